@@ -49,7 +49,7 @@ def judge_gpus_together(
         links = pairs.between_devices(backend, op, memory, devices, variables=variables)
         seated = [(ends[0][pair.initiator], ends[1][pair.target]) for pair in devices]
         said.append(measure_gpus(f"{backend} {op} {memory}", links, seated, block, depth, scaling))
-    order = (Verdict.CORRUPT, Verdict.FAIL, Verdict.WARN, Verdict.NO_EXPECTATION, Verdict.PASS)
+    order = (Verdict.CORRUPT, Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.WARN, Verdict.NO_EXPECTATION, Verdict.PASS)
     worst = min(said, key=lambda each: order.index(each.verdict))
     return Judgement(worst.verdict, "; ".join(each.words for each in said), worst.remedy)
 

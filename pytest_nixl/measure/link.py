@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import logging
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,7 +132,13 @@ class Link:
         self._use(self._replace(self._pair))
 
     def measure(
-        self, block: int, *, batch: int = 1, depth: int = 1, beside: Callable[[], object] | None = None
+        self,
+        block: int,
+        *,
+        batch: int = 1,
+        depth: int = 1,
+        beside: Callable[[], object] | None = None,
+        links: Sequence[Link] = (),
     ) -> Samples:
         """Measure one row in one launch.
 
@@ -144,6 +150,7 @@ class Link:
         :param depth: transfers in flight.
         :param beside: for rows that are measured at the same time: called before the transfers are timed, to wait for
             the other rows. All are then timed for the same duration, whatever the number of iterations.
+        :param links: the links that are measured at the same time, whose workers are not contention.
         :raises WorkerError: a worker dies or hangs, or NIXL reports an error; both workers are then ended.
         :raises FindingError: GPU memory was moved as host memory.
         """
@@ -154,7 +161,7 @@ class Link:
             seed = self._fill(size, poison=False)
             if beside is not None:
                 beside()
-            found = self._timed(transfers, block, together=beside is not None)
+            found = self._timed(transfers, block, [self, *links], together=beside is not None)
             corruption = corruption or self._compare("after the timed transfers", seed, size)
             corruption = corruption or self._verify("in the transfers after the timed ones", transfers, size)
         evidence = counted(found["counted"], block * batch * sum(found["transfers"]))
@@ -320,7 +327,7 @@ class Link:
         found = self.destination.compare(seed, size=size)
         return None if found is None else Corruption(phase=phase, **found)
 
-    def _timed(self, transfers: _Transfers, block: int, *, together: bool) -> dict[str, Any]:
+    def _timed(self, transfers: _Transfers, block: int, links: Sequence[Link], *, together: bool) -> dict[str, Any]:
         settings = self._settings
         usual = WINDOWS if self.memory.target == "OBJ" else usual_iterations(block)
         iterations = 1 if together else settings.iterations or usual
@@ -334,14 +341,15 @@ class Link:
             settle=self._pair.settle(),
             duration=duration,
             op=self.op,
-            own=self._beside_the_initiator(),
+            own=self._beside_the_initiator(links),
         )
         return found
 
-    def _beside_the_initiator(self) -> list[int]:
-        """Return the pids of this row's other processes on the initiator's host, which are not contention."""
-        ends = self.initiator.worker, self.target.worker
-        return [ends[1].pid] if ends[0].versions["host"] == ends[1].versions["host"] else []
+    def _beside_the_initiator(self, links: Sequence[Link]) -> list[int]:
+        """Return the pids of the links' other workers on the initiator's host, which are not contention."""
+        here = self.initiator.worker
+        workers = [end.worker for link in links for end in (link.initiator, link.target)]
+        return [each.pid for each in workers if each is not here and each.versions["host"] == here.versions["host"]]
 
     def _run(
         self, command: str, transfers: _Transfers, seconds: float, **arguments: int | float | str | list[int]

@@ -60,9 +60,10 @@ static u64 capacity(void) { const char *told = getenv("STANDIN_MEMORY"); return 
 static Context *current(void) { Context *c = stack[depth - 1]; return c && c->id ? c : NULL; }
 
 static void tell(const char *what, u64 much) {
+    static int log = -2;                                                   // -1: there is none
     const char *path = getenv("STANDIN_LOG");
-    FILE *log = path ? fopen(path, "ae") : NULL;
-    if (log) { fprintf(log, "%s %llu\n", what, much); fclose(log); }
+    if (log == -2) log = path ? open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0644) : -1;
+    if (log >= 0) dprintf(log, "%s %llu\n", what, much);
 }
 
 static Room *room(u64 address, u64 size) {

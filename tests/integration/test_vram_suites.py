@@ -122,6 +122,31 @@ def test_lost_gpu_is_named(driver: dict[str, str], tmp_path: Path) -> None:
     assert done.code == 1
 
 
+#: A plugin of a run: the target dies after transfers were verified, so that the initiator has the target's memory open.
+DEAD_TARGET = """
+import os, signal
+from pytest_nixl.measure.link import Link
+
+timed = Link._timed
+def killed(link, *arguments, **named):
+    os.kill(link.target.worker.pid, signal.SIGKILL)
+    return timed(link, *arguments, **named)
+Link._timed = killed
+"""
+
+
+def test_dead_target_whose_memory_is_open_is_named(driver: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "dead_target.py").write_text(DEAD_TARGET)
+    log = tmp_path / "log"
+    env = {**driver, "STANDIN_LOG": str(log), "PYTHONPATH": str(tmp_path)}
+    done = measured(tmp_path, env, "--nixl-op=WRITE", "-p", "dead_target")
+    assert done.code == 1
+    assert re.search(r"^ERROR .*target worker.*SIGKILL", done.output, re.MULTILINE), done.output
+    told = [line.split()[0] for line in log.read_text().splitlines()]
+    assert "open" in told
+    assert "close" not in told
+
+
 def test_rows_between_two_ranks_pass(driver: dict[str, str], tmp_path: Path, nixl_private_etcd: PrivateEtcd) -> None:
     path = profile(tmp_path / "expected.toml", CUDA_IPC)
     options = ("--nixl-memory=VRAM:VRAM", "--nixl-op=WRITE,READ", "--nixl-ranks=2", f"--nixl-profile={path}", *SHORT)
@@ -143,9 +168,7 @@ def test_suites_pass_with_gpu_memory(driver: dict[str, str], tmp_path: Path) -> 
     path = profile(tmp_path / "expected.toml", CUDA_IPC)
     options = ("--nixl-memory=VRAM:VRAM", "--nixl-blocks=64KiB", "--nixl-op=WRITE,READ", "--nixl-kv-tokens=64", "-rA")
     done = run(*suites, *options, *SHORT[:2], f"--nixl-profile={path}", env=driver)
-    # The GPUs are copied by this host's cores, which other processes may take from one of them.
-    failed = set(re.findall(r"^(?:FAILED|ERROR) \S+::(\S+)", done.output, re.MULTILINE))
-    assert failed <= {"test_gpus_do_not_hold_each_other_up"}, done.output
+    assert done.code == 0, done.output
     passed = {f"{op} VRAM:VRAM": ("cuda_ipc/cuda", "PASS") for op in ("WRITE", "READ")}
     assert rows(done) == passed, done.output
     assert re.search(r"^UCX VRAM:VRAM .* over cuda_ipc/cuda: 4 PASS$", done.output, re.MULTILINE), done.output
@@ -157,12 +180,6 @@ def test_suites_pass_with_gpu_memory(driver: dict[str, str], tmp_path: Path) -> 
         "test_an_agent_that_was_restarted_is_found_by_those_who_knew_it",
     ):
         assert re.search(rf"^PASSED .*::{test}$", done.output, re.MULTILINE), test
-
-
-def test_agents_beside_a_gpu_leave_no_more_than_ucx_does(driver: dict[str, str]) -> None:
-    options = ("-k", "agents", "--nixl-level=extended", "--nixl-memory=VRAM:VRAM", "--nixl-gate")
-    done = run("suites/endurance", *options, env=driver)
-    assert "NIXL gate: PASS (1 PASS" in done.output, done.output
 
 
 @pytest.mark.whole

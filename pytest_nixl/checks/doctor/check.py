@@ -115,7 +115,8 @@ def has_rdma(facts: Facts, wanted: Requirements) -> bool:
 
 def has_gpu(facts: Facts, wanted: Requirements) -> bool:
     """Whether checks of GPUs apply: the driver or the PCI bus shows a GPU, or the profile expects one."""
-    return bool(facts.gpu.gpus) or any(device.kind == "gpu" for device in facts.pci) or wanted.gpus > 0
+    driver = facts.gpu.gpus or facts.gpu.unusable
+    return bool(driver) or any(device.kind == "gpu" for device in facts.pci) or wanted.gpus > 0
 
 
 def named(names: Iterable[str], most: int = 4) -> str:

@@ -23,6 +23,7 @@ from pytest_nixl.checks.doctor.check import (
 from pytest_nixl.checks.doctor.libraries import not_loaded
 from pytest_nixl.checks.doctor.limits import amount
 from pytest_nixl.host.facts import Facts
+from pytest_nixl.host.gpu import NVML_FAILS
 from pytest_nixl.host.gpu_nic_affinity import FAR, NODE, ROOT, SWITCH, Topology
 from pytest_nixl.model.verdicts import Judgement
 from pytest_nixl.nixl.backends.cuda_modules import remedy
@@ -31,6 +32,17 @@ _NVML = (
     "run `pip install nvidia-ml-py` in the environment of pytest-nixl, and give the container NVML "
     "(NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
 )
+#: By a part of NVML's text of an error: the remedy.
+_NVML_ERRORS = {
+    "mismatch": "restart the container, or reboot the host: the driver was updated while the container ran",
+    "Permission": "give the container its GPUs (`docker run --gpus all`, resource nvidia.com/gpu), and run as a user "
+    "who may open /dev/nvidiactl and /dev/nvidia0",
+    "Driver Not Loaded": "give the container /dev/nvidiactl and its GPUs (`docker run --gpus all`, resource "
+    "nvidia.com/gpu); on the host run `nvidia-smi`",
+    "lost": "reboot the host, and replace the GPU if it happens again: run `dmesg | grep Xid` on the host",
+    "restart": "reset the GPU (`nvidia-smi --gpu-reset`), or reboot the host",
+    "Power": "connect the GPU's own power cables",
+}
 #: By Xid number: errors that a program cannot cause, each with the remedy from NVIDIA's documentation.
 _XIDS = {
     48: ("double-bit ECC error", "reset the GPU or reboot the node"),
@@ -48,6 +60,11 @@ _XIDS = {
 }
 
 
+def _nvml_remedy(error: str) -> str:
+    found = (remedy for words, remedy in _NVML_ERRORS.items() if words in error)
+    return next(found, "run `nvidia-smi` and `dmesg` on the host; reboot it")
+
+
 @check("gpus", "Does this host have the number and model of GPUs that the profile says?")
 def gpus(facts: Facts, wanted: Requirements) -> Judgement:
     """Judge the GPUs of the driver against the profile and the PCI bus."""
@@ -63,8 +80,17 @@ def gpus(facts: Facts, wanted: Requirements) -> Judgement:
             f"{plural(len(bus), 'GPU')} on the PCI bus, but no NVIDIA driver is loaded",
             "install the NVIDIA driver on the host",
         )
+    broken = [gpu for gpu in facts.gpu.unusable if "Permission" not in gpu.error or not here]
+    if broken:
+        errors = named(f"GPU {gpu.index} ({gpu.error})" for gpu in broken)
+        return failed(
+            f"NVML cannot use {len(broken)} of {plural(len(here) + len(facts.gpu.unusable), 'GPU')}: {errors}",
+            _nvml_remedy(broken[0].error),
+        )
     if wanted.gpus and len(here) != wanted.gpus:
         hanging = f"; on the bus but not in the driver: {named(lost)}" if lost and len(bus) == wanted.gpus else ""
+        if facts.gpu.unusable:  # none of them is broken
+            hanging += f"; not given to this process: {named(f'GPU {gpu.index}' for gpu in facts.gpu.unusable)}"
         remedy = (
             "give the container all GPUs (resource nvidia.com/gpu, `docker run --gpus all`); run `nvidia-smi` and "
             "`dmesg` on the host; reboot the host if a GPU fell off the bus; or replace the node"
@@ -83,6 +109,13 @@ def gpus(facts: Facts, wanted: Requirements) -> Judgement:
         return unknown(
             f"{plural(len(here), 'GPU')}; the model of at least one is unknown, and the profile says {model}", _NVML
         )
+    parts = [f"GPU {gpu.index}" for gpu in here if gpu.mig]
+    if parts:
+        return warned(
+            f"{told}; in MIG mode: {named(parts)}: CUDA gives a process one part of such a GPU, and two parts have "
+            "neither cuda_ipc nor peer-to-peer access between them",
+            "if GPUs of this host exchange data, disable MIG with `nvidia-smi -i GPU -mig 0`",
+        )
     return passed(told)
 
 
@@ -97,8 +130,10 @@ def gpu_driver(facts: Facts, wanted: Requirements) -> Judgement:
     if "mismatch" in library.why.lower():
         return failed(
             f"the kernel's driver is {driver.value}, but the container's libraries have another version: {library.why}",
-            "restart the container, or reboot the host: the driver was updated while the container ran",
+            _nvml_remedy(library.why),
         )
+    if library.why.startswith(NVML_FAILS):
+        return failed(f"driver {driver.value} is loaded, but {library.why}", _nvml_remedy(library.why))
     if library.value and library.value != driver.value:
         return failed(
             f"the kernel's driver is {driver.value}, but the container's libraries are {library.value}",
@@ -150,6 +185,14 @@ def gpu_p2p(facts: Facts, wanted: Requirements) -> Judgement:
     if pairs.value is None:
         return unknown(f"whether GPUs can read each other's memory is unknown: {pairs.why}", _NVML)
     bad = [pair for pair in pairs.value if pair.status != "ok"]
+    parts = {gpu.index for gpu in facts.gpu.gpus if gpu.mig}
+    if bad and all({pair.one, pair.other} & parts for pair in bad):
+        told = named(f"GPU {index}" for index in sorted(parts))
+        return warned(
+            f"in {len(bad)} of {plural(len(pairs.value), 'pair')} one GPU cannot read the other's memory, because of "
+            f"MIG mode: {told}",
+            "disable MIG with `nvidia-smi -i GPU -mig 0`, if these GPUs exchange data",
+        )
     if bad and len(bad) == len(pairs.value) and len({pair.status for pair in bad}) == 1:
         return not_applicable(f"no GPU of this host can read another's memory: {bad[0].status}")
     if bad:
