@@ -143,7 +143,12 @@ class KvLink:
         """Fill both caches, make requests, and compare the cache to which they moved blocks."""
         seed = random.getrandbits(63)
         draws: list[dict[str, Any]] = [
-            {"count": traffic.blocks, "order": traffic.order.value, "seed": random.getrandbits(63)}
+            {
+                "count": traffic.blocks,
+                "order": traffic.order.value,
+                "seed": random.getrandbits(63),
+                "sender": 0 if self._op == "WRITE" else 1,
+            }
             for _ in range(count)
         ]
         results([self._fill(self.source, seed, inverted=False), self._fill(self.destination, seed, inverted=True)])

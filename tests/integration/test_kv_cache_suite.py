@@ -50,13 +50,13 @@ def test_all_ways_to_make_a_request_are_measured_and_verified() -> None:
     done = run(SUITE, SMALL, "--nixl-level=extended")
     ways = (
         "scattered-prepped", "scattered-unmerged", "scattered-initialized", "contiguous-merged", "contiguous-unmerged",
-        "contiguous-initialized",
+        "contiguous-initialized", "scattered-strided", "repeated-prepped",
     )  # fmt: skip
     found = results(done)
     assert set(found) == {f"{op} {way}" for op in ("WRITE", "READ") for way in ways}
     assert {count for _, count in found.values()} == {4 * 64}
     assert all(rate > 0 for rate, _ in found.values())
-    assert "NIXL verdict: PASS (13 PASS; 12 rows measured)" in done.output
+    assert "NIXL verdict: PASS (17 PASS; 16 rows measured)" in done.output
     assert done.code == 0
 
 

@@ -102,4 +102,6 @@ class KvCommands(ABC):
 
 
 def _drawn(layout: KvLayout, draws: Sequence[dict[str, Any]]) -> list[BlockDraw]:
-    return [draw(layout, each["count"], BlockOrder(each["order"]), each["seed"]) for each in draws]
+    return [
+        draw(layout, each["count"], BlockOrder(each["order"]), each["seed"], sender=each["sender"]) for each in draws
+    ]

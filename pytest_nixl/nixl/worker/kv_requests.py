@@ -32,6 +32,8 @@ class KvMethod(Enum):
 
     #: ``prep_xfer_dlist`` of the whole cache once, ``make_prepped_xfer`` of block numbers for each request.
     PREPPED = "prepped"
+    #: The same, but the descriptors of the cache are given as one row for each tensor. NIXL 1.5.0 and later take them.
+    STRIDED = "strided"
     #: ``initialize_xfer`` of the request's descriptors.
     INITIALIZED = "initialized"
 
@@ -51,6 +53,14 @@ class CacheSide:
         found[:, 0] = np.uint64(self.address) + chosen.astype(np.uint64) * np.uint64(layout.block_bytes)
         found[:, 1] = layout.block_bytes
         found[:, 2] = self.device
+        return found
+
+    def strided(self, layout: KvLayout) -> npt.NDArray[np.uint64]:
+        """Return the whole cache as rows of address, length, device, stride and count: one for each tensor."""
+        found = np.empty((layout.tensors, 5), dtype=np.uint64)
+        starts = np.arange(layout.tensors, dtype=np.uint64) * np.uint64(layout.tensor_bytes)
+        found[:, 0] = np.uint64(self.address) + starts
+        found[:, 1:] = layout.block_bytes, self.device, layout.block_bytes, layout.blocks
         return found
 
 
@@ -108,12 +118,12 @@ class KvRequests:
         self._prepared: tuple[Any, Any] | None = None
         #: Seconds to prepare the descriptors of both whole caches; 0: this method prepares none.
         self.prepare_seconds = 0.0
-        if method is KvMethod.PREPPED:
+        if method is not KvMethod.INITIALIZED:
             start = time.perf_counter()
-            here, there = sides
+            here, there = (each.strided(layout) if method is KvMethod.STRIDED else each.rows(layout) for each in sides)
             self._prepared = (
-                agent.prep_xfer_dlist("NIXL_INIT_AGENT", here.rows(layout), here.memory, self._plugins),
-                agent.prep_xfer_dlist(target, there.rows(layout), there.memory, self._plugins),
+                agent.prep_xfer_dlist("NIXL_INIT_AGENT", here, sides[0].memory, self._plugins),
+                agent.prep_xfer_dlist(target, there, sides[1].memory, self._plugins),
             )
             self.prepare_seconds = time.perf_counter() - start
 
