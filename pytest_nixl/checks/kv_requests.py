@@ -146,6 +146,8 @@ class KvLaunches:
             kind.memory,
             layout.size,
             devices=devices,
+            # The blocks of a file are aligned, so that the page cache is bypassed where the file system can.
+            alignment=layout.block_bytes if kind.memory.stored else 1,
             regions=layout.tensors,
             agent_options=kind.agent_options,
         )
@@ -271,6 +273,6 @@ def judge_requests(kind: KvRequestKind, samples: KvSamples, expectation: Expecta
 
 
 def _name(kind: KvRequestKind) -> str:
-    ranks = "" if kind.ranks == (0, 1) else f" ranks {kind.ranks[0]}-{kind.ranks[1]}"
+    ranks = "" if kind.ranks in ((0, 1), (0, 0)) else f" ranks {kind.ranks[0]}-{kind.ranks[1]}"
     words = "".join(f" {name}={value}" for name, value in kind.settings)
     return f"KV requests {kind.backend} {kind.op} {kind.memory}{ranks} {kind.way}{words}"

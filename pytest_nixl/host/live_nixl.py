@@ -131,7 +131,9 @@ def _most_files(folder: Path) -> int:
 
 def _fullest(links: Sequence[str]) -> str:
     """Return where most open files are, with their number: ``1010 in /var/cache``, or ``900 of socket``."""
-    places = Counter(f"in {os.path.dirname(each)}" if each.startswith("/") else f"of {each.partition(':')[0]}" for each in links)
+    places = Counter(
+        f"in {os.path.dirname(each)}" if each.startswith("/") else f"of {each.partition(':')[0]}" for each in links
+    )
     place, count = max(places.items(), key=lambda each: each[1], default=("", 0))
     return f"{count} {printable(place[:_MOST_VALUE])}"
 

@@ -19,7 +19,13 @@ _OF_NVLINK = "SW_MNG"
 _MOST_GIDS = 64
 #: Counters of errors of a port's cable, transceiver and switch port, not of what other hosts or programs do.
 _ERRORS = {
-    "counters": ("link_downed", "link_error_recovery", "local_link_integrity_errors", "port_rcv_errors", "symbol_error"),
+    "counters": (
+        "link_downed",
+        "link_error_recovery",
+        "local_link_integrity_errors",
+        "port_rcv_errors",
+        "symbol_error",
+    ),
     "hw_counters": ("rx_icrc_encapsulated",),
 }
 

@@ -185,8 +185,8 @@ def _transport_remedy(samples: Samples, accepted: set[str], environ: Mapping[str
         )
         if key.op == "READ" and samples.protocol == SOFTWARE_EMULATION:
             steps.append(
-                "UCX reads by cuda_ipc only over NVLink: between GPUs without NVLink use WRITE, or add tcp to the "
-                "profile's transports for READ"
+                "UCX reads by cuda_ipc only over NVLink: between GPUs without NVLink use WRITE, or let UCX read over "
+                "PCIe (`export UCX_CUDA_IPC_ENABLE_GET_ZCOPY=y`), or add tcp to the profile's transports for READ"
             )
     if accepted & (_CUDA - {"cuda_ipc"}):
         steps.append(

@@ -226,6 +226,7 @@ WORKER_COMMANDS: Mapping[str, WorkerCommand] = {
             "sides": (_SIDE, _SIDE),
             "method": _NAME,
             "merge": bool,
+            "storage": OneOf((None, Ref)),
         },
         {"requests": Ref, "seconds": _SECONDS},
     ),

@@ -80,7 +80,9 @@ def _with_errors(devices: tuple[RdmaDevice, ...]) -> list[str]:
         for device in devices:
             count = device.errors(counter)
             if count >= max(least, _TIMES_THE_MEDIAN * usual) and device.name not in found:
-                found[device.name] = f"{device.name} has counted {count} {counter}, and half of the others at most {usual}"
+                found[device.name] = (
+                    f"{device.name} has counted {count} {counter}, and half of the others at most {usual}"
+                )
     return list(found.values())
 
 

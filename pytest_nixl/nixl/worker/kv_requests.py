@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_nixl.model.kv_blocks import BlockDraw, KvLayout, Numbers
+from pytest_nixl.nixl.worker.files import FileBuffer
 from pytest_nixl.nixl.worker.transfer import Initiator, StepTimeoutError
 
 #: Until so many seconds before the next request starts, the initiator sleeps if none is in flight.
@@ -97,6 +98,7 @@ class KvRequests:
     :param plugin: the backend's plugin.
     :param sides: the initiator's cache and the target's.
     :param merge: whether NIXL may merge descriptors of neighbouring blocks.
+    :param file: the target's cache if it is a file, to which no notification can be sent; None: an agent has it.
     """
 
     def __init__(
@@ -111,8 +113,9 @@ class KvRequests:
         method: KvMethod,
         *,
         merge: bool,
+        file: FileBuffer | None = None,
     ) -> None:
-        self._agent, self._initiator = agent, initiator
+        self._agent, self._initiator, self._file = agent, initiator, file
         self._target, self._op, self._plugins = target, op, [plugin]
         self.layout, self._sides, self._merge = layout, sides, merge
         self._prepared: tuple[Any, Any] | None = None
@@ -219,7 +222,7 @@ class KvRequests:
         """
         clock, initiator = time.perf_counter, self._initiator
         initiator.deadline = time.monotonic() + timeout
-        token = initiator.next_token()
+        token = initiator.next_token() if self._file is None else b""
         start = clock()
         handle = self._make(draw, token)
         made = clock()
@@ -228,7 +231,10 @@ class KvRequests:
         if state != "DONE":
             initiator.finish(handle, state)
         complete = clock()
-        initiator.wait_for_the_target()
+        if self._file is None:
+            initiator.wait_for_the_target()
+        elif self._op == "WRITE":
+            self._file.sync()
         told = clock()
         self._agent.release_xfer_handle(handle)
         return [made - start, posted - made, complete - posted, told - complete, clock() - told]

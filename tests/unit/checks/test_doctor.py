@@ -178,7 +178,7 @@ FAULTS = (
           ("1 of 32", "rdmap80s0 (DOWN)")),
     Fault("port-init", port("rdmap80s0", "state", "2: INIT"), "rdma-ports", ("rdmap80s0 (INIT)",)),
     Fault("link-errors", symbol_errors, "rdma-ports",
-          ("the link of 1 of 32 RDMA devices", "rdmap80s0 has counted 8841 symbol_error, and half of the others at most 7"), WARN),
+          ("the link of 1 of 32", "rdmap80s0 has counted 8841 symbol_error, and half of the others at most 7"), WARN),
     Fault("rate-low", port("rdmap81s0", "rate", "25 Gb/sec (1X EDR)"), "rdma-rate",
           ("1 RDMA device", "100 Gb/s", "rdmap81s0 at 25 Gb/s")),
     Fault("rate-odd", port("rdmap81s0", "rate", "200 Gb/sec (4X HDR)"), "rdma-rate",
