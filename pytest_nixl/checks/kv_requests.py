@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
 
-from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
 from pytest_nixl.core.units import format_size, gigabytes
 from pytest_nixl.host.memory import available_memory, in_bytes
 from pytest_nixl.host.recorded_tree import FactsRoot
@@ -24,6 +24,7 @@ from pytest_nixl.model.kv_plan import KvPlan
 from pytest_nixl.model.kv_request_kind import KvRequestKind
 from pytest_nixl.model.kv_samples import STEPS, KvSamples
 from pytest_nixl.model.memory import MemoryPair
+from pytest_nixl.model.nixl_releases import takes_strided_descriptors
 from pytest_nixl.model.rank_pairs import RankPair
 from pytest_nixl.model.results import RowSummary
 from pytest_nixl.model.samples import Samples, percentile
@@ -41,14 +42,19 @@ __all__ = [
 
 #: A cache has this many times the blocks of one request, so that the blocks of a request are scattered over it.
 POOL = 2
+#: Seconds to prepare the descriptors of both caches from which on the result says so. A million takes about two.
+_LONG_PREPARATION = 1.0
 #: The ways of the check ``kv-requests``: scattered blocks, as engines ask for them, and neighbouring blocks, which
 #: NIXL can merge.
 STANDARD_WAYS = {
     "scattered-prepped": (BlockOrder.SCATTERED, KvMethod.PREPPED, True),
     "contiguous-merged": (BlockOrder.CONTIGUOUS, KvMethod.PREPPED, True),
 }
-#: The ways of the check ``kv-requests-compared``: without merging, and without prepared descriptors.
+#: The ways of the check ``kv-requests-compared``: with strided descriptors, with blocks that are sent several times,
+#: without merging, and without prepared descriptors.
 EXTENDED_WAYS = {
+    "scattered-strided": (BlockOrder.SCATTERED, KvMethod.STRIDED, True),
+    "repeated-prepped": (BlockOrder.REPEATED, KvMethod.PREPPED, True),
     "contiguous-unmerged": (BlockOrder.CONTIGUOUS, KvMethod.PREPPED, False),
     "contiguous-initialized": (BlockOrder.CONTIGUOUS, KvMethod.INITIALIZED, True),
     "scattered-unmerged": (BlockOrder.SCATTERED, KvMethod.PREPPED, False),
@@ -86,13 +92,17 @@ class KvLaunches:
         """Measure the requests of one kind in one launch.
 
         :raises NixlPluginError: the caches do not fit into the memory of this host.
-        :raises NotApplicableError: an end does not have this memory.
+        :raises NotApplicableError: an end does not have this memory, or this NIXL does not know this way.
         :raises WorkerError: a worker fails.
         """
         settings = self._settings
         layout = layout_of(kind.plan, kind.op, kind.requests)
         order, method, merge = WAYS[kind.way]
-        self._link = KvLink(self._launch(kind, layout), layout, kind.op, settings.timeout)
+        pair = self._launch(kind, layout)
+        version = str(pair.initiator.agent.worker.versions["nixl"])
+        if method is KvMethod.STRIDED and not takes_strided_descriptors(version):
+            raise NotApplicableError(f"NIXL {version} takes no strided descriptors", "use NIXL 1.5.0 or later")
+        self._link = KvLink(pair, layout, kind.op, settings.timeout)
         traffic = KvTraffic(kind.plan.blocks, order, method, merge, kind.requests, kind.rate)
         return self._link.measure(traffic, duration=settings.duration)
 
@@ -136,6 +146,8 @@ class KvLaunches:
             kind.memory,
             layout.size,
             devices=devices,
+            # The blocks of a file are aligned, so that the page cache is bypassed where the file system can.
+            alignment=layout.block_bytes if kind.memory.stored else 1,
             regions=layout.tensors,
             agent_options=kind.agent_options,
         )
@@ -225,7 +237,19 @@ def describe(kind: KvRequestKind, samples: KvSamples) -> str:
         more += f", {kind.rate:g} each second; p99 {p99:.1f} ms from the intended start"
     return (
         f"{_name(kind)}: {gigabytes(samples.bandwidth)} GB/s, {samples.descriptors} x {block}; notified after "
-        f"{1e3 * median(samples.requests):.1f} ms ({steps}){more}"
+        f"{1e3 * median(samples.requests):.1f} ms ({steps}){more}{_slow_preparation(kind, samples)}"
+    )
+
+
+def _slow_preparation(kind: KvRequestKind, samples: KvSamples) -> str:
+    """Return that strided descriptors would make an engine start faster, if preparing the cache took long."""
+    if samples.prepare < _LONG_PREPARATION or WAYS[kind.way][1] is not KvMethod.PREPPED:
+        return ""
+    layout = layout_of(kind.plan, kind.op, kind.requests)
+    count = 2 * layout.tensors * layout.blocks
+    return (
+        f"; to prepare the {count} descriptors of both caches took {samples.prepare:.1f} s, by which an engine starts "
+        "later: NIXL 1.5.0 and later take strided descriptors, one for each tensor"
     )
 
 
@@ -249,6 +273,6 @@ def judge_requests(kind: KvRequestKind, samples: KvSamples, expectation: Expecta
 
 
 def _name(kind: KvRequestKind) -> str:
-    ranks = "" if kind.ranks == (0, 1) else f" ranks {kind.ranks[0]}-{kind.ranks[1]}"
+    ranks = "" if kind.ranks in ((0, 1), (0, 0)) else f" ranks {kind.ranks[0]}-{kind.ranks[1]}"
     words = "".join(f" {name}={value}" for name, value in kind.settings)
     return f"KV requests {kind.backend} {kind.op} {kind.memory}{ranks} {kind.way}{words}"

@@ -70,6 +70,8 @@ class KvTraffic:
 class KvLink:
     """Two workers with a KV cache each, and requests from the initiator to the target.
 
+    With a storage backend there is one worker, and the target's cache is a file.
+
     ``source`` and ``destination`` are the buffers from which and to which blocks move.
 
     :param pair: two connected workers whose buffers have the size of the layout.
@@ -106,6 +108,7 @@ class KvLink:
                 sides=sides,
                 method=traffic.method.value,
                 merge=traffic.merge,
+                storage=self._pair.target.buffer.ref if self._pair.backend.STORAGE else None,
             )
             requests = prepared["requests"]
             alone = KvTraffic(traffic.blocks, traffic.order, traffic.method, traffic.merge)
@@ -143,10 +146,19 @@ class KvLink:
         """Fill both caches, make requests, and compare the cache to which they moved blocks."""
         seed = random.getrandbits(63)
         draws: list[dict[str, Any]] = [
-            {"count": traffic.blocks, "order": traffic.order.value, "seed": random.getrandbits(63)}
+            {
+                "count": traffic.blocks,
+                "order": traffic.order.value,
+                "seed": random.getrandbits(63),
+                "sender": 0 if self._op == "WRITE" else 1,
+            }
             for _ in range(count)
         ]
-        results([self._fill(self.source, seed, inverted=False), self._fill(self.destination, seed, inverted=True)])
+        filling = [self._fill(self.source, seed, inverted=False)]
+        if self._pair.backend.STORAGE:  # one worker has both
+            results(filling)
+            filling = []
+        results([*filling, self._fill(self.destination, seed, inverted=True)])
         found = self._request(requests, draws, traffic)
         ranges = [times["range"] for times in found["times"]]
         if len(ranges) != count or not all(each < self._layout.ranges for each in ranges):
@@ -175,7 +187,9 @@ class KvLink:
         seconds = self._timeout * len(draws) + 5
         one, other = initiator.worker, target.worker
         own = [other.pid] if one.versions["host"] == other.versions["host"] else []
-        serving = other.request("serve", seconds=seconds + 5, agent=target.ref, timeout=seconds)
+        serving: Pending | None = None
+        if not self._pair.backend.STORAGE:
+            serving = other.request("serve", seconds=seconds + 5, agent=target.ref, timeout=seconds)
         running = one.request(
             "kv_request",
             seconds=seconds,

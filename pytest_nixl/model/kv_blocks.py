@@ -20,6 +20,8 @@ class BlockOrder(Enum):
     SCATTERED = "scattered"
     #: The same run of neighbouring blocks on both sides, which NIXL can merge into one descriptor for each tensor.
     CONTIGUOUS = "contiguous"
+    #: As scattered, but each block that is sent goes to several places, as a prefix that several requests share.
+    REPEATED = "repeated"
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,11 @@ class KvCorruption:
         )
 
 
-def draw(layout: KvLayout, count: int, order: BlockOrder, seed: int) -> BlockDraw:
+#: In how many places of the receiving cache a block arrives, if blocks are sent repeatedly.
+REPEATS = 4
+
+
+def draw(layout: KvLayout, count: int, order: BlockOrder, seed: int, *, sender: int = 0) -> BlockDraw:
     """Draw the blocks of one request from the first range. Equal arguments give equal blocks, on every host.
 
     On a side whose blocks are several pieces, the request moves the same piece of every block that is drawn: the heads
@@ -124,6 +130,7 @@ def draw(layout: KvLayout, count: int, order: BlockOrder, seed: int) -> BlockDra
 
     :param count: the number of blocks of each tensor.
     :param seed: the number that determines the draw.
+    :param sender: the side from which blocks move: 0 the initiator (WRITE), 1 the target (READ).
     :raises ValueError: ``count`` is not between 1 and the number of blocks of a tensor in a range.
     """
     pools = tuple(layout.range_blocks // pieces for pieces in layout.pieces)
@@ -135,6 +142,9 @@ def draw(layout: KvLayout, count: int, order: BlockOrder, seed: int) -> BlockDra
         drawn = (np.arange(first, first + count, dtype=np.int32),) * 2
     else:
         drawn = tuple(numbers.permutation(pool)[:count].astype(np.int32) for pool in pools)  # type: ignore[assignment]
+    if order is BlockOrder.REPEATED:
+        sent = drawn[sender][np.arange(count) // REPEATS]
+        drawn = (sent, drawn[1]) if sender == 0 else (drawn[0], sent)
     local, remote = (
         blocks * np.int32(pieces) + np.int32(numbers.integers(pieces)) if pieces > 1 else blocks
         for blocks, pieces in zip(drawn, layout.pieces, strict=True)

@@ -37,7 +37,7 @@ _LAYOUT = {
     **dict.fromkeys(("tensors", "blocks", "block_bytes", "per_layer", "ranges"), _COUNT),
     "pieces": (_COUNT, _COUNT),
 }
-_DRAW = {"count": _COUNT, "order": Text(64), "seed": _COUNT}
+_DRAW = {"count": _COUNT, "order": Text(64), "seed": _COUNT, "sender": Number(0, 1, whole=True)}
 _CORRUPTION = {**dict.fromkeys(("wrong_bytes", "total_bytes", "offset"), _COUNT), "expected": _BYTE, "found": _BYTE}
 #: The transfers of a row and how the initiator runs them.
 _TRANSFERS = {
@@ -226,6 +226,7 @@ WORKER_COMMANDS: Mapping[str, WorkerCommand] = {
             "sides": (_SIDE, _SIDE),
             "method": _NAME,
             "merge": bool,
+            "storage": OneOf((None, Ref)),
         },
         {"requests": Ref, "seconds": _SECONDS},
     ),

@@ -20,7 +20,7 @@ def test_every_rdma_device_is_there(ask: Callable[[str], Judgement], verdict: Ca
 def test_a_port_of_every_rdma_device_is_active(
     ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]
 ) -> None:
-    """Every RDMA device has an active port."""
+    """Every RDMA device has an active port, and no link has errors that most others do not have."""
     verdict(ask("rdma-ports"))
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from statistics import median_low
 
 from pytest_nixl.checks.doctor.check import (
     NO_RDMA,
@@ -56,7 +57,36 @@ def rdma_devices(facts: Facts, wanted: Requirements) -> Judgement:
     return passed(f"{plural(len(here), kind)}: {named(device.name for device in here)}")
 
 
-@check("rdma-ports", "Is a port of every RDMA device active?")
+#: With fewer devices none is compared with the others.
+_FEWEST_COMPARED = 3
+#: The fewest errors of a link that count, by counter: fewer are usual on links that work.
+_MANY_ERRORS = {
+    "link_downed": 10,
+    "link_error_recovery": 10,
+    "local_link_integrity_errors": 100,
+    "port_rcv_errors": 1000,
+    "rx_icrc_encapsulated": 100,
+    "symbol_error": 1000,
+}
+#: A device has many more errors than the others if it has so many times their median.
+_TIMES_THE_MEDIAN = 10
+
+
+def _with_errors(devices: tuple[RdmaDevice, ...]) -> list[str]:
+    """Return the devices whose links have many more errors than those of most devices, each with its worst counter."""
+    found = {}
+    for counter, least in _MANY_ERRORS.items():
+        usual = median_low([device.errors(counter) for device in devices])
+        for device in devices:
+            count = device.errors(counter)
+            if count >= max(least, _TIMES_THE_MEDIAN * usual) and device.name not in found:
+                found[device.name] = (
+                    f"{device.name} has counted {count} {counter}, and half of the others at most {usual}"
+                )
+    return list(found.values())
+
+
+@check("rdma-ports", "Is a port of every RDMA device active, and is no link much worse than the others?")
 def rdma_ports(facts: Facts, wanted: Requirements) -> Judgement:
     """Judge the port states. A port that is not ACTIVE carries nothing, so the other ports are overloaded."""
     if not has_rdma(facts, wanted):
@@ -68,6 +98,14 @@ def rdma_ports(facts: Facts, wanted: Requirements) -> Judgement:
         told = named(f"{device.name} ({', '.join(port.state for port in device.ports)})" for device in down)
         remedy = "check the cable, the switch and the subnet manager (`ibstat`, `rdma link`), or replace the node"
         return failed(f"{len(down)} of {plural(len(facts.rdma), 'RDMA device')} without an active port: {told}", remedy)
+    bad = _with_errors(facts.rdma) if len(facts.rdma) >= _FEWEST_COMPARED else []
+    if bad:
+        return warned(
+            f"the link of {len(bad)} of {plural(len(facts.rdma), 'RDMA device')} has errors that the others do not "
+            f"have: {named(bad)}",
+            "clean or replace its cable or transceiver, and look at its port of the switch; until then name the other "
+            "devices in UCX_NET_DEVICES, or take the host out of use",
+        )
     return passed(f"{plural(len(facts.rdma), 'RDMA device')}, each with an active port")
 
 

@@ -24,6 +24,8 @@ _PR_SET_PDEATHSIG, _PR_SET_TIMERSLACK = 1, 29
 _IOLBF = 1
 #: NIXL's errors that an RDMA device can cause.
 _OF_DEVICES = ("nixlBackendError", "nixlRemoteDisconnectError")
+#: The module that a worker with GPU memory has imported.
+_OF_GPU_MEMORY = "pytest_nixl.nixl.worker.vram"
 
 
 def _prepare_process(parent: int) -> None:
@@ -42,7 +44,7 @@ def _prepare_process(parent: int) -> None:
 
 def _error(error: BaseException) -> dict[str, Any]:
     from pytest_nixl.core.errors import NixlPluginError
-    from pytest_nixl.core.rdma_fault import ASK_DOCTOR, rdma_fault, wants_rdma
+    from pytest_nixl.core.rdma_fault import ASK_DOCTOR, passthrough_fault, rdma_fault, wants_rdma
     from pytest_nixl.core.shared_memory import SHM_REMEDY, file_size_fault, shared_memory_fault
     from pytest_nixl.model import nixl_releases
     from pytest_nixl.nixl.worker.commands import CommandRefusedError
@@ -61,10 +63,12 @@ def _error(error: BaseException) -> dict[str, Any]:
     elif nixl_releases.is_error(module):
         kind, name = "nixl", type(error).__name__
         of_devices = name in _OF_DEVICES
+        of_gpu = of_devices and _OF_GPU_MEMORY in sys.modules
         for fault, remedy in (
             (shared_memory_fault(), SHM_REMEDY),
             (file_size_fault(), "raise the limit: `ulimit -f unlimited`"),
             rdma_fault(os.environ) if of_devices else ("", ""),
+            passthrough_fault(os.environ) if of_gpu else ("", ""),
         ):
             if fault:
                 words = f"{error}: {fault}"

@@ -59,13 +59,21 @@ class KvCommands(ABC):
         sides: list[list[Any]],
         method: str,
         merge: bool,
+        storage: Ref | None,
     ) -> dict[str, Any]:
-        """Prepare requests between two KV caches; ``sides`` are address, memory type and device of each."""
+        """Prepare requests between two KV caches; ``sides`` are address, memory type and device of each.
+
+        :param storage: the buffer of the target if it is a file: a request then ends with its sync instead of the
+            target's acknowledgement.
+        """
         here, there = (CacheSide(*side) for side in sides)
         raw = self._get(agent)
         initiator = Initiator(raw, target, [], [], acknowledged=True, tag_each=False, deadline=0.0)
         cache = KvLayout(**layout)
-        requests = KvRequests(raw, initiator, target, op, plugin, cache, (here, there), KvMethod(method), merge=merge)
+        file = self._get(storage) if storage is not None else None
+        requests = KvRequests(
+            raw, initiator, target, op, plugin, cache, (here, there), KvMethod(method), merge=merge, file=file
+        )
         return {"requests": self._keep(requests, "requests"), "seconds": requests.prepare_seconds}
 
     def do_kv_request(
@@ -102,4 +110,6 @@ class KvCommands(ABC):
 
 
 def _drawn(layout: KvLayout, draws: Sequence[dict[str, Any]]) -> list[BlockDraw]:
-    return [draw(layout, each["count"], BlockOrder(each["order"]), each["seed"]) for each in draws]
+    return [
+        draw(layout, each["count"], BlockOrder(each["order"]), each["seed"], sender=each["sender"]) for each in draws
+    ]

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_nixl.model.kv_blocks import BlockDraw, KvLayout, Numbers
+from pytest_nixl.nixl.worker.files import FileBuffer
 from pytest_nixl.nixl.worker.transfer import Initiator, StepTimeoutError
 
 #: Until so many seconds before the next request starts, the initiator sleeps if none is in flight.
@@ -32,6 +33,8 @@ class KvMethod(Enum):
 
     #: ``prep_xfer_dlist`` of the whole cache once, ``make_prepped_xfer`` of block numbers for each request.
     PREPPED = "prepped"
+    #: The same, but the descriptors of the cache are given as one row for each tensor. NIXL 1.5.0 and later take them.
+    STRIDED = "strided"
     #: ``initialize_xfer`` of the request's descriptors.
     INITIALIZED = "initialized"
 
@@ -51,6 +54,14 @@ class CacheSide:
         found[:, 0] = np.uint64(self.address) + chosen.astype(np.uint64) * np.uint64(layout.block_bytes)
         found[:, 1] = layout.block_bytes
         found[:, 2] = self.device
+        return found
+
+    def strided(self, layout: KvLayout) -> npt.NDArray[np.uint64]:
+        """Return the whole cache as rows of address, length, device, stride and count: one for each tensor."""
+        found = np.empty((layout.tensors, 5), dtype=np.uint64)
+        starts = np.arange(layout.tensors, dtype=np.uint64) * np.uint64(layout.tensor_bytes)
+        found[:, 0] = np.uint64(self.address) + starts
+        found[:, 1:] = layout.block_bytes, self.device, layout.block_bytes, layout.blocks
         return found
 
 
@@ -87,6 +98,7 @@ class KvRequests:
     :param plugin: the backend's plugin.
     :param sides: the initiator's cache and the target's.
     :param merge: whether NIXL may merge descriptors of neighbouring blocks.
+    :param file: the target's cache if it is a file, to which no notification can be sent; None: an agent has it.
     """
 
     def __init__(
@@ -101,19 +113,20 @@ class KvRequests:
         method: KvMethod,
         *,
         merge: bool,
+        file: FileBuffer | None = None,
     ) -> None:
-        self._agent, self._initiator = agent, initiator
+        self._agent, self._initiator, self._file = agent, initiator, file
         self._target, self._op, self._plugins = target, op, [plugin]
         self.layout, self._sides, self._merge = layout, sides, merge
         self._prepared: tuple[Any, Any] | None = None
         #: Seconds to prepare the descriptors of both whole caches; 0: this method prepares none.
         self.prepare_seconds = 0.0
-        if method is KvMethod.PREPPED:
+        if method is not KvMethod.INITIALIZED:
             start = time.perf_counter()
-            here, there = sides
+            here, there = (each.strided(layout) if method is KvMethod.STRIDED else each.rows(layout) for each in sides)
             self._prepared = (
-                agent.prep_xfer_dlist("NIXL_INIT_AGENT", here.rows(layout), here.memory, self._plugins),
-                agent.prep_xfer_dlist(target, there.rows(layout), there.memory, self._plugins),
+                agent.prep_xfer_dlist("NIXL_INIT_AGENT", here, sides[0].memory, self._plugins),
+                agent.prep_xfer_dlist(target, there, sides[1].memory, self._plugins),
             )
             self.prepare_seconds = time.perf_counter() - start
 
@@ -209,7 +222,7 @@ class KvRequests:
         """
         clock, initiator = time.perf_counter, self._initiator
         initiator.deadline = time.monotonic() + timeout
-        token = initiator.next_token()
+        token = initiator.next_token() if self._file is None else b""
         start = clock()
         handle = self._make(draw, token)
         made = clock()
@@ -218,7 +231,10 @@ class KvRequests:
         if state != "DONE":
             initiator.finish(handle, state)
         complete = clock()
-        initiator.wait_for_the_target()
+        if self._file is None:
+            initiator.wait_for_the_target()
+        elif self._op == "WRITE":
+            self._file.sync()
         told = clock()
         self._agent.release_xfer_handle(handle)
         return [made - start, posted - made, complete - posted, told - complete, clock() - told]

@@ -161,3 +161,14 @@ def test_a_request_names_the_blocks_of_each_tensor(merge: bool) -> None:
             "target", b"pytest-nixl:window:1:1", ["UCX"],
         )
     ]  # fmt: skip
+
+
+def test_strided_descriptors_are_one_row_for_each_tensor() -> None:
+    """The numbers of the blocks are those of separate descriptors."""
+    agent = HeldAgent([[1]])
+    requests(agent, KvMethod.STRIDED).request(DRAW, 60)
+    assert agent.made[:2] == [
+        ("NIXL_INIT_AGENT", [[4096, 64, 0, 64, 8], [4096 + 512, 64, 0, 64, 8]], "DRAM", ["UCX"]),
+        ("target", [[65536, 64, 3, 64, 8], [65536 + 512, 64, 3, 64, 8]], "VRAM", ["UCX"]),
+    ]
+    assert agent.made[2][2].tolist() == [1, 3, 9, 11]

@@ -78,6 +78,7 @@ def test_only_repetitions_are_left_out_of_the_default_level() -> None:
         "bandwidth-cold",
         "kv-post-scaling",
         "kv-requests-compared",
+        "kv-storage",
         "nixlbench-bandwidth",
         "nixlbench-lost-answer",
         "publish-to-found-of-many",
