@@ -6,8 +6,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from pytest_nixl.cli.needs import needs
-
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``pytest-nixl history`` to the command's parsers."""
@@ -19,7 +17,6 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def _history(arguments: argparse.Namespace) -> int:
-    needs("ruptures", "compare")
     from pytest_nixl.report.history import courses, lines, of_one_machine
     from pytest_nixl.store.store import Store
 
