@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
+from pytest_nixl.core.resource_limits import ADDRESS_SPACE_REMEDY, AGENT_NEEDS, address_space_fault
 from pytest_nixl.core.shared_memory import SHM_REMEDY, shared_memory_shortage
 from pytest_nixl.core.strict import StrictError, check
 from pytest_nixl.core.wire import decode, encode
@@ -296,9 +297,11 @@ class Worker:
         remedy = (
             "read its last lines below for a crash in NIXL, UCX or a driver; run `dmesg` to look for the OOM killer"
         )
-        shortage = shared_memory_shortage() if code in _CRASHES and isinstance(self._process, LocalProcess) else ""
-        if shortage:
-            reason, remedy = f"{reason}: {shortage}", SHM_REMEDY
+        if code in _CRASHES and isinstance(self._process, LocalProcess):
+            if shortage := address_space_fault(AGENT_NEEDS):
+                reason, remedy = f"{reason}: {shortage}, and NIXL needs more", ADDRESS_SPACE_REMEDY
+            elif shortage := shared_memory_shortage():
+                reason, remedy = f"{reason}: {shortage}", SHM_REMEDY
         if code is None:  # its rank has gone, so its last lines are unknown
             remedy = "read below how the ranks ended"
         tail = self.tail() if code is not None else ""

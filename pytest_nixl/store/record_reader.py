@@ -8,9 +8,11 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from pytest_nixl.core.redaction import hide_all, recorded, redact
 from pytest_nixl.core.untrusted_file import read_regular
 from pytest_nixl.model.results import PERCENTILES, Result, RowSummary
 from pytest_nixl.model.row_key import RowKey
@@ -136,12 +138,24 @@ def _parse(data: Any, source: str) -> RecordedRun:
     return RecordedRun(
         source=source,
         when=when,
-        provenance=provenance,
+        provenance=_hidden(provenance),
         rows=rows,
-        results=tuple(Result.from_plain(one) for one in ours.get("results", ())),
-        notes=tuple(str(note) for note in ours.get("notes", ())),
-        interrupted=str(ours.get("interrupted", "")),
+        results=tuple(Result.from_plain(hide_all(one, _hide)) for one in ours.get("results", ())),
+        notes=tuple(_hide(str(note)) for note in ours.get("notes", ())),
+        interrupted=_hide(str(ours.get("interrupted", ""))),
     )
+
+
+def _hidden(provenance: Provenance) -> Provenance:
+    """Hide the secrets that an older version recorded, because it knew fewer shapes and names of secrets."""
+    plain = hide_all(provenance.plain(), _hide)
+    plain["environment"] = {name: recorded(name, value) for name, value in provenance.environment.items()}
+    return Provenance.from_plain(plain)
+
+
+@lru_cache(maxsize=1 << 14)  # most texts of a record are those of other results and records too
+def _hide(text: str) -> str:
+    return redact(text)
 
 
 def _rows(records: Any) -> Iterator[tuple[RowKey, RowSummary]]:

@@ -27,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import xml.etree.ElementTree as ElementTree
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -108,8 +109,8 @@ TESTS = {
 }
 #: The names of times to wait, whose digits may change.
 WAITS = re.compile(r"seconds|nap|timeout|grace|interval$|_every$", re.IGNORECASE)
-#: The most tests that run for one change.
-MOST_TESTS = 150
+#: The most seconds that the tests of one change take without it. The quickest run first: most changes die at once.
+MOST_SECONDS = 20.0
 #: The tests that run for each change, and those that run for each that lived.
 QUICK, LONG = "not long and not alone and not whole and not soak", "long and not alone and not whole and not soak"
 #: The operators of cosmic-ray: of those that replace an operator by each other one, the nearest.
@@ -125,8 +126,9 @@ OPERATORS = (
     "ReplaceComparisonOperator_GtE_Gt", "ReplaceComparisonOperator_Eq_NotEq", "ReplaceComparisonOperator_NotEq_Eq",
     "ReplaceComparisonOperator_Is_IsNot", "ReplaceComparisonOperator_IsNot_Is",
 )  # fmt: skip
-#: A change has died when its tests take that many times as long as without it, and so many seconds.
-TIMES, SECONDS = 4, 60
+#: A test has noticed a change when it takes that many times as long as without it, and so many seconds. A busy machine
+#: makes all tests slower: if one is late, the same tests run without the change, and the limit grows if they are slow.
+TIMES, SECONDS = 10, 20
 #: The most seconds that the tests of a module may take without a change.
 UNCHANGED = 1800.0
 ROOT = Path(__file__).resolve().parents[2]
@@ -261,6 +263,55 @@ def mutants_of(module: str, seed: int) -> list[Mutant]:
     return [random.Random(f"{seed} {place} {module}").choice(found) for place, found in sorted(places.items())]
 
 
+@dataclass(frozen=True)
+class Covering:
+    """Which tests run which line of which module, and the seconds that each test takes."""
+
+    lines: Mapping[str, Mapping[int, Sequence[str]]]
+    seconds: Mapping[str, float]
+
+    @classmethod
+    def read(cls, data: Path, times: Path) -> Covering:
+        """Read the data of coverage.py, with a context for each test, and the times of a JUnit report."""
+        from coverage import CoverageData
+
+        read = CoverageData(str(data))
+        read.read()
+        lines = {
+            file.rpartition("/pytest_nixl/")[2].removesuffix(".py"): {
+                line: sorted({name.rpartition("|")[0] for name in names if name})
+                for line, names in read.contexts_by_lineno(file).items()
+            }
+            for file in read.measured_files()
+        }
+        seconds = {}
+        for case in ElementTree.parse(times).iter("testcase"):
+            folder, _, inside = f"{case.get('classname')}".rpartition(".test_")
+            module, *classes = inside.split(".")
+            name = "::".join([f"{folder.replace('.', '/')}/test_{module}.py", *classes, f"{case.get('name')}"])
+            seconds[name] = float(case.get("time") or 0)
+        return cls(lines, seconds)
+
+    def tests(self, mutant: Mutant) -> tuple[list[str], float]:
+        """Return the tests that run first with a change, and the seconds that they take: those of the module first.
+
+        A line that runs when its module is imported belongs to every test of the module.
+        """
+        lines, own = self.lines.get(mutant.module, {}), tests_of(mutant.module)
+        line = next((line for line in range(mutant.line, mutant.line - 6, -1) if lines.get(line)), 0)
+        found = lines.get(line) or sorted({name for names in lines.values() for name in names})
+        names = [name for name in found if "\n" not in name]
+        names.sort(key=lambda name: (name.partition("::")[0] not in own, self.seconds.get(name, 1.0), name))
+        chosen: list[str] = []
+        total = 0.0
+        for name in names:
+            seconds = self.seconds.get(name, 1.0)
+            if not chosen or total + seconds <= MOST_SECONDS:
+                chosen.append(name)
+                total += seconds
+        return chosen, total
+
+
 class Tests:
     """Runs tests in copies of the clone, one for each job."""
 
@@ -315,27 +366,18 @@ class Tests:
             print(output)
         return "none" if "deselected" in last[0] and found is None else "failed", seconds
 
-    def covering(self, jobs: int) -> dict[str, dict[int, list[str]]] | None:
-        """Run the unit tests that are not long, and return the tests of each line of each module; None: one fails."""
-        from coverage import CoverageData
-
+    def covering(self, jobs: int) -> Covering | None:
+        """Run the unit tests that are not long, and return which tests run which line; None: one fails."""
         # Not named like the data: pytest-cov erases coverage.* first.
-        data, settings = self._folder / "coverage", self._folder / "settings.ini"
+        data, settings, times = (self._folder / name for name in ("coverage", "settings.ini", "times.xml"))
         settings.write_text(f"[run]\nsource = pytest_nixl\ndata_file = {data}\ncore = ctrace\n")
-        more = (f"-n{jobs}", "--cov", f"--cov-config={settings}", "--cov-context=test", "--cov-report=")
+        more = (f"-n{jobs}", "--cov", f"--cov-config={settings}", "--cov-context=test", "--cov-report=",
+                f"--junitxml={times}")  # fmt: skip
         result, seconds = self.run(["tests/unit"], QUICK, UNCHANGED, more=more)
         if result != "passed":
             return None
         print(f"the unit tests passed in {seconds:.0f} s", flush=True)
-        read = CoverageData(str(data))
-        read.read()
-        return {
-            file.rpartition("/pytest_nixl/")[2].removesuffix(".py"): {
-                line: sorted({name.rpartition("|")[0] for name in names if name}) for line, names in
-                read.contexts_by_lineno(file).items()
-            }
-            for file in read.measured_files()
-        }  # fmt: skip
+        return Covering.read(data, times)
 
     def unchanged(self, file: str, marks: str) -> float | None:
         """Return the seconds that a file's tests take without a change; 0: it has none; None: they fail twice."""
@@ -345,18 +387,17 @@ class Tests:
                 return seconds if result == "passed" else 0.0
         return None
 
-    def quick(self, mutant: Mutant, tests: Mapping[str, Mapping[int, list[str]]]) -> str:
+    def quick(self, mutant: Mutant, covering: Covering) -> str:
         """Return what :meth:`run` returns first with a change, of the tests that run its line."""
-        lines, own = tests.get(mutant.module, {}), tests_of(mutant.module)
-        line = next((line for line in range(mutant.line, mutant.line - 6, -1) if lines.get(line)), 0)
-        near = [name for name in lines.get(line, []) if "\n" not in name]
-        near.sort(key=lambda name: (name.partition("::")[0] not in own, name))
-        chosen = near[:MOST_TESTS] or own
-        result, _ = self.run(chosen, QUICK, SECONDS, mutant)
+        chosen, seconds = covering.tests(mutant)
+        if not chosen:
+            return "none"
+        limit = SECONDS + TIMES * seconds
+        result, _ = self.run(chosen, QUICK, limit, mutant)
         if result == "late":  # because of the change, if they take less without it
-            _, seconds = self.run(chosen, QUICK, UNCHANGED)
-            if TIMES * seconds > SECONDS:
-                result, _ = self.run(chosen, QUICK, TIMES * seconds, mutant)
+            _, now = self.run(chosen, QUICK, UNCHANGED)
+            if SECONDS + TIMES * now > limit:
+                result, _ = self.run(chosen, QUICK, SECONDS + TIMES * now, mutant)
         return result
 
     def of_mutant(self, mutant: Mutant, marks: str, seconds: Mapping[str, float | None]) -> str:
