@@ -150,7 +150,8 @@ def _write(terminal: pytest.TerminalReporter, shown: Iterable[TextLine]) -> None
 def report_if_left_out(config: pytest.Config, run: Run) -> None:
     """Write the report if pytest has not written it, as happens after SIGTERM and after a crash."""
     terminal: pytest.TerminalReporter | None = config.pluginmanager.get_plugin("terminalreporter")
-    if terminal is not None and not config.stash.get(_REPORTED, False) and run.usable:
+    refused = exit_code(config) == pytest.ExitCode.USAGE_ERROR  # pytest's last line says why
+    if terminal is not None and not config.stash.get(_REPORTED, False) and run.usable and not refused:
         write_report(terminal, run)
 
 
