@@ -218,9 +218,10 @@ def wait_for_etcd(endpoint: str, seconds: float, token: str = "", waiting: Calla
         left = deadline - time.monotonic()
         if left <= 0 and error.cause == "unresolved":
             raise EtcdError(
-                f"the host in {endpoint}, where rank 0 serves the etcd ({_OPTION}), did not resolve within {seconds:g} s",
-                "set MASTER_ADDR on this rank to a name or an IPv4 address of rank 0's host that resolves here, or give "
-                "--nixl-etcd http://HOST:PORT",
+                f"the host in {endpoint}, where rank 0 serves the etcd ({_OPTION}), did not resolve within "
+                f"{seconds:g} s",
+                "set MASTER_ADDR on this rank to a name or an IPv4 address of rank 0's host that resolves here, or "
+                "give --nixl-etcd http://HOST:PORT",
                 f"the last attempt: {error.reason}",
                 cause=error.cause,
                 endpoint=endpoint,

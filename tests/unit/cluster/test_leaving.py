@@ -102,8 +102,9 @@ def test_the_reason_of_a_differing_option_is_in_every_report_of_rank_0(
     with separate_supervisor(monkeypatch), ThreadPoolExecutor() as pool:
         serving = pool.submit(peer)
         done = run_pytest(
-            pytester, "--nixl-ranks=2", "--nixl-rank=0", "--nixl-group=unlike", "--nixl-join-timeout=60s", f"--nixl-etcd={etcd.endpoint}",
-            f"--nixl-report={','.join(REPORTS[:-1])}", f"--junitxml={REPORTS[-1]}", in_process=True,
+            pytester, "--nixl-ranks=2", "--nixl-rank=0", "--nixl-group=unlike", "--nixl-join-timeout=60s",
+            f"--nixl-etcd={etcd.endpoint}", f"--nixl-report={','.join(REPORTS[:-1])}", f"--junitxml={REPORTS[-1]}",
+            in_process=True,
         )  # fmt: skip
     assert int(done.ret) == serving.result() == 4
     why = "was started with --nixl-lease=60s, rank 0 with --nixl-lease=6s"
