@@ -353,7 +353,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
             from pytest_nixl.report.outputs import leave_session_refusal
 
             leave_session_refusal(session.config, run)
-        if run.usable:  # else the refused settings end the run
+        elif run.usable:  # else the refused settings end the run
             run.recorder.interrupt(completeness_of(run).interruption(session))
         if run.found.interrupted or ((run.found.results or run.configured) and exitstatus in (0, 1, 5)):
             _ = run.settings  # bad settings that only workers of pytest-xdist have read end the run here

@@ -17,6 +17,7 @@ from pytest_nixl.cluster.placement import Placement
 from pytest_nixl.core import units
 from pytest_nixl.core.own_version import own_version
 from pytest_nixl.core.strict import printable
+from pytest_nixl.host import library_versions
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.model.conclusion import known_limits_line, summary_line
 from pytest_nixl.model.results import Result
@@ -48,7 +49,8 @@ def header(settings: Settings, placement: Placement, *, everything: bool) -> Ite
     :param everything: whether to yield each setting with its source instead, one in a line.
     """
     nixl = installed_nixl()
-    versions = f"pytest-nixl {own_version()}, {f'NIXL {nixl}' if nixl else 'no NIXL'}"
+    ucx = library_versions.ucx(os.environ)[0] if nixl else ""
+    versions = f"pytest-nixl {own_version()}, {f'NIXL {nixl}' if nixl else 'no NIXL'}{f', UCX {ucx}' if ucx else ''}"
     if everything:
         yield f"{versions}:"
         for line in setting_lines(settings):
@@ -150,7 +152,8 @@ def _write(terminal: pytest.TerminalReporter, shown: Iterable[TextLine]) -> None
 def report_if_left_out(config: pytest.Config, run: Run) -> None:
     """Write the report if pytest has not written it, as happens after SIGTERM and after a crash."""
     terminal: pytest.TerminalReporter | None = config.pluginmanager.get_plugin("terminalreporter")
-    if terminal is not None and not config.stash.get(_REPORTED, False) and run.usable:
+    refused = exit_code(config) == pytest.ExitCode.USAGE_ERROR  # pytest's last line says why
+    if terminal is not None and not config.stash.get(_REPORTED, False) and run.usable and not refused:
         write_report(terminal, run)
 
 

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -17,11 +19,26 @@ from pytest_nixl.etcd_servers import binary
 from pytest_nixl.report import terminal
 
 
-def test_the_header_has_the_version_of_nixl(pytester: pytest.Pytester) -> None:
+def _ucx() -> str:
+    """Return what NIXL's UCX says of itself. It is loaded in a process of its own."""
+    package = find_spec("nixl_cu12")
+    assert package is not None
+    assert package.origin is not None
+    [library] = Path(f"{Path(package.origin).parent}.libs").glob("libucp-*.so*")
+    ask = (
+        "import ctypes, sys; ask = ctypes.CDLL(sys.argv[1]).ucp_get_version_string; ask.restype = ctypes.c_char_p; "
+        "print(ask().decode())"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", ask, library], capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+def test_the_header_has_the_versions_of_nixl_and_ucx(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_it(nixl_settings): pass")
     result = run_pytest(pytester, "--nixl-timeout=5s", in_process=True)
-    told = f"pytest-nixl {version('pytest-nixl')}, NIXL {version('nixl-cu12')}: --nixl-timeout=5s (-v: all settings)"
-    result.stdout.fnmatch_lines([told])
+    versions = f"pytest-nixl {version('pytest-nixl')}, NIXL {version('nixl-cu12')}, UCX {_ucx()}"
+    result.stdout.fnmatch_lines([f"{versions}: --nixl-timeout=5s (-v: all settings)"])
 
 
 def test_without_nixl_the_header_says_so_and_how_to_install_it(
