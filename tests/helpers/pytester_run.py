@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
+import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from types import ModuleType
 
 import pytest
 
-from helpers.cli_run import ROOT, WITHOUT, environment
+from helpers.cli_run import ROOT, WITHOUT, environment, execute
 
 #: The plugin by the name of its module, which serves whether it is installed or not: its entry point is left out.
 PLUGIN = ("-p", "no:nixl", "-p", "pytest_nixl.plugin", *WITHOUT)
@@ -71,7 +73,23 @@ def run_pytest(
                 sys.modules.update(
                     {name: module for name, module in imported.modules.items() if name not in sys.modules}
                 )
-        return pytester.runpytest_subprocess(*plugin, *arguments, timeout=600)
+        return _subprocess(pytester, [*plugin, *arguments], dict(os.environ))
+
+
+def _subprocess(pytester: pytest.Pytester, arguments: Sequence[str], env: Mapping[str, str]) -> pytest.RunResult:
+    """Do what ``pytester.runpytest_subprocess`` does, by a process that may be forked."""
+    temporary = tempfile.mkdtemp(prefix="runpytest-", dir=pytester.path)
+    started = time.monotonic()
+    with (pytester.path / "stdout").open("w+") as output, (pytester.path / "stderr").open("w+") as errors:
+        argv = [sys.executable, "-m", "pytest", f"--basetemp={temporary}", *arguments]
+        code = execute(argv, cwd=pytester.path, env=env, output=output, errors=errors, timeout=600)
+        print(*argv, f"in {pytester.path}")
+        lines = []
+        for file in (output, errors):
+            file.seek(0)
+            lines.append(file.read().splitlines())
+            print(*lines[-1], sep="\n")
+    return pytest.RunResult(code, *lines, time.monotonic() - started)
 
 
 def parse_config(pytester: pytest.Pytester, *options: str) -> pytest.Config:
