@@ -120,7 +120,7 @@ def measure_at_once(links: Sequence[Link], block: int, depth: int) -> list[Sampl
 
 def disturbance(samples: Sequence[Samples]) -> str:
     """Return a clause about the processor time that other processes took; empty: too little to slow a link."""
-    most = max((cores for each in samples for cores in each.others), default=0.0)
+    most = max((cores for each in samples for cores in each.contention), default=0.0)
     return f"other processes used up to {most:.1f} of the cores that the links need" if most > DISTURBED_CORES else ""
 
 

@@ -18,12 +18,12 @@ from helpers.etcd import separate_supervisor
 from helpers.pytester_run import run_pytest
 
 from pytest_nixl.cluster.command_check import Command
+from pytest_nixl.cluster.driver import RankDriver, serve
 from pytest_nixl.cluster.group import MemberLeftError
 from pytest_nixl.cluster.joining import join
 from pytest_nixl.cluster.messages import PeerRequest
 from pytest_nixl.cluster.peer_client import PeerError
 from pytest_nixl.cluster.peer_server import PeerServer
-from pytest_nixl.cluster.driver import RankDriver, serve
 from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.core.own_version import own_version
 from pytest_nixl.etcd.client import connect
