@@ -29,7 +29,7 @@ from pytest_nixl import (
     shake_hands,
     supervisor,
 )
-from pytest_nixl.checks.cold_rows import expected_of
+from pytest_nixl.checks.bandwidth.cold_rows import expected_of
 from pytest_nixl.checks.raw_tools.check import link_kinds
 from pytest_nixl.fixtures.agents import parametrize_values
 from pytest_nixl.judge.figure_bounds import bounded, judge_figures

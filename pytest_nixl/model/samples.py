@@ -14,7 +14,7 @@ from pytest_nixl.model.carrier_bytes import CarrierBytes
 from pytest_nixl.model.row_key import RowKey
 
 if TYPE_CHECKING:
-    from pytest_nixl.model.kv_blocks import KvCorruption
+    from pytest_nixl.checks.kv_cache.blocks import KvCorruption
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import pytest
 from pytest_nixl.model.samples import Samples, percentile
 
 if TYPE_CHECKING:
-    from pytest_nixl.measure.kv_link import KvLink
+    from pytest_nixl.checks.kv_cache.link import KvLink
     from pytest_nixl.measure.link import Link
     from pytest_nixl.model.figure import Figure
     from pytest_nixl.nixl.agent import NixlAgent

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_nixl.checks.kv_cache.request_kind import KvRequestKind
+from pytest_nixl.checks.pattern.samples import FlowRow
 from pytest_nixl.core.units import format_size
 from pytest_nixl.model.agent_options import AgentOptions
-from pytest_nixl.model.flow_samples import FlowRow
-from pytest_nixl.model.kv_request_kind import KvRequestKind
 from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.model.row_key import LAST, RowKey, Variant, of_row
 from pytest_nixl.nixl.backends import BACKENDS

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from helpers.cli_run import ROOT, Finished, run
 
-from pytest_nixl.checks.endurance import CYCLES
+from pytest_nixl.checks.endurance.check import CYCLES
 from pytest_nixl.model.figure import FIGURE_KINDS
 
 pytestmark = pytest.mark.long

@@ -16,6 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pytest_nixl.checks.kv_cache.worker.commands import KvCommands
+from pytest_nixl.checks.pattern.worker.commands import FlowCommands
 from pytest_nixl.core.cpu_contention import CpuContention
 from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
 from pytest_nixl.core.strict import StrictError, check
@@ -26,9 +28,7 @@ from pytest_nixl.nixl.backends import BACKENDS, plugin_of
 from pytest_nixl.nixl.backends.storage import OBJECT_PLUGINS
 from pytest_nixl.nixl.worker import nixl_api, transfer
 from pytest_nixl.nixl.worker.files import FileBuffer
-from pytest_nixl.nixl.worker.flow_commands import FlowCommands
 from pytest_nixl.nixl.worker.foreign_memory import obstacle
-from pytest_nixl.nixl.worker.kv_commands import KvCommands
 from pytest_nixl.nixl.worker.memory import DramBuffer, PatternBuffer
 from pytest_nixl.nixl.worker.tools import Tools
 from pytest_nixl.nixl.worker.walk import WalkCommands
