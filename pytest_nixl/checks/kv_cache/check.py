@@ -111,7 +111,7 @@ class KvLaunches:
     @property
     def versions(self) -> dict[str, str]:
         """The versions that the workers of the latest launch report; empty: nothing was measured yet."""
-        return versions_of(self._link) if self._link is not None else {}
+        return versions_of(self._link.initiator, self._link.target) if self._link is not None else {}
 
     def close(self) -> None:
         """End the workers."""

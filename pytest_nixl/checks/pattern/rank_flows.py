@@ -64,8 +64,8 @@ class _FlowPlace:
 class RankFlows:
     """The workers of a traffic pattern, one for each rank, connected where a flow needs it.
 
-    The flows start and stop on the data path (:mod:`pytest_nixl.checks.pattern.worker.flows`): for all rounds together this
-    process sends one command to each rank, waits, and asks for what was measured.
+    The flows start and stop on the data path (:mod:`pytest_nixl.checks.pattern.worker.flows`): for all rounds together
+    this process sends one command to each rank, waits, and asks for what was measured.
 
     :param hosts: the host of each rank.
     :param names: a name for each rank, with its host.

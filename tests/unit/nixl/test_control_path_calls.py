@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pytest_nixl.checks.control_path.check import worker as control_path
+from pytest_nixl.checks.control_path import worker as control_path
 from pytest_nixl.checks.control_path.worker import PAGE
 from pytest_nixl.nixl.worker import nixl_api
 

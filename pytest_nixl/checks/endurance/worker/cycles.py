@@ -12,15 +12,15 @@ from collections.abc import Callable
 from typing import Any
 
 from pytest_nixl.checks.endurance.worker.resources import held
-from pytest_nixl.checks.faults.worker.misuse import SIZE, MisuseScene
 from pytest_nixl.nixl.backends import BACKENDS, plugin_of, shake_hands
 from pytest_nixl.nixl.worker import nixl_api
+from pytest_nixl.nixl.worker.peer_scene import SIZE, PeerScene
 
 Cycle = Callable[["CycleScene"], None]
 _clock = time.perf_counter
 
 
-class CycleScene(MisuseScene):
+class CycleScene(PeerScene):
     """An agent with registered memory, and a peer in the same worker.
 
     :param agent: the raw agent.
@@ -96,8 +96,8 @@ def repeat(agent: Any, cycle: str, backend: str, count: int, seconds: float, lab
     :param count: how often; the first call also prepares what the cycles need.
     :param seconds: the deadline of one transfer.
     :param label: the label in etcd under which the agent publishes at the end, so that the caller can wait for it.
-    :return: that of :func:`~pytest_nixl.checks.endurance.worker.resources.held`, the bytes of ``metadata`` of both agents, the
-        ``seconds`` of the fastest cycle, and those of a ``reference`` computation that is always the same.
+    :return: that of :func:`~pytest_nixl.checks.endurance.worker.resources.held`, the bytes of ``metadata`` of both
+        agents, the ``seconds`` of the fastest cycle, and those of a ``reference`` computation that is always the same.
     """
     if agent.name not in _scenes:
         _scenes[agent.name] = CycleScene(agent, backend, seconds)

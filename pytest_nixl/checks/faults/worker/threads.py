@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pytest_nixl.checks.faults.worker.misuse import SIZE, MisuseScene
 from pytest_nixl.model import nixl_releases
 from pytest_nixl.nixl.backends import BACKENDS, plugin_of, shake_hands
 from pytest_nixl.nixl.worker import nixl_api
+from pytest_nixl.nixl.worker.peer_scene import SIZE, PeerScene
 
 #: The message by which a receiver tells the senders that all their notifications have arrived.
 _ALL = b"all"
@@ -97,7 +97,7 @@ def transfer_at_once(
     :return: ``moved``, ``wrong_bytes``, ``lost`` and ``doubled`` notifications, and ``errors``.
     """
     shared = _made(f"{agent.name}-{sync_mode}", backend, sync_mode)
-    scene = MisuseScene(shared, backend, seconds)
+    scene = PeerScene(shared, backend, seconds)
     buffers = [(scene.buffer(), scene.buffer()) for _ in range(threads)]
     for _, target in buffers:
         scene.peer.register_memory(scene.regions(target))
@@ -162,7 +162,7 @@ def create_at_once(agent: Any, backend: str, count: int, seconds: float) -> dict
         made[number] = _made(f"{agent.name}-at-once-{number}", backend)
 
     errors = _at_once(count, create, seconds)
-    scene, wrong = MisuseScene(agent, backend, seconds), 0
+    scene, wrong = PeerScene(agent, backend, seconds), 0
     for each in made.values():
         each.add_remote_agent(scene.peer.get_agent_metadata())
         scene.agent = each

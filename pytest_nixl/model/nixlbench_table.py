@@ -14,7 +14,9 @@ from decimal import Decimal
 from pathlib import Path
 from typing import BinaryIO
 
-from pytest_nixl.checks.nixlbench.output import (
+from pytest_nixl.core.units import MIB
+from pytest_nixl.core.untrusted_file import open_regular
+from pytest_nixl.model.nixlbench_output import (
     COUNT,
     Configuration,
     Fault,
@@ -23,8 +25,6 @@ from pytest_nixl.checks.nixlbench.output import (
     NixlbenchRow,
     Trouble,
 )
-from pytest_nixl.core.units import MIB
-from pytest_nixl.core.untrusted_file import open_regular
 
 #: The most bytes of a file with the output of a run. A run prints kilobytes, and UCX with all its logs megabytes.
 _LARGEST = 1 << 30
