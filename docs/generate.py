@@ -28,8 +28,8 @@ import pytest_nixl
 from pytest_nixl import cli
 from pytest_nixl.checks.connector.rules import RULES, ConfigurationLayer
 from pytest_nixl.checks.doctor.catalogue import checks as doctor_checks
-from pytest_nixl.checks.misuse import KINDS
-from pytest_nixl.checks.transfer_faults import FAULTS
+from pytest_nixl.checks.faults.misuse import KINDS
+from pytest_nixl.checks.faults.transfers import FAULTS
 from pytest_nixl.cluster import launchers
 from pytest_nixl.model.findings import FINDINGS
 from pytest_nixl.model.option import Option

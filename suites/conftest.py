@@ -29,7 +29,7 @@ from pytest_nixl import (
     shake_hands,
     supervisor,
 )
-from pytest_nixl.checks.cold_rows import expected_of
+from pytest_nixl.checks.bandwidth.cold_rows import expected_of
 from pytest_nixl.checks.raw_tools.check import link_kinds
 from pytest_nixl.fixtures.agents import parametrize_values
 from pytest_nixl.judge.figure_bounds import bounded, judge_figures
@@ -195,7 +195,7 @@ def measure_of(
             return len(samples.values) < MOST_LAUNCHES and others.corruption is None and another(samples)
 
         samples, _ = alternate(link, other, block, batch=batch, depth=depth, another=more)
-        nixl_run.recorder.add_other_versions(versions_of(other))
+        nixl_run.recorder.add_other_versions(versions_of(other.initiator, other.target))
         return samples
 
     return measured
@@ -279,7 +279,7 @@ def record_of(
             for name in ("nixl", "nixl_package", "ucx", "python", "host", "gpu")
             if name in end.worker.versions
         }
-        record_row(samples, figures, versions_of(link), versions)
+        record_row(samples, figures, versions_of(link.initiator, link.target), versions)
 
     return write
 

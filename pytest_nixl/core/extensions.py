@@ -176,6 +176,7 @@ def _ending(name: str) -> str:
 
 
 BACKENDS = ExtensionPoint("pytest_nixl.backends", "backend", str.upper)
+WORKER_COMMANDS = ExtensionPoint("pytest_nixl.worker_commands", "command of a worker")
 LAUNCHERS = ExtensionPoint("pytest_nixl.launchers", "launcher")
 DOCTOR_CHECKS = ExtensionPoint("pytest_nixl.doctor_checks", "check of the doctor")
 PROFILES = ExtensionPoint("pytest_nixl.profiles", "directory of profiles")

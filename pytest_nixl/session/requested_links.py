@@ -12,8 +12,6 @@ import pytest
 
 from pytest_nixl.core.units import format_size
 from pytest_nixl.model.agent_options import AgentOptions
-from pytest_nixl.model.flow_samples import FlowRow
-from pytest_nixl.model.kv_request_kind import KvRequestKind
 from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.model.row_key import LAST, RowKey, Variant, of_row
 from pytest_nixl.nixl.backends import BACKENDS
@@ -118,17 +116,10 @@ def row_of(item: pytest.Item) -> RowKey | None:
         return None
     callspec = getattr(item, "callspec", None)
     params: dict[str, Any] = callspec.params if callspec is not None else {}
-    if "program_row" in params:  # the row of an external program
-        row: RowKey | None = params["program_row"]
-        return row
-    requests = next((value for value in params.values() if isinstance(value, KvRequestKind)), None)
-    if requests is not None:
-        return requests.key
-    if (one := next((value for value in params.values() if isinstance(value, LinkRow)), None)) is not None:
-        return one.key
-    flow = next((value for value in params.values() if isinstance(value, FlowRow)), None)
-    if flow is not None:
-        return flow.key
+    for value in params.values():
+        key = getattr(value, "key", value)
+        if isinstance(key, RowKey):
+            return key
     link = params.get("nixl_link")
     if not isinstance(link, LinkParam):
         return None

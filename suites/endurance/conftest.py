@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_nixl import Agents, Figure, Judgement, LocalHost, Settings, supervisor, wait_until
-from pytest_nixl.checks.endurance import CYCLES, HEAP_WITHOUT_CONTEXT, Endurance, endure, judge_endurance
+from pytest_nixl.checks.endurance.check import CYCLES, HEAP_WITHOUT_CONTEXT, Endurance, endure, judge_endurance
 
 from ..metadata.conftest import agents, agents_meet, namespace
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_nixl import Agents, Cluster, Judgement, NotApplicableError, Settings, between_agents
-from pytest_nixl.checks.fault_outcome import FaultOutcome, fault_reason, judge_faults, without
-from pytest_nixl.checks.transfer_faults import WITHOUT_TRANSFERS, environments, make_fault
+from pytest_nixl.checks.faults.outcome import FaultOutcome, fault_reason, judge_faults, without
+from pytest_nixl.checks.faults.transfers import WITHOUT_TRANSFERS, environments, make_fault
 
 if TYPE_CHECKING:
     from suites.conftest import FindingFixture

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from pytest_nixl import Figure, Judgement, NotApplicableError, Run, Verdict
-from pytest_nixl.checks.kv_requests import KvLaunches, KvRequestKind
-from pytest_nixl.checks.kv_storage import judge_stored, measure_stored, stored_kinds
+from pytest_nixl.checks.kv_cache.check import KvLaunches, KvRequestKind
+from pytest_nixl.checks.kv_cache.storage import judge_stored, measure_stored, stored_kinds
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

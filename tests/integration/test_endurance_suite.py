@@ -13,7 +13,7 @@ import pytest
 from helpers import gpu_standin
 from helpers.cli_run import ROOT, Finished, run
 
-from pytest_nixl.checks.endurance import CYCLES
+from pytest_nixl.checks.endurance.check import CYCLES
 from pytest_nixl.model.figure import FIGURE_KINDS
 
 pytestmark = pytest.mark.long

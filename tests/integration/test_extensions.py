@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from helpers.cli_run import BANDWIDTH, ROOT, command, environment, run
 
-from pytest_nixl import BACKENDS, ExtensionError, LauncherPlacement, PrivateEtcd, load_profile
+from pytest_nixl import BACKENDS, ExtensionError, LauncherPlacement, NixlAgent, PrivateEtcd, WorkerError, load_profile
 from pytest_nixl.checks.doctor.catalogue import checks
 from pytest_nixl.cluster.launchers import find_placement
 from pytest_nixl.session.parsers import parse_backends, parse_reports
@@ -220,6 +220,38 @@ def test_added_launcher_is_asked_before_ours(install: Install) -> None:
     pmi = {"PMI_RANK": "1", "PMI_SIZE": "2"}
     assert find_placement({**pmi, "ACME_RANK": "3"}) == LauncherPlacement("Acme", "ACME_RANK", 3, 4)
     assert find_placement(pmi) == LauncherPlacement("PMI", "PMI_RANK", 1, 2)
+
+
+COUNT = """
+from pytest_nixl import WorkerCommand
+
+def count(objects, text, letter):
+    return {"count": text.count(letter) + WRONG}
+
+it = WorkerCommand({"text": str, "letter": str}, {"count": int}, function=f"{__name__}:count")
+"""
+
+
+def test_command_of_another_package_is_run_by_a_worker_and_its_arguments_are_checked(
+    install: Install, nixl_agent: NixlAgent
+) -> None:
+    install("worker_commands", "acme_count", COUNT.replace("WRONG", "0"))
+    worker = nixl_agent.another().worker
+    assert worker.call("acme_count", text="banana", letter="a") == {"count": 3}
+    with pytest.raises(WorkerError, match="invalid arguments of 'acme_count': it has no field 'letter'"):
+        worker.call("acme_count", text="banana")
+
+
+def test_answer_of_a_command_of_another_package_is_checked(install: Install, nixl_agent: NixlAgent) -> None:
+    install("worker_commands", "acme_count", COUNT.replace("WRONG", "0.5"))
+    with pytest.raises(WorkerError, match="acme_count"):
+        nixl_agent.another().worker.call("acme_count", text="banana", letter="a")
+
+
+def test_command_without_a_function_is_refused_with_its_package(install: Install, nixl_agent: NixlAgent) -> None:
+    install("worker_commands", "acme_count", "it = 3")
+    with pytest.raises(WorkerError, match=r"'acme_count' of acme-nixl 2.0 .* is not a WorkerCommand"):
+        nixl_agent.another().worker.call("acme_count")
 
 
 def test_doctor_check_that_raises_is_unknown(install: Install) -> None:

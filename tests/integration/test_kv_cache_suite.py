@@ -18,7 +18,7 @@ SMALL = "--nixl-kv-tokens=64"
 #: A plugin that changes a byte of the cache that receives blocks, through the kernel, after the timed requests.
 POKER = """
 import os
-from pytest_nixl.measure.kv_link import KvLink
+from pytest_nixl.checks.kv_cache.link import KvLink
 
 request = KvLink._request
 

@@ -7,7 +7,6 @@ from pytest_nixl.checks.doctor.check import (
     Requirements,
     check,
     failed,
-    named,
     not_applicable,
     passed,
     plural,
@@ -15,6 +14,7 @@ from pytest_nixl.checks.doctor.check import (
     warned,
 )
 from pytest_nixl.checks.doctor.libraries import not_loaded
+from pytest_nixl.core.words import named
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.software import NOT_TRIED
 from pytest_nixl.model.engine_backends import ENGINE_BACKENDS

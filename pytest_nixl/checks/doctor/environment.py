@@ -10,12 +10,12 @@ from pytest_nixl.checks.doctor.check import (
     Requirements,
     check,
     failed,
-    named,
     passed,
     warned,
 )
 from pytest_nixl.checks.doctor.network import devices_named
 from pytest_nixl.core.alloc_conf import ALLOC_CONF, expands_segments
+from pytest_nixl.core.words import named
 from pytest_nixl.host.facts import ETCD_VARIABLES, Facts
 from pytest_nixl.model.verdicts import Judgement
 

@@ -13,7 +13,6 @@ from pytest_nixl.checks.doctor.check import (
     failed,
     has_gpu,
     has_rdma,
-    named,
     not_applicable,
     passed,
     plural,
@@ -22,6 +21,7 @@ from pytest_nixl.checks.doctor.check import (
 )
 from pytest_nixl.checks.doctor.libraries import not_loaded
 from pytest_nixl.checks.doctor.limits import amount
+from pytest_nixl.core.words import named
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.gpu import NVML_FAILS
 from pytest_nixl.host.gpu_nic_affinity import FAR, NODE, ROOT, SWITCH, Topology

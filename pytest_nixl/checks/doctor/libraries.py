@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import os
 
-from pytest_nixl.checks.doctor.check import Requirements, check, failed, named, not_applicable, passed, unknown, warned
+from pytest_nixl.checks.doctor.check import Requirements, check, failed, not_applicable, passed, unknown, warned
+from pytest_nixl.core.words import named
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.gpu_nic_affinity import Topology
 from pytest_nixl.host.software import Lacking

@@ -10,7 +10,6 @@ from pytest_nixl.checks.doctor.check import (
     Requirements,
     check,
     failed,
-    named,
     not_applicable,
     passed,
     plural,
@@ -18,6 +17,7 @@ from pytest_nixl.checks.doctor.check import (
     warned,
 )
 from pytest_nixl.core.units import gigabits
+from pytest_nixl.core.words import named
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.network import Nic
 from pytest_nixl.model.verdicts import Judgement

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from pytest_nixl.checks.doctor.check import Requirements, check, failed, named, not_applicable, passed
+from pytest_nixl.checks.doctor.check import Requirements, check, failed, not_applicable, passed
 from pytest_nixl.checks.doctor.libraries import not_loaded
+from pytest_nixl.core.words import named
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.model.verdicts import Judgement
 

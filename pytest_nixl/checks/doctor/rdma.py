@@ -12,7 +12,6 @@ from pytest_nixl.checks.doctor.check import (
     check,
     failed,
     has_rdma,
-    named,
     not_applicable,
     passed,
     plural,
@@ -20,6 +19,7 @@ from pytest_nixl.checks.doctor.check import (
     warned,
 )
 from pytest_nixl.core.units import gigabits
+from pytest_nixl.core.words import named
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.rdma import RdmaDevice
 from pytest_nixl.model.verdicts import Judgement

@@ -11,11 +11,11 @@ from pytest_nixl.checks.doctor.check import (
     Requirements,
     check,
     failed,
-    named,
     passed,
     plural,
     warned,
 )
+from pytest_nixl.core.words import named
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.model.verdicts import Judgement
 

@@ -87,15 +87,15 @@ class WalkCommands(ABC):
     """The commands ``walk_prepare`` and ``walk_release`` of a worker."""
 
     @abstractmethod
-    def _keep(self, value: Any, kind: str) -> Ref: ...
+    def keep(self, value: Any, kind: str) -> Ref: ...
 
     @abstractmethod
-    def _get(self, ref: Ref) -> Any: ...
+    def get(self, ref: Ref) -> Any: ...
 
     def do_walk_prepare(self, agent: Ref, **how: Any) -> Ref:
         """Prepare the transfers of a walk; the arguments are those of :class:`Walk`."""
-        return self._keep(Walk(self._get(agent), **how), "walk")
+        return self.keep(Walk(self.get(agent), **how), "walk")
 
     def do_walk_release(self, walk: Ref) -> None:
         """Release the transfers of a walk."""
-        self._get(walk).close()
+        self.get(walk).close()

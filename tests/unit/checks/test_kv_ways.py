@@ -8,15 +8,15 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_nixl.checks.kv_requests import KvLaunches, KvRequestKind, KvSamples, describe
-from pytest_nixl.checks.kv_storage import StoredRequests, judge_stored
+from pytest_nixl.checks.kv_cache.blocks import BlockOrder, KvCorruption
+from pytest_nixl.checks.kv_cache.check import KvLaunches, KvRequestKind, KvSamples, describe
+from pytest_nixl.checks.kv_cache.samples import RequestTimes
+from pytest_nixl.checks.kv_cache.storage import StoredRequests, judge_stored
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.measure.worker_pair import WorkerPair
 from pytest_nixl.model.carrier_bytes import CarrierBytes
-from pytest_nixl.model.kv_blocks import BlockOrder, KvCorruption
 from pytest_nixl.model.kv_model import KV_MODELS
 from pytest_nixl.model.kv_plan import KvPlan
-from pytest_nixl.model.kv_samples import RequestTimes
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Verdict

@@ -14,9 +14,9 @@ from helpers.cli_run import BANDWIDTH_OF_RANKS, Finished, profile, run, undistur
 
 from pytest_nixl.checks.raw_tools.check import few
 from pytest_nixl.checks.raw_tools.fabtests import TOOL as FI_RMA_BW
+from pytest_nixl.checks.raw_tools.judge import RawComparison, judge_ratio, judge_raw, same_way
 from pytest_nixl.checks.raw_tools.pair import RawPair
 from pytest_nixl.checks.raw_tools.ucx_perftest import TOOL as UCX_PERFTEST
-from pytest_nixl.judge.raw import RawComparison, judge_ratio, judge_raw, same_way
 from pytest_nixl.model.expectation import Expectation
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.raw_comparison import RawMeasurement, RawRatio

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_nixl.checks.threads import (
+from pytest_nixl.checks.faults.threads import (
     AGENTS,
     LOCKED,
     NOTIFICATIONS,

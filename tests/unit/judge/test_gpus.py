@@ -25,11 +25,11 @@ from helpers.fake_sysfs import TOPOLOGY
 from helpers.namespaces import Host, require_tools
 from helpers.pytester_run import run_pytest
 
+from pytest_nixl.checks.bandwidth.gpu_judge import GpuEnd, GpuPair, judge_gpus, measure_gpus, pairs_of, seats
 from pytest_nixl.host.gpu_nic_affinity import SWITCH, GpuNics
 from pytest_nixl.host.hwloc import hwloc_facts
 from pytest_nixl.host.rdma import RdmaDevice
 from pytest_nixl.judge.concurrent import ConcurrentRates, at_once, measure_at_once, spread, starving
-from pytest_nixl.judge.gpus import GpuEnd, GpuPair, judge_gpus, measure_gpus, pairs_of, seats
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.measure.link import Link
 from pytest_nixl.measure.worker_pairs import WorkerPairs

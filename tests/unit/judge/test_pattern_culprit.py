@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
-from pytest_nixl.judge.pattern_culprit import PARTNERS, judge_pattern_culprit, paired_again
-from pytest_nixl.model.flow_samples import ALONE, TOGETHER, FlowSamples, PatternKind, PatternSamples
+from pytest_nixl.checks.pattern.culprit import PARTNERS, judge_pattern_culprit, paired_again
+from pytest_nixl.checks.pattern.samples import ALONE, TOGETHER, FlowSamples, PatternKind, PatternSamples
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.traffic_pattern import Flow
 from pytest_nixl.model.verdicts import Verdict

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_nixl.judge.pattern_fairness import judge_fairness, slowed_by
-from pytest_nixl.model.flow_samples import ALONE, TOGETHER, FlowSamples, PatternKind, PatternSamples, jain
+from pytest_nixl.checks.pattern.fairness import judge_fairness, slowed_by
+from pytest_nixl.checks.pattern.samples import ALONE, TOGETHER, FlowSamples, PatternKind, PatternSamples, jain
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.samples import Corruption
 from pytest_nixl.model.traffic_pattern import PatternChoice

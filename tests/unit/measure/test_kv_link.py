@@ -15,16 +15,16 @@ from typing import Any
 
 import pytest
 
+from pytest_nixl.checks.kv_cache.blocks import BlockOrder, KvLayout
+from pytest_nixl.checks.kv_cache.link import KvLink, KvTraffic
+from pytest_nixl.checks.kv_cache.samples import STEPS
+from pytest_nixl.checks.kv_cache.worker.requests import KvMethod
 from pytest_nixl.core.host_load import own_seconds
-from pytest_nixl.measure.kv_link import KvLink, KvTraffic
 from pytest_nixl.measure.worker_pair import WorkerPair
-from pytest_nixl.model.kv_blocks import BlockOrder, KvLayout
-from pytest_nixl.model.kv_samples import STEPS
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.samples import percentile
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.nixl.backends import BACKENDS
-from pytest_nixl.nixl.worker.kv_requests import KvMethod
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_nixl.model.kv_blocks import REPEATS, BlockOrder, KvLayout, draw
+from pytest_nixl.checks.kv_cache.blocks import REPEATS, BlockOrder, KvLayout, draw
 
 LAYOUT = KvLayout(tensors=6, blocks=10, block_bytes=64)
 

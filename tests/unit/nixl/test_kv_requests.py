@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pytest_nixl.model.kv_blocks import BlockDraw, KvLayout
-from pytest_nixl.nixl.worker.kv_requests import CacheSide, KvMethod, KvRequests
+from pytest_nixl.checks.kv_cache.blocks import BlockDraw, KvLayout
+from pytest_nixl.checks.kv_cache.worker.requests import CacheSide, KvMethod, KvRequests
 from pytest_nixl.nixl.worker.transfer import Initiator, StepTimeoutError
 
 LAYOUT = KvLayout(tensors=2, blocks=8, block_bytes=64, ranges=2)
