@@ -117,7 +117,7 @@ def test_every_stage_runs_with_gpus(bare: Path, tmp_path: Path, tmp_path_factory
     carried, out = tmp_path / "carried.pyz", tmp_path / "out"
     done = pack(str(carried), "--preset=0", "--without=etcd", f"--nixl={_nixl()}")
     assert done.returncode == 0, done.stderr
-    options = ["-k", "test_bandwidth or taken_for_gpu_memory or cuda_libraries", "--nixl-blocks=64KiB",
+    options = ["-k", "test_bandwidth or taken_for_gpu_memory or ucx-cuda", "--nixl-blocks=64KiB",
                "--nixl-op=WRITE", "--nixl-duration=10ms"]  # fmt: skip
     done = run(bare, carried, "--out", str(out), "--", *options, env=driver)
     assert done.returncode == 0, done.stdout + done.stderr
