@@ -140,8 +140,7 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.addinivalue_line(
         "markers",
-        "nixl_concurrent(waits=0): a check of the suites that measures nothing may run beside those after it with this "
-        "marker; the one that waits longest, in seconds, starts first",
+        "nixl_early(scene=function): the part of a check of the suites that mostly waits; it starts before its turn",
     )
     if not _is_asked_for(config):
         if _is_distributed(config):

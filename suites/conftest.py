@@ -26,7 +26,6 @@ from pytest_nixl import (
     format_size,
     judge_finding,
     load_profile,
-    shake_hands,
     supervisor,
 )
 from pytest_nixl.checks.bandwidth.cold_rows import expected_of
@@ -42,8 +41,6 @@ from pytest_nixl.session.baseline import another_to_compare
 from pytest_nixl.session.benchmark import CLOCK, record_samples, record_timed_figures, versions_of
 from pytest_nixl.session.outcome import conclude
 
-from . import concurrent_checks
-
 
 class FindingFixture(Protocol):
     """What the fixture ``finding`` is."""
@@ -53,19 +50,6 @@ class FindingFixture(Protocol):
 
         What the profile accepts until a day that is not over warns; what it accepts and is not there fails.
         """
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    concurrent_checks.before_setup(item)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    run = Run.of(pyfuncitem.config)
-    if not run.usable or run.settings.extended or run.in_cluster or shake_hands(run.settings.backend):
-        return None  # the longest checks and many processes or spinning threads would delay each other
-    return concurrent_checks.call(pyfuncitem)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

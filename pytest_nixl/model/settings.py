@@ -314,11 +314,6 @@ class Settings:
     ignored: tuple[str, ...] = ()
 
     @property
-    def etcd_is_deployments(self) -> bool:
-        """Whether the etcd endpoints come from the deployment's environment, so that the endpoint suite checks them."""
-        return self.sources.get("etcd", "").startswith("environment")
-
-    @property
     def extended(self) -> bool:
         """Whether checks repeat what the level ``standard`` asks once: every order, 200 agents."""
         return self.level == "extended"

@@ -51,7 +51,6 @@ def make(nixl_settings: Settings, agent_backend: str, nixl_cluster: Cluster) -> 
 
 
 @pytest.mark.nixl_check("transfer-target-killed")
-@pytest.mark.nixl_concurrent
 def test_the_initiator_is_told_that_its_target_died(make: Make, verdict: Decide, finding: FindingFixture) -> None:
     """Transfers to a target that is killed end in an error, and the initiator writes correct bytes to a third agent."""
     outcomes = make("target-killed", usual_transport=True)

@@ -24,6 +24,9 @@ from pytest_nixl.session.parsers import parse_backends, parse_reports
 
 pytestmark = pytest.mark.long
 
+#: The test that asks the doctor's checks.
+MACHINE = "suites/infrastructure/test_machine.py::test_machine"
+
 EXAMPLE = ROOT / "examples" / "pytest-nixl-example"
 ROW = "UCX_TCP/WRITE/DRAM:DRAM/64KiB/batch1/depth1/0-1"
 
@@ -113,16 +116,16 @@ def test_doctor_asks_the_check_of_the_example(site: Path) -> None:
 
 
 def test_infrastructure_suite_asks_the_check_of_the_example(site: Path) -> None:
-    done = run("suites/infrastructure/test_other_packages.py", "-rA", env={"PYTHONPATH": str(site)})
+    done = run(f"{MACHINE}[loopback-is-up]", "-rA", env={"PYTHONPATH": str(site)})
     assert done.code == 0
     assert "NIXL verdict: PASS (1 PASS" in done.output
-    assert "test_a_check_of_another_package[loopback-is-up]" in done.output
+    assert f"PASSED {MACHINE}[loopback-is-up]" in done.output
 
 
 def test_infrastructure_suite_without_other_packages_has_no_test_for_them() -> None:
-    done = run("suites/infrastructure/test_other_packages.py")
-    assert done.code == pytest.ExitCode.NO_TESTS_COLLECTED
-    assert "skipped" not in done.output
+    done = run(MACHINE, "--collect-only", "-q")
+    assert f"{MACHINE}[memlock]" in done.output
+    assert "loopback-is-up" not in done.output
 
 
 def test_profile_of_the_example_names_its_distribution(site: Path) -> None:

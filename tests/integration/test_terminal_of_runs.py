@@ -15,7 +15,7 @@ from helpers.cli_run import ROOT, environment, profile, run, undisturbed
 
 BANDWIDTH = "suites/bandwidth/test_bandwidth.py"
 DEPLOYMENT = "suites/uri_validation/test_deployment.py"
-ENVIRONMENT = "suites/infrastructure/test_environment.py"
+ENVIRONMENT = "suites/infrastructure/test_machine.py"
 ONE_ROW = ("--nixl-op=WRITE", "--nixl-blocks=64KiB", "--nixl-duration=20ms")
 
 #: Arguments and environment of a run with a fault, and what its cause is in the report's words.
@@ -25,7 +25,7 @@ PLANTED: dict[str, tuple[tuple[str, ...], dict[str, str], str]] = {
     "dead etcd": (("suites/infrastructure/test_etcd.py", "--nixl-etcd=http://127.0.0.1:1"), {}, r"etcd.*127\.0\.0\.1"),
     "https": ((DEPLOYMENT, "--nixl-etcd=https://127.0.0.1:2379"), {}, r"https://127\.0\.0\.1:2379"),
     "unknown transport": (
-        ("suites/infrastructure/test_environment.py",),
+        ("suites/infrastructure/test_machine.py",),
         {"UCX_TLS": "nonsense"},
         r"UCX_TLS=nonsense|'nonsense'",
     ),

@@ -67,7 +67,10 @@ def _nvml_remedy(error: str) -> str:
 
 @check("gpus", "Does this host have the number and model of GPUs that the profile says?")
 def gpus(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the GPUs of the driver against the profile and the PCI bus."""
+    """The host has the number and model of GPUs that the profile says.
+
+    Judge the GPUs of the driver against the profile and the PCI bus.
+    """
     if not has_gpu(facts, wanted):
         return not_applicable(NO_GPU)
     here = facts.gpu.gpus
@@ -121,7 +124,10 @@ def gpus(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("gpu-driver", "Does the GPU driver match the container's libraries and NIXL's CUDA version?")
 def gpu_driver(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge whether the container's NVML and CUDA match the kernel's driver, and suffice for NIXL's CUDA version."""
+    """The driver has the same version as its libraries, and is new enough for NIXL's CUDA version.
+
+    Judge whether the container's NVML and CUDA match the kernel's driver, and suffice for NIXL's CUDA version.
+    """
     if not has_gpu(facts, wanted):
         return not_applicable(NO_GPU)
     driver, library, cuda = facts.gpu.driver, facts.gpu.library, facts.gpu.cuda
@@ -153,7 +159,10 @@ def gpu_driver(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("ucx-cuda", "Does UCX find the libraries that its CUDA modules need?")
 def ucx_cuda(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the libraries of UCX's CUDA modules. Without them, UCX takes GPU memory for host memory."""
+    """UCX finds every library that its CUDA modules need.
+
+    Judge the libraries of UCX's CUDA modules. Without them, UCX takes GPU memory for host memory.
+    """
     if not has_gpu(facts, wanted):
         return not_applicable(NO_GPU)
     if "UCX" not in wanted.backends:
@@ -176,7 +185,10 @@ def ucx_cuda(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("gpu-p2p", "Can every GPU read every other's memory?")
 def gpu_p2p(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge peer-to-peer access. Without it, transfers between GPUs of one host are copied through host memory."""
+    """Every GPU can read every other's memory.
+
+    Judge peer-to-peer access. Without it, transfers between GPUs of one host are copied through host memory.
+    """
     if not has_gpu(facts, wanted):
         return not_applicable(NO_GPU)
     if len(facts.gpu.gpus) < 2:
@@ -207,7 +219,10 @@ def gpu_p2p(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("gpu-nvlink", "Does every GPU have the same number of active NVLinks?")
 def gpu_nvlink(facts: Facts, wanted: Requirements) -> Judgement:
-    """Compare the GPUs' active NVLinks. A missing NVLink reduces bandwidth and raises no error."""
+    """Every GPU has the same number of active NVLinks.
+
+    Compare the GPUs' active NVLinks. A missing NVLink reduces bandwidth and raises no error.
+    """
     if not has_gpu(facts, wanted):
         return not_applicable(NO_GPU)
     links = {gpu.index: gpu.nvlinks for gpu in facts.gpu.gpus if gpu.nvlinks is not None}
@@ -225,7 +240,10 @@ def gpu_nvlink(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("gpu-direct", "Can the network cards access GPU memory?")
 def gpu_direct(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge whether DMA-BUF, nvidia_peermem or EFA's own driver gives network cards access to GPU memory."""
+    """Network cards access GPU memory by DMA-BUF, nvidia_peermem or EFA's own driver.
+
+    Judge whether DMA-BUF, nvidia_peermem or EFA's own driver gives network cards access to GPU memory.
+    """
     if not has_gpu(facts, wanted):
         return not_applicable(NO_GPU)
     if not has_rdma(facts, wanted):
@@ -255,7 +273,10 @@ def gpu_direct(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("gdrcopy", "Is GDRCopy usable for small messages?")
 def gdrcopy(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge GDRCopy, which UCX uses to copy small messages to GPUs faster."""
+    """GDRCopy is usable for small messages.
+
+    Judge GDRCopy, which UCX uses to copy small messages to GPUs faster.
+    """
     if not facts.gpu.gpus:
         return not_applicable("this host has no GPU")
     if facts.gpu.gdrcopy.value:
@@ -268,7 +289,10 @@ def gdrcopy(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("gpu-xid", "Is the kernel's log free of GPU errors (Xid) since the host started?")
 def gpu_xid(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the Xid errors in the kernel's log."""
+    """The kernel's log has no Xid error.
+
+    Judge the Xid errors in the kernel's log.
+    """
     if not has_gpu(facts, wanted):
         return not_applicable(NO_GPU)
     xids = facts.gpu.xids
@@ -292,7 +316,10 @@ def gpu_xid(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("gpu-ecc", "Is the memory of every GPU free of uncorrectable errors?")
 def gpu_ecc(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the uncorrectable ECC errors since each GPU's last reset."""
+    """No GPU has an uncorrectable memory error.
+
+    Judge the uncorrectable ECC errors since each GPU's last reset.
+    """
     if not has_gpu(facts, wanted):
         return not_applicable(NO_GPU)
     counts = {gpu.index: gpu.uncorrected for gpu in facts.gpu.gpus if gpu.uncorrected is not None}
@@ -308,7 +335,10 @@ def gpu_ecc(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("gpu-bar1", "Does every GPU's BAR1 cover its memory?")
 def gpu_bar1(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the size of BAR1, the window through which a network card accesses a GPU's memory."""
+    """BAR1 of every GPU covers its memory.
+
+    Judge the size of BAR1, the window through which a network card accesses a GPU's memory.
+    """
     if not has_gpu(facts, wanted):
         return not_applicable(NO_GPU)
     known = [gpu for gpu in facts.gpu.gpus if gpu.bar1 is not None and gpu.memory is not None]
@@ -326,7 +356,10 @@ def gpu_bar1(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("gpu-persistence", "Does the driver stay loaded while no process uses a GPU?")
 def gpu_persistence(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge persistence mode. Without it, the first use of a GPU takes seconds."""
+    """The driver stays loaded while no process uses a GPU.
+
+    Judge persistence mode. Without it, the first use of a GPU takes seconds.
+    """
     if not has_gpu(facts, wanted):
         return not_applicable(NO_GPU)
     known = {gpu.index: gpu.persistence for gpu in facts.gpu.gpus if gpu.persistence is not None}
@@ -343,7 +376,10 @@ def gpu_persistence(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("gpu-nics", "Does every GPU have as many network cards near it as the profile says?")
 def gpu_nics(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the positions on the PCI bus. Traffic to a card on another NUMA node passes through both processors."""
+    """Every GPU has as many network cards near it as the profile says.
+
+    Judge the positions on the PCI bus. Traffic to a card on another NUMA node passes through both processors.
+    """
     if not has_gpu(facts, wanted):
         return not_applicable(NO_GPU)
     if not has_rdma(facts, wanted):

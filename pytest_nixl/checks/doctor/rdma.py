@@ -32,7 +32,10 @@ def _devices(facts: Facts, wanted: Requirements) -> tuple[RdmaDevice, ...]:
 
 @check("rdma-devices", "Does this host have as many RDMA devices as the profile says?")
 def rdma_devices(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the number of RDMA devices, and whether each card on the PCI bus has a driver."""
+    """The host has as many RDMA devices as the profile says, each with a driver.
+
+    Judge the number of RDMA devices, and whether each card on the PCI bus has a driver.
+    """
     if not has_rdma(facts, wanted):
         return not_applicable(NO_RDMA)
     kind, here = "EFA device" if wanted.efa else "RDMA device", _devices(facts, wanted)
@@ -88,7 +91,10 @@ def _with_errors(devices: tuple[RdmaDevice, ...]) -> list[str]:
 
 @check("rdma-ports", "Is a port of every RDMA device active, and is no link much worse than the others?")
 def rdma_ports(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the port states. A port that is not ACTIVE carries nothing, so the other ports are overloaded."""
+    """Every RDMA device has an active port, and no link has errors that most others do not have.
+
+    Judge the port states. A port that is not ACTIVE carries nothing, so the other ports are overloaded.
+    """
     if not has_rdma(facts, wanted):
         return not_applicable(NO_RDMA)
     if not facts.rdma:
@@ -111,7 +117,10 @@ def rdma_ports(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("rdma-rate", "Is every RDMA device as fast as the profile says, and as the others?")
 def rdma_rate(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the rates. One slow device slows every transfer that is spread over all devices."""
+    """No RDMA device is slower than the profile says, or slower than the others.
+
+    Judge the rates. One slow device slows every transfer that is spread over all devices.
+    """
     if not has_rdma(facts, wanted):
         return not_applicable(NO_RDMA)
     rates = {device.name: device.rate for device in _devices(facts, wanted) if device.rate}
@@ -136,7 +145,10 @@ def rdma_rate(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("uverbs-open", "Can a process open the device node of every RDMA device?")
 def uverbs_open(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the device nodes. One node that cannot be opened makes libfabric drop EFA (ofiwg/libfabric#12708)."""
+    """A process can open the device node of every RDMA device.
+
+    Judge the device nodes. One node that cannot be opened makes libfabric drop EFA (ofiwg/libfabric#12708).
+    """
     if not has_rdma(facts, wanted):
         return not_applicable(NO_RDMA)
     if not facts.rdma:

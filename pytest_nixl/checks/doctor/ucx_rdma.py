@@ -46,7 +46,10 @@ class _Cause:
 
 @check("ucx-uses-rdma", "Can the UCX that NIXL loads use every RDMA device of this host?")
 def ucx_uses_rdma(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge whether UCX offers each device, and name the cause for each that it does not offer or cannot open."""
+    """The UCX that NIXL loads finds, opens and offers every RDMA device of the host.
+
+    Judge whether UCX offers each device, and name the cause for each that it does not offer or cannot open.
+    """
     if "UCX" not in wanted.backends:
         return not_applicable("UCX is not requested")
     if not has_rdma(facts, wanted):

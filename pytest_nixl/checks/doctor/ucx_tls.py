@@ -21,7 +21,10 @@ from pytest_nixl.model.verdicts import Judgement
 
 @check("transports-allowed", "Does UCX_TLS allow the transports that this host supports?")
 def transports_allowed(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge UCX_TLS: a list without RDMA on an RDMA host, one that cannot carry NIXL, or a name unknown to UCX."""
+    """UCX_TLS allows the transports that this host supports.
+
+    Judge UCX_TLS: a list without RDMA on an RDMA host, one that cannot carry NIXL, or a name unknown to UCX.
+    """
     if "UCX" not in wanted.backends:
         return not_applicable("UCX is not requested")
     if "UCX_TLS" not in facts.environment.steering:

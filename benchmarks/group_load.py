@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a group of ranks costs its etcd: the requests and bytes of each phase, for any number of ranks.
 
-The counts follow from the code of this package, and tests compare them with the requests of real groups. They hold if
+The counts follow from the code of pytest-nixl, and tests compare them with the requests of real groups. They hold if
 no answer is lost, no lease has to be refreshed, and no rank waits for more than five seconds: :func:`kept` and
 :func:`waited` say what is added for each second.
 """

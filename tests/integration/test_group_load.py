@@ -3,14 +3,24 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 import pytest
+from helpers.cli_run import ROOT
 from helpers.etcd import Etcd, running_etcd, wait_until
 from helpers.rank_group import RankGroup, rank_group
 
 from pytest_nixl.cluster.group import TTL, Member
-from pytest_nixl.cluster.group_load import (
+from pytest_nixl.cluster.group_values import GroupValues
+from pytest_nixl.cluster.mailbox import LARGEST
+from pytest_nixl.etcd.client import connect
+from pytest_nixl.etcd.errors import EtcdError
+from pytest_nixl.etcd.transaction import TransactionResult, get, put, txn
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from group_load import (
     PhaseLoad,
     barrier,
     exchanges,
@@ -24,11 +34,6 @@ from pytest_nixl.cluster.group_load import (
     waited,
     whole_run,
 )
-from pytest_nixl.cluster.group_values import GroupValues
-from pytest_nixl.cluster.mailbox import LARGEST
-from pytest_nixl.etcd.client import connect
-from pytest_nixl.etcd.errors import EtcdError
-from pytest_nixl.etcd.transaction import TransactionResult, get, put, txn
 
 #: The requests that rank 0 sends to all peers, one after another.
 COUNT = 11
