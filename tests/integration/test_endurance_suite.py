@@ -100,9 +100,8 @@ def test_a_bound_of_a_profile_replaces_the_limit(tmp_path: Path) -> None:
         '[profile]\nname = "test"\n[[bound]]\nfigure = "growth-descriptors"\ncycle = ["transfer"]\n'
         'at_most = "2"\nsource = "a test"\n'
     )
-    method = {"method": "release_xfer_handle"}
     for bound, verdict in ((f"--nixl-profile={profile}", "PASS"), ("-q", "FAIL")):
-        done = planted(tmp_path, "descriptor", "-k", "transfers", bound, **method)
+        done = planted(tmp_path, "descriptor", "-k", "transfers", bound, method="release_xfer_handle")
         assert f"NIXL verdict: {verdict} (1 {verdict}; " in done.output, done.output
 
 

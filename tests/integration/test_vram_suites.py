@@ -8,14 +8,17 @@ host memory (staged). ``tests/gpu/driver.c`` says what is like a GPU. What only 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from helpers import gpu_standin
 from helpers.cli_run import Finished, bandwidth, profile, run
+from helpers.contention import spinning
 
 from pytest_nixl.fixtures.etcd import PrivateEtcd
 
@@ -150,6 +153,33 @@ def test_dead_target_whose_memory_is_open_is_named(driver: dict[str, str], tmp_p
     told = [line.split()[0] for line in log.read_text().splitlines()]
     assert "open" in told
     assert "close" not in told
+
+
+#: A plugin of a run: the slowest link starves at its first measurement. A double, because two GPUs that are this host's
+#: cores starve by chance only.
+STARVES = """
+from pytest_nixl.judge import concurrent
+
+concurrent.STARVED, concurrent.TRIES = 2.0, 1
+"""
+
+
+def test_gpus_that_starve_beside_busy_processes_are_inconclusive(driver: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "starves.py").write_text(STARVES)
+    with ExitStack() as stack:
+        for _ in range(os.cpu_count() or 1):
+            stack.enter_context(spinning())
+        done = run(
+            "suites/bandwidth/test_gpus.py", "--nixl-memory=VRAM:VRAM", "--nixl-op=WRITE", "--nixl-blocks=64KiB", "-p",
+            "starves", env={**driver, "PYTHONPATH": str(tmp_path)},
+        )  # fmt: skip
+    assert re.search(
+        r"^INCONCLUSIVE gpus-together: .* 2 GPUs at once: .*: it starves while the others are measured, but other "
+        r"processes used up to \d+\.\d of the cores that the links need$",
+        done.output,
+        re.MULTILINE,
+    ), done.output
+    assert done.code == 0, done.output
 
 
 def test_rows_between_two_ranks_pass(driver: dict[str, str], tmp_path: Path, nixl_private_etcd: PrivateEtcd) -> None:

@@ -41,7 +41,7 @@ def test_gpu_memory_cannot_be_registered_over_tcp(tmp_path: Path, pytestconfig: 
     topology.write_text(TOPOLOGY.format(both='cpuset="0x3"', node='nodeset="0x1"'))
     driver = gpu_standin.build(tmp_path, bindings=False)
     told = {**driver, "HWLOC_XMLFILE": str(topology), "HWLOC_THISSYSTEM": "1", "PYTHONPATH": str(ROOT / "tests"),
-            "NIXL_LOG_LEVEL": "DEBUG"}  # fmt: skip
+            "NIXL_LOG_LEVEL": "DEBUG", "STANDIN_DMABUF": "1"}  # fmt: skip
     settings = replace(read_settings(pytestconfig, environ={}), backend=("LIBFABRIC",))
     with Agents(LocalHost(supervisor()), settings) as agents:
         agent = agents.start(environment=told)
@@ -56,6 +56,8 @@ def test_gpu_memory_cannot_be_registered_over_tcp(tmp_path: Path, pytestconfig: 
         "Memory type 1 is not supported by libfabric backend",
     ):
         assert words in log, log
+    asked = {line.split()[0] for line in Path(driver["STANDIN_LOG"]).read_text().splitlines()}
+    assert ("allocate" in asked, "dma-buf" in asked) == (True, False)
 
 
 def test_topology_file_of_hwloc_is_what_the_plugin_reads(tmp_path: Path, pytestconfig: pytest.Config) -> None:
