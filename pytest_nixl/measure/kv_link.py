@@ -187,7 +187,7 @@ class KvLink:
             in_flight=traffic.in_flight,
             interval=0.0 if traffic.rate is None else 1 / traffic.rate,
         )
-        found: dict[str, Any] = results([running], serving=serving)[0]
+        found: dict[str, Any] = results([running], serving=[serving])[0]
         return found
 
     def _corruption(self, phase: str, wrong: dict[str, Any]) -> KvCorruption:

@@ -350,9 +350,9 @@ class Link:
         # Workers time out before this process does, so that their own messages arrive.
         patience = seconds + 5
         storage = self._pair.backend.STORAGE
-        serving: Pending | None = None
+        serving: list[Pending] = []
         if not storage:
-            serving = self.target.worker.request("serve", seconds=patience, agent=self.target.ref, patience=seconds)
+            serving = [self.target.worker.request("serve", seconds=patience, agent=self.target.ref, patience=seconds)]
         running = self.initiator.worker.request(
             command,
             seconds=patience,

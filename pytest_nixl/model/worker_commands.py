@@ -115,6 +115,7 @@ AGENT_METHODS = frozenset(
 
 WORKER_COMMANDS: Mapping[str, WorkerCommand] = {
     "activate": WorkerCommand({"device": _COUNT}),
+    "add_agents": WorkerCommand({"agent": Ref, "metadata": Every(bytes)}),
     "allocate": WorkerCommand(
         {"size": _COUNT, "memory_type": _NAME, "directory?": _WORDS, "alignment?": _COUNT, "device?": _COUNT},
         {"buffer": Ref, "address": _COUNT, "device": _COUNT},
@@ -125,7 +126,7 @@ WORKER_COMMANDS: Mapping[str, WorkerCommand] = {
     ),
     "cancel": WorkerCommand({}, answered=False),
     "compare": WorkerCommand({"buffer": Ref, "parts": _PARTS}, Every(OneOf((None, _CORRUPTION)))),
-    "connect": WorkerCommand({"agent": Ref, "target": _WORDS, "patience": _SECONDS}),
+    "connect": WorkerCommand({"agent": Ref, "targets": _LINES, "patience": _SECONDS}),
     "create_agent": WorkerCommand(
         {
             "name": _WORDS,

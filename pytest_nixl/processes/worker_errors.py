@@ -63,6 +63,8 @@ def step_words(command: str, arguments: Mapping[str, Any], agents: Mapping[int, 
     :param agents: the names of the worker's agents, by the numbers of their references.
     """
     agent = arguments.get("agent")
-    method = {"call": arguments.get("method"), "register": "register_memory"}.get(command)
+    method = {"call": arguments.get("method"), "register": "register_memory", "add_agents": "add_remote_agent"}.get(
+        command
+    )
     name = agents.get(agent.number) if isinstance(agent, Ref) else None
     return f"{method!r} of agent {name!r}" if method and name else repr(method or command)

@@ -213,9 +213,15 @@ class Commands(FlowCommands, KvCommands, WalkCommands):
         """Write bytes to a buffer."""
         self._get(buffer).write(offset, data)
 
-    def do_connect(self, agent: Ref, target: str, patience: float) -> None:
-        """Connect to a target that runs ``serve``."""
-        self._initiator(agent, target, [], [], patience, acknowledged=True, tag_each=False).greet()
+    def do_add_agents(self, agent: Ref, metadata: list[bytes]) -> None:
+        """Load the metadata of agents."""
+        for each in metadata:
+            self._get(agent).add_remote_agent(each)
+
+    def do_connect(self, agent: Ref, targets: list[str], patience: float) -> None:
+        """Connect to targets that run ``serve``."""
+        for target in targets:
+            self._initiator(agent, target, [], [], patience, acknowledged=True, tag_each=False).greet()
 
     def do_move(
         self, agent: Ref, target: str, plain: list[Ref], tagged: list[Ref], patience: float, **how: Any
