@@ -142,6 +142,8 @@ class WorkerPair:
 
     def close(self) -> None:
         """End both workers."""
+        for end in (self.initiator, self.target):
+            end.agent.worker.ask_to_end()  # both at the same time
         self.initiator.agent.close()
         self.target.agent.close()
 

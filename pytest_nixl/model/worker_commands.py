@@ -43,14 +43,13 @@ _CORRUPTION = {**dict.fromkeys(("wrong_bytes", "total_bytes", "offset"), _COUNT)
 _TRANSFERS = {
     "agent": Ref,
     "target": _WORDS,
-    "plain": _REFS,
-    "tagged": _REFS,
+    "transfers": Ref,
     "patience": _SECONDS,
     "acknowledged": bool,
     "tag_each": bool,
     "announced": bool,
-    "depth": OneOf((None, _COUNT)),
-    **dict.fromkeys(("storage", "objects", "walk"), Ref | None),
+    "depth": _COUNT,
+    **dict.fromkeys(("storage", "objects"), Ref | None),
 }
 
 
@@ -278,6 +277,22 @@ WORKER_COMMANDS: Mapping[str, WorkerCommand] = {
     "probe_objects": WorkerCommand({"buffer": Ref}),
     "read": WorkerCommand({"buffer": Ref, "offset": _PLACE, "size": _PLACE}, bytes),
     "register": WorkerCommand({"agent": Ref, "buffer": Ref}, Ref),
+    "row_prepare": WorkerCommand(
+        {
+            "agent": Ref,
+            "op": _NAME,
+            "target": _WORDS,
+            "plugin": _NAME,
+            "sides": (_SIDE, _SIDE),
+            "block": _COUNT,
+            "batch": _COUNT,
+            "transfers": _COUNT,
+            "notification": bytes,
+            "tag_all": bool,
+        },
+        Ref,
+    ),
+    "row_release": WorkerCommand({"transfers": Ref}),
     # It calls any function, so that a peer must not be asked for it.
     "run": WorkerCommand({"agent": Ref, "function": _WORDS, "arguments": Every(Any, keys=True)}, Any, peers=False),
     "serve": WorkerCommand({"agent": Ref, "patience": _SECONDS, "idle?": bool}, _COUNT),
@@ -298,21 +313,5 @@ WORKER_COMMANDS: Mapping[str, WorkerCommand] = {
         {"tool": _NAME, "arguments": Every(Text()), "variables": Every(OneOf((None, Text())), keys=True)},
         {"program": Ref, "pid": _COUNT},
     ),
-    "walk_prepare": WorkerCommand(
-        {
-            "agent": Ref,
-            "op": _NAME,
-            "target": _WORDS,
-            "plugin": _NAME,
-            "sides": (_SIDE, _SIDE),
-            "block": _COUNT,
-            "batch": _COUNT,
-            "transfers": _COUNT,
-            "notification": bytes,
-            "tag_each": bool,
-        },
-        Ref,
-    ),
-    "walk_release": WorkerCommand({"walk": Ref}),
     "write": WorkerCommand({"buffer": Ref, "offset": _PLACE, "data": bytes}),
 }

@@ -30,15 +30,15 @@ from pytest_nixl.nixl.worker.flow_commands import FlowCommands
 from pytest_nixl.nixl.worker.foreign_memory import obstacle
 from pytest_nixl.nixl.worker.kv_commands import KvCommands
 from pytest_nixl.nixl.worker.memory import DramBuffer, PatternBuffer
+from pytest_nixl.nixl.worker.row_transfers import RowCommands, RowTransfers
 from pytest_nixl.nixl.worker.tools import Tools
-from pytest_nixl.nixl.worker.walk import WalkCommands
 
 
 class CommandRefusedError(Exception):
     """The command does not exist, or its arguments are wrong."""
 
 
-class Commands(FlowCommands, KvCommands, WalkCommands):
+class Commands(FlowCommands, KvCommands, RowCommands):
     """The commands of the table as methods named ``do_COMMAND``, and the objects that the worker keeps for pytest.
 
     :param cancelled: returns whether pytest has asked to end the running command.
@@ -221,21 +221,18 @@ class Commands(FlowCommands, KvCommands, WalkCommands):
     def do_connect(self, agent: Ref, targets: list[str], patience: float) -> None:
         """Connect to targets that run ``serve``."""
         for target in targets:
-            self._initiator(agent, target, [], [], patience, acknowledged=True, tag_each=False).greet()
+            self._initiator(agent, target, None, patience, depth=0, acknowledged=True, tag_each=False).greet()
 
-    def do_move(
-        self, agent: Ref, target: str, plain: list[Ref], tagged: list[Ref], patience: float, **how: Any
-    ) -> None:
+    def do_move(self, agent: Ref, target: str, transfers: Ref, patience: float, **how: Any) -> None:
         """Run each prepared transfer once, and wait until its bytes have arrived."""
-        initiator = self._initiator(agent, target, plain, tagged, patience, **how)
+        initiator = self._initiator(agent, target, self._get(transfers), patience, **how)
         initiator.window(initiator.transfers, transfer.stamps_for(initiator.transfers))
 
     def do_measure(
         self,
         agent: Ref,
         target: str,
-        plain: list[Ref],
-        tagged: list[Ref],
+        transfers: Ref,
         patience: float,
         op: str,
         own: list[int],
@@ -249,7 +246,7 @@ class Commands(FlowCommands, KvCommands, WalkCommands):
 
         :param own: the pids of other processes on this host that belong to the row.
         """
-        initiator = self._initiator(agent, target, plain, tagged, patience, **how)
+        initiator = self._initiator(agent, target, self._get(transfers), patience, **how)
         counting, others = CarrierByteCounter(op), CpuContention(own)
         found = transfer.measure(
             initiator,
@@ -303,24 +300,21 @@ class Commands(FlowCommands, KvCommands, WalkCommands):
         self,
         agent: Ref,
         target: str,
-        plain: list[Ref],
-        tagged: list[Ref],
+        row: RowTransfers | None,
         patience: float,
         *,
+        depth: int,
         acknowledged: bool,
         tag_each: bool,
         announced: bool = False,
         storage: Ref | None = None,
         objects: Ref | None = None,
-        walk: Ref | None = None,
-        depth: int | None = None,
     ) -> transfer.Initiator:
-        walked = None if walk is None else self._get(walk)
         return transfer.Initiator(
             self._get(agent),
             target,
-            [self._get(handle) for handle in plain] if walked is None else walked.plain,
-            [self._get(handle) for handle in tagged] if walked is None else walked.tagged,
+            row.plain if row is not None else [],
+            row.tagged if row is not None else [],
             depth=depth,
             acknowledged=acknowledged,
             tag_each=tag_each,
