@@ -288,7 +288,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=64, help="ranks that are a pytest each (default: 64)")
     parser.add_argument("--schedules", default=",".join(SCHEDULES), help="what they run; empty: nothing")
     parser.add_argument("--simulate", default="2,4,8,16,32,64,256",
-                        help="sizes of simulated groups; two cores did not complete 1024")  # fmt: skip
+                        help="sizes of simulated groups")  # fmt: skip
     parser.add_argument("--simulated-ranks", nargs=5, metavar=("URL", "GROUP", "SIZE", "FIRST", "COUNT"),
                         help="for internal use: be some ranks of a simulated group")  # fmt: skip
     if sys.argv[1:2] == ["--forked-ranks"]:  # for internal use

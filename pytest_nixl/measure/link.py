@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -39,17 +38,14 @@ LARGE_BYTES = 160 * MIB
 
 @dataclass(frozen=True)
 class _Transfers:
-    """Prepared transfers: without a notification, and the same with one; or a walk in the initiator's worker.
+    """Prepared transfers in the initiator's worker.
 
-    :param count: the number of transfers: one per transfer in flight, or those of the walk.
-    :param walk: the walk; None: there is none, and the transfers are in ``plain`` and ``tagged``.
+    :param count: the number of transfers: one per transfer in flight, or those that walk a footprint.
     """
 
     count: int
     depth: int
-    plain: list[Ref]
-    tagged: list[Ref]
-    walk: Ref | None = None
+    prepared: Ref
 
 
 class Link:
@@ -191,7 +187,7 @@ class Link:
 
     @contextlib.contextmanager
     def _transfers(self, block: int, batch: int, depth: int) -> Iterator[_Transfers]:
-        """Prepare ``depth`` transfers for use at the same time. A failure ends the pair."""
+        """Prepare the transfers of a row. A failure ends the pair."""
         size = block * batch
         if size * depth > self._pair.capacity:
             raise NixlPluginError(
@@ -205,21 +201,11 @@ class Link:
             )
         try:
             with versions_named([self.initiator.worker, self.target.worker]):
-                if self.footprint:
-                    walk = self._walk(block, batch, self.footprint // size)
-                    yield _Transfers(self.footprint // size, depth, [], [], walk)
-                    self.initiator.worker.call("walk_release", seconds=self._settings.timeout, walk=walk)
-                    self.initiator.worker.call("forget", objects=[walk])
-                    return
                 self._prepare_objects(block, batch * depth)
-                slots = [self._sides(slot * size, block, batch) for slot in range(depth)]
-                first = COUNTED if self._announced else b""
-                plain = [self._prepare(*sides) for sides in slots]
-                tagged = [self._prepare(*sides, notification=first) for sides in slots]
-                yield _Transfers(depth, depth, plain, tagged)
-                for handle in [*plain, *tagged]:
-                    self.initiator.release_xfer_handle(handle)
-                self.initiator.worker.call("forget", objects=[*plain, *tagged, *itertools.chain(*slots)])
+                count = self.footprint // size if self.footprint else depth
+                prepared = self._prepare(block, batch, count)
+                yield _Transfers(count, depth, prepared)
+                self.initiator.worker.call("row_release", seconds=self._settings.timeout, transfers=prepared)
                 self._prepare_objects(0, 0)
         except (NixlError, WorkerLateError) as error:
             try:
@@ -231,11 +217,11 @@ class Link:
             self._pair.kill()
             raise
 
-    def _walk(self, block: int, batch: int, transfers: int) -> Ref:
-        """Prepare a walk of the footprint in the initiator's worker."""
+    def _prepare(self, block: int, batch: int, transfers: int) -> Ref:
+        """Prepare the transfers of neighbouring parts of the buffers in the initiator's worker."""
         ends = (self._pair.initiator.buffer, self._pair.target.buffer)
         made: Ref = self.initiator.worker.call(
-            "walk_prepare",
+            "row_prepare",
             seconds=self._settings.timeout,
             agent=self.initiator.ref,
             op=self.op,
@@ -246,7 +232,8 @@ class Link:
             batch=batch,
             transfers=transfers,
             notification=COUNTED if self._announced else b"",
-            tag_each=self._tags_each,
+            # Those that walk a footprint are many, and of each window only the last one has a notification.
+            tag_all=self._tags_each or not self.footprint,
         )
         return made
 
@@ -274,22 +261,6 @@ class Link:
                 raise WorkerError(f"{found.reason}; {error.reason}", found.remedy, error.detail) from None
             with contextlib.suppress(WorkerError):
                 self._prepare_objects(0, 0)
-
-    def _sides(self, offset: int, block: int, batch: int) -> tuple[Ref, Ref]:
-        """Return the descriptors of one transfer in the initiator's and in the target's buffer."""
-        buffers = (self._pair.initiator.buffer, self._pair.target.buffer)
-        local, remote = (
-            self.initiator.get_xfer_descs(
-                [buffer.descriptor(offset + number * block, block) for number in range(batch)], buffer.memory
-            )
-            for buffer in buffers
-        )
-        return local, remote
-
-    def _prepare(self, local: Ref, remote: Ref, *, notification: bytes = b"") -> Ref:
-        return self.initiator.initialize_xfer(
-            self.op, local, remote, self.target.name, notification, backends=[self._pair.backend.PLUGIN]
-        )
 
     @property
     def _notifies_each(self) -> bool:
@@ -358,17 +329,15 @@ class Link:
         # Workers time out before this process does, so that their own messages arrive.
         limit = seconds + 5
         storage = self._pair.backend.STORAGE
-        serving: Pending | None = None
+        serving: list[Pending] = []
         if not storage:
-            serving = self.target.worker.request("serve", seconds=limit, agent=self.target.ref, timeout=seconds)
+            serving = [self.target.worker.request("serve", seconds=limit, agent=self.target.ref, timeout=seconds)]
         running = self.initiator.worker.request(
             command,
             seconds=limit,
             agent=self.initiator.ref,
             target=self.target.name,
-            plain=transfers.plain,
-            tagged=transfers.tagged,
-            walk=transfers.walk,
+            transfers=transfers.prepared,
             depth=transfers.depth,
             timeout=seconds,
             acknowledged=(self.op == "WRITE" or self._notifies_each) and not storage,

@@ -41,14 +41,13 @@ _CORRUPTION = {**dict.fromkeys(("wrong_bytes", "total_bytes", "offset"), COUNT),
 _TRANSFERS = {
     "agent": Ref,
     "target": WORDS,
-    "plain": REFS,
-    "tagged": REFS,
+    "transfers": Ref,
     "timeout": SECONDS,
     "acknowledged": bool,
     "tag_each": bool,
     "announced": bool,
-    "depth": OneOf((None, COUNT)),
-    **dict.fromkeys(("storage", "objects", "walk"), Ref | None),
+    "depth": COUNT,
+    **dict.fromkeys(("storage", "objects"), Ref | None),
 }
 
 
@@ -97,6 +96,7 @@ AGENT_METHODS = frozenset(
 
 KERNEL_COMMANDS: Mapping[str, WorkerCommand] = {
     "activate": WorkerCommand({"device": COUNT}),
+    "add_agents": WorkerCommand({"agent": Ref, "metadata": Every(bytes)}),
     "allocate": WorkerCommand(
         {"size": COUNT, "memory_type": NAME, "directory?": WORDS, "alignment?": COUNT, "device?": COUNT},
         {"buffer": Ref, "address": COUNT, "device": COUNT},
@@ -107,7 +107,7 @@ KERNEL_COMMANDS: Mapping[str, WorkerCommand] = {
     ),
     "cancel": WorkerCommand({}, answered=False),
     "compare": WorkerCommand({"buffer": Ref, "parts": _PARTS}, Every(OneOf((None, _CORRUPTION)))),
-    "connect": WorkerCommand({"agent": Ref, "target": WORDS, "timeout": SECONDS}),
+    "connect": WorkerCommand({"agent": Ref, "targets": LINES, "timeout": SECONDS}),
     "create_agent": WorkerCommand(
         {
             "name": WORDS,
@@ -162,6 +162,22 @@ KERNEL_COMMANDS: Mapping[str, WorkerCommand] = {
     "probe_objects": WorkerCommand({"buffer": Ref}),
     "read": WorkerCommand({"buffer": Ref, "offset": _PLACE, "size": _PLACE}, bytes),
     "register": WorkerCommand({"agent": Ref, "buffer": Ref}, Ref),
+    "row_prepare": WorkerCommand(
+        {
+            "agent": Ref,
+            "op": NAME,
+            "target": WORDS,
+            "plugin": NAME,
+            "sides": (SIDE, SIDE),
+            "block": COUNT,
+            "batch": COUNT,
+            "transfers": COUNT,
+            "notification": bytes,
+            "tag_all": bool,
+        },
+        Ref,
+    ),
+    "row_release": WorkerCommand({"transfers": Ref}),
     # It calls any function, so that a peer must not be asked for it.
     "run": WorkerCommand({"agent": Ref, "function": WORDS, "arguments": Every(Any, keys=True)}, Any, peers=False),
     "serve": WorkerCommand({"agent": Ref, "timeout": SECONDS, "idle?": bool}, COUNT),
@@ -182,22 +198,6 @@ KERNEL_COMMANDS: Mapping[str, WorkerCommand] = {
         {"tool": NAME, "arguments": Every(Text()), "variables": Every(OneOf((None, Text())), keys=True)},
         {"program": Ref, "pid": COUNT},
     ),
-    "walk_prepare": WorkerCommand(
-        {
-            "agent": Ref,
-            "op": NAME,
-            "target": WORDS,
-            "plugin": NAME,
-            "sides": (SIDE, SIDE),
-            "block": COUNT,
-            "batch": COUNT,
-            "transfers": COUNT,
-            "notification": bytes,
-            "tag_each": bool,
-        },
-        Ref,
-    ),
-    "walk_release": WorkerCommand({"walk": Ref}),
     "write": WorkerCommand({"buffer": Ref, "offset": _PLACE, "data": bytes}),
 }
 

@@ -361,21 +361,23 @@ class Worker:
         return WorkerError(f"{type_name} in {self.name} during {step}: {message}", remedy, error["traceback"])
 
 
-def results(pending: Sequence[Pending], *, serving: Pending | None = None) -> list[Any]:
+def results(pending: Sequence[Pending], *, serving: Sequence[Pending] = ()) -> list[Any]:
     """Wait for the answers of several workers, and return them in the order of the requests.
 
     :param pending: the requests.
-    :param serving: a request that runs until it is cancelled, which happens when the others are answered.
+    :param serving: requests that run until they are cancelled, which happens when the others are answered.
     :raises WorkerError: a worker failed. The other workers get a moment to report their errors and are then ended. If a
         worker died or hung, its error is raised, because the other errors are consequences.
     """
     errors: list[WorkerError] = []
     hurried: set[Pending] = set()
     answers: dict[Pending, Any] = {}
-    waiting = [*pending, serving] if serving else list(pending)
+    waiting, to_cancel = [*pending, *serving], list(serving)
     while waiting:
-        if serving is not None and waiting == [serving]:
-            serving.worker.cancel()
+        if to_cancel and not set(waiting).intersection(pending):
+            for each in to_cancel:
+                each.worker.cancel()
+            to_cancel = []
         for item in _ready(waiting):
             waiting.remove(item)
             try:

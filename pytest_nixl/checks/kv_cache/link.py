@@ -187,9 +187,9 @@ class KvLink:
         seconds = self._timeout * len(draws) + 5
         one, other = initiator.worker, target.worker
         own = [other.pid] if one.versions["host"] == other.versions["host"] else []
-        serving: Pending | None = None
+        serving: list[Pending] = []
         if not self._pair.backend.STORAGE:
-            serving = other.request("serve", seconds=seconds + 5, agent=target.ref, timeout=seconds)
+            serving = [other.request("serve", seconds=seconds + 5, agent=target.ref, timeout=seconds)]
         running = one.request(
             "kv_request",
             seconds=seconds,

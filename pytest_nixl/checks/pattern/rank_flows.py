@@ -15,11 +15,11 @@ from pytest_nixl.checks.pattern.steps import FlowStep, MeasuredFlows
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.core.wire import Ref
 from pytest_nixl.measure.link import obstacle_between
-from pytest_nixl.measure.worker_pair import connect_pairs
+from pytest_nixl.measure.worker_pair import connect_partners
 from pytest_nixl.model.agent_options import AgentOptions
 from pytest_nixl.model.samples import Corruption
 from pytest_nixl.model.settings import Settings
-from pytest_nixl.model.traffic_pattern import Flow, factors, rounds
+from pytest_nixl.model.traffic_pattern import Flow, rounds
 from pytest_nixl.nixl.agent import NixlAgent
 from pytest_nixl.nixl.backends import BACKENDS
 from pytest_nixl.nixl.buffer import Buffer, Part
@@ -99,10 +99,7 @@ class RankFlows:
                 self._workers.append(host.start("flows", environment, *limits))
             self._ranks = self._prepared(agent_options)
             with versions_named(self._workers):
-                partners = self._partners()
-                for met in factors(kind.pattern.ranks):  # the pairs of a round share no rank: they connect at once
-                    connect_pairs([(self.agents[one], self.agents[other]) for one, other in met
-                                   if (one, other) in partners])  # fmt: skip
+                connect_partners(self.agents, self._partners())
             for rank in self._used():
                 self._prepare(rank)
         except BaseException:
@@ -348,7 +345,7 @@ class RankFlows:
             )
             for rank in [first, *(rank for rank in used if rank != first)]
         ]
-        results(requests[1:], serving=requests[0])
+        results(requests[1:], serving=requests[:1])
         asked = [self._ranks[rank].worker.request("flows_report", endpoint=self._ranks[rank].endpoint) for rank in used]
         reports = results(asked)
         if any(len(report) != len(steps) for report in reports):

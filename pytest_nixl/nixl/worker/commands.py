@@ -28,15 +28,15 @@ from pytest_nixl.nixl.worker import nixl_api, transfer
 from pytest_nixl.nixl.worker.files import FileBuffer
 from pytest_nixl.nixl.worker.foreign_memory import obstacle
 from pytest_nixl.nixl.worker.memory import DramBuffer, PatternBuffer
+from pytest_nixl.nixl.worker.row_transfers import RowCommands, RowTransfers
 from pytest_nixl.nixl.worker.tools import Tools
-from pytest_nixl.nixl.worker.walk import WalkCommands
 
 
 class CommandRefusedError(Exception):
     """The command does not exist, or its arguments are wrong."""
 
 
-class Commands(WalkCommands):
+class Commands(RowCommands):
     """The kernel's commands as methods named ``do_COMMAND``, and the objects that the worker keeps for pytest.
 
     :param cancelled: returns whether pytest has asked to end the running command.
@@ -211,21 +211,26 @@ class Commands(WalkCommands):
         """Write bytes to a buffer."""
         self.get(buffer).write(offset, data)
 
-    def do_connect(self, agent: Ref, target: str, timeout: float) -> None:
-        """Connect to a target that runs ``serve``."""
-        self._initiator(agent, target, [], [], timeout, acknowledged=True, tag_each=False).greet()
+    def do_add_agents(self, agent: Ref, metadata: list[bytes]) -> None:
+        """Load the metadata of agents."""
+        for each in metadata:
+            self.get(agent).add_remote_agent(each)
 
-    def do_move(self, agent: Ref, target: str, plain: list[Ref], tagged: list[Ref], timeout: float, **how: Any) -> None:
+    def do_connect(self, agent: Ref, targets: list[str], timeout: float) -> None:
+        """Connect to targets that run ``serve``."""
+        for target in targets:
+            self._initiator(agent, target, None, timeout, depth=0, acknowledged=True, tag_each=False).greet()
+
+    def do_move(self, agent: Ref, target: str, transfers: Ref, timeout: float, **how: Any) -> None:
         """Run each prepared transfer once, and wait until its bytes have arrived."""
-        initiator = self._initiator(agent, target, plain, tagged, timeout, **how)
+        initiator = self._initiator(agent, target, self.get(transfers), timeout, **how)
         initiator.window(initiator.transfers, transfer.stamps_for(initiator.transfers))
 
     def do_measure(
         self,
         agent: Ref,
         target: str,
-        plain: list[Ref],
-        tagged: list[Ref],
+        transfers: Ref,
         timeout: float,
         op: str,
         own: list[int],
@@ -239,7 +244,7 @@ class Commands(WalkCommands):
 
         :param own: the pids of other processes on this host that belong to the row.
         """
-        initiator = self._initiator(agent, target, plain, tagged, timeout, **how)
+        initiator = self._initiator(agent, target, self.get(transfers), timeout, **how)
         counting, others = CarrierByteCounter(op), CpuContention(own)
         found = transfer.measure(
             initiator,
@@ -293,24 +298,21 @@ class Commands(WalkCommands):
         self,
         agent: Ref,
         target: str,
-        plain: list[Ref],
-        tagged: list[Ref],
+        row: RowTransfers | None,
         timeout: float,
         *,
+        depth: int,
         acknowledged: bool,
         tag_each: bool,
         announced: bool = False,
         storage: Ref | None = None,
         objects: Ref | None = None,
-        walk: Ref | None = None,
-        depth: int | None = None,
     ) -> transfer.Initiator:
-        walked = None if walk is None else self.get(walk)
         return transfer.Initiator(
             self.get(agent),
             target,
-            [self.get(handle) for handle in plain] if walked is None else walked.plain,
-            [self.get(handle) for handle in tagged] if walked is None else walked.tagged,
+            row.plain if row is not None else [],
+            row.tagged if row is not None else [],
             depth=depth,
             acknowledged=acknowledged,
             tag_each=tag_each,

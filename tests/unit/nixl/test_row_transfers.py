@@ -54,8 +54,10 @@ def test_every_block_of_the_footprint_is_moved(
 def test_a_walk_that_ends_half_way_is_corrupt(
     shared_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch, depth: int
 ) -> None:
-    walk = Link._walk
-    monkeypatch.setattr(Link, "_walk", lambda self, block, batch, transfers: walk(self, block, batch, transfers // 2))
+    prepare = Link._prepare
+    monkeypatch.setattr(
+        Link, "_prepare", lambda self, block, batch, transfers: prepare(self, block, batch, transfers // 2)
+    )
     samples = link(shared_pairs(**SHARED)).measure(64 * KIB, depth=depth)
     assert isinstance(samples.corruption, Corruption)
     assert samples.corruption.phase == "before the timed transfers"

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The transfers of a row that walk a buffer from one end to the other, so that no transfer finds its bytes in a cache.
+"""The transfers of a row, which move neighbouring parts of two buffers. They are prepared and released by one command.
 
-They are prepared in the worker, because there are thousands of them.
+Those of a footprint walk the buffers from one end to the other, so that no transfer finds its bytes in a cache: there
+are thousands of them. Otherwise there is one for each transfer in flight.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pytest_nixl.core.wire import Ref
 
 
 class _Made(dict[int, Any]):
-    """Handles by their place in the walk, each made when it is first needed."""
+    """Handles by their place, each made when it is first needed."""
 
     def __init__(self, make: Callable[[int], Any]) -> None:
         super().__init__()
@@ -25,10 +26,10 @@ class _Made(dict[int, Any]):
         return made
 
 
-class Walk:
+class RowTransfers:
     """The prepared transfers of neighbouring parts of two buffers.
 
-    ``plain`` has one transfer for each part, in order. ``tagged`` has the same with a notification, made on demand.
+    ``plain`` has one transfer for each part, in order. ``tagged`` has the same with a notification, by their place.
 
     :param agent: the raw agent of the initiator.
     :param op: ``WRITE`` or ``READ``.
@@ -39,7 +40,7 @@ class Walk:
     :param batch: blocks of one transfer.
     :param transfers: the number of transfers.
     :param notification: the notification with which tagged transfers are created.
-    :param tag_each: whether every transfer of a window is tagged, so that all of these are made now.
+    :param tag_all: whether all tagged transfers are made now, instead of on demand.
     """
 
     def __init__(
@@ -54,26 +55,26 @@ class Walk:
         batch: int,
         transfers: int,
         notification: bytes,
-        tag_each: bool,
+        tag_all: bool,
     ) -> None:
         self._agent, self._op, self._target, self._plugin = agent, op, target, plugin
         self._sides, self._block, self._batch = sides, block, batch
         self.plain = [self._prepare(place, b"") for place in range(transfers)]
         self.tagged = _Made(lambda place: self._prepare(place, notification))
-        if tag_each:
+        if tag_all:
             for place in range(transfers):
                 self.tagged[place]
 
     def _prepare(self, place: int, notification: bytes) -> Any:
-        agent, block = self._agent, self._block
-        first = place * self._batch
-        local, remote = (
-            agent.get_xfer_descs(
-                [(address + (first + number) * block, block, device) for number in range(self._batch)], memory
-            )
-            for address, memory, device in self._sides
-        )
-        return agent.initialize_xfer(self._op, local, remote, self._target, notification, backends=[self._plugin])
+        local, remote = (self._agent.get_xfer_descs(self._part(place, *side), side[1]) for side in self._sides)
+        return self._agent.initialize_xfer(self._op, local, remote, self._target, notification, backends=[self._plugin])
+
+    def _part(self, place: int, address: int, memory: str, device: int) -> list[tuple[int, int, int]]:
+        """Return the descriptors of the blocks of one transfer on one side."""
+        blocks = range(place * self._batch, (place + 1) * self._batch)
+        if memory == "OBJ":  # each block is an object, which has a number, from 1
+            return [(0, self._block, number + 1) for number in blocks]
+        return [(address + number * self._block, self._block, device) for number in blocks]
 
     def close(self) -> None:
         """Release every transfer."""
@@ -83,8 +84,8 @@ class Walk:
         self.tagged.clear()
 
 
-class WalkCommands(ABC):
-    """The commands ``walk_prepare`` and ``walk_release`` of a worker."""
+class RowCommands(ABC):
+    """The commands ``row_prepare`` and ``row_release`` of a worker."""
 
     @abstractmethod
     def keep(self, value: Any, kind: str) -> Ref: ...
@@ -92,10 +93,14 @@ class WalkCommands(ABC):
     @abstractmethod
     def get(self, ref: Ref) -> Any: ...
 
-    def do_walk_prepare(self, agent: Ref, **how: Any) -> Ref:
-        """Prepare the transfers of a walk; the arguments are those of :class:`Walk`."""
-        return self.keep(Walk(self.get(agent), **how), "walk")
+    @abstractmethod
+    def do_forget(self, objects: list[Ref]) -> None: ...
 
-    def do_walk_release(self, walk: Ref) -> None:
-        """Release the transfers of a walk."""
-        self.get(walk).close()
+    def do_row_prepare(self, agent: Ref, **how: Any) -> Ref:
+        """Prepare the transfers of a row; the arguments are those of :class:`RowTransfers`."""
+        return self.keep(RowTransfers(self.get(agent), **how), "row")
+
+    def do_row_release(self, transfers: Ref) -> None:
+        """Release the transfers of a row, and forget them."""
+        self.get(transfers).close()
+        self.do_forget([transfers])
