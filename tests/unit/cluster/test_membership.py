@@ -528,6 +528,24 @@ class TestWaiting:
             assert [registration.result(SECONDS).rank for registration in claims] == [0, 1, 2]
 
     @pytest.mark.usefixtures("often")
+    @pytest.mark.parametrize(("wanted", "named"), [(0, "rank 0"), (None, "a rank")])
+    def test_a_rank_that_is_killed_before_the_start_is_named(
+        self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor, wanted: int | None, named: str
+    ) -> None:
+        said: list[str] = []
+        killed = f"{group_root(PREFIX, 'say')}members/killed"
+        with ExitStack() as stack:
+            # What a rank leaves that was killed: a key whose lease ends later.
+            client.put(killed, Candidate("killed", "node-0", 7131, 3, wanted).value)
+            late = stack.enter_context(claiming(etcd, pool, "say", [None], size=3, waiting=said.append))
+            _wait_for(said, "waiting for 1 of 3 ranks of group 'say'; arrived: ")
+            client.delete(killed)
+            _wait_for(said, "waiting for 2 of 3 ", f"; registered, and is gone again: {named} on node-0 (pid 7131)")
+            assert not late[0].done()
+            late += stack.enter_context(claiming(etcd, pool, "say", [None, None], size=3))
+            assert sorted(each.result(SECONDS).rank for each in late) == [0, 1, 2]
+
+    @pytest.mark.usefixtures("often")
     def test_processes_are_named_if_their_ranks_are_not_known(
         self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
     ) -> None:
