@@ -445,7 +445,7 @@ def main() -> int:
             print("these tests fail without any change")
             return 2
         for marks in (QUICK,) if options.quick else (QUICK, LONG):
-            judge = partial(tests.quick, tests=covering)
+            judge = partial(tests.quick, covering=covering)
             if marks == LONG:
                 files = sorted({file for mutant in lives for file in tests_of(mutant.module)})
                 seconds = dict(zip(files, pool.map(partial(tests.unchanged, marks=marks), files), strict=True))

@@ -631,7 +631,7 @@ def test_a_roster_has_each_member_under_its_rank() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"ttl": 0}, {"ttl": 86_401}, {"members": []}, {"members": [["", "node-0", 7]]}, {"changes": -1},
+        {"ttl": 0}, {"ttl": 1.5}, {"ttl": 86_401}, {"members": []}, {"members": [["", "node-0", 7]]}, {"changes": -1},
         {"members": [["t" * 129, "node-0", 7]]}, {"members": [["a/b", "node-0", 7]]}, {"refusal": "x" * 65_537},
         {"refusal": "\x1b"}, {"changes": (1 << 32) + 1}, {"members": [["t", "node-0"]]}, {"more": 1},
     ],

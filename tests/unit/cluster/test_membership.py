@@ -31,8 +31,9 @@ from pytest_nixl.cluster.group import (
 )
 from pytest_nixl.cluster.group import TTL as USUAL
 from pytest_nixl.cluster.joining import join
-from pytest_nixl.cluster.members import Candidate, may_settle, quarrel, who_is_missing
+from pytest_nixl.cluster.members import Candidate, may_settle, quarrel, shorten, who_is_missing
 from pytest_nixl.cluster.membership import Membership
+from pytest_nixl.cluster.placement import ALONE
 from pytest_nixl.core.polling import wait_until
 from pytest_nixl.etcd.client import EtcdClient, connect
 from pytest_nixl.etcd.endpoints import parse_endpoints
@@ -648,6 +649,15 @@ class TestWords:
         two = [one, same, *(Candidate("t", host, 1, 4, 1) for host in ("a", "b"))]
         for some in ([one, other, free], [one, same, other], [one, same, large], [one, free, free], two):
             assert not may_settle(some, 3)
+
+    @pytest.mark.parametrize("count", range(1, 12))
+    def test_at_most_eight_are_listed(self, count: int) -> None:
+        listed, _, rest = shorten(range(count)).partition(", … and ")
+        assert listed == ", ".join(map(str, range(min(count, 8))))
+        assert rest == (f"{count - 8} more" if count > 8 else "")
+
+    def test_a_run_of_one_rank_measures_between_itself_and_a_second_process(self) -> None:
+        assert (ALONE.ranks, ALONE.rank, ALONE.pairs, ALONE.several) == (1, None, ((0, 1),), False)
 
 
 class TestLeases:
