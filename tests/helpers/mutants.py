@@ -99,7 +99,7 @@ TESTS = {
     "nixl/worker/nixl_api": "model/test_nixl_releases processes/test_worker_process",
     "nixl/worker/object_stores": "nixl/test_s3_server nixl/test_store_deadlines nixl/test_obj",
     "nixl/worker/objects": "nixl/test_store_deadlines nixl/test_obj",
-    "nixl/worker/resources": "checks/test_endurance",
+    "nixl/worker/resources": "nixl/test_resources checks/test_endurance",
     "nixl/worker/s3": "nixl/test_s3_server nixl/test_store_deadlines nixl/test_obj",
     "nixl/worker/s3_faults": "nixl/test_obj",
     "nixl/worker/shared_memory": "core/test_terminal_output",
