@@ -10,7 +10,8 @@ lives, the module's tests that take long run, because what runs in another proce
 test fails, or takes far longer than it may.
 
 Not made are changes that no test could notice: of annotations, of what only a type checker reads, of decorators'
-arguments, of log lines, of a name's time to wait (``…_SECONDS``, ``_NAP``, ``timeout=5.0``: no test may depend on it),
+arguments, of log lines, of numbers in a name's time to wait (``…_SECONDS``, ``_NAP``, ``timeout=5.0``, ``deadline = now
++ 3 * limit``: no test may depend on them),
 and of the line that starts a module as a program.
 
 Exit code 0: enough of the sample died; 1: too few did; 2: the tests fail without any change, or nothing can be chosen.
@@ -111,7 +112,7 @@ TESTS = {
     "session/gate": "session/test_gate_results",
 }
 #: The names of times to wait, whose digits may change.
-WAITS = re.compile(r"seconds|nap|timeout|patience|grace|interval$|_every$", re.IGNORECASE)
+WAITS = re.compile(r"seconds|nap|timeout|patience|deadline|grace|interval$|_every$", re.IGNORECASE)
 #: The most seconds that the tests of one change take without it. The quickest run first: most changes die at once.
 MOST_SECONDS = 20.0
 #: The tests that run for each change, and those that run for each that lived.
@@ -209,7 +210,7 @@ def tests_of(module: str) -> tuple[str, ...]:
 
 
 def waits_of(node: ast.AST) -> list[ast.expr]:
-    """Return the numbers that a node gives as times to wait: of constants, default values and keywords."""
+    """Return the numbers in what a node gives as times to wait: constants, default values, keywords and assignments."""
     named: list[tuple[str, ast.expr | None]] = []
     if isinstance(node, ast.Assign):
         for target in node.targets:
@@ -225,7 +226,13 @@ def waits_of(node: ast.AST) -> list[ast.expr]:
         given = [*node.posonlyargs, *node.args]
         named += zip([each.arg for each in given[len(given) - len(node.defaults) :]], node.defaults, strict=True)
         named += zip([each.arg for each in node.kwonlyargs], node.kw_defaults, strict=True)
-    return [value for name, value in named if isinstance(value, ast.Constant) and WAITS.search(name)]
+    return [
+        part
+        for name, value in named
+        if value is not None and WAITS.search(name)
+        for part in ast.walk(value)
+        if isinstance(part, ast.Constant)
+    ]
 
 
 def unchanging(source: str) -> list[tuple[int, int, int, int]]:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from pytest_nixl.core.host_load import own_seconds
-from pytest_nixl.measure.kv_link import KvLink, KvTraffic
+from pytest_nixl.measure.kv_link import MOST, MOST_AT_RATE, KvLink, KvTraffic
 from pytest_nixl.measure.worker_pair import WorkerPair
 from pytest_nixl.model.kv_blocks import BlockOrder, KvLayout
 from pytest_nixl.model.kv_samples import STEPS
@@ -287,3 +287,31 @@ def test_a_stall_of_the_target_is_not_hidden_from_the_latency(
     assert late >= stall / 4 * rate
     # By their own steps only those in flight were late, so that percentiles of the steps would hide the stall.
     assert 1 <= sum(sum(each.steps) > stall / 2 for each in launch) < late / 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "seconds", "duration", "least", "count"),
+    [
+        (KvTraffic(2), 0.5, 8.0, 3, 17),  # as many as the duration has room for, and one more
+        (KvTraffic(2), 0.5, 8.0, 20, 20),
+        (KvTraffic(2), 2.0, 1.0, 1, 1),
+        (KvTraffic(2), 1e-9, 1.0, 3, MOST),
+        (KvTraffic(2), 1e-9, 1.0, MOST + 1, MOST + 1),
+        (KvTraffic(2, in_flight=4), 0.5, 8.0, 3, 32),  # eight for each that is in flight
+        (KvTraffic(2, in_flight=2), 0.5, 8.0, 3, 17),
+        (KvTraffic(2, in_flight=4), 0.5, 8.0, 40, 40),
+        (KvTraffic(2, rate=4.0), 0.001, 8.0, 3, 33),  # the rate decides, and not the time of one
+        (KvTraffic(2, rate=4.0), 0.001, 8.0, 50, 50),
+        (KvTraffic(2, rate=1e9), 0.001, 8.0, 3, MOST_AT_RATE),
+    ],
+)
+def test_as_many_requests_are_timed_as_the_duration_has_room_for(
+    kind: KvTraffic, seconds: float, duration: float, least: int, count: int
+) -> None:
+    assert kind.count(seconds, duration, least) == count
+
+
+def test_a_kind_of_request_is_named_by_what_differs() -> None:
+    assert str(KvTraffic(2)) == "scattered-prepped"
+    assert str(KvTraffic(2, BlockOrder.CONTIGUOUS)) == "contiguous-prepped-merged"
+    assert str(KvTraffic(2, BlockOrder.CONTIGUOUS, merge=False)) == "contiguous-prepped-unmerged"
