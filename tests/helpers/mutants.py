@@ -78,7 +78,7 @@ TESTS = {
     "etcd/proxy/client": "etcd/test_proxy_events etcd/test_proxy",
     "etcd/transaction": "core/test_strict etcd/test_client cluster/test_membership",
     "etcd/watch": "etcd/test_bounded_http etcd/test_client",
-    "judge/concurrent": "judge/test_gpus",
+    "judge/concurrent": "judge/test_concurrent judge/test_gpus",
     "judge/profile_image": "checks/test_doctor_image",
     "judge/profile_table": "judge/test_profiles",
     "judge/raw": "judge/test_raw checks/test_raw_tools",

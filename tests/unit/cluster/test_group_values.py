@@ -34,6 +34,7 @@ from pytest_nixl.cluster.group import (
 )
 from pytest_nixl.cluster.joining import join
 from pytest_nixl.cluster.mailbox import Mailbox
+from pytest_nixl.cluster.members import Candidate
 from pytest_nixl.cluster.membership import Membership
 from pytest_nixl.cluster.messages import Message, PeerRequest
 from pytest_nixl.cluster.peer_client import PeerError
@@ -612,6 +613,19 @@ def test_values_of_a_group_have_limits(form: object, accepted: tuple[object, ...
     for value in refused:
         with pytest.raises(StrictError):
             check(form, value)
+
+
+@pytest.mark.parametrize("wanted", [None, 0, 1_000_000])
+def test_a_registration_is_read_as_it_was_written(wanted: int | None) -> None:
+    written = Candidate("token", "node-0", 7131, 2, wanted)
+    assert Candidate.of("/g/members/token", written.value) == written
+
+
+@pytest.mark.parametrize("changes", [{"wanted": 1_000_001}, {"wanted": -1}, {"wanted": 0.5}, {"size": 0}, {"host": ""}])
+def test_a_registration_beyond_its_limits_is_refused(changes: dict[str, Any]) -> None:
+    plain = {"host": "node-0", "pid": 1, "size": 2, "wanted": 1, **changes}
+    with pytest.raises(MembershipError, match="'/g/members/t'"):
+        Candidate.of("/g/members/t", json.dumps(plain).encode())
 
 
 def roster(**changes: Any) -> Roster:
