@@ -10,7 +10,8 @@ lives, the module's tests that take long run, because what runs in another proce
 test fails, or takes far longer than it may.
 
 Not made are changes that no test could notice: of annotations, of what only a type checker reads, of decorators'
-arguments, of log lines, of a name's time to wait (``…_SECONDS``, ``_NAP``, ``timeout=5.0``: no test may depend on it),
+arguments, of log lines, of numbers in a name's time to wait (``…_SECONDS``, ``_NAP``, ``timeout=5.0``, ``deadline = now
++ 3 * limit``: no test may depend on them),
 and of the line that starts a module as a program.
 
 Exit code 0: enough of the sample died; 1: too few did; 2: the tests fail without any change, or nothing can be chosen.
@@ -74,10 +75,10 @@ TESTS = {
     "etcd/proxy/client": "etcd/test_proxy_events etcd/test_proxy",
     "etcd/transaction": "core/test_strict etcd/test_client cluster/test_membership",
     "etcd/watch": "etcd/test_bounded_http etcd/test_client",
-    "judge/concurrent": "judge/test_gpus",
+    "judge/concurrent": "judge/test_concurrent judge/test_gpus",
     "judge/profile_image": "checks/test_doctor_image",
     "judge/profile_table": "judge/test_profiles",
-    "checks/raw_tools/judge": "checks/test_raw_tools",
+    "checks/raw_tools/judge": "judge/test_raw checks/test_raw_tools",
     "judge/row": "model/test_carrier_bytes model/test_machine core/test_cpu_contention",
     "measure": "measure/test_worker_pair measure/test_link",
     "nixl/worker": "processes/test_worker_process measure/test_link",
@@ -96,7 +97,7 @@ TESTS = {
     "nixl/worker/nixl_api": "model/test_nixl_releases processes/test_worker_process",
     "nixl/worker/object_stores": "nixl/test_s3_server nixl/test_store_deadlines nixl/test_obj",
     "nixl/worker/objects": "nixl/test_store_deadlines nixl/test_obj",
-    "checks/endurance/worker/resources": "checks/test_endurance",
+    "checks/endurance/worker/resources": "nixl/test_resources checks/test_endurance",
     "nixl/worker/s3": "nixl/test_s3_server nixl/test_store_deadlines nixl/test_obj",
     "nixl/worker/s3_faults": "nixl/test_obj",
     "nixl/worker/shared_memory": "core/test_terminal_output",
@@ -108,7 +109,7 @@ TESTS = {
     "session/gate": "session/test_gate_results",
 }
 #: The names of times to wait, whose digits may change.
-WAITS = re.compile(r"seconds|nap|timeout|grace|interval$|_every$", re.IGNORECASE)
+WAITS = re.compile(r"seconds|nap|timeout|deadline|grace|interval$|_every$", re.IGNORECASE)
 #: The most seconds that the tests of one change take without it. The quickest run first: most changes die at once.
 MOST_SECONDS = 20.0
 #: The tests that run for each change, and those that run for each that lived.
@@ -206,7 +207,7 @@ def tests_of(module: str) -> tuple[str, ...]:
 
 
 def waits_of(node: ast.AST) -> list[ast.expr]:
-    """Return the numbers that a node gives as times to wait: of constants, default values and keywords."""
+    """Return the numbers in what a node gives as times to wait: constants, default values, keywords and assignments."""
     named: list[tuple[str, ast.expr | None]] = []
     if isinstance(node, ast.Assign):
         for target in node.targets:
@@ -222,7 +223,13 @@ def waits_of(node: ast.AST) -> list[ast.expr]:
         given = [*node.posonlyargs, *node.args]
         named += zip([each.arg for each in given[len(given) - len(node.defaults) :]], node.defaults, strict=True)
         named += zip([each.arg for each in node.kwonlyargs], node.kw_defaults, strict=True)
-    return [value for name, value in named if isinstance(value, ast.Constant) and WAITS.search(name)]
+    return [
+        part
+        for name, value in named
+        if value is not None and WAITS.search(name)
+        for part in ast.walk(value)
+        if isinstance(part, ast.Constant)
+    ]
 
 
 def unchanging(source: str) -> list[tuple[int, int, int, int]]:
@@ -302,6 +309,8 @@ class Covering:
         found = lines.get(line) or sorted({name for names in lines.values() for name in names})
         names = [name for name in found if "\n" not in name]
         names.sort(key=lambda name: (name.partition("::")[0] not in own, self.seconds.get(name, 1.0), name))
+        if not names:  # it runs in workers only, which have no coverage
+            return list(own), sum(taken for name, taken in self.seconds.items() if name.partition("::")[0] in own)
         chosen: list[str] = []
         total = 0.0
         for name in names:
@@ -442,7 +451,7 @@ def main() -> int:
             print("these tests fail without any change")
             return 2
         for marks in (QUICK,) if options.quick else (QUICK, LONG):
-            judge = partial(tests.quick, tests=covering)
+            judge = partial(tests.quick, covering=covering)
             if marks == LONG:
                 files = sorted({file for mutant in lives for file in tests_of(mutant.module)})
                 seconds = dict(zip(files, pool.map(partial(tests.unchanged, marks=marks), files), strict=True))

@@ -84,6 +84,7 @@ def test_each_phase_has_the_requests_of_the_model(etcd: Etcd, size: int, token: 
         check(serving(size), "/mail/", "/members/")
         for number in range(COUNT):
             assert group.driver.ask_all("echo", text=str(number)) == dict.fromkeys(range(1, size), str(number))
+            assert not any(peer._answers for peer in group.driver.peers.values()), "no answer is expected any more"
         found = check(exchanges(size, COUNT))
         assert found[0] == exchanges(size, COUNT).one
         group.end()

@@ -252,3 +252,22 @@ def test_a_command_without_scipy_names_the_package_to_install(
     said = capsys.readouterr().err
     assert "this command needs scipy, which is not installed" in said
     assert "pip install 'pytest-nixl[compare]'" in said
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_rows_that_failed_alike_are_one_result(rows: int) -> None:
+    names = [KEY, key("1MiB")][:rows]
+    before = run("a:1", dict.fromkeys(names, QUIET))
+    for remedies, expected in ((["r", "r"], 1), (["r", "s"], rows)):
+        results = [
+            Result("bandwidth", "x", Verdict.CORRUPT, "bad", remedy, row=RowKey.parse(name))
+            for name, remedy in zip(names, remedies, strict=False)
+        ]
+        compared = compare_runs(before, run("a:2", dict.fromkeys(names, QUIET), results=results), 0.05)
+        missing = [one for one in compared.results if one.verdict is Verdict.MISSING]
+        assert len(missing) == expected
+        count = "2 rows" if rows == 2 and expected == 1 else KEY
+        assert missing[0].reason == (
+            f"{count} of a:1 cannot be compared with this run, in which the verdict is {Verdict.CORRUPT}"
+        )
+        assert missing[0].remedy == "r"

@@ -86,6 +86,15 @@ def test_a_request_is_released_after_the_target_has_acknowledged_it() -> None:
     assert min(steps) >= 0
 
 
+def test_the_steps_of_a_request_are_its_times_without_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([100.0, 101.0, 103.0, 107.0, 115.0, 131.0])
+    made = requests(HeldAgent([[1]], ["PROC", "DONE"]))
+    monkeypatch.setattr("pytest_nixl.checks.kv_cache.worker.requests.time.perf_counter", lambda: next(times))
+    steps = made.request(DRAW, 60)
+    monkeypatch.undo()
+    assert steps == [1, 2, 4, 8, 16], "to make, post, complete, be told, and release"
+
+
 def test_of_several_requests_each_is_released_after_its_own_acknowledgement() -> None:
     agent = HeldAgent([[], [2], [], [3], [1]], ["PROC", "DONE", "PROC"])
     found = requests(agent).run([DRAW] * 3, 60, in_flight=2)
