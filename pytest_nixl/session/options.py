@@ -248,8 +248,8 @@ OPTIONS: tuple[Option, ...] = (
            "least number of launches of each row", "N"),
     Option("store", "a directory, which is created if it does not exist", "",
            "where each run stores its record", "DIR"),
-    Option("report", f"paths in existing directories, ending with "
-           f"{', '.join(REPORT_ENDINGS)}", "", "reports to write at the end: an HTML page, a CSV table, metrics for "
+    Option("report", f"paths whose directories are created if needed, ending with {', '.join(REPORT_ENDINGS)}", "",
+           "reports to write at the end: an HTML page, a CSV table, metrics for "
            "Prometheus, the verdict for programs, CTRF, or SARIF", "FILE.html[,FILE]", empty=()),
     Option("agent", AGENTS_FORM, "default", "create agents as this inference engine does: it sets "
            "--nixl-progress-thread, --nixl-threads and --nixl-sync-mode, unless they are given", "ENGINE"),

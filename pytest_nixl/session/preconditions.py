@@ -18,9 +18,9 @@ class Preconditions:
     """A pytest plugin that orders the tests of a run, and ends the run if a failed check makes the rest meaningless.
 
     The order is: the infrastructure checks that the profile requires, ``nixl-loads`` first; all checks of the etcd
-    endpoints, if the profile requires one of them; the other infrastructure checks; all other tests. A required check of the first two groups
-    that fails ends the run. An infrastructure check ends it at once. An endpoint check ends it after the last endpoint
-    check, because only together they show what is wrong with an endpoint.
+    endpoints, if the profile requires one of them; the other infrastructure checks; all other tests. A required check
+    of the first two groups that fails ends the run. An infrastructure check ends it at once. An endpoint check ends
+    it after the last endpoint check, because only together they show what is wrong with an endpoint.
     """
 
     def __init__(self, run: Run) -> None:
