@@ -77,12 +77,6 @@ def test_a_gate_says_which_checks_were_deselected(options: str, deselected: str,
     assert last.endswith(f"{deselected})")
 
 
-def test_the_verdict_is_said_however_quiet_pytest_is(project: pytest.Pytester) -> None:
-    done = run_pytest(project, "-qq", in_process=True)
-    assert "NIXL verdict: FAIL (2 PASS, 1 FAIL; 0 rows measured)" in done.outlines
-    assert int(done.ret) == 1
-
-
 def test_the_order_that_a_projects_conftest_gives_is_kept(project: pytest.Pytester) -> None:
     done = run_pytest(project, "-v", "-p", "no:cacheprovider", in_process=True)
     ran = [line.split("::")[1].split()[0] for line in done.outlines if line.startswith("test_mine.py::")]
