@@ -26,8 +26,8 @@ _log = logging.getLogger(__name__)
 __all__ = ["ContainerServer", "EmbeddedServer", "EtcdServer", "ExternalServer", "OwnServer", "SessionEtcd",
            "choose_server", "ensure_image", "start_private"]  # fmt: skip
 
-#: Seconds in which an etcd has to answer if it did not answer before.
-AGAIN_SECONDS = 1.0
+#: Seconds in which an etcd has to answer, and in which it has to if it did not answer before.
+ANSWER_SECONDS, AGAIN_SECONDS = 5.0, 1.0
 
 _LOCK, _DESCRIPTION = "etcd.lock", "etcd.json"
 
@@ -160,9 +160,9 @@ class ExternalServer:
         :raises EtcdError: if it does not answer or refuses. A second timeout has the words of the first, so that the
             report names one cause.
         """
-        short = {"timeout": AGAIN_SECONDS} if self._unanswered else {}
+        seconds = AGAIN_SECONDS if self._unanswered else ANSWER_SECONDS
         try:
-            with connect(self.endpoints, **self.credentials, **short) as client:
+            with connect(self.endpoints, **self.credentials, timeout=seconds) as client:
                 client.count_prefix(prefix)
         except EtcdError as error:
             if error.cause != "timeout":

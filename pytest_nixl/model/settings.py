@@ -282,7 +282,8 @@ class Settings:
         "session.parsers:parse_store", "a directory, which is created if it does not exist",
         help="where each run stores its record", metavar="DIR", per_rank=True)
     report: tuple[str, ...] = option(
-        "session.parsers:parse_reports", f"paths in existing directories, ending with {', '.join(REPORT_ENDINGS)}",
+        "session.parsers:parse_reports",
+        f"paths whose directories are created if needed, ending with {', '.join(REPORT_ENDINGS)}",
         help="reports to write at the end: an HTML page, a CSV table, metrics for Prometheus, the verdict for "
         "programs, CTRF, or SARIF", metavar="FILE.html[,FILE]", empty=(), per_rank=True)
     agent: str = option(

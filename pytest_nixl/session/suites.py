@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,6 +23,24 @@ def suites_folder() -> Path:
     package = Path(__file__).resolve().parents[1]
     inside = package / "suites"
     return inside if inside.is_dir() else package.parent / "suites"
+
+
+def find_pasted(words: Iterable[str], folder: Path) -> dict[str, str]:
+    """Return the name for ``--pyargs`` of each word that is a node id of the suites and no path.
+
+    With ``--pyargs`` pytest prints ``metadata/test_exchange.py::test_it``, which is no path in the user's directory.
+
+    :param words: the command line.
+    :param folder: the directory in which pytest was started.
+    """
+    found = {}
+    for word in words:
+        name, colons, test = word.partition("::")
+        if re.fullmatch(r"(\w+/)?test_\w+\.py", name) and not (folder / name).exists():
+            files = [path for path in suites_folder().glob("*/test_*.py") if path.as_posix().endswith(f"/{name}")]
+            if len(files) == 1:
+                found[word] = f"pytest_nixl.suites.{files[0].parent.name}.{files[0].stem}{colons}{test}"
+    return found
 
 
 @cache

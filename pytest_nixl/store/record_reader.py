@@ -100,12 +100,19 @@ def parse_json(text: bytes) -> Any:
     return data
 
 
+class ReportFileError(ValueError):
+    """A file is a report of a run that ``--nixl-report`` wrote, and not the run's record."""
+
+
 def parse_recorded(data: Any, source: str) -> RecordedRun:
     """Read a run from the JSON values of a record.
 
     :param source: the path of the record, for messages.
     :raises ValueError: as :func:`read_recorded`.
     """
+    by = (data.get("written_by") or data.get("generatedBy")) if isinstance(data, dict) else None
+    if isinstance(by, str) and by.startswith("pytest-nixl "):
+        raise ReportFileError(f"{source} is a report of a run, and not the run's record: expected {RECORD_FORM}")
     try:
         found = _parse(data, source)
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:

@@ -31,6 +31,7 @@ def variables(**more: str) -> dict[str, str]:
 def passed(folder: Path, hosts: Sequence[str]) -> None:
     """Assert that every rank reports that the gate is passed and that the one row was measured."""
     found = reports(folder, len(hosts), logs=".", junit="junit")
+    assert "NIXL gate" in (folder / "report.html").read_text(), "the file writes the page"
     assert [report["host"] for report in found] == list(hosts)
     for report in found:
         told = (report["verdict"], report["gate"], report["exit_code"], report["rows"], report["failing"])

@@ -145,6 +145,11 @@ def test_history_and_report_leave_out_bad_files_and_report_them(
     assert err == ""
     assert "\n3 runs from 2026-03-02" in out
     assert all(f"skipped: {store / name} " in out for name in said)
+    row = "UCX WRITE DRAM:DRAM of 64KiB"  # as the terminal names it
+    assert cli.main(["history", str(store), "--row", row]) == 0
+    assert f"{KEY}: 3 runs" in capsys.readouterr().out
+    assert cli.main(["history", str(store / "good-0.json")]) == 2
+    assert "good-0.json is a file: give the directory of --nixl-store" in capsys.readouterr().err
     outputs = [str(tmp_path / name) for name in ("a.html", "a.csv", "a.prom")]
     assert cli.main(["report", str(store), *outputs, "--baseline", "image:1"]) == 0
     out, err = capsys.readouterr()
