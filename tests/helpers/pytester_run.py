@@ -84,12 +84,11 @@ def _subprocess(pytester: pytest.Pytester, arguments: Sequence[str], env: Mappin
         argv = [sys.executable, "-m", "pytest", f"--basetemp={temporary}", *arguments]
         code = execute(argv, cwd=pytester.path, env=env, output=output, errors=errors, timeout=600)
         print(*argv, f"in {pytester.path}")
-        lines = []
-        for file in (output, errors):
-            file.seek(0)
-            lines.append(file.read().splitlines())
-            print(*lines[-1], sep="\n")
-    return pytest.RunResult(code, *lines, time.monotonic() - started)
+        output.seek(0)
+        errors.seek(0)
+        told, complained = output.read(), errors.read()
+        print(told, complained)
+    return pytest.RunResult(code, told.splitlines(), complained.splitlines(), time.monotonic() - started)
 
 
 def parse_config(pytester: pytest.Pytester, *options: str) -> pytest.Config:
