@@ -125,9 +125,10 @@ class _Parent:
 
 def _import_all() -> None:
     """Import what a run imports, by a run, and what others import later."""
-    quiet = ["-p", "no:cacheprovider", "-p", "no:hypothesispytest", "--collect-only", "-qq"]
+    # The plugin by its name, because a run that names it wants it to be imported so.
+    loaded = ["-p", "no:cacheprovider", "-p", "no:hypothesispytest", "-p", "no:nixl", "-p", "pytest_nixl.plugin"]
     with contextlib.redirect_stdout(io.StringIO()):
-        code = pytest.main([*quiet, "suites/bandwidth/test_bandwidth.py"])
+        code = pytest.main([*loaded, "--collect-only", "-qq", "suites/bandwidth/test_bandwidth.py"])
     assert code == 0, code
     # pytest-xdist gives its workers the paths of its first import.
     for name in [name for name in sys.modules if name.partition(".")[0] in ("conftest", "suites", "xdist")]:
