@@ -125,11 +125,13 @@ class _Parent:
 
 def _import_all() -> None:
     """Import what a run imports, by a run, and what others import later."""
-    quiet = ["-p", "no:cacheprovider", "-p", "no:hypothesispytest", "--collect-only", "-qq"]
+    # The plugin by its name, because a run that names it wants it to be imported so.
+    loaded = ["-p", "no:cacheprovider", "-p", "no:hypothesispytest", "-p", "no:nixl", "-p", "pytest_nixl.plugin"]
     with contextlib.redirect_stdout(io.StringIO()):
-        code = pytest.main([*quiet, "suites/bandwidth/test_bandwidth.py"])
+        code = pytest.main([*loaded, "--collect-only", "-qq", "suites/bandwidth/test_bandwidth.py"])
     assert code == 0, code
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("conftest", "suites")]:
+    # pytest-xdist gives its workers the paths of its first import.
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("conftest", "suites", "xdist")]:
         del sys.modules[name]
     for package in _PACKAGES:
         for module in pkgutil.iter_modules([str(ROOT / "pytest_nixl" / package)]):
@@ -204,6 +206,5 @@ if __name__ == "__main__":
     _import_all()
     gc.collect()
     gc.freeze()
-    sys.__stdout__.write(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})) + "\n")
-    sys.__stdout__.flush()
+    os.write(1, json.dumps(sorted({name.partition(".")[0] for name in sys.modules})).encode() + b"\n")
     _serve(socket.socket(fileno=int(sys.argv[1])))

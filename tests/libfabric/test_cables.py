@@ -102,8 +102,8 @@ def cut_for_good(scene: FaultScene, hosts: tuple[Host, Host]) -> FaultOutcome:
 
 
 FAULTS: list[Fault] = [cut_for_a_while, losing_packets, slow_for_a_while, cut_for_good]
-#: Faults that are made with each backend once, because its operation makes no difference.
-ONCE = (losing_packets, slow_for_a_while)
+#: Faults after which each backend goes on once the cable is mended, whatever its operation: the soak has both.
+ONCE = (cut_for_a_while, losing_packets, slow_for_a_while)
 
 
 @pytest.mark.parametrize(

@@ -216,13 +216,13 @@ def test_it():
 def test_an_unused_plugin_loads_no_further_modules(pytester: pytest.Pytester) -> None:
     """An installed but unused plugin does not import NIXL or the etcd, container and number libraries."""
     pytester.makepyfile(UNTOUCHED)
-    run_pytest(pytester).assert_outcomes(passed=1)
+    run_pytest(pytester, fork=False).assert_outcomes(passed=1)
 
 
 @pytest.mark.long
 def test_settings_load_no_further_modules(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(UNTOUCHED.replace("test_it()", "test_it(nixl_settings)"))
-    run_pytest(pytester, "--nixl-backend=UCX", "--nixl-etcd=http://h:1").assert_outcomes(passed=1)
+    run_pytest(pytester, "--nixl-backend=UCX", "--nixl-etcd=http://h:1", fork=False).assert_outcomes(passed=1)
 
 
 @pytest.mark.long
@@ -233,7 +233,8 @@ def test_an_unused_plugin_shows_nothing(pytester: pytest.Pytester, test: str, co
     """A run with the plugin has the same output as one without it, even if the plugin's variables are set wrongly."""
     pytester.makepyfile(test)
     environ = {"NIXL_BACKEND": "banana", "NIXL_ETCD_ENDPOINTS": "http://h:1/", "NIXL_WORKER_TYPE": "native"}
-    runs = [run_pytest(pytester, env=environ, plugin=plugin) for plugin in (PLUGIN, ("-p", "no:nixl", *WITHOUT))]
+    plugins = (PLUGIN, ("-p", "no:nixl", *WITHOUT))
+    runs = [run_pytest(pytester, env=environ, plugin=plugin, fork=False) for plugin in plugins]
     with_it, without_it = ([re.sub(r"in [0-9.]+s", "in TIME", line) for line in run.outlines] for run in runs)
     assert with_it == without_it
     assert [run.errlines for run in runs] == [[], []]
