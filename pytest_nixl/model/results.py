@@ -10,8 +10,6 @@ from statistics import median
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from pytest_nixl.model.ceiling import row_ceiling
 from pytest_nixl.model.figure import Figure
 from pytest_nixl.model.raw_comparison import RawRatio
@@ -95,13 +93,6 @@ class RowSummary:
 _LATENCIES = ("p50", "p90", "p99", "p999")
 _NUMBERS = ("bandwidth", "transfers", "floor", "ceiling", *_LATENCIES)
 _TEXTS = ("check", "nodeid", "reason", "remedy", "repeat", "finding")
-
-#: The ratios of rows to a raw tool, on the item of the test that compared them.
-RATIOS = pytest.StashKey[tuple[RawRatio, ...]]()
-#: The figures of a row, on the item of the test that measured it.
-ROW_SUMMARY = pytest.StashKey[RowSummary]()
-#: The named figures that a test measured, on its item.
-MEASURED = pytest.StashKey[tuple[Figure, ...]]()
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,6 @@ import pytest
 
 from pytest_nixl.core.units import format_size
 from pytest_nixl.model.agent_options import AgentOptions
-from pytest_nixl.model.flow_samples import FlowRow
-from pytest_nixl.model.kv_request_kind import KvRequestKind
 from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.model.row_key import LAST, RowKey, Variant, of_row
 from pytest_nixl.nixl.backends import BACKENDS
@@ -113,23 +111,18 @@ def requested_rows(settings: Settings, placement: Placement, memory: MemoryPair 
 
 
 def row_of(item: pytest.Item) -> RowKey | None:
-    """Return the key of the row that a test measures, by its parameters; None: it measures no row."""
+    """Return the key of the row that a test measures, by its parameters; None: it measures no row.
+
+    A parameter is the key itself, or has it as its ``key``. A link has it with the sizes that are parameters as well.
+    """
     if "row_benchmark" not in getattr(item, "fixturenames", ()):
         return None
     callspec = getattr(item, "callspec", None)
     params: dict[str, Any] = callspec.params if callspec is not None else {}
-    if "program_row" in params:  # the row of an external program
-        row: RowKey | None = params["program_row"]
-        return row
-    requests = next((value for value in params.values() if isinstance(value, KvRequestKind)), None)
-    if requests is not None:
-        return requests.key
-    if (one := next((value for value in params.values() if isinstance(value, LinkRow)), None)) is not None:
-        return one.key
-    flow = next((value for value in params.values() if isinstance(value, FlowRow)), None)
-    if flow is not None:
-        return flow.key
-    link = params.get("nixl_link")
-    if not isinstance(link, LinkParam):
-        return None
-    return link.key(params["block"], params.get("batch", 1), params.get("depth", 1))
+    for value in params.values():
+        if isinstance(value, LinkParam):
+            return value.key(params["block"], params.get("batch", 1), params.get("depth", 1))
+        key = value if isinstance(value, RowKey) else getattr(value, "key", None)
+        if isinstance(key, RowKey):
+            return key
+    return None
