@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from pytest_nixl.core.plain import from_plain
 from pytest_nixl.core.untrusted_file import read_regular
 from pytest_nixl.model.results import PERCENTILES, Result, RowSummary
 from pytest_nixl.model.row_key import RowKey
@@ -125,7 +126,7 @@ def _parse(data: Any, source: str) -> RecordedRun:
         raise ValueError(f"its format version is {ours['form']!r}, and this pytest-nixl reads {FORM}")
     when = datetime.fromisoformat(str(data["datetime"]).replace("Z", "+00:00"))
     when = when.replace(tzinfo=timezone.utc) if when.tzinfo is None else when.astimezone(timezone.utc)
-    provenance = Provenance.from_plain(ours["provenance"]) if ours else _older(data)
+    provenance = from_plain(Provenance, ours["provenance"]) if ours else _older(data)
     if not shallow(provenance.host):
         raise ValueError(f"its host is nested deeper than {_DEEPEST} levels")
     rows: dict[RowKey, RowSummary] = {}
