@@ -108,13 +108,30 @@ class _Results:
         self._reruns: Reruns | None = None
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        plain = getattr(report, "nixl_result", None)
-        if plain is not None:
-            from pytest_nixl.model.results import Result
+        result = getattr(report, "nixl_result", None)
+        if result is not None:
             from pytest_nixl.session.reruns import Reruns
 
             self._reruns = self._reruns or Reruns()
-            self._run.recorder.add_result(self._reruns.judge(Result.from_plain(plain), report))
+            self._run.recorder.add_result(self._reruns.judge(result, report))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_report_to_serializable(self) -> Generator[None, dict[str, Any] | None, dict[str, Any] | None]:
+        """Send a result from a worker of pytest-xdist to its controller as plain data."""
+        data = yield
+        if data is not None and data.get("nixl_result") is not None:
+            data["nixl_result"] = data["nixl_result"].plain()
+        return data
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_report_from_serializable(self) -> Generator[None, pytest.TestReport | None, pytest.TestReport | None]:
+        report = yield
+        plain = getattr(report, "nixl_result", None)
+        if plain is not None:
+            from pytest_nixl.model.results import Result
+
+            vars(report)["nixl_result"] = Result.from_plain(plain)
+        return report
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -35,7 +35,7 @@ from pytest_nixl.judge.figure_bounds import bounded, judge_figures
 from pytest_nixl.judge.row import another_launch, judge
 from pytest_nixl.measure.interleaved import alternate
 from pytest_nixl.model.bound import Bound
-from pytest_nixl.model.results import MEASURED, ROW_SUMMARY, RowSummary
+from pytest_nixl.model.results import RowSummary
 from pytest_nixl.model.settings import MOST_LAUNCHES
 from pytest_nixl.session.baseline import another_to_compare
 from pytest_nixl.session.benchmark import CLOCK, record_samples, record_timed_figures, versions_of
@@ -213,7 +213,9 @@ def row_benchmark(request: pytest.FixtureRequest, nixl_run: Run) -> Iterator[Cal
 
 
 @pytest.fixture
-def record_figures(request: pytest.FixtureRequest, profile: Profile) -> Iterator[Callable[..., Judgement]]:
+def record_figures(
+    request: pytest.FixtureRequest, nixl_run: Run, profile: Profile
+) -> Iterator[Callable[..., Judgement]]:
     """Write figures to the report and, through pytest-benchmark, to its files; judge them by the profile's bounds.
 
     A figure that the profile does not bound is judged by the check's ``defaults``, if it gives any.
@@ -225,7 +227,7 @@ def record_figures(request: pytest.FixtureRequest, profile: Profile) -> Iterator
     def write(figures: Sequence[Figure], defaults: Sequence[Bound] = ()) -> Judgement:
         bounds = (*profile.bounds, *defaults)
         limited = tuple(bounded(figure, bounds) for figure in figures)
-        request.node.stash[MEASURED] = (*request.node.stash.get(MEASURED, ()), *limited)
+        nixl_run.recorder.add_figures(request.node.nodeid, limited)
         if benchmark is not None:
             record_timed_figures(benchmark, request.node.stash[CLOCK], limited)
         return judge_figures(figures, bounds)
@@ -242,7 +244,7 @@ def record_row(
     """Write a row to the table and, through pytest-benchmark, to its files: with the versions of its workers."""
 
     def write(samples: Samples, figures: RowSummary, versions: Mapping[str, str], more: Mapping[str, object]) -> None:
-        request.node.stash[ROW_SUMMARY] = figures
+        nixl_run.recorder.add_row(request.node.nodeid, figures)
         nixl_run.recorder.add_versions(versions)
         row_benchmark(samples, more)
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pytest_nixl.core.plain import from_plain, to_plain
 from pytest_nixl.core.redaction import hide_all, hider
 from pytest_nixl.core.strict import loads
 from pytest_nixl.core.untrusted_file import read_regular
 from pytest_nixl.host.environment import Environment, read_environment
 from pytest_nixl.host.etcd import EtcdFacts, read_etcd
-from pytest_nixl.host.fact import from_plain, to_plain
 from pytest_nixl.host.gpu import Gpus, read_gpus
 from pytest_nixl.host.gpu_nic_affinity import GpuNics, Topology
 from pytest_nixl.host.image import ImageFacts, read_image
@@ -75,7 +75,7 @@ class Facts:
 
         :raises ValueError: the values are not facts of this version.
         """
-        return from_plain(cls, plain)
+        return from_plain(cls, plain, exact=True)
 
 
 def gather(
@@ -127,7 +127,7 @@ def gather(
         storage_queues=queues,
     )
     # Each reader hides the secrets that it knows; this hides secrets that came another way, such as in a message.
-    return from_plain(Facts, hide_all(facts.plain(), hider(environ)))
+    return Facts.of(hide_all(facts.plain(), hider(environ)))
 
 
 def read_facts(path: Path) -> Facts:
@@ -137,6 +137,6 @@ def read_facts(path: Path) -> Facts:
     """
     text = read_regular(path, _LARGEST, FACTS_FORM)
     try:
-        return from_plain(Facts, loads(text, most=_LARGEST))
+        return Facts.of(loads(text, most=_LARGEST))
     except ValueError as error:
         raise ValueError(f"{path} contains no facts ({error}): expected {FACTS_FORM}") from None

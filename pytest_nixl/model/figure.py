@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain, pairwise
 from types import MappingProxyType
 from typing import Any
 
 from pytest_nixl.core import units
 from pytest_nixl.core.forms import COUNT_FORM, FREQUENCY_FORM, RATE_FORM, SIZE_FORM, TIME_FORM
+from pytest_nixl.core.plain import to_plain
 
 
 @dataclass(frozen=True)
@@ -264,46 +266,18 @@ class Figure:
 
     def plain(self) -> dict[str, Any]:
         """Return the figure as JSON values, without its rounds, which pytest-benchmark writes."""
-        values = {"name": self.name, "value": self.value, "unit": self.unit, "labels": dict(self.labels)}
-        bounds = {"at_most": self.at_most, "at_least": self.at_least}
-        samples = {"samples": [list(sample) for sample in self.samples]} if self.samples else {}
-        return {**values, **{name: bound for name, bound in bounds.items() if bound is not None}, **samples}
+        plain = to_plain(replace(self, rounds=()))
+        return {name: value for name, value in plain.items() if value is not None and value != []}
 
-    @classmethod
-    def from_plain(cls, data: Mapping[str, Any]) -> Figure:
-        """Restore a figure from :meth:`plain`. :raises TypeError, ValueError: if a value has another form."""
-        labels = data["labels"]
-        texts = [data["name"], data["unit"], *labels, *labels.values()]
-        if not all(isinstance(text, str) and len(text) <= _LONGEST for text in texts):
-            raise TypeError("a figure has a name, unit or label that is not a short text")
-        value, at_most, at_least = (data.get(name) for name in ("value", "at_most", "at_least"))
-        for number in (value, at_most, at_least):
-            if isinstance(number, bool) or not isinstance(number, (int, float, type(None))):
-                raise TypeError("a figure has a value that is not a number")
-            # A comparison, because no function of floats takes an integer of any length; NaN is not less either.
-            if number is not None and not abs(number) <= _LARGEST:
-                raise ValueError(f"a figure has a value that is not finite, or beyond {_LARGEST:g}")
-        if value is None:
-            raise TypeError("a figure has no value")
-        samples = _samples(data.get("samples", []))
-        return cls(data["name"], float(value), data["unit"], dict(labels), (), at_most, at_least, samples)
-
-
-def _samples(data: Any) -> tuple[tuple[float, float], ...]:
-    """Return the samples of a figure from JSON values. :raises TypeError, ValueError: if one has another form."""
-    if not isinstance(data, list) or len(data) > MOST_SAMPLES:
-        raise TypeError(f"a figure has samples that are not a list of at most {MOST_SAMPLES}")
-    found: list[tuple[float, float]] = []
-    for sample in data:
-        numbers = isinstance(sample, list) and all(type(number) in (int, float) for number in sample)
-        if not numbers or len(sample) != 2:
-            raise TypeError("a figure has a sample that is not two numbers")
-        if not all(abs(number) <= _LARGEST for number in sample):
-            raise ValueError(f"a figure has a sample with a number beyond {_LARGEST:g}")
-        place, value = float(sample[0]), float(sample[1])
-        if place < 0 or not place.is_integer():
-            raise ValueError("a figure has a sample whose cycles are not counted")
-        if found and place <= found[-1][0]:
+    def check_plain(self) -> None:
+        """Refuse values that a record may not have. :raises ValueError: with the first reason."""
+        if any(len(text) > _LONGEST for text in (self.name, self.unit, *self.labels, *self.labels.values())):
+            raise ValueError(f"a figure has a name, unit or label of more than {_LONGEST} characters")
+        numbers = (self.value, self.at_most or 0.0, self.at_least or 0.0, *chain.from_iterable(self.samples))
+        if not all(abs(number) <= _LARGEST for number in numbers):  # NaN is not less either
+            raise ValueError(f"a figure has a number that is not finite, or beyond {_LARGEST:g}")
+        cycles = [cycle for cycle, _ in self.samples]
+        if len(cycles) > MOST_SAMPLES or any(cycle < 0 or not cycle.is_integer() for cycle in cycles):
+            raise ValueError(f"a figure has more than {MOST_SAMPLES} samples, or one whose cycles are not counted")
+        if any(later <= earlier for earlier, later in pairwise(cycles)):
             raise ValueError("a figure has samples that are not in the order of their cycles")
-        found.append((place, value))
-    return tuple(found)

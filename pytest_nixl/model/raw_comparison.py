@@ -4,11 +4,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
-from pytest_nixl.model.row_key import RowKey, UnknownKey, read_key
+from pytest_nixl.model.row_key import RowKey, UnknownKey
 
 
 @dataclass(frozen=True)
@@ -56,17 +54,7 @@ class RawRatio:
         """NIXL's share of the raw figure."""
         return self.nixl / self.raw.value
 
-    @classmethod
-    def from_plain(cls, data: Mapping[str, Any]) -> RawRatio:
-        """Restore a ratio from JSON values. :raises ValueError, TypeError: if they have another form."""
-        raw = RawMeasurement(**{**data["raw"], "transports": tuple(str(name) for name in data["raw"]["transports"])})
-        found = cls(read_key(str(data["row"])), float(data["nixl"]), raw, bool(data["comparable"]))
-        if not isinstance(raw.value, (int, float)) or not 0 < raw.value < math.inf or not 0 <= found.nixl < math.inf:
-            raise ValueError(f"the raw figure of the row {found.row} is not a number above zero")
-        if not all(isinstance(text, str) for text in (raw.tool, raw.test, raw.version)):
-            raise TypeError(f"the raw tool of the row {found.row} is not a string")
-        return found
-
-    def plain(self) -> dict[str, Any]:
-        """Return the ratio as JSON values."""
-        return {**asdict(self), "row": str(self.row)}
+    def check_plain(self) -> None:
+        """Refuse a ratio of no numbers. :raises ValueError: with the row."""
+        if not 0 < self.raw.value < math.inf or not 0 <= self.nixl < math.inf:
+            raise ValueError(f"the raw figure of the row {self.row} is not a number above zero")

@@ -5,17 +5,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
+from pytest_nixl.core.plain import from_plain, to_plain
 from pytest_nixl.model.ceiling import row_ceiling
 from pytest_nixl.model.figure import Figure
 from pytest_nixl.model.raw_comparison import RawRatio
-from pytest_nixl.model.row_key import RowKey, UnknownKey, read_key
+from pytest_nixl.model.row_key import RowKey, UnknownKey
 from pytest_nixl.model.samples import percentile
 from pytest_nixl.model.verdicts import Verdict
 
@@ -93,15 +92,6 @@ class RowSummary:
 
 
 _LATENCIES = ("p50", "p90", "p99", "p999")
-_NUMBERS = ("bandwidth", "transfers", "floor", "ceiling", *_LATENCIES)
-_TEXTS = ("check", "nodeid", "reason", "remedy", "repeat", "finding")
-
-#: The ratios of rows to a raw tool, on the item of the test that compared them.
-RATIOS = pytest.StashKey[tuple[RawRatio, ...]]()
-#: The figures of a row, on the item of the test that measured it.
-ROW_SUMMARY = pytest.StashKey[RowSummary]()
-#: The named figures that a test measured, on its item.
-MEASURED = pytest.StashKey[tuple[Figure, ...]]()
 
 
 @dataclass(frozen=True)
@@ -144,43 +134,24 @@ class Result:
 
     def plain(self) -> dict[str, Any]:
         """Return the result as JSON values."""
-        row = "" if self.row is None else str(self.row)
-        ratios = [ratio.plain() for ratio in self.ratios]
-        found = {**asdict(replace(self, measured=())), "verdict": self.verdict.value, "row": row, "ratios": ratios}
+        found: dict[str, Any] = to_plain(replace(self, measured=()))
+        found["row"] = found["row"] or ""
         del found["measured"]
         if not self.subject:
             del found["subject"]
         if self.measured:
             found["measured"] = [figure.plain() for figure in self.measured]
-        if self.figures is not None:
-            # JSON has no NaN.
-            found["figures"] |= {name: None for name in _LATENCIES if math.isnan(getattr(self.figures, name))}
-            if not self.figures.steps:
-                del found["figures"]["steps"]
+        if self.figures is not None and not self.figures.steps:
+            del found["figures"]["steps"]
         return found
 
     @classmethod
     def from_plain(cls, data: Mapping[str, Any]) -> Result:
-        """Restore a result from :meth:`plain`. :raises TypeError: if a value has another type."""
+        """Restore a result from :meth:`plain`. :raises ValueError: if a value has another form."""
         figures = data["figures"]
-        if figures is not None:
-            tuples = {
-                "transports": tuple(str(name) for name in figures.get("transports", ())),
-                "values": tuple(float(value) for value in figures.get("values", ())),
-            }
-            unknown = {name: math.nan for name in _LATENCIES if name in figures and figures[name] is None}
-            steps = {"steps": {str(name): float(value) for name, value in dict(figures.get("steps", {})).items()}}
-            figures = RowSummary(**{**figures, **tuples, **unknown, **steps})
-            if not all(isinstance(getattr(figures, name), (int, float)) for name in _NUMBERS):
-                raise TypeError("a result has figures that are not numbers")
-        ratios = tuple(RawRatio.from_plain(ratio) for ratio in data.get("ratios", ()))
-        row = read_key(str(data["row"])) if data.get("row") else None
-        measured = tuple(Figure.from_plain(figure) for figure in data.get("measured", ()))
-        parsed = {"verdict": Verdict(data["verdict"]), "figures": figures, "ratios": ratios, "row": row}
-        found = cls(**{**data, **parsed, "measured": measured})
-        if not all(isinstance(getattr(found, name), str) for name in _TEXTS):
-            raise TypeError("a result has texts that are not strings")
-        return found
+        if figures:
+            figures = {**figures, **{name: math.nan for name in _LATENCIES if figures.get(name, 0.0) is None}}
+        return from_plain(cls, {**data, "figures": figures, "row": data.get("row") or None})
 
     def properties(self) -> list[tuple[str, object]]:
         """Return the properties of the result for JUnit XML."""

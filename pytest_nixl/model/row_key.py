@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from pytest_nixl.core import units
+from pytest_nixl.core.plain import written_as_text
 from pytest_nixl.model.memory import DevicePair, MemoryPair
 
 #: The name of the footprint in a variant.
@@ -213,6 +214,9 @@ def read_key(text: str) -> RowKey | UnknownKey:
         return RowKey.parse(text)
     except RowKeyError:
         return UnknownKey(text)
+
+
+written_as_text(read_key, RowKey, UnknownKey)
 
 
 @lru_cache(maxsize=1 << 16)  # each run of a history has the same rows

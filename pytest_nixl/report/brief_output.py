@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from pytest_nixl.model.results import Result
 from pytest_nixl.report.terminal import nothing_collected, nothing_of_the_level, write_problems, write_report
 from pytest_nixl.session.levels import left_out_line
 from pytest_nixl.session.run import Run, exit_code
@@ -130,10 +131,10 @@ def _only_suites(config: pytest.Config) -> bool:
 
 def _is_told(report: Any) -> bool:
     """Whether the run's report tells everything about a failed test, which has no captured output and no log lines."""
-    plain = getattr(report, "nixl_result", None)
-    if plain is None or not isinstance(report.longrepr, str) or report.sections:
+    result: Result | None = getattr(report, "nixl_result", None)
+    if result is None or not isinstance(report.longrepr, str) or report.sections:
         return False
-    told = [text for name in ("reason", "remedy", "repeat") if (text := str(plain[name]))]
+    told = [text for text in (result.reason, result.remedy, result.repeat) if text]
     return all(any(text in line for text in told) for line in report.longrepr.splitlines())
 
 

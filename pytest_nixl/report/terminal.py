@@ -76,12 +76,10 @@ def header(settings: Settings, placement: Placement, verbosity: int) -> Iterator
 
 def status_word(report: pytest.TestReport) -> tuple[str, str, str] | None:
     """Return category, letter and verbose word for a measured row: its verdict and bandwidth; None: not a row."""
-    plain = getattr(report, "nixl_result", None)
+    result: Result | None = getattr(report, "nixl_result", None)
     letter = {"passed": ".", "failed": "F", "skipped": "s"}.get(report.outcome)
-    if report.when != "call" or plain is None or not plain["figures"] or letter is None:
+    if report.when != "call" or result is None or result.figures is None or letter is None:
         return None  # an outcome of another plugin, such as a rerun, has its own word
-    result = Result.from_plain(plain)
-    assert result.figures is not None
     return report.outcome, letter, f"{result.verdict} {units.gigabytes(result.figures.bandwidth)} GB/s"
 
 

@@ -14,7 +14,7 @@ from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
 from pytest_nixl.core.strict import printable
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.model.findings import FindingError
-from pytest_nixl.model.results import MEASURED, RATIOS, ROW_SUMMARY, Result
+from pytest_nixl.model.results import Result
 from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.session.missed_deadline import LESS_TO_DO, late_because
 from pytest_nixl.session.outcome import JUDGEMENT, check_of, is_own
@@ -35,13 +35,13 @@ def add_result(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Te
         required = run.usable and check_of(item) in load_profile(run.settings.profile).required
         _shorten_failure(report, item, call.excinfo, gate=gate, required=required)
     _hide_secrets(report, item.config, run.hide)
-    result = _result_of(item, call, report)
+    result = _result_of(run, item, call, report)
     if result is None:
         return
     result = replace(result, reason=printable(run.hide(result.reason)), remedy=printable(run.hide(result.remedy)))
     if report.failed and isinstance(report.longrepr, str):
         report.longrepr += f"\nrepeat: {result.repeat}"
-    vars(report)["nixl_result"] = result.plain()
+    vars(report)["nixl_result"] = result
     item.user_properties.extend(result.properties())
     if run.usable and run.settings.image:
         item.user_properties.append(("nixl_image", run.settings.image))
@@ -69,26 +69,23 @@ def _hidden(value: Any, hide: Callable[[str], str]) -> Any:
     return value
 
 
-def _result_of(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> Result | None:
+def _result_of(run: Run, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> Result | None:
     """Return the result of a check after its call, or after a failure or skip in its setup or teardown; else None."""
     check = check_of(item)
     if check is None or (report.when != "call" and report.passed):
         return None
     judgement = _judgement(item, call, report)
     row = row_of(item)
-    return Result(
+    return replace(
+        run.recorder.begun(item.nodeid),
         check=check,
-        nodeid=item.nodeid,
         verdict=judgement.verdict,
         reason=judgement.reason,
         remedy=judgement.remedy,
         row=row,
-        figures=item.stash.get(ROW_SUMMARY, None),
         repeat=repeat_command(item, row),
         finding=judgement.finding,
         known_limit=judgement.known_limit,
-        ratios=item.stash.get(RATIOS, ()),
-        measured=item.stash.get(MEASURED, ()),
     )
 
 

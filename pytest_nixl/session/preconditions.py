@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from pytest_nixl.model.results import Result
     from pytest_nixl.session.run import Run
 
 #: The file with the checks of the etcd endpoints that this deployment uses.
@@ -68,8 +69,9 @@ class Preconditions:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed and report.nodeid in self._required and self._failed is None:
-            result = getattr(report, "nixl_result", None) or {}
-            self._failed = str(result.get("check", report.nodeid)), str(result.get("reason") or "see above")
+            result: Result | None = getattr(report, "nixl_result", None)
+            check, why = (result.check, result.reason) if result is not None else (report.nodeid, "")
+            self._failed = check, why or "see above"
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         self._ended += 1

@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_nixl.core.redaction import redact
 from pytest_nixl.core.strict import printable
+from pytest_nixl.model.results import Result
+from pytest_nixl.model.verdicts import Verdict
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from pytest_nixl.judge.run_comparison import RunComparison
-    from pytest_nixl.model.results import Result
+    from pytest_nixl.model.figure import Figure
+    from pytest_nixl.model.raw_comparison import RawRatio
+    from pytest_nixl.model.results import RowSummary
     from pytest_nixl.model.row_key import RowKey
     from pytest_nixl.model.samples import Samples
     from pytest_nixl.store.record_reader import RecordedRun
@@ -64,6 +68,8 @@ class Recorder:
     def __init__(self, hide: Callable[[str], str] = redact) -> None:
         self._hide: Callable[[str], str] = lambda text: printable(hide(text))
         self._found = Found()
+        #: By node id what a test measured so far, as a result without a verdict.
+        self._begun: dict[str, Result] = {}
         #: The samples of the row that is being measured, of the launches so far; None: none has ended.
         self.samples_so_far: Samples | None = None
 
@@ -74,6 +80,23 @@ class Recorder:
 
     def _set(self, **changed: Any) -> None:
         self._found = replace(self._found, **changed)
+
+    def begun(self, nodeid: str) -> Result:
+        """Return what a test measured so far, as a result without a verdict."""
+        return self._begun.get(nodeid) or Result("", nodeid, Verdict.UNKNOWN)
+
+    def add_row(self, nodeid: str, figures: RowSummary) -> None:
+        """Add the figures of the row that a test measured."""
+        self._begun[nodeid] = replace(self.begun(nodeid), figures=figures)
+
+    def add_ratios(self, nodeid: str, ratios: tuple[RawRatio, ...]) -> None:
+        """Add the ratios of rows to a raw tool that a test compared."""
+        self._begun[nodeid] = replace(self.begun(nodeid), ratios=ratios)
+
+    def add_figures(self, nodeid: str, figures: tuple[Figure, ...]) -> None:
+        """Add named figures that a test measured."""
+        begun = self.begun(nodeid)
+        self._begun[nodeid] = replace(begun, measured=(*begun.measured, *figures))
 
     def add_result(self, result: Result) -> None:
         """Add the result of a test. The result of its teardown replaces that of its call."""

@@ -111,16 +111,18 @@ def requested_rows(settings: Settings, placement: Placement, memory: MemoryPair 
 
 
 def row_of(item: pytest.Item) -> RowKey | None:
-    """Return the key of the row that a test measures, by its parameters; None: it measures no row."""
+    """Return the key of the row that a test measures, by its parameters; None: it measures no row.
+
+    A parameter is the key itself, or has it as its ``key``. A link has it with the sizes that are parameters as well.
+    """
     if "row_benchmark" not in getattr(item, "fixturenames", ()):
         return None
     callspec = getattr(item, "callspec", None)
     params: dict[str, Any] = callspec.params if callspec is not None else {}
     for value in params.values():
-        key = getattr(value, "key", value)
+        if isinstance(value, LinkParam):
+            return value.key(params["block"], params.get("batch", 1), params.get("depth", 1))
+        key = value if isinstance(value, RowKey) else getattr(value, "key", None)
         if isinstance(key, RowKey):
             return key
-    link = params.get("nixl_link")
-    if not isinstance(link, LinkParam):
-        return None
-    return link.key(params["block"], params.get("batch", 1), params.get("depth", 1))
+    return None

@@ -17,6 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from pytest_nixl.core.plain import from_plain
 from pytest_nixl.core.untrusted_file import read_regular
 from pytest_nixl.model.results import RowSummary
 from pytest_nixl.model.row_key import RowKey
@@ -111,7 +112,7 @@ def read_index(path: Path) -> Index:
 def _entries(data: Any) -> list[tuple[str, IndexEntry]]:
     if data["form"] != FORM:
         return []
-    provenances = [Provenance.from_plain(plain) for plain in data["provenances"]]
+    provenances = [from_plain(Provenance, plain) for plain in data["provenances"]]
     if not all(shallow(one.host) for one in provenances):
         raise ValueError("a host is nested too deep")
     keys = [RowKey.parse(str(key)) for key in data["keys"]]

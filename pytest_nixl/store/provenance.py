@@ -67,16 +67,6 @@ class Provenance:
         """Return the provenance as JSON values."""
         return asdict(self)
 
-    @classmethod
-    def from_plain(cls, data: Mapping[str, Any]) -> Provenance:
-        """Restore a provenance from :meth:`plain`. :raises TypeError: if ``data`` has another form."""
-        return cls(
-            ImageIdentity(**{str(name): str(value) for name, value in data["image"].items()}),
-            {str(name): str(value) for name, value in data["versions"].items()},
-            {str(name): str(value) for name, value in data["environment"].items()},
-            dict(data["host"]),
-        )
-
 
 @dataclass(frozen=True)
 class Change:

@@ -12,6 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from pytest_nixl.core.plain import from_plain
 from pytest_nixl.core.redaction import hide_all, recorded, redact
 from pytest_nixl.core.untrusted_file import read_regular
 from pytest_nixl.model.results import PERCENTILES, Result, RowSummary
@@ -134,7 +135,7 @@ def _parse(data: Any, source: str) -> RecordedRun:
         raise ValueError(f"its format version is {ours['form']!r}, and this pytest-nixl reads {FORM}")
     when = datetime.fromisoformat(str(data["datetime"]).replace("Z", "+00:00"))
     when = when.replace(tzinfo=timezone.utc) if when.tzinfo is None else when.astimezone(timezone.utc)
-    provenance = Provenance.from_plain(ours["provenance"]) if ours else _older(data)
+    provenance = from_plain(Provenance, ours["provenance"]) if ours else _older(data)
     if not shallow(provenance.host):
         raise ValueError(f"its host is nested deeper than {_DEEPEST} levels")
     rows: dict[RowKey, RowSummary] = {}
@@ -157,7 +158,7 @@ def _hidden(provenance: Provenance) -> Provenance:
     """Hide the secrets that an older version recorded, because it knew fewer shapes and names of secrets."""
     plain = hide_all(provenance.plain(), _hide)
     plain["environment"] = {name: recorded(name, value) for name, value in provenance.environment.items()}
-    return Provenance.from_plain(plain)
+    return from_plain(Provenance, plain)
 
 
 @lru_cache(maxsize=1 << 14)  # most texts of a record are those of other results and records too

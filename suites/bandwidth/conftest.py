@@ -14,7 +14,6 @@ from pytest_nixl.checks.bandwidth.cold_rows import cold_rows
 from pytest_nixl.checks.nixlbench.command import label
 from pytest_nixl.checks.nixlbench.programs import Nixlbench
 from pytest_nixl.checks.nixlbench.row import JudgedRow
-from pytest_nixl.model.results import ROW_SUMMARY
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -66,7 +65,7 @@ def record_program(
         nixl_run.recorder.note(*judged.notes)
         if judged.samples is None or judged.figures is None:
             return
-        request.node.stash[ROW_SUMMARY] = judged.figures
+        nixl_run.recorder.add_row(request.node.nodeid, judged.figures)
         row_benchmark(judged.samples, more)
 
     return write

@@ -9,7 +9,6 @@ import pytest
 
 from pytest_nixl import Cluster, Judgement, Profile, Run
 from pytest_nixl.checks.raw_tools.check import LinkKind, compare
-from pytest_nixl.model.results import RATIOS
 
 
 @pytest.mark.nixl_check("nixl-to-raw")
@@ -23,5 +22,5 @@ def test_nixl_moves_what_the_path_carries(
 ) -> None:
     """A few rows are compared with a raw tool; for a failed row, the verdict names the fabric or NIXL as the cause."""
     judgement, ratios = compare(link_kind, nixl_run, nixl_cluster, profile)
-    request.node.stash[RATIOS] = ratios
+    nixl_run.recorder.add_ratios(request.node.nodeid, ratios)
     verdict(judgement)

@@ -16,7 +16,7 @@ from helpers.fake_sysfs import Tree, p5
 
 from pytest_nixl.checks.doctor.catalogue import judge
 from pytest_nixl.checks.doctor.check import Requirements
-from pytest_nixl.host.fact import from_plain, to_plain
+from pytest_nixl.core.plain import from_plain, to_plain
 from pytest_nixl.host.facts import gather
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.host.storage_queues import StorageQueues, read_storage_queues
@@ -129,7 +129,7 @@ def test_facts_of_this_host_are_read_and_restored() -> None:
 #: Forbids io_uring_setup to itself with EPERM, as the default profile of container engines does, and reads the facts.
 FILTER = """
 import ctypes, json, platform, struct
-from pytest_nixl.host.fact import to_plain
+from pytest_nixl.core.plain import to_plain
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.host.storage_queues import read_storage_queues
 program = b"".join(struct.pack("HBBI", *each) for each in (

@@ -11,6 +11,7 @@ import pytest
 from helpers.records import KEY, ROW, key, record, write
 
 from pytest_nixl.cli import main
+from pytest_nixl.core.plain import from_plain
 from pytest_nixl.judge.run_comparison import RunComparison, compare_runs, refuse_other_machine
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.row_key import RowKey
@@ -234,7 +235,7 @@ def test_the_image_comes_from_its_setting_the_environment_or_the_downward_api(tm
 
 def test_provenance_can_be_stored_and_compared() -> None:
     found = gather("a:1", {"nixl": "1.5.1"}, {"UCX_TLS": "rc"})
-    assert Provenance.from_plain(found.plain()) == found
+    assert from_plain(Provenance, found.plain()) == found
     assert {"name", "cpu", "cores", "nics", "gpus"} <= set(found.host)
     assert found.versions["kernel"]
     other = gather("a:1", {"nixl": "1.6.0"}, {})

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from helpers.cli_run import ROOT
 
+from pytest_nixl.core.plain import from_plain
 from pytest_nixl.model.figure import BANDWIDTH, BYTES, FIGURE_KINDS, MOST_SAMPLES, PER_SECOND, SECONDS, Figure
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.verdicts import Verdict
@@ -46,7 +47,7 @@ def test_a_bound_of_each_unit_is_read() -> None:
 
 def test_a_figure_survives_json_without_its_rounds() -> None:
     figure = replace(FIGURE, at_most=0.05)
-    assert Figure.from_plain(json.loads(json.dumps(figure.plain()))) == replace(figure, rounds=())
+    assert from_plain(Figure, json.loads(json.dumps(figure.plain()))) == replace(figure, rounds=())
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,7 @@ def test_a_figure_survives_json_without_its_rounds() -> None:
 )  # fmt: skip
 def test_values_of_another_form_are_refused(changed: dict[str, Any]) -> None:
     with pytest.raises((TypeError, ValueError)):
-        Figure.from_plain({**FIGURE.plain(), **changed})
+        from_plain(Figure, {**FIGURE.plain(), **changed})
 
 
 @pytest.mark.parametrize(
@@ -68,12 +69,12 @@ def test_values_of_another_form_are_refused(changed: dict[str, Any]) -> None:
 )  # fmt: skip
 def test_samples_of_another_form_are_refused(samples: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
-        Figure.from_plain({**FIGURE.plain(), "samples": samples})
+        from_plain(Figure, {**FIGURE.plain(), "samples": samples})
 
 
 def test_samples_survive_json_and_a_figure_without_them_is_written_as_before() -> None:
     figure = replace(FIGURE, rounds=(), samples=((1.0, 0.0), (2.0, 1024.0)))
-    assert Figure.from_plain(json.loads(json.dumps(figure.plain()))) == figure
+    assert from_plain(Figure, json.loads(json.dumps(figure.plain()))) == figure
     assert "samples" not in FIGURE.plain()
 
 
