@@ -477,6 +477,7 @@ def test_cards_that_a_slow_row_left_idle_are_named(launches: int) -> None:
 )
 def test_cards_are_not_blamed_for_other_slow_rows(carried: int, memory: str, transport: str) -> None:
     cards = (Carrier("mlx5_0", "rdma", 1 << 40), *(Carrier(f"mlx5_{number}", "rdma", carried) for number in (1, 2, 3)))
+    cards = (*cards, Carrier("eth0", "net", 1 << 40))
     key = replace(VRAM, memory=MemoryPair(memory, memory))
     row = replace(samples(*[0.5] * 4, key=key, transports=(transport,)), counted=CarrierBytes(cards, 1 << 40))
     judgement = judge(row, FLOOR, P5)
