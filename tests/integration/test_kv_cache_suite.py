@@ -89,7 +89,7 @@ def test_a_model_of_mla_has_one_tensor_in_each_layer() -> None:
     assert done.code == 0
 
 
-@pytest.mark.parametrize("tp", ["2:4", "4:2"])
+@pytest.mark.parametrize("tp", ["2:4", "4:2", "1:4"])
 def test_different_tensor_parallel_sizes_move_pieces_of_blocks(tp: str) -> None:
     done = run(SUITE, SMALL, "-v", f"--nixl-kv-tp={tp}")
     assert re.findall(r"(WRITE|READ) DRAM:DRAM scattered-prepped: .* (\d+ x \S+);", done.output) == [

@@ -415,7 +415,10 @@ def test_another_launch_is_not_needed_for_faults_other_than_the_floor(bad: Sampl
     [
         (
             ("cuda_ipc",),
-            ("names cuda_ipc and cuda_copy", "nvidia-smi topo -p2p r", "one IPC and one PID namespace"),
+            (
+                "names cuda_ipc and cuda_copy", "nvidia-smi topo -p2p r", "one IPC and one PID namespace",
+                "between two hosts of one NVLink domain (NVL72) the memory needs a fabric handle",
+            ),  # fmt: skip
             ("peermem",),
         ),
         (("rc_mlx5",), ("nvidia_peermem is loaded", "DMA-BUF", "ibv_devinfo"), ("cuda_ipc", "gdrdrv")),
@@ -440,6 +443,7 @@ def test_read_that_ucx_emulates_without_nvlink_has_its_remedy(op: str) -> None:
     assert judgement.verdict is Verdict.WRONG_TRANSPORT
     assert ": went over tcp/lo as software emulation, not as RMA, but the profile accepts only" in judgement.reason
     assert "one IPC and one PID namespace (docker run --ipc=host --pid=host" in judgement.remedy
+    assert "fabric handle" not in judgement.remedy, "both are on one host"
     assert ("reads by cuda_ipc only over NVLink" in judgement.remedy) == (op == "READ")
 
 
