@@ -416,9 +416,11 @@ def test_another_launch_is_not_needed_for_faults_other_than_the_floor(bad: Sampl
         (
             ("cuda_ipc",),
             (
-                "names cuda_ipc and cuda_copy", "nvidia-smi topo -p2p r", "one IPC and one PID namespace",
+                "names cuda_ipc and cuda_copy",
+                "nvidia-smi topo -p2p r",
+                "one IPC and one PID namespace",
                 "between two hosts of one NVLink domain (NVL72) the memory needs a fabric handle",
-            ),  # fmt: skip
+            ),
             ("peermem",),
         ),
         (("rc_mlx5",), ("nvidia_peermem is loaded", "DMA-BUF", "ibv_devinfo"), ("cuda_ipc", "gdrdrv")),

@@ -196,3 +196,8 @@ def test_a_request_to_a_file_ends_with_its_sync_and_sends_no_notification(op: st
     assert [each for each in agent.log if each != "poll"] == [("make", b""), ("post", "handle"), ("release", "handle")]
     assert "poll" not in agent.log
     assert file.syncs == syncs
+
+
+def test_a_block_in_an_object_store_is_an_object_with_a_number_from_1() -> None:
+    rows = CacheSide(0, "OBJ", 0).rows(LAYOUT, np.array([0, 9], dtype=np.int32))
+    assert rows.tolist() == [[0, 64, 1], [0, 64, 10]]

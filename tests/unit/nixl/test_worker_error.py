@@ -15,7 +15,7 @@ from pytest_nixl.nixl.worker import __main__ as worker
 VRAM = "pytest_nixl.nixl.worker.vram"
 
 
-class nixlRemoteDisconnectError(Exception):  # noqa: N801, N818 - NIXL's name
+class nixlRemoteDisconnectError(Exception):  # noqa: N801 - NIXL's name
     """A double of NIXL's error, which needs a card that cannot access GPU memory."""
 
 
