@@ -13,7 +13,7 @@ from pytest_nixl.core import units
 from pytest_nixl.judge.floor_test import decide_floor
 from pytest_nixl.model.ceiling import Ceiling, row_ceiling
 from pytest_nixl.model.expectation import Expectation
-from pytest_nixl.model.machine import EFA, EMULATED, RDMA, Machine
+from pytest_nixl.model.machine import EFA, EMULATED, RDMA, Machine, is_network
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.samples import Samples
 from pytest_nixl.model.verdicts import Judgement, Verdict
@@ -183,6 +183,11 @@ def _transport_remedy(samples: Samples, accepted: set[str], environ: Mapping[str
             "names cuda_ipc and cuda_copy, and that the GPUs reach each other (nvidia-smi topo -p2p r; NVLink: "
             "nvidia-smi nvlink -s)"
         )
+        if any(is_network(name) for name in transports):
+            steps.append(
+                "between two hosts of one NVLink domain (NVL72) the memory needs a fabric handle (cuMemCreate with "
+                "CU_MEM_HANDLE_TYPE_FABRIC), which cudaMalloc and so PyTorch do not make by default"
+            )
         if key.op == "READ" and samples.protocol == SOFTWARE_EMULATION:
             steps.append(
                 "UCX reads by cuda_ipc only over NVLink: between GPUs without NVLink use WRITE, or let UCX read over "

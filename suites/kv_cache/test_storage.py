@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Do the blocks of a KV cache move to a file and back, and what do fragments cost?"""
+"""Do the blocks of a KV cache move to storage and back, and what do fragments of a file cost?"""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.mark.nixl_check("kv-storage", level="extended")
-def test_blocks_move_between_memory_and_a_file(
+def test_blocks_move_between_memory_and_storage(
     stored_kind: KvRequestKind | None,
     kv_launches: KvLaunches,
     record_figures: Callable[[Sequence[Figure]], Judgement],
     nixl_run: Run,
     verdict: Callable[[Judgement], None],
 ) -> None:
-    """Requests for KV blocks move the right bytes between memory and a file, in fragments and in one piece."""
+    """Requests for KV blocks move the right bytes between memory and a file, or objects of a store."""
     if stored_kind is None:
-        raise NotApplicableError("no requested backend moves bytes to files", "give --nixl-backend=POSIX")
+        raise NotApplicableError("no requested backend moves bytes to storage", "give --nixl-backend=POSIX or OBJ")
     found = measure_stored(kv_launches, stored_kind)
     bounded = record_figures(found.figures)
     judged = judge_stored(found)
     if judged.verdict is Verdict.PASS:
-        nixl_run.recorder.note_detail(f"KV blocks in files: {judged.reason}")
+        nixl_run.recorder.note_detail(f"KV blocks in storage: {judged.reason}")
     verdict(judged if judged.verdict is not Verdict.PASS or bounded.verdict is Verdict.PASS else bounded)

@@ -54,6 +54,10 @@ attempt("lengths", lambda: agent.initialize_xfer("WRITE", *lists([(0, 64)], [(40
 attempt("own-name", lambda: agent.add_remote_agent(agent.get_agent_metadata()))
 attempt("garbage", lambda: agent.add_remote_agent(b"this is no metadata of an agent"))
 attempt("telemetry", move)
+# As an engine whose tensor-parallel sizes differ, and that counts replicated heads as heads of its own.
+attempt("beyond-the-cache", lambda: agent.prep_xfer_dlist("", [(base + 512 * n, 512, 0) for n in range(32)], "DRAM"))
+attempt("view-of-host", lambda: agent.prep_mem_view(agent.get_remote_descs([(base, 64, 0, "a")], "DRAM")))
+attempt("view-of-unknown", lambda: agent.prep_mem_view(agent.get_remote_descs([(base, 64, 0, "a")], "VRAM")))
 os._exit(0)
 """
 
@@ -83,7 +87,13 @@ def test_errors_of_the_real_nixl_are_on_the_page() -> None:
         "own-name": "nixlInvalidParamError",
         "garbage": "nixlMismatchError",
         "telemetry": "nixlNoTelemetryError",
+        "beyond-the-cache": "nixlNotFoundError",
+        "view-of-host": "nixlBackendError",
+        "view-of-unknown": "nixlNotFoundError",
     }, said
+    for text in ("failed to prepare the", "failed to allocate memory for sys_dev", "A backend capable of"):
+        [error] = [each for each in errors() if each["text"].startswith(text)]
+        assert error["text"] in said
     page = {each["also"]: each["text"] for each in errors() if each.get("also", "").startswith("nixl")}
     for name in set(found.values()):
         assert f"{name} {page[name]}" in said

@@ -91,7 +91,7 @@ def test_a_model_of_mla_has_one_tensor_in_each_layer() -> None:
     assert done.code == 0
 
 
-@pytest.mark.parametrize("tp", ["2:4", "4:2"])
+@pytest.mark.parametrize("tp", ["2:4", "4:2", "1:4"])
 def test_different_tensor_parallel_sizes_move_pieces_of_blocks(tp: str) -> None:
     done = run(SUITE, SMALL, "-v", f"--nixl-kv-tp={tp}")
     assert re.findall(r"(WRITE|READ) DRAM:DRAM scattered-prepped: .* (\d+ x \S+);", done.output) == [
@@ -218,7 +218,7 @@ def test_a_request_above_the_bound_of_the_profile_fails_and_its_time_is_recorded
 def test_blocks_move_to_a_file_and_back_in_fragments_and_in_pieces(tmp_path: Path) -> None:
     done = run(SUITE, SMALL, "--nixl-level=extended", "--nixl-backend=POSIX", f"--nixl-file-dir={tmp_path}")
     assert re.findall(
-        r"^KV blocks in files: POSIX (\S+) DRAM:FILE over \S+: \S+ GB/s in (256 fragments of 32KiB), \S+ GB/s in "
+        r"^KV blocks in storage: POSIX (\S+) DRAM:FILE over \S+: \S+ GB/s in (256 fragments of 32KiB), \S+ GB/s in "
         "(64 pieces of 128KiB)", done.output, re.MULTILINE,
     ) == [(op, "256 fragments of 32KiB", "64 pieces of 128KiB") for op in ("WRITE", "READ")]  # fmt: skip
     assert "NIXL verdict: PASS (2 PASS, 3 NOT-APPLICABLE; 0 rows measured)" in done.output

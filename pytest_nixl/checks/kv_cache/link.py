@@ -70,7 +70,7 @@ class KvTraffic:
 class KvLink:
     """Two workers with a KV cache each, and requests from the initiator to the target.
 
-    With a storage backend there is one worker, and the target's cache is a file.
+    With a storage backend there is one worker, and the target's cache is a file, or an object for each block.
 
     ``source`` and ``destination`` are the buffers from which and to which blocks move.
 
@@ -98,6 +98,7 @@ class KvLink:
             [one.address, one.memory, one.device] for one in (self._pair.initiator.buffer, self._pair.target.buffer)
         ]
         try:
+            self._prepare_objects(self._layout.tensors * self._layout.blocks)
             prepared = agent.worker.call(
                 "kv_prepare",
                 agent=agent.ref,
@@ -117,6 +118,7 @@ class KvLink:
             found, after = self._verified("after the timed requests", requests, traffic, count)
             agent.worker.call("kv_release", requests=requests)
             agent.worker.call("forget", objects=[requests])
+            self._prepare_objects(0)
         except BaseException:
             self._pair.kill()
             raise
@@ -139,6 +141,16 @@ class KvLink:
             obstacle=obstacle_between(agent.worker, other.worker),
             protocol=protocol(log, self._op, self._layout.block_bytes, self._pair.memory),
         )
+
+    def _prepare_objects(self, count: int) -> None:
+        """Make each block of the target's cache an object, if it is in an object store; 0: delete them."""
+        target = self._pair.target
+        if target.buffer.memory == "OBJ":
+            arguments = {"agent": target.agent.ref, "buffer": target.buffer.ref}
+            block = self._layout.block_bytes
+            target.agent.worker.call(
+                "prepare_objects", seconds=self._timeout * 10, **arguments, block=block, count=count
+            )
 
     def _verified(
         self, phase: str, requests: Ref, traffic: KvTraffic, count: int

@@ -415,7 +415,12 @@ def test_another_launch_is_not_needed_for_faults_other_than_the_floor(bad: Sampl
     [
         (
             ("cuda_ipc",),
-            ("names cuda_ipc and cuda_copy", "nvidia-smi topo -p2p r", "one IPC and one PID namespace"),
+            (
+                "names cuda_ipc and cuda_copy",
+                "nvidia-smi topo -p2p r",
+                "one IPC and one PID namespace",
+                "between two hosts of one NVLink domain (NVL72) the memory needs a fabric handle",
+            ),
             ("peermem",),
         ),
         (("rc_mlx5",), ("nvidia_peermem is loaded", "DMA-BUF", "ibv_devinfo"), ("cuda_ipc", "gdrdrv")),
@@ -440,6 +445,7 @@ def test_read_that_ucx_emulates_without_nvlink_has_its_remedy(op: str) -> None:
     assert judgement.verdict is Verdict.WRONG_TRANSPORT
     assert ": went over tcp/lo as software emulation, not as RMA, but the profile accepts only" in judgement.reason
     assert "one IPC and one PID namespace (docker run --ipc=host --pid=host" in judgement.remedy
+    assert "fabric handle" not in judgement.remedy, "both are on one host"
     assert ("reads by cuda_ipc only over NVLink" in judgement.remedy) == (op == "READ")
 
 
@@ -477,6 +483,7 @@ def test_cards_that_a_slow_row_left_idle_are_named(launches: int) -> None:
 )
 def test_cards_are_not_blamed_for_other_slow_rows(carried: int, memory: str, transport: str) -> None:
     cards = (Carrier("mlx5_0", "rdma", 1 << 40), *(Carrier(f"mlx5_{number}", "rdma", carried) for number in (1, 2, 3)))
+    cards = (*cards, Carrier("eth0", "net", 1 << 40))
     key = replace(VRAM, memory=MemoryPair(memory, memory))
     row = replace(samples(*[0.5] * 4, key=key, transports=(transport,)), counted=CarrierBytes(cards, 1 << 40))
     judgement = judge(row, FLOOR, P5)

@@ -15,6 +15,7 @@ import pytest
 
 from pytest_nixl.checks.kv_cache.blocks import BlockDraw, KvLayout
 from pytest_nixl.checks.kv_cache.worker.requests import CacheSide, KvMethod, KvRequests
+from pytest_nixl.nixl.worker.files import FileBuffer
 from pytest_nixl.nixl.worker.transfer import Initiator, StepTimeoutError
 
 LAYOUT = KvLayout(tensors=2, blocks=8, block_bytes=64, ranges=2)
@@ -40,7 +41,8 @@ class HeldAgent:
     def make_prepped_xfer(self, *arguments: Any) -> str:
         self.made.append(arguments)
         self.log.append(("make", arguments[5]))
-        return f"handle {arguments[5].decode().split(':')[2]}"
+        number = arguments[5].decode().split(":")[2:3]
+        return " ".join(["handle", *number])
 
     def get_xfer_descs(self, rows: Any, memory: str) -> Any:
         return rows.tolist(), memory
@@ -181,3 +183,30 @@ def test_strided_descriptors_are_one_row_for_each_tensor() -> None:
         ("target", [[65536, 64, 3, 64, 8], [65536 + 512, 64, 3, 64, 8]], "VRAM", ["UCX"]),
     ]
     assert agent.made[2][2].tolist() == [1, 3, 9, 11]
+
+
+class File(FileBuffer):
+    """A file that only counts its syncs."""
+
+    def __init__(self) -> None:
+        self.syncs = 0
+
+    def sync(self) -> None:
+        self.syncs += 1
+
+
+@pytest.mark.parametrize(("op", "syncs"), [("WRITE", 1), ("READ", 0)])
+def test_a_request_to_a_file_ends_with_its_sync_and_sends_no_notification(op: str, syncs: int) -> None:
+    agent, file = HeldAgent([]), File()
+    initiator = Initiator(agent, "target", [], {}, depth=1, acknowledged=True, tag_each=False, deadline=0.0)
+    sides = CacheSide(4096, "DRAM", 0), CacheSide(0, "FILE", 9)
+    made = KvRequests(agent, initiator, "self", op, "POSIX", LAYOUT, sides, KvMethod.PREPPED, merge=True, file=file)
+    assert len(made.request(DRAW, 60)) == 5
+    assert [each for each in agent.log if each != "poll"] == [("make", b""), ("post", "handle"), ("release", "handle")]
+    assert "poll" not in agent.log
+    assert file.syncs == syncs
+
+
+def test_a_block_in_an_object_store_is_an_object_with_a_number_from_1() -> None:
+    rows = CacheSide(0, "OBJ", 0).rows(LAYOUT, np.array([0, 9], dtype=np.int32))
+    assert rows.tolist() == [[0, 64, 1], [0, 64, 10]]

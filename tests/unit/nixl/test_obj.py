@@ -55,6 +55,16 @@ def link(pairs: WorkerPairs, op: str = "WRITE") -> Link:
 
 
 @pytest.mark.long
+def test_blocks_of_a_kv_cache_move_to_objects_and_back(server: S3Server) -> None:
+    done = run("suites/kv_cache/test_storage.py", "--nixl-backend=OBJ", "--nixl-level=extended", "--nixl-kv-tokens=16")
+    for op in ("WRITE", "READ"):
+        assert f"KV blocks in storage: OBJ {op} DRAM:OBJ over http/" in done.output, done.output
+    assert done.output.count(" GB/s in 64 objects of 32KiB") == 2
+    assert "NIXL verdict: PASS (2 PASS; 0 rows measured)" in done.output
+    assert done.code == 0
+
+
+@pytest.mark.long
 def test_bandwidth_suite_passes_with_the_gate_and_records(server: S3Server, tmp_path: Path) -> None:
     written = tmp_path / "run.json"
     accepted = profile(tmp_path / "p.toml", "backend = ['OBJ']\ntransports = ['http']")

@@ -52,8 +52,8 @@ def kv_prepare(
 ) -> dict[str, Any]:
     """Prepare requests between two KV caches; ``sides`` are address, memory type and device of each.
 
-    :param storage: the buffer of the target if it is a file: a request then ends with its sync instead of the target's
-        acknowledgement.
+    :param storage: the buffer of the target if it is a file or objects: a request then ends with its sync instead of
+        the target's acknowledgement.
     """
     here, there = (CacheSide(*side) for side in sides)
     raw = objects.get(agent)

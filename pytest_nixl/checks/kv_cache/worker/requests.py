@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from pytest_nixl.checks.kv_cache.blocks import BlockDraw, KvLayout, Numbers
 from pytest_nixl.nixl.worker.files import FileBuffer
+from pytest_nixl.nixl.worker.objects import ObjectBuffer
 from pytest_nixl.nixl.worker.transfer import Initiator, StepTimeoutError
 
 #: Until so many seconds before the next request starts, the initiator sleeps if none is in flight.
@@ -54,6 +55,8 @@ class CacheSide:
         found[:, 0] = np.uint64(self.address) + chosen.astype(np.uint64) * np.uint64(layout.block_bytes)
         found[:, 1] = layout.block_bytes
         found[:, 2] = self.device
+        if self.memory == "OBJ":  # each block is an object, which NIXL names by a number from 1
+            found[:, 0], found[:, 2] = 0, chosen + 1
         return found
 
     def strided(self, layout: KvLayout) -> npt.NDArray[np.uint64]:
@@ -98,7 +101,8 @@ class KvRequests:
     :param plugin: the backend's plugin.
     :param sides: the initiator's cache and the target's.
     :param merge: whether NIXL may merge descriptors of neighbouring blocks.
-    :param file: the target's cache if it is a file, to which no notification can be sent; None: an agent has it.
+    :param file: the target's cache if it is a file or objects, to which no notification can be sent; None: an agent
+        has it.
     """
 
     def __init__(
@@ -113,7 +117,7 @@ class KvRequests:
         method: KvMethod,
         *,
         merge: bool,
-        file: FileBuffer | None = None,
+        file: FileBuffer | ObjectBuffer | None = None,
     ) -> None:
         self._agent, self._initiator, self._file = agent, initiator, file
         self._target, self._op, self._plugins = target, op, [plugin]
