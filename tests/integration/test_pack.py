@@ -112,17 +112,17 @@ def test_it_runs_without_a_network_and_without_any_package(packed: Path, bare: P
     assert set(Path("/tmp").glob("pytest-nixl-gpu-*")) == before
 
 
-@pytest.mark.parametrize("level", ["standard", pytest.param("extended", marks=pytest.mark.whole)])
-def test_every_stage_runs_with_gpus(
-    level: str, bare: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """So that with a GPU, nothing but the GPU is new. All that it needs is what it carries."""
+def test_every_stage_runs_with_gpus(bare: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """So that with a GPU, nothing but the GPU is new. All that it needs is what it carries.
+
+    The stage of GPUs runs at level standard, and with one block size: at level extended it takes three times as long.
+    """
     require_tools()
     driver = {**gpu_standin.build(tmp_path_factory.mktemp("driver")), "STANDIN_NVLINKS": "18"}
     carried, out = tmp_path / "carried.pyz", tmp_path / "out"
     done = pack(str(carried), "--preset=0", f"--nixl={_nixl()}")
     assert done.returncode == 0, done.stderr
-    options = [f"--nixl-level={level}", "--nixl-blocks=64KiB", "--nixl-op=WRITE", "--nixl-duration=10ms"]
+    options = ["--nixl-level=standard", "--nixl-blocks=64KiB", "--nixl-op=WRITE", "--nixl-duration=10ms"]
     done = run(bare, carried, "--out", str(out), "--", *options, env=driver, tree=gpu_standin.DRIVER_TREE)
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads((out / "summary.json").read_text())
