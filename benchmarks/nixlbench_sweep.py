@@ -70,8 +70,8 @@ def spreads(sweeps: Sequence[Mapping[int, float]]) -> list[float]:
 def _meeting(runtime: str) -> Iterator[list[str]]:
     """Yield the flags by which the two processes find each other."""
     if runtime == "ASIO":
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            port = listener.getsockname()[1]
+        with socket.create_server(("127.0.0.1", 0)) as asking:
+            port = asking.getsockname()[1]
         yield ["--asio_address=127.0.0.1", f"--asio_port={port}"]
         return
     server = EmbeddedServer.start(supervisor())
