@@ -13,6 +13,7 @@ import pytest
 from pytest_nixl.checks.doctor.ranks import everywhere
 from pytest_nixl.cluster.command_check import Command, _named, _unlike, differences
 from pytest_nixl.cluster.placement import Placement, ask
+from pytest_nixl.core.strict import StrictError
 from pytest_nixl.model.rank_pairs import RankPairing
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Judgement, Verdict
@@ -151,3 +152,29 @@ def test_at_most_three_tests_are_named(count: int, words: str) -> None:
         "did not collect tests that rank 0 collected (t0), and collected tests that rank 0 did not collect (x)"
     )
     assert _unlike(["a", *tests], [*tests, "a"]) == "collected the same tests as rank 0 in another order"
+
+
+@pytest.mark.parametrize(
+    ("changes", "read"),
+    [
+        ({}, True),
+        ({"version": "v" * 256}, True),
+        ({"version": "v" * 257}, False),
+        ({"options": {"--nixl-op": "x" * 65_536}}, True),
+        ({"options": {"--nixl-op": "x" * 65_537}}, False),
+        ({"tests": ["t" * 65_536]}, True),
+        ({"tests": ["t" * 65_537]}, False),
+        ({"errors": 1 << 32}, True),
+        ({"errors": (1 << 32) + 1}, False),
+        ({"errors": -1}, False),
+        ({"errors": 0.5}, False),
+    ],
+)
+def test_a_command_of_another_rank_is_read_up_to_its_limits(changes: dict[str, Any], read: bool) -> None:
+    usual: dict[str, Any] = {"version": "0.1.0", "options": {"--nixl-op": "WRITE"}, "tests": ["a", "b"], "errors": 0}
+    command = Command(**{**usual, **changes})
+    if read:
+        assert Command.unpacked(command.packed()) == command
+    else:
+        with pytest.raises(StrictError):
+            Command.unpacked(command.packed())

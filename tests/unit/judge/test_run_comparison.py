@@ -12,9 +12,10 @@ from helpers.records import KEY, ROW, key, record, write
 
 from pytest_nixl.cli import main
 from pytest_nixl.core.plain import from_plain
-from pytest_nixl.judge.run_comparison import RunComparison, compare_runs, refuse_other_machine
+from pytest_nixl.judge.run_comparison import RunComparison, compare_runs, refuse_other_machine, wants_launch
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.model.settings import COMPARED_LAUNCHES, MOST_LAUNCHES
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.report.comparison import lines
 from pytest_nixl.report.table import lines as table_lines
@@ -281,3 +282,14 @@ def test_rows_that_failed_alike_are_one_result(rows: int) -> None:
             f"{count} of a:1 cannot be compared with this run, in which the verdict is {Verdict.CORRUPT}"
         )
         assert missing[0].remedy == "r"
+
+
+def test_a_further_launch_is_wanted_only_while_it_could_decide() -> None:
+    apart, noisy = [0.5 * value for value in QUIET], [0.5, 1.5, 0.6, 1.4, 1.0]
+    assert not wants_launch(None, noisy, 0.05), "the baseline has no such row"
+    assert not wants_launch(QUIET, QUIET, 0.05)
+    assert not wants_launch(QUIET, apart, 0.05)
+    assert wants_launch(QUIET, noisy, 0.05)
+    assert wants_launch(QUIET, [1.0] * (COMPARED_LAUNCHES + 1), 0.05), "the second test comes after the last launch"
+    assert wants_launch(QUIET, [1.0] * (MOST_LAUNCHES - 1), 0.05)
+    assert not wants_launch(QUIET, noisy[:1] * MOST_LAUNCHES, 0.05)
