@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure each figure of the README five times, and print the median beside its bound and its peer.
 
-* the time of a sweep: the whole command with 15 sizes from 4 KiB to 64 MiB, WRITE and READ, and the time that one more
-  size adds, which is a sixth of what six add;
+* the time of a sweep: the whole command with 15 sizes from 4 KiB to 64 MiB, WRITE, and also READ, and the time that one
+  more size adds, which is a sixth of what six add; what the rows differ by from sweep to sweep; beside both, what a
+  nixlbench does with the same sizes, by ETCD, by ASIO, and by ASIO with buffers of 64 MiB, if ``--nixlbench`` names it;
 * the ratio of the bandwidth that pytest-nixl measures to that of a bare NIXL loop with the same pattern of transfers;
 * the same ratio for requests for KV blocks, with prepared descriptors of scattered blocks;
 * the processor time that the installed but unused plugin adds to pytest with one trivial test;
 * the time of ``pytest-nixl doctor``, which loads NIXL and makes a backend;
 * the time of all suites at the levels ``quick`` and ``standard``;
+* the time of ``pytest-nixl history`` of 1,000 and 10,000 runs;
+* the time of 64 ranks that measure ``alltoall``, and of 1,024 simulated ranks;
 * the time of README's second command in a fresh clone, with ``--tests``, because it takes minutes; or
   ``--second-command`` gives it.
 
@@ -18,9 +21,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
+import re
 import resource
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -32,6 +36,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import nixlbench_sweep
+import store
 from figures import Figure, load, machine, table, write_readme
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -49,7 +55,9 @@ TESTS = "python3 -m pip install -q -U --target .bootstrap tox && PYTHONPATH=.boo
 #: Variables of the tox that may have started this program, and of a Python's start: a fresh clone has none of them.
 OURS = ("TOX_", "PYTHON", "VIRTUAL_ENV")
 #: Bounds in seconds on two cores; of the unused plugin in milliseconds; of measured : bare loop, the least ratio.
-QUICK, STANDARD, SWEPT, ADDED, DOCTOR, SECOND, UNUSED_MS, BARE = 15, 60, 5, 0.2, 1, 360, 20, 0.97
+QUICK, STANDARD, FIFTEEN, SWEPT, ADDED, DOCTOR, SECOND, UNUSED_MS, BARE = 3.5, 30, 2.5, 3.8, 0.2, 1, 360, 20, 0.97
+#: Of a history of 1,000 runs and of `alltoall` of 64 ranks, in seconds; of what a row differs by, in percent.
+HISTORY, ALLTOALL, SPREAD = 1, 200, 27
 
 
 def pytest(*arguments: str, directory: Path = ROOT) -> float:
@@ -88,26 +96,71 @@ def alternate(repeats: int, *measures: Callable[[], float]) -> list[list[float]]
 
 
 def sweep(asked: argparse.Namespace) -> Iterator[Figure]:
-    """Measure the time of the whole command, with and without more sizes, and that of a given peer."""
-    measures = [lambda: pytest(ROWS, f"--nixl-blocks={SWEEP}"), lambda: pytest(ROWS, f"--nixl-blocks={LONGER}")]
-    peer = ""
-    if asked.sweep_peer:
-        measures.append(lambda: timed(asked.sweep_peer))
-    whole, more, *others = alternate(asked.repeats, *measures)
-    for taken in others:
-        peer = f"`{asked.sweep_peer}`: {median(taken):.1f} s ({min(taken):.1f} to {max(taken):.1f})"
-    yield Figure(f"sweep of 15 sizes ({SWEEP}), WRITE and READ, verified", tuple(whole), "s", SWEPT, peer=peer)
+    """Measure the time of the whole command with 15 and 30 rows and with more sizes, and the rows' spread."""
+    ours: list[dict[int, float]] = []
+
+    def writes() -> float:
+        with tempfile.TemporaryDirectory() as directory:
+            path = Path(directory, "rows.json")
+            taken = pytest(ROWS, "--nixl-op=WRITE", f"--nixl-blocks={SWEEP}", f"--benchmark-json={path}")
+            records = json.loads(path.read_text())["benchmarks"]
+        ours.append({each["extra_info"]["transfer_bytes"]: each["extra_info"]["GB/s"] for each in records})
+        return taken
+
+    fifteen, whole, more = alternate(
+        asked.repeats,
+        writes,
+        lambda: pytest(ROWS, f"--nixl-blocks={SWEEP}"),
+        lambda: pytest(ROWS, f"--nixl-blocks={LONGER}"),
+    )
+    peers = {name: [nixlbench_sweep.sweep(asked.nixlbench, *how) for _ in range(asked.repeats)]
+             for name, how in nixlbench_sweep.PEERS.items() if asked.nixlbench}  # fmt: skip
+    times = [f"{name} {median(seconds for seconds, _ in found):.1f} s" for name, found in peers.items()]
+    apart = {name: nixlbench_sweep.spreads([rates for _, rates in found]) for name, found in peers.items()}
+    yield Figure(
+        f"15 rows ({SWEEP}), WRITE, verified", tuple(fifteen), "s", FIFTEEN,
+        peer=f"nixlbench by {', '.join(times)}" if times else "",
+    )  # fmt: skip
+    yield Figure("30 rows: the same sizes, WRITE and READ, verified", tuple(whole), "s", SWEPT)
     added = tuple((longer - short) / len(MORE) for short, longer in zip(whole, more, strict=True))
     yield Figure("one more size, WRITE and READ", added, "s", ADDED, digits=2)
+    own = nixlbench_sweep.spreads(ours)
+    yield Figure(
+        f"what a row differs by in {asked.repeats} sweeps of the 15 rows, at most (at least {min(own):.0f} %)",
+        (max(own),), "%", SPREAD, digits=0,
+        peer=f"nixlbench by {', '.join(f'{name} {min(each):.0f} to {max(each):.0f} %' for name, each in apart.items())}"
+        if apart else "",
+    )  # fmt: skip
 
 
-def timed(command: str) -> float:
-    """Run a command and return its wall time in seconds."""
-    start = time.perf_counter()
-    done = subprocess.run(shlex.split(command), capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{command} failed:\n{done.stdout}{done.stderr}")
-    return time.perf_counter() - start
+def history(asked: argparse.Namespace) -> Iterator[Figure]:
+    """Measure the time of ``pytest-nixl history`` of 1,000 and 10,000 runs, with the index of an earlier command."""
+    for count, bound in ((1_000, HISTORY), (10_000, math.inf)):
+        with tempfile.TemporaryDirectory() as folder:
+            for number, text in enumerate(store.records(count)):
+                Path(folder, f"{number:06d}.json").write_text(text)
+            time.sleep(5)  # the index contains only files that are at least a few seconds old
+            store.timed("history", folder)
+            taken = tuple(store.timed("history", folder) for _ in range(asked.repeats))
+        yield Figure(f"`pytest-nixl history` of {count:,} runs of 30 rows", taken, "s", bound, digits=2)
+
+
+def ranks(_: argparse.Namespace) -> Iterator[Figure]:
+    """Measure the time of `alltoall` of 64 ranks with the real NIXL, and of a simulated group of 1,024, once each."""
+    for name, bound, form, options in (
+        ("64 ranks, each a pytest with the real NIXL: `alltoall`", ALLTOALL, r"64 ranks, alltoall: (\d+) s",
+         ("--simulate=", "--schedules=alltoall", "--ranks=64")),
+        ("1,024 simulated ranks: join, answer and leave", math.inf, r"1024 simulated ranks: .*, all ([\d.]+) s",
+         ("--simulate=1024", "--schedules=")),
+    ):  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, str(ROOT / "benchmarks" / "scale.py"), *options], capture_output=True, text=True,
+            check=False,
+        )  # fmt: skip
+        found = re.search(form, done.stdout)
+        if done.returncode or found is None:
+            raise SystemExit(f"scale.py {' '.join(options)} failed:\n{done.stdout}{done.stderr}")
+        yield Figure(name, (float(found[1]),), "s", bound, digits=0)
 
 
 def rows(op: str) -> list[dict[str, Any]]:
@@ -266,6 +319,8 @@ FIGURES: dict[str, Callable[[argparse.Namespace], Iterator[Figure]]] = {
     "quick": lambda asked: level("quick", asked.repeats, QUICK),
     "standard": lambda asked: level("standard", min(asked.repeats, 3), STANDARD),
     "sweep": sweep,
+    "history": history,
+    "ranks": ranks,
     "bare": beside_bare_loop,
     "kv": kv_beside_bare_loop,
     "unused": unused,
@@ -296,9 +351,12 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5, help="how often each figure is measured (default: 5)")
     parser.add_argument("--readme", nargs="?", type=Path, const=ROOT / "README.md", help="write the table to this file")
-    parser.add_argument("--sweep-peer", default="", metavar="COMMAND",
-                        help="a command that makes the same sweep with another tool, such as a script that runs two "
-                        "nixlbench processes; its time is printed beside ours")  # fmt: skip
+    parser.add_argument(
+        "--nixlbench",
+        default="",
+        metavar="PATH",
+        help="a nixlbench, whose sweeps of 15 sizes are measured beside ours: by ETCD each takes minutes",
+    )
     parser.add_argument("--second-command", action="append", default=[], metavar="SECONDS|JUNIT",
                         help="the time of README's second command, or its file of --junit-xml")  # fmt: skip
     parser.add_argument("--tests", action="store_true",

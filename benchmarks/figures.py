@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import sys
@@ -21,7 +22,7 @@ class Figure:
 
     :param name: what was measured, for the table.
     :param values: every measured value, in ``unit``.
-    :param bound: the largest median that is claimed, or the smallest with ``at_least``.
+    :param bound: the largest median that is claimed, or the smallest with ``at_least``; infinite: none is claimed.
     :param peer: what it is compared with, and that one's value; empty: nothing.
     :param load: how busy the machine was when it ended.
     """
@@ -48,6 +49,8 @@ class Figure:
     @property
     def limit(self) -> str:
         """The bound as text."""
+        if math.isinf(self.bound):
+            return "–"
         return f"{'at least' if self.at_least else 'at most'} {self._with_unit(f'{self.bound:g}')}"
 
     @property

@@ -57,7 +57,7 @@ def claimed(link: Link, block: int) -> float:
         "run", agent=link.initiator.ref, function="naive_libfabric:naive",
         arguments={**arguments, "target": link.target.name},
     )  # fmt: skip
-    seconds: list[float] = results([running], serving=serving)[0]
+    seconds: list[float] = results([running], serving=[serving])[0]
     return block / median(seconds)
 
 

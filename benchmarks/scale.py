@@ -5,7 +5,7 @@ The 64 ranks measure the pairs `first` and `ring`, and all pairs in rounds (`all
 forked from one process that has imported pytest, so that they fit into its memory; as root, each has a host name of its
 own, because ranks of one host are never measured at the same time. The simulated ranks are threads of a few processes:
 they join, answer rank 0 and leave through a real etcd, with the code of a run, and start no worker. etcd counts their
-requests, which stand beside those of the model in `pytest_nixl/cluster/group_load.py`.
+requests, which stand beside those of the model in `benchmarks/group_load.py`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from contextlib import suppress
 from pathlib import Path
 from statistics import median
 
+from group_load import kept, roster_bytes, whole_run
+
 from pytest_nixl.cluster.driver import RankDriver, serve
-from pytest_nixl.cluster.group_load import kept, roster_bytes, whole_run
 from pytest_nixl.cluster.joining import join
 from pytest_nixl.cluster.membership import Membership
 from pytest_nixl.cluster.peer_server import Ending
@@ -287,7 +288,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=64, help="ranks that are a pytest each (default: 64)")
     parser.add_argument("--schedules", default=",".join(SCHEDULES), help="what they run; empty: nothing")
     parser.add_argument("--simulate", default="2,4,8,16,32,64,256",
-                        help="sizes of simulated groups; two cores did not complete 1024")  # fmt: skip
+                        help="sizes of simulated groups")  # fmt: skip
     parser.add_argument("--simulated-ranks", nargs=5, metavar=("URL", "GROUP", "SIZE", "FIRST", "COUNT"),
                         help="for internal use: be some ranks of a simulated group")  # fmt: skip
     if sys.argv[1:2] == ["--forked-ranks"]:  # for internal use

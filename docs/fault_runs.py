@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pytest_nixl.checks.fault_outcome import FaultOutcome
-from pytest_nixl.checks.misuse import KINDS, MisuseEnding, MisuseOutcome
+from pytest_nixl.checks.faults.misuse import KINDS, MisuseEnding, MisuseOutcome
+from pytest_nixl.checks.faults.outcome import FaultOutcome
 
 RECORDS = Path(__file__).resolve().parent / "reference" / "fault-runs.jsonl"
 #: The releases of NIXL that the page compares.

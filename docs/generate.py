@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Generate the reference pages from the code: options, fixtures, checks, findings, verdicts, environment, CLI.
 
-``python docs/generate.py`` writes the pages. With ``--check`` it writes nothing and exits with 1 if a page is stale.
+``python docs/generate.py`` writes the pages, and ``suites/checks.json``, from which the plugin knows the checks of
+suites that it does not import. With ``--check`` it writes nothing and exits with 1 if one of these files is stale.
 What the code does not say (faults of a check, the meaning of a variable or a verdict) comes from the TOML files in
 ``docs/reference``. An entry that is missing there is an error.
 """
@@ -10,15 +11,19 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import html
 import importlib
 import inspect
+import json
 import re
+import shlex
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import fault_runs
@@ -27,9 +32,9 @@ from fault_runs import RELEASES, FaultRun, merged_rows, read_runs, rows_of
 import pytest_nixl
 from pytest_nixl import cli
 from pytest_nixl.checks.connector.rules import RULES, ConfigurationLayer
-from pytest_nixl.checks.doctor.catalogue import checks as doctor_checks
-from pytest_nixl.checks.misuse import KINDS
-from pytest_nixl.checks.transfer_faults import FAULTS
+from pytest_nixl.checks.doctor.catalogue import own_checks
+from pytest_nixl.checks.faults.misuse import KINDS
+from pytest_nixl.checks.faults.transfers import FAULTS
 from pytest_nixl.cluster import launchers
 from pytest_nixl.model.findings import FINDINGS
 from pytest_nixl.model.option import Option
@@ -37,8 +42,7 @@ from pytest_nixl.model.settings import DEFAULT_LEVEL, LEVELS, OPTIONS
 from pytest_nixl.model.verdicts import Verdict, outcome
 from pytest_nixl.nixl.backends import libraries
 from pytest_nixl.nixl.reproductions import reproduction
-from pytest_nixl.session.suite_checks import SuiteCheck, suite_checks
-from pytest_nixl.session.suites import ON_REQUEST
+from pytest_nixl.session.suites import ON_REQUEST, SuiteCheck
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -307,10 +311,54 @@ def _text(node: ast.AST) -> str:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
+@functools.cache
+def declared_checks() -> tuple[SuiteCheck, ...]:
+    """Return every check of every suite, from the markers and docstrings of its tests.
+
+    What a check of the doctor proves says the docstring of the function that judges it, unless its test is its own.
+    """
+    sys.path.insert(0, str(ROOT))
+    doctor, found = own_checks(), []
+    for file in sorted(SUITES.glob("*/test_*.py")):
+        place = f"suites/{file.parent.name}/{file.name}"
+        for name, test in vars(importlib.import_module(f"suites.{file.parent.name}.{file.stem}")).items():
+            marks = getattr(test, "pytestmark", ()) if name.startswith("test_") else ()
+            text, constants = inspect.getdoc(test) or "", tuple(_constants(test.__code__)) if marks else ()
+            for mark in marks:
+                if mark.name == "nixl_check":
+                    found.append(_declared(mark, f"{place}::{name}", constants, text))
+                for case in mark.args[1] if mark.name == "parametrize" else ():
+                    for each in (each for each in getattr(case, "marks", ()) if each.name == "nixl_check"):
+                        if (id := each.args[0]) in doctor:
+                            proves = (inspect.getdoc(doctor[id].judge) or "").partition("\n\n")[0]
+                            found.append(_declared(each, f"{place}::{name}[{case.id}]", (), proves))
+                        elif file.name != "test_machine.py":  # else it is of another package that is installed here
+                            found.append(_declared(each, f"{place}::{name}", case.values, text))
+    sys.path.remove(str(ROOT))
+    return tuple(found)
+
+
+def _declared(mark: Any, test: str, named: Iterable[object], text: str) -> SuiteCheck:
+    """Return the check of a marker. :param named: texts of the test, among them the ids of findings."""
+    findings = tuple(dict.fromkeys(str(each) for each in named if each in FINDINGS))
+    return SuiteCheck(mark.args[0], test, mark.kwargs.get("level", DEFAULT_LEVEL), findings, text)
+
+
+def _constants(code: CodeType) -> Iterator[str]:
+    """Yield the texts that a function and those within it name."""
+    for each in code.co_consts:
+        yield from (each,) if isinstance(each, str) else _constants(each) if isinstance(each, CodeType) else ()
+
+
+def checks_file() -> str:
+    """Return the list of all checks as JSON, one in each line."""
+    return "[\n" + ",\n".join(json.dumps(asdict(check), ensure_ascii=False) for check in declared_checks()) + "\n]\n"
+
+
 def checks_page(found: Iterable[SuiteCheck] | None = None) -> str:
     """Return the page of checks: for each what it proves, and its faults and remedies."""
-    found = list(suite_checks() if found is None else found)
-    doctor = doctor_checks()
+    found = list(declared_checks() if found is None else found)
+    doctor = own_checks()
     said = texts("checks")
     faults: dict[str, list[Mapping[str, Any]]] = {}
     for fault in said["fault"]:
@@ -340,7 +388,7 @@ def checks_page(found: Iterable[SuiteCheck] | None = None) -> str:
             above = LEVELS.index(check.level) > LEVELS.index(DEFAULT_LEVEL)
             options = [f"--nixl-backend={backend}"] if (backend := BACKEND_OF.get(check.id)) else []
             options += [f"{ON_REQUEST[check.suite]}=incast"] if check.suite in ON_REQUEST else []
-            command = " ".join(["pytest", check.test, *options])
+            command = shlex.join(["pytest", check.test, *options])
             level = f" with `--nixl-level={check.level}`" if above else ""
             parts.append(f"**Level:** {check.level}. Run it alone, in a clone: `{command}`{level}")
     parts.append(said["outro"])
@@ -363,7 +411,7 @@ def _fault(fault: Mapping[str, Any]) -> tuple[str, str, str, str]:
 def findings_page() -> str:
     """Return the page of findings."""
     looked_for: dict[str, list[str]] = {}
-    for check in suite_checks():
+    for check in declared_checks():
         for id in check.findings:
             looked_for.setdefault(id, []).append(check.id)
     parts = [
@@ -387,7 +435,7 @@ def findings_page() -> str:
 def error_texts_page() -> str:
     """Return the page that says of the text of an error what it means, and which check finds the cause."""
     said = texts("error-texts")
-    known = {check.id for check in suite_checks()}
+    known = {check.id for check in declared_checks()}
     parts = [said["intro"]]
     for error in said["error"]:
         if strange := sorted(set(error["checks"]) - known):
@@ -617,6 +665,7 @@ def main(arguments: list[str]) -> int:
     """Write the pages, or with ``--check`` name those that are stale."""
     try:
         pages = {REFERENCE / f"{name}.md": make() for name, make in PAGES.items()}
+        pages[SUITES / "checks.json"] = checks_file()
     except UndocumentedError as error:
         print(f"docs/generate.py: {error}", file=sys.stderr)
         return 1

@@ -38,7 +38,8 @@ class OutcomeRecorder:
 
     def pytest_configure(self) -> None:
         """Let the functions that make faults tell their outcomes, before the suites import them."""
-        from pytest_nixl.checks import misuse, transfer_faults
+        from pytest_nixl.checks.faults import misuse
+        from pytest_nixl.checks.faults import transfers as transfer_faults
 
         today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
 

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from pytest_nixl.model.samples import Samples
     from pytest_nixl.model.settings import Settings
     from pytest_nixl.model.verdicts import Judgement, Outcome, Verdict
+    from pytest_nixl.model.worker_command import WorkerCommand
     from pytest_nixl.nixl.agent import Agents, NixlAgent
     from pytest_nixl.nixl.backends import BACKENDS, Backend, between_agents, shake_hands
     from pytest_nixl.nixl.backends.ucx import UcxBackend
@@ -122,6 +123,7 @@ __all__ = [
     "UcxBackend",
     "Verdict",
     "Worker",
+    "WorkerCommand",
     "WorkerDiedError",
     "WorkerError",
     "WorkerHungError",
@@ -190,6 +192,7 @@ _MODULES = {
     "model.verdicts": ("Judgement", "Outcome", "Verdict"),
     "nixl.agent": ("Agents", "NixlAgent"),
     "nixl.backends": ("BACKENDS", "Backend", "between_agents", "shake_hands"),
+    "model.worker_command": ("WorkerCommand",),
     "nixl.backends.ucx": ("UcxBackend",),
     "nixl.buffer": ("Buffer",),
     "nixl.endpoint_reading": ("ReadOutcome",),

@@ -81,6 +81,7 @@ def take_part(session: pytest.Session, run: Run) -> bool | None:
             raise pytest.UsageError(str(error)) from None
         except NixlPluginError as error:
             if run.rank_session is None:
+                name_by_rank(session.config, run.placement.rank or 0)
                 pytest.exit(str(error), returncode=1)
             rank_session = run.rank_session
             rank_session.fault = error
@@ -155,7 +156,9 @@ def _told(run: Run, code: int) -> dict[str, Any]:
 
 def _verdict(run: Run, code: int) -> str:
     found, last = run.found, []
-    if run.usable:
+    if run.usable and not found.results and not found.interrupted:
+        last = [f"no NIXL check ran; the tests of rank 0 ended with exit code {code}"]
+    elif run.usable:
         last = [summary_line(found.results, gate=run.settings.gate, interrupted=found.interrupted, code=code)]
     if run.rank_session is not None and not _whole(code):
         ended = f"{run.rank_session.name_of(0)} {_ended(code)}: every rank ends with exit code {code}"

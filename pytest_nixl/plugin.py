@@ -141,6 +141,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # before pytest's capture takes standard output
 def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> Generator[None, None, None]:
     join_flags(args)
+    if any(".py" in each for each in args):
+        from pytest_nixl.session.suites import find_pasted
+
+        known = early_config.known_args_namespace
+        if found := find_pasted(known.file_or_dir, early_config.invocation_params.dir):
+            args[:] = [*(found.get(each, each) for each in args), "--pyargs"]
+            known.file_or_dir = [found.get(each, each) for each in known.file_or_dir]
+            known.pyargs = True
     if sys.stdout is None and (any("nixl" in each for each in args) or "suites" in early_config.getini("testpaths")):
         from pytest_nixl.core.terminal_output import CLOSED, TerminalOutput, reopen_closed_output
 
@@ -157,8 +165,7 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.addinivalue_line(
         "markers",
-        "nixl_concurrent(waits=0): a check of the suites that measures nothing may run beside those after it with this "
-        "marker; the one that waits longest, in seconds, starts first",
+        "nixl_early(scene=function): the part of a check of the suites that mostly waits; it starts before its turn",
     )
     if not _is_asked_for(config):
         if _is_distributed(config):
@@ -293,7 +300,7 @@ def _header(run: Run) -> list[str]:
     from pytest_nixl.core.strict import printable
     from pytest_nixl.report.terminal import header
 
-    lines = header(run.settings, run.placement, everything=run.config.get_verbosity() > 0)
+    lines = header(run.settings, run.placement, run.config.get_verbosity())
     return [printable(line) for line in lines]
 
 
@@ -370,7 +377,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
             from pytest_nixl.report.outputs import leave_session_refusal
 
             leave_session_refusal(session.config, run)
-        if run.usable:  # else the refused settings end the run
+        elif run.usable:  # else the refused settings end the run
             run.recorder.interrupt(completeness_of(run).interruption(session))
         if run.found.interrupted or ((run.found.results or run.configured) and exitstatus in (0, 1, 5)):
             _ = run.settings  # bad settings that only workers of pytest-xdist have read end the run here

@@ -26,10 +26,9 @@ from pytest_nixl import (
     format_size,
     judge_finding,
     load_profile,
-    shake_hands,
     supervisor,
 )
-from pytest_nixl.checks.cold_rows import expected_of
+from pytest_nixl.checks.bandwidth.cold_rows import expected_of
 from pytest_nixl.checks.raw_tools.check import link_kinds
 from pytest_nixl.fixtures.agents import parametrize_values
 from pytest_nixl.judge.figure_bounds import bounded, judge_figures
@@ -42,8 +41,6 @@ from pytest_nixl.session.baseline import another_to_compare
 from pytest_nixl.session.benchmark import CLOCK, record_samples, record_timed_figures, versions_of
 from pytest_nixl.session.outcome import conclude
 
-from . import concurrent_checks
-
 
 class FindingFixture(Protocol):
     """What the fixture ``finding`` is."""
@@ -53,19 +50,6 @@ class FindingFixture(Protocol):
 
         What the profile accepts until a day that is not over warns; what it accepts and is not there fails.
         """
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    concurrent_checks.before_setup(item)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    run = Run.of(pyfuncitem.config)
-    if not run.usable or run.settings.extended or run.in_cluster or shake_hands(run.settings.backend):
-        return None  # the longest checks and many processes or spinning threads would delay each other
-    return concurrent_checks.call(pyfuncitem)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -195,7 +179,7 @@ def measure_of(
             return len(samples.values) < MOST_LAUNCHES and others.corruption is None and another(samples)
 
         samples, _ = alternate(link, other, block, batch=batch, depth=depth, another=more)
-        nixl_run.recorder.add_other_versions(versions_of(other))
+        nixl_run.recorder.add_other_versions(versions_of(other.initiator, other.target))
         return samples
 
     return measured
@@ -281,7 +265,7 @@ def record_of(
             for name in ("nixl", "nixl_package", "ucx", "python", "host", "gpu")
             if name in end.worker.versions
         }
-        record_row(samples, figures, versions_of(link), versions)
+        record_row(samples, figures, versions_of(link.initiator, link.target), versions)
 
     return write
 

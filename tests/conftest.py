@@ -11,8 +11,8 @@ from importlib.util import find_spec
 from typing import Any
 
 import pytest
+from helpers.forked_runs import save_time
 
-from pytest_nixl.measure import worker_pair
 from pytest_nixl.measure.worker_pairs import WorkerPairs
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.nixl.agent import Agents
@@ -49,7 +49,7 @@ def make_settings(pytestconfig: pytest.Config) -> Callable[..., Settings]:
 def _pairs(make_settings: Callable[..., Settings], *, settle: bool) -> Iterator[MakePairs]:
     """Make pairs of workers with settings of their own; all end with the block.
 
-    :param settle: whether a launch makes transfers for 0.3 s before its first row, as in a run.
+    :param settle: whether workers are executed, and make transfers for 0.3 s before the first row, as in a run.
     """
     made: list[WorkerPairs] = []
 
@@ -59,7 +59,7 @@ def _pairs(make_settings: Callable[..., Settings], *, settle: bool) -> Iterator[
 
     with pytest.MonkeyPatch.context() as patch:
         if not settle:
-            patch.setattr(worker_pair, "FIRST_SETTLE_SECONDS", worker_pair.SETTLE_SECONDS)
+            save_time(patch.setattr)
         try:
             yield make
         finally:

@@ -41,6 +41,7 @@ options=(
     --nixl-gate
     --nixl-etcd-listen=0.0.0.0:23790
     --nixl-log-dir="$results" --junitxml="$results/junit.xml" --nixl-store="$results/store"
+    --nixl-report="$results/report.html"
 )
 
 # mpirun kills the other ranks soon after one rank ends with a code other than 0. Therefore the ranks wait until all
@@ -59,5 +60,7 @@ if [ "$verdicts" -ne "$ranks" ]; then
     echo "pytest-nixl: $verdicts of $ranks ranks left a verdict in $results" >&2
     [ "$code" -ne 0 ] || code=1
 fi
+page=$results/report.html
+[ -e "$page" ] && echo "pytest-nixl: next: open $page"
 echo "pytest-nixl: exit code $code, results in $results"
 exit "$code"

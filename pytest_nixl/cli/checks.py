@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict
+import shlex
+from collections.abc import Sequence
 from difflib import get_close_matches
 
 from pytest_nixl.cli.shipped_docs import faults
 from pytest_nixl.model.settings import LEVELS
-from pytest_nixl.session.suite_checks import SuiteCheck, suite_checks
-from pytest_nixl.session.suites import suites_folder
+from pytest_nixl.session.suites import SuiteCheck, suite_checks, suites_folder
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -49,7 +49,7 @@ def _checks(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _chosen(found: list[SuiteCheck], arguments: argparse.Namespace) -> list[SuiteCheck]:
+def _chosen(found: Sequence[SuiteCheck], arguments: argparse.Namespace) -> list[SuiteCheck]:
     """Return the checks that are asked for. :raises ValueError: an id or the suite is not known."""
     for kind, known, wanted in (
         ("check", [check.id for check in found], arguments.ids),
@@ -71,15 +71,16 @@ def _chosen(found: list[SuiteCheck], arguments: argparse.Namespace) -> list[Suit
 
 
 def _plain(check: SuiteCheck) -> dict[str, object]:
-    plain = asdict(check)
-    del plain["text"]
-    return {**plain, "proves": check.proves, "command": _command(check)}
+    fields = ("id", "suite", "test", "findings", "level", "proves")
+    return {**{name: getattr(check, name) for name in fields}, "command": _command(check)}
 
 
 def _command(check: SuiteCheck) -> str:
     """Return a command that runs the check: from the root of a clone, or where the plugin is installed."""
-    level = "" if check.level != LEVELS[-1] else f" --nixl-level={check.level}"
+    level = [] if check.level != LEVELS[-1] else [f"--nixl-level={check.level}"]
     if suites_folder().parent.name != "pytest_nixl":
-        return f"pytest {check.test}{level}"
+        return shlex.join(["pytest", check.test, *level])
     file, _, test = check.test.partition("::")
-    return f"pytest --pyargs pytest_nixl.{file.removesuffix('.py').replace('/', '.')}::{test}{level}"
+    return shlex.join(
+        ["pytest", "--pyargs", f"pytest_nixl.{file.removesuffix('.py').replace('/', '.')}::{test}", *level]
+    )

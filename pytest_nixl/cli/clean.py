@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``pytest-nixl clean``: remove the keys that ended runs of several ranks left in an etcd."""
+"""``pytest-nixl clean``: remove what ended runs left: the keys of several ranks in an etcd, and files of this host."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -19,13 +20,18 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``pytest-nixl clean`` to the command's parsers."""
     clean = commands.add_parser(
         "clean",
-        help="remove the keys that ended runs of several ranks left in an etcd",
+        help="remove what ended runs left in an etcd, or on this host",
         description="Remove the keys of groups that have no living member. A group that still has one is not changed, "
         "its members are printed, and the command exits with 1. Certificates and user are read from the variables of "
         "etcdctl (ETCDCTL_CACERT, ETCDCTL_CERT, ETCDCTL_KEY, ETCDCTL_USER).",
     )
     clean.add_argument("--etcd", metavar="URL[,URL]", help="the etcd (default: NIXL_ETCD_ENDPOINTS, ETCD_ENDPOINTS)")
     clean.add_argument("--group", metavar="NAME", default="", help="clean only groups of this name, with any token")
+    clean.add_argument(
+        "--runs",
+        action="store_true",
+        help="instead remove what killed runs of this user on this host left: directories, containers and keys",
+    )
     clean.add_argument("--dry-run", action="store_true", help="print what would be removed, and remove nothing")
     clean.set_defaults(run=_run)
 
@@ -36,6 +42,8 @@ def _run(arguments: argparse.Namespace) -> int:
     from pytest_nixl.etcd.endpoints import parse_endpoints
     from pytest_nixl.host.etcd import client_as_etcdctl
 
+    if arguments.runs:
+        return _clean_runs(dry_run=arguments.dry_run)
     with client_as_etcdctl(parse_endpoints(_endpoints(arguments.etcd))) as client:
         cleaned = clean(client, group=arguments.group, dry_run=arguments.dry_run)
     for line in _lines(cleaned, dry_run=arguments.dry_run):
@@ -47,6 +55,30 @@ def _run(arguments: argparse.Namespace) -> int:
         print(f"pytest-nixl: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _clean_runs(*, dry_run: bool) -> int:
+    """Remove what runs of this user left that were killed together with their supervisor; keys with etcdctl's user."""
+    from pytest_nixl.host.etcd import etcdctl_credentials
+    from pytest_nixl.processes.supervisor_main import abandoned, remove_run, watched
+
+    code, found = 0, abandoned(tempfile.gettempdir())
+    for directory in found:
+        items = {
+            key: item
+            if item["kind"] == "container"
+            else {**item, "credentials": etcdctl_credentials(item["credentials"])}
+            for key, item in watched(directory).items()
+        }
+        left = [] if dry_run else remove_run(directory, items)
+        print(f"{'would remove' if dry_run else 'removed'} what a killed run left: {', '.join([directory, *items])}"
+              if not left else f"a killed run left {directory}")  # fmt: skip
+        for why in left:
+            print(f"pytest-nixl: {why}", file=sys.stderr)
+            code = 1
+    if not found:
+        print("nothing to remove")
+    return code
 
 
 def _endpoints(given: str | None) -> str:

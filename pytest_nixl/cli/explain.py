@@ -62,7 +62,7 @@ def _findings(word: str) -> Iterator[tuple[str, ...]]:
 
 
 def _checks(word: str) -> Iterator[tuple[str, ...]]:
-    from pytest_nixl.session.suite_checks import suite_checks
+    from pytest_nixl.session.suites import suite_checks
 
     for check in suite_checks():
         if _has(word, check.id):

@@ -6,30 +6,30 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from pytest_nixl.cli.needs import needs
-
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``pytest-nixl history`` to the command's parsers."""
     history = commands.add_parser("history", help="show the history of each row over the runs of a store")
     history.add_argument("store", metavar="DIR", type=Path, help="the directory of --nixl-store")
-    history.add_argument("--row", metavar="TEXT", default="", help="only rows whose key contains this text")
+    history.add_argument("--row", metavar="TEXT", default="", help="only rows whose key or name contains this text")
     history.add_argument("--last", metavar="N", type=int, default=0, help="only the newest N runs")
     history.set_defaults(run=_history)
 
 
 def _history(arguments: argparse.Namespace) -> int:
-    needs("ruptures", "compare")
     from pytest_nixl.report.history import courses, lines, of_one_machine
     from pytest_nixl.store.store import Store
 
+    if arguments.store.is_file():
+        raise ValueError(f"{arguments.store} is a file: give the directory of --nixl-store")
     runs, skipped = Store(arguments.store).summaries()
     runs, left_out = of_one_machine(runs[-arguments.last :])
     for note in (*skipped, *left_out):
         print(note)
     if not runs:
         raise ValueError(f"{arguments.store} has no record of a run: give the directory of --nixl-store")
-    found = [course for course in courses(runs) if arguments.row in str(course.key)]
+    text = arguments.row.replace(" of ", "/").replace(" ", "/")  # as the terminal and the page write a row
+    found = [course for course in courses(runs) if text in str(course.key)]
     if not found:
         raise ValueError(f"no row key contains {arguments.row!r}")
     for line in lines(runs, found):

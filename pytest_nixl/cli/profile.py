@@ -7,7 +7,6 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from pytest_nixl.checks.nixlbench.table import read_files
 from pytest_nixl.checks.nixlbench.verdict import judge_run
 from pytest_nixl.core import units
 from pytest_nixl.judge.profile_learning import RUNS_FORM, learned_profile
@@ -19,6 +18,7 @@ from pytest_nixl.model.expectation import Expectation, ReferenceRun
 from pytest_nixl.model.figure import FIGURE_KINDS
 from pytest_nixl.model.image import SOFTWARE
 from pytest_nixl.model.machine import Machine
+from pytest_nixl.model.nixlbench_table import read_files
 from pytest_nixl.model.verdicts import Outcome, outcome
 from pytest_nixl.report.table import lines
 

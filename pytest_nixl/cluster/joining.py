@@ -122,6 +122,8 @@ class Joining:
         self._waiting = waiting
         self._deadline = time.monotonic() + timeout
         self._seen = 0
+        #: Every process that has registered so far, by its token: one that is killed before the start is named.
+        self._arrived: dict[str, Candidate] = {}
 
     def run(self) -> None:
         this = self._membership
@@ -287,7 +289,10 @@ class Joining:
             if planted
             else ""
         )
-        return who_is_missing(here, this.group, this.size) + hint
+        self._arrived |= {each.token: each for each in here}
+        gone = [each for token, each in self._arrived.items() if token not in {one.token for one in here}]
+        left = f"; registered, and is gone again: {shorten([_named(each) for each in gone])}" if gone else ""
+        return who_is_missing(here, this.group, this.size) + left + hint
 
     def _missing(self) -> MissingRanksError:
         hint, others = self._with_other_token()
@@ -431,6 +436,10 @@ class Joining:
             f"{', '.join(str(member) for member in frozen.members)}",
             "give each job its own --nixl-group; or, to replace that group, end its processes first",
         )
+
+
+def _named(candidate: Candidate) -> str:
+    return f"{'a rank' if candidate.wanted is None else f'rank {candidate.wanted}'} on {candidate}"
 
 
 def _find_key(found: FoundKey, key: str) -> KeyValue | None:

@@ -95,15 +95,6 @@ class Extension:
             words = " ".join(f"{type(error).__name__}: {error}".split())
             raise self.fault(f"{failed} ({words})") from None
 
-    def guarded(self, function: Callable[..., T]) -> Callable[..., T]:
-        """Return ``function`` as :meth:`call` calls it."""
-
-        @functools.wraps(function)
-        def call(*arguments: Any, **keywords: Any) -> T:
-            return self.call(lambda: function(*arguments, **keywords))
-
-        return call
-
     def fault(self, fault: str) -> ExtensionError:
         """Return the error that says what is wrong with it, and what to do."""
         return ExtensionError(
@@ -176,6 +167,7 @@ def _ending(name: str) -> str:
 
 
 BACKENDS = ExtensionPoint("pytest_nixl.backends", "backend", str.upper)
+WORKER_COMMANDS = ExtensionPoint("pytest_nixl.worker_commands", "command of a worker")
 LAUNCHERS = ExtensionPoint("pytest_nixl.launchers", "launcher")
 DOCTOR_CHECKS = ExtensionPoint("pytest_nixl.doctor_checks", "check of the doctor")
 PROFILES = ExtensionPoint("pytest_nixl.profiles", "directory of profiles")

@@ -21,6 +21,9 @@ ASK_DOCTOR = "run `pytest-nixl doctor`: its check ucx-uses-rdma names why UCX ca
 
 _RDMA_TRANSPORTS = re.compile(r"(rc|ud|dc|ib)\b|(rc|ud|dc)_")
 _CAP_IPC_LOCK = 14
+#: Makers of virtual machines to which cards and GPUs are passed through.
+_PASS_THROUGH = ("QEMU", "KubeVirt", "Red Hat", "OpenStack Foundation")
+_PCI_ADDRESS = re.compile(r"/[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 #: Bytes that UCX locks when it opens a device: it asks for 6 MiB, and then for the buffers.
 _LEAST_LOCKED = 16 << 20
 
@@ -42,6 +45,43 @@ def rdma_fault(environ: Mapping[str, str], root: str = "/") -> tuple[str, str]:
     if not wants_rdma(environ):
         return "", ""
     return next(_faults(environ, Path(root)), ("", ""))
+
+
+def passthrough_fault(environ: Mapping[str, str], root: str = "/") -> tuple[str, str]:
+    """Return why a card of a virtual machine may fail to access GPU memory, and a remedy; two empty texts if not.
+
+    Below one PCI switch, a card and a GPU that were passed through to a guest talk to each other past the IOMMU, which
+    alone knows the guest's addresses, unless the card asks it for translations (ATS).
+
+    :param environ: the variables of the process that uses UCX.
+    :param root: where /sys is.
+    """
+    sys = Path(root) / "sys"
+    if _read(sys / "class/dmi/id/sys_vendor") not in _PASS_THROUGH:
+        return "", ""
+    named = {part.partition(":")[0] for part in environ.get("UCX_NET_DEVICES", "all").split(",")}
+    gpus = {
+        each.name: str(each.resolve()) for each in (sys / "bus/pci/devices").glob("*")
+        if _read(each / "vendor") == "0x10de" and _read(each / "class").startswith(("0x0302", "0x0300"))
+    }  # fmt: skip
+    cards = {each.name: str((each / "device").resolve()) for each in (sys / "class/infiniband").glob("*")}
+    for card, place in sorted(cards.items()):
+        beside = next((name for name, path in sorted(gpus.items()) if _one_bridge(place, path)), None)
+        if beside is not None and ("all" in named or card in named):
+            others = [each for each, path in sorted(cards.items()) if not _one_bridge(path, gpus[beside])]
+            to = f"`export UCX_NET_DEVICES={others[0]}:1`" if others else "another host"
+            return (
+                f"this host is a guest of QEMU, and {card} and GPU {beside} are under one PCI switch: if they were "
+                "passed through without address translation (ATS), the card cannot access that GPU's memory",
+                f"try {to}; if the row then passes, turn on ATS of the card (mlxconfig ATS_ENABLED=1) and ACS of the "
+                "switch on the host",
+            )
+    return "", ""
+
+
+def _one_bridge(one: str, other: str) -> bool:
+    """Return whether two PCI devices have a bridge above them in common."""
+    return bool(_PCI_ADDRESS.search(os.path.commonpath([one, other])))
 
 
 def _faults(environ: Mapping[str, str], root: Path) -> Iterator[tuple[str, str]]:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import resource
 
 #: Where POSIX shared memory is.
 SHM = "/dev/shm"
@@ -14,11 +13,9 @@ SHM_REMEDY = (
     f"mount it: `mount -t tmpfs -o rw tmpfs {SHM}`; `docker run --shm-size=8g`; in Kubernetes mount an emptyDir with "
     f"medium: Memory at {SHM}"
 )
-
-
 #: Bytes below which free shared memory, or the size of a file, may be too small for the queues of one agent. With
 #: 16 MiB of shared memory an agent with UCX 1.23 crashes when it is created.
-_LITTLE = 32 << 20
+LITTLE = 32 << 20
 
 
 def shared_memory_shortage(path: str = SHM) -> str:
@@ -28,15 +25,7 @@ def shared_memory_shortage(path: str = SHM) -> str:
     except OSError:
         return ""
     free, size = (blocks * found.f_frsize for blocks in (found.f_bavail, found.f_blocks))
-    return f"{path} has {free >> 20} of {size >> 20} MiB free, which UCX needs for its queues" if free < _LITTLE else ""
-
-
-def file_size_fault() -> str:
-    """Return a sentence if this process may write only small files, which shared memory consists of; else nothing."""
-    most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-    if most == resource.RLIM_INFINITY or most >= _LITTLE:
-        return ""
-    return f"this process may write at most {most} bytes to a file, and shared memory is one (ulimit -f)"
+    return f"{path} has {free >> 20} of {size >> 20} MiB free, which UCX needs for its queues" if free < LITTLE else ""
 
 
 def shared_memory_fault(path: str = SHM) -> str:

@@ -129,11 +129,6 @@ def empty(prefix: str) -> Part:
     return {**absent(prefix), **key_range(prefix)}
 
 
-def at_version(key: str, version: int) -> Part:
-    """Compare: the key was written ``version`` times since its creation; 0 if it does not exist."""
-    return _compare(key, "VERSION", "EQUAL", version=version)
-
-
 def unchanged(item: KeyValue) -> Part:
     """Compare: the key was not written since ``item`` was read."""
     return _compare(item.key, "MOD", "EQUAL", mod_revision=item.mod_revision)

@@ -19,6 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from pytest_nixl.core.free_ports import free_ports
+from pytest_nixl.core.resource_limits import (
+    ADDRESS_SPACE_REMEDY,
+    ETCD_NEEDS,
+    NO_SPACE_REMEDY,
+    address_space_fault,
+    no_space,
+)
 from pytest_nixl.etcd.client import EtcdClient, connect
 from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError
@@ -34,6 +41,7 @@ LOG_LINES = 12
 
 _HOST = "127.0.0.1"
 _CRASHES = ("panic: ", "fatal error: ", "SIG")
+_OTHER = "or use an etcd that is already running: --nixl-etcd URL"
 
 
 @dataclass
@@ -199,10 +207,10 @@ class EmbeddedServer:
         deadline = time.monotonic() + READY_SECONDS
         while not healthy(self.endpoint):
             if not self.supervisor.alive(self.pid):
+                why, remedy = self._why_ended()
                 raise EtcdError(
-                    f"the embedded etcd {self.version} at {self.endpoint} did not start: "
-                    f"{self.supervisor.how_ended(self.pid)}",
-                    "read its log; or use an etcd that is already running: --nixl-etcd URL",
+                    f"the embedded etcd {self.version} at {self.endpoint} did not start: {why}",
+                    f"{remedy}; {_OTHER}",
                     self._last_lines(),
                     cause="not-started",
                     endpoint=self.endpoint,
@@ -212,18 +220,29 @@ class EmbeddedServer:
                 self.supervisor.stop(self.pid)
                 raise EtcdError(
                     f"the embedded etcd {self.version} at {self.endpoint} was not ready within {READY_SECONDS:g} s",
-                    "read its log; or use an etcd that is already running: --nixl-etcd URL",
+                    f"read its log; {_OTHER}",
                     lines,
                     cause="not-started",
                     endpoint=self.endpoint,
                 )
             time.sleep(0.01)
 
-    def _last_lines(self) -> str:
+    def _why_ended(self) -> tuple[str, str]:
+        """Return why it ended at its start, and the remedy."""
+        if fault := address_space_fault(ETCD_NEEDS):
+            return f"{fault}, and etcd maps {ETCD_NEEDS >> 30} GiB", ADDRESS_SPACE_REMEDY
+        if "no space left on device" in self._log_text():
+            return f"{self._data}: {no_space(str(self._data))}", NO_SPACE_REMEDY
+        return self.supervisor.how_ended(self.pid), "read its log"
+
+    def _log_text(self) -> str:
         try:
-            lines = self.log.read_text(errors="replace").splitlines()
+            return self.log.read_text(errors="replace")
         except FileNotFoundError:
-            lines = []
+            return ""
+
+    def _last_lines(self) -> str:
+        lines = self._log_text().splitlines()
         if not lines:
             return "its log is empty"
         # A Go program writes the reason of a crash first, then hundreds of lines of stacks and registers.
@@ -239,6 +258,12 @@ def _describe_program(program: str) -> tuple[str, tuple[str, ...]]:
     try:
         text = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=120, check=True).stdout
     except (OSError, subprocess.SubprocessError) as error:
+        if fault := address_space_fault(ETCD_NEEDS):
+            raise EtcdError(
+                f"{program} cannot start: {fault}, and etcd maps {ETCD_NEEDS >> 30} GiB",
+                f"{ADDRESS_SPACE_REMEDY}; {_OTHER}",
+                cause="no-program",
+            ) from None
         raise EtcdError(
             f"{program} --version failed, so it cannot be used as the etcd: {error}",
             "put a working etcd first on PATH, or remove this one from PATH",

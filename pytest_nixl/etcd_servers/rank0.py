@@ -216,6 +216,16 @@ def wait_for_etcd(endpoint: str, seconds: float, token: str = "", waiting: Calla
         if error.cause not in _NOT_YET:
             raise error
         left = deadline - time.monotonic()
+        if left <= 0 and error.cause == "unresolved":
+            raise EtcdError(
+                f"the host in {endpoint}, where rank 0 serves the etcd ({_OPTION}), did not resolve within "
+                f"{seconds:g} s",
+                "set MASTER_ADDR on this rank to a name or an IPv4 address of rank 0's host that resolves here, or "
+                "give --nixl-etcd http://HOST:PORT",
+                f"the last attempt: {error.reason}",
+                cause=error.cause,
+                endpoint=endpoint,
+            )
         if left <= 0:
             raise EtcdError(
                 f"no etcd answered at {endpoint} within {seconds:g} s: rank 0 serves it ({_OPTION}), and has not "

@@ -26,6 +26,9 @@ _log = logging.getLogger(__name__)
 __all__ = ["ContainerServer", "EmbeddedServer", "EtcdServer", "ExternalServer", "OwnServer", "SessionEtcd",
            "choose_server", "ensure_image", "start_private"]  # fmt: skip
 
+#: Seconds in which an etcd has to answer, and in which it has to if it did not answer before.
+ANSWER_SECONDS, AGAIN_SECONDS = 5.0, 1.0
+
 _LOCK, _DESCRIPTION = "etcd.lock", "etcd.json"
 
 
@@ -100,6 +103,8 @@ class ExternalServer:
             "user": user,
             "password": password,
         }
+        #: Why the last request had no answer in time; empty: it had.
+        self._unanswered = ""
 
     @classmethod
     def of(cls, settings: Settings) -> ExternalServer:
@@ -147,6 +152,26 @@ class ExternalServer:
 
     def client(self) -> EtcdClient:
         return connect(self.endpoints, **self.credentials)
+
+    def check_answer(self, prefix: str) -> None:
+        """Check that it answers. If it did not the last time, it has one second, so that the run ends soon.
+
+        :param prefix: the prefix of the keys that the caller will use.
+        :raises EtcdError: if it does not answer or refuses. A second timeout has the words of the first, so that the
+            report names one cause.
+        """
+        seconds = AGAIN_SECONDS if self._unanswered else ANSWER_SECONDS
+        try:
+            with connect(self.endpoints, **self.credentials, timeout=seconds) as client:
+                client.count_prefix(prefix)
+        except EtcdError as error:
+            if error.cause != "timeout":
+                raise
+            self._unanswered = self._unanswered or error.reason
+            raise EtcdError(
+                self._unanswered, error.remedy, error.detail, cause=error.cause, endpoint=error.endpoint
+            ) from None
+        self._unanswered = ""
 
     def stop(self) -> None:
         """Do nothing: pytest-nixl did not start it."""

@@ -8,7 +8,7 @@ import email.utils
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -103,10 +103,18 @@ def client_as_etcdctl(members: tuple[Endpoint, ...], timeout: float = 3) -> Etcd
     """
     from pytest_nixl.etcd.client import connect
 
-    files = {name: os.environ.get(f"ETCDCTL_{name.upper()}", "") for name in ("cacert", "cert", "key")}
+    return connect(members, **etcdctl_credentials(), timeout=timeout)
+
+
+def etcdctl_credentials(known: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the files, user and password of etcdctl's variables, as arguments of ``connect``.
+
+    :param known: values for those whose variable is not set.
+    """
+    found = {name: os.environ.get(f"ETCDCTL_{name.upper()}", "") for name in ("cacert", "cert", "key")}
     user, _, password = os.environ.get("ETCDCTL_USER", "").partition(":")
-    password = password or os.environ.get("ETCDCTL_PASSWORD", "")
-    return connect(members, **files, user=user, password=password, timeout=timeout)
+    found |= {"user": user, "password": password or os.environ.get("ETCDCTL_PASSWORD", "")}
+    return {**(known or {}), **{name: value for name, value in found.items() if value or known is None}}
 
 
 def _measure(client: Any, members: tuple[Endpoint, ...]) -> dict[str, Any]:

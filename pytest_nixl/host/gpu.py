@@ -17,6 +17,8 @@ from pytest_nixl.host.recorded_tree import FactsRoot
 _DRIVER = "/proc/driver/nvidia"
 #: CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED
 _DMA_BUF = 124
+#: How the reason begins if there is an NVML, but it does not work.
+NVML_FAILS = ("NVML cannot be initialised", "NVML does not answer")
 #: NVML_P2P_CAPS_INDEX_READ, which NVML's Python package defines as a tuple that its own functions refuse.
 _READ = 0
 
@@ -37,6 +39,7 @@ class GpuFacts:
     :param numa: its NUMA node; -1 if the firmware does not say.
     :param uuid: its UUID in the driver (``GPU-…``); empty if unknown.
     :param capability: its compute capability without the dot, as NVML says: 90 is 9.0.
+    :param mig: whether it is in MIG mode, in which CUDA gives each process a part of it.
     """
 
     index: int
@@ -53,6 +56,15 @@ class GpuFacts:
     numa: int
     uuid: str
     capability: int | None = None
+    mig: bool | None = None
+
+
+@dataclass(frozen=True)
+class UnusableGpu:
+    """A GPU that NVML counts but cannot use; ``error`` is NVML's text."""
+
+    index: int
+    error: str
 
 
 @dataclass(frozen=True)
@@ -86,6 +98,7 @@ class Gpus:
     :param peermem: whether the kernel module nvidia_peermem is loaded.
     :param gdrcopy: whether the kernel module gdrdrv is loaded and its device node exists.
     :param xids: the GPU errors in the kernel's log.
+    :param unusable: the GPUs that NVML counts but cannot use; they are not in ``gpus``.
     """
 
     gpus: tuple[GpuFacts, ...]
@@ -98,6 +111,7 @@ class Gpus:
     peermem: Fact[bool]
     gdrcopy: Fact[bool]
     xids: Fact[tuple[Xid, ...]]
+    unusable: tuple[UnusableGpu, ...] = ()
 
 
 def read_gpus(root: FactsRoot) -> Gpus:
@@ -117,6 +131,7 @@ def read_gpus(root: FactsRoot) -> Gpus:
         peermem=_module(root, "nvidia_peermem", "nv_peer_mem"),
         gdrcopy=_gdrcopy(root),
         xids=_xids(root.ask("kernel_log", _ask_kernel_log)),
+        unusable=tuple(UnusableGpu(**each) for each in nvml.get("unusable", [])),
     )
 
 
@@ -230,9 +245,11 @@ def _ask_nvml() -> dict[str, Any]:
     except pynvml.NVMLError as error:
         if error.value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
             return {"why": "NVML (libnvidia-ml.so.1) was not found"}
-        return {"why": f"NVML cannot be initialised: {error}"}
+        return {"why": f"{NVML_FAILS[0]}: {error}"}
     try:
         return _nvml_facts(pynvml)
+    except pynvml.NVMLError as error:
+        return {"why": f"{NVML_FAILS[1]}: {error}"}
     finally:
         pynvml.nvmlShutdown()
 
@@ -245,19 +262,39 @@ def _nvml_facts(nvml: Any) -> dict[str, Any]:
             return answer.decode() if isinstance(answer, bytes) else answer
         return None
 
-    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    handles, unusable = {}, []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        try:
+            handles[index] = _handle(nvml, index)
+        except nvml.NVMLError as error:
+            unusable.append({"index": index, "error": str(error)})
     cuda = ask(nvml.nvmlSystemGetCudaDriverVersion_v2)
     return {
         "driver": ask(nvml.nvmlSystemGetDriverVersion),
         "cuda": f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else None,
-        "gpus": [_nvml_gpu(nvml, ask, index, handle) for index, handle in enumerate(handles)],
+        "gpus": [_nvml_gpu(nvml, ask, index, handle) for index, handle in handles.items()],
         "pairs": [
             {"one": one, "other": other, "status": _p2p(nvml, ask, handles[one], handles[other])}
-            for one in range(len(handles))
-            for other in range(len(handles))
+            for one in handles
+            for other in handles
             if one != other
         ],
+        "unusable": unusable,
     }
+
+
+def _handle(nvml: Any, index: int) -> Any:
+    """Return NVML's handle of a GPU.
+
+    :raises NVMLError: the GPU cannot be used. NVML says so when it is asked for the handle, or when the GPU is used.
+    """
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    try:
+        nvml.nvmlDeviceGetMemoryInfo(handle)
+    except nvml.NVMLError as error:
+        if error.value in (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_RESET_REQUIRED):
+            raise
+    return handle
 
 
 def _nvml_gpu(nvml: Any, ask: Callable[..., Any], index: int, handle: Any) -> dict[str, Any]:
@@ -266,7 +303,7 @@ def _nvml_gpu(nvml: Any, ask: Callable[..., Any], index: int, handle: Any) -> di
         for function in (nvml.nvmlDeviceGetPciInfo, nvml.nvmlDeviceGetMemoryInfo, nvml.nvmlDeviceGetBAR1MemoryInfo)
     )
     ecc, persistence = ask(nvml.nvmlDeviceGetEccMode, handle), ask(nvml.nvmlDeviceGetPersistenceMode, handle)
-    capability = ask(nvml.nvmlDeviceGetCudaComputeCapability, handle)
+    capability, mig = ask(nvml.nvmlDeviceGetCudaComputeCapability, handle), ask(nvml.nvmlDeviceGetMigMode, handle)
     uncorrected = ask(nvml.nvmlDeviceGetTotalEccErrors, handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
                       nvml.NVML_VOLATILE_ECC)  # fmt: skip
     links = [ask(nvml.nvmlDeviceGetNvLinkState, handle, link) for link in range(nvml.NVML_NVLINK_MAX_LINKS)]
@@ -281,6 +318,7 @@ def _nvml_gpu(nvml: Any, ask: Callable[..., Any], index: int, handle: Any) -> di
         "persistence": None if persistence is None else bool(persistence),
         "nvlinks": None if all(link is None for link in links) else sum(link == 1 for link in links),
         "capability": 10 * capability[0] + capability[1] if capability else None,
+        "mig": None if mig is None else bool(mig[0]),
     }
 
 

@@ -7,9 +7,12 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 
 from pytest_nixl.host import elf
+from pytest_nixl.model.nixl_releases import PACKAGES
 
 #: A version and where it was read, or an empty version and why it is unknown.
 Found = tuple[str, str, str]
@@ -47,6 +50,27 @@ def libfabric(environ: Mapping[str, str]) -> Found:
     return _in_file(file, r"^Version:\s*(\S+)", f"{path} does not contain its release")
 
 
+def ucx(environ: Mapping[str, str]) -> Found:
+    """Return the version of the UCX that NIXL will load: of its wheel, else of the library that the loader finds.
+
+    It is read from the library's file, because pytest's process never loads UCX.
+    """
+    specs = (find_spec(name.replace("-", "_")) for name in PACKAGES)
+    folders = [f"{Path(spec.origin).parent}.libs" for spec in specs if spec is not None and spec.origin]
+    paths = [str(path) for folder in folders for path in sorted(Path(folder).glob("libucp-*.so*"))]
+    paths = paths or [path for path in [elf.find("libucp.so.0", (), environ)] if path is not None]
+    found: set[str] = set()
+    for path in paths:
+        try:
+            found |= _versions_in(path)
+        except OSError as error:
+            return "", path, f"{path} cannot be read ({error.strerror})"
+    if not paths:
+        return "", "libucp.so.0", "NIXL's wheel brings no UCX, and the loader does not find libucp.so.0"
+    told = ", ".join(paths)
+    return (found.pop(), told, "") if len(found) == 1 else ("", told, f"{told} does not tell its version")
+
+
 def etcd_client(path: str) -> Found:
     """Return the version of etcd-cpp-apiv3 from the file for CMake that it installs beside its library.
 
@@ -56,6 +80,13 @@ def etcd_client(path: str) -> Found:
         return "", "libetcd-cpp-api", "NIXL was built without etcd"
     file = Path(path).parent / "cmake" / "etcd-cpp-api" / "etcd-cpp-api-config-version.cmake"
     return _in_file(file, r'set\s*\(\s*PACKAGE_VERSION\s+"([^"]+)"', f"{path} does not contain its version")
+
+
+@lru_cache
+def _versions_in(path: str) -> frozenset[str]:
+    """Return the texts of a file that are a version. Those of symbols, such as ``GLIBC_2.2.5``, are none."""
+    found = re.findall(rb"(?<![0-9._])\d{1,2}\.\d{1,3}\.\d{1,3}(?=\0)", Path(path).read_bytes())
+    return frozenset(text.decode() for text in found)
 
 
 def _by_file_name(soname: str, environ: Mapping[str, str]) -> Found:

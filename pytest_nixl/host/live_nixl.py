@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,8 @@ _PLUGIN = re.compile(r"/libplugin_(\w+)\.so$")
 _DEVICE = re.compile(r"/dev/infiniband/(uverbs\d+)$")
 _VARIABLE = re.compile(r"UCX_TLS|UCX_NET_DEVICES|FI_PROVIDER|NIXL_BACKEND|\w+_NIXL_(?:KVCACHE_)?BACKEND")
 _MOST_VALUE = 200
+#: A process that has this share of the files open that it may have is told so.
+_NEARLY_ALL = 0.8
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,9 @@ class LiveNixl:
     :param backends: the backends that it has created.
     :param devices: the RDMA devices that it has opened, such as ``mlx5_0``.
     :param variables: the variables that choose backends, transports and devices.
+    :param open_files: the number of files that it has open.
+    :param most_files: the number that it may have open; 0: there is no limit, or it is not known.
+    :param in_folder: the folder in which it has most files open, with their number.
     """
 
     pid: int
@@ -37,12 +43,20 @@ class LiveNixl:
     backends: tuple[str, ...]
     devices: tuple[str, ...]
     variables: dict[str, str]
+    open_files: int = 0
+    most_files: int = 0
+    in_folder: str = ""
 
     def __str__(self) -> str:
         uses = ", ".join(self.backends) or "no backend"
         by = f"it has opened {', '.join(self.devices)}" if self.devices else "it has opened no RDMA device"
         if not self.devices and {"UCX", "LIBFABRIC"} & set(self.backends):
             by += ", so its transfers between hosts use TCP"
+        if self.most_files and self.open_files > _NEARLY_ALL * self.most_files:
+            by += (
+                f", and {self.open_files} of at most {self.most_files} files open ({self.in_folder}): soon it cannot "
+                "open the next one, as if it leaks them"
+            )
         told = "".join(f", {name}={value}" for name, value in self.variables.items())
         return f"NIXL of pid {self.pid} ({self.command}) uses {uses}; {by}{told}"
 
@@ -101,7 +115,27 @@ def _read(folder: Path, sys: Path) -> LiveNixl | None:
         tuple(match[1] for path in paths if (match := _PLUGIN.search(path))),
         tuple(_device(name, sys) for name in opened),
         dict(sorted(variables.items())),
+        len(links),
+        _most_files(folder),
+        _fullest(links),
     )
+
+
+def _most_files(folder: Path) -> int:
+    try:
+        found = re.search(r"^Max open files +([0-9]+) ", (folder / "limits").read_text(), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(found[1]) if found else 0
+
+
+def _fullest(links: Sequence[str]) -> str:
+    """Return where most open files are, with their number: ``1010 in /var/cache``, or ``900 of socket``."""
+    places = Counter(
+        f"in {os.path.dirname(each)}" if each.startswith("/") else f"of {each.partition(':')[0]}" for each in links
+    )
+    place, count = max(places.items(), key=lambda each: each[1], default=("", 0))
+    return f"{count} {printable(place[:_MOST_VALUE])}"
 
 
 def _device(verbs: str, sys: Path) -> str:

@@ -10,7 +10,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -44,7 +43,7 @@ class PluginFile:
 
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> PluginFile:
-        """Return the plugin of one of the answers of :func:`load_plugins`."""
+        """Return the plugin of one of the answers of :class:`PluginLoading`."""
         missing = tuple(Lacking(each["soname"], tuple(each["versions"]), each["words"]) for each in found["missing"])
         return cls(found["name"], found["path"], found["error"], missing, dict(found["remedies"]))
 
@@ -178,9 +177,3 @@ class PluginsInAdvance:
         """End what was started."""
         if self._loading is not None:
             self._loading.close()
-
-
-def load_plugins(folder: str, library: str) -> list[dict[str, Any]]:
-    """Load each plugin of a folder, and return what each lacks. Parameters as for :class:`PluginLoading`."""
-    with closing(PluginLoading(folder, library)) as loading:
-        return loading.result()

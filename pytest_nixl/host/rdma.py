@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pytest_nixl.host.pci import address_of
 from pytest_nixl.host.recorded_tree import FactsRoot
@@ -17,6 +17,17 @@ _VERBS = "/sys/class/infiniband_verbs"
 _OF_NVLINK = "SW_MNG"
 #: A port's table of addresses has up to 1024 places, the first of which are used.
 _MOST_GIDS = 64
+#: Counters of errors of a port's cable, transceiver and switch port, not of what other hosts or programs do.
+_ERRORS = {
+    "counters": (
+        "link_downed",
+        "link_error_recovery",
+        "local_link_integrity_errors",
+        "port_rcv_errors",
+        "symbol_error",
+    ),
+    "hw_counters": ("rx_icrc_encapsulated",),
+}
 
 
 @dataclass(frozen=True)
@@ -28,6 +39,7 @@ class Port:
     :param layer: ``InfiniBand``, ``Ethernet`` or, for EFA, ``Unspecified``.
     :param gids: its addresses (GIDs) that are not empty, by their index.
     :param interfaces: the network interfaces of these addresses.
+    :param errors: by counter, the errors of the link since the driver was loaded.
     """
 
     number: int
@@ -36,6 +48,7 @@ class Port:
     layer: str
     gids: dict[str, str]
     interfaces: tuple[str, ...]
+    errors: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -68,6 +81,10 @@ class RdmaDevice:
     def active(self) -> bool:
         """Whether one of its ports is active. A port whose driver reports no state counts as active."""
         return any(port.state in ("ACTIVE", "") for port in self.ports) or not self.ports
+
+    def errors(self, counter: str) -> int:
+        """Return what its ports have counted of one kind of error."""
+        return sum(port.errors.get(counter, 0) for port in self.ports)
 
     @property
     def rate(self) -> float | None:
@@ -129,6 +146,10 @@ def _port(root: FactsRoot, folder: str, number: str) -> Port:
         gid = root.read(f"{place}/gids/{index}") or ""
         if gid.strip("0:"):
             gids[index] = gid
+    errors = {
+        name: count for folder, names in _ERRORS.items() for name in names
+        if (count := root.number(f"{place}/{folder}/{name}")) is not None
+    }  # fmt: skip
     interfaces = [root.read(f"{place}/gid_attrs/ndevs/{index}") for index in gids]
     return Port(
         number=int(number) if number.isdecimal() else 0,
@@ -137,6 +158,7 @@ def _port(root: FactsRoot, folder: str, number: str) -> Port:
         layer=root.read(f"{place}/link_layer") or "",
         gids=gids,
         interfaces=tuple(dict.fromkeys(filter(None, interfaces))),
+        errors=errors,
     )
 
 

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find the change points in a row's history: the runs from which on its bandwidth is lastingly different.
 
-The method works on the logarithm of each run's value. Quiet rows are searched by PELT (Killick, Fearnhead and Eckley
-2012, from the library ruptures), noisy rows by e-divisive means (Matteson and James 2014) with a permutation test. A
-change point counts only if the medians of the two sides differ by at least 5 %, and if at least three runs follow it.
+The method works on the logarithm of each run's value. Quiet rows are searched for the partition whose penalized squares
+are least (Jackson et al. 2005; PELT finds the same one), noisy rows by e-divisive means (Matteson and James 2014) with
+a permutation test. A change point counts only if the medians of the two sides differ by at least 5 %, and if at least
+three runs follow it.
 
-Both methods take time proportional to the number of runs, not to its square. PELT searches overlapping windows of the
-history, and only the middle of each window counts, where enough runs are on both sides. E-divisive means compares
+Both methods take time proportional to the number of runs, not to its square. The first searches overlapping windows of
+the history, and only the middle of each window counts, where enough runs are on both sides. E-divisive means compares
 distribution functions on a grid of values instead of comparing all pairs of runs.
 """
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     import numpy
 
     Floats: TypeAlias = numpy.ndarray[Any, numpy.dtype[numpy.float64]]
-    Marks: TypeAlias = numpy.ndarray[Any, numpy.dtype[numpy.bool_]]
+    Levels: TypeAlias = numpy.ndarray[Any, numpy.dtype[numpy.uint8]]
 
 #: The least number of runs on each side of a change point, and the least change of the median, as a share.
 FEWEST_RUNS, LEAST_CHANGE = 3, 0.05
@@ -36,7 +37,7 @@ _LEAST_SPREAD = 0.002
 
 _PERMUTATIONS, _SIGNIFICANCE = 199, 0.01
 
-#: The most runs in one window of PELT, and the most values in the grid on which distributions are compared.
+#: The most runs in one window of a quiet row, and the most values in the grid on which distributions are compared.
 _WINDOW, _GRID = 512, 64
 
 #: The most positions at which the permutation test splits a history.
@@ -71,7 +72,7 @@ def steps(values: Sequence[float], *, seed: int = 0) -> list[Step]:
         return []
     logs = [math.log(value) for value in values]
     spread = _spread(logs)
-    places = _pelt(logs, spread) if spread <= NOISY else _e_divisive(logs, seed)
+    places = _cheapest(logs, spread) if spread <= NOISY else _e_divisive(logs, seed)
     return _large(values, places)
 
 
@@ -81,19 +82,42 @@ def _spread(logs: Sequence[float]) -> float:
     return max(_LEAST_SPREAD, median(distances) / (0.6745 * math.sqrt(2)))
 
 
-def _pelt(logs: Sequence[float], spread: float) -> list[int]:
+def _cheapest(logs: Sequence[float], spread: float) -> list[int]:
     import numpy
-    import ruptures
 
     signal = numpy.array(_without_spikes(logs, 3 * spread))
     penalty = 5 * spread**2 * math.log(len(signal))
     places: list[int] = []
     for start, end, own in _windows(len(signal)):
-        # The linear kernel costs what l2 does: the sum of squared distances from the mean.
-        search = ruptures.KernelCPD(kernel="linear", min_size=FEWEST_RUNS, jump=1).fit(signal[start:end])
-        found = (start + int(place) for place in search.predict(pen=penalty)[:-1])
+        found = (start + place for place in _partition(signal[start:end], penalty))
         places += [place for place in found if place in own and place - FEWEST_RUNS >= max(places, default=0)]
     return places
+
+
+def _partition(signal: Floats, penalty: float) -> list[int]:
+    """Return where the parts begin, but the first, whose costs have the least sum.
+
+    The cost of a part is the sum of squared distances from its mean, and the penalty.
+    """
+    import numpy
+
+    count = len(signal)
+    sums = numpy.concatenate(([0.0], numpy.cumsum(signal - signal.mean())))
+    shares = 1 / numpy.arange(count, 0, -1)  # by the length of a part, the longest first
+    least, last = numpy.full(count + 1, math.inf), numpy.zeros(count + 1, dtype=int)
+    least[0] = 0.0
+    for end in range(FEWEST_RUNS, count + 1):
+        begins = end - FEWEST_RUNS + 1
+        # The sum of all squares is the same for all partitions: what the means of the parts explain is not.
+        explained = (sums[end] - sums[:begins]) ** 2 * shares[count - end : count - end + begins]
+        costs = least[:begins] - explained
+        last[end] = begin = int(costs.argmin())
+        least[end] = costs[begin] + penalty
+    found, end = [], int(last[count])
+    while end:
+        found.append(end)
+        end = int(last[end])
+    return found[::-1]
 
 
 def _windows(count: int) -> Iterator[tuple[int, int, range]]:
@@ -132,16 +156,16 @@ def _e_divisive(logs: Sequence[float], seed: int) -> list[int]:
         start, end = waiting.pop()
         if end - start < 2 * FEWEST_RUNS:
             continue
-        below, widths = _below(values[start:end])
-        place, _ = _best_split(below, widths)
+        levels, widths = _levels(values[start:end])
+        place, _ = _best_split(levels, widths)
         # The test splits the history, and each permutation of it, at no more than _PLACES positions.
         stride = -(-(end - start) // _PLACES)
-        _, energy = _best_split(below, widths, stride)
+        _, energy = _best_split(levels, widths, stride)
         # Count the orders of these values that split at least as well; the observed order is one of them. Once there
         # are more than the significance allows, further permutations cannot change the answer.
         better = 1
         for _ in range(_PERMUTATIONS):
-            better += _best_split(random.permutation(below), widths, stride)[1] >= energy
+            better += _best_split(random.permutation(levels), widths, stride)[1] >= energy
             if better > most:
                 break
         else:
@@ -150,17 +174,19 @@ def _e_divisive(logs: Sequence[float], seed: int) -> list[int]:
     return sorted(found)
 
 
-def _below(values: Floats) -> tuple[Marks, Floats]:
-    """Return for each run whether its value is at most each grid value, and the distances between grid values."""
+def _levels(values: Floats) -> tuple[Levels, Floats]:
+    """Return for each run the index of the first grid value that is not below its value, and the distances between
+    grid values.
+    """
     import numpy
 
     grid = numpy.unique(values)
     if len(grid) > _GRID:
         grid = numpy.unique(numpy.quantile(values, numpy.linspace(0, 1, _GRID), method="nearest"))
-    return values[:, None] <= grid[None, :-1], numpy.diff(grid)
+    return numpy.searchsorted(grid, values).astype(numpy.uint8), numpy.diff(grid)
 
 
-def _best_split(below: Marks, widths: Floats, stride: int = 1) -> tuple[int, float]:
+def _best_split(levels: Levels, widths: Floats, stride: int = 1) -> tuple[int, float]:
     """Return the position that splits a history into the two parts with the largest energy distance, and that distance.
 
     Only positions that are multiples of ``stride`` are tried. The mean distance of two values is
@@ -168,17 +194,16 @@ def _best_split(below: Marks, widths: Floats, stride: int = 1) -> tuple[int, flo
     """
     import numpy
 
-    count = len(below)
-    starts = numpy.arange(0, count, stride)
-    sums = numpy.cumsum(numpy.add.reduceat(below, starts, axis=0, dtype=float), axis=0)
-    total = sums[-1]
-    places = starts + stride
-    within = (places >= FEWEST_RUNS) & (places <= count - FEWEST_RUNS)
-    sums, n = sums[within], places[within].astype(float)
+    count = len(levels)
+    first = -(-FEWEST_RUNS // stride) * stride
+    # How many of the first runs are at most each grid value. Sums of integers along rows are the fastest.
+    below = numpy.cumsum(levels <= numpy.arange(len(widths), dtype=levels.dtype)[:, None], axis=1, dtype=numpy.int32)
+    total, sums = below[:, -1].astype(float), below[:, first - 1 : count - FEWEST_RUNS : stride].astype(float)
+    n = numpy.arange(first, count - FEWEST_RUNS + 1, stride, dtype=float)
     m = count - n
     # The integrals of F, G, F^2, G^2 and FG.
-    own, cross = (sums @ numpy.stack((widths, widths * total), axis=1)).T
-    square = numpy.einsum("ij,ij,j->i", sums, sums, widths)
+    own, cross = numpy.stack((widths, widths * total)) @ sums
+    square = widths @ numpy.square(sums, out=sums)
     f, g = own / n, (total @ widths - own) / m
     ff, gg, fg = square / n**2, ((total * total) @ widths - 2 * cross + square) / m**2, (cross - square) / (n * m)
     across = f + g - 2 * fg

@@ -12,7 +12,7 @@ from threading import Barrier, BrokenBarrierError
 from pytest_nixl.core.units import format_size, gigabytes
 from pytest_nixl.measure.link import Link
 from pytest_nixl.model.rank_pairs import RankPair
-from pytest_nixl.model.samples import Samples
+from pytest_nixl.model.samples import DISTURBED_CORES, Samples
 from pytest_nixl.model.verdicts import Verdict
 
 #: A link starves if its bandwidth is less than this share of the median of all links.
@@ -21,6 +21,7 @@ STARVED = 0.5
 TRIES = 3
 #: The most pairs to measure at the same time.
 MOST_PAIRS = 32
+QUIET = "stop other processes on the host, and run this check again"
 
 
 def disjoint(ranks: int) -> list[RankPair]:
@@ -104,7 +105,7 @@ def measure_at_once(links: Sequence[Link], block: int, depth: int) -> list[Sampl
 
     def one(link: Link) -> Samples:
         try:
-            return link.measure(block, depth=depth, beside=ready.wait)
+            return link.measure(block, depth=depth, beside=ready.wait, links=links)
         except BaseException:
             ready.abort()  # the other links must not wait for this one
             raise
@@ -117,15 +118,23 @@ def measure_at_once(links: Sequence[Link], block: int, depth: int) -> list[Sampl
     return [future.result() for future in futures]
 
 
+def disturbance(samples: Sequence[Samples]) -> str:
+    """Return a clause about the processor time that other processes took; empty: too little to slow a link."""
+    most = max((cores for each in samples for cores in each.contention), default=0.0)
+    return f"other processes used up to {most:.1f} of the cores that the links need" if most > DISTURBED_CORES else ""
+
+
 def corrupt(what: str, names: Sequence[str], samples: Sequence[Samples]) -> ConcurrentVerdict | None:
     """Return the verdict CORRUPT if one of the links moved a wrong byte; None: all bytes were right.
 
     :param what: the kind of link, in words.
     :param names: the name of each link.
+    :param samples: those of each link, in order, once or more times.
     """
-    for name, each in zip(names, samples, strict=True):
+    for number, each in enumerate(samples):
         if each.corruption is not None:
-            words = f"{what} of {name}, measured at the same time as {len(set(names)) - 1} others: {each.corruption}"
+            name, others = names[number % len(names)], len(set(names)) - 1
+            words = f"{what} of {name}, measured at the same time as {others} others: {each.corruption}"
             return ConcurrentVerdict(
                 Verdict.CORRUPT, words, "run that pair alone; check the memory and NICs of both hosts"
             )
@@ -138,19 +147,17 @@ def at_once(what: str, links: Sequence[Link], block: int, depth: int) -> Concurr
     :param what: the kind of link, in words.
     :param block: block size in bytes; ``depth`` is the number of transfers in flight.
     """
-    wrong: list[ConcurrentVerdict] = []
+    moved: list[Samples] = []
     names = [f"ranks {pair[0]}-{pair[1]}" for pair in (link.key(block).pair for link in links)]
 
     def rates() -> list[float]:
-        samples = measure_at_once(links, block, depth)
-        fault = corrupt(what, names, samples)
-        if fault is not None:
-            wrong.append(fault)
-        return [each.bandwidth for each in samples]
+        moved.extend(measure_at_once(links, block, depth))
+        return [each.bandwidth for each in moved[-len(links) :]]
 
     found = spread(rates)
-    if wrong:
-        return wrong[0]
+    fault = corrupt(what, names, moved)
+    if fault is not None:
+        return fault
     least = found.slowest
     words = (
         f"{what} of {format_size(block)}, {len(links)} pairs at once: {gigabytes(found.total)} GB/s together, from "
@@ -158,5 +165,8 @@ def at_once(what: str, links: Sequence[Link], block: int, depth: int) -> Concurr
     )
     if found.starving is not None:
         remedy = "check what these two ranks share with others: the uplink of a switch, a host, a NIC"
-        return ConcurrentVerdict(Verdict.WARN, f"{words}: that pair starves while the others are measured", remedy)
+        words = f"{words}: that pair starves while the others are measured"
+        if took := disturbance(moved):
+            return ConcurrentVerdict(Verdict.INCONCLUSIVE, f"{words}, but {took}", QUIET)
+        return ConcurrentVerdict(Verdict.WARN, words, remedy)
     return ConcurrentVerdict(Verdict.PASS, words)

@@ -82,7 +82,7 @@ def judge(
     )
     if judgement is not None:
         return judgement
-    speed = implausible or _speed(row, samples, expectation)
+    speed = implausible or _speed(row, samples, expectation, machine)
     if speed is not None and speed.verdict is not Verdict.INCONCLUSIVE:
         return speed
     return _latency(row, samples, expectation) or speed or _passed(row, samples, expectation)
@@ -185,8 +185,8 @@ def _transport_remedy(samples: Samples, accepted: set[str], environ: Mapping[str
         )
         if key.op == "READ" and samples.protocol == SOFTWARE_EMULATION:
             steps.append(
-                "UCX reads by cuda_ipc only over NVLink: between GPUs without NVLink use WRITE, or add tcp to the "
-                "profile's transports for READ"
+                "UCX reads by cuda_ipc only over NVLink: between GPUs without NVLink use WRITE, or let UCX read over "
+                "PCIe (`export UCX_CUDA_IPC_ENABLE_GET_ZCOPY=y`), or add tcp to the profile's transports for READ"
             )
     if accepted & (_CUDA - {"cuda_ipc"}):
         steps.append(
@@ -279,13 +279,13 @@ def _implausible(row: str, samples: Samples, ceiling: Ceiling | None) -> Judgeme
     )
 
 
-def _speed(row: str, samples: Samples, expectation: Expectation) -> Judgement | None:
+def _speed(row: str, samples: Samples, expectation: Expectation, machine: Machine | None) -> Judgement | None:
     """Judge a row by its floor; None: the row is above it, or there is no floor."""
     value, floor = samples.bandwidth, expectation.floor
     if floor is None:
         return None
     if len(samples.values) > 1:
-        return _speed_of_launches(row, samples, floor)
+        return _speed_of_launches(row, samples, floor, machine)
     windows = len(samples.rates)
     above = sum(window >= floor for window in samples.rates)
     passed, agreeing = value >= floor, AGREEING_WINDOWS * windows
@@ -293,11 +293,7 @@ def _speed(row: str, samples: Samples, expectation: Expectation) -> Judgement | 
         return None
     figures = f"{row}: {rate(value)} is {percentage(value, floor)} of the floor of {rate(floor)}"
     if not passed and windows - above >= agreeing and not samples.disturbed:
-        return Judgement(
-            Verdict.FAIL,
-            f"{figures}, and {windows - above} of {windows} windows are below it",
-            _TOO_SLOW,
-        )
+        return _below(f"{figures}, and {windows - above} of {windows} windows are below it", samples, machine)
     if not passed and samples.disturbed:
         return Judgement(
             Verdict.INCONCLUSIVE,
@@ -326,14 +322,34 @@ def another_launch(samples: Samples, expectation: Expectation | None, machine: M
     return decide_floor(samples.values, expectation.floor, contention=samples.contention).verdict is None
 
 
-def _speed_of_launches(row: str, samples: Samples, floor: float) -> Judgement | None:
+def _below(reason: str, samples: Samples, machine: Machine | None) -> Judgement:
+    """Return FAIL of a row below its floor, with the network cards that it left idle if it could use more."""
+    nics = sorted(item.device for item in samples.counted.carriers(samples.transports)) if samples.counted else []
+    of_gpu = "VRAM" in (samples.key.memory.initiator, samples.key.memory.target)
+    reach = (machine.reach or 0) if machine is not None and of_gpu else 0
+    by_rdma = all(name.partition("/")[0] in RDMA | EFA for name in samples.transports)
+    if not by_rdma or not 0 < len(nics) < reach:
+        return Judgement(Verdict.FAIL, reason, _TOO_SLOW)
+    told = f"{reason}; only {len(nics)} of the {reach} network cards that a GPU reaches carried it ({', '.join(nics)})"
+    if samples.key.backend != "UCX":
+        return Judgement(Verdict.FAIL, told, f"Give every rank all {reach} cards, and unset what names some of them.")
+    return Judgement(
+        Verdict.FAIL,
+        told,
+        f"Let UCX use more cards for one transfer: `export UCX_MAX_RMA_RAILS={reach}` on every rank (NIXL sets 2 if it "
+        "is not set), and unset UCX_NET_DEVICES or name all cards in it. If an engine's GPUs share the cards, one card "
+        "for each GPU may be what you want: then lower the floor.",
+    )
+
+
+def _speed_of_launches(row: str, samples: Samples, floor: float, machine: Machine | None) -> Judgement | None:
     values = samples.values
     decision = decide_floor(values, floor, contention=samples.contention)
     if decision.verdict is Verdict.PASS:
         return None
     figures = f"{row}: {rate(median(values))} is {percentage(median(values), floor)} of the floor of {rate(floor)}"
     if decision.verdict is Verdict.FAIL:
-        return Judgement(Verdict.FAIL, f"{figures}; {decision.reason}", _TOO_SLOW)
+        return _below(f"{figures}; {decision.reason}", samples, machine)
     return Judgement(
         Verdict.INCONCLUSIVE,
         f"{figures}; {decision.reason}",

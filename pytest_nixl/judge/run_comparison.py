@@ -116,15 +116,17 @@ def _missing(
     for key in before.rows:
         if key not in old:
             reason = f"the row {key} of {before.name} is unusable as a baseline: the row failed there"
-            yield _result(Verdict.INCONCLUSIVE, reason, "Use a run in which this row did not fail as the baseline.")
+            yield _result(
+                Verdict.INCONCLUSIVE, reason, "Use a run in which this row did not fail as the baseline.", key
+            )
         elif key not in now.rows:
             reason = f"the row {key} of {before.name} is missing in this run: it was not measured, or its key changed"
             remedy = "Measure the rows of the baseline, or record a new baseline if this row is no longer wanted."
-            yield _result(Verdict.MISSING, reason, remedy)
+            yield _result(Verdict.MISSING, reason, remedy, key)
     for key in new:
         if key not in before.rows:
             reason = f"the row {key} is not in {before.name}: there is nothing to compare it with"
-            yield _result(Verdict.NO_EXPECTATION, reason, "Record a new baseline with this row.")
+            yield _result(Verdict.NO_EXPECTATION, reason, "Record a new baseline with this row.", key)
 
 
 def failed_rows(before: RecordedRun, now: RecordedRun) -> dict[RowKey, Result]:
@@ -143,16 +145,17 @@ def _failed(before: RecordedRun, now: RecordedRun, different: tuple[Change, ...]
         alike.setdefault((result.verdict, result.remedy), []).append(key)
     for (verdict, remedy), keys in alike.items():
         count = str(keys[0]) if len(keys) == 1 else f"{len(keys)} rows"
+        what = keys[0] if len(keys) == 1 else f"rows that are {verdict}"
         if verdict is not Verdict.WRONG_TRANSPORT:
             reason = f"{count} of {before.name} cannot be compared with this run, in which the verdict is {verdict}"
-            yield _result(Verdict.MISSING, reason, remedy or "Follow the remedy of that verdict.")
+            yield _result(Verdict.MISSING, reason, remedy or "Follow the remedy of that verdict.", what)
             continue
         prefixes = _STEERED_BY.get(keys[0].plain_backend, ())
         causes = [str(one) for one in different if one.variable.startswith(prefixes)] if prefixes else []
         there, here = (_ways([run.rows[key] for key in keys]) for run in (before, now))
         went = f"{count} went over {here} instead of {there or 'an unknown transport'} as in {before.name}"
         figures = f"{_rates([now.rows[key] for key in keys])} after {_rates([before.rows[key] for key in keys])}"
-        yield _result(verdict, f"{'; '.join((*causes, went))}: {figures}", remedy)
+        yield _result(verdict, f"{'; '.join((*causes, went))}: {figures}", remedy, what)
 
 
 def _ways(rows: Sequence[RowSummary]) -> str:
@@ -204,14 +207,14 @@ def _rows(
             figures += f", over {'+'.join(new[key].transports) or 'unknown'} after {'+'.join(old[key].transports)}"
         if effect.verdict is Verdict.REGRESSED:
             reason = f"{key} against {before.name}: {figures}: {effect.words}"
-            yield _result(Verdict.REGRESSED, reason, _remedy(effect, margin, different, before, in_turn))
+            yield _result(Verdict.REGRESSED, reason, _remedy(effect, margin, different, before, in_turn), key)
         elif key in comparison.suspects:
             reason = (
                 f"{key} against {before.name}: {figures}: {effect.words}; if it were the only "
                 f"row, this would prove a loss; among {len(comparison.rows)} rows p is larger, and "
                 f"must be at most {PROOF:g}"
             )
-            yield _result(Verdict.INCONCLUSIVE, reason, _more_launches(effect))
+            yield _result(Verdict.INCONCLUSIVE, reason, _more_launches(effect), key)
 
 
 def _remedy(effect: Effect, margin: float, different: tuple[Change, ...], before: RecordedRun, in_turn: bool) -> str:
@@ -245,8 +248,8 @@ def _more_launches(effect: Effect) -> str:
     return "Run again with --nixl-min-launches=7, or measure this row alone."
 
 
-def _result(verdict: Verdict, reason: str, remedy: str) -> Result:
-    return Result(CHECK, "", verdict, reason, remedy)
+def _result(verdict: Verdict, reason: str, remedy: str, subject: RowKey | str = "") -> Result:
+    return Result(CHECK, "", verdict, reason, remedy, subject=str(subject))
 
 
 def _rate(value: float) -> str:

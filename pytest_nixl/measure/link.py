@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,17 +38,14 @@ LARGE_BYTES = 160 * MIB
 
 @dataclass(frozen=True)
 class _Transfers:
-    """Prepared transfers: without a notification, and the same with one; or a walk in the initiator's worker.
+    """Prepared transfers in the initiator's worker.
 
-    :param count: the number of transfers: one per transfer in flight, or those of the walk.
-    :param walk: the walk; None: there is none, and the transfers are in ``plain`` and ``tagged``.
+    :param count: the number of transfers: one per transfer in flight, or those that walk a footprint.
     """
 
     count: int
     depth: int
-    plain: list[Ref]
-    tagged: list[Ref]
-    walk: Ref | None = None
+    prepared: Ref
 
 
 class Link:
@@ -132,7 +128,13 @@ class Link:
         self._use(self._replace(self._pair))
 
     def measure(
-        self, block: int, *, batch: int = 1, depth: int = 1, beside: Callable[[], object] | None = None
+        self,
+        block: int,
+        *,
+        batch: int = 1,
+        depth: int = 1,
+        beside: Callable[[], object] | None = None,
+        links: Sequence[Link] = (),
     ) -> Samples:
         """Measure one row in one launch.
 
@@ -144,6 +146,7 @@ class Link:
         :param depth: transfers in flight.
         :param beside: for rows that are measured at the same time: called before the transfers are timed, to wait for
             the other rows. All are then timed for the same duration, whatever the number of iterations.
+        :param links: the links that are measured at the same time, whose workers are not contention.
         :raises WorkerError: a worker dies or hangs, or NIXL reports an error; both workers are then ended.
         :raises FindingError: GPU memory was moved as host memory.
         """
@@ -154,7 +157,7 @@ class Link:
             seed = self._fill(size, poison=False)
             if beside is not None:
                 beside()
-            found = self._timed(transfers, block, together=beside is not None)
+            found = self._timed(transfers, block, [self, *links], together=beside is not None)
             corruption = corruption or self._compare("after the timed transfers", seed, size)
             corruption = corruption or self._verify("in the transfers after the timed ones", transfers, size)
         evidence = counted(found["counted"], block * batch * sum(found["transfers"]))
@@ -184,7 +187,7 @@ class Link:
 
     @contextlib.contextmanager
     def _transfers(self, block: int, batch: int, depth: int) -> Iterator[_Transfers]:
-        """Prepare ``depth`` transfers for use at the same time. A failure ends the pair."""
+        """Prepare the transfers of a row. A failure ends the pair."""
         size = block * batch
         if size * depth > self._pair.capacity:
             raise NixlPluginError(
@@ -198,21 +201,11 @@ class Link:
             )
         try:
             with versions_named([self.initiator.worker, self.target.worker]):
-                if self.footprint:
-                    walk = self._walk(block, batch, self.footprint // size)
-                    yield _Transfers(self.footprint // size, depth, [], [], walk)
-                    self.initiator.worker.call("walk_release", seconds=self._settings.timeout, walk=walk)
-                    self.initiator.worker.call("forget", objects=[walk])
-                    return
                 self._prepare_objects(block, batch * depth)
-                slots = [self._sides(slot * size, block, batch) for slot in range(depth)]
-                first = COUNTED if self._announced else b""
-                plain = [self._prepare(*sides) for sides in slots]
-                tagged = [self._prepare(*sides, notification=first) for sides in slots]
-                yield _Transfers(depth, depth, plain, tagged)
-                for handle in [*plain, *tagged]:
-                    self.initiator.release_xfer_handle(handle)
-                self.initiator.worker.call("forget", objects=[*plain, *tagged, *itertools.chain(*slots)])
+                count = self.footprint // size if self.footprint else depth
+                prepared = self._prepare(block, batch, count)
+                yield _Transfers(count, depth, prepared)
+                self.initiator.worker.call("row_release", seconds=self._settings.timeout, transfers=prepared)
                 self._prepare_objects(0, 0)
         except (NixlError, WorkerLateError) as error:
             try:
@@ -224,11 +217,11 @@ class Link:
             self._pair.kill()
             raise
 
-    def _walk(self, block: int, batch: int, transfers: int) -> Ref:
-        """Prepare a walk of the footprint in the initiator's worker."""
+    def _prepare(self, block: int, batch: int, transfers: int) -> Ref:
+        """Prepare the transfers of neighbouring parts of the buffers in the initiator's worker."""
         ends = (self._pair.initiator.buffer, self._pair.target.buffer)
         made: Ref = self.initiator.worker.call(
-            "walk_prepare",
+            "row_prepare",
             seconds=self._settings.timeout,
             agent=self.initiator.ref,
             op=self.op,
@@ -239,7 +232,8 @@ class Link:
             batch=batch,
             transfers=transfers,
             notification=COUNTED if self._announced else b"",
-            tag_each=self._tags_each,
+            # Those that walk a footprint are many, and of each window only the last one has a notification.
+            tag_all=self._tags_each or not self.footprint,
         )
         return made
 
@@ -267,22 +261,6 @@ class Link:
                 raise WorkerError(f"{found.reason}; {error.reason}", found.remedy, error.detail) from None
             with contextlib.suppress(WorkerError):
                 self._prepare_objects(0, 0)
-
-    def _sides(self, offset: int, block: int, batch: int) -> tuple[Ref, Ref]:
-        """Return the descriptors of one transfer in the initiator's and in the target's buffer."""
-        buffers = (self._pair.initiator.buffer, self._pair.target.buffer)
-        local, remote = (
-            self.initiator.get_xfer_descs(
-                [buffer.descriptor(offset + number * block, block) for number in range(batch)], buffer.memory
-            )
-            for buffer in buffers
-        )
-        return local, remote
-
-    def _prepare(self, local: Ref, remote: Ref, *, notification: bytes = b"") -> Ref:
-        return self.initiator.initialize_xfer(
-            self.op, local, remote, self.target.name, notification, backends=[self._pair.backend.PLUGIN]
-        )
 
     @property
     def _notifies_each(self) -> bool:
@@ -320,7 +298,7 @@ class Link:
         found = self.destination.compare(seed, size=size)
         return None if found is None else Corruption(phase=phase, **found)
 
-    def _timed(self, transfers: _Transfers, block: int, *, together: bool) -> dict[str, Any]:
+    def _timed(self, transfers: _Transfers, block: int, links: Sequence[Link], *, together: bool) -> dict[str, Any]:
         settings = self._settings
         usual = WINDOWS if self.memory.target == "OBJ" else usual_iterations(block)
         iterations = 1 if together else settings.iterations or usual
@@ -334,14 +312,15 @@ class Link:
             settle=self._pair.settle(),
             duration=duration,
             op=self.op,
-            own=self._beside_the_initiator(),
+            own=self._beside_the_initiator(links),
         )
         return found
 
-    def _beside_the_initiator(self) -> list[int]:
-        """Return the pids of this row's other processes on the initiator's host, which are not contention."""
-        ends = self.initiator.worker, self.target.worker
-        return [ends[1].pid] if ends[0].versions["host"] == ends[1].versions["host"] else []
+    def _beside_the_initiator(self, links: Sequence[Link]) -> list[int]:
+        """Return the pids of the links' other workers on the initiator's host, which are not contention."""
+        here = self.initiator.worker
+        workers = [end.worker for link in links for end in (link.initiator, link.target)]
+        return [each.pid for each in workers if each is not here and each.versions["host"] == here.versions["host"]]
 
     def _run(
         self, command: str, transfers: _Transfers, seconds: float, **arguments: int | float | str | list[int]
@@ -350,17 +329,15 @@ class Link:
         # Workers time out before this process does, so that their own messages arrive.
         limit = seconds + 5
         storage = self._pair.backend.STORAGE
-        serving: Pending | None = None
+        serving: list[Pending] = []
         if not storage:
-            serving = self.target.worker.request("serve", seconds=limit, agent=self.target.ref, timeout=seconds)
+            serving = [self.target.worker.request("serve", seconds=limit, agent=self.target.ref, timeout=seconds)]
         running = self.initiator.worker.request(
             command,
             seconds=limit,
             agent=self.initiator.ref,
             target=self.target.name,
-            plain=transfers.plain,
-            tagged=transfers.tagged,
-            walk=transfers.walk,
+            transfers=transfers.prepared,
             depth=transfers.depth,
             timeout=seconds,
             acknowledged=(self.op == "WRITE" or self._notifies_each) and not storage,

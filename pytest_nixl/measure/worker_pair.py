@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_nixl.core.errors import NotApplicableError
@@ -142,6 +142,8 @@ class WorkerPair:
 
     def close(self) -> None:
         """End both workers."""
+        for end in (self.initiator, self.target):
+            end.agent.worker.ask_to_end()  # both at the same time
         self.initiator.agent.close()
         self.target.agent.close()
 
@@ -156,45 +158,74 @@ def connect_agents(here: NixlAgent, there: NixlAgent) -> None:
 
     :raises WorkerError: they cannot connect; their workers may then have ended.
     """
-    connect_pairs([(here, there)])
+    connect_partners([here, there], [(0, 1)])
 
 
-def connect_pairs(pairs: Sequence[tuple[NixlAgent, NixlAgent]]) -> None:
-    """Connect several pairs of agents as :func:`connect_agents` does, all of them at the same time.
+def connect_partners(agents: Sequence[NixlAgent], pairs: Iterable[tuple[int, int]]) -> None:
+    """Connect pairs of agents as :func:`connect_agents` does, many at the same time.
 
-    :param pairs: no worker is in two of them.
+    While an agent loads the metadata of others or connects to them, these only poll: LIBFABRIC waits for its peer in
+    these requests, and there is no progress thread. So the pairs are connected by the highest bit in which the numbers
+    of their agents differ: each agent is then either on one side or on the other, and n agents need only log2(n) turns.
+
+    :param pairs: the numbers of the agents to connect.
     :raises WorkerError: a pair cannot connect; workers of each pair may then have ended, or be busy.
     """
-    agents = [agent for pair in pairs for agent in pair]
-    metadata = dict(zip((agent.name for agent in agents), results([_metadata(agent) for agent in agents]), strict=True))
+    sides: dict[int, tuple[_Partners, _Partners]] = {}
+    for one, other in (sorted(pair) for pair in pairs):
+        low, high = sides.setdefault((one ^ other).bit_length(), ({}, {}))
+        low.setdefault(one, []).append(other)
+        high.setdefault(other, []).append(one)
+    used = sorted({number for low, high in sides.values() for number in (*low, *high)})
+    metadata = dict(zip(used, results([_metadata(agents[number]) for number in used]), strict=True))
 
-    def add(one: NixlAgent, other: NixlAgent) -> Pending:
-        arguments = [metadata[other.name]]
-        return one.worker.request("call", agent=one.ref, method="add_remote_agent", arguments=arguments, keywords={})
+    def add(agent: NixlAgent, partners: Sequence[int]) -> list[Pending]:
+        parts: list[list[bytes]] = [[]]
+        for partner in partners:
+            if sum(map(len, parts[-1])) + len(metadata[partner]) > _PART_BYTES and parts[-1]:
+                parts.append([])
+            parts[-1].append(metadata[partner])
+        seconds = _all(agent, partners)
+        return [agent.worker.request("add_agents", seconds=seconds, agent=agent.ref, metadata=part) for part in parts]
 
-    def connect(one: NixlAgent, other: NixlAgent) -> Pending:
-        return one.worker.request("connect", agent=one.ref, target=other.name, timeout=one.worker.timeout)
+    def connect(agent: NixlAgent, partners: Sequence[int]) -> list[Pending]:
+        seconds, names = _all(agent, partners), [agents[partner].name for partner in partners]
+        return [agent.worker.request("connect", seconds=seconds, agent=agent.ref, targets=names, timeout=seconds)]
 
-    _while_the_other_polls(pairs, add)
-    _while_the_other_polls([(there, here) for here, there in pairs], add)
-    _while_the_other_polls(pairs, connect)
+    for low, high in sides.values():
+        for ask, asking, polling in ((add, low, high), (add, high, low), (connect, low, high)):
+            _while_others_poll(agents, ask, asking, polling)
+
+
+#: The partners of agents, by number.
+_Partners = dict[int, list[int]]
+#: The most bytes of metadata in one request, which has to fit into a value of etcd; one agent's may be larger.
+_PART_BYTES = 1 << 18
+
+
+def _all(agent: NixlAgent, partners: Sequence[int]) -> float:
+    """Return the seconds that an agent may take for all its partners."""
+    return agent.worker.timeout * len(partners)
 
 
 def _metadata(agent: NixlAgent) -> Pending:
     return agent.worker.request("call", agent=agent.ref, method="get_agent_metadata", arguments=[], keywords={})
 
 
-def _while_the_other_polls(
-    pairs: Sequence[tuple[NixlAgent, NixlAgent]], ask: Callable[[NixlAgent, NixlAgent], Pending]
+def _while_others_poll(
+    agents: Sequence[NixlAgent],
+    ask: Callable[[NixlAgent, Sequence[int]], list[Pending]],
+    asking: _Partners,
+    polling: _Partners,
 ) -> None:
-    """Send a request to the first agent of each pair, and wait for the answers. The second one polls meanwhile.
-
-    LIBFABRIC waits for its peer in these requests, and there is no progress thread.
-    """
-    idle = len(pairs) > 1  # the processes of several pairs may share a processor
+    """Send requests to each asking agent, and wait for the answers. The others poll meanwhile."""
+    idle = len(asking) + len(polling) > 2  # the processes of several pairs may share a processor
+    seconds = max(_all(agents[number], partners) for number, partners in asking.items())
     serving = [
-        other.worker.request("serve", agent=other.ref, timeout=other.worker.timeout, idle=idle) for _, other in pairs
+        agents[number].worker.request(
+            "serve", seconds=seconds + 5, agent=agents[number].ref, timeout=seconds, idle=idle
+        )
+        for number in polling
     ]
-    pending = [ask(one, other) for one, other in pairs]
-    for asked, server in zip(pending, serving, strict=True):
-        results([asked], serving=server)
+    asked = [request for number, partners in asking.items() for request in ask(agents[number], partners)]
+    results(asked, serving=serving)

@@ -18,6 +18,9 @@ WHOLE_RUN = "whole-run"
 #: The most failing results in ``verdict.json``, and the most characters of each text.
 _MOST_FAILING, _LONGEST = 100, 2000
 
+#: The most deselected checks that the last line names.
+_NAMED = 3
+
 #: The most figures in ``verdict.json``.
 MOST_FIGURES = 1000
 #: The version of ``verdict.json``: another number means that a field was removed or has another meaning.
@@ -113,17 +116,22 @@ def summary_line(
     gate: bool,
     interrupted: str = "",
     left_out: Sequence[str] = (),
+    deselected: Sequence[str] = (),
     code: int | None = None,
 ) -> str:
     """Return the last line of the terminal report: the run's verdict, then the number of checks with each verdict.
 
     :param code: pytest's exit code; None: not known.
     :param left_out: the names of the suites that were not selected.
+    :param deselected: the ids of the checks that were deselected, such as by ``-k``.
     """
     said = ", ".join(f"{count} {verdict}" for verdict, count in counted(results).items())
     measured = sum(result.figures is not None for result in results)
     rows = f"{measured} row{'' if measured == 1 else 's'} measured"
     others = f"; suites not selected: {', '.join(left_out)}" if left_out else ""
+    if deselected:
+        more = f" and {len(deselected) - _NAMED} more" if len(deselected) > _NAMED else ""
+        others += f"; checks deselected: {', '.join(deselected[:_NAMED])}{more}"
     verdict = Conclusion.of(results, gate=gate, interrupted=interrupted, code=code)
     return f"NIXL {'gate' if gate else 'verdict'}: {verdict} ({said or 'no check ran'}; {rows}{others})"
 

@@ -60,6 +60,11 @@ def telemetry_off_raises(version: str) -> bool:
     return numbers(version) >= (1, 4)
 
 
+def takes_strided_descriptors(version: str) -> bool:
+    """Return whether ``prep_xfer_dlist`` takes rows of address, length, device, stride and count."""
+    return numbers(version) >= (1, 5)
+
+
 def is_error(module: str) -> bool:
     """Return whether NIXL's error classes are in this module: ``nixl_cu12._bindings``, ``nixl._bindings``, …"""
     return "nixl" in module and module.endswith("_bindings")

@@ -123,12 +123,22 @@ class Result:
     known_limit: bool = False
     #: The named figures that the check measured, each with the bound that applies to it.
     measured: tuple[Figure, ...] = ()
+    #: What distinguishes a result without a row from others of its check, such as the row that regressed.
+    subject: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name of the result in reports for programs: the same in each run."""
+        what = self.row or self.subject
+        return f"{self.check}[{what}]" if what else self.check
 
     def plain(self) -> dict[str, Any]:
         """Return the result as JSON values."""
         found: dict[str, Any] = to_plain(replace(self, measured=()))
         found["row"] = found["row"] or ""
         del found["measured"]
+        if not self.subject:
+            del found["subject"]
         if self.measured:
             found["measured"] = [figure.plain() for figure in self.measured]
         if self.figures is not None and not self.figures.steps:

@@ -8,13 +8,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from pytest_nixl.model.carrier_bytes import CarrierBytes
 from pytest_nixl.model.row_key import RowKey
 
-if TYPE_CHECKING:
-    from pytest_nixl.model.kv_blocks import KvCorruption
+
+class WrongBytes(Protocol):
+    """Bytes that differ from what was sent; its text says which.
+
+    ``phase`` says in words when they were compared.
+    """
+
+    @property
+    def phase(self) -> str: ...
+
+    @property
+    def wrong_bytes(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -62,7 +72,7 @@ class Samples:
     transfers: tuple[int, ...]
     latencies: tuple[float, ...]
     transports: tuple[str, ...] = ()
-    corruption: Corruption | KvCorruption | None = None
+    corruption: WrongBytes | None = None
     launches: tuple[int, ...] = ()
     counted: CarrierBytes | None = None
     contention: tuple[float, ...] = ()

@@ -282,7 +282,8 @@ class Settings:
         "session.parsers:parse_store", "a directory, which is created if it does not exist",
         help="where each run stores its record", metavar="DIR", per_rank=True)
     report: tuple[str, ...] = option(
-        "session.parsers:parse_reports", f"paths in existing directories, ending with {', '.join(REPORT_ENDINGS)}",
+        "session.parsers:parse_reports",
+        f"paths whose directories are created if needed, ending with {', '.join(REPORT_ENDINGS)}",
         help="reports to write at the end: an HTML page, a CSV table, metrics for Prometheus, the verdict for "
         "programs, CTRF, or SARIF", metavar="FILE.html[,FILE]", empty=(), per_rank=True)
     agent: str = option(
@@ -312,11 +313,6 @@ class Settings:
     sources: Mapping[str, str] = field(default_factory=dict)
     #: One sentence for every environment variable that is set and has no effect.
     ignored: tuple[str, ...] = ()
-
-    @property
-    def etcd_is_deployments(self) -> bool:
-        """Whether the etcd endpoints come from the deployment's environment, so that the endpoint suite checks them."""
-        return self.sources.get("etcd", "").startswith("environment")
 
     @property
     def extended(self) -> bool:

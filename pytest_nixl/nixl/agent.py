@@ -214,7 +214,7 @@ class NixlAgent(AgentCalls):
                 with contextlib.suppress(WorkerError):
                     serving.result()
             raise
-        results([], serving=serving)
+        results([], serving=[serving])
 
     def delete(self) -> None:
         """Delete the agent but keep the worker, like ``del agent`` in a program.

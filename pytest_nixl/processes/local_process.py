@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import socket
@@ -12,8 +11,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from pytest_nixl.core.resource_limits import file_fault
 from pytest_nixl.model.tools import RUN_DIRECTORY
-from pytest_nixl.processes.supervisor import SupervisorClient
+from pytest_nixl.processes.supervisor import SupervisorClient, SupervisorError
 from pytest_nixl.processes.worker_parent import BLAS_THREADS, SCRIPT, ForkedWorker, fork_worker
 
 
@@ -43,8 +43,8 @@ class LocalProcess:
             environment = {**_own_segments(supervisor), **environment}
         environment = {**environment, RUN_DIRECTORY: str(supervisor.directory)}
         whole = {name: value for name, value in {**os.environ, **environment}.items() if value is not None}
-        self.channel, theirs = socket.socketpair()
         self.log = _new_log(supervisor.directory, name)
+        self.channel, theirs = socket.socketpair()
         try:
             with theirs, self.log.open("wb") as log:
                 forked = fork_worker(supervisor, theirs, log, whole) if fork and not prefix else None
@@ -130,7 +130,12 @@ def _new_log(directory: Path, name: str) -> Path:
     """Create an empty log file with the first free number, also if other threads do the same."""
     for number in itertools.count():
         path = directory / f"{name}-{number}.log"
-        with contextlib.suppress(FileExistsError):
+        try:
             path.touch(exist_ok=False)
             return path
+        except FileExistsError:
+            continue
+        except OSError as error:
+            words, remedy = file_fault(error)
+            raise SupervisorError(f"the log of a worker cannot be made: {words}", remedy) from None
     raise AssertionError("numbers do not end")

@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import Any
 
 
-def clean_remote(items: list[dict[str, Any]]) -> None:
-    """Remove containers and prefixes; try each one even if others fail."""
-    failed = 0
+def clean_remote(items: list[dict[str, Any]]) -> list[str]:
+    """Remove containers and prefixes; try each one even if others fail. Return a sentence for each that is left."""
+    left = []
     for item in items:
         try:
             if item["kind"] == "container":
@@ -18,10 +17,17 @@ def clean_remote(items: list[dict[str, Any]]) -> None:
             else:
                 _delete_prefix(item)
         except Exception as error:
-            print(f"supervisor: {item['kind']} {item['name']}: {error}", file=sys.stderr)
-            failed += 1
-    if failed:
-        raise SystemExit(1)
+            left.append(_left(item, str(error).partition("\n")[0]))
+    return left
+
+
+def _left(item: dict[str, Any], why: str) -> str:
+    if item["kind"] == "container":
+        return f"the container {item['name']} is left ({why}): `docker rm --force --volumes {item['name']}`"
+    where = ",".join(f"{scheme}://{host}:{port}" for scheme, host, port, *_ in item["endpoints"])
+    command = f"etcdctl --endpoints={where} del --prefix {item['name']}"
+    login = "; set ETCDCTL_USER=NAME:PASSWORD first" if item.get("login") else ""
+    return f"the keys below {item['name']} are left in the etcd at {where} ({why}): `{command}`{login}"
 
 
 def _remove_container(item: dict[str, Any]) -> None:

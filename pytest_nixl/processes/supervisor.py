@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from pytest_nixl.core.errors import NixlPluginError
-from pytest_nixl.processes.supervisor_main import SHARED_MEMORY, remove, start_time
+from pytest_nixl.core.resource_limits import file_fault
+from pytest_nixl.processes.supervisor_main import remove_run, start_time
 
 if TYPE_CHECKING:
     from pytest_nixl.etcd.endpoints import Endpoint
@@ -55,6 +56,8 @@ class SupervisorClient:
         self._reader = connection.makefile("rb")
         self._lock = threading.Lock()
         self._shared_memory: str | None = None
+        #: The containers and prefixes that the supervisor watches for this client, with their passwords, by their keys.
+        self._watched: dict[str, dict[str, Any]] = {}
         #: Process id of the supervisor.
         self.pid: int = self._ask("hello", path=[os.path.abspath(part) for part in sys.path])
 
@@ -108,11 +111,11 @@ class SupervisorClient:
         """
         environment = {key: os.environ[key] for key in _DOCKER_VARIABLES if key in os.environ}
         item = {"kind": "container", "name": name, "environment": environment, "expected": expected}
-        self._ask("watch_remote", key=f"container {name}", item=item, shared=shared)
+        self._watch(f"container {name}", item, shared)
 
     def unwatch_container(self, name: str) -> None:
         """Stop watching a container."""
-        self._ask("unwatch_remote", key=f"container {name}")
+        self._unwatch(f"container {name}")
 
     def watch_prefix(
         self,
@@ -134,11 +137,19 @@ class SupervisorClient:
                  (("cacert", cacert), ("cert", cert), ("key", key))}  # fmt: skip
         credentials = {**files, "user": user, "password": password}
         item = {"kind": "prefix", "name": prefix, "endpoints": parts, "credentials": credentials}
-        self._ask("watch_remote", key=_prefix_key(prefix, endpoints), item=item, shared=False)
+        self._watch(_prefix_key(prefix, endpoints), item, shared=False)
 
     def unwatch_prefix(self, prefix: str, endpoints: Sequence[Endpoint]) -> None:
         """Stop watching a prefix."""
-        self._ask("unwatch_remote", key=_prefix_key(prefix, endpoints))
+        self._unwatch(_prefix_key(prefix, endpoints))
+
+    def _watch(self, key: str, item: dict[str, Any], shared: bool) -> None:
+        self._watched[key] = item
+        self._ask("watch_remote", key=key, item=item, shared=shared)
+
+    def _unwatch(self, key: str) -> None:
+        self._watched.pop(key, None)
+        self._ask("unwatch_remote", key=key)
 
     @property
     def shared_memory(self) -> str:
@@ -176,11 +187,11 @@ class SupervisorClient:
 
     def _gone(self, why: str) -> SupervisorError:
         self.close()
-        if not self.shared and hasattr(self, "pid"):
-            _wait_until_gone(self)
+        left = _wait_until_gone(self) if hasattr(self, "pid") else []
         return SupervisorError(
             f"the supervisor of this run (pid {getattr(self, 'pid', 'unknown')}) has ended: {why}",
             "find out what killed it (for example `dmesg | grep -i oom`); the processes that it owned ended with it",
+            "\n".join(left),
         )
 
 
@@ -196,7 +207,11 @@ def supervisor() -> SupervisorClient:
     global _current
     with _current_lock:
         if _current is None or _current.closed:
-            _current = _join(_run_name())
+            try:
+                _current = _join(_run_name())
+            except OSError as error:
+                words, remedy = file_fault(error)
+                raise SupervisorError(f"the supervisor of this run cannot be started: {words}", remedy) from None
         return _current
 
 
@@ -208,12 +223,12 @@ def close_supervisor() -> None:
             return
         leaving, _current = _current, None
     leaving.close()
-    if not leaving.shared:
+    if not leaving.shared or start_time(leaving.pid) is None:
         _wait_until_gone(leaving)
 
 
-def _wait_until_gone(leaving: SupervisorClient) -> None:
-    """Wait until the supervisor has cleaned up. If it was killed, remove its directories, because nothing else does."""
+def _wait_until_gone(leaving: SupervisorClient) -> list[str]:
+    """Wait until the supervisor has cleaned up. If it was killed, remove what is left; return what could not be."""
     deadline = time.monotonic() + CLEAN_SECONDS
     while time.monotonic() < deadline:
         try:
@@ -225,9 +240,10 @@ def _wait_until_gone(leaving: SupervisorClient) -> None:
                 break
         time.sleep(0.005)
     else:
-        return
-    for left in (leaving.directory, Path(SHARED_MEMORY, leaving.directory.name)):
-        remove(str(left))
+        return []
+    if not leaving.directory.exists():
+        return []
+    return remove_run(str(leaving.directory), leaving._watched)
 
 
 def _forget_after_fork() -> None:
@@ -375,6 +391,9 @@ def _launch(log: IO[bytes], arguments: Sequence[str], descriptors: Sequence[int]
         line = pipe.readline()
     if not line.startswith(b"ready "):
         process.wait(ANSWER_SECONDS)
+        if line.startswith(b"failed "):
+            number, _, path = os.fsdecode(line).removeprefix("failed ").rstrip("\n").partition(" ")
+            raise OSError(int(number), os.strerror(int(number)), path)
         log.seek(0)
         text = log.read().decode(errors="replace").strip()
         raise SupervisorError("the supervisor did not start", "read its output below", text[-2000:])

@@ -24,6 +24,8 @@ import socket
 import stat
 import sys
 import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 #: Seconds from SIGTERM to SIGKILL.
@@ -39,6 +41,11 @@ LONELY_SECONDS = 10.0
 
 #: The directory in which a run has one for shared memory, with the same name as its run directory.
 SHARED_MEMORY = "/dev/shm"
+
+#: The file in a run directory whose lock its supervisor holds as long as it lives. It contains the directory's name.
+OWNER = "owner"
+#: The file in a run directory with the containers and prefixes that its supervisor watches.
+WATCHED = "watched.json"
 
 _PR_SET_PDEATHSIG = 1
 
@@ -96,24 +103,44 @@ class Supervisor:
         self.end_by: float | None = None
         self.born = time.monotonic()
         self._watch_signals()
-        if first is not None:
-            directory = _make_directory(directory)
-            _write_log(directory)
-            self._welcome(socket.socket(fileno=first))
-        self.directory = directory
         self.is_shared = first is None
-        self.shm = _make_shared_memory(os.path.basename(directory))
+        self.directory = directory if first is None else _make_directory(directory)
+        self.shm = _make_shared_memory(os.path.basename(self.directory))
         try:
-            self.folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+            if first is not None:
+                _write_log(self.directory)
+                self._welcome(socket.socket(fileno=first))
+            self.folder = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
+            self._own()
             self._listen()
         except BaseException:
-            for made in filter(None, (self.shm, directory if first is not None else "")):
+            for made in filter(None, (self.shm, "" if self.is_shared else self.directory)):
                 remove(made)
             raise
         # The process that waits for this line may be dead. Then its connection ends, or no client ever connects.
         with contextlib.suppress(OSError):
-            os.write(ready, b"ready " + os.fsencode(directory) + b"\n")
+            os.write(ready, b"ready " + os.fsencode(self.directory) + b"\n")
         os.close(ready)
+
+    def _own(self) -> None:
+        """Hold the lock of the file ``owner``, which appears with its lock held, and take over what is written down."""
+        name = f"{OWNER}-{os.getpid()}"
+        self.owned = os.open(name, os.O_RDWR | os.O_CREAT, 0o600, dir_fd=self.folder)
+        fcntl.flock(self.owned, fcntl.LOCK_EX)
+        os.write(self.owned, os.fsencode(os.path.basename(self.directory)))
+        os.rename(name, OWNER, src_dir_fd=self.folder, dst_dir_fd=self.folder)
+        self.shared.remote.update(watched(self.directory))
+
+    def _write_watched(self) -> None:
+        """Write down what this process watches, for the case that it is killed. Passwords are left out."""
+        items = {
+            key: _without_password(item) for each in (self.shared, *self.clients) for key, item in each.remote.items()
+        }
+        path = os.path.join(self.directory, WATCHED)
+        with contextlib.suppress(OSError):  # the disk is full
+            with open(f"{path}.new", "w", encoding="utf-8") as file:
+                json.dump(items, file)
+            os.rename(f"{path}.new", path)
 
     def _listen(self) -> None:
         self.listener = socket.socket(socket.AF_UNIX)
@@ -243,6 +270,8 @@ class Supervisor:
     def do_hello(self, client: Client, path: list[str]) -> int:
         """Store the client's ``sys.path``, which the clean-up of containers and prefixes uses; return the own pid."""
         client.path = path
+        if not self.shared.path and (left := abandoned(os.path.dirname(self.directory))):
+            self._fork_cleaner(path, partial(_remove_runs, left))
         self.shared.path = path
         return os.getpid()
 
@@ -300,10 +329,12 @@ class Supervisor:
     def do_watch_remote(self, client: Client, key: str, item: dict[str, Any], shared: bool) -> None:
         """Remove a container or a prefix when the client (with ``shared``: the last client) is gone."""
         (self.shared if shared else client).remote[key] = item
+        self._write_watched()
 
     def do_unwatch_remote(self, client: Client, key: str) -> None:
         client.remote.pop(key, None)
         self.shared.remote.pop(key, None)
+        self._write_watched()
 
     # Processes
 
@@ -386,11 +417,11 @@ class Supervisor:
             if start_time(pid) == started:
                 _kill_watched(pid)
         for items in _by_place(client.remote.values()):
-            self._fork_cleaner(client.path, items)
+            self._fork_cleaner(client.path, partial(_clean_remote, items))
         for pid in client.children:
             self._terminate(pid)
 
-    def _fork_cleaner(self, path: list[str], items: list[dict[str, Any]]) -> None:
+    def _fork_cleaner(self, path: list[str], clean: Callable[[], None]) -> None:
         pid = os.fork()
         if pid == 0:
             code = 1
@@ -399,9 +430,7 @@ class Supervisor:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
                 sys.path[:] = [os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__)))), *path]
-                from pytest_nixl.processes.remote_cleanup import clean_remote
-
-                clean_remote(items)
+                clean()
                 code = 0
             finally:
                 os._exit(code)
@@ -436,6 +465,108 @@ class Supervisor:
 
 
 _LATER = object()
+
+
+def _clean_remote(items: list[dict[str, Any]]) -> None:
+    from pytest_nixl.processes.remote_cleanup import clean_remote
+
+    for left in clean_remote(items):
+        print(f"supervisor: {left}", file=sys.stderr)
+
+
+def _remove_runs(directories: list[str]) -> None:
+    for directory in directories:
+        remove_run(directory)
+
+
+def abandoned(folder: str) -> list[str]:
+    """Return the run directories in ``folder`` that belong to this user and to no supervisor that lives."""
+    found = []
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith("pytest-nixl-") and _is_abandoned(entry.path):
+                found.append(entry.path)
+    return found
+
+
+def _is_abandoned(directory: str) -> bool:
+    try:
+        status = os.lstat(directory)
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+            return False
+        file = os.open(os.path.join(directory, OWNER), os.O_RDWR | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(file)
+
+
+def watched(directory: str) -> dict[str, dict[str, Any]]:
+    """Return the containers and prefixes that the supervisor of a run directory watched, by their keys."""
+    try:
+        with open(os.path.join(directory, WATCHED), encoding="utf-8") as file:
+            return dict(json.load(file))
+    except (OSError, ValueError):  # it has watched none
+        return {}
+
+
+def remove_run(directory: str, known: dict[str, dict[str, Any]] | None = None) -> list[str]:
+    """Remove what is left of a run, unless a supervisor owns its directory; return what could not be removed.
+
+    What could not be removed stays written down in the directory, under another name.
+
+    :param known: containers and prefixes with their passwords, by their keys.
+    """
+    from pytest_nixl.processes.remote_cleanup import clean_remote
+
+    with _taken(directory) as (path, name):
+        written = watched(path) if path else {}
+        left = {key: said for key, item in {**written, **(known or {})}.items() if (said := clean_remote([item]))}
+        if path and name.startswith("pytest-nixl-"):
+            remove(f"{SHARED_MEMORY}/{name}")
+        if path:
+            _remove_but(path, {key: item for key, item in written.items() if key in left})
+    return [sentence for said in left.values() for sentence in said]
+
+
+def _remove_but(path: str, left: dict[str, dict[str, Any]]) -> None:
+    """Remove a run directory; if something is left, keep its owner's file and what is left in it."""
+    if not left:
+        remove(path)
+        return
+    with contextlib.suppress(OSError):
+        for entry in list(os.scandir(path)):
+            if entry.is_dir(follow_symlinks=False):
+                remove(entry.path)
+            elif entry.name not in (OWNER, WATCHED):
+                os.unlink(entry.path)
+        with open(os.path.join(path, WATCHED), "w", encoding="utf-8") as file:
+            json.dump(left, file)
+
+
+@contextlib.contextmanager
+def _taken(directory: str) -> Iterator[tuple[str, str]]:
+    """Own a run directory and rename it; yield its new path and its first name. Both are empty if another owns it."""
+    path = name = ""
+    with contextlib.ExitStack() as held:
+        # Whoever joins a run holds the first, its supervisor the second.
+        with contextlib.suppress(OSError):
+            for file in ("lock", OWNER):
+                number = os.open(
+                    os.path.join(directory, file), os.O_RDWR | (os.O_CREAT if file == "lock" else 0), 0o600
+                )
+                held.callback(os.close, number)
+                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            name = os.path.basename(os.fsdecode(os.pread(number, 255, 0)))
+            new = os.path.join(os.path.dirname(directory), f"{name}-{os.getpid()}")
+            os.rename(directory, new)
+            path = new
+        yield path, name
 
 
 def _make_directory(folder: str) -> str:
@@ -501,6 +632,15 @@ def _kill_watched(pid: int) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
+def _without_password(item: dict[str, Any]) -> dict[str, Any]:
+    if item["kind"] == "container":
+        return item
+    endpoints = [[*parts[:3], "", ""] for parts in item["endpoints"]]
+    login = bool(item["credentials"]["user"] or endpoints != item["endpoints"])
+    credentials = {**item["credentials"], "user": "", "password": ""}
+    return {**item, "endpoints": endpoints, "credentials": credentials, "login": login or item.get("login", False)}
+
+
 def _by_place(items: Any) -> list[list[dict[str, Any]]]:
     """Group items by etcd or engine, so that one that does not answer does not delay the others."""
     places: dict[str, list[dict[str, Any]]] = {}
@@ -524,6 +664,12 @@ def remove_tree(directory: str) -> None:
 
 
 if __name__ == "__main__":
-    Supervisor(sys.argv[2], int(sys.argv[1]), int(sys.argv[3]) if len(sys.argv) > 3 else None).run()
+    try:
+        started = Supervisor(sys.argv[2], int(sys.argv[1]), int(sys.argv[3]) if len(sys.argv) > 3 else None)
+    except OSError as error:
+        path = os.path.join(sys.argv[2], error.filename or "")  # it may be relative to the run directory
+        os.write(int(sys.argv[1]), os.fsencode(f"failed {error.errno or 0} {path}\n"))
+        os._exit(1)
+    started.run()
     # Skip the interpreter's shutdown: nothing is left to do.
     os._exit(0)

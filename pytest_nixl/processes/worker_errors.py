@@ -57,12 +57,16 @@ def how_it_ended(code: int) -> str:
     return f"was ended by {signal.Signals(-code).name}"
 
 
+#: The method of NIXL's agent that a command calls.
+_METHODS = {"add_agents": "add_remote_agent", "register": "register_memory", "row_prepare": "initialize_xfer"}
+
+
 def step_words(command: str, arguments: Mapping[str, Any], agents: Mapping[int, str]) -> str:
     """Describe a worker's step: a call of NIXL by its method and its agent, such as ``'transfer' of agent 'a'``.
 
     :param agents: the names of the worker's agents, by the numbers of their references.
     """
     agent = arguments.get("agent")
-    method = {"call": arguments.get("method"), "register": "register_memory"}.get(command)
+    method = arguments.get("method") if command == "call" else _METHODS.get(command)
     name = agents.get(agent.number) if isinstance(agent, Ref) else None
     return f"{method!r} of agent {name!r}" if method and name else repr(method or command)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
+from pytest_nixl.core.resource_limits import ADDRESS_SPACE_REMEDY, AGENT_NEEDS, address_space_fault
 from pytest_nixl.core.shared_memory import SHM_REMEDY, shared_memory_shortage
 from pytest_nixl.core.strict import StrictError, check
 from pytest_nixl.core.wire import decode, encode
@@ -296,9 +297,11 @@ class Worker:
         remedy = (
             "read its last lines below for a crash in NIXL, UCX or a driver; run `dmesg` to look for the OOM killer"
         )
-        shortage = shared_memory_shortage() if code in _CRASHES and isinstance(self._process, LocalProcess) else ""
-        if shortage:
-            reason, remedy = f"{reason}: {shortage}", SHM_REMEDY
+        if code in _CRASHES and isinstance(self._process, LocalProcess):
+            if shortage := address_space_fault(AGENT_NEEDS):
+                reason, remedy = f"{reason}: {shortage}, and NIXL needs more", ADDRESS_SPACE_REMEDY
+            elif shortage := shared_memory_shortage():
+                reason, remedy = f"{reason}: {shortage}", SHM_REMEDY
         if code is None:  # its rank has gone, so its last lines are unknown
             remedy = "read below how the ranks ended"
         tail = self.tail() if code is not None else ""
@@ -358,21 +361,23 @@ class Worker:
         return WorkerError(f"{type_name} in {self.name} during {step}: {message}", remedy, error["traceback"])
 
 
-def results(pending: Sequence[Pending], *, serving: Pending | None = None) -> list[Any]:
+def results(pending: Sequence[Pending], *, serving: Sequence[Pending] = ()) -> list[Any]:
     """Wait for the answers of several workers, and return them in the order of the requests.
 
     :param pending: the requests.
-    :param serving: a request that runs until it is cancelled, which happens when the others are answered.
+    :param serving: requests that run until they are cancelled, which happens when the others are answered.
     :raises WorkerError: a worker failed. The other workers get a moment to report their errors and are then ended. If a
         worker died or hung, its error is raised, because the other errors are consequences.
     """
     errors: list[WorkerError] = []
     hurried: set[Pending] = set()
     answers: dict[Pending, Any] = {}
-    waiting = [*pending, serving] if serving else list(pending)
+    waiting, to_cancel = [*pending, *serving], list(serving)
     while waiting:
-        if serving is not None and waiting == [serving]:
-            serving.worker.cancel()
+        if to_cancel and not set(waiting).intersection(pending):
+            for each in to_cancel:
+                each.worker.cancel()
+            to_cancel = []
         for item in _ready(waiting):
             waiting.remove(item)
             try:

@@ -13,7 +13,7 @@ import pytest
 from pytest_nixl.model.results import Result
 from pytest_nixl.report.terminal import nothing_collected, nothing_of_the_level, write_problems, write_report
 from pytest_nixl.session.levels import left_out_line
-from pytest_nixl.session.run import Run
+from pytest_nixl.session.run import Run, exit_code
 from pytest_nixl.session.suites import suite_of, suites_folder
 
 NAME = "nixl-brief-output"
@@ -143,8 +143,8 @@ def finish(terminal: pytest.TerminalReporter, run: Run) -> None:
     plugin: BriefOutput | None = terminal.config.pluginmanager.get_plugin(NAME)
     if plugin is not None:
         plugin.give_back(terminal)
-    if not run.usable:
-        return
+    if not run.usable or exit_code(run.config) == pytest.ExitCode.USAGE_ERROR:
+        return  # pytest's last line says why the run is refused
     if not (run.found.results or run.configured or run.found.interrupted or left_out_line(run.config)):
         return
     if run.found.results or run.serves or run.found.interrupted:

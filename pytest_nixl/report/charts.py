@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -159,15 +158,10 @@ def history(runs: Sequence[RecordedRun]) -> list[ChartCard]:
     """
     if len(runs) < 2:
         return []
-    from pytest_nixl.report.history import RowHistory, courses, of_one_machine
+    from pytest_nixl.report.history import courses, of_one_machine
 
     kept, _ = of_one_machine(runs)
-    if importlib.util.find_spec("ruptures") is None:  # show the history also if changes cannot be searched for
-        keys = dict.fromkeys(key for run in kept for key in run.rows)
-        found = [RowHistory(key, tuple(run for run in kept if key in run.rows), ()) for key in keys]
-    else:
-        found = courses(kept)
-    found = sorted((course for course in found if len(course.runs) > 1), key=lambda course: -len(course.steps))
+    found = sorted((course for course in courses(kept) if len(course.runs) > 1), key=lambda course: -len(course.steps))
     cards = []
     for course in found[:_MOST_HISTORIES]:
         values = course.values

@@ -66,7 +66,7 @@ def _failed(name: str, status: str, message: str, seconds: float = 0.0) -> dict[
 
 def _test(result: Result, report: RunReport) -> dict[str, Any]:
     found: dict[str, Any] = {
-        "name": result.nodeid or (f"{result.check}[{result.row}]" if result.row else result.check),
+        "name": result.nodeid or result.name,
         "status": _STATUS[outcome(result.verdict, gate=report.gate)],
         "duration": int(1000 * report.durations.get(result.nodeid, 0.0)),
         "rawStatus": str(result.verdict),

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, metadata
 
 from pytest_nixl.model.findings import FINDINGS
 from pytest_nixl.model.results import Result
-from pytest_nixl.session.suite_checks import suite_checks
+from pytest_nixl.session.suites import suite_checks
 
 #: The name in ``[project.urls]`` of the address of the site.
 _URL_NAME = "Documentation"
@@ -30,11 +29,12 @@ class DocsLink:
 
 def docs_of(results: Sequence[Result]) -> list[DocsLink]:
     """Return the sections for the findings and checks of results, each once. A check of another package has none."""
+    known = {check.id for check in suite_checks()}
     sections: dict[tuple[str, str], None] = {}
     for result in results:
         if result.finding in FINDINGS:
             sections["findings", result.finding.lower()] = None
-        if result.check in _check_ids():
+        if result.check in known:
             sections["checks", result.check] = None
     return [_link(page, anchor) for page, anchor in sections]
 
@@ -43,14 +43,6 @@ def _link(page: str, anchor: str) -> DocsLink:
     site = _site()
     address = f"{site.rstrip('/')}/reference/{page}.html#{anchor}" if site else ""
     return DocsLink(f"docs/reference/{page}.md#{anchor}", address)
-
-
-@lru_cache(maxsize=1)
-def _check_ids() -> frozenset[str]:
-    try:
-        return frozenset(check.id for check in suite_checks())
-    except OSError:  # the package was copied without its suites
-        return frozenset()
 
 
 def _site() -> str:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ def write(report: RunReport, path: Path) -> None:
 
     :raises NixlPluginError: if it cannot be written, or another distribution's format fails.
     """
+    with suppress(OSError):  # the writer says why the file cannot be written
+        path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, printable(FORMATS[report_ending(path.name, FORMATS)](report)))
 
 

@@ -95,7 +95,7 @@ def _cases(run: Run) -> Iterator[tuple[str, str, list[tuple[str, object]]]]:
             continue
         if result.nodeid in completeness_of(run).failed:
             continue  # its own test case has failed already
-        name = f"{result.check}[{result.row}]" if result.row else result.check
+        name = result.name
         names[name] = names.get(name, 0) + 1
         if names[name] > 1:
             name = f"{name}#{names[name]}"

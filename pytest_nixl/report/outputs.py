@@ -40,7 +40,9 @@ def leave_again(config: pytest.Config, run: Run) -> None:
 
 
 def leave(config: pytest.Config, run: Run) -> None:
-    """Write the record and the reports of a run."""
+    """Write the record and the reports of a run. With several ranks, rank 0 writes them."""
+    if run.placement.several and run.placement.rank:
+        return  # this rank could not join: rank 0 may still write reports of its own
     if run.settings.store:
         _store(config, run)
     if run.settings.report or in_action():

@@ -72,7 +72,7 @@ def _rule(id: str) -> dict[str, Any]:
 
 def _plain(level: str, result: Result, rules: list[str]) -> dict[str, Any]:
     id, text = _rule_id(result), f"{result.verdict}: {result.reason}" if result.reason else str(result.verdict)
-    what = str(result.row or result.nodeid or result.check)
+    what = str(result.row or result.nodeid or result.name)
     location: dict[str, Any] = {"logicalLocations": [{"fullyQualifiedName": what}]}
     if path := result.nodeid.partition("::")[0]:
         location["physicalLocation"] = {"artifactLocation": {"uri": path}, "region": {"startLine": 1}}

@@ -65,11 +65,14 @@ def summary_text(
     gate: bool,
     interrupted: str = "",
     left_out: Sequence[str] = (),
+    deselected: Sequence[str] = (),
     code: int | None = None,
 ) -> TextLine:
     """Return the verdict of a run as a line. The parameters are those of :func:`summary_line`."""
     conclusion = Conclusion.of(results, gate=gate, interrupted=interrupted, code=code)
-    text = summary_line(results, gate=gate, interrupted=interrupted, left_out=left_out, code=code)
+    text = summary_line(
+        results, gate=gate, interrupted=interrupted, left_out=left_out, deselected=deselected, code=code
+    )
     return TextLine(text, conclusion.outcome)
 
 

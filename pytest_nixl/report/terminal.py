@@ -17,6 +17,7 @@ from pytest_nixl.cluster.placement import Placement
 from pytest_nixl.core import units
 from pytest_nixl.core.own_version import own_version
 from pytest_nixl.core.strict import printable
+from pytest_nixl.host import library_versions
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.model.conclusion import known_limits_line, summary_line
 from pytest_nixl.model.results import Result
@@ -26,6 +27,7 @@ from pytest_nixl.model.verdicts import Outcome, TextLine
 from pytest_nixl.nixl.backends import with_driver_standin
 from pytest_nixl.report.comparison import lines as comparison_lines
 from pytest_nixl.report.table import measured_lines, summary_text, wrong_lines
+from pytest_nixl.session.completeness import completeness_of
 from pytest_nixl.session.levels import left_out_line
 from pytest_nixl.session.options import given_options
 from pytest_nixl.session.run import Run, exit_code
@@ -42,20 +44,21 @@ _UNKNOWN = "of unknown version"
 _COLOURS = {Outcome.PASS: "green", Outcome.WARN: "yellow", Outcome.FAIL: "red", Outcome.SKIP: "yellow"}
 
 
-def header(settings: Settings, placement: Placement, *, everything: bool) -> Iterator[str]:
+def header(settings: Settings, placement: Placement, verbosity: int) -> Iterator[str]:
     """Yield the settings that are not the default in one line, and what else a reader has to know before the run.
 
-    :param everything: whether to yield each setting with its source instead, one in a line.
+    :param verbosity: that of pytest: from 2 (``-vv``) each setting has a line of its own, with its source.
     """
     nixl = installed_nixl()
-    versions = f"pytest-nixl {own_version()}, {f'NIXL {nixl}' if nixl else 'no NIXL'}"
-    if everything:
+    ucx = library_versions.ucx(os.environ)[0] if nixl else ""
+    versions = f"pytest-nixl {own_version()}, {f'NIXL {nixl}' if nixl else 'no NIXL'}{f', UCX {ucx}' if ucx else ''}"
+    if verbosity > 1:
         yield f"{versions}:"
         for line in setting_lines(settings):
             yield f"  {line}"
     else:
         changed = ", ".join(changed_settings(settings)) or "each setting has its default"
-        yield f"{versions}: {changed} (-v: all settings)"
+        yield f"{versions}: {changed} (-vv: all settings)"
         for line in settings.ignored:
             yield f"  {line}"
     if not nixl:
@@ -124,12 +127,14 @@ def write_report(terminal: pytest.TerminalReporter, run: Run) -> None:
 
 def _summary(run: Run) -> TextLine:
     left_out = not_chosen(run.collected.suites) if run.settings.gate else ()
+    deselected = completeness_of(run).deselected if run.settings.gate else ()
     found = run.found
     return summary_text(
         found.results,
         gate=run.settings.gate,
         interrupted=found.interrupted,
         left_out=left_out,
+        deselected=deselected,
         code=exit_code(run.config),
     )
 
@@ -148,7 +153,8 @@ def _write(terminal: pytest.TerminalReporter, shown: Iterable[TextLine]) -> None
 def report_if_left_out(config: pytest.Config, run: Run) -> None:
     """Write the report if pytest has not written it, as happens after SIGTERM and after a crash."""
     terminal: pytest.TerminalReporter | None = config.pluginmanager.get_plugin("terminalreporter")
-    if terminal is not None and not config.stash.get(_REPORTED, False) and run.usable:
+    refused = exit_code(config) == pytest.ExitCode.USAGE_ERROR  # pytest's last line says why
+    if terminal is not None and not config.stash.get(_REPORTED, False) and run.usable and not refused:
         write_report(terminal, run)
 
 

@@ -13,8 +13,6 @@ import pytest
 from pytest_nixl.model.samples import Samples, percentile
 
 if TYPE_CHECKING:
-    from pytest_nixl.measure.kv_link import KvLink
-    from pytest_nixl.measure.link import Link
     from pytest_nixl.model.figure import Figure
     from pytest_nixl.nixl.agent import NixlAgent
 
@@ -98,9 +96,9 @@ def record_timed_figures(benchmark: Any, clock: ReplayClock, figures: Sequence[F
         one.pedantic(_nothing, rounds=len(figure.rounds), iterations=1, warmup_rounds=0)
 
 
-def versions_of(link: Link | KvLink) -> dict[str, str]:
-    """Return the versions that the workers of a link report. The target's is included only if it differs."""
-    here, there = (worker_versions([end]) for end in (link.initiator, link.target))
+def versions_of(initiator: NixlAgent, target: NixlAgent) -> dict[str, str]:
+    """Return the versions that the workers of a pair of agents report. The target's is included only if it differs."""
+    here, there = (worker_versions([end]) for end in (initiator, target))
     return {**here, **{f"target_{name}": text for name, text in there.items() if here.get(name) != text}}
 
 

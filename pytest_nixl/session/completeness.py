@@ -15,6 +15,7 @@ import pytest
 
 from pytest_nixl.core.signals import sigterm_ends_in_order, what_ended
 from pytest_nixl.model.verdicts import INTERRUPTED
+from pytest_nixl.session.levels import left_out_of
 from pytest_nixl.session.outcome import check_of
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class Completeness:
         self._run = run
         self._planned = 0
         self._planned_checks: set[str] = set()
+        self._deselected: set[str] = set()
         self._ended: set[str] = set()
         #: Tests that pytest reported as failed or in error, and files that it could not collect.
         self.failed: set[str] = set()
@@ -49,6 +51,15 @@ class Completeness:
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self._planned = max(self._planned, len(session.items))
         self._planned_checks = {item.nodeid for item in session.items if check_of(item) is not None}
+
+    def pytest_deselected(self, items: Iterable[pytest.Item]) -> None:
+        self._deselected.update(check for item in items if (check := check_of(item)) is not None)
+
+    @property
+    def deselected(self) -> list[str]:
+        """The ids of the checks of which each test was deselected, such as by ``-k``, and not by the level."""
+        ran = {result.check for result in self._run.found.results}
+        return sorted(self._deselected - ran - left_out_of(self._run.config).keys())
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:

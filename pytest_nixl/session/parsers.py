@@ -283,7 +283,9 @@ def parse_store(text: str) -> str:
 def parse_reports(text: str) -> tuple[str, ...]:
     """Parse paths of reports, separated by commas.
 
-    :raises ValueError: if a path has an unknown ending or its directory does not exist.
+    The directory of a report is created when the report is written, as that of ``--junit-xml`` is.
+
+    :raises ValueError: if a path has an unknown ending or its directory cannot be created.
     """
     from pytest_nixl.core.extensions import REPORT_FORMATS
 
@@ -292,8 +294,11 @@ def parse_reports(text: str) -> tuple[str, ...]:
     for path in paths:
         if not report_ending(os.path.basename(path), endings):
             raise ValueError(f"{path!r} does not end with one of {', '.join(endings)}")
-        if not os.path.isdir(os.path.dirname(path) or "."):
-            raise ValueError(f"there is no directory {os.path.dirname(path)!r}")
+        folder = os.path.abspath(os.path.dirname(path))
+        while not os.path.exists(folder):
+            folder = os.path.dirname(folder)
+        if not os.path.isdir(folder):
+            raise ValueError(f"{path!r} cannot be written, because {folder!r} is not a directory")
     return paths
 
 

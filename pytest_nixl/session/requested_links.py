@@ -120,9 +120,10 @@ def row_of(item: pytest.Item) -> RowKey | None:
     callspec = getattr(item, "callspec", None)
     params: dict[str, Any] = callspec.params if callspec is not None else {}
     for value in params.values():
-        if isinstance(value, LinkParam):
-            return value.key(params["block"], params.get("batch", 1), params.get("depth", 1))
-        key = value if isinstance(value, RowKey) else getattr(value, "key", None)
+        key = getattr(value, "key", value)
         if isinstance(key, RowKey):
             return key
-    return None
+    link = params.get("nixl_link")
+    if not isinstance(link, LinkParam):
+        return None
+    return link.key(params["block"], params.get("batch", 1), params.get("depth", 1))

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Collection, Mapping
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -23,26 +25,75 @@ def suites_folder() -> Path:
     return inside if inside.is_dir() else package.parent / "suites"
 
 
+def find_pasted(words: Iterable[str], folder: Path) -> dict[str, str]:
+    """Return the name for ``--pyargs`` of each word that is a node id of the suites and no path.
+
+    With ``--pyargs`` pytest prints ``metadata/test_exchange.py::test_it``, which is no path in the user's directory.
+
+    :param words: the command line.
+    :param folder: the directory in which pytest was started.
+    """
+    found = {}
+    for word in words:
+        name, colons, test = word.partition("::")
+        if re.fullmatch(r"(\w+/)?test_\w+\.py", name) and not (folder / name).exists():
+            files = [path for path in suites_folder().glob("*/test_*.py") if path.as_posix().endswith(f"/{name}")]
+            if len(files) == 1:
+                found[word] = f"pytest_nixl.suites.{files[0].parent.name}.{files[0].stem}{colons}{test}"
+    return found
+
+
 @cache
 def suite_names() -> frozenset[str]:
     """Return the names of the suites."""
     return frozenset(folder.name for folder in suites_folder().glob("*") if (folder / "__init__.py").is_file())
 
 
+@dataclass(frozen=True)
+class SuiteCheck:
+    """A check of a suite, as its test declares it.
+
+    :param test: the test's file from the root of the clone, and its name.
+    :param level: the level from which on a run makes the check.
+    :param findings: ids of the findings that the test looks for.
+    :param text: what the check proves; the first paragraph says it in one sentence.
+    """
+
+    id: str
+    test: str
+    level: str
+    findings: tuple[str, ...]
+    text: str
+
+    @property
+    def suite(self) -> str:
+        """The suite of its test."""
+        return self.test.split("/")[1]
+
+    @property
+    def proves(self) -> str:
+        """The first paragraph of the text, in one line."""
+        return " ".join(self.text.partition("\n\n")[0].split())
+
+
+@cache
+def suite_checks() -> tuple[SuiteCheck, ...]:
+    """Return every check of every suite; none if somebody copied the package alone.
+
+    ``docs/generate.py`` lists them in a file, because it takes most of a second to import all suites.
+    """
+    path = suites_folder() / "checks.json"
+    listed = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else ()
+    return tuple(SuiteCheck(**each | {"findings": tuple(each["findings"])}) for each in listed)
+
+
 @cache
 def checks_of_suites() -> Mapping[str, frozenset[str]]:
-    """Return the ids of the checks of each suite, read from the markers in its files without importing them."""
+    """Return the ids of the checks of each suite."""
     return {
-        name: frozenset(id for file in sorted((suites_folder() / name).glob("test_*.py")) for id in _marked(file))
-        for name in sorted(suite_names())
+        name: frozenset(check.id for check in suite_checks() if check.suite == name)
+        for name in dict.fromkeys(check.suite for check in suite_checks())
     }
-
-
-def _marked(file: Path) -> list[str]:
-    """Return the ids in the ``nixl_check("id")`` calls of a file."""
-    calls = [node for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
-    marks = [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == "nixl_check"]
-    return [str(mark.args[0].value) for mark in marks if mark.args and isinstance(mark.args[0], ast.Constant)]
 
 
 def suite_of(path: Path) -> str | None:

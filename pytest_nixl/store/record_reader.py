@@ -8,10 +8,12 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from pytest_nixl.core.plain import from_plain
+from pytest_nixl.core.redaction import hide_all, recorded, redact
 from pytest_nixl.core.untrusted_file import read_regular
 from pytest_nixl.model.results import PERCENTILES, Result, RowSummary
 from pytest_nixl.model.row_key import RowKey
@@ -99,12 +101,19 @@ def parse_json(text: bytes) -> Any:
     return data
 
 
+class ReportFileError(ValueError):
+    """A file is a report of a run that ``--nixl-report`` wrote, and not the run's record."""
+
+
 def parse_recorded(data: Any, source: str) -> RecordedRun:
     """Read a run from the JSON values of a record.
 
     :param source: the path of the record, for messages.
     :raises ValueError: as :func:`read_recorded`.
     """
+    by = (data.get("written_by") or data.get("generatedBy")) if isinstance(data, dict) else None
+    if isinstance(by, str) and by.startswith("pytest-nixl "):
+        raise ReportFileError(f"{source} is a report of a run, and not the run's record: expected {RECORD_FORM}")
     try:
         found = _parse(data, source)
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
@@ -137,12 +146,24 @@ def _parse(data: Any, source: str) -> RecordedRun:
     return RecordedRun(
         source=source,
         when=when,
-        provenance=provenance,
+        provenance=_hidden(provenance),
         rows=rows,
-        results=tuple(Result.from_plain(one) for one in ours.get("results", ())),
-        notes=tuple(str(note) for note in ours.get("notes", ())),
-        interrupted=str(ours.get("interrupted", "")),
+        results=tuple(Result.from_plain(hide_all(one, _hide)) for one in ours.get("results", ())),
+        notes=tuple(_hide(str(note)) for note in ours.get("notes", ())),
+        interrupted=_hide(str(ours.get("interrupted", ""))),
     )
+
+
+def _hidden(provenance: Provenance) -> Provenance:
+    """Hide the secrets that an older version recorded, because it knew fewer shapes and names of secrets."""
+    plain = hide_all(provenance.plain(), _hide)
+    plain["environment"] = {name: recorded(name, value) for name, value in provenance.environment.items()}
+    return from_plain(Provenance, plain)
+
+
+@lru_cache(maxsize=1 << 14)  # most texts of a record are those of other results and records too
+def _hide(text: str) -> str:
+    return redact(text)
 
 
 def _rows(records: Any) -> Iterator[tuple[RowKey, RowSummary]]:

@@ -24,7 +24,7 @@ from typing import Any
 
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.store.index import FEWEST_NEW, INDEX, Index, IndexEntry, read_index, summary
-from pytest_nixl.store.record_reader import RECORD_FORM, RecordedRun, read_recorded
+from pytest_nixl.store.record_reader import RECORD_FORM, RecordedRun, ReportFileError, read_recorded
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Store:
             run, fault = _read(path)
             if run is not None:
                 found.append(run)
-            else:
+            elif fault:
                 skipped.append(f"skipped: {path}{fault}")
         return sorted(found, key=lambda run: run.order), skipped
 
@@ -80,7 +80,7 @@ class Store:
                 new += 1
             if entry.run is not None:
                 found.append(replace(entry.run, source=str(path)))
-            else:
+            elif entry.fault:
                 skipped.append(f"skipped: {path}{entry.fault}")
             entries[path.name] = entry
         if new >= FEWEST_NEW:
@@ -107,6 +107,8 @@ def _read(path: Path) -> tuple[RecordedRun | None, str]:
         return read_recorded(path), ""
     except OSError as error:
         return None, f" cannot be read ({error.strerror})"
+    except ReportFileError:
+        return None, ""  # --nixl-report may write into the store
     except ValueError as error:
         return None, str(error).removeprefix(str(path))
 

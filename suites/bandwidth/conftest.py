@@ -10,7 +10,7 @@ from itertools import product
 import pytest
 
 from pytest_nixl import Cluster, RowKey, Run, SessionEtcd, Settings, format_size, supervisor
-from pytest_nixl.checks.cold_rows import cold_rows
+from pytest_nixl.checks.bandwidth.cold_rows import cold_rows
 from pytest_nixl.checks.nixlbench.command import label
 from pytest_nixl.checks.nixlbench.programs import Nixlbench
 from pytest_nixl.checks.nixlbench.row import JudgedRow

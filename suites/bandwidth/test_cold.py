@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from pytest_nixl import Judgement, Link, Samples, Settings, WorkerPairs
-from pytest_nixl.checks.cold_rows import LinkRow, cold_link
+from pytest_nixl.checks.bandwidth.cold_rows import LinkRow, cold_link
 
 
 @pytest.mark.nixl_check("bandwidth-cold", level="extended")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from pytest_nixl import Cluster, Judgement, Profile, Run, Settings, WorkerPairs
-from pytest_nixl.checks.gpus_together import judge_gpus_together
+from pytest_nixl.checks.bandwidth.gpus_together import judge_gpus_together
 
 
 @pytest.mark.nixl_check("gpus-together")

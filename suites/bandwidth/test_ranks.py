@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from pytest_nixl import Cluster, Judgement, Link, Run, Samples, Settings, WorkerPairs
-from pytest_nixl.checks.ranks_together import judge_culprit, judge_pairs_together
+from pytest_nixl.checks.bandwidth.ranks_together import judge_culprit, judge_pairs_together
 
 
 @pytest.mark.nixl_check("rank-to-blame")

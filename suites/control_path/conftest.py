@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_nixl import Agents, LocalHost, Settings, supervisor
-from pytest_nixl.checks.control_path import ControlPath
+from pytest_nixl.checks.control_path.check import ControlPath
 
 from ..metadata.conftest import agents, agents_meet, namespace
 

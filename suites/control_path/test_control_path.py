@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from pytest_nixl import Figure, Judgement, Settings
-from pytest_nixl.checks.control_path import (
+from pytest_nixl.checks.control_path.check import (
     COUNTS,
     EXTENDED_SIZES,
     PAGE,

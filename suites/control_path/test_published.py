@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from pytest_nixl import Figure, Judgement, NixlPluginError, Settings, wait_until
-from pytest_nixl.checks.control_path import describe_oversize, find_all, refusal_of, regions_of, register_regions
+from pytest_nixl.checks.control_path.check import describe_oversize, find_all, refusal_of, regions_of, register_regions
 
 from ..conftest import FindingFixture
 from ..metadata.namespace import Namespace, complaint

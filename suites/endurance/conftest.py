@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_nixl import Agents, Figure, Judgement, LocalHost, Settings, supervisor, wait_until
-from pytest_nixl.checks.endurance import AGENT_HEAP_BESIDE_GPU, CYCLES, Endurance, endure, judge_endurance
+from pytest_nixl.checks.endurance.check import CYCLES, HEAP_WITHOUT_CONTEXT, Endurance, endure, judge_endurance
 
 from ..metadata.conftest import agents, agents_meet, namespace
 
@@ -46,7 +46,10 @@ def endured(
                     return namespace.client.count_prefix(f"{namespace.name}/")
 
             if cycle == "agent" and agent.worker.call("devices")["devices"]:
-                kind = replace(kind, heap=AGENT_HEAP_BESIDE_GPU)
+                if any("VRAM" in str(pair) for pair in nixl_settings.memory):
+                    agent.worker.call("activate", device=0)
+                else:
+                    kind = replace(kind, heap=kind.heap + HEAP_WITHOUT_CONTEXT)
             endurance = Endurance(agent, kind, agent_backend, nixl_settings.duration, published)
             figures = endure(endurance, profile.bounds)
             return figures, judge_endurance(record_figures(figures, kind.limits), endurance)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_nixl import Judgement, NotApplicableError, shake_hands
-from pytest_nixl.checks.endurance import kept_sockets
+from pytest_nixl.checks.endurance.check import kept_sockets
 
 if TYPE_CHECKING:
     from ..conftest import FindingFixture

@@ -19,7 +19,7 @@ from pytest_nixl import (
     between_agents,
     supervisor,
 )
-from pytest_nixl.checks.misuse import (
+from pytest_nixl.checks.faults.misuse import (
     KINDS,
     SURVIVED,
     judge_misuses,

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_nixl import Agents, Judgement, LocalHost, NotApplicableError, Settings, between_agents, supervisor
-from pytest_nixl.checks.threads import (
+from pytest_nixl.checks.faults.threads import (
     LOCKED,
     PROCESSES,
     create_in_threads,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_nixl import Agents, Cluster, Judgement, NotApplicableError, Settings, between_agents
-from pytest_nixl.checks.fault_outcome import FaultOutcome, fault_reason, judge_faults, without
-from pytest_nixl.checks.transfer_faults import WITHOUT_TRANSFERS, environments, make_fault
+from pytest_nixl.checks.faults.outcome import FaultOutcome, fault_reason, judge_faults, without
+from pytest_nixl.checks.faults.transfers import WITHOUT_TRANSFERS, environments, make_fault
 
 if TYPE_CHECKING:
     from suites.conftest import FindingFixture
@@ -51,7 +51,6 @@ def make(nixl_settings: Settings, agent_backend: str, nixl_cluster: Cluster) -> 
 
 
 @pytest.mark.nixl_check("transfer-target-killed")
-@pytest.mark.nixl_concurrent
 def test_the_initiator_is_told_that_its_target_died(make: Make, verdict: Decide, finding: FindingFixture) -> None:
     """Transfers to a target that is killed end in an error, and the initiator writes correct bytes to a third agent."""
     outcomes = make("target-killed", usual_transport=True)

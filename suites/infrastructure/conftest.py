@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,14 @@ from pytest_nixl.checks.doctor.ranks import everywhere
 
 #: Runs a check by its id.
 Ask = Callable[[str], Judgement]
+#: The checks of the doctor that judge the etcd of this run, and those whose own test does more than read facts.
+OF_ETCD = ("etcd-version", "etcd-latency", "etcd-clock")
+OWN_TEST = ("nixl-loads", "backend-loads", "etcd-answers", "telemetry-in-process")
+
+
+def asked(checks: Iterable[str]) -> list[Any]:
+    """Return the parameters of a test that asks checks of the doctor by their ids."""
+    return [pytest.param(id, id=id, marks=pytest.mark.nixl_check(id, level="quick")) for id in checks]
 
 
 @pytest.fixture(scope="session")

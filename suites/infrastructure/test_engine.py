@@ -25,11 +25,3 @@ def test_engines_can_read_the_telemetry_of_a_transfer(
     if not raises and judged.verdict is not Verdict.PASS:
         verdict(judged)
     finding("NIXL-TELEMETRY-OFF-RAISES", raises, judged.reason, affects=True)
-
-
-@pytest.mark.nixl_check("engine-backend-fits", level="quick")
-def test_engines_use_the_backend_that_is_validated(
-    ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]
-) -> None:
-    """Engines use the backend that this run validates, as far as variables say it, and one that fits the host."""
-    verdict(ask("engine-backend-fits"))

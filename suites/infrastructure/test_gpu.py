@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Are all GPUs present and healthy, and can other GPUs and the network cards access their memory?"""
+"""Does NIXL take GPU memory for GPU memory?"""
 
 from __future__ import annotations
 
@@ -22,78 +22,6 @@ from pytest_nixl import (
 
 if TYPE_CHECKING:
     from suites.conftest import FindingFixture
-
-
-@pytest.mark.nixl_check("gpus", level="quick")
-def test_every_gpu_is_there(ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]) -> None:
-    """The host has the number and model of GPUs that the profile says."""
-    verdict(ask("gpus"))
-
-
-@pytest.mark.nixl_check("gpu-driver", level="quick")
-def test_the_driver_suits_nixl(ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]) -> None:
-    """The driver has the same version as its libraries, and is new enough for NIXL's CUDA version."""
-    verdict(ask("gpu-driver"))
-
-
-@pytest.mark.nixl_check("ucx-cuda", level="quick")
-def test_ucx_finds_its_cuda_libraries(ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]) -> None:
-    """UCX finds every library that its CUDA modules need."""
-    verdict(ask("ucx-cuda"))
-
-
-@pytest.mark.nixl_check("gpu-p2p", level="quick")
-def test_every_gpu_reaches_every_other(ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]) -> None:
-    """Every GPU can read every other's memory."""
-    verdict(ask("gpu-p2p"))
-
-
-@pytest.mark.nixl_check("gpu-nvlink", level="quick")
-def test_every_gpu_has_its_nvlinks(ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]) -> None:
-    """Every GPU has the same number of active NVLinks."""
-    verdict(ask("gpu-nvlink"))
-
-
-@pytest.mark.nixl_check("gpu-direct", level="quick")
-def test_network_cards_reach_gpu_memory(ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]) -> None:
-    """Network cards access GPU memory by DMA-BUF, nvidia_peermem or EFA's own driver."""
-    verdict(ask("gpu-direct"))
-
-
-@pytest.mark.nixl_check("gdrcopy", level="quick")
-def test_gdrcopy_is_there(ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]) -> None:
-    """GDRCopy is usable for small messages."""
-    verdict(ask("gdrcopy"))
-
-
-@pytest.mark.nixl_check("gpu-xid", level="quick")
-def test_no_gpu_reported_an_error(ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]) -> None:
-    """The kernel's log has no Xid error."""
-    verdict(ask("gpu-xid"))
-
-
-@pytest.mark.nixl_check("gpu-ecc", level="quick")
-def test_no_gpu_has_an_uncorrected_error(ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]) -> None:
-    """No GPU has an uncorrectable memory error."""
-    verdict(ask("gpu-ecc"))
-
-
-@pytest.mark.nixl_check("gpu-bar1", level="quick")
-def test_the_bus_reaches_all_gpu_memory(ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]) -> None:
-    """BAR1 of every GPU covers its memory."""
-    verdict(ask("gpu-bar1"))
-
-
-@pytest.mark.nixl_check("gpu-persistence", level="quick")
-def test_the_driver_stays_loaded(ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]) -> None:
-    """The driver stays loaded while no process uses a GPU."""
-    verdict(ask("gpu-persistence"))
-
-
-@pytest.mark.nixl_check("gpu-nics", level="quick")
-def test_every_gpu_has_its_network_cards(ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]) -> None:
-    """Every GPU has as many network cards near it as the profile says."""
-    verdict(ask("gpu-nics"))
 
 
 @pytest.mark.nixl_check("vram-known", level="quick")

@@ -9,7 +9,6 @@ from pytest_nixl import NixlAgent, Settings, between_agents
 
 
 @pytest.mark.nixl_check("nixl-loads", level="quick")
-@pytest.mark.nixl_concurrent
 def test_nixl_loads(nixl_agent: NixlAgent) -> None:
     """A worker can import NIXL and create an agent that finds its plugins."""
     assert nixl_agent.get_plugin_list(), "the agent finds no plugin"
@@ -17,7 +16,6 @@ def test_nixl_loads(nixl_agent: NixlAgent) -> None:
 
 
 @pytest.mark.nixl_check("backend-loads", level="quick")
-@pytest.mark.nixl_concurrent
 def test_every_requested_backend_loads(nixl_agent: NixlAgent, nixl_settings: Settings) -> None:
     """NIXL has a plugin for each backend of --nixl-backend, can create it, and moves host memory with it."""
     [made, *_] = between_agents(nixl_settings.backend) or nixl_settings.backend  # the backend of nixl_agent

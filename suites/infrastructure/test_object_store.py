@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from pytest_nixl import Agents, Cluster, Judgement, Settings
-from pytest_nixl.checks.object_store import judge_object_store
+from pytest_nixl.checks.storage.check import judge_object_store
 
 
 @pytest.mark.nixl_check("object-store", level="quick")

@@ -23,7 +23,7 @@ from pytest_nixl import (
     between_agents,
     supervisor,
 )
-from pytest_nixl.checks.kv_requests import (
+from pytest_nixl.checks.kv_cache.check import (
     EXTENDED_WAYS,
     STANDARD_WAYS,
     KvLaunches,

@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 
 from pytest_nixl import Cluster, Judgement, NotApplicableError, Run, Settings, between_agents
-from pytest_nixl.checks.kv_post import judge_posts, measure_posts
+from pytest_nixl.checks.kv_cache.post import judge_posts, measure_posts
 
 
 @pytest.mark.nixl_check("kv-post-scaling", level="extended")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from pytest_nixl import Judgement
-from pytest_nixl.checks.kv_requests import KvRequestKind
+from pytest_nixl.checks.kv_cache.check import KvRequestKind
 
 #: Moves the blocks of one kind of request, and judges it.
 Move = Callable[[KvRequestKind | None], Judgement]

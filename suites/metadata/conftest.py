@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from pytest_nixl import (
     Agents,
     Cluster,
     EtcdFixture,
+    EtcdProxy,
     LocalHost,
     NixlPluginError,
     NotApplicableError,
@@ -22,11 +24,14 @@ from pytest_nixl import (
     shake_hands,
     supervisor,
 )
+from pytest_nixl.fixtures.etcd import opened_etcd
 
+from ..early import Play, started_scenes
 from .namespace import Namespace
 
 if TYPE_CHECKING:
-    from pytest_nixl import EtcdProxy, ProxyClient
+    from pytest_nixl import ProxyClient
+    from pytest_nixl.etcd_servers.sources import SessionEtcd
 
 
 #: The time for which LIBFABRIC blocks to wait for another agent's handshake when it loads metadata, in seconds.
@@ -48,29 +53,64 @@ def agents(
     nixl_settings: Settings, agent_backend: str, agent_progress: str, nixl_etcd_proxy: Callable[[str], EtcdProxy]
 ) -> Iterator[Agents]:
     """Agents of one requested backend in separate workers, which end with the test, before their proxies to etcd."""
-    seconds = nixl_settings.timeout + (HANDSHAKE_SECONDS if shake_hands([agent_backend]) else 0)
-    one = replace(nixl_settings, backend=(agent_backend,), progress_thread=(agent_progress,), timeout=seconds)
+    with _agents(nixl_settings, agent_backend, agent_progress) as started:
+        yield started
+
+
+@contextmanager
+def _agents(settings: Settings, backend: str, progress: str) -> Iterator[Agents]:
+    seconds = settings.timeout + (HANDSHAKE_SECONDS if shake_hands([backend]) else 0)
+    one = replace(settings, backend=(backend,), progress_thread=(progress,), timeout=seconds)
     with Agents(LocalHost(supervisor()), one) as started:
         yield started
 
 
 @pytest.fixture
-def namespace(nixl_etcd: EtcdFixture, agents: Agents, nixl_settings: Settings, nixl_cluster: Cluster) -> Namespace:
+def namespace(nixl_etcd: EtcdFixture, agents: Agents, nixl_cluster: Cluster) -> Namespace:
     """A namespace in the run's etcd under the test's own prefix, with agents on all ranks of the run.
 
     :raises NixlPluginError: NIXL cannot use that etcd; without this error every step would wait for its deadline.
     """
-    encrypted = any(member.startswith("https://") for member in nixl_etcd.client.endpoints)
-    if encrypted or nixl_settings.etcd_user or "@" in nixl_etcd.endpoint:
+    return _namespace(nixl_etcd, agents, nixl_cluster)
+
+
+def _namespace(etcd: EtcdFixture, agents: Agents, cluster: Cluster) -> Namespace:
+    encrypted = any(member.startswith("https://") for member in etcd.client.endpoints)
+    if encrypted or agents.settings.etcd_user or "@" in etcd.endpoint:
         raise NixlPluginError(
-            f"NIXL cannot use the etcd at {redact(nixl_etcd.endpoint)}: NIXL speaks plaintext and sends no password",
+            f"NIXL cannot use the etcd at {redact(etcd.endpoint)}: NIXL speaks plaintext and sends no password",
             "run `etcd grpc-proxy start` with the certificates on the agents' hosts, and set --nixl-etcd to its "
             "http:// address; for an etcd with a password there is no remedy",
         )
-    name = nixl_etcd.prefix.rstrip("/")
+    name = etcd.prefix.rstrip("/")
     # If agents cannot use the ranks' etcd, this run's etcd is on rank 0's host, and so are all agents.
-    hosts = nixl_cluster.hosts[: nixl_cluster.ranks] if nixl_cluster.etcd() is not None else ()
-    return Namespace(agents, nixl_etcd.client, nixl_etcd.endpoint, name, agents.settings.timeout, hosts)
+    hosts = cluster.hosts[: cluster.ranks] if cluster.etcd() is not None else ()
+    return Namespace(agents, etcd.client, etcd.endpoint, name, agents.settings.timeout, hosts)
+
+
+@pytest.fixture(scope="package")
+def scenes(
+    request: pytest.FixtureRequest, nixl_settings: Settings, nixl_etcd_server: SessionEtcd, nixl_cluster: Cluster
+) -> Iterator[Play]:
+    """Return a function that plays a scene with agents in a namespace of their own, and a proxy to its etcd."""
+
+    def play(scene: Callable[[Namespace, ProxyClient], Any], backend: str, progress: str) -> Any:
+        with (
+            opened_etcd(nixl_etcd_server, scene.__name__) as etcd,
+            EtcdProxy(etcd.endpoint.split(",")[0]) as proxy,
+            _agents(nixl_settings, backend, progress) as agents,
+        ):
+            return scene(_namespace(etcd, agents, nixl_cluster), proxy.client("agents"))
+
+    usual = (*between_agents(nixl_settings.backend)[:1], nixl_settings.progress_thread[0])
+    with started_scenes(request.session, __package__, play, *usual) as result_of:
+        yield result_of
+
+
+@pytest.fixture
+def early(scenes: Play, agent_backend: str, agent_progress: str) -> Play:
+    """Return a function that returns the result of a scene, which was started early if possible."""
+    return lambda scene: scenes(scene, agent_backend, agent_progress)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from pytest_nixl import BACKENDS, Agents, Cluster, Judgement, Run, Settings
-from pytest_nixl.checks.several_backends import add_storage, backends_of, judge_uses, use_each
+from pytest_nixl.checks.metadata.several_backends import add_storage, backends_of, judge_uses, use_each
 
 
 @pytest.mark.nixl_check("several-backends", level="extended")

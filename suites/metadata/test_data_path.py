@@ -15,6 +15,7 @@ from .namespace import Namespace, comes_true, complaint, knows
 if TYPE_CHECKING:
     from pytest_nixl import ProxyClient
     from suites.conftest import FindingFixture
+    from suites.early import Play
 
 TRANSFERS = 25
 #: The time for an agent to learn of a removal, in seconds. It takes some 10 ms, and on a busy machine 2 s.
@@ -22,7 +23,7 @@ NOTICED = 5.0
 
 
 @pytest.mark.nixl_check("data-path-without-etcd")
-@pytest.mark.nixl_concurrent
+@pytest.mark.usefixtures("early")
 def test_transfers_do_not_touch_etcd(namespace: Namespace, way: ProxyClient) -> None:
     """Transfers send no request through the proxy to etcd that both agents use, and continue while it is cut."""
     publisher, finder = namespace.reached_by(way.endpoint).start("publisher", "finder")
@@ -43,7 +44,6 @@ def test_transfers_do_not_touch_etcd(namespace: Namespace, way: ProxyClient) -> 
 
 
 @pytest.mark.nixl_check("metadata-while-etcd-is-away")
-@pytest.mark.nixl_concurrent
 def test_an_agent_is_told_that_nothing_was_published(
     namespace: Namespace, way: ProxyClient, finding: FindingFixture
 ) -> None:
@@ -65,12 +65,8 @@ def test_an_agent_is_told_that_nothing_was_published(
     finding("NIXL-ETCD-SILENT-FAILURE", silent, f"with etcd cut off, send_local_metadata() {told}")
 
 
-@pytest.mark.nixl_check("metadata-fetch-after-etcd-was-away")
-@pytest.mark.nixl_concurrent(waits=5)
-def test_an_agent_fetches_again_when_etcd_is_back(
-    namespace: Namespace, way: ProxyClient, finding: FindingFixture
-) -> None:
-    """A fetch fails while etcd cannot be reached, and the next fetch succeeds when etcd is back."""
+def fetch_after_cut(namespace: Namespace, way: ProxyClient) -> tuple[bool, str]:
+    """Return whether fetches stay stuck after a fetch with etcd cut off, and what was seen."""
     (publisher,), (finder,) = namespace.start("publisher"), namespace.reached_by(way.endpoint).start("finder")
     namespace.publish(publisher)
     way.cut()
@@ -90,20 +86,21 @@ def test_an_agent_fetches_again_when_etcd_is_back(
 
     back = comes_true(found, seconds=NOTICED)
     finder.worker.kill()  # it would not end otherwise
-    finding(
-        "NIXL-ETCD-FETCH-STUCK",
-        not back,
+    return not back, (
         f"after a fetch with etcd cut off, fetches {'succeed again' if back else 'did not succeed'} with etcd back: "
-        f"{len(way.requests) - asked} requests in {NOTICED:g} s; NIXL wrote: {complaint(finder)}",
+        f"{len(way.requests) - asked} requests in {NOTICED:g} s; NIXL wrote: {complaint(finder)}"
     )
 
 
-@pytest.mark.nixl_check("metadata-invalidation-after-etcd-was-away")
-@pytest.mark.nixl_concurrent(waits=5)
-def test_what_is_withdrawn_after_etcd_was_away_is_forgotten(
-    namespace: Namespace, way: ProxyClient, finding: FindingFixture
-) -> None:
-    """An agent whose connection to etcd was cut and restored still learns of removals."""
+@pytest.mark.nixl_check("metadata-fetch-after-etcd-was-away")
+@pytest.mark.nixl_early(scene=fetch_after_cut)
+def test_an_agent_fetches_again_when_etcd_is_back(early: Play, finding: FindingFixture) -> None:
+    """A fetch fails while etcd cannot be reached, and the next fetch succeeds when etcd is back."""
+    finding("NIXL-ETCD-FETCH-STUCK", *early(fetch_after_cut))
+
+
+def withdraw_after_cut(namespace: Namespace, way: ProxyClient) -> tuple[bool, str]:
+    """Return whether an agent that was cut off from etcd misses a removal, and what was seen."""
     (publisher,), (finder,) = namespace.start("publisher"), namespace.reached_by(way.endpoint).start("finder")
     namespace.publish(publisher)
     namespace.find(finder, publisher)
@@ -116,12 +113,17 @@ def test_what_is_withdrawn_after_etcd_was_away_is_forgotten(
     publisher.invalidate_local_metadata()
     namespace.await_gone(publisher)
     forgotten = comes_true(lambda: not knows(finder, publisher), seconds=NOTICED)
-    finding(
-        "NIXL-ETCD-WATCH-LOST",
-        not forgotten,
+    return not forgotten, (
         "etcd could not be reached for a moment, and the finder reaches it again; metadata that was removed since, it "
-        + ("forgot" if forgotten else f"still has {NOTICED:g} s later"),
+        + ("forgot" if forgotten else f"still has {NOTICED:g} s later")
     )
+
+
+@pytest.mark.nixl_check("metadata-invalidation-after-etcd-was-away")
+@pytest.mark.nixl_early(scene=withdraw_after_cut)
+def test_what_is_withdrawn_after_etcd_was_away_is_forgotten(early: Play, finding: FindingFixture) -> None:
+    """An agent whose connection to etcd was cut and restored still learns of removals."""
+    finding("NIXL-ETCD-WATCH-LOST", *early(withdraw_after_cut))
 
 
 def _publish_repeatedly(namespace: Namespace, agent: NixlAgent) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from pytest_nixl import BACKENDS, Agents, Cluster, Judgement, Run, Settings
-from pytest_nixl.checks.hierarchy import add_storage, judge_legs, move_through
+from pytest_nixl.checks.metadata.hierarchy import add_storage, judge_legs, move_through
 
 
 @pytest.mark.nixl_check("hierarchy", level="extended")

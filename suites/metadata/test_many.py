@@ -19,7 +19,6 @@ EACH, EXTENDED = 10, 50
 
 
 @pytest.mark.nixl_check("metadata-of-200-agents")
-@pytest.mark.nixl_concurrent
 def test_many_agents_find_each_other(
     namespace: Namespace,
     agent_backend: str,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pytest_nixl import Cluster, Judgement, NotApplicableError, Profile, Run, Samples, Settings
-from pytest_nixl.checks.traffic_patterns import (
+from pytest_nixl.checks.pattern.check import (
     NOTHING,
     REMEDY,
     FlowRow,

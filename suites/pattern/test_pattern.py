@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from pytest_nixl import Cluster, Figure, Judgement
-from pytest_nixl.checks.traffic_patterns import (
+from pytest_nixl.checks.pattern.check import (
     FlowRow,
     PatternKind,
     PatternLaunches,

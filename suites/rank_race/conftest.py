@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,9 @@ from pytest_nixl import EtcdProxy, NotApplicableError, PrivateEtcd, Settings, be
 from pytest_nixl.checks.rank_race.forkserver import ForkServer
 from pytest_nixl.checks.rank_race.race import Race
 from pytest_nixl.checks.rank_race.system_under_test import NixlbenchSubject
+from pytest_nixl.fixtures.etcd import opened_private_etcd
+
+from ..early import Play, started_scenes
 
 
 @pytest.fixture(scope="session")
@@ -25,9 +30,27 @@ def forkserver() -> Iterator[ForkServer]:
 @pytest.fixture
 def race(nixl_private_etcd: PrivateEtcd, forkserver: ForkServer) -> Iterator[Race]:
     """An etcd to disturb, a proxy to it, and claimants, which end with the test."""
-    with EtcdProxy(nixl_private_etcd.endpoint) as path:
+    with _race(nixl_private_etcd, forkserver) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="package")
+def early(request: pytest.FixtureRequest, nixl_settings: Settings, forkserver: ForkServer) -> Iterator[Play]:
+    """Return a function that plays a scene in a race of its own, which was started early if possible."""
+
+    def play(scene: Callable[[Race], Any]) -> Any:
+        with opened_private_etcd(nixl_settings) as etcd, _race(etcd, forkserver) as opened:
+            return scene(opened)
+
+    with started_scenes(request.session, __package__, play) as result_of:
+        yield result_of
+
+
+@contextmanager
+def _race(etcd: PrivateEtcd, forkserver: ForkServer) -> Iterator[Race]:
+    with EtcdProxy(etcd.endpoint) as path:
         prefix = f"/pytest-nixl/{secrets.token_hex(8)}/"
-        opened = Race(nixl_private_etcd.server, nixl_private_etcd.client, path, forkserver, prefix)
+        opened = Race(etcd.server, etcd.client, path, forkserver, prefix)
         try:
             yield opened
         finally:

@@ -22,7 +22,6 @@ def texts(nixl_private_etcd: PrivateEtcd) -> list[str]:
 
 
 @pytest.mark.nixl_check("endpoints-conform")
-@pytest.mark.nixl_concurrent
 def test_nixl_reads_every_text_as_predicted(
     texts: list[str],
     nixl_private_etcd: PrivateEtcd,
@@ -34,7 +33,6 @@ def test_nixl_reads_every_text_as_predicted(
 
 
 @pytest.mark.nixl_check("endpoint-rewrites-work")
-@pytest.mark.nixl_concurrent
 def test_suggested_rewrites_work(
     texts: list[str],
     nixl_private_etcd: PrivateEtcd,

@@ -15,7 +15,7 @@ from ranks import reports
 #: One row, and the checks of the level quick without the two that take most of its time.
 SHORT = (
     "--nixl-level=quick", "--nixl-blocks=64KiB", "--nixl-op=WRITE", "--nixl-duration=20ms",
-    "-k", "not every_variable_is_known and not memory_is_taken_for",
+    "-k", "not variables-known and not memory_is_taken_for",
 )  # fmt: skip
 #: What a user of nodes without GPU and RDMA device gives in place of the lines that are marked with "yours".
 OVER_TCP = ("--nixl-backend=UCX", "--nixl-profile=tcp-loopback", "--nixl-memory=DRAM:DRAM")
@@ -31,6 +31,7 @@ def variables(**more: str) -> dict[str, str]:
 def passed(folder: Path, hosts: Sequence[str]) -> None:
     """Assert that every rank reports that the gate is passed and that the one row was measured."""
     found = reports(folder, len(hosts), logs=".", junit="junit")
+    assert "NIXL gate" in (folder / "report.html").read_text(), "the file writes the page"
     assert [report["host"] for report in found] == list(hosts)
     for report in found:
         told = (report["verdict"], report["gate"], report["exit_code"], report["rows"], report["failing"])

@@ -60,6 +60,7 @@ class TestSlurm:
         done, results, output = self.submit(net, started, tmp_path, *OVER_TCP, *SHORT)
         assert done.code == 0, done.output + output
         assert "NIXL gate: PASS (" in output
+        assert f"next: open {results / 'report.html'}\n" in output
         assert f"pytest-nixl: exit code 0, results in {results}\n" in output
         passed(results, NODES)
 
@@ -127,6 +128,7 @@ class TestMpi:
         done = self.run(net, tmp_path, (), *SHORT)
         assert done.code == 0, done.output
         assert "NIXL gate: PASS (" in done.output
+        assert f"next: open {tmp_path / 'results' / 'report.html'}\n" in done.output
         assert f"pytest-nixl: exit code 0, results in {tmp_path / 'results'}\n" in done.output
         passed(tmp_path / "results", ("login", "login"))
 

@@ -18,10 +18,10 @@ from helpers.namespaces import Network, network, require_tools
 from ranks import Ranks, all_end_with, report_options, reports
 from servers import etcd
 
-from pytest_nixl.judge.pattern_culprit import judge_pattern_culprit, paired_again
-from pytest_nixl.judge.pattern_fairness import judge_fairness
-from pytest_nixl.measure.rank_flows import RankFlows
-from pytest_nixl.model.flow_samples import ALONE, TOGETHER, PatternKind, PatternSamples
+from pytest_nixl.checks.pattern.culprit import judge_pattern_culprit, paired_again
+from pytest_nixl.checks.pattern.fairness import judge_fairness
+from pytest_nixl.checks.pattern.rank_flows import RankFlows
+from pytest_nixl.checks.pattern.samples import ALONE, TOGETHER, PatternKind, PatternSamples
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.traffic_pattern import PatternChoice, TrafficPattern

@@ -6,7 +6,7 @@
 // - Contexts are per thread, memory belongs to a context, a copy must lie inside one allocation.
 // - A copy on a stream is made when somebody waits for it or asks for its event, not when it is issued.
 // Variables: STANDIN_GPUS (how many; 2), STANDIN_MEMORY (bytes of each; 1 GiB), STANDIN_CUDA (the CUDA version; 12090),
-// STANDIN_LOG (a file for what was done). Faults: STANDIN_NO_IPC (memory cannot be shared), STANDIN_CORRUPT (a copy of
+// STANDIN_LOG (a file for what was done), STANDIN_DMABUF (memory can be exported as DMA-BUF). Faults: STANDIN_NO_IPC (memory cannot be shared), STANDIN_CORRUPT (a copy of
 // 4 KiB and more on a stream changes a byte), STANDIN_SLOW (milliseconds that each copy on a stream takes),
 // STANDIN_LOST (a file: once it exists, every GPU is lost).
 #define _GNU_SOURCE
@@ -60,9 +60,10 @@ static u64 capacity(void) { const char *told = getenv("STANDIN_MEMORY"); return 
 static Context *current(void) { Context *c = stack[depth - 1]; return c && c->id ? c : NULL; }
 
 static void tell(const char *what, u64 much) {
+    static int log = -2;                                                   // -1: there is none
     const char *path = getenv("STANDIN_LOG");
-    FILE *log = path ? fopen(path, "ae") : NULL;
-    if (log) { fprintf(log, "%s %llu\n", what, much); fclose(log); }
+    if (log == -2) log = path ? open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0644) : -1;
+    if (log >= 0) dprintf(log, "%s %llu\n", what, much);
 }
 
 static Room *room(u64 address, u64 size) {
@@ -171,6 +172,7 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
     case 34: case 50: *value = 0; break;                                   // PCI device, domain
     case 41: *value = 1; break;                                            // unified addressing
     case 75: *value = getenv("STANDIN_CC") ? atoi(getenv("STANDIN_CC")) : 9; break;
+    case 124: *value = getenv("STANDIN_DMABUF") != NULL; break;            // DMA-BUF
     default: *value = 0;                                                   // all else: not supported
     }
     return OK;
@@ -455,6 +457,16 @@ int cuIpcCloseMemHandle(u64 address) {
     tell("close", r->size);
     leave(r);
     return OK;
+}
+
+int cuMemGetHandleForAddressRange(int *fd, u64 address, size_t size, int type, u64 flags) {
+    LOCKED;
+    Room *r = room(address, size);
+    if (!getenv("STANDIN_DMABUF")) return UNSUPPORTED;
+    if (!r || type != 1) return INVALID;                                   // 1: a file descriptor of a DMA-BUF
+    tell("dma-buf", size);
+    *fd = fcntl(r->fd, F_DUPFD_CLOEXEC, 0);
+    return *fd < 0 ? INVALID : OK;
 }
 
 // Kernels

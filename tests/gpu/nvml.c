@@ -5,8 +5,13 @@
 // STANDIN_NVLINKS (active NVLinks; 0), STANDIN_DOWN (NVLinks that are down; 0), STANDIN_ECC_ERRORS (uncorrectable ones; 0),
 // STANDIN_ECC (1), STANDIN_PERSISTENCE (1), STANDIN_BAR1 (bytes; as the memory), STANDIN_P2P (0: others' memory can be
 // read; 1: the chipset does not support it), STANDIN_CC (the compute capability, major; 9; 0: not supported).
+// STANDIN_MIG (1: MIG mode, in which no other GPU's memory can be read; 0), STANDIN_HANDLE (an error code of asking for the
+// GPU's handle; 0), STANDIN_CALLS (an error code of every call with that handle; 0).
 // For all GPUs: STANDIN_NAME, STANDIN_DRIVER (the driver's version), STANDIN_CUDA (12090), STANDIN_NVML (an error code
-// of nvmlInit, such as 18: the library and the kernel's driver have different versions).
+// of nvmlInit, such as 18: the library and the kernel's driver have different versions), STANDIN_COUNT (an error code of
+// asking how many GPUs there are). Codes of NVML's header: 4 no permission, 9 no driver, 15 the GPU is lost, 16 it needs a
+// reset, 999 unknown.
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,7 +31,7 @@ static u64 number(const char *name, int gpu, u64 usual) {
 static const char *text(const char *name, const char *usual) { const char *told = getenv(name); return told ? told : usual; }
 static int gpus(void) { return number("STANDIN_GPUS", 0, 2); }
 static int index_of(void *handle) { long i = (long)handle - 1; return i < 0 || i >= gpus() ? -1 : (int)i; }
-#define GPU(handle) int i = index_of(handle); if (i < 0) return INVALID
+#define GPU(handle) int i = index_of(handle); if (i < 0) return INVALID; if (number("STANDIN_CALLS", i, OK)) return number("STANDIN_CALLS", i, OK)
 static int say(char *to, u32 length, const char *what) { snprintf(to, length, "%s", what); return strlen(what) < length ? OK : SHORT; }
 static void pci(Pci *to, int bus) {
     memset(to, 0, sizeof *to);
@@ -44,10 +49,10 @@ const char *nvmlErrorString(int code) {
 }
 int nvmlSystemGetDriverVersion(char *to, u32 length) { return say(to, length, text("STANDIN_DRIVER", "580.95.05")); }
 int nvmlSystemGetCudaDriverVersion_v2(int *version) { return *version = number("STANDIN_CUDA", 0, 12090), OK; }
-int nvmlDeviceGetCount_v2(u32 *count) { return *count = gpus(), OK; }
+int nvmlDeviceGetCount_v2(u32 *count) { return *count = gpus(), number("STANDIN_COUNT", 0, OK); }
 int nvmlDeviceGetHandleByIndex_v2(u32 which, void **handle) {
     *handle = (void *)(long)(which + 1);
-    return index_of(*handle) < 0 ? INVALID : OK;
+    return index_of(*handle) < 0 ? INVALID : number("STANDIN_HANDLE", which, OK);
 }
 int nvmlDeviceGetHandleByIndex(u32 which, void **handle) { return nvmlDeviceGetHandleByIndex_v2(which, handle); }
 int nvmlDeviceGetName(void *handle, char *to, u32 length) {
@@ -75,7 +80,7 @@ int nvmlDeviceGetBAR1MemoryInfo(void *handle, u64 *to) {
 int nvmlDeviceGetEccMode(void *handle, u32 *now, u32 *later) { GPU(handle); return *now = *later = number("STANDIN_ECC", i, 1), OK; }
 int nvmlDeviceGetTotalEccErrors(void *handle, int kind, int since, u64 *count) {
     GPU(handle);
-    return *count = kind == 1 ? number("STANDIN_ECC_ERRORS", i, 0) : 0, OK;
+    return *count = kind == 1 ? number("STANDIN_ECC_ERRORS", i, 0) : 0, number("STANDIN_ECC", i, 1) ? OK : UNSUPPORTED;
 }
 int nvmlDeviceGetPersistenceMode(void *handle, u32 *on) { GPU(handle); return *on = number("STANDIN_PERSISTENCE", i, 1), OK; }
 int nvmlDeviceGetCudaComputeCapability(void *handle, int *major, int *minor) {
@@ -95,7 +100,12 @@ int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *handle, u32 link, Pci *to) {
     return pci(to, 0x1A + (i + 1) % gpus()), OK;
 }
 int nvmlDeviceGetNvLinkRemotePciInfo(void *handle, u32 link, Pci *to) { return nvmlDeviceGetNvLinkRemotePciInfo_v2(handle, link, to); }
-int nvmlDeviceGetP2PStatus(void *handle, void *other, int what, int *status) { GPU(handle); return *status = number("STANDIN_P2P", i, 0), OK; }
+int nvmlDeviceGetMigMode(void *handle, u32 *now, u32 *later) { GPU(handle); return *now = *later = number("STANDIN_MIG", i, 0), OK; }
+int nvmlDeviceGetP2PStatus(void *handle, void *other, int what, int *status) {
+    GPU(handle);
+    bool parts = number("STANDIN_MIG", i, 0) || number("STANDIN_MIG", index_of(other), 0);
+    return *status = parts ? 5 : number("STANDIN_P2P", i, 0), OK;                // 5: not supported
+}
 int nvmlDeviceGetGpuFabricInfoV(void *handle, void *to) { return UNSUPPORTED; }
 int nvmlDeviceGetGpuFabricInfo(void *handle, void *to) { return UNSUPPORTED; }
 int nvmlDeviceGetFieldValues(void *handle, int count, Field *fields) {

@@ -7,12 +7,15 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from xml.etree import ElementTree
+
+from helpers.forked_runs import run_forked
 
 ROOT = Path(__file__).resolve().parents[2]
 #: The rows alone; of several ranks, with what is asked of them together.
@@ -65,20 +68,47 @@ def run(
     timeout: float = 900,
     quiet: bool = True,
     plugins: Sequence[str] = (),
+    fork: bool = True,
 ) -> Finished:
-    """Run pytest with ``plugins`` and wait for its end."""
+    """Run pytest with ``plugins`` and wait for its end.
+
+    :param fork: whether it may be forked from a process that has imported Python's modules, as :func:`execute` says.
+    """
     loaded = [word for plugin in plugins for word in ("-p", plugin)]
+    with tempfile.TemporaryFile("w+") as output:
+        code = execute(
+            command(*loaded, *arguments, quiet=quiet),
+            cwd=directory, env=environment(**(env or {})), output=output, errors=output, timeout=timeout, fork=fork,
+        )  # fmt: skip
+        output.seek(0)
+        return Finished(code, output.read())
+
+
+def execute(
+    argv: Sequence[str],
+    *,
+    cwd: Path,
+    env: Mapping[str, str],
+    output: IO[str],
+    errors: IO[str],
+    timeout: float,
+    fork: bool = True,
+) -> int:
+    """Execute ``python -m pytest``, or fork it where that is the same (:mod:`helpers.forked_runs`); return its code.
+
+    :param argv: the command line, of :func:`command`.
+    :param env: all its variables.
+    """
+    if fork:
+        code = run_forked(
+            argv[3:], cwd=cwd, env=env, output=output.fileno(), errors=errors.fileno(), timeout=timeout
+        )  # fmt: skip
+        if code is not None:
+            return code
     done = subprocess.run(
-        command(*loaded, *arguments, quiet=quiet),
-        cwd=directory,
-        env=environment(**(env or {})),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=timeout,
-        check=False,
+        argv, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, timeout=timeout, check=False
     )
-    return Finished(done.returncode, done.stdout)
+    return done.returncode
 
 
 def bandwidth(*arguments: str, env: Mapping[str, str] | None = None, blocks: str = "64KiB") -> Finished:

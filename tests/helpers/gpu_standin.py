@@ -19,19 +19,32 @@ from pytest_nixl.nixl.worker.devices import make_ptx
 SOURCES = Path(__file__).parents[1] / "gpu"
 DRIVER, NVML = "libcuda.so.1", "libnvidia-ml.so.1"
 _FILES = {DRIVER: "driver.c", NVML: "nvml.c"}
+#: A script of a shell in a mount namespace of its own: it shows two GPUs and a driver in /proc to a command.
+DRIVER_TREE = """
+set -e
+mount -t tmpfs tmpfs /proc/driver
+mkdir -p /proc/driver/nvidia/gpus
+echo "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build" > /proc/driver/nvidia/version
+for bus in 1a 1b; do
+    mkdir "/proc/driver/nvidia/gpus/0000:$bus:00.0"
+    echo "Model: Stand-in" > "/proc/driver/nvidia/gpus/0000:$bus:00.0/information"
+done
+exec "$@"
+"""
 
 
-def build(folder: Path, *libraries: str) -> dict[str, str]:
+def build(folder: Path, *libraries: str, bindings: bool = True) -> dict[str, str]:
     """Compile the stand-ins, and return the variables with which a process finds them, and the log of the driver.
 
     The test is skipped, and in CI fails, on a host that has a real driver, or neither gcc nor cuda-bindings.
 
     :param folder: an empty folder.
     :param libraries: the sonames; none: all.
+    :param bindings: whether the test needs cuda-bindings, without which our workers see no GPU.
     """
     if found := real_driver() or ctypes.util.find_library("cuda"):
         lack(f"a host without a CUDA driver, which a stand-in would hide ({found})")
-    if find_spec("cuda") is None:
+    if bindings and find_spec("cuda") is None:
         lack("cuda-bindings")
     need_programs("gcc")
     for soname in libraries or _FILES:

@@ -103,7 +103,7 @@ def refuse(agent: Any, method: str) -> None:
 
 def use_what_is_unmapped(agent: Any) -> None:
     """Let the process read memory that it has given back, as the thread that receives bytes may do."""
-    from pytest_nixl.nixl.worker import fault_traffic
+    from pytest_nixl.checks.faults.worker import traffic as fault_traffic
 
     original = fault_traffic.unmap
 
@@ -123,7 +123,7 @@ def abort_in_fill(agent: Any) -> None:
 
 def end_at_unmap(agent: Any) -> None:
     """Let the process end by SIGTERM when it gives memory back."""
-    from pytest_nixl.nixl.worker import fault_traffic
+    from pytest_nixl.checks.faults.worker import traffic as fault_traffic
 
     setattr(fault_traffic, "unmap", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))  # noqa: B010
 

@@ -10,7 +10,8 @@ lives, the module's tests that take long run, because what runs in another proce
 test fails, or takes far longer than it may.
 
 Not made are changes that no test could notice: of annotations, of what only a type checker reads, of decorators'
-arguments, of log lines, of a name's time to wait (``…_SECONDS``, ``_NAP``, ``timeout=5.0``: no test may depend on it),
+arguments, of log lines, of numbers in a name's time to wait (``…_SECONDS``, ``_NAP``, ``timeout=5.0``, ``deadline = now
++ 3 * limit``: no test may depend on them),
 and of the line that starts a module as a program.
 
 Exit code 0: enough of the sample died; 1: too few did; 2: the tests fail without any change, or nothing can be chosen.
@@ -27,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import xml.etree.ElementTree as ElementTree
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -73,43 +75,43 @@ TESTS = {
     "etcd/proxy/client": "etcd/test_proxy_events etcd/test_proxy",
     "etcd/transaction": "core/test_strict etcd/test_client cluster/test_membership",
     "etcd/watch": "etcd/test_bounded_http etcd/test_client",
-    "judge/concurrent": "judge/test_gpus",
+    "judge/concurrent": "judge/test_concurrent judge/test_gpus",
     "judge/profile_image": "checks/test_doctor_image",
     "judge/profile_table": "judge/test_profiles",
-    "judge/raw": "checks/test_raw_tools",
+    "checks/raw_tools/judge": "judge/test_raw checks/test_raw_tools",
     "judge/row": "model/test_carrier_bytes model/test_machine core/test_cpu_contention",
     "measure": "measure/test_worker_pair measure/test_link",
     "nixl/worker": "processes/test_worker_process measure/test_link",
-    "nixl/worker/control_path": "nixl/test_control_path_calls checks/test_control_path",
+    "checks/control_path/worker": "nixl/test_control_path_calls checks/test_control_path",
     "nixl/worker/devices": "nixl/test_vram",
-    "nixl/worker/endurance": "checks/test_endurance",
-    "nixl/worker/fault_traffic": "checks/test_transfer_faults",
+    "checks/endurance/worker/cycles": "checks/test_endurance",
+    "checks/faults/worker/traffic": "checks/test_transfer_faults",
     "nixl/worker/files": "nixl/test_posix",
-    "nixl/worker/flow_commands": "measure/test_rank_flows",
-    "nixl/worker/flows": "measure/test_rank_flows",
+    "checks/pattern/worker/commands": "measure/test_rank_flows",
+    "checks/pattern/worker/flows": "measure/test_rank_flows",
     "nixl/worker/forks": "processes/test_worker_parent",
-    "nixl/worker/kv_commands": "measure/test_kv_link",
-    "nixl/worker/kv_requests": "measure/test_kv_link",
+    "checks/kv_cache/worker/commands": "measure/test_kv_link",
+    "checks/kv_cache/worker/requests": "measure/test_kv_link",
     "nixl/worker/memory": "nixl/test_pattern nixl/test_kv_cache measure/test_link",
-    "nixl/worker/misuse": "checks/test_misuse",
+    "checks/faults/worker/misuse": "checks/test_misuse",
     "nixl/worker/nixl_api": "model/test_nixl_releases processes/test_worker_process",
     "nixl/worker/object_stores": "nixl/test_s3_server nixl/test_store_deadlines nixl/test_obj",
     "nixl/worker/objects": "nixl/test_store_deadlines nixl/test_obj",
-    "nixl/worker/resources": "checks/test_endurance",
+    "checks/endurance/worker/resources": "nixl/test_resources checks/test_endurance",
     "nixl/worker/s3": "nixl/test_s3_server nixl/test_store_deadlines nixl/test_obj",
     "nixl/worker/s3_faults": "nixl/test_obj",
     "nixl/worker/shared_memory": "core/test_terminal_output",
-    "nixl/worker/telemetry": "checks/test_telemetry_counts",
-    "nixl/worker/threads": "checks/test_threads",
+    "checks/telemetry/worker": "checks/test_telemetry_counts",
+    "checks/faults/worker/threads": "checks/test_threads",
     "nixl/worker/tools": "processes/test_external_program",
     "nixl/worker/transfer": "measure/test_link",
     "nixl/worker/vram": "nixl/test_vram",
     "session/gate": "session/test_gate_results",
 }
 #: The names of times to wait, whose digits may change.
-WAITS = re.compile(r"seconds|nap|timeout|grace|interval$|_every$", re.IGNORECASE)
-#: The most tests that run for one change.
-MOST_TESTS = 150
+WAITS = re.compile(r"seconds|nap|timeout|deadline|grace|interval$|_every$", re.IGNORECASE)
+#: The most seconds that the tests of one change take without it. The quickest run first: most changes die at once.
+MOST_SECONDS = 20.0
 #: The tests that run for each change, and those that run for each that lived.
 QUICK, LONG = "not long and not alone and not whole and not soak", "long and not alone and not whole and not soak"
 #: The operators of cosmic-ray: of those that replace an operator by each other one, the nearest.
@@ -125,8 +127,9 @@ OPERATORS = (
     "ReplaceComparisonOperator_GtE_Gt", "ReplaceComparisonOperator_Eq_NotEq", "ReplaceComparisonOperator_NotEq_Eq",
     "ReplaceComparisonOperator_Is_IsNot", "ReplaceComparisonOperator_IsNot_Is",
 )  # fmt: skip
-#: A change has died when its tests take that many times as long as without it, and so many seconds.
-TIMES, SECONDS = 4, 60
+#: A test has noticed a change when it takes that many times as long as without it, and so many seconds. A busy machine
+#: makes all tests slower: if one is late, the same tests run without the change, and the limit grows if they are slow.
+TIMES, SECONDS = 10, 20
 #: The most seconds that the tests of a module may take without a change.
 UNCHANGED = 1800.0
 ROOT = Path(__file__).resolve().parents[2]
@@ -204,7 +207,7 @@ def tests_of(module: str) -> tuple[str, ...]:
 
 
 def waits_of(node: ast.AST) -> list[ast.expr]:
-    """Return the numbers that a node gives as times to wait: of constants, default values and keywords."""
+    """Return the numbers in what a node gives as times to wait: constants, default values, keywords and assignments."""
     named: list[tuple[str, ast.expr | None]] = []
     if isinstance(node, ast.Assign):
         for target in node.targets:
@@ -220,7 +223,13 @@ def waits_of(node: ast.AST) -> list[ast.expr]:
         given = [*node.posonlyargs, *node.args]
         named += zip([each.arg for each in given[len(given) - len(node.defaults) :]], node.defaults, strict=True)
         named += zip([each.arg for each in node.kwonlyargs], node.kw_defaults, strict=True)
-    return [value for name, value in named if isinstance(value, ast.Constant) and WAITS.search(name)]
+    return [
+        part
+        for name, value in named
+        if value is not None and WAITS.search(name)
+        for part in ast.walk(value)
+        if isinstance(part, ast.Constant)
+    ]
 
 
 def unchanging(source: str) -> list[tuple[int, int, int, int]]:
@@ -259,6 +268,57 @@ def mutants_of(module: str, seed: int) -> list[Mutant]:
             if not same:
                 places[name, line, column].append(Mutant(module, name, nth, line, column))
     return [random.Random(f"{seed} {place} {module}").choice(found) for place, found in sorted(places.items())]
+
+
+@dataclass(frozen=True)
+class Covering:
+    """Which tests run which line of which module, and the seconds that each test takes."""
+
+    lines: Mapping[str, Mapping[int, Sequence[str]]]
+    seconds: Mapping[str, float]
+
+    @classmethod
+    def read(cls, data: Path, times: Path) -> Covering:
+        """Read the data of coverage.py, with a context for each test, and the times of a JUnit report."""
+        from coverage import CoverageData
+
+        read = CoverageData(str(data))
+        read.read()
+        lines = {
+            file.rpartition("/pytest_nixl/")[2].removesuffix(".py"): {
+                line: sorted({name.rpartition("|")[0] for name in names if name})
+                for line, names in read.contexts_by_lineno(file).items()
+            }
+            for file in read.measured_files()
+        }
+        seconds = {}
+        for case in ElementTree.parse(times).iter("testcase"):
+            folder, _, inside = f"{case.get('classname')}".rpartition(".test_")
+            module, *classes = inside.split(".")
+            name = "::".join([f"{folder.replace('.', '/')}/test_{module}.py", *classes, f"{case.get('name')}"])
+            seconds[name] = float(case.get("time") or 0)
+        return cls(lines, seconds)
+
+    def tests(self, mutant: Mutant) -> tuple[list[str], float]:
+        """Return the tests that run first with a change, and the seconds that they take: those of the module first.
+
+        A line that runs when its module is imported belongs to every test of the module.
+        """
+        lines, own = self.lines.get(mutant.module, {}), tests_of(mutant.module)
+        line = next((line for line in range(mutant.line, mutant.line - 6, -1) if lines.get(line)), 0)
+        found = lines.get(line) or sorted({name for names in lines.values() for name in names})
+        names = [name for name in found if "\n" not in name]
+        names.sort(key=lambda name: (name.partition("::")[0] not in own, self.seconds.get(name, 1.0), name))
+        if not names:  # it runs in workers only, which have no coverage
+            return list(own), sum(taken for name, taken in self.seconds.items() if name.partition("::")[0] in own)
+        chosen: list[str] = []
+        total = 0.0
+        for name in names:
+            seconds = self.seconds.get(name, 1.0)
+            if not chosen or total + seconds <= MOST_SECONDS:
+                chosen.append(name)
+                total += seconds
+        return chosen, total
 
 
 class Tests:
@@ -315,27 +375,18 @@ class Tests:
             print(output)
         return "none" if "deselected" in last[0] and found is None else "failed", seconds
 
-    def covering(self, jobs: int) -> dict[str, dict[int, list[str]]] | None:
-        """Run the unit tests that are not long, and return the tests of each line of each module; None: one fails."""
-        from coverage import CoverageData
-
+    def covering(self, jobs: int) -> Covering | None:
+        """Run the unit tests that are not long, and return which tests run which line; None: one fails."""
         # Not named like the data: pytest-cov erases coverage.* first.
-        data, settings = self._folder / "coverage", self._folder / "settings.ini"
+        data, settings, times = (self._folder / name for name in ("coverage", "settings.ini", "times.xml"))
         settings.write_text(f"[run]\nsource = pytest_nixl\ndata_file = {data}\ncore = ctrace\n")
-        more = (f"-n{jobs}", "--cov", f"--cov-config={settings}", "--cov-context=test", "--cov-report=")
+        more = (f"-n{jobs}", "--cov", f"--cov-config={settings}", "--cov-context=test", "--cov-report=",
+                f"--junitxml={times}")  # fmt: skip
         result, seconds = self.run(["tests/unit"], QUICK, UNCHANGED, more=more)
         if result != "passed":
             return None
         print(f"the unit tests passed in {seconds:.0f} s", flush=True)
-        read = CoverageData(str(data))
-        read.read()
-        return {
-            file.rpartition("/pytest_nixl/")[2].removesuffix(".py"): {
-                line: sorted({name.rpartition("|")[0] for name in names if name}) for line, names in
-                read.contexts_by_lineno(file).items()
-            }
-            for file in read.measured_files()
-        }  # fmt: skip
+        return Covering.read(data, times)
 
     def unchanged(self, file: str, marks: str) -> float | None:
         """Return the seconds that a file's tests take without a change; 0: it has none; None: they fail twice."""
@@ -345,18 +396,17 @@ class Tests:
                 return seconds if result == "passed" else 0.0
         return None
 
-    def quick(self, mutant: Mutant, tests: Mapping[str, Mapping[int, list[str]]]) -> str:
+    def quick(self, mutant: Mutant, covering: Covering) -> str:
         """Return what :meth:`run` returns first with a change, of the tests that run its line."""
-        lines, own = tests.get(mutant.module, {}), tests_of(mutant.module)
-        line = next((line for line in range(mutant.line, mutant.line - 6, -1) if lines.get(line)), 0)
-        near = [name for name in lines.get(line, []) if "\n" not in name]
-        near.sort(key=lambda name: (name.partition("::")[0] not in own, name))
-        chosen = near[:MOST_TESTS] or own
-        result, _ = self.run(chosen, QUICK, SECONDS, mutant)
+        chosen, seconds = covering.tests(mutant)
+        if not chosen:
+            return "none"
+        limit = SECONDS + TIMES * seconds
+        result, _ = self.run(chosen, QUICK, limit, mutant)
         if result == "late":  # because of the change, if they take less without it
-            _, seconds = self.run(chosen, QUICK, UNCHANGED)
-            if TIMES * seconds > SECONDS:
-                result, _ = self.run(chosen, QUICK, TIMES * seconds, mutant)
+            _, now = self.run(chosen, QUICK, UNCHANGED)
+            if SECONDS + TIMES * now > limit:
+                result, _ = self.run(chosen, QUICK, SECONDS + TIMES * now, mutant)
         return result
 
     def of_mutant(self, mutant: Mutant, marks: str, seconds: Mapping[str, float | None]) -> str:
@@ -401,7 +451,7 @@ def main() -> int:
             print("these tests fail without any change")
             return 2
         for marks in (QUICK,) if options.quick else (QUICK, LONG):
-            judge = partial(tests.quick, tests=covering)
+            judge = partial(tests.quick, covering=covering)
             if marks == LONG:
                 files = sorted({file for mutant in lives for file in tests_of(mutant.module)})
                 seconds = dict(zip(files, pool.map(partial(tests.unchanged, marks=marks), files), strict=True))

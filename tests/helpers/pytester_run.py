@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
+import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from types import ModuleType
 
 import pytest
 
-from helpers.cli_run import ROOT, WITHOUT, environment
+from helpers.cli_run import ROOT, WITHOUT, environment, execute
 
 #: The plugin by the name of its module, which serves whether it is installed or not: its entry point is left out.
 PLUGIN = ("-p", "no:nixl", "-p", "pytest_nixl.plugin", *WITHOUT)
@@ -46,10 +48,12 @@ def run_pytest(
     env: Mapping[str, str] | None = None,
     plugin: tuple[str, ...] | None = None,
     in_process: bool = False,
+    fork: bool = True,
 ) -> pytest.RunResult:
     """Run pytest in ``pytester``'s directory, with none of the machine's variables that steer a run but ``env``.
 
     :param plugin: options that load the plugin; None for :data:`PLUGIN`.
+    :param fork: False for a run that looks at what is imported: it is executed.
     :param in_process: ten times as fast, and the same for a run that starts no worker and whose output goes to pytest.
     """
     if plugin is None:
@@ -71,7 +75,24 @@ def run_pytest(
                 sys.modules.update(
                     {name: module for name, module in imported.modules.items() if name not in sys.modules}
                 )
-        return pytester.runpytest_subprocess(*plugin, *arguments, timeout=600)
+        return _subprocess(pytester, [*plugin, *arguments], dict(os.environ), fork)
+
+
+def _subprocess(
+    pytester: pytest.Pytester, arguments: Sequence[str], env: Mapping[str, str], fork: bool
+) -> pytest.RunResult:
+    """Do what ``pytester.runpytest_subprocess`` does, by a process that may be forked."""
+    temporary = tempfile.mkdtemp(prefix="runpytest-", dir=pytester.path)
+    started = time.monotonic()
+    with (pytester.path / "stdout").open("w+") as output, (pytester.path / "stderr").open("w+") as errors:
+        argv = [sys.executable, "-m", "pytest", f"--basetemp={temporary}", *arguments]
+        code = execute(argv, cwd=pytester.path, env=env, output=output, errors=errors, timeout=600, fork=fork)
+        print(*argv, f"in {pytester.path}")
+        output.seek(0)
+        errors.seek(0)
+        told, complained = output.read(), errors.read()
+        print(told, complained)
+    return pytest.RunResult(code, told.splitlines(), complained.splitlines(), time.monotonic() - started)
 
 
 def parse_config(pytester: pytest.Pytester, *options: str) -> pytest.Config:

@@ -11,7 +11,7 @@ import sys
 if any(word.endswith("worker_main.py") or "/nixl/worker/" in word for word in sys.orig_argv):
     import time
 
-    from pytest_nixl.nixl.worker.kv_requests import KvRequests
+    from pytest_nixl.checks.kv_cache.worker.requests import KvRequests
 
     class SlowAgent:
         """An agent whose posts last longer, by the number of their descriptors."""

@@ -11,7 +11,7 @@ import sys
 if any(word.endswith("worker_main.py") or "/nixl/worker/" in word for word in sys.orig_argv):
     import time
 
-    from pytest_nixl.nixl.worker import control_path
+    from pytest_nixl.checks.control_path import worker as control_path
 
     class SlowAgent:
         """An agent whose registrations last longer, by the number of their regions."""

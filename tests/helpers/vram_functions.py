@@ -47,3 +47,14 @@ def register_array(agent: Any) -> str:
     registered = agent.register_memory([(address, size, device, "")], memory)
     agent.deregister_memory(registered)
     return f"{memory} {size}"
+
+
+def register_by_the_driver(agent: Any, *, size: int) -> int:
+    """Allocate memory of the first GPU without cuda-bindings, register it with LIBFABRIC, and return its address."""
+    driver, context, address = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64()
+    assert driver.cuInit(0) == 0
+    assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+    assert driver.cuCtxSetCurrent(context) == 0
+    assert driver.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(size)) == 0
+    agent.register_memory([(address.value, size, 0, "")], "VRAM", backends=["LIBFABRIC"])
+    return address.value

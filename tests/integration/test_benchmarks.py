@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import subprocess
 import sys
@@ -12,10 +13,12 @@ from pathlib import Path
 
 import pytest
 from helpers.cli_run import ROOT
+from helpers.nixlbench import standin
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import bench
+import nixlbench_sweep
 from figures import BEGIN, END, Figure, table, write_readme
 
 
@@ -51,6 +54,40 @@ def test_the_table_names_day_machine_and_the_highest_load() -> None:
     assert "cores" in lines[0]
     assert "load 12.5 at most" in lines[0]
     assert lines[4:] == ["| a | at most 2 s | 1.0 s | – |", "| b | at least 0.97 | 1.00 (0.98 to 1.02) | bare |"]
+
+
+def test_a_figure_without_a_bound_holds() -> None:
+    figure = Figure("it", (1e9,), "s", math.inf, digits=0)
+    assert (figure.holds, figure.limit) == (True, "–")
+
+
+def test_a_row_differs_by_its_range_in_percent_of_its_median() -> None:
+    assert nixlbench_sweep.spreads([{1: 10.0, 2: 5.0}, {1: 12.0, 2: 5.0}, {1: 9.0}]) == [30.0, 0.0]
+
+
+def test_the_rates_of_a_nixlbench_are_those_of_its_table() -> None:
+    texts = [(ROOT / "fixtures" / "nixlbench" / f"01_normal.rank_{rank}.out").read_text() for rank in "ab"]
+    rates = nixlbench_sweep.rates_of(texts)
+    assert len(rates) > 1
+    assert all(rate > 1e6 for rate in rates.values())
+
+
+@pytest.mark.parametrize("runtime", ["ETCD", "ASIO"])
+def test_two_processes_of_nixlbench_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: str) -> None:
+    """The program is a double: it meets its partner as the real one does, and prints what that printed."""
+    monkeypatch.setenv("STANDIN_PLAY", "normal")
+    monkeypatch.setattr(nixlbench_sweep, "close_supervisor", lambda: None)  # that of other tests
+    seconds, rates = nixlbench_sweep.sweep(str(standin(tmp_path)), runtime)
+    assert seconds > 0
+    assert rates
+
+
+def test_a_nixlbench_that_fails_is_named(tmp_path: Path) -> None:
+    program = tmp_path / "nixlbench"
+    program.write_text("#!/bin/sh\necho why; exit 3\n")
+    program.chmod(0o755)
+    with pytest.raises(SystemExit, match=r"(?s)--runtime_type=ASIO .*ended with \[3, 3\]:\nwhy\n"):
+        nixlbench_sweep.sweep(str(program), "ASIO")
 
 
 def test_only_what_is_between_the_markers_is_written(tmp_path: Path) -> None:

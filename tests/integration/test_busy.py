@@ -151,7 +151,7 @@ def test_late_registration_is_distinguished_from_a_wrong_one(error: str, late: b
 @pytest.mark.parametrize("repeat", repeats())
 def test_all_suites_pass_with_four_busy_loops(repeat: int) -> None:
     with busy(4):
-        done = run("suites", f"--rootdir={ROOT}", "--nixl-blocks=64KiB,1MiB", timeout=3600)
+        done = run("suites", f"--rootdir={ROOT}", "--nixl-blocks=64KiB,1MiB", timeout=3600, fork=False)
     assert "NIXL verdict: " in done.output
     bad = [line for line in done.output.splitlines() if line.startswith(("FAIL ", "ERROR ", "CORRUPT ", "MISSING "))]
     assert not bad, done.output

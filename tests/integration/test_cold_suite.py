@@ -21,8 +21,8 @@ cpu_cache.last_level_cache = lambda root: 1 << 20
 #: In pytest: the workers walk only the first half of the footprint.
 HALF = """
 from pytest_nixl.measure.link import Link
-walk = Link._walk
-Link._walk = lambda self, block, batch, transfers: walk(self, block, batch, transfers // 2)
+prepare = Link._prepare
+Link._prepare = lambda self, block, batch, transfers: prepare(self, block, batch, transfers // 2)
 """
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
+from helpers import gpu_standin
 from helpers.cli_run import ROOT, Finished, run
 
-from pytest_nixl.checks.endurance import CYCLES
+from pytest_nixl.checks.endurance.check import CYCLES
 from pytest_nixl.model.figure import FIGURE_KINDS
 
 pytestmark = pytest.mark.long
@@ -32,13 +35,21 @@ NixlAgent.within_each = classmethod(planted)
 """
 
 
-def planted(tmp_path: Path, function: str, *arguments: str, **given: str) -> Finished:
-    """Run checks with a leak in each worker."""
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The variables of a host with two GPUs."""
+    return gpu_standin.build(tmp_path_factory.mktemp("driver"))
+
+
+def planted(
+    tmp_path: Path, function: str, *arguments: str, env: Mapping[str, str] = MappingProxyType({}), **given: str
+) -> Finished:
+    """Run checks with a leak in each worker, and with the variables of ``env``."""
     (tmp_path / "plant.py").write_text(PLANT.format(function=function, given=given))
     path = f"{tmp_path}:{ROOT / 'tests'}"
     return run(
         SUITE, "--nixl-level=extended", "--nixl-etcd-server=embedded", "-p", "plant", *arguments,
-        env={"PYTHONPATH": path}, timeout=900,
+        env={"PYTHONPATH": path, **env}, timeout=900,
     )  # fmt: skip
 
 
@@ -71,15 +82,26 @@ def test_keys_that_stay_in_etcd_are_found(tmp_path: Path) -> None:
     assert done.code == 1
 
 
+@pytest.mark.parametrize("memory", ["VRAM:VRAM", "DRAM:DRAM"])
+@pytest.mark.parametrize(("leak", "verdict"), [("nothing", "PASS"), ("kibibyte", "FAIL")])
+def test_a_leak_of_agents_beside_a_gpu_is_told_from_that_of_ucx(
+    memory: str, leak: str, verdict: str, driver: dict[str, str], tmp_path: Path
+) -> None:
+    """With a CUDA context, as beside VRAM, UCX keeps nothing more than without a GPU; without one it keeps 864 B."""
+    done = planted(tmp_path, leak, "-k", "agents", f"--nixl-memory={memory}", env=driver, method="deregister_memory")
+    assert f"NIXL verdict: {verdict} (1 {verdict}; " in done.output, done.output
+    limit = {"VRAM:VRAM": "768 B", "DRAM:DRAM": "1.63 KB"}[memory]
+    assert (f"above its bound of {limit}" in done.output) is (leak == "kibibyte"), done.output
+
+
 def test_a_bound_of_a_profile_replaces_the_limit(tmp_path: Path) -> None:
     profile = tmp_path / "p.toml"
     profile.write_text(
         '[profile]\nname = "test"\n[[bound]]\nfigure = "growth-descriptors"\ncycle = ["transfer"]\n'
         'at_most = "2"\nsource = "a test"\n'
     )
-    method = {"method": "release_xfer_handle"}
     for bound, verdict in ((f"--nixl-profile={profile}", "PASS"), ("-q", "FAIL")):
-        done = planted(tmp_path, "descriptor", "-k", "transfers", bound, **method)
+        done = planted(tmp_path, "descriptor", "-k", "transfers", bound, method="release_xfer_handle")
         assert f"NIXL verdict: {verdict} (1 {verdict}; " in done.output, done.output
 
 

@@ -17,12 +17,15 @@ from pathlib import Path
 import pytest
 from helpers.cli_run import BANDWIDTH, ROOT, command, environment, run
 
-from pytest_nixl import BACKENDS, ExtensionError, LauncherPlacement, PrivateEtcd, load_profile
+from pytest_nixl import BACKENDS, ExtensionError, LauncherPlacement, NixlAgent, PrivateEtcd, WorkerError, load_profile
 from pytest_nixl.checks.doctor.catalogue import checks
 from pytest_nixl.cluster.launchers import find_placement
 from pytest_nixl.session.parsers import parse_backends, parse_reports
 
 pytestmark = pytest.mark.long
+
+#: The test that asks the doctor's checks.
+MACHINE = "suites/infrastructure/test_machine.py::test_machine"
 
 EXAMPLE = ROOT / "examples" / "pytest-nixl-example"
 ROW = "UCX_TCP/WRITE/DRAM:DRAM/64KiB/batch1/depth1/0-1"
@@ -113,16 +116,16 @@ def test_doctor_asks_the_check_of_the_example(site: Path) -> None:
 
 
 def test_infrastructure_suite_asks_the_check_of_the_example(site: Path) -> None:
-    done = run("suites/infrastructure/test_other_packages.py", "-rA", env={"PYTHONPATH": str(site)})
+    done = run(f"{MACHINE}[loopback-is-up]", "-rA", env={"PYTHONPATH": str(site)})
     assert done.code == 0
     assert "NIXL verdict: PASS (1 PASS" in done.output
-    assert "test_a_check_of_another_package[loopback-is-up]" in done.output
+    assert f"PASSED {MACHINE}[loopback-is-up]" in done.output
 
 
 def test_infrastructure_suite_without_other_packages_has_no_test_for_them() -> None:
-    done = run("suites/infrastructure/test_other_packages.py")
-    assert done.code == pytest.ExitCode.NO_TESTS_COLLECTED
-    assert "skipped" not in done.output
+    done = run(MACHINE, "--collect-only", "-q")
+    assert f"{MACHINE}[memlock]" in done.output
+    assert "loopback-is-up" not in done.output
 
 
 def test_profile_of_the_example_names_its_distribution(site: Path) -> None:
@@ -220,6 +223,38 @@ def test_added_launcher_is_asked_before_ours(install: Install) -> None:
     pmi = {"PMI_RANK": "1", "PMI_SIZE": "2"}
     assert find_placement({**pmi, "ACME_RANK": "3"}) == LauncherPlacement("Acme", "ACME_RANK", 3, 4)
     assert find_placement(pmi) == LauncherPlacement("PMI", "PMI_RANK", 1, 2)
+
+
+COUNT = """
+from pytest_nixl import WorkerCommand
+
+def count(objects, text, letter):
+    return {"count": text.count(letter) + WRONG}
+
+it = WorkerCommand({"text": str, "letter": str}, {"count": int}, function=f"{__name__}:count")
+"""
+
+
+def test_command_of_another_package_is_run_by_a_worker_and_its_arguments_are_checked(
+    install: Install, nixl_agent: NixlAgent
+) -> None:
+    install("worker_commands", "acme_count", COUNT.replace("WRONG", "0"))
+    worker = nixl_agent.another().worker
+    assert worker.call("acme_count", text="banana", letter="a") == {"count": 3}
+    with pytest.raises(WorkerError, match="invalid arguments of 'acme_count': it has no field 'letter'"):
+        worker.call("acme_count", text="banana")
+
+
+def test_answer_of_a_command_of_another_package_is_checked(install: Install, nixl_agent: NixlAgent) -> None:
+    install("worker_commands", "acme_count", COUNT.replace("WRONG", "0.5"))
+    with pytest.raises(WorkerError, match="acme_count"):
+        nixl_agent.another().worker.call("acme_count", text="banana", letter="a")
+
+
+def test_command_without_a_function_is_refused_with_its_package(install: Install, nixl_agent: NixlAgent) -> None:
+    install("worker_commands", "acme_count", "it = 3")
+    with pytest.raises(WorkerError, match=r"'acme_count' of acme-nixl 2.0 .* is not a WorkerCommand"):
+        nixl_agent.another().worker.call("acme_count")
 
 
 def test_doctor_check_that_raises_is_unknown(install: Install) -> None:

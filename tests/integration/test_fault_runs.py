@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from helpers.cli_run import ROOT, environment
 
-from pytest_nixl.checks.fault_outcome import FaultOutcome
-from pytest_nixl.checks.misuse import KINDS, MisuseEnding, MisuseOutcome
-from pytest_nixl.checks.transfer_faults import FAULTS
+from pytest_nixl.checks.faults.misuse import KINDS, MisuseEnding, MisuseOutcome
+from pytest_nixl.checks.faults.outcome import FaultOutcome
+from pytest_nixl.checks.faults.transfers import FAULTS
 
 DATE, MACHINE = "2026-11-22", "Debian, x86_64, 2 processors"
 TOLD = FaultOutcome("target-killed", "UCX", "WRITE", "1.5.1", "nixlRemoteDisconnectError", 0.021, wrong_bytes=0)

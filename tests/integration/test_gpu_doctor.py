@@ -17,18 +17,7 @@ from helpers.needs import need_programs
 
 pytestmark = pytest.mark.long
 
-#: Shows two GPUs and a driver in /proc to the command that follows.
-DRIVER_TREE = """
-set -e
-mount -t tmpfs tmpfs /proc/driver
-mkdir -p /proc/driver/nvidia/gpus
-echo "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build" > /proc/driver/nvidia/version
-for bus in 1a 1b; do
-    mkdir "/proc/driver/nvidia/gpus/0000:$bus:00.0"
-    echo "Model: Stand-in" > "/proc/driver/nvidia/gpus/0000:$bus:00.0/information"
-done
-exec "$@"
-"""
+GPU_CHECKS = ("gpus", "gpu-driver", "ucx-cuda", "gpu-p2p", "gpu-nvlink", "gpu-ecc", "gpu-bar1", "gpu-persistence")
 #: Each fault of a GPU that NVML reports, all on one host.
 FAULTS = {
     "STANDIN_NVLINKS": "18,17", "STANDIN_DOWN": "0,1", "STANDIN_ECC_ERRORS": "0,2", "STANDIN_PERSISTENCE": "1,0",
@@ -40,7 +29,7 @@ def doctor(env: dict[str, str]) -> dict[str, tuple[str, str, str]]:
     """Run the doctor on that host; return verdict, reason and remedy of each check."""
     need_programs("unshare", root=True)
     inner = [sys.executable, "-m", "pytest_nixl.cli", "doctor", "--json", "--backend=UCX"]
-    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", DRIVER_TREE, "-", *inner]
+    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", gpu_standin.DRIVER_TREE, "-", *inner]
     done = subprocess.run(
         command, cwd=ROOT, env=environment(**env), capture_output=True, text=True, timeout=300, check=False
     )
@@ -56,8 +45,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def test_healthy_gpus_pass(driver: dict[str, str]) -> None:
     found = doctor(driver)
-    passed = ("gpus", "gpu-driver", "ucx-cuda", "gpu-p2p", "gpu-nvlink", "gpu-ecc", "gpu-bar1", "gpu-persistence")
-    assert {id: found[id][0] for id in passed} == dict.fromkeys(passed, "PASS"), found
+    assert {id: found[id][0] for id in GPU_CHECKS} == dict.fromkeys(GPU_CHECKS, "PASS"), found
     assert found["gpus"][1] == "1 Stand-in 0, 1 Stand-in 1"
     assert found["gpu-driver"][1] == "driver 580.95.05, CUDA up to 12.9"
     assert "libcudart.so.12, which the loader does not find" in found["ucx-cuda"][1]
@@ -79,11 +67,55 @@ def test_each_fault_that_nvml_reports_is_named(driver: dict[str, str]) -> None:
         assert found[id][2]
 
 
-def test_library_of_another_driver_is_named(driver: dict[str, str]) -> None:
-    verdict, reason, remedy = doctor({**driver, "STANDIN_NVML": "18"})["gpu-driver"]
-    assert verdict == "FAIL"
-    assert "RM has detected an NVML/RM version mismatch" in reason
-    assert "restart the container" in remedy
+LOADED = "driver 580.95.05 is loaded, but NVML "
+
+
+@pytest.mark.parametrize(
+    ("variable", "code", "id", "words", "remedy"),
+    [
+        ("NVML", "18", "gpu-driver", "libraries have another version: NVML cannot be initialised: RM has detected an "
+         "NVML/RM version mismatch", "restart the container, or reboot the host"),
+        ("NVML", "4", "gpu-driver", f"{LOADED}cannot be initialised: Insufficient Permissions", "open /dev/nvidiactl"),
+        ("NVML", "9", "gpu-driver", f"{LOADED}cannot be initialised: Driver Not Loaded", "container /dev/nvidiactl"),
+        ("COUNT", "999", "gpu-driver", f"{LOADED}does not answer: Unknown Error", "run `nvidia-smi` and `dmesg`"),
+        ("CUDA", "11080", "gpu-driver", "driver 580.95.05 supports CUDA up to 11.8, but nixl-cu12 is built for CUDA 12",
+         "install a newer driver"),
+        ("HANDLE", "0,15", "gpus", "NVML cannot use 1 of 2 GPUs: GPU 1 (GPU is lost)", "reboot the host"),
+        ("CALLS", "15,0", "gpus", "NVML cannot use 1 of 2 GPUs: GPU 0 (GPU is lost)", "reboot the host"),
+        ("CALLS", "0,16", "gpus", "NVML cannot use 1 of 2 GPUs: GPU 1 (GPU requires restart)", "--gpu-reset"),
+        ("HANDLE", "8", "gpus", "NVML cannot use 2 of 2 GPUs: GPU 0 (Insufficient External Power), GPU 1 (",
+         "connect the GPU's own power cables"),
+        ("HANDLE", "4", "gpus", "NVML cannot use 2 of 2 GPUs: GPU 0 (Insufficient Permissions), GPU 1 (",
+         "may open /dev/nvidiactl"),
+    ],
+)  # fmt: skip
+def test_what_nvml_refuses_is_named(
+    variable: str, code: str, id: str, words: str, remedy: str, driver: dict[str, str]
+) -> None:
+    found = doctor({**driver, f"STANDIN_{variable}": code})
+    assert found[id][0] == "FAIL", found[id]
+    assert words in found[id][1]
+    assert remedy in found[id][2]
+    # No other check accuses the GPUs that are left.
+    assert [other for other in GPU_CHECKS if found[other][0] == "FAIL"] == [id]
+
+
+def test_gpu_that_is_not_given_to_this_process_is_no_fault(driver: dict[str, str]) -> None:
+    found = doctor({**driver, "STANDIN_HANDLE": "0,4"})
+    assert found["gpus"][:2] == ("PASS", "1 Stand-in 0")
+    assert [id for id in GPU_CHECKS if found[id][0] not in ("PASS", "NOT-APPLICABLE")] == []
+
+
+def test_mig_mode_is_named(driver: dict[str, str]) -> None:
+    found = doctor({**driver, "STANDIN_MIG": "0,1"})
+    assert found["gpus"][0] == found["gpu-p2p"][0] == "WARN", found
+    assert "1 Stand-in 0, 1 Stand-in 1; in MIG mode: GPU 1: CUDA gives a process one part" in found["gpus"][1]
+    assert "in 2 of 2 pairs one GPU cannot read the other's memory, because of MIG mode: GPU 1" in found["gpu-p2p"][1]
+    assert all("nvidia-smi -i GPU -mig 0" in found[id][2] for id in ("gpus", "gpu-p2p"))
+
+
+def test_gpus_without_ecc_have_no_errors_to_count(driver: dict[str, str]) -> None:
+    assert doctor({**driver, "STANDIN_ECC": "0"})["gpu-ecc"][:2] == ("NOT-APPLICABLE", "ECC is disabled")
 
 
 def test_missing_nvml_is_named(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -13,9 +13,9 @@ from helpers.cli_run import repeats
 from helpers.delay_comparison import DELAY, check_delay
 from helpers.slow_post import slow_post
 
-from pytest_nixl.measure.kv_link import KvLink, KvTraffic
+from pytest_nixl.checks.kv_cache.blocks import KvLayout
+from pytest_nixl.checks.kv_cache.link import KvLink, KvTraffic
 from pytest_nixl.measure.worker_pair import WorkerPair
-from pytest_nixl.model.kv_blocks import KvLayout
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.nixl.backends import BACKENDS

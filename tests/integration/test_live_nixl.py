@@ -43,10 +43,10 @@ NIXL = "7f00-7f01 r-xp 0 0:0 1 /nixl/libnixl.so\n"
 
 
 @contextmanager
-def engine(backends: str, **variables: str) -> Iterator[tuple[int, int]]:
-    """Start a server with a child that has an agent; give its pid and its port."""
+def engine(*arguments: str, program: str = ENGINE, **variables: str) -> Iterator[tuple[int, int]]:
+    """Start a server with a child that has an agent; give its pid and its port. The first argument is its backends."""
     with subprocess.Popen(
-        [sys.executable, "-c", ENGINE, backends],
+        [sys.executable, "-c", program, *arguments],
         env=environment(**variables), text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
     ) as process:  # fmt: skip
@@ -103,6 +103,26 @@ def test_an_open_rdma_device_is_named(tmp_path: Path) -> None:
     (sys_folder / "class" / "infiniband_verbs" / "uverbs1" / "ibdev").write_text("mlx5_1\n")
     [live], _ = live_nixl(8080, proc, sys_folder)
     assert str(live) == "NIXL of pid 11 (engine) uses UCX; it has opened mlx5_1, UCX_NET_DEVICES=mlx5_1:1"
+
+
+#: The child keeps the files of a cache open, as a storage backend that never closes them.
+LEAK = """
+    os.makedirs(sys.argv[2])
+    import resource
+    resource.setrlimit(resource.RLIMIT_NOFILE, (400, 400))
+    kept = [open(f"{sys.argv[2]}/{number}", "w") for number in range(int(sys.argv[3]))]
+    print("ready", flush=True)"""
+
+
+@pytest.mark.parametrize(("leaked", "told"), [(330, True), (150, False)])
+def test_files_that_an_engine_leaks_are_named_with_their_folder(leaked: int, told: bool, tmp_path: Path) -> None:
+    program = ENGINE.replace('\n    print("ready", flush=True)', LEAK)
+    assert program != ENGINE
+    cache = tmp_path / "hicache"
+    with engine("POSIX", str(cache), str(leaked), program=program) as (_, port):
+        [live], _ = live_nixl(port)
+    assert (live.most_files, live.in_folder) == (400, f"{leaked} in {cache}")
+    assert (f" of at most 400 files open ({leaked} in {cache}): soon it cannot open the next one" in str(live)) is told
 
 
 def test_a_process_that_cannot_be_seen_is_unknown_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:

@@ -320,10 +320,10 @@ import sys
 from pytest_nixl.nixl.agent import NixlAgent
 from pytest_nixl.etcd.proxy import ProxyClient
 from pytest_nixl.processes.worker_errors import NixlError
-from suites import concurrent_checks
+from suites import early
 from suites.metadata.namespace import DOCUMENTED, Namespace
 
-concurrent_checks.MARKER = "none"  # one check after the other, because they would share what is changed here
+early._beside_each_other = lambda config: False  # they would share what is changed here
 
 cut, cut_off = ProxyClient.cut, []
 ProxyClient.cut = lambda self: cut_off.append(self)  # a connection that nothing harms

@@ -17,7 +17,7 @@ from helpers.certificates import Certificates, make_certificates
 from helpers.cli_run import eventually
 from helpers.s3 import S3Server, use_s3
 
-from pytest_nixl.checks.object_store import judge_object_store
+from pytest_nixl.checks.storage.check import judge_object_store
 from pytest_nixl.measure.link import Link
 from pytest_nixl.measure.worker_pairs import WorkerPairs
 from pytest_nixl.model.agent_options import BackendParameter

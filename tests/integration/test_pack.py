@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType
+from xml.etree import ElementTree
 
 import pytest
 from helpers import gpu_standin
@@ -72,11 +73,12 @@ def _alone() -> dict[str, str]:
 
 
 def run(
-    python: Path, carried: Path, *arguments: str, env: Mapping[str, str] = MappingProxyType({})
+    python: Path, carried: Path, *arguments: str, env: Mapping[str, str] = MappingProxyType({}), tree: str = 'exec "$@"'
 ) -> subprocess.CompletedProcess[str]:
-    """Run it with no network but loopback, and with the variables of ``env``."""
-    script = 'ip link set lo up && exec "$@"'
-    command = ["unshare", "--net", "sh", "-c", script, "sh", str(python), str(carried), *arguments]
+    """Run it with no network but loopback, with the variables of ``env``, and after the script ``tree``."""
+    script = f"ip link set lo up\n{tree}"
+    namespaces = ["unshare", "--net", "--mount", "--propagation", "private"]
+    command = [*namespaces, "sh", "-c", script, "sh", str(python), str(carried), *arguments]
     return subprocess.run(
         command, env={**_alone(), **env}, cwd=carried.parent, capture_output=True, text=True, timeout=600, check=False
     )
@@ -110,16 +112,18 @@ def test_it_runs_without_a_network_and_without_any_package(packed: Path, bare: P
     assert set(Path("/tmp").glob("pytest-nixl-gpu-*")) == before
 
 
-def test_every_stage_runs_with_gpus(bare: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """So that with a GPU, nothing but the GPU is new. The bindings and the CUDA runtime are those that it carries."""
+@pytest.mark.parametrize("level", ["standard", pytest.param("extended", marks=pytest.mark.whole)])
+def test_every_stage_runs_with_gpus(
+    level: str, bare: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """So that with a GPU, nothing but the GPU is new. All that it needs is what it carries."""
     require_tools()
-    driver = gpu_standin.build(tmp_path_factory.mktemp("driver"))
+    driver = {**gpu_standin.build(tmp_path_factory.mktemp("driver")), "STANDIN_NVLINKS": "18"}
     carried, out = tmp_path / "carried.pyz", tmp_path / "out"
-    done = pack(str(carried), "--preset=0", "--without=etcd", f"--nixl={_nixl()}")
+    done = pack(str(carried), "--preset=0", f"--nixl={_nixl()}")
     assert done.returncode == 0, done.stderr
-    options = ["-k", "test_bandwidth or taken_for_gpu_memory or cuda_libraries", "--nixl-blocks=64KiB",
-               "--nixl-op=WRITE", "--nixl-duration=10ms"]  # fmt: skip
-    done = run(bare, carried, "--out", str(out), "--", *options, env=driver)
+    options = [f"--nixl-level={level}", "--nixl-blocks=64KiB", "--nixl-op=WRITE", "--nixl-duration=10ms"]
+    done = run(bare, carried, "--out", str(out), "--", *options, env=driver, tree=gpu_standin.DRIVER_TREE)
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads((out / "summary.json").read_text())
     exits = {each["stage"]: each["exit"] for each in summary["stages"]}
@@ -128,9 +132,15 @@ def test_every_stage_runs_with_gpus(bare: Path, tmp_path: Path, tmp_path_factory
     assert "cuda.bindings.driver: carried" in summary["libraries"]
     assert any(re.fullmatch(r"CUDA runtime: .*/fallback/libcudart\.so\.12", words) for words in summary["libraries"])
     said = (out / "pytest-gpu.txt").read_text()
-    assert re.search(r"^UCX +WRITE +VRAM:VRAM .* cuda_ipc/cuda ", said, re.MULTILINE), said
-    assert re.search(r"^UCX +WRITE +DRAM:VRAM .* tcp/lo ", said, re.MULTILINE), said
-    assert "vram-known" in (out / "pytest-gpu.xml").read_text()
+    by = {"VRAM:VRAM": "cuda_ipc/cuda", "DRAM:VRAM": "tcp/lo", "VRAM:DRAM": "tcp/lo"}
+    for memory, transport in by.items():
+        assert re.search(rf"^UCX +WRITE +{memory} .* {transport} ", said, re.MULTILINE), said
+    assert re.search(r"^PASS +gpus +1 Stand-in 0, 1 Stand-in 1$", (out / "doctor.txt").read_text(), re.MULTILINE)
+    # Nothing is left out for want of a GPU, a driver or one of its libraries.
+    reasons = [skipped.get("message", "") for skipped in ElementTree.parse(out / "pytest-gpu.xml").iter("skipped")]
+    assert [why for why in reasons if re.search("no GPU|two GPUs|no NVIDIA driver|no VRAM|NVML", why)] == [], said
+    for check in ("gpus-together", "vram-known", "ucx-cuda", "gpu-driver", "gpu-p2p"):
+        assert check in (out / "pytest-gpu.xml").read_text()
 
 
 def test_the_exit_code_of_pytest_is_the_exit_code_of_the_file(packed: Path, bare: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ SMALL = ("--nixl-blocks=64KiB", "--nixl-op=WRITE")
 #: A plugin that changes a byte at the target of one flow, through the kernel, before its timed bytes are compared.
 POKER = """
 import os
-from pytest_nixl.measure.rank_flows import RankFlows
+from pytest_nixl.checks.pattern.rank_flows import RankFlows
 
 compare = RankFlows._compare
 
@@ -33,7 +33,7 @@ def poke(self, phase, *more):
 RankFlows._compare = poke
 """
 #: A plugin: no other process uses the cores that a pattern needs.
-QUIET = "from pytest_nixl.model.flow_samples import PatternSamples\nPatternSamples.disturbed = 0.0\n"
+QUIET = "from pytest_nixl.checks.pattern.samples import PatternSamples\nPatternSamples.disturbed = 0.0\n"
 
 
 def test_an_incast_is_measured_alone_and_together_and_shown_in_every_report(tmp_path: Path) -> None:

@@ -87,21 +87,19 @@ def test_an_option_without_a_help_text_is_undocumented(generate: Any) -> None:
 
 
 def test_a_check_without_a_fault_is_undocumented(generate: Any) -> None:
-    new = generate.SuiteCheck(
-        "new-check", "metadata", "suites/metadata/test_new.py::test_new", "It is new.", (), "standard"
-    )
+    new = generate.SuiteCheck("new-check", "suites/metadata/test_new.py::test_new", "standard", (), "It is new.")
     with pytest.raises(generate.UndocumentedError, match="new-check"):
-        generate.checks_page([*generate.suite_checks(), new])
+        generate.checks_page([*generate.declared_checks(), new])
 
 
 def test_a_check_without_a_docstring_is_undocumented(generate: Any) -> None:
-    first, *others = generate.suite_checks()
+    first, *others = generate.declared_checks()
     with pytest.raises(generate.UndocumentedError, match="has no docstring"):
         generate.checks_page([replace(first, text=""), *others])
 
 
 def test_a_fault_of_a_check_that_is_gone_is_an_error(generate: Any) -> None:
-    checks = [check for check in generate.suite_checks() if check.id != "memlock"]
+    checks = [check for check in generate.declared_checks() if check.id != "memlock"]
     with pytest.raises(generate.UndocumentedError, match="memlock"):
         generate.checks_page(checks)
 

@@ -28,7 +28,7 @@ def launch(settings: Settings, variables: Mapping[str, str]) -> float:
     worker = LocalHost(supervisor()).start("agent", variables, settings.timeout, settings.start_timeout)
     agent = NixlAgent.within(worker, backends=["UCX"], progress_thread=False)
     try:
-        times = agent.run("pytest_nixl.nixl.worker.control_path:register", count=REGIONS, size=PAGE, repeats=CALLS)
+        times = agent.run("pytest_nixl.checks.control_path.worker:register", count=REGIONS, size=PAGE, repeats=CALLS)
     finally:
         agent.close()
     return REGIONS / min(float(registered) for registered, _ in times)

@@ -16,14 +16,20 @@ TEST = "def test_it(nixl_agent):\n    assert nixl_agent.get_plugin_list()\n"
 SMALL_SHM = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=16m tmpfs /dev/shm; exec "$@"', "sh")
 
 
-def said_with(folder: Path, prefix: Sequence[str]) -> str:
+#: A directory for temporary files with few inodes. Pytest takes two of them, a supervisor four, an etcd six.
+FEW_INODES = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o nr_inodes="$0" tmpfs "$TMPDIR"; exec "$@"')
+ETCD_TEST = f"def test_it(nixl_etcd, nixl_agent):\n    {TEST.partition('    ')[2]}"
+BUFFER_TEST = "def test_it(nixl_buffer, nixl_agent):\n    nixl_buffer(nixl_agent, 256 << 20)\n"
+
+
+def said_with(folder: Path, prefix: Sequence[str], test: str = TEST, **env: str) -> str:
     """Return what a test with an agent prints, started by a command."""
-    (folder / "test_it.py").write_text(TEST)
+    (folder / "test_it.py").write_text(test)
     done = subprocess.run(
         [*prefix, *command("-q", "--nixl-backend=UCX", "test_it.py")],
-        cwd=folder, env=environment(), capture_output=True, text=True, timeout=300, check=False,
+        cwd=folder, env=environment(**env), capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
-    assert done.returncode == 1
+    assert done.returncode == 1, done.stdout
     return done.stdout
 
 
@@ -40,3 +46,41 @@ def test_a_limit_of_the_size_of_files_is_named(tmp_path: Path) -> None:
     said = said_with(tmp_path, ["prlimit", "--fsize=4096"])
     assert "this process may write at most 4096 bytes to a file" in said
     assert "remedy: raise the limit: `ulimit -f unlimited`" in said
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("inodes", "what"),
+    [
+        (5, "the supervisor of this run cannot be started"),
+        (9, "the embedded etcd 3."),
+        (13, "the embedded etcd 3."),
+        (15, "the log of a worker cannot be made"),
+    ],
+)
+def test_a_file_system_without_inodes_is_named(inodes: int, what: str, tmp_path: Path) -> None:
+    need_programs("unshare", "mount", root=True)
+    (tmp_path / "tmp").mkdir()
+    prefix = (*FEW_INODES, str(inodes))
+    said = said_with(tmp_path, prefix, test=ETCD_TEST, TMPDIR=str(tmp_path / "tmp"))
+    assert what in said
+    assert f"df -i {tmp_path / 'tmp'}" in said
+    assert "delete files there, or set TMPDIR to a directory" in said
+    assert "Traceback" not in said
+    assert "def test_it" not in said
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kib", [200_000, 262_144, 2_000_000])
+def test_an_etcd_with_too_little_address_space_is_named(kib: int, tmp_path: Path) -> None:
+    said = said_with(tmp_path, ["prlimit", f"--as={kib << 10}"], test=ETCD_TEST)
+    assert f"a process may have at most {kib >> 10} MiB of address space here (ulimit -v), and etcd maps 10 GiB" in said
+    assert "remedy: raise the limit: `ulimit -v unlimited`; or use an etcd that is already running" in said
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("kib", "test"), [(150_000, TEST), (200_000, TEST), (262_144, BUFFER_TEST)])
+def test_a_worker_with_too_little_address_space_is_named(kib: int, test: str, tmp_path: Path) -> None:
+    said = said_with(tmp_path, ["prlimit", f"--as={kib << 10}"], test=test)
+    assert f"a process may have at most {kib >> 10} MiB of address space here (ulimit -v)" in said
+    assert "remedy: raise the limit: `ulimit -v unlimited`" in said

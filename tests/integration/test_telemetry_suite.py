@@ -214,8 +214,8 @@ def test_the_second_process_of_a_port_is_not_measured(started: Agents) -> None:
 SLOWER = """
 import os
 import time
-from pytest_nixl.nixl.worker import telemetry
-from pytest_nixl.nixl.worker.telemetry import *
+from pytest_nixl.checks.telemetry import worker as telemetry
+from pytest_nixl.checks.telemetry.worker import *
 
 class Slower:
     def __init__(self, agent):

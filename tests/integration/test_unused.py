@@ -52,7 +52,7 @@ def loaded(pytester: pytest.Pytester, *arguments: str, plugin: tuple[str, ...] =
             print("loaded:", *sys.modules)
         """
     )
-    run = run_pytest(pytester, "-s", "-p", "no:benchmark", *arguments, plugin=plugin)
+    run = run_pytest(pytester, "-s", "-p", "no:benchmark", *arguments, plugin=plugin, fork=False)
     assert run.ret == 0
     [names] = [line.split()[1:] for line in run.stdout.lines if line.startswith("loaded:")]
     return set(names)

@@ -8,14 +8,17 @@ host memory (staged). ``tests/gpu/driver.c`` says what is like a GPU. What only 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from helpers import gpu_standin
 from helpers.cli_run import Finished, bandwidth, profile, run
+from helpers.contention import spinning
 
 from pytest_nixl.fixtures.etcd import PrivateEtcd
 
@@ -70,6 +73,11 @@ def test_write_passes_and_read_is_the_wrong_transport_without_nvlink(
     }, done.output
     assert "went over tcp/lo as software emulation, not as RMA, but the profile accepts only cuda_ipc" in done.output
     assert "UCX reads by cuda_ipc only over NVLink: between GPUs without NVLink use WRITE" in done.output
+    # The remedy works.
+    assert "`export UCX_CUDA_IPC_ENABLE_GET_ZCOPY=y`" in done.output
+    variables = {"STANDIN_NVLINKS": "0", "STANDIN_GPUS": gpus, "UCX_CUDA_IPC_ENABLE_GET_ZCOPY": "y"}
+    done = measured(tmp_path, {**driver, **variables}, "--nixl-op=READ")
+    assert rows(done) == {"READ VRAM:VRAM": ("cuda_ipc/cuda", "PASS")}, done.output
 
 
 @pytest.mark.parametrize(
@@ -122,6 +130,58 @@ def test_lost_gpu_is_named(driver: dict[str, str], tmp_path: Path) -> None:
     assert done.code == 1
 
 
+#: A plugin of a run: the target dies after transfers were verified, so that the initiator has the target's memory open.
+DEAD_TARGET = """
+import os, signal
+from pytest_nixl.measure.link import Link
+
+timed = Link._timed
+def killed(link, *arguments, **named):
+    os.kill(link.target.worker.pid, signal.SIGKILL)
+    return timed(link, *arguments, **named)
+Link._timed = killed
+"""
+
+
+def test_dead_target_whose_memory_is_open_is_named(driver: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "dead_target.py").write_text(DEAD_TARGET)
+    log = tmp_path / "log"
+    env = {**driver, "STANDIN_LOG": str(log), "PYTHONPATH": str(tmp_path)}
+    done = measured(tmp_path, env, "--nixl-op=WRITE", "-p", "dead_target")
+    assert done.code == 1
+    assert re.search(r"^ERROR .*target worker.*SIGKILL", done.output, re.MULTILINE), done.output
+    told = [line.split()[0] for line in log.read_text().splitlines()]
+    assert "open" in told
+    assert "close" not in told
+
+
+#: A plugin of a run: the slowest link starves at its first measurement. A double, because two GPUs that are this host's
+#: cores starve by chance only.
+STARVES = """
+from pytest_nixl.judge import concurrent
+
+concurrent.STARVED, concurrent.TRIES = 2.0, 1
+"""
+
+
+def test_gpus_that_starve_beside_busy_processes_are_inconclusive(driver: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "starves.py").write_text(STARVES)
+    with ExitStack() as stack:
+        for _ in range(os.cpu_count() or 1):
+            stack.enter_context(spinning())
+        done = run(
+            "suites/bandwidth/test_gpus.py", "--nixl-memory=VRAM:VRAM", "--nixl-op=WRITE", "--nixl-blocks=64KiB", "-p",
+            "starves", env={**driver, "PYTHONPATH": str(tmp_path)},
+        )  # fmt: skip
+    assert re.search(
+        r"^INCONCLUSIVE gpus-together: .* 2 GPUs at once: .*: it starves while the others are measured, but other "
+        r"processes used up to \d+\.\d of the cores that the links need$",
+        done.output,
+        re.MULTILINE,
+    ), done.output
+    assert done.code == 0, done.output
+
+
 def test_rows_between_two_ranks_pass(driver: dict[str, str], tmp_path: Path, nixl_private_etcd: PrivateEtcd) -> None:
     path = profile(tmp_path / "expected.toml", CUDA_IPC)
     options = ("--nixl-memory=VRAM:VRAM", "--nixl-op=WRITE,READ", "--nixl-ranks=2", f"--nixl-profile={path}", *SHORT)
@@ -143,9 +203,7 @@ def test_suites_pass_with_gpu_memory(driver: dict[str, str], tmp_path: Path) -> 
     path = profile(tmp_path / "expected.toml", CUDA_IPC)
     options = ("--nixl-memory=VRAM:VRAM", "--nixl-blocks=64KiB", "--nixl-op=WRITE,READ", "--nixl-kv-tokens=64", "-rA")
     done = run(*suites, *options, *SHORT[:2], f"--nixl-profile={path}", env=driver)
-    # The GPUs are copied by this host's cores, which other processes may take from one of them.
-    failed = set(re.findall(r"^(?:FAILED|ERROR) \S+::(\S+)", done.output, re.MULTILINE))
-    assert failed <= {"test_gpus_do_not_hold_each_other_up"}, done.output
+    assert done.code == 0, done.output
     passed = {f"{op} VRAM:VRAM": ("cuda_ipc/cuda", "PASS") for op in ("WRITE", "READ")}
     assert rows(done) == passed, done.output
     assert re.search(r"^UCX VRAM:VRAM .* over cuda_ipc/cuda: 4 PASS$", done.output, re.MULTILINE), done.output
@@ -157,12 +215,6 @@ def test_suites_pass_with_gpu_memory(driver: dict[str, str], tmp_path: Path) -> 
         "test_an_agent_that_was_restarted_is_found_by_those_who_knew_it",
     ):
         assert re.search(rf"^PASSED .*::{test}$", done.output, re.MULTILINE), test
-
-
-def test_agents_beside_a_gpu_leave_no_more_than_ucx_does(driver: dict[str, str]) -> None:
-    options = ("-k", "agents", "--nixl-level=extended", "--nixl-memory=VRAM:VRAM", "--nixl-gate")
-    done = run("suites/endurance", *options, env=driver)
-    assert "NIXL gate: PASS (1 PASS" in done.output, done.output
 
 
 @pytest.mark.whole

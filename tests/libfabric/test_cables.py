@@ -11,9 +11,9 @@ import pytest
 from helpers.cli_run import eventually, repeats
 from helpers.namespaces import Host, require_tools, two_hosts
 
-from pytest_nixl.checks.fault_outcome import FaultOutcome, judge_faults
-from pytest_nixl.checks.fault_scene import FaultScene
-from pytest_nixl.checks.transfer_faults import kept_while, lost_with
+from pytest_nixl.checks.faults.outcome import FaultOutcome, judge_faults
+from pytest_nixl.checks.faults.scene import FaultScene
+from pytest_nixl.checks.faults.transfers import kept_while, lost_with
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.nixl.agent import Agents
@@ -102,8 +102,8 @@ def cut_for_good(scene: FaultScene, hosts: tuple[Host, Host]) -> FaultOutcome:
 
 
 FAULTS: list[Fault] = [cut_for_a_while, losing_packets, slow_for_a_while, cut_for_good]
-#: Faults that are made with each backend once, because its operation makes no difference.
-ONCE = (losing_packets, slow_for_a_while)
+#: Faults after which each backend goes on once the cable is mended, whatever its operation: the soak has both.
+ONCE = (cut_for_a_while, losing_packets, slow_for_a_while)
 
 
 @pytest.mark.parametrize(

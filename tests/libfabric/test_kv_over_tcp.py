@@ -13,10 +13,10 @@ from helpers.cli_run import profile
 from helpers.namespaces import Host, one_host, require_tools
 from test_real_libfabric import ACCEPTS_TCP, DRAM, run_in
 
-from pytest_nixl.checks.kv_requests import WAYS
-from pytest_nixl.measure.kv_link import KvLink, KvTraffic
+from pytest_nixl.checks.kv_cache.blocks import KvLayout
+from pytest_nixl.checks.kv_cache.check import WAYS
+from pytest_nixl.checks.kv_cache.link import KvLink, KvTraffic
 from pytest_nixl.measure.worker_pair import WorkerPair
-from pytest_nixl.model.kv_blocks import KvLayout
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.nixl.backends import BACKENDS
 from pytest_nixl.processes.hosts import LocalHost

@@ -31,8 +31,8 @@ pytestmark = pytest.mark.alone  # the measured bandwidth is compared with that o
 
 MIB = 1 << 20
 BURST = 32 << 10
-#: How often a row is measured at most while other processes disturb it.
-ATTEMPTS = 5
+#: How often a row is measured at most while other processes disturb it. One that they always disturb has no verdict.
+ATTEMPTS = 2
 RATES = {"1gbit": 1e9 / 8, "800mbit": 0.8e9 / 8}
 #: Of each 1514 bytes that tbf lets through, 1448 are payload; the rest are headers of Ethernet, IP and TCP.
 DELIVERED = 1448 / 1514
@@ -42,7 +42,7 @@ SEND = """
 import socket, sys, time
 with socket.create_connection(("10.99.0.2", 5001)) as s:
     block, sent, start = bytes(1 << 20), 0, time.perf_counter()
-    while sent < 40 << 20:
+    while sent < 20 << 20:
         s.sendall(block); sent += len(block)
     s.shutdown(socket.SHUT_WR); s.recv(1)
     print(sent / (time.perf_counter() - start))
@@ -75,7 +75,7 @@ def over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def shaped_link(make_settings: MakeSettings, backend: str, op: str, hosts: tuple[Host, Host]) -> Iterator[Link]:
-    settings = make_settings(blocks=(MIB, 4 * MIB, 16 * MIB), depth=(2,), iterations=40)
+    settings = make_settings(blocks=(MIB, 4 * MIB), depth=(2,), iterations=40)
     with link(settings, backend, op, hosts) as one:
         yield one
 
@@ -120,15 +120,14 @@ def test_measured_bandwidth_is_that_of_the_cable(
     make_settings: MakeSettings, tmp_path: Path, backend: str, op: str, rate: str, expected: Verdict
 ) -> None:
     with two_hosts(rate) as hosts, shaped_link(make_settings, backend, op, hosts) as one:
+        larger = one.measure(4 * MIB, depth=2)
         for _ in range(ATTEMPTS):
-            before = probe(hosts)
-            larger = [one.measure(block, depth=2) for block in (4 * MIB, 16 * MIB)]
             judgement, samples = verdict(one, tmp_path / "profile.toml")
-            plain = max(before, probe(hosts))
             # What others disturbed tells of them, not of the cable.
-            if not any(each.disturbed for each in (*larger, samples)):
+            if not samples.disturbed:
                 break
-    for each in (*larger, samples):
+        plain = probe(hosts)
+    for each in (larger, samples):
         agrees(each, RATES[rate], plain)
     print(f"{backend} {op} at {rate}: {samples.bandwidth / 1e9:.4f} GB/s, plain TCP {plain / 1e9:.4f}: {judgement}")
     # A row that others disturbed each time has no verdict. It never has the wrong one.

@@ -22,7 +22,7 @@ SAMPLE = (
     "suites/bandwidth/test_bandwidth.py",
     "suites/faults/test_workers.py::test_a_target_that_dies_is_named_and_the_initiator_lives",
     "suites/infrastructure/test_nixl.py",
-    "suites/infrastructure/test_libraries.py",
+    "suites/infrastructure/test_machine.py",
     "suites/metadata/test_exchange.py::test_an_agent_finds_another_through_etcd",
     "suites/metadata/test_exchange.py::test_an_agent_finds_another_by_a_side_channel",
     "suites/metadata/test_namespaces.py::test_agents_of_one_name_in_two_namespaces_do_not_meet",

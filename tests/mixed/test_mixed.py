@@ -99,7 +99,7 @@ def test_rows_over_tcp_are_measured_and_record_both_releases(
     samples = link.measure(65536)
     assert samples.corruption is None
     assert samples.bandwidth > 0
-    versions = versions_of(link)
+    versions = versions_of(link.initiator, link.target)
     assert {versions["nixl"], versions["target_nixl"]} == {OURS, THEIRS}
 
 

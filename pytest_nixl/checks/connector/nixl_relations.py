@@ -7,8 +7,8 @@ import re
 
 from pytest_nixl.checks.connector.engine_fields import EngineSide
 from pytest_nixl.checks.connector.relations import Mismatch, SidePair, is_loopback, reference, undecided
-from pytest_nixl.checks.doctor.ucx_tls import UcxTransports
 from pytest_nixl.etcd.endpoints import Endpoint, parse_endpoint
+from pytest_nixl.host.ucx_transports import UcxTransports
 from pytest_nixl.model.nixl_releases import PACKAGES, TELEMETRY_OFF, telemetry_off_raises
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.nixl.endpoint_explanation import explain

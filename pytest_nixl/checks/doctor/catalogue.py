@@ -19,7 +19,7 @@ def checks() -> Mapping[str, Check]:
 
     :raises ExtensionError: if one of those cannot be loaded, or has an id that is taken.
     """
-    return dict(Registry(extensions.DOCTOR_CHECKS, _own(), _accept))
+    return dict(Registry(extensions.DOCTOR_CHECKS, own_checks(), _accept))
 
 
 def other_checks() -> list[str]:
@@ -28,12 +28,13 @@ def other_checks() -> list[str]:
     Nothing is loaded. :func:`checks` reports such ids.
     """
     try:
-        return list(extensions.DOCTOR_CHECKS.extensions(_own()))
+        return list(extensions.DOCTOR_CHECKS.extensions(own_checks()))
     except ExtensionError:
         return []
 
 
-def _own() -> dict[str, Check]:
+def own_checks() -> Mapping[str, Check]:
+    """Return the checks of pytest-nixl itself by id, in the order in which they run."""
     from pytest_nixl.checks.doctor import (
         cores,
         engine,

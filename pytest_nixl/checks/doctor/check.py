@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pytest_nixl.host.facts import Facts
@@ -115,17 +115,8 @@ def has_rdma(facts: Facts, wanted: Requirements) -> bool:
 
 def has_gpu(facts: Facts, wanted: Requirements) -> bool:
     """Whether checks of GPUs apply: the driver or the PCI bus shows a GPU, or the profile expects one."""
-    return bool(facts.gpu.gpus) or any(device.kind == "gpu" for device in facts.pci) or wanted.gpus > 0
-
-
-def named(names: Iterable[str], most: int = 4) -> str:
-    """Join names with commas and shorten a long list: ``a, b, c, d and 28 more``.
-
-    :param most: how many names to print before the rest is only counted.
-    """
-    listed = list(names)
-    rest = len(listed) - most
-    return ", ".join(listed) if rest <= 1 else f"{', '.join(listed[:most])} and {rest} more"
+    driver = facts.gpu.gpus or facts.gpu.unusable
+    return bool(driver) or any(device.kind == "gpu" for device in facts.pci) or wanted.gpus > 0
 
 
 def plural(count: int, noun: str) -> str:

@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from pytest_nixl.checks.doctor.check import (
     Requirements,
     check,
-    named,
     not_applicable,
     passed,
     plural,
     unknown,
     warned,
 )
+from pytest_nixl.core.words import named
 from pytest_nixl.host.cores import FrequencyPolicy, cpu_list, cpu_numbers
 from pytest_nixl.host.cuda_visible import visible
 from pytest_nixl.host.facts import Facts
@@ -29,7 +29,10 @@ _STATUS_REMEDY = "run `grep Cpus_allowed_list /proc/self/status` where the ranks
 
 @check("cpu-governor", "Do the processors that this process may use run at full speed while they work?")
 def cpu_governor(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the frequency governor. Cores that save power make posts, polling and copies of host memory slower."""
+    """The kernel does not slow down the cores that a process may use to save power.
+
+    Judge the frequency governor. Cores that save power make posts, polling and copies of host memory slower.
+    """
     allowed = facts.host.cores.allowed
     policies = facts.host.cores.policies
     if not policies:
@@ -66,7 +69,9 @@ def _told(policy: FrequencyPolicy) -> str:
 
 @check("numa-cores", "May this process use cores of the NUMA nodes of its GPUs and of a network card?")
 def numa_cores(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the cores by the NUMA nodes of devices. From a far node, posts and copies cross the link of processors.
+    """A process may use cores of the NUMA nodes of its GPUs and of a network card.
+
+    Judge the cores by the NUMA nodes of devices. From a far node, posts and copies cross the link of processors.
 
     Only GPUs that CUDA shows to this process count.
     """

@@ -7,7 +7,6 @@ from pytest_nixl.checks.doctor.check import (
     Requirements,
     check,
     failed,
-    named,
     not_applicable,
     passed,
     plural,
@@ -15,6 +14,7 @@ from pytest_nixl.checks.doctor.check import (
     warned,
 )
 from pytest_nixl.checks.doctor.libraries import not_loaded
+from pytest_nixl.core.words import named
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.software import NOT_TRIED
 from pytest_nixl.model.engine_backends import ENGINE_BACKENDS
@@ -65,7 +65,10 @@ def telemetry_in_process(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("engine-backend-fits", "Do engines use the backend that is validated, and one that fits this host?")
 def engine_backend_fits(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the backend that engines will use. None reads NIXL_BACKEND; NIXL's wheels bring UCX no provider for EFA."""
+    """Engines use the backend that this run validates, as far as variables say it, and one that fits the host.
+
+    Judge the backend that engines will use. None reads NIXL_BACKEND; NIXL's wheels bring UCX no provider for EFA.
+    """
     asked = {each: facts.environment.get(each.variable) for each in ENGINE_BACKENDS if each.variable}
     asked = {each: text for each, text in asked.items() if text}
     validated, efa = named(wanted.backends), facts.efa

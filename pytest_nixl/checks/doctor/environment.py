@@ -10,12 +10,12 @@ from pytest_nixl.checks.doctor.check import (
     Requirements,
     check,
     failed,
-    named,
     passed,
     warned,
 )
 from pytest_nixl.checks.doctor.network import devices_named
 from pytest_nixl.core.alloc_conf import ALLOC_CONF, expands_segments
+from pytest_nixl.core.words import named
 from pytest_nixl.host.facts import ETCD_VARIABLES, Facts
 from pytest_nixl.model.verdicts import Judgement
 
@@ -41,7 +41,10 @@ _PROVIDERS = (
 
 @check("devices-there", "Does this host have every network device that a variable names?")
 def devices_there(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the devices in UCX_NET_DEVICES, FI_TCP_IFACE and FI_SOCKETS_IFACE."""
+    """The host has every network device that a variable names.
+
+    Judge the devices in UCX_NET_DEVICES, FI_TCP_IFACE and FI_SOCKETS_IFACE.
+    """
     asked = devices_named(facts)
     if not asked:
         return passed("no variable names a network device")
@@ -66,7 +69,10 @@ def devices_there(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("provider-there", "Does FI_PROVIDER name a provider that works on this host?")
 def provider_there(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge FI_PROVIDER. Libfabric uses no other provider, so with a wrong name LIBFABRIC cannot be created."""
+    """FI_PROVIDER names a provider that works on this host.
+
+    Judge FI_PROVIDER. Libfabric uses no other provider, so with a wrong name LIBFABRIC cannot be created.
+    """
     text = facts.environment.get("FI_PROVIDER")
     if not text:
         return passed("FI_PROVIDER is not set: NIXL chooses the provider")
@@ -99,7 +105,10 @@ def provider_there(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("namespace-plain", "Does NIXL_ETCD_NAMESPACE begin with a slash and end without one?", image=True)
 def namespace_plain(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the namespace. Keys are NAMESPACE/AGENT/…, so ranks whose namespaces differ by a slash never meet."""
+    """NIXL_ETCD_NAMESPACE begins with a slash and ends without one.
+
+    Judge the namespace. Keys are NAMESPACE/AGENT/…, so ranks whose namespaces differ by a slash never meet.
+    """
     text = facts.environment.get("NIXL_ETCD_NAMESPACE")
     if not text:
         return passed(
@@ -124,7 +133,10 @@ def namespace_plain(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("variables-agree", "Do the variables agree with each other and with this host?")
 def variables_agree(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge variables that disable hardware of this host, and pairs of which one silently overrides the other."""
+    """The variables do not contradict each other or this host.
+
+    Judge variables that disable hardware of this host, and pairs of which one silently overrides the other.
+    """
     get = facts.environment.get
     found: list[tuple[str, str]] = []
     first, second = (get(name) for name in ETCD_VARIABLES)

@@ -35,7 +35,7 @@ def etcd_answers(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("etcd-version", "Is the etcd new enough?")
 def etcd_version(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the version of etcd, which must be 3.4 or newer."""
+    """The version of etcd is 3.4 or newer."""
     silent = _silent(facts)
     if silent is not None:
         return silent
@@ -50,7 +50,10 @@ def etcd_version(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("etcd-latency", "Does the etcd answer within a tenth of a second?")
 def etcd_latency(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the median of five requests: N ranks that start send tens of requests, one after the other."""
+    """Etcd answers within a tenth of a second.
+
+    Judge the median of five requests: N ranks that start send tens of requests, one after the other.
+    """
     silent = _silent(facts)
     if silent is not None:
         return silent
@@ -66,7 +69,10 @@ def etcd_latency(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("etcd-clock", "Do the clocks of the etcd and of this host agree?")
 def etcd_clock(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the clock offset. Leases do not depend on it, but certificates and comparisons of logs do."""
+    """The clocks of etcd's host and of this host agree.
+
+    Judge the clock offset. Leases do not depend on it, but certificates and comparisons of logs do.
+    """
     silent = _silent(facts)
     if silent is not None:
         return silent

@@ -13,7 +13,6 @@ from pytest_nixl.checks.doctor.check import (
     failed,
     has_gpu,
     has_rdma,
-    named,
     not_applicable,
     passed,
     plural,
@@ -22,7 +21,9 @@ from pytest_nixl.checks.doctor.check import (
 )
 from pytest_nixl.checks.doctor.libraries import not_loaded
 from pytest_nixl.checks.doctor.limits import amount
+from pytest_nixl.core.words import named
 from pytest_nixl.host.facts import Facts
+from pytest_nixl.host.gpu import NVML_FAILS
 from pytest_nixl.host.gpu_nic_affinity import FAR, NODE, ROOT, SWITCH, Topology
 from pytest_nixl.model.verdicts import Judgement
 from pytest_nixl.nixl.backends.cuda_modules import remedy
@@ -31,6 +32,17 @@ _NVML = (
     "run `pip install nvidia-ml-py` in the environment of pytest-nixl, and give the container NVML "
     "(NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
 )
+#: By a part of NVML's text of an error: the remedy.
+_NVML_ERRORS = {
+    "mismatch": "restart the container, or reboot the host: the driver was updated while the container ran",
+    "Permission": "give the container its GPUs (`docker run --gpus all`, resource nvidia.com/gpu), and run as a user "
+    "who may open /dev/nvidiactl and /dev/nvidia0",
+    "Driver Not Loaded": "give the container /dev/nvidiactl and its GPUs (`docker run --gpus all`, resource "
+    "nvidia.com/gpu); on the host run `nvidia-smi`",
+    "lost": "reboot the host, and replace the GPU if it happens again: run `dmesg | grep Xid` on the host",
+    "restart": "reset the GPU (`nvidia-smi --gpu-reset`), or reboot the host",
+    "Power": "connect the GPU's own power cables",
+}
 #: By Xid number: errors that a program cannot cause, each with the remedy from NVIDIA's documentation.
 _XIDS = {
     48: ("double-bit ECC error", "reset the GPU or reboot the node"),
@@ -48,9 +60,17 @@ _XIDS = {
 }
 
 
+def _nvml_remedy(error: str) -> str:
+    found = (remedy for words, remedy in _NVML_ERRORS.items() if words in error)
+    return next(found, "run `nvidia-smi` and `dmesg` on the host; reboot it")
+
+
 @check("gpus", "Does this host have the number and model of GPUs that the profile says?")
 def gpus(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the GPUs of the driver against the profile and the PCI bus."""
+    """The host has the number and model of GPUs that the profile says.
+
+    Judge the GPUs of the driver against the profile and the PCI bus.
+    """
     if not has_gpu(facts, wanted):
         return not_applicable(NO_GPU)
     here = facts.gpu.gpus
@@ -63,8 +83,17 @@ def gpus(facts: Facts, wanted: Requirements) -> Judgement:
             f"{plural(len(bus), 'GPU')} on the PCI bus, but no NVIDIA driver is loaded",
             "install the NVIDIA driver on the host",
         )
+    broken = [gpu for gpu in facts.gpu.unusable if "Permission" not in gpu.error or not here]
+    if broken:
+        errors = named(f"GPU {gpu.index} ({gpu.error})" for gpu in broken)
+        return failed(
+            f"NVML cannot use {len(broken)} of {plural(len(here) + len(facts.gpu.unusable), 'GPU')}: {errors}",
+            _nvml_remedy(broken[0].error),
+        )
     if wanted.gpus and len(here) != wanted.gpus:
         hanging = f"; on the bus but not in the driver: {named(lost)}" if lost and len(bus) == wanted.gpus else ""
+        if facts.gpu.unusable:  # none of them is broken
+            hanging += f"; not given to this process: {named(f'GPU {gpu.index}' for gpu in facts.gpu.unusable)}"
         remedy = (
             "give the container all GPUs (resource nvidia.com/gpu, `docker run --gpus all`); run `nvidia-smi` and "
             "`dmesg` on the host; reboot the host if a GPU fell off the bus; or replace the node"
@@ -83,12 +112,22 @@ def gpus(facts: Facts, wanted: Requirements) -> Judgement:
         return unknown(
             f"{plural(len(here), 'GPU')}; the model of at least one is unknown, and the profile says {model}", _NVML
         )
+    parts = [f"GPU {gpu.index}" for gpu in here if gpu.mig]
+    if parts:
+        return warned(
+            f"{told}; in MIG mode: {named(parts)}: CUDA gives a process one part of such a GPU, and two parts have "
+            "neither cuda_ipc nor peer-to-peer access between them",
+            "if GPUs of this host exchange data, disable MIG with `nvidia-smi -i GPU -mig 0`",
+        )
     return passed(told)
 
 
 @check("gpu-driver", "Does the GPU driver match the container's libraries and NIXL's CUDA version?")
 def gpu_driver(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge whether the container's NVML and CUDA match the kernel's driver, and suffice for NIXL's CUDA version."""
+    """The driver has the same version as its libraries, and is new enough for NIXL's CUDA version.
+
+    Judge whether the container's NVML and CUDA match the kernel's driver, and suffice for NIXL's CUDA version.
+    """
     if not has_gpu(facts, wanted):
         return not_applicable(NO_GPU)
     driver, library, cuda = facts.gpu.driver, facts.gpu.library, facts.gpu.cuda
@@ -97,8 +136,10 @@ def gpu_driver(facts: Facts, wanted: Requirements) -> Judgement:
     if "mismatch" in library.why.lower():
         return failed(
             f"the kernel's driver is {driver.value}, but the container's libraries have another version: {library.why}",
-            "restart the container, or reboot the host: the driver was updated while the container ran",
+            _nvml_remedy(library.why),
         )
+    if library.why.startswith(NVML_FAILS):
+        return failed(f"driver {driver.value} is loaded, but {library.why}", _nvml_remedy(library.why))
     if library.value and library.value != driver.value:
         return failed(
             f"the kernel's driver is {driver.value}, but the container's libraries are {library.value}",
@@ -118,7 +159,10 @@ def gpu_driver(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("ucx-cuda", "Does UCX find the libraries that its CUDA modules need?")
 def ucx_cuda(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the libraries of UCX's CUDA modules. Without them, UCX takes GPU memory for host memory."""
+    """UCX finds every library that its CUDA modules need.
+
+    Judge the libraries of UCX's CUDA modules. Without them, UCX takes GPU memory for host memory.
+    """
     if not has_gpu(facts, wanted):
         return not_applicable(NO_GPU)
     if "UCX" not in wanted.backends:
@@ -141,7 +185,10 @@ def ucx_cuda(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("gpu-p2p", "Can every GPU read every other's memory?")
 def gpu_p2p(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge peer-to-peer access. Without it, transfers between GPUs of one host are copied through host memory."""
+    """Every GPU can read every other's memory.
+
+    Judge peer-to-peer access. Without it, transfers between GPUs of one host are copied through host memory.
+    """
     if not has_gpu(facts, wanted):
         return not_applicable(NO_GPU)
     if len(facts.gpu.gpus) < 2:
@@ -150,6 +197,14 @@ def gpu_p2p(facts: Facts, wanted: Requirements) -> Judgement:
     if pairs.value is None:
         return unknown(f"whether GPUs can read each other's memory is unknown: {pairs.why}", _NVML)
     bad = [pair for pair in pairs.value if pair.status != "ok"]
+    parts = {gpu.index for gpu in facts.gpu.gpus if gpu.mig}
+    if bad and all({pair.one, pair.other} & parts for pair in bad):
+        told = named(f"GPU {index}" for index in sorted(parts))
+        return warned(
+            f"in {len(bad)} of {plural(len(pairs.value), 'pair')} one GPU cannot read the other's memory, because of "
+            f"MIG mode: {told}",
+            "disable MIG with `nvidia-smi -i GPU -mig 0`, if these GPUs exchange data",
+        )
     if bad and len(bad) == len(pairs.value) and len({pair.status for pair in bad}) == 1:
         return not_applicable(f"no GPU of this host can read another's memory: {bad[0].status}")
     if bad:
@@ -164,7 +219,10 @@ def gpu_p2p(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("gpu-nvlink", "Does every GPU have the same number of active NVLinks?")
 def gpu_nvlink(facts: Facts, wanted: Requirements) -> Judgement:
-    """Compare the GPUs' active NVLinks. A missing NVLink reduces bandwidth and raises no error."""
+    """Every GPU has the same number of active NVLinks.
+
+    Compare the GPUs' active NVLinks. A missing NVLink reduces bandwidth and raises no error.
+    """
     if not has_gpu(facts, wanted):
         return not_applicable(NO_GPU)
     links = {gpu.index: gpu.nvlinks for gpu in facts.gpu.gpus if gpu.nvlinks is not None}
@@ -182,7 +240,10 @@ def gpu_nvlink(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("gpu-direct", "Can the network cards access GPU memory?")
 def gpu_direct(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge whether DMA-BUF, nvidia_peermem or EFA's own driver gives network cards access to GPU memory."""
+    """Network cards access GPU memory by DMA-BUF, nvidia_peermem or EFA's own driver.
+
+    Judge whether DMA-BUF, nvidia_peermem or EFA's own driver gives network cards access to GPU memory.
+    """
     if not has_gpu(facts, wanted):
         return not_applicable(NO_GPU)
     if not has_rdma(facts, wanted):
@@ -212,7 +273,10 @@ def gpu_direct(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("gdrcopy", "Is GDRCopy usable for small messages?")
 def gdrcopy(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge GDRCopy, which UCX uses to copy small messages to GPUs faster."""
+    """GDRCopy is usable for small messages.
+
+    Judge GDRCopy, which UCX uses to copy small messages to GPUs faster.
+    """
     if not facts.gpu.gpus:
         return not_applicable("this host has no GPU")
     if facts.gpu.gdrcopy.value:
@@ -225,7 +289,10 @@ def gdrcopy(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("gpu-xid", "Is the kernel's log free of GPU errors (Xid) since the host started?")
 def gpu_xid(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the Xid errors in the kernel's log."""
+    """The kernel's log has no Xid error.
+
+    Judge the Xid errors in the kernel's log.
+    """
     if not has_gpu(facts, wanted):
         return not_applicable(NO_GPU)
     xids = facts.gpu.xids
@@ -249,7 +316,10 @@ def gpu_xid(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("gpu-ecc", "Is the memory of every GPU free of uncorrectable errors?")
 def gpu_ecc(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the uncorrectable ECC errors since each GPU's last reset."""
+    """No GPU has an uncorrectable memory error.
+
+    Judge the uncorrectable ECC errors since each GPU's last reset.
+    """
     if not has_gpu(facts, wanted):
         return not_applicable(NO_GPU)
     counts = {gpu.index: gpu.uncorrected for gpu in facts.gpu.gpus if gpu.uncorrected is not None}
@@ -265,7 +335,10 @@ def gpu_ecc(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("gpu-bar1", "Does every GPU's BAR1 cover its memory?")
 def gpu_bar1(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the size of BAR1, the window through which a network card accesses a GPU's memory."""
+    """BAR1 of every GPU covers its memory.
+
+    Judge the size of BAR1, the window through which a network card accesses a GPU's memory.
+    """
     if not has_gpu(facts, wanted):
         return not_applicable(NO_GPU)
     known = [gpu for gpu in facts.gpu.gpus if gpu.bar1 is not None and gpu.memory is not None]
@@ -283,7 +356,10 @@ def gpu_bar1(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("gpu-persistence", "Does the driver stay loaded while no process uses a GPU?")
 def gpu_persistence(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge persistence mode. Without it, the first use of a GPU takes seconds."""
+    """The driver stays loaded while no process uses a GPU.
+
+    Judge persistence mode. Without it, the first use of a GPU takes seconds.
+    """
     if not has_gpu(facts, wanted):
         return not_applicable(NO_GPU)
     known = {gpu.index: gpu.persistence for gpu in facts.gpu.gpus if gpu.persistence is not None}
@@ -300,7 +376,10 @@ def gpu_persistence(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("gpu-nics", "Does every GPU have as many network cards near it as the profile says?")
 def gpu_nics(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the positions on the PCI bus. Traffic to a card on another NUMA node passes through both processors."""
+    """Every GPU has as many network cards near it as the profile says.
+
+    Judge the positions on the PCI bus. Traffic to a card on another NUMA node passes through both processors.
+    """
     if not has_gpu(facts, wanted):
         return not_applicable(NO_GPU)
     if not has_rdma(facts, wanted):

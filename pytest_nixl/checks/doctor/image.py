@@ -9,7 +9,6 @@ from pytest_nixl.checks.doctor.check import (
     Requirements,
     check,
     failed,
-    named,
     not_applicable,
     passed,
     plural,
@@ -18,6 +17,7 @@ from pytest_nixl.checks.doctor.check import (
 )
 from pytest_nixl.checks.doctor.libraries import OF_THE_DRIVER, not_loaded
 from pytest_nixl.checks.doctor.ucx_rdma import providers_of, registers_in
+from pytest_nixl.core.words import named
 from pytest_nixl.host.device_code import capability, dotted
 from pytest_nixl.host.etcd_library import PATCH
 from pytest_nixl.host.facts import Facts
@@ -31,7 +31,10 @@ _MOST = 12
 
 @check("nixl-plugins", "Can every NIXL plugin that the profile wants be loaded, and which others can?", image=True)
 def nixl_plugins(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the plugin files against ``[image] plugins`` of the profile, and report the others in one line."""
+    """Every NIXL plugin that the profile wants can be loaded; the others are listed with what they lack.
+
+    Judge the plugin files against ``[image] plugins`` of the profile, and report the others in one line.
+    """
     absent = not_loaded(facts)
     if absent is not None:
         return absent
@@ -87,7 +90,10 @@ def _remedy(file: PluginFile) -> str:
 
 @check("nixl-cuda", "Is the loaded NIXL built for torch's CUDA version, and does the driver support it?", image=True)
 def nixl_cuda(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the loaded package of NIXL, which need not be the only installed one, by its CUDA version."""
+    """The NIXL that is loaded, whatever else is installed, is built for the CUDA version of torch and of the driver.
+
+    Judge the loaded package of NIXL, which need not be the only installed one, by its CUDA version.
+    """
     absent = not_loaded(facts)
     if absent is not None:
         return absent
@@ -125,7 +131,10 @@ def nixl_cuda(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("image-versions", "Does the software have the versions that the profile wants?", image=True)
 def image_versions(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the versions against ``[versions]`` of the profile, and the patch against ``[image] etcd_uri_patch``."""
+    """NIXL, UCX, CUDA, torch and other software have the versions that the profile wants.
+
+    Judge the versions against ``[versions]`` of the profile, and the patch against ``[image] etcd_uri_patch``.
+    """
     image = wanted.profile.image
     good, bad, unread = list[str](), list[str](), list[str]()
     for key, accepted in image.versions.items():
@@ -168,7 +177,10 @@ def image_versions(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("verbs-providers", "Does libibverbs accept the providers of the RDMA devices?", image=True)
 def verbs_providers(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge whether each copy of libibverbs has a provider of its interface number for each kind of RDMA device."""
+    """Each copy of libibverbs finds a provider of EFA with its interface number.
+
+    Judge whether each copy of libibverbs has a provider of its interface number for each kind of RDMA device.
+    """
     kinds = {device.kind: device.kind.upper() if device.kind == "efa" else device.kind for device in facts.rdma}
     if wanted.efa:
         kinds["efa"] = "EFA"
@@ -205,7 +217,10 @@ def verbs_providers(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("gpu-code", "Does each plugin with CUDA code have some for the GPU of this host or of the profile?", image=True)
 def gpu_code(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the CUDA code of plugins by the GPU's compute capability: as NVML says, otherwise by the GPU's name."""
+    """Every wanted plugin with CUDA code has some for the compute capability of the GPU.
+
+    Judge the CUDA code of plugins by the GPU's compute capability: as NVML says, otherwise by the GPU's name.
+    """
     codes = {plugin_name(each.path): each for each in facts.image.device_code}
     if not codes:
         return not_applicable("no plugin of NIXL contains CUDA code")

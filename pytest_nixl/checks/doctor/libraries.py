@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import os
 
-from pytest_nixl.checks.doctor.check import Requirements, check, failed, named, not_applicable, passed, unknown, warned
+from pytest_nixl.checks.doctor.check import Requirements, check, failed, not_applicable, passed, unknown, warned
+from pytest_nixl.core.words import named
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.gpu_nic_affinity import Topology
 from pytest_nixl.host.software import Lacking
@@ -118,7 +119,10 @@ def _remedy(plugin: str) -> str:
     "plugin-libraries", "Does this host have every library that the plugins of the requested backends need?", image=True
 )
 def plugin_libraries(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the plugins' libraries, including symbol versions and indirect dependencies."""
+    """The host has every library and symbol version that the plugins of the requested backends need.
+
+    Judge the plugins' libraries, including symbol versions and indirect dependencies.
+    """
     absent = not_loaded(facts)
     if absent is not None:
         return absent
@@ -150,7 +154,10 @@ def plugin_libraries(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("libraries-once", "Does a process with NIXL load each library only once?", image=True)
 def libraries_once(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge duplicate libraries. LD_PRELOAD, LD_LIBRARY_PATH or another package can bring a second copy."""
+    """No process with NIXL has two copies of UCX, libfabric or another library.
+
+    Judge duplicate libraries. LD_PRELOAD, LD_LIBRARY_PATH or another package can bring a second copy.
+    """
     absent = not_loaded(facts)
     if absent is not None:
         return absent
@@ -177,7 +184,10 @@ def libraries_once(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("etcd-client-library", "Does NIXL load its client library of etcd?", image=True)
 def etcd_client_library(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge etcd's client library. Without it, agents exchange metadata only by side channel."""
+    """NIXL was built with etcd, and loads its client library.
+
+    Judge etcd's client library. Without it, agents exchange metadata only by side channel.
+    """
     absent = not_loaded(facts)
     if absent is not None:
         return absent
@@ -196,7 +206,10 @@ def etcd_client_library(facts: Facts, wanted: Requirements) -> Judgement:
     image=True,
 )
 def etcd_client_patch(facts: Facts, wanted: Requirements) -> Judgement:
-    """Report whether the library is patched to skip the validation of addresses. Some images have it on purpose."""
+    """If the image has the patch that skips the validation of addresses, the library contains it.
+
+    Report whether the library is patched to skip the validation of addresses. Some images have it on purpose.
+    """
     patched = facts.software.etcd_client_patched
     if patched.value is None:
         return not_applicable(f"NIXL has no client library of etcd: {patched.why}")
@@ -209,7 +222,10 @@ def etcd_client_patch(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("nixlbench-starts", "Does nixlbench start?", image=True)
 def nixlbench_starts(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge whether nixlbench prints its help."""
+    """If nixlbench is installed, it starts.
+
+    Judge whether nixlbench prints its help.
+    """
     path, fault = facts.software.nixlbench, facts.software.nixlbench_fault
     if path.value is None:
         return not_applicable(f"{path.why}; nixlbench is optional")

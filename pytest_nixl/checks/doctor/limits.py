@@ -38,7 +38,10 @@ def amount(size: int) -> str:
 
 @check("memlock", "May a process lock as much memory as RDMA registers?")
 def memlock(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the limit of locked memory. Above it RDMA registration fails, often only with 'Cannot allocate memory'."""
+    """A process may lock as much memory as RDMA registers.
+
+    Judge the limit of locked memory. Above it RDMA registration fails, often only with 'Cannot allocate memory'.
+    """
     if not has_rdma(facts, wanted):
         return not_applicable(f"{NO_RDMA}: no memory has to be locked")
     limit = facts.host.memlock
@@ -62,7 +65,10 @@ def memlock(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("shm", "Does /dev/shm exist, and is it larger than a container's default of 64 MiB?")
 def shm(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the size of /dev/shm. Transports within a host keep queues there, and die of SIGBUS when it is full."""
+    """/dev/shm is larger than a container's default of 64 MiB, and has free space.
+
+    Judge the size of /dev/shm. Transports within a host keep queues there, and die of SIGBUS when it is full.
+    """
     size = facts.host.shm
     remedy = (
         "start the container with `docker run --shm-size=8g` or --ipc=host; in Kubernetes mount an emptyDir with "
@@ -93,7 +99,10 @@ def shm(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("huge-pages", "Are huge pages free for EFA's buffers?")
 def huge_pages(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the free huge pages. EFA's provider keeps its bounce buffers there, and without them in slower pages."""
+    """Huge pages are free for EFA's buffers, if there is EFA.
+
+    Judge the free huge pages. EFA's provider keeps its bounce buffers there, and without them in slower pages.
+    """
     if not (facts.efa or wanted.efa):
         return not_applicable("this host has no EFA, and the profile expects none: only EFA uses huge pages")
     pages = [each for each in facts.host.huge_pages if each.total]

@@ -10,7 +10,6 @@ from pytest_nixl.checks.doctor.check import (
     Requirements,
     check,
     failed,
-    named,
     not_applicable,
     passed,
     plural,
@@ -18,6 +17,7 @@ from pytest_nixl.checks.doctor.check import (
     warned,
 )
 from pytest_nixl.core.units import gigabits
+from pytest_nixl.core.words import named
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.network import Nic
 from pytest_nixl.model.verdicts import Judgement
@@ -48,7 +48,10 @@ def _used(facts: Facts) -> list[Nic]:
 
 @check("nics-up", "Is every interface that carries traffic up?")
 def nics_up(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the interfaces with the default route or an address, and those that a variable names."""
+    """Every interface that carries traffic is up.
+
+    Judge the interfaces with the default route or an address, and those that a variable names.
+    """
     used = _used(facts)
     if not used:
         return not_applicable("only loopback has an address: no traffic leaves this host")
@@ -64,7 +67,10 @@ def nics_up(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("nic-rate", "Is every interface as fast as the profile says?")
 def nic_rate(facts: Facts, wanted: Requirements) -> Judgement:
-    """Compare network cards without RDMA with the profile's rate; rdma-rate judges those with RDMA."""
+    """No interface is slower than the profile says.
+
+    Compare network cards without RDMA with the profile's rate; rdma-rate judges those with RDMA.
+    """
     if wanted.machine is None:
         return not_applicable("the profile describes no network cards")
     if wanted.rdma:
@@ -84,7 +90,10 @@ def nic_rate(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("mtu", "Do all interfaces of one kind have the same MTU?")
 def mtu(facts: Facts, wanted: Requirements) -> Judgement:
-    """Compare the interfaces of this host that have the same driver; ranks-agree compares hosts."""
+    """Interfaces of one kind have the same MTU.
+
+    Compare the interfaces of this host that have the same driver; ranks-agree compares hosts.
+    """
     kinds: dict[str, dict[str, int]] = {}
     for nic in facts.nics:
         if nic.mtu is not None and nic.driver and nic.state == "up":
@@ -104,7 +113,9 @@ def mtu(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("link-local", "Do agents keep link-local addresses (169.254.0.0/16) to themselves?")
 def link_local(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the addresses that UCX advertises. UCX before openucx/ucx#11504 advertises link-local addresses, which no
+    """UCX agents advertise no address of 169.254.0.0/16.
+
+    Judge the addresses that UCX advertises. UCX before openucx/ucx#11504 advertises link-local addresses, which no
     other host can reach.
     """
     local = {nic.name: nic.link_local() for nic in facts.network.nics if nic.link_local()}
@@ -131,7 +142,10 @@ def link_local(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("names-resolve", "Do the host names in etcd's addresses resolve?")
 def names_resolve(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the names. Without a dnsPolicy, a pod with hostNetwork uses the node's resolver, which knows no Service."""
+    """The host names in etcd's addresses resolve, also in a pod with hostNetwork.
+
+    Judge the names. Without a dnsPolicy, a pod with hostNetwork uses the node's resolver, which knows no Service.
+    """
     names = [name for name in facts.etcd.names if not _is_address(name.host)]
     search = facts.network.search.value or ()
     servers = facts.network.nameservers.value or ()
@@ -161,7 +175,10 @@ def names_resolve(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("peer-reachable", "Can this host reach the other hosts?")
 def peer_reachable(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge whether packets reach each named host and come back."""
+    """The host reaches every other host.
+
+    Judge whether packets reach each named host and come back.
+    """
     if not facts.peers:
         return not_applicable("no other host is named (`pytest-nixl doctor --peer=HOST`), and this run has one rank")
     lost = [f"{peer.name}: {peer.fault}" for peer in facts.peers if peer.fault]

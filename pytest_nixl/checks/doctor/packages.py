@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from pytest_nixl.checks.doctor.check import Requirements, check, failed, named, not_applicable, passed
+from pytest_nixl.checks.doctor.check import Requirements, check, failed, not_applicable, passed
 from pytest_nixl.checks.doctor.libraries import not_loaded
+from pytest_nixl.core.words import named
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.model.verdicts import Judgement
 
@@ -14,7 +15,10 @@ _ALL2ALL = "VLLM_ALL2ALL_BACKEND"
 
 @check("nixl-packages-agree", "Have all installed packages of NIXL one version, and do they fit torch?", image=True)
 def nixl_packages_agree(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge nixl, nixl-cu12, nixl-cu13 and nixl-rocm: an upgrade of one of these packages leaves the others behind."""
+    """All installed packages of NIXL have one version, and its expert-parallel kernels fit torch if they are used.
+
+    Judge nixl, nixl-cu12, nixl-cu13 and nixl-rocm: an upgrade of one of these packages leaves the others behind.
+    """
     absent = not_loaded(facts)
     if absent is not None:
         return not_applicable(f"NIXL cannot be loaded: {absent.reason}")

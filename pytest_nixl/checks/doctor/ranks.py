@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from pytest_nixl.checks.doctor.check import failed, named, not_applicable, passed, plural, warned
+from pytest_nixl.checks.doctor.check import failed, not_applicable, passed, plural, warned
 from pytest_nixl.checks.doctor.limits import amount
 from pytest_nixl.core.units import gigabits
+from pytest_nixl.core.words import named
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.model.verdicts import Judgement, Verdict
 

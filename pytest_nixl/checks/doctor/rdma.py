@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from statistics import median_low
 
 from pytest_nixl.checks.doctor.check import (
     NO_RDMA,
@@ -11,7 +12,6 @@ from pytest_nixl.checks.doctor.check import (
     check,
     failed,
     has_rdma,
-    named,
     not_applicable,
     passed,
     plural,
@@ -19,6 +19,7 @@ from pytest_nixl.checks.doctor.check import (
     warned,
 )
 from pytest_nixl.core.units import gigabits
+from pytest_nixl.core.words import named
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.rdma import RdmaDevice
 from pytest_nixl.model.verdicts import Judgement
@@ -31,7 +32,10 @@ def _devices(facts: Facts, wanted: Requirements) -> tuple[RdmaDevice, ...]:
 
 @check("rdma-devices", "Does this host have as many RDMA devices as the profile says?")
 def rdma_devices(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the number of RDMA devices, and whether each card on the PCI bus has a driver."""
+    """The host has as many RDMA devices as the profile says, each with a driver.
+
+    Judge the number of RDMA devices, and whether each card on the PCI bus has a driver.
+    """
     if not has_rdma(facts, wanted):
         return not_applicable(NO_RDMA)
     kind, here = "EFA device" if wanted.efa else "RDMA device", _devices(facts, wanted)
@@ -56,9 +60,41 @@ def rdma_devices(facts: Facts, wanted: Requirements) -> Judgement:
     return passed(f"{plural(len(here), kind)}: {named(device.name for device in here)}")
 
 
-@check("rdma-ports", "Is a port of every RDMA device active?")
+#: With fewer devices none is compared with the others.
+_FEWEST_COMPARED = 3
+#: The fewest errors of a link that count, by counter: fewer are usual on links that work.
+_MANY_ERRORS = {
+    "link_downed": 10,
+    "link_error_recovery": 10,
+    "local_link_integrity_errors": 100,
+    "port_rcv_errors": 1000,
+    "rx_icrc_encapsulated": 100,
+    "symbol_error": 1000,
+}
+#: A device has many more errors than the others if it has so many times their median.
+_TIMES_THE_MEDIAN = 10
+
+
+def _with_errors(devices: tuple[RdmaDevice, ...]) -> list[str]:
+    """Return the devices whose links have many more errors than those of most devices, each with its worst counter."""
+    found = {}
+    for counter, least in _MANY_ERRORS.items():
+        usual = median_low([device.errors(counter) for device in devices])
+        for device in devices:
+            count = device.errors(counter)
+            if count >= max(least, _TIMES_THE_MEDIAN * usual) and device.name not in found:
+                found[device.name] = (
+                    f"{device.name} has counted {count} {counter}, and half of the others at most {usual}"
+                )
+    return list(found.values())
+
+
+@check("rdma-ports", "Is a port of every RDMA device active, and is no link much worse than the others?")
 def rdma_ports(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the port states. A port that is not ACTIVE carries nothing, so the other ports are overloaded."""
+    """Every RDMA device has an active port, and no link has errors that most others do not have.
+
+    Judge the port states. A port that is not ACTIVE carries nothing, so the other ports are overloaded.
+    """
     if not has_rdma(facts, wanted):
         return not_applicable(NO_RDMA)
     if not facts.rdma:
@@ -68,12 +104,23 @@ def rdma_ports(facts: Facts, wanted: Requirements) -> Judgement:
         told = named(f"{device.name} ({', '.join(port.state for port in device.ports)})" for device in down)
         remedy = "check the cable, the switch and the subnet manager (`ibstat`, `rdma link`), or replace the node"
         return failed(f"{len(down)} of {plural(len(facts.rdma), 'RDMA device')} without an active port: {told}", remedy)
+    bad = _with_errors(facts.rdma) if len(facts.rdma) >= _FEWEST_COMPARED else []
+    if bad:
+        return warned(
+            f"the link of {len(bad)} of {plural(len(facts.rdma), 'RDMA device')} has errors that the others do not "
+            f"have: {named(bad)}",
+            "clean or replace its cable or transceiver, and look at its port of the switch; until then name the other "
+            "devices in UCX_NET_DEVICES, or take the host out of use",
+        )
     return passed(f"{plural(len(facts.rdma), 'RDMA device')}, each with an active port")
 
 
 @check("rdma-rate", "Is every RDMA device as fast as the profile says, and as the others?")
 def rdma_rate(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the rates. One slow device slows every transfer that is spread over all devices."""
+    """No RDMA device is slower than the profile says, or slower than the others.
+
+    Judge the rates. One slow device slows every transfer that is spread over all devices.
+    """
     if not has_rdma(facts, wanted):
         return not_applicable(NO_RDMA)
     rates = {device.name: device.rate for device in _devices(facts, wanted) if device.rate}
@@ -98,7 +145,10 @@ def rdma_rate(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("uverbs-open", "Can a process open the device node of every RDMA device?")
 def uverbs_open(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the device nodes. One node that cannot be opened makes libfabric drop EFA (ofiwg/libfabric#12708)."""
+    """A process can open the device node of every RDMA device.
+
+    Judge the device nodes. One node that cannot be opened makes libfabric drop EFA (ofiwg/libfabric#12708).
+    """
     if not has_rdma(facts, wanted):
         return not_applicable(NO_RDMA)
     if not facts.rdma:

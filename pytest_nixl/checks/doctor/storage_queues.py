@@ -21,7 +21,10 @@ _SECCOMP = (
 
 @check("storage-queues", "May a process set up the kernel's queues for files, aio and io_uring?")
 def storage_queues(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge aio and io_uring, which POSIX uses. If they are forbidden, NIXL reports only NIXL_ERR_BACKEND."""
+    """With POSIX, a process may set up the kernel's queues for files, aio and io_uring.
+
+    Judge aio and io_uring, which POSIX uses. If they are forbidden, NIXL reports only NIXL_ERR_BACKEND.
+    """
     if "POSIX" not in wanted.backends:
         asked = ",".join(wanted.backends)
         return not_applicable(f"--nixl-backend={asked} uses no files: only POSIX does")

@@ -14,7 +14,6 @@ from pytest_nixl.checks.doctor.check import (
     check,
     failed,
     has_rdma,
-    named,
     not_applicable,
     passed,
     plural,
@@ -23,6 +22,7 @@ from pytest_nixl.checks.doctor.check import (
 )
 from pytest_nixl.checks.doctor.libraries import not_loaded
 from pytest_nixl.core.rdma_fault import GID_INDEX_REMEDY, MEMLOCK_REMEDY, NODES_REMEDY, PORT_REMEDY
+from pytest_nixl.core.words import named
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.rdma import RdmaDevice, network_cards
 from pytest_nixl.host.ucx_rdma import UcxRdma, VerbsAnswer
@@ -46,7 +46,10 @@ class _Cause:
 
 @check("ucx-uses-rdma", "Can the UCX that NIXL loads use every RDMA device of this host?")
 def ucx_uses_rdma(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge whether UCX offers each device, and name the cause for each that it does not offer or cannot open."""
+    """The UCX that NIXL loads finds, opens and offers every RDMA device of the host.
+
+    Judge whether UCX offers each device, and name the cause for each that it does not offer or cannot open.
+    """
     if "UCX" not in wanted.backends:
         return not_applicable("UCX is not requested")
     if not has_rdma(facts, wanted):

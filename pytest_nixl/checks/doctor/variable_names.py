@@ -11,11 +11,11 @@ from pytest_nixl.checks.doctor.check import (
     Requirements,
     check,
     failed,
-    named,
     passed,
     plural,
     warned,
 )
+from pytest_nixl.core.words import named
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.model.verdicts import Judgement
 
@@ -98,7 +98,10 @@ _TRANSPORT_VARIABLE = re.compile(r"UCX_(RC|DC|UD|SRD)_(?:(?:VERBS|MLX5|GDA)_)?(\
 
 @check("variables-known", "Does NIXL, UCX or libfabric know every variable that starts with their prefix?", image=True)
 def variables_known(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the names of variables. A misspelt variable has no effect, and at most one log line says so."""
+    """NIXL, UCX and libfabric know every variable that starts with their prefix.
+
+    Judge the names of variables. A misspelt variable has no effect, and at most one log line says so.
+    """
     steering, software = facts.environment.steering, facts.software
     strange: dict[str, str] = {}
     for name in steering:

@@ -126,7 +126,7 @@ class _Bench:
     def _begin(self) -> EndpointTrial | None:
         self._text, expected = self._queue.popleft()
         self._name = f"trial-{secrets.token_hex(4)}"
-        function = "pytest_nixl.nixl.worker.extra_agent:make"
+        function = "pytest_nixl.checks.endpoints.worker:make"
         refusal = self._first.run(function, name=self._name, endpoints=self._text)
         if refusal:
             return self._end(ReadOutcome.NO_AGENT, redact(refusal))

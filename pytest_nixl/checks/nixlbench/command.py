@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_nixl.checks.nixlbench.output import LARGE_BLOCK
 from pytest_nixl.core.units import MIB
+from pytest_nixl.model.nixlbench_output import LARGE_BLOCK
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.session.nixlbench_flags import name_of
 

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from pytest_nixl.checks.nixlbench.output import STORAGE, NixlbenchOutput
 from pytest_nixl.judge.profiles import Profile
 from pytest_nixl.model.device_counters import CounterComparison, Moved, compare
 from pytest_nixl.model.expectation import Expectation
 from pytest_nixl.model.machine import EMULATED, Machine
+from pytest_nixl.model.nixlbench_output import STORAGE, NixlbenchOutput
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.verdicts import Judgement, Verdict
 

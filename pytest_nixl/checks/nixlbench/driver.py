@@ -18,10 +18,10 @@ from functools import partial
 
 from pytest_nixl.checks.nixlbench.command import Meeting
 from pytest_nixl.checks.nixlbench.group import Group
-from pytest_nixl.checks.nixlbench.output import Fault, NixlbenchOutput, Trouble
-from pytest_nixl.checks.nixlbench.table import read_output
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd.errors import EtcdError
+from pytest_nixl.model.nixlbench_output import Fault, NixlbenchOutput, Trouble
+from pytest_nixl.model.nixlbench_table import read_output
 from pytest_nixl.processes.external_program import RunningProgram, Tool, ended, others_beside
 
 #: Seconds for which nixlbench sleeps at one point of its ETCD runtime, without any output.

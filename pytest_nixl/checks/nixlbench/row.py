@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from pytest_nixl.checks.nixlbench.driver import Ran
-from pytest_nixl.checks.nixlbench.output import REMEDIES, NixlbenchRow, Trouble
 from pytest_nixl.checks.nixlbench.verdict import judge_latency, key_for_expectations, told_for_which, told_how_to_see
 from pytest_nixl.core import units
 from pytest_nixl.judge.profiles import Profile
 from pytest_nixl.judge.row import describe, judge, percentage, rate
 from pytest_nixl.model.ceiling import Ceiling, row_ceiling
 from pytest_nixl.model.machine import devices, is_network
+from pytest_nixl.model.nixlbench_output import REMEDIES, NixlbenchRow, Trouble
 from pytest_nixl.model.results import RowSummary
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.samples import Samples

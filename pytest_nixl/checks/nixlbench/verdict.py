@@ -16,7 +16,6 @@ from pytest_nixl.checks.nixlbench.counters import (
     judge_counters,
     transports_of,
 )
-from pytest_nixl.checks.nixlbench.output import STORAGE, Configuration, NixlbenchOutput, NixlbenchRow, Trouble
 from pytest_nixl.core import units
 from pytest_nixl.judge.profiles import Profile
 from pytest_nixl.judge.row import describe, judge, percentage, rate
@@ -24,6 +23,7 @@ from pytest_nixl.model.device_counters import Moved, devices_that_moved
 from pytest_nixl.model.expectation import Expectation
 from pytest_nixl.model.machine import Machine
 from pytest_nixl.model.memory import MemoryPair
+from pytest_nixl.model.nixlbench_output import STORAGE, Configuration, NixlbenchOutput, NixlbenchRow, Trouble
 from pytest_nixl.model.results import Result, RowSummary
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.samples import Samples

@@ -14,11 +14,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from pytest_nixl.checks.nixlbench.output import REMEDIES, Trouble
-from pytest_nixl.checks.nixlbench.table import read_output
 from pytest_nixl.checks.rank_race.forkserver import ForkedClaimant, ForkServer
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd.proxy import ProxyClient, State
+from pytest_nixl.model.nixlbench_output import REMEDIES, Trouble
+from pytest_nixl.model.nixlbench_table import read_output
 
 #: Flags with which nixlbench registers and moves little: blocks of 4096 bytes.
 _NIXLBENCH = ("--runtime_type=ETCD", "--etcd_endpoints={endpoint}", "--benchmark_group={group}",

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from pytest_nixl.checks.raw_tools.judge import RawComparison, judge_ratio, judge_raw, same_way
 from pytest_nixl.checks.raw_tools.pair import RawPair
 from pytest_nixl.checks.raw_tools.tools import RAW_TOOLS
 from pytest_nixl.judge.profiles import Profile
-from pytest_nixl.judge.raw import RawComparison, judge_ratio, judge_raw, same_way
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.rank_pairs import RankPair
 from pytest_nixl.model.raw_comparison import RawRatio

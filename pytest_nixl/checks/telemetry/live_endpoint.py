@@ -20,10 +20,12 @@ class CounterNames:
     :param what: the events, in the plural.
     :param names: the metrics that count them, in the spelling of NIXL and of the engines. Older clients of Prometheus
         write vLLM's without ``_total``. Those of one entry count different events, and are added.
+    :param remedy: what to do about too many that vLLM has counted.
     """
 
     what: str
     names: tuple[tuple[str, ...], ...]
+    remedy: str = ""
 
 
 # A worker of Dynamo passes on the metrics of its engine: page metrics-comparison of ai-dynamo/dynamo.
@@ -42,6 +44,9 @@ FAILED = CounterNames(
         ("sglang:num_transfer_failed_reqs_total",),
         ("kvbm_object_read_failures", "kvbm_object_write_failures"),
     ),
+    "Do not trust the answers of these requests: vLLM may have sent them with HTTP 200 and wrong tokens, whatever "
+    "kv_load_failure_policy says, if its model has several groups of KV caches, such as attention and Mamba (seen with "
+    "vLLM 0.29.0: vllm-project/vllm#52234). Search the decode side's log for NIXL_ERR, and alert on this counter.",
 )
 EXPIRED = CounterNames(
     "expired requests", (("vllm:nixl_num_kv_expired_reqs_total",), ("vllm:nixl_num_kv_expired_reqs",))
@@ -93,6 +98,7 @@ class EndpointValue:
     :param source: the metrics that were read; for a missing value, why it is missing.
     :param unit: the unit; empty for a count.
     :param at_most: the bound; None: none was given.
+    :param remedy: what to do if it is above the bound.
     """
 
     name: str
@@ -100,6 +106,7 @@ class EndpointValue:
     source: str
     unit: str = ""
     at_most: float | None = None
+    remedy: str = ""
 
     @property
     def judgement(self) -> Judgement:
@@ -113,7 +120,8 @@ class EndpointValue:
         if self.value < 0:
             return Judgement(Verdict.UNKNOWN, f"{said}, which is negative")
         if self.value > self.at_most:
-            return Judgement(Verdict.FAIL, f"{said}, above its bound of {_number(self.at_most)}{self.unit}")
+            above = f"{said}, above its bound of {_number(self.at_most)}{self.unit}"
+            return Judgement(Verdict.FAIL, above, self.remedy)
         return Judgement(Verdict.PASS, f"{said}, at most {_number(self.at_most)}{self.unit}")
 
 
@@ -161,7 +169,8 @@ def _counted(samples: Sequence[MetricSample], counter: CounterNames, bound: floa
         return EndpointValue(counter.what, None, f"the endpoint has none of {listed}", "", bound)
     # The engine's counter and NIXL's count the same failures, so that their sum would count them twice.
     names, value = max(found, key=lambda each: (math.isnan(each[1]), each[1]))
-    return EndpointValue(counter.what, value, " + ".join(names), "", bound)
+    remedy = counter.remedy if names[0].startswith("vllm:") else ""
+    return EndpointValue(counter.what, value, " + ".join(names), "", bound, remedy)
 
 
 def _sum(samples: Sequence[MetricSample], names: Sequence[str]) -> float | None:

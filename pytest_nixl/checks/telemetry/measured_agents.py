@@ -26,7 +26,7 @@ from pytest_nixl.nixl.buffer import Buffer
 from pytest_nixl.processes.worker_errors import WorkerError
 
 #: The module with the functions that agents run in their workers.
-_IN_WORKER = "pytest_nixl.nixl.worker.telemetry"
+_IN_WORKER = "pytest_nixl.checks.telemetry.worker"
 #: The regions of one transfer, and the size of the largest. One transfer must count as one request, not as several.
 REGIONS, REGION = 4, 64 << 10
 #: The bytes of the registration after which all earlier events have been exported.

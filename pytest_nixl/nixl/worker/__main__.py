@@ -9,6 +9,7 @@ A worker ends with ``os._exit`` instead of a normal exit of Python, in which sev
 from __future__ import annotations
 
 import ctypes
+import errno
 import faulthandler
 import os
 import select
@@ -24,6 +25,8 @@ _PR_SET_PDEATHSIG, _PR_SET_TIMERSLACK = 1, 29
 _IOLBF = 1
 #: NIXL's errors that an RDMA device can cause.
 _OF_DEVICES = ("nixlBackendError", "nixlRemoteDisconnectError")
+#: The module that a worker with GPU memory has imported.
+_OF_GPU_MEMORY = "pytest_nixl.nixl.worker.vram"
 
 
 def _prepare_process(parent: int) -> None:
@@ -42,8 +45,15 @@ def _prepare_process(parent: int) -> None:
 
 def _error(error: BaseException) -> dict[str, Any]:
     from pytest_nixl.core.errors import NixlPluginError
-    from pytest_nixl.core.rdma_fault import ASK_DOCTOR, rdma_fault, wants_rdma
-    from pytest_nixl.core.shared_memory import SHM_REMEDY, file_size_fault, shared_memory_fault
+    from pytest_nixl.core.rdma_fault import ASK_DOCTOR, passthrough_fault, rdma_fault, wants_rdma
+    from pytest_nixl.core.resource_limits import (
+        ADDRESS_SPACE_REMEDY,
+        AGENT_NEEDS,
+        FILE_SIZE_REMEDY,
+        address_space_fault,
+        file_size_fault,
+    )
+    from pytest_nixl.core.shared_memory import SHM_REMEDY, shared_memory_fault
     from pytest_nixl.model import nixl_releases
     from pytest_nixl.nixl.worker.commands import CommandRefusedError
     from pytest_nixl.nixl.worker.nixl_api import NixlImportError
@@ -61,10 +71,13 @@ def _error(error: BaseException) -> dict[str, Any]:
     elif nixl_releases.is_error(module):
         kind, name = "nixl", type(error).__name__
         of_devices = name in _OF_DEVICES
+        of_gpu = of_devices and _OF_GPU_MEMORY in sys.modules
         for fault, remedy in (
             (shared_memory_fault(), SHM_REMEDY),
-            (file_size_fault(), "raise the limit: `ulimit -f unlimited`"),
+            (file_size_fault(), FILE_SIZE_REMEDY),
+            (address_space_fault(AGENT_NEEDS), ADDRESS_SPACE_REMEDY),
             rdma_fault(os.environ) if of_devices else ("", ""),
+            passthrough_fault(os.environ) if of_gpu else ("", ""),
         ):
             if fault:
                 words = f"{error}: {fault}"
@@ -74,6 +87,11 @@ def _error(error: BaseException) -> dict[str, Any]:
             return {"kind": kind, "type": name, "message": str(error), "remedy": remedy, "traceback": ""}
     elif isinstance(error, NixlImportError):
         kind = "import"
+    elif isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        fault = address_space_fault() or "the kernel gives it no more"
+        remedy = ADDRESS_SPACE_REMEDY if address_space_fault() else "end other processes, or measure smaller blocks"
+        words = f"memory cannot be allocated: {fault}"
+        return {"kind": "ours", "type": module, "message": words, "remedy": remedy, "traceback": ""}
     text = "".join(traceback.format_exception(error))
     return {"kind": kind, "type": type(error).__name__, "message": str(error), "traceback": text}
 

@@ -21,31 +21,29 @@ from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
 from pytest_nixl.core.strict import StrictError, check
 from pytest_nixl.core.wire import Ref
 from pytest_nixl.model.carrier_bytes import CarrierByteCounter
-from pytest_nixl.model.worker_commands import AGENT_METHODS, WORKER_COMMANDS
+from pytest_nixl.model.worker_commands import AGENT_METHODS, KERNEL_COMMANDS, WORKER_COMMANDS
 from pytest_nixl.nixl.backends import BACKENDS, plugin_of
 from pytest_nixl.nixl.backends.storage import OBJECT_PLUGINS
 from pytest_nixl.nixl.worker import nixl_api, transfer
 from pytest_nixl.nixl.worker.files import FileBuffer
-from pytest_nixl.nixl.worker.flow_commands import FlowCommands
 from pytest_nixl.nixl.worker.foreign_memory import obstacle
-from pytest_nixl.nixl.worker.kv_commands import KvCommands
 from pytest_nixl.nixl.worker.memory import DramBuffer, PatternBuffer
+from pytest_nixl.nixl.worker.row_transfers import RowCommands, RowTransfers
 from pytest_nixl.nixl.worker.tools import Tools
-from pytest_nixl.nixl.worker.walk import WalkCommands
 
 
 class CommandRefusedError(Exception):
     """The command does not exist, or its arguments are wrong."""
 
 
-class Commands(FlowCommands, KvCommands, WalkCommands):
-    """The commands of the table as methods named ``do_COMMAND``, and the objects that the worker keeps for pytest.
+class Commands(RowCommands):
+    """The kernel's commands as methods named ``do_COMMAND``, and the objects that the worker keeps for pytest.
 
     :param cancelled: returns whether pytest has asked to end the running command.
     """
 
     def __init__(self, cancelled: Callable[[], bool]) -> None:
-        self._cancelled = cancelled
+        self.cancelled = cancelled
         self._objects: dict[int, Any] = {}
         self._next = 1
         self._store: tuple[str, dict[str, str]] = "OBJ", {}
@@ -56,12 +54,15 @@ class Commands(FlowCommands, KvCommands, WalkCommands):
 
         :raises CommandRefusedError: the command does not exist, or its arguments are wrong.
         """
-        if command not in _METHODS:
+        row = WORKER_COMMANDS.get(command)
+        if row is None or not row.answered:
             raise CommandRefusedError(f"there is no command {command!r}")
         try:
-            check(WORKER_COMMANDS[command].arguments, arguments)
+            check(row.arguments, arguments)
         except StrictError as error:
             raise CommandRefusedError(f"invalid arguments of {command!r}: {error}") from None
+        if row.function:
+            return _function(row.function)(self, **arguments)
         return _METHODS[command](self, **arguments)
 
     def do_hello(self, path: list[str], loads: bool = True) -> dict[str, Any]:
@@ -119,7 +120,7 @@ class Commands(FlowCommands, KvCommands, WalkCommands):
             versions["ucx"] = ucx
         if "UCX" in map(plugin_of, backends) and (why := obstacle()):
             versions["obstacle"] = why
-        return {"agent": self._keep(agent, "agent"), "versions": versions}
+        return {"agent": self.keep(agent, "agent"), "versions": versions}
 
     def do_call(self, agent: Ref, method: str, arguments: list[Any], keywords: dict[str, Any]) -> Any:
         """Call a public method of the agent. A result that JSON cannot express stays in the worker as a reference."""
@@ -128,19 +129,16 @@ class Commands(FlowCommands, KvCommands, WalkCommands):
         resolved = [self._resolve(value) for value in arguments]
         named = {key: self._resolve(value) for key, value in keywords.items()}
         if method in nixl_api.LISTS and resolved[:1] == [[]]:
-            return self._reply(nixl_api.empty_list(self._get(agent), method, *resolved[1:], **named))
-        return self._reply(getattr(self._get(agent), method)(*resolved, **named))
+            return self._reply(nixl_api.empty_list(self.get(agent), method, *resolved[1:], **named))
+        return self._reply(getattr(self.get(agent), method)(*resolved, **named))
 
     def do_run(self, agent: Ref, function: str, arguments: dict[str, Any]) -> Any:
         """Call ``module:function`` with the raw agent and ``arguments``, and return its JSON values or bytes.
 
         References in the arguments are replaced by their objects, such as a buffer.
         """
-        module, colon, name = function.partition(":")
-        if not colon:
-            raise CommandRefusedError(f"{function!r} is not module:function")
-        given = {key: self._get(value) if isinstance(value, Ref) else value for key, value in arguments.items()}
-        return getattr(importlib.import_module(module), name)(self._get(agent), **given)
+        given = {key: self.get(value) if isinstance(value, Ref) else value for key, value in arguments.items()}
+        return _function(function)(self.get(agent), **given)
 
     def do_devices(self) -> dict[str, Any]:
         """Return the GPUs that this worker sees and the library that it used, or why it sees none."""
@@ -177,57 +175,62 @@ class Commands(FlowCommands, KvCommands, WalkCommands):
             buffer = DramBuffer(size)
         else:
             raise CommandRefusedError(f"there are no buffers of type {memory_type}: expected DRAM, VRAM, FILE or OBJ")
-        return {"buffer": self._keep(buffer, "buffer"), "address": buffer.address, "device": buffer.device}
+        return {"buffer": self.keep(buffer, "buffer"), "address": buffer.address, "device": buffer.device}
 
     def do_register(self, agent: Ref, buffer: Ref) -> Any:
         """Register a whole buffer, and return the argument for ``deregister_memory``."""
-        whole: PatternBuffer = self._get(buffer)
+        whole: PatternBuffer = self.get(buffer)
         whole.activate()
         descriptor = (whole.address, whole.size, whole.device, "")
-        return self._reply(self._get(agent).register_memory([descriptor], whole.memory))
+        return self._reply(self.get(agent).register_memory([descriptor], whole.memory))
 
     def do_prepare_objects(self, agent: Ref, buffer: Ref, block: int, count: int) -> None:
         """Register ``count`` objects of ``block`` bytes; 0 of them: deregister and delete those that there are."""
-        objects = self._get(buffer)
-        objects.prepare(self._get(agent), block, count) if count else objects.release(self._get(agent))
+        objects = self.get(buffer)
+        objects.prepare(self.get(agent), block, count) if count else objects.release(self.get(agent))
 
     def do_probe_objects(self, buffer: Ref) -> None:
         """Store and delete an object without NIXL, so that an error names what is wrong with the server."""
-        self._get(buffer).name_fault()
+        self.get(buffer).name_fault()
 
     def do_fill(self, buffer: Ref, parts: list[list[int]], inverted: bool) -> None:
         """Fill parts of a buffer (seed, offset and size in bytes) with the patterns of their seeds or complements."""
         for part in parts:
-            self._get(buffer).fill(*part, inverted=inverted)
+            self.get(buffer).fill(*part, inverted=inverted)
 
     def do_compare(self, buffer: Ref, parts: list[list[int]]) -> list[dict[str, int] | None]:
         """Compare parts of a buffer with the patterns of their seeds."""
-        return [self._get(buffer).compare(*part) for part in parts]
+        return [self.get(buffer).compare(*part) for part in parts]
 
     def do_read(self, buffer: Ref, offset: int, size: int) -> bytes:
         """Return bytes of a buffer."""
-        data: bytes = self._get(buffer).read(offset, size)
+        data: bytes = self.get(buffer).read(offset, size)
         return data
 
     def do_write(self, buffer: Ref, offset: int, data: bytes) -> None:
         """Write bytes to a buffer."""
-        self._get(buffer).write(offset, data)
+        self.get(buffer).write(offset, data)
 
-    def do_connect(self, agent: Ref, target: str, timeout: float) -> None:
-        """Connect to a target that runs ``serve``."""
-        self._initiator(agent, target, [], [], timeout, acknowledged=True, tag_each=False).greet()
+    def do_add_agents(self, agent: Ref, metadata: list[bytes]) -> None:
+        """Load the metadata of agents."""
+        for each in metadata:
+            self.get(agent).add_remote_agent(each)
 
-    def do_move(self, agent: Ref, target: str, plain: list[Ref], tagged: list[Ref], timeout: float, **how: Any) -> None:
+    def do_connect(self, agent: Ref, targets: list[str], timeout: float) -> None:
+        """Connect to targets that run ``serve``."""
+        for target in targets:
+            self._initiator(agent, target, None, timeout, depth=0, acknowledged=True, tag_each=False).greet()
+
+    def do_move(self, agent: Ref, target: str, transfers: Ref, timeout: float, **how: Any) -> None:
         """Run each prepared transfer once, and wait until its bytes have arrived."""
-        initiator = self._initiator(agent, target, plain, tagged, timeout, **how)
+        initiator = self._initiator(agent, target, self.get(transfers), timeout, **how)
         initiator.window(initiator.transfers, transfer.stamps_for(initiator.transfers))
 
     def do_measure(
         self,
         agent: Ref,
         target: str,
-        plain: list[Ref],
-        tagged: list[Ref],
+        transfers: Ref,
         timeout: float,
         op: str,
         own: list[int],
@@ -241,7 +244,7 @@ class Commands(FlowCommands, KvCommands, WalkCommands):
 
         :param own: the pids of other processes on this host that belong to the row.
         """
-        initiator = self._initiator(agent, target, plain, tagged, timeout, **how)
+        initiator = self._initiator(agent, target, self.get(transfers), timeout, **how)
         counting, others = CarrierByteCounter(op), CpuContention(own)
         found = transfer.measure(
             initiator,
@@ -256,7 +259,7 @@ class Commands(FlowCommands, KvCommands, WalkCommands):
     def do_serve(self, agent: Ref, timeout: float, idle: bool = False) -> int:
         """Be the target of another worker's commands until cancelled, and return the number of windows served."""
         deadline = time.monotonic() + timeout
-        return transfer.serve(self._get(agent), deadline=deadline, cancelled=self._cancelled, idle=idle)
+        return transfer.serve(self.get(agent), deadline=deadline, cancelled=self.cancelled, idle=idle)
 
     def do_free_port(self) -> int:
         """Return a free TCP port of this host, for a program that cannot choose one itself."""
@@ -270,19 +273,19 @@ class Commands(FlowCommands, KvCommands, WalkCommands):
     def do_tool_start(self, tool: str, arguments: list[str], variables: dict[str, str | None]) -> dict[str, Any]:
         """Start a program."""
         program = self._tools.start(tool, arguments, variables)
-        return {"program": self._keep(program, "program"), "pid": program.pid}
+        return {"program": self.keep(program, "program"), "pid": program.pid}
 
     def do_tool_look(self, program: Ref, seen: int, timeout: float) -> dict[str, Any]:
         """Return a program's output after the first ``seen`` bytes, and its exit code."""
-        return self._tools.look(self._get(program), seen, timeout)
+        return self._tools.look(self.get(program), seen, timeout)
 
     def do_tool_listens(self, program: Ref, port: int) -> bool:
         """Return whether a program listens on a TCP port."""
-        return self._tools.listens(self._get(program), port)
+        return self._tools.listens(self.get(program), port)
 
     def do_tool_end(self, program: Ref, number: int) -> None:
         """Send a signal to a program."""
-        self._tools.end(self._get(program), number)
+        self._tools.end(self.get(program), number)
 
     def do_forget(self, objects: list[Ref]) -> None:
         """Drop references, which frees buffers and releases NIXL's objects."""
@@ -295,47 +298,44 @@ class Commands(FlowCommands, KvCommands, WalkCommands):
         self,
         agent: Ref,
         target: str,
-        plain: list[Ref],
-        tagged: list[Ref],
+        row: RowTransfers | None,
         timeout: float,
         *,
+        depth: int,
         acknowledged: bool,
         tag_each: bool,
         announced: bool = False,
         storage: Ref | None = None,
         objects: Ref | None = None,
-        walk: Ref | None = None,
-        depth: int | None = None,
     ) -> transfer.Initiator:
-        walked = None if walk is None else self._get(walk)
         return transfer.Initiator(
-            self._get(agent),
+            self.get(agent),
             target,
-            [self._get(handle) for handle in plain] if walked is None else walked.plain,
-            [self._get(handle) for handle in tagged] if walked is None else walked.tagged,
+            row.plain if row is not None else [],
+            row.tagged if row is not None else [],
             depth=depth,
             acknowledged=acknowledged,
             tag_each=tag_each,
             announced=announced,
-            sync=self._get(storage).sync if storage is not None else None,
-            watch=self._get(objects) if objects is not None else None,
+            sync=self.get(storage).sync if storage is not None else None,
+            watch=self.get(objects) if objects is not None else None,
             deadline=time.monotonic() + timeout,
         )
 
-    def _keep(self, value: Any, kind: str) -> Ref:
+    def keep(self, value: Any, kind: str) -> Ref:
         ref = Ref(self._next, kind)
         self._objects[ref.number] = value
         self._next += 1
         return ref
 
-    def _get(self, ref: Ref) -> Any:
+    def get(self, ref: Ref) -> Any:
         if ref.number not in self._objects:
             raise CommandRefusedError(f"this {ref.kind} is no longer there")
         return self._objects[ref.number]
 
     def _resolve(self, value: Any) -> Any:
         if isinstance(value, Ref):
-            return self._get(value)
+            return self.get(value)
         if isinstance(value, list):
             # NIXL needs descriptors as tuples, but JSON has only lists.
             return [tuple(part) if isinstance(part, list) else self._resolve(part) for part in value]
@@ -348,12 +348,20 @@ class Commands(FlowCommands, KvCommands, WalkCommands):
             return {str(key): self._reply(part) for key, part in value.items()}
         if isinstance(value, (list, tuple)):
             return [self._reply(part) for part in value]
-        return self._keep(value, type(value).__name__)
+        return self.keep(value, type(value).__name__)
 
 
-#: The method of each command in the table. An import without the method of a command fails.
+def _function(text: str) -> Callable[..., Any]:
+    module, colon, name = text.partition(":")
+    if not colon:
+        raise CommandRefusedError(f"{text!r} is not module:function")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return found
+
+
+#: The method of each of the kernel's commands. An import without the method of a command fails.
 _METHODS: Mapping[str, Callable[..., Any]] = {
-    name: getattr(Commands, f"do_{name}") for name, command in WORKER_COMMANDS.items() if command.answered
+    name: getattr(Commands, f"do_{name}") for name, command in KERNEL_COMMANDS.items() if command.answered
 }
 
 

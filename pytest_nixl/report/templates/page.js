@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sort a table by a column when the button in its heading is pressed; the other direction when it is pressed again.
+for (const table of document.querySelectorAll("table.sortable")) {
+  table.closest("section")?.querySelector("p.soft")?.append(" Press a heading to sort by it.");
+}
 for (const button of document.querySelectorAll("table.sortable th button")) {
   button.addEventListener("click", () => {
     const head = button.closest("th"), table = button.closest("table"), body = table.tBodies[0];

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 from helpers.pytester_run import parse_config
 
-from pytest_nixl.checks import cold_rows
-from pytest_nixl.checks.cold_rows import cold_link, expected_of
+from pytest_nixl.checks.bandwidth import cold_rows
+from pytest_nixl.checks.bandwidth.cold_rows import cold_link, expected_of
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.host import cpu_cache
 from pytest_nixl.host.memory import AvailableMemory

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_nixl.checks.control_path import describe_oversize, refusal_of, regions_of
+from pytest_nixl.checks.control_path.check import describe_oversize, refusal_of, regions_of
 from pytest_nixl.model.kv_model import kv_model
 from pytest_nixl.model.kv_plan import KvPlan
 

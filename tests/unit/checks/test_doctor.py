@@ -45,6 +45,13 @@ def port(name: str, attribute: str, text: str) -> Callable[[Tree], None]:
     return lambda tree: tree.write(f"/sys/class/infiniband/{name}/ports/1/{attribute}", text)
 
 
+def symbol_errors(tree: Tree, usual: int = 7) -> None:
+    """Give each device a few errors of its link, and one of them many."""
+    for place in tree.place("/sys/class/infiniband").iterdir():
+        count = 8841 if place.name == "rdmap80s0" else usual
+        tree.write(f"/sys/class/infiniband/{place.name}/ports/1/counters/symbol_error", count)
+
+
 def nvml(change: Callable[[Any], Any]) -> Callable[[Tree], None]:
     return lambda tree: tree.change("nvml", change)
 
@@ -170,6 +177,8 @@ FAULTS = (
     Fault("port-down", port("rdmap80s0", "state", "1: DOWN"), "rdma-ports",
           ("1 of 32", "rdmap80s0 (DOWN)")),
     Fault("port-init", port("rdmap80s0", "state", "2: INIT"), "rdma-ports", ("rdmap80s0 (INIT)",)),
+    Fault("link-errors", symbol_errors, "rdma-ports",
+          ("the link of 1 of 32", "rdmap80s0 has counted 8841 symbol_error, and half of the others at most 7"), WARN),
     Fault("rate-low", port("rdmap81s0", "rate", "25 Gb/sec (1X EDR)"), "rdma-rate",
           ("1 RDMA device", "100 Gb/s", "rdmap81s0 at 25 Gb/s")),
     Fault("rate-odd", port("rdmap81s0", "rate", "200 Gb/sec (4X HDR)"), "rdma-rate",
@@ -410,6 +419,14 @@ def test_fault_is_reported_by_its_check(fault: Fault, healthy: Tree, wanted: Req
     assert judged[fault.check].remedy
     # Checks that the fault does not concern still pass.
     assert set(bad(judged)) <= {fault.check, *CONSEQUENCES.get(fault.id, ())}
+
+
+@pytest.mark.parametrize("usual", [900, 20000])
+def test_errors_that_most_links_have_are_not_one_devices(usual: int, healthy: Tree, tmp_path: Path,
+                                                         wanted: Requirements) -> None:  # fmt: skip
+    tree = healthy.copy(tmp_path / "tree")
+    symbol_errors(tree, usual)
+    assert verdicts(facts_of(tree), wanted)["rdma-ports"].verdict is Verdict.PASS
 
 
 OF_IMAGES = ("gpu-code", "image-versions", "nixl-cuda", "nixl-plugins", "verbs-providers")

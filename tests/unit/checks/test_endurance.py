@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from helpers.cli_run import repeats
 
-from pytest_nixl.checks.endurance import (
+from pytest_nixl.checks.endurance.check import (
     CYCLES,
     RESOURCES,
     CycleKind,

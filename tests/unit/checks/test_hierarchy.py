@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 from helpers.cli_run import run
 
-from pytest_nixl.checks import hierarchy
-from pytest_nixl.checks.hierarchy import SIZE, Leg, add_storage, judge_legs, move_through
+from pytest_nixl.checks.metadata import hierarchy
+from pytest_nixl.checks.metadata.hierarchy import SIZE, Leg, add_storage, judge_legs, move_through
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.core.wire import Ref
 from pytest_nixl.model.settings import Settings

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from helpers.slow_post import slow_post
 
-from pytest_nixl.checks.kv_post import COUNTS, PostTimes, judge_posts, measure_posts
+from pytest_nixl.checks.kv_cache.post import COUNTS, PostTimes, judge_posts, measure_posts
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.processes.hosts import LocalHost

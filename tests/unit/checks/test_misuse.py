@@ -8,7 +8,7 @@ from datetime import date
 
 import pytest
 
-from pytest_nixl.checks.misuse import (
+from pytest_nixl.checks.faults.misuse import (
     DEFECTIVE,
     KINDS,
     SURVIVED,
@@ -18,11 +18,11 @@ from pytest_nixl.checks.misuse import (
     misuse,
     misuse_reason,
 )
+from pytest_nixl.checks.faults.worker.misuse import MISUSES
 from pytest_nixl.model.findings import FINDINGS, judge_finding
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.nixl.agent import Agents, NixlAgent
-from pytest_nixl.nixl.worker.misuse import MISUSES
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.processes.worker_errors import NixlError

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from pytest_nixl.checks.nixlbench.output import (
+from pytest_nixl.core.units import KIB, MIB
+from pytest_nixl.model.nixlbench_output import (
     Fault,
     NixlbenchOutput,
     NixlbenchRegistration,
     NixlbenchRow,
     Trouble,
 )
-from pytest_nixl.checks.nixlbench.table import read_output
-from pytest_nixl.core.units import KIB, MIB
+from pytest_nixl.model.nixlbench_table import read_output
 
 FIXTURES = Path(__file__).resolve().parents[3] / "fixtures"
 

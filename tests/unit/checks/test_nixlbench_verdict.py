@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pytest_nixl import cli
-from pytest_nixl.checks.nixlbench.output import Trouble
-from pytest_nixl.checks.nixlbench.table import LONGEST_LINE, read_files, read_output
 from pytest_nixl.checks.nixlbench.verdict import JudgedRun, judge_run
 from pytest_nixl.judge.profiles import Profile, load_profile
+from pytest_nixl.model.nixlbench_output import Trouble
+from pytest_nixl.model.nixlbench_table import LONGEST_LINE, read_files, read_output
 from pytest_nixl.model.verdicts import Verdict
 
 FIXTURES = Path(__file__).resolve().parents[3] / "fixtures"

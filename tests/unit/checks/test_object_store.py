@@ -15,8 +15,8 @@ import pytest
 from helpers.s3 import KEYS, S3Server, use_s3
 from helpers.s3_faults import faulty_s3
 
-from pytest_nixl.checks import object_store
-from pytest_nixl.checks.object_store import judge_object_store
+from pytest_nixl.checks.storage import check as object_store
+from pytest_nixl.checks.storage.check import judge_object_store
 from pytest_nixl.model.agent_options import BackendParameter
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Judgement, Verdict

@@ -16,14 +16,9 @@ from pytest_nixl.checks.raw_tools.check import few
 from pytest_nixl.checks.raw_tools.fabtests import TOOL as FI_RMA_BW
 from pytest_nixl.checks.raw_tools.pair import RawPair
 from pytest_nixl.checks.raw_tools.ucx_perftest import TOOL as UCX_PERFTEST
-from pytest_nixl.judge.raw import RawComparison, judge_ratio, judge_raw, same_way
-from pytest_nixl.model.expectation import Expectation
 from pytest_nixl.model.memory import MemoryPair
-from pytest_nixl.model.raw_comparison import RawMeasurement, RawRatio
 from pytest_nixl.model.row_key import RowKey
-from pytest_nixl.model.samples import DISTURBED_CORES
 from pytest_nixl.model.tools import own_variables
-from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.processes.external_program import ToolError
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
@@ -279,69 +274,6 @@ def test_the_table_of_fabtests_is_read_in_bytes_per_second() -> None:
     assert FI_RMA_BW.transports(FABTESTS, WRITE, ("tcp/veth0",)) == ("tcp",)
     with pytest.raises(ValueError, match=r"65536 bytes in 4200.91 us are not 14.88 MB/s of 10\^6 bytes"):
         FI_RMA_BW.read(FABTESTS.replace("15.60", "14.88"), 65536)
-
-
-def beside(
-    nixl: float, raw: float, *, floor: float = 1e9, bound: float | None = None, failed: bool = False,
-    comparable: bool = True, others: float = 0.0,
-) -> RawComparison:  # fmt: skip
-    figure = RawMeasurement("ucx_perftest", "ucp_put_bw", raw, "UCX 1.13.1", ("tcp/eth0",), others)
-    expected = Expectation("made by a test", floor=floor, raw=bound)
-    return RawComparison(WRITE, RawRatio(WRITE, nixl, figure, comparable), expected, failed)
-
-
-@pytest.mark.parametrize(
-    ("one", "verdict", "words"),
-    [
-        (beside(2e9, 4e9), Verdict.PASS, "50 % of the raw tool: ucx_perftest (ucp_put_bw, UCX 1.13.1) moves 4 GB/s"),
-        (beside(2e9, 4e9, bound=0.5), Verdict.PASS, "50 % of the raw tool"),
-        (beside(2e9, 5e9, bound=0.5), Verdict.FAIL, "NIXL is slow: it moves 2 GB/s (16 Gb/s), 40 % of the raw tool"),
-        (beside(8e7, 1e8, failed=True), Verdict.FAIL, "the fabric is slow: ucx_perftest (ucp_put_bw, UCX 1.13.1) moves "
-         "0.1 GB/s (0.8 Gb/s) over the same transport (tcp/eth0), which is also below the floor of 1 GB/s"),
-        (beside(2e7, 1e8, failed=True), Verdict.FAIL, "and NIXL moves only 20 % of that"),
-        (beside(2e8, 4e9, failed=True), Verdict.FAIL, "NIXL is slow: it moves 0.2 GB/s (1.6 Gb/s), 5 % of what the "
-         "fabric carries: ucx_perftest (ucp_put_bw, UCX 1.13.1) moves 4 GB/s"),
-        (beside(2e8, 4e9, failed=True, comparable=False), Verdict.UNKNOWN, "used tcp/eth0 and NIXL did not"),
-        (beside(2e9, 4e9, bound=0.1, comparable=False), Verdict.UNKNOWN, "used tcp/eth0 and NIXL did not"),
-        (beside(2e9, 4e9, comparable=False), Verdict.NOT_APPLICABLE, "used tcp/eth0 and NIXL did not"),
-        (beside(2e8, 4e9, failed=True, others=1.5), Verdict.INCONCLUSIVE, "used 1.5 of the raw tool's cores"),
-        (beside(2e9, 4e9, others=1.5), Verdict.PASS, "50 % of the raw tool"),
-    ],
-)  # fmt: skip
-def test_each_ratio_has_its_verdict(one: RawComparison, verdict: Verdict, words: str) -> None:
-    judgement = judge_ratio(one)
-    assert judgement.verdict is verdict
-    assert words in judgement.reason
-    assert judgement.reason.startswith("UCX WRITE DRAM:DRAM of 64KiB: ")
-    assert bool(judgement.remedy) == (verdict not in (Verdict.PASS, Verdict.NOT_APPLICABLE))
-    assert DISTURBED_CORES < 1.5
-
-
-def test_the_worst_row_decides_the_verdict_of_the_link() -> None:
-    good, bad = beside(2e9, 4e9), beside(2e8, 4e9, failed=True)
-    other = beside(2e9, 4e9, comparable=False)
-    assert judge_raw([good, bad, other]).verdict is Verdict.FAIL
-    assert "50 %" not in judge_raw([good, bad]).reason
-    assert judge_raw([good, other]).verdict is Verdict.PASS
-    assert judge_raw([other]).verdict is Verdict.NOT_APPLICABLE
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs", "same"),
-    [
-        (("tcp/lo",), ("tcp/lo",), True),
-        (("tcp/lo", "tcp/eth0"), ("tcp/lo",), True),
-        (("tcp",), ("tcp/eth0",), True),
-        (("tcp/eth1",), ("tcp/eth0",), False),
-        (("cma/memory",), ("sysv/memory", "posix/memory"), False),
-        (("cma/memory",), ("tcp/lo",), False),
-        (("tcp/lo",), (), False),
-    ],
-)
-def test_transports_with_a_common_name_and_device_are_comparable(
-    ours: tuple[str, ...], theirs: tuple[str, ...], same: bool
-) -> None:
-    assert same_way(ours, theirs) is same
 
 
 def test_a_few_rows_and_the_largest_failed_one_are_measured_again() -> None:

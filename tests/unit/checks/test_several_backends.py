@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from pytest_nixl.checks.several_backends import SIZE, BackendUse, add_storage, backends_of, judge_uses, use_each
+from pytest_nixl.checks.metadata.several_backends import (
+    SIZE,
+    BackendUse,
+    add_storage,
+    backends_of,
+    judge_uses,
+    use_each,
+)
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.settings import Settings

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
-from pytest_nixl.checks.threads import (
+from pytest_nixl.checks.faults.threads import (
     AGENTS,
     LOCKED,
     NOTIFICATIONS,
@@ -21,6 +22,7 @@ from pytest_nixl.checks.threads import (
     notify_at_once,
     transfer_in_threads,
 )
+from pytest_nixl.checks.faults.worker.threads import _at_once
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.nixl.agent import Agents, NixlAgent
@@ -116,3 +118,35 @@ def test_notifications_of_many_peers_are_counted(agents: Agents, function: str, 
     outcome = notify_at_once(receiver, senders, "UCX")
     assert outcome.faults == words
     assert outcome.moved == 2 * NOTIFICATIONS - (function == "lose")
+
+
+class nixlBackendError(Exception):  # noqa: N801 (as NIXL's own error is named)
+    __module__ = "nixl_cu12._bindings"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ValueError("x" * 300), f"ValueError: {'x' * 188}"),
+        (TimeoutError("late"), "TimeoutError"),
+        (nixlBackendError("NIXL_ERR_BACKEND"), "nixlBackendError"),
+    ],
+)
+def test_errors_of_threads_are_named_and_those_of_nixl_without_their_text(error: Exception, said: str) -> None:
+    def act(number: int) -> None:
+        if number:
+            raise error
+
+    assert _at_once(3, act, 60) == [said, said]
+
+
+def test_threads_begin_together_and_late_ones_are_counted() -> None:
+    together, held = threading.Barrier(3), threading.Event()
+
+    def act(number: int) -> None:
+        together.wait(60)  # ends only if all run at the same time
+        if number < 2:
+            held.wait(60)
+
+    assert _at_once(3, act, 2) == ["a thread did not end before its deadline"] * 2
+    held.set()

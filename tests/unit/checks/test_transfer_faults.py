@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_nixl.checks import transfer_faults
-from pytest_nixl.checks.fault_outcome import MUST_TELL, FaultOutcome, fault_reason, judge_faults, without
-from pytest_nixl.checks.fault_scene import FaultScene
-from pytest_nixl.checks.transfer_faults import FAULTS, environments, make_fault
+from pytest_nixl.checks.faults import transfers as transfer_faults
+from pytest_nixl.checks.faults.outcome import MUST_TELL, FaultOutcome, fault_reason, judge_faults, without
+from pytest_nixl.checks.faults.scene import FaultScene
+from pytest_nixl.checks.faults.transfers import FAULTS, environments, make_fault
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.nixl.agent import Agents

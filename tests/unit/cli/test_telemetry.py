@@ -100,6 +100,15 @@ def test_each_value_above_its_bound_fails(bound: str, said: str, capsys: pytest.
     assert out.endswith("FAIL: 1 of 1 bounded values do not keep their bounds\n")
 
 
+def test_failures_that_vllm_counts_may_be_wrong_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ask(VLLM, "--max-failed=0") == FAILED
+    assert "vLLM may have sent them with HTTP 200 and wrong tokens, whatever kv_load_failure_policy says" in (
+        capsys.readouterr().out
+    )
+    assert ask(SGLANG, "--max-failed=0") == FAILED
+    assert "HTTP 200" not in capsys.readouterr().out
+
+
 def test_without_bounds_the_values_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert ask(NIXL) == PASSED
     out = capsys.readouterr().out

@@ -22,9 +22,19 @@ from helpers.cli_run import ROOT as CLONE
 from helpers.etcd import Etcd, running_etcd
 
 from pytest_nixl.cluster.driver import RankDriver, serve
-from pytest_nixl.cluster.etcd import require_closed, require_secret
-from pytest_nixl.cluster.group import PREFIX, MembershipError, MissingRanksError, Roster, group_root
-from pytest_nixl.cluster.group_values import SealError, Seals
+from pytest_nixl.cluster.etcd import meeting_etcd, require_closed, require_etcd, require_secret
+from pytest_nixl.cluster.group import (
+    HOST,
+    PID,
+    PREFIX,
+    SIZE,
+    Candidate,
+    MembershipError,
+    MissingRanksError,
+    Roster,
+    group_root,
+)
+from pytest_nixl.cluster.group_values import SealError, Seals, unsealed
 from pytest_nixl.cluster.joining import join
 from pytest_nixl.cluster.mailbox import Mailbox
 from pytest_nixl.cluster.membership import Membership
@@ -34,9 +44,11 @@ from pytest_nixl.cluster.peer_server import Ending
 from pytest_nixl.cluster.placement import Placement
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.polling import wait_until
+from pytest_nixl.core.strict import StrictError, check
 from pytest_nixl.etcd.client import EtcdClient, connect
 from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.etcd.proxy import EtcdProxy
+from pytest_nixl.etcd.transaction import KeyValue
 from pytest_nixl.etcd_servers.sources import ExternalServer
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.processes.supervisor import supervisor
@@ -577,3 +589,107 @@ def test_a_gate_accepts_an_etcd_that_requires_a_password(etcd: Etcd, make_settin
         require_closed(make_settings(gate=True), ExternalServer([etcd.endpoint], user="root", password="secret"))
     require_closed(make_settings(), ExternalServer([etcd.endpoint]))
     require_closed(make_settings(gate=True, group_token="t"), ExternalServer([etcd.endpoint]))
+
+
+def test_a_value_is_shown_without_its_seal_and_another_value_whole() -> None:
+    stored = Seals("t", "/r/").seal("/r/k", b"a value")
+    assert len(stored) == 64 + 1 + len(b"a value")
+    assert unsealed(stored) == b"a value"
+    for other in (b"", b"a value", stored[1:], stored[:63] + b"g" + stored[64:], stored.replace(b" ", b"-", 1)):
+        assert unsealed(other) == other
+
+
+@pytest.mark.parametrize(
+    ("form", "accepted", "refused"),
+    [
+        (SIZE, (1, 2, 1_000_000), (0, -1, 1_000_001, 1.5, True, "1")),
+        (PID, (0, 1, 1 << 32), (-1, (1 << 32) + 1, 0.5)),
+        (HOST, ("a", "node-0", "h" * 255, "\u00e9"), ("", "h" * 256, "a\x1b", "a\x7f", "\n", "a\x9f", 1)),
+    ],
+)  # fmt: skip
+def test_values_of_a_group_have_limits(form: object, accepted: tuple[object, ...], refused: tuple[object, ...]) -> None:
+    for value in accepted:
+        check(form, value)
+    for value in refused:
+        with pytest.raises(StrictError):
+            check(form, value)
+
+
+@pytest.mark.parametrize("wanted", [None, 0, 1_000_000])
+def test_a_registration_is_read_as_it_was_written(wanted: int | None) -> None:
+    written = Candidate("token", "node-0", 7131, 2, wanted)
+    assert Candidate.of("/g/members/token", written.value) == written
+
+
+@pytest.mark.parametrize("changes", [{"wanted": 1_000_001}, {"wanted": -1}, {"wanted": 0.5}, {"size": 0}, {"host": ""}])
+def test_a_registration_beyond_its_limits_is_refused(changes: dict[str, Any]) -> None:
+    plain = {"host": "node-0", "pid": 1, "size": 2, "wanted": 1, **changes}
+    with pytest.raises(MembershipError, match="'/g/members/t'"):
+        Candidate.of("/g/members/t", json.dumps(plain).encode())
+
+
+def roster(**changes: Any) -> Roster:
+    plain = {"ttl": 30, "members": [["token-1", "node-0", 7], ["token-2", "node-1", 8]], "refusal": "", "changes": 3}
+    return Roster.of(KeyValue("/g/run/frozen", json.dumps({**plain, **changes}).encode(), 1, 1, 1, 0))
+
+
+def test_a_roster_has_each_member_under_its_rank() -> None:
+    found = roster()
+    assert (found.ttl, found.refusal, found.changes) == (30, "", 3)
+    assert [(member.rank, member.token, member.host, member.pid) for member in found.members] == [
+        (0, "token-1", "node-0", 7), (1, "token-2", "node-1", 8),
+    ]  # fmt: skip
+    assert (found.rank_of("token-1"), found.rank_of("token-2"), found.rank_of("token-3")) == (0, 1, None)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ttl": 0}, {"ttl": 1.5}, {"ttl": 86_401}, {"members": []}, {"members": [["", "node-0", 7]]}, {"changes": -1},
+        {"members": [["t" * 129, "node-0", 7]]}, {"members": [["a/b", "node-0", 7]]}, {"refusal": "x" * 65_537},
+        {"refusal": "\x1b"}, {"changes": (1 << 32) + 1}, {"members": [["t", "node-0"]]}, {"more": 1},
+    ],
+)  # fmt: skip
+def test_a_roster_beyond_its_limits_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(StrictError):
+        roster(**changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ttl": 1}, {"ttl": 86_400}, {"members": [], "refusal": "no"}, {"members": [["t" * 128, "h" * 255, 1 << 32]]},
+        {"changes": 1 << 32}, {"refusal": "x" * 65_536},
+    ],
+)  # fmt: skip
+def test_a_roster_at_its_limits_is_read(changes: dict[str, Any]) -> None:
+    assert roster(**changes).key.key == "/g/run/frozen"
+
+
+def test_ranks_need_an_etcd_that_each_of_them_can_find(make_settings: Callable[..., Settings]) -> None:
+    def placement(rank: int | None) -> Placement:
+        return Placement(2, rank, "g", "--nixl-ranks", None, ())
+
+    def fails(rank: int | None, **settings: str) -> str:
+        with pytest.raises(pytest.UsageError) as raised:
+            require_etcd(make_settings(**settings), placement(rank))
+        return str(raised.value)
+
+    assert fails(0) == (
+        "2 ranks need an etcd to meet in, but none is given: give --nixl-etcd URL, or let rank 0 serve one with "
+        "--nixl-etcd-listen ADDR:PORT"
+    )
+    assert fails(None, etcd_listen="0.0.0.0:2379").startswith(
+        "--nixl-etcd-listen=0.0.0.0:2379 makes rank 0 serve etcd, but the rank of this process is unknown: "
+    )
+    for rank, settings in ((None, {"etcd": "http://e:1"}), (0, {"etcd": "http://e:1"}), (1, {"etcd_listen": ":2379"})):
+        require_etcd(make_settings(**settings), placement(rank))
+
+
+def test_an_existing_etcd_is_used_without_waiting_for_one(make_settings: Callable[..., Settings]) -> None:
+    waits: list[str] = []
+    settings = make_settings(etcd="http://127.0.0.1:1")
+    found = meeting_etcd(settings, Placement(2, 1, "g", "x", None, ()), supervisor(), waits.append)
+    assert isinstance(found, ExternalServer)
+    assert found.endpoint == "http://127.0.0.1:1"
+    assert waits == []

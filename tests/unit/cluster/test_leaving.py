@@ -3,23 +3,29 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import pytest
 from helpers.cli_run import ROOT, eventually
+from helpers.etcd import separate_supervisor
+from helpers.pytester_run import run_pytest
 
-from pytest_nixl.cluster.driver import RankDriver
+from pytest_nixl.cluster.command_check import Command
+from pytest_nixl.cluster.driver import RankDriver, serve
 from pytest_nixl.cluster.group import MemberLeftError
 from pytest_nixl.cluster.joining import join
 from pytest_nixl.cluster.messages import PeerRequest
 from pytest_nixl.cluster.peer_client import PeerError
 from pytest_nixl.cluster.peer_server import PeerServer
 from pytest_nixl.core.free_ports import free_ports
+from pytest_nixl.core.own_version import own_version
 from pytest_nixl.etcd.client import connect
 from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError
@@ -65,6 +71,71 @@ def test_rank_0_reads_that_a_peer_left_by_ctrl_c(nixl_private_etcd: PrivateEtcd)
         finally:
             driver.close()
             first.leave()
+
+
+#: Reports of rank 0 in each format that CI reads.
+REPORTS = ("r.html", "r.json", "r.ctrf.json", "r.xml")
+TEST = "def test_mine(nixl_settings): pass"
+
+
+def test_the_reason_of_a_differing_option_is_in_every_report_of_rank_0(
+    pytester: pytest.Pytester, nixl_private_etcd: PrivateEtcd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reports said "INTERRUPTED after 0 of 1 tests: the remaining tests did not run", and nothing of the option."""
+    etcd = nixl_private_etcd.server
+    pytester.makepyfile(test_mine=TEST)
+
+    def peer() -> int:
+        """A rank with another lease. A double, because it serves in a thread, which takes no time to start."""
+        with etcd.client() as client:
+            membership = join(client, "unlike", 2, wanted=1, ttl=60, timeout=60)
+            other = Command(own_version(), {"--nixl-lease": "60s"}, ["test_mine.py::test_mine"], 0)
+            try:
+                membership.barrier(60)
+                ending = serve(membership, etcd.client, supervisor(), services={"command": other.packed})
+                membership.barrier(60)
+                return ending.code
+            finally:
+                membership.leave()
+
+    # The run in this process closes its supervisor at its end.
+    with separate_supervisor(monkeypatch), ThreadPoolExecutor() as pool:
+        serving = pool.submit(peer)
+        done = run_pytest(
+            pytester, "--nixl-ranks=2", "--nixl-rank=0", "--nixl-group=unlike", "--nixl-join-timeout=60s",
+            f"--nixl-etcd={etcd.endpoint}", f"--nixl-report={','.join(REPORTS[:-1])}", f"--junitxml={REPORTS[-1]}",
+            in_process=True,
+        )  # fmt: skip
+    assert int(done.ret) == serving.result() == 4
+    why = "was started with --nixl-lease=60s, rank 0 with --nixl-lease=6s"
+    for name in REPORTS:
+        text = (pytester.path / name).read_text()
+        assert why in text, name
+        assert "REFUSED" in text, name
+        assert "INTERRUPTED" not in text, name
+    assert json.loads((pytester.path / "r.json").read_text())["verdict"] == "REFUSED"
+    assert "NIXL verdict" not in done.stdout.str(), "the run was refused, and has no other verdict"
+
+
+def test_a_rank_whose_rank_0_does_not_resolve_says_so_and_keeps_the_reports_of_rank_0(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(test_mine=TEST)
+    for name in REPORTS:
+        (pytester.path / name).write_text("of rank 0")
+    done = run_pytest(
+        pytester, "--nixl-ranks=2", "--nixl-rank=1", "--nixl-etcd-listen=0.0.0.0:2379", "--nixl-join-timeout=1s",
+        f"--nixl-report={','.join(REPORTS[:-1])}", f"--junitxml={REPORTS[-1]}",
+        env={"MASTER_ADDR": "no-such-host.invalid"}, in_process=True,
+    )  # fmt: skip
+    assert int(done.ret) == 1
+    said = done.stdout.str()
+    assert (
+        "the host in http://no-such-host.invalid:2379, where rank 0 serves the etcd (--nixl-etcd-listen), did not "
+        "resolve within 1 s\nremedy: set MASTER_ADDR on this rank to a name or an IPv4 address of rank 0's host" in said
+    )
+    assert {name: (pytester.path / name).read_text() for name in REPORTS} == dict.fromkeys(REPORTS, "of rank 0")
+    assert "did not resolve" in (pytester.path / "r.rank1.xml").read_text()
 
 
 def test_a_peer_that_leaves_starts_no_worker_and_ends_all() -> None:

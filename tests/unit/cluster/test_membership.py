@@ -31,11 +31,13 @@ from pytest_nixl.cluster.group import (
     longer_lease,
     may_settle,
     quarrel,
+    shorten,
     who_is_missing,
 )
 from pytest_nixl.cluster.group import TTL as USUAL
 from pytest_nixl.cluster.joining import join
 from pytest_nixl.cluster.membership import Membership
+from pytest_nixl.cluster.placement import ALONE
 from pytest_nixl.core.polling import wait_until
 from pytest_nixl.etcd.client import EtcdClient, connect
 from pytest_nixl.etcd.endpoints import parse_endpoints
@@ -530,6 +532,24 @@ class TestWaiting:
             assert [registration.result(SECONDS).rank for registration in claims] == [0, 1, 2]
 
     @pytest.mark.usefixtures("often")
+    @pytest.mark.parametrize(("wanted", "named"), [(0, "rank 0"), (None, "a rank")])
+    def test_a_rank_that_is_killed_before_the_start_is_named(
+        self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor, wanted: int | None, named: str
+    ) -> None:
+        said: list[str] = []
+        killed = f"{group_root(PREFIX, 'say')}members/killed"
+        with ExitStack() as stack:
+            # What a rank leaves that was killed: a key whose lease ends later.
+            client.put(killed, Candidate("killed", "node-0", 7131, 3, wanted).value)
+            late = stack.enter_context(claiming(etcd, pool, "say", [None], size=3, waiting=said.append))
+            _wait_for(said, "waiting for 1 of 3 ranks of group 'say'; arrived: ")
+            client.delete(killed)
+            _wait_for(said, "waiting for 2 of 3 ", f"; registered, and is gone again: {named} on node-0 (pid 7131)")
+            assert not late[0].done()
+            late += stack.enter_context(claiming(etcd, pool, "say", [None, None], size=3))
+            assert sorted(each.result(SECONDS).rank for each in late) == [0, 1, 2]
+
+    @pytest.mark.usefixtures("often")
     def test_processes_are_named_if_their_ranks_are_not_known(
         self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
     ) -> None:
@@ -632,6 +652,15 @@ class TestWords:
         two = [one, same, *(Candidate("t", host, 1, 4, 1) for host in ("a", "b"))]
         for some in ([one, other, free], [one, same, other], [one, same, large], [one, free, free], two):
             assert not may_settle(some, 3)
+
+    @pytest.mark.parametrize("count", range(1, 12))
+    def test_at_most_eight_are_listed(self, count: int) -> None:
+        listed, _, rest = shorten(range(count)).partition(", … and ")
+        assert listed == ", ".join(map(str, range(min(count, 8))))
+        assert rest == (f"{count - 8} more" if count > 8 else "")
+
+    def test_a_run_of_one_rank_measures_between_itself_and_a_second_process(self) -> None:
+        assert (ALONE.ranks, ALONE.rank, ALONE.pairs, ALONE.several) == (1, None, ((0, 1),), False)
 
 
 class TestLeases:

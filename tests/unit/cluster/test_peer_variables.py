@@ -12,8 +12,8 @@ import pytest
 from helpers.etcd import wait_until
 from helpers.two_ranks import two
 
+from pytest_nixl.checks.faults.transfers import environments
 from pytest_nixl.checks.raw_tools.ucx_perftest import UcxPerftest
-from pytest_nixl.checks.transfer_faults import environments
 from pytest_nixl.cluster.peer_client import PeerError
 from pytest_nixl.fixtures.etcd import PrivateEtcd
 from pytest_nixl.model.settings import Settings

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_nixl.core.rdma_fault import rdma_fault
+from pytest_nixl.core.rdma_fault import passthrough_fault, rdma_fault
 
 RC = {"UCX_TLS": "rc,self", "UCX_NET_DEVICES": "rxe0:1"}
 
@@ -58,3 +58,44 @@ def test_device_whose_ports_cannot_be_read_hides_no_error_of_nixl(tmp_path: Path
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/status").write_text("CapEff:\t000001ffffffffff\n")
     assert rdma_fault(RC, str(tmp_path)) == ("", "")
+
+
+@pytest.fixture
+def guest(tmp_path: Path) -> Path:
+    """A guest of QEMU with two GPUs and two cards, one of each under the switch 0000:01:00.0."""
+    devices = {
+        "0000:02:00.0": ("pci0000:00/0000:00:01.0/0000:01:00.0", "0x10de", "0x030200"),
+        "0000:03:00.0": ("pci0000:00/0000:00:01.0/0000:01:00.0", "0x15b3", "0x020700"),
+        "0000:80:00.0": ("pci0000:80", "0x10de", "0x030200"),
+        "0000:81:00.0": ("pci0000:80", "0x15b3", "0x020700"),
+    }
+    for address, (above, vendor, kind) in devices.items():
+        place = tmp_path / "sys/devices" / above / address
+        place.mkdir(parents=True)
+        (place / "vendor").write_text(f"{vendor}\n")
+        (place / "class").write_text(f"{kind}\n")
+        for link in [tmp_path / "sys/bus/pci/devices" / address] + (
+            [tmp_path / "sys/class/infiniband" / f"mlx5_{address[5]}" / "device"] if vendor == "0x15b3" else []
+        ):
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(place)
+    (tmp_path / "sys/class/dmi/id").mkdir(parents=True)
+    (tmp_path / "sys/class/dmi/id/sys_vendor").write_text("QEMU\n")
+    return tmp_path
+
+
+def test_gpu_and_card_passed_through_under_one_switch_are_named(guest: Path) -> None:
+    words, remedy = passthrough_fault({}, str(guest))
+    assert words.startswith(
+        "this host is a guest of QEMU, and mlx5_0 and GPU 0000:02:00.0 are under one PCI switch: if they were passed "
+        "through without address translation (ATS)"
+    )
+    assert remedy.startswith("try `export UCX_NET_DEVICES=mlx5_8:1`; if the row then passes")
+    assert passthrough_fault({"UCX_NET_DEVICES": "mlx5_0:1"}, str(guest)) == (words, remedy)
+
+
+def test_other_machines_and_cards_are_not_accused(guest: Path) -> None:
+    assert passthrough_fault({"UCX_NET_DEVICES": "mlx5_8:1"}, str(guest)) == ("", "")
+    (guest / "sys/class/dmi/id/sys_vendor").write_text("Amazon EC2\n")
+    assert passthrough_fault({}, str(guest)) == ("", "")
+    assert passthrough_fault({}, str(guest / "empty")) == ("", "")

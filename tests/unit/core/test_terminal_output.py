@@ -180,7 +180,7 @@ NO_SHM = (
     ids=["read-only", "absent"],
 )
 def test_unusable_shared_memory_fails_its_check(inside: Inside, tmp_path: Path, mounts: str, words: str) -> None:
-    run = command("suites/infrastructure/test_limits.py", "-k", "shm", f"--nixl-report={tmp_path}/r.html")
+    run = command("suites/infrastructure/test_machine.py", "-k", "shm", f"--nixl-report={tmp_path}/r.html")
     done = inside(mounts.format(tmp_path), *run)
     assert done.returncode == 1, done.stdout
     assert f"FAIL shm: /dev/shm cannot be used: {words}" in done.stdout

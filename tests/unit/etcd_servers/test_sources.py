@@ -27,7 +27,10 @@ from helpers.etcd import (
 )
 
 from pytest_nixl.core.free_ports import free_ports
+from pytest_nixl.etcd import client as module
+from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError
+from pytest_nixl.etcd_servers import sources
 from pytest_nixl.etcd_servers.binary import ExecutableMissingError, etcd_binary, find_binary
 from pytest_nixl.etcd_servers.container import ContainerServer, ensure_image
 from pytest_nixl.etcd_servers.embedded import EmbeddedServer
@@ -323,6 +326,33 @@ class TestChoice:
         server = start_private(settings(etcd_image=image, etcd="http://h:1"), own)
         assert server.kind == "container"
         server.discard()
+
+
+def test_an_etcd_that_did_not_answer_gets_a_second_for_each_later_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check that needs it waited 5 s each: a run of 18 of them took a minute and a half to name one cause."""
+    given: list[float] = []
+
+    def connect(*endpoints: Any, timeout: float = 5.0, **rest: Any) -> Any:
+        given.append(timeout)
+        return module.connect(*endpoints, timeout=timeout if answers else 0.05, **rest)
+
+    answers = False
+    with socket.create_server(("127.0.0.1", 0), backlog=50) as silent:
+        monkeypatch.setattr(sources, "connect", connect)
+        server = ExternalServer(parse_endpoints(f"http://127.0.0.1:{silent.getsockname()[1]}"))
+        reasons = []
+        for _ in range(3):
+            with pytest.raises(EtcdError) as caught:
+                server.check_answer("/test/")
+            reasons.append(caught.value.reason)
+    assert given == [5.0, 1.0, 1.0]
+    assert len(set(reasons)) == 1
+    with running_etcd() as etcd:
+        answers = True
+        server.endpoints = (etcd.endpoint,)
+        server.check_answer("/test/")
+        server.check_answer("/test/")
+    assert given[3:] == [1.0, 5.0], "it answered, and has its time again"
 
 
 class TestSession:

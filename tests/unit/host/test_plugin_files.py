@@ -17,7 +17,7 @@ from helpers.copied_wheel import CopiedWheel, copy_wheel
 from pytest_nixl.host import plugin_files
 from pytest_nixl.host.facts import gather
 from pytest_nixl.host.library_packages import remedies
-from pytest_nixl.host.plugin_files import PluginFile, PluginsInAdvance, load_plugins, plugin_folder
+from pytest_nixl.host.plugin_files import PluginFile, PluginsInAdvance, plugin_folder
 from pytest_nixl.host.recorded_tree import FactsRoot
 
 #: By plugin: a library that only this plugin needs, or that NIXL's own library does not load before it.
@@ -40,8 +40,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> CopiedWheel:
 
 
 def loaded(wheel: CopiedWheel) -> dict[str, PluginFile]:
-    found = load_plugins(str(wheel.plugins), str(wheel.library))
-    return {each["name"]: PluginFile.of(each) for each in found}
+    return {file.name: file for file in load_plugins(str(wheel.plugins), str(wheel.library))}
+
+
+def load_plugins(folder: str, library: str) -> list[PluginFile]:
+    """Load each plugin of a folder. :param library: NIXL's library, which is loaded first; empty to load none."""
+    with closing(PluginsInAdvance({})) as plugins:
+        return [PluginFile.of(each) for each in plugins.load(folder, library)]
 
 
 @pytest.mark.long
@@ -93,7 +98,7 @@ def test_plugin_on_a_library_of_another_package_is_told_its_folder(
     alone = tmp_path / "plugins"
     shutil.copytree(copy.plugins, alone)  # its search path leads nowhere
     monkeypatch.syspath_prepend(str(copy.site))
-    [file] = (PluginFile.of(each) for each in load_plugins(str(alone), ""))
+    [file] = load_plugins(str(alone), "")
     soname = next(each.soname for each in file.missing if each.soname.startswith("libucp-"))
     assert file.remedies[soname].startswith(f"add {copy.site}/")
     assert f"{copy.package} " in file.remedies[soname]

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy
 import pytest
+import ruptures
 from helpers.records import KEY, record
 from numpy.typing import NDArray
 
@@ -184,9 +185,21 @@ def test_the_best_split_has_the_largest_distance_of_all_pairs() -> None:
         return n * m / (n + m) * (2 * distance(one, other, n * m) - within)
 
     expected = max(range(FEWEST_RUNS, len(values) - FEWEST_RUNS + 1), key=energy)
-    place, found = change_points._best_split(*change_points._below(numpy.array(values)))
+    place, found = change_points._best_split(*change_points._levels(numpy.array(values)))
     assert place == expected
     assert found == pytest.approx(energy(expected))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_window_is_partitioned_as_by_ruptures(seed: int) -> None:
+    """The library takes most of a second to import, and finds the same partition."""
+    chance = numpy.random.default_rng(seed)
+    values = numpy.log(noise(seed, int(chance.integers(2 * FEWEST_RUNS, 513)), 0.01))
+    for _ in range(seed):
+        values[chance.integers(len(values)) :] += chance.normal(0, 0.03)
+    penalty = 5 * 0.01**2 * float(numpy.log(len(values)))
+    search = ruptures.KernelCPD(kernel="linear", min_size=FEWEST_RUNS, jump=1).fit(values)
+    assert change_points._partition(values, penalty) == search.predict(pen=penalty)[:-1]
 
 
 def test_a_value_is_a_spike_by_the_five_around_it() -> None:

@@ -7,24 +7,29 @@ memories, over a separate network card for each pair, and one card can be slowed
 
 from __future__ import annotations
 
+import math
+import os
+import re
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers import gpu_standin
 from helpers.cli_run import ROOT
+from helpers.contention import spinning
 from helpers.fake_sysfs import TOPOLOGY
 from helpers.namespaces import Host, require_tools
 from helpers.pytester_run import run_pytest
 
+from pytest_nixl.checks.bandwidth.gpu_judge import GpuEnd, GpuPair, judge_gpus, measure_gpus, pairs_of, seats
 from pytest_nixl.host.gpu_nic_affinity import SWITCH, GpuNics
 from pytest_nixl.host.hwloc import hwloc_facts
 from pytest_nixl.host.rdma import RdmaDevice
-from pytest_nixl.judge.concurrent import ConcurrentRates, measure_at_once, spread, starving
-from pytest_nixl.judge.gpus import GpuEnd, GpuPair, judge_gpus, measure_gpus, pairs_of, seats
+from pytest_nixl.judge.concurrent import ConcurrentRates, at_once, measure_at_once, spread, starving
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.measure.link import Link
 from pytest_nixl.measure.worker_pairs import WorkerPairs
@@ -34,6 +39,7 @@ from pytest_nixl.nixl.gpus import LinkGpu
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.processes.worker_errors import WorkerError
+from pytest_nixl.processes.worker_process import Pending, Worker
 from pytest_nixl.session.settings import read_settings
 
 HERE = str(Path(__file__).parents[2])
@@ -115,10 +121,10 @@ LANES = [lane(number) for number in range(4)]
 
 
 def judged(
-    rates: Sequence[float], scaling: float | None = None, lanes: Sequence[GpuPair] = LANES
+    rates: Sequence[float], scaling: float | None = None, lanes: Sequence[GpuPair] = LANES, took: str = ""
 ) -> tuple[Verdict, str]:
     found = spread(lambda: rates)
-    said = judge_gpus("UCX WRITE VRAM:VRAM", 64 << 20, lanes, found, scaling)
+    said = judge_gpus("UCX WRITE VRAM:VRAM", 64 << 20, lanes, found, scaling, took)
     return said.verdict, said.words
 
 
@@ -149,6 +155,20 @@ def test_gpus_that_slow_each_other_down_fail_if_the_profile_has_a_scaling() -> N
     verdict, words = judged(even)
     assert verdict is Verdict.NO_EXPECTATION
     assert "`scaling`" in words
+
+
+@pytest.mark.parametrize(
+    ("rates", "scaling", "slow"),
+    [
+        ([39e9, 38e9, 12e9, 39e9], None, "it starves while the others are measured"),
+        ([20e9] * 4, 0.9, "the profile requires 90%"),
+    ],
+)
+def test_slow_gpus_of_a_busy_host_are_inconclusive(rates: list[float], scaling: float | None, slow: str) -> None:
+    verdict, words = judged(rates, scaling, took="other processes used up to 0.7 of the cores that the links need")
+    assert verdict is Verdict.INCONCLUSIVE
+    assert words.endswith(f": {slow}, but other processes used up to 0.7 of the cores that the links need")
+    assert judged([39e9] * 4, 0.9, took="other processes used up to 0.7 of …")[0] is Verdict.PASS
 
 
 @pytest.mark.parametrize(
@@ -277,16 +297,57 @@ def test_each_pair_uses_its_own_network_card(links: list[Link], cables: tuple[Ho
     assert {round(sum(each.windows)) for each in samples} <= {1, 2}
 
 
-@pytest.mark.long
-def test_the_slowest_of_four_starves_if_its_card_is_slow(links: list[Link], cables: tuple[Host, Host]) -> None:
+@pytest.fixture
+def slow_card(cables: tuple[Host, Host]) -> Iterator[None]:
+    """Let the third of four cards be ten times slower than the others."""
     cables[0].shape("card2", SLOW)
-    try:
-        said = measure_gpus("UCX WRITE DRAM:DRAM", links, seated(), BLOCK, 1, 0.01)
-    finally:
-        cables[0].shape("card2", FAST)
+    yield
+    cables[0].shape("card2", FAST)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("slow_card")
+def test_the_slowest_of_four_starves_if_its_card_is_slow(links: list[Link], monkeypatch: pytest.MonkeyPatch) -> None:
+    # This machine may be busy, which excuses a slow link.
+    monkeypatch.setattr("pytest_nixl.judge.concurrent.DISTURBED_CORES", math.inf)
+    said = measure_gpus("UCX WRITE DRAM:DRAM", links, seated(), BLOCK, 1, 0.01)
     assert said.verdict is Verdict.FAIL, said.words
     assert "the slowest is GPU 2 (0000:20:00.0, NUMA node 0) to GPU 3 over tcp/card2, with 0.00" in said.words
     assert "starves" in said.words
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("slow_card")
+def test_a_link_that_starves_while_other_processes_take_the_cores_is_inconclusive(links: list[Link]) -> None:
+    with ExitStack() as stack:
+        for _ in range(os.cpu_count() or 1):
+            stack.enter_context(spinning())
+        gpus = measure_gpus("UCX WRITE DRAM:DRAM", links, seated(), BLOCK, 1, None)
+        ranks = at_once("UCX WRITE", links, BLOCK, 1)
+    for said in (gpus, ranks):
+        assert said.verdict is Verdict.INCONCLUSIVE, said.words
+        words = r"starves while .*, but other processes used up to \d\.\d of the cores that the links need$"
+        assert re.search(words, said.words), said.words
+        assert said.remedy == "stop other processes on the host, and run this check again"
+
+
+@pytest.mark.long
+def test_the_workers_of_links_measured_together_are_not_other_processes(
+    links: list[Link], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them keeps a core busy."""
+    own: dict[int, set[int]] = {}
+    request = Worker.request
+
+    def noted(worker: Worker, command: str, **arguments: Any) -> Pending:
+        if command == "measure":
+            own[worker.pid] = {worker.pid, *arguments["own"]}
+        return request(worker, command, **arguments)
+
+    monkeypatch.setattr(Worker, "request", noted)
+    measure_at_once(links, BLOCK, 1)
+    workers = {end.worker.pid for link in links for end in (link.initiator, link.target)}
+    assert own == dict.fromkeys((link.initiator.worker.pid for link in links), workers)
 
 
 @pytest.mark.long

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import random
+import statistics
 
 import pytest
 
-from pytest_nixl.judge.growth import Growth, judge_growth
+from pytest_nixl.judge.growth import Growth, _smoothed, judge_growth
 from pytest_nixl.model.verdicts import Verdict
 
 REPEATS, ROUNDS, BASE = 64, 5, 20e-6
@@ -67,3 +68,13 @@ def test_the_message_has_the_times_the_interval_and_the_limit() -> None:
         "interval +900, +1100); the last takes at least 3.8 times as long as the first, and the limit is 3 times"
     )
     assert judged.remedy == "mend it"
+
+
+def test_a_value_is_smoothed_by_its_five_neighbours_on_each_side() -> None:
+    values = [float(number**2 % 17) for number in range(40)]
+    smoothed = _smoothed(values)
+    assert len(smoothed) == 40
+    for place, value in enumerate(smoothed):
+        near = [values[other] for other in range(40) if abs(other - place) <= 5]
+        assert value == statistics.median(near)
+    assert _smoothed([3.0]) == [3.0]

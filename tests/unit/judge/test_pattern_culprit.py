@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
-from pytest_nixl.judge.pattern_culprit import PARTNERS, judge_pattern_culprit, paired_again
-from pytest_nixl.model.flow_samples import ALONE, TOGETHER, FlowSamples, PatternKind, PatternSamples
+from pytest_nixl.checks.pattern.culprit import PARTNERS, judge_pattern_culprit, paired_again
+from pytest_nixl.checks.pattern.samples import ALONE, TOGETHER, FlowSamples, PatternKind, PatternSamples
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.traffic_pattern import Flow
 from pytest_nixl.model.verdicts import Verdict
@@ -105,3 +105,12 @@ def test_on_a_busy_host_nobody_is_named() -> None:
     assert judged.verdict is Verdict.INCONCLUSIVE
     assert "culprit" not in judged.reason
     assert judge_pattern_culprit(samples(lambda _: 100, others=0.8)).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize(("slow", "words"), [(6, "; a quarter"), (7, " and 1 more; a quarter"), (9, " and 3 more; ")])
+def test_at_most_six_slow_flows_are_listed(slow: int, words: str) -> None:
+    hosts = [f"node-{rank}" for rank in range(24)]
+    chosen = paired_again(hosts, SIZE).flows[::5][:slow]
+    judged = judge_pattern_culprit(samples(lambda flow: 25 if flow in chosen else 100, hosts=hosts))
+    assert judged.reason.count(" with 0.025 GB/s") == 6
+    assert f"{chosen[5]} with 0.025 GB/s{words}" in judged.reason

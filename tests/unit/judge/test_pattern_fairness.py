@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_nixl.judge.pattern_fairness import judge_fairness, slowed_by
-from pytest_nixl.model.flow_samples import ALONE, TOGETHER, FlowSamples, PatternKind, PatternSamples, jain
+from pytest_nixl.checks.pattern.fairness import _flows, judge_fairness, slowed_by
+from pytest_nixl.checks.pattern.samples import ALONE, TOGETHER, FlowSamples, PatternKind, PatternSamples, jain
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.samples import Corruption
-from pytest_nixl.model.traffic_pattern import PatternChoice
+from pytest_nixl.model.traffic_pattern import Flow, PatternChoice
 from pytest_nixl.model.verdicts import Verdict
 
 SIZE = 1 << 20
@@ -113,3 +113,14 @@ def test_a_wrong_byte_is_corrupt_whatever_the_speed() -> None:
 @pytest.mark.parametrize(("values", "index"), [([5.0, 5.0, 5.0, 5.0], 1.0), ([1.0, 0.0, 0.0, 0.0], 0.25)])
 def test_jains_index(values: list[float], index: float) -> None:
     assert jain(values) == pytest.approx(index)
+
+
+def test_flows_are_named_up_to_four() -> None:
+    flows = [Flow(source, 0, SIZE) for source in range(1, 8)]
+    assert [_flows(flows[:count]) for count in (1, 2, 4, 5, 7)] == [
+        "1->0",
+        "1->0 and 2->0",
+        "1->0, 2->0, 3->0 and 4->0",
+        "1->0, 2->0, 3->0, 4->0 and 1 more",
+        "1->0, 2->0, 3->0, 4->0 and 3 more",
+    ]

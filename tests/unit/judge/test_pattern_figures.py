@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 from test_pattern_fairness import FAIR, SIZE, samples
 
+from pytest_nixl.checks.pattern.figures import judge_pattern_figures, pattern_figures
+from pytest_nixl.checks.pattern.samples import PatternSamples
 from pytest_nixl.judge.figure_bounds import judge_figures
-from pytest_nixl.judge.pattern_figures import judge_pattern_figures, pattern_figures
 from pytest_nixl.model.bound import Bound
-from pytest_nixl.model.flow_samples import PatternSamples
 from pytest_nixl.model.samples import Corruption
 from pytest_nixl.model.verdicts import Judgement, Verdict
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -466,3 +467,13 @@ def test_each_module_can_be_the_first_to_be_imported(module: str) -> None:
     command = [sys.executable, "-c", f"import pytest_nixl.{module}"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_profile_of_the_largest_size_is_read_and_a_larger_one_refused(tmp_path: Path) -> None:
+    text = b'[profile]\nname = "large"\nsummary = "x"\n'
+    path = tmp_path / "large.toml"
+    path.write_bytes(text + b"#" * ((1 << 20) - len(text)))
+    assert load_profile(str(path)).name == "large"
+    path.write_bytes(text + b"#" * ((1 << 20) - len(text) + 1))
+    with pytest.raises(ValueError, match=re.escape(str(path))):
+        load_profile(str(path))

@@ -150,3 +150,30 @@ def test_launches_whose_least_p_is_the_limit_can_prove_a_change(monkeypatch: pyt
     for limit, unprovable in ((least_p(3, 3), False), (least_p(3, 3) * 0.999, True)):
         monkeypatch.setattr(regression, "PROOF", limit)
         assert regression.Effect(Verdict.UNCHANGED, 0.0, None, 1.0, 3, 3).unprovable is unprovable
+
+
+@pytest.mark.parametrize("margin", [0.25, 0.5])
+def test_a_change_of_exactly_the_margin_counts_and_a_smaller_one_does_not(margin: float) -> None:
+    base = [4.0, 4.0625, 3.9375, 4.125, 3.875]  # all figures are exact in binary
+    lost = [value * (1 - margin) for value in base]
+    assert compare_launches(base, lost, margin).ratio == 1 - margin
+    assert compare_launches(base, lost, margin).verdict is Verdict.REGRESSED
+    assert compare_launches(lost, base, margin).verdict is Verdict.IMPROVED
+    for before, now in ((base, lost), (lost, base)):
+        assert compare_launches(before, now, margin + 1e-6).verdict is Verdict.INCONCLUSIVE
+        assert compare_launches(before, now, 0.75).verdict is Verdict.UNCHANGED
+
+
+@pytest.mark.parametrize("launches", [1, 2, 3])
+def test_too_few_launches_prove_nothing_however_large_the_change(launches: int) -> None:
+    effect = compare_launches([4.0] * launches, [1.0] * launches, 0.05)
+    assert effect.verdict is Verdict.INCONCLUSIVE
+    assert effect.unprovable
+    assert (effect.before, effect.now, effect.ratio) == (launches, launches, 0.25)
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.inf, math.nan])
+def test_a_launch_without_a_bandwidth_is_refused(bad: float) -> None:
+    for before, now in (([bad, 1.0], [1.0]), ([1.0], [1.0, bad]), ([], [1.0]), ([1.0], [])):
+        with pytest.raises(ValueError, match="are not launches with finite values above zero"):
+            compare_launches(before, now, 0.05)

@@ -10,6 +10,7 @@ import pytest
 
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.judge.row import another_launch, judge, percentage, ucx_tls_allows
+from pytest_nixl.model.carrier_bytes import Carrier, CarrierBytes
 from pytest_nixl.model.expectation import Expectation
 from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.model.row_key import RowKey
@@ -445,3 +446,40 @@ def test_read_that_ucx_emulates_without_nvlink_has_its_remedy(op: str) -> None:
 def test_gpu_memory_over_an_accepted_transport_passes() -> None:
     cuda = Expectation(source="", floor=1e9, transports=("cuda_ipc",))
     assert judge(samples(2, transports=("cuda_ipc/cuda",), key=VRAM), cuda).verdict is Verdict.PASS
+
+
+P5 = load_profile("p5.48xlarge").machine
+
+
+@pytest.mark.parametrize("launches", [1, 3])
+def test_cards_that_a_slow_row_left_idle_are_named(launches: int) -> None:
+    """One card of the four that a GPU reaches has carried all bytes, as with one rail of UCX."""
+    cards = tuple(Carrier(f"mlx5_{number}", "rdma", 1 << 40 if number == 2 else 7) for number in range(4))
+    row = replace(samples(*[0.5] * 4, key=VRAM, transports=("rc_mlx5/mlx5_2:1",)), counted=CarrierBytes(cards, 1 << 40))
+    for _ in range(launches - 1):
+        row = row.with_launch(row)
+    wanted = replace(FLOOR, transports=("rc_mlx5",))
+    judgement = judge(row, wanted, P5)
+    assert judgement.verdict is Verdict.FAIL
+    assert judgement.reason.endswith("; only 1 of the 4 network cards that a GPU reaches carried it (mlx5_2)")
+    assert "`export UCX_MAX_RMA_RAILS=4`" in judgement.remedy
+    libfabric = replace(row, key=replace(row.key, backend="LIBFABRIC"))
+    assert judge(libfabric, wanted, P5).remedy.startswith("Give every rank all 4 cards")
+
+
+@pytest.mark.parametrize(
+    ("carried", "memory", "transport"),
+    [
+        (1 << 40, "VRAM", "rc_mlx5/mlx5_0:1"),  # all cards carried a part
+        (7, "DRAM", "rc_mlx5/mlx5_0:1"),  # a host's memory may have one card
+        (7, "VRAM", "tcp/eth0"),
+    ],
+)
+def test_cards_are_not_blamed_for_other_slow_rows(carried: int, memory: str, transport: str) -> None:
+    cards = (Carrier("mlx5_0", "rdma", 1 << 40), *(Carrier(f"mlx5_{number}", "rdma", carried) for number in (1, 2, 3)))
+    key = replace(VRAM, memory=MemoryPair(memory, memory))
+    row = replace(samples(*[0.5] * 4, key=key, transports=(transport,)), counted=CarrierBytes(cards, 1 << 40))
+    judgement = judge(row, FLOOR, P5)
+    assert judgement.verdict is Verdict.FAIL
+    assert "network cards" not in judgement.reason
+    assert judge(replace(row, counted=None), FLOOR, P5).verdict is Verdict.FAIL

@@ -83,6 +83,15 @@ def test_a_row_with_a_changed_key_is_missing_and_new() -> None:
     assert f"the row {renamed} is not in a:1" in said[Verdict.NO_EXPECTATION]
 
 
+def test_each_result_has_a_name_of_its_own_that_is_the_same_in_each_run() -> None:
+    """JUnit had the cases regression, regression#2 …, so that a row's case was another one in each run."""
+    keys = [key(block) for block in ("64KiB", "128KiB", "256KiB", "512KiB")]
+    before = run("a:1", dict.fromkeys(keys[:3], QUIET))
+    now = run("a:2", {keys[0]: LOST, keys[1]: [0.5 * value for value in QUIET], keys[3]: QUIET})
+    names = [result.name for result in compare_runs(before, now, 0.05).results]
+    assert sorted(names) == sorted(["regression", *(f"regression[{each}]" for each in keys)])
+
+
 def test_a_run_without_rows_is_missing() -> None:
     passed = Result("nixl-loads", "x", Verdict.PASS)
     results = compare_runs(run("a:1", {KEY: QUIET}), run("a:2", {}, results=[passed]), 0.05).results
@@ -253,3 +262,22 @@ def test_a_command_without_scipy_names_the_package_to_install(
     said = capsys.readouterr().err
     assert "this command needs scipy, which is not installed" in said
     assert "pip install 'pytest-nixl[compare]'" in said
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_rows_that_failed_alike_are_one_result(rows: int) -> None:
+    names = [KEY, key("1MiB")][:rows]
+    before = run("a:1", dict.fromkeys(names, QUIET))
+    for remedies, expected in ((["r", "r"], 1), (["r", "s"], rows)):
+        results = [
+            Result("bandwidth", "x", Verdict.CORRUPT, "bad", remedy, row=RowKey.parse(name))
+            for name, remedy in zip(names, remedies, strict=False)
+        ]
+        compared = compare_runs(before, run("a:2", dict.fromkeys(names, QUIET), results=results), 0.05)
+        missing = [one for one in compared.results if one.verdict is Verdict.MISSING]
+        assert len(missing) == expected
+        count = "2 rows" if rows == 2 and expected == 1 else KEY
+        assert missing[0].reason == (
+            f"{count} of a:1 cannot be compared with this run, in which the verdict is {Verdict.CORRUPT}"
+        )
+        assert missing[0].remedy == "r"

@@ -15,16 +15,16 @@ from typing import Any
 
 import pytest
 
+from pytest_nixl.checks.kv_cache.blocks import BlockOrder, KvLayout
+from pytest_nixl.checks.kv_cache.link import MOST, MOST_AT_RATE, KvLink, KvTraffic
+from pytest_nixl.checks.kv_cache.samples import STEPS
+from pytest_nixl.checks.kv_cache.worker.requests import KvMethod
 from pytest_nixl.core.host_load import own_seconds
-from pytest_nixl.measure.kv_link import KvLink, KvTraffic
 from pytest_nixl.measure.worker_pair import WorkerPair
-from pytest_nixl.model.kv_blocks import BlockOrder, KvLayout
-from pytest_nixl.model.kv_samples import STEPS
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.samples import percentile
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.nixl.backends import BACKENDS
-from pytest_nixl.nixl.worker.kv_requests import KvMethod
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
 
@@ -36,6 +36,8 @@ WAYS = [
     KvTraffic(16, BlockOrder.CONTIGUOUS, merge=False),
     KvTraffic(16),
     KvTraffic(16, method=KvMethod.INITIALIZED),
+    KvTraffic(16, method=KvMethod.STRIDED),
+    KvTraffic(16, BlockOrder.REPEATED),
 ]
 
 Connect = Callable[..., KvLink]
@@ -72,7 +74,7 @@ def test_every_kind_of_request_moves_the_right_blocks(connect: Connect, op: str)
         assert all(seconds > 0 for steps in samples.steps for seconds in steps)
         assert samples.bandwidth > 0
         assert samples.transports
-        assert (samples.prepare > 0) == (traffic.method is KvMethod.PREPPED)
+        assert (samples.prepare > 0) == (traffic.method is not KvMethod.INITIALIZED)
         assert samples.step("post") <= samples.step("post", 99)
 
 
@@ -287,3 +289,73 @@ def test_a_stall_of_the_target_is_not_hidden_from_the_latency(
     assert late >= stall / 4 * rate
     # By their own steps only those in flight were late, so that percentiles of the steps would hide the stall.
     assert 1 <= sum(sum(each.steps) > stall / 2 for each in launch) < late / 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "seconds", "duration", "least", "count"),
+    [
+        (KvTraffic(2), 0.5, 8.0, 3, 17),  # as many as the duration has room for, and one more
+        (KvTraffic(2), 0.5, 8.0, 20, 20),
+        (KvTraffic(2), 2.0, 1.0, 1, 1),
+        (KvTraffic(2), 1e-9, 1.0, 3, MOST),
+        (KvTraffic(2), 1e-9, 1.0, MOST + 1, MOST + 1),
+        (KvTraffic(2, in_flight=4), 0.5, 8.0, 3, 32),  # eight for each that is in flight
+        (KvTraffic(2, in_flight=2), 0.5, 8.0, 3, 17),
+        (KvTraffic(2, in_flight=4), 0.5, 8.0, 40, 40),
+        (KvTraffic(2, rate=4.0), 0.001, 8.0, 3, 33),  # the rate decides, and not the time of one
+        (KvTraffic(2, rate=4.0), 0.001, 8.0, 50, 50),
+        (KvTraffic(2, rate=1e9), 0.001, 8.0, 3, MOST_AT_RATE),
+    ],
+)
+def test_as_many_requests_are_timed_as_the_duration_has_room_for(
+    kind: KvTraffic, seconds: float, duration: float, least: int, count: int
+) -> None:
+    assert kind.count(seconds, duration, least) == count
+
+
+def test_a_kind_of_request_is_named_by_what_differs() -> None:
+    assert str(KvTraffic(2)) == "scattered-prepped"
+    assert str(KvTraffic(2, BlockOrder.CONTIGUOUS)) == "contiguous-prepped-merged"
+    assert str(KvTraffic(2, BlockOrder.CONTIGUOUS, merge=False)) == "contiguous-prepped-unmerged"
+
+
+@pytest.mark.parametrize(
+    ("op", "wrong", "where", "holds"),
+    [
+        ("WRITE", {}, "layer 1 K, block 5, offset 3", ""),
+        ("READ", {}, "layer 1 K, block 5, offset 3", ""),
+        ("WRITE", {"holds": 9, "source": 0}, "layer 1 K, block 5, offset 3", "it holds block 9 instead of block 0"),
+        ("WRITE", {"holds": 0, "source": -1}, "layer 1 K, block 5, offset 3",
+         "it holds block 0 but no request moved a block there"),
+        ("WRITE", {"unchanged": True, "holds": 4, "source": 7}, "layer 1 K, block 5, offset 3",
+         "nothing arrived: it should hold block 7"),
+    ],
+)  # fmt: skip
+def test_a_corruption_is_told_by_layer_block_and_what_it_holds(
+    op: str, wrong: dict[str, Any], where: str, holds: str
+) -> None:
+    found = {
+        "block": 5, "tensor": 2, "offset": 3, "unchanged": False, "holds": -1, "source": -1, "wrong_blocks": 2,
+        "wrong_bytes": 6, "expected": 1, "found": 2, **wrong,
+    }  # fmt: skip
+    link = KvLink.__new__(KvLink)
+    link._layout, link._op = KvLayout(tensors=4, blocks=16, block_bytes=64), op
+    told = link._corruption("after", found)
+    assert (told.phase, told.wrong_blocks, told.wrong_bytes, told.expected, told.found) == ("after", 2, 6, 1, 2)
+    assert (told.where, told.holds) == (where, holds)
+
+
+def test_a_corrupted_piece_is_told_by_its_block() -> None:
+    link = KvLink.__new__(KvLink)
+    found = {
+        "block": 11, "tensor": 1, "offset": 3, "unchanged": False, "holds": 7, "source": 4, "wrong_blocks": 1,
+        "wrong_bytes": 1, "expected": 1, "found": 2,
+    }  # fmt: skip
+    link._layout = KvLayout(tensors=4, blocks=16, block_bytes=64, pieces=(1, 4))
+    link._op = "WRITE"  # the target has four pieces of each block
+    told = link._corruption("after", found)
+    assert (told.where, told.holds) == ("layer 0 V, block 2, offset 195", "it holds block 7 instead of block 4")
+    link._op = "READ"
+    told = link._corruption("after", found)
+    assert told.where == "layer 0 V, block 11, offset 3"
+    assert told.holds == "it holds piece 3 of block 1 instead of piece 0 of block 1"

@@ -6,11 +6,15 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import combinations
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from pytest_nixl.measure import worker_pair
 from pytest_nixl.measure.link import Link
 from pytest_nixl.measure.worker_pairs import WorkerPairs
 from pytest_nixl.model.agent_options import AgentOptions, BackendParameter, ThreadCounts
@@ -123,3 +127,48 @@ def test_agents_of_a_test_have_the_options_of_the_run_unless_it_says_otherwise(
         usual = agents.start(agent_options=AgentOptions())
         assert threads(plain) == threads(usual) + 2
         assert agents.start(progress_thread=None).beside()._made_with["progress_thread"] is False
+
+
+@pytest.mark.parametrize(("count", "turns"), [(2, 1), (5, 3), (8, 3), (64, 6)])
+def test_all_pairs_connect_in_few_turns_with_none_on_both_sides(
+    monkeypatch: pytest.MonkeyPatch, count: int, turns: int
+) -> None:
+    """The workers are doubles, because 64 real ones take minutes."""
+    batches: list[tuple[set[int], set[int]]] = []
+    added: list[tuple[int, int]] = []
+    connected: list[tuple[int, int]] = []
+
+    def answer(pending: Sequence[tuple[int, str]], serving: Sequence[tuple[int, str]] = ()) -> list[bytes]:
+        if serving:
+            batches.append(({number for number, _ in pending}, {number for number, _ in serving}))
+        return [b"%d" % number for number, _ in pending]
+
+    def agent(number: int) -> SimpleNamespace:
+        def request(command: str, **given: Any) -> tuple[int, str]:
+            added.extend((number, int(each)) for each in given.get("metadata", ()))
+            connected.extend((number, int(each)) for each in given.get("targets", ()))
+            return number, command
+
+        return SimpleNamespace(name=str(number), ref=None, worker=SimpleNamespace(request=request, timeout=1.0))
+
+    monkeypatch.setattr(worker_pair, "results", answer)
+    every = list(combinations(range(count), 2))
+    worker_pair.connect_partners(cast(Any, [agent(number) for number in range(count)]), every)
+    assert sorted(added) == sorted([*every, *((other, one) for one, other in every)])
+    assert sorted(connected) == every
+    assert len(batches) == 3 * turns
+    assert not any(asking & polling for asking, polling in batches)
+
+
+def test_metadata_that_is_too_large_for_one_request_is_sent_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts: list[list[bytes]] = []
+    large = bytes(worker_pair._PART_BYTES // 2)
+
+    def request(command: str, **given: Any) -> str:
+        parts.extend([given["metadata"]] if command == "add_agents" else [])
+        return command
+
+    agent = SimpleNamespace(name="a", ref=None, worker=SimpleNamespace(request=request, timeout=1.0))
+    monkeypatch.setattr(worker_pair, "results", lambda pending, serving=(): [large] * len(pending))
+    worker_pair.connect_partners(cast(Any, [agent] * 8), [(0, 4), (0, 5), (0, 6)])
+    assert [len(part) for part in parts] == [2, 1, 1, 1, 1]

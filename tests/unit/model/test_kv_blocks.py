@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_nixl.model.kv_blocks import BlockOrder, KvLayout, draw
+from pytest_nixl.checks.kv_cache.blocks import REPEATS, BlockOrder, KvLayout, draw
 
 LAYOUT = KvLayout(tensors=6, blocks=10, block_bytes=64)
 
@@ -26,7 +26,11 @@ def test_a_tensor_is_named_by_its_layer() -> None:
     assert KvLayout(3, 1, 8, per_layer=1).name(2) == "layer 2"
 
 
-@given(count=st.integers(1, 10), order=st.sampled_from(BlockOrder), seed=st.integers(0, (1 << 63) - 1))
+@given(
+    count=st.integers(1, 10),
+    order=st.sampled_from([BlockOrder.SCATTERED, BlockOrder.CONTIGUOUS]),
+    seed=st.integers(0, (1 << 63) - 1),
+)
 def test_a_draw_names_each_block_at_most_once(count: int, order: BlockOrder, seed: int) -> None:
     drawn = draw(LAYOUT, count, order, seed)
     for side in (drawn.local, drawn.remote):
@@ -35,6 +39,15 @@ def test_a_draw_names_each_block_at_most_once(count: int, order: BlockOrder, see
     if order is BlockOrder.CONTIGUOUS:
         assert np.array_equal(drawn.local, drawn.remote)
         assert np.all(np.diff(drawn.local) == 1)
+
+
+@pytest.mark.parametrize("sender", [0, 1])
+def test_a_block_is_sent_to_several_places(sender: int) -> None:
+    drawn = draw(KvLayout(2, 1000, 8), 10, BlockOrder.REPEATED, 5, sender=sender)
+    sides = drawn.local.tolist(), drawn.remote.tolist()
+    assert len(set(sides[sender])) == 3
+    assert sides[sender][0] == sides[sender][REPEATS - 1] != sides[sender][REPEATS]
+    assert len(set(sides[1 - sender])) == 10
 
 
 def test_both_sides_draw_the_same_blocks_from_the_same_seed() -> None:

@@ -14,8 +14,8 @@ from helpers.azurite import KEY, Azurite, connection_string, use_azure
 from helpers.cli_run import BANDWIDTH, profile, run
 from helpers.s3_faults import faulty_s3
 
-from pytest_nixl.checks import object_store
-from pytest_nixl.checks.object_store import judge_object_store
+from pytest_nixl.checks.storage import check as object_store
+from pytest_nixl.checks.storage.check import judge_object_store
 from pytest_nixl.measure.link import Link
 from pytest_nixl.measure.worker_pairs import WorkerPairs
 from pytest_nixl.model.agent_options import BackendParameter

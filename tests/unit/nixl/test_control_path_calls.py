@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from pytest_nixl.nixl.worker import control_path, nixl_api
-from pytest_nixl.nixl.worker.control_path import PAGE
+from pytest_nixl.checks.control_path import worker as control_path
+from pytest_nixl.checks.control_path.worker import PAGE
+from pytest_nixl.nixl.worker import nixl_api
 
 #: The seconds of each call.
 SECONDS = {

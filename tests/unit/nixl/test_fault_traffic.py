@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from pytest_nixl.checks.fault_outcome import FaultOutcome, judge_faults
-from pytest_nixl.checks.fault_scene import EarlyEndError, FaultScene
+from pytest_nixl.checks.faults.outcome import FaultOutcome, judge_faults
+from pytest_nixl.checks.faults.scene import EarlyEndError, FaultScene
+from pytest_nixl.checks.faults.worker import traffic as fault_traffic
+from pytest_nixl.checks.faults.worker.traffic import ENDED_EARLY, FINISH, FLOWS, interrupt, keep_transferring
 from pytest_nixl.core.errors import LateError
 from pytest_nixl.model.verdicts import Verdict
-from pytest_nixl.nixl.worker import fault_traffic
-from pytest_nixl.nixl.worker.fault_traffic import ENDED_EARLY, FINISH, FLOWS, interrupt, keep_transferring
 from pytest_nixl.processes.worker_errors import NixlError
 from suites.faults.test_workers import come_back
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_nixl.nixl.worker import flows
-from pytest_nixl.nixl.worker.flows import FlowEndpoint, Gate, OutgoingFlow, StepPart, notification
+from pytest_nixl.checks.pattern.worker import flows
+from pytest_nixl.checks.pattern.worker.flows import FlowEndpoint, Gate, OutgoingFlow, StepPart, notification
 from pytest_nixl.nixl.worker.transfer import StepTimeoutError
 
 

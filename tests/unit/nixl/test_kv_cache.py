@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from pytest_nixl.model.kv_blocks import BlockDraw, BlockOrder, KvLayout, draw
-from pytest_nixl.nixl.worker.kv_cache import KvPattern, compare, fill
+from pytest_nixl.checks.kv_cache.blocks import BlockDraw, BlockOrder, KvLayout, draw
+from pytest_nixl.checks.kv_cache.worker.cache import KvPattern, compare, fill
 from pytest_nixl.nixl.worker.memory import DramBuffer
 from pytest_nixl.nixl.worker.pattern import TILE, chunks
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pytest_nixl.model.kv_blocks import BlockDraw, KvLayout
-from pytest_nixl.nixl.worker.kv_requests import CacheSide, KvMethod, KvRequests
+from pytest_nixl.checks.kv_cache.blocks import BlockDraw, KvLayout
+from pytest_nixl.checks.kv_cache.worker.requests import CacheSide, KvMethod, KvRequests
 from pytest_nixl.nixl.worker.transfer import Initiator, StepTimeoutError
 
 LAYOUT = KvLayout(tensors=2, blocks=8, block_bytes=64, ranges=2)
@@ -84,6 +84,15 @@ def test_a_request_is_released_after_the_target_has_acknowledged_it() -> None:
     ]  # fmt: skip
     assert len(steps) == 5
     assert min(steps) >= 0
+
+
+def test_the_steps_of_a_request_are_its_times_without_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([100.0, 101.0, 103.0, 107.0, 115.0, 131.0])
+    made = requests(HeldAgent([[1]], ["PROC", "DONE"]))
+    monkeypatch.setattr("pytest_nixl.checks.kv_cache.worker.requests.time.perf_counter", lambda: next(times))
+    steps = made.request(DRAW, 60)
+    monkeypatch.undo()
+    assert steps == [1, 2, 4, 8, 16], "to make, post, complete, be told, and release"
 
 
 def test_of_several_requests_each_is_released_after_its_own_acknowledgement() -> None:
@@ -161,3 +170,14 @@ def test_a_request_names_the_blocks_of_each_tensor(merge: bool) -> None:
             "target", b"pytest-nixl:window:1:1", ["UCX"],
         )
     ]  # fmt: skip
+
+
+def test_strided_descriptors_are_one_row_for_each_tensor() -> None:
+    """The numbers of the blocks are those of separate descriptors."""
+    agent = HeldAgent([[1]])
+    requests(agent, KvMethod.STRIDED).request(DRAW, 60)
+    assert agent.made[:2] == [
+        ("NIXL_INIT_AGENT", [[4096, 64, 0, 64, 8], [4096 + 512, 64, 0, 64, 8]], "DRAM", ["UCX"]),
+        ("target", [[65536, 64, 3, 64, 8], [65536 + 512, 64, 3, 64, 8]], "VRAM", ["UCX"]),
+    ]
+    assert agent.made[2][2].tolist() == [1, 3, 9, 11]

@@ -177,6 +177,21 @@ def test_file_system_is_that_of_the_nearest_mount(directory: str, system: str) -
 
 
 @pytest.mark.parametrize(
+    ("mount", "system"),
+    [
+        ("1 0 0:1 / / - ext4 /dev/vda rw", "ext4"),  # without options and tags: five fields are enough
+        ("1 0 0:1 / - ext4 /dev/vda rw", "unknown"),
+        ("1 0 0:1 / / rw - ext4 - rw", "unknown"),
+        ("1 0 0:1 / /other rw - ext4 /dev/vda rw", "unknown"),
+        ("1 0 0:1 / / rw - ext4 a rw\n2 0 0:1 / / rw - xfs b rw", "xfs"),  # the later mount hides the earlier one
+        ("1 0 0:1 / /data/a rw - ext4 a rw\n2 0 0:1 / / rw - xfs b rw", "ext4"),
+    ],
+)
+def test_lines_of_mounts_are_read_if_they_have_all_fields(mount: str, system: str) -> None:
+    assert file_system("/data/a", mount) == system
+
+
+@pytest.mark.parametrize(
     ("queue", "trace"), [("use_uring", "anon_inode:[io_uring]"), ("use_aio", "/[aio]"), ("use_posix_aio", "")]
 )
 def test_queue_is_a_variant_of_the_row_and_is_really_used(make_pairs: MakePairs, queue: str, trace: str) -> None:

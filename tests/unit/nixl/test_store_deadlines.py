@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_nixl.checks import object_store
+from pytest_nixl.checks.storage import check as object_store
 from pytest_nixl.nixl.worker import object_stores, objects, transfer
 from pytest_nixl.nixl.worker.object_stores import ObjectStoreError
 from pytest_nixl.nixl.worker.objects import ObjectBuffer

@@ -41,8 +41,12 @@ CUDA_IPC, STAGED = ("zero-copy", ("cuda_ipc/cuda",)), ("software emulation", ("t
         (0, "READ", "VRAM:VRAM", STAGED),
         (18, "WRITE", "VRAM:VRAM", CUDA_IPC),
         (18, "READ", "VRAM:VRAM", CUDA_IPC),
-        *((18, op, memory, STAGED) for op in ("WRITE", "READ") for memory in ("DRAM:VRAM", "VRAM:DRAM")),
-        *((0, op, "DRAM:VRAM", STAGED) for op in ("WRITE", "READ")),
+        *(
+            (links, op, memory, STAGED)
+            for links in (0, 18)
+            for op in ("WRITE", "READ")
+            for memory in ("DRAM:VRAM", "VRAM:DRAM")
+        ),
     ],
 )
 def test_recorded_tables_of_gpu_memory_are_read(

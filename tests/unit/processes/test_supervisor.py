@@ -15,10 +15,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.etcd import environment, mentioning, running, separate_supervisor, wait_until
+from helpers.etcd import (
+    Etcd,
+    environment,
+    mentioning,
+    running,
+    running_etcd,
+    separate_supervisor,
+    turn_authentication_on,
+    wait_until,
+)
 
+from pytest_nixl import cli
+from pytest_nixl.core.free_ports import free_ports
+from pytest_nixl.etcd.client import connect
+from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.processes import supervisor_main
 from pytest_nixl.processes.supervisor import SupervisorClient, SupervisorError, close_supervisor, supervisor
+from pytest_nixl.processes.supervisor_main import remove_tree
 
 #: A client in a separate process. It prints what it has started, then waits to be ended or ends itself.
 CLIENT = """
@@ -193,19 +207,166 @@ def test_children_die_with_a_killed_supervisor(own: SupervisorClient) -> None:
     assert not shared_memory.exists()
 
 
+@pytest.mark.parametrize("run", ["", "one of pytest-xdist"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGQUIT], ids=lambda number: number.name)
-def test_a_killed_supervisor_leaves_no_directory(number: signal.Signals) -> None:
-    process, has = client()
-    directory = Path(has["directory"])
+def test_a_killed_supervisor_leaves_no_directory(number: signal.Signals, run: str, tmp_path: Path) -> None:
+    process, has = client("wait", run and os.urandom(16).hex(), TMPDIR=str(tmp_path))
     os.kill(has["supervisor"], number)
     wait_until(lambda: not running(has["mine"]), 60, "the child has died with its supervisor")
     process.send_signal(signal.SIGINT)
     end(process)
-    assert not directory.exists()
-    assert not Path("/dev/shm", directory.name).exists()
+    wait_until(lambda: not any(tmp_path.iterdir()), 60, "the run directory has gone")
+    assert not Path("/dev/shm", Path(has["directory"]).name).exists()
+    forget(has)
+
+
+def forget(has: dict[str, Any]) -> None:
+    """End the processes of a client that nothing else ends."""
     for name in ("watched", "forgotten"):
         if running(has[name]):
             os.kill(has[name], signal.SIGKILL)
+
+
+@pytest.fixture
+def abandoned_run(tmp_path: Path) -> dict[str, Any]:
+    """A run that was killed together with its supervisor, in a directory for temporary files of its own."""
+    process, has = client(TMPDIR=str(tmp_path))
+    for pid in (has["supervisor"], process.pid):
+        os.kill(pid, signal.SIGKILL)
+    end(process)
+    forget(has)
+    assert Path(has["directory"]).is_dir()
+    assert Path("/dev/shm", Path(has["directory"]).name).is_dir()
+    return has
+
+
+@pytest.mark.parametrize("run", ["", "one of pytest-xdist"])
+def test_the_next_run_removes_what_a_killed_one_left(abandoned_run: dict[str, Any], run: str, tmp_path: Path) -> None:
+    process, living = client("wait", run and os.urandom(16).hex(), TMPDIR=str(tmp_path))
+    mine = Path(living["directory"])
+    wait_until(lambda: list(tmp_path.iterdir()) == [mine], 60, "the directory of the killed run has gone")
+    assert not Path("/dev/shm", Path(abandoned_run["directory"]).name).exists()
+    other, another = client("end", TMPDIR=str(tmp_path))
+    end(other)
+    forget(another)
+    wait_until(lambda: list(tmp_path.iterdir()) == [mine], 60, "the other run has ended")
+    assert (mine / "supervisor.socket").exists(), "a run that lives keeps its directory"
+    process.kill()
+    end(process)
+    forget(living)
+    wait_until(lambda: not any(tmp_path.iterdir()), 60, "the run directories have gone")
+
+
+def test_a_directory_of_another_program_is_not_removed(tmp_path: Path) -> None:
+    (tmp_path / "pytest-nixl-notes").mkdir(mode=0o700)
+    (tmp_path / "pytest-nixl-open").mkdir()
+    (tmp_path / "pytest-nixl-open" / "owner").write_text("pytest-nixl-open")
+    (tmp_path / "pytest-nixl-open").chmod(0o755)
+    process, has = client("end", TMPDIR=str(tmp_path))
+    end(process)
+    forget(has)
+    wait_until(lambda: len(list(tmp_path.iterdir())) == 2, 60, "its own directory has gone")
+
+
+#: A client that watches a prefix of an etcd, in which a key is. It is killed together with its supervisor, or alone.
+WATCHER = """
+import json, os, signal, sys, time
+from pytest_nixl.etcd.client import connect
+from pytest_nixl.etcd.endpoints import parse_endpoints
+from pytest_nixl.processes.supervisor import SupervisorError, supervisor
+url, user, password, both = sys.argv[1:]
+own, endpoints = supervisor(), parse_endpoints(url)
+own.watch_prefix("/bob/forgotten/", endpoints, user=user, password=password)
+own.unwatch_prefix("/bob/forgotten/", endpoints)
+own.watch_prefix("/bob/ours/", endpoints, user=user, password=password)
+with connect(endpoints, user=user, password=password) as etcd:
+    etcd.put("/bob/ours/a", b"1")
+    etcd.put("/bob/forgotten/a", b"1")
+os.kill(own.pid, signal.SIGKILL)
+if both:
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    own.alive(1)
+except SupervisorError as error:
+    print(error)
+"""
+
+
+def keys_left(etcd: Etcd, folder: Path, *, password: str = "", both: bool) -> tuple[list[str], str]:
+    """Run WATCHER; return the keys that the etcd has afterwards, and what it printed."""
+    argv = [sys.executable, "-c", WATCHER, etcd.url, "root" if password else "", password, "yes" if both else ""]
+    done = subprocess.run(
+        argv, env=environment(TMPDIR=str(folder)), capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == (-signal.SIGKILL if both else 0), done.stderr
+    return keys(etcd, password), done.stdout
+
+
+def keys(etcd: Etcd, password: str = "") -> list[str]:
+    with connect([etcd.endpoint], user="root" if password else "", password=password, timeout=60) as client:
+        return sorted(client.get_prefix("/bob/"))
+
+
+def test_a_client_removes_its_keys_if_its_supervisor_is_killed(tmp_path: Path) -> None:
+    with running_etcd() as etcd:
+        turn_authentication_on(etcd.url)
+        left, said = keys_left(etcd, tmp_path, password="pw", both=False)
+        assert left == ["/bob/forgotten/a"]
+        assert "has ended" in said
+        assert "are left" not in said
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_client_names_the_keys_that_it_cannot_remove(own: SupervisorClient) -> None:
+    [port] = free_ports(1)
+    own.watch_prefix("/ours/", parse_endpoints(f"http://127.0.0.1:{port}"))
+    os.kill(own.pid, signal.SIGKILL)
+    with pytest.raises(SupervisorError) as raised:
+        own.alive(1)
+    where = f"http://127.0.0.1:{port}"
+    assert f"the keys below /ours/ are left in the etcd at {where} (" in raised.value.detail
+    assert raised.value.detail.endswith(f"`etcdctl --endpoints={where} del --prefix /ours/`")
+    [left] = own.directory.parent.glob(f"{own.directory.name}-*")
+    remove_tree(str(left))
+
+
+def test_the_next_run_removes_the_keys_of_a_killed_one(tmp_path: Path) -> None:
+    with running_etcd() as etcd:
+        assert keys_left(etcd, tmp_path, both=True)[0] == ["/bob/forgotten/a", "/bob/ours/a"]
+        process, has = client(TMPDIR=str(tmp_path))
+        wait_until(lambda: keys(etcd) == ["/bob/forgotten/a"], 60, "the keys have gone")
+        wait_until(lambda: len(list(tmp_path.iterdir())) == 1, 60, "the directory has gone")
+        process.kill()
+        end(process)
+        forget(has)
+
+
+def test_clean_removes_the_keys_of_a_killed_run_with_a_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with running_etcd() as etcd:
+        turn_authentication_on(etcd.url)
+        keys_left(etcd, tmp_path, password="pw", both=True)
+        [directory] = tmp_path.iterdir()
+        assert "pw" not in (directory / "watched.json").read_text()
+        assert cli.main(["clean", "--runs", "--dry-run"]) == 0
+        assert capsys.readouterr().out == (
+            f"would remove what a killed run left: {directory}, prefix /bob/ours/ {etcd.url}\n"
+        )
+        assert cli.main(["clean", "--runs"]) == 1
+        out, err = capsys.readouterr()
+        assert out == f"a killed run left {directory}\n"
+        assert f"pytest-nixl: the keys below /bob/ours/ are left in the etcd at {etcd.url} (" in err
+        assert "; set ETCDCTL_USER" in err
+        assert not (directory / "supervisor.log").exists()
+        monkeypatch.setenv("ETCDCTL_USER", "root:pw")
+        assert cli.main(["clean", "--runs"]) == 0
+        assert "removed what a killed run left: " in capsys.readouterr().out
+        assert keys(etcd, "pw") == ["/bob/forgotten/a"]
+    assert not any(tmp_path.iterdir())
+    assert cli.main(["clean", "--runs"]) == 0
+    assert capsys.readouterr().out == "nothing to remove\n"
 
 
 def test_the_supervisor_cleans_up_on_sigterm() -> None:

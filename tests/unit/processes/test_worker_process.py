@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -311,10 +312,12 @@ def test_empty_descriptor_list_gives_metadata_with_only_connections(agents: Agen
 
 
 def test_the_methods_of_the_worker_take_the_arguments_in_the_table_of_commands() -> None:
-    methods = {name.removeprefix("do_") for name in dir(Commands) if name.startswith("do_")}
-    assert methods == {name for name, command in WORKER_COMMANDS.items() if command.answered}
-    for name in methods:
-        _, *taken = inspect.signature(getattr(Commands, f"do_{name}")).parameters.values()
+    named_so = {name.removeprefix("do_"): getattr(Commands, name) for name in dir(Commands) if name.startswith("do_")}
+    assert set(named_so) == {name for name, row in WORKER_COMMANDS.items() if row.answered and not row.function}
+    by_rooms = {name: row.function.partition(":") for name, row in WORKER_COMMANDS.items() if row.function}
+    functions = {name: getattr(import_module(module), end) for name, (module, _, end) in by_rooms.items()}
+    for name, method in {**named_so, **functions}.items():
+        _, *taken = inspect.signature(method).parameters.values()
         named = {one.name: one.default is one.empty for one in taken if one.kind is not one.VAR_KEYWORD}
         told = {key.rstrip("?"): not key.endswith("?") for key in WORKER_COMMANDS[name].arguments}
         assert named.items() <= told.items(), name

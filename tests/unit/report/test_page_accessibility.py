@@ -309,6 +309,25 @@ def in_frame(text: str, folder: Path, script: str, width: int = 360, height: int
     return html.unescape(title)
 
 
+def test_the_page_is_read_without_javascript(text: str, tmp_path: Path) -> None:
+    """In a frame that runs no script, every section and row is to be seen, and no control that would do nothing."""
+    read = "onload = () => document.body.append(document.querySelector('iframe').contentDocument.body.innerText);"
+    outer = tmp_path / "without.html"
+    outer.write_text(
+        f'<!doctype html><iframe sandbox="allow-same-origin" srcdoc="{html.escape(text)}" width="1280"></iframe>'
+        f"<script>{read}</script>"
+    )
+    shown = html.unescape(open_page(outer, tmp_path, "--virtual-time-budget=20000").document.rpartition("</script>")[2])
+    heads = [each.words for each in Elements(text).found if each.tag == "h2"]
+    rows = [each.inside[0].words for each in Elements(text).found if "data-verdict" in each.attributes]
+    assert len(heads) > 5
+    assert len(rows) > 5
+    assert [head for head in heads if head not in shown] == []
+    assert [row for row in rows if row not in shown] == []
+    assert all(words in shown for words in ("too slow, too", "Look at it.", COMMAND, "UCX WRITE DRAM:DRAM 1MiB"))
+    assert [words for words in ("Copy", "search", "Press a heading", "arrow keys") if words in shown] == []
+
+
 def test_the_first_number_is_on_the_first_screen_of_a_phone(text: str, tmp_path: Path) -> None:
     bottom = "send(String(document.querySelector('.number').getBoundingClientRect().bottom));"
     assert 0 < float(in_frame(text, tmp_path, bottom)) < 640

@@ -112,7 +112,9 @@ def test_an_option_shows_the_header_with_each_setting_and_its_source(pytester: p
         "NIXL_TARGET_SEG_TYPE": "VRAM",
         "NIXL_WORKER_TYPE": "native",
     }
-    result = run_pytest(pytester, "-v", "--nixl-blocks=4KiB,1MiB", "--nixl-duration=2min", env=environ, in_process=True)
+    result = run_pytest(
+        pytester, "-vv", "--nixl-blocks=4KiB,1MiB", "--nixl-duration=2min", env=environ, in_process=True
+    )
     result.assert_outcomes(passed=1)
     assert header(result) == [
         *changed(
@@ -139,7 +141,7 @@ def test_the_header_names_only_settings_that_are_not_the_default(pytester: pytes
     first = place(result, "pytest-nixl ")
     assert result.outlines[first].endswith(
         ": --nixl-etcd-user=*** (environment ETCDCTL_USER), --nixl-blocks=4KiB,1MiB, --nixl-depth=1,4 (ini), "
-        "--nixl-duration=120s (-v: all settings)"
+        "--nixl-duration=120s (-vv: all settings)"
     )
     assert (
         result.outlines[first + 1] == "  NIXL_WORKER_TYPE=native is set and ignored: transfers are always made by NIXL"
@@ -152,7 +154,7 @@ def test_the_header_says_that_nothing_differs_from_the_defaults(pytester: pytest
     pytester.makepyfile(OURS)
     result = run_pytest(pytester, in_process=True)
     assert re.fullmatch(
-        r"pytest-nixl \S+( a clone)?, (no )?NIXL.*: each setting has its default \(-v: all settings\)",
+        r"pytest-nixl \S+( a clone)?, (no )?NIXL.*: each setting has its default \(-vv: all settings\)",
         result.outlines[place(result, "pytest-nixl ")],
     )
 
@@ -169,7 +171,7 @@ def test_the_header_can_be_left_out(pytester: pytest.Pytester, quiet: str, optio
 def test_an_ini_value_alone_shows_the_header(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(NOT_OURS)
     pytester.makeini("[pytest]\nnixl_timeout = 5s")
-    result = run_pytest(pytester, "-v", in_process=True)
+    result = run_pytest(pytester, "-vv", in_process=True)
     assert header(result) == changed(timeout="5s (ini)")
     assert place(result, "pytest-nixl ") < place(result, "collecting ")
 
@@ -189,7 +191,7 @@ def test_an_ini_value_alone_shows_the_header(pytester: pytest.Pytester) -> None:
 )
 def test_a_fixture_of_the_plugin_shows_the_header_after_collection(pytester: pytest.Pytester, fixture: str) -> None:
     pytester.makepyfile(f"def test_it({fixture}): pass")
-    result = run_pytest(pytester, "-v", "--setup-plan", in_process=True)
+    result = run_pytest(pytester, "-vv", "--setup-plan", in_process=True)
     assert header(result) == HEADER
     first_test = next(
         number for number, line in enumerate(result.outlines) if line.startswith("test_a_fixture_of_the_plugin")
@@ -199,7 +201,7 @@ def test_a_fixture_of_the_plugin_shows_the_header_after_collection(pytester: pyt
 
 def test_a_check_shows_the_header_after_collection(pytester: pytest.Pytester) -> None:
     pytester.makepyfile('import pytest\n@pytest.mark.nixl_check("own")\ndef test_it(): pass')
-    assert header(run_pytest(pytester, "-v", in_process=True)) == HEADER
+    assert header(run_pytest(pytester, "-vv", in_process=True)) == HEADER
 
 
 UNTOUCHED = """
@@ -214,13 +216,13 @@ def test_it():
 def test_an_unused_plugin_loads_no_further_modules(pytester: pytest.Pytester) -> None:
     """An installed but unused plugin does not import NIXL or the etcd, container and number libraries."""
     pytester.makepyfile(UNTOUCHED)
-    run_pytest(pytester).assert_outcomes(passed=1)
+    run_pytest(pytester, fork=False).assert_outcomes(passed=1)
 
 
 @pytest.mark.long
 def test_settings_load_no_further_modules(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(UNTOUCHED.replace("test_it()", "test_it(nixl_settings)"))
-    run_pytest(pytester, "--nixl-backend=UCX", "--nixl-etcd=http://h:1").assert_outcomes(passed=1)
+    run_pytest(pytester, "--nixl-backend=UCX", "--nixl-etcd=http://h:1", fork=False).assert_outcomes(passed=1)
 
 
 @pytest.mark.long
@@ -231,7 +233,8 @@ def test_an_unused_plugin_shows_nothing(pytester: pytest.Pytester, test: str, co
     """A run with the plugin has the same output as one without it, even if the plugin's variables are set wrongly."""
     pytester.makepyfile(test)
     environ = {"NIXL_BACKEND": "banana", "NIXL_ETCD_ENDPOINTS": "http://h:1/", "NIXL_WORKER_TYPE": "native"}
-    runs = [run_pytest(pytester, env=environ, plugin=plugin) for plugin in (PLUGIN, ("-p", "no:nixl", *WITHOUT))]
+    plugins = (PLUGIN, ("-p", "no:nixl", *WITHOUT))
+    runs = [run_pytest(pytester, env=environ, plugin=plugin, fork=False) for plugin in plugins]
     with_it, without_it = ([re.sub(r"in [0-9.]+s", "in TIME", line) for line in run.outlines] for run in runs)
     assert with_it == without_it
     assert [run.errlines for run in runs] == [[], []]

@@ -83,7 +83,7 @@ def test_the_gate_refuses_rows_with_a_profile_that_expects_nothing(selection: st
 
 def test_the_gate_judges_the_machine_with_a_profile_that_expects_nothing_of_rows() -> None:
     """Such a profile still has required checks and hardware, which this host does not have."""
-    done = run("suites/infrastructure/test_rdma.py", "--nixl-gate", "--nixl-profile=p4d.24xlarge")
+    done = run("suites/infrastructure/test_machine.py", "-k", "rdma", "--nixl-gate", "--nixl-profile=p4d.24xlarge")
     assert "is refused" not in done.output
     assert "NIXL gate: FAIL" in done.output
     assert done.code == 1

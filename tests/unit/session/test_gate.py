@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from helpers.cli_run import BANDWIDTH, ROOT, bandwidth, profile, run
 
-from pytest_nixl.session.suites import ON_REQUEST, checks_of_suites
+from pytest_nixl.session.suites import ON_REQUEST, checks_of_suites, suite_checks
 
 pytestmark = pytest.mark.long
 
@@ -118,11 +118,15 @@ def test_a_required_check_that_is_in_no_suite_is_missing(tmp_path: Path) -> None
     assert done.code == 1
 
 
-def test_the_checks_read_from_the_files_are_those_that_pytest_collects() -> None:
+def test_the_listed_checks_are_those_that_pytest_collects() -> None:
     done = run("suites", "--nixl-pattern=incast", "--collect-only", "-q", "-p", "helpers.list_checks",
                env={"PYTHONPATH": os.pathsep.join((str(Path(__file__).parents[2]), str(ROOT)))})  # fmt: skip
-    collected = {tuple(line.split()[1:]) for line in done.output.splitlines() if line.startswith("CHECK ")}
-    assert collected == {(suite, check) for suite, checks in checks_of_suites().items() for check in checks}
+    collected = [line.split()[1:] for line in done.output.splitlines() if line.startswith("CHECK ")]
+    listed = {check.id: check for check in suite_checks()}
+    assert {check for _, check, *_ in collected} == set(listed)
+    for suite, check, level, test in collected:
+        assert (listed[check].suite, listed[check].level) == (suite, level)
+        assert test.startswith(listed[check].test)
 
 
 def test_a_row_that_is_deselected_is_missing(tmp_path: Path) -> None:

@@ -3,18 +3,16 @@
 
 from __future__ import annotations
 
-import ast
 import json
-from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from helpers.cli_run import ROOT, profile
+from helpers.cli_run import profile
 from helpers.pytester_run import run_pytest
 
 from pytest_nixl.judge.profiles import bundled_profiles, load_profile
-from pytest_nixl.model.settings import DEFAULT_LEVEL, LEVELS
-from pytest_nixl.session.suites import checks_of_suites
+from pytest_nixl.model.settings import LEVELS
+from pytest_nixl.session.suites import checks_of_suites, suite_checks
 from pytest_nixl.store.record_reader import OURS
 
 TESTS = """
@@ -44,40 +42,28 @@ SELECTED = {
 }
 
 
-def levels_of_suites() -> dict[str, set[str]]:
-    """Return the levels of each check, from the markers in the files of the suites."""
-    found = defaultdict(set)
-    for file in sorted((ROOT / "suites").glob("*/test_*.py")):
-        for call in (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)):
-            # The id of a check of another package is known only at run time.
-            constant = bool(call.args) and isinstance(call.args[0], ast.Constant)
-            if constant and isinstance(call.func, ast.Attribute) and call.func.attr == "nixl_check":
-                named = [ast.literal_eval(word.value) for word in call.keywords if word.arg == "level"]
-                found[ast.literal_eval(call.args[0])].add(named[0] if named else DEFAULT_LEVEL)
-    return found
+LEVEL_OF = {check.id: check.level for check in suite_checks()}
 
 
-def test_each_check_has_one_level() -> None:
-    levels = levels_of_suites()
-    assert set(levels) == {check for checks in checks_of_suites().values() for check in checks}
-    assert {check: found for check, found in levels.items() if len(found) > 1} == {}
-    assert {level for (level,) in levels.values()} == set(LEVELS)
+def test_checks_have_every_level() -> None:
+    assert set(LEVEL_OF.values()) == set(LEVELS)
 
 
 def test_a_quick_run_examines_the_machine_and_its_endpoints() -> None:
-    quick = {check for check, levels in levels_of_suites().items() if levels == {"quick"}}
+    quick = {check for check, level in LEVEL_OF.items() if level == "quick"}
     assert quick > checks_of_suites()["infrastructure"]
     assert quick >= {"endpoints-well-formed", "endpoints-publish", "metadata-by-etcd", "bandwidth"}
 
 
 def test_only_repetitions_are_left_out_of_the_default_level() -> None:
-    extended = {check for check, levels in levels_of_suites().items() if levels == {"extended"}}
+    extended = {check for check, level in LEVEL_OF.items() if level == "extended"}
     # Faults of NIXL itself, whatever the machine.
     of_nixl = ("misuse-", "transfer-", "endurance-", "threads-", "several-backends", "hierarchy", "telemetry-")
     assert {check for check in extended if not check.startswith(of_nixl)} == {
         "bandwidth-cold",
         "kv-post-scaling",
         "kv-requests-compared",
+        "kv-storage",
         "nixlbench-bandwidth",
         "nixlbench-lost-answer",
         "publish-to-found-of-many",
@@ -86,8 +72,7 @@ def test_only_repetitions_are_left_out_of_the_default_level() -> None:
 
 @pytest.mark.parametrize("name", bundled_profiles())
 def test_a_quick_run_can_pass_the_gate_of_a_profile_that_comes_with_the_plugin(name: str) -> None:
-    levels = levels_of_suites()
-    assert {check for check in load_profile(name).required if levels[check] != {"quick"}} == set()
+    assert {check for check in load_profile(name).required if LEVEL_OF[check] != "quick"} == set()
 
 
 @pytest.mark.parametrize("given", [*LEVELS, "1", "2", "3", "Quick"])

@@ -523,11 +523,11 @@ WRONG = (
     ),
     Wrong(
         "report",
-        "paths in existing directories, ending with .html, .csv, .prom, .json, ctrf.json, .sarif",
+        "paths whose directories are created if needed, ending with .html, .csv, .prom, .json, ctrf.json, .sarif",
         {
             "report": "'report' does not end with one of .html, .csv, .prom, .json, ctrf.json, .sarif",
             "a.html,a.html": "a.html is named twice",
-            "/nowhere/a.html": "there is no directory '/nowhere'",
+            "/etc/passwd/a.csv": "'/etc/passwd/a.csv' cannot be written, because '/etc/passwd' is not a directory",
         },
     ),
 )

@@ -208,7 +208,6 @@ def test_defaults(pytester: pytest.Pytester) -> None:
     assert {name: getattr(settings, name) for name in DEFAULTS} == DEFAULTS
     assert set(settings.sources.values()) == {"default"}
     assert settings.ignored == ()
-    assert not settings.etcd_is_deployments
 
 
 @EACH
@@ -321,7 +320,6 @@ def test_malformed_endpoints_of_the_deployment_are_accepted(
 ) -> None:
     settings = read(pytester, environ={variable: text})
     assert settings.etcd == text
-    assert settings.etcd_is_deployments
 
 
 @pytest.mark.parametrize("how", ["options", "ini"])
@@ -329,7 +327,6 @@ def test_an_etcd_given_by_option_or_ini_is_not_the_deployments(pytester: pytest.
     given: dict[str, Any] = {how: {"etcd": "http://h:1"}}
     settings = read(pytester, **given)
     assert settings.etcd == "http://h:1"
-    assert not settings.etcd_is_deployments
 
 
 def test_the_second_of_two_variables_is_reported_as_ignored(pytester: pytest.Pytester) -> None:

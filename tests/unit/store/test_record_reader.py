@@ -145,6 +145,11 @@ def test_history_and_report_leave_out_bad_files_and_report_them(
     assert err == ""
     assert "\n3 runs from 2026-03-02" in out
     assert all(f"skipped: {store / name} " in out for name in said)
+    row = "UCX WRITE DRAM:DRAM of 64KiB"  # as the terminal names it
+    assert cli.main(["history", str(store), "--row", row]) == 0
+    assert f"{KEY}: 3 runs" in capsys.readouterr().out
+    assert cli.main(["history", str(store / "good-0.json")]) == 2
+    assert "good-0.json is a file: give the directory of --nixl-store" in capsys.readouterr().err
     outputs = [str(tmp_path / name) for name in ("a.html", "a.csv", "a.prom")]
     assert cli.main(["report", str(store), *outputs, "--baseline", "image:1"]) == 0
     out, err = capsys.readouterr()
@@ -240,3 +245,41 @@ def folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("PYTEST_NIXL_TMP", str(path))
     yield
     shutil.rmtree(path)
+
+
+SECRET = "hunter2-hunter2"
+
+
+@pytest.mark.parametrize("command", ["report", "history"])
+def test_secrets_that_an_older_version_recorded_are_hidden(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Versions before this one recorded values whose shape or name they did not know as that of a secret."""
+    found = full()
+    ours = found["nixl"]
+    ours["results"][1]["reason"] = f"it sent Authorization: Bearer {SECRET} to http://etcd:{SECRET}@etcd:2379"
+    ours["results"][1]["remedy"] = f"run ucx_perftest --password {SECRET}"
+    ours["notes"] = [f'{{"password": "{SECRET}"}}']
+    ours["interrupted"] = f"ended: token={SECRET}"
+    ours["provenance"]["environment"] |= {
+        "NIXL_APITOKEN": SECRET, "NIXL_UNKNOWN": SECRET, "UCX_ARGS": f"--password {SECRET}", "UCX_TLS": "tcp",
+    }  # fmt: skip
+    ours["provenance"]["image"]["source"] = f"https://user:{SECRET}@registry.example"
+    ours["provenance"]["host"]["name"] = f"password={SECRET}"
+    written, page = write(tmp_path / "run.json", found), tmp_path / "page.html"
+    assert cli.main(["report", str(written), str(page)] if command == "report" else ["history", str(tmp_path)]) == 0
+    assert SECRET not in "".join(capsys.readouterr())
+    assert command == "history" or SECRET not in page.read_text()
+    read = parse_recorded(found, "x.json")
+    assert SECRET not in repr(read)
+    assert read.provenance.environment["UCX_TLS"] == "tcp"
+    assert read.provenance.environment["NIXL_APITOKEN"] == "***"
+    assert read.results[1].reason == "it sent Authorization: ***"
+
+
+def test_secrets_in_a_record_without_our_part_are_hidden() -> None:
+    found = full()
+    del found["nixl"]
+    found["machine_info"] = {"node": f"token={SECRET}"}
+    found["benchmarks"][0]["extra_info"]["initiator_nixl"] = f"--password {SECRET}"
+    assert SECRET not in repr(parse_recorded(found, "x.json").provenance)

@@ -95,6 +95,19 @@ def test_files_that_are_not_records_are_skipped_and_reported(tmp_path: Path) -> 
     assert "its format version is 2, and this pytest-nixl reads 1" in said["later-form.json"]
 
 
+def test_reports_of_runs_in_the_store_are_passed_over(tmp_path: Path) -> None:
+    """``history`` said of each report that --nixl-report had written there that it is not a record."""
+    path = write(tmp_path / "run.json", record("a:1", {KEY: [1.0]}))
+    for name, by in (("report.json", "written_by"), ("report.ctrf.json", "generatedBy")):
+        (tmp_path / name).write_text(json.dumps({by: "pytest-nixl 0.1.0", "results": []}))
+    for read in (Store(tmp_path).summaries, Store(tmp_path).runs):
+        found, skipped = read()
+        assert [run.source for run in found] == [str(path)]
+        assert skipped == []
+    with pytest.raises(ValueError, match=r"report\.json is a report of a run, and not the run's record: expected a"):
+        read_recorded(tmp_path / "report.json")
+
+
 def test_a_record_with_a_row_twice_is_refused(tmp_path: Path) -> None:
     data = record("image:1", {KEY: [1.0]})
     path = write(tmp_path / "twice.json", {**data, "benchmarks": data["benchmarks"] * 2})

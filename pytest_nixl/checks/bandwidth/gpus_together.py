@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The check ``gpus-together``: how much do several GPUs of a rank transfer at the same time?"""
+
+from __future__ import annotations
+
+import os
+
+from pytest_nixl.checks.bandwidth.gpu_judge import UCX_CARDS, GpuEnd, measure_gpus, pairs_of, seats
+from pytest_nixl.core.errors import NotApplicableError
+from pytest_nixl.host.cuda_visible import visible
+from pytest_nixl.host.facts import Facts
+from pytest_nixl.host.gpu import read_gpus
+from pytest_nixl.host.rdma import read_rdma
+from pytest_nixl.host.recorded_tree import FactsRoot
+from pytest_nixl.judge.concurrent import ConcurrentVerdict
+from pytest_nixl.judge.profiles import Profile
+from pytest_nixl.measure.worker_pairs import WorkerPairs
+from pytest_nixl.model.memory import MemoryPair
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.model.verdicts import Judgement, Verdict
+from pytest_nixl.nixl.gpus import gpus
+from pytest_nixl.processes.worker_process import Worker
+from pytest_nixl.session.cluster import Cluster
+from pytest_nixl.session.run import Run
+
+
+def judge_gpus_together(
+    run: Run, settings: Settings, cluster: Cluster, pairs: WorkerPairs, profile: Profile
+) -> Judgement:
+    """Let all GPUs transfer at the same time, each with its nearest network cards, and judge whether one starves.
+
+    :raises NotApplicableError: no GPU memory is requested, or an end has fewer than two GPUs.
+    """
+    kinds = {(link.backend, link.op, link.memory): None for link in run.links if "VRAM" in str(link.memory)}
+    if not kinds:
+        raise NotApplicableError("no GPU memory is requested: --nixl-memory has no VRAM")
+    block, depth = max(settings.blocks), max(settings.depth)
+    scaling = profile.machine.scaling if profile.machine is not None else None
+    said: list[ConcurrentVerdict] = []
+    for backend, op, memory in kinds:
+        *ends, one_host = _seats(cluster, settings, memory)
+        devices = pairs_of(len(ends[0]), len(ends[1]), one_host=one_host)
+        if len(devices) < 2:
+            raise NotApplicableError(_few(min(ends, key=len)))
+        # Cards in UCX_NET_DEVICES are used as given. LIBFABRIC itself chooses cards by their position on the PCI bus.
+        named = backend != "UCX" or UCX_CARDS in os.environ
+        variables = [({}, {}) if named else (ends[0][pair.initiator].variables(), ends[1][pair.target].variables())
+                     for pair in devices]  # fmt: skip
+        links = pairs.between_devices(backend, op, memory, devices, variables=variables)
+        seated = [(ends[0][pair.initiator], ends[1][pair.target]) for pair in devices]
+        said.append(measure_gpus(f"{backend} {op} {memory}", links, seated, block, depth, scaling))
+    order = (Verdict.CORRUPT, Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.WARN, Verdict.NO_EXPECTATION, Verdict.PASS)
+    worst = min(said, key=lambda each: order.index(each.verdict))
+    return Judgement(worst.verdict, "; ".join(each.words for each in said), worst.remedy)
+
+
+def _seats(cluster: Cluster, settings: Settings, memory: MemoryPair) -> tuple[list[GpuEnd], list[GpuEnd], bool]:
+    """Return the GPUs with their positions for both ends, and whether both ends are on one host."""
+    if cluster.several:
+        facts = [Facts.of(plain) for plain in cluster.ask("facts", peers=[])]
+        told = [(each.gpu.gpus, each.rdma) for each in facts]
+    else:
+        told = [(read_gpus(FactsRoot()).gpus, read_rdma(FactsRoot()))] * 2
+    workers: list[Worker] = []
+    try:
+        for host in cluster.hosts[:2]:
+            workers.append(host.start("gpus", {}, settings.timeout, settings.start_timeout))
+        one, other = (seats(gpus(worker, memory), *told[worker.rank]) for worker in workers)
+        return one, other, len({worker.versions["host"] for worker in workers}) == 1
+    finally:
+        for worker in workers:
+            worker.kill()
+
+
+def _few(found: list[GpuEnd]) -> str:
+    """Return a sentence about why there are fewer than two GPUs."""
+    why = visible(read_gpus(FactsRoot()).gpus, os.environ).why
+    return f"only one GPU is visible, {found[0].gpu.name} {found[0].gpu.pci}, but this check needs two" + (
+        f" ({why})" if why else ""
+    )

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Repeat what an agent does over hours, and report what the process holds after each series of repeats.
+
+Both agents are in this worker, so that each sample covers both sides of a connection.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pytest_nixl.checks.endurance.worker.resources import held
+from pytest_nixl.nixl.backends import BACKENDS, plugin_of, shake_hands
+from pytest_nixl.nixl.worker import nixl_api
+from pytest_nixl.nixl.worker.peer_scene import SIZE, PeerScene
+
+Cycle = Callable[["CycleScene"], None]
+_clock = time.perf_counter
+
+
+class CycleScene(PeerScene):
+    """An agent with registered memory, and a peer in the same worker.
+
+    :param agent: the raw agent.
+    :param backend: the backend of both agents.
+    :param seconds: the deadline of one transfer.
+    """
+
+    def __init__(self, agent: Any, backend: str, seconds: float) -> None:
+        super().__init__(agent, backend, seconds)
+        self.backend = backend
+        self.numbers = itertools.count(1)
+        self.spare = self.buffer()
+        agent.register_memory(self.regions(self.source))
+
+
+def _transfer(scene: CycleScene) -> None:
+    """Prepare, post and release a transfer with a notification."""
+    handle = scene.transfer_all()
+    scene.finish(handle)
+    scene.agent.release_xfer_handle(handle)
+
+
+def _connection(scene: CycleScene) -> None:
+    """Load the peer's metadata, move bytes, and remove the peer."""
+    scene.agent.add_remote_agent(scene.peer.get_agent_metadata())
+    _transfer(scene)
+    scene.agent.remove_remote_agent(scene.peer.name)
+
+
+def _registration(scene: CycleScene) -> None:
+    """Register memory, and deregister it."""
+    scene.agent.deregister_memory(scene.agent.register_memory(scene.regions(scene.spare)))
+
+
+def _publication(scene: CycleScene) -> None:
+    """Publish metadata to etcd, and remove it. NIXL carries both out later, in a thread."""
+    scene.agent.send_local_metadata()
+    scene.agent.invalidate_local_metadata()
+
+
+def _agent(scene: CycleScene) -> None:
+    """Create an agent with a backend, let it move bytes to the peer, and delete it."""
+    own, usual = f"{scene.agent.name}-child-{next(scene.numbers)}", scene.agent
+    made = nixl_api.make_agent(own, progress_thread=shake_hands([scene.backend]))
+    with BACKENDS[scene.backend].creating():
+        made.create_backend(plugin_of(scene.backend))
+    regions = made.register_memory(scene.regions(scene.source))
+    made.add_remote_agent(scene.peer.get_agent_metadata())
+    scene.agent = made
+    try:
+        _transfer(scene)
+    finally:
+        scene.agent = usual
+    made.deregister_memory(regions)
+    made.remove_remote_agent(scene.peer.name)
+
+
+#: The cycles by their name in figures.
+CYCLES: dict[str, Cycle] = {
+    "transfer": _transfer,
+    "connection": _connection,
+    "registration": _registration,
+    "publication": _publication,
+    "agent": _agent,
+}
+_scenes: dict[str, CycleScene] = {}
+
+
+def repeat(agent: Any, cycle: str, backend: str, count: int, seconds: float, label: str = "") -> dict[str, float]:
+    """Repeat a cycle, and return what the process holds then.
+
+    :param cycle: one of :data:`CYCLES`.
+    :param count: how often; the first call also prepares what the cycles need.
+    :param seconds: the deadline of one transfer.
+    :param label: the label in etcd under which the agent publishes at the end, so that the caller can wait for it.
+    :return: that of :func:`~pytest_nixl.checks.endurance.worker.resources.held`, the bytes of ``metadata`` of both
+        agents, the ``seconds`` of the fastest cycle, and those of a ``reference`` computation that is always the same.
+    """
+    if agent.name not in _scenes:
+        _scenes[agent.name] = CycleScene(agent, backend, seconds)
+        if cycle == "connection":
+            agent.remove_remote_agent(_scenes[agent.name].peer.name)
+    scene, run = _scenes[agent.name], CYCLES[cycle]
+    fastest = reference = float("inf")
+    for _ in range(count):
+        start = _clock()
+        sum(range(1000))
+        middle = _clock()
+        run(scene)
+        fastest, reference = min(fastest, _clock() - middle), min(reference, middle - start)
+    if label:
+        agent.send_partial_agent_metadata(scene.regions(scene.source, size=SIZE), False, label=label)
+    metadata = sum(len(each.get_agent_metadata()) for each in (agent, scene.peer))
+    return {**held(), "metadata": metadata, "seconds": fastest, "reference": reference}

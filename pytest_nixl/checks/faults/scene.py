@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Agents with transfers in flight, of which a fault disturbs some."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from pytest_nixl.checks.faults.outcome import REGIONS, FaultOutcome
+from pytest_nixl.checks.faults.worker.traffic import ENDED_EARLY, FLOWS
+from pytest_nixl.core.errors import LateError, NixlPluginError
+from pytest_nixl.core.polling import wait_until
+from pytest_nixl.core.strict import Number, Text, check
+from pytest_nixl.nixl.agent import Agents, NixlAgent
+from pytest_nixl.nixl.buffer import Buffer
+from pytest_nixl.processes.hosts import Host
+from pytest_nixl.processes.worker_process import Pending
+
+#: The functions of the initiator's worker.
+TRAFFIC = "pytest_nixl.checks.faults.worker.traffic:"
+#: The size in bytes of each transfer in flight, and of the transfer that shows that an agent still works.
+REGION, MOVED = 16 << 20, 1 << 16
+#: The size in bytes of the end of each transfer, which arrives last, so that late bytes are seen there.
+TAIL = 64 << 10
+#: The address of a target that listens.
+HERE = "127.0.0.1"
+#: What NIXL writes if it could not send a request for metadata, and how many requests are made at most.
+LOST_REQUEST, FETCHES = "Failed to send message to peer", 3
+#: The deadline of the initiator's traffic, as a multiple of a step's: it begins before transfers flow.
+_WORKER_SHARE = 3
+#: What the traffic of the initiator ended with.
+SECONDS, COUNT = Number(0, 1e9), Number(0, 1 << 53, whole=True)
+KEPT = {"said": Text(256), "completed": COUNT, "longest": SECONDS, "unended": COUNT}
+#: Numbers of patterns.
+seeds = itertools.count(1)
+
+
+class EarlyEndError(NixlPluginError):
+    """NIXL reported an error of the transfers before the fault was made.
+
+    :param said: NIXL's error class.
+    :param seconds: from the beginning of the transfers.
+    """
+
+    def __init__(self, said: str, seconds: float) -> None:
+        super().__init__(f"the transfers ended in {said} before the fault")
+        self.said, self.seconds = said, seconds
+
+
+class FaultScene:
+    """An initiator that transfers to a target, and a third agent that shows whether the survivor still works.
+
+    :param agents: makes the agents; their settings give the deadline of each step.
+    :param backend: the backend of all agents.
+    :param op: ``WRITE`` or ``READ``.
+    :param environment: variables of the workers, such as ``UCX_TLS``.
+    :param hosts: the hosts of initiator and target; the third agent is beside the initiator. Empty for this host.
+    :param port: the port on which the target listens, and from which the initiator fetches its metadata; 0: the
+        target does not listen, and its metadata is passed on.
+    """
+
+    def __init__(
+        self,
+        agents: Agents,
+        backend: str,
+        op: str,
+        environment: dict[str, str | None],
+        hosts: Sequence[Host] = (),
+        port: int = 0,
+    ) -> None:
+        self.op, self.backend = op, backend
+        self._agents, self._environment, self._hosts, self._port = agents, environment, hosts, port
+        self.initiator, self.target, self._third = self.start("initiator", "target", "third")
+        self._third.worker.signal(signal.SIGSTOP)  # its progress thread spins, and would take a core from the others
+        self.source, self.destination = (self.allocate(each) for each in (self.initiator, self.target))
+        if port:
+            self.fetch(self.target)
+        else:
+            self.initiator.add_remote_agent(self.target.get_agent_metadata())
+
+    @property
+    def third(self) -> NixlAgent:
+        """The third agent, which is stopped until it is needed."""
+        self._third.worker.signal(signal.SIGCONT)
+        return self._third
+
+    @property
+    def outcome(self) -> FaultOutcome:
+        """An outcome in which nothing has been observed yet."""
+        nixl = str(self.initiator.worker.versions.get("nixl", ""))
+        return FaultOutcome("", self.backend, self.op, nixl, transports=self._environment.get("UCX_TLS") or "")
+
+    def start(self, *names: str) -> list[NixlAgent]:
+        """Start agents; one with the name ``target`` on the target's host, and on the target's port if it listens."""
+        if self._port and len(names) > 1:  # those that start together would have the same port
+            return [agent for name in names for agent in self.start(name)]
+        hosts = [self._hosts[name == "target"] for name in names] if self._hosts else []
+        listen: dict[str, Any] = {}
+        if self._port:
+            listen = {"listen_thread": True, "listen_port": self._port if "target" in names else 0}
+        return self._agents.start_each(
+            list(names), environment=self._environment, hosts=hosts, progress_thread=True, **listen
+        )
+
+    def fetch(self, target: NixlAgent) -> int:
+        """Let the initiator fetch the metadata of an agent from its listener, again if NIXL loses the request.
+
+        :returns: how many requests were lost.
+        :raises LateError: the metadata did not arrive in response to the last of them.
+        """
+        worker = self.initiator.worker
+        for lost in range(FETCHES):
+            complaints = worker.output().count(LOST_REQUEST)
+            self.initiator.fetch_remote_metadata(target.name, HERE, self._port)
+
+            def over(complaints: int = complaints) -> bool:
+                known = self.initiator.check_remote_metadata(target.name)
+                return known or worker.output().count(LOST_REQUEST) > complaints
+
+            what = f"{self.initiator.name} to fetch the metadata of {target.name} from port {self._port}"
+            try:
+                wait_until(over, what, seconds=worker.timeout)
+            except LateError:
+                if lost + 1 == FETCHES:
+                    raise
+            if self.initiator.check_remote_metadata(target.name):
+                return lost
+        raise LateError(f"NIXL lost {FETCHES} requests of {self.initiator.name} for the metadata of {target.name}")
+
+    @staticmethod
+    def allocate(agent: NixlAgent, size: int = REGIONS * REGION) -> Buffer:
+        """Return registered memory of an agent."""
+        buffer = agent.allocate(size)
+        agent.register(buffer)
+        return buffer
+
+    def request(self, function: str, **arguments: Any) -> Pending:
+        """Start transfers of the initiator, without waiting for their end."""
+        local, remote = (
+            [[buffer.address + number * REGION, REGION] for number in range(REGIONS)]
+            for buffer in (self.source, self.destination)
+        )
+        given = {"op": self.op, "local": local, "remote": remote, "peer": self.target.name, **arguments}
+        return self.initiator.worker.request(
+            "run",
+            seconds=_WORKER_SHARE * self.initiator.worker.timeout,
+            agent=self.initiator.ref,
+            function=TRAFFIC + function,
+            arguments=given,
+        )
+
+    @contextmanager
+    def traffic(self, *, quiet: float, limit: float) -> Iterator[Pending]:
+        """Keep transfers in flight; the body begins when the first ones are completed.
+
+        :raises LateError: no transfer is completed before the deadline.
+        :raises EarlyEndError: NIXL reports an error before that, while the target still runs.
+        """
+        worker = self.initiator.worker
+        began = time.monotonic()
+        pending = self.request("keep_transferring", quiet=quiet, limit=limit, timeout=worker.timeout)
+        what = f"{self.initiator.name} to complete transfers to {self.target.name}"
+        wait_until(
+            lambda: FLOWS in (said := worker.output()) or ENDED_EARLY in said or not worker.alive,
+            what,
+            seconds=worker.timeout,
+        )
+        if ENDED_EARLY in worker.output():
+            found = pending.result()
+            check(KEPT, found)
+            if found["said"] in ("PROC", "DONE"):
+                raise LateError(f"waited {worker.timeout:g} s for {what}")
+            raise EarlyEndError(found["said"], time.monotonic() - began)
+        yield pending
+
+    def mark(self, buffer: Buffer, seed: int) -> None:
+        """Write a pattern to the ends of all transfers' regions in a buffer."""
+        for pending in [buffer.fill(seed + offset, offset=offset, size=TAIL) for offset in self._tails()]:
+            pending.result()
+
+    def changed(self, buffer: Buffer, seed: int) -> int:
+        """Return how many bytes were changed since :meth:`mark`."""
+        found = [buffer.compare(seed + offset, offset=offset, size=TAIL) for offset in self._tails()]
+        return sum(each["wrong_bytes"] for each in found if each)
+
+    @staticmethod
+    def _tails() -> list[int]:
+        return [number * REGION - TAIL for number in range(1, REGIONS + 1)]
+
+    def move(self, source: NixlAgent, target: NixlAgent, remote: Buffer | None = None) -> int:
+        """Write new bytes from one agent to another, and return how many are wrong there.
+
+        :param remote: memory of the target that the source knows; None: allocate some, and pass on the metadata.
+        :raises LateError: the transfer misses the deadline.
+        :raises WorkerError: NIXL reports an error, or a worker dies or hangs.
+        """
+        here, memory, seed = self.allocate(source, MOVED), remote or self.allocate(target, MOVED), next(seeds)
+        here.fill(seed).result()
+        memory.fill(seed, inverted=True).result()
+        if remote is None:
+            source.add_remote_agent(target.get_agent_metadata())
+        handle = source.initialize_xfer(
+            "WRITE",
+            source.get_xfer_descs([here.descriptor()], "DRAM"),
+            source.get_xfer_descs([memory.descriptor()], "DRAM"),
+            target.name,
+            b"moved",
+        )
+        state, notified = source.transfer(handle), False
+
+        def delivered() -> bool:
+            nonlocal state, notified
+            state = state if state == "DONE" else source.check_xfer_state(handle)
+            notified = notified or bool(target.get_new_notifs().get(source.name))
+            return state == "DONE" and notified
+
+        try:
+            wait_until(delivered, f"a WRITE from {source.name} to {target.name}", seconds=source.worker.timeout)
+        except LateError as error:
+            arrived = "arrived" if notified else "did not arrive"
+            raise LateError(
+                f"{error.reason}: the state of the transfer is {state}, and its notification {arrived}",
+                "repeat it with NIXL_LOG_LEVEL=debug, and read what both agents write",
+            ) from None
+        wrong = memory.compare(seed)
+        return wrong["wrong_bytes"] if wrong else 0

@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The check ``kv-requests``: requests for the blocks of a KV cache, as engines make them, are right."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from statistics import median
+
+from pytest_nixl.checks.kv_cache.blocks import BlockOrder, KvLayout
+from pytest_nixl.checks.kv_cache.link import KvLink, KvTraffic
+from pytest_nixl.checks.kv_cache.request_kind import KvRequestKind
+from pytest_nixl.checks.kv_cache.samples import STEPS, KvSamples
+from pytest_nixl.checks.kv_cache.worker.requests import KvMethod
+from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
+from pytest_nixl.core.units import format_size, gigabytes
+from pytest_nixl.host.memory import available_memory, in_bytes
+from pytest_nixl.host.recorded_tree import FactsRoot
+from pytest_nixl.judge.row import judge
+from pytest_nixl.measure.interleaved import take_turns
+from pytest_nixl.measure.worker_pair import WorkerPair
+from pytest_nixl.model.agent_options import AgentOptions
+from pytest_nixl.model.expectation import Expectation
+from pytest_nixl.model.figure import Figure
+from pytest_nixl.model.kv_plan import KvPlan
+from pytest_nixl.model.memory import MemoryPair
+from pytest_nixl.model.nixl_releases import takes_strided_descriptors
+from pytest_nixl.model.rank_pairs import RankPair
+from pytest_nixl.model.results import RowSummary
+from pytest_nixl.model.samples import Samples, percentile
+from pytest_nixl.model.settings import MOST_LAUNCHES, Settings
+from pytest_nixl.model.verdicts import Judgement, Verdict
+from pytest_nixl.nixl.backends import BACKENDS
+from pytest_nixl.processes.hosts import Host, LocalHost
+from pytest_nixl.session.benchmark import versions_of
+
+__all__ = [
+    "EXTENDED_WAYS", "POOL", "STANDARD_WAYS", "WAYS", "KvLaunches", "KvRequestKind", "KvSamples", "describe",
+    "figures_of", "in_turn", "judge_requests", "layout_of", "recorded",
+]  # fmt: skip
+
+#: A cache has this many times the blocks of one request, so that the blocks of a request are scattered over it.
+POOL = 2
+#: Seconds to prepare the descriptors of both caches from which on the result says so. A million takes about two.
+_LONG_PREPARATION = 1.0
+#: The ways of the check ``kv-requests``: scattered blocks, as engines ask for them, and neighbouring blocks, which
+#: NIXL can merge.
+STANDARD_WAYS = {
+    "scattered-prepped": (BlockOrder.SCATTERED, KvMethod.PREPPED, True),
+    "contiguous-merged": (BlockOrder.CONTIGUOUS, KvMethod.PREPPED, True),
+}
+#: The ways of the check ``kv-requests-compared``: with strided descriptors, with blocks that are sent several times,
+#: without merging, and without prepared descriptors.
+EXTENDED_WAYS = {
+    "scattered-strided": (BlockOrder.SCATTERED, KvMethod.STRIDED, True),
+    "repeated-prepped": (BlockOrder.REPEATED, KvMethod.PREPPED, True),
+    "contiguous-unmerged": (BlockOrder.CONTIGUOUS, KvMethod.PREPPED, False),
+    "contiguous-initialized": (BlockOrder.CONTIGUOUS, KvMethod.INITIALIZED, True),
+    "scattered-unmerged": (BlockOrder.SCATTERED, KvMethod.PREPPED, False),
+    "scattered-initialized": (BlockOrder.SCATTERED, KvMethod.INITIALIZED, True),
+}
+WAYS = {**STANDARD_WAYS, **EXTENDED_WAYS}
+
+
+def layout_of(plan: KvPlan, op: str, requests: int = 1) -> KvLayout:
+    """Return the cache of one rank; it has as many bytes on both sides.
+
+    :param requests: the number of requests in flight, each of which has a range of the cache.
+    """
+    pieces = plan.pieces_of(op)
+    blocks = requests * POOL * plan.blocks * max(pieces)
+    tensors = plan.layers * plan.tensors_per_layer
+    return KvLayout(tensors, blocks, plan.piece_bytes, plan.tensors_per_layer, pieces, requests)
+
+
+class KvLaunches:
+    """Two workers with their caches for each pair of ranks, backend and memory, started when they are first needed.
+
+    Only the workers of the latest launch are alive, so that only two caches use memory.
+
+    :param hosts: the hosts by rank.
+    """
+
+    def __init__(self, hosts: Sequence[Host], settings: Settings) -> None:
+        self._hosts, self._settings = hosts, settings
+        self._kind: tuple[str, MemoryPair, RankPair, int, AgentOptions] | None = None
+        self._pair: WorkerPair | None = None
+        self._link: KvLink | None = None
+
+    def measure(self, kind: KvRequestKind) -> KvSamples:
+        """Measure the requests of one kind in one launch.
+
+        :raises NixlPluginError: the caches do not fit into the memory of this host.
+        :raises NotApplicableError: an end does not have this memory, or this NIXL does not know this way.
+        :raises WorkerError: a worker fails.
+        """
+        settings = self._settings
+        layout = layout_of(kind.plan, kind.op, kind.requests)
+        order, method, merge = WAYS[kind.way]
+        pair = self._launch(kind, layout)
+        version = str(pair.initiator.agent.worker.versions["nixl"])
+        if method is KvMethod.STRIDED and not takes_strided_descriptors(version):
+            raise NotApplicableError(f"NIXL {version} takes no strided descriptors", "use NIXL 1.5.0 or later")
+        self._link = KvLink(pair, layout, kind.op, settings.timeout)
+        traffic = KvTraffic(kind.plan.blocks, order, method, merge, kind.requests, kind.rate)
+        return self._link.measure(traffic, duration=settings.duration)
+
+    def measure_launches(self, kind: KvRequestKind, another: Callable[[Samples], bool]) -> KvSamples:
+        """Measure the requests of one kind in several launches.
+
+        :param another: returns whether one more launch is needed, from the samples so far.
+        :raises NixlPluginError: as :meth:`measure`.
+        """
+        found = self.measure(kind)
+        while another(found.row(kind.key)):
+            self.close()
+            found = found.with_launch(self.measure(kind))
+        return found
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """The versions that the workers of the latest launch report; empty: nothing was measured yet."""
+        return versions_of(self._link.initiator, self._link.target) if self._link is not None else {}
+
+    def close(self) -> None:
+        """End the workers."""
+        if self._pair is not None:
+            self._pair.close()
+        self._pair = self._kind = None
+
+    def _launch(self, kind: KvRequestKind, layout: KvLayout) -> WorkerPair:
+        wanted = kind.backend, kind.memory, kind.ranks, layout.size, kind.agent_options
+        if self._pair is not None and self._kind == wanted and self._pair.healthy:
+            return self._pair
+        self.close()
+        hosts = self._hosts[kind.ranks[0]], self._hosts[kind.ranks[1]]
+        if all(isinstance(host, LocalHost) for host in hosts):  # the memory of other hosts is not known here
+            _require_room(layout, (kind.memory.initiator, kind.memory.target).count("DRAM"))
+        backend = BACKENDS[kind.backend]
+        devices = self._settings.devices if "VRAM" in (kind.memory.initiator, kind.memory.target) else None
+        self._pair = WorkerPair(
+            hosts,
+            self._settings,
+            backend,
+            kind.memory,
+            layout.size,
+            devices=devices,
+            # The blocks of a file are aligned, so that the page cache is bypassed where the file system can.
+            alignment=layout.block_bytes if kind.memory.stored else 1,
+            regions=layout.tensors,
+            agent_options=kind.agent_options,
+        )
+        self._kind = wanted
+        return self._pair
+
+
+def _require_room(layout: KvLayout, caches: int) -> None:
+    free = available_memory(FactsRoot())
+    wanted = caches * layout.size
+    if free is not None and free.size < wanted:
+        cache = f"{layout.tensors} tensors of {layout.blocks} blocks of {format_size(layout.block_bytes)}"
+        raise NixlPluginError(
+            f"{caches} KV caches of {cache} need {in_bytes(wanted)}, but {free} are available on this host",
+            "give a smaller --nixl-kv-tokens or --nixl-kv-requests",
+        )
+
+
+def in_turn(
+    kind: KvRequestKind,
+    one: KvLaunches,
+    other: KvLaunches,
+    another: Callable[[Samples], bool],
+    keep: Callable[[Samples], None],
+) -> KvSamples:
+    """Measure one kind of request with two sets of workers in the order ABBA ABBA …, each launch in new workers.
+
+    :param another: returns whether both need one more launch, from the samples of the first so far.
+    :param keep: receives the samples of the other set after each pair of launches.
+    :raises NixlPluginError: as :meth:`KvLaunches.measure`.
+    """
+
+    def launch(launches: KvLaunches) -> KvSamples:
+        try:
+            return launches.measure(kind)
+        finally:
+            launches.close()  # two caches at a time use memory
+
+    def more(samples: KvSamples, others: KvSamples) -> bool:
+        keep(others.row(kind.key))
+        wanted = len(samples.timed) < MOST_LAUNCHES and others.corruption is None
+        return wanted and another(samples.row(kind.key))
+
+    one.close()
+    other.close()
+    return take_turns(lambda: launch(one), lambda: launch(other), KvSamples.with_launch, more)[0]
+
+
+def figures_of(kind: KvRequestKind, samples: KvSamples, expectation: Expectation | None) -> RowSummary:
+    """Return the figures of a row, with the median seconds of each step and of preparing the descriptors."""
+    return replace(RowSummary.of(samples.row(kind.key), expectation), steps=_steps(samples))
+
+
+def recorded(kind: KvRequestKind, samples: KvSamples) -> dict[str, object]:
+    """Return what the record of a row says about requests, beside what it says about every row."""
+    return {
+        "steps_us": {name: seconds * 1e6 for name, seconds in _steps(samples).items()},
+        "descriptors": samples.descriptors,
+        "descriptors_per_second": samples.descriptors_per_second,
+        "plan": str(kind.plan),
+    }
+
+
+def _steps(samples: KvSamples) -> dict[str, float]:
+    prepare = {"prepare": samples.prepare} if samples.prepare else {}
+    return {**prepare, **{name: samples.step(name) for name in STEPS}}
+
+
+def times_of(kind: KvRequestKind, samples: KvSamples) -> tuple[Figure, ...]:
+    """Return the time of a request until the target has its notification, which a profile may bound."""
+    times = samples.requests
+    labels = {"backend": kind.backend, "op": kind.op, "memory": kind.memory, "way": kind.way,
+              "model": kind.plan.model.name, "tokens": kind.plan.tokens}  # fmt: skip
+    return (
+        Figure.of("kv-request-p50", percentile(times, 50), labels),
+        Figure.of("kv-request-p99", percentile(times, 99), labels),
+    )
+
+
+def describe(kind: KvRequestKind, samples: KvSamples) -> str:
+    """Return what was measured in one sentence: medians, in milliseconds."""
+    block = format_size(samples.request_bytes // samples.descriptors)
+    steps = ", ".join(f"{name} {1e3 * samples.step(name):.2f}" for name in STEPS[:-1])
+    more = "" if kind.requests == 1 else f", {kind.requests} in flight"
+    if kind.rate is not None:
+        p99 = 1e3 * percentile(samples.requests, 99)
+        more += f", {kind.rate:g} each second; p99 {p99:.1f} ms from the intended start"
+    return (
+        f"{_name(kind)}: {gigabytes(samples.bandwidth)} GB/s, {samples.descriptors} x {block}; notified after "
+        f"{1e3 * median(samples.requests):.1f} ms ({steps}){more}{_slow_preparation(kind, samples)}"
+    )
+
+
+def _slow_preparation(kind: KvRequestKind, samples: KvSamples) -> str:
+    """Return that strided descriptors would make an engine start faster, if preparing the cache took long."""
+    if samples.prepare < _LONG_PREPARATION or WAYS[kind.way][1] is not KvMethod.PREPPED:
+        return ""
+    layout = layout_of(kind.plan, kind.op, kind.requests)
+    count = 2 * layout.tensors * layout.blocks
+    return (
+        f"; to prepare the {count} descriptors of both caches took {samples.prepare:.1f} s, by which an engine starts "
+        "later: NIXL 1.5.0 and later take strided descriptors, one for each tensor"
+    )
+
+
+def judge_requests(kind: KvRequestKind, samples: KvSamples, expectation: Expectation | None) -> Judgement:
+    """Judge requests by their bytes and by their transport.
+
+    :param expectation: what the profile expects of the row, of which it has only the accepted transports.
+    """
+    if samples.corruption is not None:
+        return Judgement(
+            Verdict.CORRUPT,
+            f"{_name(kind)}: {samples.corruption}",
+            "Do not trust any transfer over this transport: keep the workers' logs, and run this test again over "
+            "another transport, such as UCX_TLS=tcp with UCX.",
+        )
+    passed = Judgement(Verdict.PASS, describe(kind, samples))
+    if expectation is None or expectation.transports is None:
+        return passed
+    found = judge(samples.row(kind.key), expectation, environ=os.environ)
+    return passed if found.verdict is Verdict.PASS else found
+
+
+def _name(kind: KvRequestKind) -> str:
+    ranks = "" if kind.ranks in ((0, 1), (0, 0)) else f" ranks {kind.ranks[0]}-{kind.ranks[1]}"
+    words = "".join(f" {name}={value}" for name, value in kind.settings)
+    return f"KV requests {kind.backend} {kind.op} {kind.memory}{ranks} {kind.way}{words}"

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests for KV blocks between two workers, as engines make them: every step timed, every byte compared."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pytest_nixl.checks.kv_cache.blocks import BlockOrder, KvCorruption, KvLayout
+from pytest_nixl.checks.kv_cache.samples import KvSamples, RequestTimes
+from pytest_nixl.checks.kv_cache.worker.requests import KvMethod
+from pytest_nixl.core.wire import Ref
+from pytest_nixl.measure.link import obstacle_between
+from pytest_nixl.measure.worker_pair import WorkerPair
+from pytest_nixl.model.carrier_bytes import counted
+from pytest_nixl.nixl.agent import NixlAgent
+from pytest_nixl.nixl.backends.ucx import protocol
+from pytest_nixl.nixl.buffer import Buffer
+from pytest_nixl.processes.worker_errors import SAME_VERSION, WorkerError
+from pytest_nixl.processes.worker_process import Pending, results
+
+#: The least and the largest number of timed requests.
+LEAST, MOST = 10, 200
+#: The largest number of requests that start at a rate.
+MOST_AT_RATE = 10_000
+
+
+@dataclass(frozen=True)
+class KvTraffic:
+    """What each request does.
+
+    :param blocks: the number of blocks of each tensor that a request moves.
+    :param order: how they lie in the cache.
+    :param method: how the transfer is made.
+    :param merge: whether NIXL may merge descriptors of neighbouring blocks.
+    :param in_flight: the number of requests in flight. The layout has at least as many ranges.
+    :param rate: requests that start in each second, whether or not earlier ones are over (an open loop); None: each
+        starts when one is over.
+    """
+
+    blocks: int
+    order: BlockOrder = BlockOrder.SCATTERED
+    method: KvMethod = KvMethod.PREPPED
+    merge: bool = True
+    in_flight: int = 1
+    rate: float | None = None
+
+    def count(self, seconds: float, duration: float, least: int) -> int:
+        """Return the number of requests to time.
+
+        :param seconds: the time that one request takes.
+        :param duration: the least time to measure, in seconds.
+        :param least: the least number of requests.
+        """
+        if self.rate is not None:
+            return min(MOST_AT_RATE, max(least, int(duration * self.rate) + 1))
+        if self.in_flight > 1:  # enough that the last requests, beside which fewer are in flight, hardly count
+            least = max(least, 8 * self.in_flight)
+        return max(least, min(MOST, int(duration / seconds) + 1))
+
+    def __str__(self) -> str:
+        words = [self.order.value, self.method.value]
+        if self.order is BlockOrder.CONTIGUOUS:
+            words.append("merged" if self.merge else "unmerged")
+        return "-".join(words)
+
+
+class KvLink:
+    """Two workers with a KV cache each, and requests from the initiator to the target.
+
+    With a storage backend there is one worker, and the target's cache is a file.
+
+    ``source`` and ``destination`` are the buffers from which and to which blocks move.
+
+    :param pair: two connected workers whose buffers have the size of the layout.
+    :param op: ``WRITE`` (the prefill side pushes) or ``READ`` (the decode side pulls).
+    :param timeout: the time that each request, and each comparison of a cache, may take, in seconds.
+    """
+
+    def __init__(self, pair: WorkerPair, layout: KvLayout, op: str, timeout: float) -> None:
+        self._pair, self._layout, self._op, self._timeout = pair, layout, op, timeout
+        self.initiator: NixlAgent = pair.initiator.agent
+        self.target: NixlAgent = pair.target.agent
+        ends = (pair.initiator.buffer, pair.target.buffer)
+        self.source, self.destination = ends if op == "WRITE" else (ends[1], ends[0])
+
+    def measure(self, traffic: KvTraffic, *, duration: float, least: int = LEAST) -> KvSamples:
+        """Time requests, each with newly drawn blocks, and compare every byte of the receiving cache.
+
+        :param duration: the least time to measure, in seconds.
+        :param least: the least number of requests.
+        :raises WorkerError: a worker dies or hangs, or NIXL reports an error; both workers are then ended.
+        """
+        agent, other = self._pair.initiator.agent, self._pair.target.agent
+        sides = [
+            [one.address, one.memory, one.device] for one in (self._pair.initiator.buffer, self._pair.target.buffer)
+        ]
+        try:
+            prepared = agent.worker.call(
+                "kv_prepare",
+                agent=agent.ref,
+                target=other.name,
+                op=self._op,
+                plugin=self._pair.backend.PLUGIN,
+                layout=asdict(self._layout),
+                sides=sides,
+                method=traffic.method.value,
+                merge=traffic.merge,
+                storage=self._pair.target.buffer.ref if self._pair.backend.STORAGE else None,
+            )
+            requests = prepared["requests"]
+            alone = KvTraffic(traffic.blocks, traffic.order, traffic.method, traffic.merge)
+            first, corruption = self._verified("after the first request", requests, alone, 1)
+            count = traffic.count(first["seconds"], duration, least)
+            found, after = self._verified("after the timed requests", requests, traffic, count)
+            agent.worker.call("kv_release", requests=requests)
+            agent.worker.call("forget", objects=[requests])
+        except BaseException:
+            self._pair.kill()
+            raise
+        log = agent.worker.output()
+        descriptors = traffic.blocks * self._layout.tensors
+        request_bytes = descriptors * self._layout.block_bytes
+        evidence = counted(found["counted"], request_bytes * count)
+        reported = self._pair.backend.transports(log, self._op, self._layout.block_bytes, self._pair.memory)
+        return KvSamples(
+            traffic.order,
+            request_bytes,
+            descriptors,
+            (prepared["seconds"],),
+            (tuple(RequestTimes(each["intended"], each["start"], tuple(each["steps"])) for each in found["times"]),),
+            alone=traffic == alone,
+            corruption=corruption or after,
+            transports=tuple(evidence.named(reported)),
+            counted=evidence,
+            contention=(found["others"],),
+            obstacle=obstacle_between(agent.worker, other.worker),
+            protocol=protocol(log, self._op, self._layout.block_bytes, self._pair.memory),
+        )
+
+    def _verified(
+        self, phase: str, requests: Ref, traffic: KvTraffic, count: int
+    ) -> tuple[dict[str, Any], KvCorruption | None]:
+        """Fill both caches, make requests, and compare the cache to which they moved blocks."""
+        seed = random.getrandbits(63)
+        draws: list[dict[str, Any]] = [
+            {
+                "count": traffic.blocks,
+                "order": traffic.order.value,
+                "seed": random.getrandbits(63),
+                "sender": 0 if self._op == "WRITE" else 1,
+            }
+            for _ in range(count)
+        ]
+        filling = [self._fill(self.source, seed, inverted=False)]
+        if self._pair.backend.STORAGE:  # one worker has both
+            results(filling)
+            filling = []
+        results([*filling, self._fill(self.destination, seed, inverted=True)])
+        found = self._request(requests, draws, traffic)
+        ranges = [times["range"] for times in found["times"]]
+        if len(ranges) != count or not all(each < self._layout.ranges for each in ranges):
+            raise WorkerError(
+                f"rank {self.initiator.worker.rank} did not report the times of {count} requests",
+                SAME_VERSION,
+            )
+        wrong = self.destination.worker.call(
+            "kv_compare",
+            seconds=self._timeout,
+            buffer=self.destination.ref,
+            layout=asdict(self._layout),
+            seed=seed,
+            draws=[{**each, "range": part} for each, part in zip(draws, ranges, strict=True)],
+            initiator=self._op == "READ",
+        )
+        return found, None if wrong is None else self._corruption(phase, wrong)
+
+    def _fill(self, buffer: Buffer, seed: int, *, inverted: bool) -> Pending:
+        return buffer.worker.request(
+            "kv_fill", buffer=buffer.ref, layout=asdict(self._layout), seed=seed, inverted=inverted
+        )
+
+    def _request(self, requests: Ref, draws: Sequence[dict[str, Any]], traffic: KvTraffic) -> dict[str, Any]:
+        initiator, target = self._pair.initiator.agent, self._pair.target.agent
+        seconds = self._timeout * len(draws) + 5
+        one, other = initiator.worker, target.worker
+        own = [other.pid] if one.versions["host"] == other.versions["host"] else []
+        serving: list[Pending] = []
+        if not self._pair.backend.STORAGE:
+            serving = [other.request("serve", seconds=seconds + 5, agent=target.ref, timeout=seconds)]
+        running = one.request(
+            "kv_request",
+            seconds=seconds,
+            requests=requests,
+            draws=list(draws),
+            timeout=self._timeout,
+            own=own,
+            op=self._op,
+            in_flight=traffic.in_flight,
+            interval=0.0 if traffic.rate is None else 1 / traffic.rate,
+        )
+        found: dict[str, Any] = results([running], serving=serving)[0]
+        return found
+
+    def _corruption(self, phase: str, wrong: dict[str, Any]) -> KvCorruption:
+        layout = self._layout
+        receiving, sending = (
+            layout.pieces if self._op == "READ" else layout.pieces[::-1]
+        )  # of the receiving cache first
+        place, piece = divmod(wrong["block"], receiving)
+        where = f"{layout.name(wrong['tensor'])}, block {place}, offset {piece * layout.block_bytes + wrong['offset']}"
+        holds = ""
+        if wrong["unchanged"]:
+            holds = f"nothing arrived: it should hold {_block(wrong['source'], sending)}"
+        elif wrong["holds"] >= 0:
+            source = wrong["source"]
+            wanted = f"instead of {_block(source, sending)}" if source >= 0 else "but no request moved a block there"
+            holds = f"it holds {_block(wrong['holds'], sending)} {wanted}"
+        return KvCorruption(
+            phase, wrong["wrong_blocks"], wrong["wrong_bytes"], where, wrong["expected"], wrong["found"], holds
+        )
+
+
+def _block(number: int, pieces: int) -> str:
+    """Return the name of a block: ``block 9``, or of one of its pieces: ``piece 1 of block 9``."""
+    return f"block {number}" if pieces == 1 else f"piece {number % pieces} of block {number // pieces}"

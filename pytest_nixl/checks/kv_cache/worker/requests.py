@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The requests for KV blocks that an engine makes of NIXL, each step timed: make, post, transfer, notify, release.
+
+An engine prepares the descriptors of the whole cache once on both sides. For each request it makes a transfer of the
+blocks' numbers, posts it with a notification that carries the request's id, and releases it when it is complete.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pytest_nixl.checks.kv_cache.blocks import BlockDraw, KvLayout, Numbers
+from pytest_nixl.nixl.worker.files import FileBuffer
+from pytest_nixl.nixl.worker.transfer import Initiator, StepTimeoutError
+
+#: Until so many seconds before the next request starts, the initiator sleeps if none is in flight.
+_NEAR = 0.001
+#: The clock is read once in this number of polls.
+_POLLS_BETWEEN_LOOKS = 256
+
+
+class KvMethod(Enum):
+    """How the transfer of a request is made."""
+
+    #: ``prep_xfer_dlist`` of the whole cache once, ``make_prepped_xfer`` of block numbers for each request.
+    PREPPED = "prepped"
+    #: The same, but the descriptors of the cache are given as one row for each tensor. NIXL 1.5.0 and later take them.
+    STRIDED = "strided"
+    #: ``initialize_xfer`` of the request's descriptors.
+    INITIALIZED = "initialized"
+
+
+@dataclass(frozen=True)
+class CacheSide:
+    """One side's cache for NIXL: its address in the process that has it, its memory type and its device."""
+
+    address: int
+    memory: str
+    device: int
+
+    def rows(self, layout: KvLayout, numbers: Numbers | None = None) -> npt.NDArray[np.uint64]:
+        """Return descriptors as rows of address, length and device: those of these numbers, or of the whole cache."""
+        chosen = np.arange(layout.tensors * layout.blocks) if numbers is None else numbers
+        found = np.empty((len(chosen), 3), dtype=np.uint64)
+        found[:, 0] = np.uint64(self.address) + chosen.astype(np.uint64) * np.uint64(layout.block_bytes)
+        found[:, 1] = layout.block_bytes
+        found[:, 2] = self.device
+        return found
+
+    def strided(self, layout: KvLayout) -> npt.NDArray[np.uint64]:
+        """Return the whole cache as rows of address, length, device, stride and count: one for each tensor."""
+        found = np.empty((layout.tensors, 5), dtype=np.uint64)
+        starts = np.arange(layout.tensors, dtype=np.uint64) * np.uint64(layout.tensor_bytes)
+        found[:, 0] = np.uint64(self.address) + starts
+        found[:, 1:] = layout.block_bytes, self.device, layout.block_bytes, layout.blocks
+        return found
+
+
+@dataclass
+class _Flight:
+    """A request that was posted and is not over.
+
+    :param number: its place among the requests.
+    :param range: the range of the caches that it uses.
+    :param window: the number that the target acknowledges.
+    :param stamps: when each of its steps began and ended, from ``make`` on.
+    """
+
+    number: int
+    range: int
+    handle: Any
+    window: int
+    deadline: float
+    stamps: list[float] = field(default_factory=list)
+
+    @property
+    def complete(self) -> bool:
+        """Whether its transfer is over."""
+        return len(self.stamps) > 3
+
+
+class KvRequests:
+    """Make requests between two caches, one after another or several at a time.
+
+    :param agent: the raw agent of the initiator.
+    :param initiator: polls the agent, and knows the target's acknowledgements.
+    :param target: the name of the target's agent.
+    :param op: ``WRITE`` or ``READ``.
+    :param plugin: the backend's plugin.
+    :param sides: the initiator's cache and the target's.
+    :param merge: whether NIXL may merge descriptors of neighbouring blocks.
+    :param file: the target's cache if it is a file, to which no notification can be sent; None: an agent has it.
+    """
+
+    def __init__(
+        self,
+        agent: Any,
+        initiator: Initiator,
+        target: str,
+        op: str,
+        plugin: str,
+        layout: KvLayout,
+        sides: tuple[CacheSide, CacheSide],
+        method: KvMethod,
+        *,
+        merge: bool,
+        file: FileBuffer | None = None,
+    ) -> None:
+        self._agent, self._initiator, self._file = agent, initiator, file
+        self._target, self._op, self._plugins = target, op, [plugin]
+        self.layout, self._sides, self._merge = layout, sides, merge
+        self._prepared: tuple[Any, Any] | None = None
+        #: Seconds to prepare the descriptors of both whole caches; 0: this method prepares none.
+        self.prepare_seconds = 0.0
+        if method is not KvMethod.INITIALIZED:
+            start = time.perf_counter()
+            here, there = (each.strided(layout) if method is KvMethod.STRIDED else each.rows(layout) for each in sides)
+            self._prepared = (
+                agent.prep_xfer_dlist("NIXL_INIT_AGENT", here, sides[0].memory, self._plugins),
+                agent.prep_xfer_dlist(target, there, sides[1].memory, self._plugins),
+            )
+            self.prepare_seconds = time.perf_counter() - start
+
+    def run(
+        self, draws: Sequence[BlockDraw], timeout: float, *, in_flight: int = 1, interval: float = 0.0
+    ) -> list[dict[str, Any]]:
+        """Make requests, and return for each when it should have started and did, its steps, and its range.
+
+        :param draws: the blocks of each request, in the first range of the caches.
+        :param timeout: the time that each request may take from its start, in seconds.
+        :param in_flight: the number of requests in flight, each of which has a range of the caches.
+        :param interval: seconds between the intended starts of two requests; 0: each starts when one is over.
+        :raises StepTimeoutError: the deadline of a request has passed.
+        :raises RuntimeError: a transfer failed.
+        """
+        begin = time.perf_counter()
+        found: list[dict[str, Any]] = []
+        if in_flight == 1 and not interval:
+            for draw in draws:
+                start = time.perf_counter() - begin
+                found.append({"intended": start, "start": start, "steps": self.request(draw, timeout), "range": 0})
+            return found
+        found = [{} for _ in draws]
+        waiting = list(reversed(range(len(draws))))
+        free, flights, polls = list(range(in_flight)), list[_Flight](), 0
+        acknowledged: set[int] = set()
+        while waiting or flights:
+            while waiting and free:
+                early = begin + waiting[-1] * interval - time.perf_counter()
+                if early > 0:
+                    if not flights and early > _NEAR:
+                        time.sleep(early - _NEAR)
+                    break
+                flights.append(self._start(waiting.pop(), draws, free.pop(0), timeout))
+            acknowledged |= self._initiator.acknowledged() if flights else set()
+            for flight in list(flights):
+                if not self._over(flight, acknowledged):
+                    continue
+                flights.remove(flight)
+                free.append(flight.range)
+                stamps = flight.stamps
+                found[flight.number] = {
+                    "intended": flight.number * interval if interval else stamps[0] - begin,
+                    "start": stamps[0] - begin,
+                    "steps": [after - before for before, after in itertools.pairwise(stamps)],
+                    "range": flight.range,
+                }
+            polls += 1
+            os.sched_yield()
+            if polls % _POLLS_BETWEEN_LOOKS == 0 and any(time.monotonic() > each.deadline for each in flights):
+                raise StepTimeoutError("the deadline of one of several requests passed before it was over")
+        return found
+
+    def _start(self, number: int, draws: Sequence[BlockDraw], part: int, timeout: float) -> _Flight:
+        draw = draws[number].moved(part * self.layout.range_blocks)
+        clock, token = time.perf_counter, self._initiator.next_token()
+        deadline = time.monotonic() + timeout
+        stamps = [clock()]
+        handle = self._make(draw, token)
+        stamps.append(clock())
+        state = self._agent.transfer(handle)
+        stamps.append(clock())
+        if state == "DONE":
+            stamps.append(clock())
+        elif state != "PROC":
+            raise RuntimeError(f"a transfer ended in state {state}")
+        return _Flight(number, part, handle, self._initiator.windows, deadline, stamps)
+
+    def _over(self, flight: _Flight, acknowledged: set[int]) -> bool:
+        """Whether a request is over; it is then released."""
+        clock = time.perf_counter
+        if not flight.complete:
+            state = self._agent.check_xfer_state(flight.handle)
+            if state not in ("DONE", "PROC"):
+                raise RuntimeError(f"a transfer ended in state {state}")
+            if state == "DONE":
+                flight.stamps.append(clock())
+        if not flight.complete or flight.window not in acknowledged:
+            return False
+        acknowledged.discard(flight.window)
+        flight.stamps.append(clock())
+        self._agent.release_xfer_handle(flight.handle)
+        flight.stamps.append(clock())
+        return True
+
+    def request(self, draw: BlockDraw, timeout: float) -> list[float]:
+        """Make one request, and return the seconds of each of its steps: make, post, transfer, notify, release.
+
+        :param draw: the blocks to move.
+        :param timeout: the time that the request may take, in seconds.
+        :raises StepTimeoutError: the deadline has passed.
+        :raises RuntimeError: the transfer failed.
+        """
+        clock, initiator = time.perf_counter, self._initiator
+        initiator.deadline = time.monotonic() + timeout
+        token = initiator.next_token() if self._file is None else b""
+        start = clock()
+        handle = self._make(draw, token)
+        made = clock()
+        state = self._agent.transfer(handle)
+        posted = clock()
+        if state != "DONE":
+            initiator.finish(handle, state)
+        complete = clock()
+        if self._file is None:
+            initiator.wait_for_the_target()
+        elif self._op == "WRITE":
+            self._file.sync()
+        told = clock()
+        self._agent.release_xfer_handle(handle)
+        return [made - start, posted - made, complete - posted, told - complete, clock() - told]
+
+    def close(self) -> None:
+        """Release the prepared descriptors."""
+        for handle in self._prepared or ():
+            self._agent.release_dlist_handle(handle)
+        self._prepared = None
+
+    def _make(self, draw: BlockDraw, token: bytes) -> Any:
+        layout = self.layout
+        local, remote = layout.descriptors(draw.local), layout.descriptors(draw.remote)
+        if self._prepared is not None:
+            return self._agent.make_prepped_xfer(
+                self._op, self._prepared[0], local, self._prepared[1], remote, token, self._plugins, not self._merge
+            )
+        descriptors = [
+            self._agent.get_xfer_descs(side.rows(layout, numbers), side.memory)
+            for side, numbers in zip(self._sides, (local, remote), strict=True)
+        ]
+        return self._agent.initialize_xfer(self._op, *descriptors, self._target, token, self._plugins)

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checks of the suite ``pattern``: the flows of a traffic pattern are right, fair, and slow at no rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import product
+
+from pytest_nixl.checks.pattern.culprit import judge_pattern_culprit, paired_again
+from pytest_nixl.checks.pattern.fairness import describe, judge_fairness
+from pytest_nixl.checks.pattern.figures import judge_pattern_figures
+from pytest_nixl.checks.pattern.rank_flows import RankFlows
+from pytest_nixl.checks.pattern.samples import LOADS, FlowRow, PatternKind, PatternSamples
+from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
+from pytest_nixl.core.units import MIB
+from pytest_nixl.host.memory import available_memory, in_bytes
+from pytest_nixl.host.recorded_tree import FactsRoot
+from pytest_nixl.judge.profiles import Profile
+from pytest_nixl.model.results import RowSummary
+from pytest_nixl.model.samples import Samples
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.model.tools import own_variables
+from pytest_nixl.model.verdicts import Judgement
+from pytest_nixl.nixl.backends import BACKENDS, between_agents
+from pytest_nixl.processes.hosts import Host, LocalHost
+from pytest_nixl.processes.supervisor import supervisor
+from pytest_nixl.session.benchmark import worker_versions
+from pytest_nixl.session.cluster import Cluster
+from pytest_nixl.session.run import Run
+
+__all__ = [
+    "NOTHING", "REMEDY", "FlowRow", "PatternKind", "PatternLaunches", "PatternSamples", "flow_rows",
+    "judge_culprit_of_pattern", "judge_fairness", "judge_pattern_figures", "line_of", "measured_row", "pattern_kinds",
+]  # fmt: skip
+
+NOTHING = "no --nixl-pattern is given, or no requested backend moves bytes between two agents"
+REMEDY = "give --nixl-pattern=incast, and --nixl-backend=UCX or LIBFABRIC"
+#: The bytes of one transfer of a named pattern if --nixl-blocks is not given.
+DEFAULT_SIZE = MIB
+#: The least number of hosts among which a rank can be slow with two partners while others are not.
+LEAST_HOSTS = 3
+
+
+def pattern_kinds(run: Run) -> list[PatternKind]:
+    """Return what to measure of the pattern of a run: each backend, memory and operation; none without a pattern."""
+    settings = run.settings
+    if settings.pattern is None:
+        return []
+    given = not settings.sources.get("blocks", "").startswith("default")
+    size = max(settings.blocks) if given else DEFAULT_SIZE
+    pattern = settings.pattern.of(run.placement.ranks, size)
+    memories = dict.fromkeys(each for each in settings.memory if not each.stored)
+    return [
+        PatternKind(pattern, name, op, memory, max(settings.depth), agent.variant(name, BACKENDS[name].PLUGIN))
+        for name, memory, agent, op in product(between_agents(settings.backend), memories, settings.agents, settings.op)
+    ]
+
+
+def flow_rows(run: Run) -> list[FlowRow]:
+    """Return the rows of each flow, alone and together."""
+    return [FlowRow(kind, flow, load) for kind in pattern_kinds(run) for flow in kind.pattern.flows for load in LOADS]
+
+
+class PatternLaunches:
+    """What was measured of each kind, when it was first needed. The workers of a kind end when it is measured."""
+
+    def __init__(self, cluster: Cluster, settings: Settings) -> None:
+        self._cluster, self._settings = cluster, settings
+        self._found: dict[PatternKind, PatternSamples | NixlPluginError] = {}
+        self._versions: dict[PatternKind, dict[str, str]] = {}
+
+    def samples(self, kind: PatternKind) -> PatternSamples:
+        """Return what was measured of a kind.
+
+        :raises NixlPluginError: the buffers do not fit into the memory of this host.
+        :raises NotApplicableError: a rank does not have this memory.
+        :raises WorkerError: a worker fails; the next call raises the same.
+        """
+        if kind not in self._found:
+            try:
+                self._found[kind] = self._measure(kind)
+            except NixlPluginError as error:
+                self._found[kind] = error
+        found = self._found[kind]
+        if isinstance(found, NixlPluginError):
+            raise found
+        return found
+
+    def versions(self, kind: PatternKind) -> Mapping[str, str]:
+        """Return the versions that the workers of a kind reported."""
+        return self._versions.get(kind, {})
+
+    def _measure(self, kind: PatternKind) -> PatternSamples:
+        ranks = kind.pattern.ranks
+        if not self._cluster.several:
+            _require_room(kind)
+        same = [each for each in self._settings.agents if each.variant(kind.backend, BACKENDS[kind.backend].PLUGIN)
+                == kind.agent]  # fmt: skip
+        flows = RankFlows(self._hosts(ranks), self._names(ranks), kind, self._settings, same[0])
+        try:
+            self._versions[kind] = worker_versions(flows.agents)
+            return flows.measure()
+        finally:
+            flows.close()
+
+    def _hosts(self, ranks: int) -> list[Host]:
+        if self._cluster.several:
+            return list(self._cluster.hosts[:ranks])
+        own = own_variables(self._settings.programs, memory=self._settings.memory)
+        return [LocalHost(supervisor(), rank, own=own) for rank in range(ranks)]
+
+    def _names(self, ranks: int) -> list[str]:
+        return self._cluster.names[:ranks] if self._cluster.several else [f"rank {rank}" for rank in range(ranks)]
+
+
+def _require_room(kind: PatternKind) -> None:
+    ends = (kind.memory.initiator, kind.memory.target).count("DRAM")
+    wanted = ends * kind.depth * sum(flow.size for flow in kind.pattern.flows)
+    free = available_memory(FactsRoot())
+    if free is not None and free.size < wanted:
+        raise NixlPluginError(
+            f"the buffers of {kind.pattern} need {in_bytes(wanted)}, but {free} are available on this host",
+            "give a smaller --nixl-blocks, fewer ranks, or a matrix of smaller sizes",
+        )
+
+
+def measured_row(
+    row: FlowRow, launches: PatternLaunches, profile: Profile
+) -> tuple[Samples, RowSummary, Mapping[str, str], dict[str, object]]:
+    """Return what is recorded of a row: samples, figures, the versions of its workers, and what else is known.
+
+    :raises NixlPluginError: as :meth:`PatternLaunches.samples`.
+    """
+    flow = launches.samples(row.kind).of(row.flow)
+    samples = flow.samples(row.key, row.load)
+    figures = RowSummary.of(samples, profile.expectation(row.key), profile.machine)
+    more: dict[str, object] = {"source": row.flow.source, "target": row.flow.target, "share_of_alone": flow.ratio}
+    return samples, figures, launches.versions(row.kind), more
+
+
+def line_of(samples: PatternSamples) -> str:
+    """Return a pattern in one line for the report: the sum, the ratio, the slowest flow, fairness, who slows whom."""
+    return f"{samples.kind.backend} {samples.kind.op} {samples.kind.memory} {samples.kind.pattern}: {describe(samples)}"
+
+
+def judge_culprit_of_pattern(kind: PatternKind, launches: PatternLaunches, cluster: Cluster) -> Judgement:
+    """Measure flows from each rank to several others alone, and name the rank that is slow with each partner.
+
+    :raises NotApplicableError: the ranks are on fewer than three hosts.
+    """
+    if not cluster.several:
+        raise NotApplicableError("this run has only one rank", f"start ranks on at least {LEAST_HOSTS} hosts")
+    found = launches.samples(kind)
+    count = len(set(found.hosts))
+    if count < LEAST_HOSTS:
+        raise NotApplicableError(
+            f"the ranks are on {count} host{'' if count == 1 else 's'}, and a rank is compared with two others",
+            f"start ranks on at least {LEAST_HOSTS} hosts",
+        )
+    size = max(flow.size for flow in kind.pattern.flows)
+    return judge_pattern_culprit(launches.samples(replace(kind, pattern=paired_again(found.hosts, size))))

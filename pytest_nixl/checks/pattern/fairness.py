@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Judge the flows of a traffic pattern: what they reach together, how fairly, and which of them slow each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from pytest_nixl.checks.pattern.samples import ALONE, TOGETHER, FlowSamples, PatternSamples, jain
+from pytest_nixl.core.units import gigabytes
+from pytest_nixl.judge.concurrent import STARVED
+from pytest_nixl.model.samples import DISTURBED_CORES
+from pytest_nixl.model.traffic_pattern import Flow
+from pytest_nixl.model.verdicts import Judgement, Verdict
+
+#: A flow is slowed if it has less than this share of its bandwidth alone.
+SLOWED = 0.8
+#: An end is full if its flows together reach at least this share of its fastest flow alone.
+FULL = 0.7
+#: The most groups of flows that a sentence names.
+_MOST_GROUPS = 3
+
+_STARVES = "check what this flow shares with the others: the receiver's NIC, its switch port, the queue of an uplink"
+_COLLAPSES = (
+    "check the flow control of the network (pause frames or ECN and the counters of discarded packets: ethtool -S "
+    "DEVICE) and the receive buffers of that host"
+)
+BUSY = "stop other processes on the hosts and run it again"
+
+
+def judge_fairness(samples: PatternSamples) -> Judgement:
+    """Judge all flows of a pattern that were measured together.
+
+    CORRUPT if a byte is wrong; WARN if in every repetition the same flow has less than half of what the others keep of
+    their bandwidth alone, or if the flows that share an end reach less than :data:`FULL` of one of them alone;
+    INCONCLUSIVE in place of WARN if other processes took processor time; else PASS.
+    """
+    if (corrupt := corrupt_flow(samples)) is not None:
+        return corrupt
+    words = f"{samples.kind.words}: {describe(samples)}"
+    starved = starving(samples.flows)
+    collapsed = collapsing(samples)
+    if starved is None and collapsed is None:
+        return Judgement(Verdict.PASS, words)
+    if starved is not None:
+        fault = f"the flow {starved} starves in each of {len(samples.flows[0].together)} repetitions"
+    else:
+        fault = f"the flows that rank {collapsed} receives are slower together than one of them alone"
+    if samples.disturbed > DISTURBED_CORES:
+        took = f"other processes used up to {samples.disturbed:.1f} of the cores that the ranks need"
+        return Judgement(Verdict.INCONCLUSIVE, f"{words}; {fault}, but {took}", BUSY)
+    return Judgement(Verdict.WARN, f"{words}; {fault}", _STARVES if starved is not None else _COLLAPSES)
+
+
+def corrupt_flow(samples: PatternSamples) -> Judgement | None:
+    """Return CORRUPT if a byte of a flow is wrong; None: all are right."""
+    wrong = next((each for each in samples.flows if each.corruption is not None), None)
+    if wrong is None:
+        return None
+    return Judgement(
+        Verdict.CORRUPT,
+        f"{samples.kind.words}: flow {wrong.flow}: {wrong.corruption}",
+        "run that pair of ranks alone; check the memory and NICs of both hosts",
+    )
+
+
+def describe(samples: PatternSamples) -> str:
+    """Return the sum, its ratio to the fastest flow alone, the slowest flow, the fairness, and who slows whom."""
+    alone, together = samples.rates(ALONE), samples.rates(TOGETHER)
+    least, most = min(together, key=lambda flow: together[flow]), max(together.values())
+    fastest = max(alone.values())
+    shares = [each.ratio for each in samples.flows]
+    return (
+        f"{gigabytes(samples.total)} GB/s together, {samples.total / fastest:.2f} of the fastest flow alone "
+        f"({gigabytes(fastest)} GB/s); from {gigabytes(together[least])} ({least}) to {gigabytes(most)} GB/s, Jain's "
+        f"fairness index {jain(list(together.values())):.2f}; each flow keeps {100 * min(shares):.0f} to "
+        f"{100 * max(shares):.0f} % of its bandwidth alone{slowed_by(samples)}"
+    )
+
+
+def slowed_by(samples: PatternSamples) -> str:
+    """Return which slowed flows share a full end, as the end of a sentence; empty: no flow is slowed."""
+    slowed = [each.flow for each in samples.flows if each.ratio < SLOWED]
+    if not slowed:
+        return ""
+    alone, together = samples.rates(ALONE), samples.rates(TOGETHER)
+    groups: dict[str, list[Flow]] = {}
+    for rank in range(samples.kind.pattern.ranks):
+        for does, mine in (
+            ("receives", [flow for flow in alone if flow.target == rank]),
+            ("sends", [flow for flow in alone if flow.source == rank]),
+        ):
+            full = len(mine) > 1 and sum(together[flow] for flow in mine) >= FULL * max(alone[flow] for flow in mine)
+            if full and (shared := [flow for flow in mine if flow in slowed]):
+                groups[f"share what rank {rank} {does} through"] = shared
+    said = [f"{_flows(flows)} {what}" for what, flows in groups.items()]
+    explained = {flow for flows in groups.values() for flow in flows}
+    rest = [flow for flow in slowed if flow not in explained]
+    shown = said[:_MOST_GROUPS] + ([f"and {len(said) - _MOST_GROUPS} more"] if len(said) > _MOST_GROUPS else [])
+    if rest:
+        shown.append(f"no end of {_flows(rest)} is full: they share the network between, or processors")
+    return f"; {', '.join(shown)}"
+
+
+def starving(flows: Sequence[FlowSamples]) -> Flow | None:
+    """Return the flow that starves in every repetition; None: there is none.
+
+    It starves if the share of its bandwidth alone that it keeps is less than half of the median share.
+    """
+    if len(flows) < 2:
+        return None
+    found: set[Flow] = set()
+    for number in range(len(flows[0].together)):
+        shares = {each.flow: each.rates(TOGETHER)[number] / each.rate(ALONE) for each in flows}
+        least = min(shares, key=lambda flow: shares[flow])
+        if shares[least] >= STARVED * median(shares.values()):
+            return None
+        found.add(least)
+    return found.pop() if len(found) == 1 else None
+
+
+def collapsing(samples: PatternSamples) -> int | None:
+    """Return the rank whose incoming flows are together slower than one of them alone; None: there is none.
+
+    Ranks on one host share its processors, so that only a receiver with flows from other hosts counts.
+    """
+    for rank in range(samples.kind.pattern.ranks):
+        mine = [
+            each
+            for each in samples.flows
+            if each.flow.target == rank and samples.hosts[each.flow.source] != samples.hosts[rank]
+        ]
+        sources = {samples.hosts[each.flow.source] for each in mine}
+        if len(sources) < 2:
+            continue
+        best = max(each.rate(ALONE) for each in mine)
+        sums = [sum(rates) for rates in zip(*(each.rates(TOGETHER) for each in mine), strict=True)]
+        if all(total < FULL * best for total in sums):
+            return rank
+    return None
+
+
+def _flows(flows: Sequence[Flow]) -> str:
+    names = [str(flow) for flow in flows[:4]]
+    if len(flows) > 4:
+        names.append(f"{len(flows) - 4} more")
+    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]

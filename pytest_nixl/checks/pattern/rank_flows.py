@@ -1,0 +1,402 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The workers of a traffic pattern, one for each rank, and the measurement of its flows alone and together."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pytest_nixl.checks.pattern.samples import ALONE, TOGETHER, FlowSamples, PatternKind, PatternSamples, Window
+from pytest_nixl.checks.pattern.steps import FlowStep, MeasuredFlows
+from pytest_nixl.core.errors import NotApplicableError
+from pytest_nixl.core.wire import Ref
+from pytest_nixl.measure.link import obstacle_between
+from pytest_nixl.measure.worker_pair import connect_partners
+from pytest_nixl.model.agent_options import AgentOptions
+from pytest_nixl.model.samples import Corruption
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.model.traffic_pattern import Flow, rounds
+from pytest_nixl.nixl.agent import NixlAgent
+from pytest_nixl.nixl.backends import BACKENDS
+from pytest_nixl.nixl.buffer import Buffer, Part
+from pytest_nixl.nixl.gpus import gpus
+from pytest_nixl.nixl.version_mismatch import versions_named
+from pytest_nixl.processes.hosts import Host
+from pytest_nixl.processes.worker_errors import SAME_VERSION, WorkerError
+from pytest_nixl.processes.worker_process import Worker, results
+
+#: How often each flow is measured alone, and all together, in turn.
+REPEATS = 5
+#: The least seconds of a window, and the least number of times that every transfer in flight fits into it.
+LEAST_SECONDS, LEAST_TURNS = 0.1, 10
+#: The share of a window that precedes it and is not counted.
+_WARM_UP = 0.2
+#: A buffer, and the part of it that belongs to each of its flows.
+_FlowParts = tuple[Buffer, dict[Flow, Part]]
+
+
+@dataclass
+class _PatternRank:
+    """One rank: its agent, and the buffers from which its flows leave and at which others arrive."""
+
+    agent: NixlAgent
+    outgoing: Buffer | None = None
+    incoming: Buffer | None = None
+    endpoint: Ref | None = None
+
+    @property
+    def worker(self) -> Worker:
+        return self.agent.worker
+
+
+@dataclass(frozen=True)
+class _FlowPlace:
+    """Where the bytes of a flow lie: offsets in the buffers of its source and its target."""
+
+    source: int
+    target: int
+
+
+class RankFlows:
+    """The workers of a traffic pattern, one for each rank, connected where a flow needs it.
+
+    The flows start and stop on the data path (:mod:`pytest_nixl.checks.pattern.worker.flows`): for all rounds together
+    this process sends one command to each rank, waits, and asks for what was measured.
+
+    :param hosts: the host of each rank.
+    :param names: a name for each rank, with its host.
+    :param agent_options: how the agents are created.
+    :raises NotApplicableError: a rank does not have this memory.
+    :raises WorkerError: a worker or an agent cannot be started, or the agents cannot connect.
+    """
+
+    def __init__(
+        self,
+        hosts: Sequence[Host],
+        names: Sequence[str],
+        kind: PatternKind,
+        settings: Settings,
+        agent_options: AgentOptions,
+    ) -> None:
+        self._kind, self._settings, self._names = kind, settings, tuple(names)
+        self._backend = BACKENDS[kind.backend]
+        self._flows = list(kind.pattern.flows)
+        #: The rank that posts each flow, and the number of the flow.
+        self._posts = {flow: (kind.initiator(flow), number) for number, flow in enumerate(self._flows)}
+        self._runs = itertools.count(random.getrandbits(48))
+        self._places = self._placed()
+        environment: dict[str, str | None] = {"NIXL_ETCD_ENDPOINTS": None}
+        wanted = self._backend.environment(os.environ)
+        environment |= {name: value for name, value in wanted.items() if name not in os.environ}
+        self._workers: list[Worker] = []
+        try:
+            for host in hosts[: kind.pattern.ranks]:
+                limits = settings.timeout, settings.start_timeout
+                self._workers.append(host.start("flows", environment, *limits))
+            self._ranks = self._prepared(agent_options)
+            with versions_named(self._workers):
+                connect_partners(self.agents, self._partners())
+            for rank in self._used():
+                self._prepare(rank)
+        except BaseException:
+            self.kill()
+            raise
+
+    @property
+    def agents(self) -> tuple[NixlAgent, ...]:
+        """The agent of each rank."""
+        return tuple(rank.agent for rank in self._ranks)
+
+    @property
+    def buffers(self) -> dict[int, Buffer]:
+        """The buffer at which flows arrive, of each rank that receives."""
+        return {number: rank.incoming for number, rank in enumerate(self._ranks) if rank.incoming is not None}
+
+    def measure(self, repeats: int = REPEATS) -> PatternSamples:
+        """Measure each flow alone and all together, in turn, and compare every byte before, after and in between.
+
+        :param repeats: how often.
+        :raises WorkerError: a worker dies or hangs, or NIXL reports an error; all workers are then ended.
+        """
+        try:
+            corruption: dict[Flow, Corruption] = {}
+            self._verify("before the timed transfers", corruption)
+            seeds = self._fill(poison=False)
+            windows: dict[str, dict[Flow, list[Window]]] = {load: {} for load in (ALONE, TOGETHER)}
+            contention: dict[str, dict[Flow, float]] = {load: {} for load in (ALONE, TOGETHER)}
+            alone = [[[flow] for flow in each] for each in rounds(self._kind.pattern, self._hosts())]
+            steps = self._with_durations([*(FlowStep(ALONE, groups) for groups in alone), self._all_flows])
+            for _ in range(repeats):
+                self._timed(steps, windows, contention)
+            self._compare("after the timed transfers", seeds, corruption)
+            self._verify("in the transfers after the timed ones", corruption)
+        except BaseException:
+            self.kill()
+            raise
+        flows = [
+            FlowSamples(
+                flow,
+                tuple(windows[ALONE][flow]),
+                tuple(windows[TOGETHER][flow]),
+                tuple((load, contention[load][flow]) for load in (ALONE, TOGETHER)),
+                self._transports(flow),
+                corruption.get(flow),
+                obstacle_between(self._ranks[flow.source].worker, self._ranks[flow.target].worker),
+            )
+            for flow in self._flows
+        ]
+        return PatternSamples(self._kind, tuple(flows), self._names, tuple(self._hosts()))
+
+    def close(self) -> None:
+        """End all workers."""
+        for worker in self._workers:
+            worker.close()
+
+    def kill(self) -> None:
+        """End all workers immediately."""
+        for worker in self._workers:
+            worker.kill()
+
+    def _used(self) -> list[int]:
+        return sorted({rank for flow in self._flows for rank in flow.ranks})
+
+    @property
+    def _all_flows(self) -> FlowStep:
+        return FlowStep(TOGETHER, [self._flows])
+
+    @property
+    def _coordinator(self) -> int:
+        """The rank that most flows touch, which starts the steps of all."""
+        touched = [rank for flow in self._flows for rank in flow.ranks]
+        return max(self._used(), key=touched.count)
+
+    def _partners(self) -> set[tuple[int, int]]:
+        """Return the pairs of ranks that must be connected: those of flows, and the coordinator with each."""
+        pairs = [flow.ranks for flow in self._flows]
+        pairs += [(self._coordinator, rank) for rank in self._used() if rank != self._coordinator]
+        return {(min(pair), max(pair)) for pair in pairs}
+
+    def _hosts(self) -> list[str]:
+        """Return the host of each rank."""
+        return [str(worker.versions["host"]) for worker in self._workers]
+
+    def _placed(self) -> dict[Flow, _FlowPlace]:
+        """Return where the bytes of each flow lie: behind those of the flows before it."""
+        used: dict[tuple[str, int], int] = {}
+        found = {}
+        for flow in self._flows:
+            source, target = used.get(("out", flow.source), 0), used.get(("in", flow.target), 0)
+            found[flow] = _FlowPlace(source, target)
+            used["out", flow.source] = source + flow.size * self._kind.depth
+            used["in", flow.target] = target + flow.size * self._kind.depth
+        return found
+
+    def _prepared(self, agent_options: AgentOptions) -> list[_PatternRank]:
+        """Create an agent for each rank, and its buffers."""
+        kind = self._kind
+        local = len(set(self._hosts())) == 1
+        devices = [0] * len(self._workers)
+        if "VRAM" in (kind.memory.initiator, kind.memory.target):
+            for number, worker in enumerate(self._workers):
+                seen = gpus(worker, kind.memory)
+                devices[number] = seen[number % len(seen) if local else 0].number
+                worker.call("activate", device=devices[number])
+        agents = NixlAgent.within_each(
+            self._workers,
+            backends=[kind.backend],
+            progress_thread=agent_options.progress_thread or False,
+            agent_options=agent_options,
+        )
+        ends = (kind.memory.initiator, kind.memory.target)
+        source, target = ends if kind.op == "WRITE" else ends[::-1]
+        ranks = []
+        for number, agent in enumerate(agents):
+            rank = _PatternRank(agent)
+            sent = sum(flow.size for flow in self._flows if flow.source == number) * kind.depth
+            received = sum(flow.size for flow in self._flows if flow.target == number) * kind.depth
+            if sent:
+                rank.outgoing = self._buffer(agent, sent, source, devices[number])
+            if received:
+                rank.incoming = self._buffer(agent, received, target, devices[number])
+            ranks.append(rank)
+        return ranks
+
+    def _buffer(self, agent: NixlAgent, size: int, memory: str, device: int) -> Buffer:
+        if memory == "VRAM" and "VRAM_SEG" not in agent.get_backend_mem_types(self._kind.backend):
+            raise NotApplicableError(
+                f"{self._kind.memory} needs a backend that supports GPU memory, but {self._kind.backend} does not",
+                "use --nixl-backend=UCX, or remove VRAM from --nixl-memory",
+            )
+        buffer = agent.allocate(size, memory, device=device)
+        agent.register(buffer)
+        return buffer
+
+    def _prepare(self, number: int) -> None:
+        """Prepare the transfers that a rank posts."""
+        kind, rank = self._kind, self._ranks[number]
+        flows = []
+        for place, flow in enumerate(self._flows):
+            if self._posts[flow][0] != number:
+                continue
+            partner = self._ranks[flow.target if number == flow.source else flow.source]
+            slots = []
+            for slot in range(kind.depth):
+                source, target = self._ends(flow, slot)
+                slots.append([list(source), list(target)] if number == flow.source else [list(target), list(source)])
+            flows.append({"number": place, "partner": partner.agent.name, "slots": slots})
+        rank.endpoint = rank.worker.call(
+            "flows_prepare",
+            agent=rank.agent.ref,
+            op=kind.op,
+            plugin=self._backend.PLUGIN,
+            memory=[kind.memory.initiator, kind.memory.target],
+            flows=flows,
+        )
+
+    def _ends(self, flow: Flow, slot: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+        outgoing, incoming = self._ranks[flow.source].outgoing, self._ranks[flow.target].incoming
+        assert outgoing is not None
+        assert incoming is not None
+        place, behind = self._places[flow], slot * flow.size
+        return (
+            outgoing.descriptor(place.source + behind, flow.size),
+            incoming.descriptor(place.target + behind, flow.size),
+        )
+
+    def _fill(self, *, poison: bool) -> dict[Flow, int]:
+        """Write a new pattern to the source of each flow and, with ``poison``, its complement to the target."""
+        seeds = {flow: random.getrandbits(63) for flow in self._flows}
+        sources, targets = self._flow_parts(seeds, arriving=False), self._flow_parts(seeds, arriving=True)
+        filling = [buffer.fill_parts(list(parts.values())) for buffer, parts in sources]
+        if poison:
+            filling += [buffer.fill_parts(list(parts.values()), inverted=True) for buffer, parts in targets]
+        results(filling)
+        return seeds
+
+    def _flow_parts(self, seeds: dict[Flow, int], *, arriving: bool) -> list[_FlowParts]:
+        """Return each buffer from which flows leave, or at which they arrive, and the part of each of its flows."""
+        found: dict[int, dict[Flow, Part]] = {}
+        for flow, seed in seeds.items():
+            place = self._places[flow]
+            rank, offset = (flow.target, place.target) if arriving else (flow.source, place.source)
+            found.setdefault(rank, {})[flow] = seed, offset, flow.size * self._kind.depth
+        buffers = [each.incoming if arriving else each.outgoing for each in self._ranks]
+        return [(buffer, found[rank]) for rank, buffer in enumerate(buffers) if buffer is not None]
+
+    def _compare(self, phase: str, seeds: dict[Flow, int], corruption: dict[Flow, Corruption]) -> None:
+        """Compare every byte at the target of each flow, and keep the first corruption of each."""
+        targets = self._flow_parts(seeds, arriving=True)
+        answers = results([buffer.compare_parts(list(parts.values())) for buffer, parts in targets])
+        for (buffer, parts), found in zip(targets, answers, strict=True):
+            for flow, wrong in zip(parts, buffer.compared(found, len(parts)), strict=True):
+                if wrong is not None:
+                    corruption.setdefault(flow, Corruption(phase=phase, **wrong))
+
+    def _verify(self, phase: str, corruption: dict[Flow, Corruption]) -> None:
+        """Post each transfer once with new patterns, and compare every byte."""
+        seeds = self._fill(poison=True)
+        self._run([self._all_flows])
+        self._compare(phase, seeds, corruption)
+
+    def _with_durations(self, steps: Sequence[FlowStep]) -> list[FlowStep]:
+        """Return steps with windows that are long enough for the transfers in flight of their slowest flow."""
+        tried = self._run([replace(step, durations=(0.0, 0.0)) for step in steps])  # the first transfers also connect
+        timed = []
+        for step, found in zip(steps, tried, strict=True):
+            slowest = max(windows[-1][1] for windows in found.windows.values())
+            least = max(self._settings.duration, LEAST_SECONDS, LEAST_TURNS * slowest)
+            duration = min(least, self._settings.timeout / 4)
+            timed.append(replace(step, durations=(_WARM_UP * duration, duration)))
+        return timed
+
+    def _timed(
+        self,
+        steps: Sequence[FlowStep],
+        windows: dict[str, dict[Flow, list[Window]]],
+        contention: dict[str, dict[Flow, float]],
+    ) -> None:
+        """Measure each step once, and add the windows and the cores that other processes took, by load and flow."""
+        for step, found in zip(steps, self._run(steps), strict=True):
+            for flow, measured in found.windows.items():
+                windows[step.load].setdefault(flow, []).append(measured[-1])
+                most = max(found.contention[rank] for rank in flow.ranks)
+                contention[step.load][flow] = max(contention[step.load].get(flow, 0.0), most)
+
+    def _run(self, steps: Sequence[FlowStep]) -> list[MeasuredFlows]:
+        """Run steps one after another, and return what was measured in each."""
+        timeout = self._settings.timeout + 3 * max(sum(step.durations) for step in steps)
+        run, first, used = next(self._runs), self._coordinator, self._used()
+        parts = [self._parts(step) for step in steps]
+        # Those that post first answer first; the coordinator polls until it is cancelled.
+        requests = [
+            self._ranks[rank].worker.request(
+                "flows_run",
+                seconds=2 * timeout * (len(steps) + 1) + 5,
+                endpoint=self._ranks[rank].endpoint,
+                run=run,
+                everyone=self._gate(rank, first, used),
+                steps=[part.get(rank) for part in parts],
+                own=self._beside(rank, used),
+                timeout=timeout,
+            )
+            for rank in [first, *(rank for rank in used if rank != first)]
+        ]
+        results(requests[1:], serving=requests[:1])
+        asked = [self._ranks[rank].worker.request("flows_report", endpoint=self._ranks[rank].endpoint) for rank in used]
+        reports = results(asked)
+        if any(len(report) != len(steps) for report in reports):
+            raise WorkerError("a rank did not report each step of a traffic pattern", SAME_VERSION)
+        told = [dict(zip(used, of_step, strict=True)) for of_step in zip(*reports, strict=True)]
+        return [step.measured(of_step, self._posts) for step, of_step in zip(steps, told, strict=True)]
+
+    def _parts(self, step: FlowStep) -> dict[int, dict[str, Any]]:
+        """Return what each rank does in a step, for ranks that have a part in it."""
+        parts = {}
+        for group in step.groups:
+            ranks = sorted({rank for flow in group for rank in flow.ranks})
+            first = self._first(group, ranks)
+            for rank in ranks:
+                parts[rank] = {
+                    "group": self._gate(rank, first, ranks),
+                    "flows": [self._posts[flow][1] for flow in group if self._posts[flow][0] == rank],
+                    "durations": list(step.durations),
+                    "busy": len(self._beside(rank, step.ranks)) + 1,
+                }
+        return parts
+
+    def _gate(self, rank: int, first: int, ranks: Iterable[int]) -> dict[str, Any]:
+        """Return what a rank must know of a gate.
+
+        :param first: the rank that coordinates it.
+        :param ranks: all that pass it.
+        """
+        if rank != first:
+            return {"coordinator": self._ranks[first].agent.name, "members": []}
+        return {"coordinator": "", "members": [self._ranks[each].agent.name for each in ranks if each != first]}
+
+    def _first(self, group: Sequence[Flow], ranks: Sequence[int]) -> int:
+        """Return the coordinator of a group: of one flow the rank that does not post, else that of all."""
+        if len(group) == 1:
+            return next(rank for rank in ranks if rank != self._posts[group[0]][0])
+        return self._coordinator
+
+    def _beside(self, rank: int, ranks: Iterable[int]) -> list[int]:
+        """Return the pids of the processes of other ranks on the host of a rank."""
+        hosts = self._hosts()
+        return [self._ranks[each].worker.pid for each in ranks if each != rank and hosts[each] == hosts[rank]]
+
+    def _transports(self, flow: Flow) -> tuple[str, ...]:
+        """Return the transports of a flow; none if its initiator has partners on its own host and on others.
+
+        A backend's log does not say to which partner it refers.
+        """
+        hosts, initiator = self._hosts(), self._kind.initiator(flow)
+        ends = [each.ranks for each in self._flows if initiator in each.ranks]
+        if len({hosts[one] == hosts[other] for one, other in ends}) > 1:
+            return ()
+        log = self._ranks[initiator].worker.output()
+        return self._backend.transports(log, self._kind.op, flow.size, self._kind.memory)

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands by which workers move the flows of a traffic pattern."""
+
+from __future__ import annotations
+
+from pytest_nixl.core.strict import Every, Number, OneOf
+from pytest_nixl.core.wire import Ref
+from pytest_nixl.model.worker_command import (
+    CORES,
+    COUNT,
+    COUNTS,
+    DESCRIPTOR,
+    LINES,
+    NAME,
+    SECONDS,
+    TAKEN,
+    WORDS,
+    WorkerCommand,
+    done_by,
+)
+
+_GATE = {"coordinator": WORDS, "members": LINES}
+
+COMMANDS = done_by(
+    f"{__name__}.commands",
+    {
+        "flows_prepare": WorkerCommand(
+            {
+                "agent": Ref,
+                "op": NAME,
+                "plugin": NAME,
+                "memory": (NAME, NAME),
+                "flows": Every({"number": COUNT, "partner": WORDS, "slots": Every((DESCRIPTOR, DESCRIPTOR))}),
+            },
+            Ref,
+        ),
+        "flows_release": WorkerCommand({"endpoint": Ref}),
+        "flows_report": WorkerCommand(
+            {"endpoint": Ref},
+            Every(
+                OneOf(
+                    (
+                        None,
+                        {
+                            "windows": Every((COUNT, Every(Number(1, 1 << 53, whole=True)), Every(TAKEN))),
+                            "others": CORES,
+                        },
+                    )
+                )
+            ),
+        ),
+        "flows_run": WorkerCommand(
+            {
+                "endpoint": Ref,
+                "run": COUNT,
+                "everyone": _GATE,
+                "own": COUNTS,
+                "timeout": SECONDS,
+                "steps": Every(
+                    OneOf((None, {"group": _GATE, "flows": COUNTS, "durations": Every(SECONDS), "busy": COUNT}))
+                ),
+            }
+        ),
+    },
+)

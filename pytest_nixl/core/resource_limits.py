@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a process may not have: a file, a byte or memory, because of a limit of its own or of a file system."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+from pathlib import Path
+
+from pytest_nixl.core.shared_memory import LITTLE
+
+FILE_SIZE_REMEDY = "raise the limit: `ulimit -f unlimited`"
+ADDRESS_SPACE_REMEDY = "raise the limit: `ulimit -v unlimited`"
+NO_SPACE_REMEDY = "delete files there, or set TMPDIR to a directory on another file system"
+#: Bytes of address space below which an agent may crash. One with UCX 1.23 does with 200 MB, and not with 256 MiB.
+AGENT_NEEDS = 512 << 20
+#: Bytes of address space that an etcd maps for its data when it starts, before it has any.
+ETCD_NEEDS = 10 << 30
+
+
+def file_size_fault() -> str:
+    """Return a sentence if this process may write only small files, which shared memory consists of; else nothing."""
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if most == resource.RLIM_INFINITY or most >= LITTLE:
+        return ""
+    return f"this process may write at most {most} bytes to a file, and shared memory is one (ulimit -f)"
+
+
+def address_space_fault(needed: float = float("inf")) -> str:
+    """Return a sentence if this process may have less address space than ``needed`` bytes; else an empty text."""
+    most = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if most == resource.RLIM_INFINITY or most >= needed:
+        return ""
+    return f"a process may have at most {most >> 20} MiB of address space here (ulimit -v)"
+
+
+def file_fault(error: OSError) -> tuple[str, str]:
+    """Say why a file cannot be made or written, and what to do; a full file system is told from one without inodes."""
+    path = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else ""
+    words = f"{path}: {error.strerror or error}" if path else str(error.strerror or error)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{words} ({no_space(path)})", NO_SPACE_REMEDY
+    return words, "set TMPDIR to a directory in which this user can make files"
+
+
+def no_space(path: str) -> str:
+    """Say of what the file system of a path has nothing left: inodes or space."""
+    folder = next((each for each in (Path(path), *Path(path).parents) if each.is_dir()), Path("/"))
+    with contextlib.suppress(OSError):
+        found = os.statvfs(folder)
+        if found.f_files and not found.f_favail:
+            return f"all {found.f_files} inodes of its file system are in use: `df -i {folder}`"
+        if not found.f_bavail:
+            return f"its file system is full: `df {folder}`"
+    return f"its file system had no space or no inode left: `df {folder}; df -i {folder}`"

@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lists in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def named(names: Iterable[str], most: int = 4) -> str:
+    """Join names with commas and shorten a long list: ``a, b, c, d and 28 more``.
+
+    :param most: how many names to print before the rest is only counted.
+    """
+    listed = list(names)
+    rest = len(listed) - most
+    return ", ".join(listed) if rest <= 1 else f"{', '.join(listed[:most])} and {rest} more"

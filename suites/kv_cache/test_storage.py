@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Do the blocks of a KV cache move to a file and back, and what do fragments cost?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from pytest_nixl import Figure, Judgement, NotApplicableError, Run, Verdict
+from pytest_nixl.checks.kv_cache.check import KvLaunches, KvRequestKind
+from pytest_nixl.checks.kv_cache.storage import judge_stored, measure_stored, stored_kinds
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "stored_kind" in metafunc.fixturenames:
+        run = Run.of(metafunc.config)
+        # None: the test says why there is nothing to measure.
+        metafunc.parametrize("stored_kind", (list(stored_kinds(run.settings)) if run.usable else []) or [None], ids=str)
+
+
+@pytest.mark.nixl_check("kv-storage", level="extended")
+def test_blocks_move_between_memory_and_a_file(
+    stored_kind: KvRequestKind | None,
+    kv_launches: KvLaunches,
+    record_figures: Callable[[Sequence[Figure]], Judgement],
+    nixl_run: Run,
+    verdict: Callable[[Judgement], None],
+) -> None:
+    """Requests for KV blocks move the right bytes between memory and a file, in fragments and in one piece."""
+    if stored_kind is None:
+        raise NotApplicableError("no requested backend moves bytes to files", "give --nixl-backend=POSIX")
+    found = measure_stored(kv_launches, stored_kind)
+    bounded = record_figures(found.figures)
+    judged = judge_stored(found)
+    if judged.verdict is Verdict.PASS:
+        nixl_run.recorder.note_detail(f"KV blocks in files: {judged.reason}")
+    verdict(judged if judged.verdict is not Verdict.PASS or bounded.verdict is Verdict.PASS else bounded)

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Links that are measured at the same time: which pairs, when one starves, and what is said of them.
+
+The links are doubles, because real ones give no known bandwidths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pytest_nixl.judge import concurrent
+from pytest_nixl.judge.concurrent import at_once, corrupt, disjoint, measure_at_once, spread, starving
+from pytest_nixl.model.verdicts import Verdict
+
+#: Seconds that a busy machine may take.
+PATIENCE = 60
+
+
+@pytest.mark.parametrize(
+    ("ranks", "pairs"),
+    [
+        (1, []),
+        (2, [(0, 1)]),
+        (3, [(0, 1)]),
+        (4, [(0, 2), (1, 3)]),
+        (5, [(0, 2), (1, 3)]),
+        (6, [(0, 3), (1, 4), (2, 5)]),
+    ],
+)
+def test_pairs_share_no_rank(ranks: int, pairs: list[tuple[int, int]]) -> None:
+    assert disjoint(ranks) == pairs
+
+
+@pytest.mark.parametrize(("ranks", "count"), [(62, 31), (64, 32), (66, 32), (1000, 32)])
+def test_at_most_32_pairs_are_measured(ranks: int, count: int) -> None:
+    pairs = disjoint(ranks)
+    assert len(pairs) == count
+    assert pairs[0] == (0, ranks // 2)
+    assert pairs[-1] == (count - 1, ranks // 2 + count - 1)
+
+
+@pytest.mark.parametrize(
+    ("rates", "index"),
+    [([4, 4, 4, 2], None), ([4, 4, 4, 1.99], 3), ([1, 4, 4], 0), ([4], None), ([1, 4], 0), ([2, 4, 4, 4], None)],
+)
+def test_a_link_starves_below_half_of_the_median(rates: list[float], index: int | None) -> None:
+    assert starving(rates) == index
+
+
+@pytest.mark.parametrize(
+    ("tries", "measured", "index", "slowest"),
+    [
+        ([[4, 4, 4]], 1, None, 0),
+        ([[1, 4, 4], [4, 3, 4]], 2, None, 1),
+        ([[1, 4, 4], [4, 1, 4]], 2, None, 1),
+        ([[1, 4, 4], [1, 4, 4], [4, 4, 3]], 3, None, 2),
+        ([[4, 1, 4], [4, 1, 4], [4, 1.5, 4]], 3, 1, 1),
+    ],
+)
+def test_a_link_starves_if_three_measurements_agree(
+    tries: list[list[float]], measured: int, index: int | None, slowest: int
+) -> None:
+    left: Iterator[list[float]] = iter([*tries, [9.0, 9.0, 9.0]])
+    found = spread(lambda: next(left))
+    assert len(list(left)) == 1 + len(tries) - measured
+    assert (found.starving, found.slowest, found.rates) == (index, slowest, tuple(tries[measured - 1]))
+    assert found.total == sum(tries[measured - 1])
+
+
+def samples(bandwidth: float = 1e9, corruption: object = None) -> Any:
+    return SimpleNamespace(bandwidth=bandwidth, corruption=corruption)
+
+
+def link(pair: tuple[int, int], measure: Callable[..., Any] | None = None) -> Any:
+    return SimpleNamespace(key=lambda block: SimpleNamespace(pair=pair), measure=measure)
+
+
+def test_a_wrong_byte_is_named_with_its_link() -> None:
+    names = ["a", "b", "c"]
+    assert corrupt("rows", names, [samples()] * 3) is None
+    found = corrupt("rows", names, [samples(), samples(corruption="3 bytes are wrong"), samples(corruption="other")])
+    assert found is not None
+    assert found.verdict is Verdict.CORRUPT
+    assert found.words == "rows of b, measured at the same time as 2 others: 3 bytes are wrong"
+    assert found.remedy == "run that pair alone; check the memory and NICs of both hosts"
+
+
+@pytest.mark.parametrize(
+    ("rates", "verdict", "words"),
+    [
+        ((4e9, 3e9, 2e9), Verdict.PASS,
+         "rows of 64KiB, 3 pairs at once: 9 GB/s together, from 2 (ranks 2-5) to 4 GB/s"),
+        ((4e9, 1e9, 4e9), Verdict.WARN,
+         "rows of 64KiB, 3 pairs at once: 9 GB/s together, from 1 (ranks 1-4) to 4 GB/s: that pair starves while the "
+         "others are measured"),
+    ],
+)  # fmt: skip
+def test_pairs_at_once_are_told_with_the_slowest(
+    rates: tuple[float, ...], verdict: Verdict, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def measure(links: Any, block: int, depth: int) -> list[Any]:
+        asked.append((block, depth))
+        return [samples(rate) for rate in rates]
+
+    monkeypatch.setattr(concurrent, "measure_at_once", measure)
+    found = at_once("rows", [link(pair) for pair in disjoint(6)], 65536, 4)
+    assert (found.verdict, found.words) == (verdict, words)
+    assert bool(found.remedy) == (verdict is Verdict.WARN)
+    assert set(asked) == {(65536, 4)}
+
+
+def test_a_wrong_byte_of_one_pair_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    results = iter([[samples(4e9, "bad"), samples(4e9)]])
+    monkeypatch.setattr(concurrent, "measure_at_once", lambda *_: next(results))
+    found = at_once("rows", [link(pair) for pair in disjoint(4)], 65536, 1)
+    assert (found.verdict, found.words) == (
+        Verdict.CORRUPT, "rows of ranks 0-2, measured at the same time as 1 others: bad"
+    )  # fmt: skip
+
+
+def test_links_begin_together_and_each_has_its_answer() -> None:
+    def measure(number: int) -> Callable[..., Any]:
+        def one(block: int, *, depth: int, beside: Callable[[float], object]) -> Any:
+            beside(PATIENCE)  # returns only if all links are here
+            return samples(number * block * depth)
+
+        return one
+
+    found = measure_at_once([link((0, 1), measure(number)) for number in range(1, 4)], 8, 2)
+    assert [each.bandwidth for each in found] == [16, 32, 48]
+
+
+def test_the_error_of_one_link_ends_the_wait_of_the_others_and_is_the_one_that_is_raised() -> None:
+    def fails(block: int, *, depth: int, beside: Callable[[float], object]) -> Any:
+        raise ValueError("the worker died")
+
+    def waits(block: int, *, depth: int, beside: Callable[[float], object]) -> Any:
+        beside(PATIENCE)
+        raise AssertionError("it must not begin")
+
+    for order in ([waits, fails], [fails, waits]):
+        with pytest.raises(ValueError, match="the worker died"):
+            measure_at_once([link((0, 1), each) for each in order], 8, 2)

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a process has in use, counted by what it opens, maps and starts."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from pytest_nixl.checks.endurance.worker import resources
+from pytest_nixl.checks.endurance.worker.resources import _anonymous, _link, _shared_files, held
+
+MIB = 1 << 20
+
+
+def test_what_is_opened_is_counted_under_its_kind_and_gone_when_it_is_closed(tmp_path: Path) -> None:
+    before = held()
+    ended = threading.Event()
+    with ExitStack() as open_now:
+        for pair in range(2):
+            for each in socket.socketpair():
+                open_now.enter_context(each)
+            open_now.enter_context((tmp_path / str(pair)).open("w"))
+        open_now.enter_context((tmp_path / "third").open("w"))
+        started = threading.Thread(target=ended.wait, args=(60,))
+        started.start()
+        now = held()
+        ended.set()
+        started.join(60)
+    found = {name: now[name] - before[name] for name in ("sockets", "descriptors", "threads", "shared-memory")}
+    assert found == {"sockets": 4, "descriptors": 3, "threads": 1, "shared-memory": 0}
+    after = held()
+    assert all(after[name] == before[name] for name in found)
+
+
+def test_a_file_of_shared_memory_is_counted_once_however_often_it_is_mapped() -> None:
+    before = _shared_files()
+    files = [os.memfd_create(name) for name in "ab"]
+    maps = []
+    for file in files:
+        os.ftruncate(file, MIB)
+        maps += [mmap.mmap(file, MIB), mmap.mmap(file, MIB)]
+    assert _shared_files() - before == 2
+    for each in maps:
+        each.close()
+    for file in files:
+        os.close(file)
+    assert _shared_files() == before
+
+
+def test_memory_is_counted_in_bytes_when_it_is_touched() -> None:
+    before = _anonymous()
+    with mmap.mmap(-1, 64 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as pages:
+        untouched = _anonymous() - before
+        for place in range(0, 64 * MIB, 4096):
+            pages[place] = 1
+        touched = _anonymous() - before
+    assert untouched < 32 * MIB <= touched < 96 * MIB
+
+
+def test_memory_is_also_read_of_a_kernel_without_sums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "status").write_text("Name: x\nVmRSS: 900 kB\nRssAnon: 3 kB\nRssFile: 50 kB\nVmSwap: 4 kB\n")
+    monkeypatch.setattr(resources, "_SELF", tmp_path)
+    assert _anonymous() == 7 * 1024
+    (tmp_path / "smaps_rollup").write_text("Rss: 900 kB\nAnonymous: 5 kB\nLazyFree: 7 kB\nSwap: 6 kB\nSwapPss: 6 kB\n")
+    assert _anonymous() == 11 * 1024
+
+
+def test_a_descriptor_that_is_gone_has_no_link() -> None:
+    read, write = os.pipe()
+    assert _link(str(read)).startswith("pipe:")
+    for each in (read, write):
+        os.close(each)
+    assert _link(str(read)) == ""

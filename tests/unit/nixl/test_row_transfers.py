@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows whose transfers walk a buffer, with the real NIXL: every block is moved and compared, the last one too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.core.units import KIB, MIB
+from pytest_nixl.measure.link import Link
+from pytest_nixl.measure.worker_pairs import WorkerPairs
+from pytest_nixl.model.memory import MemoryPair
+from pytest_nixl.model.samples import Corruption
+from pytest_nixl.nixl.backends import BACKENDS
+from pytest_nixl.nixl.backends.ucx import UcxBackend
+
+DRAM = MemoryPair("DRAM", "DRAM")
+FOOTPRINT = 4 * MIB
+MakePairs = Callable[..., WorkerPairs]
+
+
+def link(pairs: WorkerPairs, op: str = "WRITE", footprint: int = FOOTPRINT) -> Link:
+    return pairs.link("UCX", op, DRAM, footprint=footprint)
+
+
+#: Blocks, batches and depths of the tests that share workers.
+SHARED = {"blocks": (64, 4 * KIB, 16 * KIB, 64 * KIB, 100_000), "batch": (1, 4), "depth": (1, 2, 3, 8), "duration": 0.0}
+
+
+@pytest.mark.parametrize("op", ["WRITE", "READ"])
+@pytest.mark.parametrize(
+    ("block", "batch", "depth", "footprint"),
+    [(64, 1, 8, MIB), (64 * KIB, 1, 1, FOOTPRINT), (16 * KIB, 4, 3, FOOTPRINT), (100_000, 1, 1, FOOTPRINT)],
+)
+def test_every_block_of_the_footprint_is_moved(
+    shared_pairs: MakePairs, op: str, block: int, batch: int, depth: int, footprint: int
+) -> None:
+    one = link(shared_pairs(**SHARED), op, footprint)
+    samples = one.measure(block, batch=batch, depth=depth)
+    assert samples.corruption is None
+    assert str(samples.key).endswith(f"/0-1/footprint={footprint // MIB}MiB")
+    transfers = footprint // (block * batch)
+    assert sum(samples.transfers) >= transfers, "each transfer was timed at least once"
+    end = transfers * block * batch
+    assert one.destination.size >= footprint
+    far = (end - block, block)
+    assert one.destination.read(*far) == one.source.read(*far)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_walk_that_ends_half_way_is_corrupt(
+    shared_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch, depth: int
+) -> None:
+    prepare = Link._prepare
+    monkeypatch.setattr(
+        Link, "_prepare", lambda self, block, batch, transfers: prepare(self, block, batch, transfers // 2)
+    )
+    samples = link(shared_pairs(**SHARED)).measure(64 * KIB, depth=depth)
+    assert isinstance(samples.corruption, Corruption)
+    assert samples.corruption.phase == "before the timed transfers"
+    assert samples.corruption.offset == FOOTPRINT // 2
+    assert samples.corruption.wrong_bytes == samples.corruption.total_bytes // 2
+
+
+def test_the_timed_transfers_of_a_walk_reach_its_end(shared_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Only the timed transfers: those before and after them are not made.
+    monkeypatch.setattr(Link, "_verify", lambda *_: None)
+    assert link(shared_pairs(**SHARED)).measure(4 * KIB).corruption is None
+
+
+@pytest.mark.long
+def test_a_backend_whose_done_means_posted_walks_with_a_notification_per_transfer(
+    make_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # With UCX, DONE means that the bytes have arrived; here it is treated as a backend without that guarantee.
+    class Posting(UcxBackend):
+        COMPLETION_IMPLIES_DELIVERY = False
+
+    monkeypatch.setitem(BACKENDS, "UCX", Posting())
+    for depth in (1, 4):
+        pairs = make_pairs(depth=(depth,), duration=0.0)
+        assert link(pairs, footprint=MIB).measure(64 * KIB, depth=depth).corruption is None
+        pairs.close()
+
+
+@pytest.mark.long
+def test_rows_in_place_and_rows_that_walk_are_two_rows(make_pairs: MakePairs) -> None:
+    pairs = make_pairs(duration=0.0)
+    hot, cold = (link(pairs, footprint=footprint).measure(64 * KIB).key for footprint in (0, FOOTPRINT))
+    assert str(hot) == "UCX/WRITE/DRAM:DRAM/64KiB/batch1/depth1/0-1"
+    assert str(cold) == f"{hot}/footprint=4MiB"
+    assert hot != cold
+    assert (cold.in_place, cold.footprint, cold.walks) == (hot, FOOTPRINT, True)
+    assert (hot.in_place, hot.footprint, hot.walks) == (hot, 0, False)
+    assert pairs.link_of(cold, (0, 1)).key(64 * KIB) == cold
+    assert pairs.link_of(hot, (0, 1)).key(64 * KIB) == hot
+
+
+@pytest.mark.long
+def test_a_launch_keeps_the_footprint_and_a_transfer_alone_moves_all_of_it(make_pairs: MakePairs) -> None:
+    one = link(make_pairs(), footprint=MIB)
+    assert one.move(64 * KIB) is None
+    one.relaunch()
+    assert one.move(64 * KIB) is None
+    assert one.destination.size >= MIB
+    assert one.footprint == MIB
+
+
+def test_transfers_that_do_not_fit_into_the_footprint_are_refused(make_pairs: MakePairs) -> None:
+    one = link(make_pairs(depth=(4,)), footprint=128 * KIB)
+    with pytest.raises(NixlPluginError) as caught:
+        one.measure(64 * KIB, depth=4)
+    said: Any = caught.value
+    assert said.reason == "4 transfers of 65536 bytes do not fit into the footprint of 131072 bytes"
