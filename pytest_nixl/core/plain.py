@@ -79,7 +79,7 @@ def from_plain(kind: type[T], data: Any, *, exact: bool = False) -> T:
         restored: T = _reader(typing.cast(Any, kind), exact)(data)
         return restored
     except _MisfitError as error:
-        raise error.within(kind.__name__) from None
+        raise ValueError(str(error.within(kind.__name__))) from None
 
 
 @functools.cache

@@ -82,4 +82,5 @@ def test_a_whole_number_is_a_float_and_a_field_with_a_default_may_be_missing() -
 def test_a_value_of_another_form_is_refused_by_its_path(changed: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError) as caught:
         from_plain(Whole, {**PLAIN, **changed})
+    assert type(caught.value) is ValueError  # readers of records name the type
     assert str(caught.value).startswith(why)
