@@ -56,9 +56,11 @@ def test_all_ways_to_make_a_request_are_measured_and_verified() -> None:
     assert set(found) == {f"{op} {way}" for op in ("WRITE", "READ") for way in ways}
     assert {count for _, count in found.values()} == {4 * 64}
     assert all(rate > 0 for rate, _ in found.values())
-    # On a busy machine the time of a post does not show how it grows with the descriptors.
-    judged = r"NIXL verdict: PASS( \(17 PASS|, with warnings \(16 PASS), 1 [A-Z-]+(, 1 [A-Z-]+)?; 16 rows measured\)"
-    assert re.search(judged, done.output), done.output
+    # On a busy machine kv-post-scaling, and nothing else, may be undecided.
+    busy = "INCONCLUSIVE kv-post-scaling: " in done.output
+    counts = "16 PASS, 1 INCONCLUSIVE" if busy else "17 PASS"
+    assert f"({counts}, 1 NOT-APPLICABLE; 16 rows measured)" in done.output, done.output
+    assert "NIXL verdict: PASS" in done.output
     assert done.code == 0
 
 
