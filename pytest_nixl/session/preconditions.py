@@ -18,7 +18,7 @@ DEPLOYMENT = "test_deployment.py"
 class Preconditions:
     """A pytest plugin that orders the tests of a run, and ends the run if a failed check makes the rest meaningless.
 
-    The order is: the infrastructure checks that the profile requires, ``nixl-loads`` first; all checks of the etcd
+    The order is: the infrastructure checks that the profile requires, ``etcd-answers`` last; all checks of the etcd
     endpoints, if the profile requires one of them; the other infrastructure checks; all other tests. A required check
     of the first two groups that fails ends the run. An infrastructure check ends it at once. An endpoint check ends it
     after the last endpoint check, because only together they show what is wrong with an endpoint.
@@ -59,8 +59,10 @@ class Preconditions:
             if item.nodeid in endpoints:
                 return 1
             if suites[item.nodeid] == INFRASTRUCTURE:
-                # Without NIXL nothing else can run, so a run that lacks both NIXL and an etcd names NIXL.
-                return (-1 if checks[item.nodeid] == "nixl-loads" else 0) if item.nodeid in required else 2
+                if item.nodeid not in required:
+                    return 2
+                # A run that lacks both NIXL and an etcd names NIXL.
+                return 0 if checks[item.nodeid] == "etcd-answers" else -1
             return 3
 
         items.sort(key=place)  # a stable sort keeps the order within each group

@@ -107,7 +107,7 @@ def test_required_infrastructure_checks_run_first() -> None:
     tests = [line for line in done.output.splitlines() if line.startswith("suites/")]
     names = [test.rpartition("::")[2] for test in tests]
     assert names[:4] == [
-        "test_nixl_loads", "test_etcd_answers", "test_every_requested_backend_loads", "test_endpoints_are_well_formed",
+        "test_nixl_loads", "test_every_requested_backend_loads", "test_etcd_answers", "test_endpoints_are_well_formed",
     ]  # fmt: skip
     endpoints = [file for file in files[3:] if file == "suites/uri_validation/test_deployment.py"]
     assert files[3 : 3 + len(endpoints)] == endpoints
