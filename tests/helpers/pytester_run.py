@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -86,8 +87,8 @@ def _subprocess(
     started = time.monotonic()
     with (pytester.path / "stdout").open("w+") as output, (pytester.path / "stderr").open("w+") as errors:
         argv = [sys.executable, "-m", "pytest", f"--basetemp={temporary}", *arguments]
-        code = execute(argv, cwd=pytester.path, env=env, output=output, errors=errors, timeout=600, fork=fork)
-        print(*argv, f"in {pytester.path}")
+        code = execute(argv, cwd=Path.cwd(), env=env, output=output, errors=errors, timeout=600, fork=fork)
+        print(*argv, f"in {Path.cwd()}")
         output.seek(0)
         errors.seek(0)
         told, complained = output.read(), errors.read()
