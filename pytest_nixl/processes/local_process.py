@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import socket
@@ -57,8 +58,11 @@ class LocalProcess:
                     env=whole,
                     start_new_session=True,
                 )
-        except BaseException:
+        except BaseException as error:
             self.channel.close()
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                words, remedy = file_fault(error)
+                raise SupervisorError(f"a worker cannot be started: {words}", remedy) from None
             raise
         supervisor.watch_process(self._process.pid)
 

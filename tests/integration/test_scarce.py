@@ -50,19 +50,20 @@ def test_a_limit_of_the_size_of_files_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("inodes", "what"),
+    ("inodes", "what", "test"),
     [
-        (5, "the supervisor of this run cannot be started"),
-        (9, "the embedded etcd 3."),
-        (13, "the embedded etcd 3."),
-        (15, "the log of a worker cannot be made"),
+        (5, "the supervisor of this run cannot be started", ETCD_TEST),
+        (9, "the embedded etcd 3.", ETCD_TEST),
+        (13, "the embedded etcd 3.", ETCD_TEST),
+        (8, "a worker cannot be started", TEST),
+        (9, "the log of a worker cannot be made", 'def test_it(nixl_agent):\n    nixl_agent.another("b")\n'),
     ],
 )
-def test_a_file_system_without_inodes_is_named(inodes: int, what: str, tmp_path: Path) -> None:
+def test_a_file_system_without_inodes_is_named(inodes: int, what: str, test: str, tmp_path: Path) -> None:
     need_programs("unshare", "mount", root=True)
     (tmp_path / "tmp").mkdir()
     prefix = (*FEW_INODES, str(inodes))
-    said = said_with(tmp_path, prefix, test=ETCD_TEST, TMPDIR=str(tmp_path / "tmp"))
+    said = said_with(tmp_path, prefix, test=test, TMPDIR=str(tmp_path / "tmp"))
     assert what in said
     assert f"df -i {tmp_path / 'tmp'}" in said
     assert "delete files there, or set TMPDIR to a directory" in said
