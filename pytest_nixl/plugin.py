@@ -321,7 +321,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     from pytest_nixl.session.outcome import check_of
 
     if check_of(item) is not None:
-        from pytest_nixl.session.missed_deadline import watch_load
+        from pytest_nixl.session.check_result import watch_load
 
         watch_load(item)
 

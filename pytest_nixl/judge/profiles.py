@@ -18,7 +18,6 @@ from pytest_nixl.core.forms import MEMORY_FORM, RATE_FORM, TIME_FORM
 from pytest_nixl.core.units import parse_share
 from pytest_nixl.core.untrusted_file import read_regular
 from pytest_nixl.judge.figure_bounds import read_bounds
-from pytest_nixl.judge.profile_image import read_image
 from pytest_nixl.judge.profile_table import (
     ProfileTable,
     backend_name,
@@ -35,10 +34,29 @@ from pytest_nixl.judge.profile_table import (
 from pytest_nixl.model.bound import Bound
 from pytest_nixl.model.expectation import Expectation, ReferenceRun
 from pytest_nixl.model.findings import Acceptance, known_finding
-from pytest_nixl.model.image import NOTHING_WANTED, ImageRequirements
+from pytest_nixl.model.image import NOTHING_WANTED, SOFTWARE, ImageRequirements
 from pytest_nixl.model.machine import Machine, is_network
 from pytest_nixl.model.memory import OPS, MemoryPair
 from pytest_nixl.model.row_key import EACH, LAST
+from pytest_nixl.model.version_range import VERSION_FORM, VersionRange
+
+
+def read_image(document: ProfileTable) -> ImageRequirements:
+    """Read the two tables of a profile's file.
+
+    :raises ValueError: if one is not valid: one sentence.
+    """
+    image = document.table("image")
+    image.allow("plugins", "etcd_uri_patch")
+    versions = document.table("versions")
+    versions.allow(*SOFTWARE)
+    wanted = {key: versions.text(key, VERSION_FORM, VersionRange.parse) for key in versions.data}
+    return ImageRequirements(
+        plugins=image.texts("plugins", 'names of NIXL plugins such as "UCX"', backend_name) or (),
+        etcd_uri_patch=image.flag("etcd_uri_patch", default=True) if "etcd_uri_patch" in image.data else None,
+        versions={key: each for key, each in wanted.items() if each is not None},
+    )
+
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -13,7 +13,7 @@ from typing import Any
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.units import MIB, gigabytes
 from pytest_nixl.core.wire import Ref
-from pytest_nixl.measure.worker_pair import WorkerPair
+from pytest_nixl.measure.worker_pair import WorkerPair, versions_named
 from pytest_nixl.model import nixl_releases
 from pytest_nixl.model.carrier_bytes import counted
 from pytest_nixl.model.findings import FindingError
@@ -22,7 +22,6 @@ from pytest_nixl.model.row_key import EACH, LAST, RowKey, of_row
 from pytest_nixl.model.samples import Corruption, Samples
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.nixl.backends.ucx import VRAM_AS_HOST, protocol
-from pytest_nixl.nixl.version_mismatch import versions_named
 from pytest_nixl.nixl.worker.transfer import COUNTED, WINDOWS
 from pytest_nixl.processes.worker_errors import NixlError, WorkerError, WorkerLateError
 from pytest_nixl.processes.worker_process import Pending, Worker, results

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from pytest_nixl.core.errors import NotApplicableError
@@ -16,9 +17,40 @@ from pytest_nixl.nixl.agent import NixlAgent
 from pytest_nixl.nixl.backends import Backend
 from pytest_nixl.nixl.buffer import Buffer
 from pytest_nixl.nixl.gpus import choose
-from pytest_nixl.nixl.version_mismatch import versions_named
 from pytest_nixl.processes.hosts import Host
+from pytest_nixl.processes.worker_errors import WorkerError
 from pytest_nixl.processes.worker_process import Pending, Worker, results
+
+
+def differing(workers: Sequence[Worker]) -> str:
+    """Return a sentence with the NIXL and UCX release of each rank; empty if all are the same."""
+    told = [(worker.rank, f"{worker.versions['nixl_package']} {worker.versions['nixl']}{_ucx(worker)}")
+            for worker in workers]  # fmt: skip
+    if len({words for _, words in told}) < 2:
+        return ""
+    return " and ".join(f"rank {rank} has {words}" for rank, words in told)
+
+
+def _ucx(worker: Worker) -> str:
+    return f" (UCX {worker.versions['ucx']})" if worker.versions.get("ucx") else ""
+
+
+@contextmanager
+def versions_named(workers: Sequence[Worker]) -> Iterator[None]:
+    """Add the releases to a :class:`WorkerError` that is raised in this context, if the workers have different ones.
+
+    :raises WorkerError: the error that was raised in the context.
+    """
+    try:
+        yield
+    except WorkerError as error:
+        words = differing(workers)
+        if words and words not in error.reason:
+            error.reason = f"{error.reason}; {words}, which may be the cause"
+            page = "docs/reference/versions.md"
+            error.remedy = f"install the same release of NIXL on all ranks (see {page}); otherwise {error.remedy}"
+        raise
+
 
 #: Seconds of transfers before a row is timed, and before the first row of a launch. New processes may share a core at
 #: first, which costs a third of the bandwidth of small blocks. A traffic shaper's burst also ends in this time.

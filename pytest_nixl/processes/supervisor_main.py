@@ -5,7 +5,7 @@
 ``… READY FOLDER SOCKET`` with a folder in which it makes the run directory, and the socket of its first client.
 READY is the end of a pipe.
 It has one thread with one loop, and uses only the standard library. A clean-up that needs other packages runs in a
-forked child with the client's ``sys.path`` (:mod:`pytest_nixl.processes.remote_cleanup`).
+forked child with the client's ``sys.path`` (:mod:`pytest_nixl.processes.supervisor_main`).
 
 The rest stays in one file. ``-I`` and ``-S`` make it start faster and keep the client's packages out
 of it, but they also keep it from finding a module beside it.
@@ -27,6 +27,62 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
+
+
+def clean_remote(items: list[dict[str, Any]]) -> list[str]:
+    """Remove containers and prefixes; try each one even if others fail. Return a sentence for each that is left."""
+    left = []
+    for item in items:
+        try:
+            if item["kind"] == "container":
+                _remove_container(item)
+            else:
+                _delete_prefix(item)
+        except Exception as error:
+            left.append(_left(item, str(error).partition("\n")[0]))
+    return left
+
+
+def _left(item: dict[str, Any], why: str) -> str:
+    if item["kind"] == "container":
+        return f"the container {item['name']} is left ({why}): `docker rm --force --volumes {item['name']}`"
+    where = ",".join(f"{scheme}://{host}:{port}" for scheme, host, port, *_ in item["endpoints"])
+    command = f"etcdctl --endpoints={where} del --prefix {item['name']}"
+    login = "; set ETCDCTL_USER=NAME:PASSWORD first" if item.get("login") else ""
+    return f"the keys below {item['name']} are left in the etcd at {where} ({why}): `{command}`{login}"
+
+
+def _remove_container(item: dict[str, Any]) -> None:
+    import docker
+
+    environment = item["environment"]
+    # The library needs the ssh program only for an ssh:// address.
+    ssh = environment.get("DOCKER_HOST", "").startswith("ssh://")
+    engine = docker.from_env(environment=environment, timeout=5, use_ssh_client=ssh)
+    # The engine may still be creating it, even if the process that requested it was killed.
+    deadline = time.monotonic() + (2.0 if item["expected"] else 0.0)
+    while True:
+        try:
+            engine.containers.get(item["name"]).remove(force=True, v=True)
+            return
+        except docker.errors.NotFound:
+            if time.monotonic() >= deadline:
+                return
+            time.sleep(0.1)
+        except docker.errors.APIError as error:
+            # 409: another process is removing it.
+            if error.status_code != 409:
+                raise
+            return
+
+
+def _delete_prefix(item: dict[str, Any]) -> None:
+    from pytest_nixl.etcd.client import connect
+    from pytest_nixl.etcd.endpoints import Endpoint
+
+    with connect([Endpoint(*parts) for parts in item["endpoints"]], **item["credentials"], timeout=3.0) as client:
+        client.delete_prefix(item["name"])
+
 
 #: Seconds from SIGTERM to SIGKILL.
 TERMINATE_SECONDS = 2.0
@@ -468,7 +524,6 @@ _LATER = object()
 
 
 def _clean_remote(items: list[dict[str, Any]]) -> None:
-    from pytest_nixl.processes.remote_cleanup import clean_remote
 
     for left in clean_remote(items):
         print(f"supervisor: {left}", file=sys.stderr)
@@ -522,8 +577,6 @@ def remove_run(directory: str, known: dict[str, dict[str, Any]] | None = None) -
 
     :param known: containers and prefixes with their passwords, by their keys.
     """
-    from pytest_nixl.processes.remote_cleanup import clean_remote
-
     with _taken(directory) as (path, name):
         written = watched(path) if path else {}
         left = {key: said for key, item in {**written, **(known or {})}.items() if (said := clean_remote([item]))}

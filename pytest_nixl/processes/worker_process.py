@@ -16,9 +16,9 @@ from typing import Any, Protocol, TypeVar
 
 from pytest_nixl.core.resource_limits import ADDRESS_SPACE_REMEDY, AGENT_NEEDS, address_space_fault
 from pytest_nixl.core.shared_memory import SHM_REMEDY, shared_memory_shortage
-from pytest_nixl.core.strict import StrictError, check
+from pytest_nixl.core.strict import Form, Number, OneOf, StrictError, Text, check
 from pytest_nixl.core.wire import decode, encode
-from pytest_nixl.processes.answers import REPLY, check_answer
+from pytest_nixl.model.worker_commands import WORKER_COMMANDS
 from pytest_nixl.processes.local_process import LocalProcess
 from pytest_nixl.processes.worker_errors import (
     NixlError,
@@ -29,6 +29,32 @@ from pytest_nixl.processes.worker_errors import (
     how_it_ended,
     step_words,
 )
+
+_COUNT = Number(0, 1 << 64, whole=True)
+
+#: One line: the answer to a request, or an error.
+REPLY: Form = OneOf(
+    (
+        {"number": _COUNT, "result": Any},
+        {
+            "number": _COUNT,
+            "error": {"kind": Text(64), "type": Text(1024), "message": Text(), "traceback": Text(), "remedy?": Text()},
+        },
+    )
+)
+
+
+def check_answer(command: str, result: Any) -> None:
+    """Check a worker's answer.
+
+    :param command: the command that was sent.
+    :param result: the answer.
+    :raises StrictError: the answer does not have the form for this command.
+    """
+    check(WORKER_COMMANDS[command].answer, result)
+    if command == "measure" and not 0 < len(result["windows"]) == len(result["transfers"]):
+        raise StrictError("it does not contain one number of transfers for each window")
+
 
 _log = logging.getLogger(__name__)
 

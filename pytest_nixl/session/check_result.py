@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,17 +13,83 @@ from typing import Any
 import pytest
 
 from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
+from pytest_nixl.core.host_load import HostLoad
 from pytest_nixl.core.strict import printable
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.model.findings import FindingError
 from pytest_nixl.model.results import Result
+from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.model.settings import OPTIONS
 from pytest_nixl.model.verdicts import Judgement, Verdict
-from pytest_nixl.session.missed_deadline import LESS_TO_DO, late_because
+from pytest_nixl.session.options import given_options
 from pytest_nixl.session.outcome import JUDGEMENT, check_of, is_own
-from pytest_nixl.session.repeat_command import repeat_command
 from pytest_nixl.session.requested_links import row_of
 from pytest_nixl.session.run import Run
 from pytest_nixl.session.suites import suite_of
+
+#: Options that judge or write a whole run.
+_LEFT_OUT = {"--nixl-gate", "--nixl-baseline", "--nixl-store", "--nixl-report", "--nixl-rank", "--nixl-log-dir"}
+
+
+def repeat_command(item: pytest.Item, row: RowKey | None) -> str:
+    """Return the command that runs this test, or this row, again. Secrets are left out."""
+    given = {flag: value for flag, value in given_options(item.config).items() if flag not in _LEFT_OUT}
+    if row is None or row.kv or row.pattern or (row.walks and Run.of(item.config).settings.footprint is None):
+        where = _suite(item)
+        where[-1] += "".join(f"::{part}" for part in item.nodeid.split("::", 1)[1:])
+    else:
+        where = _suite(item)
+        given |= {
+            "--nixl-backend": row.plain_backend,
+            "--nixl-op": row.op,
+            "--nixl-memory": str(row.memory),
+            "--nixl-blocks": str(row.block),
+            "--nixl-batch": str(row.batch),
+            "--nixl-depth": str(row.depth),
+        }
+        progress = Run.of(item.config).settings.progress_thread
+        if len(progress) > 1 and not row.program:
+            given["--nixl-progress-thread"] = "on" if ("progress-thread", "on") in row.variant else "off"
+        if Run.of(item.config).in_cluster and row.pair[0] != row.pair[1]:
+            given["--nixl-pairs"] = f"{row.pair[0]}:{row.pair[1]}"
+    for option in OPTIONS:
+        if option.secret:
+            given.pop(option.flag, None)
+    return shlex.join(["pytest", *where, *(f"{flag}={value}" for flag, value in given.items())])
+
+
+def _suite(item: pytest.Item) -> list[str]:
+    """Return the command-line arguments that select the suite of a test: its module if importable, else its file."""
+    if item.config.getoption("pyargs"):
+        module = getattr(item, "module", None)
+        if module is not None and module.__name__.startswith("pytest_nixl."):
+            return ["--pyargs", module.__name__]
+    try:
+        return [str(item.path.relative_to(item.config.invocation_params.dir))]
+    except ValueError:
+        return [str(item.path)]
+
+
+#: What to do about a missed deadline on a busy host.
+LESS_TO_DO = "stop other processes on this host, and run it again"
+
+_LOAD = pytest.StashKey[HostLoad]()
+_BUSY = pytest.StashKey[str]()
+
+
+def watch_load(item: pytest.Item) -> None:
+    """Begin to measure the CPU time that other processes use while a test runs."""
+    with contextlib.suppress(OSError):
+        item.stash[_LOAD] = HostLoad()
+
+
+def late_because(item: pytest.Item, error: BaseException | None) -> str:
+    """Return what kept the host busy if the error is only a missed deadline; empty: it is not, or nothing did."""
+    if not isinstance(error, NixlPluginError) or not error.late or _LOAD not in item.stash:
+        return ""
+    if _BUSY not in item.stash:
+        item.stash[_BUSY] = item.stash[_LOAD].words()
+    return item.stash[_BUSY]
 
 
 def add_result(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:

@@ -15,8 +15,8 @@ pytestmark = pytest.mark.long
 COLD = "suites/bandwidth/test_cold.py"
 #: In pytest: a host with a small cache, so that its footprint is 2 MiB.
 SMALL_CACHE = """
-from pytest_nixl.host import cpu_cache
-cpu_cache.last_level_cache = lambda root: 1 << 20
+from pytest_nixl.session import footprint
+footprint.last_level_cache = lambda root: 1 << 20
 """
 #: In pytest: the workers walk only the first half of the footprint.
 HALF = """

@@ -8,8 +8,7 @@ from dataclasses import replace
 from itertools import product
 
 from pytest_nixl.checks.pattern.culprit import judge_pattern_culprit, paired_again
-from pytest_nixl.checks.pattern.fairness import describe, judge_fairness
-from pytest_nixl.checks.pattern.figures import judge_pattern_figures
+from pytest_nixl.checks.pattern.fairness import describe, judge_fairness, judge_pattern_figures
 from pytest_nixl.checks.pattern.rank_flows import RankFlows
 from pytest_nixl.checks.pattern.samples import LOADS, FlowRow, PatternKind, PatternSamples
 from pytest_nixl.core.errors import NixlPluginError, NotApplicableError

@@ -3,7 +3,7 @@
 
 Four independent parts work together. The proxy holds requests. :class:`~pytest_nixl.checks.rank_race.scene.Scene`
 decides by rules when no client can continue. :class:`DepthFirst` chooses the next event depth first and prunes by sleep
-sets; alternatively :class:`~pytest_nixl.checks.rank_race.random_scheduler.RandomScheduler` chooses at random.
+sets; alternatively :class:`~pytest_nixl.checks.rank_race.explore.RandomScheduler` chooses at random.
 :mod:`pytest_nixl.checks.rank_race.invariants` checks the ranks.
 
 If the order of two events cannot matter (they share no key, or both only read it), only one order is run. A crash cuts
@@ -13,22 +13,119 @@ event. A lost answer is another way in which a request can end. A run has at mos
 
 from __future__ import annotations
 
+import random
 import re
 import secrets
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from pytest_nixl.checks.rank_race.depth_first import DepthFirst
 from pytest_nixl.checks.rank_race.events import DivergenceError, RequestEvent
 from pytest_nixl.checks.rank_race.invariants import faults, owners_of_one_rank
 from pytest_nixl.checks.rank_race.order import overlap
-from pytest_nixl.checks.rank_race.random_scheduler import RandomScheduler
 from pytest_nixl.checks.rank_race.scene import Scene
 from pytest_nixl.checks.rank_race.system_under_test import ClaimOutcome, Subject
 from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd.proxy import EtcdProxy
+
+if TYPE_CHECKING:
+    from pytest_nixl.checks.rank_race.events import RequestEvent
+
+
+@dataclass
+class _Node:
+    """A point of choice: the possible events, those that need not be tried there, and those already tried."""
+
+    enabled: tuple[RequestEvent, ...]
+    asleep: frozenset[RequestEvent]
+    chosen: RequestEvent | None = None
+    done: list[RequestEvent] = field(default_factory=list)
+
+    def next(self) -> RequestEvent | None:
+        return next((event for event in self.enabled if event not in self.asleep and event not in self.done), None)
+
+
+class DepthFirst:
+    """Chooses events depth first, and skips by sleep sets what would repeat an equivalent order."""
+
+    def __init__(self) -> None:
+        self._nodes: list[_Node] = []
+        self.more = True
+
+    def choose(self, depth: int, enabled: Sequence[RequestEvent], replaced: Mapping[int, int]) -> RequestEvent | None:
+        """Return the next event; None if every order from here on was already run."""
+        if depth < len(self._nodes):
+            node = self._nodes[depth]
+            if set(node.enabled) != set(enabled):
+                raise DivergenceError(
+                    f"after the same {depth} events a client sends other requests than before: "
+                    f"{', '.join(map(str, enabled))}; before: {', '.join(map(str, node.enabled))}",
+                    "make the subject deterministic: remove random numbers and times from its keys",
+                )
+            # The stored event has the keys of an earlier run's group, so return the current one.
+            return next(event for event in enabled if event == node.chosen)
+        asleep: frozenset[RequestEvent] = frozenset()
+        if self._nodes:
+            last = self._nodes[-1]
+            assert last.chosen is not None
+            sleeping = [*last.asleep, *last.done]
+            current = {event: event for event in enabled}
+            asleep = frozenset(
+                event
+                for event in sleeping
+                if event in current and not _dependent(current[event], last.chosen, last, replaced)
+            )
+        node = _Node(tuple(enabled), asleep)
+        node.chosen = node.next()
+        self._nodes.append(node)
+        return node.chosen
+
+    def advance(self) -> None:
+        """Go on to the next order."""
+        while self._nodes:
+            node = self._nodes[-1]
+            if node.chosen is not None:
+                node.done.append(node.chosen)
+            node.chosen = node.next()
+            if node.chosen is not None:
+                return
+            self._nodes.pop()
+        self.more = False
+
+
+def _dependent(event: RequestEvent, chosen: RequestEvent, node: _Node, replaced: Mapping[int, int]) -> bool:
+    # Compare both events as of the same point of the same run, so that their keys belong to one group.
+    same = next((item for item in node.enabled if item == event), event)
+    return same.dependent(chosen, replaced)
+
+
+class RandomScheduler:
+    """Chooses the next event at random. From run to run, the single fault of a run happens one step later.
+
+    :param seed: seed of the random generator.
+    """
+
+    #: There is always another order.
+    more = True
+
+    def __init__(self, seed: int = 0) -> None:
+        self._random = random.Random(seed)
+        self._fault_at = self._deepest = 0
+
+    def choose(self, depth: int, enabled: Sequence[RequestEvent], replaced: Mapping[int, int]) -> RequestEvent:
+        """Return the next event: from the depth of the fault on, a fault if the run has had none."""
+        self._deepest = max(self._deepest, depth)
+        faults = [event for event in enabled if event.fault]
+        if faults and depth >= self._fault_at:
+            return self._random.choice(faults)
+        return self._random.choice([event for event in enabled if not event.fault])
+
+    def advance(self) -> None:
+        """Prepare the next order."""
+        self._fault_at = self._fault_at + 1 if self._fault_at < self._deepest else 0
+
 
 #: Maximum number of chosen requests per random run that their client has cancelled in the meantime.
 MISSED = 200

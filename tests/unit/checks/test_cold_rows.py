@@ -12,7 +12,6 @@ from helpers.pytester_run import parse_config
 from pytest_nixl.checks.bandwidth import cold_rows
 from pytest_nixl.checks.bandwidth.cold_rows import cold_link, expected_of
 from pytest_nixl.core.errors import NotApplicableError
-from pytest_nixl.host import cpu_cache
 from pytest_nixl.host.memory import AvailableMemory
 from pytest_nixl.judge.profiles import Profile
 from pytest_nixl.judge.row import judge
@@ -23,6 +22,7 @@ from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.samples import Samples
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.session import footprint
 from pytest_nixl.session.run import Run
 
 HOT = RowKey("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), 65536)
@@ -32,7 +32,7 @@ PROFILE = Profile("test", "a test", "a test", (), expectations=(EXPECTED,))
 
 
 def keys(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, *options: str) -> list[str]:
-    monkeypatch.setattr(cpu_cache, "last_level_cache", lambda _: 32 << 20)
+    monkeypatch.setattr(footprint, "last_level_cache", lambda _: 32 << 20)
     run = Run.of(parse_config(pytester, *options))
     return [str(row.key) for row in cold_rows.cold_rows(run)]
 
@@ -62,7 +62,7 @@ def test_the_id_of_a_test_is_the_same_on_hosts_with_other_caches(
 ) -> None:
     found = []
     for cache in (1 << 20, 300 << 20):
-        monkeypatch.setattr(cpu_cache, "last_level_cache", lambda _, size=cache: size)
+        monkeypatch.setattr(footprint, "last_level_cache", lambda _, size=cache: size)
         found.append([str(row) for row in cold_rows.cold_rows(Run.of(parse_config(pytester)))])
     assert found[0] == found[1]
     assert found[0][0] == "UCX-WRITE-DRAM:DRAM-64KiB-batch1-depth1"

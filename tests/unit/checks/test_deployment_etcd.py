@@ -17,7 +17,7 @@ from helpers.etcd import Etcd, running_etcd, turn_authentication_on, wait_until
 from helpers.published import DEFAULT, DOCUMENTED, bench_rank, metadata, publish
 
 from pytest_nixl import cli
-from pytest_nixl.checks.deployment_etcd import addresses, key_survey
+from pytest_nixl.checks.deployment_etcd import deployment, key_survey
 from pytest_nixl.checks.deployment_etcd.agents import NamespaceName
 from pytest_nixl.checks.deployment_etcd.deployment import DeploymentEtcd, judge_published, look
 from pytest_nixl.checks.deployment_etcd.deployment_text import lines
@@ -227,7 +227,7 @@ class TestAddresses:
 
     @pytest.fixture
     def loopback(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(addresses, "_can_be_tried", lambda host: True)
+        monkeypatch.setattr(deployment, "_can_be_tried", lambda host: True)
 
     @pytest.mark.usefixtures("loopback")
     def test_an_agent_whose_address_does_not_answer_is_named(self, client: EtcdClient) -> None:
@@ -243,7 +243,7 @@ class TestAddresses:
         assert "--agent=dead --remove-dead" in problem.remedy
 
     def test_loopback_is_not_tried(self) -> None:
-        assert addresses.answering([("127.0.0.1", 1), ("::1", 1), ("0.0.0.0", 1), ("224.0.0.1", 1)]) == {}
+        assert deployment.answering([("127.0.0.1", 1), ("::1", 1), ("0.0.0.0", 1), ("224.0.0.1", 1)]) == {}
 
 
 class TestNixlbench:

@@ -22,7 +22,7 @@ from helpers.etcd import Etcd, running_etcd
 from helpers.published import DEFAULT, DOCUMENTED, bench_rank, metadata, publish
 
 from pytest_nixl import cli
-from pytest_nixl.checks.deployment_etcd import addresses
+from pytest_nixl.checks.deployment_etcd import deployment
 from pytest_nixl.checks.deployment_etcd.agents import NamespaceName
 from pytest_nixl.checks.deployment_etcd.deployment import look
 from pytest_nixl.checks.deployment_etcd.removal import RemovalRecord, plan_removal, remove
@@ -205,7 +205,7 @@ def test_an_agent_that_may_live_is_kept(
     client: EtcdClient, etcd: Etcd, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has a lease, its address answers, or it wrote after the revision that the dry run printed."""
-    monkeypatch.setattr(addresses, "_can_be_tried", lambda host: True)  # a double: the address is on loopback
+    monkeypatch.setattr(deployment, "_can_be_tried", lambda host: True)  # a double: the address is on loopback
     client.put(f"{DEFAULT}/leased/", b"", client.lease(60))
     publish(client, "answers", value=metadata("answers", "Mooncake", f"127.0.0.1:{etcd.endpoint.port}".encode()))
     publish(client, "later")

@@ -20,12 +20,10 @@ from helpers.etcd import Etcd, running, running_etcd, wait_until
 
 from pytest_nixl.checks.rank_race import amplify as amplified
 from pytest_nixl.checks.rank_race.amplify import Amplified, amplify
-from pytest_nixl.checks.rank_race.depth_first import DepthFirst
 from pytest_nixl.checks.rank_race.events import DivergenceError, RequestEvent
-from pytest_nixl.checks.rank_race.explore import ExploredRun, Explorer, linear_extensions
+from pytest_nixl.checks.rank_race.explore import DepthFirst, ExploredRun, Explorer, RandomScheduler, linear_extensions
 from pytest_nixl.checks.rank_race.forkserver import ForkServer
 from pytest_nixl.checks.rank_race.invariants import faults
-from pytest_nixl.checks.rank_race.random_scheduler import RandomScheduler
 from pytest_nixl.checks.rank_race.system_under_test import (
     ClaimOutcome,
     CommandSubject,

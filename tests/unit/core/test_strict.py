@@ -22,7 +22,7 @@ from pytest_nixl.core.strict import Every, Number, StrictError, check, loads, pa
 from pytest_nixl.core.wire import decode
 from pytest_nixl.etcd.transaction import KeyValue
 from pytest_nixl.model.worker_commands import WORKER_COMMANDS
-from pytest_nixl.processes import answers
+from pytest_nixl.processes import worker_process
 
 KEY = "/pytest-nixl/groups/g/run/frozen"
 MEMBERS = (Member(0, "a", "h", 1), Member(1, "b", "h", 2))
@@ -86,8 +86,8 @@ def _message(data: bytes) -> None:
 def _line(data: bytes) -> None:
     message = decode(data)
     for command in WORKER_COMMANDS:
-        _refused(lambda name=command: answers.check_answer(name, message.get("result")))  # type: ignore[misc]
-    check(answers.REPLY, message)
+        _refused(lambda name=command: worker_process.check_answer(name, message.get("result")))  # type: ignore[misc]
+    check(worker_process.REPLY, message)
 
 
 def _refused(read: Callable[[], object]) -> None:
@@ -178,9 +178,9 @@ def test_values_written_by_ranks_are_readable() -> None:
 )
 def test_a_measurement_with_impossible_numbers_is_refused(change: dict[str, Any], words: str) -> None:
     healthy = {"windows": [0.1, 0.2], "transfers": [10, 10], "latencies": [0.0, 1e-6], "counted": [], "others": 0.0}
-    answers.check_answer("measure", healthy)
+    worker_process.check_answer("measure", healthy)
     with pytest.raises(StrictError, match=words):
-        answers.check_answer("measure", {**healthy, **change})
+        worker_process.check_answer("measure", {**healthy, **change})
 
 
 def test_brackets_inside_strings_do_not_count_as_nesting() -> None:

@@ -13,8 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pytest_nixl.etcd.proxy import Access, Request
-from pytest_nixl.etcd.proxy.protobuf import fields
-from pytest_nixl.etcd.proxy.request import EVERYTHING, grpc_accesses
+from pytest_nixl.etcd.proxy.request import EVERYTHING, fields, grpc_accesses
 
 _GROUP_START, _GROUP_END = 3, 4
 #: The messages of etcd 3.5's rpc.proto, as far as we read them: each field's number, and its type (``*``: repeated).

@@ -16,7 +16,7 @@ import requests
 from helpers.etcd import environment, separate_supervisor
 from helpers.needs import need_programs
 
-from pytest_nixl.cluster.etcd_address import find_etcd
+from pytest_nixl.cluster.etcd import find_etcd
 from pytest_nixl.cluster.launchers import LauncherPlacement
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.free_ports import free_ports

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pytest_nixl.core.units import KIB, MIB
-from pytest_nixl.host.cpu_cache import footprint_beyond, last_level_cache
 from pytest_nixl.host.recorded_tree import FactsRoot
+from pytest_nixl.session.footprint import footprint_beyond, last_level_cache
 
 
 def tree(folder: Path, *caches: tuple[str, str, str]) -> FactsRoot:

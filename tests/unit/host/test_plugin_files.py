@@ -16,8 +16,7 @@ from helpers.copied_wheel import CopiedWheel, copy_wheel
 
 from pytest_nixl.host import plugin_files
 from pytest_nixl.host.facts import gather
-from pytest_nixl.host.library_packages import remedies
-from pytest_nixl.host.plugin_files import PluginFile, PluginsInAdvance, plugin_folder
+from pytest_nixl.host.plugin_files import PluginFile, PluginsInAdvance, plugin_folder, remedies
 from pytest_nixl.host.recorded_tree import FactsRoot
 
 #: By plugin: a library that only this plugin needs, or that NIXL's own library does not load before it.

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from test_pattern_fairness import FAIR, SIZE, samples
 
-from pytest_nixl.checks.pattern.figures import judge_pattern_figures, pattern_figures
+from pytest_nixl.checks.pattern.fairness import judge_pattern_figures, pattern_figures
 from pytest_nixl.checks.pattern.samples import PatternSamples
 from pytest_nixl.judge.figure_bounds import judge_figures
 from pytest_nixl.model.bound import Bound

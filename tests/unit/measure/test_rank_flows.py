@@ -18,9 +18,8 @@ from helpers.contention import spinning
 from pytest_nixl.checks.pattern import rank_flows
 from pytest_nixl.checks.pattern.culprit import judge_pattern_culprit, paired_again
 from pytest_nixl.checks.pattern.fairness import judge_fairness
-from pytest_nixl.checks.pattern.rank_flows import LEAST_SECONDS, LEAST_TURNS, REPEATS, RankFlows
+from pytest_nixl.checks.pattern.rank_flows import LEAST_SECONDS, LEAST_TURNS, REPEATS, FlowStep, RankFlows
 from pytest_nixl.checks.pattern.samples import ALONE, LOADS, TOGETHER, PatternKind
-from pytest_nixl.checks.pattern.steps import FlowStep
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.traffic_pattern import PatternChoice

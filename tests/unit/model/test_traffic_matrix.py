@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_nixl.model.traffic_matrix import MOST_RANKS, parse_matrix, read_matrix
+from pytest_nixl.model.traffic_pattern import MOST_RANKS, parse_matrix, read_matrix
 
 #: As in the README of kvbench.
 OF_README = """\

@@ -14,7 +14,7 @@ from pytest_nixl.core.polling import wait_until
 #: It starts three programs, watches the first two, forgets the second, and prints the pids of all and of the guard.
 WORKER = """
 import os, subprocess, time
-from pytest_nixl.nixl.worker.guard import ProgramGuard
+from pytest_nixl.nixl.worker.tools import ProgramGuard
 
 extra = os.open("/dev/null", os.O_RDWR)
 guard = ProgramGuard()

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_nixl.checks.endurance.worker import resources
-from pytest_nixl.checks.endurance.worker.resources import _anonymous, _link, _shared_files, held
+from pytest_nixl.checks.endurance.worker import cycles
+from pytest_nixl.checks.endurance.worker.cycles import _anonymous, _link, _shared_files, held
 
 MIB = 1 << 20
 
@@ -65,7 +65,7 @@ def test_memory_is_counted_in_bytes_when_it_is_touched() -> None:
 
 def test_memory_is_also_read_of_a_kernel_without_sums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "status").write_text("Name: x\nVmRSS: 900 kB\nRssAnon: 3 kB\nRssFile: 50 kB\nVmSwap: 4 kB\n")
-    monkeypatch.setattr(resources, "_SELF", tmp_path)
+    monkeypatch.setattr(cycles, "_SELF", tmp_path)
     assert _anonymous() == 7 * 1024
     (tmp_path / "smaps_rollup").write_text("Rss: 900 kB\nAnonymous: 5 kB\nLazyFree: 7 kB\nSwap: 6 kB\nSwapPss: 6 kB\n")
     assert _anonymous() == 11 * 1024

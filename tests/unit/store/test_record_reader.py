@@ -195,7 +195,7 @@ VALUES = st.one_of(
 
 def used(run: RecordedRun, others: list[RecordedRun]) -> None:
     """Use a run in every way in which the package uses records."""
-    from pytest_nixl.report.csv_table import table
+    from pytest_nixl.report.files import table
     from pytest_nixl.report.github import workflow_commands
     from pytest_nixl.report.page import page
     from pytest_nixl.report.prometheus import metrics
