@@ -153,7 +153,7 @@ def test_a_figure_that_cannot_be_measured_does_not_hide_the_others(
         raise SystemExit("pytest suites failed")
 
     second: dict[str, object] = {"quick": fail, "second": bench.second_command}
-    monkeypatch.setattr(bench, "SUMMARY", second)
+    monkeypatch.setattr(bench, "FIGURES", second)
     monkeypatch.setattr(sys, "argv", ["bench.py", "--second-command=200", f"--readme={page}"])
     with pytest.raises(SystemExit, match=r"^not measured: quick; the reasons are above$"):
         bench.main()

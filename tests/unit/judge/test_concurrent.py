@@ -72,7 +72,7 @@ def test_a_link_starves_if_three_measurements_agree(
 
 
 def samples(bandwidth: float = 1e9, corruption: object = None) -> Any:
-    return SimpleNamespace(bandwidth=bandwidth, corruption=corruption)
+    return SimpleNamespace(bandwidth=bandwidth, corruption=corruption, contention=())
 
 
 def link(pair: tuple[int, int], measure: Callable[..., Any] | None = None) -> Any:
@@ -126,7 +126,7 @@ def test_a_wrong_byte_of_one_pair_decides(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_links_begin_together_and_each_has_its_answer() -> None:
     def measure(number: int) -> Callable[..., Any]:
-        def one(block: int, *, depth: int, beside: Callable[[float], object]) -> Any:
+        def one(block: int, *, depth: int, beside: Callable[[float], object], links: Any) -> Any:
             beside(PATIENCE)  # returns only if all links are here
             return samples(number * block * depth)
 
@@ -137,10 +137,10 @@ def test_links_begin_together_and_each_has_its_answer() -> None:
 
 
 def test_the_error_of_one_link_ends_the_wait_of_the_others_and_is_the_one_that_is_raised() -> None:
-    def fails(block: int, *, depth: int, beside: Callable[[float], object]) -> Any:
+    def fails(block: int, *, depth: int, beside: Callable[[float], object], links: Any) -> Any:
         raise ValueError("the worker died")
 
-    def waits(block: int, *, depth: int, beside: Callable[[float], object]) -> Any:
+    def waits(block: int, *, depth: int, beside: Callable[[float], object], links: Any) -> Any:
         beside(PATIENCE)
         raise AssertionError("it must not begin")
 

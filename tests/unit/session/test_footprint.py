@@ -8,7 +8,7 @@ from helpers.pytester_run import parse_config
 
 from pytest_nixl.core.units import GIB, KIB, MIB
 from pytest_nixl.model.settings import Settings
-from pytest_nixl.session import footprint
+from pytest_nixl.session import footprint as footprint_of_run
 from pytest_nixl.session.settings import changed_settings, read_settings
 
 
@@ -29,7 +29,7 @@ def refusal(pytester: pytest.Pytester, *options: str) -> str:
 def test_auto_does_not_fit_into_the_last_level_cache(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, cache: int | None, footprint: int, has: str
 ) -> None:
-    monkeypatch.setattr(footprint, "last_level_cache", lambda _: cache)
+    monkeypatch.setattr(footprint_of_run, "last_level_cache", lambda _: cache)
     settings = read(pytester, "--nixl-footprint=auto")
     assert settings.footprint == footprint
     shown = [line for line in changed_settings(settings) if "footprint" in line]
@@ -37,7 +37,7 @@ def test_auto_does_not_fit_into_the_last_level_cache(
 
 
 def test_auto_holds_the_largest_row(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(footprint, "last_level_cache", lambda _: MIB)
+    monkeypatch.setattr(footprint_of_run, "last_level_cache", lambda _: MIB)
     options = ("--nixl-footprint=auto", "--nixl-blocks=3MiB", "--nixl-depth=3")
     assert read(pytester, *options).footprint == 16 * MIB
 
