@@ -54,7 +54,7 @@ def test_agents_of_an_engine_are_in_header_key_record_and_repeat_command(tmp_pat
     profile.write_text(NO_FLOOR.replace('transports = ["cma"]', 'transports = ["rc"]'))
     store = tmp_path / "runs"
     done = bandwidth(
-        "-v", "--nixl-agent=vllm", BOTH, "--nixl-backend-params=UCX:num_workers=2", "--nixl-op=WRITE",
+        "-vv", "--nixl-agent=vllm", BOTH, "--nixl-backend-params=UCX:num_workers=2", "--nixl-op=WRITE",
         f"--nixl-profile={profile}", f"--nixl-store={store}",
     )  # fmt: skip
     header = {

@@ -51,10 +51,10 @@ def test_libfabric_over_an_unknown_card_gets_no_expected_transport(tmp_path: Pat
 
 
 def test_the_header_shows_the_reason_for_the_default() -> None:
-    done = run("--collect-only", "-v", "suites/infrastructure/test_etcd.py", "--nixl-backend=LIBFABRIC")
+    done = run("--collect-only", "-vv", "suites/infrastructure/test_etcd.py", "--nixl-backend=LIBFABRIC")
     name, why = default_profile(("LIBFABRIC",))
     assert f"  --nixl-profile={name} (default: {why})" in done.output
-    done = run("--collect-only", "-v", "suites/infrastructure/test_etcd.py", "--nixl-backend=UCX")
+    done = run("--collect-only", "-vv", "suites/infrastructure/test_etcd.py", "--nixl-backend=UCX")
     assert "  --nixl-profile=loopback (default)" in done.output
 
 
