@@ -344,8 +344,9 @@ def test_an_effect_of_the_variable_is_reported(etcd: Etcd, library: EtcdLibrary,
         "from pytest_nixl.nixl.endpoint_reading import ReadOutcome\n"
         "check.outcome_with = lambda text, setting, *rest: ReadOutcome.PUBLISHES if setting else ReadOutcome.INVALID\n"
     )
-    done = run(f"{SUITE}/test_library.py", "-k", "patch", "-p", "effect", "-rA", f"--junit-xml={tmp_path / 'junit.xml'}",
-               "--nixl-etcd-server=embedded", env={"PYTHONPATH": f"{tmp_path}:{ROOT}", PATCH: "1"})  # fmt: skip
+    done = run(f"{SUITE}/test_library.py", "-k", "patch", "-p", "effect", "-rA",
+               f"--junit-xml={tmp_path / 'junit.xml'}", "--nixl-etcd-server=embedded",
+               env={"PYTHONPATH": f"{tmp_path}:{ROOT}", PATCH: "1"})  # fmt: skip
     assert "with it an agent publishes, without it reads no address" in (tmp_path / "junit.xml").read_text()
     assert done.code == 0
 
