@@ -71,11 +71,12 @@ class TestSlurm:
         went_over_tcp(results, NODES)
 
     def test_nodes_that_are_not_those_of_the_file_fail(self, net: Network, started: Slurm, tmp_path: Path) -> None:
-        """Without any option: the file expects the GPUs of a p5.48xlarge."""
+        """Without any option: the file expects the EFA devices of a p5.48xlarge."""
         done, results, output = self.submit(net, started, tmp_path)
         assert done.code == 1, done.output + output
         assert f"pytest-nixl: exit code 1, results in {results}\n" in output
-        assert "all 2 ranks: 0 GPUs instead of the 8 in the profile" in failures(results, NODES)["gpus"]["reason"]
+        reason = failures(results, NODES)["rdma-devices"]["reason"]
+        assert reason == "all 2 ranks: 0 EFA devices instead of the 32 in the profile: none"
 
     def test_ranks_of_mpirun_are_numbered_by_mpirun(self, net: Network, started: Slurm, tmp_path: Path) -> None:
         """On each other node Slurm's variables number the processes that start the ranks of ``mpirun``."""
