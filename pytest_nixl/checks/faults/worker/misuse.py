@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Any
 
-from pytest_nixl.model import nixl_releases
+from pytest_nixl.checks.faults.worker import error_of
 from pytest_nixl.nixl.worker.peer_scene import PEER, SIZE, PeerScene
 
 #: The number of transfer handles that the misuse ``handles-kept`` does not release.
@@ -190,17 +190,6 @@ def carry_out(agent: Any, misuse: str, backend: str, seconds: float) -> dict[str
     steps = MISUSES[misuse](scene)
     next(steps)
     wrong: list[int] = []
-    raised = _error_of(lambda: list(steps))
-    after = _error_of(lambda: wrong.append(scene.wrong_bytes()))
+    raised = error_of(lambda: list(steps))
+    after = error_of(lambda: wrong.append(scene.wrong_bytes()))
     return {"raised": raised, "after": after, "wrong_bytes": sum(wrong)}
-
-
-def _error_of(call: Callable[[], object]) -> str:
-    """Return the class of the error that NIXL raises in a call; empty for none."""
-    try:
-        call()
-    except Exception as error:
-        if not nixl_releases.is_error(type(error).__module__):
-            raise
-        return type(error).__name__
-    return ""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pytest_nixl.checks.faults.worker import error_of
 from pytest_nixl.model import nixl_releases
 
 #: A line of the worker's output: transfers have been completed.
@@ -66,7 +67,7 @@ def keep_transferring(agent: Any, quiet: float, limit: float, timeout: float, **
     finish: list[int] = []
     signal.signal(FINISH, lambda *_: finish.append(1))
     handles: list[Any] = []
-    said = _said(lambda: handles.extend(Traffic(**traffic).handles(agent)))
+    said = error_of(lambda: handles.extend(Traffic(**traffic).handles(agent)))
     posted: set[int] = set()
     completed, longest, told = 0, 0.0, False
     began = last = time.monotonic()
@@ -138,7 +139,7 @@ def interrupt(
     about = Traffic(**traffic)
     handles: list[Any] = []
     states: dict[str, int] = {}
-    if said := _said(lambda: handles.extend(about.handles(agent))):
+    if said := error_of(lambda: handles.extend(about.handles(agent))):
         return {"act": NOT_CALLED, "seconds": 0.0, "in_flight": 0, "states": {said: 1}}
     calls: dict[str, Callable[[], object]] = {
         "remove_remote_agent": lambda: agent.remove_remote_agent(about.peer),
@@ -151,7 +152,7 @@ def interrupt(
     posted = [_state(agent.transfer, handle) for handle in handles]
     in_flight = posted.count("PROC")
     began = time.monotonic()
-    act = _said(calls[action]) or "returned"
+    act = error_of(calls[action]) or "returned"
     seconds = time.monotonic() - began
     waiting = []
     for state, handle in zip(posted, handles, strict=True):
@@ -184,14 +185,3 @@ def unmap(agent: Any, address: int, size: int) -> None:
     libc.munmap.argtypes = ctypes.c_void_p, ctypes.c_size_t
     if libc.munmap(start, (address + size) // page * page - start):
         raise OSError(ctypes.get_errno(), "munmap failed")
-
-
-def _said(call: Callable[[], object]) -> str:
-    """Make a call, and return the class of NIXL's error; empty for none."""
-    try:
-        call()
-    except Exception as error:
-        if not nixl_releases.is_error(type(error).__module__):
-            raise
-        return type(error).__name__
-    return ""
