@@ -58,7 +58,7 @@ def late(agent, **arguments):
 """
 #: In pytest: lets the workers run the double.
 RUN_SLOWER = """
-from pytest_nixl.checks.control_path.check import check as control_path
+from pytest_nixl.checks.control_path import check as control_path
 from pytest_nixl.checks.control_path.check import ControlPath
 
 request = ControlPath._request
@@ -158,7 +158,7 @@ def test_a_delay_in_registration_is_found_by_a_bound(tmp_path: Path, delay: str,
 MANY_COUNTED = """
 import os
 import pytest_nixl
-from pytest_nixl.checks.control_path.check import check as control_path
+from pytest_nixl.checks.control_path import check as control_path
 
 control_path.regions_of = lambda plan: 40_000
 wait = pytest_nixl.wait_until
