@@ -217,7 +217,6 @@ def test_suites_pass_with_gpu_memory(driver: dict[str, str], tmp_path: Path) -> 
         assert re.search(rf"^PASSED .*::{test}$", done.output, re.MULTILINE), test
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize("suite", ["faults", "telemetry", "endurance"])
 def test_extended_suite_passes_with_gpu_memory(suite: str, driver: dict[str, str]) -> None:
     done = run(f"suites/{suite}", "--nixl-level=extended", "--nixl-memory=VRAM:VRAM", "--nixl-blocks=64KiB", env=driver)
