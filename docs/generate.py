@@ -37,8 +37,7 @@ from pytest_nixl.checks.faults.misuse import KINDS
 from pytest_nixl.checks.faults.transfers import FAULTS
 from pytest_nixl.cluster import launchers
 from pytest_nixl.model.findings import FINDINGS
-from pytest_nixl.model.option import Option
-from pytest_nixl.model.settings import DEFAULT_LEVEL, LEVELS, OPTIONS
+from pytest_nixl.model.settings import DEFAULT_LEVEL, LEVELS, OPTIONS, Option
 from pytest_nixl.model.verdicts import Verdict, outcome
 from pytest_nixl.nixl.backends import libraries
 from pytest_nixl.nixl.reproductions import reproduction

@@ -27,7 +27,7 @@ from pytest_nixl.model.settings import OPTIONS
 from pytest_nixl.session.options import add_options, given_options, join_flags
 
 if TYPE_CHECKING:
-    from pytest_nixl.session.reruns import Reruns
+    from pytest_nixl.session.outcome import Reruns
     from pytest_nixl.session.run import Run
 
 # Nothing else of ours is imported, and no setting is read, unless the project uses the plugin: see _begin.
@@ -110,7 +110,7 @@ class _Results:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         result = getattr(report, "nixl_result", None)
         if result is not None:
-            from pytest_nixl.session.reruns import Reruns
+            from pytest_nixl.session.outcome import Reruns
 
             self._reruns = self._reruns or Reruns()
             self._run.recorder.add_result(self._reruns.judge(result, report))
@@ -260,7 +260,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         return
     gates = run.collected.used and run.usable and run.settings.gate
     if gates and session.config.pluginmanager.has_plugin("rerunfailures"):
-        from pytest_nixl.session.reruns import refuse_marked
+        from pytest_nixl.session.outcome import refuse_marked
 
         refuse_marked(session.items, "--nixl-gate")
     used = any("nixl_etcd" in getattr(item, "fixturenames", ()) for item in session.items)
@@ -347,7 +347,7 @@ def pytest_runtest_makereport(
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
     if not hasattr(report, "nixl_result"):
         return None
-    from pytest_nixl.report.terminal import status_word
+    from pytest_nixl.report.brief_output import status_word
 
     return status_word(report)
 

@@ -28,7 +28,6 @@ from pytest_nixl import (
     load_profile,
     supervisor,
 )
-from pytest_nixl.checks.bandwidth.cold_rows import expected_of
 from pytest_nixl.checks.raw_tools.check import link_kinds
 from pytest_nixl.fixtures.agents import parametrize_values
 from pytest_nixl.judge.figure_bounds import bounded, judge_figures
@@ -102,7 +101,12 @@ def finding(verdict: Callable[[Judgement], None], profile: Profile) -> FindingFi
 @pytest.fixture
 def expect(profile: Profile, nixl_settings: Settings) -> Callable[[Samples], Judgement]:
     """Judge samples by what the profile expects of their row."""
-    return lambda samples: judge(samples, expected_of(samples.key, profile, nixl_settings), profile.machine, os.environ)
+
+    def judged(samples: Samples) -> Judgement:
+        expectation = profile.expectation_in(nixl_settings, samples.key)
+        return judge(samples, expectation, profile.machine, os.environ)
+
+    return judged
 
 
 @pytest.fixture
@@ -115,7 +119,7 @@ def another(nixl_run: Run, profile: Profile) -> Callable[[Samples], bool]:
             return False
         return (
             len(samples.values) < nixl_run.settings.fewest_launches
-            or another_launch(samples, expected_of(samples.key, profile, nixl_run.settings), profile.machine)
+            or another_launch(samples, profile.expectation_in(nixl_run.settings, samples.key), profile.machine)
             or another_to_compare(samples, nixl_run)
         )
 
@@ -258,7 +262,7 @@ def record_of(
     """Write a row of a link to the table and, through pytest-benchmark, to its files."""
 
     def write(link: Link, samples: Samples) -> None:
-        figures = RowSummary.of(samples, expected_of(samples.key, profile, nixl_settings), profile.machine)
+        figures = RowSummary.of(samples, profile.expectation_in(nixl_settings, samples.key), profile.machine)
         versions = {
             f"{end.worker.role}_{name}": end.worker.versions[name]
             for end in (link.initiator, link.target)

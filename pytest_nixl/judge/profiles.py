@@ -68,6 +68,7 @@ if TYPE_CHECKING:
 
     from pytest_nixl.core.extensions import Extension
     from pytest_nixl.model.row_key import RowKey
+    from pytest_nixl.model.settings import Settings
 
 _log = logging.getLogger(__name__)
 
@@ -127,6 +128,18 @@ class Profile:
         block = replace(key, batch=1, variant=())
         found = next((item for item in self.expectations if item.applies(block)), None)
         return found and replace(found, floor=None, ceiling=None, p50=None, p99=None, raw=None)
+
+    def expectation_in(self, settings: Settings, key: RowKey) -> Expectation | None:
+        """Return the expectation that applies to a row in a run with these settings; None: there is none.
+
+        Floors and latency bounds are those of rows in place. They are not for the rows of the check ``bandwidth-cold``,
+        whose transfers walk a buffer. They are for the rows of a run with ``--nixl-footprint``, because whoever gives
+        that option chooses the profile as well.
+        """
+        found = self.expectation(key)
+        if found is None or not key.walks or settings.footprint is not None:
+            return found
+        return replace(found, floor=None, p50=None, p99=None, raw=None)
 
 
 def bundled_profiles() -> tuple[str, ...]:

@@ -11,10 +11,8 @@ from types import MappingProxyType
 
 from pytest_nixl.core import units
 from pytest_nixl.judge.floor_test import decide_floor
-from pytest_nixl.model.ceiling import Ceiling, row_ceiling
-from pytest_nixl.model.expectation import Expectation
+from pytest_nixl.model.expectation import Ceiling, Expectation, row_ceiling
 from pytest_nixl.model.machine import EFA, EMULATED, RDMA, Machine, is_network
-from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.samples import Samples
 from pytest_nixl.model.verdicts import Judgement, Verdict
 
@@ -62,7 +60,7 @@ def judge(
         otherwise be NO-EXPECTATION or UNKNOWN.
     :param environ: the environment variables of this rank, for the remedy; empty: they are not those of the row.
     """
-    row = describe(samples.key)
+    row = samples.key.words
     if samples.corruption is not None:
         return _corrupt(row, samples)
     ceiling = row_ceiling(samples, expectation, machine)
@@ -86,19 +84,6 @@ def judge(
     if speed is not None and speed.verdict is not Verdict.INCONCLUSIVE:
         return speed
     return _latency(row, samples, expectation) or speed or _passed(row, samples, expectation)
-
-
-def describe(key: RowKey) -> str:
-    """Return a row's name for a sentence: ``UCX WRITE DRAM:DRAM of 64KiB``. Default values are left out.
-
-    :param key: the row.
-    """
-    text = f"{key.backend} {key.op} {key.memory} of {units.format_size(key.block)}"
-    more = [f"{name} {value}" for name, value in (("batch", key.batch), ("depth", key.depth)) if value != 1]
-    more += [] if key.pair in ((0, 1), (0, 0)) else [f"ranks {key.pair[0]}-{key.pair[1]}"]
-    more += [f"GPUs {key.devices}"] if key.devices else []
-    more += [f"{name} {value}" for name, value in key.variant]
-    return f"{text} ({', '.join(more)})" if more else text
 
 
 def _corrupt(row: str, samples: Samples) -> Judgement:

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pytest_nixl.core.plain import from_plain, to_plain
-from pytest_nixl.model.ceiling import row_ceiling
+from pytest_nixl.model.expectation import row_ceiling
 from pytest_nixl.model.figure import Figure
 from pytest_nixl.model.raw_comparison import RawRatio
 from pytest_nixl.model.row_key import RowKey, UnknownKey

@@ -165,6 +165,16 @@ class RowKey:
         counts += [self.variant_text] if self.variant else []
         return " ".join((self.backend, self.op, self.memory_text, units.format_size(self.block), *counts))
 
+    @property
+    def words(self) -> str:
+        """The name of the row in a sentence: ``UCX WRITE DRAM:DRAM of 64KiB``. Default values are left out."""
+        text = f"{self.backend} {self.op} {self.memory} of {units.format_size(self.block)}"
+        more = [f"{name} {value}" for name, value in (("batch", self.batch), ("depth", self.depth)) if value != 1]
+        more += [] if self.default_ranks else [f"ranks {self.ranks_text}"]
+        more += [f"GPUs {self.devices}"] if self.devices else []
+        more += [f"{name} {value}" for name, value in self.variant]
+        return f"{text} ({', '.join(more)})" if more else text
+
     @cached_property
     def _text(self) -> str:
         size = units.format_size(self.block)

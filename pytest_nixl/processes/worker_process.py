@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 from pytest_nixl.core.resource_limits import ADDRESS_SPACE_REMEDY, AGENT_NEEDS, address_space_fault
 from pytest_nixl.core.shared_memory import SHM_REMEDY, shared_memory_shortage
 from pytest_nixl.core.strict import Form, Number, OneOf, StrictError, Text, check
-from pytest_nixl.core.wire import decode, encode
+from pytest_nixl.core.wire import Ref, decode, encode
 from pytest_nixl.model.worker_commands import WORKER_COMMANDS
 from pytest_nixl.processes.local_process import LocalProcess
 from pytest_nixl.processes.worker_errors import (
@@ -26,8 +26,6 @@ from pytest_nixl.processes.worker_errors import (
     WorkerError,
     WorkerHungError,
     WorkerLateError,
-    how_it_ended,
-    step_words,
 )
 
 _COUNT = Number(0, 1 << 64, whole=True)
@@ -213,7 +211,7 @@ class Worker:
         self._requests += 1
         usual = self.start_timeout if command in _START_STEPS else self.timeout
         seconds = usual if seconds is None else seconds
-        pending = Pending(self, self._requests, command, seconds, step_words(command, arguments, self.agent_names))
+        pending = Pending(self, self._requests, command, seconds, _step_words(command, arguments, self.agent_names))
         try:
             self._send(command, pending.number, arguments)
         except OSError:
@@ -318,7 +316,7 @@ class Worker:
         if code is None and self.alive:  # it has closed its channel but still runs
             self._process.kill()
             code = self._process.wait(_END_SECONDS)
-        how = "has gone with its rank" if code is None else how_it_ended(code)
+        how = "has gone with its rank" if code is None else _how_it_ended(code)
         reason = f"{self.name} {how} during {step}"
         remedy = (
             "read its last lines below for a crash in NIXL, UCX or a driver; run `dmesg` to look for the OOM killer"
@@ -456,3 +454,25 @@ def telling(output: str) -> list[str]:
 
 def _quoted(tail: str) -> str:
     return f"its last lines:\n{tail}" if tail else "it wrote nothing to stderr"
+
+
+def _how_it_ended(code: int) -> str:
+    """Describe the end of a process, by its exit code (negative for a signal)."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    return f"was ended by {signal.Signals(-code).name}"
+
+
+#: The method of NIXL's agent that a command calls.
+_METHODS = {"add_agents": "add_remote_agent", "register": "register_memory", "row_prepare": "initialize_xfer"}
+
+
+def _step_words(command: str, arguments: Mapping[str, Any], agents: Mapping[int, str]) -> str:
+    """Describe a worker's step: a call of NIXL by its method and its agent, such as ``'transfer' of agent 'a'``.
+
+    :param agents: the names of the worker's agents, by the numbers of their references.
+    """
+    agent = arguments.get("agent")
+    method = arguments.get("method") if command == "call" else _METHODS.get(command)
+    name = agents.get(agent.number) if isinstance(agent, Ref) else None
+    return f"{method!r} of agent {name!r}" if method and name else repr(method or command)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from pytest_nixl.core import units
 from pytest_nixl.model.results import Result
 from pytest_nixl.report.terminal import nothing_collected, nothing_of_the_level, write_problems, write_report
 from pytest_nixl.session.levels import left_out_line
@@ -101,6 +102,15 @@ class BriefOutput:
     def _terminal(self) -> pytest.TerminalReporter | None:
         terminal: pytest.TerminalReporter | None = self._run.config.pluginmanager.get_plugin("terminalreporter")
         return terminal
+
+
+def status_word(report: pytest.TestReport) -> tuple[str, str, str] | None:
+    """Return category, letter and verbose word for a measured row: its verdict and bandwidth; None: not a row."""
+    result: Result | None = getattr(report, "nixl_result", None)
+    letter = {"passed": ".", "failed": "F", "skipped": "s"}.get(report.outcome)
+    if report.when != "call" or result is None or result.figures is None or letter is None:
+        return None  # an outcome of another plugin, such as a rerun, has its own word
+    return report.outcome, letter, f"{result.verdict} {units.gigabytes(result.figures.bandwidth)} GB/s"
 
 
 def without_benchmark_header(config: pytest.Config, headers: list[Any]) -> list[Any]:

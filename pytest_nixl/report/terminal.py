@@ -14,13 +14,11 @@ from importlib.util import find_spec
 import pytest
 
 from pytest_nixl.cluster.placement import Placement
-from pytest_nixl.core import units
 from pytest_nixl.core.own_version import own_version
 from pytest_nixl.core.strict import printable
 from pytest_nixl.host import library_versions
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.model.conclusion import known_limits_line, summary_line
-from pytest_nixl.model.results import Result
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.tools import own_variables
 from pytest_nixl.model.verdicts import Outcome, TextLine
@@ -72,15 +70,6 @@ def header(settings: Settings, placement: Placement, verbosity: int) -> Iterator
         yield f"  {placement}"
     if placement.several and not settings.group_token:
         yield "  no --nixl-group-token: the ranks trust everyone who can write to their etcd; set NIXL_GROUP_TOKEN"
-
-
-def status_word(report: pytest.TestReport) -> tuple[str, str, str] | None:
-    """Return category, letter and verbose word for a measured row: its verdict and bandwidth; None: not a row."""
-    result: Result | None = getattr(report, "nixl_result", None)
-    letter = {"passed": ".", "failed": "F", "skipped": "s"}.get(report.outcome)
-    if report.when != "call" or result is None or result.figures is None or letter is None:
-        return None  # an outcome of another plugin, such as a rerun, has its own word
-    return report.outcome, letter, f"{result.verdict} {units.gigabytes(result.figures.bandwidth)} GB/s"
 
 
 def write_problems(terminal: pytest.TerminalReporter, run: Run) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from pytest_nixl.core.cpu_contention import HostLoad
 from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
-from pytest_nixl.core.host_load import HostLoad
 from pytest_nixl.core.strict import printable
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.model.findings import FindingError

@@ -15,8 +15,8 @@ from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Outcome, Verdict, outcome
 from pytest_nixl.session.levels import left_out_of
+from pytest_nixl.session.outcome import accidents
 from pytest_nixl.session.requested_links import requested_rows
-from pytest_nixl.session.reruns import accidents
 from pytest_nixl.session.run import Run
 from pytest_nixl.session.suites import BANDWIDTH, answerable, checks_of_suites
 

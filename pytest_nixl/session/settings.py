@@ -20,8 +20,7 @@ from pytest_nixl.core.units import KIB, MIB
 from pytest_nixl.model.agent_options import THREADED, engine_agent
 from pytest_nixl.model.kv_plan import format_tp
 from pytest_nixl.model.memory import MEMORIES
-from pytest_nixl.model.option import Option
-from pytest_nixl.model.settings import OPTIONS, Settings
+from pytest_nixl.model.settings import OPTIONS, Option, Settings
 from pytest_nixl.session.default_profile import default_profile
 from pytest_nixl.session.footprint import AUTO, automatic_footprint, ends_here, refuse_footprint
 from pytest_nixl.session.parsers import parse_target_memory

@@ -26,7 +26,7 @@ _STEERING = re.compile(r"(NIXL_|UCX_|FI_|ETCD|SLURM_|OMPI_|PMI_|PYTEST_|WORLD_SI
 
 #: For plugins of inner runs that make a fault: this machine's load does not excuse what comes too late. A double.
 NOT_BUSY = """
-from pytest_nixl.core.host_load import HostLoad
+from pytest_nixl.core.cpu_contention import HostLoad
 HostLoad.words = lambda self: ""
 """
 

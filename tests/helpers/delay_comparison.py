@@ -15,8 +15,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from pytest_nixl.core.cpu_contention import own_processors, too_many
-from pytest_nixl.core.host_load import NEEDED, HostLoad, own_seconds
+from pytest_nixl.core.cpu_contention import NEEDED, HostLoad, own_processors, own_seconds, too_many
 from pytest_nixl.judge.regression import compare_launches
 from pytest_nixl.judge.run_comparison import wants_launch
 from pytest_nixl.measure.interleaved import take_turns

@@ -18,7 +18,7 @@ from helpers.contention import spinning
 
 from pytest_nixl.checks.rank_race.race import is_late
 from pytest_nixl.checks.rank_race.system_under_test import ClaimOutcome
-from pytest_nixl.core.host_load import HostLoad
+from pytest_nixl.core.cpu_contention import HostLoad
 
 pytestmark = [pytest.mark.alone, pytest.mark.long]
 

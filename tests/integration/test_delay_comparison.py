@@ -10,8 +10,7 @@ import pytest
 from helpers.contention import spinning
 from helpers.delay_comparison import Measure, TimedLaunches, compare_delay, timed
 
-from pytest_nixl.core.cpu_contention import own_processors
-from pytest_nixl.core.host_load import own_seconds
+from pytest_nixl.core.cpu_contention import own_processors, own_seconds
 from pytest_nixl.core.polling import wait_until
 from pytest_nixl.model.settings import COMPARED_LAUNCHES
 from pytest_nixl.model.verdicts import Verdict

@@ -17,7 +17,6 @@ NEEDED = {
     "pytest_nixl.fixtures.etcd",
     "pytest_nixl.fixtures.s3",
     "pytest_nixl.model",
-    "pytest_nixl.model.option",
     "pytest_nixl.model.settings",
     "pytest_nixl.plugin",
     "pytest_nixl.session",

@@ -10,18 +10,15 @@ from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.core.units import KIB, format_size
 from pytest_nixl.host.memory import available_memory, in_bytes
 from pytest_nixl.host.recorded_tree import FactsRoot
-from pytest_nixl.judge.profiles import Profile
 from pytest_nixl.measure.link import Link
 from pytest_nixl.measure.worker_pairs import WorkerPairs
-from pytest_nixl.model.expectation import Expectation
-from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.nixl.backends import BACKENDS
 from pytest_nixl.session.footprint import automatic_footprint, ends_here
 from pytest_nixl.session.requested_links import LinkRow
 from pytest_nixl.session.run import Run
 
-__all__ = ["LinkRow", "cold_link", "cold_rows", "expected_of"]
+__all__ = ["LinkRow", "cold_link", "cold_rows"]
 
 #: The least block size in bytes. The time of smaller transfers is that of their posts, whatever the caches hold.
 LEAST_BLOCK = 64 * KIB
@@ -59,15 +56,3 @@ def cold_link(row: LinkRow | None, settings: Settings, pairs: WorkerPairs) -> Li
             "give a smaller --nixl-footprint, which all rows then walk",
         )
     return pairs.link(link.backend, link.op, link.memory, link.ranks, link.devices, link.agent_options, link.footprint)
-
-
-def expected_of(key: RowKey, profile: Profile, settings: Settings) -> Expectation | None:
-    """Return what a profile expects of a row.
-
-    Its floors and latency bounds are those of rows in place. They are not for the rows of this check. They are for the
-    rows of a run with ``--nixl-footprint``, because whoever gives that option chooses the profile as well.
-    """
-    found = profile.expectation(key)
-    if found is None or not key.walks or settings.footprint is not None:
-        return found
-    return replace(found, floor=None, p50=None, p99=None, raw=None)

@@ -11,8 +11,8 @@ from pytest_nixl.checks.nixlbench.driver import Ran
 from pytest_nixl.checks.nixlbench.verdict import judge_latency, key_for_expectations, told_for_which, told_how_to_see
 from pytest_nixl.core import units
 from pytest_nixl.judge.profiles import Profile
-from pytest_nixl.judge.row import describe, judge, percentage, rate
-from pytest_nixl.model.ceiling import Ceiling, row_ceiling
+from pytest_nixl.judge.row import judge, percentage, rate
+from pytest_nixl.model.expectation import Ceiling, row_ceiling
 from pytest_nixl.model.machine import devices, is_network
 from pytest_nixl.model.nixlbench_output import REMEDIES, NixlbenchRow, Trouble
 from pytest_nixl.model.results import RowSummary
@@ -50,7 +50,7 @@ def judge_row(ran: Ran, plain: RowKey, key: RowKey, profile: Profile, rates: Map
     :param profile: the profile to judge by.
     :param rates: known line rates of the initiator's network cards in bytes per second, by name.
     """
-    name = f"nixlbench {describe(plain)}"
+    name = f"nixlbench {plain.words}"
     if ran.inconsistent:
         reason = f"{name}: {ran.inconsistent}"
         return JudgedRow(Judgement(Verdict.CORRUPT, reason, REMEDIES[Trouble.INCONSISTENT]))
@@ -75,12 +75,12 @@ def judge_row(ran: Ran, plain: RowKey, key: RowKey, profile: Profile, rates: Map
     bare = replace(expectation, p50=None, p99=None) if expectation is not None else None
     judgement = told_for_which(judge(samples, bare, profile.machine), plain, profile)
     judgement = told_how_to_see(judgement, samples)
-    judgement = judge_latency(row, judgement, describe(plain), expectation)
+    judgement = judge_latency(row, judgement, plain.words, expectation)
     if judgement.verdict is Verdict.PASS and ran.uncompared:
-        judgement = Judgement(Verdict.UNKNOWN, f"{describe(plain)}: {ran.uncompared}", _UNCOMPARED_REMEDY)
+        judgement = Judgement(Verdict.UNKNOWN, f"{plain.words}: {ran.uncompared}", _UNCOMPARED_REMEDY)
     contradiction = ran.output.configuration.contradiction(row)
     if contradiction and outcome(judgement.verdict, gate=False) is not Outcome.FAIL:
-        judgement = Judgement(Verdict.INCONCLUSIVE, f"{describe(plain)}: {contradiction}", _CONTRADICTED_REMEDY)
+        judgement = Judgement(Verdict.INCONCLUSIVE, f"{plain.words}: {contradiction}", _CONTRADICTED_REMEDY)
     ceiling = row_ceiling(samples, expectation, profile.machine)
     figures = replace(
         RowSummary.of(samples, expectation, profile.machine), bandwidth=row.bandwidth, values=(row.bandwidth,)

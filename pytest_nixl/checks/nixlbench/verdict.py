@@ -18,7 +18,7 @@ from pytest_nixl.checks.nixlbench.counters import (
 )
 from pytest_nixl.core import units
 from pytest_nixl.judge.profiles import Profile
-from pytest_nixl.judge.row import describe, judge, percentage, rate
+from pytest_nixl.judge.row import judge, percentage, rate
 from pytest_nixl.model.device_counters import Moved, devices_that_moved
 from pytest_nixl.model.expectation import Expectation
 from pytest_nixl.model.machine import Machine
@@ -142,14 +142,12 @@ def _judged(
     key = configuration.key(row.block, row.batch)
     expectation = profile.expectation(key_for_expectations(key))
     if not 0 < row.bandwidth < math.inf:
-        reason = f"{describe(key)}: nixlbench printed a bandwidth of {row.bandwidth / 1e9:g} GB/s, which is not valid"
+        reason = f"{key.words}: nixlbench printed a bandwidth of {row.bandwidth / 1e9:g} GB/s, which is not valid"
         return _result("bandwidth", Judgement(Verdict.ERROR, reason, "Run it again with a larger --num_iter."), key)
     times = (row.latency_avg, row.latency_p99, row.prep_avg, row.prep_p99, row.post_avg, row.post_p99,
              row.transfer_avg, row.transfer_p99)  # fmt: skip
     if any(value is not None and value < 0 for value in times):
-        reason = (
-            f"{describe(key)}: nixlbench printed a time below zero: the clock of its host was set back during the run"
-        )
+        reason = f"{key.words}: nixlbench printed a time below zero: the clock of its host was set back during the run"
         return _result("bandwidth", Judgement(Verdict.ERROR, reason, "Run it again."), key)
     if limit is not None and not is_bound(key, expectation, limit, machine, transports):
         limit = None
@@ -164,8 +162,8 @@ def _judged(
         slow = judge(samples, replace(bare, transports=None))
         judgement = slow if slow.verdict is Verdict.FAIL else judgement
     judgement = told_how_to_see(judgement, samples)
-    judgement = judge_latency(row, judgement, describe(key), expectation)
-    judgement = _implausible(row, describe(key), judgement, expectation, limit)
+    judgement = judge_latency(row, judgement, key.words, expectation)
+    judgement = _implausible(row, key.words, judgement, expectation, limit)
     ceilings = [value for value in ((expectation and expectation.ceiling), (limit and limit.value)) if value]
     figures = RowSummary(
         bandwidth=row.bandwidth,
@@ -299,7 +297,7 @@ def told_for_which(judgement: Judgement, key: RowKey, profile: Profile) -> Judge
     if judgement.verdict is not Verdict.NO_EXPECTATION or profile.expectation(key) is None:
         return judgement
     reason = (
-        f"{describe(key)}: the profile expects something of rows with notify = last only, and nixlbench sends a "
+        f"{key.words}: the profile expects something of rows with notify = last only, and nixlbench sends a "
         "notification with each transfer, which takes time"
     )
     return replace(judgement, reason=reason, remedy=_NOTIFY_REMEDY)
@@ -365,7 +363,7 @@ def _missing(output: NixlbenchOutput, missing: list[tuple[int, int]]) -> Iterato
     if output.rows or output.tables:
         for block, batch in missing:
             key = configuration.key(block, batch)
-            reason = f"{describe(key)}: nixlbench was to print this row, but did not: {cut}"
+            reason = f"{key.words}: nixlbench was to print this row, but did not: {cut}"
             yield _result("bandwidth", Judgement(Verdict.MISSING, reason, RANKS_REMEDY), key)
     if not output.rows:
         ranks = sorted({one.rank for one in output.registrations})

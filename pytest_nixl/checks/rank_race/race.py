@@ -12,7 +12,7 @@ from typing import Any
 from pytest_nixl.checks.rank_race.forkserver import ForkedClaimant, ForkServer
 from pytest_nixl.checks.rank_race.invariants import faults
 from pytest_nixl.checks.rank_race.system_under_test import ClaimOutcome, FunctionSubject, MembershipSubject
-from pytest_nixl.core.host_load import HostLoad
+from pytest_nixl.core.cpu_contention import HostLoad
 from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd.proxy import EtcdProxy, ProxyClient, Request, State
 from pytest_nixl.etcd_servers.sources import OwnServer

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pytest_nixl.judge.row import describe, percentage, rate
+from pytest_nixl.judge.row import percentage, rate
 from pytest_nixl.model.expectation import Expectation
 from pytest_nixl.model.raw_comparison import RawRatio
 from pytest_nixl.model.row_key import RowKey
@@ -70,7 +70,7 @@ def judge_ratio(one: RawComparison) -> Judgement:
     cores. It is FAIL if the row failed, and the reason says which of the two is slow, or if the bound is not met. In
     all other cases it is PASS.
     """
-    row, raw = describe(one.key), one.ratio.raw
+    row, raw = one.key.words, one.ratio.raw
     wanted = one.failed or one.bound is not None
     if not one.ratio.comparable:
         over = " and ".join(raw.transports) or "a transport that it does not report"

@@ -10,7 +10,7 @@ import pytest
 from helpers.pytester_run import parse_config
 
 from pytest_nixl.checks.bandwidth import cold_rows
-from pytest_nixl.checks.bandwidth.cold_rows import cold_link, expected_of
+from pytest_nixl.checks.bandwidth.cold_rows import cold_link
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.host.memory import AvailableMemory
 from pytest_nixl.judge.profiles import Profile
@@ -70,12 +70,12 @@ def test_the_id_of_a_test_is_the_same_on_hosts_with_other_caches(
 
 def test_floors_and_latency_bounds_are_for_rows_in_place(make_settings: Callable[..., Settings]) -> None:
     settings = make_settings()
-    assert expected_of(HOT, PROFILE, settings) == EXPECTED
-    found = expected_of(COLD, PROFILE, settings)
+    assert PROFILE.expectation_in(settings, HOT) == EXPECTED
+    found = PROFILE.expectation_in(settings, COLD)
     assert found == Expectation("a test", ceiling=100e9, transports=("cma",))
     # whoever lets all rows walk has chosen a profile for such rows
-    assert expected_of(COLD, PROFILE, make_settings(footprint=64 << 20)) == EXPECTED
-    assert expected_of(COLD, replace(PROFILE, expectations=()), settings) is None
+    assert PROFILE.expectation_in(make_settings(footprint=64 << 20), COLD) == EXPECTED
+    assert replace(PROFILE, expectations=()).expectation_in(settings, COLD) is None
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_cold_row_is_judged_by_its_transport_and_the_ceiling(
 ) -> None:
     seconds = 65536 / bandwidth
     samples = Samples(COLD, (seconds,) * 10, (1,) * 10, (seconds,) * 10, transports)
-    assert judge(samples, expected_of(COLD, PROFILE, make_settings()), PROFILE.machine).verdict is verdict
+    assert judge(samples, PROFILE.expectation_in(make_settings(), COLD), PROFILE.machine).verdict is verdict
 
 
 def test_a_host_without_room_for_the_buffers_has_no_cold_rows(

@@ -19,7 +19,7 @@ from pytest_nixl.checks.kv_cache.blocks import BlockOrder, KvLayout
 from pytest_nixl.checks.kv_cache.link import MOST, MOST_AT_RATE, KvLink, KvTraffic
 from pytest_nixl.checks.kv_cache.samples import STEPS
 from pytest_nixl.checks.kv_cache.worker.requests import KvMethod
-from pytest_nixl.core.host_load import own_seconds
+from pytest_nixl.core.cpu_contention import own_seconds
 from pytest_nixl.measure.worker_pair import WorkerPair
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.samples import percentile

@@ -11,8 +11,7 @@ import pytest
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.judge.row import judge
 from pytest_nixl.model.carrier_bytes import Carrier, CarrierByteCounter, CarrierBytes, counted
-from pytest_nixl.model.ceiling import row_ceiling
-from pytest_nixl.model.expectation import Expectation
+from pytest_nixl.model.expectation import Expectation, row_ceiling
 from pytest_nixl.model.machine import Machine
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.row_key import RowKey

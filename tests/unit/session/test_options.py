@@ -14,8 +14,7 @@ from helpers.pytester_run import run_pytest
 
 from pytest_nixl.core.forms import BLOCKS_FORM, ENDPOINTS_FORM, KV_MODEL_FORM, RATE_FORM, SIZE_FORM, TIME_FORM
 from pytest_nixl.judge.profiles import bundled_profiles
-from pytest_nixl.model.option import Option
-from pytest_nixl.model.settings import OPTIONS, Settings
+from pytest_nixl.model.settings import OPTIONS, Option, Settings
 from pytest_nixl.session.options import TAKES_FLAGS, join_flags
 
 SECRET = "hunter2"
