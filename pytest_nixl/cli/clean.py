@@ -60,7 +60,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def _clean_runs(*, dry_run: bool) -> int:
     """Remove what runs of this user left that were killed together with their supervisor; keys with etcdctl's user."""
     from pytest_nixl.host.etcd import etcdctl_credentials
-    from pytest_nixl.processes.supervisor_main import abandoned, remove_run, watched
+    from pytest_nixl.processes.leftovers import abandoned, remove_run, watched
 
     code, found = 0, abandoned(tempfile.gettempdir())
     for directory in found:

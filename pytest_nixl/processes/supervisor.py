@@ -25,7 +25,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.resource_limits import file_fault
-from pytest_nixl.processes.supervisor_main import remove_run, start_time
+from pytest_nixl.processes.leftovers import remove_run
+from pytest_nixl.processes.supervisor_main import start_time
 
 if TYPE_CHECKING:
     from pytest_nixl.etcd.endpoints import Endpoint
@@ -35,7 +36,12 @@ ANSWER_SECONDS = 90.0
 #: Seconds that :func:`close_supervisor` waits for the clean-up.
 CLEAN_SECONDS = 10.0
 
-_MAIN = Path(__file__).with_name("supervisor_main.py")
+#: What a Python runs that finds no packages. The folder of this one is in its path as long as it imports the
+#: supervisor, behind those of Python itself.
+_MAIN = (
+    f"import sys; sys.path.append({str(Path(__file__).parents[2])!r}); "
+    "from pytest_nixl.processes.supervisor_main import main; sys.path.pop(); main()"
+)
 _RUN_VARIABLE = "PYTEST_XDIST_TESTRUNUID"
 _DOCKER_VARIABLES = ("DOCKER_HOST", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH", "HOME", "PATH")
 
@@ -378,7 +384,7 @@ def _launch(log: IO[bytes], arguments: Sequence[str], descriptors: Sequence[int]
     with os.fdopen(ready, "rb") as pipe:
         try:
             process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_MAIN), str(tell), *arguments],
+                [sys.executable, "-I", "-S", "-c", _MAIN, str(tell), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

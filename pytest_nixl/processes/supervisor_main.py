@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The supervisor process: it owns what must not outlive a test run, and cleans up when its last client is gone.
 
-:mod:`pytest_nixl.processes.supervisor` starts it as ``python -I -S supervisor_main.py READY DIRECTORY``, or as
-``… READY FOLDER SOCKET`` with a folder in which it makes the run directory, and the socket of its first client.
-READY is the end of a pipe.
-It has one thread with one loop, and uses only the standard library. A clean-up that needs other packages runs in a
-forked child with the client's ``sys.path`` (:mod:`pytest_nixl.processes.supervisor_main`).
-
-The rest stays in one file. ``-I`` and ``-S`` make it start faster and keep the client's packages out
-of it, but they also keep it from finding a module beside it.
+:mod:`pytest_nixl.processes.supervisor` starts it with the arguments READY DIRECTORY, or with READY FOLDER SOCKET: a
+folder in which it makes the run directory, and the socket of its first client. READY is the end of a pipe.
+It has one thread with one loop, and uses only the standard library: Python starts with ``-I`` and ``-S``, which is
+faster and keeps the client's packages out of it. A clean-up that needs other packages runs in a forked child with the
+client's ``sys.path`` (:mod:`pytest_nixl.processes.leftovers`).
 """
 
 from __future__ import annotations
@@ -21,68 +18,23 @@ import os
 import selectors
 import signal
 import socket
-import stat
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-
-def clean_remote(items: list[dict[str, Any]]) -> list[str]:
-    """Remove containers and prefixes; try each one even if others fail. Return a sentence for each that is left."""
-    left = []
-    for item in items:
-        try:
-            if item["kind"] == "container":
-                _remove_container(item)
-            else:
-                _delete_prefix(item)
-        except Exception as error:
-            left.append(_left(item, str(error).partition("\n")[0]))
-    return left
-
-
-def _left(item: dict[str, Any], why: str) -> str:
-    if item["kind"] == "container":
-        return f"the container {item['name']} is left ({why}): `docker rm --force --volumes {item['name']}`"
-    where = ",".join(f"{scheme}://{host}:{port}" for scheme, host, port, *_ in item["endpoints"])
-    command = f"etcdctl --endpoints={where} del --prefix {item['name']}"
-    login = "; set ETCDCTL_USER=NAME:PASSWORD first" if item.get("login") else ""
-    return f"the keys below {item['name']} are left in the etcd at {where} ({why}): `{command}`{login}"
-
-
-def _remove_container(item: dict[str, Any]) -> None:
-    import docker
-
-    environment = item["environment"]
-    # The library needs the ssh program only for an ssh:// address.
-    ssh = environment.get("DOCKER_HOST", "").startswith("ssh://")
-    engine = docker.from_env(environment=environment, timeout=5, use_ssh_client=ssh)
-    # The engine may still be creating it, even if the process that requested it was killed.
-    deadline = time.monotonic() + (2.0 if item["expected"] else 0.0)
-    while True:
-        try:
-            engine.containers.get(item["name"]).remove(force=True, v=True)
-            return
-        except docker.errors.NotFound:
-            if time.monotonic() >= deadline:
-                return
-            time.sleep(0.1)
-        except docker.errors.APIError as error:
-            # 409: another process is removing it.
-            if error.status_code != 409:
-                raise
-            return
-
-
-def _delete_prefix(item: dict[str, Any]) -> None:
-    from pytest_nixl.etcd.client import connect
-    from pytest_nixl.etcd.endpoints import Endpoint
-
-    with connect([Endpoint(*parts) for parts in item["endpoints"]], **item["credentials"], timeout=3.0) as client:
-        client.delete_prefix(item["name"])
-
+from pytest_nixl.processes.leftovers import (
+    OWNER,
+    SHARED_MEMORY,
+    abandoned,
+    by_place,
+    clean_remote,
+    remove,
+    remove_run,
+    watched,
+    write_watched,
+)
 
 #: Seconds from SIGTERM to SIGKILL.
 TERMINATE_SECONDS = 2.0
@@ -90,18 +42,8 @@ TERMINATE_SECONDS = 2.0
 CLEAN_SECONDS = 8.0
 #: Seconds to wait for the exit status of a process that has ended.
 ZOMBIE_SECONDS = 0.5
-#: Seconds for which the removal of a directory is retried while processes still write to it.
-REMOVE_SECONDS = 5.0
 #: Seconds after which a supervisor ends if no client ever connects.
 LONELY_SECONDS = 10.0
-
-#: The directory in which a run has one for shared memory, with the same name as its run directory.
-SHARED_MEMORY = "/dev/shm"
-
-#: The file in a run directory whose lock its supervisor holds as long as it lives. It contains the directory's name.
-OWNER = "owner"
-#: The file in a run directory with the containers and prefixes that its supervisor watches.
-WATCHED = "watched.json"
 
 _PR_SET_PDEATHSIG = 1
 
@@ -187,16 +129,9 @@ class Supervisor:
         os.rename(name, OWNER, src_dir_fd=self.folder, dst_dir_fd=self.folder)
         self.shared.remote.update(watched(self.directory))
 
-    def _write_watched(self) -> None:
-        """Write down what this process watches, for the case that it is killed. Passwords are left out."""
-        items = {
-            key: _without_password(item) for each in (self.shared, *self.clients) for key, item in each.remote.items()
-        }
-        path = os.path.join(self.directory, WATCHED)
-        with contextlib.suppress(OSError):  # the disk is full
-            with open(f"{path}.new", "w", encoding="utf-8") as file:
-                json.dump(items, file)
-            os.rename(f"{path}.new", path)
+    def _note_watched(self) -> None:
+        owners = (self.shared, *self.clients)
+        write_watched(self.directory, {key: item for each in owners for key, item in each.remote.items()})
 
     def _listen(self) -> None:
         self.listener = socket.socket(socket.AF_UNIX)
@@ -385,12 +320,12 @@ class Supervisor:
     def do_watch_remote(self, client: Client, key: str, item: dict[str, Any], shared: bool) -> None:
         """Remove a container or a prefix when the client (with ``shared``: the last client) is gone."""
         (self.shared if shared else client).remote[key] = item
-        self._write_watched()
+        self._note_watched()
 
     def do_unwatch_remote(self, client: Client, key: str) -> None:
         client.remote.pop(key, None)
         self.shared.remote.pop(key, None)
-        self._write_watched()
+        self._note_watched()
 
     # Processes
 
@@ -472,7 +407,7 @@ class Supervisor:
         for pid, started in client.watched.items():
             if start_time(pid) == started:
                 _kill_watched(pid)
-        for items in _by_place(client.remote.values()):
+        for items in by_place(client.remote.values()):
             self._fork_cleaner(client.path, partial(_clean_remote, items))
         for pid in client.children:
             self._terminate(pid)
@@ -524,7 +459,6 @@ _LATER = object()
 
 
 def _clean_remote(items: list[dict[str, Any]]) -> None:
-
     for left in clean_remote(items):
         print(f"supervisor: {left}", file=sys.stderr)
 
@@ -532,94 +466,6 @@ def _clean_remote(items: list[dict[str, Any]]) -> None:
 def _remove_runs(directories: list[str]) -> None:
     for directory in directories:
         remove_run(directory)
-
-
-def abandoned(folder: str) -> list[str]:
-    """Return the run directories in ``folder`` that belong to this user and to no supervisor that lives."""
-    found = []
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.startswith("pytest-nixl-") and _is_abandoned(entry.path):
-                found.append(entry.path)
-    return found
-
-
-def _is_abandoned(directory: str) -> bool:
-    try:
-        status = os.lstat(directory)
-        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-            return False
-        file = os.open(os.path.join(directory, OWNER), os.O_RDWR | os.O_NOFOLLOW)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(file)
-
-
-def watched(directory: str) -> dict[str, dict[str, Any]]:
-    """Return the containers and prefixes that the supervisor of a run directory watched, by their keys."""
-    try:
-        with open(os.path.join(directory, WATCHED), encoding="utf-8") as file:
-            return dict(json.load(file))
-    except (OSError, ValueError):  # it has watched none
-        return {}
-
-
-def remove_run(directory: str, known: dict[str, dict[str, Any]] | None = None) -> list[str]:
-    """Remove what is left of a run, unless a supervisor owns its directory; return what could not be removed.
-
-    What could not be removed stays written down in the directory, under another name.
-
-    :param known: containers and prefixes with their passwords, by their keys.
-    """
-    with _taken(directory) as (path, name):
-        written = watched(path) if path else {}
-        left = {key: said for key, item in {**written, **(known or {})}.items() if (said := clean_remote([item]))}
-        if path and name.startswith("pytest-nixl-"):
-            remove(f"{SHARED_MEMORY}/{name}")
-        if path:
-            _remove_but(path, {key: item for key, item in written.items() if key in left})
-    return [sentence for said in left.values() for sentence in said]
-
-
-def _remove_but(path: str, left: dict[str, dict[str, Any]]) -> None:
-    """Remove a run directory; if something is left, keep its owner's file and what is left in it."""
-    if not left:
-        remove(path)
-        return
-    with contextlib.suppress(OSError):
-        for entry in list(os.scandir(path)):
-            if entry.is_dir(follow_symlinks=False):
-                remove(entry.path)
-            elif entry.name not in (OWNER, WATCHED):
-                os.unlink(entry.path)
-        with open(os.path.join(path, WATCHED), "w", encoding="utf-8") as file:
-            json.dump(left, file)
-
-
-@contextlib.contextmanager
-def _taken(directory: str) -> Iterator[tuple[str, str]]:
-    """Own a run directory and rename it; yield its new path and its first name. Both are empty if another owns it."""
-    path = name = ""
-    with contextlib.ExitStack() as held:
-        # Whoever joins a run holds the first, its supervisor the second.
-        with contextlib.suppress(OSError):
-            for file in ("lock", OWNER):
-                number = os.open(
-                    os.path.join(directory, file), os.O_RDWR | (os.O_CREAT if file == "lock" else 0), 0o600
-                )
-                held.callback(os.close, number)
-                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            name = os.path.basename(os.fsdecode(os.pread(number, 255, 0)))
-            new = os.path.join(os.path.dirname(directory), f"{name}-{os.getpid()}")
-            os.rename(directory, new)
-            path = new
-        yield path, name
 
 
 def _make_directory(folder: str) -> str:
@@ -649,20 +495,6 @@ def _write_log(directory: str) -> None:
     os.close(log)
 
 
-def remove(directory: str) -> None:
-    """Remove a directory; retry while an ending process still creates files in it."""
-    deadline = time.monotonic() + REMOVE_SECONDS
-    while True:
-        try:
-            remove_tree(directory)
-            return
-        except OSError as error:
-            if time.monotonic() > deadline:
-                print(f"supervisor: {directory}: {error}", file=sys.stderr)
-                return
-            time.sleep(0.05)
-
-
 def _prctl() -> Any:
     import ctypes
 
@@ -685,43 +517,14 @@ def _kill_watched(pid: int) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def _without_password(item: dict[str, Any]) -> dict[str, Any]:
-    if item["kind"] == "container":
-        return item
-    endpoints = [[*parts[:3], "", ""] for parts in item["endpoints"]]
-    login = bool(item["credentials"]["user"] or endpoints != item["endpoints"])
-    credentials = {**item["credentials"], "user": "", "password": ""}
-    return {**item, "endpoints": endpoints, "credentials": credentials, "login": login or item.get("login", False)}
-
-
-def _by_place(items: Any) -> list[list[dict[str, Any]]]:
-    """Group items by etcd or engine, so that one that does not answer does not delay the others."""
-    places: dict[str, list[dict[str, Any]]] = {}
-    for item in items:
-        place = json.dumps([item["kind"], item.get("endpoints"), item.get("environment")], sort_keys=True)
-        places.setdefault(place, []).append(item)
-    return list(places.values())
-
-
-def remove_tree(directory: str) -> None:
-    """Remove a directory and its contents. (Importing ``shutil`` would take a third of the start time.)"""
-    with contextlib.suppress(FileNotFoundError):
-        with os.scandir(directory) as entries:
-            for entry in entries:
-                if stat.S_ISDIR(entry.stat(follow_symlinks=False).st_mode):
-                    remove_tree(entry.path)
-                else:
-                    with contextlib.suppress(FileNotFoundError):
-                        os.unlink(entry.path)
-        os.rmdir(directory)
-
-
-if __name__ == "__main__":
+def main() -> None:
+    """Be the supervisor until its last client is gone."""
+    ready, directory = int(sys.argv[1]), sys.argv[2]
     try:
-        started = Supervisor(sys.argv[2], int(sys.argv[1]), int(sys.argv[3]) if len(sys.argv) > 3 else None)
+        started = Supervisor(directory, ready, int(sys.argv[3]) if len(sys.argv) > 3 else None)
     except OSError as error:
-        path = os.path.join(sys.argv[2], error.filename or "")  # it may be relative to the run directory
-        os.write(int(sys.argv[1]), os.fsencode(f"failed {error.errno or 0} {path}\n"))
+        path = os.path.join(directory, error.filename or "")  # it may be relative to the run directory
+        os.write(ready, os.fsencode(f"failed {error.errno or 0} {path}\n"))
         os._exit(1)
     started.run()
     # Skip the interpreter's shutdown: nothing is left to do.

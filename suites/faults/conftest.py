@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two agents whose processes the fault checks kill or stop. In a run of several ranks they are on two ranks."""
+"""The agents of the fault checks: two whose processes are killed or stopped, on two ranks if there are several, and
+agents that a wrong program uses.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,17 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from pytest_nixl import Agents, Buffer, Cluster, NixlAgent, NotApplicableError, Settings, between_agents
+from pytest_nixl import (
+    Agents,
+    Buffer,
+    Cluster,
+    LocalHost,
+    NixlAgent,
+    NotApplicableError,
+    Settings,
+    between_agents,
+    supervisor,
+)
 
 
 @dataclass
@@ -40,6 +52,18 @@ def know_again(initiator: NixlAgent, target: NixlAgent) -> None:
     metadata = target.get_agent_metadata()
     with target.polled():
         initiator.add_remote_agent(metadata)
+
+
+@pytest.fixture
+def agents(nixl_settings: Settings, agent_backend: str) -> Iterator[Agents]:
+    """Agents of a requested backend in workers of their own, which end with the test.
+
+    :raises NotApplicableError: if only storage backends are requested.
+    """
+    if not between_agents(nixl_settings.backend):
+        raise NotApplicableError(f"--nixl-backend={','.join(nixl_settings.backend)} has no second agent")
+    with Agents(LocalHost(supervisor()), replace(nixl_settings, backend=(agent_backend,))) as started:
+        yield started
 
 
 @pytest.fixture

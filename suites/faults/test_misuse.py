@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,12 +11,6 @@ import pytest
 from pytest_nixl import (
     Agents,
     Judgement,
-    LocalHost,
-    NixlAgent,
-    NotApplicableError,
-    Settings,
-    between_agents,
-    supervisor,
 )
 from pytest_nixl.checks.faults.misuse import (
     KINDS,
@@ -33,60 +26,45 @@ if TYPE_CHECKING:
     from suites.conftest import FindingFixture
 
 Decide = Callable[[Judgement], None]
+Misused = Callable[[str], tuple[bool, str]]
 #: The number of workers that run at the same time.
 TOGETHER = 4
 
 
 @pytest.fixture
-def agents(nixl_settings: Settings, agent_backend: str) -> Iterator[Agents]:
-    """Agents of a requested backend in workers of their own, which end with the test.
+def misused(agents: Agents, agent_backend: str) -> Misused:
+    """Make the wrong calls of a kind in a worker of their own; return whether there is a fault, and the reason."""
 
-    :raises NotApplicableError: if only storage backends are requested.
-    """
-    if not between_agents(nixl_settings.backend):
-        raise NotApplicableError(f"--nixl-backend={','.join(nixl_settings.backend)} has no second agent")
-    with Agents(LocalHost(supervisor()), replace(nixl_settings, backend=(agent_backend,))) as started:
-        yield started
+    def make(kind: str) -> tuple[bool, str]:
+        (agent,) = agents.start_each([None], progress_thread=None)
+        outcome = misuse(agent, KINDS[kind], agent_backend)
+        return bool(outcome.fault), misuse_reason(outcome)
 
-
-def _start(agents: Agents, count: int) -> list[NixlAgent]:
-    return agents.start_each([None] * count, progress_thread=None)
+    return make
 
 
 @pytest.mark.nixl_check("misuse-duplicate-descriptor", level="extended")
-def test_a_region_that_is_named_twice_is_freed_once(
-    agents: Agents, agent_backend: str, finding: FindingFixture
-) -> None:
+def test_a_region_that_is_named_twice_is_freed_once(misused: Misused, finding: FindingFixture) -> None:
     """A list that names a region twice is deregistered or refused, and the process lives."""
-    (agent,) = _start(agents, 1)
-    outcome = misuse(agent, KINDS["duplicate-descriptor"], agent_backend)
-    finding("NIXL-DUPLICATE-DESCRIPTOR", bool(outcome.fault), misuse_reason(outcome))
+    finding("NIXL-DUPLICATE-DESCRIPTOR", *misused("duplicate-descriptor"))
 
 
 @pytest.mark.nixl_check("misuse-released-handle", level="extended")
-def test_a_released_handle_is_refused(agents: Agents, agent_backend: str, finding: FindingFixture) -> None:
+def test_a_released_handle_is_refused(misused: Misused, finding: FindingFixture) -> None:
     """A transfer that is posted after its handle was released is refused, and the process lives."""
-    (agent,) = _start(agents, 1)
-    outcome = misuse(agent, KINDS["released-handle"], agent_backend)
-    finding("NIXL-RELEASED-HANDLE", bool(outcome.fault), misuse_reason(outcome))
+    finding("NIXL-RELEASED-HANDLE", *misused("released-handle"))
 
 
 @pytest.mark.nixl_check("misuse-deregistered-source", level="extended")
-def test_a_transfer_of_deregistered_memory_is_survived(
-    agents: Agents, agent_backend: str, finding: FindingFixture
-) -> None:
+def test_a_transfer_of_deregistered_memory_is_survived(misused: Misused, finding: FindingFixture) -> None:
     """A transfer that is posted after its own region was deregistered is refused or done, and the process lives."""
-    (agent,) = _start(agents, 1)
-    outcome = misuse(agent, KINDS["deregistered-source"], agent_backend)
-    finding("NIXL-DEREGISTERED-SOURCE", bool(outcome.fault), misuse_reason(outcome))
+    finding("NIXL-DEREGISTERED-SOURCE", *misused("deregistered-source"))
 
 
 @pytest.mark.nixl_check("misuse-cut-metadata", level="extended")
-def test_an_agent_can_be_added_after_cut_metadata(agents: Agents, agent_backend: str, finding: FindingFixture) -> None:
+def test_an_agent_can_be_added_after_cut_metadata(misused: Misused, finding: FindingFixture) -> None:
     """NIXL refuses metadata without its last byte, then accepts the whole metadata, and a transfer is correct."""
-    (agent,) = _start(agents, 1)
-    outcome = misuse(agent, KINDS["cut-metadata"], agent_backend)
-    finding("NIXL-CUT-METADATA", bool(outcome.fault), misuse_reason(outcome))
+    finding("NIXL-CUT-METADATA", *misused("cut-metadata"))
 
 
 @pytest.mark.nixl_check("misuse-survived", level="extended")
@@ -98,7 +76,7 @@ def test_every_other_misuse_is_refused_or_survived(agents: Agents, agent_backend
     outcomes = []
     for first in range(0, len(SURVIVED), TOGETHER):
         kinds = SURVIVED[first : first + TOGETHER]
-        started = list(zip(_start(agents, len(kinds)), kinds, strict=True))
+        started = list(zip(agents.start_each([None] * len(kinds), progress_thread=None), kinds, strict=True))
         running = [(agent, kind, start_misuse(agent, kind, agent_backend)) for agent, kind in started]
         for agent, kind, pending in running:
             outcomes.append(misuse_outcome(agent, kind, agent_backend, pending))

@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 
 import pytest
 
-from pytest_nixl import Agents, Judgement, LocalHost, NotApplicableError, Settings, between_agents, supervisor
+from pytest_nixl import Agents, Judgement, NotApplicableError, Settings
 from pytest_nixl.checks.faults.threads import (
     LOCKED,
     PROCESSES,
@@ -20,18 +19,6 @@ from pytest_nixl.checks.faults.threads import (
 )
 
 Decide = Callable[[Judgement], None]
-
-
-@pytest.fixture
-def agents(nixl_settings: Settings, agent_backend: str) -> Iterator[Agents]:
-    """Agents of a requested backend in workers of their own, which end with the test.
-
-    :raises NotApplicableError: if only storage backends are requested.
-    """
-    if not between_agents(nixl_settings.backend):
-        raise NotApplicableError(f"--nixl-backend={','.join(nixl_settings.backend)} has no second agent")
-    with Agents(LocalHost(supervisor()), replace(nixl_settings, backend=(agent_backend,))) as started:
-        yield started
 
 
 @pytest.mark.nixl_check("threads-one-agent", level="extended")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -93,15 +93,16 @@ def amplify(
         for way in ways:
             way.hold()
             running.append(subject.start(way, group, clients))
-        unmet = _wait_for_first_requests(path, ways, running, seconds)
-        stands = _wait_for_first_writes(path, etcd, subject, ways, running, group, 0.0 if unmet else seconds)
+        claims = _Claims(path, etcd, subject, group, ways, running)
+        unmet = claims.wait_for_first_requests(seconds)
+        stands = claims.wait_for_first_writes(0.0 if unmet else seconds)
         met = all(stand is _Stands.WRITES for stand in stands)
         locked = _Stands.WRITES in stands and _Stands.WAITS in stands
         locked = locked and set(stands) <= {_Stands.WRITES, _Stands.WAITS}
         if not unmet and not met and not locked:
             unmet = _why_apart(ways, running, stands, names, seconds)
         if not unmet:
-            locked |= _go_on_in_step(path, etcd, subject, ways, running, group, seconds)
+            locked |= claims.go_on_in_step(seconds)
         for way in ways:
             way.release()
         left = min(seconds, _LAST_LOOK) if unmet else seconds
@@ -128,90 +129,88 @@ def amplify(
         etcd.delete_prefix(subject.keys(group))
 
 
-def _wait_for_first_requests(
-    path: EtcdProxy, ways: Sequence[ProxyClient], running: Sequence[Running], seconds: float
-) -> str:
-    """Wait until the first request of each claimant is held; return why that failed, empty if it succeeded."""
+@dataclass(frozen=True)
+class _Claims:
+    """The claims of one run, with the proxy's way of each claimant. The parameters are those of :func:`amplify`."""
 
-    def all_there() -> bool:
-        return all(bool(way.held) or one.outcome() is not None for way, one in zip(ways, running, strict=True))
+    path: EtcdProxy
+    etcd: EtcdClient
+    subject: Subject
+    group: str
+    ways: Sequence[ProxyClient]
+    running: Sequence[Running]
 
-    if not path.wait_quietly(all_there, seconds=seconds):
-        silent = [way.name for way, one in zip(ways, running, strict=True) if not way.held and one.outcome() is None]
-        return f"{' and '.join(silent)} sent no request to etcd within {seconds:g} s"
-    ended = [outcome for one in running if (outcome := one.outcome()) is not None]
-    return "; ".join(f"{outcome.name} ended before the claims could overlap: {outcome}" for outcome in ended)
+    @property
+    def both(self) -> Iterator[tuple[ProxyClient, Running]]:
+        """Each way with its claimant."""
+        return zip(self.ways, self.running, strict=True)
 
+    def keys(self) -> dict[str, bytes]:
+        """Return the keys of the group in the order in which they were made."""
+        return {item.key: item.value for item in self.etcd.by_creation(self.subject.keys(self.group))}
 
-def _wait_for_first_writes(
-    path: EtcdProxy,
-    etcd: EtcdClient,
-    subject: Subject,
-    ways: Sequence[ProxyClient],
-    running: Sequence[Running],
-    group: str,
-    seconds: float,
-) -> list[_Stands]:
-    """Release everything except writes, until no claimant can continue, or ``seconds`` have passed."""
-    for way in ways:
-        way.hold(_is_write)
-        for request in way.held:
-            if not _is_write(request):
-                way.release_if_held(request)
+    def wait_for_first_requests(self, seconds: float) -> str:
+        """Wait until the first request of each claimant is held; return why that failed, empty if it succeeded."""
 
-    def all_stand() -> list[_Stands]:
-        keys: Mapping[str, bytes] = {}
-        if any(request.method == "Lock" for way in ways for request in way.requests):
-            keys = {item.key: item.value for item in etcd.by_creation(subject.keys(group))}
-        return [_stand(way, one, keys) for way, one in zip(ways, running, strict=True)]
+        def all_there() -> bool:
+            return all(bool(way.held) or one.outcome() is not None for way, one in self.both)
 
-    deadline = time.monotonic() + seconds
-    while True:
-        path.wait_quietly(lambda: _Stands.MOVING not in all_stand(), seconds=_LOOK)
-        found = all_stand()
-        if _Stands.MOVING not in found or time.monotonic() > deadline:
-            return found
+        if not self.path.wait_quietly(all_there, seconds=seconds):
+            silent = [way.name for way, one in self.both if not way.held and one.outcome() is None]
+            return f"{' and '.join(silent)} sent no request to etcd within {seconds:g} s"
+        ended = [outcome for one in self.running if (outcome := one.outcome()) is not None]
+        return "; ".join(f"{outcome.name} ended before the claims could overlap: {outcome}" for outcome in ended)
 
-
-def _go_on_in_step(
-    path: EtcdProxy,
-    etcd: EtcdClient,
-    subject: Subject,
-    ways: Sequence[ProxyClient],
-    running: Sequence[Running],
-    group: str,
-    seconds: float,
-) -> bool:
-    """Release the held writes, and hold the next ones until each claimant has sent one, waits or has its rank.
-
-    This ends when no write is held, or when a claimant neither writes nor waits for :data:`_STEP` seconds.
-
-    :returns: whether all other claimants waited in etcd's lock while a write of one claimant was held.
-    """
-    locked, end = False, time.monotonic() + seconds
-    while time.monotonic() < end:
-        for way in ways:
+    def wait_for_first_writes(self, seconds: float) -> list[_Stands]:
+        """Release everything except writes, until no claimant can continue, or ``seconds`` have passed."""
+        for way in self.ways:
+            way.hold(_is_write)
             for request in way.held:
-                way.release_if_held(request)
-        deadline = min(end, time.monotonic() + _STEP)
+                if not _is_write(request):
+                    way.release_if_held(request)
+
+        def all_stand() -> list[_Stands]:
+            locks = any(request.method == "Lock" for way in self.ways for request in way.requests)
+            keys = self.keys() if locks else {}
+            return [_stand(way, one, keys) for way, one in self.both]
+
+        deadline = time.monotonic() + seconds
         while True:
-            keys = {item.key: item.value for item in etcd.by_creation(subject.keys(group))}
-            states = [_state(subject, way, one, group, keys) for way, one in zip(ways, running, strict=True)]
-            if _Stands.MOVING not in states or time.monotonic() > deadline:
-                break
-            path.wait_quietly(lambda: False, seconds=_LOOK)
-        if _Stands.MOVING in states or _Stands.WRITES not in states:
-            return locked
-        waiting = [way for way, state in zip(ways, states, strict=True) if state is _Stands.WAITS]
-        locked |= len(waiting) == len(ways) - 1 and all(waits_for_lock(way, keys) for way in waiting)
-    return locked
+            self.path.wait_quietly(lambda: _Stands.MOVING not in all_stand(), seconds=_LOOK)
+            found = all_stand()
+            if _Stands.MOVING not in found or time.monotonic() > deadline:
+                return found
 
+    def go_on_in_step(self, seconds: float) -> bool:
+        """Release the held writes, and hold the next ones until each claimant has sent one, waits or has its rank.
 
-def _state(subject: Subject, way: ProxyClient, one: Running, group: str, keys: Mapping[str, bytes]) -> _Stands:
-    found = _stand(way, one, keys)
-    if found is _Stands.ENDED:
-        way.release()  # it has its rank: what it writes now does not decide about one
-    return _Stands.WAITS if found is _Stands.MOVING and subject.blocked(way, group, keys) else found
+        This ends when no write is held, or when a claimant neither writes nor waits for :data:`_STEP` seconds.
+
+        :returns: whether all other claimants waited in etcd's lock while a write of one claimant was held.
+        """
+        locked, end = False, time.monotonic() + seconds
+        while time.monotonic() < end:
+            for way in self.ways:
+                for request in way.held:
+                    way.release_if_held(request)
+            deadline = min(end, time.monotonic() + _STEP)
+            while True:
+                keys = self.keys()
+                states = [self._state(way, one, keys) for way, one in self.both]
+                if _Stands.MOVING not in states or time.monotonic() > deadline:
+                    break
+                self.path.wait_quietly(lambda: False, seconds=_LOOK)
+            if _Stands.MOVING in states or _Stands.WRITES not in states:
+                return locked
+            waiting = [way for way, state in zip(self.ways, states, strict=True) if state is _Stands.WAITS]
+            locked |= len(waiting) == len(self.ways) - 1 and all(waits_for_lock(way, keys) for way in waiting)
+        return locked
+
+    def _state(self, way: ProxyClient, one: Running, keys: Mapping[str, bytes]) -> _Stands:
+        found = _stand(way, one, keys)
+        if found is _Stands.ENDED:
+            way.release()  # it has its rank: what it writes now does not decide about one
+        return _Stands.WAITS if found is _Stands.MOVING and self.subject.blocked(way, self.group, keys) else found
 
 
 def _stand(way: ProxyClient, one: Running, keys: Mapping[str, bytes]) -> _Stands:

@@ -203,6 +203,7 @@ def _never(run: ExploredRun) -> bool:
     return False
 
 
+@dataclass
 class Explorer:
     """Explores the orders of requests of one way to claim ranks.
 
@@ -215,24 +216,13 @@ class Explorer:
     :param losses: whether one answer per run may be lost. A run has at most one fault.
     """
 
-    def __init__(
-        self,
-        path: EtcdProxy,
-        etcd: EtcdClient,
-        subject: Subject,
-        clients: int,
-        *,
-        group: str,
-        crashes: bool = False,
-        losses: bool = False,
-    ) -> None:
-        self._path = path
-        self._etcd = etcd
-        self._subject = subject
-        self._clients = clients
-        self._group = group
-        self._crashes = crashes
-        self._losses = losses
+    path: EtcdProxy
+    etcd: EtcdClient
+    subject: Subject
+    clients: int
+    group: str
+    crashes: bool = False
+    losses: bool = False
 
     def explore(
         self,
@@ -276,7 +266,7 @@ class Explorer:
             elif tree.more and time.monotonic() - start > seconds:
                 stopped = f"after {seconds:g} s (the limit)"
         return ExplorationReport(
-            self._subject.name, self._clients, self._crashes, self._losses, ran, left, orders, tuple(bad), bad_orders,
+            self.subject.name, self.clients, self.crashes, self.losses, ran, left, orders, tuple(bad), bad_orders,
             stopped if tree.more else "", time.monotonic() - start,
         )  # fmt: skip
 
@@ -288,9 +278,9 @@ class Explorer:
         :raises DivergenceError: if the subject behaves differently from the recorded run.
         """
         match = _SEED.fullmatch(seed)
-        if match is None or int(match["clients"]) != self._clients:
+        if match is None or int(match["clients"]) != self.clients:
             raise ValueError(
-                f"{seed!r} is not a seed for {self._clients} clients: expected a seed that an exploration printed"
+                f"{seed!r} is not a seed for {self.clients} clients: expected a seed that an exploration printed"
             )
         moves = iter(match["moves"].split(".") if match["moves"] else ())
 
@@ -315,11 +305,11 @@ class Explorer:
         return run
 
     def _run(self, choose: Choose, *, by_chance: bool = False) -> tuple[ExploredRun | None, Mapping[int, int]]:
-        scene = Scene(self._path, self._etcd, self._subject, self._clients, f"{self._group}{secrets.token_hex(4)}/")
+        scene = Scene(self.path, self.etcd, self.subject, self.clients, f"{self.group}{secrets.token_hex(4)}/")
         events: list[RequestEvent] = []
         missed = 0
         try:
-            for number in range(self._clients):
+            for number in range(self.clients):
                 scene.start(number)
             while True:
                 scene.settle()
@@ -338,16 +328,16 @@ class Explorer:
                     events += [happened] if happened is not None else []
                 else:
                     raise DivergenceError(
-                        f"client {event.client} of {self._subject.name} cancelled a request by its own clock: {event}",
+                        f"client {event.client} of {self.subject.name} cancelled a request by its own clock: {event}",
                         "give its etcd client no timeout or a longer one: here it must wait for etcd's answers",
-                        self._path.describe(),
+                        self.path.describe(),
                     )
             outcomes = scene.outcomes()
-            keys = self._etcd.get_prefix(self._subject.keys(scene.group))
-            found = faults(outcomes, self._clients, [key.replace(scene.group, "<group>/") for key in keys])
+            keys = self.etcd.get_prefix(self.subject.keys(scene.group))
+            found = faults(outcomes, self.clients, [key.replace(scene.group, "<group>/") for key in keys])
             why = overlap(scene.ways, owners_of_one_rank(outcomes), {scene.group: "<group>/"})
             return ExploredRun(
-                seed_of(self._clients, events), tuple(events), outcomes, tuple(found), why
+                seed_of(self.clients, events), tuple(events), outcomes, tuple(found), why
             ), scene.replaced
         finally:
             scene.close()
@@ -363,10 +353,10 @@ class Explorer:
             yield from requests
             if spent:
                 continue
-            if self._losses:
+            if self.losses:
                 for event in requests:
                     yield RequestEvent(event.client, "l", event.label, event.nth, event.place, event.accesses)
-            if self._crashes and number < self._clients and requests:
+            if self.crashes and number < self.clients and requests:
                 yield RequestEvent(number, "c", "", 1)
 
 

@@ -6,7 +6,6 @@ UCX says nothing about a module that it cannot load. It then takes GPU memory fo
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from pytest_nixl.nixl.backends.libraries import (
     Finder,
     FoundLibrary,
     LibraryError,
+    loader_finds,
     needed,
     open_library,
 )
@@ -53,11 +53,11 @@ def load(finder: Finder, plugin: str, package: str, backend: str) -> dict[str, s
     recorded: dict[str, str] = {}
     lacks: list[str] = []
     modules = _modules(plugin, package, finder.environ)
-    if not modules or not _loads(DRIVER.usual):
+    if not modules or not loader_finds(DRIVER.usual):
         return {}
     for module in modules:
         for library, soname in needed(str(module), (RUNTIME, _NVML)):
-            if not finder.environ.get(library.variable) and _loads(soname):
+            if not finder.environ.get(library.variable) and loader_finds(soname):
                 continue
             try:
                 [path, *_] = finder.candidates(library, soname)
@@ -90,12 +90,3 @@ def _modules(plugin: str, package: str, environ: Mapping[str, str]) -> list[Path
     folder = Path(named) if named else Path(plugin).parents[2] / f"{package.replace('-', '_')}.libs" / "ucx"
     found = (sorted(folder.glob(f"{name}.so*")) for name in _MODULES)
     return [files[0] for files in found if files]
-
-
-def _loads(soname: str) -> bool:
-    """Return whether the loader finds a library, or has loaded it."""
-    try:
-        ctypes.CDLL(soname)
-    except OSError:
-        return False
-    return True

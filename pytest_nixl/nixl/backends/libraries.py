@@ -192,7 +192,7 @@ def locate(finder: Finder, library: FoundLibrary, soname: str, plugin: str | Non
     except LibraryError as error:
         if library is not DRIVER or finder.environ.get(library.variable) or plugin is None:
             raise
-        if _loads(soname):  # from a folder that only the loader knows
+        if loader_finds(soname):  # from a folder that only the loader knows
             return [soname], {}
         why = driver_standin.refusal(finder.environ)
         directory = finder.environ.get(RUN_DIRECTORY)
@@ -201,7 +201,8 @@ def locate(finder: Finder, library: FoundLibrary, soname: str, plugin: str | Non
     return [_standin(directory, plugin)], {driver_standin.RECORDED: driver_standin.VALUE}
 
 
-def _loads(soname: str) -> bool:
+def loader_finds(soname: str) -> bool:
+    """Return whether the loader finds a library, or has loaded it."""
     try:
         ctypes.CDLL(soname)
     except OSError:

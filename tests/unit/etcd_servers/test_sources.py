@@ -395,7 +395,7 @@ class TestSession:
             session.close()
 
     def test_it_recovers_from_a_killed_supervisor(self) -> None:
-        from pytest_nixl.processes import supervisor_main
+        from pytest_nixl.processes.leftovers import remove_tree
         from pytest_nixl.processes.supervisor import SupervisorError
 
         session = SessionEtcd(settings(etcd_server="embedded"), supervisor)
@@ -410,4 +410,4 @@ class TestSession:
         wait_until(lambda: not mentioning(str(own.directory)), 60, "the first etcd has died with its supervisor")
         # Nothing else removes them now.
         for left in (str(own.directory), shared_memory):
-            supervisor_main.remove_tree(left)
+            remove_tree(left)

@@ -31,8 +31,8 @@ from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.etcd.client import connect
 from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.processes import supervisor_main
+from pytest_nixl.processes.leftovers import remove_tree
 from pytest_nixl.processes.supervisor import SupervisorClient, SupervisorError, close_supervisor, supervisor
-from pytest_nixl.processes.supervisor_main import remove_tree
 
 #: A client in a separate process. It prints what it has started, then waits to be ended or ends itself.
 CLIENT = """
