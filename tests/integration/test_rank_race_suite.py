@@ -39,7 +39,9 @@ from pytest_nixl.checks.rank_race.forkserver import ForkServer
 def pytest_configure():
     start = ForkServer.start
     def start_other(self, function, arguments, changed=None):
-        return start(self, function.replace("read_modify_write", "create_without_token"), arguments, changed)
+        if function.endswith(":read_modify_write"):
+            function = "helpers.race_functions:create_without_token"
+        return start(self, function, arguments, changed)
     ForkServer.start = start_other
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ways to claim a rank, as functions for claimants: pytest-nixl's membership, and known broken ones.
+"""Ways to claim a rank, as functions for claimants: pytest-nixl's membership, and a known broken one.
 
 Each takes ``endpoint``, ``group`` (the prefix of its keys), ``size`` and ``announce``, which it calls with its rank.
 """
@@ -7,7 +7,6 @@ Each takes ``endpoint``, ``group`` (the prefix of its keys), ``size`` and ``anno
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 
 #: Seconds of a lease and of any wait. During an exploration no lease is refreshed or expires.
 TTL, WAIT = 120, 60.0
@@ -57,58 +56,6 @@ def read_modify_write(endpoint: str, group: str, size: int, announce: Callable[[
         client.put(f"{group}rank/{rank}", b"", lease)
         client.put(f"{group}size", str(rank + 1).encode())
         announce(rank)
-
-
-def locked_read_modify_write(endpoint: str, group: str, size: int, announce: Callable[[int], None]) -> None:
-    """Claim a rank as released nixlbench does: read-modify-write under etcd's lock, without checking for errors.
-
-    No order of requests gives a rank twice, but a single lost answer does.
-    """
-    from pytest_nixl.etcd.client import connect
-    from pytest_nixl.etcd.endpoints import parse_endpoints
-    from pytest_nixl.etcd.errors import EtcdError
-    from pytest_nixl.etcd.transaction import encode
-
-    with connect(parse_endpoints(endpoint), timeout=WAIT) as client:
-        lock_lease = client.lease(TTL)
-        held = client.raw.post(client.raw.get_url("/lock/lock"), json={"name": encode(f"{group}lock"),
-                                                                      "lease": lock_lease.id})  # fmt: skip
-        try:
-            rank = int(client.get(f"{group}size") or b"0")
-        except EtcdError:
-            rank = 0  # a lost answer is read as "no key"
-        if rank >= size:
-            raise RuntimeError(f"Rank {rank} is greater than or equal to global size {size}")
-        lease = client.lease(TTL)
-        client.put(f"{group}rank/{rank}", b"", lease)
-        with suppress(EtcdError):  # it ignores a failure
-            client.put(f"{group}size", str(rank + 1).encode())
-        client.raw.post(client.raw.get_url("/lock/unlock"), json={"key": held["key"]})
-        announce(rank)
-
-
-def create_without_token(endpoint: str, group: str, size: int, announce: Callable[[int], None]) -> None:
-    """Take the first rank whose key can be created; after a lost answer, try again. Wrong only after a lost answer.
-
-    The second attempt finds the key of the first attempt and takes it for another claimant's. So a rank stays unused.
-    """
-    from pytest_nixl.etcd.client import connect
-    from pytest_nixl.etcd.endpoints import parse_endpoints
-    from pytest_nixl.etcd.errors import EtcdError
-
-    with connect(parse_endpoints(endpoint), timeout=WAIT) as client:
-        rank = 0
-        while rank < size:
-            try:
-                if client.create(f"{group}rank/{rank}", b""):
-                    announce(rank)
-                    return
-            except EtcdError as error:
-                if error.cause != "closed":
-                    raise
-                continue
-            rank += 1
-    raise RuntimeError(f"all {size} ranks are taken")
 
 
 def membership_from_a_start(

@@ -286,12 +286,6 @@ def read_outcome(name: str, text: str, *, rank: int | None, pid: int = 0, host: 
     return ClaimOutcome(name, rank, said[1] if said else host, pid, error, keys)
 
 
-def read_nixlbench(name: str, text: str) -> ClaimOutcome:
-    """Read the result of a claim from the whole output of one nixlbench process: rank, host and error."""
-    registrations = read_output(text).registrations
-    return read_outcome(name, text, rank=registrations[0].rank if registrations else None)
-
-
 def remedy_for(outcomes: Sequence[ClaimOutcome]) -> str:
     """Return the remedy for the first known failure; by default that for a duplicate rank."""
     said = "\n".join(outcome.error for outcome in outcomes) + "\n"

@@ -31,13 +31,14 @@ from pytest_nixl.checks.rank_race.system_under_test import (
     MembershipSubject,
     NixlbenchSubject,
     Running,
-    read_nixlbench,
+    read_outcome,
     remedy_for,
 )
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd.client import EtcdClient, connect
 from pytest_nixl.etcd.proxy import Access, EtcdProxy, ProxyClient, Request
 from pytest_nixl.etcd.proxy.connection import ProxiedConnection
+from pytest_nixl.model.nixlbench_table import read_output
 
 #: For three clients of the membership: the number of orders, and the number of orders that are not equivalent.
 ORDERS_OF_THREE = {"none": (90, 6), "losses": (3150, 120), "crashes": (11484, 216)}
@@ -122,7 +123,7 @@ class TestAmplified:
     def test_a_lock_that_separates_claims_is_detected(
         self, path: EtcdProxy, direct: EtcdClient, forkserver: ForkServer, clients: int
     ) -> None:
-        subject = FunctionSubject(forkserver, f"{FUNCTIONS}:locked_read_modify_write")
+        subject = FunctionSubject(forkserver, "helpers.race_functions:locked_read_modify_write")
         done = amplify(path, direct, subject, clients, group="/r/")
         assert (done.met, done.locked, done.unmet, done.faults) == (False, True, "", ())
 
@@ -215,7 +216,7 @@ class TestExplored:
         assert f"seed {report.bad[0].seed}" in text
 
     def test_a_claim_without_token_fails_after_a_lost_answer(self, explorer: Callable[..., Explorer]) -> None:
-        function = f"{FUNCTIONS}:create_without_token"
+        function = "helpers.race_functions:create_without_token"
         assert not explorer(function).explore().bad
         report = explorer(function, losses=True).explore(until=lambda run: True)
         assert report.bad[0].faults[0].startswith("nobody has rank ")
@@ -224,7 +225,7 @@ class TestExplored:
         assert ": at least " in str(report)
 
     def test_a_lock_fails_only_after_a_lost_answer(self, explorer: Callable[..., Explorer]) -> None:
-        function = f"{FUNCTIONS}:locked_read_modify_write"
+        function = "helpers.race_functions:locked_read_modify_write"
         sound = explorer(function).explore()
         assert (sound.bad, sound.stopped) == ((), "")
         assert sound.run >= 2
@@ -345,7 +346,7 @@ class TestExplored:
                 send(self, request, link, forward)
 
         monkeypatch.setattr(ProxyClient, "send_on", send_late)
-        subject = FunctionSubject(forkserver, f"{FUNCTIONS}:locked_read_modify_write")
+        subject = FunctionSubject(forkserver, "helpers.race_functions:locked_read_modify_write")
         report = Explorer(path, direct, subject, 1, group="/r/", losses=True).explore()
         assert any(event.label.startswith("Lock(") and event.fault for run in report.bad for event in run.events)
 
@@ -457,12 +458,17 @@ class TestRecorded:
     """Recorded output of the real nixlbench 1.4.0."""
 
     @staticmethod
-    def read(case: str, *ranks: str) -> list[ClaimOutcome]:
+    def claim(name: str, text: str) -> ClaimOutcome:
+        registrations = read_output(text).registrations
+        return read_outcome(name, text, rank=registrations[0].rank if registrations else None)
+
+    @classmethod
+    def read(cls, case: str, *ranks: str) -> list[ClaimOutcome]:
         texts = []
         for rank in ranks:
             files = [FIXTURES / f"{case}{rank}.{kind}" for kind in ("out", "err")]
             texts.append("".join(file.read_text() for file in files if file.exists()))
-        return [read_nixlbench(f"process {number}", text) for number, text in enumerate(texts)]
+        return [cls.claim(f"process {number}", text) for number, text in enumerate(texts)]
 
     def test_a_duplicate_rank_is_reported(self) -> None:
         outcomes = self.read("07_racy_same_rank", ".rank_a", ".rank_b")
@@ -487,7 +493,7 @@ class TestRecorded:
     def test_a_refused_third_rank_is_reported(self) -> None:
         # The line is a message of nixlbench. There is no complete recording of such a run.
         good = self.read("01_normal", ".rank_a", ".rank_b")
-        third = read_nixlbench("process 2", "Rank 2 is greater than or equal to global size 2\n")
+        third = self.claim("process 2", "Rank 2 is greater than or equal to global size 2\n")
         outcomes = [*good, third]
         assert faults(good, 2) == []
         assert faults(outcomes, 2, ["xferbench/g/size"]) == [
