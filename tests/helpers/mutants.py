@@ -32,7 +32,7 @@ import time
 import xml.etree.ElementTree as ElementTree
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -514,11 +514,13 @@ def main() -> int:
                     return 2
                 judge = partial(tests.of_mutant, marks=marks, seconds=seconds)
             lived: list[Mutant] = []
-            for mutant, result in zip(lives, pool.map(judge, lives), strict=True):
+            answers = {pool.submit(judge, mutant): mutant for mutant in lives}
+            for answer in as_completed(answers):
+                mutant, result = answers[answer], answer.result()
                 late += result == "late"
                 lived += [mutant] if result in ("passed", "none") else []
                 print(f"{mutant.module}.py:{mutant.line} {mutant.operator} {result}", flush=True)
-            lives = lived
+            lives = sorted(lived, key=lambda each: (each.module, each.line))
         print("\n".join(described(mutant) for mutant in lives))
     died = len(chosen) - len(lives)
     share = 100 * died / len(chosen)
