@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Change a seeded sample of lines, one at a time, and count the changes that the unit tests notice.
 
-``python mutants.py [--sample=N] [--seed=N] [--jobs=N] [--least=PERCENT] [--quick] [MODULE…]``
+``python -m helpers.mutants [--sample=N] [--seed=N] [--jobs=N] [--least=PERCENT] [--quick] [--own] [MODULE…]``
 
 cosmic-ray makes the changes; two operators are added here: a call that is left out, and ``all`` for ``any`` or ``min``
-for ``max``. One run of the unit tests under coverage.py, and with ``child_lines`` in the processes that they start, tells which tests
-run which line. Tests that fail in it without any change are left out. A change is made in a copy of the clone, and the
-tests that run its line run there until one fails: those of the module first. If it lives, the module's tests that take
-long run. It has died when a test fails, or takes far longer than it may. Changes are tried in no order, so that those
-of a run that was ended are a sample, too.
+for ``max``. One run of the unit tests tells which tests run which line: coverage.py sees their own process, and
+``child_lines`` those that they start. Tests that fail without any change are left out. A change is made in a copy of
+the clone, and the tests that run its line run there until one fails: those of the module first. If it lives, the
+module's tests that take long run. It has died when a test fails, or takes far longer than it may.
+
+Changes are tried in no order, so that the outcomes of a run that was ended are a sample, too. ``--own`` saves the first
+run: only the short tests that are named for a module (``TESTS``) are tried.
 
 Not made are changes that no test could notice: of annotations, of what only a type checker reads, of decorators'
 arguments, of log lines, of numbers in a name's time to wait (``…_SECONDS``, ``_NAP``, ``timeout=5.0``, ``deadline = now
-+ 3 * limit``: no test may depend on them),
-and of the line that starts a module as a program.
++ 3 * limit``: no test may depend on them), and of the line that starts a module as a program.
 
 Exit code 0: enough of the sample died; 1: too few did; 2: the tests fail without any change, or nothing can be chosen.
 """
@@ -39,7 +40,6 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, ClassVar
 
-import child_lines
 import pytest
 from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
@@ -48,6 +48,8 @@ from cosmic_ray.plugins import get_operator
 from cosmic_ray.testing import run_tests
 from cosmic_ray.work_item import TestOutcome
 from parso.python.tree import Name
+
+from helpers import child_lines
 
 #: What is sampled. The three modules left out need nvcc, torch and an account of Azure.
 WHERE = (
@@ -277,10 +279,8 @@ def mutants_of(module: str, seed: int) -> list[Mutant]:
         one = operator(name)
         positions = [(node, position) for node in nodes for position in one.mutation_positions(node)]
         for nth, (node, ((line, column), _)) in enumerate(positions):
-            lone = node.type == "operator" and node.parent.type in (
-                "parameters",
-                "param",
-            )  # the asterisk of a signature
+            # The asterisk of a signature is no operation.
+            lone = node.type == "operator" and node.parent.type in ("parameters", "param")
             same = lone or any((top, left) <= (line, column) < (end, right) for top, left, end, right in spans)
             if not same:
                 places[name, line, column].append(Mutant(module, name, nth, line, column))
