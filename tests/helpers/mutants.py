@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Change a seeded sample of lines, one at a time, and count the changes that the unit tests notice.
 
-``python mutants.py [--sample=N] [--seed=N] [--jobs=N] [--least=PERCENT] [--quick] [MODULE…]``
+``python -m helpers.mutants [--sample=N] [--seed=N] [--jobs=N] [--least=PERCENT] [--quick] [--own] [MODULE…]``
 
 cosmic-ray makes the changes; two operators are added here: a call that is left out, and ``all`` for ``any`` or ``min``
-for ``max``. One run of the unit tests under coverage.py, which must pass, tells which tests run which line. A change is
-made in a copy of the clone, and the tests that run its line run there until one fails: those of the module first. If it
-lives, the module's tests that take long run, because what runs in another process has no coverage. It has died when a
-test fails, or takes far longer than it may.
+for ``max``. One run of the unit tests tells which tests run which line: coverage.py sees their own process, and
+``child_lines`` those that they start. Tests that fail without any change are left out. A change is made in a copy of
+the clone, and the tests that run its line run there until one fails: those of the module first. If it lives, the
+module's tests that take long run. It has died when a test fails, or takes far longer than it may.
+
+Changes are tried in no order, so that the outcomes of a run that was ended are a sample, too. ``--own`` saves the first
+run: only the short tests that are named for a module (``TESTS``) are tried.
 
 Not made are changes that no test could notice: of annotations, of what only a type checker reads, of decorators'
 arguments, of log lines, of numbers in a name's time to wait (``…_SECONDS``, ``_NAP``, ``timeout=5.0``, ``deadline = now
-+ 3 * limit``: no test may depend on them),
-and of the line that starts a module as a program.
++ 3 * limit``: no test may depend on them), and of the line that starts a module as a program.
 
 Exit code 0: enough of the sample died; 1: too few did; 2: the tests fail without any change, or nothing can be chosen.
 """
@@ -31,13 +33,14 @@ import time
 import xml.etree.ElementTree as ElementTree
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, ClassVar
 
+import pytest
 from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.operators.operator import Operator
@@ -46,8 +49,16 @@ from cosmic_ray.testing import run_tests
 from cosmic_ray.work_item import TestOutcome
 from parso.python.tree import Name
 
-#: What is sampled. The last three need nvcc, torch and an account of Azure.
-WHERE = ("judge", "session/gate", "cluster", "measure", "nixl/worker", "etcd")
+from helpers import child_lines
+
+#: What is sampled. The three modules left out need nvcc, torch and an account of Azure.
+WHERE = (
+    "judge", "session/gate", "cluster", "measure", "nixl/worker", "etcd",
+    "checks/bandwidth/gpu_judge", "checks/control_path/worker", "checks/endpoints/worker", "checks/endurance/worker",
+    "checks/faults/worker", "checks/kv_cache/link", "checks/kv_cache/worker", "checks/pattern/culprit",
+    "checks/pattern/fairness", "checks/pattern/rank_flows", "checks/pattern/worker", "checks/raw_tools/judge",
+    "checks/telemetry/worker",
+)  # fmt: skip
 LEFT_OUT = ("nixl/worker/devices/make_ptx", "nixl/worker/devices/by_torch", "nixl/worker/azure_blob")
 #: The unit tests of each module besides ``PACKAGE/test_MODULE.py``. A folder's line is for its modules without one.
 TESTS = {
@@ -77,19 +88,27 @@ TESTS = {
     "judge/concurrent": "judge/test_concurrent judge/test_gpus",
     "judge/profiles": "checks/test_doctor_image",
     "judge/profile_table": "judge/test_profiles",
+    "checks/bandwidth/gpu_judge": "judge/test_gpus",
+    "checks/endpoints/worker": "nixl/test_endpoint_readers",
+    "checks/kv_cache/link": "measure/test_kv_link",
+    "checks/pattern/culprit": "judge/test_pattern_culprit judge/test_pattern_figures",
+    "checks/pattern/fairness": "judge/test_pattern_fairness judge/test_pattern_figures",
+    "checks/pattern/rank_flows": "measure/test_rank_flows measure/test_flow_steps",
     "checks/raw_tools/judge": "judge/test_raw checks/test_raw_tools",
     "judge/row": "model/test_carrier_bytes model/test_machine core/test_cpu_contention",
     "measure": "measure/test_worker_pair measure/test_link",
     "nixl/worker": "processes/test_worker_process measure/test_link",
     "checks/control_path/worker": "nixl/test_control_path_calls checks/test_control_path",
     "nixl/worker/devices": "nixl/test_vram",
-    "checks/faults/worker/traffic": "checks/test_transfer_faults",
+    "checks/faults/worker": "nixl/test_fault_traffic checks/test_misuse",
+    "checks/faults/worker/traffic": "nixl/test_fault_traffic checks/test_transfer_faults",
     "nixl/worker/files": "nixl/test_posix",
-    "checks/pattern/worker/commands": "measure/test_rank_flows",
-    "checks/pattern/worker/flows": "measure/test_rank_flows",
+    "checks/pattern/worker/commands": "measure/test_rank_flows nixl/test_flows",
+    "checks/pattern/worker/flows": "nixl/test_flows measure/test_flow_steps measure/test_rank_flows",
     "nixl/worker/forks": "processes/test_worker_parent",
-    "checks/kv_cache/worker/commands": "measure/test_kv_link",
-    "checks/kv_cache/worker/requests": "measure/test_kv_link",
+    "checks/kv_cache/worker": "nixl/test_kv_cache measure/test_kv_link",
+    "checks/kv_cache/worker/commands": "nixl/test_kv_cache measure/test_kv_link",
+    "checks/kv_cache/worker/requests": "nixl/test_kv_requests measure/test_kv_link",
     "nixl/worker/memory": "nixl/test_pattern nixl/test_kv_cache measure/test_link",
     "checks/faults/worker/misuse": "checks/test_misuse",
     "nixl/worker/nixl_api": "model/test_nixl_releases processes/test_worker_process",
@@ -128,6 +147,8 @@ OPERATORS = (
 #: A test has noticed a change when it takes that many times as long as without it, and so many seconds. A busy machine
 #: makes all tests slower: if one is late, the same tests run without the change, and the limit grows if they are slow.
 TIMES, SECONDS = 10, 20
+#: The most seconds of the tests of one change whose time without it is not known.
+OWN_SECONDS = 300.0
 #: The most seconds that the tests of a module may take without a change.
 UNCHANGED = 1800.0
 ROOT = Path(__file__).resolve().parents[2]
@@ -258,10 +279,8 @@ def mutants_of(module: str, seed: int) -> list[Mutant]:
         one = operator(name)
         positions = [(node, position) for node in nodes for position in one.mutation_positions(node)]
         for nth, (node, ((line, column), _)) in enumerate(positions):
-            lone = node.type == "operator" and node.parent.type in (
-                "parameters",
-                "param",
-            )  # the asterisk of a signature
+            # The asterisk of a signature is no operation.
+            lone = node.type == "operator" and node.parent.type in ("parameters", "param")
             same = lone or any((top, left) <= (line, column) < (end, right) for top, left, end, right in spans)
             if not same:
                 places[name, line, column].append(Mutant(module, name, nth, line, column))
@@ -270,44 +289,63 @@ def mutants_of(module: str, seed: int) -> list[Mutant]:
 
 @dataclass(frozen=True)
 class Covering:
-    """Which tests run which line of which module, and the seconds that each test takes."""
+    """Which tests run which line of which module, in their process or in another, and the seconds of each test."""
 
-    lines: Mapping[str, Mapping[int, Sequence[str]]]
+    lines: Mapping[str, Mapping[int, set[str]]]
+    elsewhere: Mapping[str, Mapping[int, set[str]]]
     seconds: Mapping[str, float]
 
     @classmethod
-    def read(cls, data: Path, times: Path) -> Covering:
-        """Read the data of coverage.py, with a context for each test, and the times of a JUnit report."""
+    def read(cls, data: Path, children: Path, times: Path) -> Covering:
+        """Read the data of coverage.py, with a context for each test, of ``child_lines``, and of a JUnit report.
+
+        Tests that failed are left out.
+        """
         from coverage import CoverageData
 
         read = CoverageData(str(data))
         read.read()
-        lines = {
-            file.rpartition("/pytest_nixl/")[2].removesuffix(".py"): {
-                line: sorted({name.rpartition("|")[0] for name in names if name})
-                for line, names in read.contexts_by_lineno(file).items()
-            }
-            for file in read.measured_files()
-        }
-        seconds = {}
+        seconds, failed = {}, set()
         for case in ElementTree.parse(times).iter("testcase"):
             folder, _, inside = f"{case.get('classname')}".rpartition(".test_")
             module, *classes = inside.split(".")
             name = "::".join([f"{folder.replace('.', '/')}/test_{module}.py", *classes, f"{case.get('name')}"])
             seconds[name] = float(case.get("time") or 0)
-        return cls(lines, seconds)
+            if case.find("failure") is not None or case.find("error") is not None:
+                failed.add(name)
+                print(f"left out, because it fails without any change: {name}", flush=True)
+        lines = {
+            file.rpartition("/pytest_nixl/")[2].removesuffix(".py"): {
+                line: {name.rpartition("|")[0] for name in names if name and "\n" not in name} - failed
+                for line, names in read.contexts_by_lineno(file).items()
+            }
+            for file in read.measured_files()
+        }
+        elsewhere = {
+            module: {line: names - failed for line, names in found.items()}
+            for module, found in child_lines.read(children).items()
+        }
+        return cls(lines, elsewhere, {name: taken for name, taken in seconds.items() if name not in failed})
 
     def tests(self, mutant: Mutant) -> tuple[list[str], float]:
         """Return the tests that run first with a change, and the seconds that they take: those of the module first.
 
-        A line that runs when its module is imported belongs to every test of the module.
+        A line that runs when its module is imported belongs to every test of the module. A process that several tests
+        of a file use counts as the first one's: the file's others come last.
         """
-        lines, own = self.lines.get(mutant.module, {}), tests_of(mutant.module)
-        line = next((line for line in range(mutant.line, mutant.line - 6, -1) if lines.get(line)), 0)
-        found = lines.get(line) or sorted({name for names in lines.values() for name in names})
-        names = [name for name in found if "\n" not in name]
-        names.sort(key=lambda name: (name.partition("::")[0] not in own, self.seconds.get(name, 1.0), name))
-        if not names:  # it runs in workers only, which have no coverage
+        own = tests_of(mutant.module)
+        here, there = (each.get(mutant.module, {}) for each in (self.lines, self.elsewhere))
+        line = next((line for line in range(mutant.line, mutant.line - 6, -1) if here.get(line) or there.get(line)), 0)
+        found = here.get(line, set()) | there.get(line, set())
+        if not found:
+            found = {name for lines in (here, there) for names in lines.values() for name in names}
+        files = {name.partition("::")[0] for name in there.get(line, ())}
+        after = {name for name in self.seconds if name.partition("::")[0] in files} - found
+        names = sorted(
+            found | after,
+            key=lambda name: (name in after, name.partition("::")[0] not in own, self.seconds.get(name, 1.0), name),
+        )
+        if not names:
             return list(own), sum(taken for name, taken in self.seconds.items() if name.partition("::")[0] in own)
         chosen: list[str] = []
         total = 0.0
@@ -355,7 +393,8 @@ class Tests:
         try:
             if mutant is not None and path is not None:
                 path.write_text(mutant.code(source))
-            command = f"env -C {copy} PYTHONPATH={copy} {sys.executable} -m pytest -W error -p no:cacheprovider -q"
+            paths = f"{copy}:{copy / 'tests'}"
+            command = f"env -C {copy} PYTHONPATH={paths} {sys.executable} -m pytest -W error -p no:cacheprovider -q"
             start = time.monotonic()
             outcome, output = run_tests(f"{command} {' '.join(more)} -m '{marks}' @{listed}", limit)
             seconds = time.monotonic() - start
@@ -370,21 +409,29 @@ class Tests:
         last = output.strip().splitlines()[-1:] or [""]
         found = re.search("passed|failed|error", last[0])
         if mutant is None and not ("deselected" in last[0] and found is None):
-            print(output)
-        return "none" if "deselected" in last[0] and found is None else "failed", seconds
+            print(output[-10000:])
+        if "deselected" in last[0] and found is None:
+            return "none", seconds
+        if mutant is not None:
+            named = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
+            print(f"{mutant.module}.py:{mutant.line} {mutant.operator} by {named[1] if named else last[0]}", flush=True)
+        return "failed", seconds
 
-    def covering(self, jobs: int) -> Covering | None:
-        """Run the unit tests that are not long, and return which tests run which line; None: one fails."""
+    def covering(self, files: Sequence[str], jobs: int) -> Covering | None:
+        """Run the unit tests that are not long, and return which tests run which line; None: there is no test."""
         # Not named like the data: pytest-cov erases coverage.* first.
-        data, settings, times = (self._folder / name for name in ("coverage", "settings.ini", "times.xml"))
+        names = ("coverage", "settings.ini", "times.xml", "children")
+        data, settings, times, children = (self._folder / name for name in names)
         settings.write_text(f"[run]\nsource = pytest_nixl\ndata_file = {data}\ncore = ctrace\n")
         more = (f"-n{jobs}", "--cov", f"--cov-config={settings}", "--cov-context=test", "--cov-report=",
-                f"--junitxml={times}")  # fmt: skip
-        result, seconds = self.run(["tests/unit"], QUICK, UNCHANGED, more=more)
-        if result != "passed":
+                f"--junitxml={times}", "-p", "helpers.child_lines")  # fmt: skip
+        with child_lines.installed(self._folder / "0", children), pytest.MonkeyPatch.context() as patch:
+            patch.setenv(child_lines.FILE, str(children))
+            result, seconds = self.run(files, QUICK, UNCHANGED, more=more)
+        if result not in ("passed", "failed"):
             return None
-        print(f"the unit tests passed in {seconds:.0f} s", flush=True)
-        return Covering.read(data, times)
+        print(f"the unit tests took {seconds:.0f} s", flush=True)
+        return Covering.read(data, children, times)
 
     def unchanged(self, file: str, marks: str) -> float | None:
         """Return the seconds that a file's tests take without a change; 0: it has none; None: they fail twice."""
@@ -393,6 +440,11 @@ class Tests:
             if result in ("passed", "none"):
                 return seconds if result == "passed" else 0.0
         return None
+
+    def own(self, mutant: Mutant) -> str:
+        """Return what :meth:`run` returns first with a change, of the short tests that are named for its module."""
+        files = tests_of(mutant.module)
+        return self.run(files, QUICK, OWN_SECONDS, mutant)[0] if files else "none"
 
     def quick(self, mutant: Mutant, covering: Covering) -> str:
         """Return what :meth:`run` returns first with a change, of the tests that run its line."""
@@ -429,6 +481,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--least", type=float, default=90.0, help="the percentage that must die")
+    parser.add_argument("--tests", default="tests/unit", help="the tests that are tried")
+    parser.add_argument("--own", action="store_true", help="try only short tests that are named for the module")
     parser.add_argument("--quick", action="store_true", help="leave out the tests that take long")
     parser.add_argument("modules", nargs="*", default=WHERE, help="paths below pytest_nixl, such as judge/row")
     options = parser.parse_args()
@@ -440,16 +494,18 @@ def main() -> int:
         print(f"no change can be made in {' '.join(options.modules)}: give paths below pytest_nixl, such as judge/row")
         return 2
     print(f"{len(chosen)} of {len(every)} changes, seed {options.seed}", flush=True)
-    lives = sorted(chosen, key=lambda each: (each.module, each.line))
+    lives = chosen
     late = 0
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
         tests = Tests(Path(folder), options.jobs)
-        covering = tests.covering(options.jobs)
-        if covering is None:
-            print("these tests fail without any change")
-            return 2
-        for marks in (QUICK,) if options.quick else (QUICK, LONG):
+        judge = tests.own
+        if not options.own:
+            covering = tests.covering(options.tests.split(), options.jobs)
+            if covering is None:
+                print("the unit tests cannot be run")
+                return 2
             judge = partial(tests.quick, covering=covering)
+        for marks in (QUICK,) if options.quick or options.own else (QUICK, LONG):
             if marks == LONG:
                 files = sorted({file for mutant in lives for file in tests_of(mutant.module)})
                 seconds = dict(zip(files, pool.map(partial(tests.unchanged, marks=marks), files), strict=True))
@@ -458,11 +514,13 @@ def main() -> int:
                     return 2
                 judge = partial(tests.of_mutant, marks=marks, seconds=seconds)
             lived: list[Mutant] = []
-            for mutant, result in zip(lives, pool.map(judge, lives), strict=True):
+            answers = {pool.submit(judge, mutant): mutant for mutant in lives}
+            for answer in as_completed(answers):
+                mutant, result = answers[answer], answer.result()
                 late += result == "late"
                 lived += [mutant] if result in ("passed", "none") else []
                 print(f"{mutant.module}.py:{mutant.line} {mutant.operator} {result}", flush=True)
-            lives = lived
+            lives = sorted(lived, key=lambda each: (each.module, each.line))
         print("\n".join(described(mutant) for mutant in lives))
     died = len(chosen) - len(lives)
     share = 100 * died / len(chosen)

@@ -23,6 +23,7 @@ from pytest_nixl.model.findings import FINDINGS, judge_finding
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.nixl.agent import Agents, NixlAgent
+from pytest_nixl.nixl.worker.peer_scene import SIZE
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.processes.worker_errors import NixlError
@@ -123,8 +124,9 @@ def test_a_new_crash_is_caught(agent: NixlAgent) -> None:
 
 def test_a_transfer_that_must_be_refused_is_caught_if_it_is_accepted(agent: NixlAgent) -> None:
     agent.run("helpers.misuse_functions:accept_every_transfer")
-    kind = KINDS["different-lengths"]
-    assert "accepted, but only an error is right" in misuse(agent, kind, "UCX").fault
+    found = misuse(agent, KINDS["different-lengths"], "UCX")
+    assert "accepted, but only an error is right" in found.fault
+    assert found.wrong_bytes == SIZE - 1024, "of what did not arrive, no byte is right by chance"
 
 
 def test_wrong_bytes_after_a_misuse_are_caught(agent: NixlAgent) -> None:

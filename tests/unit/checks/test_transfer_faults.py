@@ -11,7 +11,7 @@ import pytest
 
 from pytest_nixl.checks.faults import transfers as transfer_faults
 from pytest_nixl.checks.faults.outcome import MUST_TELL, FaultOutcome, fault_reason, judge_faults, without
-from pytest_nixl.checks.faults.scene import FaultScene
+from pytest_nixl.checks.faults.scene import MOVED, FaultScene
 from pytest_nixl.checks.faults.transfers import FAULTS, environments, make_fault
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Verdict
@@ -148,6 +148,14 @@ def test_a_nixl_that_tells_of_one_transfer_only_is_caught(make: Make) -> None:
             break
     assert outcome.unended > 0
     assert judge_faults([outcome]).verdict is Verdict.FAIL
+
+
+@pytest.mark.long
+def test_a_survivor_whose_bytes_do_not_arrive_is_caught(make: Make) -> None:
+    """Of what does not arrive, no byte is right by chance."""
+    outcome = make("target-killed", function="accept_every_transfer")
+    assert outcome.wrong_bytes == MOVED - 1024
+    assert judge_faults([outcome]).reason.endswith(f"; {MOVED - 1024} bytes of the survivor's next transfer are wrong")
 
 
 @pytest.mark.long

@@ -178,3 +178,32 @@ def test_a_rank_that_cannot_join_discards_the_etcd_that_it_started(fails: str, m
     with pytest.raises(NixlPluginError, match="rank 1 is gone"):
         RankSession(given, given, given, given, given)
     assert discarded == [True]
+
+
+def test_a_rank_that_has_joined_leaves_once_when_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[object] = []
+    for name in ("require_closed", "RequestHandlers"):
+        monkeypatch.setattr(rank_session, name, lambda *_: None)
+    client = ExitStack()
+    client.callback(log.append, "client")
+    etcd = SimpleNamespace(kind="external", discard=lambda: log.append("etcd"), client=lambda: client)
+    membership = SimpleNamespace(
+        rank=0, size=1, members=[Member(0, "token", "here", 1)], leave=lambda: log.append("leave"),
+        barrier=lambda timeout, waiting: log.append(("barrier", timeout)),
+    )  # fmt: skip
+    monkeypatch.setattr(rank_session, "meeting_etcd", lambda *_: etcd)
+    monkeypatch.setattr(RankSession, "_join", lambda *_: membership)
+    given: Any = None
+    one = RankSession(
+        cast(Settings, SimpleNamespace(join_timeout=7.0)), cast(Any, SimpleNamespace(group="g")), given, given, given
+    )
+    assert (log, one.fault, one.early, one.ending, one.name) == (
+        [("barrier", 7.0)],
+        None,
+        False,
+        None,
+        "rank 0 of 1 on here",
+    )
+    for _ in range(2):
+        one.close()
+    assert log == [("barrier", 7.0), "leave", "client", "etcd"]

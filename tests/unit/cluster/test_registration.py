@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -23,6 +24,7 @@ from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd.lease import Lease
 from pytest_nixl.etcd.transaction import FoundKey, KeyValue
+from pytest_nixl.etcd.watch import Watched, WatchEvent
 
 ROOT = "/pytest-nixl/groups/g/"
 NO_LEASE, REFUSED = (EtcdError(cause, cause=cause) for cause in ("no-lease", "refused"))
@@ -311,3 +313,23 @@ def test_a_message_is_read_once_and_up_to_the_largest_size(box: Box) -> None:
         one._take(strange, b'{"worker": 1, "line": ""}')
         assert strange in one._membership.values.ignored
     assert len(read) == 2
+
+
+def test_a_mailbox_goes_on_after_the_last_event_that_it_has_read(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, _, read = box
+    began: list[int] = []
+
+    def watch(watched: Watched, *, seconds: float) -> Iterator[WatchEvent]:
+        began.append(watched.since)
+        if len(began) == 3:
+            one.close()
+            return
+        for revision in (20 * len(began), 20 * len(began) + 5):
+            key = f"{ROOT}mail/000000/000001/{revision:012d}"
+            yield WatchEvent(KeyValue(key, line_of(100), revision, revision, 1), deleted=False)
+
+    done = {"header": {"revision": "7"}, "succeeded": True, "responses": [{"response_range": {}}]}
+    monkeypatch.setattr(one, "_client", SimpleNamespace(transaction=lambda *_, **__: done, watch=watch))
+    one._read_on()
+    assert began == [8, 26, 46]
+    assert len(read) == 4

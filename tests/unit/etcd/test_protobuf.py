@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pytest_nixl.etcd.proxy import Access, Request
-from pytest_nixl.etcd.proxy.request import EVERYTHING, fields, grpc_accesses
+from pytest_nixl.etcd.proxy.request import EVERYTHING, fields, gateway_accesses, grpc_accesses
 
 _GROUP_START, _GROUP_END = 3, 4
 #: The messages of etcd 3.5's rpc.proto, as far as we read them: each field's number, and its type (``*``: repeated).
@@ -157,3 +157,11 @@ def test_the_id_of_a_lease_is_the_one_that_protobuf_wrote(id: int, revision: int
     header = CLASSES["ResponseHeader"](cluster_id=1, revision=revision)
     answer = CLASSES["LeaseGrantResponse"](header=header, ID=id, TTL=10).SerializeToString()
     assert Request("client", 1, "LeaseGrant", answer=answer).granted() == id
+
+
+def test_a_watch_of_the_gateway_has_a_request_on_each_line_and_others_are_one_text() -> None:
+    create = '{"create_request": {"key": "%s"}}'
+    lines = (create % "YQ==" + "\n\n" + create % "Yg==").encode()
+    assert gateway_accesses("Watch", lines) == (span(b"a", b"", False), span(b"b", b"", False))
+    assert gateway_accesses("Put", b'{\n"key":\n"YQ=="\n}') == (span(b"a", b"", True),)
+    assert gateway_accesses("Put", b"{") == gateway_accesses("Put", b"[1]") == ()

@@ -12,6 +12,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -189,6 +191,37 @@ class TestSeen:
         program = str(Path(etcd_binary()).with_name("etcdctl"))
         arguments = [f"--endpoints={way.endpoint}", "watch", "--rev=1", "/t/w"]
         return subprocess.Popen([program, *arguments], stdout=subprocess.PIPE)
+
+    def test_a_watch_that_the_server_ends_has_ended_for_the_client_which_goes_on(self) -> None:
+        """The server is a double, because an etcd ends a watch only with its connection."""
+
+        class Server(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["content-length"]))
+                self.send_response(200)
+                self.send_header("Transfer-Encoding", "chunked")
+                self.end_headers()
+                self.wfile.write(b"3\r\n{}\n\r\n0\r\n\r\n")
+
+            def log_message(self, format: str, *given: object) -> None:
+                pass
+
+        with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+            started(server.serve_forever)
+            with EtcdProxy(f"http://127.0.0.1:{server.server_port}") as path:
+                way = path.client("w")
+                connection = HTTPConnection(way.endpoint.removeprefix("http://"), timeout=SECONDS)
+                sockets = []
+                for _ in range(2):
+                    connection.request("POST", "/v3/watch", b"{}")
+                    sockets.append(connection.sock)
+                    assert connection.getresponse().read() == b"{}\n"
+                connection.close()
+            server.shutdown()
+        assert sockets[0] is sockets[1]
+        assert methods(way) == ["Watch", "Watch"]
 
     def test_clients_are_distinguished(self, path: EtcdProxy, through: Callable[..., EtcdClient]) -> None:
         first, second = path.client("first"), path.client("second")

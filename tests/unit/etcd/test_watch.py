@@ -188,3 +188,42 @@ def test_a_member_has_a_moment_to_confirm_a_watch_if_there_is_another(
     with pytest.raises(EtcdError, match="cannot be reached"):
         next(opened)
     assert asked == [timeouts]
+
+
+class _Answer:
+    """The answer to a watch: its parts, and the limits that were set for it."""
+
+    status_code = 200
+
+    def __init__(self, *parts: bytes) -> None:
+        self._parts = parts
+        self.allowed: list[float] = []
+        self.messages = 0
+
+    def iter_content(self, chunk_size: int) -> Iterator[bytes]:
+        return iter(self._parts)
+
+    def close(self) -> None:
+        pass
+
+    def allow(self, seconds: float) -> None:
+        self.allowed.append(seconds)
+
+    def next_message(self) -> None:
+        self.messages += 1
+
+
+@pytest.mark.parametrize(("count", "seconds"), [(1, 60.0), (2, 3.0)])
+def test_a_confirmed_watch_lasts_longer_than_the_moment_for_its_confirmation(
+    monkeypatch: pytest.MonkeyPatch, count: int, seconds: float
+) -> None:
+    answer = _Answer(b'{"result": {"created": true}}\n{"resu', b'lt": {"canceled": true, "cancel_reason": "over"}}\n')
+    monkeypatch.setattr("pytest_nixl.etcd.bounded_http.bounds_of", lambda given: given)
+    members = SimpleNamespace(
+        all=["member"] * count, timeout=5.0, session=SimpleNamespace(post=lambda *_, **__: answer)
+    )
+    opened = _watch_once(cast(EtcdMembers, members), cast(Endpoint, "http://a"), [Watched("k", 5)], {1: 5}, 60.0, 0)
+    with pytest.raises(EtcdError, match="the server ended the watch: over"):
+        list(opened)
+    assert answer.allowed == [seconds]
+    assert answer.messages == 1

@@ -206,3 +206,14 @@ def test_a_value_is_a_spike_by_the_five_around_it() -> None:
     assert change_points._without_spikes([0, 0, 0, 9, 9, 0, 0, 0], 1) == [0, 0, 0, 1, 1, 0, 0, 0]
     assert change_points._without_spikes([0, 0, 0, 0, 9, 9, 9, 9], 1) == [0, 0, 0, 0, 9, 9, 9, 9], "a step is none"
     assert change_points._without_spikes([0, -9, 0], 1) == [0, -1, 0]
+
+
+@pytest.mark.parametrize("spread", [0.004, 0.01])
+@pytest.mark.parametrize(("height", "places"), [(0.98, []), (1.02, [20])])
+def test_a_change_must_explain_five_variances_times_the_logarithm_of_the_runs(
+    spread: float, height: float, places: list[int]
+) -> None:
+    """A step of h in the middle of n runs explains n h²/4 of the squares."""
+    runs = 40
+    step = height * float(numpy.sqrt(5 * spread**2 * numpy.log(runs) * 4 / runs))
+    assert change_points._cheapest([0.0] * 20 + [step] * 20, spread) == places

@@ -21,8 +21,9 @@ from pytest_nixl.checks.pattern.fairness import judge_fairness
 from pytest_nixl.checks.pattern.rank_flows import LEAST_SECONDS, LEAST_TURNS, REPEATS, FlowStep, RankFlows
 from pytest_nixl.checks.pattern.samples import ALONE, LOADS, TOGETHER, PatternKind
 from pytest_nixl.model.memory import MemoryPair
+from pytest_nixl.model.samples import Corruption
 from pytest_nixl.model.settings import Settings
-from pytest_nixl.model.traffic_pattern import PatternChoice
+from pytest_nixl.model.traffic_pattern import Flow, PatternChoice
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.nixl.agent import NixlAgent
 from pytest_nixl.nixl.buffer import Buffer
@@ -105,6 +106,22 @@ def test_a_corrupted_flow_is_named_and_no_other(connect: Connect, monkeypatch: p
     assert other.corruption is not None
     assert str(other.corruption).startswith(
         "1 of 65536 bytes are wrong after the timed transfers, the first at offset 0"
+    )
+
+
+@pytest.mark.long
+def test_a_flow_whose_bytes_never_arrive_is_corrupt_in_every_byte(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The targets hold the complements of what is sent, so that nothing there can be right by chance."""
+    flows = connect("incast:3", depth=2)
+    [step] = flows._run([flows._all_flows])
+    assert {transfers for windows in step.windows.values() for transfers, _ in windows} == {2}, "each slot once"
+    monkeypatch.setattr(RankFlows, "_run", lambda *_: [])
+    found: dict[Flow, Corruption] = {}
+    flows._verify("before the timed transfers", found)
+    assert {flow: corruption.wrong_bytes for flow, corruption in found.items()} == dict.fromkeys(
+        flows._flows, 2 * 64 * KIB
     )
 
 

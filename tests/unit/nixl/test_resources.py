@@ -9,11 +9,13 @@ import socket
 import threading
 from contextlib import ExitStack
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
 from pytest_nixl.checks.endurance.worker import cycles
 from pytest_nixl.checks.endurance.worker.cycles import _anonymous, _link, _shared_files, held
+from pytest_nixl.nixl.worker import nixl_api
 
 MIB = 1 << 20
 
@@ -77,3 +79,39 @@ def test_a_descriptor_that_is_gone_has_no_link() -> None:
     for each in (read, write):
         os.close(each)
     assert _link(str(read)) == ""
+
+
+@pytest.mark.parametrize(
+    ("cycle", "calls"),
+    [
+        ("transfer", ["transfer_all", "finish", "agent.release_xfer_handle"]),
+        (
+            "connection",
+            ["peer.get_agent_metadata", "agent.add_remote_agent", "transfer_all", "finish", "agent.release_xfer_handle",
+             "agent.remove_remote_agent"],
+        ),
+        ("registration", ["regions", "agent.register_memory", "agent.deregister_memory"]),
+        ("publication", ["agent.send_local_metadata", "agent.invalidate_local_metadata"]),
+    ],
+)  # fmt: skip
+def test_a_cycle_undoes_what_it_does(cycle: str, calls: list[str]) -> None:
+    scene = MagicMock()
+    cycles.CYCLES[cycle](scene)
+    assert [name for name, _, _ in scene.mock_calls] == calls
+    if cycle == "registration":
+        scene.agent.deregister_memory.assert_called_once_with(scene.agent.register_memory.return_value)
+
+
+def test_an_agent_of_a_cycle_is_deleted_with_its_memory_and_its_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, usual, made = MagicMock(backend="UCX", numbers=iter([4])), MagicMock(), MagicMock()
+    usual.name, scene.agent = "a", usual
+    names: list[str] = []
+    monkeypatch.setattr(nixl_api, "make_agent", lambda name, **_: names.append(name) or made)
+    cycles.CYCLES["agent"](scene)
+    assert names == ["a-child-4"]
+    assert [name for name, _, _ in made.mock_calls] == [
+        "create_backend", "register_memory", "add_remote_agent", "release_xfer_handle", "deregister_memory",
+        "remove_remote_agent",
+    ]  # fmt: skip
+    assert scene.agent is usual
+    assert usual.mock_calls == []

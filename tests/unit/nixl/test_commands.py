@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a worker does of a command, in order: it loads the libraries of all backends, then creates the agent and each.
+
+NIXL is a double, because a real one does not tell what was loaded before it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.core.wire import Ref
+from pytest_nixl.nixl.worker import commands as worker_commands
+from pytest_nixl.nixl.worker import nixl_api, transfer
+from pytest_nixl.nixl.worker.commands import CommandRefusedError, Commands
+from pytest_nixl.nixl.worker.memory import DramBuffer
+
+#: The first object that a worker keeps.
+AGENT = Ref(1, "agent")
+
+
+class LoggedNixl:
+    """An agent with these plugins, and backends, that write to one log what is done with them."""
+
+    def __init__(self) -> None:
+        self.log: list[object] = []
+        self.fails = False
+
+    def get_plugin_list(self) -> list[str]:
+        return ["UCX", "POSIX", "OWN"]
+
+    def create_backend(self, plugin: str, parameters: dict[str, str]) -> None:
+        self.log.append(("create", plugin, parameters))
+
+    def make_agent(self, name: str, **options: object) -> LoggedNixl:
+        if self.fails:
+            raise RuntimeError("no plugin")
+        self.log.append(("agent", name, options))
+        return self
+
+    def backend(self, name: str) -> SimpleNamespace:
+        def load(nixl: dict[str, str]) -> dict[str, str]:
+            self.log.append(("load", name, nixl["nixl"]))
+            return {f"library of {name}": "1.0"}
+
+        @contextlib.contextmanager
+        def creating() -> Iterator[None]:
+            self.log.append(("begin", name))
+            yield
+            self.log.append(("end", name))
+
+        return SimpleNamespace(load=load, creating=creating)
+
+
+@pytest.fixture
+def nixl(monkeypatch: pytest.MonkeyPatch) -> LoggedNixl:
+    made = LoggedNixl()
+    monkeypatch.setattr(worker_commands, "BACKENDS", {name: made.backend(name) for name in ("UCX", "POSIX", "GDS")})
+    monkeypatch.setattr(nixl_api, "load", lambda: {"nixl": "1.5.1"})
+    monkeypatch.setattr(nixl_api, "make_agent", made.make_agent)
+    monkeypatch.setattr(nixl_api, "backend_parameters", lambda *given: {**given[2], "threads": f"{given[3]}"})
+    monkeypatch.setattr(worker_commands, "ucx_version", lambda: "1.23.0")
+    monkeypatch.setattr(worker_commands, "obstacle", lambda: "Yama forbids it")
+    return made
+
+
+def create(backends: list[str], **more: Any) -> dict[str, Any]:
+    options = {"progress_thread": True, "listen_thread": True, "listen_port": 5, "telemetry": True, **more}
+    found: dict[str, Any] = Commands(lambda: False).handle(
+        "create_agent", {"name": "a", "backends": backends, **options}
+    )
+    return found
+
+
+def test_libraries_are_loaded_before_the_agent_and_each_backend_is_created_by_itself(nixl: LoggedNixl) -> None:
+    found = create(["UCX", "POSIX", "OWN"], parameters={"POSIX": {"a": "b"}}, threads=3)
+    options = {"progress_thread": True, "listen_thread": True, "listen_port": 5, "telemetry": True, "sync_mode": "auto"}
+    assert nixl.log == [
+        ("load", "UCX", "1.5.1"), ("load", "POSIX", "1.5.1"), ("agent", "a", options),
+        ("begin", "UCX"), ("create", "UCX", {"threads": "3"}), ("end", "UCX"),
+        ("begin", "POSIX"), ("create", "POSIX", {"a": "b", "threads": "3"}), ("end", "POSIX"),
+        ("create", "OWN", {"threads": "3"}),
+    ]  # fmt: skip
+    assert found["versions"] == {
+        "library of UCX": "1.0", "library of POSIX": "1.0", "ucx": "1.23.0", "obstacle": "Yama forbids it",
+    }  # fmt: skip
+
+
+def test_only_an_agent_with_ucx_says_what_forbids_its_copies(nixl: LoggedNixl) -> None:
+    assert create(["POSIX"])["versions"] == {"library of POSIX": "1.0", "ucx": "1.23.0"}
+
+
+def test_a_plugin_that_this_nixl_lacks_is_named_with_those_that_it_has(nixl: LoggedNixl) -> None:
+    with pytest.raises(NixlPluginError, match=r"^NIXL has no plugin GDS: it has UCX, POSIX, OWN"):
+        create(["UCX", "GDS"])
+    assert ("create", "UCX", {"threads": "0"}) in nixl.log
+
+
+def test_an_agent_that_nixl_refuses_has_its_words(nixl: LoggedNixl) -> None:
+    nixl.fails = True
+    with pytest.raises(NixlPluginError, match=r"^NIXL cannot create an agent: no plugin"):
+        create(["UCX"])
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "words"),
+    [
+        ("eat", {}, "there is no command 'eat'"),
+        ("cancel", {}, "there is no command 'cancel'"),
+        ("serve", {"agent": AGENT}, "invalid arguments of 'serve': "),
+        ("serve", {"agent": Ref(7, "agent"), "timeout": 1.0}, "this agent is no longer there"),
+        ("call", {"agent": AGENT, "method": "__init__", "arguments": [], "keywords": {}}, "is not a public method"),
+        ("allocate", {"size": 1, "memory_type": "TAPE"}, "there are no buffers of type TAPE"),
+        ("run", {"agent": AGENT, "function": "os.getpid", "arguments": {}}, "'os.getpid' is not module:function"),
+    ],
+)  # fmt: skip
+def test_a_command_that_cannot_be_carried_out_is_refused_in_words(
+    command: str, arguments: dict[str, Any], words: str
+) -> None:
+    made = Commands(lambda: False)
+    made.keep(object(), "agent")
+    with pytest.raises(CommandRefusedError) as caught:
+        made.handle(command, arguments)
+    assert words in str(caught.value)
+
+
+def test_a_buffer_that_is_forgotten_is_freed_and_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    freed: list[DramBuffer] = []
+    monkeypatch.setattr(DramBuffer, "free", lambda self: freed.append(self))
+    made = Commands(lambda: False)
+    one, other = (made.handle("allocate", {"size": 8, "memory_type": "DRAM"})["buffer"] for _ in range(2))
+    buffer = made.get(one)
+    made.handle("forget", {"objects": [one, Ref(99, "buffer")]})
+    assert freed == [buffer]
+    assert made.get(other).size == 8
+    with pytest.raises(CommandRefusedError, match="this buffer is no longer there"):
+        made.get(one)
+
+
+def test_a_worker_greets_each_target_before_its_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log: list[object] = []
+
+    class Initiator:
+        def __init__(self, agent: object, target: str, plain: object, tagged: object, **how: Any) -> None:
+            left = how.pop("deadline") - time.monotonic()
+            log.append((agent, target, plain, tagged, how, 0 < left <= 60))
+
+        def greet(self) -> None:
+            log.append("greet")
+
+    monkeypatch.setattr(transfer, "Initiator", Initiator)
+    made = Commands(lambda: False)
+    agent = made.keep("agent", "agent")
+    made.handle("connect", {"agent": agent, "targets": ["a", "b"], "timeout": 60.0})
+    how = {
+        "depth": 0, "acknowledged": True, "tag_each": False, "announced": False, "sync": None, "watch": None,
+    }  # fmt: skip
+    assert log == [("agent", "a", [], [], how, True), "greet", ("agent", "b", [], [], how, True), "greet"]

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a worker gives to NIXL and says of its refusals. NIXL's modules are doubles, one for each kind of release."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.nixl.worker import nixl_api
+
+PARAMETERS = {"UCX": {"devices": "", "engines": "1"}, "LIBFABRIC": {}, "GDS": {"num_threads": "1"}, "OBJ": {}}
+AGENT = SimpleNamespace(get_plugin_params=PARAMETERS.__getitem__)
+
+
+@pytest.fixture(autouse=True)
+def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nixl_api, "installed", lambda: ("nixl-cu12", "1.5.1"))
+
+
+def test_parameters_that_the_plugin_lists_are_passed_on() -> None:
+    assert nixl_api.backend_parameters(AGENT, "UCX", {"engines": "2"}, 0) == {"engines": "2"}
+    assert nixl_api.backend_parameters(AGENT, "OBJ", {"bucket": "b"}, 0) == {"bucket": "b"}, "it lists none"
+
+
+@pytest.mark.parametrize(
+    ("backend", "words"),
+    [
+        ("UCX", "UCX of NIXL 1.5.1 has no parameter 'bucket': it has devices, engines"),
+        ("LIBFABRIC", "LIBFABRIC of NIXL 1.5.1 has no parameter 'bucket': it has none"),
+    ],
+)
+def test_a_parameter_that_the_plugin_lacks_is_named_with_those_that_it_has(backend: str, words: str) -> None:
+    with pytest.raises(NixlPluginError) as caught:
+        nixl_api.backend_parameters(AGENT, backend, {"bucket": "b"}, 0)
+    assert (caught.value.reason, caught.value.remedy) == (words, "correct --nixl-backend-params")
+
+
+def test_worker_threads_are_given_to_the_plugins_that_have_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert nixl_api.backend_parameters(AGENT, "UCX", {}, 3) == {"num_threads": "3"}, "it takes it without listing it"
+    monkeypatch.setattr(nixl_api, "THREADED", ("UCX", "GDS", "LIBFABRIC"))
+    assert nixl_api.backend_parameters(AGENT, "GDS", {}, 3) == {"num_threads": "3"}
+    assert nixl_api.backend_parameters(AGENT, "OBJ", {}, 3) == {}
+    with pytest.raises(NixlPluginError, match=r"^LIBFABRIC of NIXL 1\.5\.1 has no worker threads"):
+        nixl_api.backend_parameters(AGENT, "LIBFABRIC", {}, 3)
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        ("cannot bind metadata listener", "find the process that has port 7 with `ss -tanp 'sport = :7'`"),
+        ("telemetry is wrong", "correct or unset the variables NIXL_TELEMETRY_"),
+        ("Conversion to bool failed", "correct or unset the variables NIXL_TELEMETRY_"),
+        ("no plugins", "set NIXL_PLUGIN_DIR to the plugin folder"),
+    ],
+)
+def test_the_remedy_of_a_refused_agent_follows_from_nixls_words(
+    error: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NIXL_PLUGIN_DIR", raising=False)
+    assert nixl_api.creation_remedy(error, 7).startswith(remedy)
+
+
+def test_a_plugin_folder_that_is_set_is_doubted_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NIXL_PLUGIN_DIR", "/else")
+    assert nixl_api.plugin_remedy().startswith("unset NIXL_PLUGIN_DIR (now /else), or set it to the plugin folder")
+
+
+class Api:
+    """NIXL's module: it keeps what an agent was created with."""
+
+    def __init__(self, **modes: Any) -> None:
+        vars(self).update(modes)
+        self.given: dict[str, Any] = {}
+
+    def nixl_agent_config(self, **given: Any) -> str:
+        self.given = given
+        return "config"
+
+    def nixl_agent(self, name: str, config: str) -> tuple[str, str]:
+        return name, config
+
+
+def test_an_agent_is_created_without_backends_and_listens_only_if_it_is_asked_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    api = Api(nixl_thread_sync_t=SimpleNamespace(NIXL_THREAD_SYNC_RW="rw mode"))
+    monkeypatch.setitem(sys.modules, "nixl._api", api)
+    monkeypatch.setattr(nixl_api, "port_for", lambda version, port: (version, port))
+    assert nixl_api.make_agent("a", progress_thread=True, telemetry=True) == ("a", "config")
+    assert api.given == {
+        "enable_prog_thread": True, "enable_listen_thread": False, "listen_port": 0, "capture_telemetry": True,
+        "backends": [],
+    }  # fmt: skip
+    nixl_api.make_agent("a", listen_thread=True, listen_port=9, sync_mode="rw")
+    assert api.given == {
+        "enable_prog_thread": False, "enable_listen_thread": True, "listen_port": ("1.5.1", 9),
+        "capture_telemetry": False, "backends": [], "sync_mode": "rw mode",
+    }  # fmt: skip
+
+
+def test_a_release_without_synchronization_modes_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nixl._api", Api())
+    with pytest.raises(NixlPluginError, match=r"^an agent of NIXL 1\.5\.1 has no synchronization mode"):
+        nixl_api.make_agent("a", sync_mode="rw")
+
+
+@pytest.mark.parametrize(("version", "torch"), [("1.3.2", True), ("1.4.0", False)])
+def test_a_release_that_imports_torch_asks_for_it(monkeypatch: pytest.MonkeyPatch, version: str, torch: bool) -> None:
+    monkeypatch.setitem(sys.modules, "nixl._api", None)  # an import of it fails
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(nixl_api, "installed", lambda: ("nixl-cu12", version))
+    with pytest.raises(NixlPluginError if torch else nixl_api.NixlImportError) as caught:
+        nixl_api.load()
+    assert ("nixl-cu12 1.3.2 imports torch" in str(caught.value)) is torch

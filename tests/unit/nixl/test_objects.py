@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A buffer whose bytes are objects of a store: which object has which bytes, and what is written and removed.
+
+The store is a double that keeps its objects in a dictionary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pytest_nixl.nixl.worker.object_stores import ObjectStoreError
+from pytest_nixl.nixl.worker.objects import ObjectBuffer
+
+BLOCK = 64
+
+
+class Store:
+    """A client of a store."""
+
+    transport = "in memory"
+
+    def __init__(self) -> None:
+        self.kept: dict[str, bytes] = {}
+        self.doubted: ObjectStoreError | None = None
+        self.closed = False
+
+    def probe(self, key: str) -> None:
+        pass
+
+    def doubt(self) -> ObjectStoreError | None:
+        return self.doubted
+
+    def within(self, seconds: float, act: Callable[[], object]) -> object:
+        return act()
+
+    def put(self, key: str, content: bytes) -> None:
+        self.kept[key] = content
+
+    def get(self, key: str, offset: int, size: int) -> bytes:
+        if key not in self.kept:
+            raise ObjectStoreError(f"no object {key}", "store it")
+        return self.kept[key][offset : offset + size]
+
+    def delete(self, key: str) -> None:
+        self.kept.pop(key, None)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Agent:
+    """An agent that keeps what is registered."""
+
+    def __init__(self) -> None:
+        self.registered: list[Any] = []
+
+    def register_memory(self, regions: list[Any], memory: str) -> Any:
+        self.registered.append((regions, memory))
+        return self.registered[-1]
+
+    def deregister_memory(self, registered: Any) -> None:
+        self.registered.remove(registered)
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store()
+
+
+@pytest.fixture
+def buffer(store: Store) -> ObjectBuffer:
+    """A buffer of three objects."""
+    made = ObjectBuffer(3 * BLOCK, store)  # type: ignore[arg-type]
+    made.prepare(Agent(), BLOCK, 3)
+    return made
+
+
+def test_each_object_is_registered_by_its_number_from_one(store: Store) -> None:
+    agent, made = Agent(), ObjectBuffer(2 * BLOCK, store)  # type: ignore[arg-type]
+    made.prepare(agent, BLOCK, 2)
+    [(regions, memory)] = agent.registered
+    assert memory == "OBJ"
+    assert [region[:3] for region in regions] == [(0, BLOCK, 1), (0, BLOCK, 2)]
+    assert [region[3].rpartition("/")[2] for region in regions] == ["0", "1"]
+    made.prepare(agent, BLOCK // 2, 4)
+    assert [len(regions) for regions, _ in agent.registered] == [4], "those before are deregistered"
+    made.release(agent)
+    assert agent.registered == []
+
+
+def test_a_pattern_over_several_objects_is_compared_byte_by_byte(buffer: ObjectBuffer, store: Store) -> None:
+    buffer.fill(7, 0, 3 * BLOCK)
+    assert [len(content) for content in store.kept.values()] == [BLOCK] * 3
+    assert buffer.compare(7, 0, 3 * BLOCK) is None
+    last = next(key for key in store.kept if key.endswith("/2"))
+    store.kept[last] = store.kept[last][:-1] + bytes([store.kept[last][-1] ^ 1])
+    found = buffer.compare(7, 0, 3 * BLOCK)
+    assert found is not None
+    assert (found["wrong_bytes"], found["offset"]) == (1, 3 * BLOCK - 1)
+    assert buffer.read(BLOCK - 1, BLOCK + 2) == b"".join(store.kept.values())[BLOCK - 1 : 2 * BLOCK + 1]
+    buffer.fill(8, BLOCK, BLOCK, inverted=True)
+    wrong = buffer.compare(8, BLOCK, BLOCK)
+    assert wrong is not None
+    assert wrong["wrong_bytes"] == BLOCK, "the complement has no right byte"
+
+
+@pytest.mark.parametrize(("offset", "size"), [(1, BLOCK), (0, BLOCK - 1), (BLOCK // 2, BLOCK // 2)])
+def test_only_whole_objects_are_written(buffer: ObjectBuffer, store: Store, offset: int, size: int) -> None:
+    with pytest.raises(ObjectStoreError, match="only whole objects can be written"):
+        buffer.write(offset, bytes(size))
+    assert store.kept == {}
+
+
+def test_nothing_is_written_before_the_space_is_divided(store: Store) -> None:
+    made = ObjectBuffer(BLOCK, store)  # type: ignore[arg-type]
+    with pytest.raises(ObjectStoreError, match="only whole objects can be written"):
+        made.write(0, bytes(BLOCK))
+    with pytest.raises(IndexError, match=f"bytes 0 to {BLOCK + 1} are not inside a buffer of {BLOCK} bytes"):
+        made.fill(1, 0, BLOCK + 1)
+
+
+def test_a_buffer_that_is_freed_leaves_no_object(buffer: ObjectBuffer, store: Store) -> None:
+    buffer.fill(7, 0, 3 * BLOCK)
+    buffer.free()
+    assert (store.kept, store.closed) == ({}, True)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "arrived", "blocks", "told"),
+    [(1e6, False, 1, True), (0.0, False, 1, False), (1e6, True, 1, False), (1e6, False, 1 << 40, False)],
+)
+def test_a_small_row_that_never_moved_is_doubted_after_a_while(
+    store: Store, seconds: float, arrived: bool, blocks: int, told: bool
+) -> None:
+    made = ObjectBuffer(BLOCK, store)  # type: ignore[arg-type]
+    made.prepare(Agent(), BLOCK * blocks, 1)
+    store.doubted = ObjectStoreError("NIXL does not trust its certificate", "set ca_bundle")
+    if arrived:
+        made.arrived()
+    if told:
+        with pytest.raises(ObjectStoreError, match="does not trust"):
+            made.stalled(seconds)
+    else:
+        made.stalled(seconds)
