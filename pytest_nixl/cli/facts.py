@@ -7,7 +7,7 @@ import argparse
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from pytest_nixl.cli.doctor import add_sources, gathered
@@ -15,6 +15,7 @@ from pytest_nixl.core.units import gigabits
 from pytest_nixl.host.fact import Fact
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.gpu_nic_affinity import WORDS, Topology
+from pytest_nixl.host.rdma import RdmaDevice, network_cards
 
 _UNKNOWN = "unknown"
 
@@ -89,6 +90,14 @@ def _role(facts: Facts) -> str:
     return f"{_UNKNOWN} (no launcher has set a rank)"
 
 
+def _write(devices: Iterable[RdmaDevice]) -> str:
+    """Return a clause with the UCX_NET_DEVICES that names the active ports of devices; empty: they have none."""
+    numbers = {device.name: [port.number for port in device.ports if port.state in ("ACTIVE", "")] if device.ports
+               else [1] for device in devices if not device.closed}  # fmt: skip
+    ports = [f"{name}:{number}" for name, active in numbers.items() for number in active]
+    return f"; UCX_NET_DEVICES={','.join(ports)}" if ports else ""
+
+
 def near_lines(facts: Facts) -> Iterator[str]:
     """Yield a line for each GPU with its nearest network cards, and one for the cards that are near no GPU."""
     topology = Topology.of(facts.gpu, facts.rdma)
@@ -97,9 +106,10 @@ def near_lines(facts: Facts) -> Iterator[str]:
         gpu = placed[str(near.gpu)]
         cards = ", ".join(near.devices) or "no network card"
         own = f"; when all GPUs are used, only: {', '.join(near.own)}" if set(near.own) != set(near.devices) else ""
-        yield f"GPU {near.gpu} ({gpu.pci}, {gpu.node}): {cards} ({WORDS[near.how]}){own}"
+        write = _write(device for device in facts.rdma if device.name in (near.own or near.devices))
+        yield f"GPU {near.gpu} ({gpu.pci}, {gpu.node}): {cards} ({WORDS[near.how]}){own}{write}"
     if not facts.near:
-        yield "no GPU has a known position on the PCI bus"
+        yield f"no GPU has a known position on the PCI bus{_write(network_cards(facts.rdma))}"
     idle = [f"{nic.name} ({nic.node})" for nic in topology.idle()]
     if idle and facts.near:
         yield f"near no GPU: {', '.join(idle)}"
@@ -113,7 +123,10 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     how.add_argument(
         "--record", metavar="DIR", type=Path, help="write the files that were read to a new directory, for --root"
     )
-    how.add_argument("--near", action="store_true", help="print which network cards are nearest to each GPU")
+    how.add_argument(
+        "--near", action="store_true",
+        help="print which network cards are nearest to each GPU, and the UCX_NET_DEVICES that names them",
+    )  # fmt: skip
     how.add_argument("--output", metavar="FILE", type=Path, help="write JSON to a file")
     how.add_argument(
         "--compare", metavar="FACTS.json", type=Path, nargs="+",

@@ -14,9 +14,11 @@ from helpers.fake_sysfs import TOPOLOGY, Tree, build, p5
 from pytest_nixl.checks.doctor.catalogue import checks
 from pytest_nixl.checks.doctor.check import Requirements
 from pytest_nixl.cli import main
+from pytest_nixl.cli.facts import near_lines
 from pytest_nixl.host.facts import Facts, gather
 from pytest_nixl.host.gpu_nic_affinity import FAR, NODE, ROOT, SWITCH, GpuNics, Placed, Topology, distance, share
 from pytest_nixl.host.hwloc import hwloc_facts, read_hwloc
+from pytest_nixl.host.rdma import Port
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.model.device_counters import devices_that_moved, difference, read_counters
@@ -244,9 +246,22 @@ def test_nearest_cards_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["facts", "--near", "--hwloc", str(TOPOLOGY / "p6-b200.48xl.xml")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 8
-    near, own = lines[0].split(";")
-    assert near == "GPU 0 (0000:51:00.0, NUMA node 0): rdmap79s0, rdmap80s0 (under the same PCI switch)"
-    assert own.endswith(": rdmap79s0")
+    assert lines[0] == (
+        "GPU 0 (0000:51:00.0, NUMA node 0): rdmap79s0, rdmap80s0 (under the same PCI switch); when all GPUs are used, "
+        "only: rdmap79s0; UCX_NET_DEVICES=rdmap79s0:1"
+    )
+
+
+def test_devices_that_ucx_may_use_are_printed_without_a_gpu_too(healthy: Tree) -> None:
+    facts = read(healthy)
+    facts = replace(facts, gpu=replace(facts.gpu, gpus=()), near=())
+    port, down = Port(1, "ACTIVE", None, "Ethernet", {}, ()), Port(2, "DOWN", None, "Ethernet", {}, ())
+    one, other, shut = (
+        replace(facts.rdma[0], name=f"mlx5_{number}", kind="mlx", ports=ports, closed=closed)
+        for number, (ports, closed) in enumerate((((port, down), ""), ((down,), ""), ((port,), "Permission denied")))
+    )
+    [line] = near_lines(replace(facts, rdma=(one, other, shut)))
+    assert line == "no GPU has a known position on the PCI bus; UCX_NET_DEVICES=mlx5_0:1"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The check ``each-nic``: does each RDMA device move bytes alone, and as many as the others?"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+from pytest_nixl.checks.bandwidth.gpu_judge import UCX_CARDS, GpuEnd, seats
+from pytest_nixl.checks.bandwidth.nic_judge import Nic, NicPair, NicRow, NicTrial, nic_pairs
+from pytest_nixl.core.errors import NotApplicableError
+from pytest_nixl.core.units import format_size
+from pytest_nixl.core.words import named
+from pytest_nixl.host.facts import Facts, gather
+from pytest_nixl.host.rdma import network_cards, read_rdma
+from pytest_nixl.host.recorded_tree import FactsRoot
+from pytest_nixl.judge.concurrent import MOST_PAIRS, measure_at_once
+from pytest_nixl.measure.worker_pairs import WorkerPairs
+from pytest_nixl.model.memory import DevicePair, MemoryPair
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.model.verdicts import Judgement, Verdict
+from pytest_nixl.nixl.gpus import gpus
+from pytest_nixl.processes.worker_errors import WorkerError
+from pytest_nixl.session.cluster import Cluster
+from pytest_nixl.session.run import Run
+
+_UCX, _TLS = "UCX", "UCX_TLS"
+#: Transports with which UCX recognises GPU memory and copies it, none of which goes from one process to another.
+_OF_GPU_MEMORY = ("cuda_copy", "gdr_copy")
+_WORST_FIRST = (Verdict.CORRUPT, Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.NOT_APPLICABLE, Verdict.PASS)
+
+
+def judge_each_nic(run: Run, settings: Settings, cluster: Cluster) -> Judgement:
+    """Measure a short row over each RDMA device of every host, and judge whether one is bad beside the others.
+
+    :raises NotApplicableError: UCX is not requested, or a host has fewer than two RDMA devices that UCX may use.
+    """
+    links = [link for link in run.links if link.backend == _UCX and not link.memory.stored]
+    if not links:
+        raise NotApplicableError("UCX is not requested, and only UCX takes a device from UCX_NET_DEVICES")
+    if not network_cards(read_rdma(FactsRoot())):
+        raise NotApplicableError("this host has no RDMA device")
+    trial = _Rows(settings, cluster, [(link.op, link.memory) for link in links])
+    with ThreadPoolExecutor(min(len(trial.hosts), MOST_PAIRS)) as pool:
+        said = list(pool.map(trial.judge, trial.hosts))
+    worst = min(said, key=lambda each: _WORST_FIRST.index(each.verdict))
+    reasons = "; ".join(dict.fromkeys(each.reason for each in said))
+    return Judgement(worst.verdict, f"{reasons}{trial.left_out()}", worst.remedy)
+
+
+class _Rows:
+    """The rows over each device.
+
+    :param rows: the operations and memory types of the requested links.
+    """
+
+    def __init__(self, settings: Settings, cluster: Cluster, rows: Sequence[tuple[str, MemoryPair]]) -> None:
+        self._cluster = cluster
+        facts = (
+            [Facts.of(plain) for plain in cluster.ask("facts", peers=[])]
+            if cluster.several
+            else [gather(FactsRoot(), backends=(_UCX,), etcd="")]
+        )
+        block = max(settings.blocks)
+        self._settings = replace(settings, blocks=(block,), batch=(1,), duration=0.0)
+        # GPU memory, if it is requested: a device and its GPU can be bad together.
+        self._memory = max((memory for _, memory in rows), key=lambda memory: str(memory).count("VRAM"))
+        self._ops = tuple(dict.fromkeys(op for op, memory in rows if memory == self._memory))
+        self._block, self._depth = block, max(settings.depth)
+        self._left_out: dict[str, None] = {}
+        # One rank for each host: those of one host would share its devices.
+        ranks = {each.host.name.value or str(rank): rank for rank, each in reversed(list(enumerate(facts)))}
+        first = sorted(ranks.values())
+        self._one_host = len(first) == 1
+        self._nics = {rank: self._usable(rank, facts[rank]) for rank in first}
+        if max(map(len, self._nics.values())) < 2 or not all(self._nics.values()):
+            raise NotApplicableError(f"{self._few()}{self.left_out()}")
+        #: The ranks of each two hosts that are measured with each other. An odd host takes the one before it.
+        self.hosts = [(0, 0)] if self._one_host else [
+            (one, first[number + 1] if number + 1 < len(first) else first[number - 1])
+            for number, one in enumerate(first) if number % 2 == 0
+        ]  # fmt: skip
+
+    def left_out(self) -> str:
+        """Return a clause about the devices that are not measured; empty: there are none."""
+        return f"; left out: {named(self._left_out)}" if self._left_out else ""
+
+    def judge(self, ranks: tuple[int, int]) -> Judgement:
+        """Measure and judge the devices of two hosts, or of one."""
+        one, other = (self._nics[rank] for rank in ranks)
+        pairs = [NicPair(nic, nic) for nic in one] if self._one_host else nic_pairs(one, other)
+        where = "" if self._one_host else f" from {one[0].host} to {other[0].host}"
+        what = f"UCX {self._memory} of {format_size(self._block)}{where}"
+        workers = WorkerPairs(self._cluster.hosts, self._settings)
+        try:
+            return NicTrial(what, pairs, lambda pair: self._measure(workers, pair)).judge()
+        finally:
+            workers.close()
+
+    def _measure(self, workers: WorkerPairs, pair: NicPair) -> NicRow:
+        ends = (pair.initiator, pair.target)
+        ranks = (0, 1) if self._one_host else (ends[0].rank, ends[1].rank)
+        variables = self._variables(ends[0]), self._variables(ends[1])
+        devices = DevicePair(ends[0].gpu, ends[1].gpu)
+        rates, contention = {}, 0.0
+        try:
+            for op in self._ops:
+                links = workers.between_devices(_UCX, op, self._memory, [devices], ranks, [variables])
+                [samples] = measure_at_once(links, self._block, self._depth)
+                if samples.corruption is not None:
+                    return NicRow(corruption=str(samples.corruption))
+                used = [transport.partition("/")[2] for transport in samples.transports]
+                if used and ends[0].device not in used:
+                    return NicRow(elsewhere=", ".join(samples.transports))
+                rates[op] = samples.bandwidth
+                contention = max(contention, *samples.contention)
+        except WorkerError as error:
+            return NicRow(error=error.reason)
+        return NicRow(rates, contention=contention)
+
+    def _variables(self, nic: Nic) -> Mapping[str, str]:
+        # Between two processes of a host UCX prefers to copy.
+        only = {_TLS: ",".join((*nic.transports, *_OF_GPU_MEMORY))} if self._one_host and _TLS not in os.environ else {}
+        return {UCX_CARDS: nic.device, **only}
+
+    def _usable(self, rank: int, facts: Facts) -> list[Nic]:
+        """Return the devices of a host that UCX may use, each with its nearest GPU if GPU memory is moved."""
+        gpu_of = self._gpus(rank, facts) if "VRAM" in str(self._memory) else None
+        host = facts.host.name.value or f"rank {rank}"
+        found = []
+        for nic, why in _ports(rank, host, facts):
+            name = nic.device.partition(":")[0]
+            if not why and gpu_of is not None and name not in gpu_of:
+                why = "near no GPU"
+            if why:
+                self._left_out[f"{nic.device} of {host} ({why})"] = None
+            else:
+                found.append(replace(nic, gpu=gpu_of[name] if gpu_of is not None else 0))
+        return found
+
+    def _gpus(self, rank: int, facts: Facts) -> dict[str, int]:
+        """Return by device the number of the nearest GPU."""
+        worker = self._cluster.hosts[rank].start("gpus", {}, self._settings.timeout, self._settings.start_timeout)
+        try:
+            ends = seats(gpus(worker, self._memory), facts.gpu.gpus, facts.rdma)
+        finally:
+            worker.kill()
+        return nearest_gpus(ends)
+
+    def _few(self) -> str:
+        told = [f"{nics[0].host} has only one, {nics[0].device}" for nics in self._nics.values() if nics]
+        return "fewer than two RDMA devices of a host can be compared" + (f": {named(told)}" if told else "")
+
+
+def nearest_gpus(ends: Sequence[GpuEnd]) -> dict[str, int]:
+    """Return by network card the number of its GPU: the one that it is assigned to, else one that it is nearest to."""
+    near = [end for end in ends if end.near is not None and end.own]
+    found = {name: end.gpu.number for end in reversed(near) for name in end.near.devices}  # type: ignore[union-attr]
+    return found | {name: end.gpu.number for end in reversed(near) for name in end.own}
+
+
+def _ports(rank: int, host: str, facts: Facts) -> Iterator[tuple[Nic, str]]:
+    """Yield each port of the devices that move data between hosts, and why it is left out; empty: it is not."""
+    chosen = facts.environment.get(UCX_CARDS)
+    words = chosen.lstrip("^").split(",")
+    offered = facts.software.ucx_rdma.offered if facts.software.ucx_rdma is not None else {}
+    for device in network_cards(facts.rdma):
+        for port in device.ports:
+            name = f"{device.name}:{port.number}"
+            named_by_user = name in words or device.name in words
+            why = ""
+            if chosen not in ("", "all") and named_by_user == chosen.startswith("^"):
+                why = f"{UCX_CARDS}={chosen}"
+            elif port.state not in ("ACTIVE", ""):
+                why = f"its port is {port.state}"
+            elif device.name not in offered:
+                why = "UCX does not offer it: see ucx-uses-rdma"
+            transports = offered.get(device.name, ())
+            yield Nic(rank, host, name, (device.kind, port.rate), transports), why

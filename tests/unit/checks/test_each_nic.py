@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The check ``each-nic`` on made rates: which device is named, and which is not. ``tests/machines`` has real ones."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import count
+
+import pytest
+from helpers.cli_run import run
+from helpers.fake_sysfs import TOPOLOGY
+
+from pytest_nixl.checks.bandwidth.each_nic import nearest_gpus
+from pytest_nixl.checks.bandwidth.gpu_judge import seats
+from pytest_nixl.checks.bandwidth.nic_judge import Nic, NicPair, NicRow, NicTrial, nic_pairs
+from pytest_nixl.host.hwloc import hwloc_facts
+from pytest_nixl.model.verdicts import Judgement, Verdict
+from pytest_nixl.nixl.gpus import LinkGpu
+
+KIND = ("mlx", 50e9)
+
+
+def nics(rank: int, number: int = 4) -> list[Nic]:
+    return [Nic(rank, f"node-{'ab'[rank]}", f"mlx5_{each}:1", KIND) for each in range(number)]
+
+
+ONE, OTHER = nics(0), nics(1)
+LOOPS = [NicPair(nic, nic) for nic in ONE]
+ACROSS = nic_pairs(ONE, OTHER)
+#: What a pair moves, from the devices of its ends and how often it was measured before.
+Moves = Callable[[NicPair, int], NicRow]
+
+
+def rate(value: float, contention: float = 0.0) -> NicRow:
+    return NicRow({"WRITE": value, "READ": value}, contention=contention)
+
+
+def judged(pairs: list[NicPair], moves: Moves) -> Judgement:
+    counts: dict[NicPair, Iterator[int]] = {}
+    return NicTrial("rows", pairs, lambda pair: moves(pair, next(counts.setdefault(pair, count())))).judge()
+
+
+def bad(*devices: Nic, row: NicRow) -> Moves:
+    """Return what pairs move if some devices are bad."""
+    return lambda pair, _: row if {pair.initiator, pair.target} & set(devices) else rate(40e9)
+
+
+def test_devices_of_two_hosts_are_paired_by_order_and_none_is_left_out() -> None:
+    assert [(str(each.initiator.device), each.target.device) for each in nic_pairs(ONE[:3], OTHER[:2])] == [
+        ("mlx5_0:1", "mlx5_0:1"), ("mlx5_1:1", "mlx5_1:1"), ("mlx5_2:1", "mlx5_0:1"),
+    ]  # fmt: skip
+
+
+def test_healthy_devices_pass_with_the_slowest_and_the_fastest() -> None:
+    rates = dict(zip(ONE, (40e9, 39e9, 42e9, 21e9), strict=True))
+    said = judged(LOOPS, lambda pair, _: rate(rates[pair.initiator]))
+    assert (said.verdict, said.reason, said.remedy) == (
+        Verdict.PASS,
+        "rows, each of 4 RDMA devices alone: WRITE 21 (mlx5_3:1) to 42 GB/s (mlx5_2:1), "
+        "READ 21 (mlx5_3:1) to 42 GB/s (mlx5_2:1)",
+        "",
+    )
+
+
+@pytest.mark.parametrize("number", [2, 4])
+def test_a_slow_device_of_one_host_is_named(number: int) -> None:
+    said = judged(LOOPS[:number], bad(ONE[1], row=rate(19e9)))
+    assert said.verdict is Verdict.FAIL
+    assert said.reason.startswith(
+        "rows: mlx5_1:1 of node-a (rank 0) moves 19 GB/s (WRITE), less than half of the 40 GB/s of mlx5_0:1 of node-a "
+        "(rank 0), in 3 of 3 measurements; mlx5_1:1 of node-a (rank 0) moves 19 GB/s (READ)"
+    )
+    assert "leave the device out of UCX_NET_DEVICES" in said.remedy
+
+
+def test_a_device_that_is_slow_in_one_direction_is_named_for_it() -> None:
+    said = judged(LOOPS, bad(ONE[2], row=NicRow({"WRITE": 40e9, "READ": 1e9})))
+    assert said.verdict is Verdict.FAIL
+    assert "moves 1 GB/s (READ)" in said.reason
+    assert "(WRITE)" not in said.reason
+
+
+@pytest.mark.parametrize("culprit", [ONE[2], OTHER[2]])
+def test_the_slow_end_of_a_pair_is_named_with_its_host(culprit: Nic) -> None:
+    said = judged(ACROSS, bad(culprit, row=rate(2e9)))
+    assert said.verdict is Verdict.FAIL
+    assert said.reason.startswith(f"rows: {culprit} moves 2 GB/s (WRITE), less than half of the 40 GB/s of mlx5_0:1")
+
+
+def test_two_slow_devices_of_eight_are_both_named() -> None:
+    many = nics(0, 8)
+    said = judged([NicPair(nic, nic) for nic in many], bad(many[3], many[6], row=rate(2e9)))
+    assert [f"mlx5_{number}:1 of node-a (rank 0) moves" in said.reason for number in range(8)] == [
+        number in (3, 6) for number in range(8)
+    ]
+
+
+def test_a_path_that_is_slow_only_between_two_devices_is_named_with_both() -> None:
+    slow = ACROSS[1]
+    said = judged(ACROSS, lambda pair, _: rate(2e9 if pair == slow else 40e9))
+    assert (
+        "rows: mlx5_1:1 of node-a (rank 0) to mlx5_1:1 of node-b (rank 1) (neither of the two with the devices of "
+        in said.reason
+    )
+
+
+def test_a_device_without_a_connection_is_named_with_its_error() -> None:
+    said = judged(ACROSS, bad(OTHER[3], row=NicRow(error="nixlRemoteDisconnectError (…)")))
+    assert (said.verdict, said.reason) == (
+        Verdict.FAIL,
+        "rows: mlx5_3:1 of node-b (rank 1) fails where the others do not: nixlRemoteDisconnectError (…)",
+    )
+
+
+def test_the_error_of_a_pair_whose_rails_are_separate_names_both_ends() -> None:
+    """Where rails are not connected with each other, no other device can show which end is bad."""
+
+    def moves(pair: NicPair, _: int) -> NicRow:
+        crossed = pair.initiator.device != pair.target.device
+        return NicRow(error="unreachable") if crossed or pair == ACROSS[2] else rate(40e9)
+
+    said = judged(ACROSS, moves)
+    assert "mlx5_2:1 of node-a (rank 0) to mlx5_2:1 of node-b (rank 1) (each of the two also with" in said.reason
+
+
+def test_a_device_that_fails_when_it_is_measured_again_is_named_with_its_error() -> None:
+    def moves(pair: NicPair, before: int) -> NicRow:
+        if pair.initiator is not ONE[0]:
+            return rate(40e9)
+        return NicRow(error="gone") if before else rate(1e9)
+
+    said = judged(LOOPS, moves)
+    assert "rows: mlx5_0:1 of node-a (rank 0) fails where the others do not: gone" in said.reason
+
+
+def test_wrong_bytes_are_corrupt() -> None:
+    said = judged(ACROSS, bad(ONE[1], row=NicRow(corruption="3 of 64 bytes are wrong")))
+    assert (said.verdict, said.reason) == (
+        Verdict.CORRUPT,
+        "rows: mlx5_1:1 of node-a (rank 0) to mlx5_1:1 of node-b (rank 1): 3 of 64 bytes are wrong",
+    )
+
+
+def test_no_device_is_accused_if_none_works() -> None:
+    said = judged(LOOPS, bad(*ONE, row=NicRow(error="NIXL_ERR_BACKEND")))
+    assert said.verdict is Verdict.FAIL
+    assert said.reason == "rows: none of 4 RDMA devices moved a byte, the first with: NIXL_ERR_BACKEND"
+    assert "ucx-uses-rdma" in said.remedy
+
+
+def test_bytes_that_went_another_way_say_nothing_about_devices() -> None:
+    said = judged(LOOPS, bad(*ONE, row=NicRow(elsewhere="cma/memory")))
+    assert said.verdict is Verdict.NOT_APPLICABLE
+    assert "the bytes went over cma/memory, and not over the chosen RDMA device" in said.reason
+
+
+def test_a_device_of_another_kind_is_not_compared() -> None:
+    management = replace(ONE[3], kind=("mlx", 3.1e9))
+    pairs = [*LOOPS[:3], NicPair(management, management)]
+    assert judged(pairs, bad(management, row=rate(3e9))).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize("good", [1, 2])
+def test_a_device_that_is_slow_only_once_or_twice_is_not_named(good: int) -> None:
+    """What other processes do hits any device; one good measurement beside another device is enough."""
+    said = judged(LOOPS, lambda pair, before: rate(1e9 if pair.initiator is ONE[0] and before < good else 40e9))
+    assert said.verdict is Verdict.PASS
+
+
+def test_a_slow_device_on_a_busy_host_is_named_but_not_failed() -> None:
+    said = judged(LOOPS, bad(ONE[1], row=rate(2e9, contention=0.8)))
+    assert said.verdict is Verdict.INCONCLUSIVE
+    assert "mlx5_1:1 of node-a (rank 0) moves 2 GB/s" in said.reason
+    assert said.reason.endswith("but other processes used up to 0.8 of the cores that a row needs")
+
+
+def test_healthy_devices_on_a_busy_host_are_not_accused() -> None:
+    """Two rates of five differ by more than a factor of two, and yet hardly ever does one device look bad."""
+    chance = random.Random(39)
+    accused = sum(
+        judged(LOOPS[:2], lambda *_: rate(40e9 * chance.lognormvariate(0, 0.6), contention=0.9)).verdict
+        is not Verdict.PASS
+        for _ in range(500)
+    )
+    assert accused <= 25
+
+
+def test_a_card_is_measured_with_the_gpu_that_it_is_assigned_to() -> None:
+    facts = hwloc_facts(TOPOLOGY / "p5.48xl.xml")
+    cards = [replace(card, uverbs="/dev/infiniband/uverbs0") for card in facts.rdma]
+    gpus = [LinkGpu(gpu.index, "H100", f"GPU-{gpu.index}", gpu.pci) for gpu in facts.gpu.gpus]
+    found = nearest_gpus(seats(gpus, facts.gpu.gpus, cards))
+    assert len(found) == 32
+    assert [found[f"rdmap{number}s0"] for number in (79, 82, 164)] == [0, 0, 5]
+
+
+def test_a_host_without_rdma_has_nothing_to_compare() -> None:
+    done = run("suites/bandwidth/test_nics.py", "-rs")
+    assert done.code == 1, done.output  # nothing was checked
+    assert "each-nic: this host has no RDMA device" in done.output
