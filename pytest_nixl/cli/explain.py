@@ -45,7 +45,7 @@ def _explain(arguments: argparse.Namespace) -> int:
 
 
 def _has(word: str, *texts: str) -> bool:
-    """Whether a text has the word, at the beginning of a word of its own: ``hang`` is in "it hangs", not in "change"."""
+    """Whether a text has the word, or one that begins with it: ``hang`` is in "it hangs", not in "change"."""
     pattern = re.compile(rf"(?<![^\W_]){re.escape(word)}", re.IGNORECASE)
     return any(pattern.search(text) for text in texts)
 

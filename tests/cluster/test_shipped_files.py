@@ -93,7 +93,7 @@ class TestSlurm:
         done, results, output = self.submit(
             net, started, tmp_path, *SHORT, PROFILE="tcp-loopback", CONTAINER_IMAGE="registry.example#vllm:7"
         )
-        assert done.code == 1, done.output + output
+        assert done.code not in (0, 1), done.output + output  # that of srun
         assert "unrecognized option '--container-image=registry.example#vllm:7'" in output
         assert not list(results.glob("rank-*"))
 
