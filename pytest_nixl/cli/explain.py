@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterator
 
 from pytest_nixl.cli.shipped_docs import faults, shipped_text
@@ -44,7 +45,9 @@ def _explain(arguments: argparse.Namespace) -> int:
 
 
 def _has(word: str, *texts: str) -> bool:
-    return any(word.casefold() in text.casefold() for text in texts)
+    """Whether a text has the word, or one that begins with it: ``hang`` is in "it hangs", not in "change"."""
+    pattern = re.compile(rf"(?<![^\W_]){re.escape(word)}", re.IGNORECASE)
+    return any(pattern.search(text) for text in texts)
 
 
 def _errors(word: str) -> Iterator[tuple[str, ...]]:

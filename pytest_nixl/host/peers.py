@@ -13,7 +13,7 @@ from typing import Any
 
 from pytest_nixl.host.recorded_tree import FactsRoot
 
-PEER_FORM = "HOST or HOST:PORT (any port, because a refused connection shows that the host is reached)"
+PEER_FORM = "HOST, or HOST:PORT if a program must listen there, such as an engine's side channel"
 #: The default port. No program listens there: a refused connection is the answer.
 _PORT = 1
 _PATIENCE = 2.0
@@ -51,6 +51,7 @@ def _split(name: str) -> tuple[str, int]:
 
 def _ask(name: str) -> dict[str, Any]:
     host, port = _split(name)
+    named = name.endswith(f":{port}")
     try:
         found = socket.getaddrinfo(host, port, socket.AF_UNSPEC, socket.SOCK_STREAM)
     except OSError as error:
@@ -62,6 +63,8 @@ def _ask(name: str) -> dict[str, Any]:
             code = trying.connect_ex(found[0][4])
         except TimeoutError:
             code = errno.ETIMEDOUT
+    if code == errno.ECONNREFUSED and named:
+        return {"addresses": addresses, "fault": f"{addresses[0]} is reached, and no program listens on port {port}"}
     if code in (0, errno.ECONNREFUSED):
         return {"addresses": addresses, "fault": ""}
     why = f"no answer within {_PATIENCE:.0f} s" if code in (errno.EAGAIN, errno.ETIMEDOUT) else os.strerror(code)

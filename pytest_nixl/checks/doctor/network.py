@@ -185,7 +185,8 @@ def peer_reachable(facts: Facts, wanted: Requirements) -> Judgement:
     if lost:
         return failed(
             f"{len(lost)} of {plural(len(facts.peers), 'host')} not reached: {named(lost)}",
-            "check the route (`ip route get HOST`), the firewall, the security group and the NetworkPolicy",
+            "check the route (`ip route get HOST`), the firewall, the security group and the NetworkPolicy; where no "
+            "program listens, that it is started and does not listen on localhost only (`ss -ltn` on that host)",
         )
     return passed(f"reached: {named(peer.name for peer in facts.peers)}")
 

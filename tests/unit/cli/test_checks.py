@@ -87,6 +87,8 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         (["VRAM-AS-HOST-MEMORY"], ["finding VRAM-AS-HOST-MEMORY", "remedy: "]),
         (["shm"], ["check shm", "proves: /dev/shm is larger", "fault `/dev/shm` has 64 MiB"]),
         (["--", "--nixl-gate"], ["option --nixl-gate"]),
+        (["handshake"], ["error Handshake failed for request", "doctor --peer PREFILL_ADDRESS:5600"]),
+        (["hang"], ["error Handshake failed for request"]),
     ],
 )
 def test_a_word_is_explained_by_what_comes_with_the_package(
@@ -95,6 +97,12 @@ def test_a_word_is_explained_by_what_comes_with_the_package(
     assert cli.main(["explain", *words]) == 0
     printed = capsys.readouterr().out
     assert [text for text in said if text not in printed] == []
+
+
+def test_a_word_is_not_found_within_another(capsys: pytest.CaptureFixture[str]) -> None:
+    """``ranks-leader-change`` has nothing to do with what hangs."""
+    assert cli.main(["explain", "hang"]) == 0
+    assert "ranks-leader-change" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("words", [["xyzzy"], [" "]])
