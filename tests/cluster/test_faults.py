@@ -38,6 +38,8 @@ AT_ONCE = 4
 BEGIN, END, LEASES = 240.0, 240.0, 10.0 * TTL
 #: Seconds of a lease that a busy machine does not miss.
 LONG_LEASE = 120
+#: For runs in which no lease and no wait is to end.
+NEVER_LATE = (f"--nixl-lease={LONG_LEASE}s", f"--nixl-timeout={LONG_LEASE}s")
 
 
 class FaultyRun:
@@ -64,6 +66,7 @@ class FaultyRun:
     ) -> None:
         """Start the command of one rank on its host.
 
+        :param options: those of this rank, such as :data:`NEVER_LATE`, if no lease or timeout is to end.
         :param tree: the directory that holds its plugin and its test.
         """
         common = [f"--nixl-ranks={len(self.hosts)}", f"--nixl-group={self.name}", *self.etcd, "--nixl-timeout=20s"]
@@ -71,10 +74,10 @@ class FaultyRun:
         started = ["env", f"--chdir={tree}", *command(test, *common, *own, *options)]
         self.pids.append(self.ranks.start(self.hosts[rank], *started, **(env or {})))
 
-    def begin(self, env: Mapping[str, str] | None = None) -> None:
+    def begin(self, *options: str, env: Mapping[str, str] | None = None) -> None:
         """Start all ranks, and wait until bytes move between the first and the last."""
         for rank in range(len(self.hosts)):
-            self.start(rank, env=env)
+            self.start(rank, *options, env=env)
         self.wait_for_bytes()
 
     def wait_for_bytes(self) -> None:
@@ -150,10 +153,11 @@ def rank_0_never_comes_to_serve_the_etcd(net: Network, folder: Path) -> None:
     run.etcd = ["--nixl-etcd-listen=0.0.0.0:2401"]
     with run.ranks:
         for rank in (1, 2):
-            run.start(rank, "--nixl-join-timeout=8s", env={"MASTER_ADDR": run.hosts[0].address})
+            # It says every five seconds for what it waits.
+            run.start(rank, "--nixl-join-timeout=20s", env={"MASTER_ADDR": run.hosts[0].address})
         for one in run.end(1, 1):
             assert "waiting for the etcd that rank 0 serves at http://10.98.0.1:2401" in one.output
-            assert "no etcd answered at http://10.98.0.1:2401 within 8 s: rank 0 serves it" in one.output
+            assert "no etcd answered at http://10.98.0.1:2401 within 20 s: rank 0 serves it" in one.output
 
 
 @fault
@@ -211,7 +215,7 @@ def a_peer_with_a_longer_lease_is_stopped_for_longer_than_the_usual_one(net: Net
     run = FaultyRun(net, folder, "patient", NODES[:2])
     with run.ranks:
         for rank in range(2):
-            run.start(rank, f"--nixl-lease={LONG_LEASE}s", f"--nixl-timeout={LONG_LEASE}s")
+            run.start(rank, *NEVER_LATE)
         run.wait_for_bytes()
         os.kill(run.pids[1], signal.SIGSTOP)
         time.sleep(2 * TTL)
@@ -302,7 +306,7 @@ def a_peer_has_another_nixl(net: Network, folder: Path) -> None:
     other = {"PYTHONPATH": str(folder / "other")}
     with run.ranks:
         for rank in range(3):
-            run.start(rank, test="suites/infrastructure/test_ranks.py", env=other if rank == 1 else None)
+            run.start(rank, *NEVER_LATE, test="suites/infrastructure/test_ranks.py", env=other if rank == 1 else None)
         for one in run.end(1, 1, 1):
             assert "ranks-agree" in one.output
             assert "NIXL differs: rank 1 (node-1) has 1.4.1; the other 2 have " in one.output
@@ -319,7 +323,7 @@ def a_peer_has_another_pytest_nixl(net: Network, folder: Path) -> None:
     (tree / "pyproject.toml").write_text("[tool.pytest.ini_options]\n")
     with run.ranks:
         for rank in range(3):
-            run.start(rank, tree=tree if rank == 2 else ROOT)
+            run.start(rank, *NEVER_LATE, tree=tree if rank == 2 else ROOT)
         for one in run.end(4, 4, 4):
             assert "rank 2 on node-2 has pytest-nixl 99.1, " in one.output
 
@@ -329,7 +333,7 @@ def the_etcd_restarts_within_the_lease(net: Network, folder: Path) -> None:
     run = FaultyRun(net, folder, "restarts", NODES[:2], head=DYING[0])
     with run.ranks:
         with etcd(run.head, folder):
-            run.begin()
+            run.begin(*NEVER_LATE)
         with etcd(run.head, folder):
             run.wait_for_bytes()
             run.enough()
@@ -371,7 +375,7 @@ def rank_0_is_killed_and_its_etcd_with_it(net: Network, folder: Path) -> None:
     run = FaultyRun(net, folder, "served")
     run.etcd = ["--nixl-etcd-listen=0.0.0.0:2400"]
     with run.ranks:
-        run.begin({"MASTER_ADDR": run.hosts[0].address})
+        run.begin(env={"MASTER_ADDR": run.hosts[0].address})
         os.kill(run.pids[0], signal.SIGKILL)
         _, *others = run.end(-signal.SIGKILL, 1, 1)
     for one in others:
@@ -383,7 +387,7 @@ def rank_0_is_killed_and_its_etcd_with_it(net: Network, folder: Path) -> None:
 def a_peer_is_interrupted(net: Network, folder: Path) -> None:
     run = FaultyRun(net, folder, "peer-int")
     with run.ranks:
-        run.begin()
+        run.begin(*NEVER_LATE)
         os.kill(run.pids[2], signal.SIGINT)
         *others, interrupted = run.end(1, 1, 2)
     assert all(run.left(2, "Ctrl-C (SIGINT)") in one.output for one in others)
@@ -397,7 +401,7 @@ def a_peer_is_interrupted(net: Network, folder: Path) -> None:
 def a_peer_is_terminated(net: Network, folder: Path) -> None:
     run = FaultyRun(net, folder, "peer-term")
     with run.ranks:
-        run.begin()
+        run.begin(*NEVER_LATE)
         os.kill(run.pids[2], signal.SIGTERM)
         *others, _ = run.end(1, 1, 128 + signal.SIGTERM)
     assert all(run.left(2, "ended by SIGTERM") in one.output for one in others)
@@ -408,7 +412,7 @@ def a_peer_is_terminated(net: Network, folder: Path) -> None:
 def rank_0_is_interrupted(net: Network, folder: Path) -> None:
     run = FaultyRun(net, folder, "first-int")
     with run.ranks:
-        run.begin()
+        run.begin(*NEVER_LATE)
         os.kill(run.pids[0], signal.SIGINT)
         for one in run.end(2, 2, 2)[1:]:
             assert "rank 0 on node-0 was interrupted: every rank ends with exit code 2" in one.output
@@ -418,7 +422,7 @@ def rank_0_is_interrupted(net: Network, folder: Path) -> None:
 def rank_0_is_terminated(net: Network, folder: Path) -> None:
     run = FaultyRun(net, folder, "first-term")
     with run.ranks:
-        run.begin()
+        run.begin(*NEVER_LATE)
         os.kill(run.pids[0], signal.SIGTERM)
         for one in run.end(*[128 + signal.SIGTERM] * 3)[1:]:
             assert "rank 0 on node-0 was ended by SIGTERM: every rank ends with exit code 143" in one.output

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``tests/helpers/parallel.py``: which tests its commands choose, which wait, and which run once more."""
+"""``tests/helpers/parallel.py``: which tests its commands choose, which wait, and what fails them."""
 
 from __future__ import annotations
 
-import fcntl
 import subprocess
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -37,7 +35,7 @@ MARKERS = "[pytest]\nmarkers =\n    alone\n    long\n"
 def started(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     """Start the copy of ``parallel.py`` in a folder."""
     return subprocess.Popen(
-        [sys.executable, "parallel.py", "--passed-alone=passed-alone.txt", *arguments],
+        [sys.executable, "parallel.py", *arguments],
         cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
 
@@ -75,87 +73,23 @@ def test_a_failure_of_either_part_is_the_exit_code(tmp_path: Path) -> None:
     assert "1 failed, 1 deselected" in output
 
 
-#: Five tests: one passes, the others fail, or fail only the first time.
-FLAKY = """
-import pathlib, pytest
-
-@pytest.mark.parametrize("number", range(5))
-def test_it(number):
-    before = pathlib.Path(f"before-{number}")
-    failed, first = FAILED[number], not before.exists()
-    before.touch()
-    assert not (failed == "always" or failed == "first" and first)
-"""
-
-
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("failed", "code", "listed"),
-    [
-        (["", "", "", "", ""], 0, []),
-        (["", "first", "", "first", ""], 0, [1, 3]),
-        (["", "first", "", "always", ""], 1, [1]),
-        (["", "first", "first", "first", "first"], 1, []),
-    ],
-    ids=["none", "two at first", "one of them always", "too many"],
-)
-def test_a_few_that_failed_run_once_more_and_are_named(
-    tmp_path: Path, failed: list[str], code: int, listed: list[int]
-) -> None:
-    (tmp_path / "pytest.ini").write_text(MARKERS)
-    (tmp_path / "parallel.py").write_text(Path(parallel.__file__).read_text(encoding="utf-8"), encoding="utf-8")
-    (tmp_path / "test_it.py").write_text(f"FAILED = {failed!r}\n{FLAKY}")
-    with started(tmp_path, "--workers=1", "--in=test_it.py", "not long") as one:
-        output = one.communicate(timeout=300)[0]
-    assert one.returncode == code, output
-    names = [f"test_it.py::test_it[{number}]" for number in listed]
-    assert (tmp_path / "passed-alone.txt").read_text().splitlines() == names
-    assert [line.rpartition(" ")[2] for line in output.splitlines() if "passed alone, to be mended" in line] == names
-    assert not list(tmp_path.glob(".pytest_cache"))
-
-
-@pytest.mark.parametrize(
-    "results",
-    [[(1, []), (1, ["test_it.py::test_a"])], [(1, ["test_it.py::test_a"]), (0, []), (5, [])]],
-    ids=["a part that names no test", "tests that are not found again"],
-)
-def test_no_failure_is_lost_by_running_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, results: list[tuple[int, list[str]]]
-) -> None:
-    answers = iter(results)
-    monkeypatch.setattr(parallel, "run", lambda command: next(answers))
-    # The command that runs this test holds the lock: it would never be free.
-    monkeypatch.setattr(parallel, "beside_others", nullcontext)
-    monkeypatch.setattr(parallel, "commands", lambda *asked: [(fcntl.LOCK_SH, ["beside"]), (fcntl.LOCK_SH, ["alone"])])
-    listed = tmp_path / "passed-alone.txt"
-    asked = parallel.parsed([f"--passed-alone={listed}", "--workers=1", "not long"])
-    assert parallel.main(asked) == 1
-    assert listed.read_text() == ""
-
-
-@pytest.mark.long
-def test_a_test_that_waits_for_ever_fails_and_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_test_that_waits_for_ever_fails_and_is_named(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text(MARKERS)
     (tmp_path / "held").touch()
+    text = Path(parallel.__file__).read_text(encoding="utf-8")
+    (tmp_path / "parallel.py").write_text(text.replace(f"LONGEST = {parallel.LONGEST}", "LONGEST = 3"))
     (tmp_path / "test_it.py").write_text(
         "import fcntl\n\n\ndef test_waits():\n    with open('held') as one, open('held') as other:\n"
         "        fcntl.flock(one, fcntl.LOCK_EX)\n        fcntl.flock(other, fcntl.LOCK_EX)\n\n\n"
         "def test_passes(): pass\n"
     )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(parallel, "LONGEST", 3)
-    assert parallel.run([*parallel.PYTEST, "test_it.py"]) == (1, ["test_it.py::test_waits"])
-
-
-@pytest.mark.long
-def test_a_file_that_cannot_be_imported_does_not_run_again(tmp_path: Path) -> None:
-    (tmp_path / "pytest.ini").write_text(MARKERS)
-    (tmp_path / "parallel.py").write_text(Path(parallel.__file__).read_text(encoding="utf-8"), encoding="utf-8")
-    (tmp_path / "test_it.py").write_text("import no_such_module\n")
     with started(tmp_path, "--workers=1", "--in=test_it.py", "not long") as one:
         output = one.communicate(timeout=300)[0]
-    assert one.returncode == 2, output
-    assert "once more" not in output
+    assert one.returncode == 1, output
+    assert "FAILED test_it.py::test_waits - Failed: Timeout" in output
+    assert "1 failed, 1 passed" in output
+    assert not list(tmp_path.glob(".pytest_cache"))
 
 
 @pytest.mark.parametrize("where", [[], ["tests/libfabric", "tests/cluster", "tests/unit/nixl/test_libfabric.py"]])
