@@ -24,6 +24,9 @@ _CAP_IPC_LOCK = 14
 #: Makers of virtual machines to which cards and GPUs are passed through.
 _PASS_THROUGH = ("QEMU", "KubeVirt", "Red Hat", "OpenStack Foundation")
 _PCI_ADDRESS = re.compile(r"/[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+#: UCX's line for each try to lock memory that the kernel refuses, and the number of them after which it will go on.
+_REFUSED_LOCK = re.compile(r"ibv_reg_mr\(.*Please set max locked memory \(ulimit -l\) to .*\(current: (.*?)\)")
+_ENDLESS_TRIES = 100
 #: Bytes that UCX locks when it opens a device: it asks for 6 MiB, and then for the buffers.
 _LEAST_LOCKED = 16 << 20
 
@@ -45,6 +48,14 @@ def rdma_fault(environ: Mapping[str, str], root: str = "/") -> tuple[str, str]:
     if not wants_rdma(environ):
         return "", ""
     return next(_faults(environ, Path(root)), ("", ""))
+
+
+def refused_locks(output: str) -> str:
+    """Return that UCX tries for ever to lock memory, from what its process wrote; empty if it does not."""
+    limits = _REFUSED_LOCK.findall(output)
+    if len(limits) < _ENDLESS_TRIES:
+        return ""
+    return f"UCX has tried {len(limits)} times to lock memory for an RDMA device, and a process may lock {limits[-1]}"
 
 
 def passthrough_fault(environ: Mapping[str, str], root: str = "/") -> tuple[str, str]:
