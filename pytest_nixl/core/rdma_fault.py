@@ -103,11 +103,19 @@ def _faults(environ: Mapping[str, str], root: Path) -> Iterator[tuple[str, str]]
         return
     named = environ.get("UCX_NET_DEVICES", "all")
     chosen = {part.partition(":")[0] for part in named.split(",")}
+    chosen_ports = {part for part in named.split(",") if ":" in part}
     devices = there if named == "all" or named.startswith("^") else [name for name in there if name in chosen]
     if not devices:
         yield (
             f"UCX_NET_DEVICES={named} names no RDMA device of this host, which has {', '.join(there)}",
             f"unset UCX_NET_DEVICES, or set it to {there[0]}:1",
+        )
+        return
+    ports = {f"{name}:{port.name}" for name in devices for port in (folder / name / "ports").glob("*")}
+    if ports and chosen_ports and not named.startswith("^") and not chosen_ports & ports:
+        yield (
+            f"UCX_NET_DEVICES={named} names no port of this host's RDMA devices, which have {', '.join(sorted(ports))}",
+            f"unset UCX_NET_DEVICES, or set it to {min(ports)}",
         )
         return
     found = [next(_of_device(folder / name, environ, root), None) for name in devices]
