@@ -24,6 +24,9 @@ _CAP_IPC_LOCK = 14
 #: Makers of virtual machines to which cards and GPUs are passed through.
 _PASS_THROUGH = ("QEMU", "KubeVirt", "Red Hat", "OpenStack Foundation")
 _PCI_ADDRESS = re.compile(r"/[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+#: UCX's line for each try to lock memory that the kernel refuses, and the number of them after which it will go on.
+_REFUSED_LOCK = re.compile(r"ibv_reg_mr\(.*Please set max locked memory \(ulimit -l\) to .*\(current: (.*?)\)")
+_ENDLESS_TRIES = 100
 #: Bytes that UCX locks when it opens a device: it asks for 6 MiB, and then for the buffers.
 _LEAST_LOCKED = 16 << 20
 
@@ -45,6 +48,14 @@ def rdma_fault(environ: Mapping[str, str], root: str = "/") -> tuple[str, str]:
     if not wants_rdma(environ):
         return "", ""
     return next(_faults(environ, Path(root)), ("", ""))
+
+
+def refused_locks(output: str) -> str:
+    """Return that UCX tries for ever to lock memory, from what its process wrote; empty if it does not."""
+    limits = _REFUSED_LOCK.findall(output)
+    if len(limits) < _ENDLESS_TRIES:
+        return ""
+    return f"UCX has tried {len(limits)} times to lock memory for an RDMA device, and a process may lock {limits[-1]}"
 
 
 def passthrough_fault(environ: Mapping[str, str], root: str = "/") -> tuple[str, str]:
@@ -92,11 +103,19 @@ def _faults(environ: Mapping[str, str], root: Path) -> Iterator[tuple[str, str]]
         return
     named = environ.get("UCX_NET_DEVICES", "all")
     chosen = {part.partition(":")[0] for part in named.split(",")}
+    chosen_ports = {part for part in named.split(",") if ":" in part}
     devices = there if named == "all" or named.startswith("^") else [name for name in there if name in chosen]
     if not devices:
         yield (
             f"UCX_NET_DEVICES={named} names no RDMA device of this host, which has {', '.join(there)}",
             f"unset UCX_NET_DEVICES, or set it to {there[0]}:1",
+        )
+        return
+    ports = {f"{name}:{port.name}" for name in devices for port in (folder / name / "ports").glob("*")}
+    if ports and chosen_ports and not named.startswith("^") and not chosen_ports & ports:
+        yield (
+            f"UCX_NET_DEVICES={named} names no port of this host's RDMA devices, which have {', '.join(sorted(ports))}",
+            f"unset UCX_NET_DEVICES, or set it to {min(ports)}",
         )
         return
     found = [next(_of_device(folder / name, environ, root), None) for name in devices]

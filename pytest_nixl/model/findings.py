@@ -275,6 +275,14 @@ _ALL = (
         "NIXL 1.5.0 and 1.5.1 with UCX over cma and tcp; not NIXL 1.4.1",
     ),
     Finding(
+        "NIXL-LOCKED-MEMORY-HANGS",
+        "if a process may lock too little memory for an RDMA device, the creation of an agent never returns: UCX tries "
+        "again for ever, and writes two lines for each try",
+        "raise the limit: `ulimit -l unlimited`, docker run --ulimit memlock=-1, or the capability IPC_LOCK",
+        "UCX may use an RDMA device, and the process may lock 64 KiB of memory, the default of many containers",
+        "NIXL 1.5.1 with UCX over rc on soft-RoCE, as a user without the capability IPC_LOCK (watched for 60 s)",
+    ),
+    Finding(
         "NIXL-TELEMETRY-DISCONNECT-UNCOUNTED",
         "telemetry counts no error for a transfer that fails because the other agent has died",
         "do not alert on agent_errors_total alone: count the exceptions of transfer() and check_xfer_state() in the "

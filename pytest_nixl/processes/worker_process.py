@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
+from pytest_nixl.core.rdma_fault import MEMLOCK_REMEDY, refused_locks
 from pytest_nixl.core.resource_limits import ADDRESS_SPACE_REMEDY, AGENT_NEEDS, address_space_fault
 from pytest_nixl.core.shared_memory import SHM_REMEDY, shared_memory_shortage
 from pytest_nixl.core.strict import Form, Number, OneOf, StrictError, Text, check
@@ -62,6 +63,8 @@ _NOISE = re.compile(r"[|+]\s*$|^I\d{4} [\d:.]+ |^[\d-]+ [\d:]+ NIXL (INFO|DEBUG)
 START_SECONDS = 180.0
 #: The steps of a worker's start, whose deadline has a separate option.
 _START_STEPS = {"hello": "start (import NIXL)", "create_agent": "create its agent"}
+#: A step that UCX may never end, and the time in seconds between two looks at what it writes meanwhile.
+_ENDLESS_STEP, _LOOK_SECONDS = "create_agent", 5.0
 #: The errors of failed imports in a test's function; a failed import of NIXL is another error.
 _IMPORT_ERRORS = ("ImportError", "ModuleNotFoundError")
 #: The time for the other worker of a pair to report its own error after one has died, in seconds.
@@ -106,6 +109,22 @@ class Pending:
         :raises WorkerError: the worker dies, hangs or refuses the command.
         """
         return self.worker._answer(self)
+
+    @property
+    def patience(self) -> float:
+        """The time in seconds until its deadline, or until the next look at what the worker writes."""
+        left = self.deadline - time.monotonic()
+        return min(left, _LOOK_SECONDS) if self.step == _ENDLESS_STEP else left
+
+    @property
+    def endless(self) -> str:
+        """That UCX tries for ever to lock memory, and writes a line for each try; empty if it does not."""
+        return refused_locks(self.worker.output()) if self.step == _ENDLESS_STEP else ""
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether its deadline is over, or the worker will never answer."""
+        return self.deadline <= time.monotonic() or bool(self.endless)
 
 
 class Process(Protocol):
@@ -295,9 +314,13 @@ class Worker:
 
     def _line(self, pending: Pending) -> bytes:
         while b"\n" not in self._buffer:
-            left = pending.deadline - time.monotonic()
-            if left <= 0 or not _readable([self._process.channel], left):
+            left = pending.patience
+            if left <= 0:
                 raise self._hung(pending)
+            if not _readable([self._process.channel], left):
+                if told := pending.endless:
+                    raise self._endless(pending, told)
+                continue
             chunk = self._receive()
             if not chunk:
                 raise self._died(pending.words)
@@ -352,6 +375,13 @@ class Worker:
         # A process that was stopped by a signal is not late because of load.
         error.late = not state.startswith("stopped")
         return error
+
+    def _endless(self, pending: Pending, told: str) -> WorkerError:
+        tail = self.tail()
+        self.kill()
+        reason = f"{self.name} would never end {pending.words}, and was ended: {told}"
+        remedy = f"{MEMLOCK_REMEDY}; read `pytest-nixl findings NIXL-LOCKED-MEMORY-HANGS`"
+        return WorkerError(reason, remedy, _quoted(tail))
 
     def _nonsense(self, step: str, error: StrictError) -> WorkerError:
         self.kill()
@@ -428,13 +458,12 @@ def _how_far_from_the_cause(error: WorkerError) -> int:
 
 
 def _ready(waiting: Sequence[Pending]) -> list[Pending]:
-    """Return the requests with something to read, or the one whose deadline passed first."""
+    """Wait a while, and return the requests with something to read, or those that are not worth waiting for."""
     heads = {item.worker: item for item in reversed(waiting)}
     if answered := [item for item in heads.values() if item.worker.answered]:
         return answered
-    first = min(heads.values(), key=lambda item: item.deadline)
-    ready = _readable(heads, max(0.0, first.deadline - time.monotonic()))
-    return [heads[worker] for worker in ready] or [first]
+    ready = _readable(heads, max(0.0, min(item.patience for item in heads.values())))
+    return [heads[worker] for worker in ready] or [item for item in heads.values() if item.hopeless]
 
 
 def _readable(sources: Iterable[_SomeSource], seconds: float) -> list[_SomeSource]:

@@ -54,6 +54,13 @@ def leave(agent: Any, *, code: int) -> None:
     os._exit(code)
 
 
+def write_and_hang(agent: Any, *, line: str, count: int) -> None:
+    """Write a line to stderr several times, and never return."""
+    sys.stderr.write(f"{line}\n" * count)
+    sys.stderr.flush()
+    hang(agent)
+
+
 def hang(agent: Any) -> None:
     """Never return."""
     while True:

@@ -39,6 +39,11 @@ def test_fault_is_named(root: Path) -> None:
     )
     words, _ = rdma_fault(RC | {"UCX_NET_DEVICES": "mlx5_0:1"}, str(root))
     assert words == "UCX_NET_DEVICES=mlx5_0:1 names no RDMA device of this host, which has rxe0"
+    words, remedy = rdma_fault(RC | {"UCX_NET_DEVICES": "rxe0:2"}, str(root))
+    assert words == "UCX_NET_DEVICES=rxe0:2 names no port of this host's RDMA devices, which have rxe0:1"
+    assert remedy == "unset UCX_NET_DEVICES, or set it to rxe0:1"
+    assert rdma_fault(RC | {"UCX_NET_DEVICES": "rxe0:2,rxe0:1"}, str(root)) == ("", "")
+    assert rdma_fault(RC | {"UCX_NET_DEVICES": "^rxe0:2"}, str(root)) == ("", "")
     (port / "gids/1").write_text("0000:0000:0000:0000:0000:0000:0000:0000\n")
     assert rdma_fault(RC, str(root))[0] == "rxe0's port 1 has no GID"
     (port / "state").write_text("1: DOWN\n")

@@ -18,6 +18,7 @@ from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.worker_commands import WORKER_COMMANDS
 from pytest_nixl.nixl.agent import Agents, NixlAgent
 from pytest_nixl.nixl.worker.commands import Commands
+from pytest_nixl.processes import worker_process
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.processes.worker_errors import NixlError, WorkerDiedError, WorkerError, WorkerHungError
@@ -113,6 +114,40 @@ def test_worker_that_hangs_is_ended_at_its_deadline_with_its_stack(agents: Agent
         assert value in caught.value.reason
     assert "in hang" in caught.value.detail
     assert not agent.worker.alive
+
+
+#: What UCX writes for each try to lock memory beyond the limit of 64 KiB.
+REFUSED = (
+    "[1795616727.173610] [kept:557  :0]  ib_md.c:323  UCX  ERROR ibv_reg_mr(address=0x7f97ab800000, length=6291456, "
+    "access=0xf) failed: Cannot allocate memory : Please set max locked memory (ulimit -l) to 'unlimited' (current: 64 "
+    "kbytes)"
+)
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_worker_whose_ucx_tries_for_ever_to_lock_memory_is_ended_before_its_deadline(
+    agents: Agents, monkeypatch: pytest.MonkeyPatch, together: bool
+) -> None:
+    # tests/machines/test_rdma_faults.py has the real UCX, in the step in which it does so.
+    monkeypatch.setattr(worker_process, "_ENDLESS_STEP", "run")
+    monkeypatch.setattr(worker_process, "_LOOK_SECONDS", 0.1)
+    patient, endless = agents.start_each(["patient", "endless"])
+    asked = [
+        each.worker.request(
+            "run", agent=each.ref, function="helpers.agent_functions:write_and_hang",
+            arguments={"line": REFUSED, "count": count},
+        )
+        for each, count in ((patient, 99), (endless, 100))
+    ]  # fmt: skip
+    with pytest.raises(WorkerError) as caught:
+        results(asked) if together else asked[1].result()
+    assert f"(agent worker, pid {endless.worker.pid}) would never end 'run', and was ended: " in caught.value.reason
+    assert "UCX has tried 100 times to lock memory for an RDMA device, and a process may lock 64 kbytes" in str(
+        caught.value
+    )
+    assert caught.value.remedy.startswith("raise the limit: `ulimit -l unlimited`")
+    assert not caught.value.late
+    assert not endless.worker.alive
 
 
 #: A module that Python imports first: a stand-in for a slow file system or a busy machine.
