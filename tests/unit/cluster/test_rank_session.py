@@ -197,13 +197,11 @@ def test_a_rank_that_has_joined_leaves_once_when_it_is_closed(monkeypatch: pytes
     one = RankSession(
         cast(Settings, SimpleNamespace(join_timeout=7.0)), cast(Any, SimpleNamespace(group="g")), given, given, given
     )
-    assert (log, one.fault, one.early, one.ending, one.name) == (
-        [("barrier", 7.0)],
-        None,
-        False,
-        None,
-        "rank 0 of 1 on here",
-    )
+    assert log == [("barrier", 7.0)]
+    assert (one.fault, one.early, one.ending, one.name) == (None, False, None, "rank 0 of 1 on here")
+    assert one.drives
+    membership.rank = 1
+    assert not one.drives
     for _ in range(2):
         one.close()
     assert log == [("barrier", 7.0), "leave", "client", "etcd"]

@@ -96,6 +96,7 @@ def theirs(data: bytes) -> list[tuple[int, Any]] | None:
 
 @given(data=st.binary(max_size=60))
 @example(data=b"\x08" + b"\xff" * 9 + b"\x01")
+@example(data=b"\x08" + b"\xff" * 9 + b"\x7f")
 @example(data=b"\x08" + b"\xff" * 10 + b"\x01")
 @example(data=b"\x08" + b"\x80" * 100_000)
 @example(data=b"\x00\x01")
