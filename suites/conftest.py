@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import date
 from functools import partial
 from typing import Any, Protocol
@@ -14,6 +13,7 @@ import pytest
 
 from pytest_nixl import (
     FINDINGS,
+    Cluster,
     Figure,
     Judgement,
     Link,
@@ -39,10 +39,8 @@ from pytest_nixl.model.results import RowSummary
 from pytest_nixl.model.settings import MOST_LAUNCHES
 from pytest_nixl.session.baseline import another_to_compare
 from pytest_nixl.session.benchmark import CLOCK, record_samples, record_timed_figures, versions_of
-from pytest_nixl.session.cluster import Cluster
-from pytest_nixl.session.default_profile import ONE_HOST, OVER_TCP
 from pytest_nixl.session.outcome import conclude
-from pytest_nixl.session.silent_profile import how_to_learn
+from pytest_nixl.session.silent_profile import between_hosts
 
 
 class FindingFixture(Protocol):
@@ -76,17 +74,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def profile(nixl_settings: Settings, nixl_run: Run, nixl_cluster: Cluster) -> Profile:
-    """What to expect of this machine. The default profile is for one host: between hosts it expects nothing of rows."""
-    found = load_profile(nixl_settings.profile)
-    hosts = nixl_cluster.host_names
-    chosen = not nixl_settings.sources["profile"].startswith("default")
-    if len(hosts) < 2 or chosen or found.name not in (ONE_HOST, OVER_TCP):
-        return found
-    nixl_run.recorder.note(
-        f"the default profile, {found.name}, is for one host, and the ranks are on {len(hosts)}: rows are measured and "
-        f"not judged; {how_to_learn('this-cluster')}"
-    )
-    return replace(found, expectations=())
+    """What to expect of this machine."""
+    return between_hosts(load_profile(nixl_settings.profile), nixl_run, nixl_cluster)
 
 
 @pytest.fixture

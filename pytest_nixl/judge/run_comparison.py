@@ -232,7 +232,12 @@ def _remedy(effect: Effect, margin: float, different: tuple[Change, ...], before
         return ""
     if effect.unprovable:
         return _more_launches(effect)
-    again = "Stop other processes on the machine and run again with --nixl-min-launches=7"
+    again = f"Stop other processes on the machine and run again with --nixl-min-launches={MOST_LAUNCHES}"
+    if effect.now >= MOST_LAUNCHES:
+        again = (
+            f"This run made {effect.now} launches of each row, the most that it makes: stop other processes on the "
+            "machine and run again, and if it stays undecided record the baseline again when the machine is as quiet"
+        )
     if not in_turn:
         again += ", or measure the two images in turn with --nixl-compare-image"
     return f"{again}; launches of one image that differ by more than {100 * margin:.3g} % decide nothing."

@@ -44,7 +44,8 @@ def test_a_loss_is_regressed_and_reported_with_the_differences() -> None:
     assert f"{KEY} against a:1: -15.0 % (between -15.2 % and -14.8 %), 5 launches against 5, p = 0.004" in said
     assert (
         "Differences from a:1: image: a:1 -> a:2; versions ucx: 1.19.0 -> 1.20.0; UCX_TLS=rc was set before, and is "
-        "not set here; UCX_RNDV_THRESH=1 is set here, and was not set before. Measure the two images in turn"
+        "not set in this run; UCX_RNDV_THRESH=1 is set in this run, and was not set before. Measure the two "
+        "images in turn"
     ) in said
     shown = [line.text for line in lines(compared, gate=False)]
     assert "changed: versions ucx: 1.19.0 -> 1.20.0" in shown
@@ -133,13 +134,13 @@ def test_a_variable_that_changes_the_transport_of_all_rows_is_one_result() -> No
     assert [(one.verdict, one.reason, one.remedy) for one in compared.results] == [
         (
             Verdict.WRONG_TRANSPORT,
-            "UCX_TLS=tcp is set here, and was not set before; 3 rows went over tcp/lo instead of cma/memory as in a:1: "
-            "0.1 GB/s after 1 GB/s",
+            "UCX_TLS=tcp is set in this run, and was not set before; 3 rows went over tcp/lo instead of cma/memory as "
+            "in a:1: 0.1 GB/s after 1 GB/s",
             "Unset UCX_TLS.",
         )
     ]
     shown = [line.text for line in lines(compared, gate=False)]
-    assert "changed: UCX_TLS=tcp is set here, and was not set before" in shown
+    assert "changed: UCX_TLS=tcp is set in this run, and was not set before" in shown
     row = next(line for line in shown if line.startswith("UCX WRITE DRAM:DRAM 64KiB"))
     assert row.split()[4:8] == ["1", "0.1", "-90.0", "%"]
     assert row.endswith("WRONG-TRANSPORT (cma/memory before, tcp/lo now)")
@@ -148,7 +149,7 @@ def test_a_variable_that_changes_the_transport_of_all_rows_is_one_result() -> No
     results = (*failed, *compared.results)
     told_lines = [line.text for line in table_lines(results, gate=False)]
     first = next(line for line in told_lines if line.startswith("WRONG-TRANSPORT"))
-    assert first.startswith("WRONG-TRANSPORT regression: UCX_TLS=tcp is set here")
+    assert first.startswith("WRONG-TRANSPORT regression: UCX_TLS=tcp is set in this run")
 
 
 def test_facts_of_a_host_that_differ_are_words() -> None:
@@ -242,7 +243,7 @@ def test_provenance_can_be_stored_and_compared() -> None:
     other = gather("a:1", {"nixl": "1.6.0"}, {})
     assert [str(item) for item in changes(found, other)] == [
         "versions nixl: 1.5.1 -> 1.6.0",
-        "UCX_TLS=rc was set before, and is not set here",
+        "UCX_TLS=rc was set before, and is not set in this run",
     ]
 
 
