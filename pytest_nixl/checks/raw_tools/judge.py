@@ -100,8 +100,6 @@ def judge_ratio(one: RawComparison) -> Judgement:
 
 def same_way(ours: Sequence[str], theirs: Sequence[str]) -> bool:
     """Whether two lists of transports (``tcp/eth0``) have the same names and, if both name devices, a common device."""
-    if not ours or not theirs:
-        return False
     kinds = [{name.partition("/")[0] for name in names} for names in (ours, theirs)]
     devices = [{name.partition("/")[2] for name in names} - {""} for names in (ours, theirs)]
-    return kinds[0] == kinds[1] and (not all(devices) or bool(devices[0] & devices[1]))
+    return bool(ours) and kinds[0] == kinds[1] and (not all(devices) or bool(devices[0] & devices[1]))

@@ -131,7 +131,6 @@ class Http2:
         #: Streams by the client's number, and the client's number by that on the connection to the etcd.
         self._streams: dict[int, _Stream] = {}
         self._numbers: dict[int, int] = {}
-        self._send()
 
     def from_client(self, data: bytes) -> None:
         """Handle bytes from the client."""

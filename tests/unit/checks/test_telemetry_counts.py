@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from helpers.metrics_server import metrics_server
@@ -19,6 +21,7 @@ from pytest_nixl.checks.telemetry.accounting import FailureCount, differences, j
 from pytest_nixl.checks.telemetry.event_buffer import EVENTS, read_event_buffer
 from pytest_nixl.checks.telemetry.exporters import BUFFER, PROMETHEUS, TelemetrySink, UnreadableTelemetryError
 from pytest_nixl.checks.telemetry.measured_agents import KnownTransfers, TransferFailure
+from pytest_nixl.checks.telemetry.worker import Region, move, time_transfers
 from pytest_nixl.core.strict import StrictError
 from pytest_nixl.model.verdicts import Verdict
 
@@ -185,3 +188,29 @@ agent_xfer_time_us_count{agent_name="a"} 5
         with metrics_server(lambda: text) as port:
             counts = TelemetrySink(PROMETHEUS, tmp_path, {"a": port}).counts("a")
         assert counts == {"agent_tx_bytes": 3, "agent_err_backend": 3, "agent_xfer_time_us_count": 5}
+
+
+def test_known_transfers_are_each_made_once_and_released() -> None:
+    agent = MagicMock()
+    agent.initialize_xfer.side_effect = handles = ["one", "two", "three"]
+    agent.transfer.return_value, agent.check_xfer_state.side_effect = "PROC", ["PROC", "DONE"] * 3
+    agent.get_xfer_telemetry.return_value = MagicMock(xferDuration=7, postDuration=3)
+    regions: list[Region] = [["DRAM", 4096, 8, 0]]
+    found = move(agent, op="WRITE", peer="b", local=regions, remote=regions, count=3, timeout=60)
+    assert [(each["xfer"], each["post"]) for each in found] == [(7.0, 3.0)] * 3
+    assert min(each["took"] for each in found) > 0
+    assert [call.args for call in agent.release_xfer_handle.call_args_list] == [(handle,) for handle in handles]
+    assert agent.transfer.call_count == 3
+
+
+def test_one_timed_transfer_is_posted_again_and_again_and_released_once() -> None:
+    agent = MagicMock()
+    agent.transfer.return_value = "DONE"
+    regions: list[Region] = [["DRAM", 4096, 8, 0]]
+    given: Any = {"op": "READ", "peer": "b", "local": regions, "remote": regions, "timeout": 60}
+    assert len(time_transfers(agent, count=3, warmup=2, **given)) == 3
+    assert (agent.initialize_xfer.call_count, agent.transfer.call_count) == (1, 5)
+    agent.release_xfer_handle.assert_called_once_with(agent.initialize_xfer.return_value)
+    agent.transfer.return_value = "ERR"
+    with pytest.raises(RuntimeError, match=r"^READ 1 to b ended with ERR$"):
+        time_transfers(agent, count=1, warmup=0, **given)

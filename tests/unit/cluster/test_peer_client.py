@@ -9,12 +9,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from helpers.cli_run import eventually
 
-from pytest_nixl.cluster.messages import Message, PeerAnswer, WorkerEnded, WorkerLine
+from pytest_nixl.cluster import driver as driver_module
+from pytest_nixl.cluster.driver import RankDriver
+from pytest_nixl.cluster.group import Member
+from pytest_nixl.cluster.messages import Message, PeerAnswer, PeerLeft, WorkerEnded, WorkerLine
 from pytest_nixl.cluster.peer_client import PeerClient, PeerError, PeerLateError
 from pytest_nixl.core.errors import NixlPluginError
 
@@ -177,3 +181,54 @@ def test_a_worker_that_cannot_be_started_has_ended() -> None:
     [process] = peer.client._processes.values()
     assert not process.alive
     assert process.channel.fileno() == -1
+
+
+def driver() -> tuple[RankDriver, list[tuple[int, str]], list[str]]:
+    """Return a driver of two peers, what was told to them, and to the run; nothing watches or reads mail."""
+    told: list[tuple[int, str]] = []
+    stopped: list[str] = []
+    made = RankDriver.__new__(RankDriver)
+
+    def peer(rank: int) -> SimpleNamespace:
+        return SimpleNamespace(
+            lost=lambda error: told.append((rank, error.reason)),
+            receive=lambda message: told.append((rank, type(message).__name__)),
+        )
+
+    vars(made).update(
+        peers={rank: peer(rank) for rank in (1, 2)},
+        membership=SimpleNamespace(
+            members=[Member(rank, f"t{rank}", f"node-{rank}", 9) for rank in range(3)], group="g"
+        ),
+        _mailbox=SimpleNamespace(send=lambda rank, message: told.append((rank, message["ask"]))),
+        _on_lease_lost=lambda error: stopped.append(error.reason),
+    )
+    return made, told, stopped
+
+
+def test_a_mailbox_that_fails_loses_every_peer() -> None:
+    made, told, stopped = driver()
+    made._failed(NixlPluginError("etcd is gone"))
+    assert (told, stopped) == ([(1, "etcd is gone"), (2, "etcd is gone")], [])
+
+
+def test_rank_0s_own_lease_ends_the_run_and_a_peers_only_its_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver_module, "LAST_MESSAGE_SECONDS", 0.0)
+    made, told, stopped = driver()
+    members = made.membership.members
+    made._lost(members[2], NixlPluginError("rank 2 is gone"))
+    assert eventually(lambda: told == [(2, "rank 2 is gone")])
+    made._lost(members[0], NixlPluginError("its lease ended"))
+    assert told[1:] == [(1, "its lease ended"), (2, "its lease ended")]
+    assert stopped == ["its lease ended"]
+
+
+def test_a_peer_that_says_why_it_leaves_is_lost_and_ended_and_others_go_on() -> None:
+    made, told, _ = driver()
+    made._receive(2, PeerLeft("Ctrl-C \x1b"))
+    [(lost, why), (ended, ask)] = told
+    assert (lost, ended, ask) == (2, 2, "end")
+    assert why == "rank 2 on node-2 (pid 9) of group 'g' left: Ctrl-C \\x1b"
+    made._receive(1, PeerAnswer(4, "x"))
+    made._receive(7, PeerAnswer(4, "x"))
+    assert told[2:] == [(1, "PeerAnswer")], "a rank that is no peer is not heard"

@@ -333,3 +333,44 @@ def test_a_mailbox_goes_on_after_the_last_event_that_it_has_read(box: Box, monke
     one._read_on()
     assert began == [8, 26, 46]
     assert len(read) == 4
+
+
+class WaitingClient:
+    """A client whose watches take their whole time, unless an event is due: one at each of these seconds."""
+
+    def __init__(self, clock: KnownClock, events: Sequence[float] = ()) -> None:
+        self._clock, self._events = clock, list(events)
+        #: How long each watch was to last.
+        self.seconds: list[float] = []
+
+    def watch(self, *watched: Watched, seconds: float) -> Iterator[WatchEvent]:
+        self.seconds.append(round(seconds, 6))
+        end = self._clock.now + seconds
+        while self._events and self._events[0] < end:
+            self._clock.now = self._events.pop(0)
+            yield WatchEvent(KeyValue("k", b"", 1, 1, 1), deleted=False)
+        self._clock.now = end
+
+
+@pytest.mark.parametrize(("size", "times"), [(2, [105.0, 110.0]), (128, [110.0])])
+def test_a_watch_tells_every_five_seconds_that_it_waits_and_less_often_in_a_large_group(
+    clock: KnownClock, size: int, times: list[float]
+) -> None:
+    client = WaitingClient(clock, [103.0])
+    one = Membership(cast(EtcdClient, client), "g", size, ttl=10, root=ROOT, host="here", wanted=None)
+    one._valid_until = float("inf")
+    told: list[float] = []
+    assert len(list(one.watch(Watched("k", 1), deadline=112.0, tick=lambda: told.append(clock.now)))) == 1
+    assert told == times
+    assert clock.now == 112.0
+    assert sum(client.seconds) == 12.0
+
+
+def test_a_watch_lasts_no_longer_than_the_lease(clock: KnownClock) -> None:
+    client = WaitingClient(clock)
+    one = registration(client)
+    one._lease, one._valid_until = cast(Lease, SlowLease(clock)), 104.0
+    with pytest.raises(LeaseLostError):
+        list(one.watch(Watched("k", 1), deadline=200.0))
+    assert client.seconds == [4.0]
+    assert clock.now == 104.0

@@ -13,8 +13,10 @@ from pytest_nixl.etcd.transaction import (
     Part,
     absent,
     empty,
+    items,
     none_changed_after,
     none_leased,
+    number,
     present,
     unchanged,
 )
@@ -52,3 +54,22 @@ def test_a_count_is_believed_only_with_the_revision_of_an_etcd() -> None:
         _count({"count": "3"}, "count")
     with pytest.raises(KeyError):
         _count({"header": {}, "count": "3"}, "count")
+
+
+def test_a_number_is_written_as_text_or_left_out_by_the_gateway() -> None:
+    assert [number({"a": "12345678901234567890"}, "a"), number({"a": 3}, "a")] == [12345678901234567890, 3]
+    assert [number({}, "a"), number({}, "a", 7)] == [0, 7]
+    with pytest.raises(KeyError):
+        number({}, "a", None)
+    strange: list[object] = [True, False, 1.5, None, [], {}]
+    for wrong in strange:
+        with pytest.raises(ValueError, match=r"^a is not a number$"):
+            number({"a": wrong}, "a")
+
+
+def test_a_list_of_the_gateway_has_objects_only() -> None:
+    assert [items({}, "a"), items({"a": [{"b": 1}, {}]}, "a")] == [[], [{"b": 1}, {}]]
+    strange: list[object] = [None, {}, "x", [1], [{}, 1]]
+    for wrong in strange:
+        with pytest.raises(ValueError, match=r"^a is not a list of objects$"):
+            items({"a": wrong}, "a")

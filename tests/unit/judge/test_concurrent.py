@@ -6,6 +6,7 @@ The links are doubles, because real ones give no known bandwidths.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -141,9 +142,17 @@ def test_the_error_of_one_link_ends_the_wait_of_the_others_and_is_the_one_that_i
         raise ValueError("the worker died")
 
     def waits(block: int, *, depth: int, beside: Callable[[float], object], links: Any) -> Any:
-        beside(PATIENCE)
+        began = time.monotonic()
+        try:
+            beside(PATIENCE)
+        finally:
+            waited.append(time.monotonic() - began)
         raise AssertionError("it must not begin")
+
+    waited: list[float] = []
 
     for order in ([waits, fails], [fails, waits]):
         with pytest.raises(ValueError, match="the worker died"):
             measure_at_once([link((0, 1), each) for each in order], 8, 2)
+    assert len(waited) == 2
+    assert max(waited) < PATIENCE, "it waits no longer than until the error"

@@ -304,3 +304,89 @@ def test_a_window_is_long_enough_for_the_slowest_flow_and_a_quarter_of_the_deadl
         setattr(flows, name, value)
     [step] = flows._with_durations([FlowStep("together", [(one, other)], (9.0, 9.0))])
     assert list(step.durations) == pytest.approx([0.2 * window, window])
+
+
+class AskedWorker:
+    """A worker that keeps what it is asked, and answers nothing. It is a double, so that a report can lack a step."""
+
+    def __init__(self, pid: int, host: str) -> None:
+        self.pid, self.versions = pid, {"host": host}
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+
+    def request(self, command: str, **given: Any) -> str:
+        self.asked.append((command, given))
+        return command
+
+    call = request
+
+
+@pytest.fixture
+def asked_flows(monkeypatch: pytest.MonkeyPatch) -> tuple[RankFlows, list[AskedWorker], list[Any]]:
+    """Flows 1-0 and 2-0 of three ranks, of which the first two share a host; and the reports of the ranks."""
+    kind = PatternKind(PatternChoice.parse("incast:3").of(1, 64), "UCX", "WRITE", HOST, 1)
+    workers = [AskedWorker(10 + rank, host) for rank, host in enumerate("aab")]
+    flows, reports = RankFlows.__new__(RankFlows), list[Any]()
+    vars(flows).update(
+        _kind=kind, _flows=list(kind.pattern.flows), _settings=SimpleNamespace(timeout=60.0), _runs=iter(range(5, 99)),
+        _posts={flow: (kind.initiator(flow), number) for number, flow in enumerate(kind.pattern.flows)},
+        _workers=workers, _ranks=[
+            SimpleNamespace(worker=worker, agent=SimpleNamespace(name=f"agent {rank}", ref=rank), endpoint=rank)
+            for rank, worker in enumerate(workers)
+        ],
+    )  # fmt: skip
+    monkeypatch.setattr(rank_flows, "results", lambda asked, **_: reports if asked[0] == "flows_report" else None)
+    return flows, workers, reports
+
+
+def test_each_rank_is_told_its_flows_its_coordinator_and_who_shares_its_host(
+    asked_flows: tuple[RankFlows, list[AskedWorker], list[Any]],
+) -> None:
+    flows, workers, reports = asked_flows
+    one, other = flows._flows
+    reports += [
+        [{"windows": [], "others": 0.0}, {"windows": [], "others": 0.5}],
+        [{"windows": [[0, [3], [0.5]]], "others": 0.0}, None],
+        [None, {"windows": [[1, [4], [0.25]]], "others": 1.0}],
+    ]
+    found = flows._run([FlowStep(ALONE, [[one]]), FlowStep(ALONE, [[other]])])
+    assert [each.windows for each in found] == [{one: [(3, 0.5)]}, {other: [(4, 0.25)]}]
+    assert [each.contention for each in found] == [{0: 0.0, 1: 0.0}, {0: 0.5, 2: 1.0}]
+    told = [next(given for command, given in worker.asked if command == "flows_run") for worker in workers]
+    assert [given["own"] for given in told] == [[11], [10], []]
+    assert [given["everyone"] for given in told] == [
+        {"coordinator": "", "members": ["agent 1", "agent 2"]}, *[{"coordinator": "agent 0", "members": []}] * 2,
+    ]  # fmt: skip
+    # The rank that does not post coordinates a flow that is measured alone.
+    first, rest = told[0]["steps"][0], told[1]["steps"][0]
+    assert (first["flows"], first["group"], first["busy"]) == ([], {"coordinator": "", "members": ["agent 1"]}, 2)
+    assert (rest["flows"], rest["group"]) == ([0], {"coordinator": "agent 0", "members": []})
+    assert [given["steps"][1] is None for given in told] == [False, True, False]
+    flows._posts[one] = (0, 0)
+    assert flows._parts(FlowStep(ALONE, [[one]]))[1]["group"] == {"coordinator": "", "members": ["agent 0"]}
+
+
+@pytest.mark.parametrize("short", [0, 1, 2])
+def test_a_rank_whose_report_lacks_a_step_is_an_error(
+    asked_flows: tuple[RankFlows, list[AskedWorker], list[Any]], short: int
+) -> None:
+    flows, _, reports = asked_flows
+    whole = {"windows": [[0, [1], [1.0]], [1, [1], [1.0]]], "others": 0.0}
+    reports += [[] if rank == short else [whole] for rank in range(3)]
+    with pytest.raises(WorkerError, match=r"^a rank did not report each step of a traffic pattern"):
+        flows._run([flows._all_flows])
+
+
+def test_a_rank_prepares_the_flows_that_it_posts(
+    asked_flows: tuple[RankFlows, list[AskedWorker], list[Any]],
+) -> None:
+    flows, workers, _ = asked_flows
+    flows._backend = SimpleNamespace(PLUGIN="UCX")
+    flows._ends = lambda flow, slot: ((flow.source, 64, 0), (flow.target, 64, 0))  # type: ignore[method-assign]
+    for rank in range(3):
+        flows._prepare(rank)
+    posted = [given["flows"] for worker in workers for _, given in worker.asked]
+    assert posted == [
+        [],
+        [{"number": 0, "partner": "agent 0", "slots": [[[1, 64, 0], [0, 64, 0]]]}],
+        [{"number": 1, "partner": "agent 0", "slots": [[[2, 64, 0], [0, 64, 0]]]}],
+    ]

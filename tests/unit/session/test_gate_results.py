@@ -15,7 +15,7 @@ from pytest_nixl.model.results import Result, RowSummary
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Verdict
-from pytest_nixl.session.gate import failed, missed, refuse_accidents
+from pytest_nixl.session.gate import failed, missed, refuse_accidents, unchecked
 from pytest_nixl.session.levels import _LEFT_OUT
 from pytest_nixl.session.requested_links import requested_links, requested_rows
 from pytest_nixl.session.run import Run
@@ -231,3 +231,27 @@ def test_a_job_of_several_tasks_is_refused_outside_a_step(settings: Settings, mo
                 refuse_accidents(plain, replace(settings, ranks=1))
             else:
                 refuse_accidents(plain, alone)
+
+
+@pytest.mark.parametrize(
+    ("skipped", "reason", "remedy"),
+    [
+        ([("no GPU", "add one")], "the only check was skipped: no GPU", "add one"),
+        ([("no GPU", "add one")] * 2, "all 2 checks were skipped: no GPU", "add one"),
+        ([("no GPU", "")], "the only check was skipped: no GPU", "run it where these checks apply, or run all suites"),
+        (
+            [("no GPU", "add one"), ("no file", "name one")],
+            "all 2 checks were skipped: no GPU; no file",
+            "run it where these checks apply, or run all suites",
+        ),
+    ],
+)
+def test_a_run_whose_checks_were_all_skipped_says_why_and_what_to_do(
+    settings: Settings, skipped: list[tuple[str, str]], reason: str, remedy: str
+) -> None:
+    results = [result("bandwidth", Verdict.NOT_APPLICABLE, why, remedy=do) for why, do in skipped]
+    [found] = unchecked(a_run(settings, *results))
+    assert (found.verdict, found.reason) == (Verdict.MISSING, f"nothing was checked, because {reason}")
+    assert found.remedy == remedy
+    assert unchecked(a_run(settings, *results, result("bandwidth"))) == []
+    assert unchecked(a_run(settings, result("their-own", Verdict.NOT_APPLICABLE, "no GPU"))) == [], "a user's own test"
