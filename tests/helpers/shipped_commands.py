@@ -109,7 +109,7 @@ def _scripts(root: Path) -> Iterator[Command]:
 
 
 def _recipes(root: Path) -> Iterator[Command]:
-    for name in ("deploy/ci/github.yml", "deploy/ci/gitlab.yml"):
+    for name in ("deploy/ci/github.yml", "deploy/ci/github-rdma.yml", "deploy/ci/gitlab.yml"):
         text = (root / name).read_text(encoding="utf-8")
         recipe: dict[Any, Any] = yaml.safe_load(text)
         variables = {**recipe.get("env", {}), **recipe.get("variables", {})}

@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import sys
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -32,9 +33,15 @@ def load(name: str) -> dict[Any, Any]:
     return found
 
 
-def commands() -> list[str]:
+GITHUB = ("github.yml", "github-rdma.yml")
+
+
+def commands(workflows: Sequence[str] = GITHUB) -> list[str]:
     """Return every command line of the recipes that runs pytest, as the shell gets it."""
-    github = [step["run"] for job in load("github.yml")["jobs"].values() for step in job["steps"] if "run" in step]
+    github = [
+        step["run"] for name in workflows for job in load(name)["jobs"].values() for step in job["steps"]
+        if "run" in step
+    ]  # fmt: skip
     gitlab = [line for job in load("gitlab.yml").values() if "script" in job for line in job["script"]]
     return [line for line in (*github, *gitlab) if "pytest " in line]
 
@@ -51,6 +58,21 @@ def test_the_recipe_for_github_is_a_workflow() -> None:
     assert workflow["permissions"] == {"contents": "read"}
 
 
+def test_the_recipe_without_a_card_gives_the_container_an_rdma_device_that_it_may_use() -> None:
+    [job] = load("github-rdma.yml")["jobs"].values()
+    steps = [step["run"] for step in job["steps"] if "run" in step]
+    assert steps[0].startswith("sudo modprobe rdma_rxe || ")
+    assert steps[1].startswith("sudo rdma link add rxe0 type rxe netdev ")
+    given = shlex.split(steps[2])
+    assert {"--device", "/dev/infiniband", "--ulimit", "memlock=-1", "UCX_NET_DEVICES=rxe0:1"} <= set(given)
+    # The page has the same command for a runner without containers.
+    page = (ROOT / "docs" / "how-to" / "rdma-without-a-card.md").read_text()
+    command = next(line for line in page.splitlines() if "--nixl-profile=soft-roce" in line)
+    ours = {"-p", "no:cacheprovider", "--nixl-backend=UCX", "--nixl-image=$IMAGE"}
+    typed = [word for word in given[given.index("pytest") :] if word not in ours and "=/out/" not in word]
+    assert shlex.split(command) == ["UCX_TLS=rc,ud,self", "UCX_NET_DEVICES=rxe0:1", *typed]
+
+
 def test_the_jobs_for_gitlab_extend_existing_jobs() -> None:
     recipe = load("gitlab.yml")
     jobs = {name: job for name, job in recipe.items() if "script" in job}
@@ -65,7 +87,7 @@ def test_the_jobs_for_gitlab_extend_existing_jobs() -> None:
 def test_every_job_is_a_gate_and_the_nightly_jobs_compare_with_a_baseline() -> None:
     nights = [line for line in commands() if "--nixl-baseline=" in line]
     assert len(nights) == 2
-    assert len(commands()) == 4
+    assert len(commands()) == 5
     assert all("--nixl-gate" in line for line in commands())
     assert all("--nixl-store=" in line for line in nights)
 
@@ -78,7 +100,7 @@ def options(line: str) -> list[str]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", range(5))
 def test_pytest_accepts_every_command_line(pytester: pytest.Pytester, number: int) -> None:
     """Paths in the recipe are replaced by paths of this machine. All settings and the baseline are read."""
     place = str(pytester.path)
@@ -100,7 +122,7 @@ def test_pytest_accepts_every_command_line(pytester: pytest.Pytester, number: in
 
 def github_containers() -> list[list[str]]:
     """Return the options of ``docker run`` in each command line of the recipe for GitHub."""
-    lines = [line for line in commands() if line.startswith("docker run ")]
+    lines = [line for line in commands(["github.yml"]) if line.startswith("docker run ")]
     return [shlex.split(line[: line.index("pytest ")])[2:] for line in lines]
 
 

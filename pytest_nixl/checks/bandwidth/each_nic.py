@@ -4,17 +4,19 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from pytest_nixl.checks.bandwidth.gpu_judge import UCX_CARDS, GpuEnd, seats
 from pytest_nixl.checks.bandwidth.nic_judge import Nic, NicPair, NicRow, NicTrial, nic_pairs
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.core.units import format_size
 from pytest_nixl.core.words import named
-from pytest_nixl.host.facts import Facts, gather
-from pytest_nixl.host.rdma import network_cards, read_rdma
+from pytest_nixl.host.facts import Facts
+from pytest_nixl.host.gpu import GpuFacts, read_gpus
+from pytest_nixl.host.rdma import RdmaDevice, network_cards, read_rdma
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.judge.concurrent import MOST_PAIRS, measure_at_once
 from pytest_nixl.measure.worker_pairs import WorkerPairs
@@ -27,8 +29,8 @@ from pytest_nixl.session.cluster import Cluster
 from pytest_nixl.session.run import Run
 
 _UCX, _TLS = "UCX", "UCX_TLS"
-#: Transports with which UCX recognises GPU memory and copies it, none of which goes from one process to another.
-_OF_GPU_MEMORY = ("cuda_copy", "gdr_copy")
+#: UCX's transports over RDMA devices, and those with which it recognises GPU memory and copies it in a process.
+_OF_NICS = "ib,cuda_copy,gdr_copy"
 _WORST_FIRST = (Verdict.CORRUPT, Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.NOT_APPLICABLE, Verdict.PASS)
 
 
@@ -58,11 +60,7 @@ class _Rows:
 
     def __init__(self, settings: Settings, cluster: Cluster, rows: Sequence[tuple[str, MemoryPair]]) -> None:
         self._cluster = cluster
-        facts = (
-            [Facts.of(plain) for plain in cluster.ask("facts", peers=[])]
-            if cluster.several
-            else [gather(FactsRoot(), backends=(_UCX,), etcd="")]
-        )
+        hosts = [HostNics.of(Facts.of(plain)) for plain in cluster.ask("facts", peers=[])] or [HostNics.here()]
         block = max(settings.blocks)
         self._settings = replace(settings, blocks=(block,), batch=(1,), duration=0.0)
         # GPU memory, if it is requested: a device and its GPU can be bad together.
@@ -71,10 +69,10 @@ class _Rows:
         self._block, self._depth = block, max(settings.depth)
         self._left_out: dict[str, None] = {}
         # One rank for each host: those of one host would share its devices.
-        ranks = {each.host.name.value or str(rank): rank for rank, each in reversed(list(enumerate(facts)))}
+        ranks = {each.name or str(rank): rank for rank, each in reversed(list(enumerate(hosts)))}
         first = sorted(ranks.values())
         self._one_host = len(first) == 1
-        self._nics = {rank: self._usable(rank, facts[rank]) for rank in first}
+        self._nics = {rank: self._usable(rank, hosts[rank]) for rank in first}
         if max(map(len, self._nics.values())) < 2 or not all(self._nics.values()):
             raise NotApplicableError(f"{self._few()}{self.left_out()}")
         #: The ranks of each two hosts that are measured with each other. An odd host takes the one before it.
@@ -122,36 +120,73 @@ class _Rows:
 
     def _variables(self, nic: Nic) -> Mapping[str, str]:
         # Between two processes of a host UCX prefers to copy.
-        only = {_TLS: ",".join((*nic.transports, *_OF_GPU_MEMORY))} if self._one_host and _TLS not in os.environ else {}
+        only = {_TLS: _OF_NICS} if self._one_host and _TLS not in os.environ else {}
         return {UCX_CARDS: nic.device, **only}
 
-    def _usable(self, rank: int, facts: Facts) -> list[Nic]:
+    def _usable(self, rank: int, host: HostNics) -> list[Nic]:
         """Return the devices of a host that UCX may use, each with its nearest GPU if GPU memory is moved."""
-        gpu_of = self._gpus(rank, facts) if "VRAM" in str(self._memory) else None
-        host = facts.host.name.value or f"rank {rank}"
+        gpu_of = self._gpus(rank, host) if "VRAM" in str(self._memory) else None
         found = []
-        for nic, why in _ports(rank, host, facts):
+        for nic, why in host.ports(rank):
             name = nic.device.partition(":")[0]
             if not why and gpu_of is not None and name not in gpu_of:
                 why = "near no GPU"
             if why:
-                self._left_out[f"{nic.device} of {host} ({why})"] = None
+                self._left_out[f"{nic.device} of {nic.host} ({why})"] = None
             else:
                 found.append(replace(nic, gpu=gpu_of[name] if gpu_of is not None else 0))
         return found
 
-    def _gpus(self, rank: int, facts: Facts) -> dict[str, int]:
+    def _gpus(self, rank: int, host: HostNics) -> dict[str, int]:
         """Return by device the number of the nearest GPU."""
         worker = self._cluster.hosts[rank].start("gpus", {}, self._settings.timeout, self._settings.start_timeout)
         try:
-            ends = seats(gpus(worker, self._memory), facts.gpu.gpus, facts.rdma)
+            ends = seats(gpus(worker, self._memory), host.gpus, host.rdma)
         finally:
             worker.kill()
         return nearest_gpus(ends)
 
     def _few(self) -> str:
-        told = [f"{nics[0].host} has only one, {nics[0].device}" for nics in self._nics.values() if nics]
-        return "fewer than two RDMA devices of a host can be compared" + (f": {named(told)}" if told else "")
+        told = [f"{nics[0].host} has {len(nics)} ({named(nic.device for nic in nics)})"
+                for nics in self._nics.values() if nics]  # fmt: skip
+        return "there are no two RDMA devices of a host to compare" + (f": {named(told)}" if told else "")
+
+
+@dataclass(frozen=True)
+class HostNics:
+    """The RDMA devices and GPUs of a host.
+
+    :param chosen: UCX_NET_DEVICES there; empty if it is not set.
+    """
+
+    name: str
+    rdma: tuple[RdmaDevice, ...]
+    gpus: tuple[GpuFacts, ...]
+    chosen: str
+
+    @classmethod
+    def of(cls, facts: Facts) -> HostNics:
+        """Return those of a host's facts."""
+        return cls(facts.host.name.value or "", facts.rdma, facts.gpu.gpus, facts.environment.get(UCX_CARDS))
+
+    @classmethod
+    def here(cls) -> HostNics:
+        """Return those of this host."""
+        root = FactsRoot()
+        return cls(socket.gethostname(), read_rdma(root), read_gpus(root).gpus, os.environ.get(UCX_CARDS, ""))
+
+    def ports(self, rank: int) -> Iterator[tuple[Nic, str]]:
+        """Yield each port of the devices that move data between hosts, and why it is left out; empty: it is not."""
+        words = self.chosen.lstrip("^").split(",")
+        for device in network_cards(self.rdma):
+            for port in device.ports:
+                name, why = f"{device.name}:{port.number}", ""
+                listed = name in words or device.name in words
+                if self.chosen not in ("", "all") and listed == self.chosen.startswith("^"):
+                    why = f"{UCX_CARDS}={self.chosen}"
+                elif port.state not in ("ACTIVE", ""):
+                    why = f"its port is {port.state}"
+                yield Nic(rank, self.name or f"rank {rank}", name, (device.kind, port.rate)), why
 
 
 def nearest_gpus(ends: Sequence[GpuEnd]) -> dict[str, int]:
@@ -159,23 +194,3 @@ def nearest_gpus(ends: Sequence[GpuEnd]) -> dict[str, int]:
     near = [end for end in ends if end.near is not None and end.own]
     found = {name: end.gpu.number for end in reversed(near) for name in end.near.devices}  # type: ignore[union-attr]
     return found | {name: end.gpu.number for end in reversed(near) for name in end.own}
-
-
-def _ports(rank: int, host: str, facts: Facts) -> Iterator[tuple[Nic, str]]:
-    """Yield each port of the devices that move data between hosts, and why it is left out; empty: it is not."""
-    chosen = facts.environment.get(UCX_CARDS)
-    words = chosen.lstrip("^").split(",")
-    offered = facts.software.ucx_rdma.offered if facts.software.ucx_rdma is not None else {}
-    for device in network_cards(facts.rdma):
-        for port in device.ports:
-            name = f"{device.name}:{port.number}"
-            named_by_user = name in words or device.name in words
-            why = ""
-            if chosen not in ("", "all") and named_by_user == chosen.startswith("^"):
-                why = f"{UCX_CARDS}={chosen}"
-            elif port.state not in ("ACTIVE", ""):
-                why = f"its port is {port.state}"
-            elif device.name not in offered:
-                why = "UCX does not offer it: see ucx-uses-rdma"
-            transports = offered.get(device.name, ())
-            yield Nic(rank, host, name, (device.kind, port.rate), transports), why

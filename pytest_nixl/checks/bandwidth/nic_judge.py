@@ -16,13 +16,12 @@ from pytest_nixl.model.verdicts import Judgement, Verdict
 
 @dataclass(frozen=True)
 class Nic:
-    """An active port of an RDMA device that UCX can use.
+    """An active port of an RDMA device that UCX may use.
 
     :param rank: the rank on whose host it is.
     :param host: the name of that host.
     :param device: its name in UCX_NET_DEVICES, such as ``mlx5_0:1``.
     :param kind: its driver's family and its line rate: only devices of the same kind are compared.
-    :param transports: the transports that UCX offers for it.
     :param gpu: the number in CUDA of the GPU whose memory it moves; 0 for host memory.
     """
 
@@ -30,7 +29,6 @@ class Nic:
     host: str
     device: str
     kind: tuple[str, float | None]
-    transports: tuple[str, ...] = ()
     gpu: int = 0
 
     def __str__(self) -> str:

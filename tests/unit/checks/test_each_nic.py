@@ -12,10 +12,11 @@ import pytest
 from helpers.cli_run import run
 from helpers.fake_sysfs import TOPOLOGY
 
-from pytest_nixl.checks.bandwidth.each_nic import nearest_gpus
+from pytest_nixl.checks.bandwidth.each_nic import HostNics, nearest_gpus
 from pytest_nixl.checks.bandwidth.gpu_judge import seats
 from pytest_nixl.checks.bandwidth.nic_judge import Nic, NicPair, NicRow, NicTrial, nic_pairs
 from pytest_nixl.host.hwloc import hwloc_facts
+from pytest_nixl.host.rdma import Port
 from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.nixl.gpus import LinkGpu
 
@@ -194,6 +195,30 @@ def test_a_card_is_measured_with_the_gpu_that_it_is_assigned_to() -> None:
     found = nearest_gpus(seats(gpus, facts.gpu.gpus, cards))
     assert len(found) == 32
     assert [found[f"rdmap{number}s0"] for number in (79, 82, 164)] == [0, 0, 5]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "left_out"),
+    [
+        ("", {"mlx5_1:1": "its port is DOWN"}),
+        ("all", {"mlx5_1:1": "its port is DOWN"}),
+        ("mlx5_0:1,mlx5_1", {"mlx5_0:2": "UCX_NET_DEVICES=mlx5_0:1,mlx5_1", "mlx5_1:1": "its port is DOWN"}),
+        ("^mlx5_0", {"mlx5_0:1": "UCX_NET_DEVICES=^mlx5_0", "mlx5_0:2": "UCX_NET_DEVICES=^mlx5_0",
+                     "mlx5_1:1": "its port is DOWN"}),
+    ],
+)  # fmt: skip
+def test_devices_that_are_not_to_be_used_or_have_no_link_are_left_out(chosen: str, left_out: dict[str, str]) -> None:
+    card = hwloc_facts(TOPOLOGY / "p5.48xl.xml").rdma[0]
+
+    def port(number: int, state: str) -> Port:
+        return Port(number, state, None, "InfiniBand", {}, ())
+
+    cards = (
+        replace(card, name="mlx5_0", kind="mlx", ports=(port(1, "ACTIVE"), port(2, "ACTIVE"))),
+        replace(card, name="mlx5_1", kind="mlx", ports=(port(1, "DOWN"),)),
+    )
+    found = {nic.device: why for nic, why in HostNics("node-a", cards, (), chosen).ports(0)}
+    assert {device: why for device, why in found.items() if why} == left_out
 
 
 def test_a_host_without_rdma_has_nothing_to_compare() -> None:
