@@ -159,7 +159,7 @@ def _verdict(run: Run, code: int) -> str:
     if run.usable and not found.results and not found.interrupted:
         last = [f"no NIXL check ran; the tests of rank 0 ended with exit code {code}"]
     elif run.usable:
-        last = [summary_line(found.results, gate=run.settings.gate, interrupted=found.interrupted, code=code)]
+        last = [summary_line(found.results, gate=run.settings.gate, interrupted=found.interrupted, code=code).text]
     if run.rank_session is not None and not _whole(code):
         ended = f"{run.rank_session.name_of(0)} {_ended(code)}: every rank ends with exit code {code}"
         return "\n".join([*last, ended])

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_nixl.model.results import Result
-from pytest_nixl.model.verdicts import INTERRUPTED, NOTHING_CHECKED, Outcome, Verdict, outcome
+from pytest_nixl.model.verdicts import INTERRUPTED, NOTHING_CHECKED, Outcome, TextLine, Verdict, outcome
 
 #: The check of what fails a run but belongs to no other check.
 WHOLE_RUN = "whole-run"
@@ -118,7 +118,7 @@ def summary_line(
     left_out: Sequence[str] = (),
     deselected: Sequence[str] = (),
     code: int | None = None,
-) -> str:
+) -> TextLine:
     """Return the last line of the terminal report: the run's verdict, then the number of checks with each verdict.
 
     :param code: pytest's exit code; None: not known.
@@ -133,7 +133,8 @@ def summary_line(
         more = f" and {len(deselected) - _NAMED} more" if len(deselected) > _NAMED else ""
         others += f"; checks deselected: {', '.join(deselected[:_NAMED])}{more}"
     verdict = Conclusion.of(results, gate=gate, interrupted=interrupted, code=code)
-    return f"NIXL {'gate' if gate else 'verdict'}: {verdict} ({said or 'no check ran'}; {rows}{others})"
+    text = f"NIXL {'gate' if gate else 'verdict'}: {verdict} ({said or 'no check ran'}; {rows}{others})"
+    return TextLine(text, verdict.outcome)
 
 
 def told(results: Sequence[Result], *, gate: bool, interrupted: str = "") -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from pytest_nixl.core import units
 from pytest_nixl.judge.run_comparison import CHECK as REGRESSION
-from pytest_nixl.model.conclusion import Conclusion, summary_line
+from pytest_nixl.model.conclusion import summary_line
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.verdicts import GOOD, Outcome, TextLine, Verdict, outcome
@@ -53,27 +53,10 @@ def lines(
     :param everything: whether to name also each of many checks that do not apply.
     :param width: the characters of a line; None: every row has its line, with every column.
     """
-    summary = summary_text(results, gate=gate, interrupted=interrupted, left_out=left_out)
+    summary = summary_line(results, gate=gate, interrupted=interrupted, left_out=left_out)
     yield from wrong_lines(results, summary, gate=gate, width=width)
     yield from measured_lines(results, gate=gate, everything=everything, width=width)
     yield summary
-
-
-def summary_text(
-    results: Sequence[Result],
-    *,
-    gate: bool,
-    interrupted: str = "",
-    left_out: Sequence[str] = (),
-    deselected: Sequence[str] = (),
-    code: int | None = None,
-) -> TextLine:
-    """Return the verdict of a run as a line. The parameters are those of :func:`summary_line`."""
-    conclusion = Conclusion.of(results, gate=gate, interrupted=interrupted, code=code)
-    text = summary_line(
-        results, gate=gate, interrupted=interrupted, left_out=left_out, deselected=deselected, code=code
-    )
-    return TextLine(text, conclusion.outcome)
 
 
 def wrong_lines(

@@ -24,7 +24,7 @@ from pytest_nixl.model.tools import own_variables
 from pytest_nixl.model.verdicts import Outcome, TextLine
 from pytest_nixl.nixl.backends import with_driver_standin
 from pytest_nixl.report.comparison import lines as comparison_lines
-from pytest_nixl.report.table import measured_lines, summary_text, wrong_lines
+from pytest_nixl.report.table import measured_lines, wrong_lines
 from pytest_nixl.session.completeness import completeness_of
 from pytest_nixl.session.levels import left_out_line
 from pytest_nixl.session.options import given_options
@@ -118,7 +118,7 @@ def _summary(run: Run) -> TextLine:
     left_out = not_chosen(run.collected.suites) if run.settings.gate else ()
     deselected = completeness_of(run).deselected if run.settings.gate else ()
     found = run.found
-    return summary_text(
+    return summary_line(
         found.results,
         gate=run.settings.gate,
         interrupted=found.interrupted,
@@ -152,7 +152,7 @@ def last_word(config: pytest.Config, run: Run) -> None:
     terminal: pytest.TerminalReporter | None = config.pluginmanager.get_plugin("terminalreporter")
     if terminal is not None:
         terminal.write_line(
-            summary_line(run.found.results, gate=run.settings.gate, interrupted=run.found.interrupted), red=True
+            summary_line(run.found.results, gate=run.settings.gate, interrupted=run.found.interrupted).text, red=True
         )
 
 

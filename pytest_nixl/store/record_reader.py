@@ -157,7 +157,11 @@ def _parse(data: Any, source: str) -> RecordedRun:
 def _hidden(provenance: Provenance) -> Provenance:
     """Hide the secrets that an older version recorded, because it knew fewer shapes and names of secrets."""
     plain = hide_all(provenance.plain(), _hide)
-    plain["environment"] = {name: recorded(name, value) for name, value in provenance.environment.items()}
+    plain["environment"] = {
+        # A name in parentheses is that of a setting, such as the level, and of no variable.
+        name: _hide(value) if name.startswith("(") else recorded(name, value)
+        for name, value in provenance.environment.items()
+    }
     return from_plain(Provenance, plain)
 
 

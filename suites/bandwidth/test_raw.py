@@ -8,13 +8,13 @@ from collections.abc import Callable
 import pytest
 
 from pytest_nixl import Cluster, Judgement, Profile, Run
-from pytest_nixl.checks.raw_tools.check import LinkKind, compare
+from pytest_nixl.checks.raw_tools.check import LinkParam, compare
 
 
 @pytest.mark.nixl_check("nixl-to-raw")
 def test_nixl_moves_what_the_path_carries(
     request: pytest.FixtureRequest,
-    link_kind: LinkKind,
+    link_kind: LinkParam,
     nixl_run: Run,
     nixl_cluster: Cluster,
     profile: Profile,

@@ -117,7 +117,7 @@ TESTS = {
     "checks/endurance/worker/cycles": "nixl/test_resources checks/test_endurance",
     "nixl/worker/s3": "nixl/test_s3_server nixl/test_store_deadlines nixl/test_obj",
     "nixl/worker/s3_faults": "nixl/test_obj",
-    "nixl/worker/shared_memory": "core/test_terminal_output",
+    "core/shared_memory": "core/test_terminal_output",
     "checks/telemetry/worker": "checks/test_telemetry_counts",
     "checks/faults/worker/threads": "checks/test_threads",
     "nixl/worker/tools": "processes/test_external_program",

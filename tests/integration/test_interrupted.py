@@ -251,7 +251,7 @@ def test_a_run_has_one_verdict(
 ) -> None:
     conclusion = Conclusion.of(results, gate=gate, interrupted=interrupted)
     assert (conclusion.word, str(conclusion), conclusion.outcome) == (word, text, outcome)
-    assert summary_line(results, gate=gate, interrupted=interrupted).startswith(
+    assert summary_line(results, gate=gate, interrupted=interrupted).text.startswith(
         f"NIXL {'gate' if gate else 'verdict'}: {text} ("
     )
     found = json.loads(json.dumps(told(results, gate=gate, interrupted=interrupted)))

@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from pytest_nixl.checks.raw_tools.judge import RawComparison, judge_ratio, judge_raw, same_way
 from pytest_nixl.checks.raw_tools.pair import RawPair
 from pytest_nixl.checks.raw_tools.tools import RAW_TOOLS
 from pytest_nixl.judge.profiles import Profile
-from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.rank_pairs import RankPair
 from pytest_nixl.model.raw_comparison import RawRatio
 from pytest_nixl.model.results import Result, measured_rows
@@ -20,7 +18,10 @@ from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.nixl.backends import BACKENDS
 from pytest_nixl.processes.external_program import ToolError
 from pytest_nixl.session.cluster import Cluster
+from pytest_nixl.session.requested_links import LinkParam
 from pytest_nixl.session.run import Run
+
+__all__ = ["LinkParam", "compare", "few", "link_kinds"]
 
 #: Maximum number of rank pairs that are measured.
 MOST_PAIRS = 4
@@ -28,24 +29,12 @@ MOST_PAIRS = 4
 _NO_BANDWIDTH = (Verdict.CORRUPT, Verdict.WRONG_TRANSPORT, Verdict.IMPLAUSIBLE, Verdict.ERROR)
 
 
-@dataclass(frozen=True)
-class LinkKind:
-    """Links that differ only in their ranks."""
-
-    backend: str
-    op: str
-    memory: MemoryPair
-
-    def __str__(self) -> str:
-        return f"{self.backend}-{self.op}-{self.memory}"
+def link_kinds(run: Run) -> list[LinkParam]:
+    """Return the kinds of links that the settings request: one of the links that differ only in ranks or agents."""
+    return list(dict.fromkeys(LinkParam(link.backend, link.op, link.memory) for link in run.links))
 
 
-def link_kinds(run: Run) -> list[LinkKind]:
-    """Return the kinds of links that the settings request."""
-    return list(dict.fromkeys(LinkKind(link.backend, link.op, link.memory) for link in run.links))
-
-
-def compare(kind: LinkKind, run: Run, cluster: Cluster, profile: Profile) -> tuple[Judgement, tuple[RawRatio, ...]]:
+def compare(kind: LinkParam, run: Run, cluster: Cluster, profile: Profile) -> tuple[Judgement, tuple[RawRatio, ...]]:
     """Measure rows of this run with a raw tool, and add the cause to rows that failed.
 
     If the tool fails, nothing is known about NIXL: WARN, or UNKNOWN if a row failed or has a bound.
@@ -104,13 +93,13 @@ def _wanted(key: RowKey, result: Result, profile: Profile) -> bool:
     return _failed(result) or (expectation is not None and expectation.raw is not None)
 
 
-def _measured(kind: LinkKind, run: Run) -> dict[RowKey, Result]:
+def _measured(kind: LinkParam, run: Run) -> dict[RowKey, Result]:
     """Return the rows of a kind that a raw tool can repeat: rows of batch 1 with the largest depth."""
     rows = {}
     for key, result in measured_rows(run.found.results):
         if result.verdict in _NO_BANDWIDTH or key.batch != 1 or key.kv or key.pattern or key.walks:
             continue
-        if LinkKind(key.backend, key.op, key.memory) == kind:
+        if LinkParam(key.backend, key.op, key.memory) == kind:
             rows[key] = result
     depth = max((key.depth for key in rows), default=1)
     return {key: result for key, result in rows.items() if key.depth == depth}

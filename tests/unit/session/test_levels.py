@@ -13,7 +13,7 @@ from helpers.pytester_run import run_pytest
 from pytest_nixl.judge.profiles import bundled_profiles, load_profile
 from pytest_nixl.model.settings import LEVELS
 from pytest_nixl.session.suites import checks_of_suites, suite_checks
-from pytest_nixl.store.record_reader import OURS
+from pytest_nixl.store.record_reader import OURS, parse_recorded
 
 TESTS = """
 import pytest
@@ -173,3 +173,6 @@ def test_a_record_names_another_level_than_the_default(pytester: pytest.Pytester
         assert run_pytest(pytester, f"--nixl-level={level}", f"--benchmark-json={path}", in_process=True).ret == 0
         provenance = json.loads(path.read_text())[OURS]["provenance"]
         assert provenance["environment"].get("(level)") == recorded
+        if recorded is not None:  # it is no variable, whose unknown values are hidden
+            found = parse_recorded({**json.loads(path.read_text()), "benchmarks": []}, "a test")
+            assert found.provenance.environment["(level)"] == recorded
