@@ -18,5 +18,5 @@ while :; do
             mv "done/$name.new" "done/$name"
         ) &
     done
-    sleep 0.1
+    sleep 0.3
 done

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Machines for tests: one per test file, with a soft-RoCE device."""
+"""Machines for tests: one that all test files share, with a soft-RoCE device, and others of a file of its own."""
 
 from __future__ import annotations
 
@@ -39,9 +39,17 @@ def make_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeMachi
             machine.power_off()
 
 
-@pytest.fixture(scope="module")
-def rxe_machine(make_machine: MakeMachine) -> Machine:
-    """A machine with the RDMA device rxe0 over the interface v0, and one copy of libibverbs for NIXL's wheel."""
-    machine = make_machine().booted()
-    machine.check("install_rdma && add_rxe rxe0 10.99.0.1 v0 && one_libibverbs")
-    return machine
+@pytest.fixture(scope="session")
+def rxe_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """A machine with the RDMA device rxe0 over the interface v0, and one copy of libibverbs for NIXL's wheel.
+
+    All files share it, because a boot takes as long as some of their tests: a test mends what it has broken.
+    """
+    base = prepared()
+    machine = Machine(base, tmp_path_factory.mktemp("rxe"), name="rxe")
+    try:
+        machine.set_environment(environment(base))
+        machine.booted().check("install_rdma && add_rxe rxe0 10.99.0.1 v0 && one_libibverbs")
+        yield machine
+    finally:
+        machine.power_off()

@@ -9,6 +9,8 @@ import pytest
 from machine import Machine
 
 pytest_plugins = ["machine_fixtures"]
+#: The commands in a machine have deadlines; the test's own is for what hangs outside of it.
+pytestmark = pytest.mark.timeout(3600)
 
 Told = dict[str, tuple[str, str, str]]
 

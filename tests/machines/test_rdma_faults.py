@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What NIXL's agents and our errors say of faults of RDMA, each made in a machine with soft-RoCE."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from machine import Machine
+
+pytest_plugins = ["machine_fixtures"]
+#: The commands in a machine have deadlines; the test's own is for what hangs outside of it.
+pytestmark = pytest.mark.timeout(3600)
+
+Told = tuple[str, str, int]
+
+#: Each fault of agents.py that an agent meets when it is created: what the error's reason and its remedy contain.
+BEFORE = {
+    # Files of the kernel do not show this one.
+    "no provider": ("(NIXL_ERR_BACKEND) in rank 0 (agent worker, pid ", "its check ucx-uses-rdma names why UCX cannot"),
+    "port down": ("NIXL_ERR_BACKEND: rxe0's port 1 is DOWN) in rank 0", "check the cable, the switch"),
+    "no address": ("rxe0's port 1 has only a link-local GID", "give v0 an address (`ip address add"),
+    "GID index": ("UCX_IB_GID_INDEX=7 names no GID of rxe0's port 1, which has 0, 1", "unset UCX_IB_GID_INDEX"),
+    "no nodes": (
+        "/dev/infiniband/uverbs0 of rxe0 cannot be opened: No such file",
+        "--device=/dev/infiniband",
+    ),
+    "another device": (
+        "UCX_NET_DEVICES=mlx5_0:1 names no RDMA device of this host, which has rxe0",
+        "set it to rxe0:1",
+    ),
+    "another port": ("UCX_NET_DEVICES=rxe0:2 names no port of this host's RDMA devices", "set it to rxe0:1"),
+}
+
+#: A user without capabilities, who may lock 64 KiB, as in a container. The tests' Python may lie below /root.
+ORDINARY = (
+    "chmod o+x /root; export HOME=/tmp; setpriv --reuid=65534 --regid=65534 --clear-groups prlimit --memlock={limit}"
+)
+
+
+def told(machine: Machine, names: str, before: str = "") -> dict[str, Told]:
+    """Make faults of agents.py in a machine, over rc, and return what was said of each."""
+    said = machine.check(
+        f'cd "$PROJECT" && {before} "$PYTHON" tests/machines/agents.py {names} 2> /out/agents.log || '
+        "{ tail -n 20 /out/agents.log; exit 1; }",
+        UCX_TLS="rc,self", UCX_NET_DEVICES="rxe0:1",
+    )  # fmt: skip
+    print(said)
+    return {name: json.loads(rest) for name, _, rest in (line.partition("\t") for line in said.splitlines())}
+
+
+@pytest.fixture(scope="module")
+def made(rxe_machine: Machine) -> dict[str, Told]:
+    """What agents say of each fault that they meet when they are created, and of none."""
+    return told(rxe_machine, "")
+
+
+def test_agent_is_created_without_a_fault(made: dict[str, Told]) -> None:
+    assert made["healthy"][0] == ""
+
+
+@pytest.mark.parametrize("fault", BEFORE)
+def test_fault_of_a_device_is_named(made: dict[str, Told], fault: str) -> None:
+    reason, remedy, _ = made[fault]
+    assert BEFORE[fault][0] in reason
+    assert BEFORE[fault][1] in remedy
+
+
+def test_device_nodes_that_a_user_may_not_open_are_named(rxe_machine: Machine) -> None:
+    rxe_machine.check("chmod 600 /dev/infiniband/uverbs0")
+    try:
+        reason, remedy, _ = told(rxe_machine, "'as it is'", ORDINARY.format(limit="unlimited"))["as it is"]
+    finally:
+        rxe_machine.check("chmod 666 /dev/infiniband/uverbs0")
+    assert "/dev/infiniband/uverbs0 of rxe0 cannot be opened: Permission denied" in reason
+    assert "check their permissions" in remedy
+
+
+def test_agent_that_would_never_be_created_for_want_of_locked_memory_is_named(rxe_machine: Machine) -> None:
+    found = told(rxe_machine, "'as it is'", ORDINARY.format(limit="65536:65536"))
+    reason, remedy, _ = found["as it is"]
+    assert "would never end 'create_agent', and was ended: UCX has tried" in reason
+    assert "a process may lock 64 kbytes" in reason
+    assert "ulimit -l unlimited" in remedy
