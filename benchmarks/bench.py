@@ -14,7 +14,8 @@
 * the time of README's second command in a fresh clone, with ``--tests``, because it takes minutes; or
   ``--second-command`` gives it.
 
-``--readme`` also writes the table of the measured figures to the README.
+``--readme`` also writes the table of the measured figures to the README. ``--without=NAME`` leaves one out, such as
+``ranks``, whose 64 ranks take minutes; the table says so.
 """
 
 from __future__ import annotations
@@ -334,7 +335,7 @@ def measured(asked: argparse.Namespace, failed: list[str] | None = None) -> Iter
 
     :param failed: gets the name of each figure that could not be measured; None: the first ends the program.
     """
-    for name in asked.figures or FIGURES:
+    for name in asked.figures or [each for each in FIGURES if each not in asked.without]:
         try:
             for figure in FIGURES[name](asked):
                 print(figure, flush=True)
@@ -361,6 +362,8 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
                         help="the time of README's second command, or its file of --junit-xml")  # fmt: skip
     parser.add_argument("--tests", action="store_true",
                         help="measure README's second command, which takes minutes, in a fresh clone")  # fmt: skip
+    parser.add_argument("--without", action="append", default=[], metavar="FIGURE", choices=tuple(FIGURES),
+                        help="a figure that is not measured, and is named so in the table")  # fmt: skip
     parser.add_argument("figures", nargs="*", metavar="FIGURE", help=f"{', '.join(FIGURES)} (default: all)")
     asked = parser.parse_args(arguments)
     if unknown := [name for name in asked.figures if name not in FIGURES]:
@@ -376,11 +379,12 @@ def main() -> None:
     print(f"{machine()}; medians of {asked.repeats}; {load()}", flush=True)
     failed: list[str] = []
     found = list(measured(asked, failed))
-    print(f"\n{table(found)}")
+    text = table(found, without=asked.without)
+    print(f"\n{text}")
     if failed:
         raise SystemExit(f"not measured: {', '.join(failed)}; the reasons are above")
     if asked.readme:
-        write_readme(asked.readme, table(found))
+        write_readme(asked.readme, text)
 
 
 if __name__ == "__main__":

@@ -95,11 +95,15 @@ def _lines(path: str) -> list[str]:
         return []
 
 
-def table(figures: Sequence[Figure], day: date | None = None) -> str:
-    """Return the figures as Markdown, with the day and the machine."""
+def table(figures: Sequence[Figure], day: date | None = None, without: Sequence[str] = ()) -> str:
+    """Return the figures as Markdown, with the day and the machine.
+
+    :param without: the names of the figures that were left out.
+    """
     rows = [f"| {each.name} | {each.limit} | {each.measured} | {each.peer or '–'} |" for each in figures]
     busiest = max((each.load for each in figures), key=lambda text: float(text.split()[-1]), default=load())
-    head = f"`tox -e bench` measures each figure; on {day or date.today()}, on {machine()}, {busiest} at most:"
+    head = f"`tox -e bench` measures each figure; on {day or date.today()}, on {machine()}, {busiest} at most"
+    head += f" (not measured: {', '.join(without)}):" if without else ":"
     return "\n".join([head, "", "| figure | bound | median (range) | peer |", "| --- | --- | --- | --- |", *rows])
 
 

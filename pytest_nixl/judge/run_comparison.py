@@ -72,7 +72,7 @@ def compare_runs(before: RecordedRun, now: RecordedRun, margin: float, *, in_tur
     :param in_turn: whether both images were measured now, in alternating launches.
     """
     before, now = _own(before), _own(now)
-    old, new = _usable(before), _usable(now)
+    old, new = usable_rows(before), usable_rows(now)
     comparison = compare_rows(
         {key: row.values for key, row in old.items()}, {key: row.values for key, row in new.items()}, margin
     )
@@ -104,7 +104,7 @@ def wants_launch(before: Sequence[float] | None, values: Sequence[float], margin
     return compare_launches(before, values, margin).verdict is Verdict.INCONCLUSIVE
 
 
-def _usable(run: RecordedRun) -> dict[RowKey, RowSummary]:
+def usable_rows(run: RecordedRun) -> dict[RowKey, RowSummary]:
     """Return the rows whose bytes arrived correctly and over an accepted transport."""
     bad = {result.row for result in run.results if result.verdict in _NO_BANDWIDTH}
     return {key: row for key, row in run.rows.items() if key not in bad}

@@ -42,15 +42,17 @@ def find(run: Run) -> None:
 def another_to_compare(samples: Samples, run: Run) -> bool:
     """Whether one more launch of a row could decide its comparison, which is undecided so far.
 
+    A row that failed in the baseline is compared with nothing.
+
     :param samples: the launches of the row so far.
     """
     if not run.settings.compares:
         return False
-    from pytest_nixl.judge.run_comparison import wants_launch
+    from pytest_nixl.judge.run_comparison import usable_rows, wants_launch
 
     key = samples.key
     found = run.found
-    before = found.baseline.rows.get(key) if found.baseline is not None else found.other_samples.get(key)
+    before = usable_rows(found.baseline).get(key) if found.baseline is not None else found.other_samples.get(key)
     values = before.values if before is not None else None
     return wants_launch(values, samples.values, run.settings.max_regression)
 

@@ -163,7 +163,20 @@ def test_a_figure_that_cannot_be_measured_does_not_hide_the_others(
     assert "old" in page.read_text(), "a table without a figure is not written"
 
 
-@pytest.mark.parametrize("arguments", [["fast"], ["--readme", "README.md", "--repeats=1", "quick", "doctor"]])
+def test_a_figure_that_is_left_out_is_named_in_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "README.md"
+    page.write_text(f"{BEGIN}\nold\n{END}\n")
+    left_out: dict[str, object] = {"ranks": lambda _: pytest.fail("measured"), "second": bench.second_command}
+    monkeypatch.setattr(bench, "FIGURES", left_out)
+    monkeypatch.setattr(sys, "argv", ["bench.py", "--without=ranks", "--second-command=200", f"--readme={page}"])
+    bench.main()
+    assert " at most (not measured: ranks):\n" in page.read_text()
+    assert "| README's second command | at most 360 s | 200 s |" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    "arguments", [["fast"], ["--without=fast"], ["--readme", "README.md", "--repeats=1", "quick", "doctor"]]
+)
 def test_a_wrong_command_line_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         bench.parsed(arguments)

@@ -182,8 +182,10 @@ def test_a_row_that_failed_in_the_baseline_is_inconclusive(store: Path) -> None:
     done = bandwidth(*FAST, "--nixl-baseline=registry/nixl:1", f"--nixl-store={store}/", env={"UCX_TLS": "tcp"})
     assert f"INCONCLUSIVE regression: the row {KEY} of registry/nixl:1 " in done.output
     assert done.code == 1
-    for path in sorted(store.iterdir())[1:]:
-        path.unlink()
+    [path] = sorted(store.iterdir())[1:]
+    [row] = json.loads(path.read_text())["benchmarks"]
+    assert len(row["extra_info"]["launches"]) == 1, "no further launch could decide anything"
+    path.unlink()
 
 
 def in_small_disk(directory: Path, mount: str, *arguments: str) -> Finished:
@@ -199,11 +201,10 @@ def in_small_disk(directory: Path, mount: str, *arguments: str) -> Finished:
 
 
 @pytest.mark.parametrize(
-    ("mount", "why"),
-    [("-o size=4k", "No space left on device"), ("-o ro", "Read-only file system")],
-    ids=["full", "ro"],
+    ("mount", "why", "expected", "code"),
+    [("-o size=4k", "No space left on device", "100 s", 0), ("-o ro", "Read-only file system", "1 ns", 1)],
+    ids=["full-pass", "ro-fail"],
 )
-@pytest.mark.parametrize(("expected", "code"), [("100 s", 0), ("1 ns", 1)], ids=["pass", "fail"])
 def test_a_store_that_cannot_be_written_is_reported_and_the_verdict_stands(
     tmp_path: Path, mount: str, why: str, expected: str, code: int
 ) -> None:
