@@ -82,8 +82,8 @@ class Change:
     def __str__(self) -> str:
         if name := self.variable:
             if not self.now:
-                return f"{name}={self.before} was set before, and is not set here"
-            return f"{name}={self.now} is set here, and was {self.before or 'not set'} before"
+                return f"{name}={self.before} was set before, and is not set in this run"
+            return f"{name}={self.now} is set in this run, and was {self.before or 'not set'} before"
         return f"{self.what}: {self.before or 'not recorded'} -> {self.now or 'not recorded'}"
 
     @property

@@ -43,10 +43,11 @@ def test_the_recipe_for_github_is_a_workflow() -> None:
     workflow = load("github.yml")
     events = workflow[True]  # YAML 1.1 reads the word "on" as true
     assert {"pull_request", "schedule"} <= set(events)
-    assert set(workflow["jobs"]) == {"accept", "nightly"}
+    assert set(workflow["jobs"]) == {"image", "accept", "regression", "nightly"}
     for job in workflow["jobs"].values():
         assert {"runs-on", "steps", "if", "timeout-minutes"} <= set(job)
         assert all(("run" in step) != ("uses" in step) for step in job["steps"])
+    assert "--gpus" not in workflow["jobs"]["image"]["steps"][1]["run"], "its runner has no GPU"
     assert workflow["concurrency"]["cancel-in-progress"] is False
     assert workflow["permissions"] == {"contents": "read"}
 
@@ -54,7 +55,7 @@ def test_the_recipe_for_github_is_a_workflow() -> None:
 def test_the_jobs_for_gitlab_extend_existing_jobs() -> None:
     recipe = load("gitlab.yml")
     jobs = {name: job for name, job in recipe.items() if "script" in job}
-    assert set(jobs) == {"nixl acceptance", "nixl nightly"}
+    assert set(jobs) == {"nixl image", "nixl acceptance", "nixl regression", "nixl nightly"}
     for job in jobs.values():
         assert job["extends"] in recipe
         assert job["rules"]
@@ -62,12 +63,14 @@ def test_the_jobs_for_gitlab_extend_existing_jobs() -> None:
     assert recipe[".nixl"]["resource_group"]
 
 
-def test_every_job_is_a_gate_and_the_nightly_jobs_compare_with_a_baseline() -> None:
-    nights = [line for line in commands() if "--nixl-baseline=" in line]
-    assert len(nights) == 2
-    assert len(commands()) == 4
-    assert all("--nixl-gate" in line for line in commands())
-    assert all("--nixl-store=" in line for line in nights)
+def test_every_job_is_a_gate_and_changes_and_nights_are_compared_with_the_same_baseline() -> None:
+    compared = [line for line in commands() if "--nixl-baseline=" in line]
+    assert len(compared) == 4
+    assert len(commands()) == 8
+    assert all("--nixl-gate" in line and "/verdict.json" in line for line in commands())
+    assert len([line for line in compared if "--nixl-store=" in line]) == 2, "only nights are in the history"
+    # The record of a run has another name than the baseline, so that nobody takes the one for the other.
+    assert all("ci/nixl-baseline.json" in line and "out/record.json" in line for line in compared)
 
 
 def options(line: str) -> list[str]:
@@ -78,7 +81,7 @@ def options(line: str) -> list[str]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", range(8))
 def test_pytest_accepts_every_command_line(pytester: pytest.Pytester, number: int) -> None:
     """Paths in the recipe are replaced by paths of this machine. All settings and the baseline are read."""
     place = str(pytester.path)
@@ -139,9 +142,9 @@ def measure_in_a_container(capabilities: list[str]) -> Finished:
 
 @pytest.mark.long
 def test_containers_of_the_github_recipe_let_ucx_copy_between_processes() -> None:
-    options, others = github_containers()
+    options, *others = github_containers()
     assert options[options.index("--ipc") + 1] == options[options.index("--network") + 1] == "host"
-    assert added_capabilities(options) == added_capabilities(others)
+    assert [added_capabilities(each) for each in others] == [added_capabilities(options)] * 3
     done = measure_in_a_container(added_capabilities(options))
     assert set(done.verdicts) == {"WRITE 64KiB"}, done.output
     assert "WRONG-TRANSPORT" not in done.output

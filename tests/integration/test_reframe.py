@@ -60,7 +60,7 @@ def test_a_backend_that_falls_back_to_tcp_fails_with_its_reason_and_remedy(tmp_p
     code, output, found = reframe(tmp_path, UCX_TLS="tcp")
     assert (code, found["result"]) == (1, "fail"), output
     assert "the verdict is FAIL; WRONG-TRANSPORT bandwidth: UCX WRITE DRAM:DRAM of 64KiB: went over " in output
-    assert "remedy: Unset UCX_TLS on every rank: UCX_TLS=tcp is set here." in output
+    assert "remedy: Unset UCX_TLS on every rank: UCX_TLS=tcp is set in this run." in output
 
 
 def test_a_run_that_pytest_refuses_fails(tmp_path: Path) -> None:

@@ -84,8 +84,8 @@ def test_write_passes_and_read_is_the_wrong_transport_without_nvlink(
     ("faults", "remedy"),
     [
         ({"STANDIN_NO_IPC": "1"}, "one PID namespace"),
-        ({"UCX_TLS": "tcp,cuda_copy"}, "Unset UCX_TLS on every rank: UCX_TLS=tcp,cuda_copy is set here"),
-        ({"UCX_TLS": "^cuda_ipc"}, "Unset UCX_TLS on every rank: UCX_TLS=^cuda_ipc is set here"),
+        ({"UCX_TLS": "tcp,cuda_copy"}, "Unset UCX_TLS on every rank: UCX_TLS=tcp,cuda_copy is set in this run"),
+        ({"UCX_TLS": "^cuda_ipc"}, "Unset UCX_TLS on every rank: UCX_TLS=^cuda_ipc is set in this run"),
     ],
 )
 def test_staged_transfers_over_tcp_are_named(

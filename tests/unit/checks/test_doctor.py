@@ -225,6 +225,8 @@ FAULTS = (
     Fault("peer-lost", answer("peers", **{"node-b": {"addresses": ["10.0.0.12"],
           "fault": "10.0.0.12 port 1: no answer"}}),
           "peer-reachable", ("1 of 1 host", "node-b: 10.0.0.12 port 1: no answer")),
+    Fault("side-channel-closed", answer("side-channels", prefill={"fault": "prefill port 5600: connection refused"}),
+          "side-channel", ("1 of 1 side channel", "prefill port 5600: connection refused")),
     # GPUs.
     Fault("gpu-missing", nvml(lambda found: found["gpus"].pop()), "gpus",
           ("7 GPUs", "8", "7 NVIDIA H100 80GB HBM3", "0000")),
@@ -392,7 +394,7 @@ def bad(judged: dict[str, Judgement]) -> Iterator[str]:
 
 
 #: The checks that do not apply to the healthy host, by its profile.
-NOT_ASKED = {"image-versions", "nic-rate", "peer-reachable", "storage-queues"}
+NOT_ASKED = {"image-versions", "nic-rate", "peer-reachable", "side-channel", "storage-queues"}
 
 
 def test_healthy_host_passes_every_check(healthy: Tree, wanted: Requirements) -> None:

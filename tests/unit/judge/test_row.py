@@ -128,11 +128,11 @@ def test_the_remedy_for_a_wrong_transport_is_for_the_accepted_one(
     ],
 )  # fmt: skip
 def test_a_variable_that_forbids_the_accepted_transports_is_the_remedy(value: str, allowed: bool) -> None:
-    """The remedy says first that UCX_TLS is set here, and nothing of causes that it makes impossible."""
+    """The remedy says first that UCX_TLS is set in this run, and nothing of causes that it makes impossible."""
     assert ucx_tls_allows(value, ["cma"]) is allowed
     wanted = replace(FULL, transports=("cma",))
     remedy = judge(samples(2, transports=("tcp/lo",)), wanted, None, {"UCX_TLS": value}).remedy
-    assert remedy.startswith(f"Unset UCX_TLS on every rank: UCX_TLS={value} is set here. ") is not allowed
+    assert remedy.startswith(f"Unset UCX_TLS on every rank: UCX_TLS={value} is set in this run. ") is not allowed
     assert ("SYS_PTRACE" in remedy) is allowed
 
 

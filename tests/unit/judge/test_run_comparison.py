@@ -44,7 +44,8 @@ def test_a_loss_is_regressed_and_reported_with_the_differences() -> None:
     assert f"{KEY} against a:1: -15.0 % (between -15.2 % and -14.8 %), 5 launches against 5, p = 0.004" in said
     assert (
         "Differences from a:1: image: a:1 -> a:2; versions ucx: 1.19.0 -> 1.20.0; UCX_TLS=rc was set before, and is "
-        "not set here; UCX_RNDV_THRESH=1 is set here, and was not set before. Measure the two images in turn"
+        "not set in this run; UCX_RNDV_THRESH=1 is set in this run, and was not set before. Measure the two images in "
+        "turn"
     ) in said
     shown = [line.text for line in lines(compared, gate=False)]
     assert "changed: versions ucx: 1.19.0 -> 1.20.0" in shown
@@ -133,13 +134,13 @@ def test_a_variable_that_changes_the_transport_of_all_rows_is_one_result() -> No
     assert [(one.verdict, one.reason, one.remedy) for one in compared.results] == [
         (
             Verdict.WRONG_TRANSPORT,
-            "UCX_TLS=tcp is set here, and was not set before; 3 rows went over tcp/lo instead of cma/memory as in a:1: "
-            "0.1 GB/s after 1 GB/s",
+            "UCX_TLS=tcp is set in this run, and was not set before; 3 rows went over tcp/lo instead of cma/memory as "
+            "in a:1: 0.1 GB/s after 1 GB/s",
             "Unset UCX_TLS.",
         )
     ]
     shown = [line.text for line in lines(compared, gate=False)]
-    assert "changed: UCX_TLS=tcp is set here, and was not set before" in shown
+    assert "changed: UCX_TLS=tcp is set in this run, and was not set before" in shown
     row = next(line for line in shown if line.startswith("UCX WRITE DRAM:DRAM 64KiB"))
     assert row.split()[4:8] == ["1", "0.1", "-90.0", "%"]
     assert row.endswith("WRONG-TRANSPORT (cma/memory before, tcp/lo now)")
@@ -148,7 +149,7 @@ def test_a_variable_that_changes_the_transport_of_all_rows_is_one_result() -> No
     results = (*failed, *compared.results)
     told_lines = [line.text for line in table_lines(results, gate=False)]
     first = next(line for line in told_lines if line.startswith("WRONG-TRANSPORT"))
-    assert first.startswith("WRONG-TRANSPORT regression: UCX_TLS=tcp is set here")
+    assert first.startswith("WRONG-TRANSPORT regression: UCX_TLS=tcp is set in this run")
 
 
 def test_facts_of_a_host_that_differ_are_words() -> None:
@@ -181,6 +182,22 @@ def test_too_few_launches_are_reported_with_the_number_needed() -> None:
     assert result.remedy == "4 launches against 4 give p = 0.014 at best: run with --nixl-min-launches=6."
     [result] = compare_runs(run("a:1", {KEY: QUIET[:1]}), run("a:2", {KEY: LOST}), 0.05).results
     assert result.remedy.endswith("at best: record the baseline with --nixl-min-launches=7.")
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "advice"),
+    [
+        (5, 5, "run again with --nixl-min-launches=7"),
+        (5, 7, "record a:1 again with --nixl-min-launches=7: it has 5 launches"),
+        (7, 7, "run again: 7 launches, the most, were measured"),
+    ],
+)
+def test_the_remedy_of_noise_names_no_number_that_was_measured(before: int, now: int, advice: str) -> None:
+    noise = [1.0, 1.4, 0.6, 1.5, 0.7, 1.3, 0.8]
+    compared = compare_runs(run("a:1", {KEY: noise[:before]}), run("a:2", {KEY: noise[-now:]}), 0.05)
+    [result] = compared.results
+    assert result.verdict is Verdict.INCONCLUSIVE
+    assert result.remedy.startswith(f"Stop other processes on the machine, and {advice}, or measure the two images")
 
 
 @pytest.mark.parametrize(
@@ -242,7 +259,7 @@ def test_provenance_can_be_stored_and_compared() -> None:
     other = gather("a:1", {"nixl": "1.6.0"}, {})
     assert [str(item) for item in changes(found, other)] == [
         "versions nixl: 1.5.1 -> 1.6.0",
-        "UCX_TLS=rc was set before, and is not set here",
+        "UCX_TLS=rc was set before, and is not set in this run",
     ]
 
 
