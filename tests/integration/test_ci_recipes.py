@@ -6,9 +6,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
+import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +18,7 @@ from typing import Any
 
 import pytest
 import yaml
-from helpers.cli_run import BANDWIDTH, ROOT, WITHOUT, Finished, environment
+from helpers.cli_run import BANDWIDTH, ROOT, WITHOUT, Finished, environment, undisturbed
 from helpers.etcd import engine_image
 from helpers.pytester_run import run_pytest
 from helpers.records import KEY, record, write
@@ -164,3 +166,25 @@ def test_the_gitlab_recipe_selects_tcp() -> None:
     recipe = load("gitlab.yml")
     assert recipe["variables"]["UCX_TLS"] == "tcp"
     assert recipe["variables"]["PROFILE"] == "tcp-loopback"
+
+
+@pytest.mark.long
+def test_the_first_screen_of_the_page_records_judges_and_fails_on_purpose(tmp_path: Path) -> None:
+    text = (ROOT / "docs/how-to/ci.md").read_text(encoding="utf-8")
+    found = re.search(r"```console\n(gate\(\) .*?)```", text, re.DOTALL)
+    assert found is not None
+    step = "cp verdict.json $((n += 1)).json\n"
+    script = re.sub(r"(gate; echo .*\n)", rf"\1{step}", found[1])
+    variables = {**undisturbed({})["env"], "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, env=environment(**variables, PYTEST_ADDOPTS="-p helpers.no_contention"),
+        capture_output=True, text=True, timeout=900, check=False,
+    )  # fmt: skip
+    codes = re.findall(r"^exit code (\d)$", done.stdout, re.MULTILINE)
+    steps = [json.loads((tmp_path / f"{number}.json").read_text())["next"] for number in (1, 2, 3)]
+    assert (codes[0], steps[0]) == ("1", "review"), done.stdout
+    assert (tmp_path / "nixl-baseline.json").exists()
+    # Other programs may disturb the second run so that it proves nothing, or is slower.
+    assert (codes[1], steps[1]) in (("0", "accept"), ("1", "retry"), ("1", "reject")), done.stdout
+    assert (codes[2], steps[2]) == ("1", "reject"), done.stdout
+    assert "UCX_TLS=tcp is set in this run, and was not set before" in done.stdout.rpartition("WRONG-TRANSPORT")[0]
