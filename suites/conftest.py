@@ -13,6 +13,7 @@ import pytest
 
 from pytest_nixl import (
     FINDINGS,
+    Cluster,
     Figure,
     Judgement,
     Link,
@@ -40,6 +41,7 @@ from pytest_nixl.model.settings import MOST_LAUNCHES
 from pytest_nixl.session.baseline import another_to_compare
 from pytest_nixl.session.benchmark import CLOCK, record_samples, record_timed_figures, versions_of
 from pytest_nixl.session.outcome import conclude
+from pytest_nixl.session.silent_profile import between_hosts
 
 
 class FindingFixture(Protocol):
@@ -72,9 +74,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="session")
-def profile(nixl_settings: Settings) -> Profile:
+def profile(nixl_settings: Settings, nixl_run: Run, nixl_cluster: Cluster) -> Profile:
     """What to expect of this machine."""
-    return load_profile(nixl_settings.profile)
+    return between_hosts(load_profile(nixl_settings.profile), nixl_run, nixl_cluster)
 
 
 @pytest.fixture

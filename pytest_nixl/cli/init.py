@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``pytest-nixl init``: write a first profile, a CI file and Kubernetes manifests for the cluster of this host."""
+"""``pytest-nixl init``: write a first profile, and files for CI, Slurm and Kubernetes, for the cluster of this host."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from datetime import date
 from pathlib import Path
 
 from pytest_nixl.cli.run_choice import Choice, choose
-from pytest_nixl.cli.starter_files import ClusterPlan, ci_file, job, template
-from pytest_nixl.cli.starter_profile import row_memories, starter_profile
+from pytest_nixl.cli.starter_files import PLACEHOLDER, ClusterPlan, ci_file, job, slurm_job, template
+from pytest_nixl.cli.starter_profile import row_memories, starter_profile, undescribed
 from pytest_nixl.session.default_profile import PRODUCT_NAME
 
 #: The CI systems for which there is a file.
@@ -27,14 +27,14 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``pytest-nixl init`` to the command's parsers."""
     init = commands.add_parser(
         "init",
-        help="write a first profile, a CI file and Kubernetes manifests for the cluster of this host",
-        description="Write a profile, a CI file and the manifests of a Kubernetes Job from the facts of this host. "
+        help="write a first profile, a CI file, a Slurm job and Kubernetes manifests for the cluster of this host",
+        description="Write a profile, a CI file, a Slurm job and a Kubernetes Job from the facts of this host. "
         "Run it on a node of the cluster. No file is overwritten. Change the lines that are marked with yours.",
     )
     init.add_argument("directory", metavar="DIR", nargs="?", type=Path, default=Path("nixl"),
                       help="where to write; it is created if it does not exist (default: nixl)")  # fmt: skip
     init.add_argument("--ci", choices=CI_SYSTEMS, default=CI_SYSTEMS[0], help="the CI system (default: github)")
-    init.add_argument("--image", metavar="REF", default="registry.example/inference:latest",
+    init.add_argument("--image", metavar="REF", default=PLACEHOLDER,
                       help="the image to validate (default: a placeholder)")  # fmt: skip
     init.add_argument("--nodes", metavar="N", default="2", help="the number of nodes of a run (default: 2)")
     init.add_argument("--root", metavar="DIR", help="read the node from a tree of `pytest-nixl facts --record DIR`")
@@ -47,7 +47,14 @@ def _run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--nodes {arguments.nodes!r} is not a positive integer")
     if not _IMAGE.fullmatch(arguments.image):
         raise ValueError(f"--image {arguments.image!r} is not the name of an image: expected REPOSITORY[:TAG][@DIGEST]")
-    names = ("profile.toml", f"{arguments.ci}.yml", "indexed-job.yaml", "etcd.yaml", "results.yaml")
+    names = (
+        "profile.toml",
+        f"{arguments.ci}.yml",
+        "pytest-nixl.sbatch",
+        "indexed-job.yaml",
+        "etcd.yaml",
+        "results.yaml",
+    )
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is not a directory: give the path of a new one")
     for name in names:
@@ -57,6 +64,7 @@ def _run(arguments: argparse.Namespace) -> int:
     texts = (
         profile,
         ci_file(arguments.ci, cluster),
+        slurm_job(cluster, folder),
         job(cluster),
         template("kubernetes/etcd.yaml"),
         template("kubernetes/results.yaml"),
@@ -69,6 +77,7 @@ def _run(arguments: argparse.Namespace) -> int:
     meanings = (
         f"what to expect of rows between two such nodes ({backend}; {why})",
         _WHERE[arguments.ci],
+        f"a Slurm job of {arguments.nodes} nodes{_container(arguments.image)}",
         f"a Job of {arguments.nodes} nodes",
         "the etcd in which its ranks meet",
         "the volume for its results",
@@ -77,8 +86,15 @@ def _run(arguments: argparse.Namespace) -> int:
         print(f"{folder / name}: {meaning}")
     print(f"next: grep -n yours {shlex.join(str(folder / name) for name in names[1:])}")
     print(f"then: pytest-nixl profile show {shlex.quote(str(folder / 'profile.toml'))}, and the commands at the top of "
-          f"{folder / 'indexed-job.yaml'}")  # fmt: skip
+          f"{folder / 'pytest-nixl.sbatch'} or {folder / 'indexed-job.yaml'}")  # fmt: skip
+    if why := undescribed(cluster.facts):
+        print(f"the profile has no [machine], because {why}: a device that is lost later is not noticed. On nodes that "
+              "should have RDMA devices, run init on one that has them all, or write [machine] by hand")  # fmt: skip
     return 0
+
+
+def _container(image: str) -> str:
+    return "" if image == PLACEHOLDER else ", in containers of pyxis"
 
 
 def _examined(arguments: argparse.Namespace) -> tuple[ClusterPlan, str, str]:

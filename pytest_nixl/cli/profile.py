@@ -38,6 +38,10 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     learned = actions.add_parser("learn", help="write a profile from runs on a machine that is known to work well")
     learned.add_argument("runs", metavar="RUN.json", type=Path, nargs="+", help=RUNS_FORM)
     learned.add_argument("--name", required=True, help="the name of the new profile")
+    learned.add_argument(
+        "--like", metavar="NAME|FILE",
+        help="a profile whose [machine] and required checks the new one has, too, such as that of `pytest-nixl init`",
+    )  # fmt: skip
     learned.add_argument("--output", metavar="FILE", type=Path, required=True, help="a new file")
     learned.set_defaults(run=_learn)
 
@@ -70,7 +74,8 @@ def _list(_: argparse.Namespace) -> int:
 
 
 def _learn(arguments: argparse.Namespace) -> int:
-    text, remarks = learned_profile(arguments.name, arguments.runs)
+    like = load_profile(arguments.like) if arguments.like is not None else None
+    text, remarks = learned_profile(arguments.name, arguments.runs, like)
     try:
         with arguments.output.open("x") as file:
             file.write(text + "\n")

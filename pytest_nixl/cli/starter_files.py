@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adapt the shipped CI files and Kubernetes manifests to a cluster, by the facts of one of its nodes."""
+"""Adapt the shipped CI files, Slurm job and manifests to a cluster, by the facts of one of its nodes."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,8 @@ if TYPE_CHECKING:
     from pytest_nixl.host.facts import Facts
 
 MIB = 1 << 20
-_IMAGE = "registry.example/inference:latest"
+#: The image of the shipped files.
+PLACEHOLDER = "registry.example/inference:latest"
 #: The most CPU cores and memory that a pod requests.
 _MOST_CPUS, _MOST_MEMORY = 32, 128 << 30
 #: The huge pages that the manifest requests, in bytes.
@@ -64,7 +66,7 @@ def ci_file(name: str, cluster: ClusterPlan) -> str:
 
     :param name: ``github`` or ``gitlab``.
     """
-    text = _replaced(template(f"ci/{name}.yml"), _IMAGE, cluster.image, 1)
+    text = _replaced(template(f"ci/{name}.yml"), PLACEHOLDER, cluster.image, 1)
     if cluster.facts.gpu.gpus:
         return text
     if name == "github":
@@ -72,10 +74,37 @@ def ci_file(name: str, cluster: ClusterPlan) -> str:
     return _replaced(text, "tags: [gpu]", "tags: [nixl]", 1)
 
 
+def slurm_job(cluster: ClusterPlan, folder: Path) -> str:
+    """Return the batch script of Slurm with one rank on each node.
+
+    :param folder: the folder that gets it, with the profile beside it.
+    """
+    name = "pytest-nixl.sbatch"
+    text = _replaced(template(f"slurm/{name}"), f"deploy/slurm/{name}", str(folder / name), 2)
+    text = _replaced(text, "#SBATCH --nodes=2 ", f"#SBATCH --nodes={cluster.nodes} ", 1)
+    text = _replaced(text, "--gpus-per-node=8 ", f"--gpus-per-node={len(cluster.facts.gpu.gpus)} ", 1)
+    text = _replaced(text, "--nixl-backend=UCX ", f"--nixl-backend={cluster.backend} ", 1)
+    text = _replaced(text, "--nixl-memory=VRAM:VRAM,DRAM:DRAM", f"--nixl-memory={','.join(cluster.memories)}", 1)
+    profile = shlex.quote(str((folder / "profile.toml").resolve()))
+    text = _replaced(text, "profile=${PROFILE-} ", f"profile=${{PROFILE-{profile}}} ", 1)
+    if cluster.image == PLACEHOLDER:
+        return text
+    return _replaced(text, "image=${CONTAINER_IMAGE-} ", f"image=${{CONTAINER_IMAGE-{enroot_name(cluster.image)}}} ", 1)
+
+
+def enroot_name(image: str) -> str:
+    """Return the name by which enroot finds an image: with ``#`` after the registry, if there is one.
+
+    :param image: the name as Docker reads it, such as ``registry.example/inference:1.2``.
+    """
+    registry, slash, rest = image.partition("/")
+    return f"{registry}#{rest}" if slash and ("." in registry or ":" in registry or registry == "localhost") else image
+
+
 def job(cluster: ClusterPlan) -> str:
     """Return the manifest of an Indexed Job with one rank on each node."""
     facts = cluster.facts
-    text = _replaced(template("kubernetes/indexed-job.yaml"), _IMAGE, cluster.image, 2)
+    text = _replaced(template("kubernetes/indexed-job.yaml"), PLACEHOLDER, cluster.image, 2)
     for field in ("completions: ", "parallelism: ", "--nixl-ranks="):
         text = _replaced(text, f"{field}2  # yours", f"{field}{cluster.nodes}  # yours", 1)
     text = _replaced(text, "--nixl-backend=LIBFABRIC", f"--nixl-backend={cluster.backend}", 1)

@@ -23,6 +23,8 @@ _REQUIRED_GPU = ("gpus", "gpu-driver")
 _ASSUMED_RATE = 125e6
 #: The floor of blocks below 1 MiB, whose time is mostly latency, in bytes per second: 4 KiB take 4 ms.
 _SMALL_FLOOR = 1e6
+#: The least share of the bandwidth of each GPU alone that all GPUs keep together, where each has a network card.
+_SCALING = "25%"
 
 
 def starter_profile(name: str, facts: Facts, backend: str, today: date) -> str:
@@ -57,9 +59,26 @@ def transports(facts: Facts, backend: str) -> tuple[str, ...]:
     return tuple(sorted(one for one in RDMA if one.startswith(("rc", "dc")))) if backend == "UCX" else ("verbs",)
 
 
+def undescribed(facts: Facts) -> str:
+    """Return why a profile of this host says nothing of its devices; empty: it has a table ``[machine]``."""
+    found, rates = cards(facts), _rates(facts)
+    if not found:
+        return "this node has no RDMA device"
+    if not rates:
+        return "no RDMA device of this node reports its rate"
+    if len(rates) > 1:
+        told = ", ".join(f"{rate * 8 / 1e9:g} Gb/s" for rate in sorted(rates))
+        return f"the RDMA devices of this node have different rates ({told})"
+    return ""
+
+
+def _rates(facts: Facts) -> set[float]:
+    return {port.rate for device in cards(facts) for port in device.ports if port.rate is not None}
+
+
 def _lines(name: str, facts: Facts, backend: str, today: date) -> Iterator[str]:
     found = cards(facts)
-    rates = {port.rate for device in found for port in device.ports if port.rate is not None}
+    rates = _rates(facts)
     rate, origin = _rate(facts, rates)
     yield "# Expected between two hosts like the one on which `pytest-nixl init` ran. The floors are sanity floors:"
     yield "# a row below is broken, but a row above need not be fast. Learn floors: `pytest-nixl profile learn`."
@@ -69,12 +88,15 @@ def _lines(name: str, facts: Facts, backend: str, today: date) -> Iterator[str]:
     yield f"summary = {json.dumps(f'two hosts, {backend} over {transports(facts, backend)[0]}, sanity floors')}"
     yield ""
     yield "[required]"
-    described = bool(found) and len(rates) == 1
+    why = undescribed(facts)
+    described = not why
     hardware = (*_REQUIRED_RDMA, *(_REQUIRED_GPU if facts.gpu.gpus else ())) if described else ()
     required = [*_REQUIRED, *hardware]
     yield f"checks = {json.dumps(required)}"
-    if described:
-        yield ""
+    yield ""
+    if why:
+        yield f"# There is no [machine], because {why}."
+    else:
         yield from _machine(facts, found, rates.pop(), today)
     memories = json.dumps(list(row_memories(facts)))
     accepted = json.dumps(list(transports(facts, backend)))
@@ -113,8 +135,11 @@ def _machine(facts: Facts, found: Sequence[RdmaDevice], rate: float, today: date
     yield f'nic_rate = "{rate * 8 / 1e9:g} Gb/s"'
     yield f'nic_kind = "{"efa" if facts.efa else "rc"}"'
     own = [len(near.own) for near in facts.near if near.own]
+    shared = len(gpus) > len(found)
     if gpus and len(own) == len(gpus):
         yield f"nics_per_gpu = {min(own)}"
+    if len(gpus) > 1 and not shared:
+        yield f'scaling = "{_SCALING}"  # of all GPUs together: a sanity floor, too'
     if gpus:
         yield f"gpus = {len(gpus)}"
         yield f"gpu = {json.dumps(gpus[0].name)}"

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_nixl.core import units
 from pytest_nixl.core.untrusted_file import read_regular
 from pytest_nixl.judge.floor_test import FEWEST_LAUNCHES, LearnedFloor, learn
-from pytest_nixl.judge.profiles import parse_profile
+from pytest_nixl.judge.profiles import Profile, parse_profile
+from pytest_nixl.model.machine import Machine
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.store.record_reader import LARGEST, OURS
@@ -20,6 +21,8 @@ from pytest_nixl.store.record_reader import LARGEST, OURS
 _LOW = 0.75
 #: What a run says against a row: a profile that was learned from it would expect what is wrong.
 _AGAINST = (Verdict.CORRUPT, Verdict.IMPLAUSIBLE, Verdict.WRONG_TRANSPORT)
+#: What every learned profile requires.
+_REQUIRED = ("nixl-loads", "backend-loads", "bandwidth")
 RUNS_FORM = "files written by the bandwidth suite with --benchmark-json or --benchmark-autosave, one for each run"
 
 
@@ -81,11 +84,12 @@ def _of_one_variant(rows: Mapping[RowKey, MeasuredRow], path: Path) -> dict[RowK
     return plain or dict(rows)
 
 
-def learned_profile(name: str, paths: Sequence[Path]) -> tuple[str, list[str]]:
+def learned_profile(name: str, paths: Sequence[Path], like: Profile | None = None) -> tuple[str, list[str]]:
     """Return the text of a profile, and one sentence for each run that was left out and each row without a floor.
 
     :param name: the profile's name.
     :param paths: the records of at least three runs.
+    :param like: the profile whose machine and required checks the new one has, too; None: none.
     :raises ValueError: if there are too few runs, a file is not a record, or the runs have different rows.
     """
     if len(paths) < FEWEST_LAUNCHES:
@@ -98,13 +102,41 @@ def learned_profile(name: str, paths: Sequence[Path]) -> tuple[str, list[str]]:
                 f"{path} and {paths[0]} have different rows: {different[0]} is in {have} and not in {lack}: expected "
                 "runs with the same options"
             )
+    pairs = len(runs[0])
+    runs = [_slowest_pairs(run) for run in runs]
     floors = learn({key: [run[key].bandwidth for run in runs] for key in runs[0]})
     transports = {key: _names(runs, key) for key in floors}
     remarks = [remark for key, found in floors.items() for remark in _remarks(key, found, paths)]
     remarks += _doubts(paths, runs, transports)
-    text = "\n".join(_lines(name, floors, transports, len(paths)))
+    if pairs > len(floors):
+        remarks.append(
+            "an expectation is for all pairs of ranks and GPUs: each row is learned from the slowest pair of each run"
+        )
+    if without := [found for found in floors.values() if found.floor is None]:
+        remarks.append(
+            f"{len(without)} OF {len(floors)} ROWS HAVE NO FLOOR, and will pass however slow they are: make more "
+            "runs on quiet machines and learn from all of them, or write these floors by hand"
+        )
+    text = "\n".join(_lines(name, floors, transports, len(paths), like))
     parse_profile(text.encode(), name)  # what is written must load
     return text, remarks
+
+
+def _slowest_pairs(run: Mapping[RowKey, MeasuredRow]) -> dict[RowKey, MeasuredRow]:
+    """Return for each row, whatever its ranks and GPUs, the bandwidth of its slowest pair, over the transports of all.
+
+    An expectation names neither ranks nor GPUs.
+    """
+    found: dict[RowKey, MeasuredRow] = {}
+    for key, row in run.items():
+        same = replace(key, pair=(0, 1), devices=None)
+        other = found.get(same, row)
+        found[same] = MeasuredRow(
+            min(row.bandwidth, other.bandwidth),
+            tuple(dict.fromkeys((*other.transports, *row.transports))),
+            other.verdict or row.verdict,
+        )
+    return found
 
 
 def _remarks(key: RowKey, found: LearnedFloor, paths: Sequence[Path]) -> Iterator[str]:
@@ -143,14 +175,22 @@ def _names(runs: Sequence[Mapping[RowKey, MeasuredRow]], key: RowKey) -> tuple[s
 
 
 def _lines(
-    name: str, floors: Mapping[RowKey, LearnedFloor], transports: Mapping[RowKey, tuple[str, ...]], runs: int
+    name: str,
+    floors: Mapping[RowKey, LearnedFloor],
+    transports: Mapping[RowKey, tuple[str, ...]],
+    runs: int,
+    like: Profile | None,
 ) -> Iterator[str]:
     yield "[profile]"
     yield f"name = {_quoted(name)}"
     yield f"summary = {_quoted(f'learned from {runs} runs')}"
     yield ""
     yield "[required]"
-    yield 'checks = ["nixl-loads", "backend-loads", "bandwidth"]'
+    required = _REQUIRED if like is None else tuple(dict.fromkeys((*_REQUIRED, *like.required)))
+    yield f"checks = [{', '.join(map(_quoted, required))}]"
+    if like is not None and like.machine is not None:
+        yield ""
+        yield from _machine(like.machine)
     for key, found in floors.items():
         if found.floor is None and not transports[key]:
             continue  # there is nothing to expect
@@ -169,6 +209,21 @@ def _lines(
         if transports[key]:
             yield f"transports = [{', '.join(map(_quoted, transports[key]))}]"
         yield f"source = {_quoted(_source(found))}"
+
+
+def _machine(machine: Machine) -> Iterator[str]:
+    yield "[machine]"
+    yield f"nics = {machine.nics}"
+    yield f"nic_rate = {_quoted(f'{machine.nic_rate * 8 / 1e9:.9g} Gb/s')}"
+    for key, value in (("nics_per_gpu", machine.nics_per_gpu), ("gpus", machine.gpus)):
+        if value is not None:
+            yield f"{key} = {value}"
+    for key, text in (("nic_kind", machine.nic_kind), ("gpu", machine.gpu)):
+        if text:
+            yield f"{key} = {_quoted(text)}"
+    if machine.scaling is not None:
+        yield f"scaling = {_quoted(f'{100 * machine.scaling:.9g}%')}"
+    yield f"source = {_quoted(machine.source)}"
 
 
 def _source(found: LearnedFloor) -> str:

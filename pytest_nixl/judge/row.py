@@ -126,9 +126,36 @@ def _transport(row: str, samples: Samples, expectation: Expectation, environ: Ma
         return None
     went = f"went over {' and '.join(wrong)}{_emulation(samples)}{_told(samples, wrong)}"
     reason = f"{row}: {went}, but the profile accepts only {_any(accepted)}"
+    if placed := _wrong_hosts(samples, wrong, accepted):
+        where, remedy = placed
+        return Judgement(Verdict.WRONG_TRANSPORT, f"{reason}: {where}", remedy)
     if samples.obstacle and "cma" in accepted:
         return Judgement(Verdict.WRONG_TRANSPORT, f"{reason}: {samples.obstacle}", _NO_CMA)
     return Judgement(Verdict.WRONG_TRANSPORT, reason, _transport_remedy(samples, set(accepted), environ))
+
+
+def _wrong_hosts(samples: Samples, wrong: Sequence[str], accepted: tuple[str, ...]) -> tuple[str, str] | None:
+    """Return where the ends are and a remedy, if the profile is for ends placed otherwise; None: it may be for these.
+
+    :param wrong: the transports that are not accepted.
+    """
+    if len(samples.hosts) != 2:
+        return None
+    one, other = samples.hosts
+    inside = {name.partition("/")[0] for name in wrong} <= _SHARED_MEMORY | {"cuda_ipc"}
+    if one == other and inside and not {*accepted} & (_SHARED_MEMORY | {"cuda_ipc"}):
+        both = "both ranks" if samples.key.pair[0] != samples.key.pair[1] else "initiator and target"
+        return (
+            f"{both} are on one host, {one}, and this profile is for rows between two hosts",
+            "Start each rank on a host of its own. To rehearse on one host, give --nixl-profile=loopback.",
+        )
+    if one != other and {*accepted} <= _SHARED_MEMORY:
+        return (
+            f"the ranks are on two hosts, {one} and {other}, and this profile is for rows within one",
+            "Give the profile of your hosts with --nixl-profile: `pytest-nixl init` writes a first one, and "
+            "`pytest-nixl profile learn` writes one from three good runs.",
+        )
+    return None
 
 
 def _emulation(samples: Samples) -> str:

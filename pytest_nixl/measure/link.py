@@ -175,6 +175,7 @@ class Link:
             contention=(found["others"],),
             obstacle=obstacle_between(self.initiator.worker, self.target.worker),
             protocol=protocol(log, self.op, block, self.memory),
+            hosts=tuple(str(end.worker.versions["host"]) for end in (self.initiator, self.target)),
         )
         _log.info(
             "%s: %s GB/s over %s",

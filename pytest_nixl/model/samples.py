@@ -65,6 +65,7 @@ class Samples:
         empty: not known.
     :param obstacle: what keeps one process of this host from copying from another; empty: nothing known.
     :param protocol: UCX's word for how it moved the bytes, such as ``software emulation``; empty: unknown.
+    :param hosts: the host of the initiator and that of the target; empty: not known.
     """
 
     key: RowKey
@@ -78,6 +79,7 @@ class Samples:
     contention: tuple[float, ...] = ()
     obstacle: str = ""
     protocol: str = ""
+    hosts: tuple[str, ...] = ()
 
     def with_launch(self, other: Samples) -> Samples:
         """Return these samples together with those of another launch of the same row."""

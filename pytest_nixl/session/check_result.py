@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,7 +29,9 @@ from pytest_nixl.session.run import Run
 from pytest_nixl.session.suites import suite_of
 
 #: Options that judge or write a whole run.
-_LEFT_OUT = {"--nixl-gate", "--nixl-baseline", "--nixl-store", "--nixl-report", "--nixl-rank", "--nixl-log-dir"}
+_LEFT_OUT = {"--nixl-gate", "--nixl-baseline", "--nixl-store", "--nixl-report", "--nixl-log-dir"}
+#: The variable by which ranks that are started by hand find the etcd of rank 0.
+_ADDRESS = "MASTER_ADDR"
 
 
 def repeat_command(item: pytest.Item, row: RowKey | None) -> str:
@@ -55,7 +58,23 @@ def repeat_command(item: pytest.Item, row: RowKey | None) -> str:
     for option in OPTIONS:
         if option.secret:
             given.pop(option.flag, None)
-    return shlex.join(["pytest", *where, *(f"{flag}={value}" for flag, value in given.items())])
+    command = shlex.join(["pytest", *where, *(f"{flag}={value}" for flag, value in given.items())])
+    return _on_every_rank(command, Run.of(item.config))
+
+
+def _on_every_rank(command: str, run: Run) -> str:
+    """Return a command for the ranks of this run: with what rank 0 needs, and in a comment how to start the others."""
+    if not run.in_cluster:
+        return command
+    placement = run.placement
+    if placement.by_launcher is not None:
+        return f"{command}  # on all {placement.ranks} ranks, by {placement.by_launcher.launcher}"
+    address = os.environ.get(_ADDRESS)
+    if address and run.settings.etcd_listen:
+        command = f"{_ADDRESS}={shlex.quote(address)} {command}"
+    others = "the other rank" if placement.ranks == 2 else f"the other {placement.ranks - 1} ranks"
+    numbered = "" if placement.rank is None else ", with its --nixl-rank"
+    return f"{command}  # at the same time on {others}{numbered}, and with the same NIXL_GROUP_TOKEN on all"
 
 
 def _suite(item: pytest.Item) -> list[str]:

@@ -56,6 +56,12 @@ class Cluster:
             else ["rank 0"]
         )
 
+    @property
+    def host_names(self) -> frozenset[str]:
+        """The hosts of the ranks; none in a run of one rank."""
+        members = self._rank_session.membership.members if self._rank_session is not None else ()
+        return frozenset(member.host for member in members)
+
     def etcd(self) -> EtcdServer | None:
         """Return the group's etcd if the NIXL agents of all ranks can use it, else None."""
         return self._rank_session.agents_etcd() if self._rank_session is not None else None

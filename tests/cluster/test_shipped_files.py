@@ -20,6 +20,8 @@ from ranks import run_ranks
 from servers import Slurm, require_slurm, slurm
 from shipped import NOT_TCP, OVER_TCP, SHORT, failures, passed, variables, went_over_tcp
 
+from pytest_nixl.judge.profile_learning import read_run
+
 NODES = ("node-0", "node-1")
 SBATCH, RUN = ROOT / "deploy" / "slurm" / "pytest-nixl.sbatch", ROOT / "deploy" / "mpi" / "run.sh"
 
@@ -43,21 +45,24 @@ def started(net: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 class TestSlurm:
     """``pytest-nixl.sbatch``, submitted with the real ``sbatch``."""
 
-    def submit(self, net: Network, started: Slurm, folder: Path, *options: str) -> tuple[Finished, Path, str]:
+    def submit(
+        self, net: Network, started: Slurm, folder: Path, *options: str, **env: str
+    ) -> tuple[Finished, Path, str]:
         """Submit the job in a folder, and wait for its end.
 
+        :param env: the variables of the file, and others.
         :returns: how ``sbatch`` ended, the folder of the results, and the output of the job.
         """
         # The nodes have no GPU.
         command = ["env", f"--chdir={folder}", "sbatch", "--wait", "--gpus-per-node=0", str(SBATCH), *options]
-        env = variables(UCX_TLS="tcp", **started.env)
+        env = variables(UCX_TLS="tcp", **started.env, **env)
         [done] = run_ranks([net["login"]], folder / "sbatch", *ENDS_WITH_ALL, *command, env=env)
         outputs = list(folder.glob("nixl-*.out"))
         assert len(outputs) == 1, done.output
         return done, outputs[0].with_suffix(""), outputs[0].read_text()
 
     def test_a_healthy_cluster_passes(self, net: Network, started: Slurm, tmp_path: Path) -> None:
-        done, results, output = self.submit(net, started, tmp_path, *OVER_TCP, *SHORT)
+        done, results, output = self.submit(net, started, tmp_path, *OVER_TCP, *SHORT, PROFILE="tcp-loopback")
         assert done.code == 0, done.output + output
         assert "NIXL gate: PASS (" in output
         assert f"next: open {results / 'report.html'}\n" in output
@@ -65,14 +70,36 @@ class TestSlurm:
         passed(results, NODES)
 
     def test_bytes_over_another_transport_fail(self, net: Network, started: Slurm, tmp_path: Path) -> None:
-        done, results, output = self.submit(net, started, tmp_path, *OVER_TCP, *SHORT, NOT_TCP)
+        done, results, output = self.submit(net, started, tmp_path, *OVER_TCP, *SHORT, NOT_TCP, PROFILE="loopback")
         assert done.code == 1, done.output + output
         assert f"pytest-nixl: exit code 1, results in {results}\n" in output
         went_over_tcp(results, NODES)
 
+    def test_without_a_profile_the_rows_between_nodes_are_recorded(
+        self, net: Network, started: Slurm, tmp_path: Path
+    ) -> None:
+        """For a profile to learn. The default profile is for one host, and judges no row between two."""
+        memory = "--nixl-memory=DRAM:DRAM"
+        done, results, output = self.submit(net, started, tmp_path, memory, *SHORT)
+        assert done.code == 0, done.output + output
+        assert "pytest-nixl: measured, and not judged, because PROFILE is not set" in output
+        assert "the default profile, loopback, is for one host, and the ranks are on 2: " in output
+        [row] = read_run(results / "run.json").values()
+        assert row.transports == ("tcp/veth0",)
+        assert row.verdict == ""
+
+    def test_a_container_is_never_left_out(self, net: Network, started: Slurm, tmp_path: Path) -> None:
+        """Without pyxis the job fails, and does not run on the node itself."""
+        done, results, output = self.submit(
+            net, started, tmp_path, *SHORT, PROFILE="tcp-loopback", CONTAINER_IMAGE="registry.example#vllm:7"
+        )
+        assert done.code not in (0, 1), done.output + output  # that of srun
+        assert "unrecognized option '--container-image=registry.example#vllm:7'" in output
+        assert not list(results.glob("rank-*"))
+
     def test_nodes_that_are_not_those_of_the_file_fail(self, net: Network, started: Slurm, tmp_path: Path) -> None:
-        """Without any option: the file expects the EFA devices of a p5.48xlarge."""
-        done, results, output = self.submit(net, started, tmp_path)
+        """The profile expects the EFA devices of a p5.48xlarge."""
+        done, results, output = self.submit(net, started, tmp_path, "--nixl-backend=LIBFABRIC", PROFILE="p5.48xlarge")
         assert done.code == 1, done.output + output
         assert f"pytest-nixl: exit code 1, results in {results}\n" in output
         reason = failures(results, NODES)["rdma-devices"]["reason"]

@@ -100,7 +100,9 @@ def _scripts(root: Path) -> Iterator[Command]:
         text = (root / name).read_text(encoding="utf-8")
         array = re.search(r"^options=\(\n(.*?)^\)$", text, re.MULTILINE | re.DOTALL)
         assert array is not None, f"{name} has no array of options"
-        own = shlex.split(array[1], comments=True)
+        judged = re.search(r"^judged=\((.*)\)$", text, re.MULTILINE)
+        inner = array[1].replace('"${suites[@]}"', judged[1] if judged is not None else "")
+        own = shlex.split(inner, comments=True)
         usages = re.findall(rf"{name} \d+((?: (?:--\S+|\\\n# +--\S+))*)", text) or [""]
         for usage in usages:
             yield Command(name, (*own, *re.findall(r"--\S+", usage)), text=text)

@@ -362,6 +362,7 @@ exit "${codes[rank]}"
 #: is in tests/cluster/test_shipped_files.py.
 SRUN = """#!/bin/bash
 [ -n "$CODES" ] || exit 0
+printf '%s\n' "$@" > srun-arguments
 codes=($CODES) worst=0
 while [ "$1" != pytest ]; do shift; done
 pids=()
@@ -434,6 +435,30 @@ class TestScripts:
         assert done.returncode == expected, done.stdout + done.stderr
         assert words in done.stderr
         assert f"exit code {expected}, results in {tmp_path}/nixl-17" in done.stdout
+
+    def test_slurm_runs_in_the_container_that_is_named(self, tmp_path: Path) -> None:
+        """The arguments of pyxis, which is not there: the image as it was given; results and profile are mounted."""
+        (tmp_path / "ours.toml").write_text("")
+        image = "registry.example#inference:latest"
+        done = self.slurm(tmp_path, "0 0", PROFILE="ours.toml", CONTAINER_IMAGE=image, CONTAINER_MOUNTS="/data:/data")
+        assert done.returncode == 0, done.stdout + done.stderr
+        words = (tmp_path / "srun-arguments").read_text().splitlines()
+        results, profile = tmp_path / "nixl-17", tmp_path / "ours.toml"
+        before = words[: words.index("pytest")]
+        assert before[-2:] == [
+            f"--container-image={image}",
+            f"--container-mounts={results}:{results},/data:/data,{profile}:{profile}:ro",
+        ]
+        assert {f"--nixl-profile={profile}", "--nixl-gate", "pytest_nixl.suites"} < set(words)
+
+    def test_slurm_without_an_image_and_a_profile_measures_on_the_node(self, tmp_path: Path) -> None:
+        done = self.slurm(tmp_path, "0 0")
+        assert done.returncode == 0, done.stdout + done.stderr
+        words = (tmp_path / "srun-arguments").read_text().splitlines()
+        assert not [word for word in words if word.startswith("--container")]
+        assert {"pytest_nixl.suites.bandwidth", f"--benchmark-json={tmp_path}/nixl-17/run.json"} < set(words)
+        assert not [word for word in words if word.startswith(("--nixl-gate", "--nixl-profile"))]
+        assert "measured, and not judged, because PROFILE is not set" in done.stdout
 
     def test_slurm_without_a_started_task_fails(self, tmp_path: Path) -> None:
         done = self.slurm(tmp_path, "")

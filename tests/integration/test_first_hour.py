@@ -3,17 +3,22 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import subprocess
 import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from helpers.cli_run import WITHOUT, environment
+from helpers.cli_run import BANDWIDTH, ROOT, WITHOUT, environment, profile
 from helpers.pytester_run import run_pytest
 from helpers.terminal_screen import run_on_terminal
 
+from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd_servers import binary
 from pytest_nixl.report import terminal
@@ -102,3 +107,41 @@ def test_an_id_that_pytest_printed_can_be_pasted_back(pytester: pytest.Pytester,
     else:
         assert int(done.ret) == pytest.ExitCode.USAGE_ERROR
         assert "file or directory not found: test_lost.py::test_lost" in done.stderr.str()
+
+
+def ranks_on_this_host(lines: Sequence[str]) -> list[tuple[int, str]]:
+    """Run one command line of a shell for each rank at the same time, and return exit codes and outputs."""
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    env = environment(PATH=path, NIXL_GROUP_TOKEN="of a test", PYTEST_ADDOPTS="-p no:cacheprovider")
+    started = [
+        subprocess.Popen(
+            ["bash", "-c", f"exec {line}"], cwd=ROOT, env=env,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for line in lines
+    ]  # fmt: skip
+    with ExitStack() as stack:
+        for process in started:
+            stack.callback(process.communicate)
+            stack.callback(process.kill)
+        outputs = [process.communicate(timeout=600)[0] for process in started]
+    return [(process.returncode, output) for process, output in zip(started, outputs, strict=True)]
+
+
+@pytest.mark.long
+def test_two_ranks_of_one_host_learn_that_the_profile_is_for_two_and_how_to_repeat_the_row(tmp_path: Path) -> None:
+    """As someone does who rehearses with the profile that ``pytest-nixl init`` wrote."""
+    expects = 'backend = ["UCX"]\ntransports = ["tcp"]\nfloor = "0.001 GB/s"'
+    path, port = profile(tmp_path / "two-hosts.toml", expects), free_ports(1)[0]
+    line = f"pytest {BANDWIDTH} --nixl-blocks=64KiB --nixl-op=WRITE --nixl-profile={path} --nixl-ranks=2 "
+    line += f"--nixl-etcd-listen=127.0.0.1:{port} --nixl-rank="
+    (code, output), (other, _) = ranks_on_this_host([f"env MASTER_ADDR=127.0.0.1 {line}{rank}" for rank in (0, 1)])
+    assert (code, other) == (1, 1), output
+    assert f": both ranks are on one host, {platform.node()}, and this profile is for rows between two hosts" in output
+    [again] = {found.strip() for found in output.splitlines() if found.strip().startswith("repeat: ")}
+    command, _, how = again.removeprefix("repeat: ").partition("  # ")
+    assert command.startswith("MASTER_ADDR=127.0.0.1 pytest ")
+    assert how == "at the same time on the other rank, with its --nixl-rank, and with the same NIXL_GROUP_TOKEN on all"
+    second = ranks_on_this_host([f"env {command}", f"env {command.replace('--nixl-rank=0', '--nixl-rank=1')}"])
+    assert [found for found, _ in second] == [1, 1], second
+    assert "both ranks are on one host" in second[0][1]

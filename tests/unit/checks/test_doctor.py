@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 from helpers.fake_sysfs import Tree, p5
 
+from pytest_nixl import cli
 from pytest_nixl.checks.doctor.catalogue import checks
 from pytest_nixl.checks.doctor.check import Requirements
 from pytest_nixl.host.facts import Facts, gather
@@ -462,6 +464,25 @@ CONSEQUENCES = {
     "etcd-refused": {"etcd-version", "etcd-latency", "etcd-clock"},
     "link-local-only": {"nics-up"},
 }
+
+
+def test_cards_without_a_driver_are_reported_whatever_the_profile_expects(healthy: Tree, tmp_path: Path) -> None:
+    """A host that has lost all its RDMA devices has none that a profile without [machine] could miss."""
+    tree = healthy.copy(tmp_path / "tree")
+    unbound(tree)
+    shutil.rmtree(tree.folder / "sys/class/infiniband")
+    found = verdicts(facts_of(tree), Requirements(load_profile("loopback"), BACKENDS))["rdma-devices"]
+    assert found.verdict is Verdict.FAIL
+    assert found.reason == "no driver is bound to 1 network card (0000:4f:00.0)"
+
+
+@pytest.mark.parametrize(("profile", "said"), [("loopback", True), ("p5.48xlarge", False)])
+def test_the_doctor_says_that_a_profile_without_a_machine_misses_no_device(
+    healthy: Tree, profile: str, said: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cli.main(["doctor", f"--root={healthy.folder}", f"--profile={profile}"])
+    note = "the profile loopback does not say which RDMA devices and GPUs this host must have, so one that is missing"
+    assert (note in capsys.readouterr().out) is said
 
 
 def test_ucx_tls_is_judged_by_the_profile_that_judges_the_rows(healthy: Tree, tmp_path: Path) -> None:

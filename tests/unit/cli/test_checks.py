@@ -89,6 +89,7 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         (["VRAM-AS-HOST-MEMORY"], ["finding VRAM-AS-HOST-MEMORY", "remedy: "]),
         (["shm"], ["check shm", "proves: /dev/shm is larger", "fault `/dev/shm` has 64 MiB"]),
         (["--", "--nixl-gate"], ["option --nixl-gate"]),
+        (["handshake"], ["error handshake_setup_failed", "doctor --side-channel=PREFILL_HOST:5600"]),
     ],
 )
 def test_a_word_is_explained_by_what_comes_with_the_package(

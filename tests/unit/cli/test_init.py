@@ -25,7 +25,7 @@ from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.settings import OPTIONS
 
-FILES = {"profile.toml", "github.yml", "indexed-job.yaml", "etcd.yaml", "results.yaml"}
+FILES = {"profile.toml", "github.yml", "pytest-nixl.sbatch", "indexed-job.yaml", "etcd.yaml", "results.yaml"}
 
 
 @pytest.fixture(scope="module")
@@ -78,10 +78,9 @@ def test_the_files_of_a_node_with_efa(node: Path, tmp_path: Path, capsys: pytest
     folder = written(tmp_path, node, "--image=registry/vllm:7", "--nodes=4")
     assert {path.name for path in folder.iterdir()} == FILES
     said = capsys.readouterr().out.splitlines()
-    assert [line.partition(":")[0] for line in said[:5]] == [
-        str(folder / name) for name in ("profile.toml", "github.yml", "indexed-job.yaml", "etcd.yaml", "results.yaml")
-    ]
-    assert said[5].startswith("next: grep -n yours ")
+    names = ("profile.toml", "github.yml", "pytest-nixl.sbatch", "indexed-job.yaml", "etcd.yaml", "results.yaml")
+    assert [line.partition(":")[0] for line in said[:6]] == [str(folder / name) for name in names]
+    assert said[6].startswith("next: grep -n yours ")
     [spec] = check_manifests(folder)
     rank = container(spec)
     assert rank["image"] == "registry/vllm:7"
@@ -99,7 +98,9 @@ def test_the_files_of_a_node_with_efa(node: Path, tmp_path: Path, capsys: pytest
     assert "--gpus all" in (folder / "github.yml").read_text()
 
 
-def test_the_files_of_a_node_without_devices(plain_node: Path, tmp_path: Path) -> None:
+def test_the_files_of_a_node_without_devices(
+    plain_node: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = written(tmp_path, plain_node, "--ci=gitlab")
     [spec] = check_manifests(folder)
     rank = container(spec)
@@ -110,7 +111,27 @@ def test_the_files_of_a_node_without_devices(plain_node: Path, tmp_path: Path) -
     assert expected is not None
     assert expected.transports == ("tcp",)
     assert profile.machine is None
+    assert "the profile has no [machine], because this node has no RDMA device: " in capsys.readouterr().out
     assert not {"gpus", "rdma-devices"} & set(profile.required)
+
+
+@pytest.mark.parametrize(("image", "used"), [
+    ("registry.example/vllm:7", "registry.example#vllm:7"),
+    ("localhost:5000/a/b", "localhost:5000#a/b"),
+    ("vllm/vllm-openai:v1", "vllm/vllm-openai:v1"),
+    ("ubuntu", "ubuntu"),
+])  # fmt: skip
+def test_the_slurm_job_has_the_image_as_enroot_names_it(
+    plain_node: Path, tmp_path: Path, image: str, used: str
+) -> None:
+    text = (written(tmp_path, plain_node, f"--image={image}", "--nodes=7") / "pytest-nixl.sbatch").read_text()
+    assert f"\nimage=${{CONTAINER_IMAGE-{used}}} " in text
+    assert "\n#SBATCH --nodes=7 " in text
+    assert "\n#SBATCH --gpus-per-node=0 " in text
+    assert '--nixl-memory=DRAM:DRAM"' in text
+    assert f"\nprofile=${{PROFILE-{tmp_path / 'nixl' / 'profile.toml'}}} " in text
+    assert "deploy/slurm" not in text
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
 
 
 @pytest.mark.parametrize("system", ["github", "gitlab"])

@@ -173,3 +173,45 @@ def test_rows_of_several_variants_without_the_default_are_refused(tmp_path: Path
     path.write_text(json.dumps({"benchmarks": [{"extra_info": extra} for extra in extras]}))
     with pytest.raises(ValueError, match=r"rows of several variants \(threads=2; threads=4\)"):
         read_run(path)
+
+
+def test_of_several_pairs_the_slowest_is_learned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Three nodes measure a ring of pairs, and an expectation names none of them."""
+    runs = []
+    for number in range(3):
+        pairs = (("0-1", 10.0, "rc_mlx5/mlx5_0:1"), ("1-2", 8.0, "rc_mlx5/mlx5_1:1"), ("2-0", 9.0, "dc_mlx5/mlx5_0:1"))
+        benchmarks = [
+            {"extra_info": {"key": str(KEY).replace("0-1", pair), "GB/s": value, "transports": [transport]}}
+            for pair, value, transport in pairs
+        ]
+        path = tmp_path / f"{number}.json"
+        path.write_text(json.dumps({"benchmarks": benchmarks, "nixl": {"results": []}}))
+        runs.append(str(path))
+    assert learn(tmp_path, *runs) == 0
+    assert "each row is learned from the slowest pair of each run" in capsys.readouterr().out
+    [expectation] = load_profile(str(tmp_path / "mine.toml")).expectations
+    assert expectation.floor == pytest.approx(0.95 * 8e9)
+    assert expectation.transports == ("rc_mlx5", "dc_mlx5")
+
+
+def test_rows_without_a_floor_are_counted_loudly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [record(tmp_path / f"{number}.json", value) for number, value in enumerate((1.0, 5.0, 10.0))]
+    assert learn(tmp_path, *runs) == 0
+    assert "\n1 OF 1 ROWS HAVE NO FLOOR, and will pass however slow they are: " in capsys.readouterr().out
+    (tmp_path / "mine.toml").unlink()
+    assert learn(tmp_path, *(record(tmp_path / f"{number}.json", 5.0) for number in range(3))) == 0
+    assert "NO FLOOR" not in capsys.readouterr().out
+
+
+def test_machine_and_required_checks_are_those_of_another_profile(tmp_path: Path) -> None:
+    runs = [record(tmp_path / f"{number}.json", 10.0) for number in range(3)]
+    like = tmp_path / "like.toml"
+    like.write_text(
+        '[profile]\nname = "like"\n\n[required]\nchecks = ["rdma-devices", "bandwidth"]\n\n[machine]\nnics = 8\n'
+        'nic_rate = "400 Gb/s"\nnic_kind = "rc"\nnics_per_gpu = 1\ngpus = 8\ngpu = "H100"\nscaling = "25%"\n'
+        'source = "facts"\n'
+    )
+    assert learn(tmp_path, *runs, f"--like={like}") == 0
+    learned = load_profile(str(tmp_path / "mine.toml"))
+    assert learned.machine == load_profile(str(like)).machine
+    assert learned.required == ("nixl-loads", "backend-loads", "bandwidth", "rdma-devices")

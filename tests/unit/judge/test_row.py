@@ -490,3 +490,43 @@ def test_cards_are_not_blamed_for_other_slow_rows(carried: int, memory: str, tra
     assert judgement.verdict is Verdict.FAIL
     assert "network cards" not in judgement.reason
     assert judge(replace(row, counted=None), FLOOR, P5).verdict is Verdict.FAIL
+
+
+@pytest.mark.parametrize("accepted", [("tcp",), ("rc_mlx5", "dc_mlx5")])
+def test_ranks_that_share_a_host_are_named_where_the_profile_is_for_two(accepted: tuple[str, ...]) -> None:
+    found = judge(replace(samples(2), hosts=("node-a", "node-a")), replace(FULL, transports=accepted))
+    assert found.verdict is Verdict.WRONG_TRANSPORT
+    assert found.reason.endswith(": both ranks are on one host, node-a, and this profile is for rows between two hosts")
+    assert found.remedy.startswith("Start each rank on a host of its own. ")
+    alone = judge(replace(samples(2, key=replace(KEY, pair=(0, 0))), hosts=("node-a", "node-a")),
+                  replace(FULL, transports=accepted))  # fmt: skip
+    assert ": initiator and target are on one host, node-a, " in alone.reason
+
+
+def test_a_profile_for_one_host_is_named_between_two() -> None:
+    found = judge(replace(samples(2, transports=("tcp/eth0",)), hosts=("node-a", "node-b")), FULL)
+    assert found.verdict is Verdict.WRONG_TRANSPORT
+    assert found.reason.endswith(
+        ": the ranks are on two hosts, node-a and node-b, and this profile is for rows within one"
+    )
+    assert "pytest-nixl profile learn" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("hosts", "transport", "accepted"),
+    [
+        ((), "tcp/eth0", ("cma",)),
+        (("a", "a"), "tcp/eth0", ("cma",)),
+        (("a", "b"), "tcp/eth0", ("rc_mlx5",)),
+        (("a", "b"), "tcp/eth0", ("cma", "rc_mlx5")),
+        (("a", "a"), "tcp/eth0", ("rc_mlx5",)),
+        (("a", "a"), "cma/memory", ("posix", "tcp")),
+    ],
+)
+def test_other_wrong_transports_do_not_blame_the_placement(
+    hosts: tuple[str, ...], transport: str, accepted: tuple[str, ...]
+) -> None:
+    found = judge(replace(samples(2, transports=(transport,)), hosts=hosts), replace(FULL, transports=accepted))
+    assert found.verdict is Verdict.WRONG_TRANSPORT
+    assert "host, " not in found.reason
+    assert "hosts, " not in found.reason
