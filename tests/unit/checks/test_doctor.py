@@ -18,6 +18,7 @@ from helpers.fake_sysfs import Tree, p5
 from pytest_nixl import cli
 from pytest_nixl.checks.doctor.catalogue import checks
 from pytest_nixl.checks.doctor.check import Requirements
+from pytest_nixl.checks.doctor.examine import examine, lines
 from pytest_nixl.host.facts import Facts, gather
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.judge.profiles import load_profile
@@ -403,6 +404,22 @@ def test_healthy_host_passes_every_check(healthy: Tree, wanted: Requirements) ->
     judged = verdicts(facts_of(healthy), wanted)
     assert list(bad(judged)) == []
     assert {id for id, one in judged.items() if one.verdict is Verdict.NOT_APPLICABLE} == NOT_ASKED
+
+
+def test_one_cause_is_one_line_with_the_other_checks_below_it(
+    healthy: Tree, wanted: Requirements, tmp_path: Path
+) -> None:
+    tree = healthy.copy(tmp_path / "tree")
+    tree.answer("nixl", {"why": "No module named 'nixl'"})
+    answers = examine(facts_of(tree), wanted, gate=False)
+    failing = [one.check.id for one in answers if one.judgement.reason == "No module named 'nixl'"]
+    assert failing[:3] == ["nixl-loads", "backend-loads", "plugin-libraries"]
+    told = [line.text for line in lines(answers)]
+    [place] = [number for number, text in enumerate(told) if text.startswith("FAIL") and "named 'nixl'" in text]
+    assert told[place].split()[:2] == ["FAIL", "nixl-loads"]
+    assert told[place + 1].strip().startswith("remedy: ")
+    assert told[place + 2].strip() == f"the same: {', '.join(failing[1:])}"
+    assert f"{len(failing)} FAIL" in told[-1], "each of them is counted"
 
 
 def test_healthy_host_passes_every_required_check(healthy: Tree, wanted: Requirements) -> None:

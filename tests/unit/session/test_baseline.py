@@ -271,6 +271,7 @@ def test_the_first_run_makes_the_baseline_and_says_so(tmp_path: Path) -> None:
     assert f"{said}the record of this run can be the first baseline" in kept.output
     assert f"remedy: review {other}, and put it at {path}: the next run is compared with it" in kept.output
     assert kept.code == 1, "nobody has reviewed it"
+    assert kept.output.count("NIXL gate: FAIL (") == 1, "the verdict stands once"
     assert not path.exists()
     first = bandwidth(*given)
     assert f"{said}this run is the first baseline, and was written there" in first.output
