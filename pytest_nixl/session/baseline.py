@@ -102,7 +102,8 @@ def _make_first(run: Run) -> Result:
         why = "a check failed" if bad else "no row was recorded"
         reason, remedy = f"{reason}; this run cannot be the first baseline, because {why}", "repair that, and run again"
         return Result("regression", "", Verdict.NO_EXPECTATION, reason, remedy)
-    if kept := getattr(run.config.getoption("benchmark_json", None), "name", ""):
+    if kept := run.config.getoption("benchmark_json", None):
+        kept = kept if isinstance(kept, Path) else kept.name  # an older pytest-benchmark opens the file
         reason = f"{reason}; the record of this run can be the first baseline"
         remedy = f"review {kept}, and put it at {path}: the next run is compared with it"
         return Result("regression", "", Verdict.NO_EXPECTATION, reason, remedy)
