@@ -407,7 +407,7 @@ def _conclude(session: pytest.Session, run: Run) -> None:
     from pytest_nixl.judge.profiles import load_profile
     from pytest_nixl.report.junit import add_run_cases
     from pytest_nixl.report.outputs import leave
-    from pytest_nixl.session.baseline import compare
+    from pytest_nixl.session.baseline import compare, tell_of_no_baseline
     from pytest_nixl.session.gate import failed, missed, unchecked
 
     settings = run.settings
@@ -422,6 +422,8 @@ def _conclude(session: pytest.Session, run: Run) -> None:
             compare(run)
         if (settings.judged_by or missing) and failed(run.found.results, profile, gate=settings.gate):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    if found.interrupted:
+        tell_of_no_baseline(run)
     add_run_cases(session.config, run)
     leave(session.config, run)
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_nixl.host.peers import SIDE_CHANNEL_PORT
 from pytest_nixl.session.parsers import parse_backends
 
 if TYPE_CHECKING:
@@ -46,6 +47,11 @@ def add_sources(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--peer", metavar="HOST[:PORT]", action="append", default=[], help="a host to reach; repeatable"
     )
+    parser.add_argument(
+        "--side-channel", metavar="HOST[:PORT]", action="append", default=[],
+        help="an engine of vLLM whose NIXL side channel must answer, such as prefill's, asked in decode's pod (default "
+        f"port: {SIDE_CHANNEL_PORT}, as VLLM_NIXL_SIDE_CHANNEL_PORT); repeatable",
+    )  # fmt: skip
     parser.add_argument("--nixlbench", metavar="PATH", default="", help="the nixlbench to check (default: from PATH)")
 
 
@@ -72,6 +78,11 @@ def _run(arguments: argparse.Namespace) -> int:
             # Only these control characters are ours; what the command prints otherwise is escaped.
             output = getattr(sys.stdout, "stream", sys.stdout)
             print(f"{colour}{printable(hide(line.text))}{colour and colours['END']}", file=output)
+        if profile.machine is None and not arguments.image:
+            print(
+                f"the profile {profile.name} does not say which RDMA devices and GPUs this host must have, so one that "
+                "is missing is not noticed: `pytest-nixl init` on a good host writes one that says it, for --profile"
+            )
     return int(failed(answers))
 
 
@@ -100,6 +111,7 @@ def gathered(arguments: argparse.Namespace, root: FactsRoot, *, image: bool = Fa
             etcd="" if image else arguments.etcd,
             nixlbench=arguments.nixlbench,
             peers=() if image else arguments.peer,
+            side_channels=() if image else arguments.side_channel,
         )
     except (AttributeError, KeyError, TypeError) as error:
         if root.live:

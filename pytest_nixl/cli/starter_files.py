@@ -70,7 +70,7 @@ def ci_file(name: str, cluster: ClusterPlan) -> str:
     if cluster.facts.gpu.gpus:
         return text
     if name == "github":
-        return _replaced(_replaced(text, " --gpus all", "", 2), "[self-hosted, gpu]", "[self-hosted]", 2)
+        return _replaced(_replaced(text, " --gpus all", "", 3), "[self-hosted, gpu]", "[self-hosted]", 3)
     return _replaced(text, "tags: [gpu]", "tags: [nixl]", 1)
 
 

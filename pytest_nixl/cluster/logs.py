@@ -17,7 +17,7 @@ from pytest_nixl.cluster.membership import Membership
 from pytest_nixl.cluster.peer_server import Ending
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.redaction import hider
-from pytest_nixl.model.conclusion import RUN_VERDICTS, VERDICT_FORMAT, without_results
+from pytest_nixl.model.conclusion import RUN_VERDICTS, VERDICT_FORMAT, next_step, without_results
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import INTERRUPTED
 from pytest_nixl.processes.supervisor import SupervisorClient
@@ -95,6 +95,7 @@ def keep(rank_session: FinishedRank, ending: Ending, seen: list[str]) -> Path | 
             old.unlink()
         for log in rank_session.supervisor.directory.glob("*.log"):
             (directory / log.name).write_text(hide(log.read_bytes()[-LARGEST:].decode(errors="replace")))
+        told = as_told(ending)
         verdict = {
             "format": VERDICT_FORMAT,
             "rank": rank_session.rank,
@@ -102,7 +103,8 @@ def keep(rank_session: FinishedRank, ending: Ending, seen: list[str]) -> Path | 
             "group": rank_session.membership.group,
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            **as_told(ending),
+            **told,
+            "next": next_step(told),
             "exit_code": ending.code,
             "text": ending.verdict or ending.refusal,
             "fault": "\n".join(map(str, rank_session.faults)),

@@ -21,7 +21,7 @@ from pytest_nixl.host.gpu_nic_affinity import GpuNics, Topology
 from pytest_nixl.host.image import ImageFacts, read_image
 from pytest_nixl.host.network import Network, Nic, read_network
 from pytest_nixl.host.pci import PciDevice, read_pci
-from pytest_nixl.host.peers import ReachedPeer, read_peers
+from pytest_nixl.host.peers import ReachedPeer, read_peers, read_side_channels
 from pytest_nixl.host.plugin_files import PluginsInAdvance, installed_libnixl
 from pytest_nixl.host.rdma import RdmaDevice, read_rdma
 from pytest_nixl.host.recorded_tree import FactsRoot
@@ -52,6 +52,7 @@ class Facts:
     environment: Environment
     etcd: EtcdFacts
     peers: tuple[ReachedPeer, ...]
+    side_channels: tuple[ReachedPeer, ...]
     storage_queues: StorageQueues
 
     @property
@@ -86,6 +87,7 @@ def gather(
     connect: Callable[[], Any] | None = None,
     nixlbench: str = "",
     peers: Sequence[str] = (),
+    side_channels: Sequence[str] = (),
     environ: Mapping[str, str] = os.environ,
 ) -> Facts:
     """Gather the facts of this machine or of a recorded tree, without secrets.
@@ -96,6 +98,7 @@ def gather(
     :param connect: returns the client of that etcd; by default one without certificates is created.
     :param nixlbench: the path of nixlbench; empty to search PATH.
     :param peers: hosts that this host must reach, as ``HOST`` or ``HOST:PORT``.
+    :param side_channels: engines whose side channel must answer, as ``HOST`` or ``HOST:PORT``.
     :param environ: the environment variables.
     :raises ValueError: a peer cannot be parsed, or a recorded file is damaged.
     """
@@ -124,6 +127,7 @@ def gather(
         environment=variables,
         etcd=read_etcd(root, etcd, source, connect),
         peers=read_peers(root, peers),
+        side_channels=read_side_channels(root, side_channels),
         storage_queues=queues,
     )
     # Each reader hides the secrets that it knows; this hides secrets that came another way, such as in a message.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Facts of other hosts: whether their names resolve, and whether packets reach them."""
+"""Facts of other hosts: whether their names resolve, packets reach them, and an engine's side channel answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ from typing import Any
 
 from pytest_nixl.host.recorded_tree import FactsRoot
 
-PEER_FORM = "HOST, or HOST:PORT if a program must listen there, such as an engine's side channel"
+PEER_FORM = "HOST or HOST:PORT (any port, because a refused connection shows that the host is reached)"
+#: vLLM listens here by ZMQ over TCP; VLLM_NIXL_SIDE_CHANNEL_PORT is another port.
+SIDE_CHANNEL_PORT = 5600
+SIDE_CHANNEL_FORM = f"HOST or HOST:PORT (default: {SIDE_CHANNEL_PORT}, as VLLM_NIXL_SIDE_CHANNEL_PORT)"
+#: Why a side channel does not answer.
+REFUSED, DROPPED, SILENT = "connection refused", "no answer", "no greeting of ZMQ"
+#: ZMTP: a ZMQ socket sends these bytes at once when a connection is made; eight bytes of padding lie between them.
+_FIRST, _TENTH = 0xFF, 0x7F
 #: The default port. No program listens there: a refused connection is the answer.
 _PORT = 1
 _PATIENCE = 2.0
@@ -42,16 +49,50 @@ def read_peers(root: FactsRoot, names: Sequence[str]) -> tuple[ReachedPeer, ...]
     )
 
 
-def _split(name: str) -> tuple[str, int]:
+def read_side_channels(root: FactsRoot, names: Sequence[str]) -> tuple[ReachedPeer, ...]:
+    """Try whether ZMQ answers at the side channel of each engine.
+
+    :param names: the side channels, as ``HOST`` or ``HOST:PORT``.
+    :raises ValueError: a name does not have this form.
+    """
+    for name in names:
+        _split(name, SIDE_CHANNEL_FORM, SIDE_CHANNEL_PORT)
+    found = root.ask("side-channels", lambda: {name: _ask_side_channel(name) for name in names})
+    return tuple(ReachedPeer(name, (), each["fault"]) for name, each in found.items() if name != "why")
+
+
+def _split(name: str, form: str = PEER_FORM, default: int = _PORT) -> tuple[str, int]:
     match = re.fullmatch(r"([A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\])(?::(\d{1,5}))?", name)
     if match is None:
-        raise ValueError(f"peer {name!r} cannot be parsed: expected {PEER_FORM}")
-    return match[1].strip("[]"), int(match[2] or _PORT)
+        what = "peer" if form == PEER_FORM else "side channel"
+        raise ValueError(f"{what} {name!r} cannot be parsed: expected {form}")
+    return match[1].strip("[]"), int(match[2] or default)
+
+
+def _ask_side_channel(name: str) -> dict[str, str]:
+    """Connect, and read the first bytes that a ZMQ socket sends: a stopped process accepts, and sends nothing."""
+    host, port = _split(name, SIDE_CHANNEL_FORM, SIDE_CHANNEL_PORT)
+    try:
+        trying = socket.create_connection((host, port), _PATIENCE)
+    except socket.gaierror as error:
+        return {"fault": f"its name does not resolve ({error.strerror})"}
+    except ConnectionRefusedError:
+        return {"fault": f"{host} port {port}: {REFUSED}"}
+    except TimeoutError:
+        return {"fault": f"{host} port {port}: {DROPPED} within {_PATIENCE:.0f} s"}
+    except OSError as error:
+        return {"fault": f"{host} port {port}: {error.strerror or error}"}
+    with trying:
+        try:
+            said = trying.recv(10)
+        except OSError:
+            said = b""
+    greeted = len(said) == 10 and said[0] == _FIRST and said[9] == _TENTH
+    return {"fault": "" if greeted else f"{host} port {port}: connected, but {SILENT} came within {_PATIENCE:.0f} s"}
 
 
 def _ask(name: str) -> dict[str, Any]:
     host, port = _split(name)
-    named = name.endswith(f":{port}")
     try:
         found = socket.getaddrinfo(host, port, socket.AF_UNSPEC, socket.SOCK_STREAM)
     except OSError as error:
@@ -63,8 +104,6 @@ def _ask(name: str) -> dict[str, Any]:
             code = trying.connect_ex(found[0][4])
         except TimeoutError:
             code = errno.ETIMEDOUT
-    if code == errno.ECONNREFUSED and named:
-        return {"addresses": addresses, "fault": f"{addresses[0]} is reached, and no program listens on port {port}"}
     if code in (0, errno.ECONNREFUSED):
         return {"addresses": addresses, "fault": ""}
     why = f"no answer within {_PATIENCE:.0f} s" if code in (errno.EAGAIN, errno.ETIMEDOUT) else os.strerror(code)

@@ -214,7 +214,7 @@ def _rows(
                 f"row, this would prove a loss; among {len(comparison.rows)} rows p is larger, and "
                 f"must be at most {PROOF:g}"
             )
-            yield _result(Verdict.INCONCLUSIVE, reason, _more_launches(effect), key)
+            yield _result(Verdict.INCONCLUSIVE, reason, _more_launches(effect, before, in_turn), key)
 
 
 def _remedy(effect: Effect, margin: float, different: tuple[Change, ...], before: RecordedRun, in_turn: bool) -> str:
@@ -231,26 +231,31 @@ def _remedy(effect: Effect, margin: float, different: tuple[Change, ...], before
     if effect.verdict is not Verdict.INCONCLUSIVE:
         return ""
     if effect.unprovable:
-        return _more_launches(effect)
-    again = f"Stop other processes on the machine and run again with --nixl-min-launches={MOST_LAUNCHES}"
-    if effect.now >= MOST_LAUNCHES:
-        again = (
-            f"This run made {effect.now} launches of each row, the most that it makes: stop other processes on the "
-            "machine and run again, and if it stays undecided record the baseline again when the machine is as quiet"
-        )
+        return _more_launches(effect, before, in_turn)
+    again = f"Stop other processes on the machine, and {_again(effect, before, in_turn)}"
     if not in_turn:
         again += ", or measure the two images in turn with --nixl-compare-image"
     return f"{again}; launches of one image that differ by more than {100 * margin:.3g} % decide nothing."
 
 
-def _more_launches(effect: Effect) -> str:
+def _again(effect: Effect, before: RecordedRun, in_turn: bool) -> str:
+    """Return how to measure with more launches than were measured; with as many, if there is no larger number."""
+    if effect.now < MOST_LAUNCHES:
+        return f"run again with --nixl-min-launches={MOST_LAUNCHES}"
+    if effect.before < MOST_LAUNCHES and not in_turn:
+        return f"record {before.name} again with --nixl-min-launches={MOST_LAUNCHES}: it has {effect.before} launches"
+    return f"run again: {MOST_LAUNCHES} launches, the most, were measured"
+
+
+def _more_launches(effect: Effect, before: RecordedRun, in_turn: bool) -> str:
     needed = launches_for(effect.before, MOST_LAUNCHES)
     least = f"{effect.now} launches against {effect.before} give p = {least_p(effect.before, effect.now):.2g} at best"
     if needed is not None and needed > effect.now:
         return f"{least}: run with --nixl-min-launches={needed}."
     if needed is None:
         return f"{least}: record the baseline with --nixl-min-launches={MOST_LAUNCHES}."
-    return "Run again with --nixl-min-launches=7, or measure this row alone."
+    again = _again(effect, before, in_turn)
+    return f"{again[0].upper()}{again[1:]}, or measure this row alone."
 
 
 def _result(verdict: Verdict, reason: str, remedy: str, subject: RowKey | str = "") -> Result:

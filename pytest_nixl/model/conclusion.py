@@ -168,6 +168,23 @@ def told(results: Sequence[Result], *, gate: bool, interrupted: str = "") -> dic
     }
 
 
+def next_step(found: Mapping[str, Any]) -> str:
+    """Return what a pipeline does next: ``accept``, ``retry``, ``review``, ``reject`` or ``correct``.
+
+    :param found: the values of ``verdict.json``.
+    """
+    if found["verdict"] in ("REFUSED", NOTHING_CHECKED):
+        return "correct"  # the command, or the machine: nothing is known of what was to be validated
+    failing = {one["verdict"] for one in found["failing"]}
+    if found["failing_left_out"]:
+        failing |= {one for one in found["checks"] if outcome(Verdict(one), gate=found["gate"]) is Outcome.FAIL}
+    if failing - {Verdict.INCONCLUSIVE, Verdict.NO_EXPECTATION}:
+        return "reject"
+    if Verdict.NO_EXPECTATION in failing:
+        return "review"
+    return "accept" if found["verdict"] == "PASS" else "retry"
+
+
 def told_figures(results: Sequence[Result]) -> list[dict[str, Any]]:
     """Return the named figures of ``verdict.json``, each with its bounds and whether it is within them.
 

@@ -82,28 +82,28 @@ class FigureKind:
 
 
 _REQUEST = (
-    "Run suites/kv_cache again, alone on an idle machine; if the time stays and most of it is `post` in the line "
-    "'KV requests', try --nixl-kv-block-tokens=64, else compare the rows of suites/bandwidth with those of a "
+    "Run the suite kv_cache again, alone on an idle machine; if the time stays and most of it is `post` in the line "
+    "'KV requests', try --nixl-kv-block-tokens=64, else compare the rows of the suite bandwidth with those of a "
     "healthy machine."
 )
 _CONTROL = (
-    "Run suites/control_path again, alone on an idle machine; if the value stays, compare it with that of a healthy "
+    "Run the suite control_path again, alone on an idle machine; if the value stays, compare it with that of a healthy "
     "machine that has the same NIXL and the same UCX or libfabric."
 )
 _ENDURANCE = (
-    "Run suites/endurance again with a longer --nixl-duration and with another release of NIXL, and report the growth "
-    "with both releases; until it is fixed, restart the process before what grows is used up."
+    "Run the suite endurance again with a longer --nixl-duration and with another release of NIXL, and report the "
+    "growth with both releases; until it is fixed, restart the process before what grows is used up."
 )
 
 
 _TELEMETRY = (
-    "Run suites/telemetry again, alone on an idle machine and with another release of NIXL; if the ratio stays, and "
+    "Run the suite telemetry again, alone on an idle machine and with another release of NIXL; if the ratio stays, and "
     "the engine makes many small transfers, turn telemetry off with NIXL_TELEMETRY_ENABLE=n."
 )
 
 _PATTERN = (
-    "Run suites/pattern again, alone on idle hosts; if the value stays, read what pattern-fairness says of the flows "
-    "that slow each other and run --nixl-pattern=pairs, which shows whether single pairs are slow."
+    "Run the suite pattern again, alone on idle hosts; if the value stays, read what pattern-fairness says of the "
+    "flows that slow each other and run --nixl-pattern=pairs, which shows whether single pairs are slow."
 )
 
 

@@ -61,6 +61,8 @@ def header(settings: Settings, placement: Placement, verbosity: int) -> Iterator
             yield f"  {line}"
     if not nixl:
         yield f"  NIXL is not installed for {sys.executable}: `pip install --no-deps nixl nixl-cu12`"
+    if settings.first_baseline:
+        yield f"  no baseline yet: {settings.baseline} does not exist, so this run is compared with none"
     if silent := silence(load_profile(settings.profile)):
         yield f"  {silent}"
     own = {name: value for name, value in own_variables({}, memory=settings.memory).items() if value is not None}
@@ -73,7 +75,7 @@ def header(settings: Settings, placement: Placement, verbosity: int) -> Iterator
 
 
 def write_problems(terminal: pytest.TerminalReporter, run: Run) -> None:
-    """Write the verdict and what is wrong, which comes before pytest's own report of the failed tests.
+    """Write what is wrong, which comes before pytest's own report of the failed tests.
 
     It writes nothing if nothing is wrong, and on a rank that serves rank 0.
     """
@@ -82,10 +84,11 @@ def write_problems(terminal: pytest.TerminalReporter, run: Run) -> None:
         return
     found = list(wrong_lines(run.found.results, _summary(run), gate=run.settings.gate, width=_width(terminal)))
     if found:
-        terminal.section("NIXL")
+        terminal.section("NIXL: what is wrong, and what to do")
         changes = run.found.comparison.changes if run.found.comparison is not None else ()
         variables = (TextLine(f"changed: {item}") for item in changes if item.variable)
-        _write(terminal, (found[0], *variables, *found[1:]))
+        # The first line is the verdict, which the report ends with.
+        _write(terminal, (*variables, *found[1:]))
 
 
 def write_report(terminal: pytest.TerminalReporter, run: Run) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from pytest_nixl.core.own_version import own_version
 from pytest_nixl.core.redaction import hide_all, hider
-from pytest_nixl.model.conclusion import VERDICT_FORMAT, failed_beside, told
+from pytest_nixl.model.conclusion import VERDICT_FORMAT, failed_beside, next_step, told
 from pytest_nixl.model.results import Result, RowSummary
 from pytest_nixl.model.verdicts import outcome
 from pytest_nixl.report.run_report import RunReport
@@ -31,6 +31,7 @@ def verdict_file(report: RunReport) -> str:
     plain = {
         "format": VERDICT_FORMAT,
         **found,
+        "next": next_step(found),
         "text": report.refused or run.interrupted,
         "exit_code": report.exit_code,
         "written_by": f"pytest-nixl {own_version()}",

@@ -77,8 +77,20 @@ def compare(run: Run) -> None:
     run.recorder.add_comparison(comparison)
 
 
+def tell_of_no_baseline(run: Run) -> None:
+    """Say at the end of a run that was interrupted that there is still no baseline, and that it cannot be one."""
+    if run.settings.first_baseline:
+        run.recorder.note(
+            f"still no baseline: {run.settings.baseline} does not exist, and the record of an interrupted run cannot "
+            "be one: run again to the end"
+        )
+
+
 def _make_first(run: Run) -> Result:
-    """Write this run where its baseline is expected, and say so: nobody has reviewed it, so it is no PASS."""
+    """Write this run where its baseline is expected, unless it keeps its record elsewhere, and say so.
+
+    Nobody has reviewed it, so it is no PASS.
+    """
     from pytest_nixl.core.errors import NixlPluginError
     from pytest_nixl.model.results import Result
     from pytest_nixl.model.verdicts import Outcome, Verdict, outcome
@@ -91,6 +103,11 @@ def _make_first(run: Run) -> Result:
     if bad or not run.found.benchmarks:
         why = "a check failed" if bad else "no row was recorded"
         reason, remedy = f"{reason}; this run cannot be the first baseline, because {why}", "repair that, and run again"
+        return Result("regression", "", Verdict.NO_EXPECTATION, reason, remedy)
+    if kept := run.config.getoption("benchmark_json", None):
+        kept = kept if isinstance(kept, Path) else kept.name  # an older pytest-benchmark opens the file
+        reason = f"{reason}; the record of this run can be the first baseline"
+        remedy = f"review {kept}, and put it at {path}: the next run is compared with it"
         return Result("regression", "", Verdict.NO_EXPECTATION, reason, remedy)
     try:
         write_whole(Path(path), json.dumps(record_of(run.config, run), indent=1, default=str))

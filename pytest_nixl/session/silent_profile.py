@@ -44,8 +44,8 @@ def between_hosts(profile: Profile, run: Run, cluster: Cluster) -> Profile:
     if len(cluster.host_names) < 2 or chosen or profile.name not in (ONE_HOST, OVER_TCP):
         return profile
     run.recorder.note(
-        f"the default profile, {profile.name}, is for one host, and the ranks are on {len(cluster.host_names)}: rows are "
-        f"measured and not judged; {how_to_learn('this-cluster')}"
+        f"the default profile, {profile.name}, is for one host, and the ranks are on {len(cluster.host_names)}: rows "
+        f"are measured and not judged; {how_to_learn('this-cluster')}"
     )
     return replace(profile, expectations=())
 

@@ -184,6 +184,7 @@ def _answers(tree: Tree, gpus: list[str], efa: list[str], nics: list[str], model
     tree.answer("kernel_log", {"lines": []})
     tree.answer("dma_buf", {"supported": True})
     tree.answer("peers", {})
+    tree.answer("side-channels", {})
     tree.answer("nixlbench", {"path": "/usr/local/bin/nixlbench"})
     tree.answer("environment", {"steering": {}, "launcher": {}, "image": {}})
     tree.answer(

@@ -6,9 +6,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Sequence
 from itertools import pairwise
@@ -17,7 +19,7 @@ from typing import Any
 
 import pytest
 import yaml
-from helpers.cli_run import BANDWIDTH, ROOT, WITHOUT, Finished, environment
+from helpers.cli_run import BANDWIDTH, ROOT, WITHOUT, Finished, environment, undisturbed
 from helpers.etcd import engine_image
 from helpers.pytester_run import run_pytest
 from helpers.records import KEY, record, write
@@ -50,10 +52,11 @@ def test_the_recipe_for_github_is_a_workflow() -> None:
     workflow = load("github.yml")
     events = workflow[True]  # YAML 1.1 reads the word "on" as true
     assert {"pull_request", "schedule"} <= set(events)
-    assert set(workflow["jobs"]) == {"accept", "nightly"}
+    assert set(workflow["jobs"]) == {"image", "accept", "regression", "nightly"}
     for job in workflow["jobs"].values():
         assert {"runs-on", "steps", "if", "timeout-minutes"} <= set(job)
         assert all(("run" in step) != ("uses" in step) for step in job["steps"])
+    assert "--gpus" not in workflow["jobs"]["image"]["steps"][1]["run"], "its runner has no GPU"
     assert workflow["concurrency"]["cancel-in-progress"] is False
     assert workflow["permissions"] == {"contents": "read"}
 
@@ -76,7 +79,7 @@ def test_the_recipe_without_a_card_gives_the_container_an_rdma_device_that_it_ma
 def test_the_jobs_for_gitlab_extend_existing_jobs() -> None:
     recipe = load("gitlab.yml")
     jobs = {name: job for name, job in recipe.items() if "script" in job}
-    assert set(jobs) == {"nixl acceptance", "nixl nightly"}
+    assert set(jobs) == {"nixl image", "nixl acceptance", "nixl regression", "nixl nightly"}
     for job in jobs.values():
         assert job["extends"] in recipe
         assert job["rules"]
@@ -84,12 +87,14 @@ def test_the_jobs_for_gitlab_extend_existing_jobs() -> None:
     assert recipe[".nixl"]["resource_group"]
 
 
-def test_every_job_is_a_gate_and_the_nightly_jobs_compare_with_a_baseline() -> None:
-    nights = [line for line in commands() if "--nixl-baseline=" in line]
-    assert len(nights) == 2
-    assert len(commands()) == 5
-    assert all("--nixl-gate" in line for line in commands())
-    assert all("--nixl-store=" in line for line in nights)
+def test_every_job_is_a_gate_and_changes_and_nights_are_compared_with_the_same_baseline() -> None:
+    compared = [line for line in commands() if "--nixl-baseline=" in line]
+    assert len(compared) == 4
+    assert len(commands()) == 9
+    assert all("--nixl-gate" in line and "/verdict.json" in line for line in commands())
+    assert len([line for line in compared if "--nixl-store=" in line]) == 2, "only nights are in the history"
+    # The record of a run has another name than the baseline, so that nobody takes the one for the other.
+    assert all("ci/nixl-baseline.json" in line and "out/record.json" in line for line in compared)
 
 
 def options(line: str) -> list[str]:
@@ -100,7 +105,7 @@ def options(line: str) -> list[str]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("number", range(9))
 def test_pytest_accepts_every_command_line(pytester: pytest.Pytester, number: int) -> None:
     """Paths in the recipe are replaced by paths of this machine. All settings and the baseline are read."""
     place = str(pytester.path)
@@ -161,9 +166,9 @@ def measure_in_a_container(capabilities: list[str]) -> Finished:
 
 @pytest.mark.long
 def test_containers_of_the_github_recipe_let_ucx_copy_between_processes() -> None:
-    options, others = github_containers()
+    options, *others = github_containers()
     assert options[options.index("--ipc") + 1] == options[options.index("--network") + 1] == "host"
-    assert added_capabilities(options) == added_capabilities(others)
+    assert [added_capabilities(each) for each in others] == [added_capabilities(options)] * 3
     done = measure_in_a_container(added_capabilities(options))
     assert set(done.verdicts) == {"WRITE 64KiB"}, done.output
     assert "WRONG-TRANSPORT" not in done.output
@@ -183,3 +188,25 @@ def test_the_gitlab_recipe_selects_tcp() -> None:
     recipe = load("gitlab.yml")
     assert recipe["variables"]["UCX_TLS"] == "tcp"
     assert recipe["variables"]["PROFILE"] == "tcp-loopback"
+
+
+@pytest.mark.long
+def test_the_first_screen_of_the_page_records_judges_and_fails_on_purpose(tmp_path: Path) -> None:
+    text = (ROOT / "docs/how-to/ci.md").read_text(encoding="utf-8")
+    found = re.search(r"```console\n(gate\(\) .*?)```", text, re.DOTALL)
+    assert found is not None
+    step = "cp verdict.json $((n += 1)).json\n"
+    script = re.sub(r"(gate; echo .*\n)", rf"\1{step}", found[1])
+    variables = {**undisturbed({})["env"], "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, env=environment(**variables, PYTEST_ADDOPTS="-p helpers.no_contention"),
+        capture_output=True, text=True, timeout=900, check=False,
+    )  # fmt: skip
+    codes = re.findall(r"^exit code (\d)$", done.stdout, re.MULTILINE)
+    steps = [json.loads((tmp_path / f"{number}.json").read_text())["next"] for number in (1, 2, 3)]
+    assert (codes[0], steps[0]) == ("1", "review"), done.stdout
+    assert (tmp_path / "nixl-baseline.json").exists()
+    # Other programs may disturb the second run so that it proves nothing, or is slower.
+    assert (codes[1], steps[1]) in (("0", "accept"), ("1", "retry"), ("1", "reject")), done.stdout
+    assert (codes[2], steps[2]) == ("1", "reject"), done.stdout
+    assert "UCX_TLS=tcp is set in this run, and was not set before" in done.stdout.rpartition("WRONG-TRANSPORT")[0]

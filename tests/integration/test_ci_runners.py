@@ -29,7 +29,7 @@ RECIPES = ROOT / "deploy" / "ci"
 SHORT = "--nixl-level=quick --nixl-blocks=64KiB --nixl-op=WRITE --nixl-duration=20ms -p helpers.no_contention"
 #: GB/s of the row in the baseline: every run is faster than the first, and slower than the second.
 SLOW, FAST = 1e-5, 1e5
-REPORTS = {"junit.xml", "report.html", "rows.csv", "nixl.prom"}
+REPORTS = {"junit.xml", "report.html", "rows.csv", "nixl.prom", "verdict.json"}
 #: A stand-in for GitHub's action, which can be had from GitHub only: it copies what the action uploads.
 UPLOAD = """
 name: upload
@@ -95,6 +95,11 @@ def subject() -> dict[str, str]:
     return {"PATH": path, "PYTHONPATH": known["PYTHONPATH"], "PYTEST_ADDOPTS": SHORT}
 
 
+def next_step(folder: Path) -> str:
+    """Return what a job's verdict.json tells the pipeline to do."""
+    return str(json.loads((folder / "verdict.json").read_text())["next"])
+
+
 class TestGitLab:
     """The jobs run in a shell instead of in a container of ``$IMAGE``, with the variables that the image would have."""
 
@@ -107,19 +112,22 @@ class TestGitLab:
         options = [f"--variable={each}" for each in given]
         return pipeline.run(runner, "--force-shell-executor", *options, env={**subject(), **(broken or {})})
 
-    def artifacts(self, pipeline: Pipeline) -> Path:
-        """Return the folder of the one job that has artifacts."""
-        [folder] = (pipeline.folder / ".gitlab-ci-local" / "artifacts").glob("*/out")
-        assert {path.name for path in folder.iterdir()} >= REPORTS
-        assert junit_suite(folder / "junit.xml").findall("testcase")
-        return folder
+    def artifacts(self, pipeline: Pipeline, *jobs: str) -> dict[str, Path]:
+        """Return the folder of each job that has artifacts."""
+        found = {path.parent.name: path for path in (pipeline.folder / ".gitlab-ci-local" / "artifacts").glob("*/out")}
+        assert found.keys() == {job.replace(" ", "IA") for job in jobs}, "the program's word for a space"
+        for folder in found.values():
+            assert {path.name for path in folder.iterdir()} >= REPORTS
+            assert junit_suite(folder / "junit.xml").findall("testcase")
+        return found
 
-    def test_the_acceptance_job_passes_on_a_healthy_subject(self, pipeline: Pipeline) -> None:
+    def test_the_jobs_of_a_merge_request_pass_on_a_healthy_subject(self, pipeline: Pipeline) -> None:
         done = self.run(pipeline, "merge_request_event", SLOW)
         assert done.code == 0, done.output
         assert "NIXL gate: PASS (" in done.output
         assert "nixl nightly" not in done.output
-        self.artifacts(pipeline)
+        found = self.artifacts(pipeline, "nixl image", "nixl acceptance", "nixl regression")
+        assert {next_step(folder) for folder in found.values()} == {"accept"}
 
     def test_the_acceptance_job_fails_on_a_broken_subject(self, pipeline: Pipeline) -> None:
         empty = pipeline.own / "plugins"
@@ -128,7 +136,8 @@ class TestGitLab:
         assert done.code == 1, done.output
         assert "ERROR nixl-loads: " in done.output
         assert "NIXL gate: FAIL" in done.output
-        self.artifacts(pipeline)
+        found = self.artifacts(pipeline, "nixl image", "nixl acceptance")
+        assert {next_step(folder) for folder in found.values()} == {"reject"}
 
     @pytest.mark.parametrize(("baseline", "verdict"), [(SLOW, "PASS"), (FAST, "FAIL")])
     def test_the_nightly_job_compares_with_the_baseline(
@@ -139,7 +148,9 @@ class TestGitLab:
         assert f"NIXL gate: {verdict} (" in done.output
         assert ("REGRESSED" in done.output) is (verdict == "FAIL")
         assert "nixl acceptance" not in done.output
-        assert (self.artifacts(pipeline) / "nixl-baseline.json").exists()
+        [folder] = self.artifacts(pipeline, "nixl nightly").values()
+        assert (folder / "record.json").exists()
+        assert next_step(folder) == ("accept" if verdict == "PASS" else "reject")
         assert list((pipeline.own / "store").rglob("*.json"))
 
 
@@ -158,34 +169,38 @@ class TestGitHub:
         docker_standin.install(programs, {"healthy": variables, "broken": {**variables, "UCX_TLS": "tcp"}})
         given = {"IMAGE": image, "STORE": f"{pipeline.own}/store", "ARTIFACTS": str(pipeline.own / "artifacts")}
         return pipeline.run(
-            runner, event, "--platform=self-hosted=-self-hosted", "--strict", "--no-cache-server",
-            "--container-daemon-socket=-", "--action-offline-mode", f"--action-cache-path={pipeline.own}/cache",
+            runner, event, "--platform=self-hosted=-self-hosted", "--platform=ubuntu-latest=-self-hosted",
+            "--strict", "--no-cache-server", "--container-daemon-socket=-",
+            "--action-offline-mode", f"--action-cache-path={pipeline.own}/cache",
             f"--local-repository=actions/upload-artifact@v4={action}",
             *(f"--env={name}={value}" for name, value in given.items()),
             env={"PATH": os.pathsep.join((str(programs), os.environ["PATH"]))},
         )  # fmt: skip
 
-    def artifacts(self, pipeline: Pipeline, name: str) -> Path:
-        """Return the folder of the one artifact."""
-        [folder] = (pipeline.own / "artifacts").iterdir()
-        assert folder.name == name
-        assert {path.name for path in folder.iterdir()} >= {*REPORTS, "summary.md"}
-        assert junit_suite(folder / "junit.xml").findall("testcase")
-        return folder
+    def artifacts(self, pipeline: Pipeline, *names: str) -> dict[str, Path]:
+        """Return the folder of each artifact."""
+        found = {path.name: path for path in (pipeline.own / "artifacts").iterdir()}
+        assert found.keys() == set(names)
+        for folder in found.values():
+            assert {path.name for path in folder.iterdir()} >= {*REPORTS, "summary.md"}
+            assert junit_suite(folder / "junit.xml").findall("testcase")
+        return found
 
-    def test_the_acceptance_job_passes_on_a_healthy_image(self, pipeline: Pipeline) -> None:
+    def test_the_jobs_of_a_pull_request_pass_on_a_healthy_image(self, pipeline: Pipeline) -> None:
         done = self.run(pipeline, "pull_request", SLOW)
         assert done.code == 0, done.output
         assert "NIXL gate: PASS (" in done.output
         assert "nightly regression" not in done.output
-        self.artifacts(pipeline, "nixl-acceptance")
+        found = self.artifacts(pipeline, "nixl-image", "nixl-acceptance", "nixl-regression")
+        assert {next_step(folder) for folder in found.values()} == {"accept"}
 
     def test_the_acceptance_job_fails_on_a_broken_image(self, pipeline: Pipeline) -> None:
         done = self.run(pipeline, "pull_request", SLOW, "broken")
         assert done.code == 1, done.output
         assert "WRONG-TRANSPORT" in done.output
         assert "NIXL gate: FAIL (" in done.output
-        self.artifacts(pipeline, "nixl-acceptance")
+        found = self.artifacts(pipeline, "nixl-image", "nixl-acceptance")
+        assert {next_step(folder) for folder in found.values()} == {"reject"}
 
     @pytest.mark.parametrize(("baseline", "verdict"), [(SLOW, "PASS"), (FAST, "FAIL")])
     def test_the_nightly_job_compares_with_the_baseline(
@@ -196,5 +211,7 @@ class TestGitHub:
         assert f"NIXL gate: {verdict} (" in done.output
         assert ("REGRESSED" in done.output) is (verdict == "FAIL")
         assert "acceptance gate" not in done.output
-        assert (self.artifacts(pipeline, "nixl-nightly") / "nixl-baseline.json").exists()
+        [folder] = self.artifacts(pipeline, "nixl-nightly").values()
+        assert (folder / "record.json").exists()
+        assert next_step(folder) == ("accept" if verdict == "PASS" else "reject")
         assert list((pipeline.own / "store").rglob("*.json"))

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,15 @@ def test_a_printed_command_runs(block: Block, workplace: Path) -> None:
     )  # fmt: skip
     assert done.returncode in block.codes, done.stdout
     assert "Traceback" not in done.stdout
+
+
+def test_the_page_of_the_connector_prints_what_its_command_prints(workplace: Path) -> None:
+    ours = [block for block in BLOCKS if block.page == "docs/how-to/connector.md"]
+    command, printed = next(pair for pair in pairwise(ours) if "pytest-nixl connector prefill.sh" in pair[0].text)
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    done = subprocess.run(["bash", "-c", command.text], cwd=workplace, capture_output=True, text=True, check=False,
+                          env=environment(PATH=path))  # fmt: skip
+    assert done.stdout == printed.text
 
 
 @_of([block for block in BLOCKS if block.language == "toml" and block.text.startswith("[profile]")])

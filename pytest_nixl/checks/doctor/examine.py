@@ -56,16 +56,25 @@ def failed(answers: Sequence[CheckResult]) -> bool:
 
 
 def lines(answers: Sequence[CheckResult]) -> Iterator[TextLine]:
-    """Yield one line per result, its remedy below it unless it passed, and a summary line at the end."""
+    """Yield one line per result, its remedy below it unless it passed, and a summary line at the end.
+
+    Results of one cause, such as a NIXL that cannot be loaded, are one line, with the other checks below it.
+    """
     width = max(len(answer.judgement.verdict.value) for answer in answers)
     names = max(len(answer.check.id) for answer in answers)
+    alike: dict[tuple[Judgement, Outcome], list[CheckResult]] = {}
     for answer in answers:
+        alike.setdefault((answer.judgement, answer.outcome), []).append(answer)
+    for answer, *others in alike.values():
         missed = answer.outcome is Outcome.FAIL and answer.judgement.verdict is Verdict.NOT_APPLICABLE
         reason = f"{answer.judgement.reason}; the profile requires it" if missed else answer.judgement.reason
         head = f"{answer.judgement.verdict.value:<{width}}  {answer.check.id:<{names}}  {reason}"
         yield TextLine(head, answer.outcome)
         if answer.judgement.remedy and answer.outcome is not Outcome.PASS:
             yield TextLine(f"{'':<{width}}  {'':<{names}}  remedy: {answer.judgement.remedy}")
+        if others:
+            told = ", ".join(other.check.id for other in others)
+            yield TextLine(f"{'':<{width}}  {'':<{names}}  the same: {told}", answer.outcome)
     counts = Counter(answer.judgement.verdict.value for answer in answers)
     bad = failed(answers)
     told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())

@@ -20,6 +20,7 @@ from pytest_nixl.core.units import gigabits
 from pytest_nixl.core.words import named
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.network import Nic
+from pytest_nixl.host.peers import DROPPED, REFUSED, SILENT
 from pytest_nixl.model.verdicts import Judgement
 
 _NAMES_DEVICES = ("UCX_NET_DEVICES", "FI_TCP_IFACE", "FI_SOCKETS_IFACE")
@@ -185,10 +186,44 @@ def peer_reachable(facts: Facts, wanted: Requirements) -> Judgement:
     if lost:
         return failed(
             f"{len(lost)} of {plural(len(facts.peers), 'host')} not reached: {named(lost)}",
-            "check the route (`ip route get HOST`), the firewall, the security group and the NetworkPolicy; where no "
-            "program listens, that it is started and does not listen on localhost only (`ss -ltn` on that host)",
+            "check the route (`ip route get HOST`), the firewall, the security group and the NetworkPolicy",
         )
     return passed(f"reached: {named(peer.name for peer in facts.peers)}")
+
+
+#: What to do if a side channel does not answer, by words of the reason.
+_SIDE_CHANNEL = {
+    REFUSED: (
+        "in that engine's pod set VLLM_NIXL_SIDE_CHANNEL_HOST to the pod's address (fieldRef: status.podIP), because "
+        "its default, localhost, listens for that pod only; `ss -ltn` in that pod shows what listens at which port"
+    ),
+    DROPPED: (
+        "allow TCP to this port in the NetworkPolicy, the security group and the firewall; and check that the address "
+        "is the pod's own (`kubectl get pod -o wide`)"
+    ),
+    SILENT: (
+        "look in that engine's log for what it waits for, or whether it has stopped; if another program listens there, "
+        "correct VLLM_NIXL_SIDE_CHANNEL_PORT"
+    ),
+}
+
+
+@check("side-channel", "Does the NIXL side channel of the other engine answer?")
+def side_channel(facts: Facts, wanted: Requirements) -> Judgement:
+    """The NIXL side channel of the other vLLM engine answers.
+
+    Judge whether ZMQ answers at the address where vLLM's engines exchange their agents' metadata.
+    """
+    if not facts.side_channels:
+        return not_applicable("no side channel is named (in decode's pod: `pytest-nixl doctor --side-channel=PREFILL`)")
+    silent = [f"{engine.name}: {engine.fault}" for engine in facts.side_channels if engine.fault]
+    if silent:
+        remedies = (remedy for words, remedy in _SIDE_CHANNEL.items() if any(words in fault for fault in silent))
+        return failed(
+            f"{len(silent)} of {plural(len(facts.side_channels), 'side channel')} silent: {named(silent)}",
+            next(remedies, "correct the name or the address: it is what prefill has in VLLM_NIXL_SIDE_CHANNEL_HOST"),
+        )
+    return passed(f"ZMQ answers at {named(engine.name for engine in facts.side_channels)}")
 
 
 def _is_address(host: str) -> bool:

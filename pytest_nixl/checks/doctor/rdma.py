@@ -36,11 +36,11 @@ def rdma_devices(facts: Facts, wanted: Requirements) -> Judgement:
 
     Judge the number of RDMA devices, and whether each card on the PCI bus has a driver.
     """
-    if not has_rdma(facts, wanted):
-        return not_applicable(NO_RDMA)
     kind, here = "EFA device" if wanted.efa else "RDMA device", _devices(facts, wanted)
     bus = [device for device in facts.pci if device.kind == "efa" or (device.kind == "mlx" and not wanted.efa)]
     unbound = [device for device in bus if not device.driver]
+    if not has_rdma(facts, wanted) and not unbound:
+        return not_applicable(NO_RDMA)
     if unbound:
         reason = f"no driver is bound to {plural(len(unbound), 'network card')} ({named(d.address for d in unbound)})"
         what = "efa" if unbound[0].kind == "efa" else "mlx5_core and mlx5_ib"

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +15,10 @@ from typing import Any
 import pytest
 from helpers.fake_sysfs import Tree, p5
 
+from pytest_nixl import cli
 from pytest_nixl.checks.doctor.catalogue import checks
 from pytest_nixl.checks.doctor.check import Requirements
+from pytest_nixl.checks.doctor.examine import examine, lines
 from pytest_nixl.host.facts import Facts, gather
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.judge.profiles import load_profile
@@ -225,6 +228,8 @@ FAULTS = (
     Fault("peer-lost", answer("peers", **{"node-b": {"addresses": ["10.0.0.12"],
           "fault": "10.0.0.12 port 1: no answer"}}),
           "peer-reachable", ("1 of 1 host", "node-b: 10.0.0.12 port 1: no answer")),
+    Fault("side-channel-closed", answer("side-channels", prefill={"fault": "prefill port 5600: connection refused"}),
+          "side-channel", ("1 of 1 side channel", "prefill port 5600: connection refused")),
     # GPUs.
     Fault("gpu-missing", nvml(lambda found: found["gpus"].pop()), "gpus",
           ("7 GPUs", "8", "7 NVIDIA H100 80GB HBM3", "0000")),
@@ -392,13 +397,29 @@ def bad(judged: dict[str, Judgement]) -> Iterator[str]:
 
 
 #: The checks that do not apply to the healthy host, by its profile.
-NOT_ASKED = {"image-versions", "nic-rate", "peer-reachable", "storage-queues"}
+NOT_ASKED = {"image-versions", "nic-rate", "peer-reachable", "side-channel", "storage-queues"}
 
 
 def test_healthy_host_passes_every_check(healthy: Tree, wanted: Requirements) -> None:
     judged = verdicts(facts_of(healthy), wanted)
     assert list(bad(judged)) == []
     assert {id for id, one in judged.items() if one.verdict is Verdict.NOT_APPLICABLE} == NOT_ASKED
+
+
+def test_one_cause_is_one_line_with_the_other_checks_below_it(
+    healthy: Tree, wanted: Requirements, tmp_path: Path
+) -> None:
+    tree = healthy.copy(tmp_path / "tree")
+    tree.answer("nixl", {"why": "No module named 'nixl'"})
+    answers = examine(facts_of(tree), wanted, gate=False)
+    failing = [one.check.id for one in answers if one.judgement.reason == "No module named 'nixl'"]
+    assert failing[:3] == ["nixl-loads", "backend-loads", "plugin-libraries"]
+    told = [line.text for line in lines(answers)]
+    [place] = [number for number, text in enumerate(told) if text.startswith("FAIL") and "named 'nixl'" in text]
+    assert told[place].split()[:2] == ["FAIL", "nixl-loads"]
+    assert told[place + 1].strip().startswith("remedy: ")
+    assert told[place + 2].strip() == f"the same: {', '.join(failing[1:])}"
+    assert f"{len(failing)} FAIL" in told[-1], "each of them is counted"
 
 
 def test_healthy_host_passes_every_required_check(healthy: Tree, wanted: Requirements) -> None:
@@ -460,6 +481,25 @@ CONSEQUENCES = {
     "etcd-refused": {"etcd-version", "etcd-latency", "etcd-clock"},
     "link-local-only": {"nics-up"},
 }
+
+
+def test_cards_without_a_driver_are_reported_whatever_the_profile_expects(healthy: Tree, tmp_path: Path) -> None:
+    """A host that has lost all its RDMA devices has none that a profile without [machine] could miss."""
+    tree = healthy.copy(tmp_path / "tree")
+    unbound(tree)
+    shutil.rmtree(tree.folder / "sys/class/infiniband")
+    found = verdicts(facts_of(tree), Requirements(load_profile("loopback"), BACKENDS))["rdma-devices"]
+    assert found.verdict is Verdict.FAIL
+    assert found.reason == "no driver is bound to 1 network card (0000:4f:00.0)"
+
+
+@pytest.mark.parametrize(("profile", "said"), [("loopback", True), ("p5.48xlarge", False)])
+def test_the_doctor_says_that_a_profile_without_a_machine_misses_no_device(
+    healthy: Tree, profile: str, said: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cli.main(["doctor", f"--root={healthy.folder}", f"--profile={profile}"])
+    note = "the profile loopback does not say which RDMA devices and GPUs this host must have, so one that is missing"
+    assert (note in capsys.readouterr().out) is said
 
 
 def test_ucx_tls_is_judged_by_the_profile_that_judges_the_rows(healthy: Tree, tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_a_leak_of_a_kibibyte_or_a_descriptor_is_found(run: Run, cycle: str, lea
     assert judgement.verdict is Verdict.FAIL
     assert judgement.reason.startswith(words.format(cycle=cycle))
     assert f" times {CYCLES[cycle].what}; growth with each (99 % interval): " in judgement.reason
-    assert judgement.remedy.startswith("Run suites/endurance again with a longer --nixl-duration")
+    assert judgement.remedy.startswith("Run the suite endurance again with a longer --nixl-duration")
 
 
 @pytest.mark.long

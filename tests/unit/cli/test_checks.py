@@ -6,11 +6,13 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
+from pathlib import Path
 
 import pytest
 from helpers.cli_run import ROOT, WITHOUT, environment
 
 from pytest_nixl import __version__, cli
+from pytest_nixl.cli import shipped_docs
 from pytest_nixl.judge.profiles import bundled_profiles
 from pytest_nixl.session.suites import checks_of_suites
 
@@ -87,8 +89,7 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         (["VRAM-AS-HOST-MEMORY"], ["finding VRAM-AS-HOST-MEMORY", "remedy: "]),
         (["shm"], ["check shm", "proves: /dev/shm is larger", "fault `/dev/shm` has 64 MiB"]),
         (["--", "--nixl-gate"], ["option --nixl-gate"]),
-        (["handshake"], ["error Handshake failed for request", "doctor --peer PREFILL_ADDRESS:5600"]),
-        (["hang"], ["error Handshake failed for request"]),
+        (["handshake"], ["error handshake_setup_failed", "doctor --side-channel=PREFILL_HOST:5600"]),
     ],
 )
 def test_a_word_is_explained_by_what_comes_with_the_package(
@@ -99,10 +100,39 @@ def test_a_word_is_explained_by_what_comes_with_the_package(
     assert [text for text in said if text not in printed] == []
 
 
-def test_a_word_is_not_found_within_another(capsys: pytest.CaptureFixture[str]) -> None:
-    """``ranks-leader-change`` has nothing to do with what hangs."""
-    assert cli.main(["explain", "hang"]) == 0
-    assert "ranks-leader-change" not in capsys.readouterr().out
+def explained(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+    assert cli.main(["explain", *words]) == 0
+    return [line for line in capsys.readouterr().out.splitlines() if not line.startswith(" ")]
+
+
+def test_whole_words_come_before_longer_ones_and_parts_of_words_only_if_there_is_nothing_else(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = explained(capsys, "--all", "hang")
+    assert "check ranks-leader-change" not in found, "the hang of change"
+    assert found.index("error handshake_setup_failed") < found.index("finding LIBFABRIC-NOTIFICATION-HANGS")
+    assert explained(capsys, "handshake", "hangs")[0] == "error handshake_setup_failed"
+    assert explained(capsys, "mtu")[0] == "check mtu", "its own id is before the faults that name it"
+    assert explained(capsys, "ompatib")[0] == "error NIXL compatibility hash mismatch"
+
+
+def test_many_entries_are_counted_unless_all_are_wanted(capsys: pytest.CaptureFixture[str]) -> None:
+    short, whole = explained(capsys, "UCX"), explained(capsys, "--all", "UCX")
+    assert short[:-1] == whole[: len(short) - 1]
+    assert short[-1] == f"and {len(whole) - len(short) + 1} more: give more words, or --all"
+
+
+def test_commands_name_the_suites_as_they_are_installed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["explain", "NIXL_ERR_NOT_FOUND"]) == 0
+    assert "`pytest suites/metadata`" in capsys.readouterr().out
+    inside = Path(shipped_docs.__file__).parents[1] / "suites"
+    monkeypatch.setattr(shipped_docs, "suites_folder", lambda: inside)
+    assert cli.main(["explain", "NIXL_ERR_NOT_FOUND"]) == 0
+    out = capsys.readouterr().out
+    assert "`pytest --pyargs pytest_nixl.suites.metadata`" in out
+    assert "pytest suites/" not in out
 
 
 @pytest.mark.parametrize("words", [["xyzzy"], [" "]])

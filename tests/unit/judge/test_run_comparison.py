@@ -44,8 +44,8 @@ def test_a_loss_is_regressed_and_reported_with_the_differences() -> None:
     assert f"{KEY} against a:1: -15.0 % (between -15.2 % and -14.8 %), 5 launches against 5, p = 0.004" in said
     assert (
         "Differences from a:1: image: a:1 -> a:2; versions ucx: 1.19.0 -> 1.20.0; UCX_TLS=rc was set before, and is "
-        "not set in this run; UCX_RNDV_THRESH=1 is set in this run, and was not set before. Measure the two "
-        "images in turn"
+        "not set in this run; UCX_RNDV_THRESH=1 is set in this run, and was not set before. Measure the two images in "
+        "turn"
     ) in said
     shown = [line.text for line in lines(compared, gate=False)]
     assert "changed: versions ucx: 1.19.0 -> 1.20.0" in shown
@@ -182,6 +182,22 @@ def test_too_few_launches_are_reported_with_the_number_needed() -> None:
     assert result.remedy == "4 launches against 4 give p = 0.014 at best: run with --nixl-min-launches=6."
     [result] = compare_runs(run("a:1", {KEY: QUIET[:1]}), run("a:2", {KEY: LOST}), 0.05).results
     assert result.remedy.endswith("at best: record the baseline with --nixl-min-launches=7.")
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "advice"),
+    [
+        (5, 5, "run again with --nixl-min-launches=7"),
+        (5, 7, "record a:1 again with --nixl-min-launches=7: it has 5 launches"),
+        (7, 7, "run again: 7 launches, the most, were measured"),
+    ],
+)
+def test_the_remedy_of_noise_names_no_number_that_was_measured(before: int, now: int, advice: str) -> None:
+    noise = [1.0, 1.4, 0.6, 1.5, 0.7, 1.3, 0.8]
+    compared = compare_runs(run("a:1", {KEY: noise[:before]}), run("a:2", {KEY: noise[-now:]}), 0.05)
+    [result] = compared.results
+    assert result.verdict is Verdict.INCONCLUSIVE
+    assert result.remedy.startswith(f"Stop other processes on the machine, and {advice}, or measure the two images")
 
 
 @pytest.mark.parametrize(

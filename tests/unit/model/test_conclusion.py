@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from pytest_nixl.cluster.messages import ASKS
 from pytest_nixl.core.strict import check
-from pytest_nixl.model.conclusion import MOST_FIGURES, told, without_results
+from pytest_nixl.model.conclusion import MOST_FIGURES, failed_beside, next_step, told, without_results
 from pytest_nixl.model.figure import Figure
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.verdicts import Verdict
@@ -50,3 +52,29 @@ def test_other_ranks_accept_the_figures_and_their_number_is_limited() -> None:
 def test_a_run_without_figures_has_an_empty_list() -> None:
     assert told([Result("x", "x", Verdict.PASS)], gate=False)["figures"] == []
     assert without_results("INTERRUPTED")["figures"] == []
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "interrupted", "wanted"),
+    [
+        ([Verdict.PASS], "", "accept"),
+        ([Verdict.PASS, Verdict.WARN], "", "accept"),
+        ([Verdict.PASS, Verdict.INCONCLUSIVE], "", "retry"),
+        ([Verdict.PASS], "INTERRUPTED after 1 of 2 checks", "retry"),
+        ([Verdict.INCONCLUSIVE, Verdict.NO_EXPECTATION], "", "review"),
+        ([Verdict.NO_EXPECTATION, Verdict.REGRESSED], "", "reject"),
+        ([Verdict.INCONCLUSIVE, Verdict.UNKNOWN], "", "reject"),
+        ([Verdict.FAIL], "INTERRUPTED after 1 of 2 checks", "reject"),
+        ([Verdict.INCONCLUSIVE] * 101, "", "retry"),
+        ([Verdict.INCONCLUSIVE] * 100 + [Verdict.CORRUPT], "", "reject"),
+    ],
+)
+def test_a_pipeline_is_told_what_to_do_next(verdicts: list[Verdict], interrupted: str, wanted: str) -> None:
+    results = [Result("x", "x", verdict, "why") for verdict in verdicts]
+    assert next_step(told(results, gate=True, interrupted=interrupted)) == wanted
+
+
+def test_a_run_that_checked_nothing_or_fails_beside_the_checks_is_not_accepted() -> None:
+    assert next_step(without_results("REFUSED")) == "correct"
+    assert next_step(told([Result("x", "x", Verdict.NOT_APPLICABLE)], gate=False)) == "correct"
+    assert next_step(failed_beside(told([Result("x", "x", Verdict.PASS)], gate=True), 1)) == "reject"

@@ -265,16 +265,22 @@ def test_a_run_under_xdist_reports_that_it_stored_nothing(tmp_path: Path) -> Non
 def test_the_first_run_makes_the_baseline_and_says_so(tmp_path: Path) -> None:
     path, other = tmp_path / "baseline.json", tmp_path / "out.json"
     given = ("--nixl-op=WRITE", "--nixl-duration=20ms", "--nixl-min-launches=1", f"--nixl-baseline={path}")
-    first = bandwidth(*given, "--nixl-gate", f"--benchmark-json={other}")
-    said = f"NO-EXPECTATION regression: {path} does not exist, so no row was compared with an earlier run; this run is"
-    assert f"{said} the first baseline, and was written there" in first.output
-    assert first.code == 1, "nobody has reviewed it"
+    # A run that keeps its record writes no second file, also because a checkout may be mounted read-only.
+    kept = bandwidth(*given, "--nixl-gate", f"--benchmark-json={other}")
+    assert f"  no baseline yet: {path} does not exist, so this run is compared with none" in kept.output
+    said = f"NO-EXPECTATION regression: {path} does not exist, so no row was compared with an earlier run; "
+    assert f"{said}the record of this run can be the first baseline" in kept.output
+    assert f"remedy: review {other}, and put it at {path}: the next run is compared with it" in kept.output
+    assert kept.code == 1, "nobody has reviewed it"
+    assert kept.output.count("NIXL gate: FAIL (") == 1, "the verdict stands once"
+    assert not path.exists()
+    first = bandwidth(*given)
+    assert f"{said}this run is the first baseline, and was written there" in first.output
     made, also = (json.loads(each.read_text()) for each in (path, other))
     assert [row["name"] for row in made["benchmarks"]] == [row["name"] for row in also["benchmarks"]] != []
-    second = bandwidth(*given, "--nixl-max-regression=99%")
+    second = bandwidth(*given[:3], f"--nixl-baseline={other}", "--nixl-max-regression=99%")
     assert "does not exist" not in second.output
     assert "NO-EXPECTATION" not in second.output
-    # A checkout that is mounted read-only, as in the nightly job of the recipes.
     closed = bandwidth(*given[:3], "--nixl-baseline=/proc/baseline.json")
     assert "it cannot be written there" in closed.output
     assert "keep this run's record (--benchmark-json FILE, or --nixl-store DIR), review it" in closed.output
@@ -282,3 +288,12 @@ def test_the_first_run_makes_the_baseline_and_says_so(tmp_path: Path) -> None:
     slow = bandwidth(*given[:3], f"--nixl-baseline={tmp_path / 'slow.json'}", env={"UCX_TLS": "tcp"})
     assert "this run cannot be the first baseline, because a check failed" in slow.output
     assert not (tmp_path / "slow.json").exists()
+
+
+def test_an_interrupted_first_run_says_that_there_is_still_no_baseline(tmp_path: Path) -> None:
+    path = tmp_path / "baseline.json"
+    done = bandwidth("-x", "--nixl-blocks=4KiB,64KiB", *FAST, f"--nixl-baseline={path}", env={"UCX_TLS": "tcp"})
+    assert "INTERRUPTED after 1 of 2 checks" in done.output
+    said = f"still no baseline: {path} does not exist, and the record of an interrupted run cannot be one"
+    assert f"{said}: run again to the end" in done.output
+    assert not path.exists()

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The side channel of an engine is judged by what really answers: a listening, closed, full or silent socket."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from pytest_nixl.checks.doctor.check import Requirements
+from pytest_nixl.checks.doctor.network import side_channel
+from pytest_nixl.host.facts import Facts
+from pytest_nixl.host.peers import ReachedPeer, read_side_channels
+from pytest_nixl.host.recorded_tree import FactsRoot
+from pytest_nixl.judge.profiles import load_profile
+from pytest_nixl.model.verdicts import Judgement, Verdict
+
+#: The first bytes of a real ZMQ socket (libzmq 4.3).
+GREETING = b"\xff" + bytes(7) + b"\x01\x7f"
+
+
+@contextlib.contextmanager
+def listening(backlog: int = 8) -> Iterator[tuple[socket.socket, str]]:
+    with socket.create_server(("127.0.0.1", 0), backlog=backlog) as server:
+        yield server, f"127.0.0.1:{server.getsockname()[1]}"
+
+
+@contextlib.contextmanager
+def saying(said: bytes) -> Iterator[str]:
+    """A server that sends these bytes to each client, and then waits for the client to leave."""
+    with listening() as (server, name):
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                client, _ = server.accept()
+                with client:
+                    client.sendall(said)
+                    client.recv(1)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield name
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def judged(*names: str) -> Judgement:
+    facts = cast("Facts", SimpleNamespace(side_channels=read_side_channels(FactsRoot(), names)))
+    return side_channel(facts, Requirements(load_profile("loopback"), ("UCX",)))
+
+
+def test_a_zmq_socket_that_listens_passes() -> None:
+    with saying(GREETING) as name:
+        assert judged(name) == Judgement(Verdict.PASS, f"ZMQ answers at {name}")
+
+
+def test_a_closed_port_is_refused_and_the_default_address_is_the_remedy() -> None:
+    with listening() as (_, name):
+        pass  # nothing listens there any more
+    found = judged(name)
+    where, port = name.split(":")
+    assert found.verdict is Verdict.FAIL
+    assert found.reason == f"1 of 1 side channel silent: {name}: {where} port {port}: connection refused"
+    assert "set VLLM_NIXL_SIDE_CHANNEL_HOST to the pod's address" in found.remedy
+
+
+def test_packets_that_are_dropped_end_the_check_after_its_time_limit() -> None:
+    """The queue of the listening socket is full, so that the kernel drops the request as a firewall does."""
+    with contextlib.ExitStack() as clients, listening(backlog=0) as (server, name):
+        for _ in range(4):
+            client = clients.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(server.getsockname())
+        found = judged(name)
+    assert found.verdict is Verdict.FAIL
+    assert found.reason.endswith(": no answer within 2 s")
+    assert found.remedy.startswith("allow TCP to this port in the NetworkPolicy")
+
+
+@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 400 Bad Request", b"\xff" + bytes(9)])
+def test_an_open_port_that_sends_no_greeting_of_zmq_fails(said: bytes) -> None:
+    """A stopped engine accepts too: the kernel does that for it. So does another program."""
+    with saying(said) as name:
+        found = judged(name)
+    assert found.verdict is Verdict.FAIL
+    assert found.reason.endswith(": connected, but no greeting of ZMQ came within 2 s")
+    assert "look in that engine's log" in found.remedy
+
+
+def test_a_name_without_an_address_is_told_beside_a_side_channel_that_answers() -> None:
+    with saying(GREETING) as name:
+        found = judged(name, "prefill.invalid")
+    assert found.verdict is Verdict.FAIL
+    assert found.reason.startswith("1 of 2 side channels silent: prefill.invalid: its name does not resolve (")
+    assert "VLLM_NIXL_SIDE_CHANNEL_HOST" in found.remedy
+
+
+def test_the_default_port_is_that_of_vllm() -> None:
+    [found] = read_side_channels(FactsRoot(), ["127.0.0.1"])
+    assert found == ReachedPeer("127.0.0.1", (), "127.0.0.1 port 5600: connection refused")
+
+
+def test_without_a_name_the_command_is_told() -> None:
+    found = judged()
+    assert found.verdict is Verdict.NOT_APPLICABLE
+    assert "`pytest-nixl doctor --side-channel=PREFILL`" in found.reason
