@@ -7,7 +7,7 @@ import json
 
 from pytest_nixl.cluster.messages import ASKS
 from pytest_nixl.core.strict import check
-from pytest_nixl.model.conclusion import MOST_FIGURES, told, without_results
+from pytest_nixl.model.conclusion import MOST_FIGURES, Conclusion, told, without_results
 from pytest_nixl.model.figure import Figure
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.verdicts import Verdict
@@ -50,3 +50,13 @@ def test_other_ranks_accept_the_figures_and_their_number_is_limited() -> None:
 def test_a_run_without_figures_has_an_empty_list() -> None:
     assert told([Result("x", "x", Verdict.PASS)], gate=False)["figures"] == []
     assert without_results("INTERRUPTED")["figures"] == []
+
+
+def test_checks_that_were_only_late_or_skipped_are_no_pass() -> None:
+    late = Result("metadata-by-etcd", "a", Verdict.INCONCLUSIVE, "no answer within 60 s; other processes used 2 cores")
+    skipped = Result("gpus", "b", Verdict.NOT_APPLICABLE, "no GPU")
+    assert Conclusion.of([late, skipped], gate=False).word == "NOTHING CHECKED"
+    assert Conclusion.of([late, Result("nixl-loads", "c", Verdict.PASS)], gate=False).word == "PASS"
+    measured = Result("control-path", "d", Verdict.INCONCLUSIVE, "", measured=(CREATION,))
+    assert Conclusion.of([measured, skipped], gate=False).word == "PASS"
+    assert Conclusion.of([late], gate=True).word == "FAIL"
