@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from helpers.cli_run import ROOT, Finished, command, eventually
@@ -387,14 +388,19 @@ def rank_0_is_killed_and_its_etcd_with_it(net: Network, folder: Path) -> None:
 def a_peer_is_interrupted(net: Network, folder: Path) -> None:
     run = FaultyRun(net, folder, "peer-int")
     with run.ranks:
-        run.begin(*NEVER_LATE)
+        run.begin(*NEVER_LATE, f"--junitxml={folder / 'run.xml'}")
         os.kill(run.pids[2], signal.SIGINT)
         *others, interrupted = run.end(1, 1, 2)
-    assert all(run.left(2, "Ctrl-C (SIGINT)") in one.output for one in others)
+    for one in others:
+        assert run.left(2, "Ctrl-C (SIGINT)") in one.output
     assert "keys under" not in others[0].output, "nothing is left to be looked for"
     assert "expired" not in others[0].output
     assert "rank 2 of 3 on node-2 was interrupted" in interrupted.output
     assert "NIXL verdict: PASS" not in interrupted.output
+    suite = ElementTree.parse(folder / "run.rank2.xml").getroot()[0]
+    assert (suite.attrib["tests"], suite.attrib["failures"]) == ("1", "1")
+    [failure] = suite.iter("failure")
+    assert failure.attrib["message"] == "INTERRUPTED: rank 2 of 3 on node-2 was interrupted and left"
 
 
 @fault
