@@ -21,7 +21,7 @@ from pytest_nixl.checks.telemetry.accounting import FailureCount, differences, j
 from pytest_nixl.checks.telemetry.event_buffer import EVENTS, read_event_buffer
 from pytest_nixl.checks.telemetry.exporters import BUFFER, PROMETHEUS, TelemetrySink, UnreadableTelemetryError
 from pytest_nixl.checks.telemetry.measured_agents import KnownTransfers, TransferFailure
-from pytest_nixl.checks.telemetry.worker import Region, move, time_transfers
+from pytest_nixl.checks.telemetry.worker import Region, fail, move, time_transfers
 from pytest_nixl.core.strict import StrictError
 from pytest_nixl.model.verdicts import Verdict
 
@@ -214,3 +214,18 @@ def test_one_timed_transfer_is_posted_again_and_again_and_released_once() -> Non
     agent.transfer.return_value = "ERR"
     with pytest.raises(RuntimeError, match=r"^READ 1 to b ended with ERR$"):
         time_transfers(agent, count=1, warmup=0, **given)
+
+
+def test_a_transfer_that_must_fail_is_watched_to_its_end() -> None:
+    regions: list[Region] = [["DRAM", 4096, 8, 0]]
+    given: Any = {"op": "WRITE", "peer": "b", "local": regions, "remote": regions}
+    agent = MagicMock()
+    agent.transfer.return_value, agent.check_xfer_state.side_effect = "PROC", ["PROC", "ERR"]
+    assert fail(agent, timeout=60, **given) == {"raised": "", "state": "ERR"}
+    agent.check_xfer_state.side_effect = ["PROC", KeyError("gone")]
+    assert fail(agent, timeout=60, **given) == {"raised": "KeyError", "state": "PROC"}
+    agent.transfer.side_effect = ValueError
+    assert fail(agent, timeout=60, **given) == {"raised": "ValueError", "state": ""}
+    agent.transfer.side_effect, agent.check_xfer_state.side_effect = None, None
+    agent.check_xfer_state.return_value = "PROC"
+    assert fail(agent, timeout=0.01, **given) == {"raised": "", "state": "PROC"}

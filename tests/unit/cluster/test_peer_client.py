@@ -232,3 +232,27 @@ def test_a_peer_that_says_why_it_leaves_is_lost_and_ended_and_others_go_on() -> 
     made._receive(1, PeerAnswer(4, "x"))
     made._receive(7, PeerAnswer(4, "x"))
     assert told[2:] == [(1, "PeerAnswer")], "a rank that is no peer is not heard"
+
+
+@pytest.mark.parametrize("ends", ["answer", "lost"])
+def test_a_wait_ends_with_the_answer_or_the_loss_and_not_with_its_time(ends: str) -> None:
+    within = 60.0
+    peer = DoublePeer()
+    message = peer.client.request("command")
+
+    def end() -> None:
+        if ends == "answer":
+            peer.client.receive(PeerAnswer(message["number"], "there"))
+        else:
+            peer.client.lost(NixlPluginError("it is gone"))
+
+    began = time.monotonic()
+    timer = threading.Timer(0.2, end)
+    timer.start()
+    if ends == "answer":
+        assert peer.client.answer(message, within=within) == "there"
+    else:
+        with pytest.raises(NixlPluginError, match="it is gone"):
+            peer.client.answer(message, within=within)
+    timer.join()
+    assert time.monotonic() - began < within

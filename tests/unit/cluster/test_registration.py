@@ -14,10 +14,12 @@ from typing import Any, cast
 
 import pytest
 
-from pytest_nixl.cluster.group import LeaseLostError, Member, Roster
+from pytest_nixl.cluster import joining as joining_module
+from pytest_nixl.cluster.group import Candidate, JoinRefusedError, LeaseLostError, Member, Roster
 from pytest_nixl.cluster.group_values import GroupValues
+from pytest_nixl.cluster.joining import Joining
 from pytest_nixl.cluster.mailbox import LARGEST, Mailbox, MailError, _text
-from pytest_nixl.cluster.membership import Membership
+from pytest_nixl.cluster.membership import LATE, Membership
 from pytest_nixl.cluster.messages import Message, WorkerLine
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd.client import EtcdClient
@@ -374,3 +376,85 @@ def test_a_watch_lasts_no_longer_than_the_lease(clock: KnownClock) -> None:
         list(one.watch(Watched("k", 1), deadline=200.0))
     assert client.seconds == [4.0]
     assert clock.now == 104.0
+
+
+@pytest.fixture
+def joining(clock: KnownClock, monkeypatch: pytest.MonkeyPatch) -> Joining:
+    """An attempt to join that has seen revision 7, and has 60 s."""
+    monkeypatch.setattr(joining_module, "time", clock)
+    made = Joining(registration(), 60.0, None)
+    made._seen = 7
+    return made
+
+
+CANDIDATES = [Candidate(f"token-{rank}", "here", 1, 2, wanted=0) for rank in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "deleted", "found"),
+    [
+        ("members/token-1", b"", True, (False, True)),
+        ("run/frozen", Roster.value(10, [member(0), member(1)]), False, (True, False)),
+        ("run/frozen", b"", True, (False, False)),
+        ("members/stranger", b"", True, (False, False)),
+    ],
+)
+def test_a_conflict_is_settled_by_the_roster_or_when_one_of_the_two_leaves(
+    joining: Joining, key: str, value: bytes, deleted: bool, found: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def watch(*watched: Watched, **_: object) -> Iterator[WatchEvent]:
+        asked.extend(each.since for each in watched)
+        yield WatchEvent(KeyValue(f"{ROOT}{key}", value, 1, 9, 1), deleted=deleted)
+
+    monkeypatch.setattr(joining._membership, "watch", watch)
+    frozen, settled = joining._wait_until_one_leaves(CANDIDATES, 110.0)
+    assert (frozen is not None, settled) == found
+    assert asked == [8, 8], "what was written before is known"
+
+
+@pytest.mark.parametrize(("left", "until"), [(60.0, 100.0 + 10 + LATE), (5.0, 105.0)])
+def test_a_conflict_may_settle_for_a_lease_and_no_longer_than_there_is_time(
+    joining: Joining, monkeypatch: pytest.MonkeyPatch, left: float, until: float
+) -> None:
+    waited: list[float] = []
+    answers = iter([(None, True), (None, False)])
+
+    def wait(candidates: Sequence[Candidate], until: float) -> tuple[Roster | None, bool]:
+        waited.append(until)
+        return next(answers)
+
+    def freeze(candidates: Sequence[Candidate]) -> bytes:
+        raise StopIteration
+
+    joining._deadline = 100.0 + left
+    monkeypatch.setattr(joining, "_first_candidates", lambda: CANDIDATES)
+    monkeypatch.setattr(joining, "_wait_until_one_leaves", wait)
+    monkeypatch.setattr(joining, "_value_to_freeze", freeze)
+    with pytest.raises(StopIteration):
+        joining._freeze()
+    assert waited == [until, until]
+
+
+@pytest.mark.parametrize(("left", "until"), [(60.0, 100.0 + 30 + LATE), (5.0, 105.0)])
+def test_a_process_without_a_rank_waits_for_a_lease_of_the_group_and_no_longer_than_it_has_time(
+    joining: Joining, monkeypatch: pytest.MonkeyPatch, left: float, until: float
+) -> None:
+    members = [member(0), member(1)]
+    frozen = Roster.of(KeyValue(f"{ROOT}run/frozen", Roster.value(30, members), 1, 1, 1))
+    waited: list[float] = []
+
+    def wait(present: object, until: float) -> bool:
+        waited.append(until)
+        return False
+
+    joining._deadline = 100.0 + left
+    one = joining._membership
+    monkeypatch.setattr(one, "transact", lambda *_: SimpleNamespace(revision=9, found=lambda _: FoundKey(0, ())))
+    monkeypatch.setattr(one.values, "read_members", lambda _: ([Candidate(*each, 2) for each in members], []))
+    monkeypatch.setattr(joining, "_roster_in", lambda _: frozen)
+    monkeypatch.setattr(joining, "_wait_for_change", wait)
+    with pytest.raises(JoinRefusedError, match="all its ranks are taken"):
+        joining._take_over(frozen)
+    assert waited == [until]

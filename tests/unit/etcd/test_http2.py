@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One HTTP/2 connection through the proxy: streams that a client withdraws, or an etcd ends or resets.
+
+Client, etcd and their connections are doubles, because no etcd resets a stream when a test says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import h2.config
+import h2.connection
+import h2.events
+import pytest
+
+from pytest_nixl.etcd.proxy.http2 import Http2
+from pytest_nixl.etcd.proxy.request import Access, Request
+
+ANSWER = [(":status", "200"), ("content-type", "application/grpc")]
+TRAILERS = [("grpc-status", "0")]
+#: How the etcd gets a request: its end comes in a part of its own, without bytes.
+SENT = ["RequestReceived", "DataReceived", "DataReceived", "StreamEnded"]
+#: A message of gRPC: a PutRequest of the key ``k``; a watch of it, and the answer that it was created.
+PUT, WATCH, CREATED = (b"\0\0\0\0" + bytes([len(body)]) + body for body in (b"\n\1k", b"\n\3\n\1k", b"\x18\1"))
+
+
+class Link:
+    """The client's connection to the proxy with both ends of the bytes, and the client as the proxy sees it.
+
+    :param held: whether requests wait until :attr:`forward` is called.
+    """
+
+    def __init__(self, *, held: bool = False) -> None:
+        self.client, self.broken, self._held = self, list[str](), held
+        self.withdrawn_requests: list[Request] = []
+        self.confirmed_requests: list[Request] = []
+        self.forward: Callable[[], None] = lambda: None
+        self.near = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True, header_encoding="utf-8"))
+        self.far = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False, header_encoding="utf-8"))
+        #: What the client and the etcd see.
+        self.seen: list[Any] = []
+        self.asked: list[Any] = []
+        self.proxy = Http2(cast(Any, self))
+        self.near.initiate_connection()
+        self.far.initiate_connection()
+
+    def to_client(self, data: bytes) -> None:
+        self.seen += self.near.receive_data(data) if data else []
+
+    def to_server(self, data: bytes) -> None:
+        self.asked += self.far.receive_data(data) if data else []
+
+    def arrived(self, link: object, method: str, accesses: tuple[Access, ...], forward: Callable[[], None]) -> Request:
+        self.forward = forward
+        if not self._held:
+            forward()
+        return Request("c", 1, method, accesses=accesses)
+
+    def passed(self, method: str, accesses: tuple[Access, ...]) -> Request:
+        return Request("c", 1, method, accesses=accesses)
+
+    def answered(self, link: object, request: Request, answer: bytes, deliver: Callable[[], None]) -> None:
+        deliver()
+
+    def withdrawn(self, request: Request) -> None:
+        self.withdrawn_requests.append(request)
+
+    def confirmed(self, request: Request) -> None:
+        self.confirmed_requests.append(request)
+
+    def ask(self, method: str, body: bytes, *, end: bool = True) -> int:
+        """Send a request as the client; return its stream."""
+        stream = self.near.get_next_available_stream_id()
+        path = f"/etcdserverpb.KV/{method}"
+        head = [(":method", "POST"), (":path", path), (":scheme", "http"), (":authority", "etcd")]
+        self.near.send_headers(stream, head)
+        self.near.send_data(stream, body, end_stream=end)
+        self.send()
+        return stream
+
+    def send(self) -> None:
+        """Let the proxy read what both ends have written."""
+        for _ in range(2):
+            self.proxy.from_client(self.near.data_to_send())
+            self.proxy.from_server(self.far.data_to_send())
+
+    def kinds(self, events: list[Any]) -> Iterator[str]:
+        ours = (
+            h2.events.RequestReceived, h2.events.ResponseReceived, h2.events.DataReceived, h2.events.TrailersReceived,
+            h2.events.StreamEnded, h2.events.StreamReset,
+        )  # fmt: skip
+        return (type(each).__name__ for each in events if isinstance(each, ours))
+
+
+def test_a_request_and_its_answer_pass_whole() -> None:
+    link = Link()
+    link.ask("Put", PUT)
+    assert [*link.kinds(link.asked)] == SENT
+    link.far.send_headers(1, ANSWER)
+    link.far.send_data(1, CREATED)
+    link.far.send_headers(1, TRAILERS, end_stream=True)
+    link.send()
+    assert [*link.kinds(link.seen)] == ["ResponseReceived", "DataReceived", "TrailersReceived", "StreamEnded"]
+    assert link.withdrawn_requests == []
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_a_request_that_its_client_withdraws_is_withdrawn_from_the_etcd_too(held: bool) -> None:
+    link = Link(held=held)
+    stream = link.ask("Put", PUT)
+    link.near.reset_stream(stream, 8)
+    link.send()
+    assert [request.method for request in link.withdrawn_requests] == ["Put"]
+    assert [*link.kinds(link.asked)] == ([] if held else [*SENT, "StreamReset"])
+    link.forward()
+    assert [*link.kinds(link.asked)] == ([] if held else [*SENT, "StreamReset"]), "it is not sent afterwards"
+
+
+def test_a_request_that_the_etcd_resets_is_reset_for_the_client() -> None:
+    link = Link()
+    link.ask("Put", PUT)
+    link.far.reset_stream(1, 7)
+    link.send()
+    [reset] = [each for each in link.seen if isinstance(each, h2.events.StreamReset)]
+    assert (reset.stream_id, int(reset.error_code or 0)) == (1, 7)
+    assert [request.method for request in link.withdrawn_requests] == ["Put"]
+
+
+def test_a_watch_is_confirmed_once_and_its_end_is_passed_on() -> None:
+    link = Link()
+    stream = link.ask("Watch", WATCH, end=False)
+    link.far.send_headers(1, ANSWER)
+    link.far.send_data(1, CREATED[:3])
+    link.send()
+    assert link.confirmed_requests == []
+    link.far.send_data(1, CREATED[3:] + CREATED)
+    link.send()
+    assert [request.accesses for request in link.confirmed_requests] == [(Access(b"k", b"k\0", False),)]
+    link.far.send_headers(1, TRAILERS, end_stream=True)
+    link.send()
+    assert [*link.kinds(link.seen)][-2:] == ["TrailersReceived", "StreamEnded"]
+    link.near.end_stream(stream)
+    link.send()
+    assert link.broken == []
+
+
+def test_a_connection_is_settled_with_the_first_bytes_of_the_client() -> None:
+    link = Link()
+    link.send()
+    assert any(isinstance(each, h2.events.RemoteSettingsChanged) for each in link.seen)
+    assert any(isinstance(each, h2.events.RemoteSettingsChanged) for each in link.asked)

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A buffer that is a file: what it leaves when it is freed, and how it is written on a full file system."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.nixl.worker.files import FileBuffer
+
+
+def test_a_buffer_that_is_freed_leaves_no_descriptor_and_no_file(tmp_path: Path) -> None:
+    before = os.listdir("/proc/self/fd")
+    buffer = FileBuffer(8192, str(tmp_path), 4096)
+    buffer.fill(3, 0, 8192)
+    buffer.sync()
+    assert buffer.compare(3, 0, 8192) is None
+    buffer.write(5, bytes([buffer.read(5, 1)[0] ^ 1]))
+    wrong = buffer.compare(3, 0, 8192)
+    assert wrong is not None
+    assert (wrong["wrong_bytes"], wrong["offset"]) == (1, 5)
+    assert list(tmp_path.iterdir()) == [], "it has no name"
+    buffer.free()
+    assert sorted(os.listdir("/proc/self/fd")) == sorted(before)
+
+
+def test_a_write_that_the_storage_takes_in_part_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = FileBuffer(4096, str(tmp_path), 4096)
+    monkeypatch.setattr(os, "pwrite", lambda *_: 100)
+    with pytest.raises(OSError, match="No space left on device"):
+        buffer.write(0, bytes(4096))
+    monkeypatch.undo()
+    buffer.free()
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(NixlPluginError, match=f"4096 bytes cannot be created in {tmp_path}/none: No such file"):
+        FileBuffer(4096, f"{tmp_path}/none", 4096)
