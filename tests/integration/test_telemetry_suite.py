@@ -54,6 +54,7 @@ def judge_altered() -> Iterator[Altered]:
         yield judge
 
 
+@pytest.mark.whole  # test_vram_suites.py runs the same suite with GPU memory
 def test_a_healthy_nixl_passes_but_does_not_count_dead_agents() -> None:
     done = run("suites/telemetry", "--nixl-level=extended", timeout=900)
     assert done.code == 0, done.output

@@ -31,6 +31,8 @@ from pytest_nixl.processes.worker_errors import WorkerError
 
 OBJECTS = MemoryPair("DRAM", "OBJ")
 BLOCK = 65536
+#: Seconds for a step with much data, in which the server may be slow on a busy machine.
+LATE = 300.0
 MakePairs = Callable[..., WorkerPairs]
 #: A service on a port on which nobody listens, and one on a host that does not exist.
 CLOSED, NOWHERE = "http://127.0.0.1:1", "http://no-host.invalid:80"
@@ -82,11 +84,11 @@ def test_bandwidth_suite_passes_with_the_gate(account: Azurite, tmp_path: Path) 
 
 @pytest.mark.parametrize("block", [4096, BLOCK, 3 << 20, pytest.param(20 << 20, marks=pytest.mark.long)])
 def test_another_client_reads_what_nixl_wrote(account: Azurite, make_pairs: MakePairs, block: int) -> None:
-    written = link(make_pairs(blocks=(block,), batch=(2,)))
+    written = link(make_pairs(blocks=(block,), batch=(2,), timeout=LATE))
     assert str(written.key(block)).startswith("AZURE_BLOB/WRITE/DRAM:OBJ/")
     with written._transfers(block, 2, 1) as transfers:
         written._fill(2 * block, poison=True)
-        written._run("move", transfers, 60)
+        written._run("move", transfers, LATE)
         source = written.source.read(0, 2 * block)
         bodies = [account.client.download_blob(key).readall() for key in account.keys]
     assert b"".join(bodies) == source
