@@ -23,7 +23,7 @@ from pytest_nixl.model.results import Result
 from pytest_nixl.model.settings import OPTIONS, Settings
 from pytest_nixl.model.verdicts import INTERRUPTED, Verdict
 from pytest_nixl.processes.supervisor import supervisor
-from pytest_nixl.report.junit import name_by_rank, write_again
+from pytest_nixl.report.junit import add_early_end, name_by_rank, write_again
 from pytest_nixl.report.outputs import leave_again
 from pytest_nixl.session.run import Run
 
@@ -105,6 +105,7 @@ def conclude(session: pytest.Session, run: Run) -> None:
         rank_session.ending = Ending(
             int(session.exitstatus), f"{rank_session.name} {_ended(int(session.exitstatus))} and left"
         )
+        add_early_end(session.config, f"{INTERRUPTED}: {rank_session.ending.verdict}")
     elif rank_session.faults:
         lost = [Result("ranks", "", Verdict.ERROR, error.reason, error.remedy) for error in rank_session.faults]
         run.recorder.add_run_results(lost)

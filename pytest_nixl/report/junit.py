@@ -58,6 +58,16 @@ def write_again(config: pytest.Config, run: Run) -> None:
         writer.pytest_sessionfinish()
 
 
+def add_early_end(config: pytest.Config, words: str) -> None:
+    """Add a failed test case for a peer that was interrupted: it ran no test, and its file would be green without.
+
+    :param words: how it ended.
+    """
+    for writer in junit_files(config):
+        for report in _reports(INTERRUPTED.lower(), words, [("nixl_verdict", INTERRUPTED)]):
+            writer.pytest_runtest_logreport(report)
+
+
 def add_refusal(config: pytest.Config, why: str, rank: int) -> None:
     """Write a JUnit file with a failed test case for a run that is refused before its first test.
 

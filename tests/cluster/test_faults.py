@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from helpers.cli_run import ROOT, Finished, command, eventually
@@ -71,10 +72,10 @@ class FaultyRun:
         started = ["env", f"--chdir={tree}", *command(test, *common, *own, *options)]
         self.pids.append(self.ranks.start(self.hosts[rank], *started, **(env or {})))
 
-    def begin(self, env: Mapping[str, str] | None = None) -> None:
+    def begin(self, *options: str, env: Mapping[str, str] | None = None) -> None:
         """Start all ranks, and wait until bytes move between the first and the last."""
         for rank in range(len(self.hosts)):
-            self.start(rank, env=env)
+            self.start(rank, *options, env=env)
         self.wait_for_bytes()
 
     def wait_for_bytes(self) -> None:
@@ -371,7 +372,7 @@ def rank_0_is_killed_and_its_etcd_with_it(net: Network, folder: Path) -> None:
     run = FaultyRun(net, folder, "served")
     run.etcd = ["--nixl-etcd-listen=0.0.0.0:2400"]
     with run.ranks:
-        run.begin({"MASTER_ADDR": run.hosts[0].address})
+        run.begin(env={"MASTER_ADDR": run.hosts[0].address})
         os.kill(run.pids[0], signal.SIGKILL)
         _, *others = run.end(-signal.SIGKILL, 1, 1)
     for one in others:
@@ -383,14 +384,19 @@ def rank_0_is_killed_and_its_etcd_with_it(net: Network, folder: Path) -> None:
 def a_peer_is_interrupted(net: Network, folder: Path) -> None:
     run = FaultyRun(net, folder, "peer-int")
     with run.ranks:
-        run.begin()
+        run.begin(f"--junitxml={folder / 'run.xml'}")
         os.kill(run.pids[2], signal.SIGINT)
         *others, interrupted = run.end(1, 1, 2)
-    assert all(run.left(2, "Ctrl-C (SIGINT)") in one.output for one in others)
+    for one in others:
+        assert run.left(2, "Ctrl-C (SIGINT)") in one.output
     assert "keys under" not in others[0].output, "nothing is left to be looked for"
     assert "expired" not in others[0].output
     assert "rank 2 of 3 on node-2 was interrupted" in interrupted.output
     assert "NIXL verdict: PASS" not in interrupted.output
+    suite = ElementTree.parse(folder / "run.rank2.xml").getroot()[0]
+    assert (suite.attrib["tests"], suite.attrib["failures"]) == ("1", "1")
+    [failure] = suite.iter("failure")
+    assert failure.attrib["message"] == "INTERRUPTED: rank 2 of 3 on node-2 was interrupted and left"
 
 
 @fault

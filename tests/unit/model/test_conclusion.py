@@ -9,7 +9,7 @@ import pytest
 
 from pytest_nixl.cluster.messages import ASKS
 from pytest_nixl.core.strict import check
-from pytest_nixl.model.conclusion import MOST_FIGURES, failed_beside, next_step, told, without_results
+from pytest_nixl.model.conclusion import MOST_FIGURES, Conclusion, failed_beside, next_step, told, without_results
 from pytest_nixl.model.figure import Figure
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.verdicts import Verdict
@@ -78,3 +78,13 @@ def test_a_run_that_checked_nothing_or_fails_beside_the_checks_is_not_accepted()
     assert next_step(without_results("REFUSED")) == "correct"
     assert next_step(told([Result("x", "x", Verdict.NOT_APPLICABLE)], gate=False)) == "correct"
     assert next_step(failed_beside(told([Result("x", "x", Verdict.PASS)], gate=True), 1)) == "reject"
+
+
+def test_checks_that_were_only_late_or_skipped_are_no_pass() -> None:
+    late = Result("metadata-by-etcd", "a", Verdict.INCONCLUSIVE, "no answer within 60 s; other processes used 2 cores")
+    skipped = Result("gpus", "b", Verdict.NOT_APPLICABLE, "no GPU")
+    assert Conclusion.of([late, skipped], gate=False).word == "NOTHING CHECKED"
+    assert Conclusion.of([late, Result("nixl-loads", "c", Verdict.PASS)], gate=False).word == "PASS"
+    measured = Result("control-path", "d", Verdict.INCONCLUSIVE, "", measured=(CREATION,))
+    assert Conclusion.of([measured, skipped], gate=False).word == "PASS"
+    assert Conclusion.of([late], gate=True).word == "FAIL"
