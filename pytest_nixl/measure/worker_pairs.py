@@ -17,6 +17,7 @@ from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.nixl.backends import BACKENDS
 from pytest_nixl.processes.hosts import Host
+from pytest_nixl.processes.worker_errors import NixlAbsentError
 
 
 class WorkerPairs:
@@ -33,6 +34,8 @@ class WorkerPairs:
         self._settings = settings
         self._pairs: dict[_Kind, WorkerPair] = {}
         self._refused: dict[_Kind, NotApplicableError] = {}
+        #: Why NIXL cannot be loaded on one of two ranks: no further worker is started there.
+        self._absent: dict[RankPair, NixlAbsentError] = {}
 
     def link(
         self,
@@ -142,6 +145,8 @@ class WorkerPairs:
     def _link(self, kind: _Kind, op: str) -> Link:
         if kind in self._refused:
             raise self._refused[kind]
+        if kind.ranks in self._absent:
+            raise self._absent[kind.ranks]
         pair = self._pairs.get(kind)
         if pair is None or not pair.healthy:
             if pair is not None:
@@ -150,6 +155,9 @@ class WorkerPairs:
                 pair = self._launch(kind)
             except NotApplicableError as error:  # the answer would be the same next time
                 self._refused[kind] = error
+                raise
+            except NixlAbsentError as error:
+                self._absent[kind.ranks] = error
                 raise
         return Link(self.replace, pair, op, self._settings, kind.devices, kind.footprint)
 

@@ -22,6 +22,10 @@ class WorkerDiedError(WorkerError):
     """The worker's process ended, but pytest had not ended it."""
 
 
+class NixlAbsentError(WorkerError):
+    """NIXL cannot be loaded in a worker; nor can it in the next one of that rank."""
+
+
 class WorkerHungError(WorkerError):
     """The worker missed its deadline, and pytest ended it."""
 

@@ -22,6 +22,7 @@ from pytest_nixl.core.wire import Ref, decode, encode
 from pytest_nixl.model.worker_commands import WORKER_COMMANDS
 from pytest_nixl.processes.local_process import LocalProcess
 from pytest_nixl.processes.worker_errors import (
+    NixlAbsentError,
     NixlError,
     WorkerDiedError,
     WorkerError,
@@ -405,7 +406,7 @@ class Worker:
                 "install NIXL for this Python: `pip install --no-deps nixl nixl-cu12` (or nixl-cu13), or use "
                 "the image's own build"
             )
-            return WorkerError(reason, remedy, detail)
+            return NixlAbsentError(reason, remedy, detail)
         if kind == "timeout":
             remedy = "check whether the other rank still runs; if the machine is busy, increase --nixl-timeout"
             return WorkerLateError(f"{self.name} stopped {step} at its deadline: {message}", remedy, detail)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from helpers.cli_run import BANDWIDTH, ROOT, WITHOUT, environment, profile
+from helpers.cli_run import BANDWIDTH, ROOT, WITHOUT, bandwidth, environment, profile
 from helpers.pytester_run import run_pytest
 from helpers.terminal_screen import run_on_terminal
 
@@ -145,3 +146,15 @@ def test_two_ranks_of_one_host_learn_that_the_profile_is_for_two_and_how_to_repe
     second = ranks_on_this_host([f"env {command}", f"env {command.replace('--nixl-rank=0', '--nixl-rank=1')}"])
     assert [found for found, _ in second] == [1, 1], second
     assert "both ranks are on one host" in second[0][1]
+
+
+@pytest.mark.long
+def test_nixl_that_cannot_be_loaded_is_one_cause_and_one_worker(tmp_path: Path) -> None:
+    """The bandwidth suite alone: no infrastructure check ends the run before its rows."""
+    (tmp_path / "nixl_cu12").mkdir()
+    (tmp_path / "nixl_cu12" / "__init__.py").write_text('raise ImportError("it is broken")\n')
+    done = bandwidth(blocks="4KiB,64KiB", env={"PYTHONPATH": str(tmp_path)})
+    assert done.code == 1
+    assert "4 ERROR; 0 rows measured" in done.output
+    told = re.findall(r"NIXL cannot be loaded in rank 0 \(initiator worker, pid (\d+)\): it is broken", done.output)
+    assert len(set(told)) == 1, done.output

@@ -135,10 +135,22 @@ def test_a_heading_sorts_the_table_of_rows(page: Path, tmp_path: Path) -> None:
     assert "<title>truetrue</title>" in opened.document
 
 
+def test_the_comparison_is_not_cut_on_a_small_window(page: Path, tmp_path: Path) -> None:
+    cut = """[...document.querySelectorAll("#against .scroll")].map((each) => each.scrollWidth - each.clientWidth)"""
+    assert _in_a_frame(page, tmp_path, 1000, f"Math.max(...{cut})") == 0
+
+
 @pytest.mark.parametrize("width", [360, 1200])
 def test_the_page_is_not_wider_than_the_screen(page: Path, tmp_path: Path, width: int) -> None:
-    """The page is in a frame of that width, because a browser's window cannot be that narrow."""
-    measure = "document.title = String(document.documentElement.scrollWidth);"
+    assert _in_a_frame(page, tmp_path, width, "document.documentElement.scrollWidth") <= width
+
+
+def _in_a_frame(page: Path, tmp_path: Path, width: int, number: str) -> int:
+    """Return a number of a page in a frame of that width, because a browser's window cannot be that narrow.
+
+    :param number: an expression of JavaScript.
+    """
+    measure = f"document.title = String({number});"
     text = re.sub(r'<meta http-equiv="Content.*', "", page.read_text())
     (tmp_path / "inner.html").write_text(
         text.replace("</body>", f"<script>{measure} parent.postMessage(document.title, '*');</script></body>")
@@ -150,7 +162,7 @@ def test_the_page_is_not_wider_than_the_screen(page: Path, tmp_path: Path, width
     )
     opened = open_page(frame, tmp_path, "--virtual-time-budget=3000")
     [found] = re.findall(r"<title>(\d+)</title>", opened.document)
-    assert int(found) <= width
+    return int(found)
 
 
 def test_an_error_or_a_request_in_the_browser_is_noticed(page: Path, tmp_path: Path) -> None:
