@@ -458,3 +458,25 @@ def test_a_process_without_a_rank_waits_for_a_lease_of_the_group_and_no_longer_t
     with pytest.raises(JoinRefusedError, match="all its ranks are taken"):
         joining._take_over(frozen)
     assert waited == [until]
+
+
+@pytest.mark.parametrize("token", ["", "t"])
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_refusal_is_for_the_processes_that_it_lists_and_without_a_token_for_all(
+    joining: Joining, monkeypatch: pytest.MonkeyPatch, token: str, listed: bool
+) -> None:
+    """With a token a process that is not listed may take the rank of one that leaves."""
+    one = joining._membership
+    own = member(0, one.token if listed else "")
+    plain = Roster.value(10, [own, member(1)], refusal="rank 0 is requested twice")
+    frozen = Roster.of(KeyValue(f"{ROOT}run/frozen", plain, 1, 1, 1))
+    monkeypatch.setattr(one, "values", GroupValues(ROOT, token))
+    monkeypatch.setattr(one, "grant", lambda *_: None)
+    monkeypatch.setattr(joining, "_register", lambda: (frozen, 2))
+
+    def take_over(roster: Roster) -> Roster | None:
+        raise StopIteration
+
+    monkeypatch.setattr(joining, "_take_over", take_over)
+    with pytest.raises(JoinRefusedError if listed or not token else StopIteration):
+        joining.run()
