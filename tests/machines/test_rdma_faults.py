@@ -12,7 +12,7 @@ pytest_plugins = ["machine_fixtures"]
 #: The commands in a machine have deadlines; the test's own is for what hangs outside of it.
 pytestmark = pytest.mark.timeout(3600)
 
-Told = tuple[str, str, int]
+Told = tuple[str, str]
 
 #: Each fault of agents.py that an agent meets when it is created: what the error's reason and its remedy contain.
 BEFORE = {
@@ -61,7 +61,7 @@ def test_agent_is_created_without_a_fault(made: dict[str, Told]) -> None:
 
 @pytest.mark.parametrize("fault", BEFORE)
 def test_fault_of_a_device_is_named(made: dict[str, Told], fault: str) -> None:
-    reason, remedy, _ = made[fault]
+    reason, remedy = made[fault]
     assert BEFORE[fault][0] in reason
     assert BEFORE[fault][1] in remedy
 
@@ -69,7 +69,7 @@ def test_fault_of_a_device_is_named(made: dict[str, Told], fault: str) -> None:
 def test_device_nodes_that_a_user_may_not_open_are_named(rxe_machine: Machine) -> None:
     rxe_machine.check("chmod 600 /dev/infiniband/uverbs0")
     try:
-        reason, remedy, _ = told(rxe_machine, "'as it is'", ORDINARY.format(limit="unlimited"))["as it is"]
+        reason, remedy = told(rxe_machine, "'as it is'", ORDINARY.format(limit="unlimited"))["as it is"]
     finally:
         rxe_machine.check("chmod 666 /dev/infiniband/uverbs0")
     assert "/dev/infiniband/uverbs0 of rxe0 cannot be opened: Permission denied" in reason
@@ -78,7 +78,7 @@ def test_device_nodes_that_a_user_may_not_open_are_named(rxe_machine: Machine) -
 
 def test_agent_that_would_never_be_created_for_want_of_locked_memory_is_named(rxe_machine: Machine) -> None:
     found = told(rxe_machine, "'as it is'", ORDINARY.format(limit="65536:65536"))
-    reason, remedy, _ = found["as it is"]
+    reason, remedy = found["as it is"]
     assert "would never end 'create_agent', and was ended: UCX has tried" in reason
     assert "a process may lock 64 kbytes" in reason
     assert "ulimit -l unlimited" in remedy
