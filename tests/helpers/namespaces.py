@@ -202,3 +202,25 @@ def network(folder: Path, *names: str) -> Iterator[Network]:
         for host in hosts:
             host.wait_for("veth0")
         yield Network(hosts, switch)
+
+
+#: Slow enough that four links keep their rates on two cores with contention.
+FAST, SLOW = "40mbit", "4mbit"
+
+
+@contextlib.contextmanager
+def four_cables() -> Iterator[tuple[Host, Host]]:
+    """Yield two hosts with four cables, ``card0`` to ``card3`` on each, shaped to 40 Mbit/s."""
+    with contextlib.ExitStack() as stack:
+        one, other = (stack.enter_context(contextlib.closing(Host())) for _ in range(2))
+        for number in range(4):
+            name = f"card{number}"
+            cable = ["ip", "link", "add", name, "netns", str(one.pid), "type", "veth"]
+            subprocess.run([*cable, "peer", "name", name, "netns", str(other.pid)], check=True)
+            for last, host in enumerate((one, other), 1):
+                host.run("ip", "address", "add", f"10.97.{number}.{last}/24", "dev", name)
+                host.run("ip", "link", "set", name, "addrgenmode", "none", "up")
+                host.shape(name, FAST)
+        for host in (one, other):
+            host.wait_for("card3")
+        yield one, other

@@ -24,6 +24,7 @@ from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.nixl.gpus import gpus
+from pytest_nixl.processes.hosts import Host
 from pytest_nixl.processes.worker_errors import WorkerError
 from pytest_nixl.session.cluster import Cluster
 from pytest_nixl.session.run import Run
@@ -66,7 +67,7 @@ class _Rows:
         # GPU memory, if it is requested: a device and its GPU can be bad together.
         self._memory = max((memory for _, memory in rows), key=lambda memory: str(memory).count("VRAM"))
         self._ops = tuple(dict.fromkeys(op for op, memory in rows if memory == self._memory))
-        self._block, self._depth = block, max(settings.depth)
+        self._block = block
         self._left_out: dict[str, None] = {}
         # One rank for each host: those of one host would share its devices.
         ranks = {each.name or str(rank): rank for rank, each in reversed(list(enumerate(hosts)))}
@@ -91,37 +92,11 @@ class _Rows:
         pairs = [NicPair(nic, nic) for nic in one] if self._one_host else nic_pairs(one, other)
         where = "" if self._one_host else f" from {one[0].host} to {other[0].host}"
         what = f"UCX {self._memory} of {format_size(self._block)}{where}"
-        workers = WorkerPairs(self._cluster.hosts, self._settings)
+        measure = NicLinks(self._cluster.hosts, self._settings, self._ops, self._memory, one_host=self._one_host)
         try:
-            return NicTrial(what, pairs, lambda pair: self._measure(workers, pair)).judge()
+            return NicTrial(what, pairs, measure).judge()
         finally:
-            workers.close()
-
-    def _measure(self, workers: WorkerPairs, pair: NicPair) -> NicRow:
-        ends = (pair.initiator, pair.target)
-        ranks = (0, 1) if self._one_host else (ends[0].rank, ends[1].rank)
-        variables = self._variables(ends[0]), self._variables(ends[1])
-        devices = DevicePair(ends[0].gpu, ends[1].gpu)
-        rates, contention = {}, 0.0
-        try:
-            for op in self._ops:
-                links = workers.between_devices(_UCX, op, self._memory, [devices], ranks, [variables])
-                [samples] = measure_at_once(links, self._block, self._depth)
-                if samples.corruption is not None:
-                    return NicRow(corruption=str(samples.corruption))
-                used = [transport.partition("/")[2] for transport in samples.transports]
-                if used and ends[0].device not in used:
-                    return NicRow(elsewhere=", ".join(samples.transports))
-                rates[op] = samples.bandwidth
-                contention = max(contention, *samples.contention)
-        except WorkerError as error:
-            return NicRow(error=error.reason)
-        return NicRow(rates, contention=contention)
-
-    def _variables(self, nic: Nic) -> Mapping[str, str]:
-        # Between two processes of a host UCX prefers to copy.
-        only = {_TLS: _OF_NICS} if self._one_host and _TLS not in os.environ else {}
-        return {UCX_CARDS: nic.device, **only}
+            measure.close()
 
     def _usable(self, rank: int, host: HostNics) -> list[Nic]:
         """Return the devices of a host that UCX may use, each with its nearest GPU if GPU memory is moved."""
@@ -150,6 +125,51 @@ class _Rows:
         told = [f"{nics[0].host} has {len(nics)} ({named(nic.device for nic in nics)})"
                 for nics in self._nics.values() if nics]  # fmt: skip
         return "there are no two RDMA devices of a host to compare" + (f": {named(told)}" if told else "")
+
+
+class NicLinks:
+    """The rows over a pair of devices, each with workers of its own, which are created when a pair is measured.
+
+    :param hosts: the hosts on which workers start, by rank.
+    :param settings: those of the run, with the one block that is measured.
+    :param one_host: whether both ends of each pair are on the host of ranks 0 and 1.
+    """
+
+    def __init__(
+        self, hosts: Sequence[Host], settings: Settings, ops: Sequence[str], memory: MemoryPair, *, one_host: bool
+    ) -> None:
+        self._workers, self._settings = WorkerPairs(hosts, settings), settings
+        self._ops, self._memory, self._one_host = ops, memory, one_host
+
+    def __call__(self, pair: NicPair) -> NicRow:
+        """Return what a pair of devices moves."""
+        one, other = pair.initiator, pair.target
+        ranks = (0, 1) if self._one_host else (one.rank, other.rank)
+        variables, devices = (self._variables(one), self._variables(other)), DevicePair(one.gpu, other.gpu)
+        rates, contention = {}, 0.0
+        try:
+            for op in self._ops:
+                links = self._workers.between_devices(_UCX, op, self._memory, [devices], ranks, [variables])
+                [samples] = measure_at_once(links, max(self._settings.blocks), max(self._settings.depth))
+                if samples.corruption is not None:
+                    return NicRow(corruption=str(samples.corruption))
+                used = [transport.partition("/")[2] for transport in samples.transports]
+                if used and one.device not in used:
+                    return NicRow(elsewhere=", ".join(samples.transports))
+                rates[op] = samples.bandwidth
+                contention = max(contention, *samples.contention)
+        except WorkerError as error:
+            return NicRow(error=error.reason)
+        return NicRow(rates, contention=contention)
+
+    def close(self) -> None:
+        """End all workers."""
+        self._workers.close()
+
+    def _variables(self, nic: Nic) -> Mapping[str, str]:
+        # Between two processes of a host UCX prefers to copy.
+        only = {_TLS: _OF_NICS} if self._one_host and _TLS not in os.environ else {}
+        return {UCX_CARDS: nic.device, **only}
 
 
 @dataclass(frozen=True)

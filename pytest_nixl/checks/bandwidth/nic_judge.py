@@ -158,7 +158,8 @@ class NicTrial:
                 return
 
         def bad(crossed: NicPair) -> bool:
-            return _starves(op, self._measure(crossed), beside)
+            row = self._measure(crossed)
+            return not row.error and _starves(op, row, beside)
 
         yield (
             f"{self._culprit(pair, good, bad)} moves {gigabytes(row.rates[op])} GB/s ({op}), less than half of the "
@@ -170,11 +171,9 @@ class NicTrial:
         if pair.initiator == pair.target:
             return str(pair)
         one, other = bad(NicPair(pair.initiator, good.target)), bad(NicPair(good.initiator, pair.target))
-        if one and other:
-            return f"{pair} (each of the two also with the devices of {good})"
-        if one or other:
-            return str(pair.initiator if one else pair.target)
-        return f"{pair} (neither of the two with the devices of {good})"
+        if one == other:  # such as rails that are not connected with each other
+            return f"{pair} (which of the two is not known)"
+        return str(pair.initiator if one else pair.target)
 
     def _rates(self, rows: Mapping[NicPair, NicRow]) -> str:
         told = []

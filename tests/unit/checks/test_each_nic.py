@@ -11,14 +11,19 @@ from itertools import count
 import pytest
 from helpers.cli_run import run
 from helpers.fake_sysfs import TOPOLOGY
+from helpers.namespaces import SLOW, four_cables, require_tools
 
-from pytest_nixl.checks.bandwidth.each_nic import HostNics, nearest_gpus
+from pytest_nixl.checks.bandwidth.each_nic import HostNics, NicLinks, nearest_gpus
 from pytest_nixl.checks.bandwidth.gpu_judge import seats
 from pytest_nixl.checks.bandwidth.nic_judge import Nic, NicPair, NicRow, NicTrial, nic_pairs
 from pytest_nixl.host.hwloc import hwloc_facts
 from pytest_nixl.host.rdma import Port
+from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.nixl.gpus import LinkGpu
+from pytest_nixl.processes.hosts import LocalHost
+from pytest_nixl.processes.supervisor import supervisor
+from pytest_nixl.session.settings import read_settings
 
 KIND = ("mlx", 50e9)
 
@@ -102,7 +107,7 @@ def test_a_path_that_is_slow_only_between_two_devices_is_named_with_both() -> No
     slow = ACROSS[1]
     said = judged(ACROSS, lambda pair, _: rate(2e9 if pair == slow else 40e9))
     assert (
-        "rows: mlx5_1:1 of node-a (rank 0) to mlx5_1:1 of node-b (rank 1) (neither of the two with the devices of "
+        "rows: mlx5_1:1 of node-a (rank 0) to mlx5_1:1 of node-b (rank 1) (which of the two is not known) moves"
         in said.reason
     )
 
@@ -123,7 +128,10 @@ def test_the_error_of_a_pair_whose_rails_are_separate_names_both_ends() -> None:
         return NicRow(error="unreachable") if crossed or pair == ACROSS[2] else rate(40e9)
 
     said = judged(ACROSS, moves)
-    assert "mlx5_2:1 of node-a (rank 0) to mlx5_2:1 of node-b (rank 1) (each of the two also with" in said.reason
+    assert (
+        "mlx5_2:1 of node-a (rank 0) to mlx5_2:1 of node-b (rank 1) (which of the two is not known) fails"
+        in said.reason
+    )
 
 
 def test_a_device_that_fails_when_it_is_measured_again_is_named_with_its_error() -> None:
@@ -225,3 +233,32 @@ def test_a_host_without_rdma_has_nothing_to_compare() -> None:
     done = run("suites/bandwidth/test_nics.py", "-rs")
     assert done.code == 1, done.output  # nothing was checked
     assert "each-nic: this host has no RDMA device" in done.output
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("slow", [None, 0, 1])
+def test_a_slow_card_between_two_hosts_is_named(
+    slow: int | None, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
+) -> None:
+    """Real NIXL between two network namespaces, over the kernel's cables in place of RDMA devices."""
+    require_tools()
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    settings = replace(read_settings(pytestconfig, environ={}), blocks=(65536,), batch=(1,))
+    with four_cables() as hosts:
+        if slow is not None:
+            hosts[slow].shape("card2", SLOW)
+        nics = [[Nic(rank, f"node-{'ab'[rank]}", f"card{number}", KIND) for number in range(4)] for rank in range(2)]
+        places = [LocalHost(supervisor(), rank, host.prefix) for rank, host in enumerate(hosts)]
+        links = NicLinks(places, settings, ("WRITE", "READ"), MemoryPair("DRAM", "DRAM"), one_host=False)
+        try:
+            said = NicTrial("rows", nic_pairs(*nics), lambda pair: replace(links(pair), contention=0.0)).judge()
+        finally:
+            links.close()
+    print(said)
+    if slow is None:
+        assert said.verdict is Verdict.PASS, said.reason
+        return
+    assert said.verdict is Verdict.FAIL, said.reason
+    # The four cables are networks of their own: no device reaches another one. Each host sends in one direction.
+    assert f"{nics[0][2]} to {nics[1][2]} (which of the two is not known) moves 0.00" in said.reason
+    assert f"({('WRITE', 'READ')[slow]}), less than half of the" in said.reason

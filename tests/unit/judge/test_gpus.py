@@ -10,9 +10,8 @@ from __future__ import annotations
 import math
 import os
 import re
-import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from helpers import gpu_standin
 from helpers.cli_run import ROOT
 from helpers.contention import spinning
 from helpers.fake_sysfs import TOPOLOGY
-from helpers.namespaces import Host, require_tools
+from helpers.namespaces import FAST, SLOW, Host, four_cables, require_tools
 from helpers.pytester_run import run_pytest
 
 from pytest_nixl.checks.bandwidth.gpu_judge import GpuEnd, GpuPair, judge_gpus, measure_gpus, pairs_of, seats
@@ -48,8 +47,7 @@ P5 = hwloc_facts(TOPOLOGY / "p5.48xl.xml")
 #: Facts that the kernel would have with a driver; hwloc's file does not show whether a card can be opened.
 CARDS = [replace(card, uverbs="/dev/infiniband/uverbs0") for card in P5.rdma]
 GPUS = [LinkGpu(gpu.index, "H100", f"GPU-{gpu.index}", gpu.pci) for gpu in P5.gpu.gpus]
-#: Slow enough that four links keep their rates on two cores with contention.
-FAST, SLOW, BLOCK = "40mbit", "4mbit", 65536
+BLOCK = 65536
 
 
 # Pairs of GPUs and their network cards
@@ -233,24 +231,6 @@ def test_a_profile_gives_the_scaling_of_gpus(tmp_path: Path) -> None:
 
 
 # Real transfers, each pair over a separate network card
-
-
-@contextmanager
-def four_cables() -> Iterator[tuple[Host, Host]]:
-    """Yield two hosts with four cables, ``card0`` to ``card3`` on each, shaped to 40 Mbit/s."""
-    with ExitStack() as stack:
-        one, other = (stack.enter_context(closing(Host())) for _ in range(2))
-        for number in range(4):
-            name = f"card{number}"
-            cable = ["ip", "link", "add", name, "netns", str(one.pid), "type", "veth"]
-            subprocess.run([*cable, "peer", "name", name, "netns", str(other.pid)], check=True)
-            for last, host in enumerate((one, other), 1):
-                host.run("ip", "address", "add", f"10.97.{number}.{last}/24", "dev", name)
-                host.run("ip", "link", "set", name, "addrgenmode", "none", "up")
-                host.shape(name, FAST)
-        for host in (one, other):
-            host.wait_for("card3")
-        yield one, other
 
 
 @pytest.fixture(scope="module")
