@@ -186,7 +186,7 @@ class Worker:
         #: Whether these two come from --nixl-timeout and --nixl-start-timeout.
         self.by_option = True
         self._process = process
-        self._buffer = b""
+        self._buffer = bytearray()
         self._requests = 0
         #: The names of its agents, by the numbers of their references.
         self.agent_names: dict[int, str] = {}
@@ -314,9 +314,17 @@ class Worker:
             raise self._failed(pending.words, message["error"])
 
     def _line(self, pending: Pending) -> bytes:
+<<<<<<< HEAD
         while b"\n" not in self._buffer:
             left = pending.patience
             if left <= 0:
+=======
+        seen = 0  # an answer with memory is large, and each part of it is searched once
+        while (end := self._buffer.find(b"\n", seen)) < 0:
+            seen = len(self._buffer)
+            left = pending.deadline - time.monotonic()
+            if left <= 0 or not _readable([self._process.channel], left):
+>>>>>>> t35
                 raise self._hung(pending)
             if not _readable([self._process.channel], left):
                 if told := pending.endless:
@@ -326,7 +334,8 @@ class Worker:
             if not chunk:
                 raise self._died(pending.words)
             self._buffer += chunk
-        line, _, self._buffer = self._buffer.partition(b"\n")
+        line = bytes(self._buffer[:end])
+        del self._buffer[: end + 1]
         return line
 
     def _receive(self) -> bytes:
