@@ -314,17 +314,11 @@ class Worker:
             raise self._failed(pending.words, message["error"])
 
     def _line(self, pending: Pending) -> bytes:
-<<<<<<< HEAD
-        while b"\n" not in self._buffer:
-            left = pending.patience
-            if left <= 0:
-=======
         seen = 0  # an answer with memory is large, and each part of it is searched once
         while (end := self._buffer.find(b"\n", seen)) < 0:
             seen = len(self._buffer)
-            left = pending.deadline - time.monotonic()
-            if left <= 0 or not _readable([self._process.channel], left):
->>>>>>> t35
+            left = pending.patience
+            if left <= 0:
                 raise self._hung(pending)
             if not _readable([self._process.channel], left):
                 if told := pending.endless:
