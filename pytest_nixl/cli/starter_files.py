@@ -81,6 +81,7 @@ def slurm_job(cluster: ClusterPlan, folder: Path) -> str:
     """
     name = "pytest-nixl.sbatch"
     text = _replaced(template(f"slurm/{name}"), f"deploy/slurm/{name}", str(folder / name), 2)
+    text = _replaced(text, "--like nixl/profile.toml", f"--like {shlex.quote(str(folder / 'profile.toml'))}", 1)
     text = _replaced(text, "#SBATCH --nodes=2 ", f"#SBATCH --nodes={cluster.nodes} ", 1)
     text = _replaced(text, "--gpus-per-node=8 ", f"--gpus-per-node={len(cluster.facts.gpu.gpus)} ", 1)
     text = _replaced(text, "--nixl-backend=UCX ", f"--nixl-backend={cluster.backend} ", 1)

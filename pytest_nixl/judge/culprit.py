@@ -144,21 +144,34 @@ def _over(transports: Sequence[str]) -> str:
 def by_direction(failed: Sequence[FailedPair], results: Sequence[Result], names: Sequence[str]) -> Iterator[str]:
     """Yield a sentence for each failed pair of a run with two ranks, by the direction of the bytes that is slow.
 
-    The bytes of a WRITE leave the initiator, and those of a READ reach it.
+    The bytes of a WRITE leave the initiator, and those of a READ reach it. A wrong transport says nothing of speed.
     """
     for each in failed:
+        one, other = each.ranks
         of_backend = [(key, result.verdict) for key, result in measured_rows(results) if not key.kv and not key.pattern]
         bad = {key.op for key, verdict in of_backend if key.backend == each.key.backend and verdict in BAD}
         good = {key.op for key, verdict in of_backend if key.backend == each.key.backend and verdict is Verdict.PASS}
-        if len(bad) == 1 and good - bad:
+        if each.judgement.verdict is Verdict.WRONG_TRANSPORT:
+            yield (
+                f"bytes between {names[one]} and {names[other]} took a transport that the profile does not accept: "
+                "with only two ranks nothing shows which one is the culprit"
+            )
+        elif len(bad) == 1 and good - bad:
             source, destination = each.ranks if bad == {"WRITE"} else each.ranks[::-1]
             yield (
                 f"bytes from {names[source]} to {names[destination]} are slow, and bytes in the other direction are "
                 f"not: check what {names[source]} sends through first, then what {names[destination]} receives through"
             )
         else:
-            one, other = each.ranks
             yield (
                 f"{names[one]} and {names[other]} are slow in both directions: with only two ranks nothing shows which "
                 "one is the culprit"
             )
+
+
+def remedy_of_two(failed: Sequence[FailedPair]) -> str:
+    """Return the remedy of a run with two ranks: that of a row with a wrong transport, if there is one."""
+    for each in failed:
+        if each.judgement.verdict is Verdict.WRONG_TRANSPORT and each.judgement.remedy:
+            return each.judgement.remedy
+    return f"start a third rank, or {ACTION}"

@@ -173,9 +173,9 @@ def _transport_remedy(samples: Samples, accepted: set[str], environ: Mapping[str
     backend, steps = key.backend, []
     tls = environ.get("UCX_TLS", "") if backend == "UCX" else ""
     if tls and not ucx_tls_allows(tls, accepted):
-        profile = "=tcp-loopback" if tls == "tcp" else ""
         here = f"UCX_TLS={tls} is set in this run"
-        return f"Unset UCX_TLS on every rank: {here}. Or choose a profile for it: --nixl-profile{profile}."
+        where, name = (", on one machine only,", "=tcp-loopback") if tls == "tcp" else ("", "")
+        return f"Unset UCX_TLS on every rank: {here}. Or{where} choose a profile for it: --nixl-profile{name}."
     if backend == "UCX":
         steps.append("check UCX_TLS and UCX_NET_DEVICES in the environment of every rank")
     elif backend == "LIBFABRIC":

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_nixl.model.results import Result
+from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.verdicts import INTERRUPTED, NOTHING_CHECKED, Outcome, TextLine, Verdict, outcome
 
 #: The check of what fails a run but belongs to no other check.
@@ -85,6 +86,13 @@ def says_nothing(result: Result) -> bool:
     return result.verdict is Verdict.NOT_APPLICABLE or late
 
 
+def _passed_without_a_floor(result: Result) -> bool:
+    """Whether a row of whole blocks passed by its transport or latency alone, however slow it is."""
+    row = result.row
+    whole = isinstance(row, RowKey) and not (row.kv or row.pattern)
+    return whole and result.verdict is Verdict.PASS and result.figures is not None and not result.figures.floor
+
+
 def _beside(code: int) -> str:
     """Say what fails a run that pytest ended with an exit code other than 0, if no check fails it."""
     return "no test was collected" if code == 5 else "a test failed that is not a NIXL check"
@@ -134,6 +142,8 @@ def summary_line(
     said = ", ".join(f"{count} {verdict}" for verdict, count in counted(results).items())
     measured = sum(result.figures is not None for result in results)
     rows = f"{measured} row{'' if measured == 1 else 's'} measured"
+    if gate and (bare := sum(_passed_without_a_floor(result) for result in results)):
+        rows += f", {bare} of them passed without a floor"
     others = f"; suites not selected: {', '.join(left_out)}" if left_out else ""
     if deselected:
         more = f" and {len(deselected) - _NAMED} more" if len(deselected) > _NAMED else ""

@@ -7,7 +7,16 @@ from collections.abc import Callable
 
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.judge.concurrent import ConcurrentVerdict, at_once, disjoint
-from pytest_nixl.judge.culprit import ACTION, MOST_PAIRS, RetestResult, blame, by_direction, failed_pairs, trials
+from pytest_nixl.judge.culprit import (
+    ACTION,
+    MOST_PAIRS,
+    RetestResult,
+    blame,
+    by_direction,
+    failed_pairs,
+    remedy_of_two,
+    trials,
+)
 from pytest_nixl.measure.link import Link
 from pytest_nixl.measure.worker_pairs import WorkerPairs
 from pytest_nixl.model.samples import Samples
@@ -38,7 +47,7 @@ def judge_culprit(
     names = cluster.names
     if cluster.ranks == 2:
         directions = list(by_direction(failed, run.found.results, names))
-        return Judgement(Verdict.FAIL, "; ".join(dict.fromkeys(directions)), f"start a third rank, or {ACTION}")
+        return Judgement(Verdict.FAIL, "; ".join(dict.fromkeys(directions)), remedy_of_two(failed))
     guilty, said = [], []
     for each in failed[:MOST_PAIRS]:
         tried = []

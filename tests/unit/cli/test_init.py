@@ -131,6 +131,9 @@ def test_the_slurm_job_has_the_image_as_enroot_names_it(
     assert '--nixl-memory=DRAM:DRAM"' in text
     assert f"\nprofile=${{PROFILE-{tmp_path / 'nixl' / 'profile.toml'}}} " in text
     assert "deploy/slurm" not in text
+    written_file, like = tmp_path / "nixl" / "pytest-nixl.sbatch", tmp_path / "nixl" / "profile.toml"
+    assert f"\n#   PROFILE= sbatch --nodes=2 {written_file} " in text, "without PROFILE= the job judges"
+    assert f"\n#   pytest-nixl profile learn nixl-*/run.json --name ours --like {like} " in text
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
 
 

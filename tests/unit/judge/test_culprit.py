@@ -7,7 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_nixl.judge.culprit import FailedPair, RetestResult, blame, by_direction, failed_pairs, trials
+from pytest_nixl.judge.culprit import (
+    ACTION,
+    FailedPair,
+    RetestResult,
+    blame,
+    by_direction,
+    failed_pairs,
+    remedy_of_two,
+    trials,
+)
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.results import Result, RowSummary
 from pytest_nixl.model.row_key import RowKey
@@ -139,6 +148,21 @@ def test_two_ranks_that_are_slow_in_both_directions_have_no_culprit() -> None:
     found = results((WRITE, Verdict.FAIL), (READ, Verdict.FAIL))
     [said] = by_direction(failed_pairs(found), found, NAMES)
     assert said.startswith("rank 0 on node-0 and rank 1 on node-1 are slow in both directions")
+
+
+@pytest.mark.parametrize("read", [Verdict.PASS, Verdict.WRONG_TRANSPORT])
+def test_two_ranks_with_a_wrong_transport_are_not_called_slow(read: Verdict) -> None:
+    found = results((WRITE, Verdict.WRONG_TRANSPORT), (READ, read))
+    [said] = by_direction(failed_pairs(found), found, NAMES)
+    assert said.startswith("bytes between rank 0 on node-0 and rank 1 on node-1 took a transport that the profile does")
+    assert "slow" not in said
+
+
+def test_the_remedy_of_two_ranks_with_a_wrong_transport_is_that_of_the_row() -> None:
+    wrong = Judgement(Verdict.WRONG_TRANSPORT, "went over tcp", "Unset UCX_TLS.")
+    slow = FailedPair(WRITE, FAIL)
+    assert remedy_of_two([slow, FailedPair(READ, wrong)]) == "Unset UCX_TLS."
+    assert remedy_of_two([slow]) == f"start a third rank, or {ACTION}"
 
 
 def test_the_slow_direction_of_a_backend_is_named_by_its_own_rows() -> None:

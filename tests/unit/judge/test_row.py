@@ -134,6 +134,7 @@ def test_a_variable_that_forbids_the_accepted_transports_is_the_remedy(value: st
     remedy = judge(samples(2, transports=("tcp/lo",)), wanted, None, {"UCX_TLS": value}).remedy
     assert remedy.startswith(f"Unset UCX_TLS on every rank: UCX_TLS={value} is set in this run. ") is not allowed
     assert ("SYS_PTRACE" in remedy) is allowed
+    assert ("Or, on one machine only, choose a profile for it: " in remedy) is (value == "tcp")
 
 
 def test_groups_of_ucx_tls_contain_their_transports() -> None:
