@@ -67,7 +67,11 @@ _WORDS = 4
 
 def _place(word: str, entry: Entry) -> int | None:
     """Return the place of an entry among those that have a word, the best first; None: it does not have it."""
-    if any(word.casefold() == name.casefold() for name in entry.names):
+    asked = word.casefold()
+    if any(asked == name.casefold() for name in entry.names):
+        return 0
+    # A whole line of a log has more words than the error in it.
+    if entry.kind == "error" and entry.names[0].casefold() in asked:
         return 0
     names, told = "\n".join(entry.names), "\n".join((*entry.names, *entry.lines))
     whole = rf"(?<![^\W_]){re.escape(word)}(?![^\W_])"

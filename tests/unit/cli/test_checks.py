@@ -114,6 +114,8 @@ def test_whole_words_come_before_longer_ones_and_parts_of_words_only_if_there_is
     assert explained(capsys, "handshake", "hangs")[0] == "error handshake_setup_failed"
     assert explained(capsys, "mtu")[0] == "check mtu", "its own id is before the faults that name it"
     assert explained(capsys, "ompatib")[0] == "error NIXL compatibility hash mismatch"
+    line = "ERROR 11-25 worker.py:88] Remote NIXL agent engine ID mismatch. Expected a, received b."
+    assert explained(capsys, line) == ["error engine ID mismatch"], "a whole line of a log"
 
 
 def test_many_entries_are_counted_unless_all_are_wanted(capsys: pytest.CaptureFixture[str]) -> None:
