@@ -95,6 +95,7 @@ def _outcome(report: RunReport, result: Result) -> Outcome:
 def _verdict(report: RunReport) -> Mapping[str, Any]:
     run = report.run
     worst = report.outcome
+    recorded = bool(run.results) or worst is Outcome.FAIL
     said = ", ".join(f"{count} {verdict}" for verdict, count in counted(run.results).items())
     bad = [result for result in run.results if _outcome(report, result) is worst and worst is not Outcome.PASS]
     alike: dict[tuple[Verdict, str], list[Result]] = {}
@@ -111,9 +112,9 @@ def _verdict(report: RunReport) -> Mapping[str, Any]:
     if report.compared is not None:
         about["against"] = report.compared.before.name
     return {
-        "style": _STYLES[worst],
+        "style": _STYLES[worst] if recorded else "warn",
         "numbers": _first_numbers(report),
-        "words": report.words if run.results or worst is Outcome.FAIL else "NO CHECK IS RECORDED",
+        "words": report.words if recorded else "NO CHECK IS RECORDED",
         "reasons": list(alike.values()),
         "about": about,
     }

@@ -37,6 +37,8 @@ class Completeness:
         self._planned = 0
         self._planned_checks: set[str] = set()
         self._deselected: set[str] = set()
+        #: Whether ``--lf`` left out the tests that did not fail last time. It does not report them as deselected.
+        self._only_failed = False
         self._ended: set[str] = set()
         #: Tests that pytest reported as failed or in error, and files that it could not collect.
         self.failed: set[str] = set()
@@ -51,15 +53,19 @@ class Completeness:
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self._planned = max(self._planned, len(session.items))
         self._planned_checks = {item.nodeid for item in session.items if check_of(item) is not None}
+        if getattr(session.config.option, "lf", False):
+            failed = session.config.cache.get("cache/lastfailed", {})
+            self._only_failed = any(item.nodeid in failed for item in session.items)
 
     def pytest_deselected(self, items: Iterable[pytest.Item]) -> None:
         self._deselected.update(check for item in items if (check := check_of(item)) is not None)
 
     @property
     def deselected(self) -> list[str]:
-        """The ids of the checks of which each test was deselected, such as by ``-k``, and not by the level."""
+        """The ids of the checks of which each test was deselected, as by ``-k``, not by the level; and ``--lf``."""
         ran = {result.check for result in self._run.found.results}
-        return sorted(self._deselected - ran - left_out_of(self._run.config).keys())
+        found = sorted(self._deselected - ran - left_out_of(self._run.config).keys())
+        return ["those that did not fail last time (--lf)", *found] if self._only_failed else found
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:

@@ -370,6 +370,23 @@ def test_the_verdict_of_the_suite_names_what_is_wrong(client: EtcdClient, etcd: 
     assert judgement.remedy.startswith(f"run `pytest-nixl etcd {etcd.url} --namespace=/nixl/agents/`")
 
 
+def test_the_line_of_an_agent_counts_writes_and_revisions(client: EtcdClient) -> None:
+    """It was ``last written at revision 3, 2 ago, as version 1``; etcd has no times."""
+    publish(client, "often")
+    publish(client, "often")
+    publish(client, "later")
+    client.put("/nixl/agents//later/", b"")
+    found = look(client, NAMESPACE)
+    newest = found.revision
+    often, later = (line for line in lines(found) if line.startswith("  /nixl/agents//"))
+    assert f"; last written at revision {newest - 3}, 3 revisions before the newest; written 2 times; " in often
+    assert f"; last written at revision {newest}, 0 revisions before the newest; written 2 times; " in later
+    client.put("/nixl/agents//new/", b"")
+    *_, later, new = (line for line in lines(look(client, NAMESPACE)) if line.startswith("  /nixl/agents//"))
+    assert f"; last written at revision {newest}, 1 revision before the newest; written 2 times; " in later
+    assert f"; last written at revision {newest + 1}, 0 revisions before the newest; written 1 time; " in new
+
+
 def test_without_an_etcd_the_command_says_what_to_give(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

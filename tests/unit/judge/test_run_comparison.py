@@ -85,6 +85,40 @@ def test_a_row_with_a_changed_key_is_missing_and_new() -> None:
     assert f"the row {renamed} is not in a:1" in said[Verdict.NO_EXPECTATION]
 
 
+def test_which_rows_get_a_result_of_their_own_and_why() -> None:
+    """One that REGRESSED, one that is MISSING, one that is new, and one that lost clearly only if it were alone."""
+    before = {
+        "1KiB": QUIET,
+        "64KiB": QUIET,
+        "256KiB": [0.932, 1.033, 1.006, 1.041, 0.985],
+        "1MiB": [1.012, 0.991, 0.978, 1.004, 0.962],
+        "4MiB": [0.989, 1.021, 1.002, 0.988, 1.066],
+        "16MiB": [1.002, 0.982, 1.005, 0.984, 0.988],
+        "64MiB": [0.989, 1.061, 1.001, 1.005, 1.02],
+    }
+    after = {
+        "64KiB": LOST,
+        "256KiB": [0.86, 0.887, 0.93, 0.846, 0.806],  # each is below each of the baseline, but the spread is wide
+        "1MiB": [1.02, 0.984, 0.988, 1.014, 1.007],
+        "4MiB": [1.009, 0.987, 1.039, 1.045, 1.001],
+        "16MiB": [0.986, 1.022, 1.014, 0.969, 0.986],
+        "64MiB": [1.031, 0.997, 0.99, 1.006, 0.999],
+        "1GiB": QUIET,
+    }
+    old, now = (run(name, {key(size): rates for size, rates in rows.items()})
+                for name, rows in (("a:1", before), ("a:2", after)))  # fmt: skip
+    found = {result.subject: result for result in compare_runs(old, now, 0.05).results}
+    assert {name: str(result.verdict) for name, result in found.items() if name} == {
+        key("1KiB"): "MISSING",
+        key("64KiB"): "REGRESSED",
+        key("256KiB"): "INCONCLUSIVE",
+        key("1GiB"): "NO-EXPECTATION",
+    }
+    assert found[key("256KiB")].reason.endswith(
+        "; if it were the only row, this would prove a loss; among 6 rows p is larger, and must be at most 0.005"
+    )
+
+
 def test_each_result_has_a_name_of_its_own_that_is_the_same_in_each_run() -> None:
     """JUnit had the cases regression, regression#2 …, so that a row's case was another one in each run."""
     keys = [key(block) for block in ("64KiB", "128KiB", "256KiB", "512KiB")]

@@ -26,6 +26,7 @@ from pytest_nixl.model.row_key import RowKey, read_key
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.report.files import write
 from pytest_nixl.report.github import summary, workflow_commands
+from pytest_nixl.report.page import page as html_page
 from pytest_nixl.report.run_report import RunReport
 from pytest_nixl.report.table import lines
 from pytest_nixl.store.record_reader import RecordedRun, parse_recorded
@@ -272,6 +273,12 @@ def test_the_page_of_a_run_without_rows_reports_that(tmp_path: Path) -> None:
     assert "<strong>PASS</strong>" in text
     assert "<dd>0 measured</dd>" in text
     assert "<svg" not in text
+
+
+def test_a_run_of_which_no_check_is_recorded_is_not_green() -> None:
+    """A comparison of records without results has its verdict above rows that may have REGRESSED."""
+    run = parse_recorded(record("nixl:1", {key("64KiB"): [9.0]}), "x")
+    assert '<div class="verdict warn"><strong>NO CHECK IS RECORDED</strong>' in html_page(RunReport(run))
 
 
 def test_the_parser_of_prometheus_accepts_the_metrics(report: RunReport, tmp_path: Path) -> None:
