@@ -73,7 +73,7 @@ def test_a_block_of_commands_is_run_or_says_why_not(block: Block) -> None:
 
 @_of([block for block in BLOCKS if block.why_not])
 def test_the_files_that_a_reason_names_exist(block: Block) -> None:
-    named = re.findall(r"(?:tests|deploy|\.ci)/[\w./]*\w", block.why_not)
+    named = re.findall(r"(?:tests|deploy|\.ci)/[\w./-]*\w", block.why_not)
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
