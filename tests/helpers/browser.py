@@ -49,12 +49,3 @@ def _requests(net_log: Path) -> tuple[str, ...]:
     kind = log["constants"]["logEventTypes"]["URL_REQUEST_START_JOB"]
     started = (event.get("params", {}) for event in log["events"] if event["type"] == kind)
     return tuple(params["url"] for params in started if "url" in params and params.get("initiator") != "not an origin")
-
-
-def screenshot(page: Path, scratch: Path, picture: Path, width: int, height: int, *options: str) -> None:
-    """Keep a picture of a page."""
-    command = [
-        chromium(), *_QUIET, f"--user-data-dir={scratch / 'profile'}", f"--window-size={width},{height}", *options,
-        f"--screenshot={picture}", page.as_uri(),
-    ]  # fmt: skip
-    subprocess.run(command, capture_output=True, timeout=120, check=True)

@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import csv
-import os
 import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import xmlschema
-from helpers.browser import open_page, screenshot
+from helpers.browser import open_page
 from helpers.cli_run import bandwidth, profile
 from helpers.records import key, record
 from prometheus_client.parser import text_string_to_metric_families
@@ -174,27 +173,6 @@ def test_an_error_or_a_request_in_the_browser_is_noticed(page: Path, tmp_path: P
     opened = open_page(bad, tmp_path)
     assert any("said by the page" in line for line in opened.console)
     assert "http://127.0.0.1:9/x.png" in opened.requests
-
-
-@pytest.mark.parametrize(
-    ("name", "width", "height", "options"),
-    [
-        ("light", 1200, 5200, ()),
-        ("phone-dark", 500, 3200, ("--force-dark-mode", "--blink-settings=preferredColorScheme=0")),
-    ],
-)
-def test_screenshots_of_the_page_are_kept(
-    page: Path, tmp_path: Path, name: str, width: int, height: int, options: tuple[str, ...]
-) -> None:
-    """With tox, ``report-light.png`` and ``report-phone-dark.png`` are kept in its work directory."""
-    folder = Path(os.environ.get("TOX_ENV_DIR") or tmp_path)
-    picture = folder / f"report-{name}.png"
-    picture.unlink(missing_ok=True)
-    screenshot(page, tmp_path, picture, width, height, *options)
-    data = picture.read_bytes()
-    assert data[:8] == b"\x89PNG\r\n\x1a\n"
-    assert (int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")) == (width, height)
-    assert len(data) > 50_000  # an image of a single colour would be far smaller
 
 
 STEPS_US = {"prepare": 1500.0, "make": 300.0, "post": 9000.0, "transfer": 1.4, "notify": 120.0, "release": 20.0}
