@@ -30,9 +30,6 @@ from typing import IO, Any, NoReturn
 
 import pytest
 
-from pytest_nixl.nixl.worker import forks
-from pytest_nixl.processes import worker_parent
-
 ROOT = Path(__file__).resolve().parents[2]
 #: Variables that are read before a run's first line: by the loader, libc or Python. PYTHONPATH is applied by the run.
 _READ_FIRST = re.compile(r"LD_|GLIBC_|MALLOC_|PYTHON(?!PATH$)|LC_|LANG|LOCPATH|TZ")
@@ -99,6 +96,9 @@ class _Parent:
     _lock = threading.Lock()
 
     def __init__(self) -> None:
+        # pytest must be the first that imports the package in a run, or it warns that it cannot rewrite it.
+        from pytest_nixl.processes.worker_parent import BLAS_THREADS
+
         self._owner = os.getpid()
         self.read_first = _read_first(os.environ)
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
@@ -107,7 +107,7 @@ class _Parent:
             self.address = listening.getsockname()
             self._process = subprocess.Popen(
                 [sys.executable, __file__, str(listening.fileno())],
-                cwd=ROOT, env={**_unsteered(), worker_parent.BLAS_THREADS: "1"}, pass_fds=[listening.fileno()],
+                cwd=ROOT, env={**_unsteered(), BLAS_THREADS: "1"}, pass_fds=[listening.fileno()],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             )  # fmt: skip
         assert self._process.stdout is not None
@@ -216,7 +216,9 @@ def _fork_workers(request: Mapping[str, Any], passed: Sequence[int]) -> NoReturn
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         _become(request, log, os.dup(log))
         work = importlib.import_module("pytest_nixl.nixl.worker.__main__").work
-        forks.serve_forks(socket.socket(fileno=channel), work)
+        from pytest_nixl.nixl.worker.forks import serve_forks
+
+        serve_forks(socket.socket(fileno=channel), work)
     finally:
         os._exit(1)
 
@@ -241,7 +243,9 @@ class _WorkerParents:
     DEVNULL, STDOUT, TimeoutExpired = subprocess.DEVNULL, subprocess.STDOUT, subprocess.TimeoutExpired
 
     def __init__(self, address: Any) -> None:
-        self._address = address
+        from pytest_nixl.processes import worker_parent
+
+        self._address, self._ours = address, worker_parent
         self._read_first = self._without_path(os.environ)
         self._situation = worker_parent._situation()
 
@@ -249,17 +253,16 @@ class _WorkerParents:
         self, command: Sequence[str], *, pass_fds: Sequence[int], stdout: IO[bytes], env: Mapping[str, str], **more: Any
     ) -> _Forked | subprocess.Popen[bytes]:
         """Return the new process, which is executed if it would differ from this one in what cannot be changed."""
-        if self._read_first != self._without_path(env) or self._situation != worker_parent._situation():
+        if self._read_first != self._without_path(env) or self._situation != self._ours._situation():
             return subprocess.Popen(command, pass_fds=pass_fds, stdout=stdout, env=env, **more)
         path = [str(ROOT), *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
         channel, pid = _ask(self._address, {"env": dict(env), "path": path}, [*pass_fds, stdout.fileno()])
         channel.close()
         return _Forked(pid)
 
-    @staticmethod
-    def _without_path(env: Mapping[str, str]) -> dict[str, str]:
+    def _without_path(self, env: Mapping[str, str]) -> dict[str, str]:
         """Return what is read before a worker's first line, but for PYTHONPATH, which a forked process applies."""
-        return {name: value for name, value in worker_parent._read_first(env).items() if name != "PYTHONPATH"}
+        return {name: value for name, value in self._ours._read_first(env).items() if name != "PYTHONPATH"}
 
 
 class _Forked:
@@ -291,5 +294,6 @@ if __name__ == "__main__":
     gc.freeze()
     os.write(1, json.dumps(sorted({name.partition(".")[0] for name in sys.modules})).encode() + b"\n")
     listening = socket.socket(fileno=int(sys.argv[1]))
-    setattr(worker_parent, "subprocess", _WorkerParents(listening.getsockname()))  # noqa: B010 - mypy: a module is one
+    worker_parents = importlib.import_module("pytest_nixl.processes.worker_parent")
+    setattr(worker_parents, "subprocess", _WorkerParents(listening.getsockname()))  # noqa: B010 - mypy: a module is one
     _serve(listening)
