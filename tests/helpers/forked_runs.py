@@ -3,8 +3,8 @@
 
 Each is a process of its own, with its own directory, variables and output, as ``python -m pytest`` is. It does not
 import Python's modules again, which is half of the processor time of most runs. For the same reason its workers are
-forked, too, and so is the process that they are forked from; and the first row of a launch is timed as early as the
-others. All are doubles: what a row measures is another figure, so a test that judges figures executes its runs.
+forked, too, and the first row of a launch is timed as early as the others. Both are doubles: what a row measures is
+another figure, so a test that judges figures executes its runs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -57,27 +57,17 @@ def run_forked(
     if _read_first(env) != parent.read_first or any(map(parent.shadowed_by, paths)):
         return None
     request = {"arguments": list(arguments), "cwd": str(cwd), "env": dict(env), "path": paths}
-    channel, pid = _ask(parent.address, request, [output, errors])
-    with channel:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as channel:
+        channel.connect(parent.address)
+        socket.send_fds(channel, [b"run"], [output, errors])
+        channel.sendall(json.dumps(request).encode())
+        pid = int(channel.recv(64))
         channel.settimeout(timeout)
         try:
             return int(channel.recv(64))
         except TimeoutError:
             os.kill(pid, signal.SIGKILL)
             raise subprocess.TimeoutExpired(arguments, timeout) from None
-
-
-def _ask(address: Any, request: Mapping[str, Any], descriptors: Sequence[int]) -> tuple[socket.socket, int]:
-    """Ask for a forked process; return the connection, which tells its exit code, and its id."""
-    channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        channel.connect(address)
-        socket.send_fds(channel, [b"fork"], descriptors)
-        channel.sendall(json.dumps(request).encode())
-        return channel, int(channel.recv(64))
-    except BaseException:
-        channel.close()
-        raise
 
 
 def _read_first(env: Mapping[str, str]) -> dict[str, str]:
@@ -96,9 +86,6 @@ class _Parent:
     _lock = threading.Lock()
 
     def __init__(self) -> None:
-        # pytest must be the first that imports the package in a run, or it warns that it cannot rewrite it.
-        from pytest_nixl.processes.worker_parent import BLAS_THREADS
-
         self._owner = os.getpid()
         self.read_first = _read_first(os.environ)
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
@@ -107,7 +94,7 @@ class _Parent:
             self.address = listening.getsockname()
             self._process = subprocess.Popen(
                 [sys.executable, __file__, str(listening.fileno())],
-                cwd=ROOT, env={**_unsteered(), BLAS_THREADS: "1"}, pass_fds=[listening.fileno()],
+                cwd=ROOT, env=_unsteered(), pass_fds=[listening.fileno()],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             )  # fmt: skip
         assert self._process.stdout is not None
@@ -152,7 +139,6 @@ def _import_all() -> None:
                 with contextlib.suppress(ImportError):
                     importlib.import_module(f"pytest_nixl.{package}.{module.name}")
     save_time(setattr)
-    importlib.import_module("pytest_nixl.nixl.worker.commands")
 
 
 def save_time(replace: Callable[[object, str, object], None]) -> None:
@@ -176,7 +162,7 @@ def _serve(listening: socket.socket) -> None:
                 return
             if descriptor == listening.fileno():
                 channel = listening.accept()[0]
-                _, passed, _, _ = socket.recv_fds(channel, 16, 2)
+                _, outputs, _, _ = socket.recv_fds(channel, 16, 2)
                 request = json.loads(channel.recv(1 << 20))
                 pid = os.fork()
                 if not pid:
@@ -184,9 +170,9 @@ def _serve(listening: socket.socket) -> None:
                         other.close()
                     for handle in runs:
                         os.close(handle)
-                    (_run if "arguments" in request else _fork_workers)(request, passed)
-                for each in passed:
-                    os.close(each)
+                    _run(request, outputs)
+                for output in outputs:
+                    os.close(output)
                 handle = os.pidfd_open(pid)
                 waiting.register(handle, select.POLLIN)
                 runs[handle] = pid, channel
@@ -200,90 +186,18 @@ def _serve(listening: socket.socket) -> None:
                     channel.sendall(b"%d" % code)
 
 
-def _run(request: Mapping[str, Any], outputs: Sequence[int]) -> NoReturn:
+def _run(request: dict[str, Any], outputs: Sequence[int]) -> NoReturn:
     """Be the run that was asked for."""
-    _become(request, *outputs)
-    os.chdir(request["cwd"])
-    sys.argv = [str(Path(pytest.__file__).with_name("__main__.py")), *request["arguments"]]
-    raise SystemExit(pytest.main())
-
-
-def _fork_workers(request: Mapping[str, Any], passed: Sequence[int]) -> NoReturn:
-    """Be the process from which a run forks its workers."""
-    channel, log = passed
-    try:
-        os.setsid()
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        _become(request, log, os.dup(log))
-        work = importlib.import_module("pytest_nixl.nixl.worker.__main__").work
-        from pytest_nixl.nixl.worker.forks import serve_forks
-
-        serve_forks(socket.socket(fileno=channel), work)
-    finally:
-        os._exit(1)
-
-
-def _become(request: Mapping[str, Any], output: int, errors: int) -> None:
-    """Give a forked process what an executed one gets from its parent."""
     nothing = os.open(os.devnull, os.O_RDONLY)
-    for number, descriptor in enumerate((nothing, output, errors)):
+    for number, descriptor in enumerate((nothing, *outputs)):
         os.dup2(descriptor, number)
         os.close(descriptor)
+    os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
     sys.path[:2] = request["path"]
-
-
-class _WorkerParents:
-    """What a run has in place of the module ``subprocess``, to start the process from which its workers are forked.
-
-    :param address: where this process is asked for it.
-    """
-
-    DEVNULL, STDOUT, TimeoutExpired = subprocess.DEVNULL, subprocess.STDOUT, subprocess.TimeoutExpired
-
-    def __init__(self, address: Any) -> None:
-        from pytest_nixl.processes import worker_parent
-
-        self._address, self._ours = address, worker_parent
-        self._read_first = self._without_path(os.environ)
-        self._situation = worker_parent._situation()
-
-    def Popen(  # noqa: N802 - its name in subprocess
-        self, command: Sequence[str], *, pass_fds: Sequence[int], stdout: IO[bytes], env: Mapping[str, str], **more: Any
-    ) -> _Forked | subprocess.Popen[bytes]:
-        """Return the new process, which is executed if it would differ from this one in what cannot be changed."""
-        if self._read_first != self._without_path(env) or self._situation != self._ours._situation():
-            return subprocess.Popen(command, pass_fds=pass_fds, stdout=stdout, env=env, **more)
-        path = [str(ROOT), *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
-        channel, pid = _ask(self._address, {"env": dict(env), "path": path}, [*pass_fds, stdout.fileno()])
-        channel.close()
-        return _Forked(pid)
-
-    def _without_path(self, env: Mapping[str, str]) -> dict[str, str]:
-        """Return what is read before a worker's first line, but for PYTHONPATH, which a forked process applies."""
-        return {name: value for name, value in self._ours._read_first(env).items() if name != "PYTHONPATH"}
-
-
-class _Forked:
-    """A process that is no child of this one, with the methods of :class:`subprocess.Popen` that its owner needs."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self.returncode: int | None = None
-        self._handle = os.pidfd_open(pid)
-
-    def kill(self) -> None:
-        """End it with SIGKILL, if it still runs."""
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._handle, signal.SIGKILL)
-
-    def wait(self) -> None:
-        """Wait for its end."""
-        waiting = select.poll()
-        waiting.register(self._handle, select.POLLIN)
-        waiting.poll()
-        os.close(self._handle)
+    sys.argv = [str(Path(pytest.__file__).with_name("__main__.py")), *request["arguments"]]
+    raise SystemExit(pytest.main())
 
 
 if __name__ == "__main__":
@@ -293,7 +207,4 @@ if __name__ == "__main__":
     gc.collect()
     gc.freeze()
     os.write(1, json.dumps(sorted({name.partition(".")[0] for name in sys.modules})).encode() + b"\n")
-    listening = socket.socket(fileno=int(sys.argv[1]))
-    worker_parents = importlib.import_module("pytest_nixl.processes.worker_parent")
-    setattr(worker_parents, "subprocess", _WorkerParents(listening.getsockname()))  # noqa: B010 - mypy: a module is one
-    _serve(listening)
+    _serve(socket.socket(fileno=int(sys.argv[1])))
