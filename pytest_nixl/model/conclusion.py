@@ -57,7 +57,7 @@ class Conclusion:
         """
         outcomes = [outcome(result.verdict, gate=gate) for result in results]
         worst = next((one for one in (Outcome.FAIL, Outcome.WARN) if one in outcomes), Outcome.PASS)
-        unchecked = all(says_nothing(result) or result.verdict is Verdict.MISSING for result in results)
+        unchecked = all(result.verdict in (Verdict.NOT_APPLICABLE, Verdict.MISSING) for result in results)
         if results and unchecked and not gate and not interrupted:
             return cls(Outcome.FAIL if code or worst is Outcome.FAIL else Outcome.WARN, failed=False, nothing=True)
         beside = _beside(code) if code and worst is not Outcome.FAIL and not interrupted else ""
@@ -78,12 +78,6 @@ class Conclusion:
         if self.beside:
             return f"FAIL, because {self.beside}"
         return "PASS, with warnings" if self.outcome is Outcome.WARN and not self.nothing else self.word
-
-
-def says_nothing(result: Result) -> bool:
-    """Whether a result is of a check that was skipped, or missed its deadline on a busy host before it had a figure."""
-    late = result.verdict is Verdict.INCONCLUSIVE and result.figures is None and not result.measured
-    return result.verdict is Verdict.NOT_APPLICABLE or late
 
 
 def _passed_without_a_floor(result: Result) -> bool:

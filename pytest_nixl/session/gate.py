@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_nixl.model.conclusion import WHOLE_RUN, says_nothing
+from pytest_nixl.model.conclusion import WHOLE_RUN
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.settings import Settings
@@ -82,14 +82,12 @@ def unchecked(run: Run) -> list[Result]:
     named = list(_missed_memory(run)) if run.settings.sources["memory"] == "option" else []
     results = run.found.results
     ours = [result for result in results if any(result.check in checks for checks in checks_of_suites().values())]
-    if named or not ours or not all(map(says_nothing, results)):
+    if named or not ours or any(result.verdict is not Verdict.NOT_APPLICABLE for result in results):
         return named
     reasons, remedies = (list(dict.fromkeys(getattr(one, of) for one in ours)) for of in ("reason", "remedy"))
     more = [f"and {len(reasons) - _TOLD} more reasons: -rs shows them"] if len(reasons) > _TOLD else []
     count = "the only check was" if len(ours) == 1 else f"all {len(ours)} checks were"
-    late = any(one.verdict is Verdict.INCONCLUSIVE for one in ours)
-    skipped = "skipped, or were late on a busy host" if late and len(ours) > 1 else "late" if late else "skipped"
-    reason = f"nothing was checked, because {count} {skipped}: {'; '.join([*reasons[:_TOLD], *more])}"
+    reason = f"nothing was checked, because {count} skipped: {'; '.join([*reasons[:_TOLD], *more])}"
     remedy = remedies[0] if len(remedies) == 1 and remedies[0] else "run it where these checks apply, or run all suites"
     return [Result(WHOLE_RUN, "", Verdict.MISSING, reason, remedy)]
 

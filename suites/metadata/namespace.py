@@ -6,7 +6,6 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pytest_nixl import Agents, Buffer, EtcdClient, Host, NixlAgent, NixlPluginError, Ref, wait_until
@@ -23,7 +22,6 @@ _SAME_NAMESPACE = "compare NIXL_ETCD_ENDPOINTS and NIXL_ETCD_NAMESPACE of both a
 _numbers = itertools.count()
 
 
-@dataclass(frozen=True)
 class Namespace:
     """Agents that publish under one NIXL_ETCD_NAMESPACE of one etcd.
 
@@ -35,12 +33,21 @@ class Namespace:
     :param hosts: the ranks of the first agent, the second, …; empty for this host.
     """
 
-    agents: Agents
-    client: EtcdClient
-    endpoint: str
-    name: str | None
-    seconds: float
-    hosts: Sequence[Host] = ()
+    def __init__(
+        self,
+        agents: Agents,
+        client: EtcdClient,
+        endpoint: str,
+        name: str | None,
+        seconds: float,
+        hosts: Sequence[Host] = (),
+    ) -> None:
+        self.client = client
+        self.endpoint = endpoint
+        self.name = name
+        self.seconds = seconds
+        self._agents = agents
+        self._hosts = hosts
 
     def start(self, *names: str) -> list[NixlAgent]:
         """Start agents, each in its own worker.
@@ -48,17 +55,17 @@ class Namespace:
         They have a spinning progress thread only if their backend needs one; otherwise they progress when polled.
         """
         environment = {"NIXL_ETCD_ENDPOINTS": self.endpoint, "NIXL_ETCD_NAMESPACE": self.name}
-        return self.agents.start_each(
-            names, environment=environment, hosts=self.hosts, listen_thread=True, progress_thread=None
+        return self._agents.start_each(
+            names, environment=environment, hosts=self._hosts, listen_thread=True, progress_thread=None
         )
 
     def reached_by(self, endpoint: str) -> Namespace:
         """Return the same namespace for agents with other endpoints."""
-        return replace(self, endpoint=endpoint, hosts=())
+        return Namespace(self._agents, self.client, endpoint, self.name, self.seconds)
 
     def part(self, name: str) -> Namespace:
         """Return a namespace below this one."""
-        return replace(self, name=f"{self.name}/{name}")
+        return Namespace(self._agents, self.client, self.endpoint, f"{self.name}/{name}", self.seconds, self._hosts)
 
     def key(self, agent: NixlAgent, label: str = "metadata") -> str:
         """Return the key of an agent's metadata; an empty label gives the anchor, which every agent writes."""

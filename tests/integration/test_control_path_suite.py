@@ -17,7 +17,7 @@ pytestmark = pytest.mark.long
 SUITE = "suites/control_path"
 GROWTH, PUBLISHED = f"{SUITE}/test_control_path.py", f"{SUITE}/test_published.py"
 #: The figures of this suite.
-SUMMARY = {name for name, kind in FIGURE_KINDS.items() if "suites/control_path" in kind.remedy}
+SUMMARY = {name for name, kind in FIGURE_KINDS.items() if "the suite control_path" in kind.remedy}
 
 #: In a worker: each registration takes DELAY more than the one before it in its round. A double of a NIXL with a
 #: quadratic cost.

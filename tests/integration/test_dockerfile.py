@@ -58,7 +58,7 @@ def download(folder: Path) -> None:
     told = [
         f"{each.name}{each.specifier}"
         for each in wanted
-        if each.marker is None or each.marker.evaluate({"extra": "embedded"})
+        if each.marker is None or any(each.marker.evaluate({"extra": extra}) for extra in ("embedded", "compare"))
     ]
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:", "--dest", str(folder)]
     subprocess.run([*command, *told, "setuptools>=77", "wheel"], check=True)

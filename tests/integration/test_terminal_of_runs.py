@@ -64,7 +64,7 @@ def test_the_cause_is_in_the_first_five_lines_after_the_dots_and_its_repeat_comm
     suites = re.compile(r"(infrastructure|bandwidth|uri_validation) [.sFE]")
     [dots] = [number for number, line in enumerate(lines) if suites.match(line)]
     title, *first = [line for line in lines[dots + 1 :] if line][:6]
-    assert title.strip("= ") == "NIXL", done.output
+    assert title.strip("= ") == "NIXL: what is wrong, and what to do", done.output
     assert re.search(cause, "\n".join(first)), done.output
     [repeat, *_] = [line.partition("repeat: ")[2] for line in lines if line.strip().startswith("repeat: ")]
     program, *repeated = shlex.split(repeat)
