@@ -11,17 +11,13 @@ from pytest_nixl.cluster.messages import ASKS
 from pytest_nixl.core.strict import check
 from pytest_nixl.model.conclusion import (
     MOST_FIGURES,
-    Conclusion,
     failed_beside,
     next_step,
-    summary_line,
     told,
     without_results,
 )
 from pytest_nixl.model.figure import Figure
-from pytest_nixl.model.memory import MemoryPair
-from pytest_nixl.model.results import Result, RowSummary
-from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.model.results import Result
 from pytest_nixl.model.verdicts import Verdict
 
 CREATION = Figure("agent-creation", 0.04, "s", {"backend": "UCX"})
