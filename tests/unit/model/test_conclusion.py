@@ -13,11 +13,14 @@ from pytest_nixl.model.conclusion import (
     MOST_FIGURES,
     failed_beside,
     next_step,
+    summary_line,
     told,
     without_results,
 )
 from pytest_nixl.model.figure import Figure
-from pytest_nixl.model.results import Result
+from pytest_nixl.model.memory import MemoryPair
+from pytest_nixl.model.results import Result, RowSummary
+from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.verdicts import Verdict
 
 CREATION = Figure("agent-creation", 0.04, "s", {"backend": "UCX"})
@@ -84,3 +87,25 @@ def test_a_run_that_checked_nothing_or_fails_beside_the_checks_is_not_accepted()
     assert next_step(without_results("REFUSED")) == "correct"
     assert next_step(told([Result("x", "x", Verdict.NOT_APPLICABLE)], gate=False)) == "correct"
     assert next_step(failed_beside(told([Result("x", "x", Verdict.PASS)], gate=True), 1)) == "reject"
+
+
+def row(verdict: Verdict, floor: float, *variant: tuple[str, str]) -> Result:
+    """Return the result of a measured row."""
+    key = RowKey("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), 1 << 20, variant=variant)
+    return Result("bandwidth", "t.py::test", verdict, row=key, figures=RowSummary(1e9, 1e-6, 1e-6, 10, floor, 0.0, ()))
+
+
+def test_the_gate_counts_the_rows_that_passed_without_a_floor_and_its_verdict_stays() -> None:
+    floor, none = row(Verdict.PASS, 1e8), row(Verdict.PASS, 0.0)
+    found = summary_line([floor, none, none], gate=True)
+    assert found.text == "NIXL gate: PASS (3 PASS; 3 rows measured, 2 of them passed without a floor)"
+    assert found.outcome is summary_line([floor], gate=True).outcome
+    assert next_step(told([floor, none], gate=True)) == "accept"
+
+
+def test_only_rows_of_whole_blocks_that_passed_in_the_gate_are_counted_without_a_floor() -> None:
+    none, failed = row(Verdict.PASS, 0.0), row(Verdict.FAIL, 0.0)
+    assert "floor" not in summary_line([none], gate=False).text
+    assert "floor" not in summary_line([failed, row(Verdict.PASS, 1e8)], gate=True).text
+    for name in ("kv", "pattern"):
+        assert "floor" not in summary_line([row(Verdict.PASS, 0.0, (name, "x"))], gate=True).text
