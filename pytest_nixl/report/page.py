@@ -172,6 +172,8 @@ def _comparison(report: RunReport) -> Mapping[str, Any] | None:
     words = (
         f"The run is {compared.comparison.verdict}.{together} The band shows changes that count as unchanged, up to "
         f"{100 * compared.margin:.3g} % in each direction; the bar is a 90 % interval."
+        if rows
+        else "No row can be compared: each failed in this run, or was not measured in both. The findings say why."
     )
     name, scale = compared.before.name, change_scale(axis)
     return {"before": name, "words": words, "rows": rows, "scale": scale, "changes": compared.changes}

@@ -259,6 +259,15 @@ def test_a_run_of_which_no_check_is_recorded_is_not_green() -> None:
     assert '<div class="verdict warn"><strong>NO CHECK IS RECORDED</strong>' in html_page(RunReport(run))
 
 
+def test_a_run_of_which_no_row_can_be_compared_says_so() -> None:
+    before = parse_recorded(record("nixl:1", {key("64KiB"): [9.0] * 5}), "x")
+    wrong = Result("bandwidth", "x", Verdict.WRONG_TRANSPORT, "tcp", row=next(iter(before.rows)))
+    run = parse_recorded(record("nixl:2", {key("64KiB"): [1.0] * 5}, results=[wrong]), "y")
+    shown = html_page(RunReport(run, compare_runs(before, run, 0.05)))
+    assert "No row can be compared: each failed in this run" in shown
+    assert "The band shows" not in shown
+
+
 def test_the_parser_of_prometheus_accepts_the_metrics(report: RunReport, tmp_path: Path) -> None:
     write(report, tmp_path / "m.prom")
     families = {one.name: one for one in text_string_to_metric_families((tmp_path / "m.prom").read_text())}
