@@ -17,8 +17,8 @@ from pytest_nixl.session.default_profile import PRODUCT_NAME
 #: The CI systems for which there is a file.
 CI_SYSTEMS = ("github", "gitlab")
 _WHERE = {
-    "github": "two jobs for GitHub Actions: copy it to .github/workflows/",
-    "gitlab": "two jobs for GitLab: include it from .gitlab-ci.yml",
+    "github": "the jobs for GitHub Actions: copy it to .github/workflows/",
+    "gitlab": "the jobs for GitLab: include it from .gitlab-ci.yml",
 }
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
 
