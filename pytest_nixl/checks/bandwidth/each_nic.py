@@ -211,6 +211,6 @@ class HostNics:
 
 def nearest_gpus(ends: Sequence[GpuEnd]) -> dict[str, int]:
     """Return by network card the number of its GPU: the one that it is assigned to, else one that it is nearest to."""
-    near = [end for end in ends if end.near is not None and end.own]
-    found = {name: end.gpu.number for end in reversed(near) for name in end.near.devices}  # type: ignore[union-attr]
-    return found | {name: end.gpu.number for end in reversed(near) for name in end.own}
+    near = [(end.gpu.number, end.near.devices, end.own) for end in reversed(ends) if end.near is not None and end.own]
+    found = {name: gpu for gpu, devices, _ in near for name in devices}
+    return found | {name: gpu for gpu, _, own in near for name in own}
