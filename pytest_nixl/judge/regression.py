@@ -8,13 +8,17 @@ For a single row the test is Mann and Whitney's. For several rows, and for all o
 Young's: the launches of all rows are permuted together, and the loss of a row is compared with the largest loss of any
 row in each permutation. A run without a loss is therefore called REGRESSED at most once in a hundred times, whatever
 the number of its rows and the dependence between them, and a loss in a single row is still found.
+
+That holds for two images that were measured in turn. Two runs of different times have more than their images between
+them: what all rows of one run share, such as the load of its host. :func:`of_two_times` takes away what that may have
+made.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import fmean, median
 from typing import Any, Generic, TypeVar
@@ -97,7 +101,8 @@ class RegressionTest(Generic[Key]):
 
     :param pooled: the effect over the rows that both runs have; None: they have no row in common.
     :param rows: the effect on each row, by row key.
-    :param suspects: the keys of rows that would be REGRESSED if each were the only row, but not among all rows.
+    :param suspects: the keys of rows that would be REGRESSED if each were the only row, but not among all rows, or if
+        no other process had run during their launches.
     """
 
     pooled: Effect | None
@@ -138,6 +143,39 @@ def compare_rows(
         if alone[key].verdict is Verdict.REGRESSED and effect.verdict is not Verdict.REGRESSED
     )
     return RegressionTest(compare_launches(*pool, margin, p=together), rows, frozenset(suspects))
+
+
+def of_two_times(
+    found: RegressionTest[Key], losses: RegressionTest[Key], gains: RegressionTest[Key]
+) -> RegressionTest[Key]:
+    """Return the comparison of two runs that were not measured in turn: what either run alone may have made is open.
+
+    Other processes only make a launch slower. So a loss must be proven without the disturbed launches of this run, and
+    that nothing was lost without those of the baseline. All rows of a run share its load, its clocks and its
+    placement, so their pool shows a loss where the whole run was slower for such a reason: a loss needs a row that
+    proves it.
+
+    :param found: the comparison of all launches.
+    :param losses: the same without the disturbed launches of this run; ``gains`` without those of the baseline. Rows
+        with too few others are left out.
+    """
+    rows = {key: _held(effect, losses.rows.get(key), gains.rows.get(key)) for key, effect in found.rows.items()}
+    pooled = found.pooled and _held(found.pooled, losses.pooled, gains.pooled)
+    lost = {key for key, effect in rows.items() if effect.verdict is Verdict.REGRESSED}
+    if pooled is not None and pooled.verdict is Verdict.REGRESSED and not lost:
+        pooled = replace(pooled, verdict=Verdict.INCONCLUSIVE)
+    disturbed = {key for key, effect in found.rows.items() if effect.verdict is Verdict.REGRESSED} - lost
+    return RegressionTest(pooled, rows, found.suspects | disturbed)
+
+
+def _held(effect: Effect, loss: Effect | None, gain: Effect | None) -> Effect:
+    """Return an effect, INCONCLUSIVE if disturbed launches made its verdict."""
+    other, alike = (loss, _LOST) if effect.verdict in _LOST else (gain, _KEPT)
+    return effect if other is not None and other.verdict in alike else replace(effect, verdict=Verdict.INCONCLUSIVE)
+
+
+#: The verdicts of a proven loss, and those that exclude a loss of the margin.
+_LOST, _KEPT = {Verdict.REGRESSED}, {Verdict.UNCHANGED, Verdict.IMPROVED}
 
 
 def _pool(

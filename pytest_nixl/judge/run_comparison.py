@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pytest_nixl.core import units
@@ -16,6 +16,7 @@ from pytest_nixl.judge.regression import (
     compare_rows,
     launches_for,
     least_p,
+    of_two_times,
 )
 from pytest_nixl.model.results import Result, RowSummary
 from pytest_nixl.model.row_key import RowKey
@@ -73,35 +74,68 @@ def compare_runs(before: RecordedRun, now: RecordedRun, margin: float, *, in_tur
     """
     before, now = _own(before), _own(now)
     old, new = usable_rows(before), usable_rows(now)
-    comparison = compare_rows(
-        {key: row.values for key, row in old.items()}, {key: row.values for key, row in new.items()}, margin
+    comparison = _compared(old, new, margin, in_turn)
+    # Workers report versions: a run in which none measured a row did not lose them.
+    different = tuple(
+        item
+        for item in changes(before.provenance, now.provenance)
+        if item.now or now.rows or not item.what.startswith("versions ")
     )
-    different = tuple(changes(before.provenance, now.provenance))
     results = (
         *_failed(before, now, different),
         *_missing(before, now, old, new),
-        *_pooled(before, now, comparison, margin, different, in_turn),
+        *_pooled(before, now, comparison, margin, different, in_turn, old, new),
         *_rows(before, old, new, comparison, margin, different, in_turn),
     )
     return RunComparison(before, now, margin, comparison, results, different)
+
+
+def _compared(
+    old: Mapping[RowKey, RowSummary], new: Mapping[RowKey, RowSummary], margin: float, in_turn: bool
+) -> RegressionTest[RowKey]:
+    before, now = ({key: row.values for key, row in rows.items()} for rows in (old, new))
+    found = compare_rows(before, now, margin)
+    if in_turn:
+        return found
+    quiet_before, quiet_now = _quiet(old, new), _quiet(new, old)
+    losses = found if quiet_now == now else compare_rows(before, quiet_now, margin)
+    gains = found if quiet_before == before else compare_rows(quiet_before, now, margin)
+    return of_two_times(found, losses, gains)
+
+
+def _quiet(rows: Mapping[RowKey, RowSummary], others: Mapping[RowKey, RowSummary]) -> dict[RowKey, tuple[float, ...]]:
+    """Return the undisturbed launches of each row that has enough of them to prove a change, or was never disturbed.
+
+    :param others: the rows of the other run.
+    """
+    return {
+        key: row.undisturbed
+        for key, row in rows.items()
+        if row.undisturbed == row.values
+        or (key in others and least_p(len(row.undisturbed), len(others[key].values)) <= PROOF)
+    }
 
 
 def _own(run: RecordedRun) -> RecordedRun:
     return replace(run, rows={key: row for key, row in run.rows.items() if not key.program})
 
 
-def wants_launch(before: Sequence[float] | None, values: Sequence[float], margin: float) -> bool:
+def wants_launch(
+    before: Sequence[float] | None, values: Sequence[float], margin: float, *, disturbed: bool = False
+) -> bool:
     """Whether one more launch of a row could decide its comparison.
 
     :param before: bytes per second of each launch of the baseline; None: the baseline has no such row.
     :param values: bytes per second of each launch so far.
     :param margin: the loss up to which a row is unchanged: 0.05 is 5 %.
+    :param disturbed: whether other processes used the row's cores in one of them, so that it proves no loss.
     """
     if before is None or len(values) >= MOST_LAUNCHES:
         return False
     if len(values) > COMPARED_LAUNCHES:
         return True  # the first test, after COMPARED_LAUNCHES, was inconclusive; the second is after MOST_LAUNCHES
-    return compare_launches(before, values, margin).verdict is Verdict.INCONCLUSIVE
+    verdict = compare_launches(before, values, margin).verdict
+    return verdict is Verdict.INCONCLUSIVE or (disturbed and verdict is Verdict.REGRESSED)
 
 
 def usable_rows(run: RecordedRun) -> dict[RowKey, RowSummary]:
@@ -174,6 +208,8 @@ def _pooled(
     margin: float,
     different: tuple[Change, ...],
     in_turn: bool,
+    old: Mapping[RowKey, RowSummary],
+    new: Mapping[RowKey, RowSummary],
 ) -> Iterator[Result]:
     effect = comparison.pooled
     if effect is None and failed_rows(before, now):
@@ -186,8 +222,19 @@ def _pooled(
         return  # single rows decided the verdict, and each of them has its own result
     count = len(comparison.rows)
     over = f"{count} rows together" if count > 1 else str(next(iter(comparison.rows)))
-    reason = f"{over} against {before.name}: {effect.words}"
-    yield _result(effect.verdict, reason, _remedy(effect, margin, different, before, in_turn))
+    reason, remedy = (
+        f"{over} against {before.name}: {effect.words}",
+        _remedy(effect, margin, different, before, in_turn),
+    )
+    if effect.verdict is Verdict.INCONCLUSIVE and not in_turn:
+        there, here = (_disturbed(rows, comparison.rows) for rows in (old, new))
+        if there:
+            remedy = f"Record {before.name} again on an idle machine. {remedy}"
+        if told := _taken(before, there, here):
+            reason = f"{reason}; {told}"
+        elif effect.p <= PROOF and effect.ratio < 1:
+            reason = f"{reason}; no single row proves a loss, and what all rows of one run share may have made this one"
+    yield _result(effect.verdict, reason, remedy)
 
 
 def _rows(
@@ -205,16 +252,47 @@ def _rows(
         figures = f"{_rate(new[key].bandwidth)} after {_rate(old[key].bandwidth)}"
         if old[key].transports != new[key].transports and old[key].transports:
             figures += f", over {'+'.join(new[key].transports) or 'unknown'} after {'+'.join(old[key].transports)}"
+        reason = f"{key} against {before.name}: {figures}: {effect.words}"
         if effect.verdict is Verdict.REGRESSED:
-            reason = f"{key} against {before.name}: {figures}: {effect.words}"
             yield _result(Verdict.REGRESSED, reason, _remedy(effect, margin, different, before, in_turn), key)
+        elif key in comparison.suspects and effect.p <= PROOF:
+            told = _taken(before, "", _disturbed(new, [key]))
+            remedy = _remedy(effect, margin, different, before, in_turn)
+            yield _result(Verdict.INCONCLUSIVE, f"{reason}; {told}", remedy, key)
         elif key in comparison.suspects:
             reason = (
-                f"{key} against {before.name}: {figures}: {effect.words}; if it were the only "
-                f"row, this would prove a loss; among {len(comparison.rows)} rows p is larger, and "
-                f"must be at most {PROOF:g}"
+                f"{reason}; if it were the only row, this would prove a loss; among {len(comparison.rows)} rows p is "
+                f"larger, and must be at most {PROOF:g}"
             )
             yield _result(Verdict.INCONCLUSIVE, reason, _more_launches(effect, before, in_turn), key)
+
+
+def _disturbed(rows: Mapping[RowKey, RowSummary], keys: Iterable[RowKey]) -> str:
+    """Return how many launches of these rows other processes disturbed; empty: none."""
+    asked = [rows[key] for key in keys]
+    every = sum(len(row.values) for row in asked)
+    quiet = sum(len(row.undisturbed) for row in asked)
+    return f"{every - quiet} of {every} launches" if quiet < every else ""
+
+
+def steadiness(rows: Mapping[RowKey, RowSummary]) -> tuple[str, bool]:
+    """Return how good a baseline these rows are, as the end of a sentence, and whether no launch was disturbed."""
+    spreads = {key: (max(row.values) - min(row.values)) / row.bandwidth for key, row in rows.items()}
+    widest = max(spreads, key=spreads.__getitem__)
+    spread = f"the launches of a row differ by up to {100 * spreads[widest]:.3g} % ({widest})"
+    if all(len(row.values) == 1 for row in rows.values()):
+        spread = "each row has one launch, so its spread is not known"
+    disturbed = _disturbed(rows, rows)
+    beside = f", and other processes used cores that were needed in {disturbed}" if disturbed else ""
+    return f"{spread}{beside}", not disturbed
+
+
+def _taken(before: RecordedRun, there: str, here: str) -> str:
+    """Return that other processes disturbed launches, which then prove nothing; empty: they disturbed none."""
+    runs = [f"{count} of {name}" for count, name in ((here, "this run"), (there, before.name)) if count]
+    return (
+        f"other processes used cores that were needed in {' and in '.join(runs)}, which prove nothing" if runs else ""
+    )
 
 
 def _remedy(effect: Effect, margin: float, different: tuple[Change, ...], before: RecordedRun, in_turn: bool) -> str:

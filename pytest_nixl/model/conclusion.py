@@ -28,7 +28,10 @@ MOST_FIGURES = 1000
 VERDICT_FORMAT = 1
 
 #: All verdicts of a run. REFUSED: it did not start.
-RUN_VERDICTS = ("PASS", "FAIL", INTERRUPTED, NOTHING_CHECKED, "REFUSED")
+RUN_VERDICTS = ("PASS", "FAIL", str(Verdict.INCONCLUSIVE), INTERRUPTED, NOTHING_CHECKED, "REFUSED")
+
+#: Verdicts of checks that say nothing of what was to be validated.
+_UNCHECKED = {Verdict.NOT_APPLICABLE, Verdict.MISSING}
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ class Conclusion:
     :param interrupted: how far the run came and what ended it early; empty: it was completed.
     :param beside: why the run fails although it was completed and no result fails; empty: it does not.
     :param nothing: whether no check came to a verdict. With ``--nixl-gate`` such a run fails for what is MISSING.
+    :param undecided: whether each check that ran is INCONCLUSIVE. With ``--nixl-gate`` such a run fails.
     """
 
     outcome: Outcome
@@ -47,6 +51,7 @@ class Conclusion:
     interrupted: str = ""
     beside: str = ""
     nothing: bool = False
+    undecided: bool = False
 
     @classmethod
     def of(cls, results: Sequence[Result], *, gate: bool, interrupted: str = "", code: int | None = None) -> Conclusion:
@@ -57,27 +62,35 @@ class Conclusion:
         """
         outcomes = [outcome(result.verdict, gate=gate) for result in results]
         worst = next((one for one in (Outcome.FAIL, Outcome.WARN) if one in outcomes), Outcome.PASS)
-        unchecked = all(result.verdict in (Verdict.NOT_APPLICABLE, Verdict.MISSING) for result in results)
-        if results and unchecked and not gate and not interrupted:
+        checked = {result.verdict for result in results} - _UNCHECKED
+        if results and not checked and not gate and not interrupted:
             return cls(Outcome.FAIL if code or worst is Outcome.FAIL else Outcome.WARN, failed=False, nothing=True)
         beside = _beside(code) if code and worst is not Outcome.FAIL and not interrupted else ""
-        return cls(Outcome.FAIL if interrupted or beside else worst, worst is Outcome.FAIL, interrupted, beside)
+        return cls(
+            Outcome.FAIL if interrupted or beside else worst,
+            worst is Outcome.FAIL,
+            interrupted,
+            beside,
+            undecided=checked == {Verdict.INCONCLUSIVE},
+        )
 
     @property
     def word(self) -> str:
-        """PASS, FAIL, INTERRUPTED or NOTHING CHECKED. A run that failed and was interrupted is FAIL."""
+        """One of :data:`RUN_VERDICTS` but REFUSED. A run that failed and was interrupted is FAIL."""
         if self.nothing:
             return NOTHING_CHECKED
         if self.failed or self.beside:
             return "FAIL"
-        return INTERRUPTED if self.interrupted else "PASS"
+        if self.interrupted:
+            return INTERRUPTED
+        return str(Verdict.INCONCLUSIVE) if self.undecided else "PASS"
 
     def __str__(self) -> str:
         if self.interrupted:
             return f"FAIL, {self.interrupted}" if self.failed else self.interrupted
         if self.beside:
             return f"FAIL, because {self.beside}"
-        return "PASS, with warnings" if self.outcome is Outcome.WARN and not self.nothing else self.word
+        return "PASS, with warnings" if self.word == "PASS" and self.outcome is Outcome.WARN else self.word
 
 
 def _passed_without_a_floor(result: Result) -> bool:
@@ -233,7 +246,7 @@ def failed_beside(told_before: Mapping[str, Any], code: int) -> dict[str, Any]:
     :param told_before: the values by the checks alone.
     :param code: the exit code.
     """
-    if told_before.get("verdict") != "PASS":
+    if told_before.get("verdict") not in ("PASS", Verdict.INCONCLUSIVE):
         return dict(told_before)
     failure = {"check": "", "row": "", "verdict": "FAIL", "reason": f"{_beside(code)} (exit code {code})", "remedy": ""}
     return {**told_before, "verdict": "FAIL", "failing": [failure]}

@@ -15,7 +15,7 @@ from pytest_nixl.model.expectation import row_ceiling
 from pytest_nixl.model.figure import Figure
 from pytest_nixl.model.raw_comparison import RawRatio
 from pytest_nixl.model.row_key import RowKey, UnknownKey
-from pytest_nixl.model.samples import percentile
+from pytest_nixl.model.samples import DISTURBED_CORES, percentile
 from pytest_nixl.model.verdicts import Verdict
 
 if TYPE_CHECKING:
@@ -51,6 +51,8 @@ class RowSummary:
     p999: float = math.nan
     #: Median seconds of the steps of a request for KV blocks, by name; empty: the row is not of such requests.
     steps: Mapping[str, float] = field(default_factory=dict)
+    #: Of each launch, the cores it needed that other processes used; empty: not known.
+    contention: tuple[float, ...] = ()
 
     @classmethod
     def of(cls, samples: Samples, expectation: Expectation | None, machine: Machine | None = None) -> RowSummary:
@@ -63,6 +65,7 @@ class RowSummary:
             floor=(expectation and expectation.floor) or 0.0,
             ceiling=ceiling.value if ceiling else 0.0,
             transfers=sum(samples.transfers),
+            contention=samples.contention,
         )
 
     @classmethod
@@ -75,14 +78,26 @@ class RowSummary:
         floor: float = 0.0,
         ceiling: float = 0.0,
         transfers: int = 0,
+        contention: tuple[float, ...] = (),
     ) -> RowSummary:
         """Return the figures of launches. The bandwidth is their median.
 
         :param values: bytes per second of each launch.
         :param latencies: seconds of the percentiles that are known, by the names in :data:`PERCENTILES`.
+        :param contention: of each launch, the cores it needed that other processes used; of another length: not known.
         """
         p50, p90, p99, p999 = (latencies.get(name, math.nan) for name in PERCENTILES)
-        return cls(median(values), p50, p99, transfers, floor, ceiling, transports, values, p90, p999)
+        known = contention if len(contention) == len(values) else ()
+        return cls(median(values), p50, p99, transfers, floor, ceiling, transports, values, p90, p999, contention=known)
+
+    @property
+    def undisturbed(self) -> tuple[float, ...]:
+        """Bytes per second of each launch during which other processes used at most 0.3 of the cores it needed."""
+        if not self.contention:
+            return self.values
+        return tuple(
+            value for value, cores in zip(self.values, self.contention, strict=True) if cores <= DISTURBED_CORES
+        )
 
     @property
     def latencies(self) -> dict[str, float]:
@@ -141,8 +156,10 @@ class Result:
             del found["subject"]
         if self.measured:
             found["measured"] = [figure.plain() for figure in self.measured]
-        if self.figures is not None and not self.figures.steps:
-            del found["figures"]["steps"]
+        if self.figures is not None:
+            del found["figures"]["contention"]  # the record of the row has it
+            if not self.figures.steps:
+                del found["figures"]["steps"]
         return found
 
     @classmethod

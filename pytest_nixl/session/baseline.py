@@ -54,7 +54,8 @@ def another_to_compare(samples: Samples, run: Run) -> bool:
     found = run.found
     before = usable_rows(found.baseline).get(key) if found.baseline is not None else found.other_samples.get(key)
     values = before.values if before is not None else None
-    return wants_launch(values, samples.values, run.settings.max_regression)
+    disturbed = samples.disturbed and found.baseline is not None
+    return wants_launch(values, samples.values, run.settings.max_regression, disturbed=disturbed)
 
 
 def compare(run: Run) -> None:
@@ -92,29 +93,33 @@ def _make_first(run: Run) -> Result:
     Nobody has reviewed it, so it is no PASS.
     """
     from pytest_nixl.core.errors import NixlPluginError
+    from pytest_nixl.judge.run_comparison import steadiness
     from pytest_nixl.model.results import Result
     from pytest_nixl.model.verdicts import Outcome, Verdict, outcome
-    from pytest_nixl.session.record_writer import record_of
+    from pytest_nixl.session.record_writer import record_of, this_run
     from pytest_nixl.store.store import write_whole
 
     path = run.settings.baseline
     reason = f"{path} does not exist, so no row was compared with an earlier run"
     bad = any(outcome(one.verdict, gate=run.settings.gate) is Outcome.FAIL for one in run.found.results)
-    if bad or not run.found.benchmarks:
+    rows = this_run(run).rows
+    if bad or not rows:
         why = "a check failed" if bad else "no row was recorded"
         reason, remedy = f"{reason}; this run cannot be the first baseline, because {why}", "repair that, and run again"
         return Result("regression", "", Verdict.NO_EXPECTATION, reason, remedy)
+    words, idle = steadiness(rows)
+    # A disturbed launch may be slower than its image is: a baseline with such launches hides a loss.
+    again = "" if idle else " Better record it again on an idle machine: such launches prove nothing later."
     if kept := run.config.getoption("benchmark_json", None):
         kept = kept if isinstance(kept, Path) else kept.name  # an older pytest-benchmark opens the file
-        reason = f"{reason}; the record of this run can be the first baseline"
-        remedy = f"review {kept}, and put it at {path}: the next run is compared with it"
+        reason = f"{reason}; the record of this run can be the first baseline: {words}"
+        remedy = f"review {kept}, and put it at {path}: the next run is compared with it.{again}"
         return Result("regression", "", Verdict.NO_EXPECTATION, reason, remedy)
     try:
         write_whole(Path(path), json.dumps(record_of(run.config, run), indent=1, default=str))
     except NixlPluginError:
         remedy = f"keep this run's record (--benchmark-json FILE, or --nixl-store DIR), review it, and put it at {path}"
         return Result("regression", "", Verdict.NO_EXPECTATION, f"{reason}; it cannot be written there", remedy)
-    reason = f"{reason}; this run is the first baseline, and was written there"
-    return Result(
-        "regression", "", Verdict.NO_EXPECTATION, reason, "review it and keep it: the next run is compared with it"
-    )
+    reason = f"{reason}; this run is the first baseline, and was written there: {words}"
+    remedy = f"review it and keep it: the next run is compared with it.{again}"
+    return Result("regression", "", Verdict.NO_EXPECTATION, reason, remedy)

@@ -187,13 +187,16 @@ def _rows(records: Any) -> Iterator[tuple[RowKey, RowSummary]]:
         }
         latencies = {name: value for name, value in latencies.items() if not math.isnan(value)}
         floor, ceiling = float(extra.get("floor", 0.0)), float(extra.get("ceiling", 0.0))
-        if not all(0 <= value < math.inf for value in (floor, ceiling, *latencies.values())):
-            raise ValueError(f"the row {key} has a floor, a ceiling or a latency that is not a number above zero")
+        contention = tuple(float(cores) for cores in extra.get("others_cores") or ())
+        if not all(0 <= value < math.inf for value in (floor, ceiling, *latencies.values(), *contention)):
+            raise ValueError(
+                f"the row {key} has a floor, a ceiling, a latency or a contention that is not a number from zero on"
+            )
         transports = extra.get("transports", ())
         if not isinstance(transports, (list, tuple)):
             raise TypeError(f"the row {key} has transports that are not a list")
         names = tuple(str(name) for name in transports)
-        found = RowSummary.of_launches(values, names, latencies, floor=floor, ceiling=ceiling)
+        found = RowSummary.of_launches(values, names, latencies, floor=floor, ceiling=ceiling, contention=contention)
         yield key, replace(found, steps=_steps(key, extra.get("steps_us") or {}))
 
 

@@ -12,7 +12,7 @@ from helpers.records import KEY, ROW, key, record, write
 
 from pytest_nixl.cli import main
 from pytest_nixl.core.plain import from_plain
-from pytest_nixl.judge.run_comparison import RunComparison, compare_runs, refuse_other_machine, wants_launch
+from pytest_nixl.judge.run_comparison import RunComparison, compare_runs, refuse_other_machine, steadiness, wants_launch
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.settings import COMPARED_LAUNCHES, MOST_LAUNCHES
@@ -62,6 +62,82 @@ def test_the_remedy_does_not_suggest_measuring_in_turn_if_this_was_done() -> Non
     said = told(compare_runs(before, noisy, 0.05, in_turn=True))[Verdict.INCONCLUSIVE]
     assert "Stop other processes on the machine" in said
     assert "--nixl-compare-image" not in said
+
+
+def beside(image: str, rows: dict[str, list[float]], cores: dict[str, list[float]]) -> RecordedRun:
+    """Return a run during whose launches other processes used cores, by row; no other row had any."""
+    data = record(image, rows)
+    for each in data["benchmarks"]:
+        each["extra_info"]["others_cores"] = cores.get(each["fullname"], [])
+    return parse_recorded(data, f"{image}.json")
+
+
+#: A launch counts while other processes used at most 0.3 of its cores.
+BUSY, IDLE = [0.0, 0.31, 1.8, 0.3, 0.1], [0.0, 0.3, 0.1, 0.3, 0.0]
+
+
+def test_launches_that_other_processes_disturbed_prove_no_loss() -> None:
+    for rows in ({KEY: LOST}, {KEY: LOST, key("1MiB"): QUIET}):
+        before = run("a:1", dict.fromkeys(rows, QUIET))
+        compared = compare_runs(before, beside("a:2", rows, {KEY: BUSY}), 0.05)
+        assert {each.verdict for each in compared.results} == {compared.comparison.verdict} == {Verdict.INCONCLUSIVE}
+        result = compared.results[-1]
+        assert result.reason.startswith(KEY)
+        assert result.reason.endswith(
+            "; other processes used cores that were needed in 2 of 5 launches of this run, which prove nothing"
+        )
+        assert result.remedy.startswith("Stop other processes on the machine, and run again")
+        assert compare_runs(before, beside("a:2", rows, {KEY: IDLE}), 0.05).comparison.verdict is Verdict.REGRESSED
+        in_turn = compare_runs(before, beside("a:2", rows, {KEY: BUSY}), 0.05, in_turn=True)
+        assert in_turn.comparison.verdict is Verdict.REGRESSED
+
+
+def test_enough_undisturbed_launches_prove_a_loss_beside_disturbed_ones() -> None:
+    before, now = run("a:1", {KEY: QUIET}), beside("a:2", {KEY: [*LOST, 0.1, 0.2]}, {KEY: [0.0] * 5 + [1.0] * 2})
+    assert compare_runs(before, now, 0.05).comparison.verdict is Verdict.REGRESSED
+
+
+def test_a_disturbed_baseline_proves_that_something_was_lost_and_not_that_nothing_was() -> None:
+    """Its launches may have been slower than its image is."""
+    for now, alone in ((QUIET, Verdict.UNCHANGED), ([1.5 * value for value in QUIET], Verdict.IMPROVED)):
+        assert compare_runs(run("a:1", {KEY: QUIET}), run("a:2", {KEY: now}), 0.05).comparison.verdict is alone
+        [result] = compare_runs(beside("a:1", {KEY: QUIET}, {KEY: BUSY}), run("a:2", {KEY: now}), 0.05).results
+        assert result.verdict is Verdict.INCONCLUSIVE
+        assert "in 2 of 5 launches of a:1, which prove nothing" in result.reason
+        assert result.remedy.startswith("Record a:1 again on an idle machine. ")
+    apart = run("a:1", {KEY: [1.1, *QUIET, 1.0]})
+    assert compare_runs(apart, run("a:2", {KEY: QUIET}), 0.05).comparison.verdict is Verdict.UNCHANGED
+    last = beside("a:1", {KEY: [1.1, *QUIET, 1.0]}, {KEY: [0.0] * 5 + [1.0] * 2})
+    assert compare_runs(last, run("a:2", {KEY: QUIET}), 0.05).comparison.verdict is Verdict.INCONCLUSIVE
+    lost = compare_runs(beside("a:1", {KEY: QUIET}, {KEY: BUSY}), run("a:2", {KEY: LOST}), 0.05)
+    assert lost.comparison.verdict is Verdict.REGRESSED
+
+
+def test_a_loss_that_no_row_proves_is_none_of_two_runs_of_different_times() -> None:
+    """What all rows of one run share slows them together: a recorded run was REJECTED for the load of its host."""
+    blocks = ("64KiB", "256KiB", "1MiB", "4MiB")
+    wide = [0.86, 0.93, 1.0, 1.08, 1.16]
+    old = {key(block): [*wide[place:], *wide[:place]] for place, block in enumerate(blocks)}
+    new = {name: [0.86 * value for value in reversed(values)] for name, values in old.items()}
+    before, now = run("a:1", old), run("a:2", new)
+    turned = compare_runs(before, now, 0.05, in_turn=True).comparison
+    assert turned.verdict is Verdict.REGRESSED
+    assert all(effect.verdict is Verdict.INCONCLUSIVE for effect in turned.rows.values())
+    [result] = compare_runs(before, now, 0.05).results
+    assert result.verdict is Verdict.INCONCLUSIVE
+    assert result.reason.endswith(
+        "; no single row proves a loss, and what all rows of one run share may have made this one"
+    )
+    assert "measure the two images in turn with --nixl-compare-image" in result.remedy
+
+
+def test_a_first_baseline_is_told_to_be_as_good_as_its_launches_are() -> None:
+    wide = {KEY: QUIET, key("1MiB"): [1.0, 0.9, 1.3]}
+    said = f"the launches of a row differ by up to 40 % ({key('1MiB')})"
+    assert steadiness(run("a:1", wide).rows) == (said, True)
+    told, idle = steadiness(beside("a:1", wide, {KEY: BUSY}).rows)
+    assert (told, idle) == (f"{said}, and other processes used cores that were needed in 2 of 8 launches", False)
+    assert steadiness(run("a:1", {KEY: [1.0]}).rows) == ("each row has one launch, so its spread is not known", True)
 
 
 def test_no_change_is_unchanged_and_a_gain_is_improved() -> None:
@@ -130,7 +206,10 @@ def test_each_result_has_a_name_of_its_own_that_is_the_same_in_each_run() -> Non
 
 def test_a_run_without_rows_is_missing() -> None:
     passed = Result("nixl-loads", "x", Verdict.PASS)
-    results = compare_runs(run("a:1", {KEY: QUIET}), run("a:2", {}, results=[passed]), 0.05).results
+    before = run("a:1", {KEY: QUIET}, versions={"ucx": "1.23.0"})
+    compared = compare_runs(before, run("a:2", {}, results=[passed]), 0.05)
+    assert [item.what for item in compared.changes] == ["image"], "no worker reported a version"
+    results = compared.results
     assert [result.verdict for result in results] == [Verdict.MISSING, Verdict.MISSING]
     assert results[1].reason == "no row of a:1 was measured in this run: there is nothing to compare"
 
@@ -339,6 +418,9 @@ def test_a_further_launch_is_wanted_only_while_it_could_decide() -> None:
     apart, noisy = [0.5 * value for value in QUIET], [0.5, 1.5, 0.6, 1.4, 1.0]
     assert not wants_launch(None, noisy, 0.05), "the baseline has no such row"
     assert not wants_launch(QUIET, QUIET, 0.05)
+    assert not wants_launch(QUIET, LOST, 0.05)
+    assert wants_launch(QUIET, LOST, 0.05, disturbed=True), "undisturbed launches may prove the loss"
+    assert not wants_launch(QUIET, QUIET, 0.05, disturbed=True)
     assert not wants_launch(QUIET, apart, 0.05)
     assert wants_launch(QUIET, noisy, 0.05)
     assert wants_launch(QUIET, [1.0] * (COMPARED_LAUNCHES + 1), 0.05), "the second test comes after the last launch"

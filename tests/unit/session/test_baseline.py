@@ -269,13 +269,13 @@ def test_the_first_run_makes_the_baseline_and_says_so(tmp_path: Path) -> None:
     kept = bandwidth(*given, "--nixl-gate", f"--benchmark-json={other}")
     assert f"  no baseline yet: {path} does not exist, so this run is compared with none" in kept.output
     said = f"NO-EXPECTATION regression: {path} does not exist, so no row was compared with an earlier run; "
-    assert f"{said}the record of this run can be the first baseline" in kept.output
+    assert f"{said}the record of this run can be the first baseline: each row has one launch" in kept.output
     assert f"remedy: review {other}, and put it at {path}: the next run is compared with it" in kept.output
     assert kept.code == 1, "nobody has reviewed it"
     assert kept.output.count("NIXL gate: FAIL (") == 1, "the verdict stands once"
     assert not path.exists()
     first = bandwidth(*given)
-    assert f"{said}this run is the first baseline, and was written there" in first.output
+    assert f"{said}this run is the first baseline, and was written there: each row has one launch" in first.output
     made, also = (json.loads(each.read_text()) for each in (path, other))
     assert [row["name"] for row in made["benchmarks"]] == [row["name"] for row in also["benchmarks"]] != []
     second = bandwidth(*given[:3], f"--nixl-baseline={other}", "--nixl-max-regression=99%")
