@@ -170,8 +170,15 @@ def transports(pair: SidePair, field: str) -> Mismatch | None:
         carriers.append(_families(allowed.carriers()))
         if not carriers[-1]:
             return Mismatch("each must allow a transport that can carry NIXL, such as tcp or rc")
-    if not carriers[0] & carriers[1]:
+    common = carriers[0] & carriers[1]
+    if not common:
         return Mismatch("they must allow a transport between hosts in common")
+    if not pair.one_host and not common & _RDMA:
+        return Mismatch(
+            "together they allow no RDMA, so KV caches go over TCP",
+            "unset UCX_TLS on both sides, or add rc to both, unless a host has no RDMA device",
+            Verdict.WARN,
+        )
     return None
 
 

@@ -496,6 +496,31 @@ def test_a_kv_transfer_config_is_read_alone(tmp_path: Path) -> None:
     assert wrong(compare_connectors(*map(read_engine, paths))) == {"kv_buffer_device"}
 
 
+@pytest.mark.parametrize(
+    ("prefill", "decode", "verdict"),
+    [
+        ("tcp,cuda_copy", "tcp,cuda_copy", Verdict.WARN),
+        ("tcp,cuda_copy", None, Verdict.WARN),
+        ("tcp,rc", "tcp,rc_mlx5", Verdict.PASS),
+        (None, None, Verdict.PASS),
+    ],
+)
+def test_two_engines_that_allow_no_rdma_are_warned_of_tcp(
+    prefill: str | None, decode: str | None, verdict: Verdict, tmp_path: Path
+) -> None:
+    sides = sides_of("vLLM")
+    for role, value in (("prefill", prefill), ("decode", decode)):
+        sides[role]["env"].pop("UCX_TLS")
+        if value is not None:
+            sides[role]["env"]["UCX_TLS"] = value
+    comparison = compare_connectors(*map(read_engine, files(tmp_path, sides)))
+    [found] = [result for result in comparison.results if result.rule.field == "UCX_TLS"]
+    assert found.verdict is verdict
+    if verdict is Verdict.WARN:
+        assert "together they allow no RDMA, so KV caches go over TCP" in found.why
+        assert found.remedy.startswith("unset UCX_TLS on both sides")
+
+
 def test_a_config_file_of_vllm_is_read(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("model: m\ntensor-parallel-size: 2\nkv-transfer-config:\n  kv_connector: NixlConnector\n")
