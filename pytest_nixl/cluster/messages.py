@@ -57,6 +57,7 @@ ASKS: Mapping[str, Form] = {
     "command": {},
     "address": {},
     "facts": {"peers": Every(Text(255))},
+    "devices": {},
     "claim": {"group": Text(128), "size": SIZE, "seconds": Number(0, 86_400)},
     "last_words": {},
 }
@@ -71,6 +72,7 @@ ANSWERS: Mapping[str, Form] = {
     "command": Text(),
     "address": Text(255, r"[0-9A-Za-z.:%_-]+"),
     "facts": Every(Any, keys=True),
+    "devices": Every(Any, keys=True),
     "claim": _NUMBER,
     "last_words": Every(Text(), keys=True),
 }

@@ -13,6 +13,7 @@ from pytest_nixl.cluster.logs import last_words
 from pytest_nixl.cluster.peer_server import Service
 from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.etcd_servers.sources import EtcdServer
+from pytest_nixl.host.devices import HostDevices
 from pytest_nixl.host.facts import gather
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.model.settings import Settings
@@ -39,7 +40,7 @@ class RequestHandlers:
 
     def by_name(self) -> Mapping[str, Service]:
         """Return the functions that answer requests, by the name of the request."""
-        own = (self.command, self.address, self.facts, self.claim, self.last_words)
+        own = (self.command, self.address, self.facts, self.devices, self.claim, self.last_words)
         return {service.__name__: service for service in own}
 
     def command(self) -> str:
@@ -67,6 +68,10 @@ class RequestHandlers:
             peers=peers,
         )
         return found.plain()
+
+    def devices(self) -> dict[str, Any]:
+        """Return the RDMA devices and GPUs of this host, without the rest of its facts, which take seconds."""
+        return HostDevices.here().plain()
 
     def last_words(self) -> dict[str, str]:
         """Return the last lines of this rank's worker logs, by the name of the log."""

@@ -4,19 +4,17 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from pytest_nixl.checks.bandwidth.gpu_judge import UCX_CARDS, GpuEnd, seats
+from pytest_nixl.checks.bandwidth.gpu_judge import GpuEnd, seats
 from pytest_nixl.checks.bandwidth.nic_judge import Nic, NicPair, NicRow, NicTrial, nic_pairs
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.core.units import format_size
 from pytest_nixl.core.words import named
-from pytest_nixl.host.facts import Facts
-from pytest_nixl.host.gpu import GpuFacts, read_gpus
-from pytest_nixl.host.rdma import RdmaDevice, network_cards, read_rdma
+from pytest_nixl.host.devices import UCX_CARDS, HostDevices
+from pytest_nixl.host.rdma import network_cards, read_rdma
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.judge.concurrent import MOST_PAIRS, measure_at_once
 from pytest_nixl.measure.worker_pairs import WorkerPairs
@@ -61,7 +59,7 @@ class _Rows:
 
     def __init__(self, settings: Settings, cluster: Cluster, rows: Sequence[tuple[str, MemoryPair]]) -> None:
         self._cluster = cluster
-        hosts = [HostNics.of(Facts.of(plain)) for plain in cluster.ask("facts", peers=[])] or [HostNics.here()]
+        hosts = [HostDevices.of(plain) for plain in cluster.ask("devices")] or [HostDevices.here()]
         block = max(settings.blocks)
         self._settings = replace(settings, blocks=(block,), batch=(1,), duration=0.0)
         # GPU memory, if it is requested: a device and its GPU can be bad together.
@@ -98,11 +96,11 @@ class _Rows:
         finally:
             measure.close()
 
-    def _usable(self, rank: int, host: HostNics) -> list[Nic]:
+    def _usable(self, rank: int, host: HostDevices) -> list[Nic]:
         """Return the devices of a host that UCX may use, each with its nearest GPU if GPU memory is moved."""
         gpu_of = self._gpus(rank, host) if "VRAM" in str(self._memory) else None
         found = []
-        for nic, why in host.ports(rank):
+        for nic, why in ports(host, rank):
             name = nic.device.partition(":")[0]
             if not why and gpu_of is not None and name not in gpu_of:
                 why = "near no GPU"
@@ -112,7 +110,7 @@ class _Rows:
                 found.append(replace(nic, gpu=gpu_of[name] if gpu_of is not None else 0))
         return found
 
-    def _gpus(self, rank: int, host: HostNics) -> dict[str, int]:
+    def _gpus(self, rank: int, host: HostDevices) -> dict[str, int]:
         """Return by device the number of the nearest GPU."""
         worker = self._cluster.hosts[rank].start("gpus", {}, self._settings.timeout, self._settings.start_timeout)
         try:
@@ -172,41 +170,21 @@ class NicLinks:
         return {UCX_CARDS: nic.device, **only}
 
 
-@dataclass(frozen=True)
-class HostNics:
-    """The RDMA devices and GPUs of a host.
+def ports(host: HostDevices, rank: int) -> Iterator[tuple[Nic, str]]:
+    """Yield each port of a host's devices that move data between hosts, and why it is left out; empty: it is not.
 
-    :param chosen: UCX_NET_DEVICES there; empty if it is not set.
+    :param rank: the rank there that measures them.
     """
-
-    name: str
-    rdma: tuple[RdmaDevice, ...]
-    gpus: tuple[GpuFacts, ...]
-    chosen: str
-
-    @classmethod
-    def of(cls, facts: Facts) -> HostNics:
-        """Return those of a host's facts."""
-        return cls(facts.host.name.value or "", facts.rdma, facts.gpu.gpus, facts.environment.get(UCX_CARDS))
-
-    @classmethod
-    def here(cls) -> HostNics:
-        """Return those of this host."""
-        root = FactsRoot()
-        return cls(socket.gethostname(), read_rdma(root), read_gpus(root).gpus, os.environ.get(UCX_CARDS, ""))
-
-    def ports(self, rank: int) -> Iterator[tuple[Nic, str]]:
-        """Yield each port of the devices that move data between hosts, and why it is left out; empty: it is not."""
-        words = self.chosen.lstrip("^").split(",")
-        for device in network_cards(self.rdma):
-            for port in device.ports:
-                name, why = f"{device.name}:{port.number}", ""
-                listed = name in words or device.name in words
-                if self.chosen not in ("", "all") and listed == self.chosen.startswith("^"):
-                    why = f"{UCX_CARDS}={self.chosen}"
-                elif port.state not in ("ACTIVE", ""):
-                    why = f"its port is {port.state}"
-                yield Nic(rank, self.name or f"rank {rank}", name, (device.kind, port.rate)), why
+    words = host.chosen.lstrip("^").split(",")
+    for device in network_cards(host.rdma):
+        for port in device.ports:
+            name, why = f"{device.name}:{port.number}", ""
+            listed = name in words or device.name in words
+            if host.chosen not in ("", "all") and listed == host.chosen.startswith("^"):
+                why = f"{UCX_CARDS}={host.chosen}"
+            elif port.state not in ("ACTIVE", ""):
+                why = f"its port is {port.state}"
+            yield Nic(rank, host.name or f"rank {rank}", name, (device.kind, port.rate)), why
 
 
 def nearest_gpus(ends: Sequence[GpuEnd]) -> dict[str, int]:

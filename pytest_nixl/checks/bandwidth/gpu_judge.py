@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pytest_nixl.core.units import format_size, gigabytes
+from pytest_nixl.host.devices import UCX_CARDS
 from pytest_nixl.host.gpu import GpuFacts
 from pytest_nixl.host.gpu_nic_affinity import FAR, GpuNics, Placed, Topology
 from pytest_nixl.host.rdma import RdmaDevice, network_cards
@@ -26,8 +27,6 @@ from pytest_nixl.model.samples import Samples
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.nixl.gpus import LinkGpu
 
-#: The variable that names the network cards for UCX, each as ``name:port``.
-UCX_CARDS = "UCX_NET_DEVICES"
 REMEDY = (
     "measure that GPU alone with --nixl-devices; check `nvidia-smi topo -m`, its PCIe link, its NVLinks and its "
     "network card"

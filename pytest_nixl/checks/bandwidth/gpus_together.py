@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import os
 
-from pytest_nixl.checks.bandwidth.gpu_judge import UCX_CARDS, GpuEnd, measure_gpus, pairs_of, seats
+from pytest_nixl.checks.bandwidth.gpu_judge import GpuEnd, measure_gpus, pairs_of, seats
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.host.cuda_visible import visible
-from pytest_nixl.host.facts import Facts
+from pytest_nixl.host.devices import UCX_CARDS, HostDevices
 from pytest_nixl.host.gpu import read_gpus
-from pytest_nixl.host.rdma import read_rdma
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.judge.concurrent import ConcurrentVerdict
 from pytest_nixl.judge.profiles import Profile
@@ -56,16 +55,12 @@ def judge_gpus_together(
 
 def _seats(cluster: Cluster, settings: Settings, memory: MemoryPair) -> tuple[list[GpuEnd], list[GpuEnd], bool]:
     """Return the GPUs with their positions for both ends, and whether both ends are on one host."""
-    if cluster.several:
-        facts = [Facts.of(plain) for plain in cluster.ask("facts", peers=[])]
-        told = [(each.gpu.gpus, each.rdma) for each in facts]
-    else:
-        told = [(read_gpus(FactsRoot()).gpus, read_rdma(FactsRoot()))] * 2
+    told = [HostDevices.of(plain) for plain in cluster.ask("devices")] or [HostDevices.here()] * 2
     workers: list[Worker] = []
     try:
         for host in cluster.hosts[:2]:
             workers.append(host.start("gpus", {}, settings.timeout, settings.start_timeout))
-        one, other = (seats(gpus(worker, memory), *told[worker.rank]) for worker in workers)
+        one, other = (seats(gpus(worker, memory), told[worker.rank].gpus, told[worker.rank].rdma) for worker in workers)
         return one, other, len({worker.versions["host"] for worker in workers}) == 1
     finally:
         for worker in workers:

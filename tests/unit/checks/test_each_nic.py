@@ -3,19 +3,25 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from helpers.cli_run import run
 from helpers.fake_sysfs import TOPOLOGY
 from helpers.namespaces import SLOW, four_cables, require_tools
 
-from pytest_nixl.checks.bandwidth.each_nic import HostNics, NicLinks, nearest_gpus
+from pytest_nixl.checks.bandwidth import each_nic
+from pytest_nixl.checks.bandwidth.each_nic import NicLinks, nearest_gpus, ports
 from pytest_nixl.checks.bandwidth.gpu_judge import seats
 from pytest_nixl.checks.bandwidth.nic_judge import Nic, NicPair, NicRow, NicTrial, nic_pairs
+from pytest_nixl.core.errors import NotApplicableError
+from pytest_nixl.host.devices import HostDevices
 from pytest_nixl.host.hwloc import hwloc_facts
 from pytest_nixl.host.rdma import Port
 from pytest_nixl.model.memory import MemoryPair
@@ -23,6 +29,7 @@ from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.nixl.gpus import LinkGpu
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
+from pytest_nixl.session.cluster import Cluster
 from pytest_nixl.session.settings import read_settings
 
 KIND = ("mlx", 50e9)
@@ -225,8 +232,25 @@ def test_devices_that_are_not_to_be_used_or_have_no_link_are_left_out(chosen: st
         replace(card, name="mlx5_0", kind="mlx", ports=(port(1, "ACTIVE"), port(2, "ACTIVE"))),
         replace(card, name="mlx5_1", kind="mlx", ports=(port(1, "DOWN"),)),
     )
-    found = {nic.device: why for nic, why in HostNics("node-a", cards, (), chosen).ports(0)}
+    found = {nic.device: why for nic, why in ports(HostDevices("node-a", cards, (), chosen), 0)}
     assert {device: why for device, why in found.items() if why} == left_out
+
+
+def test_one_rank_of_each_host_measures_its_devices_with_the_next_host(pytestconfig: pytest.Config) -> None:
+    card = hwloc_facts(TOPOLOGY / "p5.48xl.xml").rdma[0]
+
+    def host(name: str, *devices: str) -> Any:
+        cards = tuple(replace(card, name=device, kind="mlx", ports=(Port(1, "ACTIVE", 5e10, "InfiniBand", {}, ()),))
+                      for device in devices)  # fmt: skip
+        return json.loads(json.dumps(HostDevices(name, cards, (), "").plain()))
+
+    told = [host("a", "m0", "m1"), host("a", "m0", "m1"), host("b", "m0", "m1"), host("c", "m0")]
+    asked = cast(Cluster, SimpleNamespace(ask={"devices": told}.__getitem__))
+    settings, rows = read_settings(pytestconfig, environ={}), [("WRITE", MemoryPair("DRAM", "DRAM"))]
+    assert each_nic._Rows(settings, asked, rows).hosts == [(0, 2), (3, 2)]
+    told[:] = [host("a", "m0"), host("b", "m0")]
+    with pytest.raises(NotApplicableError, match=r"of a host to compare: a has 1 \(m0:1\), b has 1 \(m0:1\)"):
+        each_nic._Rows(settings, asked, rows)
 
 
 def test_a_host_without_rdma_has_nothing_to_compare() -> None:

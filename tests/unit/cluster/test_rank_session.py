@@ -25,6 +25,7 @@ from pytest_nixl.cluster.rank_session import RankSession
 from pytest_nixl.cluster.request_handlers import RequestHandlers
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd_servers.sources import EtcdServer
+from pytest_nixl.host.devices import HostDevices
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.processes.supervisor import SupervisorClient
 
@@ -138,8 +139,9 @@ def test_a_few_ignored_keys_are_named(leaving: Any, count: int, lines: int, last
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
 def test_the_address_of_a_rank_is_the_one_from_which_it_reaches_the_etcd(host: str) -> None:
     etcd = cast(EtcdServer, SimpleNamespace(endpoint=f"http://{host}:2379"))
-    nothing = cast(Settings, None), etcd, cast(SupervisorClient, None)
-    assert RequestHandlers(cast(Command, None), *nothing).address() == host.strip("[]")
+    handlers = RequestHandlers(cast(Command, None), cast(Settings, None), etcd, cast(SupervisorClient, None))
+    assert handlers.address() == host.strip("[]")
+    assert HostDevices.of(json.loads(json.dumps(handlers.by_name()["devices"]()))) == HostDevices.here()
 
 
 @pytest.mark.parametrize("rank", [0, 1])
