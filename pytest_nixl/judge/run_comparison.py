@@ -228,7 +228,7 @@ def _pooled(
     )
     if effect.verdict is Verdict.INCONCLUSIVE and not in_turn:
         there, here = (_disturbed(rows, comparison.rows) for rows in (old, new))
-        if there:
+        if there and f"record {before.name} again" not in remedy:
             remedy = f"Record {before.name} again on an idle machine. {remedy}"
         if told := _taken(before, there, here):
             reason = f"{reason}; {told}"

@@ -99,12 +99,12 @@ def test_enough_undisturbed_launches_prove_a_loss_beside_disturbed_ones() -> Non
 
 def test_a_disturbed_baseline_proves_that_something_was_lost_and_not_that_nothing_was() -> None:
     """Its launches may have been slower than its image is."""
-    for now, alone in ((QUIET, Verdict.UNCHANGED), ([1.5 * value for value in QUIET], Verdict.IMPROVED)):
+    for now, alone in ((QUIET, Verdict.UNCHANGED), ([1.5 * value for value in [*QUIET, 1.0, 1.0]], Verdict.IMPROVED)):
         assert compare_runs(run("a:1", {KEY: QUIET}), run("a:2", {KEY: now}), 0.05).comparison.verdict is alone
         [result] = compare_runs(beside("a:1", {KEY: QUIET}, {KEY: BUSY}), run("a:2", {KEY: now}), 0.05).results
         assert result.verdict is Verdict.INCONCLUSIVE
         assert "in 2 of 5 launches of a:1, which prove nothing" in result.reason
-        assert result.remedy.startswith("Record a:1 again on an idle machine. ")
+        assert result.remedy.lower().count("record a:1 again") == 1, result.remedy
     apart = run("a:1", {KEY: [1.1, *QUIET, 1.0]})
     assert compare_runs(apart, run("a:2", {KEY: QUIET}), 0.05).comparison.verdict is Verdict.UNCHANGED
     last = beside("a:1", {KEY: [1.1, *QUIET, 1.0]}, {KEY: [0.0] * 5 + [1.0] * 2})
