@@ -251,6 +251,10 @@ def test_the_page_of_a_run_without_rows_reports_that(tmp_path: Path) -> None:
     assert "<strong>PASS</strong>" in text
     assert "<dd>0 measured</dd>" in text
     assert "<svg" not in text
+    filtered = '<form class="filter"'
+    assert filtered in text
+    run = parse_recorded(record("nixl:1", {}, results=[Result("gpus", "x", Verdict.NOT_APPLICABLE, "none")]), "x")
+    assert filtered not in html_page(RunReport(run)), "nothing is there to be filtered"
 
 
 def test_a_run_of_which_no_check_is_recorded_is_not_green() -> None:
