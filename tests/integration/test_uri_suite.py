@@ -69,6 +69,14 @@ def test_a_healthy_deployment_passes_and_leaves_no_keys(etcd: Etcd) -> None:
     assert _keys(etcd) == before
 
 
+def test_agents_that_only_use_storage_have_nothing_to_publish(etcd: Etcd) -> None:
+    done = _deployment(etcd, "-v", "--nixl-backend=POSIX", NIXL_ETCD_ENDPOINTS=etcd.url)
+    why = "--nixl-backend=POSIX moves bytes only to storage"
+    assert re.search(f"^NOT-APPLICABLE endpoints-publish: {why}", done.output, re.MULTILINE)
+    assert "NIXL verdict: PASS (7 PASS, 1 NOT-APPLICABLE; 0 rows measured)" in done.output
+    assert done.code == 0
+
+
 @pytest.mark.parametrize("entry", CORPUS, ids=lambda entry: entry.text[:60] or "empty")
 def test_each_broken_form_is_reported_with_cause_and_rewrite(entry: object, etcd: Etcd) -> None:
     """Test the judgements without an agent for the whole corpus. The next test runs one value of each kind."""

@@ -19,6 +19,7 @@ from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.tools import own_variables
 from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.nixl.agent import Agents
+from pytest_nixl.nixl.backends import between_agents
 from pytest_nixl.nixl.endpoint_explanation import explain
 from pytest_nixl.nixl.endpoint_reading import Address, Explanation
 from pytest_nixl.nixl.name_resolution import suppose
@@ -169,8 +170,13 @@ def judge_health(deployment: Deployment) -> Judgement:
 def judge_publication(deployment: Deployment, settings: Settings, supervisor: SupervisorClient) -> Judgement:
     """Give the unchanged value to a real agent that publishes its metadata, and look for the key.
 
-    The agent uses a private namespace. Its keys are deleted afterwards, even after ``kill -9`` of pytest.
+    The agent uses a private namespace. Its keys are deleted afterwards, even after ``kill -9`` of pytest. NIXL refuses
+    to publish an agent whose backends all move bytes to storage.
     """
+    if not between_agents(settings.backend):
+        names = ",".join(settings.backend)
+        reason = f"--nixl-backend={names} moves bytes only to storage, and such agents have no metadata to publish"
+        return Judgement(Verdict.NOT_APPLICABLE, reason)
     prefix = f"/pytest-nixl/{secrets.token_hex(8)}/publish/"
     endpoints = deployment.endpoints()
     if not endpoints:
