@@ -29,7 +29,6 @@ from pytest_nixl import (
     load_profile,
     supervisor,
 )
-from pytest_nixl.checks.raw_tools.check import link_kinds
 from pytest_nixl.fixtures.agents import parametrize_values
 from pytest_nixl.judge.figure_bounds import bounded, judge_figures
 from pytest_nixl.judge.row import another_launch, judge
@@ -56,11 +55,9 @@ class FindingFixture(Protocol):
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     run = Run.of(metafunc.config)
     if not run.usable:  # the tests will say so
-        for name in ("block", "batch", "depth", "link_kind"):
+        for name in ("block", "batch", "depth"):
             parametrize_values(metafunc, name, (1,), str)
         return
-    if "link_kind" in metafunc.fixturenames:
-        metafunc.parametrize("link_kind", link_kinds(run), ids=str)
     backends = between_agents(run.settings.backend)
     if "agent_backend" in metafunc.fixturenames and len(backends) > 1:
         metafunc.parametrize("agent_backend", backends)
