@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
@@ -41,6 +41,11 @@ from pytest_nixl.session.benchmark import CLOCK, record_samples, record_timed_fi
 from pytest_nixl.session.outcome import conclude
 from pytest_nixl.session.silent_profile import between_hosts
 
+from . import early
+
+if TYPE_CHECKING:
+    from pytest_nixl.checks.rank_race.forkserver import ForkServer
+
 
 class FindingFixture(Protocol):
     """What the fixture ``finding`` is."""
@@ -67,6 +72,31 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     parametrize_values(metafunc, "block", run.settings.blocks, format_size)
     parametrize_values(metafunc, "batch", run.settings.batch, lambda count: f"batch{count}")
     parametrize_values(metafunc, "depth", run.settings.depth, lambda count: f"depth{count}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    early.before_setup(item)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    return early.call(pyfuncitem)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def session_fixtures(request: pytest.FixtureRequest) -> None:
+    """Let checks that run beside each other take fixtures of the session."""
+    request.session.stash[early.FIXTURES] = request.getfixturevalue
+
+
+@pytest.fixture(scope="session")
+def forkserver() -> Iterator[ForkServer]:
+    """The process that forks claimants of ranks."""
+    from pytest_nixl.checks.rank_race.forkserver import ForkServer
+
+    with ForkServer() as started:
+        yield started
 
 
 @pytest.fixture(scope="session")
