@@ -165,7 +165,8 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.addinivalue_line(
         "markers",
-        "nixl_early(scene=function): the part of a check of the suites that mostly waits; it starts before its turn",
+        "nixl_early(waits=seconds): a check of the suites that measures nothing, and may run beside others; waits: how "
+        "long it waits, if that is seconds",
     )
     if not _is_asked_for(config):
         if _is_distributed(config):

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
@@ -29,7 +29,6 @@ from pytest_nixl import (
     load_profile,
     supervisor,
 )
-from pytest_nixl.checks.raw_tools.check import link_kinds
 from pytest_nixl.fixtures.agents import parametrize_values
 from pytest_nixl.judge.figure_bounds import bounded, judge_figures
 from pytest_nixl.judge.row import another_launch, judge
@@ -41,6 +40,11 @@ from pytest_nixl.session.baseline import another_to_compare
 from pytest_nixl.session.benchmark import CLOCK, record_samples, record_timed_figures, versions_of
 from pytest_nixl.session.outcome import conclude
 from pytest_nixl.session.silent_profile import between_hosts
+
+from . import early
+
+if TYPE_CHECKING:
+    from pytest_nixl.checks.rank_race.forkserver import ForkServer
 
 
 class FindingFixture(Protocol):
@@ -56,11 +60,9 @@ class FindingFixture(Protocol):
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     run = Run.of(metafunc.config)
     if not run.usable:  # the tests will say so
-        for name in ("block", "batch", "depth", "link_kind"):
+        for name in ("block", "batch", "depth"):
             parametrize_values(metafunc, name, (1,), str)
         return
-    if "link_kind" in metafunc.fixturenames:
-        metafunc.parametrize("link_kind", link_kinds(run), ids=str)
     backends = between_agents(run.settings.backend)
     if "agent_backend" in metafunc.fixturenames and len(backends) > 1:
         metafunc.parametrize("agent_backend", backends)
@@ -70,6 +72,31 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     parametrize_values(metafunc, "block", run.settings.blocks, format_size)
     parametrize_values(metafunc, "batch", run.settings.batch, lambda count: f"batch{count}")
     parametrize_values(metafunc, "depth", run.settings.depth, lambda count: f"depth{count}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    early.before_setup(item)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    return early.call(pyfuncitem)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def session_fixtures(request: pytest.FixtureRequest) -> None:
+    """Let checks that run beside each other take fixtures of the session."""
+    request.session.stash[early.FIXTURES] = request.getfixturevalue
+
+
+@pytest.fixture(scope="session")
+def forkserver() -> Iterator[ForkServer]:
+    """The process that forks claimants of ranks."""
+    from pytest_nixl.checks.rank_race.forkserver import ForkServer
+
+    with ForkServer() as started:
+        yield started
 
 
 @pytest.fixture(scope="session")

@@ -1,56 +1,210 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the parts of checks that mostly wait beside each other.
+"""Run checks that measure nothing beside each other: most of their time they wait, or use one processor.
 
-Such a check has its part that waits in a function, a scene, which its marker ``nixl_early`` names. The first test of a
-package that uses the fixture ``early`` starts all scenes of the package that pytest selected, each in a thread. A
-package ends when its scenes have ended, so that nothing runs beside a measurement of another package.
+Such a check has the marker ``nixl_early``. When pytest calls the first of them, those that follow start, a few at a
+time, each in a thread and with arguments of its own, which are made as the packages' ``conftest.py`` say by
+:func:`made`. Pytest reports each check in its turn: it waits for the end of its body, and gives its verdict in the main
+thread. A test of a package that measures begins after all of them have ended.
 """
 
 from __future__ import annotations
 
+import inspect
+import os
+import queue
 import threading
-from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import Future, wait
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Any
 
 import pytest
 
 from pytest_nixl import Run, between_agents, shake_hands
+from pytest_nixl.fixtures.agents import opened_agents
+from pytest_nixl.fixtures.etcd import opened_etcd, opened_private_etcd
 
-#: Runs a scene with some parameters and returns its result. It makes what the scene needs, and ends it.
-Play = Callable[..., Any]
+MARKER = "nixl_early"
+#: The packages whose checks measure. Nothing runs beside them.
+_MEASURING = frozenset({"bandwidth", "control_path", "endurance", "kv_cache", "pattern"})
+#: Fixtures that end a test with a verdict. In a thread they keep what they are called with.
+_CONCLUDE = ("verdict", "finding")
+#: Fixtures of the session that the arguments of checks are made of. They are safe in several threads.
+_SHARED = ("nixl_settings", "nixl_cluster", "nixl_etcd_server", "forkserver")
+_RUNNING: pytest.StashKey[dict[str, _Check]] = pytest.StashKey()
+#: The function that returns the value of a fixture of the session.
+FIXTURES: pytest.StashKey[Callable[[str], Any]] = pytest.StashKey()
+
+#: By package: what makes the arguments, by their names.
+_makers: dict[str, dict[str, Callable[[Own], Any]]] = {}
 
 
-@contextmanager
-def started_scenes(session: pytest.Session, package: str, play: Play, *parameters: str) -> Iterator[Play]:
-    """Start the selected scenes of a package, and return a function that waits for a scene and returns its result.
+class _ConcludedError(BaseException):
+    """The body of a check has called ``verdict`` or ``finding``, which ends it."""
 
-    That function runs a scene that was not started with the same parameters.
 
-    :param package: the name of the package whose modules define the scenes.
+class Own:
+    """The arguments of one check that runs beside others, each made when it is first taken.
+
+    :param item: its test.
+    :param shared: the values of the fixtures of the session.
+    :param stack: ends what they are made of.
     """
-    futures: dict[tuple[Any, ...], Future[Any]] = {}
-    for scene in _selected(session, package) if _beside_each_other(session.config) else ():
-        key, future = (scene, *parameters), Future[Any]()
-        futures[key] = future
-        # A daemon ends with pytest if pytest is interrupted. The supervisor ends the processes that it has started.
-        threading.Thread(target=_work, args=(future, partial(play, scene, *parameters)), daemon=True).start()
-    yield lambda *scene: futures[scene].result() if scene in futures else play(*scene)
-    if not (session.shouldstop or session.shouldfail or session.exitstatus == pytest.ExitCode.INTERRUPTED):
-        wait(futures.values())
+
+    def __init__(self, item: pytest.Function, shared: Mapping[str, Any], stack: ExitStack) -> None:
+        self.name = item.name
+        self._package = _package(item)
+        parameters = item.callspec.params if hasattr(item, "callspec") else {}
+        self._values = {**shared, **parameters}
+        self._stack = stack
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._values:
+            self._values[name] = _makers_of(self._package)[name](self)
+        return self._values[name]
+
+    def enter(self, context: AbstractContextManager[Any]) -> Any:
+        """Enter a context that ends with the check, and return its value."""
+        return self._stack.enter_context(context)
 
 
-def _selected(session: pytest.Session, package: str) -> Collection[Callable[..., Any]]:
-    """Return the scenes of the tests that pytest selected, each once, in the order of the tests."""
-    marked = (marker for item in session.items for marker in item.iter_markers("nixl_early"))
-    scenes = dict.fromkeys(marker.kwargs["scene"] for marker in marked)
-    return [scene for scene in scenes if scene.__module__.rpartition(".")[0] == package]
+def made(package: str, **makers: Callable[[Own], Any]) -> None:
+    """Say what makes arguments for a check that runs beside others, by their names.
+
+    :param package: the ``__package__`` whose checks take them; empty: every package.
+    """
+    _makers.setdefault(package, {}).update(makers)
+
+
+class _Check:
+    """One check that runs in a thread."""
+
+    def __init__(self, item: pytest.Function, shared: Mapping[str, Any]) -> None:
+        self.item = item
+        self._shared = shared
+        self._ended = threading.Event()
+        self._error: BaseException | None = None
+        self._conclusion: tuple[str, tuple[Any, ...], dict[str, Any]] | None = None
+
+    def run(self) -> None:
+        """Run the body of the test with arguments of its own; keep how it ended."""
+        try:
+            with ExitStack() as stack:
+                own = Own(self.item, self._shared, stack)
+                names = inspect.signature(self.item.function).parameters
+                arguments = {name: self._kept(name) if name in _CONCLUDE else own[name] for name in names}
+                with suppress(_ConcludedError):
+                    self.item.function(**arguments)
+        except BaseException as error:  # it is raised in the main thread
+            self._error = error
+        finally:
+            self._ended.set()
+
+    def conclude(self) -> None:
+        """Wait for the end of the body, and end the test as it has ended."""
+        self.wait()
+        if self._error is not None:
+            raise self._error
+        if self._conclusion is not None:
+            name, positional, named = self._conclusion
+            decide: Any = self.item.funcargs[name]
+            decide(*positional, **named)
+
+    def wait(self) -> None:
+        """Wait for the end of the body. Each of its steps has a deadline of its own."""
+        self._ended.wait()
+
+    def _kept(self, name: str) -> Callable[..., None]:
+        def keep(*positional: Any, **named: Any) -> None:
+            self._conclusion = name, positional, named
+            raise _ConcludedError
+
+        return keep
+
+
+def before_setup(item: pytest.Item) -> None:
+    """Let pytest make no arguments for a check that already runs; let a test that measures wait for all checks."""
+    running = item.session.stash.setdefault(_RUNNING, {})
+    if item.nodeid in running and isinstance(item, pytest.Function):
+        makers = _makers_of(_package(item))
+        for name in item.fixturenames:
+            if name in makers:
+                item.funcargs.setdefault(name, None)  # pytest sets up only what has no value
+    elif _measures(item):
+        for check in running.values():  # pytest did not call these: their setup failed
+            check.wait()
+        running.clear()
+
+
+def call(item: pytest.Function) -> bool | None:
+    """Conclude a check that already runs, or start those that follow a marked one.
+
+    :returns: True: there is nothing left to call.
+    """
+    running = item.session.stash.setdefault(_RUNNING, {})
+    if (check := running.pop(item.nodeid, None)) is not None:
+        check.conclude()
+        return True
+    if not running and _marked(item) and _beside_each_other(item.config):
+        items = list(_following(item))
+        fixture, wanted = item.session.stash[FIXTURES], {name for each in items for name in each.fixturenames}
+        shared = {name: fixture(name) for name in _SHARED if name in wanted}
+        _start([_Check(each, shared) for each in items], running)
+    return None
+
+
+def _following(first: pytest.Function) -> Iterator[pytest.Function]:
+    """Yield the marked checks after a marked one, up to the next test that measures."""
+    items = first.session.items
+    for item in items[items.index(first) + 1 :]:
+        if _measures(item):
+            return
+        if isinstance(item, pytest.Function) and _marked(item):
+            yield item
+
+
+def _start(checks: Sequence[_Check], running: dict[str, _Check]) -> None:
+    """Run checks in a few threads, first those that wait longest.
+
+    The threads end with pytest if it is interrupted. The supervisor ends the processes that they have started.
+    """
+    running.update({check.item.nodeid: check for check in checks})
+    todo: queue.SimpleQueue[_Check] = queue.SimpleQueue()
+    for check in sorted(checks, key=_waits, reverse=True):
+        todo.put(check)
+
+    def work() -> None:
+        with suppress(queue.Empty):
+            while True:
+                todo.get_nowait().run()
+
+    for _ in range(min(len(checks), max(4, min(8, 2 * (os.cpu_count() or 1))))):
+        threading.Thread(target=work, name="early checks", daemon=True).start()
+
+
+def _waits(check: _Check) -> float:
+    marker = check.item.get_closest_marker(MARKER)
+    return 0.0 if marker is None else float(marker.kwargs.get("waits", 0))
+
+
+def _marked(item: pytest.Item) -> bool:
+    return item.get_closest_marker(MARKER) is not None
+
+
+def _measures(item: pytest.Item) -> bool:
+    name = _package(item).rpartition(".")[2]
+    return name in _MEASURING and (name != "pattern" or bool(Run.of(item.config).settings.pattern))
+
+
+def _package(item: pytest.Item) -> str:
+    return str(getattr(getattr(item, "module", None), "__package__", None) or "")
+
+
+def _makers_of(package: str) -> dict[str, Callable[[Own], Any]]:
+    return {**_makers[""], **_makers.get(package, {})}
 
 
 def _beside_each_other(config: pytest.Config) -> bool:
-    """Whether scenes may run beside each other: not if many processes or spinning threads would delay each other.
+    """Whether checks may run beside each other: not if many processes or spinning threads would delay each other.
 
     A debugger has the terminal for itself, and of several backends each is asked in its turn.
     """
@@ -61,8 +215,11 @@ def _beside_each_other(config: pytest.Config) -> bool:
     return one and not (alone or settings.extended or run.in_cluster or shake_hands(settings.backend))
 
 
-def _work(future: Future[Any], play: Callable[[], Any]) -> None:
-    try:
-        future.set_result(play())
-    except BaseException as error:  # it is raised in the main thread
-        future.set_exception(error)
+made(
+    "",
+    agent_backend=lambda own: between_agents(own["nixl_settings"].backend)[0],
+    agent_progress=lambda own: own["nixl_settings"].progress_thread[0],
+    nixl_etcd=lambda own: own.enter(opened_etcd(own["nixl_etcd_server"], own.name)),
+    nixl_private_etcd=lambda own: own.enter(opened_private_etcd(own["nixl_settings"])),
+    nixl_agent=lambda own: own.enter(opened_agents(own["nixl_settings"])).start(),
+)

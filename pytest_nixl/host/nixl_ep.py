@@ -14,11 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from elftools.common.exceptions import ELFError
-from elftools.elf.elffile import ELFFile
-from elftools.elf.hash import GNUHashSection
-from elftools.elf.sections import SymbolTableSection
-
 _FLAVOUR = re.compile(r"nixl_(cu\d+|rocm)")
 _BUILT_FOR = re.compile(r"nixl_ep_cpp_torch(\d)(\d+)\.")
 #: Parts of the mangled names of torch's C++ symbols: the namespaces c10, at and torch.
@@ -62,6 +57,8 @@ def _owners(packages: Sequence[str]) -> Iterator[str]:
 
 
 def _fault(modules: Sequence[Path], version: str, libraries: Path) -> str:
+    from elftools.common.exceptions import ELFError
+
     wanted = tuple(version.split(".")[:2])
     built = {match.groups(): path for path in modules if (match := _BUILT_FOR.match(path.name))}
     if built and wanted not in built:
@@ -76,6 +73,11 @@ def _fault(modules: Sequence[Path], version: str, libraries: Path) -> str:
 
 def _unresolved(path: Path, libraries: Sequence[Path]) -> str:
     """Return the first symbol of torch that a file needs and no library defines; empty if there is none."""
+    # pyelftools takes long to import, and most hosts have no torch with CUDA.
+    from elftools.elf.elffile import ELFFile
+    from elftools.elf.hash import GNUHashSection
+    from elftools.elf.sections import SymbolTableSection
+
     with contextlib.ExitStack() as stack:
         tables = []
         for each in libraries:

@@ -98,7 +98,7 @@ class Run:
 
         return read_settings(self.config)
 
-    @property
+    @cached_property
     def configured(self) -> bool:
         """Whether an option or ini value of the plugin is given, so that a bad value ends the run at once."""
         return bool(given_options(self.config)) or any(self.config.getini(item.ini) for item in OPTIONS)

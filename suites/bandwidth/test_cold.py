@@ -7,8 +7,14 @@ from collections.abc import Callable
 
 import pytest
 
-from pytest_nixl import Judgement, Link, Samples, Settings, WorkerPairs
-from pytest_nixl.checks.bandwidth.cold_rows import LinkRow, cold_link
+from pytest_nixl import Judgement, Link, Run, Samples, Settings, WorkerPairs
+from pytest_nixl.checks.bandwidth.cold_rows import LinkRow, cold_link, cold_rows
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    run = Run.of(metafunc.config)
+    # None: the test says why there is nothing to measure.
+    metafunc.parametrize("cold_row", (cold_rows(run) if run.usable else []) or [None], ids=str)
 
 
 @pytest.mark.nixl_check("bandwidth-cold", level="extended")

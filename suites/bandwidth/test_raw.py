@@ -8,7 +8,12 @@ from collections.abc import Callable
 import pytest
 
 from pytest_nixl import Cluster, Judgement, Profile, Run
-from pytest_nixl.checks.raw_tools.check import LinkParam, compare
+from pytest_nixl.checks.raw_tools.check import LinkParam, compare, link_kinds
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    run = Run.of(metafunc.config)
+    metafunc.parametrize("link_kind", link_kinds(run) if run.usable else (1,), ids=str)
 
 
 @pytest.mark.nixl_check("nixl-to-raw")

@@ -25,6 +25,7 @@ PATIENCE = 2.0
 
 
 @pytest.mark.nixl_check("fault-dead-target")
+@pytest.mark.nixl_early
 def test_a_target_that_dies_is_named_and_the_initiator_lives(couple: Couple, verdict: Decide) -> None:
     """Kill the process of a target: a request to it raises an error that names it, and the initiator still answers."""
     write_and_compare(couple.initiator, couple.target, couple.memory, couple.seconds)
@@ -39,6 +40,7 @@ def test_a_target_that_dies_is_named_and_the_initiator_lives(couple: Couple, ver
 
 
 @pytest.mark.nixl_check("fault-stopped-target")
+@pytest.mark.nixl_early(waits=3)
 def test_a_target_that_stops_is_told_before_its_deadline_is_long_over(couple: Couple, verdict: Decide) -> None:
     """Stop the process of a target: a request to it raises an error in time, and the error says that it is stopped."""
     couple.target.worker.timeout = PATIENCE
@@ -55,6 +57,7 @@ def test_a_target_that_stops_is_told_before_its_deadline_is_long_over(couple: Co
 
 
 @pytest.mark.nixl_check("fault-restarted-target")
+@pytest.mark.nixl_early
 def test_a_target_that_comes_back_under_its_name_is_written_to(couple: Couple, verdict: Decide) -> None:
     """Kill a target and start one of the same name: bytes are written to the new one, and are correct."""
     write_and_compare(couple.initiator, couple.target, couple.memory, couple.seconds)

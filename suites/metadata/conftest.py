@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -24,14 +24,12 @@ from pytest_nixl import (
     shake_hands,
     supervisor,
 )
-from pytest_nixl.fixtures.etcd import opened_etcd
 
-from ..early import Play, started_scenes
+from ..early import made
 from .namespace import Namespace
 
 if TYPE_CHECKING:
     from pytest_nixl import ProxyClient
-    from pytest_nixl.etcd_servers.sources import SessionEtcd
 
 
 #: The time for which LIBFABRIC blocks to wait for another agent's handshake when it loads metadata, in seconds.
@@ -88,32 +86,15 @@ def _namespace(etcd: EtcdFixture, agents: Agents, cluster: Cluster) -> Namespace
     return Namespace(agents, etcd.client, etcd.endpoint, name, agents.settings.timeout, hosts)
 
 
-@pytest.fixture(scope="package")
-def scenes(
-    request: pytest.FixtureRequest, nixl_settings: Settings, nixl_etcd_server: SessionEtcd, nixl_cluster: Cluster
-) -> Iterator[Play]:
-    """Return a function that plays a scene with agents in a namespace of their own, and a proxy to its etcd."""
-
-    def play(scene: Callable[[Namespace, ProxyClient], Any], backend: str, progress: str) -> Any:
-        with (
-            opened_etcd(nixl_etcd_server, scene.__name__) as etcd,
-            EtcdProxy(etcd.endpoint.split(",")[0]) as proxy,
-            _agents(nixl_settings, backend, progress) as agents,
-        ):
-            return scene(_namespace(etcd, agents, nixl_cluster), proxy.client("agents"))
-
-    usual = (*between_agents(nixl_settings.backend)[:1], nixl_settings.progress_thread[0])
-    with started_scenes(request.session, __package__, play, *usual) as result_of:
-        yield result_of
-
-
-@pytest.fixture
-def early(scenes: Play, agent_backend: str, agent_progress: str) -> Play:
-    """Return a function that returns the result of a scene, which was started early if possible."""
-    return lambda scene: scenes(scene, agent_backend, agent_progress)
-
-
 @pytest.fixture
 def way(nixl_etcd: EtcdFixture, nixl_etcd_proxy: Callable[[str], EtcdProxy]) -> ProxyClient:
     """A proxy to the run's etcd that counts the agents' requests, and that can be cut without harm to other clients."""
     return nixl_etcd_proxy(nixl_etcd.endpoint).client("agents")
+
+
+made(
+    __package__,
+    agents=lambda own: own.enter(_agents(own["nixl_settings"], own["agent_backend"], own["agent_progress"])),
+    namespace=lambda own: _namespace(own["nixl_etcd"], own["agents"], own["nixl_cluster"]),
+    way=lambda own: own.enter(EtcdProxy(own["nixl_etcd"].endpoint.split(",")[0])).client("agents"),
+)

@@ -15,7 +15,6 @@ from .namespace import Namespace, comes_true, complaint, knows
 if TYPE_CHECKING:
     from pytest_nixl import ProxyClient
     from suites.conftest import FindingFixture
-    from suites.early import Play
 
 TRANSFERS = 25
 #: The time for an agent to learn of a removal, in seconds. It takes some 10 ms, and on a busy machine 2 s.
@@ -23,7 +22,7 @@ NOTICED = 5.0
 
 
 @pytest.mark.nixl_check("data-path-without-etcd")
-@pytest.mark.usefixtures("early")
+@pytest.mark.nixl_early
 def test_transfers_do_not_touch_etcd(namespace: Namespace, way: ProxyClient) -> None:
     """Transfers send no request through the proxy to etcd that both agents use, and continue while it is cut."""
     publisher, finder = namespace.reached_by(way.endpoint).start("publisher", "finder")
@@ -44,6 +43,7 @@ def test_transfers_do_not_touch_etcd(namespace: Namespace, way: ProxyClient) -> 
 
 
 @pytest.mark.nixl_check("metadata-while-etcd-is-away")
+@pytest.mark.nixl_early(waits=2)
 def test_an_agent_is_told_that_nothing_was_published(
     namespace: Namespace, way: ProxyClient, finding: FindingFixture
 ) -> None:
@@ -93,10 +93,12 @@ def fetch_after_cut(namespace: Namespace, way: ProxyClient) -> tuple[bool, str]:
 
 
 @pytest.mark.nixl_check("metadata-fetch-after-etcd-was-away")
-@pytest.mark.nixl_early(scene=fetch_after_cut)
-def test_an_agent_fetches_again_when_etcd_is_back(early: Play, finding: FindingFixture) -> None:
+@pytest.mark.nixl_early(waits=5)
+def test_an_agent_fetches_again_when_etcd_is_back(
+    namespace: Namespace, way: ProxyClient, finding: FindingFixture
+) -> None:
     """A fetch fails while etcd cannot be reached, and the next fetch succeeds when etcd is back."""
-    finding("NIXL-ETCD-FETCH-STUCK", *early(fetch_after_cut))
+    finding("NIXL-ETCD-FETCH-STUCK", *fetch_after_cut(namespace, way))
 
 
 def withdraw_after_cut(namespace: Namespace, way: ProxyClient) -> tuple[bool, str]:
@@ -120,10 +122,12 @@ def withdraw_after_cut(namespace: Namespace, way: ProxyClient) -> tuple[bool, st
 
 
 @pytest.mark.nixl_check("metadata-invalidation-after-etcd-was-away")
-@pytest.mark.nixl_early(scene=withdraw_after_cut)
-def test_what_is_withdrawn_after_etcd_was_away_is_forgotten(early: Play, finding: FindingFixture) -> None:
+@pytest.mark.nixl_early(waits=5)
+def test_what_is_withdrawn_after_etcd_was_away_is_forgotten(
+    namespace: Namespace, way: ProxyClient, finding: FindingFixture
+) -> None:
     """An agent whose connection to etcd was cut and restored still learns of removals."""
-    finding("NIXL-ETCD-WATCH-LOST", *early(withdraw_after_cut))
+    finding("NIXL-ETCD-WATCH-LOST", *withdraw_after_cut(namespace, way))
 
 
 def _publish_repeatedly(namespace: Namespace, agent: NixlAgent) -> None:

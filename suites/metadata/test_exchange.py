@@ -14,6 +14,7 @@ HERE = "127.0.0.1"
 
 
 @pytest.mark.nixl_check("metadata-by-etcd", level="quick")
+@pytest.mark.nixl_early
 def test_an_agent_finds_another_through_etcd(namespace: Namespace) -> None:
     """One agent publishes its metadata; another fetches it by name, and writes to the agent."""
     publisher, finder = namespace.start("publisher", "finder")
@@ -24,6 +25,7 @@ def test_an_agent_finds_another_through_etcd(namespace: Namespace) -> None:
 
 
 @pytest.mark.nixl_check("metadata-by-side-channel", level="quick")
+@pytest.mark.nixl_early
 def test_an_agent_finds_another_by_a_side_channel(agents: Agents, nixl_settings: Settings) -> None:
     """Metadata that the test itself passes on works without etcd."""
     writer, owner = agents.start_each(["writer", "owner"], progress_thread=None)
@@ -35,6 +37,7 @@ def test_an_agent_finds_another_by_a_side_channel(agents: Agents, nixl_settings:
 
 
 @pytest.mark.nixl_check("metadata-by-listener")
+@pytest.mark.nixl_early
 def test_an_agent_sends_its_metadata_to_another_that_listens(agents: Agents, nixl_settings: Settings) -> None:
     """An agent sends its metadata to another agent's port, fetches the other's metadata, and removes its own."""
     seconds = nixl_settings.timeout
@@ -64,6 +67,7 @@ def test_an_agent_sends_its_metadata_to_another_that_listens(agents: Agents, nix
 
 
 @pytest.mark.nixl_check("metadata-in-parts-by-etcd")
+@pytest.mark.nixl_early
 def test_an_agent_finds_the_parts_that_another_published_under_labels(namespace: Namespace) -> None:
     """With connections under one label and memory under another, an agent that fetched both knows only that memory."""
     publisher, finder = namespace.start("publisher", "finder")
@@ -79,6 +83,7 @@ def test_an_agent_finds_the_parts_that_another_published_under_labels(namespace:
 
 
 @pytest.mark.nixl_check("metadata-in-parts-by-side-channel")
+@pytest.mark.nixl_early
 def test_an_agent_learns_of_memory_by_and_by(agents: Agents, nixl_settings: Settings) -> None:
     """Parts that the test passes on add up: connections with the first memory, then only the second memory."""
     writer, owner = agents.start_each(["writer", "owner"], progress_thread=None)
@@ -94,6 +99,7 @@ def test_an_agent_learns_of_memory_by_and_by(agents: Agents, nixl_settings: Sett
 
 
 @pytest.mark.nixl_check("metadata-update")
+@pytest.mark.nixl_early
 def test_an_agent_publishes_again_what_has_changed(namespace: Namespace) -> None:
     """A second fetch finds additional memory; connections can be published without memory."""
     publisher, finder = namespace.start("publisher", "finder")

@@ -16,7 +16,6 @@ from .namespace import Namespace, complaint, knows
 if TYPE_CHECKING:
     from pytest_nixl import ProxyClient
     from suites.conftest import FindingFixture
-    from suites.early import Play
 
 #: A fetch that takes this much longer than usual has waited for another agent's metadata (NIXL waits 5 s), in seconds.
 HELD_UP = 2.0
@@ -25,6 +24,7 @@ RECONNECTED = 20.0
 
 
 @pytest.mark.nixl_check("metadata-invalidation")
+@pytest.mark.nixl_early
 def test_what_an_agent_withdraws_the_others_forget(
     namespace: Namespace, way: ProxyClient, agent_backend: str, finding: FindingFixture
 ) -> None:
@@ -52,6 +52,7 @@ def test_what_an_agent_withdraws_the_others_forget(
 
 
 @pytest.mark.nixl_check("metadata-of-a-later-agent")
+@pytest.mark.nixl_early
 def test_an_agent_is_found_that_publishes_after_it_was_looked_for(namespace: Namespace, way: ProxyClient) -> None:
     """A fetch before the agent publishes watches for its key, and loads the metadata when it is published."""
     publisher, finder = namespace.reached_by(way.endpoint).start("publisher", "finder")
@@ -63,7 +64,7 @@ def test_an_agent_is_found_that_publishes_after_it_was_looked_for(namespace: Nam
     write_and_compare(finder, publisher, target, namespace.seconds)
 
 
-def fetch_behind_missing(namespace: Namespace, _: ProxyClient) -> tuple[bool, str]:
+def fetch_behind_missing(namespace: Namespace) -> tuple[bool, str]:
     """Return whether a fetch of a missing agent delays the next fetch, and what was seen."""
     publisher, finder = namespace.start("publisher", "finder")
     present, missing = publisher.beside("present"), publisher.beside("missing")
@@ -82,13 +83,14 @@ def fetch_behind_missing(namespace: Namespace, _: ProxyClient) -> tuple[bool, st
 
 
 @pytest.mark.nixl_check("metadata-fetches-in-turn")
-@pytest.mark.nixl_early(scene=fetch_behind_missing)
-def test_a_fetch_of_a_missing_agent_does_not_delay_the_next(early: Play, finding: FindingFixture) -> None:
+@pytest.mark.nixl_early(waits=5)
+def test_a_fetch_of_a_missing_agent_does_not_delay_the_next(namespace: Namespace, finding: FindingFixture) -> None:
     """A fetch of a missing agent does not delay the next fetch, and finds the missing agent when it publishes."""
-    finding("NIXL-ETCD-SERIAL-FETCH", *early(fetch_behind_missing))
+    finding("NIXL-ETCD-SERIAL-FETCH", *fetch_behind_missing(namespace))
 
 
 @pytest.mark.nixl_check("metadata-of-a-dead-agent")
+@pytest.mark.nixl_early
 def test_an_agent_that_has_ended_is_not_published_any_more(
     namespace: Namespace, agent_backend: str, finding: FindingFixture
 ) -> None:
@@ -121,6 +123,7 @@ def test_an_agent_that_has_ended_is_not_published_any_more(
 
 
 @pytest.mark.nixl_check("metadata-of-a-restarted-agent")
+@pytest.mark.nixl_early
 def test_an_agent_that_was_restarted_is_found_by_those_who_knew_it(
     namespace: Namespace, finding: FindingFixture
 ) -> None:
@@ -152,6 +155,7 @@ def test_an_agent_that_was_restarted_is_found_by_those_who_knew_it(
 
 
 @pytest.mark.nixl_check("metadata-of-one-name-twice")
+@pytest.mark.nixl_early
 def test_two_agents_of_one_name_are_kept_apart_or_refused(namespace: Namespace, finding: FindingFixture) -> None:
     """The second agent to publish gets an error. Otherwise it replaces the first agent's metadata, and the first agent
     removes the second's.
@@ -175,6 +179,7 @@ def test_two_agents_of_one_name_are_kept_apart_or_refused(namespace: Namespace, 
 
 
 @pytest.mark.nixl_check("metadata-of-deregistered-memory")
+@pytest.mark.nixl_early
 def test_deregistered_memory_is_forgotten_by_who_fetches_again(namespace: Namespace, finding: FindingFixture) -> None:
     """An agent that fetches the owner's new metadata forgets the memory, at the latest after remove_remote_agent."""
     publisher, finder = namespace.start("publisher", "finder")

@@ -19,6 +19,7 @@ EACH, EXTENDED = 10, 50
 
 
 @pytest.mark.nixl_check("metadata-of-200-agents")
+@pytest.mark.nixl_early
 def test_many_agents_find_each_other(
     namespace: Namespace,
     agent_backend: str,

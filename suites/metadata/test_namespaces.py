@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.nixl_check("metadata-namespaces-apart")
+@pytest.mark.nixl_early
 def test_agents_of_one_name_in_two_namespaces_do_not_meet(namespace: Namespace) -> None:
     """Each finder reaches the agent in its own namespace, although the other namespace has one of the same name."""
     both = [namespace.part("one"), namespace.part("two")]
@@ -42,6 +43,7 @@ def test_agents_of_one_name_in_two_namespaces_do_not_meet(namespace: Namespace) 
 
 
 @pytest.mark.nixl_check("metadata-default-namespace")
+@pytest.mark.nixl_early
 def test_the_default_namespace_is_the_documented_one(
     nixl_private_etcd: PrivateEtcd, agents: Agents, nixl_settings: Settings, finding: FindingFixture
 ) -> None:
@@ -61,6 +63,7 @@ def test_the_default_namespace_is_the_documented_one(
 
 
 @pytest.mark.nixl_check("metadata-by-several-endpoints")
+@pytest.mark.nixl_early
 def test_agents_meet_through_a_list_of_endpoints_of_which_one_is_dead(namespace: Namespace) -> None:
     """NIXL uses the member that answers, although the first one in the list does not."""
     with socket.socket() as nobody:

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 
@@ -15,16 +14,8 @@ from pytest_nixl import EtcdProxy, NotApplicableError, PrivateEtcd, Settings, be
 from pytest_nixl.checks.rank_race.forkserver import ForkServer
 from pytest_nixl.checks.rank_race.race import Race
 from pytest_nixl.checks.rank_race.system_under_test import NixlbenchSubject
-from pytest_nixl.fixtures.etcd import opened_private_etcd
 
-from ..early import Play, started_scenes
-
-
-@pytest.fixture(scope="session")
-def forkserver() -> Iterator[ForkServer]:
-    """The process that forks claimants."""
-    with ForkServer() as started:
-        yield started
+from ..early import made
 
 
 @pytest.fixture
@@ -32,18 +23,6 @@ def race(nixl_private_etcd: PrivateEtcd, forkserver: ForkServer) -> Iterator[Rac
     """An etcd to disturb, a proxy to it, and claimants, which end with the test."""
     with _race(nixl_private_etcd, forkserver) as opened:
         yield opened
-
-
-@pytest.fixture(scope="package")
-def early(request: pytest.FixtureRequest, nixl_settings: Settings, forkserver: ForkServer) -> Iterator[Play]:
-    """Return a function that plays a scene in a race of its own, which was started early if possible."""
-
-    def play(scene: Callable[[Race], Any]) -> Any:
-        with opened_private_etcd(nixl_settings) as etcd, _race(etcd, forkserver) as opened:
-            return scene(opened)
-
-    with started_scenes(request.session, __package__, play) as result_of:
-        yield result_of
 
 
 @contextmanager
@@ -56,6 +35,9 @@ def _race(etcd: PrivateEtcd, forkserver: ForkServer) -> Iterator[Race]:
         finally:
             for claimant in opened.claimants:
                 claimant.close()
+
+
+made(__package__, race=lambda own: own.enter(_race(own["nixl_private_etcd"], own["forkserver"])))
 
 
 @pytest.fixture

@@ -14,8 +14,6 @@ from pytest_nixl.checks.rank_race.explore import ExploredRun, Explorer
 from pytest_nixl.checks.rank_race.forkserver import ForkedClaimant
 from pytest_nixl.checks.rank_race.race import Race, is_late, is_transaction, lost_an_answer
 
-from ..early import Play
-
 Decide = Callable[[Judgement], None]
 
 #: Seconds of the leases of killed claimants, and of claimants that must survive on a busy machine.
@@ -53,6 +51,7 @@ def _concluded(race: Race, found: Sequence[str], good: str) -> Judgement:
 
 
 @pytest.mark.nixl_check("ranks-after-a-kill", own=True)
+@pytest.mark.nixl_early(waits=3)
 def test_a_killed_claimant_blocks_nobody_longer_than_its_lease(race: Race, verdict: Decide) -> None:
     """A claimant is killed between any two requests; its rank is claimed again after its lease has ended."""
     started: list[tuple[str, list[ForkedClaimant], float]] = []
@@ -86,7 +85,7 @@ def test_a_killed_claimant_blocks_nobody_longer_than_its_lease(race: Race, verdi
 
 
 @pytest.mark.nixl_check("rank-race-is-seen", own=True)
-@pytest.mark.usefixtures("early")
+@pytest.mark.nixl_early
 def test_the_known_race_is_detected(race: Race, verdict: Decide) -> None:
     """The known read-modify-write race is detected. Otherwise the other checks of this suite would prove little."""
     amplified = amplify(race.path, race.etcd, race.known_bad, 2, group=race.prefix)
@@ -104,6 +103,7 @@ def test_the_known_race_is_detected(race: Race, verdict: Decide) -> None:
 
 
 @pytest.mark.nixl_check("ranks-unique", own=True)
+@pytest.mark.nixl_early
 @pytest.mark.parametrize("claimants", [2, 8])
 def test_simultaneous_claims_give_each_rank_once(race: Race, verdict: Decide, claimants: int) -> None:
     """Claims whose first writes reach etcd at the same time get the ranks 0 to n-1, each once."""
@@ -116,6 +116,7 @@ def test_simultaneous_claims_give_each_rank_once(race: Race, verdict: Decide, cl
 
 
 @pytest.mark.nixl_check("ranks-in-every-order", own=True)
+@pytest.mark.nixl_early
 @pytest.mark.parametrize("fault", ["no-fault", "one-lost-answer", "one-crash"])
 def test_no_order_of_requests_gives_wrong_ranks(
     race: Race, verdict: Decide, fault: str, nixl_settings: Settings
@@ -170,10 +171,10 @@ def refuse_late(race: Race) -> Judgement:
 
 
 @pytest.mark.nixl_check("ranks-late-claimant", own=True)
-@pytest.mark.nixl_early(scene=refuse_late)
-def test_a_late_claimant_is_refused_and_harms_no_member(early: Play, verdict: Decide) -> None:
+@pytest.mark.nixl_early(waits=8)
+def test_a_late_claimant_is_refused_and_harms_no_member(race: Race, verdict: Decide) -> None:
     """An extra claimant and a second job are refused with the members' names, and the live group continues."""
-    verdict(early(refuse_late))
+    verdict(refuse_late(race))
 
 
 def follow_dead_group(race: Race) -> Judgement:
@@ -188,13 +189,14 @@ def follow_dead_group(race: Race) -> Judgement:
 
 
 @pytest.mark.nixl_check("ranks-stale-keys", own=True)
-@pytest.mark.nixl_early(scene=follow_dead_group)
-def test_keys_of_a_dead_group_do_not_affect_the_next_group(early: Play, verdict: Decide) -> None:
+@pytest.mark.nixl_early(waits=6)
+def test_keys_of_a_dead_group_do_not_affect_the_next_group(race: Race, verdict: Decide) -> None:
     """After a whole group was killed, the next group of the same name gets all ranks when the leases have ended."""
-    verdict(early(follow_dead_group))
+    verdict(follow_dead_group(race))
 
 
 @pytest.mark.nixl_check("ranks-lost-answer", own=True)
+@pytest.mark.nixl_early
 def test_a_claim_whose_answer_is_lost_is_not_made_twice(race: Race, verdict: Decide) -> None:
     """If the answer of an executed write is lost, the second attempt finds the first. Tested for every write."""
     found: list[str] = []
@@ -213,6 +215,7 @@ def test_a_claim_whose_answer_is_lost_is_not_made_twice(race: Race, verdict: Dec
 
 
 @pytest.mark.nixl_check("ranks-etcd-restart", own=True)
+@pytest.mark.nixl_early
 def test_an_etcd_that_restarts_does_not_affect_the_group(race: Race, verdict: Decide) -> None:
     """Registrations survive a kill and restart of etcd, and the group starts."""
     early = [race.claim("restarted", 4, ttl=LONG) for _ in range(3)]
@@ -224,6 +227,7 @@ def test_an_etcd_that_restarts_does_not_affect_the_group(race: Race, verdict: De
 
 
 @pytest.mark.nixl_check("ranks-leader-change", own=True)
+@pytest.mark.nixl_early
 def test_another_leader_does_not_affect_the_group(race: Race, verdict: Decide) -> None:
     """A three-member etcd changes its leader and then loses it during registration, and the group starts."""
     from pytest_nixl import ThreeNodeEtcd

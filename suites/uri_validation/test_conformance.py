@@ -10,18 +10,27 @@ import pytest
 from pytest_nixl import Judgement, PrivateEtcd, Settings, free_ports, parse_endpoints, supervisor
 from pytest_nixl.checks.endpoints.conformance import judge_readings, judge_suggestions, suggestions
 
+from ..early import made
 from .corpus import load_corpus
 
 
 @pytest.fixture
 def texts(nixl_private_etcd: PrivateEtcd) -> list[str]:
     """The values of the corpus, with the address of the test's etcd and of a port on which nothing listens."""
-    (endpoint,) = parse_endpoints(nixl_private_etcd.endpoint)
+    return _texts(nixl_private_etcd.endpoint)
+
+
+def _texts(etcd: str) -> list[str]:
+    (endpoint,) = parse_endpoints(etcd)
     (dead,) = free_ports(1)
     return [entry.at(endpoint.port, dead, endpoint.host).text for entry in load_corpus()]
 
 
+made(__package__, texts=lambda own: _texts(own["nixl_private_etcd"].endpoint))
+
+
 @pytest.mark.nixl_check("endpoints-conform")
+@pytest.mark.nixl_early
 def test_nixl_reads_every_text_as_predicted(
     texts: list[str],
     nixl_private_etcd: PrivateEtcd,
@@ -33,6 +42,7 @@ def test_nixl_reads_every_text_as_predicted(
 
 
 @pytest.mark.nixl_check("endpoint-rewrites-work")
+@pytest.mark.nixl_early(waits=5)
 def test_suggested_rewrites_work(
     texts: list[str],
     nixl_private_etcd: PrivateEtcd,

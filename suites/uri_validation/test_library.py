@@ -12,6 +12,7 @@ from pytest_nixl.checks.endpoints.client_library import judge_library, judge_pat
 
 
 @pytest.mark.nixl_check("etcd-library")
+@pytest.mark.nixl_early
 def test_nixl_and_nixlbench_load_the_same_etcd_client(
     nixl_agent: NixlAgent, verdict: Callable[[Judgement], None]
 ) -> None:
@@ -20,6 +21,7 @@ def test_nixl_and_nixlbench_load_the_same_etcd_client(
 
 
 @pytest.mark.nixl_check("uri-validation-patch")
+@pytest.mark.nixl_early
 def test_the_patch_of_uri_validation_is_known(
     nixl_agent: NixlAgent,
     nixl_private_etcd: PrivateEtcd,

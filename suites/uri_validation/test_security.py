@@ -27,6 +27,7 @@ PLAINTEXT, TLS = b"PRI * HTTP/2.0", b"\x16\x03"
 
 
 @pytest.mark.nixl_check("https-is-encrypted")
+@pytest.mark.nixl_early
 def test_https_is_encrypted(nixl_agent: NixlAgent, nixl_settings: Settings, finding: FindingFixture) -> None:
     """An agent with an https:// endpoint opens its connection with a TLS handshake."""
     with _Listener() as listener:
@@ -42,6 +43,7 @@ def test_https_is_encrypted(nixl_agent: NixlAgent, nixl_settings: Settings, find
 
 
 @pytest.mark.nixl_check("credentials-are-used")
+@pytest.mark.nixl_early
 def test_credentials_are_used(nixl_private_etcd: PrivateEtcd, nixl_settings: Settings, finding: FindingFixture) -> None:
     """An agent with a user and password in its endpoint reaches an etcd, even one that needs none."""
     bare = nixl_private_etcd.endpoint.removeprefix("http://")
@@ -51,6 +53,7 @@ def test_credentials_are_used(nixl_private_etcd: PrivateEtcd, nixl_settings: Set
 
 
 @pytest.mark.nixl_check("unread-members-are-reported")
+@pytest.mark.nixl_early
 def test_a_member_that_cannot_be_read_is_reported(
     nixl_private_etcd: PrivateEtcd, nixl_agent: NixlAgent, nixl_settings: Settings, finding: FindingFixture
 ) -> None:
@@ -71,6 +74,7 @@ def test_a_member_that_cannot_be_read_is_reported(
 
 
 @pytest.mark.nixl_check("failures-are-raised")
+@pytest.mark.nixl_early
 def test_a_failure_to_publish_is_raised(
     nixl_private_etcd: PrivateEtcd, nixl_agent: NixlAgent, nixl_settings: Settings, finding: FindingFixture
 ) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of checks that mostly wait run beside each other, and pytest reports each check in its turn."""
+"""Checks that measure nothing run beside each other, and pytest reports each in its turn."""
 
 from __future__ import annotations
 
@@ -8,85 +8,98 @@ from textwrap import dedent
 import pytest
 from helpers.pytester_run import run_pytest
 
-EVENTS = """
-import pytest
-
-@pytest.fixture(scope="session")
-def events():
-    return []
-"""
 CONFTEST = """
 import pytest
-from suites.early import started_scenes
+from suites import early
 
-@pytest.fixture(scope="package")
-def early(request, events):
-    with started_scenes(request.session, "own", lambda scene: scene(events)) as result_of:
-        yield result_of
+EVENTS = []
+early.made("own", events=lambda own: EVENTS)
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    early.before_setup(item)
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    return early.call(pyfuncitem)
+
+@pytest.fixture(scope="session", autouse=True)
+def session_fixtures(request):
+    request.session.stash[early.FIXTURES] = request.getfixturevalue
+
+@pytest.fixture
+def events():
+    EVENTS.append("set up")
+    return EVENTS
+
+@pytest.fixture
+def verdict():
+    def decide(good):
+        assert threading.current_thread() is threading.main_thread()
+        assert good
+    return decide
+
+import threading
 """
 
 
 def run(pytester: pytest.Pytester, tests: str, *arguments: str, after: str = "pass") -> pytest.RunResult:
-    """Run the tests of a package, and one test after it."""
-    pytester.makeconftest(EVENTS)
+    """Run the tests of a package, and one test after it, of a package that measures."""
+    pytester.makeconftest(CONFTEST)
     own = pytester.mkpydir("own")
-    (own / "conftest.py").write_text(CONFTEST)
     (own / "test_own.py").write_text(f"import threading, time, pytest\n{dedent(tests)}")
-    (pytester.path / "test_z.py").write_text(f"def test_after(events): {after}\n")
+    (pytester.mkpydir("sub") / "bandwidth").mkdir()
+    (pytester.path / "sub" / "bandwidth" / "__init__.py").touch()
+    (pytester.path / "sub" / "bandwidth" / "test_z.py").write_text(
+        f"import conftest\ndef test_after():\n    events = conftest.EVENTS\n    {after}\n"
+    )
     return run_pytest(pytester, *arguments)
 
 
-def test_scenes_run_beside_each_other_and_each_ends_its_own_test(pytester: pytest.Pytester) -> None:
+def test_checks_run_beside_each_other_and_each_ends_as_its_body_does(pytester: pytest.Pytester) -> None:
     done = run(
         pytester,
         """
-        met = threading.Barrier(3)
+        met = threading.Barrier(4)
 
-        def first(events):
+        @pytest.mark.nixl_early
+        def test_first(): met.wait(300)
+
+        @pytest.mark.nixl_early
+        @pytest.mark.parametrize("good", [True, False])
+        def test_concludes(good, verdict):
             met.wait(300)
-            return 1
+            verdict(good)
+            raise AssertionError("a verdict ends the check")
 
-        def second(events):
+        def test_between(): pass
+
+        @pytest.mark.nixl_early
+        def test_fails():
             met.wait(300)
-            return 2
-
-        def fails(events):
-            met.wait(300)
-            raise OSError("the scene fails")
-
-        @pytest.mark.nixl_early(scene=first)
-        def test_first(early): assert early(first) == 1
-
-        @pytest.mark.nixl_early(scene=fails)
-        def test_fails(early): early(fails)
-
-        @pytest.mark.nixl_early(scene=second)
-        def test_second(early): assert early(second) == 2
+            raise OSError("the check fails")
         """,
     )
-    done.assert_outcomes(passed=3, failed=1)
-    done.stdout.fnmatch_lines(["E *OSError: the scene fails"])
+    done.assert_outcomes(passed=4, failed=2)
+    done.stdout.fnmatch_lines(["E *assert False", "E *OSError: the check fails"])
 
 
-SCENE = """
-def scene(events):
-    events.append(threading.current_thread() is threading.main_thread())
-
-@pytest.mark.usefixtures("early")
+OTHER = """
+@pytest.mark.nixl_early
 def test_first(): pass
 
-@pytest.mark.nixl_early(scene=scene)
-def test_asks(early, events):
-    early(scene)
+@pytest.mark.nixl_early
+def test_other(events):
+    events.append(threading.current_thread() is threading.main_thread())
 """
 
 
-def test_a_scene_starts_before_its_turn(pytester: pytest.Pytester) -> None:
-    run(pytester, SCENE, after="assert events == [False]").assert_outcomes(passed=3)
+def test_a_check_starts_before_its_turn_and_pytest_makes_nothing_for_it(pytester: pytest.Pytester) -> None:
+    run(pytester, OTHER, after="assert events == [False]").assert_outcomes(passed=3)
 
 
-def test_a_scene_whose_test_was_not_selected_does_not_start(pytester: pytest.Pytester) -> None:
-    run(pytester, SCENE, "-k", "not asks", after="assert events == []").assert_outcomes(passed=2, deselected=1)
+def test_a_check_that_was_not_selected_does_not_start(pytester: pytest.Pytester) -> None:
+    run(pytester, OTHER, "-k", "not other", after="assert events == []").assert_outcomes(passed=2, deselected=1)
 
 
 @pytest.mark.long
@@ -94,28 +107,40 @@ def test_a_scene_whose_test_was_not_selected_does_not_start(pytester: pytest.Pyt
     "argument",
     ["--pdb", "--nixl-level=extended", "--nixl-backend=UCX,LIBFABRIC", "--nixl-backend=LIBFABRIC", "-n1"],
 )
-def test_scenes_run_in_their_turn_if_they_would_be_in_the_way(pytester: pytest.Pytester, argument: str) -> None:
-    run(pytester, SCENE, argument, after="assert events == [True]").assert_outcomes(passed=3)
+def test_checks_run_in_their_turn_if_they_would_be_in_the_way(pytester: pytest.Pytester, argument: str) -> None:
+    run(pytester, OTHER, argument, after="assert events == ['set up', True]").assert_outcomes(passed=3)
 
 
-def test_nothing_of_another_package_runs_before_the_scenes_have_ended(pytester: pytest.Pytester) -> None:
+def test_nothing_is_measured_before_a_check_has_ended_that_pytest_could_not_set_up(pytester: pytest.Pytester) -> None:
     tests = """
-        def scene(events):
+        @pytest.fixture(autouse=True)
+        def broken(request):
+            assert request.node.name != "test_waits"
+
+        @pytest.mark.nixl_early
+        def test_first(): pass
+
+        @pytest.mark.nixl_early
+        def test_waits(events):
             time.sleep(1)
             events.append("ended")
-
-        @pytest.mark.nixl_early(scene=scene)
-        def test_fails_before_it_asks(early): raise AssertionError("before it asks")
         """
-    run(pytester, tests, after="assert events == ['ended']").assert_outcomes(passed=1, failed=1)
+    run(pytester, tests, after="assert events == ['ended']").assert_outcomes(passed=2, errors=1)
+
+
+def test_a_check_behind_one_that_measures_does_not_start_before_it(pytester: pytest.Pytester) -> None:
+    last = "def pytest_collection_modifyitems(items): items.sort(key=lambda item: item.name == 'test_other')"
+    pytester.makepyfile(last=last)
+    run(pytester, OTHER, "-p", "last", after="assert events == []").assert_outcomes(passed=3)
 
 
 @pytest.mark.parametrize(("end", "code"), [("raise OSError", 1), ("raise KeyboardInterrupt", 2)])
-def test_a_run_that_ends_early_does_not_wait_for_scenes(pytester: pytest.Pytester, end: str, code: int) -> None:
+def test_a_run_that_ends_early_does_not_wait_for_checks(pytester: pytest.Pytester, end: str, code: int) -> None:
     tests = f"""
-        def scene(events): threading.Event().wait()
+        @pytest.mark.nixl_early
+        def test_ends(): {end}
 
-        @pytest.mark.nixl_early(scene=scene)
-        def test_ends(early): {end}
+        @pytest.mark.nixl_early
+        def test_waits(): threading.Event().wait()
         """
     assert run(pytester, tests, "-x").ret == code

@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The blocks of a KV cache that one request moves: how the cache lies in memory, and which blocks are drawn."""
+"""The blocks of a KV cache that one request moves: how the cache lies in memory, which blocks are drawn, and how NIXL
+is asked for them.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:  # pytest imports this module too, and has no other need for numpy
+    import numpy as np
+    import numpy.typing as npt
 
 #: Numbers of blocks or of descriptors. NIXL takes them as 32-bit integers.
-Numbers = npt.NDArray[np.int32]
+Numbers: TypeAlias = "npt.NDArray[np.int32]"
 
 
 class BlockOrder(Enum):
@@ -22,6 +26,17 @@ class BlockOrder(Enum):
     CONTIGUOUS = "contiguous"
     #: As scattered, but each block that is sent goes to several places, as a prefix that several requests share.
     REPEATED = "repeated"
+
+
+class KvMethod(Enum):
+    """How the transfer of a request is made."""
+
+    #: ``prep_xfer_dlist`` of the whole cache once, ``make_prepped_xfer`` of block numbers for each request.
+    PREPPED = "prepped"
+    #: The same, but the descriptors of the cache are given as one row for each tensor. NIXL 1.5.0 and later take them.
+    STRIDED = "strided"
+    #: ``initialize_xfer`` of the request's descriptors.
+    INITIALIZED = "initialized"
 
 
 @dataclass(frozen=True)
@@ -73,6 +88,8 @@ class KvLayout:
 
     def descriptors(self, blocks: Numbers) -> Numbers:
         """Return the numbers of the descriptors of these blocks in every tensor, tensor by tensor."""
+        import numpy as np
+
         starts = np.arange(self.tensors, dtype=np.int32) * np.int32(self.blocks)
         found: Numbers = (starts[:, None] + blocks[None, :]).ravel()
         return found
@@ -91,7 +108,8 @@ class BlockDraw:
 
     def moved(self, blocks: int) -> BlockDraw:
         """Return the same draw in another range, ``blocks`` blocks behind this one."""
-        return BlockDraw(self.local + np.int32(blocks), self.remote + np.int32(blocks)) if blocks else self
+        number = self.local.dtype.type(blocks)
+        return BlockDraw(self.local + number, self.remote + number) if blocks else self
 
 
 @dataclass(frozen=True)
@@ -133,6 +151,8 @@ def draw(layout: KvLayout, count: int, order: BlockOrder, seed: int, *, sender: 
     :param sender: the side from which blocks move: 0 the initiator (WRITE), 1 the target (READ).
     :raises ValueError: ``count`` is not between 1 and the number of blocks of a tensor in a range.
     """
+    import numpy as np
+
     pools = tuple(layout.range_blocks // pieces for pieces in layout.pieces)
     if not 0 < count <= min(pools):
         raise ValueError(f"{count} blocks cannot be drawn from a cache of {min(pools)}")

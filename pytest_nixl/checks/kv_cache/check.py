@@ -8,11 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
 
-from pytest_nixl.checks.kv_cache.blocks import BlockOrder, KvLayout
+from pytest_nixl.checks.kv_cache.blocks import BlockOrder, KvLayout, KvMethod
 from pytest_nixl.checks.kv_cache.link import KvLink, KvTraffic
 from pytest_nixl.checks.kv_cache.request_kind import KvRequestKind
 from pytest_nixl.checks.kv_cache.samples import STEPS, KvSamples
-from pytest_nixl.checks.kv_cache.worker.requests import KvMethod
 from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
 from pytest_nixl.core.units import format_size, gigabytes
 from pytest_nixl.host.memory import available_memory, in_bytes

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pytest_nixl.checks.kv_cache.blocks import BlockOrder, KvCorruption, KvLayout
+from pytest_nixl.checks.kv_cache.blocks import BlockOrder, KvCorruption, KvLayout, KvMethod
 from pytest_nixl.checks.kv_cache.samples import KvSamples, RequestTimes
-from pytest_nixl.checks.kv_cache.worker.requests import KvMethod
 from pytest_nixl.core.wire import Ref
 from pytest_nixl.measure.link import obstacle_between
 from pytest_nixl.measure.worker_pair import WorkerPair

@@ -24,9 +24,8 @@ from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.nixl.agent import Agents, NixlAgent
 from pytest_nixl.nixl.backends import plugin_of
 from pytest_nixl.nixl.backends.storage import OBJECT_PLUGINS
-from pytest_nixl.nixl.worker.object_stores import MOST_SKEW, ObjectStoreError, StoreClient
+from pytest_nixl.nixl.worker.object_stores import MOST_SKEW, PREFIX, ObjectStoreError, StoreClient
 from pytest_nixl.nixl.worker.object_stores import SECONDS as CLIENT_SECONDS
-from pytest_nixl.nixl.worker.objects import PREFIX, open_store
 from pytest_nixl.nixl.worker.s3 import ObjectClient
 from pytest_nixl.nixl.worker.s3_faults import CHECKSUM
 from pytest_nixl.processes.worker_errors import NixlError, WorkerHungError
@@ -106,6 +105,8 @@ def judge_object_store(agents: Agents, settings: Settings, environ: Mapping[str,
 
 def _judge(agents: Agents, name: str, options: AgentOptions, environ: Mapping[str, str]) -> Judgement:
     """Judge the server of one backend."""
+    from pytest_nixl.nixl.worker.objects import open_store  # it imports numpy
+
     try:
         store = open_store(plugin_of(name), options.parameters_of(name), environ)
     except ObjectStoreError as error:

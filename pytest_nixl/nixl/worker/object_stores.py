@@ -24,6 +24,8 @@ from pytest_nixl.core.errors import NixlPluginError
 
 T = TypeVar("T")
 
+#: The keys of all objects begin with this.
+PREFIX = "pytest-nixl"
 #: The time for a connection and for each part of an answer, and for a whole :meth:`StoreClient.probe`, in seconds.
 SECONDS = 20.0
 #: Where Debian and Ubuntu have the certificates that they trust.

@@ -13,11 +13,9 @@ from typing import Any
 
 from pytest_nixl.core.units import MIB
 from pytest_nixl.nixl.worker.memory import PatternBuffer
-from pytest_nixl.nixl.worker.object_stores import SECONDS, ObjectStoreError, StoreClient
+from pytest_nixl.nixl.worker.object_stores import PREFIX, SECONDS, ObjectStoreError, StoreClient
 from pytest_nixl.nixl.worker.pattern import chunks
 
-#: The keys of all objects begin with this.
-PREFIX = "pytest-nixl"
 #: For how long the objects of a row are looked for one by one, in seconds.
 _LOOKING_SECONDS = SECONDS / 2
 #: If nothing has arrived in this time, in seconds, and all objects of a row have at most this many bytes, NIXL cannot

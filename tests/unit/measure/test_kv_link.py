@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 
-from pytest_nixl.checks.kv_cache.blocks import BlockOrder, KvLayout
+from pytest_nixl.checks.kv_cache.blocks import BlockOrder, KvLayout, KvMethod
 from pytest_nixl.checks.kv_cache.link import MOST, MOST_AT_RATE, KvLink, KvTraffic
 from pytest_nixl.checks.kv_cache.samples import STEPS
-from pytest_nixl.checks.kv_cache.worker.requests import KvMethod
 from pytest_nixl.core.cpu_contention import own_seconds
 from pytest_nixl.measure.worker_pair import WorkerPair
 from pytest_nixl.model.memory import MemoryPair

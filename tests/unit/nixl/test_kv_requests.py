@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pytest_nixl.checks.kv_cache.blocks import BlockDraw, KvLayout
-from pytest_nixl.checks.kv_cache.worker.requests import CacheSide, KvMethod, KvRequests
+from pytest_nixl.checks.kv_cache.blocks import BlockDraw, KvLayout, KvMethod
+from pytest_nixl.checks.kv_cache.worker.requests import CacheSide, KvRequests
 from pytest_nixl.nixl.worker.files import FileBuffer
 from pytest_nixl.nixl.worker.transfer import Initiator, StepTimeoutError
 

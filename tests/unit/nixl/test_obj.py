@@ -24,8 +24,7 @@ from pytest_nixl.measure.worker_pairs import WorkerPairs
 from pytest_nixl.model.agent_options import BackendParameter
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.nixl.worker import s3
-from pytest_nixl.nixl.worker.object_stores import ObjectStoreError
-from pytest_nixl.nixl.worker.objects import PREFIX
+from pytest_nixl.nixl.worker.object_stores import PREFIX, ObjectStoreError
 from pytest_nixl.nixl.worker.s3 import ObjectClient, ObjectStore
 from pytest_nixl.nixl.worker.s3_faults import BY_CODE
 from pytest_nixl.processes.worker_errors import WorkerError

@@ -8,9 +8,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from pytest_nixl.checks.kv_cache.blocks import BlockDraw, BlockOrder, KvLayout, draw
+from pytest_nixl.checks.kv_cache.blocks import BlockDraw, BlockOrder, KvLayout, KvMethod, draw
 from pytest_nixl.checks.kv_cache.worker import cache as kv_cache
-from pytest_nixl.checks.kv_cache.worker.requests import CacheSide, KvMethod, KvRequests
+from pytest_nixl.checks.kv_cache.worker.requests import CacheSide, KvRequests
 from pytest_nixl.core.cpu_contention import CpuContention
 from pytest_nixl.core.wire import Ref
 from pytest_nixl.model.carrier_bytes import CarrierByteCounter

@@ -12,13 +12,12 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pytest_nixl.checks.kv_cache.blocks import BlockDraw, KvLayout, Numbers
+from pytest_nixl.checks.kv_cache.blocks import BlockDraw, KvLayout, KvMethod, Numbers
 from pytest_nixl.nixl.worker.files import FileBuffer
 from pytest_nixl.nixl.worker.objects import ObjectBuffer
 from pytest_nixl.nixl.worker.transfer import Initiator, StepTimeoutError
@@ -27,17 +26,6 @@ from pytest_nixl.nixl.worker.transfer import Initiator, StepTimeoutError
 _NEAR = 0.001
 #: The clock is read once in this number of polls.
 _POLLS_BETWEEN_LOOKS = 256
-
-
-class KvMethod(Enum):
-    """How the transfer of a request is made."""
-
-    #: ``prep_xfer_dlist`` of the whole cache once, ``make_prepped_xfer`` of block numbers for each request.
-    PREPPED = "prepped"
-    #: The same, but the descriptors of the cache are given as one row for each tensor. NIXL 1.5.0 and later take them.
-    STRIDED = "strided"
-    #: ``initialize_xfer`` of the request's descriptors.
-    INITIALIZED = "initialized"
 
 
 @dataclass(frozen=True)
