@@ -87,7 +87,7 @@ TESTS = {
     "etcd/transaction": "core/test_strict etcd/test_client cluster/test_membership",
     "etcd/watch": "etcd/test_bounded_http etcd/test_client",
     "judge/concurrent": "judge/test_concurrent judge/test_gpus",
-    "judge/profiles": "checks/test_doctor_image",
+    "judge/profiles": "checks/test_doctor_image model/test_machine",
     "judge/profile_table": "judge/test_profiles",
     "checks/bandwidth/gpu_judge": "judge/test_gpus",
     "checks/endpoints/worker": "nixl/test_endpoint_readers",

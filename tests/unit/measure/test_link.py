@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from pytest_nixl.core.errors import NixlPluginError
-from pytest_nixl.measure.link import BESIDE_SECONDS, Link, usual_iterations
+from pytest_nixl.measure.link import BESIDE_SECONDS, Link, obstacle_between, usual_iterations
 from pytest_nixl.measure.worker_pairs import WorkerPairs
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.samples import Corruption, Samples
@@ -246,3 +246,21 @@ def test_a_row_beside_others_is_measured_by_time_alone(
     beside._timed(cast(Any, None), 65536, [], together=together)
     assert {name: found[name] for name in asked} == asked
     assert (found["command"], found["op"], found["own"]) == ("measure", "WRITE", [4])
+
+
+@pytest.mark.parametrize(
+    ("hosts", "obstacles", "found"),
+    [
+        ("aa", ("", ""), ""),
+        ("aa", ("Yama", ""), "Yama"),
+        ("aa", ("", "seccomp"), "seccomp"),
+        ("aa", ("Yama", "seccomp"), "Yama"),
+        ("ab", ("Yama", "seccomp"), ""),
+    ],
+)
+def test_only_workers_of_one_host_have_an_obstacle(hosts: str, obstacles: tuple[str, str], found: str) -> None:
+    one, other = (
+        SimpleNamespace(versions={"host": host, "obstacle": obstacle})
+        for host, obstacle in zip(hosts, obstacles, strict=True)
+    )
+    assert obstacle_between(cast(Any, one), cast(Any, other)) == found
