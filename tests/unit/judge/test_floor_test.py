@@ -83,22 +83,25 @@ def test_a_wide_spread_needs_five_launches() -> None:
 
 def test_three_quarters_of_the_launches_must_be_on_the_side_of_the_verdict() -> None:
     # The interval of seven launches can be above the floor while two of them are not.
-    seven = [0.999, 0.999, 1.2, 1.2, 1.2, 1.2, 1.2]
-    above = decide(*seven)
-    assert above.interval is not None
-    assert above.interval[0] > G
-    assert above.verdict is Verdict.INCONCLUSIVE
-    below = decide(*[1 / value for value in seven])
-    assert below.interval is not None
-    assert below.interval[1] < G
-    assert below.verdict is Verdict.INCONCLUSIVE
+    for least in (0.999, 1.0):
+        seven = [least, least, 1.2, 1.2, 1.2, 1.2, 1.2]
+        above = decide(*seven)
+        assert above.interval is not None
+        assert above.interval[0] > G
+        assert above.verdict is Verdict.INCONCLUSIVE
+        below = decide(*[1 / value for value in seven])
+        assert below.interval is not None
+        assert below.interval[1] < G
+        assert below.verdict is Verdict.INCONCLUSIVE
     assert decide(0.999, *[1.2] * 6).verdict is Verdict.PASS
     assert decide(1 / 0.999, *[1 / 1.2] * 6).verdict is Verdict.FAIL
 
 
 def test_only_launches_without_contention_fail_a_row() -> None:
     slow, cores = [0.5 * G] * 3, 0.31
-    assert decide_floor(slow, G, contention=[0.3] * 3).verdict is Verdict.FAIL, "0.3 cores are too few to matter"
+    assert decide_floor(slow[:2], G, contention=[0.3] * 2) == decide_floor(slow[:2], G), "too few cores to matter"
+    with pytest.raises(ValueError):
+        decide_floor(slow, G, contention=[cores])
     assert decide_floor([*slow, 0.9 * G], G, contention=[0.0, 0.3, 0.0, cores]).verdict is Verdict.FAIL
     undecided = decide_floor(slow, G, contention=[0.0, 0.0, cores])
     assert undecided.verdict is None
