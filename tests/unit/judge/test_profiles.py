@@ -477,3 +477,12 @@ def test_a_profile_of_the_largest_size_is_read_and_a_larger_one_refused(tmp_path
     path.write_bytes(text + b"#" * ((1 << 20) - len(text) + 1))
     with pytest.raises(ValueError, match=re.escape(str(path))):
         load_profile(str(path))
+
+
+@pytest.mark.parametrize(("tables", "words"), [(1000, ""), (1001, "reference: 1,001 tables: expected at most 1,000")])
+def test_a_profile_has_at_most_a_thousand_tables_of_a_kind(tables: int, words: str) -> None:
+    text = '[profile]\nname = "n"\n' + '[[reference]]\nsource = "s"\np50 = "1 us"\n' * tables
+    if words:
+        assert fault_of(text) == f"profile t.toml, {words}"
+    else:
+        assert len(parse_profile(text.encode(), "t.toml").references) == tables

@@ -14,9 +14,11 @@ import pytest
 
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.measure import worker_pairs
+from pytest_nixl.measure.link import Link
 from pytest_nixl.measure.worker_pairs import WorkerPairs
 from pytest_nixl.model.agent_options import AgentOptions
 from pytest_nixl.model.memory import DevicePair, MemoryPair
+from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.processes.worker_errors import NixlAbsentError
 
@@ -62,6 +64,11 @@ def pairs_of(settings: Settings) -> WorkerPairs:
     return WorkerPairs(cast(Any, ["a", "b", "c", "d"]), settings)
 
 
+def launch_of(link: Link) -> Launch:
+    """Return the current launch of a link."""
+    return cast(Launch, link._pair)
+
+
 @pytest.mark.parametrize(
     ("first", "then", "ended"),
     [
@@ -90,7 +97,8 @@ def test_a_launch_is_reused_for_the_same_kind_and_ended_if_it_would_disturb_the_
     link = pairs.link(**{**usual, **then})
     assert len(made) == (1 if ended is None else 2)
     assert made[0].ended == (ended or "")
-    assert (link._pair, made[-1].ended) == (made[-1], "")
+    assert launch_of(link) is made[-1]
+    assert made[-1].ended == ""
     pairs.close()
     assert {each.ended for each in made} == {"closed"}
 
@@ -117,14 +125,12 @@ def test_the_settings_choose_agents_and_gpus_unless_a_link_does(
 
 def test_a_row_gets_the_agents_that_it_had(make_settings: MakeSettings, made: list[Launch]) -> None:
     pairs = pairs_of(make_settings(progress_thread=("off", "on")))
-    key = pairs.link("UCX", "READ", HOST, agent_options=PROGRESS, footprint=1 << 20)._pair.agent_options
-    assert key.progress_thread
-    row = worker_pairs.RowKey("UCX", "READ", HOST, 65536, variant=(("footprint", "1MiB"), ("progress-thread", "on")))
+    row = RowKey("UCX", "READ", HOST, 65536, variant=(("footprint", "1MiB"), ("progress-thread", "on")))
     link = pairs.link_of(row, (2, 3))
     assert (link.op, link.footprint, made[-1].hosts) == ("READ", 1 << 20, ("c", "d"))
     assert made[-1].agent_options.progress_thread is True
     # Agents as no option of this run makes them: those of the settings.
-    pairs.link_of(worker_pairs.RowKey("UCX", "READ", HOST, 65536, variant=(("threads", "9"),)), (2, 3))
+    pairs.link_of(RowKey("UCX", "READ", HOST, 65536, variant=(("threads", "9"),)), (2, 3))
     assert made[-1].agent_options.progress_thread is False
 
 
@@ -132,7 +138,7 @@ def test_a_launch_that_is_not_healthy_is_replaced(make_settings: MakeSettings, m
     pairs = pairs_of(make_settings())
     pairs.link("UCX", "WRITE", HOST)
     made[0].healthy = False
-    assert pairs.link("UCX", "WRITE", HOST)._pair is cast(Any, made[1])
+    assert launch_of(pairs.link("UCX", "WRITE", HOST)) is made[1]
     assert [each.ended for each in made] == ["killed", ""]
 
 
@@ -141,10 +147,12 @@ def test_the_next_launch_of_a_link_is_of_its_kind(make_settings: MakeSettings, m
     host, gpu = (pairs.link("UCX", "WRITE", memory) for memory in (HOST, GPU))
     gpu.relaunch()
     assert [each.ended for each in made] == ["", "closed", ""]
-    assert (gpu._pair, gpu._pair.memory, host._pair) == (made[2], GPU, made[0])
+    assert [launch_of(gpu), launch_of(host)] == [made[2], made[0]]
+    assert made[2].memory == GPU
     host.relaunch()
-    assert (host._pair, host._pair.memory) == (made[3], HOST)
-    assert pairs.link("UCX", "WRITE", GPU)._pair is cast(Any, made[2])
+    assert launch_of(host) is made[3]
+    assert made[3].memory == HOST
+    assert launch_of(pairs.link("UCX", "WRITE", GPU)) is made[2]
 
 
 @pytest.mark.parametrize(
@@ -193,10 +201,10 @@ def test_links_of_several_pairs_of_ranks_run_at_the_same_time(
     pairs = pairs_of(make_settings(progress_thread=("on" if progress else "off",)))
     pairs.link(**{"backend": "UCX", "op": "WRITE", "memory": HOST, **first})
     links = pairs.together("UCX", "READ", HOST, [(0, 1), (2, 3)])
-    assert [each._pair.hosts for each in cast(Any, links)] == [("a", "b"), ("c", "d")]
+    assert [launch_of(each).hosts for each in links] == [("a", "b"), ("c", "d")]
     assert {each.op for each in links} == {"READ"}
     assert made[0].ended == ended
-    assert all(each._pair.ended == "" for each in cast(Any, links))
+    assert all(launch_of(each).ended == "" for each in links)
 
 
 def test_links_between_gpus_have_their_variables_and_nothing_runs_beside_them(
