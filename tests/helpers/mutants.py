@@ -99,6 +99,7 @@ TESTS = {
     "judge/row": "model/test_carrier_bytes model/test_machine core/test_cpu_contention",
     "measure": "measure/test_worker_pair measure/test_link",
     "measure/link": "nixl/test_row_transfers",
+    "measure/worker_pair": "measure/test_link",
     "nixl/worker": "processes/test_worker_process measure/test_link",
     "nixl/worker/commands": "nixl/test_commands processes/test_worker_process measure/test_link",
     "checks/control_path/worker": "nixl/test_control_path_calls checks/test_control_path",
