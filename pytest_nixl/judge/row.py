@@ -330,7 +330,7 @@ def another_launch(samples: Samples, expectation: Expectation | None, machine: M
 
     :param samples: the launches so far.
     """
-    if expectation is None or expectation.floor is None or not _timed(samples):
+    if expectation is None or expectation.floor is None:
         return False
     # Judge everything but the floor: every row is above the smallest possible floor.
     rest = judge(samples, replace(expectation, floor=math.ulp(0.0)), machine)
@@ -423,6 +423,6 @@ def rate(value: float) -> str:
 def percentage(value: float, reference: float) -> str:
     """Return ``value`` as a percentage of ``reference``. A value near ``reference`` is not rounded to 100 %."""
     percent = 100 * value / reference
-    if value != reference and abs(percent - 100) < 0.5:
+    if value != reference and abs(percent - 100) <= 0.5:  # 99.5 would be rounded to 100, too
         return "just under 100 %" if value < reference else "just over 100 %"
     return f"{percent:.0f} %" if percent >= 1 else f"{percent:.2g} %"

@@ -108,6 +108,13 @@ def test_a_crash_of_the_real_nixl_is_an_outcome(agent: NixlAgent, id: str) -> No
     assert found.fault == f"{KINDS[id].what}: crashed (was ended by SIGSEGV)"
 
 
+@pytest.mark.parametrize("id", ["posted-twice", "beyond-peers-region"])
+def test_a_misuse_of_larger_buffers_does_no_harm_to_the_real_nixl(agent: NixlAgent, id: str) -> None:
+    found = misuse(agent, KINDS[id], "UCX")
+    assert found.ending in (MisuseEnding.REFUSED, MisuseEnding.ACCEPTED)
+    assert (found.fault, found.wrong_bytes) == ("", 0)
+
+
 def test_cut_metadata_of_the_real_nixl_spoils_its_agent(agent: NixlAgent) -> None:
     found = misuse(agent, KINDS["cut-metadata"], "UCX")
     assert (found.ending, found.said) == (MisuseEnding.REFUSED, "nixlNotFoundError")

@@ -65,6 +65,7 @@ def test_a_list_keeps_its_order() -> None:
         ('"http://h:1"', "'\"http://h:1\"' has the path '//h:1\"'"),
         ("http://a:1;http://b:2", "'http://a:1;http://b:2' has the path '//b:2'"),
         ("http://::1:2379", "'http://::1:2379' has an IPv6 address without brackets (http://[::1]:2379)"),
+        ("::1", "'::1' has an IPv6 address without brackets (http://[::1]:2379)"),
         ("http://[::g]:1", "'http://[::g]:1' has the host '[::g]', which is neither a name nor an address"),
         ("http://[]:1", "'http://[]:1' has the host '[]', which is neither a name nor an address"),
         ("http://a..b:1", "'http://a..b:1' has the host 'a..b', which is neither a name nor an address"),
@@ -91,6 +92,8 @@ def test_an_empty_member_of_a_list_is_refused(text: str) -> None:
 def test_the_malformed_member_is_named() -> None:
     with pytest.raises(ValueError, match="etcd endpoint 'b' names no port"):
         parse_endpoints("a:1,b,c:3")
+    with pytest.raises(ValueError, match=r"etcd endpoint 'http://\*\*\*@b' names no port"):
+        parse_endpoints("http://user:hunter@b")
 
 
 def test_a_malformed_member_is_named_by_number_if_there_is_a_password() -> None:

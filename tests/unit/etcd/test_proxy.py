@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from http.client import HTTPConnection
@@ -490,6 +491,17 @@ class TestPath:
         with pytest.raises(ProxyError, match=r"127.0.0.1:\d+ failed: RuntimeError\('made by a test"):
             with path, pytest.raises(EtcdError):
                 through(path.client()).put("/t/x", b"")
+
+    def test_a_thread_that_waits_is_woken_by_an_error_of_the_proxy(self, etcd: Etcd) -> None:
+        began = time.monotonic()
+        with pytest.raises(ProxyError, match="made by a test"), EtcdProxy(etcd.url) as path:
+
+            def never() -> bool:
+                path.loop.call_soon_threadsafe(path.failed, RuntimeError("made by a test"))
+                return False
+
+            path.wait(never, "nothing", seconds=SECONDS)
+        assert time.monotonic() - began < SECONDS
 
     def test_an_https_etcd_is_refused(self) -> None:
         with pytest.raises(ValueError, match="not https://h:1: expected http://HOST:PORT"):

@@ -9,12 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from pytest_nixl.judge import concurrent
-from pytest_nixl.judge.concurrent import at_once, corrupt, disjoint, measure_at_once, spread, starving
+from pytest_nixl.judge.concurrent import at_once, corrupt, disjoint, disturbance, measure_at_once, spread, starving
+from pytest_nixl.model.samples import Samples
 from pytest_nixl.model.verdicts import Verdict
 
 #: Seconds that a busy machine may take.
@@ -123,6 +124,18 @@ def test_a_wrong_byte_of_one_pair_decides(monkeypatch: pytest.MonkeyPatch) -> No
     assert (found.verdict, found.words) == (
         Verdict.CORRUPT, "rows of ranks 0-2, measured at the same time as 1 others: bad"
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("contention", "words"),
+    [
+        ([(), ()], ""),
+        ([(0.1,), (0.3, 0.2)], ""),
+        ([(0.1,), (0.2, 0.94, 0.3)], "other processes used up to 0.9 of the cores that the links need"),
+    ],
+)
+def test_the_most_contention_of_any_link_is_told(contention: list[tuple[float, ...]], words: str) -> None:
+    assert disturbance([cast(Samples, SimpleNamespace(contention=each)) for each in contention]) == words
 
 
 def test_links_begin_together_and_each_has_its_answer() -> None:

@@ -52,6 +52,13 @@ def test_the_largest_block_of_each_failed_pair_is_measured_again() -> None:
     small = replace(pair(WRITE, 1, 2), block=4096)
     found = results((small, Verdict.FAIL), (pair(WRITE, 1, 2), Verdict.FAIL), (pair(WRITE, 0, 1), Verdict.PASS))
     assert [each.key for each in failed_pairs(found)] == [pair(WRITE, 1, 2)]
+    found += results((pair(READ, 1, 2), Verdict.FAIL))
+    assert [each.key for each in failed_pairs(found)] == [pair(READ, 1, 2)], "of equal blocks the last"
+
+
+def test_pairs_of_the_ranks_that_failed_most_come_first() -> None:
+    found = results(*((pair(WRITE, *ranks), Verdict.FAIL) for ranks in ((0, 1), (2, 3), (4, 3))))
+    assert [each.ranks for each in failed_pairs(found)] == [(2, 3), (4, 3), (0, 1)]
 
 
 @pytest.mark.parametrize("verdict", [Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.ERROR, Verdict.NOT_APPLICABLE])
@@ -59,9 +66,11 @@ def test_a_row_that_did_not_fail_gives_no_failed_pair(verdict: Verdict) -> None:
     assert failed_pairs(results((pair(WRITE, 0, 1), verdict))) == []
 
 
-def test_a_row_that_was_not_measured_or_by_another_program_gives_no_failed_pair() -> None:
+def test_a_row_that_was_not_measured_or_is_not_of_blocks_moved_by_nixl_gives_no_failed_pair() -> None:
     key = pair(WRITE, 0, 1)
-    assert failed_pairs(results((key.measured_by("nixlbench"), Verdict.FAIL))) == []
+    others = [replace(key, variant=((name, "x"),)) for name in ("kv", "pattern")]
+    for other in (key.measured_by("nixlbench"), *others):
+        assert failed_pairs(results((other, Verdict.FAIL))) == []
     assert failed_pairs([Result("bandwidth", "test", Verdict.FAIL, "a reason", row=key)]) == []
 
 
@@ -74,8 +83,8 @@ def test_each_rank_is_measured_with_a_rank_that_is_in_no_failed_pair() -> None:
     assert {each.ranks for each in failed} == {(1, 2), (2, 3)}
     one, other = trials(next(each for each in failed if each.ranks == (1, 2)), failed, 4)
     # Bytes flow in the same direction as in the failed row: out of the initiator of a WRITE, into its target.
-    assert (one.key.op, one.ranks) == ("WRITE", (1, 0))
-    assert (other.key.op, other.ranks) == ("READ", (2, 0))
+    assert (one.key.op, one.ranks, one.key.pair) == ("WRITE", (1, 0), (1, 0))
+    assert (other.key.op, other.ranks, other.key.pair) == ("READ", (2, 0), (2, 0))
 
 
 def of_libfabric(key: RowKey) -> RowKey:
@@ -160,9 +169,10 @@ def test_two_ranks_with_a_wrong_transport_are_not_called_slow(read: Verdict) -> 
 
 def test_the_remedy_of_two_ranks_with_a_wrong_transport_is_that_of_the_row() -> None:
     wrong = Judgement(Verdict.WRONG_TRANSPORT, "went over tcp", "Unset UCX_TLS.")
-    slow = FailedPair(WRITE, FAIL)
+    slow = FailedPair(WRITE, replace(FAIL, remedy="Check that the machine is idle."))
     assert remedy_of_two([slow, FailedPair(READ, wrong)]) == "Unset UCX_TLS."
-    assert remedy_of_two([slow]) == f"start a third rank, or {ACTION}"
+    for failed in ([slow], [FailedPair(READ, replace(wrong, remedy=""))]):
+        assert remedy_of_two(failed) == f"start a third rank, or {ACTION}"
 
 
 def test_the_slow_direction_of_a_backend_is_named_by_its_own_rows() -> None:

@@ -64,6 +64,7 @@ def test_the_bound_of_p50_does_not_apply_to_p99_and_the_reports_show_it() -> Non
     assert bounded(p99, bounds) is p99
     assert bounded(SLOW, bounds).limit_text == "at most 50 ms"
     assert judge_figures([p99], bounds).verdict is Verdict.PASS
+    assert judge_figures([p99, SLOW], bounds).verdict is Verdict.FAIL
 
 
 def test_a_figure_at_its_bound_passes() -> None:

@@ -83,21 +83,25 @@ def test_a_wide_spread_needs_five_launches() -> None:
 
 def test_three_quarters_of_the_launches_must_be_on_the_side_of_the_verdict() -> None:
     # The interval of seven launches can be above the floor while two of them are not.
-    seven = [0.999, 0.999, 1.2, 1.2, 1.2, 1.2, 1.2]
-    above = decide(*seven)
-    assert above.interval is not None
-    assert above.interval[0] > G
-    assert above.verdict is Verdict.INCONCLUSIVE
-    below = decide(*[1 / value for value in seven])
-    assert below.interval is not None
-    assert below.interval[1] < G
-    assert below.verdict is Verdict.INCONCLUSIVE
+    for least in (0.999, 1.0):
+        seven = [least, least, 1.2, 1.2, 1.2, 1.2, 1.2]
+        above = decide(*seven)
+        assert above.interval is not None
+        assert above.interval[0] > G
+        assert above.verdict is Verdict.INCONCLUSIVE
+        below = decide(*[1 / value for value in seven])
+        assert below.interval is not None
+        assert below.interval[1] < G
+        assert below.verdict is Verdict.INCONCLUSIVE
     assert decide(0.999, *[1.2] * 6).verdict is Verdict.PASS
     assert decide(1 / 0.999, *[1 / 1.2] * 6).verdict is Verdict.FAIL
 
 
 def test_only_launches_without_contention_fail_a_row() -> None:
     slow, cores = [0.5 * G] * 3, 0.31
+    assert decide_floor(slow[:2], G, contention=[0.3] * 2) == decide_floor(slow[:2], G), "too few cores to matter"
+    with pytest.raises(ValueError):
+        decide_floor(slow, G, contention=[cores])
     assert decide_floor([*slow, 0.9 * G], G, contention=[0.0, 0.3, 0.0, cores]).verdict is Verdict.FAIL
     undecided = decide_floor(slow, G, contention=[0.0, 0.0, cores])
     assert undecided.verdict is None
@@ -189,7 +193,8 @@ def test_a_learned_floor_uses_the_lower_of_both_rules() -> None:
 
 
 def test_constant_runs_keep_a_margin() -> None:
-    assert learn({1: [G] * 5})[1].floor == pytest.approx(0.95 * G)
+    for value in (G, 0.5):
+        assert learn({1: [value] * 5})[1].floor == pytest.approx(0.95 * value)
 
 
 @pytest.mark.parametrize("outlier", [5.0, 9.4, 10.6, 30.0])
@@ -201,6 +206,10 @@ def test_an_outlier_is_reported_and_left_out(outlier: float) -> None:
     assert (learned.floor, learned.median, learned.mad) == (without.floor, without.median, without.mad)
 
 
+def test_a_run_at_the_margin_is_no_outlier() -> None:
+    assert learn({"row": [16.0, 16.0, 16.0, 16.0, 16.0 * 0.95]})["row"].outliers == ()
+
+
 def test_fewer_than_three_runs_that_agree_give_no_floor() -> None:
     assert learn({"row": [10.0 * G]})["row"].floor is None
     assert learn({"row": [10.0 * G, 10.1 * G]})["row"].floor is None
@@ -210,11 +219,12 @@ def test_fewer_than_three_runs_that_agree_give_no_floor() -> None:
 
 
 def test_runs_with_a_very_large_spread_give_no_floor() -> None:
-    learned = learn({"row": [10.0 * G, 7.0 * G, 14.0 * G]})["row"]
-    assert (learned.floor, learned.outliers) == (None, ())
+    for values in ([10.0 * G, 7.0 * G, 14.0 * G], [5.0, 4.0, 6.0]):
+        learned = learn({"row": values})["row"]
+        assert (learned.floor, learned.outliers) == (None, ()), "a floor of 0 is no floor"
 
 
-@pytest.mark.parametrize("values", [[], [1.0, 0.0], [math.nan]])
+@pytest.mark.parametrize("values", [[], [1.0, 0.0], [math.nan], [math.inf]])
 def test_an_invalid_run_is_refused_with_the_name_of_its_row(values: list[float]) -> None:
     with pytest.raises(ValueError, match="UCX/WRITE: "):
         learn({"UCX/WRITE": values})

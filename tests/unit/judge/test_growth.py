@@ -60,6 +60,25 @@ def test_slope_and_first_time_are_those_of_the_line() -> None:
     assert found.least_factor == pytest.approx(2.9)
 
 
+def test_a_machine_that_becomes_slower_is_no_growth() -> None:
+    """Both rounds are made of the same call: the second on a machine that becomes three times slower meanwhile."""
+    references = [[1e-5] * 40, [1e-5] * 20 + [3e-5] * 20]
+    rounds = [[1.0] * 40, [100 * each for each in references[1]]]
+    rounds[0][30:] = [9.0] * 10  # disturbed
+    found = Growth.of([[1e-3 * second for second in rounds[0]], rounds[1]], references)
+    assert found.first == pytest.approx(1e-3)
+    assert found.slope == pytest.approx(0, abs=1e-9)
+
+
+def test_the_first_time_is_half_of_the_least_one_at_least() -> None:
+    assert Growth.of([[1.0 + number**2 for number in range(20)]], [[1.0] * 20]).first == 0.5
+
+
+@pytest.mark.parametrize(("low", "slower"), [(1.0, True), (0.99, False)])
+def test_a_call_is_slower_from_three_times_its_first_time(low: float, slower: bool) -> None:
+    assert Growth(2.0, low, 3.0, 1.0, 3).slower is slower
+
+
 def test_the_message_has_the_times_the_interval_and_the_limit() -> None:
     found = Growth(1e-6, 9e-7, 1.1e-6, 20e-6, 64)
     judged = judge_growth("registration", found, "mend it")

@@ -7,16 +7,21 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from datetime import date
 from importlib import resources
 from pathlib import Path
 
 import pytest
 
-from pytest_nixl.judge.profiles import Profile, bundled_profiles, load_profile, parse_profile
+from pytest_nixl.core.extensions import ExtensionError
+from pytest_nixl.judge.profiles import Profile, added_profiles, bundled_profiles, load_profile, parse_profile
 from pytest_nixl.model.expectation import Expectation
+from pytest_nixl.model.findings import Acceptance
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.model.settings import Settings
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 DRAM = MemoryPair("DRAM", "DRAM")
@@ -254,6 +259,7 @@ BASE = 'transports = ["cma"]\nsource = "s"\n'
     [
         ("", "", "every row"),
         ("", 'op = ["READ"]', "op READ"),
+        ("batch = [1, 2, 4]", "batch = [4, 2, 8]", "batch 2"),
         ('backend = ["UCX", "GDS"]', 'backend = ["LIBFABRIC", "GDS"]', "backend GDS"),
         ('memory = ["DRAM:VRAM"]', 'memory = ["DRAM:VRAM"]', "memory DRAM:VRAM"),
         ("batch = [1, 2]\ndepth = [3]", "batch = [2, 4]", "batch 2, depth 3"),
@@ -477,3 +483,81 @@ def test_a_profile_of_the_largest_size_is_read_and_a_larger_one_refused(tmp_path
     path.write_bytes(text + b"#" * ((1 << 20) - len(text) + 1))
     with pytest.raises(ValueError, match=re.escape(str(path))):
         load_profile(str(path))
+
+
+@pytest.mark.parametrize(("tables", "words"), [(1000, ""), (1001, "reference: 1,001 tables: expected at most 1,000")])
+def test_a_profile_has_at_most_a_thousand_tables_of_a_kind(tables: int, words: str) -> None:
+    text = '[profile]\nname = "n"\n' + '[[reference]]\nsource = "s"\np50 = "1 us"\n' * tables
+    if words:
+        assert fault_of(text) == f"profile t.toml, {words}"
+    else:
+        assert len(parse_profile(text.encode(), "t.toml").references) == tables
+
+
+def test_a_finding_is_accepted_only_by_its_own_id() -> None:
+    known = Acceptance("NIXL-A", "r", date(2030, 1, 31))
+    found = replace(profile(BASE), accepted=(known,))
+    assert (found.acceptance("NIXL-A"), found.acceptance("NIXL-B")) == (known, None)
+
+
+def test_the_transports_of_a_backend_are_those_of_its_expectations() -> None:
+    found = profile(
+        f'{BASE}backend = ["UCX"]\nblocks = "1KiB"', f'{BASE}backend = ["UCX"]\nblocks = "2KiB"',
+        'backend = ["GDS"]\nblocks = "1KiB"\ntransports = ["nvme"]\nsource = "s"',
+        'blocks = "4KiB"\ntransports = ["tcp"]\nsource = "s"',
+        'backend = ["UCX"]\nblocks = "8KiB"\nfloor = "1 GB/s"\nsource = "s"',
+    )  # fmt: skip
+    assert found.transports("UCX") == (("cma",), ("tcp",))
+    assert found.transports("GDS") == (("nvme",), ("tcp",))
+    assert found.transports("POSIX") == (("tcp",),)
+
+
+@pytest.mark.parametrize(("walks", "footprint", "kept"), [(False, None, True), (True, None, False), (True, 4096, True)])
+def test_rows_that_walk_a_buffer_have_floors_only_if_the_run_asks_for_it(
+    make_settings: Callable[..., Settings], walks: bool, footprint: int | None, kept: bool
+) -> None:
+    found = profile(f'{BASE}floor = "1 GB/s"\nceiling = "9 GB/s"\np50 = "1 us"\np99 = "2 us"\nraw = "0.5"')
+    key = replace(KEY, variant=(("footprint", "4KiB"),) if walks else ())
+    settings = make_settings(footprint=footprint)
+    expected = found.expectation_in(settings, key)
+    assert expected is not None
+    assert {getattr(expected, name) is not None for name in ("floor", "p50", "p99", "raw")} == {kept}
+    assert (expected.ceiling, expected.transports) == (9e9, ("cma",))
+    assert profile(f'{BASE}op = ["READ"]').expectation_in(settings, key) is None
+
+
+def a_distribution(path: Path, name: str, *profiles: str) -> None:
+    """Make a distribution that adds profiles, as pip installs one; its package has the name of the distribution."""
+    (path / name).mkdir()
+    (path / name / "__init__.py").write_text("")
+    for each in profiles:
+        (path / name / f"{each}.toml").write_text(f'[profile]\nname = "{each}"')
+    (path / f"{name}-1.0.dist-info").mkdir()
+    (path / f"{name}-1.0.dist-info" / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (path / f"{name}-1.0.dist-info" / "entry_points.txt").write_text(f"[pytest_nixl.profiles]\n{name} = {name}\n")
+
+
+@pytest.mark.parametrize(
+    ("profiles", "fault"),
+    [
+        ((("rack", "row"), ("hall",)), ""),
+        (((), ()), "has no .toml file"),
+        ((("rack",), ("hall", "rack")), "has a profile 'rack', and so has {0} 1.0"),
+        ((("rack",), ("loopback",)), "has a profile 'loopback', and so has pytest-nixl"),
+    ],
+)
+def test_profiles_of_other_distributions_are_found_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profiles: tuple[tuple[str, ...], tuple[str, ...]], fault: str
+) -> None:
+    names = [f"{tmp_path.name}_{part}" for part in "ab"]  # each package is imported once
+    for name, own in zip(names, profiles, strict=True):
+        a_distribution(tmp_path, name, *own)
+    monkeypatch.syspath_prepend(tmp_path)
+    if fault:
+        with pytest.raises(ExtensionError, match=fault.format(*names)):
+            added_profiles()
+        return
+    assert {name: found.owner for name, (found, _) in added_profiles().items()} == {
+        "rack": f"{names[0]} 1.0", "row": f"{names[0]} 1.0", "hall": f"{names[1]} 1.0",
+    }  # fmt: skip
+    assert load_profile("hall").path_or_origin == f"hall.toml of {names[1]} 1.0"

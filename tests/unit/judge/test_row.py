@@ -118,6 +118,7 @@ def test_the_remedy_for_a_wrong_transport_is_for_the_accepted_one(
     remedy = judge(samples(2, transports=("tcp/eth0",), key=replace(KEY, backend=backend)), wanted).remedy
     assert [word for word in words if word not in remedy] == []
     assert [word for word in absent if word in remedy] == []
+    assert remedy.startswith("Check ")
 
 
 @pytest.mark.parametrize(
@@ -138,6 +139,7 @@ def test_a_variable_that_forbids_the_accepted_transports_is_the_remedy(value: st
 
 
 def test_groups_of_ucx_tls_contain_their_transports() -> None:
+    assert ucx_tls_allows("tcp,cma", ["posix", "cma"])
     assert ucx_tls_allows("rc", ["rc_mlx5"])
     assert ucx_tls_allows("ib", ["srd"])
     assert ucx_tls_allows("cuda", ["cuda_ipc"])
@@ -196,6 +198,20 @@ def test_three_quarters_of_the_windows_must_agree_for_a_verdict(
     assert words in judgement.reason
 
 
+@pytest.mark.parametrize(
+    ("windows", "words"),
+    [
+        ((0.5, 0.5, 0.5), "50 % of the floor of 1 GB/s (8 Gb/s), but other processes used 0.5 of this row's cores"),
+        # Other processes made none of the windows faster.
+        ((2, 2, 0.5), "but only 2 of 3 windows are at or above it"),
+    ],
+)
+def test_contention_excuses_only_a_row_below_its_floor(windows: tuple[float, ...], words: str) -> None:
+    judgement = judge(replace(samples(*windows), contention=(0.5,)), FLOOR)
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert words in judgement.reason
+
+
 def test_inconclusive_asks_for_a_longer_duration() -> None:
     remedy = judge(samples(2, 2, 0.5), FLOOR).remedy
     assert "--nixl-duration" in remedy
@@ -212,6 +228,8 @@ def test_inconclusive_asks_for_a_longer_duration() -> None:
         # Of a hundred latencies, the slowest is beyond the 99th percentile, and the second slowest is not.
         (FULL, (100e-6,) * 99 + (1.0,), Verdict.PASS),
         (FULL, (100e-6,) * 98 + (1.0,) * 2, Verdict.FAIL),
+        (replace(FULL, p50=None), (100e-6,) * 98 + (1.0,) * 2, Verdict.FAIL),
+        (replace(FULL, p99=None), (100e-6,) * 98 + (1.0,) * 2, Verdict.PASS),
     ],
 )
 def test_a_latency_over_its_bound_fails(
@@ -323,6 +341,10 @@ def test_every_bad_verdict_has_one_sentence_and_a_remedy(verdict: Verdict, judge
         (1.0, 1.0, "100 %"),
         (0.9999, 1.0, "just under 100 %"),
         (1.0001, 1.0, "just over 100 %"),
+        (199, 200, "just under 100 %"),
+        (201, 200, "just over 100 %"),
+        (197, 200, "98 %"),
+        (203, 200, "102 %"),
         (0.5, 1.0, "50 %"),
         (0.0012, 1.0, "0.12 %"),
         (0.0, 1.0, "0 %"),
@@ -367,6 +389,7 @@ def launches(*gigabytes: float) -> Samples:
     ("values", "verdict", "words"),
     [
         ((1.25, 1.25, 1.25), Verdict.PASS, "125 % of the floor"),
+        ((2, 2), Verdict.INCONCLUSIVE, "200 % of the floor of 1 GB/s (8 Gb/s); 2 of the 3 launches needed at least"),
         ((0.75, 0.75, 0.75), Verdict.FAIL, "75 % of the floor of 1 GB/s (8 Gb/s); 3 launches"),
         ((0.5, 1.25, 2), Verdict.INCONCLUSIVE, "a spread over 3 % needs 5 launches"),
         ((0.5, 1.25, 2, 0.5, 1.25, 2, 1), Verdict.INCONCLUSIVE, "no further launch is made"),
@@ -409,6 +432,7 @@ def test_another_launch_is_needed_while_it_could_decide(values: tuple[float, ...
 def test_another_launch_is_not_needed_for_faults_other_than_the_floor(bad: Samples) -> None:
     assert another_launch(bad, FULL) is False
     assert another_launch(bad, None) is False
+    assert another_launch(samples(2), replace(FULL, floor=None)) is False
 
 
 @pytest.mark.parametrize(
@@ -432,9 +456,10 @@ def test_another_launch_is_not_needed_for_faults_other_than_the_floor(bad: Sampl
 def test_each_accepted_transport_of_gpu_memory_has_its_remedy(
     accepted: tuple[str, ...], named: tuple[str, ...], unnamed: tuple[str, ...]
 ) -> None:
-    judgement = judge(samples(2, transports=("tcp/eth0",), key=VRAM), Expectation(source="", transports=accepted))
+    transports = ("tcp/eth0", "shm/memory")
+    judgement = judge(samples(2, transports=transports, key=VRAM), Expectation(source="", transports=accepted))
     assert judgement.verdict is Verdict.WRONG_TRANSPORT
-    assert judgement.reason.startswith("UCX WRITE VRAM:VRAM of 1000000B (GPUs 0:3): went over tcp/eth0, ")
+    assert judgement.reason.startswith("UCX WRITE VRAM:VRAM of 1000000B (GPUs 0:3): went over tcp/eth0 and shm/memory,")
     assert all(words in judgement.remedy for words in named)
     assert not any(words in judgement.remedy for words in unnamed)
 
@@ -480,17 +505,18 @@ def test_cards_that_a_slow_row_left_idle_are_named(launches: int) -> None:
         (1 << 40, "VRAM", "rc_mlx5/mlx5_0:1"),  # all cards carried a part
         (7, "DRAM", "rc_mlx5/mlx5_0:1"),  # a host's memory may have one card
         (7, "VRAM", "tcp/eth0"),
+        (7, "VRAM", "rc_mlx5/mlx5_0:1 tcp/eth0"),
     ],
 )
 def test_cards_are_not_blamed_for_other_slow_rows(carried: int, memory: str, transport: str) -> None:
     cards = (Carrier("mlx5_0", "rdma", 1 << 40), *(Carrier(f"mlx5_{number}", "rdma", carried) for number in (1, 2, 3)))
     cards = (*cards, Carrier("eth0", "net", 1 << 40))
     key = replace(VRAM, memory=MemoryPair(memory, memory))
-    row = replace(samples(*[0.5] * 4, key=key, transports=(transport,)), counted=CarrierBytes(cards, 1 << 40))
-    judgement = judge(row, FLOOR, P5)
-    assert judgement.verdict is Verdict.FAIL
-    assert "network cards" not in judgement.reason
-    assert judge(replace(row, counted=None), FLOOR, P5).verdict is Verdict.FAIL
+    row = samples(*[0.5] * 4, key=key, transports=tuple(transport.split()))
+    for counted in (CarrierBytes(cards, 1 << 40), None):
+        judgement = judge(replace(row, counted=counted), FLOOR, P5)
+        assert judgement.verdict is Verdict.FAIL
+        assert "network cards" not in judgement.reason
 
 
 @pytest.mark.parametrize("accepted", [("tcp",), ("rc_mlx5", "dc_mlx5")])

@@ -11,12 +11,14 @@ from typing import Any, cast
 import pytest
 
 from pytest_nixl.core.errors import NixlPluginError
-from pytest_nixl.measure.link import BESIDE_SECONDS, Link, usual_iterations
+from pytest_nixl.measure.link import BESIDE_SECONDS, Link, obstacle_between, usual_iterations
 from pytest_nixl.measure.worker_pairs import WorkerPairs
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.samples import Corruption, Samples
 from pytest_nixl.nixl.backends import BACKENDS
 from pytest_nixl.nixl.backends.ucx import UcxBackend
+from pytest_nixl.nixl.worker.transfer import COUNTED
+from pytest_nixl.processes.worker_errors import NixlError, WorkerError, WorkerLateError
 
 DRAM = MemoryPair("DRAM", "DRAM")
 MakePairs = Callable[..., WorkerPairs]
@@ -96,7 +98,11 @@ def test_default_iterations_are_1000_up_to_1_mib_and_160_mib_above(make_pairs: M
     one = link(make_pairs(blocks=(1 << 20, 2 << 20), duration=0.0))
     assert sum(one.measure(1 << 20).transfers) >= 1000
     assert sum(one.measure(2 << 20).transfers) >= 80
+
+
+def test_default_iterations_move_160_mib_of_large_blocks_in_10_windows_at_least() -> None:
     assert [usual_iterations(size << 20) for size in (1, 2, 3, 16, 64)] == [1000, 80, 54, 10, 10]
+    assert usual_iterations((1 << 20) + 1) == 160
 
 
 @pytest.mark.long
@@ -246,3 +252,158 @@ def test_a_row_beside_others_is_measured_by_time_alone(
     beside._timed(cast(Any, None), 65536, [], together=together)
     assert {name: found[name] for name in asked} == asked
     assert (found["command"], found["op"], found["own"]) == ("measure", "WRITE", [4])
+
+
+@pytest.mark.parametrize(
+    ("hosts", "obstacles", "found"),
+    [
+        ("aa", ("", ""), ""),
+        ("aa", ("Yama", ""), "Yama"),
+        ("aa", ("", "seccomp"), "seccomp"),
+        ("aa", ("Yama", "seccomp"), "Yama"),
+        ("ab", ("Yama", "seccomp"), ""),
+    ],
+)
+def test_only_workers_of_one_host_have_an_obstacle(hosts: str, obstacles: tuple[str, str], found: str) -> None:
+    one, other = (
+        SimpleNamespace(versions={"host": host, "obstacle": obstacle})
+        for host, obstacle in zip(hosts, obstacles, strict=True)
+    )
+    assert obstacle_between(cast(Any, one), cast(Any, other)) == found
+
+
+class KeptCalls:
+    """A pair of workers that keeps what they are asked. It is a double, so that a worker fails when a test wants it."""
+
+    def __init__(self, target: str = "DRAM", *, storage: bool = False, delivers: bool = True, nixl: str = "1.5.1"):
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.faults: dict[str, BaseException] = {}
+        self.killed = False
+        self.backend = SimpleNamespace(
+            NAME="UCX", PLUGIN="plugin", STORAGE=storage, COMPLETION_IMPLIES_DELIVERY=delivers
+        )
+        self.memory, self.capacity, self.variant = MemoryPair("DRAM", target), 4096, ()
+        self.devices, self.agent_options = None, None
+        versions = {"nixl": nixl, "nixl_package": "nixl-cu12", "host": "a"}
+        ends = (
+            SimpleNamespace(
+                agent=SimpleNamespace(
+                    name=f"agent {rank}", ref=rank, worker=SimpleNamespace(rank=rank, call=self.call, versions=versions)
+                ),
+                buffer=SimpleNamespace(address=rank, memory=memory, device=0, ref=10 + rank),
+            )
+            for rank, memory in enumerate(("DRAM", target))
+        )
+        self.initiator, self.target = ends
+
+    def call(self, command: str, **given: Any) -> str:
+        self.calls.append((command, given))
+        if command in self.faults:
+            raise self.faults[command]
+        return command
+
+    def kill(self) -> None:
+        self.killed = True
+
+    def link(self, op: str = "WRITE", footprint: int = 0, **settings: Any) -> Link:
+        given = SimpleNamespace(**{"timeout": 3.0, "notify": "last", **settings})
+        return Link(cast(Any, None), cast(Any, self), op, cast(Any, given), footprint=footprint)
+
+
+@pytest.mark.parametrize(
+    ("pair", "row", "tags_all", "notification"),
+    [
+        ({}, {}, True, b""),
+        # Of those that walk a footprint, only the last of a window has a notification.
+        ({}, {"footprint": 4096}, False, b""),
+        ({}, {"footprint": 4096, "notify": "each"}, True, b""),
+        ({}, {"footprint": 4096, "notify": "each", "op": "READ"}, True, b""),
+        ({"storage": True}, {"footprint": 4096, "notify": "each"}, False, b""),
+        # With a backend whose DONE means posted, only a notification proves that a WRITE has arrived.
+        ({"delivers": False}, {"footprint": 4096}, True, b""),
+        ({"delivers": False}, {"footprint": 4096, "op": "READ"}, False, b""),
+        ({"delivers": False, "nixl": "0.9.0"}, {}, True, COUNTED),
+        ({"nixl": "0.9.0"}, {}, True, b""),
+    ],
+)
+def test_transfers_are_prepared_with_the_notifications_that_their_row_and_backend_need(
+    pair: dict[str, Any], row: dict[str, Any], tags_all: bool, notification: bytes
+) -> None:
+    kept = KeptCalls(**pair)
+    with kept.link(**row)._transfers(256, 2, 3) as transfers:
+        pass
+    assert (transfers.count, transfers.depth, transfers.prepared) == (8 if "footprint" in row else 3, 3, "row_prepare")
+    [(_, made), (released, freed)] = kept.calls
+    assert (made["tag_all"], made["notification"], made["transfers"]) == (tags_all, notification, transfers.count)
+    assert (made["op"], made["target"], made["plugin"]) == (row.get("op", "WRITE"), "agent 1", "plugin")
+    assert made["sides"] == [[0, "DRAM", 0], [1, "DRAM", 0]]
+    assert (released, freed["transfers"], kept.killed) == ("row_release", "row_prepare", False)
+
+
+def test_only_rows_whose_transfers_can_be_notified_are_named_so() -> None:
+    assert KeptCalls().link(notify="each").key(256).notify == "each"
+    assert KeptCalls(storage=True).link(notify="each").key(256).notify == "last"
+    assert KeptCalls().link(notify="last").key(256).notify == "last"
+    assert KeptCalls().link(footprint=4096).key(256).footprint == 4096
+
+
+@pytest.mark.parametrize(
+    ("size", "footprint", "words"),
+    [
+        (2048, 0, ""),
+        (2049, 0, "2 transfers of 2049 bytes do not fit into this link's buffers of 4096 bytes"),
+        (512, 1024, ""),
+        (513, 1024, "2 transfers of 513 bytes do not fit into the footprint of 1024 bytes"),
+    ],
+)
+def test_a_row_fits_into_buffers_and_footprint_or_is_refused(size: int, footprint: int, words: str) -> None:
+    kept = KeptCalls()
+    one = kept.link(footprint=footprint)
+    if words:
+        with pytest.raises(NixlPluginError, match=words), one._transfers(size, 1, 2):
+            pass
+        assert (kept.calls, kept.killed) == ([], False)
+    else:
+        with one._transfers(size, 1, 2):
+            pass
+
+
+@pytest.mark.parametrize("step", ["row_prepare", "within", "row_release"])
+@pytest.mark.parametrize(
+    "error", [NixlError("refused", "", "", "nixlBackendError"), WorkerLateError("late"), KeyboardInterrupt()], ids=repr
+)
+def test_a_failure_ends_both_workers(step: str, error: BaseException) -> None:
+    kept = KeptCalls()
+    kept.faults[step] = error
+    with pytest.raises(type(error)) as caught, kept.link()._transfers(256, 1, 1):
+        kept.call("within")
+    assert caught.value is error
+    assert kept.killed
+
+
+def test_objects_are_registered_for_a_row_and_deleted_after_it() -> None:
+    kept = KeptCalls("OBJ", storage=True)
+    with kept.link()._transfers(256, 2, 3):
+        assert kept.calls[0] == ("prepare_objects", {"agent": 1, "buffer": 11, "block": 256, "count": 6})
+    assert [command for command, _ in kept.calls] == [
+        "prepare_objects",
+        "row_prepare",
+        "row_release",
+        "prepare_objects",
+    ]
+    assert [kept.calls[-1][1][name] for name in ("block", "count")] == [0, 0]
+
+
+def test_an_object_store_that_does_not_answer_is_named_and_one_that_does_is_cleaned() -> None:
+    kept = KeptCalls("OBJ", storage=True)
+    kept.faults["row_prepare"] = NixlError("refused", "", "detail", "nixlBackendError")
+    with pytest.raises(NixlError, match=r"^refused"), kept.link()._transfers(256, 1, 1):
+        pass
+    asked = [(command, given.get("count")) for command, given in kept.calls]
+    assert asked[2:] == [("probe_objects", None), ("prepare_objects", 0)]
+    assert kept.killed
+    kept.killed, kept.faults["probe_objects"] = False, WorkerError("the server is down", "start it")
+    with pytest.raises(WorkerError, match=r"^the server is down; refused\n") as caught:
+        with kept.link()._transfers(256, 1, 1):
+            pass
+    assert (caught.value.remedy, caught.value.detail, kept.killed) == ("start it", "detail", True)

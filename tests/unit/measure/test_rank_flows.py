@@ -348,11 +348,13 @@ def test_each_rank_is_told_its_flows_its_coordinator_and_who_shares_its_host(
         [{"windows": [[0, [3], [0.5]]], "others": 0.0}, None],
         [None, {"windows": [[1, [4], [0.25]]], "others": 1.0}],
     ]
-    found = flows._run([FlowStep(ALONE, [[one]]), FlowStep(ALONE, [[other]])])
+    found = flows._run([FlowStep(ALONE, [[one]], (2.0,)), FlowStep(ALONE, [[other]])])
     assert [each.windows for each in found] == [{one: [(3, 0.5)]}, {other: [(4, 0.25)]}]
     assert [each.contention for each in found] == [{0: 0.0, 1: 0.0}, {0: 0.5, 2: 1.0}]
     told = [next(given for command, given in worker.asked if command == "flows_run") for worker in workers]
     assert [given["own"] for given in told] == [[11], [10], []]
+    # Of a step, all ranks wait for the first to arrive, and for the last to finish.
+    assert {(given["timeout"], given["seconds"]) for given in told} == {(66.0, 2 * 66.0 * (2 + 1) + 5)}
     assert [given["everyone"] for given in told] == [
         {"coordinator": "", "members": ["agent 1", "agent 2"]}, *[{"coordinator": "agent 0", "members": []}] * 2,
     ]  # fmt: skip

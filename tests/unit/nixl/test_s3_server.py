@@ -108,6 +108,12 @@ def test_bucket_of_another_region_is_created_there(server: S3Server) -> None:
     assert buckets(server) == ["bucket"]
 
 
+def test_part_of_an_object_is_read(server: S3Server) -> None:
+    with s3_server.open_bucket(server.url, KEYS, supervisor) as made:
+        made.client.put("x", b"0123456789")
+        assert made.client.get("x", 2, 3) == b"234"
+
+
 def test_more_objects_than_one_list_names_are_removed(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     listed = ObjectClient.keys
     monkeypatch.setattr(ObjectClient, "keys", lambda client: listed(client)[:2])

@@ -123,15 +123,15 @@ def test_children_of_an_ended_program_are_killed(make: Make) -> None:
     wait_until(lambda: not any(map(running, pids)), 60, "its child to end")
 
 
-@pytest.mark.parametrize("how", ["killed", "closed"])
+@pytest.mark.parametrize("how", ["killed", "killed with its group", "closed"])
 def test_a_program_ends_with_its_worker(make: Make, how: str) -> None:
     tool = make(WITH_A_CHILD)
     program = tool.start([])
     pids = children(program)
     assert pids[0] == program.pid
     assert all(map(running, pids))
-    if how == "killed":
-        os.kill(tool.worker.pid, signal.SIGKILL)
+    if how != "closed":
+        (os.killpg if "group" in how else os.kill)(tool.worker.pid, signal.SIGKILL)
         with pytest.raises(WorkerDiedError, match=r"rank 1 \(tool worker, pid \d+\) was ended by SIGKILL"):
             program.wait(60)
     else:

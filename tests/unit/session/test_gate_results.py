@@ -140,7 +140,7 @@ def test_a_required_check_above_the_level_of_the_run_is_missing(settings: Settin
 
 def test_a_required_check_is_missing_only_if_each_of_its_tests_was_skipped(settings: Settings) -> None:
     skipped = result("nixl-loads", Verdict.NOT_APPLICABLE, "no NIXL here")
-    others = [result("etcd-answers"), skipped]
+    others = [result("etcd-answers"), skipped, replace(skipped, nodeid="test_other", reason="nor here")]
     run = a_run(settings, *others, suites=("infrastructure",))
     [found] = missed(profile("nixl-loads"), run)
     assert found.reason.endswith("which was skipped: no NIXL here")
@@ -158,14 +158,18 @@ def test_requested_gpu_memory_of_which_no_row_ran_is_missing(settings: Settings,
         [row(key) for key in keys(both, HOST)],
         [row(key, Verdict.NOT_APPLICABLE, "VRAM needs a GPU", "get one") for key in keys(both, GPU)],
     )
+    skipped[1] = replace(skipped[1], reason="no more memory", nodeid="test_other")
     [found] = missed(profile(), a_run(both, *host, *skipped))
+    # Without a gate, only an option asks for it by name.
+    assert unchecked(a_run(both, *host, *skipped)) == ([found] if source == "option" else [])
     assert found.reason == f"VRAM:VRAM was requested ({asked}), but none of its 2 rows ran: VRAM needs a GPU"
     assert (found.check, found.remedy, found.nodeid) == ("bandwidth", "get one", "test_bandwidth")
     ran = row(keys(both, GPU)[0])
     assert said(profile(), a_run(both, *host, ran, skipped[1])) == []
     one = replace(both, blocks=(4096,))
     reason = "bandwidth: VRAM:VRAM was requested ({}), but its only row did not run: VRAM needs a GPU"
-    assert said(profile(), a_run(one, row(keys(one, HOST)[0]), skipped[1])) == [reason.format(asked)]
+    alone_skipped = replace(skipped[1], reason="VRAM needs a GPU")
+    assert said(profile(), a_run(one, row(keys(one, HOST)[0]), alone_skipped)) == [reason.format(asked)]
     # Host memory is not such memory, and no row of it needs to be there.
     alone = replace(settings, sources={**settings.sources, "memory": source})
     assert len(said(profile(), a_run(alone, row(keys(alone)[0]), row(keys(alone)[1], Verdict.NOT_APPLICABLE)))) == 0
@@ -243,6 +247,12 @@ def test_a_job_of_several_tasks_is_refused_outside_a_step(settings: Settings, mo
             [("no GPU", "add one"), ("no file", "name one")],
             "all 2 checks were skipped: no GPU; no file",
             "run it where these checks apply, or run all suites",
+        ),
+        ([("a", "do"), ("b", "do"), ("c", "do")], "all 3 checks were skipped: a; b; c", "do"),
+        (
+            [("a", "do"), ("b", "do"), ("c", "do"), ("d", "do"), ("e", "do")],
+            "all 5 checks were skipped: a; b; c; and 2 more reasons: -rs shows them",
+            "do",
         ),
     ],
 )

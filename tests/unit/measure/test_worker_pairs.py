@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which launches a session makes, reuses and ends. The launches are doubles, because a real one takes most of a second.
+
+The tests of ``test_worker_pair.py`` see the same of real workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from pytest_nixl.core.errors import NotApplicableError
+from pytest_nixl.measure import worker_pairs
+from pytest_nixl.measure.link import Link
+from pytest_nixl.measure.worker_pairs import WorkerPairs
+from pytest_nixl.model.agent_options import AgentOptions
+from pytest_nixl.model.memory import DevicePair, MemoryPair
+from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.processes.worker_errors import NixlAbsentError
+
+HOST, GPU = MemoryPair("DRAM", "DRAM"), MemoryPair("DRAM", "VRAM")
+PROGRESS = AgentOptions(progress_thread=True)
+MakeSettings = Callable[..., Settings]
+
+
+class Launch:
+    """A launch that keeps how it was made, and how it ended."""
+
+    def __init__(
+        self, hosts: Any, settings: Settings, backend: Any, memory: MemoryPair, capacity: int, alignment: int,
+        devices: DevicePair | None, variables: Any, *, agent_options: AgentOptions,
+    ) -> None:  # fmt: skip
+        self.hosts, self.backend, self.memory = hosts, backend, memory
+        self.capacity, self.alignment, self.variables = capacity, alignment, variables
+        self.devices, self.agent_options = devices, agent_options
+        self.initiator = self.target = SimpleNamespace(agent=None, buffer=None)
+        self.healthy, self.ended = True, ""
+
+    def close(self) -> None:
+        self.ended = "closed"
+
+    def kill(self) -> None:
+        self.ended = "killed"
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
+    """The launches that are made."""
+    launches: list[Launch] = []
+
+    def launch(*given: Any, **options: Any) -> Launch:
+        launches.append(Launch(*given, **options))
+        return launches[-1]
+
+    monkeypatch.setattr(worker_pairs, "WorkerPair", launch)
+    return launches
+
+
+def pairs_of(settings: Settings) -> WorkerPairs:
+    return WorkerPairs(cast(Any, ["a", "b", "c", "d"]), settings)
+
+
+def launch_of(link: Link) -> Launch:
+    """Return the current launch of a link."""
+    return cast(Launch, link._pair)
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "ended"),
+    [
+        ({}, {"op": "READ"}, None),
+        ({}, {"memory": GPU}, ""),
+        ({}, {"backend": "LIBFABRIC"}, ""),
+        ({}, {"ranks": (1, 2)}, "closed"),
+        ({}, {"agent_options": PROGRESS}, "closed"),
+        ({"agent_options": PROGRESS}, {}, "closed"),
+        ({"agent_options": PROGRESS}, {"agent_options": PROGRESS}, None),
+        # A progress thread takes CPU time also while its agents are idle.
+        ({"agent_options": PROGRESS}, {"agent_options": PROGRESS, "memory": GPU}, "closed"),
+        ({"footprint": 1 << 20}, {"footprint": 1 << 20}, None),
+        ({}, {"footprint": 1 << 20}, "closed"),
+        ({"memory": GPU}, {"memory": GPU, "devices": DevicePair(0, 1)}, ""),
+        # Host memory has no GPU.
+        ({}, {"devices": DevicePair(0, 1)}, None),
+    ],
+)
+def test_a_launch_is_reused_for_the_same_kind_and_ended_if_it_would_disturb_the_next(
+    make_settings: MakeSettings, made: list[Launch], first: dict[str, Any], then: dict[str, Any], ended: str | None
+) -> None:
+    """``ended``: how the first launch ended, if there is a second one; None: the first one is used again."""
+    pairs, usual = pairs_of(make_settings()), {"backend": "UCX", "op": "WRITE", "memory": HOST}
+    pairs.link(**{**usual, **first})
+    link = pairs.link(**{**usual, **then})
+    assert len(made) == (1 if ended is None else 2)
+    assert made[0].ended == (ended or "")
+    assert launch_of(link) is made[-1]
+    assert made[-1].ended == ""
+    pairs.close()
+    assert {each.ended for each in made} == {"closed"}
+
+
+@pytest.mark.parametrize(("footprint", "capacity"), [(0, 64 * 3 * 2), (384, 384), (4096, 4096)])
+def test_the_buffers_hold_the_largest_row_or_the_footprint(
+    make_settings: MakeSettings, made: list[Launch], footprint: int, capacity: int
+) -> None:
+    pairs = pairs_of(make_settings(blocks=(48, 64), batch=(1, 3), depth=(2, 1)))
+    link = pairs.link("UCX", "READ", GPU, (2, 1), DevicePair(3, 4), footprint=footprint)
+    assert (made[0].capacity, made[0].alignment, link.footprint) == (capacity, 16, footprint)
+    assert (made[0].hosts, made[0].devices, made[0].variables) == (("c", "b"), DevicePair(3, 4), ({}, {}))
+
+
+def test_the_settings_choose_agents_and_gpus_unless_a_link_does(
+    make_settings: MakeSettings, made: list[Launch]
+) -> None:
+    pairs = pairs_of(make_settings(progress_thread=("on", "off"), devices=DevicePair(5, 6)))
+    for memory, options in ((HOST, None), (GPU, None), (GPU, AgentOptions(progress_thread=False))):
+        pairs.link("UCX", "WRITE", memory, agent_options=options)
+    assert [each.devices for each in made] == [None, DevicePair(5, 6), DevicePair(5, 6)]
+    assert [each.agent_options.progress_thread for each in made] == [True, True, False]
+
+
+def test_a_row_gets_the_agents_that_it_had(make_settings: MakeSettings, made: list[Launch]) -> None:
+    pairs = pairs_of(make_settings(progress_thread=("off", "on")))
+    row = RowKey("UCX", "READ", HOST, 65536, variant=(("footprint", "1MiB"), ("progress-thread", "on")))
+    link = pairs.link_of(row, (2, 3))
+    assert (link.op, link.footprint, made[-1].hosts) == ("READ", 1 << 20, ("c", "d"))
+    assert made[-1].agent_options.progress_thread is True
+    # Agents as no option of this run makes them: those of the settings.
+    pairs.link_of(RowKey("UCX", "READ", HOST, 65536, variant=(("threads", "9"),)), (2, 3))
+    assert made[-1].agent_options.progress_thread is False
+
+
+def test_a_launch_that_is_not_healthy_is_replaced(make_settings: MakeSettings, made: list[Launch]) -> None:
+    pairs = pairs_of(make_settings())
+    pairs.link("UCX", "WRITE", HOST)
+    made[0].healthy = False
+    assert launch_of(pairs.link("UCX", "WRITE", HOST)) is made[1]
+    assert [each.ended for each in made] == ["killed", ""]
+
+
+def test_the_next_launch_of_a_link_is_of_its_kind(make_settings: MakeSettings, made: list[Launch]) -> None:
+    pairs = pairs_of(make_settings())
+    host, gpu = (pairs.link("UCX", "WRITE", memory) for memory in (HOST, GPU))
+    gpu.relaunch()
+    assert [each.ended for each in made] == ["", "closed", ""]
+    assert [launch_of(gpu), launch_of(host)] == [made[2], made[0]]
+    assert made[2].memory == GPU
+    host.relaunch()
+    assert launch_of(host) is made[3]
+    assert made[3].memory == HOST
+    assert launch_of(pairs.link("UCX", "WRITE", GPU)) is made[2]
+
+
+@pytest.mark.parametrize(
+    ("error", "again"),
+    [
+        # What a backend refuses for one kind of memory, another kind may have.
+        (NotApplicableError("no GPU memory"), {"memory": HOST}),
+        # Without NIXL on a rank, none of its pairs can start.
+        (NixlAbsentError("no NIXL"), {"ranks": (1, 2)}),
+    ],
+)
+def test_what_cannot_be_launched_is_not_tried_again(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, error: Exception, again: dict[str, Any]
+) -> None:
+    tried: list[MemoryPair] = []
+
+    def refused(hosts: Any, settings: Settings, backend: Any, memory: MemoryPair, *given: Any, **options: Any) -> None:
+        tried.append(memory)
+        raise error
+
+    monkeypatch.setattr(worker_pairs, "WorkerPair", refused)
+    pairs, usual = pairs_of(make_settings()), {"backend": "UCX", "op": "WRITE", "memory": GPU}
+    for given, count in (({}, 1), ({"op": "READ"}, 1), (again, 2), (again, 2)):
+        with pytest.raises(type(error)) as caught:
+            pairs.link(**{**usual, **given})
+        assert caught.value is error
+        assert len(tried) == count
+    with pytest.raises(type(error)):
+        pairs.link("UCX", "WRITE", HOST)
+    assert len(tried) == 2
+
+
+@pytest.mark.parametrize(
+    ("progress", "first", "ended"),
+    [
+        (False, {"ranks": (0, 1)}, ""),
+        (False, {"ranks": (0, 1), "memory": GPU}, ""),
+        (False, {"ranks": (0, 2)}, "closed"),
+        (True, {"ranks": (0, 1)}, ""),
+        (True, {"ranks": (0, 1), "memory": GPU}, "closed"),
+    ],
+)
+def test_links_of_several_pairs_of_ranks_run_at_the_same_time(
+    make_settings: MakeSettings, made: list[Launch], progress: bool, first: dict[str, Any], ended: str
+) -> None:
+    pairs = pairs_of(make_settings(progress_thread=("on" if progress else "off",)))
+    pairs.link(**{"backend": "UCX", "op": "WRITE", "memory": HOST, **first})
+    links = pairs.together("UCX", "READ", HOST, [(0, 1), (2, 3)])
+    assert [launch_of(each).hosts for each in links] == [("a", "b"), ("c", "d")]
+    assert {each.op for each in links} == {"READ"}
+    assert made[0].ended == ended
+    assert all(launch_of(each).ended == "" for each in links)
+
+
+def test_links_between_gpus_have_their_variables_and_nothing_runs_beside_them(
+    make_settings: MakeSettings, made: list[Launch]
+) -> None:
+    pairs, devices = pairs_of(make_settings()), [DevicePair(0, 1), DevicePair(2, 3)]
+    pairs.link("UCX", "WRITE", HOST)
+    plain = pairs.between_devices("UCX", "WRITE", HOST, devices)
+    assert [each.ended for each in made] == ["closed", "", ""]
+    assert [(each.devices, each.variables) for each in made[1:]] == [(pair, ({}, {})) for pair in devices]
+    assert {each.hosts for each in made} == {("a", "b")}
+    own = [({"B": "1", "A": "2"}, {}), ({}, {"C": "3"})]
+    told = pairs.between_devices("UCX", "WRITE", HOST, devices, (2, 3), own)
+    assert [(each.hosts, each.variables) for each in made[3:]] == [(("c", "d"), each) for each in own]
+    assert {each.footprint for each in (*plain, *told)} == {0}
+    assert [each.ended for each in made] == ["closed"] * 3 + [""] * 2
