@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import sys
 from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING, Any
@@ -226,8 +228,23 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    if _RUN not in item.config.stash and _is_used(getattr(item, "fixturenames", ()), item):
+    names = getattr(item, "fixturenames", ())
+    if _RUN not in item.config.stash and _is_used(names, item):
         _begin(item.config)
+    if "nixl_agent" in names and not item.config.option.collectonly:
+        _prepare_workers(item.config.stash[_RUN])
+
+
+def _prepare_workers(run: Run) -> None:
+    """Let the process from which workers are forked import its modules while pytest collects the rest of the tests."""
+    if not run.usable or run.parallel or run.in_cluster:
+        return
+    from pytest_nixl.processes.supervisor import SupervisorError, supervisor
+    from pytest_nixl.processes.worker_parent import parent_of_workers, prepare
+
+    with contextlib.suppress(SupervisorError, OSError):  # the first worker will raise it
+        if not parent_of_workers():
+            prepare(supervisor(), os.environ)
 
 
 @pytest.hookimpl(tryfirst=True)

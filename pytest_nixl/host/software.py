@@ -152,12 +152,12 @@ def nixl_worker(root: FactsRoot) -> Iterator[Worker | None]:
     if not root.live:
         yield None
         return
-    from pytest_nixl.processes.hosts import LocalHost
+    from pytest_nixl.processes.hosts import FACTS, LocalHost
     from pytest_nixl.processes.supervisor import supervisor
 
     # Without etcd variables, because the agent would wait for an etcd server that it does not need.
     environment = {"NIXL_ETCD_ENDPOINTS": None, "NIXL_ETCD_NAMESPACE": None, "UCX_WARN_UNUSED_ENV_VARS": "y"}
-    worker = LocalHost(supervisor()).start("facts", environment, _PATIENCE)
+    worker = LocalHost(supervisor()).start(FACTS, environment, _PATIENCE)
     worker.by_option = False
     try:
         yield worker

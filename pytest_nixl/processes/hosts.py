@@ -8,13 +8,14 @@ from typing import Protocol
 
 from pytest_nixl.processes.local_process import LocalProcess
 from pytest_nixl.processes.supervisor import SupervisorClient
+from pytest_nixl.processes.worker_parent import parent_of_workers
 from pytest_nixl.processes.worker_process import START_SECONDS, Worker
 
 #: The roles whose figures decide the verdicts of rows. Each of them is a new Python, with addresses of its own.
 MEASURED = ("initiator", "target", "flows")
-#: The roles of workers that are not forked: those, and the one that reads facts. It is the first of a run, and to fork
-#: it, this process would have to wait until there is a process to fork from.
-EXECUTED = (*MEASURED, "facts")
+#: The role of the worker that reads facts. If it is the first of a run, it is executed: to fork it, this process would
+#: have to wait until there is a process to fork from.
+FACTS = "facts"
 
 
 def start_process(
@@ -24,13 +25,14 @@ def start_process(
     environment: Mapping[str, str | None],
     prefix: Sequence[str] = (),
 ) -> LocalProcess:
-    """Start the process of a worker on this host. It is not forked if its role is one of :data:`EXECUTED`.
+    """Start the process of a worker on this host. It is not forked if its role is one of :data:`MEASURED`.
 
     :param role: as for :meth:`Host.start`.
     :param environment: changes to this process's environment variables; None unsets one.
     :param prefix: a command that replaces itself by the worker, such as ``nsenter --net=FILE``.
     """
-    return LocalProcess(supervisor, f"rank{rank}-{role}", environment, prefix, fork=role not in EXECUTED)
+    fork = bool(parent_of_workers()) if role == FACTS else role not in MEASURED
+    return LocalProcess(supervisor, f"rank{rank}-{role}", environment, prefix, fork=fork)
 
 
 class Host(Protocol):
@@ -47,8 +49,8 @@ class Host(Protocol):
     ) -> Worker:
         """Start a worker without waiting for it; its first request waits.
 
-        :param role: names the worker in messages and its log, such as ``agent``. A role of :data:`EXECUTED` is never
-            forked.
+        :param role: names the worker in messages and its log, such as ``agent``. A role of :data:`MEASURED` is
+            never forked.
         :param environment: changes to that rank's environment variables; None unsets one.
         :param timeout: the deadline of each step, in seconds.
         :param start_timeout: the deadline to start, and to create an agent, in seconds.

@@ -226,6 +226,20 @@ def fork_worker(
     :param log: the file for its output.
     :param environment: all its variables. Its directory, limits, processors and namespaces are those of this process.
     """
+    parent = prepare(supervisor, environment)
+    if parent is None:
+        return None
+    same = parent.read_first == _read_first(environment) and parent.situation == _situation()
+    return parent.fork(channel, log, environment) if same else None
+
+
+def prepare(supervisor: SupervisorClient, environment: Mapping[str, str]) -> WorkerParent | None:
+    """Return the process from which workers are forked, started if there is none; None if none may be forked.
+
+    It is started early so that it has imported its modules when the first worker is needed.
+
+    :param environment: all variables of a worker.
+    """
     global _current
     if environment.get(FORK) == "0" or not _possible(environment):
         return None
@@ -234,9 +248,7 @@ def fork_worker(
             if _current is not None:
                 _current.close()
             _current = WorkerParent(supervisor, {BLAS_THREADS: "1", **os.environ})
-        parent = _current
-    same = parent.read_first == _read_first(environment) and parent.situation == _situation()
-    return parent.fork(channel, log, environment) if same else None
+        return _current
 
 
 def parent_of_workers() -> int:

@@ -205,7 +205,8 @@ def save_time(replace: Callable[[object, str, object], None]) -> None:
     from pytest_nixl.measure import worker_pair
     from pytest_nixl.processes import hosts
 
-    replace(hosts, "EXECUTED", ())
+    replace(hosts, "MEASURED", ())
+    replace(hosts, "FACTS", "")
     replace(worker_pair, "FIRST_SETTLE_SECONDS", worker_pair.SETTLE_SECONDS)
 
 

@@ -21,7 +21,7 @@ from helpers.process_parent import parent_of
 
 from pytest_nixl.nixl.agent import Agents
 from pytest_nixl.processes import worker_parent
-from pytest_nixl.processes.hosts import EXECUTED, LocalHost
+from pytest_nixl.processes.hosts import FACTS, MEASURED, LocalHost
 from pytest_nixl.processes.local_process import LocalProcess
 from pytest_nixl.processes.supervisor import close_supervisor, supervisor
 from pytest_nixl.processes.worker_parent import FORK, ForkedWorker, parent_of_workers
@@ -79,14 +79,26 @@ def test_a_forked_worker_has_what_an_executed_one_has(
     assert one["address"] != other["address"]
 
 
-def test_the_workers_of_measured_rows_and_of_facts_are_executed(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("own_supervisor")
+def test_the_workers_of_measured_rows_are_executed_and_that_of_facts_if_it_is_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker_parent, "_current", None)
     host = LocalHost(supervisor())
-    workers = {role: host.start(role, {}, 120) for role in (*EXECUTED, "agent")}
-    assert {role: forked(worker) for role, worker in workers.items()} == {
-        "initiator": False, "target": False, "flows": False, "facts": False, "agent": True
-    }  # fmt: skip
-    for worker in workers.values():
+    workers = [(role, host.start(role, {}, 120)) for role in (FACTS, *MEASURED, "agent", FACTS)]
+    assert [(role, forked(worker)) for role, worker in workers] == [
+        ("facts", False), ("initiator", False), ("target", False), ("flows", False), ("agent", True), ("facts", True)
+    ]  # fmt: skip
+    for _, worker in workers:
         worker.close()
+
+
+@pytest.mark.usefixtures("own_supervisor")
+def test_a_parent_that_was_started_early_forks_the_first_worker(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_parent, "_current", None)
+    early = worker_parent.prepare(supervisor(), os.environ)
+    assert early is not None
+    assert parent_of(start().pid) == early.pid
 
 
 #: A double of the kernel's refusal, because root's processes are not limited in number.
