@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from pytest_nixl.cluster.placement import ask
+from pytest_nixl.cluster.placement import ALONE, ask
 from pytest_nixl.model.rank_pairs import RankPairing
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.traffic_pattern import PatternChoice
@@ -46,6 +47,10 @@ def test_options_come_before_the_variables_of_a_launcher(
     assert found.pairs == (
         ((0, 1),) if found.ranks < 3 else tuple((i, (i + 1) % found.ranks) for i in range(found.ranks))
     )
+
+
+def test_a_run_without_options_and_launcher_has_one_rank(make_settings: MakeSettings) -> None:
+    assert replace(ask(make_settings(), {}), source=ALONE.source) == ALONE
 
 
 @pytest.mark.parametrize(
