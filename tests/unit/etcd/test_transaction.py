@@ -122,7 +122,13 @@ def test_each_operation_has_the_form_of_the_gateway(operation: Part, expected: P
 
 @pytest.mark.parametrize(
     ("prefix", "start", "end"),
-    [("/p/", b"/p/", b"/p0"), ("a\udcff", b"a\xff", b"b"), ("\udcff\udcff", b"\xff\xff", b"\0"), ("", b"\0", b"\0")],
+    [
+        ("/p/", b"/p/", b"/p0"),
+        ("ab", b"ab", b"ac"),
+        ("a\udcff", b"a\xff", b"b"),
+        ("\udcff\udcff", b"\xff\xff", b"\0"),
+        ("", b"\0", b"\0"),
+    ],
 )
 def test_a_range_has_every_key_with_its_prefix(prefix: str, start: bytes, end: bytes) -> None:
     found = key_range(prefix)
@@ -140,7 +146,7 @@ HEADER = {"header": {"revision": "9"}}
 EACH = txn([present("/a")], [put("/a", b""), get("/a"), delete("/a"), nested(txn([], [get("/b")]))], [get("/c")])
 ANSWERED: list[dict[str, Any]] = [
     {"response_put": {}},
-    {"response_range": {"count": "2", "kvs": [{"key": code("/a")}]}},
+    {"response_range": {"count": "2", "kvs": [{"key": code("/a")}, {"key": code("/b")}]}},
     {"response_delete_range": {"deleted": "1"}},
     {"response_txn": {"succeeded": True, "responses": [{"response_range": {}}]}},
 ]
@@ -155,6 +161,8 @@ def test_an_answer_is_read_by_the_places_of_its_operations() -> None:
     inner = read.inner(3)
     assert (inner.succeeded, inner.revision) == (True, 9)
     assert (inner.found(0).count, inner.found(0).first) == (0, None)
+    none = TransactionResult.of({**HEADER, "responses": [{"response_delete_range": {}}, {"response_range": {}}]})
+    assert (none.deleted(0), none.found(1).items) == (0, ())
     failed = TransactionResult.of(checked(EACH, {**HEADER, "responses": [{"response_range": {"count": 1}}]}))
     assert (failed.succeeded, failed.found(0).count) == (False, 1)
 
@@ -182,11 +190,18 @@ def test_an_answer_that_no_etcd_sends_is_refused(place: int, answer: dict[str, A
 
 @pytest.mark.parametrize(
     "answer",
-    [{"responses": []}, {"header": {}}, {"header": {"revision": "x"}}, {**HEADER, "succeeded": 1}, {**HEADER}],
+    [
+        {},
+        {"header": {}},
+        {"header": {"revision": "x"}},
+        {**HEADER, "succeeded": 1},
+        {**HEADER, "succeeded": False},
+        {**HEADER, "responses": []},
+    ],
 )
 def test_an_answer_without_revision_success_or_results_is_refused(answer: dict[str, Any]) -> None:
     with pytest.raises((ValueError, KeyError, TypeError, AttributeError)):
-        checked(EACH, answer)
+        checked(EACH, {"succeeded": True, "responses": ANSWERED, **answer})
 
 
 @pytest.mark.parametrize(
