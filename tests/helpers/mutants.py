@@ -73,7 +73,6 @@ TESTS = {
     "cluster/membership": "cluster/test_registration cluster/test_membership cluster/test_group_values",
     "cluster/messages": "core/test_strict cluster/test_mailbox cluster/test_driver",
     "cluster/peer_client": "cluster/test_peer_client cluster/test_driver",
-    "cluster/placement": "checks/test_doctor_ranks cluster/test_group_values",
     "cluster/rank_session": "cluster/test_rank_session cluster/test_driver",
     "cluster/request_handlers": "cluster/test_rank_session cluster/test_driver",
     "cluster/driver": "cluster/test_peer_client cluster/test_rank_session cluster/test_driver cluster/test_leaving",

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The number of ranks in a run, the pairs of ranks that are measured, and differences between the ranks' commands."""
+"""The pairs of ranks that are measured, and differences between the ranks' commands."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,60 +12,12 @@ import pytest
 
 from pytest_nixl.checks.doctor.ranks import everywhere
 from pytest_nixl.cluster.command_check import Command, _named, _unlike, differences
-from pytest_nixl.cluster.placement import Placement, ask
 from pytest_nixl.core.strict import StrictError
 from pytest_nixl.model.rank_pairs import RankPairing
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Judgement, Verdict
 
 MakeSettings = Callable[..., Settings]
-SLURM = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "8", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
-INDEXED = {"JOB_COMPLETION_INDEX": "2"}
-
-
-class TestRanks:
-    @pytest.mark.parametrize(
-        ("options", "environ", "expected"),
-        [
-            ({}, {}, (1, None, "default")),
-            ({}, SLURM, (8, 3, "7-0")),
-            ({"ranks": 8}, SLURM, (8, 3, "7-0")),
-            ({"ranks": 1}, SLURM, (1, None, "7-0")),
-            ({"ranks": 2, "rank": 1}, SLURM, (2, 1, "7-0")),
-            ({"group": "nightly"}, SLURM, (8, 3, "nightly")),
-            ({}, INDEXED, (1, None, "default")),
-            ({"ranks": 4}, INDEXED, (4, 2, "default")),
-            ({"ranks": 4}, {}, (4, None, "default")),
-        ],
-    )
-    def test_options_come_before_the_launcher(
-        self, make_settings: MakeSettings, options: dict[str, Any], environ: Mapping[str, str], expected: object
-    ) -> None:
-        asked = ask(make_settings(**options), environ)
-        assert (asked.ranks, asked.rank, asked.group) == expected
-
-    @pytest.mark.parametrize(
-        ("options", "environ", "words"),
-        [
-            ({"ranks": 4}, SLURM, ("--nixl-ranks=4", "Slurm", " 8 ranks", "--nixl-rank R")),
-            ({"ranks": 2}, INDEXED, ("JOB_COMPLETION_INDEX", " rank 2", "--nixl-ranks=2")),
-            ({}, {**SLURM, "SLURM_PROCID": "8"}, ("SLURM_PROCID=8", "SLURM_STEP_NUM_TASKS=8", "--nixl-rank R")),
-            ({"ranks": 4, "pairs": RankPairing.parse("0:4")}, {}, ("--nixl-pairs=0:4", "0:4 ", " 0 to 3")),
-        ],
-    )
-    def test_contradictions_between_options_and_launcher_are_refused(
-        self, make_settings: MakeSettings, options: dict[str, Any], environ: Mapping[str, str], words: tuple[str, ...]
-    ) -> None:
-        with pytest.raises(pytest.UsageError) as caught:
-            ask(make_settings(**options), environ)
-        assert str(caught.value).startswith(words[0])
-        assert all(word in str(caught.value) for word in words), caught.value
-
-    def test_a_launcher_without_a_number_of_ranks_is_named(self, make_settings: MakeSettings) -> None:
-        asked: Placement = ask(make_settings(), INDEXED)
-        assert all(
-            word in str(asked) for word in ("an Indexed Job of Kubernetes", "JOB_COMPLETION_INDEX", "--nixl-ranks")
-        )
 
 
 class TestPairs:

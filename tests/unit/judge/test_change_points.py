@@ -194,7 +194,7 @@ def test_the_best_split_has_the_largest_distance_of_all_pairs() -> None:
 def test_a_window_is_partitioned_as_by_ruptures(seed: int) -> None:
     """The library takes most of a second to import, and finds the same partition."""
     chance = numpy.random.default_rng(seed)
-    values = numpy.log(noise(seed, int(chance.integers(2 * FEWEST_RUNS, 513)), 0.01))
+    values = numpy.log(1e9 * noise(seed, int(chance.integers(2 * FEWEST_RUNS, 513)), 0.01))
     for _ in range(seed):
         values[chance.integers(len(values)) :] += chance.normal(0, 0.03)
     penalty = 0.01**2 * float(numpy.log(len(values)))  # so small that noise is partitioned, too
@@ -223,3 +223,61 @@ def test_a_change_must_explain_five_variances_times_the_logarithm_of_the_runs(
 def test_orders_that_split_as_well_as_the_observed_one_count_against_a_change(runs: int, places: list[int]) -> None:
     """Two of the orders of n low and n high values split as well: of 20, 70 and 12870 orders."""
     assert change_points._e_divisive([0.0] * runs + [1.0] * runs, seed=0) == places
+
+
+@pytest.mark.parametrize(("same", "places"), [(0, [3, 6]), (1, [3, 6]), (2, [])])
+def test_two_of_199_orders_that_split_as_well_are_too_many(
+    same: int, places: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The orders are given, and not by chance. Both sides of a change are searched again, if they are long enough."""
+
+    class Orders:
+        def __init__(self) -> None:
+            self.left = same
+
+        def permutation(self, levels: Values) -> Values:
+            self.left -= 1
+            return levels if self.left >= 0 else numpy.concatenate((levels[::2], levels[1::2]))
+
+    monkeypatch.setattr(numpy.random, "default_rng", lambda seed: Orders())
+    assert change_points._e_divisive([0.0] * 3 + [1.0] * 3 + [9.0] * 3, seed=0) == places
+
+
+@pytest.mark.parametrize("count", [1, 255, 256, 512, 513, 767, 768, 1000, 1024, 2000])
+def test_each_position_of_a_history_is_decided_by_one_window_and_not_near_its_ends(count: int) -> None:
+    decided: list[int] = []
+    for begin, end, own in change_points._windows(count):
+        assert 0 <= begin < end <= count
+        assert end - begin in (512, count)
+        assert own.start - begin >= 128 or own.start == 0
+        assert end - own.stop >= 128 or own.stop == count
+        decided += own
+    assert decided == list(range(count))
+
+
+def test_the_spread_of_a_row_is_that_of_normal_noise_between_neighbours() -> None:
+    assert change_points._spread([0.0, 0.1] * 5) == pytest.approx(0.1 / 0.6745 / 2**0.5)
+    assert change_points._spread([0.0] * 5) == 0.002
+
+
+def test_values_are_compared_on_a_grid_of_64_at_most() -> None:
+    levels, widths = change_points._levels(numpy.arange(64.0))
+    assert levels.tolist() == list(range(64))
+    assert widths.tolist() == [1.0] * 63
+    levels, widths = change_points._levels(numpy.arange(65.0))
+    assert (len(widths), widths.sum(), levels[0], levels[-1]) == (63, 64, 0, 63)
+
+
+@pytest.mark.parametrize(
+    ("values", "places"),
+    [
+        ([1.0] * 3 + [2.0] * 3, [3]),
+        ([1.0] * 6 + [0.95] * 6, [6]),  # five percent are enough
+        ([1.0] * 6 + [0.5] * 3, [6]),  # and three runs
+        ([1.0] * 6 + [0.5] * 2, []),
+        # Of two steps that are too small, the smaller one is dropped, and the other is then large enough.
+        ([1.0] * 5 + [1.04] * 5 + [1.09] * 5, [10]),
+    ],
+)
+def test_a_change_counts_from_five_percent_and_three_runs_on(values: list[float], places: list[int]) -> None:
+    assert [step.place for step in steps(values)] == places

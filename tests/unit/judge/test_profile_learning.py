@@ -97,9 +97,9 @@ LARGE = str(KEY).replace("64KiB", "1MiB")
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ([str(KEY), LARGE], f"{LARGE} is in {{1}} and not in {{0}}: expected"),
-        ([LARGE], f"{LARGE} is in {{1}} and not in {{0}}: expected"),
-        ([], f"{KEY} is in {{0}} and not in {{1}}: expected"),
+        ([str(KEY), LARGE], f"{LARGE} is in {{2}} and not in {{0}}: expected"),
+        ([LARGE], f"{LARGE} is in {{2}} and not in {{0}}: expected"),
+        ([], f"{KEY} is in {{0}} and not in {{2}}: expected"),
     ],
 )
 def test_runs_with_different_rows_are_refused_with_the_row_and_both_runs(
@@ -107,17 +107,20 @@ def test_runs_with_different_rows_are_refused_with_the_row_and_both_runs(
 ) -> None:
     small = str(KEY).replace("64KiB", "4KiB")
     paths = [tmp_path / f"{number}.json" for number in range(3)]
-    for path, keys in zip(paths, ([str(KEY)], rows, [str(KEY)]), strict=True):
+    for path, keys in zip(paths, ([str(KEY)], [str(KEY)], rows), strict=True):
         record_of(path, dict.fromkeys([*keys, small], 10.0))
     with pytest.raises(ValueError) as caught:
         learned_profile("mine", paths)
-    assert str(caught.value).startswith(f"{paths[1]} and {paths[0]} have different rows: {words.format(*paths)}")
+    assert str(caught.value).startswith(f"{paths[2]} and {paths[0]} have different rows: {words.format(*paths)}")
 
 
 def test_only_rows_of_blocks_that_nixl_moved_are_learned(tmp_path: Path) -> None:
     others = [KEY.measured_by("nixlbench"), *(replace(KEY, variant=((name, "x"),)) for name in ("kv", "pattern"))]
     rows = {str(KEY): 10.0, **{str(key): 1.0 for key in others}}
     assert list(read_run(Path(record_of(tmp_path / "run.json", rows)))) == [KEY]
+    for key in others:
+        with pytest.raises(ValueError, match=r"has no row of the bandwidth suite"):
+            read_run(Path(record_of(tmp_path / "run.json", {str(key): 1.0})))
 
 
 def test_a_row_of_which_nothing_is_known_is_left_out_of_the_profile_and_no_other(tmp_path: Path) -> None:

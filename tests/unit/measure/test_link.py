@@ -332,8 +332,8 @@ def test_transfers_are_prepared_with_the_notifications_that_their_row_and_backen
     kept = KeptCalls(**pair)
     with kept.link(**row)._transfers(256, 2, 3) as transfers:
         pass
-    prepared: Any = transfers.prepared
-    assert (transfers.count, transfers.depth, prepared) == (8 if "footprint" in row else 3, 3, "row_prepare")
+    assert (transfers.count, transfers.depth) == (8 if "footprint" in row else 3, 3)
+    assert transfers.prepared == cast(Any, "row_prepare")
     [(_, made), (released, freed)] = kept.calls
     assert (made["tag_all"], made["notification"], made["transfers"]) == (tags_all, notification, transfers.count)
     assert (made["op"], made["target"], made["plugin"]) == (row.get("op", "WRITE"), "agent 1", "plugin")

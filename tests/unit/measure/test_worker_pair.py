@@ -14,8 +14,10 @@ from typing import Any, cast
 
 import pytest
 
+from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.measure import worker_pair
 from pytest_nixl.measure.link import Link
+from pytest_nixl.measure.worker_pair import WorkerPair
 from pytest_nixl.measure.worker_pairs import WorkerPairs
 from pytest_nixl.model.agent_options import AgentOptions, BackendParameter, ThreadCounts
 from pytest_nixl.model.memory import MemoryPair
@@ -172,3 +174,94 @@ def test_metadata_that_is_too_large_for_one_request_is_sent_in_parts(monkeypatch
     monkeypatch.setattr(worker_pair, "results", lambda pending, serving=(): [large] * len(pending))
     worker_pair.connect_partners(cast(Any, [agent] * 8), [(0, 4), (0, 5), (0, 6)])
     assert [len(part) for part in parts] == [2, 1, 1, 1, 1]
+
+
+def releases(*each: tuple[str, str]) -> list[Any]:
+    """Return the workers of ranks with these releases of NIXL and UCX."""
+    return [
+        SimpleNamespace(rank=rank, versions={"nixl_package": "nixl-cu12", "nixl": nixl, "ucx": ucx})
+        for rank, (nixl, ucx) in enumerate(each)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("workers", "words"),
+    [
+        (releases(("1.5.1", "1.20.0"), ("1.5.1", "1.20.0")), ""),
+        (
+            releases(("1.5.1", "1.20.0"), ("1.5.1", "1.19.0")),
+            "rank 0 has nixl-cu12 1.5.1 (UCX 1.20.0) and rank 1 has nixl-cu12 1.5.1 (UCX 1.19.0)",
+        ),
+        (releases(("1.5.1", ""), ("1.4.0", "")), "rank 0 has nixl-cu12 1.5.1 and rank 1 has nixl-cu12 1.4.0"),
+    ],
+)
+def test_an_error_between_different_releases_names_them_once(workers: list[Any], words: str) -> None:
+    with pytest.raises(WorkerError) as caught, worker_pair.versions_named(workers):
+        with worker_pair.versions_named(workers):
+            raise WorkerError("refused", "try again")
+    assert caught.value.reason == (f"refused; {words}, which may be the cause" if words else "refused")
+    assert caught.value.remedy.endswith("try again")
+    assert ("install the same release of NIXL on all ranks" in caught.value.remedy) == bool(words)
+
+
+class AgentOfEnd:
+    """An agent that keeps what it registers. It is a double, because no machine of CI has GPU memory."""
+
+    def __init__(self) -> None:
+        self.registered: list[Any] = []
+        self.ended: list[str] = []
+        self.worker = SimpleNamespace(
+            alive=True, ask_to_end=lambda: self.ended.append("asked"), kill=lambda: self.ended.append("killed")
+        )
+        self.register = self.registered.append
+
+    def close(self) -> None:
+        self.ended.append("closed")
+
+    def get_backend_mem_types(self, backend: str) -> list[str]:
+        return ["DRAM_SEG", "BLK_SEG"]
+
+    def allocate(self, size: int, memory: str, **given: Any) -> Any:
+        return SimpleNamespace(size=size, memory=memory, descriptor=lambda offset, part: (offset, part, 0), **given)
+
+    def register_memory(self, parts: list[Any], memory: str) -> None:
+        self.registered.append((parts, memory))
+
+
+def pair_of_doubles(regions: int = 1) -> Any:
+    pair: Any = WorkerPair.__new__(WorkerPair)
+    vars(pair).update(
+        backend=SimpleNamespace(NAME="POSIX"), memory=MemoryPair("DRAM", "VRAM"), capacity=64, _directory="/d",
+        _alignment=8, _regions=regions, _settle=worker_pair.FIRST_SETTLE_SECONDS,
+        initiator=SimpleNamespace(agent=AgentOfEnd()), target=SimpleNamespace(agent=AgentOfEnd()),
+    )  # fmt: skip
+    return pair
+
+
+def test_the_memory_of_an_end_is_registered_in_its_regions() -> None:
+    one, parts, objects = AgentOfEnd(), AgentOfEnd(), AgentOfEnd()
+    end = pair_of_doubles()._end(one, "DRAM", 3)
+    assert one.registered == [end.buffer]
+    assert (end.buffer.size, end.buffer.device, end.buffer.directory, end.buffer.alignment) == (64, 3, "/d", 8)
+    pair_of_doubles(4)._end(parts, "DRAM", 0)
+    assert parts.registered == [([(offset, 16, 0, "") for offset in (0, 16, 32, 48)], "DRAM")]
+    pair_of_doubles()._end(objects, "OBJ", 0)
+    assert objects.registered == [], "a row registers its own objects"
+    with pytest.raises(NotApplicableError, match="but POSIX supports only BLK and DRAM"):
+        pair_of_doubles()._end(AgentOfEnd(), "VRAM", 0)
+
+
+def test_only_the_first_row_of_a_launch_settles_long() -> None:
+    pair = pair_of_doubles()
+    assert [pair.settle() for _ in range(3)] == [0.3, 0.005, 0.005]
+
+
+@pytest.mark.parametrize("end", ["initiator", "target"])
+def test_a_launch_is_healthy_while_both_workers_run_and_ends_both(end: str) -> None:
+    pair = pair_of_doubles()
+    assert pair.healthy
+    getattr(pair, end).agent.worker.alive = False
+    assert not pair.healthy
+    pair.close()
+    pair.kill()
+    assert [each.agent.ended for each in (pair.initiator, pair.target)] == [["asked", "closed", "killed"]] * 2
