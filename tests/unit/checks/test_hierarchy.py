@@ -17,6 +17,7 @@ from pytest_nixl.core.wire import Ref
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.nixl.agent import Agents, NixlAgent
+from pytest_nixl.nixl.backends import BACKENDS
 from pytest_nixl.nixl.buffer import Buffer
 from pytest_nixl.nixl.s3_server import S3Bucket, open_bucket
 from pytest_nixl.nixl.worker.object_stores import ObjectStoreError
@@ -78,6 +79,33 @@ def test_leg_that_delivers_a_wrong_byte_is_named(
     judged = judge_legs(move_through(*pair, "UCX", bucket, directory="", seconds=120))
     assert judged.verdict is Verdict.CORRUPT
     assert f"{NAMES[2]} by POSIX: of {SIZE} bytes the first wrong one is at offset 77" in judged.reason
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("delivers", "wrong"), [(True, 5), (False, None)], ids=["delivered", "only posted"])
+def test_bytes_may_arrive_after_a_transfer_that_was_only_posted(
+    delivers: bool,
+    wrong: int | None,
+    pair: tuple[NixlAgent, NixlAgent],
+    bucket: S3Bucket,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The backend is a double in that its first bytes arrive late, as those of LIBFABRIC's WRITE do."""
+    read, reads = Buffer.read, 0
+
+    def late(buffer: Buffer, *arguments: Any) -> bytes:
+        nonlocal reads
+        reads += buffer.memory == "DRAM"
+        content = bytearray(read(buffer, *arguments))
+        content[5] ^= buffer.memory == "DRAM" and reads in (2, 3)
+        return bytes(content)
+
+    monkeypatch.setattr(Buffer, "read", late)
+    monkeypatch.setattr(type(BACKENDS["UCX"]), "COMPLETION_IMPLIES_DELIVERY", delivers)
+    agent = pair[0]
+    add_storage(agent, agent, bucket)
+    legs = move_through(agent, agent, "UCX", bucket, directory="", seconds=120)
+    assert [leg.wrong for leg in legs] == [None, wrong, None]
 
 
 @pytest.mark.long
