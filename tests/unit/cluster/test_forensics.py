@@ -16,6 +16,7 @@ from helpers.stopped import stopped
 
 from pytest_nixl.cluster.forensics import forensics
 from pytest_nixl.cluster.group import Member
+from pytest_nixl.cluster.group_values import GroupValues
 from pytest_nixl.cluster.joining import join
 from pytest_nixl.cluster.membership import Membership
 from pytest_nixl.core.free_ports import free_ports
@@ -103,16 +104,27 @@ def test_processes_without_a_rank_and_invalid_keys_are_listed(client: EtcdClient
 
 
 def test_at_most_50_keys_are_listed(client: EtcdClient) -> None:
-    for number in range(60):
-        client.put(f"/pytest-nixl/groups/g/{number:03d}", b"1")
-    lines = forensics(client, "/pytest-nixl/groups/g/", [], worker_logs={}, seconds=SECONDS)
-    assert lines[0].startswith("keys under /pytest-nixl/groups/g/: 0 of 0 members ")
-    assert lines[1].startswith("the group passed no barrier")
-    assert lines[1].endswith("at barrier 1: no rank")
-    assert lines[2].startswith("60 keys")
-    assert lines[-2:] == ["  049: 1 byte", "  … and 10 more"]
-    assert len(lines) == 54
+    for numbers, more in ((range(50), []), (range(50, 51), ["  … and 1 more"]), (range(51, 60), ["  … and 10 more"])):
+        for number in numbers:
+            client.put(f"/pytest-nixl/groups/g/{number:03d}", b"1")
+        lines = forensics(client, "/pytest-nixl/groups/g/", [], worker_logs={}, seconds=SECONDS)
+        assert lines[0].startswith("keys under /pytest-nixl/groups/g/: 0 of 0 members ")
+        assert lines[1].startswith("the group passed no barrier")
+        assert lines[1].endswith("at barrier 1: no rank")
+        assert lines[2].startswith(f"{numbers.stop} keys")
+        assert lines[52:] == ["  049: 1 byte", *more]
     client.delete_prefix("/pytest-nixl/groups/g/")
+
+
+def test_an_error_of_any_kind_hides_no_other_key(client: EtcdClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: GroupValues) -> list[object]:
+        raise ZeroDivisionError("a defect")
+
+    monkeypatch.setattr(GroupValues, "ask_members", broken)
+    lines = forensics(client, "/pytest-nixl/groups/g/", [], worker_logs={}, seconds=SECONDS)
+    assert lines[0] == "one of the group's keys cannot be read: ZeroDivisionError('a defect')"
+    assert lines[1].startswith("the group passed no barrier")
+    assert lines[2:] == ["0 keys in all"]
 
 
 MEMBERS = (Member(0, "token", "node-a", 12),)

@@ -210,14 +210,16 @@ def test_links_of_several_pairs_of_ranks_run_at_the_same_time(
 def test_links_between_gpus_have_their_variables_and_nothing_runs_beside_them(
     make_settings: MakeSettings, made: list[Launch]
 ) -> None:
-    pairs, devices = pairs_of(make_settings()), [DevicePair(0, 1), DevicePair(2, 3)]
+    pairs, devices = pairs_of(make_settings(progress_thread=("off", "on"))), [DevicePair(0, 1), DevicePair(2, 3)]
     pairs.link("UCX", "WRITE", HOST)
     plain = pairs.between_devices("UCX", "WRITE", HOST, devices)
     assert [each.ended for each in made] == ["closed", "", ""]
     assert [(each.devices, each.variables) for each in made[1:]] == [(pair, ({}, {})) for pair in devices]
-    assert {each.hosts for each in made} == {("a", "b")}
+    assert {(each.hosts, each.agent_options.progress_thread) for each in made} == {(("a", "b"), False)}
     own = [({"B": "1", "A": "2"}, {}), ({}, {"C": "3"})]
     told = pairs.between_devices("UCX", "WRITE", HOST, devices, (2, 3), own)
     assert [(each.hosts, each.variables) for each in made[3:]] == [(("c", "d"), each) for each in own]
     assert {each.footprint for each in (*plain, *told)} == {0}
     assert [each.ended for each in made] == ["closed"] * 3 + [""] * 2
+    with pytest.raises(ValueError):
+        pairs.between_devices("UCX", "WRITE", HOST, devices, (2, 3), own[:1])
