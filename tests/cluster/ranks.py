@@ -12,7 +12,8 @@ from types import TracebackType
 from typing import Any
 from xml.etree import ElementTree
 
-from helpers.cli_run import Finished, environment, eventually
+from helpers.cli_run import ROOT, Finished, environment, eventually
+from helpers.forked_runs import ForkedRun, start_forked
 from helpers.namespaces import Host
 
 #: Seconds for a run of pytest on all ranks: many times what it takes on an idle machine.
@@ -31,7 +32,7 @@ class Ranks:
     def __init__(self, folder: Path, env: Mapping[str, str] | None = None) -> None:
         self._folder = folder
         self._env = dict(env or {})
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[subprocess.Popen[bytes] | ForkedRun] = []
         folder.mkdir(parents=True, exist_ok=True)
 
     def __enter__(self) -> Ranks:
@@ -46,12 +47,29 @@ class Ranks:
 
     def start(self, host: Host, *command: str, **env: str) -> int:
         """Start a command on a host, and return its process id."""
-        number = len(self._processes)
-        temporary = self._folder / f"rank-{number}"
-        temporary.mkdir()
-        variables = environment(**{"TMPDIR": str(temporary), **self._env, **env})
-        self._processes.append(host.start(*command, log=self._log(number), env=variables))
+        variables = self._variables(env)
+        self._processes.append(host.start(*command, log=self._log(len(self._processes)), env=variables))
         return self._processes[-1].pid
+
+    def start_run(self, host: Host, *command: str, **env: str) -> int:
+        """Start a run of pytest on a host, forked if it can be (:mod:`helpers.forked_runs`); return its process id.
+
+        It is for tests that judge no figures.
+        """
+        variables = self._variables(env)
+        with self._log(len(self._processes)).open("wb") as file:
+            started = start_forked(
+                command[3:], cwd=ROOT, env=variables, output=file.fileno(), errors=file.fileno(), host=host.pid
+            )  # fmt: skip
+        if started is None:
+            return self.start(host, *command, **env)
+        self._processes.append(started)
+        return started.pid
+
+    def _variables(self, env: Mapping[str, str]) -> dict[str, str]:
+        temporary = self._folder / f"rank-{len(self._processes)}"
+        temporary.mkdir(exist_ok=True)
+        return environment(**{"TMPDIR": str(temporary), **self._env, **env})
 
     def output(self, number: int) -> str:
         """Return what a command has written so far."""
@@ -63,16 +81,17 @@ class Ranks:
         :raises AssertionError: names the command that did not end, with the last output of each.
         """
         deadline = time.monotonic() + seconds
+        codes = []
         for number, process in enumerate(self._processes):
             try:
-                process.wait(max(0.0, deadline - time.monotonic()))
+                codes.append(process.wait(max(0.0, deadline - time.monotonic())))
             except subprocess.TimeoutExpired:
                 raise AssertionError(f"rank {number} still runs after {seconds:g} s\n{self._last_words()}") from None
         # A daemon of mpirun may end, and remove its folder, a moment after mpirun.
         eventually(lambda: not any(self._folder.glob("rank-*/*")), 20)
         left = [str(path) for path in sorted(self._folder.glob("rank-*/*"))]
         assert not left, f"temporary files are left: {left}\n{self._last_words()}"
-        return [Finished(process.returncode, self.output(number)) for number, process in enumerate(self._processes)]
+        return [Finished(code, self.output(number)) for number, code in enumerate(codes)]
 
     def _log(self, number: int) -> Path:
         return self._folder / f"rank-{number}.log"
@@ -84,10 +103,11 @@ class Ranks:
 def run_ranks(
     hosts: Sequence[Host], folder: Path, *command: str, seconds: float = PATIENCE, env: Mapping[str, str] | None = None
 ) -> list[Finished]:
-    """Run one command on every host at the same time, and wait until all have ended."""
+    """Run one command on every host at the same time, and wait until all have ended. A run of pytest may be forked."""
     with Ranks(folder, env) as ranks:
+        start = ranks.start_run if command[1:3] == ("-m", "pytest") else ranks.start
         for host in hosts:
-            ranks.start(host, *command)
+            start(host, *command)
         return ranks.finish(seconds)
 
 

@@ -72,8 +72,11 @@ class FaultyRun:
         """
         common = [f"--nixl-ranks={len(self.hosts)}", f"--nixl-group={self.name}", *self.etcd, "--nixl-timeout=20s"]
         own = [f"--nixl-rank={rank}", f"--nixl-log-dir={self.folder / 'logs'}", "--nixl-blocks=4KiB"]
-        started = ["env", f"--chdir={tree}", *command(test, *common, *own, *options)]
-        self.pids.append(self.ranks.start(self.hosts[rank], *started, **(env or {})))
+        started = command(test, *common, *own, *options)
+        if tree == ROOT:
+            self.pids.append(self.ranks.start_run(self.hosts[rank], *started, **(env or {})))
+        else:
+            self.pids.append(self.ranks.start(self.hosts[rank], "env", f"--chdir={tree}", *started, **(env or {})))
 
     def begin(self, *options: str, env: Mapping[str, str] | None = None) -> None:
         """Start all ranks, and wait until bytes move between the first and the last."""

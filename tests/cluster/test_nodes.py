@@ -89,7 +89,7 @@ def test_four_ranks_run_the_suites_with_the_etcd_of_rank_0(
     own = {"MASTER_ADDR": net.hosts[0].address, "NIXL_GROUP_TOKEN": "hunter2"}
     with Ranks(tmp_path / "ranks", {**env, **own}) as ranks:
         for number, host in enumerate(net.hosts[:4]):
-            ranks.start(host, *whole, *report_options(tmp_path), f"--nixl-rank={number}")
+            ranks.start_run(host, *whole, *report_options(tmp_path), f"--nixl-rank={number}")
         done = ranks.finish()
     all_end_with(0, done)
     assert [report["host"] for report in reports(tmp_path, 4)] == list(NODES)
@@ -164,7 +164,7 @@ def test_ranks_with_different_commands_are_refused(
     small = command(BANDWIDTH, "--nixl-blocks=4KiB", "--nixl-ranks=2", f"--nixl-etcd={url}")
     with Ranks(tmp_path / "ranks", env) as ranks:
         for host, options in zip(net.hosts, own, strict=False):
-            ranks.start(host, *small, *options)
+            ranks.start_run(host, *small, *options)
         done = ranks.finish()
     all_end_with(4, done)
     for one in done:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 from xml.etree import ElementTree
 
-from helpers.forked_runs import run_forked
+from helpers.forked_runs import start_forked
 
 ROOT = Path(__file__).resolve().parents[2]
 #: The rows alone; of several ranks, with what is asked of them together.
@@ -93,22 +93,34 @@ def execute(
     errors: IO[str],
     timeout: float,
     fork: bool = True,
+    host: int = 0,
 ) -> int:
     """Execute ``python -m pytest``, or fork it where that is the same (:mod:`helpers.forked_runs`); return its code.
 
     :param argv: the command line, of :func:`command`.
     :param env: all its variables.
+    :param host: the id of the process whose namespaces it enters, or 0.
     """
     if fork:
-        code = run_forked(
-            argv[3:], cwd=cwd, env=env, output=output.fileno(), errors=errors.fileno(), timeout=timeout
+        started = start_forked(
+            argv[3:], cwd=cwd, env=env, output=output.fileno(), errors=errors.fileno(), host=host
         )  # fmt: skip
-        if code is not None:
-            return code
+        if started is not None:
+            try:
+                return started.wait(timeout)
+            finally:
+                started.kill()
+                started.wait()
     done = subprocess.run(
-        argv, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, timeout=timeout, check=False
-    )
+        [*enter(host), *argv], cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=errors,
+        timeout=timeout, check=False,
+    )  # fmt: skip
     return done.returncode
+
+
+def enter(host: int) -> list[str]:
+    """Return what a command is started with to enter the namespaces of a process; nothing if ``host`` is 0."""
+    return ["nsenter", f"--target={host}", "--net", "--uts", "--mount", f"--wd={ROOT}"] if host else []
 
 
 def bandwidth(*arguments: str, env: Mapping[str, str] | None = None, blocks: str = "64KiB") -> Finished:

@@ -11,22 +11,26 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import gc
 import importlib
 import io
 import json
 import os
 import pkgutil
+import platform
 import re
 import select
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import pytest
 
@@ -36,38 +40,68 @@ _READ_FIRST = re.compile(r"LD_|GLIBC_|MALLOC_|PYTHON(?!PATH$)|LC_|LANG|LOCPATH|T
 #: Packages of pytest_nixl of which a run imports modules when it needs them.
 _PACKAGES = ("checks", "cluster", "etcd", "etcd_servers", "host", "judge", "measure", "nixl", "processes", "report",
              "session", "store")  # fmt: skip
+_Variables = tuple[tuple[str, str], ...]
 #: What Python imports before its first line, if it is on the path.
 _CUSTOM = {"sitecustomize", "usercustomize"}
+#: For setns and prctl, from Linux's headers: Python has names for them from 3.12 on.
+_NEWNS, _NEWUTS, _NEWNET = 0x20000, 0x4000000, 0x40000000
+_PR_SET_PDEATHSIG = 1
 #: Folders without modules that are imported already.
 _OURS = (ROOT, ROOT / "tests")
 
 
-def run_forked(
-    arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str], output: int, errors: int, timeout: float
-) -> int | None:
-    """Run ``python -m pytest`` with ``arguments``; return its exit code, or None if it must be executed.
+def start_forked(
+    arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str], output: int, errors: int, host: int = 0
+) -> ForkedRun | None:
+    """Start ``python -m pytest`` with ``arguments``; return it, or None if it must be executed.
 
     :param env: all its variables.
     :param output: the descriptor of its stdout.
     :param errors: the descriptor of its stderr.
-    :raises subprocess.TimeoutExpired: it took longer, and was killed.
+    :param host: the id of the process whose namespaces it enters; 0 for none. ``cwd`` is a path there.
     """
-    parent = _Parent.current()
+    parent = _Parent.of(_read_first(env))
     paths = [str(cwd), *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
-    if _read_first(env) != parent.read_first or any(map(parent.shadowed_by, paths)):
+    if parent is None or any(map(parent.shadowed_by, paths)):
         return None
-    request = {"arguments": list(arguments), "cwd": str(cwd), "env": dict(env), "path": paths}
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as channel:
-        channel.connect(parent.address)
-        socket.send_fds(channel, [b"run"], [output, errors])
-        channel.sendall(json.dumps(request).encode())
-        pid = int(channel.recv(64))
-        channel.settimeout(timeout)
-        try:
-            return int(channel.recv(64))
-        except TimeoutError:
-            os.kill(pid, signal.SIGKILL)
-            raise subprocess.TimeoutExpired(arguments, timeout) from None
+    request = {"arguments": list(arguments), "cwd": str(cwd), "env": dict(env), "path": paths, "host": host}
+    channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    channel.connect(parent.address)
+    socket.send_fds(channel, [b"run"], [output, errors])
+    channel.sendall(json.dumps(request).encode())
+    return ForkedRun(channel)
+
+
+class ForkedRun:
+    """A run that was forked, with the methods of :class:`subprocess.Popen` that tests need."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self.pid = int(channel.recv(64))
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Return the exit code, negative for a signal; None while it runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0.0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code as :meth:`poll`. :raises subprocess.TimeoutExpired: it runs for longer."""
+        if self.returncode is None:
+            self._channel.settimeout(timeout)
+            try:
+                self.returncode = int(self._channel.recv(64))
+            except (TimeoutError, BlockingIOError):
+                raise subprocess.TimeoutExpired(["pytest"], timeout or 0.0) from None
+            self._channel.close()
+        return self.returncode
+
+    def kill(self) -> None:
+        """End it with SIGKILL, if it still runs."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
 
 
 def _read_first(env: Mapping[str, str]) -> dict[str, str]:
@@ -75,26 +109,35 @@ def _read_first(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _unsteered() -> dict[str, str]:
-    """Return this process's variables without those that would change the run of :func:`_import_all`."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "NIXL_"))}
+    """Return this process's variables without those that :func:`_read_first` returns or change :func:`_import_all`."""
+    steers = re.compile(rf"PYTEST_|NIXL_|{_READ_FIRST.pattern}")
+    return {name: value for name, value in os.environ.items() if not steers.match(name)}
+
+
+#: The number of runs with variables of their own that are executed before they get a process to be forked from.
+_EXECUTED = 2
 
 
 class _Parent:
-    """The process from which the runs are forked. It ends when this process ends."""
+    """A process from which runs are forked. It ends when this process ends.
 
-    _current: _Parent | None = None
+    :param read_first: the variables that it and its runs begin with, of :func:`_read_first`.
+    """
+
+    _owners_pid = 0
+    _all: ClassVar[dict[_Variables, _Parent]] = {}
+    _asked: ClassVar[Counter[_Variables]] = Counter()
     _lock = threading.Lock()
 
-    def __init__(self) -> None:
+    def __init__(self, read_first: Mapping[str, str]) -> None:
         self._owner = os.getpid()
-        self.read_first = _read_first(os.environ)
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
             listening.bind("")  # a free name in the abstract namespace
             listening.listen(64)
             self.address = listening.getsockname()
             self._process = subprocess.Popen(
                 [sys.executable, __file__, str(listening.fileno())],
-                cwd=ROOT, env=_unsteered(), pass_fds=[listening.fileno()],
+                cwd=ROOT, env={**_unsteered(), **read_first}, pass_fds=[listening.fileno()],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             )  # fmt: skip
         assert self._process.stdout is not None
@@ -103,12 +146,18 @@ class _Parent:
         atexit.register(self._close)
 
     @classmethod
-    def current(cls) -> _Parent:
-        """Return that of this process."""
+    def of(cls, read_first: Mapping[str, str]) -> _Parent | None:
+        """Return that of this process for some variables; None as long as it would save nothing."""
+        wanted = tuple(sorted(read_first.items()))
         with cls._lock:
-            if cls._current is None or cls._current._owner != os.getpid():
-                cls._current = cls()
-            return cls._current
+            if cls._owners_pid != os.getpid():
+                cls._owners_pid, cls._all, cls._asked = os.getpid(), {}, Counter()
+            cls._asked[wanted] += 1
+            if wanted not in cls._all:
+                if read_first != _read_first(os.environ) and cls._asked[wanted] <= _EXECUTED:
+                    return None
+                cls._all[wanted] = cls(read_first)
+            return cls._all[wanted]
 
     def shadowed_by(self, path: str) -> bool:
         """Whether a folder has a module that a new Python would import in place of one that is imported already."""
@@ -138,6 +187,12 @@ def _import_all() -> None:
             if not module.ispkg and not module.name.startswith("__"):
                 with contextlib.suppress(ImportError):
                     importlib.import_module(f"pytest_nixl.{package}.{module.name}")
+    # Else each run would ask git seven times, and a run that writes a record start a Python to ask the processor.
+    benchmark = importlib.import_module("pytest_benchmark.plugin")
+    processor = benchmark.get_cpu_info()
+    benchmark.get_tag, benchmark.get_cpu_info = str, lambda: dict(processor)
+    tempfile.tempdir = None  # a run may have another TMPDIR
+    vars(platform)["_uname_cache"] = None  # and another host name
     save_time(setattr)
 
 
@@ -186,12 +241,26 @@ def _serve(listening: socket.socket) -> None:
                     channel.sendall(b"%d" % code)
 
 
+def _enter(host: int) -> None:
+    """Enter the namespaces of a process: its network, its host name and its files. This process ends with its parent.
+
+    :raises OSError: the process has ended.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    handle = os.pidfd_open(host)
+    if libc.setns(handle, _NEWNET | _NEWUTS | _NEWNS) or libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL):
+        raise OSError(ctypes.get_errno(), f"process {host} cannot be followed into its namespaces")
+    os.close(handle)
+
+
 def _run(request: dict[str, Any], outputs: Sequence[int]) -> NoReturn:
     """Be the run that was asked for."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     for number, descriptor in enumerate((nothing, *outputs)):
         os.dup2(descriptor, number)
         os.close(descriptor)
+    if request["host"]:
+        _enter(request["host"])
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])

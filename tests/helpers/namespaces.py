@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from helpers.cli_run import ROOT, eventually
+from helpers.cli_run import enter, eventually
 from helpers.needs import lack, need_programs
 
 _TOOLS = ("hostname", "ip", "nsenter", "setpriv", "ss", "tc", "unshare")
@@ -60,7 +60,7 @@ class Host:
     @property
     def prefix(self) -> list[str]:
         """What a command is started with to run here; the process is the command's own."""
-        return ["nsenter", f"--target={self.pid}", "--net", "--uts", "--mount", f"--wd={ROOT}"]
+        return enter(self.pid)
 
     def wait_for(self, device: str) -> None:
         """Wait until an interface carries: libfabric cannot listen on it before."""

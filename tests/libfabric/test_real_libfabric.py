@@ -6,13 +6,13 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from helpers.cli_run import BANDWIDTH, ROOT, Finished, command, environment, profile
+from helpers.cli_run import BANDWIDTH, ROOT, Finished, command, environment, execute, profile
 from helpers.namespaces import Host, one_host, require_tools, two_hosts
 
 from pytest_nixl.judge.row import judge
@@ -40,17 +40,17 @@ def host() -> Iterator[Host]:
 
 
 def run_in(host: Host, *arguments: str, timeout: float = 900, prefix: Sequence[str] = (), **env: str) -> Finished:
-    """Run pytest in a host's network namespace.
+    """Run pytest in a host's network namespace, forked if it can be (:mod:`helpers.forked_runs`).
 
-    :param prefix: a command that starts another command.
+    :param prefix: a command that starts another command. With one the run is not forked.
     """
-    variables = environment(**env)
-    done = subprocess.run(
-        [*host.prefix, *prefix, *command(*arguments)],
-        cwd=ROOT, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        timeout=timeout, check=False,
-    )  # fmt: skip
-    return Finished(done.returncode, done.stdout)
+    with tempfile.TemporaryFile("w+") as output:
+        code = execute(
+            [*prefix, *command(*arguments)], cwd=ROOT, env=environment(**env), output=output, errors=output,
+            timeout=timeout, fork=not prefix, host=host.pid,
+        )  # fmt: skip
+        output.seek(0)
+        return Finished(code, output.read())
 
 
 def test_bandwidth_suite_passes_and_records(host: Host, tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_bandwidth_suite_passes_and_records(host: Host, tmp_path: Path) -> None:
 
 @pytest.mark.alone  # a row that others disturb is measured up to seven times
 def test_run_without_a_profile_is_judged_by_the_default_profile(host: Host) -> None:
-    done = run_in(host, BANDWIDTH, "--nixl-backend=LIBFABRIC", "--nixl-blocks=4KiB,1MiB")
+    done = run_in(host, BANDWIDTH, "--nixl-backend=LIBFABRIC", "--nixl-blocks=4KiB,1MiB", prefix=["env"])
     name, why = default_profile(("LIBFABRIC",))
     assert f"--nixl-profile={name} (default: {why})" in done.output
     assert set(done.verdicts) == {f"{op} {block}" for op in ("WRITE", "READ") for block in ("4KiB", "1MiB")}
