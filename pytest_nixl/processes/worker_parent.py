@@ -107,11 +107,7 @@ class WorkerParent:
         self._channel, theirs = socket.socketpair()
         self._channel.settimeout(_START_SECONDS)
         with theirs, (supervisor.directory / "worker-parent.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, str(SCRIPT), str(theirs.fileno())],
-                pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                env=dict(environment), start_new_session=True,
-            )  # fmt: skip
+            self._process = execute(theirs, log, environment)
         #: Whether it answers: it does not after its end, nor if its modules cannot be imported.
         self.able = True
         self._number = 0
@@ -201,6 +197,20 @@ class WorkerParent:
         except OSError:  # a late worker must not share the channel with the one that is executed instead
             self.close()
             return None
+
+
+def execute(channel: socket.socket, log: IO[bytes], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Execute the process from which workers are forked.
+
+    :param channel: its end of the channel to this process.
+    :param log: the file for its output.
+    :param environment: all its variables.
+    """
+    return subprocess.Popen(
+        [sys.executable, str(SCRIPT), str(channel.fileno())],
+        pass_fds=[channel.fileno()], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+        env=dict(environment), start_new_session=True,
+    )  # fmt: skip
 
 
 _current: WorkerParent | None = None

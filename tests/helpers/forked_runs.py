@@ -27,10 +27,11 @@ import subprocess
 import sys
 import tempfile
 import threading
+import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import IO, Any, ClassVar, NoReturn
 
 import pytest
 
@@ -137,8 +138,8 @@ class _Parent:
             self.address = listening.getsockname()
             self._process = subprocess.Popen(
                 [sys.executable, __file__, str(listening.fileno())],
-                cwd=ROOT, env={**_unsteered(), **read_first}, pass_fds=[listening.fileno()],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                cwd=ROOT, env={"OPENBLAS_NUM_THREADS": "1", **_unsteered(), **read_first},
+                pass_fds=[listening.fileno()], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             )  # fmt: skip
         assert self._process.stdout is not None
         with self._process.stdout as output:
@@ -187,10 +188,13 @@ def _import_all() -> None:
             if not module.ispkg and not module.name.startswith("__"):
                 with contextlib.suppress(ImportError):
                     importlib.import_module(f"pytest_nixl.{package}.{module.name}")
+    importlib.import_module("pytest_nixl.nixl.worker.__main__")
+    importlib.import_module("pytest_nixl.nixl.worker.commands")
+    importlib.import_module("pytest_nixl.nixl.worker.forks")
     # Else each run would ask git seven times, and a run that writes a record start a Python to ask the processor.
-    benchmark = importlib.import_module("pytest_benchmark.plugin")
-    processor = benchmark.get_cpu_info()
-    benchmark.get_tag, benchmark.get_cpu_info = str, lambda: dict(processor)
+    benchmark = vars(importlib.import_module("pytest_benchmark.plugin"))
+    processor = benchmark["get_cpu_info"]()
+    benchmark.update(get_tag=str, get_cpu_info=lambda: dict(processor))
     tempfile.tempdir = None  # a run may have another TMPDIR
     vars(platform)["_uname_cache"] = None  # and another host name
     save_time(setattr)
@@ -253,6 +257,70 @@ def _enter(host: int) -> None:
     os.close(handle)
 
 
+class _Planted:
+    """The process from which a run forks its workers, with the methods of :class:`subprocess.Popen` that the run needs.
+
+    It is forked before the run imports anything, and waits until it is wanted.
+    """
+
+    def __init__(self) -> None:
+        self.returncode: int | None = None
+        self._begun_with = self._inherited(os.environ)
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.pid = os.fork()
+        if not self.pid:
+            try:
+                self._channel.close()
+                self._wait_until_wanted(theirs)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(1)
+        theirs.close()
+
+    def serve(self, channel: socket.socket, log: IO[bytes], environment: Mapping[str, str]) -> _Planted | None:
+        """Be what :func:`pytest_nixl.processes.worker_parent.execute` executes; return None if that is another."""
+        if self._channel.fileno() < 0 or self._inherited(environment) != self._begun_with:
+            return None
+        with self._channel:
+            socket.send_fds(self._channel, [json.dumps(dict(environment)).encode()], [channel.fileno(), log.fileno()])
+        return self
+
+    def kill(self) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> None:
+        if self.returncode is None:
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    @staticmethod
+    def _inherited(environment: Mapping[str, str]) -> tuple[object, ...]:
+        """Return what a process has from its start on. The template has the variable of numpy's threads, too."""
+        from pytest_nixl.processes import worker_parent
+
+        own = {name: value for name, value in environment.items() if name != worker_parent.BLAS_THREADS}
+        return worker_parent._read_first(own), worker_parent._situation()
+
+    @staticmethod
+    def _wait_until_wanted(channel: socket.socket) -> None:
+        from pytest_nixl.nixl.worker import __main__ as worker
+
+        os.setsid()
+        for number in (0, 1, 2):
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+        content, descriptors, _, _ = socket.recv_fds(channel, 1 << 20, 2)
+        if not content:  # the run has ended
+            os._exit(0)
+        channel.close()
+        for number in (1, 2):
+            os.dup2(descriptors[1], number)
+        os.environ.clear()
+        os.environ.update(json.loads(content))
+        sys.argv = [worker.__file__, str(descriptors[0])]
+        worker.main(*sys.argv[1:])
+
+
 def _run(request: dict[str, Any], outputs: Sequence[int]) -> NoReturn:
     """Be the run that was asked for."""
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -265,6 +333,10 @@ def _run(request: dict[str, Any], outputs: Sequence[int]) -> NoReturn:
     os.environ.clear()
     os.environ.update(request["env"])
     sys.path[:2] = request["path"]
+    from pytest_nixl.processes import worker_parent
+
+    planted, execute = _Planted(), worker_parent.execute
+    vars(worker_parent)["execute"] = lambda *arguments: planted.serve(*arguments) or execute(*arguments)
     sys.argv = [str(Path(pytest.__file__).with_name("__main__.py")), *request["arguments"]]
     raise SystemExit(pytest.main())
 
