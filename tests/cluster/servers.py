@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -77,7 +78,24 @@ class Slurm:
 
     def states(self) -> list[str]:
         """Return the state of each node."""
-        return self.controller.run("env", f"SLURM_CONF={self.env['SLURM_CONF']}", "sinfo", "-hNo", "%T").split()
+        return self._ask("sinfo", "-hNo", "%T").split()
+
+    def wait(self, job: str, seconds: float) -> int:
+        """Wait for the end of a job, and return its exit code. ``sbatch --wait`` would ask after 2, 10, and 42 s.
+
+        :raises AssertionError: it has not ended in time.
+        """
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            words = self._ask("scontrol", "show", "job", "-o", job).split()
+            told = dict(word.split("=", 1) for word in words if "=" in word)
+            if told["JobState"] not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"):
+                return int(told["ExitCode"].partition(":")[0])
+            time.sleep(0.2)
+        raise AssertionError(f"job {job} has not ended within {seconds:g} s")
+
+    def _ask(self, *command: str) -> str:
+        return self.controller.run("env", f"SLURM_CONF={self.env['SLURM_CONF']}", *command)
 
 
 @contextmanager

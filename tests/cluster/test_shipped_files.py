@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 from helpers.cli_run import ROOT, Finished
 from helpers.namespaces import ENDS_WITH_ALL, Host, Network, network, require_tools
 from helpers.needs import need_programs
-from ranks import run_ranks
+from ranks import PATIENCE, run_ranks
 from servers import Slurm, require_slurm, slurm
 from shipped import NOT_TCP, OVER_TCP, SHORT, failures, passed, variables, went_over_tcp
 
@@ -45,6 +45,14 @@ def started(net: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 class TestSlurm:
     """``pytest-nixl.sbatch``, submitted with the real ``sbatch``."""
 
+    def wait(
+        self, net: Network, started: Slurm, folder: Path, command: Sequence[str], env: Mapping[str, str]
+    ) -> Finished:
+        """Submit a job, wait for its end, and return its exit code with the output of ``sbatch``."""
+        [submitted] = run_ranks([net["login"]], folder / "sbatch", *command, env=env)
+        assert submitted.code == 0, submitted.output
+        return Finished(started.wait(submitted.output.split()[-1], PATIENCE), submitted.output)
+
     def submit(
         self, net: Network, started: Slurm, folder: Path, *options: str, **env: str
     ) -> tuple[Finished, Path, str]:
@@ -54,9 +62,9 @@ class TestSlurm:
         :returns: how ``sbatch`` ended, the folder of the results, and the output of the job.
         """
         # The nodes have no GPU.
-        command = ["env", f"--chdir={folder}", "sbatch", "--wait", "--gpus-per-node=0", str(SBATCH), *options]
+        command = ["env", f"--chdir={folder}", "sbatch", "--parsable", "--gpus-per-node=0", str(SBATCH), *options]
         env = variables(UCX_TLS="tcp", **started.env, **env)
-        [done] = run_ranks([net["login"]], folder / "sbatch", *ENDS_WITH_ALL, *command, env=env)
+        done = self.wait(net, started, folder, command, env)
         outputs = list(folder.glob("nixl-*.out"))
         assert len(outputs) == 1, done.output
         return done, outputs[0].with_suffix(""), outputs[0].read_text()
@@ -113,9 +121,15 @@ class TestSlurm:
         script.write_text(
             f'#!/bin/sh\nexec mpirun --allow-run-as-root --map-by ppr:1:node "{sys.executable}" -c "{told}"\n'
         )
-        command = ["sbatch", "--wait", "--nodes=2", "--ntasks-per-node=1", f"--output={tmp_path}/job.out", str(script)]
-        env = variables(**started.env)
-        [done] = run_ranks([net["login"]], tmp_path / "sbatch", *ENDS_WITH_ALL, *command, env=env)
+        command = [
+            "sbatch",
+            "--parsable",
+            "--nodes=2",
+            "--ntasks-per-node=1",
+            f"--output={tmp_path}/job.out",
+            str(script),
+        ]
+        done = self.wait(net, started, tmp_path, command, variables(**started.env))
         output = (tmp_path / "job.out").read_text()
         assert done.code == 0, done.output + output
         placed = sorted(line for line in output.splitlines() if line.startswith("placed:"))
