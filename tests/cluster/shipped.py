@@ -48,6 +48,8 @@ def failures(folder: Path, hosts: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 def went_over_tcp(folder: Path, hosts: Sequence[str]) -> None:
     """Assert that every rank reports that the gate is not passed, because bytes went over TCP."""
-    failed = failures(folder, hosts)["bandwidth"]
+    found = failures(folder, hosts)
+    assert set(found) == {"bandwidth"}, "nothing else fails"
+    failed = found["bandwidth"]
     assert failed["verdict"] == "WRONG-TRANSPORT"
     assert "tcp" in failed["reason"]

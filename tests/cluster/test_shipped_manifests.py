@@ -159,14 +159,28 @@ class TestTcpOverlay:
         assert failures(results, PODS)["nixl-plugins"]["reason"].startswith("rank 1 on nixl-1: NIXL cannot ")
 
 
-@pytest.mark.parametrize("name", CONTROLLERS)
-@pytest.mark.parametrize(("more", "code"), [((), 0), ((NOT_TCP,), 1)], ids=["healthy", "unhealthy"])
+def pod_of(name: str) -> Pod:
+    return rank_pod(Manifest(name, (ROOT / "deploy" / "kubernetes" / name).read_text()))
+
+
+# Each manifest has a run in which nothing but the row fails. Healthy is one that keeps the exit code.
+@pytest.mark.parametrize(
+    ("name", "more", "code"),
+    [*((name, (NOT_TCP,), 1) for name in CONTROLLERS), ("statefulset.yaml", (), 0)],
+)
 def test_a_manifest_of_a_controller(
     net: Network, etcd: Host, tmp_path: Path, name: str, more: tuple[str, ...], code: int
 ) -> None:
-    pod = rank_pod(Manifest(name, (ROOT / "deploy" / "kubernetes" / name).read_text()))
+    pod = pod_of(name)
     container_of(pod)["args"] += [*OVER_TCP, *SHORT, *more]
     hosts = [net[name] for name in NODES]
     done, results = run_pods(hosts, pod, CONTROLLERS[name], tmp_path, [variables(UCX_TLS="tcp")] * 2)
     all_end_with(code, done)
     (went_over_tcp if code else passed)(results, NODES)
+
+
+def test_pods_that_end_have_the_exit_code_of_pytest_and_pods_that_rest_keep_it_by_the_same_script() -> None:
+    """So that the exit code of one manifest says how the others end."""
+    commands = {name: container_of(pod_of(name))["command"] for name in CONTROLLERS}
+    assert commands["indexed-job.yaml"] == commands["jobset.yaml"] == ["pytest"]
+    assert commands["leaderworkerset.yaml"] == commands["statefulset.yaml"]
