@@ -63,8 +63,12 @@ def by_srun(net: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield launch
 
 
-@pytest.mark.parametrize("launcher", ["by_mpirun", "by_srun"])
-@pytest.mark.parametrize(("transport", "code"), [(TAKEN, 0), (NOT_TAKEN, 1)], ids=["healthy", "unhealthy"])
+# test_shipped_files.py has a good and a bad run of both launchers.
+@pytest.mark.parametrize(
+    ("launcher", "transport", "code"),
+    [("by_mpirun", TAKEN, 0), ("by_srun", NOT_TAKEN, 1)],
+    ids=["mpirun-healthy", "srun-unhealthy"],
+)
 def test_the_launcher_returns_the_exit_code_of_the_run_and_every_rank_reports(
     request: pytest.FixtureRequest, tmp_path: Path, launcher: str, transport: str, code: int
 ) -> None:
