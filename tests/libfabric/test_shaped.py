@@ -75,7 +75,7 @@ def over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def shaped_link(make_settings: MakeSettings, backend: str, op: str, hosts: tuple[Host, Host]) -> Iterator[Link]:
-    settings = make_settings(blocks=(MIB, 4 * MIB), depth=(2,), iterations=40)
+    settings = make_settings(blocks=(MIB,), depth=(2,), iterations=40)
     with link(settings, backend, op, hosts) as one:
         yield one
 
@@ -106,29 +106,25 @@ def agrees(samples: Samples, rate: float, plain: float) -> None:
     assert samples.counted.payload <= carrier.carried <= samples.counted.payload * (1 + HEADERS_SHARE)
 
 
-# Each backend with each operation, and each with a good and a slow cable; the soak has them all.
+# Each backend, each operation, a good and a slow cable; the soak has them all.
 @pytest.mark.parametrize(
     ("backend", "op", "rate", "expected"),
     [
         ("UCX", "WRITE", "1gbit", Verdict.PASS),
-        ("UCX", "READ", "800mbit", Verdict.FAIL),
-        ("LIBFABRIC", "READ", "1gbit", Verdict.PASS),
-        ("LIBFABRIC", "WRITE", "800mbit", Verdict.FAIL),
+        ("LIBFABRIC", "READ", "800mbit", Verdict.FAIL),
     ],
 )
 def test_measured_bandwidth_is_that_of_the_cable(
     make_settings: MakeSettings, tmp_path: Path, backend: str, op: str, rate: str, expected: Verdict
 ) -> None:
     with two_hosts(rate) as hosts, shaped_link(make_settings, backend, op, hosts) as one:
-        larger = one.measure(4 * MIB, depth=2)
         for _ in range(ATTEMPTS):
             judgement, samples = verdict(one, tmp_path / "profile.toml")
             # What others disturbed tells of them, not of the cable.
             if not samples.disturbed:
                 break
         plain = probe(hosts)
-    for each in (larger, samples):
-        agrees(each, RATES[rate], plain)
+    agrees(samples, RATES[rate], plain)
     print(f"{backend} {op} at {rate}: {samples.bandwidth / 1e9:.4f} GB/s, plain TCP {plain / 1e9:.4f}: {judgement}")
     # A row that others disturbed each time has no verdict. It never has the wrong one.
     undecided = {Verdict.INCONCLUSIVE} if samples.disturbed else set()
