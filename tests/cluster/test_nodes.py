@@ -63,7 +63,7 @@ def url(net: Network, running_etcd: str) -> Iterator[str]:
     [
         pytest.param(WHOLE, id="whole", marks=pytest.mark.whole),
         pytest.param(("suites/metadata",), id="metadata", marks=pytest.mark.whole),
-        pytest.param(("suites/metadata/test_exchange.py",), id="exchange"),
+        pytest.param(("suites/metadata/test_exchange.py::test_an_agent_finds_another_through_etcd",), id="exchange"),
     ],
 )
 def test_two_ranks_run_the_suites_with_an_existing_etcd(
