@@ -64,17 +64,11 @@ def test_all_ways_to_make_a_request_are_measured_and_verified() -> None:
     assert done.code == 0
 
 
-def test_the_level_standard_measures_the_ways_of_engines() -> None:
-    done = run(SUITE, SMALL, "--nixl-op=READ")
-    assert set(results(done)) == {"READ scattered-prepped", "READ contiguous-merged"}
-
-
-@pytest.mark.parametrize("op", ["WRITE", "READ"])
-def test_a_changed_byte_is_reported_with_its_layer_block_and_offset(tmp_path: Path, op: str) -> None:
+def test_a_changed_byte_is_reported_with_its_layer_block_and_offset(tmp_path: Path) -> None:
     (tmp_path / "poker.py").write_text(POKER)
-    done = run(SUITE, SMALL, f"--nixl-op={op}", plugins=["poker"], env={"PYTHONPATH": str(tmp_path)})
+    done = run(SUITE, SMALL, "--nixl-op=READ", plugins=["poker"], env={"PYTHONPATH": str(tmp_path)})
     assert re.search(
-        rf"^CORRUPT: KV requests UCX {op} .*layer 1 V, block 5, offset 77: expected 0x", done.output, re.MULTILINE
+        r"^CORRUPT: KV requests UCX READ .*layer 1 V, block 5, offset 77: expected 0x", done.output, re.MULTILINE
     )
     assert done.code == 1
 
@@ -93,7 +87,7 @@ def test_a_model_of_mla_has_one_tensor_in_each_layer() -> None:
     assert done.code == 0
 
 
-@pytest.mark.parametrize("tp", ["2:4", "4:2", "1:4"])
+@pytest.mark.parametrize("tp", ["2:4", "4:2"])
 def test_different_tensor_parallel_sizes_move_pieces_of_blocks(tp: str) -> None:
     done = run(SUITE, SMALL, "-v", f"--nixl-kv-tp={tp}")
     assert re.findall(r"(WRITE|READ) DRAM:DRAM scattered-prepped: .* (\d+ x \S+);", done.output) == [
