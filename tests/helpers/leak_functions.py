@@ -72,11 +72,11 @@ def keys(agent: Any) -> None:
 
 
 def slower(agent: Any, method: str) -> None:
-    """Let each call of a method take 1 µs more than the one before."""
+    """Let each call of a method take 0.1 µs more than the one before."""
     calls = itertools.count(1)
 
     def wait() -> None:
-        until = time.perf_counter() + 1e-6 * next(calls)
+        until = time.perf_counter() + 1e-7 * next(calls)
         while time.perf_counter() < until:
             pass
 

@@ -260,17 +260,17 @@ def test_a_host_without_rdma_has_nothing_to_compare() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("slow", [None, 0, 1])
+@pytest.mark.parametrize("slow", [False, True], ids=["healthy", "slow"])
 def test_a_slow_card_between_two_hosts_is_named(
-    slow: int | None, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
+    slow: bool, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
 ) -> None:
     """Real NIXL between two network namespaces, over the kernel's cables in place of RDMA devices."""
     require_tools()
     monkeypatch.setenv("UCX_TLS", "tcp")
-    settings = replace(read_settings(pytestconfig, environ={}), blocks=(65536,), batch=(1,))
+    settings = replace(read_settings(pytestconfig, environ={}), blocks=(32768,), batch=(1,), iterations=20, warmup=2)
     with four_cables() as hosts:
-        if slow is not None:
-            hosts[slow].shape("card2", SLOW)
+        if slow:
+            hosts[1].shape("card2", SLOW)
         nics = [[Nic(rank, f"node-{'ab'[rank]}", f"card{number}", KIND) for number in range(4)] for rank in range(2)]
         places = [LocalHost(supervisor(), rank, host.prefix) for rank, host in enumerate(hosts)]
         links = NicLinks(places, settings, ("WRITE", "READ"), MemoryPair("DRAM", "DRAM"), one_host=False)
@@ -279,10 +279,10 @@ def test_a_slow_card_between_two_hosts_is_named(
         finally:
             links.close()
     print(said)
-    if slow is None:
+    if not slow:
         assert said.verdict is Verdict.PASS, said.reason
         return
     assert said.verdict is Verdict.FAIL, said.reason
-    # The four cables are networks of their own: no device reaches another one. Each host sends in one direction.
+    # The four cables are networks of their own: no device reaches another one. The second host sends in a READ.
     assert f"{nics[0][2]} to {nics[1][2]} (which of the two is not known) moves 0.00" in said.reason
-    assert f"({('WRITE', 'READ')[slow]}), less than half of the" in said.reason
+    assert "(READ), less than half of the" in said.reason

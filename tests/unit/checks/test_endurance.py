@@ -62,8 +62,7 @@ LEAKS = [
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("leak", "words"), LEAKS)
-@pytest.mark.parametrize("cycle", ["transfer", "registration"])
+@pytest.mark.parametrize(("cycle", "leak", "words"), [("transfer", *LEAKS[0]), ("registration", *LEAKS[1])])
 def test_a_leak_of_a_kibibyte_or_a_descriptor_is_found(run: Run, cycle: str, leak: str, words: str) -> None:
     judgement = run(cycle, leak, method=ONCE[cycle])
     assert judgement.verdict is Verdict.FAIL
@@ -127,8 +126,8 @@ def test_each_resource_has_a_figure_and_each_cycle_a_limit_for_it() -> None:
         assert all(bound.default and bound.at_most for bound in kind.limits)
 
 
-@pytest.mark.long
 @pytest.mark.soak
+@pytest.mark.whole  # CI has each once, above
 @pytest.mark.parametrize("number", repeats())
 @pytest.mark.parametrize("leak", ["kibibyte", "descriptor", "nothing"])
 def test_leaks_are_found_and_healthy_cycles_pass_every_time(run: Run, leak: str, number: int) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import threading
@@ -66,14 +65,14 @@ def test_footprints_and_objects_are_moved_between_any_of_three_ranks(
         group.serve()
         stack.callback(group.end)
         hosts = (LocalHost(supervisor(), 0), group.driver.peers[1], group.driver.peers[2])
-        pairs = WorkerPairs(hosts, make_settings(duration=0.0))
+        pairs = WorkerPairs(hosts, make_settings(duration=0.0, iterations=50))
         stack.callback(pairs.close)
-        for ranks in itertools.permutations(range(3), 2):
+        for ranks in ((0, 1), (2, 0), (1, 2)):  # rank 0 starts the bytes, ends them, and only asks for them
             walked = pairs.link("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), ranks, footprint=MIB)
             samples = walked.measure(64 * KIB)
             assert samples.corruption is None
             assert str(samples.key).endswith(f"/{ranks[0]}-{ranks[1]}/footprint=1MiB")
-        for rank in range(3):
+        for rank in (0, 2):
             stored = pairs.link("OBJ", "READ", MemoryPair("DRAM", "OBJ"), (rank, rank)).measure(4 * KIB)
             assert stored.corruption is None
             assert stored.key.pair == (rank, rank)

@@ -54,12 +54,13 @@ def link(pairs: WorkerPairs, op: str = "WRITE") -> Link:
 
 
 @pytest.mark.long
-def test_blocks_of_a_kv_cache_move_to_objects_and_back(server: S3Server) -> None:
-    done = run("suites/kv_cache/test_storage.py", "--nixl-backend=OBJ", "--nixl-level=extended", "--nixl-kv-tokens=16")
-    for op in ("WRITE", "READ"):
-        assert f"KV blocks in storage: OBJ {op} DRAM:OBJ over http/" in done.output, done.output
-    assert done.output.count(" GB/s in 64 objects of 32KiB") == 2
-    assert "NIXL verdict: PASS (2 PASS; 0 rows measured)" in done.output
+def test_blocks_of_a_kv_cache_move_to_objects(server: S3Server) -> None:
+    """Requests of both operations are those to a file, of which test_kv_cache_suite.py has both."""
+    small = ("--nixl-kv-tokens=16", "--nixl-op=WRITE")
+    done = run("suites/kv_cache/test_storage.py", "--nixl-backend=OBJ", "--nixl-level=extended", *small)
+    assert "KV blocks in storage: OBJ WRITE DRAM:OBJ over http/" in done.output, done.output
+    assert done.output.count(" GB/s in 64 objects of 32KiB") == 1
+    assert "NIXL verdict: PASS (1 PASS; 0 rows measured)" in done.output
     assert done.code == 0
 
 
