@@ -7,6 +7,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from pytest_nixl.core.strict import printable
@@ -148,6 +149,14 @@ class TrafficPattern:
     name: str
     ranks: int
     flows: tuple[Flow, ...]
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Computed once, because each of the thousands of rows of a pattern is looked up by it."""
+        return hash((self.name, self.ranks, self.flows))
 
     def __str__(self) -> str:
         return f"{self.name} of {self.ranks} ranks"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -194,13 +195,14 @@ class RankFlows:
         except BaseException:
             self.kill()
             raise
+        transports = self._transports()
         flows = [
             FlowSamples(
                 flow,
                 tuple(windows[ALONE][flow]),
                 tuple(windows[TOGETHER][flow]),
                 tuple((load, contention[load][flow]) for load in (ALONE, TOGETHER)),
-                self._transports(flow),
+                transports[flow],
                 corruption.get(flow),
                 obstacle_between(self._ranks[flow.source].worker, self._ranks[flow.target].worker),
             )
@@ -413,15 +415,21 @@ class RankFlows:
     def _parts(self, step: FlowStep) -> dict[int, dict[str, Any]]:
         """Return what each rank does in a step, for ranks that have a part in it."""
         parts = {}
+        hosts = self._hosts()
+        busy = Counter(hosts[rank] for rank in step.ranks)
         for group in step.groups:
             ranks = sorted({rank for flow in group for rank in flow.ranks})
             first = self._first(group, ranks)
+            posts = defaultdict[int, list[int]](list)
+            for flow in group:
+                rank, number = self._posts[flow]
+                posts[rank].append(number)
             for rank in ranks:
                 parts[rank] = {
                     "group": self._gate(rank, first, ranks),
-                    "flows": [self._posts[flow][1] for flow in group if self._posts[flow][0] == rank],
+                    "flows": posts[rank],
                     "durations": list(step.durations),
-                    "busy": len(self._beside(rank, step.ranks)) + 1,
+                    "busy": busy[hosts[rank]],
                 }
         return parts
 
@@ -446,14 +454,24 @@ class RankFlows:
         hosts = self._hosts()
         return [self._ranks[each].worker.pid for each in ranks if each != rank and hosts[each] == hosts[rank]]
 
-    def _transports(self, flow: Flow) -> tuple[str, ...]:
-        """Return the transports of a flow; none if its initiator has partners on its own host and on others.
+    def _transports(self) -> dict[Flow, tuple[str, ...]]:
+        """Return the transports of each flow; none if its initiator has partners on its own host and on others.
 
-        A backend's log does not say to which partner it refers.
+        A backend's log does not say to which partner it refers. The log of each rank is read once, because a peer sends
+        it through etcd.
         """
-        hosts, initiator = self._hosts(), self._kind.initiator(flow)
-        ends = [each.ranks for each in self._flows if initiator in each.ranks]
-        if len({hosts[one] == hosts[other] for one, other in ends}) > 1:
-            return ()
-        log = self._ranks[initiator].worker.output()
-        return self._backend.transports(log, self._kind.op, flow.size, self._kind.memory)
+        hosts, near = self._hosts(), defaultdict[int, set[bool]](set)
+        for flow in self._flows:
+            for rank in flow.ranks:
+                near[rank].add(hosts[flow.source] == hosts[flow.target])
+        logs: dict[int, str] = {}
+        read: dict[tuple[int, int], tuple[str, ...]] = {}
+        for flow in self._flows:
+            key = initiator, size = self._kind.initiator(flow), flow.size
+            if len(near[initiator]) > 1:
+                read[key] = ()
+            elif key not in read:
+                if initiator not in logs:
+                    logs[initiator] = self._ranks[initiator].worker.output()
+                read[key] = self._backend.transports(logs[initiator], self._kind.op, size, self._kind.memory)
+        return {flow: read[self._kind.initiator(flow), flow.size] for flow in self._flows}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import median
 
 from pytest_nixl.model.memory import MemoryPair
@@ -156,7 +157,11 @@ class PatternSamples:
 
     def of(self, flow: Flow) -> FlowSamples:
         """Return what was measured of a flow."""
-        return next(each for each in self.flows if each.flow == flow)
+        return self._by_flow[flow]
+
+    @cached_property
+    def _by_flow(self) -> dict[Flow, FlowSamples]:
+        return {each.flow: each for each in self.flows}
 
     def rates(self, load: str) -> dict[Flow, float]:
         """Return the bytes per second of each flow."""

@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -365,6 +366,34 @@ def test_each_rank_is_told_its_flows_its_coordinator_and_who_shares_its_host(
     assert [given["steps"][1] is None for given in told] == [False, True, False]
     flows._posts[one] = (0, 0)
     assert flows._parts(FlowStep(ALONE, [[one]]))[1]["group"] == {"coordinator": "", "members": ["agent 0"]}
+
+
+@pytest.mark.parametrize("other", [64, 128])
+def test_the_log_of_each_rank_is_read_once(
+    asked_flows: tuple[RankFlows, list[AskedWorker], list[Any]], monkeypatch: pytest.MonkeyPatch, other: int
+) -> None:
+    """A log tells no transports if the partners of its rank are on its host and on others, as those of rank 0."""
+    flows, workers, _ = asked_flows
+    read: list[str] = []
+    sizes: list[int] = []
+
+    def output(name: str) -> str:
+        read.append(name)
+        return name
+
+    def transports(log: str, op: str, size: int, _: MemoryPair) -> tuple[str, ...]:
+        sizes.append(size)
+        return (f"{op} {size} of {log}",)
+
+    for worker, host in zip(workers, "aba", strict=True):
+        worker.versions = {"host": host}
+        monkeypatch.setattr(worker, "output", partial(output, f"rank {worker.pid - 10}"), raising=False)
+    one = [Flow(1, 0, 64), Flow(1, 2, other)]
+    vars(flows).update(_flows=[*one, Flow(0, 2, 64)], _backend=SimpleNamespace(transports=transports))
+    assert flows._transports() == {
+        one[0]: ("WRITE 64 of rank 1",), one[1]: (f"WRITE {other} of rank 1",), Flow(0, 2, 64): ()
+    }  # fmt: skip
+    assert (read, sizes) == (["rank 1"], [64] if other == 64 else [64, 128])
 
 
 @pytest.mark.parametrize("short", [0, 1, 2])
