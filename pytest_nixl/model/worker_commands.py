@@ -202,7 +202,7 @@ KERNEL_COMMANDS: Mapping[str, WorkerCommand] = {
 }
 
 #: The packages of rooms whose workers have commands: each has them in ``COMMANDS``.
-_ROOMS = ("pytest_nixl.checks.kv_cache.worker", "pytest_nixl.checks.pattern.worker")
+_ROOMS = ("pytest_nixl.checks.faults.worker", "pytest_nixl.checks.kv_cache.worker", "pytest_nixl.checks.pattern.worker")
 
 
 def _accept(extension: Extension, loaded: Any) -> WorkerCommand:

@@ -13,6 +13,12 @@ from pytest_nixl.processes.worker_process import Pending, Worker
 
 #: The seed of a pattern, and the offset and the size in bytes of the part of a buffer that has it.
 Part = tuple[int, int, int]
+#: The most bytes in one request or answer: those of another rank's worker are in a value of etcd, in base64.
+_PART_BYTES = 1 << 19
+
+
+def _starts(length: int) -> Sequence[int]:
+    return range(0, length, _PART_BYTES) if length > _PART_BYTES else (0,)
 
 
 @dataclass(frozen=True)
@@ -89,11 +95,13 @@ class Buffer:
     def read(self, offset: int = 0, size: int | None = None) -> bytes:
         """Return ``size`` bytes at ``offset``; by default the whole buffer."""
         length = self.size - offset if size is None else size
-        return cast(bytes, self.worker.call("read", buffer=self.ref, offset=offset, size=length))
+        parts = ((offset + start, min(_PART_BYTES, length - start)) for start in _starts(length))
+        return b"".join(cast(bytes, self.worker.call("read", buffer=self.ref, offset=at, size=n)) for at, n in parts)
 
     def write(self, data: bytes, offset: int = 0) -> None:
         """Write ``data`` to the buffer at ``offset`` (in bytes)."""
-        self.worker.call("write", buffer=self.ref, offset=offset, data=data)
+        for start in reversed(_starts(len(data))):  # so that data beyond the buffer's end is refused as a whole
+            self.worker.call("write", buffer=self.ref, offset=offset + start, data=data[start : start + _PART_BYTES])
 
     def free(self) -> None:
         """Free the memory. Call it once, after all its registrations are deregistered."""

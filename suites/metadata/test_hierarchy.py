@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -25,13 +26,13 @@ def test_bytes_go_from_an_object_to_a_file(
 ) -> None:
     """Agents with several backends each move bytes from an object to memory, to other memory and to a file."""
     bucket = request.getfixturevalue("nixl_s3")  # only now, because it may start a server
-    environment: dict[str, str | None] = {**BACKENDS[agent_backend].environment(os.environ), **bucket.environment}
+    environment: dict[str, str | None] = {**BACKENDS[agent_backend].environment(os.environ)}
     with Agents(nixl_cluster.hosts[0], nixl_settings) as agents:
-        started = agents.start_each(
-            ["initiator", "target"][:count], backends=[agent_backend], environment=environment,
-            hosts=nixl_cluster.hosts[:count], progress_thread=None,
-        )  # fmt: skip
-        reader, writer = started[0], started[-1]
+        start = partial(agents.start, backends=[agent_backend], progress_thread=None)
+        # Only the reader uses the object store, and its variables may not be given to the worker of another rank.
+        reader = writer = start("initiator", environment={**environment, **bucket.environment})
+        if count > 1:
+            writer = start("target", environment=environment, host=nixl_cluster.hosts[1])
         add_storage(reader, writer, bucket)
         legs = move_through(
             reader, writer, agent_backend, bucket, directory=nixl_settings.file_dir, seconds=nixl_settings.timeout

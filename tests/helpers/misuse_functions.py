@@ -107,8 +107,8 @@ def use_what_is_unmapped(agent: Any) -> None:
 
     original = fault_traffic.unmap
 
-    def unmap(agent: Any, address: int, size: int) -> None:
-        original(agent, address, size)
+    def unmap(address: int, size: int) -> None:
+        original(address, size)
         ctypes.string_at(address + size // 2, 1)
 
     setattr(fault_traffic, "unmap", unmap)  # noqa: B010 - the type checker allows no assignment to a function

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_nixl.checks.faults.outcome import REGIONS, FaultOutcome
-from pytest_nixl.checks.faults.scene import COUNT, KEPT, MOVED, SECONDS, TRAFFIC, EarlyEndError, FaultScene, seeds
+from pytest_nixl.checks.faults.scene import COUNT, KEPT, MOVED, SECONDS, EarlyEndError, FaultScene, seeds
 from pytest_nixl.checks.faults.worker.traffic import FINISH, NOT_CALLED
 from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.core.strict import Every, Text, check
@@ -105,7 +105,7 @@ def _target_unmapped(scene: FaultScene) -> FaultOutcome:
 
     def unmap() -> None:
         try:
-            scene.target.run(TRAFFIC + "unmap", address=scene.destination.address, size=scene.destination.size)
+            scene.target.worker.call("unmap", buffer=scene.destination.ref)
         except WorkerDiedError as error:
             if error.ending not in _UNMAPPED:
                 raise

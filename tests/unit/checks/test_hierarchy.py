@@ -4,16 +4,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, cast
 
 import pytest
-from helpers.cli_run import run
+from helpers.cli_run import Finished, run
 
 from pytest_nixl.checks.metadata import hierarchy
 from pytest_nixl.checks.metadata.hierarchy import SIZE, Leg, add_storage, judge_legs, move_through
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.core.wire import Ref
+from pytest_nixl.fixtures.etcd import PrivateEtcd
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.nixl.agent import Agents, NixlAgent
@@ -115,6 +117,20 @@ def test_the_suite_passes_with_its_own_server() -> None:
     assert "2 PASS" in done.output
     for agents in ("2 agents", "1 agent"):
         assert f"{agents}: {SIZE} bytes are right after each leg: {NAMES[0]} by OBJ in " in done.output
+
+
+@pytest.mark.long
+def test_the_suite_passes_on_two_ranks(nixl_private_etcd: PrivateEtcd) -> None:
+    def rank(_: int) -> Finished:
+        return run(
+            "suites/metadata/test_hierarchy.py", "--nixl-level=extended", "--nixl-s3=embedded", "--nixl-ranks=2",
+            f"--nixl-etcd={nixl_private_etcd.endpoint}", env={"NIXL_GROUP_TOKEN": "of these two ranks and no other"},
+        )  # fmt: skip
+
+    with ThreadPoolExecutor(2) as pool:
+        ranks = list(pool.map(rank, range(2)))
+    assert [done.code for done in ranks] == [0, 0], ranks[0].output + ranks[1].output
+    assert all("NIXL verdict: PASS (2 PASS; 0 rows measured)" in done.output for done in ranks)
 
 
 def test_leg_that_another_backend_moved_fails() -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from helpers.s3 import S3Server, use_s3
 from helpers.two_ranks import Two, two
 
 from pytest_nixl.cluster.group import MemberLostError
+from pytest_nixl.cluster.mailbox import LARGEST
 from pytest_nixl.cluster.peer_client import PeerError
 from pytest_nixl.cluster.peer_server import Ending
 from pytest_nixl.core.units import KIB, MIB
@@ -24,6 +26,7 @@ from pytest_nixl.fixtures.etcd import PrivateEtcd
 from pytest_nixl.measure.worker_pairs import WorkerPairs
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.nixl.agent import NixlAgent
+from pytest_nixl.nixl.buffer import Buffer
 from pytest_nixl.processes.hosts import MEASURED, LocalHost
 from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.processes.worker_errors import WorkerDiedError, WorkerError
@@ -100,6 +103,33 @@ def test_a_peer_executes_the_workers_of_measured_rows_and_forks_others(nixl_priv
         assert parents == {**dict.fromkeys(MEASURED, os.getpid()), "agent": parent_of_workers()}
         for worker in workers.values():
             worker.close()
+
+
+def test_more_bytes_of_a_peer_than_a_message_has_room_for_are_written_and_read(
+    nixl_private_etcd: PrivateEtcd,
+) -> None:
+    content = random.randbytes(3 * LARGEST + 5)
+    with two(nixl_private_etcd) as ranks:
+        worker = ranks.peer.start("agent", {}, 120)
+        made = worker.call("allocate", size=len(content), memory_type="DRAM")
+        buffer = Buffer(worker, made["buffer"], made["address"], len(content), "DRAM", made["device"])
+        buffer.write(content)
+        assert buffer.read() == content
+        assert buffer.read(7, 2 * LARGEST) == content[7 : 7 + 2 * LARGEST]
+        with pytest.raises(WorkerError, match="are not inside a buffer"):
+            buffer.write(bytes(2 * LARGEST), 2 * LARGEST)
+        assert buffer.read() == content
+        worker.close()
+
+
+def test_a_peer_gives_back_the_memory_of_a_buffer_for_the_faults_suite(nixl_private_etcd: PrivateEtcd) -> None:
+    with two(nixl_private_etcd) as ranks:
+        worker = ranks.peer.start("agent", {}, 120)
+        made = worker.call("allocate", size=64 * MIB, memory_type="DRAM")
+        worker.call("unmap", buffer=made["buffer"])
+        # Something else may get the first or the last of these pages.
+        with pytest.raises(WorkerDiedError, match="SIGSEGV"):
+            worker.call("read", buffer=made["buffer"], offset=32 * MIB, size=16)
 
 
 def test_a_peer_refuses_commands_outside_its_list(nixl_private_etcd: PrivateEtcd) -> None:

@@ -171,7 +171,7 @@ def interrupt(
     return {"act": act, "seconds": seconds, "in_flight": in_flight, "states": states}
 
 
-def unmap(agent: Any, address: int, size: int) -> None:
+def unmap(address: int, size: int) -> None:
     """Give registered memory of this worker back to the kernel, as a program that frees a tensor too early does.
 
     The worker must not use the buffer again, and is to be killed.

@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command of a worker about faults."""
+
+from __future__ import annotations
+
+from pytest_nixl.checks.faults.worker import traffic
+from pytest_nixl.core.wire import Ref
+from pytest_nixl.model.worker_command import WorkerObjects
+
+
+def unmap(objects: WorkerObjects, buffer: Ref) -> None:
+    """Give the registered memory of a buffer back to the kernel; the arguments are those of :func:`traffic.unmap`."""
+    found = objects.get(buffer)
+    traffic.unmap(found.address, found.size)
