@@ -111,7 +111,7 @@ def _read_first(env: Mapping[str, str]) -> dict[str, str]:
 
 def _unsteered() -> dict[str, str]:
     """Return this process's variables without those that :func:`_read_first` returns or change :func:`_import_all`."""
-    steers = re.compile(rf"PYTEST_|NIXL_|{_READ_FIRST.pattern}")
+    steers = re.compile(rf"PYTEST_|NIXL_|OMPI_|SLURM_|JOB_COMPLETION_|RANK$|WORLD_SIZE$|{_READ_FIRST.pattern}")
     return {name: value for name, value in os.environ.items() if not steers.match(name)}
 
 
