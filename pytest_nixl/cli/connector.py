@@ -90,7 +90,7 @@ def _summary(judged: list[RuleResult], skipped: int, failed: bool) -> str:
         return f"FAIL: {counts[Verdict.FAIL]} of {len(judged)} fields do not match{doubt}; {order}{rest}"
     if others:
         verdict = "FAIL" if failed else "PASS"
-        return f"{verdict}: no field is known not to match, but {others} of {len(judged)} may not{rest}"
+        return f"{verdict}: no field is wrong for sure, but {others} of {len(judged)} may be: see above{rest}"
     return f"PASS: prefill and decode match in all {len(judged)} fields{rest}"
 
 

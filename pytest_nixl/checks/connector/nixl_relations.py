@@ -152,8 +152,8 @@ def _perhaps_same(prefill: frozenset[Endpoint | str], decode: frozenset[Endpoint
 
 def transports(pair: SidePair, field: str) -> Mismatch | None:
     """Judge UCX_TLS by the doctor's rules, and whether a transport between hosts is allowed on both sides."""
-    carriers = []
-    for value in pair.values(field):
+    carriers, without_cuda = [], False
+    for value, memory in zip(pair.values(field), pair.values("kv_buffer_device"), strict=True):
         if not value.is_known:
             return reference(pair, field)
         if not value.is_set:
@@ -168,18 +168,22 @@ def transports(pair: SidePair, field: str) -> Mismatch | None:
         if strange := allowed.strange():
             return Mismatch(f"UCX does not know {strange[0]!a}{allowed.meant()}")
         carriers.append(_families(allowed.carriers()))
+        on_gpu = memory.text != "cpu" and not allowed.without
+        without_cuda |= on_gpu and not any(name == "all" or name.startswith("cuda") for name in allowed.names)
         if not carriers[-1]:
             return Mismatch("each must allow a transport that can carry NIXL, such as tcp or rc")
     common = carriers[0] & carriers[1]
     if not common:
         return Mismatch("they must allow a transport between hosts in common")
-    if not pair.one_host and not common & _RDMA:
-        return Mismatch(
-            "together they allow no RDMA, so KV caches go over TCP",
-            "unset UCX_TLS on both sides, or add rc to both, unless a host has no RDMA device",
-            Verdict.WARN,
-        )
-    return None
+    no_rdma = not pair.one_host and not common & _RDMA
+    told = [
+        *(["together they allow no RDMA, so KV caches go over TCP"] if no_rdma else []),
+        *(["without cuda_copy and cuda_ipc UCX takes GPU memory for host memory"] if without_cuda else []),
+    ]
+    if not told:
+        return None
+    remedy = "unset UCX_TLS on both sides" if no_rdma else "unset UCX_TLS, or add cuda to it, on both sides"
+    return Mismatch("; ".join(told), remedy, Verdict.WARN)
 
 
 def _families(names: list[str]) -> set[str]:

@@ -501,7 +501,8 @@ def test_a_kv_transfer_config_is_read_alone(tmp_path: Path) -> None:
     [
         ("tcp,cuda_copy", "tcp,cuda_copy", Verdict.WARN),
         ("tcp,cuda_copy", None, Verdict.WARN),
-        ("tcp,rc", "tcp,rc_mlx5", Verdict.PASS),
+        ("tcp,rc,cuda", "all", Verdict.PASS),
+        ("^tcp", None, Verdict.PASS),
         (None, None, Verdict.PASS),
     ],
 )
@@ -517,8 +518,27 @@ def test_two_engines_that_allow_no_rdma_are_warned_of_tcp(
     [found] = [result for result in comparison.results if result.rule.field == "UCX_TLS"]
     assert found.verdict is verdict
     if verdict is Verdict.WARN:
-        assert "together they allow no RDMA, so KV caches go over TCP" in found.why
-        assert found.remedy.startswith("unset UCX_TLS on both sides")
+        assert found.why == "together they allow no RDMA, so KV caches go over TCP"
+        assert found.remedy == "unset UCX_TLS on both sides"
+
+
+@pytest.mark.parametrize(("memory", "verdict"), [("cuda", Verdict.WARN), ("cpu", Verdict.PASS), (None, Verdict.WARN)])
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_an_engine_whose_ucx_cannot_tell_gpu_memory_is_warned(
+    role: str, memory: str | None, verdict: Verdict, tmp_path: Path
+) -> None:
+    sides = sides_of("vLLM")
+    for side in sides.values():
+        del side["transfer"]["kv_buffer_device"]
+        if memory is not None:
+            side["transfer"]["kv_buffer_device"] = memory
+    sides[role]["env"]["UCX_TLS"] = "tcp,rc"
+    comparison = compare_connectors(*map(read_engine, files(tmp_path, sides)))
+    [found] = [result for result in comparison.results if result.rule.field == "UCX_TLS"]
+    assert found.verdict is verdict
+    if verdict is Verdict.WARN:
+        assert found.why == "without cuda_copy and cuda_ipc UCX takes GPU memory for host memory"
+        assert "add cuda to it" in found.remedy
 
 
 def test_a_config_file_of_vllm_is_read(tmp_path: Path) -> None:
@@ -582,7 +602,7 @@ def test_undecided_fields_fail_only_with_gate(tmp_path: Path, capsys: pytest.Cap
     del sides["decode"]["options"]["--block-size"]
     paths = files(tmp_path, sides)
     assert cli.main(["connector", *paths]) == 0
-    assert "may not" in capsys.readouterr().out
+    assert "but 1 of 31 may be" in capsys.readouterr().out
     assert cli.main(["connector", *paths, "--gate"]) == 1
 
 
