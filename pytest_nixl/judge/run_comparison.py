@@ -234,6 +234,9 @@ def _pooled(
             reason = f"{reason}; {told}"
         elif effect.p <= PROOF and effect.ratio < 1:
             reason = f"{reason}; no single row proves a loss, and what all rows of one run share may have made this one"
+        if there and not here:  # another run of this image would decide no more: it needs another baseline
+            yield _result(Verdict.NO_EXPECTATION, reason, remedy)
+            return
     yield _result(effect.verdict, reason, remedy)
 
 
@@ -322,7 +325,7 @@ def _again(effect: Effect, before: RecordedRun, in_turn: bool) -> str:
         return f"run again with --nixl-min-launches={MOST_LAUNCHES}"
     if effect.before < MOST_LAUNCHES and not in_turn:
         return f"record {before.name} again with --nixl-min-launches={MOST_LAUNCHES}: it has {effect.before} launches"
-    return f"run again: {MOST_LAUNCHES} launches, the most, were measured"
+    return f"run again (with {MOST_LAUNCHES} launches, the most that are made)"
 
 
 def _more_launches(effect: Effect, before: RecordedRun, in_turn: bool) -> str:

@@ -33,6 +33,8 @@ def this_run(run: Run) -> RecordedRun:
     found = gather(run.settings.image, versions, ranks=_hosts(run))
     if run.settings.level != DEFAULT_LEVEL:
         found = replace(found, environment={**found.environment, "(level)": run.settings.level})
+    if (allowed := len(os.sched_getaffinity(0))) != (every := os.cpu_count()):
+        found = replace(found, environment={**found.environment, "(cores allowed)": f"{allowed} of {every}"})
     if any(each != AgentOptions() for each in run.settings.agents):
         told = "; ".join(map(str, run.settings.agents))
         found = replace(found, environment={**found.environment, "(agents)": told})

@@ -101,8 +101,13 @@ def test_a_disturbed_baseline_proves_that_something_was_lost_and_not_that_nothin
     """Its launches may have been slower than its image is."""
     for now, alone in ((QUIET, Verdict.UNCHANGED), ([1.5 * value for value in [*QUIET, 1.0, 1.0]], Verdict.IMPROVED)):
         assert compare_runs(run("a:1", {KEY: QUIET}), run("a:2", {KEY: now}), 0.05).comparison.verdict is alone
-        [result] = compare_runs(beside("a:1", {KEY: QUIET}, {KEY: BUSY}), run("a:2", {KEY: now}), 0.05).results
-        assert result.verdict is Verdict.INCONCLUSIVE
+        disturbed = beside("a:1", {KEY: QUIET}, {KEY: BUSY})
+        compared = compare_runs(disturbed, run("a:2", {KEY: now}), 0.05)
+        [result] = compared.results
+        assert compared.comparison.verdict is Verdict.INCONCLUSIVE
+        assert result.verdict is Verdict.NO_EXPECTATION, "it needs another baseline, and no other run"
+        both = beside("a:2", {KEY: now}, {KEY: [0.0] * (len(now) - 1) + [1.0]})
+        assert [each.verdict for each in compare_runs(disturbed, both, 0.05).results] == [Verdict.INCONCLUSIVE]
         assert "in 2 of 5 launches of a:1, which prove nothing" in result.reason
         assert result.remedy.lower().count("record a:1 again") == 1, result.remedy
     apart = run("a:1", {KEY: [1.1, *QUIET, 1.0]})
@@ -302,7 +307,7 @@ def test_too_few_launches_are_reported_with_the_number_needed() -> None:
     [
         (5, 5, "run again with --nixl-min-launches=7"),
         (5, 7, "record a:1 again with --nixl-min-launches=7: it has 5 launches"),
-        (7, 7, "run again: 7 launches, the most, were measured"),
+        (7, 7, "run again (with 7 launches, the most that are made)"),
     ],
 )
 def test_the_remedy_of_noise_names_no_number_that_was_measured(before: int, now: int, advice: str) -> None:

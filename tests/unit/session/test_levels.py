@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -158,16 +159,17 @@ def test_the_gate_passes_at_each_level_if_the_profile_requires_nothing_above_it(
         assert result.ret == 0
 
 
-def test_a_record_names_another_level_than_the_default(pytester: pytest.Pytester, tmp_path: Path) -> None:
-    pytester.makepyfile(
-        """
-        import pytest
+RECORDED = """
+import pytest
 
-        @pytest.mark.nixl_check("first", level="quick")
-        def test_quick(benchmark):
-            benchmark.pedantic(int)
-        """
-    )
+@pytest.mark.nixl_check("first", level="quick")
+def test_quick(benchmark):
+    benchmark.pedantic(int)
+"""
+
+
+def test_a_record_names_another_level_than_the_default(pytester: pytest.Pytester, tmp_path: Path) -> None:
+    pytester.makepyfile(RECORDED)
     for level, recorded in (("quick", "quick"), ("standard", None)):
         path = tmp_path / f"{level}.json"
         assert run_pytest(pytester, f"--nixl-level={level}", f"--benchmark-json={path}", in_process=True).ret == 0
@@ -176,3 +178,22 @@ def test_a_record_names_another_level_than_the_default(pytester: pytest.Pytester
         if recorded is not None:  # it is no variable, whose unknown values are hidden
             found = parse_recorded({**json.loads(path.read_text()), "benchmarks": []}, "a test")
             assert found.provenance.environment["(level)"] == recorded
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="this process may use one core only")
+def test_a_record_names_the_cores_that_a_run_may_use_if_they_are_not_all(
+    pytester: pytest.Pytester, tmp_path: Path
+) -> None:
+    """A container's cpuset is no part of an image, and one that differs makes every row slower."""
+    pytester.makepyfile(RECORDED)
+    before, recorded = os.sched_getaffinity(0), []
+    for cores in (before, set(list(before)[:1])):
+        path = tmp_path / f"{len(cores)}.json"
+        os.sched_setaffinity(0, cores)
+        try:
+            assert run_pytest(pytester, "--nixl-level=quick", f"--benchmark-json={path}", in_process=True).ret == 0
+        finally:
+            os.sched_setaffinity(0, before)
+        recorded.append(json.loads(path.read_text())[OURS]["provenance"]["environment"].get("(cores allowed)"))
+    every = os.cpu_count()
+    assert recorded == [None if len(before) == every else f"{len(before)} of {every}", f"1 of {every}"]
