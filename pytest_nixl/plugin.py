@@ -464,5 +464,6 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         from pytest_nixl.report.terminal import last_word
 
         last_word(config, run)
-    if (module := sys.modules.get("pytest_nixl.processes.supervisor")) is not None:
-        module.close_supervisor()
+    for name, close in (("worker_parent", "close_parent"), ("supervisor", "close_supervisor")):
+        if (module := sys.modules.get(f"pytest_nixl.processes.{name}")) is not None:
+            getattr(module, close)()

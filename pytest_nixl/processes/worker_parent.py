@@ -305,9 +305,13 @@ def _content(path: str) -> str:
         return ""
 
 
-def _close_at_exit() -> None:
-    if _current is not None:
-        _current.close()
+def close_parent() -> None:
+    """End the process from which workers are forked, if there is one, and its workers with it."""
+    global _current
+    with _lock:
+        if _current is not None:
+            _current.close()
+            _current = None
 
 
 def _forget_after_fork() -> None:
@@ -318,5 +322,5 @@ def _forget_after_fork() -> None:
         _current = None
 
 
-atexit.register(_close_at_exit)
+atexit.register(close_parent)
 os.register_at_fork(after_in_child=_forget_after_fork)

@@ -18,13 +18,14 @@ from pathlib import Path
 import pytest
 from helpers.cli_run import environment, eventually
 from helpers.process_parent import parent_of
+from helpers.pytester_run import run_pytest
 
 from pytest_nixl.nixl.agent import Agents
 from pytest_nixl.processes import worker_parent
 from pytest_nixl.processes.hosts import FACTS, MEASURED, LocalHost
 from pytest_nixl.processes.local_process import LocalProcess
 from pytest_nixl.processes.supervisor import close_supervisor, supervisor
-from pytest_nixl.processes.worker_parent import FORK, ForkedWorker, parent_of_workers
+from pytest_nixl.processes.worker_parent import FORK, ForkedWorker, close_parent, parent_of_workers
 from pytest_nixl.processes.worker_process import Worker
 
 Start = Callable[..., Worker]
@@ -49,8 +50,10 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
 @pytest.fixture
 def own_supervisor() -> Iterator[None]:
     """A supervisor, and so a parent of workers, of this test alone."""
+    close_parent()
     close_supervisor()
     yield
+    close_parent()
     close_supervisor()
 
 
@@ -80,10 +83,7 @@ def test_a_forked_worker_has_what_an_executed_one_has(
 
 
 @pytest.mark.usefixtures("own_supervisor")
-def test_the_workers_of_measured_rows_are_executed_and_that_of_facts_if_it_is_the_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(worker_parent, "_current", None)
+def test_the_workers_of_measured_rows_are_executed_and_that_of_facts_if_it_is_the_first() -> None:
     host = LocalHost(supervisor())
     workers = [(role, host.start(role, {}, 120)) for role in (FACTS, *MEASURED, "agent", FACTS)]
     assert [(role, forked(worker)) for role, worker in workers] == [
@@ -94,8 +94,7 @@ def test_the_workers_of_measured_rows_are_executed_and_that_of_facts_if_it_is_th
 
 
 @pytest.mark.usefixtures("own_supervisor")
-def test_a_parent_that_was_started_early_forks_the_first_worker(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_parent, "_current", None)
+def test_a_parent_that_was_started_early_forks_the_first_worker(start: Start) -> None:
     early = worker_parent.prepare(supervisor(), os.environ)
     assert early is not None
     assert parent_of(start().pid) == early.pid
@@ -111,6 +110,20 @@ def fork():
     return real()
 os.fork = fork
 """
+
+
+@pytest.mark.usefixtures("own_supervisor")
+def test_a_run_ends_the_parent_that_it_started_early(pytester: pytest.Pytester) -> None:
+    """The run is of this process, as those of other plugins' tests are: nothing of it is left when it has ended."""
+    pytester.makepyfile("def test_it(nixl_agent): pass")
+    assert run_pytest(pytester, "-k", "no_such_test", in_process=True).ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    assert parent_of_workers() == 0
+    children = [path.read_text().split() for path in Path("/proc/self/task").glob("*/children")]
+    assert not [pid for each in children for pid in each if str(worker_parent.SCRIPT) in command_line(pid)]
+
+
+def command_line(pid: str) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text()
 
 
 @pytest.mark.usefixtures("own_supervisor")
