@@ -50,6 +50,7 @@ def driver(tmp_path: Path) -> Path:
     return Path(write_standin(str(tmp_path), plugin))
 
 
+@pytest.mark.alone  # beside others a deadline of the check passes, and the check is INCONCLUSIVE
 def test_misuse_ends_in_findings_or_is_survived(host: Host) -> None:
     done = run_in(host, "suites/faults/test_misuse.py", "--nixl-backend=LIBFABRIC", "--nixl-level=extended")
     assert done.code == 0, done.output
