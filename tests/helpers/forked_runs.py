@@ -194,7 +194,7 @@ def _import_all() -> None:
     # Else each run would ask git seven times, and a run that writes a record start a Python to ask the processor.
     benchmark = vars(importlib.import_module("pytest_benchmark.plugin"))
     processor = benchmark["get_cpu_info"]()
-    benchmark.update(get_tag=str, get_cpu_info=lambda: dict(processor))
+    benchmark.update(get_tag=lambda *_: "forked", get_cpu_info=lambda: dict(processor))
     tempfile.tempdir = None  # a run may have another TMPDIR
     vars(platform)["_uname_cache"] = None  # and another host name
     save_time(setattr)

@@ -19,6 +19,16 @@ SMALL_SHM = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=16m tmpfs
 #: A directory for temporary files with few inodes. Pytest takes two of them, a supervisor four, an etcd six.
 FEW_INODES = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o nr_inodes="$0" tmpfs "$TMPDIR"; exec "$@"')
 ETCD_TEST = f"def test_it(nixl_etcd, nixl_agent):\n    {TEST.partition('    ')[2]}"
+LATE_TEST = """
+import pytest
+
+@pytest.fixture
+def late(request):
+    return request.getfixturevalue("nixl_agent")
+
+def test_it(late):
+    assert late.get_plugin_list()
+"""
 BUFFER_TEST = "def test_it(nixl_buffer, nixl_agent):\n    nixl_buffer(nixl_agent, 256 << 20)\n"
 
 
@@ -55,7 +65,9 @@ def test_a_limit_of_the_size_of_files_is_named(tmp_path: Path) -> None:
         (5, "the supervisor of this run cannot be started", ETCD_TEST),
         (9, "the embedded etcd 3.", ETCD_TEST),
         (13, "the embedded etcd 3.", ETCD_TEST),
-        (8, "a worker cannot be started", TEST),
+        (8, "the log of a worker cannot be made", TEST),
+        # The process from which workers are forked is started with the first of them, and not during collection.
+        (8, "a worker cannot be started", LATE_TEST),
         (9, "the log of a worker cannot be made", 'def test_it(nixl_agent):\n    nixl_agent.another("b")\n'),
     ],
 )

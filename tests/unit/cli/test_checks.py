@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,7 @@ def test_the_printed_command_runs_that_check(capsys: pytest.CaptureFixture[str])
     [line] = [line for line in capsys.readouterr().out.splitlines() if "run it: " in line]
     command = shlex.split(line.partition("run it: ")[2])
     done = subprocess.run(
-        ["python", "-m", *command, "--collect-only", "-q", *WITHOUT], cwd=ROOT, env=environment(),
+        [sys.executable, "-m", *command, "--collect-only", "-q", *WITHOUT], cwd=ROOT, env=environment(),
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert "test_machine[shm]" in done.stdout
