@@ -259,7 +259,8 @@ def _rows(
         if effect.verdict is Verdict.REGRESSED:
             yield _result(Verdict.REGRESSED, reason, _remedy(effect, margin, different, before, in_turn), key)
         elif key in comparison.suspects and effect.p <= PROOF:
-            told = _taken(before, "", _disturbed(new, [key]))
+            # A row may be held by the launches of others, because all give as many as the one with the fewest.
+            told = _taken(before, "", _disturbed(new, [key]) or _disturbed(new, comparison.rows))
             remedy = _remedy(effect, margin, different, before, in_turn)
             yield _result(Verdict.INCONCLUSIVE, f"{reason}; {told}", remedy, key)
         elif key in comparison.suspects:

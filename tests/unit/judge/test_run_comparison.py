@@ -97,6 +97,23 @@ def test_enough_undisturbed_launches_prove_a_loss_beside_disturbed_ones() -> Non
     assert compare_runs(before, now, 0.05).comparison.verdict is Verdict.REGRESSED
 
 
+def test_a_row_that_the_disturbed_launches_of_another_hold_names_those() -> None:
+    """All rows give as many launches as the row with the fewest undisturbed ones."""
+    other = key("1MiB")
+    old = {
+        KEY: [1.064, 1.072, 1.003, 0.962, 0.945, 1.002, 0.949],
+        other: [0.928, 1.01, 1.007, 1.027, 0.954, 1.0, 0.997],
+    }
+    new = {
+        KEY: [0.795, 0.897, 0.886, 0.989, 0.88, 0.863, 0.932],
+        other: [1.01, 1.045, 0.982, 1.011, 1.051, 1.035, 1.006],
+    }
+    compared = compare_runs(run("a:1", old), beside("a:2", new, {other: [0.0] * 5 + [1.0] * 2}), 0.05)
+    [found] = [result for result in compared.results if result.subject == KEY]
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert found.reason.endswith("used cores that were needed in 2 of 14 launches of this run, which prove nothing")
+
+
 def test_a_disturbed_baseline_proves_that_something_was_lost_and_not_that_nothing_was() -> None:
     """Its launches may have been slower than its image is."""
     for now, alone in ((QUIET, Verdict.UNCHANGED), ([1.5 * value for value in [*QUIET, 1.0, 1.0]], Verdict.IMPROVED)):
