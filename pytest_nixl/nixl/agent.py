@@ -216,6 +216,17 @@ class NixlAgent(AgentCalls):
             raise
         results([], serving=[serving])
 
+    def connect_to(self, other: NixlAgent) -> None:
+        """Connect to an agent that this one knows, if their backend waits for the other's progress to connect.
+
+        The other agent is polled meanwhile. With other backends nothing is done: the first transfer connects.
+
+        :raises WorkerError: NIXL cannot connect, or a worker fails.
+        """
+        if shake_hands(self._made_with["backends"]):
+            with other.polled():
+                self.make_connection(other.name)
+
     def delete(self) -> None:
         """Delete the agent but keep the worker, like ``del agent`` in a program.
 

@@ -33,6 +33,7 @@ def write_and_compare(writer: NixlAgent, owner: NixlAgent, target: Buffer, secon
     local = writer.get_xfer_descs([source.descriptor()], source.memory)
     remote = writer.get_xfer_descs([target.descriptor()], target.memory)
     said = b"written %d" % seed
+    writer.connect_to(owner)
     handle = writer.initialize_xfer("WRITE", local, remote, owner.name, said)
     done, told = writer.transfer(handle) == "DONE", False
 

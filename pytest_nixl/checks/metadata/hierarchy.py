@@ -86,6 +86,7 @@ def move_through(
         metadata = writer.get_agent_metadata()
         with writer.polled():
             reader.add_remote_agent(metadata)
+        reader.connect_to(writer)
     legs = []
     try:
         for name, agent, op, backend, local, remote, owner in (

@@ -129,6 +129,7 @@ def _prepared(initiator: NixlAgent, target: NixlAgent, backend: str, directory: 
         metadata = target.get_agent_metadata()
         with target.polled():
             initiator.add_remote_agent(metadata)
+        initiator.connect_to(target)
     seed = random.getrandbits(63)
     source.fill(seed).result()
     destination.fill(seed, inverted=True).result()

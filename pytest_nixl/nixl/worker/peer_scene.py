@@ -17,6 +17,8 @@ from pytest_nixl.nixl.worker.transfer import StepTimeoutError
 SIZE = 64 << 10
 #: The name of the peer.
 PEER = "misuse-peer"
+#: The notification of a transfer.
+MOVED = b"moved"
 _seeds = itertools.count(1)
 
 
@@ -49,11 +51,16 @@ class PeerScene:
         """Return a list for registration with the first ``size`` bytes of each buffer."""
         return self.agent.get_reg_descs([(each.address, size, 0, "") for each in buffers], "DRAM")
 
-    def transfer_of(self, local: Sequence[tuple[int, int]], remote: Sequence[tuple[int, int]], peer: str = PEER) -> Any:
-        """Return the handle of a WRITE from ``(address, size)`` of this agent to those of its peer."""
+    def transfer_of(
+        self, local: Sequence[tuple[int, int]], remote: Sequence[tuple[int, int]], peer: str = PEER, said: bytes = MOVED
+    ) -> Any:
+        """Return the handle of a WRITE from ``(address, size)`` of this agent to those of its peer.
+
+        :param said: its notification.
+        """
         here = self.agent.get_xfer_descs([(address, size, 0) for address, size in local], "DRAM")
         there = self.agent.get_xfer_descs([(address, size, 0) for address, size in remote], "DRAM")
-        return self.agent.initialize_xfer("WRITE", here, there, peer, b"moved")
+        return self.agent.initialize_xfer("WRITE", here, there, peer, said)
 
     def transfer_all(self) -> Any:
         """Return the handle of a WRITE of the whole source buffer."""
@@ -64,11 +71,19 @@ class PeerScene:
 
         :raises StepTimeoutError: the deadline has passed.
         """
+        self.agent.transfer(handle)
+        self.wait_for(handle)
+
+    def wait_for(self, handle: Any, said: bytes = MOVED) -> None:
+        """Wait until a transfer that was posted is done and its notification is at the peer.
+
+        :raises StepTimeoutError: the deadline has passed.
+        """
         deadline = time.monotonic() + self.seconds
-        done, told = self.agent.transfer(handle) == "DONE", False
+        done = told = False
         while not (done and told):
             done = done or self.agent.check_xfer_state(handle) == "DONE"
-            told = told or bool(self.peer.get_new_notifs())
+            told = told or any(said in messages for messages in self.peer.get_new_notifs().values())
             if time.monotonic() > deadline:
                 raise StepTimeoutError(f"not finished after {self.seconds:g} s (done: {done}, notified: {told})")
             time.sleep(0)
@@ -81,6 +96,10 @@ class PeerScene:
         self.agent.register_memory(self.regions(source))
         self.peer.register_memory(self.regions(target))
         self.agent.add_remote_agent(self.peer.get_agent_metadata())
-        self.finish(self.transfer_of([(source.address, SIZE)], [(target.address, SIZE)]))
+        # A notification of its own, because that of a transfer before it may come late.
+        said = b"compared"
+        handle = self.transfer_of([(source.address, SIZE)], [(target.address, SIZE)], said=said)
+        self.agent.transfer(handle)
+        self.wait_for(handle, said)
         found = target.compare(seed, 0, SIZE)
         return found["wrong_bytes"] if found else 0
