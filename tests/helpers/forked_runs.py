@@ -188,6 +188,9 @@ def _import_all() -> None:
             if not module.ispkg and not module.name.startswith("__"):
                 with contextlib.suppress(ImportError):
                     importlib.import_module(f"pytest_nixl.{package}.{module.name}")
+    # Its plugin imports it at the end of each run, even of one that does not use it.
+    with contextlib.suppress(ImportError):
+        importlib.import_module("hypothesis")
     importlib.import_module("pytest_nixl.nixl.worker.__main__")
     importlib.import_module("pytest_nixl.nixl.worker.commands")
     importlib.import_module("pytest_nixl.nixl.worker.forks")
