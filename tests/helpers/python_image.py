@@ -36,7 +36,7 @@ def import_image(engine: Any, image: str, files: Files, changes: Sequence[str]) 
     :param changes: instructions of a Dockerfile, such as ``ENV NAME=VALUE``.
     """
     repository, tag = image.rsplit(":", 1)
-    linked = [str(path) for name, path in files.items() if ".so" in path.name or "/lib" not in name]
+    linked = [str(path) for path in files.values() if _is_linked(path)]
     found = subprocess.run(["ldd", *linked], capture_output=True, text=True, check=False).stdout
     needed = {os.path.normpath(library) for library in _LIBRARY.findall(found) if not library.startswith(sys.prefix)}
     archive = supervisor().directory / "image.tar"
@@ -49,6 +49,11 @@ def import_image(engine: Any, image: str, files: Files, changes: Sequence[str]) 
     answer = engine.api.import_image_from_file(str(archive), repository=repository, tag=tag, changes=list(changes))
     archive.unlink()
     assert "sha256" in str(json.loads(answer.splitlines()[-1])), answer
+
+
+def _is_linked(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(4) == b"\x7fELF"
 
 
 def python() -> Iterator[tuple[str, Path]]:
