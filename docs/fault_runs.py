@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pytest_nixl.checks.faults.misuse import KINDS, MisuseEnding, MisuseOutcome
+from pytest_nixl.checks.faults.misuse import KINDS, NEVER_DONE, MisuseEnding, MisuseOutcome
 from pytest_nixl.checks.faults.outcome import FaultOutcome
 
 RECORDS = Path(__file__).resolve().parent / "reference" / "fault-runs.jsonl"
@@ -221,7 +221,9 @@ def _misuse(id: str, found: Mapping[str, Any]) -> Iterator[str]:
         yield f"refused, `{said}`"
     else:
         yield "**accepted**" if KINDS[id].must_refuse else "accepted"
-    if found.get("after"):
+    if found.get("after") == NEVER_DONE:
+        yield f"**the next transfer to the peer stays `{NEVER_DONE}`**"
+    elif found.get("after"):
         yield f"**a transfer to the peer is refused after that, `{found['after']}`**"
     elif found["wrong_bytes"]:
         yield "**the next transfer has wrong bytes**"

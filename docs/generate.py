@@ -626,7 +626,7 @@ def _misuse_rows(runs: Sequence[FaultRun]) -> Iterator[list[str]]:
         for backend, name in fault_runs.MISUSED.items():
             ((_, cells),) = rows_of(runs, backend, misuse=True, ids=[id])
             seen = " ".join(cells)
-            finding = f"NIXL-{id.upper()}"
+            finding = "LIBFABRIC-RELEASE-STALLS" if id == "released-in-flight" else f"NIXL-{id.upper()}"
             remedy = "catch the error" if "refused" in seen else "nothing"
             if "**" in seen:
                 remedy = "remove the call" if "**SIG" in seen else "as the finding says"

@@ -55,6 +55,12 @@ def test_a_released_handle_is_refused(misused: Misused, finding: FindingFixture)
     finding("NIXL-RELEASED-HANDLE", *misused("released-handle"))
 
 
+@pytest.mark.nixl_check("misuse-released-in-flight", level="extended")
+def test_a_transfer_is_done_after_another_was_released_in_flight(misused: Misused, finding: FindingFixture) -> None:
+    """A transfer that is posted after the handle of another one was released in flight is done, and correct."""
+    finding("LIBFABRIC-RELEASE-STALLS", *misused("released-in-flight"))
+
+
 @pytest.mark.nixl_check("misuse-deregistered-source", level="extended")
 def test_a_transfer_of_deregistered_memory_is_survived(misused: Misused, finding: FindingFixture) -> None:
     """A transfer that is posted after its own region was deregistered is refused or done, and the process lives."""

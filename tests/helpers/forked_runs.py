@@ -188,9 +188,13 @@ def _import_all() -> None:
             if not module.ispkg and not module.name.startswith("__"):
                 with contextlib.suppress(ImportError):
                     importlib.import_module(f"pytest_nixl.{package}.{module.name}")
-    # Its plugin imports it at the end of each run, even of one that does not use it.
+    # Its plugin imports it at the end of each run, even of one that does not use it. pytest warns of a plugin's module
+    # that was imported before, unless its docstring says that it need not be rewritten.
     with contextlib.suppress(ImportError):
         importlib.import_module("hypothesis")
+    for name in ("hypothesis", "_hypothesis_globals"):
+        if name in sys.modules:
+            sys.modules[name].__doc__ = "PYTEST_DONT_REWRITE"
     importlib.import_module("pytest_nixl.nixl.worker.__main__")
     importlib.import_module("pytest_nixl.nixl.worker.commands")
     importlib.import_module("pytest_nixl.nixl.worker.forks")

@@ -53,8 +53,8 @@ def driver(tmp_path: Path) -> Path:
 def test_misuse_ends_in_findings_or_is_survived(host: Host) -> None:
     done = run_in(host, "suites/faults/test_misuse.py", "--nixl-backend=LIBFABRIC", "--nixl-level=extended")
     assert done.code == 0, done.output
-    assert "3 known limits of NIXL 1.5.0, seen only under conditions that the checks made" in done.output
-    assert "(5 PASS; 0 rows measured)" in done.output
+    assert "4 known limits of NIXL 1.5.0, seen only under conditions that the checks made" in done.output
+    assert "(6 PASS; 0 rows measured)" in done.output
 
 
 @pytest.mark.whole
@@ -118,13 +118,18 @@ def test_a_script_ends_as_its_finding_says(id: str, host: Host, driver: Path, tm
             *("LIBFABRIC-NOTIFICATION-HANGS", "5"),
             r"DEFECT: the target was killed, and call \d+ of send_notif\(\) did not return in 5 s",
         ),
+        (
+            *("LIBFABRIC-RELEASE-STALLS", "10"),
+            r"DEFECT: a WRITE was PROC and released; then one to another agent was DONE after [\d.]+ s, and one to the "
+            r"same agent PROC after [\d.]+ s",
+        ),
         pytest.param(
             *("LIBFABRIC-NO-RECONNECT", ""),
             r"DEFECT: a WRITE after remove_remote_agent\(\) and add_remote_agent\(\): nixl\w+ after [\d.]+ s",
             marks=pytest.mark.whole,
         ),
     ],
-    ids=["stopped", "notified", "loaded-again"],
+    ids=["stopped", "notified", "released", "loaded-again"],
 )
 def test_a_script_says_what_libfabric_does_after_a_fault(
     id: str, seconds: str, said: str, host: Host, driver: Path, tmp_path: Path

@@ -15,6 +15,8 @@ from pytest_nixl.processes.worker_process import Pending
 
 _REPORT = "report it with this output at https://github.com/ai-dynamo/nixl/issues, and remove from your program: {}"
 _ANSWER = {"raised": Text(256), "after": Text(256), "wrong_bytes": Number(0, 1 << 40, whole=True)}
+#: The state of a transfer that missed its deadline.
+NEVER_DONE = "PROC"
 #: The deadline of one transfer, as a share of the deadline of the whole misuse.
 _SHARE = 3
 
@@ -48,7 +50,8 @@ class MisuseOutcome:
 
     :param said: NIXL's error class, or how the process ended; empty if the call was accepted.
     :param wrong_bytes: of a transfer after the misuse; 0 also if NIXL refused it; None if the process has ended.
-    :param after: the class of the error with which NIXL refused that transfer; empty if it did not.
+    :param after: the class of the error with which NIXL refused that transfer, or ``PROC`` if it was never done; empty
+        if it was done.
     :param nixl: the release.
     """
 
@@ -72,6 +75,8 @@ class MisuseOutcome:
             return str(self)
         if self.ending is MisuseEnding.ACCEPTED and self.kind.must_refuse:
             return f"{self.kind.what}: accepted, but only an error is right"
+        if self.after == NEVER_DONE:
+            return f"{self}; after that, a transfer to the peer stays {NEVER_DONE}"
         if self.after:
             return f"{self}; after that, NIXL refuses a transfer to the peer ({self.after})"
         if self.wrong_bytes:
@@ -101,6 +106,7 @@ SURVIVED = (
 DEFECTIVE = (
     MisuseKind("duplicate-descriptor", "deregister_memory gets a list that names a region twice"),
     MisuseKind("released-handle", "a transfer's handle is posted after it was released"),
+    MisuseKind("released-in-flight", "a transfer's handle is released while it is in flight"),
     MisuseKind("deregistered-source", "a transfer is posted after its own region was deregistered"),
     MisuseKind("cut-metadata", "the last byte of another agent's metadata is missing", must_refuse=True),
 )

@@ -84,11 +84,16 @@ def test_a_script_of_a_defect_that_ucx_does_not_have_says_so(tmp_path: Path) -> 
             r"healthy: the target was killed, and send_notif\(\) returned \d+ times and then raised nixl\w+",
         ),
         (
+            *("LIBFABRIC-RELEASE-STALLS", "60"),
+            r"healthy: a WRITE was \w+ and released; then one to another agent was DONE after [\d.]+ s, and one to the "
+            r"same agent DONE after [\d.]+ s",
+        ),
+        (
             *("LIBFABRIC-NO-RECONNECT", ""),
             r"healthy: a WRITE after remove_remote_agent\(\) and add_remote_agent\(\): DONE after [\d.]+ s",
         ),
     ],
-    ids=["stopped", "notified", "loaded-again"],
+    ids=["stopped", "notified", "released", "loaded-again"],
 )
 def test_a_script_says_what_ucx_does_after_a_fault(id: str, seconds: str, said: str, tmp_path: Path) -> None:
     done = subprocess.run(

@@ -12,6 +12,7 @@ from typing import Any
 
 from pytest_nixl.checks.faults.worker import error_of
 from pytest_nixl.nixl.worker.peer_scene import PEER, SIZE, PeerScene
+from pytest_nixl.nixl.worker.transfer import StepTimeoutError
 
 #: The number of transfer handles that the misuse ``handles-kept`` does not release.
 HANDLES = 10_000
@@ -112,19 +113,32 @@ def _index_out_of_range(scene: PeerScene) -> Generator[None, None, None]:
     scene.agent.make_prepped_xfer("WRITE", here, [0], there, [1])
 
 
-def _posted_twice(scene: PeerScene) -> Generator[None, None, None]:
+def _large(scene: PeerScene) -> Any:
+    """Return the handle of a transfer that is in flight for a while after it is posted."""
     source, target = scene.buffer(64 << 20), scene.buffer(64 << 20)
     for agent, buffer in ((scene.agent, source), (scene.peer, target)):
         agent.register_memory(scene.regions(buffer, size=buffer.size))
     scene.agent.add_remote_agent(scene.peer.get_agent_metadata())
-    handle = scene.transfer_of([(source.address, source.size)], [(target.address, target.size)])
+    return scene.transfer_of([(source.address, source.size)], [(target.address, target.size)])
+
+
+def _posted_twice(scene: PeerScene) -> Generator[None, None, None]:
+    handle = _large(scene)
     yield
     scene.agent.transfer(handle)
     try:
         scene.agent.transfer(handle)
     finally:
-        # Else its handle is released in flight, which is another misuse: over LIBFABRIC the next transfer hangs then.
-        scene.wait_for(handle)
+        scene.wait_for(handle)  # else its handle is released in flight, which is another misuse
+
+
+def _released_in_flight(scene: PeerScene) -> Generator[None, None, None]:
+    handle = _large(scene)
+    scene.agent.register_memory(scene.regions(scene.source))
+    yield
+    scene.agent.transfer(handle)
+    scene.agent.release_xfer_handle(handle)
+    scene.finish(scene.transfer_all())
 
 
 def _released_twice(scene: PeerScene) -> Generator[None, None, None]:
@@ -177,7 +191,7 @@ MISUSES: dict[str, Misuse] = {
         _duplicate_descriptor, _released_handle, _deregistered_source, _registered_twice, _deregistered_twice,
         _empty_region, _overlapping_regions, _beyond_own_region, _beyond_peers_region, _different_lengths,
         _empty_transfer, _overlapping_transfer, _unknown_agent, _notification_to_unknown_agent, _index_out_of_range,
-        _posted_twice, _released_twice, _handles_kept, _cut_metadata,
+        _posted_twice, _released_in_flight, _released_twice, _handles_kept, _cut_metadata,
     )
 }  # fmt: skip
 
@@ -188,12 +202,18 @@ def carry_out(agent: Any, misuse: str, backend: str, seconds: float) -> dict[str
     :param misuse: one of :data:`MISUSES`.
     :param seconds: the deadline of one transfer.
     :return: ``raised``, the class of NIXL's error, ``after``, that of the transfer after it, both empty for none, and
-        ``wrong_bytes`` of that transfer.
+        ``wrong_bytes`` of that transfer. ``after`` is ``PROC`` if this is never done.
     """
     scene = PeerScene(agent, backend, seconds)
     steps = MISUSES[misuse](scene)
     next(steps)
     wrong: list[int] = []
-    raised = error_of(lambda: list(steps))
-    after = error_of(lambda: wrong.append(scene.wrong_bytes()))
+    raised = ""
+    try:
+        raised = error_of(lambda: list(steps))
+        after = error_of(lambda: wrong.append(scene.wrong_bytes()))
+    except StepTimeoutError:
+        if (misuse, backend) != ("released-in-flight", "LIBFABRIC"):  # the machine may be busy
+            raise
+        after = "PROC"
     return {"raised": raised, "after": after, "wrong_bytes": sum(wrong)}
