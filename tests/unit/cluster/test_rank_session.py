@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from queue import SimpleQueue
@@ -24,6 +25,8 @@ from pytest_nixl.cluster.peer_server import Ending
 from pytest_nixl.cluster.rank_session import RankSession
 from pytest_nixl.cluster.request_handlers import RequestHandlers
 from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.etcd.transaction import KeyValue, encode
+from pytest_nixl.etcd.watch import Watched, WatchEvent
 from pytest_nixl.etcd_servers.sources import EtcdServer
 from pytest_nixl.host.devices import HostDevices
 from pytest_nixl.model.settings import Settings
@@ -162,6 +165,46 @@ def test_a_rank_whose_lease_is_over_is_lost_although_the_etcd_is_silent(rank: in
     assert lost.get(timeout=60) == (rank, over)
     watch.close()
     silent.set()
+
+
+@pytest.mark.parametrize("ranks", [None, (0, 1)])
+def test_members_that_are_gone_are_told_and_a_watch_goes_on_after_its_last_event(
+    ranks: tuple[int, ...] | None,
+) -> None:
+    """The client is a double, because no etcd ends a watch when a test says so."""
+    guard = MembershipWatch.__new__(MembershipWatch)
+    lost: list[tuple[int, str]] = []
+    opened: list[dict[str, int]] = []
+
+    def read(payload: Any) -> dict[str, Any]:
+        """Return that the keys of ranks 0 and 2 are there."""
+        places = [[0, 2]] if ranks is None else [[0], []]
+        assert len(payload["success"]) == len(places)
+        found = [[{"key": encode(f"/g/members/t{rank}"), "create_revision": 1} for rank in place] for place in places]
+        responses = [{"response_range": {"kvs": keys, "count": len(keys)}} for keys in found]
+        return {"header": {"revision": "10"}, "succeeded": True, "responses": responses}
+
+    def watch(*watched: Watched, seconds: float) -> Iterator[WatchEvent]:
+        opened.append({one.key.removeprefix("/g/members/"): one.since for one in watched})
+        assert all(one.deletions and one.prefix is (ranks is None) for one in watched)
+        if len(opened) > 1:
+            guard.close()
+        for key in ("t0", "stranger"):
+            yield WatchEvent(KeyValue(f"/g/members/{key}", b"", 0, 15, 0), deleted=True)
+
+    membership = SimpleNamespace(
+        root="/g/", rank=0, group="g", ttl=6, members=[Member(number, f"t{number}", "h", 1) for number in range(3)],
+        retry=lambda ask: ask(), lease_lost=lambda: LeaseLostError("it is over"),
+    )  # fmt: skip
+    vars(guard).update(
+        _client=SimpleNamespace(transaction=read, watch=watch), _membership=membership, _ranks=ranks,
+        _lost=lambda member, error: lost.append((member.rank, error.reason)), _closed=threading.Event(),
+    )  # fmt: skip
+    guard._watch()
+    [(first, why), own] = lost
+    assert (first, own) == (1, (0, "it is over"))
+    assert why.startswith("rank 1 on h (pid 1) of group 'g' is gone: ")
+    assert opened == ([{"": 11}, {"": 16}] if ranks is None else [{"t0": 11, "t1": 11}, {"t0": 16, "t1": 11}])
 
 
 @pytest.mark.parametrize("fails", ["require_closed", "RequestHandlers", "_join"])
