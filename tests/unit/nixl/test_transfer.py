@@ -47,6 +47,9 @@ class PolledAgent:
     def send_notif(self, name: str, message: bytes) -> None:
         self.log.append((name, message))
 
+    def make_connection(self, name: str) -> None:
+        self.log.append(name)
+
     def transfer(self, handle: Any, tag: bytes) -> str:
         self.log.append((handle, tag))
         return next(self._states, "DONE")
@@ -125,6 +128,12 @@ def test_a_window_that_needs_no_acknowledgement_ends_with_its_transfers() -> Non
     one.window(3, stamps_for(3))
     assert agent.log == [("plain 0", b"")] * 3
     assert synced == [3]
+
+
+def test_a_greeting_ends_with_the_answer_of_the_target() -> None:
+    agent = PolledAgent([[], [b"pytest-nixl:arrived:0"]])
+    initiator(agent).greet()
+    assert agent.log == ["target", ("target", b"pytest-nixl:window:0:1"), "poll", "poll"]
 
 
 @pytest.mark.parametrize(("tag_each", "count"), [(False, 1), (True, 4)])
