@@ -9,17 +9,21 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from helpers.cli_run import eventually
 
 from pytest_nixl.cluster import driver as driver_module
-from pytest_nixl.cluster.driver import RankDriver
+from pytest_nixl.cluster.driver import RankDriver, serve
 from pytest_nixl.cluster.group import Member
 from pytest_nixl.cluster.messages import Message, PeerAnswer, PeerLeft, WorkerEnded, WorkerLine
 from pytest_nixl.cluster.peer_client import PeerClient, PeerError, PeerLateError
+from pytest_nixl.cluster.peer_server import Ending
 from pytest_nixl.core.errors import NixlPluginError
 
 Answer = Callable[[dict[str, Any]], "Message | None"]
@@ -256,3 +260,96 @@ def test_a_wait_ends_with_the_answer_or_the_loss_and_not_with_its_time(ends: str
             peer.client.answer(message, within=within)
     timer.join()
     assert time.monotonic() - began < within
+
+
+@dataclass
+class DoubleOfPeer:
+    """What :func:`serve` makes for a peer of rank 1: each part keeps what it is asked, and nothing reaches an etcd."""
+
+    log: list[object]
+    parts: dict[str, Any]
+    ending: Ending | None = None
+
+    def made(self, name: str, *given: Any, **named: Any) -> Any:
+        self.parts[name] = (given, named)
+        return SimpleNamespace(
+            close=lambda: self.log.append(f"close {name}"),
+            open=lambda: self.log.append("open"),
+            send=self.send,
+            receive=lambda message: self.log.append(message),
+            ending=self.ending,
+        )
+
+    def connected(self) -> ExitStack:
+        client = ExitStack()
+        client.callback(self.log.append, "close client")
+        return client
+
+    def send(self, rank: int, message: object) -> None:
+        self.log.append((rank, message))
+        self.over()
+
+    def over(self) -> None:
+        self.parts["server"][0][3]()
+
+    def serve(self) -> Ending:
+        members = [Member(rank, f"t{rank}", "h", 9) for rank in range(3)]
+        membership: Any = SimpleNamespace(rank=1, members=members, group="g")
+        given: Any = None
+        return serve(membership, cast(Any, self.connected), given, own={})
+
+
+@pytest.fixture
+def peer_double(monkeypatch: pytest.MonkeyPatch) -> DoubleOfPeer:
+    double = DoubleOfPeer([], {})
+    for name, part in (("PeerServer", "server"), ("Mailbox", "mailbox"), ("MembershipWatch", "guard")):
+        monkeypatch.setattr(driver_module, name, partial(double.made, part))
+    return double
+
+
+CLOSED = ["close guard", "close client", "close mailbox", "close client", "close server"]
+
+
+def test_a_peer_ends_as_rank_0_says_and_closes_what_it_opened(
+    peer_double: DoubleOfPeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer_double.ending = Ending(5, "bad")
+
+    def watched(*given: Any) -> Any:
+        assert given[3] == {0, 1}, "it watches itself and rank 0"
+        handle = peer_double.parts["mailbox"][1]["handle"]
+        for sender in (2, 0):
+            handle(sender, f"of rank {sender}")
+        peer_double.over()
+        return peer_double.made("guard")
+
+    monkeypatch.setattr(driver_module, "MembershipWatch", watched)
+    assert peer_double.serve() == Ending(5, "bad")
+    assert peer_double.log == ["open", "of rank 0", *CLOSED]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_peer_ends_if_rank_0_or_itself_is_lost_and_not_with_another(
+    peer_double: DoubleOfPeer, monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    def watched(client: object, membership: Any, lost: Any, ranks: object) -> Any:
+        for each in (2, rank):
+            lost(membership.members[each], NixlPluginError(f"rank {each} is gone"))
+        return peer_double.made("guard")
+
+    monkeypatch.setattr(driver_module, "MembershipWatch", watched)
+    with pytest.raises(NixlPluginError, match=f"rank {rank} is gone"):
+        peer_double.serve()
+    assert peer_double.log == ["open", *CLOSED]
+
+
+def test_a_peer_that_is_interrupted_says_why_and_closes_what_it_opened(
+    peer_double: DoubleOfPeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def watched(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(driver_module, "MembershipWatch", watched)
+    with pytest.raises(KeyboardInterrupt):
+        peer_double.serve()
+    assert peer_double.log == ["open", (0, {"left": "Ctrl-C (SIGINT)"}), *CLOSED[1:]]

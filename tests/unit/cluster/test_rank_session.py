@@ -20,13 +20,14 @@ import pytest
 from pytest_nixl.cluster import rank_session
 from pytest_nixl.cluster.command_check import Command
 from pytest_nixl.cluster.driver import MembershipWatch
-from pytest_nixl.cluster.group import LeaseLostError, Member
+from pytest_nixl.cluster.group import LeaseLostError, Member, MissingRanksError
 from pytest_nixl.cluster.peer_server import Ending
 from pytest_nixl.cluster.rank_session import RankSession
 from pytest_nixl.cluster.request_handlers import RequestHandlers
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd.transaction import KeyValue, encode
 from pytest_nixl.etcd.watch import Watched, WatchEvent
+from pytest_nixl.etcd_servers.embedded import EmbeddedServer
 from pytest_nixl.etcd_servers.sources import EtcdServer
 from pytest_nixl.host.devices import HostDevices
 from pytest_nixl.model.settings import Settings
@@ -223,6 +224,28 @@ def test_a_rank_that_cannot_join_discards_the_etcd_that_it_started(fails: str, m
     with pytest.raises(NixlPluginError, match="rank 1 is gone"):
         RankSession(given, given, given, given, given)
     assert discarded == [True]
+
+
+@pytest.mark.parametrize(
+    ("count", "more"), [(0, ""), (3, "; its etcd refused 3 requests for another --nixl-group-token, or none")]
+)
+def test_a_rank_that_misses_others_says_how_many_requests_its_etcd_refused(
+    make_settings: Any, monkeypatch: pytest.MonkeyPatch, count: int, more: str
+) -> None:
+    told: list[str] = []
+
+    def join(*_: object, waiting: Any, **__: object) -> None:
+        waiting("waiting for rank 1")
+        raise MissingRanksError("waited for rank 1", "start it")
+
+    monkeypatch.setattr(rank_session, "join", join)
+    monkeypatch.setattr(rank_session, "refusals", lambda _: count)
+    one = RankSession.__new__(RankSession)
+    vars(one).update(settings=make_settings(), etcd=EmbeddedServer.__new__(EmbeddedServer), _client=None)
+    with pytest.raises(MissingRanksError) as caught:
+        one._join(cast(Any, SimpleNamespace(group="g", ranks=2, rank=0)), told.append)
+    assert (caught.value.reason, caught.value.remedy) == (f"waited for rank 1{more}", "start it")
+    assert told == [f"waiting for rank 1{more}"]
 
 
 def test_a_rank_that_has_joined_leaves_once_when_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:

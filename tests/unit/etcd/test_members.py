@@ -206,7 +206,9 @@ def test_an_answer_that_cannot_be_read_is_not_of_an_etcd(text: str, why: str) ->
 
 def test_a_token_is_used_until_an_etcd_rejects_it() -> None:
     tokens = iter(["one", "two"])
-    auth = members_module._TokenAuth("bob", "b", lambda base, user, password: f"{base} {user} {password} {next(tokens)}")
+    auth = members_module._TokenAuth(
+        "bob", "b", lambda base, user, password: f"{base} {user} {password} {next(tokens)}"
+    )
     before = "http://10.0.0.1:2379 bob b"
     sent: list[Any] = []
     closed: list[int] = []
@@ -221,7 +223,8 @@ def test_a_token_is_used_until_an_etcd_rejects_it() -> None:
             status_code=status, content=b"", close=lambda: closed.append(status), request=request, history=[],
             connection=SimpleNamespace(send=send),
         )  # fmt: skip
-        return answer, requests.hooks.dispatch_hook("response", request.hooks, answer, timeout=5)
+        [renew] = request.hooks["response"]
+        return answer, renew(answer, timeout=5)
 
     for status in (200, 402):
         first, again = answered(status)
@@ -245,7 +248,8 @@ def test_a_token_that_cannot_be_sent_is_not_of_an_etcd(token: object) -> None:
 @pytest.mark.parametrize(
     ("version", "words"),
     [
-        ({"etcdserver": "3.5.1"}, "3.5.1"), ({"etcdserver": "3" * 41}, f"\\b{'3' * 40}…"), ({"etcdserver": ""}, "'Not Found' to /v3"), ([], "'Not Found' to /v3"),
+        ({"etcdserver": "3.5.1"}, "3.5.1"), ({"etcdserver": "3" * 41}, f"\\b{'3' * 40}…"),
+        ({"etcdserver": ""}, "'Not Found' to /v3"), ([], "'Not Found' to /v3"),
         (REFUSED, "'Not Found' to /v3"),
     ],
 )  # fmt: skip
