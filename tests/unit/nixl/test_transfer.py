@@ -100,6 +100,8 @@ def test_announced_notifications_are_counted_once() -> None:
     assert served([two, COUNTED, COUNTED], [more]) == [arrived(1)], "those of one window do not count for the next"
     assert served([two, COUNTED, COUNTED, COUNTED], [more, COUNTED]) == [arrived(1), arrived(2)]
     assert served([b"", b"of somebody else"]) == []
+    assert served([b"", b"of somebody else", b"pytest-nixl:window:7:1"]) == [arrived(7)]
+    assert served([b"pytest-nixl:expect:1:1"]) == []
 
 
 def test_a_target_that_waits_too_long_says_so() -> None:

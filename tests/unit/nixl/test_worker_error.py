@@ -79,8 +79,8 @@ def test_a_worker_answers_each_command_until_it_is_told_to_end() -> None:
     with ours, theirs:
         lines = [
             {"command": "none", "number": 1, "arguments": {}}, {"command": "cancel", "number": 2},
-            {"command": "hello", "number": 3, "arguments": {"path": [], "loads": False}}, {"command": "exit", "number": 4},
-            {"command": "none", "number": 5, "arguments": {}},
+            {"command": "hello", "number": 3, "arguments": {"path": [], "loads": False}},
+            {"command": "exit", "number": 4}, {"command": "none", "number": 5, "arguments": {}},
         ]  # fmt: skip
         ours.sendall(b"".join(map(encode, lines)))
         worker._serve(theirs)
