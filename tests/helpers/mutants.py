@@ -69,6 +69,7 @@ TESTS = {
     "cluster/group": "cluster/test_registration cluster/test_membership core/test_strict cluster/test_group_values",
     "cluster/group_values": "cluster/test_registration cluster/test_group_values",
     "cluster/joining": "cluster/test_registration cluster/test_membership cluster/test_group_values",
+    "cluster/logs": "report/test_outputs",
     "cluster/mailbox": "cluster/test_registration cluster/test_mailbox",
     "cluster/membership": "cluster/test_registration cluster/test_membership cluster/test_group_values",
     "cluster/messages": "core/test_strict cluster/test_peer_client cluster/test_mailbox cluster/test_driver",
