@@ -353,3 +353,68 @@ def test_a_peer_that_is_interrupted_says_why_and_closes_what_it_opened(
     with pytest.raises(KeyboardInterrupt):
         peer_double.serve()
     assert peer_double.log == ["open", (0, {"left": "Ctrl-C (SIGINT)"}), *CLOSED[1:]]
+
+
+def asked_driver(*answers: Any, mail: NixlPluginError | None = None) -> tuple[RankDriver, list[dict[int, Any]]]:
+    """Return a driver whose peers answer so: with a result, an error text, or not at all (``...``).
+
+    :param mail: the error of the mailbox.
+    """
+    made = RankDriver.__new__(RankDriver)
+    sent: list[dict[int, Any]] = []
+
+    def send_each(messages: dict[int, dict[str, Any]]) -> None:
+        sent.append({rank: {**message, "number": 0} for rank, message in messages.items()})
+        if mail is not None:
+            raise mail
+        for rank, message in messages.items():
+            answer = answers[rank - 1]
+            if isinstance(answer, Exception):
+                made.peers[rank].receive(PeerAnswer(message["number"], None, str(answer)))
+            elif answer is not ...:
+                made.peers[rank].receive(PeerAnswer(message["number"], answer))
+
+    ranks = range(1, len(answers) + 1)
+    vars(made).update(
+        peers={rank: PeerClient(rank, f"rank {rank}", lambda _: None, 60) for rank in ranks},
+        _mailbox=SimpleNamespace(send_each=send_each),
+    )  # fmt: skip
+    return made, sent
+
+
+def waiting(made: RankDriver) -> list[int]:
+    """Return how many answers each peer is expected to send."""
+    return [len(peer._answers) for peer in made.peers.values()]
+
+
+def test_all_peers_are_asked_with_one_request_to_etcd() -> None:
+    made, sent = asked_driver("a", "b")
+    assert made.ask_all("command", name="x") == {1: "a", 2: "b"}
+    assert sent == [{rank: {"ask": "command", "number": 0, "name": "x"} for rank in (1, 2)}]
+    assert waiting(made) == [0, 0]
+
+
+def test_the_error_of_the_lowest_rank_is_raised_when_all_have_answered() -> None:
+    made, _ = asked_driver("a", ValueError("no b"), ValueError("no c"))
+    with pytest.raises(PeerError, match="rank 2 refused 'command': no b"):
+        made.ask_all("command")
+    made.peers[1].lost(NixlPluginError("rank 1 is gone"))
+    with pytest.raises(NixlPluginError, match="rank 1 is gone"):
+        made.ask_all("command")
+    assert waiting(made) == [0, 0, 0]
+
+
+def test_an_error_of_the_mailbox_is_that_of_every_peer() -> None:
+    made, _ = asked_driver("a", "b", mail=NixlPluginError("etcd is gone"))
+    with pytest.raises(NixlPluginError, match="etcd is gone"):
+        made.ask_all("command")
+    assert made.ask_those_left("command", 60) == {}
+    assert waiting(made) == [0, 0]
+
+
+def test_peers_that_are_lost_or_late_or_refuse_are_left_out() -> None:
+    made, sent = asked_driver("a", ..., ValueError("no"), "d")
+    made.peers[4].lost(NixlPluginError("rank 4 is gone"))
+    assert made.ask_those_left("command", 0.01) == {1: "a"}
+    assert list(sent[0]) == [1, 2, 3]
+    assert asked_driver(None)[0].ask_those_left("signal", 60) == {}, "an answer without a result says nothing"

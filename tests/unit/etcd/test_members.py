@@ -163,14 +163,19 @@ def test_each_member_answers_for_itself() -> None:
         "header": {"cluster_id": "1", "member_id": "2"}, "version": "3.5.1", "leader": "2", "raftTerm": "4",
         "dbSize": "5", "dbSizeInUse": "6", "isLearner": True,
     }  # fmt: skip
-    members = of(PlannedSession(m1=[REFUSED], m2=[status], m3=[{**status, "dbSizeQuota": "8"}]), ONE, TWO, THREE)
+    members = of(
+        PlannedSession(m1=[REFUSED], m2=[status], m3=[{**status, "dbSizeQuota": "8", "version": "v" * 41}]),
+        ONE,
+        TWO,
+        THREE,
+    )
     found = Maintenance(members).each_status()
     assert list(found) == [str(ONE), str(TWO), str(THREE)]
     assert isinstance(found[str(ONE)], EtcdError)
     assert found[str(TWO)] == MemberStatus(1, 2, "3.5.1", 2, 4, 5, 6, None, True)
     third = found[str(THREE)]
     assert isinstance(third, MemberStatus)
-    assert third.quota == 8
+    assert (third.quota, third.version) == (8, "v" * 40 + "…")
 
 
 def test_members_and_alarms_have_printable_names() -> None:
