@@ -273,3 +273,74 @@ def test_a_rank_that_has_joined_leaves_once_when_it_is_closed(monkeypatch: pytes
     for _ in range(2):
         one.close()
     assert log == [("barrier", 7.0), "leave", "client", "etcd"]
+
+
+def session_of(make_settings: Any, monkeypatch: pytest.MonkeyPatch, **given: Any) -> tuple[RankSession, list[Ending]]:
+    """Return a session of a group of two, and the endings that it is told; nothing reaches an etcd."""
+    ended: list[Ending] = []
+    one = RankSession.__new__(RankSession)
+    members = [Member(number, f"t{number}", f"node-{number}", 9) for number in range(2)]
+    vars(one).update(
+        settings=make_settings(**given), membership=SimpleNamespace(rank=0, size=2, members=members),
+        etcd=SimpleNamespace(client=None), supervisor=None, services=SimpleNamespace(by_name=lambda: {}),
+        _command=Command("1", {"--nixl-timeout": "60s"}, ["t.py::t"], 0),
+    )  # fmt: skip
+    monkeypatch.setattr(RankSession, "finish", lambda _, ending: ended.append(ending))
+    return one, ended
+
+
+@pytest.mark.parametrize("timeout", ["60s", "30s"])
+def test_rank_0_refuses_to_start_if_another_rank_was_started_otherwise(
+    make_settings: Any, monkeypatch: pytest.MonkeyPatch, timeout: str
+) -> None:
+    one, ended = session_of(make_settings, monkeypatch)
+    other = Command("1", {"--nixl-timeout": timeout}, ["t.py::t"], 0).packed()
+    monkeypatch.setattr(rank_session, "RankDriver", lambda *_, **__: SimpleNamespace(ask_all=lambda _: {1: other}))
+    if timeout == "60s":
+        one.drive(lambda _: None)
+        assert ended == []
+        return
+    with pytest.raises(pytest.UsageError, match=r"rank 1 on node-1 .*30s.*: start every rank with the same command"):
+        one.drive(lambda _: None)
+    [ending] = ended
+    assert ending.code == pytest.ExitCode.USAGE_ERROR
+    assert "30s" in ending.refusal
+
+
+def test_a_command_that_cannot_be_read_is_an_error_of_its_rank(
+    make_settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, _ = session_of(make_settings, monkeypatch)
+    monkeypatch.setattr(rank_session, "RankDriver", lambda *_, **__: SimpleNamespace(ask_all=lambda _: {1: "x"}))
+    with pytest.raises(NixlPluginError, match="rank 1 on node-1 sent an invalid answer to 'command'"):
+        one.drive(lambda _: None)
+
+
+@pytest.mark.parametrize(("listen", "words"), [("", "^it is over"), ("0.0.0.0:2379", "rank 0 on node-0 is gone, or")])
+def test_a_peer_that_loses_its_lease_doubts_rank_0_if_that_serves_the_etcd(
+    make_settings: Any, monkeypatch: pytest.MonkeyPatch, listen: str, words: str
+) -> None:
+    one, _ = session_of(make_settings, monkeypatch, etcd_listen=listen)
+
+    def lose(*_: object, **__: object) -> Ending:
+        raise LeaseLostError("it is over")
+
+    monkeypatch.setattr(rank_session, "serve", lose)
+    with pytest.raises(NixlPluginError, match=words):
+        one.serve()
+
+
+@pytest.mark.parametrize("refusal", ["", "rank 1 was started with another command"])
+def test_a_peer_ends_as_rank_0_says_and_with_its_refusal(
+    make_settings: Any, monkeypatch: pytest.MonkeyPatch, refusal: str
+) -> None:
+    one, ended = session_of(make_settings, monkeypatch)
+    ending = Ending(4, refusal=refusal)
+    monkeypatch.setattr(rank_session, "serve", lambda *_, **__: ending)
+    if refusal:
+        with pytest.raises(pytest.UsageError, match=refusal):
+            one.serve()
+        assert ended == [ending]
+    else:
+        assert one.serve() is one.ending is ending
+        assert ended == []

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.samples import Corruption
 from pytest_nixl.nixl.backends import BACKENDS
 from pytest_nixl.nixl.backends.ucx import UcxBackend
+from pytest_nixl.nixl.worker.row_transfers import RowTransfers
 
 DRAM = MemoryPair("DRAM", "DRAM")
 FOOTPRINT = 4 * MIB
@@ -115,3 +117,27 @@ def test_transfers_that_do_not_fit_into_the_footprint_are_refused(make_pairs: Ma
         one.measure(64 * KIB, depth=4)
     said: Any = caught.value
     assert said.reason == "4 transfers of 65536 bytes do not fit into the footprint of 131072 bytes"
+
+
+def test_the_blocks_of_a_transfer_are_neighbours_in_memory_or_objects_by_their_numbers() -> None:
+    """The agent is a double that shows what is prepared."""
+    released: list[Any] = []
+    agent = SimpleNamespace(
+        get_xfer_descs=lambda blocks, memory: (memory, blocks),
+        initialize_xfer=lambda *given, backends: (*given, *backends),
+        release_xfer_handle=released.append,
+    )
+    made = RowTransfers(
+        agent, op="WRITE", target="t", plugin="P", sides=[[1000, "DRAM", 3], [0, "OBJ", 0]], block=10, batch=2,
+        transfers=2, notification=b"n", tag_all=False,
+    )  # fmt: skip
+    first = (("DRAM", [(1000, 10, 3), (1010, 10, 3)]), ("OBJ", [(0, 10, 1), (0, 10, 2)]))
+    second = (("DRAM", [(1020, 10, 3), (1030, 10, 3)]), ("OBJ", [(0, 10, 3), (0, 10, 4)]))
+    plain = [("WRITE", *blocks, "t", b"", "P") for blocks in (first, second)]
+    assert (made.plain, dict(made.tagged)) == (plain, {}), "those with a notification are prepared when they are needed"
+    tagged = made.tagged[1]
+    assert tagged == ("WRITE", *second, "t", b"n", "P")
+    made.close()
+    assert released == [*plain, tagged]
+    made.close()
+    assert len(released) == 3
