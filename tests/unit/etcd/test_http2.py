@@ -14,7 +14,7 @@ import h2.connection
 import h2.events
 import pytest
 
-from pytest_nixl.etcd.proxy.http2 import Http2
+from pytest_nixl.etcd.proxy.http2 import Http2, _messages
 from pytest_nixl.etcd.proxy.request import Access, Request
 
 ANSWER = [(":status", "200"), ("content-type", "application/grpc")]
@@ -182,3 +182,13 @@ def test_nothing_is_kept_of_a_stream_that_has_ended(ends: str, last: list[str]) 
     assert [*link.kinds(link.seen)][-1:] == last
     proxy = link.proxy
     assert (proxy._streams, proxy._numbers, proxy._up._waiting, proxy._down._waiting) == ({}, {}, {}, {})
+
+
+def test_only_whole_messages_are_taken_from_a_body() -> None:
+    """A message has a byte that says whether it is compressed, and its length in four bytes."""
+    rest = b"\0\1\0\0\0c"  # the begin of 16 MiB
+    body = bytearray(b"\1\0\0\0\2ab" + b"\0\0\0\0\1c" + rest)
+    assert list(_messages(body)) == [b"ab", b"c"]
+    assert body == rest
+    assert list(_messages(bytearray(5))) == [b""]
+    assert list(_messages(bytearray(4))) == []
