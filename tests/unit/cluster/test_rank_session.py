@@ -344,3 +344,12 @@ def test_a_peer_ends_as_rank_0_says_and_with_its_refusal(
     else:
         assert one.serve() is one.ending is ending
         assert ended == []
+
+
+@pytest.mark.parametrize("usable", [True, False])
+def test_agents_get_the_etcd_of_the_group_if_they_can_use_it(
+    make_settings: Any, monkeypatch: pytest.MonkeyPatch, usable: bool
+) -> None:
+    one, _ = session_of(make_settings, monkeypatch)
+    monkeypatch.setattr(rank_session, "for_agents", lambda _: usable)
+    assert one.agents_etcd() is (one.etcd if usable else None)
