@@ -265,7 +265,7 @@ def test_only_whole_pages_are_given_back(monkeypatch: pytest.MonkeyPatch, failed
         asked.append((start, size))
         return failed
 
-    monkeypatch.setattr(fault_traffic.ctypes, "CDLL", lambda *_, **__: SimpleNamespace(munmap=munmap))
+    monkeypatch.setattr("ctypes.CDLL", lambda *_, **__: SimpleNamespace(munmap=munmap))
     page = mmap.PAGESIZE
     with pytest.raises(OSError, match="munmap failed") if failed else nullcontext():
         unmap(10 * page - 1, 3 * page)
