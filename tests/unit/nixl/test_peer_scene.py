@@ -27,7 +27,7 @@ def scene(states: Sequence[str] = (), polls: Sequence[Sequence[bytes]] = (), sec
     made = PeerScene.__new__(PeerScene)
     vars(made).update(
         agent=SimpleNamespace(check_xfer_state=state), seconds=seconds, _buffers=[],
-        peer=SimpleNamespace(get_new_notifs=lambda: {"agent": list(next(found, ()))}),
+        peer=SimpleNamespace(get_new_notifs=lambda: {"agent": list(next(found, ())), "another": [b"x"]}),
     )  # fmt: skip
     return made
 
@@ -56,30 +56,43 @@ def test_a_transfer_that_is_only_done_or_only_told_is_late(
         scene(states, polls, 0.01).wait_for(None)
 
 
+def test_a_transfer_is_posted_and_waited_for() -> None:
+    posted: list[str] = []
+    made = scene(["PROC"], seconds=0.01)
+    made.agent.transfer = posted.append
+    with pytest.raises(StepTimeoutError):
+        made.finish("handle")
+    assert posted == ["handle"]
+
+
 @pytest.mark.parametrize(("wrong", "count"), [([], 0), ([0], 1), ([0, 7, SIZE - 1], 3), (None, SIZE)])
 def test_wrong_bytes_are_counted_after_the_notification_of_their_own_transfer(
     wrong: Sequence[int] | None, count: int
 ) -> None:
-    """The transfer copies the bytes by hand, and some of them wrong, at the offsets ``wrong``; None: it copies none."""
-    made = scene(["DONE"], [[MOVED], [b"compared"]])
+    """The bytes arrive with the notification, and some of them wrong, at the offsets ``wrong``; None: none arrives."""
+    made = scene(["DONE"])
     registered: list[Any] = []
     asked: list[bytes] = []
+    posted: list[Any] = []
+    polls = iter([[MOVED], [b"compared"]])
 
     def transfer_of(local: list[tuple[int, int]], remote: list[tuple[int, int]], said: bytes) -> Any:
         asked.append(said)
         return local[0], remote[0]
 
-    def transfer(handle: Any) -> None:
-        (here, size), (there, _) = handle
-        if wrong is None:
-            return
-        data = bytearray(ctypes.string_at(here, size))
-        for offset in wrong:
-            data[offset] ^= 0xFF
-        ctypes.memmove(there, bytes(data), size)
+    def get_new_notifs() -> dict[str, list[bytes]]:
+        messages = next(polls, [])
+        if b"compared" in messages and wrong is not None:
+            [((here, size), (there, _))] = posted
+            data = bytearray(ctypes.string_at(here, size))
+            for offset in wrong:
+                data[offset] ^= 0xFF
+            ctypes.memmove(there, bytes(data), size)
+        return {"agent": messages}
 
     made.transfer_of = transfer_of
-    made.agent.transfer = transfer
+    made.agent.transfer = posted.append
+    made.peer.get_new_notifs = get_new_notifs
     made.agent.add_remote_agent = registered.append
     for each in (made.agent, made.peer):
         each.register_memory = registered.append
