@@ -480,3 +480,37 @@ def test_a_refusal_is_for_the_processes_that_it_lists_and_without_a_token_for_al
     monkeypatch.setattr(joining, "_take_over", take_over)
     with pytest.raises(JoinRefusedError if listed or not token else StopIteration):
         joining.run()
+
+
+def test_a_wait_for_a_change_is_for_changes_after_what_was_read(
+    joining: Joining, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, int, bool]] = []
+
+    def watch(*watched: Watched, deadline: float, known: Sequence[str]) -> Iterator[WatchEvent]:
+        asked.extend((each.key.removeprefix(ROOT), each.since, each.deletions) for each in watched)
+        assert (deadline, known) == (110.0, ["one"])
+        yield from events
+
+    monkeypatch.setattr(joining._membership, "watch", watch)
+    events: list[WatchEvent] = []
+    assert not joining._wait_for_change(["one"], 110.0)
+    assert asked == [("run/", 8, False), ("members/", 8, True)], "revision 7 was read"
+    events.append(WatchEvent(KeyValue("k", b"", 1, 9, 1), deleted=False))
+    assert joining._wait_for_change(["one"], 110.0)
+
+
+def test_what_a_watch_has_missed_is_what_was_written_from_its_revision_on_and_what_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The etcd is a double whose history is compacted up to revision 20."""
+    one = registration()
+    old, new, member = (KeyValue(key, b"", 1, revision, 1) for key, revision in (("r/a", 7), ("r/b", 8), ("m/x", 9)))
+    found = [FoundKey(2, (old, new)), FoundKey(1, (member,))]
+    monkeypatch.setattr(one, "transact", lambda *_: SimpleNamespace(revision=20, found=found.__getitem__))
+    watched = (Watched("r/", 8, prefix=True), Watched("m/", 8, prefix=True, deletions=True))
+    again, missed = one._read_anew(watched, ["m/x", "m/gone"], 110.0)
+    assert again == (Watched("r/", 21, prefix=True), Watched("m/", 21, prefix=True, deletions=True))
+    assert missed == [
+        WatchEvent(new, deleted=False), WatchEvent(KeyValue("m/gone", b"", 0, 20, 0), deleted=True),
+    ]  # fmt: skip
