@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -27,6 +28,7 @@ from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd.lease import Lease
 from pytest_nixl.etcd.transaction import FoundKey, KeyValue
 from pytest_nixl.etcd.watch import Watched, WatchEvent
+from pytest_nixl.session.parsers import parse_lease
 
 ROOT = "/pytest-nixl/groups/g/"
 NO_LEASE, REFUSED = (EtcdError(cause, cause=cause) for cause in ("no-lease", "refused"))
@@ -514,3 +516,9 @@ def test_what_a_watch_has_missed_is_what_was_written_from_its_revision_on_and_wh
     assert missed == [
         WatchEvent(new, deleted=False), WatchEvent(KeyValue("m/gone", b"", 0, 20, 0), deleted=True),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "valid"), [("1s", False), ("2s", True), ("3600s", True), ("3601s", False)])
+def test_a_lease_has_the_seconds_that_etcd_grants_and_an_hour_at_most(text: str, valid: bool) -> None:
+    with nullcontext() if valid else pytest.raises(ValueError, match="from 2 to 3600"):
+        parse_lease(text)

@@ -17,7 +17,7 @@ import requests
 from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.etcd import members as members_module
 from pytest_nixl.etcd.endpoints import Endpoint
-from pytest_nixl.etcd.errors import EtcdError, printable, speaks_http, speaks_tls
+from pytest_nixl.etcd.errors import EtcdError, printable, related, speaks_http, speaks_tls
 from pytest_nixl.etcd.maintenance import Alarm, ListedMember, Maintenance, MemberStatus
 from pytest_nixl.etcd.members import EtcdMembers
 
@@ -279,3 +279,10 @@ def test_a_port_where_nothing_listens_speaks_nothing() -> None:
     endpoint = Endpoint("http", "127.0.0.1", free_ports(1)[0])
     assert not speaks_tls(endpoint)
     assert not speaks_http(endpoint)
+
+
+def test_wrapped_errors_come_by_their_distance_and_once() -> None:
+    outer, cause, context, inner = (ValueError(name) for name in ("outer", "cause", "context", "inner"))
+    outer.__cause__, outer.__context__, cause.__cause__, inner.__cause__ = cause, context, inner, outer
+    assert list(related(outer)) == [outer, cause, context, inner]
+    assert list(related(None)) == []
