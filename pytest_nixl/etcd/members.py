@@ -89,7 +89,7 @@ class EtcdMembers:
         """Return the order of the members by index: first the one that answered last; recently failed ones last."""
         count = len(self.all)
         order = [(self._last + step) % count for step in range(count)]
-        return sorted(order, key=lambda place: _AVOIDED_MEMBERS.until(self.all[place])) if count > 1 else order
+        return sorted(order, key=lambda place: _AVOIDED_MEMBERS.until(self.all[place]))
 
     def avoid(self, member: Endpoint) -> None:
         """Try this member last for a while, in all clients of this process."""

@@ -38,8 +38,7 @@ class Pager:
             raise self._fault(f"has more keys under {self._prefix} than can be read in {limits}", "endless")
         self._pages += 1
         page = self._client.page(self._prefix, after=after, limit=limit, keys_only=self._keys_only)
-        last = _order(after) if after else _order(self._prefix)[:-1]
-        start = _order(self._prefix)
+        last, start = _order(after), _order(self._prefix)
         for item in page.items:
             if _order(item.key) <= last or not _order(item.key).startswith(start):
                 key = printable(item.key, 80)

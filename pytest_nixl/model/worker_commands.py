@@ -136,7 +136,7 @@ KERNEL_COMMANDS: Mapping[str, WorkerCommand] = {
     "forget": WorkerCommand({"objects": REFS}),
     "free_port": WorkerCommand({}, Number(1, 65535, whole=True)),
     "hello": WorkerCommand(
-        {"path": LINES, "loads?": bool},
+        {"path": LINES, "loads": bool},
         {"pid": COUNT, "python": Text(64), "host": Text(255), "*": OneOf((None, COUNT, bool, WORDS))},
     ),
     "measure": WorkerCommand(

@@ -157,7 +157,7 @@ class LibfabricBackend:
         """
         yield
         for name, address in _interfaces():
-            print(f"pytest-nixl: interface {name} {address}", file=sys.stderr, flush=True)
+            print(f"pytest-nixl: interface {name} {address}", file=sys.stderr)
 
     def load(self, nixl: Mapping[str, str]) -> dict[str, str]:
         """Load the libraries that NIXL's plugin needs, and return the version and path of libfabric."""

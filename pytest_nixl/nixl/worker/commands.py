@@ -65,7 +65,7 @@ class Commands(RowCommands):
             return _function(row.function)(self, **arguments)
         return _METHODS[command](self, **arguments)
 
-    def do_hello(self, path: list[str], loads: bool = True) -> dict[str, Any]:
+    def do_hello(self, path: list[str], loads: bool) -> dict[str, Any]:
         """Load NIXL if ``loads``, and return its version; ``path`` is pytest's ``sys.path``, for functions of tests."""
         sys.path.extend(entry for entry in path if entry not in sys.path)
         found = {"pid": os.getpid(), "python": platform.python_version(), "host": platform.node()}

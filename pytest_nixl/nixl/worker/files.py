@@ -46,7 +46,7 @@ class FileBuffer(PatternBuffer):
             ) from None
         system = file_system(directory, Path("/proc/self/mountinfo").read_text())
         how = "memory" if system in _IN_MEMORY else "direct" if direct else "cached"
-        print(f"pytest-nixl: file {how}/{system}", file=sys.stderr, flush=True)
+        print(f"pytest-nixl: file {how}/{system}", file=sys.stderr)
 
     def sync(self) -> None:
         """Wait until the storage has all written bytes."""

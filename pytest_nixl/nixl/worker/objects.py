@@ -60,7 +60,7 @@ class ObjectBuffer(PatternBuffer):
         self._block = self._count = 0
         self._registered: Any = None
         self._arrived = False
-        print(f"pytest-nixl: objects {client.transport}", file=sys.stderr, flush=True)
+        print(f"pytest-nixl: objects {client.transport}", file=sys.stderr)
         self.probe()
 
     def probe(self) -> None:

@@ -17,11 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_nixl import NotApplicableError
+from pytest_nixl.checks.telemetry import worker
 from pytest_nixl.checks.telemetry.accounting import FailureCount, differences, judge_failures, require_error
 from pytest_nixl.checks.telemetry.event_buffer import EVENTS, read_event_buffer
 from pytest_nixl.checks.telemetry.exporters import BUFFER, PROMETHEUS, TelemetrySink, UnreadableTelemetryError
 from pytest_nixl.checks.telemetry.measured_agents import KnownTransfers, TransferFailure
-from pytest_nixl.checks.telemetry.worker import Region, fail, move, time_transfers
+from pytest_nixl.checks.telemetry.worker import Region, exporter_file, fail, move, time_transfers
 from pytest_nixl.core.strict import StrictError
 from pytest_nixl.model.verdicts import Verdict
 
@@ -229,3 +230,17 @@ def test_a_transfer_that_must_fail_is_watched_to_its_end() -> None:
     agent.transfer.side_effect, agent.check_xfer_state.side_effect = None, None
     agent.check_xfer_state.return_value = "PROC"
     assert fail(agent, timeout=0.01, **given) == {"raised": "", "state": "PROC"}
+
+
+def test_an_exporter_is_a_file_of_the_folder_that_is_named_or_of_nixl(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("NIXL_PLUGIN_DIR", str(tmp_path))
+    assert exporter_file(None, exporter="x") == ""
+    file = tmp_path / "libtelemetry_exporter_x.so"
+    file.touch()
+    assert exporter_file(None, exporter="x") == str(file)
+    monkeypatch.delenv("NIXL_PLUGIN_DIR")
+    for path in ("/nixl/of.so", None):
+        monkeypatch.setattr(worker, "find_plugin", lambda *given, path=path: given[3] == file.name and path)
+        assert exporter_file(None, exporter="x") == (path or "")

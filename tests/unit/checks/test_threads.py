@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import pytest
@@ -22,7 +23,7 @@ from pytest_nixl.checks.faults.threads import (
     notify_at_once,
     transfer_in_threads,
 )
-from pytest_nixl.checks.faults.worker.threads import _at_once
+from pytest_nixl.checks.faults.worker.threads import _ALL, _at_once, _Collector, collect, notify
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.nixl.agent import Agents, NixlAgent
@@ -150,3 +151,50 @@ def test_threads_begin_together_and_late_ones_are_counted() -> None:
 
     assert _at_once(3, act, 2) == ["a thread did not end before its deadline"] * 2
     held.set()
+
+
+class ToldAgent:
+    """An agent whose polls find these notifications by sender, and then none. Only a double gets them in a known order.
+
+    :param polls: what each poll finds.
+    """
+
+    name = "one"
+
+    def __init__(self, *polls: Mapping[str, list[bytes]]) -> None:
+        self._polls = iter(polls)
+        self.sent: list[tuple[str, bytes]] = []
+
+    def get_new_notifs(self) -> Mapping[str, list[bytes]]:
+        return next(self._polls, {})
+
+    def send_notif(self, peer: str, message: bytes) -> None:
+        self.sent.append((peer, message))
+
+
+def test_notifications_of_several_senders_are_counted_until_some_polls_after_the_last() -> None:
+    agent = ToldAgent({"a": [b"a/0", b"a/0", b"a/1"]}, {}, {"b": [b"b/0", b"a/1"]}, {"b": [b"b/1"]}, {"b": [b"b/1"]})
+    found = collect(agent, ["a", "b"], 2, 60)
+    errors = ["1 notifications have the name of another sender"]
+    assert found == {"moved": 4, "wrong_bytes": 0, "lost": 0, "doubled": 3, "errors": errors}
+    assert agent.sent == [("a", _ALL), ("b", _ALL)]
+
+
+def test_a_collection_ends_at_its_deadline_with_what_is_lost_and_what_is_wrong() -> None:
+    agent = ToldAgent({"a": [b"a/0", b"a/7"]})
+    assert collect(agent, ["a"], 2, 0.02) == {"moved": 1, "wrong_bytes": 1, "lost": 1, "doubled": 0, "errors": []}
+    assert agent.sent == [("a", _ALL)]
+
+
+def test_a_sender_polls_until_all_its_notifications_are_there() -> None:
+    agent = ToldAgent({}, {"peer": [b"x"]}, {"peer": [b"x", _ALL]})
+    notify(agent, "peer", 2, 60)
+    assert agent.sent == [("peer", b"one/0"), ("peer", b"one/1")]
+    with pytest.raises(TimeoutError, match="peer did not answer"):
+        notify(ToldAgent(), "peer", 1, 0.01)
+
+
+def test_notifications_that_come_late_are_counted_too() -> None:
+    with _Collector(ToldAgent({"a": [b"1"]}, *[{}] * 50, {"a": [b"1", b"2"]})) as found:
+        pass
+    assert found.counts == Counter({"1": 2, "2": 1})

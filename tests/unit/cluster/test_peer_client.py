@@ -9,17 +9,21 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from helpers.cli_run import eventually
 
 from pytest_nixl.cluster import driver as driver_module
-from pytest_nixl.cluster.driver import RankDriver
+from pytest_nixl.cluster.driver import RankDriver, serve
 from pytest_nixl.cluster.group import Member
 from pytest_nixl.cluster.messages import Message, PeerAnswer, PeerLeft, WorkerEnded, WorkerLine
 from pytest_nixl.cluster.peer_client import PeerClient, PeerError, PeerLateError
+from pytest_nixl.cluster.peer_server import Ending
 from pytest_nixl.core.errors import NixlPluginError
 
 Answer = Callable[[dict[str, Any]], "Message | None"]
@@ -256,3 +260,161 @@ def test_a_wait_ends_with_the_answer_or_the_loss_and_not_with_its_time(ends: str
             peer.client.answer(message, within=within)
     timer.join()
     assert time.monotonic() - began < within
+
+
+@dataclass
+class DoubleOfPeer:
+    """What :func:`serve` makes for a peer of rank 1: each part keeps what it is asked, and nothing reaches an etcd."""
+
+    log: list[object]
+    parts: dict[str, Any]
+    ending: Ending | None = None
+
+    def made(self, name: str, *given: Any, **named: Any) -> Any:
+        self.parts[name] = (given, named)
+        return SimpleNamespace(
+            close=lambda: self.log.append(f"close {name}"),
+            open=lambda: self.log.append("open"),
+            send=self.send,
+            receive=lambda message: self.log.append(message),
+            ending=self.ending,
+        )
+
+    def connected(self) -> ExitStack:
+        client = ExitStack()
+        client.callback(self.log.append, "close client")
+        return client
+
+    def send(self, rank: int, message: object) -> None:
+        self.log.append((rank, message))
+        self.over()
+
+    def over(self) -> None:
+        self.parts["server"][0][3]()
+
+    def serve(self) -> Ending:
+        members = [Member(rank, f"t{rank}", "h", 9) for rank in range(3)]
+        membership: Any = SimpleNamespace(rank=1, members=members, group="g")
+        given: Any = None
+        return serve(membership, cast(Any, self.connected), given, own={})
+
+
+@pytest.fixture
+def peer_double(monkeypatch: pytest.MonkeyPatch) -> DoubleOfPeer:
+    double = DoubleOfPeer([], {})
+    for name, part in (("PeerServer", "server"), ("Mailbox", "mailbox"), ("MembershipWatch", "guard")):
+        monkeypatch.setattr(driver_module, name, partial(double.made, part))
+    return double
+
+
+CLOSED = ["close guard", "close client", "close mailbox", "close client", "close server"]
+
+
+def test_a_peer_ends_as_rank_0_says_and_closes_what_it_opened(
+    peer_double: DoubleOfPeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer_double.ending = Ending(5, "bad")
+
+    def watched(*given: Any) -> Any:
+        assert given[3] == {0, 1}, "it watches itself and rank 0"
+        handle = peer_double.parts["mailbox"][1]["handle"]
+        for sender in (2, 0):
+            handle(sender, f"of rank {sender}")
+        peer_double.over()
+        return peer_double.made("guard")
+
+    monkeypatch.setattr(driver_module, "MembershipWatch", watched)
+    assert peer_double.serve() == Ending(5, "bad")
+    assert peer_double.log == ["open", "of rank 0", *CLOSED]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_peer_ends_if_rank_0_or_itself_is_lost_and_not_with_another(
+    peer_double: DoubleOfPeer, monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    def watched(client: object, membership: Any, lost: Any, ranks: object) -> Any:
+        for each in (2, rank):
+            lost(membership.members[each], NixlPluginError(f"rank {each} is gone"))
+        return peer_double.made("guard")
+
+    monkeypatch.setattr(driver_module, "MembershipWatch", watched)
+    with pytest.raises(NixlPluginError, match=f"rank {rank} is gone"):
+        peer_double.serve()
+    assert peer_double.log == ["open", *CLOSED]
+
+
+def test_a_peer_that_is_interrupted_says_why_and_closes_what_it_opened(
+    peer_double: DoubleOfPeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def watched(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(driver_module, "MembershipWatch", watched)
+    with pytest.raises(KeyboardInterrupt):
+        peer_double.serve()
+    assert peer_double.log == ["open", (0, {"left": "Ctrl-C (SIGINT)"}), *CLOSED[1:]]
+
+
+def asked_driver(*answers: Any, mail: NixlPluginError | None = None) -> tuple[RankDriver, list[dict[int, Any]]]:
+    """Return a driver whose peers answer so: with a result, an error text, or not at all (``...``).
+
+    :param mail: the error of the mailbox.
+    """
+    made = RankDriver.__new__(RankDriver)
+    sent: list[dict[int, Any]] = []
+
+    def send_each(messages: dict[int, dict[str, Any]]) -> None:
+        sent.append({rank: {**message, "number": 0} for rank, message in messages.items()})
+        if mail is not None:
+            raise mail
+        for rank, message in messages.items():
+            answer = answers[rank - 1]
+            if isinstance(answer, Exception):
+                made.peers[rank].receive(PeerAnswer(message["number"], None, str(answer)))
+            elif answer is not ...:
+                made.peers[rank].receive(PeerAnswer(message["number"], answer))
+
+    ranks = range(1, len(answers) + 1)
+    vars(made).update(
+        peers={rank: PeerClient(rank, f"rank {rank}", lambda _: None, 60) for rank in ranks},
+        _mailbox=SimpleNamespace(send_each=send_each),
+    )  # fmt: skip
+    return made, sent
+
+
+def waiting(made: RankDriver) -> list[int]:
+    """Return how many answers each peer is expected to send."""
+    return [len(peer._answers) for peer in made.peers.values()]
+
+
+def test_all_peers_are_asked_with_one_request_to_etcd() -> None:
+    made, sent = asked_driver("a", "b")
+    assert made.ask_all("command", name="x") == {1: "a", 2: "b"}
+    assert sent == [{rank: {"ask": "command", "number": 0, "name": "x"} for rank in (1, 2)}]
+    assert waiting(made) == [0, 0]
+
+
+def test_the_error_of_the_lowest_rank_is_raised_when_all_have_answered() -> None:
+    made, _ = asked_driver("a", ValueError("no b"), ValueError("no c"))
+    with pytest.raises(PeerError, match="rank 2 refused 'command': no b"):
+        made.ask_all("command")
+    made.peers[1].lost(NixlPluginError("rank 1 is gone"))
+    with pytest.raises(NixlPluginError, match="rank 1 is gone"):
+        made.ask_all("command")
+    assert waiting(made) == [0, 0, 0]
+
+
+def test_an_error_of_the_mailbox_is_that_of_every_peer() -> None:
+    made, _ = asked_driver("a", "b", mail=NixlPluginError("etcd is gone"))
+    with pytest.raises(NixlPluginError, match="etcd is gone"):
+        made.ask_all("command")
+    assert made.ask_those_left("command", 60) == {}
+    assert waiting(made) == [0, 0]
+
+
+def test_peers_that_are_lost_or_late_or_refuse_are_left_out() -> None:
+    made, sent = asked_driver("a", ..., ValueError("no"), "d")
+    made.peers[4].lost(NixlPluginError("rank 4 is gone"))
+    assert made.ask_those_left("command", 0.01) == {1: "a"}
+    assert list(sent[0]) == [1, 2, 3]
+    assert asked_driver(None)[0].ask_those_left("signal", 60) == {}, "an answer without a result says nothing"

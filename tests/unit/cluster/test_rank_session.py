@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from queue import SimpleQueue
@@ -19,11 +20,14 @@ import pytest
 from pytest_nixl.cluster import rank_session
 from pytest_nixl.cluster.command_check import Command
 from pytest_nixl.cluster.driver import MembershipWatch
-from pytest_nixl.cluster.group import LeaseLostError, Member
+from pytest_nixl.cluster.group import LeaseLostError, Member, MissingRanksError
 from pytest_nixl.cluster.peer_server import Ending
 from pytest_nixl.cluster.rank_session import RankSession
 from pytest_nixl.cluster.request_handlers import RequestHandlers
 from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.etcd.transaction import KeyValue, encode
+from pytest_nixl.etcd.watch import Watched, WatchEvent
+from pytest_nixl.etcd_servers.embedded import EmbeddedServer
 from pytest_nixl.etcd_servers.sources import EtcdServer
 from pytest_nixl.host.devices import HostDevices
 from pytest_nixl.model.settings import Settings
@@ -164,6 +168,46 @@ def test_a_rank_whose_lease_is_over_is_lost_although_the_etcd_is_silent(rank: in
     silent.set()
 
 
+@pytest.mark.parametrize("ranks", [None, (0, 1)])
+def test_members_that_are_gone_are_told_and_a_watch_goes_on_after_its_last_event(
+    ranks: tuple[int, ...] | None,
+) -> None:
+    """The client is a double, because no etcd ends a watch when a test says so."""
+    guard = MembershipWatch.__new__(MembershipWatch)
+    lost: list[tuple[int, str]] = []
+    opened: list[dict[str, int]] = []
+
+    def read(payload: Any) -> dict[str, Any]:
+        """Return that the keys of ranks 0 and 2 are there."""
+        places = [[0, 2]] if ranks is None else [[0], []]
+        assert len(payload["success"]) == len(places)
+        found = [[{"key": encode(f"/g/members/t{rank}"), "create_revision": 1} for rank in place] for place in places]
+        responses = [{"response_range": {"kvs": keys, "count": len(keys)}} for keys in found]
+        return {"header": {"revision": "10"}, "succeeded": True, "responses": responses}
+
+    def watch(*watched: Watched, seconds: float) -> Iterator[WatchEvent]:
+        opened.append({one.key.removeprefix("/g/members/"): one.since for one in watched})
+        assert all(one.deletions and one.prefix is (ranks is None) for one in watched)
+        if len(opened) > 1:
+            guard.close()
+        for key in ("t0", "stranger"):
+            yield WatchEvent(KeyValue(f"/g/members/{key}", b"", 0, 15, 0), deleted=True)
+
+    membership = SimpleNamespace(
+        root="/g/", rank=0, group="g", ttl=6, members=[Member(number, f"t{number}", "h", 1) for number in range(3)],
+        retry=lambda ask: ask(), lease_lost=lambda: LeaseLostError("it is over"),
+    )  # fmt: skip
+    vars(guard).update(
+        _client=SimpleNamespace(transaction=read, watch=watch), _membership=membership, _ranks=ranks,
+        _lost=lambda member, error: lost.append((member.rank, error.reason)), _closed=threading.Event(),
+    )  # fmt: skip
+    guard._watch()
+    [(first, why), own] = lost
+    assert (first, own) == (1, (0, "it is over"))
+    assert why.startswith("rank 1 on h (pid 1) of group 'g' is gone: ")
+    assert opened == ([{"": 11}, {"": 16}] if ranks is None else [{"t0": 11, "t1": 11}, {"t0": 16, "t1": 11}])
+
+
 @pytest.mark.parametrize("fails", ["require_closed", "RequestHandlers", "_join"])
 def test_a_rank_that_cannot_join_discards_the_etcd_that_it_started(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
     discarded: list[bool] = []
@@ -180,6 +224,28 @@ def test_a_rank_that_cannot_join_discards_the_etcd_that_it_started(fails: str, m
     with pytest.raises(NixlPluginError, match="rank 1 is gone"):
         RankSession(given, given, given, given, given)
     assert discarded == [True]
+
+
+@pytest.mark.parametrize(
+    ("count", "more"), [(0, ""), (3, "; its etcd refused 3 requests for another --nixl-group-token, or none")]
+)
+def test_a_rank_that_misses_others_says_how_many_requests_its_etcd_refused(
+    make_settings: Any, monkeypatch: pytest.MonkeyPatch, count: int, more: str
+) -> None:
+    told: list[str] = []
+
+    def join(*_: object, waiting: Any, **__: object) -> None:
+        waiting("waiting for rank 1")
+        raise MissingRanksError("waited for rank 1", "start it")
+
+    monkeypatch.setattr(rank_session, "join", join)
+    monkeypatch.setattr(rank_session, "refusals", lambda _: count)
+    one = RankSession.__new__(RankSession)
+    vars(one).update(settings=make_settings(), etcd=EmbeddedServer.__new__(EmbeddedServer), _client=None)
+    with pytest.raises(MissingRanksError) as caught:
+        one._join(cast(Any, SimpleNamespace(group="g", ranks=2, rank=0)), told.append)
+    assert (caught.value.reason, caught.value.remedy) == (f"waited for rank 1{more}", "start it")
+    assert told == [f"waiting for rank 1{more}"]
 
 
 def test_a_rank_that_has_joined_leaves_once_when_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,3 +273,83 @@ def test_a_rank_that_has_joined_leaves_once_when_it_is_closed(monkeypatch: pytes
     for _ in range(2):
         one.close()
     assert log == [("barrier", 7.0), "leave", "client", "etcd"]
+
+
+def session_of(make_settings: Any, monkeypatch: pytest.MonkeyPatch, **given: Any) -> tuple[RankSession, list[Ending]]:
+    """Return a session of a group of two, and the endings that it is told; nothing reaches an etcd."""
+    ended: list[Ending] = []
+    one = RankSession.__new__(RankSession)
+    members = [Member(number, f"t{number}", f"node-{number}", 9) for number in range(2)]
+    vars(one).update(
+        settings=make_settings(**given), membership=SimpleNamespace(rank=0, size=2, members=members),
+        etcd=SimpleNamespace(client=None), supervisor=None, services=SimpleNamespace(by_name=lambda: {}),
+        _command=Command("1", {"--nixl-timeout": "60s"}, ["t.py::t"], 0),
+    )  # fmt: skip
+    monkeypatch.setattr(RankSession, "finish", lambda _, ending: ended.append(ending))
+    return one, ended
+
+
+@pytest.mark.parametrize("timeout", ["60s", "30s"])
+def test_rank_0_refuses_to_start_if_another_rank_was_started_otherwise(
+    make_settings: Any, monkeypatch: pytest.MonkeyPatch, timeout: str
+) -> None:
+    one, ended = session_of(make_settings, monkeypatch)
+    other = Command("1", {"--nixl-timeout": timeout}, ["t.py::t"], 0).packed()
+    monkeypatch.setattr(rank_session, "RankDriver", lambda *_, **__: SimpleNamespace(ask_all=lambda _: {1: other}))
+    if timeout == "60s":
+        one.drive(lambda _: None)
+        assert ended == []
+        return
+    with pytest.raises(pytest.UsageError, match=r"rank 1 on node-1 .*30s.*: start every rank with the same command"):
+        one.drive(lambda _: None)
+    [ending] = ended
+    assert ending.code == pytest.ExitCode.USAGE_ERROR
+    assert "30s" in ending.refusal
+
+
+def test_a_command_that_cannot_be_read_is_an_error_of_its_rank(
+    make_settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, _ = session_of(make_settings, monkeypatch)
+    monkeypatch.setattr(rank_session, "RankDriver", lambda *_, **__: SimpleNamespace(ask_all=lambda _: {1: "x"}))
+    with pytest.raises(NixlPluginError, match="rank 1 on node-1 sent an invalid answer to 'command'"):
+        one.drive(lambda _: None)
+
+
+@pytest.mark.parametrize(("listen", "words"), [("", "^it is over"), ("0.0.0.0:2379", "rank 0 on node-0 is gone, or")])
+def test_a_peer_that_loses_its_lease_doubts_rank_0_if_that_serves_the_etcd(
+    make_settings: Any, monkeypatch: pytest.MonkeyPatch, listen: str, words: str
+) -> None:
+    one, _ = session_of(make_settings, monkeypatch, etcd_listen=listen)
+
+    def lose(*_: object, **__: object) -> Ending:
+        raise LeaseLostError("it is over")
+
+    monkeypatch.setattr(rank_session, "serve", lose)
+    with pytest.raises(NixlPluginError, match=words):
+        one.serve()
+
+
+@pytest.mark.parametrize("refusal", ["", "rank 1 was started with another command"])
+def test_a_peer_ends_as_rank_0_says_and_with_its_refusal(
+    make_settings: Any, monkeypatch: pytest.MonkeyPatch, refusal: str
+) -> None:
+    one, ended = session_of(make_settings, monkeypatch)
+    ending = Ending(4, refusal=refusal)
+    monkeypatch.setattr(rank_session, "serve", lambda *_, **__: ending)
+    if refusal:
+        with pytest.raises(pytest.UsageError, match=refusal):
+            one.serve()
+        assert ended == [ending]
+    else:
+        assert one.serve() is one.ending is ending
+        assert ended == []
+
+
+@pytest.mark.parametrize("usable", [True, False])
+def test_agents_get_the_etcd_of_the_group_if_they_can_use_it(
+    make_settings: Any, monkeypatch: pytest.MonkeyPatch, usable: bool
+) -> None:
+    one, _ = session_of(make_settings, monkeypatch)
+    monkeypatch.setattr(rank_session, "for_agents", lambda _: usable)
+    assert one.agents_etcd() is (one.etcd if usable else None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -27,6 +28,7 @@ from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd.lease import Lease
 from pytest_nixl.etcd.transaction import FoundKey, KeyValue
 from pytest_nixl.etcd.watch import Watched, WatchEvent
+from pytest_nixl.session.parsers import parse_lease
 
 ROOT = "/pytest-nixl/groups/g/"
 NO_LEASE, REFUSED = (EtcdError(cause, cause=cause) for cause in ("no-lease", "refused"))
@@ -480,3 +482,43 @@ def test_a_refusal_is_for_the_processes_that_it_lists_and_without_a_token_for_al
     monkeypatch.setattr(joining, "_take_over", take_over)
     with pytest.raises(JoinRefusedError if listed or not token else StopIteration):
         joining.run()
+
+
+def test_a_wait_for_a_change_is_for_changes_after_what_was_read(
+    joining: Joining, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, int, bool]] = []
+
+    def watch(*watched: Watched, deadline: float, known: Sequence[str]) -> Iterator[WatchEvent]:
+        asked.extend((each.key.removeprefix(ROOT), each.since, each.deletions) for each in watched)
+        assert (deadline, known) == (110.0, ["one"])
+        yield from events
+
+    monkeypatch.setattr(joining._membership, "watch", watch)
+    events: list[WatchEvent] = []
+    assert not joining._wait_for_change(["one"], 110.0)
+    assert asked == [("run/", 8, False), ("members/", 8, True)], "revision 7 was read"
+    events.append(WatchEvent(KeyValue("k", b"", 1, 9, 1), deleted=False))
+    assert joining._wait_for_change(["one"], 110.0)
+
+
+def test_what_a_watch_has_missed_is_what_was_written_from_its_revision_on_and_what_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The etcd is a double whose history is compacted up to revision 20."""
+    one = registration()
+    old, new, member = (KeyValue(key, b"", 1, revision, 1) for key, revision in (("r/a", 7), ("r/b", 8), ("m/x", 9)))
+    found = [FoundKey(2, (old, new)), FoundKey(1, (member,))]
+    monkeypatch.setattr(one, "transact", lambda *_: SimpleNamespace(revision=20, found=found.__getitem__))
+    watched = (Watched("r/", 8, prefix=True), Watched("m/", 8, prefix=True, deletions=True))
+    again, missed = one._read_anew(watched, ["m/x", "m/gone"], 110.0)
+    assert again == (Watched("r/", 21, prefix=True), Watched("m/", 21, prefix=True, deletions=True))
+    assert missed == [
+        WatchEvent(new, deleted=False), WatchEvent(KeyValue("m/gone", b"", 0, 20, 0), deleted=True),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "valid"), [("1s", False), ("2s", True), ("3600s", True), ("3601s", False)])
+def test_a_lease_has_the_seconds_that_etcd_grants_and_an_hour_at_most(text: str, valid: bool) -> None:
+    with nullcontext() if valid else pytest.raises(ValueError, match="from 2 to 3600"):
+        parse_lease(text)

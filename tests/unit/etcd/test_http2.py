@@ -14,7 +14,7 @@ import h2.connection
 import h2.events
 import pytest
 
-from pytest_nixl.etcd.proxy.http2 import Http2
+from pytest_nixl.etcd.proxy.http2 import Http2, _messages
 from pytest_nixl.etcd.proxy.request import Access, Request
 
 ANSWER = [(":status", "200"), ("content-type", "application/grpc")]
@@ -150,3 +150,45 @@ def test_a_connection_is_settled_with_the_first_bytes_of_the_client() -> None:
     link.send()
     assert any(isinstance(each, h2.events.RemoteSettingsChanged) for each in link.seen)
     assert any(isinstance(each, h2.events.RemoteSettingsChanged) for each in link.asked)
+
+
+@pytest.mark.parametrize(
+    ("ends", "last"),
+    [("answer", ["StreamEnded"]), ("etcd", ["StreamReset"]), ("client", []), ("late client", ["DataReceived"])],
+)
+def test_nothing_is_kept_of_a_stream_that_has_ended(ends: str, last: list[str]) -> None:
+    """An answer larger than the client's window of 64 KiB waits in the proxy until the client reads it."""
+    link = Link()
+    stream = link.ask("Put", PUT)
+    if ends == "client":
+        link.near.reset_stream(stream, 8)
+    elif ends == "etcd":
+        link.far.reset_stream(1, 7)
+    else:
+        large = b"x" * 100_000
+        link.far.send_headers(1, ANSWER)
+        for start in range(0, len(large), 10_000):
+            link.far.send_data(1, large[start : start + 10_000])
+        link.far.send_headers(1, TRAILERS, end_stream=True)
+        link.send()
+        seen = [each for each in link.seen if isinstance(each, h2.events.DataReceived)]
+        assert sum(len(each.data or b"") for each in seen) == 65535
+        if ends == "answer":
+            for each in seen:
+                link.near.acknowledge_received_data(each.flow_controlled_length or 0, stream)
+        else:
+            link.near.reset_stream(stream, 8)
+    link.send()
+    assert [*link.kinds(link.seen)][-1:] == last
+    proxy = link.proxy
+    assert (proxy._streams, proxy._numbers, proxy._up._waiting, proxy._down._waiting) == ({}, {}, {}, {})
+
+
+def test_only_whole_messages_are_taken_from_a_body() -> None:
+    """A message has a byte that says whether it is compressed, and its length in four bytes."""
+    rest = b"\0\1\0\0\0c"  # the begin of 16 MiB
+    body = bytearray(b"\1\0\0\0\2ab" + b"\0\0\0\0\1c" + rest)
+    assert list(_messages(body)) == [b"ab", b"c"]
+    assert body == rest
+    assert list(_messages(bytearray(5))) == [b""]
+    assert list(_messages(bytearray(4))) == []

@@ -17,7 +17,7 @@ import requests
 from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.etcd import members as members_module
 from pytest_nixl.etcd.endpoints import Endpoint
-from pytest_nixl.etcd.errors import EtcdError, printable, speaks_http, speaks_tls
+from pytest_nixl.etcd.errors import EtcdError, printable, related, speaks_http, speaks_tls
 from pytest_nixl.etcd.maintenance import Alarm, ListedMember, Maintenance, MemberStatus
 from pytest_nixl.etcd.members import EtcdMembers
 
@@ -38,7 +38,7 @@ class PlannedSession:
         #: The host, the path and the timeout of each request.
         self.asked: list[tuple[str, str, float]] = []
 
-    def post(self, url: str, *, timeout: tuple[float, float], json: object) -> Any:
+    def post(self, url: str, *, timeout: tuple[float, float], json: object, auth: object = None) -> Any:
         return self._answer(url, timeout[1])
 
     def get(self, url: str, *, timeout: tuple[float, float], auth: object) -> Any:
@@ -106,6 +106,18 @@ def test_a_member_that_failed_is_asked_last_for_a_while(monkeypatch: pytest.Monk
     assert members.next() == ONE
 
 
+def test_all_clients_avoid_a_member_that_failed_until_it_answers() -> None:
+    first, second = of(PlannedSession(m1=[REFUSED, HEADER], m2=[HEADER]), ONE, TWO), of(PlannedSession(), ONE, THREE)
+    ask(first)
+    assert second.next() == THREE
+    first.avoid(TWO)
+    ask(first)
+    assert first.last == second.next() == ONE
+    with pytest.raises(EtcdError):
+        ask(of(PlannedSession(m1=[{}]), ONE, TWO))
+    assert second.next() == ONE, "another client would get the same answer from another member"
+
+
 def test_slow_members_are_asked_again_with_the_whole_time_and_others_are_not() -> None:
     session = PlannedSession(m1=[LATE, HEADER], m2=[REFUSED])
     assert ask(of(session, ONE, TWO)) == "7"
@@ -141,6 +153,9 @@ def test_members_that_fail_in_several_ways_have_no_common_cause() -> None:
     with pytest.raises(EtcdError) as caught:
         ask(of(PlannedSession(m1=[REFUSED], m2=[LATE]), ONE, TWO))
     assert caught.value.cause == "no-member"
+    with pytest.raises(EtcdError) as first:
+        ask(of(PlannedSession(m1=[REFUSED]), ONE))
+    assert caught.value.remedy == first.value.remedy
 
 
 def test_each_member_answers_for_itself() -> None:
@@ -148,14 +163,19 @@ def test_each_member_answers_for_itself() -> None:
         "header": {"cluster_id": "1", "member_id": "2"}, "version": "3.5.1", "leader": "2", "raftTerm": "4",
         "dbSize": "5", "dbSizeInUse": "6", "isLearner": True,
     }  # fmt: skip
-    members = of(PlannedSession(m1=[REFUSED], m2=[status], m3=[{**status, "dbSizeQuota": "8"}]), ONE, TWO, THREE)
+    members = of(
+        PlannedSession(m1=[REFUSED], m2=[status], m3=[{**status, "dbSizeQuota": "8", "version": "v" * 41}]),
+        ONE,
+        TWO,
+        THREE,
+    )
     found = Maintenance(members).each_status()
     assert list(found) == [str(ONE), str(TWO), str(THREE)]
     assert isinstance(found[str(ONE)], EtcdError)
     assert found[str(TWO)] == MemberStatus(1, 2, "3.5.1", 2, 4, 5, 6, None, True)
     third = found[str(THREE)]
     assert isinstance(third, MemberStatus)
-    assert third.quota == 8
+    assert (third.quota, third.version) == (8, "v" * 40 + "…")
 
 
 def test_members_and_alarms_have_printable_names() -> None:
@@ -183,10 +203,58 @@ def test_an_answer_without_the_form_of_one_is_not_of_an_etcd(answer: Mapping[str
         ask(of(PlannedSession(m1=[answer]), ONE))
 
 
+@pytest.mark.parametrize(("text", "why"), [("{", "is not JSON"), ("[" * 100_000, "is nested too deeply")])
+def test_an_answer_that_cannot_be_read_is_not_of_an_etcd(text: str, why: str) -> None:
+    with pytest.raises(EtcdError, match=f"its answer {why}"):
+        ask(of(PlannedSession(m1=[(200, text, "OK")]), ONE))
+
+
+def test_a_token_is_used_until_an_etcd_rejects_it() -> None:
+    tokens = iter(["one", "two"])
+    auth = members_module._TokenAuth(
+        "bob", "b", lambda base, user, password: f"{base} {user} {password} {next(tokens)}"
+    )
+    before = "http://10.0.0.1:2379 bob b"
+    sent: list[Any] = []
+    closed: list[int] = []
+
+    def send(request: Any, **kwargs: Any) -> Any:
+        sent.append((request.headers["Authorization"], kwargs))
+        return SimpleNamespace(history=[])
+
+    def answered(status: int) -> Any:
+        request = auth(requests.Request("POST", f"{ONE}/v3/kv/range").prepare())
+        answer = SimpleNamespace(
+            status_code=status, content=b"", close=lambda: closed.append(status), request=request, history=[],
+            connection=SimpleNamespace(send=send),
+        )  # fmt: skip
+        [renew] = request.hooks["response"]
+        return answer, renew(answer, timeout=5)
+
+    for status in (200, 402):
+        first, again = answered(status)
+        assert again is first
+        assert first.request.headers["Authorization"] == f"{before} one"
+    first, again = answered(401)
+    assert (sent, closed) == ([(f"{before} two", {"timeout": 5})], [401])
+    assert again.history == [first]
+    assert again.request.headers["Authorization"] == f"{before} two"
+    first, _ = answered(200)
+    assert first.request.headers["Authorization"] == f"{before} two", "it is not requested again"
+
+
+@pytest.mark.parametrize("token", [None, "", "a b", "x" * 8193, 7])
+def test_a_token_that_cannot_be_sent_is_not_of_an_etcd(token: object) -> None:
+    members = of(PlannedSession(m1=[{"token": token}]), ONE)
+    with pytest.raises(EtcdError, match="its answer to /v3/auth/authenticate is not an etcd answer"):
+        members._authenticate(str(ONE), "bob", "b")
+
+
 @pytest.mark.parametrize(
     ("version", "words"),
     [
-        ({"etcdserver": "3.5.1"}, "3.5.1"), ({"etcdserver": ""}, "'Not Found' to /v3"), ([], "'Not Found' to /v3"),
+        ({"etcdserver": "3.5.1"}, "3.5.1"), ({"etcdserver": "3" * 41}, f"\\b{'3' * 40}…"),
+        ({"etcdserver": ""}, "'Not Found' to /v3"), ([], "'Not Found' to /v3"),
         (REFUSED, "'Not Found' to /v3"),
     ],
 )  # fmt: skip
@@ -211,3 +279,10 @@ def test_a_port_where_nothing_listens_speaks_nothing() -> None:
     endpoint = Endpoint("http", "127.0.0.1", free_ports(1)[0])
     assert not speaks_tls(endpoint)
     assert not speaks_http(endpoint)
+
+
+def test_wrapped_errors_come_by_their_distance_and_once() -> None:
+    outer, cause, context, inner = (ValueError(name) for name in ("outer", "cause", "context", "inner"))
+    outer.__cause__, outer.__context__, cause.__cause__, inner.__cause__ = cause, context, inner, outer
+    assert list(related(outer)) == [outer, cause, context, inner]
+    assert list(related(None)) == []

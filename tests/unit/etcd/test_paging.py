@@ -13,15 +13,19 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from pytest_nixl.checks.deployment_etcd.key_survey import survey
 from pytest_nixl.cluster.garbage_collection import clean
+from pytest_nixl.etcd import paging
 from pytest_nixl.etcd.client import EtcdClient, connect
 from pytest_nixl.etcd.endpoints import Endpoint
 from pytest_nixl.etcd.errors import EtcdError
+from pytest_nixl.etcd.paging import Pager
+from pytest_nixl.etcd.transaction import KeyPage
 
 #: The keys of one page, by the number of the page from 0 and the start of the range.
 Pages = Callable[[int, str], list[str]]
@@ -103,3 +107,14 @@ def test_pages_and_seconds_are_bounded(
         read(client)
     assert caught.value.cause == "endless"
     assert "has more keys under /a/ than can be read in" in caught.value.reason
+
+
+def test_as_many_pages_are_read_as_there_may_be_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paging, "MOST_PAGES", 2)
+    client = SimpleNamespace(page=lambda *_, **__: KeyPage((), False, 3), endpoint="http://etcd:2379")
+    pager = Pager(cast(EtcdClient, client), "/p/")
+    for _ in range(2):
+        assert pager.read("", 1).items == ()
+    with pytest.raises(EtcdError, match="more keys under /p/ than can be read in 2 pages") as caught:
+        pager.read("", 1)
+    assert caught.value.cause == "endless"

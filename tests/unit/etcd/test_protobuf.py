@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
@@ -29,6 +30,8 @@ MESSAGES = {
     "WatchCreateRequest": {"key": (1, "bytes"), "range_end": (2, "bytes"), "start_revision": (3, "int64")},
     "WatchRequest": {"create_request": (1, "WatchCreateRequest")},
     "ResponseHeader": {"cluster_id": (1, "uint64"), "member_id": (2, "uint64"), "revision": (3, "int64")},
+    "LockRequest": {"name": (1, "bytes"), "lease": (2, "int64")},
+    "UnlockRequest": {"key": (1, "bytes")},
     "LeaseGrantResponse": {"header": (1, "ResponseHeader"), "ID": (2, "int64"), "TTL": (3, "int64")},
 }  # fmt: skip
 
@@ -62,6 +65,15 @@ def span(start: bytes, end: bytes, write: bool) -> Access:
     if end == b"\0":
         return Access(start, EVERYTHING.end, write)
     return Access(start, end or start + b"\0", write)
+
+
+def accesses(method: str, message: Any) -> tuple[Access, ...]:
+    """Return the keys of a message, which are the same by gRPC and in both spellings of the gateway's JSON."""
+    found = grpc_accesses(method, message.SerializeToString())
+    for snake in (False, True):
+        text = json_format.MessageToJson(message, preserving_proto_field_name=snake, indent=None)
+        assert gateway_accesses(method, text.encode()) == found
+    return found
 
 
 def refused(message: Any) -> bool:
@@ -126,13 +138,13 @@ def test_a_message_of_many_fields_is_read_as_by_protobuf(parts: list[tuple[int, 
 @given(key=KEYS, end=KEYS | st.just(b"\0"), number=NUMBERS)
 def test_the_keys_of_single_requests_are_those_that_protobuf_wrote(key: bytes, end: bytes, number: int) -> None:
     ranged = CLASSES["RangeRequest"](key=key, range_end=end, limit=number)
-    assert grpc_accesses("Range", ranged.SerializeToString()) == (span(key, end, False),)
+    assert accesses("Range", ranged) == (span(key, end, False),)
     deleted = CLASSES["DeleteRangeRequest"](key=key, range_end=end, prev_kv=True)
-    assert grpc_accesses("DeleteRange", deleted.SerializeToString()) == (span(key, end, True),)
+    assert accesses("DeleteRange", deleted) == (span(key, end, True),)
     put = CLASSES["PutRequest"](key=key, value=end, lease=number)
-    assert grpc_accesses("Put", put.SerializeToString()) == (span(key, b"", True),)
+    assert accesses("Put", put) == (span(key, b"", True),)
     watch = CLASSES["WatchRequest"](create_request=CLASSES["WatchCreateRequest"](key=key, range_end=end))
-    assert grpc_accesses("Watch", watch.SerializeToString()) == (span(key, end, False),)
+    assert accesses("Watch", watch) == (span(key, end, False),)
 
 
 @given(compares=st.lists(st.tuples(KEYS, KEYS), max_size=3), puts=st.lists(KEYS, max_size=3), inner=KEYS)
@@ -150,7 +162,15 @@ def test_the_keys_of_a_transaction_are_those_that_protobuf_wrote(
     expected = [span(key, end, False) for key, end in compares]
     expected += [span(key, b"", True) for key in puts] * 2
     expected.append(span(inner, b"", False))
-    assert grpc_accesses("Txn", message.SerializeToString()) == tuple(expected)
+    assert accesses("Txn", message) == tuple(expected)
+
+
+@pytest.mark.parametrize("name", [b"", b"a/\xff", b"\0"])
+def test_a_lock_has_a_key_for_each_that_waits_and_a_lease_any_key(name: bytes) -> None:
+    assert accesses("Lock", CLASSES["LockRequest"](name=name, lease=7)) == (Access(name, name + b"0", True),)
+    assert accesses("Unlock", CLASSES["UnlockRequest"](key=name)) == (span(name, b"", True),)
+    assert accesses("LeaseRevoke", Empty()) == (EVERYTHING,)
+    assert accesses("Status", Empty()) == ()
 
 
 @given(id=st.integers(1, (1 << 63) - 1), revision=NUMBERS)

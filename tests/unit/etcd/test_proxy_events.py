@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A wait on the proxy to etcd learns of each event at once. The proxy is a double that counts what it is told."""
+"""A wait on the proxy to etcd learns of each event at once, and the rules of a client hold for its requests.
+
+The proxy is a double that counts what it is told.
+"""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import Any, cast
 
-from pytest_nixl.etcd.proxy.client import ProxyClient
-from pytest_nixl.etcd.proxy.request import State
+import pytest
+
+from pytest_nixl.etcd.proxy.client import ProxyClient, ProxyError
+from pytest_nixl.etcd.proxy.request import Request, State
 
 
 class CountedPath:
@@ -97,3 +102,78 @@ def test_the_answer_of_a_request_that_matches_is_lost() -> None:
         assert request.state is state
         assert bool(delivered) is (state is State.ANSWERED)
     assert link.aborted
+
+
+class DelayedPath(CountedPath):
+    """A path that keeps what is to be done later, with its seconds."""
+
+    def __init__(self) -> None:
+        self.due: list[tuple[float, Any]] = []
+
+    def later(self, seconds: float, function: Any) -> None:
+        self.due.append((seconds, function))
+
+
+def is_put(request: Request) -> bool:
+    return request.method == "Put"
+
+
+def test_a_request_waits_for_all_delays_that_match_and_not_after_its_connection() -> None:
+    path, sent = DelayedPath(), list[str]()
+    client = ProxyClient(cast(Any, path), "one")
+    link, ended = cast(Any, CountedLink()), cast(Any, CountedLink())
+    client.delay(2.0, is_put)
+    client.delay(3.0)
+    for owner, method in ((link, "Put"), (link, "Range"), (ended, "Txn"), (link, "Watch")):
+        client.arrived(owner, method, (), partial(sent.append, method))
+    assert sent == ["Watch"], "a stream passes at once"
+    ended.ended = True
+    for _, function in path.due:
+        function()
+    assert ([seconds for seconds, _ in path.due], sent[1:]) == ([5.0, 3.0, 3.0], ["Put", "Range"])
+    assert [request.sent for request in client.requests] == [2, 3, 0, 1]
+    client.delay(0)
+    client.arrived(link, "Put", (), partial(sent.append, "at once"))
+    assert sent[-1] == "at once"
+
+
+def test_the_nth_request_that_matches_never_arrives() -> None:
+    client, sent = ProxyClient(cast(Any, CountedPath()), "one"), list[str]()
+    client.lose_request(is_put, nth=2)
+    links = [cast(Any, CountedLink()) for _ in range(4)]
+    for link, method in zip(links, ("Put", "Range", "Put", "Put"), strict=True):
+        client.arrived(link, method, (), partial(sent.append, method))
+    assert sent == ["Put", "Range", "Put"]
+    assert [link.aborted for link in links] == [False, False, True, False]
+    assert [request.state for request in client.requests].index(State.DROPPED) == 2
+    assert client.requests[2].sent == 0
+
+
+def test_held_requests_are_released_or_dropped_and_a_lost_answer_is_lost_once() -> None:
+    client, sent = ProxyClient(cast(Any, CountedPath()), "one"), list[str]()
+    link = cast(Any, CountedLink())
+    client.hold(is_put)
+    first, second, third = (client.arrived(link, "Put", (), partial(sent.append, name)) for name in "abc")
+    assert client.arrived(link, "Range", (), lambda: None).state is State.SENT
+    assert (client.held, [each.sent for each in client.requests]) == ((first, second, third), [0, 0, 0, 1])
+    assert client.release_if_held(second, lose_answer=True)
+    assert not client.release_if_held(second)
+    with pytest.raises(ProxyError, match="it is not held: one 2: Put"):
+        client.release(second)
+    assert (sent, second.state, second.sent) == (["b"], State.SENT, 2)
+    client.answered(link, second, b"", partial(sent.append, "answer"))
+    assert (second.state, link.aborted) == (State.ANSWER_LOST, True)
+    client.drop(third)
+    assert (third.state, client.held) == (State.DROPPED, (first,))
+    client.release()
+    client.answered(link, first, b"", partial(sent.append, "answer"))
+    assert (sent, first.state) == (["b", "a", "answer"], State.ANSWERED)
+    assert client.arrived(link, "Put", (), lambda: None).state is State.SENT, "no request is held any more"
+
+
+def test_a_client_that_is_cut_takes_no_connection() -> None:
+    path = CountedPath()
+    client, link = ProxyClient(cast(Any, path), "one"), CountedLink()
+    client._cut = True
+    client.attach(cast(Any, link))
+    assert (client.connections, link.aborted, path.told) == (0, True, 0)

@@ -17,7 +17,7 @@ from pytest_nixl.etcd.endpoints import Endpoint
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd.lease import Lease
 from pytest_nixl.etcd.members import ATTEMPT_SECONDS, EtcdMembers
-from pytest_nixl.etcd.transaction import KeyValue
+from pytest_nixl.etcd.transaction import KeyValue, encode, key_range
 from pytest_nixl.etcd.watch import Watched, WatchEvent, _watch_once, watch
 
 
@@ -227,3 +227,11 @@ def test_a_confirmed_watch_lasts_longer_than_the_moment_for_its_confirmation(
         list(opened)
     assert answer.allowed == [seconds]
     assert answer.messages == 1
+
+
+def test_a_watch_of_deletions_asks_for_no_writes() -> None:
+    asked = {"start_revision": 9, "watch_id": 3}
+    assert Watched("k", 5).payload(3, 9) == {"key": encode("k"), **asked}
+    assert Watched("k/", 5, prefix=True, deletions=True).payload(3, 9) == {
+        **key_range("k/"), "filters": ["NOPUT"], **asked,
+    }  # fmt: skip

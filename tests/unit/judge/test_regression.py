@@ -164,6 +164,13 @@ def test_a_change_of_exactly_the_margin_counts_and_a_smaller_one_does_not(margin
         assert compare_launches(before, now, 0.75).verdict is Verdict.UNCHANGED
 
 
+@pytest.mark.parametrize(("p", "proven"), [(regression.PROOF, True), (regression.PROOF * 1.001, False)])
+def test_a_p_of_exactly_the_limit_proves_a_change(p: float, proven: bool) -> None:
+    for now, verdict in ((1.0, Verdict.REGRESSED), (16.0, Verdict.IMPROVED)):
+        effect = compare_launches([4.0] * 5, [now] * 5, 0.05, p=p)
+        assert effect.verdict is (verdict if proven else Verdict.INCONCLUSIVE)
+
+
 @pytest.mark.parametrize("launches", [1, 2, 3])
 def test_too_few_launches_prove_nothing_however_large_the_change(launches: int) -> None:
     effect = compare_launches([4.0] * launches, [1.0] * launches, 0.05)

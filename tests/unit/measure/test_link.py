@@ -408,3 +408,27 @@ def test_an_object_store_that_does_not_answer_is_named_and_one_that_does_is_clea
         with kept.link()._transfers(256, 1, 1):
             pass
     assert (caught.value.remedy, caught.value.detail, kept.killed) == ("start it", "detail", True)
+
+
+class _Launches(tuple[int, ...]):
+    """Samples that keep only the number of each of their launches."""
+
+    def with_launch(self, other: tuple[int, ...]) -> _Launches:
+        return _Launches((*self, *other))
+
+
+@pytest.mark.parametrize("wanted", [1, 3])
+def test_a_row_is_launched_until_no_launch_is_wanted(monkeypatch: pytest.MonkeyPatch, wanted: int) -> None:
+    log: list[object] = []
+    one = KeptCalls().link()
+
+    def measure(self: Link, block: int, **given: int) -> _Launches:
+        log.append((block, given))
+        return _Launches([log.count("relaunch")])
+
+    monkeypatch.setattr(Link, "measure", measure)
+    monkeypatch.setattr(Link, "relaunch", lambda _: log.append("relaunch"))
+    found = one.measure_launches(256, batch=2, depth=3, another=lambda samples: len(cast(Any, samples)) < wanted)
+    assert found == cast(Any, tuple(range(wanted)))
+    measured = (256, {"batch": 2, "depth": 3})
+    assert log == [measured, *["relaunch", measured] * (wanted - 1)]

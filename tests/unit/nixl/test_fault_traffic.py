@@ -6,6 +6,7 @@ The agent is a double, because a real one raises an error at once only over RDMA
 
 from __future__ import annotations
 
+import mmap
 import signal
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -17,7 +18,14 @@ import pytest
 from pytest_nixl.checks.faults.outcome import FaultOutcome, judge_faults
 from pytest_nixl.checks.faults.scene import EarlyEndError, FaultScene
 from pytest_nixl.checks.faults.worker import traffic as fault_traffic
-from pytest_nixl.checks.faults.worker.traffic import ENDED_EARLY, FINISH, FLOWS, interrupt, keep_transferring
+from pytest_nixl.checks.faults.worker.traffic import (
+    ENDED_EARLY,
+    FINISH,
+    FLOWS,
+    interrupt,
+    keep_transferring,
+    unmap,
+)
 from pytest_nixl.core.errors import LateError
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.processes.worker_errors import NixlError
@@ -231,3 +239,34 @@ def test_a_target_that_cannot_be_written_to_fails(call: str, times: int, kind: s
 
 def test_a_target_that_is_written_to_at_once_passes_without_a_note() -> None:
     assert written("", 0).reason.endswith("of the one that was killed")
+
+
+@pytest.mark.parametrize(("call", "limit", "seconds"), [("", 0.01, 7.0), ("check_xfer_state", 60, 0.01)])
+def test_transfers_in_flight_are_waited_for_longer_if_nothing_failed(
+    monkeypatch: pytest.MonkeyPatch, call: str, limit: float, seconds: float
+) -> None:
+    waited: list[float] = []
+
+    def wait(agent: object, handles: object, seconds: float) -> int:
+        waited.append(seconds)
+        return 2
+
+    monkeypatch.setattr(fault_traffic, "_wait", wait)
+    assert keep(Agent(call, after=20), quiet=7.0, limit=limit)["unended"] == 2
+    assert waited == [seconds]
+
+
+@pytest.mark.parametrize("failed", [0, -1])
+def test_only_whole_pages_are_given_back(monkeypatch: pytest.MonkeyPatch, failed: int) -> None:
+    """The kernel is a double, because the process would lose its memory."""
+    asked: list[tuple[int, int]] = []
+
+    def munmap(start: int, size: int) -> int:
+        asked.append((start, size))
+        return failed
+
+    monkeypatch.setattr("ctypes.CDLL", lambda *_, **__: SimpleNamespace(munmap=munmap))
+    page = mmap.PAGESIZE
+    with pytest.raises(OSError, match="munmap failed") if failed else nullcontext():
+        unmap(10 * page - 1, 3 * page)
+    assert asked == [(10 * page, 2 * page)]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.nixl.worker import files
 from pytest_nixl.nixl.worker.files import FileBuffer
 
 
@@ -39,3 +40,31 @@ def test_a_write_that_the_storage_takes_in_part_is_an_error(tmp_path: Path, monk
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(NixlPluginError, match=f"4096 bytes cannot be created in {tmp_path}/none: No such file"):
         FileBuffer(4096, f"{tmp_path}/none", 4096)
+
+
+@pytest.mark.parametrize(
+    ("system", "alignment", "said"),
+    [("ext4", 4096, "direct/ext4"), ("ext4", 4097, "cached/ext4"), ("tmpfs", 4096, "memory/tmpfs")],
+)
+def test_a_file_says_whether_the_page_cache_or_the_storage_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+    system: str, alignment: int, said: str,
+) -> None:  # fmt: skip
+    """The file system is a double, because a machine has not each of them."""
+    path = tmp_path / "file"
+    path.touch()
+    monkeypatch.setattr(files, "_open", lambda _, *, direct: (os.open(path, os.O_RDWR), direct))
+    monkeypatch.setattr(files, "file_system", lambda *_: system)
+    FileBuffer(4096, str(tmp_path), alignment).free()
+    assert capfd.readouterr().err == f"pytest-nixl: file {said}\n"
+
+
+def test_bytes_are_read_from_the_storage_and_not_from_the_page_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer = FileBuffer(4096, str(tmp_path), 4096)
+    advice: list[tuple[int, ...]] = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda _, *given: advice.append(given))
+    buffer.read(5, 7)
+    assert advice == [(5, 7, os.POSIX_FADV_DONTNEED)]
+    buffer.free()

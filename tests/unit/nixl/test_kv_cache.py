@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from pytest_nixl.checks.kv_cache.blocks import BlockDraw, BlockOrder, KvLayout, draw
+from pytest_nixl.checks.kv_cache.worker import commands
 from pytest_nixl.checks.kv_cache.worker.cache import KvPattern, compare, fill
+from pytest_nixl.core.wire import Ref
 from pytest_nixl.nixl.worker.memory import DramBuffer
 from pytest_nixl.nixl.worker.pattern import TILE, chunks
 
@@ -107,3 +111,39 @@ def test_a_drawn_request_is_compared_through_its_permutation(order: BlockOrder) 
             cache.write(layout.offset(tensor, int(there)), pattern.at(layout.offset(tensor, int(here)), 64).data)
     assert compare(cache, layout, SEED, [(drawn.remote, drawn.local)]) is None
     cache.free()
+
+
+def test_requests_are_made_while_the_card_and_other_processes_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What watches them is a double, because other processes do nothing at a known time."""
+    log: list[str] = []
+
+    class Watching:
+        cores = 0.5
+
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        def __enter__(self) -> None:
+            log.append(f"begin {self._name}")
+
+        def __exit__(self, *_: object) -> None:
+            log.append(f"end {self._name}")
+
+        def plain(self) -> str:
+            return self._name
+
+    def run(drawn: list[BlockDraw], timeout: float, *, in_flight: int, interval: float) -> list[float]:
+        log.append(f"{len(drawn)} requests, {timeout}, {in_flight}, {interval}")
+        return [0.25]
+
+    monkeypatch.setattr(commands, "CarrierByteCounter", lambda op: Watching(f"bytes of {op}"))
+    monkeypatch.setattr(commands, "CpuContention", lambda own: Watching(f"processes beside {own}"))
+    objects: Any = SimpleNamespace(get=lambda _: SimpleNamespace(layout=LAYOUT, run=run))
+    draws = [{"count": 2, "order": "scattered", "seed": seed, "sender": 0} for seed in range(3)]
+    answer = commands.kv_request(objects, Ref(1, "requests"), draws, 2.0, [7], "READ", in_flight=4, interval=0.5)
+    assert log == [
+        "begin processes beside [7]", "begin bytes of READ", "3 requests, 2.0, 4, 0.5", "end bytes of READ",
+        "end processes beside [7]",
+    ]  # fmt: skip
+    assert 0 < answer.pop("seconds") < 60
+    assert answer == {"times": [0.25], "counted": "bytes of READ", "others": 0.5}

@@ -7,10 +7,12 @@ The store is a double that keeps its objects in a dictionary.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
+from pytest_nixl.nixl.worker import objects
 from pytest_nixl.nixl.worker.object_stores import ObjectStoreError
 from pytest_nixl.nixl.worker.objects import ObjectBuffer
 
@@ -130,7 +132,12 @@ def test_a_buffer_that_is_freed_leaves_no_object(buffer: ObjectBuffer, store: St
 
 @pytest.mark.parametrize(
     ("seconds", "arrived", "blocks", "told"),
-    [(1e6, False, 1, True), (0.0, False, 1, False), (1e6, True, 1, False), (1e6, False, 1 << 40, False)],
+    [
+        (objects._DOUBT_SECONDS, False, objects._DOUBT_BYTES // BLOCK, True),
+        (objects._DOUBT_SECONDS - 1e-6, False, 1, False),
+        (1e6, True, 1, False),
+        (1e6, False, objects._DOUBT_BYTES // BLOCK + 1, False),
+    ],
 )
 def test_a_small_row_that_never_moved_is_doubted_after_a_while(
     store: Store, seconds: float, arrived: bool, blocks: int, told: bool
@@ -145,3 +152,15 @@ def test_a_small_row_that_never_moved_is_doubted_after_a_while(
             made.stalled(seconds)
     else:
         made.stalled(seconds)
+
+
+@pytest.mark.parametrize(("looking", "found"), [(60.0, False), (-1.0, True)])
+def test_each_object_is_looked_for_while_there_is_time(
+    buffer: ObjectBuffer, store: Store, monkeypatch: pytest.MonkeyPatch, looking: float, found: bool
+) -> None:
+    monkeypatch.setattr(objects, "_LOOKING_SECONDS", looking)
+    buffer.fill(1, 0, 3 * BLOCK)
+    buffer.probe()
+    store.delete(list(store.kept)[2])
+    with nullcontext() if found else pytest.raises(ObjectStoreError, match=r"no object .*/2"):
+        buffer.probe()

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import mmap
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pytest_nixl.nixl.worker import memory
 from pytest_nixl.nixl.worker.memory import DramBuffer
 from pytest_nixl.nixl.worker.pattern import TILE, Bytes, byte_at, chunks, key, tile
 
@@ -124,3 +127,11 @@ def test_each_wrong_byte_in_host_memory_is_found(offset: int, size: int, data: s
         "expected": byte_at(9, places[0]),
         "found": 0x10 ^ byte_at(9, places[0]),
     }
+
+
+def test_a_buffer_begins_with_a_huge_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The size of a huge page is an odd number of pages, of which no mapping is aligned by chance."""
+    monkeypatch.setattr(memory, "_HUGE_PAGE", 1009 * mmap.PAGESIZE)
+    buffer = DramBuffer(3)
+    assert buffer.address % (1009 * mmap.PAGESIZE) == 0
+    assert buffer.read(0, 3) == bytes(3)

@@ -10,12 +10,14 @@ import pytest
 
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.units import KIB, MIB
+from pytest_nixl.core.wire import Ref
 from pytest_nixl.measure.link import Link
 from pytest_nixl.measure.worker_pairs import WorkerPairs
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.samples import Corruption
 from pytest_nixl.nixl.backends import BACKENDS
 from pytest_nixl.nixl.backends.ucx import UcxBackend
+from pytest_nixl.nixl.worker.row_transfers import RowCommands, RowTransfers
 
 DRAM = MemoryPair("DRAM", "DRAM")
 FOOTPRINT = 4 * MIB
@@ -115,3 +117,57 @@ def test_transfers_that_do_not_fit_into_the_footprint_are_refused(make_pairs: Ma
         one.measure(64 * KIB, depth=4)
     said: Any = caught.value
     assert said.reason == "4 transfers of 65536 bytes do not fit into the footprint of 131072 bytes"
+
+
+class ShownAgent:
+    """An agent that shows what is prepared and released. It is a double, because a handle of NIXL shows nothing."""
+
+    def __init__(self) -> None:
+        self.released: list[Any] = []
+        self.release_xfer_handle = self.released.append
+
+    def get_xfer_descs(self, blocks: list[tuple[int, int, int]], memory: str) -> Any:
+        return memory, blocks
+
+    def initialize_xfer(self, *given: object, backends: list[str]) -> Any:
+        return *given, *backends
+
+    def row(self, *, tag_all: bool) -> RowTransfers:
+        return RowTransfers(
+            self, op="WRITE", target="t", plugin="P", sides=[[1000, "DRAM", 3], [0, "OBJ", 0]], block=10, batch=2,
+            transfers=2, notification=b"n", tag_all=tag_all,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("tag_all", [True, False])
+def test_the_blocks_of_a_transfer_are_neighbours_in_memory_or_objects_by_their_numbers(tag_all: bool) -> None:
+    agent = ShownAgent()
+    made = agent.row(tag_all=tag_all)
+    first = (("DRAM", [(1000, 10, 3), (1010, 10, 3)]), ("OBJ", [(0, 10, 1), (0, 10, 2)]))
+    second = (("DRAM", [(1020, 10, 3), (1030, 10, 3)]), ("OBJ", [(0, 10, 3), (0, 10, 4)]))
+    plain, tagged = ([("WRITE", *blocks, "t", tag, "P") for blocks in (first, second)] for tag in (b"", b"n"))
+    assert made.plain == plain
+    assert dict(made.tagged) == (dict(enumerate(tagged)) if tag_all else {}), "others are prepared when one is needed"
+    assert made.tagged[1] == tagged[1]
+    made.close()
+    assert agent.released == [*plain, *(tagged if tag_all else tagged[1:])]
+    made.close()
+    assert len(agent.released) == 3 + tag_all
+
+
+def test_a_row_that_is_released_is_forgotten() -> None:
+    agent, ref, forgotten = ShownAgent(), Ref(1, "row"), list[Ref]()
+
+    class Kept(RowCommands):
+        def keep(self, value: Any, kind: str) -> Ref:
+            raise NotImplementedError
+
+        def get(self, asked: Ref) -> Any:
+            return {ref: row}[asked]
+
+        def do_forget(self, objects: list[Ref]) -> None:
+            forgotten.extend(objects)
+
+    row = agent.row(tag_all=False)
+    Kept().do_row_release(ref)
+    assert (len(agent.released), row.plain, forgotten) == (2, [], [ref])

@@ -47,6 +47,9 @@ class PolledAgent:
     def send_notif(self, name: str, message: bytes) -> None:
         self.log.append((name, message))
 
+    def make_connection(self, name: str) -> None:
+        self.log.append(name)
+
     def transfer(self, handle: Any, tag: bytes) -> str:
         self.log.append((handle, tag))
         return next(self._states, "DONE")
@@ -97,6 +100,8 @@ def test_announced_notifications_are_counted_once() -> None:
     assert served([two, COUNTED, COUNTED], [more]) == [arrived(1)], "those of one window do not count for the next"
     assert served([two, COUNTED, COUNTED, COUNTED], [more, COUNTED]) == [arrived(1), arrived(2)]
     assert served([b"", b"of somebody else"]) == []
+    assert served([b"", b"of somebody else", b"pytest-nixl:window:7:1"]) == [arrived(7)]
+    assert served([b"pytest-nixl:expect:1:1"]) == []
 
 
 def test_a_target_that_waits_too_long_says_so() -> None:
@@ -125,6 +130,12 @@ def test_a_window_that_needs_no_acknowledgement_ends_with_its_transfers() -> Non
     one.window(3, stamps_for(3))
     assert agent.log == [("plain 0", b"")] * 3
     assert synced == [3]
+
+
+def test_a_greeting_ends_with_the_answer_of_the_target() -> None:
+    agent = PolledAgent([[], [b"pytest-nixl:arrived:0"]])
+    initiator(agent).greet()
+    assert agent.log == ["target", ("target", b"pytest-nixl:window:0:1"), "poll", "poll"]
 
 
 @pytest.mark.parametrize(("tag_each", "count"), [(False, 1), (True, 4)])

@@ -1,15 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker says of an error of NIXL beside its code."""
+"""What a worker says of an error, and how it reads its commands and ends."""
 
 from __future__ import annotations
 
+import errno
+import os
+import socket
 import sys
 import types
+from typing import Any, cast
 
 import pytest
 
 from pytest_nixl.core import rdma_fault
+from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.core.wire import decode, encode
 from pytest_nixl.nixl.worker import __main__ as worker
+from pytest_nixl.nixl.worker.commands import CommandRefusedError
+from pytest_nixl.nixl.worker.nixl_api import NixlImportError
+from pytest_nixl.nixl.worker.transfer import StepTimeoutError
 
 #: The module that only a worker with GPU memory imports.
 VRAM = "pytest_nixl.nixl.worker.vram"
@@ -32,3 +41,86 @@ def test_passed_through_card_is_named_if_the_worker_has_gpu_memory(monkeypatch: 
     monkeypatch.delitem(sys.modules, VRAM)
     said = worker._error(nixlRemoteDisconnectError("NIXL_ERR_REMOTE_DISCONNECT"))
     assert (said["message"], said.get("remedy")) == ("NIXL_ERR_REMOTE_DISCONNECT", None)
+
+
+def test_a_worker_that_is_told_to_use_rdma_names_doctor_and_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rdma_fault, "rdma_fault", lambda environ: ("", ""))
+    monkeypatch.setenv("UCX_TLS", "rc")
+    said = worker._error(nixlRemoteDisconnectError("NIXL_ERR_REMOTE_DISCONNECT"))
+    assert said["remedy"] == f"{rdma_fault.ASK_DOCTOR}; and read NIXL's log lines below"
+    monkeypatch.setattr(rdma_fault, "rdma_fault", lambda environ: ("the port is down", "bring it up"))
+    said = worker._error(nixlRemoteDisconnectError("NIXL_ERR_REMOTE_DISCONNECT"))
+    assert (said["message"], said["remedy"]) == ("NIXL_ERR_REMOTE_DISCONNECT: the port is down", "bring it up")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "said"),
+    [
+        (CommandRefusedError("no"), "refused", "no"),
+        (StepTimeoutError("late"), "timeout", "late"),
+        (NixlImportError("none"), "import", "none"),
+        (ValueError("bad"), "python", "bad"),
+        (OSError(errno.EIO, "broken"), "python", "[Errno 5] broken"),
+        (MemoryError(), "ours", "memory cannot be allocated: the kernel gives it no more"),
+        (OSError(errno.ENOMEM, "none left"), "ours", "memory cannot be allocated: the kernel gives it no more"),
+        (NixlPluginError("it is full", "empty it"), "ours", "it is full"),
+    ],
+)
+def test_each_kind_of_error_is_told(error: Exception, kind: str, said: str) -> None:
+    found = worker._error(error)
+    assert (found["kind"], found["message"]) == (kind, said)
+    memory = "end other processes, or measure smaller blocks"
+    assert found.get("remedy") == {"it is full": "empty it", f"{error}": None}.get(said, memory)
+    assert (type(error).__name__ in found["traceback"]) is not said.startswith("memory")
+
+
+def test_a_worker_answers_each_command_until_it_is_told_to_end() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        lines = [
+            {"command": "none", "number": 1, "arguments": {}}, {"command": "cancel", "number": 2},
+            {"command": "hello", "number": 3, "arguments": {"path": [], "loads": False}},
+            {"command": "exit", "number": 4}, {"command": "none", "number": 5, "arguments": {}},
+        ]  # fmt: skip
+        ours.sendall(b"".join(map(encode, lines)))
+        worker._serve(theirs)
+        first, second = map(decode, ours.recv(1 << 20).splitlines())
+    assert (first["number"], first["error"]["kind"]) == (1, "refused")
+    assert (second["number"], second["result"]["pid"]) == (3, os.getpid())
+
+
+def test_a_line_that_comes_in_parts_is_read_whole() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        read = worker._Lines(theirs)
+        assert not read.waiting()
+        ours.sendall(b"one\ntw")
+        lines = iter(read)
+        assert next(lines) == b"one"
+        assert read.waiting()
+        ours.sendall(b"o\n")
+        assert next(lines) == b"two"
+        assert not read.waiting()
+        ours.sendall(b"three")
+        assert read.waiting()
+        ours.close()
+        assert list(lines) == [], "the end of pytest ends it"
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_a_worker_ends_at_once_and_with_the_stack_of_its_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], status: int
+) -> None:
+    def serve(_: object) -> None:
+        if status:
+            raise ValueError("made by a test")
+
+    monkeypatch.setattr(worker, "_prepare_process", lambda parent: print(parent))
+    monkeypatch.setattr(worker, "_serve", serve)
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    with pytest.raises(SystemExit) as caught:
+        worker.work(cast(Any, None), 7)
+    assert caught.value.code == status
+    said = capsys.readouterr()
+    assert said.out == "7\n"
+    assert ("ValueError: made by a test" in said.err) is bool(status)

@@ -75,6 +75,8 @@ def test_a_forked_worker_has_what_an_executed_one_has(
     assert [os.getsid(pid) for pid in pids] == pids
     assert [os.readlink(f"/proc/{pid}/cwd") == str(tmp_path) for pid in pids] == [False, True]
     assert [os.readlink(f"/proc/{pid}/fd/0") for pid in pids] == ["/dev/null"] * 2
+    logs = [[os.readlink(f"/proc/{pid}/fd/{number}") for number in (1, 2)] for pid in pids]
+    assert logs[0][0] == logs[0][1] != logs[1][0] == logs[1][1]
     names = ["PYTEST_NIXL_TEST", "PYTEST_NIXL_OTHER", "HOME"]
     one, other = (each.run("helpers.agent_functions:surroundings", names=names) for each in (first, second))
     assert one["python"] == one["libc"] == {"PYTEST_NIXL_TEST": "first", "HOME": os.environ["HOME"]}

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A client of an object store: what a failed connection means, and which objects a probe leaves.
+
+The store is a double, because a real one neither returns wrong bytes nor fails at one request.
+"""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import ssl
+import threading
+from datetime import datetime, timedelta, timezone
+from email.utils import format_datetime
+
+import pytest
+
+from pytest_nixl.nixl.worker.object_stores import (
+    ConnectionFaults,
+    ObjectStoreError,
+    StoreClient,
+    StoreFault,
+    clock_ahead,
+    fault_of,
+)
+
+FAULTS = ConnectionFaults(*(StoreFault(kind, f"remedy of {kind}") for kind in ConnectionFaults._fields))
+
+
+class KeptStore(StoreClient):
+    """A store in memory.
+
+    :param fails: the requests that fail.
+    :param wrong: whether it returns other bytes than were stored.
+    """
+
+    def __init__(self, *fails: str, wrong: bool = False) -> None:
+        super().__init__("the server s", "bucket b", "http/s:1", StoreFault("clock", ""), FAULTS)
+        self._fails, self._wrong = fails, wrong
+        self.objects: dict[str, bytes] = {}
+        self.log: list[str] = []
+
+    def _asked(self, request: str) -> None:
+        self.log.append(request)
+        if request in self._fails:
+            raise ObjectStoreError(f"{request} is refused")
+
+    def put(self, key: str, content: bytes) -> None:
+        self._asked("put")
+        self.objects[key] = content
+
+    def get(self, key: str, offset: int, size: int) -> bytes:
+        self._asked("get")
+        return bytes(size) if self._wrong else self.objects[key][offset : offset + size]
+
+    def delete(self, key: str) -> None:
+        self._asked("delete")
+        self.objects.pop(key, None)
+
+    def close(self) -> None:
+        self.log.append("close")
+
+    def abandon(self) -> None:
+        self.log.append("abandon")
+
+
+def test_a_probe_leaves_no_object_and_reads_what_it_stored() -> None:
+    store = KeptStore()
+    store.probe("k")
+    assert (store.log, store.objects) == (["put", "get", "delete"], {})
+
+
+@pytest.mark.parametrize(
+    ("fails", "words", "log"),
+    [
+        (["put"], "put is refused", ["put"]),
+        (["get"], "get is refused", ["put", "get", "delete"]),
+        (["get", "delete"], "get is refused", ["put", "get", "delete"]),
+        (["delete"], "delete is refused", ["put", "get", "delete"]),
+    ],
+)
+def test_a_probe_that_fails_says_why_and_deletes_its_object(fails: list[str], words: str, log: list[str]) -> None:
+    store = KeptStore(*fails)
+    with pytest.raises(ObjectStoreError, match=words):
+        store.probe("k")
+    assert store.log == log
+
+
+def test_other_bytes_than_were_stored_are_a_fault_of_the_server() -> None:
+    store = KeptStore(wrong=True)
+    words = "the server s returned other bytes than were stored in bucket b"
+    with pytest.raises(ObjectStoreError, match=words) as caught:
+        store.probe("k")
+    assert (caught.value.kind, store.objects) == ("server", {})
+
+
+def test_an_object_is_discarded_even_if_the_server_refuses() -> None:
+    store = KeptStore("delete")
+    store.discard("k", 60)
+    assert store.log == ["delete"]
+
+
+def test_a_server_that_took_too_long_is_asked_nothing_more() -> None:
+    store, released = KeptStore(), threading.Event()
+    assert store.within(60, lambda: "answer") == "answer"
+    with pytest.raises(ObjectStoreError, match=r"the server s did not answer within 0\.01 s") as caught:
+        store.within(0.01, lambda: released.wait(60))
+    assert (caught.value.kind, caught.value.remedy) == ("address", "remedy of address")
+    assert store.log == ["abandon"]
+    with pytest.raises(ObjectStoreError) as again:
+        store.probe("k")
+    assert again.value is caught.value
+    assert store.log == ["abandon"]
+    released.set()
+
+
+@pytest.mark.parametrize("seconds", [-3600, 0, 3600])
+def test_the_clock_of_a_server_is_compared_by_its_date(seconds: int) -> None:
+    date = format_datetime(datetime.now(timezone.utc) + timedelta(seconds=seconds), usegmt=True)
+    ahead = clock_ahead(date)
+    assert ahead is not None
+    assert abs(ahead - seconds) < 60
+
+
+@pytest.mark.parametrize("date", [None, "", "yesterday", "Sat, 01 Jan 2022 00:00:00 -0000"])
+def test_a_date_that_is_none_says_nothing_of_the_clock(date: str | None) -> None:
+    assert clock_ahead(date) is None
+
+
+def tls_error(kind: type[ssl.SSLError], **given: str) -> ssl.SSLError:
+    """Return an error with what OpenSSL says of it."""
+    error = kind(1, "")
+    vars(error).update(given)
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "kind"),
+    [
+        (socket.gaierror(-2, "Name or service not known"), "has a host name that does not resolve (Name or", "address"),
+        (TimeoutError(), "did not answer within 2.5 s", "address"),
+        (tls_error(ssl.SSLError, reason="WRONG"), "does not speak TLS (WRONG)", "no_tls"),
+        (tls_error(ssl.SSLCertVerificationError, verify_message="of nobody"),
+         "has a certificate that is not trusted (of nobody)", "untrusted"),
+        (http.client.BadStatusLine("x"), "closed the connection or does not speak HTTP (BadStatusLine)", "address"),
+        (ConnectionRefusedError(111, "Connection refused"), "cannot be reached (Connection refused)", "address"),
+        (OSError("no route"), "cannot be reached (no route)", "address"),
+    ],
+)  # fmt: skip
+def test_each_failed_connection_has_its_words_and_its_fault(error: BaseException, words: str, kind: str) -> None:
+    said, fault = fault_of(error, FAULTS, 2.5)
+    assert said.startswith(words)
+    assert fault.kind == kind

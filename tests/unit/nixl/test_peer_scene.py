@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When a transfer between two agents of one worker has ended, and how many of its bytes are wrong.
+
+The agents are doubles, because real ones end a transfer and its notification at nearly the same time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pytest_nixl.nixl.worker.peer_scene import MOVED, SIZE, PeerScene
+from pytest_nixl.nixl.worker.transfer import StepTimeoutError
+
+
+def scene(states: Sequence[str] = (), polls: Sequence[Sequence[bytes]] = (), seconds: float = 60.0) -> Any:
+    """Return a scene whose transfers have these states, the last one for ever, and whose peer finds these messages."""
+    left, found = list(states), iter(polls)
+
+    def state(_: object) -> str:
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    made = PeerScene.__new__(PeerScene)
+    vars(made).update(
+        agent=SimpleNamespace(check_xfer_state=state), seconds=seconds, _buffers=[],
+        peer=SimpleNamespace(get_new_notifs=lambda: {"agent": list(next(found, ())), "another": [b"x"]}),
+    )  # fmt: skip
+    return made
+
+
+@pytest.mark.parametrize(
+    ("states", "polls"),
+    [(["DONE"], [[MOVED]]), (["DONE", "PROC"], [[], [b"x"], [b"x", MOVED]]), (["PROC", "PROC", "DONE"], [[MOVED]])],
+)
+def test_a_transfer_has_ended_when_it_is_done_and_its_peer_was_told(
+    states: list[str], polls: list[list[bytes]]
+) -> None:
+    scene(states, polls).wait_for(None)
+
+
+@pytest.mark.parametrize(
+    ("states", "polls", "words"),
+    [
+        (["DONE"], [[b"of another"]], "done: True, notified: False"),
+        (["PROC"], [[MOVED]], "done: False, notified: True"),
+    ],
+)
+def test_a_transfer_that_is_only_done_or_only_told_is_late(
+    states: list[str], polls: list[list[bytes]], words: str
+) -> None:
+    with pytest.raises(StepTimeoutError, match=rf"not finished after 0\.01 s \({words}\)"):
+        scene(states, polls, 0.01).wait_for(None)
+
+
+def test_a_transfer_is_posted_and_waited_for() -> None:
+    posted: list[str] = []
+    made = scene(["PROC"], seconds=0.01)
+    made.agent.transfer = posted.append
+    with pytest.raises(StepTimeoutError):
+        made.finish("handle")
+    assert posted == ["handle"]
+
+
+@pytest.mark.parametrize(("wrong", "count"), [([], 0), ([0], 1), ([0, 7, SIZE - 1], 3), (None, SIZE)])
+def test_wrong_bytes_are_counted_after_the_notification_of_their_own_transfer(
+    wrong: Sequence[int] | None, count: int
+) -> None:
+    """The bytes arrive with the notification, and some of them wrong, at the offsets ``wrong``; None: none arrives."""
+    made = scene(["DONE"])
+    registered: list[Any] = []
+    asked: list[bytes] = []
+    posted: list[Any] = []
+    polls = iter([[MOVED], [b"compared"]])
+
+    def transfer_of(local: list[tuple[int, int]], remote: list[tuple[int, int]], said: bytes) -> Any:
+        asked.append(said)
+        return local[0], remote[0]
+
+    def get_new_notifs() -> dict[str, list[bytes]]:
+        messages = next(polls, [])
+        if b"compared" in messages and wrong is not None:
+            [((here, size), (there, _))] = posted
+            data = bytearray(ctypes.string_at(here, size))
+            for offset in wrong:
+                data[offset] ^= 0xFF
+            ctypes.memmove(there, bytes(data), size)
+        return {"agent": messages}
+
+    made.transfer_of = transfer_of
+    made.agent.transfer = posted.append
+    made.peer.get_new_notifs = get_new_notifs
+    made.agent.add_remote_agent = registered.append
+    for each in (made.agent, made.peer):
+        each.register_memory = registered.append
+    made.agent.get_reg_descs = lambda regions, memory: regions
+    made.peer.get_agent_metadata = lambda: "metadata"
+    assert made.wrong_bytes() == count
+    assert asked == [b"compared"]
+    (source, target) = ([(each.address, SIZE, 0, "")] for each in made._buffers)
+    assert registered == [source, target, "metadata"]
