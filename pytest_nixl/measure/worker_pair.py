@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.model.agent_options import AgentOptions
 from pytest_nixl.model.memory import DevicePair, MemoryPair
-from pytest_nixl.model.row_key import Variant
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.nixl.agent import NixlAgent
 from pytest_nixl.nixl.backends import Backend
@@ -161,11 +160,6 @@ class WorkerPair:
         """Return the seconds of transfers before a row is timed, which are more for the first row of a launch."""
         settle, self._settle = self._settle, SETTLE_SECONDS
         return settle
-
-    @property
-    def variant(self) -> Variant:
-        """What differs from the default in how the agents were created, for the keys of rows."""
-        return self.agent_options.variant(self.backend.NAME, self.backend.PLUGIN)
 
     @property
     def healthy(self) -> bool:
