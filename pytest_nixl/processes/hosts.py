@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 from pytest_nixl.processes.local_process import LocalProcess
 from pytest_nixl.processes.supervisor import SupervisorClient
 from pytest_nixl.processes.worker_parent import parent_of_workers
-from pytest_nixl.processes.worker_process import START_SECONDS, Worker
+from pytest_nixl.processes.worker_process import START_SECONDS, Process, Worker
 
 #: The roles whose figures decide the verdicts of rows. Each of them is a new Python, with addresses of its own.
 MEASURED = ("initiator", "target", "flows")
@@ -35,7 +35,7 @@ def start_process(
     return LocalProcess(supervisor, f"rank{rank}-{role}", environment, prefix, fork=fork)
 
 
-class Host(Protocol):
+class Host(ABC):
     """A rank on whose host workers are started."""
 
     rank: int
@@ -54,11 +54,17 @@ class Host(Protocol):
         :param environment: changes to that rank's environment variables; None unsets one.
         :param timeout: the deadline of each step, in seconds.
         :param start_timeout: the deadline to start, and to create an agent, in seconds.
+        :raises NixlPluginError: the process cannot be started.
         """
-        ...
+        process = self._new_process(role, environment, start_timeout)
+        return Worker(process, rank=self.rank, role=role, timeout=timeout, start_timeout=start_timeout)
+
+    @abstractmethod
+    def _new_process(self, role: str, environment: Mapping[str, str | None], start_timeout: float) -> Process:
+        """Start the process of a worker."""
 
 
-class LocalHost:
+class LocalHost(Host):
     """The host of this process.
 
     :param supervisor: the supervisor that ends workers if this process is killed.
@@ -80,13 +86,5 @@ class LocalHost:
         self._supervisor = supervisor
         self._prefix = prefix
 
-    def start(
-        self,
-        role: str,
-        environment: Mapping[str, str | None],
-        timeout: float,
-        start_timeout: float = START_SECONDS,
-    ) -> Worker:
-        """Start a worker on this host."""
-        process = start_process(self._supervisor, self.rank, role, {**environment, **self._own}, self._prefix)
-        return Worker(process, rank=self.rank, role=role, timeout=timeout, start_timeout=start_timeout)
+    def _new_process(self, role: str, environment: Mapping[str, str | None], start_timeout: float) -> Process:
+        return start_process(self._supervisor, self.rank, role, {**environment, **self._own}, self._prefix)
