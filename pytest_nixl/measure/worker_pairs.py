@@ -25,7 +25,7 @@ class WorkerPairs:
 
     The pairs of two ranks are ended before those of two other ranks start, so that only two ranks use memory.
 
-    :param hosts: the ranks on which workers can start.
+    :param hosts: the hosts on which workers can start, by rank.
     :param settings: the settings of the run.
     """
 
