@@ -187,6 +187,8 @@ class RemoteProcess:
     :param number: the number of the worker on that peer.
     """
 
+    here = False
+
     def __init__(self, peer: PeerClient, number: int) -> None:
         self.pid = 0
         self.channel, self._far = socket.socketpair()
