@@ -15,7 +15,7 @@ from pytest_nixl.cluster.messages import Message, PeerAnswer, WorkerEnded, Worke
 from pytest_nixl.cluster.peer_server import LARGEST_OUTPUT
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.strict import StrictError, printable, unpack
-from pytest_nixl.processes.worker_process import START_SECONDS, Worker
+from pytest_nixl.processes.hosts import Host
 
 Send = Callable[[dict[str, Any]], None]
 
@@ -30,7 +30,7 @@ class PeerLateError(PeerError):
     late = True
 
 
-class PeerClient:
+class PeerClient(Host):
     """One peer as rank 0 sees it: a host on which workers start, and which answers requests.
 
     :param rank: the rank of the peer.
@@ -139,21 +139,7 @@ class PeerClient:
         except StrictError as error:
             raise self._nonsense(what, error) from None
 
-    def start(
-        self,
-        role: str,
-        environment: Mapping[str, str | None],
-        timeout: float,
-        start_timeout: float = START_SECONDS,
-    ) -> Worker:
-        """Start a worker on the peer.
-
-        :param role: names the worker in messages and log files.
-        :param environment: variables of the worker; None unsets one.
-        :param timeout: seconds that the worker may take to answer a command.
-        :param start_timeout: seconds that it may take to start.
-        :raises PeerError: if the peer cannot start it.
-        """
+    def _new_process(self, role: str, environment: Mapping[str, str | None], start_timeout: float) -> RemoteProcess:
         number = next(self._numbers)
         process = RemoteProcess(self, number)
         self._processes[number] = process
@@ -164,7 +150,7 @@ class PeerClient:
             process.ended(None)
             process.channel.close()
             raise
-        return Worker(process, rank=self.rank, role=role, timeout=timeout, start_timeout=start_timeout)
+        return process
 
     def line(self, worker: int, line: str) -> None:
         """Send one line to a worker of the peer."""
@@ -200,6 +186,8 @@ class RemoteProcess:
     :param peer: the peer on which it runs.
     :param number: the number of the worker on that peer.
     """
+
+    here = False
 
     def __init__(self, peer: PeerClient, number: int) -> None:
         self.pid = 0

@@ -17,8 +17,7 @@ from pytest_nixl.core.strict import Every, Number, StrictError, Text, check, pac
 from pytest_nixl.core.wire import decode, encode
 from pytest_nixl.model.tools import FROM_OTHER_RANKS, not_from_other_ranks
 from pytest_nixl.model.worker_commands import WORKER_COMMANDS
-from pytest_nixl.processes.hosts import start_process
-from pytest_nixl.processes.local_process import LocalProcess
+from pytest_nixl.processes.hosts import LocalProcess, start_process
 from pytest_nixl.processes.supervisor import SupervisorClient
 
 Send = Callable[[dict[str, Any]], None]

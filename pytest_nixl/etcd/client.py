@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from pytest_nixl.etcd.endpoints import Endpoint
 from pytest_nixl.etcd.errors import printable
@@ -232,6 +232,16 @@ class EtcdClient:
             return (left, number(answer, "grantedTTL")) if left >= 0 else None
 
         return self._members.post("/lease/timetolive", {"ID": lease}, read)
+
+
+class Credentials(TypedDict, total=False):
+    """How a client of an etcd proves who it is, and knows the etcd: the keywords of :func:`connect`."""
+
+    cacert: str
+    cert: str
+    key: str
+    user: str
+    password: str
 
 
 def connect(

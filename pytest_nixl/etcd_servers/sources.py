@@ -7,11 +7,11 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pytest_nixl.core.forms import ENDPOINTS_FORM
 from pytest_nixl.core.redaction import redact
-from pytest_nixl.etcd.client import EtcdClient, connect
+from pytest_nixl.etcd.client import Credentials, EtcdClient, connect
 from pytest_nixl.etcd.endpoints import Endpoint, parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd_servers.binary import find_binary
@@ -20,6 +20,9 @@ from pytest_nixl.etcd_servers.embedded import EmbeddedServer
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.processes.container import engine_may_answer, image_present, testcontainers_installed
 from pytest_nixl.processes.supervisor import SupervisorClient, SupervisorError, locked
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # type checkers bring it
 
 _log = logging.getLogger(__name__)
 
@@ -84,25 +87,10 @@ class ExternalServer:
 
     kind = "external"
 
-    def __init__(
-        self,
-        endpoints: Sequence[Endpoint],
-        *,
-        cacert: str = "",
-        cert: str = "",
-        key: str = "",
-        user: str = "",
-        password: str = "",
-    ) -> None:
+    def __init__(self, endpoints: Sequence[Endpoint], **credentials: Unpack[Credentials]) -> None:
         self.endpoints = tuple(endpoints)
-        #: Keyword arguments of :func:`~pytest_nixl.etcd.client.connect` besides the endpoints. Never print them.
-        self.credentials: dict[str, Any] = {
-            "cacert": cacert,
-            "cert": cert,
-            "key": key,
-            "user": user,
-            "password": password,
-        }
+        #: All of them, with empty texts for those that are not needed. Never print them.
+        self.credentials: dict[str, Any] = {**dict.fromkeys(Credentials.__annotations__, ""), **credentials}
         #: Why the last request had no answer in time; empty: it had.
         self._unanswered = ""
 

@@ -41,25 +41,9 @@ _T995 = (63.656741, 9.924843, 5.840909, 4.604095, 4.032143, 3.707428)
 LEARNED_SHARE, LEARNED_MADS = 0.95, 5.0
 
 
-@dataclass(frozen=True)
-class FloorDecision:
-    """What launches decide about a floor.
-
-    :param verdict: PASS, FAIL or INCONCLUSIVE; None: undecided, another launch is needed.
-    :param reason: the numbers of the decision, as the end of a sentence.
-    :param launches: the number of launches.
-    :param interval: the 99 % confidence interval of the row's bandwidth in bytes per second; None: too few launches.
-    """
-
-    verdict: Verdict | None
-    reason: str
-    launches: int
-    interval: tuple[float, float] | None = None
-
-
 def decide_floor(
     values: Sequence[float], floor: float, *, contention: Sequence[float] = (), budget: int = MOST_LAUNCHES
-) -> FloorDecision:
+) -> tuple[Verdict | None, str]:
     """Decide from the bandwidth of each launch whether a row is above its floor.
 
     Let y be the logarithm of a launch's value, k the number of launches, and
@@ -75,57 +59,64 @@ def decide_floor(
     :param floor: bytes per second.
     :param contention: the cores of each launch that other processes used; empty: not known, assumed to be none.
     :param budget: the most launches to measure.
+    :returns: PASS, FAIL or INCONCLUSIVE, or None if another launch is needed; and the numbers of the decision, as the
+        end of a sentence.
     :raises ValueError: for a value or floor that is not a finite number above zero, or not 1 to 7 values.
     """
     if not 1 <= len(values) <= MOST_LAUNCHES:
         raise ValueError(f"{len(values)} launches: expected 1 to {MOST_LAUNCHES}")
     if not all(0 < number < math.inf for number in (floor, *values)):
         raise ValueError(f"{(floor, *values)} are not all finite numbers above zero")
-    decision = _decide(values, floor, budget)
-    if decision.verdict is Verdict.PASS or not contention or max(contention) <= DISTURBED_CORES:
-        return decision
+    verdict, words = _decide(values, floor, budget)
+    if verdict is Verdict.PASS or not contention or max(contention) <= DISTURBED_CORES:
+        return verdict, words
     quiet = [value for value, cores in zip(values, contention, strict=True) if cores <= DISTURBED_CORES]
-    alone = _decide(quiet, floor, budget) if quiet else None
-    if alone is not None and alone.verdict is Verdict.FAIL:
+    alone = _decide(quiet, floor, budget) if quiet else (None, "")
+    if alone[0] is Verdict.FAIL:
         return alone
     busy = len(values) - len(quiet)
     took = f"other processes used up to {max(contention):.1f} of this row's cores"
-    words = f"{decision.reason.removesuffix(_LAST)}; in {busy} of {len(values)} launches {took}"
-    return _undecided(len(values), words, budget, decision.interval)
+    return _undecided(len(values), f"{words.removesuffix(_LAST)}; in {busy} of {len(values)} launches {took}", budget)
 
 
-def _decide(values: Sequence[float], floor: float, budget: int) -> FloorDecision:
+def _decide(values: Sequence[float], floor: float, budget: int) -> tuple[Verdict | None, str]:
     k = len(values)
     if k == 1 and (values[0] >= FAR * floor or values[0] <= floor / FAR):
         verdict = Verdict.PASS if values[0] > floor else Verdict.FAIL
         factor = values[0] / floor if verdict is Verdict.PASS else floor / values[0]
         side = "above" if verdict is Verdict.PASS else "below"
-        return FloorDecision(verdict, f"one launch decides: it is {side} the floor by a factor of {factor:.3g}", k)
+        return verdict, f"one launch decides: it is {side} the floor by a factor of {factor:.3g}"
     if k < FEWEST_LAUNCHES:
         return _undecided(k, f"{k} of the {FEWEST_LAUNCHES} launches needed at least", budget)
+    low, high, spread = interval(values)
+    words = f"{k} launches, spread {100 * spread:.2g} %, between {_rate(low)} and {_rate(high)}"
+    if spread > WIDE_SPREAD and k < FEWEST_WIDE_LAUNCHES:
+        return _undecided(k, f"{words}: a spread over 3 % needs {FEWEST_WIDE_LAUNCHES} launches", budget)
+    above = sum(value > floor for value in values)
+    if low > floor and above >= AGREEING_LAUNCHES * k:
+        return Verdict.PASS, f"{words}: above the floor"
+    if high < floor and sum(value < floor for value in values) >= AGREEING_LAUNCHES * k:
+        return Verdict.FAIL, f"{words}: below the floor"
+    return _undecided(k, f"{words}: {above} of {k} are above the floor, which decides nothing", budget)
+
+
+def interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the 99 % confidence interval of a row's bandwidth, and the standard deviation of the log value.
+
+    :param values: bytes per second of each launch, 2 to 7 of them.
+    """
     logs = [math.log(value) for value in values]
     centre, spread = mean(logs), stdev(logs)
-    half = _T995[k - 2] * max(spread, LEAST_SPREAD) / math.sqrt(k)
-    interval = (math.exp(centre - half), math.exp(centre + half))
-    words = f"{k} launches, spread {100 * spread:.2g} %, between {_rate(interval[0])} and {_rate(interval[1])}"
-    if spread > WIDE_SPREAD and k < FEWEST_WIDE_LAUNCHES:
-        return _undecided(k, f"{words}: a spread over 3 % needs {FEWEST_WIDE_LAUNCHES} launches", budget, interval)
-    above = sum(value > floor for value in values)
-    if interval[0] > floor and above >= AGREEING_LAUNCHES * k:
-        return FloorDecision(Verdict.PASS, f"{words}: above the floor", k, interval)
-    if interval[1] < floor and sum(value < floor for value in values) >= AGREEING_LAUNCHES * k:
-        return FloorDecision(Verdict.FAIL, f"{words}: below the floor", k, interval)
-    return _undecided(k, f"{words}: {above} of {k} are above the floor, which decides nothing", budget, interval)
+    half = _T995[len(logs) - 2] * max(spread, LEAST_SPREAD) / math.sqrt(len(logs))
+    return math.exp(centre - half), math.exp(centre + half), spread
 
 
 #: What a row says that has made all of its launches.
 _LAST = "; no further launch is made"
 
 
-def _undecided(k: int, words: str, budget: int, interval: tuple[float, float] | None = None) -> FloorDecision:
-    if k < min(budget, MOST_LAUNCHES):
-        return FloorDecision(None, words, k, interval)
-    return FloorDecision(Verdict.INCONCLUSIVE, f"{words}{_LAST}", k, interval)
+def _undecided(k: int, words: str, budget: int) -> tuple[Verdict | None, str]:
+    return (None, words) if k < min(budget, MOST_LAUNCHES) else (Verdict.INCONCLUSIVE, f"{words}{_LAST}")
 
 
 def _rate(value: float) -> str:

@@ -336,7 +336,7 @@ def another_launch(samples: Samples, expectation: Expectation | None, machine: M
     rest = judge(samples, replace(expectation, floor=math.ulp(0.0)), machine)
     if rest.verdict not in (Verdict.PASS, Verdict.INCONCLUSIVE):
         return False
-    return decide_floor(samples.values, expectation.floor, contention=samples.contention).verdict is None
+    return decide_floor(samples.values, expectation.floor, contention=samples.contention)[0] is None
 
 
 def _below(reason: str, samples: Samples, machine: Machine | None) -> Judgement:
@@ -361,17 +361,13 @@ def _below(reason: str, samples: Samples, machine: Machine | None) -> Judgement:
 
 def _speed_of_launches(row: str, samples: Samples, floor: float, machine: Machine | None) -> Judgement | None:
     values = samples.values
-    decision = decide_floor(values, floor, contention=samples.contention)
-    if decision.verdict is Verdict.PASS:
+    verdict, words = decide_floor(values, floor, contention=samples.contention)
+    if verdict is Verdict.PASS:
         return None
     figures = f"{row}: {rate(median(values))} is {percentage(median(values), floor)} of the floor of {rate(floor)}"
-    if decision.verdict is Verdict.FAIL:
-        return _below(f"{figures}; {decision.reason}", samples, machine)
-    return Judgement(
-        Verdict.INCONCLUSIVE,
-        f"{figures}; {decision.reason}",
-        _DISTURBED,
-    )
+    if verdict is Verdict.FAIL:
+        return _below(f"{figures}; {words}", samples, machine)
+    return Judgement(Verdict.INCONCLUSIVE, f"{figures}; {words}", _DISTURBED)
 
 
 def _latency(row: str, samples: Samples, expectation: Expectation) -> Judgement | None:

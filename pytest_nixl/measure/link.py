@@ -7,7 +7,7 @@ import contextlib
 import logging
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_nixl.core.errors import NixlPluginError
@@ -17,8 +17,7 @@ from pytest_nixl.measure.worker_pair import WorkerPair, versions_named
 from pytest_nixl.model import nixl_releases
 from pytest_nixl.model.carrier_bytes import counted
 from pytest_nixl.model.findings import FindingError
-from pytest_nixl.model.memory import DevicePair
-from pytest_nixl.model.row_key import EACH, LAST, RowKey, of_row
+from pytest_nixl.model.row_key import EACH, RowKey
 from pytest_nixl.model.samples import Corruption, Samples
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.nixl.backends.ucx import VRAM_AS_HOST, protocol
@@ -53,30 +52,18 @@ class Link:
     ``initiator`` and ``target`` are the agents. ``source`` and ``destination`` are the buffers from which and to which
     bytes move. ``devices`` are the GPUs of the ends in VRAM. ``agent_options`` says how the agents were created.
 
-    :param replace: ends a launch, and returns a new one of the same kind.
+    :param relaunch: ends a launch, and returns a new one of the same kind.
     :param pair: the current launch.
-    :param op: ``WRITE`` or ``READ``.
-    :param asked: the GPUs that were requested by number and so are part of the row keys.
-    :param footprint: the bytes of each buffer that the transfers of a row walk; 0: every transfer of a row has the same
-        bytes.
+    :param row: the key of any row of the link: those of the others differ from it in block, batch and depth.
     """
 
     def __init__(
-        self,
-        replace: Callable[[WorkerPair], WorkerPair],
-        pair: WorkerPair,
-        op: str,
-        settings: Settings,
-        asked: DevicePair | None = None,
-        footprint: int = 0,
+        self, relaunch: Callable[[WorkerPair], WorkerPair], pair: WorkerPair, row: RowKey, settings: Settings
     ) -> None:
-        self._replace = replace
+        self._relaunch = relaunch
         self._settings = settings
-        self.backend = pair.backend.NAME
-        self.op = op
-        self.memory = pair.memory
-        self._asked = asked
-        self.footprint = footprint
+        self._row = row
+        self.backend, self.op, self.memory, self.footprint = row.backend, row.op, row.memory, row.footprint
         self._use(pair)
 
     def _use(self, pair: WorkerPair) -> None:
@@ -93,9 +80,7 @@ class Link:
 
         :param block: the size of one block in bytes.
         """
-        ranks = (self.initiator.worker.rank, self.target.worker.rank)
-        variant = of_row(self._pair.variant, self.footprint, EACH if self._notifies_each else LAST)
-        return RowKey(self.backend, self.op, self.memory, block, batch, depth, ranks, self._asked, variant)
+        return replace(self._row, block=block, batch=batch, depth=depth)
 
     def move(self, block: int, *, batch: int = 1, depth: int = 1) -> Corruption | None:
         """Run ``depth`` transfers of ``batch`` blocks once with a new pattern, and compare every byte.
@@ -124,7 +109,7 @@ class Link:
 
     def relaunch(self) -> None:
         """End both workers and start new ones for the next launch."""
-        self._use(self._replace(self._pair))
+        self._use(self._relaunch(self._pair))
 
     def measure(
         self,
@@ -263,14 +248,9 @@ class Link:
                 self._prepare_objects(0, 0)
 
     @property
-    def _notifies_each(self) -> bool:
-        """Whether the row is one whose transfers all carry a notification; those to storage cannot."""
-        return self._settings.notify == EACH and not self._pair.backend.STORAGE
-
-    @property
     def _tags_each(self) -> bool:
         """Whether all transfers carry a notification; with some backends only that proves the delivery of a WRITE."""
-        return self._notifies_each or (self.op == "WRITE" and not self._pair.backend.COMPLETION_IMPLIES_DELIVERY)
+        return self._row.notify == EACH or (self.op == "WRITE" and not self._pair.backend.COMPLETION_IMPLIES_DELIVERY)
 
     @property
     def _announced(self) -> bool:
@@ -340,7 +320,7 @@ class Link:
             transfers=transfers.prepared,
             depth=transfers.depth,
             timeout=seconds,
-            acknowledged=(self.op == "WRITE" or self._notifies_each) and not storage,
+            acknowledged=(self.op == "WRITE" or self._row.notify == EACH) and not storage,
             tag_each=self._tags_each,
             announced=self._announced,
             storage=self.destination.ref if storage and self.op == "WRITE" else None,

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.model.agent_options import AgentOptions
 from pytest_nixl.model.memory import DevicePair, MemoryPair
-from pytest_nixl.model.row_key import Variant
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.nixl.agent import NixlAgent
 from pytest_nixl.nixl.backends import Backend
 from pytest_nixl.nixl.buffer import Buffer
-from pytest_nixl.nixl.gpus import choose
+from pytest_nixl.nixl.gpus import gpus, require_gpu
 from pytest_nixl.processes.hosts import Host
 from pytest_nixl.processes.worker_errors import WorkerError
 from pytest_nixl.processes.worker_process import Pending, Worker, results
@@ -76,7 +75,7 @@ class WorkerPair:
     :param memory: the memory types of initiator and target.
     :param capacity: the size of each end's buffer in bytes.
     :param alignment: a divisor of the offsets and lengths of all transfers, in bytes.
-    :param devices: the GPUs of the ends in VRAM; None to let :func:`~pytest_nixl.nixl.gpus.choose` choose.
+    :param devices: the GPUs of the ends in VRAM; None to let :func:`choose_gpus` choose.
     :param variables: additional environment variables of the two workers.
     :param regions: the number of equal parts in which each buffer is registered.
     :param agent_options: how the agents are created; None for the first of the settings.
@@ -114,7 +113,7 @@ class WorkerPair:
             for host, role, own in zip(hosts, roles, variables, strict=False):
                 limits = settings.timeout, settings.start_timeout
                 workers.append(host.start(role, {**environment, **own}, *limits))
-            self.devices = choose(workers[0], workers[-1], memory, devices)
+            self.devices = choose_gpus(workers[0], workers[-1], memory, devices)
             ends = (memory.initiator, self.devices.initiator), (memory.target, self.devices.target)
             for worker, (kind, device) in zip(workers, ends, strict=False):
                 if kind == "VRAM":
@@ -163,11 +162,6 @@ class WorkerPair:
         return settle
 
     @property
-    def variant(self) -> Variant:
-        """What differs from the default in how the agents were created, for the keys of rows."""
-        return self.agent_options.variant(self.backend.NAME, self.backend.PLUGIN)
-
-    @property
     def healthy(self) -> bool:
         """Whether both workers still run."""
         return self.initiator.agent.worker.alive and self.target.agent.worker.alive
@@ -183,6 +177,29 @@ class WorkerPair:
         """End both workers immediately."""
         self.initiator.agent.worker.kill()
         self.target.agent.worker.kill()
+
+
+def choose_gpus(one: Worker, other: Worker, memory: MemoryPair, wanted: DevicePair | None) -> DevicePair:
+    """Return the devices of a link's two ends; an end in host memory has device 0.
+
+    :param one: the initiator's worker.
+    :param other: the target's worker.
+    :param memory: the memory types of both ends.
+    :param wanted: the requested GPUs; None for the initiator's first GPU and the target's first GPU that is a
+        different one, if there is one.
+    :raises NotApplicableError: an end in VRAM has no GPU, or not the requested one.
+    """
+    ends = (("VRAM" in memory.initiator, one), ("VRAM" in memory.target, other))
+    seen = [gpus(worker, memory) if needs else [] for needs, worker in ends]
+    if wanted is not None:
+        numbers = (wanted.initiator, wanted.target)
+        for number, (needs, worker) in zip(numbers, ends, strict=True):
+            if needs:
+                require_gpu(worker, number, memory)
+        return DevicePair(*(number if needs else 0 for number, (needs, _) in zip(numbers, ends, strict=True)))
+    first = seen[0][0].uuid if seen[0] else ""
+    target = next((gpu.number for gpu in seen[1] if gpu.uuid != first), 0)
+    return DevicePair(0, target)
 
 
 def connect_agents(here: NixlAgent, there: NixlAgent) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.measure.link import Link
@@ -13,7 +13,7 @@ from pytest_nixl.measure.worker_pair import Variables, WorkerPair
 from pytest_nixl.model.agent_options import AgentOptions
 from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.model.rank_pairs import RankPair
-from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.model.row_key import LAST, RowKey, of_row
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.nixl.backends import BACKENDS
 from pytest_nixl.processes.hosts import Host
@@ -25,7 +25,7 @@ class WorkerPairs:
 
     The pairs of two ranks are ended before those of two other ranks start, so that only two ranks use memory.
 
-    :param hosts: the ranks on which workers can start.
+    :param hosts: the hosts on which workers can start, by rank.
     :param settings: the settings of the run.
     """
 
@@ -59,18 +59,8 @@ class WorkerPairs:
         :raises NotApplicableError: an end does not have this memory.
         :raises WorkerError: a worker or an agent cannot be started.
         """
-        wanted = self._kind(backend, memory, ranks, devices, agent_options, footprint)
-        # A progress thread takes CPU time also while its agents are idle.
-        alone = bool(wanted.agent_options.progress_thread)
-        self._end(
-            lambda kind: (
-                kind.ranks != ranks
-                or kind.agent_options != wanted.agent_options
-                or kind.footprint != footprint  # their buffers are large
-                or (alone and kind != wanted)
-            )
-        )
-        return self._link(wanted, op)
+        agent = agent_options or self._settings.agents[0]
+        return self._undisturbed(self._row(backend, op, memory, ranks, agent, devices, footprint), agent)
 
     def link_of(self, row: RowKey, ranks: RankPair) -> Link:
         """Return a link between two ranks that measures rows like ``row``, with agents as that row had them.
@@ -79,10 +69,25 @@ class WorkerPairs:
         :raises WorkerError: a worker or an agent cannot be started.
         """
         plugin = BACKENDS[row.backend].PLUGIN
-        wanted = row.agent_variant
-        same = [each for each in self._settings.agents if each.variant(row.backend, plugin) == wanted]
-        agent = same[0] if same else None
-        return self.link(row.backend, row.op, row.memory, ranks, agent_options=agent, footprint=row.footprint)
+        for agent in self._settings.agents:
+            if agent.variant(row.backend, plugin) == row.agent_variant:
+                return self._undisturbed(replace(row, pair=ranks), agent)
+        return self.link(row.backend, row.op, row.memory, ranks, footprint=row.footprint)
+
+    def _undisturbed(self, row: RowKey, agent: AgentOptions) -> Link:
+        """Return a link of which ``row`` is a row, after the launches have ended that would disturb it."""
+        wanted = _Kind.of(row, agent)
+        # A progress thread takes CPU time also while its agents are idle.
+        alone = bool(agent.progress_thread)
+        self._end(
+            lambda kind: (
+                kind.ranks != wanted.ranks
+                or kind.agent_options != agent
+                or kind.footprint != wanted.footprint  # their buffers are large
+                or (alone and kind != wanted)
+            )
+        )
+        return self._link(wanted, row)
 
     def together(self, backend: str, op: str, memory: MemoryPair, pairs: Sequence[RankPair]) -> list[Link]:
         """Return one link for each pair of ranks, for use at the same time.
@@ -90,9 +95,11 @@ class WorkerPairs:
         :raises NotApplicableError: an end does not have this memory.
         :raises WorkerError: a worker or an agent cannot be started.
         """
-        kinds = [self._kind(backend, memory, ranks) for ranks in pairs]
-        self._end(lambda kind: kind not in kinds if kinds[0].agent_options.progress_thread else kind.ranks not in pairs)
-        return [self._link(kind, op) for kind in kinds]
+        agent = self._settings.agents[0]
+        rows = [self._row(backend, op, memory, ranks, agent) for ranks in pairs]
+        kinds = [_Kind.of(row, agent) for row in rows]
+        self._end(lambda kind: kind not in kinds if agent.progress_thread else kind.ranks not in pairs)
+        return [self._link(kind, row) for kind, row in zip(kinds, rows, strict=True)]
 
     def between_devices(
         self,
@@ -112,12 +119,13 @@ class WorkerPairs:
         :raises WorkerError: a worker or an agent cannot be started.
         """
         agent = self._settings.agents[0]
+        rows = [replace(self._row(backend, op, memory, ranks, agent), devices=pair) for pair in devices]
         kinds = [
-            _Kind(backend, memory, ranks, pair, agent, tuple(tuple(sorted(end.items())) for end in own))
-            for pair, own in zip(devices, variables or [({}, {})] * len(devices), strict=True)
+            replace(_Kind.of(row, agent), variables=tuple(tuple(sorted(end.items())) for end in own))
+            for row, own in zip(rows, variables or [({}, {})] * len(rows), strict=True)
         ]
         self._end(lambda kind: kind not in kinds)
-        return [self._link(kind, op) for kind in kinds]
+        return [self._link(kind, row) for kind, row in zip(kinds, rows, strict=True)]
 
     def replace(self, pair: WorkerPair) -> WorkerPair:
         """End a pair and return a new one of the same kind, for the next launch."""
@@ -128,21 +136,25 @@ class WorkerPairs:
         """End all workers."""
         self._end(lambda _: True)
 
-    def _kind(
+    def _row(
         self,
         backend: str,
+        op: str,
         memory: MemoryPair,
         ranks: RankPair,
+        agent: AgentOptions,
         devices: DevicePair | None = None,
-        agent_options: AgentOptions | None = None,
         footprint: int = 0,
-    ) -> _Kind:
-        has_gpu = "VRAM" in (memory.initiator, memory.target)
-        asked = (devices or self._settings.devices) if has_gpu else None
-        agent = agent_options or self._settings.agents[0]
-        return _Kind(backend, memory, ranks, asked, agent, footprint=footprint)
+    ) -> RowKey:
+        """Return the key of a row as these settings measure it; those to storage have one rank and no notification."""
+        asked = (devices or self._settings.devices) if "VRAM" in (memory.initiator, memory.target) else None
+        notify, plugin = self._settings.notify, BACKENDS[backend].PLUGIN
+        if BACKENDS[backend].STORAGE:
+            ranks, notify = (ranks[0], ranks[0]), LAST
+        variant = of_row(agent.variant(backend, plugin), footprint, notify)
+        return RowKey(backend, op, memory, self._settings.blocks[0], pair=ranks, devices=asked, variant=variant)
 
-    def _link(self, kind: _Kind, op: str) -> Link:
+    def _link(self, kind: _Kind, row: RowKey) -> Link:
         if kind in self._refused:
             raise self._refused[kind]
         if kind.ranks in self._absent:
@@ -159,7 +171,7 @@ class WorkerPairs:
             except NixlAbsentError as error:
                 self._absent[kind.ranks] = error
                 raise
-        return Link(self.replace, pair, op, self._settings, kind.devices, kind.footprint)
+        return Link(self.replace, pair, row, self._settings)
 
     def _launch(self, kind: _Kind) -> WorkerPair:
         blocks = self._settings.blocks
@@ -200,3 +212,8 @@ class _Kind:
     variables: tuple[tuple[tuple[str, str], ...], ...] = ()
     #: The bytes of each buffer that the transfers of a row walk; 0: every transfer of a row has the same bytes.
     footprint: int = 0
+
+    @classmethod
+    def of(cls, row: RowKey, agent: AgentOptions) -> _Kind:
+        """Return what the link of a row requires."""
+        return cls(row.backend, row.memory, row.pair, row.devices, agent, footprint=row.footprint)

@@ -71,10 +71,9 @@ class CarrierBytes:
         An EFA transport whose devices moved the payload without RDMA becomes ``efa-emulated`` or ``srd-emulated``.
         """
         found: dict[str, None] = {}
-        emulated = self.emulated
         for each in transports:
             provider, slash, device = each.partition("/")
-            name = f"{provider}{EMULATED}{slash}{device}" if emulated and _moves_by_rdma(provider) else each
+            name = f"{provider}{EMULATED}{slash}{device}" if _moves_by_rdma(provider) and self.emulated else each
             carriers = () if "/" in name else self.carriers([name])
             found.update(dict.fromkeys(f"{name}/{item.device}" for item in carriers) or {name: None})
         return tuple(found)

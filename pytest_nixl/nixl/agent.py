@@ -77,7 +77,7 @@ class NixlAgent(AgentCalls):
     """
 
     def __init__(self, worker: Worker, ref: Ref, name: str) -> None:
-        super().__init__(worker, ref)
+        self.worker, self.ref = worker, ref
         self.name = worker.agent_names[ref.number] = name
         self._siblings: Agents | None = None
         self._made_with: dict[str, Any] = {}

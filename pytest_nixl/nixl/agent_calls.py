@@ -18,14 +18,11 @@ class AgentCalls:
     """The methods of ``nixl_agent``, with its names, parameters and results.
 
     Descriptor lists and handles stay in the worker; here they are opaque references.
-
-    :param worker: the worker that has the agent.
-    :param ref: the reference to the agent in the worker.
     """
 
-    def __init__(self, worker: Worker, ref: Ref) -> None:
-        self.worker = worker
-        self.ref = ref
+    #: The worker that has the agent, and the reference to the agent in it.
+    worker: Worker
+    ref: Ref
 
     def _call(self, method: str, *arguments: Any, **keywords: Any) -> Any:
         return self.worker.call("call", agent=self.ref, method=method, arguments=list(arguments), keywords=keywords)

@@ -7,7 +7,6 @@ import platform
 from dataclasses import dataclass
 
 from pytest_nixl.core.errors import NotApplicableError
-from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.processes.worker_process import Worker
 
 
@@ -58,29 +57,6 @@ def require_gpu(worker: Worker, number: int, what: object = "this test") -> Link
             "choose one of these GPUs, or make more visible (CUDA_VISIBLE_DEVICES, the container's GPUs)",
         )
     return found[number]
-
-
-def choose(one: Worker, other: Worker, memory: MemoryPair, wanted: DevicePair | None) -> DevicePair:
-    """Return the devices of a link's two ends; an end in host memory has device 0.
-
-    :param one: the initiator's worker.
-    :param other: the target's worker.
-    :param memory: the memory types of both ends.
-    :param wanted: the requested GPUs; None for the initiator's first GPU and the target's first GPU that is a
-        different one, if there is one.
-    :raises NotApplicableError: an end in VRAM has no GPU, or not the requested one.
-    """
-    ends = (("VRAM" in memory.initiator, one), ("VRAM" in memory.target, other))
-    seen = [gpus(worker, memory) if needs else [] for needs, worker in ends]
-    if wanted is not None:
-        numbers = (wanted.initiator, wanted.target)
-        for number, (needs, worker) in zip(numbers, ends, strict=True):
-            if needs:
-                require_gpu(worker, number, memory)
-        return DevicePair(*(number if needs else 0 for number, (needs, _) in zip(numbers, ends, strict=True)))
-    first = seen[0][0].uuid if seen[0] else ""
-    target = next((gpu.number for gpu in seen[1] if gpu.uuid != first), 0)
-    return DevicePair(0, target)
 
 
 def _where(worker: Worker) -> str:

@@ -1,15 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts on which workers are started: this host, or that of a peer."""
+"""Hosts on which workers are started: this host, or that of a peer; and a worker's process on this host."""
 
 from __future__ import annotations
 
+import errno
+import itertools
+import os
+import socket
+import subprocess
+import sys
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from pathlib import Path
 
-from pytest_nixl.processes.local_process import LocalProcess
-from pytest_nixl.processes.supervisor import SupervisorClient
-from pytest_nixl.processes.worker_parent import parent_of_workers
-from pytest_nixl.processes.worker_process import START_SECONDS, Worker
+from pytest_nixl.core.resource_limits import file_fault
+from pytest_nixl.model.tools import RUN_DIRECTORY
+from pytest_nixl.processes.supervisor import SupervisorClient, SupervisorError
+from pytest_nixl.processes.worker_parent import (
+    BLAS_THREADS,
+    SCRIPT,
+    ForkedWorker,
+    fork_worker,
+    parent_of_workers,
+)
+from pytest_nixl.processes.worker_process import START_SECONDS, Process, Worker
 
 #: The roles whose figures decide the verdicts of rows. Each of them is a new Python, with addresses of its own.
 MEASURED = ("initiator", "target", "flows")
@@ -35,7 +49,7 @@ def start_process(
     return LocalProcess(supervisor, f"rank{rank}-{role}", environment, prefix, fork=fork)
 
 
-class Host(Protocol):
+class Host(ABC):
     """A rank on whose host workers are started."""
 
     rank: int
@@ -54,11 +68,17 @@ class Host(Protocol):
         :param environment: changes to that rank's environment variables; None unsets one.
         :param timeout: the deadline of each step, in seconds.
         :param start_timeout: the deadline to start, and to create an agent, in seconds.
+        :raises NixlPluginError: the process cannot be started.
         """
-        ...
+        process = self._new_process(role, environment, start_timeout)
+        return Worker(process, rank=self.rank, role=role, timeout=timeout, start_timeout=start_timeout)
+
+    @abstractmethod
+    def _new_process(self, role: str, environment: Mapping[str, str | None], start_timeout: float) -> Process:
+        """Start the process of a worker."""
 
 
-class LocalHost:
+class LocalHost(Host):
     """The host of this process.
 
     :param supervisor: the supervisor that ends workers if this process is killed.
@@ -80,13 +100,134 @@ class LocalHost:
         self._supervisor = supervisor
         self._prefix = prefix
 
-    def start(
+    def _new_process(self, role: str, environment: Mapping[str, str | None], start_timeout: float) -> Process:
+        return start_process(self._supervisor, self.rank, role, {**environment, **self._own}, self._prefix)
+
+
+class LocalProcess:
+    """A worker as a child of this process, which ends with it.
+
+    :param supervisor: the supervisor that ends the worker if this process is killed.
+    :param name: the name of its log file, without the number that makes it unique.
+    :param environment: changes to this process's environment variables; None unsets one.
+    :param prefix: a command that executes the worker without forking, such as ``nsenter --net=FILE``.
+    :param fork: whether it may be forked from a process with Python's modules, instead of being a new Python.
+    """
+
+    here = True
+
+    def __init__(
         self,
-        role: str,
+        supervisor: SupervisorClient,
+        name: str,
         environment: Mapping[str, str | None],
-        timeout: float,
-        start_timeout: float = START_SECONDS,
-    ) -> Worker:
-        """Start a worker on this host."""
-        process = start_process(self._supervisor, self.rank, role, {**environment, **self._own}, self._prefix)
-        return Worker(process, rank=self.rank, role=role, timeout=timeout, start_timeout=start_timeout)
+        prefix: Sequence[str] = (),
+        *,
+        fork: bool = True,
+    ) -> None:
+        self._supervisor = supervisor
+        if BLAS_THREADS not in os.environ:
+            environment = {BLAS_THREADS: "1", **environment}
+        if not prefix:  # a namespace that the prefix enters may have another /dev/shm
+            environment = {**_own_segments(supervisor), **environment}
+        environment = {**environment, RUN_DIRECTORY: str(supervisor.directory)}
+        whole = {name: value for name, value in {**os.environ, **environment}.items() if value is not None}
+        self.log = _new_log(supervisor.directory, name)
+        self.channel, theirs = socket.socketpair()
+        try:
+            with theirs, self.log.open("wb") as log:
+                forked = fork_worker(supervisor, theirs, log, whole) if fork and not prefix else None
+                self._process: ForkedWorker | subprocess.Popen[bytes] = forked or subprocess.Popen(
+                    [*prefix, sys.executable, str(SCRIPT), str(theirs.fileno()), str(os.getpid())],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=whole,
+                    start_new_session=True,
+                )
+        except BaseException as error:
+            self.channel.close()
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                words, remedy = file_fault(error)
+                raise SupervisorError(f"a worker cannot be started: {words}", remedy) from None
+            raise
+        supervisor.watch_process(self._process.pid)
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process still runs."""
+        return self._process.poll() is None
+
+    def wait(self, seconds: float | None = None) -> int | None:
+        """Return the exit code (negative for a signal); None if the process has not ended within ``seconds``."""
+        try:
+            return self._process.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def kill(self) -> None:
+        """End the process immediately."""
+        if self.alive:
+            self._process.kill()
+        self._process.wait()
+        self.channel.close()
+        self._supervisor.unwatch_process(self.pid)
+
+    def state(self) -> str:
+        """Return the kernel's state of the process in words, such as ``sleeping``."""
+        try:
+            letter = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return "gone"
+        return _STATES.get(letter, f"in state {letter}")
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the process."""
+        self._process.send_signal(number)
+
+    def output(self) -> str:
+        """Return everything that the process has written to stdout and stderr."""
+        return self.log.read_text(errors="replace")
+
+
+_STATES = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "in a system call that cannot be interrupted (a driver or a file system)",
+    "T": "stopped by a signal",
+    "t": "stopped by a debugger",
+    "Z": "dead",
+}
+
+
+#: UCX takes this directory instead of /dev/shm for its segments, which are gone as soon as they are mapped: but a
+#: process that is killed in the instant between leaves one.
+_SEGMENTS = "UCX_POSIX_DIR"
+
+
+def _own_segments(supervisor: SupervisorClient) -> dict[str, str]:
+    """Return where UCX is to make its shared memory, so that what a killed worker leaves is known to be ours."""
+    if _SEGMENTS in os.environ or not supervisor.shared_memory:
+        return {}
+    return {_SEGMENTS: supervisor.shared_memory}
+
+
+def _new_log(directory: Path, name: str) -> Path:
+    """Create an empty log file with the first free number, also if other threads do the same."""
+    for number in itertools.count():
+        path = directory / f"{name}-{number}.log"
+        try:
+            path.touch(exist_ok=False)
+            return path
+        except FileExistsError:
+            continue
+        except OSError as error:
+            words, remedy = file_fault(error)
+            raise SupervisorError(f"the log of a worker cannot be made: {words}", remedy) from None
+    raise AssertionError("numbers do not end")

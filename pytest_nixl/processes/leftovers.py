@@ -110,7 +110,7 @@ def _without_password(item: dict[str, Any]) -> dict[str, Any]:
     if item["kind"] == "container":
         return item
     endpoints = [[*parts[:3], "", ""] for parts in item["endpoints"]]
-    login = bool(item["credentials"]["user"] or endpoints != item["endpoints"])
+    login = bool(item["credentials"].get("user") or endpoints != item["endpoints"])
     credentials = {**item["credentials"], "user": "", "password": ""}
     return {**item, "endpoints": endpoints, "credentials": credentials, "login": login or item.get("login", False)}
 

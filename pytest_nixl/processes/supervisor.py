@@ -29,6 +29,9 @@ from pytest_nixl.processes.leftovers import remove_run
 from pytest_nixl.processes.supervisor_main import start_time
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack  # type checkers bring it
+
+    from pytest_nixl.etcd.client import Credentials
     from pytest_nixl.etcd.endpoints import Endpoint
 
 #: Timeout in seconds for the start of the supervisor and for one answer (it ends a process within about 2 s).
@@ -123,26 +126,15 @@ class SupervisorClient:
         """Stop watching a container."""
         self._unwatch(f"container {name}")
 
-    def watch_prefix(
-        self,
-        prefix: str,
-        endpoints: Sequence[Endpoint],
-        *,
-        cacert: str = "",
-        cert: str = "",
-        key: str = "",
-        user: str = "",
-        password: str = "",
-    ) -> None:
+    def watch_prefix(self, prefix: str, endpoints: Sequence[Endpoint], **credentials: Unpack[Credentials]) -> None:
         """Ask the supervisor to delete all keys under ``prefix`` when this client is gone.
 
         The credentials are kept only in the memory of the supervisor. See :func:`pytest_nixl.etcd.client.connect`.
         """
         parts = [[e.scheme, e.host, e.port, e.user, e.password] for e in endpoints]
-        files = {name: os.path.abspath(path) if path else "" for name, path in
-                 (("cacert", cacert), ("cert", cert), ("key", key))}  # fmt: skip
-        credentials = {**files, "user": user, "password": password}
-        item = {"kind": "prefix", "name": prefix, "endpoints": parts, "credentials": credentials}
+        whole: dict[str, Any] = {**credentials}
+        whole |= {name: os.path.abspath(whole[name]) for name in ("cacert", "cert", "key") if whole.get(name)}
+        item = {"kind": "prefix", "name": prefix, "endpoints": parts, "credentials": whole}
         self._watch(_prefix_key(prefix, endpoints), item, shared=False)
 
     def unwatch_prefix(self, prefix: str, endpoints: Sequence[Endpoint]) -> None:

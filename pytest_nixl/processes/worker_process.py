@@ -20,7 +20,6 @@ from pytest_nixl.core.shared_memory import SHM_REMEDY, shared_memory_shortage
 from pytest_nixl.core.strict import Form, Number, OneOf, StrictError, Text, check
 from pytest_nixl.core.wire import Ref, decode, encode
 from pytest_nixl.model.worker_commands import WORKER_COMMANDS
-from pytest_nixl.processes.local_process import LocalProcess
 from pytest_nixl.processes.worker_errors import (
     NixlAbsentError,
     NixlError,
@@ -131,6 +130,8 @@ class Pending:
 class Process(Protocol):
     """A worker's process, on this host or on a peer's."""
 
+    #: Whether it is on this host.
+    here: bool
     #: The socket for messages, one line of JSON each. It is closed when the process has ended.
     channel: socket.socket
 
@@ -348,7 +349,7 @@ class Worker:
         remedy = (
             "read its last lines below for a crash in NIXL, UCX or a driver; run `dmesg` to look for the OOM killer"
         )
-        if code in _CRASHES and isinstance(self._process, LocalProcess):
+        if code in _CRASHES and self._process.here:
             if shortage := address_space_fault(AGENT_NEEDS):
                 reason, remedy = f"{reason}: {shortage}, and NIXL needs more", ADDRESS_SPACE_REMEDY
             elif shortage := shared_memory_shortage():

@@ -17,9 +17,9 @@ from pytest_nixl.session.outcome import check_of
 if TYPE_CHECKING:
     from pytest_nixl.cluster.placement import Placement
     from pytest_nixl.cluster.rank_session import RankSession
+    from pytest_nixl.model.row_key import RowKey
     from pytest_nixl.model.settings import Settings
     from pytest_nixl.session.recorder import Found, Recorder
-    from pytest_nixl.session.requested_links import LinkParam
 
 RUN = pytest.StashKey["Run"]()
 _RANK_SESSION: pytest.StashKey[RankSession] = pytest.StashKey()
@@ -130,8 +130,8 @@ class Run:
         return ask(self.settings)
 
     @property
-    def links(self) -> list[LinkParam]:
-        """The requested links. :raises pytest.UsageError: if a setting is bad."""
+    def links(self) -> list[RowKey]:
+        """The requested links, each as the key of one of its rows. :raises pytest.UsageError: if a setting is bad."""
         from pytest_nixl.session.requested_links import requested_links
 
         return requested_links(self.settings, self.placement)

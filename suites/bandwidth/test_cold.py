@@ -3,23 +3,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 
-from pytest_nixl import Judgement, Link, Run, Samples, Settings, WorkerPairs
-from pytest_nixl.checks.bandwidth.cold_rows import LinkRow, cold_link, cold_rows
+from pytest_nixl import Judgement, Link, RowKey, Run, Samples, Settings, WorkerPairs
+from pytest_nixl.checks.bandwidth.cold_rows import cold_link, cold_rows
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     run = Run.of(metafunc.config)
     # None: the test says why there is nothing to measure.
-    metafunc.parametrize("cold_row", (cold_rows(run) if run.usable else []) or [None], ids=str)
+    rows: Mapping[str, RowKey | None] = (cold_rows(run) if run.usable else {}) or {"None": None}
+    metafunc.parametrize("cold_row", rows.values(), ids=rows)
 
 
 @pytest.mark.nixl_check("bandwidth-cold", level="extended")
 def test_bandwidth_of_bytes_in_no_cache(
-    cold_row: LinkRow | None,
+    cold_row: RowKey | None,
     nixl_settings: Settings,
     nixl_pairs: WorkerPairs,
     measure_of: Callable[..., Samples],

@@ -39,7 +39,7 @@ def nixlbench_rows(run: Run) -> Iterator[RowKey]:
     name = label(run.settings.nixlbench_args)
     every = product(run.links, sizes, run.settings.batch, run.settings.depth)
     # nixlbench creates its agents itself.
-    rows = (replace(link.key(block, batch, depth), variant=()) for link, block, batch, depth in every)
+    rows = (replace(link, block=block, batch=batch, depth=depth, variant=()) for link, block, batch, depth in every)
     for row in dict.fromkeys(rows):
         yield row.measured_by(name)
 

@@ -7,19 +7,20 @@ from collections.abc import Callable
 
 import pytest
 
-from pytest_nixl import Cluster, Judgement, Profile, Run
-from pytest_nixl.checks.raw_tools.check import LinkParam, compare, link_kinds
+from pytest_nixl import Cluster, Judgement, Profile, RowKey, Run
+from pytest_nixl.checks.raw_tools.check import compare, link_kinds
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     run = Run.of(metafunc.config)
-    metafunc.parametrize("link_kind", link_kinds(run) if run.usable else (1,), ids=str)
+    kinds = link_kinds(run) if run.usable else {"1": None}
+    metafunc.parametrize("link_kind", kinds.values(), ids=kinds)
 
 
 @pytest.mark.nixl_check("nixl-to-raw")
 def test_nixl_moves_what_the_path_carries(
     request: pytest.FixtureRequest,
-    link_kind: LinkParam,
+    link_kind: RowKey,
     nixl_run: Run,
     nixl_cluster: Cluster,
     profile: Profile,

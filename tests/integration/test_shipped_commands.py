@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def judged(settings: Settings, profile: Profile) -> tuple[dict[str, bool], list[
         name = f"{link.backend} {link.op} {link.memory}"
         figures[name] = False
         for block, batch, depth in product(settings.blocks, settings.batch, settings.depth):
-            key = link.key(block, batch, depth)
+            key = replace(link, block=block, batch=batch, depth=depth)
             item = profile.expectation(key)
             if item is None:
                 unexpected.append(str(key))

@@ -24,7 +24,7 @@ from pytest_nixl.model.settings import Settings
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.processes.worker_errors import NixlError, WorkerError
-from pytest_nixl.processes.worker_process import START_SECONDS, Worker
+from pytest_nixl.processes.worker_process import Process
 from pytest_nixl.session.benchmark import versions_of
 
 OTHER = os.environ["PYTEST_NIXL_OTHER"]
@@ -41,16 +41,10 @@ Places = tuple[LocalHost, LocalHost]
 class OtherRelease(LocalHost):
     """A rank whose NIXL is the other release."""
 
-    def start(
-        self,
-        role: str,
-        environment: Mapping[str, str | None],
-        timeout: float,
-        start_timeout: float = START_SECONDS,
-    ) -> Worker:
+    def _new_process(self, role: str, environment: Mapping[str, str | None], start_timeout: float) -> Process:
         """Start a worker that finds the other release first."""
         path = os.pathsep.join(filter(None, (OTHER, os.environ.get("PYTHONPATH"))))
-        return super().start(role, {**environment, "PYTHONPATH": path}, timeout, start_timeout)
+        return super()._new_process(role, {**environment, "PYTHONPATH": path}, start_timeout)
 
 
 @pytest.fixture(params=["we write", "they write"])

@@ -12,31 +12,38 @@ from pytest_nixl.host.memory import available_memory, in_bytes
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.measure.link import Link
 from pytest_nixl.measure.worker_pairs import WorkerPairs
+from pytest_nixl.model.row_key import RowKey, of_row
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.nixl.backends import BACKENDS
 from pytest_nixl.session.footprint import automatic_footprint, ends_here
-from pytest_nixl.session.requested_links import LinkRow
+from pytest_nixl.session.requested_links import link_id
 from pytest_nixl.session.run import Run
-
-__all__ = ["LinkRow", "cold_link", "cold_rows"]
 
 #: The least block size in bytes. The time of smaller transfers is that of their posts, whatever the caches hold.
 LEAST_BLOCK = 64 * KIB
 
 
-def cold_rows(run: Run) -> list[LinkRow]:
-    """Return what the check measures: the smallest, a middle and the largest block of each link between two agents."""
+def cold_rows(run: Run) -> dict[str, RowKey]:
+    """Return what the check measures: the smallest, a middle and the largest block of each link between two agents.
+
+    The rows are named by the ids of their tests, without the footprint: it may be another one on other ranks' hosts.
+    """
     settings = run.settings
     if settings.footprint is not None:
-        return []
+        return {}
     blocks = sorted(block for block in settings.blocks if block >= LEAST_BLOCK) or [max(settings.blocks)]
     sizes = dict.fromkeys((blocks[0], blocks[len(blocks) // 2], blocks[-1]))
     footprint, _ = automatic_footprint(settings.blocks, settings.batch, settings.depth)
-    links = [replace(link, footprint=footprint) for link in run.links if not BACKENDS[link.backend].STORAGE]
-    return [LinkRow(*each) for each in product(links, sizes, settings.batch, settings.depth)]
+    links = [link for link in run.links if not BACKENDS[link.backend].STORAGE]
+    rows = {}
+    for link, block, batch, depth in product(links, sizes, settings.batch, settings.depth):
+        name = f"{link_id(link, several=run.placement.several)}-{format_size(block)}-batch{batch}-depth{depth}"
+        variant = of_row(link.agent_variant, footprint, link.notify)
+        rows[name] = replace(link, block=block, batch=batch, depth=depth, variant=variant)
+    return rows
 
 
-def cold_link(row: LinkRow | None, settings: Settings, pairs: WorkerPairs) -> Link:
+def cold_link(row: RowKey | None, settings: Settings, pairs: WorkerPairs) -> Link:
     """Return the link that measures a row.
 
     :raises NotApplicableError: there is nothing to measure, or the buffers do not fit into the memory of this host.
@@ -48,11 +55,10 @@ def cold_link(row: LinkRow | None, settings: Settings, pairs: WorkerPairs) -> Li
             "no requested backend moves bytes between two agents",
             "give --nixl-backend=UCX or LIBFABRIC, and a --nixl-memory without FILE",
         )
-    link = row.link
-    wanted, available = ends_here(settings) * link.footprint, available_memory(FactsRoot())
+    wanted, available = ends_here(settings) * row.footprint, available_memory(FactsRoot())
     if available is not None and wanted > available.size:
         raise NotApplicableError(
             f"buffers that the last-level cache cannot hold need {in_bytes(wanted)}, but {available} are available",
             "give a smaller --nixl-footprint, which all rows then walk",
         )
-    return pairs.link(link.backend, link.op, link.memory, link.ranks, link.devices, link.agent_options, link.footprint)
+    return pairs.link_of(row, row.pair)

@@ -18,10 +18,7 @@ from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.nixl.backends import BACKENDS
 from pytest_nixl.processes.external_program import ToolError
 from pytest_nixl.session.cluster import Cluster
-from pytest_nixl.session.requested_links import LinkParam
 from pytest_nixl.session.run import Run
-
-__all__ = ["LinkParam", "compare", "few", "link_kinds"]
 
 #: Maximum number of rank pairs that are measured.
 MOST_PAIRS = 4
@@ -29,12 +26,12 @@ MOST_PAIRS = 4
 _NO_BANDWIDTH = (Verdict.CORRUPT, Verdict.WRONG_TRANSPORT, Verdict.IMPLAUSIBLE, Verdict.ERROR)
 
 
-def link_kinds(run: Run) -> list[LinkParam]:
-    """Return the kinds of links that the settings request: one of the links that differ only in ranks or agents."""
-    return list(dict.fromkeys(LinkParam(link.backend, link.op, link.memory) for link in run.links))
+def link_kinds(run: Run) -> dict[str, RowKey]:
+    """Return by its name each kind of requested links: one of the links that differ only in ranks or agents."""
+    return {f"{link.backend}-{link.op}-{link.memory}": link for link in run.links}
 
 
-def compare(kind: LinkParam, run: Run, cluster: Cluster, profile: Profile) -> tuple[Judgement, tuple[RawRatio, ...]]:
+def compare(kind: RowKey, run: Run, cluster: Cluster, profile: Profile) -> tuple[Judgement, tuple[RawRatio, ...]]:
     """Measure rows of this run with a raw tool, and add the cause to rows that failed.
 
     If the tool fails, nothing is known about NIXL: WARN, or UNKNOWN if a row failed or has a bound.
@@ -93,13 +90,13 @@ def _wanted(key: RowKey, result: Result, profile: Profile) -> bool:
     return _failed(result) or (expectation is not None and expectation.raw is not None)
 
 
-def _measured(kind: LinkParam, run: Run) -> dict[RowKey, Result]:
+def _measured(kind: RowKey, run: Run) -> dict[RowKey, Result]:
     """Return the rows of a kind that a raw tool can repeat: rows of batch 1 with the largest depth."""
     rows = {}
     for key, result in measured_rows(run.found.results):
         if result.verdict in _NO_BANDWIDTH or key.batch != 1 or key.kv or key.pattern or key.walks:
             continue
-        if LinkParam(key.backend, key.op, key.memory) == kind:
+        if (key.backend, key.op, key.memory) == (kind.backend, kind.op, kind.memory):
             rows[key] = result
     depth = max((key.depth for key in rows), default=1)
     return {key: result for key, result in rows.items() if key.depth == depth}

@@ -34,7 +34,7 @@ PROFILE = Profile("test", "a test", "a test", (), expectations=(EXPECTED,))
 def keys(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, *options: str) -> list[str]:
     monkeypatch.setattr(footprint, "last_level_cache", lambda _: 32 << 20)
     run = Run.of(parse_config(pytester, *options))
-    return [str(row.key) for row in cold_rows.cold_rows(run)]
+    return [str(row) for row in cold_rows.cold_rows(run).values()]
 
 
 def test_three_sizes_of_each_link_between_agents_are_measured(
@@ -63,7 +63,7 @@ def test_the_id_of_a_test_is_the_same_on_hosts_with_other_caches(
     found = []
     for cache in (1 << 20, 300 << 20):
         monkeypatch.setattr(footprint, "last_level_cache", lambda _, size=cache: size)
-        found.append([str(row) for row in cold_rows.cold_rows(Run.of(parse_config(pytester)))])
+        found.append(list(cold_rows.cold_rows(Run.of(parse_config(pytester)))))
     assert found[0] == found[1]
     assert found[0][0] == "UCX-WRITE-DRAM:DRAM-64KiB-batch1-depth1"
 
@@ -98,7 +98,7 @@ def test_a_host_without_room_for_the_buffers_has_no_cold_rows(
     pytester: pytest.Pytester, make_pairs: Callable[..., WorkerPairs], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = Run.of(parse_config(pytester))
-    row = cold_rows.cold_rows(run)[0]
+    row = next(iter(cold_rows.cold_rows(run).values()))
     monkeypatch.setattr(cold_rows, "available_memory", lambda _: AvailableMemory(1 << 20, "a test"))
     with pytest.raises(NotApplicableError, match=r"buffers that the last-level cache cannot hold need [\d.]+ [MG]iB"):
         cold_link(row, run.settings, make_pairs())

@@ -191,7 +191,7 @@ SECOND = (
     Report("InferenceX#1944, sglang#29127", "rdma-ports", tree=_bad_link,
            words="rdmap79s0 has counted 12 link_downed, and half of the others at most 0"),
     Report("ucx#11259", "gpus-together",
-           test="unit/judge/test_gpus.py::test_a_gpu_that_uses_a_far_network_card_is_reported"),
+           test="unit/checks/test_gpus_together.py::test_a_gpu_that_uses_a_far_network_card_is_reported"),
     Report("modelexpress#449", "bandwidth",
            test="unit/judge/test_row.py::test_cards_that_a_slow_row_left_idle_are_named"),
     Report("sglang#30099", "ucx-uses-rdma", tree=_change_ucx_rdma(lambda found: found["offered"].pop("rdmap79s0")),

@@ -39,7 +39,7 @@ RATIO = re.compile(
 SLOWED = """
 import os, signal, threading
 from pytest_nixl.measure.link import Link
-from pytest_nixl.processes import local_process as local
+from pytest_nixl.processes import hosts as local
 start = local.LocalProcess.__init__
 
 def slowed(self, supervisor, name, environment, *arguments, **more):

@@ -44,10 +44,8 @@ def test_a_row_between_two_ranks_is_measured_like_a_local_row(
             assert samples.corruption is None
             assert samples.transports
             assert samples.key.pair == (0, 1)
-        pairs.close()
         # The other direction: the peer is the initiator, and the transport is read from its log.
-        pairs = WorkerPairs((ranks.peer, LocalHost(supervisor(), 0)), make_settings())
-        samples = pairs.link("UCX", "WRITE", MemoryPair("DRAM", "DRAM")).measure(65536)
+        samples = pairs.link("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), (1, 0)).measure(65536)
         assert samples.transports
         assert samples.key.pair == (1, 0)
         pairs.close()

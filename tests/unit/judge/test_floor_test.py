@@ -9,13 +9,13 @@ from collections import Counter
 
 import pytest
 
-from pytest_nixl.judge.floor_test import _T995, FloorDecision, LearnedFloor, decide_floor, learn
+from pytest_nixl.judge.floor_test import _T995, LearnedFloor, decide_floor, interval, learn
 from pytest_nixl.model.verdicts import Verdict
 
 G = 1e9
 
 
-def decide(*gigabytes: float, budget: int = 7) -> FloorDecision:
+def decide(*gigabytes: float, budget: int = 7) -> tuple[Verdict | None, str]:
     """Decide about a floor of 1 GB/s, with launches in GB/s."""
     return decide_floor([value * G for value in gigabytes], G, budget=budget)
 
@@ -39,62 +39,60 @@ def test_the_table_of_students_t_is_right(degrees: int) -> None:
     ("value", "verdict"), [(4.0, Verdict.PASS), (3.99, None), (1.0, None), (0.251, None), (0.25, Verdict.FAIL)]
 )
 def test_one_launch_decides_only_if_it_is_far_from_the_floor(value: float, verdict: Verdict | None) -> None:
-    assert decide(value).verdict is verdict
+    assert decide(value)[0] is verdict
 
 
 def test_one_launch_reports_its_factor_to_the_floor() -> None:
-    assert decide(20).reason == "one launch decides: it is above the floor by a factor of 20"
-    assert decide(0.1).reason == "one launch decides: it is below the floor by a factor of 10"
+    assert decide(20)[1] == "one launch decides: it is above the floor by a factor of 20"
+    assert decide(0.1)[1] == "one launch decides: it is below the floor by a factor of 10"
 
 
 def test_two_launches_decide_nothing() -> None:
-    assert decide(3, 3) == FloorDecision(None, "2 of the 3 launches needed at least", 2)
-    assert decide(0.3, 0.3).verdict is None
+    assert decide(3, 3) == (None, "2 of the 3 launches needed at least")
+    assert decide(0.3, 0.3)[0] is None
 
 
 def test_three_launches_decide_by_their_interval() -> None:
-    decision = decide(1.10, 1.11, 1.12)
-    assert decision.verdict is Verdict.PASS
+    verdict, words = decide(1.10, 1.11, 1.12)
+    assert verdict is Verdict.PASS
     logs = [math.log(v) for v in (1.10, 1.11, 1.12)]
     centre = sum(logs) / 3
     half = 9.924843 * math.sqrt(sum((y - centre) ** 2 for y in logs) / 2) / math.sqrt(3)
-    assert decision.interval == pytest.approx((math.exp(centre - half) * G, math.exp(centre + half) * G))
-    assert decision.reason == "3 launches, spread 0.9 %, between 1.05 GB/s and 1.17 GB/s: above the floor"
-    assert decide(0.90, 0.89, 0.88).verdict is Verdict.FAIL
-    assert decide(0.90, 0.89, 0.88).reason.endswith(": below the floor")
+    low, high, _ = interval([1.10, 1.11, 1.12])
+    assert (low, high) == pytest.approx((math.exp(centre - half), math.exp(centre + half)))
+    assert words == "3 launches, spread 0.9 %, between 1.05 GB/s and 1.17 GB/s: above the floor"
+    assert decide(0.90, 0.89, 0.88)[0] is Verdict.FAIL
+    assert decide(0.90, 0.89, 0.88)[1].endswith(": below the floor")
 
 
 def test_the_least_spread_is_a_fifth_of_a_percent() -> None:
     edge = math.exp(9.924843 * 0.002 / math.sqrt(3))
-    assert decide(*[edge * 1.00001] * 3).verdict is Verdict.PASS
-    assert decide(*[edge * 0.99999] * 3).verdict is None
-    assert decide(*[0.99999 / edge] * 3).verdict is Verdict.FAIL
-    assert decide(*[1.00001 / edge] * 3).verdict is None
+    assert decide(*[edge * 1.00001] * 3)[0] is Verdict.PASS
+    assert decide(*[edge * 0.99999] * 3)[0] is None
+    assert decide(*[0.99999 / edge] * 3)[0] is Verdict.FAIL
+    assert decide(*[1.00001 / edge] * 3)[0] is None
 
 
 def test_a_wide_spread_needs_five_launches() -> None:
     wide = [2.0, 2.1, 1.95, 2.05, 1.9]
     for k in (3, 4):
-        assert decide(*wide[:k]).verdict is None
-        assert decide(*wide[:k]).reason.endswith("needs 5 launches")
-    assert decide(*wide).verdict is Verdict.PASS
-    assert decide(*[1 / value for value in wide]).verdict is Verdict.FAIL
+        assert decide(*wide[:k])[0] is None
+        assert decide(*wide[:k])[1].endswith("needs 5 launches")
+    assert decide(*wide)[0] is Verdict.PASS
+    assert decide(*[1 / value for value in wide])[0] is Verdict.FAIL
 
 
 def test_three_quarters_of_the_launches_must_be_on_the_side_of_the_verdict() -> None:
     # The interval of seven launches can be above the floor while two of them are not.
     for least in (0.999, 1.0):
         seven = [least, least, 1.2, 1.2, 1.2, 1.2, 1.2]
-        above = decide(*seven)
-        assert above.interval is not None
-        assert above.interval[0] > G
-        assert above.verdict is Verdict.INCONCLUSIVE
-        below = decide(*[1 / value for value in seven])
-        assert below.interval is not None
-        assert below.interval[1] < G
-        assert below.verdict is Verdict.INCONCLUSIVE
-    assert decide(0.999, *[1.2] * 6).verdict is Verdict.PASS
-    assert decide(1 / 0.999, *[1 / 1.2] * 6).verdict is Verdict.FAIL
+        assert interval(seven)[0] > 1
+        assert decide(*seven)[0] is Verdict.INCONCLUSIVE
+        slow = [1 / value for value in seven]
+        assert interval(slow)[1] < 1
+        assert decide(*slow)[0] is Verdict.INCONCLUSIVE
+    assert decide(0.999, *[1.2] * 6)[0] is Verdict.PASS
+    assert decide(1 / 0.999, *[1 / 1.2] * 6)[0] is Verdict.FAIL
 
 
 def test_only_launches_without_contention_fail_a_row() -> None:
@@ -102,35 +100,35 @@ def test_only_launches_without_contention_fail_a_row() -> None:
     assert decide_floor(slow[:2], G, contention=[0.3] * 2) == decide_floor(slow[:2], G), "too few cores to matter"
     with pytest.raises(ValueError):
         decide_floor(slow, G, contention=[cores])
-    assert decide_floor([*slow, 0.9 * G], G, contention=[0.0, 0.3, 0.0, cores]).verdict is Verdict.FAIL
+    assert decide_floor([*slow, 0.9 * G], G, contention=[0.0, 0.3, 0.0, cores])[0] is Verdict.FAIL
     undecided = decide_floor(slow, G, contention=[0.0, 0.0, cores])
-    assert undecided.verdict is None
-    assert undecided.reason.endswith("; in 1 of 3 launches other processes used up to 0.3 of this row's cores")
-    assert decide_floor(slow, G, contention=[cores] * 3).verdict is None
-    assert decide_floor(slow, G, contention=[cores] * 3, budget=3).verdict is Verdict.INCONCLUSIVE
-    assert decide_floor([2 * G] * 3, G, contention=[9.0] * 3).verdict is Verdict.PASS
+    assert undecided[0] is None
+    assert undecided[1].endswith("; in 1 of 3 launches other processes used up to 0.3 of this row's cores")
+    assert decide_floor(slow, G, contention=[cores] * 3)[0] is None
+    assert decide_floor(slow, G, contention=[cores] * 3, budget=3)[0] is Verdict.INCONCLUSIVE
+    assert decide_floor([2 * G] * 3, G, contention=[9.0] * 3)[0] is Verdict.PASS
 
 
 def test_the_same_quiet_launches_decide_at_three() -> None:
-    assert decide(2.0, 2.02, 2.04).verdict is Verdict.PASS
+    assert decide(2.0, 2.02, 2.04)[0] is Verdict.PASS
 
 
 def test_the_budget_ends_in_inconclusive() -> None:
     near = [1.01, 0.99, 1.01, 0.99, 1.01, 0.99, 1.01]
     for k in range(1, 7):
-        assert decide(*near[:k]).verdict is None
+        assert decide(*near[:k])[0] is None
     last = decide(*near)
-    assert last.verdict is Verdict.INCONCLUSIVE
-    assert last.reason.endswith(": 4 of 7 are above the floor, which decides nothing; no further launch is made")
+    assert last[0] is Verdict.INCONCLUSIVE
+    assert last[1].endswith(": 4 of 7 are above the floor, which decides nothing; no further launch is made")
     busy = decide_floor([1e9 * value for value in near], 1e9, contention=[1.8] * 7)
-    assert busy.reason.count("no further launch is made") == 1
-    assert busy.reason.endswith(
+    assert busy[1].count("no further launch is made") == 1
+    assert busy[1].endswith(
         "decides nothing; in 7 of 7 launches other processes used up to 1.8 of this row's cores; "
         "no further launch is made"
     )
-    assert decide(*near[:3], budget=3).verdict is Verdict.INCONCLUSIVE
-    assert decide(1.0, budget=1).verdict is Verdict.INCONCLUSIVE
-    assert decide(2.0, 2.2, 1.9, budget=3).verdict is Verdict.INCONCLUSIVE
+    assert decide(*near[:3], budget=3)[0] is Verdict.INCONCLUSIVE
+    assert decide(1.0, budget=1)[0] is Verdict.INCONCLUSIVE
+    assert decide(2.0, 2.2, 1.9, budget=3)[0] is Verdict.INCONCLUSIVE
 
 
 @pytest.mark.parametrize("values", [(), (1.0,) * 8, (0.0,), (-1.0,), (math.nan,), (math.inf,)])
@@ -151,7 +149,7 @@ def simulate(mean: float, spread: float, runs: int = 1000) -> tuple[Counter[Verd
         verdict = None
         while verdict is None:
             values.append(mean * math.exp(noise.gauss(0, spread)))
-            verdict = decide_floor(values, 1.0).verdict
+            verdict = decide_floor(values, 1.0)[0]
         verdicts[verdict] += 1
         launches += len(values)
     return verdicts, launches / runs
@@ -241,6 +239,6 @@ def test_a_learned_floor_has_no_false_alarm_and_catches_a_tenth(runs: int, sprea
     for _ in range(500):
         floor = learn({"row": [value(1) for _ in range(runs)]})["row"].floor
         assert floor is not None
-        assert decide_floor([value(1) for _ in range(3)], floor).verdict is not Verdict.FAIL
+        assert decide_floor([value(1) for _ in range(3)], floor)[0] is not Verdict.FAIL
         assert value(1) > floor
         assert value(0.9) < floor

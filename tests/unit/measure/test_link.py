@@ -14,6 +14,7 @@ from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.measure.link import BESIDE_SECONDS, Link, obstacle_between, usual_iterations
 from pytest_nixl.measure.worker_pairs import WorkerPairs
 from pytest_nixl.model.memory import MemoryPair
+from pytest_nixl.model.row_key import RowKey, of_row
 from pytest_nixl.model.samples import Corruption, Samples
 from pytest_nixl.nixl.backends import BACKENDS
 from pytest_nixl.nixl.backends.ucx import UcxBackend
@@ -282,7 +283,7 @@ class KeptCalls:
         self.backend = SimpleNamespace(
             NAME="UCX", PLUGIN="plugin", STORAGE=storage, COMPLETION_IMPLIES_DELIVERY=delivers
         )
-        self.memory, self.capacity, self.variant = MemoryPair("DRAM", target), 4096, ()
+        self.memory, self.capacity = MemoryPair("DRAM", target), 4096
         self.devices, self.agent_options = None, None
         versions = {"nixl": nixl, "nixl_package": "nixl-cu12", "host": "a"}
         ends = (
@@ -305,9 +306,9 @@ class KeptCalls:
     def kill(self) -> None:
         self.killed = True
 
-    def link(self, op: str = "WRITE", footprint: int = 0, **settings: Any) -> Link:
-        given = SimpleNamespace(**{"timeout": 3.0, "notify": "last", **settings})
-        return Link(cast(Any, None), cast(Any, self), op, cast(Any, given), footprint=footprint)
+    def link(self, op: str = "WRITE", footprint: int = 0, notify: str = "last") -> Link:
+        row = RowKey("UCX", op, self.memory, 1, variant=of_row((), footprint, notify))
+        return Link(cast(Any, None), cast(Any, self), row, cast(Any, SimpleNamespace(timeout=3.0)))
 
 
 @pytest.mark.parametrize(
@@ -318,7 +319,7 @@ class KeptCalls:
         ({}, {"footprint": 4096}, False, b""),
         ({}, {"footprint": 4096, "notify": "each"}, True, b""),
         ({}, {"footprint": 4096, "notify": "each", "op": "READ"}, True, b""),
-        ({"storage": True}, {"footprint": 4096, "notify": "each"}, False, b""),
+        ({"storage": True}, {"footprint": 4096}, False, b""),
         # With a backend whose DONE means posted, only a notification proves that a WRITE has arrived.
         ({"delivers": False}, {"footprint": 4096}, True, b""),
         ({"delivers": False}, {"footprint": 4096, "op": "READ"}, False, b""),
@@ -339,13 +340,6 @@ def test_transfers_are_prepared_with_the_notifications_that_their_row_and_backen
     assert (made["op"], made["target"], made["plugin"]) == (row.get("op", "WRITE"), "agent 1", "plugin")
     assert made["sides"] == [[0, "DRAM", 0], [1, "DRAM", 0]]
     assert (released, freed["transfers"], kept.killed) == ("row_release", "row_prepare", False)
-
-
-def test_only_rows_whose_transfers_can_be_notified_are_named_so() -> None:
-    assert KeptCalls().link(notify="each").key(256).notify == "each"
-    assert KeptCalls(storage=True).link(notify="each").key(256).notify == "last"
-    assert KeptCalls().link(notify="last").key(256).notify == "last"
-    assert KeptCalls().link(footprint=4096).key(256).footprint == 4096
 
 
 @pytest.mark.parametrize(

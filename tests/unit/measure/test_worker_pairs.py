@@ -7,11 +7,13 @@ The tests of ``test_worker_pair.py`` see the same of real workers.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from pytest_nixl.cluster.placement import ALONE
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.measure import worker_pairs
 from pytest_nixl.measure.link import Link
@@ -21,6 +23,7 @@ from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.processes.worker_errors import NixlAbsentError
+from pytest_nixl.session.requested_links import requested_links
 
 HOST, GPU = MemoryPair("DRAM", "DRAM"), MemoryPair("DRAM", "VRAM")
 PROGRESS = AgentOptions(progress_thread=True)
@@ -121,6 +124,31 @@ def test_the_settings_choose_agents_and_gpus_unless_a_link_does(
         pairs.link("UCX", "WRITE", memory, agent_options=options)
     assert [each.devices for each in made] == [None, DevicePair(5, 6), DevicePair(5, 6)]
     assert [each.agent_options.progress_thread for each in made] == [True, True, False]
+
+
+@pytest.mark.parametrize("notify", ["last", "each"])
+def test_a_requested_row_is_measured_with_its_key(make_settings: MakeSettings, made: list[Launch], notify: str) -> None:
+    settings = make_settings(
+        backend=("UCX", "POSIX"),
+        memory=(HOST, GPU),
+        progress_thread=("off", "on"),
+        devices=DevicePair(5, 6),
+        footprint=4096,
+        notify=notify,
+        blocks=(16, 32),
+    )
+    pairs = pairs_of(settings)
+    rows = requested_links(settings, ALONE)
+    assert len(rows) == 12
+    for row in rows:
+        same = replace(row, block=32, batch=2, depth=3)
+        assert pairs.link_of(row, row.pair).key(32, batch=2, depth=3) == same
+        assert (made[-1].agent_options.progress_thread, made[-1].devices) == (
+            ("progress-thread", "on") in row.variant, row.devices
+        )  # fmt: skip
+        agent = made[-1].agent_options
+        again = pairs.link(row.backend, row.op, row.memory, agent_options=agent, footprint=row.footprint)
+        assert again.key(32, batch=2, depth=3) == same
 
 
 def test_a_row_gets_the_agents_that_it_had(make_settings: MakeSettings, made: list[Launch]) -> None:

@@ -26,13 +26,14 @@ from helpers.cli_run import profile, run
 from helpers.pytester_run import run_pytest
 
 from pytest_nixl.core.errors import NotApplicableError
+from pytest_nixl.measure.worker_pair import choose_gpus
 from pytest_nixl.measure.worker_pairs import WorkerPairs
 from pytest_nixl.model.findings import FindingError
 from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.nixl.agent import Agents, NixlAgent
 from pytest_nixl.nixl.backends.cuda_modules import LOADED
 from pytest_nixl.nixl.backends.ucx import VRAM_AS_HOST
-from pytest_nixl.nixl.gpus import choose, require_gpu
+from pytest_nixl.nixl.gpus import require_gpu
 from pytest_nixl.nixl.worker.devices import make_ptx
 from pytest_nixl.nixl.worker.devices.nvidia import _Room, why_not
 from pytest_nixl.nixl.worker.pattern import TILE
@@ -311,14 +312,14 @@ def test_each_call_uses_the_gpu_of_its_buffer(agent: NixlAgent) -> None:
 def test_ends_of_a_link_get_their_gpus(
     agent: NixlAgent, memory: str, wanted: DevicePair | None, chosen: DevicePair
 ) -> None:
-    assert choose(agent.worker, agent.worker, MemoryPair.parse(memory), wanted) == chosen
+    assert choose_gpus(agent.worker, agent.worker, MemoryPair.parse(memory), wanted) == chosen
 
 
 def test_both_ends_share_a_single_gpu(started: Agents, driver: dict[str, str]) -> None:
     one = started.start(environment={**driver, "STANDIN_GPUS": "1"})
-    assert choose(one.worker, one.worker, MemoryPair("VRAM", "VRAM"), None) == DevicePair(0, 0)
+    assert choose_gpus(one.worker, one.worker, MemoryPair("VRAM", "VRAM"), None) == DevicePair(0, 0)
     with pytest.raises(NotApplicableError, match=r"VRAM:VRAM needs GPU 1, .* GPU 0"):
-        choose(one.worker, one.worker, MemoryPair("VRAM", "VRAM"), DevicePair(0, 1))
+        choose_gpus(one.worker, one.worker, MemoryPair("VRAM", "VRAM"), DevicePair(0, 1))
 
 
 def test_backend_without_gpu_memory_is_reported(

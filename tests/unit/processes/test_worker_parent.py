@@ -22,8 +22,7 @@ from helpers.pytester_run import run_pytest
 
 from pytest_nixl.nixl.agent import Agents
 from pytest_nixl.processes import worker_parent
-from pytest_nixl.processes.hosts import FACTS, MEASURED, LocalHost
-from pytest_nixl.processes.local_process import LocalProcess
+from pytest_nixl.processes.hosts import FACTS, MEASURED, LocalHost, LocalProcess
 from pytest_nixl.processes.supervisor import close_supervisor, supervisor
 from pytest_nixl.processes.worker_parent import FORK, ForkedWorker, close_parent, parent_of_workers
 from pytest_nixl.processes.worker_process import Worker
@@ -323,7 +322,7 @@ def test_the_parent_ends_with_the_supervisor(start: Start) -> None:
 SCRIPT = """
 import threading, sys
 from pytest_nixl.nixl.agent import Agents
-from pytest_nixl.processes.local_process import LocalProcess
+from pytest_nixl.processes.hosts import LocalProcess
 from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.processes.worker_parent import parent_of_workers
 from pytest_nixl.processes.worker_process import Worker

@@ -6,9 +6,10 @@ from __future__ import annotations
 import pytest
 from helpers.pytester_run import parse_config
 
-from pytest_nixl.core.units import GIB, KIB, MIB
+from pytest_nixl.core.units import GIB, MIB
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.session import footprint as footprint_of_run
+from pytest_nixl.session.requested_links import link_id
 from pytest_nixl.session.settings import changed_settings, read_settings
 
 
@@ -78,20 +79,21 @@ def test_a_footprint_without_a_row_that_walks_it_is_refused(pytester: pytest.Pyt
 def test_only_rows_between_agents_walk(pytester: pytest.Pytester) -> None:
     from pytest_nixl.session.run import Run
 
-    options = ("--nixl-footprint=1GiB", "--nixl-backend=POSIX,UCX", "--nixl-op=READ")
+    options = ("--nixl-footprint=1GiB", "--nixl-backend=POSIX,UCX", "--nixl-op=READ", "--nixl-blocks=4KiB")
     links = Run.of(parse_config(pytester, *options)).links
-    assert [str(link.key(4 * KIB, 1, 1)) for link in links] == [
+    assert [str(link) for link in links] == [
         "POSIX/READ/DRAM:FILE/4KiB/batch1/depth1/0-0",
         "UCX/READ/DRAM:DRAM/4KiB/batch1/depth1/0-1/footprint=1GiB",
     ]
-    assert str(links[1]) == "UCX-READ-DRAM:DRAM-footprint=1GiB"
+    assert link_id(links[1], several=False) == "UCX-READ-DRAM:DRAM-footprint=1GiB"
+    assert link_id(links[1], several=True) == "UCX-READ-DRAM:DRAM-0:1-footprint=1GiB"
 
 
 def test_only_rows_between_agents_notify(pytester: pytest.Pytester) -> None:
     from pytest_nixl.session.run import Run
 
     options = ("--nixl-notify=each", "--nixl-footprint=1GiB", "--nixl-backend=POSIX,UCX", "--nixl-op=READ")
-    keys = [link.key(4 * KIB, 1, 1) for link in Run.of(parse_config(pytester, *options)).links]
+    keys = Run.of(parse_config(pytester, *options, "--nixl-blocks=4KiB")).links
     assert [str(key) for key in keys] == [
         "POSIX/READ/DRAM:FILE/4KiB/batch1/depth1/0-0",
         "UCX/READ/DRAM:DRAM/4KiB/batch1/depth1/0-1/footprint=1GiB,notify=each",
