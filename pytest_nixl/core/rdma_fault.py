@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why the RDMA devices that UCX is told to use cannot be used now: NIXL reports only NIXL_ERR_BACKEND, or nothing."""
+"""Why UCX cannot use the transports or RDMA devices that it is told to: NIXL says only NIXL_ERR_BACKEND, or nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GID_INDEX_REMEDY = "unset UCX_IB_GID_INDEX: UCX then takes the best GID"
 #: What names the causes that files of the kernel do not show, such as a provider that is missing.
 ASK_DOCTOR = "run `pytest-nixl doctor`: its check ucx-uses-rdma names why UCX cannot use an RDMA device"
 
-_RDMA_TRANSPORTS = re.compile(r"(rc|ud|dc|ib)\b|(rc|ud|dc)_")
+_RDMA_TRANSPORTS = re.compile(r"(rc|ud|dc|ib|srd|gga|efa)\b|(rc|ud|dc|gga)_")
 _CAP_IPC_LOCK = 14
 #: Makers of virtual machines to which cards and GPUs are passed through.
 _PASS_THROUGH = ("QEMU", "KubeVirt", "Red Hat", "OpenStack Foundation")
@@ -35,6 +35,24 @@ def wants_rdma(environ: Mapping[str, str]) -> bool:
     """Return whether UCX_TLS names a transport of RDMA devices."""
     names = environ.get("UCX_TLS", "").split(",")
     return not names[0].startswith("^") and any(_RDMA_TRANSPORTS.match(name.lstrip("\\")) for name in names)
+
+
+def transport_fault(environ: Mapping[str, str], root: str = "/") -> str:
+    """Return that UCX_TLS allows no transport that NIXL can use between processes; empty if it allows one.
+
+    NIXL needs a transport that reports a failed peer: tcp, or one of RDMA devices.
+
+    :param environ: the variables of the process that uses UCX.
+    :param root: where /sys is.
+    """
+    text = environ.get("UCX_TLS", "all")
+    parts = [part.removeprefix("\\") for part in text.removeprefix("^").split(",") if not part.endswith(":aux")]
+    names = {part.partition(":")[0] for part in parts}
+    if text.startswith("^"):
+        able = "all" not in names and ("tcp" not in names or (Path(root) / "sys/class/infiniband").is_dir())
+    else:
+        able = any(name in ("tcp", "all") or _RDMA_TRANSPORTS.match(name) for name in names)
+    return "" if able else f"UCX_TLS={text} is set here, and allows no transport that NIXL can use between processes"
 
 
 def rdma_fault(environ: Mapping[str, str], root: str = "/") -> tuple[str, str]:

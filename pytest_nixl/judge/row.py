@@ -171,6 +171,10 @@ def _contradicted(row: str, samples: Samples) -> Judgement | None:
 def _transport_remedy(samples: Samples, accepted: set[str], environ: Mapping[str, str]) -> str:
     key, transports = samples.key, samples.transports
     backend, steps = key.backend, []
+    alone = [(rank, tls) for rank, tls in samples.ucx_tls if not ucx_tls_allows(tls, accepted)]
+    if len(alone) == 1:
+        rank, tls = alone[0]
+        return f"Unset UCX_TLS on {rank}: UCX_TLS={tls} is set there."
     tls = environ.get("UCX_TLS", "") if backend == "UCX" else ""
     if tls and not ucx_tls_allows(tls, accepted):
         here = f"UCX_TLS={tls} is set in this run"

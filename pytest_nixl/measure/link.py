@@ -161,6 +161,7 @@ class Link:
             obstacle=obstacle_between(self.initiator.worker, self.target.worker),
             protocol=protocol(log, self.op, block, self.memory),
             hosts=tuple(str(end.worker.versions["host"]) for end in (self.initiator, self.target)),
+            ucx_tls=ucx_tls_of_ranks(self.initiator.worker, self.target.worker),
         )
         _log.info(
             "%s: %s GB/s over %s",
@@ -336,6 +337,14 @@ def usual_iterations(block: int) -> int:
     :param block: the size of one block in bytes.
     """
     return 1000 if block <= MIB else max(WINDOWS, -(-LARGE_BYTES // block))
+
+
+def ucx_tls_of_ranks(one: Worker, other: Worker) -> tuple[tuple[str, str], ...]:
+    """Return each of two ranks that has UCX_TLS set, in words, and its value; empty if both workers are of one rank."""
+    if one.rank == other.rank:
+        return ()
+    told = ((f"rank {each.rank} on {each.versions['host']}", each.versions.get("ucx_tls")) for each in (one, other))
+    return tuple((rank, str(value)) for rank, value in told if value)
 
 
 def obstacle_between(one: Worker, other: Worker) -> str:

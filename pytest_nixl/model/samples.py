@@ -66,6 +66,7 @@ class Samples:
     :param obstacle: what keeps one process of this host from copying from another; empty: nothing known.
     :param protocol: UCX's word for how it moved the bytes, such as ``software emulation``; empty: unknown.
     :param hosts: the host of the initiator and that of the target; empty: not known.
+    :param ucx_tls: if the row is between two ranks: each with UCX_TLS set (``rank 1 on node-b``), and its value.
     """
 
     key: RowKey
@@ -80,6 +81,7 @@ class Samples:
     obstacle: str = ""
     protocol: str = ""
     hosts: tuple[str, ...] = ()
+    ucx_tls: tuple[tuple[str, str], ...] = ()
 
     def with_launch(self, other: Samples) -> Samples:
         """Return these samples together with those of another launch of the same row."""

@@ -107,7 +107,7 @@ def worker_versions(agents: Sequence[NixlAgent]) -> dict[str, str]:
     found: dict[str, str] = {}
     for agent in agents:
         for name, value in agent.worker.versions.items():
-            if name not in ("pid", "host", "gpu", "nixl_module", "obstacle"):
+            if name not in ("pid", "host", "gpu", "nixl_module", "obstacle", "ucx_tls"):
                 found.setdefault(name, str(value))
     return found
 

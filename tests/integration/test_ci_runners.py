@@ -11,8 +11,10 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from helpers import docker_standin
@@ -27,6 +29,7 @@ pytestmark = pytest.mark.long
 RECIPES = ROOT / "deploy" / "ci"
 #: One row. The helper is as on a machine where no other process uses the row's cores.
 SHORT = "--nixl-level=quick --nixl-blocks=64KiB --nixl-op=WRITE --nixl-duration=20ms -p helpers.no_contention"
+NOTHING: Mapping[str, str] = MappingProxyType({})
 #: GB/s of the row in the baseline: every run is faster than the first, and slower than the second.
 SLOW, FAST = 1e-5, 1e5
 REPORTS = {"junit.xml", "report.html", "rows.csv", "nixl.prom", "verdict.json"}
@@ -100,6 +103,19 @@ def next_step(folder: Path) -> str:
     return str(json.loads((folder / "verdict.json").read_text())["next"])
 
 
+def interrupted_runs(count: int) -> dict[str, str]:
+    """Return the variables of a subject whose first runs are interrupted."""
+    return {"PYTEST_ADDOPTS": f"{SHORT} -p helpers.interrupted", "INTERRUPTED_RUNS": str(count)}
+
+
+def judged_twice(done: Finished, folder: Path, *, passes: bool) -> None:
+    """Assert that a job was judged once more, that the second run decides, and that the log says what comes next."""
+    assert done.output.count("= test session starts =") == 2, done.output
+    assert (done.code == 0, next_step(folder)) == ((True, "accept") if passes else (False, "retry")), done.output
+    # gitlab-ci-local repeats the last lines of a job that fails.
+    assert done.output.count('"next": "retry",') >= (1 if passes else 2), done.output
+
+
 class TestGitLab:
     """The jobs run in a shell instead of in a container of ``$IMAGE``, with the variables that the image would have."""
 
@@ -120,6 +136,14 @@ class TestGitLab:
             assert {path.name for path in folder.iterdir()} >= REPORTS
             assert junit_suite(folder / "junit.xml").findall("testcase")
         return found
+
+    @pytest.mark.parametrize("interrupted", [1, 2])
+    def test_the_nightly_job_is_judged_once_more_if_it_was_interrupted(
+        self, pipeline: Pipeline, interrupted: int
+    ) -> None:
+        done = self.run(pipeline, "schedule", SLOW, interrupted_runs(interrupted))
+        [folder] = self.artifacts(pipeline, "nixl nightly").values()
+        judged_twice(done, folder, passes=interrupted == 1)
 
     def test_the_jobs_of_a_merge_request_pass_on_a_healthy_subject(self, pipeline: Pipeline) -> None:
         done = self.run(pipeline, "merge_request_event", SLOW)
@@ -151,13 +175,17 @@ class TestGitLab:
         [folder] = self.artifacts(pipeline, "nixl nightly").values()
         assert (folder / "record.json").exists()
         assert next_step(folder) == ("accept" if verdict == "PASS" else "reject")
+        assert done.output.count("= test session starts =") == 1, "only what may pass is judged twice"
+        assert ('"next": "reject",' in done.output) is (verdict == "FAIL")
         assert list((pipeline.own / "store").rglob("*.json"))
 
 
 class TestGitHub:
     """The jobs' program ``docker`` is :mod:`helpers.docker_standin`, whose broken image lets UCX use TCP only."""
 
-    def run(self, pipeline: Pipeline, event: str, baseline: float, image: str = "healthy") -> Finished:
+    def run(
+        self, pipeline: Pipeline, event: str, baseline: float, image: str = "healthy", more: Mapping[str, str] = NOTHING
+    ) -> Finished:
         runner = program("act")
         need_programs("unshare", root=True)
         pipeline.commit({".github/workflows/nixl.yml": (RECIPES / "github.yml").read_text()}, baseline)
@@ -165,7 +193,7 @@ class TestGitHub:
         for folder in (programs, action):
             folder.mkdir()
         (action / "action.yml").write_text(UPLOAD)
-        variables = {"HOME": str(pipeline.own), **subject()}
+        variables = {"HOME": str(pipeline.own), **subject(), **more}
         docker_standin.install(programs, {"healthy": variables, "broken": {**variables, "UCX_TLS": "tcp"}})
         given = {"IMAGE": image, "STORE": f"{pipeline.own}/store", "ARTIFACTS": str(pipeline.own / "artifacts")}
         return pipeline.run(
@@ -185,6 +213,14 @@ class TestGitHub:
             assert {path.name for path in folder.iterdir()} >= {*REPORTS, "summary.md"}
             assert junit_suite(folder / "junit.xml").findall("testcase")
         return found
+
+    @pytest.mark.parametrize("interrupted", [1, 2])
+    def test_the_nightly_job_is_judged_once_more_if_it_was_interrupted(
+        self, pipeline: Pipeline, interrupted: int
+    ) -> None:
+        done = self.run(pipeline, "schedule", SLOW, more=interrupted_runs(interrupted))
+        [folder] = self.artifacts(pipeline, "nixl-nightly").values()
+        judged_twice(done, folder, passes=interrupted == 1)
 
     def test_the_jobs_of_a_pull_request_pass_on_a_healthy_image(self, pipeline: Pipeline) -> None:
         done = self.run(pipeline, "pull_request", SLOW)
@@ -214,4 +250,6 @@ class TestGitHub:
         [folder] = self.artifacts(pipeline, "nixl-nightly").values()
         assert (folder / "record.json").exists()
         assert next_step(folder) == ("accept" if verdict == "PASS" else "reject")
+        assert done.output.count("= test session starts =") == 1, "only what may pass is judged twice"
+        assert ('"next": "reject",' in done.output) is (verdict == "FAIL")
         assert list((pipeline.own / "store").rglob("*.json"))

@@ -124,6 +124,23 @@ def test_the_page_of_the_connector_prints_what_its_command_prints(workplace: Pat
     assert done.stdout == printed.text
 
 
+@pytest.mark.long
+def test_the_page_of_slurm_prints_the_verdict_and_the_columns_of_its_rehearsal(workplace: Path) -> None:
+    if Path("/sys/class/infiniband").exists():
+        pytest.skip("the page shows a machine without RDMA devices, where the check each-nic has nothing to do")
+    ours = [block for block in BLOCKS if block.page == "docs/how-to/slurm.md"]
+    command, printed = next(pair for pair in pairwise(ours) if "MASTER_ADDR=127.0.0.1" in pair[0].text)
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    done = subprocess.run(
+        ["bash", "-c", command.text], cwd=workplace, capture_output=True, text=True, timeout=600, check=False,
+        env=environment(PATH=path, PYTEST_ADDOPTS="-p no:cacheprovider"),
+    )  # fmt: skip
+    rank, columns, *rows, verdict = printed.text.splitlines()
+    assert (len(rows), done.returncode) == (2, 0), done.stdout
+    assert {rank, columns} <= set(done.stdout.splitlines()), done.stdout
+    assert re.search(f"^{re.escape(verdict).replace('…', '.*')}$", done.stdout, re.MULTILINE), done.stdout
+
+
 @_of([block for block in BLOCKS if block.language == "toml" and block.text.startswith("[profile]")])
 def test_a_printed_profile_is_loaded(block: Block, tmp_path: Path) -> None:
     path = tmp_path / "printed.toml"

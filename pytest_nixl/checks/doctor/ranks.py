@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from pytest_nixl.host.facts import Facts
 from pytest_nixl.model.verdicts import Judgement, Verdict
 
 _NAMESPACE = "NIXL_ETCD_NAMESPACE"
+_NOT_SET = "not set"
 #: Variables that influence transfers and may differ between hosts for a good reason.
 _OWN_OF_A_HOST = ("UCX_NET_DEVICES", "FI_TCP_IFACE", "NIXL_PLUGIN_DIR", "NIXL_IMAGE", "NIXL_WORKER_TYPE")
 
@@ -180,10 +182,22 @@ def _variables(hosts: Sequence[Facts]) -> Iterator[RankDifference]:
     prefixes = ("UCX_", "FI_", "NIXL_", "ETCD_ENDPOINTS")
     names = sorted({name for facts in hosts for name in facts.environment.steering if name.startswith(prefixes)})
     for name in names:
-        values = [facts.environment.steering.get(name, "not set") for facts in hosts]
+        values = [facts.environment.steering.get(name, _NOT_SET) for facts in hosts]
         if name != _NAMESPACE and len(set(values)) > 1:
-            remedy = f"set {name} to the same value on every rank"
-            yield _finding(name, hosts, values, remedy, grave=name not in _OWN_OF_A_HOST)
+            yield _finding(name, hosts, values, _same(name, hosts, values), grave=name not in _OWN_OF_A_HOST)
+
+
+def _same(name: str, hosts: Sequence[Facts], values: Sequence[str]) -> str:
+    """Return what to do where, so that a variable has one value: that of most ranks, or none if some have none."""
+    usual, most = Counter(values).most_common(1)[0]
+    if most <= len(values) / 2:
+        usual = _NOT_SET if _NOT_SET in values else values[0]
+    odd = named((_rank(hosts, rank) for rank, value in enumerate(values) if value != usual), 8)
+    return f"`unset {name}` on {odd}" if usual == _NOT_SET else f"`export {name}={shlex.quote(usual)}` on {odd}"
+
+
+def _rank(hosts: Sequence[Facts], rank: int) -> str:
+    return f"rank {rank} ({hosts[rank].host.name.value})"
 
 
 def _finding(
@@ -193,6 +207,6 @@ def _finding(
     usual, most = counts.most_common(1)[0]
     clear = most > len(values) / 2
     odd = tuple(rank for rank, value in enumerate(values) if not clear or value != usual)
-    told = named((f"rank {rank} ({hosts[rank].host.name.value}) has {values[rank]}" for rank in odd), 8)
+    told = named((f"{_rank(hosts, rank)} has {values[rank]}" for rank in odd), 8)
     rest = f"; the other {most} have {usual}" if clear and most > 1 else f"; the other has {usual}" if clear else ""
     return RankDifference(subject, odd, (failed if grave else warned)(f"{subject} differs: {told}{rest}{why}", remedy))

@@ -17,6 +17,7 @@ from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.ucx_transports import RDMA_TLS, UcxTransports
 from pytest_nixl.judge.row import ucx_tls_allows
 from pytest_nixl.model.verdicts import Judgement
+from pytest_nixl.session.default_profile import ONE_HOST, OVER_TCP
 
 
 @check("transports-allowed", "Does UCX_TLS allow the transports that this host supports?")
@@ -66,11 +67,14 @@ def transports_allowed(facts: Facts, wanted: Requirements) -> Judgement:
     gpu = bool(facts.gpu.gpus) and not tls.without and "all" not in tls.names
     if gpu and not any(name.startswith("cuda") for name in tls.names):
         return warned(f"UCX_TLS={text} excludes cuda_copy and cuda_ipc, but this host has GPUs", "add cuda to UCX_TLS")
+    profile = wanted.profile.name
     for name in wanted.profile.transports("UCX"):
         if not ucx_tls_allows(text, name):
+            only = f" ({profile} is for two processes of one host, and judges no transfer to another host)"
             return warned(
-                f"UCX_TLS={text} allows none of the transports that the profile {wanted.profile.name} accepts for rows "
-                f"of UCX ({', '.join(name)}): these rows would be WRONG-TRANSPORT",
+                f"UCX_TLS={text} allows none of the transports that the profile {profile} accepts for rows "
+                f"of UCX ({', '.join(name)}): these rows would be WRONG-TRANSPORT"
+                f"{only if profile in (ONE_HOST, OVER_TCP) else ''}",
                 "unset UCX_TLS, or give the profile of this machine with --nixl-profile "
                 "(pytest-nixl doctor: --profile)" + (": tcp-loopback" if text == "tcp" else ""),
             )

@@ -33,7 +33,7 @@ _AMOUNT = Number(0, 1e18)
 RESOURCES = ("heap", "memory", "descriptors", "sockets", "threads", "shared-memory", "metadata")
 #: A worker's answer; its C library may not tell of the heap.
 _SAMPLE = {name if name != "heap" else "heap?": _AMOUNT for name in (*RESOURCES, "seconds", "reference")}
-#: The anonymous memory by which a cycle of LIBFABRIC may grow: 8 KiB with each transfer were seen.
+#: The anonymous memory by which a cycle of LIBFABRIC may grow besides: 8 KiB with each message were seen.
 POOLS = 16384
 
 
@@ -47,6 +47,7 @@ class CycleKind:
     :param heap: the bytes in use by ``malloc`` by which a cycle may grow; ``memory``: those of anonymous memory.
     :param slowdown: how many times the first cycle the last one may take.
     :param kept_sockets: whether a finding says that sockets grow, so that their number has no default limit.
+    :param kept_heap: the bytes in use by ``malloc`` that a finding allows a cycle of LIBFABRIC besides.
     """
 
     id: str
@@ -56,6 +57,7 @@ class CycleKind:
     memory: int = 512
     slowdown: float = 3.0
     kept_sockets: bool = False
+    kept_heap: int = 0
 
     @property
     def limits(self) -> tuple[Bound, ...]:
@@ -66,14 +68,12 @@ class CycleKind:
         growths = {"heap": self.heap, "memory": self.memory, "metadata": 1, **counts}
         limits = {**{f"growth-{name}": limit for name, limit in growths.items()}, "slowdown": self.slowdown}
         source, labels = "docs/explanation/endurance.md", {"cycle": (self.id,)}
-        pools = Bound(
-            "growth-memory",
-            source,
-            {**labels, "backend": ("LIBFABRIC",)},
-            at_most=max(self.memory, POOLS),
-            default=True,
+        more = {"growth-memory": self.memory + POOLS, "growth-heap": self.heap + self.kept_heap}
+        libfabric = {**labels, "backend": ("LIBFABRIC",)}
+        return (
+            *(Bound(name, source, libfabric, at_most=limit, default=True) for name, limit in more.items()),
+            *(Bound(name, source, labels, at_most=limit, default=True) for name, limit in limits.items()),
         )
-        return (pools, *(Bound(name, source, labels, at_most=limit, default=True) for name, limit in limits.items()))
 
 
 #: The cycles. The page docs/explanation/endurance.md says why each has its limits.
@@ -85,7 +85,12 @@ CYCLES = {
         CycleKind("connection", "adding an agent, a transfer and its removal", 12, 4096, 8192, kept_sockets=True),
         CycleKind("registration", "a registration and a deregistration", 150),
         CycleKind("publication", "a publication to etcd and its removal", 12, memory=4096, slowdown=10.0),
-        CycleKind("agent", "the creation, a transfer and the deletion of an agent", 3, 768, 16384, slowdown=10.0),
+        # The finding LIBFABRIC-DELETED-AGENT-KEEPS-MEMORY.
+        CycleKind(
+            *("agent", "the creation, a transfer and the deletion of an agent", 3, 768, 16384),
+            slowdown=10.0,
+            kept_heap=2304,
+        ),
     )
 }
 #: What UCX 1.23 leaves of each agent beside a GPU if the thread has no CUDA context: 18 times 32 B, with the header of
@@ -231,3 +236,8 @@ def judge_endurance(judged: Judgement, endurance: Endurance) -> Judgement:
 def kept_sockets(figures: Sequence[Figure]) -> bool:
     """Return whether the number of sockets grows with each cycle."""
     return any(figure.name == "growth-sockets" and figure.value > KEPT_SOCKETS for figure in figures)
+
+
+def kept_memory(figures: Sequence[Figure]) -> bool:
+    """Return whether the bytes in use by ``malloc`` grow with each agent by more than with a healthy backend."""
+    return any(figure.name == "growth-heap" and figure.value > CYCLES["agent"].heap for figure in figures)

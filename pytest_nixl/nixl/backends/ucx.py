@@ -6,12 +6,14 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.core.rdma_fault import transport_fault
 from pytest_nixl.model.memory import HOST, MemoryPair
 from pytest_nixl.nixl.backends import cuda_modules, driver_standin
 from pytest_nixl.nixl.backends.libraries import Finder, LibraryError, find_plugin, locate, needed, open_library
@@ -111,9 +113,15 @@ class UcxBackend:
             return recorded
         return recorded | cuda_modules.load(finder, plugin, nixl["nixl_package"], backend)
 
-    def creating(self) -> AbstractContextManager[None]:
-        """Return an empty context: UCX reports its transports later, when it connects."""
-        return nullcontext()
+    @contextmanager
+    def creating(self) -> Iterator[None]:
+        """Say which variable makes NIXL refuse UCX, of which NIXL reports no more than ``NIXL_ERR_BACKEND``."""
+        try:
+            yield
+        except Exception as error:
+            if fault := transport_fault(os.environ):
+                raise NixlPluginError(f"{fault}: NIXL refuses UCX ({error})", "`unset UCX_TLS`") from error
+            raise
 
     def transports(self, log: str, op: str, block: int, memory: MemoryPair = HOST) -> tuple[str, ...]:
         """Return the transports that carried ``op``, from the tables that ``UCX_PROTO_INFO=y`` prints.

@@ -31,6 +31,9 @@ from pytest_nixl.nixl.worker.memory import DramBuffer, PatternBuffer
 from pytest_nixl.nixl.worker.row_transfers import RowCommands, RowTransfers
 from pytest_nixl.nixl.worker.tools import Tools
 
+#: The most characters of UCX_TLS that are told.
+_LONGEST_TLS = 200
+
 
 class CommandRefusedError(Exception):
     """The command does not exist, or its arguments are wrong."""
@@ -118,8 +121,9 @@ class Commands(RowCommands):
                 agent.create_backend(plugin, given)
         if ucx := ucx_version():
             versions["ucx"] = ucx
-        if "UCX" in map(plugin_of, backends) and (why := obstacle()):
-            versions["obstacle"] = why
+        if "UCX" in map(plugin_of, backends):
+            told = {"obstacle": obstacle(), "ucx_tls": os.environ.get("UCX_TLS", "")[:_LONGEST_TLS]}
+            versions |= {name: text for name, text in told.items() if text}
         return {"agent": self.keep(agent, "agent"), "versions": versions}
 
     def do_call(self, agent: Ref, method: str, arguments: list[Any], keywords: dict[str, Any]) -> Any:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.cli_run import profile as write_profile
 from helpers.fake_sysfs import Tree, p5
 
 from pytest_nixl import cli
@@ -515,10 +516,13 @@ def test_ucx_tls_is_judged_by_the_profile_that_judges_the_rows(healthy: Tree, tm
     assert warned.verdict is Verdict.WARN
     assert warned.reason == (
         "UCX_TLS=ib,cuda,tcp allows none of the transports that the profile loopback accepts for rows of UCX "
-        "(cma, posix, sysv): these rows would be WRONG-TRANSPORT"
+        "(cma, posix, sysv): these rows would be WRONG-TRANSPORT "
+        "(loopback is for two processes of one host, and judges no transfer to another host)"
     )
     assert "--nixl-profile" in warned.remedy
     assert judged("tcp-loopback").verdict is Verdict.PASS
+    other = judged(write_profile(tmp_path / "other.toml", "transports = ['cma']"))
+    assert other.reason.endswith(" of UCX (cma): these rows would be WRONG-TRANSPORT")
 
 
 def test_every_check_has_a_fault() -> None:

@@ -16,10 +16,11 @@ from pytest_nixl.checks.endurance.check import (
     Endurance,
     endure,
     judge_endurance,
+    kept_memory,
     kept_sockets,
 )
 from pytest_nixl.judge.figure_bounds import judge_figures
-from pytest_nixl.model.figure import FIGURE_KINDS
+from pytest_nixl.model.figure import FIGURE_KINDS, Figure
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.nixl.agent import Agents
@@ -115,6 +116,32 @@ def test_sockets_of_removed_agents_are_a_finding_only_if_they_stay(
         figures = Endurance(agent, CYCLES["connection"], "UCX", 0.0).figures()
     assert kept_sockets(figures) is kept
     assert judge_figures(figures, CYCLES["connection"].limits).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize(
+    ("backend", "figure", "grown", "verdict"),
+    [
+        ("LIBFABRIC", "growth-heap", 2300, Verdict.PASS),
+        ("LIBFABRIC", "growth-heap", 2300 + 1024, Verdict.FAIL),
+        ("UCX", "growth-heap", 1024, Verdict.FAIL),
+        ("LIBFABRIC", "growth-memory", 21_300, Verdict.PASS),
+        ("UCX", "growth-memory", 21_300, Verdict.FAIL),
+    ],
+)
+def test_an_agent_of_libfabric_may_leave_what_its_finding_says_and_no_kibibyte_more(
+    backend: str, figure: str, grown: float, verdict: Verdict
+) -> None:
+    figures = [Figure.of(figure, grown, {"backend": backend, "cycle": "agent"})]
+    assert judge_figures(figures, CYCLES["agent"].limits).verdict is verdict
+
+
+@pytest.mark.parametrize(("grown", "kept"), [(300, False), (1700, True)])
+def test_memory_of_deleted_agents_is_a_finding_only_if_it_is_more_than_a_healthy_backend_leaves(
+    grown: float, kept: bool
+) -> None:
+    labels = {"backend": "LIBFABRIC", "cycle": "agent"}
+    figures = (Figure.of("growth-memory", 20_000, labels), Figure.of("growth-heap", grown, labels))
+    assert kept_memory(figures) is kept
 
 
 def test_each_resource_has_a_figure_and_each_cycle_a_limit_for_it() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why the RDMA devices that UCX is told to use cannot be used."""
+"""Why UCX cannot use what it is told to: its transports, or RDMA devices."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_nixl.core.rdma_fault import passthrough_fault, rdma_fault
+from pytest_nixl.core.rdma_fault import passthrough_fault, rdma_fault, transport_fault
 
 RC = {"UCX_TLS": "rc,self", "UCX_NET_DEVICES": "rxe0:1"}
 
@@ -26,6 +26,20 @@ def root(tmp_path: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return tmp_path
+
+
+@pytest.mark.parametrize("text", ["posix,self", "sm", "cuda_copy", "tcp:aux,posix", "", "banana", "^tcp", "^all"])
+def test_transports_that_cannot_carry_nixl_are_named(text: str, tmp_path: Path) -> None:
+    said = f"UCX_TLS={text} is set here, and allows no transport that NIXL can use between processes"
+    assert transport_fault({"UCX_TLS": text}, str(tmp_path)) == said
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [{}, *({"UCX_TLS": text} for text in ("tcp,posix", "all", "\\rc_x", "srd", "rc:aux,ud", "^posix", "^tcp"))],
+)
+def test_transports_that_can_carry_nixl_are_no_fault(environ: dict[str, str], root: Path) -> None:
+    assert transport_fault(environ, str(root)) == ""
 
 
 def test_healthy_device_has_no_fault(root: Path) -> None:

@@ -287,6 +287,28 @@ def test_both_of_two_different_ranks_are_named(node: Facts) -> None:
     assert "rank 0 (node-a) has 1.5.0, rank 1 (node-a) has 1.4.1" in finding.judgement.reason
 
 
+@pytest.mark.parametrize(
+    ("values", "remedy"),
+    [
+        (["", "tcp"], "`unset UCX_TLS` on rank 1 (node-a)"),
+        (["tcp", ""], "`unset UCX_TLS` on rank 0 (node-a)"),
+        (["", "tcp", ""], "`unset UCX_TLS` on rank 1 (node-a)"),
+        (["rc,self", "rc,self", ""], "`export UCX_TLS=rc,self` on rank 2 (node-a)"),
+        (["rc", "ud", "tcp"], "`export UCX_TLS=rc` on rank 1 (node-a), rank 2 (node-a)"),
+    ],
+)
+def test_remedy_for_a_variable_that_differs_names_the_ranks_and_their_hosts(
+    node: Facts, values: list[str], remedy: str
+) -> None:
+    rest = {name: text for name, text in node.environment.steering.items() if name != "UCX_TLS"}
+    hosts = [
+        replace(node, environment=replace(node.environment, steering=rest | ({"UCX_TLS": text} if text else {})))
+        for text in values
+    ]
+    judgement = ranks_agree(hosts)
+    assert (judgement.verdict, judgement.remedy) == (Verdict.FAIL, remedy)
+
+
 def test_equal_ranks_pass_and_a_single_rank_is_not_applicable(node: Facts) -> None:
     assert ranks_agree([node, node]).verdict is Verdict.PASS
     assert ranks_agree([node]).verdict is Verdict.NOT_APPLICABLE

@@ -138,6 +138,23 @@ def test_a_variable_that_forbids_the_accepted_transports_is_the_remedy(value: st
     assert ("Or, on one machine only, choose a profile for it: " in remedy) is (value == "tcp")
 
 
+@pytest.mark.parametrize(
+    ("told", "start"),
+    [
+        ([("rank 1 on b", "tcp")], "Unset UCX_TLS on rank 1 on b: UCX_TLS=tcp is set there."),
+        ([("rank 0 on a", "all"), ("rank 1 on b", "tcp")], "Unset UCX_TLS on rank 1 on b: UCX_TLS=tcp is set there."),
+        ([("rank 0 on a", "tcp"), ("rank 1 on b", "tcp")], "Unset UCX_TLS on every rank: UCX_TLS=tcp is set"),
+        ([("rank 1 on b", "cma")], "Check UCX_TLS and UCX_NET_DEVICES in the environment of every rank"),
+    ],
+)
+def test_the_only_rank_whose_ucx_tls_forbids_the_accepted_transports_is_named(
+    told: list[tuple[str, str]], start: str
+) -> None:
+    wanted, here = replace(FULL, transports=("cma",)), dict(told).get("rank 0 on a", "")
+    row = replace(samples(2, transports=("tcp/lo",)), ucx_tls=tuple(told))
+    assert judge(row, wanted, None, {"UCX_TLS": here} if here else {}).remedy.startswith(start)
+
+
 def test_groups_of_ucx_tls_contain_their_transports() -> None:
     assert ucx_tls_allows("tcp,cma", ["posix", "cma"])
     assert ucx_tls_allows("rc", ["rc_mlx5"])

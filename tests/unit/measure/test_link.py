@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from pytest_nixl.core.errors import NixlPluginError
-from pytest_nixl.measure.link import BESIDE_SECONDS, Link, obstacle_between, usual_iterations
+from pytest_nixl.measure.link import BESIDE_SECONDS, Link, obstacle_between, ucx_tls_of_ranks, usual_iterations
 from pytest_nixl.measure.worker_pairs import WorkerPairs
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.row_key import RowKey, of_row
@@ -271,6 +271,24 @@ def test_only_workers_of_one_host_have_an_obstacle(hosts: str, obstacles: tuple[
         for host, obstacle in zip(hosts, obstacles, strict=True)
     )
     assert obstacle_between(cast(Any, one), cast(Any, other)) == found
+
+
+@pytest.mark.parametrize(
+    ("ranks", "values", "found"),
+    [
+        ((0, 1), ("", "tcp"), (("rank 1 on b", "tcp"),)),
+        ((0, 1), ("tcp", "tcp"), (("rank 0 on a", "tcp"), ("rank 1 on b", "tcp"))),
+        ((0, 0), ("tcp", "tcp"), ()),
+    ],
+)
+def test_each_of_two_ranks_that_sets_ucx_tls_is_known(
+    ranks: tuple[int, int], values: tuple[str, str], found: object
+) -> None:
+    one, other = (
+        SimpleNamespace(rank=rank, versions={"host": host, **({"ucx_tls": value} if value else {})})
+        for rank, host, value in zip(ranks, "ab", values, strict=True)
+    )
+    assert ucx_tls_of_ranks(cast(Any, one), cast(Any, other)) == found
 
 
 class KeptCalls:

@@ -78,7 +78,10 @@ def create(backends: list[str], **more: Any) -> dict[str, Any]:
     return found
 
 
-def test_libraries_are_loaded_before_the_agent_and_each_backend_is_created_by_itself(nixl: LoggedNixl) -> None:
+def test_libraries_are_loaded_before_the_agent_and_each_backend_is_created_by_itself(
+    nixl: LoggedNixl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("UCX_TLS", raising=False)
     found = create(["UCX", "POSIX", "OWN"], parameters={"POSIX": {"a": "b"}}, threads=3)
     options = {"progress_thread": True, "listen_thread": True, "listen_port": 5, "telemetry": True, "sync_mode": "auto"}
     assert nixl.log == [
@@ -92,7 +95,11 @@ def test_libraries_are_loaded_before_the_agent_and_each_backend_is_created_by_it
     }  # fmt: skip
 
 
-def test_only_an_agent_with_ucx_says_what_forbids_its_copies(nixl: LoggedNixl) -> None:
+def test_only_an_agent_with_ucx_says_what_limits_its_transports(
+    nixl: LoggedNixl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    assert create(["UCX"])["versions"]["ucx_tls"] == "tcp"
     assert create(["POSIX"])["versions"] == {"library of POSIX": "1.0", "ucx": "1.23.0"}
 
 

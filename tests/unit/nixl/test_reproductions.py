@@ -92,8 +92,12 @@ def test_a_script_of_a_defect_that_ucx_does_not_have_says_so(tmp_path: Path) -> 
             *("LIBFABRIC-NO-RECONNECT", ""),
             r"healthy: a WRITE after remove_remote_agent\(\) and add_remote_agent\(\): DONE after [\d.]+ s",
         ),
+        (
+            *("LIBFABRIC-DELETED-AGENT-KEEPS-MEMORY", ""),
+            r"healthy: each deleted agent left -?\d+ B in use, and -?\d+ B if it had notified another one",
+        ),
     ],
-    ids=["stopped", "notified", "released", "loaded-again"],
+    ids=["stopped", "notified", "released", "loaded-again", "deleted"],
 )
 def test_a_script_says_what_ucx_does_after_a_fault(id: str, seconds: str, said: str, tmp_path: Path) -> None:
     done = subprocess.run(

@@ -223,9 +223,20 @@ def test_error_of_nixl_is_reported_and_the_worker_survives(survivor: NixlAgent) 
     assert survivor.get_plugin_list()
 
 
+@pytest.mark.parametrize("text", ["banana", "posix,self"])
+def test_ucx_that_nixl_refuses_because_of_its_transports_is_reported_with_the_variable(
+    agents: Agents, text: str
+) -> None:
+    with pytest.raises(WorkerError) as caught:
+        agents.start(environment={"UCX_TLS": text})
+    said = f"UCX_TLS={text} is set here, and allows no transport that NIXL can use between processes: NIXL refuses UCX "
+    assert caught.value.reason.startswith(f"{said}(NIXL_ERR_BACKEND) (in rank 0 (")
+    assert caught.value.remedy == "`unset UCX_TLS`"
+
+
 def test_backend_that_ucx_refuses_is_reported_with_the_message_of_nixl(agents: Agents) -> None:
     with pytest.raises(NixlError) as caught:
-        agents.start(environment={"UCX_TLS": "banana"})
+        agents.start(environment={"UCX_NET_DEVICES": "banana", "UCX_TLS": "tcp"})
     assert "nixlBackendError" in caught.value.reason
     assert "banana" in caught.value.detail
 
