@@ -181,8 +181,7 @@ class RankSession:
             raise MemberLostError(
                 f"{self.name_of(0)} is gone, this rank is cut off from the etcd that rank 0 serves, or this host was "
                 f"suspended: {error.reason}",
-                "read the last output of rank 0, check that its host still runs and that this host reaches it, and "
-                "that this host was not suspended; then start the run again",
+                f"read the last output of rank 0, and check that its host still runs; {error.remedy}",
             ) from error
         if self.ending.refusal:
             self.finish(self.ending)
