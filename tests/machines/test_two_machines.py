@@ -225,6 +225,19 @@ def test_frozen_node_is_named(nodes: Nodes) -> None:
 
 
 @pytest.mark.soak
+def test_cut_cable_is_named_by_both_ranks(nodes: Nodes) -> None:
+    run = Moving(nodes)
+    with cut(nodes[1], 0):
+        began = time.monotonic()
+        done = run.wait()
+        print(f"both ranks ended {time.monotonic() - began:.1f} s after the cut; the lease is {LEASE} s")
+    assert re.search(GONE, last_words(done[0])), done[0].output
+    assert LOST in last_words(done[1]), done[1].output
+    assert [one.code for one in done] == [1, 1]
+    nothing_is_left(*nodes)
+
+
+@pytest.mark.soak
 def test_clocks_that_differ_by_an_hour_do_no_harm(nodes: Nodes) -> None:
     nodes[1].check("date -s '+1 hour'")
     try:
@@ -244,6 +257,47 @@ def test_clocks_that_differ_by_an_hour_do_no_harm(nodes: Nodes) -> None:
         last_words(one)
     assert [one.code for one in done] == [0, 0], done[0].output
     assert "NIXL verdict: PASS" in done[0].output
+
+
+@pytest.mark.soak
+def test_row_that_loses_1_percent_of_its_packets_passes(nodes: Nodes) -> None:
+    for machine in nodes:
+        machine.check("tc qdisc add dev eth1 root netem loss 1%")
+    try:
+        done = run_suite(nodes, device=1)
+    finally:
+        for machine in nodes:
+            print(machine.check("tc -s qdisc show dev eth1; tc qdisc del dev eth1 root"))
+    assert [one.code for one in done] == [0, 0], done[0].output
+
+
+@pytest.mark.soak
+def test_mtu_that_differs(nodes: Nodes) -> None:
+    nodes[1].check("ip link set eth1 mtu 4200")
+    try:
+        assert "active_mtu: 4096" in " ".join(
+            nodes[1].check("env -u LD_LIBRARY_PATH ibv_devinfo -d rxe1 | grep active_mtu").split()
+        )
+        done = run_suite(nodes, device=1)
+    finally:
+        nodes[1].check("ip link set eth1 mtu 1500")
+    assert [one.code for one in done] == [0, 0], done[0].output
+    assert "rc_verbs/rxe1:1" in done[0].output
+
+
+@pytest.mark.soak
+def test_cut_cable_of_the_device_alone_is_no_fault_of_the_own_host(nodes: Nodes) -> None:
+    run = Moving(nodes, device=1)
+    with cut(nodes[1], 1):
+        began = time.monotonic()
+        done = run.wait()
+        print(f"both ranks ended {time.monotonic() - began:.1f} s after the cut")
+    for one in done:
+        last_words(one)
+        assert one.code == 1
+        assert "NIXL reported nixlRemoteDisconnectError (NIXL_ERR_REMOTE_DISCONNECT) in rank 0" in one.output
+    assert "remedy: check that the other agent's process runs, and the port and the cable of its host" in done[0].output
+    nothing_is_left(*nodes)
 
 
 def test_node_that_loses_power_is_named(nodes: Nodes) -> None:
