@@ -300,6 +300,26 @@ def test_cut_cable_of_the_device_alone_is_no_fault_of_the_own_host(nodes: Nodes)
     nothing_is_left(*nodes)
 
 
+@pytest.mark.soak
+def test_interface_that_goes_down_is_named(nodes: Nodes) -> None:
+    run = Moving(nodes, device=1)
+    nodes[1].check("ip link set eth1 down")
+    try:
+        began = time.monotonic()
+        done = run.wait()
+        print(f"both ranks ended {time.monotonic() - began:.1f} s after the interface went down")
+    finally:
+        nodes[1].check("ip link set eth1 up")
+    for one in done:
+        last_words(one)
+        assert one.code == 1
+        # UCX aborts the process that uses the device.
+        assert re.search(r"ERROR:? bandwidth: rank 1 \(target worker, pid \d+\) was ended by SIGABRT", one.output)
+        assert "during 'serve': rxe1 went down or was removed, and UCX aborts then" in one.output
+    assert "remedy: check the cable, the switch and the subnet manager (`ibstat`, `rdma link`)" in done[0].output
+    nothing_is_left(*nodes)
+
+
 def test_node_that_loses_power_is_named(nodes: Nodes) -> None:
     run = Moving(nodes)
     nodes[1].power_off()
