@@ -123,12 +123,13 @@ def leave(session: pytest.Session, run: Run) -> list[str]:
     if rank_session is None:
         return []
     code = int(session.exitstatus)
+    when = "" if rank_session.faults else " after the last check"
     said = rank_session.finish(rank_session.ending or Ending(code, _verdict(run, code), told=_told(run, code)))
     if rank_session.faults and session.exitstatus == 0:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
     if rank_session.faults and not run.found.interrupted:
-        # A rank was lost after the reports were written: write them again.
-        run.recorder.interrupt(f"{INTERRUPTED} after the last check: {rank_session.faults[0].reason}")
+        # A rank was lost after the reports were written, or this peer lost the group: write them again.
+        run.recorder.interrupt(f"{INTERRUPTED}{when}: {rank_session.faults[0].reason}")
         if rank_session.drives:
             leave_again(session.config, run)
         write_again(session.config, run)

@@ -179,8 +179,9 @@ class RankSession:
             if not self.settings.etcd_listen:
                 raise
             raise MemberLostError(
-                f"{self.name_of(0)} is gone, or this rank is cut off from the etcd that rank 0 serves: {error.reason}",
-                "read the last output of rank 0, and check that its host still runs",
+                f"{self.name_of(0)} is gone, this rank is cut off from the etcd that rank 0 serves, or this host was "
+                f"suspended: {error.reason}",
+                f"read the last output of rank 0, and check that its host still runs; {error.remedy}",
             ) from error
         if self.ending.refusal:
             self.finish(self.ending)

@@ -18,6 +18,8 @@ MEMLOCK_REMEDY = "raise the limit: `ulimit -l unlimited`, docker run --ulimit me
 GID_INDEX_REMEDY = "unset UCX_IB_GID_INDEX: UCX then takes the best GID"
 #: What names the causes that files of the kernel do not show, such as a provider that is missing.
 ASK_DOCTOR = "run `pytest-nixl doctor`: its check ucx-uses-rdma names why UCX cannot use an RDMA device"
+#: What to do if this host's device is usable, but the other agent does not answer.
+PEER_REMEDY = "check that the other agent's process runs, and the port and the cable of its host (there: `rdma link`)"
 
 _RDMA_TRANSPORTS = re.compile(r"(rc|ud|dc|ib|srd|gga|efa)\b|(rc|ud|dc|gga)_")
 _CAP_IPC_LOCK = 14
@@ -27,6 +29,8 @@ _PCI_ADDRESS = re.compile(r"/[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 #: UCX's line for each try to lock memory that the kernel refuses, and the number of them after which it will go on.
 _REFUSED_LOCK = re.compile(r"ibv_reg_mr\(.*Please set max locked memory \(ulimit -l\) to .*\(current: (.*?)\)")
 _ENDLESS_TRIES = 100
+#: UCX's last line if a device fails while UCX uses it.
+_FAILED_DEVICE = re.compile(r"Fatal: \w+ completion.* with error on (\w+)/.*: Work Request Flushed Error")
 #: Bytes that UCX locks when it opens a device: it asks for 6 MiB, and then for the buffers.
 _LEAST_LOCKED = 16 << 20
 
@@ -74,6 +78,15 @@ def refused_locks(output: str) -> str:
     if len(limits) < _ENDLESS_TRIES:
         return ""
     return f"UCX has tried {len(limits)} times to lock memory for an RDMA device, and a process may lock {limits[-1]}"
+
+
+def failed_device(output: str) -> str:
+    """Return the RDMA device whose failure made UCX abort its process, from what the process wrote; empty if none.
+
+    A device fails when its port or its network interface goes down, or when it is removed.
+    """
+    found = _FAILED_DEVICE.search(output)
+    return found[1] if found is not None else ""
 
 
 def passthrough_fault(environ: Mapping[str, str], root: str = "/") -> tuple[str, str]:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from pytest_nixl.core.rdma_fault import MEMLOCK_REMEDY, refused_locks
+from pytest_nixl.core.rdma_fault import MEMLOCK_REMEDY, PORT_REMEDY, failed_device, refused_locks
 from pytest_nixl.core.resource_limits import ADDRESS_SPACE_REMEDY, AGENT_NEEDS, address_space_fault
 from pytest_nixl.core.shared_memory import SHM_REMEDY, shared_memory_shortage
 from pytest_nixl.core.strict import Form, Number, OneOf, StrictError, Text, check
@@ -357,6 +357,8 @@ class Worker:
         if code is None:  # its rank has gone, so its last lines are unknown
             remedy = "read below how the ranks ended"
         tail = self.tail() if code is not None else ""
+        if device := failed_device(tail):
+            reason, remedy = f"{reason}: {device} went down or was removed, and UCX aborts then", PORT_REMEDY
         self.kill()
         return WorkerDiedError(reason, remedy, _quoted(tail) if code is not None else "")
 
@@ -412,7 +414,10 @@ class Worker:
             )
             return NixlAbsentError(reason, remedy, detail)
         if kind == "timeout":
-            remedy = "check whether the other rank still runs; if the machine is busy, increase --nixl-timeout"
+            remedy = (
+                "check whether the other rank still runs, and whether the path to it drops packets; if the machine is "
+                "busy, increase --nixl-timeout"
+            )
             return WorkerLateError(f"{self.name} stopped {step} at its deadline: {message}", remedy, detail)
         if kind == "refused":
             return WorkerError(f"{self.name} refused {step}: {message}", "", detail)

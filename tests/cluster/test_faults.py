@@ -383,7 +383,10 @@ def rank_0_is_killed_and_its_etcd_with_it(net: Network, folder: Path) -> None:
         os.kill(run.pids[0], signal.SIGKILL)
         _, *others = run.end(-signal.SIGKILL, 1, 1)
     for one in others:
-        assert "rank 0 on node-0 is gone, or this rank is cut off from the etcd that rank 0 serves: " in one.output
+        assert (
+            "INTERRUPTED: rank 0 on node-0 is gone, this rank is cut off from the etcd that rank 0 serves, or this "
+            "host was suspended: "
+        ) in one.output
     assert not run.hosts[0].listens(2400)
 
 

@@ -67,12 +67,12 @@ def hang(agent: Any) -> None:
         time.sleep(60)
 
 
-def ucx_fatal(agent: Any) -> None:
+def ucx_fatal(agent: Any, words: str = "a fatal error made by a test") -> None:
     """Let the loaded UCX abort the process with its function for fatal errors."""
     maps = Path("/proc/self/maps").read_text().splitlines()
     library = next(line.split()[-1] for line in maps if "/libucs-" in line or "/libucs.so" in line)
     fatal = ctypes.CDLL(library).ucs_fatal_error_message
-    fatal(b"test.c", 1, b"test", b"a fatal error made by a test")
+    fatal(b"test.c", 1, b"test", words.encode())
 
 
 def public_methods(agent: Any) -> list[str]:

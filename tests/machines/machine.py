@@ -112,7 +112,7 @@ class Machine:
         self._jobs = 0
         qemu = base / "qemu"
         libraries = [str(folder) for folder in (qemu / "usr/lib/x86_64-linux-gnu", qemu / "lib/x86_64-linux-gnu")]
-        command = [
+        self._command = [
             # It ends with this process, also if that is killed.
             "setpriv", "--pdeathsig", "KILL", str(qemu / "usr/bin/qemu-system-x86_64"),
             "-L", str(qemu / "usr/share/qemu"), "-L", str(qemu / "usr/share/seabios"),
@@ -123,11 +123,16 @@ class Machine:
             "-virtfs", "local,path=/,mount_tag=root,security_model=none,readonly=on,multidevs=remap",
             "-virtfs", f"local,path={out},mount_tag=out,security_model=none", "-nic", "none", *arguments,
         ]  # fmt: skip
-        with open(out / "qemu.log", "wb") as log:
+        self._environ = os.environ | {"LD_LIBRARY_PATH": ":".join(libraries)}
+        self.power_on()
+
+    def power_on(self) -> None:
+        """Let it boot, again after :meth:`power_off`: what it wrote elsewhere than to /out is lost."""
+        (self.out / "ready").unlink(missing_ok=True)
+        with open(self.out / "qemu.log", "wb") as log:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                env=os.environ | {"LD_LIBRARY_PATH": ":".join(libraries)},
-            )  # fmt: skip
+                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environ
+            )
 
     def booted(self, seconds: float = BOOT_SECONDS) -> Machine:
         """Wait until it runs commands.

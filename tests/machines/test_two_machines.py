@@ -1,19 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two ranks on two kernels: bytes move over RDMA between them, and the rank of a node that freezes or dies is named."""
+"""Two ranks on two kernels: bytes move over RDMA between them, and each rank names a node or a cable that fails."""
 
 from __future__ import annotations
 
 import re
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
-from machine import BOOT_SECONDS, Job, Machine, MakeMachine
+from machine import BOOT_SECONDS, Done, Job, Machine, MakeMachine
 
 pytest_plugins = ["machine_fixtures"]
 
+Nodes = tuple[Machine, Machine]
+
 NAMES = ("node-a", "node-b")
+#: Two cables connect the nodes: each has a network. etcd is reached over the first one.
+NETWORKS = ("10.98.0", "10.97.0")
 #: Seconds of a lease that a machine without KVM on a busy host does not miss.
 LEASE = 40
 #: The seconds beyond the lease in which the surviving rank has to end. On a quiet host it takes less than 10.
@@ -23,12 +30,21 @@ RUN_SECONDS = 1500.0
 SUITE = "suites/bandwidth/test_bandwidth.py --nixl-blocks=64KiB --nixl-op=WRITE"
 MOVING = "tests/cluster/moving.py"
 
+GONE = r"rank 1 on node-b \(pid \d+\) of group .* is gone: its process ended, or its lease expired"
+#: What a node says that was frozen, or whose cable is cut.
+LOST = (
+    "INTERRUPTED: rank 0 on node-a is gone, this rank is cut off from the etcd that rank 0 serves, or this host was "
+    "suspended: this member of group 'default' (rank 1, node-b, pid "
+)
 
-def cable(number: int, port: int) -> list[str]:
-    """Return QEMU's arguments for the network card of one of two machines that a cable connects."""
-    end = ("listen", "connect")[number]
-    card = f"virtio-net-pci,netdev=cable,id=card,mac=52:54:00:00:00:0{number + 1},romfile="
-    return ["-netdev", f"socket,id=cable,{end}=127.0.0.1:{port}", "-device", card]
+
+def cables(number: int, ports: list[int]) -> list[str]:
+    """Return QEMU's arguments for the network cards ``card0`` and ``card1`` of one of two machines."""
+    end, arguments = ("listen", "connect")[number], []
+    for each, port in enumerate(ports):
+        card = f"virtio-net-pci,netdev=cable{each},id=card{each},mac=52:54:00:00:0{each}:0{number + 1},romfile="
+        arguments += ["-netdev", f"socket,id=cable{each},{end}=127.0.0.1:{port}", "-device", card]
+    return arguments
 
 
 def is_listening(port: int) -> bool:
@@ -36,33 +52,108 @@ def is_listening(port: int) -> bool:
     return re.search(rf":{port:04X} 00000000:0000 0A", Path("/proc/net/tcp").read_text()) is not None
 
 
+def add_devices(machine: Machine, number: int) -> None:
+    """Install the RDMA libraries in a machine that has booted, and add rxe0 and rxe1 over its ends of the cables."""
+    added = [f"add_rxe rxe{each} {network}.{number + 1} eth{each}" for each, network in enumerate(NETWORKS)]
+    machine.check(" && ".join(("install_rdma", *added, "one_libibverbs")))
+
+
 @pytest.fixture(scope="module")
-def nodes(make_machine: MakeMachine) -> tuple[Machine, Machine]:
-    """Two machines that a cable connects, each with rxe0 over its end of the cable."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    first = make_machine(NAMES[0], arguments=cable(0, port))
-    first.wait_until(lambda: is_listening(port), "its end of the cable", BOOT_SECONDS)
-    second = make_machine(NAMES[1], arguments=cable(1, port))
-    for number, machine in enumerate((first, second), 1):
-        machine.booted().check(f"install_rdma && add_rxe rxe0 10.98.0.{number} eth0 && one_libibverbs")
+def nodes(make_machine: MakeMachine) -> Nodes:
+    """Two machines that two cables connect, each with rxe0 and rxe1 over its ends of the cables."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in NETWORKS]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        ports = [each.getsockname()[1] for each in sockets]
+    first = make_machine(NAMES[0], arguments=cables(0, ports))
+    first.wait_until(lambda: all(map(is_listening, ports)), "its ends of the cables", BOOT_SECONDS)
+    second = make_machine(NAMES[1], arguments=cables(1, ports))
+    for number, machine in enumerate((first, second)):
+        add_devices(machine.booted(), number)
     return first, second
 
 
-def start(nodes: tuple[Machine, Machine], what: str) -> tuple[Job, Job]:
-    """Start a run of two ranks, one on each machine; rank 0 serves the etcd."""
+def start(nodes: Nodes, what: str, device: int = 0) -> tuple[Job, Job]:
+    """Start a run of two ranks, one on each machine, over the given cable; rank 0 serves the etcd."""
     options = f"--nixl-ranks=2 --nixl-etcd-listen=0.0.0.0:23790 --nixl-profile=soft-roce --nixl-lease={LEASE}s"
     jobs = [
         machine.start(
             f'cd "$PROJECT" && exec "$PYTHON" -m pytest {what} {options} --nixl-timeout=300s '
             f"--nixl-join-timeout=300s --nixl-rank={rank}",
-            MASTER_ADDR="10.98.0.1", NIXL_GROUP_TOKEN="of this group", UCX_TLS="rc", UCX_NET_DEVICES="rxe0:1",
-            MOVING="/out/moving",
+            MASTER_ADDR=f"{NETWORKS[0]}.1", NIXL_GROUP_TOKEN="of this group", UCX_TLS="rc",
+            UCX_NET_DEVICES=f"rxe{device}:1", MOVING="/out/moving",
         )
         for rank, machine in enumerate(nodes)
     ]  # fmt: skip
     return jobs[0], jobs[1]
+
+
+def run_suite(nodes: Nodes, device: int = 0) -> tuple[Done, Done]:
+    """Run one row on both nodes, over the given cable, and print the last line of each rank."""
+    one, other = (job.wait(RUN_SECONDS) for job in start(nodes, SUITE, device))
+    for done in (one, other):
+        last_words(done)
+    return one, other
+
+
+class Moving:
+    """A run that moves bytes from the first node to the second until the file ``enough`` is there."""
+
+    def __init__(self, nodes: Nodes, device: int = 0) -> None:
+        nodes[0].check("rm -rf /out/moving && mkdir /out/moving")
+        self._node = nodes[0]
+        self.driver, self.peer = start(nodes, MOVING, device)
+        self._folder = nodes[0].out / "moving"
+        self.wait_for_a_transfer("the first transfer")
+
+    def wait_for_a_transfer(self, what: str) -> float:
+        """Wait for a transfer that began after this call, and return the seconds until its end.
+
+        :param what: what is waited for, for the message.
+        """
+        asked = time.monotonic()
+        for _ in range(2):  # the first may have begun before
+            before = self._moved()
+            self._node.wait_until(
+                lambda before=before: self._moved() != before or self.driver.ended, what, RUN_SECONDS, self.driver
+            )
+            assert self._moved() != before, self.driver.output
+        return time.monotonic() - asked
+
+    def _moved(self) -> int:
+        """Return when the last transfer ended, in nanoseconds of some clock; 0: none has ended."""
+        begun = self._folder / "begun"
+        return begun.stat().st_mtime_ns if begun.exists() else 0
+
+    def wait(self) -> tuple[Done, Done]:
+        """Wait until both ranks have ended."""
+        return self.driver.wait(LEASE + BEYOND), self.peer.wait(LEASE + BEYOND)
+
+    def end(self) -> tuple[Done, Done]:
+        """Let the run end, and wait until both ranks have ended."""
+        (self._folder / "enough").touch()
+        return self.wait()
+
+
+@contextmanager
+def cut(machine: Machine, card: int) -> Iterator[None]:
+    """Pull a cable out of a machine's card, and put it in again."""
+    machine.qmp("set_link", name=f"card{card}", up=False)
+    try:
+        yield
+    finally:
+        machine.qmp("set_link", name=f"card{card}", up=True)
+
+
+@contextmanager
+def frozen(machine: Machine) -> Iterator[None]:
+    """Stop a machine's processors, and let them go on."""
+    machine.qmp("stop")
+    try:
+        yield
+    finally:
+        machine.qmp("cont")
 
 
 def packets(machine: Machine) -> int:
@@ -71,50 +162,170 @@ def packets(machine: Machine) -> int:
     return sum(int(line) for line in machine.check(f"cat {place}/sent_pkts {place}/rcvd_pkts").split())
 
 
-def begin_to_move(nodes: tuple[Machine, Machine]) -> tuple[Job, Job]:
-    """Start a run that moves bytes until the file ``enough`` is there; return when it does."""
-    nodes[0].check("rm -rf /out/moving && mkdir /out/moving")
-    jobs = start(nodes, MOVING)
-    begun = nodes[0].out / "moving" / "begun"
-    nodes[0].wait_until(lambda: begun.exists() or jobs[0].ended, "the first transfer", RUN_SECONDS, jobs[0])
-    assert begun.exists(), jobs[0].output
-    return jobs
+def last_words(done: Done) -> str:
+    """Print the last line of a run, for the record, and return it."""
+    last = done.output.splitlines()[-1]
+    print(f"exit code {done.code} after {done.seconds:.0f} s: {last}")
+    return last
 
 
-def test_bytes_move_over_rdma_between_two_kernels(nodes: tuple[Machine, Machine]) -> None:
+def nothing_is_left(*machines: Machine) -> None:
+    """Fail if a process or a segment of shared memory of a run is left on a machine."""
+    for machine in machines:
+        left = machine.run("pgrep -af '[p]ytest_nixl|[n]ixl-etcd-listen|[e]tcd-distro'")
+        assert left.code == 1, left.output
+        assert machine.check("ls -A /dev/shm") == ""
+
+
+def test_bytes_move_over_rdma_between_two_kernels(nodes: Nodes) -> None:
     before = [packets(machine) for machine in nodes]
     boot_ids = {machine.check("cat /proc/sys/kernel/random/boot_id") for machine in nodes}
     assert len(boot_ids) == 2
-    done = [job.wait(RUN_SECONDS) for job in start(nodes, SUITE)]
+    done = run_suite(nodes)
     assert [one.code for one in done] == [0, 0], done[0].output
     assert "rc_verbs/rxe0:1" in done[0].output
     assert "rank 1 on node-b" in done[0].output or "node-b" in done[1].output
     # Each row moves megabytes in packets of 1 KiB.
     assert all(packets(machine) - count > 1000 for machine, count in zip(nodes, before, strict=True))
+    nothing_is_left(*nodes)
 
 
-def test_frozen_node_is_named(nodes: tuple[Machine, Machine]) -> None:
-    driver, peer = begin_to_move(nodes)
-    nodes[1].qmp("stop")
-    frozen = time.monotonic()
-    try:
-        done = driver.wait(LEASE + BEYOND)
-    finally:
-        nodes[1].qmp("cont")
-    print(f"the frozen node was named {time.monotonic() - frozen:.1f} s after it froze; the lease is {LEASE} s")
-    assert done.code != 0
-    assert re.search(r"rank 1 on node-b \(pid \d+\) of group .* is gone", done.output), done.output
+def test_short_faults_end_no_run(nodes: Nodes) -> None:
+    run = Moving(nodes)
+    faults: list[tuple[str, Any, float]] = [
+        ("was frozen for 3 s", frozen(nodes[1]), 3),
+        ("was cut off for 3 s", cut(nodes[1], 0), 3),
+        ("was frozen for 10 s", frozen(nodes[1]), 10),
+    ]
+    for what, fault, seconds in faults:
+        with fault:
+            time.sleep(seconds)
+        took = run.wait_for_a_transfer(f"a transfer after node-b {what}")
+        print(f"node-b {what}: transfers go on {took:.1f} s later")
+    done = run.end()
+    for one in done:
+        last_words(one)
+    assert [one.code for one in done] == [0, 0], done[0].output
+    nothing_is_left(*nodes)
+
+
+def test_frozen_node_is_named(nodes: Nodes) -> None:
+    run = Moving(nodes)
+    with frozen(nodes[1]):
+        began = time.monotonic()
+        done = run.driver.wait(LEASE + BEYOND)
+        print(f"the frozen node was named {time.monotonic() - began:.1f} s after it froze; the lease is {LEASE} s")
+        assert re.search(GONE, last_words(done)), done.output
+        assert done.code == 1
     # It finds out when it goes on.
-    assert peer.wait(LEASE + BEYOND).code != 0
+    late = run.peer.wait(LEASE + BEYOND)
+    assert LOST in last_words(late), late.output
+    assert late.code == 1
+    nothing_is_left(*nodes)
 
 
-def test_node_that_loses_power_is_named(nodes: tuple[Machine, Machine]) -> None:
-    driver, _ = begin_to_move(nodes)
+@pytest.mark.soak
+def test_cut_cable_is_named_by_both_ranks(nodes: Nodes) -> None:
+    run = Moving(nodes)
+    with cut(nodes[1], 0):
+        began = time.monotonic()
+        done = run.wait()
+        print(f"both ranks ended {time.monotonic() - began:.1f} s after the cut; the lease is {LEASE} s")
+    assert re.search(GONE, last_words(done[0])), done[0].output
+    assert LOST in last_words(done[1]), done[1].output
+    assert [one.code for one in done] == [1, 1]
+    nothing_is_left(*nodes)
+
+
+@pytest.mark.soak
+def test_clocks_that_differ_by_an_hour_do_no_harm(nodes: Nodes) -> None:
+    nodes[1].check("date -s '+1 hour'")
+    try:
+        apart = [int(machine.check("date +%s")) for machine in nodes]
+        assert apart[1] - apart[0] > 3000
+        run = Moving(nodes)
+        # Both clocks jump during a run.
+        nodes[0].check("date -s '+2 hours'")
+        print(f"node-a's clock: transfers go on {run.wait_for_a_transfer('one after a jump'):.1f} s after its jump")
+        nodes[1].check("date -s '-2 hours'")
+        print(f"node-b's clock: transfers go on {run.wait_for_a_transfer('one after a jump'):.1f} s after its jump")
+        done = run.end()
+    finally:
+        for machine in nodes:
+            machine.check(f"date -s '@{time.time():.0f}'")
+    for one in done:
+        last_words(one)
+    assert [one.code for one in done] == [0, 0], done[0].output
+    assert "NIXL verdict: PASS" in done[0].output
+
+
+@pytest.mark.soak
+def test_row_that_loses_1_percent_of_its_packets_passes(nodes: Nodes) -> None:
+    for machine in nodes:
+        machine.check("tc qdisc add dev eth1 root netem loss 1%")
+    try:
+        done = run_suite(nodes, device=1)
+    finally:
+        for machine in nodes:
+            print(machine.check("tc -s qdisc show dev eth1; tc qdisc del dev eth1 root"))
+    assert [one.code for one in done] == [0, 0], done[0].output
+
+
+@pytest.mark.soak
+def test_mtu_that_differs(nodes: Nodes) -> None:
+    nodes[1].check("ip link set eth1 mtu 4200")
+    try:
+        assert "active_mtu: 4096" in " ".join(
+            nodes[1].check("env -u LD_LIBRARY_PATH ibv_devinfo -d rxe1 | grep active_mtu").split()
+        )
+        done = run_suite(nodes, device=1)
+    finally:
+        nodes[1].check("ip link set eth1 mtu 1500")
+    assert [one.code for one in done] == [0, 0], done[0].output
+    assert "rc_verbs/rxe1:1" in done[0].output
+
+
+@pytest.mark.soak
+def test_cut_cable_of_the_device_alone_is_no_fault_of_the_own_host(nodes: Nodes) -> None:
+    run = Moving(nodes, device=1)
+    with cut(nodes[1], 1):
+        began = time.monotonic()
+        done = run.wait()
+        print(f"both ranks ended {time.monotonic() - began:.1f} s after the cut")
+    for one in done:
+        last_words(one)
+        assert one.code == 1
+        assert "NIXL reported nixlRemoteDisconnectError (NIXL_ERR_REMOTE_DISCONNECT) in rank 0" in one.output
+    assert "remedy: check that the other agent's process runs, and the port and the cable of its host" in done[0].output
+    nothing_is_left(*nodes)
+
+
+@pytest.mark.soak
+def test_interface_that_goes_down_is_named(nodes: Nodes) -> None:
+    run = Moving(nodes, device=1)
+    nodes[1].check("ip link set eth1 down")
+    try:
+        began = time.monotonic()
+        done = run.wait()
+        print(f"both ranks ended {time.monotonic() - began:.1f} s after the interface went down")
+    finally:
+        nodes[1].check("ip link set eth1 up")
+    for one in done:
+        last_words(one)
+        assert one.code == 1
+        # UCX aborts the process that uses the device.
+        assert re.search(r"ERROR:? bandwidth: rank 1 \(target worker, pid \d+\) was ended by SIGABRT", one.output)
+        assert "during 'serve': rxe1 went down or was removed, and UCX aborts then" in one.output
+    assert "remedy: check the cable, the switch and the subnet manager (`ibstat`, `rdma link`)" in done[0].output
+    nothing_is_left(*nodes)
+
+
+def test_node_that_loses_power_is_named(nodes: Nodes) -> None:
+    run = Moving(nodes)
     nodes[1].power_off()
     lost = time.monotonic()
-    done = driver.wait(LEASE + BEYOND)
+    done = run.driver.wait(LEASE + BEYOND)
     print(f"the lost node was named {time.monotonic() - lost:.1f} s after it lost power; the lease is {LEASE} s")
-    assert done.code != 0
-    assert re.search(r"rank 1 on node-b \(pid \d+\) of group .* is gone", done.output), done.output
-    # Nothing of the run is left on the survivor.
-    assert nodes[0].run("pgrep -f '[p]ytest_nixl|[n]ixl-etcd-listen'").code == 1
+    assert re.search(GONE, last_words(done)), done.output
+    assert done.code == 1
+    nothing_is_left(nodes[0])

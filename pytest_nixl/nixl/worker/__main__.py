@@ -45,7 +45,7 @@ def _prepare_process(parent: int) -> None:
 
 def _error(error: BaseException) -> dict[str, Any]:
     from pytest_nixl.core.errors import NixlPluginError
-    from pytest_nixl.core.rdma_fault import ASK_DOCTOR, passthrough_fault, rdma_fault, wants_rdma
+    from pytest_nixl.core.rdma_fault import ASK_DOCTOR, PEER_REMEDY, passthrough_fault, rdma_fault, wants_rdma
     from pytest_nixl.core.resource_limits import (
         ADDRESS_SPACE_REMEDY,
         AGENT_NEEDS,
@@ -83,7 +83,8 @@ def _error(error: BaseException) -> dict[str, Any]:
                 words = f"{error}: {fault}"
                 return {"kind": kind, "type": name, "message": words, "remedy": remedy, "traceback": ""}
         if of_devices and wants_rdma(os.environ):
-            remedy = f"{ASK_DOCTOR}; and read NIXL's log lines below"
+            first = f"{PEER_REMEDY}; " if name == "nixlRemoteDisconnectError" else ""
+            remedy = f"{first}{ASK_DOCTOR}; and read NIXL's log lines below"
             return {"kind": kind, "type": name, "message": str(error), "remedy": remedy, "traceback": ""}
     elif isinstance(error, NixlImportError):
         kind = "import"

@@ -10,6 +10,7 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
@@ -17,10 +18,11 @@ from typing import Any, cast
 
 import pytest
 
+from pytest_nixl import cluster_hooks
 from pytest_nixl.cluster import rank_session
 from pytest_nixl.cluster.command_check import Command
 from pytest_nixl.cluster.driver import MembershipWatch
-from pytest_nixl.cluster.group import LeaseLostError, Member, MissingRanksError
+from pytest_nixl.cluster.group import LeaseLostError, Member, MemberLostError, MissingRanksError
 from pytest_nixl.cluster.peer_server import Ending
 from pytest_nixl.cluster.rank_session import RankSession
 from pytest_nixl.cluster.request_handlers import RequestHandlers
@@ -206,6 +208,50 @@ def test_members_that_are_gone_are_told_and_a_watch_goes_on_after_its_last_event
     assert (first, own) == (1, (0, "it is over"))
     assert why.startswith("rank 1 on h (pid 1) of group 'g' is gone: ")
     assert opened == ([{"": 11}, {"": 16}] if ranks is None else [{"t0": 11, "t1": 11}, {"t0": 16, "t1": 11}])
+
+
+def test_a_peer_that_no_longer_hears_the_etcd_of_rank_0_names_every_cause(
+    leaving: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def serve(*_: object, **__: object) -> None:
+        raise LeaseLostError("the lease is over", "start again")
+
+    monkeypatch.setattr(rank_session, "serve", serve)
+    group = DoubleGroup()
+    vars(group)["members"] = [Member(0, "token", "there", 1)]
+    one = leaving(group, drives=False)
+    one.etcd.client, one.services = ExitStack, SimpleNamespace(by_name=dict)
+    with pytest.raises(LeaseLostError, match="the lease is over"):
+        one.serve()
+    vars(one)["settings"] = replace(one.settings, etcd_listen="0.0.0.0:2379")
+    with pytest.raises(MemberLostError) as lost:
+        one.serve()
+    assert lost.value.reason == (
+        "rank 0 on there is gone, this rank is cut off from the etcd that rank 0 serves, or this host was suspended: "
+        "the lease is over"
+    )
+    assert lost.value.remedy == "read the last output of rank 0, and check that its host still runs; start again"
+
+
+@pytest.mark.parametrize(("early", "when"), [(True, ""), (False, " after the last check")])
+def test_only_a_rank_that_loses_the_group_at_its_end_says_that_no_check_was_left(
+    monkeypatch: pytest.MonkeyPatch, early: bool, when: str
+) -> None:
+    faults, said = [GONE] if early else [], list[str]()
+
+    def finish(_: Ending) -> list[str]:
+        faults[:] = [GONE]
+        return []
+
+    rank = SimpleNamespace(faults=faults, finish=finish, ending=PASSED, drives=False)
+    run = SimpleNamespace(
+        rank_session=rank, found=SimpleNamespace(interrupted=""), recorder=SimpleNamespace(interrupt=said.append)
+    )
+    monkeypatch.setattr(cluster_hooks, "write_again", lambda *_: None)
+    session = SimpleNamespace(exitstatus=0, config=None)
+    assert cluster_hooks.leave(cast(Any, session), cast(Any, run)) == []
+    assert said == [f"INTERRUPTED{when}: rank 1 is gone"]
+    assert session.exitstatus == pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.mark.parametrize("fails", ["require_closed", "RequestHandlers", "_join"])

@@ -113,8 +113,11 @@ def test_an_initiator_that_makes_no_progress_is_named_within_its_deadline(
     one.initiator.run("helpers.agent_functions:never_progress")
     started = time.monotonic()
     # Both wait for the same time, and either may be the first to report.
-    with pytest.raises(WorkerError, match=r"\((initiator|target) worker, pid \d+\) stopped '\w+' at its deadline"):
+    with pytest.raises(
+        WorkerError, match=r"\((initiator|target) worker, pid \d+\) stopped '\w+' at its deadline"
+    ) as late:
         one.move(65536)
+    assert "whether the path to it drops packets" in late.value.remedy
     assert time.monotonic() - started < 5.0 + LATE
 
 

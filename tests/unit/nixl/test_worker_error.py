@@ -28,7 +28,12 @@ class nixlRemoteDisconnectError(Exception):  # noqa: N801 - NIXL's name
     """A double of NIXL's error, which needs a card that cannot access GPU memory."""
 
 
-nixlRemoteDisconnectError.__module__ = "nixl_cu12._bindings"
+class nixlBackendError(Exception):  # noqa: N801 - NIXL's name
+    """A double of NIXL's error, which needs a card that cannot be used."""
+
+
+for error in (nixlRemoteDisconnectError, nixlBackendError):
+    error.__module__ = "nixl_cu12._bindings"
 
 
 def test_passed_through_card_is_named_if_the_worker_has_gpu_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,7 +51,7 @@ def test_passed_through_card_is_named_if_the_worker_has_gpu_memory(monkeypatch: 
 def test_a_worker_that_is_told_to_use_rdma_names_doctor_and_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rdma_fault, "rdma_fault", lambda environ: ("", ""))
     monkeypatch.setenv("UCX_TLS", "rc")
-    said = worker._error(nixlRemoteDisconnectError("NIXL_ERR_REMOTE_DISCONNECT"))
+    said = worker._error(nixlBackendError("NIXL_ERR_BACKEND"))
     assert said["remedy"] == f"{rdma_fault.ASK_DOCTOR}; and read NIXL's log lines below"
     monkeypatch.setattr(rdma_fault, "rdma_fault", lambda environ: ("the port is down", "bring it up"))
     said = worker._error(nixlRemoteDisconnectError("NIXL_ERR_REMOTE_DISCONNECT"))
@@ -124,3 +129,13 @@ def test_a_worker_ends_at_once_and_with_the_stack_of_its_error(
     said = capsys.readouterr()
     assert said.out == "7\n"
     assert ("ValueError: made by a test" in said.err) is bool(status)
+
+
+def test_agent_that_does_not_answer_over_rdma_is_looked_for_on_its_own_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rdma_fault, "rdma_fault", lambda environ: ("", ""))
+    monkeypatch.setenv("UCX_TLS", "rc")
+    remedy = worker._error(nixlRemoteDisconnectError("NIXL_ERR_REMOTE_DISCONNECT"))["remedy"]
+    assert "check that the other agent's process runs" in remedy
+    own = worker._error(nixlBackendError("NIXL_ERR_BACKEND"))["remedy"]
+    assert "the other agent" not in own
+    assert remedy.endswith(own), "the doctor of this host, too"
