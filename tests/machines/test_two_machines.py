@@ -320,8 +320,9 @@ def test_interface_that_goes_down_is_named(nodes: Nodes) -> None:
     nothing_is_left(*nodes)
 
 
-def test_node_that_loses_power_is_named(nodes: Nodes) -> None:
+def test_node_that_loses_power_is_named_and_takes_part_again(nodes: Nodes) -> None:
     run = Moving(nodes)
+    before = nodes[1].check("cat /proc/sys/kernel/random/boot_id")
     nodes[1].power_off()
     lost = time.monotonic()
     done = run.driver.wait(LEASE + BEYOND)
@@ -329,3 +330,7 @@ def test_node_that_loses_power_is_named(nodes: Nodes) -> None:
     assert re.search(GONE, last_words(done)), done.output
     assert done.code == 1
     nothing_is_left(nodes[0])
+    nodes[1].power_on()
+    add_devices(nodes[1].booted(), 1)
+    assert nodes[1].check("cat /proc/sys/kernel/random/boot_id") != before
+    assert [one.code for one in run_suite(nodes)] == [0, 0]
