@@ -272,6 +272,27 @@ def test_row_that_loses_1_percent_of_its_packets_passes(nodes: Nodes) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("loss", [1, 20])
+def test_lost_packets_are_sent_again(nodes: Nodes, loss: int) -> None:
+    run = Moving(nodes, device=1)
+    for machine in nodes:
+        machine.check(f"tc qdisc add dev eth1 root netem loss {loss}%")
+    try:
+        began = time.monotonic()
+        while "dropped 0" in (lost := nodes[0].check("tc -s qdisc show dev eth1")):
+            run.wait_for_a_transfer("a transfer with loss")
+        run.wait_for_a_transfer("a transfer after a loss")
+        print(f"{loss} % lost: transfers for {time.monotonic() - began:.1f} s; {lost.splitlines()[1]}")
+    finally:
+        for machine in nodes:
+            machine.check("tc qdisc del dev eth1 root")
+    done = run.end()
+    for one in done:
+        last_words(one)
+    assert [one.code for one in done] == [0, 0], done[0].output
+
+
+@pytest.mark.soak
 def test_mtu_that_differs(nodes: Nodes) -> None:
     nodes[1].check("ip link set eth1 mtu 4200")
     try:
@@ -320,8 +341,9 @@ def test_interface_that_goes_down_is_named(nodes: Nodes) -> None:
     nothing_is_left(*nodes)
 
 
-def test_node_that_loses_power_is_named(nodes: Nodes) -> None:
+def test_node_that_loses_power_is_named_and_takes_part_again(nodes: Nodes) -> None:
     run = Moving(nodes)
+    before = nodes[1].check("cat /proc/sys/kernel/random/boot_id")
     nodes[1].power_off()
     lost = time.monotonic()
     done = run.driver.wait(LEASE + BEYOND)
@@ -329,3 +351,7 @@ def test_node_that_loses_power_is_named(nodes: Nodes) -> None:
     assert re.search(GONE, last_words(done)), done.output
     assert done.code == 1
     nothing_is_left(nodes[0])
+    nodes[1].power_on()
+    add_devices(nodes[1].booted(), 1)
+    assert nodes[1].check("cat /proc/sys/kernel/random/boot_id") != before
+    assert [one.code for one in run_suite(nodes)] == [0, 0]
