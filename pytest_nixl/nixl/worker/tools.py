@@ -257,12 +257,12 @@ def _path(tool: str) -> str | None:
 
 def _opened_by(group: int) -> Iterator[str]:
     """Yield the kernel's names of the open files of a process group."""
-    for entry in os.scandir("/proc"):
+    for process in os.listdir("/proc"):
         with contextlib.suppress(OSError, ValueError):
-            if os.getpgid(int(entry.name)) == group:
-                for descriptor in os.scandir(f"{entry.path}/fd"):
+            if os.getpgid(int(process)) == group:
+                for descriptor in os.listdir(f"/proc/{process}/fd"):
                     with contextlib.suppress(OSError):
-                        yield os.readlink(descriptor.path)
+                        yield os.readlink(f"/proc/{process}/fd/{descriptor}")
 
 
 def _line_by_line() -> tuple[int, int]:

@@ -362,20 +362,6 @@ def test_a_command_that_cannot_be_read_is_an_error_of_its_rank(
         one.drive(lambda _: None)
 
 
-@pytest.mark.parametrize(("listen", "words"), [("", "^it is over"), ("0.0.0.0:2379", "rank 0 on node-0 is gone, or")])
-def test_a_peer_that_loses_its_lease_doubts_rank_0_if_that_serves_the_etcd(
-    make_settings: Any, monkeypatch: pytest.MonkeyPatch, listen: str, words: str
-) -> None:
-    one, _ = session_of(make_settings, monkeypatch, etcd_listen=listen)
-
-    def lose(*_: object, **__: object) -> Ending:
-        raise LeaseLostError("it is over")
-
-    monkeypatch.setattr(rank_session, "serve", lose)
-    with pytest.raises(NixlPluginError, match=words):
-        one.serve()
-
-
 @pytest.mark.parametrize("refusal", ["", "rank 1 was started with another command"])
 def test_a_peer_ends_as_rank_0_says_and_with_its_refusal(
     make_settings: Any, monkeypatch: pytest.MonkeyPatch, refusal: str
