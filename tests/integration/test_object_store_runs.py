@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
-from helpers.cli_run import BANDWIDTH, run
+from helpers.cli_run import BANDWIDTH, run, undisturbed
 
 from pytest_nixl.nixl.s3_server import open_bucket
 from pytest_nixl.processes.supervisor import supervisor
@@ -51,7 +51,7 @@ def test_a_run_whose_bucket_is_named_by_parameters_is_measured_and_judged(
         keys = {name: bucket.environment[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
         done = run(
             BANDWIDTH, "-v", "--nixl-backend=obj", "--nixl-blocks=64KiB", "--nixl-batch=2", f"--nixl-profile={profile}",
-            f"--nixl-backend-params={told}", "--nixl-gate", f"--benchmark-json={written}", env=keys,
+            f"--nixl-backend-params={told}", "--nixl-gate", f"--benchmark-json={written}", **undisturbed(keys),
         )  # fmt: skip
         assert bucket.client.keys() == []
     assert done.code == 1, done.output
