@@ -256,7 +256,9 @@ def test_the_memory_of_an_end_is_registered_in_its_regions() -> None:
 
 def test_only_the_first_row_of_a_launch_settles_long() -> None:
     pair = pair_of_doubles()
-    assert [pair.settle() for _ in range(3)] == [0.3, 0.005, 0.005]
+    later = worker_pair.SETTLE_SECONDS
+    assert [pair.settle() for _ in range(3)] == [worker_pair.FIRST_SETTLE_SECONDS, later, later]
+    assert later < worker_pair.FIRST_SETTLE_SECONDS
 
 
 @pytest.mark.parametrize("end", ["initiator", "target"])
