@@ -102,6 +102,20 @@ def test_versions_in_names_of_files(tmp_path: Path) -> None:
     assert why == f"the name of {alone} has no version"
 
 
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (b"1.23.0\0", {"1.23.0"}),
+        (b"\0x\0UCX 12.1.100\0", {"12.1.100"}),
+        (b"GLIBC_2.2.5\0libucp.so.0.0.0\0v1234.5.6\0001.2.3 \0", set()),
+    ],
+)
+def test_a_version_in_a_library_is_a_text_of_three_numbers(tmp_path: Path, content: bytes, found: set[str]) -> None:
+    path = tmp_path / "libucp.so.0"
+    path.write_bytes(content)
+    assert library_versions._versions_in(str(path)) == found
+
+
 def test_version_of_cuda_without_its_runtime_is_that_of_the_toolkit(tmp_path: Path) -> None:
     file = tmp_path / "version.json"
     version, _, why = library_versions.cuda({}, 99, str(file))
