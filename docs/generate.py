@@ -626,11 +626,10 @@ def _misuse_rows(runs: Sequence[FaultRun]) -> Iterator[list[str]]:
         for backend, name in fault_runs.MISUSED.items():
             ((_, cells),) = rows_of(runs, backend, misuse=True, ids=[id])
             seen = " ".join(cells)
-            finding = "LIBFABRIC-RELEASE-STALLS" if id == "released-in-flight" else f"NIXL-{id.upper()}"
             remedy = "catch the error" if "refused" in seen else "nothing"
             if "**" in seen:
                 remedy = "remove the call" if "**SIG" in seen else "as the finding says"
-                remedy += f" ([{finding}](findings.md#{finding.lower()}))" if finding in FINDINGS else ""
+                remedy += f" ([{kind.finding}](findings.md#{kind.finding.lower()}))" if kind.finding else ""
             rows.append((name, cells, remedy))
         yield from ([kind.what, *row] for row in merged_rows(rows))
 

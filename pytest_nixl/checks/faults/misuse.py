@@ -35,12 +35,14 @@ class MisuseKind:
 
     :param id: the name of its function in the worker.
     :param what: what the program does, as a phrase.
+    :param finding: the id of the finding that says what NIXL does; empty: none does.
     :param must_refuse: whether only an error is a right answer, because bytes outside of what was registered would be
         read or written.
     """
 
     id: str
     what: str
+    finding: str = ""
     must_refuse: bool = False
 
 
@@ -104,12 +106,16 @@ SURVIVED = (
 )
 #: The misuses that crash or spoil some backend of some release, each with a finding of its own.
 DEFECTIVE = (
-    MisuseKind("duplicate-descriptor", "deregister_memory gets a list that names a region twice"),
-    MisuseKind("released-handle", "a transfer's handle is posted after it was released"),
-    MisuseKind("released-in-flight", "a transfer's handle is released while it is in flight"),
-    MisuseKind("deregistered-source", "a transfer is posted after its own region was deregistered"),
-    MisuseKind("cut-metadata", "the last byte of another agent's metadata is missing", must_refuse=True),
-)
+    MisuseKind("duplicate-descriptor", "deregister_memory gets a list that names a region twice",
+               "NIXL-DUPLICATE-DESCRIPTOR"),
+    MisuseKind("released-handle", "a transfer's handle is posted after it was released", "NIXL-RELEASED-HANDLE"),
+    MisuseKind("released-in-flight", "a transfer's handle is released while it is in flight",
+               "LIBFABRIC-RELEASE-STALLS"),
+    MisuseKind("deregistered-source", "a transfer is posted after its own region was deregistered",
+               "NIXL-DEREGISTERED-SOURCE"),
+    MisuseKind("cut-metadata", "the last byte of another agent's metadata is missing", "NIXL-CUT-METADATA",
+               must_refuse=True),
+)  # fmt: skip
 KINDS = {kind.id: kind for kind in (*SURVIVED, *DEFECTIVE)}
 
 

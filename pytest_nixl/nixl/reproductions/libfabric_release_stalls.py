@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LIBFABRIC-RELEASE-STALLS: a transfer that follows one which was released in flight stays PROC.
+"""LIBFABRIC-RELEASE-STALLS: a transfer that is prepared after one was released in flight stays PROC.
 
 Run it with Python, NIXL and numpy: ``python SCRIPT [BACKEND] [SECONDS]``, by default LIBFABRIC and 60. Seen with NIXL
 1.5.0 and LIBFABRIC over tcp; UCX over tcp is healthy. With 64 MiB the transfer is still in flight when it is released.

@@ -29,12 +29,12 @@ from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.processes.worker_errors import NixlError
 
-#: The findings by their misuse, with the function that replaces the defective call.
+#: The functions that replace the defective calls, by their misuse.
 WITHOUT_DEFECT = {
-    "duplicate-descriptor": ("NIXL-DUPLICATE-DESCRIPTOR", "refuse_duplicates"),
-    "released-handle": ("NIXL-RELEASED-HANDLE", "refuse_released_handles"),
-    "deregistered-source": ("NIXL-DEREGISTERED-SOURCE", "refuse_deregistered_source"),
-    "cut-metadata": ("NIXL-CUT-METADATA", "refuse_cut_metadata"),
+    "duplicate-descriptor": "refuse_duplicates",
+    "released-handle": "refuse_released_handles",
+    "deregistered-source": "refuse_deregistered_source",
+    "cut-metadata": "refuse_cut_metadata",
 }
 
 
@@ -91,13 +91,12 @@ def test_one_bad_outcome_fails_among_good_ones(found: MisuseOutcome, words: str)
 
 @pytest.mark.parametrize("id", WITHOUT_DEFECT)
 def test_a_nixl_without_the_defect_passes_the_same_check(agent: NixlAgent, id: str) -> None:
-    finding, function = WITHOUT_DEFECT[id]
-    agent.run(f"helpers.misuse_functions:{function}")
+    agent.run(f"helpers.misuse_functions:{WITHOUT_DEFECT[id]}")
     found = misuse(agent, KINDS[id], "UCX")
     assert (found.ending, found.said, found.wrong_bytes) == (MisuseEnding.REFUSED, "nixlInvalidParamError", 0)
     judgement = judge_finding(
-        FINDINGS[finding], occurs=bool(found.fault), reason=misuse_reason(found), affects=False, acceptance=None,
-        today=date(2026, 11, 22),
+        FINDINGS[KINDS[id].finding], occurs=bool(found.fault), reason=misuse_reason(found), affects=False,
+        acceptance=None, today=date(2026, 11, 22),
     )  # fmt: skip
     assert (judgement.verdict, judgement.known_limit) == (Verdict.PASS, False)
     assert f"with UCX of NIXL {found.nixl}, {KINDS[id].what}: refused (nixlInvalidParamError), and the next" in (
