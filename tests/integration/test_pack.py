@@ -16,6 +16,7 @@ import zipfile
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from runpy import run_path
 from types import MappingProxyType
 from xml.etree import ElementTree
 
@@ -89,6 +90,37 @@ def test_it_is_small_enough_and_carries_what_it_says(packed: Path) -> None:
     with zipfile.ZipFile(packed) as archive:
         assert archive.namelist() == ["__main__.py", "manifest.json", "tree.tar.xz"]
         assert archive.read("__main__.py") == (GPU / "run.py").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("packed", "torch", "driver", "used"),
+    [
+        ([12, 13], 12, 13, 12),
+        ([12, 13], 13, 13, 13),
+        ([12, 13], None, 13, 13),
+        ([12, 13], None, 12, 12),
+        ([12, 13], None, None, 12),
+        ([13], None, 12, 13),
+    ],
+)
+def test_the_nixl_is_used_that_nixl_chooses_beside_pytorch_or_that_fits_the_driver(
+    packed: list[int], torch: int | None, driver: int | None, used: int
+) -> None:
+    assert run_path(str(GPU / "run.py"))["nixl_for"](packed, torch, driver) == used
+
+
+def test_beside_a_pytorch_for_another_cuda_it_says_what_to_pack(packed: Path, bare: Path, tmp_path: Path) -> None:
+    require_tools()
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("")
+    (tmp_path / "torch" / "version.py").write_text("cuda: str | None = '99.0'\n")
+    done = run(bare, packed, "--out", str(tmp_path / "out"), env={"PYTHONPATH": str(tmp_path)})
+    have = _nixl().partition("==")[0]
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith(
+        f"carried.pyz: this file has {have}, but PyTorch on this machine is built for CUDA 99, and beside it NIXL "
+        "loads only nixl-cu99: pack the file again with pack.py --download --nixl nixl-cu99==VERSION\n"
+    )
 
 
 def test_it_runs_without_a_network_and_without_any_package(packed: Path, bare: Path, tmp_path: Path) -> None:
