@@ -91,9 +91,10 @@ def _run(arguments: argparse.Namespace) -> int:
         *theirs,
     ]
     program = _pytest()
-    memory = "; it measures host memory: for GPU memory add -- --nixl-memory=VRAM:VRAM and a --profile that has it"
-    remark = memory if chosen.gpus and not any(word.startswith("--nixl-memory") for word in theirs) else ""
-    print(f"pytest-nixl run: {chosen}{remark}")
+    print(f"pytest-nixl run: {chosen}")
+    remark = chosen.for_gpu_memory()
+    if remark and not any(word.startswith("--nixl-memory") for word in theirs):
+        print(remark)
     if "LIBFABRIC" in chosen.backend.value:
         reads = "; ".join(f"{each.engine}: {each.reads}" for each in ENGINE_BACKENDS)
         print(f"engines use UCX unless they are told otherwise, and none reads {GENERAL_VARIABLE}: {reads}")

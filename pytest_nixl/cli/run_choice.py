@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_nixl.model.settings import OPTIONS
-from pytest_nixl.session.default_profile import default_profile
+from pytest_nixl.session.default_profile import default_profile, gpu_profile
 from pytest_nixl.session.parsers import parse_backends
 
 if TYPE_CHECKING:
@@ -36,16 +36,25 @@ class Choice:
 class RunChoice:
     """The choices of one run.
 
-    :param gpus: the number of the host's GPUs; None: nothing needed the facts.
+    :param gpus: the models of the host's GPUs; empty too if nothing needed the facts.
     """
 
     level: Choice
     backend: Choice
     profile: Choice
-    gpus: int | None
+    gpus: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"level {self.level}, backend {self.backend}, profile {self.profile}"
+
+    def for_gpu_memory(self) -> str:
+        """Return how to measure GPU memory, because a run measures host memory; empty without a GPU."""
+        if not self.gpus:
+            return ""
+        profile = gpu_profile(self.gpus) or "YOURS"
+        return (
+            f"it measures host memory; for GPU memory: pytest-nixl run --profile {profile} -- --nixl-memory=VRAM:VRAM"
+        )
 
 
 def choose(
@@ -82,7 +91,8 @@ def choose(
     else:
         name, why = default_profile(backend_choice.value.split(","), root)
         profile_choice = Choice(name, why or "the default")
-    return RunChoice(level_choice, backend_choice, profile_choice, None if facts is None else len(facts.gpu.gpus))
+    models = () if facts is None else tuple(gpu.name for gpu in facts.gpu.gpus)
+    return RunChoice(level_choice, backend_choice, profile_choice, models)
 
 
 def needs_facts(level: str | None, backend: str | None, environ: Mapping[str, str] = os.environ) -> bool:

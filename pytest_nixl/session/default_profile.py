@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +11,17 @@ from pathlib import Path
 ONE_HOST, OVER_TCP = "loopback", "tcp-loopback"
 #: Directory in which Linux lists RDMA devices (also EFA), and the file with the type of a virtual machine.
 RDMA_DEVICES, PRODUCT_NAME = "sys/class/infiniband", "sys/class/dmi/id/product_name"
+
+#: Profiles of one host with GPUs, each with the pattern of their model. A GH200 is no H200: its host link differs.
+GPU_PROFILES = {"h200": r"\bH200\b", "h100": r"\bH100\b"}
+
+
+def gpu_profile(models: Sequence[str]) -> str:
+    """Return the profile for transfers between GPUs of these models; empty if none comes with the plugin."""
+    for name, pattern in GPU_PROFILES.items():
+        if models and all(re.search(pattern, model) for model in models):
+            return name
+    return ""
 
 
 def default_profile(backends: Sequence[str], root: Path = Path("/")) -> tuple[str, str]:

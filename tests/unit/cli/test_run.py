@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,25 @@ def test_what_is_given_wins_over_the_environment_and_the_facts(node: Facts, tmp_
     assert str(named.backend) == "POSIX (NIXL_BACKEND)"
     given = choose(None, level="quick", backend="ucx", profile="h100", environ={"NIXL_BACKEND": "posix"}, root=tmp_path)
     assert str(given) == "level quick (given), backend UCX (given), profile h100 (given)"
+
+
+@pytest.mark.parametrize(
+    ("models", "profile"),
+    [
+        (["NVIDIA H100 80GB HBM3"] * 2, "h100"),
+        (["NVIDIA H200"], "h200"),
+        (["NVIDIA GH200 480GB"], "YOURS"),
+        (["NVIDIA H100 80GB HBM3", "NVIDIA H200"], "YOURS"),
+    ],
+)
+def test_on_a_host_with_gpus_the_command_for_their_memory_is_named(
+    node: Facts, models: list[str], profile: str, tmp_path: Path
+) -> None:
+    gpus = tuple(replace(node.gpu.gpus[0], name=model) for model in models)
+    chosen = choose(replace(node, gpu=replace(node.gpu, gpus=gpus)), environ={}, root=tmp_path)
+    wanted = f"for GPU memory: pytest-nixl run --profile {profile} -- --nixl-memory=VRAM:VRAM"
+    assert chosen.for_gpu_memory() == f"it measures host memory; {wanted}"
+    assert choose(without(node, devices=False), environ={}, root=tmp_path).for_gpu_memory() == ""
 
 
 @pytest.mark.long
