@@ -14,12 +14,12 @@ from pytest_nixl.core.plain import to_plain
 from pytest_nixl.host import library_versions
 from pytest_nixl.host.device_code import DeviceCode, device_code
 from pytest_nixl.host.fact import Fact
-from pytest_nixl.host.installed import cuda_of_nixl, nixl_packages, torch_version
 from pytest_nixl.host.nixl_ep import ask_nixl_ep
 from pytest_nixl.host.plugin_files import PluginFile, PluginsInAdvance, libnixl, plugin_folder
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.host.software import Software
 from pytest_nixl.host.verbs_providers import VerbsLibrary, VerbsProvider, ask_verbs
+from pytest_nixl.nixl.installed import cuda_of_nixl, nixl_packages, torch_version
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ def ask_nixl_ep(module: str, torch: Mapping[str, Any], packages: Sequence[str]) 
     """Return the folder of ``nixl_ep`` and why it cannot be imported; empty if there is none.
 
     :param module: the file of the loaded module of NIXL, such as ``…/nixl_cu12/_api.py``.
-    :param torch: what :func:`pytest_nixl.host.installed.torch_version` returned.
+    :param torch: what :func:`pytest_nixl.nixl.installed.torch_version` returned.
     :param packages: the names of the installed packages of NIXL.
     """
     flavour = _FLAVOUR.fullmatch(Path(module).parent.name)

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pytest_nixl.host.installed import nixl_packages
 from pytest_nixl.host.software import Lacking
+from pytest_nixl.nixl.installed import nixl_packages
 
 #: By a pattern of the soname: how to provide the library. ``{0}`` is the number in the soname.
 _REMEDIES = (

@@ -408,11 +408,7 @@ class Worker:
             return WorkerError(f"{message} (in {self.name} during {step})", error["remedy"])
         if kind == "import":
             reason = f"NIXL cannot be loaded in {self.name}: {message}"
-            remedy = (
-                "install NIXL for this Python: `pip install --no-deps nixl nixl-cu12` (or nixl-cu13), or use "
-                "the image's own build"
-            )
-            return NixlAbsentError(reason, remedy, detail)
+            return NixlAbsentError(reason, error.get("remedy", ""), detail)
         if kind == "timeout":
             remedy = (
                 "check whether the other rank still runs, and whether the path to it drops packets; if the machine is "

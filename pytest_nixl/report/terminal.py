@@ -23,6 +23,7 @@ from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.tools import own_variables
 from pytest_nixl.model.verdicts import Outcome, TextLine
 from pytest_nixl.nixl.backends import with_driver_standin
+from pytest_nixl.nixl.installed import pip_command
 from pytest_nixl.report.comparison import lines as comparison_lines
 from pytest_nixl.report.table import measured_lines, wrong_lines
 from pytest_nixl.session.completeness import completeness_of
@@ -60,7 +61,7 @@ def header(settings: Settings, placement: Placement, verbosity: int) -> Iterator
         for line in settings.ignored:
             yield f"  {line}"
     if not nixl:
-        yield f"  NIXL is not installed for {sys.executable}: `pip install --no-deps nixl nixl-cu12`"
+        yield f"  NIXL is not installed for {sys.executable}: `{pip_command()}`"
     if settings.first_baseline:
         yield f"  no baseline yet: {settings.baseline} does not exist, so this run is compared with none"
     if silent := silence(load_profile(settings.profile)):

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pytest_nixl.host.installed import nixl_packages
+from pytest_nixl.nixl.installed import nixl_packages
 
 _LIBNIXL = """
 import nixl._api

@@ -13,7 +13,7 @@ from typing import Any
 
 from helpers.cli_run import ROOT, environment
 
-from pytest_nixl.host.installed import nixl_packages
+from pytest_nixl.nixl.installed import nixl_packages
 
 if sys.version_info >= (3, 11):
     import tomllib

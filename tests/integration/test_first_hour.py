@@ -22,6 +22,7 @@ from helpers.terminal_screen import run_on_terminal
 from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd_servers import binary
+from pytest_nixl.nixl import installed
 from pytest_nixl.report import terminal
 
 
@@ -52,6 +53,7 @@ def test_without_nixl_the_header_says_so_and_how_to_install_it(
 ) -> None:
     pytester.makepyfile("def test_it(nixl_settings): pass")
     monkeypatch.setattr(terminal, "installed_nixl", lambda: "")
+    monkeypatch.setattr(installed, "nixl_packages", dict)
     result = run_pytest(pytester, "--nixl-timeout=5s", in_process=True)
     remedy = f"  NIXL is not installed for {sys.executable}: `pip install --no-deps nixl nixl-cu12`"
     result.stdout.fnmatch_lines(["pytest-nixl *, no NIXL: --nixl-timeout=5s (-vv: all settings)", remedy])

@@ -87,7 +87,7 @@ def _error(error: BaseException) -> dict[str, Any]:
             remedy = f"{first}{ASK_DOCTOR}; and read NIXL's log lines below"
             return {"kind": kind, "type": name, "message": str(error), "remedy": remedy, "traceback": ""}
     elif isinstance(error, NixlImportError):
-        kind = "import"
+        return {"kind": "import", "type": module, "message": str(error), "remedy": error.remedy, "traceback": ""}
     elif isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         fault = address_space_fault() or "the kernel gives it no more"
         remedy = ADDRESS_SPACE_REMEDY if address_space_fault() else "end other processes, or measure smaller blocks"

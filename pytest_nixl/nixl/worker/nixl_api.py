@@ -15,9 +15,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.core.words import named
 from pytest_nixl.model import nixl_releases
 from pytest_nixl.model.agent_options import THREADED, THREADS_PARAMETER
 from pytest_nixl.nixl.backends import azure_blob, obj, plugin_of
+from pytest_nixl.nixl.installed import nixl_packages, pip_command, wheel_for_torch
 
 #: The methods that return a descriptor list, and the class of the list.
 LISTS = {"get_reg_descs": "nixlRegDList", "get_xfer_descs": "nixlXferDList"}
@@ -26,7 +28,14 @@ _UNLISTED = {"OBJ": obj.PARAMETERS, "AZURE_BLOB": azure_blob.PARAMETERS}
 
 
 class NixlImportError(ImportError):
-    """NIXL cannot be imported. A failed import in a user's function is another error."""
+    """NIXL cannot be imported. A failed import in a user's function is another error.
+
+    :ivar remedy: how to install the NIXL that this Python can load.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.remedy = f"install NIXL for this Python: `{pip_command()}`, or use the image's own build"
 
 
 def load() -> dict[str, str]:
@@ -45,6 +54,13 @@ def load() -> dict[str, str]:
                 f"NIXL cannot be loaded: {package} {version} imports torch, like every release before 1.4, "
                 "but torch is not installed",
                 "install NIXL 1.4 or newer, or run `pip install torch` (without a GPU, its CPU build is enough)",
+            ) from error
+        wheel, packages = wheel_for_torch(), nixl_packages()
+        if "nixl" in packages and wheel and wheel not in packages:
+            have = named(f"{name} {each}" for name, each in packages.items() if name != "nixl")
+            cuda = wheel.removeprefix("nixl-cu")
+            raise NixlImportError(
+                f"torch is built for CUDA {cuda}, and beside it NIXL loads only {wheel}; installed: {have or 'none'}"
             ) from error
         raise NixlImportError(str(error)) from error
     package, version = installed()

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -117,3 +120,24 @@ def test_a_release_that_imports_torch_asks_for_it(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(NixlPluginError if torch else nixl_api.NixlImportError) as caught:
         nixl_api.load()
     assert ("nixl-cu12 1.3.2 imports torch" in str(caught.value)) is torch
+
+
+def test_a_nixl_for_another_cuda_than_that_of_torch_is_named_with_the_one_to_install(tmp_path: Path) -> None:
+    """NIXL itself chooses its package: by the CUDA version of the torch that is installed."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("")
+    (tmp_path / "torch" / "version.py").write_text("__version__ = '2.11.0+cu990'\ncuda = '99.0'\n")
+    script = """
+from pytest_nixl.nixl.worker import nixl_api
+try:
+    nixl_api.load()
+except nixl_api.NixlImportError as error:
+    print(error, error.remedy, sep="\\n")
+"""
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
+    name, version = nixl_api.installed()
+    assert done.stdout.splitlines() == [
+        f"torch is built for CUDA 99, and beside it NIXL loads only nixl-cu99; installed: {name} {version}",
+        f"install NIXL for this Python: `pip install --no-deps nixl-cu99=={version}`, or use the image's own build",
+    ]

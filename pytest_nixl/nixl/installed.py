@@ -72,6 +72,18 @@ def torch_version() -> dict[str, Any]:
     return {"version": version, "cuda": cuda if isinstance(cuda, str) else "", "path": str(path)}
 
 
+def wheel_for_torch() -> str:
+    """Return the package that NIXL loads beside the installed torch, such as ``nixl-cu13``; empty without it."""
+    cuda = torch_version().get("cuda", "").partition(".")[0]
+    return f"nixl-cu{cuda}" if cuda else ""
+
+
+def pip_command() -> str:
+    """Return the command that installs the NIXL which this Python can load."""
+    wheel, version = wheel_for_torch() or "nixl-cu12", nixl_packages().get("nixl")
+    return f"pip install --no-deps {wheel}=={version}" if version else f"pip install --no-deps nixl {wheel}"
+
+
 def constants(source: str) -> dict[str, Any]:
     """Return the constants that Python source assigns to names at its top level.
 
