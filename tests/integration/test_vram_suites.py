@@ -72,9 +72,9 @@ def test_write_passes_and_read_is_the_wrong_transport_without_nvlink(
         "READ VRAM:VRAM": ("tcp/lo", "WRONG-TRANSPORT"),
     }, done.output
     assert "went over tcp/lo as software emulation, not as RMA, but the profile accepts only cuda_ipc" in done.output
-    assert "UCX reads by cuda_ipc only over NVLink: between GPUs without NVLink use WRITE" in done.output
+    assert "UCX reads by cuda_ipc only over NVLink: between GPUs without NVLink let it read over PCIe" in done.output
     # The remedy works.
-    assert "`export UCX_CUDA_IPC_ENABLE_GET_ZCOPY=y`" in done.output
+    assert "`export UCX_CUDA_IPC_ENABLE_GET_ZCOPY=y` on every rank" in done.output
     variables = {"STANDIN_NVLINKS": "0", "STANDIN_GPUS": gpus, "UCX_CUDA_IPC_ENABLE_GET_ZCOPY": "y"}
     done = measured(tmp_path, {**driver, **variables}, "--nixl-op=READ")
     assert rows(done) == {"READ VRAM:VRAM": ("cuda_ipc/cuda", "PASS")}, done.output
