@@ -23,7 +23,7 @@ from pytest_nixl.model.traffic_pattern import Flow, rounds
 from pytest_nixl.nixl.agent import NixlAgent
 from pytest_nixl.nixl.backends import BACKENDS
 from pytest_nixl.nixl.buffer import Buffer, Part
-from pytest_nixl.nixl.gpus import gpus
+from pytest_nixl.nixl.gpus import LinkGpu, gpus
 from pytest_nixl.processes.hosts import Host
 from pytest_nixl.processes.worker_errors import SAME_VERSION, WorkerError
 from pytest_nixl.processes.worker_process import Worker, results
@@ -151,6 +151,7 @@ class RankFlows:
         wanted = self._backend.environment(os.environ)
         environment |= {name: value for name, value in wanted.items() if name not in os.environ}
         self._workers: list[Worker] = []
+        self._gpus: list[LinkGpu] = []  # of each rank, if the flows use GPU memory
         try:
             for host in hosts[: kind.pattern.ranks]:
                 limits = settings.timeout, settings.start_timeout
@@ -208,7 +209,7 @@ class RankFlows:
             )
             for flow in self._flows
         ]
-        return PatternSamples(self._kind, tuple(flows), self._names, tuple(self._hosts()))
+        return PatternSamples(self._kind, tuple(flows), self._names, tuple(self._hosts()), tuple(self._gpus))
 
     def close(self) -> None:
         """End all workers."""
@@ -262,7 +263,8 @@ class RankFlows:
         if "VRAM" in (kind.memory.initiator, kind.memory.target):
             for number, worker in enumerate(self._workers):
                 seen = gpus(worker, kind.memory)
-                devices[number] = seen[number % len(seen) if local else 0].number
+                self._gpus.append(seen[number % len(seen) if local else 0])
+                devices[number] = self._gpus[number].number
                 worker.call("activate", device=devices[number])
         agents = NixlAgent.within_each(
             self._workers,

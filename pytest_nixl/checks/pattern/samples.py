@@ -13,6 +13,7 @@ from pytest_nixl.model.rank_pairs import RankPair
 from pytest_nixl.model.row_key import LOAD, PATTERN, RowKey, Variant
 from pytest_nixl.model.samples import Corruption, Samples
 from pytest_nixl.model.traffic_pattern import Flow, TrafficPattern
+from pytest_nixl.nixl.gpus import LinkGpu
 
 #: How the flows of a row are measured: each alone, or all at the same time.
 ALONE, TOGETHER = "alone", "together"
@@ -148,12 +149,14 @@ class PatternSamples:
     :param flows: its flows, in the order of the pattern.
     :param names: a name for each rank, with its host.
     :param hosts: the host of each rank.
+    :param gpus: the GPU of each rank; empty: the flows use host memory only.
     """
 
     kind: PatternKind
     flows: tuple[FlowSamples, ...]
     names: tuple[str, ...]
     hosts: tuple[str, ...]
+    gpus: tuple[LinkGpu, ...] = ()
 
     def of(self, flow: Flow) -> FlowSamples:
         """Return what was measured of a flow."""

@@ -276,6 +276,7 @@ def test_the_ranks_of_one_host_share_its_gpus_in_turn(
     workers = [Started() for _ in hosts]
     for name, value in {
         "_kind": pattern_kind(MemoryPair("DRAM", "VRAM")), "_hosts": lambda: list(hosts), "_workers": workers,
+        "_gpus": [],
     }.items():  # fmt: skip
         setattr(flows, name, value)
 
@@ -287,6 +288,7 @@ def test_the_ranks_of_one_host_share_its_gpus_in_turn(
     with pytest.raises(WorkerError, match="not made here"):
         flows._prepared(make_settings().agents[0])
     assert [worker.active for worker in workers] == [[device] for device in devices]
+    assert [gpu.number for gpu in flows._gpus] == devices
 
 
 @pytest.mark.parametrize(
