@@ -22,6 +22,7 @@ from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.traffic_pattern import Flow, rounds
 from pytest_nixl.nixl.agent import NixlAgent
 from pytest_nixl.nixl.backends import BACKENDS
+from pytest_nixl.nixl.backends.ucx import protocol
 from pytest_nixl.nixl.buffer import Buffer, Part
 from pytest_nixl.nixl.gpus import LinkGpu, gpus
 from pytest_nixl.processes.hosts import Host
@@ -196,16 +197,17 @@ class RankFlows:
         except BaseException:
             self.kill()
             raise
-        transports = self._transports()
+        reported = self._reported()
         flows = [
             FlowSamples(
                 flow,
                 tuple(windows[ALONE][flow]),
                 tuple(windows[TOGETHER][flow]),
                 tuple((load, contention[load][flow]) for load in (ALONE, TOGETHER)),
-                transports[flow],
+                reported[flow][0],
                 corruption.get(flow),
                 obstacle_between(self._ranks[flow.source].worker, self._ranks[flow.target].worker),
+                reported[flow][1],
             )
             for flow in self._flows
         ]
@@ -456,8 +458,9 @@ class RankFlows:
         hosts = self._hosts()
         return [self._ranks[each].worker.pid for each in ranks if each != rank and hosts[each] == hosts[rank]]
 
-    def _transports(self) -> dict[Flow, tuple[str, ...]]:
-        """Return the transports of each flow; none if its initiator has partners on its own host and on others.
+    def _reported(self) -> dict[Flow, tuple[tuple[str, ...], str]]:
+        """Return the transports of each flow and UCX's word for its protocol; nothing if its initiator has partners on
+        its own host and on others.
 
         A backend's log does not say to which partner it refers. The log of each rank is read once, because a peer sends
         it through etcd.
@@ -467,13 +470,14 @@ class RankFlows:
             for rank in flow.ranks:
                 near[rank].add(hosts[flow.source] == hosts[flow.target])
         logs: dict[int, str] = {}
-        read: dict[tuple[int, int], tuple[str, ...]] = {}
+        read: dict[tuple[int, int], tuple[tuple[str, ...], str]] = {}
         for flow in self._flows:
             key = initiator, size = self._kind.initiator(flow), flow.size
             if len(near[initiator]) > 1:
-                read[key] = ()
+                read[key] = (), ""
             elif key not in read:
                 if initiator not in logs:
                     logs[initiator] = self._ranks[initiator].worker.output()
-                read[key] = self._backend.transports(logs[initiator], self._kind.op, size, self._kind.memory)
+                rows = logs[initiator], self._kind.op, size, self._kind.memory
+                read[key] = self._backend.transports(*rows), protocol(*rows)
         return {flow: read[self._kind.initiator(flow), flow.size] for flow in self._flows}

@@ -99,6 +99,7 @@ class FlowSamples:
     :param together: its windows with all flows.
     :param contention: the largest at its two ends, in cores, by load; empty: not known.
     :param transports: the transports as the backend reports them; empty: not known.
+    :param protocol: UCX's word for how it moved the bytes; empty: not known.
     """
 
     flow: Flow
@@ -108,6 +109,7 @@ class FlowSamples:
     transports: tuple[str, ...] = ()
     corruption: Corruption | None = None
     obstacle: str = ""
+    protocol: str = ""
 
     def windows(self, load: str) -> tuple[Window, ...]:
         """Return the windows of a load."""
@@ -139,6 +141,7 @@ class FlowSamples:
             corruption=self.corruption,
             contention=(cores[load],) if load in cores else (),
             obstacle=self.obstacle,
+            protocol=self.protocol,
         )
 
 

@@ -392,8 +392,8 @@ def test_the_log_of_each_rank_is_read_once(
         monkeypatch.setattr(worker, "output", partial(output, f"rank {worker.pid - 10}"), raising=False)
     one = [Flow(1, 0, 64), Flow(1, 2, other)]
     vars(flows).update(_flows=[*one, Flow(0, 2, 64)], _backend=SimpleNamespace(transports=transports))
-    assert flows._transports() == {
-        one[0]: ("WRITE 64 of rank 1",), one[1]: (f"WRITE {other} of rank 1",), Flow(0, 2, 64): ()
+    assert flows._reported() == {
+        one[0]: (("WRITE 64 of rank 1",), ""), one[1]: ((f"WRITE {other} of rank 1",), ""), Flow(0, 2, 64): ((), "")
     }  # fmt: skip
     assert (read, sizes) == (["rank 1"], [64] if other == 64 else [64, 128])
 
