@@ -104,10 +104,11 @@ def near_lines(facts: Facts) -> Iterator[str]:
     placed = {gpu.name: gpu for gpu in topology.gpus}
     for near in facts.near:
         gpu = placed[str(near.gpu)]
-        cards = ", ".join(near.devices) or "no network card"
+        lacks = "no network card" if facts.rdma else "this host has no RDMA device"
+        cards = f"{', '.join(near.devices)} ({WORDS[near.how]})" if near.devices else lacks
         own = f"; when all GPUs are used, only: {', '.join(near.own)}" if set(near.own) != set(near.devices) else ""
         write = _write(device for device in facts.rdma if device.name in (near.own or near.devices))
-        yield f"GPU {near.gpu} ({gpu.pci}, {gpu.node}): {cards} ({WORDS[near.how]}){own}{write}"
+        yield f"GPU {near.gpu} ({gpu.pci}, {gpu.node}): {cards}{own}{write}"
     if not facts.near:
         yield f"no GPU has a known position on the PCI bus{_write(network_cards(facts.rdma))}"
     idle = [f"{nic.name} ({nic.node})" for nic in topology.idle()]

@@ -39,6 +39,12 @@ _SHARED_MEMORY = {"cma", "posix", "sysv", "xpmem", "knem", "shm"}
 #: UCX's word for a protocol that sends messages instead of using RMA.
 SOFTWARE_EMULATION = "software emulation"
 _CUDA = {"cuda_ipc", "cuda_copy", "gdr_copy"}
+#: What cuda_ipc needs.
+_CUDA_NAMESPACES = (
+    "one IPC and one PID namespace (docker run --ipc=host --pid=host; in one pod shareProcessNamespace: true)"
+)
+_CUDA_TLS = "that UCX_TLS, if it is set, names cuda_ipc and cuda_copy, "
+_CUDA_REACH = "and that the GPUs reach each other (nvidia-smi topo -p2p r; NVLink: nvidia-smi nvlink -s)"
 
 
 def judge(
@@ -83,7 +89,7 @@ def judge(
     speed = implausible or _speed(row, samples, expectation, machine)
     if speed is not None and speed.verdict is not Verdict.INCONCLUSIVE:
         return speed
-    return _latency(row, samples, expectation) or speed or _passed(row, samples, expectation)
+    return _latency(row, samples, expectation) or speed or _passed(row, samples, expectation, ceiling)
 
 
 def _corrupt(row: str, samples: Samples) -> Judgement:
@@ -180,7 +186,20 @@ def _transport_remedy(samples: Samples, accepted: set[str], environ: Mapping[str
         here = f"UCX_TLS={tls} is set in this run"
         where, name = (", on one machine only,", "=tcp-loopback") if tls == "tcp" else ("", "")
         return f"Unset UCX_TLS on every rank: {here}. Or{where} choose a profile for it: --nixl-profile{name}."
-    if backend == "UCX":
+    emulated_read = key.op == "READ" and samples.protocol == SOFTWARE_EMULATION
+    needs_nvlink = emulated_read and "cuda_ipc" in accepted and len({*samples.hosts}) < 2
+    if needs_nvlink:
+        unset = environ and not tls and not samples.ucx_tls
+        steps.append(
+            "UCX reads by cuda_ipc only over NVLink: between GPUs without NVLink let it read over PCIe "
+            "(`export UCX_CUDA_IPC_ENABLE_GET_ZCOPY=y` on every rank), or use WRITE, or add tcp to the profile's "
+            "transports for READ"
+        )
+        steps.append(
+            f"if WRITE does not go over cuda_ipc either, check that both processes have {_CUDA_NAMESPACES}, "
+            f"{'' if unset else _CUDA_TLS}{_CUDA_REACH}"
+        )
+    elif backend == "UCX":
         steps.append("check UCX_TLS and UCX_NET_DEVICES in the environment of every rank")
     elif backend == "LIBFABRIC":
         steps.append("check FI_PROVIDER in the environment of every rank")
@@ -192,22 +211,14 @@ def _transport_remedy(samples: Samples, accepted: set[str], environ: Mapping[str
             "namespace; else kernel.yama.ptrace_scope=0)"
         )
         steps.append("for posix and sysv give both processes one IPC namespace and a /dev/shm that is large enough")
-    if "cuda_ipc" in accepted:
+    if "cuda_ipc" in accepted and not needs_nvlink:
         steps.append(
-            "for cuda_ipc check that both processes are on one host with one IPC and one PID namespace "
-            "(docker run --ipc=host --pid=host; in one pod shareProcessNamespace: true), that UCX_TLS, if it is set, "
-            "names cuda_ipc and cuda_copy, and that the GPUs reach each other (nvidia-smi topo -p2p r; NVLink: "
-            "nvidia-smi nvlink -s)"
+            f"for cuda_ipc check that both processes are on one host with {_CUDA_NAMESPACES}, {_CUDA_TLS}{_CUDA_REACH}"
         )
         if any(is_network(name) for name in transports):
             steps.append(
                 "between two hosts of one NVLink domain (NVL72) the memory needs a fabric handle (cuMemCreate with "
                 "CU_MEM_HANDLE_TYPE_FABRIC), which cudaMalloc and so PyTorch do not make by default"
-            )
-        if key.op == "READ" and samples.protocol == SOFTWARE_EMULATION:
-            steps.append(
-                "UCX reads by cuda_ipc only over NVLink: between GPUs without NVLink use WRITE, or let UCX read over "
-                "PCIe (`export UCX_CUDA_IPC_ENABLE_GET_ZCOPY=y`), or add tcp to the profile's transports for READ"
             )
     if accepted & (_CUDA - {"cuda_ipc"}):
         steps.append(
@@ -395,7 +406,7 @@ def _latency(row: str, samples: Samples, expectation: Expectation) -> Judgement 
     )
 
 
-def _passed(row: str, samples: Samples, expectation: Expectation) -> Judgement:
+def _passed(row: str, samples: Samples, expectation: Expectation, ceiling: Ceiling | None) -> Judgement:
     value = samples.bandwidth
     over = f" over {' and '.join(samples.transports)}" if samples.transports else ""
     if expectation.floor is not None:
@@ -403,9 +414,12 @@ def _passed(row: str, samples: Samples, expectation: Expectation) -> Judgement:
         return Judgement(Verdict.PASS, f"{row}: {rate(value)}{over} is {share}")
     judged = [name for name in ("transports", "p50", "p99") if getattr(expectation, name) is not None]
     if not judged:
+        # Without the bandwidth, so that the report merges the rows that differ only in it.
+        went = f"went{over or ' over an unknown transport'}"
+        limit = f" and is not over the ceiling of {units.gigabytes(ceiling.value)} GB/s" if ceiling is not None else ""
         return Judgement(
             Verdict.NO_EXPECTATION,
-            f"{row}: {rate(value)}{over} is not over the ceiling, and the profile expects nothing else of this row",
+            f"{row}: {went}{limit}; the profile expects nothing{' else' if limit else ''} of it",
             "Add a floor, a latency bound or the accepted transports to the [[expect]] that applies to it.",
         )
     return Judgement(Verdict.PASS, f"{row}: {rate(value)}{over}; no floor, judged by {' and '.join(judged)}")

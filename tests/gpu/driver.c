@@ -5,7 +5,7 @@
 //   SIGSEGV or EFAULT, as with a GPU. Only this file uses the other mapping.
 // - Contexts are per thread, memory belongs to a context, a copy must lie inside one allocation.
 // - A copy on a stream is made when somebody waits for it or asks for its event, not when it is issued.
-// Variables: STANDIN_GPUS (how many; 2), STANDIN_MEMORY (bytes of each; 1 GiB), STANDIN_CUDA (the CUDA version; 12090),
+// Variables: STANDIN_GPUS (how many; 2), STANDIN_MEMORY (bytes of each; 1 GiB; 0: not even for a context), STANDIN_CUDA (the CUDA version; 12090),
 // STANDIN_LOG (a file for what was done), STANDIN_DMABUF (memory can be exported as DMA-BUF). Faults: STANDIN_NO_IPC (memory cannot be shared), STANDIN_CORRUPT (a copy of
 // 4 KiB and more on a stream changes a byte), STANDIN_SLOW (milliseconds that each copy on a stream takes),
 // STANDIN_LOST (a file: once it exists, every GPU is lost).
@@ -183,6 +183,7 @@ int cuDeviceCanAccessPeer(int *can, int device, int peer) { *can = device != pee
 
 int cuDevicePrimaryCtxRetain(Context **context, int device) {
     DEVICE; LOCKED;
+    if (!capacity()) return NO_MEMORY;
     if (!retained[device]++) primary[device] = (Context){device, ++contexts, 0};
     *context = &primary[device];
     tell("retain", retained[device]);

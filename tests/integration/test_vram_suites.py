@@ -72,9 +72,9 @@ def test_write_passes_and_read_is_the_wrong_transport_without_nvlink(
         "READ VRAM:VRAM": ("tcp/lo", "WRONG-TRANSPORT"),
     }, done.output
     assert "went over tcp/lo as software emulation, not as RMA, but the profile accepts only cuda_ipc" in done.output
-    assert "UCX reads by cuda_ipc only over NVLink: between GPUs without NVLink use WRITE" in done.output
+    assert "UCX reads by cuda_ipc only over NVLink: between GPUs without NVLink let it read over PCIe" in done.output
     # The remedy works.
-    assert "`export UCX_CUDA_IPC_ENABLE_GET_ZCOPY=y`" in done.output
+    assert "`export UCX_CUDA_IPC_ENABLE_GET_ZCOPY=y` on every rank" in done.output
     variables = {"STANDIN_NVLINKS": "0", "STANDIN_GPUS": gpus, "UCX_CUDA_IPC_ENABLE_GET_ZCOPY": "y"}
     done = measured(tmp_path, {**driver, **variables}, "--nixl-op=READ")
     assert rows(done) == {"READ VRAM:VRAM": ("cuda_ipc/cuda", "PASS")}, done.output
@@ -153,6 +153,28 @@ def test_dead_target_whose_memory_is_open_is_named(driver: dict[str, str], tmp_p
     told = [line.split()[0] for line in log.read_text().splitlines()]
     assert "open" in told
     assert "close" not in told
+
+
+#: A plugin of a run: every flow is slowed, and no end is full. A double, because GPUs that are this host's cores slow
+#: each other by chance only.
+SLOWED = """
+from pytest_nixl.checks.pattern import fairness
+
+fairness.SLOWED = fairness.FULL = 100.0
+"""
+
+
+def test_flows_of_a_pattern_on_one_gpu_name_it(driver: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "slowed.py").write_text(SLOWED)
+    path = profile(tmp_path / "expected.toml", CUDA_IPC)
+    done = run(
+        "suites/pattern", "--nixl-pattern=incast:3", "--nixl-memory=VRAM:VRAM", "--nixl-blocks=64KiB", *SHORT[:2],
+        f"--nixl-profile={path}", "-p", "slowed",
+        env={**driver, "STANDIN_GPUS": "1", "STANDIN_NVLINKS": "0", "PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    words = "no end of 1->0 and 2->0 is full: ranks 0, 1 and 2 share GPU 0, Stand-in 0 (0000:1a:00.0), and processes on"
+    assert done.output.count(words) == 2, done.output
+    assert "64KiB (load alone, pattern incast:3): went over tcp/lo as software emulation, not as RMA" in done.output
 
 
 #: A plugin of a run: the slowest link starves at its first measurement. A double, because two GPUs that are this host's

@@ -62,6 +62,7 @@ _COLLAPSES = (
     "check the flow control of the network (pause frames or ECN and the counters of discarded packets: ethtool -S "
     "DEVICE) and the receive buffers of that host"
 )
+OWN_GPU = "give each rank a GPU of its own"
 BUSY = "stop other processes on the hosts and run it again"
 
 
@@ -86,7 +87,9 @@ def judge_fairness(samples: PatternSamples) -> Judgement:
     if samples.disturbed > DISTURBED_CORES:
         took = f"other processes used up to {samples.disturbed:.1f} of the cores that the ranks need"
         return Judgement(Verdict.INCONCLUSIVE, f"{words}; {fault}, but {took}", BUSY)
-    return Judgement(Verdict.WARN, f"{words}; {fault}", _STARVES if starved is not None else _COLLAPSES)
+    if starved is None:
+        return Judgement(Verdict.WARN, f"{words}; {fault}", _COLLAPSES)
+    return Judgement(Verdict.WARN, f"{words}; {fault}", OWN_GPU if gpus_shared_by(samples, [starved]) else _STARVES)
 
 
 def corrupt_flow(samples: PatternSamples) -> Judgement | None:
@@ -130,13 +133,40 @@ def slowed_by(samples: PatternSamples) -> str:
             full = len(mine) > 1 and sum(together[flow] for flow in mine) >= FULL * max(alone[flow] for flow in mine)
             if full and (shared := [flow for flow in mine if flow in slowed]):
                 groups[f"share what rank {rank} {does} through"] = shared
-    said = [f"{_flows(flows)} {what}" for what, flows in groups.items()]
+    said = [f"{_listed(flows)} {what}" for what, flows in groups.items()]
     explained = {flow for flows in groups.values() for flow in flows}
     rest = [flow for flow in slowed if flow not in explained]
     shown = said[:_MOST_GROUPS] + ([f"and {len(said) - _MOST_GROUPS} more"] if len(said) > _MOST_GROUPS else [])
     if rest:
-        shown.append(f"no end of {_flows(rest)} is full: they share the network between, or processors")
+        why = gpus_shared_by(samples, rest) or "they share the network between, or processors"
+        shown.append(f"no end of {_listed(rest)} is full: {why}")
     return f"; {', '.join(shown)}"
+
+
+def gpus_shared_by(samples: PatternSamples, flows: Sequence[Flow]) -> str:
+    """Return which ranks share a GPU, if each of these flows shares one with another flow; else an empty text."""
+    users: dict[str, list[Flow]] = {}
+    for each in samples.flows:
+        for uuid in _gpus(samples, each.flow):
+            users.setdefault(uuid, []).append(each.flow)
+    ranks = {uuid: sorted({rank for flow in on for rank in _gpus(samples, flow)[uuid]}) for uuid, on in users.items()}
+    shared = [uuid for uuid, on in users.items() if len(on) > 1 and len(ranks[uuid]) > 1]
+    used = [[uuid for uuid in shared if uuid in _gpus(samples, flow)] for flow in flows]
+    if not all(used):
+        return ""
+    said = [f"ranks {_listed(ranks[uuid])} share {samples.gpus[ranks[uuid][0]]}" for uuid in shared
+            if any(uuid in each for each in used)]  # fmt: skip
+    return f"{_listed(said)}, and processes on one GPU take turns unless NVIDIA MPS runs: {OWN_GPU}"
+
+
+def _gpus(samples: PatternSamples, flow: Flow) -> dict[str, list[int]]:
+    """Return the GPUs that a flow uses, by UUID, and the ranks that use them for it."""
+    ends = zip(samples.kind.pair(flow), (samples.kind.memory.initiator, samples.kind.memory.target), strict=True)
+    found: dict[str, list[int]] = {}
+    for rank, memory in ends:
+        if memory == "VRAM":
+            found.setdefault(samples.gpus[rank].uuid, []).append(rank)
+    return found
 
 
 def starving(flows: Sequence[FlowSamples]) -> Flow | None:
@@ -177,8 +207,8 @@ def collapsing(samples: PatternSamples) -> int | None:
     return None
 
 
-def _flows(flows: Sequence[Flow]) -> str:
-    names = [str(flow) for flow in flows[:4]]
-    if len(flows) > 4:
-        names.append(f"{len(flows) - 4} more")
+def _listed(items: Sequence[object]) -> str:
+    names = [str(item) for item in items[:4]]
+    if len(items) > 4:
+        names.append(f"{len(items) - 4} more")
     return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]

@@ -22,8 +22,9 @@ from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.traffic_pattern import Flow, rounds
 from pytest_nixl.nixl.agent import NixlAgent
 from pytest_nixl.nixl.backends import BACKENDS
+from pytest_nixl.nixl.backends.ucx import protocol
 from pytest_nixl.nixl.buffer import Buffer, Part
-from pytest_nixl.nixl.gpus import gpus
+from pytest_nixl.nixl.gpus import LinkGpu, gpus
 from pytest_nixl.processes.hosts import Host
 from pytest_nixl.processes.worker_errors import SAME_VERSION, WorkerError
 from pytest_nixl.processes.worker_process import Worker, results
@@ -151,6 +152,7 @@ class RankFlows:
         wanted = self._backend.environment(os.environ)
         environment |= {name: value for name, value in wanted.items() if name not in os.environ}
         self._workers: list[Worker] = []
+        self._gpus: list[LinkGpu] = []  # of each rank, if the flows use GPU memory
         try:
             for host in hosts[: kind.pattern.ranks]:
                 limits = settings.timeout, settings.start_timeout
@@ -195,20 +197,21 @@ class RankFlows:
         except BaseException:
             self.kill()
             raise
-        transports = self._transports()
+        reported = self._reported()
         flows = [
             FlowSamples(
                 flow,
                 tuple(windows[ALONE][flow]),
                 tuple(windows[TOGETHER][flow]),
                 tuple((load, contention[load][flow]) for load in (ALONE, TOGETHER)),
-                transports[flow],
+                reported[flow][0],
                 corruption.get(flow),
                 obstacle_between(self._ranks[flow.source].worker, self._ranks[flow.target].worker),
+                reported[flow][1],
             )
             for flow in self._flows
         ]
-        return PatternSamples(self._kind, tuple(flows), self._names, tuple(self._hosts()))
+        return PatternSamples(self._kind, tuple(flows), self._names, tuple(self._hosts()), tuple(self._gpus))
 
     def close(self) -> None:
         """End all workers."""
@@ -262,7 +265,8 @@ class RankFlows:
         if "VRAM" in (kind.memory.initiator, kind.memory.target):
             for number, worker in enumerate(self._workers):
                 seen = gpus(worker, kind.memory)
-                devices[number] = seen[number % len(seen) if local else 0].number
+                self._gpus.append(seen[number % len(seen) if local else 0])
+                devices[number] = self._gpus[number].number
                 worker.call("activate", device=devices[number])
         agents = NixlAgent.within_each(
             self._workers,
@@ -454,8 +458,9 @@ class RankFlows:
         hosts = self._hosts()
         return [self._ranks[each].worker.pid for each in ranks if each != rank and hosts[each] == hosts[rank]]
 
-    def _transports(self) -> dict[Flow, tuple[str, ...]]:
-        """Return the transports of each flow; none if its initiator has partners on its own host and on others.
+    def _reported(self) -> dict[Flow, tuple[tuple[str, ...], str]]:
+        """Return the transports of each flow and UCX's word for its protocol; nothing if its initiator has partners on
+        its own host and on others.
 
         A backend's log does not say to which partner it refers. The log of each rank is read once, because a peer sends
         it through etcd.
@@ -465,13 +470,14 @@ class RankFlows:
             for rank in flow.ranks:
                 near[rank].add(hosts[flow.source] == hosts[flow.target])
         logs: dict[int, str] = {}
-        read: dict[tuple[int, int], tuple[str, ...]] = {}
+        read: dict[tuple[int, int], tuple[tuple[str, ...], str]] = {}
         for flow in self._flows:
             key = initiator, size = self._kind.initiator(flow), flow.size
             if len(near[initiator]) > 1:
-                read[key] = ()
+                read[key] = (), ""
             elif key not in read:
                 if initiator not in logs:
                     logs[initiator] = self._ranks[initiator].worker.output()
-                read[key] = self._backend.transports(logs[initiator], self._kind.op, size, self._kind.memory)
+                rows = logs[initiator], self._kind.op, size, self._kind.memory
+                read[key] = self._backend.transports(*rows), protocol(*rows)
         return {flow: read[self._kind.initiator(flow), flow.size] for flow in self._flows}

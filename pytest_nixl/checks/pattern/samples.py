@@ -13,6 +13,7 @@ from pytest_nixl.model.rank_pairs import RankPair
 from pytest_nixl.model.row_key import LOAD, PATTERN, RowKey, Variant
 from pytest_nixl.model.samples import Corruption, Samples
 from pytest_nixl.model.traffic_pattern import Flow, TrafficPattern
+from pytest_nixl.nixl.gpus import LinkGpu
 
 #: How the flows of a row are measured: each alone, or all at the same time.
 ALONE, TOGETHER = "alone", "together"
@@ -98,6 +99,7 @@ class FlowSamples:
     :param together: its windows with all flows.
     :param contention: the largest at its two ends, in cores, by load; empty: not known.
     :param transports: the transports as the backend reports them; empty: not known.
+    :param protocol: UCX's word for how it moved the bytes; empty: not known.
     """
 
     flow: Flow
@@ -107,6 +109,7 @@ class FlowSamples:
     transports: tuple[str, ...] = ()
     corruption: Corruption | None = None
     obstacle: str = ""
+    protocol: str = ""
 
     def windows(self, load: str) -> tuple[Window, ...]:
         """Return the windows of a load."""
@@ -138,6 +141,7 @@ class FlowSamples:
             corruption=self.corruption,
             contention=(cores[load],) if load in cores else (),
             obstacle=self.obstacle,
+            protocol=self.protocol,
         )
 
 
@@ -148,12 +152,14 @@ class PatternSamples:
     :param flows: its flows, in the order of the pattern.
     :param names: a name for each rank, with its host.
     :param hosts: the host of each rank.
+    :param gpus: the GPU of each rank; empty: the flows use host memory only.
     """
 
     kind: PatternKind
     flows: tuple[FlowSamples, ...]
     names: tuple[str, ...]
     hosts: tuple[str, ...]
+    gpus: tuple[LinkGpu, ...] = ()
 
     def of(self, flow: Flow) -> FlowSamples:
         """Return what was measured of a flow."""

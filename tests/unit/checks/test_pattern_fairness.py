@@ -8,12 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_nixl.checks.pattern.fairness import _flows, judge_fairness, slowed_by
+from pytest_nixl.checks.pattern.fairness import _listed, judge_fairness, slowed_by
 from pytest_nixl.checks.pattern.samples import ALONE, TOGETHER, FlowSamples, PatternKind, PatternSamples, jain
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.samples import Corruption
 from pytest_nixl.model.traffic_pattern import Flow, PatternChoice
 from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.nixl.gpus import LinkGpu
 
 SIZE = 1 << 20
 REPEATS = 5
@@ -62,6 +63,36 @@ def test_flows_without_a_full_end_share_the_network_between() -> None:
     assert said == "; no end of 0->2 and 1->3 is full: they share the network between, or processors"
 
 
+@pytest.mark.parametrize(
+    ("memory", "on", "why"),
+    [
+        ("VRAM:VRAM", "AAAA", "ranks 0, 1, 2 and 3 share GPU 7, H100 (A), and processes on one GPU take turns unless "
+                              "NVIDIA MPS runs: give each rank a GPU of its own"),
+        ("VRAM:VRAM", "ABBA", "ranks 0 and 3 share GPU 7, H100 (A) and ranks 1 and 2 share GPU 7, H100 (B), and "),
+        ("VRAM:DRAM", "AACD", "ranks 0 and 1 share GPU 7, H100 (A), and "),
+        ("DRAM:VRAM", "AACD", "they share the network between, or processors"),
+        ("VRAM:VRAM", "ABAB", "they share the network between, or processors"),
+        ("VRAM:VRAM", "ABCD", "they share the network between, or processors"),
+    ],
+)  # fmt: skip
+def test_processes_that_share_a_gpu_take_turns(memory: str, on: str, why: str) -> None:
+    found = samples("pairs", {(0, 2): (100, 20), (1, 3): (100, 20)})
+    said = slowed_by(on_gpus(found, memory, on))
+    assert said.startswith(f"; no end of 0->2 and 1->3 is full: {why}")
+
+
+def on_gpus(found: PatternSamples, memory: str, on: str) -> PatternSamples:
+    """The same flows with the GPU of each rank."""
+    kind = replace(found.kind, memory=MemoryPair.parse(memory))
+    return replace(found, kind=kind, gpus=tuple(LinkGpu(7, "H100", uuid, uuid) for uuid in on))
+
+
+def test_the_remedy_of_a_flow_that_starves_on_a_shared_gpu_is_another_gpu() -> None:
+    found = samples("incast", {**FAIR, (2, 0): (100, 5)})
+    assert judge_fairness(on_gpus(found, "VRAM:VRAM", "AAAA")).remedy == "give each rank a GPU of its own"
+    assert "the receiver's NIC" in judge_fairness(on_gpus(found, "VRAM:VRAM", "ABCD")).remedy
+
+
 def test_an_outcast_shares_what_its_source_sends_through() -> None:
     said = slowed_by(samples("outcast", {(0, 1): (100, 33), (0, 2): (100, 33), (0, 3): (100, 33)}))
     assert said == "; 0->1, 0->2 and 0->3 share what rank 0 sends through"
@@ -93,6 +124,10 @@ def test_on_a_busy_host_a_starving_flow_is_inconclusive() -> None:
 COLLAPSED: Rates = {(1, 0): (100, 10), (2, 0): (100, 11), (3, 0): (100, 12)}
 
 
+def test_a_slowed_flow_on_a_gpu_of_its_own_leaves_the_cause_open() -> None:
+    assert slowed_by(on_gpus(samples("incast", COLLAPSED), "VRAM:VRAM", "ABBC")).endswith("between, or processors")
+
+
 def test_an_incast_that_collapses_warns_between_hosts_only() -> None:
     judged = judge_fairness(samples("incast", COLLAPSED))
     assert judged.verdict is Verdict.WARN
@@ -117,7 +152,7 @@ def test_jains_index(values: list[float], index: float) -> None:
 
 def test_flows_are_named_up_to_four() -> None:
     flows = [Flow(source, 0, SIZE) for source in range(1, 8)]
-    assert [_flows(flows[:count]) for count in (1, 2, 4, 5, 7)] == [
+    assert [_listed(flows[:count]) for count in (1, 2, 4, 5, 7)] == [
         "1->0",
         "1->0 and 2->0",
         "1->0, 2->0, 3->0 and 4->0",

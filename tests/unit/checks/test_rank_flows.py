@@ -276,6 +276,7 @@ def test_the_ranks_of_one_host_share_its_gpus_in_turn(
     workers = [Started() for _ in hosts]
     for name, value in {
         "_kind": pattern_kind(MemoryPair("DRAM", "VRAM")), "_hosts": lambda: list(hosts), "_workers": workers,
+        "_gpus": [],
     }.items():  # fmt: skip
         setattr(flows, name, value)
 
@@ -287,6 +288,7 @@ def test_the_ranks_of_one_host_share_its_gpus_in_turn(
     with pytest.raises(WorkerError, match="not made here"):
         flows._prepared(make_settings().agents[0])
     assert [worker.active for worker in workers] == [[device] for device in devices]
+    assert [gpu.number for gpu in flows._gpus] == devices
 
 
 @pytest.mark.parametrize(
@@ -390,8 +392,8 @@ def test_the_log_of_each_rank_is_read_once(
         monkeypatch.setattr(worker, "output", partial(output, f"rank {worker.pid - 10}"), raising=False)
     one = [Flow(1, 0, 64), Flow(1, 2, other)]
     vars(flows).update(_flows=[*one, Flow(0, 2, 64)], _backend=SimpleNamespace(transports=transports))
-    assert flows._transports() == {
-        one[0]: ("WRITE 64 of rank 1",), one[1]: (f"WRITE {other} of rank 1",), Flow(0, 2, 64): ()
+    assert flows._reported() == {
+        one[0]: (("WRITE 64 of rank 1",), ""), one[1]: ((f"WRITE {other} of rank 1",), ""), Flow(0, 2, 64): ((), "")
     }  # fmt: skip
     assert (read, sizes) == (["rank 1"], [64] if other == 64 else [64, 128])
 

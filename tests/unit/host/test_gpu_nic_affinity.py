@@ -252,6 +252,14 @@ def test_nearest_cards_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
+def test_a_host_without_a_card_is_told_without_a_distance(healthy: Tree) -> None:
+    facts = read(healthy)
+    none = replace(facts, rdma=(), near=Topology.of(facts.gpu, ()).nearest())
+    assert next(near_lines(none)) == "GPU 0 (0000:53:00.0, NUMA node 0): this host has no RDMA device"
+    switches = replace(none, rdma=tuple(replace(card, manages_nvlink=True) for card in facts.rdma))
+    assert next(near_lines(switches)) == "GPU 0 (0000:53:00.0, NUMA node 0): no network card"
+
+
 def test_devices_that_ucx_may_use_are_printed_without_a_gpu_too(healthy: Tree) -> None:
     facts = read(healthy)
     facts = replace(facts, gpu=replace(facts.gpu, gpus=()), near=())

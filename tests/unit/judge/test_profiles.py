@@ -451,6 +451,14 @@ def test_loopback_expects_nothing_of_other_rows(key: RowKey) -> None:
     assert load_profile("loopback").expectation(key) is None
 
 
+@pytest.mark.parametrize(("block", "floor"), [(4 * KIB, None), (16 * MIB - 1, None), (16 * MIB, 10e9), (GIB, 10e9)])
+@pytest.mark.parametrize("op", ["WRITE", "READ"])
+def test_h100_has_a_floor_between_gpus_that_pcie_gen5_reaches(op: str, block: int, floor: float | None) -> None:
+    found = load_profile("h100").expectation(RowKey("UCX", op, VRAM, block))
+    assert found is not None
+    assert (found.floor, found.ceiling, found.transports) == (floor, 3900e9, ("cuda_ipc",))
+
+
 def test_loopback_requires_only_checks_that_a_laptop_passes() -> None:
     assert load_profile("loopback").required == (
         "nixl-loads",

@@ -296,7 +296,16 @@ def test_without_a_floor_a_row_passes_by_its_latency() -> None:
 
 def test_a_ceiling_alone_is_no_expectation() -> None:
     ceiling = Expectation(source="these tests", ceiling=1e9)
-    assert judge(samples(0.5), ceiling).verdict is Verdict.NO_EXPECTATION
+    below = judge(samples(0.5), ceiling)
+    assert below.verdict is Verdict.NO_EXPECTATION
+    assert below.reason == (
+        "UCX WRITE DRAM:DRAM of 1000000B: went over cma/memory and is not over the ceiling of 1 GB/s; the profile "
+        "expects nothing else of it"
+    )
+    assert judge(samples(0.5), replace(ceiling, ceiling=None)).reason.endswith(
+        "of 1000000B: went over cma/memory; the profile expects nothing of it"
+    ), "a row of KV requests, or of a pattern"
+    assert ": went over an unknown transport and is not over" in judge(samples(0.5, transports=()), ceiling).reason
     assert judge(samples(1.5), ceiling).verdict is Verdict.IMPLAUSIBLE
 
 
@@ -481,15 +490,30 @@ def test_each_accepted_transport_of_gpu_memory_has_its_remedy(
     assert not any(words in judgement.remedy for words in unnamed)
 
 
-@pytest.mark.parametrize("op", ["READ", "WRITE"])
-def test_read_that_ucx_emulates_without_nvlink_has_its_remedy(op: str) -> None:
+@pytest.mark.parametrize(
+    ("op", "hosts", "environ", "first", "of_tls"),
+    [
+        ("READ", ("one", "one"), {"HOME": "/"}, True, False),
+        ("READ", ("one", "one"), {"UCX_TLS": "tcp,cuda_ipc"}, True, True),
+        ("READ", (), {}, True, True),
+        ("READ", ("one", "two"), {"HOME": "/"}, False, True),
+        ("WRITE", ("one", "one"), {"HOME": "/"}, False, True),
+    ],
+    ids=["unset", "set", "unknown", "two hosts", "WRITE"],
+)
+def test_read_that_ucx_emulates_without_nvlink_has_its_remedy_first(
+    op: str, hosts: tuple[str, ...], environ: dict[str, str], first: bool, of_tls: bool
+) -> None:
     emulated = samples(2, transports=("tcp/lo",), key=replace(VRAM, op=op), protocol="software emulation")
-    judgement = judge(emulated, Expectation(source="", transports=("cuda_ipc",)))
+    judgement = judge(replace(emulated, hosts=hosts), Expectation(source="", transports=("cuda_ipc",)), None, environ)
     assert judgement.verdict is Verdict.WRONG_TRANSPORT
     assert ": went over tcp/lo as software emulation, not as RMA, but the profile accepts only" in judgement.reason
-    assert "one IPC and one PID namespace (docker run --ipc=host --pid=host" in judgement.remedy
-    assert "fabric handle" not in judgement.remedy, "both are on one host"
-    assert ("reads by cuda_ipc only over NVLink" in judgement.remedy) == (op == "READ")
+    assert judgement.remedy.count("one IPC and one PID namespace (docker run --ipc=host --pid=host") == 1
+    assert "fabric handle" not in judgement.remedy, "not over a network"
+    assert judgement.remedy.startswith("UCX reads by cuda_ipc only over NVLink: ") == first
+    assert ("UCX_CUDA_IPC_ENABLE_GET_ZCOPY=y" in judgement.remedy) == first
+    assert ("UCX_TLS" in judgement.remedy) == of_tls
+    assert ("UCX_NET_DEVICES" in judgement.remedy) != first
 
 
 def test_gpu_memory_over_an_accepted_transport_passes() -> None:

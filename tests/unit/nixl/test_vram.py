@@ -273,6 +273,13 @@ def test_missing_gpu_and_missing_memory_are_reported(agent: NixlAgent) -> None:
     assert require_gpu(agent.worker, 1).number == 1
 
 
+def test_gpu_whose_memory_other_processes_use_is_reported(started: Agents, driver: dict[str, str]) -> None:
+    full = started.start(environment={**driver, "STANDIN_MEMORY": "0"})
+    with pytest.raises(WorkerError, match="GPU 1 has no memory left for a CUDA context, because other pro") as caught:
+        full.allocate(4096, "VRAM", device=1)
+    assert caught.value.remedy.startswith("run `nvidia-smi` to see which processes use its memory, and end them")
+
+
 def test_all_memory_is_freed_and_each_context_is_retained_once(agent: NixlAgent, driver: dict[str, str]) -> None:
     before = held(driver)
     for device in (0, 1, 0):

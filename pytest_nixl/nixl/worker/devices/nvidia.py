@@ -30,6 +30,7 @@ _THREADS, _MOST_BLOCKS = 256, 4096
 _ALL = (1 << 64) - 1
 #: CUDA_ERROR_OUT_OF_MEMORY
 _OUT_OF_MEMORY = 2
+_SHOW_USERS = "run `nvidia-smi` to see which processes use its memory"
 _INSTALL = "run `pip install 'pytest-nixl[gpu]'` for the Python that runs the tests"
 
 
@@ -168,7 +169,15 @@ class DriverDevice:
 
     @cached_property
     def _context(self) -> Any:
-        return self._call("cuDevicePrimaryCtxRetain", self._call("cuDeviceGet", self._number))
+        code, context = self._driver.cuDevicePrimaryCtxRetain(self._call("cuDeviceGet", self._number))
+        if int(code) == _OUT_OF_MEMORY:
+            raise NixlPluginError(
+                f"GPU {self._number} has no memory left for a CUDA context, because other processes use it: "
+                "CUDA_ERROR_OUT_OF_MEMORY",
+                f"{_SHOW_USERS}, and end them, or choose another GPU",
+            )
+        _check(self._driver, "cuDevicePrimaryCtxRetain", code)
+        return context
 
     @cached_property
     def _functions(self) -> tuple[Any, Any]:
@@ -197,7 +206,7 @@ class DriverDevice:
         if int(code) == _OUT_OF_MEMORY:
             raise NixlPluginError(
                 f"GPU {self._number} cannot allocate {size} bytes: CUDA_ERROR_OUT_OF_MEMORY",
-                "run `nvidia-smi` to see which processes use its memory, or use smaller blocks, batch or depth",
+                f"{_SHOW_USERS}, or use smaller blocks, batch or depth",
             )
         _check(self._driver, "cuMemAlloc", code)
         return address
