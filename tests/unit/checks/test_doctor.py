@@ -332,6 +332,14 @@ FAULTS = (
     Fault("ucx-tls-empty", variable("UCX_TLS", ""), "transports-allowed", ("UCX_TLS=", "an empty list")),
     Fault("ucx-tls-no-cuda", variable("UCX_TLS", "ud,sm"), "transports-allowed",
           ("UCX_TLS=ud,sm", "cuda_copy and cuda_ipc"), WARN),
+    Fault("ucx-tls-refused", both(variable("UCX_TLS", "ud,banana"), ucx_refuses("banana")), "transports-allowed",
+          ("UCX_TLS=ud,banana allows no CUDA memory, but this host has an NVIDIA GPU, so NIXL refuses UCX",)),
+    Fault("ucx-tls-not-refused", both(variable("UCX_TLS", "ud,banana,cuda"), backend("UCX", error="another cause")),
+          "transports-allowed", ("contains names that UCX does not know: 'banana'",), WARN),
+    Fault("ucx-tls-tcp-refused", both(variable("UCX_TLS", "tcp"), backend("UCX", error="it refuses")),
+          "transports-allowed", ("UCX_TLS=tcp excludes every RDMA transport", "RDMA; and it allows no CUDA memory")),
+    Fault("ucx-tls-no-cuda-old", both(variable("UCX_TLS", "ud,sm"), nixl(nixl="1.4.1"), backend("UCX", error="no")),
+          "transports-allowed", ("UCX_TLS=ud,sm excludes cuda_copy and cuda_ipc",), WARN),
     Fault("ucx-device", variable("UCX_NET_DEVICES", "rdmap79s1:1"), "devices-there",
           ("UCX_NET_DEVICES", "rdmap79s1", "did you mean rdmap79s0?")),
     Fault("fi-provider", variable("FI_PROVIDER", "efaa"), "provider-there",
@@ -455,6 +463,9 @@ OF_IMAGES = ("gpu-code", "image-versions", "nixl-cuda", "nixl-plugins", "verbs-p
 #: Other checks that a fault makes fail.
 CONSEQUENCES = {
     "ucx-tls-rc": {"backend-loads"},
+    **dict.fromkeys(
+        ("ucx-tls-refused", "ucx-tls-not-refused", "ucx-tls-tcp-refused", "ucx-tls-no-cuda-old"), {"backend-loads"}
+    ),
     "ucx-tls-rc-unused": {"backend-loads", "ucx-uses-rdma"},
     "efa-missing": {"gpu-nics"},
     "efa-without-driver": {"gpu-nics"},
