@@ -463,9 +463,10 @@ OF_IMAGES = ("gpu-code", "image-versions", "nixl-cuda", "nixl-plugins", "verbs-p
 #: Other checks that a fault makes fail.
 CONSEQUENCES = {
     "ucx-tls-rc": {"backend-loads"},
-    **dict.fromkeys(
-        ("ucx-tls-refused", "ucx-tls-not-refused", "ucx-tls-tcp-refused", "ucx-tls-no-cuda-old"), {"backend-loads"}
-    ),
+    "ucx-tls-refused": {"backend-loads"},
+    "ucx-tls-not-refused": {"backend-loads"},
+    "ucx-tls-tcp-refused": {"backend-loads"},
+    "ucx-tls-no-cuda-old": {"backend-loads"},
     "ucx-tls-rc-unused": {"backend-loads", "ucx-uses-rdma"},
     "efa-missing": {"gpu-nics"},
     "efa-without-driver": {"gpu-nics"},
