@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import resource
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -23,6 +24,10 @@ PEER_REMEDY = "check that the other agent's process runs, and the port and the c
 
 _RDMA_TRANSPORTS = re.compile(r"(rc|ud|dc|ib|srd|gga|efa)\b|(rc|ud|dc|gga)_")
 _CAP_IPC_LOCK = 14
+#: The values of UCX_TLS for TCP; NIXL refuses the first on some hosts, see :func:`over_tcp`.
+TCP_ALONE = ("tcp", "tcp,cuda_copy")
+#: Names in UCX_TLS by which NIXL sees that it allows CUDA memory.
+_CUDA_SUPPORT = ("all", "cuda", "cuda_copy")
 #: Makers of virtual machines to which cards and GPUs are passed through.
 _PASS_THROUGH = ("QEMU", "KubeVirt", "Red Hat", "OpenStack Foundation")
 _PCI_ADDRESS = re.compile(r"/[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
@@ -57,6 +62,42 @@ def transport_fault(environ: Mapping[str, str], root: str = "/") -> str:
     else:
         able = any(name in ("tcp", "all") or _RDMA_TRANSPORTS.match(name) for name in names)
     return "" if able else f"UCX_TLS={text} is set here, and allows no transport that NIXL can use between processes"
+
+
+def over_tcp(root: str = "/") -> str:
+    """Return the value of UCX_TLS for TCP that NIXL takes on this host; without a GPU UCX would warn of cuda_copy.
+
+    :param root: where /sys is.
+    """
+    return TCP_ALONE[bool(_nvidia_gpus(Path(root) / "sys"))]
+
+
+def allows_cuda(text: str) -> bool:
+    """Return whether a value of UCX_TLS allows CUDA memory; else NIXL 1.5 refuses UCX on a host with an NVIDIA GPU."""
+    names = [name.removeprefix("\\") for name in text.removeprefix("^").split(",")]
+    return any(name in _CUDA_SUPPORT for name in names) is not text.startswith("^")
+
+
+def cuda_remedy(text: str) -> str:
+    """Return what to do about a value of UCX_TLS that allows no CUDA memory."""
+    if text.startswith("^"):
+        return "unset UCX_TLS, or do not exclude cuda or cuda_copy"
+    return f"add cuda_copy to UCX_TLS (`export UCX_TLS={shlex.quote(f'{text},cuda_copy')}`), or unset UCX_TLS"
+
+
+def cuda_fault(environ: Mapping[str, str], root: str = "/") -> tuple[str, str]:
+    """Return that UCX_TLS allows no CUDA memory on a host with an NVIDIA GPU, and a remedy; else two empty texts.
+
+    The GPU needs no driver: a pod without a GPU sees those of its host.
+
+    :param environ: the variables of the process that uses UCX.
+    :param root: where /sys is.
+    """
+    text, gpus = environ.get("UCX_TLS", "all"), _nvidia_gpus(Path(root) / "sys")
+    if allows_cuda(text) or not gpus:
+        return "", ""
+    said = f"UCX_TLS={text} is set here, and allows no CUDA memory, but this host has an NVIDIA GPU ({min(gpus)})"
+    return said, cuda_remedy(text)
 
 
 def rdma_fault(environ: Mapping[str, str], root: str = "/") -> tuple[str, str]:
@@ -102,10 +143,7 @@ def passthrough_fault(environ: Mapping[str, str], root: str = "/") -> tuple[str,
     if _read(sys / "class/dmi/id/sys_vendor") not in _PASS_THROUGH:
         return "", ""
     named = {part.partition(":")[0] for part in environ.get("UCX_NET_DEVICES", "all").split(",")}
-    gpus = {
-        each.name: str(each.resolve()) for each in (sys / "bus/pci/devices").glob("*")
-        if _read(each / "vendor") == "0x10de" and _read(each / "class").startswith(("0x0302", "0x0300"))
-    }  # fmt: skip
+    gpus = _nvidia_gpus(sys)
     cards = {each.name: str((each / "device").resolve()) for each in (sys / "class/infiniband").glob("*")}
     for card, place in sorted(cards.items()):
         beside = next((name for name, path in sorted(gpus.items()) if _one_bridge(place, path)), None)
@@ -121,6 +159,14 @@ def passthrough_fault(environ: Mapping[str, str], root: str = "/") -> tuple[str,
     return "", ""
 
 
+def _nvidia_gpus(sys: Path) -> dict[str, str]:
+    """Return the PCI address of each GPU of NVIDIA, and its path."""
+    return {
+        each.name: str(each.resolve()) for each in (sys / "bus/pci/devices").glob("*")
+        if _read(each / "vendor") == "0x10de" and _read(each / "class").startswith(("0x0302", "0x0300"))
+    }  # fmt: skip
+
+
 def _one_bridge(one: str, other: str) -> bool:
     """Return whether two PCI devices have a bridge above them in common."""
     return bool(_PCI_ADDRESS.search(os.path.commonpath([one, other])))
@@ -130,7 +176,7 @@ def _faults(environ: Mapping[str, str], root: Path) -> Iterator[tuple[str, str]]
     folder = root / "sys/class/infiniband"
     there = sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
     if not there:
-        yield "this host has no RDMA device", "check the driver (`rdma link`), or allow TCP: UCX_TLS=tcp"
+        yield "this host has no RDMA device", "check the driver (`rdma link`), or allow TCP: UCX_TLS=tcp,cuda_copy"
         return
     named = environ.get("UCX_NET_DEVICES", "all")
     chosen = {part.partition(":")[0] for part in named.split(",")}

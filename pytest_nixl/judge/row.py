@@ -10,6 +10,7 @@ from statistics import median
 from types import MappingProxyType
 
 from pytest_nixl.core import units
+from pytest_nixl.core.rdma_fault import TCP_ALONE
 from pytest_nixl.judge.floor_test import decide_floor
 from pytest_nixl.model.expectation import Ceiling, Expectation, row_ceiling
 from pytest_nixl.model.machine import EFA, EMULATED, RDMA, Machine, is_network
@@ -31,8 +32,8 @@ _DISTURBED = (
 
 _NO_CMA = (
     "Start the container with --cap-add SYS_PTRACE (Kubernetes: capabilities.add: [SYS_PTRACE]; a GitLab runner: "
-    "cap_add in its config.toml), on a host set kernel.yama.ptrace_scope=0; or validate TCP instead: UCX_TLS=tcp and "
-    "--nixl-profile=tcp-loopback."
+    "cap_add in its config.toml), on a host set kernel.yama.ptrace_scope=0; or validate TCP instead: "
+    "UCX_TLS=tcp,cuda_copy and --nixl-profile=tcp-loopback."
 )
 
 _SHARED_MEMORY = {"cma", "posix", "sysv", "xpmem", "knem", "shm"}
@@ -97,7 +98,7 @@ def _corrupt(row: str, samples: Samples) -> Judgement:
         Verdict.CORRUPT,
         f"{row}: {samples.corruption}",
         "Do not trust any transfer over this transport: keep the workers' logs, run this row again alone and then over "
-        "another transport, such as UCX_TLS=tcp with UCX, and report the transport that corrupts bytes.",
+        "another transport, such as UCX_TLS=tcp,cuda_copy with UCX, and report the transport that corrupts bytes.",
     )
 
 
@@ -184,7 +185,7 @@ def _transport_remedy(samples: Samples, accepted: set[str], environ: Mapping[str
     tls = environ.get("UCX_TLS", "") if backend == "UCX" else ""
     if tls and not ucx_tls_allows(tls, accepted):
         here = f"UCX_TLS={tls} is set in this run"
-        where, name = (", on one machine only,", "=tcp-loopback") if tls == "tcp" else ("", "")
+        where, name = (", on one machine only,", "=tcp-loopback") if tls in TCP_ALONE else ("", "")
         return f"Unset UCX_TLS on every rank: {here}. Or{where} choose a profile for it: --nixl-profile{name}."
     emulated_read = key.op == "READ" and samples.protocol == SOFTWARE_EMULATION
     needs_nvlink = emulated_read and "cuda_ipc" in accepted and len({*samples.hosts}) < 2

@@ -45,6 +45,11 @@ def refuses_no_endpoints(version: str) -> bool:
     return numbers(version) >= (1, 5)
 
 
+def refuses_no_cuda(version: str) -> bool:
+    """Return whether NIXL refuses a UCX_TLS without CUDA memory on a host with an NVIDIA GPU. Before 1.5 it warns."""
+    return numbers(version) >= (1, 5)
+
+
 def sends_the_first_notification(version: str) -> bool:
     """Return whether LIBFABRIC sends the notification given with a new handle, and ignores that of ``transfer``."""
     return numbers(version) < (1,)

@@ -45,7 +45,7 @@ def _make(requested: Settings, agent_backend: str, cluster: Cluster) -> Make:
     def made_with(fault: str, *, usual_transport: bool = False) -> list[FaultOutcome]:
         outcomes = []
         ops = requested.op[:1] if fault in WITHOUT_TRANSFERS else requested.op
-        for environment in environments(agent_backend):
+        for environment in environments(agent_backend, other_hosts=cluster.several):
             for op in ops:
                 with Agents(hosts[0], settings) as agents:
                     outcomes.append(make_fault(fault, agents, agent_backend, op, environment, hosts))

@@ -32,6 +32,16 @@ done
 exec "$@"
 """
 
+#: The same without a driver: it shows a GPU on the PCI bus, and no other device.
+PCI_TREE = """
+set -e
+mount -t tmpfs tmpfs /sys/bus/pci/devices
+mkdir /sys/bus/pci/devices/0000:1a:00.0
+echo 0x10de > /sys/bus/pci/devices/0000:1a:00.0/vendor
+echo 0x030200 > /sys/bus/pci/devices/0000:1a:00.0/class
+exec "$@"
+"""
+
 
 def build(folder: Path, *libraries: str, bindings: bool = True) -> dict[str, str]:
     """Compile the stand-ins, and return the variables with which a process finds them, and the log of the driver.

@@ -187,7 +187,7 @@ def test_a_container_that_forbids_cma_names_the_missing_capability() -> None:
 
 def test_the_gitlab_recipe_selects_tcp() -> None:
     recipe = load("gitlab.yml")
-    assert recipe["variables"]["UCX_TLS"] == "tcp"
+    assert recipe["variables"]["UCX_TLS"] == "tcp,cuda_copy"
     assert recipe["variables"]["PROFILE"] == "tcp-loopback"
 
 
@@ -210,4 +210,4 @@ def test_the_first_screen_of_the_page_records_judges_and_fails_on_purpose(tmp_pa
     # Other programs may disturb the second run so that it proves nothing, or is slower.
     assert (codes[1], steps[1]) in (("0", "accept"), ("1", "retry"), ("1", "reject")), done.stdout
     assert (codes[2], steps[2]) == ("1", "reject"), done.stdout
-    assert "UCX_TLS=tcp is set in this run, and was not set before" in done.stdout.rpartition("WRONG-TRANSPORT")[0]
+    assert "UCX_TLS=tcp,cuda_copy is set in this run, and was not" in done.stdout.rpartition("WRONG-TRANSPORT")[0]

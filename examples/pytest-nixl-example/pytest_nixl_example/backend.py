@@ -15,5 +15,5 @@ class UcxOverTcp(UcxBackend):
     PLUGIN = "UCX"
 
     def environment(self, given: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables of both workers."""
-        return {**super().environment(given), "UCX_TLS": "tcp"}
+        """Return the variables of both workers. Without cuda_copy NIXL refuses UCX on a host with an NVIDIA GPU."""
+        return {**super().environment(given), "UCX_TLS": "tcp,cuda_copy"}

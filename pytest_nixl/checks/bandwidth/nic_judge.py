@@ -101,7 +101,7 @@ class NicTrial:
             return Judgement(
                 Verdict.NOT_APPLICABLE,
                 f"{self._what}: the bytes went over {named(sorted(elsewhere))}, and not over the chosen RDMA device",
-                "unset UCX_TLS, or let it allow only transports of RDMA devices, such as UCX_TLS=rc,ud,self",
+                "unset UCX_TLS, or let it allow only transports of RDMA devices, such as UCX_TLS=rc,ud,self,cuda_copy",
             )
         broken = {pair: row for pair, row in rows.items() if row.error}
         if len(broken) == len(rows):

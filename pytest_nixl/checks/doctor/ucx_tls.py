@@ -12,10 +12,12 @@ from pytest_nixl.checks.doctor.check import (
     passed,
     warned,
 )
+from pytest_nixl.core.rdma_fault import TCP_ALONE, allows_cuda, cuda_remedy
 from pytest_nixl.core.words import named
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.ucx_transports import RDMA_TLS, UcxTransports
 from pytest_nixl.judge.row import ucx_tls_allows
+from pytest_nixl.model.nixl_releases import refuses_no_cuda
 from pytest_nixl.model.verdicts import Judgement
 from pytest_nixl.session.default_profile import ONE_HOST, OVER_TCP
 
@@ -36,6 +38,12 @@ def transports_allowed(facts: Facts, wanted: Requirements) -> Judgement:
         return failed(f"UCX_TLS={text} names no transport, and UCX refuses an empty list", "unset UCX_TLS")
     made = facts.software.backend("UCX")
     works = made is not None and not made.error and bool(made.memories)
+    # NIXL looks at the PCI bus: the host of a pod without a GPU, or without a driver, counts.
+    refused = (
+        not works and not allows_cuda(text) and any(device.kind == "gpu" for device in facts.pci)
+        and refuses_no_cuda(facts.software.nixl.value or "")
+    )  # fmt: skip
+    no_cuda = "allows no CUDA memory, but this host has an NVIDIA GPU, so NIXL refuses UCX (NIXL_ERR_BACKEND)"
     if has_rdma(facts, wanted):
         rdma = [name for name in tls.names if name in RDMA_TLS or name == "all"]
         shut = tls.without and (
@@ -43,7 +51,8 @@ def transports_allowed(facts: Facts, wanted: Requirements) -> Judgement:
         )
         if shut or (not tls.without and not rdma):
             return failed(
-                f"UCX_TLS={text} excludes every RDMA transport, but this host has RDMA{tls.meant()}",
+                f"UCX_TLS={text} excludes every RDMA transport, but this host has RDMA{tls.meant()}"
+                f"{f'; and it {no_cuda}' if refused else ''}",
                 "unset UCX_TLS, or add rc, dc or ud (for EFA: srd), and cuda_copy and cuda_ipc for GPUs",
             )
     if not tls.carriers() and not works:
@@ -59,6 +68,8 @@ def transports_allowed(facts: Facts, wanted: Requirements) -> Judgement:
             "so NIXL refuses UCX (NIXL_ERR_BACKEND)",
             "unset UCX_TLS, or do not exclude tcp" if tls.without else "add tcp to UCX_TLS, or unset UCX_TLS",
         )
+    if refused:
+        return failed(f"UCX_TLS={text} {no_cuda}", cuda_remedy(text))
     if tls.strange():
         return warned(
             f"UCX_TLS={text} contains names that UCX does not know: {named(map(ascii, tls.strange()))}{tls.meant()}",
@@ -76,6 +87,6 @@ def transports_allowed(facts: Facts, wanted: Requirements) -> Judgement:
                 f"of UCX ({', '.join(name)}): these rows would be WRONG-TRANSPORT"
                 f"{only if profile in (ONE_HOST, OVER_TCP) else ''}",
                 "unset UCX_TLS, or give the profile of this machine with --nixl-profile "
-                "(pytest-nixl doctor: --profile)" + (": tcp-loopback" if text == "tcp" else ""),
+                "(pytest-nixl doctor: --profile)" + (": tcp-loopback" if text in TCP_ALONE else ""),
             )
     return passed(f"UCX_TLS={text}")

@@ -14,6 +14,7 @@ from pytest_nixl.checks.faults.outcome import REGIONS, FaultOutcome
 from pytest_nixl.checks.faults.scene import COUNT, KEPT, MOVED, SECONDS, EarlyEndError, FaultScene, seeds
 from pytest_nixl.checks.faults.worker.traffic import FINISH, NOT_CALLED
 from pytest_nixl.core.free_ports import free_ports
+from pytest_nixl.core.rdma_fault import TCP_ALONE, over_tcp
 from pytest_nixl.core.strict import Every, Text, check
 from pytest_nixl.nixl.agent import Agents
 from pytest_nixl.processes.hosts import Host
@@ -261,15 +262,19 @@ def make_fault(
     return replace(outcome, fault=fault)
 
 
-def environments(backend: str, environ: Mapping[str, str] = os.environ) -> list[dict[str, str | None]]:
+def environments(
+    backend: str, environ: Mapping[str, str] = os.environ, root: str = "/", *, other_hosts: bool = False
+) -> list[dict[str, str | None]]:
     """Return variables for workers, one set for each way in which a backend of this host is tried.
 
     :param environ: the environment of this process, which workers inherit.
+    :param root: where /sys is.
+    :param other_hosts: whether workers may be on other hosts, which may have GPUs.
     """
-    over_tcp: dict[str, str | None] = {"UCX_TLS": "tcp"}
+    tcp: dict[str, str | None] = {"UCX_TLS": TCP_ALONE[-1] if other_hosts else over_tcp(root)}
     if backend != "UCX":
         return [{}]
-    return [over_tcp] if environ.get("UCX_TLS") == "tcp" else [{}, over_tcp]
+    return [tcp] if environ.get("UCX_TLS") in TCP_ALONE else [{}, tcp]
 
 
 def _kept(scene: FaultScene, pending: Pending, began: float) -> FaultOutcome:

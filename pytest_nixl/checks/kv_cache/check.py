@@ -262,7 +262,7 @@ def judge_requests(kind: KvRequestKind, samples: KvSamples, expectation: Expecta
             Verdict.CORRUPT,
             f"{_name(kind)}: {samples.corruption}",
             "Do not trust any transfer over this transport: keep the workers' logs, and run this test again over "
-            "another transport, such as UCX_TLS=tcp with UCX.",
+            "another transport, such as UCX_TLS=tcp,cuda_copy with UCX.",
         )
     passed = Judgement(Verdict.PASS, describe(kind, samples))
     if expectation is None or expectation.transports is None:

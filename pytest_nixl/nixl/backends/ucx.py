@@ -13,8 +13,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from pytest_nixl.core.errors import NixlPluginError
-from pytest_nixl.core.rdma_fault import transport_fault
+from pytest_nixl.core.rdma_fault import cuda_fault, transport_fault
 from pytest_nixl.model.memory import HOST, MemoryPair
+from pytest_nixl.model.nixl_releases import refuses_no_cuda
 from pytest_nixl.nixl.backends import cuda_modules, driver_standin
 from pytest_nixl.nixl.backends.libraries import Finder, LibraryError, find_plugin, locate, needed, open_library
 
@@ -82,6 +83,8 @@ class UcxBackend:
     STORAGE = False
     COMPLETION_IMPLIES_DELIVERY = True
     SHAKES_HANDS = False
+    #: The version of NIXL in this worker; empty: unknown.
+    _nixl = ""
 
     def environment(self, given: Mapping[str, str]) -> dict[str, str]:
         """Return the variable that makes UCX print its protocol report."""
@@ -94,6 +97,7 @@ class UcxBackend:
 
         :raises LibraryError: the plugin needs a library that was not found or cannot be loaded.
         """
+        self._nixl = nixl["nixl"]
         plugin = find_plugin(os.environ, Path("/proc/self/maps").read_text(), [nixl["nixl_package"]], PLUGIN)
         if plugin is not None and _knows_grace(plugin, nixl["nixl_package"]):
             os.environ.setdefault(_GRACE, _SHORT)
@@ -119,8 +123,11 @@ class UcxBackend:
         try:
             yield
         except Exception as error:
-            if fault := transport_fault(os.environ):
-                raise NixlPluginError(f"{fault}: NIXL refuses UCX ({error})", "`unset UCX_TLS`") from error
+            fault, remedy = transport_fault(os.environ), "`unset UCX_TLS`"
+            if not fault and refuses_no_cuda(self._nixl):
+                fault, remedy = cuda_fault(os.environ)
+            if fault:
+                raise NixlPluginError(f"{fault}: NIXL refuses UCX ({error})", remedy) from error
             raise
 
     def transports(self, log: str, op: str, block: int, memory: MemoryPair = HOST) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import os
 import sys
 import time
 
-os.environ.setdefault("UCX_TLS", "tcp")
+os.environ.setdefault("UCX_TLS", "tcp,cuda_copy")  # cuda_copy: else NIXL refuses UCX on a host with a GPU
 
 import numpy
 from nixl._api import nixl_agent, nixl_agent_config

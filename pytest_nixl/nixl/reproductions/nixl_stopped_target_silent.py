@@ -2,8 +2,8 @@
 """NIXL-STOPPED-TARGET-SILENT: transfers to an agent whose process is stopped stay PROC, and no error is raised.
 
 Run it with Python, NIXL and numpy: ``python SCRIPT [BACKEND] [SECONDS]``, by default UCX and 30. Seen with NIXL 1.0.1
-to 1.5.1, with UCX over tcp and LIBFABRIC over tcp. It sets ``UCX_TLS=tcp`` unless it is set: over cma the transfers go
-on. A target gets SIGSTOP during transfers, as if it hung. SIGCONT follows after SECONDS.
+to 1.5.1, with UCX over tcp and LIBFABRIC over tcp. It sets ``UCX_TLS`` unless it is set: over cma the transfers go on.
+A target gets SIGSTOP during transfers, as if it hung. SIGCONT follows after SECONDS.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ import sys
 import time
 from typing import Any
 
-os.environ.setdefault("UCX_TLS", "tcp")
+os.environ.setdefault("UCX_TLS", "tcp,cuda_copy")  # cuda_copy: else NIXL refuses UCX on a host with a GPU
 
 import numpy
 from nixl._api import nixl_agent, nixl_agent_config

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -94,13 +95,22 @@ def test_lost_requests_are_counted_in_words() -> None:
     assert judge_faults(without(lost, lost_requests=0)).verdict is Verdict.PASS
 
 
-def test_ucx_is_also_tried_over_tcp() -> None:
-    assert environments("UCX", {}) == environments("UCX", {"UCX_TLS": "cma,self"}) == [{}, {"UCX_TLS": "tcp"}]
-    assert environments("LIBFABRIC", {}) == [{}]
-
-
-def test_ucx_is_tried_over_tcp_once_if_the_deployment_has_nothing_else() -> None:
-    assert environments("UCX", {"UCX_TLS": "tcp"}) == [{"UCX_TLS": "tcp"}]
+def test_ucx_is_also_tried_over_tcp(tmp_path: Path) -> None:
+    """With a value that NIXL takes on this host, and on others, and once if the deployment has nothing else."""
+    here, root = {"UCX_TLS": "cma,self"}, str(tmp_path)
+    assert environments("UCX", {}, root) == environments("UCX", here, root) == [{}, {"UCX_TLS": "tcp"}]
+    assert environments("LIBFABRIC", {}, root) == [{}]
+    assert environments("UCX", {"UCX_TLS": "tcp"}, root) == [{"UCX_TLS": "tcp"}]
+    assert environments("UCX", {"UCX_TLS": "tcp,cuda_copy"}, root) == [{"UCX_TLS": "tcp"}]
+    beside_gpus = {"UCX_TLS": "tcp,cuda_copy"}
+    assert environments("UCX", {}, root, other_hosts=True) == [{}, beside_gpus]
+    gpu = tmp_path / "sys/bus/pci/devices/0000:1a:00.0"
+    gpu.mkdir(parents=True)
+    (gpu / "vendor").write_text("0x10de\n")
+    (gpu / "class").write_text("0x030200\n")
+    assert environments("UCX", {}, root) == [{}, beside_gpus]
+    (gpu / "class").write_text("0x068000\n")  # an NVSwitch
+    assert environments("UCX", {}, root) == [{}, {"UCX_TLS": "tcp"}]
 
 
 @pytest.mark.long

@@ -117,6 +117,8 @@ def test_whole_words_come_before_longer_ones_and_parts_of_words_only_if_there_is
     assert explained(capsys, "ompatib")[0] == "error NIXL compatibility hash mismatch"
     line = "ERROR 11-25 worker.py:88] Remote NIXL agent engine ID mismatch. Expected a, received b."
     assert explained(capsys, line) == ["error engine ID mismatch"], "a whole line of a log"
+    line = "Invalid UCX_TLS=tcp for NIXL UCX backend: NVIDIA GPU(s) are present"
+    assert explained(capsys, line) == ["error for NIXL UCX backend: NVIDIA GPU(s) are present"]
 
 
 def test_many_entries_are_counted_unless_all_are_wanted(capsys: pytest.CaptureFixture[str]) -> None:

@@ -124,8 +124,9 @@ def test_the_remedy_for_a_wrong_transport_is_for_the_accepted_one(
 @pytest.mark.parametrize(
     ("value", "allowed"),
     [
-        ("tcp", False), ("tcp,self", False), ("tcp,cma", True), ("sm,tcp", True), ("shm", True), ("all", True),
-        ("^tcp", True), ("^cma", False), ("^sm", False), ("mm", False), ("\\cma", True), ("rc", False),
+        ("tcp", False), ("tcp,cuda_copy", False), ("tcp,self", False), ("tcp,cma", True), ("sm,tcp", True),
+        ("shm", True), ("all", True), ("^tcp", True), ("^cma", False), ("^sm", False), ("mm", False), ("\\cma", True),
+        ("rc", False),
     ],
 )  # fmt: skip
 def test_a_variable_that_forbids_the_accepted_transports_is_the_remedy(value: str, allowed: bool) -> None:
@@ -135,7 +136,7 @@ def test_a_variable_that_forbids_the_accepted_transports_is_the_remedy(value: st
     remedy = judge(samples(2, transports=("tcp/lo",)), wanted, None, {"UCX_TLS": value}).remedy
     assert remedy.startswith(f"Unset UCX_TLS on every rank: UCX_TLS={value} is set in this run. ") is not allowed
     assert ("SYS_PTRACE" in remedy) is allowed
-    assert ("Or, on one machine only, choose a profile for it: " in remedy) is (value == "tcp")
+    assert ("Or, on one machine only, choose a profile for it: " in remedy) is (value in ("tcp", "tcp,cuda_copy"))
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.model.memory import MemoryPair
-from pytest_nixl.nixl.backends.ucx import BACKEND, protocol, taken_for_host
+from pytest_nixl.nixl.backends import ucx
+from pytest_nixl.nixl.backends.ucx import BACKEND, UcxBackend, protocol, taken_for_host
 
 RECORDED = Path(__file__).resolve().parents[3] / "fixtures" / "ucx"
 
@@ -269,3 +271,15 @@ def test_real_ucx_replaces_the_same_functions_whatever_the_wait() -> None:
         found.append(json.loads(done.stdout))
     assert found[0] == found[1]
     assert "munmap" in found[0]
+
+
+@pytest.mark.parametrize(("version", "kind"), [("1.4.1", RuntimeError), ("1.5.0", NixlPluginError)])
+def test_a_value_without_cuda_memory_is_blamed_only_if_this_nixl_refuses_it(
+    version: str, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ucx, "cuda_fault", lambda environ: ("no CUDA memory", "add it"))
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    backend = UcxBackend()
+    backend.load({"nixl": version, "nixl_package": "no-such-package"})
+    with pytest.raises(kind), backend.creating():
+        raise RuntimeError("another cause")
