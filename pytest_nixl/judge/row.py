@@ -14,7 +14,7 @@ from pytest_nixl.core.rdma_fault import TCP_ALONE
 from pytest_nixl.judge.floor_test import decide_floor
 from pytest_nixl.model.expectation import Ceiling, Expectation, row_ceiling
 from pytest_nixl.model.machine import EFA, EMULATED, RDMA, Machine, is_network
-from pytest_nixl.model.samples import Samples
+from pytest_nixl.model.samples import DISTURBED_CORES, Samples
 from pytest_nixl.model.verdicts import Judgement, Verdict
 
 #: The share of a launch's windows that must be on the same side of the floor as their median.
@@ -29,6 +29,8 @@ _DISTURBED = (
     "Stop other processes on the machine and run the row again, with --nixl-duration=1s. Keep the floor: on a quiet "
     "machine a row that stays undecided is as slow as the floor, and `pytest-nixl history` shows since when."
 )
+
+_BUSY_GPU = "Stop the other processes that use the GPU (`nvidia-smi` shows them), and run the row again."
 
 _NO_CMA = (
     "Start the container with --cap-add SYS_PTRACE (Kubernetes: capabilities.add: [SYS_PTRACE]; a GitLab runner: "
@@ -87,10 +89,23 @@ def judge(
     )
     if judgement is not None:
         return judgement
-    speed = implausible or _speed(row, samples, expectation, machine)
+    slow = _slow(row, samples, expectation, machine) if implausible is None else None
+    if slow is not None and samples.gpu_is_busy:
+        slow = Judgement(
+            Verdict.INCONCLUSIVE,
+            f"{slow.reason}; but other processes used a GPU of this row: a kernel over 8 bytes took "
+            f"{samples.gpu_wait * 1e3:.1f} ms on it",
+            _BUSY_GPU,
+        )
+    return implausible or slow or _passed(row, samples, expectation, ceiling)
+
+
+def _slow(row: str, samples: Samples, expectation: Expectation, machine: Machine | None) -> Judgement | None:
+    """Judge a row by its floor and its latency bounds; None: it holds all that the profile has."""
+    speed = _speed(row, samples, expectation, machine)
     if speed is not None and speed.verdict is not Verdict.INCONCLUSIVE:
         return speed
-    return _latency(row, samples, expectation) or speed or _passed(row, samples, expectation, ceiling)
+    return _latency(row, samples, expectation) or speed
 
 
 def _corrupt(row: str, samples: Samples) -> Judgement:
@@ -325,9 +340,10 @@ def _speed(row: str, samples: Samples, expectation: Expectation, machine: Machin
     if passed and above >= agreeing:
         return None
     figures = f"{row}: {rate(value)} is {percentage(value, floor)} of the floor of {rate(floor)}"
-    if not passed and windows - above >= agreeing and not samples.disturbed:
+    disturbed = any(cores > DISTURBED_CORES for cores in samples.contention)
+    if not passed and windows - above >= agreeing and not disturbed:
         return _below(f"{figures}, and {windows - above} of {windows} windows are below it", samples, machine)
-    if not passed and samples.disturbed:
+    if not passed and disturbed:
         return Judgement(
             Verdict.INCONCLUSIVE,
             f"{figures}, but other processes used {samples.contention[0]:.1f} of this row's cores",

@@ -139,9 +139,12 @@ class Link:
             size = block * batch * transfers.count
             corruption = self._verify("before the timed transfers", transfers, size)
             seed = self._fill(size, poison=False)
+            waits = [] if beside is not None else [self._gpu_wait()]
             if beside is not None:
                 beside()
             found = self._timed(transfers, block, [self, *links], together=beside is not None)
+            if beside is None:
+                waits.append(self._gpu_wait())
             corruption = corruption or self._compare("after the timed transfers", seed, size)
             corruption = corruption or self._verify("in the transfers after the timed ones", transfers, size)
         evidence = counted(found["counted"], block * batch * sum(found["transfers"]))
@@ -162,6 +165,7 @@ class Link:
             protocol=protocol(log, self.op, block, self.memory),
             hosts=tuple(str(end.worker.versions["host"]) for end in (self.initiator, self.target)),
             ucx_tls=ucx_tls_of_ranks(self.initiator.worker, self.target.worker),
+            gpu_wait=max(waits, default=0.0),
         )
         _log.info(
             "%s: %s GB/s over %s",
@@ -260,6 +264,10 @@ class Link:
         return not self._pair.backend.COMPLETION_IMPLIES_DELIVERY and nixl_releases.sends_the_first_notification(
             version
         )
+
+    def _gpu_wait(self) -> float:
+        """Return the seconds of a kernel over 8 bytes on the slower GPU of the two ends, while both are idle."""
+        return max(self.source.gpu_wait(), self.destination.gpu_wait())
 
     def _verify(self, phase: str, transfers: _Transfers, size: int) -> Corruption | None:
         seed = self._fill(size, poison=True)

@@ -135,6 +135,7 @@ KERNEL_COMMANDS: Mapping[str, WorkerCommand] = {
     "fill": WorkerCommand({"buffer": Ref, "parts": _PARTS, "inverted": bool}),
     "forget": WorkerCommand({"objects": REFS}),
     "free_port": WorkerCommand({}, Number(1, 65535, whole=True)),
+    "gpu_wait": WorkerCommand({"buffer": Ref}, SECONDS),
     "hello": WorkerCommand(
         {"path": LINES, "loads": bool},
         {"pid": COUNT, "python": Text(64), "host": Text(255), "*": OneOf((None, COUNT, bool, WORDS))},

@@ -92,6 +92,13 @@ class Buffer:
             raise WorkerError(f"rank {rank} compared {len(found)} of {parts} parts of a buffer", SAME_VERSION)
         return found
 
+    def gpu_wait(self) -> float:
+        """Return the seconds that the buffer's GPU takes for a kernel over 8 bytes; 0 if it is not in VRAM.
+
+        It is long while other processes use the GPU: the processes on one GPU take turns.
+        """
+        return float(self.worker.call("gpu_wait", buffer=self.ref)) if self.memory == "VRAM" else 0.0
+
     def read(self, offset: int = 0, size: int | None = None) -> bytes:
         """Return ``size`` bytes at ``offset``; by default the whole buffer."""
         length = self.size - offset if size is None else size

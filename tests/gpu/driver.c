@@ -8,7 +8,7 @@
 // Variables: STANDIN_GPUS (how many; 2), STANDIN_MEMORY (bytes of each; 1 GiB; 0: not even for a context), STANDIN_CUDA (the CUDA version; 12090),
 // STANDIN_LOG (a file for what was done), STANDIN_DMABUF (memory can be exported as DMA-BUF). Faults: STANDIN_NO_IPC (memory cannot be shared), STANDIN_CORRUPT (a copy of
 // 4 KiB and more on a stream changes a byte), STANDIN_SLOW (milliseconds that each copy on a stream takes),
-// STANDIN_LOST (a file: once it exists, every GPU is lost).
+// STANDIN_BUSY (milliseconds that each kernel takes, as beside another process), STANDIN_LOST (a file: once it exists, every GPU is lost).
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -486,6 +486,8 @@ int cuLaunchKernel(void *function, u32 gx, u32 gy, u32 gz, u32 bx, u32 by, u32 b
     Context *c = current();
     if (!c) return NO_CONTEXT;
     if (lost()) return LOST;
+    const char *busy = getenv("STANDIN_BUSY");
+    if (busy) nanosleep(&(struct timespec){0, atol(busy) * 1000000}, NULL);
     if (extra || stream || shared || gy != 1 || gz != 1 || by != 1 || bz != 1 || !gx || !bx || bx > 1024) return INVALID;
     LOCKED;
     for (int i = 0; i < 5; i++) a[i] = *(u64 *)arguments[i];

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from helpers import gpu_standin
-from helpers.cli_run import Finished, bandwidth, profile, run
+from helpers.cli_run import Finished, bandwidth, profile, run, undisturbed
 from helpers.contention import spinning
 
 from pytest_nixl.fixtures.etcd import PrivateEtcd
@@ -128,6 +128,21 @@ def test_lost_gpu_is_named(driver: dict[str, str], tmp_path: Path) -> None:
     assert "CUDA_ERROR_LAUNCH_FAILED" in done.output, done.output
     assert "a GPU that had an error may need a reset" in done.output
     assert done.code == 1
+
+
+@pytest.mark.parametrize(("others", "verdict"), [({}, "FAIL"), ({"STANDIN_BUSY": "2"}, "INCONCLUSIVE")])
+def test_a_row_on_a_gpu_that_others_use_is_not_accused(
+    others: dict[str, str], verdict: str, driver: dict[str, str], tmp_path: Path
+) -> None:
+    """It is below its floor with and without them. Only if a kernel takes long are they the reason."""
+    floor = "floor = '100000 GB/s'\nmemory = ['VRAM:VRAM']\ntransports = ['cuda_ipc']"
+    env = {**driver, **others, **undisturbed()["env"]}
+    done = measured(tmp_path, env, "--nixl-op=WRITE", "-p", "helpers.no_contention", expect=floor)
+    assert rows(done) == {"WRITE VRAM:VRAM": ("cuda_ipc/cuda", verdict)}, done.output
+    words = " ".join(done.output.split())
+    used = re.search(r"but other processes used a GPU of this row: a kernel over 8 bytes took \d+\.\d ms on it", words)
+    remedy = "remedy: Stop the other processes that use the GPU (`nvidia-smi` shows them), and run the row again."
+    assert bool(used) == (remedy in words) == bool(others), done.output
 
 
 #: A plugin of a run: the target dies after transfers were verified, so that the initiator has the target's memory open.

@@ -206,6 +206,11 @@ class Commands(RowCommands):
         """Compare parts of a buffer with the patterns of their seeds."""
         return [self.get(buffer).compare(*part) for part in parts]
 
+    def do_gpu_wait(self, buffer: Ref) -> float:
+        """Return the seconds that the GPU of a buffer takes for a kernel over 8 bytes."""
+        seconds: float = self.get(buffer).wait()
+        return seconds
+
     def do_read(self, buffer: Ref, offset: int, size: int) -> bytes:
         """Return bytes of a buffer."""
         data: bytes = self.get(buffer).read(offset, size)

@@ -57,6 +57,10 @@ class VramBuffer(PatternBuffer):
         first = {"offset": wrong.offset, "expected": expected, "found": wrong.found}
         return {"wrong_bytes": wrong.count, "total_bytes": size, **first}
 
+    def wait(self) -> float:
+        """Return the seconds that the GPU takes for a kernel over 8 bytes."""
+        return self._device.wait()
+
     def _get(self, offset: int, size: int) -> bytes:
         return self._device.read(self.address + offset, size)
 

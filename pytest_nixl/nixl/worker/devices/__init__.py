@@ -7,6 +7,8 @@ To add a vendor, add a module with a function ``find() -> Vendor`` and name it i
 from __future__ import annotations
 
 import importlib
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -63,6 +65,10 @@ class Device(Protocol):
         """Compare with the pattern of ``seed`` on the GPU; return None if every byte is right."""
         ...
 
+    def wait(self) -> float:
+        """Return the seconds of a kernel over 8 bytes: long if other processes use the GPU, because they take turns."""
+        ...
+
 
 @dataclass(frozen=True)
 class WrongBytes:
@@ -99,7 +105,20 @@ class Vendor(Protocol):
         ...
 
 
+#: How often :func:`shortest` calls what it times.
+_TRIES = 5
+
 _found: list[Vendor] = []
+
+
+def shortest(call: Callable[[], object]) -> float:
+    """Return the seconds of the shortest of some calls: a busy processor delays a call, but not all of them."""
+    times = []
+    for _ in range(_TRIES):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return min(times)
 
 
 def vendor() -> Vendor:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from pytest_nixl.core.errors import NixlPluginError
-from pytest_nixl.nixl.worker.devices import Device, FoundDevices, WrongBytes
+from pytest_nixl.nixl.worker.devices import Device, FoundDevices, WrongBytes, shortest
 from pytest_nixl.nixl.worker.pattern import TILE, key, tile
 
 
@@ -113,6 +113,17 @@ class TorchDevice:
                 offset, found = start + place, int(here[place])
             count += wrong
         return WrongBytes(count, offset, found) if count else None
+
+    def wait(self) -> float:
+        """Return the seconds of the shortest of some operations on 8 bytes."""
+        self.activate()
+        here = torch.zeros(1, dtype=torch.int64, device=self._device)
+
+        def once() -> None:
+            here.add_(1)
+            self._wait()
+
+        return shortest(once)
 
     def _pattern(self, seed: int, size: int) -> Any:
         first = torch.from_numpy(tile(seed, -(-size // 8)).view(np.int64)).to(self._device)

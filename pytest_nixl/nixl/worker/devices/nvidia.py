@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
-from pytest_nixl.nixl.worker.devices import Device, FoundDevices, Vendor, WrongBytes
+from pytest_nixl.nixl.worker.devices import Device, FoundDevices, Vendor, WrongBytes, shortest
 from pytest_nixl.nixl.worker.pattern import tile
 
 #: Device nodes of the driver on Linux and on Windows Subsystem for Linux.
@@ -245,6 +245,12 @@ class DriverDevice:
             self._launch(self._functions[1], address, size, tile_address, seed & _ALL, found)
             count, first = np.frombuffer(self.read(found, 16), dtype=np.uint64).tolist()
         return WrongBytes(count, first >> 8, first & 0xFF) if count else None
+
+    def wait(self) -> float:
+        """Return the seconds of the shortest of some kernels over 8 bytes."""
+        self.activate()
+        with _Room(self, np.zeros(1, np.uint64)) as here:
+            return shortest(lambda: self._launch(self._functions[0], here, 8, here, 0, 0))
 
     def _room(self, seed: int, size: int) -> _Room:
         return _Room(self, tile(seed, -(-size // 8)))
