@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import date
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -27,7 +29,7 @@ from pytest_nixl.nixl.agent import Agents, NixlAgent
 from pytest_nixl.nixl.worker.peer_scene import SIZE
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
-from pytest_nixl.processes.worker_errors import NixlError
+from pytest_nixl.processes.worker_errors import NixlError, WorkerError
 
 #: The functions that replace the defective calls, by their misuse.
 WITHOUT_DEFECT = {
@@ -87,6 +89,33 @@ def test_one_bad_outcome_fails_among_good_ones(found: MisuseOutcome, words: str)
     assert judgement.verdict is Verdict.FAIL
     assert judgement.reason == f"NIXL 1.5.1 with UCX: {words}"
     assert found.kind.what in judgement.remedy
+
+
+def test_calls_on_bytes_or_agents_that_are_not_there_fail_if_they_are_accepted() -> None:
+    assert {id for id in KINDS if outcome(id, MisuseEnding.ACCEPTED).fault} == {
+        "beyond-own-region", "beyond-peers-region", "different-lengths", "unknown-agent",
+        "notification-to-unknown-agent", "index-out-of-range", "cut-metadata",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", [-1, 0.5, None])
+def test_an_answer_of_another_form_is_an_error_and_no_outcome(wrong: object) -> None:
+    """The worker is a double. Two transfers that are never done end before it misses its own deadline."""
+    asked: list[Any] = []
+    answer = {"raised": "", "after": "", "wrong_bytes": wrong}
+
+    def request(command: str, **given: Any) -> Any:
+        asked.append(given["arguments"])
+        return SimpleNamespace(result=lambda: answer)
+
+    agent: Any = SimpleNamespace(
+        ref=1, worker=SimpleNamespace(name="rank 0", timeout=6.0, versions={}, request=request)
+    )
+    with pytest.raises(WorkerError, match=r"rank 0 sent a wrong answer to released-twice: .*wrong_bytes"):
+        misuse(agent, KINDS["released-twice"], "UCX")
+    assert [(each["misuse"], each["backend"], each["seconds"] < 6.0 / 2) for each in asked] == [
+        ("released-twice", "UCX", True)
+    ]
 
 
 @pytest.mark.parametrize("id", WITHOUT_DEFECT)
