@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -268,9 +269,13 @@ def test_a_rank_that_does_not_start_ends_the_ranks_before_it(make_settings: Call
     assert worker.killed == 1
 
 
-@pytest.mark.parametrize(("hosts", "devices"), [("aaa", [4, 5, 4]), ("aab", [4, 4, 4])])
+@pytest.mark.parametrize(("hosts", "devices", "progress"), [("aaa", [4, 5, 4], None), ("aab", [4, 4, 4], True)])
 def test_the_ranks_of_one_host_share_its_gpus_in_turn(
-    hosts: str, devices: list[int], make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+    hosts: str,
+    devices: list[int],
+    progress: bool | None,
+    make_settings: Callable[..., Settings],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     flows = RankFlows.__new__(RankFlows)
     workers = [Started() for _ in hosts]
@@ -279,13 +284,13 @@ def test_the_ranks_of_one_host_share_its_gpus_in_turn(
     }.items():  # fmt: skip
         setattr(flows, name, value)
 
-    def made(*_: object, **__: object) -> None:
-        raise WorkerError("the agents are not made here")
+    def made(*_: object, progress_thread: bool, **__: object) -> None:
+        raise WorkerError(f"progress thread: {progress_thread}")
 
     monkeypatch.setattr(rank_flows, "gpus", lambda *_: [SimpleNamespace(number=4), SimpleNamespace(number=5)])
     monkeypatch.setattr(NixlAgent, "within_each", made)
-    with pytest.raises(WorkerError, match="not made here"):
-        flows._prepared(make_settings().agents[0])
+    with pytest.raises(WorkerError, match=f"^progress thread: {bool(progress)}"):
+        flows._prepared(replace(make_settings().agents[0], progress_thread=progress))
     assert [worker.active for worker in workers] == [[device] for device in devices]
 
 
