@@ -22,6 +22,7 @@ from pytest_nixl.checks.pattern.culprit import judge_pattern_culprit, paired_aga
 from pytest_nixl.checks.pattern.fairness import judge_fairness
 from pytest_nixl.checks.pattern.rank_flows import LEAST_SECONDS, LEAST_TURNS, REPEATS, FlowStep, RankFlows
 from pytest_nixl.checks.pattern.samples import ALONE, LOADS, TOGETHER, PatternKind
+from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.samples import Corruption
 from pytest_nixl.model.settings import Settings
@@ -292,6 +293,64 @@ def test_the_ranks_of_one_host_share_its_gpus_in_turn(
     with pytest.raises(WorkerError, match=f"^progress thread: {bool(progress)}"):
         flows._prepared(replace(make_settings().agents[0], progress_thread=progress))
     assert [worker.active for worker in workers] == [[device] for device in devices]
+
+
+class AllocatingAgent:
+    """An agent that keeps what is allocated and registered. It is a double, because no machine of CI has GPU memory."""
+
+    def __init__(self, *types: str) -> None:
+        self.types, self.made, self.registered = list(types), list[Any](), list[Any]()
+        self.register = self.registered.append
+
+    def get_backend_mem_types(self, backend: str) -> list[str]:
+        return self.types
+
+    def allocate(self, size: int, memory: str, *, device: int) -> Any:
+        self.made.append((size, memory, device))
+        return self.made[-1]
+
+
+def allocated(
+    monkeypatch: pytest.MonkeyPatch, settings: Settings, op: str, memory: str, agents: list[AllocatingAgent]
+) -> RankFlows:
+    """Return flows whose ranks have allocated their buffers: three flows between three ranks of one host."""
+    flows, kind = RankFlows.__new__(RankFlows), replace(pattern_kind(MemoryPair.parse(memory)), op=op, depth=2)
+    listed = [Flow(0, 1, 64), Flow(2, 1, 128), Flow(0, 2, 32)]
+    vars(flows).update(_kind=kind, _flows=listed, _hosts=lambda: list("aaa"), _workers=[Started()] * 3)
+    monkeypatch.setattr(rank_flows, "gpus", lambda *_: [SimpleNamespace(number=4), SimpleNamespace(number=5)])
+    monkeypatch.setattr(NixlAgent, "within_each", lambda *_, **__: agents)
+    flows._ranks = flows._prepared(settings.agents[0])
+    return flows
+
+
+@pytest.mark.parametrize(
+    ("op", "memory", "made"),
+    [
+        ("WRITE", "DRAM:VRAM", [[(192, "DRAM", 4)], [(384, "VRAM", 5)], [(256, "DRAM", 4), (64, "VRAM", 4)]]),
+        ("READ", "DRAM:VRAM", [[(192, "VRAM", 4)], [(384, "DRAM", 5)], [(256, "VRAM", 4), (64, "DRAM", 4)]]),
+        ("WRITE", "DRAM:DRAM", [[(192, "DRAM", 0)], [(384, "DRAM", 0)], [(256, "DRAM", 0), (64, "DRAM", 0)]]),
+    ],
+)
+def test_each_rank_has_memory_for_the_flows_that_leave_and_for_those_that_arrive(
+    op: str, memory: str, made: list[Any], make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agents = [AllocatingAgent(*(f"{each}_SEG" for _, each, _ in of_rank)) for of_rank in made]
+    flows = allocated(monkeypatch, make_settings(), op, memory, agents)
+    assert [agent.made for agent in agents] == made
+    assert [agent.registered for agent in agents] == made
+    assert [(rank.outgoing, rank.incoming) for rank in flows._ranks] == [
+        (made[0][0], None), (None, made[1][0]), tuple(made[2]),
+    ]  # fmt: skip
+    assert [(each.source, each.target) for each in flows._placed().values()] == [(0, 0), (0, 128), (128, 0)]
+
+
+def test_a_backend_without_gpu_memory_is_named(
+    make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(
+        NotApplicableError, match="DRAM:VRAM needs a backend that supports GPU memory, but UCX does not"
+    ):
+        allocated(monkeypatch, make_settings(), "WRITE", "DRAM:VRAM", [AllocatingAgent("DRAM_SEG")] * 3)
 
 
 @pytest.mark.parametrize(
