@@ -11,7 +11,7 @@ import pytest
 from pytest_nixl.checks.pattern.fairness import _flows, judge_fairness, slowed_by
 from pytest_nixl.checks.pattern.samples import ALONE, TOGETHER, FlowSamples, PatternKind, PatternSamples, jain
 from pytest_nixl.model.memory import MemoryPair
-from pytest_nixl.model.samples import Corruption
+from pytest_nixl.model.samples import DISTURBED_CORES, Corruption
 from pytest_nixl.model.traffic_pattern import Flow, PatternChoice
 from pytest_nixl.model.verdicts import Verdict
 
@@ -113,12 +113,15 @@ def test_on_a_busy_host_a_starving_flow_is_inconclusive() -> None:
     assert judge_fairness(samples("incast", FAIR, others=1.2)).verdict is Verdict.PASS
 
 
-def test_an_incast_that_collapses_warns_between_hosts_only() -> None:
-    judged = judge_fairness(samples("incast", COLLAPSED))
+def test_an_incast_that_collapses_warns_if_it_comes_from_two_other_hosts() -> None:
+    judged = judge_fairness(samples("incast", COLLAPSED, others=DISTURBED_CORES))
     assert judged.verdict is Verdict.WARN
     assert "the flows that rank 0 receives are slower together than one of them alone" in judged.reason
     assert "ethtool -S" in judged.remedy
-    assert judge_fairness(samples("incast", COLLAPSED, hosts=["one"] * 4)).verdict is Verdict.PASS
+    two = samples("incast:3", {(1, 0): (100, 20), (2, 0): (100, 20)})
+    assert judge_fairness(two).verdict is Verdict.WARN
+    for hosts in ("aaaa", "abbb", "aabb"):
+        assert judge_fairness(samples("incast", COLLAPSED, hosts=hosts)).verdict is Verdict.PASS
 
 
 def test_a_wrong_byte_is_corrupt_whatever_the_speed() -> None:
