@@ -137,9 +137,16 @@ def test_agents_of_a_test_have_the_options_of_the_run_unless_it_says_otherwise(
         assert agents.start(progress_thread=None).beside()._made_with["progress_thread"] is False
 
 
-@pytest.mark.parametrize(("count", "turns"), [(2, 1), (5, 3), (8, 3), (64, 6)])
+@pytest.mark.parametrize(
+    ("every", "turns", "partners"),
+    [
+        *[([*combinations(range(count), 2)], *rest) for count, *rest in ((2, 1, 1), (5, 3, 4), (8, 3, 4), (64, 6, 32))],
+        ([(0, 2), (0, 3)], 1, 2),
+        ([(0, 2), (0, 3), (1, 2)], 1, 2),
+    ],
+)
 def test_all_pairs_connect_in_few_turns_with_none_on_both_sides(
-    monkeypatch: pytest.MonkeyPatch, count: int, turns: int
+    monkeypatch: pytest.MonkeyPatch, every: list[tuple[int, int]], turns: int, partners: int
 ) -> None:
     """The workers are doubles, because 64 real ones take minutes."""
     batches: list[tuple[set[int], set[int]]] = []
@@ -163,14 +170,14 @@ def test_all_pairs_connect_in_few_turns_with_none_on_both_sides(
         return SimpleNamespace(name=str(number), ref=None, worker=SimpleNamespace(request=request, timeout=1.0))
 
     monkeypatch.setattr(worker_pair, "results", answer)
-    every = list(combinations(range(count), 2))
-    worker_pair.connect_partners(cast(Any, [agent(number) for number in range(count)]), every)
+    worker_pair.connect_partners(cast(Any, [agent(number) for number in range(64)]), every)
     assert sorted(added) == sorted([*every, *((other, one) for one, other in every)])
     assert sorted(connected) == every
     assert len(batches) == 3 * turns
     assert not any(asking & polling for asking, polling in batches)
     assert all(seconds > timeout for seconds, timeout, _ in served), "a rank answers after its last poll"
-    assert {idle for _, _, idle in served} == {count > 2}
+    assert max(timeout for _, timeout, _ in served) == partners, "a second for each partner of the rank that asks"
+    assert {idle for _, _, idle in served} == {len(every) > 1}
 
 
 def test_metadata_that_is_too_large_for_one_request_is_sent_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,7 +303,7 @@ def launch(
         monkeypatch.setattr(NixlAgent, "within_each", within_each)
         monkeypatch.setattr(worker_pair, "connect_agents", lambda *agents: made.append(agents))
         hosts: Any = [SimpleNamespace(start=lambda *_, worker=worker: worker) for worker in workers]
-        return WorkerPair(hosts, make_settings(), BACKENDS[backend], memory, 64), made
+        return WorkerPair(hosts, make_settings(progress_thread=("off", "on")), BACKENDS[backend], memory, 64), made
 
     return make
 
