@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -469,6 +469,21 @@ def test_a_rank_whose_report_lacks_a_step_is_an_error(
     reports += [[] if rank == short else [whole] for rank in range(3)]
     with pytest.raises(WorkerError, match=r"^a rank did not report each step of a traffic pattern"):
         flows._run([flows._all_flows])
+
+
+def test_every_rank_is_waited_for_and_the_coordinator_only_serves(
+    asked_flows: tuple[RankFlows, list[AskedWorker], list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flows, waited = asked_flows[0], list[tuple[int, int]]()
+
+    def answers(asked: list[str], serving: Sequence[str] = ()) -> list[list[Any]]:
+        waited.append((len(asked), len(serving)))
+        return [[] for _ in asked]
+
+    monkeypatch.setattr(rank_flows, "results", answers)
+    with pytest.raises(WorkerError, match="did not report each step"):
+        flows._run([flows._all_flows])
+    assert waited == [(2, 1), (3, 0)]
 
 
 def test_a_rank_prepares_the_flows_that_it_posts(
