@@ -174,8 +174,6 @@ def starving(flows: Sequence[FlowSamples]) -> Flow | None:
 
     It starves if the share of its bandwidth alone that it keeps is less than half of the median share.
     """
-    if len(flows) < 2:
-        return None
     found: set[Flow] = set()
     for number in range(len(flows[0].together)):
         shares = {each.flow: each.rates(TOGETHER)[number] / each.rate(ALONE) for each in flows}

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from pytest_nixl.checks.pattern.worker import flows
+from pytest_nixl.checks.pattern.worker import commands, flows
 from pytest_nixl.checks.pattern.worker.flows import FlowEndpoint, Gate, OutgoingFlow, StepPart, notification
 from pytest_nixl.nixl.worker.transfer import StepTimeoutError
 
@@ -43,10 +44,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
     return made
 
 
-def windowed(clock: _Clock, arrivals: list[tuple[float, int]], *, posted: int) -> OutgoingFlow:
-    """Return a flow of one handle after a window of one second, in which transfers arrived at these times."""
+def windowed(clock: _Clock, arrivals: list[tuple[float, int]], *, posted: int, slots: int = 1) -> OutgoingFlow:
+    """Return a flow after a window of one second, in which transfers arrived at these times.
+
+    :param posted: how often each of its ``slots`` handles is posted.
+    """
     agent = _PostingAgent()
-    flow = OutgoingFlow(3, ["handle"], notification(3))
+    flow = OutgoingFlow(3, ["handle"] * slots, notification(3))
     flow.begin(0.0, 1.0)
     for _ in range(posted):
         flow.advance(agent, posting=True)
@@ -105,6 +109,13 @@ def test_a_flow_that_stands_still_is_not_fast(clock: _Clock) -> None:
 def test_a_window_with_too_few_transfers_counts_all_of_them(clock: _Clock) -> None:
     flow = windowed(clock, [(0.9, 1), (1.8, 2), (2.7, 3)], posted=3)
     assert flow.result() == (3, 2.7)
+    assert windowed(clock, [(0.2, 2), (0.9, 3), (1.8, 4)], posted=2, slots=2).result() == (4, 1.8)
+
+
+def test_a_window_with_two_transfers_for_each_in_flight_counts_those_before_its_end(clock: _Clock) -> None:
+    count, seconds = windowed(clock, [(0.2, 1), (0.9, 2), (1.8, 3)], posted=3).result()
+    assert count == 2
+    assert count / seconds == pytest.approx(2 + 1 / 9)
 
 
 def test_a_count_that_was_never_posted_is_not_believed(clock: _Clock) -> None:
@@ -184,6 +195,77 @@ def test_a_step_measures_each_window_of_its_flows() -> None:
     endpoint.close()
     endpoint.close()
     assert agent.released == ["one", "two"]
+
+
+def test_a_flow_of_this_rank_is_told_what_has_arrived_of_it() -> None:
+    flow = OutgoingFlow(3, ["one"], notification(3))
+    agent = TalkingAgent({"t": [b"pytest-nixl:flow-arrived:9:1", b"pytest-nixl:flow-arrived:3:1"]})
+    flow.advance(agent, posting=True)
+    flow.advance(agent, posting=False)
+    FlowEndpoint(agent, [flow], lambda: False)._poll()
+    assert flow.over
+
+
+def test_the_coordinator_of_all_polls_until_it_is_ended() -> None:
+    agent = TalkingAgent({"a": [notification(3)]}, {"a": [notification(3)]})
+    ended = iter([False, False, True])
+    FlowEndpoint(agent, [], lambda: next(ended)).run(1, Gate("", []), [], [], 60)
+    assert [said for _, said in agent.sent] == [b"pytest-nixl:flow-arrived:3:1", b"pytest-nixl:flow-arrived:3:2"]
+
+
+def test_a_window_ends_its_duration_after_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    endpoint = FlowEndpoint(TalkingAgent(), [OutgoingFlow(3, ["one"], b"")], lambda: False)
+    lasted: list[float] = []
+    monkeypatch.setattr(endpoint, "_window", lambda _, start, end: lasted.append(end - start))
+    endpoint._step(b"1:0", StepPart(Gate("", []), [3], [0.25, 0.5], 1), [])
+    assert lasted == pytest.approx([0.25, 0.5])
+
+
+def test_a_rank_naps_when_nothing_has_moved_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    endpoint, naps, now = FlowEndpoint(TalkingAgent(), [], lambda: False), list[float](), 100.0
+    monkeypatch.setattr(flows, "time", SimpleNamespace(monotonic=lambda: now, sleep=naps.append))
+    endpoint._rest(True, 1.0)
+    assert naps == []
+    now += 2 * flows._BUSY_SECONDS
+    endpoint._rest(False, 1.0)
+    assert naps == [1.0]
+
+
+class PreparingAgent(TalkingAgent):
+    """An agent that keeps how its transfers are prepared."""
+
+    def __init__(self, *polls: dict[str, list[bytes]]) -> None:
+        super().__init__(*polls)
+        self.made: list[Any] = []
+
+    def get_xfer_descs(self, listed: list[Any], memory: str) -> Any:
+        return listed, memory
+
+    def initialize_xfer(self, *given: Any, backends: list[str]) -> str:
+        self.made.append((*given, backends))
+        return f"handle {len(self.made)}"
+
+
+@pytest.mark.parametrize(("op", "tag"), [("WRITE", notification(3)), ("READ", b"")])
+def test_the_commands_of_a_rank_prepare_run_report_and_release_its_flows(op: str, tag: bytes) -> None:
+    agent = PreparingAgent({"b": [b"pytest-nixl:flow-arrived:3:2"]} if tag else {})
+    objects: Any = SimpleNamespace(get=lambda kept: kept, keep=lambda made, _: made, cancelled=lambda: True)
+    slots = [[[1, 64, 0], [2, 64, 7]], [[65, 64, 0], [66, 64, 7]]]
+    told = [{"number": 3, "partner": "b", "slots": slots}]
+    endpoint: Any = commands.flows_prepare(objects, cast(Any, agent), op, "UCX", ["DRAM", "VRAM"], told)
+    assert agent.made == [
+        (op, ([tuple(here)], "DRAM"), ([tuple(there)], "VRAM"), "b", tag, ["UCX"]) for here, there in slots
+    ]
+    gate = {"coordinator": "", "members": []}
+    step = {"group": gate, "flows": [3], "durations": [0.0], "busy": 1}
+    commands.flows_run(objects, endpoint, 1, gate, [None, step], [], 60)
+    rested, measured = commands.flows_report(objects, endpoint)
+    assert rested is None
+    assert measured is not None
+    [[number, counts, seconds]] = measured["windows"]
+    assert (number, counts, seconds[0] > 0, measured["others"] >= 0) == (3, [2], True, True)
+    commands.flows_release(objects, endpoint)
+    assert agent.released == ["handle 1", "handle 2"]
 
 
 @pytest.mark.parametrize(("gate", "what"), [(Gate("c", []), "the coordinator to let"), (Gate("", ["a"]), "the other")])

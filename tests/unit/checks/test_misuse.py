@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import date
+from itertools import combinations
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -19,15 +22,17 @@ from pytest_nixl.checks.faults.misuse import (
     misuse,
     misuse_reason,
 )
-from pytest_nixl.checks.faults.worker.misuse import MISUSES
+from pytest_nixl.checks.faults.worker import misuse as worker_misuse
+from pytest_nixl.checks.faults.worker.misuse import MISUSES, STALLS, carry_out
 from pytest_nixl.model.findings import FINDINGS, judge_finding
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.nixl.agent import Agents, NixlAgent
-from pytest_nixl.nixl.worker.peer_scene import SIZE
+from pytest_nixl.nixl.worker.peer_scene import MOVED, PEER, SIZE, PeerScene
+from pytest_nixl.nixl.worker.transfer import StepTimeoutError
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
-from pytest_nixl.processes.worker_errors import NixlError
+from pytest_nixl.processes.worker_errors import NixlError, WorkerError
 
 #: The functions that replace the defective calls, by their misuse.
 WITHOUT_DEFECT = {
@@ -89,6 +94,33 @@ def test_one_bad_outcome_fails_among_good_ones(found: MisuseOutcome, words: str)
     assert found.kind.what in judgement.remedy
 
 
+def test_calls_on_bytes_or_agents_that_are_not_there_fail_if_they_are_accepted() -> None:
+    assert {id for id in KINDS if outcome(id, MisuseEnding.ACCEPTED).fault} == {
+        "beyond-own-region", "beyond-peers-region", "different-lengths", "unknown-agent",
+        "notification-to-unknown-agent", "index-out-of-range", "cut-metadata",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", [-1, 0.5, None])
+def test_an_answer_of_another_form_is_an_error_and_no_outcome(wrong: object) -> None:
+    """The worker is a double. Two transfers that are never done end before it misses its own deadline."""
+    asked: list[Any] = []
+    answer = {"raised": "", "after": "", "wrong_bytes": wrong}
+
+    def request(command: str, **given: Any) -> Any:
+        asked.append(given["arguments"])
+        return SimpleNamespace(result=lambda: answer)
+
+    agent: Any = SimpleNamespace(
+        ref=1, worker=SimpleNamespace(name="rank 0", timeout=6.0, versions={}, request=request)
+    )
+    with pytest.raises(WorkerError, match=r"rank 0 sent a wrong answer to released-twice: .*wrong_bytes"):
+        misuse(agent, KINDS["released-twice"], "UCX")
+    assert [(each["misuse"], each["backend"], each["seconds"] < 6.0 / 2) for each in asked] == [
+        ("released-twice", "UCX", True)
+    ]
+
+
 @pytest.mark.parametrize("id", WITHOUT_DEFECT)
 def test_a_nixl_without_the_defect_passes_the_same_check(agent: NixlAgent, id: str) -> None:
     agent.run(f"helpers.misuse_functions:{WITHOUT_DEFECT[id]}")
@@ -144,11 +176,166 @@ def test_wrong_bytes_after_a_misuse_are_caught(agent: NixlAgent) -> None:
     assert misuse(agent, KINDS["released-twice"], "UCX").fault.endswith("; 1 bytes of the next transfer are wrong")
 
 
-def test_a_failed_preparation_is_an_error_and_no_outcome(agent: NixlAgent) -> None:
-    agent.run("helpers.misuse_functions:refuse", method="add_remote_agent")
+@pytest.mark.parametrize("method", ["add_remote_agent", "transfer"])
+def test_a_failed_preparation_is_an_error_and_no_outcome(agent: NixlAgent, method: str) -> None:
+    agent.run("helpers.misuse_functions:refuse", method=method)
     with pytest.raises(NixlError, match="nixlInvalidParamError"):
         misuse(agent, KINDS["released-twice"], "UCX")
 
 
 def test_every_kind_has_a_different_id() -> None:
     assert len(KINDS) == len(SURVIVED) + len(DEFECTIVE)
+
+
+class WatchingAgent:
+    """An agent that notes each wrong call and does nothing else. It is a double: no NIXL notices all of them."""
+
+    def __init__(self, **peers: WatchingAgent) -> None:
+        self._peers = peers
+        self.faults: list[str] = []
+        self.regions: list[range] = []
+        #: The regions of the peers when their metadata was added.
+        self._known: dict[str, list[range]] = {}
+        self._handles: dict[object, list[range]] = {}
+        self._in_flight: set[object] = set()
+        self.done = 0
+
+    def get_reg_descs(self, listed: Sequence[tuple[int, int, int, str]], memory: str) -> list[range]:
+        return [range(address, address + size) for address, size, _, _ in listed]
+
+    def get_xfer_descs(self, listed: Sequence[tuple[int, int, int]], memory: str) -> list[range]:
+        return [range(address, address + size) for address, size, _ in listed]
+
+    def register_memory(self, regions: list[range]) -> list[range]:
+        for region in regions:
+            self._note(not region, "an empty region")
+            self._note(region in self.regions, "registered twice")
+            self._note(overlap([*set(self.regions), region]) and region not in self.regions, "overlapping regions")
+            self.regions.append(region)
+        return regions
+
+    def deregister_memory(self, regions: list[range]) -> None:
+        self._note(len(set(regions)) < len(regions), "named twice")
+        for region in set(regions):
+            self._note(region not in self.regions, "not registered")
+            if region in self.regions:
+                self.regions.remove(region)
+
+    def initialize_xfer(self, op: str, here: list[range], there: list[range], peer: str, said: bytes) -> object:
+        self._note(not all([*here, *there]), "an empty transfer")
+        self._note([*map(len, here)] != [*map(len, there)], "different lengths")
+        self._note(overlap(here) and overlap(there), "overlapping descriptors")
+        self._note(not held(self.regions, here), "own memory is not registered")
+        self._note(peer not in self._known, "unknown agent")
+        self._note(peer in self._known and not held(self._known[peer], there), "the peer's memory is not registered")
+        self._handles[handle := object()] = here
+        self._note(len(self._handles) == 10_000, "10,000 handles")
+        return handle
+
+    def transfer(self, handle: object) -> None:
+        self._note(handle not in self._handles, "posted after it was released")
+        self._note(handle in self._in_flight, "posted in flight")
+        self._note(not held(self.regions, self._handles.get(handle, [])), "posted after its memory was deregistered")
+        self._in_flight.add(handle)
+
+    def check_xfer_state(self, handle: object) -> str:
+        self._in_flight.remove(handle)
+        self.done += 1
+        return "DONE"
+
+    def release_xfer_handle(self, handle: object) -> None:
+        self._note(handle in self._in_flight, "released in flight")
+        self._note(handle not in self._handles, "released twice")
+        self._handles.pop(handle, None)
+
+    def send_notif(self, peer: str, message: bytes) -> None:
+        self._note(peer not in self._peers, "unknown agent")
+
+    def get_new_notifs(self) -> dict[str, list[bytes]]:
+        return {"": [MOVED]}
+
+    def prep_xfer_dlist(self, peer: str, listed: Sequence[tuple[int, int, int]], memory: str) -> list[range]:
+        found = self.get_xfer_descs(listed, memory)
+        self._note(not held(self._known[peer] if peer else self.regions, found), "memory is not registered")
+        return found
+
+    def make_prepped_xfer(
+        self, op: str, here: list[range], own: list[int], there: list[range], others: list[int]
+    ) -> None:
+        for listed, chosen in ((here, own), (there, others)):
+            self._note(max(chosen) >= len(listed), f"descriptor {max(chosen)} of {len(listed)}")
+
+    def get_agent_metadata(self) -> bytes:
+        return b"metadata"
+
+    def add_remote_agent(self, metadata: bytes) -> None:
+        self._note(metadata != b"metadata", f"metadata without {8 - len(metadata)} byte")
+        self._known = {name: list(peer.regions) for name, peer in self._peers.items()}
+
+    def _note(self, wrong: bool, fault: str) -> None:
+        self.faults += [fault] if wrong else []
+
+
+def held(regions: Sequence[range], parts: Sequence[range]) -> bool:
+    return all(any(part[0] in region and part[-1] in region for region in regions) for part in parts if part)
+
+
+def overlap(parts: Sequence[range]) -> bool:
+    return any(one.start < other.stop and other.start < one.stop for one, other in combinations(parts, 2))
+
+
+@pytest.mark.parametrize(
+    ("id", "faults", "registered", "done"),
+    [
+        ("registered-twice", ["registered twice"], 0, 0),
+        ("deregistered-twice", ["not registered"], 0, 0),
+        ("empty-region", ["an empty region"], 0, 0),
+        ("overlapping-regions", ["overlapping regions"], 0, 1),
+        ("beyond-own-region", ["own memory is not registered", "posted after its memory was deregistered"], 1, 1),
+        ("beyond-peers-region", ["the peer's memory is not registered"], 1, 1),
+        ("different-lengths", ["different lengths"], 1, 1),
+        ("empty-transfer", ["an empty transfer"], 1, 1),
+        ("overlapping-transfer", ["overlapping descriptors"], 1, 1),
+        ("unknown-agent", ["unknown agent"], 1, 0),
+        ("notification-to-unknown-agent", ["unknown agent"], 0, 0),
+        ("index-out-of-range", ["descriptor 1 of 1"], 1, 0),
+        ("posted-twice", ["posted in flight"], 1, 1),
+        ("released-twice", ["released twice"], 1, 1),
+        ("handles-kept", ["10,000 handles"], 1, 1),
+        ("duplicate-descriptor", ["named twice"], 0, 0),
+        ("released-handle", ["posted after it was released"], 1, 2),
+        ("released-in-flight", ["released in flight"] * 5, 2, 5),
+        ("deregistered-source", ["posted after its memory was deregistered"], 0, 1),
+        ("cut-metadata", ["metadata without 1 byte"], 0, 0),
+    ],
+)
+def test_each_misuse_makes_its_wrong_call_and_no_other(id: str, faults: list[str], registered: int, done: int) -> None:
+    peer = WatchingAgent()
+    agent = WatchingAgent(**{PEER: peer})
+    scene: Any = PeerScene.__new__(PeerScene)
+    vars(scene).update(agent=agent, peer=peer, seconds=60.0, _buffers=[])
+    scene.source, scene.target = scene.buffer(), scene.buffer()
+    peer.register_memory(scene.regions(scene.target))
+    agent.add_remote_agent(peer.get_agent_metadata())
+    steps = MISUSES[id](scene)
+    next(steps)
+    assert agent.faults == [], "the preparation is right"
+    assert list(steps) == []
+    assert (agent.faults, len(agent.regions), agent.done) == (faults, registered, done)
+    assert peer.faults == []
+
+
+@pytest.mark.parametrize(("id", "backend"), [STALLS, ("released-in-flight", "UCX"), ("released-twice", "LIBFABRIC")])
+def test_a_deadline_that_passes_is_an_outcome_of_the_known_stall_only(
+    id: str, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late() -> int:
+        raise StepTimeoutError("not finished")
+
+    monkeypatch.setattr(worker_misuse, "PeerScene", lambda *_: SimpleNamespace(wrong_bytes=late))
+    monkeypatch.setitem(MISUSES, id, lambda _: iter([None]))
+    if (id, backend) == STALLS:
+        assert carry_out(None, id, backend, 1.0) == {"raised": "", "after": "PROC", "wrong_bytes": 0}
+    else:
+        with pytest.raises(StepTimeoutError):
+            carry_out(None, id, backend, 1.0)

@@ -10,6 +10,7 @@ import pytest
 from pytest_nixl.checks.pattern.culprit import PARTNERS, judge_pattern_culprit, paired_again
 from pytest_nixl.checks.pattern.samples import ALONE, TOGETHER, FlowSamples, PatternKind, PatternSamples
 from pytest_nixl.model.memory import MemoryPair
+from pytest_nixl.model.samples import DISTURBED_CORES
 from pytest_nixl.model.traffic_pattern import Flow
 from pytest_nixl.model.verdicts import Verdict
 
@@ -55,7 +56,7 @@ def test_a_healthy_network_passes() -> None:
 
 
 def test_a_slow_uplink_is_named() -> None:
-    judged = judge_pattern_culprit(samples(lambda flow: 25 if flow.source == 2 else 100))
+    judged = judge_pattern_culprit(samples(lambda flow: 25 if flow.source == 2 else 100, others=DISTURBED_CORES))
     assert judged.verdict is Verdict.FAIL
     assert "rank 2 on node-2 (what it sends) is the culprit" in judged.reason
     assert "2->3 with 0.025 GB/s" in judged.reason
@@ -101,7 +102,7 @@ def test_a_rank_that_is_slow_in_four_of_five_repetitions_is_not_named() -> None:
 
 
 def test_on_a_busy_host_nobody_is_named() -> None:
-    judged = judge_pattern_culprit(samples(lambda flow: 25 if flow.source == 2 else 100, others=0.8))
+    judged = judge_pattern_culprit(samples(lambda flow: 25 if flow.source == 2 else 100, others=DISTURBED_CORES + 0.01))
     assert judged.verdict is Verdict.INCONCLUSIVE
     assert "culprit" not in judged.reason
     assert judge_pattern_culprit(samples(lambda _: 100, others=0.8)).verdict is Verdict.PASS

@@ -11,7 +11,7 @@ import pytest
 from pytest_nixl.checks.pattern.fairness import _listed, judge_fairness, slowed_by
 from pytest_nixl.checks.pattern.samples import ALONE, TOGETHER, FlowSamples, PatternKind, PatternSamples, jain
 from pytest_nixl.model.memory import MemoryPair
-from pytest_nixl.model.samples import Corruption
+from pytest_nixl.model.samples import DISTURBED_CORES, Corruption
 from pytest_nixl.model.traffic_pattern import Flow, PatternChoice
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.nixl.gpus import LinkGpu
@@ -58,9 +58,28 @@ def test_flows_that_share_nothing_are_not_slowed() -> None:
     assert slowed_by(samples("pairs", {(0, 2): (100, 99), (1, 3): (100, 90)})) == ""
 
 
-def test_flows_without_a_full_end_share_the_network_between() -> None:
-    said = slowed_by(samples("pairs", {(0, 2): (100, 50), (1, 3): (100, 50)}))
-    assert said == "; no end of 0->2 and 1->3 is full: they share the network between, or processors"
+#: The flows of an incast reach less together than one of them alone.
+COLLAPSED: Rates = {(1, 0): (100, 20), (2, 0): (30, 20), (3, 0): (100, 20)}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "rates", "flows"),
+    [
+        ("pairs", {(0, 2): (100, 75), (1, 3): (100, 75)}, "0->2 and 1->3"),
+        ("incast", COLLAPSED, "1->0, 2->0 and 3->0"),
+    ],
+)
+def test_flows_without_a_full_end_share_the_network_between(pattern: str, rates: Rates, flows: str) -> None:
+    said = slowed_by(samples(pattern, rates))
+    assert said == f"; no end of {flows} is full: they share the network between, or processors"
+
+
+@pytest.mark.parametrize(("slowed", "more"), [({(0, 1), (0, 2)}, ""), ({(0, 1), (0, 2), (1, 0)}, ", and 2 more")])
+def test_at_most_three_full_ends_are_named(slowed: set[tuple[int, int]], more: str) -> None:
+    pairs = [(one, other) for one in range(3) for other in range(3) if one != other]
+    said = slowed_by(samples("alltoall:3", {pair: (100, 50 if pair in slowed else 100) for pair in pairs}))
+    assert said.count("share what rank") == 3
+    assert said.endswith(f"through{more}")
 
 
 @pytest.mark.parametrize(
@@ -98,10 +117,14 @@ def test_an_outcast_shares_what_its_source_sends_through() -> None:
     assert said == "; 0->1, 0->2 and 0->3 share what rank 0 sends through"
 
 
-def test_a_flow_that_starves_in_every_repetition_warns() -> None:
-    judged = judge_fairness(samples("incast", {**FAIR, (2, 0): (100, 5)}))
+@pytest.mark.parametrize(
+    ("pattern", "rates", "flow"),
+    [("incast", {**FAIR, (2, 0): (100, 5)}, "2->0"), ("pairs", {(0, 2): (100, 90), (1, 3): (100, 5)}, "1->3")],
+)
+def test_a_flow_that_starves_in_every_repetition_warns(pattern: str, rates: Rates, flow: str) -> None:
+    judged = judge_fairness(samples(pattern, rates))
     assert judged.verdict is Verdict.WARN
-    assert judged.reason.endswith("; the flow 2->0 starves in each of 5 repetitions")
+    assert judged.reason.endswith(f"; the flow {flow} starves in each of 5 repetitions")
 
 
 def test_a_flow_that_starves_once_does_not_warn() -> None:
@@ -121,19 +144,19 @@ def test_on_a_busy_host_a_starving_flow_is_inconclusive() -> None:
     assert judge_fairness(samples("incast", FAIR, others=1.2)).verdict is Verdict.PASS
 
 
-COLLAPSED: Rates = {(1, 0): (100, 10), (2, 0): (100, 11), (3, 0): (100, 12)}
-
-
 def test_a_slowed_flow_on_a_gpu_of_its_own_leaves_the_cause_open() -> None:
     assert slowed_by(on_gpus(samples("incast", COLLAPSED), "VRAM:VRAM", "ABBC")).endswith("between, or processors")
 
 
-def test_an_incast_that_collapses_warns_between_hosts_only() -> None:
-    judged = judge_fairness(samples("incast", COLLAPSED))
+def test_an_incast_that_collapses_warns_if_it_comes_from_two_other_hosts() -> None:
+    judged = judge_fairness(samples("incast", COLLAPSED, others=DISTURBED_CORES))
     assert judged.verdict is Verdict.WARN
     assert "the flows that rank 0 receives are slower together than one of them alone" in judged.reason
     assert "ethtool -S" in judged.remedy
-    assert judge_fairness(samples("incast", COLLAPSED, hosts=["one"] * 4)).verdict is Verdict.PASS
+    two = samples("incast:3", {(1, 0): (100, 20), (2, 0): (100, 20)})
+    assert judge_fairness(two).verdict is Verdict.WARN
+    for hosts in ("aaaa", "abbb", "aabb"):
+        assert judge_fairness(samples("incast", COLLAPSED, hosts=hosts)).verdict is Verdict.PASS
 
 
 def test_a_wrong_byte_is_corrupt_whatever_the_speed() -> None:

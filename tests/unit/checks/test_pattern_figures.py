@@ -9,7 +9,7 @@ import pytest
 from test_pattern_fairness import FAIR, SIZE, samples
 
 from pytest_nixl.checks.pattern.fairness import judge_pattern_figures, pattern_figures
-from pytest_nixl.checks.pattern.samples import PatternSamples
+from pytest_nixl.checks.pattern.samples import LOADS, PatternSamples
 from pytest_nixl.judge.figure_bounds import judge_figures
 from pytest_nixl.model.bound import Bound
 from pytest_nixl.model.samples import Corruption
@@ -55,3 +55,12 @@ def test_no_bandwidth_of_wrong_bytes_is_judged() -> None:
     wrong = replace(found.flows[1], corruption=Corruption("after the timed transfers", 1, SIZE, 7, 1, 2))
     judgement = judged(replace(found, flows=(found.flows[0], wrong, found.flows[2])), "pattern-bandwidth", 1.0)
     assert judgement.verdict is Verdict.CORRUPT
+
+
+def test_contention_is_that_of_the_load_and_none_if_it_is_not_known() -> None:
+    found = samples("incast", FAIR, others=0.8)
+    known, keys = found.flows[0], {load: found.kind.key(found.flows[0].flow, load) for load in LOADS}
+    unknown = replace(known, contention=())
+    assert [known.samples(keys[load], load).contention for load in LOADS] == [(0.0,), (0.8,)]
+    assert [unknown.samples(keys[load], load).contention for load in LOADS] == [(), ()]
+    assert replace(found, flows=(unknown,)).disturbed == 0.0

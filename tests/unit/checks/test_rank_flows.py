@@ -7,8 +7,9 @@ import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from pytest_nixl.checks.pattern.culprit import judge_pattern_culprit, paired_aga
 from pytest_nixl.checks.pattern.fairness import judge_fairness
 from pytest_nixl.checks.pattern.rank_flows import LEAST_SECONDS, LEAST_TURNS, REPEATS, FlowStep, RankFlows
 from pytest_nixl.checks.pattern.samples import ALONE, LOADS, TOGETHER, PatternKind
+from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.samples import Corruption
 from pytest_nixl.model.settings import Settings
@@ -268,9 +270,13 @@ def test_a_rank_that_does_not_start_ends_the_ranks_before_it(make_settings: Call
     assert worker.killed == 1
 
 
-@pytest.mark.parametrize(("hosts", "devices"), [("aaa", [4, 5, 4]), ("aab", [4, 4, 4])])
+@pytest.mark.parametrize(("hosts", "devices", "progress"), [("aaa", [4, 5, 4], None), ("aab", [4, 4, 4], True)])
 def test_the_ranks_of_one_host_share_its_gpus_in_turn(
-    hosts: str, devices: list[int], make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+    hosts: str,
+    devices: list[int],
+    progress: bool | None,
+    make_settings: Callable[..., Settings],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     flows = RankFlows.__new__(RankFlows)
     workers = [Started() for _ in hosts]
@@ -280,15 +286,73 @@ def test_the_ranks_of_one_host_share_its_gpus_in_turn(
     }.items():  # fmt: skip
         setattr(flows, name, value)
 
-    def made(*_: object, **__: object) -> None:
-        raise WorkerError("the agents are not made here")
+    def made(*_: object, progress_thread: bool, **__: object) -> None:
+        raise WorkerError(f"progress thread: {progress_thread}")
 
     monkeypatch.setattr(rank_flows, "gpus", lambda *_: [SimpleNamespace(number=4), SimpleNamespace(number=5)])
     monkeypatch.setattr(NixlAgent, "within_each", made)
-    with pytest.raises(WorkerError, match="not made here"):
-        flows._prepared(make_settings().agents[0])
+    with pytest.raises(WorkerError, match=f"^progress thread: {bool(progress)}"):
+        flows._prepared(replace(make_settings().agents[0], progress_thread=progress))
     assert [worker.active for worker in workers] == [[device] for device in devices]
     assert [gpu.number for gpu in flows._gpus] == devices
+
+
+class AllocatingAgent:
+    """An agent that keeps what is allocated and registered. It is a double, because no machine of CI has GPU memory."""
+
+    def __init__(self, *types: str) -> None:
+        self.types, self.made, self.registered = list(types), list[Any](), list[Any]()
+        self.register = self.registered.append
+
+    def get_backend_mem_types(self, backend: str) -> list[str]:
+        return self.types
+
+    def allocate(self, size: int, memory: str, *, device: int) -> Any:
+        self.made.append((size, memory, device))
+        return self.made[-1]
+
+
+def allocated(
+    monkeypatch: pytest.MonkeyPatch, settings: Settings, op: str, memory: str, agents: list[AllocatingAgent]
+) -> RankFlows:
+    """Return flows whose ranks have allocated their buffers: three flows between three ranks of one host."""
+    flows, kind = RankFlows.__new__(RankFlows), replace(pattern_kind(MemoryPair.parse(memory)), op=op, depth=2)
+    listed = [Flow(0, 1, 64), Flow(2, 1, 128), Flow(0, 2, 32)]
+    vars(flows).update(_kind=kind, _flows=listed, _hosts=lambda: list("aaa"), _workers=[Started()] * 3)
+    monkeypatch.setattr(rank_flows, "gpus", lambda *_: [SimpleNamespace(number=4), SimpleNamespace(number=5)])
+    monkeypatch.setattr(NixlAgent, "within_each", lambda *_, **__: agents)
+    flows._ranks = flows._prepared(settings.agents[0])
+    return flows
+
+
+@pytest.mark.parametrize(
+    ("op", "memory", "made"),
+    [
+        ("WRITE", "DRAM:VRAM", [[(192, "DRAM", 4)], [(384, "VRAM", 5)], [(256, "DRAM", 4), (64, "VRAM", 4)]]),
+        ("READ", "DRAM:VRAM", [[(192, "VRAM", 4)], [(384, "DRAM", 5)], [(256, "VRAM", 4), (64, "DRAM", 4)]]),
+        ("WRITE", "DRAM:DRAM", [[(192, "DRAM", 0)], [(384, "DRAM", 0)], [(256, "DRAM", 0), (64, "DRAM", 0)]]),
+    ],
+)
+def test_each_rank_has_memory_for_the_flows_that_leave_and_for_those_that_arrive(
+    op: str, memory: str, made: list[Any], make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agents = [AllocatingAgent(*(f"{each}_SEG" for _, each, _ in of_rank)) for of_rank in made]
+    flows = allocated(monkeypatch, make_settings(), op, memory, agents)
+    assert [agent.made for agent in agents] == made
+    assert [agent.registered for agent in agents] == made
+    assert [(rank.outgoing, rank.incoming) for rank in flows._ranks] == [
+        (made[0][0], None), (None, made[1][0]), tuple(made[2]),
+    ]  # fmt: skip
+    assert [(each.source, each.target) for each in flows._placed().values()] == [(0, 0), (0, 128), (128, 0)]
+
+
+def test_a_backend_without_gpu_memory_is_named(
+    make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(
+        NotApplicableError, match="DRAM:VRAM needs a backend that supports GPU memory, but UCX does not"
+    ):
+        allocated(monkeypatch, make_settings(), "WRITE", "DRAM:VRAM", [AllocatingAgent("DRAM_SEG")] * 3)
 
 
 @pytest.mark.parametrize(
@@ -407,6 +471,21 @@ def test_a_rank_whose_report_lacks_a_step_is_an_error(
     reports += [[] if rank == short else [whole] for rank in range(3)]
     with pytest.raises(WorkerError, match=r"^a rank did not report each step of a traffic pattern"):
         flows._run([flows._all_flows])
+
+
+def test_every_rank_is_waited_for_and_the_coordinator_only_serves(
+    asked_flows: tuple[RankFlows, list[AskedWorker], list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flows, waited = asked_flows[0], list[tuple[int, int]]()
+
+    def answers(asked: list[str], serving: Sequence[str] = ()) -> list[list[Any]]:
+        waited.append((len(asked), len(serving)))
+        return [[] for _ in asked]
+
+    monkeypatch.setattr(rank_flows, "results", answers)
+    with pytest.raises(WorkerError, match="did not report each step"):
+        flows._run([flows._all_flows])
+    assert waited == [(2, 1), (3, 0)]
 
 
 def test_a_rank_prepares_the_flows_that_it_posts(

@@ -243,6 +243,20 @@ def test_two_of_199_orders_that_split_as_well_are_too_many(
     assert change_points._e_divisive([0.0] * 3 + [1.0] * 3 + [9.0] * 3, seed=0) == places
 
 
+def test_the_test_of_each_part_tries_as_many_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    strides: list[int] = []
+    best = change_points._best_split
+
+    def split(levels: Any, widths: Any, stride: int = 1) -> tuple[int, float]:
+        strides.append(stride)
+        return best(levels, widths, stride)
+
+    monkeypatch.setattr(change_points, "_PLACES", 20)
+    monkeypatch.setattr(change_points, "_best_split", split)
+    assert change_points._e_divisive([0.0] * 40 + [1.0] * 60, seed=0) == [40]
+    assert set(strides) == {1, 100 // 20, 40 // 20, 60 // 20}
+
+
 @pytest.mark.parametrize("count", [1, 255, 256, 512, 513, 767, 768, 1000, 1024, 2000])
 def test_each_position_of_a_history_is_decided_by_one_window_and_not_near_its_ends(count: int) -> None:
     decided: list[int] = []

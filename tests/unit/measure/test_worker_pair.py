@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import combinations
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 
@@ -20,8 +21,10 @@ from pytest_nixl.measure.link import Link
 from pytest_nixl.measure.worker_pair import WorkerPair
 from pytest_nixl.measure.worker_pairs import WorkerPairs
 from pytest_nixl.model.agent_options import AgentOptions, BackendParameter, ThreadCounts
-from pytest_nixl.model.memory import MemoryPair
+from pytest_nixl.model.memory import DevicePair, MemoryPair
+from pytest_nixl.model.settings import Settings
 from pytest_nixl.nixl.agent import Agents, NixlAgent
+from pytest_nixl.nixl.backends import BACKENDS
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.processes.worker_errors import WorkerError, WorkerHungError
@@ -134,12 +137,20 @@ def test_agents_of_a_test_have_the_options_of_the_run_unless_it_says_otherwise(
         assert agents.start(progress_thread=None).beside()._made_with["progress_thread"] is False
 
 
-@pytest.mark.parametrize(("count", "turns"), [(2, 1), (5, 3), (8, 3), (64, 6)])
+@pytest.mark.parametrize(
+    ("every", "turns", "partners"),
+    [
+        *[([*combinations(range(count), 2)], *rest) for count, *rest in ((2, 1, 1), (5, 3, 4), (8, 3, 4), (64, 6, 32))],
+        ([(0, 2), (0, 3)], 1, 2),
+        ([(0, 2), (0, 3), (1, 2)], 1, 2),
+    ],
+)
 def test_all_pairs_connect_in_few_turns_with_none_on_both_sides(
-    monkeypatch: pytest.MonkeyPatch, count: int, turns: int
+    monkeypatch: pytest.MonkeyPatch, every: list[tuple[int, int]], turns: int, partners: int
 ) -> None:
     """The workers are doubles, because 64 real ones take minutes."""
     batches: list[tuple[set[int], set[int]]] = []
+    served: list[tuple[float, float, bool]] = []
     added: list[tuple[int, int]] = []
     connected: list[tuple[int, int]] = []
 
@@ -152,17 +163,21 @@ def test_all_pairs_connect_in_few_turns_with_none_on_both_sides(
         def request(command: str, **given: Any) -> tuple[int, str]:
             added.extend((number, int(each)) for each in given.get("metadata", ()))
             connected.extend((number, int(each)) for each in given.get("targets", ()))
+            if command == "serve":
+                served.append((given["seconds"], given["timeout"], given["idle"]))
             return number, command
 
         return SimpleNamespace(name=str(number), ref=None, worker=SimpleNamespace(request=request, timeout=1.0))
 
     monkeypatch.setattr(worker_pair, "results", answer)
-    every = list(combinations(range(count), 2))
-    worker_pair.connect_partners(cast(Any, [agent(number) for number in range(count)]), every)
+    worker_pair.connect_partners(cast(Any, [agent(number) for number in range(64)]), every)
     assert sorted(added) == sorted([*every, *((other, one) for one, other in every)])
     assert sorted(connected) == every
     assert len(batches) == 3 * turns
     assert not any(asking & polling for asking, polling in batches)
+    assert all(seconds > timeout for seconds, timeout, _ in served), "a rank answers after its last poll"
+    assert max(timeout for _, timeout, _ in served) == partners, "a second for each partner of the rank that asks"
+    assert {idle for _, _, idle in served} == {len(every) > 1}
 
 
 def test_metadata_that_is_too_large_for_one_request_is_sent_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,6 +267,86 @@ def test_the_memory_of_an_end_is_registered_in_its_regions() -> None:
     assert objects.registered == [], "a row registers its own objects"
     with pytest.raises(NotApplicableError, match="but POSIX supports only BLK and DRAM"):
         pair_of_doubles()._end(AgentOfEnd(), "VRAM", 0)
+
+
+class LaunchedWorker:
+    """A worker that keeps what it is told. It is a double, because no machine of CI has GPUs."""
+
+    versions: ClassVar = {"host": platform.node()}
+
+    def __init__(self, *gpus: str) -> None:
+        self.told: list[Any] = []
+        self.gpus = gpus
+
+    def call(self, command: str, **given: Any) -> Any:
+        if command == "devices":
+            return {"devices": [{"number": n, "name": "", "uuid": each, "pci": ""} for n, each in enumerate(self.gpus)]}
+        return self.told.append((command, given))
+
+    def kill(self) -> None:
+        self.told.append("killed")
+
+
+@pytest.fixture
+def launch(
+    make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str, MemoryPair, Sequence[LaunchedWorker]], tuple[WorkerPair, list[Any]]]:
+    """Launch a pair of such workers, of a backend and memory. Return it and what its agents are created with."""
+
+    def make(backend: str, memory: MemoryPair, workers: Sequence[LaunchedWorker]) -> tuple[WorkerPair, list[Any]]:
+        made: list[Any] = []
+
+        def within_each(started: Sequence[Any], **given: Any) -> list[AgentOfEnd]:
+            made.extend([started, given["progress_thread"]])
+            return [AgentOfEnd() for _ in started]
+
+        monkeypatch.setattr(NixlAgent, "within_each", within_each)
+        monkeypatch.setattr(worker_pair, "connect_agents", lambda *agents: made.append(agents))
+        hosts: Any = [SimpleNamespace(start=lambda *_, worker=worker: worker) for worker in workers]
+        return WorkerPair(hosts, make_settings(progress_thread=("off", "on")), BACKENDS[backend], memory, 64), made
+
+    return make
+
+
+def test_a_launch_of_a_storage_backend_has_one_worker_without_a_progress_thread(launch: Any) -> None:
+    one, unused = LaunchedWorker(), LaunchedWorker()
+    pair, made = launch("POSIX", MemoryPair("DRAM", "FILE"), [one, unused])
+    assert made == [[one], False]
+    assert pair.initiator.agent is pair.target.agent
+    assert one.told == []
+
+
+def test_a_launch_that_fails_ends_its_workers_after_each_has_activated_its_gpu(launch: Any) -> None:
+    one, other = LaunchedWorker("a", "b"), LaunchedWorker("c", "a", "b")
+    with pytest.raises(NotApplicableError, match="but UCX supports only BLK and DRAM"):
+        launch("UCX", MemoryPair("VRAM", "VRAM"), [one, other])
+    assert one.told == [("activate", {"device": 0}), "killed"]
+    assert other.told == [("activate", {"device": 0}), "killed"]
+
+
+@pytest.mark.parametrize(
+    ("memory", "wanted", "target", "chosen"),
+    [
+        ("VRAM:VRAM", None, "ab", (0, 1)),
+        ("VRAM:VRAM", None, "ba", (0, 0)),
+        ("VRAM:VRAM", None, "a", (0, 0)),
+        ("DRAM:VRAM", None, "ab", (0, 0)),
+        ("DRAM:DRAM", DevicePair(5, 6), "", (0, 0)),
+        ("VRAM:DRAM", DevicePair(1, 9), "", (1, 0)),
+        ("VRAM:VRAM", DevicePair(1, 1), "ab", (1, 1)),
+    ],
+)
+def test_ends_of_a_link_get_their_gpus(
+    memory: str, wanted: DevicePair | None, target: str, chosen: tuple[int, int]
+) -> None:
+    one, other = cast(Any, LaunchedWorker("a", "c")), cast(Any, LaunchedWorker(*target))
+    assert worker_pair.choose_gpus(one, other, MemoryPair.parse(memory), wanted) == DevicePair(*chosen)
+
+
+def test_a_gpu_that_the_target_does_not_see_is_refused() -> None:
+    one, other = cast(Any, LaunchedWorker("a", "c")), cast(Any, LaunchedWorker("a"))
+    with pytest.raises(NotApplicableError, match="needs GPU 1, but the worker sees only GPU 0"):
+        worker_pair.choose_gpus(one, other, MemoryPair("VRAM", "VRAM"), DevicePair(0, 1))
 
 
 def test_only_the_first_row_of_a_launch_settles_long() -> None:

@@ -93,6 +93,21 @@ def test_a_server_that_does_not_end_its_answer_is_named_at_the_deadline(
         client.discard("key", LONG)
 
 
+def test_a_server_that_is_late_is_hung_up_on() -> None:
+    hung = threading.Event()
+
+    def waits(connection: socket.socket, _: threading.Event) -> None:
+        while connection.recv(65536):
+            pass
+        hung.set()
+
+    with serving(waits) as client:
+        client.abandon()  # nothing is asked yet
+        with pytest.raises(ObjectStoreError, match=r"within 0\.5 s\n"):
+            client.probe("key", 0.5)
+        assert hung.wait(10), "before the connection's own deadline"
+
+
 def test_a_name_that_takes_long_to_resolve_is_named_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     """A double of a name server that does not answer, for which no wait of a socket counts."""
     ended = threading.Event()

@@ -277,6 +277,9 @@ def test_transfers_are_settled_for_the_least_time() -> None:
     one = TimedInitiator([0.01])
     timed(one, settle=0.0, warmup=1000)
     assert one.sizes[:2] == [1000, 1], "once more even if the warm-up was long enough"
+    one = TimedInitiator([0.01])
+    timed(one, settle=0.1, warmup=9)
+    assert one.sizes[:2] == [9, 5], "not in bursts of one"
 
 
 def test_windows_go_on_until_the_duration_has_passed() -> None:

@@ -306,22 +306,6 @@ def test_each_call_uses_the_gpu_of_its_buffer(agent: NixlAgent) -> None:
         buffer.free()
 
 
-@pytest.mark.parametrize(
-    ("memory", "wanted", "chosen"),
-    [
-        ("DRAM:DRAM", DevicePair(5, 6), DevicePair(0, 0)),
-        ("VRAM:VRAM", None, DevicePair(0, 1)),
-        ("DRAM:VRAM", None, DevicePair(0, 0)),
-        ("VRAM:DRAM", DevicePair(1, 9), DevicePair(1, 0)),
-        ("VRAM:VRAM", DevicePair(1, 1), DevicePair(1, 1)),
-    ],
-)
-def test_ends_of_a_link_get_their_gpus(
-    agent: NixlAgent, memory: str, wanted: DevicePair | None, chosen: DevicePair
-) -> None:
-    assert choose_gpus(agent.worker, agent.worker, MemoryPair.parse(memory), wanted) == chosen
-
-
 def test_both_ends_share_a_single_gpu(started: Agents, driver: dict[str, str]) -> None:
     one = started.start(environment={**driver, "STANDIN_GPUS": "1"})
     assert choose_gpus(one.worker, one.worker, MemoryPair("VRAM", "VRAM"), None) == DevicePair(0, 0)

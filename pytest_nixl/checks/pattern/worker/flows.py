@@ -56,12 +56,7 @@ class OutgoingFlow:
         self._free = list(range(len(handles)))
         self._in_flight: list[int] = []
         self._posted = self._delivered = 0
-        self._first, self._start, self._end = 0, 0.0, 0.0
-        #: The transfers that had arrived at the last look before the end of the window and at the first look after it,
-        #: with the seconds of both.
-        self._counted: tuple[int, float] = (0, 0.0)
-        self._after: tuple[int, float] | None = None
-        self._last = 0.0
+        self.begin(0.0, 0.0)
 
     @property
     def over(self) -> bool:
@@ -70,8 +65,11 @@ class OutgoingFlow:
 
     def begin(self, start: float, end: float) -> None:
         """Begin a window: ``start`` and ``end`` are values of ``time.perf_counter()``."""
-        self._first, self._start, self._end = self._delivered, start, end
-        self._counted, self._after, self._last = (0, 0.0), None, start
+        self._first, self._start, self._end, self._last = self._delivered, start, end, start
+        #: The transfers that had arrived at the last look before the end of the window and at the first look after it,
+        #: with the seconds of both.
+        self._counted: tuple[int, float] = (0, 0.0)
+        self._after: tuple[int, float] | None = None
 
     def delivered(self, count: int) -> None:
         """Note how many transfers have arrived since the flow was prepared."""
