@@ -8,6 +8,7 @@ Supported are ``__cuda_array_interface__`` (CuPy, Numba, torch), DLPack (torch, 
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -58,8 +59,13 @@ def descriptor_of(array: Any) -> DescribedArray:
     :raises ValueError: the array is read-only, empty, or not one contiguous block of memory.
     """
     kind = type(array).__name__
-    if hasattr(array, "__cuda_array_interface__"):
-        return _by_interface(array, kind, array.__cuda_array_interface__, "VRAM")
+    try:
+        if hasattr(array, "__cuda_array_interface__"):
+            return _by_interface(array, kind, array.__cuda_array_interface__, "VRAM")
+    except KeyError:  # torch describes no type that the interface has no name for, such as float8
+        return descriptor_of(array.view(sys.modules["torch"].uint8))
+    except RuntimeError:  # nor a tensor that requires a gradient
+        raise ValueError(f"this {kind} requires a gradient: pass its detach()") from None
     if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
         return _by_dlpack(array, kind)
     if hasattr(array, "__array_interface__"):

@@ -318,7 +318,7 @@ def allocated(
     """Return flows whose ranks have allocated their buffers: three flows between three ranks of one host."""
     flows, kind = RankFlows.__new__(RankFlows), replace(pattern_kind(MemoryPair.parse(memory)), op=op, depth=2)
     listed = [Flow(0, 1, 64), Flow(2, 1, 128), Flow(0, 2, 32)]
-    vars(flows).update(_kind=kind, _flows=listed, _hosts=lambda: list("aaa"), _workers=[Started()] * 3)
+    vars(flows).update(_kind=kind, _flows=listed, _hosts=lambda: list("aaa"), _workers=[Started()] * 3, _gpus=[])
     monkeypatch.setattr(rank_flows, "gpus", lambda *_: [SimpleNamespace(number=4), SimpleNamespace(number=5)])
     monkeypatch.setattr(NixlAgent, "within_each", lambda *_, **__: agents)
     flows._ranks = flows._prepared(settings.agents[0])

@@ -14,7 +14,7 @@ from pytest_nixl.model.carrier_bytes import Carrier, CarrierBytes
 from pytest_nixl.model.expectation import Expectation
 from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.model.row_key import RowKey
-from pytest_nixl.model.samples import Corruption, Samples
+from pytest_nixl.model.samples import BUSY_GPU, Corruption, Samples
 from pytest_nixl.model.verdicts import Judgement, Verdict
 
 KEY = RowKey("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), 1_000_000)
@@ -58,6 +58,31 @@ def test_corrupt_tells_the_first_wrong_byte() -> None:
         "expected 0xab, found 0x00"
     )
     assert "UCX_TLS=tcp" in judgement.remedy
+
+
+@pytest.mark.parametrize(
+    ("wait", "gigabytes", "latency", "verdict"),
+    [
+        (2e-3, 0.5, 100e-6, Verdict.INCONCLUSIVE),
+        (2e-3, 2, 5e-3, Verdict.INCONCLUSIVE),
+        (2e-3, 2, 100e-6, Verdict.PASS),
+        (BUSY_GPU, 0.5, 100e-6, Verdict.FAIL),
+        (2e-3, 200, 100e-6, Verdict.IMPLAUSIBLE),
+    ],
+)
+def test_a_slow_row_on_a_gpu_that_others_use_is_undecided(
+    wait: float, gigabytes: float, latency: float, verdict: Verdict
+) -> None:
+    found = replace(samples(*[gigabytes] * 4, latencies=(latency,)), gpu_wait=wait)
+    judged = judge(found, FULL)
+    assert judged.verdict is verdict
+    words = "; but other processes used a GPU of this row: a kernel over 8 bytes took 2.0 ms on it"
+    assert judged.reason.endswith(words) is (verdict is Verdict.INCONCLUSIVE)
+
+
+def test_a_row_remembers_the_launch_in_which_its_gpu_was_busy() -> None:
+    busy, idle = replace(samples(2), gpu_wait=2e-3), replace(samples(2), gpu_wait=1e-5)
+    assert [each.disturbed for each in (busy.with_launch(idle), idle.with_launch(busy), idle)] == [True, True, False]
 
 
 def test_a_row_the_profile_does_not_know_has_no_expectation() -> None:

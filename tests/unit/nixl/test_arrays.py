@@ -6,6 +6,8 @@ NumPy's arrays are real. Objects with only the interfaces stand in for CuPy, tor
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -93,6 +95,25 @@ def test_description_does_not_free_the_array() -> None:
     assert int(array.sum()) == 7000
 
 
+class OfTorch:
+    """A tensor of torch in GPU memory whose type, or need of a gradient, the interface cannot describe."""
+
+    def __init__(self, refusal: Exception) -> None:
+        self._refusal = refusal
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        raise self._refusal
+
+    def view(self, kind: str) -> OfGpu:
+        return {"uint8": OfGpu(shape=(4, 25), typestr="|u1", data=(4096, False))}[kind]
+
+
+def test_a_tensor_of_float8_is_described_by_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(uint8="uint8"))
+    assert descriptor_of(OfTorch(KeyError("torch.float8_e4m3fn"))) == (4096, 100, 3, "VRAM")
+
+
 def read_only(array: Any) -> Any:
     """Return a read-only copy."""
     array = array.copy()
@@ -113,6 +134,7 @@ def read_only(array: Any) -> Any:
         (OfGpu(shape=(4,), typestr="<f4", data=(4096, False), strides=(8,)), ValueError, "is not one block of memory"),
         (OfGpu(shape=(4, 0), typestr="<f4", data=(0, False)), ValueError, "this OfGpu of shape (4, 0) has no bytes"),
         (OfGpu(shape=(4,), typestr="<f4", data=(4096, False), mask=BLOCK), ValueError, "this OfGpu has a mask"),
+        (OfTorch(RuntimeError("requires grad")), ValueError, "this OfTorch requires a gradient: pass its detach()"),
         (OnDevice(4), TypeError, "this OnDevice is on a device of DLPack type 4"),
         (b"bytes", TypeError, "expected __cuda_array_interface__, DLPack or __array_interface__"),
     ],
