@@ -88,8 +88,8 @@ def test_nothing_is_found_without_growth_or_without_bytes_of_the_row(
 @pytest.mark.parametrize(
     ("packets", "counts", "loses"),
     [
-        (10_000, {"packet_seq_err": 5}, True),
-        (10_001, {"packet_seq_err": 5}, False),
+        (50_000, {"packet_seq_err": 5}, True),
+        (50_001, {"packet_seq_err": 5}, False),
         (100, {"packet_seq_err": 5}, True),
         (100, {"packet_seq_err": 4}, False),
         # Both counters may have counted the same loss.
