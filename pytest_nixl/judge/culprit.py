@@ -14,6 +14,8 @@ from pytest_nixl.model.verdicts import Judgement, Verdict
 
 #: Verdicts of a row that a single bad rank may cause.
 BAD = (Verdict.FAIL, Verdict.WRONG_TRANSPORT, Verdict.CORRUPT, Verdict.REGRESSED, Verdict.IMPLAUSIBLE)
+#: Those of a row that is not too slow; WARN: packets were lost.
+FAST = (Verdict.PASS, Verdict.WARN)
 #: The most pairs to measure again. A slow rank is in many failed pairs, and two of them are enough to identify it.
 MOST_PAIRS = 4
 _OTHER = {"WRITE": "READ", "READ": "WRITE"}
@@ -150,7 +152,7 @@ def by_direction(failed: Sequence[FailedPair], results: Sequence[Result], names:
         one, other = each.ranks
         of_backend = [(key, result.verdict) for key, result in measured_rows(results) if not key.kv and not key.pattern]
         bad = {key.op for key, verdict in of_backend if key.backend == each.key.backend and verdict in BAD}
-        good = {key.op for key, verdict in of_backend if key.backend == each.key.backend and verdict is Verdict.PASS}
+        good = {key.op for key, verdict in of_backend if key.backend == each.key.backend and verdict in FAST}
         if each.judgement.verdict is Verdict.WRONG_TRANSPORT:
             yield (
                 f"bytes between {names[one]} and {names[other]} took a transport that the profile does not accept: "

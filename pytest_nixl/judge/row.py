@@ -31,6 +31,13 @@ _DISTURBED = (
 )
 
 _BUSY_GPU = "Stop the other processes that use the GPU (`nvidia-smi` shows them), and run the row again."
+#: The verdicts of rows of which lost packets may be the reason, or to which they matter.
+_BY_SPEED = (Verdict.PASS, Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.NO_EXPECTATION)
+
+_LOSSY = (
+    "Check the cables and transceivers of these devices, the packets that their switch ports have discarded, and that "
+    "hosts and switches agree on flow control (PFC, ECN); then run the row again."
+)
 
 _NO_CMA = (
     "Start the container with --cap-add SYS_PTRACE (Kubernetes: capabilities.add: [SYS_PTRACE]; a GitLab runner: "
@@ -60,15 +67,31 @@ def judge(
 
     The verdict is the first of these that holds: CORRUPT; NO-EXPECTATION; UNKNOWN or WRONG-TRANSPORT, whatever the
     speed; ERROR if nothing was timed; IMPLAUSIBLE above the ceiling; FAIL below the floor or above a latency bound;
-    INCONCLUSIVE about the floor; PASS. A latency above its bound also fails a row whose floor is INCONCLUSIVE. An
-    expectation without a floor gives PASS by its transports or latency bounds, and the reason says so. An expectation
-    with only a ceiling gives NO-EXPECTATION, because being below the ceiling proves nothing.
+    INCONCLUSIVE about the floor; WARN if a device lost packets; PASS. A latency above its bound also fails a row whose
+    floor is INCONCLUSIVE. An expectation without a floor gives PASS by its transports or latency bounds, and the reason
+    says so. An expectation with only a ceiling gives NO-EXPECTATION, because being below the ceiling proves nothing.
 
     :param expectation: what the profile expects of the row; None: nothing.
     :param machine: the hardware. A row above what its network cards can carry is IMPLAUSIBLE even if it would
         otherwise be NO-EXPECTATION or UNKNOWN.
     :param environ: the environment variables of this rank, for the remedy; empty: they are not those of the row.
     """
+    judgement = _judge(samples, expectation, machine, environ)
+    losing = " and ".join(str(each) for each in samples.lossy if each.loses)
+    if not losing or judgement.verdict not in _BY_SPEED:
+        return judgement
+    reason, verdict = judgement.reason, judgement.verdict
+    if verdict is Verdict.PASS:
+        return Judgement(Verdict.WARN, f"{reason}, but packets were lost: {losing}", _LOSSY)
+    if verdict is Verdict.NO_EXPECTATION:
+        return Judgement(verdict, f"{reason}; packets were lost: {losing}", f"{_LOSSY} {judgement.remedy}")
+    return Judgement(verdict, f"{reason}; probably because packets were lost: {losing}", _LOSSY)
+
+
+def _judge(
+    samples: Samples, expectation: Expectation | None, machine: Machine | None, environ: Mapping[str, str]
+) -> Judgement:
+    """Judge as :func:`judge` does, whatever packets were lost."""
     row = samples.key.words
     if samples.corruption is not None:
         return _corrupt(row, samples)
@@ -365,7 +388,7 @@ def another_launch(samples: Samples, expectation: Expectation | None, machine: M
     if expectation is None or expectation.floor is None:
         return False
     # Judge everything but the floor: every row is above the smallest possible floor.
-    rest = judge(samples, replace(expectation, floor=math.ulp(0.0)), machine)
+    rest = _judge(samples, replace(expectation, floor=math.ulp(0.0)), machine, {})
     if rest.verdict not in (Verdict.PASS, Verdict.INCONCLUSIVE):
         return False
     return decide_floor(samples.values, expectation.floor, contention=samples.contention)[0] is None

@@ -17,6 +17,7 @@ from pytest_nixl.measure.worker_pair import WorkerPair, versions_named
 from pytest_nixl.model import nixl_releases
 from pytest_nixl.model.carrier_bytes import counted
 from pytest_nixl.model.findings import FindingError
+from pytest_nixl.model.lost_packets import lossy_devices
 from pytest_nixl.model.row_key import EACH, RowKey
 from pytest_nixl.model.samples import Corruption, Samples
 from pytest_nixl.model.settings import Settings
@@ -142,22 +143,24 @@ class Link:
             waits = [] if beside is not None else [self._gpu_wait()]
             if beside is not None:
                 beside()
+            before = self._loss_counters()
             found = self._timed(transfers, block, [self, *links], together=beside is not None)
             if beside is None:
                 waits.append(self._gpu_wait())
+            after = self._loss_counters() if any(before.values()) else before
             corruption = corruption or self._compare("after the timed transfers", seed, size)
             corruption = corruption or self._verify("in the transfers after the timed ones", transfers, size)
         evidence = counted(found["counted"], block * batch * sum(found["transfers"]))
         log, backend = self.initiator.worker.output(), self._pair.backend
         if corruption is None and (mistaken := backend.mistaken(log, self.op, self.memory)):
             raise FindingError(VRAM_AS_HOST, mistaken)
-        reported = backend.transports(log, self.op, block, self.memory)
+        transports = evidence.named(backend.transports(log, self.op, block, self.memory))
         samples = Samples(
             key=key,
             windows=tuple(found["windows"]),
             transfers=tuple(found["transfers"]),
             latencies=tuple(found["latencies"]),
-            transports=evidence.named(reported),
+            transports=transports,
             corruption=corruption,
             counted=evidence,
             contention=(found["others"],),
@@ -166,6 +169,7 @@ class Link:
             hosts=tuple(str(end.worker.versions["host"]) for end in (self.initiator, self.target)),
             ucx_tls=ucx_tls_of_ranks(self.initiator.worker, self.target.worker),
             gpu_wait=max(waits, default=0.0),
+            lossy=lossy_devices(before, after, transports, evidence.payload),
         )
         _log.info(
             "%s: %s GB/s over %s",
@@ -304,6 +308,11 @@ class Link:
             own=self._beside_the_initiator(links),
         )
         return found
+
+    def _loss_counters(self) -> dict[str, Any]:
+        """Return by host what its devices count of lost packets."""
+        workers = {str(end.worker.versions["host"]): end.worker for end in (self.target, self.initiator)}
+        return {host: worker.call("loss_counters") for host, worker in workers.items()}
 
     def _beside_the_initiator(self, links: Sequence[Link]) -> list[int]:
         """Return the pids of the links' other workers on the initiator's host, which are not contention."""

@@ -11,6 +11,7 @@ from statistics import median
 from typing import Protocol
 
 from pytest_nixl.model.carrier_bytes import CarrierBytes
+from pytest_nixl.model.lost_packets import LossyDevice, add_launch
 from pytest_nixl.model.row_key import RowKey
 
 
@@ -61,6 +62,7 @@ class Samples:
     :param corruption: the first comparison that failed; None: every compared byte was right.
     :param launches: the number of windows of each launch, in order; empty: all windows are of one launch.
     :param counted: what the initiator's devices counted meanwhile; None: they were not read.
+    :param lossy: the devices of both hosts whose counters of lost or repeated packets grew meanwhile.
     :param contention: of each launch, the cores it needed on the initiator's host that other processes used;
         empty: not known.
     :param obstacle: what keeps one process of this host from copying from another; empty: nothing known.
@@ -85,6 +87,7 @@ class Samples:
     hosts: tuple[str, ...] = ()
     ucx_tls: tuple[tuple[str, str], ...] = ()
     gpu_wait: float = 0.0
+    lossy: tuple[LossyDevice, ...] = ()
 
     def with_launch(self, other: Samples) -> Samples:
         """Return these samples together with those of another launch of the same row."""
@@ -96,6 +99,7 @@ class Samples:
             transports=tuple(dict.fromkeys(self.transports + other.transports)),
             corruption=self.corruption or other.corruption,
             contention=self.contention + other.contention,
+            lossy=add_launch(self.lossy, other.lossy),
             launches=(*(self.launches or (len(self.windows),)), len(other.windows)),
             gpu_wait=max(self.gpu_wait, other.gpu_wait),
             counted=self.counted + other.counted if self.counted is not None and other.counted is not None else None,

@@ -140,6 +140,7 @@ KERNEL_COMMANDS: Mapping[str, WorkerCommand] = {
         {"path": LINES, "loads": bool},
         {"pid": COUNT, "python": Text(64), "host": Text(255), "*": OneOf((None, COUNT, bool, WORDS))},
     ),
+    "loss_counters": WorkerCommand({}, Every((NAME, NAME, COUNT))),
     "measure": WorkerCommand(
         {
             **_TRANSFERS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -135,6 +135,7 @@ def described(samples: Samples) -> dict[str, object]:
         **({"protocol": samples.protocol} if samples.protocol else {}),
         "payload_bytes": sum(samples.transfers) * samples.transfer_bytes,
         "counted_bytes": _counted(samples),
+        **({"lost_packets": [asdict(each) for each in samples.lossy]} if samples.lossy else {}),
     }
 
 

@@ -184,6 +184,7 @@ def test_bytes_move_over_rdma_between_two_kernels(nodes: Nodes) -> None:
     done = run_suite(nodes)
     assert [one.code for one in done] == [0, 0], done[0].output
     assert "rc_verbs/rxe0:1" in done[0].output
+    assert "packets were lost" not in done[0].output
     assert "rank 1 on node-b" in done[0].output or "node-b" in done[1].output
     # Each row moves megabytes in packets of 1 KiB.
     assert all(packets(machine) - count > 1000 for machine, count in zip(nodes, before, strict=True))
@@ -260,7 +261,7 @@ def test_clocks_that_differ_by_an_hour_do_no_harm(nodes: Nodes) -> None:
 
 
 @pytest.mark.soak
-def test_row_that_loses_1_percent_of_its_packets_passes(nodes: Nodes) -> None:
+def test_row_that_loses_1_percent_of_its_packets_passes_and_names_the_device(nodes: Nodes) -> None:
     for machine in nodes:
         machine.check("tc qdisc add dev eth1 root netem loss 1%")
     try:
@@ -269,6 +270,12 @@ def test_row_that_loses_1_percent_of_its_packets_passes(nodes: Nodes) -> None:
         for machine in nodes:
             print(machine.check("tc -s qdisc show dev eth1; tc qdisc del dev eth1 root"))
     assert [one.code for one in done] == [0, 0], done[0].output
+    said = " ".join(done[0].output.split())
+    assert ", but packets were lost: " in said, said
+    # The initiator is told of a gap, and the target sees it.
+    assert re.search(r"rxe1 of node-a counted [\d,]+ rcvd_seq_err in [\d,]+ packets", said), said
+    assert re.search(r"rxe1 of node-b counted [\d,]+ out_of_seq_request in [\d,]+ packets", said), said
+    assert "Check the cables" in said
 
 
 @pytest.mark.soak

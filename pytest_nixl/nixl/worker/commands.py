@@ -21,6 +21,7 @@ from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
 from pytest_nixl.core.strict import StrictError, check
 from pytest_nixl.core.wire import Ref
 from pytest_nixl.model.carrier_bytes import CarrierByteCounter
+from pytest_nixl.model.lost_packets import read_loss_counters
 from pytest_nixl.model.worker_commands import AGENT_METHODS, KERNEL_COMMANDS, WORKER_COMMANDS
 from pytest_nixl.nixl.backends import BACKENDS, plugin_of
 from pytest_nixl.nixl.backends.storage import OBJECT_PLUGINS
@@ -264,6 +265,10 @@ class Commands(RowCommands):
             around=_both(others, counting),
         )
         return {**found, "counted": counting.plain(), "others": others.cores}
+
+    def do_loss_counters(self) -> list[tuple[str, str, int]]:
+        """Return the counters of this host's RDMA devices that tell of lost packets."""
+        return read_loss_counters()
 
     def do_serve(self, agent: Ref, timeout: float, idle: bool = False) -> int:
         """Be the target of another worker's commands until cancelled, and return the number of windows served."""

@@ -151,6 +151,10 @@ def test_the_slow_direction_of_two_ranks_is_named() -> None:
     found = results((WRITE, Verdict.FAIL), (READ, Verdict.PASS))
     [said] = by_direction(failed_pairs(found), found, NAMES)
     assert said.startswith("bytes from rank 0 on node-0 to rank 1 on node-1 are slow")
+    # The other direction lost packets, and is not slow.
+    found = results((WRITE, Verdict.FAIL), (READ, Verdict.WARN))
+    [said] = by_direction(failed_pairs(found), found, NAMES)
+    assert said.startswith("bytes from rank 0 on node-0 to rank 1 on node-1 are slow")
 
 
 def test_two_ranks_that_are_slow_in_both_directions_have_no_culprit() -> None:

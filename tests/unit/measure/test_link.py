@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.measure import link as measure_link
 from pytest_nixl.measure.link import BESIDE_SECONDS, Link, obstacle_between, ucx_tls_of_ranks, usual_iterations
 from pytest_nixl.measure.worker_pairs import WorkerPairs
 from pytest_nixl.model.memory import MemoryPair
@@ -58,6 +59,40 @@ def test_every_byte_arrives_and_is_compared(
     assert {transport.split("/")[0] for transport in samples.transports} <= {"cma", "posix", "sysv"}
     assert samples.transports
     assert samples.bandwidth > 0
+
+
+def test_lost_packets_are_counted_while_a_row_is_timed(
+    shared_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = link(shared_pairs(blocks=(4096,)))
+    given: list[tuple[Any, ...]] = []
+    done: list[str] = []
+    timed = one._timed
+
+    def time_row(*arguments: Any, **named: Any) -> dict[str, Any]:
+        found = timed(*arguments, **named)
+        done.append("timed")
+        return found
+
+    def compare(*arguments: Any) -> tuple[str, ...]:
+        given.append(arguments)
+        return ("lossy",)
+
+    # No host of these tests has RDMA.
+    monkeypatch.setattr(one, "_loss_counters", lambda: [*done])
+    monkeypatch.setattr(one, "_timed", time_row)
+    monkeypatch.setattr(measure_link, "lossy_devices", compare)
+    samples = one.measure(4096)
+    assert samples.lossy == cast(Any, ("lossy",))
+    assert given == [([], ["timed"], samples.transports, 4096 * sum(samples.transfers))]
+
+
+@pytest.mark.parametrize(("target", "asked"), [("a", ["a"]), ("b", ["a", "b"])])
+def test_each_host_is_asked_once_what_its_devices_have_lost(target: str, asked: list[str]) -> None:
+    kept = KeptCalls()
+    kept.target.agent.worker = SimpleNamespace(rank=1, call=kept.call, versions={"host": target})
+    assert sorted(kept.link()._loss_counters()) == asked
+    assert [command for command, _ in kept.calls] == ["loss_counters"] * len(asked)
 
 
 @pytest.mark.parametrize("op", ["WRITE", "READ"])
