@@ -79,12 +79,14 @@ def test_lost_packets_are_counted_while_a_row_is_timed(
         return ("lossy",)
 
     # No host of these tests has RDMA.
-    monkeypatch.setattr(one, "_loss_counters", lambda: [*done])
+    monkeypatch.setattr(one, "_loss_counters", lambda: {"a": ["counter", *done]})
     monkeypatch.setattr(one, "_timed", time_row)
     monkeypatch.setattr(measure_link, "lossy_devices", compare)
     samples = one.measure(4096)
     assert samples.lossy == cast(Any, ("lossy",))
-    assert given == [([], ["timed"], samples.transports, 4096 * sum(samples.transfers))]
+    assert given == [
+        ({"a": ["counter"]}, {"a": ["counter", "timed"]}, samples.transports, 4096 * sum(samples.transfers))
+    ]
 
 
 @pytest.mark.parametrize(("target", "asked"), [("a", ["a"]), ("b", ["a", "b"])])
