@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The key of a row, and the samples that were measured for it."""
+"""The samples that one or more launches measured for a row."""
 
 from __future__ import annotations
 
