@@ -180,7 +180,7 @@ SECOND = (
     Report("vllm#51377, modelexpress#600", "bandwidth", test="unit/judge/test_row.py::"
            "test_each_accepted_transport_of_gpu_memory_has_its_remedy"),
     Report("vllm#52607, nixl#2208", "bandwidth",
-           test="unit/judge/test_row.py::test_read_that_ucx_emulates_without_nvlink_has_its_remedy"),
+           test="unit/judge/test_row.py::test_read_that_ucx_emulates_without_nvlink_has_its_remedy_first"),
     Report("vllm#55906, ucx#11978", "bandwidth",
            test="unit/judge/test_row.py::test_each_accepted_transport_of_gpu_memory_has_its_remedy"),
     # NIXL's error of the row is made by the fault; the response with garbage is the engine's.
