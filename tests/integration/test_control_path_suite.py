@@ -121,7 +121,8 @@ def test_without_pytest_benchmark_the_figures_are_reported_and_judged() -> None:
     assert "NIXL verdict: PASS (1 PASS; " in done.output
 
 
-@pytest.mark.parametrize(("delay", "verdict"), [("4e-4", "FAIL"), ("0", "PASS")])
+# Beside other tests the first calls may take as long as the last ones, and the verdict is PASS.
+@pytest.mark.parametrize(("delay", "verdict"), [pytest.param("4e-4", "FAIL", marks=pytest.mark.alone), ("0", "PASS")])
 def test_registration_that_becomes_slower_with_each_call_is_found(tmp_path: Path, delay: str, verdict: str) -> None:
     (tmp_path / "slower_worker.py").write_text(SLOWER.replace("DELAY", delay))
     (tmp_path / "run_slower.py").write_text(RUN_SLOWER)

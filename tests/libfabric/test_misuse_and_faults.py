@@ -198,11 +198,15 @@ def test_a_script_counts_the_deaths_that_are_not_reported(
 
 def test_a_death_that_libfabric_does_not_report_fails_with_its_finding(host: Host, tmp_path: Path) -> None:
     (tmp_path / "idle.py").write_text(NOT_BUSY)
-    done = run_in(
-        host, "suites/faults/test_transfers.py", "-k", "target_died", "--nixl-backend=LIBFABRIC", "--nixl-timeout=30s",
-        "-p", "idle", PYTHONPATH=with_release("1.0.1", tmp_path),
-    )  # fmt: skip
+    # In about one of seven tries NIXL 1.0.1 hangs in transfer(), so that there is no transfer whose target could die.
+    for _ in range(3):
+        done = run_in(
+            host, "suites/faults/test_transfers.py", "-k", "target_died", "--nixl-backend=LIBFABRIC",
+            "--nixl-timeout=30s", "-p", "idle", PYTHONPATH=with_release("1.0.1", tmp_path),
+        )  # fmt: skip
+        if "did not answer 'run' before its deadline" not in done.output:
+            break
     assert done.code == 1, done.output
     said = "FAIL LIBFABRIC-DEAD-TARGET-SILENT: with LIBFABRIC a transfer to a target that has died stays PROC: "
-    assert said in done.output
+    assert said in done.output, done.output
     assert "remedy: give every transfer a deadline in the program that waits for it" in done.output
