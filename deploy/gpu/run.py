@@ -129,7 +129,7 @@ def nixl_for(packed: list[int], torch: int | None, driver: int | None) -> int:
         have = " and ".join(f"nixl-cu{each}" for each in packed)
         raise NoRunError(
             f"this file has {have}, but PyTorch on this machine is built for CUDA {torch}, and beside it NIXL loads "
-            f"only nixl-cu{torch}: pack the file again with pack.py --download --nixl nixl-cu{torch}==VERSION"
+            f"only nixl-cu{torch}: pack the file again with pack.py --download --nixl nixl-cu{torch}"
         )
     return torch
 
@@ -139,8 +139,11 @@ def torch_cuda() -> int | None:
     found = importlib.util.find_spec("torch")
     if found is None or not found.origin:
         return None
-    with open(os.path.join(os.path.dirname(found.origin), "version.py")) as file:
-        match = re.search(r"^cuda\b[^=]*=\s*['\"](\d+)", file.read(), re.MULTILINE)
+    try:
+        with open(os.path.join(os.path.dirname(found.origin), "version.py")) as file:
+            match = re.search(r"^cuda\b[^=]*=\s*['\"](\d+)", file.read(), re.MULTILINE)
+    except OSError:
+        return None
     return int(match[1]) if match else None
 
 

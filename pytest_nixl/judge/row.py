@@ -223,7 +223,8 @@ def _transport_remedy(samples: Samples, accepted: set[str], environ: Mapping[str
     tls = environ.get("UCX_TLS", "") if backend == "UCX" else ""
     if tls and not ucx_tls_allows(tls, accepted):
         here = f"UCX_TLS={tls} is set in this run"
-        where, name = (", on one machine only,", "=tcp-loopback") if tls in TCP_ALONE else ("", "")
+        of_host = tls in TCP_ALONE and "VRAM" not in (key.memory.initiator, key.memory.target)
+        where, name = (", on one machine only,", "=tcp-loopback") if of_host else ("", "")
         return f"Unset UCX_TLS on every rank: {here}. Or{where} choose a profile for it: --nixl-profile{name}."
     emulated_read = key.op == "READ" and samples.protocol == SOFTWARE_EMULATION
     needs_nvlink = emulated_read and "cuda_ipc" in accepted and len({*samples.hosts}) < 2

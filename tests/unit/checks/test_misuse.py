@@ -193,6 +193,7 @@ class WatchingAgent:
     def __init__(self, **peers: WatchingAgent) -> None:
         self._peers = peers
         self.faults: list[str] = []
+        self.removed: list[str] = []
         self.regions: list[range] = []
         #: The regions of the peers when their metadata was added.
         self._known: dict[str, list[range]] = {}
@@ -247,6 +248,9 @@ class WatchingAgent:
         self._note(handle in self._in_flight, "released in flight")
         self._note(handle not in self._handles, "released twice")
         self._handles.pop(handle, None)
+
+    def remove_remote_agent(self, peer: str) -> None:
+        self.removed.append(peer)
 
     def send_notif(self, peer: str, message: bytes) -> None:
         self._note(peer not in self._peers, "unknown agent")
@@ -320,6 +324,7 @@ def test_each_misuse_makes_its_wrong_call_and_no_other(id: str, faults: list[str
     steps = MISUSES[id](scene)
     next(steps)
     assert agent.faults == [], "the preparation is right"
+    assert agent.removed == (["nobody"] if id == "unknown-agent" else [])
     assert list(steps) == []
     assert (agent.faults, len(agent.regions), agent.done) == (faults, registered, done)
     assert peer.faults == []

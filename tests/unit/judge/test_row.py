@@ -164,6 +164,13 @@ def test_a_variable_that_forbids_the_accepted_transports_is_the_remedy(value: st
     assert ("Or, on one machine only, choose a profile for it: " in remedy) is (value in ("tcp", "tcp,cuda_copy"))
 
 
+@pytest.mark.parametrize("memory", ["VRAM:DRAM", "DRAM:VRAM"])
+def test_no_profile_for_tcp_on_one_machine_is_named_to_a_row_with_gpu_memory(memory: str) -> None:
+    wanted, key = replace(FULL, transports=("cuda_ipc",)), replace(KEY, memory=MemoryPair.parse(memory))
+    remedy = judge(samples(2, transports=("tcp/lo",), key=key), wanted, None, {"UCX_TLS": "tcp,cuda_copy"}).remedy
+    assert remedy.endswith("is set in this run. Or choose a profile for it: --nixl-profile.")
+
+
 @pytest.mark.parametrize(
     ("told", "start"),
     [

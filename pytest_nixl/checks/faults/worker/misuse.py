@@ -101,6 +101,7 @@ def _overlapping_transfer(scene: PeerScene) -> Generator[None, None, None]:
 
 def _unknown_agent(scene: PeerScene) -> Generator[None, None, None]:
     scene.agent.register_memory(scene.regions(scene.source))
+    scene.agent.remove_remote_agent("nobody")
     yield
     scene.transfer_of([(scene.source.address, SIZE)], [(scene.target.address, SIZE)], "nobody")
 
