@@ -168,7 +168,7 @@ class Link:
             protocol=protocol(log, self.op, block, self.memory),
             hosts=tuple(str(end.worker.versions["host"]) for end in (self.initiator, self.target)),
             ucx_tls=ucx_tls_of_ranks(self.initiator.worker, self.target.worker),
-            gpu_wait=max(waits, default=0.0),
+            gpu_waits=(max(waits),) if any(waits) else (),
             lossy=lossy_devices(before, after, transports, evidence.payload),
         )
         _log.info(
