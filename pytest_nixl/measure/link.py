@@ -140,13 +140,13 @@ class Link:
             size = block * batch * transfers.count
             corruption = self._verify("before the timed transfers", transfers, size)
             seed = self._fill(size, poison=False)
-            waits = [] if beside is not None else [self._gpu_wait()]
+            waits = [] if beside is not None else [self._pair.gpu_wait()]
             if beside is not None:
                 beside()
             before = self._loss_counters()
             found = self._timed(transfers, block, [self, *links], together=beside is not None)
             if beside is None:
-                waits.append(self._gpu_wait())
+                waits.append(self._pair.gpu_wait())
             after = self._loss_counters() if any(before.values()) else before
             corruption = corruption or self._compare("after the timed transfers", seed, size)
             corruption = corruption or self._verify("in the transfers after the timed ones", transfers, size)
@@ -268,10 +268,6 @@ class Link:
         return not self._pair.backend.COMPLETION_IMPLIES_DELIVERY and nixl_releases.sends_the_first_notification(
             version
         )
-
-    def _gpu_wait(self) -> float:
-        """Return the seconds of a kernel over 8 bytes on the slower GPU of the two ends, while both are idle."""
-        return max(self.source.gpu_wait(), self.destination.gpu_wait())
 
     def _verify(self, phase: str, transfers: _Transfers, size: int) -> Corruption | None:
         seed = self._fill(size, poison=True)

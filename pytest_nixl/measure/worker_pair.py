@@ -162,6 +162,10 @@ class WorkerPair:
         settle, self._settle = self._settle, SETTLE_SECONDS
         return settle
 
+    def gpu_wait(self) -> float:
+        """Return the seconds of a kernel over 8 bytes on the slower GPU of the two ends; 0: neither is in VRAM."""
+        return max(self.initiator.buffer.gpu_wait(), self.target.buffer.gpu_wait())
+
     @property
     def healthy(self) -> bool:
         """Whether both workers still run."""

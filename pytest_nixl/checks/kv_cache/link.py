@@ -114,7 +114,9 @@ class KvLink:
             alone = KvTraffic(traffic.blocks, traffic.order, traffic.method, traffic.merge)
             first, corruption = self._verified("after the first request", requests, alone, 1)
             count = traffic.count(first["seconds"], duration, least)
+            idle = self._pair.gpu_wait()
             found, after = self._verified("after the timed requests", requests, traffic, count)
+            wait = max(idle, self._pair.gpu_wait())
             agent.worker.call("kv_release", requests=requests)
             agent.worker.call("forget", objects=[requests])
             self._prepare_objects(0)
@@ -137,6 +139,7 @@ class KvLink:
             transports=tuple(evidence.named(reported)),
             counted=evidence,
             contention=(found["others"],),
+            gpu_waits=(wait,) if wait else (),
             obstacle=obstacle_between(agent.worker, other.worker),
             protocol=protocol(log, self._op, self._layout.block_bytes, self._pair.memory),
         )
