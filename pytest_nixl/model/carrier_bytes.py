@@ -17,7 +17,7 @@ from pytest_nixl.model.device_counters import (
     is_emulated,
     read_sysfs,
 )
-from pytest_nixl.model.machine import EFA, EMULATED, card, is_network
+from pytest_nixl.model.transports import EFA, EMULATED, TCP, card, is_network
 
 _LOOPBACK = "lo"
 
@@ -126,7 +126,7 @@ def _kind(transport: str) -> str:
     name = transport.partition("/")[0]
     if name in EFA:
         return "efa"
-    return "net" if name in ("tcp", "sockets") else "rdma"
+    return "net" if name in TCP else "rdma"
 
 
 def _moves_by_rdma(provider: str) -> bool:
