@@ -142,7 +142,7 @@ def another(nixl_run: Run, profile: Profile) -> Callable[[Samples], bool]:
     """Whether one more launch is required, or could decide what the launches so far leave open."""
 
     def wanted(samples: Samples) -> bool:
-        nixl_run.recorder.samples_so_far = samples
+        nixl_run.found.samples_so_far = samples
         if samples.corruption is not None:
             return False
         return (
@@ -201,11 +201,11 @@ def measure(
         )
 
         def more(samples: Samples, others: Samples) -> bool:
-            nixl_run.recorder.add_other_samples(others)
+            nixl_run.found.add_other_samples(others)
             return len(samples.values) < MOST_LAUNCHES and others.corruption is None and another(samples)
 
         samples, _ = alternate(link, other, block, batch=batch, depth=depth, another=more)
-        nixl_run.recorder.add_other_versions(versions_of(other.initiator, other.target))
+        nixl_run.found.add_other_versions(versions_of(other.initiator, other.target))
         return samples
 
     return measured
@@ -226,7 +226,7 @@ def record_figures(
     def write(figures: Sequence[Figure], defaults: Sequence[Bound] = ()) -> Judgement:
         bounds = (*profile.bounds, *defaults)
         limited = tuple(bounded(figure, bounds) for figure in figures)
-        nixl_run.recorder.add_figures(request.node.nodeid, limited)
+        nixl_run.found.add_figures(request.node.nodeid, limited)
         if benchmark is not None:
             record_timed_figures(benchmark, request.node.stash[CLOCK], limited)
         return judge_figures(figures, bounds)
@@ -247,14 +247,14 @@ def record_row(
         benchmark.has_error = True  # until there is something to record
 
     def write(samples: Samples, figures: RowSummary, versions: Mapping[str, str], more: Mapping[str, object]) -> None:
-        nixl_run.recorder.add_row(request.node.nodeid, figures)
-        nixl_run.recorder.add_versions(versions)
+        nixl_run.found.add_row(request.node.nodeid, figures)
+        nixl_run.found.add_versions(versions)
         if benchmark is None:
             return
         benchmark.has_error = False
         record_samples(benchmark, request.node.stash[CLOCK], samples, more)
         if benchmark.stats is not None:  # None: pytest-benchmark is disabled
-            nixl_run.recorder.add_benchmark(benchmark.stats)
+            nixl_run.found.add_benchmark(benchmark.stats)
 
     yield write
     if benchmark is not None and benchmark.has_error:

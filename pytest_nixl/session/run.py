@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pytest_nixl.cluster.rank_session import RankSession
     from pytest_nixl.model.row_key import RowKey
     from pytest_nixl.model.settings import Settings
-    from pytest_nixl.session.recorder import Found, Recorder
+    from pytest_nixl.session.found import Found
 
 RUN = pytest.StashKey["Run"]()
 _RANK_SESSION: pytest.StashKey[RankSession] = pytest.StashKey()
@@ -156,21 +156,16 @@ class Run:
         return self.rank_session is not None and not self.rank_session.drives
 
     @cached_property
-    def recorder(self) -> Recorder:
-        """Through which everything that the run finds is added."""
-        from pytest_nixl.session.recorder import Recorder
-
-        return Recorder(self.hide)
-
-    @cached_property
     def hide(self) -> Callable[[str], str]:
         """Hides the secrets of this run in a text. Every result, note and traceback passes through it."""
         return hider_of(self.config)
 
-    @property
+    @cached_property
     def found(self) -> Found:
         """What the run found so far."""
-        return self.recorder.found
+        from pytest_nixl.session.found import Found
+
+        return Found(self.hide)
 
     @property
     def _for_us(self) -> bool:

@@ -65,7 +65,7 @@ def record_program(nixl_run: Run, record_row: Callable[..., None]) -> Callable[[
     """Return a function that records a program's measurement of a row in the table and in pytest-benchmark's files."""
 
     def write(judged: JudgedRow, more: dict[str, object]) -> None:
-        nixl_run.recorder.note(*judged.notes)
+        nixl_run.found.note(*judged.notes)
         if judged.samples is None or judged.figures is None:
             return
         record_row(judged.samples, judged.figures, {}, more)
