@@ -7,7 +7,7 @@ import contextlib
 import logging
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from pytest_nixl.core.errors import NixlPluginError
@@ -22,7 +22,7 @@ from pytest_nixl.model.row_key import EACH, RowKey
 from pytest_nixl.model.samples import Corruption, Samples
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.nixl.backends.ucx import VRAM_AS_HOST, protocol
-from pytest_nixl.nixl.worker.transfer import COUNTED, WINDOWS
+from pytest_nixl.nixl.worker.transfer import WINDOWS
 from pytest_nixl.processes.worker_errors import NixlError, WorkerError, WorkerLateError
 from pytest_nixl.processes.worker_process import Pending, Worker, results
 
@@ -33,18 +33,6 @@ BESIDE_SECONDS = 1.0
 #: The least number of bytes that the timed transfers of blocks above 1 MiB move: in each window 16 MiB, so that its one
 #: acknowledgement hardly counts.
 LARGE_BYTES = 160 * MIB
-
-
-@dataclass(frozen=True)
-class _Transfers:
-    """Prepared transfers in the initiator's worker.
-
-    :param count: the number of transfers: one per transfer in flight, or those that walk a footprint.
-    """
-
-    count: int
-    depth: int
-    prepared: Ref
 
 
 class Link:
@@ -91,7 +79,7 @@ class Link:
         :raises WorkerError: a worker dies or hangs, or NIXL reports an error; both workers are then ended.
         """
         with self._transfers(block, batch, depth) as transfers:
-            return self._verify("after a transfer", transfers, block * batch * transfers.count)
+            return self._verify("after a transfer", transfers, block * batch * self._count(block * batch, depth))
 
     def measure_launches(
         self, block: int, *, batch: int = 1, depth: int = 1, another: Callable[[Samples], bool]
@@ -136,8 +124,8 @@ class Link:
         :raises FindingError: GPU memory was moved as host memory.
         """
         key = self.key(block, batch=batch, depth=depth)
+        size = block * batch * self._count(block * batch, depth)
         with self._transfers(block, batch, depth) as transfers:
-            size = block * batch * transfers.count
             corruption = self._verify("before the timed transfers", transfers, size)
             seed = self._fill(size, poison=False)
             waits = [] if beside is not None else [self._gpu_wait()]
@@ -180,7 +168,7 @@ class Link:
         return samples
 
     @contextlib.contextmanager
-    def _transfers(self, block: int, batch: int, depth: int) -> Iterator[_Transfers]:
+    def _transfers(self, block: int, batch: int, depth: int) -> Iterator[Ref]:
         """Prepare the transfers of a row. A failure ends the pair."""
         size = block * batch
         if size * depth > self._pair.capacity:
@@ -196,9 +184,8 @@ class Link:
         try:
             with versions_named([self.initiator.worker, self.target.worker]):
                 self._prepare_objects(block, batch * depth)
-                count = self.footprint // size if self.footprint else depth
-                prepared = self._prepare(block, batch, count)
-                yield _Transfers(count, depth, prepared)
+                prepared = self._prepare(block, batch, self._count(size, depth), depth)
+                yield prepared
                 self.initiator.worker.call("row_release", seconds=self._settings.timeout, transfers=prepared)
                 self._prepare_objects(0, 0)
         except (NixlError, WorkerLateError) as error:
@@ -211,9 +198,16 @@ class Link:
             self._pair.kill()
             raise
 
-    def _prepare(self, block: int, batch: int, transfers: int) -> Ref:
+    def _count(self, size: int, depth: int) -> int:
+        """Return the number of prepared transfers: those that walk the footprint, or one per transfer in flight.
+
+        :param size: the bytes of one transfer.
+        """
+        return self.footprint // size if self.footprint else depth
+
+    def _prepare(self, block: int, batch: int, transfers: int, depth: int) -> Ref:
         """Prepare the transfers of neighbouring parts of the buffers in the initiator's worker."""
-        ends = (self._pair.initiator.buffer, self._pair.target.buffer)
+        ends, storage = (self._pair.initiator.buffer, self._pair.target.buffer), self._pair.backend.STORAGE
         made: Ref = self.initiator.worker.call(
             "row_prepare",
             seconds=self._settings.timeout,
@@ -225,9 +219,12 @@ class Link:
             block=block,
             batch=batch,
             transfers=transfers,
-            notification=COUNTED if self._announced else b"",
-            # Those that walk a footprint are many, and of each window only the last one has a notification.
-            tag_all=self._tags_each or not self.footprint,
+            depth=depth,
+            acknowledged=(self.op == "WRITE" or self._row.notify == EACH) and not storage,
+            tag_each=self._tags_each,
+            announced=self._announced,
+            storage=self.destination.ref if storage and self.op == "WRITE" else None,
+            objects=self._pair.target.buffer.ref if self.memory.target == "OBJ" else None,
         )
         return made
 
@@ -273,7 +270,7 @@ class Link:
         """Return the seconds of a kernel over 8 bytes on the slower GPU of the two ends, while both are idle."""
         return max(self.source.gpu_wait(), self.destination.gpu_wait())
 
-    def _verify(self, phase: str, transfers: _Transfers, size: int) -> Corruption | None:
+    def _verify(self, phase: str, transfers: Ref, size: int) -> Corruption | None:
         seed = self._fill(size, poison=True)
         self._run("move", transfers, self._settings.timeout)
         return self._compare(phase, seed, size)
@@ -291,7 +288,7 @@ class Link:
         found = self.destination.compare(seed, size=size)
         return None if found is None else Corruption(phase=phase, **found)
 
-    def _timed(self, transfers: _Transfers, block: int, links: Sequence[Link], *, together: bool) -> dict[str, Any]:
+    def _timed(self, transfers: Ref, block: int, links: Sequence[Link], *, together: bool) -> dict[str, Any]:
         settings = self._settings
         usual = WINDOWS if self.memory.target == "OBJ" else usual_iterations(block)
         iterations = 1 if together else settings.iterations or usual
@@ -320,29 +317,18 @@ class Link:
         workers = [end.worker for link in links for end in (link.initiator, link.target)]
         return [each.pid for each in workers if each is not here and each.versions["host"] == here.versions["host"]]
 
-    def _run(
-        self, command: str, transfers: _Transfers, seconds: float, **arguments: int | float | str | list[int]
-    ) -> Any:
+    def _run(self, command: str, transfers: Ref, seconds: float, **arguments: int | float | str | list[int]) -> Any:
         """Run ``command`` in the initiator and return its answer; meanwhile the target serves, if it is an agent."""
         # Workers time out before this process does, so that their own messages arrive.
         limit = seconds + 5
-        storage = self._pair.backend.STORAGE
         serving: list[Pending] = []
-        if not storage:
+        if not self._pair.backend.STORAGE:
             serving = [self.target.worker.request("serve", seconds=limit, agent=self.target.ref, timeout=seconds)]
         running = self.initiator.worker.request(
             command,
             seconds=limit,
-            agent=self.initiator.ref,
-            target=self.target.name,
-            transfers=transfers.prepared,
-            depth=transfers.depth,
+            transfers=transfers,
             timeout=seconds,
-            acknowledged=(self.op == "WRITE" or self._row.notify == EACH) and not storage,
-            tag_each=self._tags_each,
-            announced=self._announced,
-            storage=self.destination.ref if storage and self.op == "WRITE" else None,
-            objects=self._pair.target.buffer.ref if self.memory.target == "OBJ" else None,
             **arguments,
         )
         return results([running], serving=serving)[0]

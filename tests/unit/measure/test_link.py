@@ -19,7 +19,6 @@ from pytest_nixl.model.row_key import RowKey, of_row
 from pytest_nixl.model.samples import Corruption, Samples
 from pytest_nixl.nixl.backends import BACKENDS
 from pytest_nixl.nixl.backends.ucx import UcxBackend
-from pytest_nixl.nixl.worker.transfer import COUNTED
 from pytest_nixl.processes.worker_errors import NixlError, WorkerError, WorkerLateError
 
 DRAM = MemoryPair("DRAM", "DRAM")
@@ -114,10 +113,10 @@ def test_each_transfer_carries_a_notification_if_that_is_asked_for(
     samples = one.measure(4096)
     assert samples.corruption is None
     assert str(samples.key).endswith("/0-1" if notify == "last" else "/0-1/notify=each")
-    [timed] = [given for given in sent if "iterations" in given]
-    assert timed["tag_each"] is (notify == "each")
+    [prepared] = [given for given in sent if "tag_each" in given]
+    assert prepared["tag_each"] is (notify == "each")
     # Only what the target acknowledges cannot be taken for an acknowledgement of a later row.
-    assert timed["acknowledged"] is (notify == "each" or op == "WRITE")
+    assert prepared["acknowledged"] is (notify == "each" or op == "WRITE")
 
 
 @pytest.mark.long
@@ -367,33 +366,36 @@ class KeptCalls:
 
 
 @pytest.mark.parametrize(
-    ("pair", "row", "tags_all", "notification"),
+    ("pair", "row", "tag_each", "announced"),
     [
-        ({}, {}, True, b""),
+        ({}, {}, False, False),
         # Of those that walk a footprint, only the last of a window has a notification.
-        ({}, {"footprint": 4096}, False, b""),
-        ({}, {"footprint": 4096, "notify": "each"}, True, b""),
-        ({}, {"footprint": 4096, "notify": "each", "op": "READ"}, True, b""),
-        ({"storage": True}, {"footprint": 4096}, False, b""),
+        ({}, {"footprint": 4096}, False, False),
+        ({}, {"footprint": 4096, "notify": "each"}, True, False),
+        ({}, {"footprint": 4096, "notify": "each", "op": "READ"}, True, False),
+        ({"storage": True}, {"footprint": 4096}, False, False),
         # With a backend whose DONE means posted, only a notification proves that a WRITE has arrived.
-        ({"delivers": False}, {"footprint": 4096}, True, b""),
-        ({"delivers": False}, {"footprint": 4096, "op": "READ"}, False, b""),
-        ({"delivers": False, "nixl": "0.9.0"}, {}, True, COUNTED),
-        ({"nixl": "0.9.0"}, {}, True, b""),
+        ({"delivers": False}, {"footprint": 4096}, True, False),
+        ({"delivers": False}, {"footprint": 4096, "op": "READ"}, False, False),
+        ({"delivers": False, "nixl": "0.9.0"}, {}, True, True),
+        ({"nixl": "0.9.0"}, {}, False, False),
     ],
 )
 def test_transfers_are_prepared_with_the_notifications_that_their_row_and_backend_need(
-    pair: dict[str, Any], row: dict[str, Any], tags_all: bool, notification: bytes
+    pair: dict[str, Any], row: dict[str, Any], tag_each: bool, announced: bool
 ) -> None:
     kept = KeptCalls(**pair)
     with kept.link(**row)._transfers(256, 2, 3) as transfers:
         pass
-    assert (transfers.count, transfers.depth) == (8 if "footprint" in row else 3, 3)
-    assert transfers.prepared == cast(Any, "row_prepare")
+    assert transfers == cast(Any, "row_prepare")
     [(_, made), (released, freed)] = kept.calls
-    assert (made["tag_all"], made["notification"], made["transfers"]) == (tags_all, notification, transfers.count)
+    assert (made["transfers"], made["depth"]) == (8 if "footprint" in row else 3, 3)
+    assert (made["tag_each"], made["announced"]) == (tag_each, announced)
+    acknowledged = "storage" not in pair and (row.get("op") != "READ" or row.get("notify") == "each")
+    assert made["acknowledged"] is acknowledged
     assert (made["op"], made["target"], made["plugin"]) == (row.get("op", "WRITE"), "agent 1", "plugin")
     assert made["sides"] == [[0, "DRAM", 0], [1, "DRAM", 0]]
+    assert made["storage"] == (11 if "storage" in pair else None)
     assert (released, freed["transfers"], kept.killed) == ("row_release", "row_prepare", False)
 
 

@@ -57,7 +57,7 @@ def kv_prepare(
     """
     here, there = (CacheSide(*side) for side in sides)
     raw = objects.get(agent)
-    initiator = Initiator(raw, target, [], [], acknowledged=True, tag_each=False, deadline=0.0)
+    initiator = Initiator(raw, target, [], {}, acknowledged=True, tag_each=False)
     cache = KvLayout(**layout)
     file = objects.get(storage) if storage is not None else None
     requests = KvRequests(
