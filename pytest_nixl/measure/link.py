@@ -13,9 +13,9 @@ from typing import Any
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.units import MIB, gigabytes
 from pytest_nixl.core.wire import Ref
-from pytest_nixl.measure.worker_pair import WorkerPair, versions_named
+from pytest_nixl.measure.launch import Launch, versions_named
 from pytest_nixl.model import nixl_releases
-from pytest_nixl.model.carrier_bytes import counted
+from pytest_nixl.model.carrier_bytes import CarrierBytes
 from pytest_nixl.model.findings import FindingError
 from pytest_nixl.model.lost_packets import lossy_devices
 from pytest_nixl.model.row_key import EACH, RowKey
@@ -42,27 +42,23 @@ class Link:
     bytes move. ``devices`` are the GPUs of the ends in VRAM. ``agent_options`` says how the agents were created.
 
     :param relaunch: ends a launch, and returns a new one of the same kind.
-    :param pair: the current launch.
+    :param launch: the current launch.
     :param row: the key of any row of the link: those of the others differ from it in block, batch and depth.
     """
 
-    def __init__(
-        self, relaunch: Callable[[WorkerPair], WorkerPair], pair: WorkerPair, row: RowKey, settings: Settings
-    ) -> None:
+    def __init__(self, relaunch: Callable[[Launch], Launch], launch: Launch, row: RowKey, settings: Settings) -> None:
         self._relaunch = relaunch
         self._settings = settings
         self._row = row
         self.backend, self.op, self.memory, self.footprint = row.backend, row.op, row.memory, row.footprint
-        self._use(pair)
+        self._use(launch)
 
-    def _use(self, pair: WorkerPair) -> None:
-        self._pair = pair
-        self.initiator = pair.initiator.agent
-        self.target = pair.target.agent
-        self.devices = pair.devices
-        self.agent_options = pair.agent_options
-        ends = (pair.initiator.buffer, pair.target.buffer)
-        self.source, self.destination = ends if self.op == "WRITE" else (ends[1], ends[0])
+    def _use(self, launch: Launch) -> None:
+        self._launch = launch
+        self.initiator, self.target = launch.initiator, launch.target
+        self.devices = launch.devices
+        self.agent_options = launch.agent_options
+        self.source, self.destination = launch.buffers if self.op == "WRITE" else launch.buffers[::-1]
 
     def key(self, block: int, *, batch: int = 1, depth: int = 1) -> RowKey:
         """Return the key of the row that :meth:`measure` measures with the same arguments.
@@ -98,7 +94,7 @@ class Link:
 
     def relaunch(self) -> None:
         """End both workers and start new ones for the next launch."""
-        self._use(self._relaunch(self._pair))
+        self._use(self._relaunch(self._launch))
 
     def measure(
         self,
@@ -138,11 +134,11 @@ class Link:
             after = self._loss_counters() if any(before.values()) else before
             corruption = corruption or self._compare("after the timed transfers", seed, size)
             corruption = corruption or self._verify("in the transfers after the timed ones", transfers, size)
-        evidence = counted(found["counted"], block * batch * sum(found["transfers"]))
-        log, backend = self.initiator.worker.output(), self._pair.backend
+        carried = CarrierBytes.from_plain(found["counted"], block * batch * sum(found["transfers"]))
+        log, backend = self.initiator.worker.output(), self._launch.backend
         if corruption is None and (mistaken := backend.mistaken(log, self.op, self.memory)):
             raise FindingError(VRAM_AS_HOST, mistaken)
-        transports = evidence.named(backend.transports(log, self.op, block, self.memory))
+        transports = carried.named(backend.transports(log, self.op, block, self.memory))
         samples = Samples(
             key=key,
             windows=tuple(found["windows"]),
@@ -150,14 +146,14 @@ class Link:
             latencies=tuple(found["latencies"]),
             transports=transports,
             corruption=corruption,
-            counted=evidence,
-            contention=(found["others"],),
+            counted=carried,
+            contention=(found["contention"],),
             obstacle=obstacle_between(self.initiator.worker, self.target.worker),
             protocol=protocol(log, self.op, block, self.memory),
             hosts=tuple(str(end.worker.versions["host"]) for end in (self.initiator, self.target)),
             ucx_tls=ucx_tls_of_ranks(self.initiator.worker, self.target.worker),
             gpu_wait=max(waits, default=0.0),
-            lossy=lossy_devices(before, after, transports, evidence.payload),
+            lossy=lossy_devices(before, after, transports, carried.payload),
         )
         _log.info(
             "%s: %s GB/s over %s",
@@ -169,11 +165,11 @@ class Link:
 
     @contextlib.contextmanager
     def _transfers(self, block: int, batch: int, depth: int) -> Iterator[Ref]:
-        """Prepare the transfers of a row. A failure ends the pair."""
+        """Prepare the transfers of a row. A failure ends the launch."""
         size = block * batch
-        if size * depth > self._pair.capacity:
+        if size * depth > (capacity := self._launch.capacity):
             raise NixlPluginError(
-                f"{depth} transfers of {size} bytes do not fit into this link's buffers of {self._pair.capacity} bytes",
+                f"{depth} transfers of {size} bytes do not fit into this link's buffers of {capacity} bytes",
                 "add the block size to --nixl-blocks, and the batch and depth to --nixl-batch and --nixl-depth",
             )
         if self.footprint and self.footprint < size * depth:
@@ -192,10 +188,10 @@ class Link:
             try:
                 self._name_fault(error)
             finally:
-                self._pair.kill()
+                self._launch.kill()
             raise
         except BaseException:
-            self._pair.kill()
+            self._launch.kill()
             raise
 
     def _count(self, size: int, depth: int) -> int:
@@ -207,15 +203,15 @@ class Link:
 
     def _prepare(self, block: int, batch: int, transfers: int, depth: int) -> Ref:
         """Prepare the transfers of neighbouring parts of the buffers in the initiator's worker."""
-        ends, storage = (self._pair.initiator.buffer, self._pair.target.buffer), self._pair.backend.STORAGE
+        storage = self._launch.backend.STORAGE
         made: Ref = self.initiator.worker.call(
             "row_prepare",
             seconds=self._settings.timeout,
             agent=self.initiator.ref,
             op=self.op,
             target=self.target.name,
-            plugin=self._pair.backend.PLUGIN,
-            sides=[[end.address, end.memory, end.device] for end in ends],
+            plugin=self._launch.backend.PLUGIN,
+            sides=[[end.address, end.memory, end.device] for end in self._launch.buffers],
             block=block,
             batch=batch,
             transfers=transfers,
@@ -224,21 +220,15 @@ class Link:
             tag_each=self._tags_each,
             announced=self._announced,
             storage=self.destination.ref if storage and self.op == "WRITE" else None,
-            objects=self._pair.target.buffer.ref if self.memory.target == "OBJ" else None,
+            objects=self._launch.buffers[1].ref if self.memory.target == "OBJ" else None,
         )
         return made
 
     def _prepare_objects(self, block: int, count: int) -> None:
         """Register the objects of a row, if the target is an object store; 0 of them: delete the existing ones."""
         if self.memory.target == "OBJ":
-            target = self._pair.target
-            arguments: dict[str, Any] = {
-                "agent": target.agent.ref,
-                "buffer": target.buffer.ref,
-                "block": block,
-                "count": count,
-            }
-            target.agent.worker.call("prepare_objects", **arguments)
+            ends: dict[str, Any] = {"agent": self.target.ref, "buffer": self._launch.buffers[1].ref}
+            self.target.worker.call("prepare_objects", **ends, block=block, count=count)
 
     def _name_fault(self, error: WorkerError) -> None:
         """Ask the object store without NIXL, whose error does not say what failed. If it answers, delete the objects.
@@ -247,7 +237,7 @@ class Link:
         """
         if self.memory.target == "OBJ":
             try:
-                self._pair.target.agent.worker.call("probe_objects", buffer=self._pair.target.buffer.ref)
+                self.target.worker.call("probe_objects", buffer=self._launch.buffers[1].ref)
             except WorkerError as found:
                 raise WorkerError(f"{found.reason}; {error.reason}", found.remedy, error.detail) from None
             with contextlib.suppress(WorkerError):
@@ -256,13 +246,13 @@ class Link:
     @property
     def _tags_each(self) -> bool:
         """Whether all transfers carry a notification; with some backends only that proves the delivery of a WRITE."""
-        return self._row.notify == EACH or (self.op == "WRITE" and not self._pair.backend.COMPLETION_IMPLIES_DELIVERY)
+        return self._row.notify == EACH or (self.op == "WRITE" and not self._launch.backend.COMPLETION_IMPLIES_DELIVERY)
 
     @property
     def _announced(self) -> bool:
         """Whether this NIXL sends only the notification with which a handle was created."""
         version = str(self.initiator.worker.versions.get("nixl", ""))
-        return not self._pair.backend.COMPLETION_IMPLIES_DELIVERY and nixl_releases.sends_the_first_notification(
+        return not self._launch.backend.COMPLETION_IMPLIES_DELIVERY and nixl_releases.sends_the_first_notification(
             version
         )
 
@@ -299,7 +289,7 @@ class Link:
             settings.timeout + duration,
             iterations=iterations,
             warmup=min(settings.warmup, 1) if together else settings.warmup,
-            settle=self._pair.settle(),
+            settle=self._launch.settle(),
             duration=duration,
             op=self.op,
             own=self._beside_the_initiator(links),
@@ -322,7 +312,7 @@ class Link:
         # Workers time out before this process does, so that their own messages arrive.
         limit = seconds + 5
         serving: list[Pending] = []
-        if not self._pair.backend.STORAGE:
+        if not self._launch.backend.STORAGE:
             serving = [self.target.worker.request("serve", seconds=limit, agent=self.target.ref, timeout=seconds)]
         running = self.initiator.worker.request(
             command,

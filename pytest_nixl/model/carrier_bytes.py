@@ -53,6 +53,14 @@ class CarrierBytes:
     devices: tuple[Carrier, ...]
     payload: int
 
+    @classmethod
+    def from_plain(cls, plain: Sequence[Any], payload: int) -> CarrierBytes:
+        """Restore the values of :meth:`CarrierByteCounter.plain`.
+
+        :param payload: the bytes of the timed transfers.
+        """
+        return cls(tuple(Carrier(*item) for item in plain), payload)
+
     def __add__(self, other: CarrierBytes) -> CarrierBytes:
         """Return the sums over two launches; a device in only one of them is left out."""
         there = {item.device: item for item in other.devices}
@@ -163,18 +171,10 @@ class CarrierByteCounter:
         self._after = read_sysfs(only=SOURCES)
 
     def plain(self) -> list[Any]:
-        """Return what the devices counted, as JSON values for :func:`counted`."""
+        """Return what the devices counted, as JSON values for :meth:`CarrierBytes.from_plain`."""
         moved, op = difference(self._before, self._after), self._op
         return [
             [name, item.device.kind, item.carried(op), None if item.exact(op) is None else item.packets(op)]
             for name, item in moved.items()
             if not item.faults and item.counts(op)
         ]
-
-
-def counted(plain: Sequence[Any], payload: int) -> CarrierBytes:
-    """Restore the values of :meth:`CarrierByteCounter.plain`.
-
-    :param payload: the bytes of the timed transfers.
-    """
-    return CarrierBytes(tuple(Carrier(*item) for item in plain), payload)

@@ -17,9 +17,9 @@ from pytest_nixl.core.strict import Every, Number, OneOf, Text
 from pytest_nixl.core.wire import Ref
 from pytest_nixl.model.worker_command import (
     BYTE,
+    CARRIERS,
     CORES,
     COUNT,
-    COUNTED,
     COUNTS,
     LINES,
     NAME,
@@ -142,8 +142,8 @@ KERNEL_COMMANDS: Mapping[str, WorkerCommand] = {
             "windows": Every(TAKEN),
             "transfers": Every(Number(1, 1 << 53, whole=True)),
             "latencies": Every(SECONDS),
-            "counted": COUNTED,
-            "others": CORES,
+            "counted": CARRIERS,
+            "contention": CORES,
         },
     ),
     "move": WorkerCommand({"transfers": Ref, "timeout": SECONDS}),

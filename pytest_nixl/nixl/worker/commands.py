@@ -269,16 +269,16 @@ class Commands:
         :param own: the pids of other processes on this host that belong to the row.
         """
         initiator = self._initiator(transfers, timeout)
-        counting, others = CarrierByteCounter(op), CpuContention(own)
+        carriers, contention = CarrierByteCounter(op), CpuContention(own)
         found = transfer.measure(
             initiator,
             iterations=iterations,
             warmup=warmup,
             settle=settle,
             duration=duration,
-            around=_both(others, counting),
+            around=_both(contention, carriers),
         )
-        return {**found, "counted": counting.plain(), "others": others.cores}
+        return {**found, "counted": carriers.plain(), "contention": contention.cores}
 
     def do_loss_counters(self) -> list[tuple[str, str, int]]:
         """Return the counters of this host's RDMA devices that tell of lost packets."""

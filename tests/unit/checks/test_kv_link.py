@@ -19,7 +19,7 @@ from pytest_nixl.checks.kv_cache.blocks import BlockOrder, KvLayout, KvMethod
 from pytest_nixl.checks.kv_cache.link import MOST, MOST_AT_RATE, KvLink, KvTraffic
 from pytest_nixl.checks.kv_cache.samples import STEPS
 from pytest_nixl.core.cpu_contention import own_seconds
-from pytest_nixl.measure.worker_pair import WorkerPair
+from pytest_nixl.measure.launch import Launch
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.samples import percentile
 from pytest_nixl.model.settings import Settings
@@ -46,14 +46,14 @@ Connect = Callable[..., KvLink]
 def connect(make_settings: Callable[..., Settings]) -> Iterator[Connect]:
     """Connect two workers with caches of a layout. Tests with caches of the same size have the same workers."""
     with ExitStack() as ended:
-        pairs: dict[tuple[int, int], WorkerPair] = {}
+        pairs: dict[tuple[int, int], Launch] = {}
         settings = make_settings()
 
         def make(op: str, layout: KvLayout = LAYOUT) -> KvLink:
             pair = pairs.get((layout.size, layout.tensors))
             if pair is None or not pair.healthy:
                 places = LocalHost(supervisor(), 0), LocalHost(supervisor(), 1)
-                pair = WorkerPair(places, settings, BACKENDS["UCX"], HOST, layout.size, regions=layout.tensors)
+                pair = Launch(places, settings, BACKENDS["UCX"], HOST, layout.size, regions=layout.tensors)
                 pairs[layout.size, layout.tensors] = pair
                 ended.callback(pair.close)
             return KvLink(pair, layout, op, settings.timeout)
@@ -80,7 +80,7 @@ def test_every_kind_of_request_moves_the_right_blocks(connect: Connect, op: str)
 def test_the_target_of_one_host_is_no_contention(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     """The initiator's worker knows its own pid; that of the target is its own too if both are on one host."""
     link = connect("WRITE")
-    initiator, target = (end.agent.worker for end in (link._pair.initiator, link._pair.target))
+    initiator, target = (end.worker for end in (link.initiator, link.target))
     request, told = initiator.request, []
 
     def asked(command: str, **arguments: Any) -> Any:

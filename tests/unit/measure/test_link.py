@@ -91,7 +91,7 @@ def test_lost_packets_are_counted_while_a_row_is_timed(
 @pytest.mark.parametrize(("target", "asked"), [("a", ["a"]), ("b", ["a", "b"])])
 def test_each_host_is_asked_once_what_its_devices_have_lost(target: str, asked: list[str]) -> None:
     kept = KeptCalls()
-    kept.target.agent.worker = SimpleNamespace(rank=1, call=kept.call, versions={"host": target})
+    kept.target.worker = SimpleNamespace(rank=1, call=kept.call, versions={"host": target})
     assert sorted(kept.link()._loss_counters()) == asked
     assert [command for command, _ in kept.calls] == ["loss_counters"] * len(asked)
 
@@ -283,7 +283,7 @@ def test_a_row_beside_others_is_measured_by_time_alone(
     settings = {"iterations": 0, "warmup": 7, "duration": 0.5, "timeout": 20.0, **given}
     for name, value in {
         "_settings": SimpleNamespace(**settings), "memory": DRAM, "op": "WRITE", "_run": run,
-        "_pair": SimpleNamespace(settle=lambda: 0), "_beside_the_initiator": lambda links: [4],
+        "_launch": SimpleNamespace(settle=lambda: 0), "_beside_the_initiator": lambda links: [4],
     }.items():  # fmt: skip
         setattr(beside, name, value)
     beside._timed(cast(Any, None), 65536, [], together=together)
@@ -340,16 +340,16 @@ class KeptCalls:
         self.memory, self.capacity = MemoryPair("DRAM", target), 4096
         self.devices, self.agent_options = None, None
         versions = {"nixl": nixl, "nixl_package": "nixl-cu12", "host": "a"}
-        ends = (
+        self.initiator, self.target = (
             SimpleNamespace(
-                agent=SimpleNamespace(
-                    name=f"agent {rank}", ref=rank, worker=SimpleNamespace(rank=rank, call=self.call, versions=versions)
-                ),
-                buffer=SimpleNamespace(address=rank, memory=memory, device=0, ref=10 + rank),
+                name=f"agent {rank}", ref=rank, worker=SimpleNamespace(rank=rank, call=self.call, versions=versions)
             )
+            for rank in range(2)
+        )
+        self.buffers = tuple(
+            SimpleNamespace(address=rank, memory=memory, device=0, ref=10 + rank)
             for rank, memory in enumerate(("DRAM", target))
         )
-        self.initiator, self.target = ends
 
     def call(self, command: str, **given: Any) -> str:
         self.calls.append((command, given))
