@@ -222,7 +222,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if metafunc.definition.get_closest_marker("nixl_check") is not None:
         from pytest_nixl.session.suites import suite_of
 
-        run.collected.add_check(suite_of(metafunc.definition.path))
+        run.collected.checks = True
+        if (suite := suite_of(metafunc.definition.path)) is not None:
+            run.collected.suites.add(suite)
     if "nixl_link" in metafunc.fixturenames and run.usable:
         parametrize_links(metafunc, run)
 
@@ -259,7 +261,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     ours = [item for item in items if uses_ours(item)]
     if not ours:
         return
-    run.collected.add_use()
+    run.collected.used = True
     for item in ours:
         if run.parallel and not run.usable:
             return  # an error here would be lost in the worker of pytest-xdist; the fixtures report it instead
