@@ -30,7 +30,8 @@ from pytest_nixl import (
 )
 from pytest_nixl.fixtures.agents import parametrize_values
 from pytest_nixl.judge.figure_bounds import bounded, judge_figures
-from pytest_nixl.judge.row import another_launch, judge
+from pytest_nixl.judge.row import another_launch
+from pytest_nixl.judge.row import judge as judge_row
 from pytest_nixl.measure.interleaved import alternate
 from pytest_nixl.model.bound import Bound
 from pytest_nixl.model.results import RowSummary
@@ -127,12 +128,12 @@ def finding(verdict: Callable[[Judgement], None], profile: Profile) -> FindingFi
 
 
 @pytest.fixture
-def expect(profile: Profile, nixl_settings: Settings) -> Callable[[Samples], Judgement]:
+def judge(profile: Profile, nixl_settings: Settings) -> Callable[[Samples], Judgement]:
     """Judge samples by what the profile expects of their row."""
 
     def judged(samples: Samples) -> Judgement:
         expectation = profile.expectation_in(nixl_settings, samples.key)
-        return judge(samples, expectation, profile.machine, os.environ)
+        return judge_row(samples, expectation, profile.machine, os.environ)
 
     return judged
 

@@ -18,10 +18,10 @@ def test_bandwidth(
     depth: int,
     measure: Callable[..., Samples],
     record: Callable[[Link, Samples], None],
-    expect: Callable[[Samples], Judgement],
+    judge: Callable[[Samples], Judgement],
     verdict: Callable[[Judgement], None],
 ) -> None:
     """Bandwidth, latency, integrity and transport of one row are as the profile expects."""
     samples = measure(nixl_link, block, batch=batch, depth=depth)
     record(nixl_link, samples)
-    verdict(expect(samples))
+    verdict(judge(samples))

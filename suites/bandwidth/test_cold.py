@@ -25,7 +25,7 @@ def test_bandwidth_of_bytes_in_no_cache(
     nixl_pairs: WorkerPairs,
     measure: Callable[..., Samples],
     record: Callable[[Link, Samples], None],
-    expect: Callable[[Samples], Judgement],
+    judge: Callable[[Samples], Judgement],
     verdict: Callable[[Judgement], None],
 ) -> None:
     """Integrity and transport of a row whose transfers walk a buffer larger than the last-level cache are right."""
@@ -33,4 +33,4 @@ def test_bandwidth_of_bytes_in_no_cache(
     assert cold_row is not None
     samples = measure(link, cold_row.block, batch=cold_row.batch, depth=cold_row.depth)
     record(link, samples)
-    verdict(expect(samples))
+    verdict(judge(samples))

@@ -16,12 +16,12 @@ def test_no_rank_is_to_blame_for_a_slow_pair(
     nixl_run: Run,
     nixl_cluster: Cluster,
     nixl_pairs: WorkerPairs,
-    expect: Callable[[Samples], Judgement],
+    judge: Callable[[Samples], Judgement],
     another: Callable[[Samples], bool],
     verdict: Callable[[Judgement], None],
 ) -> None:
     """Each end of a failed pair is measured again with a rank that is not suspected, which shows the culprit."""
-    verdict(judge_culprit(nixl_run, nixl_cluster, nixl_pairs, another, expect))
+    verdict(judge_culprit(nixl_run, nixl_cluster, nixl_pairs, another, judge))
 
 
 @pytest.mark.nixl_check("pairs-together")

@@ -30,12 +30,12 @@ def judge_culprit(
     cluster: Cluster,
     pairs: WorkerPairs,
     another: Callable[[Samples], bool],
-    expect: Callable[[Samples], Judgement],
+    judge: Callable[[Samples], Judgement],
 ) -> Judgement:
     """Measure each end of a failed pair again with a rank that is not suspected, and name the culprit.
 
     :param another: returns whether a row needs one more launch, from the samples so far.
-    :param expect: judges samples by what the profile expects of their row.
+    :param judge: judges samples by what the profile expects of their row.
     :raises NotApplicableError: the run has only one rank.
     """
     if not cluster.several:
@@ -54,7 +54,7 @@ def judge_culprit(
             key = trial.key
             link = pairs.link_of(key, trial.ranks)
             samples = link.measure_launches(key.block, batch=key.batch, depth=key.depth, another=another)
-            tried.append(RetestResult(trial, expect(samples), samples.transports))
+            tried.append(RetestResult(trial, judge(samples), samples.transports))
         ranks, sentence = blame(each, tried, names)
         guilty += ranks
         said.append(sentence)
