@@ -221,10 +221,17 @@ def members_of(owner: type) -> list[tuple[str, str]]:
         if each.__module__.startswith("pytest_nixl"):
             found = {**found, **{key: value for key, value in vars(each).items() if key not in found}}
     for key, value in found.items():
-        target = value.fget if isinstance(value, property) else value
+        target = (
+            value.fget
+            if isinstance(value, property)
+            else value.func
+            if isinstance(value, functools.cached_property)
+            else value
+        )
         if inspect.isfunction(target) and target.__doc__ and (not key.startswith("_") or key == "__call__"):
             called = f"({parameters(target)})" if key == "__call__" else f".{key}({parameters(target)})"
-            rows.append((f".{key}" if isinstance(value, property) else called, first_line(target.__doc__)))
+            is_value = isinstance(value, (property, functools.cached_property))
+            rows.append((f".{key}" if is_value else called, first_line(target.__doc__)))
     return rows
 
 

@@ -87,7 +87,7 @@ def take_part(session: pytest.Session, run: Run) -> bool | None:
             rank_session.fault = error
             ending = Ending(1, str(error))
             rank_session.ending = ending
-            run.recorder.note(*rank_session.look())
+            run.found.note(*rank_session.look())
     _report(session, rank_session, ending)
     return True
 
@@ -97,7 +97,7 @@ def conclude(session: pytest.Session, run: Run) -> None:
     rank_session = run.rank_session
     if rank_session is None:
         return
-    run.recorder.note(*rank_session.ignored())
+    run.found.note(*rank_session.ignored())
     if rank_session.ending is not None:
         session.exitstatus = rank_session.ending.code
     elif rank_session.driver is None:
@@ -108,8 +108,8 @@ def conclude(session: pytest.Session, run: Run) -> None:
         add_early_end(session.config, f"{INTERRUPTED}: {rank_session.ending.verdict}")
     elif rank_session.faults:
         lost = [Result("ranks", "", Verdict.ERROR, error.reason, error.remedy) for error in rank_session.faults]
-        run.recorder.add_run_results(lost)
-        run.recorder.note(*rank_session.look())
+        run.found.add_run_results(lost)
+        run.found.note(*rank_session.look())
         if session.exitstatus == 0:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -129,7 +129,7 @@ def leave(session: pytest.Session, run: Run) -> list[str]:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
     if rank_session.faults and not run.found.interrupted:
         # A rank was lost after the reports were written, or this peer lost the group: write them again.
-        run.recorder.interrupt(f"{INTERRUPTED}{when}: {rank_session.faults[0].reason}")
+        run.found.interrupt(f"{INTERRUPTED}{when}: {rank_session.faults[0].reason}")
         if rank_session.drives:
             leave_again(session.config, run)
         write_again(session.config, run)

@@ -115,7 +115,7 @@ class _Results:
             from pytest_nixl.session.outcome import Reruns
 
             self._reruns = self._reruns or Reruns()
-            self._run.recorder.add_result(self._reruns.judge(result, report))
+            self._run.found.add_result(self._reruns.judge(result, report))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_report_to_serializable(self) -> Generator[None, dict[str, Any] | None, dict[str, Any] | None]:
@@ -222,7 +222,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if metafunc.definition.get_closest_marker("nixl_check") is not None:
         from pytest_nixl.session.suites import suite_of
 
-        run.collected.add_check(suite_of(metafunc.definition.path))
+        run.collected.checks = True
+        if (suite := suite_of(metafunc.definition.path)) is not None:
+            run.collected.suites.add(suite)
     if "nixl_link" in metafunc.fixturenames and run.usable:
         parametrize_links(metafunc, run)
 
@@ -259,7 +261,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     ours = [item for item in items if uses_ours(item)]
     if not ours:
         return
-    run.collected.add_use()
+    run.collected.used = True
     for item in ours:
         if run.parallel and not run.usable:
             return  # an error here would be lost in the worker of pytest-xdist; the fixtures report it instead
@@ -396,7 +398,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
 
             leave_session_refusal(session.config, run)
         elif run.usable:  # else the refused settings end the run
-            run.recorder.interrupt(completeness_of(run).interruption(session))
+            run.found.interrupt(completeness_of(run).interruption(session))
         if run.found.interrupted or ((run.found.results or run.configured) and exitstatus in (0, 1, 5)):
             _ = run.settings  # bad settings that only workers of pytest-xdist have read end the run here
             _conclude(session, run)
@@ -406,7 +408,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
         if run.found.results and not run.serves and run.usable:
             from pytest_nixl.report.outputs import leave_again
 
-            run.recorder.interrupt(completeness_of(run).crash(error))
+            run.found.interrupt(completeness_of(run).crash(error))
             leave_again(session.config, run)
         raise
     if run.rank_session is not None:
@@ -435,7 +437,7 @@ def _conclude(session: pytest.Session, run: Run) -> None:
         session.exitstatus = pytest.ExitCode.INTERRUPTED
     if found.ended or not found.interrupted:
         missing = missed(profile, run) if settings.gate else unchecked(run)
-        run.recorder.add_run_results(missing)
+        run.found.add_run_results(missing)
         if not found.ended:
             compare(run)
         if (settings.judged_by or missing) and failed(run.found.results, profile, gate=settings.gate):

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
@@ -31,7 +30,8 @@ from pytest_nixl import (
 )
 from pytest_nixl.fixtures.agents import parametrize_values
 from pytest_nixl.judge.figure_bounds import bounded, judge_figures
-from pytest_nixl.judge.row import another_launch, judge
+from pytest_nixl.judge.row import another_launch
+from pytest_nixl.judge.row import judge as judge_row
 from pytest_nixl.measure.interleaved import alternate
 from pytest_nixl.model.bound import Bound
 from pytest_nixl.model.results import RowSummary
@@ -128,12 +128,12 @@ def finding(verdict: Callable[[Judgement], None], profile: Profile) -> FindingFi
 
 
 @pytest.fixture
-def expect(profile: Profile, nixl_settings: Settings) -> Callable[[Samples], Judgement]:
+def judge(profile: Profile, nixl_settings: Settings) -> Callable[[Samples], Judgement]:
     """Judge samples by what the profile expects of their row."""
 
     def judged(samples: Samples) -> Judgement:
         expectation = profile.expectation_in(nixl_settings, samples.key)
-        return judge(samples, expectation, profile.machine, os.environ)
+        return judge_row(samples, expectation, profile.machine, os.environ)
 
     return judged
 
@@ -143,7 +143,7 @@ def another(nixl_run: Run, profile: Profile) -> Callable[[Samples], bool]:
     """Whether one more launch is required, or could decide what the launches so far leave open."""
 
     def wanted(samples: Samples) -> bool:
-        nixl_run.recorder.samples_so_far = samples
+        nixl_run.found.samples_so_far = samples
         if samples.corruption is not None:
             return False
         return (
@@ -189,13 +189,7 @@ def other_pairs(nixl_settings: Settings) -> Iterator[WorkerPairs | None]:
 
 
 @pytest.fixture
-def measure_until_clear(another: Callable[[Samples], bool]) -> Callable[[Link, int, int, int], Samples]:
-    """Measure a row (block, batch, depth) of any link in as many launches as it takes."""
-    return lambda link, block, batch, depth: link.measure_launches(block, batch=batch, depth=depth, another=another)
-
-
-@pytest.fixture
-def measure_of(
+def measure(
     other_pairs: WorkerPairs | None, another: Callable[[Samples], bool], nixl_run: Run
 ) -> Callable[..., Samples]:
     """Measure a row of a link in as many launches as it takes; in turn with the other image if there is one."""
@@ -208,41 +202,14 @@ def measure_of(
         )
 
         def more(samples: Samples, others: Samples) -> bool:
-            nixl_run.recorder.add_other_samples(others)
+            nixl_run.found.add_other_samples(others)
             return len(samples.values) < MOST_LAUNCHES and others.corruption is None and another(samples)
 
         samples, _ = alternate(link, other, block, batch=batch, depth=depth, another=more)
-        nixl_run.recorder.add_other_versions(versions_of(other.initiator, other.target))
+        nixl_run.found.add_other_versions(versions_of(other.initiator, other.target))
         return samples
 
     return measured
-
-
-@pytest.fixture
-def measure(nixl_link: Link, measure_of: Callable[..., Samples]) -> Callable[..., Samples]:
-    """Measure a row of ``nixl_link`` in as many launches as it takes; in turn with the other image if there is one."""
-    return partial(measure_of, nixl_link)
-
-
-@pytest.fixture
-def row_benchmark(request: pytest.FixtureRequest, nixl_run: Run) -> Iterator[Callable[..., None]]:
-    """Write samples and what else is known of them, through pytest-benchmark, to its files."""
-    benchmark: Any = None
-    if request.config.pluginmanager.has_plugin("benchmark"):
-        benchmark = request.getfixturevalue("benchmark")
-        benchmark.has_error = True  # until there is something to record
-
-    def write(samples: Samples, more: Mapping[str, object]) -> None:
-        if benchmark is None:
-            return
-        benchmark.has_error = False
-        record_samples(benchmark, request.node.stash[CLOCK], samples, more)
-        if benchmark.stats is not None:  # None: pytest-benchmark is disabled
-            nixl_run.recorder.add_benchmark(benchmark.stats)
-
-    yield write
-    if benchmark is not None and benchmark.has_error:
-        benchmark.skipped = True  # it warns of a test that fails before it measures
 
 
 @pytest.fixture
@@ -260,7 +227,7 @@ def record_figures(
     def write(figures: Sequence[Figure], defaults: Sequence[Bound] = ()) -> Judgement:
         bounds = (*profile.bounds, *defaults)
         limited = tuple(bounded(figure, bounds) for figure in figures)
-        nixl_run.recorder.add_figures(request.node.nodeid, limited)
+        nixl_run.found.add_figures(request.node.nodeid, limited)
         if benchmark is not None:
             record_timed_figures(benchmark, request.node.stash[CLOCK], limited)
         return judge_figures(figures, bounds)
@@ -272,20 +239,31 @@ def record_figures(
 
 @pytest.fixture
 def record_row(
-    request: pytest.FixtureRequest, nixl_run: Run, row_benchmark: Callable[..., None]
-) -> Callable[[Samples, RowSummary, Mapping[str, str], Mapping[str, object]], None]:
+    request: pytest.FixtureRequest, nixl_run: Run
+) -> Iterator[Callable[[Samples, RowSummary, Mapping[str, str], Mapping[str, object]], None]]:
     """Write a row to the table and, through pytest-benchmark, to its files: with the versions of its workers."""
+    benchmark: Any = None
+    if request.config.pluginmanager.has_plugin("benchmark"):
+        benchmark = request.getfixturevalue("benchmark")
+        benchmark.has_error = True  # until there is something to record
 
     def write(samples: Samples, figures: RowSummary, versions: Mapping[str, str], more: Mapping[str, object]) -> None:
-        nixl_run.recorder.add_row(request.node.nodeid, figures)
-        nixl_run.recorder.add_versions(versions)
-        row_benchmark(samples, more)
+        nixl_run.found.add_row(request.node.nodeid, figures)
+        nixl_run.found.add_versions(versions)
+        if benchmark is None:
+            return
+        benchmark.has_error = False
+        record_samples(benchmark, request.node.stash[CLOCK], samples, more)
+        if benchmark.stats is not None:  # None: pytest-benchmark is disabled
+            nixl_run.found.add_benchmark(benchmark.stats)
 
-    return write
+    yield write
+    if benchmark is not None and benchmark.has_error:
+        benchmark.skipped = True  # it warns of a test that fails before it measures
 
 
 @pytest.fixture
-def record_of(
+def record(
     profile: Profile, nixl_settings: Settings, record_row: Callable[..., None]
 ) -> Callable[[Link, Samples], None]:
     """Write a row of a link to the table and, through pytest-benchmark, to its files."""
@@ -301,9 +279,3 @@ def record_of(
         record_row(samples, figures, versions_of(link.initiator, link.target), versions)
 
     return write
-
-
-@pytest.fixture
-def record(nixl_link: Link, record_of: Callable[[Link, Samples], None]) -> Callable[[Samples], None]:
-    """Write a row of ``nixl_link`` to the table and, through pytest-benchmark, to its files."""
-    return partial(record_of, nixl_link)

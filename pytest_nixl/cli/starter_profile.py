@@ -9,7 +9,7 @@ from datetime import date
 from typing import TYPE_CHECKING
 
 from pytest_nixl.judge.profiles import parse_profile
-from pytest_nixl.model.machine import RDMA
+from pytest_nixl.model.transports import RDMA
 
 if TYPE_CHECKING:
     from pytest_nixl.host.facts import Facts

@@ -10,21 +10,8 @@ from difflib import get_close_matches
 
 from pytest_nixl.core.words import named
 from pytest_nixl.host.facts import Facts
+from pytest_nixl.model.transports import UCX_NAMES, UCX_OF_EFA, UCX_OF_GPUS, UCX_OF_RDMA
 
-#: UCX's RDMA transports, and its names for groups of them.
-RDMA_TLS = frozenset(
-    {"ib", "rc", "rc_v", "rc_x", "rc_verbs", "rc_mlx5", "rc_gda", "ud", "ud_v", "ud_x", "ud_verbs", "ud_mlx5", "dc",
-     "dc_x", "dc_mlx5", "srd", "gga", "gga_mlx5", "efa"}
-)  # fmt: skip
-#: The RDMA transports that EFA supports.
-_EFA_TLS = frozenset({"ib", "ud", "ud_v", "ud_verbs", "srd", "efa"})
-_GPU_TLS = frozenset(
-    {"cuda", "cuda_copy", "cuda_ipc", "gdr_copy", "rocm", "rocm_copy", "rocm_ipc", "rocm_gdr", "ze", "ze_copy",
-     "ze_ipc", "ze_gdr", "gaudi", "gaudi_gdr"}
-)  # fmt: skip
-#: Transports within a host. They cannot carry NIXL alone, because they do not report a failed peer.
-_LOCAL_TLS = frozenset({"sm", "shm", "posix", "sysv", "cma", "knem", "xpmem", "self", "mm"})
-_KNOWN_TLS = RDMA_TLS | _GPU_TLS | _LOCAL_TLS | {"all", "tcp"}
 #: UCX's message about transports that it cannot use.
 _NOT_AVAILABLE = re.compile(r"transports? ('.*') (?:is|are) not available, please use one or more of: (.*)")
 
@@ -67,7 +54,7 @@ class UcxTransports:
             without=text.startswith("^"),
             names=tuple(name for name in names if name),
             auxiliary=frozenset(part.partition(":")[0] for part in parts if part.endswith(":aux")),
-            has_rdma=bool(facts.rdma) or bool(offered & RDMA_TLS),
+            has_rdma=bool(facts.rdma) or bool(offered & UCX_OF_RDMA),
             unused=tuple(device.name for device in facts.rdma) if uses is not None and not uses.offered else (),
             efa_only=bool(facts.rdma) and all(device.kind == "efa" for device in facts.rdma),
             has_gpu=bool(facts.gpu.gpus),
@@ -77,28 +64,28 @@ class UcxTransports:
 
     def strange(self) -> list[str]:
         """Return the names that no release of UCX knows."""
-        return [name for name in self.names if name not in _KNOWN_TLS and name not in self.offered]
+        return [name for name in self.names if name not in UCX_NAMES and name not in self.offered]
 
     def absent(self) -> list[str]:
         """Return the known names for which this host has no device, or which this UCX says it cannot use."""
-        return [name for name in self.names if name in _KNOWN_TLS and not self._here(name)]
+        return [name for name in self.names if name in UCX_NAMES and not self._here(name)]
 
     def without_device(self, absent: Sequence[str]) -> str:
         """Say that no device serves some transports."""
-        if self.unused and RDMA_TLS.issuperset(absent):
+        if self.unused and UCX_OF_RDMA.issuperset(absent):
             return f"UCX uses none of this host's RDMA devices ({named(self.unused)}), and ucx-uses-rdma says why"
         return f"this host has no device for {named(absent)}"
 
     def _here(self, name: str) -> bool:
         if name in self.refused:
             return False
-        if name in RDMA_TLS:
-            return self.has_rdma and (not self.efa_only or name in _EFA_TLS)
-        return self.has_gpu if name in _GPU_TLS else True
+        if name in UCX_OF_RDMA:
+            return self.has_rdma and (not self.efa_only or name in UCX_OF_EFA)
+        return self.has_gpu if name in UCX_OF_GPUS else True
 
     def carriers(self) -> list[str]:
         """Return the allowed transports that can carry NIXL by themselves: tcp, and RDMA if this host has it."""
-        able = {"tcp", *(RDMA_TLS if self.has_rdma else ())}
+        able = {"tcp", *(UCX_OF_RDMA if self.has_rdma else ())}
         if self.without:
             return sorted(able - set(self.names)) if "all" not in self.names else []
         usable = [name for name in self.names if name not in self.auxiliary and self._here(name)]
@@ -106,7 +93,7 @@ class UcxTransports:
 
     def meant(self) -> str:
         """Return a hint with the known names that are similar to the unknown ones; empty if there are none."""
-        known = sorted(self.offered | _KNOWN_TLS)
+        known = sorted(self.offered | UCX_NAMES)
         found = {}
         for name in self.strange():
             near = get_close_matches(re.sub(r"\s", "", name).lower(), known, n=1, cutoff=0.6)
@@ -116,5 +103,5 @@ class UcxTransports:
 
     def remedy(self) -> str:
         """Return the remedy, with the transports that can carry NIXL on this host."""
-        carry = sorted(self.offered & (RDMA_TLS | {"tcp"})) or ["tcp"]
+        carry = sorted(self.offered & (UCX_OF_RDMA | {"tcp"})) or ["tcp"]
         return f"correct or unset UCX_TLS; transports that can carry NIXL on this host: {named(carry, 12)}"

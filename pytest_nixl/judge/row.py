@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from types import MappingProxyType
@@ -13,8 +13,9 @@ from pytest_nixl.core import units
 from pytest_nixl.core.rdma_fault import TCP_ALONE
 from pytest_nixl.judge.floor_test import decide_floor
 from pytest_nixl.model.expectation import Ceiling, Expectation, row_ceiling
-from pytest_nixl.model.machine import EFA, EMULATED, RDMA, Machine, is_network
+from pytest_nixl.model.machine import Machine
 from pytest_nixl.model.samples import DISTURBED_CORES, Samples
+from pytest_nixl.model.transports import CUDA, EFA, EMULATED, RDMA, SHARED_MEMORY, is_network, ucx_tls_allows
 from pytest_nixl.model.verdicts import Judgement, Verdict
 
 #: The share of a launch's windows that must be on the same side of the floor as their median.
@@ -45,10 +46,8 @@ _NO_CMA = (
     "UCX_TLS=tcp,cuda_copy and --nixl-profile=tcp-loopback."
 )
 
-_SHARED_MEMORY = {"cma", "posix", "sysv", "xpmem", "knem", "shm"}
 #: UCX's word for a protocol that sends messages instead of using RMA.
 SOFTWARE_EMULATION = "software emulation"
-_CUDA = {"cuda_ipc", "cuda_copy", "gdr_copy"}
 #: What cuda_ipc needs.
 _CUDA_NAMESPACES = (
     "one IPC and one PID namespace (docker run --ipc=host --pid=host; in one pod shareProcessNamespace: true)"
@@ -172,14 +171,14 @@ def _wrong_hosts(samples: Samples, wrong: Sequence[str], accepted: tuple[str, ..
     if len(samples.hosts) != 2:
         return None
     one, other = samples.hosts
-    inside = {name.partition("/")[0] for name in wrong} <= _SHARED_MEMORY | {"cuda_ipc"}
-    if one == other and inside and not {*accepted} & (_SHARED_MEMORY | {"cuda_ipc"}):
+    inside = {name.partition("/")[0] for name in wrong} <= SHARED_MEMORY | {"cuda_ipc"}
+    if one == other and inside and not {*accepted} & (SHARED_MEMORY | {"cuda_ipc"}):
         both = "both ranks" if samples.key.pair[0] != samples.key.pair[1] else "initiator and target"
         return (
             f"{both} are on one host, {one}, and this profile is for rows between two hosts",
             "Start each rank on a host of its own. To rehearse on one host, give --nixl-profile=loopback.",
         )
-    if one != other and {*accepted} <= _SHARED_MEMORY:
+    if one != other and {*accepted} <= SHARED_MEMORY:
         return (
             f"the ranks are on two hosts, {one} and {other}, and this profile is for rows within one",
             "Give the profile of your hosts with --nixl-profile: `pytest-nixl init` writes a first one, and "
@@ -245,7 +244,7 @@ def _transport_remedy(samples: Samples, accepted: set[str], environ: Mapping[str
         steps.append("check FI_PROVIDER in the environment of every rank")
     else:
         steps.append("check the backend's own settings in the environment of every rank")
-    if accepted & _SHARED_MEMORY:
+    if accepted & SHARED_MEMORY:
         steps.append(
             "for cma allow the processes to read each other's memory (in a container --cap-add SYS_PTRACE and one PID "
             "namespace; else kernel.yama.ptrace_scope=0)"
@@ -260,7 +259,7 @@ def _transport_remedy(samples: Samples, accepted: set[str], environ: Mapping[str
                 "between two hosts of one NVLink domain (NVL72) the memory needs a fabric handle (cuMemCreate with "
                 "CU_MEM_HANDLE_TYPE_FABRIC), which cudaMalloc and so PyTorch do not make by default"
             )
-    if accepted & (_CUDA - {"cuda_ipc"}):
+    if accepted & (CUDA - {"cuda_ipc"}):
         steps.append(
             "for cuda_copy check that UCX has its CUDA module (ucx_info -d), and for gdr_copy that gdrdrv is loaded "
             "and /dev/gdrdrv is in the container"
@@ -289,25 +288,6 @@ def _transport_remedy(samples: Samples, accepted: set[str], environ: Mapping[str
         )
     text = "; ".join(steps)
     return f"{text[0].upper()}{text[1:]}."
-
-
-def ucx_tls_allows(value: str, transports: Iterable[str]) -> bool:
-    """Whether a value of UCX_TLS allows one of these transports.
-
-    :param value: as UCX reads it: names and groups of transports, or after ``^`` those that are excluded.
-    :param transports: transports without devices, such as ``cma`` or ``rc_mlx5``.
-    """
-    names = {name.removeprefix("\\").partition(":")[0] for name in value.removeprefix("^").split(",")}
-    excluded = value.startswith("^")
-    return any(any(_of_group(one, name) for name in names) is not excluded for one in transports)
-
-
-def _of_group(transport: str, name: str) -> bool:
-    """Whether a name in UCX_TLS is that of a transport, or of a group that contains it."""
-    if name in ("all", transport):
-        return True
-    groups = {"sm": _SHARED_MEMORY, "mm": _SHARED_MEMORY - {"cma", "knem"}, "ib": RDMA | EFA, "cuda": _CUDA}
-    return transport in groups.get({"shm": "sm"}.get(name, name), ()) or transport.startswith(f"{name}_")
 
 
 def _timed(samples: Samples) -> bool:

@@ -7,22 +7,22 @@ import contextlib
 import logging
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.units import MIB, gigabytes
 from pytest_nixl.core.wire import Ref
-from pytest_nixl.measure.worker_pair import WorkerPair, versions_named
+from pytest_nixl.measure.launch import Launch, versions_named
 from pytest_nixl.model import nixl_releases
-from pytest_nixl.model.carrier_bytes import counted
+from pytest_nixl.model.carrier_bytes import CarrierBytes
 from pytest_nixl.model.findings import FindingError
 from pytest_nixl.model.lost_packets import lossy_devices
 from pytest_nixl.model.row_key import EACH, RowKey
 from pytest_nixl.model.samples import Corruption, Samples
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.nixl.backends.ucx import VRAM_AS_HOST, protocol
-from pytest_nixl.nixl.worker.transfer import COUNTED, WINDOWS
+from pytest_nixl.nixl.worker.transfer import WINDOWS
 from pytest_nixl.processes.worker_errors import NixlError, WorkerError, WorkerLateError
 from pytest_nixl.processes.worker_process import Pending, Worker, results
 
@@ -35,18 +35,6 @@ BESIDE_SECONDS = 1.0
 LARGE_BYTES = 160 * MIB
 
 
-@dataclass(frozen=True)
-class _Transfers:
-    """Prepared transfers in the initiator's worker.
-
-    :param count: the number of transfers: one per transfer in flight, or those that walk a footprint.
-    """
-
-    count: int
-    depth: int
-    prepared: Ref
-
-
 class Link:
     """A connected initiator and target with backend, memory types and operation.
 
@@ -54,27 +42,23 @@ class Link:
     bytes move. ``devices`` are the GPUs of the ends in VRAM. ``agent_options`` says how the agents were created.
 
     :param relaunch: ends a launch, and returns a new one of the same kind.
-    :param pair: the current launch.
+    :param launch: the current launch.
     :param row: the key of any row of the link: those of the others differ from it in block, batch and depth.
     """
 
-    def __init__(
-        self, relaunch: Callable[[WorkerPair], WorkerPair], pair: WorkerPair, row: RowKey, settings: Settings
-    ) -> None:
+    def __init__(self, relaunch: Callable[[Launch], Launch], launch: Launch, row: RowKey, settings: Settings) -> None:
         self._relaunch = relaunch
         self._settings = settings
         self._row = row
         self.backend, self.op, self.memory, self.footprint = row.backend, row.op, row.memory, row.footprint
-        self._use(pair)
+        self._use(launch)
 
-    def _use(self, pair: WorkerPair) -> None:
-        self._pair = pair
-        self.initiator = pair.initiator.agent
-        self.target = pair.target.agent
-        self.devices = pair.devices
-        self.agent_options = pair.agent_options
-        ends = (pair.initiator.buffer, pair.target.buffer)
-        self.source, self.destination = ends if self.op == "WRITE" else (ends[1], ends[0])
+    def _use(self, launch: Launch) -> None:
+        self._launch = launch
+        self.initiator, self.target = launch.initiator, launch.target
+        self.devices = launch.devices
+        self.agent_options = launch.agent_options
+        self.source, self.destination = launch.buffers if self.op == "WRITE" else launch.buffers[::-1]
 
     def key(self, block: int, *, batch: int = 1, depth: int = 1) -> RowKey:
         """Return the key of the row that :meth:`measure` measures with the same arguments.
@@ -91,7 +75,7 @@ class Link:
         :raises WorkerError: a worker dies or hangs, or NIXL reports an error; both workers are then ended.
         """
         with self._transfers(block, batch, depth) as transfers:
-            return self._verify("after a transfer", transfers, block * batch * transfers.count)
+            return self._verify("after a transfer", transfers, block * batch * self._count(block * batch, depth))
 
     def measure_launches(
         self, block: int, *, batch: int = 1, depth: int = 1, another: Callable[[Samples], bool]
@@ -110,7 +94,7 @@ class Link:
 
     def relaunch(self) -> None:
         """End both workers and start new ones for the next launch."""
-        self._use(self._relaunch(self._pair))
+        self._use(self._relaunch(self._launch))
 
     def measure(
         self,
@@ -136,25 +120,25 @@ class Link:
         :raises FindingError: GPU memory was moved as host memory.
         """
         key = self.key(block, batch=batch, depth=depth)
+        size = block * batch * self._count(block * batch, depth)
         with self._transfers(block, batch, depth) as transfers:
-            size = block * batch * transfers.count
             corruption = self._verify("before the timed transfers", transfers, size)
             seed = self._fill(size, poison=False)
-            waits = [] if beside is not None else [self._pair.gpu_wait()]
+            waits = [] if beside is not None else [self._launch.gpu_wait()]
             if beside is not None:
                 beside()
             before = self._loss_counters()
             found = self._timed(transfers, block, [self, *links], together=beside is not None)
             if beside is None:
-                waits.append(self._pair.gpu_wait())
+                waits.append(self._launch.gpu_wait())
             after = self._loss_counters() if any(before.values()) else before
             corruption = corruption or self._compare("after the timed transfers", seed, size)
             corruption = corruption or self._verify("in the transfers after the timed ones", transfers, size)
-        evidence = counted(found["counted"], block * batch * sum(found["transfers"]))
-        log, backend = self.initiator.worker.output(), self._pair.backend
+        carried = CarrierBytes.from_plain(found["counted"], block * batch * sum(found["transfers"]))
+        log, backend = self.initiator.worker.output(), self._launch.backend
         if corruption is None and (mistaken := backend.mistaken(log, self.op, self.memory)):
             raise FindingError(VRAM_AS_HOST, mistaken)
-        transports = evidence.named(backend.transports(log, self.op, block, self.memory))
+        transports = carried.named(backend.transports(log, self.op, block, self.memory))
         samples = Samples(
             key=key,
             windows=tuple(found["windows"]),
@@ -162,14 +146,14 @@ class Link:
             latencies=tuple(found["latencies"]),
             transports=transports,
             corruption=corruption,
-            counted=evidence,
-            contention=(found["others"],),
+            counted=carried,
+            contention=(found["contention"],),
             obstacle=obstacle_between(self.initiator.worker, self.target.worker),
             protocol=protocol(log, self.op, block, self.memory),
             hosts=tuple(str(end.worker.versions["host"]) for end in (self.initiator, self.target)),
             ucx_tls=ucx_tls_of_ranks(self.initiator.worker, self.target.worker),
             gpu_waits=(max(waits),) if any(waits) else (),
-            lossy=lossy_devices(before, after, transports, evidence.payload),
+            lossy=lossy_devices(before, after, transports, carried.payload),
         )
         _log.info(
             "%s: %s GB/s over %s",
@@ -180,12 +164,12 @@ class Link:
         return samples
 
     @contextlib.contextmanager
-    def _transfers(self, block: int, batch: int, depth: int) -> Iterator[_Transfers]:
-        """Prepare the transfers of a row. A failure ends the pair."""
+    def _transfers(self, block: int, batch: int, depth: int) -> Iterator[Ref]:
+        """Prepare the transfers of a row. A failure ends the launch."""
         size = block * batch
-        if size * depth > self._pair.capacity:
+        if size * depth > (capacity := self._launch.capacity):
             raise NixlPluginError(
-                f"{depth} transfers of {size} bytes do not fit into this link's buffers of {self._pair.capacity} bytes",
+                f"{depth} transfers of {size} bytes do not fit into this link's buffers of {capacity} bytes",
                 "add the block size to --nixl-blocks, and the batch and depth to --nixl-batch and --nixl-depth",
             )
         if self.footprint and self.footprint < size * depth:
@@ -196,52 +180,55 @@ class Link:
         try:
             with versions_named([self.initiator.worker, self.target.worker]):
                 self._prepare_objects(block, batch * depth)
-                count = self.footprint // size if self.footprint else depth
-                prepared = self._prepare(block, batch, count)
-                yield _Transfers(count, depth, prepared)
+                prepared = self._prepare(block, batch, self._count(size, depth), depth)
+                yield prepared
                 self.initiator.worker.call("row_release", seconds=self._settings.timeout, transfers=prepared)
                 self._prepare_objects(0, 0)
         except (NixlError, WorkerLateError) as error:
             try:
                 self._name_fault(error)
             finally:
-                self._pair.kill()
+                self._launch.kill()
             raise
         except BaseException:
-            self._pair.kill()
+            self._launch.kill()
             raise
 
-    def _prepare(self, block: int, batch: int, transfers: int) -> Ref:
+    def _count(self, size: int, depth: int) -> int:
+        """Return the number of prepared transfers: those that walk the footprint, or one per transfer in flight.
+
+        :param size: the bytes of one transfer.
+        """
+        return self.footprint // size if self.footprint else depth
+
+    def _prepare(self, block: int, batch: int, transfers: int, depth: int) -> Ref:
         """Prepare the transfers of neighbouring parts of the buffers in the initiator's worker."""
-        ends = (self._pair.initiator.buffer, self._pair.target.buffer)
+        storage = self._launch.backend.STORAGE
         made: Ref = self.initiator.worker.call(
             "row_prepare",
             seconds=self._settings.timeout,
             agent=self.initiator.ref,
             op=self.op,
             target=self.target.name,
-            plugin=self._pair.backend.PLUGIN,
-            sides=[[end.address, end.memory, end.device] for end in ends],
+            plugin=self._launch.backend.PLUGIN,
+            sides=[[end.address, end.memory, end.device] for end in self._launch.buffers],
             block=block,
             batch=batch,
             transfers=transfers,
-            notification=COUNTED if self._announced else b"",
-            # Those that walk a footprint are many, and of each window only the last one has a notification.
-            tag_all=self._tags_each or not self.footprint,
+            depth=depth,
+            acknowledged=(self.op == "WRITE" or self._row.notify == EACH) and not storage,
+            tag_each=self._tags_each,
+            announced=self._announced,
+            storage=self.destination.ref if storage and self.op == "WRITE" else None,
+            objects=self._launch.buffers[1].ref if self.memory.target == "OBJ" else None,
         )
         return made
 
     def _prepare_objects(self, block: int, count: int) -> None:
         """Register the objects of a row, if the target is an object store; 0 of them: delete the existing ones."""
         if self.memory.target == "OBJ":
-            target = self._pair.target
-            arguments: dict[str, Any] = {
-                "agent": target.agent.ref,
-                "buffer": target.buffer.ref,
-                "block": block,
-                "count": count,
-            }
-            target.agent.worker.call("prepare_objects", **arguments)
+            ends: dict[str, Any] = {"agent": self.target.ref, "buffer": self._launch.buffers[1].ref}
+            self.target.worker.call("prepare_objects", **ends, block=block, count=count)
 
     def _name_fault(self, error: WorkerError) -> None:
         """Ask the object store without NIXL, whose error does not say what failed. If it answers, delete the objects.
@@ -250,7 +237,7 @@ class Link:
         """
         if self.memory.target == "OBJ":
             try:
-                self._pair.target.agent.worker.call("probe_objects", buffer=self._pair.target.buffer.ref)
+                self.target.worker.call("probe_objects", buffer=self._launch.buffers[1].ref)
             except WorkerError as found:
                 raise WorkerError(f"{found.reason}; {error.reason}", found.remedy, error.detail) from None
             with contextlib.suppress(WorkerError):
@@ -259,17 +246,17 @@ class Link:
     @property
     def _tags_each(self) -> bool:
         """Whether all transfers carry a notification; with some backends only that proves the delivery of a WRITE."""
-        return self._row.notify == EACH or (self.op == "WRITE" and not self._pair.backend.COMPLETION_IMPLIES_DELIVERY)
+        return self._row.notify == EACH or (self.op == "WRITE" and not self._launch.backend.COMPLETION_IMPLIES_DELIVERY)
 
     @property
     def _announced(self) -> bool:
         """Whether this NIXL sends only the notification with which a handle was created."""
         version = str(self.initiator.worker.versions.get("nixl", ""))
-        return not self._pair.backend.COMPLETION_IMPLIES_DELIVERY and nixl_releases.sends_the_first_notification(
+        return not self._launch.backend.COMPLETION_IMPLIES_DELIVERY and nixl_releases.sends_the_first_notification(
             version
         )
 
-    def _verify(self, phase: str, transfers: _Transfers, size: int) -> Corruption | None:
+    def _verify(self, phase: str, transfers: Ref, size: int) -> Corruption | None:
         seed = self._fill(size, poison=True)
         self._run("move", transfers, self._settings.timeout)
         return self._compare(phase, seed, size)
@@ -287,7 +274,7 @@ class Link:
         found = self.destination.compare(seed, size=size)
         return None if found is None else Corruption(phase=phase, **found)
 
-    def _timed(self, transfers: _Transfers, block: int, links: Sequence[Link], *, together: bool) -> dict[str, Any]:
+    def _timed(self, transfers: Ref, block: int, links: Sequence[Link], *, together: bool) -> dict[str, Any]:
         settings = self._settings
         usual = WINDOWS if self.memory.target == "OBJ" else usual_iterations(block)
         iterations = 1 if together else settings.iterations or usual
@@ -298,7 +285,7 @@ class Link:
             settings.timeout + duration,
             iterations=iterations,
             warmup=min(settings.warmup, 1) if together else settings.warmup,
-            settle=self._pair.settle(),
+            settle=self._launch.settle(),
             duration=duration,
             op=self.op,
             own=self._beside_the_initiator(links),
@@ -316,29 +303,18 @@ class Link:
         workers = [end.worker for link in links for end in (link.initiator, link.target)]
         return [each.pid for each in workers if each is not here and each.versions["host"] == here.versions["host"]]
 
-    def _run(
-        self, command: str, transfers: _Transfers, seconds: float, **arguments: int | float | str | list[int]
-    ) -> Any:
+    def _run(self, command: str, transfers: Ref, seconds: float, **arguments: int | float | str | list[int]) -> Any:
         """Run ``command`` in the initiator and return its answer; meanwhile the target serves, if it is an agent."""
         # Workers time out before this process does, so that their own messages arrive.
         limit = seconds + 5
-        storage = self._pair.backend.STORAGE
         serving: list[Pending] = []
-        if not storage:
+        if not self._launch.backend.STORAGE:
             serving = [self.target.worker.request("serve", seconds=limit, agent=self.target.ref, timeout=seconds)]
         running = self.initiator.worker.request(
             command,
             seconds=limit,
-            agent=self.initiator.ref,
-            target=self.target.name,
-            transfers=transfers.prepared,
-            depth=transfers.depth,
+            transfers=transfers,
             timeout=seconds,
-            acknowledged=(self.op == "WRITE" or self._row.notify == EACH) and not storage,
-            tag_each=self._tags_each,
-            announced=self._announced,
-            storage=self.destination.ref if storage and self.op == "WRITE" else None,
-            objects=self._pair.target.buffer.ref if self.memory.target == "OBJ" else None,
             **arguments,
         )
         return results([running], serving=serving)[0]

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from pytest_nixl.core.errors import NotApplicableError
+from pytest_nixl.measure.launch import Launch, Variables
 from pytest_nixl.measure.link import Link
-from pytest_nixl.measure.worker_pair import Variables, WorkerPair
 from pytest_nixl.model.agent_options import AgentOptions
 from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.model.rank_pairs import RankPair
@@ -32,8 +32,8 @@ class WorkerPairs:
     def __init__(self, hosts: Sequence[Host], settings: Settings) -> None:
         self._hosts = hosts
         self._settings = settings
-        self._pairs: dict[_Kind, WorkerPair] = {}
-        self._refused: dict[_Kind, NotApplicableError] = {}
+        self._launches: dict[_LaunchKey, Launch] = {}
+        self._refused: dict[_LaunchKey, NotApplicableError] = {}
         #: Why NIXL cannot be loaded on one of two ranks: no further worker is started there.
         self._absent: dict[RankPair, NixlAbsentError] = {}
 
@@ -76,15 +76,15 @@ class WorkerPairs:
 
     def _undisturbed(self, row: RowKey, agent: AgentOptions) -> Link:
         """Return a link of which ``row`` is a row, after the launches have ended that would disturb it."""
-        wanted = _Kind.of(row, agent)
+        wanted = _LaunchKey.of(row, agent)
         # A progress thread takes CPU time also while its agents are idle.
         alone = bool(agent.progress_thread)
         self._end(
-            lambda kind: (
-                kind.ranks != wanted.ranks
-                or kind.agent_options != agent
-                or kind.footprint != wanted.footprint  # their buffers are large
-                or (alone and kind != wanted)
+            lambda key: (
+                key.ranks != wanted.ranks
+                or key.agent_options != agent
+                or key.footprint != wanted.footprint  # their buffers are large
+                or (alone and key != wanted)
             )
         )
         return self._link(wanted, row)
@@ -97,9 +97,9 @@ class WorkerPairs:
         """
         agent = self._settings.agents[0]
         rows = [self._row(backend, op, memory, ranks, agent) for ranks in pairs]
-        kinds = [_Kind.of(row, agent) for row in rows]
-        self._end(lambda kind: kind not in kinds if agent.progress_thread else kind.ranks not in pairs)
-        return [self._link(kind, row) for kind, row in zip(kinds, rows, strict=True)]
+        keys = [_LaunchKey.of(row, agent) for row in rows]
+        self._end(lambda key: key not in keys if agent.progress_thread else key.ranks not in pairs)
+        return [self._link(key, row) for key, row in zip(keys, rows, strict=True)]
 
     def between_devices(
         self,
@@ -120,17 +120,17 @@ class WorkerPairs:
         """
         agent = self._settings.agents[0]
         rows = [replace(self._row(backend, op, memory, ranks, agent), devices=pair) for pair in devices]
-        kinds = [
-            replace(_Kind.of(row, agent), variables=tuple(tuple(sorted(end.items())) for end in own))
+        keys = [
+            replace(_LaunchKey.of(row, agent), variables=tuple(tuple(sorted(end.items())) for end in own))
             for row, own in zip(rows, variables or [({}, {})] * len(rows), strict=True)
         ]
-        self._end(lambda kind: kind not in kinds)
-        return [self._link(kind, row) for kind, row in zip(kinds, rows, strict=True)]
+        self._end(lambda key: key not in keys)
+        return [self._link(key, row) for key, row in zip(keys, rows, strict=True)]
 
-    def replace(self, pair: WorkerPair) -> WorkerPair:
-        """End a pair and return a new one of the same kind, for the next launch."""
-        pair.close()
-        return self._launch(next(kind for kind, one in self._pairs.items() if one is pair))
+    def replace(self, launch: Launch) -> Launch:
+        """End a launch, and return a new one for the same key."""
+        launch.close()
+        return self._launch(next(key for key, one in self._launches.items() if one is launch))
 
     def close(self) -> None:
         """End all workers."""
@@ -154,54 +154,54 @@ class WorkerPairs:
         variant = of_row(agent.variant(backend, plugin), footprint, notify)
         return RowKey(backend, op, memory, self._settings.blocks[0], pair=ranks, devices=asked, variant=variant)
 
-    def _link(self, kind: _Kind, row: RowKey) -> Link:
-        if kind in self._refused:
-            raise self._refused[kind]
-        if kind.ranks in self._absent:
-            raise self._absent[kind.ranks]
-        pair = self._pairs.get(kind)
-        if pair is None or not pair.healthy:
-            if pair is not None:
-                pair.kill()
+    def _link(self, key: _LaunchKey, row: RowKey) -> Link:
+        if key in self._refused:
+            raise self._refused[key]
+        if key.ranks in self._absent:
+            raise self._absent[key.ranks]
+        launch = self._launches.get(key)
+        if launch is None or not launch.healthy:
+            if launch is not None:
+                launch.kill()
             try:
-                pair = self._launch(kind)
+                launch = self._launch(key)
             except NotApplicableError as error:  # the answer would be the same next time
-                self._refused[kind] = error
+                self._refused[key] = error
                 raise
             except NixlAbsentError as error:
-                self._absent[kind.ranks] = error
+                self._absent[key.ranks] = error
                 raise
-        return Link(self.replace, pair, row, self._settings)
+        return Link(self.replace, launch, row, self._settings)
 
-    def _launch(self, kind: _Kind) -> WorkerPair:
+    def _launch(self, key: _LaunchKey) -> Launch:
         blocks = self._settings.blocks
-        capacity = max(max(blocks) * max(self._settings.batch) * max(self._settings.depth), kind.footprint)
-        one, other = kind.ranks
+        capacity = max(max(blocks) * max(self._settings.batch) * max(self._settings.depth), key.footprint)
+        one, other = key.ranks
         hosts = self._hosts[one], self._hosts[other]
-        backend, alignment = BACKENDS[kind.backend], math.gcd(*blocks)
-        variables = (dict(kind.variables[0]), dict(kind.variables[1])) if kind.variables else ({}, {})
-        pair = WorkerPair(
+        backend, alignment = BACKENDS[key.backend], math.gcd(*blocks)
+        variables = (dict(key.variables[0]), dict(key.variables[1])) if key.variables else ({}, {})
+        launch = Launch(
             hosts,
             self._settings,
             backend,
-            kind.memory,
+            key.memory,
             capacity,
             alignment,
-            kind.devices,
+            key.devices,
             variables,
-            agent_options=kind.agent_options,
+            agent_options=key.agent_options,
         )
-        self._pairs[kind] = pair
-        return pair
+        self._launches[key] = launch
+        return launch
 
-    def _end(self, which: Callable[[_Kind], bool]) -> None:
-        for kind in list(filter(which, self._pairs)):
-            self._pairs.pop(kind).close()
+    def _end(self, which: Callable[[_LaunchKey], bool]) -> None:
+        for key in list(filter(which, self._launches)):
+            self._launches.pop(key).close()
 
 
 @dataclass(frozen=True)
-class _Kind:
-    """What a link requires of a pair."""
+class _LaunchKey:
+    """What a link requires of a launch."""
 
     backend: str
     memory: MemoryPair
@@ -214,6 +214,6 @@ class _Kind:
     footprint: int = 0
 
     @classmethod
-    def of(cls, row: RowKey, agent: AgentOptions) -> _Kind:
+    def of(cls, row: RowKey, agent: AgentOptions) -> _LaunchKey:
         """Return what the link of a row requires."""
         return cls(row.backend, row.memory, row.pair, row.devices, agent, footprint=row.footprint)

@@ -17,7 +17,7 @@ from pytest_nixl.model.device_counters import (
     is_emulated,
     read_sysfs,
 )
-from pytest_nixl.model.machine import EFA, EMULATED, card, is_network
+from pytest_nixl.model.transports import EFA, EMULATED, TCP, card, is_network
 
 _LOOPBACK = "lo"
 
@@ -52,6 +52,14 @@ class CarrierBytes:
 
     devices: tuple[Carrier, ...]
     payload: int
+
+    @classmethod
+    def from_plain(cls, plain: Sequence[Any], payload: int) -> CarrierBytes:
+        """Restore the values of :meth:`CarrierByteCounter.plain`.
+
+        :param payload: the bytes of the timed transfers.
+        """
+        return cls(tuple(Carrier(*item) for item in plain), payload)
 
     def __add__(self, other: CarrierBytes) -> CarrierBytes:
         """Return the sums over two launches; a device in only one of them is left out."""
@@ -126,7 +134,7 @@ def _kind(transport: str) -> str:
     name = transport.partition("/")[0]
     if name in EFA:
         return "efa"
-    return "net" if name in ("tcp", "sockets") else "rdma"
+    return "net" if name in TCP else "rdma"
 
 
 def _moves_by_rdma(provider: str) -> bool:
@@ -163,18 +171,10 @@ class CarrierByteCounter:
         self._after = read_sysfs(only=SOURCES)
 
     def plain(self) -> list[Any]:
-        """Return what the devices counted, as JSON values for :func:`counted`."""
+        """Return what the devices counted, as JSON values for :meth:`CarrierBytes.from_plain`."""
         moved, op = difference(self._before, self._after), self._op
         return [
             [name, item.device.kind, item.carried(op), None if item.exact(op) is None else item.packets(op)]
             for name, item in moved.items()
             if not item.faults and item.counts(op)
         ]
-
-
-def counted(plain: Sequence[Any], payload: int) -> CarrierBytes:
-    """Restore the values of :meth:`CarrierByteCounter.plain`.
-
-    :param payload: the bytes of the timed transfers.
-    """
-    return CarrierBytes(tuple(Carrier(*item) for item in plain), payload)

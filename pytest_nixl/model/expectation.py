@@ -6,8 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pytest_nixl.model.machine import Machine, devices, is_network
+from pytest_nixl.model.machine import Machine
 from pytest_nixl.model.memory import MemoryPair
+from pytest_nixl.model.transports import cards, is_network
 
 if TYPE_CHECKING:
     from pytest_nixl.model.row_key import RowKey
@@ -105,7 +106,7 @@ def row_ceiling(samples: Samples, expectation: Expectation | None, machine: Mach
         return Ceiling(expectation.ceiling)
     if machine is None or not _over_network(samples, expectation):
         return None
-    nics = devices(samples.transports)
+    nics = cards(samples.transports)
     if samples.counted is not None and (carriers := samples.counted.carriers(samples.transports)):
         nics = tuple(item.device for item in carriers if item.device != "lo")
         if not nics:

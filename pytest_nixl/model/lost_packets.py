@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_nixl.model.device_counters import CARRIED_SHARE, read_sysfs
-from pytest_nixl.model.machine import EFA, RDMA
+from pytest_nixl.model.transports import EFA, RDMA
 
 #: Counters that grow if a packet did not arrive.
 LOSS = frozenset({

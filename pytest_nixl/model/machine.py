@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A machine's network cards, and which of them a transport names."""
+"""The hardware of a machine, as a profile gives it."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,15 +11,6 @@ from pytest_nixl.core import units
 
 if TYPE_CHECKING:
     from pytest_nixl.model.memory import MemoryPair
-
-RDMA = frozenset({"rc", "rc_v", "rc_x", "rc_verbs", "rc_mlx5", "rc_gda", "dc", "dc_mlx5", "dc_x",
-                  "ud", "ud_v", "ud_x", "ud_verbs", "ud_mlx5", "verbs", "cxi", "opx", "psm2", "psm3"})  # fmt: skip
-#: The suffix of an EFA transport that moved its bytes by send and receive messages instead of RDMA.
-EMULATED = "-emulated"
-EFA = frozenset({"efa", "srd", f"efa{EMULATED}", f"srd{EMULATED}"})
-
-#: Transports that use a network card, as UCX and libfabric name them.
-NETWORK = RDMA | EFA | {"tcp", "sockets"}
 
 
 @dataclass(frozen=True)
@@ -71,22 +61,3 @@ class Machine:
     def describe(self, count: int) -> str:
         """Return ``count`` network cards as text: ``4 NICs of 100 Gb/s``."""
         return f"{count} {'NIC' if count == 1 else 'NICs'} of {units.gigabits(self.nic_rate)} Gb/s"
-
-
-def is_network(transport: str) -> bool:
-    """Whether a transport, given as ``name`` or ``name/device``, uses a network card."""
-    name, _, device = transport.partition("/")
-    return re.split(r"[;:]", name)[0] in NETWORK and device != "lo"
-
-
-def card(transport: str) -> str:
-    """Return the network card of a ``name/device`` transport, without the suffixes of UCX (``:1``) and libfabric
-    (``-rdm``, ``-dgrm``).
-    """
-    return re.sub(r"(:1|-rdm|-dgrm)$", "", transport.partition("/")[2])
-
-
-def devices(transports: Sequence[str]) -> tuple[str, ...] | None:
-    """Return the network cards of ``name/device`` transports, each once; None: a transport names no device."""
-    names = [card(transport) for transport in transports]
-    return tuple(dict.fromkeys(names)) if names and all(names) else None

@@ -19,8 +19,8 @@ TAKEN = Number(1e-9, 1e9)
 WORDS = Text(1 << 16)
 NAME = Text(256)
 COUNTS, LINES, REFS = Every(COUNT), Every(WORDS), Every(Ref, most=1 << 20)
-#: Of each device counter: its device, its name, and the values before and after.
-COUNTED = Every((NAME, Text(64), Number(0, 1 << 64), OneOf((None, Number(0, 1 << 64)))))
+#: Of each device: its name, its kind, the bytes that it carried, and those of whole packets.
+CARRIERS = Every((NAME, Text(64), Number(0, 1 << 64), OneOf((None, Number(0, 1 << 64)))))
 CORES = Number(0, 1e6)
 #: Address, memory type and device.
 SIDE = (COUNT, Text(64), COUNT)

@@ -17,9 +17,9 @@ from pytest_nixl.core.strict import Every, Number, OneOf, Text
 from pytest_nixl.core.wire import Ref
 from pytest_nixl.model.worker_command import (
     BYTE,
+    CARRIERS,
     CORES,
     COUNT,
-    COUNTED,
     COUNTS,
     LINES,
     NAME,
@@ -37,20 +37,6 @@ _PLACE = Number(-(1 << 63), 1 << 64, whole=True)
 #: Seed, offset and size in bytes.
 _PARTS = Every((COUNT, _PLACE, _PLACE))
 _CORRUPTION = {**dict.fromkeys(("wrong_bytes", "total_bytes", "offset"), COUNT), "expected": BYTE, "found": BYTE}
-#: The transfers of a row and how the initiator runs them.
-_TRANSFERS = {
-    "agent": Ref,
-    "target": WORDS,
-    "transfers": Ref,
-    "timeout": SECONDS,
-    "acknowledged": bool,
-    "tag_each": bool,
-    "announced": bool,
-    "depth": COUNT,
-    **dict.fromkeys(("storage", "objects"), Ref | None),
-}
-
-
 #: The methods of NIXL's agent that the command ``call`` accepts.
 AGENT_METHODS = frozenset(
     {
@@ -143,7 +129,8 @@ KERNEL_COMMANDS: Mapping[str, WorkerCommand] = {
     "loss_counters": WorkerCommand({}, Every((NAME, NAME, COUNT))),
     "measure": WorkerCommand(
         {
-            **_TRANSFERS,
+            "transfers": Ref,
+            "timeout": SECONDS,
             "op": NAME,
             "own": COUNTS,
             "iterations": COUNT,
@@ -155,11 +142,11 @@ KERNEL_COMMANDS: Mapping[str, WorkerCommand] = {
             "windows": Every(TAKEN),
             "transfers": Every(Number(1, 1 << 53, whole=True)),
             "latencies": Every(SECONDS),
-            "counted": COUNTED,
-            "others": CORES,
+            "counted": CARRIERS,
+            "contention": CORES,
         },
     ),
-    "move": WorkerCommand(_TRANSFERS),
+    "move": WorkerCommand({"transfers": Ref, "timeout": SECONDS}),
     "prepare_objects": WorkerCommand({"agent": Ref, "buffer": Ref, "block": COUNT, "count": COUNT}),
     "probe_objects": WorkerCommand({"buffer": Ref}),
     "read": WorkerCommand({"buffer": Ref, "offset": _PLACE, "size": _PLACE}, bytes),
@@ -174,8 +161,9 @@ KERNEL_COMMANDS: Mapping[str, WorkerCommand] = {
             "block": COUNT,
             "batch": COUNT,
             "transfers": COUNT,
-            "notification": bytes,
-            "tag_all": bool,
+            "depth": COUNT,
+            **dict.fromkeys(("acknowledged", "tag_each", "announced"), bool),
+            **dict.fromkeys(("storage", "objects"), Ref | None),
         },
         Ref,
     ),

@@ -96,7 +96,7 @@ def _store(config: pytest.Config, run: Run) -> None:
     from pytest_nixl.store.store import Store
 
     if not run.found.benchmarks:
-        run.recorder.note(f"nothing was stored in {run.settings.store}: no row was recorded")
+        run.found.note(f"nothing was stored in {run.settings.store}: no row was recorded")
         return
     store = Store(Path(run.settings.store))
     record = record_of(config, run)
@@ -109,12 +109,12 @@ def _store(config: pytest.Config, run: Run) -> None:
         try:
             path = store.write(each, label)
         except NixlPluginError as error:
-            run.recorder.note(f"{error.reason}. {error.remedy}")
+            run.found.note(f"{error.reason}. {error.remedy}")
         else:
             stored.append(path)
-            run.recorder.note(f"stored: {path}")
+            run.found.note(f"stored: {path}")
     if stored:
-        run.recorder.add_stored(stored)
+        run.found.stored = tuple(stored)
 
 
 def _next_step(report: RunReport, run: Run) -> str:
@@ -154,18 +154,18 @@ def _report(config: pytest.Config, run: Run, settings: Settings, found: Recorded
         failed_tests=tuple(sorted(completeness.failed - checks)),
     )
     if in_action():
-        run.recorder.annotate(workflow_commands(report))
+        run.found.annotations = tuple(workflow_commands(report))
         try:
             add_summary(report)
         except NixlPluginError as error:
-            run.recorder.note(error.reason)
+            run.found.note(error.reason)
     for path in settings.report:
         try:
             write(report, Path(path))
         except NixlPluginError as error:
-            run.recorder.note(f"{error.reason}. {error.remedy}")
+            run.found.note(f"{error.reason}. {error.remedy}")
         else:
-            run.recorder.note(f"wrote {path}")
+            run.found.note(f"wrote {path}")
             if path.endswith(".html") and not refused:
-                run.recorder.note(f"next: open {path}{_next_step(report, run)}")
-    run.recorder.note(*skipped)
+                run.found.note(f"next: open {path}{_next_step(report, run)}")
+    run.found.note(*skipped)

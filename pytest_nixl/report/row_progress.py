@@ -101,12 +101,12 @@ class RowProgress:
             return
         number, key = self._keys[item.nodeid]
         usual = sum(self._spent) / len(self._spent) if self._spent else None
-        recorder = self._run.recorder
-        recorder.samples_so_far = None
+        found = self._run.found
+        found.samples_so_far = None
         self._started = time.monotonic()
 
         def bandwidth() -> float | None:
-            samples = recorder.samples_so_far
+            samples = found.samples_so_far
             return None if samples is None else samples.bandwidth
 
         row = RowOfRun(key, number, len(self._keys), usual)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def find(run: Run) -> None:
-    """Find the baseline that the settings name and give it to the run's recorder.
+    """Find the baseline that the settings name and keep it in what the run found.
 
     :raises pytest.UsageError: if there is none, or if it was measured on another kind of machine.
     """
@@ -35,8 +35,8 @@ def find(run: Run) -> None:
         refuse_other_machine(found, this_run(run))
     except ValueError as error:
         raise pytest.UsageError(f"--nixl-baseline: {error}") from None
-    run.recorder.add_baseline(found)
-    run.recorder.note(*skipped)
+    run.found.baseline = found
+    run.found.note(*skipped)
 
 
 def another_to_compare(samples: Samples, run: Run) -> bool:
@@ -70,18 +70,18 @@ def compare(run: Run) -> None:
     in_turn = before is None
     if before is None:
         if settings.first_baseline:
-            run.recorder.add_run_results([_make_first(run)])
+            run.found.add_run_results([_make_first(run)])
         if settings.compare_image is None:
             return  # the run ended before its baseline was read, or there is none yet
         before = other_run(run, settings.compare_image)
     comparison = compare_runs(before, this_run(run), settings.max_regression, in_turn=in_turn)
-    run.recorder.add_comparison(comparison)
+    run.found.add_comparison(comparison)
 
 
 def tell_of_no_baseline(run: Run) -> None:
     """Say at the end of a run that was interrupted that there is still no baseline, and that it cannot be one."""
     if run.settings.first_baseline:
-        run.recorder.note(
+        run.found.note(
             f"still no baseline: {run.settings.baseline} does not exist, and the record of an interrupted run cannot "
             "be one: run again to the end"
         )

@@ -134,12 +134,12 @@ def described(samples: Samples) -> dict[str, object]:
         "transports": list(samples.transports),
         **({"protocol": samples.protocol} if samples.protocol else {}),
         "payload_bytes": sum(samples.transfers) * samples.transfer_bytes,
-        "counted_bytes": _counted(samples),
+        "counted_bytes": _carried(samples),
         **({"lost_packets": [asdict(each) for each in samples.lossy]} if samples.lossy else {}),
     }
 
 
-def _counted(samples: Samples) -> dict[str, int]:
+def _carried(samples: Samples) -> dict[str, int]:
     """Return the bytes of the payload that each device of the initiator's host carried, by the device's counters."""
     carriers = samples.counted.carriers(samples.transports) if samples.counted is not None else ()
     return {item.device: item.carried for item in carriers}

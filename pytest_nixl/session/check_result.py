@@ -164,7 +164,7 @@ def _result_of(run: Run, item: pytest.Item, call: pytest.CallInfo[None], report:
     judgement = _judgement(item, call, report)
     row = row_of(item)
     return replace(
-        run.recorder.begun(item.nodeid),
+        run.found.begun(item.nodeid),
         check=check,
         verdict=judgement.verdict,
         reason=judgement.reason,

@@ -145,7 +145,7 @@ def _last_of_each_row(run: Run) -> list[Any]:
     last = {benchmark.extra_info.get("key", benchmark.fullname): benchmark for benchmark in run.found.benchmarks}
     if len(last) < len(run.found.benchmarks):
         note = f"{len(run.found.benchmarks)} measurements of {len(last)} rows: the record has the last one of each row"
-        run.recorder.note(note)
+        run.found.note(note)
     return list(last.values())
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pytest_nixl.cluster.rank_session import RankSession
     from pytest_nixl.model.row_key import RowKey
     from pytest_nixl.model.settings import Settings
-    from pytest_nixl.session.recorder import Found, Recorder
+    from pytest_nixl.session.found import Found
 
 RUN = pytest.StashKey["Run"]()
 _RANK_SESSION: pytest.StashKey[RankSession] = pytest.StashKey()
@@ -41,40 +41,18 @@ OUR_FIXTURES = frozenset(
 )
 
 
+@dataclass
 class Collected:
-    """Which of the collected tests concern the plugin, even if they were deselected later."""
+    """Which of the collected tests concern the plugin, even if they were deselected later.
 
-    def __init__(self) -> None:
-        self._used = self._checks = False
-        self._suites: set[str] = set()
+    :param used: whether a test that uses the plugin was selected.
+    :param checks: whether a test that makes a check was collected.
+    :param suites: the suites of which a test was collected.
+    """
 
-    @property
-    def used(self) -> bool:
-        """Whether a test that uses the plugin was selected."""
-        return self._used
-
-    @property
-    def checks(self) -> bool:
-        """Whether a test that makes a check was collected."""
-        return self._checks
-
-    @property
-    def suites(self) -> frozenset[str]:
-        """The suites of which a test was collected."""
-        return frozenset(self._suites)
-
-    def add_use(self) -> None:
-        """Note that a test that uses the plugin was selected."""
-        self._used = True
-
-    def add_check(self, suite: str | None) -> None:
-        """Note that a test that makes a check was collected.
-
-        :param suite: the suite of the test; None: it belongs to none.
-        """
-        self._checks = True
-        if suite is not None:
-            self._suites.add(suite)
+    used: bool = False
+    checks: bool = False
+    suites: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,21 +134,16 @@ class Run:
         return self.rank_session is not None and not self.rank_session.drives
 
     @cached_property
-    def recorder(self) -> Recorder:
-        """Through which everything that the run finds is added."""
-        from pytest_nixl.session.recorder import Recorder
-
-        return Recorder(self.hide)
-
-    @cached_property
     def hide(self) -> Callable[[str], str]:
         """Hides the secrets of this run in a text. Every result, note and traceback passes through it."""
         return hider_of(self.config)
 
-    @property
+    @cached_property
     def found(self) -> Found:
         """What the run found so far."""
-        return self.recorder.found
+        from pytest_nixl.session.found import Found
+
+        return Found(self.hide)
 
     @property
     def _for_us(self) -> bool:

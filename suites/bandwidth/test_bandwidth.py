@@ -7,20 +7,21 @@ from collections.abc import Callable
 
 import pytest
 
-from pytest_nixl import Judgement, Samples
+from pytest_nixl import Judgement, Link, Samples
 
 
 @pytest.mark.nixl_check("bandwidth", level="quick")
 def test_bandwidth(
+    nixl_link: Link,
     block: int,
     batch: int,
     depth: int,
     measure: Callable[..., Samples],
-    record: Callable[[Samples], None],
-    expect: Callable[[Samples], Judgement],
+    record: Callable[[Link, Samples], None],
+    judge: Callable[[Samples], Judgement],
     verdict: Callable[[Judgement], None],
 ) -> None:
     """Bandwidth, latency, integrity and transport of one row are as the profile expects."""
-    samples = measure(block, batch=batch, depth=depth)
-    record(samples)
-    verdict(expect(samples))
+    samples = measure(nixl_link, block, batch=batch, depth=depth)
+    record(nixl_link, samples)
+    verdict(judge(samples))

@@ -23,14 +23,14 @@ def test_bandwidth_of_bytes_in_no_cache(
     cold_row: RowKey | None,
     nixl_settings: Settings,
     nixl_pairs: WorkerPairs,
-    measure_of: Callable[..., Samples],
-    record_of: Callable[[Link, Samples], None],
-    expect: Callable[[Samples], Judgement],
+    measure: Callable[..., Samples],
+    record: Callable[[Link, Samples], None],
+    judge: Callable[[Samples], Judgement],
     verdict: Callable[[Judgement], None],
 ) -> None:
     """Integrity and transport of a row whose transfers walk a buffer larger than the last-level cache are right."""
     link = cold_link(cold_row, nixl_settings, nixl_pairs)
     assert cold_row is not None
-    samples = measure_of(link, cold_row.block, batch=cold_row.batch, depth=cold_row.depth)
-    record_of(link, samples)
-    verdict(expect(samples))
+    samples = measure(link, cold_row.block, batch=cold_row.batch, depth=cold_row.depth)
+    record(link, samples)
+    verdict(judge(samples))

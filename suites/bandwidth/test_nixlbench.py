@@ -61,17 +61,14 @@ def nixlbench(nixl_settings: Settings, nixl_cluster: Cluster, nixl_etcd_server: 
 
 
 @pytest.fixture
-def record_program(
-    request: pytest.FixtureRequest, nixl_run: Run, row_benchmark: Callable[..., None]
-) -> Callable[[JudgedRow, dict[str, object]], None]:
+def record_program(nixl_run: Run, record_row: Callable[..., None]) -> Callable[[JudgedRow, dict[str, object]], None]:
     """Return a function that records a program's measurement of a row in the table and in pytest-benchmark's files."""
 
     def write(judged: JudgedRow, more: dict[str, object]) -> None:
-        nixl_run.recorder.note(*judged.notes)
+        nixl_run.found.note(*judged.notes)
         if judged.samples is None or judged.figures is None:
             return
-        nixl_run.recorder.add_row(request.node.nodeid, judged.figures)
-        row_benchmark(judged.samples, more)
+        record_row(judged.samples, judged.figures, {}, more)
 
     return write
 

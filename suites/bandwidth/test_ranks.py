@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pytest_nixl import Cluster, Judgement, Link, Run, Samples, Settings, WorkerPairs
+from pytest_nixl import Cluster, Judgement, Run, Samples, Settings, WorkerPairs
 from pytest_nixl.checks.bandwidth.ranks_together import judge_culprit, judge_pairs_together
 
 
@@ -16,12 +16,12 @@ def test_no_rank_is_to_blame_for_a_slow_pair(
     nixl_run: Run,
     nixl_cluster: Cluster,
     nixl_pairs: WorkerPairs,
-    expect: Callable[[Samples], Judgement],
-    measure_until_clear: Callable[[Link, int, int, int], Samples],
+    judge: Callable[[Samples], Judgement],
+    another: Callable[[Samples], bool],
     verdict: Callable[[Judgement], None],
 ) -> None:
     """Each end of a failed pair is measured again with a rank that is not suspected, which shows the culprit."""
-    verdict(judge_culprit(nixl_run, nixl_cluster, nixl_pairs, measure_until_clear, expect))
+    verdict(judge_culprit(nixl_run, nixl_cluster, nixl_pairs, another, judge))
 
 
 @pytest.mark.nixl_check("pairs-together")

@@ -97,8 +97,8 @@ def measure_requests(
     def measure(kind: KvRequestKind) -> KvSamples:
         if other_kv_launches is None:
             return kv_launches.measure_launches(kind, another)
-        samples = in_turn(kind, kv_launches, other_kv_launches, another, nixl_run.recorder.add_other_samples)
-        nixl_run.recorder.add_other_versions(other_kv_launches.versions)
+        samples = in_turn(kind, kv_launches, other_kv_launches, another, nixl_run.found.add_other_samples)
+        nixl_run.found.add_other_versions(other_kv_launches.versions)
         return samples
 
     return measure
@@ -123,7 +123,7 @@ def move_blocks(
         figures = figures_of(kind, samples, expectation)
         record_row(samples.row(kind.key), figures, kv_launches.versions, recorded(kind, samples))
         if samples.corruption is None:
-            nixl_run.recorder.note_detail(describe(kind, samples))
+            nixl_run.found.note_detail(describe(kind, samples))
         bounded = record_figures(times_of(kind, samples))
         judged = judge_requests(kind, samples, expectation)
         return judged if judged.verdict is not Verdict.PASS or bounded.verdict is Verdict.PASS else bounded

@@ -34,5 +34,5 @@ def test_blocks_move_between_memory_and_storage(
     bounded = record_figures(found.figures)
     judged = judge_stored(found)
     if judged.verdict is Verdict.PASS:
-        nixl_run.recorder.note_detail(f"KV blocks in storage: {judged.reason}")
+        nixl_run.found.note_detail(f"KV blocks in storage: {judged.reason}")
     verdict(judged if judged.verdict is not Verdict.PASS or bounded.verdict is Verdict.PASS else bounded)

@@ -64,7 +64,7 @@ def pattern_launches(nixl_cluster: Cluster, nixl_settings: Settings) -> PatternL
 def flow_judged(
     pattern_launches: PatternLaunches,
     record_row: Callable[..., None],
-    expect: Callable[[Samples], Judgement],
+    judge: Callable[[Samples], Judgement],
     profile: Profile,
 ) -> Callable[[FlowRow | None], Judgement]:
     """Record the row of a flow, and judge it by what the profile expects."""
@@ -74,7 +74,7 @@ def flow_judged(
             raise NotApplicableError(NOTHING, REMEDY)
         samples, *recorded = measured_row(row, pattern_launches, profile)
         record_row(samples, *recorded)
-        return expect(samples)
+        return judge(samples)
 
     return judged
 
@@ -84,5 +84,5 @@ def kind_of_pattern(pattern_kind: PatternKind | None, pattern_launches: PatternL
     """What is measured of the pattern; the run's report has it in one line."""
     if pattern_kind is None:
         raise NotApplicableError(NOTHING, REMEDY)
-    nixl_run.recorder.note(line_of(pattern_launches.samples(pattern_kind)))
+    nixl_run.found.note(line_of(pattern_launches.samples(pattern_kind)))
     return pattern_kind

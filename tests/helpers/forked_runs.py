@@ -209,12 +209,12 @@ def _import_all() -> None:
 
 def save_time(replace: Callable[[object, str, object], None]) -> None:
     """Let workers of rows be forked, and make few transfers before the first row of a launch."""
-    from pytest_nixl.measure import worker_pair
+    from pytest_nixl.measure import launch
     from pytest_nixl.processes import hosts
 
     replace(hosts, "MEASURED", ())
     replace(hosts, "FACTS", "")
-    replace(worker_pair, "FIRST_SETTLE_SECONDS", worker_pair.SETTLE_SECONDS)
+    replace(launch, "FIRST_SETTLE_SECONDS", launch.SETTLE_SECONDS)
 
 
 def _serve(listening: socket.socket) -> None:

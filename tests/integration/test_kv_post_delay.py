@@ -15,7 +15,7 @@ from helpers.slow_post import slow_post
 
 from pytest_nixl.checks.kv_cache.blocks import KvLayout
 from pytest_nixl.checks.kv_cache.link import KvLink, KvTraffic
-from pytest_nixl.measure.worker_pair import WorkerPair
+from pytest_nixl.measure.launch import Launch
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.nixl.backends import BACKENDS
@@ -31,7 +31,7 @@ REQUESTS = 200
 def launch(settings: Settings, variables: Mapping[str, str]) -> float:
     """Return the descriptors per second in the fastest post of one launch."""
     hosts = LocalHost(supervisor(), 0), LocalHost(supervisor(), 1)
-    pair = WorkerPair(
+    pair = Launch(
         hosts, settings, BACKENDS["UCX"], MemoryPair("DRAM", "DRAM"), LAYOUT.size, regions=LAYOUT.tensors,
         variables=(variables, {}),
     )  # fmt: skip

@@ -166,9 +166,9 @@ def test_a_variable_with_certificates_that_nixl_does_not_read_is_named(
     )
     assert judged.remedy.startswith(remedy)
     # A row names it too: a server that answers another client is not the whole answer.
-    target = link(make_pairs(), plugin, "WRITE")._pair.target
+    target = link(make_pairs(), plugin, "WRITE")
     with pytest.raises(WorkerError, match="answers another client, but NIXL's plugin OBJ may not trust") as caught:
-        target.agent.worker.call("probe_objects", buffer=target.buffer.ref)
+        target.target.worker.call("probe_objects", buffer=target.destination.ref)
     assert caught.value.remedy == judged.remedy
     assert server.keys == []
 

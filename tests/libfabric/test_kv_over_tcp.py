@@ -16,7 +16,7 @@ from test_real_libfabric import ACCEPTS_TCP, DRAM, run_in
 from pytest_nixl.checks.kv_cache.blocks import KvLayout
 from pytest_nixl.checks.kv_cache.check import WAYS
 from pytest_nixl.checks.kv_cache.link import KvLink, KvTraffic
-from pytest_nixl.measure.worker_pair import WorkerPair
+from pytest_nixl.measure.launch import Launch
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.nixl.backends import BACKENDS
 from pytest_nixl.processes.hosts import LocalHost
@@ -44,7 +44,7 @@ def test_ten_thousand_descriptors_are_verified_over_tcp(
 ) -> None:
     settings = make_settings()
     one, other = (LocalHost(supervisor(), rank, host.prefix) for rank in range(2))
-    pair = WorkerPair((one, other), settings, BACKENDS["LIBFABRIC"], DRAM, LAYOUT.size, regions=LAYOUT.tensors)
+    pair = Launch((one, other), settings, BACKENDS["LIBFABRIC"], DRAM, LAYOUT.size, regions=LAYOUT.tensors)
     with closing(pair):
         samples = KvLink(pair, LAYOUT, op, settings.timeout).measure(KvTraffic(BLOCKS), duration=0.0, least=2)
     assert samples.corruption is None

@@ -21,9 +21,9 @@ from pytest_nixl.judge.concurrent import (
     spread,
 )
 from pytest_nixl.measure.link import Link
-from pytest_nixl.model.machine import card, is_network
 from pytest_nixl.model.memory import DevicePair
 from pytest_nixl.model.samples import Samples
+from pytest_nixl.model.transports import card, is_network
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.nixl.gpus import LinkGpu
 

@@ -17,7 +17,6 @@ from pytest_nixl.judge.culprit import (
     remedy_of_two,
     trials,
 )
-from pytest_nixl.measure.link import Link
 from pytest_nixl.measure.worker_pairs import WorkerPairs
 from pytest_nixl.model.samples import Samples
 from pytest_nixl.model.settings import Settings
@@ -30,13 +29,13 @@ def judge_culprit(
     run: Run,
     cluster: Cluster,
     pairs: WorkerPairs,
-    measure: Callable[[Link, int, int, int], Samples],
-    expect: Callable[[Samples], Judgement],
+    another: Callable[[Samples], bool],
+    judge: Callable[[Samples], Judgement],
 ) -> Judgement:
     """Measure each end of a failed pair again with a rank that is not suspected, and name the culprit.
 
-    :param measure: measures a row (block in bytes, batch, depth) of a link in as many launches as it takes.
-    :param expect: judges samples by what the profile expects of their row.
+    :param another: returns whether a row needs one more launch, from the samples so far.
+    :param judge: judges samples by what the profile expects of their row.
     :raises NotApplicableError: the run has only one rank.
     """
     if not cluster.several:
@@ -53,8 +52,9 @@ def judge_culprit(
         tried = []
         for trial in trials(each, failed, cluster.ranks):
             key = trial.key
-            samples = measure(pairs.link_of(key, trial.ranks), key.block, key.batch, key.depth)
-            tried.append(RetestResult(trial, expect(samples), samples.transports))
+            link = pairs.link_of(key, trial.ranks)
+            samples = link.measure_launches(key.block, batch=key.batch, depth=key.depth, another=another)
+            tried.append(RetestResult(trial, judge(samples), samples.transports))
         ranks, sentence = blame(each, tried, names)
         guilty += ranks
         said.append(sentence)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.judge.profiles import Profile
-from pytest_nixl.model.machine import EFA, RDMA, Machine
+from pytest_nixl.model.machine import Machine
+from pytest_nixl.model.transports import EFA, RDMA
 from pytest_nixl.model.verdicts import Judgement, Verdict
 
 

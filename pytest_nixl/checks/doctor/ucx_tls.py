@@ -15,9 +15,9 @@ from pytest_nixl.checks.doctor.check import (
 from pytest_nixl.core.rdma_fault import TCP_ALONE, allows_cuda, cuda_remedy
 from pytest_nixl.core.words import named
 from pytest_nixl.host.facts import Facts
-from pytest_nixl.host.ucx_transports import RDMA_TLS, UcxTransports
-from pytest_nixl.judge.row import ucx_tls_allows
+from pytest_nixl.host.ucx_transports import UcxTransports
 from pytest_nixl.model.nixl_releases import refuses_no_cuda
+from pytest_nixl.model.transports import UCX_OF_RDMA, ucx_tls_allows
 from pytest_nixl.model.verdicts import Judgement
 from pytest_nixl.session.default_profile import ONE_HOST, OVER_TCP
 
@@ -45,7 +45,7 @@ def transports_allowed(facts: Facts, wanted: Requirements) -> Judgement:
     )  # fmt: skip
     no_cuda = "allows no CUDA memory, but this host has an NVIDIA GPU, so NIXL refuses UCX (NIXL_ERR_BACKEND)"
     if has_rdma(facts, wanted):
-        rdma = [name for name in tls.names if name in RDMA_TLS or name == "all"]
+        rdma = [name for name in tls.names if name in UCX_OF_RDMA or name == "all"]
         shut = tls.without and (
             {"ib", "all"} & set(rdma) or {"rc", "dc", "ud"} <= {name.partition("_")[0] for name in rdma}
         )

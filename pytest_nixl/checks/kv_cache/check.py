@@ -18,7 +18,7 @@ from pytest_nixl.host.memory import available_memory, in_bytes
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.judge.row import judge
 from pytest_nixl.measure.interleaved import take_turns
-from pytest_nixl.measure.worker_pair import WorkerPair
+from pytest_nixl.measure.launch import Launch
 from pytest_nixl.model.agent_options import AgentOptions
 from pytest_nixl.model.expectation import Expectation
 from pytest_nixl.model.figure import Figure
@@ -84,7 +84,7 @@ class KvLaunches:
     def __init__(self, hosts: Sequence[Host], settings: Settings) -> None:
         self._hosts, self._settings = hosts, settings
         self._kind: tuple[str, MemoryPair, RankPair, int, AgentOptions] | None = None
-        self._pair: WorkerPair | None = None
+        self._launched: Launch | None = None
         self._link: KvLink | None = None
 
     def measure(self, kind: KvRequestKind) -> KvSamples:
@@ -97,11 +97,11 @@ class KvLaunches:
         settings = self._settings
         layout = layout_of(kind.plan, kind.op, kind.requests)
         order, method, merge = WAYS[kind.way]
-        pair = self._launch(kind, layout)
-        version = str(pair.initiator.agent.worker.versions["nixl"])
+        launch = self._launch(kind, layout)
+        version = str(launch.initiator.worker.versions["nixl"])
         if method is KvMethod.STRIDED and not takes_strided_descriptors(version):
             raise NotApplicableError(f"NIXL {version} takes no strided descriptors", "use NIXL 1.5.0 or later")
-        self._link = KvLink(pair, layout, kind.op, settings.timeout)
+        self._link = KvLink(launch, layout, kind.op, settings.timeout)
         traffic = KvTraffic(kind.plan.blocks, order, method, merge, kind.requests, kind.rate)
         return self._link.measure(traffic, duration=settings.duration)
 
@@ -124,21 +124,21 @@ class KvLaunches:
 
     def close(self) -> None:
         """End the workers."""
-        if self._pair is not None:
-            self._pair.close()
-        self._pair = self._kind = None
+        if self._launched is not None:
+            self._launched.close()
+        self._launched = self._kind = None
 
-    def _launch(self, kind: KvRequestKind, layout: KvLayout) -> WorkerPair:
+    def _launch(self, kind: KvRequestKind, layout: KvLayout) -> Launch:
         wanted = kind.backend, kind.memory, kind.ranks, layout.size, kind.agent_options
-        if self._pair is not None and self._kind == wanted and self._pair.healthy:
-            return self._pair
+        if self._launched is not None and self._kind == wanted and self._launched.healthy:
+            return self._launched
         self.close()
         hosts = self._hosts[kind.ranks[0]], self._hosts[kind.ranks[1]]
         if all(isinstance(host, LocalHost) for host in hosts):  # the memory of other hosts is not known here
             _require_room(layout, (kind.memory.initiator, kind.memory.target).count("DRAM"))
         backend = BACKENDS[kind.backend]
         devices = self._settings.devices if "VRAM" in (kind.memory.initiator, kind.memory.target) else None
-        self._pair = WorkerPair(
+        self._launched = Launch(
             hosts,
             self._settings,
             backend,
@@ -151,7 +151,7 @@ class KvLaunches:
             agent_options=kind.agent_options,
         )
         self._kind = wanted
-        return self._pair
+        return self._launched
 
 
 def _require_room(layout: KvLayout, caches: int) -> None:

@@ -11,10 +11,9 @@ from typing import Any
 from pytest_nixl.checks.kv_cache.blocks import BlockOrder, KvCorruption, KvLayout, KvMethod
 from pytest_nixl.checks.kv_cache.samples import KvSamples, RequestTimes
 from pytest_nixl.core.wire import Ref
+from pytest_nixl.measure.launch import Launch
 from pytest_nixl.measure.link import obstacle_between
-from pytest_nixl.measure.worker_pair import WorkerPair
-from pytest_nixl.model.carrier_bytes import counted
-from pytest_nixl.nixl.agent import NixlAgent
+from pytest_nixl.model.carrier_bytes import CarrierBytes
 from pytest_nixl.nixl.backends.ucx import protocol
 from pytest_nixl.nixl.buffer import Buffer
 from pytest_nixl.processes.worker_errors import SAME_VERSION, WorkerError
@@ -73,16 +72,14 @@ class KvLink:
 
     ``source`` and ``destination`` are the buffers from which and to which blocks move.
 
-    :param pair: two connected workers whose buffers have the size of the layout.
+    :param launch: two connected workers whose buffers have the size of the layout.
     :param op: ``WRITE`` (the prefill side pushes) or ``READ`` (the decode side pulls).
     :param timeout: the time that each request, and each comparison of a cache, may take, in seconds.
     """
 
-    def __init__(self, pair: WorkerPair, layout: KvLayout, op: str, timeout: float) -> None:
-        self._pair, self._layout, self._op, self._timeout = pair, layout, op, timeout
-        self.initiator: NixlAgent = pair.initiator.agent
-        self.target: NixlAgent = pair.target.agent
-        ends = (pair.initiator.buffer, pair.target.buffer)
+    def __init__(self, launch: Launch, layout: KvLayout, op: str, timeout: float) -> None:
+        self._launch, self._layout, self._op, self._timeout = launch, layout, op, timeout
+        self.initiator, self.target, ends = launch.initiator, launch.target, launch.buffers
         self.source, self.destination = ends if op == "WRITE" else (ends[1], ends[0])
 
     def measure(self, traffic: KvTraffic, *, duration: float, least: int = LEAST) -> KvSamples:
@@ -92,10 +89,8 @@ class KvLink:
         :param least: the least number of requests.
         :raises WorkerError: a worker dies or hangs, or NIXL reports an error; both workers are then ended.
         """
-        agent, other = self._pair.initiator.agent, self._pair.target.agent
-        sides = [
-            [one.address, one.memory, one.device] for one in (self._pair.initiator.buffer, self._pair.target.buffer)
-        ]
+        agent, other = self.initiator, self.target
+        sides = [[one.address, one.memory, one.device] for one in self._launch.buffers]
         try:
             self._prepare_objects(self._layout.tensors * self._layout.blocks)
             prepared = agent.worker.call(
@@ -103,31 +98,31 @@ class KvLink:
                 agent=agent.ref,
                 target=other.name,
                 op=self._op,
-                plugin=self._pair.backend.PLUGIN,
+                plugin=self._launch.backend.PLUGIN,
                 layout=asdict(self._layout),
                 sides=sides,
                 method=traffic.method.value,
                 merge=traffic.merge,
-                storage=self._pair.target.buffer.ref if self._pair.backend.STORAGE else None,
+                storage=self._launch.buffers[1].ref if self._launch.backend.STORAGE else None,
             )
             requests = prepared["requests"]
             alone = KvTraffic(traffic.blocks, traffic.order, traffic.method, traffic.merge)
             first, corruption = self._verified("after the first request", requests, alone, 1)
             count = traffic.count(first["seconds"], duration, least)
-            idle = self._pair.gpu_wait()
+            idle = self._launch.gpu_wait()
             found, after = self._verified("after the timed requests", requests, traffic, count)
-            wait = max(idle, self._pair.gpu_wait())
+            wait = max(idle, self._launch.gpu_wait())
             agent.worker.call("kv_release", requests=requests)
             agent.worker.call("forget", objects=[requests])
             self._prepare_objects(0)
         except BaseException:
-            self._pair.kill()
+            self._launch.kill()
             raise
         log = agent.worker.output()
         descriptors = traffic.blocks * self._layout.tensors
         request_bytes = descriptors * self._layout.block_bytes
-        evidence = counted(found["counted"], request_bytes * count)
-        reported = self._pair.backend.transports(log, self._op, self._layout.block_bytes, self._pair.memory)
+        carried = CarrierBytes.from_plain(found["counted"], request_bytes * count)
+        reported = self._launch.backend.transports(log, self._op, self._layout.block_bytes, self._launch.memory)
         return KvSamples(
             traffic.order,
             request_bytes,
@@ -136,23 +131,20 @@ class KvLink:
             (tuple(RequestTimes(each["intended"], each["start"], tuple(each["steps"])) for each in found["times"]),),
             alone=traffic == alone,
             corruption=corruption or after,
-            transports=tuple(evidence.named(reported)),
-            counted=evidence,
-            contention=(found["others"],),
+            transports=tuple(carried.named(reported)),
+            counted=carried,
+            contention=(found["contention"],),
             gpu_waits=(wait,) if wait else (),
             obstacle=obstacle_between(agent.worker, other.worker),
-            protocol=protocol(log, self._op, self._layout.block_bytes, self._pair.memory),
+            protocol=protocol(log, self._op, self._layout.block_bytes, self._launch.memory),
         )
 
     def _prepare_objects(self, count: int) -> None:
         """Make each block of the target's cache an object, if it is in an object store; 0: delete them."""
-        target = self._pair.target
-        if target.buffer.memory == "OBJ":
-            arguments = {"agent": target.agent.ref, "buffer": target.buffer.ref}
-            block = self._layout.block_bytes
-            target.agent.worker.call(
-                "prepare_objects", seconds=self._timeout * 10, **arguments, block=block, count=count
-            )
+        buffer = self._launch.buffers[1]
+        if buffer.memory == "OBJ":
+            arguments = {"agent": self.target.ref, "buffer": buffer.ref, "block": self._layout.block_bytes}
+            self.target.worker.call("prepare_objects", seconds=self._timeout * 10, **arguments, count=count)
 
     def _verified(
         self, phase: str, requests: Ref, traffic: KvTraffic, count: int
@@ -169,7 +161,7 @@ class KvLink:
             for _ in range(count)
         ]
         filling = [self._fill(self.source, seed, inverted=False)]
-        if self._pair.backend.STORAGE:  # one worker has both
+        if self._launch.backend.STORAGE:  # one worker has both
             results(filling)
             filling = []
         results([*filling, self._fill(self.destination, seed, inverted=True)])
@@ -197,12 +189,12 @@ class KvLink:
         )
 
     def _request(self, requests: Ref, draws: Sequence[dict[str, Any]], traffic: KvTraffic) -> dict[str, Any]:
-        initiator, target = self._pair.initiator.agent, self._pair.target.agent
+        initiator, target = self.initiator, self.target
         seconds = self._timeout * len(draws) + 5
         one, other = initiator.worker, target.worker
         own = [other.pid] if one.versions["host"] == other.versions["host"] else []
         serving: list[Pending] = []
-        if not self._pair.backend.STORAGE:
+        if not self._launch.backend.STORAGE:
             serving = [other.request("serve", seconds=seconds + 5, agent=target.ref, timeout=seconds)]
         running = one.request(
             "kv_request",

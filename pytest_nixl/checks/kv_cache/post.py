@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from pytest_nixl.checks.kv_cache.blocks import KvLayout
 from pytest_nixl.checks.kv_cache.link import KvLink, KvTraffic
-from pytest_nixl.measure.worker_pair import WorkerPair
+from pytest_nixl.measure.launch import Launch
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.samples import DISTURBED_CORES
 from pytest_nixl.model.settings import Settings
@@ -48,9 +48,9 @@ def measure_posts(hosts: Sequence[Host], settings: Settings, backend: str, op: s
     :param hosts: those of the initiator and of the target.
     :raises WorkerError: a worker fails.
     """
-    pair = WorkerPair((hosts[0], hosts[1]), settings, BACKENDS[backend], _HOST, _LAYOUT.size)
-    with closing(pair):
-        link = KvLink(pair, _LAYOUT, op, settings.timeout)
+    launch = Launch((hosts[0], hosts[1]), settings, BACKENDS[backend], _HOST, _LAYOUT.size)
+    with closing(launch):
+        link = KvLink(launch, _LAYOUT, op, settings.timeout)
         found = {count: link.measure(KvTraffic(count, merge=False), duration=0.0, least=_REQUESTS) for count in COUNTS}
     return PostTimes(
         {count: samples.step("post", 0) for count, samples in found.items()},

@@ -9,13 +9,11 @@ from dataclasses import dataclass
 from pytest_nixl.judge.profiles import Profile
 from pytest_nixl.model.device_counters import CounterComparison, Moved, compare
 from pytest_nixl.model.expectation import Expectation
-from pytest_nixl.model.machine import EMULATED, Machine
+from pytest_nixl.model.machine import Machine
 from pytest_nixl.model.nixlbench_output import STORAGE, NixlbenchOutput
 from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.model.transports import EMULATED, WITHIN_A_HOST
 from pytest_nixl.model.verdicts import Judgement, Verdict
-
-#: Transports without a network card. The line rate of the cards does not limit a row that may use one of them.
-_WITHIN_A_HOST = {"self", "cma", "posix", "sysv", "xpmem", "knem", "shm", "cuda_ipc", "cuda_copy", "rocm_ipc"}
 
 #: What to do about output that is not complete.
 RANKS_REMEDY = "Judge the output of rank 0, with stdout and stderr in one file (nixlbench ... > FILE 2>&1)."
@@ -68,13 +66,13 @@ def is_bound(
     key: RowKey, expectation: Expectation | None, limit: CardLimit, machine: Machine | None, transports: tuple[str, ...]
 ) -> bool:
     """Whether the line rate of the network cards limits this row."""
-    if transports and all(name.partition("/")[0] in _WITHIN_A_HOST for name in transports):
+    if transports and all(name.partition("/")[0] in WITHIN_A_HOST for name in transports):
         return False
     if key.backend in STORAGE:
         return False
     if limit.of_the_run:
         return True
-    if expectation is not None and expectation.transports and _WITHIN_A_HOST & set(expectation.transports):
+    if expectation is not None and expectation.transports and WITHIN_A_HOST & set(expectation.transports):
         return False
     # The rate that one GPU reaches does not limit rows between host memories, which may use every card.
     return "VRAM" in (key.memory.initiator, key.memory.target) or (machine is not None and machine.nics == 1)

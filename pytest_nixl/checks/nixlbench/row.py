@@ -13,11 +13,11 @@ from pytest_nixl.core import units
 from pytest_nixl.judge.profiles import Profile
 from pytest_nixl.judge.row import judge, percentage, rate
 from pytest_nixl.model.expectation import Ceiling, row_ceiling
-from pytest_nixl.model.machine import devices, is_network
 from pytest_nixl.model.nixlbench_output import REMEDIES, NixlbenchRow, Trouble
 from pytest_nixl.model.results import RowSummary
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.samples import Samples
+from pytest_nixl.model.transports import cards, is_network
 from pytest_nixl.model.verdicts import Judgement, Outcome, Verdict, outcome
 from pytest_nixl.nixl.backends import BACKENDS
 
@@ -95,14 +95,12 @@ def _utilisation(
     name: str, row: NixlbenchRow, transports: tuple[str, ...], ceiling: Ceiling | None, rates: Mapping[str, float]
 ) -> Iterator[str]:
     """Yield the share of the real line rate that a row reaches; nixlbench assumes 50 GB/s on every machine."""
-    cards = [card for card in devices(transports) or () if card != "lo"]
+    used = [card for card in cards(transports) or () if card != "lo"]
     if ceiling is not None and ceiling.why:
         limit, of = ceiling.value, ceiling.why
-    elif cards and all(card in rates for card in cards) and all(map(is_network, transports)):
-        limit, of = (
-            sum(rates[card] for card in cards),
-            f"the line rate of {' and '.join(cards)} according to the driver",
-        )
+    elif used and all(card in rates for card in used) and all(map(is_network, transports)):
+        limit = sum(rates[card] for card in used)
+        of = f"the line rate of {' and '.join(used)} according to the driver"
     else:
         return
     yield f"{name}: {rate(row.bandwidth)} is {percentage(row.bandwidth, limit)} of {units.gigabytes(limit)} GB/s, {of}"

@@ -14,8 +14,8 @@ from typing import Any
 from pytest_nixl.checks.pattern.samples import ALONE, TOGETHER, FlowSamples, PatternKind, PatternSamples, Window
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.core.wire import Ref
+from pytest_nixl.measure.launch import connect_partners, versions_named
 from pytest_nixl.measure.link import obstacle_between
-from pytest_nixl.measure.worker_pair import connect_partners, versions_named
 from pytest_nixl.model.agent_options import AgentOptions
 from pytest_nixl.model.samples import Corruption
 from pytest_nixl.model.settings import Settings
@@ -85,7 +85,7 @@ class FlowStep:
                     f"rank {posts[flow][0]} did not report {len(self.durations)} windows of the flow {flow}",
                     SAME_VERSION,
                 )
-        return MeasuredFlows(found, {rank: reports[rank]["others"] for rank in self.ranks})
+        return MeasuredFlows(found, {rank: reports[rank]["contention"] for rank in self.ranks})
 
 
 #: How often each flow is measured alone, and all together, in turn.

@@ -67,7 +67,7 @@ def compare(kind: RowKey, run: Run, cluster: Cluster, profile: Profile) -> tuple
                 break
     for one in found:
         if one.failed:
-            run.recorder.explain(one.key, judge_ratio(one).reason.partition(": ")[2])
+            run.found.explain(one.key, judge_ratio(one).reason.partition(": ")[2])
     judgement = judge_raw(found) if found else fault
     assert judgement is not None
     if fault is not None and judgement.verdict is not Verdict.FAIL:

@@ -29,7 +29,7 @@ from pytest_nixl.nixl.worker import nixl_api, transfer
 from pytest_nixl.nixl.worker.files import FileBuffer
 from pytest_nixl.nixl.worker.foreign_memory import obstacle
 from pytest_nixl.nixl.worker.memory import DramBuffer, PatternBuffer
-from pytest_nixl.nixl.worker.row_transfers import RowCommands, RowTransfers
+from pytest_nixl.nixl.worker.row_transfers import prepare_row
 from pytest_nixl.nixl.worker.tools import Tools
 
 #: The most characters of UCX_TLS that are told.
@@ -40,7 +40,7 @@ class CommandRefusedError(Exception):
     """The command does not exist, or its arguments are wrong."""
 
 
-class Commands(RowCommands):
+class Commands:
     """The kernel's commands as methods named ``do_COMMAND``, and the objects that the worker keeps for pytest.
 
     :param cancelled: returns whether pytest has asked to end the running command.
@@ -229,17 +229,32 @@ class Commands(RowCommands):
     def do_connect(self, agent: Ref, targets: list[str], timeout: float) -> None:
         """Connect to targets that run ``serve``."""
         for target in targets:
-            self._initiator(agent, target, None, timeout, depth=0, acknowledged=True, tag_each=False).greet()
+            how: dict[str, Any] = {"depth": 0, "acknowledged": True, "tag_each": False}
+            deadline = time.monotonic() + timeout
+            transfer.Initiator(self.get(agent), target, [], {}, **how, deadline=deadline).greet()
 
-    def do_move(self, agent: Ref, target: str, transfers: Ref, timeout: float, **how: Any) -> None:
+    def do_row_prepare(self, agent: Ref, storage: Ref | None, objects: Ref | None, **how: Any) -> Ref:
+        """Prepare the transfers of a row; the other arguments are those of :func:`prepare_row`.
+
+        :param storage: the file to sync at the end of a window.
+        :param objects: the objects of the target, whose server is asked if no transfer ends.
+        """
+        sync = self.get(storage).sync if storage is not None else None
+        watch = self.get(objects) if objects is not None else None
+        return self.keep(prepare_row(self.get(agent), **how, sync=sync, watch=watch), "row")
+
+    def do_row_release(self, transfers: Ref) -> None:
+        """Release the transfers of a row, and forget them."""
+        self.get(transfers).release()
+        self.do_forget([transfers])
+
+    def do_move(self, transfers: Ref, timeout: float) -> None:
         """Run each prepared transfer once, and wait until its bytes have arrived."""
-        initiator = self._initiator(agent, target, self.get(transfers), timeout, **how)
+        initiator = self._initiator(transfers, timeout)
         initiator.window(initiator.transfers, transfer.stamps_for(initiator.transfers))
 
     def do_measure(
         self,
-        agent: Ref,
-        target: str,
         transfers: Ref,
         timeout: float,
         op: str,
@@ -248,23 +263,22 @@ class Commands(RowCommands):
         warmup: int,
         settle: float,
         duration: float,
-        **how: Any,
     ) -> dict[str, Any]:
         """Time windows of the prepared transfers, and measure this host's device counters and contention.
 
         :param own: the pids of other processes on this host that belong to the row.
         """
-        initiator = self._initiator(agent, target, self.get(transfers), timeout, **how)
-        counting, others = CarrierByteCounter(op), CpuContention(own)
+        initiator = self._initiator(transfers, timeout)
+        carriers, contention = CarrierByteCounter(op), CpuContention(own)
         found = transfer.measure(
             initiator,
             iterations=iterations,
             warmup=warmup,
             settle=settle,
             duration=duration,
-            around=_both(others, counting),
+            around=_both(contention, carriers),
         )
-        return {**found, "counted": counting.plain(), "others": others.cores}
+        return {**found, "counted": carriers.plain(), "contention": contention.cores}
 
     def do_loss_counters(self) -> list[tuple[str, str, int]]:
         """Return the counters of this host's RDMA devices that tell of lost packets."""
@@ -308,33 +322,11 @@ class Commands(RowCommands):
             if isinstance(dropped, PatternBuffer):
                 dropped.free()
 
-    def _initiator(
-        self,
-        agent: Ref,
-        target: str,
-        row: RowTransfers | None,
-        timeout: float,
-        *,
-        depth: int,
-        acknowledged: bool,
-        tag_each: bool,
-        announced: bool = False,
-        storage: Ref | None = None,
-        objects: Ref | None = None,
-    ) -> transfer.Initiator:
-        return transfer.Initiator(
-            self.get(agent),
-            target,
-            row.plain if row is not None else [],
-            row.tagged if row is not None else [],
-            depth=depth,
-            acknowledged=acknowledged,
-            tag_each=tag_each,
-            announced=announced,
-            sync=self.get(storage).sync if storage is not None else None,
-            watch=self.get(objects) if objects is not None else None,
-            deadline=time.monotonic() + timeout,
-        )
+    def _initiator(self, transfers: Ref, timeout: float) -> transfer.Initiator:
+        """Return what runs prepared transfers, with a deadline for its next command."""
+        initiator: transfer.Initiator = self.get(transfers)
+        initiator.deadline = time.monotonic() + timeout
+        return initiator
 
     def keep(self, value: Any, kind: str) -> Ref:
         ref = Ref(self._next, kind)

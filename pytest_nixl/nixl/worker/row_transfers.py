@@ -7,11 +7,10 @@ are thousands of them. Otherwise there is one for each transfer in flight.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-from pytest_nixl.core.wire import Ref
+from pytest_nixl.nixl.worker.transfer import TAG, Initiator
 
 
 class _Made(dict[int, Any]):
@@ -26,10 +25,22 @@ class _Made(dict[int, Any]):
         return made
 
 
-class RowTransfers:
-    """The prepared transfers of neighbouring parts of two buffers.
-
-    ``plain`` has one transfer for each part, in order. ``tagged`` has the same with a notification, by their place.
+def prepare_row(
+    agent: Any,
+    op: str,
+    target: str,
+    plugin: str,
+    sides: list[list[Any]],
+    *,
+    block: int,
+    batch: int,
+    transfers: int,
+    depth: int,
+    tag_each: bool,
+    announced: bool,
+    **how: Any,
+) -> Initiator:
+    """Prepare the transfers of a row, and return what runs them.
 
     :param agent: the raw agent of the initiator.
     :param op: ``WRITE`` or ``READ``.
@@ -39,68 +50,23 @@ class RowTransfers:
     :param block: bytes of one block.
     :param batch: blocks of one transfer.
     :param transfers: the number of transfers.
-    :param notification: the notification with which tagged transfers are created.
-    :param tag_all: whether all tagged transfers are made now, instead of on demand.
+    :param how: as for :class:`Initiator`, as the others.
     """
 
-    def __init__(
-        self,
-        agent: Any,
-        op: str,
-        target: str,
-        plugin: str,
-        sides: list[list[Any]],
-        *,
-        block: int,
-        batch: int,
-        transfers: int,
-        notification: bytes,
-        tag_all: bool,
-    ) -> None:
-        self._agent, self._op, self._target, self._plugin = agent, op, target, plugin
-        self._sides, self._block, self._batch = sides, block, batch
-        self.plain = [self._prepare(place, b"") for place in range(transfers)]
-        self.tagged = _Made(lambda place: self._prepare(place, notification))
-        if tag_all:
-            for place in range(transfers):
-                self.tagged[place]
-
-    def _prepare(self, place: int, notification: bytes) -> Any:
-        local, remote = (self._agent.get_xfer_descs(self._part(place, *side), side[1]) for side in self._sides)
-        return self._agent.initialize_xfer(self._op, local, remote, self._target, notification, backends=[self._plugin])
-
-    def _part(self, place: int, address: int, memory: str, device: int) -> list[tuple[int, int, int]]:
+    def part(place: int, address: int, memory: str, device: int) -> list[tuple[int, int, int]]:
         """Return the descriptors of the blocks of one transfer on one side."""
-        blocks = range(place * self._batch, (place + 1) * self._batch)
+        blocks = range(place * batch, (place + 1) * batch)
         if memory == "OBJ":  # each block is an object, which has a number, from 1
-            return [(0, self._block, number + 1) for number in blocks]
-        return [(address + number * self._block, self._block, device) for number in blocks]
+            return [(0, block, number + 1) for number in blocks]
+        return [(address + number * block, block, device) for number in blocks]
 
-    def close(self) -> None:
-        """Release every transfer."""
-        for handle in (*self.plain, *self.tagged.values()):
-            self._agent.release_xfer_handle(handle)
-        self.plain.clear()
-        self.tagged.clear()
+    def prepare(place: int, notification: bytes) -> Any:
+        local, remote = (agent.get_xfer_descs(part(place, *side), side[1]) for side in sides)
+        return agent.initialize_xfer(op, local, remote, target, notification, backends=[plugin])
 
-
-class RowCommands(ABC):
-    """The commands ``row_prepare`` and ``row_release`` of a worker."""
-
-    @abstractmethod
-    def keep(self, value: Any, kind: str) -> Ref: ...
-
-    @abstractmethod
-    def get(self, ref: Ref) -> Any: ...
-
-    @abstractmethod
-    def do_forget(self, objects: list[Ref]) -> None: ...
-
-    def do_row_prepare(self, agent: Ref, **how: Any) -> Ref:
-        """Prepare the transfers of a row; the arguments are those of :class:`RowTransfers`."""
-        return self.keep(RowTransfers(self.get(agent), **how), "row")
-
-    def do_row_release(self, transfers: Ref) -> None:
-        """Release the transfers of a row, and forget them."""
-        self.get(transfers).close()
-        self.do_forget([transfers])
+    plain = [prepare(place, b"") for place in range(transfers)]
+    tagged = _Made(lambda place: prepare(place, TAG if announced else b""))
+    if tag_each or transfers == depth:  # those that walk a footprint are many, and only the last of a window is tagged
+        for place in range(transfers):
+            tagged[place]
+    return Initiator(agent, target, plain, tagged, depth=depth, tag_each=tag_each, announced=announced, **how)

@@ -11,7 +11,7 @@ After a handle was posted once with a notification, every later post of it sends
 later one is empty. Each transfer in flight therefore has two handles, one plain and one tagged.
 
 LIBFABRIC before NIXL 1.0 sends only the notification with which a handle was created. For these releases each tagged
-handle is created with :data:`COUNTED`, and before a window the initiator tells the target how many to wait for.
+handle is created with :data:`TAG`, and before a window the initiator tells the target how many to wait for.
 
 Both sides poll and yield the processor between polls, without a progress thread. On few cores the results vary far
 less than with a spinning thread.
@@ -48,7 +48,7 @@ _NAPS_BETWEEN_LOOKS = 8
 
 
 #: The notification of every tagged transfer, if NIXL can send only the one given at a handle's creation.
-COUNTED = b"pytest-nixl:counted"
+TAG = b"pytest-nixl:counted"
 _TOKEN = re.compile(rb"pytest-nixl:window:([0-9]+):([0-9]+)")
 _ANNOUNCEMENT = re.compile(rb"pytest-nixl:expect:([0-9]+):([0-9]+)")
 _ARRIVED = re.compile(rb"pytest-nixl:arrived:([0-9]+)")
@@ -95,8 +95,8 @@ class Initiator:
     :param depth: the number of transfers in flight; None: all of ``plain``.
     :param acknowledged: whether a window ends with the target's acknowledgement (WRITE to another agent).
     :param tag_each: whether every transfer carries a notification, not only the last one of a window.
-    :param deadline: the value of ``time.monotonic()`` at which every wait ends.
-    :param announced: whether tagged transfers carry :data:`COUNTED`, with which their handles were created.
+    :param deadline: the value of ``time.monotonic()`` at which every wait ends; it is set anew for each command.
+    :param announced: whether tagged transfers carry :data:`TAG`, with which their handles were created.
     :param sync: called at the end of a window (WRITE to storage); None for nothing.
     :param watch: asked if no transfer ends for :data:`STALLED_SECONDS`; None: nothing is.
     """
@@ -106,12 +106,12 @@ class Initiator:
         agent: Any,
         target: str,
         plain: Sequence[Any],
-        tagged: Sequence[Any] | Mapping[int, Any],
+        tagged: Mapping[int, Any],
         *,
         depth: int | None = None,
         acknowledged: bool,
         tag_each: bool,
-        deadline: float,
+        deadline: float = 0.0,
         announced: bool = False,
         sync: Callable[[], None] | None = None,
         watch: Watch | None = None,
@@ -152,6 +152,7 @@ class Initiator:
         :raises RuntimeError: a transfer failed.
         """
         self._window += 1
+        self._since = 0.0
         token = _token(self._window, transfers if self._tag_each else 1)
         # The first post that carries the token: none does, only the last one, or all.
         first_tagged = transfers if not self._acknowledged else 0 if self._tag_each else transfers - 1
@@ -167,6 +168,11 @@ class Initiator:
         if self._watch is not None:
             self._watch.arrived()
         return (time.perf_counter_ns() - start) / 1e9
+
+    def release(self) -> None:
+        """Release every transfer."""
+        for handle in (*self._plain, *self._tagged.values()):
+            self._agent.release_xfer_handle(handle)
 
     def greet(self) -> None:
         """Connect to a target, and exchange a notification in each direction."""
@@ -392,8 +398,8 @@ def serve(agent: Any, *, deadline: float, cancelled: Callable[[], bool], idle: b
                 if told := _ANNOUNCEMENT.fullmatch(message):
                     expected[sender] = int(told[1]), int(told[2])
                     continue
-                if message == COUNTED:
-                    arrived[sender, COUNTED] = arrived.get((sender, COUNTED), 0) + 1
+                if message == TAG:
+                    arrived[sender, TAG] = arrived.get((sender, TAG), 0) + 1
                     continue
                 token = _TOKEN.fullmatch(message)
                 if token is None:  # LIBFABRIC of NIXL 0.7 sends an empty notification for transfers without one
@@ -403,9 +409,9 @@ def serve(agent: Any, *, deadline: float, cancelled: Callable[[], bool], idle: b
                     del arrived[sender, message]
                     windows += 1
                     agent.send_notif(sender, _acknowledgement(int(token[1])))
-            if sender in expected and arrived.get((sender, COUNTED), 0) >= expected[sender][1]:
+            if sender in expected and arrived.get((sender, TAG), 0) >= expected[sender][1]:
                 number, needed_here = expected.pop(sender)
-                arrived[sender, COUNTED] -= needed_here
+                arrived[sender, TAG] -= needed_here
                 windows += 1
                 agent.send_notif(sender, _acknowledgement(number))
         polls += 1

@@ -17,10 +17,10 @@ ONE, OTHER = Flow(0, 1, 4096), Flow(3, 2, 4096)
 STEP = FlowStep(ALONE, [[ONE], [OTHER]], (0.1, 0.5))
 POSTS = {ONE: (0, 7), OTHER: (3, 8)}
 HEALTHY: dict[int, Any] = {
-    0: {"windows": [(7, [4, 20], [0.1, 0.5])], "others": 0.25},
-    1: {"windows": [], "others": 0.0},
-    2: {"windows": [], "others": 0.0},
-    3: {"windows": [(8, [3, 15], [0.2, 0.6])], "others": 0.0},
+    0: {"windows": [(7, [4, 20], [0.1, 0.5])], "contention": 0.25},
+    1: {"windows": [], "contention": 0.0},
+    2: {"windows": [], "contention": 0.0},
+    3: {"windows": [(8, [3, 15], [0.2, 0.6])], "contention": 0.0},
     4: None,
 }
 
@@ -36,10 +36,10 @@ def test_each_flow_has_the_windows_of_the_rank_that_posts_it() -> None:
     [
         {0: None},
         {1: None},
-        {0: {"windows": [], "others": 0.0}},
-        {0: {"windows": [(7, [4], [0.1])], "others": 0.0}},
+        {0: {"windows": [], "contention": 0.0}},
+        {0: {"windows": [(7, [4], [0.1])], "contention": 0.0}},
         # Rank 1 reports the flow that rank 0 posts.
-        {0: {"windows": [], "others": 0.0}, 1: {"windows": [(7, [4, 20], [0.1, 0.5])], "others": 0.0}},
+        {0: {"windows": [], "contention": 0.0}, 1: {"windows": [(7, [4, 20], [0.1, 0.5])], "contention": 0.0}},
     ],
 )
 def test_a_flow_that_its_rank_does_not_report_whole_is_named(changed: dict[int, Any]) -> None:

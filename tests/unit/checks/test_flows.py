@@ -263,7 +263,7 @@ def test_the_commands_of_a_rank_prepare_run_report_and_release_its_flows(op: str
     assert rested is None
     assert measured is not None
     [[number, counts, seconds]] = measured["windows"]
-    assert (number, counts, seconds[0] > 0, measured["others"] >= 0) == (3, [2], True, True)
+    assert (number, counts, seconds[0] > 0, measured["contention"] >= 0) == (3, [2], True, True)
     commands.flows_release(objects, endpoint)
     assert agent.released == ["handle 1", "handle 2"]
 

@@ -146,4 +146,4 @@ def test_requests_are_made_while_the_card_and_other_processes_are_watched(monkey
         "end processes beside [7]",
     ]  # fmt: skip
     assert 0 < answer.pop("seconds") < 60
-    assert answer == {"times": [0.25], "counted": "bytes of READ", "others": 0.5}
+    assert answer == {"times": [0.25], "counted": "bytes of READ", "contention": 0.5}

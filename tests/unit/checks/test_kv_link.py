@@ -19,7 +19,7 @@ from pytest_nixl.checks.kv_cache.blocks import BlockOrder, KvLayout, KvMethod
 from pytest_nixl.checks.kv_cache.link import MOST, MOST_AT_RATE, KvLink, KvTraffic
 from pytest_nixl.checks.kv_cache.samples import STEPS
 from pytest_nixl.core.cpu_contention import own_seconds
-from pytest_nixl.measure.worker_pair import WorkerPair
+from pytest_nixl.measure.launch import Launch
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.samples import percentile
@@ -48,14 +48,14 @@ Connect = Callable[..., KvLink]
 def connect(make_settings: Callable[..., Settings]) -> Iterator[Connect]:
     """Connect two workers with caches of a layout. Tests with caches of the same size have the same workers."""
     with ExitStack() as ended:
-        pairs: dict[tuple[int, int], WorkerPair] = {}
+        pairs: dict[tuple[int, int], Launch] = {}
         settings = make_settings()
 
         def make(op: str, layout: KvLayout = LAYOUT) -> KvLink:
             pair = pairs.get((layout.size, layout.tensors))
             if pair is None or not pair.healthy:
                 places = LocalHost(supervisor(), 0), LocalHost(supervisor(), 1)
-                pair = WorkerPair(places, settings, BACKENDS["UCX"], HOST, layout.size, regions=layout.tensors)
+                pair = Launch(places, settings, BACKENDS["UCX"], HOST, layout.size, regions=layout.tensors)
                 pairs[layout.size, layout.tensors] = pair
                 ended.callback(pair.close)
             return KvLink(pair, layout, op, settings.timeout)
@@ -82,7 +82,7 @@ def test_every_kind_of_request_moves_the_right_blocks(connect: Connect, op: str)
 def test_the_target_of_one_host_is_no_contention(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     """The initiator's worker knows its own pid; that of the target is its own too if both are on one host."""
     link = connect("WRITE")
-    initiator, target = (end.agent.worker for end in (link._pair.initiator, link._pair.target))
+    initiator, target = (end.worker for end in (link.initiator, link.target))
     request, told = initiator.request, []
 
     def asked(command: str, **arguments: Any) -> Any:
@@ -103,7 +103,7 @@ def test_a_gpu_that_others_use_before_or_after_the_requests_is_told(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     link, waits = connect("WRITE"), [1e-5, 2e-3, 3e-3, 1e-5, 0.0, 0.0]
-    monkeypatch.setattr(link._pair, "gpu_wait", lambda: waits.pop(0))
+    monkeypatch.setattr(link._launch, "gpu_wait", lambda: waits.pop(0))
     found = [link.measure(KvTraffic(16), duration=0.0, least=1) for _ in range(3)]
     assert [each.gpu_waits for each in found] == [(2e-3,), (3e-3,), ()]
     assert found[0].with_launch(found[1]).row(ROW).gpu_waits == (2e-3, 3e-3)

@@ -13,7 +13,7 @@ from pytest_nixl.checks.kv_cache.check import KvLaunches, KvRequestKind, KvSampl
 from pytest_nixl.checks.kv_cache.samples import RequestTimes
 from pytest_nixl.checks.kv_cache.storage import StoredRequests, judge_stored
 from pytest_nixl.core.errors import NotApplicableError
-from pytest_nixl.measure.worker_pair import WorkerPair
+from pytest_nixl.measure.launch import Launch
 from pytest_nixl.model.carrier_bytes import CarrierBytes
 from pytest_nixl.model.kv_model import KV_MODELS
 from pytest_nixl.model.kv_plan import KvPlan
@@ -68,13 +68,13 @@ def test_a_release_without_strided_descriptors_is_not_asked_for_them(
 ) -> None:
     small = replace(KIND, way="scattered-strided", plan=KvPlan.of(KV_MODELS["generic"], tokens=16))
     launches = KvLaunches([LocalHost(supervisor(), rank) for rank in range(2)], make_settings())
-    init = WorkerPair.__init__
+    init = Launch.__init__
 
-    def older(pair: WorkerPair, *arguments: object, **options: object) -> None:
+    def older(pair: Launch, *arguments: object, **options: object) -> None:
         init(pair, *arguments, **options)  # type: ignore[arg-type]
-        monkeypatch.setitem(pair.initiator.agent.worker.versions, "nixl", "1.4.1")
+        monkeypatch.setitem(pair.initiator.worker.versions, "nixl", "1.4.1")
 
-    monkeypatch.setattr(WorkerPair, "__init__", older)
+    monkeypatch.setattr(Launch, "__init__", older)
     try:
         with pytest.raises(NotApplicableError, match=r"^NIXL 1\.4\.1 takes no strided descriptors"):
             launches.measure(small)

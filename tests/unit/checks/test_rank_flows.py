@@ -411,9 +411,9 @@ def test_each_rank_is_told_its_flows_its_coordinator_and_who_shares_its_host(
     flows, workers, reports = asked_flows
     one, other = flows._flows
     reports += [
-        [{"windows": [], "others": 0.0}, {"windows": [], "others": 0.5}],
-        [{"windows": [[0, [3], [0.5]]], "others": 0.0}, None],
-        [None, {"windows": [[1, [4], [0.25]]], "others": 1.0}],
+        [{"windows": [], "contention": 0.0}, {"windows": [], "contention": 0.5}],
+        [{"windows": [[0, [3], [0.5]]], "contention": 0.0}, None],
+        [None, {"windows": [[1, [4], [0.25]]], "contention": 1.0}],
     ]
     found = flows._run([FlowStep(ALONE, [[one]], (2.0,)), FlowStep(ALONE, [[other]])])
     assert [each.windows for each in found] == [{one: [(3, 0.5)]}, {other: [(4, 0.25)]}]
@@ -467,7 +467,7 @@ def test_a_rank_whose_report_lacks_a_step_is_an_error(
     asked_flows: tuple[RankFlows, list[AskedWorker], list[Any]], short: int
 ) -> None:
     flows, _, reports = asked_flows
-    whole = {"windows": [[0, [1], [1.0]], [1, [1], [1.0]]], "others": 0.0}
+    whole = {"windows": [[0, [1], [1.0]], [1, [1], [1.0]]], "contention": 0.0}
     reports += [[] if rank == short else [whole] for rank in range(3)]
     with pytest.raises(WorkerError, match=r"^a rank did not report each step of a traffic pattern"):
         flows._run([flows._all_flows])

@@ -35,7 +35,7 @@ JSON = st.recursive(
 _NAMES = """
 host pid size wanted ttl members refusal changes passed ask number answer result error remedy worker line ended code
 verdict version options tests errors command arguments kind type message traceback $bytes $ref $kind windows transfers
-latencies counted others
+latencies counted contention
 """
 #: Objects with some of the right fields, but wrong values.
 FIELDS = st.dictionaries(
@@ -172,12 +172,12 @@ def test_values_written_by_ranks_are_readable() -> None:
         ({"transfers": [1, 1e300]}, r"transfers\[1\] is 1e\+300"),
         ({"latencies": [float("inf")]}, r"latencies\[0\] is inf"),
         ({"counted": [["eth0", "net", -1, None]]}, r"counted\[0\]\[2\] is -1"),
-        ({"others": None}, "others is None: expected a number"),
+        ({"contention": None}, "contention is None: expected a number"),
         ({"more": 1}, "unknown field 'more'"),
     ],
 )
 def test_a_measurement_with_impossible_numbers_is_refused(change: dict[str, Any], words: str) -> None:
-    healthy = {"windows": [0.1, 0.2], "transfers": [10, 10], "latencies": [0.0, 1e-6], "counted": [], "others": 0.0}
+    healthy = {"windows": [0.1, 0.2], "transfers": [10, 10], "latencies": [0.0, 1e-6], "counted": [], "contention": 0.0}
     worker_process.check_answer("measure", healthy)
     with pytest.raises(StrictError, match=words):
         worker_process.check_answer("measure", {**healthy, **change})

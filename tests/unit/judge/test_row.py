@@ -9,12 +9,13 @@ from dataclasses import replace
 import pytest
 
 from pytest_nixl.judge.profiles import load_profile
-from pytest_nixl.judge.row import another_launch, judge, percentage, ucx_tls_allows
+from pytest_nixl.judge.row import another_launch, judge, percentage
 from pytest_nixl.model.carrier_bytes import Carrier, CarrierBytes
 from pytest_nixl.model.expectation import Expectation
 from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.samples import BUSY_GPU, Corruption, Samples
+from pytest_nixl.model.transports import ucx_tls_allows
 from pytest_nixl.model.verdicts import Judgement, Verdict
 
 KEY = RowKey("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), 1_000_000)
@@ -186,14 +187,6 @@ def test_the_only_rank_whose_ucx_tls_forbids_the_accepted_transports_is_named(
     wanted, here = replace(FULL, transports=("cma",)), dict(told).get("rank 0 on a", "")
     row = replace(samples(2, transports=("tcp/lo",)), ucx_tls=tuple(told))
     assert judge(row, wanted, None, {"UCX_TLS": here} if here else {}).remedy.startswith(start)
-
-
-def test_groups_of_ucx_tls_contain_their_transports() -> None:
-    assert ucx_tls_allows("tcp,cma", ["posix", "cma"])
-    assert ucx_tls_allows("rc", ["rc_mlx5"])
-    assert ucx_tls_allows("ib", ["srd"])
-    assert ucx_tls_allows("cuda", ["cuda_ipc"])
-    assert not ucx_tls_allows("rc", ["dc_mlx5", "cma"])
 
 
 def test_a_row_over_the_ceiling_is_implausible() -> None:

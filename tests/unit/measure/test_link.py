@@ -19,7 +19,6 @@ from pytest_nixl.model.row_key import RowKey, of_row
 from pytest_nixl.model.samples import Corruption, Samples
 from pytest_nixl.nixl.backends import BACKENDS
 from pytest_nixl.nixl.backends.ucx import UcxBackend
-from pytest_nixl.nixl.worker.transfer import COUNTED
 from pytest_nixl.processes.worker_errors import NixlError, WorkerError, WorkerLateError
 
 DRAM = MemoryPair("DRAM", "DRAM")
@@ -65,7 +64,7 @@ def test_a_gpu_that_others_use_before_or_after_the_transfers_is_told(
     shared_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, waits = link(shared_pairs(blocks=(4096,))), [1e-5, 2e-3, 3e-3, 1e-5, 0.0, 0.0]
-    monkeypatch.setattr(one._pair, "gpu_wait", lambda: waits.pop(0))
+    monkeypatch.setattr(one._launch, "gpu_wait", lambda: waits.pop(0))
     assert [one.measure(4096).gpu_waits for _ in range(3)] == [(2e-3,), (3e-3,), ()]
     assert one.measure(4096, beside=lambda: None).gpu_waits == (), "of rows measured together: the others use it"
 
@@ -101,7 +100,7 @@ def test_lost_packets_are_counted_while_a_row_is_timed(
 @pytest.mark.parametrize(("target", "asked"), [("a", ["a"]), ("b", ["a", "b"])])
 def test_each_host_is_asked_once_what_its_devices_have_lost(target: str, asked: list[str]) -> None:
     kept = KeptCalls()
-    kept.target.agent.worker = SimpleNamespace(rank=1, call=kept.call, versions={"host": target})
+    kept.target.worker = SimpleNamespace(rank=1, call=kept.call, versions={"host": target})
     assert sorted(kept.link()._loss_counters()) == asked
     assert [command for command, _ in kept.calls] == ["loss_counters"] * len(asked)
 
@@ -123,10 +122,10 @@ def test_each_transfer_carries_a_notification_if_that_is_asked_for(
     samples = one.measure(4096)
     assert samples.corruption is None
     assert str(samples.key).endswith("/0-1" if notify == "last" else "/0-1/notify=each")
-    [timed] = [given for given in sent if "iterations" in given]
-    assert timed["tag_each"] is (notify == "each")
+    [prepared] = [given for given in sent if "tag_each" in given]
+    assert prepared["tag_each"] is (notify == "each")
     # Only what the target acknowledges cannot be taken for an acknowledgement of a later row.
-    assert timed["acknowledged"] is (notify == "each" or op == "WRITE")
+    assert prepared["acknowledged"] is (notify == "each" or op == "WRITE")
 
 
 @pytest.mark.long
@@ -293,7 +292,7 @@ def test_a_row_beside_others_is_measured_by_time_alone(
     settings = {"iterations": 0, "warmup": 7, "duration": 0.5, "timeout": 20.0, **given}
     for name, value in {
         "_settings": SimpleNamespace(**settings), "memory": DRAM, "op": "WRITE", "_run": run,
-        "_pair": SimpleNamespace(settle=lambda: 0), "_beside_the_initiator": lambda links: [4],
+        "_launch": SimpleNamespace(settle=lambda: 0), "_beside_the_initiator": lambda links: [4],
     }.items():  # fmt: skip
         setattr(beside, name, value)
     beside._timed(cast(Any, None), 65536, [], together=together)
@@ -350,16 +349,16 @@ class KeptCalls:
         self.memory, self.capacity = MemoryPair("DRAM", target), 4096
         self.devices, self.agent_options = None, None
         versions = {"nixl": nixl, "nixl_package": "nixl-cu12", "host": "a"}
-        ends = (
+        self.initiator, self.target = (
             SimpleNamespace(
-                agent=SimpleNamespace(
-                    name=f"agent {rank}", ref=rank, worker=SimpleNamespace(rank=rank, call=self.call, versions=versions)
-                ),
-                buffer=SimpleNamespace(address=rank, memory=memory, device=0, ref=10 + rank),
+                name=f"agent {rank}", ref=rank, worker=SimpleNamespace(rank=rank, call=self.call, versions=versions)
             )
+            for rank in range(2)
+        )
+        self.buffers = tuple(
+            SimpleNamespace(address=rank, memory=memory, device=0, ref=10 + rank)
             for rank, memory in enumerate(("DRAM", target))
         )
-        self.initiator, self.target = ends
 
     def call(self, command: str, **given: Any) -> str:
         self.calls.append((command, given))
@@ -376,33 +375,36 @@ class KeptCalls:
 
 
 @pytest.mark.parametrize(
-    ("pair", "row", "tags_all", "notification"),
+    ("pair", "row", "tag_each", "announced"),
     [
-        ({}, {}, True, b""),
+        ({}, {}, False, False),
         # Of those that walk a footprint, only the last of a window has a notification.
-        ({}, {"footprint": 4096}, False, b""),
-        ({}, {"footprint": 4096, "notify": "each"}, True, b""),
-        ({}, {"footprint": 4096, "notify": "each", "op": "READ"}, True, b""),
-        ({"storage": True}, {"footprint": 4096}, False, b""),
+        ({}, {"footprint": 4096}, False, False),
+        ({}, {"footprint": 4096, "notify": "each"}, True, False),
+        ({}, {"footprint": 4096, "notify": "each", "op": "READ"}, True, False),
+        ({"storage": True}, {"footprint": 4096}, False, False),
         # With a backend whose DONE means posted, only a notification proves that a WRITE has arrived.
-        ({"delivers": False}, {"footprint": 4096}, True, b""),
-        ({"delivers": False}, {"footprint": 4096, "op": "READ"}, False, b""),
-        ({"delivers": False, "nixl": "0.9.0"}, {}, True, COUNTED),
-        ({"nixl": "0.9.0"}, {}, True, b""),
+        ({"delivers": False}, {"footprint": 4096}, True, False),
+        ({"delivers": False}, {"footprint": 4096, "op": "READ"}, False, False),
+        ({"delivers": False, "nixl": "0.9.0"}, {}, True, True),
+        ({"nixl": "0.9.0"}, {}, False, False),
     ],
 )
 def test_transfers_are_prepared_with_the_notifications_that_their_row_and_backend_need(
-    pair: dict[str, Any], row: dict[str, Any], tags_all: bool, notification: bytes
+    pair: dict[str, Any], row: dict[str, Any], tag_each: bool, announced: bool
 ) -> None:
     kept = KeptCalls(**pair)
     with kept.link(**row)._transfers(256, 2, 3) as transfers:
         pass
-    assert (transfers.count, transfers.depth) == (8 if "footprint" in row else 3, 3)
-    assert transfers.prepared == cast(Any, "row_prepare")
+    assert transfers == cast(Any, "row_prepare")
     [(_, made), (released, freed)] = kept.calls
-    assert (made["tag_all"], made["notification"], made["transfers"]) == (tags_all, notification, transfers.count)
+    assert (made["transfers"], made["depth"]) == (8 if "footprint" in row else 3, 3)
+    assert (made["tag_each"], made["announced"]) == (tag_each, announced)
+    acknowledged = "storage" not in pair and (row.get("op") != "READ" or row.get("notify") == "each")
+    assert made["acknowledged"] is acknowledged
     assert (made["op"], made["target"], made["plugin"]) == (row.get("op", "WRITE"), "agent 1", "plugin")
     assert made["sides"] == [[0, "DRAM", 0], [1, "DRAM", 0]]
+    assert made["storage"] == (11 if "storage" in pair else None)
     assert (released, freed["transfers"], kept.killed) == ("row_release", "row_prepare", False)
 
 

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which launches a session makes, reuses and ends. The launches are doubles, because a real one takes most of a second.
 
-The tests of ``test_worker_pair.py`` see the same of real workers.
+The tests of ``test_launch.py`` see the same of real workers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -40,7 +39,8 @@ class Launch:
         self.hosts, self.backend, self.memory = hosts, backend, memory
         self.capacity, self.alignment, self.variables = capacity, alignment, variables
         self.devices, self.agent_options = devices, agent_options
-        self.initiator = self.target = SimpleNamespace(agent=None, buffer=None)
+        self.initiator = self.target = None
+        self.buffers = None, None
         self.healthy, self.ended = True, ""
 
     def close(self) -> None:
@@ -59,7 +59,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
         launches.append(Launch(*given, **options))
         return launches[-1]
 
-    monkeypatch.setattr(worker_pairs, "WorkerPair", launch)
+    monkeypatch.setattr(worker_pairs, "Launch", launch)
     return launches
 
 
@@ -69,7 +69,7 @@ def pairs_of(settings: Settings) -> WorkerPairs:
 
 def launch_of(link: Link) -> Launch:
     """Return the current launch of a link."""
-    return cast(Launch, link._pair)
+    return cast(Launch, link._launch)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_what_cannot_be_launched_is_not_tried_again(
         tried.append(memory)
         raise error
 
-    monkeypatch.setattr(worker_pairs, "WorkerPair", refused)
+    monkeypatch.setattr(worker_pairs, "Launch", refused)
     pairs, usual = pairs_of(make_settings()), {"backend": "UCX", "op": "WRITE", "memory": GPU}
     for given, count in (({}, 1), ({"op": "READ"}, 1), (again, 2), (again, 2)):
         with pytest.raises(type(error)) as caught:

@@ -10,7 +10,7 @@ import pytest
 from pytest_nixl.judge.profiles import Profile, load_profile, parse_profile
 from pytest_nixl.judge.row import judge
 from pytest_nixl.model.expectation import Ceiling, Expectation, ReferenceRun, row_ceiling
-from pytest_nixl.model.machine import Machine, devices, is_network
+from pytest_nixl.model.machine import Machine
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.results import RowSummary
 from pytest_nixl.model.row_key import RowKey
@@ -76,45 +76,6 @@ def test_a_ceiling_is_the_sum_of_the_cards_that_moved_bytes(
     machine: Machine, count: int | None, gigabytes: float | None
 ) -> None:
     assert machine.ceiling(count) == (None if gigabytes is None else gigabytes * 1e9)
-
-
-@pytest.mark.parametrize(
-    ("transport", "network"),
-    [
-        ("efa/rdmap79s0", True),
-        ("srd/rdmap79s0:1", True),
-        ("rc_mlx5/mlx5_0:1", True),
-        ("verbs;ofi_rxm/mlx5_0", True),
-        ("tcp/eth0", True),
-        ("tcp", True),
-        ("tcp/lo", False),
-        ("cma/memory", False),
-        ("posix/memory", False),
-        ("sysv/memory", False),
-        ("cuda_ipc/cuda", False),
-        ("cuda_copy/cuda", False),
-        ("self/memory", False),
-        ("FILE/ext4", False),
-    ],
-)
-def test_transports_that_use_a_network_card_are_known(transport: str, network: bool) -> None:
-    assert is_network(transport) is network
-
-
-@pytest.mark.parametrize(
-    ("transports", "found"),
-    [
-        ((), None),
-        (("efa",), None),
-        (("efa/rdmap79s0", "srd"), None),
-        (RAILS, ("rdmap79s0", "rdmap80s0", "rdmap81s0", "rdmap82s0")),
-        (("rc_mlx5/mlx5_0:1", "ud_mlx5/mlx5_0:1"), ("mlx5_0",)),
-        (("efa/rdmap79s0-rdm", "srd/rdmap79s0:1"), ("rdmap79s0",)),
-        (("rc/mlx4_0:1", "rc/mlx4_0:2"), ("mlx4_0", "mlx4_0:2")),
-    ],
-)
-def test_each_card_is_counted_once(transports: tuple[str, ...], found: tuple[str, ...] | None) -> None:
-    assert devices(transports) == found
 
 
 @pytest.mark.parametrize("transports", [("cma/memory",), ("cuda_ipc/cuda",), ("tcp/lo",), ("tcp/lo", "tcp/eth0"),

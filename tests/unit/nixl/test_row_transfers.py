@@ -10,14 +10,15 @@ import pytest
 
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.units import KIB, MIB
-from pytest_nixl.core.wire import Ref
 from pytest_nixl.measure.link import Link
 from pytest_nixl.measure.worker_pairs import WorkerPairs
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.samples import Corruption
 from pytest_nixl.nixl.backends import BACKENDS
 from pytest_nixl.nixl.backends.ucx import UcxBackend
-from pytest_nixl.nixl.worker.row_transfers import RowCommands, RowTransfers
+from pytest_nixl.nixl.worker.commands import CommandRefusedError, Commands
+from pytest_nixl.nixl.worker.row_transfers import prepare_row
+from pytest_nixl.nixl.worker.transfer import TAG, Initiator
 
 DRAM = MemoryPair("DRAM", "DRAM")
 FOOTPRINT = 4 * MIB
@@ -58,7 +59,7 @@ def test_a_walk_that_ends_half_way_is_corrupt(
 ) -> None:
     prepare = Link._prepare
     monkeypatch.setattr(
-        Link, "_prepare", lambda self, block, batch, transfers: prepare(self, block, batch, transfers // 2)
+        Link, "_prepare", lambda self, block, batch, count, depth: prepare(self, block, batch, count // 2, depth)
     )
     samples = link(shared_pairs(**SHARED)).measure(64 * KIB, depth=depth)
     assert isinstance(samples.corruption, Corruption)
@@ -132,42 +133,35 @@ class ShownAgent:
     def initialize_xfer(self, *given: object, backends: list[str]) -> Any:
         return *given, *backends
 
-    def row(self, *, tag_all: bool) -> RowTransfers:
-        return RowTransfers(
-            self, op="WRITE", target="t", plugin="P", sides=[[1000, "DRAM", 3], [0, "OBJ", 0]], block=10, batch=2,
-            transfers=2, notification=b"n", tag_all=tag_all,
-        )  # fmt: skip
+    def row(self, **options: Any) -> Initiator:
+        how: dict[str, Any] = {"depth": 2, "tag_each": False, "announced": False, "acknowledged": True, **options}
+        return prepare_row(self, op="WRITE", target="t", plugin="P", sides=[[1000, "DRAM", 3], [0, "OBJ", 0]],
+                           block=10, batch=2, transfers=2, **how)  # fmt: skip
 
 
-@pytest.mark.parametrize("tag_all", [True, False])
-def test_the_blocks_of_a_transfer_are_neighbours_in_memory_or_objects_by_their_numbers(tag_all: bool) -> None:
+@pytest.mark.parametrize(
+    ("options", "made_now"), [({}, True), ({"depth": 1}, False), ({"depth": 1, "tag_each": True}, True)]
+)
+@pytest.mark.parametrize(("announced", "tag"), [(False, b""), (True, TAG)])
+def test_the_blocks_of_a_transfer_are_neighbours_in_memory_or_objects_by_their_numbers(
+    options: dict[str, Any], made_now: bool, announced: bool, tag: bytes
+) -> None:
     agent = ShownAgent()
-    made = agent.row(tag_all=tag_all)
+    made = agent.row(**options, announced=announced)
     first = (("DRAM", [(1000, 10, 3), (1010, 10, 3)]), ("OBJ", [(0, 10, 1), (0, 10, 2)]))
     second = (("DRAM", [(1020, 10, 3), (1030, 10, 3)]), ("OBJ", [(0, 10, 3), (0, 10, 4)]))
-    plain, tagged = ([("WRITE", *blocks, "t", tag, "P") for blocks in (first, second)] for tag in (b"", b"n"))
-    assert made.plain == plain
-    assert dict(made.tagged) == (dict(enumerate(tagged)) if tag_all else {}), "others are prepared when one is needed"
-    assert made.tagged[1] == tagged[1]
-    made.close()
-    assert agent.released == [*plain, *(tagged if tag_all else tagged[1:])]
-    made.close()
-    assert len(agent.released) == 3 + tag_all
+    plain, tagged = ([("WRITE", *blocks, "t", each, "P") for blocks in (first, second)] for each in (b"", tag))
+    assert made._plain == plain
+    assert dict(made._tagged) == (dict(enumerate(tagged)) if made_now else {}), "others are made when one is needed"
+    assert made._tagged[1] == tagged[1]
+    made.release()
+    assert agent.released == [*plain, *(tagged if made_now else tagged[1:])]
 
 
 def test_a_row_that_is_released_is_forgotten() -> None:
-    agent, ref, forgotten = ShownAgent(), Ref(1, "row"), list[Ref]()
-
-    class Kept(RowCommands):
-        def keep(self, value: Any, kind: str) -> Ref:
-            raise NotImplementedError
-
-        def get(self, asked: Ref) -> Any:
-            return {ref: row}[asked]
-
-        def do_forget(self, objects: list[Ref]) -> None:
-            forgotten.extend(objects)
-
-    row = agent.row(tag_all=False)
-    Kept().do_row_release(ref)
-    assert (len(agent.released), row.plain, forgotten) == (2, [], [ref])
+    agent, commands = ShownAgent(), Commands(lambda: False)
+    ref = commands.keep(agent.row(depth=1), "row")
+    commands.handle("row_release", {"transfers": ref})
+    assert len(agent.released) == 2
+    with pytest.raises(CommandRefusedError, match="no longer there"):
+        commands.get(ref)

@@ -163,7 +163,14 @@ def initiator(polls: int, depth: int, watch: Watch) -> transfer.Initiator:
     handles = list(range(depth))
     deadline = time.monotonic() + LONG
     return transfer.Initiator(
-        SlowAgent(polls), "target", handles, handles, acknowledged=False, tag_each=False, deadline=deadline, watch=watch
+        SlowAgent(polls),
+        "target",
+        handles,
+        dict(enumerate(handles)),
+        acknowledged=False,
+        tag_each=False,
+        deadline=deadline,
+        watch=watch,
     )
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from pytest_nixl.nixl.worker import transfer
 from pytest_nixl.nixl.worker.transfer import (
-    COUNTED,
+    TAG,
     WINDOWS,
     Initiator,
     StepTimeoutError,
@@ -64,7 +64,7 @@ class PolledAgent:
 
 def initiator(agent: PolledAgent, depth: int = 1, handles: int = 1, **options: Any) -> Initiator:
     plain = [f"plain {number}" for number in range(handles)]
-    tagged = [f"tagged {number}" for number in range(handles)]
+    tagged = {number: f"tagged {number}" for number in range(handles)}
     wanted: dict[str, Any] = {"acknowledged": True, "tag_each": False, "deadline": time.monotonic() + 60, **options}
     return Initiator(agent, "target", plain, tagged, depth=depth, **wanted)
 
@@ -94,11 +94,11 @@ def test_a_window_is_acknowledged_when_the_last_of_its_notifications_has_arrived
 
 def test_announced_notifications_are_counted_once() -> None:
     two, more = b"pytest-nixl:expect:1:2", b"pytest-nixl:expect:2:2"
-    assert served([two, COUNTED]) == []
-    assert served([two], [COUNTED], [COUNTED]) == [arrived(1)]
-    assert served([COUNTED, COUNTED], [two]) == [arrived(1)], "they may arrive before they are announced"
-    assert served([two, COUNTED, COUNTED], [more]) == [arrived(1)], "those of one window do not count for the next"
-    assert served([two, COUNTED, COUNTED, COUNTED], [more, COUNTED]) == [arrived(1), arrived(2)]
+    assert served([two, TAG]) == []
+    assert served([two], [TAG], [TAG]) == [arrived(1)]
+    assert served([TAG, TAG], [two]) == [arrived(1)], "they may arrive before they are announced"
+    assert served([two, TAG, TAG], [more]) == [arrived(1)], "those of one window do not count for the next"
+    assert served([two, TAG, TAG, TAG], [more, TAG]) == [arrived(1), arrived(2)]
     assert served([b"", b"of somebody else"]) == []
     assert served([b"", b"of somebody else", b"pytest-nixl:window:7:1"]) == [arrived(7)]
     assert served([b"pytest-nixl:expect:1:1"]) == []
@@ -233,7 +233,7 @@ class TimedInitiator(Initiator):
 
     def __init__(self, rates: Sequence[float], depth: int = 1, transfers: int = 1) -> None:
         super().__init__(
-            None, "target", [None] * transfers, [None] * transfers,
+            None, "target", [None] * transfers, {},
             depth=depth, acknowledged=True, tag_each=False, deadline=0.0,
         )  # fmt: skip
         self._rates = self._in_turn_of(rates)

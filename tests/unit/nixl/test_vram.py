@@ -26,7 +26,7 @@ from helpers.cli_run import profile, run
 from helpers.pytester_run import run_pytest
 
 from pytest_nixl.core.errors import NotApplicableError
-from pytest_nixl.measure.worker_pair import choose_gpus
+from pytest_nixl.measure.launch import choose_gpus
 from pytest_nixl.measure.worker_pairs import WorkerPairs
 from pytest_nixl.model.findings import FindingError
 from pytest_nixl.model.memory import DevicePair, MemoryPair

@@ -7,9 +7,9 @@ from pytest_nixl.core.strict import Every, Number, OneOf, Text
 from pytest_nixl.core.wire import Ref
 from pytest_nixl.model.worker_command import (
     BYTE,
+    CARRIERS,
     CORES,
     COUNT,
-    COUNTED,
     COUNTS,
     NAME,
     SECONDS,
@@ -86,8 +86,8 @@ COMMANDS = done_by(
                     }
                 ),
                 "seconds": TAKEN,
-                "counted": COUNTED,
-                "others": CORES,
+                "counted": CARRIERS,
+                "contention": CORES,
             },
         ),
     },

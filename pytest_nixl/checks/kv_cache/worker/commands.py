@@ -57,7 +57,7 @@ def kv_prepare(
     """
     here, there = (CacheSide(*side) for side in sides)
     raw = objects.get(agent)
-    initiator = Initiator(raw, target, [], [], acknowledged=True, tag_each=False, deadline=0.0)
+    initiator = Initiator(raw, target, [], {}, acknowledged=True, tag_each=False)
     cache = KvLayout(**layout)
     file = objects.get(storage) if storage is not None else None
     requests = KvRequests(
@@ -85,14 +85,14 @@ def kv_request(
     """
     prepared: KvRequests = objects.get(requests)
     drawn = _drawn(prepared.layout, draws)
-    counting, others = CarrierByteCounter(op), CpuContention(own)
+    carriers, contention = CarrierByteCounter(op), CpuContention(own)
     start = time.perf_counter()
     with contextlib.ExitStack() as around:
-        around.enter_context(others)
-        around.enter_context(counting)
+        around.enter_context(contention)
+        around.enter_context(carriers)
         times = prepared.run(drawn, timeout, in_flight=in_flight, interval=interval)
     seconds = time.perf_counter() - start
-    return {"times": times, "seconds": seconds, "counted": counting.plain(), "others": others.cores}
+    return {"times": times, "seconds": seconds, "counted": carriers.plain(), "contention": contention.cores}
 
 
 def kv_release(objects: WorkerObjects, requests: Ref) -> None:

@@ -43,7 +43,7 @@ COMMANDS = done_by(
                         None,
                         {
                             "windows": Every((COUNT, Every(Number(1, 1 << 53, whole=True)), Every(TAKEN))),
-                            "others": CORES,
+                            "contention": CORES,
                         },
                     )
                 )

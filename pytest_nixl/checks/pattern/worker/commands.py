@@ -59,7 +59,7 @@ def flows_report(objects: WorkerObjects, endpoint: Ref) -> list[dict[str, Any] |
                 [number, [count for count, _ in each], [seconds for _, seconds in each]]
                 for number, each in step.windows.items()
             ],
-            "others": step.others,
+            "contention": step.contention,
         }
         for step in found.measured
     ]

@@ -160,11 +160,11 @@ class MeasuredStep:
     """What a rank measured in a step.
 
     :param windows: of each of its flows the number, and transfers and seconds of each window.
-    :param others: the cores that these processes needed and other processes took.
+    :param contention: the cores that these processes needed and other processes took.
     """
 
     windows: dict[int, list[tuple[int, float]]]
-    others: float
+    contention: float
 
 
 class FlowEndpoint:

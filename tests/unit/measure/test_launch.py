@@ -16,9 +16,9 @@ from typing import Any, ClassVar, cast
 import pytest
 
 from pytest_nixl.core.errors import NotApplicableError
-from pytest_nixl.measure import worker_pair
+from pytest_nixl.measure import launch as measure_launch
+from pytest_nixl.measure.launch import Launch
 from pytest_nixl.measure.link import Link
-from pytest_nixl.measure.worker_pair import WorkerPair
 from pytest_nixl.measure.worker_pairs import WorkerPairs
 from pytest_nixl.model.agent_options import AgentOptions, BackendParameter, ThreadCounts
 from pytest_nixl.model.memory import DevicePair, MemoryPair
@@ -169,8 +169,8 @@ def test_all_pairs_connect_in_few_turns_with_none_on_both_sides(
 
         return SimpleNamespace(name=str(number), ref=None, worker=SimpleNamespace(request=request, timeout=1.0))
 
-    monkeypatch.setattr(worker_pair, "results", answer)
-    worker_pair.connect_partners(cast(Any, [agent(number) for number in range(64)]), every)
+    monkeypatch.setattr(measure_launch, "results", answer)
+    measure_launch.connect_partners(cast(Any, [agent(number) for number in range(64)]), every)
     assert sorted(added) == sorted([*every, *((other, one) for one, other in every)])
     assert sorted(connected) == every
     assert len(batches) == 3 * turns
@@ -182,15 +182,15 @@ def test_all_pairs_connect_in_few_turns_with_none_on_both_sides(
 
 def test_metadata_that_is_too_large_for_one_request_is_sent_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     parts: list[list[bytes]] = []
-    large = bytes(worker_pair._PART_BYTES // 2)
+    large = bytes(measure_launch._PART_BYTES // 2)
 
     def request(command: str, **given: Any) -> str:
         parts.extend([given["metadata"]] if command == "add_agents" else [])
         return command
 
     agent = SimpleNamespace(name="a", ref=None, worker=SimpleNamespace(request=request, timeout=1.0))
-    monkeypatch.setattr(worker_pair, "results", lambda pending, serving=(): [large] * len(pending))
-    worker_pair.connect_partners(cast(Any, [agent] * 8), [(0, 4), (0, 5), (0, 6)])
+    monkeypatch.setattr(measure_launch, "results", lambda pending, serving=(): [large] * len(pending))
+    measure_launch.connect_partners(cast(Any, [agent] * 8), [(0, 4), (0, 5), (0, 6)])
     assert [len(part) for part in parts] == [2, 1, 1, 1, 1]
 
 
@@ -214,8 +214,8 @@ def releases(*each: tuple[str, str]) -> list[Any]:
     ],
 )
 def test_an_error_between_different_releases_names_them_once(workers: list[Any], words: str) -> None:
-    with pytest.raises(WorkerError) as caught, worker_pair.versions_named(workers):
-        with worker_pair.versions_named(workers):
+    with pytest.raises(WorkerError) as caught, measure_launch.versions_named(workers):
+        with measure_launch.versions_named(workers):
             raise WorkerError("refused", "try again")
     assert caught.value.reason == (f"refused; {words}, which may be the cause" if words else "refused")
     assert caught.value.remedy.endswith("try again")
@@ -247,26 +247,26 @@ class AgentOfEnd:
 
 
 def pair_of_doubles(regions: int = 1) -> Any:
-    pair: Any = WorkerPair.__new__(WorkerPair)
+    pair: Any = Launch.__new__(Launch)
     vars(pair).update(
         backend=SimpleNamespace(NAME="POSIX"), memory=MemoryPair("DRAM", "VRAM"), capacity=64, _directory="/d",
-        _alignment=8, _regions=regions, _settle=worker_pair.FIRST_SETTLE_SECONDS,
-        initiator=SimpleNamespace(agent=AgentOfEnd()), target=SimpleNamespace(agent=AgentOfEnd()),
+        _alignment=8, _regions=regions, _settle=measure_launch.FIRST_SETTLE_SECONDS,
+        initiator=AgentOfEnd(), target=AgentOfEnd(),
     )  # fmt: skip
     return pair
 
 
 def test_the_memory_of_an_end_is_registered_in_its_regions() -> None:
     one, parts, objects = AgentOfEnd(), AgentOfEnd(), AgentOfEnd()
-    end = pair_of_doubles()._end(one, "DRAM", 3)
-    assert one.registered == [end.buffer]
-    assert (end.buffer.size, end.buffer.device, end.buffer.directory, end.buffer.alignment) == (64, 3, "/d", 8)
-    pair_of_doubles(4)._end(parts, "DRAM", 0)
+    buffer = pair_of_doubles()._buffer(one, "DRAM", 3)
+    assert one.registered == [buffer]
+    assert (buffer.size, buffer.device, buffer.directory, buffer.alignment) == (64, 3, "/d", 8)
+    pair_of_doubles(4)._buffer(parts, "DRAM", 0)
     assert parts.registered == [([(offset, 16, 0, "") for offset in (0, 16, 32, 48)], "DRAM")]
-    pair_of_doubles()._end(objects, "OBJ", 0)
+    pair_of_doubles()._buffer(objects, "OBJ", 0)
     assert objects.registered == [], "a row registers its own objects"
     with pytest.raises(NotApplicableError, match="but POSIX supports only BLK and DRAM"):
-        pair_of_doubles()._end(AgentOfEnd(), "VRAM", 0)
+        pair_of_doubles()._buffer(AgentOfEnd(), "VRAM", 0)
 
 
 class LaunchedWorker:
@@ -290,10 +290,10 @@ class LaunchedWorker:
 @pytest.fixture
 def launch(
     make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
-) -> Callable[[str, MemoryPair, Sequence[LaunchedWorker]], tuple[WorkerPair, list[Any]]]:
+) -> Callable[[str, MemoryPair, Sequence[LaunchedWorker]], tuple[Launch, list[Any]]]:
     """Launch a pair of such workers, of a backend and memory. Return it and what its agents are created with."""
 
-    def make(backend: str, memory: MemoryPair, workers: Sequence[LaunchedWorker]) -> tuple[WorkerPair, list[Any]]:
+    def make(backend: str, memory: MemoryPair, workers: Sequence[LaunchedWorker]) -> tuple[Launch, list[Any]]:
         made: list[Any] = []
 
         def within_each(started: Sequence[Any], **given: Any) -> list[AgentOfEnd]:
@@ -301,9 +301,9 @@ def launch(
             return [AgentOfEnd() for _ in started]
 
         monkeypatch.setattr(NixlAgent, "within_each", within_each)
-        monkeypatch.setattr(worker_pair, "connect_agents", lambda *agents: made.append(agents))
+        monkeypatch.setattr(measure_launch, "connect_agents", lambda *agents: made.append(agents))
         hosts: Any = [SimpleNamespace(start=lambda *_, worker=worker: worker) for worker in workers]
-        return WorkerPair(hosts, make_settings(progress_thread=("off", "on")), BACKENDS[backend], memory, 64), made
+        return Launch(hosts, make_settings(progress_thread=("off", "on")), BACKENDS[backend], memory, 64), made
 
     return make
 
@@ -312,7 +312,7 @@ def test_a_launch_of_a_storage_backend_has_one_worker_without_a_progress_thread(
     one, unused = LaunchedWorker(), LaunchedWorker()
     pair, made = launch("POSIX", MemoryPair("DRAM", "FILE"), [one, unused])
     assert made == [[one], False]
-    assert pair.initiator.agent is pair.target.agent
+    assert pair.initiator is pair.target
     assert one.told == []
 
 
@@ -340,28 +340,28 @@ def test_ends_of_a_link_get_their_gpus(
     memory: str, wanted: DevicePair | None, target: str, chosen: tuple[int, int]
 ) -> None:
     one, other = cast(Any, LaunchedWorker("a", "c")), cast(Any, LaunchedWorker(*target))
-    assert worker_pair.choose_gpus(one, other, MemoryPair.parse(memory), wanted) == DevicePair(*chosen)
+    assert measure_launch.choose_gpus(one, other, MemoryPair.parse(memory), wanted) == DevicePair(*chosen)
 
 
 def test_a_gpu_that_the_target_does_not_see_is_refused() -> None:
     one, other = cast(Any, LaunchedWorker("a", "c")), cast(Any, LaunchedWorker("a"))
     with pytest.raises(NotApplicableError, match="needs GPU 1, but the worker sees only GPU 0"):
-        worker_pair.choose_gpus(one, other, MemoryPair("VRAM", "VRAM"), DevicePair(0, 1))
+        measure_launch.choose_gpus(one, other, MemoryPair("VRAM", "VRAM"), DevicePair(0, 1))
 
 
 def test_only_the_first_row_of_a_launch_settles_long() -> None:
     pair = pair_of_doubles()
-    later = worker_pair.SETTLE_SECONDS
-    assert [pair.settle() for _ in range(3)] == [worker_pair.FIRST_SETTLE_SECONDS, later, later]
-    assert later < worker_pair.FIRST_SETTLE_SECONDS
+    later = measure_launch.SETTLE_SECONDS
+    assert [pair.settle() for _ in range(3)] == [measure_launch.FIRST_SETTLE_SECONDS, later, later]
+    assert later < measure_launch.FIRST_SETTLE_SECONDS
 
 
 @pytest.mark.parametrize("end", ["initiator", "target"])
 def test_a_launch_is_healthy_while_both_workers_run_and_ends_both(end: str) -> None:
     pair = pair_of_doubles()
     assert pair.healthy
-    getattr(pair, end).agent.worker.alive = False
+    getattr(pair, end).worker.alive = False
     assert not pair.healthy
     pair.close()
     pair.kill()
-    assert [each.agent.ended for each in (pair.initiator, pair.target)] == [["asked", "closed", "killed"]] * 2
+    assert [each.ended for each in (pair.initiator, pair.target)] == [["asked", "closed", "killed"]] * 2

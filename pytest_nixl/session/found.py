@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run found: results, rows, versions and notes. Everything is added through the run's recorder."""
+"""What a run found: results, rows, versions and notes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from pytest_nixl.store.record_reader import RecordedRun
 
 
-@dataclass(frozen=True)
+@dataclass
 class Found:
-    """What a run found so far.
+    """What a run found so far. Its methods hide the secrets in each text that they add, and escape control characters.
 
+    :param hide: hides the secrets in a text.
     :param results: the result of each check, and results that belong to no test.
     :param benchmarks: pytest-benchmark's statistics of each measurement of a row, for the record.
     :param versions: the versions that workers report; ``other_versions`` are those of the other image.
@@ -41,8 +42,10 @@ class Found:
     :param ended: the required check that ended the run before its last test, as a sentence; empty: there is none.
     :param interrupted: how far the run came and what ended it early, such as ``INTERRUPTED after 2 of 10 checks:
         Ctrl-C``; empty: it is not over yet, or it was completed.
+    :param samples_so_far: the samples of the row that is being measured, of the launches so far; None: none has ended.
     """
 
+    hide: Callable[[str], str] = redact
     results: tuple[Result, ...] = ()
     benchmarks: tuple[Any, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -56,30 +59,9 @@ class Found:
     stored: tuple[Path, ...] = ()
     ended: str = ""
     interrupted: str = ""
-
-
-class Recorder:
-    """Adds to what a run found.
-
-    :param hide: hides the secrets in a text. No result or note is kept before it has passed through this, and before
-        its control characters are escaped.
-    """
-
-    def __init__(self, hide: Callable[[str], str] = redact) -> None:
-        self._hide: Callable[[str], str] = lambda text: printable(hide(text))
-        self._found = Found()
-        #: By node id what a test measured so far, as a result without a verdict.
-        self._begun: dict[str, Result] = {}
-        #: The samples of the row that is being measured, of the launches so far; None: none has ended.
-        self.samples_so_far: Samples | None = None
-
-    @property
-    def found(self) -> Found:
-        """What was found so far."""
-        return self._found
-
-    def _set(self, **changed: Any) -> None:
-        self._found = replace(self._found, **changed)
+    samples_so_far: Samples | None = None
+    #: By node id what a test measured so far, as a result without a verdict.
+    _begun: dict[str, Result] = field(default_factory=dict)
 
     def begun(self, nodeid: str) -> Result:
         """Return what a test measured so far, as a result without a verdict."""
@@ -100,15 +82,18 @@ class Recorder:
 
     def add_result(self, result: Result) -> None:
         """Add the result of a test. The result of its teardown replaces that of its call."""
-        kept = (one for one in self._found.results if one.nodeid != result.nodeid)
-        self._set(results=(*kept, self._hidden(result)))
+        kept = (one for one in self.results if one.nodeid != result.nodeid)
+        self.results = (*kept, self._hidden(result))
 
     def add_run_results(self, results: Iterable[Result]) -> None:
         """Add results that no test made, such as a required check that did not run."""
-        self._set(results=(*self._found.results, *map(self._hidden, results)))
+        self.results = (*self.results, *map(self._hidden, results))
+
+    def _clean(self, text: str) -> str:
+        return printable(self.hide(text))
 
     def _hidden(self, result: Result) -> Result:
-        reason, remedy, repeat = map(self._hide, (result.reason, result.remedy, result.repeat))
+        reason, remedy, repeat = map(self._clean, (result.reason, result.remedy, result.repeat))
         return replace(result, reason=reason, remedy=remedy, repeat=repeat)
 
     def explain(self, row: RowKey, why: str) -> None:
@@ -116,64 +101,50 @@ class Recorder:
 
         :param why: the explanation.
         """
-        hidden = self._hide(why)
-        explained = (
-            replace(one, reason=f"{one.reason}; {hidden}") if one.row == row else one for one in self._found.results
-        )
-        self._set(results=tuple(explained))
+        hidden = self._clean(why)
+        explained = (replace(one, reason=f"{one.reason}; {hidden}") if one.row == row else one for one in self.results)
+        self.results = tuple(explained)
 
     def add_benchmark(self, statistics: Any) -> None:
         """Add pytest-benchmark's statistics of one measurement of a row."""
-        self._set(benchmarks=(*self._found.benchmarks, statistics))
+        self.benchmarks = (*self.benchmarks, statistics)
 
     def add_versions(self, versions: Mapping[str, str]) -> None:
         """Add the versions that workers report."""
-        self._set(versions={**self._found.versions, **versions})
+        self.versions = {**self.versions, **versions}
 
     def add_other_versions(self, versions: Mapping[str, str]) -> None:
         """Add the versions that workers of the other image report."""
-        self._set(other_versions={**self._found.other_versions, **versions})
+        self.other_versions = {**self.other_versions, **versions}
 
     def add_other_samples(self, samples: Samples) -> None:
         """Add the samples of a row of the other image; they replace those of fewer launches."""
-        self._set(other_samples={**self._found.other_samples, samples.key: samples})
-
-    def add_baseline(self, baseline: RecordedRun) -> None:
-        """Add the run to compare this one with."""
-        self._set(baseline=baseline)
+        self.other_samples = {**self.other_samples, samples.key: samples}
 
     def add_comparison(self, comparison: RunComparison) -> None:
         """Add the result of the comparison with another run, and the results that follow from it."""
-        self._set(comparison=comparison)
+        self.comparison = comparison
         self.add_run_results(comparison.results)
 
     def note(self, *sentences: str) -> None:
         """Add sentences that the report shows at its end. A sentence that is there already is not repeated."""
-        self._set(notes=tuple(dict.fromkeys((*self._found.notes, *map(self._hide, sentences)))))
+        self.notes = tuple(dict.fromkeys((*self.notes, *map(self._clean, sentences))))
 
     def note_detail(self, sentence: str) -> None:
         """Add a note that the terminal of a run of several suites shows with ``-v`` only."""
         self.note(sentence)
-        self._set(details=self._found.details | {self._hide(sentence)})
-
-    def annotate(self, commands: Iterable[str]) -> None:
-        """Set the workflow commands for GitHub Actions; they replace those of an earlier report."""
-        self._set(annotations=tuple(commands))
-
-    def add_stored(self, paths: Sequence[Path]) -> None:
-        """Set the paths of this run's records in the store; they replace those of an earlier record."""
-        self._set(stored=tuple(paths))
+        self.details = self.details | {self._clean(sentence)}
 
     def end(self, why: str) -> None:
         """Note that a required check ended the run before its last test.
 
         :param why: which check, as a sentence.
         """
-        self._set(ended=self._hide(why))
+        self.ended = self._clean(why)
 
     def interrupt(self, how_far: str) -> None:
         """Note that the run was ended early. The first cause stays.
 
         :param how_far: how far the run came and what ended it.
         """
-        self._set(interrupted=self._found.interrupted or self._hide(how_far))
+        self.interrupted = self.interrupted or self._clean(how_far)

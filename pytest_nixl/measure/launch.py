@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.model.agent_options import AgentOptions
@@ -59,16 +58,10 @@ SETTLE_SECONDS, FIRST_SETTLE_SECONDS = 0.005, 0.2
 Variables = tuple[Mapping[str, str], Mapping[str, str]]
 
 
-@dataclass(frozen=True)
-class _End:
-    """One end of a pair: an agent and its registered buffer."""
+class Launch:
+    """Two connected workers with one agent each, for WRITE and READ.
 
-    agent: NixlAgent
-    buffer: Buffer
-
-
-class WorkerPair:
-    """A launch: two connected workers with one agent each, for WRITE and READ.
+    ``initiator`` and ``target`` are the agents, and ``buffers`` are their registered buffers, in this order.
 
     With a storage backend there is one worker with one agent, and the target is a file.
 
@@ -125,17 +118,18 @@ class WorkerPair:
                 progress_thread=self.agent_options.progress_thread or False,
                 agent_options=self.agent_options,
             )
-            self.initiator = self._end(agents[0], memory.initiator, self.devices.initiator)
-            self.target = self._end(agents[-1], memory.target, self.devices.target)
+            self.initiator, self.target = agents[0], agents[-1]
+            one, other = (self._buffer(agent, *end) for agent, end in zip((agents[0], agents[-1]), ends, strict=True))
+            self.buffers = one, other
             if not backend.STORAGE:
                 with versions_named(workers):
-                    connect_agents(self.initiator.agent, self.target.agent)
+                    connect_agents(self.initiator, self.target)
         except BaseException:
             for worker in workers:
                 worker.kill()
             raise
 
-    def _end(self, agent: NixlAgent, memory: str, device: int) -> _End:
+    def _buffer(self, agent: NixlAgent, memory: str, device: int) -> Buffer:
         if memory == "VRAM":
             types = sorted(name.removesuffix("_SEG") for name in agent.get_backend_mem_types(self.backend.NAME))
             if memory not in types:
@@ -155,7 +149,7 @@ class WorkerPair:
             part = self.capacity // self._regions
             parts = [(*buffer.descriptor(number * part, part), "") for number in range(self._regions)]
             agent.register_memory(parts, memory)
-        return _End(agent, buffer)
+        return buffer
 
     def settle(self) -> float:
         """Return the seconds of transfers before a row is timed, which are more for the first row of a launch."""
@@ -164,24 +158,24 @@ class WorkerPair:
 
     def gpu_wait(self) -> float:
         """Return the seconds of a kernel over 8 bytes on the slower GPU of the two ends; 0: neither is in VRAM."""
-        return max(self.initiator.buffer.gpu_wait(), self.target.buffer.gpu_wait())
+        return max(buffer.gpu_wait() for buffer in self.buffers)
 
     @property
     def healthy(self) -> bool:
         """Whether both workers still run."""
-        return self.initiator.agent.worker.alive and self.target.agent.worker.alive
+        return self.initiator.worker.alive and self.target.worker.alive
 
     def close(self) -> None:
         """End both workers."""
         for end in (self.initiator, self.target):
-            end.agent.worker.ask_to_end()  # both at the same time
-        self.initiator.agent.close()
-        self.target.agent.close()
+            end.worker.ask_to_end()  # both at the same time
+        self.initiator.close()
+        self.target.close()
 
     def kill(self) -> None:
         """End both workers immediately."""
-        self.initiator.agent.worker.kill()
-        self.target.agent.worker.kill()
+        self.initiator.worker.kill()
+        self.target.worker.kill()
 
 
 def choose_gpus(one: Worker, other: Worker, memory: MemoryPair, wanted: DevicePair | None) -> DevicePair:

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The transports of UCX and libfabric: which use a network card, which card, and what UCX_TLS allows."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_nixl.model.transports import cards, is_network, ucx_tls_allows
+
+
+@pytest.mark.parametrize(
+    ("transport", "network"),
+    [
+        ("efa/rdmap79s0", True),
+        ("srd/rdmap79s0:1", True),
+        ("rc_mlx5/mlx5_0:1", True),
+        ("verbs;ofi_rxm/mlx5_0", True),
+        ("tcp/eth0", True),
+        ("tcp", True),
+        ("tcp/lo", False),
+        ("cma/memory", False),
+        ("posix/memory", False),
+        ("sysv/memory", False),
+        ("cuda_ipc/cuda", False),
+        ("cuda_copy/cuda", False),
+        ("self/memory", False),
+        ("FILE/ext4", False),
+    ],
+)
+def test_transports_that_use_a_network_card_are_known(transport: str, network: bool) -> None:
+    assert is_network(transport) is network
+
+
+@pytest.mark.parametrize(
+    ("transports", "found"),
+    [
+        ((), None),
+        (("efa",), None),
+        (("efa/rdmap79s0", "srd"), None),
+        (
+            ("efa/rdmap79s0", "efa/rdmap80s0", "efa/rdmap81s0", "efa/rdmap82s0"),
+            ("rdmap79s0", "rdmap80s0", "rdmap81s0", "rdmap82s0"),
+        ),
+        (("rc_mlx5/mlx5_0:1", "ud_mlx5/mlx5_0:1"), ("mlx5_0",)),
+        (("efa/rdmap79s0-rdm", "srd/rdmap79s0:1"), ("rdmap79s0",)),
+        (("rc/mlx4_0:1", "rc/mlx4_0:2"), ("mlx4_0", "mlx4_0:2")),
+    ],
+)
+def test_each_card_is_counted_once(transports: tuple[str, ...], found: tuple[str, ...] | None) -> None:
+    assert cards(transports) == found
+
+
+def test_groups_of_ucx_tls_contain_their_transports() -> None:
+    assert ucx_tls_allows("tcp,cma", ["posix", "cma"])
+    assert ucx_tls_allows("rc", ["rc_mlx5"])
+    assert ucx_tls_allows("ib", ["srd"])
+    assert ucx_tls_allows("cuda", ["cuda_ipc"])
+    assert not ucx_tls_allows("rc", ["dc_mlx5", "cma"])

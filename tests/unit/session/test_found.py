@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run found: how each kind of result is added to it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from helpers.records import ROW
+
+from pytest_nixl.model.results import Result, RowSummary
+from pytest_nixl.model.samples import Samples
+from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.session.found import Found
+
+SUMMARY = RowSummary(1e9, 1e-6, 1e-6, 10, 0.0, 0.0, ("tcp/eth0",))
+
+
+def result(nodeid: str, verdict: Verdict = Verdict.PASS) -> Result:
+    return Result("bandwidth", nodeid, verdict, "a reason", row=ROW, figures=SUMMARY)
+
+
+@pytest.fixture
+def found() -> Found:
+    return Found()
+
+
+def test_the_result_of_a_teardown_replaces_that_of_the_call(found: Found) -> None:
+    for one in (result("a"), result("b"), result("a", Verdict.ERROR)):
+        found.add_result(one)
+    assert [(one.nodeid, one.verdict) for one in found.results] == [("b", Verdict.PASS), ("a", Verdict.ERROR)]
+
+
+def test_results_of_no_test_do_not_replace_each_other(found: Found) -> None:
+    missing = Result("nixl-loads", "", Verdict.MISSING)
+    found.add_run_results([missing, missing])
+    found.add_result(result("a"))
+    assert found.results == (missing, missing, result("a"))
+
+
+def test_an_explanation_follows_the_reason_of_its_row_only(found: Found) -> None:
+    other = replace(result("b"), row=replace(ROW, block=4096))
+    found.add_run_results([result("a"), other, Result("nixl-loads", "c", Verdict.PASS)])
+    found.explain(replace(ROW), "NIXL is slow")
+    assert [one.reason for one in found.results] == ["a reason; NIXL is slow", "a reason", ""]
+
+
+def test_a_note_is_not_repeated(found: Found) -> None:
+    found.note("one", "two")
+    found.note("two", "three")
+    assert found.notes == ("one", "two", "three")
+
+
+def test_the_first_interruption_stays(found: Found) -> None:
+    found.interrupt("")
+    assert found.interrupted == ""
+    found.interrupt("INTERRUPTED after 1 of 2 checks: Ctrl-C")
+    found.interrupt("INTERRUPTED after 2 of 2 checks: a rank was lost")
+    assert found.interrupted == "INTERRUPTED after 1 of 2 checks: Ctrl-C"
+
+
+def test_versions_and_samples_of_both_images_are_kept_apart(found: Found) -> None:
+    samples = Samples(ROW, (1.0,), (10,), (1e-6,))
+    found.add_versions({"nixl": "1.5.1"})
+    found.add_other_versions({"nixl": "1.4.0"})
+    found.add_other_samples(samples)
+    found.add_other_samples(samples.with_launch(samples))
+    assert (found.versions, found.other_versions) == ({"nixl": "1.5.1"}, {"nixl": "1.4.0"})
+    assert {key: len(each.windows) for key, each in found.other_samples.items()} == {ROW: 2}
