@@ -40,7 +40,7 @@ def telemetry_in_process(facts: Facts, wanted: Requirements) -> Judgement:
                 f"{given}: NIXL creates no agent ({failure}{why.partition(failure)[2]})",
                 "correct or unset NIXL_TELEMETRY_EXPORTER, NIXL_TELEMETRY_DIR and NIXL_TELEMETRY_PROMETHEUS_PORT",
             )
-    absent = not_loaded(facts)
+    absent = not_loaded(facts, wanted)
     if absent is not None:
         return not_applicable(f"NIXL cannot be loaded: {absent.reason}")
     version, telemetry = facts.software.nixl.value or "", facts.software.telemetry

@@ -56,7 +56,7 @@ def ucx_uses_rdma(facts: Facts, wanted: Requirements) -> Judgement:
         return not_applicable(NO_RDMA)
     if not facts.rdma:
         return failed("this host has no RDMA device", "follow the remedy of rdma-devices")
-    absent = not_loaded(facts)
+    absent = not_loaded(facts, wanted)
     if absent is not None:
         return absent
     found, devices = facts.software.ucx_rdma, network_cards(facts.rdma)
