@@ -29,7 +29,7 @@ from pytest_nixl.nixl.worker import nixl_api, transfer
 from pytest_nixl.nixl.worker.files import FileBuffer
 from pytest_nixl.nixl.worker.foreign_memory import obstacle
 from pytest_nixl.nixl.worker.memory import DramBuffer, PatternBuffer
-from pytest_nixl.nixl.worker.row_transfers import RowCommands, RowTransfers
+from pytest_nixl.nixl.worker.row_transfers import RowTransfers
 from pytest_nixl.nixl.worker.tools import Tools
 
 #: The most characters of UCX_TLS that are told.
@@ -40,7 +40,7 @@ class CommandRefusedError(Exception):
     """The command does not exist, or its arguments are wrong."""
 
 
-class Commands(RowCommands):
+class Commands:
     """The kernel's commands as methods named ``do_COMMAND``, and the objects that the worker keeps for pytest.
 
     :param cancelled: returns whether pytest has asked to end the running command.
@@ -230,6 +230,15 @@ class Commands(RowCommands):
         """Connect to targets that run ``serve``."""
         for target in targets:
             self._initiator(agent, target, None, timeout, depth=0, acknowledged=True, tag_each=False).greet()
+
+    def do_row_prepare(self, agent: Ref, **how: Any) -> Ref:
+        """Prepare the transfers of a row; the arguments are those of :class:`RowTransfers`."""
+        return self.keep(RowTransfers(self.get(agent), **how), "row")
+
+    def do_row_release(self, transfers: Ref) -> None:
+        """Release the transfers of a row, and forget them."""
+        self.get(transfers).close()
+        self.do_forget([transfers])
 
     def do_move(self, agent: Ref, target: str, transfers: Ref, timeout: float, **how: Any) -> None:
         """Run each prepared transfer once, and wait until its bytes have arrived."""

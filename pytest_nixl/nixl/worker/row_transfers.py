@@ -7,11 +7,8 @@ are thousands of them. Otherwise there is one for each transfer in flight.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
-
-from pytest_nixl.core.wire import Ref
 
 
 class _Made(dict[int, Any]):
@@ -82,25 +79,3 @@ class RowTransfers:
             self._agent.release_xfer_handle(handle)
         self.plain.clear()
         self.tagged.clear()
-
-
-class RowCommands(ABC):
-    """The commands ``row_prepare`` and ``row_release`` of a worker."""
-
-    @abstractmethod
-    def keep(self, value: Any, kind: str) -> Ref: ...
-
-    @abstractmethod
-    def get(self, ref: Ref) -> Any: ...
-
-    @abstractmethod
-    def do_forget(self, objects: list[Ref]) -> None: ...
-
-    def do_row_prepare(self, agent: Ref, **how: Any) -> Ref:
-        """Prepare the transfers of a row; the arguments are those of :class:`RowTransfers`."""
-        return self.keep(RowTransfers(self.get(agent), **how), "row")
-
-    def do_row_release(self, transfers: Ref) -> None:
-        """Release the transfers of a row, and forget them."""
-        self.get(transfers).close()
-        self.do_forget([transfers])

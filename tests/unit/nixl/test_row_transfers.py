@@ -10,14 +10,14 @@ import pytest
 
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.units import KIB, MIB
-from pytest_nixl.core.wire import Ref
 from pytest_nixl.measure.link import Link
 from pytest_nixl.measure.worker_pairs import WorkerPairs
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.samples import Corruption
 from pytest_nixl.nixl.backends import BACKENDS
 from pytest_nixl.nixl.backends.ucx import UcxBackend
-from pytest_nixl.nixl.worker.row_transfers import RowCommands, RowTransfers
+from pytest_nixl.nixl.worker.commands import CommandRefusedError, Commands
+from pytest_nixl.nixl.worker.row_transfers import RowTransfers
 
 DRAM = MemoryPair("DRAM", "DRAM")
 FOOTPRINT = 4 * MIB
@@ -156,18 +156,10 @@ def test_the_blocks_of_a_transfer_are_neighbours_in_memory_or_objects_by_their_n
 
 
 def test_a_row_that_is_released_is_forgotten() -> None:
-    agent, ref, forgotten = ShownAgent(), Ref(1, "row"), list[Ref]()
-
-    class Kept(RowCommands):
-        def keep(self, value: Any, kind: str) -> Ref:
-            raise NotImplementedError
-
-        def get(self, asked: Ref) -> Any:
-            return {ref: row}[asked]
-
-        def do_forget(self, objects: list[Ref]) -> None:
-            forgotten.extend(objects)
-
+    agent, made = ShownAgent(), Commands(lambda: False)
     row = agent.row(tag_all=False)
-    Kept().do_row_release(ref)
-    assert (len(agent.released), row.plain, forgotten) == (2, [], [ref])
+    ref = made.keep(row, "row")
+    made.do_row_release(ref)
+    assert (len(agent.released), row.plain) == (2, [])
+    with pytest.raises(CommandRefusedError, match="this row is no longer there"):
+        made.get(ref)
