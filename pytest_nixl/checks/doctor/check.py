@@ -139,8 +139,3 @@ def no_gpu(facts: Facts, wanted: Requirements) -> Judgement | None:
     if has_gpu(facts, wanted):
         return None
     return not_applicable("this host has no GPU, and the profile expects none")
-
-
-def plural(count: int, noun: str) -> str:
-    """Return a count with its noun: ``1 GPU``, ``8 GPUs``."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

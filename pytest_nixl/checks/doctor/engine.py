@@ -9,12 +9,11 @@ from pytest_nixl.checks.doctor.check import (
     failed,
     not_applicable,
     passed,
-    plural,
     unknown,
     warned,
 )
 from pytest_nixl.checks.doctor.libraries import not_loaded
-from pytest_nixl.core.words import named
+from pytest_nixl.core.words import named, plural
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.software import NOT_TRIED
 from pytest_nixl.model.engine_backends import ENGINE_BACKENDS

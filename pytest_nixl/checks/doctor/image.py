@@ -11,13 +11,12 @@ from pytest_nixl.checks.doctor.check import (
     failed,
     not_applicable,
     passed,
-    plural,
     unknown,
     warned,
 )
 from pytest_nixl.checks.doctor.libraries import OF_THE_DRIVER, not_loaded
 from pytest_nixl.checks.doctor.ucx_rdma import providers_of, registers_in
-from pytest_nixl.core.words import named
+from pytest_nixl.core.words import named, plural
 from pytest_nixl.host.device_code import capability, dotted
 from pytest_nixl.host.etcd_library import PATCH
 from pytest_nixl.host.facts import Facts

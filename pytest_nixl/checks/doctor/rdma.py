@@ -15,12 +15,11 @@ from pytest_nixl.checks.doctor.check import (
     no_rdma,
     not_applicable,
     passed,
-    plural,
     unknown,
     warned,
 )
 from pytest_nixl.core.units import gigabits
-from pytest_nixl.core.words import named
+from pytest_nixl.core.words import named, plural
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.rdma import RdmaDevice
 from pytest_nixl.model.verdicts import Judgement

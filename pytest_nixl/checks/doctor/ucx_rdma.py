@@ -16,13 +16,12 @@ from pytest_nixl.checks.doctor.check import (
     has_rdma,
     not_applicable,
     passed,
-    plural,
     unknown,
     warned,
 )
 from pytest_nixl.checks.doctor.libraries import not_loaded
 from pytest_nixl.core.rdma_fault import GID_INDEX_REMEDY, MEMLOCK_REMEDY, NODES_REMEDY, PORT_REMEDY
-from pytest_nixl.core.words import named
+from pytest_nixl.core.words import named, plural
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.rdma import RdmaDevice, network_cards
 from pytest_nixl.host.ucx_rdma import UcxRdma, VerbsAnswer
