@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import tempfile
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.core.words import plural
 
 if TYPE_CHECKING:
     from pytest_nixl.cluster.garbage_collection import RemovedGroups
@@ -39,12 +38,11 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     from pytest_nixl.cluster.garbage_collection import clean
     from pytest_nixl.cluster.group import JoinRefusedError
-    from pytest_nixl.etcd.endpoints import parse_endpoints
-    from pytest_nixl.host.etcd import client_as_etcdctl
+    from pytest_nixl.host.etcd import client_of
 
     if arguments.runs:
         return _clean_runs(dry_run=arguments.dry_run)
-    with client_as_etcdctl(parse_endpoints(_endpoints(arguments.etcd))) as client:
+    with client_of(arguments.etcd, "give --etcd URL") as client:
         cleaned = clean(client, group=arguments.group, dry_run=arguments.dry_run)
     for line in _lines(cleaned, dry_run=arguments.dry_run):
         print(line)
@@ -81,24 +79,11 @@ def _clean_runs(*, dry_run: bool) -> int:
     return code
 
 
-def _endpoints(given: str | None) -> str:
-    from pytest_nixl.host.facts import ETCD_VARIABLES
-
-    found = given or next((os.environ[name] for name in ETCD_VARIABLES if os.environ.get(name)), "")
-    if not found:
-        raise NixlPluginError("no etcd is given", f"give --etcd URL, or set {ETCD_VARIABLES[0]}")
-    return found
-
-
 def _lines(cleaned: RemovedGroups, *, dry_run: bool) -> Iterator[str]:
     would = "would remove" if dry_run else "removed"
     for dead in cleaned.removed:
-        yield f"{would} group {dead.group!r}: {_count(dead.keys, 'key')}"
+        yield f"{would} group {dead.group!r}: {plural(dead.keys, 'key')}"
     if cleaned.removed:
-        yield f"{would} {_count(len(cleaned.removed), 'group')}, {_count(cleaned.keys, 'key')}"
+        yield f"{would} {plural(len(cleaned.removed), 'group')}, {plural(cleaned.keys, 'key')}"
     else:
         yield "nothing to remove"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"

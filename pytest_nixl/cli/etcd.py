@@ -10,7 +10,6 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.units import parse_size
 
 if TYPE_CHECKING:
@@ -77,28 +76,18 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     from pytest_nixl.checks.deployment_etcd.agents import DEFAULT_NAMESPACE, NamespaceName
     from pytest_nixl.checks.deployment_etcd.deployment import look
-    from pytest_nixl.etcd.endpoints import parse_endpoints
-    from pytest_nixl.host.etcd import client_as_etcdctl
+    from pytest_nixl.host.etcd import client_of
 
     _check(arguments)
     given = arguments.namespace if arguments.namespace is not None else os.environ.get("NIXL_ETCD_NAMESPACE")
     namespace = NamespaceName(DEFAULT_NAMESPACE if given is None else given)
     limit = parse_size(arguments.max_request_bytes)
-    with client_as_etcdctl(parse_endpoints(_endpoints(arguments.endpoints)), _TIMEOUT) as client:
+    with client_of(arguments.endpoints, "give its URL", _TIMEOUT) as client:
         command = f"pytest-nixl etcd {','.join(client.endpoints)}"
         found = look(client, namespace, command=command, limit=limit, connect=not arguments.no_connect)
         if arguments.remove_dead:
             return _remove(arguments, client, found, command)
     return _report(arguments, found)
-
-
-def _endpoints(given: str | None) -> str:
-    from pytest_nixl.host.facts import ETCD_VARIABLES
-
-    found = given or next((os.environ[name] for name in ETCD_VARIABLES if os.environ.get(name)), "")
-    if not found:
-        raise NixlPluginError("no etcd is given", f"give its URL, or set {ETCD_VARIABLES[0]}")
-    return found
 
 
 def _check(arguments: argparse.Namespace) -> None:

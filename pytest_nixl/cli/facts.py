@@ -20,13 +20,10 @@ from pytest_nixl.host.rdma import RdmaDevice, network_cards
 _UNKNOWN = "unknown"
 
 
-def markdown(facts: Facts, title: str = "Node") -> Iterator[str]:
-    """Yield the lines of the template; an unknown value is printed with its reason.
-
-    :param title: the heading of the node.
-    """
+def markdown(facts: Facts) -> Iterator[str]:
+    """Yield the lines of the template; an unknown value is printed with its reason."""
     software, gpu = facts.software, facts.gpu
-    yield f"{title}:"
+    yield "Node:"
     yield f"- Hostname: {_told(facts.host.name)}"
     yield f"- IP Address: {_address(facts)}"
     yield f"- GPUs: {_gpus(facts)}"

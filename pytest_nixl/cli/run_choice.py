@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_nixl.core.words import plural
 from pytest_nixl.model.settings import OPTIONS
 from pytest_nixl.session.default_profile import default_profile, gpu_profile
 from pytest_nixl.session.parsers import parse_backends
@@ -117,7 +118,7 @@ def _level(facts: Facts) -> Choice:
 def _backend(facts: Facts) -> Choice:
     plugins = facts.software.plugins
     if facts.efa and "LIBFABRIC" in (plugins or ("LIBFABRIC",)):
-        return Choice("LIBFABRIC", count(len(facts.efa), "EFA device"))
+        return Choice("LIBFABRIC", plural(len(facts.efa), "EFA device"))
     if plugins and "UCX" not in plugins and "LIBFABRIC" in plugins:
         return Choice("LIBFABRIC", "this NIXL has no plugin UCX")
     if facts.efa:
@@ -128,9 +129,4 @@ def _backend(facts: Facts) -> Choice:
 def _devices(facts: Facts) -> str:
     rdma = [device for device in facts.rdma if not device.manages_nvlink]
     found = [(len(facts.gpu.gpus), "GPU"), (len(rdma), "RDMA device")]
-    return " and ".join(count(number, noun) for number, noun in found if number)
-
-
-def count(number: int, noun: str) -> str:
-    """Return a number with its noun, such as ``2 GPUs``."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    return " and ".join(plural(number, noun) for number, noun in found if number)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pytest_nixl.cluster.group import Member, MembershipError, shorten
 from pytest_nixl.cluster.group_values import GroupValues
 from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.core.words import plural
 from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd.transaction import KeyValue, TransactionResult, get, get_prefix, txn
 
@@ -106,8 +107,8 @@ class _Asking:
     def _list_keys(self) -> list[str]:
         done = TransactionResult.of(self._client.transaction(txn([], [get_prefix(self._root, limit=_KEYS)])))
         found = done.found(0)
-        lines = [f"{_count(found.count, 'key')} in all"]
-        lines += [f"  {_shown(item.key[len(self._root) :])}: {_count(len(item.value), 'byte')}" for item in found.items]
+        lines = [f"{plural(found.count, 'key')} in all"]
+        lines += [f"  {_shown(item.key[len(self._root) :])}: {plural(len(item.value), 'byte')}" for item in found.items]
         more = found.count - len(found.items)
         return [*lines, f"  … and {more} more"] if more > 0 else lines
 
@@ -123,10 +124,6 @@ def _run_with_limit(asking: _Asking, seconds: float) -> list[str]:
 
 def _shown(key: str) -> str:
     return key if key.isprintable() else repr(key)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from pytest_nixl.cluster.membership import Membership
 from pytest_nixl.cluster.peer_server import Ending
 from pytest_nixl.core.errors import NixlPluginError
-from pytest_nixl.core.redaction import hider
+from pytest_nixl.core.redaction import hide_all, hider
 from pytest_nixl.model.conclusion import RUN_VERDICTS, VERDICT_FORMAT, next_step, without_results
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import INTERRUPTED
@@ -53,15 +53,6 @@ def last_words(supervisor: SupervisorClient, settings: Settings) -> dict[str, st
 
 def _hider(settings: Settings) -> Callable[[str], str]:
     return hider({**os.environ, "NIXL_GROUP_TOKEN": settings.group_token, "ETCDCTL_USER": settings.etcd_user})
-
-
-def _hidden(value: Any, hide: Callable[[str], str]) -> Any:
-    """Hide secrets in every text inside JSON values."""
-    if isinstance(value, dict):
-        return {name: _hidden(each, hide) for name, each in value.items()}
-    if isinstance(value, list):
-        return [_hidden(each, hide) for each in value]
-    return hide(value) if isinstance(value, str) else value
 
 
 def as_told(ending: Ending) -> dict[str, Any]:
@@ -113,7 +104,7 @@ def keep(rank_session: FinishedRank, ending: Ending, seen: list[str]) -> Path | 
             (directory / "group.txt").write_text("\n".join(seen) + "\n")
         # Written last, and renamed when complete: the number of these files is the number of ranks that finished.
         temporary = directory / "verdict.json.part"
-        temporary.write_text(json.dumps(_hidden(verdict, hide), indent=2) + "\n")
+        temporary.write_text(json.dumps(hide_all(verdict, hide), indent=2) + "\n")
         temporary.replace(directory / "verdict.json")
     except OSError as error:
         raise NixlPluginError(

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import TypeVar
 
 from pytest_nixl.cluster.group import (
@@ -148,7 +147,7 @@ class Membership:
     def __enter__(self) -> Membership:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         try:
             self.leave()
         except EtcdError:

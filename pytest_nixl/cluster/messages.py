@@ -46,35 +46,20 @@ _TOLD = OneOf(
         },
     )
 )
-#: The requests that rank 0 may send to a peer, and their arguments. Tests may add requests that are not listed here.
-ASKS: Mapping[str, Form] = {
-    "start": {"worker": _NUMBER, "role": _NAME, "environment": Every(OneOf((None, Text(1 << 15))), keys=True)},
-    "kill": {"worker": _NUMBER},
-    "state": {"worker": _NUMBER},
-    "output": {"worker": _NUMBER},
-    "signal": {"worker": _NUMBER, "signal": Number(1, 64, whole=True)},
-    "end": {"code": Number(0, 255, whole=True), "verdict": Text(), "refusal": Text(), "told": _TOLD},
-    "command": {},
-    "address": {},
-    "facts": {"peers": Every(Text(255))},
-    "devices": {},
-    "claim": {"group": Text(128), "size": SIZE, "seconds": Number(0, 86_400)},
-    "last_words": {},
-}
-#: The answers of a peer, by the name of the request.
-ANSWERS: Mapping[str, Form] = {
-    "start": PID,
-    "kill": _CODE,
-    "state": Text(255),
-    "output": Text(),
-    "signal": None,
-    "end": None,
-    "command": Text(),
-    "address": Text(255, r"[0-9A-Za-z.:%_-]+"),
-    "facts": Every(Any, keys=True),
-    "devices": Every(Any, keys=True),
-    "claim": _NUMBER,
-    "last_words": Every(Text(), keys=True),
+#: The arguments and the answer of each request of rank 0 to a peer. Tests may add requests that are not listed here.
+REQUESTS: Mapping[str, tuple[Form, Form]] = {
+    "start": ({"worker": _NUMBER, "role": _NAME, "environment": Every(OneOf((None, Text(1 << 15))), keys=True)}, PID),
+    "kill": ({"worker": _NUMBER}, _CODE),
+    "state": ({"worker": _NUMBER}, Text(255)),
+    "output": ({"worker": _NUMBER}, Text()),
+    "signal": ({"worker": _NUMBER, "signal": Number(1, 64, whole=True)}, None),
+    "end": ({"code": Number(0, 255, whole=True), "verdict": Text(), "refusal": Text(), "told": _TOLD}, None),
+    "command": ({}, Text()),
+    "address": ({}, Text(255, r"[0-9A-Za-z.:%_-]+")),
+    "facts": ({"peers": Every(Text(255))}, Every(Any, keys=True)),
+    "devices": ({}, Every(Any, keys=True)),
+    "claim": ({"group": Text(128), "size": SIZE, "seconds": Number(0, 86_400)}, _NUMBER),
+    "last_words": ({}, Every(Text(), keys=True)),
 }
 _ASK = {"ask": _NAME, "number": _NUMBER, "*": Any}
 _WORKER_LINE = {"worker": _NUMBER, "line": _LINE}
@@ -180,8 +165,8 @@ def check_ask(what: str, arguments: Mapping[str, Any]) -> None:
     :param what: the name of the request; unknown names are not checked.
     :raises StrictError: if an argument is missing, unknown or has a wrong value.
     """
-    if what in ASKS:
-        check(ASKS[what], dict(arguments))
+    if what in REQUESTS:
+        check(REQUESTS[what][0], dict(arguments))
 
 
 def check_answer(what: str, result: Any) -> None:
@@ -190,5 +175,5 @@ def check_answer(what: str, result: Any) -> None:
     :param what: the name of the request; unknown names are not checked.
     :raises StrictError: if the answer has a wrong form.
     """
-    if what in ANSWERS:
-        check(ANSWERS[what], result)
+    if what in REQUESTS:
+        check(REQUESTS[what][1], result)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists in sentences."""
+"""Lists and counts in sentences."""
 
 from __future__ import annotations
 
@@ -14,3 +14,8 @@ def named(names: Iterable[str], most: int = 4) -> str:
     listed = list(names)
     rest = len(listed) - most
     return ", ".join(listed) if rest <= 1 else f"{', '.join(listed[:most])} and {rest} more"
+
+
+def plural(count: int, noun: str) -> str:
+    """Return a count with its noun: ``1 GPU``, ``8 GPUs``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

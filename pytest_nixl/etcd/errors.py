@@ -11,6 +11,7 @@ import json
 import socket
 import ssl
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd.endpoints import Endpoint
@@ -40,6 +41,11 @@ class EtcdError(NixlPluginError):
         self.late = cause == "timeout"
 
 
+def error_at(endpoint: Endpoint, cause: str, what: str, remedy: str = "", detail: str = "") -> EtcdError:
+    """Return an error of the etcd at one endpoint. ``what`` says what is wrong with it."""
+    return EtcdError(f"etcd at {endpoint}: {what}", remedy, detail, cause=cause, endpoint=str(endpoint))
+
+
 def related(error: BaseException | None) -> Iterator[BaseException]:
     """Yield an exception and every exception that it wraps: context, cause, urllib3's ``reason`` and arguments."""
     seen: set[int] = set()
@@ -66,10 +72,7 @@ def explain_transport(endpoint: Endpoint, error: BaseException, *, timeout: floa
 
     chain = list(related(error))
     text = " ".join(f"{type(item).__name__} {item}" for item in chain)
-
-    def because(cause: str, what: str, remedy: str) -> EtcdError:
-        return EtcdError(f"etcd at {endpoint}: {what}", remedy, cause=cause, endpoint=str(endpoint))
-
+    because = partial(error_at, endpoint)
     for item in chain:
         if isinstance(item, (TooLargeError, CompressedError)):
             return not_etcd(endpoint, str(item))
@@ -159,41 +162,19 @@ def _explain_tls(
 
 
 def _plaintext_error(endpoint: Endpoint) -> EtcdError:
-    return EtcdError(
-        f"etcd at {endpoint}: the URL says https, but the server speaks plaintext",
-        f"write http://{endpoint.host}:{endpoint.port}, or turn on TLS in that server",
-        cause="plaintext",
-        endpoint=str(endpoint),
-    )
+    remedy = f"write http://{endpoint.host}:{endpoint.port}, or turn on TLS in that server"
+    return error_at(endpoint, "plaintext", "the URL says https, but the server speaks plaintext", remedy)
 
 
 def _speaks_tls_error(endpoint: Endpoint) -> EtcdError:
-    return EtcdError(
-        f"etcd at {endpoint}: the URL says http, but the server speaks TLS",
-        f"write https://{endpoint.host}:{endpoint.port}, and give its CA by --nixl-etcd-cacert FILE",
-        cause="tls-server",
-        endpoint=str(endpoint),
-    )
+    remedy = f"write https://{endpoint.host}:{endpoint.port}, and give its CA by --nixl-etcd-cacert FILE"
+    return error_at(endpoint, "tls-server", "the URL says http, but the server speaks TLS", remedy)
 
 
 def not_etcd(endpoint: Endpoint, how: str) -> EtcdError:
     """Return an error: the server at ``endpoint`` is not an etcd. ``how`` says how that was seen."""
-    return EtcdError(
-        f"etcd at {endpoint}: the server there is not an etcd: {how}",
-        "correct host and port: an etcd listens for clients on port 2379 by default",
-        cause="not-etcd",
-        endpoint=str(endpoint),
-    )
-
-
-def no_gateway(endpoint: Endpoint, version: str) -> EtcdError:
-    """Return an error: the etcd's HTTP gateway is turned off. ``version`` is that of the etcd."""
-    return EtcdError(
-        f"etcd at {endpoint}: etcd {version} runs with --enable-grpc-gateway=false, so /v3 answers 404",
-        "start that etcd without --enable-grpc-gateway=false: NIXL does not need the gateway, but pytest-nixl does",
-        cause="gateway-off",
-        endpoint=str(endpoint),
-    )
+    remedy = "correct host and port: an etcd listens for clients on port 2379 by default"
+    return error_at(endpoint, "not-etcd", f"the server there is not an etcd: {how}", remedy)
 
 
 #: Part of etcd's message, cause, meaning, remedy.
@@ -233,25 +214,23 @@ def explain_answer(endpoint: Endpoint, text: str) -> EtcdError | None:
     """
     message = _message(text)
     message = None if message is None else printable(message)
-    where = str(endpoint)
     if "HTTP request to an HTTPS server" in text:
         return _speaks_tls_error(endpoint)
     for part, cause, what, remedy in _ANSWERS:
         if part in (message or text):
-            return EtcdError(f"etcd at {endpoint}: {what}", remedy, f"etcd says: {message}" if message else "",
-                             cause=cause, endpoint=where)  # fmt: skip
+            return error_at(endpoint, cause, what, remedy, f"etcd says: {message}" if message else "")
     if message is None:
         return None
     if "tls:" in message and "certificate" in message:
-        return EtcdError(
-            f"etcd at {endpoint}: its HTTP gateway cannot connect to its own etcd: the gateway uses the server's "
-            "certificate, and --client-cert-auth refuses it (no clientAuth in its extended key usage)",
+        return error_at(
+            endpoint,
+            "gateway-certificate",
+            "its HTTP gateway cannot connect to its own etcd: the gateway uses the server's certificate, and "
+            "--client-cert-auth refuses it (no clientAuth in its extended key usage)",
             "issue the server's certificate for both serverAuth and clientAuth; this cannot be fixed on the client",
             f"etcd says: {message}",
-            cause="gateway-certificate",
-            endpoint=where,
         )
-    return EtcdError(f"etcd at {endpoint}: {message}", "read that server's log", cause="other", endpoint=where)
+    return error_at(endpoint, "other", message, "read that server's log")
 
 
 def _message(text: str) -> str | None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pytest_nixl.etcd.errors import EtcdError
+from pytest_nixl.etcd.errors import EtcdError, error_at
 from pytest_nixl.etcd.members import EtcdMembers
 from pytest_nixl.etcd.transaction import number
 
@@ -32,12 +32,8 @@ class Lease:
 
         left = self._members.post("/lease/keepalive", {"ID": self.id}, read)
         if left < 1:
-            raise EtcdError(
-                f"etcd at {self._members.last}: the lease does not exist: it expired or was revoked",
-                "refresh a lease before it expires",
-                cause="no-lease",
-                endpoint=str(self._members.last),
-            )
+            what = "the lease does not exist: it expired or was revoked"
+            raise error_at(self._members.last, "no-lease", what, "refresh a lease before it expires")
         return left
 
     def revoke(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytest_nixl.etcd.endpoints import Endpoint
-from pytest_nixl.etcd.errors import EtcdError, explain_answer, explain_transport, no_gateway, not_etcd, printable
+from pytest_nixl.etcd.errors import EtcdError, error_at, explain_answer, explain_transport, not_etcd, printable
 
 if TYPE_CHECKING:
     import requests
@@ -202,7 +202,13 @@ class EtcdMembers:
             return explained
         version = self._plain_version(member) if reason == "Not Found" else None
         if version is not None:
-            return no_gateway(member, version)
+            return error_at(
+                member,
+                "gateway-off",
+                f"etcd {version} runs with --enable-grpc-gateway=false, so /v3 answers 404",
+                "start that etcd without --enable-grpc-gateway=false: NIXL does not need the gateway, but pytest-nixl "
+                "does",
+            )
         return not_etcd(member, f"it answers {printable(reason or '', 60)!r} to /v3")
 
     def _plain_version(self, member: Endpoint) -> str | None:

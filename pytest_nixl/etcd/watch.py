@@ -11,15 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_nixl.etcd.endpoints import Endpoint
-from pytest_nixl.etcd.errors import EtcdError, explain_answer, not_etcd, printable
+from pytest_nixl.etcd.errors import EtcdError, error_at, explain_answer, not_etcd, printable
 from pytest_nixl.etcd.members import ATTEMPT_SECONDS, MALFORMED, OF_ONE_MEMBER, EtcdMembers
-from pytest_nixl.etcd.transaction import (
-    KeyValue,
-    encode,
-    items,
-    key_range,
-    number,
-)
+from pytest_nixl.etcd.transaction import KeyValue, encode, items, key_range, number
 
 #: Seconds that one watch connection lasts with several members: otherwise a stopped member would go unnoticed.
 _WATCHED = 3.0
@@ -52,16 +46,7 @@ class WatchEvent:
 
 
 def watch(members: EtcdMembers, *watched: Watched, seconds: float) -> Iterator[WatchEvent]:
-    """Yield every event of the watched keys in order, and return when ``seconds`` have passed.
-
-    A broken connection or a dead member is replaced without missing an event. Events of two different ``watched``
-    items may come in another order. If an event comes late, the call may last up to half of ``seconds`` longer.
-
-    :param members: the members of the etcd.
-    :param watched: the keys to watch, each from its own revision on.
-    :param seconds: duration of the watch.
-    :raises EtcdError: with cause ``compacted`` if the etcd has compacted that revision away.
-    """
+    """Watch keys as :meth:`.EtcdClient.watch` says."""
     deadline = time.monotonic() + seconds
     failures = 0
     revisions = {number: item.since for number, item in enumerate(watched, 1)}
@@ -145,7 +130,7 @@ def _watch_once(
             raise members.explain(member, error, seconds) from error
         except (RequestException, OSError) as error:
             raise members.explain(member, error, seconds) from error
-    raise EtcdError(f"etcd at {member}: the server ended the watch", cause="closed", endpoint=str(member))
+    raise error_at(member, "closed", "the server ended the watch")
 
 
 def _ended(member: Endpoint, error: Any) -> EtcdError:
@@ -155,9 +140,7 @@ def _ended(member: Endpoint, error: Any) -> EtcdError:
     words = error.get("message") if isinstance(error, dict) else None
     if not isinstance(words, str) or not isinstance(error.get("grpc_code", error.get("code")), int):
         return not_etcd(member, "its answer is not a watch")
-    return EtcdError(
-        f"etcd at {member}: the server ended the watch: {printable(words)}", cause="closed", endpoint=str(member)
-    )
+    return error_at(member, "closed", f"the server ended the watch: {printable(words)}")
 
 
 def _events(member: Endpoint, line: bytes) -> list[tuple[int, WatchEvent]]:
@@ -168,10 +151,10 @@ def _events(member: Endpoint, line: bytes) -> list[tuple[int, WatchEvent]]:
         if result is None:
             raise _ended(member, message["error"])
         if "compact_revision" in result:
-            raise EtcdError(f"etcd at {member}: the requested revision was compacted away", cause="compacted")
+            raise error_at(member, "compacted", "the requested revision was compacted away")
         if result.get("canceled"):
             why = printable(str(result.get("cancel_reason", "")))
-            raise EtcdError(f"etcd at {member}: the server ended the watch: {why}", cause="closed")
+            raise error_at(member, "closed", f"the server ended the watch: {why}")
         return [
             (number(result, "watch_id", None), WatchEvent(KeyValue.of(event["kv"]), event.get("type") == "DELETE"))
             for event in items(result, "events")

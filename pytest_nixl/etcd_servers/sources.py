@@ -15,7 +15,7 @@ from pytest_nixl.etcd.client import Credentials, EtcdClient, connect
 from pytest_nixl.etcd.endpoints import Endpoint, parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd_servers.binary import find_binary
-from pytest_nixl.etcd_servers.container import ContainerServer, ensure_image
+from pytest_nixl.etcd_servers.container import ContainerServer
 from pytest_nixl.etcd_servers.embedded import EmbeddedServer
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.processes.container import engine_may_answer, image_present, testcontainers_installed
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack  # type checkers bring it
 
 _log = logging.getLogger(__name__)
-
-__all__ = ["ContainerServer", "EmbeddedServer", "EtcdServer", "ExternalServer", "OwnServer", "SessionEtcd",
-           "choose_server", "ensure_image", "start_private"]  # fmt: skip
 
 #: Seconds in which an etcd has to answer, and in which it has to if it did not answer before.
 ANSWER_SECONDS, AGAIN_SECONDS = 5.0, 1.0

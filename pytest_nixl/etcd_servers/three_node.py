@@ -7,7 +7,6 @@ import os
 import secrets
 import signal
 from contextlib import suppress
-from types import TracebackType
 
 from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.core.polling import wait_until
@@ -71,7 +70,7 @@ class ThreeNodeEtcd:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property

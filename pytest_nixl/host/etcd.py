@@ -22,6 +22,8 @@ from pytest_nixl.host.recorded_tree import FactsRoot
 if TYPE_CHECKING:
     from pytest_nixl.etcd.client import EtcdClient
 
+#: The variables that may hold etcd's address, in the order in which they are tried.
+ETCD_VARIABLES = ("NIXL_ETCD_ENDPOINTS", "ETCD_ENDPOINTS")
 _ASKED = 5
 
 
@@ -92,6 +94,18 @@ def _ask(endpoints: str, source: str, connect: Callable[[], Any] | None) -> dict
         return {**found, **_measure(connect() if connect is not None else client_as_etcdctl(parsed), parsed)}
     except NixlPluginError as error:
         return {**found, "fault": error.reason, "remedy": error.remedy}
+
+
+def client_of(given: str | None, how: str, timeout: float = 3) -> EtcdClient:
+    """Return a client, with etcdctl's credentials, of an etcd that the user gives, or of the one that a variable names.
+
+    :param how: how to give one, for the remedy.
+    :raises NixlPluginError: there is neither.
+    """
+    found = given or next((os.environ[name] for name in ETCD_VARIABLES if os.environ.get(name)), "")
+    if not found:
+        raise NixlPluginError("no etcd is given", f"{how}, or set {ETCD_VARIABLES[0]}")
+    return client_as_etcdctl(parse_endpoints(found), timeout)
 
 
 def client_as_etcdctl(members: tuple[Endpoint, ...], timeout: float = 3) -> EtcdClient:

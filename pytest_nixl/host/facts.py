@@ -15,7 +15,7 @@ from pytest_nixl.core.redaction import hide_all, hider
 from pytest_nixl.core.strict import loads
 from pytest_nixl.core.untrusted_file import read_regular
 from pytest_nixl.host.environment import Environment, read_environment
-from pytest_nixl.host.etcd import EtcdFacts, read_etcd
+from pytest_nixl.host.etcd import ETCD_VARIABLES, EtcdFacts, read_etcd
 from pytest_nixl.host.gpu import Gpus, read_gpus
 from pytest_nixl.host.gpu_nic_affinity import GpuNics, Topology
 from pytest_nixl.host.image import ImageFacts, read_image
@@ -28,9 +28,6 @@ from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.host.software import Software, nixl_worker, read_software
 from pytest_nixl.host.storage_queues import StorageQueues, read_storage_queues
 from pytest_nixl.host.system import HostFacts, read_host
-
-#: The variables that may hold etcd's address, in the order in which they are tried.
-ETCD_VARIABLES = ("NIXL_ETCD_ENDPOINTS", "ETCD_ENDPOINTS")
 
 #: The most bytes of a file with facts. A host with 1,000 PCI devices has a hundredth of it.
 _LARGEST = 64 << 20

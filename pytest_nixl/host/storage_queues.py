@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from pytest_nixl.host.fact import Fact
 from pytest_nixl.host.recorded_tree import FactsRoot
+from pytest_nixl.host.system import whole
 
 _DISABLED = "/proc/sys/kernel/io_uring_disabled"
 _AIO_MAX, _AIO_USED = "/proc/sys/fs/aio-max-nr", "/proc/sys/fs/aio-nr"
@@ -45,17 +46,12 @@ def read_storage_queues(root: FactsRoot) -> StorageQueues:
     status = root.read(_STATUS) or ""
     mode = next((line.split()[1] for line in status.splitlines() if line.startswith("Seccomp:")), "")
     return StorageQueues(
-        uring_disabled=_whole(root, _DISABLED),
-        aio_max=_whole(root, _AIO_MAX),
-        aio_used=_whole(root, _AIO_USED),
+        uring_disabled=whole(root, _DISABLED),
+        aio_max=whole(root, _AIO_MAX),
+        aio_used=whole(root, _AIO_USED),
         seccomp=Fact(int(mode), _STATUS) if mode.isdecimal() else Fact(None, _STATUS, "it has no line Seccomp"),
         calls=Fact(found or None, "io_setup and io_uring_setup", str(answer.get("why", ""))),
     )
-
-
-def _whole(root: FactsRoot, path: str) -> Fact[int]:
-    number = root.number(path)
-    return Fact(number, path, "" if number is not None else "it cannot be read")
 
 
 def _try_calls() -> dict[str, str]:

@@ -8,7 +8,7 @@ import platform
 import re
 from dataclasses import dataclass
 
-from pytest_nixl.host.cores import Cores, read_cores
+from pytest_nixl.host.cores import Cores, cpu_numbers, read_cores
 from pytest_nixl.host.fact import Fact
 from pytest_nixl.host.recorded_tree import FactsRoot
 
@@ -95,7 +95,7 @@ def read_host(root: FactsRoot) -> HostFacts:
         huge_pages=tuple(_huge_pages(root)),
         memlock=_memlock(root),
         shm=_shm(root),
-        ptrace_scope=_whole(root, "/proc/sys/kernel/yama/ptrace_scope"),
+        ptrace_scope=whole(root, "/proc/sys/kernel/yama/ptrace_scope"),
         cores=read_cores(root),
     )
 
@@ -105,7 +105,8 @@ def _text(root: FactsRoot, path: str) -> Fact[str]:
     return Fact(text, path, "" if text is not None else "it cannot be read")
 
 
-def _whole(root: FactsRoot, path: str) -> Fact[int]:
+def whole(root: FactsRoot, path: str) -> Fact[int]:
+    """Return the integer in a file."""
     number = root.number(path)
     return Fact(number, path, "" if number is not None else "it cannot be read")
 
@@ -144,13 +145,7 @@ def _cpus(root: FactsRoot) -> Fact[int]:
     text = root.read(path)
     if not text:
         return Fact(None, path, "it cannot be read")
-    return Fact(count_cpus(text), path)
-
-
-def count_cpus(listed: str) -> int:
-    """Count the processors in a list of the kernel: ``0-3,8`` are five."""
-    spans = [part.split("-") for part in listed.split(",") if part]
-    return sum(int(span[-1]) - int(span[0]) + 1 for span in spans)
+    return Fact(len(cpu_numbers(text)), path)
 
 
 def _numa(root: FactsRoot) -> list[Numa]:

@@ -120,13 +120,19 @@ def _resources(ucp: ctypes.CDLL) -> str:
     ucp.ucp_config_release(config)
     if failed:
         return ""
+    text = printed(lambda stream: ucp.ucp_context_print_info(context, stream))
+    ucp.ucp_cleanup(context)
+    return text
+
+
+def printed(write: Callable[[ctypes.c_void_p], object]) -> str:
+    """Return what a function of a library writes to a stream of C."""
     libc = ctypes.CDLL(None)
     libc.open_memstream.restype = ctypes.c_void_p
     text, size = ctypes.c_char_p(), ctypes.c_size_t()
     stream = ctypes.c_void_p(libc.open_memstream(ctypes.byref(text), ctypes.byref(size)))
-    ucp.ucp_context_print_info(context, stream)
+    write(stream)
     libc.fclose(stream)
-    ucp.ucp_cleanup(context)
     return (text.value or b"").decode(errors="replace")
 
 

@@ -15,7 +15,7 @@ from pytest_nixl.core.addresses import ask_addresses
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.host import elf
 from pytest_nixl.host.process_maps import libraries_of_nixl
-from pytest_nixl.host.ucx_rdma import ask_ucx_rdma, has_devices
+from pytest_nixl.host.ucx_rdma import ask_ucx_rdma, has_devices, printed
 from pytest_nixl.nixl.backends import BACKENDS, plugin_of
 from pytest_nixl.nixl.backends.libraries import find_plugin
 from pytest_nixl.nixl.worker.commands import ucx_version
@@ -141,10 +141,6 @@ def _ucx_variables(files: list[str]) -> list[str]:
     ucs = _open(files, "libucs.") or _open(files, "libucs-")
     if ucs is None:
         return []
-    libc = ctypes.CDLL(None)
-    libc.open_memstream.restype = ctypes.c_void_p
-    text, size = ctypes.c_char_p(), ctypes.c_size_t()
-    stream = ctypes.c_void_p(libc.open_memstream(ctypes.byref(text), ctypes.byref(size)))
     try:
         # Older releases take one argument less; the extra one does no harm.
         options = ctypes.c_char.in_dll(ucs, "ucs_config_global_list")
@@ -152,9 +148,8 @@ def _ucx_variables(files: list[str]) -> list[str]:
     except (ValueError, AttributeError):
         return []
     hidden_too = 1 | 8  # UCS_CONFIG_PRINT_CONFIG | UCS_CONFIG_PRINT_HIDDEN
-    print_all(stream, ctypes.c_char_p(b"UCX_"), hidden_too, ctypes.byref(options), None)
-    libc.fclose(stream)
-    return re.findall(r"^(UCX_\w+)=", (text.value or b"").decode(errors="replace"), re.MULTILINE)
+    text = printed(lambda stream: print_all(stream, ctypes.c_char_p(b"UCX_"), hidden_too, ctypes.byref(options), None))
+    return re.findall(r"^(UCX_\w+)=", text, re.MULTILINE)
 
 
 class _Parameter(ctypes.Structure):

@@ -7,7 +7,6 @@ import contextlib
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 from pytest_nixl.core.cpu_contention import too_many
@@ -49,9 +48,7 @@ class Tool:
     def __enter__(self) -> Tool:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -115,9 +112,7 @@ class RunningProgram:
     def __enter__(self) -> RunningProgram:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with contextlib.suppress(NixlPluginError):  # a worker that is gone has ended the program too
             self.kill()
 
@@ -154,12 +149,6 @@ class RunningProgram:
                 self.kill()
                 raise self.failure(f"did not end within {seconds:g} s and was killed")
         return self._code
-
-    def succeed(self, seconds: float) -> str:
-        """Wait for its end and return its output. :raises ToolError: if it fails or exceeds ``seconds``."""
-        if (code := self.wait(seconds)) != 0:
-            raise self.failure(ended(code))
-        return self._output.text()
 
     def wait_for(self, words: str, seconds: float) -> bool:
         """Wait until its output contains ``words``; return False if it ends or ``seconds`` pass before that."""
@@ -234,8 +223,3 @@ def others_beside(first: RunningProgram, second: RunningProgram) -> float | None
 
 def _host(started: RunningProgram) -> str:
     return str(started.tool.worker.versions["host"])
-
-
-def ended(code: int) -> str:
-    """Return in words how a program ended. ``code`` is its exit code, negative for a signal."""
-    return f"ended with exit code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"

@@ -344,7 +344,7 @@ class Worker:
         if code is None and self.alive:  # it has closed its channel but still runs
             self._process.kill()
             code = self._process.wait(_END_SECONDS)
-        how = "has gone with its rank" if code is None else _how_it_ended(code)
+        how = "has gone with its rank" if code is None else ended(code)
         reason = f"{self.name} {how} during {step}"
         remedy = (
             "read its last lines below for a crash in NIXL, UCX or a driver; run `dmesg` to look for the OOM killer"
@@ -491,11 +491,9 @@ def _quoted(tail: str) -> str:
     return f"its last lines:\n{tail}" if tail else "it wrote nothing to stderr"
 
 
-def _how_it_ended(code: int) -> str:
-    """Describe the end of a process, by its exit code (negative for a signal)."""
-    if code >= 0:
-        return f"ended with exit code {code}"
-    return f"was ended by {signal.Signals(-code).name}"
+def ended(code: int) -> str:
+    """Return in words how a process ended, by its exit code (negative for a signal)."""
+    return f"ended with exit code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
 
 
 #: The method of NIXL's agent that a command calls.

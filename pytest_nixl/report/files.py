@@ -13,7 +13,11 @@ from typing import Any
 from pytest_nixl.core import extensions
 from pytest_nixl.core.extensions import Extension, Registry
 from pytest_nixl.core.strict import printable
+from pytest_nixl.report.ctrf import ctrf
+from pytest_nixl.report.prometheus import metrics
 from pytest_nixl.report.run_report import RunReport
+from pytest_nixl.report.sarif import sarif
+from pytest_nixl.report.verdict_file import verdict_file
 from pytest_nixl.session.options import report_ending
 from pytest_nixl.store.store import write_whole
 
@@ -70,38 +74,9 @@ def write(report: RunReport, path: Path) -> None:
 
 
 def _page(report: RunReport) -> str:
-    from pytest_nixl.report.page import page
+    from pytest_nixl.report.page import page  # needs jinja2
 
     return page(report)
-
-
-def _table(report: RunReport) -> str:
-
-    return table(report)
-
-
-def _metrics(report: RunReport) -> str:
-    from pytest_nixl.report.prometheus import metrics
-
-    return metrics(report)
-
-
-def _verdict(report: RunReport) -> str:
-    from pytest_nixl.report.verdict_file import verdict_file
-
-    return verdict_file(report)
-
-
-def _ctrf(report: RunReport) -> str:
-    from pytest_nixl.report.ctrf import ctrf
-
-    return ctrf(report)
-
-
-def _sarif(report: RunReport) -> str:
-    from pytest_nixl.report.sarif import sarif
-
-    return sarif(report)
 
 
 def _accept(extension: Extension, loaded: Any) -> ReportFormat:
@@ -119,11 +94,11 @@ def _accept(extension: Extension, loaded: Any) -> ReportFormat:
 
 _OWN: dict[str, ReportFormat] = {
     ".html": _page,
-    ".csv": _table,
-    ".prom": _metrics,
-    ".json": _verdict,
-    "ctrf.json": _ctrf,
-    ".sarif": _sarif,
+    ".csv": table,
+    ".prom": metrics,
+    ".json": verdict_file,
+    "ctrf.json": ctrf,
+    ".sarif": sarif,
 }
 #: By the ending of a file's name: ours, and those that other distributions add.
 FORMATS: Registry[ReportFormat] = Registry(extensions.REPORT_FORMATS, _OWN, _accept)

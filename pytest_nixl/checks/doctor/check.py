@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.judge.profiles import Profile
@@ -48,6 +49,8 @@ class Requirements:
 
 
 Judge = Callable[[Facts, Requirements], Judgement]
+#: Returns why a question cannot be answered, or makes no sense; None if it can be asked.
+Obstacle = Callable[[Facts, Requirements], "Judgement | None"]
 
 
 @dataclass(frozen=True)
@@ -69,13 +72,21 @@ class Check:
 REGISTERED: dict[str, Check] = {}
 
 
-def check(id: str, question: str, *, image: bool = False) -> Callable[[Judge], Judge]:
-    """Register the decorated function as a check. The parameters are those of :class:`Check`."""
+def check(id: str, question: str, *, image: bool = False, unless: Obstacle | None = None) -> Callable[[Judge], Judge]:
+    """Register the decorated function as a check. The other parameters are those of :class:`Check`.
+
+    :param unless: if it returns a judgement, that is the check's, and the decorated function is not asked.
+    """
 
     def register(judge: Judge) -> Judge:
+        @wraps(judge)
+        def answer(facts: Facts, wanted: Requirements) -> Judgement:
+            found = unless(facts, wanted) if unless is not None else None
+            return judge(facts, wanted) if found is None else found
+
         assert id not in REGISTERED
-        REGISTERED[id] = Check(id, question, judge, image)
-        return judge
+        REGISTERED[id] = Check(id, question, answer, image)
+        return answer
 
     return register
 
@@ -106,7 +117,6 @@ def not_applicable(reason: str) -> Judgement:
 
 
 NO_RDMA = "this host has no RDMA device, and the profile expects none"
-NO_GPU = "this host has no GPU, and the profile expects none"
 
 
 def has_rdma(facts: Facts, wanted: Requirements) -> bool:
@@ -120,6 +130,13 @@ def has_gpu(facts: Facts, wanted: Requirements) -> bool:
     return bool(driver) or any(device.kind == "gpu" for device in facts.pci) or wanted.gpus > 0
 
 
-def plural(count: int, noun: str) -> str:
-    """Return a count with its noun: ``1 GPU``, ``8 GPUs``."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+def no_rdma(facts: Facts, wanted: Requirements) -> Judgement | None:
+    """Return NOT-APPLICABLE if checks of RDMA do not apply."""
+    return None if has_rdma(facts, wanted) else not_applicable(NO_RDMA)
+
+
+def no_gpu(facts: Facts, wanted: Requirements) -> Judgement | None:
+    """Return NOT-APPLICABLE if checks of GPUs do not apply."""
+    if has_gpu(facts, wanted):
+        return None
+    return not_applicable("this host has no GPU, and the profile expects none")

@@ -10,11 +10,10 @@ from pytest_nixl.checks.doctor.check import (
     check,
     not_applicable,
     passed,
-    plural,
     unknown,
     warned,
 )
-from pytest_nixl.core.words import named
+from pytest_nixl.core.words import named, plural
 from pytest_nixl.host.cores import FrequencyPolicy, cpu_list, cpu_numbers
 from pytest_nixl.host.cuda_visible import visible
 from pytest_nixl.host.facts import Facts

@@ -9,12 +9,11 @@ from pytest_nixl.checks.doctor.check import (
     failed,
     not_applicable,
     passed,
-    plural,
     unknown,
     warned,
 )
 from pytest_nixl.checks.doctor.libraries import not_loaded
-from pytest_nixl.core.words import named
+from pytest_nixl.core.words import named, plural
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.software import NOT_TRIED
 from pytest_nixl.model.engine_backends import ENGINE_BACKENDS
@@ -40,7 +39,7 @@ def telemetry_in_process(facts: Facts, wanted: Requirements) -> Judgement:
                 f"{given}: NIXL creates no agent ({failure}{why.partition(failure)[2]})",
                 "correct or unset NIXL_TELEMETRY_EXPORTER, NIXL_TELEMETRY_DIR and NIXL_TELEMETRY_PROMETHEUS_PORT",
             )
-    absent = not_loaded(facts)
+    absent = not_loaded(facts, wanted)
     if absent is not None:
         return not_applicable(f"NIXL cannot be loaded: {absent.reason}")
     version, telemetry = facts.software.nixl.value or "", facts.software.telemetry

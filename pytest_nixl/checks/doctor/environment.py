@@ -16,7 +16,8 @@ from pytest_nixl.checks.doctor.check import (
 from pytest_nixl.checks.doctor.network import devices_named
 from pytest_nixl.core.alloc_conf import ALLOC_CONF, expands_segments
 from pytest_nixl.core.words import named
-from pytest_nixl.host.facts import ETCD_VARIABLES, Facts
+from pytest_nixl.host.etcd import ETCD_VARIABLES
+from pytest_nixl.host.facts import Facts
 from pytest_nixl.model.verdicts import Judgement
 
 #: The names of libfabric's providers, without utility providers (after the ``;``).

@@ -16,7 +16,7 @@ _SLOW, _TOO_SLOW = 0.1, 1.0
 _APART = 5.0
 
 
-def _silent(facts: Facts) -> Judgement | None:
+def _silent(facts: Facts, wanted: Requirements) -> Judgement | None:
     """Return the verdict of an etcd that does not answer; None if it answers."""
     etcd = facts.etcd
     if etcd.endpoints.value is None:
@@ -26,19 +26,15 @@ def _silent(facts: Facts) -> Judgement | None:
     return failed(etcd.fault, etcd.remedy) if etcd.fault else None
 
 
-@check("etcd-answers", "Does the etcd answer?")
+@check("etcd-answers", "Does the etcd answer?", unless=_silent)
 def etcd_answers(facts: Facts, wanted: Requirements) -> Judgement:
     """Judge whether etcd answers at the given address."""
-    silent = _silent(facts)
-    return silent if silent is not None else passed(f"etcd at {facts.etcd.endpoints.value} answers")
+    return passed(f"etcd at {facts.etcd.endpoints.value} answers")
 
 
-@check("etcd-version", "Is the etcd new enough?")
+@check("etcd-version", "Is the etcd new enough?", unless=_silent)
 def etcd_version(facts: Facts, wanted: Requirements) -> Judgement:
     """The version of etcd is 3.4 or newer."""
-    silent = _silent(facts)
-    if silent is not None:
-        return silent
     version = facts.etcd.version.value or ""
     match = re.match(r"(\d+)\.(\d+)", version)
     if match is None:
@@ -48,15 +44,12 @@ def etcd_version(facts: Facts, wanted: Requirements) -> Judgement:
     return passed(f"etcd {version}")
 
 
-@check("etcd-latency", "Does the etcd answer within a tenth of a second?")
+@check("etcd-latency", "Does the etcd answer within a tenth of a second?", unless=_silent)
 def etcd_latency(facts: Facts, wanted: Requirements) -> Judgement:
     """Etcd answers within a tenth of a second.
 
     Judge the median of five requests: N ranks that start send tens of requests, one after the other.
     """
-    silent = _silent(facts)
-    if silent is not None:
-        return silent
     seconds = facts.etcd.latency.value
     if seconds is None:
         return unknown(f"the latency of etcd is unknown: {facts.etcd.latency.why}", "record the tree again")
@@ -67,15 +60,12 @@ def etcd_latency(facts: Facts, wanted: Requirements) -> Judgement:
     return warned(told, remedy) if seconds >= _SLOW else passed(told)
 
 
-@check("etcd-clock", "Do the clocks of the etcd and of this host agree?")
+@check("etcd-clock", "Do the clocks of the etcd and of this host agree?", unless=_silent)
 def etcd_clock(facts: Facts, wanted: Requirements) -> Judgement:
     """The clocks of etcd's host and of this host agree.
 
     Judge the clock offset. Leases do not depend on it, but certificates and comparisons of logs do.
     """
-    silent = _silent(facts)
-    if silent is not None:
-        return silent
     ahead = facts.etcd.clock.value
     if ahead is None:
         return not_applicable("this etcd does not report its time over plain HTTP")

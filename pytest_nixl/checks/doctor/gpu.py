@@ -7,21 +7,19 @@ import os
 from collections import Counter
 
 from pytest_nixl.checks.doctor.check import (
-    NO_GPU,
     Requirements,
     check,
     failed,
-    has_gpu,
     has_rdma,
+    no_gpu,
     not_applicable,
     passed,
-    plural,
     unknown,
     warned,
 )
 from pytest_nixl.checks.doctor.libraries import not_loaded
 from pytest_nixl.checks.doctor.limits import amount
-from pytest_nixl.core.words import named
+from pytest_nixl.core.words import named, plural
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.gpu import NVML_FAILS
 from pytest_nixl.host.gpu_nic_affinity import FAR, NODE, ROOT, SWITCH, Topology
@@ -65,14 +63,12 @@ def _nvml_remedy(error: str) -> str:
     return next(found, "run `nvidia-smi` and `dmesg` on the host; reboot it")
 
 
-@check("gpus", "Does this host have the number and model of GPUs that the profile says?")
+@check("gpus", "Does this host have the number and model of GPUs that the profile says?", unless=no_gpu)
 def gpus(facts: Facts, wanted: Requirements) -> Judgement:
     """The host has the number and model of GPUs that the profile says.
 
     Judge the GPUs of the driver against the profile and the PCI bus.
     """
-    if not has_gpu(facts, wanted):
-        return not_applicable(NO_GPU)
     here = facts.gpu.gpus
     bus = [device for device in facts.pci if device.kind == "gpu"]
     models = Counter(gpu.name or "of unknown model" for gpu in here)
@@ -122,14 +118,12 @@ def gpus(facts: Facts, wanted: Requirements) -> Judgement:
     return passed(told)
 
 
-@check("gpu-driver", "Does the GPU driver match the container's libraries and NIXL's CUDA version?")
+@check("gpu-driver", "Does the GPU driver match the container's libraries and NIXL's CUDA version?", unless=no_gpu)
 def gpu_driver(facts: Facts, wanted: Requirements) -> Judgement:
     """The driver has the same version as its libraries, and is new enough for NIXL's CUDA version.
 
     Judge whether the container's NVML and CUDA match the kernel's driver, and suffice for NIXL's CUDA version.
     """
-    if not has_gpu(facts, wanted):
-        return not_applicable(NO_GPU)
     driver, library, cuda = facts.gpu.driver, facts.gpu.library, facts.gpu.cuda
     if driver.value is None:
         return failed(f"no NVIDIA driver is loaded ({driver.source})", "install the NVIDIA driver on the host")
@@ -157,17 +151,15 @@ def gpu_driver(facts: Facts, wanted: Requirements) -> Judgement:
     return passed(f"driver {driver.value}, CUDA up to {cuda.value}")
 
 
-@check("ucx-cuda", "Does UCX find the libraries that its CUDA modules need?")
+@check("ucx-cuda", "Does UCX find the libraries that its CUDA modules need?", unless=no_gpu)
 def ucx_cuda(facts: Facts, wanted: Requirements) -> Judgement:
     """UCX finds every library that its CUDA modules need.
 
     Judge the libraries of UCX's CUDA modules. Without them, UCX takes GPU memory for host memory.
     """
-    if not has_gpu(facts, wanted):
-        return not_applicable(NO_GPU)
     if "UCX" not in wanted.backends:
         return not_applicable("UCX is not requested")
-    absent = not_loaded(facts)
+    absent = not_loaded(facts, wanted)
     if absent is not None:
         return absent
     found = facts.software.backend("UCX")
@@ -183,14 +175,12 @@ def ucx_cuda(facts: Facts, wanted: Requirements) -> Judgement:
     return passed("UCX's CUDA modules find all libraries that they need")
 
 
-@check("gpu-p2p", "Can every GPU read every other's memory?")
+@check("gpu-p2p", "Can every GPU read every other's memory?", unless=no_gpu)
 def gpu_p2p(facts: Facts, wanted: Requirements) -> Judgement:
     """Every GPU can read every other's memory.
 
     Judge peer-to-peer access. Without it, transfers between GPUs of one host are copied through host memory.
     """
-    if not has_gpu(facts, wanted):
-        return not_applicable(NO_GPU)
     if len(facts.gpu.gpus) < 2:
         return not_applicable("this host has fewer than two GPUs")
     pairs = facts.gpu.pairs
@@ -217,14 +207,12 @@ def gpu_p2p(facts: Facts, wanted: Requirements) -> Judgement:
     return passed(f"all {len(pairs.value)} pairs of {len(facts.gpu.gpus)} GPUs can read each other's memory")
 
 
-@check("gpu-nvlink", "Does every GPU have the same number of active NVLinks?")
+@check("gpu-nvlink", "Does every GPU have the same number of active NVLinks?", unless=no_gpu)
 def gpu_nvlink(facts: Facts, wanted: Requirements) -> Judgement:
     """Every GPU has the same number of active NVLinks.
 
     Compare the GPUs' active NVLinks. A missing NVLink reduces bandwidth and raises no error.
     """
-    if not has_gpu(facts, wanted):
-        return not_applicable(NO_GPU)
     links = {gpu.index: gpu.nvlinks for gpu in facts.gpu.gpus if gpu.nvlinks is not None}
     if not links:
         return not_applicable("no GPU of this host reports NVLinks")
@@ -238,14 +226,12 @@ def gpu_nvlink(facts: Facts, wanted: Requirements) -> Judgement:
     return passed(f"each GPU has {most} active NVLinks")
 
 
-@check("gpu-direct", "Can the network cards access GPU memory?")
+@check("gpu-direct", "Can the network cards access GPU memory?", unless=no_gpu)
 def gpu_direct(facts: Facts, wanted: Requirements) -> Judgement:
     """Network cards access GPU memory by DMA-BUF, nvidia_peermem or EFA's own driver.
 
     Judge whether DMA-BUF, nvidia_peermem or EFA's own driver gives network cards access to GPU memory.
     """
-    if not has_gpu(facts, wanted):
-        return not_applicable(NO_GPU)
     if not has_rdma(facts, wanted):
         return not_applicable("this host has no RDMA device to access GPU memory, and the profile expects none")
     gpu = facts.gpu
@@ -287,14 +273,12 @@ def gdrcopy(facts: Facts, wanted: Requirements) -> Judgement:
     )
 
 
-@check("gpu-xid", "Is the kernel's log free of GPU errors (Xid) since the host started?")
+@check("gpu-xid", "Is the kernel's log free of GPU errors (Xid) since the host started?", unless=no_gpu)
 def gpu_xid(facts: Facts, wanted: Requirements) -> Judgement:
     """The kernel's log has no Xid error.
 
     Judge the Xid errors in the kernel's log.
     """
-    if not has_gpu(facts, wanted):
-        return not_applicable(NO_GPU)
     xids = facts.gpu.xids
     if xids.value is None:
         return unknown(
@@ -314,14 +298,12 @@ def gpu_xid(facts: Facts, wanted: Requirements) -> Judgement:
     return passed("the kernel's log has no Xid error")
 
 
-@check("gpu-ecc", "Is the memory of every GPU free of uncorrectable errors?")
+@check("gpu-ecc", "Is the memory of every GPU free of uncorrectable errors?", unless=no_gpu)
 def gpu_ecc(facts: Facts, wanted: Requirements) -> Judgement:
     """No GPU has an uncorrectable memory error.
 
     Judge the uncorrectable ECC errors since each GPU's last reset.
     """
-    if not has_gpu(facts, wanted):
-        return not_applicable(NO_GPU)
     counts = {gpu.index: gpu.uncorrected for gpu in facts.gpu.gpus if gpu.uncorrected is not None}
     if not counts:
         if any(gpu.ecc is False for gpu in facts.gpu.gpus):
@@ -333,14 +315,12 @@ def gpu_ecc(facts: Facts, wanted: Requirements) -> Judgement:
     return passed(f"{plural(len(counts), 'GPU')} without uncorrectable memory errors")
 
 
-@check("gpu-bar1", "Does every GPU's BAR1 cover its memory?")
+@check("gpu-bar1", "Does every GPU's BAR1 cover its memory?", unless=no_gpu)
 def gpu_bar1(facts: Facts, wanted: Requirements) -> Judgement:
     """BAR1 of every GPU covers its memory.
 
     Judge the size of BAR1, the window through which a network card accesses a GPU's memory.
     """
-    if not has_gpu(facts, wanted):
-        return not_applicable(NO_GPU)
     known = [gpu for gpu in facts.gpu.gpus if gpu.bar1 is not None and gpu.memory is not None]
     if not known:
         return unknown("no GPU reports the size of its BAR1", _NVML)
@@ -354,14 +334,12 @@ def gpu_bar1(facts: Facts, wanted: Requirements) -> Judgement:
     return passed(f"BAR1 of {plural(len(known), 'GPU')} is as large as the memory")
 
 
-@check("gpu-persistence", "Does the driver stay loaded while no process uses a GPU?")
+@check("gpu-persistence", "Does the driver stay loaded while no process uses a GPU?", unless=no_gpu)
 def gpu_persistence(facts: Facts, wanted: Requirements) -> Judgement:
     """The driver stays loaded while no process uses a GPU.
 
     Judge persistence mode. Without it, the first use of a GPU takes seconds.
     """
-    if not has_gpu(facts, wanted):
-        return not_applicable(NO_GPU)
     known = {gpu.index: gpu.persistence for gpu in facts.gpu.gpus if gpu.persistence is not None}
     if not known:
         return unknown("no GPU reports its persistence mode", _NVML)
@@ -374,14 +352,12 @@ def gpu_persistence(facts: Facts, wanted: Requirements) -> Judgement:
     return passed("persistence mode is on for every GPU")
 
 
-@check("gpu-nics", "Does every GPU have as many network cards near it as the profile says?")
+@check("gpu-nics", "Does every GPU have as many network cards near it as the profile says?", unless=no_gpu)
 def gpu_nics(facts: Facts, wanted: Requirements) -> Judgement:
     """Every GPU has as many network cards near it as the profile says.
 
     Judge the positions on the PCI bus. Traffic to a card on another NUMA node passes through both processors.
     """
-    if not has_gpu(facts, wanted):
-        return not_applicable(NO_GPU)
     if not has_rdma(facts, wanted):
         return not_applicable("this host has no RDMA device to be near a GPU, and the profile expects none")
     if not facts.near or not facts.rdma:

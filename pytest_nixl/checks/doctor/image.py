@@ -11,13 +11,12 @@ from pytest_nixl.checks.doctor.check import (
     failed,
     not_applicable,
     passed,
-    plural,
     unknown,
     warned,
 )
 from pytest_nixl.checks.doctor.libraries import OF_THE_DRIVER, not_loaded
 from pytest_nixl.checks.doctor.ucx_rdma import providers_of, registers_in
-from pytest_nixl.core.words import named
+from pytest_nixl.core.words import named, plural
 from pytest_nixl.host.device_code import capability, dotted
 from pytest_nixl.host.etcd_library import PATCH
 from pytest_nixl.host.facts import Facts
@@ -29,15 +28,13 @@ from pytest_nixl.nixl.backends import plugin_of
 _MOST = 12
 
 
-@check("nixl-plugins", "Can every NIXL plugin that the profile wants be loaded, and which others can?", image=True)
+@check("nixl-plugins", "Can every NIXL plugin that the profile wants be loaded, and which others can?",
+       image=True, unless=not_loaded)  # fmt: skip
 def nixl_plugins(facts: Facts, wanted: Requirements) -> Judgement:
     """Every NIXL plugin that the profile wants can be loaded; the others are listed with what they lack.
 
     Judge the plugin files against ``[image] plugins`` of the profile, and report the others in one line.
     """
-    absent = not_loaded(facts)
-    if absent is not None:
-        return absent
     plugins = facts.image.plugins
     if plugins.value is None:
         remedy = "set NIXL_PLUGIN_DIR to the folder of NIXL's plugins; record the tree again if it is a recorded one"
@@ -88,15 +85,13 @@ def _remedy(file: PluginFile) -> str:
     return f"run `LD_DEBUG=libs python -c 'import ctypes; ctypes.CDLL(\"{file.path}\")'` and read where it stops"
 
 
-@check("nixl-cuda", "Is the loaded NIXL built for torch's CUDA version, and does the driver support it?", image=True)
+@check("nixl-cuda", "Is the loaded NIXL built for torch's CUDA version, and does the driver support it?",
+       image=True, unless=not_loaded)  # fmt: skip
 def nixl_cuda(facts: Facts, wanted: Requirements) -> Judgement:
     """The NIXL that is loaded, whatever else is installed, is built for the CUDA version of torch and of the driver.
 
     Judge the loaded package of NIXL, which need not be the only installed one, by its CUDA version.
     """
-    absent = not_loaded(facts)
-    if absent is not None:
-        return absent
     software, image = facts.software, facts.image
     package, version, cuda = software.nixl_package.value or "NIXL", software.nixl.value, image.nixl_cuda.value
     others = [f"{name} {each}" for name, each in image.nixl_packages.items() if name not in (package, "nixl")]

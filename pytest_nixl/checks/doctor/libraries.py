@@ -29,7 +29,7 @@ _ONCE = (
 _CRASH_AT_THE_END = ("libibverbs", "libnl")
 
 
-def not_loaded(facts: Facts) -> Judgement | None:
+def not_loaded(facts: Facts, wanted: Requirements) -> Judgement | None:
     """Return the verdict of a NIXL that cannot be loaded; None if it was loaded."""
     nixl = facts.software.nixl
     if nixl.value is not None:
@@ -40,24 +40,18 @@ def not_loaded(facts: Facts) -> Judgement | None:
     return failed(nixl.why, remedy)
 
 
-@check("nixl-loads", "Can NIXL be loaded and create an agent?", image=True)
+@check("nixl-loads", "Can NIXL be loaded and create an agent?", image=True, unless=not_loaded)
 def nixl_loads(facts: Facts, wanted: Requirements) -> Judgement:
     """Judge whether NIXL loads in a separate process."""
-    absent = not_loaded(facts)
-    if absent is not None:
-        return absent
     software = facts.software
     ucx = f", UCX {software.ucx.value}" if software.ucx.value else ""
     folder = os.path.dirname(software.nixl_file.value or "")
     return passed(f"{software.nixl_package.value} {software.nixl.value}{ucx}, in {folder}")
 
 
-@check("backend-loads", "Can every requested backend be created?", image=True)
+@check("backend-loads", "Can every requested backend be created?", image=True, unless=not_loaded)
 def backend_loads(facts: Facts, wanted: Requirements) -> Judgement:
     """Judge whether each backend can be created and supports host memory."""
-    absent = not_loaded(facts)
-    if absent is not None:
-        return absent
     made = []
     for name in wanted.backends:
         found = facts.software.backend(name)
@@ -115,17 +109,13 @@ def _remedy(plugin: str) -> str:
     return "run it again with NIXL_LOG_LEVEL=info and UCX_LOG_LEVEL=info and read the log"
 
 
-@check(
-    "plugin-libraries", "Does this host have every library that the plugins of the requested backends need?", image=True
-)
+@check("plugin-libraries", "Does this host have every library that the plugins of the requested backends need?",
+       image=True, unless=not_loaded)  # fmt: skip
 def plugin_libraries(facts: Facts, wanted: Requirements) -> Judgement:
     """The host has every library and symbol version that the plugins of the requested backends need.
 
     Judge the plugins' libraries, including symbol versions and indirect dependencies.
     """
-    absent = not_loaded(facts)
-    if absent is not None:
-        return absent
     lacking: list[Lacking] = []
     without: list[str] = []
     for name in wanted.backends:
@@ -152,15 +142,12 @@ def plugin_libraries(facts: Facts, wanted: Requirements) -> Judgement:
     return passed(f"the plugins of {named(wanted.backends)} find all libraries that they need")
 
 
-@check("libraries-once", "Does a process with NIXL load each library only once?", image=True)
+@check("libraries-once", "Does a process with NIXL load each library only once?", image=True, unless=not_loaded)
 def libraries_once(facts: Facts, wanted: Requirements) -> Judgement:
     """No process with NIXL has two copies of UCX, libfabric or another library.
 
     Judge duplicate libraries. LD_PRELOAD, LD_LIBRARY_PATH or another package can bring a second copy.
     """
-    absent = not_loaded(facts)
-    if absent is not None:
-        return absent
     copies = facts.software.copies()
     remedy = (
         "keep one copy: unset LD_PRELOAD, remove the other copy's folder from LD_LIBRARY_PATH, or uninstall the "
@@ -182,15 +169,12 @@ def libraries_once(facts: Facts, wanted: Requirements) -> Judgement:
     return passed(f"one copy of each of NIXL's {len(facts.software.libraries)} libraries and dependencies")
 
 
-@check("etcd-client-library", "Does NIXL load its client library of etcd?", image=True)
+@check("etcd-client-library", "Does NIXL load its client library of etcd?", image=True, unless=not_loaded)
 def etcd_client_library(facts: Facts, wanted: Requirements) -> Judgement:
     """NIXL was built with etcd, and loads its client library.
 
     Judge etcd's client library. Without it, agents exchange metadata only by side channel.
     """
-    absent = not_loaded(facts)
-    if absent is not None:
-        return absent
     client = facts.software.etcd_client
     if client.value is None:
         return failed(

@@ -12,12 +12,11 @@ from pytest_nixl.checks.doctor.check import (
     failed,
     not_applicable,
     passed,
-    plural,
     unknown,
     warned,
 )
 from pytest_nixl.core.units import gigabits
-from pytest_nixl.core.words import named
+from pytest_nixl.core.words import named, plural
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.network import Nic
 from pytest_nixl.host.peers import DROPPED, REFUSED, SILENT

@@ -19,7 +19,7 @@ def nixl_packages_agree(facts: Facts, wanted: Requirements) -> Judgement:
 
     Judge nixl, nixl-cu12, nixl-cu13 and nixl-rocm: an upgrade of one of these packages leaves the others behind.
     """
-    absent = not_loaded(facts)
+    absent = not_loaded(facts, wanted)
     if absent is not None:
         return not_applicable(f"NIXL cannot be loaded: {absent.reason}")
     loaded, version = facts.software.nixl_package.value or "", facts.software.nixl.value or ""

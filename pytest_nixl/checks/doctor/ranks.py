@@ -8,11 +8,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from pytest_nixl.checks.doctor.check import failed, not_applicable, passed, plural, warned
+from pytest_nixl.checks.doctor.check import failed, not_applicable, passed, warned
 from pytest_nixl.checks.doctor.limits import amount
 from pytest_nixl.core.units import gigabits
-from pytest_nixl.core.words import named
+from pytest_nixl.core.words import named, plural
 from pytest_nixl.host.facts import Facts
+from pytest_nixl.host.network import Nic
 from pytest_nixl.model.verdicts import Judgement, Verdict
 
 _NAMESPACE = "NIXL_ETCD_NAMESPACE"
@@ -49,14 +50,9 @@ class _Subject:
     grave: bool = True
 
 
-def _first(facts: Facts, what: str) -> str:
-    """Return the MTU or the rate of the interface with the default route."""
-    nic = next((nic for nic in facts.network.nics if nic.name == facts.network.default.value), None)
-    if nic is None:
-        return ""
-    if what == "mtu":
-        return str(nic.mtu or "")
-    return f"{gigabits(nic.rate)} Gb/s" if nic.rate else ""
+def _first(facts: Facts) -> Nic | None:
+    """Return the interface with the default route."""
+    return next((nic for nic in facts.network.nics if nic.name == facts.network.default.value), None)
 
 
 def _rdma(facts: Facts) -> str:
@@ -65,11 +61,13 @@ def _rdma(facts: Facts) -> str:
 
 
 def _mtus(facts: Facts) -> str:
-    return _first(facts, "mtu")
+    nic = _first(facts)
+    return str(nic.mtu or "") if nic else ""
 
 
 def _rates(facts: Facts) -> str:
-    return _first(facts, "rate")
+    nic = _first(facts)
+    return f"{gigabits(nic.rate)} Gb/s" if nic and nic.rate else ""
 
 
 def _gpus(facts: Facts) -> str:

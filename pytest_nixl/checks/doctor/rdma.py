@@ -12,14 +12,14 @@ from pytest_nixl.checks.doctor.check import (
     check,
     failed,
     has_rdma,
+    no_rdma,
     not_applicable,
     passed,
-    plural,
     unknown,
     warned,
 )
 from pytest_nixl.core.units import gigabits
-from pytest_nixl.core.words import named
+from pytest_nixl.core.words import named, plural
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.rdma import RdmaDevice
 from pytest_nixl.model.verdicts import Judgement
@@ -89,14 +89,14 @@ def _with_errors(devices: tuple[RdmaDevice, ...]) -> list[str]:
     return list(found.values())
 
 
-@check("rdma-ports", "Is a port of every RDMA device active, and is no link much worse than the others?")
+@check(
+    "rdma-ports", "Is a port of every RDMA device active, and is no link much worse than the others?", unless=no_rdma
+)
 def rdma_ports(facts: Facts, wanted: Requirements) -> Judgement:
     """Every RDMA device has an active port, and no link has errors that most others do not have.
 
     Judge the port states. A port that is not ACTIVE carries nothing, so the other ports are overloaded.
     """
-    if not has_rdma(facts, wanted):
-        return not_applicable(NO_RDMA)
     if not facts.rdma:
         return failed("this host has no RDMA device", "follow the remedy of rdma-devices")
     down = [device for device in facts.rdma if not device.active]
@@ -115,14 +115,12 @@ def rdma_ports(facts: Facts, wanted: Requirements) -> Judgement:
     return passed(f"{plural(len(facts.rdma), 'RDMA device')}, each with an active port")
 
 
-@check("rdma-rate", "Is every RDMA device as fast as the profile says, and as the others?")
+@check("rdma-rate", "Is every RDMA device as fast as the profile says, and as the others?", unless=no_rdma)
 def rdma_rate(facts: Facts, wanted: Requirements) -> Judgement:
     """No RDMA device is slower than the profile says, or slower than the others.
 
     Judge the rates. One slow device slows every transfer that is spread over all devices.
     """
-    if not has_rdma(facts, wanted):
-        return not_applicable(NO_RDMA)
     rates = {device.name: device.rate for device in _devices(facts, wanted) if device.rate}
     if not rates:
         return unknown("no RDMA device reports its rate", "read /sys/class/infiniband/*/ports/*/rate")
@@ -143,14 +141,12 @@ def rdma_rate(facts: Facts, wanted: Requirements) -> Judgement:
     return passed(f"{plural(len(rates), 'RDMA device')} at {gigabits(usual)} Gb/s")
 
 
-@check("uverbs-open", "Can a process open the device node of every RDMA device?")
+@check("uverbs-open", "Can a process open the device node of every RDMA device?", unless=no_rdma)
 def uverbs_open(facts: Facts, wanted: Requirements) -> Judgement:
     """A process can open the device node of every RDMA device.
 
     Judge the device nodes. One node that cannot be opened makes libfabric drop EFA (ofiwg/libfabric#12708).
     """
-    if not has_rdma(facts, wanted):
-        return not_applicable(NO_RDMA)
     if not facts.rdma:
         return failed("this host has no RDMA device", "follow the remedy of rdma-devices")
     remedy = (

@@ -16,13 +16,12 @@ from pytest_nixl.checks.doctor.check import (
     has_rdma,
     not_applicable,
     passed,
-    plural,
     unknown,
     warned,
 )
 from pytest_nixl.checks.doctor.libraries import not_loaded
 from pytest_nixl.core.rdma_fault import GID_INDEX_REMEDY, MEMLOCK_REMEDY, NODES_REMEDY, PORT_REMEDY
-from pytest_nixl.core.words import named
+from pytest_nixl.core.words import named, plural
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.rdma import RdmaDevice, network_cards
 from pytest_nixl.host.ucx_rdma import UcxRdma, VerbsAnswer
@@ -56,7 +55,7 @@ def ucx_uses_rdma(facts: Facts, wanted: Requirements) -> Judgement:
         return not_applicable(NO_RDMA)
     if not facts.rdma:
         return failed("this host has no RDMA device", "follow the remedy of rdma-devices")
-    absent = not_loaded(facts)
+    absent = not_loaded(facts, wanted)
     if absent is not None:
         return absent
     found, devices = facts.software.ucx_rdma, network_cards(facts.rdma)

@@ -12,10 +12,9 @@ from pytest_nixl.checks.doctor.check import (
     check,
     failed,
     passed,
-    plural,
     warned,
 )
-from pytest_nixl.core.words import named
+from pytest_nixl.core.words import named, plural
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.model.verdicts import Judgement
 

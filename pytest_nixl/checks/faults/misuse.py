@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -160,12 +160,12 @@ def judge_misuses(outcomes: Sequence[MisuseOutcome]) -> Judgement:
     """Return the verdict on misuses that NIXL should survive."""
     if faults := [each for each in outcomes if each.fault]:
         reason = f"NIXL {faults[0].nixl} with {faults[0].backend}: " + "; ".join(each.fault for each in faults)
-        return Judgement(Verdict.FAIL, reason, _REPORT.format(_list(each.kind.what for each in faults)))
+        return Judgement(Verdict.FAIL, reason, _REPORT.format(", ".join(each.kind.what for each in faults)))
     first = outcomes[0]
     parts = []
     for ending in (MisuseEnding.REFUSED, MisuseEnding.ACCEPTED):
         if named := [each.kind.id for each in outcomes if each.ending is ending]:
-            parts.append(f"{ending.value}: {_list(named)}")
+            parts.append(f"{ending.value}: {', '.join(named)}")
     said = "; ".join(parts)
     return Judgement(Verdict.PASS, f"NIXL {first.nixl} with {first.backend} moves correct bytes after each: {said}")
 
@@ -176,7 +176,3 @@ def misuse_reason(outcome: MisuseOutcome) -> str:
     if outcome.after:
         after = f"; after that, NIXL refuses a transfer to the peer ({outcome.after})"
     return f"with {outcome.backend} of NIXL {outcome.nixl}, {outcome}{after}"
-
-
-def _list(words: Iterable[str]) -> str:
-    return ", ".join(words)

@@ -30,11 +30,16 @@ NOTIFICATIONS, NOTIFIED = 200, 20.0
 PAUSE, SILENCE = 1.0, 3.0
 
 
-def _target_killed(scene: FaultScene) -> FaultOutcome:
+def _killed(scene: FaultScene) -> FaultOutcome:
+    """Kill the target, and return what the initiator is told."""
     with scene.traffic(quiet=scene.initiator.worker.timeout / 2, limit=scene.initiator.worker.timeout) as pending:
         began = time.monotonic()
         scene.target.worker.signal(signal.SIGKILL)
-        outcome = _kept(scene, pending, began)
+        return _kept(scene, pending, began)
+
+
+def _target_killed(scene: FaultScene) -> FaultOutcome:
+    outcome = _killed(scene)
     return _survivor(outcome, scene, lambda: scene.move(scene.initiator, scene.third))
 
 
@@ -115,10 +120,7 @@ def _target_unmapped(scene: FaultScene) -> FaultOutcome:
 
 
 def _target_restarted(scene: FaultScene) -> FaultOutcome:
-    with scene.traffic(quiet=scene.initiator.worker.timeout / 2, limit=scene.initiator.worker.timeout) as pending:
-        began = time.monotonic()
-        scene.target.worker.signal(signal.SIGKILL)
-        outcome = _kept(scene, pending, began)
+    outcome = _killed(scene)
     (again,) = scene.start(scene.target.name)
 
     def moved() -> int:
@@ -130,10 +132,7 @@ def _target_restarted(scene: FaultScene) -> FaultOutcome:
 
 def _listener_restarted(scene: FaultScene) -> FaultOutcome:
     """Kill a target that listens, and start it again with its name, address and port."""
-    with scene.traffic(quiet=scene.initiator.worker.timeout / 2, limit=scene.initiator.worker.timeout) as pending:
-        began = time.monotonic()
-        scene.target.worker.signal(signal.SIGKILL)
-        outcome = _kept(scene, pending, began)
+    outcome = _killed(scene)
     scene.target.worker.kill()  # returns when the process has ended, so that its port is free
     (again,) = scene.start(scene.target.name)
     lost = 0

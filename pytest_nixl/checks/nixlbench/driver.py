@@ -22,7 +22,8 @@ from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.model.nixlbench_output import Fault, NixlbenchOutput, Trouble
 from pytest_nixl.model.nixlbench_table import read_output
-from pytest_nixl.processes.external_program import RunningProgram, Tool, ended, others_beside
+from pytest_nixl.processes.external_program import RunningProgram, Tool, others_beside
+from pytest_nixl.processes.worker_process import ended
 
 #: Seconds for which nixlbench sleeps at one point of its ETCD runtime, without any output.
 SLEEPS = 20.0

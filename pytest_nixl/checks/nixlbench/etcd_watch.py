@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Protocol
 
 from pytest_nixl.core.errors import NixlPluginError
@@ -70,9 +69,7 @@ class EtcdWatch:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         # Do not wait: a hanging request ends by its own timeout.
         self._stop.set()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import secrets
 from contextlib import suppress
-from types import TracebackType
 
 from pytest_nixl.checks.nixlbench.command import Meeting
 from pytest_nixl.checks.nixlbench.etcd_watch import EtcdWatch, OwnEtcd, Removal
@@ -60,10 +59,8 @@ class Group:
         self._watch.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._watch.__exit__(kind, error, trace)
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._watch.__exit__()
         try:
             gone = self._watch.trouble()
             if gone is None:

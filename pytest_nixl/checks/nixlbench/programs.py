@@ -8,7 +8,6 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 
 from pytest_nixl.checks.nixlbench.command import Meeting, command, known_flags
 from pytest_nixl.checks.nixlbench.driver import NixlbenchError, Ran, run_at, run_in
@@ -55,9 +54,7 @@ class Nixlbench:
     def __enter__(self) -> Nixlbench:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for tool in self._tools.values():
             tool.close()
         finish_removals(self._removals)

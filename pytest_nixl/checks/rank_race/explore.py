@@ -20,7 +20,6 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from pytest_nixl.checks.rank_race.events import DivergenceError, RequestEvent
 from pytest_nixl.checks.rank_race.invariants import faults, owners_of_one_rank
@@ -29,9 +28,6 @@ from pytest_nixl.checks.rank_race.scene import Scene
 from pytest_nixl.checks.rank_race.system_under_test import ClaimOutcome, Subject
 from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd.proxy import EtcdProxy
-
-if TYPE_CHECKING:
-    from pytest_nixl.checks.rank_race.events import RequestEvent
 
 
 @dataclass
@@ -130,7 +126,6 @@ class RandomScheduler:
 #: Maximum number of chosen requests per random run that their client has cancelled in the meantime.
 MISSED = 200
 _SEED = re.compile(r"(?P<clients>\d+):(?P<moves>[\d\w#.]*)@(?P<check>[0-9a-f]{8})")
-_MOVE = re.compile(r"(?P<client>\d+)(?P<kind>[lce]?)(?:#(?P<place>\d+))?")
 
 
 @dataclass(frozen=True)

@@ -6,38 +6,47 @@ Each takes ``endpoint``, ``group`` (the prefix of its keys), ``size`` and ``anno
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pytest_nixl.cluster.membership import Membership
 
 #: Seconds of a lease and of any wait. During an exploration no lease is refreshed or expires.
 TTL, WAIT = 120, 60.0
 
 
-def membership(endpoint: str, group: str, size: int, announce: Callable[[int], None], ttl: int = TTL) -> None:
-    """Claim a rank with :func:`pytest_nixl.cluster.joining.join`."""
+@contextmanager
+def _joined(
+    endpoint: str, group: str, size: int, ttl: int, timeout: float = WAIT, ready: Callable[[], None] = lambda: None
+) -> Iterator[Membership]:
+    """Join a group; ``ready`` is called just before."""
     from pytest_nixl.cluster.joining import join
     from pytest_nixl.etcd.client import connect
     from pytest_nixl.etcd.endpoints import parse_endpoints
 
     prefix, _, name = group.rstrip("/").rpartition("/")
-    with connect(parse_endpoints(endpoint), timeout=WAIT) as client:
+    with connect(parse_endpoints(endpoint), timeout=timeout) as client:
+        ready()
         with join(client, name, size, ttl=ttl, timeout=WAIT, prefix=prefix) as member:
-            announce(member.rank)
+            yield member
+
+
+def membership(endpoint: str, group: str, size: int, announce: Callable[[int], None], ttl: int = TTL) -> None:
+    """Claim a rank with :func:`pytest_nixl.cluster.joining.join`."""
+    with _joined(endpoint, group, size, ttl) as member:
+        announce(member.rank)
 
 
 def membership_with_barrier(
     endpoint: str, group: str, size: int, announce: Callable[[int], None], ttl: int = TTL
 ) -> None:
     """Join, pass a barrier so that the group has started, announce the rank, pass another barrier, and leave."""
-    from pytest_nixl.cluster.joining import join
-    from pytest_nixl.etcd.client import connect
-    from pytest_nixl.etcd.endpoints import parse_endpoints
-
-    prefix, _, name = group.rstrip("/").rpartition("/")
-    with connect(parse_endpoints(endpoint), timeout=5) as client:
-        with join(client, name, size, ttl=ttl, timeout=WAIT, prefix=prefix) as member:
-            member.barrier(WAIT)
-            announce(member.rank)
-            member.barrier(WAIT)
+    with _joined(endpoint, group, size, ttl, timeout=5) as member:
+        member.barrier(WAIT)
+        announce(member.rank)
+        member.barrier(WAIT)
 
 
 def read_modify_write(endpoint: str, group: str, size: int, announce: Callable[[int], None]) -> None:
@@ -62,13 +71,6 @@ def membership_from_a_start(
     endpoint: str, group: str, size: int, announce: Callable[[int], None], ttl: int = TTL
 ) -> None:
     """Announce -1 to say that it is ready; then join, pass a barrier, and announce the rank."""
-    from pytest_nixl.cluster.joining import join
-    from pytest_nixl.etcd.client import connect
-    from pytest_nixl.etcd.endpoints import parse_endpoints
-
-    prefix, _, name = group.rstrip("/").rpartition("/")
-    with connect(parse_endpoints(endpoint), timeout=WAIT) as client:
-        announce(-1)
-        with join(client, name, size, ttl=ttl, timeout=WAIT, prefix=prefix) as member:
-            member.barrier(WAIT)
-            announce(member.rank)
+    with _joined(endpoint, group, size, ttl, ready=lambda: announce(-1)) as member:
+        member.barrier(WAIT)
+        announce(member.rank)

@@ -60,12 +60,9 @@ def overlap(ways: Sequence[ProxyClient], owners: Collection[str], names: Mapping
             and any(request.client == owner and _touches(request, key, write=True) for request in requests)
         ]
         if len(readers) > 1:
-            name = key.start.decode(errors="replace")
-            for part, word in names.items():
-                name = name.replace(part, word)
             locked = any(request.method == "Lock" for request in requests)
             lock = "etcd's lock did not separate them" if locked else "none of them took etcd's lock"
-            return f"{' and '.join(readers)} read {name!r} before any of them wrote it, and {lock}"
+            return f"{' and '.join(readers)} read {_name(key, names)!r} before any of them wrote it, and {lock}"
     return ""
 
 
@@ -87,10 +84,7 @@ def read_too_late(ways: Sequence[ProxyClient], names: Mapping[str, str]) -> str:
         first = next(request for request in requests if _touches(request, key, write=True))
         late = [client for client, read in first_read.items() if client != first.client and read > first.sent]
         if late and first_read.get(first.client, first.sent) < first.sent:
-            name = key.start.decode(errors="replace")
-            for part, word in names.items():
-                name = name.replace(part, word)
-            return f"{' and '.join(late)} read {name!r} only after {first.client} had written it"
+            return f"{' and '.join(late)} read {_name(key, names)!r} only after {first.client} had written it"
     return ""
 
 
@@ -101,6 +95,13 @@ def _read_and_written(requests: Sequence[Request]) -> Iterator[Access]:
         for access in request.accesses:
             if not access.write and access.end == access.start + b"\0" and access.start in written:
                 yield access
+
+
+def _name(key: Access, names: Mapping[str, str]) -> str:
+    name = key.start.decode(errors="replace")
+    for part, word in names.items():
+        name = name.replace(part, word)
+    return name
 
 
 def _touches(request: Request, key: Access, *, write: bool) -> bool:

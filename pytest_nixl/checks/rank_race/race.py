@@ -11,7 +11,7 @@ from typing import Any
 
 from pytest_nixl.checks.rank_race.forkserver import ForkedClaimant, ForkServer
 from pytest_nixl.checks.rank_race.invariants import faults
-from pytest_nixl.checks.rank_race.system_under_test import ClaimOutcome, FunctionSubject, MembershipSubject
+from pytest_nixl.checks.rank_race.system_under_test import ClaimOutcome, FunctionSubject, MembershipSubject, outcome_of
 from pytest_nixl.core.cpu_contention import HostLoad
 from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd.proxy import EtcdProxy, ProxyClient, Request, State
@@ -107,9 +107,6 @@ def is_late(outcome: ClaimOutcome) -> bool:
 
 
 def _outcome(number: int, claimant: ForkedClaimant, seconds: float) -> ClaimOutcome:
-    name, message = f"claimant {number}", claimant.wait(seconds)
-    if message is None:
-        return ClaimOutcome(name, pid=claimant.pid, error=_IN_TIME)
-    if "rank" in message:
-        return ClaimOutcome(name, message["rank"], message["host"], claimant.pid)
-    return ClaimOutcome(name, None, message["host"], claimant.pid, f"{message['kind']}: {message['error']}")
+    claimant.wait(seconds)
+    name = f"claimant {number}"
+    return outcome_of(name, claimant) or ClaimOutcome(name, pid=claimant.pid, error=_IN_TIME)

@@ -56,9 +56,6 @@ class Running(Protocol):
     def outcome(self) -> ClaimOutcome | None:
         """Return the result of its claim; None while it is undecided."""
 
-    def go_on(self) -> None:
-        """Let it continue after it has its rank."""
-
     def kill(self) -> None:
         """Kill it."""
 
@@ -131,25 +128,26 @@ class MembershipSubject(FunctionSubject):
         return frozen is not None and all(f"{group}members/{item[0]}" in keys for item in json.loads(frozen)["members"])
 
 
+def outcome_of(name: str, claimant: ForkedClaimant) -> ClaimOutcome | None:
+    """Return what the last message of a claimant says; None if it has sent none."""
+    message = claimant.message
+    if message is None:
+        return None
+    if "rank" in message:
+        return ClaimOutcome(name, message["rank"], message["host"], claimant.pid)
+    return ClaimOutcome(name, None, message["host"], claimant.pid, f"{message['kind']}: {message['error']}")
+
+
 class _Forked:
     def __init__(self, name: str, claimant: ForkedClaimant) -> None:
         self._name = name
         self._claimant = claimant
 
     def outcome(self) -> ClaimOutcome | None:
-        message, pid = self._claimant.message, self._claimant.pid
-        if message is None:
-            return (
-                ClaimOutcome(self._name, pid=pid, error="its process ended without a message")
-                if self._claimant.ended
-                else None
-            )
-        if "rank" in message:
-            return ClaimOutcome(self._name, message["rank"], message["host"], pid)
-        return ClaimOutcome(self._name, None, message["host"], pid, f"{message['kind']}: {message['error']}")
-
-    def go_on(self) -> None:
-        self._claimant.go_on()
+        found = outcome_of(self._name, self._claimant)
+        if found is None and self._claimant.ended:
+            return ClaimOutcome(self._name, pid=self._claimant.pid, error="its process ended without a message")
+        return found
 
     def kill(self) -> None:
         self._claimant.close()
@@ -257,9 +255,6 @@ class _Command:
             return None
         # It runs on this host, even if it has not printed that yet.
         return read_outcome(self._name, text, rank=rank, pid=self._process.pid, host=os.uname().nodename)
-
-    def go_on(self) -> None:
-        """Do nothing: it continues by itself."""
 
     def kill(self) -> None:
         with suppress(ProcessLookupError):

@@ -13,9 +13,9 @@ from pytest_nixl.checks.raw_tools.tools import RawTool
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.raw_comparison import RawMeasurement
 from pytest_nixl.model.row_key import RowKey
-from pytest_nixl.processes.external_program import RunningProgram, Tool, ended, others_beside
+from pytest_nixl.processes.external_program import RunningProgram, Tool, others_beside
 from pytest_nixl.processes.hosts import Host
-from pytest_nixl.processes.worker_process import START_SECONDS
+from pytest_nixl.processes.worker_process import START_SECONDS, ended
 
 #: Target duration in seconds at NIXL's speed, and the duration after which the current result of a slow tool counts.
 SECONDS, LONGEST = 0.15, 1.2

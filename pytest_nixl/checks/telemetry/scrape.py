@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import requests
@@ -13,9 +12,9 @@ from pytest_nixl.core.metrics_text import MOST_TEXT, MetricSample, read_metrics
 from pytest_nixl.core.redaction import redact
 from pytest_nixl.core.strict import StrictError, printable
 from pytest_nixl.etcd.bounded_http import BoundedSession
+from pytest_nixl.etcd.errors import related
 
 _CHUNK = 1 << 16
-_MOST_CAUSES = 50
 _FORM = "give it as http://HOST:PORT/metrics"
 
 
@@ -58,7 +57,7 @@ def scrape(url: str, seconds: float) -> list[MetricSample]:
         reason = f"{shown} accepted no connection within {seconds:g} s"
         raise ScrapeError(reason, "check host, port and firewall") from None
     except (requests.exceptions.RequestException, OSError, ValueError) as error:
-        causes = [*_causes(error)]
+        causes = [*related(error)]
         if any(isinstance(each, (requests.exceptions.Timeout, TimeoutError)) for each in causes):
             reason = f"{shown} did not complete its answer within {seconds:g} s"
             raise ScrapeError(reason, "check that this is the port of the metrics, or give --timeout") from None
@@ -91,14 +90,3 @@ def _read(session: BoundedSession, url: str, seconds: float) -> bytes:
                     "give the URL of the metrics",
                 )
         return bytes(data)
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and the errors inside it, from the outermost on; ``urllib3`` keeps them in several places."""
-    waiting, seen = [error], 0
-    while waiting and seen < _MOST_CAUSES:
-        each = waiting.pop(0)
-        yield each
-        seen += 1
-        inner = (each.__cause__, each.__context__, getattr(each, "reason", None), *each.args)
-        waiting += [one for one in inner if isinstance(one, BaseException)]

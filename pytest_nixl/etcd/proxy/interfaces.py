@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the parts of the proxy know of each other: a protocol's reader of its connection, and that of its client."""
+"""What the parts of the proxy know of each other: a client of the proxy, and a protocol's reader of its connection."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from pytest_nixl.etcd.proxy.request import Access, Request
 T = TypeVar("T")
 
 
-class ProxyThread(Protocol):
-    """The proxy, as its connections see it: all of it is called in the proxy's thread."""
+class ProxyControl(Protocol):
+    """The proxy, as its clients and their connections see it."""
 
     host: str
     port: int
+    clients: list[Any]
+    #: Notified after every event of the proxy.
+    changed: threading.Condition
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop: ...
@@ -25,14 +28,6 @@ class ProxyThread(Protocol):
     def start(self, work: Any) -> None: ...
 
     def failed(self, error: BaseException) -> None: ...
-
-
-class ProxyControl(ProxyThread, Protocol):
-    """The proxy, as its clients see it."""
-
-    clients: list[Any]
-    #: Notified after every event of the proxy.
-    changed: threading.Condition
 
     def wait(self, condition: Callable[[], T], what: str, *, seconds: float) -> T: ...
 
@@ -46,16 +41,7 @@ class ProxyControl(ProxyThread, Protocol):
 
 
 class RequestObserver(Protocol):
-    """A client of the proxy, as its connections see it: it is told of each request, and may hold or lose it."""
-
-    broken: list[str]
-
-    @property
-    def path(self) -> ProxyThread: ...
-
-    def attach(self, link: Any) -> None: ...
-
-    def detach(self, link: Any) -> None: ...
+    """A client of the proxy, as a protocol's reader sees it: it is told of each request, and may hold or lose it."""
 
     def passed(self, method: str, accesses: tuple[Access, ...]) -> Request: ...
 

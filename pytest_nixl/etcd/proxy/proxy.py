@@ -11,7 +11,6 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, TypeVar
 
 from pytest_nixl.etcd.endpoints import parse_endpoint
@@ -55,7 +54,7 @@ class EtcdProxy:
     def __enter__(self) -> EtcdProxy:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self.close()
         if kind is None:
             self.check()

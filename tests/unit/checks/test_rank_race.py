@@ -37,7 +37,7 @@ from pytest_nixl.checks.rank_race.system_under_test import (
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd.client import EtcdClient, connect
 from pytest_nixl.etcd.proxy import Access, EtcdProxy, ProxyClient, Request
-from pytest_nixl.etcd.proxy.connection import ProxiedConnection
+from pytest_nixl.etcd.proxy.client import ProxiedConnection
 from pytest_nixl.model.nixlbench_table import read_output
 
 #: For three clients of the membership: the number of orders, and the number of orders that are not equivalent.

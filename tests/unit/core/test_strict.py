@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pytest_nixl.cluster.command_check import Command
 from pytest_nixl.cluster.group import Candidate, Member, MembershipError, Roster
 from pytest_nixl.cluster.group_values import GroupValues
-from pytest_nixl.cluster.messages import ANSWERS, ASKS, PeerAnswer, PeerRequest, check_answer, check_ask, read_message
+from pytest_nixl.cluster.messages import REQUESTS, PeerAnswer, PeerRequest, check_answer, check_ask, read_message
 from pytest_nixl.core.strict import Every, Number, StrictError, check, loads, pack, printable, unpack
 from pytest_nixl.core.wire import decode
 from pytest_nixl.etcd.transaction import KeyValue
@@ -76,10 +76,10 @@ def _gate(data: bytes) -> None:
 def _message(data: bytes) -> None:
     message = read_message(loads(data))
     if isinstance(message, PeerRequest):
-        for what in ASKS:
+        for what in REQUESTS:
             _refused(lambda name=what: check_ask(name, message.arguments))  # type: ignore[misc]
     elif isinstance(message, PeerAnswer):
-        for what in ANSWERS:
+        for what in REQUESTS:
             _refused(lambda name=what: check_answer(name, message.result))  # type: ignore[misc]
 
 

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from pytest_nixl.cluster.messages import ASKS
+from pytest_nixl.cluster.messages import REQUESTS
 from pytest_nixl.core.strict import check
 from pytest_nixl.model.conclusion import (
     MOST_FIGURES,
@@ -54,8 +54,8 @@ def test_other_ranks_accept_the_figures_and_their_number_is_limited() -> None:
     many = [of(Verdict.PASS, *[RATE] * (MOST_FIGURES + 1)), of(Verdict.PASS, Figure("x", float("nan"), "s"))]
     found = json.loads(json.dumps(told(many, gate=False)))
     assert len(found["figures"]) == MOST_FIGURES
-    check(ASKS["end"], {"code": 0, "verdict": "", "refusal": "", "told": found})
-    check(ASKS["end"], {"code": 4, "verdict": "", "refusal": "no", "told": without_results("REFUSED")})
+    check(REQUESTS["end"][0], {"code": 0, "verdict": "", "refusal": "", "told": found})
+    check(REQUESTS["end"][0], {"code": 4, "verdict": "", "refusal": "no", "told": without_results("REFUSED")})
 
 
 def test_a_run_without_figures_has_an_empty_list() -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from pytest_nixl.processes.external_program import RunningProgram, Tool, ToolErr
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.processes.worker_errors import WorkerDiedError, WorkerError
+from pytest_nixl.processes.worker_process import ended
 
 Make = Callable[..., Tool]
 
@@ -69,7 +71,7 @@ def test_the_real_program_runs_between_two_workers_without_nixl() -> None:
             assert server.wait_for("Waiting for connection", 60), server.output()
             options = ["127.0.0.1", "-p", port, "-t", "ucp_put_bw", "-s", "4096", "-n", "100", "-w", "10", "-f"]
             with here.start(options, {"UCX_TLS": "tcp"}) as client:
-                said = client.succeed(60)
+                said = client.said(60)
                 assert "bandwidth (MB/s)" in said
                 assert client.poll() == 0
                 assert client.output() == said
@@ -82,12 +84,12 @@ def test_the_real_program_runs_between_two_workers_without_nixl() -> None:
 
 def test_a_failed_program_is_reported_with_rank_and_last_lines(make: Make) -> None:
     tool = make("echo 'one step'; echo 'no such device' >&2; exit 3")
-    with pytest.raises(ToolError) as caught:
-        tool.start(["--op", "READ"]).succeed(60)
+    program = tool.start(["--op", "READ"])
+    error = program.failure(ended(program.wait(60)))
     host = tool.worker.versions["host"]
-    assert caught.value.reason == f"nixlbench of rank 1 on {host} ended with exit code 3"
-    assert caught.value.detail == "its last lines:\n  | one step\n  | no such device"
-    assert caught.value.remedy.endswith(f": {tool.path} --op READ")
+    assert error.reason == f"nixlbench of rank 1 on {host} ended with exit code 3"
+    assert error.detail == "its last lines:\n  | one step\n  | no such device"
+    assert error.remedy.endswith(f": {tool.path} --op READ")
 
 
 def test_a_quiet_program_ends_by_itself(make: Make) -> None:
@@ -96,9 +98,10 @@ def test_a_quiet_program_ends_by_itself(make: Make) -> None:
 
 
 def test_a_crashed_program_is_reported_with_its_signal(make: Make) -> None:
-    with pytest.raises(ToolError, match=r"nixlbench of rank 1 on \S+ was ended by SIGSEGV") as caught:
-        make("kill -SEGV $$").start([]).succeed(60)
-    assert caught.value.detail == "it wrote nothing"
+    program = make("kill -SEGV $$").start([])
+    error = program.failure(ended(program.wait(60)))
+    assert re.fullmatch(r"nixlbench of rank 1 on \S+ was ended by SIGSEGV", error.reason)
+    assert error.detail == "it wrote nothing"
 
 
 def test_a_hanging_program_is_killed_with_its_children(make: Make) -> None:
@@ -182,7 +185,7 @@ def test_only_programs_of_the_set_are_started_and_only_some_variables_are_given(
     for name in ("LD_PRELOAD", "PATH", "NIXL_PLUGIN_DIR", "UCX_MODULE_DIR", "FI_PROVIDER_PATH", variable("nixlbench")):
         with pytest.raises(ToolError, match=f"the variable {name} .* nixlbench"):
             tool.start([], {name: "/tmp/evil"})
-    assert tool.start([], {"UCX_TLS": "tcp", "UCX_NET_DEVICES": None}).succeed(60) == "TLS=tcp devices=\n"
+    assert tool.start([], {"UCX_TLS": "tcp", "UCX_NET_DEVICES": None}).said(60) == "TLS=tcp devices=\n"
 
 
 def test_a_peer_runs_its_own_copy_of_the_program(
