@@ -376,7 +376,7 @@ def _order_statistics(stamps: array[int]) -> list[int]:
     return [int(ordered[int((i + 0.5) * len(ordered) / count)]) for i in range(count)]
 
 
-def serve(agent: Any, *, deadline: float, cancelled: Callable[[], bool], idle: bool = False) -> int:
+def serve(agent: Any, *, deadline: float, cancelled: Callable[[], bool], idle: bool) -> int:
     """Be the target: acknowledge every window whose notifications have all arrived, until cancelled.
 
     :param agent: the raw agent.

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pytest_nixl.nixl.worker import memory
 from pytest_nixl.nixl.worker.memory import DramBuffer
-from pytest_nixl.nixl.worker.pattern import TILE, Bytes, byte_at, chunks, key, tile
+from pytest_nixl.nixl.worker.pattern import _TILES, TILE, Bytes, byte_at, chunks, key, tile
 
 SEEDS = st.integers(0, (1 << 63) - 1)
 #: More than two tiles, so that every part of the arithmetic is used.
@@ -36,6 +36,11 @@ def test_pattern_follows_its_definition_in_every_numpy() -> None:
         "0x63cbe1e459320dd7",
         "0xe220a8397b1dcdaf",
     ]
+
+
+def test_the_last_of_several_chunks_ends_with_the_pattern() -> None:
+    whole = 8 * _TILES * TILE
+    assert [(offset, len(part)) for offset, part in chunks(7, whole + 11)] == [(0, whole), (whole, 11)]
 
 
 def test_tile_has_a_prime_number_of_words() -> None:

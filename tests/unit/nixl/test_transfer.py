@@ -73,7 +73,7 @@ def served(*polls: Sequence[bytes]) -> list[Any]:
     """Return what a target sends that finds these notifications, one list for each poll."""
     agent = PolledAgent(polls)
     ends = iter(())
-    windows = serve(agent, deadline=time.monotonic() + 60, cancelled=lambda: next(ends, True))
+    windows = serve(agent, deadline=time.monotonic() + 60, cancelled=lambda: next(ends, True), idle=False)
     assert windows == len(agent.sent)
     return agent.sent
 
@@ -106,7 +106,7 @@ def test_announced_notifications_are_counted_once() -> None:
 
 def test_a_target_that_waits_too_long_says_so() -> None:
     with pytest.raises(StepTimeoutError, match="while the target waited for the initiator's transfers"):
-        serve(PolledAgent(), deadline=time.monotonic() - 1, cancelled=lambda: False)
+        serve(PolledAgent(), deadline=time.monotonic() - 1, cancelled=lambda: False, idle=False)
 
 
 @pytest.mark.parametrize(("depth", "handles"), [(1, 1), (1, 3), (2, 2), (2, 3)])

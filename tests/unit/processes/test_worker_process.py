@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import signal
 import sys
 import time
@@ -277,6 +278,10 @@ def test_package_is_that_of_the_loaded_nixl_if_another_is_installed(agents: Agen
     assert both.run("helpers.agent_functions:has_package", name=other.replace("_", "-"))
     found = {name: both.worker.versions[name] for name in ("nixl", "nixl_package")}
     assert found == {name: loaded[name] for name in ("nixl", "nixl_package")}
+
+
+def test_the_loaded_ucx_says_its_version(survivor: NixlAgent) -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+", survivor.worker.versions["ucx"])
 
 
 def test_only_public_methods_and_known_commands_are_served(survivor: NixlAgent) -> None:
