@@ -85,7 +85,9 @@ def _lines(name: str, facts: Facts, backend: str, today: date) -> Iterator[str]:
     yield ""
     yield "[profile]"
     yield f"name = {json.dumps(name)}"
-    yield f"summary = {json.dumps(f'two hosts, {backend} over {transports(facts, backend)[0]}, sanity floors')}"
+    names = transports(facts, backend)
+    over = "rc or dc" if "rc" in names else names[0]
+    yield f"summary = {json.dumps(f'two hosts, {backend} over {over}, sanity floors')}"
     yield ""
     yield "[required]"
     why = undescribed(facts)
@@ -99,7 +101,7 @@ def _lines(name: str, facts: Facts, backend: str, today: date) -> Iterator[str]:
     else:
         yield from _machine(facts, found, rates.pop(), today)
     memories = json.dumps(list(row_memories(facts)))
-    accepted = json.dumps(list(transports(facts, backend)))
+    accepted = json.dumps(list(names))
     whole = f"floor: a tenth of {rate * 8 / 1e9:g} Gb/s, {origin}."
     small = "floor: a block below 1 MiB takes a time that is mostly latency; slower is broken."
     for blocks, floor, why in (

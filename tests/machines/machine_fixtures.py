@@ -46,7 +46,7 @@ def rxe_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     All files share it, because a boot takes as long as some of their tests: a test mends what it has broken.
     """
     base = prepared()
-    machine = Machine(base, tmp_path_factory.mktemp("rxe"), name="rxe")
+    machine = Machine(base, tmp_path_factory.mktemp("rxe"), name="rxe", processors=1)
     try:
         machine.set_environment(environment(base))
         machine.booted().check("install_rdma && add_rxe rxe0 10.99.0.1 v0 && one_libibverbs")

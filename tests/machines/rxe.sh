@@ -29,3 +29,13 @@ one_libibverbs() {
     mkdir -p /opt/verbs && ln -sf "$WHEEL_VERBS" /opt/verbs/libibverbs.so.1 \
         && echo 'export LD_LIBRARY_PATH=/opt/verbs:/usr/lib/x86_64-linux-gnu/libibverbs' >> /out/environment
 }
+
+# Let every user of the machine reach the Python of the tests and the project, whatever their folders allow on the host.
+let_all_users_in() {
+    for path in "$PYTHON" "$(readlink -f "$PYTHON")" "$PROJECT"; do
+        while [ "$path" != / ]; do
+            path=$(dirname "$path")
+            chmod o+x "$path" || return
+        done
+    done
+}

@@ -35,15 +35,22 @@ def packets(machine: Machine) -> int:
     return int(machine.check(f"cat {COUNTERS}/sent_pkts"))
 
 
-def test_bandwidth_is_measured_over_rdma(rxe_machine: Machine) -> None:
+@pytest.mark.parametrize(
+    ("transport", "rows", "options"),
+    [
+        ("rc", 1, "--nixl-blocks=64KiB --nixl-op=WRITE"),
+        pytest.param("rc", 4, "--nixl-blocks=64KiB,1MiB", marks=pytest.mark.soak),
+        pytest.param("ud", 2, "--nixl-blocks=64KiB", marks=pytest.mark.soak),
+    ],
+)
+def test_bandwidth_is_measured_over_rdma(rxe_machine: Machine, transport: str, rows: int, options: str) -> None:
     before = packets(rxe_machine)
-    done = suites(rxe_machine, "suites/bandwidth/test_bandwidth.py --nixl-blocks=64KiB,1MiB")
+    done = suites(rxe_machine, f"suites/bandwidth/test_bandwidth.py {options}", transport)
     assert done.code == 0
-    rows = [line for line in done.output.splitlines() if re.search(r"\b(WRITE|READ)\b", line)]
-    carried = [line for line in rows if "rc_verbs/rxe0:1" in line]
-    assert len(carried) >= 4, rows
-    # A packet has at most 4 KiB of payload: 4 rows of at least one transfer each, verified.
-    assert packets(rxe_machine) - before > (2 * (1 << 20) + 2 * (64 << 10)) // 4096
+    carried = re.findall(rf"^UCX +(?:WRITE|READ) .* {transport}_verbs/rxe0:1 .*PASS$", done.output, re.MULTILINE)
+    assert len(carried) == rows, done.output
+    # A packet has at most 4 KiB of payload: rows of at least one transfer each, verified.
+    assert packets(rxe_machine) - before > rows * (64 << 10) // 4096
 
 
 @pytest.mark.soak

@@ -32,9 +32,9 @@ BEFORE = {
     "another port": ("UCX_NET_DEVICES=rxe0:2 names no port of this host's RDMA devices", "set it to rxe0:1"),
 }
 
-#: A user without capabilities, who may lock 64 KiB, as in a container. The tests' Python may lie below /root.
+#: A user without capabilities, who may lock 64 KiB, as in a container.
 ORDINARY = (
-    "chmod o+x /root; export HOME=/tmp; setpriv --reuid=65534 --regid=65534 --clear-groups prlimit --memlock={limit}"
+    "let_all_users_in; export HOME=/tmp; setpriv --reuid=65534 --regid=65534 --clear-groups prlimit --memlock={limit}"
 )
 
 

@@ -69,6 +69,7 @@ def test_transports_of_devices_that_ucx_does_not_use_are_not_said_to_have_no_dev
     assert "no device for" not in reason
 
 
+@pytest.mark.soak
 def test_limit_of_locked_memory_is_named(rxe_machine: Machine) -> None:
     # As in a container without IPC_LOCK, whose limit is 64 KiB.
     found = verdicts(
@@ -80,6 +81,7 @@ def test_limit_of_locked_memory_is_named(rxe_machine: Machine) -> None:
     assert "ulimit -l unlimited" in remedy
 
 
+@pytest.mark.soak
 def test_other_network_namespace_is_named(rxe_machine: Machine) -> None:
     found = verdicts(rxe_machine, "'as it is'", "ip netns add other && ip netns exec other")
     verdict, reason, _ = found["as it is"]["ucx-uses-rdma"]

@@ -115,6 +115,19 @@ def test_the_files_of_a_node_without_devices(
     assert not {"gpus", "rdma-devices"} & set(profile.required)
 
 
+def test_the_profile_of_a_node_with_soft_roce_says_rc(plain_node: Path, tmp_path: Path) -> None:
+    tree = Tree(tmp_path / "tree")
+    shutil.copytree(plain_node, tree.folder, symlinks=True)
+    port = "/sys/class/infiniband/rxe0/ports/1"
+    tree.write(f"{port}/state", "4: ACTIVE")
+    tree.write(f"{port}/rate", "10 Gb/sec (4X)")
+    profile = load_profile(str(written(tmp_path, tree.folder) / "profile.toml"))
+    assert profile.summary == "two hosts, UCX over rc or dc, sanity floors"
+    expected = profile.expectation(row("UCX", "DRAM:DRAM", 1 << 20))
+    assert expected is not None
+    assert {"rc_verbs", "rc_mlx5", "dc_mlx5"} <= set(expected.transports or ())
+
+
 @pytest.mark.parametrize(("image", "used"), [
     ("registry.example/vllm:7", "registry.example#vllm:7"),
     ("localhost:5000/a/b", "localhost:5000#a/b"),
