@@ -17,7 +17,7 @@ import pytest
 from helpers.cli_run import NOT_BUSY, ROOT, environment, repeats
 from helpers.marked import MARK, marked
 from helpers.namespaces import Host, one_host, require_tools
-from helpers.torch_once import DOUBLE
+from helpers.torch_for_nixl import DOUBLE
 from test_real_libfabric import run_in
 
 from pytest_nixl.model.nixl_releases import PACKAGES
