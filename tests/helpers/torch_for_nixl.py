@@ -4,8 +4,8 @@
 NIXL before 1.4 imports torch and checks whether arguments are torch's tensors, which the tests never pass. Torch's own
 dependencies are not installed.
 
-Torch has 750 MB and takes 20 s to install. With ``--stand-in``, or if the package index has only a torch for CUDA, which
-needs gigabytes of CUDA libraries, a stand-in is written instead: a module with an empty class ``Tensor``.
+Torch has 750 MB and takes 20 s to install. With ``--stand-in``, or if the package index has only a torch for CUDA,
+which needs gigabytes of CUDA libraries, a stand-in is written instead: a module with an empty class ``Tensor``.
 """
 
 from __future__ import annotations
