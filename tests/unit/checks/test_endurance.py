@@ -73,6 +73,7 @@ def test_a_leak_of_a_kibibyte_or_a_descriptor_is_found(run: Run, cycle: str, lea
 
 
 @pytest.mark.long
+@pytest.mark.whole  # tests/integration/test_endurance_suite.py runs each cycle
 @pytest.mark.parametrize("cycle", ["transfer", "registration"])
 def test_a_healthy_cycle_passes(run: Run, cycle: str) -> None:
     judgement = run(cycle, "nothing", method=ONCE[cycle])
@@ -92,7 +93,7 @@ def test_a_healthy_cycle_passes(run: Run, cycle: str) -> None:
             marks=pytest.mark.whole,
         ),
         ("connection", "thread", {"method": "remove_remote_agent"}, "growth-threads"),
-        ("agent", "kibibyte", {"method": "create_backend"}, "growth-heap"),
+        pytest.param(*("agent", "kibibyte", {"method": "create_backend"}, "growth-heap"), marks=pytest.mark.whole),
         pytest.param(
             *("agent", "descriptor", {"method": "create_backend"}, "growth-descriptors"), marks=pytest.mark.whole
         ),

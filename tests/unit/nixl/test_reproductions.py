@@ -83,14 +83,16 @@ def test_a_script_of_a_defect_that_ucx_does_not_have_says_so(tmp_path: Path) -> 
             *("LIBFABRIC-NOTIFICATION-HANGS", "120"),
             r"healthy: the target was killed, and send_notif\(\) returned \d+ times and then raised nixl\w+",
         ),
-        (
+        pytest.param(
             *("LIBFABRIC-RELEASE-STALLS", "60"),
             r"healthy: a WRITE was \w+ and released; then one to another agent was DONE after [\d.]+ s, and one to the "
             r"same agent DONE after [\d.]+ s",
+            marks=pytest.mark.whole,
         ),
-        (
+        pytest.param(
             *("LIBFABRIC-NO-RECONNECT", ""),
             r"healthy: a WRITE after remove_remote_agent\(\) and add_remote_agent\(\): DONE after [\d.]+ s",
+            marks=pytest.mark.whole,
         ),
         pytest.param(
             *("LIBFABRIC-DELETED-AGENT-KEEPS-MEMORY", ""),
@@ -110,6 +112,7 @@ def test_a_script_says_what_ucx_does_after_a_fault(id: str, seconds: str, said: 
 
 
 @pytest.mark.long
+@pytest.mark.whole  # tests/unit/checks/test_endurance.py sees them stay
 def test_a_script_counts_the_sockets_that_stay_open(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-"], input=reproduction("NIXL-REMOVED-AGENT-KEEPS-SOCKETS"), cwd=tmp_path, env=environment(),
@@ -120,7 +123,14 @@ def test_a_script_counts_the_sockets_that_stay_open(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("id", ["NIXL-TELEMETRY-DISCONNECT-UNCOUNTED", "NIXL-TELEMETRY-REFUSAL-UNCOUNTED"])
+@pytest.mark.parametrize(
+    "id",
+    [
+        "NIXL-TELEMETRY-DISCONNECT-UNCOUNTED",
+        # It takes longer, and test_telemetry_suite.py sees the same.
+        pytest.param("NIXL-TELEMETRY-REFUSAL-UNCOUNTED", marks=pytest.mark.whole),
+    ],
+)
 def test_a_script_counts_the_errors_that_telemetry_counts(id: str, tmp_path: Path) -> None:
     script = reproduction(id)
     done = subprocess.run(
@@ -132,6 +142,7 @@ def test_a_script_counts_the_errors_that_telemetry_counts(id: str, tmp_path: Pat
 
 
 @pytest.mark.long
+@pytest.mark.whole  # tests/unit/checks/test_transfer_faults.py sees it lost
 def test_a_script_loses_the_first_fetch_from_a_restarted_agent(tmp_path: Path) -> None:
     script = reproduction("NIXL-RESTARTED-LISTENER-LOSES-FETCH")
     done = subprocess.run(
