@@ -242,6 +242,7 @@ class TestGitHub:
         found = self.artifacts(pipeline, "nixl-image", "nixl-acceptance")
         assert {next_step(folder) for folder in found.values()} == {"reject"}
 
+    @pytest.mark.whole  # the comparison is the line that TestGitLab runs
     @pytest.mark.parametrize(("baseline", "verdict"), NIGHTS)
     def test_the_nightly_job_compares_with_the_baseline(
         self, pipeline: Pipeline, baseline: float, verdict: str

@@ -58,7 +58,7 @@ def download(folder: Path) -> None:
     told = [
         f"{each.name}{each.specifier}"
         for each in wanted
-        if each.marker is None or any(each.marker.evaluate({"extra": extra}) for extra in ("embedded", "compare"))
+        if each.marker is None or each.marker.evaluate({"extra": "embedded"})
     ]
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:", "--dest", str(folder)]
     subprocess.run([*command, *told, "setuptools>=77", "wheel"], check=True)
@@ -67,7 +67,7 @@ def download(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def built(engine: Any) -> Iterator[str]:
     """The image ``BUILT``; yields what was printed."""
-    with build(engine, BASE, BUILT, PYTHON=PYTHON, BACKENDS="UCX") as (error, said):
+    with build(engine, BASE, BUILT, PYTHON=PYTHON, EXTRAS="embedded", BACKENDS="UCX") as (error, said):
         assert not error, said[-3000:]
         yield said
 
@@ -92,7 +92,7 @@ def test_the_layer_is_built_checked_and_run(engine: Any, built: str) -> None:
 
 def test_a_build_ends_if_the_image_lacks_a_library(engine: Any, built: str) -> None:
     """The steps before the check are those of the image that was built."""
-    with build(engine, BASE, cached=True, PYTHON=PYTHON, BACKENDS="UCX,LIBFABRIC") as (error, said):
+    with build(engine, BASE, cached=True, PYTHON=PYTHON, EXTRAS="embedded", BACKENDS="UCX,LIBFABRIC") as (error, said):
         assert said.count("Using cache") > 5
         assert error.endswith("returned a non-zero code: 1")
         last = said.rpartition("doctor --image --gate")[2]
