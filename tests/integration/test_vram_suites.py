@@ -281,8 +281,7 @@ def test_suites_pass_with_gpu_memory(suites: Sequence[str], driver: dict[str, st
 @pytest.mark.parametrize(
     "suites",
     [  # in `faults` only default checks use it
-        # tests/integration/test_endurance_suite.py has its cycle of agents with GPU memory.
-        pytest.param(("suites/endurance",), marks=pytest.mark.whole),
+        ("suites/endurance",),
         ("suites/telemetry/test_counts.py", "suites/telemetry/test_ports.py"),
         # Ten launches with CUDA contexts. What it records is seen without GPU memory.
         pytest.param(("suites/telemetry/test_overhead.py",), marks=pytest.mark.whole),

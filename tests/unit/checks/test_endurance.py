@@ -93,7 +93,7 @@ def test_a_healthy_cycle_passes(run: Run, cycle: str) -> None:
             marks=pytest.mark.whole,
         ),
         ("connection", "thread", {"method": "remove_remote_agent"}, "growth-threads"),
-        pytest.param(*("agent", "kibibyte", {"method": "create_backend"}, "growth-heap"), marks=pytest.mark.whole),
+        ("agent", "kibibyte", {"method": "create_backend"}, "growth-heap"),
         pytest.param(
             *("agent", "descriptor", {"method": "create_backend"}, "growth-descriptors"), marks=pytest.mark.whole
         ),
