@@ -91,7 +91,8 @@ def environment(folder: str, packed: str) -> tuple[dict[str, str], list[str]]:
     changed = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])]),
-        "PYTHONDONTWRITEBYTECODE": "1",
+        # Each process would compile what it imports, and this machine keeps nothing of it.
+        "PYTHONPYCACHEPREFIX": os.path.join(folder, "bytecode"),
         # Do not load pytest plugins of this machine: they may need another version of pytest.
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         "PATH": os.pathsep.join([os.path.join(folder, "bin"), os.environ.get("PATH", os.defpath)]),

@@ -106,7 +106,7 @@ def test_a_slow_cable_fails_the_run_and_names_its_node(
 ) -> None:
     expected = f"--nixl-profile={profile(tmp_path / 'p.toml', BETWEEN)}"
     measure = command(
-        BANDWIDTH_OF_RANKS, BACKENDS, "--nixl-blocks=128KiB", "--nixl-op=WRITE", "--nixl-iterations=40", expected,
+        BANDWIDTH_OF_RANKS, "--nixl-blocks=128KiB", "--nixl-op=WRITE", "--nixl-iterations=40", expected,
         "--nixl-ranks=4", "--nixl-pairs=0:1,2:3", f"--nixl-etcd={url}",
     )  # fmt: skip
     with net.shaped({**dict.fromkeys(NODES, FAST), "node-2": SLOW}), Ranks(tmp_path / "ranks", env) as ranks:

@@ -163,10 +163,17 @@ def pod_of(name: str) -> Pod:
     return rank_pod(Manifest(name, (ROOT / "deploy" / "kubernetes" / name).read_text()))
 
 
-# Each manifest has a run in which nothing but the row fails. Healthy is one that keeps the exit code.
+# Each manifest has a run in which nothing but the row fails. Healthy is one that keeps the exit code. An indexed Job is
+# also the pod of the overlay.
 @pytest.mark.parametrize(
     ("name", "more", "code"),
-    [*((name, (NOT_TCP,), 1) for name in CONTROLLERS), ("statefulset.yaml", (), 0)],
+    [
+        pytest.param("indexed-job.yaml", (NOT_TCP,), 1, marks=pytest.mark.whole),
+        ("jobset.yaml", (NOT_TCP,), 1),
+        pytest.param("statefulset.yaml", (NOT_TCP,), 1, marks=pytest.mark.whole),
+        ("leaderworkerset.yaml", (NOT_TCP,), 1),
+        ("statefulset.yaml", (), 0),
+    ],
 )
 def test_a_manifest_of_a_controller(
     net: Network, etcd: Host, tmp_path: Path, name: str, more: tuple[str, ...], code: int

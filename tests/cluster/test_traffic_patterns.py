@@ -86,6 +86,7 @@ def test_the_sum_of_an_incast_is_that_of_the_shaped_link(net: Network, make_sett
     assert judge_fairness(found).verdict in (Verdict.PASS, Verdict.WARN)
 
 
+@pytest.mark.whole  # the last test names the same uplink in a whole run
 def test_a_slow_uplink_is_named_and_no_rank_of_a_healthy_network(net: Network, make_settings: MakeSettings) -> None:
     again = paired_again(NODES, BLOCK)
     with net.shaped(dict.fromkeys(NODES, FAST)):
@@ -119,6 +120,7 @@ def test_no_verdict_about_an_uplink_is_wrong(
     assert (found["alarms"], found["named"]) == (0, count)
 
 
+@pytest.mark.whole  # tests/unit/checks/test_pattern_culprit.py judges such samples
 def test_a_busy_machine_names_nobody(make_settings: MakeSettings, tmp_path: Path) -> None:
     """The hosts see the processor time that other processes of this machine take."""
     again = paired_again(NODES, BLOCK)

@@ -33,12 +33,15 @@ def context() -> io.BytesIO:
 
 
 @contextmanager
-def build(engine: Any, base: str, tag: str | None = None, **arguments: str) -> Iterator[tuple[str, str]]:
-    """Build the Dockerfile without a network, and remove the images at the end.
+def build(
+    engine: Any, base: str, tag: str | None = None, *, cached: bool = False, **arguments: str
+) -> Iterator[tuple[str, str]]:
+    """Build the Dockerfile without a network, and remove the images that this made at the end.
 
     :param engine: the client of the container engine.
     :param base: the image to which the layer is added.
     :param tag: a name of the built image.
+    :param cached: whether steps of an earlier build, whose images are still there, are not made again.
     :param arguments: further arguments of the build.
     :yields: the error, empty for none, and everything that was printed.
     """
@@ -47,15 +50,16 @@ def build(engine: Any, base: str, tag: str | None = None, **arguments: str) -> I
     said = error = ""
     try:
         for part in engine.api.build(
-            fileobj=context(), custom_context=True, dockerfile=DOCKERFILE, tag=tag, rm=True, forcerm=True, nocache=True,
-            network_mode="none", buildargs={"BASE": base, **arguments}, decode=True,
+            fileobj=context(), custom_context=True, dockerfile=DOCKERFILE, tag=tag, rm=True, forcerm=True,
+            nocache=not cached, network_mode="none", buildargs={"BASE": base, **arguments}, decode=True,
         ):  # fmt: skip
             said += str(part.get("stream", ""))
             error += str(part.get("error", ""))
         yield error, said
     finally:
         kept = engine.images.get(base).id.removeprefix("sha256:")
-        made = [each for each in re.findall(r"---> ([0-9a-f]{12})$", said, re.MULTILINE) if not kept.startswith(each)]
+        own = re.sub(r"---> Using cache\n ---> [0-9a-f]{12}", "", said)
+        made = [each for each in re.findall(r"---> ([0-9a-f]{12})$", own, re.MULTILINE) if not kept.startswith(each)]
         for identity in reversed(made):
             with contextlib.suppress(docker.errors.ImageNotFound):  # it went with the one that was made of it
                 engine.images.remove(identity, force=True)

@@ -102,6 +102,8 @@ def commands(marks: str, where: Sequence[str], workers: int) -> Iterator[tuple[i
     unwanted = [f"--ignore={file}" for file in files_without_any(marks, where)]
     # Whole runs come first, as their folder does, so that no worker is left with them at the end.
     tests = where or ["tests", *(f"--ignore=tests/{name}" for name in APART)]
+    if mark := re.match(r"(\w+) and ", marks):
+        tests = files_with(mark[1], where)
     parallel = ["-n", str(workers), "--dist", "loadfile", "--no-loadscope-reorder"] if workers > 1 else []
     yield fcntl.LOCK_SH, [*PYTEST, *parallel, *SLOWEST, "-m", f"({marks}) and not alone", *tests, *unwanted]
     if alone := files_with("alone", where):

@@ -12,6 +12,7 @@ import sys
 import sysconfig
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def python() -> Iterator[tuple[str, Path]]:
         for path in sorted(root.rglob("*")):
             inner = f"/{path.relative_to(root)}"
             if path.is_file() and not any(f"{part}/" in inner or inner.startswith(part) for part in _LEFT_OUT):
-                yield str(path), path
+                yield from _with_bytecode(str(path), path)
 
 
 def with_dependencies(*names: str) -> list[str]:
@@ -94,4 +95,11 @@ def packages(names: Iterable[str], site: str) -> Iterator[tuple[str, Path]]:
         for file in importlib.metadata.distribution(name).files or ():
             path = Path(str(file.locate()))
             if ".." not in file.parts and "__pycache__" not in file.parts and path.is_file():
-                yield f"{site}/{file}", path
+                yield from _with_bytecode(f"{site}/{file}", path)
+
+
+def _with_bytecode(name: str, path: Path) -> Iterator[tuple[str, Path]]:
+    """Yield a file, and what Python has compiled of it: else each start of Python in a container compiles it again."""
+    yield name, path
+    if path.suffix == ".py" and (compiled := Path(cache_from_source(str(path)))).is_file():
+        yield f"{os.path.dirname(name)}/__pycache__/{compiled.name}", compiled

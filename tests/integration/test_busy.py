@@ -79,7 +79,11 @@ def checks(tmp_path: Path) -> Callable[..., Finished]:
     return lambda *options: run("test_checks.py", *options, directory=tmp_path, env={"PYTHONPATH": str(tmp_path)})
 
 
-@pytest.mark.parametrize("gate", [(), ("--nixl-gate",)], ids=["without-the-gate", "with-the-gate"])
+@pytest.mark.parametrize(
+    "gate",
+    [pytest.param((), marks=pytest.mark.whole), ("--nixl-gate",)],
+    ids=["without-the-gate", "with-the-gate"],
+)
 def test_deadline_missed_on_a_busy_host_is_inconclusive(checks: Callable[..., Finished], gate: tuple[str, ...]) -> None:
     with busy(2 * len(os.sched_getaffinity(0))):
         done = checks("-k", "not wrong", *gate)

@@ -36,6 +36,8 @@ def load(name: str) -> dict[Any, Any]:
 
 
 GITHUB = ("github.yml", "github-rdma.yml")
+#: The recipes that compare.
+FILES = ("github.yml", "gitlab.yml")
 
 
 def commands(workflows: Sequence[str] = GITHUB) -> list[str]:
@@ -94,6 +96,9 @@ def test_every_job_is_a_gate_and_changes_and_nights_are_compared_with_the_same_b
     assert len(commands()) == 9
     assert all("--nixl-gate" in line and "/verdict.json" in line for line in commands())
     assert len([line for line in compared if "--nixl-store=" in line]) == 2, "only nights are in the history"
+    judged = re.findall(r"^ *(judge \|\| .*)$", "".join((FOLDER / name).read_text() for name in FILES), re.MULTILINE)
+    assert len(judged) == 4
+    assert len(set(judged)) == 1, "what test_ci_runners.py shows of one job is so of all"
     # The record of a run has another name than the baseline, so that nobody takes the one for the other.
     assert all("ci/nixl-baseline.json" in line and "out/record.json" in line for line in compared)
 
@@ -193,15 +198,16 @@ def test_the_gitlab_recipe_selects_tcp() -> None:
 
 @pytest.mark.long
 def test_the_first_screen_of_the_page_records_judges_and_fails_on_purpose(tmp_path: Path) -> None:
+    """As it is printed, but with one row."""
     text = (ROOT / "docs/how-to/ci.md").read_text(encoding="utf-8")
     found = re.search(r"```console\n(gate\(\) .*?)```", text, re.DOTALL)
     assert found is not None
     step = "cp verdict.json $((n += 1)).json\n"
-    script = re.sub(r"(gate; echo .*\n)", rf"\1{step}", found[1])
+    script = re.sub(r"(gate; echo .*\n)", rf"\1{step}", found[1]).replace("=64KiB,1MiB ", "=64KiB ")
     variables = {**undisturbed({})["env"], "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = subprocess.run(
-        ["bash", "-c", script], cwd=tmp_path, env=environment(**variables, PYTEST_ADDOPTS="-p helpers.no_contention"),
-        capture_output=True, text=True, timeout=900, check=False,
+        ["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=900, check=False,
+        env=environment(**variables, PYTEST_ADDOPTS="-p helpers.no_contention --nixl-op=WRITE --nixl-duration=20ms"),
     )  # fmt: skip
     codes = re.findall(r"^exit code (\d)$", done.stdout, re.MULTILINE)
     steps = [json.loads((tmp_path / f"{number}.json").read_text())["next"] for number in (1, 2, 3)]

@@ -58,34 +58,42 @@ def download(folder: Path) -> None:
     told = [
         f"{each.name}{each.specifier}"
         for each in wanted
-        if each.marker is None or any(each.marker.evaluate({"extra": extra}) for extra in ("embedded", "compare"))
+        if each.marker is None or each.marker.evaluate({"extra": "embedded"})
     ]
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:", "--dest", str(folder)]
     subprocess.run([*command, *told, "setuptools>=77", "wheel"], check=True)
 
 
-def test_the_layer_is_built_checked_and_run(engine: Any) -> None:
-    with build(engine, BASE, BUILT, PYTHON=PYTHON, BACKENDS="UCX") as (error, said):
+@pytest.fixture(scope="module")
+def built(engine: Any) -> Iterator[str]:
+    """The image ``BUILT``; yields what was printed."""
+    with build(engine, BASE, BUILT, PYTHON=PYTHON, EXTRAS="embedded", BACKENDS="UCX") as (error, said):
         assert not error, said[-3000:]
-        assert re.search(r"^NIXL doctor: PASS", said.rpartition("doctor --image --gate")[2], re.MULTILINE)
-        # The smoke test: the suites in a container, with the NIXL of the image and an etcd of the layer.
-        command = [
-            PYTHON, "-m", "pytest", "-p", "no:cacheprovider", "--pyargs", "pytest_nixl.suites", "--nixl-level=quick",
-            "--nixl-gate", "--nixl-backend=UCX", "--nixl-profile=loopback",
-        ]  # fmt: skip
-        run = engine.containers.create(BUILT, command, network_mode="none", cap_add=["SYS_PTRACE"], shm_size="1g")
-        try:
-            run.start()
-            code = run.wait(timeout=600)["StatusCode"]
-            output = run.logs().decode()
-        finally:
-            run.remove(force=True)
-        assert code == 0, output[-6000:]
-        assert "NIXL gate: PASS" in output
+        yield said
 
 
-def test_a_build_ends_if_the_image_lacks_a_library(engine: Any) -> None:
-    with build(engine, BASE, PYTHON=PYTHON, BACKENDS="UCX,LIBFABRIC") as (error, said):
+def test_the_layer_is_built_checked_and_run(engine: Any, built: str) -> None:
+    assert re.search(r"^NIXL doctor: PASS", built.rpartition("doctor --image --gate")[2], re.MULTILINE)
+    # The smoke test: the suites in a container, with the NIXL of the image and an etcd of the layer.
+    command = [
+        PYTHON, "-m", "pytest", "-p", "no:cacheprovider", "--pyargs", "pytest_nixl.suites", "--nixl-level=quick",
+        "--nixl-gate", "--nixl-backend=UCX", "--nixl-profile=loopback",
+    ]  # fmt: skip
+    run = engine.containers.create(BUILT, command, network_mode="none", cap_add=["SYS_PTRACE"], shm_size="1g")
+    try:
+        run.start()
+        code = run.wait(timeout=600)["StatusCode"]
+        output = run.logs().decode()
+    finally:
+        run.remove(force=True)
+    assert code == 0, output[-6000:]
+    assert "NIXL gate: PASS" in output
+
+
+def test_a_build_ends_if_the_image_lacks_a_library(engine: Any, built: str) -> None:
+    """The steps before the check are those of the image that was built."""
+    with build(engine, BASE, cached=True, PYTHON=PYTHON, EXTRAS="embedded", BACKENDS="UCX,LIBFABRIC") as (error, said):
+        assert said.count("Using cache") > 5
         assert error.endswith("returned a non-zero code: 1")
         last = said.rpartition("doctor --image --gate")[2]
         assert re.search(r"^FAIL +plugin-libraries .*libfabric\.so\.1, which libplugin_LIBFABRIC", last, re.MULTILINE)

@@ -47,9 +47,9 @@ def pack(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The packed file, without the parts that no test needs, and with fast compression."""
+    """The packed file, with fast compression."""
     path = tmp_path_factory.mktemp("packed") / "carried.pyz"
-    done = pack(str(path), "--preset=0", "--without=cuda,etcd", f"--nixl={_nixl()}")
+    done = pack(str(path), "--preset=0", f"--nixl={_nixl()}")
     assert done.returncode == 0, done.stderr
     assert f"for Python {sys.version_info[0]}.{sys.version_info[1]}, {_nixl()}, source " in done.stdout
     return path
@@ -158,18 +158,25 @@ def test_it_runs_without_a_network_and_without_any_package(packed: Path, bare: P
     assert set(Path("/tmp").glob("pytest-nixl-gpu-*")) == before
 
 
-def test_every_stage_runs_with_gpus(bare: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        pytest.param(("-k", "infrastructure or bandwidth"), id="gpus-and-rows"),
+        pytest.param((), id="all", marks=pytest.mark.whole),
+    ],
+)
+def test_every_stage_runs_with_gpus(
+    packed: Path, bare: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, chosen: tuple[str, ...]
+) -> None:
     """So that with a GPU, nothing but the GPU is new. All that it needs is what it carries.
 
     The stage of GPUs runs at level standard, and with one block size: at level extended it takes three times as long.
     """
     require_tools()
     driver = {**gpu_standin.build(tmp_path_factory.mktemp("driver")), "STANDIN_NVLINKS": "18"}
-    carried, out = tmp_path / "carried.pyz", tmp_path / "out"
-    done = pack(str(carried), "--preset=0", f"--nixl={_nixl()}")
-    assert done.returncode == 0, done.stderr
-    options = ["--nixl-level=standard", "--nixl-blocks=64KiB", "--nixl-op=WRITE", "--nixl-duration=10ms"]
-    done = run(bare, carried, "--out", str(out), "--", *options, env=driver, tree=gpu_standin.DRIVER_TREE)
+    out = tmp_path / "out"
+    options = ["--nixl-level=standard", "--nixl-blocks=64KiB", "--nixl-op=WRITE", "--nixl-duration=10ms", *chosen]
+    done = run(bare, packed, "--out", str(out), "--", *options, env=driver, tree=gpu_standin.DRIVER_TREE)
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads((out / "summary.json").read_text())
     exits = {each["stage"]: each["exit"] for each in summary["stages"]}

@@ -130,6 +130,14 @@ def test_without_a_test_that_runs_alone_there_is_one_command(tmp_path: Path) -> 
     assert command[command.index("-n") + 1] == "3"
 
 
+def test_of_tests_with_a_mark_only_the_files_that_name_it_are_collected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    (_, several), _ = parallel.commands("long and not whole", [], 4)
+    chosen = [word for word in several if word.endswith(".py")]
+    assert f"tests/integration/{Path(__file__).name}" in chosen
+    assert 10 < len(chosen) < len(parallel.test_files([]))
+
+
 def test_what_somebody_names_runs_whatever_its_marks() -> None:
     asked = parallel.parsed(["--in=tests/cluster", "not soak", "tests/cluster/test_hosts.py", "-k", "name"])
     assert asked.wanted == ["tests/cluster/test_hosts.py", "-k", "name"]

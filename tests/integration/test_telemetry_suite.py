@@ -176,7 +176,11 @@ def holder(program: str, **variables: str) -> Iterator[tuple[int, int]]:
             process.kill()
 
 
-@pytest.mark.parametrize("program", [HTTP_SERVER, NIXL_PROGRAM], ids=["http-server", "nixl-program"])
+@pytest.mark.parametrize(
+    "program",
+    [HTTP_SERVER, pytest.param(NIXL_PROGRAM, marks=pytest.mark.whole)],
+    ids=["http-server", "nixl-program"],
+)
 def test_a_port_that_a_stranger_holds_fails_with_its_process(program: str) -> None:
     variables = {
         "NIXL_TELEMETRY_ENABLE": "y",

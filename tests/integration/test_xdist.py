@@ -12,7 +12,7 @@ from helpers.cli_run import run
 
 pytestmark = pytest.mark.long
 
-FUNCTIONAL = ("suites/infrastructure", "suites/metadata/test_exchange.py", "suites/uri_validation")
+FUNCTIONAL = ("suites/infrastructure", "suites/metadata/test_exchange.py", "suites/uri_validation/test_deployment.py")
 
 
 def test_functional_suites_run_in_parallel() -> None:

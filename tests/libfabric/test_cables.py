@@ -108,8 +108,13 @@ FAULTS: list[Fault] = [cut_for_a_while, losing_packets, slow_for_a_while, cut_fo
     ("scene", "fault"),
     [
         pytest.param(scene, fault, id=f"{fault.__name__}-{'-'.join(scene)}")
-        for fault in FAULTS
-        for scene in [("UCX", "WRITE"), ("LIBFABRIC", "READ")]  # the soak has both operations of each
+        for scene, fault in [  # the soak has them all
+            (("LIBFABRIC", "READ"), cut_for_a_while),
+            (("UCX", "WRITE"), losing_packets),
+            (("LIBFABRIC", "READ"), slow_for_a_while),
+            (("UCX", "WRITE"), cut_for_good),
+            (("LIBFABRIC", "READ"), cut_for_good),
+        ]
     ],
     indirect=["scene"],
 )

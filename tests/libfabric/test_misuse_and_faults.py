@@ -17,7 +17,7 @@ import pytest
 from helpers.cli_run import NOT_BUSY, ROOT, environment, repeats
 from helpers.marked import MARK, marked
 from helpers.namespaces import Host, one_host, require_tools
-from helpers.torch_once import DOUBLE
+from helpers.torch_for_nixl import DOUBLE
 from test_real_libfabric import run_in
 
 from pytest_nixl.model.nixl_releases import PACKAGES
@@ -57,6 +57,7 @@ def test_misuse_ends_in_findings_or_is_survived(host: Host) -> None:
     assert "(6 PASS; 0 rows measured)" in done.output
 
 
+@pytest.mark.whole  # tests/unit/checks/test_endurance.py judges such figures
 def test_memory_of_deleted_agents_is_a_known_limit(host: Host) -> None:
     done = run_in(host, "suites/endurance", "-k", "with_agents", "--nixl-backend=LIBFABRIC", "--nixl-level=extended")
     assert done.code == 0, done.output
@@ -202,7 +203,7 @@ def test_a_death_that_libfabric_does_not_report_fails_with_its_finding(host: Hos
     for _ in range(3):
         done = run_in(
             host, "suites/faults/test_transfers.py", "-k", "target_died", "--nixl-backend=LIBFABRIC",
-            "--nixl-timeout=30s", "-p", "idle", PYTHONPATH=with_release("1.0.1", tmp_path),
+            "--nixl-timeout=30s", "--nixl-op=WRITE", "-p", "idle", PYTHONPATH=with_release("1.0.1", tmp_path),
         )  # fmt: skip
         if "did not answer 'run' before its deadline" not in done.output:
             break

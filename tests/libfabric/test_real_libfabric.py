@@ -53,6 +53,7 @@ def run_in(host: Host, *arguments: str, timeout: float = 900, prefix: Sequence[s
         return Finished(code, output.read())
 
 
+@pytest.mark.whole  # two hosts are below, and tox -e validate-libfabric is a run on one
 def test_bandwidth_suite_passes_and_records(host: Host, tmp_path: Path) -> None:
     accepted = f"--nixl-profile={profile(tmp_path / 'p.toml', ACCEPTS_TCP)}"
     written = tmp_path / "run.json"
@@ -81,7 +82,7 @@ def test_run_without_a_profile_is_judged_by_the_default_profile(host: Host) -> N
     assert re.findall(r" (\S+)  tcp/veth0 ", done.output) == ["0.0095", "0.15"] * 2  # the floors
 
 
-@pytest.mark.parametrize("backend", ["UCX", "LIBFABRIC"])
+@pytest.mark.parametrize("backend", [pytest.param("UCX", marks=pytest.mark.whole), "LIBFABRIC"])
 def test_bandwidth_suite_passes_and_records_between_two_hosts(tmp_path: Path, backend: str) -> None:
     written = tmp_path / "run.json"
     with two_hosts() as hosts:

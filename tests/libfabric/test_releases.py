@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from helpers.cli_run import BANDWIDTH, profile
 from helpers.namespaces import Host, one_host, require_tools
-from helpers.torch_once import DOUBLE
+from helpers.torch_for_nixl import DOUBLE
 from test_real_libfabric import run_in
 
 from pytest_nixl.model.nixl_releases import imports_torch

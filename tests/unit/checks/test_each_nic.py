@@ -260,7 +260,7 @@ def test_a_host_without_rdma_has_nothing_to_compare() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("slow", [False, True], ids=["healthy", "slow"])
+@pytest.mark.parametrize("slow", [pytest.param(False, marks=pytest.mark.whole), True], ids=["healthy", "slow"])
 def test_a_slow_card_between_two_hosts_is_named(
     slow: bool, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
 ) -> None:

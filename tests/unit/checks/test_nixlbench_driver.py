@@ -140,8 +140,10 @@ def test_a_target_that_dies_before_it_compared_is_told(play: Play, tmp_path: Pat
     assert play("dies:1", endpoint="ASIO").uncompared == ""
 
 
-@pytest.mark.parametrize("runtime", ["ETCD", "ASIO"])
-@pytest.mark.parametrize(("rank", "role", "other"), [(0, "initiator", "target"), (1, "target", "initiator")])
+@pytest.mark.parametrize(
+    ("runtime", "rank", "role", "other"),
+    [("ETCD", 0, "initiator", "target"), ("ASIO", 1, "target", "initiator")],
+)
 def test_a_killed_rank_is_reported_at_once(play: Play, runtime: str, rank: int, role: str, other: str) -> None:
     start = time.monotonic()
     with pytest.raises(NixlbenchError) as raised:
@@ -219,8 +221,7 @@ def test_an_etcd_that_is_down_is_reported(play: Play) -> None:
     assert "etcdctl --endpoints URL endpoint health" in raised.value.remedy
 
 
-@pytest.mark.parametrize("how", ["killed", "stopped"])
-@pytest.mark.parametrize("whose", ["ours", "external"])
+@pytest.mark.parametrize(("how", "whose"), [("killed", "ours"), ("stopped", "external")])
 def test_an_etcd_lost_during_a_row_is_reported_and_cleaned_later(
     program: Path, monkeypatch: pytest.MonkeyPatch, how: str, whose: str
 ) -> None:

@@ -4,14 +4,12 @@
 from __future__ import annotations
 
 import socket
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
-from threading import Barrier, BrokenBarrierError
+from runpy import run_path
 from typing import Any
 
 import pytest
-from helpers import torch_once
+from helpers import torch_for_nixl
 
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.model import nixl_releases
@@ -43,31 +41,17 @@ def metadata(*requires: str) -> dict[str, Any]:
 
 
 def test_torch_that_needs_cuda_is_not_installed_for_older_releases() -> None:
-    assert not torch_once.wants_cuda(metadata("filelock", "sympy>=1.13.3"))
-    assert torch_once.wants_cuda(metadata("filelock", "nvidia-cublas==13.0; platform_system == 'Linux'"))
-    assert torch_once.wants_cuda(metadata("cuda-bindings<14,>=13.0.3"))
-    assert torch_once.wants_cuda({"install": []}), "there is none for this Python"
+    assert not torch_for_nixl.wants_cuda(metadata("filelock", "sympy>=1.13.3"))
+    assert torch_for_nixl.wants_cuda(metadata("filelock", "nvidia-cublas==13.0; platform_system == 'Linux'"))
+    assert torch_for_nixl.wants_cuda(metadata("cuda-bindings<14,>=13.0.3"))
+    assert torch_for_nixl.wants_cuda({"install": []}), "there is none for this Python"
 
 
-def test_two_environments_that_need_torch_at_once_install_it_once(
+def test_a_stand_in_has_the_class_that_nixl_asks_for_and_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A double: torch itself has 750 MB."""
-    installed: list[str] = []
-    two = Barrier(2)
-
-    def install(*arguments: str) -> str:
-        with suppress(BrokenBarrierError):  # no second one installs meanwhile
-            two.wait(timeout=0.2)
-        folder = Path(arguments[2])
-        folder.mkdir(parents=True)
-        (folder / "torch.py").touch()
-        installed.append(folder.name)
-        return ""
-
-    monkeypatch.setattr(torch_once, "_report", lambda: {"install": [{"metadata": {}}]})
-    monkeypatch.setattr(torch_once, "_pip", install)
-    with ThreadPoolExecutor(4) as threads:
-        list(threads.map(torch_once.install, [tmp_path / "work" / "torch"] * 4))
-    assert len(installed) == 1
-    assert [path.name for path in (tmp_path / "work" / "torch").iterdir()] == ["torch.py"]
+    monkeypatch.delattr(torch_for_nixl, "_pip")  # nothing is installed
+    folder = tmp_path / "torch"
+    torch_for_nixl.install(folder, stand_in=True)
+    assert isinstance(run_path(str(folder / "torch.py"))["Tensor"], type)
+    torch_for_nixl.install(folder, stand_in=False)

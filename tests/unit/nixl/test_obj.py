@@ -56,7 +56,7 @@ def link(pairs: WorkerPairs, op: str = "WRITE") -> Link:
 @pytest.mark.long
 def test_blocks_of_a_kv_cache_move_to_objects(server: S3Server) -> None:
     """Requests of both operations are those to a file, of which test_kv_cache_suite.py has both."""
-    small = ("--nixl-kv-tokens=16", "--nixl-op=WRITE")
+    small = ("--nixl-kv-tokens=16", "--nixl-op=WRITE", "--nixl-iterations=2", "--nixl-duration=10ms")
     done = run("suites/kv_cache/test_storage.py", "--nixl-backend=OBJ", "--nixl-level=extended", *small)
     assert "KV blocks in storage: OBJ WRITE DRAM:OBJ over http/" in done.output, done.output
     assert done.output.count(" GB/s in 64 objects of 32KiB") == 1

@@ -82,14 +82,16 @@ def test_a_script_of_a_defect_that_ucx_does_not_have_says_so(tmp_path: Path) -> 
             *("LIBFABRIC-NOTIFICATION-HANGS", "120"),
             r"healthy: the target was killed, and send_notif\(\) returned \d+ times and then raised nixl\w+",
         ),
-        (
+        pytest.param(
             *("LIBFABRIC-RELEASE-STALLS", "60"),
             r"healthy: a WRITE was \w+ and released; then one to another agent was DONE after [\d.]+ s, and one to the "
             r"same agent DONE after [\d.]+ s",
+            marks=pytest.mark.whole,
         ),
-        (
+        pytest.param(
             *("LIBFABRIC-NO-RECONNECT", ""),
             r"healthy: a WRITE after remove_remote_agent\(\) and add_remote_agent\(\): DONE after [\d.]+ s",
+            marks=pytest.mark.whole,
         ),
         pytest.param(
             *("LIBFABRIC-DELETED-AGENT-KEEPS-MEMORY", ""),
@@ -109,6 +111,7 @@ def test_a_script_says_what_ucx_does_after_a_fault(id: str, seconds: str, said: 
 
 
 @pytest.mark.long
+@pytest.mark.whole  # tests/unit/checks/test_endurance.py sees them stay
 def test_a_script_counts_the_sockets_that_stay_open(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-"], input=reproduction("NIXL-REMOVED-AGENT-KEEPS-SOCKETS"), cwd=tmp_path, env=environment(),
@@ -119,7 +122,14 @@ def test_a_script_counts_the_sockets_that_stay_open(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("id", ["NIXL-TELEMETRY-DISCONNECT-UNCOUNTED", "NIXL-TELEMETRY-REFUSAL-UNCOUNTED"])
+@pytest.mark.parametrize(
+    "id",
+    [
+        "NIXL-TELEMETRY-DISCONNECT-UNCOUNTED",
+        # It takes longer, and test_telemetry_suite.py sees the same.
+        pytest.param("NIXL-TELEMETRY-REFUSAL-UNCOUNTED", marks=pytest.mark.whole),
+    ],
+)
 def test_a_script_counts_the_errors_that_telemetry_counts(id: str, tmp_path: Path) -> None:
     script = reproduction(id)
     done = subprocess.run(
@@ -131,6 +141,7 @@ def test_a_script_counts_the_errors_that_telemetry_counts(id: str, tmp_path: Pat
 
 
 @pytest.mark.long
+@pytest.mark.whole  # tests/unit/checks/test_transfer_faults.py sees it lost
 def test_a_script_loses_the_first_fetch_from_a_restarted_agent(tmp_path: Path) -> None:
     script = reproduction("NIXL-RESTARTED-LISTENER-LOSES-FETCH")
     done = subprocess.run(
@@ -149,9 +160,10 @@ def test_a_script_loses_the_first_fetch_from_a_restarted_agent(tmp_path: Path) -
             "NIXL-DEAD-TARGET-CRASHES", r"round \d, (WRITE|READ): the target was killed: ", "SIGSEGV",
             "{0} of 2 initiators were ended by SIGSEGV",
         ),
-        (
+        pytest.param(
             "NIXL-DEAD-INITIATOR-ABORTS", r"round \d: the initiator was killed: the target ", "SIGABRT",
             "in {0} of 2 rounds the target was ended by SIGABRT",
+            marks=pytest.mark.whole,
         ),
     ],
 )  # fmt: skip

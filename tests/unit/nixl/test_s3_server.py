@@ -197,7 +197,7 @@ def test_url_may_end_with_a_slash() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("dies", [False, True], ids=["healthy", "test fails"])
+@pytest.mark.parametrize("dies", [pytest.param(False, marks=pytest.mark.whole), True], ids=["healthy", "test fails"])
 def test_server_in_a_container_is_removed_at_the_end(pytester: pytest.Pytester, dies: bool) -> None:
     image = moto_image()
     before = set(container_names())
