@@ -169,3 +169,38 @@ def test_a_worker_greets_each_target_before_its_deadline(
     made.handle("connect", {"agent": agent, "targets": ["a", "b"], "timeout": 60.0})
     how = {"depth": 0, "acknowledged": True, "tag_each": False}
     assert log == [("agent", "a", [], {}, how, True), "greet", ("agent", "b", [], {}, how, True), "greet"]
+
+
+def test_contention_and_counters_are_of_the_timed_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    commands, log = Commands(lambda: False), list[str]()
+
+    class Known:
+        """Contention or counters, whose result exists once the windows have been timed within it."""
+
+        cores = 0.25
+
+        def __init__(self, what: object) -> None:
+            self._what = what
+
+        def __enter__(self) -> None:
+            log.append(f"{self._what} begin")
+
+        def __exit__(self, *_: object) -> None:
+            log.append(f"{self._what} end")
+
+        def plain(self) -> list[str]:
+            return [f"counted {self._what}"]
+
+    def measure(initiator: object, *, around: contextlib.AbstractContextManager[object], **how: Any) -> dict[str, Any]:
+        with around:
+            log.append("timed")
+        return {"windows": [how["iterations"]]}
+
+    monkeypatch.setattr(worker_commands, "CpuContention", Known)
+    monkeypatch.setattr(worker_commands, "CarrierByteCounter", Known)
+    monkeypatch.setattr(transfer, "measure", measure)
+    monkeypatch.setattr(commands, "_initiator", lambda *_: None)
+    how: dict[str, Any] = {"iterations": 7, "warmup": 0, "settle": 0.0, "duration": 0.0}
+    found = commands.do_measure(Ref(1, "row"), 1.0, "READ", [5], **how)
+    assert found == {"windows": [7], "counted": ["counted READ"], "contention": 0.25}
+    assert log == ["[5] begin", "READ begin", "timed", "READ end", "[5] end"]
