@@ -35,6 +35,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """An engine that has the image ``BASE``: Python, pip, numpy, NIXL, and the wheels that the layer needs."""
     try:
         with container_engine() as found:
+            found.api.timeout = 600  # a busy machine takes long to remove images
             wheels = tmp_path_factory.mktemp("wheels")
             download(wheels)
             site = sysconfig.get_path("purelib", vars={"base": sys.base_prefix, "platbase": sys.base_prefix})
@@ -93,7 +94,7 @@ def test_the_layer_is_built_checked_and_run(engine: Any, built: str) -> None:
 def test_a_build_ends_if_the_image_lacks_a_library(engine: Any, built: str) -> None:
     """The steps before the check are those of the image that was built."""
     with build(engine, BASE, cached=True, PYTHON=PYTHON, EXTRAS="embedded", BACKENDS="UCX,LIBFABRIC") as (error, said):
-        assert said.count("Using cache") > 5
+        assert said.count("Using cache") > 15, said
         assert error.endswith("returned a non-zero code: 1")
         last = said.rpartition("doctor --image --gate")[2]
         assert re.search(r"^FAIL +plugin-libraries .*libfabric\.so\.1, which libplugin_LIBFABRIC", last, re.MULTILINE)
