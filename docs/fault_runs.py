@@ -25,6 +25,8 @@ BACKENDS = {
     ("UCX", "tcp"): "UCX over tcp",
     ("LIBFABRIC", ""): "LIBFABRIC over tcp",
 }
+#: What was tried in a machine with an RDMA device in software, with some of the faults and releases.
+RDMA = {("UCX", "rc,self"): "UCX over rc (soft-RoCE)"}
 #: The names of the backends of a misuse, which does not depend on the transport.
 MISUSED = {("UCX", ""): "UCX", ("LIBFABRIC", ""): "LIBFABRIC"}
 NOT_RUN = "not run"
@@ -96,7 +98,7 @@ def read_runs(path: Path = RECORDS) -> list[FaultRun]:
             text = run.cell
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(f"{path.name}, line {number}: {error!r}") from None
-        if not text or run.op not in _OPS or (run.backend, run.transports) not in BACKENDS:
+        if not text or run.op not in _OPS or (run.backend, run.transports) not in BACKENDS | RDMA:
             raise ValueError(f"{path.name}, line {number}: {run.backend} {run.transports} {run.op} is not on the page")
         found.append(run)
     return found

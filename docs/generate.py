@@ -602,8 +602,9 @@ def faults_page() -> str:
     return page(
         "Faults and what NIXL does",
         said["intro"],
-        table(("fault", "backend", *RELEASES, "what to do"), _fault_rows(runs, said["fault"])),
+        table(("fault", "backend", *RELEASES, "what to do"), _fault_rows(runs, said["fault"], fault_runs.BACKENDS)),
         said["after_faults"],
+        table(("fault", "backend", *RELEASES, "what to do"), _fault_rows(runs, said["fault"], fault_runs.RDMA)),
         "## Misuse",
         said["misuse"],
         table(("misuse", "backend", *RELEASES, "what to do"), _misuse_rows(runs)),
@@ -613,11 +614,15 @@ def faults_page() -> str:
     )
 
 
-def _fault_rows(runs: Sequence[FaultRun], faults: Mapping[str, Any]) -> Iterator[list[str]]:
+def _fault_rows(
+    runs: Sequence[FaultRun], faults: Mapping[str, Any], backends: Mapping[tuple[str, str], str]
+) -> Iterator[list[str]]:
     for id, text in faults.items():
         rows = []
-        for backend, name in fault_runs.BACKENDS.items():
+        for backend, name in backends.items():
             ((_, cells),) = rows_of(runs, backend, misuse=False, ids=[id])
+            if set(cells) == {fault_runs.NOT_RUN}:
+                continue
             about = text | text.get(backend[0], {})
             finding = about.get("finding") if any("**" in cell for cell in cells) else None
             if finding is not None and finding not in FINDINGS:

@@ -87,6 +87,8 @@ _NIXL_REMEDY = "read the cause in NIXL's log lines below"
 _NIXL_REMEDIES = {
     "nixlMismatchError": f"{_NIXL_REMEDY}; the metadata was cut in transit or comes from another release of NIXL: "
     "install the same release on all ranks",
+    "nixlNotAllowedError": f"{_NIXL_REMEDY}; if connection info cannot be loaded, this agent still knows an earlier "
+    "agent of that name, such as one that was restarted: call `remove_remote_agent` first",
 }
 
 

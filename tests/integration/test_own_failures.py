@@ -7,6 +7,7 @@ import pytest
 from helpers.pytester_run import run_pytest
 
 from pytest_nixl.nixl.agent import Agents
+from pytest_nixl.processes.worker_errors import NixlError
 
 TESTS = """
 import pytest
@@ -62,3 +63,16 @@ def test_an_unknown_option_blames_the_call_that_has_it(agents: Agents) -> None:
         agent.another(nome="far")  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"^beside\(\) has no option 'host'; it has name, agent_options, backends, "):
         agent.beside(host=None)  # type: ignore[call-arg]
+
+
+def test_a_restarted_agent_that_is_still_known_under_its_name_is_explained(agents: Agents) -> None:
+    near, far = agents.start("near"), agents.start("far")
+    near.add_remote_agent(far.get_agent_metadata())
+    far.worker.kill()
+    metadata = agents.start("far").get_agent_metadata()
+    with pytest.raises(NixlError, match="nixlNotAllowedError") as caught:
+        near.add_remote_agent(metadata)
+    assert "this agent still knows an earlier agent of that name" in caught.value.remedy
+    assert "call `remove_remote_agent` first" in caught.value.remedy
+    near.remove_remote_agent("far")
+    assert near.add_remote_agent(metadata) == "far"

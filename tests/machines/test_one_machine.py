@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -54,11 +55,34 @@ def test_bandwidth_is_measured_over_rdma(rxe_machine: Machine, transport: str, r
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(("suite", "transport"), [("control_path", "rc"), ("metadata", "rc"), ("faults", "rc")])
+@pytest.mark.parametrize(
+    ("suite", "transport"), [("control_path", "rc"), ("control_path", "ud"), ("metadata", "rc"), ("faults", "rc")]
+)
 def test_suite_passes_over_rdma(rxe_machine: Machine, suite: str, transport: str) -> None:
     done = suites(rxe_machine, f"suites/{suite}", transport)
     assert done.code == 0
     assert "passed" in done.output
+
+
+@pytest.mark.soak
+def test_blocks_of_a_kv_cache_move_over_rdma(rxe_machine: Machine) -> None:
+    done = suites(rxe_machine, "suites/kv_cache/test_requests.py --nixl-kv-tokens=16")
+    assert done.code == 0
+    assert "tokens=16, over rc_verbs/rxe0:1: 4 PASS" in done.output
+
+
+@pytest.mark.soak
+def test_commands_see_the_device(rxe_machine: Machine) -> None:
+    near = rxe_machine.check("pytest-nixl facts --near")
+    assert near.strip() == "no GPU has a known position on the PCI bus; UCX_NET_DEVICES=rxe0:1"
+    [device] = json.loads(rxe_machine.check("pytest-nixl facts"))["rdma"]
+    assert (device["name"], device["kind"], device["ports"][0]["state"]) == ("rxe0", "rxe", "ACTIVE")
+    rxe_machine.check("rm -rf /out/first && pytest-nixl init /out/first")
+    profile = (rxe_machine.out / "first/profile.toml").read_text()
+    assert "two hosts, UCX over rc or dc" in profile
+    assert 'nic_rate = "10 Gb/s"' in profile
+    chosen = rxe_machine.check('cd "$PROJECT" && pytest-nixl run --print')
+    assert "level standard (1 RDMA device), backend UCX" in chosen
 
 
 def test_port_that_is_down_is_named_by_the_row(rxe_machine: Machine) -> None:

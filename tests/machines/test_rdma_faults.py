@@ -82,3 +82,17 @@ def test_agent_that_would_never_be_created_for_want_of_locked_memory_is_named(rx
     assert "would never end 'create_agent', and was ended: UCX has tried" in reason
     assert "a process may lock 64 kbytes" in reason
     assert "ulimit -l unlimited" in remedy
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("fault", ["target-killed", "target-restarted"])
+def test_initiator_is_told_of_a_dead_peer(rxe_machine: Machine, fault: str) -> None:
+    said = rxe_machine.check(
+        f'cd "$PROJECT" && "$PYTHON" tests/machines/in_flight.py {fault}/WRITE 2> /out/in_flight.log',
+        UCX_TLS="rc,self", UCX_NET_DEVICES="rxe0:1",
+    )  # fmt: skip
+    print(said)
+    found = json.loads(said)["found"]
+    assert found["said"] == "nixlRemoteDisconnectError"
+    # The survivor then moved correct bytes to another agent.
+    assert ("survivor" in found, found["wrong_bytes"]) == (False, 0)
