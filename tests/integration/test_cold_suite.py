@@ -22,7 +22,7 @@ footprint.last_level_cache = lambda root: 1 << 20
 HALF = """
 from pytest_nixl.measure.link import Link
 prepare = Link._prepare
-Link._prepare = lambda self, block, batch, transfers: prepare(self, block, batch, transfers // 2)
+Link._prepare = lambda self, block, batch, count, depth: prepare(self, block, batch, count // 2, depth)
 """
 
 
