@@ -54,20 +54,16 @@ class PrintableStream(io.TextIOBase):
         self.stream = stream
 
     def write(self, text: str, /) -> int:
-        """Write a text."""
         self.stream.write(printable(text))
         return len(text)
 
     def flush(self) -> None:
-        """Flush what was written."""
         self.stream.flush()
 
     def isatty(self) -> bool:
-        """Whether the stream is a terminal."""
         return self.stream.isatty()
 
     def fileno(self) -> int:
-        """Return the stream's descriptor."""
         return self.stream.fileno()
 
 

@@ -15,7 +15,6 @@ from pytest_nixl.session.suites import SuiteCheck, suite_checks, suites_folder
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``pytest-nixl checks`` to the command's parsers."""
     checks = commands.add_parser("checks", help="list the checks of the suites: what each proves, and how to run it")
     checks.add_argument("ids", metavar="ID", nargs="*", help="list only these checks, with the faults that each finds")
     checks.add_argument("--suite", metavar="NAME", help="list only the checks of this suite")

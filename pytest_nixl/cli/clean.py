@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``pytest-nixl clean`` to the command's parsers."""
     clean = commands.add_parser(
         "clean",
         help="remove what ended runs left in an etcd, or on this host",

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 
-from pytest_nixl.cli.needs import needs
+from pytest_nixl.core.errors import NixlPluginError
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``pytest-nixl compare`` to the command's parsers."""
     compare = commands.add_parser(
         "compare",
         help="compare two recorded runs; exits with 0 if B is as good as A, and with 1 if a row is worse or missing",
@@ -31,7 +31,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    needs("scipy", "compare")
+    need_scipy()
     from pathlib import Path
 
     from pytest_nixl.core.units import parse_share
@@ -69,3 +69,9 @@ def _compare(arguments: argparse.Namespace) -> int:
         print(f"{now.source}: {now.interrupted}")
         return 1
     return int(any(outcome(one.verdict, gate=arguments.gate) is Outcome.FAIL for one in compared.results))
+
+
+def need_scipy() -> None:
+    """Check that scipy is installed, which compares runs. :raises NixlPluginError: it is not."""
+    if importlib.util.find_spec("scipy") is None:
+        raise NixlPluginError("this command needs scipy, which is not installed", "pip install 'pytest-nixl[compare]'")

@@ -97,7 +97,6 @@ class CompletedCommand:
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``pytest-nixl completion`` to the command's parsers."""
     completion = commands.add_parser(
         "completion",
         help="print a script with which bash, zsh or fish completes the arguments of pytest-nixl",

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``pytest-nixl connector`` to the command's parsers."""
     connector = commands.add_parser(
         "connector",
         help="compare the configuration of a prefill and a decode engine, and name each field that must match and "

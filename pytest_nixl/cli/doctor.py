@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``pytest-nixl doctor`` to the command's parsers."""
     doctor = commands.add_parser("doctor", help="check this machine, or a recorded one, and print what is wrong")
     doctor.add_argument(
         "--profile", metavar="NAME|FILE", default="loopback", help="the profile of the machine (default: loopback)"

@@ -11,7 +11,6 @@ from pytest_nixl.nixl.endpoint_reading import EndpointReading, Explanation
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``pytest-nixl endpoint`` to the command's parsers."""
     endpoint = commands.add_parser(
         "endpoint",
         help="show how NIXL, its KV benchmark and etcdctl read an etcd endpoint",

@@ -24,7 +24,6 @@ _MOST_KEYS = 20
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``pytest-nixl etcd`` to the command's parsers."""
     etcd = commands.add_parser(
         "etcd",
         help="say what is wrong in the etcd of a deployment, and remove the keys of the dead",

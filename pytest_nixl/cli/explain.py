@@ -28,7 +28,6 @@ class Entry:
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``pytest-nixl explain`` to the command's parsers."""
     explain = commands.add_parser(
         "explain", help="print what is known of a word: an error's text, a finding, a check, an option, a fault"
     )

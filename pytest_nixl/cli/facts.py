@@ -114,7 +114,6 @@ def near_lines(facts: Facts) -> Iterator[str]:
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``pytest-nixl facts`` to the command's parsers."""
     facts = commands.add_parser("facts", help="print the facts of this host, record them, or compare those of several")
     how = facts.add_mutually_exclusive_group()
     how.add_argument("--markdown", action="store_true", help="print the node information template, filled in")

@@ -9,7 +9,6 @@ from dataclasses import asdict
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``pytest-nixl findings`` to the command's parsers."""
     findings = commands.add_parser(
         "findings", aliases=["finding"], help="list the known defects of NIXL and their remedies"
     )

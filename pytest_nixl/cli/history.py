@@ -8,7 +8,6 @@ from pathlib import Path
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``pytest-nixl history`` to the command's parsers."""
     history = commands.add_parser("history", help="show the history of each row over the runs of a store")
     history.add_argument("store", metavar="DIR", type=Path, help="the directory of --nixl-store")
     history.add_argument("--row", metavar="TEXT", default="", help="only rows whose key or name contains this text")

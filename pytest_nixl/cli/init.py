@@ -24,7 +24,6 @@ _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``pytest-nixl init`` to the command's parsers."""
     init = commands.add_parser(
         "init",
         help="write a first profile, a CI file, a Slurm job and Kubernetes manifests for the cluster of this host",

@@ -24,7 +24,6 @@ from pytest_nixl.report.table import lines
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``pytest-nixl profile`` to the command's parsers."""
     profile = commands.add_parser("profile", help="show a profile, learn one, or judge nixlbench output by one")
     actions = profile.add_subparsers(required=True, metavar="ACTION")
 

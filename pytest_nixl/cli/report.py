@@ -8,7 +8,6 @@ from pathlib import Path
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``pytest-nixl report`` to the command's parsers."""
     report = commands.add_parser("report", help="write a recorded run in the forms of --nixl-report")
     report.add_argument("run_", metavar="RUN", help="a record, a directory (its newest record), or an image of --store")
     report.add_argument("output", metavar="FILE", nargs="+", help="the file to write; its suffix sets the format")
@@ -19,7 +18,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from pytest_nixl.cli.needs import needs
+    from pytest_nixl.cli.compare import need_scipy
     from pytest_nixl.judge.run_comparison import compare_runs, refuse_other_machine
     from pytest_nixl.report.files import write
     from pytest_nixl.report.run_report import RunReport
@@ -32,7 +31,7 @@ def _report(arguments: argparse.Namespace) -> int:
     history = Store(Path(store)).summaries()[0] if store else []
     compared = None
     if arguments.baseline:
-        needs("scipy", "compare")
+        need_scipy()
         before, more = find_baseline(arguments.baseline, store or ".")
         skipped += [note for note in more if note not in skipped]
         refuse_other_machine(before, run)

@@ -27,7 +27,6 @@ _OWN = {"--nixl-level": "LEVEL", "--nixl-backend": "--backend B", "--nixl-profil
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``pytest-nixl run`` to the command's parsers."""
     run = commands.add_parser(
         "run",
         help="run the suites with a level, a backend and a profile that fit this host: the shortest way to a verdict",

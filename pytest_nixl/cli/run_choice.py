@@ -96,9 +96,9 @@ def choose(
     return RunChoice(level_choice, backend_choice, profile_choice, models)
 
 
-def needs_facts(level: str | None, backend: str | None, environ: Mapping[str, str] = os.environ) -> bool:
+def needs_facts(level: str | None, backend: str | None) -> bool:
     """Return whether :func:`choose` needs the facts of the host."""
-    return level is None or (backend is None and not any(environ.get(name) for name in _BACKEND.environment))
+    return level is None or (backend is None and not any(os.environ.get(name) for name in _BACKEND.environment))
 
 
 def _parsed(backends: str) -> str:

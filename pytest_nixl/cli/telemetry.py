@@ -19,7 +19,6 @@ _MOST_SECONDS = 3600.0
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``pytest-nixl telemetry`` to the command's parsers."""
     telemetry = commands.add_parser(
         "telemetry",
         help="judge the metrics of a live NIXL, vLLM or Dynamo: failed transfers, expired requests, times of transfers",

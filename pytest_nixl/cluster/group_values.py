@@ -144,17 +144,14 @@ class GroupValues:
         """Return the two parts of a transaction whose answers :meth:`read_members` reads."""
         return get_prefix(self.members, by_creation=True), get_prefix(self.registered, keys_only=True)
 
-    def read_members(self, done: TransactionResult, place: int = 0) -> tuple[list[Candidate], list[KeyValue]]:
+    def read_members(self, done: TransactionResult) -> tuple[list[Candidate], list[KeyValue]]:
         """Return the members in order of arrival, and the keys under ``members/`` that no member wrote.
 
-        :param done: the answer to the transaction.
-        :param place: the index of the first of the two parts of :meth:`ask_members` in the transaction.
+        :param done: the answer to the transaction, which begins with the two parts of :meth:`ask_members`.
         """
-        registered = {
-            item.key[len(self.registered) :]: str(item.create_revision) for item in done.found(place + 1).items
-        }
+        registered = {item.key[len(self.registered) :]: str(item.create_revision) for item in done.found(1).items}
         found, planted = [], []
-        for item in done.found(place).items:
+        for item in done.found(0).items:
             value = self._open(item, registered.get(item.key[len(self.members) :], ""))
             if value is None:
                 planted.append(item)

@@ -81,12 +81,10 @@ class ContainerServer:
 
     @property
     def name(self) -> str:
-        """Name of the container."""
         return self.container.name
 
     @property
     def endpoint(self) -> str:
-        """URL of the etcd, in the form of ``NIXL_ETCD_ENDPOINTS``."""
         return str(self._endpoint)
 
     @property
@@ -94,7 +92,6 @@ class ContainerServer:
         return Endpoint("http", self.container.host, self.container.port)
 
     def describe(self) -> str:
-        """Return a short description for messages."""
         container = self.container
         return f"etcd {self.version} in container {container.id[:12]} ({container.image}), at {self.endpoint}"
 
@@ -109,11 +106,9 @@ class ContainerServer:
         return why and f"{self.describe()}, {why}"
 
     def client(self) -> EtcdClient:
-        """Return a new client of this etcd."""
         return connect([self._endpoint])
 
     def attachment(self) -> dict[str, Any]:
-        """Return the values with which another process of this run can :meth:`attach`."""
         container = {key: getattr(self.container, key) for key in ("image", "name", "host", "port", "id")}
         return {"kind": self.kind, "version": self.version, **container}
 
@@ -124,13 +119,11 @@ class ContainerServer:
         return cls(Container(ETCD, supervisor, **values, shared=True), attachment["version"])
 
     def stop(self) -> None:
-        """Stop it (SIGTERM, after 2 s SIGKILL). Its data is kept until the run ends, for :meth:`restart`."""
         self.stopped = True
         with self._found() as container:
             container.stop(timeout=2)
 
     def kill(self) -> None:
-        """Kill it with SIGKILL and wait until it has ended."""
         import docker
 
         self.stopped = True
@@ -141,7 +134,6 @@ class ContainerServer:
             container.wait(timeout=ENGINE_SECONDS)
 
     def restart(self) -> None:
-        """Restart it on the same port with the same data; stop it first if it is running."""
         with self._found() as container:
             container.stop(timeout=2)
             container.start()

@@ -93,7 +93,6 @@ class EmbeddedServer:
 
     @property
     def endpoint(self) -> str:
-        """URL of the etcd, in the form of ``NIXL_ETCD_ENDPOINTS``."""
         return f"http://{self.reached_at}:{self.client_port}"
 
     @property
@@ -102,7 +101,6 @@ class EmbeddedServer:
         return self.supervisor.directory / f"{self.name}.log"
 
     def describe(self) -> str:
-        """Return a short description for messages."""
         return f"embedded etcd {self.version}, pid {self.pid}, at {self.endpoint}"
 
     def why_dead(self) -> str | None:
@@ -112,7 +110,6 @@ class EmbeddedServer:
         return f"{self.describe()}, {self.supervisor.how_ended(self.pid)}\n{self._last_lines()}"
 
     def why_silent(self) -> str | None:
-        """Return why it cannot answer: :meth:`why_dead`, or that a signal has stopped it; None if nothing is wrong."""
         if (why := self.why_dead()) is not None:
             return why
         with contextlib.suppress(OSError, IndexError):
@@ -122,7 +119,6 @@ class EmbeddedServer:
         return None
 
     def client(self) -> EtcdClient:
-        """Return a new client of this etcd."""
         return connect(parse_endpoints(self.endpoint), **self.credentials)
 
     @property
@@ -131,7 +127,6 @@ class EmbeddedServer:
         return {"user": self.user, "password": self.password}
 
     def attachment(self) -> dict[str, Any]:
-        """Return the values with which another process of this run can :meth:`attach`."""
         names = ("program", "version", "name", "client_port", "peer_port", "pid", "host", "reached_at", "user",
                  "password")  # fmt: skip
         return {"kind": self.kind, **{name: getattr(self, name) for name in names}}
@@ -143,18 +138,15 @@ class EmbeddedServer:
         return cls(supervisor, **values, shared=True)
 
     def stop(self) -> None:
-        """Stop it (SIGTERM, after 2 s SIGKILL). Its data is kept until the run ends, for :meth:`restart`."""
         self.stopped = True
         self.supervisor.stop(self.pid)
 
     def kill(self) -> None:
-        """Kill it with SIGKILL and wait until it has ended."""
         self.stopped = True
         self.supervisor.signal(self.pid, signal.SIGKILL)
         self.supervisor.stop(self.pid)
 
     def restart(self) -> None:
-        """Restart it on the same port with the same data; stop it first if it is running."""
         self.supervisor.stop(self.pid)
         self._run(_describe_program(self.program)[1])
         self.stopped = False

@@ -56,7 +56,7 @@ class EtcdServer(Protocol):
         """Return a new client of this etcd."""
 
     def stop(self) -> None:
-        """Stop it if pytest-nixl started it."""
+        """Stop it (SIGTERM, after 2 s SIGKILL) if pytest-nixl started it. Its data is kept until the run ends."""
 
     def discard(self) -> None:
         """Stop it and delete its data if pytest-nixl started it."""
@@ -70,13 +70,13 @@ class OwnServer(EtcdServer, Protocol):
         """Whether this run stopped it on purpose."""
 
     def kill(self) -> None:
-        """Kill it with SIGKILL."""
+        """Kill it with SIGKILL and wait until it has ended."""
 
     def restart(self) -> None:
-        """Restart it on the same port with the same data."""
+        """Restart it on the same port with the same data; stop it first if it is running."""
 
     def attachment(self) -> dict[str, Any]:
-        """Return the values that another process of this run needs to use it."""
+        """Return the values with which another process of this run can attach to it."""
 
 
 class ExternalServer:

@@ -47,7 +47,6 @@ class Cores:
 
 
 def read_cores(root: FactsRoot) -> Cores:
-    """Read the processors."""
     match = re.search(r"^Cpus_allowed_list:\s*(\S+)$", root.read(_STATUS) or "", re.MULTILINE)
     allowed = match[1] if match else None
     return Cores(

@@ -48,7 +48,6 @@ class Environment:
 
 
 def read_environment(root: FactsRoot, environ: Mapping[str, str] = os.environ) -> Environment:
-    """Read the environment."""
     found = root.ask("environment", lambda: _ask(environ))
     return Environment(
         steering=found.get("steering", {}),

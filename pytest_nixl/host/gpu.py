@@ -115,7 +115,6 @@ class Gpus:
 
 
 def read_gpus(root: FactsRoot) -> Gpus:
-    """Read the GPUs."""
     version = root.read(f"{_DRIVER}/version")
     nvml = root.ask("nvml", lambda: _ask_nvml() if version is not None else {"why": _no_driver()})
     gpus = _by_nvml(root, nvml) if "gpus" in nvml else _by_proc(root)

@@ -65,7 +65,6 @@ class Network:
 
 
 def read_network(root: FactsRoot) -> Network:
-    """Read the network."""
     answer = root.ask("addresses", ask_addresses)
     resolver = root.read("/etc/resolv.conf")
     return Network(

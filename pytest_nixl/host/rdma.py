@@ -103,7 +103,6 @@ def network_cards(devices: Sequence[RdmaDevice]) -> list[RdmaDevice]:
 
 
 def read_rdma(root: FactsRoot) -> tuple[RdmaDevice, ...]:
-    """Read the RDMA devices."""
     nodes = {root.read(f"{_VERBS}/{name}/ibdev"): name for name in root.entries(_VERBS) if name.startswith("uverbs")}
     names = [name for name in root.entries(_CLASS) if root.entries(f"{_CLASS}/{name}/ports")]
     paths = {name: f"/dev/infiniband/{nodes[name]}" for name in names if name in nodes}

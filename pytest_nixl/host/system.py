@@ -77,7 +77,6 @@ class HostFacts:
 
 
 def read_host(root: FactsRoot) -> HostFacts:
-    """Read the host."""
     machine = root.ask("machine", lambda: {"architecture": platform.machine()})
     memory = root.read("/proc/meminfo") or ""
     info = root.read("/proc/cpuinfo") or ""

@@ -156,23 +156,19 @@ class LocalProcess:
 
     @property
     def pid(self) -> int:
-        """The process id."""
         return self._process.pid
 
     @property
     def alive(self) -> bool:
-        """Whether the process still runs."""
         return self._process.poll() is None
 
     def wait(self, seconds: float | None = None) -> int | None:
-        """Return the exit code (negative for a signal); None if the process has not ended within ``seconds``."""
         try:
             return self._process.wait(timeout=seconds)
         except subprocess.TimeoutExpired:
             return None
 
     def kill(self) -> None:
-        """End the process immediately."""
         if self.alive:
             self._process.kill()
         self._process.wait()
@@ -180,7 +176,6 @@ class LocalProcess:
         self._supervisor.unwatch_process(self.pid)
 
     def state(self) -> str:
-        """Return the kernel's state of the process in words, such as ``sleeping``."""
         try:
             letter = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
@@ -188,11 +183,9 @@ class LocalProcess:
         return _STATES.get(letter, f"in state {letter}")
 
     def signal(self, number: int) -> None:
-        """Send a signal to the process."""
         self._process.send_signal(number)
 
     def output(self) -> str:
-        """Return everything that the process has written to stdout and stderr."""
         return self.log.read_text(errors="replace")
 
 

@@ -117,7 +117,6 @@ class WorkerParent:
 
     @property
     def pid(self) -> int:
-        """The process id."""
         return self._process.pid
 
     def fork(self, channel: socket.socket, log: IO[bytes], environment: Mapping[str, str]) -> ForkedWorker | None:

@@ -140,32 +140,25 @@ class Process(Protocol):
     @property
     def pid(self) -> int:
         """The process id on its host."""
-        ...
 
     @property
     def alive(self) -> bool:
         """Whether the process still runs."""
-        ...
 
     def wait(self, seconds: float | None = None) -> int | None:
         """Return the exit code (negative for a signal); None if the process has not ended within ``seconds``."""
-        ...
 
     def kill(self) -> None:
         """End the process immediately."""
-        ...
 
     def state(self) -> str:
         """Return the kernel's state of the process in words, such as ``sleeping``."""
-        ...
 
     def signal(self, number: int) -> None:
         """Send a signal to the process."""
-        ...
 
     def output(self) -> str:
         """Return everything that the process has written to stdout and stderr."""
-        ...
 
 
 class Worker:

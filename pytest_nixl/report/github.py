@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from pytest_nixl.core import units
 from pytest_nixl.core.errors import NixlPluginError
@@ -18,13 +18,12 @@ from pytest_nixl.report.run_report import RunReport
 _MOST_ANNOTATIONS = 10
 
 
-def add_summary(report: RunReport, environ: Mapping[str, str] = os.environ) -> None:
+def add_summary(report: RunReport) -> None:
     """Append a run to the step's summary; do nothing if the job has none.
 
-    :param environ: the environment variables.
     :raises NixlPluginError: if the summary cannot be written.
     """
-    path = environ.get("GITHUB_STEP_SUMMARY")
+    path = os.environ.get("GITHUB_STEP_SUMMARY")
     if not path:
         return
     try:

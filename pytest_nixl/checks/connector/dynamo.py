@@ -32,7 +32,6 @@ _TRUE = frozenset({"true", "1", "yes", "on"})
 
 
 def read_dynamo(source: ConfiguredEngine) -> dict[str, FieldValue]:
-    """Return the fields of Dynamo."""
     values = read_fields(source.launch, FIELDS)
     if source.launch.engine == "vLLM":  # SGLang's --disaggregation-mode is SGLang's own option
         values[ROLE] = _role(source)

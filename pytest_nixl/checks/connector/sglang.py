@@ -33,7 +33,6 @@ FIELDS = (
 
 
 def read_sglang(source: ConfiguredEngine) -> dict[str, FieldValue]:
-    """Return the fields of SGLang."""
     values = read_fields(source.launch, FIELDS)
     if source.launch.model and not values["--model-path"].is_set:
         values["--model-path"] = FieldValue(source.launch.model)

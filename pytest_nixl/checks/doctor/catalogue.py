@@ -45,7 +45,6 @@ def own_checks() -> Mapping[str, Check]:
         libraries,
         limits,
         network,
-        packages,
         rdma,
         storage_queues,
         ucx_rdma,
@@ -54,7 +53,7 @@ def own_checks() -> Mapping[str, Check]:
     )
 
     order = (
-        libraries, image, packages, limits, storage_queues, cores, rdma, ucx_rdma, network, gpu, etcd, variable_names,
+        libraries, image, limits, storage_queues, cores, rdma, ucx_rdma, network, gpu, etcd, variable_names,
         ucx_tls, environment, engine,
     )  # fmt: skip
     place = {module.__name__: number for number, module in enumerate(order)}

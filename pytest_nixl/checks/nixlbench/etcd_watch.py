@@ -9,12 +9,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd.client import connect
 from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError
+from pytest_nixl.etcd_servers.sources import EtcdServer
 
 #: Seconds between two requests for the keys.
 EVERY = 0.2
@@ -28,16 +28,6 @@ LATE_SECONDS = 3.0
 SUSPICIOUS_SECONDS = 1.0
 
 
-class OwnEtcd(Protocol):
-    """An etcd that this run started."""
-
-    def why_dead(self) -> str | None:
-        """Return None while it runs; otherwise how it ended and the last lines of its log."""
-
-    def why_silent(self) -> str | None:
-        """Return why it cannot answer: it has ended, or a signal has stopped it; None if nothing is wrong."""
-
-
 class EtcdWatch:
     """Polls the keys of a group while its ``with`` block runs.
 
@@ -47,7 +37,7 @@ class EtcdWatch:
         slow and is never reported.
     """
 
-    def __init__(self, endpoint: str, prefix: str, own: OwnEtcd | None = None) -> None:
+    def __init__(self, endpoint: str, prefix: str, own: EtcdServer | None = None) -> None:
         self.endpoint = endpoint
         #: The keys of the group in the last answer.
         self.keys: frozenset[str] = frozenset()

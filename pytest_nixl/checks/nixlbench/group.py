@@ -7,10 +7,11 @@ import secrets
 from contextlib import suppress
 
 from pytest_nixl.checks.nixlbench.command import Meeting
-from pytest_nixl.checks.nixlbench.etcd_watch import EtcdWatch, OwnEtcd, Removal
+from pytest_nixl.checks.nixlbench.etcd_watch import EtcdWatch, Removal
 from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError
+from pytest_nixl.etcd_servers.sources import EtcdServer
 from pytest_nixl.processes.supervisor import SupervisorClient, SupervisorError
 
 #: Maximum number of keys that a message names.
@@ -38,7 +39,7 @@ class Group:
         endpoint: str,
         supervisor: SupervisorClient,
         *,
-        own: OwnEtcd | None = None,
+        own: EtcdServer | None = None,
         removals: list[Removal] | None = None,
     ) -> None:
         self.name = f"pytest-nixl-{secrets.token_hex(8)}"

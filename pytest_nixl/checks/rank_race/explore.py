@@ -98,16 +98,13 @@ def _dependent(event: RequestEvent, chosen: RequestEvent, node: _Node, replaced:
 
 
 class RandomScheduler:
-    """Chooses the next event at random. From run to run, the single fault of a run happens one step later.
-
-    :param seed: seed of the random generator.
-    """
+    """Chooses the next event at random. From run to run, the single fault of a run happens one step later."""
 
     #: There is always another order.
     more = True
 
-    def __init__(self, seed: int = 0) -> None:
-        self._random = random.Random(seed)
+    def __init__(self) -> None:
+        self._random = random.Random(0)
         self._fault_at = self._deepest = 0
 
     def choose(self, depth: int, enabled: Sequence[RequestEvent], replaced: Mapping[int, int]) -> RequestEvent:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
-from typing import Protocol
 
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd.proxy.http1 import Http1
@@ -320,12 +319,6 @@ class ProxyClient:
         self.path.notify()
 
 
-class _Speaker(Protocol):
-    def from_client(self, data: bytes) -> None: ...
-
-    def from_server(self, data: bytes) -> None: ...
-
-
 class ProxiedConnection(asyncio.Protocol):
     """A connection of a client, together with its connection to the etcd."""
 
@@ -334,7 +327,7 @@ class ProxiedConnection(asyncio.Protocol):
         self.ended = False
         self._down: asyncio.Transport | None = None
         self._up: asyncio.Transport | None = None
-        self._speaker: _Speaker | None = None
+        self._speaker: Http1 | Http2 | None = None
         self._start = b""
         self._waiting = bytearray()
 

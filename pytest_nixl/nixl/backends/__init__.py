@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NIXL's backends: one module each, found by name. Imports core and model: workers load it too."""
+"""NIXL's backends, found by name. Imports core and model: workers load it too."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from pytest_nixl.core import extensions
 from pytest_nixl.core.extensions import Extension, Registry
 from pytest_nixl.model.memory import HOST, MemoryPair
 from pytest_nixl.model.nixl_releases import PACKAGES
-from pytest_nixl.nixl.backends import azure_blob, driver_standin, libfabric, libraries, obj, posix, ucx
+from pytest_nixl.nixl.backends import driver_standin, libfabric, libraries, posix, ucx
+from pytest_nixl.nixl.backends.storage import OBJECT_PLUGINS, ObjectBackend
 
 __all__ = ["BACKENDS", "UNSUPPORTED", "Backend", "between_agents", "plugin_of", "shake_hands", "with_driver_standin"]
 
@@ -35,7 +36,6 @@ class Backend(Protocol):
 
     def environment(self, given: Mapping[str, str]) -> dict[str, str]:
         """Return the environment variables that a worker needs in addition to ``given``."""
-        ...
 
     def load(self, nixl: Mapping[str, str]) -> dict[str, str]:
         """Load the libraries that NIXL's plugin needs but does not contain, and return their versions to record.
@@ -45,11 +45,9 @@ class Backend(Protocol):
         :param nixl: NIXL's version (``nixl``) and package (``nixl_package``), from the worker's ``hello``.
         :raises NixlPluginError: a library is missing or unusable.
         """
-        ...
 
     def creating(self) -> AbstractContextManager[None]:
         """Return a context manager for the worker, in which NIXL creates the backend."""
-        ...
 
     def transports(self, log: str, op: str, block: int, memory: MemoryPair = HOST) -> tuple[str, ...]:
         """Return the transports that carried ``op``, such as ``cma/memory`` or ``tcp/eth0``; empty if unknown.
@@ -58,11 +56,9 @@ class Backend(Protocol):
         :param block: the size of one block in bytes.
         :param memory: the memory types of initiator and target.
         """
-        ...
 
     def mistaken(self, log: str, op: str, memory: MemoryPair) -> str:
         """Return a sentence if the log shows that GPU memory was moved as host memory; otherwise an empty text."""
-        ...
 
 
 def _accept(extension: Extension, loaded: Any) -> Backend:
@@ -78,10 +74,11 @@ def _accept(extension: Extension, loaded: Any) -> Backend:
     return made
 
 
+_OWN: tuple[Backend, ...] = (ucx.BACKEND, libfabric.BACKEND, posix.BACKEND, *map(ObjectBackend, OBJECT_PLUGINS))
 #: By name: ours, and those that other distributions add.
 BACKENDS: Registry[Backend] = Registry(
     extensions.BACKENDS,
-    {each.BACKEND.NAME: each.BACKEND for each in (ucx, libfabric, posix, obj, azure_blob)},
+    {each.NAME: each for each in _OWN},
     _accept,
 )
 

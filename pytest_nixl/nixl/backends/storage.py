@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the backends that move bytes between host memory and storage have in common."""
+"""The backends that move bytes between host memory and storage: what they have in common, and those of objects."""
 
 from __future__ import annotations
 
@@ -9,8 +9,15 @@ from contextlib import AbstractContextManager, nullcontext
 
 from pytest_nixl.model.memory import HOST, MemoryPair
 
-#: NIXL's plugins whose targets are objects of a server.
-OBJECT_PLUGINS = ("OBJ", "AZURE_BLOB")
+#: NIXL's plugins whose targets are objects of a server, with the parameters that each takes, although it lists none.
+#: Credentials and the account's URL are left to the variables of AWS and Azure: parameters are recorded, and a row key
+#: holds no URL.
+OBJECT_PARAMETERS = {
+    "OBJ": ("bucket", "ca_bundle", "crtMinLimit", "endpoint_override", "region", "req_checksum", "resp_checksum",
+            "scheme", "use_virtual_addressing"),
+    "AZURE_BLOB": ("ca_bundle", "container_name"),
+}  # fmt: skip
+OBJECT_PLUGINS = tuple(OBJECT_PARAMETERS)
 _SERVER = re.compile(r"^pytest-nixl: objects (\S+)$", re.MULTILINE)
 
 
@@ -42,10 +49,16 @@ class StorageBackend:
 
 
 class ObjectBackend(StorageBackend):
-    """A backend whose targets are objects of a server."""
+    """A backend whose targets are objects of a server: of S3 (OBJ), or of an Azure storage account (AZURE_BLOB).
+
+    :param name: its name, which is also that of its plugin.
+    """
 
     #: DONE of a WRITE means that the server has stored the object and said so.
     COMPLETION_IMPLIES_DELIVERY = True
+
+    def __init__(self, name: str) -> None:
+        self.NAME = self.PLUGIN = name
 
     def transports(self, log: str, op: str, block: int, memory: MemoryPair = HOST) -> tuple[str, ...]:
         """Return how the server is reached: ``http/HOST:PORT`` or ``https/HOST:PORT``."""

@@ -151,7 +151,6 @@ class BlobClient(StoreClient):
                     raise
 
     def close(self) -> None:
-        """Close the connection."""
         self._container.close()
 
     def _heard(self, answer: Any) -> None:

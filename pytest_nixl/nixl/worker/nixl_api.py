@@ -18,13 +18,12 @@ from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.words import named
 from pytest_nixl.model import nixl_releases
 from pytest_nixl.model.agent_options import THREADED, THREADS_PARAMETER
-from pytest_nixl.nixl.backends import azure_blob, obj, plugin_of
+from pytest_nixl.nixl.backends import plugin_of
+from pytest_nixl.nixl.backends.storage import OBJECT_PARAMETERS
 from pytest_nixl.nixl.installed import nixl_packages, pip_command, wheel_for_torch
 
 #: The methods that return a descriptor list, and the class of the list.
 LISTS = {"get_reg_descs": "nixlRegDList", "get_xfer_descs": "nixlXferDList"}
-#: By plugin: the parameters that it takes, although it lists none.
-_UNLISTED = {"OBJ": obj.PARAMETERS, "AZURE_BLOB": azure_blob.PARAMETERS}
 
 
 class NixlImportError(ImportError):
@@ -150,7 +149,7 @@ def backend_parameters(agent: Any, backend: str, given: Mapping[str, str], threa
     :raises NixlPluginError: the plugin does not list a parameter.
     """
     plugin = plugin_of(backend)
-    known = [*agent.get_plugin_params(plugin), *_UNLISTED.get(plugin, ())]
+    known = [*agent.get_plugin_params(plugin), *OBJECT_PARAMETERS.get(plugin, ())]
     for name in given:
         if name not in known:
             has = f"it has {', '.join(sorted(known))}" if known else "it has none"

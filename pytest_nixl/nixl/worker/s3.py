@@ -131,7 +131,6 @@ class ObjectClient(StoreClient):
         self._connection: http.client.HTTPConnection | None = None
 
     def put(self, key: str, content: bytes) -> None:
-        """Store an object. :raises ObjectStoreError: the server cannot be reached, or refuses it."""
         self._request("PUT", key, content)
 
     def get(self, key: str, offset: int, size: int) -> bytes:
@@ -162,7 +161,6 @@ class ObjectClient(StoreClient):
         self._request("DELETE", "")
 
     def close(self) -> None:
-        """Close the connection."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None

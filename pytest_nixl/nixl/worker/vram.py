@@ -37,11 +37,9 @@ class VramBuffer(PatternBuffer):
         self._device.activate()
 
     def free(self) -> None:
-        """Free the memory."""
         self._device.free(self.address)
 
     def fill(self, seed: int, offset: int, size: int, *, inverted: bool = False) -> None:
-        """Write the pattern of ``seed``, or its complement, on the GPU."""
         self._check(offset, size)
         self._device.fill(self.address + offset, size, seed, inverted=inverted)
 

@@ -39,35 +39,27 @@ class Device(Protocol):
 
     def activate(self) -> None:
         """Make this GPU the current one of this thread, which libraries need to use its addresses."""
-        ...
 
     def allocate(self, size: int) -> int:
         """Allocate ``size`` zero bytes, and return their address."""
-        ...
 
     def free(self, address: int) -> None:
         """Free the memory that was allocated at an address."""
-        ...
 
     def read(self, address: int, size: int) -> bytes:
         """Return a copy of ``size`` bytes."""
-        ...
 
     def write(self, address: int, data: memoryview) -> None:
         """Write ``data``."""
-        ...
 
     def fill(self, address: int, size: int, seed: int, *, inverted: bool) -> None:
         """Write the pattern of ``seed`` (see :mod:`pytest_nixl.nixl.worker.pattern`) or its complement, on the GPU."""
-        ...
 
     def compare(self, address: int, size: int, seed: int) -> WrongBytes | None:
         """Compare with the pattern of ``seed`` on the GPU; return None if every byte is right."""
-        ...
 
     def wait(self) -> float:
         """Return the seconds of a kernel over 8 bytes: long if other processes use the GPU, because they take turns."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -90,19 +82,15 @@ class Vendor(Protocol):
     @property
     def name(self) -> str:
         """The library and its version, such as ``cuda-bindings 13.5.0``."""
-        ...
 
     def devices(self) -> list[FoundDevices]:
         """Return the GPUs that this process sees, by number."""
-        ...
 
     def device(self, number: int) -> Device:
         """Return one GPU, always the same object for the same number."""
-        ...
 
     def owner(self, address: int) -> int:
         """Return the number of the GPU to which an address belongs."""
-        ...
 
 
 #: How often :func:`shortest` calls what it times.

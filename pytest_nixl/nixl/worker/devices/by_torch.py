@@ -64,7 +64,6 @@ class TorchDevice:
             torch.cuda.set_device(self._device)
 
     def allocate(self, size: int) -> int:
-        """Allocate ``size`` zero bytes, and return their address."""
         self.activate()
         try:
             made = torch.zeros(size, dtype=torch.uint8, device=self._device)
@@ -85,12 +84,10 @@ class TorchDevice:
             torch.cuda.empty_cache()
 
     def read(self, address: int, size: int) -> bytes:
-        """Return a copy of ``size`` bytes."""
         found: bytes = self._part(address, size).cpu().numpy().tobytes()
         return found
 
     def write(self, address: int, data: memoryview) -> None:
-        """Write ``data``."""
         given = np.frombuffer(data, dtype=np.uint8).copy()
         self._part(address, len(given)).copy_(torch.from_numpy(given))
         self._wait()

@@ -190,7 +190,6 @@ class DriverDevice:
         self._call("cuCtxSetCurrent", self._context)
 
     def allocate(self, size: int) -> int:
-        """Allocate ``size`` zero bytes, and return their address."""
         self.activate()
         address = self.reserve(size)
         self._call("cuMemsetD8", address, 0, size)
@@ -212,12 +211,10 @@ class DriverDevice:
         return address
 
     def free(self, address: int) -> None:
-        """Free the memory."""
         self.activate()
         self._call("cuMemFree", address)
 
     def read(self, address: int, size: int) -> bytes:
-        """Return a copy of ``size`` bytes."""
         self.activate()
         room = np.empty(size, dtype=np.uint8)
         if size:
@@ -225,7 +222,6 @@ class DriverDevice:
         return room.tobytes()
 
     def write(self, address: int, data: memoryview) -> None:
-        """Write ``data``."""
         self.activate()
         given = np.frombuffer(data, dtype=np.uint8)
         if len(given):
