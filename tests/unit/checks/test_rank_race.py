@@ -248,8 +248,11 @@ class TestExplored:
         assert report.stopped == ""
         assert report.orders >= least
 
+    # With a fault those of two clients are above, and in the suite.
     @pytest.mark.soak
-    @pytest.mark.parametrize("fault", ["none", "losses", "crashes"])
+    @pytest.mark.parametrize(
+        "fault", ["none", *(pytest.param(each, marks=pytest.mark.whole) for each in ("losses", "crashes"))]
+    )
     def test_membership_survives_the_orders_of_three_clients(
         self, path: EtcdProxy, direct: EtcdClient, forkserver: ForkServer, fault: str
     ) -> None:
