@@ -103,7 +103,8 @@ def workplace(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@_of([block for block in BLOCKS if block.is_command and block.runs])
+# The rehearsal with two ranks is run below, where its output is compared.
+@_of([block for block in BLOCKS if block.is_command and block.runs and "MASTER_ADDR=127.0.0.1" not in block.text])
 @pytest.mark.long
 def test_a_printed_command_runs(block: Block, workplace: Path) -> None:
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))

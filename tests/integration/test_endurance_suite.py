@@ -85,7 +85,7 @@ def test_keys_that_stay_in_etcd_are_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize("memory", ["VRAM:VRAM", pytest.param("DRAM:DRAM", marks=pytest.mark.whole)])
 @pytest.mark.parametrize(
     ("leak", "verdict"),
-    # Healthy is this cycle in test_vram_suites.py and, without a GPU, above.
+    # Healthy is this cycle above, without a GPU.
     [pytest.param("nothing", "PASS", marks=pytest.mark.whole), ("kibibyte", "FAIL")],
 )
 def test_a_leak_of_agents_beside_a_gpu_is_told_from_that_of_ucx(

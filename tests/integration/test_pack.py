@@ -161,7 +161,7 @@ def test_it_runs_without_a_network_and_without_any_package(packed: Path, bare: P
 @pytest.mark.parametrize(
     "chosen",
     [
-        pytest.param(("-k", "infrastructure or bandwidth"), id="gpus-and-rows"),
+        pytest.param(("-k", "infrastructure or test_bandwidth or gpus"), id="gpus-and-rows"),
         pytest.param((), id="all", marks=pytest.mark.whole),
     ],
 )

@@ -281,7 +281,8 @@ def test_suites_pass_with_gpu_memory(suites: Sequence[str], driver: dict[str, st
 @pytest.mark.parametrize(
     "suites",
     [  # in `faults` only default checks use it
-        ("suites/endurance",),
+        # A leak of agents with GPU memory is found in test_endurance_suite.py.
+        pytest.param(("suites/endurance",), marks=pytest.mark.whole),
         ("suites/telemetry/test_counts.py", "suites/telemetry/test_ports.py"),
         # Ten launches with CUDA contexts. What it records is seen without GPU memory.
         pytest.param(("suites/telemetry/test_overhead.py",), marks=pytest.mark.whole),

@@ -148,6 +148,7 @@ def test_slow_members_are_asked_again_with_the_full_timeout(trio: ThreeNodeEtcd,
         assert answer.result() == b"1"
 
 
+@pytest.mark.whole  # a group without a run survives it above
 def test_a_run_of_two_ranks_survives_a_stopped_etcd_member(trio: ThreeNodeEtcd, tmp_path: Path) -> None:
     """Bytes move before the stop, while the member is stopped for longer than two lease times, and afterwards."""
     with trio.client() as ended, ExitStack() as stack:

@@ -155,7 +155,11 @@ def test_every_rank_writes_the_same_verdict(start: Any, how: str, code: int, ver
     assert all(f"NIXL verdict: {verdict} (" in output for output in outputs), outputs
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 2), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    # tests/cluster/test_faults.py has both.
+    [(signal.SIGINT, 2), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.whole)],
+)
 def test_every_rank_reports_that_rank_0_was_interrupted(start: Any, number: int, code: int) -> None:
     ranks = start("waits", *LONG_LEASES)
     assert eventually((ranks.folder / "waiting").exists, 240)

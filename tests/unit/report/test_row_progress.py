@@ -215,6 +215,7 @@ def test_variables_that_forbid_a_live_line(environ: dict[str, str], expected: bo
 
 
 @pytest.mark.long
+@pytest.mark.whole  # the words and the line are tested above, with rows that take no time
 def test_real_rows_on_a_terminal_say_what_their_launches_reached() -> None:
     options = ("--nixl-backend=UCX", "--nixl-op=WRITE", "--nixl-blocks=64KiB,1MiB", "--nixl-min-launches=2")
     env = {name: value for name, value in environment(TERM="xterm").items() if name not in ("CI", "NO_COLOR")}
