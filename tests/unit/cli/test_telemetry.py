@@ -73,9 +73,8 @@ def ask(text: bytes, *options: str) -> int:
 def test_values_of_all_engines_are_added_and_at_their_bounds_pass(capsys: pytest.CaptureFixture[str]) -> None:
     assert ask(VLLM, *BOUNDS) == PASSED
     lines = capsys.readouterr().out.splitlines(keepends=True)
-    # The server is this process, which must not have loaded NIXL.
-    assert lines.pop(4).startswith("transport: unknown, because no process of pid ")
-    assert "".join(lines) == (
+    # The server is this process. Whether NIXL is loaded beside it depends on the tests that run at the same time.
+    assert "".join(line for line in lines if not line.startswith(("transport: ", "NIXL of pid "))) == (
         "PASS: failed transfers: 3 (vllm:nixl_num_failed_transfers_total), at most 3\n"
         "PASS: expired requests: 4 (vllm:nixl_num_kv_expired_reqs_total), at most 4\n"
         "PASS: mean post time: 250 us (vllm:nixl_post_time_seconds, 8 transfers), at most 250 us\n"
