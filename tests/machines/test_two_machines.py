@@ -74,14 +74,14 @@ def nodes(make_machine: MakeMachine) -> Nodes:
     return first, second
 
 
-def start(nodes: Nodes, what: str, device: int = 0) -> tuple[Job, Job]:
+def start(nodes: Nodes, what: str, device: int = 0, transport: str = "rc") -> tuple[Job, Job]:
     """Start a run of two ranks, one on each machine, over the given cable; rank 0 serves the etcd."""
     options = f"--nixl-ranks=2 --nixl-etcd-listen=0.0.0.0:23790 --nixl-profile=soft-roce --nixl-lease={LEASE}s"
     jobs = [
         machine.start(
             f'cd "$PROJECT" && exec "$PYTHON" -m pytest {what} {options} --nixl-timeout=300s '
             f"--nixl-join-timeout=300s --nixl-rank={rank}",
-            MASTER_ADDR=f"{NETWORKS[0]}.1", NIXL_GROUP_TOKEN="of this group", UCX_TLS="rc",
+            MASTER_ADDR=f"{NETWORKS[0]}.1", NIXL_GROUP_TOKEN="of this group", UCX_TLS=transport,
             UCX_NET_DEVICES=f"rxe{device}:1", MOVING="/out/moving",
         )
         for rank, machine in enumerate(nodes)
@@ -89,9 +89,9 @@ def start(nodes: Nodes, what: str, device: int = 0) -> tuple[Job, Job]:
     return jobs[0], jobs[1]
 
 
-def run_suite(nodes: Nodes, device: int = 0) -> tuple[Done, Done]:
+def run_suite(nodes: Nodes, device: int = 0, transport: str = "rc") -> tuple[Done, Done]:
     """Run one row on both nodes, over the given cable, and print the last line of each rank."""
-    one, other = (job.wait(RUN_SECONDS) for job in start(nodes, SUITE, device))
+    one, other = (job.wait(RUN_SECONDS) for job in start(nodes, SUITE, device, transport))
     for done in (one, other):
         last_words(done)
     return one, other
@@ -189,6 +189,14 @@ def test_bytes_move_over_rdma_between_two_kernels(nodes: Nodes) -> None:
     # Each row moves megabytes in packets of 1 KiB.
     assert all(packets(machine) - count > 1000 for machine, count in zip(nodes, before, strict=True))
     nothing_is_left(*nodes)
+
+
+@pytest.mark.soak
+def test_bytes_move_over_datagrams(nodes: Nodes) -> None:
+    done = run_suite(nodes, transport="ud")
+    assert [one.code for one in done] == [0, 0], done[0].output
+    assert "ud_verbs/rxe0:1" in done[0].output
+    assert "packets were lost" not in done[0].output
 
 
 def test_short_faults_end_no_run(nodes: Nodes) -> None:
