@@ -116,7 +116,7 @@ def _judge(
         slow = Judgement(
             Verdict.INCONCLUSIVE,
             f"{slow.reason}; but other processes used a GPU of this row: a kernel over 8 bytes took "
-            f"{samples.gpu_wait * 1e3:.1f} ms on it",
+            f"{max(samples.gpu_waits) * 1e3:.1f} ms on it",
             _BUSY_GPU,
         )
     return implausible or slow or _passed(row, samples, expectation, ceiling)

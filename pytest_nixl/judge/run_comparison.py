@@ -228,13 +228,13 @@ def _pooled(
     )
     if effect.verdict is Verdict.INCONCLUSIVE and not in_turn:
         there, here = (_disturbed(rows, comparison.rows) for rows in (old, new))
-        if there and f"record {before.name} again" not in remedy:
+        if any(there) and f"record {before.name} again" not in remedy:
             remedy = f"Record {before.name} again on an idle machine. {remedy}"
         if told := _taken(before, there, here):
             reason = f"{reason}; {told}"
         elif effect.p <= PROOF and effect.ratio < 1:
             reason = f"{reason}; no single row proves a loss, and what all rows of one run share may have made this one"
-        if there and not here:  # another run of this image would decide no more: it needs another baseline
+        if any(there) and not any(here):  # another run of this image would decide no more: it needs another baseline
             yield _result(Verdict.NO_EXPECTATION, reason, remedy)
             return
     yield _result(effect.verdict, reason, remedy)
@@ -260,7 +260,8 @@ def _rows(
             yield _result(Verdict.REGRESSED, reason, _remedy(effect, margin, different, before, in_turn), key)
         elif key in comparison.suspects and effect.p <= PROOF:
             # A row may be held by the launches of others, because all give as many as the one with the fewest.
-            told = _taken(before, "", _disturbed(new, [key]) or _disturbed(new, comparison.rows))
+            here = _disturbed(new, [key])
+            told = _taken(before, [], here if any(here) else _disturbed(new, comparison.rows))
             remedy = _remedy(effect, margin, different, before, in_turn)
             yield _result(Verdict.INCONCLUSIVE, f"{reason}; {told}", remedy, key)
         elif key in comparison.suspects:
@@ -271,12 +272,19 @@ def _rows(
             yield _result(Verdict.INCONCLUSIVE, reason, _more_launches(effect, before, in_turn), key)
 
 
-def _disturbed(rows: Mapping[RowKey, RowSummary], keys: Iterable[RowKey]) -> str:
-    """Return how many launches of these rows other processes disturbed; empty: none."""
-    asked = [rows[key] for key in keys]
-    every = sum(len(row.values) for row in asked)
-    quiet = sum(len(row.undisturbed) for row in asked)
-    return f"{every - quiet} of {every} launches" if quiet < every else ""
+def _disturbed(rows: Mapping[RowKey, RowSummary], keys: Iterable[RowKey]) -> list[tuple[str, ...]]:
+    """Return of each launch of these rows what other processes used of it; empty: nothing that counts."""
+    return [launch for key in keys for launch in rows[key].disturbed]
+
+
+def _used(*launches: Sequence[tuple[str, ...]]) -> str:
+    """Return what other processes used in some launches, as the beginning of a sentence."""
+    used = sorted({what for each in launches for launch in each for what in launch}, reverse=True)
+    return f"other processes used {' and '.join(used)} that {'were' if 'cores' in used else 'was'} needed in"
+
+
+def _count(launches: Sequence[tuple[str, ...]]) -> str:
+    return f"{sum(map(bool, launches))} of {len(launches)} launches"
 
 
 def steadiness(rows: Mapping[RowKey, RowSummary]) -> tuple[str, bool]:
@@ -287,16 +295,14 @@ def steadiness(rows: Mapping[RowKey, RowSummary]) -> tuple[str, bool]:
     if all(len(row.values) == 1 for row in rows.values()):
         spread = "each row has one launch, so its spread is not known"
     disturbed = _disturbed(rows, rows)
-    beside = f", and other processes used cores that were needed in {disturbed}" if disturbed else ""
-    return f"{spread}{beside}", not disturbed
+    beside = f", and {_used(disturbed)} {_count(disturbed)}" if any(disturbed) else ""
+    return f"{spread}{beside}", not any(disturbed)
 
 
-def _taken(before: RecordedRun, there: str, here: str) -> str:
+def _taken(before: RecordedRun, there: Sequence[tuple[str, ...]], here: Sequence[tuple[str, ...]]) -> str:
     """Return that other processes disturbed launches, which then prove nothing; empty: they disturbed none."""
-    runs = [f"{count} of {name}" for count, name in ((here, "this run"), (there, before.name)) if count]
-    return (
-        f"other processes used cores that were needed in {' and in '.join(runs)}, which prove nothing" if runs else ""
-    )
+    runs = [f"{_count(each)} of {name}" for each, name in ((here, "this run"), (there, before.name)) if any(each)]
+    return f"{_used(here, there)} {' and in '.join(runs)}, which prove nothing" if runs else ""
 
 
 def _remedy(effect: Effect, margin: float, different: tuple[Change, ...], before: RecordedRun, in_turn: bool) -> str:

@@ -156,6 +156,10 @@ class Launch:
         settle, self._settle = self._settle, SETTLE_SECONDS
         return settle
 
+    def gpu_wait(self) -> float:
+        """Return the seconds of a kernel over 8 bytes on the slower GPU of the two ends; 0: neither is in VRAM."""
+        return max(buffer.gpu_wait() for buffer in self.buffers)
+
     @property
     def healthy(self) -> bool:
         """Whether both workers still run."""

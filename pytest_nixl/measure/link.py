@@ -124,13 +124,13 @@ class Link:
         with self._transfers(block, batch, depth) as transfers:
             corruption = self._verify("before the timed transfers", transfers, size)
             seed = self._fill(size, poison=False)
-            waits = [] if beside is not None else [self._gpu_wait()]
+            waits = [] if beside is not None else [self._launch.gpu_wait()]
             if beside is not None:
                 beside()
             before = self._loss_counters()
             found = self._timed(transfers, block, [self, *links], together=beside is not None)
             if beside is None:
-                waits.append(self._gpu_wait())
+                waits.append(self._launch.gpu_wait())
             after = self._loss_counters() if any(before.values()) else before
             corruption = corruption or self._compare("after the timed transfers", seed, size)
             corruption = corruption or self._verify("in the transfers after the timed ones", transfers, size)
@@ -152,7 +152,7 @@ class Link:
             protocol=protocol(log, self.op, block, self.memory),
             hosts=tuple(str(end.worker.versions["host"]) for end in (self.initiator, self.target)),
             ucx_tls=ucx_tls_of_ranks(self.initiator.worker, self.target.worker),
-            gpu_wait=max(waits, default=0.0),
+            gpu_waits=(max(waits),) if any(waits) else (),
             lossy=lossy_devices(before, after, transports, carried.payload),
         )
         _log.info(
@@ -255,10 +255,6 @@ class Link:
         return not self._launch.backend.COMPLETION_IMPLIES_DELIVERY and nixl_releases.sends_the_first_notification(
             version
         )
-
-    def _gpu_wait(self) -> float:
-        """Return the seconds of a kernel over 8 bytes on the slower GPU of the two ends, while both are idle."""
-        return max(self.source.gpu_wait(), self.destination.gpu_wait())
 
     def _verify(self, phase: str, transfers: Ref, size: int) -> Corruption | None:
         seed = self._fill(size, poison=True)

@@ -15,7 +15,7 @@ from pytest_nixl.model.expectation import row_ceiling
 from pytest_nixl.model.figure import Figure
 from pytest_nixl.model.raw_comparison import RawRatio
 from pytest_nixl.model.row_key import RowKey, UnknownKey
-from pytest_nixl.model.samples import DISTURBED_CORES, percentile
+from pytest_nixl.model.samples import BUSY_GPU, DISTURBED_CORES, percentile
 from pytest_nixl.model.verdicts import Verdict
 
 if TYPE_CHECKING:
@@ -53,6 +53,8 @@ class RowSummary:
     steps: Mapping[str, float] = field(default_factory=dict)
     #: Of each launch, the cores it needed that other processes used; empty: not known.
     contention: tuple[float, ...] = ()
+    #: Of each launch, the seconds of a kernel over 8 bytes on a GPU of the row; empty: it has none, or it is not known.
+    gpu_waits: tuple[float, ...] = ()
 
     @classmethod
     def of(cls, samples: Samples, expectation: Expectation | None, machine: Machine | None = None) -> RowSummary:
@@ -66,6 +68,7 @@ class RowSummary:
             ceiling=ceiling.value if ceiling else 0.0,
             transfers=sum(samples.transfers),
             contention=samples.contention,
+            gpu_waits=samples.gpu_waits,
         )
 
     @classmethod
@@ -79,24 +82,35 @@ class RowSummary:
         ceiling: float = 0.0,
         transfers: int = 0,
         contention: tuple[float, ...] = (),
+        gpu_waits: tuple[float, ...] = (),
     ) -> RowSummary:
         """Return the figures of launches. The bandwidth is their median.
 
         :param values: bytes per second of each launch.
         :param latencies: seconds of the percentiles that are known, by the names in :data:`PERCENTILES`.
         :param contention: of each launch, the cores it needed that other processes used; of another length: not known.
+        :param gpu_waits: of each launch, the seconds of a kernel over 8 bytes on its GPU; of another length: not known.
         """
         p50, p90, p99, p999 = (latencies.get(name, math.nan) for name in PERCENTILES)
-        known = contention if len(contention) == len(values) else ()
-        return cls(median(values), p50, p99, transfers, floor, ceiling, transports, values, p90, p999, contention=known)
+        cores, waits = (each if len(each) == len(values) else () for each in (contention, gpu_waits))
+        return cls(
+            median(values), p50, p99, transfers, floor, ceiling, transports, values, p90, p999,
+            contention=cores, gpu_waits=waits,
+        )  # fmt: skip
 
     @property
     def undisturbed(self) -> tuple[float, ...]:
-        """Bytes per second of each launch during which other processes used at most 0.3 of the cores it needed."""
-        if not self.contention:
-            return self.values
+        """Bytes per second of each launch that is not :attr:`disturbed`."""
+        return tuple(value for value, by in zip(self.values, self.disturbed, strict=True) if not by)
+
+    @property
+    def disturbed(self) -> tuple[tuple[str, ...], ...]:
+        """Of each launch, what other processes used so much that it may be slower: ``cores``, ``a GPU``, or nothing."""
+        cores = [each > DISTURBED_CORES for each in self.contention or [0.0] * len(self.values)]
+        gpus = [each > BUSY_GPU for each in self.gpu_waits or [0.0] * len(self.values)]
         return tuple(
-            value for value, cores in zip(self.values, self.contention, strict=True) if cores <= DISTURBED_CORES
+            (*(("cores",) if busy else ()), *(("a GPU",) if taken else ()))
+            for busy, taken in zip(cores, gpus, strict=True)
         )
 
     @property
@@ -157,7 +171,7 @@ class Result:
         if self.measured:
             found["measured"] = [figure.plain() for figure in self.measured]
         if self.figures is not None:
-            del found["figures"]["contention"]  # the record of the row has it
+            del found["figures"]["contention"], found["figures"]["gpu_waits"]  # the record of the row has them
             if not self.figures.steps:
                 del found["figures"]["steps"]
         return found

@@ -69,8 +69,8 @@ class Samples:
     :param protocol: UCX's word for how it moved the bytes, such as ``software emulation``; empty: unknown.
     :param hosts: the host of the initiator and that of the target; empty: not known.
     :param ucx_tls: if the row is between two ranks: each with UCX_TLS set (``rank 1 on node-b``), and its value.
-    :param gpu_wait: the longest time in seconds that a kernel over 8 bytes took on a GPU of the row, just before or
-        after the timed transfers; 0: the row has no GPU, or it was not tried.
+    :param gpu_waits: of each launch, the longest time in seconds that a kernel over 8 bytes took on a GPU of the row,
+        just before or after the timed transfers; empty: the row has no GPU, or it was not tried.
     """
 
     key: RowKey
@@ -86,7 +86,7 @@ class Samples:
     protocol: str = ""
     hosts: tuple[str, ...] = ()
     ucx_tls: tuple[tuple[str, str], ...] = ()
-    gpu_wait: float = 0.0
+    gpu_waits: tuple[float, ...] = ()
     lossy: tuple[LossyDevice, ...] = ()
 
     def with_launch(self, other: Samples) -> Samples:
@@ -101,7 +101,7 @@ class Samples:
             contention=self.contention + other.contention,
             lossy=add_launch(self.lossy, other.lossy),
             launches=(*(self.launches or (len(self.windows),)), len(other.windows)),
-            gpu_wait=max(self.gpu_wait, other.gpu_wait),
+            gpu_waits=self.gpu_waits + other.gpu_waits,
             counted=self.counted + other.counted if self.counted is not None and other.counted is not None else None,
         )
 
@@ -129,7 +129,7 @@ class Samples:
     @property
     def gpu_is_busy(self) -> bool:
         """Whether other processes used a GPU of the row during any launch."""
-        return self.gpu_wait > BUSY_GPU
+        return max(self.gpu_waits, default=0.0) > BUSY_GPU
 
     @property
     def bandwidth(self) -> float:

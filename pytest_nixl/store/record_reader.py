@@ -188,15 +188,19 @@ def _rows(records: Any) -> Iterator[tuple[RowKey, RowSummary]]:
         latencies = {name: value for name, value in latencies.items() if not math.isnan(value)}
         floor, ceiling = float(extra.get("floor", 0.0)), float(extra.get("ceiling", 0.0))
         contention = tuple(float(cores) for cores in extra.get("others_cores") or ())
-        if not all(0 <= value < math.inf for value in (floor, ceiling, *latencies.values(), *contention)):
+        gpu_waits = tuple(float(each) / 1e6 for each in extra.get("gpu_wait_us") or ())
+        if not all(0 <= value < math.inf for value in (floor, ceiling, *latencies.values(), *contention, *gpu_waits)):
             raise ValueError(
-                f"the row {key} has a floor, a ceiling, a latency or a contention that is not a number from zero on"
+                f"the row {key} has a floor, a ceiling, a latency, a contention or a GPU's wait that is not a number "
+                "from zero on"
             )
         transports = extra.get("transports", ())
         if not isinstance(transports, (list, tuple)):
             raise TypeError(f"the row {key} has transports that are not a list")
         names = tuple(str(name) for name in transports)
-        found = RowSummary.of_launches(values, names, latencies, floor=floor, ceiling=ceiling, contention=contention)
+        found = RowSummary.of_launches(
+            values, names, latencies, floor=floor, ceiling=ceiling, contention=contention, gpu_waits=gpu_waits
+        )
         yield key, replace(found, steps=_steps(key, extra.get("steps_us") or {}))
 
 

@@ -109,7 +109,9 @@ class KvLink:
             alone = KvTraffic(traffic.blocks, traffic.order, traffic.method, traffic.merge)
             first, corruption = self._verified("after the first request", requests, alone, 1)
             count = traffic.count(first["seconds"], duration, least)
+            idle = self._launch.gpu_wait()
             found, after = self._verified("after the timed requests", requests, traffic, count)
+            wait = max(idle, self._launch.gpu_wait())
             agent.worker.call("kv_release", requests=requests)
             agent.worker.call("forget", objects=[requests])
             self._prepare_objects(0)
@@ -132,6 +134,7 @@ class KvLink:
             transports=tuple(carried.named(reported)),
             counted=carried,
             contention=(found["contention"],),
+            gpu_waits=(wait,) if wait else (),
             obstacle=obstacle_between(agent.worker, other.worker),
             protocol=protocol(log, self._op, self._layout.block_bytes, self._launch.memory),
         )

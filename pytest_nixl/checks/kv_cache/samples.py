@@ -55,6 +55,8 @@ class KvSamples:
     :param transports: the transports as the backend reports them; empty: unknown.
     :param counted: what the initiator's devices counted during the timed requests.
     :param contention: of each launch, the CPU cores that the requests needed and other processes used.
+    :param gpu_waits: of each launch, the longest seconds of a kernel over 8 bytes on a GPU of the row, just before or
+        after the timed requests; empty: the row has no GPU.
     :param obstacle: what keeps one process of this host from copying from another; empty: nothing known.
     :param protocol: UCX's word for how it moved the bytes, such as ``software emulation``; empty: unknown.
     """
@@ -69,6 +71,7 @@ class KvSamples:
     transports: tuple[str, ...]
     counted: CarrierBytes
     contention: tuple[float, ...]
+    gpu_waits: tuple[float, ...] = ()
     obstacle: str = ""
     protocol: str = ""
 
@@ -82,6 +85,7 @@ class KvSamples:
             transports=tuple(dict.fromkeys(self.transports + other.transports)),
             counted=self.counted + other.counted,
             contention=self.contention + other.contention,
+            gpu_waits=self.gpu_waits + other.gpu_waits,
         )
 
     @property
@@ -135,6 +139,7 @@ class KvSamples:
             self.contention,
             self.obstacle,
             self.protocol,
+            gpu_waits=self.gpu_waits,
         )
 
     def _windows(self, launch: tuple[RequestTimes, ...]) -> list[tuple[float, int]]:

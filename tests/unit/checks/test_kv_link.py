@@ -21,6 +21,7 @@ from pytest_nixl.checks.kv_cache.samples import STEPS
 from pytest_nixl.core.cpu_contention import own_seconds
 from pytest_nixl.measure.launch import Launch
 from pytest_nixl.model.memory import MemoryPair
+from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.samples import percentile
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.nixl.backends import BACKENDS
@@ -29,6 +30,7 @@ from pytest_nixl.processes.supervisor import supervisor
 
 LAYOUT = KvLayout(tensors=8, blocks=64, block_bytes=4096)
 HOST = MemoryPair("DRAM", "DRAM")
+ROW = RowKey.parse("UCX/WRITE/DRAM:DRAM/4KiB/batch128/depth1/0-1/kv=scattered-prepped,model=generic,tokens=64")
 #: The ways in which a request is made.
 WAYS = [
     KvTraffic(16, BlockOrder.CONTIGUOUS),
@@ -95,6 +97,16 @@ def test_the_target_of_one_host_is_no_contention(connect: Connect, monkeypatch: 
     monkeypatch.setitem(target.versions, "host", "another")
     link.measure(KvTraffic(16), duration=0.0, least=1)
     assert {tuple(own) for own in told} == {()}
+
+
+def test_a_gpu_that_others_use_before_or_after_the_requests_is_told(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link, waits = connect("WRITE"), [1e-5, 2e-3, 3e-3, 1e-5, 0.0, 0.0]
+    monkeypatch.setattr(link._launch, "gpu_wait", lambda: waits.pop(0))
+    found = [link.measure(KvTraffic(16), duration=0.0, least=1) for _ in range(3)]
+    assert [each.gpu_waits for each in found] == [(2e-3,), (3e-3,), ()]
+    assert found[0].with_launch(found[1]).row(ROW).gpu_waits == (2e-3, 3e-3)
 
 
 @pytest.mark.long

@@ -26,7 +26,7 @@ from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd.lease import Lease
-from pytest_nixl.etcd.transaction import FoundKey, KeyValue
+from pytest_nixl.etcd.transaction import FoundKey, KeyValue, TransactionResult
 from pytest_nixl.etcd.watch import Watched, WatchEvent
 from pytest_nixl.session.parsers import parse_lease
 
@@ -522,3 +522,10 @@ def test_what_a_watch_has_missed_is_what_was_written_from_its_revision_on_and_wh
 def test_a_lease_has_the_seconds_that_etcd_grants_and_an_hour_at_most(text: str, valid: bool) -> None:
     with nullcontext() if valid else pytest.raises(ValueError, match="from 2 to 3600"):
         parse_lease(text)
+
+
+def test_a_registration_that_is_repeated_has_the_revision_of_the_first() -> None:
+    answer = {"header": {"revision": "12"}, "responses": [{"response_range": {"count": "1", "kvs": [
+        {"key": "ZnJlc2g=", "create_revision": "7", "mod_revision": "9", "version": "1"}]}}]}  # fmt: skip
+    assert GroupValues.registration(TransactionResult.of(answer)) == 7
+    assert GroupValues.registration(TransactionResult.of({**answer, "succeeded": True})) == 12

@@ -74,7 +74,7 @@ def test_corrupt_tells_the_first_wrong_byte() -> None:
 def test_a_slow_row_on_a_gpu_that_others_use_is_undecided(
     wait: float, gigabytes: float, latency: float, verdict: Verdict
 ) -> None:
-    found = replace(samples(*[gigabytes] * 4, latencies=(latency,)), gpu_wait=wait)
+    found = replace(samples(*[gigabytes] * 4, latencies=(latency,)), gpu_waits=(1e-5, wait))
     judged = judge(found, FULL)
     assert judged.verdict is verdict
     words = "; but other processes used a GPU of this row: a kernel over 8 bytes took 2.0 ms on it"
@@ -82,7 +82,7 @@ def test_a_slow_row_on_a_gpu_that_others_use_is_undecided(
 
 
 def test_a_row_remembers_the_launch_in_which_its_gpu_was_busy() -> None:
-    busy, idle = replace(samples(2), gpu_wait=2e-3), replace(samples(2), gpu_wait=1e-5)
+    busy, idle = replace(samples(2), gpu_waits=(2e-3,)), replace(samples(2), gpu_waits=(1e-5,))
     assert [each.disturbed for each in (busy.with_launch(idle), idle.with_launch(busy), idle)] == [True, True, False]
 
 

@@ -92,6 +92,25 @@ def test_launches_that_other_processes_disturbed_prove_no_loss() -> None:
         assert in_turn.comparison.verdict is Verdict.REGRESSED
 
 
+#: Microseconds of a kernel over 8 bytes: in two of the five launches other processes used the GPU.
+BUSY_GPU_US = [15.0, 2100.0, 500.0, 501.0, 15.0]
+
+
+@pytest.mark.parametrize(
+    ("cores", "used"),
+    [([], "a GPU that was needed in 2"), ([0.4, 0, 0, 0, 0], "cores and a GPU that were needed in 3")],
+)
+def test_launches_on_a_gpu_that_other_processes_used_prove_no_loss(cores: list[float], used: str) -> None:
+    before, data = run("a:1", {KEY: QUIET}), record("a:2", {KEY: LOST})
+    data["benchmarks"][0]["extra_info"] |= {"others_cores": cores, "gpu_wait_us": BUSY_GPU_US}
+    compared = compare_runs(before, parse_recorded(data, "a:2.json"), 0.05)
+    assert compared.comparison.verdict is Verdict.INCONCLUSIVE
+    said = f"; other processes used {used} of 5 launches of this run, which prove nothing"
+    assert compared.results[-1].reason.endswith(said)
+    data["benchmarks"][0]["extra_info"] |= {"others_cores": [], "gpu_wait_us": [500.0] * 5}
+    assert compare_runs(before, parse_recorded(data, "a:2.json"), 0.05).comparison.verdict is Verdict.REGRESSED
+
+
 def test_enough_undisturbed_launches_prove_a_loss_beside_disturbed_ones() -> None:
     before, now = run("a:1", {KEY: QUIET}), beside("a:2", {KEY: [*LOST, 0.1, 0.2]}, {KEY: [0.0] * 5 + [1.0] * 2})
     assert compare_runs(before, now, 0.05).comparison.verdict is Verdict.REGRESSED

@@ -60,6 +60,15 @@ def test_every_byte_arrives_and_is_compared(
     assert samples.bandwidth > 0
 
 
+def test_a_gpu_that_others_use_before_or_after_the_transfers_is_told(
+    shared_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, waits = link(shared_pairs(blocks=(4096,))), [1e-5, 2e-3, 3e-3, 1e-5, 0.0, 0.0]
+    monkeypatch.setattr(one._launch, "gpu_wait", lambda: waits.pop(0))
+    assert [one.measure(4096).gpu_waits for _ in range(3)] == [(2e-3,), (3e-3,), ()]
+    assert one.measure(4096, beside=lambda: None).gpu_waits == (), "of rows measured together: the others use it"
+
+
 def test_lost_packets_are_counted_while_a_row_is_timed(
     shared_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,7 +34,7 @@ from pytest_nixl.nixl.agent import Agents, NixlAgent
 from pytest_nixl.nixl.backends.cuda_modules import LOADED
 from pytest_nixl.nixl.backends.ucx import VRAM_AS_HOST
 from pytest_nixl.nixl.gpus import require_gpu
-from pytest_nixl.nixl.worker.devices import make_ptx
+from pytest_nixl.nixl.worker.devices import make_ptx, shortest
 from pytest_nixl.nixl.worker.devices.nvidia import _Room, why_not
 from pytest_nixl.nixl.worker.pattern import TILE
 from pytest_nixl.processes.hosts import LocalHost
@@ -136,6 +136,12 @@ def test_every_reason_for_no_gpu_has_its_own_message(
     assert said.startswith(reason)
     assert "\n" not in said
     assert remedy
+
+
+def test_a_gpu_is_as_busy_as_the_shortest_kernel_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter((0.0, 9.0, 10.0, 14.0, 20.0, 22.5, 30.0, 33.0, 40.0, 48.0))
+    monkeypatch.setattr("pytest_nixl.nixl.worker.devices.time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    assert shortest(lambda: None) == 2.5
 
 
 def test_variable_that_hides_every_gpu_is_named(started: Agents, driver: dict[str, str]) -> None:

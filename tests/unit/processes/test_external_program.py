@@ -90,6 +90,11 @@ def test_a_failed_program_is_reported_with_rank_and_last_lines(make: Make) -> No
     assert caught.value.remedy.endswith(f": {tool.path} --op READ")
 
 
+def test_a_quiet_program_ends_by_itself(make: Make) -> None:
+    """It has longer than its children have after its end, also if it has closed its output."""
+    assert make("exec > /dev/null 2>&1; sleep 0.8; exit 3").start([]).wait(60) == 3
+
+
 def test_a_crashed_program_is_reported_with_its_signal(make: Make) -> None:
     with pytest.raises(ToolError, match=r"nixlbench of rank 1 on \S+ was ended by SIGSEGV") as caught:
         make("kill -SEGV $$").start([]).succeed(60)
