@@ -16,6 +16,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -63,8 +64,9 @@ def without_nvml(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def started(driver: dict[str, str], pytestconfig: pytest.Config) -> Iterator[Agents]:
-    """Agents whose workers see two GPUs."""
-    with Agents(LocalHost(supervisor()), read_settings(pytestconfig, environ={})) as agents:
+    """Agents whose workers see two GPUs. They wait without a thread of NIXL, which would use most of a core each."""
+    settings = replace(read_settings(pytestconfig, environ={}), progress_thread=("off",))
+    with Agents(LocalHost(supervisor()), settings) as agents:
         yield agents
 
 

@@ -32,7 +32,7 @@ HERE = str(Path(__file__).parents[2])
 def survivor(make_settings: Callable[..., Settings]) -> Iterator[NixlAgent]:
     """An agent for the tests after which its worker still serves; they share it."""
     with Agents(LocalHost(supervisor()), make_settings(timeout=60.0)) as started:
-        yield started.start("alpha")
+        yield started.start("alpha", progress_thread=False)  # it would use most of a core
 
 
 def test_pytest_process_does_not_load_nixl(survivor: NixlAgent) -> None:
