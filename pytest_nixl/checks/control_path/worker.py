@@ -20,6 +20,8 @@ _clock = time.perf_counter
 #: The least size of a region: one page.
 PAGE = 4096
 _OF_BURST = b"one of many"
+#: When NIXL is asked for metadata once more, in seconds: it gives up a fetch if nothing is published within five.
+FETCH_AGAIN_SECONDS = 6.0
 
 
 def create_agents(agent: Any, *, backend: str, count: int, progress_thread: bool) -> list[float]:
@@ -147,14 +149,23 @@ def find(agent: Any, *, names: list[str], timeout: float) -> list[str]:
     """Fetch the metadata of other agents from etcd, wait until all is loaded, and return the names of those missing."""
     for name in names:
         agent.fetch_remote_metadata(name)
-    deadline = time.monotonic() + timeout
-    missing = list(names)
-    while missing and time.monotonic() < deadline:
+    start = time.monotonic()
+    missing, again = list(names), start + FETCH_AGAIN_SECONDS
+    while missing and time.monotonic() < start + timeout:
         if agent.check_remote_metadata(missing[0]):
             del missing[0]
+        elif time.monotonic() >= again:
+            missing = _unknown(agent, missing)
+            for name in missing:
+                agent.fetch_remote_metadata(name)
+            again = time.monotonic() + FETCH_AGAIN_SECONDS
         else:
             time.sleep(0.0005)
-    return missing
+    return _unknown(agent, missing)
+
+
+def _unknown(agent: Any, names: list[str]) -> list[str]:
+    return [name for name in names if not agent.check_remote_metadata(name)]
 
 
 def connect_and_write(

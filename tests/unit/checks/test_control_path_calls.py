@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pytest_nixl.checks.control_path import worker as control_path
-from pytest_nixl.checks.control_path.worker import PAGE
+from pytest_nixl.checks.control_path.worker import FETCH_AGAIN_SECONDS, PAGE
 from pytest_nixl.nixl.worker import nixl_api
 
 #: The seconds of each call.
@@ -141,6 +141,21 @@ def test_agents_that_are_not_found_in_time_are_named(monkeypatch: pytest.MonkeyP
     agent = ClockedAgent(monkeypatch, check_remote_metadata=[True])
     assert control_path.find(agent, names=["a", "b", "c"], timeout=1) == ["b", "c"]
     assert agent.now == pytest.approx(101.0, abs=0.001)
+
+
+def test_what_was_published_too_late_is_fetched_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NIXL gives a fetch up after five seconds, and a busy host may publish later."""
+    agent = ClockedAgent(monkeypatch)
+    fetches = agent.named
+
+    def known(name: str) -> bool:
+        return fetches("fetch_remote_metadata").count((name,)) > {"a": 1, "b": 0, "c": 2, "d": 9}[name]
+
+    monkeypatch.setattr(agent, "check_remote_metadata", known, raising=False)
+    assert control_path.find(agent, names=["a", "b", "c"], timeout=60) == []
+    assert fetches("fetch_remote_metadata") == [("a",), ("b",), ("c",), ("a",), ("c",), ("c",)]
+    assert 100 + 2 * FETCH_AGAIN_SECONDS <= agent.now < 100.1 + 2 * FETCH_AGAIN_SECONDS
+    assert control_path.find(agent, names=["d", "b"], timeout=7) == ["d"]
 
 
 def test_each_transfer_is_timed_until_it_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
