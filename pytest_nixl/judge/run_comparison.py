@@ -274,7 +274,7 @@ def _rows(
 
 def _disturbed(rows: Mapping[RowKey, RowSummary], keys: Iterable[RowKey]) -> list[tuple[str, ...]]:
     """Return of each launch of these rows what other processes used of it; empty: nothing that counts."""
-    return [launch for key in keys for launch in rows[key].disturbed]
+    return [launch for key in keys for launch in rows[key].used_by_others]
 
 
 def _used(*launches: Sequence[tuple[str, ...]]) -> str:

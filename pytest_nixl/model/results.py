@@ -100,11 +100,11 @@ class RowSummary:
 
     @property
     def undisturbed(self) -> tuple[float, ...]:
-        """Bytes per second of each launch that is not :attr:`disturbed`."""
-        return tuple(value for value, by in zip(self.values, self.disturbed, strict=True) if not by)
+        """Bytes per second of each launch for which :attr:`used_by_others` names nothing."""
+        return tuple(value for value, by in zip(self.values, self.used_by_others, strict=True) if not by)
 
     @property
-    def disturbed(self) -> tuple[tuple[str, ...], ...]:
+    def used_by_others(self) -> tuple[tuple[str, ...], ...]:
         """Of each launch, what other processes used so much that it may be slower: ``cores``, ``a GPU``, or nothing."""
         cores = [each > DISTURBED_CORES for each in self.contention or [0.0] * len(self.values)]
         gpus = [each > BUSY_GPU for each in self.gpu_waits or [0.0] * len(self.values)]

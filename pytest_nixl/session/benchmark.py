@@ -130,7 +130,7 @@ def described(samples: Samples) -> dict[str, object]:
         "transfers": sum(samples.transfers),
         "transfer_bytes": samples.transfer_bytes,
         "others_cores": list(samples.contention),
-        **({"gpu_wait_us": [each * 1e6 for each in samples.gpu_waits]} if samples.gpu_waits else {}),
+        **({"gpu_waits_us": [each * 1e6 for each in samples.gpu_waits]} if samples.gpu_waits else {}),
         "transports": list(samples.transports),
         **({"protocol": samples.protocol} if samples.protocol else {}),
         "payload_bytes": sum(samples.transfers) * samples.transfer_bytes,

@@ -188,7 +188,7 @@ def _rows(records: Any) -> Iterator[tuple[RowKey, RowSummary]]:
         latencies = {name: value for name, value in latencies.items() if not math.isnan(value)}
         floor, ceiling = float(extra.get("floor", 0.0)), float(extra.get("ceiling", 0.0))
         contention = tuple(float(cores) for cores in extra.get("others_cores") or ())
-        gpu_waits = tuple(float(each) / 1e6 for each in extra.get("gpu_wait_us") or ())
+        gpu_waits = tuple(float(each) / 1e6 for each in extra.get("gpu_waits_us") or ())
         if not all(0 <= value < math.inf for value in (floor, ceiling, *latencies.values(), *contention, *gpu_waits)):
             raise ValueError(
                 f"the row {key} has a floor, a ceiling, a latency, a contention or a GPU's wait that is not a number "

@@ -5,12 +5,20 @@ from __future__ import annotations
 
 import json
 import re
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from helpers.cli_run import Finished, run
 
+from pytest_nixl.checks.control_path.check import find_all
+from pytest_nixl.fixtures.etcd import PrivateEtcd
 from pytest_nixl.model.figure import FIGURE_KINDS
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.nixl.agent import Agents
+from pytest_nixl.processes.hosts import LocalHost
+from pytest_nixl.processes.supervisor import supervisor
 
 pytestmark = pytest.mark.long
 
@@ -207,3 +215,17 @@ def test_metadata_of_40000_regions_is_refused_by_etcd_and_reported(tmp_path: Pat
         r"met by .*request is too large.*: etcd to have the metadata of 40000 regions under .*, or to refuse it",
         refused,
     )
+
+
+def test_nixl_finds_at_the_second_fetch_what_was_published_after_it_gave_up_the_first(
+    nixl_private_etcd: PrivateEtcd, make_settings: Callable[..., Settings]
+) -> None:
+    env = {"NIXL_ETCD_ENDPOINTS": nixl_private_etcd.endpoint, "NIXL_ETCD_NAMESPACE": "/late"}
+    with Agents(LocalHost(supervisor()), make_settings(timeout=60.0)) as agents:
+        names = ("finder", "late")
+        finder, late = agents.start_each(names, environment=env, listen_thread=True, progress_thread=None)
+        timer = threading.Timer(7.5, late.send_local_metadata)
+        timer.start()
+        assert find_all(finder, [late], 60) == []
+        timer.join()
+        assert "Failed to fetch metadata from etcd for agent: late" in finder.worker.output()

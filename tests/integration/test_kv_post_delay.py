@@ -46,7 +46,6 @@ def launch(settings: Settings, variables: Mapping[str, str]) -> float:
 @pytest.mark.alone  # it compares times
 @pytest.mark.long
 @pytest.mark.soak
-@pytest.mark.whole  # tests/unit/checks/test_kv_post.py finds posts that grow
 @pytest.mark.parametrize("repeat", repeats())
 @pytest.mark.parametrize("delay", [0.0, DELAY], ids=["healthy", "delayed"])
 def test_a_microsecond_per_descriptor_in_post_is_found_and_nothing_where_there_is_none(

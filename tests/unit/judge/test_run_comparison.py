@@ -102,12 +102,12 @@ BUSY_GPU_US = [15.0, 2100.0, 500.0, 501.0, 15.0]
 )
 def test_launches_on_a_gpu_that_other_processes_used_prove_no_loss(cores: list[float], used: str) -> None:
     before, data = run("a:1", {KEY: QUIET}), record("a:2", {KEY: LOST})
-    data["benchmarks"][0]["extra_info"] |= {"others_cores": cores, "gpu_wait_us": BUSY_GPU_US}
+    data["benchmarks"][0]["extra_info"] |= {"others_cores": cores, "gpu_waits_us": BUSY_GPU_US}
     compared = compare_runs(before, parse_recorded(data, "a:2.json"), 0.05)
     assert compared.comparison.verdict is Verdict.INCONCLUSIVE
     said = f"; other processes used {used} of 5 launches of this run, which prove nothing"
     assert compared.results[-1].reason.endswith(said)
-    data["benchmarks"][0]["extra_info"] |= {"others_cores": [], "gpu_wait_us": [500.0] * 5}
+    data["benchmarks"][0]["extra_info"] |= {"others_cores": [], "gpu_waits_us": [500.0] * 5}
     assert compare_runs(before, parse_recorded(data, "a:2.json"), 0.05).comparison.verdict is Verdict.REGRESSED
 
 
