@@ -57,8 +57,8 @@ SAID_BY = 64
 LATE = 2.0
 #: The largest number of keys without a seal that the last member to leave removes.
 _SWEPT = 64
-#: Causes of an :class:`EtcdError` that a retry may cure: etcd restarts, or elects a new leader.
-_PASSING = {"refused", "unreachable", "timeout", "closed", "no-leader", "no-member"}
+#: Causes of an :class:`EtcdError` that a retry may cure: etcd restarts, elects a new leader, or has too much to do.
+_PASSING = {"refused", "unreachable", "timeout", "closed", "no-leader", "no-member", "busy"}
 
 
 class Membership:
@@ -183,13 +183,14 @@ class Membership:
             )
 
     def _keep(self) -> None:
-        pause = self.lease.ttl / 3
+        lease = self.lease  # leave() does not wait for a refresh that is slow
+        pause = lease.ttl / 3
         while not self._left.wait(pause):
             try:
                 sent = time.monotonic()
-                self._valid_until = sent + self.lease.refresh()
+                self._valid_until = sent + lease.refresh()
                 self._unheard = ""
-                pause = self.lease.ttl / 3
+                pause = lease.ttl / 3
             except EtcdError as error:
                 self._unheard = f" (last refresh: {error.reason})"
                 if error.cause == "no-lease":
@@ -197,7 +198,7 @@ class Membership:
                     return
                 if time.monotonic() > self._valid_until:
                     return
-                pause = self.lease.ttl / 20
+                pause = lease.ttl / 20
 
     def check(self) -> None:
         """Check that the lease of this member is alive.
@@ -336,7 +337,8 @@ class Membership:
             self._keeping = None
         if self._lease is None:
             return
-        deadline = time.monotonic() + LATE
+        # A later answer is of no use: the lease has expired by itself then. Many ranks that leave at once may need it.
+        deadline = max(self._valid_until, time.monotonic() + LATE)
         lease, self._lease = self._lease, None
         self.retry(lease.revoke, deadline)
         # Every member's key has a lease. If none of the remaining keys has one, no member wrote them.

@@ -202,6 +202,8 @@ _ANSWERS: tuple[tuple[str, str, str, str], ...] = (
     ("no leader", "no-leader", "it has no leader", "start the missing members: more than half of them must be up"),
     ("request timed out", "no-leader", "its members did not agree in time",
      "start the missing members: more than half of them must be up, on fast enough disks"),
+    ("too many requests", "busy", "it has too many requests to do, and refused this one",
+     "give it faster disks and more cores, or let fewer ranks start at the same time"),
     ("context deadline exceeded", "timeout", "it did not finish the request in time",
      "start the missing members: more than half of them must be up"),
 )  # fmt: skip

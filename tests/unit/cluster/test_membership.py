@@ -41,7 +41,8 @@ from pytest_nixl.cluster.placement import ALONE
 from pytest_nixl.core.polling import wait_until
 from pytest_nixl.etcd.client import EtcdClient, connect
 from pytest_nixl.etcd.endpoints import parse_endpoints
-from pytest_nixl.etcd.errors import EtcdError
+from pytest_nixl.etcd.errors import EtcdError, explain_answer
+from pytest_nixl.etcd.lease import Lease
 from pytest_nixl.etcd.proxy import EtcdProxy
 from pytest_nixl.etcd.watch import Watched
 from pytest_nixl.model.settings import OPTIONS
@@ -733,6 +734,47 @@ class TestLeases:
                 assert stored is not None
                 assert json.loads(stored)["ttl"] == granted
                 assert f"heard nothing from it for {granted} s" in str(member.lease_lost())
+
+    def test_etcd_may_be_too_busy_to_end_a_lease_at_once(
+        self, client: EtcdClient, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """1,024 ranks that left at the same time were told so."""
+        monkeypatch.setattr(membership, "LATE", 0.0)
+        member = join(client, "busy", 1, ttl=TTL)
+        lease = member.lease
+        text = '{"error":"etcdserver: too many requests","code":8,"message":"etcdserver: too many requests"}'
+        answers = [explain_answer(parse_endpoints(client.endpoints[0])[0], text), None]
+
+        def revoke() -> None:
+            if answer := answers.pop(0):
+                raise answer
+            Lease.revoke(lease)
+
+        monkeypatch.setattr(lease, "revoke", revoke)
+        member.leave()
+        assert not answers
+        assert client.time_to_live(lease.id) is None
+
+    def test_a_member_leaves_while_a_refresh_is_slow(self, client: EtcdClient, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(membership, "LATE", 0.0)
+        failed: list[object] = []
+        monkeypatch.setattr(threading, "excepthook", failed.append)
+        asked, answered = threading.Event(), threading.Event()
+
+        def refresh(lease: Lease) -> int:
+            asked.set()
+            answered.wait(SECONDS)
+            return lease.ttl
+
+        monkeypatch.setattr(Lease, "refresh", refresh)
+        before = set(threading.enumerate())
+        member = join(client, "slow", 1, ttl=2)
+        [thread] = set(threading.enumerate()) - before
+        assert asked.wait(SECONDS)
+        member.leave()
+        answered.set()
+        thread.join(SECONDS)
+        assert not failed
 
     def test_no_thread_is_left(self, client: EtcdClient) -> None:
         before = set(threading.enumerate())
