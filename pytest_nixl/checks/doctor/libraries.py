@@ -6,11 +6,12 @@ from __future__ import annotations
 import os
 
 from pytest_nixl.checks.doctor.check import Requirements, check, failed, not_applicable, passed, unknown, warned
+from pytest_nixl.checks.doctor.ucx_tls import transports_allowed
 from pytest_nixl.core.words import named
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.gpu_nic_affinity import Topology
 from pytest_nixl.host.software import Lacking
-from pytest_nixl.model.verdicts import Judgement
+from pytest_nixl.model.verdicts import Judgement, Verdict
 
 #: Libraries that the host's driver provides when a container starts; no image contains them.
 OF_THE_DRIVER = ("libcuda.so.1", "libnvidia-ml.so.1")
@@ -70,8 +71,12 @@ def backend_loads(facts: Facts, wanted: Requirements) -> Judgement:
                 remedy = (
                     "correct what UCX names; transports-allowed lists the values that UCX_TLS may have on this host"
                 )
-            if name == "UCX" and not (found.said or found.missing or found.remedy) and (choice := _near_cards(facts)):
-                said, remedy = f"; {choice[0]}", choice[1]
+            if name == "UCX" and not (found.said or found.missing or found.remedy):
+                tls = transports_allowed(facts, wanted)
+                if tls.verdict is Verdict.FAIL:
+                    said, remedy = f"; {tls.reason}", tls.remedy
+                elif choice := _near_cards(facts):
+                    said, remedy = f"; {choice[0]}", choice[1]
             return failed(f"{name} cannot be created: {found.error}{missing}{said}", remedy)
         if not any("DRAM" in memory for memory in found.memories):
             return failed(
