@@ -102,7 +102,9 @@ def explain_transport(endpoint: Endpoint, error: BaseException, *, timeout: floa
     if any(isinstance(item, ssl.SSLError) for item in chain):
         return _explain_tls(endpoint, chain, text, because, has_certificate)
     if any(isinstance(item, OSError) and item.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH) for item in chain):
-        return because("unreachable", "no route to that host", "start that host, or check its address and this host's routes")
+        return because(
+            "unreachable", "no route to that host", "start that host, or check its address and this host's routes"
+        )
     if endpoint.scheme == "http" and speaks_tls(endpoint):
         return _speaks_tls_error(endpoint)
     if "BadStatusLine" in text:
