@@ -102,7 +102,9 @@ def explain_transport(endpoint: Endpoint, error: BaseException, *, timeout: floa
     if any(isinstance(item, ssl.SSLError) for item in chain):
         return _explain_tls(endpoint, chain, text, because, has_certificate)
     if any(isinstance(item, OSError) and item.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH) for item in chain):
-        return because("unreachable", "no route to that host", "check the address and this host's routes")
+        return because(
+            "unreachable", "no route to that host", "start that host, or check its address and this host's routes"
+        )
     if endpoint.scheme == "http" and speaks_tls(endpoint):
         return _speaks_tls_error(endpoint)
     if "BadStatusLine" in text:
@@ -177,6 +179,8 @@ def not_etcd(endpoint: Endpoint, how: str) -> EtcdError:
     return error_at(endpoint, "not-etcd", f"the server there is not an etcd: {how}", remedy)
 
 
+#: What to do about an etcd without a leader.
+START_MEMBERS = "start the missing members: more than half of them must be up"
 #: Part of etcd's message, cause, meaning, remedy.
 _ANSWERS: tuple[tuple[str, str, str, str], ...] = (
     (_CN, "certificate-name",
@@ -199,13 +203,13 @@ _ANSWERS: tuple[tuple[str, str, str, str], ...] = (
     ("requested lease not found", "no-lease", "the lease does not exist: it expired or was revoked",
      "refresh a lease before it expires"),
     ("leader changed", "no-leader", "its leader changed during the request", "send the request again"),
-    ("no leader", "no-leader", "it has no leader", "start the missing members: more than half of them must be up"),
+    ("no leader", "no-leader", "it has no leader", START_MEMBERS),
     ("request timed out", "no-leader", "its members did not agree in time",
-     "start the missing members: more than half of them must be up, on fast enough disks"),
+     f"{START_MEMBERS}, on fast enough disks"),
     ("too many requests", "busy", "it has too many requests to do, and refused this one",
      "give it faster disks and more cores, or let fewer ranks start at the same time"),
     ("context deadline exceeded", "timeout", "it did not finish the request in time",
-     "start the missing members: more than half of them must be up"),
+     START_MEMBERS),
 )  # fmt: skip
 
 

@@ -75,7 +75,11 @@ def judge(
         otherwise be NO-EXPECTATION or UNKNOWN.
     :param environ: the environment variables of this rank, for the remedy; empty: they are not those of the row.
     """
-    judgement = _judge(samples, expectation, machine, environ)
+    return name_losses(_judge(samples, expectation, machine, environ), samples)
+
+
+def name_losses(judgement: Judgement, samples: Samples) -> Judgement:
+    """Return the judgement of a row, which names the devices that lost packets; a row that passed is then a WARN."""
     losing = " and ".join(str(each) for each in samples.lossy if each.loses)
     if not losing or judgement.verdict not in _BY_SPEED:
         return judgement

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -127,11 +127,11 @@ class Link:
             waits = [] if beside is not None else [self._launch.gpu_wait()]
             if beside is not None:
                 beside()
-            before = self._loss_counters()
+            before = loss_counters((self.target.worker, self.initiator.worker))
             found = self._timed(transfers, block, [self, *links], together=beside is not None)
             if beside is None:
                 waits.append(self._launch.gpu_wait())
-            after = self._loss_counters() if any(before.values()) else before
+            after = loss_counters((self.target.worker, self.initiator.worker), before)
             corruption = corruption or self._compare("after the timed transfers", seed, size)
             corruption = corruption or self._verify("in the transfers after the timed ones", transfers, size)
         carried = CarrierBytes.from_plain(found["counted"], block * batch * sum(found["transfers"]))
@@ -292,11 +292,6 @@ class Link:
         )
         return found
 
-    def _loss_counters(self) -> dict[str, Any]:
-        """Return by host what its devices count of lost packets."""
-        workers = {str(end.worker.versions["host"]): end.worker for end in (self.target, self.initiator)}
-        return {host: worker.call("loss_counters") for host, worker in workers.items()}
-
     def _beside_the_initiator(self, links: Sequence[Link]) -> list[int]:
         """Return the pids of the links' other workers on the initiator's host, which are not contention."""
         here = self.initiator.worker
@@ -334,6 +329,16 @@ def ucx_tls_of_ranks(one: Worker, other: Worker) -> tuple[tuple[str, str], ...]:
         return ()
     told = ((f"rank {each.rank} on {each.versions['host']}", each.versions.get("ucx_tls")) for each in (one, other))
     return tuple((rank, str(value)) for rank, value in told if value)
+
+
+def loss_counters(workers: Iterable[Worker], before: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return by host what its devices count of packets, for :func:`pytest_nixl.model.lost_packets.lossy_devices`.
+
+    :param before: what this returned earlier: a host that had no counters is not asked again. None: ask all.
+    """
+    by_host = {str(worker.versions["host"]): worker for worker in workers}
+    asked = {host: worker for host, worker in by_host.items() if before is None or before[host]}
+    return {host: worker.call("loss_counters") for host, worker in asked.items()}
 
 
 def obstacle_between(one: Worker, other: Worker) -> str:

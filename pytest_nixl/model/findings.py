@@ -225,7 +225,8 @@ _ALL = (
         "give every transfer a deadline in the program that waits for it",
         "the process of an agent is stopped or hangs while its connections stay open",
         "NIXL 1.0.1 to 1.5.1, with UCX and LIBFABRIC over tcp: every release that was tried (1.5.0 was watched for "
-        "120 s, the others for 3 s or more); not with UCX over cma",
+        "120 s, the others for 3 s or more), and NIXL 1.5.1 with UCX over rc on soft-RoCE, where transfers went on for "
+        "1 to 16 s and then stayed so (watched for 30 s); not with UCX over cma",
     ),
     Finding(
         "NIXL-DEAD-TARGET-CRASHES",
@@ -300,6 +301,15 @@ _ALL = (
         "raise the limit: `ulimit -l unlimited`, docker run --ulimit memlock=-1, or the capability IPC_LOCK",
         "UCX may use an RDMA device, and the process may lock 64 KiB of memory, the default of many containers",
         "NIXL 1.5.1 with UCX over rc on soft-RoCE, as a user without the capability IPC_LOCK (watched for 60 s)",
+    ),
+    Finding(
+        "NIXL-REGISTERED-AGAIN",
+        "over RDMA add_remote_agent() refuses metadata with a new registration of memory that it knows "
+        "(nixlNotAllowedError), and after that all metadata of that agent (nixlInvalidParamError)",
+        "call remove_remote_agent() before new metadata of an agent is loaded; after such an error delete the agent "
+        "that called add_remote_agent(), and create it again: remove_remote_agent() no longer helps",
+        "an agent frees memory, registers memory at the same address again, and others load its metadata again",
+        "NIXL 1.5.1 with UCX over rc and ud on soft-RoCE; not over tcp, where the remote key is the same",
     ),
     Finding(
         "NIXL-TELEMETRY-DISCONNECT-UNCOUNTED",

@@ -87,8 +87,9 @@ _NIXL_REMEDY = "read the cause in NIXL's log lines below"
 _NIXL_REMEDIES = {
     "nixlMismatchError": f"{_NIXL_REMEDY}; the metadata was cut in transit or comes from another release of NIXL: "
     "install the same release on all ranks",
-    "nixlNotAllowedError": f"{_NIXL_REMEDY}; if connection info cannot be loaded, this agent still knows an earlier "
-    "agent of that name, such as one that was restarted: call `remove_remote_agent` first",
+    "nixlNotAllowedError": f"{_NIXL_REMEDY}; if metadata cannot be loaded, this agent still knows an earlier agent of "
+    "that name, such as one that was restarted, or an earlier registration of its memory: call `remove_remote_agent` "
+    "first",
 }
 
 

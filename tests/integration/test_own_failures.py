@@ -72,7 +72,7 @@ def test_a_restarted_agent_that_is_still_known_under_its_name_is_explained(agent
     metadata = agents.start("far").get_agent_metadata()
     with pytest.raises(NixlError, match="nixlNotAllowedError") as caught:
         near.add_remote_agent(metadata)
-    assert "this agent still knows an earlier agent of that name" in caught.value.remedy
+    assert "this agent still knows an earlier agent of that name, such as one that was restarted" in caught.value.remedy
     assert "call `remove_remote_agent` first" in caught.value.remedy
     near.remove_remote_agent("far")
     assert near.add_remote_agent(metadata) == "far"

@@ -100,6 +100,7 @@ class Machine:
     :param memory: its memory in MiB.
     :param processors: their number. One costs the host a fifth less: two that QEMU emulates wait for each other.
     :param arguments: further arguments of QEMU, such as a network card.
+    :param prefix: what QEMU is started with, to run in a network namespace.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class Machine:
         memory: int = 3072,
         processors: int = 2,
         arguments: Sequence[str] = (),
+        prefix: Sequence[str] = (),
     ) -> None:
         self.base, self.out, self.name = base, out, name
         for folder in ("todo", "running", "said", "done"):
@@ -122,7 +124,7 @@ class Machine:
         libraries = [str(folder) for folder in (qemu / "usr/lib/x86_64-linux-gnu", qemu / "lib/x86_64-linux-gnu")]
         self._command = [
             # It ends with this process, also if that is killed.
-            "setpriv", "--pdeathsig", "KILL", str(qemu / "usr/bin/qemu-system-x86_64"),
+            "setpriv", "--pdeathsig", "KILL", *prefix, str(qemu / "usr/bin/qemu-system-x86_64"),
             "-L", str(qemu / "usr/share/qemu"), "-L", str(qemu / "usr/share/seabios"),
             "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", str(processors), "-m", str(memory),
             "-display", "none", "-monitor", "none", "-no-reboot", "-serial", f"file:{out}/console",
@@ -205,6 +207,12 @@ class Machine:
         self._process.wait()
 
     close = power_off
+
+    def reset(self) -> None:
+        """Let it boot again as its reset button does: its kernel closes no connection."""
+        (self.out / "ready").unlink()
+        self.qmp("set-action", reboot="reset")
+        self.qmp("system_reset")
 
     def wait_until(self, condition: Any, what: str, seconds: float, job: Job | None = None) -> None:
         """Wait for a condition.

@@ -96,3 +96,18 @@ def test_initiator_is_told_of_a_dead_peer(rxe_machine: Machine, fault: str) -> N
     assert found["said"] == "nixlRemoteDisconnectError"
     # The survivor then moved correct bytes to another agent.
     assert ("survivor" in found, found["wrong_bytes"]) == (False, 0)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("transport", ["rc", "ud"])
+def test_memory_that_was_freed_and_registered_again_is_refused_by_an_agent_that_knows_it(
+    rxe_machine: Machine, transport: str
+) -> None:
+    run = '"$PYTHON" tests/machines/registered_again.py'
+    said = rxe_machine.check(
+        f'cd "$PROJECT" && {{ {run}; {run} unmapped; {run} unmapped removed; }} 2> /out/registered_again.log',
+        UCX_TLS=f"{transport},self", UCX_NET_DEVICES="rxe0:1",
+    )  # fmt: skip
+    # NIXL's own lines have a time before them.
+    found = [line for line in said.splitlines() if line.isalpha()]
+    assert found == ["loaded", "nixlNotAllowedError", "nixlInvalidParamError", "loaded"]

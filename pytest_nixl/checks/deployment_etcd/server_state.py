@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pytest_nixl.checks.deployment_etcd.problem import EtcdProblem
 from pytest_nixl.core.units import format_size
 from pytest_nixl.etcd.client import EtcdClient
-from pytest_nixl.etcd.errors import EtcdError
+from pytest_nixl.etcd.errors import START_MEMBERS, EtcdError
 from pytest_nixl.etcd.maintenance import Alarm, ListedMember, MemberStatus
 
 #: The share of the quota from which on the size of the database is reported.
@@ -52,7 +52,7 @@ class EtcdState:
 def read_state(client: EtcdClient) -> EtcdState:
     """Ask an etcd about itself.
 
-    :raises EtcdError: if no member answers.
+    :raises EtcdError: if no member answers, or none knows a leader: the etcd then answers no request for a key.
     """
     unknown = []
     members: tuple[ListedMember, ...] | None = None
@@ -60,6 +60,8 @@ def read_state(client: EtcdClient) -> EtcdState:
     client.status()  # fails if no member answers
     asked = client.maintenance
     statuses = asked.each_status()
+    if not any(isinstance(status, MemberStatus) and status.leader for status in statuses.values()):
+        raise _leaderless(statuses)
     try:
         members = asked.listed()
     except EtcdError as error:
@@ -82,6 +84,13 @@ def read_state(client: EtcdClient) -> EtcdState:
         max(0, int(counters[_COMPACTED])) if _COMPACTED in counters else None,
         tuple(unknown),
     )  # fmt: skip
+
+
+def _leaderless(statuses: dict[str, MemberStatus | EtcdError]) -> EtcdError:
+    silent = [status.reason.removeprefix("etcd at ") for status in statuses.values() if isinstance(status, EtcdError)]
+    told = f": {len(silent)} of {len(statuses)} members do not answer: {'; '.join(silent)}" if silent else ""
+    return EtcdError(f"the etcd at {','.join(statuses)} has no leader, and so reads and writes no key{told}",
+                     START_MEMBERS, cause="no-leader")  # fmt: skip
 
 
 def judge_state(state: EtcdState, revision: int) -> Iterator[EtcdProblem]:
@@ -120,7 +129,7 @@ def _leaders(state: EtcdState, answered: list[MemberStatus]) -> Iterator[EtcdPro
     for status in answered:
         if not status.leader:
             yield EtcdProblem("no-leader", f"{state.name(status.member)} knows no leader: etcd accepts no writes",
-                              "start the missing members: more than half of them must be up")  # fmt: skip
+                              START_MEMBERS)  # fmt: skip
     if len({status.cluster for status in answered}) > 1:
         clusters = ", ".join(
             f"{endpoint} ({status.cluster:x})"

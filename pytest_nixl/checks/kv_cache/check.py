@@ -16,7 +16,7 @@ from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
 from pytest_nixl.core.units import format_size, gigabytes
 from pytest_nixl.host.memory import available_memory, in_bytes
 from pytest_nixl.host.recorded_tree import FactsRoot
-from pytest_nixl.judge.row import judge
+from pytest_nixl.judge.row import judge, name_losses
 from pytest_nixl.measure.interleaved import take_turns
 from pytest_nixl.measure.launch import Launch
 from pytest_nixl.model.agent_options import AgentOptions
@@ -253,7 +253,7 @@ def _slow_preparation(kind: KvRequestKind, samples: KvSamples) -> str:
 
 
 def judge_requests(kind: KvRequestKind, samples: KvSamples, expectation: Expectation | None) -> Judgement:
-    """Judge requests by their bytes and by their transport.
+    """Judge requests by their bytes and by their transport, and name devices that lost packets.
 
     :param expectation: what the profile expects of the row, of which it has only the accepted transports.
     """
@@ -264,11 +264,12 @@ def judge_requests(kind: KvRequestKind, samples: KvSamples, expectation: Expecta
             "Do not trust any transfer over this transport: keep the workers' logs, and run this test again over "
             "another transport, such as UCX_TLS=tcp,cuda_copy with UCX.",
         )
-    passed = Judgement(Verdict.PASS, describe(kind, samples))
+    row = samples.row(kind.key)
+    passed = name_losses(Judgement(Verdict.PASS, describe(kind, samples)), row)
     if expectation is None or expectation.transports is None:
         return passed
-    found = judge(samples.row(kind.key), expectation, environ=os.environ)
-    return passed if found.verdict is Verdict.PASS else found
+    found = judge(row, expectation, environ=os.environ)
+    return passed if found.verdict in (Verdict.PASS, Verdict.WARN) else found
 
 
 def _name(kind: KvRequestKind) -> str:

@@ -12,8 +12,9 @@ from pytest_nixl.checks.kv_cache.blocks import BlockOrder, KvCorruption, KvLayou
 from pytest_nixl.checks.kv_cache.samples import KvSamples, RequestTimes
 from pytest_nixl.core.wire import Ref
 from pytest_nixl.measure.launch import Launch
-from pytest_nixl.measure.link import obstacle_between
+from pytest_nixl.measure.link import loss_counters, obstacle_between
 from pytest_nixl.model.carrier_bytes import CarrierBytes
+from pytest_nixl.model.lost_packets import lossy_devices
 from pytest_nixl.nixl.backends.ucx import protocol
 from pytest_nixl.nixl.buffer import Buffer
 from pytest_nixl.processes.worker_errors import SAME_VERSION, WorkerError
@@ -110,7 +111,9 @@ class KvLink:
             first, corruption = self._verified("after the first request", requests, alone, 1)
             count = traffic.count(first["seconds"], duration, least)
             idle = self._launch.gpu_wait()
-            found, after = self._verified("after the timed requests", requests, traffic, count)
+            before = loss_counters((other.worker, agent.worker))
+            found, later = self._verified("after the timed requests", requests, traffic, count)
+            after = loss_counters((other.worker, agent.worker), before)
             wait = max(idle, self._launch.gpu_wait())
             agent.worker.call("kv_release", requests=requests)
             agent.worker.call("forget", objects=[requests])
@@ -123,6 +126,7 @@ class KvLink:
         request_bytes = descriptors * self._layout.block_bytes
         carried = CarrierBytes.from_plain(found["counted"], request_bytes * count)
         reported = self._launch.backend.transports(log, self._op, self._layout.block_bytes, self._launch.memory)
+        transports = tuple(carried.named(reported))
         return KvSamples(
             traffic.order,
             request_bytes,
@@ -130,13 +134,14 @@ class KvLink:
             (prepared["seconds"],),
             (tuple(RequestTimes(each["intended"], each["start"], tuple(each["steps"])) for each in found["times"]),),
             alone=traffic == alone,
-            corruption=corruption or after,
-            transports=tuple(carried.named(reported)),
+            corruption=corruption or later,
+            transports=transports,
             counted=carried,
             contention=(found["contention"],),
             gpu_waits=(wait,) if wait else (),
             obstacle=obstacle_between(agent.worker, other.worker),
             protocol=protocol(log, self._op, self._layout.block_bytes, self._launch.memory),
+            lossy=lossy_devices(before, after, transports, carried.payload),
         )
 
     def _prepare_objects(self, count: int) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from pytest_nixl.checks.kv_cache.blocks import BlockOrder, KvCorruption
 from pytest_nixl.model.carrier_bytes import CarrierBytes
+from pytest_nixl.model.lost_packets import LossyDevice, add_launch
 from pytest_nixl.model.samples import Samples, percentile
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class KvSamples:
         after the timed requests; empty: the row has no GPU.
     :param obstacle: what keeps one process of this host from copying from another; empty: nothing known.
     :param protocol: UCX's word for how it moved the bytes, such as ``software emulation``; empty: unknown.
+    :param lossy: the devices of both hosts whose counters of lost or repeated packets grew during the timed requests.
     """
 
     order: BlockOrder
@@ -74,6 +76,7 @@ class KvSamples:
     gpu_waits: tuple[float, ...] = ()
     obstacle: str = ""
     protocol: str = ""
+    lossy: tuple[LossyDevice, ...] = ()
 
     def with_launch(self, other: KvSamples) -> KvSamples:
         """Return these samples together with those of another launch."""
@@ -86,6 +89,7 @@ class KvSamples:
             counted=self.counted + other.counted,
             contention=self.contention + other.contention,
             gpu_waits=self.gpu_waits + other.gpu_waits,
+            lossy=add_launch(self.lossy, other.lossy),
         )
 
     @property
@@ -140,6 +144,7 @@ class KvSamples:
             self.obstacle,
             self.protocol,
             gpu_waits=self.gpu_waits,
+            lossy=self.lossy,
         )
 
     def _windows(self, launch: tuple[RequestTimes, ...]) -> list[tuple[float, int]]:

@@ -15,8 +15,9 @@ from pytest_nixl.checks.pattern.samples import ALONE, TOGETHER, FlowSamples, Pat
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.core.wire import Ref
 from pytest_nixl.measure.launch import connect_partners, versions_named
-from pytest_nixl.measure.link import obstacle_between
+from pytest_nixl.measure.link import loss_counters, obstacle_between
 from pytest_nixl.model.agent_options import AgentOptions
+from pytest_nixl.model.lost_packets import LossyDevice, lossy_devices
 from pytest_nixl.model.samples import Corruption
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.traffic_pattern import Flow, rounds
@@ -190,14 +191,23 @@ class RankFlows:
             contention: dict[str, dict[Flow, float]] = {load: {} for load in (ALONE, TOGETHER)}
             alone = [[[flow] for flow in each] for each in rounds(self._kind.pattern, self._hosts())]
             steps = self._with_durations([*(FlowStep(ALONE, groups) for groups in alone), self._all_flows])
+            before = loss_counters(self._workers)
             for _ in range(repeats):
                 self._timed(steps, windows, contention)
+            after = loss_counters(self._workers, before)
             self._compare("after the timed transfers", seeds, corruption)
             self._verify("in the transfers after the timed ones", corruption)
         except BaseException:
             self.kill()
             raise
         reported = self._reported()
+
+        def lossy(flow: Flow) -> tuple[LossyDevice, ...]:
+            hosts = {self._hosts()[rank] for rank in flow.ranks}
+            counted = {host: rows for host, rows in after.items() if host in hosts}
+            moved = flow.size * sum(count for load in windows.values() for count, _ in load[flow])
+            return lossy_devices(before, counted, reported[flow][0], moved)
+
         flows = [
             FlowSamples(
                 flow,
@@ -208,6 +218,7 @@ class RankFlows:
                 corruption.get(flow),
                 obstacle_between(self._ranks[flow.source].worker, self._ranks[flow.target].worker),
                 reported[flow][1],
+                lossy(flow),
             )
             for flow in self._flows
         ]

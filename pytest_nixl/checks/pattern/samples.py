@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
 
+from pytest_nixl.model.lost_packets import LossyDevice
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.rank_pairs import RankPair
 from pytest_nixl.model.row_key import LOAD, PATTERN, RowKey, Variant
@@ -100,6 +101,7 @@ class FlowSamples:
     :param contention: the largest at its two ends, in cores, by load; empty: not known.
     :param transports: the transports as the backend reports them; empty: not known.
     :param protocol: UCX's word for how it moved the bytes; empty: not known.
+    :param lossy: the devices of its two hosts whose counters of lost or repeated packets grew while flows were timed.
     """
 
     flow: Flow
@@ -110,6 +112,7 @@ class FlowSamples:
     corruption: Corruption | None = None
     obstacle: str = ""
     protocol: str = ""
+    lossy: tuple[LossyDevice, ...] = ()
 
     def windows(self, load: str) -> tuple[Window, ...]:
         """Return the windows of a load."""
@@ -142,6 +145,7 @@ class FlowSamples:
             contention=(cores[load],) if load in cores else (),
             obstacle=self.obstacle,
             protocol=self.protocol,
+            lossy=self.lossy,
         )
 
 

@@ -111,6 +111,15 @@ def test_regions_that_are_kept_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     ctypes.memset(regions[0][0], 7, 2 * PAGE)
 
 
+def test_no_export_has_the_addresses_of_an_earlier_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over RDMA an agent that knows a region refuses another registration of it: tests/machines/test_rdma_faults.py."""
+    agent = ClockedAgent(monkeypatch)
+    for _ in range(3):
+        control_path.export(agent, count=2, repeats=1)
+    addresses = {address for regions, _ in agent.named("register_memory") for address, *_ in regions}
+    assert len(addresses) == 6
+
+
 @pytest.mark.parametrize("count", [0, 2])
 def test_exports_are_timed_while_the_regions_are_registered(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     agent = ClockedAgent(monkeypatch, register_memory=["regions"], get_agent_metadata=[b"one", b"two"])

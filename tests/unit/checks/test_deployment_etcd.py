@@ -318,6 +318,21 @@ class TestServer:
             assert found.state.leader_changes is not None
             assert found.state.leader_changes >= 2
 
+    def test_an_etcd_that_has_lost_most_of_its_members_has_no_leader(self) -> None:
+        with ThreeNodeEtcd(supervisor()) as three:
+            for place in (0, 2):
+                three.stop(place)
+            with connect(three.members, timeout=5) as client:
+                wait_until(lambda: not client.status().get("leader"), 60, "the second member knows no leader")
+                with pytest.raises(EtcdError, match="has no leader") as told:
+                    look(client, NAMESPACE)
+        first, _, third = map(str, three.members)
+        assert told.value.reason == (
+            f"the etcd at {three.endpoint} has no leader, and so reads and writes no key: 2 of 3 members do not "
+            f"answer: {first}: timeout, no answer within 5 s; {third}: timeout, no answer within 5 s"
+        )
+        assert told.value.remedy == "start the missing members: more than half of them must be up"
+
     def test_what_a_user_may_not_read_is_a_note(self) -> None:
         with running_etcd() as guarded:
             turn_authentication_on(guarded.url)

@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from pytest_nixl.checks.kv_cache import link as kv_link
 from pytest_nixl.checks.kv_cache.blocks import BlockOrder, KvLayout, KvMethod
 from pytest_nixl.checks.kv_cache.link import MOST, MOST_AT_RATE, KvLink, KvTraffic
 from pytest_nixl.checks.kv_cache.samples import STEPS
@@ -77,6 +78,28 @@ def test_every_kind_of_request_moves_the_right_blocks(connect: Connect, op: str)
         assert samples.transports
         assert (samples.prepare > 0) == (traffic.method is not KvMethod.INITIALIZED)
         assert samples.step("post") <= samples.step("post", 99)
+
+
+def test_lost_packets_are_counted_while_requests_are_timed(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    link, done = connect("WRITE"), []
+    verified, given = link._verified, []
+
+    def time_requests(phase: str, *arguments: Any) -> Any:
+        done.append(phase)
+        return verified(phase, *arguments)
+
+    def compare(*arguments: Any) -> tuple[str, ...]:
+        given.append(arguments)
+        return ("lossy",)
+
+    # No host of these tests has RDMA.
+    monkeypatch.setattr(kv_link, "loss_counters", lambda workers, before=None: {"a": list(done)})
+    monkeypatch.setattr(link, "_verified", time_requests)
+    monkeypatch.setattr(kv_link, "lossy_devices", compare)
+    samples = link.measure(KvTraffic(16), duration=0.0, least=2)
+    assert samples.lossy == cast(Any, ("lossy",))
+    first, timed = "after the first request", "after the timed requests"
+    assert given == [({"a": [first]}, {"a": [first, timed]}, samples.transports, 2 * samples.request_bytes)]
 
 
 def test_the_target_of_one_host_is_no_contention(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import pytest
 from pytest_nixl.checks.kv_cache.blocks import BlockOrder, KvCorruption
 from pytest_nixl.checks.kv_cache.samples import STEPS, KvSamples, RequestTimes
 from pytest_nixl.model.carrier_bytes import CarrierBytes
+from pytest_nixl.model.lost_packets import LossyDevice
 from pytest_nixl.model.row_key import RowKey
 
 KEY = RowKey.parse("UCX/WRITE/DRAM:DRAM/1KiB/batch4/depth1/0-1/kv=scattered-prepped,model=generic,tokens=64")
@@ -59,6 +60,10 @@ def test_launches_are_kept_apart() -> None:
     wrong = KvCorruption("after the timed requests", 1, 1, "layer 0 K, block 1, offset 2", 3, 4, "")
     slow = tuple(4 * each for each in TIMES)
     other = replace(samples(RequestTimes(0.0, 0.0, slow)), corruption=wrong, prepares=(0.75,), contention=(0.5,))
+    one, other = (
+        replace(each, lossy=(LossyDevice("node-a", "rxe0", packets, {"rcvd_seq_err": packets // 100}),))
+        for each, packets in ((one, 100), (other, 300))
+    )
     both = one.with_launch(other)
     row = both.row(KEY)
     assert row.launches == (2, 1)
@@ -67,3 +72,4 @@ def test_launches_are_kept_apart() -> None:
     assert both.prepare == 0.5
     assert str(row.corruption).endswith("layer 0 K, block 1, offset 2: expected 0x03, found 0x04")
     assert both.counted.payload == 3 * 4096
+    assert row.lossy == (LossyDevice("node-a", "rxe0", 400, {"rcvd_seq_err": 4}),)

@@ -9,14 +9,16 @@ from dataclasses import replace
 import pytest
 
 from pytest_nixl.checks.kv_cache.blocks import BlockOrder, KvCorruption
-from pytest_nixl.checks.kv_cache.check import KvLaunches, KvRequestKind, KvSamples, describe
+from pytest_nixl.checks.kv_cache.check import KvLaunches, KvRequestKind, KvSamples, describe, judge_requests
 from pytest_nixl.checks.kv_cache.samples import RequestTimes
 from pytest_nixl.checks.kv_cache.storage import StoredRequests, judge_stored
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.measure.launch import Launch
 from pytest_nixl.model.carrier_bytes import CarrierBytes
+from pytest_nixl.model.expectation import Expectation
 from pytest_nixl.model.kv_model import KV_MODELS
 from pytest_nixl.model.kv_plan import KvPlan
+from pytest_nixl.model.lost_packets import LossyDevice
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Verdict
@@ -43,6 +45,22 @@ def test_descriptors_that_take_long_to_prepare_are_named_with_what_prepares_them
     )
     assert "descriptors of both caches" not in describe(KIND, samples(0.5))
     assert "descriptors of both caches" not in describe(replace(KIND, way="scattered-strided"), samples(5.04))
+
+
+@pytest.mark.parametrize("expectation", [None, Expectation("a test"), Expectation("a test", transports=("rc_verbs",))])
+def test_requests_name_the_device_that_lost_packets(expectation: Expectation | None) -> None:
+    healthy = replace(samples(0.5), transports=("rc_verbs/rxe0:1",))
+    passed = judge_requests(KIND, healthy, expectation)
+    assert passed.verdict is Verdict.PASS
+    losing = replace(healthy, lossy=(LossyDevice("node-a", "rxe0", 1000, {"rcvd_seq_err": 9}),))
+    judged = judge_requests(KIND, losing, expectation)
+    assert judged.verdict is Verdict.WARN
+    assert judged.reason == (
+        f"{passed.reason}, but packets were lost: rxe0 of node-a counted 9 rcvd_seq_err in 1,000 packets (0.9 %)"
+    )
+    assert "Check the cables" in judged.remedy
+    wrong = Expectation("a test", transports=("tcp",))
+    assert judge_requests(KIND, losing, wrong) == judge_requests(KIND, healthy, wrong)
 
 
 def test_what_fragments_of_a_file_cost_is_named_if_it_is_much() -> None:

@@ -80,6 +80,38 @@ def test_each_flow_is_measured_alone_and_together(connect: Connect, text: str, o
 
 
 @pytest.mark.long
+def test_lost_packets_of_the_two_hosts_of_a_flow_are_counted_while_flows_are_timed(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flows, timed = connect("incast:3"), RankFlows._timed
+    done: list[str] = []
+    given: list[tuple[Any, ...]] = []
+
+    def time_flows(self: RankFlows, *arguments: Any) -> None:
+        done.append("timed")
+        timed(self, *arguments)
+
+    def compare(*arguments: Any) -> tuple[str, ...]:
+        given.append(arguments)
+        return tuple(arguments[1])
+
+    monkeypatch.setattr(RankFlows, "_timed", time_flows)
+    # No host of these tests has RDMA.
+    monkeypatch.setattr(rank_flows, "loss_counters", lambda workers, before=None: {name: list(done) for name in "abc"})
+    monkeypatch.setattr(rank_flows, "lossy_devices", compare)
+    monkeypatch.setattr(RankFlows, "_hosts", lambda self: ["a", "b", "c"])
+    found = flows.measure(repeats=2).flows
+    for each, (before, after, transports, moved) in zip(found, given, strict=True):
+        assert set(before) == {"a", "b", "c"}
+        assert sorted(after) == sorted("abc"[rank] for rank in each.flow.ranks)
+        assert [*before["a"], *after["a"]] == ["timed", "timed"]
+        assert transports == each.transports
+        assert moved == each.flow.size * sum(count for load in LOADS for count, _ in each.windows(load))
+        for load in LOADS:
+            assert each.samples(flows._kind.key(each.flow, load), load).lossy == tuple(after)
+
+
+@pytest.mark.long
 def test_a_matrix_has_flows_of_its_own_sizes(connect: Connect, tmp_path: str) -> None:
     file = os.path.join(tmp_path, "matrix.txt")
     with open(file, "w", encoding="utf-8") as stream:
