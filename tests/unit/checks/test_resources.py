@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import socket
@@ -63,6 +64,21 @@ def test_memory_is_counted_in_bytes_when_it_is_touched() -> None:
             pages[place] = 1
         touched = _anonymous() - before
     assert untouched < 32 * MIB <= touched < 96 * MIB
+
+
+def test_memory_that_the_program_has_freed_is_given_back_before_it_is_counted() -> None:
+    library = ctypes.CDLL(None)
+    library.malloc.restype, library.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    before = held()["memory"]
+    # Too small for maps of their own. The last one stays, because glibc itself gives back what is above all blocks.
+    blocks = [library.malloc(64 << 10) for _ in range(1025)]
+    for block in blocks:
+        ctypes.memset(block, 1, 64 << 10)
+    assert held()["memory"] - before >= 48 * MIB
+    for block in blocks[:-1]:
+        library.free(block)
+    assert held()["memory"] - before < 16 * MIB
+    library.free(blocks[-1])
 
 
 def test_memory_is_also_read_of_a_kernel_without_sums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,6 +154,14 @@ def test_a_small_row_that_never_moved_is_doubted_after_a_while(
         made.stalled(seconds)
 
 
+def test_a_store_that_answers_may_be_doubted_when_a_fault_is_looked_for(buffer: ObjectBuffer, store: Store) -> None:
+    buffer.fill(7, 0, 3 * BLOCK)
+    buffer.name_fault()
+    store.doubted = ObjectStoreError("NIXL does not trust its certificate", "set ca_bundle")
+    with pytest.raises(ObjectStoreError, match="does not trust"):
+        buffer.name_fault()
+
+
 @pytest.mark.parametrize(("looking", "found"), [(60.0, False), (-1.0, True)])
 def test_each_object_is_looked_for_while_there_is_time(
     buffer: ObjectBuffer, store: Store, monkeypatch: pytest.MonkeyPatch, looking: float, found: bool
