@@ -103,7 +103,7 @@ TESTS = {
     "measure/launch": "measure/test_link",
     "nixl/worker": "processes/test_worker_process measure/test_link",
     "nixl/worker/__main__": "nixl/test_worker_error processes/test_worker_process",
-    "nixl/worker/commands": "nixl/test_commands processes/test_worker_process measure/test_link",
+    "nixl/worker/commands": "nixl/test_commands nixl/test_objects processes/test_worker_process measure/test_link",
     "checks/control_path/worker": "checks/test_control_path_calls checks/test_control_path",
     "nixl/worker/devices": "nixl/test_vram",
     "checks/faults/worker": "checks/test_fault_traffic checks/test_misuse",
