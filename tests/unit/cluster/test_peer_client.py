@@ -178,6 +178,19 @@ def test_a_worker_that_is_killed_has_the_code_that_its_peer_says(peer: DoublePee
     ]  # fmt: skip
 
 
+def test_a_worker_whose_peer_takes_no_line_has_ended(peer: DoublePeer) -> None:
+    def refuse(message: dict[str, Any]) -> None:
+        raise NixlPluginError("the lease has ended")
+
+    peer.client.start("initiator", {}, 60)
+    [process] = peer.client._processes.values()
+    peer.answer = refuse
+    process.channel.sendall(b"a line\n")
+    assert process.channel.recv(100) == b"", "nothing more can be read from it"
+    assert not process.alive
+    assert process.wait(60) is None
+
+
 def test_a_worker_that_cannot_be_started_has_ended() -> None:
     peer = DoublePeer(lambda message: PeerAnswer(message["number"], None, "no room"))
     with pytest.raises(PeerError, match="refused 'start': no room"):
