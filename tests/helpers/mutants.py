@@ -14,7 +14,8 @@ run: only the short tests that are named for a module (``TESTS``) are tried.
 
 Not made are changes that no test could notice: of annotations, of what only a type checker reads, of decorators'
 arguments, of log lines, of numbers in a name's time to wait (``…_SECONDS``, ``_NAP``, ``timeout=5.0``, ``deadline = now
-+ 3 * limit``: no test may depend on them), and of the line that starts a module as a program.
++ 3 * limit``: no test may depend on them), and of the line that starts a module as a program. Nor is a change that is
+no Python, such as ``if not found := f()``: it would die without a test.
 
 Exit code 0: enough of the sample died; 1: too few did; 2: the tests fail without any change, or nothing can be chosen.
 """
@@ -36,6 +37,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, ClassVar
@@ -204,6 +206,13 @@ class Mutant:
         found = mutate_code(source, operator(self.operator), self.nth)
         assert found is not None
         return str(found)
+
+    def is_python(self) -> bool:
+        try:
+            ast.parse(self.code((ROOT / "pytest_nixl" / f"{self.module}.py").read_text()))
+        except SyntaxError:
+            return False
+        return True
 
 
 class OtherException(ExceptionReplacer):  # type: ignore[misc]
@@ -515,7 +524,7 @@ def main() -> int:
     every = [mutant for module in modules(options.modules) for mutant in mutants_of(module, options.seed)]
     # A smaller sample is the beginning of a larger one, and a change of the code changes little of it.
     every.sort(key=lambda each: random.Random(f"{options.seed} {each.module} {each.operator} {each.nth}").random())
-    chosen = every[options.after : options.sample or None]
+    chosen = list(islice(filter(Mutant.is_python, every), options.after, options.sample or None))
     if not chosen:
         print(f"no change can be made in {' '.join(options.modules)}: give paths below pytest_nixl, such as judge/row")
         return 2

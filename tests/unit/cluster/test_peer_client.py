@@ -142,7 +142,8 @@ def test_a_worker_ends_as_its_peer_says_and_only_once(peer: DoublePeer) -> None:
     assert process.wait(0.01) is None
     peer.client.receive(WorkerEnded(number + 1, 1))
     assert process.alive
-    peer.client.receive(WorkerEnded(number, -9))
+    threading.Timer(0.1, peer.client.receive, (WorkerEnded(number, -9),)).start()
+    assert process.wait(60) == -9
     peer.client.receive(WorkerEnded(number, 3))
     assert not process.alive
     assert process.wait(60) == -9
