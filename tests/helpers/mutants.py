@@ -99,6 +99,7 @@ TESTS = {
     "checks/pattern/fairness": "checks/test_pattern_fairness checks/test_pattern_figures",
     "checks/pattern/rank_flows": "checks/test_rank_flows checks/test_flow_steps",
     "checks/raw_tools/judge": "checks/test_raw_judge checks/test_raw_tools",
+    "judge/regression": "judge/test_run_comparison",
     "judge/row": "model/test_carrier_bytes model/test_machine core/test_cpu_contention",
     "measure": "measure/test_launch measure/test_link",
     "measure/link": "nixl/test_row_transfers",

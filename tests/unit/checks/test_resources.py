@@ -66,9 +66,23 @@ def test_memory_is_counted_in_bytes_when_it_is_touched() -> None:
     assert untouched < 32 * MIB <= touched < 96 * MIB
 
 
-def test_memory_that_the_program_has_freed_is_given_back_before_it_is_counted() -> None:
-    library = ctypes.CDLL(None)
-    library.malloc.restype, library.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+@pytest.fixture
+def library() -> ctypes.CDLL:
+    """The C library, whose ``malloc`` and ``free`` take and return addresses."""
+    found = ctypes.CDLL(None)
+    found.malloc.restype, found.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    return found
+
+
+def test_blocks_of_malloc_are_counted_whether_or_not_they_have_a_map_of_their_own(library: ctypes.CDLL) -> None:
+    before = held()["heap"]
+    blocks = [library.malloc(size) for size in (64 * MIB, *[64 << 10] * 256)]
+    assert 80 * MIB <= held()["heap"] - before < 96 * MIB
+    for block in blocks:
+        library.free(block)
+
+
+def test_memory_that_the_program_has_freed_is_given_back_before_it_is_counted(library: ctypes.CDLL) -> None:
     before = held()["memory"]
     # Too small for maps of their own. The last one stays, because glibc itself gives back what is above all blocks.
     blocks = [library.malloc(64 << 10) for _ in range(1025)]
