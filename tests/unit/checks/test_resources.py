@@ -132,6 +132,19 @@ def test_a_cycle_undoes_what_it_does(cycle: str, calls: list[str]) -> None:
         scene.agent.deregister_memory.assert_called_once_with(scene.agent.register_memory.return_value)
 
 
+@pytest.mark.parametrize(("cycle", "removed"), [("connection", 1), ("transfer", 0)])
+def test_only_cycles_of_connections_begin_without_one(
+    monkeypatch: pytest.MonkeyPatch, cycle: str, removed: int
+) -> None:
+    monkeypatch.setattr(cycles, "CycleScene", MagicMock())
+    monkeypatch.setattr(cycles, "_scenes", {})
+    monkeypatch.setitem(cycles.CYCLES, cycle, lambda scene: None)
+    agent = MagicMock()
+    for _ in range(2):
+        assert "heap" in cycles.repeat(agent, cycle, "UCX", 1, 60)
+    assert agent.remove_remote_agent.call_count == removed
+
+
 def test_an_agent_of_a_cycle_is_deleted_with_its_memory_and_its_peer(monkeypatch: pytest.MonkeyPatch) -> None:
     scene, usual, made = MagicMock(backend="UCX", numbers=iter([4])), MagicMock(), MagicMock()
     usual.name, scene.agent = "a", usual
