@@ -6,8 +6,10 @@ The agent is a double, because a real one raises an error at once only over RDMA
 
 from __future__ import annotations
 
+import io
 import mmap
 import signal
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -113,6 +115,14 @@ def test_an_error_after_transfers_were_completed_is_the_answer(call: str, capsys
     assert found["said"] == "nixlRemoteDisconnectError"
     assert found["completed"] >= 19
     assert capsys.readouterr().out == f"{FLOWS}\n"
+
+
+@pytest.mark.parametrize(("call", "words"), [("", FLOWS), ("transfer", ENDED_EARLY)])
+def test_what_the_scene_waits_for_is_written_at_once(monkeypatch: pytest.MonkeyPatch, call: str, words: str) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written))
+    keep(Agent(call), limit=0.01)
+    assert written.getvalue().decode() == f"{words}\n"
 
 
 def test_nothing_is_posted_after_an_error() -> None:
