@@ -85,7 +85,7 @@ TESTS = {
     "etcd/lease": "etcd/test_watch etcd/test_client",
     "etcd/maintenance": "etcd/test_members checks/test_deployment_etcd",
     "etcd/members": "etcd/test_members etcd/test_client etcd/test_client_members",
-    "etcd/proxy": "etcd/test_http2 etcd/test_proxy etcd/test_protobuf",
+    "etcd/proxy": "etcd/test_proxy_events etcd/test_http2 etcd/test_proxy etcd/test_protobuf",
     "etcd/proxy/client": "etcd/test_proxy_events etcd/test_proxy",
     "etcd/transaction": "core/test_strict etcd/test_client cluster/test_membership",
     "etcd/watch": "etcd/test_bounded_http etcd/test_client",
