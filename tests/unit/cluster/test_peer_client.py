@@ -21,7 +21,7 @@ from helpers.cli_run import eventually
 from pytest_nixl.cluster import driver as driver_module
 from pytest_nixl.cluster.driver import RankDriver, serve
 from pytest_nixl.cluster.group import Member
-from pytest_nixl.cluster.messages import Message, PeerAnswer, PeerLeft, WorkerEnded, WorkerLine
+from pytest_nixl.cluster.messages import Message, PeerAnswer, PeerLeft, WorkerEnded, WorkerLine, read_message
 from pytest_nixl.cluster.peer_client import PeerClient, PeerError, PeerLateError
 from pytest_nixl.cluster.peer_server import Ending
 from pytest_nixl.core.errors import NixlPluginError
@@ -213,12 +213,16 @@ def driver() -> tuple[RankDriver, list[tuple[int, str]], list[str]]:
             receive=lambda message: told.append((rank, type(message).__name__)),
         )
 
+    def send(rank: int, message: dict[str, Any]) -> None:
+        read_message(message)  # a message of another form would be ignored
+        told.append((rank, message["ask"]))
+
     vars(made).update(
         peers={rank: peer(rank) for rank in (1, 2)},
         membership=SimpleNamespace(
             members=[Member(rank, f"t{rank}", f"node-{rank}", 9) for rank in range(3)], group="g"
         ),
-        _mailbox=SimpleNamespace(send=lambda rank, message: told.append((rank, message["ask"]))),
+        _mailbox=SimpleNamespace(send=send),
         _on_lease_lost=lambda error: stopped.append(error.reason),
     )
     return made, told, stopped
@@ -389,6 +393,10 @@ def asked_driver(*answers: Any, mail: NixlPluginError | None = None) -> tuple[Ra
                 made.peers[rank].receive(PeerAnswer(message["number"], answer))
 
     ranks = range(1, len(answers) + 1)
+    def send(rank: int, message: dict[str, Any]) -> None:
+        read_message(message)  # a message of another form would be ignored
+        told.append((rank, message["ask"]))
+
     vars(made).update(
         peers={rank: PeerClient(rank, f"rank {rank}", lambda _: None, 60) for rank in ranks},
         _mailbox=SimpleNamespace(send_each=send_each),
