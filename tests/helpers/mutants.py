@@ -108,7 +108,7 @@ TESTS = {
     "nixl/worker/__main__": "nixl/test_worker_error processes/test_worker_process",
     "nixl/worker/commands": "nixl/test_commands nixl/test_objects processes/test_worker_process measure/test_link",
     "checks/control_path/worker": "checks/test_control_path_calls checks/test_control_path",
-    "nixl/worker/devices": "nixl/test_vram",
+    "nixl/worker/devices": "nixl/test_nvidia nixl/test_vram",
     "checks/faults/worker": "checks/test_fault_traffic checks/test_misuse",
     "checks/faults/worker/traffic": "checks/test_fault_traffic checks/test_transfer_faults",
     "nixl/worker/files": "nixl/test_files nixl/test_posix",
