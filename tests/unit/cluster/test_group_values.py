@@ -233,6 +233,16 @@ class TestRoster:
         with joined(etcd) as members:
             barrier(members)
 
+    def test_a_forged_gate_keeps_no_process_from_the_rank_of_one_that_died(
+        self, etcd: Etcd, stranger: EtcdClient
+    ) -> None:
+        with joined(etcd) as members, connect([etcd.endpoint], timeout=SECONDS) as client:
+            stranger.put(f"{ROOT}run/gate", b'{"passed": 9}')
+            members[1].lease.revoke()
+            with join(client, "forged", 2, ttl=TTL, timeout=SECONDS, token=TOKEN, wanted=1, host="h") as other:
+                assert other.rank == 1
+                barrier([members[0], other])
+
 
 class TestBarrier:
     def test_a_barrier_waits_for_the_last_rank_whatever_is_written(self, etcd: Etcd, stranger: EtcdClient) -> None:

@@ -393,9 +393,6 @@ def asked_driver(*answers: Any, mail: NixlPluginError | None = None) -> tuple[Ra
                 made.peers[rank].receive(PeerAnswer(message["number"], answer))
 
     ranks = range(1, len(answers) + 1)
-    def send(rank: int, message: dict[str, Any]) -> None:
-        read_message(message)  # a message of another form would be ignored
-        told.append((rank, message["ask"]))
 
     vars(made).update(
         peers={rank: PeerClient(rank, f"rank {rank}", lambda _: None, 60) for rank in ranks},
