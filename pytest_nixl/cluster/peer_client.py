@@ -101,7 +101,7 @@ class PeerClient(Host):
         :param since: the monotonic time from which ``within`` counts; None for now.
         """
         seconds = self._timeout if within is None else within
-        left = seconds if since is None else max(0.0, since + seconds - time.monotonic())
+        left = seconds if since is None else since + seconds - time.monotonic()
         what, number = message["ask"], message["number"]
         with self._answered:
             self._answered.wait_for(lambda: self._answers[number] or self._lost is not None, left)

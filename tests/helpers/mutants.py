@@ -14,7 +14,8 @@ run: only the short tests that are named for a module (``TESTS``) are tried.
 
 Not made are changes that no test could notice: of annotations, of what only a type checker reads, of decorators'
 arguments, of log lines, of numbers in a name's time to wait (``…_SECONDS``, ``_NAP``, ``timeout=5.0``, ``deadline = now
-+ 3 * limit``: no test may depend on them), and of the line that starts a module as a program.
++ 3 * limit``: no test may depend on them), and of the line that starts a module as a program. Nor is a change that is
+no Python, such as ``if not found := f()``: it would die without a test.
 
 Exit code 0: enough of the sample died; 1: too few did; 2: the tests fail without any change, or nothing can be chosen.
 """
@@ -36,6 +37,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, ClassVar
@@ -83,7 +85,7 @@ TESTS = {
     "etcd/lease": "etcd/test_watch etcd/test_client",
     "etcd/maintenance": "etcd/test_members checks/test_deployment_etcd",
     "etcd/members": "etcd/test_members etcd/test_client etcd/test_client_members",
-    "etcd/proxy": "etcd/test_http2 etcd/test_proxy etcd/test_protobuf",
+    "etcd/proxy": "etcd/test_proxy_events etcd/test_http2 etcd/test_proxy etcd/test_protobuf",
     "etcd/proxy/client": "etcd/test_proxy_events etcd/test_proxy",
     "etcd/transaction": "core/test_strict etcd/test_client cluster/test_membership",
     "etcd/watch": "etcd/test_bounded_http etcd/test_client",
@@ -97,15 +99,16 @@ TESTS = {
     "checks/pattern/fairness": "checks/test_pattern_fairness checks/test_pattern_figures",
     "checks/pattern/rank_flows": "checks/test_rank_flows checks/test_flow_steps",
     "checks/raw_tools/judge": "checks/test_raw_judge checks/test_raw_tools",
+    "judge/regression": "judge/test_run_comparison",
     "judge/row": "model/test_carrier_bytes model/test_machine core/test_cpu_contention",
     "measure": "measure/test_launch measure/test_link",
     "measure/link": "nixl/test_row_transfers",
     "measure/launch": "measure/test_link",
     "nixl/worker": "processes/test_worker_process measure/test_link",
     "nixl/worker/__main__": "nixl/test_worker_error processes/test_worker_process",
-    "nixl/worker/commands": "nixl/test_commands processes/test_worker_process measure/test_link",
+    "nixl/worker/commands": "nixl/test_commands nixl/test_objects processes/test_worker_process measure/test_link",
     "checks/control_path/worker": "checks/test_control_path_calls checks/test_control_path",
-    "nixl/worker/devices": "nixl/test_vram",
+    "nixl/worker/devices": "nixl/test_nvidia nixl/test_vram",
     "checks/faults/worker": "checks/test_fault_traffic checks/test_misuse",
     "checks/faults/worker/traffic": "checks/test_fault_traffic checks/test_transfer_faults",
     "nixl/worker/files": "nixl/test_files nixl/test_posix",
@@ -132,8 +135,8 @@ TESTS = {
     "nixl/worker/vram": "nixl/test_vram",
     "session/gate": "session/test_gate_results",
 }
-#: The names of times to wait, whose digits may change.
-WAITS = re.compile(r"seconds|nap|timeout|deadline|grace|interval$|_every$", re.IGNORECASE)
+#: The names of times to wait, whose digits may change. Some are counted in polls.
+WAITS = re.compile(r"seconds|nap|timeout|deadline|grace|polls_between|interval$|_every$", re.IGNORECASE)
 #: The most seconds that the tests of one change take without it. The quickest run first: most changes die at once.
 MOST_SECONDS = 20.0
 #: The tests that run for each change, and those that run for each that lived.
@@ -157,7 +160,7 @@ TIMES, SECONDS = 10, 20
 #: The most seconds of the tests of one change whose time without it is not known.
 OWN_SECONDS = 300.0
 #: The most seconds that the tests of a module may take without a change.
-UNCHANGED = 1800.0
+UNCHANGED = 3600.0
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -204,6 +207,13 @@ class Mutant:
         found = mutate_code(source, operator(self.operator), self.nth)
         assert found is not None
         return str(found)
+
+    def is_python(self) -> bool:
+        try:
+            ast.parse(self.code((ROOT / "pytest_nixl" / f"{self.module}.py").read_text()))
+        except SyntaxError:
+            return False
+        return True
 
 
 class OtherException(ExceptionReplacer):  # type: ignore[misc]
@@ -454,6 +464,7 @@ class Tests:
             patch.setenv(child_lines.FILE, str(children))
             result, seconds = self.run(files, QUICK, UNCHANGED, more=more)
         if result not in ("passed", "failed"):
+            print(f"without a change, the result of the unit tests after {seconds:.0f} s is: {result}")
             return None
         print(f"the unit tests took {seconds:.0f} s", flush=True)
         return Covering.read(data, children, times)
@@ -515,7 +526,7 @@ def main() -> int:
     every = [mutant for module in modules(options.modules) for mutant in mutants_of(module, options.seed)]
     # A smaller sample is the beginning of a larger one, and a change of the code changes little of it.
     every.sort(key=lambda each: random.Random(f"{options.seed} {each.module} {each.operator} {each.nth}").random())
-    chosen = every[options.after : options.sample or None]
+    chosen = list(islice(filter(Mutant.is_python, every), options.after, options.sample or None))
     if not chosen:
         print(f"no change can be made in {' '.join(options.modules)}: give paths below pytest_nixl, such as judge/row")
         return 2

@@ -108,11 +108,7 @@ class Http1:
         if self._request.stream:
             self._to_client(h11.EndOfMessage())
         else:
-            framing = (b"transfer-encoding", b"content-length")
-            headers = [(name, value) for name, value in self._answer.headers if name not in framing]
-            headers.append((b"content-length", str(len(self._answer_body)).encode()))
-            head = h11.Response(status_code=self._answer.status_code, reason=self._answer.reason, headers=headers)
-            self._to_client(head, h11.Data(data=bytes(self._answer_body)), h11.EndOfMessage())
+            self._to_client(self._answer, h11.Data(data=bytes(self._answer_body)), h11.EndOfMessage())
         if self._down.our_state is h11.MUST_CLOSE or self._up.our_state is h11.MUST_CLOSE:
             self._link.close()
             return

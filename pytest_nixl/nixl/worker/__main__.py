@@ -23,6 +23,8 @@ from typing import Any, NoReturn
 
 _PR_SET_PDEATHSIG, _PR_SET_TIMERSLACK = 1, 29
 _IOLBF = 1
+#: Sleeps between polls take tens of microseconds, to which the kernel would add fifty.
+_SLACK_NANOSECONDS = 1000
 #: NIXL's errors that an RDMA device can cause.
 _OF_DEVICES = ("nixlBackendError", "nixlRemoteDisconnectError")
 #: The module that a worker with GPU memory has imported.
@@ -32,8 +34,7 @@ _OF_GPU_MEMORY = "pytest_nixl.nixl.worker.vram"
 def _prepare_process(parent: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    # Sleeps between polls take tens of microseconds, to which the kernel would add fifty.
-    libc.prctl(_PR_SET_TIMERSLACK, 1000, 0, 0, 0)
+    libc.prctl(_PR_SET_TIMERSLACK, _SLACK_NANOSECONDS, 0, 0, 0)
     # Let C libraries write line by line: UCX's output is read while the worker runs, and must survive a crash.
     libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _IOLBF, 0)
     if os.getppid() != parent:

@@ -6,8 +6,11 @@ The agent is a double, because a real one raises an error at once only over RDMA
 
 from __future__ import annotations
 
+import io
 import mmap
 import signal
+import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -50,8 +53,10 @@ class Agent:
 
     def __init__(self, at: str = "", after: int = 0, error: type[Exception] | None = GONE) -> None:
         self._at, self._left, self._error, self._stuck = at, after, error, False
+        self.asked: Counter[str] = Counter()
 
     def _asked(self, call: str, answer: object) -> Any:
+        self.asked[call] += 1
         if call == self._at:
             self._left -= 1
         if self._left < 0:
@@ -110,6 +115,20 @@ def test_an_error_after_transfers_were_completed_is_the_answer(call: str, capsys
     assert found["said"] == "nixlRemoteDisconnectError"
     assert found["completed"] >= 19
     assert capsys.readouterr().out == f"{FLOWS}\n"
+
+
+@pytest.mark.parametrize(("call", "words"), [("", FLOWS), ("transfer", ENDED_EARLY)])
+def test_what_the_scene_waits_for_is_written_at_once(monkeypatch: pytest.MonkeyPatch, call: str, words: str) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written))
+    keep(Agent(call), limit=0.01)
+    assert written.getvalue().decode() == f"{words}\n"
+
+
+def test_nothing_is_posted_after_an_error() -> None:
+    agent = Agent("transfer")
+    keep(agent)
+    assert agent.asked["transfer"] == 1
 
 
 def test_an_error_that_is_not_of_nixl_is_raised() -> None:

@@ -45,18 +45,18 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
 
 
 def windowed(clock: _Clock, arrivals: list[tuple[float, int]], *, posted: int, slots: int = 1) -> OutgoingFlow:
-    """Return a flow after a window of one second, in which transfers arrived at these times.
+    """Return a flow after a window of one second, after whose start transfers arrived at these times.
 
     :param posted: how often each of its ``slots`` handles is posted.
     """
     agent = _PostingAgent()
     flow = OutgoingFlow(3, ["handle"] * slots, notification(3))
-    flow.begin(0.0, 1.0)
+    flow.begin(100.0, 101.0)
     for _ in range(posted):
         flow.advance(agent, posting=True)
     flow.advance(agent, posting=False)
     for now, count in arrivals:
-        clock.now = now
+        clock.now = 100.0 + now
         flow.delivered(count)
     return flow
 
@@ -107,9 +107,10 @@ def test_a_flow_that_stands_still_is_not_fast(clock: _Clock) -> None:
 
 
 def test_a_window_with_too_few_transfers_counts_all_of_them(clock: _Clock) -> None:
-    flow = windowed(clock, [(0.9, 1), (1.8, 2), (2.7, 3)], posted=3)
-    assert flow.result() == (3, 2.7)
-    assert windowed(clock, [(0.2, 2), (0.9, 3), (1.8, 4)], posted=2, slots=2).result() == (4, 1.8)
+    count, seconds = windowed(clock, [(0.9, 1), (1.8, 2), (2.7, 3)], posted=3).result()
+    assert (count, round(seconds, 9)) == (3, 2.7)
+    count, seconds = windowed(clock, [(0.2, 2), (0.9, 3), (1.8, 4)], posted=2, slots=2).result()
+    assert (count, round(seconds, 9)) == (4, 1.8)
 
 
 def test_a_window_with_two_transfers_for_each_in_flight_counts_those_before_its_end(clock: _Clock) -> None:
@@ -121,7 +122,7 @@ def test_a_window_with_two_transfers_for_each_in_flight_counts_those_before_its_
 def test_a_count_that_was_never_posted_is_not_believed(clock: _Clock) -> None:
     flow = windowed(clock, [(0.5, 7)], posted=2)
     assert not flow.over
-    clock.now = 0.6
+    clock.now = 100.6
     flow.delivered(2)
     assert flow.over
 

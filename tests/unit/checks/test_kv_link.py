@@ -335,6 +335,7 @@ def test_a_stall_of_the_target_is_not_hidden_from_the_latency(
         (KvTraffic(2), 1e-9, 1.0, MOST + 1, MOST + 1),
         (KvTraffic(2, in_flight=4), 0.5, 8.0, 3, 32),  # eight for each that is in flight
         (KvTraffic(2, in_flight=2), 0.5, 8.0, 3, 17),
+        (KvTraffic(2, in_flight=2), 0.5, 0.0, 3, 16),
         (KvTraffic(2, in_flight=4), 0.5, 8.0, 40, 40),
         (KvTraffic(2, rate=4.0), 0.001, 8.0, 3, 33),  # the rate decides, and not the time of one
         (KvTraffic(2, rate=4.0), 0.001, 8.0, 50, 50),

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import socket
@@ -65,6 +66,35 @@ def test_memory_is_counted_in_bytes_when_it_is_touched() -> None:
     assert untouched < 32 * MIB <= touched < 96 * MIB
 
 
+@pytest.fixture
+def library() -> ctypes.CDLL:
+    """The C library, whose ``malloc`` and ``free`` take and return addresses."""
+    found = ctypes.CDLL(None)
+    found.malloc.restype, found.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    return found
+
+
+def test_blocks_of_malloc_are_counted_whether_or_not_they_have_a_map_of_their_own(library: ctypes.CDLL) -> None:
+    before = held()["heap"]
+    blocks = [library.malloc(size) for size in (64 * MIB, *[64 << 10] * 256)]
+    assert 80 * MIB <= held()["heap"] - before < 96 * MIB
+    for block in blocks:
+        library.free(block)
+
+
+def test_memory_that_the_program_has_freed_is_given_back_before_it_is_counted(library: ctypes.CDLL) -> None:
+    before = held()["memory"]
+    # Too small for maps of their own. The last one stays, because glibc itself gives back what is above all blocks.
+    blocks = [library.malloc(64 << 10) for _ in range(1025)]
+    for block in blocks:
+        ctypes.memset(block, 1, 64 << 10)
+    assert held()["memory"] - before >= 48 * MIB
+    for block in blocks[:-1]:
+        library.free(block)
+    assert held()["memory"] - before < 16 * MIB
+    library.free(blocks[-1])
+
+
 def test_memory_is_also_read_of_a_kernel_without_sums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "status").write_text("Name: x\nVmRSS: 900 kB\nRssAnon: 3 kB\nRssFile: 50 kB\nVmSwap: 4 kB\n")
     monkeypatch.setattr(cycles, "_SELF", tmp_path)
@@ -100,6 +130,19 @@ def test_a_cycle_undoes_what_it_does(cycle: str, calls: list[str]) -> None:
     assert [name for name, _, _ in scene.mock_calls] == calls
     if cycle == "registration":
         scene.agent.deregister_memory.assert_called_once_with(scene.agent.register_memory.return_value)
+
+
+@pytest.mark.parametrize(("cycle", "removed"), [("connection", 1), ("transfer", 0)])
+def test_only_cycles_of_connections_begin_without_one(
+    monkeypatch: pytest.MonkeyPatch, cycle: str, removed: int
+) -> None:
+    monkeypatch.setattr(cycles, "CycleScene", MagicMock())
+    monkeypatch.setattr(cycles, "_scenes", {})
+    monkeypatch.setitem(cycles.CYCLES, cycle, lambda scene: None)
+    agent = MagicMock()
+    for _ in range(2):
+        assert "heap" in cycles.repeat(agent, cycle, "UCX", 1, 60)
+    assert agent.remove_remote_agent.call_count == removed
 
 
 def test_an_agent_of_a_cycle_is_deleted_with_its_memory_and_its_peer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -217,6 +217,18 @@ def test_one_timed_transfer_is_posted_again_and_again_and_released_once() -> Non
         time_transfers(agent, count=1, warmup=0, **given)
 
 
+def test_a_transfer_is_timed_to_its_end_and_late_after_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = iter([100.0, 160.0, 161.5, 200.0, 260.5])
+    monkeypatch.setattr(worker, "time", MagicMock(perf_counter=lambda: next(ticks)))
+    agent = MagicMock()
+    agent.transfer.return_value, agent.check_xfer_state.return_value = "PROC", "DONE"
+    regions: list[Region] = [["DRAM", 4096, 8, 0]]
+    given: Any = {"op": "READ", "peer": "b", "local": regions, "remote": regions, "timeout": 60, "warmup": 0}
+    assert time_transfers(agent, count=1, **given) == [61.5]
+    with pytest.raises(TimeoutError, match=r"^READ 1 to b was not complete within 60 s$"):
+        time_transfers(agent, count=1, **given)
+
+
 def test_a_transfer_that_must_fail_is_watched_to_its_end() -> None:
     regions: list[Region] = [["DRAM", 4096, 8, 0]]
     given: Any = {"op": "WRITE", "peer": "b", "local": regions, "remote": regions}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -143,6 +144,8 @@ def test_an_etcd_that_hangs_is_not_waited_for(etcd: Etcd) -> None:
         start = time.monotonic()
         lines = forensics(hanging, "/g/", MEMBERS, worker_logs={"w": "last"}, seconds=0.5)
         assert time.monotonic() - start < 60, "no request ends before 100 s"
+        asking = [thread.daemon for thread in threading.enumerate() if thread.name == "forensics"]
+        assert asking == [True], "a request that goes on does not keep the process"
     assert lines[0].endswith(": etcd took more than 0.5 s")
     assert lines[1:] == ["the last lines of w:", "  last"]
 

@@ -22,7 +22,7 @@ from helpers.cli_run import ROOT as CLONE
 from helpers.etcd import Etcd, running_etcd
 
 from pytest_nixl.cluster.driver import RankDriver, serve
-from pytest_nixl.cluster.etcd import meeting_etcd, require_closed, require_etcd, require_secret
+from pytest_nixl.cluster.etcd import for_agents, meeting_etcd, require_closed, require_etcd, require_secret
 from pytest_nixl.cluster.group import (
     HOST,
     PID,
@@ -232,6 +232,16 @@ class TestRoster:
         stranger.put(f"{ROOT}run/frozen", false["list"])
         with joined(etcd) as members:
             barrier(members)
+
+    def test_a_forged_gate_keeps_no_process_from_the_rank_of_one_that_died(
+        self, etcd: Etcd, stranger: EtcdClient
+    ) -> None:
+        with joined(etcd) as members, connect([etcd.endpoint], timeout=SECONDS) as client:
+            stranger.put(f"{ROOT}run/gate", b'{"passed": 9}')
+            members[1].lease.revoke()
+            with join(client, "forged", 2, ttl=TTL, timeout=SECONDS, token=TOKEN, wanted=1, host="h") as other:
+                assert other.rank == 1
+                barrier([members[0], other])
 
 
 class TestBarrier:
@@ -693,3 +703,22 @@ def test_an_existing_etcd_is_used_without_waiting_for_one(make_settings: Callabl
     assert isinstance(found, ExternalServer)
     assert found.endpoint == "http://127.0.0.1:1"
     assert waits == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "usable"),
+    [
+        ({"etcd": "http://e:1"}, True),
+        ({"etcd": "https://e:1"}, False),
+        ({"etcd": "http://u:p@e:1"}, False),
+        ({"etcd": "http://e:1", "etcd_user": "u:p"}, False),
+        ({"etcd": "http://e:1", "etcd_cacert": "ca.pem"}, False),
+        ({"etcd_listen": ":1"}, True),
+        ({"etcd_listen": ":1", "group_token": "t"}, False),  # it is the password of rank 0's etcd
+        ({"etcd": "http://e:1", "group_token": "t"}, True),
+    ],
+)
+def test_agents_use_only_an_etcd_without_a_password_and_without_tls(
+    make_settings: Callable[..., Settings], settings: dict[str, str], usable: bool
+) -> None:
+    assert for_agents(make_settings(**settings)) is usable

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from pytest_nixl.cluster.logs import LARGEST, FinishedRank, keep, last_words
+from pytest_nixl.cluster.logs import LARGEST, FinishedRank, as_told, keep, last_words
 from pytest_nixl.cluster.peer_server import Ending
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.processes.supervisor import supervisor
@@ -66,6 +66,14 @@ def test_the_logs_and_the_verdict_of_a_rank_are_kept_without_secrets(make_settin
     assert keep(rank, Ending(2, "", "open sesame", {}), ["rank 0 is gone"]) == kept
     assert (kept / "group.txt").read_text() == "rank 0 is gone\n"
     assert json.loads((kept / "verdict.json").read_text())["text"] == "***"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "text"),
+    [("", "INTERRUPTED: exit code 3"), ("rank 0 is gone\nread its log", "INTERRUPTED: rank 0 is gone")],
+)
+def test_a_rank_that_was_told_no_verdict_has_the_first_line_of_its_end(verdict: str, text: str) -> None:
+    assert as_told(Ending(3, verdict, "", {}))["interrupted"] == text
 
 
 def test_a_directory_that_cannot_be_written_is_named(make_settings: Any, tmp_path: Path) -> None:

@@ -98,6 +98,10 @@ def test_each_rank_reads_the_messages_of_many_threads_in_order_and_once(etcd: Et
         for each in [*(pool.submit(send, rank) for rank in range(1, SIZE)), pool.submit(send_to_all)]:
             each.result(120)
         wait_until(lambda: all(len(found) == 2 * EACH for found in read.values()), 60, f"all messages: {read}")
+        with connect([etcd.endpoint], timeout=60) as client:
+            mail = f"{group.members[0].root}mail/"
+            kept = [f"{mail}{rank:06d}/" for rank in read]
+            wait_until(lambda: all(len(client.get_prefix(each)) < TOGETHER for each in kept), 60, "most to be deleted")
     for found in read.values():
         numbers = [message.worker for message in found if isinstance(message, WorkerLine)]
         assert [number for number in numbers if number < EACH] == list(range(EACH))

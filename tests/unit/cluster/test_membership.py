@@ -235,6 +235,31 @@ def test_the_last_member_at_the_first_barrier_learns_of_a_reassigned_rank(
             assert members[0].members[1].host == "new-host"
 
 
+def test_the_member_that_opens_the_barrier_learns_of_a_rank_that_is_reassigned_at_that_moment(
+    client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        group(etcd, pool, "moment", 2) as members, connect([etcd.endpoint], timeout=SECONDS) as other,
+        ExitStack() as stack,
+    ):  # fmt: skip
+        waiting = pool.submit(members[1].barrier, SECONDS)
+        wait_until(partial(_has, client, "/pytest-nixl/groups/moment/arrived/000001/", 1), "one to arrive", seconds=60)
+        transact, calls = members[0].transact, list[Any]()
+
+        def opening(*given: Any) -> Any:
+            calls.append(given)
+            if len(calls) == 2:  # the member has seen that all have arrived, and opens the barrier
+                members[1].lease.revoke()
+                stack.enter_context(join(other, "moment", 2, ttl=TTL, timeout=SECONDS, host="new-host"))
+            return transact(*given)
+
+        monkeypatch.setattr(members[0], "transact", opening)
+        members[0].barrier(SECONDS)
+        assert len(calls) == 2
+        assert members[0].members[1].host == "new-host"
+        wait([waiting], SECONDS)
+
+
 class TestRefused:
     def test_a_late_process_with_the_names_of_the_members(
         self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor

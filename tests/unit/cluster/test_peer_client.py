@@ -21,7 +21,7 @@ from helpers.cli_run import eventually
 from pytest_nixl.cluster import driver as driver_module
 from pytest_nixl.cluster.driver import RankDriver, serve
 from pytest_nixl.cluster.group import Member
-from pytest_nixl.cluster.messages import Message, PeerAnswer, PeerLeft, WorkerEnded, WorkerLine
+from pytest_nixl.cluster.messages import Message, PeerAnswer, PeerLeft, WorkerEnded, WorkerLine, read_message
 from pytest_nixl.cluster.peer_client import PeerClient, PeerError, PeerLateError
 from pytest_nixl.cluster.peer_server import Ending
 from pytest_nixl.core.errors import NixlPluginError
@@ -142,7 +142,8 @@ def test_a_worker_ends_as_its_peer_says_and_only_once(peer: DoublePeer) -> None:
     assert process.wait(0.01) is None
     peer.client.receive(WorkerEnded(number + 1, 1))
     assert process.alive
-    peer.client.receive(WorkerEnded(number, -9))
+    threading.Timer(0.1, peer.client.receive, (WorkerEnded(number, -9),)).start()
+    assert process.wait(60) == -9
     peer.client.receive(WorkerEnded(number, 3))
     assert not process.alive
     assert process.wait(60) == -9
@@ -178,6 +179,19 @@ def test_a_worker_that_is_killed_has_the_code_that_its_peer_says(peer: DoublePee
     ]  # fmt: skip
 
 
+def test_a_worker_whose_peer_takes_no_line_has_ended(peer: DoublePeer) -> None:
+    def refuse(message: dict[str, Any]) -> None:
+        raise NixlPluginError("the lease has ended")
+
+    peer.client.start("initiator", {}, 60)
+    [process] = peer.client._processes.values()
+    peer.answer = refuse
+    process.channel.sendall(b"a line\n")
+    assert process.channel.recv(100) == b"", "nothing more can be read from it"
+    assert not process.alive
+    assert process.wait(60) is None
+
+
 def test_a_worker_that_cannot_be_started_has_ended() -> None:
     peer = DoublePeer(lambda message: PeerAnswer(message["number"], None, "no room"))
     with pytest.raises(PeerError, match="refused 'start': no room"):
@@ -199,12 +213,16 @@ def driver() -> tuple[RankDriver, list[tuple[int, str]], list[str]]:
             receive=lambda message: told.append((rank, type(message).__name__)),
         )
 
+    def send(rank: int, message: dict[str, Any]) -> None:
+        read_message(message)  # a message of another form would be ignored
+        told.append((rank, message["ask"]))
+
     vars(made).update(
         peers={rank: peer(rank) for rank in (1, 2)},
         membership=SimpleNamespace(
             members=[Member(rank, f"t{rank}", f"node-{rank}", 9) for rank in range(3)], group="g"
         ),
-        _mailbox=SimpleNamespace(send=lambda rank, message: told.append((rank, message["ask"]))),
+        _mailbox=SimpleNamespace(send=send),
         _on_lease_lost=lambda error: stopped.append(error.reason),
     )
     return made, told, stopped
@@ -375,6 +393,7 @@ def asked_driver(*answers: Any, mail: NixlPluginError | None = None) -> tuple[Ra
                 made.peers[rank].receive(PeerAnswer(message["number"], answer))
 
     ranks = range(1, len(answers) + 1)
+
     vars(made).update(
         peers={rank: PeerClient(rank, f"rank {rank}", lambda _: None, 60) for rank in ranks},
         _mailbox=SimpleNamespace(send_each=send_each),

@@ -101,6 +101,20 @@ def test_rank_0_says_how_the_run_ends_and_leaves_with_the_others(leaving: Any, t
     assert peer.log == [("barrier", 60.0), "left"]
 
 
+def test_the_etcd_of_a_rank_is_kept_until_the_others_have_left(leaving: Any) -> None:
+    group, members = DoubleGroup(), iter([3, 2, 1])
+    one = leaving(group, drives=False)
+
+    def count_prefix(prefix: str) -> int:
+        group.log.append(prefix)
+        return next(members)
+
+    vars(group).update(root="/g/")
+    vars(one).update(etcd=SimpleNamespace(kind="embedded"), _client=SimpleNamespace(count_prefix=count_prefix))
+    assert one.finish(PASSED) == []
+    assert group.log == [("barrier", 60.0), *["/g/members/"] * 3, "left"]
+
+
 @pytest.mark.parametrize("early", [True, False])
 def test_a_rank_does_not_wait_for_a_group_that_is_not_complete(leaving: Any, tmp_path: Path, early: bool) -> None:
     group = DoubleGroup()

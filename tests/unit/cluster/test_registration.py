@@ -339,6 +339,24 @@ def test_a_mailbox_goes_on_after_the_last_event_that_it_has_read(box: Box, monke
     assert len(read) == 4
 
 
+def test_a_mailbox_that_cannot_be_read_says_so_unless_it_is_closed(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, _, _ = box
+    told: list[NixlPluginError] = []
+
+    def gone() -> None:
+        raise NixlPluginError("etcd is gone")
+
+    def closed() -> None:
+        one.close()
+        gone()
+
+    monkeypatch.setattr(one, "_failed", told.append)
+    for read_on in (gone, closed):
+        monkeypatch.setattr(one, "_read_on", read_on)
+        one._read()
+    assert [error.reason for error in told] == ["etcd is gone"]
+
+
 class WaitingClient:
     """A client whose watches take their whole time, unless an event is due: one at each of these seconds."""
 

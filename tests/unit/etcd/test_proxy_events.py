@@ -7,12 +7,13 @@ The proxy is a double that counts what it is told.
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from pytest_nixl.etcd.proxy.client import ProxyClient, ProxyError
-from pytest_nixl.etcd.proxy.request import Request, State
+from pytest_nixl.etcd.proxy.client import ProxiedConnection, ProxyClient, ProxyError
+from pytest_nixl.etcd.proxy.request import Request, State, gateway_method
 
 
 class CountedPath:
@@ -177,3 +178,25 @@ def test_a_client_that_is_cut_takes_no_connection() -> None:
     client._cut = True
     client.attach(cast(Any, link))
     assert (client.connections, link.aborted, path.told) == (0, True, 0)
+
+
+def test_what_an_etcd_sends_after_the_end_of_a_connection_is_not_read() -> None:
+    client, read = ProxyClient(cast(Any, CountedPath()), "one"), list[bytes]()
+    link = ProxiedConnection(client)
+    link.from_server(b"before the client has said anything")
+    link._speaker = cast(Any, SimpleNamespace(from_server=read.append))
+    link.from_server(b"answer")
+    link.ended = True
+    link.from_server(b"late")
+    assert read == [b"answer"]
+
+
+@pytest.mark.parametrize(
+    ("target", "method"),
+    [
+        ("/v3/kv/range", "Range"), ("/v3beta/kv/range", "Range"), ("/v3/kv/range?pretty", "Range"),
+        ("/v3/unknown", "POST /v3/unknown"), ("/health?serializable=true", "POST /health"),
+    ],
+)  # fmt: skip
+def test_a_request_to_the_gateway_is_known_by_its_path(target: str, method: str) -> None:
+    assert gateway_method("POST", target) == method

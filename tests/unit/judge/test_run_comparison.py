@@ -64,6 +64,15 @@ def test_the_remedy_does_not_suggest_measuring_in_turn_if_this_was_done() -> Non
     assert "--nixl-compare-image" not in said
 
 
+def test_of_many_differences_eight_are_named() -> None:
+    environment = {f"UCX_{number}": "1" for number in range(10)}
+    for count, more in ((8, ""), (10, " and 2 more")):
+        before = run("a:1", {KEY: QUIET}, environment=dict(list(environment.items())[:count]))
+        said = told(compare_runs(before, run("a:1", {KEY: LOST}), 0.05))[Verdict.REGRESSED]
+        assert f"UCX_7=1 was set before, and is not set in this run{more}. Measure the two images" in said
+        assert said.count("was set before") == 8
+
+
 def beside(image: str, rows: dict[str, list[float]], cores: dict[str, list[float]]) -> RecordedRun:
     """Return a run during whose launches other processes used cores, by row; no other row had any."""
     data = record(image, rows)

@@ -463,6 +463,7 @@ def test_objects_are_registered_for_a_row_and_deleted_after_it() -> None:
     kept = KeptCalls("OBJ", storage=True)
     with kept.link()._transfers(256, 2, 3):
         assert kept.calls[0] == ("prepare_objects", {"agent": 1, "buffer": 11, "block": 256, "count": 6})
+        assert kept.calls[1][1]["objects"] == 11
     assert [command for command, _ in kept.calls] == [
         "prepare_objects",
         "row_prepare",
@@ -477,8 +478,8 @@ def test_an_object_store_that_does_not_answer_is_named_and_one_that_does_is_clea
     kept.faults["row_prepare"] = NixlError("refused", "", "detail", "nixlBackendError")
     with pytest.raises(NixlError, match=r"^refused"), kept.link()._transfers(256, 1, 1):
         pass
-    asked = [(command, given.get("count")) for command, given in kept.calls]
-    assert asked[2:] == [("probe_objects", None), ("prepare_objects", 0)]
+    asked = [(command, given["buffer"], given.get("count")) for command, given in kept.calls[2:]]
+    assert asked == [("probe_objects", 11, None), ("prepare_objects", 11, 0)]
     assert kept.killed
     kept.killed, kept.faults["probe_objects"] = False, WorkerError("the server is down", "start it")
     with pytest.raises(WorkerError, match=r"^the server is down; refused\n") as caught:

@@ -216,17 +216,18 @@ def test_what_cannot_be_launched_is_not_tried_again(
 @pytest.mark.parametrize(
     ("progress", "first", "ended"),
     [
-        (False, {"ranks": (0, 1)}, ""),
-        (False, {"ranks": (0, 1), "memory": GPU}, ""),
-        (False, {"ranks": (0, 2)}, "closed"),
-        (True, {"ranks": (0, 1)}, ""),
-        (True, {"ranks": (0, 1), "memory": GPU}, "closed"),
+        (("off",), {"ranks": (0, 1)}, ""),
+        (("off",), {"ranks": (0, 1), "memory": GPU}, ""),
+        (("off",), {"ranks": (0, 2)}, "closed"),
+        (("on",), {"ranks": (0, 1)}, ""),
+        (("on",), {"ranks": (0, 1), "memory": GPU}, "closed"),
+        (("off", "on"), {"ranks": (0, 1), "memory": GPU}, ""),  # the first kind of agent that is asked for
     ],
 )
 def test_links_of_several_pairs_of_ranks_run_at_the_same_time(
-    make_settings: MakeSettings, made: list[Launch], progress: bool, first: dict[str, Any], ended: str
+    make_settings: MakeSettings, made: list[Launch], progress: tuple[str, ...], first: dict[str, Any], ended: str
 ) -> None:
-    pairs = pairs_of(make_settings(progress_thread=("on" if progress else "off",)))
+    pairs = pairs_of(make_settings(progress_thread=progress))
     pairs.link(**{"backend": "UCX", "op": "WRITE", "memory": HOST, **first})
     links = pairs.together("UCX", "READ", HOST, [(0, 1), (2, 3)])
     assert [launch_of(each).hosts for each in links] == [("a", "b"), ("c", "d")]

@@ -17,7 +17,7 @@ import pytest
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.wire import Ref
 from pytest_nixl.nixl.worker import commands as worker_commands
-from pytest_nixl.nixl.worker import nixl_api, transfer
+from pytest_nixl.nixl.worker import devices, nixl_api, transfer
 from pytest_nixl.nixl.worker.commands import CommandRefusedError, Commands
 from pytest_nixl.nixl.worker.memory import DramBuffer
 
@@ -135,6 +135,13 @@ def test_a_command_that_cannot_be_carried_out_is_refused_in_words(
     with pytest.raises(CommandRefusedError) as caught:
         made.handle(command, arguments)
     assert words in str(caught.value)
+
+
+def test_a_gpu_becomes_the_current_one_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    current: list[int] = []
+    monkeypatch.setattr(devices, "device", lambda number: SimpleNamespace(activate=lambda: current.append(number)))
+    Commands(lambda: False).handle("activate", {"device": 1})
+    assert current == [1]
 
 
 def test_a_buffer_that_is_forgotten_is_freed_and_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:

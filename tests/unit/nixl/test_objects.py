@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from pytest_nixl.nixl.worker import objects
+from pytest_nixl.nixl.worker.commands import Commands
 from pytest_nixl.nixl.worker.object_stores import ObjectStoreError
 from pytest_nixl.nixl.worker.objects import ObjectBuffer
 
@@ -152,6 +153,16 @@ def test_a_small_row_that_never_moved_is_doubted_after_a_while(
             made.stalled(seconds)
     else:
         made.stalled(seconds)
+
+
+def test_a_store_that_answers_may_be_doubted_when_a_fault_is_looked_for(buffer: ObjectBuffer, store: Store) -> None:
+    buffer.fill(7, 0, 3 * BLOCK)
+    worker = Commands(lambda: False)
+    kept = worker.keep(buffer, "buffer")
+    worker.handle("probe_objects", {"buffer": kept})
+    store.doubted = ObjectStoreError("NIXL does not trust its certificate", "set ca_bundle")
+    with pytest.raises(ObjectStoreError, match="does not trust"):
+        worker.handle("probe_objects", {"buffer": kept})
 
 
 @pytest.mark.parametrize(("looking", "found"), [(60.0, False), (-1.0, True)])

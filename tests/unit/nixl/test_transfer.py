@@ -162,6 +162,15 @@ def test_the_acknowledgements_of_several_windows_are_read_together() -> None:
     ]  # fmt: skip
 
 
+def test_a_wait_for_the_target_ends_with_the_acknowledgement_of_the_current_window() -> None:
+    agent = PolledAgent([[], [b"pytest-nixl:arrived:1"], [b"pytest-nixl:arrived:2"]])
+    one = initiator(agent)
+    for _ in range(2):
+        one.next_token()
+    one.wait_for_the_target()
+    assert agent.log == ["poll"] * 3
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time that ``time.monotonic()`` returns, in the only item."""

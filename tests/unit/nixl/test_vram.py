@@ -36,7 +36,7 @@ from pytest_nixl.nixl.backends.cuda_modules import LOADED
 from pytest_nixl.nixl.backends.ucx import VRAM_AS_HOST
 from pytest_nixl.nixl.gpus import require_gpu
 from pytest_nixl.nixl.worker.devices import make_ptx, shortest
-from pytest_nixl.nixl.worker.devices.nvidia import _Room, why_not
+from pytest_nixl.nixl.worker.devices.nvidia import _Room
 from pytest_nixl.nixl.worker.pattern import TILE
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
@@ -104,40 +104,6 @@ def test_worker_without_a_gpu_reports_the_reason_in_one_sentence(without: NixlAg
         without.gpus()
     with pytest.raises(WorkerError, match="HBM: expected DRAM, VRAM, FILE or OBJ"):
         without.worker.call("allocate", size=1, memory_type="HBM")
-
-
-@pytest.mark.parametrize(
-    ("code", "fault", "node_exists", "visible", "reason"),
-    [
-        (None, "libcuda is not found\nmore", False, None, "this host has no NVIDIA driver (no /dev/nvidiactl)"),
-        (100, "CUDA_ERROR_NO_DEVICE", False, None, "this host has no NVIDIA driver (no /dev/nvidiactl)"),
-        (100, "CUDA_ERROR_NO_DEVICE", True, "", "CUDA_VISIBLE_DEVICES= "),
-        (100, "CUDA_ERROR_NO_DEVICE", True, "7", "CUDA_VISIBLE_DEVICES=7 "),
-        (100, "CUDA_ERROR_NO_DEVICE", True, None, "the CUDA driver does not start: CUDA_ERROR_NO_DEVICE"),
-        (
-            802,
-            "CUDA_ERROR_SYSTEM_NOT_READY",
-            True,
-            "0",
-            "the CUDA driver does not start: CUDA_ERROR_SYSTEM_NO",
-        ),
-        (
-            None,
-            "libcuda is not found\nmore",
-            True,
-            None,
-            "the driver's device node exists, but its library libcuda.so.1 is missing: libcuda is not found",
-        ),
-    ],
-)
-def test_every_reason_for_no_gpu_has_its_own_message(
-    code: int | None, fault: str, node_exists: bool, visible: str | None, reason: str
-) -> None:
-    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    said, remedy = why_not(code, fault, node_exists=node_exists, environ=environ)
-    assert said.startswith(reason)
-    assert "\n" not in said
-    assert remedy
 
 
 def test_a_gpu_is_as_busy_as_the_shortest_kernel_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why no GPU can be used, and how kernels are launched. The driver is a double: ``test_vram.py`` runs the kernels."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pytest_nixl.core.errors import NotApplicableError
+from pytest_nixl.nixl.worker.devices import nvidia
+from pytest_nixl.nixl.worker.devices.nvidia import DriverDevice, why_not
+
+
+@pytest.mark.parametrize(
+    ("code", "fault", "node_exists", "visible", "reason"),
+    [
+        (None, "libcuda is not found\nmore", False, None, "this host has no NVIDIA driver (no /dev/nvidiactl)"),
+        (100, "CUDA_ERROR_NO_DEVICE", False, None, "this host has no NVIDIA driver (no /dev/nvidiactl)"),
+        (100, "CUDA_ERROR_NO_DEVICE", True, "", "CUDA_VISIBLE_DEVICES= "),
+        (100, "CUDA_ERROR_NO_DEVICE", True, "7", "CUDA_VISIBLE_DEVICES=7 "),
+        (100, "CUDA_ERROR_NO_DEVICE", True, None, "the CUDA driver does not start: CUDA_ERROR_NO_DEVICE"),
+        (
+            802,
+            "CUDA_ERROR_SYSTEM_NOT_READY",
+            True,
+            "0",
+            "the CUDA driver does not start: CUDA_ERROR_SYSTEM_NO",
+        ),
+        (
+            None,
+            "libcuda is not found\nmore",
+            True,
+            None,
+            "the driver's device node exists, but its library libcuda.so.1 is missing: libcuda is not found",
+        ),
+    ],
+)
+def test_every_reason_for_no_gpu_has_its_own_message(
+    code: int | None, fault: str, node_exists: bool, visible: str | None, reason: str
+) -> None:
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    said, remedy = why_not(code, fault, node_exists=node_exists, environ=environ)
+    assert said.startswith(reason)
+    assert "\n" not in said
+    assert remedy
+
+
+@pytest.mark.parametrize(
+    ("gpus", "node_exists", "reason"),
+    [
+        (None, False, "this host has no NVIDIA driver (no /dev/nvidiactl)"),
+        (None, True, "this worker's Python has neither NVIDIA's bindings (cuda-bindings) nor torch"),
+        ([], False, "this host has no NVIDIA driver (no /dev/nvidiactl)"),
+        ([], True, "torch sees no GPU"),
+        (["one"], True, ""),
+    ],
+)
+def test_without_nvidias_bindings_torch_is_used_if_it_sees_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, gpus: list[str] | None, node_exists: bool, reason: str
+) -> None:
+    torch = SimpleNamespace(devices=lambda: gpus)
+    module = None if gpus is None else SimpleNamespace(Torch=lambda: torch)
+    monkeypatch.setitem(sys.modules, f"{nvidia.__package__}.by_torch", module)
+    if reason:
+        with pytest.raises(NotApplicableError) as caught:
+            nvidia._torch(node_exists=node_exists)
+        assert caught.value.reason == reason
+    else:
+        assert nvidia._torch(node_exists=node_exists) is torch
+
+
+@pytest.mark.parametrize(
+    ("size", "blocks"),
+    [(8, 1), (8 * 256, 1), (8 * 256 + 1, 2), (8 * 256 * 3, 3), (8 * 256 * 4096, 4096), (8 * 256 * 4097, 4096)],
+)
+def test_a_kernel_has_a_thread_for_each_word_up_to_the_most_blocks(size: int, blocks: int) -> None:
+    launched: list[tuple[Any, ...]] = []
+
+    def launch(*given: Any) -> tuple[int]:
+        launched.append(given)
+        return (0,)
+
+    driver = SimpleNamespace(cuLaunchKernel=launch, cuCtxSynchronize=lambda: (0,))
+    DriverDevice(driver, 0)._launch("nixl_fill", 4096, size, 8192, 0, 0)
+    [(function, *shape, arguments, extra)] = launched
+    assert (function, shape, extra) == ("nixl_fill", [blocks, 1, 1, 256, 1, 1, 0, 0], 0)
+    assert arguments[0] == (4096, size, 8192, 0, 0)
