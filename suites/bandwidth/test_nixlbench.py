@@ -68,7 +68,7 @@ def record_program(nixl_run: Run, record_row: Callable[..., None]) -> Callable[[
         nixl_run.found.note(*judged.notes)
         if judged.samples is None or judged.figures is None:
             return
-        record_row(judged.samples, judged.figures, {}, more)
+        record_row(judged.samples, summary=judged.figures, more=more)
 
     return write
 

@@ -120,8 +120,8 @@ def move_blocks(
             raise NotApplicableError(NOTHING, REMEDY)
         samples = measure_requests(kind)
         expectation = profile.expectation(kind.key)
-        figures = figures_of(kind, samples, expectation)
-        record_row(samples.row(kind.key), figures, kv_launches.versions, recorded(kind, samples))
+        summary, more = figures_of(kind, samples, expectation), recorded(kind, samples)
+        record_row(samples.row(kind.key), summary=summary, versions=kv_launches.versions, more=more)
         if samples.corruption is None:
             nixl_run.found.note_detail(describe(kind, samples))
         bounded = record_figures(times_of(kind, samples))
