@@ -20,7 +20,7 @@ from pytest_nixl.core.cpu_contention import CpuContention
 from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
 from pytest_nixl.core.strict import StrictError, check
 from pytest_nixl.core.wire import Ref
-from pytest_nixl.model.carrier_bytes import CarrierByteCounter
+from pytest_nixl.model.carrier_bytes import CarrierBytes
 from pytest_nixl.model.lost_packets import read_loss_counters
 from pytest_nixl.model.worker_commands import AGENT_METHODS, KERNEL_COMMANDS, WORKER_COMMANDS
 from pytest_nixl.nixl.backends import BACKENDS, plugin_of
@@ -269,16 +269,23 @@ class Commands:
         :param own: the pids of other processes on this host that belong to the row.
         """
         initiator = self._initiator(transfers, timeout)
-        carriers, contention = CarrierByteCounter(op), CpuContention(own)
+        contention, counted = CpuContention(own), list[Any]()
+
+        @contextlib.contextmanager
+        def around() -> Iterator[None]:
+            with contention, CarrierBytes.counting(op) as carried:
+                yield
+            counted.extend(carried)
+
         found = transfer.measure(
             initiator,
             iterations=iterations,
             warmup=warmup,
             settle=settle,
             duration=duration,
-            around=_both(contention, carriers),
+            around=around(),
         )
-        return {**found, "counted": carriers.plain(), "contention": contention.cores}
+        return {**found, "counted": counted, "contention": contention.cores}
 
     def do_loss_counters(self) -> list[tuple[str, str, int]]:
         """Return the counters of this host's RDMA devices that tell of lost packets."""
@@ -369,14 +376,6 @@ def _function(text: str) -> Callable[..., Any]:
 _METHODS: Mapping[str, Callable[..., Any]] = {
     name: getattr(Commands, f"do_{name}") for name, command in KERNEL_COMMANDS.items() if command.answered
 }
-
-
-@contextlib.contextmanager
-def _both(*contexts: contextlib.AbstractContextManager[object]) -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        for context in contexts:
-            stack.enter_context(context)
-        yield
 
 
 def ucx_version() -> str:

@@ -182,14 +182,12 @@ def test_contention_and_counters_are_of_the_timed_windows(monkeypatch: pytest.Mo
         def __init__(self, what: object) -> None:
             self._what = what
 
-        def __enter__(self) -> None:
+        def __enter__(self) -> list[str]:
             log.append(f"{self._what} begin")
+            return [f"counted {self._what}"]
 
         def __exit__(self, *_: object) -> None:
             log.append(f"{self._what} end")
-
-        def plain(self) -> list[str]:
-            return [f"counted {self._what}"]
 
     def measure(initiator: object, *, around: contextlib.AbstractContextManager[object], **how: Any) -> dict[str, Any]:
         with around:
@@ -197,7 +195,7 @@ def test_contention_and_counters_are_of_the_timed_windows(monkeypatch: pytest.Mo
         return {"windows": [how["iterations"]]}
 
     monkeypatch.setattr(worker_commands, "CpuContention", Known)
-    monkeypatch.setattr(worker_commands, "CarrierByteCounter", Known)
+    monkeypatch.setattr("pytest_nixl.model.carrier_bytes.CarrierBytes.counting", Known)
     monkeypatch.setattr(transfer, "measure", measure)
     monkeypatch.setattr(commands, "_initiator", lambda *_: None)
     how: dict[str, Any] = {"iterations": 7, "warmup": 0, "settle": 0.0, "duration": 0.0}

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +12,7 @@ from pytest_nixl.checks.kv_cache.worker import cache as kv_cache
 from pytest_nixl.checks.kv_cache.worker.requests import CacheSide, KvRequests
 from pytest_nixl.core.cpu_contention import CpuContention
 from pytest_nixl.core.wire import Ref
-from pytest_nixl.model.carrier_bytes import CarrierByteCounter
+from pytest_nixl.model.carrier_bytes import CarrierBytes
 from pytest_nixl.model.worker_command import WorkerObjects
 from pytest_nixl.nixl.worker.transfer import Initiator
 
@@ -85,14 +84,12 @@ def kv_request(
     """
     prepared: KvRequests = objects.get(requests)
     drawn = _drawn(prepared.layout, draws)
-    carriers, contention = CarrierByteCounter(op), CpuContention(own)
+    contention = CpuContention(own)
     start = time.perf_counter()
-    with contextlib.ExitStack() as around:
-        around.enter_context(contention)
-        around.enter_context(carriers)
+    with contention, CarrierBytes.counting(op) as counted:
         times = prepared.run(drawn, timeout, in_flight=in_flight, interval=interval)
     seconds = time.perf_counter() - start
-    return {"times": times, "seconds": seconds, "counted": carriers.plain(), "contention": contention.cores}
+    return {"times": times, "seconds": seconds, "counted": counted, "contention": contention.cores}
 
 
 def kv_release(objects: WorkerObjects, requests: Ref) -> None:
