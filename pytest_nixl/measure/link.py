@@ -201,7 +201,7 @@ class Link:
         """
         return self.footprint // size if self.footprint else depth
 
-    def _prepare(self, block: int, batch: int, transfers: int, depth: int) -> Ref:
+    def _prepare(self, block: int, batch: int, count: int, depth: int) -> Ref:
         """Prepare the transfers of neighbouring parts of the buffers in the initiator's worker."""
         storage = self._launch.backend.STORAGE
         made: Ref = self.initiator.worker.call(
@@ -214,7 +214,7 @@ class Link:
             sides=[[end.address, end.memory, end.device] for end in self._launch.buffers],
             block=block,
             batch=batch,
-            transfers=transfers,
+            count=count,
             depth=depth,
             acknowledged=(self.op == "WRITE" or self._row.notify == EACH) and not storage,
             tag_each=self._tags_each,

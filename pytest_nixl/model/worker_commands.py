@@ -160,7 +160,7 @@ KERNEL_COMMANDS: Mapping[str, WorkerCommand] = {
             "sides": (SIDE, SIDE),
             "block": COUNT,
             "batch": COUNT,
-            "transfers": COUNT,
+            "count": COUNT,
             "depth": COUNT,
             **dict.fromkeys(("acknowledged", "tag_each", "announced"), bool),
             **dict.fromkeys(("storage", "objects"), Ref | None),

@@ -231,7 +231,7 @@ class Commands:
         for target in targets:
             how: dict[str, Any] = {"depth": 0, "acknowledged": True, "tag_each": False}
             deadline = time.monotonic() + timeout
-            transfer.Initiator(self.get(agent), target, [], {}, **how, deadline=deadline).greet()
+            transfer.Transfers(self.get(agent), target, [], {}, **how, deadline=deadline).greet()
 
     def do_row_prepare(self, agent: Ref, storage: Ref | None, objects: Ref | None, **how: Any) -> Ref:
         """Prepare the transfers of a row; the other arguments are those of :func:`prepare_row`.
@@ -241,7 +241,7 @@ class Commands:
         """
         sync = self.get(storage).sync if storage is not None else None
         watch = self.get(objects) if objects is not None else None
-        return self.keep(prepare_row(self.get(agent), **how, sync=sync, watch=watch), "row")
+        return self.keep(prepare_row(self.get(agent), **how, sync=sync, watch=watch), "transfers")
 
     def do_row_release(self, transfers: Ref) -> None:
         """Release the transfers of a row, and forget them."""
@@ -250,8 +250,8 @@ class Commands:
 
     def do_move(self, transfers: Ref, timeout: float) -> None:
         """Run each prepared transfer once, and wait until its bytes have arrived."""
-        initiator = self._initiator(transfers, timeout)
-        initiator.window(initiator.transfers, transfer.stamps_for(initiator.transfers))
+        prepared = self._prepared(transfers, timeout)
+        prepared.window(prepared.count, transfer.stamps_for(prepared.count))
 
     def do_measure(
         self,
@@ -268,7 +268,7 @@ class Commands:
 
         :param own: the pids of other processes on this host that belong to the row.
         """
-        initiator = self._initiator(transfers, timeout)
+        prepared = self._prepared(transfers, timeout)
         contention, counted = CpuContention(own), list[Any]()
 
         @contextlib.contextmanager
@@ -278,7 +278,7 @@ class Commands:
             counted.extend(carried)
 
         found = transfer.measure(
-            initiator,
+            prepared,
             iterations=iterations,
             warmup=warmup,
             settle=settle,
@@ -329,11 +329,11 @@ class Commands:
             if isinstance(dropped, PatternBuffer):
                 dropped.free()
 
-    def _initiator(self, transfers: Ref, timeout: float) -> transfer.Initiator:
-        """Return what runs prepared transfers, with a deadline for its next command."""
-        initiator: transfer.Initiator = self.get(transfers)
-        initiator.deadline = time.monotonic() + timeout
-        return initiator
+    def _prepared(self, transfers: Ref, timeout: float) -> transfer.Transfers:
+        """Return prepared transfers, with a deadline for their next command."""
+        prepared: transfer.Transfers = self.get(transfers)
+        prepared.deadline = time.monotonic() + timeout
+        return prepared
 
     def keep(self, value: Any, kind: str) -> Ref:
         ref = Ref(self._next, kind)

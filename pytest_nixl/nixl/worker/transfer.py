@@ -68,9 +68,9 @@ class Watch(Protocol):
         """Raise an error if it knows why no transfer has ended for this time, in seconds."""
 
 
-def stamps_for(transfers: int) -> array[int]:
-    """Return an array for the latencies of a window, in nanoseconds."""
-    return array("q", bytes(8 * transfers))
+def stamps_for(count: int) -> array[int]:
+    """Return an array for the latencies of so many transfers, in nanoseconds."""
+    return array("q", bytes(8 * count))
 
 
 def _token(window: int, needed: int) -> bytes:
@@ -85,8 +85,8 @@ def _acknowledgement(window: int) -> bytes:
     return b"pytest-nixl:arrived:%d" % window
 
 
-class Initiator:
-    """Post prepared transfers to one target, and time them.
+class Transfers:
+    """Prepared transfers to one target, which are posted and timed.
 
     :param agent: the raw agent.
     :param target: the name of the target's agent.
@@ -139,28 +139,28 @@ class Initiator:
         return self._depth
 
     @property
-    def transfers(self) -> int:
-        """The number of prepared transfers: the depth, or more if they walk a footprint."""
+    def count(self) -> int:
+        """How many are prepared: the depth, or more if they walk a footprint."""
         return len(self._plain)
 
-    def window(self, transfers: int, stamps: array[int]) -> float:
+    def window(self, count: int, stamps: array[int]) -> float:
         """Run transfers, and return the seconds until the bytes of the last one have arrived.
 
-        :param transfers: their number.
+        :param count: their number.
         :param stamps: receives the latency of each transfer in nanoseconds.
         :raises StepTimeoutError: the deadline has passed.
         :raises RuntimeError: a transfer failed.
         """
         self._window += 1
         self._since = 0.0
-        token = _token(self._window, transfers if self._tag_each else 1)
+        token = _token(self._window, count if self._tag_each else 1)
         # The first post that carries the token: none does, only the last one, or all.
-        first_tagged = transfers if not self._acknowledged else 0 if self._tag_each else transfers - 1
+        first_tagged = count if not self._acknowledged else 0 if self._tag_each else count - 1
         run = self._in_flight if self._depth > 1 else self._one_by_one if len(self._plain) == 1 else self._in_turn
         if self._announced and self._acknowledged:
-            self._agent.send_notif(self._target, _announcement(self._window, transfers - first_tagged))
+            self._agent.send_notif(self._target, _announcement(self._window, count - first_tagged))
         start = time.perf_counter_ns()
-        run(transfers, first_tagged, token, start, stamps)
+        run(count, first_tagged, token, start, stamps)
         if self._acknowledged:
             self._wait_for(_acknowledgement(self._window))
         if self._sync is not None:
@@ -180,12 +180,12 @@ class Initiator:
         self._agent.send_notif(self._target, _token(0, 1))
         self._wait_for(_acknowledgement(0))
 
-    def _one_by_one(self, transfers: int, first_tagged: int, token: bytes, start: int, stamps: array[int]) -> None:
+    def _one_by_one(self, count: int, first_tagged: int, token: bytes, start: int, stamps: array[int]) -> None:
         transfer, clock = self._agent.transfer, time.perf_counter_ns
         before = start
         for handle, tag, part in (
             (self._plain[0], b"", range(first_tagged)),
-            (self._tagged[0], token, range(first_tagged, transfers)),
+            (self._tagged[0], token, range(first_tagged, count)),
         ):
             for number in part:
                 state = transfer(handle, tag)
@@ -195,10 +195,10 @@ class Initiator:
                 stamps[number] = now - before
                 before = now
 
-    def _in_turn(self, transfers: int, first_tagged: int, token: bytes, start: int, stamps: array[int]) -> None:
+    def _in_turn(self, count: int, first_tagged: int, token: bytes, start: int, stamps: array[int]) -> None:
         transfer, clock, free = self._agent.transfer, time.perf_counter_ns, self._free
         before = start
-        for number in range(transfers):
+        for number in range(count):
             place = free[0]
             free.rotate(-1)
             if number < first_tagged:
@@ -212,13 +212,13 @@ class Initiator:
             stamps[number] = now - before
             before = now
 
-    def _in_flight(self, transfers: int, first_tagged: int, token: bytes, start: int, stamps: array[int]) -> None:
+    def _in_flight(self, count: int, first_tagged: int, token: bytes, start: int, stamps: array[int]) -> None:
         transfer, check, clock = self._agent.transfer, self._agent.check_xfer_state, time.perf_counter_ns
         posted = done = polls = 0
         begun: dict[int, tuple[int, Any]] = {}
         free, depth = self._free, self._depth
-        while done < transfers:
-            while len(begun) < depth and posted < transfers:
+        while done < count:
+            while len(begun) < depth and posted < count:
                 slot = free.popleft()
                 handle, tag = (self._plain[slot], b"") if posted < first_tagged else (self._tagged[slot], token)
                 begun[slot] = clock(), handle
@@ -309,7 +309,7 @@ class Initiator:
 
 
 def measure(
-    initiator: Initiator,
+    transfers: Transfers,
     *,
     iterations: int,
     warmup: int,
@@ -326,17 +326,17 @@ def measure(
     :param around: a context manager that is entered before the first window and exited after the last.
     :raises StepTimeoutError: the deadline has passed.
     """
-    warmed = initiator.window(warmup, stamps_for(warmup)) if warmup else 0.0
-    estimate = _settle(initiator, settle, warmup, warmed)
+    warmed = transfers.window(warmup, stamps_for(warmup)) if warmup else 0.0
+    estimate = _settle(transfers, settle, warmup, warmed)
     # Every handle is used at least once, because the bytes of all are compared afterwards.
-    least = max(iterations, initiator.transfers)
-    per_window = max(initiator.depth, -(-least // WINDOWS), int(_MARGIN * WINDOW_SECONDS / estimate) + 1)
+    least = max(iterations, transfers.count)
+    per_window = max(transfers.depth, -(-least // WINDOWS), int(_MARGIN * WINDOW_SECONDS / estimate) + 1)
     stamps = stamps_for(per_window)
     windows: list[float] = []
     latencies: array[int] = array("q")
     with around:
         while len(windows) < WINDOWS or sum(windows) < duration:
-            windows.append(initiator.window(per_window, stamps))
+            windows.append(transfers.window(per_window, stamps))
             latencies.extend(stamps)
     return {
         "windows": windows,
@@ -345,7 +345,7 @@ def measure(
     }
 
 
-def _settle(initiator: Initiator, least: float, done: int, seconds: float) -> float:
+def _settle(transfers: Transfers, least: float, done: int, seconds: float) -> float:
     """Run transfers until they have taken ``least`` seconds, and return the seconds per transfer.
 
     Other processes only make transfers slower, so the fastest of all bursts counts: windows would be too short if a
@@ -358,11 +358,11 @@ def _settle(initiator: Initiator, least: float, done: int, seconds: float) -> fl
     while True:
         # At least once, because the first transfers of a size are slower than those that follow.
         fewest = min(5, int(least / estimate) + 1) if done else 5
-        transfers = max(fewest, int((least - seconds) / estimate))
-        taken = initiator.window(transfers, stamps_for(transfers))
-        burst = max(taken / transfers, 1e-7)
+        count = max(fewest, int((least - seconds) / estimate))
+        taken = transfers.window(count, stamps_for(count))
+        burst = max(taken / count, 1e-7)
         estimate = min(estimate, burst) if done else burst
-        done += transfers
+        done += count
         seconds += taken
         if seconds >= least:
             return estimate

@@ -398,7 +398,7 @@ def test_transfers_are_prepared_with_the_notifications_that_their_row_and_backen
         pass
     assert transfers == cast(Any, "row_prepare")
     [(_, made), (released, freed)] = kept.calls
-    assert (made["transfers"], made["depth"]) == (8 if "footprint" in row else 3, 3)
+    assert (made["count"], made["depth"]) == (8 if "footprint" in row else 3, 3)
     assert (made["tag_each"], made["announced"]) == (tag_each, announced)
     acknowledged = "storage" not in pair and (row.get("op") != "READ" or row.get("notify") == "each")
     assert made["acknowledged"] is acknowledged

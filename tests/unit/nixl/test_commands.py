@@ -155,7 +155,7 @@ def test_a_worker_greets_each_target_before_its_deadline(
 ) -> None:
     log: list[object] = []
 
-    class Initiator:
+    class Transfers:
         def __init__(self, agent: object, target: str, plain: object, tagged: object, **how: Any) -> None:
             left = how.pop("deadline") - time.monotonic()
             log.append((agent, target, plain, tagged, how, 0 < left <= 60))
@@ -163,7 +163,7 @@ def test_a_worker_greets_each_target_before_its_deadline(
         def greet(self) -> None:
             log.append("greet")
 
-    monkeypatch.setattr(transfer, "Initiator", Initiator)
+    monkeypatch.setattr(transfer, "Transfers", Transfers)
     made = Commands(lambda: False)
     agent = made.keep("agent", "agent")
     made.handle("connect", {"agent": agent, "targets": ["a", "b"], "timeout": 60.0})
@@ -197,8 +197,8 @@ def test_contention_and_counters_are_of_the_timed_windows(monkeypatch: pytest.Mo
     monkeypatch.setattr(worker_commands, "CpuContention", Known)
     monkeypatch.setattr("pytest_nixl.model.carrier_bytes.CarrierBytes.counting", Known)
     monkeypatch.setattr(transfer, "measure", measure)
-    monkeypatch.setattr(commands, "_initiator", lambda *_: None)
+    monkeypatch.setattr(commands, "_prepared", lambda *_: None)
     how: dict[str, Any] = {"iterations": 7, "warmup": 0, "settle": 0.0, "duration": 0.0}
-    found = commands.do_measure(Ref(1, "row"), 1.0, "READ", [5], **how)
+    found = commands.do_measure(Ref(1, "transfers"), 1.0, "READ", [5], **how)
     assert found == {"windows": [7], "counted": ["counted READ"], "contention": 0.25}
     assert log == ["[5] begin", "READ begin", "timed", "READ end", "[5] end"]

@@ -18,7 +18,7 @@ from pytest_nixl.nixl.backends import BACKENDS
 from pytest_nixl.nixl.backends.ucx import UcxBackend
 from pytest_nixl.nixl.worker.commands import CommandRefusedError, Commands
 from pytest_nixl.nixl.worker.row_transfers import prepare_row
-from pytest_nixl.nixl.worker.transfer import TAG, Initiator
+from pytest_nixl.nixl.worker.transfer import TAG, Transfers
 
 DRAM = MemoryPair("DRAM", "DRAM")
 FOOTPRINT = 4 * MIB
@@ -133,10 +133,10 @@ class ShownAgent:
     def initialize_xfer(self, *given: object, backends: list[str]) -> Any:
         return *given, *backends
 
-    def row(self, **options: Any) -> Initiator:
+    def row(self, **options: Any) -> Transfers:
         how: dict[str, Any] = {"depth": 2, "tag_each": False, "announced": False, "acknowledged": True, **options}
         return prepare_row(self, op="WRITE", target="t", plugin="P", sides=[[1000, "DRAM", 3], [0, "OBJ", 0]],
-                           block=10, batch=2, transfers=2, **how)  # fmt: skip
+                           block=10, batch=2, count=2, **how)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_the_blocks_of_a_transfer_are_neighbours_in_memory_or_objects_by_their_n
 
 def test_a_row_that_is_released_is_forgotten() -> None:
     agent, commands = ShownAgent(), Commands(lambda: False)
-    ref = commands.keep(agent.row(depth=1), "row")
+    ref = commands.keep(agent.row(depth=1), "transfers")
     commands.handle("row_release", {"transfers": ref})
     assert len(agent.released) == 2
     with pytest.raises(CommandRefusedError, match="no longer there"):

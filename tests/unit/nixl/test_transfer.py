@@ -18,8 +18,8 @@ from pytest_nixl.nixl.worker import transfer
 from pytest_nixl.nixl.worker.transfer import (
     TAG,
     WINDOWS,
-    Initiator,
     StepTimeoutError,
+    Transfers,
     Watch,
     measure,
     serve,
@@ -62,11 +62,11 @@ class PolledAgent:
         return [each for each in self.log if each != "poll"]
 
 
-def initiator(agent: PolledAgent, depth: int = 1, handles: int = 1, **options: Any) -> Initiator:
+def initiator(agent: PolledAgent, depth: int = 1, handles: int = 1, **options: Any) -> Transfers:
     plain = [f"plain {number}" for number in range(handles)]
     tagged = {number: f"tagged {number}" for number in range(handles)}
     wanted: dict[str, Any] = {"acknowledged": True, "tag_each": False, "deadline": time.monotonic() + 60, **options}
-    return Initiator(agent, "target", plain, tagged, depth=depth, **wanted)
+    return Transfers(agent, "target", plain, tagged, depth=depth, **wanted)
 
 
 def served(*polls: Sequence[bytes]) -> list[Any]:
@@ -225,7 +225,7 @@ def test_a_watch_counts_from_the_last_transfer_that_ended(clock: list[float]) ->
     assert watch.asked == [], "each transfer ended within five seconds of the one before"
 
 
-class TimedInitiator(Initiator):
+class TimedInitiator(Transfers):
     """An initiator whose windows last as long as it is told.
 
     :param rates: the seconds of each transfer, for each window in turn; the last one for all further windows.

@@ -14,7 +14,7 @@ from pytest_nixl.core.cpu_contention import CpuContention
 from pytest_nixl.core.wire import Ref
 from pytest_nixl.model.carrier_bytes import CarrierBytes
 from pytest_nixl.model.worker_command import WorkerObjects
-from pytest_nixl.nixl.worker.transfer import Initiator
+from pytest_nixl.nixl.worker.transfer import Transfers
 
 
 def kv_fill(objects: WorkerObjects, buffer: Ref, layout: dict[str, Any], seed: int, inverted: bool) -> None:
@@ -56,11 +56,11 @@ def kv_prepare(
     """
     here, there = (CacheSide(*side) for side in sides)
     raw = objects.get(agent)
-    initiator = Initiator(raw, target, [], {}, acknowledged=True, tag_each=False)
+    transfers = Transfers(raw, target, [], {}, acknowledged=True, tag_each=False)
     cache = KvLayout(**layout)
     file = objects.get(storage) if storage is not None else None
     requests = KvRequests(
-        raw, initiator, target, op, plugin, cache, (here, there), KvMethod(method), merge=merge, file=file
+        raw, transfers, target, op, plugin, cache, (here, there), KvMethod(method), merge=merge, file=file
     )
     return {"requests": objects.keep(requests, "requests"), "seconds": requests.prepare_seconds}
 
