@@ -285,7 +285,7 @@ class Link:
             settings.timeout + duration,
             iterations=iterations,
             warmup=min(settings.warmup, 1) if together else settings.warmup,
-            settle=self._launch.settle(),
+            warmup_seconds=self._launch.warmup_seconds(),
             duration=duration,
             op=self.op,
             own=self._beside_the_initiator(links),

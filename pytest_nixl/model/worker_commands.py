@@ -135,7 +135,7 @@ KERNEL_COMMANDS: Mapping[str, WorkerCommand] = {
             "own": COUNTS,
             "iterations": COUNT,
             "warmup": COUNT,
-            "settle": SECONDS,
+            "warmup_seconds": SECONDS,
             "duration": SECONDS,
         },
         {

@@ -261,7 +261,7 @@ class Commands:
         own: list[int],
         iterations: int,
         warmup: int,
-        settle: float,
+        warmup_seconds: float,
         duration: float,
     ) -> dict[str, Any]:
         """Time windows of the prepared transfers, and measure this host's device counters and contention.
@@ -281,7 +281,7 @@ class Commands:
             prepared,
             iterations=iterations,
             warmup=warmup,
-            settle=settle,
+            warmup_seconds=warmup_seconds,
             duration=duration,
             around=around(),
         )

@@ -313,7 +313,7 @@ def measure(
     *,
     iterations: int,
     warmup: int,
-    settle: float,
+    warmup_seconds: float,
     duration: float,
     around: AbstractContextManager[object],
 ) -> dict[str, Any]:
@@ -321,13 +321,13 @@ def measure(
 
     :param iterations: the least number of transfers to time.
     :param warmup: the number of transfers before anything else.
-    :param settle: seconds of transfers before the first window, the warmup included.
+    :param warmup_seconds: seconds of transfers before the first window, the warmup included.
     :param duration: the least time to measure, in seconds.
     :param around: a context manager that is entered before the first window and exited after the last.
     :raises StepTimeoutError: the deadline has passed.
     """
     warmed = transfers.window(warmup, stamps_for(warmup)) if warmup else 0.0
-    estimate = _settle(transfers, settle, warmup, warmed)
+    estimate = _warm_up(transfers, warmup_seconds, warmup, warmed)
     # Every handle is used at least once, because the bytes of all are compared afterwards.
     least = max(iterations, transfers.count)
     per_window = max(transfers.depth, -(-least // WINDOWS), int(_MARGIN * WINDOW_SECONDS / estimate) + 1)
@@ -345,7 +345,7 @@ def measure(
     }
 
 
-def _settle(transfers: Transfers, least: float, done: int, seconds: float) -> float:
+def _warm_up(transfers: Transfers, least: float, done: int, seconds: float) -> float:
     """Run transfers until they have taken ``least`` seconds, and return the seconds per transfer.
 
     Other processes only make transfers slower, so the fastest of all bursts counts: windows would be too short if a

@@ -292,7 +292,7 @@ def test_a_row_beside_others_is_measured_by_time_alone(
     settings = {"iterations": 0, "warmup": 7, "duration": 0.5, "timeout": 20.0, **given}
     for name, value in {
         "_settings": SimpleNamespace(**settings), "memory": DRAM, "op": "WRITE", "_run": run,
-        "_launch": SimpleNamespace(settle=lambda: 0), "_beside_the_initiator": lambda links: [4],
+        "_launch": SimpleNamespace(warmup_seconds=lambda: 0), "_beside_the_initiator": lambda links: [4],
     }.items():  # fmt: skip
         setattr(beside, name, value)
     beside._timed(cast(Any, None), 65536, [], together=together)

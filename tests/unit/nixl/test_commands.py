@@ -198,7 +198,7 @@ def test_contention_and_counters_are_of_the_timed_windows(monkeypatch: pytest.Mo
     monkeypatch.setattr("pytest_nixl.model.carrier_bytes.CarrierBytes.counting", Known)
     monkeypatch.setattr(transfer, "measure", measure)
     monkeypatch.setattr(commands, "_prepared", lambda *_: None)
-    how: dict[str, Any] = {"iterations": 7, "warmup": 0, "settle": 0.0, "duration": 0.0}
+    how: dict[str, Any] = {"iterations": 7, "warmup": 0, "warmup_seconds": 0.0, "duration": 0.0}
     found = commands.do_measure(Ref(1, "transfers"), 1.0, "READ", [5], **how)
     assert found == {"windows": [7], "counted": ["counted READ"], "contention": 0.25}
     assert log == ["[5] begin", "READ begin", "timed", "READ end", "[5] end"]

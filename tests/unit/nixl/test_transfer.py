@@ -253,7 +253,13 @@ class TimedInitiator(Transfers):
 
 
 def timed(one: TimedInitiator, **options: Any) -> dict[str, Any]:
-    usual: dict[str, Any] = {"iterations": 1, "warmup": 0, "settle": 1.0, "duration": 0.0, "around": nullcontext()}
+    usual: dict[str, Any] = {
+        "iterations": 1,
+        "warmup": 0,
+        "warmup_seconds": 1.0,
+        "duration": 0.0,
+        "around": nullcontext(),
+    }
     return measure(one, **{**usual, **options})
 
 
@@ -272,13 +278,13 @@ def test_the_fastest_burst_gives_the_size_of_a_window() -> None:
 
 def test_transfers_are_settled_for_the_least_time() -> None:
     one = TimedInitiator([0.01])
-    timed(one, settle=1.0, warmup=10)
+    timed(one, warmup_seconds=1.0, warmup=10)
     assert one.sizes[:2] == [10, 90]
     one = TimedInitiator([0.01])
-    timed(one, settle=0.0, warmup=1000)
+    timed(one, warmup_seconds=0.0, warmup=1000)
     assert one.sizes[:2] == [1000, 1], "once more even if the warm-up was long enough"
     one = TimedInitiator([0.01])
-    timed(one, settle=0.1, warmup=9)
+    timed(one, warmup_seconds=0.1, warmup=9)
     assert one.sizes[:2] == [9, 5], "not in bursts of one"
 
 
