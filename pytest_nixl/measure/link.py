@@ -217,7 +217,7 @@ class Link:
             count=count,
             depth=depth,
             acknowledged=(self.op == "WRITE" or self._row.notify == EACH) and not storage,
-            tag_each=self._tags_each,
+            notify_each=self._notifies_each,
             announced=self._announced,
             storage=self.destination.ref if storage and self.op == "WRITE" else None,
             objects=self._launch.buffers[1].ref if self.memory.target == "OBJ" else None,
@@ -244,7 +244,7 @@ class Link:
                 self._prepare_objects(0, 0)
 
     @property
-    def _tags_each(self) -> bool:
+    def _notifies_each(self) -> bool:
         """Whether all transfers carry a notification; with some backends only that proves the delivery of a WRITE."""
         return self._row.notify == EACH or (self.op == "WRITE" and not self._launch.backend.COMPLETION_IMPLIES_DELIVERY)
 

@@ -162,7 +162,7 @@ KERNEL_COMMANDS: Mapping[str, WorkerCommand] = {
             "batch": COUNT,
             "count": COUNT,
             "depth": COUNT,
-            **dict.fromkeys(("acknowledged", "tag_each", "announced"), bool),
+            **dict.fromkeys(("acknowledged", "notify_each", "announced"), bool),
             **dict.fromkeys(("storage", "objects"), Ref | None),
         },
         Ref,

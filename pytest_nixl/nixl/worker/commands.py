@@ -229,7 +229,7 @@ class Commands:
     def do_connect(self, agent: Ref, targets: list[str], timeout: float) -> None:
         """Connect to targets that run ``serve``."""
         for target in targets:
-            how: dict[str, Any] = {"depth": 0, "acknowledged": True, "tag_each": False}
+            how: dict[str, Any] = {"depth": 0, "acknowledged": True, "notify_each": False}
             deadline = time.monotonic() + timeout
             transfer.Transfers(self.get(agent), target, [], {}, **how, deadline=deadline).greet()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pytest_nixl.nixl.worker.transfer import TAG, Transfers
+from pytest_nixl.nixl.worker.transfer import COUNTED, Transfers
 
 
 class _Made(dict[int, Any]):
@@ -36,7 +36,7 @@ def prepare_row(
     batch: int,
     count: int,
     depth: int,
-    tag_each: bool,
+    notify_each: bool,
     announced: bool,
     **how: Any,
 ) -> Transfers:
@@ -65,8 +65,8 @@ def prepare_row(
         return agent.initialize_xfer(op, local, remote, target, notification, backends=[plugin])
 
     plain = [prepare(place, b"") for place in range(count)]
-    tagged = _Made(lambda place: prepare(place, TAG if announced else b""))
-    if tag_each or count == depth:  # those that walk a footprint are many, and only the last of a window is tagged
+    notifying = _Made(lambda place: prepare(place, COUNTED if announced else b""))
+    if notify_each or count == depth:  # those that walk a footprint are many, and only the last of a window notifies
         for place in range(count):
-            tagged[place]
-    return Transfers(agent, target, plain, tagged, depth=depth, tag_each=tag_each, announced=announced, **how)
+            notifying[place]
+    return Transfers(agent, target, plain, notifying, depth=depth, notify_each=notify_each, announced=announced, **how)

@@ -72,7 +72,7 @@ class HeldAgent:
 
 def requests(agent: HeldAgent, method: KvMethod = KvMethod.PREPPED, *, merge: bool = True) -> KvRequests:
     initiator = Transfers(
-        agent, "target", [], {}, depth=1, acknowledged=True, tag_each=False, deadline=time.monotonic() + 60
+        agent, "target", [], {}, depth=1, acknowledged=True, notify_each=False, deadline=time.monotonic() + 60
     )
     sides = CacheSide(4096, "DRAM", 0), CacheSide(65536, "VRAM", 3)
     return KvRequests(agent, initiator, "target", "WRITE", "UCX", LAYOUT, sides, method, merge=merge)
@@ -198,7 +198,7 @@ class File(FileBuffer):
 @pytest.mark.parametrize(("op", "syncs"), [("WRITE", 1), ("READ", 0)])
 def test_a_request_to_a_file_ends_with_its_sync_and_sends_no_notification(op: str, syncs: int) -> None:
     agent, file = HeldAgent([]), File()
-    initiator = Transfers(agent, "target", [], {}, depth=1, acknowledged=True, tag_each=False, deadline=0.0)
+    initiator = Transfers(agent, "target", [], {}, depth=1, acknowledged=True, notify_each=False, deadline=0.0)
     sides = CacheSide(4096, "DRAM", 0), CacheSide(0, "FILE", 9)
     made = KvRequests(agent, initiator, "self", op, "POSIX", LAYOUT, sides, KvMethod.PREPPED, merge=True, file=file)
     assert len(made.request(DRAW, 60)) == 5

@@ -122,8 +122,8 @@ def test_each_transfer_carries_a_notification_if_that_is_asked_for(
     samples = one.measure(4096)
     assert samples.corruption is None
     assert str(samples.key).endswith("/0-1" if notify == "last" else "/0-1/notify=each")
-    [prepared] = [given for given in sent if "tag_each" in given]
-    assert prepared["tag_each"] is (notify == "each")
+    [prepared] = [given for given in sent if "notify_each" in given]
+    assert prepared["notify_each"] is (notify == "each")
     # Only what the target acknowledges cannot be taken for an acknowledgement of a later row.
     assert prepared["acknowledged"] is (notify == "each" or op == "WRITE")
 
@@ -375,7 +375,7 @@ class KeptCalls:
 
 
 @pytest.mark.parametrize(
-    ("pair", "row", "tag_each", "announced"),
+    ("pair", "row", "notify_each", "announced"),
     [
         ({}, {}, False, False),
         # Of those that walk a footprint, only the last of a window has a notification.
@@ -391,7 +391,7 @@ class KeptCalls:
     ],
 )
 def test_transfers_are_prepared_with_the_notifications_that_their_row_and_backend_need(
-    pair: dict[str, Any], row: dict[str, Any], tag_each: bool, announced: bool
+    pair: dict[str, Any], row: dict[str, Any], notify_each: bool, announced: bool
 ) -> None:
     kept = KeptCalls(**pair)
     with kept.link(**row)._transfers(256, 2, 3) as transfers:
@@ -399,7 +399,7 @@ def test_transfers_are_prepared_with_the_notifications_that_their_row_and_backen
     assert transfers == cast(Any, "row_prepare")
     [(_, made), (released, freed)] = kept.calls
     assert (made["count"], made["depth"]) == (8 if "footprint" in row else 3, 3)
-    assert (made["tag_each"], made["announced"]) == (tag_each, announced)
+    assert (made["notify_each"], made["announced"]) == (notify_each, announced)
     acknowledged = "storage" not in pair and (row.get("op") != "READ" or row.get("notify") == "each")
     assert made["acknowledged"] is acknowledged
     assert (made["op"], made["target"], made["plugin"]) == (row.get("op", "WRITE"), "agent 1", "plugin")

@@ -167,7 +167,7 @@ def test_a_worker_greets_each_target_before_its_deadline(
     made = Commands(lambda: False)
     agent = made.keep("agent", "agent")
     made.handle("connect", {"agent": agent, "targets": ["a", "b"], "timeout": 60.0})
-    how = {"depth": 0, "acknowledged": True, "tag_each": False}
+    how = {"depth": 0, "acknowledged": True, "notify_each": False}
     assert log == [("agent", "a", [], {}, how, True), "greet", ("agent", "b", [], {}, how, True), "greet"]
 
 

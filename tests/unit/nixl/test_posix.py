@@ -143,7 +143,7 @@ class _Done:
 def test_window_ends_with_the_sync_of_its_file() -> None:
     calls: list[str] = []
     initiator = Transfers(
-        _Done(calls), "self", ["plain"], {0: "tagged"}, acknowledged=False, tag_each=True, deadline=1e9,
+        _Done(calls), "self", ["plain"], {0: "tagged"}, acknowledged=False, notify_each=True, deadline=1e9,
         sync=lambda: calls.append("sync"),
     )  # fmt: skip
     stamps: array[int] = stamps_for(2)

@@ -168,7 +168,7 @@ def initiator(polls: int, depth: int, watch: Watch) -> transfer.Transfers:
         handles,
         dict(enumerate(handles)),
         acknowledged=False,
-        tag_each=False,
+        notify_each=False,
         deadline=deadline,
         watch=watch,
     )

@@ -56,7 +56,7 @@ def kv_prepare(
     """
     here, there = (CacheSide(*side) for side in sides)
     raw = objects.get(agent)
-    transfers = Transfers(raw, target, [], {}, acknowledged=True, tag_each=False)
+    transfers = Transfers(raw, target, [], {}, acknowledged=True, notify_each=False)
     cache = KvLayout(**layout)
     file = objects.get(storage) if storage is not None else None
     requests = KvRequests(

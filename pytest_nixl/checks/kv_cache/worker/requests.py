@@ -174,10 +174,10 @@ class KvRequests:
 
     def _start(self, number: int, draws: Sequence[BlockDraw], part: int, timeout: float) -> _Flight:
         draw = draws[number].moved(part * self.layout.range_blocks)
-        clock, token = time.perf_counter, self._transfers.next_token()
+        clock, notification = time.perf_counter, self._transfers.next_notification()
         deadline = time.monotonic() + timeout
         stamps = [clock()]
-        handle = self._make(draw, token)
+        handle = self._make(draw, notification)
         stamps.append(clock())
         state = self._agent.transfer(handle)
         stamps.append(clock())
@@ -214,9 +214,9 @@ class KvRequests:
         """
         clock, transfers = time.perf_counter, self._transfers
         transfers.deadline = time.monotonic() + timeout
-        token = transfers.next_token() if self._file is None else b""
+        notification = transfers.next_notification() if self._file is None else b""
         start = clock()
-        handle = self._make(draw, token)
+        handle = self._make(draw, notification)
         made = clock()
         state = self._agent.transfer(handle)
         posted = clock()
@@ -237,15 +237,16 @@ class KvRequests:
             self._agent.release_dlist_handle(handle)
         self._prepared = None
 
-    def _make(self, draw: BlockDraw, token: bytes) -> Any:
+    def _make(self, draw: BlockDraw, notification: bytes) -> Any:
         layout = self.layout
         local, remote = layout.descriptors(draw.local), layout.descriptors(draw.remote)
         if self._prepared is not None:
+            here, there = self._prepared
             return self._agent.make_prepped_xfer(
-                self._op, self._prepared[0], local, self._prepared[1], remote, token, self._plugins, not self._merge
+                self._op, here, local, there, remote, notification, self._plugins, not self._merge
             )
         descriptors = [
             self._agent.get_xfer_descs(side.rows(layout, numbers), side.memory)
             for side, numbers in zip(self._sides, (local, remote), strict=True)
         ]
-        return self._agent.initialize_xfer(self._op, *descriptors, self._target, token, self._plugins)
+        return self._agent.initialize_xfer(self._op, *descriptors, self._target, notification, self._plugins)
