@@ -30,10 +30,10 @@ from pytest_nixl.checks.kv_cache.check import (
     KvRequestKind,
     KvSamples,
     describe,
-    figures_of,
     in_turn,
     judge_requests,
     recorded,
+    summary_of,
     times_of,
 )
 
@@ -120,7 +120,7 @@ def move_blocks(
             raise NotApplicableError(NOTHING, REMEDY)
         samples = measure_requests(kind)
         expectation = profile.expectation(kind.key)
-        summary, more = figures_of(kind, samples, expectation), recorded(kind, samples)
+        summary, more = summary_of(kind, samples, expectation), recorded(kind, samples)
         record_row(samples.row(kind.key), summary=summary, versions=kv_launches.versions, more=more)
         if samples.corruption is None:
             nixl_run.found.note_detail(describe(kind, samples))

@@ -36,7 +36,7 @@ from pytest_nixl.session.benchmark import versions_of
 
 __all__ = [
     "EXTENDED_WAYS", "POOL", "STANDARD_WAYS", "WAYS", "KvLaunches", "KvRequestKind", "KvSamples", "describe",
-    "figures_of", "in_turn", "judge_requests", "layout_of", "recorded",
+    "in_turn", "judge_requests", "layout_of", "recorded", "summary_of",
 ]  # fmt: skip
 
 #: A cache has this many times the blocks of one request, so that the blocks of a request are scattered over it.
@@ -195,8 +195,8 @@ def in_turn(
     return take_turns(lambda: launch(one), lambda: launch(other), KvSamples.with_launch, more)[0]
 
 
-def figures_of(kind: KvRequestKind, samples: KvSamples, expectation: Expectation | None) -> RowSummary:
-    """Return the figures of a row, with the median seconds of each step and of preparing the descriptors."""
+def summary_of(kind: KvRequestKind, samples: KvSamples, expectation: Expectation | None) -> RowSummary:
+    """Return the summary of a row, with the median seconds of each step and of preparing the descriptors."""
     return replace(RowSummary.of(samples.row(kind.key), expectation), steps=_steps(samples))
 
 

@@ -264,7 +264,7 @@ def test_each_launch_has_new_workers_and_one_value(make_pairs: MakePairs) -> Non
 
     samples = one.measure_launches(65536, another=another)
     assert len(set(pids)) == len(samples.values) == 3
-    assert len(samples.windows) == sum(samples.launches) >= 30
+    assert len(samples.windows) == sum(samples.windows_of_launches) >= 30
     assert min(samples.values) <= samples.bandwidth <= max(samples.values)
     assert link(pairs).initiator.worker.pid == pids[-1]
 
