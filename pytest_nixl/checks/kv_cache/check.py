@@ -36,7 +36,7 @@ from pytest_nixl.session.benchmark import versions_of
 
 __all__ = [
     "EXTENDED_WAYS", "POOL", "STANDARD_WAYS", "WAYS", "KvLaunches", "KvRequestKind", "KvSamples", "describe",
-    "in_turn", "judge_requests", "layout_of", "recorded", "summary_of",
+    "in_turn", "judge_requests", "layout_of", "recorded", "summary_of", "with_bounds",
 ]  # fmt: skip
 
 #: A cache has this many times the blocks of one request, so that the blocks of a request are scattered over it.
@@ -269,6 +269,15 @@ def judge_requests(kind: KvRequestKind, samples: KvSamples, expectation: Expecta
         return passed
     found = judge(samples.row(kind.key), expectation, environ=os.environ)
     return passed if found.verdict is Verdict.PASS else found
+
+
+def with_bounds(judged: Judgement, bounded: Judgement) -> Judgement:
+    """Return the verdict on requests: their own, and if they pass, that of the profile's bounds of their times.
+
+    :param judged: the requests' own, of :func:`judge_requests`.
+    :param bounded: that of the bounds.
+    """
+    return judged if judged.verdict is not Verdict.PASS or bounded.verdict is Verdict.PASS else bounded
 
 
 def _name(kind: KvRequestKind) -> str:
