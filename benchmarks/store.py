@@ -44,7 +44,7 @@ def records(count: int) -> Iterator[str]:
         results = [
             Result(
                 "bandwidth", f"test_bandwidth.py::test_bandwidth[{key}]", Verdict.PASS, row=RowKey.parse(key),
-                figures=RowSummary(
+                summary=RowSummary(
                     values[1], 1e-5, 3e-5, 1000, 6e7, 6.4e11, ("cma/memory",), tuple(values), 2e-5, 9e-5
                 ),
             )

@@ -254,7 +254,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     run = config.stash.get(_RUN, None)
     if run is None:
         return
-    from pytest_nixl.session.benchmark import prepare_row, records_figures
+    from pytest_nixl.session.benchmark import make_benchmark, records_figures
     from pytest_nixl.session.requested_links import row_of
     from pytest_nixl.session.run import uses_ours
 
@@ -269,7 +269,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         _ = run.settings, run.placement
         measures_row = row_of(item) is not None
         if measures_row or records_figures(item):
-            prepare_row(item)
+            make_benchmark(item)
         if measures_row and run.parallel:
             item.add_marker(pytest.mark.skip(reason=NOT_IN_PARALLEL))
 

@@ -239,21 +239,39 @@ def record_figures(
 
 @pytest.fixture
 def record_row(
-    request: pytest.FixtureRequest, nixl_run: Run
-) -> Iterator[Callable[[Samples, RowSummary, Mapping[str, str], Mapping[str, object]], None]]:
+    request: pytest.FixtureRequest, nixl_run: Run, nixl_settings: Settings, profile: Profile
+) -> Iterator[Callable[..., None]]:
     """Write a row to the table and, through pytest-benchmark, to its files: with the versions of its workers."""
     benchmark: Any = None
     if request.config.pluginmanager.has_plugin("benchmark"):
         benchmark = request.getfixturevalue("benchmark")
         benchmark.has_error = True  # until there is something to record
 
-    def write(samples: Samples, figures: RowSummary, versions: Mapping[str, str], more: Mapping[str, object]) -> None:
-        nixl_run.found.add_row(request.node.nodeid, figures)
-        nixl_run.found.add_versions(versions)
+    def write(
+        samples: Samples,
+        link: Link | None = None,
+        *,
+        summary: RowSummary | None = None,
+        versions: Mapping[str, str] | None = None,
+        more: Mapping[str, object] | None = None,
+    ) -> None:
+        """Write a row.
+
+        :param link: the link that measured it; None: no link did, and the caller gives the versions.
+        :param summary: its values; None: those of the samples, with what the profile expects of the row.
+        :param versions: the versions of its workers, for the run; None: those of the link's.
+        :param more: what its record has beside the samples; None: what each of the link's workers says of itself.
+        """
+        if link is not None:
+            versions, more = versions_of(link.initiator, link.target), _of_each_end(link)
+        if summary is None:
+            summary = RowSummary.of(samples, profile.expectation_in(nixl_settings, samples.key), profile.machine)
+        nixl_run.found.add_row(request.node.nodeid, summary)
+        nixl_run.found.add_versions(versions or {})
         if benchmark is None:
             return
         benchmark.has_error = False
-        record_samples(benchmark, request.node.stash[CLOCK], samples, more)
+        record_samples(benchmark, request.node.stash[CLOCK], samples, more or {})
         if benchmark.stats is not None:  # None: pytest-benchmark is disabled
             nixl_run.found.add_benchmark(benchmark.stats)
 
@@ -262,20 +280,11 @@ def record_row(
         benchmark.skipped = True  # it warns of a test that fails before it measures
 
 
-@pytest.fixture
-def record(
-    profile: Profile, nixl_settings: Settings, record_row: Callable[..., None]
-) -> Callable[[Link, Samples], None]:
-    """Write a row of a link to the table and, through pytest-benchmark, to its files."""
-
-    def write(link: Link, samples: Samples) -> None:
-        figures = RowSummary.of(samples, profile.expectation_in(nixl_settings, samples.key), profile.machine)
-        versions = {
-            f"{end.worker.role}_{name}": end.worker.versions[name]
-            for end in (link.initiator, link.target)
-            for name in ("nixl", "nixl_package", "ucx", "python", "host", "gpu")
-            if name in end.worker.versions
-        }
-        record_row(samples, figures, versions_of(link.initiator, link.target), versions)
-
-    return write
+def _of_each_end(link: Link) -> dict[str, object]:
+    """Return what the workers of a link say of themselves, by role and name: ``initiator_ucx``."""
+    return {
+        f"{end.worker.role}_{name}": end.worker.versions[name]
+        for end in (link.initiator, link.target)
+        for name in ("nixl", "nixl_package", "ucx", "python", "host", "gpu")
+        if name in end.worker.versions
+    }

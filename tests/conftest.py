@@ -46,10 +46,10 @@ def make_settings(pytestconfig: pytest.Config) -> Callable[..., Settings]:
 
 
 @contextmanager
-def _pairs(make_settings: Callable[..., Settings], *, settle: bool) -> Iterator[MakePairs]:
+def _pairs(make_settings: Callable[..., Settings], *, warm_up: bool) -> Iterator[MakePairs]:
     """Make pairs of workers with settings of their own; all end with the block.
 
-    :param settle: whether workers are executed, and make transfers for 0.3 s before the first row, as in a run.
+    :param warm_up: whether workers are executed, and make transfers for 0.3 s before the first row, as in a run.
     """
     made: list[WorkerPairs] = []
 
@@ -58,7 +58,7 @@ def _pairs(make_settings: Callable[..., Settings], *, settle: bool) -> Iterator[
         return made[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        if not settle:
+        if not warm_up:
             save_time(patch.setattr)
         try:
             yield make
@@ -71,14 +71,14 @@ def _pairs(make_settings: Callable[..., Settings], *, settle: bool) -> Iterator[
 def make_pairs(request: pytest.FixtureRequest, make_settings: Callable[..., Settings]) -> Iterator[MakePairs]:
     """Make pairs of workers with settings of their own; all end with the test."""
     # Only the tests that run alone judge what they measure.
-    with _pairs(make_settings, settle=request.node.get_closest_marker("alone") is not None) as make:
+    with _pairs(make_settings, warm_up=request.node.get_closest_marker("alone") is not None) as make:
         yield make
 
 
 @pytest.fixture(scope="module")
 def shared_pairs(make_settings: Callable[..., Settings]) -> Iterator[MakePairs]:
     """Make pairs of workers that stay for later tests of the module with the same settings: tests must not end them."""
-    with _pairs(make_settings, settle=False) as make:
+    with _pairs(make_settings, warm_up=False) as make:
         made: dict[tuple[tuple[str, object], ...], WorkerPairs] = {}
 
         def shared(**changes: Any) -> WorkerPairs:

@@ -53,7 +53,7 @@ def versions_named(workers: Sequence[Worker]) -> Iterator[None]:
 #: Seconds of transfers before a row is timed, and before the first row of a launch. New processes may share a core at
 #: first, which costs a third of the bandwidth of small blocks. A traffic shaper's burst also ends in this time. The
 #: medians of 4 KiB in 12 launches each with 0.15, 0.2 and 0.3 s were 1.36, 1.37 and 1.36 GB/s.
-SETTLE_SECONDS, FIRST_SETTLE_SECONDS = 0.005, 0.2
+WARMUP_SECONDS, FIRST_WARMUP_SECONDS = 0.005, 0.2
 #: Additional environment variables of the initiator's worker and of the target's worker.
 Variables = tuple[Mapping[str, str], Mapping[str, str]]
 
@@ -95,7 +95,7 @@ class Launch:
         self.memory = memory
         self.capacity = capacity
         self._directory, self._alignment, self._regions = settings.file_dir, alignment, regions
-        self._settle = FIRST_SETTLE_SECONDS
+        self._warmup_seconds = FIRST_WARMUP_SECONDS
         # Metadata is exchanged over the workers' own channel, so these agents never wait for an etcd that is down.
         environment: dict[str, str | None] = {"NIXL_ETCD_ENDPOINTS": None}
         wanted = backend.environment(os.environ)
@@ -151,10 +151,10 @@ class Launch:
             agent.register_memory(parts, memory)
         return buffer
 
-    def settle(self) -> float:
+    def warmup_seconds(self) -> float:
         """Return the seconds of transfers before a row is timed, which are more for the first row of a launch."""
-        settle, self._settle = self._settle, SETTLE_SECONDS
-        return settle
+        seconds, self._warmup_seconds = self._warmup_seconds, WARMUP_SECONDS
+        return seconds
 
     def gpu_wait(self) -> float:
         """Return the seconds of a kernel over 8 bytes on the slower GPU of the two ends; 0: neither is in VRAM."""

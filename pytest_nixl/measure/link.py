@@ -201,7 +201,7 @@ class Link:
         """
         return self.footprint // size if self.footprint else depth
 
-    def _prepare(self, block: int, batch: int, transfers: int, depth: int) -> Ref:
+    def _prepare(self, block: int, batch: int, count: int, depth: int) -> Ref:
         """Prepare the transfers of neighbouring parts of the buffers in the initiator's worker."""
         storage = self._launch.backend.STORAGE
         made: Ref = self.initiator.worker.call(
@@ -214,10 +214,10 @@ class Link:
             sides=[[end.address, end.memory, end.device] for end in self._launch.buffers],
             block=block,
             batch=batch,
-            transfers=transfers,
+            count=count,
             depth=depth,
             acknowledged=(self.op == "WRITE" or self._row.notify == EACH) and not storage,
-            tag_each=self._tags_each,
+            notify_each=self._notifies_each,
             announced=self._announced,
             storage=self.destination.ref if storage and self.op == "WRITE" else None,
             objects=self._launch.buffers[1].ref if self.memory.target == "OBJ" else None,
@@ -244,7 +244,7 @@ class Link:
                 self._prepare_objects(0, 0)
 
     @property
-    def _tags_each(self) -> bool:
+    def _notifies_each(self) -> bool:
         """Whether all transfers carry a notification; with some backends only that proves the delivery of a WRITE."""
         return self._row.notify == EACH or (self.op == "WRITE" and not self._launch.backend.COMPLETION_IMPLIES_DELIVERY)
 
@@ -285,7 +285,7 @@ class Link:
             settings.timeout + duration,
             iterations=iterations,
             warmup=min(settings.warmup, 1) if together else settings.warmup,
-            settle=self._launch.settle(),
+            warmup_seconds=self._launch.warmup_seconds(),
             duration=duration,
             op=self.op,
             own=self._beside_the_initiator(links),

@@ -59,30 +59,31 @@ class WorkerPairs:
         :raises NotApplicableError: an end does not have this memory.
         :raises WorkerError: a worker or an agent cannot be started.
         """
-        agent = agent_options or self._settings.agents[0]
-        return self._undisturbed(self._row(backend, op, memory, ranks, agent, devices, footprint), agent)
+        options = agent_options or self._settings.agents[0]
+        return self._undisturbed(self._row(backend, op, memory, ranks, options, devices, footprint), options)
 
     def link_of(self, row: RowKey, ranks: RankPair) -> Link:
         """Return a link between two ranks that measures rows like ``row``, with agents as that row had them.
 
         :raises NotApplicableError: an end does not have this memory.
+        :raises ValueError: no option of this run makes such agents.
         :raises WorkerError: a worker or an agent cannot be started.
         """
         plugin = BACKENDS[row.backend].PLUGIN
-        for agent in self._settings.agents:
-            if agent.variant(row.backend, plugin) == row.agent_variant:
-                return self._undisturbed(replace(row, pair=ranks), agent)
-        return self.link(row.backend, row.op, row.memory, ranks, footprint=row.footprint)
+        for options in self._settings.agents:
+            if options.variant(row.backend, plugin) == row.agent_variant:
+                return self._undisturbed(replace(row, pair=ranks), options)
+        raise ValueError(f"this run makes no agents as the row {row} had them")
 
-    def _undisturbed(self, row: RowKey, agent: AgentOptions) -> Link:
+    def _undisturbed(self, row: RowKey, options: AgentOptions) -> Link:
         """Return a link of which ``row`` is a row, after the launches have ended that would disturb it."""
-        wanted = _LaunchKey.of(row, agent)
+        wanted = _LaunchKey.of(row, options)
         # A progress thread takes CPU time also while its agents are idle.
-        alone = bool(agent.progress_thread)
+        alone = bool(options.progress_thread)
         self._end(
             lambda key: (
                 key.ranks != wanted.ranks
-                or key.agent_options != agent
+                or key.agent_options != options
                 or key.footprint != wanted.footprint  # their buffers are large
                 or (alone and key != wanted)
             )
@@ -95,10 +96,10 @@ class WorkerPairs:
         :raises NotApplicableError: an end does not have this memory.
         :raises WorkerError: a worker or an agent cannot be started.
         """
-        agent = self._settings.agents[0]
-        rows = [self._row(backend, op, memory, ranks, agent) for ranks in pairs]
-        keys = [_LaunchKey.of(row, agent) for row in rows]
-        self._end(lambda key: key not in keys if agent.progress_thread else key.ranks not in pairs)
+        options = self._settings.agents[0]
+        rows = [self._row(backend, op, memory, ranks, options) for ranks in pairs]
+        keys = [_LaunchKey.of(row, options) for row in rows]
+        self._end(lambda key: key not in keys if options.progress_thread else key.ranks not in pairs)
         return [self._link(key, row) for key, row in zip(keys, rows, strict=True)]
 
     def between_devices(
@@ -118,10 +119,10 @@ class WorkerPairs:
         :raises NotApplicableError: an end does not have this memory.
         :raises WorkerError: a worker or an agent cannot be started.
         """
-        agent = self._settings.agents[0]
-        rows = [replace(self._row(backend, op, memory, ranks, agent), devices=pair) for pair in devices]
+        options = self._settings.agents[0]
+        rows = [replace(self._row(backend, op, memory, ranks, options), devices=pair) for pair in devices]
         keys = [
-            replace(_LaunchKey.of(row, agent), variables=tuple(tuple(sorted(end.items())) for end in own))
+            replace(_LaunchKey.of(row, options), variables=tuple(tuple(sorted(end.items())) for end in own))
             for row, own in zip(rows, variables or [({}, {})] * len(rows), strict=True)
         ]
         self._end(lambda key: key not in keys)
@@ -142,7 +143,7 @@ class WorkerPairs:
         op: str,
         memory: MemoryPair,
         ranks: RankPair,
-        agent: AgentOptions,
+        options: AgentOptions,
         devices: DevicePair | None = None,
         footprint: int = 0,
     ) -> RowKey:
@@ -151,7 +152,7 @@ class WorkerPairs:
         notify, plugin = self._settings.notify, BACKENDS[backend].PLUGIN
         if BACKENDS[backend].STORAGE:
             ranks, notify = (ranks[0], ranks[0]), LAST
-        variant = of_row(agent.variant(backend, plugin), footprint, notify)
+        variant = of_row(options.variant(backend, plugin), footprint, notify)
         return RowKey(backend, op, memory, self._settings.blocks[0], pair=ranks, devices=asked, variant=variant)
 
     def _link(self, key: _LaunchKey, row: RowKey) -> Link:
@@ -214,6 +215,6 @@ class _LaunchKey:
     footprint: int = 0
 
     @classmethod
-    def of(cls, row: RowKey, agent: AgentOptions) -> _LaunchKey:
+    def of(cls, row: RowKey, options: AgentOptions) -> _LaunchKey:
         """Return what the link of a row requires."""
-        return cls(row.backend, row.memory, row.pair, row.devices, agent, footprint=row.footprint)
+        return cls(row.backend, row.memory, row.pair, row.devices, options, footprint=row.footprint)

@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any
 
 from pytest_nixl.model.device_counters import (
     CARRIED_SHARE,
     SOURCES,
-    CounterReading,
     difference,
     emulation,
     is_emulated,
@@ -55,11 +54,29 @@ class CarrierBytes:
 
     @classmethod
     def from_plain(cls, plain: Sequence[Any], payload: int) -> CarrierBytes:
-        """Restore the values of :meth:`CarrierByteCounter.plain`.
+        """Restore the values of :meth:`counting`.
 
         :param payload: the bytes of the timed transfers.
         """
         return cls(tuple(Carrier(*item) for item in plain), payload)
+
+    @staticmethod
+    @contextmanager
+    def counting(op: str) -> Iterator[list[Any]]:
+        """Read the counters of this host before and after a block, for a worker.
+
+        :param op: ``WRITE`` or ``READ``.
+        :returns: a list that is filled when the block ends: what the devices counted, as JSON values for
+            :meth:`from_plain`.
+        """
+        counted: list[Any] = []
+        before = read_sysfs(only=SOURCES)
+        yield counted
+        counted += [
+            [name, item.device.kind, item.carried(op), None if item.exact(op) is None else item.packets(op)]
+            for name, item in difference(before, read_sysfs(only=SOURCES)).items()
+            if not item.faults and item.counts(op)
+        ]
 
     def __add__(self, other: CarrierBytes) -> CarrierBytes:
         """Return the sums over two launches; a device in only one of them is left out."""
@@ -151,30 +168,3 @@ def _bytes_of(transport: str) -> Callable[[Carrier], int]:
 def _sum(one: Carrier, other: Carrier) -> Carrier:
     packets = None if one.packets is None or other.packets is None else one.packets + other.packets
     return replace(one, carried=one.carried + other.carried, packets=packets)
-
-
-class CarrierByteCounter:
-    """A context manager for a worker that reads the counters before and after the timed windows.
-
-    :param op: ``WRITE`` or ``READ``.
-    """
-
-    def __init__(self, op: str) -> None:
-        self._op = op
-        self._before = self._after = CounterReading({})
-
-    def __enter__(self) -> CarrierByteCounter:
-        self._before = read_sysfs(only=SOURCES)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._after = read_sysfs(only=SOURCES)
-
-    def plain(self) -> list[Any]:
-        """Return what the devices counted, as JSON values for :meth:`CarrierBytes.from_plain`."""
-        moved, op = difference(self._before, self._after), self._op
-        return [
-            [name, item.device.kind, item.carried(op), None if item.exact(op) is None else item.packets(op)]
-            for name, item in moved.items()
-            if not item.faults and item.counts(op)
-        ]

@@ -97,7 +97,7 @@ def _passed_without_a_floor(result: Result) -> bool:
     """Whether a row of whole blocks passed by its transport or latency alone, however slow it is."""
     row = result.row
     whole = isinstance(row, RowKey) and not (row.kv or row.pattern)
-    return whole and result.verdict is Verdict.PASS and result.figures is not None and not result.figures.floor
+    return whole and result.verdict is Verdict.PASS and result.summary is not None and not result.summary.floor
 
 
 def _beside(code: int) -> str:
@@ -147,7 +147,7 @@ def summary_line(
     :param deselected: the ids of the checks that were deselected, such as by ``-k``.
     """
     said = ", ".join(f"{count} {verdict}" for verdict, count in counted(results).items())
-    measured = sum(result.figures is not None for result in results)
+    measured = sum(result.summary is not None for result in results)
     rows = f"{measured} row{'' if measured == 1 else 's'} measured"
     if gate and (bare := sum(_passed_without_a_floor(result) for result in results)):
         rows += f", {bare} of them passed without a floor"
@@ -174,7 +174,7 @@ def told(results: Sequence[Result], *, gate: bool, interrupted: str = "") -> dic
         "warnings": sum(outcome(result.verdict, gate=gate) is Outcome.WARN for result in results),
         "interrupted": interrupted,
         "checks": counted(results),
-        "rows": sum(result.figures is not None for result in results),
+        "rows": sum(result.summary is not None for result in results),
         "failing": [
             {
                 "check": result.check,

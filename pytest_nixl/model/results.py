@@ -58,7 +58,7 @@ class RowSummary:
 
     @classmethod
     def of(cls, samples: Samples, expectation: Expectation | None, machine: Machine | None = None) -> RowSummary:
-        """Return the figures of measured samples, with the floor and ceiling of the row."""
+        """Return the values of measured samples, with the floor and ceiling of the row."""
         ceiling = row_ceiling(samples, expectation, machine)
         return cls.of_launches(
             samples.values,
@@ -84,7 +84,7 @@ class RowSummary:
         contention: tuple[float, ...] = (),
         gpu_waits: tuple[float, ...] = (),
     ) -> RowSummary:
-        """Return the figures of launches. The bandwidth is their median.
+        """Return the values of launches. The bandwidth is their median.
 
         :param values: bytes per second of each launch.
         :param latencies: seconds of the percentiles that are known, by the names in :data:`PERCENTILES`.
@@ -132,7 +132,7 @@ class Result:
     :param reason: one sentence.
     :param remedy: what to do about it; empty: nothing.
     :param row: the key of the row that the check is about; None: it is about no row.
-    :param figures: the measured values of that row.
+    :param summary: the measured values of that row.
     :param repeat: the command that repeats the check.
     """
 
@@ -142,7 +142,7 @@ class Result:
     reason: str = ""
     remedy: str = ""
     row: RowKey | UnknownKey | None = None
-    figures: RowSummary | None = None
+    summary: RowSummary | None = None
     repeat: str = ""
     #: The id of the finding that the check looked for.
     finding: str = ""
@@ -163,26 +163,30 @@ class Result:
 
     def plain(self) -> dict[str, Any]:
         """Return the result as JSON values."""
-        found: dict[str, Any] = to_plain(replace(self, measured=()))
+        plain = to_plain(replace(self, measured=()))
+        # Records call the summary "figures".
+        found: dict[str, Any] = {"figures" if name == "summary" else name: part for name, part in plain.items()}
         found["row"] = found["row"] or ""
         del found["measured"]
         if not self.subject:
             del found["subject"]
         if self.measured:
             found["measured"] = [figure.plain() for figure in self.measured]
-        if self.figures is not None:
+        if self.summary is not None:
             del found["figures"]["contention"], found["figures"]["gpu_waits"]  # the record of the row has them
-            if not self.figures.steps:
+            if not self.summary.steps:
                 del found["figures"]["steps"]
         return found
 
     @classmethod
     def from_plain(cls, data: Mapping[str, Any]) -> Result:
         """Restore a result from :meth:`plain`. :raises ValueError: if a value has another form."""
-        figures = data["figures"]
-        if figures:
-            figures = {**figures, **{name: math.nan for name in _LATENCIES if figures.get(name, 0.0) is None}}
-        return from_plain(cls, {**data, "figures": figures, "row": data.get("row") or None})
+        plain = {**data, "row": data.get("row") or None}
+        values, summary = plain.pop("figures"), None
+        if values is not None:
+            unknown = {name: math.nan for name in _LATENCIES if values.get(name, 0.0) is None}
+            summary = from_plain(RowSummary, {**values, **unknown})
+        return replace(from_plain(cls, plain), summary=summary)
 
     def properties(self) -> list[tuple[str, object]]:
         """Return the properties of the result for JUnit XML."""
@@ -195,17 +199,17 @@ class Result:
             shown.append(("nixl_known_limit", "not met"))
         if self.row is not None:
             shown.append(("nixl_row", str(self.row)))
-        if self.figures is not None:
-            shown.append(("nixl_gigabytes_per_second", round(self.figures.bandwidth / 1e9, 6)))
+        if self.summary is not None:
+            shown.append(("nixl_gigabytes_per_second", round(self.summary.bandwidth / 1e9, 6)))
             for name in ("p50", "p99"):
-                if not math.isnan(getattr(self.figures, name)):
-                    shown.append((f"nixl_{name}_microseconds", round(getattr(self.figures, name) * 1e6, 3)))
-            shown.append(("nixl_transports", ",".join(self.figures.transports)))
+                if not math.isnan(getattr(self.summary, name)):
+                    shown.append((f"nixl_{name}_microseconds", round(getattr(self.summary, name) * 1e6, 3)))
+            shown.append(("nixl_transports", ",".join(self.summary.transports)))
         return shown
 
 
 def measured_rows(results: Iterable[Result]) -> Iterator[tuple[RowKey, Result]]:
     """Yield each result of a row that was measured, after the row's key."""
     for result in results:
-        if isinstance(result.row, RowKey) and result.figures is not None:
+        if isinstance(result.row, RowKey) and result.summary is not None:
             yield result.row, result

@@ -60,7 +60,7 @@ class Samples:
     :param latencies: seconds of single transfers, from post to completion.
     :param transports: the transports as the backend reports them (``cma/memory``, ``tcp/eth0``); empty: unknown.
     :param corruption: the first comparison that failed; None: every compared byte was right.
-    :param launches: the number of windows of each launch, in order; empty: all windows are of one launch.
+    :param windows_of_launches: the number of windows of each launch, in order; empty: all windows are of one launch.
     :param counted: what the initiator's devices counted meanwhile; None: they were not read.
     :param lossy: the devices of both hosts whose counters of lost or repeated packets grew meanwhile.
     :param contention: of each launch, the cores it needed on the initiator's host that other processes used;
@@ -79,7 +79,7 @@ class Samples:
     latencies: tuple[float, ...]
     transports: tuple[str, ...] = ()
     corruption: WrongBytes | None = None
-    launches: tuple[int, ...] = ()
+    windows_of_launches: tuple[int, ...] = ()
     counted: CarrierBytes | None = None
     contention: tuple[float, ...] = ()
     obstacle: str = ""
@@ -100,7 +100,7 @@ class Samples:
             corruption=self.corruption or other.corruption,
             contention=self.contention + other.contention,
             lossy=add_launch(self.lossy, other.lossy),
-            launches=(*(self.launches or (len(self.windows),)), len(other.windows)),
+            windows_of_launches=(*(self.windows_of_launches or (len(self.windows),)), len(other.windows)),
             gpu_waits=self.gpu_waits + other.gpu_waits,
             counted=self.counted + other.counted if self.counted is not None and other.counted is not None else None,
         )
@@ -119,7 +119,7 @@ class Samples:
     def values(self) -> tuple[float, ...]:
         """The bandwidth of each launch in bytes per second: the median over its windows."""
         windows = iter(self.rates)
-        return tuple(median(islice(windows, count)) for count in self.launches or (len(self.windows),))
+        return tuple(median(islice(windows, count)) for count in self.windows_of_launches or (len(self.windows),))
 
     @property
     def disturbed(self) -> bool:

@@ -108,9 +108,9 @@ def status_word(report: pytest.TestReport) -> tuple[str, str, str] | None:
     """Return category, letter and verbose word for a measured row: its verdict and bandwidth; None: not a row."""
     result: Result | None = getattr(report, "nixl_result", None)
     letter = {"passed": ".", "failed": "F", "skipped": "s"}.get(report.outcome)
-    if report.when != "call" or result is None or result.figures is None or letter is None:
+    if report.when != "call" or result is None or result.summary is None or letter is None:
         return None  # an outcome of another plugin, such as a rerun, has its own word
-    return report.outcome, letter, f"{result.verdict} {units.gigabytes(result.figures.bandwidth)} GB/s"
+    return report.outcome, letter, f"{result.verdict} {units.gigabytes(result.summary.bandwidth)} GB/s"
 
 
 def without_benchmark_header(config: pytest.Config, headers: list[Any]) -> list[Any]:

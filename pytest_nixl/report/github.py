@@ -57,7 +57,7 @@ def summary(report: RunReport) -> Iterator[str]:
         yield ""
         yield f"| row | verdict | GB/s | floor | p50 µs | p99 µs | transport |{change_column}"
         yield f"| --- | --- | ---: | ---: | ---: | ---: | --- |{' ---: |' if compared is not None else ''}"
-    verdicts = {result.row: result.verdict for result in run.results if result.figures is not None}
+    verdicts = {result.row: result.verdict for result in run.results if result.summary is not None}
     for key, row in run.rows.items():
         latencies = [
             units.microseconds(row.latencies[name]) if row.latencies.get(name, 0) > 0 else "" for name in ("p50", "p99")

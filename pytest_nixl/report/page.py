@@ -238,24 +238,24 @@ def _lost(report: RunReport) -> dict[RowKey, Verdict]:
 
 def _rows(report: RunReport) -> list[Mapping[str, Any]]:
     """Return each measured row with its figures, as numbers to sort by and as text."""
-    results = {result.row: result for result in report.run.results if result.figures is not None}
+    results = {result.row: result for result in report.run.results if result.summary is not None}
     lost = _lost(report)
     rows: list[Mapping[str, Any]] = []
-    for key, figures in report.run.rows.items():
+    for key, summary in report.run.rows.items():
         verdict = results[key].verdict if key in results else None
         if verdict in _GOOD_ROW:
             verdict = lost.get(key, verdict)
         rates = ((value, units.gigabytes(value) if value else "–") for value in
-                 (figures.bandwidth, figures.floor, figures.ceiling))  # fmt: skip
+                 (summary.bandwidth, summary.floor, summary.ceiling))  # fmt: skip
         times = ((0.0, "–") if math.isnan(value) else (value, units.microseconds(value)) for value in
-                 (figures.p50, figures.p99))  # fmt: skip
+                 (summary.p50, summary.p99))  # fmt: skip
         rows.append(
             {
                 "name": key.short,
                 "id": f"row-{key}",
                 "marks": _marks(key, ""),
                 "numbers": [*rates, *times],
-                "transport": "+".join(figures.transports) or "unknown",
+                "transport": "+".join(summary.transports) or "unknown",
                 "verdict": str(verdict or "–"),
                 "style": _STYLES[outcome(verdict, gate=report.gate)] if verdict is not None else "soft",
             }

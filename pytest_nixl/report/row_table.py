@@ -58,7 +58,7 @@ def _kinds(rows: Sequence[Result]) -> dict[tuple[str, ...], list[Result]]:
     kinds: dict[tuple[str, ...], list[Result]] = {}
     for row in rows:
         key = row.row
-        if isinstance(key, RowKey) and row.figures is not None and row.verdict is Verdict.PASS:
+        if isinstance(key, RowKey) and row.summary is not None and row.verdict is Verdict.PASS:
             kinds.setdefault((key.backend, key.memory_text, *(name for name, _ in key.variant)), []).append(row)
     return kinds
 
@@ -75,16 +75,16 @@ def _few_lines(rows: Sequence[Result], width: int) -> Iterator[TextLine]:
     names: dict[str, list[str]] = {}
     for row in rows:
         assert isinstance(row.row, RowKey)
-        assert row.figures is not None
+        assert row.summary is not None
         parts = _parts(row.row)
         for name, value in parts.items():
             names.setdefault(name, []).append(value)
-        lines.setdefault(tuple(parts.values()), {})[row.row.op] = row.figures
+        lines.setdefault(tuple(parts.values()), {})[row.row.op] = row.summary
     differing = [number for number, values in enumerate(names.values()) if len(set(values)) > 1]
     common = [_common(name, values[0]) for name, values in names.items() if len(set(values)) == 1]
     ops = list(dict.fromkeys(row.row.op for row in rows if isinstance(row.row, RowKey)))
     ways = dict.fromkeys(
-        "+".join(figures.transports) or "unknown" for found in lines.values() for figures in found.values()
+        "+".join(summary.transports) or "unknown" for found in lines.values() for summary in found.values()
     )
     yield TextLine(f"{' '.join(filter(None, common))}, over {' or '.join(ways)}: {len(rows)} PASS")
     heads = [list(names)[number] for number in differing]
@@ -168,14 +168,14 @@ def _left_out(cells: Sequence[Sequence[str]], widths: Mapping[int, int], spare: 
 
 
 def _cells(row: Result) -> tuple[str, ...]:
-    figures, key, names = row.figures, row.row, [str(row.row), *"-------"]
+    summary, key, names = row.summary, row.row, [str(row.row), *"-------"]
     if isinstance(key, RowKey):
         size = units.format_size(key.block)
         names = [key.backend, key.op, key.memory_text, size, str(key.batch), str(key.depth), key.ranks_text]
         names.append(key.variant_text or "-")
-    if figures is None:
+    if summary is None:
         return (*names, "-", "-", "-", "-", "-", "-")
-    return (*names, *(_FIGURE[name](figures) for name in _COLUMNS[len(_KEY) :]))
+    return (*names, *(_FIGURE[name](summary) for name in _COLUMNS[len(_KEY) :]))
 
 
 def _microseconds(seconds: float) -> str:
@@ -185,14 +185,14 @@ def _microseconds(seconds: float) -> str:
 
 #: The text of each figure of a row.
 _FIGURE: Mapping[str, Callable[[RowSummary], str]] = {
-    "GB/s": lambda figures: units.gigabytes(figures.bandwidth),
-    "Gb/s": lambda figures: units.gigabits(figures.bandwidth),
-    "p50 us": lambda figures: _microseconds(figures.p50),
-    "p90 us": lambda figures: _microseconds(figures.p90),
-    "p99 us": lambda figures: _microseconds(figures.p99),
-    "floor": lambda figures: units.gigabytes(figures.floor) if figures.floor else "-",
-    "ceiling": lambda figures: units.gigabytes(figures.ceiling) if figures.ceiling else "-",
-    "transport": lambda figures: "+".join(figures.transports) or "unknown",
+    "GB/s": lambda summary: units.gigabytes(summary.bandwidth),
+    "Gb/s": lambda summary: units.gigabits(summary.bandwidth),
+    "p50 us": lambda summary: _microseconds(summary.p50),
+    "p90 us": lambda summary: _microseconds(summary.p90),
+    "p99 us": lambda summary: _microseconds(summary.p99),
+    "floor": lambda summary: units.gigabytes(summary.floor) if summary.floor else "-",
+    "ceiling": lambda summary: units.gigabytes(summary.ceiling) if summary.ceiling else "-",
+    "transport": lambda summary: "+".join(summary.transports) or "unknown",
 }
 
 

@@ -121,10 +121,10 @@ def _ratios(rows: Sequence[Result]) -> Iterator[TextLine]:
     alike: dict[RowKey, list[tuple[RowKey, float]]] = {}
     for row in rows:
         key = row.row
-        if isinstance(key, RowKey) and row.figures is not None and row.verdict not in _NO_BANDWIDTH:
+        if isinstance(key, RowKey) and row.summary is not None and row.verdict not in _NO_BANDWIDTH:
             # Each transfer of nixlbench carries a notification, so that only such a row of ours is like its rows.
             kind = key.notified if key.program else key
-            alike.setdefault(replace(kind, backend=""), []).append((key, row.figures.bandwidth))
+            alike.setdefault(replace(kind, backend=""), []).append((key, row.summary.bandwidth))
     for found in alike.values():
         own = [each for each in found if not each[0].program]
         pairs = [(each, own[0]) for each in own[1:] if each[0] != own[0][0]]  # a row may be measured twice
@@ -138,9 +138,9 @@ def _cold_ratios(rows: Sequence[Result]) -> Iterator[TextLine]:
     found = {row.row: row for row in rows if isinstance(row.row, RowKey) and row.verdict not in _NO_BANDWIDTH}
     for key, row in found.items():
         other = found.get(key.in_place) if isinstance(key, RowKey) and key.walks else None
-        if other is None or row.figures is None or other.figures is None:
+        if other is None or row.summary is None or other.summary is None:
             continue
-        cold, hot = row.figures.bandwidth, other.figures.bandwidth
+        cold, hot = row.summary.bandwidth, other.summary.bandwidth
         said = f"{units.gigabytes(cold)} of {units.gigabytes(hot)} GB/s with the bytes of each transfer in the caches"
         yield TextLine(f"cold : hot  {key.backend}  {_rest(key)}  {cold / hot:.2f}  ({said})")
 
@@ -178,7 +178,7 @@ def _explained(group: Sequence[Result], gate: bool, *, fold: bool = False) -> It
         alike.setdefault(_without_row(result) if fold and len(group) > _FEW else result.reason, []).append(result)
     for reason, results in alike.items():
         # The reason of a measured row already names the row.
-        named = (_name(result) for result in results if result.figures is None)
+        named = (_name(result) for result in results if result.summary is None)
         names = ", ".join(dict.fromkeys(named))
         first = results[0]
         if reason != first.reason:
@@ -212,7 +212,7 @@ def _explained(group: Sequence[Result], gate: bool, *, fold: bool = False) -> It
 def _without_row(result: Result) -> str:
     """Return the reason of a measured row without the row's name, which is its beginning."""
     key = result.row
-    if isinstance(key, RowKey) and result.figures is not None:
+    if isinstance(key, RowKey) and result.summary is not None:
         name, separator, rest = result.reason.partition(": ")
         if separator and name.startswith(f"{key.backend} {key.op} "):
             return rest

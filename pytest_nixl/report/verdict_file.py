@@ -43,7 +43,7 @@ def verdict_file(report: RunReport) -> str:
         "versions": {str(name): str(version) for name, version in run.provenance.versions.items()},
         "findings": list(dict.fromkeys(result.finding for result in run.results if result.finding)),
         "results": [_result(result, report) for result in run.results],
-        "measured_rows": [_row(str(key), figures) for key, figures in run.rows.items()],
+        "measured_rows": [_row(str(key), summary) for key, summary in run.rows.items()],
         "failed_tests": list(report.failed_tests),
     }
     return json.dumps(hide_all(plain, hider(os.environ)), indent=2, allow_nan=False) + "\n"
@@ -65,14 +65,14 @@ def _result(result: Result, report: RunReport) -> dict[str, Any]:
     }
 
 
-def _row(key: str, figures: RowSummary) -> dict[str, Any]:
+def _row(key: str, summary: RowSummary) -> dict[str, Any]:
     """Return a row in base units: bytes per second and seconds. What is not known is null."""
     return {
         "row": key,
-        "bandwidth": figures.bandwidth,
-        "floor": figures.floor or None,
-        "ceiling": figures.ceiling or None,
-        "latencies": {name: seconds for name, seconds in figures.latencies.items() if math.isfinite(seconds)},
-        "transports": list(figures.transports),
-        "launches": list(figures.values),
+        "bandwidth": summary.bandwidth,
+        "floor": summary.floor or None,
+        "ceiling": summary.ceiling or None,
+        "latencies": {name: seconds for name, seconds in summary.latencies.items() if math.isfinite(seconds)},
+        "transports": list(summary.transports),
+        "launches": list(summary.values),
     }

@@ -47,7 +47,7 @@ def records_figures(item: pytest.Item) -> bool:
     return "record_figures" in getattr(item, "fixturenames", ())
 
 
-def prepare_row(item: pytest.Item) -> None:
+def make_benchmark(item: pytest.Item) -> None:
     """Turn a test that measures a row, or figures, into a benchmark of pytest-benchmark with a separate clock."""
     item.stash[CLOCK] = ReplayClock()
     if not item.config.pluginmanager.has_plugin("benchmark"):

@@ -67,9 +67,9 @@ class Found:
         """Return what a test measured so far, as a result without a verdict."""
         return self._begun.get(nodeid) or Result("", nodeid, Verdict.UNKNOWN)
 
-    def add_row(self, nodeid: str, figures: RowSummary) -> None:
-        """Add the figures of the row that a test measured."""
-        self._begun[nodeid] = replace(self.begun(nodeid), figures=figures)
+    def add_row(self, nodeid: str, summary: RowSummary) -> None:
+        """Add the summary of the row that a test measured."""
+        self._begun[nodeid] = replace(self.begun(nodeid), summary=summary)
 
     def add_ratios(self, nodeid: str, ratios: tuple[RawRatio, ...]) -> None:
         """Add the ratios of rows to a raw tool that a test compared."""

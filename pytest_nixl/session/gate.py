@@ -129,7 +129,7 @@ def _of_blocks(result: Result) -> bool:
 def _missed_rows(run: Run) -> Iterator[Result]:
     if not _measures_rows(run):
         return
-    if not any(result.figures for result in run.found.results if _of_blocks(result)):
+    if not any(result.summary for result in run.found.results if _of_blocks(result)):
         reason = "no row was measured, so there is nothing to accept"
         yield Result("bandwidth", "", Verdict.MISSING, reason, "run the whole bandwidth suite")
         return

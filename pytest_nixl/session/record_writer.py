@@ -30,23 +30,22 @@ from pytest_nixl.store.record_reader import FORM, OURS, RecordedRun
 def this_run(run: Run) -> RecordedRun:
     """Return this run with the results so far, in the form in which recorded runs are read."""
     versions = {name: version for name, version in run.found.versions.items() if name != RECORDED}
-    found = gather(run.settings.image, versions, ranks=_hosts(run))
+    provenance = gather(run.settings.image, versions, ranks=_hosts(run))
+    environment = dict(provenance.environment)
     if run.settings.level != DEFAULT_LEVEL:
-        found = replace(found, environment={**found.environment, "(level)": run.settings.level})
+        environment["(level)"] = run.settings.level
     if (allowed := len(os.sched_getaffinity(0))) != (every := os.cpu_count()):
-        found = replace(found, environment={**found.environment, "(cores allowed)": f"{allowed} of {every}"})
+        environment["(cores allowed)"] = f"{allowed} of {every}"
     if any(each != AgentOptions() for each in run.settings.agents):
-        told = "; ".join(map(str, run.settings.agents))
-        found = replace(found, environment={**found.environment, "(agents)": told})
+        environment["(agents)"] = "; ".join(map(str, run.settings.agents))
     if driver := run.found.versions.get(RECORDED):
-        found = replace(found, environment={**found.environment, "(CUDA driver)": driver})
+        environment["(CUDA driver)"] = driver
     if run.settings.footprint is not None:
-        told = format_size(run.settings.footprint)
-        found = replace(found, environment={**found.environment, "(footprint)": told})
+        environment["(footprint)"] = format_size(run.settings.footprint)
     return RecordedRun(
         source="this run",
         when=datetime.now(timezone.utc),
-        provenance=found,
+        provenance=replace(provenance, environment=environment),
         rows=_rows(run),
         results=run.found.results,
         notes=run.found.notes,
@@ -69,9 +68,9 @@ def _hosts(run: Run) -> list[str]:
 
 def _rows(run: Run) -> dict[RowKey, RowSummary]:
     return {
-        key: result.figures
+        key: result.summary
         for key, result in measured_rows(run.found.results)
-        if result.figures is not None and result.figures.values
+        if result.summary is not None and result.summary.values
     }
 
 
@@ -96,9 +95,9 @@ def _other_provenance(run: Run, against: AlternateImage) -> Provenance:
     if os.path.basename(against.prefix[0]) == "env":
         changed = dict(word.split("=", 1) for word in against.prefix[1:] if "=" in word)
     environment = {name: value for name, value in os.environ.items() if name != "NIXL_IMAGE_DIGEST"}
-    found = gather(against.image, run.found.other_versions, {**environment, **changed})
+    provenance = gather(against.image, run.found.other_versions, {**environment, **changed})
     started = {"(started with)": hide_command(shlex.join(against.prefix))}
-    return Provenance(found.image, found.versions, {**found.environment, **started}, found.host)
+    return replace(provenance, environment={**provenance.environment, **started})
 
 
 def add_ours(record: dict[str, Any], run: Run) -> None:
@@ -106,23 +105,23 @@ def add_ours(record: dict[str, Any], run: Run) -> None:
 
     :param record: the record, which is changed in place.
     """
-    found = this_run(run)
-    record[OURS] = _ours(found)
-    rows = {str(key): row for key, row in found.rows.items()}
+    this = this_run(run)
+    record[OURS] = _ours(this)
+    rows = {str(key): row for key, row in this.rows.items()}
     for benchmark in record["benchmarks"]:
         row = rows.get(benchmark.get("extra_info", {}).get("key", ""))
         if row is not None:
-            image = found.provenance.image
+            image = this.provenance.image
             benchmark["extra_info"] |= {"image": str(image), "floor": row.floor, "ceiling": row.ceiling}
 
 
-def _ours(found: RecordedRun) -> dict[str, Any]:
+def _ours(recorded: RecordedRun) -> dict[str, Any]:
     return {
         "form": FORM,
-        "provenance": found.provenance.plain(),
-        "results": [result.plain() for result in found.results],
-        "notes": list(found.notes),
-        "interrupted": found.interrupted,
+        "provenance": recorded.provenance.plain(),
+        "results": [result.plain() for result in recorded.results],
+        "notes": list(recorded.notes),
+        "interrupted": recorded.interrupted,
     }
 
 
@@ -155,14 +154,14 @@ def other_record(record: Mapping[str, Any], run: Run, other: RecordedRun) -> dic
     :param record: this run's record.
     :param other: the other image's run, from :func:`other_run`.
     """
-    found = []
+    benchmarks = []
     others = {str(key): samples for key, samples in run.found.other_samples.items()}
     for benchmark in record["benchmarks"]:
         samples = others.get(benchmark["fullname"])
         if samples is not None:
             extra = {**described(samples), "image": str(other.provenance.image)}
-            found.append({**benchmark, "extra_info": extra, "stats": _statistics(samples)})
-    return {**record, "benchmarks": found, OURS: _ours(other)}
+            benchmarks.append({**benchmark, "extra_info": extra, "stats": _statistics(samples)})
+    return {**record, "benchmarks": benchmarks, OURS: _ours(other)}
 
 
 def _statistics(samples: Samples) -> dict[str, Any]:

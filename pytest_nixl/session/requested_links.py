@@ -34,9 +34,9 @@ def requested_links(settings: Settings, placement: Placement) -> list[RowKey]:
         else:
             between = list(placement.pairs) if not memory.stored else []
         devices = settings.devices if "VRAM" in (memory.initiator, memory.target) else None
-        for agent, ranks, op in product(settings.agents, between, settings.op):
+        for options, ranks, op in product(settings.agents, between, settings.op):
             walked, notify = (0, LAST) if BACKENDS[backend].STORAGE else (settings.footprint or 0, settings.notify)
-            variant = of_row(agent.variant(backend, BACKENDS[backend].PLUGIN), walked, notify)
+            variant = of_row(options.variant(backend, BACKENDS[backend].PLUGIN), walked, notify)
             links[RowKey(backend, op, memory, block, pair=ranks, devices=devices, variant=variant)] = None
     return list(links)
 

@@ -44,7 +44,7 @@ class RecordedRun:
 
     :param source: the path of its record.
     :param when: when it ended.
-    :param rows: the figures of its rows, by row key.
+    :param rows: the summaries of its rows, by row key.
     :param results: the result of each of its checks.
     :param notes: further sentences, such as what could not be written.
     """
@@ -139,10 +139,10 @@ def _parse(data: Any, source: str) -> RecordedRun:
     if not shallow(provenance.host):
         raise ValueError(f"its host is nested deeper than {_DEEPEST} levels")
     rows: dict[RowKey, RowSummary] = {}
-    for key, figures in _rows(data["benchmarks"]):
+    for key, summary in _rows(data["benchmarks"]):
         if key in rows:
             raise ValueError(f"it contains the row {key} twice")
-        rows[key] = figures
+        rows[key] = summary
     return RecordedRun(
         source=source,
         when=when,

@@ -17,11 +17,11 @@ def test_bandwidth(
     batch: int,
     depth: int,
     measure: Callable[..., Samples],
-    record: Callable[[Link, Samples], None],
+    record_row: Callable[[Samples, Link], None],
     judge: Callable[[Samples], Judgement],
     verdict: Callable[[Judgement], None],
 ) -> None:
     """Bandwidth, latency, integrity and transport of one row are as the profile expects."""
     samples = measure(nixl_link, block, batch=batch, depth=depth)
-    record(nixl_link, samples)
+    record_row(samples, nixl_link)
     verdict(judge(samples))

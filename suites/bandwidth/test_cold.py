@@ -24,7 +24,7 @@ def test_bandwidth_of_bytes_in_no_cache(
     nixl_settings: Settings,
     nixl_pairs: WorkerPairs,
     measure: Callable[..., Samples],
-    record: Callable[[Link, Samples], None],
+    record_row: Callable[[Samples, Link], None],
     judge: Callable[[Samples], Judgement],
     verdict: Callable[[Judgement], None],
 ) -> None:
@@ -32,5 +32,5 @@ def test_bandwidth_of_bytes_in_no_cache(
     link = cold_link(cold_row, nixl_settings, nixl_pairs)
     assert cold_row is not None
     samples = measure(link, cold_row.block, batch=cold_row.batch, depth=cold_row.depth)
-    record(link, samples)
+    record_row(samples, link)
     verdict(judge(samples))

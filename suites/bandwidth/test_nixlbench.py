@@ -66,9 +66,9 @@ def record_program(nixl_run: Run, record_row: Callable[..., None]) -> Callable[[
 
     def write(judged: JudgedRow, more: dict[str, object]) -> None:
         nixl_run.found.note(*judged.notes)
-        if judged.samples is None or judged.figures is None:
+        if judged.samples is None or judged.summary is None:
             return
-        record_row(judged.samples, judged.figures, {}, more)
+        record_row(judged.samples, summary=judged.summary, more=more)
 
     return write
 

@@ -19,7 +19,6 @@ from pytest_nixl import (
     Run,
     Samples,
     Settings,
-    Verdict,
     between_agents,
     supervisor,
 )
@@ -30,11 +29,12 @@ from pytest_nixl.checks.kv_cache.check import (
     KvRequestKind,
     KvSamples,
     describe,
-    figures_of,
     in_turn,
     judge_requests,
     recorded,
+    summary_of,
     times_of,
+    with_bounds,
 )
 
 NOTHING = "no requested backend moves bytes between the memory of two agents"
@@ -120,12 +120,11 @@ def move_blocks(
             raise NotApplicableError(NOTHING, REMEDY)
         samples = measure_requests(kind)
         expectation = profile.expectation(kind.key)
-        figures = figures_of(kind, samples, expectation)
-        record_row(samples.row(kind.key), figures, kv_launches.versions, recorded(kind, samples))
+        summary, more = summary_of(kind, samples, expectation), recorded(kind, samples)
+        record_row(samples.row(kind.key), summary=summary, versions=kv_launches.versions, more=more)
         if samples.corruption is None:
             nixl_run.found.note_detail(describe(kind, samples))
         bounded = record_figures(times_of(kind, samples))
-        judged = judge_requests(kind, samples, expectation)
-        return judged if judged.verdict is not Verdict.PASS or bounded.verdict is Verdict.PASS else bounded
+        return with_bounds(judge_requests(kind, samples, expectation), bounded)
 
     return move

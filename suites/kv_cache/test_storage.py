@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from pytest_nixl import Figure, Judgement, NotApplicableError, Run, Verdict
-from pytest_nixl.checks.kv_cache.check import KvLaunches, KvRequestKind
+from pytest_nixl.checks.kv_cache.check import KvLaunches, KvRequestKind, with_bounds
 from pytest_nixl.checks.kv_cache.storage import judge_stored, measure_stored, stored_kinds
 
 
@@ -35,4 +35,4 @@ def test_blocks_move_between_memory_and_storage(
     judged = judge_stored(found)
     if judged.verdict is Verdict.PASS:
         nixl_run.found.note_detail(f"KV blocks in storage: {judged.reason}")
-    verdict(judged if judged.verdict is not Verdict.PASS or bounded.verdict is Verdict.PASS else bounded)
+    verdict(with_bounds(judged, bounded))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_nixl import Cluster, Judgement, NotApplicableError, Profile, Run, Samples, Settings
+from pytest_nixl import Cluster, Judgement, NotApplicableError, Run, Samples, Settings
 from pytest_nixl.checks.pattern.check import (
     NOTHING,
     REMEDY,
@@ -65,15 +65,14 @@ def flow_judged(
     pattern_launches: PatternLaunches,
     record_row: Callable[..., None],
     judge: Callable[[Samples], Judgement],
-    profile: Profile,
 ) -> Callable[[FlowRow | None], Judgement]:
     """Record the row of a flow, and judge it by what the profile expects."""
 
     def judged(row: FlowRow | None) -> Judgement:
         if row is None:
             raise NotApplicableError(NOTHING, REMEDY)
-        samples, *recorded = measured_row(row, pattern_launches, profile)
-        record_row(samples, *recorded)
+        samples, versions, more = measured_row(row, pattern_launches)
+        record_row(samples, versions=versions, more=more)
         return judge(samples)
 
     return judged

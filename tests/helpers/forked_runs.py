@@ -214,7 +214,7 @@ def save_time(replace: Callable[[object, str, object], None]) -> None:
 
     replace(hosts, "MEASURED", ())
     replace(hosts, "FACTS", "")
-    replace(launch, "FIRST_SETTLE_SECONDS", launch.SETTLE_SECONDS)
+    replace(launch, "FIRST_WARMUP_SECONDS", launch.WARMUP_SECONDS)
 
 
 def _serve(listening: socket.socket) -> None:

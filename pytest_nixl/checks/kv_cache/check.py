@@ -36,7 +36,7 @@ from pytest_nixl.session.benchmark import versions_of
 
 __all__ = [
     "EXTENDED_WAYS", "POOL", "STANDARD_WAYS", "WAYS", "KvLaunches", "KvRequestKind", "KvSamples", "describe",
-    "figures_of", "in_turn", "judge_requests", "layout_of", "recorded",
+    "in_turn", "judge_requests", "layout_of", "recorded", "summary_of", "with_bounds",
 ]  # fmt: skip
 
 #: A cache has this many times the blocks of one request, so that the blocks of a request are scattered over it.
@@ -195,8 +195,8 @@ def in_turn(
     return take_turns(lambda: launch(one), lambda: launch(other), KvSamples.with_launch, more)[0]
 
 
-def figures_of(kind: KvRequestKind, samples: KvSamples, expectation: Expectation | None) -> RowSummary:
-    """Return the figures of a row, with the median seconds of each step and of preparing the descriptors."""
+def summary_of(kind: KvRequestKind, samples: KvSamples, expectation: Expectation | None) -> RowSummary:
+    """Return the summary of a row, with the median seconds of each step and of preparing the descriptors."""
     return replace(RowSummary.of(samples.row(kind.key), expectation), steps=_steps(samples))
 
 
@@ -270,6 +270,15 @@ def judge_requests(kind: KvRequestKind, samples: KvSamples, expectation: Expecta
         return passed
     found = judge(row, expectation, environ=os.environ)
     return passed if found.verdict in (Verdict.PASS, Verdict.WARN) else found
+
+
+def with_bounds(judged: Judgement, bounded: Judgement) -> Judgement:
+    """Return the verdict on requests: their own, and if they pass, that of the profile's bounds of their times.
+
+    :param judged: the requests' own, of :func:`judge_requests`.
+    :param bounded: that of the bounds.
+    """
+    return judged if judged.verdict is not Verdict.PASS or bounded.verdict is Verdict.PASS else bounded
 
 
 def _name(kind: KvRequestKind) -> str:

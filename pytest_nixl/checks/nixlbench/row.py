@@ -30,14 +30,14 @@ _CONTRADICTED_REMEDY = "Run it again, and read what nixlbench prints when run by
 
 @dataclass(frozen=True)
 class JudgedRow:
-    """The judgement of a row. ``samples`` and ``figures`` are None if nothing was measured.
+    """The judgement of a row. ``samples`` and ``summary`` are None if nothing was measured.
 
     :param notes: sentences to print with the table.
     """
 
     judgement: Judgement
     samples: Samples | None = None
-    figures: RowSummary | None = None
+    summary: RowSummary | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -82,12 +82,12 @@ def judge_row(ran: Ran, plain: RowKey, key: RowKey, profile: Profile, rates: Map
     if contradiction and outcome(judgement.verdict, gate=False) is not Outcome.FAIL:
         judgement = Judgement(Verdict.INCONCLUSIVE, f"{plain.words}: {contradiction}", _CONTRADICTED_REMEDY)
     ceiling = row_ceiling(samples, expectation, profile.machine)
-    figures = replace(
+    summary = replace(
         RowSummary.of(samples, expectation, profile.machine), bandwidth=row.bandwidth, values=(row.bandwidth,)
     )
     notes = [*_utilisation(name, row, transports, ceiling, rates), *ran.remarks]
     return JudgedRow(
-        replace(judgement, reason=f"nixlbench {judgement.reason}"), replace(samples, key=key), figures, tuple(notes)
+        replace(judgement, reason=f"nixlbench {judgement.reason}"), replace(samples, key=key), summary, tuple(notes)
     )
 
 

@@ -165,7 +165,7 @@ def _judged(
     judgement = judge_latency(row, judgement, key.words, expectation)
     judgement = _implausible(row, key.words, judgement, expectation, limit)
     ceilings = [value for value in ((expectation and expectation.ceiling), (limit and limit.value)) if value]
-    figures = RowSummary(
+    summary = RowSummary(
         bandwidth=row.bandwidth,
         p50=math.nan,
         p99=math.nan,
@@ -174,7 +174,7 @@ def _judged(
         ceiling=min(ceilings, default=0.0),
         transports=transports,
     )
-    return _result("bandwidth", judgement, key, figures)
+    return _result("bandwidth", judgement, key, summary)
 
 
 def _reported(output: NixlbenchOutput, row: NixlbenchRow) -> tuple[str, ...]:
@@ -250,7 +250,7 @@ def _doubted(judged: list[Result]) -> Result:
     bad = [one for one in judged if outcome(one.verdict, gate=False) is Outcome.FAIL]
     if bad:
         return bad[0]
-    rates = ", ".join(rate(one.figures.bandwidth) for one in judged[:4] if one.figures is not None)
+    rates = ", ".join(rate(one.summary.bandwidth) for one in judged[:4] if one.summary is not None)
     reason = f"the row {judged[0].row} was printed {len(judged)} times with different figures: {rates}"
     remedy = "Give the unchanged output of one run: this output was edited, or contains parts of several runs."
     return replace(judged[0], verdict=Verdict.INCONCLUSIVE, reason=reason, remedy=remedy)
@@ -407,5 +407,5 @@ def _peak(rows: tuple[NixlbenchRow, ...]) -> NixlbenchRow | None:
     return max(finite, key=lambda row: row.bandwidth, default=None)
 
 
-def _result(check: str, judgement: Judgement, key: RowKey | None = None, figures: RowSummary | None = None) -> Result:
-    return Result(check, "", judgement.verdict, judgement.reason, judgement.remedy, row=key, figures=figures)
+def _result(check: str, judgement: Judgement, key: RowKey | None = None, summary: RowSummary | None = None) -> Result:
+    return Result(check, "", judgement.verdict, judgement.reason, judgement.remedy, row=key, summary=summary)

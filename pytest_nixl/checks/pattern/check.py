@@ -15,8 +15,6 @@ from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
 from pytest_nixl.core.units import MIB
 from pytest_nixl.host.memory import available_memory, in_bytes
 from pytest_nixl.host.recorded_tree import FactsRoot
-from pytest_nixl.judge.profiles import Profile
-from pytest_nixl.model.results import RowSummary
 from pytest_nixl.model.samples import Samples
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.tools import own_variables
@@ -124,18 +122,15 @@ def _require_room(kind: PatternKind) -> None:
         )
 
 
-def measured_row(
-    row: FlowRow, launches: PatternLaunches, profile: Profile
-) -> tuple[Samples, RowSummary, Mapping[str, str], dict[str, object]]:
-    """Return what is recorded of a row: samples, figures, the versions of its workers, and what else is known.
+def measured_row(row: FlowRow, launches: PatternLaunches) -> tuple[Samples, Mapping[str, str], dict[str, object]]:
+    """Return what is recorded of a row: samples, the versions of its workers, and what else is known.
 
     :raises NixlPluginError: as :meth:`PatternLaunches.samples`.
     """
     flow = launches.samples(row.kind).of(row.flow)
     samples = flow.samples(row.key, row.load)
-    figures = RowSummary.of(samples, profile.expectation(row.key), profile.machine)
     more: dict[str, object] = {"source": row.flow.source, "target": row.flow.target, "share_of_alone": flow.ratio}
-    return samples, figures, launches.versions(row.kind), more
+    return samples, launches.versions(row.kind), more
 
 
 def line_of(samples: PatternSamples) -> str:

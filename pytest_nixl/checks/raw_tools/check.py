@@ -77,10 +77,10 @@ def compare(kind: RowKey, run: Run, cluster: Cluster, profile: Profile) -> tuple
 
 def _beside(pair: RawPair, key: RowKey, result: Result, profile: Profile) -> RawComparison:
     """Measure one row with the raw tool."""
-    figures = result.figures
-    assert figures is not None
-    raw = pair.measure(key, figures.bandwidth, figures.transports)
-    ratio = RawRatio(key, figures.bandwidth, raw, same_way(figures.transports, raw.transports))
+    summary = result.summary
+    assert summary is not None
+    raw = pair.measure(key, summary.bandwidth, summary.transports)
+    ratio = RawRatio(key, summary.bandwidth, raw, same_way(summary.transports, raw.transports))
     return RawComparison(key, ratio, profile.expectation(key), _failed(result))
 
 
@@ -127,8 +127,8 @@ def few(keys: Sequence[RowKey], must: Callable[[RowKey], bool]) -> list[RowKey]:
 
 def _failed(result: Result) -> bool:
     """Whether a row is below its floor. Latency bounds do not count."""
-    figures = result.figures
-    return result.verdict is Verdict.FAIL and figures is not None and figures.bandwidth < figures.floor
+    summary = result.summary
+    return result.verdict is Verdict.FAIL and summary is not None and summary.bandwidth < summary.floor
 
 
 def _address(cluster: Cluster, ranks: RankPair) -> str:

@@ -20,7 +20,7 @@ from pytest_nixl.core.cpu_contention import CpuContention
 from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
 from pytest_nixl.core.strict import StrictError, check
 from pytest_nixl.core.wire import Ref
-from pytest_nixl.model.carrier_bytes import CarrierByteCounter
+from pytest_nixl.model.carrier_bytes import CarrierBytes
 from pytest_nixl.model.lost_packets import read_loss_counters
 from pytest_nixl.model.worker_commands import AGENT_METHODS, KERNEL_COMMANDS, WORKER_COMMANDS
 from pytest_nixl.nixl.backends import BACKENDS, plugin_of
@@ -229,9 +229,9 @@ class Commands:
     def do_connect(self, agent: Ref, targets: list[str], timeout: float) -> None:
         """Connect to targets that run ``serve``."""
         for target in targets:
-            how: dict[str, Any] = {"depth": 0, "acknowledged": True, "tag_each": False}
+            how: dict[str, Any] = {"depth": 0, "acknowledged": True, "notify_each": False}
             deadline = time.monotonic() + timeout
-            transfer.Initiator(self.get(agent), target, [], {}, **how, deadline=deadline).greet()
+            transfer.Transfers(self.get(agent), target, [], {}, **how, deadline=deadline).greet()
 
     def do_row_prepare(self, agent: Ref, storage: Ref | None, objects: Ref | None, **how: Any) -> Ref:
         """Prepare the transfers of a row; the other arguments are those of :func:`prepare_row`.
@@ -241,7 +241,7 @@ class Commands:
         """
         sync = self.get(storage).sync if storage is not None else None
         watch = self.get(objects) if objects is not None else None
-        return self.keep(prepare_row(self.get(agent), **how, sync=sync, watch=watch), "row")
+        return self.keep(prepare_row(self.get(agent), **how, sync=sync, watch=watch), "transfers")
 
     def do_row_release(self, transfers: Ref) -> None:
         """Release the transfers of a row, and forget them."""
@@ -250,8 +250,8 @@ class Commands:
 
     def do_move(self, transfers: Ref, timeout: float) -> None:
         """Run each prepared transfer once, and wait until its bytes have arrived."""
-        initiator = self._initiator(transfers, timeout)
-        initiator.window(initiator.transfers, transfer.stamps_for(initiator.transfers))
+        prepared = self._prepared(transfers, timeout)
+        prepared.window(prepared.count, transfer.stamps_for(prepared.count))
 
     def do_measure(
         self,
@@ -261,24 +261,31 @@ class Commands:
         own: list[int],
         iterations: int,
         warmup: int,
-        settle: float,
+        warmup_seconds: float,
         duration: float,
     ) -> dict[str, Any]:
         """Time windows of the prepared transfers, and measure this host's device counters and contention.
 
         :param own: the pids of other processes on this host that belong to the row.
         """
-        initiator = self._initiator(transfers, timeout)
-        carriers, contention = CarrierByteCounter(op), CpuContention(own)
+        prepared = self._prepared(transfers, timeout)
+        contention, counted = CpuContention(own), list[Any]()
+
+        @contextlib.contextmanager
+        def around() -> Iterator[None]:
+            with contention, CarrierBytes.counting(op) as carried:
+                yield
+            counted.extend(carried)
+
         found = transfer.measure(
-            initiator,
+            prepared,
             iterations=iterations,
             warmup=warmup,
-            settle=settle,
+            warmup_seconds=warmup_seconds,
             duration=duration,
-            around=_both(contention, carriers),
+            around=around(),
         )
-        return {**found, "counted": carriers.plain(), "contention": contention.cores}
+        return {**found, "counted": counted, "contention": contention.cores}
 
     def do_loss_counters(self) -> list[tuple[str, str, int]]:
         """Return the counters of this host's RDMA devices that tell of lost packets."""
@@ -322,11 +329,11 @@ class Commands:
             if isinstance(dropped, PatternBuffer):
                 dropped.free()
 
-    def _initiator(self, transfers: Ref, timeout: float) -> transfer.Initiator:
-        """Return what runs prepared transfers, with a deadline for its next command."""
-        initiator: transfer.Initiator = self.get(transfers)
-        initiator.deadline = time.monotonic() + timeout
-        return initiator
+    def _prepared(self, transfers: Ref, timeout: float) -> transfer.Transfers:
+        """Return prepared transfers, with a deadline for their next command."""
+        prepared: transfer.Transfers = self.get(transfers)
+        prepared.deadline = time.monotonic() + timeout
+        return prepared
 
     def keep(self, value: Any, kind: str) -> Ref:
         ref = Ref(self._next, kind)
@@ -369,14 +376,6 @@ def _function(text: str) -> Callable[..., Any]:
 _METHODS: Mapping[str, Callable[..., Any]] = {
     name: getattr(Commands, f"do_{name}") for name, command in KERNEL_COMMANDS.items() if command.answered
 }
-
-
-@contextlib.contextmanager
-def _both(*contexts: contextlib.AbstractContextManager[object]) -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        for context in contexts:
-            stack.enter_context(context)
-        yield
 
 
 def ucx_version() -> str:

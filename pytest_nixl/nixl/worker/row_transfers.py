@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pytest_nixl.nixl.worker.transfer import TAG, Initiator
+from pytest_nixl.nixl.worker.transfer import COUNTED, Transfers
 
 
 class _Made(dict[int, Any]):
@@ -34,13 +34,13 @@ def prepare_row(
     *,
     block: int,
     batch: int,
-    transfers: int,
+    count: int,
     depth: int,
-    tag_each: bool,
+    notify_each: bool,
     announced: bool,
     **how: Any,
-) -> Initiator:
-    """Prepare the transfers of a row, and return what runs them.
+) -> Transfers:
+    """Prepare the transfers of a row, and return them.
 
     :param agent: the raw agent of the initiator.
     :param op: ``WRITE`` or ``READ``.
@@ -49,8 +49,8 @@ def prepare_row(
     :param sides: address, memory type and device of the initiator's buffer and of the target's.
     :param block: bytes of one block.
     :param batch: blocks of one transfer.
-    :param transfers: the number of transfers.
-    :param how: as for :class:`Initiator`, as the others.
+    :param count: the number of transfers.
+    :param how: as for :class:`Transfers`, as the others.
     """
 
     def part(place: int, address: int, memory: str, device: int) -> list[tuple[int, int, int]]:
@@ -64,9 +64,9 @@ def prepare_row(
         local, remote = (agent.get_xfer_descs(part(place, *side), side[1]) for side in sides)
         return agent.initialize_xfer(op, local, remote, target, notification, backends=[plugin])
 
-    plain = [prepare(place, b"") for place in range(transfers)]
-    tagged = _Made(lambda place: prepare(place, TAG if announced else b""))
-    if tag_each or transfers == depth:  # those that walk a footprint are many, and only the last of a window is tagged
-        for place in range(transfers):
-            tagged[place]
-    return Initiator(agent, target, plain, tagged, depth=depth, tag_each=tag_each, announced=announced, **how)
+    plain = [prepare(place, b"") for place in range(count)]
+    notifying = _Made(lambda place: prepare(place, COUNTED if announced else b""))
+    if notify_each or count == depth:  # those that walk a footprint are many, and only the last of a window notifies
+        for place in range(count):
+            notifying[place]
+    return Transfers(agent, target, plain, notifying, depth=depth, notify_each=notify_each, announced=announced, **how)

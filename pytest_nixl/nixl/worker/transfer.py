@@ -2,16 +2,16 @@
 """The transfer loop: the initiator's timed windows, and the target's acknowledgement that the bytes have arrived.
 
 A window is ``n`` transfers, of which ``depth`` are in flight. A window of WRITE ends when the target's acknowledgement
-arrives. For that, the initiator tags its last transfer (or each transfer, if DONE does not mean that the bytes have
-arrived) with a notification, which NIXL delivers after the data. The target answers when it has all notifications. A
-WRITE to storage ends with a sync of the file. A window of READ ends with its last DONE, because the bytes have then
-arrived at the initiator.
+arrives. For that, the initiator's last transfer (or each transfer, if DONE does not mean that the bytes have arrived)
+carries a notification, which NIXL delivers after the data. The target answers when it has all notifications. A WRITE to
+storage ends with a sync of the file. A window of READ ends with its last DONE, because the bytes have then arrived at
+the initiator.
 
 After a handle was posted once with a notification, every later post of it sends that notification again, even if the
-later one is empty. Each transfer in flight therefore has two handles, one plain and one tagged.
+later one is empty. Each transfer in flight therefore has two handles, one plain and one notifying.
 
-LIBFABRIC before NIXL 1.0 sends only the notification with which a handle was created. For these releases each tagged
-handle is created with :data:`TAG`, and before a window the initiator tells the target how many to wait for.
+LIBFABRIC before NIXL 1.0 sends only the notification with which a handle was created. For these releases each notifying
+handle is created with :data:`COUNTED`, and before a window the initiator tells the target how many to wait for.
 
 Both sides poll and yield the processor between polls, without a progress thread. On few cores the results vary far
 less than with a spinning thread.
@@ -47,9 +47,9 @@ STALLED_SECONDS = 5.0
 _NAPS_BETWEEN_LOOKS = 8
 
 
-#: The notification of every tagged transfer, if NIXL can send only the one given at a handle's creation.
-TAG = b"pytest-nixl:counted"
-_TOKEN = re.compile(rb"pytest-nixl:window:([0-9]+):([0-9]+)")
+#: The notification of every transfer that notifies, if NIXL can send only the one given at a handle's creation.
+COUNTED = b"pytest-nixl:counted"
+_NOTIFICATION = re.compile(rb"pytest-nixl:window:([0-9]+):([0-9]+)")
 _ANNOUNCEMENT = re.compile(rb"pytest-nixl:expect:([0-9]+):([0-9]+)")
 _ARRIVED = re.compile(rb"pytest-nixl:arrived:([0-9]+)")
 
@@ -68,12 +68,12 @@ class Watch(Protocol):
         """Raise an error if it knows why no transfer has ended for this time, in seconds."""
 
 
-def stamps_for(transfers: int) -> array[int]:
-    """Return an array for the latencies of a window, in nanoseconds."""
-    return array("q", bytes(8 * transfers))
+def stamps_for(count: int) -> array[int]:
+    """Return an array for the latencies of so many transfers, in nanoseconds."""
+    return array("q", bytes(8 * count))
 
 
-def _token(window: int, needed: int) -> bytes:
+def _notification(window: int, needed: int) -> bytes:
     return b"pytest-nixl:window:%d:%d" % (window, needed)
 
 
@@ -85,18 +85,18 @@ def _acknowledgement(window: int) -> bytes:
     return b"pytest-nixl:arrived:%d" % window
 
 
-class Initiator:
-    """Post prepared transfers to one target, and time them.
+class Transfers:
+    """Prepared transfers to one target, which are posted and timed.
 
     :param agent: the raw agent.
     :param target: the name of the target's agent.
     :param plain: prepared transfers, which are posted in turn.
-    :param tagged: the same transfers with a notification, by their place in ``plain``.
+    :param notifying: the same transfers with a notification, by their place in ``plain``.
     :param depth: the number of transfers in flight; None: all of ``plain``.
     :param acknowledged: whether a window ends with the target's acknowledgement (WRITE to another agent).
-    :param tag_each: whether every transfer carries a notification, not only the last one of a window.
+    :param notify_each: whether every transfer carries a notification, not only the last one of a window.
     :param deadline: the value of ``time.monotonic()`` at which every wait ends; it is set anew for each command.
-    :param announced: whether tagged transfers carry :data:`TAG`, with which their handles were created.
+    :param announced: whether notifying transfers carry :data:`COUNTED`, with which their handles were created.
     :param sync: called at the end of a window (WRITE to storage); None for nothing.
     :param watch: asked if no transfer ends for :data:`STALLED_SECONDS`; None: nothing is.
     """
@@ -106,11 +106,11 @@ class Initiator:
         agent: Any,
         target: str,
         plain: Sequence[Any],
-        tagged: Mapping[int, Any],
+        notifying: Mapping[int, Any],
         *,
         depth: int | None = None,
         acknowledged: bool,
-        tag_each: bool,
+        notify_each: bool,
         deadline: float = 0.0,
         announced: bool = False,
         sync: Callable[[], None] | None = None,
@@ -119,11 +119,11 @@ class Initiator:
         self._agent = agent
         self._target = target
         self._plain = plain
-        self._tagged = tagged
+        self._notifying = notifying
         self._depth = len(plain) if depth is None else depth
         self._free = deque(range(len(plain)))  # in turn, so that every handle is used equally
         self._acknowledged = acknowledged
-        self._tag_each = tag_each
+        self._notify_each = notify_each
         self._announced = announced
         self._sync = sync
         self._watch = watch
@@ -139,28 +139,28 @@ class Initiator:
         return self._depth
 
     @property
-    def transfers(self) -> int:
-        """The number of prepared transfers: the depth, or more if they walk a footprint."""
+    def count(self) -> int:
+        """How many are prepared: the depth, or more if they walk a footprint."""
         return len(self._plain)
 
-    def window(self, transfers: int, stamps: array[int]) -> float:
+    def window(self, count: int, stamps: array[int]) -> float:
         """Run transfers, and return the seconds until the bytes of the last one have arrived.
 
-        :param transfers: their number.
+        :param count: their number.
         :param stamps: receives the latency of each transfer in nanoseconds.
         :raises StepTimeoutError: the deadline has passed.
         :raises RuntimeError: a transfer failed.
         """
         self._window += 1
         self._since = 0.0
-        token = _token(self._window, transfers if self._tag_each else 1)
-        # The first post that carries the token: none does, only the last one, or all.
-        first_tagged = transfers if not self._acknowledged else 0 if self._tag_each else transfers - 1
+        notification = _notification(self._window, count if self._notify_each else 1)
+        # The first post that carries the notification: none does, only the last one, or all.
+        first_notifying = count if not self._acknowledged else 0 if self._notify_each else count - 1
         run = self._in_flight if self._depth > 1 else self._one_by_one if len(self._plain) == 1 else self._in_turn
         if self._announced and self._acknowledged:
-            self._agent.send_notif(self._target, _announcement(self._window, transfers - first_tagged))
+            self._agent.send_notif(self._target, _announcement(self._window, count - first_notifying))
         start = time.perf_counter_ns()
-        run(transfers, first_tagged, token, start, stamps)
+        run(count, first_notifying, notification, start, stamps)
         if self._acknowledged:
             self._wait_for(_acknowledgement(self._window))
         if self._sync is not None:
@@ -171,58 +171,63 @@ class Initiator:
 
     def release(self) -> None:
         """Release every transfer."""
-        for handle in (*self._plain, *self._tagged.values()):
+        for handle in (*self._plain, *self._notifying.values()):
             self._agent.release_xfer_handle(handle)
 
     def greet(self) -> None:
         """Connect to a target, and exchange a notification in each direction."""
         self._agent.make_connection(self._target)
-        self._agent.send_notif(self._target, _token(0, 1))
+        self._agent.send_notif(self._target, _notification(0, 1))
         self._wait_for(_acknowledgement(0))
 
-    def _one_by_one(self, transfers: int, first_tagged: int, token: bytes, start: int, stamps: array[int]) -> None:
+    def _one_by_one(
+        self, count: int, first_notifying: int, notification: bytes, start: int, stamps: array[int]
+    ) -> None:
         transfer, clock = self._agent.transfer, time.perf_counter_ns
         before = start
-        for handle, tag, part in (
-            (self._plain[0], b"", range(first_tagged)),
-            (self._tagged[0], token, range(first_tagged, transfers)),
+        for handle, message, part in (
+            (self._plain[0], b"", range(first_notifying)),
+            (self._notifying[0], notification, range(first_notifying, count)),
         ):
             for number in part:
-                state = transfer(handle, tag)
+                state = transfer(handle, message)
                 if state != "DONE":
                     self.finish(handle, state)
                 now = clock()
                 stamps[number] = now - before
                 before = now
 
-    def _in_turn(self, transfers: int, first_tagged: int, token: bytes, start: int, stamps: array[int]) -> None:
+    def _in_turn(self, count: int, first_notifying: int, notification: bytes, start: int, stamps: array[int]) -> None:
         transfer, clock, free = self._agent.transfer, time.perf_counter_ns, self._free
         before = start
-        for number in range(transfers):
+        for number in range(count):
             place = free[0]
             free.rotate(-1)
-            if number < first_tagged:
-                handle, tag = self._plain[place], b""
+            if number < first_notifying:
+                handle, message = self._plain[place], b""
             else:
-                handle, tag = self._tagged[place], token
-            state = transfer(handle, tag)
+                handle, message = self._notifying[place], notification
+            state = transfer(handle, message)
             if state != "DONE":
                 self.finish(handle, state)
             now = clock()
             stamps[number] = now - before
             before = now
 
-    def _in_flight(self, transfers: int, first_tagged: int, token: bytes, start: int, stamps: array[int]) -> None:
+    def _in_flight(self, count: int, first_notifying: int, notification: bytes, start: int, stamps: array[int]) -> None:
         transfer, check, clock = self._agent.transfer, self._agent.check_xfer_state, time.perf_counter_ns
         posted = done = polls = 0
         begun: dict[int, tuple[int, Any]] = {}
         free, depth = self._free, self._depth
-        while done < transfers:
-            while len(begun) < depth and posted < transfers:
+        while done < count:
+            while len(begun) < depth and posted < count:
                 slot = free.popleft()
-                handle, tag = (self._plain[slot], b"") if posted < first_tagged else (self._tagged[slot], token)
+                if posted < first_notifying:
+                    handle, message = self._plain[slot], b""
+                else:
+                    handle, message = self._notifying[slot], notification
                 begun[slot] = clock(), handle
-                state = transfer(handle, tag)
+                state = transfer(handle, message)
                 posted += 1
                 if state == "DONE":
                     stamps[done] = clock() - begun.pop(slot)[0]
@@ -246,10 +251,10 @@ class Initiator:
                 polls += 1
                 self._pause(polls, "a transfer to complete")
 
-    def next_token(self) -> bytes:
+    def next_notification(self) -> bytes:
         """Return the notification of the next window, which has one transfer."""
         self._window += 1
-        return _token(self._window, 1)
+        return _notification(self._window, 1)
 
     @property
     def windows(self) -> int:
@@ -309,11 +314,11 @@ class Initiator:
 
 
 def measure(
-    initiator: Initiator,
+    transfers: Transfers,
     *,
     iterations: int,
     warmup: int,
-    settle: float,
+    warmup_seconds: float,
     duration: float,
     around: AbstractContextManager[object],
 ) -> dict[str, Any]:
@@ -321,22 +326,22 @@ def measure(
 
     :param iterations: the least number of transfers to time.
     :param warmup: the number of transfers before anything else.
-    :param settle: seconds of transfers before the first window, the warmup included.
+    :param warmup_seconds: seconds of transfers before the first window, the warmup included.
     :param duration: the least time to measure, in seconds.
     :param around: a context manager that is entered before the first window and exited after the last.
     :raises StepTimeoutError: the deadline has passed.
     """
-    warmed = initiator.window(warmup, stamps_for(warmup)) if warmup else 0.0
-    estimate = _settle(initiator, settle, warmup, warmed)
+    warmed = transfers.window(warmup, stamps_for(warmup)) if warmup else 0.0
+    estimate = _warm_up(transfers, warmup_seconds, warmup, warmed)
     # Every handle is used at least once, because the bytes of all are compared afterwards.
-    least = max(iterations, initiator.transfers)
-    per_window = max(initiator.depth, -(-least // WINDOWS), int(_MARGIN * WINDOW_SECONDS / estimate) + 1)
+    least = max(iterations, transfers.count)
+    per_window = max(transfers.depth, -(-least // WINDOWS), int(_MARGIN * WINDOW_SECONDS / estimate) + 1)
     stamps = stamps_for(per_window)
     windows: list[float] = []
     latencies: array[int] = array("q")
     with around:
         while len(windows) < WINDOWS or sum(windows) < duration:
-            windows.append(initiator.window(per_window, stamps))
+            windows.append(transfers.window(per_window, stamps))
             latencies.extend(stamps)
     return {
         "windows": windows,
@@ -345,7 +350,7 @@ def measure(
     }
 
 
-def _settle(initiator: Initiator, least: float, done: int, seconds: float) -> float:
+def _warm_up(transfers: Transfers, least: float, done: int, seconds: float) -> float:
     """Run transfers until they have taken ``least`` seconds, and return the seconds per transfer.
 
     Other processes only make transfers slower, so the fastest of all bursts counts: windows would be too short if a
@@ -358,11 +363,11 @@ def _settle(initiator: Initiator, least: float, done: int, seconds: float) -> fl
     while True:
         # At least once, because the first transfers of a size are slower than those that follow.
         fewest = min(5, int(least / estimate) + 1) if done else 5
-        transfers = max(fewest, int((least - seconds) / estimate))
-        taken = initiator.window(transfers, stamps_for(transfers))
-        burst = max(taken / transfers, 1e-7)
+        count = max(fewest, int((least - seconds) / estimate))
+        taken = transfers.window(count, stamps_for(count))
+        burst = max(taken / count, 1e-7)
         estimate = min(estimate, burst) if done else burst
-        done += transfers
+        done += count
         seconds += taken
         if seconds >= least:
             return estimate
@@ -398,20 +403,20 @@ def serve(agent: Any, *, deadline: float, cancelled: Callable[[], bool], idle: b
                 if told := _ANNOUNCEMENT.fullmatch(message):
                     expected[sender] = int(told[1]), int(told[2])
                     continue
-                if message == TAG:
-                    arrived[sender, TAG] = arrived.get((sender, TAG), 0) + 1
+                if message == COUNTED:
+                    arrived[sender, COUNTED] = arrived.get((sender, COUNTED), 0) + 1
                     continue
-                token = _TOKEN.fullmatch(message)
-                if token is None:  # LIBFABRIC of NIXL 0.7 sends an empty notification for transfers without one
+                found = _NOTIFICATION.fullmatch(message)
+                if found is None:  # LIBFABRIC of NIXL 0.7 sends an empty notification for transfers without one
                     continue
                 count = arrived[sender, message] = arrived.get((sender, message), 0) + 1
-                if count == int(token[2]):
+                if count == int(found[2]):
                     del arrived[sender, message]
                     windows += 1
-                    agent.send_notif(sender, _acknowledgement(int(token[1])))
-            if sender in expected and arrived.get((sender, TAG), 0) >= expected[sender][1]:
+                    agent.send_notif(sender, _acknowledgement(int(found[1])))
+            if sender in expected and arrived.get((sender, COUNTED), 0) >= expected[sender][1]:
                 number, needed_here = expected.pop(sender)
-                arrived[sender, TAG] -= needed_here
+                arrived[sender, COUNTED] -= needed_here
                 windows += 1
                 agent.send_notif(sender, _acknowledgement(number))
         polls += 1

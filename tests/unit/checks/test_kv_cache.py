@@ -123,20 +123,18 @@ def test_requests_are_made_while_the_card_and_other_processes_are_watched(monkey
         def __init__(self, name: str) -> None:
             self._name = name
 
-        def __enter__(self) -> None:
+        def __enter__(self) -> str:
             log.append(f"begin {self._name}")
+            return self._name
 
         def __exit__(self, *_: object) -> None:
             log.append(f"end {self._name}")
-
-        def plain(self) -> str:
-            return self._name
 
     def run(drawn: list[BlockDraw], timeout: float, *, in_flight: int, interval: float) -> list[float]:
         log.append(f"{len(drawn)} requests, {timeout}, {in_flight}, {interval}")
         return [0.25]
 
-    monkeypatch.setattr(commands, "CarrierByteCounter", lambda op: Watching(f"bytes of {op}"))
+    monkeypatch.setattr("pytest_nixl.model.carrier_bytes.CarrierBytes.counting", lambda op: Watching(f"bytes of {op}"))
     monkeypatch.setattr(commands, "CpuContention", lambda own: Watching(f"processes beside {own}"))
     objects: Any = SimpleNamespace(get=lambda _: SimpleNamespace(layout=LAYOUT, run=run))
     draws = [{"count": 2, "order": "scattered", "seed": seed, "sender": 0} for seed in range(3)]

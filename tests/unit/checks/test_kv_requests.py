@@ -16,7 +16,7 @@ import pytest
 from pytest_nixl.checks.kv_cache.blocks import BlockDraw, KvLayout, KvMethod
 from pytest_nixl.checks.kv_cache.worker.requests import CacheSide, KvRequests
 from pytest_nixl.nixl.worker.files import FileBuffer
-from pytest_nixl.nixl.worker.transfer import Initiator, StepTimeoutError
+from pytest_nixl.nixl.worker.transfer import StepTimeoutError, Transfers
 
 LAYOUT = KvLayout(tensors=2, blocks=8, block_bytes=64, ranges=2)
 DRAW = BlockDraw(np.array([1, 3], dtype=np.int32), np.array([0, 2], dtype=np.int32))
@@ -71,8 +71,8 @@ class HeldAgent:
 
 
 def requests(agent: HeldAgent, method: KvMethod = KvMethod.PREPPED, *, merge: bool = True) -> KvRequests:
-    initiator = Initiator(
-        agent, "target", [], {}, depth=1, acknowledged=True, tag_each=False, deadline=time.monotonic() + 60
+    initiator = Transfers(
+        agent, "target", [], {}, depth=1, acknowledged=True, notify_each=False, deadline=time.monotonic() + 60
     )
     sides = CacheSide(4096, "DRAM", 0), CacheSide(65536, "VRAM", 3)
     return KvRequests(agent, initiator, "target", "WRITE", "UCX", LAYOUT, sides, method, merge=merge)
@@ -205,7 +205,7 @@ class File(FileBuffer):
 @pytest.mark.parametrize(("op", "syncs"), [("WRITE", 1), ("READ", 0)])
 def test_a_request_to_a_file_ends_with_its_sync_and_sends_no_notification(op: str, syncs: int) -> None:
     agent, file = HeldAgent([]), File()
-    initiator = Initiator(agent, "target", [], {}, depth=1, acknowledged=True, tag_each=False, deadline=0.0)
+    initiator = Transfers(agent, "target", [], {}, depth=1, acknowledged=True, notify_each=False, deadline=0.0)
     sides = CacheSide(4096, "DRAM", 0), CacheSide(0, "FILE", 9)
     made = KvRequests(agent, initiator, "self", op, "POSIX", LAYOUT, sides, KvMethod.PREPPED, merge=True, file=file)
     assert len(made.request(DRAW, 60)) == 5

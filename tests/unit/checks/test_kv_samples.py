@@ -66,7 +66,7 @@ def test_launches_are_kept_apart() -> None:
     )
     both = one.with_launch(other)
     row = both.row(KEY)
-    assert row.launches == (2, 1)
+    assert row.windows_of_launches == (2, 1)
     assert row.values == pytest.approx((4096.0, 1024.0))
     assert row.contention == (0.0, 0.5)
     assert both.prepare == 0.5

@@ -9,7 +9,14 @@ from dataclasses import replace
 import pytest
 
 from pytest_nixl.checks.kv_cache.blocks import BlockOrder, KvCorruption
-from pytest_nixl.checks.kv_cache.check import KvLaunches, KvRequestKind, KvSamples, describe, judge_requests
+from pytest_nixl.checks.kv_cache.check import (
+    KvLaunches,
+    KvRequestKind,
+    KvSamples,
+    describe,
+    judge_requests,
+    with_bounds,
+)
 from pytest_nixl.checks.kv_cache.samples import RequestTimes
 from pytest_nixl.checks.kv_cache.storage import StoredRequests, judge_stored
 from pytest_nixl.core.errors import NotApplicableError
@@ -21,7 +28,7 @@ from pytest_nixl.model.kv_plan import KvPlan
 from pytest_nixl.model.lost_packets import LossyDevice
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.settings import Settings
-from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
 
@@ -79,6 +86,14 @@ def test_what_fragments_of_a_file_cost_is_named_if_it_is_much() -> None:
     bad = replace(fast, corruption=wrong)
     assert judge_stored(replace(found, fragments=bad)).verdict is Verdict.CORRUPT
     assert judge_stored(replace(found, pieces=bad)).verdict is Verdict.CORRUPT
+
+
+@pytest.mark.parametrize(
+    ("own", "bounded", "wanted"),
+    [("PASS", "PASS", "own"), ("PASS", "FAIL", "bounds"), ("CORRUPT", "FAIL", "own"), ("CORRUPT", "PASS", "own")],
+)
+def test_the_bounds_decide_only_about_requests_that_pass(own: str, bounded: str, wanted: str) -> None:
+    assert with_bounds(Judgement(Verdict(own), "own"), Judgement(Verdict(bounded), "bounds")).reason == wanted
 
 
 def test_a_release_without_strided_descriptors_is_not_asked_for_them(

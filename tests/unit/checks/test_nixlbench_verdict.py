@@ -149,8 +149,8 @@ def test_the_transport_is_what_ucx_printed(tmp_path: Path) -> None:
     run = judged(tmp_path, ASIO, more=accepted("cma"))
     assert verdicts(run) == [Verdict.PASS]
     [result] = run.results
-    assert result.figures is not None
-    assert result.figures.transports == ("cma/memory",)
+    assert result.summary is not None
+    assert result.summary.transports == ("cma/memory",)
     run = judged(tmp_path, ASIO, more=accepted("tcp"))
     assert verdicts(run) == [Verdict.WRONG_TRANSPORT]
     assert "went over cma/memory" in run.results[0].reason

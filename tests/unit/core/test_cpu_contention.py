@@ -76,7 +76,7 @@ def test_only_processors_that_a_process_may_use_count() -> None:
 def samples(gigabytes: Sequence[float], others: Sequence[float]) -> Samples:
     windows = tuple(KEY.block / (value * 1e9) for value in gigabytes for _ in range(4))
     count = 4 * len(gigabytes)
-    return Samples(KEY, windows, (1,) * count, (1e-3,), ("cma/memory",), launches=(4,) * len(gigabytes),
+    return Samples(KEY, windows, (1,) * count, (1e-3,), ("cma/memory",), windows_of_launches=(4,) * len(gigabytes),
                    contention=tuple(others))  # fmt: skip
 
 

@@ -32,7 +32,7 @@ SUMMARY = RowSummary(1e9, 1e-6, 1e-6, 10, 0.0, 0.0, ("tcp/eth0",))
 
 
 def results(*rows: tuple[RowKey, Verdict]) -> list[Result]:
-    return [Result("bandwidth", f"test[{key}]", verdict, "a reason", row=key, figures=SUMMARY) for key, verdict in rows]
+    return [Result("bandwidth", f"test[{key}]", verdict, "a reason", row=key, summary=SUMMARY) for key, verdict in rows]
 
 
 def pair(key: RowKey, *ranks: int) -> RowKey:

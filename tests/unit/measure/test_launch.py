@@ -250,7 +250,7 @@ def pair_of_doubles(regions: int = 1) -> Any:
     pair: Any = Launch.__new__(Launch)
     vars(pair).update(
         backend=SimpleNamespace(NAME="POSIX"), memory=MemoryPair("DRAM", "VRAM"), capacity=64, _directory="/d",
-        _alignment=8, _regions=regions, _settle=measure_launch.FIRST_SETTLE_SECONDS,
+        _alignment=8, _regions=regions, _warmup_seconds=measure_launch.FIRST_WARMUP_SECONDS,
         initiator=AgentOfEnd(), target=AgentOfEnd(),
     )  # fmt: skip
     return pair
@@ -351,9 +351,9 @@ def test_a_gpu_that_the_target_does_not_see_is_refused() -> None:
 
 def test_only_the_first_row_of_a_launch_settles_long() -> None:
     pair = pair_of_doubles()
-    later = measure_launch.SETTLE_SECONDS
-    assert [pair.settle() for _ in range(3)] == [measure_launch.FIRST_SETTLE_SECONDS, later, later]
-    assert later < measure_launch.FIRST_SETTLE_SECONDS
+    later = measure_launch.WARMUP_SECONDS
+    assert [pair.warmup_seconds() for _ in range(3)] == [measure_launch.FIRST_WARMUP_SECONDS, later, later]
+    assert later < measure_launch.FIRST_WARMUP_SECONDS
 
 
 @pytest.mark.parametrize("end", ["initiator", "target"])

@@ -139,8 +139,8 @@ def test_each_transfer_carries_a_notification_if_that_is_asked_for(
     samples = one.measure(4096)
     assert samples.corruption is None
     assert str(samples.key).endswith("/0-1" if notify == "last" else "/0-1/notify=each")
-    [prepared] = [given for given in sent if "tag_each" in given]
-    assert prepared["tag_each"] is (notify == "each")
+    [prepared] = [given for given in sent if "notify_each" in given]
+    assert prepared["notify_each"] is (notify == "each")
     # Only what the target acknowledges cannot be taken for an acknowledgement of a later row.
     assert prepared["acknowledged"] is (notify == "each" or op == "WRITE")
 
@@ -281,7 +281,7 @@ def test_each_launch_has_new_workers_and_one_value(make_pairs: MakePairs) -> Non
 
     samples = one.measure_launches(65536, another=another)
     assert len(set(pids)) == len(samples.values) == 3
-    assert len(samples.windows) == sum(samples.launches) >= 30
+    assert len(samples.windows) == sum(samples.windows_of_launches) >= 30
     assert min(samples.values) <= samples.bandwidth <= max(samples.values)
     assert link(pairs).initiator.worker.pid == pids[-1]
 
@@ -309,7 +309,7 @@ def test_a_row_beside_others_is_measured_by_time_alone(
     settings = {"iterations": 0, "warmup": 7, "duration": 0.5, "timeout": 20.0, **given}
     for name, value in {
         "_settings": SimpleNamespace(**settings), "memory": DRAM, "op": "WRITE", "_run": run,
-        "_launch": SimpleNamespace(settle=lambda: 0), "_beside_the_initiator": lambda links: [4],
+        "_launch": SimpleNamespace(warmup_seconds=lambda: 0), "_beside_the_initiator": lambda links: [4],
     }.items():  # fmt: skip
         setattr(beside, name, value)
     beside._timed(cast(Any, None), 65536, [], together=together)
@@ -392,7 +392,7 @@ class KeptCalls:
 
 
 @pytest.mark.parametrize(
-    ("pair", "row", "tag_each", "announced"),
+    ("pair", "row", "notify_each", "announced"),
     [
         ({}, {}, False, False),
         # Of those that walk a footprint, only the last of a window has a notification.
@@ -408,15 +408,15 @@ class KeptCalls:
     ],
 )
 def test_transfers_are_prepared_with_the_notifications_that_their_row_and_backend_need(
-    pair: dict[str, Any], row: dict[str, Any], tag_each: bool, announced: bool
+    pair: dict[str, Any], row: dict[str, Any], notify_each: bool, announced: bool
 ) -> None:
     kept = KeptCalls(**pair)
     with kept.link(**row)._transfers(256, 2, 3) as transfers:
         pass
     assert transfers == cast(Any, "row_prepare")
     [(_, made), (released, freed)] = kept.calls
-    assert (made["transfers"], made["depth"]) == (8 if "footprint" in row else 3, 3)
-    assert (made["tag_each"], made["announced"]) == (tag_each, announced)
+    assert (made["count"], made["depth"]) == (8 if "footprint" in row else 3, 3)
+    assert (made["notify_each"], made["announced"]) == (notify_each, announced)
     acknowledged = "storage" not in pair and (row.get("op") != "READ" or row.get("notify") == "each")
     assert made["acknowledged"] is acknowledged
     assert (made["op"], made["target"], made["plugin"]) == (row.get("op", "WRITE"), "agent 1", "plugin")

@@ -157,9 +157,10 @@ def test_a_row_gets_the_agents_that_it_had(make_settings: MakeSettings, made: li
     link = pairs.link_of(row, (2, 3))
     assert (link.op, link.footprint, made[-1].hosts) == ("READ", 1 << 20, ("c", "d"))
     assert made[-1].agent_options.progress_thread is True
-    # Agents as no option of this run makes them: those of the settings.
-    pairs.link_of(RowKey("UCX", "READ", HOST, 65536, variant=(("threads", "9"),)), (2, 3))
-    assert made[-1].agent_options.progress_thread is False
+    # Agents as no option of this run makes them.
+    with pytest.raises(ValueError, match=r"makes no agents as the row UCX/READ/DRAM:DRAM/64KiB.*/threads=9 had them"):
+        pairs.link_of(RowKey("UCX", "READ", HOST, 65536, variant=(("threads", "9"),)), (2, 3))
+    assert len(made) == 1
 
 
 def test_a_launch_that_is_not_healthy_is_replaced(make_settings: MakeSettings, made: list[Launch]) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.judge.row import judge
-from pytest_nixl.model.carrier_bytes import Carrier, CarrierByteCounter, CarrierBytes
+from pytest_nixl.model.carrier_bytes import Carrier, CarrierBytes
 from pytest_nixl.model.expectation import Expectation, row_ceiling
 from pytest_nixl.model.machine import Machine
 from pytest_nixl.model.memory import MemoryPair
@@ -180,7 +180,7 @@ def test_sum_of_two_launches_has_the_devices_of_both() -> None:
 
 
 def test_counters_of_this_machine_are_read() -> None:
-    with CarrierByteCounter("WRITE") as counting:
+    with CarrierBytes.counting("WRITE") as counted:
         pass
-    names = {item.device: item.kind for item in CarrierBytes.from_plain(counting.plain(), 1).devices}
+    names = {item.device: item.kind for item in CarrierBytes.from_plain(counted, 1).devices}
     assert names["lo"] == "net"

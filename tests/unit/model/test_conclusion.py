@@ -92,7 +92,7 @@ def test_a_run_that_checked_nothing_or_fails_beside_the_checks_is_not_accepted()
 def row(verdict: Verdict, floor: float, *variant: tuple[str, str]) -> Result:
     """Return the result of a measured row."""
     key = RowKey("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), 1 << 20, variant=variant)
-    return Result("bandwidth", "t.py::test", verdict, row=key, figures=RowSummary(1e9, 1e-6, 1e-6, 10, floor, 0.0, ()))
+    return Result("bandwidth", "t.py::test", verdict, row=key, summary=RowSummary(1e9, 1e-6, 1e-6, 10, floor, 0.0, ()))
 
 
 def test_the_gate_counts_the_rows_that_passed_without_a_floor_and_its_verdict_stays() -> None:

@@ -162,7 +162,7 @@ def test_a_worker_greets_each_target_before_its_deadline(
 ) -> None:
     log: list[object] = []
 
-    class Initiator:
+    class Transfers:
         def __init__(self, agent: object, target: str, plain: object, tagged: object, **how: Any) -> None:
             left = how.pop("deadline") - time.monotonic()
             log.append((agent, target, plain, tagged, how, 0 < left <= 60))
@@ -170,11 +170,11 @@ def test_a_worker_greets_each_target_before_its_deadline(
         def greet(self) -> None:
             log.append("greet")
 
-    monkeypatch.setattr(transfer, "Initiator", Initiator)
+    monkeypatch.setattr(transfer, "Transfers", Transfers)
     made = Commands(lambda: False)
     agent = made.keep("agent", "agent")
     made.handle("connect", {"agent": agent, "targets": ["a", "b"], "timeout": 60.0})
-    how = {"depth": 0, "acknowledged": True, "tag_each": False}
+    how = {"depth": 0, "acknowledged": True, "notify_each": False}
     assert log == [("agent", "a", [], {}, how, True), "greet", ("agent", "b", [], {}, how, True), "greet"]
 
 
@@ -189,14 +189,12 @@ def test_contention_and_counters_are_of_the_timed_windows(monkeypatch: pytest.Mo
         def __init__(self, what: object) -> None:
             self._what = what
 
-        def __enter__(self) -> None:
+        def __enter__(self) -> list[str]:
             log.append(f"{self._what} begin")
+            return [f"counted {self._what}"]
 
         def __exit__(self, *_: object) -> None:
             log.append(f"{self._what} end")
-
-        def plain(self) -> list[str]:
-            return [f"counted {self._what}"]
 
     def measure(initiator: object, *, around: contextlib.AbstractContextManager[object], **how: Any) -> dict[str, Any]:
         with around:
@@ -204,10 +202,10 @@ def test_contention_and_counters_are_of_the_timed_windows(monkeypatch: pytest.Mo
         return {"windows": [how["iterations"]]}
 
     monkeypatch.setattr(worker_commands, "CpuContention", Known)
-    monkeypatch.setattr(worker_commands, "CarrierByteCounter", Known)
+    monkeypatch.setattr("pytest_nixl.model.carrier_bytes.CarrierBytes.counting", Known)
     monkeypatch.setattr(transfer, "measure", measure)
-    monkeypatch.setattr(commands, "_initiator", lambda *_: None)
-    how: dict[str, Any] = {"iterations": 7, "warmup": 0, "settle": 0.0, "duration": 0.0}
-    found = commands.do_measure(Ref(1, "row"), 1.0, "READ", [5], **how)
+    monkeypatch.setattr(commands, "_prepared", lambda *_: None)
+    how: dict[str, Any] = {"iterations": 7, "warmup": 0, "warmup_seconds": 0.0, "duration": 0.0}
+    found = commands.do_measure(Ref(1, "transfers"), 1.0, "READ", [5], **how)
     assert found == {"windows": [7], "counted": ["counted READ"], "contention": 0.25}
     assert log == ["[5] begin", "READ begin", "timed", "READ end", "[5] end"]

@@ -176,7 +176,7 @@ def test_rows_of_two_backends_are_compared() -> None:
     def row(backend: str, bandwidth: float, verdict: Verdict = Verdict.PASS) -> Result:
         figures = RowSummary(bandwidth, 1e-6, 1e-6, 10, 0.0, 0.0, ())
         key = f"{backend}/WRITE/DRAM:DRAM/1MiB/batch1/depth1/0-1"
-        return Result("bandwidth", key, verdict, row=RowKey.parse(key), figures=figures)
+        return Result("bandwidth", key, verdict, row=RowKey.parse(key), summary=figures)
 
     ratio = "LIBFABRIC : UCX  WRITE  DRAM:DRAM    1MiB  0.45"
     good = [line.text for line in lines([row("UCX", 2e9), row("LIBFABRIC", 0.9e9)], gate=False)]

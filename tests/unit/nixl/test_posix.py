@@ -20,7 +20,7 @@ from pytest_nixl.measure.worker_pairs import WorkerPairs
 from pytest_nixl.model.agent_options import BackendParameter
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.nixl.worker.files import file_system
-from pytest_nixl.nixl.worker.transfer import Initiator, stamps_for
+from pytest_nixl.nixl.worker.transfer import Transfers, stamps_for
 from pytest_nixl.processes.worker_errors import WorkerError
 
 FILE = MemoryPair("DRAM", "FILE")
@@ -142,8 +142,8 @@ class _Done:
 
 def test_window_ends_with_the_sync_of_its_file() -> None:
     calls: list[str] = []
-    initiator = Initiator(
-        _Done(calls), "self", ["plain"], {0: "tagged"}, acknowledged=False, tag_each=True, deadline=1e9,
+    initiator = Transfers(
+        _Done(calls), "self", ["plain"], {0: "tagged"}, acknowledged=False, notify_each=True, deadline=1e9,
         sync=lambda: calls.append("sync"),
     )  # fmt: skip
     stamps: array[int] = stamps_for(2)

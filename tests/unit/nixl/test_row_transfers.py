@@ -18,7 +18,7 @@ from pytest_nixl.nixl.backends import BACKENDS
 from pytest_nixl.nixl.backends.ucx import UcxBackend
 from pytest_nixl.nixl.worker.commands import CommandRefusedError, Commands
 from pytest_nixl.nixl.worker.row_transfers import prepare_row
-from pytest_nixl.nixl.worker.transfer import TAG, Initiator
+from pytest_nixl.nixl.worker.transfer import COUNTED, Transfers
 
 DRAM = MemoryPair("DRAM", "DRAM")
 FOOTPRINT = 4 * MIB
@@ -133,16 +133,16 @@ class ShownAgent:
     def initialize_xfer(self, *given: object, backends: list[str]) -> Any:
         return *given, *backends
 
-    def row(self, **options: Any) -> Initiator:
-        how: dict[str, Any] = {"depth": 2, "tag_each": False, "announced": False, "acknowledged": True, **options}
+    def row(self, **options: Any) -> Transfers:
+        how: dict[str, Any] = {"depth": 2, "notify_each": False, "announced": False, "acknowledged": True, **options}
         return prepare_row(self, op="WRITE", target="t", plugin="P", sides=[[1000, "DRAM", 3], [0, "OBJ", 0]],
-                           block=10, batch=2, transfers=2, **how)  # fmt: skip
+                           block=10, batch=2, count=2, **how)  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("options", "made_now"), [({}, True), ({"depth": 1}, False), ({"depth": 1, "tag_each": True}, True)]
+    ("options", "made_now"), [({}, True), ({"depth": 1}, False), ({"depth": 1, "notify_each": True}, True)]
 )
-@pytest.mark.parametrize(("announced", "tag"), [(False, b""), (True, TAG)])
+@pytest.mark.parametrize(("announced", "tag"), [(False, b""), (True, COUNTED)])
 def test_the_blocks_of_a_transfer_are_neighbours_in_memory_or_objects_by_their_numbers(
     options: dict[str, Any], made_now: bool, announced: bool, tag: bytes
 ) -> None:
@@ -152,15 +152,15 @@ def test_the_blocks_of_a_transfer_are_neighbours_in_memory_or_objects_by_their_n
     second = (("DRAM", [(1020, 10, 3), (1030, 10, 3)]), ("OBJ", [(0, 10, 3), (0, 10, 4)]))
     plain, tagged = ([("WRITE", *blocks, "t", each, "P") for blocks in (first, second)] for each in (b"", tag))
     assert made._plain == plain
-    assert dict(made._tagged) == (dict(enumerate(tagged)) if made_now else {}), "others are made when one is needed"
-    assert made._tagged[1] == tagged[1]
+    assert dict(made._notifying) == (dict(enumerate(tagged)) if made_now else {}), "others are made when one is needed"
+    assert made._notifying[1] == tagged[1]
     made.release()
     assert agent.released == [*plain, *(tagged if made_now else tagged[1:])]
 
 
 def test_a_row_that_is_released_is_forgotten() -> None:
     agent, commands = ShownAgent(), Commands(lambda: False)
-    ref = commands.keep(agent.row(depth=1), "row")
+    ref = commands.keep(agent.row(depth=1), "transfers")
     commands.handle("row_release", {"transfers": ref})
     assert len(agent.released) == 2
     with pytest.raises(CommandRefusedError, match="no longer there"):

@@ -159,16 +159,16 @@ class Watch:
             raise ObjectStoreError("the server has a fault")
 
 
-def initiator(polls: int, depth: int, watch: Watch) -> transfer.Initiator:
+def initiator(polls: int, depth: int, watch: Watch) -> transfer.Transfers:
     handles = list(range(depth))
     deadline = time.monotonic() + LONG
-    return transfer.Initiator(
+    return transfer.Transfers(
         SlowAgent(polls),
         "target",
         handles,
         dict(enumerate(handles)),
         acknowledged=False,
-        tag_each=False,
+        notify_each=False,
         deadline=deadline,
         watch=watch,
     )

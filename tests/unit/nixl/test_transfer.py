@@ -16,10 +16,10 @@ import pytest
 
 from pytest_nixl.nixl.worker import transfer
 from pytest_nixl.nixl.worker.transfer import (
-    TAG,
+    COUNTED,
     WINDOWS,
-    Initiator,
     StepTimeoutError,
+    Transfers,
     Watch,
     measure,
     serve,
@@ -62,11 +62,11 @@ class PolledAgent:
         return [each for each in self.log if each != "poll"]
 
 
-def initiator(agent: PolledAgent, depth: int = 1, handles: int = 1, **options: Any) -> Initiator:
+def initiator(agent: PolledAgent, depth: int = 1, handles: int = 1, **options: Any) -> Transfers:
     plain = [f"plain {number}" for number in range(handles)]
     tagged = {number: f"tagged {number}" for number in range(handles)}
-    wanted: dict[str, Any] = {"acknowledged": True, "tag_each": False, "deadline": time.monotonic() + 60, **options}
-    return Initiator(agent, "target", plain, tagged, depth=depth, **wanted)
+    wanted: dict[str, Any] = {"acknowledged": True, "notify_each": False, "deadline": time.monotonic() + 60, **options}
+    return Transfers(agent, "target", plain, tagged, depth=depth, **wanted)
 
 
 def served(*polls: Sequence[bytes]) -> list[Any]:
@@ -94,11 +94,11 @@ def test_a_window_is_acknowledged_when_the_last_of_its_notifications_has_arrived
 
 def test_announced_notifications_are_counted_once() -> None:
     two, more = b"pytest-nixl:expect:1:2", b"pytest-nixl:expect:2:2"
-    assert served([two, TAG]) == []
-    assert served([two], [TAG], [TAG]) == [arrived(1)]
-    assert served([TAG, TAG], [two]) == [arrived(1)], "they may arrive before they are announced"
-    assert served([two, TAG, TAG], [more]) == [arrived(1)], "those of one window do not count for the next"
-    assert served([two, TAG, TAG, TAG], [more, TAG]) == [arrived(1), arrived(2)]
+    assert served([two, COUNTED]) == []
+    assert served([two], [COUNTED], [COUNTED]) == [arrived(1)]
+    assert served([COUNTED, COUNTED], [two]) == [arrived(1)], "they may arrive before they are announced"
+    assert served([two, COUNTED, COUNTED], [more]) == [arrived(1)], "those of one window do not count for the next"
+    assert served([two, COUNTED, COUNTED, COUNTED], [more, COUNTED]) == [arrived(1), arrived(2)]
     assert served([b"", b"of somebody else"]) == []
     assert served([b"", b"of somebody else", b"pytest-nixl:window:7:1"]) == [arrived(7)]
     assert served([b"pytest-nixl:expect:1:1"]) == []
@@ -110,11 +110,11 @@ def test_a_target_that_waits_too_long_says_so() -> None:
 
 
 @pytest.mark.parametrize(("depth", "handles"), [(1, 1), (1, 3), (2, 2), (2, 3)])
-@pytest.mark.parametrize(("tag_each", "tagged"), [(False, 1), (True, 4)])
-def test_a_window_ends_with_its_own_acknowledgement(depth: int, handles: int, tag_each: bool, tagged: int) -> None:
+@pytest.mark.parametrize(("notify_each", "tagged"), [(False, 1), (True, 4)])
+def test_a_window_ends_with_its_own_acknowledgement(depth: int, handles: int, notify_each: bool, tagged: int) -> None:
     agent = PolledAgent([[], [b"pytest-nixl:arrived:2"], [b"pytest-nixl:arrived:1"]], ["PROC", "DONE"])
     stamps = stamps_for(4)
-    seconds = initiator(agent, depth, handles, tag_each=tag_each).window(4, stamps)
+    seconds = initiator(agent, depth, handles, notify_each=notify_each).window(4, stamps)
     assert agent.log[-3:] == ["poll"] * 3, "the acknowledgement of another window does not end it"
     posted = agent.sent
     assert [tag for _, tag in posted] == [b""] * (4 - tagged) + [b"pytest-nixl:window:1:%d" % tagged] * tagged
@@ -138,10 +138,10 @@ def test_a_greeting_ends_with_the_answer_of_the_target() -> None:
     assert agent.log == ["target", ("target", b"pytest-nixl:window:0:1"), "poll", "poll"]
 
 
-@pytest.mark.parametrize(("tag_each", "count"), [(False, 1), (True, 4)])
-def test_a_window_is_announced_to_a_target_that_only_counts(tag_each: bool, count: int) -> None:
+@pytest.mark.parametrize(("notify_each", "count"), [(False, 1), (True, 4)])
+def test_a_window_is_announced_to_a_target_that_only_counts(notify_each: bool, count: int) -> None:
     agent = PolledAgent([[b"pytest-nixl:arrived:1"]])
-    initiator(agent, tag_each=tag_each, announced=True).window(4, stamps_for(4))
+    initiator(agent, notify_each=notify_each, announced=True).window(4, stamps_for(4))
     assert agent.log[0] == ("target", b"pytest-nixl:expect:1:%d" % count)
 
 
@@ -157,7 +157,7 @@ def test_the_acknowledgements_of_several_windows_are_read_together() -> None:
     one = initiator(agent)
     assert one.acknowledged() == {3, 12}
     assert one.acknowledged() == set()
-    assert [one.next_token(), one.next_token(), one.windows] == [
+    assert [one.next_notification(), one.next_notification(), one.windows] == [
         b"pytest-nixl:window:1:1", b"pytest-nixl:window:2:1", 2,
     ]  # fmt: skip
 
@@ -166,7 +166,7 @@ def test_a_wait_for_the_target_ends_with_the_acknowledgement_of_the_current_wind
     agent = PolledAgent([[], [b"pytest-nixl:arrived:1"], [b"pytest-nixl:arrived:2"]])
     one = initiator(agent)
     for _ in range(2):
-        one.next_token()
+        one.next_notification()
     one.wait_for_the_target()
     assert agent.log == ["poll"] * 3
 
@@ -234,7 +234,7 @@ def test_a_watch_counts_from_the_last_transfer_that_ended(clock: list[float]) ->
     assert watch.asked == [], "each transfer ended within five seconds of the one before"
 
 
-class TimedInitiator(Initiator):
+class TimedInitiator(Transfers):
     """An initiator whose windows last as long as it is told.
 
     :param rates: the seconds of each transfer, for each window in turn; the last one for all further windows.
@@ -243,7 +243,7 @@ class TimedInitiator(Initiator):
     def __init__(self, rates: Sequence[float], depth: int = 1, transfers: int = 1) -> None:
         super().__init__(
             None, "target", [None] * transfers, {},
-            depth=depth, acknowledged=True, tag_each=False, deadline=0.0,
+            depth=depth, acknowledged=True, notify_each=False, deadline=0.0,
         )  # fmt: skip
         self._rates = self._in_turn_of(rates)
         self.sizes: list[int] = []
@@ -262,7 +262,13 @@ class TimedInitiator(Initiator):
 
 
 def timed(one: TimedInitiator, **options: Any) -> dict[str, Any]:
-    usual: dict[str, Any] = {"iterations": 1, "warmup": 0, "settle": 1.0, "duration": 0.0, "around": nullcontext()}
+    usual: dict[str, Any] = {
+        "iterations": 1,
+        "warmup": 0,
+        "warmup_seconds": 1.0,
+        "duration": 0.0,
+        "around": nullcontext(),
+    }
     return measure(one, **{**usual, **options})
 
 
@@ -281,13 +287,13 @@ def test_the_fastest_burst_gives_the_size_of_a_window() -> None:
 
 def test_transfers_are_settled_for_the_least_time() -> None:
     one = TimedInitiator([0.01])
-    timed(one, settle=1.0, warmup=10)
+    timed(one, warmup_seconds=1.0, warmup=10)
     assert one.sizes[:2] == [10, 90]
     one = TimedInitiator([0.01])
-    timed(one, settle=0.0, warmup=1000)
+    timed(one, warmup_seconds=0.0, warmup=1000)
     assert one.sizes[:2] == [1000, 1], "once more even if the warm-up was long enough"
     one = TimedInitiator([0.01])
-    timed(one, settle=0.1, warmup=9)
+    timed(one, warmup_seconds=0.1, warmup=9)
     assert one.sizes[:2] == [9, 5], "not in bursts of one"
 
 

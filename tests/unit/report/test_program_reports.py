@@ -74,7 +74,7 @@ def test_the_same_fault_has_the_same_fingerprint_in_every_run(tmp_path: Path) ->
     def fingerprints(*results: Result) -> list[Any]:
         return [one["partialFingerprints"] for one in written(recorded(*results), tmp_path)[2]["runs"][0]["results"]]
 
-    changed = Result("bandwidth", "t.py::t", Verdict.FAIL, "slower still", row=RowKey.parse(KEY), figures=SUMMARY)
+    changed = Result("bandwidth", "t.py::t", Verdict.FAIL, "slower still", row=RowKey.parse(KEY), summary=SUMMARY)
     assert fingerprints(RESULTS[0]) == fingerprints(changed)
     assert len({str(one) for one in fingerprints(*RESULTS[:3])}) == 3
 

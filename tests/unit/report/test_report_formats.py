@@ -223,7 +223,7 @@ def test_rows_of_kv_requests_differ_in_every_report() -> None:
     requests = [row for row in run.rows if row.kv]
     assert len({row.short for row in requests}) == 10
     results = [
-        Result("kv-requests", str(row), Verdict.PASS, row=row, figures=figures) for row, figures in run.rows.items()
+        Result("kv-requests", str(row), Verdict.PASS, row=row, summary=figures) for row, figures in run.rows.items()
     ]
     texts = [line.text for line in lines(results, gate=False)]
     assert len([text for text in texts if "kv=scattered-prepped,model=generic,tokens=1024" in text]) == 2
@@ -233,8 +233,8 @@ def test_rows_of_kv_requests_differ_in_every_report() -> None:
     assert [one for one in texts if " : " in one] == []
     restored = [Result.from_plain(result.plain()) for result in results]
     assert restored == results
-    assert restored[0].figures is not None
-    assert restored[0].figures.steps == pytest.approx({name: value / 1e6 for name, value in STEPS_US.items()})
+    assert restored[0].summary is not None
+    assert restored[0].summary.steps == pytest.approx({name: value / 1e6 for name, value in STEPS_US.items()})
 
 
 @pytest.mark.parametrize("steps", [{"make": -1.0}, {str(number): 1.0 for number in range(17)}, {"make": float("inf")}])
@@ -362,7 +362,7 @@ def test_a_result_of_a_row_that_a_later_version_wrote_is_shown_as_it_is(tmp_path
     later = "UCX/WRITE/DRAM:DRAM/64KiB/batch1/depth1/0-1/threads4"
     raw = RawMeasurement("ucx_perftest", "ucp_put_bw", 2e9, "UCX 1.18", ("tcp/eth0",))
     figures = RowSummary(1e9, 1e-5, 2e-5, 10, 1e8, 1e10, ("tcp/eth0",))
-    result = Result("bandwidth", "t", Verdict.WARN, "", row=read_key(later), figures=figures,
+    result = Result("bandwidth", "t", Verdict.WARN, "", row=read_key(later), summary=figures,
                     ratios=(RawRatio(read_key(later), 1e9, raw),))  # fmt: skip
     run = parse_recorded(record("image:1", {key("4KiB"): [1.0]}, results=[result]), "x")
     assert run.results == (result,)

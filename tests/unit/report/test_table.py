@@ -97,7 +97,7 @@ def row(block: str, op: str, verdict: Verdict = Verdict.PASS, variant: str = "")
     text = f"UCX/{op}/DRAM:DRAM/{block}/{'batch4096' if variant else 'batch1'}/depth1/0-1{variant}"
     figures = RowSummary(1.234e9, 26e-6, 77777e-6, 10, 6e8, 0.0, ("cma/memory",))
     reason = "" if verdict is Verdict.PASS else f"UCX {op} DRAM:DRAM of {block}: it is too slow"
-    return Result("bandwidth", f"t.py::{text}", verdict, reason, row=RowKey.parse(text), figures=figures)
+    return Result("bandwidth", f"t.py::{text}", verdict, reason, row=RowKey.parse(text), summary=figures)
 
 
 SIZES = [format_size(1 << power) for power in range(12, 27)]
@@ -199,7 +199,7 @@ def test_nixlbench_is_compared_with_rows_whose_transfers_all_carry_a_notificatio
         figures = RowSummary(
             bandwidth=bandwidth, p50=1e-6, p99=1e-6, transfers=1, floor=0.0, ceiling=0.0, transports=()
         )
-        return Result("bandwidth", key, Verdict.PASS, row=RowKey.parse(key), figures=figures)
+        return Result("bandwidth", key, Verdict.PASS, row=RowKey.parse(key), summary=figures)
 
     plain = "UCX/WRITE/DRAM:DRAM/4KiB/batch1/depth1/0-1"
     nixlbench, last = measured(f"nixlbench:{plain}", 0.4e9), measured(plain, 2.4e9)

@@ -17,7 +17,7 @@ SUMMARY = RowSummary(1e9, 1e-6, 1e-6, 10, 0.0, 0.0, ("tcp/eth0",))
 
 
 def result(nodeid: str, verdict: Verdict = Verdict.PASS) -> Result:
-    return Result("bandwidth", nodeid, verdict, "a reason", row=ROW, figures=SUMMARY)
+    return Result("bandwidth", nodeid, verdict, "a reason", row=ROW, summary=SUMMARY)
 
 
 @pytest.fixture

@@ -58,7 +58,7 @@ def result(check: str, verdict: Verdict = Verdict.PASS, reason: str = "", **more
 
 def row(key: RowKey, verdict: Verdict = Verdict.PASS, reason: str = "", remedy: str = "") -> Result:
     figures = None if verdict is Verdict.NOT_APPLICABLE else SUMMARY
-    return result("bandwidth", verdict, reason, remedy=remedy, row=key, figures=figures)
+    return result("bandwidth", verdict, reason, remedy=remedy, row=key, summary=figures)
 
 
 def keys(settings: Settings, memory: MemoryPair | None = None) -> list[RowKey]:

@@ -36,7 +36,7 @@ def full(week: float = 0) -> dict[str, Any]:
     ratio = RawRatio(ROW, 1e9, RawMeasurement("ucx_perftest", "ucp_put_bw", 2e9, "UCX 1.18", ("tcp/eth0",)))
     figures = RowSummary(1e9, 1e-5, 2e-5, 10, 1e8, 1e10, ("tcp/eth0",), (1e9,) * 5, 1e-5, 3e-5)
     results = [
-        Result("bandwidth", "test.py::test", Verdict.PASS, row=ROW, figures=figures, ratios=(ratio,)),
+        Result("bandwidth", "test.py::test", Verdict.PASS, row=ROW, summary=figures, ratios=(ratio,)),
         Result("etcd", "test.py::other", Verdict.WARN, "a reason", "a remedy", finding="X"),
     ]
     rows = {KEY: [1.0] * 5, key("1MiB"): [2.0] * 5, key("1MiB", pair="1-0"): [2.5] * 5}

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -13,9 +12,9 @@ from pytest_nixl.checks.kv_cache.worker import cache as kv_cache
 from pytest_nixl.checks.kv_cache.worker.requests import CacheSide, KvRequests
 from pytest_nixl.core.cpu_contention import CpuContention
 from pytest_nixl.core.wire import Ref
-from pytest_nixl.model.carrier_bytes import CarrierByteCounter
+from pytest_nixl.model.carrier_bytes import CarrierBytes
 from pytest_nixl.model.worker_command import WorkerObjects
-from pytest_nixl.nixl.worker.transfer import Initiator
+from pytest_nixl.nixl.worker.transfer import Transfers
 
 
 def kv_fill(objects: WorkerObjects, buffer: Ref, layout: dict[str, Any], seed: int, inverted: bool) -> None:
@@ -57,11 +56,11 @@ def kv_prepare(
     """
     here, there = (CacheSide(*side) for side in sides)
     raw = objects.get(agent)
-    initiator = Initiator(raw, target, [], {}, acknowledged=True, tag_each=False)
+    transfers = Transfers(raw, target, [], {}, acknowledged=True, notify_each=False)
     cache = KvLayout(**layout)
     file = objects.get(storage) if storage is not None else None
     requests = KvRequests(
-        raw, initiator, target, op, plugin, cache, (here, there), KvMethod(method), merge=merge, file=file
+        raw, transfers, target, op, plugin, cache, (here, there), KvMethod(method), merge=merge, file=file
     )
     return {"requests": objects.keep(requests, "requests"), "seconds": requests.prepare_seconds}
 
@@ -85,14 +84,12 @@ def kv_request(
     """
     prepared: KvRequests = objects.get(requests)
     drawn = _drawn(prepared.layout, draws)
-    carriers, contention = CarrierByteCounter(op), CpuContention(own)
+    contention = CpuContention(own)
     start = time.perf_counter()
-    with contextlib.ExitStack() as around:
-        around.enter_context(contention)
-        around.enter_context(carriers)
+    with contention, CarrierBytes.counting(op) as counted:
         times = prepared.run(drawn, timeout, in_flight=in_flight, interval=interval)
     seconds = time.perf_counter() - start
-    return {"times": times, "seconds": seconds, "counted": carriers.plain(), "contention": contention.cores}
+    return {"times": times, "seconds": seconds, "counted": counted, "contention": contention.cores}
 
 
 def kv_release(objects: WorkerObjects, requests: Ref) -> None:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from pytest_nixl.checks.kv_cache.blocks import BlockDraw, KvLayout, KvMethod, Numbers
 from pytest_nixl.nixl.worker.files import FileBuffer
 from pytest_nixl.nixl.worker.objects import ObjectBuffer
-from pytest_nixl.nixl.worker.transfer import Initiator, StepTimeoutError
+from pytest_nixl.nixl.worker.transfer import StepTimeoutError, Transfers
 
 #: Until so many seconds before the next request starts, the initiator sleeps if none is in flight.
 _NEAR = 0.001
@@ -83,7 +83,7 @@ class KvRequests:
     """Make requests between two caches, one after another or several at a time.
 
     :param agent: the raw agent of the initiator.
-    :param initiator: polls the agent, and knows the target's acknowledgements.
+    :param transfers: none is prepared: it polls the agent, and knows the target's acknowledgements.
     :param target: the name of the target's agent.
     :param op: ``WRITE`` or ``READ``.
     :param plugin: the backend's plugin.
@@ -96,7 +96,7 @@ class KvRequests:
     def __init__(
         self,
         agent: Any,
-        initiator: Initiator,
+        transfers: Transfers,
         target: str,
         op: str,
         plugin: str,
@@ -107,7 +107,7 @@ class KvRequests:
         merge: bool,
         file: FileBuffer | ObjectBuffer | None = None,
     ) -> None:
-        self._agent, self._initiator, self._file = agent, initiator, file
+        self._agent, self._transfers, self._file = agent, transfers, file
         self._target, self._op, self._plugins = target, op, [plugin]
         self.layout, self._sides, self._merge = layout, sides, merge
         self._prepared: tuple[Any, Any] | None = None
@@ -153,7 +153,7 @@ class KvRequests:
                         time.sleep(early - _NEAR)
                     break
                 flights.append(self._start(waiting.pop(), draws, free.pop(0), timeout))
-            acknowledged |= self._initiator.acknowledged() if flights else set()
+            acknowledged |= self._transfers.acknowledged() if flights else set()
             for flight in list(flights):
                 if not self._over(flight, acknowledged):
                     continue
@@ -174,10 +174,10 @@ class KvRequests:
 
     def _start(self, number: int, draws: Sequence[BlockDraw], part: int, timeout: float) -> _Flight:
         draw = draws[number].moved(part * self.layout.range_blocks)
-        clock, token = time.perf_counter, self._initiator.next_token()
+        clock, notification = time.perf_counter, self._transfers.next_notification()
         deadline = time.monotonic() + timeout
         stamps = [clock()]
-        handle = self._make(draw, token)
+        handle = self._make(draw, notification)
         stamps.append(clock())
         state = self._agent.transfer(handle)
         stamps.append(clock())
@@ -185,7 +185,7 @@ class KvRequests:
             stamps.append(clock())
         elif state != "PROC":
             raise RuntimeError(f"a transfer ended in state {state}")
-        return _Flight(number, part, handle, self._initiator.windows, deadline, stamps)
+        return _Flight(number, part, handle, self._transfers.windows, deadline, stamps)
 
     def _over(self, flight: _Flight, acknowledged: set[int]) -> bool:
         """Whether a request is over; it is then released."""
@@ -212,19 +212,19 @@ class KvRequests:
         :raises StepTimeoutError: the deadline has passed.
         :raises RuntimeError: the transfer failed.
         """
-        clock, initiator = time.perf_counter, self._initiator
-        initiator.deadline = time.monotonic() + timeout
-        token = initiator.next_token() if self._file is None else b""
+        clock, transfers = time.perf_counter, self._transfers
+        transfers.deadline = time.monotonic() + timeout
+        notification = transfers.next_notification() if self._file is None else b""
         start = clock()
-        handle = self._make(draw, token)
+        handle = self._make(draw, notification)
         made = clock()
         state = self._agent.transfer(handle)
         posted = clock()
         if state != "DONE":
-            initiator.finish(handle, state)
+            transfers.finish(handle, state)
         complete = clock()
         if self._file is None:
-            initiator.wait_for_the_target()
+            transfers.wait_for_the_target()
         elif self._op == "WRITE":
             self._file.sync()
         told = clock()
@@ -237,15 +237,16 @@ class KvRequests:
             self._agent.release_dlist_handle(handle)
         self._prepared = None
 
-    def _make(self, draw: BlockDraw, token: bytes) -> Any:
+    def _make(self, draw: BlockDraw, notification: bytes) -> Any:
         layout = self.layout
         local, remote = layout.descriptors(draw.local), layout.descriptors(draw.remote)
         if self._prepared is not None:
+            here, there = self._prepared
             return self._agent.make_prepped_xfer(
-                self._op, self._prepared[0], local, self._prepared[1], remote, token, self._plugins, not self._merge
+                self._op, here, local, there, remote, notification, self._plugins, not self._merge
             )
         descriptors = [
             self._agent.get_xfer_descs(side.rows(layout, numbers), side.memory)
             for side, numbers in zip(self._sides, (local, remote), strict=True)
         ]
-        return self._agent.initialize_xfer(self._op, *descriptors, self._target, token, self._plugins)
+        return self._agent.initialize_xfer(self._op, *descriptors, self._target, notification, self._plugins)

@@ -22,14 +22,14 @@ def flows_prepare(
     raw = objects.get(agent)
     outgoing = []
     for flow in flows:
-        tag = notification(flow["number"]) if op == "WRITE" else b""
+        message = notification(flow["number"]) if op == "WRITE" else b""
         handles = []
         for here, there in flow["slots"]:
             local, remote = (
                 raw.get_xfer_descs([tuple(end)], kind) for end, kind in zip((here, there), memory, strict=True)
             )
-            handles.append(raw.initialize_xfer(op, local, remote, flow["partner"], tag, backends=[plugin]))
-        outgoing.append(OutgoingFlow(flow["number"], handles, tag))
+            handles.append(raw.initialize_xfer(op, local, remote, flow["partner"], message, backends=[plugin]))
+        outgoing.append(OutgoingFlow(flow["number"], handles, message))
     return objects.keep(FlowEndpoint(raw, outgoing, objects.cancelled), "flows")
 
 

@@ -46,13 +46,13 @@ class OutgoingFlow:
 
     :param number: the number of the flow in the pattern.
     :param handles: the prepared transfers, all of which are in flight at the same time.
-    :param tag: the notification of each; empty: a transfer has arrived when it is DONE.
+    :param notification: that of each; empty: a transfer has arrived when it is DONE.
     """
 
-    def __init__(self, number: int, handles: Sequence[Any], tag: bytes) -> None:
+    def __init__(self, number: int, handles: Sequence[Any], notification: bytes) -> None:
         self.number = number
         self.handles = handles
-        self._tag = tag
+        self._notification = notification
         self._free = list(range(len(handles)))
         self._in_flight: list[int] = []
         self._posted = self._delivered = 0
@@ -94,7 +94,7 @@ class OutgoingFlow:
         for slot in posted:
             self._posted += 1
             self._in_flight.append(slot)
-            if self._is_done(agent.transfer(self.handles[slot], self._tag)):
+            if self._is_done(agent.transfer(self.handles[slot], self._notification)):
                 self._complete(slot)
         return bool(done or posted)
 
@@ -117,7 +117,7 @@ class OutgoingFlow:
     def _complete(self, slot: int) -> None:
         self._in_flight.remove(slot)
         self._free.append(slot)
-        if not self._tag:
+        if not self._notification:
             self.delivered(self._delivered + 1)
 
     @staticmethod
