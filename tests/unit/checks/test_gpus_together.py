@@ -25,7 +25,7 @@ from helpers.namespaces import FAST, SLOW, Host, four_cables, require_tools
 from helpers.pytester_run import run_pytest
 
 from pytest_nixl.checks.bandwidth.gpu_judge import GpuEnd, GpuPair, judge_gpus, measure_gpus, pairs_of, seats
-from pytest_nixl.host.gpu_nic_affinity import SWITCH, GpuNics
+from pytest_nixl.host.gpu_nic_affinity import FAR, SWITCH, GpuNics
 from pytest_nixl.host.hwloc import hwloc_facts
 from pytest_nixl.host.rdma import RdmaDevice
 from pytest_nixl.judge.concurrent import ConcurrentRates, at_once, measure_at_once, spread, starving
@@ -184,6 +184,13 @@ def test_a_gpu_that_uses_a_far_network_card_is_reported(transports: tuple[str, .
     assert verdict is (Verdict.WARN if said else Verdict.PASS)
     assert words.endswith(said)
     assert f"over {', '.join(transports)}" in judged([39e9, 30e9, 39e9, 39e9], 0.9, lanes)[1]
+
+
+@pytest.mark.parametrize("near", [None, GpuNics(1, ("near1",), FAR), GpuNics(1, (), SWITCH)], ids=repr)
+def test_no_card_is_far_from_a_gpu_whose_nearest_card_is_unknown(near: GpuNics | None) -> None:
+    one = lane(1, transports=("rc_mlx5/far3:1",))
+    assert one.astray == ("far3",)
+    assert replace(one, initiator=replace(one.initiator, near=near)).astray == ()
 
 
 @pytest.mark.parametrize(

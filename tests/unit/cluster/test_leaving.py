@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -23,9 +24,10 @@ from pytest_nixl.cluster.group import MemberLeftError
 from pytest_nixl.cluster.joining import join
 from pytest_nixl.cluster.messages import PeerRequest
 from pytest_nixl.cluster.peer_client import PeerError
-from pytest_nixl.cluster.peer_server import PeerServer
+from pytest_nixl.cluster.peer_server import LARGEST_OUTPUT, PeerServer
 from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.core.own_version import own_version
+from pytest_nixl.core.strict import unpack
 from pytest_nixl.etcd.client import connect
 from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError
@@ -160,6 +162,15 @@ def test_a_peer_that_leaves_starts_no_worker_and_ends_all() -> None:
     server.close()
     assert first.killed
     assert said == [{"answer": 7, "error": "rank 1 is leaving, and starts no worker", "remedy": ""}]
+
+
+def test_of_a_workers_output_rank_0_gets_the_end() -> None:
+    said: list[dict[str, Any]] = []
+    server = PeerServer(supervisor(), 1, said.append, lambda: None, {}, {})
+    server._processes[1] = cast(Any, SimpleNamespace(output=lambda: "first" + "x" * LARGEST_OUTPUT))
+    server.receive(PeerRequest("output", 7, {"worker": 1}))
+    [answer] = said
+    assert unpack(answer["result"], most=LARGEST_OUTPUT) == b"x" * LARGEST_OUTPUT
 
 
 def test_rank_0_counts_the_requests_that_its_etcd_refused() -> None:

@@ -16,7 +16,15 @@ from typing import Any, cast
 import pytest
 
 from pytest_nixl.cluster import joining as joining_module
-from pytest_nixl.cluster.group import Candidate, JoinRefusedError, LeaseLostError, Member, Roster
+from pytest_nixl.cluster.group import (
+    Candidate,
+    JoinRefusedError,
+    LeaseLostError,
+    Member,
+    MemberLostError,
+    MissingRanksError,
+    Roster,
+)
 from pytest_nixl.cluster.group_values import GroupValues
 from pytest_nixl.cluster.joining import Joining
 from pytest_nixl.cluster.mailbox import LARGEST, Mailbox, MailError, _text
@@ -28,6 +36,7 @@ from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd.lease import Lease
 from pytest_nixl.etcd.transaction import FoundKey, KeyValue, TransactionResult
 from pytest_nixl.etcd.watch import Watched, WatchEvent
+from pytest_nixl.session import check_result
 from pytest_nixl.session.parsers import parse_lease
 
 ROOT = "/pytest-nixl/groups/g/"
@@ -547,3 +556,10 @@ def test_a_registration_that_is_repeated_has_the_revision_of_the_first() -> None
         {"key": "ZnJlc2g=", "create_revision": "7", "mod_revision": "9", "version": "1"}]}}]}  # fmt: skip
     assert GroupValues.registration(TransactionResult.of(answer)) == 7
     assert GroupValues.registration(TransactionResult.of({**answer, "succeeded": True})) == 12
+
+
+@pytest.mark.parametrize(("error", "busy"), [(MissingRanksError("2 of 3"), "busy"), (MemberLostError("rank 1"), "")])
+def test_only_ranks_that_are_missing_may_be_late_because_the_host_was_busy(error: NixlPluginError, busy: str) -> None:
+    item = cast(pytest.Item, SimpleNamespace(stash=pytest.Stash()))
+    item.stash[check_result._LOAD], item.stash[check_result._BUSY] = cast(Any, None), "busy"
+    assert check_result.late_because(item, error) == busy

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from pytest_nixl.etcd.proxy.client import ProxiedConnection, ProxyClient, ProxyError
-from pytest_nixl.etcd.proxy.request import Request, State, gateway_method
+from pytest_nixl.etcd.proxy.request import Access, Request, State, gateway_method
 
 
 class CountedPath:
@@ -200,3 +200,10 @@ def test_what_an_etcd_sends_after_the_end_of_a_connection_is_not_read() -> None:
 )  # fmt: skip
 def test_a_request_to_the_gateway_is_known_by_its_path(target: str, method: str) -> None:
     assert gateway_method("POST", target) == method
+
+
+@pytest.mark.parametrize(("write", "other"), [(True, False), (False, True), (True, True), (False, False)])
+def test_accesses_of_one_key_conflict_if_either_writes(write: bool, other: bool) -> None:
+    one = Access(b"b", b"d", write)
+    assert one.conflicts(Access(b"c", b"e", other)) is (write or other)
+    assert not one.conflicts(Access(b"d", b"e", other))

@@ -198,7 +198,6 @@ class KvRequests:
                 flight.stamps.append(clock())
         if not flight.complete or flight.window not in acknowledged:
             return False
-        acknowledged.discard(flight.window)
         flight.stamps.append(clock())
         self._agent.release_xfer_handle(flight.handle)
         flight.stamps.append(clock())
