@@ -85,11 +85,21 @@ def test_commands_see_the_device(rxe_machine: Machine) -> None:
     assert "level standard (1 RDMA device), backend UCX" in chosen
 
 
-def test_port_that_is_down_is_named_by_the_row(rxe_machine: Machine) -> None:
+@pytest.mark.parametrize(
+    "suite",
+    [
+        pytest.param("suites/bandwidth/test_bandwidth.py --nixl-blocks=64KiB", id="bandwidth"),
+        pytest.param("suites/kv_cache/test_requests.py --nixl-kv-tokens=16", id="kv", marks=pytest.mark.soak),
+        pytest.param(
+            "suites/pattern --nixl-pattern=alltoall:2 --nixl-blocks=64KiB", id="pattern", marks=pytest.mark.soak
+        ),
+    ],
+)
+def test_port_that_is_down_is_named_by_the_row(rxe_machine: Machine, suite: str) -> None:
     state = "ACTIVE /sys/class/infiniband/rxe0/ports/1/state"
     rxe_machine.check(f"ip link set v0-peer down; while grep -q {state}; do sleep 0.1; done")
     try:
-        done = suites(rxe_machine, "suites/bandwidth/test_bandwidth.py --nixl-blocks=64KiB --nixl-op=WRITE")
+        done = suites(rxe_machine, f"{suite} --nixl-op=WRITE")
     finally:
         rxe_machine.check(f"ip link set v0-peer up; until grep -q {state}; do sleep 0.1; done")
     assert done.code == 1
