@@ -63,6 +63,7 @@ class RdmaDevice:
     :param path: its path in sysfs, which contains every PCI bridge above it.
     :param p2p: EFA's method to access GPU memory, as its driver reports it; empty if it has none.
     :param manages_nvlink: whether its firmware says that it only manages NVLink switches.
+    :param iwarp: whether it speaks iWARP, and neither InfiniBand nor RoCE.
     """
 
     name: str
@@ -76,6 +77,7 @@ class RdmaDevice:
     p2p: str
     source: str
     manages_nvlink: bool = False
+    iwarp: bool = False
 
     @property
     def active(self) -> bool:
@@ -127,6 +129,7 @@ def _device(root: FactsRoot, name: str, uverbs: str, closed: dict[str, str]) -> 
         p2p=(root.read(f"{device}/p2p") or "") if device else "",
         source=place,
         manages_nvlink=_OF_NVLINK in (root.read(f"{device}/vpd") or "") if device else False,
+        iwarp="RNIC" in (root.read(f"{place}/node_type") or ""),  # "4: RNIC"
     )
 
 

@@ -85,15 +85,24 @@ def test_agent_that_would_never_be_created_for_want_of_locked_memory_is_named(rx
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("fault", ["target-killed", "target-restarted"])
-def test_initiator_is_told_of_a_dead_peer(rxe_machine: Machine, fault: str) -> None:
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("target-killed", "nixlRemoteDisconnectError"),
+        ("target-restarted", "nixlRemoteDisconnectError"),
+        ("target-stopped", "PROC"),
+    ],
+)
+def test_initiator_is_told_of_a_dead_peer_and_not_of_one_that_is_stopped(
+    rxe_machine: Machine, fault: str, told: str
+) -> None:
     said = rxe_machine.check(
         f'cd "$PROJECT" && "$PYTHON" tests/machines/in_flight.py {fault}/WRITE 2> /out/in_flight.log',
         UCX_TLS="rc,self", UCX_NET_DEVICES="rxe0:1",
     )  # fmt: skip
     print(said)
     found = json.loads(said)["found"]
-    assert found["said"] == "nixlRemoteDisconnectError"
+    assert found["said"] == told
     # The survivor then moved correct bytes to another agent.
     assert ("survivor" in found, found["wrong_bytes"]) == (False, 0)
 

@@ -89,9 +89,9 @@ def start(nodes: Nodes, what: str, device: int = 0, transport: str = "rc") -> tu
     return jobs[0], jobs[1]
 
 
-def run_suite(nodes: Nodes, device: int = 0, transport: str = "rc") -> tuple[Done, Done]:
+def run_suite(nodes: Nodes, device: int = 0, transport: str = "rc", suite: str = SUITE) -> tuple[Done, Done]:
     """Run one row on both nodes, over the given cable, and print the last line of each rank."""
-    one, other = (job.wait(RUN_SECONDS) for job in start(nodes, SUITE, device, transport))
+    one, other = (job.wait(RUN_SECONDS) for job in start(nodes, suite, device, transport))
     for done in (one, other):
         last_words(done)
     return one, other
@@ -269,20 +269,30 @@ def test_clocks_that_differ_by_an_hour_do_no_harm(nodes: Nodes) -> None:
 
 
 @pytest.mark.soak
-def test_row_that_loses_1_percent_of_its_packets_passes_and_names_the_device(nodes: Nodes) -> None:
+@pytest.mark.parametrize(
+    "suite",
+    [
+        pytest.param(SUITE, id="bandwidth"),
+        pytest.param("suites/kv_cache/test_requests.py --nixl-op=WRITE --nixl-kv-tokens=16", id="kv"),
+        pytest.param("suites/pattern --nixl-op=WRITE --nixl-blocks=64KiB --nixl-pattern=alltoall", id="pattern"),
+    ],
+)
+def test_row_that_loses_1_percent_of_its_packets_passes_and_names_the_device(nodes: Nodes, suite: str) -> None:
     for machine in nodes:
         machine.check("tc qdisc add dev eth1 root netem loss 1%")
     try:
-        done = run_suite(nodes, device=1)
+        done = run_suite(nodes, device=1, suite=suite)
+        print(done[0].output)
     finally:
         for machine in nodes:
             print(machine.check("tc -s qdisc show dev eth1; tc qdisc del dev eth1 root"))
     assert [one.code for one in done] == [0, 0], done[0].output
     said = " ".join(done[0].output.split())
     assert ", but packets were lost: " in said, said
-    # The initiator is told of a gap, and the target sees it.
-    assert re.search(r"rxe1 of node-a counted [\d,]+ rcvd_seq_err in [\d,]+ packets", said), said
-    assert re.search(r"rxe1 of node-b counted [\d,]+ out_of_seq_request in [\d,]+ packets", said), said
+    # The initiator is told of a gap, and the target sees it. In a pattern each node is both.
+    for node, counter in (("node-a", "rcvd_seq_err"), ("node-b", "out_of_seq_request")):
+        counted = r"\w+" if "pattern" in suite else counter
+        assert re.search(rf"rxe1 of {node} counted [\d,]+ {counted} in [\d,]+ packets", said), said
     assert "Check the cables" in said
 
 
@@ -356,17 +366,22 @@ def test_interface_that_goes_down_is_named(nodes: Nodes) -> None:
     nothing_is_left(*nodes)
 
 
-def test_node_that_loses_power_is_named_and_takes_part_again(nodes: Nodes) -> None:
+@pytest.mark.parametrize("fault", ["power", pytest.param("reset", marks=pytest.mark.soak)])
+def test_node_that_loses_power_or_is_reset_is_named_and_takes_part_again(nodes: Nodes, fault: str) -> None:
     run = Moving(nodes)
     before = nodes[1].check("cat /proc/sys/kernel/random/boot_id")
-    nodes[1].power_off()
+    if fault == "reset":
+        nodes[1].reset()
+    else:
+        nodes[1].power_off()
     lost = time.monotonic()
     done = run.driver.wait(LEASE + BEYOND)
-    print(f"the lost node was named {time.monotonic() - lost:.1f} s after it lost power; the lease is {LEASE} s")
+    print(f"the lost node was named {time.monotonic() - lost:.1f} s after the fault; the lease is {LEASE} s")
     assert re.search(GONE, last_words(done)), done.output
     assert done.code == 1
     nothing_is_left(nodes[0])
-    nodes[1].power_on()
+    if fault == "power":
+        nodes[1].power_on()
     add_devices(nodes[1].booted(), 1)
     assert nodes[1].check("cat /proc/sys/kernel/random/boot_id") != before
     assert [one.code for one in run_suite(nodes)] == [0, 0]

@@ -34,6 +34,8 @@ _SAME_RELEASE = (
     "NIXL that was built on this image"
 )
 
+_IWARP_REMEDY = "if its driver also speaks RoCE, as Intel's irdma does, turn RoCE on and iWARP off; else use TCP"
+
 
 @dataclass(frozen=True)
 class _Cause:
@@ -112,6 +114,8 @@ def _causes(device: RdmaDevice, found: UcxRdma, facts: Facts) -> Iterator[_Cause
     failure = _not_opened(device, facts)
     if device.name in found.offered and not failure:
         return
+    if device.iwarp:
+        yield _Cause("it speaks iWARP, which UCX does not", _IWARP_REMEDY)
     if not device.active:
         states = ", ".join(port.state for port in device.ports)
         yield _Cause(f"its port is {states}", PORT_REMEDY)

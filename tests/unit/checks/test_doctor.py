@@ -207,6 +207,8 @@ FAULTS = (
           "ucx-uses-rdma", ("32 of 32", "no RDMA module (libuct_ib.so)")),
     Fault("no-gid", both(not_offered("rdmap79s0"), port("rdmap79s0", "gids/0", "0000:0000:0000:0000:0000:0000:0000:0000"
           )), "ucx-uses-rdma", ("rdmap79s0: it has no GID",)),
+    Fault("iwarp", both(not_offered("rdmap79s0"), lambda tree: tree.write("/sys/class/infiniband/rdmap79s0/node_type",
+          "4: RNIC")), "ucx-uses-rdma", ("rdmap79s0: it speaks iWARP, which UCX does not",)),
     Fault("not-asked", lambda tree: tree.change("nixl", lambda found: found.update(ucx_rdma=None)), "ucx-uses-rdma",
           ("UCX was not asked",), UNKNOWN),
     # Interfaces, addresses, names.
