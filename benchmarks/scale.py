@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure how ranks scale: 64 ranks on this machine, a pytest each, and simulated groups of up to 256 ranks.
+"""Measure how ranks scale: 64 ranks on this machine, a pytest each, and simulated groups of up to 1,024 ranks.
 
 The 64 ranks measure the pairs `first` and `ring`, and all pairs in rounds (`alltoall`), with the real NIXL. They are
 forked from one process that has imported pytest, so that they fit into its memory; as root, each has a host name of its
