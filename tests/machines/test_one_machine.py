@@ -74,6 +74,18 @@ def test_suite_passes_over_rdma(rxe_machine: Machine, suite: str, transport: str
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("transport", ["rc", "ud"])
+def test_every_suite_passes_over_rdma(rxe_machine: Machine, transport: str) -> None:
+    # The rank race uses no RDMA, and its deadlines are for a faster machine. Of 200 agents over rc one was killed in
+    # 3 GiB, and over ud etcd answered them too late.
+    left_out = "--ignore=suites/rank_race --deselect=suites/metadata/test_many.py"
+    small = f"--nixl-blocks=64KiB --nixl-kv-tokens=16 {left_out}"
+    done = suites(rxe_machine, f"suites {small}", transport)
+    assert done.code == 0
+    assert f"{transport}_verbs/rxe0:1" in done.output
+
+
+@pytest.mark.soak
 def test_blocks_of_a_kv_cache_move_over_rdma(rxe_machine: Machine) -> None:
     done = suites(rxe_machine, "suites/kv_cache/test_requests.py --nixl-kv-tokens=16")
     assert done.code == 0
