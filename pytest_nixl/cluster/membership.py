@@ -57,8 +57,12 @@ SAID_BY = 64
 LATE = 2.0
 #: The largest number of keys without a seal that the last member to leave removes.
 _SWEPT = 64
-#: Causes of an :class:`EtcdError` that a retry may cure: etcd restarts, elects a new leader, or has too much to do.
-_PASSING = {"refused", "unreachable", "timeout", "closed", "no-leader", "no-member", "busy"}
+#: The most seconds that a member which leaves gives an etcd that has too much to do, or waits for other members.
+LEAVE_SECONDS = 60.0
+#: Causes of an :class:`EtcdError` with which etcd says that it has too much to do, or elects a new leader.
+_BUSY = {"busy", "no-leader"}
+#: Causes that a retry may cure: these, and those of an etcd that restarts.
+_PASSING = {"refused", "unreachable", "timeout", "closed", "no-member", *_BUSY}
 
 
 class Membership:
@@ -218,12 +222,20 @@ class Membership:
             f"{longer_lease(self.ttl, 'this host')}then start the run again",
         )
 
-    def retry(self, ask: Callable[[], T], deadline: float | None = None, waiting: Waiting | None = None) -> T:
+    def retry(
+        self,
+        ask: Callable[[], T],
+        deadline: float | None = None,
+        waiting: Waiting | None = None,
+        *,
+        busy_until: float = 0.0,
+    ) -> T:
         """Retry a request while etcd restarts or elects a leader.
 
         :param ask: sends the request; it must be safe to send twice.
         :param deadline: until then; None: for as long as a lease lasts.
         :param waiting: called every ``SAID_EVERY`` seconds with a sentence about the last attempt.
+        :param busy_until: until then, if it is later than the deadline, as long as etcd answers that it is busy.
         :raises LeaseLostError: if the lease has ended.
         """
         pause = 0.01
@@ -238,7 +250,8 @@ class Membership:
                 if error.cause == "no-lease":
                     raise self.lease_lost() from error
                 now = time.monotonic()
-                if error.cause not in _PASSING or now + pause > deadline:
+                until = max(deadline, busy_until) if error.cause in _BUSY else deadline
+                if error.cause not in _PASSING or now + pause > until:
                     raise
                 if waiting is not None and now >= due:
                     so_far = f"{now - began:.0f} s of {deadline - began:.0f} s"
@@ -248,8 +261,13 @@ class Membership:
             self._left.wait(pause)
             pause = min(2 * pause, 0.5)
 
-    def transact(self, transaction: Part, deadline: float) -> TransactionResult:
-        return self.retry(lambda: TransactionResult.of(self.client.transaction(transaction, repeatable=True)), deadline)
+    def transact(self, transaction: Part, deadline: float, busy_until: float = 0.0) -> TransactionResult:
+        """Return the result of a transaction; parameters as :meth:`retry`."""
+        return self.retry(
+            lambda: TransactionResult.of(self.client.transaction(transaction, repeatable=True)),
+            deadline,
+            busy_until=busy_until,
+        )
 
     def watch(
         self,
@@ -337,17 +355,18 @@ class Membership:
             self._keeping = None
         if self._lease is None:
             return
-        # A later answer is of no use: the lease has expired by itself then. Many ranks that leave at once may need it.
-        deadline = max(self._valid_until, time.monotonic() + LATE)
+        # Many ranks that leave at once keep etcd busy. If it does not answer, the lease expires without this member.
+        deadline = time.monotonic() + LATE
+        busy_until = min(self._valid_until, time.monotonic() + LEAVE_SECONDS)
         lease, self._lease = self._lease, None
-        self.retry(lease.revoke, deadline)
+        self.retry(lease.revoke, deadline, busy_until=busy_until)
         # Every member's key has a lease. If none of the remaining keys has one, no member wrote them.
         planted = txn([none_leased(self.member_keys)], [get_prefix(self.member_keys, keys_only=True, limit=_SWEPT)])
         sweep = txn([empty(self.member_keys)], [delete_prefix(self.root)], [nested(planted)])
-        done = self.transact(sweep, deadline)
+        done = self.transact(sweep, deadline, busy_until)
         if not done.succeeded and self.values.sealed and (remaining := done.inner(0)).succeeded:
             self.remove(remaining.found(0).items, deadline)
-            self.transact(sweep, deadline)
+            self.transact(sweep, deadline, busy_until)
 
     def barrier(self, timeout: float = 60.0, waiting: Waiting | None = None) -> None:
         """Wait until every rank has arrived. The first barrier starts the run: the roster is then final.

@@ -17,7 +17,7 @@ from pytest_nixl.cluster.forensics import SECONDS, forensics
 from pytest_nixl.cluster.group import LeaseLostError, MemberLeftError, MemberLostError, MissingRanksError
 from pytest_nixl.cluster.joining import join
 from pytest_nixl.cluster.logs import keep
-from pytest_nixl.cluster.membership import Membership
+from pytest_nixl.cluster.membership import LEAVE_SECONDS, Membership
 from pytest_nixl.cluster.peer_client import PeerError
 from pytest_nixl.cluster.peer_server import Ending
 from pytest_nixl.cluster.placement import Placement
@@ -35,8 +35,6 @@ from pytest_nixl.processes.supervisor import SupervisorClient
 
 _log = logging.getLogger(__name__)
 
-#: Seconds that a rank waits at the end of the run until all others have written their reports.
-LEAVE_SECONDS = 60.0
 #: The largest number of ignored keys that the output lists.
 _TOLD = 4
 

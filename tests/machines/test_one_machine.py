@@ -55,25 +55,6 @@ def test_bandwidth_is_measured_over_rdma(rxe_machine: Machine, transport: str, r
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(
-    ("suite", "transport"),
-    [
-        ("control_path", "rc"),
-        ("control_path", "ud"),
-        ("metadata", "rc"),
-        # The etcd of 200 agents, which is not what is tried, answers too late in a machine.
-        ("metadata --deselect=suites/metadata/test_many.py", "ud"),
-        ("faults", "rc"),
-        ("faults", "ud"),
-    ],
-)
-def test_suite_passes_over_rdma(rxe_machine: Machine, suite: str, transport: str) -> None:
-    done = suites(rxe_machine, f"suites/{suite}", transport)
-    assert done.code == 0
-    assert "passed" in done.output
-
-
-@pytest.mark.soak
 @pytest.mark.parametrize("transport", ["rc", "ud"])
 def test_every_suite_passes_over_rdma(rxe_machine: Machine, transport: str) -> None:
     # The rank race uses no RDMA, and its deadlines are for a faster machine. Of 200 agents over rc one was killed in

@@ -275,10 +275,14 @@ def judge_requests(kind: KvRequestKind, samples: KvSamples, expectation: Expecta
 def with_bounds(judged: Judgement, bounded: Judgement) -> Judgement:
     """Return the verdict on requests: their own, and if they pass, that of the profile's bounds of their times.
 
-    :param judged: the requests' own, of :func:`judge_requests`.
+    :param judged: the requests' own, of :func:`judge_requests`; WARN: they pass, but a device lost packets.
     :param bounded: that of the bounds.
     """
-    return judged if judged.verdict is not Verdict.PASS or bounded.verdict is Verdict.PASS else bounded
+    if judged.verdict not in (Verdict.PASS, Verdict.WARN) or bounded.verdict is Verdict.PASS:
+        return judged
+    if judged.verdict is Verdict.PASS:
+        return bounded
+    return Judgement(bounded.verdict, f"{bounded.reason}; {judged.reason}", judged.remedy)
 
 
 def _name(kind: KvRequestKind) -> str:

@@ -90,10 +90,18 @@ def test_what_fragments_of_a_file_cost_is_named_if_it_is_much() -> None:
 
 @pytest.mark.parametrize(
     ("own", "bounded", "wanted"),
-    [("PASS", "PASS", "own"), ("PASS", "FAIL", "bounds"), ("CORRUPT", "FAIL", "own"), ("CORRUPT", "PASS", "own")],
+    [
+        ("PASS", "PASS", "PASS: own"),
+        ("PASS", "FAIL", "FAIL: bounds"),
+        ("WARN", "PASS", "WARN: own"),
+        ("WARN", "FAIL", "FAIL: bounds; own"),
+        ("CORRUPT", "FAIL", "CORRUPT: own"),
+        ("CORRUPT", "PASS", "CORRUPT: own"),
+    ],
 )
 def test_the_bounds_decide_only_about_requests_that_pass(own: str, bounded: str, wanted: str) -> None:
-    assert with_bounds(Judgement(Verdict(own), "own"), Judgement(Verdict(bounded), "bounds")).reason == wanted
+    found = with_bounds(Judgement(Verdict(own), "own"), Judgement(Verdict(bounded), "bounds"))
+    assert f"{found.verdict}: {found.reason}" == wanted
 
 
 def test_a_release_without_strided_descriptors_is_not_asked_for_them(

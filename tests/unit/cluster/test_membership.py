@@ -780,6 +780,23 @@ class TestLeases:
         assert not answers
         assert client.time_to_live(lease.id) is None
 
+    def test_a_member_that_leaves_does_not_wait_for_an_etcd_that_has_ended(
+        self, client: EtcdClient, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(membership, "LATE", 0.0)
+        member = join(client, "ended", 1, ttl=TTL)
+        revoke, answers = member.lease.revoke, [EtcdError("it has ended", cause="refused")]
+
+        def refused() -> None:
+            raise answers.pop()
+
+        monkeypatch.setattr(member.lease, "revoke", refused)
+        with pytest.raises(EtcdError, match="it has ended"):
+            member.leave()
+        revoke()
+        with join(client, "ended", 1, ttl=TTL):  # removes the keys that the first member left
+            pass
+
     def test_a_member_leaves_while_a_refresh_is_slow(self, client: EtcdClient, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(membership, "LATE", 0.0)
         failed: list[object] = []
