@@ -13,6 +13,7 @@ import pytest
 from pytest_nixl import (
     FINDINGS,
     Cluster,
+    Expectation,
     Figure,
     Judgement,
     Link,
@@ -128,34 +129,6 @@ def finding(verdict: Callable[[Judgement], None], profile: Profile) -> FindingFi
 
 
 @pytest.fixture
-def judge(profile: Profile, nixl_settings: Settings) -> Callable[[Samples], Judgement]:
-    """Judge samples by what the profile expects of their row."""
-
-    def judged(samples: Samples) -> Judgement:
-        expectation = profile.expectation_in(nixl_settings, samples.key)
-        return judge_row(samples, expectation, profile.machine, os.environ)
-
-    return judged
-
-
-@pytest.fixture
-def another(nixl_run: Run, profile: Profile) -> Callable[[Samples], bool]:
-    """Whether one more launch is required, or could decide what the launches so far leave open."""
-
-    def wanted(samples: Samples) -> bool:
-        nixl_run.found.samples_so_far = samples
-        if samples.corruption is not None:
-            return False
-        return (
-            len(samples.values) < nixl_run.settings.fewest_launches
-            or another_launch(samples, profile.expectation_in(nixl_run.settings, samples.key), profile.machine)
-            or another_to_compare(samples, nixl_run)
-        )
-
-    return wanted
-
-
-@pytest.fixture
 def agent_backend(nixl_settings: Settings) -> str:
     """The backend of the agents of a test: each requested backend in turn that moves bytes between agents.
 
@@ -188,28 +161,97 @@ def other_pairs(nixl_settings: Settings) -> Iterator[WorkerPairs | None]:
     pairs.close()
 
 
-@pytest.fixture
-def measure(
-    other_pairs: WorkerPairs | None, another: Callable[[Samples], bool], nixl_run: Run
-) -> Callable[..., Samples]:
-    """Measure a row of a link in as many launches as it takes; in turn with the other image if there is one."""
+class Rows:
+    """What a test does with the row that it measures: measure, record and judge it.
 
-    def measured(link: Link, block: int, *, batch: int = 1, depth: int = 1) -> Samples:
-        if other_pairs is None:
-            return link.measure_launches(block, batch=batch, depth=depth, another=another)
-        other = other_pairs.link(
+    :param item: the test.
+    :param other_pairs: workers of the other image, which measure in turn with this one; None: there is none.
+    :param benchmark: pytest-benchmark's fixture; None: it is not there, or the test measures no row itself.
+    """
+
+    def __init__(
+        self, item: pytest.Item, run: Run, profile: Profile, other_pairs: WorkerPairs | None, benchmark: Any
+    ) -> None:
+        self._item = item
+        self._run = run
+        self._profile = profile
+        self._other_pairs = other_pairs
+        self._benchmark = benchmark
+
+    def measure(self, link: Link, block: int, *, batch: int = 1, depth: int = 1) -> Samples:
+        """Measure a row of a link in as many launches as it takes; in turn with the other image if there is one."""
+        if self._other_pairs is None:
+            return link.measure_launches(block, batch=batch, depth=depth, another=self.another)
+        other = self._other_pairs.link(
             link.backend, link.op, link.memory, agent_options=link.agent_options, footprint=link.footprint
         )
 
         def more(samples: Samples, others: Samples) -> bool:
-            nixl_run.found.add_other_samples(others)
-            return len(samples.values) < MOST_LAUNCHES and others.corruption is None and another(samples)
+            self._run.found.add_other_samples(others)
+            return len(samples.values) < MOST_LAUNCHES and others.corruption is None and self.another(samples)
 
         samples, _ = alternate(link, other, block, batch=batch, depth=depth, another=more)
-        nixl_run.found.add_other_versions(versions_of(other.initiator, other.target))
+        self._run.found.add_other_versions(versions_of(other.initiator, other.target))
         return samples
 
-    return measured
+    def another(self, samples: Samples) -> bool:
+        """Whether one more launch is required, or could decide what the launches so far leave open."""
+        self._run.found.samples_so_far = samples
+        if samples.corruption is not None:
+            return False
+        return (
+            len(samples.values) < self._run.settings.fewest_launches
+            or another_launch(samples, self._expectation(samples), self._profile.machine)
+            or another_to_compare(samples, self._run)
+        )
+
+    def record(
+        self,
+        samples: Samples,
+        link: Link | None = None,
+        *,
+        summary: RowSummary | None = None,
+        versions: Mapping[str, str] | None = None,
+        more: Mapping[str, object] | None = None,
+    ) -> None:
+        """Write a row to the table and, through pytest-benchmark, to its files: with the versions of its workers.
+
+        :param link: the link that measured it; None: no link did, and the caller gives the versions.
+        :param summary: its values; None: those of the samples, with what the profile expects of the row.
+        :param versions: the versions of its workers, for the run; None: those of the link's.
+        :param more: what its record has beside the samples; None: what each of the link's workers says of itself.
+        """
+        if link is not None:
+            versions, more = versions_of(link.initiator, link.target), _of_each_end(link)
+        if summary is None:
+            summary = RowSummary.of(samples, self._expectation(samples), self._profile.machine)
+        self._run.found.add_row(self._item.nodeid, summary)
+        self._run.found.add_versions(versions or {})
+        if self._benchmark is not None:
+            self._benchmark.has_error = False
+            record_samples(self._benchmark, self._item.stash[CLOCK], samples, more or {})
+            if self._benchmark.stats is not None:  # None: pytest-benchmark is disabled
+                self._run.found.add_benchmark(self._benchmark.stats)
+
+    def judge(self, samples: Samples) -> Judgement:
+        """Judge samples by what the profile expects of their row."""
+        return judge_row(samples, self._expectation(samples), self._profile.machine, os.environ)
+
+    def _expectation(self, samples: Samples) -> Expectation | None:
+        return self._profile.expectation_in(self._run.settings, samples.key)
+
+
+@pytest.fixture
+def rows(
+    request: pytest.FixtureRequest, nixl_run: Run, profile: Profile, other_pairs: WorkerPairs | None
+) -> Iterator[Rows]:
+    """Measure, record and judge the row of a test."""
+    benchmark: Any = request.getfixturevalue("benchmark") if "benchmark" in request.fixturenames else None
+    if benchmark is not None:
+        benchmark.has_error = True  # until there is something to record
+    yield Rows(request.node, nixl_run, profile, other_pairs, benchmark)
+    if benchmark is not None and benchmark.has_error:
+        benchmark.skipped = True  # it warns of a test that fails before it measures
 
 
 @pytest.fixture
@@ -235,49 +277,6 @@ def record_figures(
     yield write
     if benchmark is not None and benchmark.stats is None:
         benchmark.skipped = True  # copies of it were used; it warns of a test that does not use itself
-
-
-@pytest.fixture
-def record_row(
-    request: pytest.FixtureRequest, nixl_run: Run, nixl_settings: Settings, profile: Profile
-) -> Iterator[Callable[..., None]]:
-    """Write a row to the table and, through pytest-benchmark, to its files: with the versions of its workers."""
-    benchmark: Any = None
-    if request.config.pluginmanager.has_plugin("benchmark"):
-        benchmark = request.getfixturevalue("benchmark")
-        benchmark.has_error = True  # until there is something to record
-
-    def write(
-        samples: Samples,
-        link: Link | None = None,
-        *,
-        summary: RowSummary | None = None,
-        versions: Mapping[str, str] | None = None,
-        more: Mapping[str, object] | None = None,
-    ) -> None:
-        """Write a row.
-
-        :param link: the link that measured it; None: no link did, and the caller gives the versions.
-        :param summary: its values; None: those of the samples, with what the profile expects of the row.
-        :param versions: the versions of its workers, for the run; None: those of the link's.
-        :param more: what its record has beside the samples; None: what each of the link's workers says of itself.
-        """
-        if link is not None:
-            versions, more = versions_of(link.initiator, link.target), _of_each_end(link)
-        if summary is None:
-            summary = RowSummary.of(samples, profile.expectation_in(nixl_settings, samples.key), profile.machine)
-        nixl_run.found.add_row(request.node.nodeid, summary)
-        nixl_run.found.add_versions(versions or {})
-        if benchmark is None:
-            return
-        benchmark.has_error = False
-        record_samples(benchmark, request.node.stash[CLOCK], samples, more or {})
-        if benchmark.stats is not None:  # None: pytest-benchmark is disabled
-            nixl_run.found.add_benchmark(benchmark.stats)
-
-    yield write
-    if benchmark is not None and benchmark.has_error:
-        benchmark.skipped = True  # it warns of a test that fails before it measures
 
 
 def _of_each_end(link: Link) -> dict[str, object]:

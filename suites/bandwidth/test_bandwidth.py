@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from pytest_nixl import Judgement, Link, Samples
+from pytest_nixl import Judgement, Link
+
+from ..conftest import Rows
 
 
 @pytest.mark.nixl_check("bandwidth", level="quick")
@@ -16,12 +18,10 @@ def test_bandwidth(
     block: int,
     batch: int,
     depth: int,
-    measure: Callable[..., Samples],
-    record_row: Callable[[Samples, Link], None],
-    judge: Callable[[Samples], Judgement],
+    rows: Rows,
     verdict: Callable[[Judgement], None],
 ) -> None:
     """Bandwidth, latency, integrity and transport of one row are as the profile expects."""
-    samples = measure(nixl_link, block, batch=batch, depth=depth)
-    record_row(samples, nixl_link)
-    verdict(judge(samples))
+    samples = rows.measure(nixl_link, block, batch=batch, depth=depth)
+    rows.record(samples, nixl_link)
+    verdict(rows.judge(samples))

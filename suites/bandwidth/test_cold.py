@@ -7,15 +7,17 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from pytest_nixl import Judgement, Link, RowKey, Run, Samples, Settings, WorkerPairs
+from pytest_nixl import Judgement, RowKey, Run, Settings, WorkerPairs
 from pytest_nixl.checks.bandwidth.cold_rows import cold_link, cold_rows
+
+from ..conftest import Rows
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     run = Run.of(metafunc.config)
     # None: the test says why there is nothing to measure.
-    rows: Mapping[str, RowKey | None] = (cold_rows(run) if run.usable else {}) or {"None": None}
-    metafunc.parametrize("cold_row", rows.values(), ids=rows)
+    keys: Mapping[str, RowKey | None] = (cold_rows(run) if run.usable else {}) or {"None": None}
+    metafunc.parametrize("cold_row", keys.values(), ids=keys)
 
 
 @pytest.mark.nixl_check("bandwidth-cold", level="extended")
@@ -23,14 +25,12 @@ def test_bandwidth_of_bytes_in_no_cache(
     cold_row: RowKey | None,
     nixl_settings: Settings,
     nixl_pairs: WorkerPairs,
-    measure: Callable[..., Samples],
-    record_row: Callable[[Samples, Link], None],
-    judge: Callable[[Samples], Judgement],
+    rows: Rows,
     verdict: Callable[[Judgement], None],
 ) -> None:
     """Integrity and transport of a row whose transfers walk a buffer larger than the last-level cache are right."""
     link = cold_link(cold_row, nixl_settings, nixl_pairs)
     assert cold_row is not None
-    samples = measure(link, cold_row.block, batch=cold_row.batch, depth=cold_row.depth)
-    record_row(samples, link)
-    verdict(judge(samples))
+    samples = rows.measure(link, cold_row.block, batch=cold_row.batch, depth=cold_row.depth)
+    rows.record(samples, link)
+    verdict(rows.judge(samples))

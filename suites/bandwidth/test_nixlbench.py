@@ -25,6 +25,8 @@ from pytest_nixl.checks.nixlbench.command import label
 from pytest_nixl.checks.nixlbench.programs import Nixlbench
 from pytest_nixl.checks.nixlbench.row import JudgedRow, judge_row
 
+from ..conftest import Rows
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     run = Run.of(metafunc.config)
@@ -61,14 +63,14 @@ def nixlbench(nixl_settings: Settings, nixl_cluster: Cluster, nixl_etcd_server: 
 
 
 @pytest.fixture
-def record_program(nixl_run: Run, record_row: Callable[..., None]) -> Callable[[JudgedRow, dict[str, object]], None]:
+def record_program(nixl_run: Run, rows: Rows) -> Callable[[JudgedRow, dict[str, object]], None]:
     """Return a function that records a program's measurement of a row in the table and in pytest-benchmark's files."""
 
     def write(judged: JudgedRow, more: dict[str, object]) -> None:
         nixl_run.found.note(*judged.notes)
         if judged.samples is None or judged.summary is None:
             return
-        record_row(judged.samples, summary=judged.summary, more=more)
+        rows.record(judged.samples, summary=judged.summary, more=more)
 
     return write
 

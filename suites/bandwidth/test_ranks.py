@@ -7,8 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from pytest_nixl import Cluster, Judgement, Run, Samples, Settings, WorkerPairs
+from pytest_nixl import Cluster, Judgement, Run, Settings, WorkerPairs
 from pytest_nixl.checks.bandwidth.ranks_together import judge_culprit, judge_pairs_together
+
+from ..conftest import Rows
 
 
 @pytest.mark.nixl_check("rank-to-blame")
@@ -16,12 +18,11 @@ def test_no_rank_is_to_blame_for_a_slow_pair(
     nixl_run: Run,
     nixl_cluster: Cluster,
     nixl_pairs: WorkerPairs,
-    judge: Callable[[Samples], Judgement],
-    another: Callable[[Samples], bool],
+    rows: Rows,
     verdict: Callable[[Judgement], None],
 ) -> None:
     """Each end of a failed pair is measured again with a rank that is not suspected, which shows the culprit."""
-    verdict(judge_culprit(nixl_run, nixl_cluster, nixl_pairs, another, judge))
+    verdict(judge_culprit(nixl_run, nixl_cluster, nixl_pairs, rows.another, rows.judge))
 
 
 @pytest.mark.nixl_check("pairs-together")

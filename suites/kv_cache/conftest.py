@@ -17,7 +17,6 @@ from pytest_nixl import (
     NotApplicableError,
     Profile,
     Run,
-    Samples,
     Settings,
     between_agents,
     supervisor,
@@ -36,6 +35,8 @@ from pytest_nixl.checks.kv_cache.check import (
     times_of,
     with_bounds,
 )
+
+from ..conftest import Rows
 
 NOTHING = "no requested backend moves bytes between the memory of two agents"
 REMEDY = "give --nixl-backend=UCX or LIBFABRIC, and a --nixl-memory without FILE"
@@ -89,15 +90,15 @@ def other_kv_launches(nixl_settings: Settings) -> Iterator[KvLaunches | None]:
 def measure_requests(
     kv_launches: KvLaunches,
     other_kv_launches: KvLaunches | None,
-    another: Callable[[Samples], bool],
+    rows: Rows,
     nixl_run: Run,
 ) -> Callable[[KvRequestKind], KvSamples]:
     """Measure requests in as many launches as it takes; in turn with the other image if there is one."""
 
     def measure(kind: KvRequestKind) -> KvSamples:
         if other_kv_launches is None:
-            return kv_launches.measure_launches(kind, another)
-        samples = in_turn(kind, kv_launches, other_kv_launches, another, nixl_run.found.add_other_samples)
+            return kv_launches.measure_launches(kind, rows.another)
+        samples = in_turn(kind, kv_launches, other_kv_launches, rows.another, nixl_run.found.add_other_samples)
         nixl_run.found.add_other_versions(other_kv_launches.versions)
         return samples
 
@@ -108,7 +109,7 @@ def measure_requests(
 def move_blocks(
     measure_requests: Callable[[KvRequestKind], KvSamples],
     kv_launches: KvLaunches,
-    record_row: Callable[..., None],
+    rows: Rows,
     record_figures: Callable[[Sequence[Figure]], Judgement],
     profile: Profile,
     nixl_run: Run,
@@ -121,7 +122,7 @@ def move_blocks(
         samples = measure_requests(kind)
         expectation = profile.expectation(kind.key)
         summary, more = summary_of(kind, samples, expectation), recorded(kind, samples)
-        record_row(samples.row(kind.key), summary=summary, versions=kv_launches.versions, more=more)
+        rows.record(samples.row(kind.key), summary=summary, versions=kv_launches.versions, more=more)
         if samples.corruption is None:
             nixl_run.found.note_detail(describe(kind, samples))
         bounded = record_figures(times_of(kind, samples))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_nixl import Cluster, Judgement, NotApplicableError, Run, Samples, Settings
+from pytest_nixl import Cluster, Judgement, NotApplicableError, Run, Settings
 from pytest_nixl.checks.pattern.check import (
     NOTHING,
     REMEDY,
@@ -21,6 +21,8 @@ from pytest_nixl.checks.pattern.check import (
     measured_row,
     pattern_kinds,
 )
+
+from ..conftest import Rows
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -63,8 +65,7 @@ def pattern_launches(nixl_cluster: Cluster, nixl_settings: Settings) -> PatternL
 @pytest.fixture
 def flow_judged(
     pattern_launches: PatternLaunches,
-    record_row: Callable[..., None],
-    judge: Callable[[Samples], Judgement],
+    rows: Rows,
 ) -> Callable[[FlowRow | None], Judgement]:
     """Record the row of a flow, and judge it by what the profile expects."""
 
@@ -72,8 +73,8 @@ def flow_judged(
         if row is None:
             raise NotApplicableError(NOTHING, REMEDY)
         samples, versions, more = measured_row(row, pattern_launches)
-        record_row(samples, versions=versions, more=more)
-        return judge(samples)
+        rows.record(samples, versions=versions, more=more)
+        return rows.judge(samples)
 
     return judged
 
