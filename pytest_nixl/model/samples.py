@@ -8,24 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from statistics import median
-from typing import Protocol
 
 from pytest_nixl.model.carrier_bytes import CarrierBytes
 from pytest_nixl.model.lost_packets import LossyDevice, add_launch
 from pytest_nixl.model.row_key import RowKey
-
-
-class WrongBytes(Protocol):
-    """Bytes that differ from what was sent; its text says which.
-
-    ``phase`` says in words when they were compared.
-    """
-
-    @property
-    def phase(self) -> str: ...
-
-    @property
-    def wrong_bytes(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -59,7 +45,8 @@ class Samples:
     :param transfers: the number of transfers in each window; a transfer moves ``block * batch`` bytes.
     :param latencies: seconds of single transfers, from post to completion.
     :param transports: the transports as the backend reports them (``cma/memory``, ``tcp/eth0``); empty: unknown.
-    :param corruption: the first comparison that failed; None: every compared byte was right.
+    :param corruption: the first comparison that failed, whose text says what is wrong, such as a :class:`Corruption`;
+        None: every compared byte was right.
     :param windows_of_launches: the number of windows of each launch, in order; empty: all windows are of one launch.
     :param counted: what the initiator's devices counted meanwhile; None: they were not read.
     :param lossy: the devices of both hosts whose counters of lost or repeated packets grew meanwhile.
@@ -78,7 +65,7 @@ class Samples:
     transfers: tuple[int, ...]
     latencies: tuple[float, ...]
     transports: tuple[str, ...] = ()
-    corruption: WrongBytes | None = None
+    corruption: object = None
     windows_of_launches: tuple[int, ...] = ()
     counted: CarrierBytes | None = None
     contention: tuple[float, ...] = ()

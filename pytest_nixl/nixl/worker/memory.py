@@ -43,7 +43,7 @@ class PatternBuffer(ABC):
 
     def compare(self, seed: int, offset: int, size: int) -> dict[str, int] | None:
         """Compare every byte with the pattern of ``seed``; return None, or the number of wrong bytes and the first."""
-        wrong = _WrongBytes(size)
+        wrong = _Comparison(size)
         for start, chunk in chunks(seed, size):
             # A copy, so that the compared bytes are the reported ones even if another process writes at the same time.
             wrong.add(start, np.frombuffer(self.read(offset + start, len(chunk)), dtype=np.uint8), chunk)
@@ -70,7 +70,7 @@ class PatternBuffer(ABC):
     def _put(self, offset: int, data: memoryview) -> None: ...
 
 
-class _WrongBytes:
+class _Comparison:
     """The number of wrong bytes, and the first of them; ``found`` is None while there is none.
 
     :param total: the number of compared bytes.
@@ -131,7 +131,7 @@ class DramBuffer(PatternBuffer):
 
     def compare(self, seed: int, offset: int, size: int) -> dict[str, int] | None:
         self._check(offset, size)
-        target, wrong = self._bytes[offset : offset + size], _WrongBytes(size)
+        target, wrong = self._bytes[offset : offset + size], _Comparison(size)
         room: Words = np.empty(min(size // 8, TILE), dtype=np.uint64)
         for start, words, key in tiles(seed, size):
             # The bytes are read once, so that the compared ones are reported even if another process writes them.
