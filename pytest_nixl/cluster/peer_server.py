@@ -17,7 +17,7 @@ from pytest_nixl.core.strict import Every, Number, StrictError, Text, check, pac
 from pytest_nixl.core.wire import decode, encode
 from pytest_nixl.model.tools import FROM_OTHER_RANKS, not_from_other_ranks
 from pytest_nixl.model.worker_commands import WORKER_COMMANDS
-from pytest_nixl.processes.hosts import LocalProcess, start_process
+from pytest_nixl.processes.hosts import LocalProcess
 from pytest_nixl.processes.supervisor import SupervisorClient
 
 Send = Callable[[dict[str, Any]], None]
@@ -169,7 +169,7 @@ class PeerServer:
         with self._adding:
             if self._closed:
                 raise NixlPluginError(f"rank {self._rank} is leaving, and starts no worker")
-            process = start_process(self._supervisor, self._rank, role, {**environment, **self._own})
+            process = LocalProcess(self._supervisor, self._rank, role, {**environment, **self._own})
             self._processes[worker] = process
         self.started += 1
         threading.Thread(target=self._listen, args=(worker, process), daemon=True).start()

@@ -32,23 +32,6 @@ MEASURED = ("initiator", "target", "flows")
 FACTS = "facts"
 
 
-def start_process(
-    supervisor: SupervisorClient,
-    rank: int,
-    role: str,
-    environment: Mapping[str, str | None],
-    prefix: Sequence[str] = (),
-) -> LocalProcess:
-    """Start the process of a worker on this host. It is not forked if its role is one of :data:`MEASURED`.
-
-    :param role: as for :meth:`Host.start`.
-    :param environment: changes to this process's environment variables; None unsets one.
-    :param prefix: a command that replaces itself by the worker, such as ``nsenter --net=FILE``.
-    """
-    fork = bool(parent_of_workers()) if role == FACTS else role not in MEASURED
-    return LocalProcess(supervisor, f"rank{rank}-{role}", environment, prefix, fork=fork)
-
-
 class Host(ABC):
     """A rank on whose host workers are started."""
 
@@ -101,17 +84,18 @@ class LocalHost(Host):
         self._prefix = prefix
 
     def _new_process(self, role: str, environment: Mapping[str, str | None], start_timeout: float) -> Process:
-        return start_process(self._supervisor, self.rank, role, {**environment, **self._own}, self._prefix)
+        return LocalProcess(self._supervisor, self.rank, role, {**environment, **self._own}, self._prefix)
 
 
 class LocalProcess:
     """A worker as a child of this process, which ends with it.
 
+    It is a new Python if its role is one of :data:`MEASURED`, else forked from a process with Python's modules.
+
     :param supervisor: the supervisor that ends the worker if this process is killed.
-    :param name: the name of its log file, without the number that makes it unique.
+    :param role: as for :meth:`Host.start`.
     :param environment: changes to this process's environment variables; None unsets one.
     :param prefix: a command that executes the worker without forking, such as ``nsenter --net=FILE``.
-    :param fork: whether it may be forked from a process with Python's modules, instead of being a new Python.
     """
 
     here = True
@@ -119,24 +103,24 @@ class LocalProcess:
     def __init__(
         self,
         supervisor: SupervisorClient,
-        name: str,
+        rank: int,
+        role: str,
         environment: Mapping[str, str | None],
         prefix: Sequence[str] = (),
-        *,
-        fork: bool = True,
     ) -> None:
         self._supervisor = supervisor
+        fork = not prefix and (bool(parent_of_workers()) if role == FACTS else role not in MEASURED)
         if BLAS_THREADS not in os.environ:
             environment = {BLAS_THREADS: "1", **environment}
         if not prefix:  # a namespace that the prefix enters may have another /dev/shm
             environment = {**_own_segments(supervisor), **environment}
         environment = {**environment, RUN_DIRECTORY: str(supervisor.directory)}
         whole = {name: value for name, value in {**os.environ, **environment}.items() if value is not None}
-        self.log = _new_log(supervisor.directory, name)
+        self.log = _new_log(supervisor.directory, f"rank{rank}-{role}")
         self.channel, theirs = socket.socketpair()
         try:
             with theirs, self.log.open("wb") as log:
-                forked = fork_worker(supervisor, theirs, log, whole) if fork and not prefix else None
+                forked = fork_worker(supervisor, theirs, log, whole) if fork else None
                 self._process: ForkedWorker | subprocess.Popen[bytes] = forked or subprocess.Popen(
                     [*prefix, sys.executable, str(SCRIPT), str(theirs.fileno()), str(os.getpid())],
                     pass_fds=[theirs.fileno()],

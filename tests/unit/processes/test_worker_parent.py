@@ -36,7 +36,7 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     started: list[Worker] = []
 
     def start(**changes: str | None) -> Worker:
-        process = LocalProcess(supervisor(), "worker", changes)
+        process = LocalProcess(supervisor(), 0, "worker", changes)
         started.append(Worker(process, rank=0, role="tool", timeout=120))
         return started[-1]
 
@@ -328,7 +328,7 @@ from pytest_nixl.processes.worker_parent import parent_of_workers
 from pytest_nixl.processes.worker_process import Worker
 found = []
 def start():
-    found.append(Worker(LocalProcess(supervisor(), "worker", {}), rank=0, role="tool", timeout=60))
+    found.append(Worker(LocalProcess(supervisor(), 0, "worker", {}), rank=0, role="tool", timeout=60))
 thread = threading.Thread(target=start)
 thread.start()
 thread.join()
