@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from pytest_nixl.core.rdma_fault import MEMLOCK_REMEDY, PORT_REMEDY, failed_device, refused_locks
 from pytest_nixl.core.resource_limits import ADDRESS_SPACE_REMEDY, AGENT_NEEDS, address_space_fault
@@ -77,11 +77,6 @@ _END_SECONDS = 30.0
 _STACKS_MARK, _STACKS_SECONDS = "(most recent call first)", 1.0
 
 
-class _Source(Protocol):
-    def fileno(self) -> int: ...
-
-
-_SomeSource = TypeVar("_SomeSource", bound=_Source)
 _NIXL_REMEDY = "read the cause in NIXL's log lines below"
 #: More specific remedies by NIXL's error class.
 _NIXL_REMEDIES = {
@@ -317,7 +312,7 @@ class Worker:
             left = pending.patience
             if left <= 0:
                 raise self._hung(pending)
-            if not _readable([self._process.channel], left):
+            if not _readable([self], left):
                 if told := pending.endless:
                     raise self._endless(pending, told)
                 continue
@@ -468,13 +463,13 @@ def _ready(waiting: Sequence[Pending]) -> list[Pending]:
     return [heads[worker] for worker in ready] or [item for item in heads.values() if item.hopeless]
 
 
-def _readable(sources: Iterable[_SomeSource], seconds: float) -> list[_SomeSource]:
-    """Wait until there is something to read, and return where; select(2) knows only descriptors below 1024."""
+def _readable(workers: Iterable[Worker], seconds: float) -> list[Worker]:
+    """Wait until there is something to read, and return from whom; select(2) knows only descriptors below 1024."""
     waiting = select.poll()
     by_descriptor = {}
-    for source in sources:
-        waiting.register(source.fileno(), select.POLLIN)
-        by_descriptor[source.fileno()] = source
+    for worker in workers:
+        waiting.register(worker.fileno(), select.POLLIN)
+        by_descriptor[worker.fileno()] = worker
     return [by_descriptor[descriptor] for descriptor, _ in waiting.poll(seconds * 1000)]
 
 
