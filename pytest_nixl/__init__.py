@@ -10,143 +10,85 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pytest_nixl.checks.doctor.check import Check, Requirements
-    from pytest_nixl.cluster.launchers import LauncherPlacement
-    from pytest_nixl.core.errors import LateError, NixlPluginError, NotApplicableError
-    from pytest_nixl.core.extensions import ExtensionError
-    from pytest_nixl.core.free_ports import free_ports
-    from pytest_nixl.core.polling import wait_until
-    from pytest_nixl.core.redaction import redact
-    from pytest_nixl.core.units import (
-        format_blocks,
-        format_size,
-        parse_blocks,
-        parse_rate,
-        parse_share,
-        parse_size,
-        parse_time,
+    # isort: off
+    from pytest_nixl.checks.doctor.check import Check as Check, Requirements as Requirements
+    from pytest_nixl.cluster.launchers import LauncherPlacement as LauncherPlacement
+    from pytest_nixl.core.errors import (
+        LateError as LateError,
+        NixlPluginError as NixlPluginError,
+        NotApplicableError as NotApplicableError,
     )
-    from pytest_nixl.core.wire import Ref
-    from pytest_nixl.etcd.client import EtcdClient
-    from pytest_nixl.etcd.endpoints import Endpoint, parse_endpoints
-    from pytest_nixl.etcd.errors import EtcdError
-    from pytest_nixl.etcd.proxy import EtcdProxy, ProxyClient
-    from pytest_nixl.etcd_servers.sources import SessionEtcd
-    from pytest_nixl.etcd_servers.three_node import ThreeNodeEtcd
-    from pytest_nixl.fixtures.agents import MakeBuffer
-    from pytest_nixl.fixtures.etcd import EtcdFixture, PrivateEtcd
-    from pytest_nixl.host.facts import Facts
-    from pytest_nixl.host.recorded_tree import FactsRoot
-    from pytest_nixl.judge.profiles import Profile, load_profile
-    from pytest_nixl.measure.link import Link
-    from pytest_nixl.measure.worker_pairs import WorkerPairs
-    from pytest_nixl.model.expectation import Expectation
-    from pytest_nixl.model.figure import Figure
-    from pytest_nixl.model.findings import FINDINGS, Finding, FindingError, judge_finding
-    from pytest_nixl.model.kv_model import KvModel, kv_model
-    from pytest_nixl.model.kv_plan import KvPlan
-    from pytest_nixl.model.memory import DevicePair, MemoryPair
-    from pytest_nixl.model.row_key import RowKey
-    from pytest_nixl.model.samples import Samples
-    from pytest_nixl.model.settings import Settings
-    from pytest_nixl.model.verdicts import Judgement, Outcome, Verdict
-    from pytest_nixl.model.worker_command import WorkerCommand
-    from pytest_nixl.nixl.agent import Agents, NixlAgent
-    from pytest_nixl.nixl.backends import BACKENDS, Backend, between_agents, shake_hands
-    from pytest_nixl.nixl.backends.ucx import UcxBackend
-    from pytest_nixl.nixl.buffer import Buffer
-    from pytest_nixl.nixl.endpoint_reading import ReadOutcome
-    from pytest_nixl.nixl.s3_server import S3Bucket
-    from pytest_nixl.processes.hosts import Host, LocalHost
-    from pytest_nixl.processes.supervisor import SupervisorClient, supervisor
-    from pytest_nixl.processes.worker_errors import NixlError, WorkerDiedError, WorkerError, WorkerHungError
-    from pytest_nixl.processes.worker_process import Worker
-    from pytest_nixl.report.run_report import RunReport
-    from pytest_nixl.session.cluster import Cluster
-    from pytest_nixl.session.run import Run
-    from pytest_nixl.store.record_reader import RecordedRun
+    from pytest_nixl.core.extensions import ExtensionError as ExtensionError
+    from pytest_nixl.core.free_ports import free_ports as free_ports
+    from pytest_nixl.core.polling import wait_until as wait_until
+    from pytest_nixl.core.redaction import redact as redact
+    from pytest_nixl.core.units import (
+        format_blocks as format_blocks,
+        format_size as format_size,
+        parse_blocks as parse_blocks,
+        parse_rate as parse_rate,
+        parse_share as parse_share,
+        parse_size as parse_size,
+        parse_time as parse_time,
+    )
+    from pytest_nixl.core.wire import Ref as Ref
+    from pytest_nixl.etcd.client import EtcdClient as EtcdClient
+    from pytest_nixl.etcd.endpoints import Endpoint as Endpoint, parse_endpoints as parse_endpoints
+    from pytest_nixl.etcd.errors import EtcdError as EtcdError
+    from pytest_nixl.etcd.proxy import EtcdProxy as EtcdProxy, ProxyClient as ProxyClient
+    from pytest_nixl.etcd_servers.sources import SessionEtcd as SessionEtcd
+    from pytest_nixl.etcd_servers.three_node import ThreeNodeEtcd as ThreeNodeEtcd
+    from pytest_nixl.fixtures.agents import MakeBuffer as MakeBuffer
+    from pytest_nixl.fixtures.etcd import EtcdFixture as EtcdFixture, PrivateEtcd as PrivateEtcd
+    from pytest_nixl.host.facts import Facts as Facts
+    from pytest_nixl.host.recorded_tree import FactsRoot as FactsRoot
+    from pytest_nixl.judge.profiles import Profile as Profile, load_profile as load_profile
+    from pytest_nixl.measure.link import Link as Link
+    from pytest_nixl.measure.worker_pairs import WorkerPairs as WorkerPairs
+    from pytest_nixl.model.expectation import Expectation as Expectation
+    from pytest_nixl.model.figure import Figure as Figure
+    from pytest_nixl.model.findings import (
+        FINDINGS as FINDINGS,
+        Finding as Finding,
+        FindingError as FindingError,
+        judge_finding as judge_finding,
+    )
+    from pytest_nixl.model.kv_model import KvModel as KvModel, kv_model as kv_model
+    from pytest_nixl.model.kv_plan import KvPlan as KvPlan
+    from pytest_nixl.model.memory import DevicePair as DevicePair, MemoryPair as MemoryPair
+    from pytest_nixl.model.row_key import RowKey as RowKey
+    from pytest_nixl.model.samples import Samples as Samples
+    from pytest_nixl.model.settings import Settings as Settings
+    from pytest_nixl.model.verdicts import Judgement as Judgement, Outcome as Outcome, Verdict as Verdict
+    from pytest_nixl.model.worker_command import WorkerCommand as WorkerCommand
+    from pytest_nixl.nixl.agent import Agents as Agents, NixlAgent as NixlAgent
+    from pytest_nixl.nixl.backends import (
+        BACKENDS as BACKENDS,
+        Backend as Backend,
+        between_agents as between_agents,
+        shake_hands as shake_hands,
+    )
+    from pytest_nixl.nixl.backends.ucx import UcxBackend as UcxBackend
+    from pytest_nixl.nixl.buffer import Buffer as Buffer
+    from pytest_nixl.nixl.endpoint_reading import ReadOutcome as ReadOutcome
+    from pytest_nixl.nixl.s3_server import S3Bucket as S3Bucket
+    from pytest_nixl.processes.hosts import Host as Host, LocalHost as LocalHost
+    from pytest_nixl.processes.supervisor import SupervisorClient as SupervisorClient, supervisor as supervisor
+    from pytest_nixl.processes.worker_errors import (
+        NixlError as NixlError,
+        WorkerDiedError as WorkerDiedError,
+        WorkerError as WorkerError,
+        WorkerHungError as WorkerHungError,
+    )
+    from pytest_nixl.processes.worker_process import Worker as Worker
+    from pytest_nixl.report.run_report import RunReport as RunReport
+    from pytest_nixl.session.cluster import Cluster as Cluster
+    from pytest_nixl.session.run import Run as Run
+    from pytest_nixl.store.record_reader import RecordedRun as RecordedRun
 
+    # isort: on
+    __all__: list[str]
     __version__: str
-
-__all__ = [
-    "BACKENDS",
-    "FINDINGS",
-    "Agents",
-    "Backend",
-    "Buffer",
-    "Check",
-    "Cluster",
-    "DevicePair",
-    "Endpoint",
-    "EtcdClient",
-    "EtcdError",
-    "EtcdFixture",
-    "EtcdProxy",
-    "Expectation",
-    "ExtensionError",
-    "Facts",
-    "FactsRoot",
-    "Figure",
-    "Finding",
-    "FindingError",
-    "Host",
-    "Judgement",
-    "KvModel",
-    "KvPlan",
-    "LateError",
-    "LauncherPlacement",
-    "Link",
-    "LocalHost",
-    "MakeBuffer",
-    "MemoryPair",
-    "NixlAgent",
-    "NixlError",
-    "NixlPluginError",
-    "NotApplicableError",
-    "Outcome",
-    "PrivateEtcd",
-    "Profile",
-    "ProxyClient",
-    "ReadOutcome",
-    "RecordedRun",
-    "Ref",
-    "Requirements",
-    "RowKey",
-    "Run",
-    "RunReport",
-    "S3Bucket",
-    "Samples",
-    "SessionEtcd",
-    "Settings",
-    "SupervisorClient",
-    "ThreeNodeEtcd",
-    "UcxBackend",
-    "Verdict",
-    "Worker",
-    "WorkerCommand",
-    "WorkerDiedError",
-    "WorkerError",
-    "WorkerHungError",
-    "WorkerPairs",
-    "__version__",
-    "between_agents",
-    "format_blocks",
-    "format_size",
-    "free_ports",
-    "judge_finding",
-    "kv_model",
-    "load_profile",
-    "parse_blocks",
-    "parse_endpoints",
-    "parse_rate",
-    "parse_share",
-    "parse_size",
-    "parse_time",
-    "redact",
-    "shake_hands",
-    "supervisor",
-    "wait_until",
-]
 
 #: The module of each name.
 _MODULES = {
@@ -210,6 +152,8 @@ _MODULES = {
 
 def _load(name: str) -> Any:
     """Return what an importer of ``name`` gets. :raises AttributeError: if it is not public."""
+    if name == "__all__":
+        return sorted(["__version__", *(public for names in _MODULES.values() for public in names)])
     from importlib import import_module
     from importlib.metadata import PackageNotFoundError, version
 
@@ -232,4 +176,4 @@ if not TYPE_CHECKING:  # else every name would look public to a type checker
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_load("__all__")})
