@@ -226,7 +226,7 @@ def _transport_remedy(samples: Samples, accepted: set[str], environ: Mapping[str
     tls = environ.get("UCX_TLS", "") if backend == "UCX" else ""
     if tls and not ucx_tls_allows(tls, accepted):
         here = f"UCX_TLS={tls} is set in this run"
-        of_host = tls in TCP_ALONE and "VRAM" not in (key.memory.initiator, key.memory.target)
+        of_host = tls in TCP_ALONE and not key.memory.on_gpu
         where, name = (", on one machine only,", "=tcp-loopback") if of_host else ("", "")
         return f"Unset UCX_TLS on every rank: {here}. Or{where} choose a profile for it: --nixl-profile{name}."
     emulated_read = key.op == "READ" and samples.protocol == SOFTWARE_EMULATION
@@ -268,7 +268,7 @@ def _transport_remedy(samples: Samples, accepted: set[str], environ: Mapping[str
             "for cuda_copy check that UCX has its CUDA module (ucx_info -d), and for gdr_copy that gdrdrv is loaded "
             "and /dev/gdrdrv is in the container"
         )
-    if accepted & (RDMA | EFA) and "VRAM" in (key.memory.initiator, key.memory.target):
+    if accepted & (RDMA | EFA) and key.memory.on_gpu:
         steps.append(
             "for GPU memory check that the network card can access it: nvidia_peermem is loaded (lsmod), or the NVIDIA "
             "driver has the open kernel modules with DMA-BUF; the check gpu-direct of the infrastructure suite shows it"
@@ -382,7 +382,7 @@ def another_launch(samples: Samples, expectation: Expectation | None, machine: M
 def _below(reason: str, samples: Samples, machine: Machine | None) -> Judgement:
     """Return FAIL of a row below its floor, with the network cards that it left idle if it could use more."""
     nics = sorted(item.device for item in samples.counted.carriers(samples.transports)) if samples.counted else []
-    of_gpu = "VRAM" in (samples.key.memory.initiator, samples.key.memory.target)
+    of_gpu = samples.key.memory.on_gpu
     reach = (machine.reach or 0) if machine is not None and of_gpu else 0
     by_rdma = all(name.partition("/")[0] in RDMA | EFA for name in samples.transports)
     if not by_rdma or not 0 < len(nics) < reach:

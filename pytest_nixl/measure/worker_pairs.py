@@ -148,7 +148,7 @@ class WorkerPairs:
         footprint: int = 0,
     ) -> RowKey:
         """Return the key of a row as these settings measure it; those to storage have one rank and no notification."""
-        asked = (devices or self._settings.devices) if "VRAM" in (memory.initiator, memory.target) else None
+        asked = (devices or self._settings.devices) if memory.on_gpu else None
         notify, plugin = self._settings.notify, BACKENDS[backend].PLUGIN
         if BACKENDS[backend].STORAGE:
             ranks, notify = (ranks[0], ranks[0]), LAST

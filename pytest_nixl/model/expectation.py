@@ -113,7 +113,7 @@ def row_ceiling(samples: Samples, expectation: Expectation | None, machine: Mach
             return None  # the bytes went over the loopback device, to another process of this host
     if nics is None:
         # A row between host memories may use every card, not only the cards that one GPU reaches.
-        if machine.nics > 1 and "VRAM" not in (samples.key.memory.initiator, samples.key.memory.target):
+        if machine.nics > 1 and not samples.key.memory.on_gpu:
             return None
         value = machine.ceiling(None)
         return None if value is None else Ceiling(value, _reached(machine))

@@ -55,7 +55,7 @@ class Machine:
 
         :param memories: the row's memory types; None: any.
         """
-        gpu = bool(memories) and all("VRAM" in (pair.initiator, pair.target) for pair in memories or ())
+        gpu = bool(memories) and all(pair.on_gpu for pair in memories or ())
         return (self.reach or self.nics) if gpu else self.nics
 
     def describe(self, count: int) -> str:

@@ -34,6 +34,11 @@ class MemoryPair:
         return cls(initiator, target)
 
     @property
+    def on_gpu(self) -> bool:
+        """Whether an end is GPU memory."""
+        return "VRAM" in (self.initiator, self.target)
+
+    @property
     def stored(self) -> bool:
         """Whether the target is storage."""
         return self.target in STORED

@@ -61,6 +61,6 @@ def own_variables(
     :param memory: the memory types that the run asks for.
     """
     found = {"PATH": environ.get("PATH"), **{variable(tool): paths.get(tool) or None for tool in TOOLS}}
-    if any("VRAM" in (pair.initiator, pair.target) for pair in memory):
+    if any(pair.on_gpu for pair in memory):
         found[DRIVER_STANDIN] = "never"
     return found

@@ -306,7 +306,7 @@ class NixlAgent(AgentCalls):
         """
         settings = self._siblings.settings if self._siblings is not None else None
         pairs = settings.memory if settings is not None else (HOST,)
-        pair = next((each for each in pairs if "VRAM" in (each.initiator, each.target)), pairs[0])
+        pair = next((each for each in pairs if each.on_gpu), pairs[0])
         memory = pair.initiator if initiator else "DRAM" if pair.stored else pair.target
         devices = settings.devices if settings is not None else None
         number = 0 if devices is None else devices.initiator if initiator else devices.target

@@ -147,7 +147,7 @@ def _missed_memory(run: Run) -> Iterator[Result]:
         return
     found = {result.row: result for result in run.found.results if result.row is not None}
     memories = dict.fromkeys(link.memory for link in run.links)
-    for memory in (each for each in memories if "VRAM" in (each.initiator, each.target)):
+    for memory in (each for each in memories if each.on_gpu):
         rows = [found.get(row) for row in requested_rows(run.settings, run.placement, memory)]
         skipped = [row for row in rows if row is not None and row.verdict is Verdict.NOT_APPLICABLE]
         if skipped and len(skipped) == len(rows):

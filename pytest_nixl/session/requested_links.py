@@ -33,7 +33,7 @@ def requested_links(settings: Settings, placement: Placement) -> list[RowKey]:
             memory = MemoryPair(memory.initiator, "OBJ" if BACKENDS[backend].PLUGIN in OBJECT_PLUGINS else "FILE")
         else:
             between = list(placement.pairs) if not memory.stored else []
-        devices = settings.devices if "VRAM" in (memory.initiator, memory.target) else None
+        devices = settings.devices if memory.on_gpu else None
         for options, ranks, op in product(settings.agents, between, settings.op):
             walked, notify = (0, LAST) if BACKENDS[backend].STORAGE else (settings.footprint or 0, settings.notify)
             variant = of_row(options.variant(backend, BACKENDS[backend].PLUGIN), walked, notify)

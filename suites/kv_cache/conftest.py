@@ -58,7 +58,7 @@ def _kinds(run: Run, ways: Iterable[str]) -> Iterator[KvRequestKind]:
     for backend, memory, agent, ranks, op, way in product(
         backends, memories, settings.agents, pairs, settings.op, ways
     ):
-        devices = settings.devices if "VRAM" in (memory.initiator, memory.target) else None
+        devices = settings.devices if memory.on_gpu else None
         variant = agent.variant(backend, BACKENDS[backend].PLUGIN)
         yield KvRequestKind(
             backend, op, memory, ranks, way, settings.kv_plan, devices, settings.kv_requests, settings.kv_rate,

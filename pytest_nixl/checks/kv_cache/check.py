@@ -137,7 +137,7 @@ class KvLaunches:
         if all(isinstance(host, LocalHost) for host in hosts):  # the memory of other hosts is not known here
             _require_room(layout, (kind.memory.initiator, kind.memory.target).count("DRAM"))
         backend = BACKENDS[kind.backend]
-        devices = self._settings.devices if "VRAM" in (kind.memory.initiator, kind.memory.target) else None
+        devices = self._settings.devices if kind.memory.on_gpu else None
         self._launched = Launch(
             hosts,
             self._settings,

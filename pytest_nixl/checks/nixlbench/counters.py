@@ -75,7 +75,7 @@ def is_bound(
     if expectation is not None and expectation.transports and WITHIN_A_HOST & set(expectation.transports):
         return False
     # The rate that one GPU reaches does not limit rows between host memories, which may use every card.
-    return "VRAM" in (key.memory.initiator, key.memory.target) or (machine is not None and machine.nics == 1)
+    return key.memory.on_gpu or (machine is not None and machine.nics == 1)
 
 
 def judge_counters(

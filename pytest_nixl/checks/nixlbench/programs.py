@@ -71,7 +71,7 @@ class Nixlbench:
         """
         if row.memory.stored:
             return f"{self.plain(row).backend} moves bytes to storage, but nixlbench is run between two ranks"
-        if "VRAM" in (row.memory.initiator, row.memory.target) and not Path("/dev/nvidiactl").exists():
+        if row.memory.on_gpu and not Path("/dev/nvidiactl").exists():
             return f"{row.memory} needs a GPU, and this host has no NVIDIA driver (no /dev/nvidiactl)"
         for rank in row.pair:
             if not self._tool(rank).found:

@@ -273,7 +273,7 @@ class RankFlows:
         kind = self._kind
         local = len(set(self._hosts())) == 1
         devices = [0] * len(self._workers)
-        if "VRAM" in (kind.memory.initiator, kind.memory.target):
+        if kind.memory.on_gpu:
             for number, worker in enumerate(self._workers):
                 seen = gpus(worker, kind.memory)
                 self._gpus.append(seen[number % len(seen) if local else 0])
