@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import pytest
 
 from pytest_nixl.cluster.launchers import LauncherPlacement, find_placement
-from pytest_nixl.model.rank_pairs import RankPair
 from pytest_nixl.model.settings import Settings
 
 DEFAULT_GROUP = "default"
@@ -33,7 +32,7 @@ class Placement:
     group: str
     source: str
     by_launcher: LauncherPlacement | None
-    pairs: tuple[RankPair, ...]
+    pairs: tuple[tuple[int, int], ...]
 
     @property
     def several(self) -> bool:

@@ -11,7 +11,6 @@ from threading import Barrier, BrokenBarrierError
 
 from pytest_nixl.core.units import format_size, gigabytes
 from pytest_nixl.measure.link import Link
-from pytest_nixl.model.rank_pairs import RankPair
 from pytest_nixl.model.samples import DISTURBED_CORES, Samples
 from pytest_nixl.model.verdicts import Verdict
 
@@ -24,7 +23,7 @@ MOST_PAIRS = 32
 QUIET = "stop other processes on the host, and run this check again"
 
 
-def disjoint(ranks: int) -> list[RankPair]:
+def disjoint(ranks: int) -> list[tuple[int, int]]:
     """Return pairs that share no rank: 0 with n/2, 1 with n/2+1, and so on. A last odd rank is left out.
 
     At most :data:`MOST_PAIRS` pairs are returned.

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from pytest_nixl.model.rank_pairs import RankPair
 from pytest_nixl.model.results import Result, measured_rows
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.verdicts import Judgement, Verdict
@@ -38,7 +37,7 @@ class FailedPair:
     judgement: Judgement
 
     @property
-    def ranks(self) -> RankPair:
+    def ranks(self) -> tuple[int, int]:
         """Initiator and target."""
         return self.key.pair
 
@@ -55,7 +54,7 @@ class Retest:
     key: RowKey
 
     @property
-    def ranks(self) -> RankPair:
+    def ranks(self) -> tuple[int, int]:
         """Initiator and target."""
         return self.suspect, self.partner
 
@@ -79,7 +78,7 @@ def failed_pairs(results: Sequence[Result]) -> list[FailedPair]:
 
     :param results: the results of the run.
     """
-    worst: dict[tuple[str, RankPair], FailedPair] = {}
+    worst: dict[tuple[str, tuple[int, int]], FailedPair] = {}
     for key, result in measured_rows(results):
         if key.program or key.kv or key.pattern or result.verdict not in BAD or key.pair[0] == key.pair[1]:
             continue

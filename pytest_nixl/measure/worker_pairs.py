@@ -12,7 +12,6 @@ from pytest_nixl.measure.launch import Launch, Variables
 from pytest_nixl.measure.link import Link
 from pytest_nixl.model.agent_options import AgentOptions
 from pytest_nixl.model.memory import DevicePair, MemoryPair
-from pytest_nixl.model.rank_pairs import RankPair
 from pytest_nixl.model.row_key import LAST, RowKey, of_row
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.nixl.backends import BACKENDS
@@ -35,14 +34,14 @@ class WorkerPairs:
         self._launches: dict[_LaunchKey, Launch] = {}
         self._refused: dict[_LaunchKey, NotApplicableError] = {}
         #: Why NIXL cannot be loaded on one of two ranks: no further worker is started there.
-        self._absent: dict[RankPair, NixlAbsentError] = {}
+        self._absent: dict[tuple[int, int], NixlAbsentError] = {}
 
     def link(
         self,
         backend: str,
         op: str,
         memory: MemoryPair,
-        ranks: RankPair = (0, 1),
+        ranks: tuple[int, int] = (0, 1),
         devices: DevicePair | None = None,
         agent_options: AgentOptions | None = None,
         footprint: int = 0,
@@ -62,7 +61,7 @@ class WorkerPairs:
         options = agent_options or self._settings.agents[0]
         return self._undisturbed(self._row(backend, op, memory, ranks, options, devices, footprint), options)
 
-    def link_of(self, row: RowKey, ranks: RankPair) -> Link:
+    def link_of(self, row: RowKey, ranks: tuple[int, int]) -> Link:
         """Return a link between two ranks that measures rows like ``row``, with agents as that row had them.
 
         :raises NotApplicableError: an end does not have this memory.
@@ -90,7 +89,7 @@ class WorkerPairs:
         )
         return self._link(wanted, row)
 
-    def together(self, backend: str, op: str, memory: MemoryPair, pairs: Sequence[RankPair]) -> list[Link]:
+    def together(self, backend: str, op: str, memory: MemoryPair, pairs: Sequence[tuple[int, int]]) -> list[Link]:
         """Return one link for each pair of ranks, for use at the same time.
 
         :raises NotApplicableError: an end does not have this memory.
@@ -108,7 +107,7 @@ class WorkerPairs:
         op: str,
         memory: MemoryPair,
         devices: Sequence[DevicePair],
-        ranks: RankPair = (0, 1),
+        ranks: tuple[int, int] = (0, 1),
         variables: Sequence[Variables] = (),
     ) -> list[Link]:
         """Return one link for each pair of GPUs of two ranks, for use at the same time.
@@ -142,7 +141,7 @@ class WorkerPairs:
         backend: str,
         op: str,
         memory: MemoryPair,
-        ranks: RankPair,
+        ranks: tuple[int, int],
         options: AgentOptions,
         devices: DevicePair | None = None,
         footprint: int = 0,
@@ -206,7 +205,7 @@ class _LaunchKey:
 
     backend: str
     memory: MemoryPair
-    ranks: RankPair
+    ranks: tuple[int, int]
     devices: DevicePair | None
     agent_options: AgentOptions
     #: Additional environment variables of the initiator's worker and of the target's worker.

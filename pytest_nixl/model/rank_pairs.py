@@ -7,21 +7,19 @@ import re
 from dataclasses import dataclass
 from itertools import combinations
 
-RankPair = tuple[int, int]
-
-_KINDS = ("first", "ring", "all")
+_RULES = ("first", "ring", "all")
 
 
 @dataclass(frozen=True)
 class RankPairing:
     """A choice of pairs of ranks, by a rule or by a list. Each pair is an initiator and a target.
 
-    :param kind: ``first``, ``ring`` or ``all``; empty if the pairs are listed.
+    :param rule: ``first``, ``ring`` or ``all``; empty if the pairs are listed.
     :param listed: the listed pairs.
     """
 
-    kind: str
-    listed: tuple[RankPair, ...] = ()
+    rule: str
+    listed: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> RankPairing:
@@ -29,7 +27,7 @@ class RankPairing:
 
         :raises ValueError: if the text is neither a rule nor a list of pairs. The text of the error is one sentence.
         """
-        if text.strip().lower() in _KINDS:
+        if text.strip().lower() in _RULES:
             return cls(text.strip().lower())
         pairs = []
         for part in text.split(","):
@@ -44,7 +42,7 @@ class RankPairing:
             pairs.append(pair)
         return cls("", tuple(pairs))
 
-    def of(self, ranks: int) -> tuple[RankPair, ...]:
+    def of(self, ranks: int) -> tuple[tuple[int, int], ...]:
         """Return the pairs among ``ranks`` ranks.
 
         The rules give each pair in one order only, because READ and WRITE move bytes in both directions. A run of one
@@ -52,13 +50,13 @@ class RankPairing:
 
         :raises ValueError: if a listed pair names a rank that does not exist. The text of the error is one sentence.
         """
-        if ranks < 3 and self.kind:
+        if ranks < 3 and self.rule:
             return ((0, 1),)
-        if self.kind == "first":
+        if self.rule == "first":
             return tuple((0, rank) for rank in range(1, ranks))
-        if self.kind == "ring":
+        if self.rule == "ring":
             return tuple((rank, (rank + 1) % ranks) for rank in range(ranks))
-        if self.kind == "all":
+        if self.rule == "all":
             return tuple(combinations(range(ranks), 2))
         for pair in self.listed:
             if max(pair) >= max(ranks, 2):
@@ -66,4 +64,4 @@ class RankPairing:
         return self.listed
 
     def __str__(self) -> str:
-        return self.kind or ",".join(f"{one}:{other}" for one, other in self.listed)
+        return self.rule or ",".join(f"{one}:{other}" for one, other in self.listed)

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from pytest_nixl.core.strict import printable
 from pytest_nixl.core.untrusted_file import read_regular
-from pytest_nixl.model.rank_pairs import RankPair
 
 #: The most bytes of a file: a matrix of 1,024 ranks has a million cells.
 MOST_BYTES = 16 << 20
@@ -130,7 +129,7 @@ class Flow:
     size: int
 
     @property
-    def ranks(self) -> RankPair:
+    def ranks(self) -> tuple[int, int]:
         """Source and target."""
         return self.source, self.target
 
@@ -162,25 +161,25 @@ class TrafficPattern:
         return f"{self.name} of {self.ranks} ranks"
 
 
-def _pairs(ranks: int) -> Iterator[RankPair]:
+def _pairs(ranks: int) -> Iterator[tuple[int, int]]:
     half = ranks // 2
     yield from ((rank, rank + half) for rank in range(half))
 
 
-def _incast(ranks: int) -> Iterator[RankPair]:
+def _incast(ranks: int) -> Iterator[tuple[int, int]]:
     yield from ((rank, 0) for rank in range(1, ranks))
 
 
-def _outcast(ranks: int) -> Iterator[RankPair]:
+def _outcast(ranks: int) -> Iterator[tuple[int, int]]:
     yield from ((0, rank) for rank in range(1, ranks))
 
 
-def _alltoall(ranks: int) -> Iterator[RankPair]:
+def _alltoall(ranks: int) -> Iterator[tuple[int, int]]:
     yield from ((source, target) for source in range(ranks) for target in range(ranks) if source != target)
 
 
 #: The pairs of source and target of each named pattern.
-_KINDS: Mapping[str, Callable[[int], Iterator[RankPair]]] = {
+_KINDS: Mapping[str, Callable[[int], Iterator[tuple[int, int]]]] = {
     "pairs": _pairs,
     "incast": _incast,
     "outcast": _outcast,
@@ -257,7 +256,7 @@ class PatternChoice:
         return self.text
 
 
-def factors(ranks: int) -> list[list[RankPair]]:
+def factors(ranks: int) -> list[list[tuple[int, int]]]:
     """Return rounds of pairs that share no rank, in which each two ranks meet once (the circle method).
 
     There are ``ranks - 1`` rounds for an even number of ranks, and ``ranks`` for an odd one.

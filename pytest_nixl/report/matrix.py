@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pytest_nixl.core import units
-from pytest_nixl.model.rank_pairs import RankPair
 from pytest_nixl.model.results import RowSummary
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.store.record_reader import RecordedRun
@@ -49,8 +48,8 @@ def matrices(run: RecordedRun) -> list[LinkMatrix]:
 
     The flows of a traffic pattern are in two tables, alone and together, each from source to target, with all sizes.
     """
-    kinds: dict[RowKey, dict[int, dict[RankPair, RowSummary]]] = {}
-    patterns: dict[RowKey, dict[RankPair, RowSummary]] = {}
+    kinds: dict[RowKey, dict[int, dict[tuple[int, int], RowSummary]]] = {}
+    patterns: dict[RowKey, dict[tuple[int, int], RowSummary]] = {}
     for key, row in run.rows.items():
         if key.pattern:
             flow = key.pair if key.op == "WRITE" else (key.pair[1], key.pair[0])
@@ -71,7 +70,7 @@ def matrices(run: RecordedRun) -> list[LinkMatrix]:
     return cards
 
 
-def _card(title: str, links: dict[RankPair, RowSummary]) -> LinkMatrix:
+def _card(title: str, links: dict[tuple[int, int], RowSummary]) -> LinkMatrix:
     initiators, targets = (sorted({pair[side] for pair in links}) for side in (0, 1))
     slow = min(links, key=lambda pair: links[pair].bandwidth)
     fast = max(link.bandwidth for link in links.values())

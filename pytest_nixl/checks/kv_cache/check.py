@@ -25,7 +25,6 @@ from pytest_nixl.model.figure import Figure
 from pytest_nixl.model.kv_plan import KvPlan
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.nixl_releases import takes_strided_descriptors
-from pytest_nixl.model.rank_pairs import RankPair
 from pytest_nixl.model.results import RowSummary
 from pytest_nixl.model.samples import Samples, percentile
 from pytest_nixl.model.settings import MOST_LAUNCHES, Settings
@@ -83,7 +82,7 @@ class KvLaunches:
 
     def __init__(self, hosts: Sequence[Host], settings: Settings) -> None:
         self._hosts, self._settings = hosts, settings
-        self._kind: tuple[str, MemoryPair, RankPair, int, AgentOptions] | None = None
+        self._kind: tuple[str, MemoryPair, tuple[int, int], int, AgentOptions] | None = None
         self._launched: Launch | None = None
         self._link: KvLink | None = None
 

@@ -9,7 +9,6 @@ from pytest_nixl.model.agent_options import AgentOptions
 from pytest_nixl.model.kv_model import KV_MODELS, KvModel
 from pytest_nixl.model.kv_plan import KvPlan, format_tp
 from pytest_nixl.model.memory import DevicePair, MemoryPair
-from pytest_nixl.model.rank_pairs import RankPair
 from pytest_nixl.model.row_key import RowKey, Variant
 
 
@@ -30,7 +29,7 @@ class KvRequestKind:
     backend: str
     op: str
     memory: MemoryPair
-    ranks: RankPair
+    ranks: tuple[int, int]
     way: str
     plan: KvPlan
     devices: DevicePair | None = None

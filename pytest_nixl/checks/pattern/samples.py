@@ -10,7 +10,6 @@ from statistics import median
 
 from pytest_nixl.model.lost_packets import LossyDevice
 from pytest_nixl.model.memory import MemoryPair
-from pytest_nixl.model.rank_pairs import RankPair
 from pytest_nixl.model.row_key import LOAD, PATTERN, RowKey, Variant
 from pytest_nixl.model.samples import Corruption, Samples
 from pytest_nixl.model.traffic_pattern import Flow, TrafficPattern
@@ -54,7 +53,7 @@ class PatternKind:
         """Return the rank that posts the transfers of a flow."""
         return flow.source if self.op == "WRITE" else flow.target
 
-    def pair(self, flow: Flow) -> RankPair:
+    def pair(self, flow: Flow) -> tuple[int, int]:
         """Return initiator and target of a flow's transfers."""
         return flow.ranks if self.op == "WRITE" else (flow.target, flow.source)
 

@@ -9,7 +9,6 @@ from pytest_nixl.checks.raw_tools.judge import RawComparison, judge_ratio, judge
 from pytest_nixl.checks.raw_tools.pair import RawPair
 from pytest_nixl.checks.raw_tools.tools import RAW_TOOLS
 from pytest_nixl.judge.profiles import Profile
-from pytest_nixl.model.rank_pairs import RankPair
 from pytest_nixl.model.raw_comparison import RawRatio
 from pytest_nixl.model.results import Result, measured_rows
 from pytest_nixl.model.row_key import RowKey
@@ -102,13 +101,13 @@ def _measured(kind: RowKey, run: Run) -> dict[RowKey, Result]:
     return {key: result for key, result in rows.items() if key.depth == depth}
 
 
-def _chosen(rows: Mapping[RowKey, Result], profile: Profile) -> dict[RankPair, dict[RowKey, Result]]:
+def _chosen(rows: Mapping[RowKey, Result], profile: Profile) -> dict[tuple[int, int], dict[RowKey, Result]]:
     """Return a few rows of a few pairs.
 
     For the first pair: the smallest, a middle and the largest block, and the largest one that failed or has a bound in
     the profile. For other pairs: the largest block that failed.
     """
-    pairs: dict[RankPair, list[RowKey]] = {}
+    pairs: dict[tuple[int, int], list[RowKey]] = {}
     for key in sorted(rows, key=lambda key: key.block):
         pairs.setdefault(key.pair, []).append(key)
     first, *others = sorted(pairs)
@@ -131,7 +130,7 @@ def _failed(result: Result) -> bool:
     return result.verdict is Verdict.FAIL and summary is not None and summary.bandwidth < summary.floor
 
 
-def _address(cluster: Cluster, ranks: RankPair) -> str:
+def _address(cluster: Cluster, ranks: tuple[int, int]) -> str:
     """Return the address at which the initiator reaches the target's host."""
     return str(cluster.ask("address")[ranks[1]]) if cluster.several else "127.0.0.1"
 
