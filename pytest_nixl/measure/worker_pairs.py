@@ -12,7 +12,7 @@ from pytest_nixl.measure.launch import Launch, Variables
 from pytest_nixl.measure.link import Link
 from pytest_nixl.model.agent_options import AgentOptions
 from pytest_nixl.model.memory import DevicePair, MemoryPair
-from pytest_nixl.model.row_key import LAST, RowKey, of_row
+from pytest_nixl.model.row_key import LAST, RowKey, row_variant
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.nixl.backends import BACKENDS
 from pytest_nixl.processes.hosts import Host
@@ -151,7 +151,7 @@ class WorkerPairs:
         notify, plugin = self._settings.notify, BACKENDS[backend].PLUGIN
         if BACKENDS[backend].STORAGE:
             ranks, notify = (ranks[0], ranks[0]), LAST
-        variant = of_row(options.variant(backend, plugin), footprint, notify)
+        variant = row_variant(options.variant(backend, plugin), footprint, notify)
         return RowKey(backend, op, memory, self._settings.blocks[0], pair=ranks, devices=asked, variant=variant)
 
     def _link(self, key: _LaunchKey, row: RowKey) -> Link:

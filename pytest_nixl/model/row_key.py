@@ -124,7 +124,7 @@ class RowKey:
     @property
     def notified(self) -> RowKey:
         """The key of the same row if each transfer carries a notification, as those of nixlbench do."""
-        return replace(self, variant=of_row(self.agent_variant, self.footprint, EACH))
+        return replace(self, variant=row_variant(self.agent_variant, self.footprint, EACH))
 
     @property
     def agent_variant(self) -> Variant:
@@ -207,7 +207,7 @@ class UnknownKey:
         return self.text
 
 
-def of_row(agent: Variant, footprint: int, notify: str) -> Variant:
+def row_variant(agent: Variant, footprint: int, notify: str) -> Variant:
     """Return the variant of rows.
 
     :param agent: what differs from the default in how their agents are created.

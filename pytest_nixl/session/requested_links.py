@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_nixl.model.memory import MemoryPair
-from pytest_nixl.model.row_key import LAST, RowKey, of_row
+from pytest_nixl.model.row_key import LAST, RowKey, row_variant
 from pytest_nixl.nixl.backends import BACKENDS
 from pytest_nixl.nixl.backends.storage import OBJECT_PLUGINS
 
@@ -36,7 +36,7 @@ def requested_links(settings: Settings, placement: Placement) -> list[RowKey]:
         devices = settings.devices if memory.on_gpu else None
         for options, ranks, op in product(settings.agents, between, settings.op):
             walked, notify = (0, LAST) if BACKENDS[backend].STORAGE else (settings.footprint or 0, settings.notify)
-            variant = of_row(options.variant(backend, BACKENDS[backend].PLUGIN), walked, notify)
+            variant = row_variant(options.variant(backend, BACKENDS[backend].PLUGIN), walked, notify)
             links[RowKey(backend, op, memory, block, pair=ranks, devices=devices, variant=variant)] = None
     return list(links)
 

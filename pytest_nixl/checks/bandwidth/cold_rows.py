@@ -12,7 +12,7 @@ from pytest_nixl.host.memory import available_memory, in_bytes
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.measure.link import Link
 from pytest_nixl.measure.worker_pairs import WorkerPairs
-from pytest_nixl.model.row_key import RowKey, of_row
+from pytest_nixl.model.row_key import RowKey, row_variant
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.nixl.backends import BACKENDS
 from pytest_nixl.session.footprint import automatic_footprint, ends_here
@@ -38,7 +38,7 @@ def cold_rows(run: Run) -> dict[str, RowKey]:
     rows = {}
     for link, block, batch, depth in product(links, sizes, settings.batch, settings.depth):
         name = f"{link_id(link, several=run.placement.several)}-{format_size(block)}-batch{batch}-depth{depth}"
-        variant = of_row(link.agent_variant, footprint, link.notify)
+        variant = row_variant(link.agent_variant, footprint, link.notify)
         rows[name] = replace(link, block=block, batch=batch, depth=depth, variant=variant)
     return rows
 

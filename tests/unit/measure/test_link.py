@@ -22,7 +22,7 @@ from pytest_nixl.measure.link import (
 )
 from pytest_nixl.measure.worker_pairs import WorkerPairs
 from pytest_nixl.model.memory import MemoryPair
-from pytest_nixl.model.row_key import RowKey, of_row
+from pytest_nixl.model.row_key import RowKey, row_variant
 from pytest_nixl.model.samples import Corruption, Samples
 from pytest_nixl.nixl.backends import BACKENDS
 from pytest_nixl.nixl.backends.ucx import UcxBackend
@@ -387,7 +387,7 @@ class KeptCalls:
         self.killed = True
 
     def link(self, op: str = "WRITE", footprint: int = 0, notify: str = "last") -> Link:
-        row = RowKey("UCX", op, self.memory, 1, variant=of_row((), footprint, notify))
+        row = RowKey("UCX", op, self.memory, 1, variant=row_variant((), footprint, notify))
         return Link(cast(Any, None), cast(Any, self), row, cast(Any, SimpleNamespace(timeout=3.0)))
 
 
