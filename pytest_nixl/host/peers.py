@@ -23,7 +23,7 @@ REFUSED, DROPPED, SILENT = "connection refused", "no answer", "no greeting of ZM
 _FIRST, _TENTH = 0xFF, 0x7F
 #: The default port. No program listens there: a refused connection is the answer.
 _PORT = 1
-_PATIENCE = 2.0
+_CONNECT_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -73,13 +73,13 @@ def _ask_side_channel(name: str) -> dict[str, str]:
     """Connect, and read the first bytes that a ZMQ socket sends: a stopped process accepts, and sends nothing."""
     host, port = _split(name, SIDE_CHANNEL_FORM, SIDE_CHANNEL_PORT)
     try:
-        trying = socket.create_connection((host, port), _PATIENCE)
+        trying = socket.create_connection((host, port), _CONNECT_SECONDS)
     except socket.gaierror as error:
         return {"fault": f"its name does not resolve ({error.strerror})"}
     except ConnectionRefusedError:
         return {"fault": f"{host} port {port}: {REFUSED}"}
     except TimeoutError:
-        return {"fault": f"{host} port {port}: {DROPPED} within {_PATIENCE:.0f} s"}
+        return {"fault": f"{host} port {port}: {DROPPED} within {_CONNECT_SECONDS:.0f} s"}
     except OSError as error:
         return {"fault": f"{host} port {port}: {error.strerror or error}"}
     with trying:
@@ -88,7 +88,9 @@ def _ask_side_channel(name: str) -> dict[str, str]:
         except OSError:
             said = b""
     greeted = len(said) == 10 and said[0] == _FIRST and said[9] == _TENTH
-    return {"fault": "" if greeted else f"{host} port {port}: connected, but {SILENT} came within {_PATIENCE:.0f} s"}
+    return {
+        "fault": "" if greeted else f"{host} port {port}: connected, but {SILENT} came within {_CONNECT_SECONDS:.0f} s"
+    }
 
 
 def _ask(name: str) -> dict[str, Any]:
@@ -99,12 +101,12 @@ def _ask(name: str) -> dict[str, Any]:
         return {"addresses": [], "fault": f"its name does not resolve ({error.strerror or error})"}
     addresses = list(dict.fromkeys(str(each[4][0]) for each in found))
     with socket.socket(found[0][0], socket.SOCK_STREAM) as trying:
-        trying.settimeout(_PATIENCE)
+        trying.settimeout(_CONNECT_SECONDS)
         try:
             code = trying.connect_ex(found[0][4])
         except TimeoutError:
             code = errno.ETIMEDOUT
     if code in (0, errno.ECONNREFUSED):
         return {"addresses": addresses, "fault": ""}
-    why = f"no answer within {_PATIENCE:.0f} s" if code in (errno.EAGAIN, errno.ETIMEDOUT) else os.strerror(code)
+    why = f"no answer within {_CONNECT_SECONDS:.0f} s" if code in (errno.EAGAIN, errno.ETIMEDOUT) else os.strerror(code)
     return {"addresses": addresses, "fault": f"{addresses[0]} port {port}: {why}"}

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 from pytest_nixl.host import elf
 
 #: The time that loading one plugin may take, in seconds.
-PATIENCE = 60
+LOAD_SECONDS = 60
 _PR_SET_PDEATHSIG = 1
 
 
@@ -42,7 +42,7 @@ def main(libnixl: str, plugins: list[str]) -> None:
     first = os.fork()
     if first == 0:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # it ends with this process
-        signal.alarm(PATIENCE)
+        signal.alarm(LOAD_SECONDS)
         _load_library(libnixl)
         signal.alarm(0)
         alone = len(os.listdir("/proc/self/task")) == 1
@@ -76,7 +76,7 @@ def _start(libnixl: str, plugin: str) -> tuple[str, int, BinaryIO]:
     file = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
     child = os.fork()
     if child == 0:
-        signal.alarm(PATIENCE)  # the default action ends the process
+        signal.alarm(LOAD_SECONDS)  # the default action ends the process
         with contextlib.suppress(BaseException):
             file.write(json.dumps(load(libnixl, plugin)).encode())
             file.flush()
@@ -113,7 +113,7 @@ def missing_libraries(plugin: str, loaded: list[str]) -> list[dict[str, Any]]:
 
 def _ended(status: int) -> str:
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM:
-        return f"it did not load within {PATIENCE} s"
+        return f"it did not load within {LOAD_SECONDS} s"
     if os.WIFSIGNALED(status):
         return f"the process that loaded it was ended by {signal.Signals(os.WTERMSIG(status)).name}"
     return f"the process that loaded it ended with code {os.WEXITSTATUS(status)}"

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from pytest_nixl.processes.worker_process import Worker
 
 #: The time that creating a backend may take, in seconds.
-_PATIENCE = 60.0
+_BACKEND_SECONDS = 60.0
 _BY_HAND = (
     "create an agent with that backend by hand, with NIXL_LOG_LEVEL=info and UCX_LOG_LEVEL=info, and read the log"
 )
 #: The same if the process has two copies of UCX, in seconds.
-_PATIENCE_WITH_TWO = 5.0
+_BACKEND_SECONDS_WITH_TWO = 5.0
 #: Why the telemetry of a transfer is unknown if this process made none.
 NOT_TRIED = "no transfer was tried"
 _HASH = re.compile(r"^(?P<name>lib[\w+.-]+?)(?:-[0-9a-f]{8})?\.so(?:\.|$)")
@@ -157,7 +157,7 @@ def nixl_worker(root: FactsRoot) -> Iterator[Worker | None]:
 
     # Without etcd variables, because the agent would wait for an etcd server that it does not need.
     environment = {"NIXL_ETCD_ENDPOINTS": None, "NIXL_ETCD_NAMESPACE": None, "UCX_WARN_UNUSED_ENV_VARS": "y"}
-    worker = LocalHost(supervisor()).start(FACTS, environment, _PATIENCE)
+    worker = LocalHost(supervisor()).start(FACTS, environment, _BACKEND_SECONDS)
     worker.by_option = False
     try:
         yield worker
@@ -324,7 +324,7 @@ def _run(agent: NixlAgent, found: dict[str, Any], function: str, **arguments: An
         found["libraries"] = libraries_of_nixl(maps.read_text()) or found.get("libraries", [])
         if two_of_ucx(found["libraries"]) and not hurried:
             # Two copies of UCX usually hang the worker.
-            hurried, pending.deadline = True, min(pending.deadline, time.monotonic() + _PATIENCE_WITH_TWO)
+            hurried, pending.deadline = True, min(pending.deadline, time.monotonic() + _BACKEND_SECONDS_WITH_TWO)
     return pending.result()
 
 

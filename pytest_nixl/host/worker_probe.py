@@ -21,7 +21,7 @@ from pytest_nixl.nixl.backends.libraries import find_plugin
 from pytest_nixl.nixl.worker.commands import ucx_version
 
 #: How long the transfer within one agent may take, in seconds.
-_PATIENCE = 30.0
+_TRANSFER_SECONDS = 30.0
 _NIXL_VARIABLE = re.compile(rb"NIXL_[A-Z][A-Z0-9_]*[A-Z0-9]")
 
 
@@ -117,7 +117,7 @@ def telemetry(agent: Any, name: str) -> dict[str, Any]:
     try:
         lists = [agent.get_xfer_descs([region[:3]], "DRAM") for region in regions]
         handle = agent.initialize_xfer("WRITE", *lists, agent.name, backends=[name])
-        state, deadline = agent.transfer(handle), time.monotonic() + _PATIENCE
+        state, deadline = agent.transfer(handle), time.monotonic() + _TRANSFER_SECONDS
         while state == "PROC" and time.monotonic() < deadline:
             state = agent.check_xfer_state(handle)
         if state != "DONE":

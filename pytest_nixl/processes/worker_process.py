@@ -109,7 +109,7 @@ class Pending:
         return self.worker._answer(self)
 
     @property
-    def patience(self) -> float:
+    def wait_seconds(self) -> float:
         """The time in seconds until its deadline, or until the next look at what the worker writes."""
         left = self.deadline - time.monotonic()
         return min(left, _LOOK_SECONDS) if self.step == _ENDLESS_STEP else left
@@ -309,7 +309,7 @@ class Worker:
         seen = 0  # an answer with memory is large, and each part of it is searched once
         while (end := self._buffer.find(b"\n", seen)) < 0:
             seen = len(self._buffer)
-            left = pending.patience
+            left = pending.wait_seconds
             if left <= 0:
                 raise self._hung(pending)
             if not _readable([self], left):
@@ -459,7 +459,7 @@ def _ready(waiting: Sequence[Pending]) -> list[Pending]:
     heads = {item.worker: item for item in reversed(waiting)}
     if answered := [item for item in heads.values() if item.worker.answered]:
         return answered
-    ready = _readable(heads, max(0.0, min(item.patience for item in heads.values())))
+    ready = _readable(heads, max(0.0, min(item.wait_seconds for item in heads.values())))
     return [heads[worker] for worker in ready] or [item for item in heads.values() if item.hopeless]
 
 
