@@ -59,7 +59,7 @@ class WorkerPairs:
         :raises WorkerError: a worker or an agent cannot be started.
         """
         options = agent_options or self._settings.agents[0]
-        return self._undisturbed(self._row(backend, op, memory, ranks, options, devices, footprint), options)
+        return self._links([self._row(backend, op, memory, ranks, options, devices, footprint)], options)[0]
 
     def link_of(self, row: RowKey, ranks: tuple[int, int]) -> Link:
         """Return a link between two ranks that measures rows like ``row``, with agents as that row had them.
@@ -71,23 +71,8 @@ class WorkerPairs:
         plugin = BACKENDS[row.backend].PLUGIN
         for options in self._settings.agents:
             if options.variant(row.backend, plugin) == row.agent_variant:
-                return self._undisturbed(replace(row, pair=ranks), options)
+                return self._links([replace(row, pair=ranks)], options)[0]
         raise ValueError(f"this run makes no agents as the row {row} had them")
-
-    def _undisturbed(self, row: RowKey, options: AgentOptions) -> Link:
-        """Return a link of which ``row`` is a row, after the launches have ended that would disturb it."""
-        wanted = _LaunchKey.of(row, options)
-        # A progress thread takes CPU time also while its agents are idle.
-        alone = bool(options.progress_thread)
-        self._end(
-            lambda key: (
-                key.ranks != wanted.ranks
-                or key.agent_options != options
-                or key.footprint != wanted.footprint  # their buffers are large
-                or (alone and key != wanted)
-            )
-        )
-        return self._link(wanted, row)
 
     def together(self, backend: str, op: str, memory: MemoryPair, pairs: Sequence[tuple[int, int]]) -> list[Link]:
         """Return one link for each pair of ranks, for use at the same time.
@@ -96,10 +81,7 @@ class WorkerPairs:
         :raises WorkerError: a worker or an agent cannot be started.
         """
         options = self._settings.agents[0]
-        rows = [self._row(backend, op, memory, ranks, options) for ranks in pairs]
-        keys = [_LaunchKey.of(row, options) for row in rows]
-        self._end(lambda key: key not in keys if options.progress_thread else key.ranks not in pairs)
-        return [self._link(key, row) for key, row in zip(keys, rows, strict=True)]
+        return self._links([self._row(backend, op, memory, ranks, options) for ranks in pairs], options)
 
     def between_devices(
         self,
@@ -119,13 +101,8 @@ class WorkerPairs:
         :raises WorkerError: a worker or an agent cannot be started.
         """
         options = self._settings.agents[0]
-        rows = [replace(self._row(backend, op, memory, ranks, options), devices=pair) for pair in devices]
-        keys = [
-            replace(_LaunchKey.of(row, options), variables=tuple(tuple(sorted(end.items())) for end in own))
-            for row, own in zip(rows, variables or [({}, {})] * len(rows), strict=True)
-        ]
-        self._end(lambda key: key not in keys)
-        return [self._link(key, row) for key, row in zip(keys, rows, strict=True)]
+        row = self._row(backend, op, memory, ranks, options)
+        return self._links([replace(row, devices=pair) for pair in devices], options, variables, alone=True)
 
     def replace(self, launch: Launch) -> Launch:
         """End a launch, and return a new one for the same key."""
@@ -154,6 +131,32 @@ class WorkerPairs:
         variant = row_variant(options.variant(backend, plugin), footprint, notify)
         return RowKey(backend, op, memory, self._settings.blocks[0], pair=ranks, devices=asked, variant=variant)
 
+    def _links(
+        self, rows: Sequence[RowKey], options: AgentOptions, variables: Sequence[Variables] = (), *, alone: bool = False
+    ) -> list[Link]:
+        """Return links of which these are rows, after the launches have ended that would disturb them.
+
+        :param alone: whether every other launch ends.
+        """
+        keys = [
+            _LaunchKey(
+                row.backend,
+                row.memory,
+                row.pair,
+                row.devices,
+                options,
+                tuple(tuple(sorted(end.items())) for end in own),
+                row.footprint,
+            )
+            for row, own in zip(rows, variables or [({}, {})] * len(rows), strict=True)
+        ]
+        alone = alone or bool(options.progress_thread)  # it takes CPU time also while its agents are idle
+        beside = {(key.ranks, key.agent_options, key.footprint) for key in keys}  # buffers of a footprint are large
+        self._end(
+            lambda key: key not in keys and (alone or (key.ranks, key.agent_options, key.footprint) not in beside)
+        )
+        return [self._link(key, row) for key, row in zip(keys, rows, strict=True)]
+
     def _link(self, key: _LaunchKey, row: RowKey) -> Link:
         if key in self._refused:
             raise self._refused[key]
@@ -179,7 +182,7 @@ class WorkerPairs:
         one, other = key.ranks
         hosts = self._hosts[one], self._hosts[other]
         backend, alignment = BACKENDS[key.backend], math.gcd(*blocks)
-        variables = (dict(key.variables[0]), dict(key.variables[1])) if key.variables else ({}, {})
+        variables = dict(key.variables[0]), dict(key.variables[1])
         launch = Launch(
             hosts,
             self._settings,
@@ -209,11 +212,6 @@ class _LaunchKey:
     devices: DevicePair | None
     agent_options: AgentOptions
     #: Additional environment variables of the initiator's worker and of the target's worker.
-    variables: tuple[tuple[tuple[str, str], ...], ...] = ()
+    variables: tuple[tuple[tuple[str, str], ...], ...]
     #: The bytes of each buffer that the transfers of a row walk; 0: every transfer of a row has the same bytes.
-    footprint: int = 0
-
-    @classmethod
-    def of(cls, row: RowKey, options: AgentOptions) -> _LaunchKey:
-        """Return what the link of a row requires."""
-        return cls(row.backend, row.memory, row.pair, row.devices, options, footprint=row.footprint)
+    footprint: int
