@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.measure.launch import Launch, Variables
@@ -31,8 +32,10 @@ class WorkerPairs:
     def __init__(self, hosts: Sequence[Host], settings: Settings) -> None:
         self._hosts = hosts
         self._settings = settings
-        self._launches: dict[_LaunchKey, Launch] = {}
-        self._refused: dict[_LaunchKey, NotApplicableError] = {}
+        #: Each launch after the arguments with which it was made.
+        self._launches: list[tuple[dict[str, Any], Launch]] = []
+        #: Why none can be made with some arguments.
+        self._refused: list[tuple[dict[str, Any], NotApplicableError]] = []
         #: Why NIXL cannot be loaded on one of two ranks: no further worker is started there.
         self._absent: dict[tuple[int, int], NixlAbsentError] = {}
 
@@ -105,9 +108,9 @@ class WorkerPairs:
         return self._links([replace(row, devices=pair) for pair in devices], options, variables, alone=True)
 
     def replace(self, launch: Launch) -> Launch:
-        """End a launch, and return a new one for the same key."""
+        """End a launch, and return a new one that is made like it."""
         launch.close()
-        return self._launch(next(key for key, one in self._launches.items() if one is launch))
+        return self._launch(next(made for made, one in self._launches if one is launch))
 
     def close(self) -> None:
         """End all workers."""
@@ -138,80 +141,62 @@ class WorkerPairs:
 
         :param alone: whether every other launch ends.
         """
-        keys = [
-            _LaunchKey(
-                row.backend,
-                row.memory,
-                row.pair,
-                row.devices,
-                options,
-                tuple(tuple(sorted(end.items())) for end in own),
-                row.footprint,
-            )
+        blocks = self._settings.blocks
+        largest = max(blocks) * max(self._settings.batch) * max(self._settings.depth)
+        wanted = [
+            {
+                "hosts": (self._hosts[row.pair[0]], self._hosts[row.pair[1]]),
+                "backend": BACKENDS[row.backend],
+                "memory": row.memory,
+                "capacity": max(largest, row.footprint),
+                "alignment": math.gcd(*blocks),
+                "devices": row.devices,
+                "variables": own,
+                "agent_options": options,
+            }
             for row, own in zip(rows, variables or [({}, {})] * len(rows), strict=True)
         ]
         alone = alone or bool(options.progress_thread)  # it takes CPU time also while its agents are idle
-        beside = {(key.ranks, key.agent_options, key.footprint) for key in keys}  # buffers of a footprint are large
-        self._end(
-            lambda key: key not in keys and (alone or (key.ranks, key.agent_options, key.footprint) not in beside)
-        )
-        return [self._link(key, row) for key, row in zip(keys, rows, strict=True)]
 
-    def _link(self, key: _LaunchKey, row: RowKey) -> Link:
-        if key in self._refused:
-            raise self._refused[key]
-        if key.ranks in self._absent:
-            raise self._absent[key.ranks]
-        launch = self._launches.get(key)
-        if launch is None or not launch.healthy:
-            if launch is not None:
-                launch.kill()
-            try:
-                launch = self._launch(key)
-            except NotApplicableError as error:  # the answer would be the same next time
-                self._refused[key] = error
-                raise
-            except NixlAbsentError as error:
-                self._absent[key.ranks] = error
-                raise
-        return Link(self.replace, launch, row, self._settings)
+        def disturbs(made: dict[str, Any]) -> bool:
+            together = ("hosts", "agent_options", "capacity")  # the buffers of a footprint are large
+            alike = any(all(made[name] == each[name] for name in together) for each in wanted)
+            return made not in wanted and (alone or not alike)
 
-    def _launch(self, key: _LaunchKey) -> Launch:
-        blocks = self._settings.blocks
-        capacity = max(max(blocks) * max(self._settings.batch) * max(self._settings.depth), key.footprint)
-        one, other = key.ranks
-        hosts = self._hosts[one], self._hosts[other]
-        backend, alignment = BACKENDS[key.backend], math.gcd(*blocks)
-        variables = dict(key.variables[0]), dict(key.variables[1])
-        launch = Launch(
-            hosts,
-            self._settings,
-            backend,
-            key.memory,
-            capacity,
-            alignment,
-            key.devices,
-            variables,
-            agent_options=key.agent_options,
-        )
-        self._launches[key] = launch
+        self._end(disturbs)
+        return [
+            Link(self.replace, self._healthy(each, row.pair), row, self._settings)
+            for each, row in zip(wanted, rows, strict=True)
+        ]
+
+    def _healthy(self, wanted: dict[str, Any], ranks: tuple[int, int]) -> Launch:
+        """Return the launch that was made with these arguments, or a new one if there is none or its workers ended."""
+        for made, error in self._refused:
+            if made == wanted:
+                raise error
+        if ranks in self._absent:
+            raise self._absent[ranks]
+        launch = next((one for made, one in self._launches if made == wanted), None)
+        if launch is not None and launch.healthy:
+            return launch
+        if launch is not None:
+            launch.kill()
+        try:
+            return self._launch(wanted)
+        except NotApplicableError as error:  # the answer would be the same next time
+            self._refused.append((wanted, error))
+            raise
+        except NixlAbsentError as error:
+            self._absent[ranks] = error
+            raise
+
+    def _launch(self, wanted: dict[str, Any]) -> Launch:
+        launch = Launch(settings=self._settings, **wanted)
+        self._launches = [(made, one) for made, one in self._launches if made != wanted]
+        self._launches.append((wanted, launch))
         return launch
 
-    def _end(self, which: Callable[[_LaunchKey], bool]) -> None:
-        for key in list(filter(which, self._launches)):
-            self._launches.pop(key).close()
-
-
-@dataclass(frozen=True)
-class _LaunchKey:
-    """What a link requires of a launch."""
-
-    backend: str
-    memory: MemoryPair
-    ranks: tuple[int, int]
-    devices: DevicePair | None
-    agent_options: AgentOptions
-    #: Additional environment variables of the initiator's worker and of the target's worker.
-    variables: tuple[tuple[tuple[str, str], ...], ...]
-    #: The bytes of each buffer that the transfers of a row walk; 0: every transfer of a row has the same bytes.
-    footprint: int
+    def _end(self, which: Callable[[dict[str, Any]], bool]) -> None:
+        for made, launch in [each for each in self._launches if which(each[0])]:
+            self._launches.remove((made, launch))
+            launch.close()
