@@ -38,7 +38,7 @@ from pytest_nixl.model.bound import Bound
 from pytest_nixl.model.results import RowSummary
 from pytest_nixl.model.settings import MOST_LAUNCHES
 from pytest_nixl.session.baseline import another_to_compare
-from pytest_nixl.session.benchmark import CLOCK, record_samples, record_timed_figures, versions_of
+from pytest_nixl.session.benchmark import record_samples, record_timed_figures, versions_of
 from pytest_nixl.session.outcome import conclude
 from pytest_nixl.session.silent_profile import between_hosts
 
@@ -229,7 +229,7 @@ class Rows:
         self._run.found.add_versions(versions or {})
         if self._benchmark is not None:
             self._benchmark.has_error = False
-            record_samples(self._benchmark, self._item.stash[CLOCK], samples, more or {})
+            record_samples(self._item, self._benchmark, samples, more or {})
             if self._benchmark.stats is not None:  # None: pytest-benchmark is disabled
                 self._run.found.add_benchmark(self._benchmark.stats)
 
@@ -271,7 +271,7 @@ def record_figures(
         limited = tuple(bounded(figure, bounds) for figure in figures)
         nixl_run.found.add_figures(request.node.nodeid, limited)
         if benchmark is not None:
-            record_timed_figures(benchmark, request.node.stash[CLOCK], limited)
+            record_timed_figures(request.node, benchmark, limited)
         return judge_figures(figures, bounds)
 
     yield write

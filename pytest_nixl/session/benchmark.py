@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pytest_nixl.nixl.agent import NixlAgent
 
 
-class ReplayClock:
+class _ReplayClock:
     """A timer for pytest-benchmark that replays times which were measured in a worker.
 
     pytest-benchmark reads its timer before and after each round, so round ``i`` lasts ``seconds[i]``.
@@ -39,7 +39,7 @@ class ReplayClock:
 
 
 #: The clock that a test's ``benchmark`` fixture reads, on its item.
-CLOCK = pytest.StashKey[ReplayClock]()
+_CLOCK = pytest.StashKey[_ReplayClock]()
 
 
 def records_figures(item: pytest.Item) -> bool:
@@ -49,26 +49,27 @@ def records_figures(item: pytest.Item) -> bool:
 
 def make_benchmark(item: pytest.Item) -> None:
     """Turn a test that measures a row, or figures, into a benchmark of pytest-benchmark with a separate clock."""
-    item.stash[CLOCK] = ReplayClock()
+    item.stash[_CLOCK] = _ReplayClock()
     if not item.config.pluginmanager.has_plugin("benchmark"):
         return  # its marker is unknown then
-    item.add_marker(pytest.mark.benchmark(timer=item.stash[CLOCK]))
+    item.add_marker(pytest.mark.benchmark(timer=item.stash[_CLOCK]))
     fixtures: list[str] = getattr(item, "fixturenames", [])
     if "benchmark" not in fixtures:
         # pytest-benchmark's own options recognize a benchmark by the name of this fixture.
         fixtures.append("benchmark")
 
 
-def record_samples(benchmark: Any, clock: ReplayClock, samples: Samples, extra: Mapping[str, object]) -> None:
+def record_samples(item: pytest.Item, benchmark: Any, samples: Samples, extra: Mapping[str, object]) -> None:
     """Hand a row to pytest-benchmark.
 
     A round is one window, and its time is the seconds of one transfer in it, so that the median round gives the row's
     bandwidth. ``fullname`` is the row's key, so that runs from a clone and from a wheel can be compared.
 
+    :param item: the test, which :func:`make_benchmark` made a benchmark.
     :param benchmark: pytest-benchmark's fixture.
     :param extra: further ``extra_info``.
     """
-    clock.load(rounds(samples))
+    item.stash[_CLOCK].load(rounds(samples))
     key = samples.key
     benchmark.fullname = str(key)
     benchmark.name = str(key)
@@ -77,7 +78,7 @@ def record_samples(benchmark: Any, clock: ReplayClock, samples: Samples, extra: 
     benchmark.pedantic(_nothing, rounds=len(samples.windows), iterations=1, warmup_rounds=0)
 
 
-def record_timed_figures(benchmark: Any, clock: ReplayClock, figures: Sequence[Figure]) -> None:
+def record_timed_figures(item: pytest.Item, benchmark: Any, figures: Sequence[Figure]) -> None:
     """Hand the figures of one test to pytest-benchmark: each that has rounds is one benchmark, with their seconds.
 
     ``fullname`` is the figure's key. The figures without rounds are in the ``extra_info`` of each of these benchmarks.
@@ -88,7 +89,7 @@ def record_timed_figures(benchmark: Any, clock: ReplayClock, figures: Sequence[F
     for figure in figures:
         if not figure.rounds:
             continue
-        clock.load(figure.rounds)
+        item.stash[_CLOCK].load(figure.rounds)
         one = copy.copy(benchmark)
         one.fullname = one.name = figure.key
         one.group = figure.name
