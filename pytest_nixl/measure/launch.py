@@ -20,19 +20,6 @@ from pytest_nixl.processes.worker_errors import WorkerError
 from pytest_nixl.processes.worker_process import Pending, Worker, results
 
 
-def differing(workers: Sequence[Worker]) -> str:
-    """Return a sentence with the NIXL and UCX release of each rank; empty if all are the same."""
-    told = [(worker.rank, f"{worker.versions['nixl_package']} {worker.versions['nixl']}{_ucx(worker)}")
-            for worker in workers]  # fmt: skip
-    if len({words for _, words in told}) < 2:
-        return ""
-    return " and ".join(f"rank {rank} has {words}" for rank, words in told)
-
-
-def _ucx(worker: Worker) -> str:
-    return f" (UCX {worker.versions['ucx']})" if worker.versions.get("ucx") else ""
-
-
 @contextmanager
 def versions_named(workers: Sequence[Worker]) -> Iterator[None]:
     """Add the releases to a :class:`WorkerError` that is raised in this context, if the workers have different ones.
@@ -42,8 +29,12 @@ def versions_named(workers: Sequence[Worker]) -> Iterator[None]:
     try:
         yield
     except WorkerError as error:
-        words = differing(workers)
-        if words and words not in error.reason:
+        told = {}
+        for worker in workers:
+            ucx = f" (UCX {worker.versions['ucx']})" if worker.versions.get("ucx") else ""
+            told[worker.rank] = f"{worker.versions['nixl_package']} {worker.versions['nixl']}{ucx}"
+        words = " and ".join(f"rank {rank} has {each}" for rank, each in told.items())
+        if len({*told.values()}) > 1 and words not in error.reason:
             error.reason = f"{error.reason}; {words}, which may be the cause"
             page = "docs/reference/versions.md"
             error.remedy = f"install the same release of NIXL on all ranks (see {page}); otherwise {error.remedy}"
@@ -123,7 +114,7 @@ class Launch:
             self.buffers = one, other
             if not backend.STORAGE:
                 with versions_named(workers):
-                    connect_agents(self.initiator, self.target)
+                    connect_partners(agents, [(0, 1)])
         except BaseException:
             for worker in workers:
                 worker.kill()
@@ -201,16 +192,8 @@ def choose_gpus(one: Worker, other: Worker, memory: MemoryPair, wanted: DevicePa
     return DevicePair(0, target)
 
 
-def connect_agents(here: NixlAgent, there: NixlAgent) -> None:
-    """Let two agents exchange metadata over their workers' own channel, without etcd and without a port, and connect.
-
-    :raises WorkerError: they cannot connect; their workers may then have ended.
-    """
-    connect_partners([here, there], [(0, 1)])
-
-
 def connect_partners(agents: Sequence[NixlAgent], pairs: Iterable[tuple[int, int]]) -> None:
-    """Connect pairs of agents as :func:`connect_agents` does, many at the same time.
+    """Let pairs of agents exchange metadata over their workers' own channels, without etcd or a port, and connect.
 
     While an agent loads the metadata of others or connects to them, these only poll: LIBFABRIC waits for its peer in
     these requests, and there is no progress thread. So the pairs are connected by the highest bit in which the numbers

@@ -301,7 +301,7 @@ def launch(
             return [AgentOfEnd() for _ in started]
 
         monkeypatch.setattr(NixlAgent, "within_each", within_each)
-        monkeypatch.setattr(measure_launch, "connect_agents", lambda *agents: made.append(agents))
+        monkeypatch.setattr(measure_launch, "connect_partners", lambda agents, _: made.append(tuple(agents)))
         hosts: Any = [SimpleNamespace(start=lambda *_, worker=worker: worker) for worker in workers]
         return Launch(hosts, make_settings(progress_thread=("off", "on")), BACKENDS[backend], memory, 64), made
 
