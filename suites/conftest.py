@@ -187,11 +187,11 @@ class Rows:
         )
 
         def more(samples: Samples, others: Samples) -> bool:
-            self._run.found.add_other_samples(others)
+            self._run.found.other_samples[others.key] = others
             return len(samples.values) < MOST_LAUNCHES and others.corruption is None and self.another(samples)
 
         samples, _ = alternate(link, other, block, batch=batch, depth=depth, another=more)
-        self._run.found.add_other_versions(versions_of(other.initiator, other.target))
+        self._run.found.other_versions.update(versions_of(other.initiator, other.target))
         return samples
 
     def another(self, samples: Samples) -> bool:
@@ -226,12 +226,12 @@ class Rows:
         if summary is None:
             summary = RowSummary.of(samples, self._expectation(samples), self._profile.machine)
         self._run.found.add_row(self._item.nodeid, summary)
-        self._run.found.add_versions(versions or {})
+        self._run.found.versions.update(versions or {})
         if self._benchmark is not None:
             self._benchmark.has_error = False
             record_samples(self._item, self._benchmark, samples, more or {})
             if self._benchmark.stats is not None:  # None: pytest-benchmark is disabled
-                self._run.found.add_benchmark(self._benchmark.stats)
+                self._run.found.benchmarks.append(self._benchmark.stats)
 
     def judge(self, samples: Samples) -> Judgement:
         """Judge samples by what the profile expects of their row."""

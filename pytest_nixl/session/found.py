@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -47,10 +47,10 @@ class Found:
 
     hide: Callable[[str], str] = redact
     results: tuple[Result, ...] = ()
-    benchmarks: tuple[Any, ...] = ()
-    versions: Mapping[str, str] = field(default_factory=dict)
-    other_versions: Mapping[str, str] = field(default_factory=dict)
-    other_samples: Mapping[RowKey, Samples] = field(default_factory=dict)
+    benchmarks: list[Any] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+    other_versions: dict[str, str] = field(default_factory=dict)
+    other_samples: dict[RowKey, Samples] = field(default_factory=dict)
     baseline: RecordedRun | None = None
     comparison: RunComparison | None = None
     notes: tuple[str, ...] = ()
@@ -104,22 +104,6 @@ class Found:
         hidden = self._clean(why)
         explained = (replace(one, reason=f"{one.reason}; {hidden}") if one.row == row else one for one in self.results)
         self.results = tuple(explained)
-
-    def add_benchmark(self, statistics: Any) -> None:
-        """Add pytest-benchmark's statistics of one measurement of a row."""
-        self.benchmarks = (*self.benchmarks, statistics)
-
-    def add_versions(self, versions: Mapping[str, str]) -> None:
-        """Add the versions that workers report."""
-        self.versions = {**self.versions, **versions}
-
-    def add_other_versions(self, versions: Mapping[str, str]) -> None:
-        """Add the versions that workers of the other image report."""
-        self.other_versions = {**self.other_versions, **versions}
-
-    def add_other_samples(self, samples: Samples) -> None:
-        """Add the samples of a row of the other image; they replace those of fewer launches."""
-        self.other_samples = {**self.other_samples, samples.key: samples}
 
     def add_comparison(self, comparison: RunComparison) -> None:
         """Add the result of the comparison with another run, and the results that follow from it."""

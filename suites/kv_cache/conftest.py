@@ -98,8 +98,8 @@ def measure_requests(
     def measure(kind: KvRequestKind) -> KvSamples:
         if other_kv_launches is None:
             return kv_launches.measure_launches(kind, rows.another)
-        samples = in_turn(kind, kv_launches, other_kv_launches, rows.another, nixl_run.found.add_other_samples)
-        nixl_run.found.add_other_versions(other_kv_launches.versions)
+        samples = in_turn(kind, kv_launches, other_kv_launches, rows.another, nixl_run.found.other_samples)
+        nixl_run.found.other_versions.update(other_kv_launches.versions)
         return samples
 
     return measure

@@ -26,6 +26,7 @@ from pytest_nixl.model.kv_plan import KvPlan
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.nixl_releases import takes_strided_descriptors
 from pytest_nixl.model.results import RowSummary
+from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.samples import Samples, percentile
 from pytest_nixl.model.settings import MOST_LAUNCHES, Settings
 from pytest_nixl.model.verdicts import Judgement, Verdict
@@ -169,12 +170,12 @@ def in_turn(
     one: KvLaunches,
     other: KvLaunches,
     another: Callable[[Samples], bool],
-    keep: Callable[[Samples], None],
+    kept: dict[RowKey, Samples],
 ) -> KvSamples:
     """Measure one kind of request with two sets of workers in the order ABBA ABBA …, each launch in new workers.
 
     :param another: returns whether both need one more launch, from the samples of the first so far.
-    :param keep: receives the samples of the other set after each pair of launches.
+    :param kept: gets the samples of the other set after each pair of launches.
     :raises NixlPluginError: as :meth:`KvLaunches.measure`.
     """
 
@@ -185,7 +186,7 @@ def in_turn(
             launches.close()  # two caches at a time use memory
 
     def more(samples: KvSamples, others: KvSamples) -> bool:
-        keep(others.row(kind.key))
+        kept[kind.key] = others.row(kind.key)
         wanted = len(samples.timed) < MOST_LAUNCHES and others.corruption is None
         return wanted and another(samples.row(kind.key))
 

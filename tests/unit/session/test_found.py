@@ -9,7 +9,6 @@ import pytest
 from helpers.records import ROW
 
 from pytest_nixl.model.results import Result, RowSummary
-from pytest_nixl.model.samples import Samples
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.session.found import Found
 
@@ -57,13 +56,3 @@ def test_the_first_interruption_stays(found: Found) -> None:
     found.interrupt("INTERRUPTED after 1 of 2 checks: Ctrl-C")
     found.interrupt("INTERRUPTED after 2 of 2 checks: a rank was lost")
     assert found.interrupted == "INTERRUPTED after 1 of 2 checks: Ctrl-C"
-
-
-def test_versions_and_samples_of_both_images_are_kept_apart(found: Found) -> None:
-    samples = Samples(ROW, (1.0,), (10,), (1e-6,))
-    found.add_versions({"nixl": "1.5.1"})
-    found.add_other_versions({"nixl": "1.4.0"})
-    found.add_other_samples(samples)
-    found.add_other_samples(samples.with_launch(samples))
-    assert (found.versions, found.other_versions) == ({"nixl": "1.5.1"}, {"nixl": "1.4.0"})
-    assert {key: len(each.windows) for key, each in found.other_samples.items()} == {ROW: 2}
