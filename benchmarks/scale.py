@@ -108,8 +108,8 @@ def simulated_ranks(url: str, group: str, size: int, first: int, count: int) -> 
     end_with_parent()
     # A cluster's etcd does not share its cores with all ranks.
     os.nice(10)
-    # Each thread that waits for the interpreter asks for it once in this time. With Python's own 5 ms some hundred waiting
-    # threads use the cores up by asking.
+    # Each thread that waits for the interpreter asks for it once in this time. With Python's own 5 ms some hundred
+    # waiting threads use the cores up by asking.
     sys.setswitchinterval(1)
     supervisor()
     with ThreadPoolExecutor(count) as pool:
