@@ -105,8 +105,12 @@ def simulated_ranks(url: str, group: str, size: int, first: int, count: int) -> 
         membership.barrier(SECONDS)
         membership.leave()
 
+    end_with_parent()
     # A cluster's etcd does not share its cores with all ranks.
     os.nice(10)
+    # Each thread that waits for the interpreter asks for it once in this time. With Python's own 5 ms some hundred
+    # waiting threads use the cores up by asking.
+    sys.setswitchinterval(1)
     supervisor()
     with ThreadPoolExecutor(count) as pool:
         print("ready", flush=True)
@@ -179,6 +183,13 @@ def simulate(server: EmbeddedServer, size: int) -> None:
     )
 
 
+def end_with_parent() -> ctypes.CDLL:
+    """Let this process be killed when the one that started it ends; return the C library."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    return libc
+
+
 def timed(step: Callable[[], object]) -> float:
     """Return the seconds of a step."""
     start = time.perf_counter()
@@ -214,8 +225,7 @@ def fork_rank(number: int, folder: Path, arguments: Sequence[str]) -> int:
         return pid
     code = 1
     try:
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+        libc = end_with_parent()
         log = os.open(folder / f"rank-{number}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         os.dup2(log, 1)
         os.dup2(log, 2)
@@ -289,7 +299,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=64, help="ranks that are a pytest each (default: 64)")
     parser.add_argument("--schedules", default=",".join(SCHEDULES), help="what they run; empty: nothing")
-    parser.add_argument("--simulate", default="2,4,8,16,32,64,256",
+    parser.add_argument("--simulate", default="2,4,8,16,32,64,256,1024",
                         help="sizes of simulated groups")  # fmt: skip
     parser.add_argument("--simulated-ranks", nargs=5, metavar=("URL", "GROUP", "SIZE", "FIRST", "COUNT"),
                         help="for internal use: be some ranks of a simulated group")  # fmt: skip

@@ -10,6 +10,9 @@ from helpers.pytester_run import run_pytest
 from helpers.records import KEY, record, write
 
 from pytest_nixl.cli import main
+from pytest_nixl.report.files import write as write_report
+from pytest_nixl.report.run_report import RunReport
+from pytest_nixl.store.record_reader import parse_recorded
 
 #: ESC, BEL, a C1 control, a sign that turns the direction of text, and half a surrogate pair (of a byte above 127).
 HOSTILE = "h\x1b[2Jo\x07s\x9bt\u202e\udcff"
@@ -55,6 +58,15 @@ def test_commands_escape_what_a_record_says(tmp_path: Path, capsys: pytest.Captu
     said = capsys.readouterr().out
     assert ESCAPED[: -len(r"\udcff")] in said
     assert signs(said) == set()
+
+
+def test_the_table_of_the_rows_of_a_hostile_host_and_image_has_no_control_character(tmp_path: Path) -> None:
+    hostile = HOSTILE[:-1]
+    data = record(f"registry/{hostile}", {KEY: [5.0]}, name=hostile)
+    write_report(RunReport(parse_recorded(data, "x")), tmp_path / "r.csv")
+    text = (tmp_path / "r.csv").read_text()
+    assert text.count(ESCAPED[: -len(r"\udcff")]) == 2
+    assert signs(text) == set()
 
 
 def test_a_refusal_escapes_the_words_of_the_user(capsys: pytest.CaptureFixture[str]) -> None:

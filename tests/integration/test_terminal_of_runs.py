@@ -87,16 +87,17 @@ def test_the_cause_is_in_the_first_five_lines_after_the_dots_and_its_repeat_comm
     ("options", "most"),
     [
         # The parts and the table of the default run; the suites that are left out have lines of dots only.
-        pytest.param(("--nixl-level=quick", "--nixl-blocks=4KiB..64MiB", "--nixl-duration=20ms"), 38, id="quick"),
+        pytest.param(("--nixl-level=quick", "--nixl-blocks=4KiB..64MiB"), 38, id="quick"),
         pytest.param((), 45, id="default", marks=pytest.mark.whole),
     ],
 )
+@pytest.mark.alone  # beside other tests a row's windows may differ too much for PASS
 def test_a_healthy_run_of_all_suites_fits_on_a_screen(options: tuple[str, ...], most: int) -> None:
     """A slow machine has a line for each row that takes 10 s, and the dots go on in the line after it."""
     done = run("--nixl-backend=UCX", *options, quiet=False, **undisturbed({"COLUMNS": "80"}))
     assert done.code == 0, done.output
     lines = done.output.splitlines()
-    assert "NIXL verdict: PASS (" in done.output
+    assert "NIXL verdict: PASS (" in done.output, done.output
     assert len(re.findall(r"^ *\d+[KM]iB +[\d.]", done.output, re.MULTILINE)) == 15, done.output
     progress = [line for line in lines if line.startswith("row ") or line == "still running..."]
     shown = [line for line in lines if line not in progress]

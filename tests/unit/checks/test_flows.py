@@ -222,6 +222,15 @@ def test_a_window_ends_its_duration_after_its_start(monkeypatch: pytest.MonkeyPa
     assert lasted == pytest.approx([0.25, 0.5])
 
 
+def test_a_rank_that_only_receives_polls_until_the_end_of_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent, ticks = TalkingAgent({"a": [notification(3)]}, {}, {"a": [notification(3)]}), iter([0.0, 1.0, 2.0, 3.0])
+    clock = SimpleNamespace(perf_counter=lambda: next(ticks), monotonic=lambda: 0.0, sleep=lambda _: None)
+    monkeypatch.setattr(flows, "time", clock)
+    FlowEndpoint(agent, [], lambda: False)._window([], 0.0, 3.0)
+    assert [said for _, said in agent.sent] == [b"pytest-nixl:flow-arrived:3:1", b"pytest-nixl:flow-arrived:3:2"]
+    assert list(ticks) == []
+
+
 def test_a_rank_naps_when_nothing_has_moved_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     endpoint, naps, now = FlowEndpoint(TalkingAgent(), [], lambda: False), list[float](), 100.0
     monkeypatch.setattr(flows, "time", SimpleNamespace(monotonic=lambda: now, sleep=naps.append))

@@ -221,7 +221,10 @@ def test_an_etcd_that_is_down_is_reported(play: Play) -> None:
     assert "etcdctl --endpoints URL endpoint health" in raised.value.remedy
 
 
-@pytest.mark.parametrize(("how", "whose"), [("killed", "ours"), ("stopped", "external")])
+@pytest.mark.parametrize(
+    ("how", "whose"),
+    [("killed", "ours"), ("stopped", "external"), pytest.param("stopped", "ours", marks=pytest.mark.whole)],
+)
 def test_an_etcd_lost_during_a_row_is_reported_and_cleaned_later(
     program: Path, monkeypatch: pytest.MonkeyPatch, how: str, whose: str
 ) -> None:

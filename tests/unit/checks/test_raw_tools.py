@@ -138,7 +138,7 @@ raw = '1'
 source = 'made by a test'
 [[expect]]
 blocks = '1MiB'
-floor = '0.05 GB/s'"""
+floor = '0.005 GB/s'"""
 
 
 def test_if_only_nixl_is_slow_the_run_and_the_failed_row_report_it(tmp_path: Path) -> None:

@@ -221,6 +221,15 @@ def test_another_status_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"http://127.0.0.1:{port}/wrong answers with HTTP status 404" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("text", "status"), [(VLLM, 404), (b"<html>", 200), (b"#" * ((16 << 20) + 1), 200)])
+def test_no_message_has_the_secret_of_a_url(text: bytes, status: int, capsys: pytest.CaptureFixture[str]) -> None:
+    with metrics_server(lambda: text, status=status) as port:
+        assert main(["telemetry", f"http://127.0.0.1:{port}/?token=Sw0rdfish", "--timeout=300"]) == COULD_NOT_RUN
+    said = capsys.readouterr()
+    assert f"http://127.0.0.1:{port}/metrics?token=***" in said.err
+    assert "Sw0rdfish" not in said.out + said.err
+
+
 @pytest.mark.parametrize(
     ("url", "said"),
     [

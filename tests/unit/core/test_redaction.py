@@ -8,6 +8,9 @@ import shlex
 import pytest
 
 from pytest_nixl.core.redaction import HIDDEN, MOST_COMMAND, hide_command, hider, recorded, redact, shown
+from pytest_nixl.host.environment import read_environment
+from pytest_nixl.host.recorded_tree import FactsRoot
+from pytest_nixl.store.provenance import gather
 
 
 def test_secrets_of_a_command_are_hidden() -> None:
@@ -138,6 +141,13 @@ def test_a_variable_is_recorded_if_its_name_is_known_or_its_value_is_a_number_or
     ]  # fmt: skip
     for value in ("Sw0rdfish-1", "--password Sw0rdfish-1", "12 Sw0rdfish-1", "y\nSw0rdfish-1"):
         assert recorded("UCX_ARGS", value) == HIDDEN
+
+
+def test_what_is_written_of_the_variables_hides_unknown_values() -> None:
+    environ = {"UCX_TLS": "rc,sm", "UCX_ARGS": "Sw0rdfish-1", "NVIDIA_OF_TOMORROW": "Sw0rdfish-1"}
+    expected = {"NVIDIA_OF_TOMORROW": HIDDEN, "UCX_ARGS": HIDDEN, "UCX_TLS": "rc,sm"}
+    assert gather("", {}, environ).environment == expected
+    assert read_environment(FactsRoot(), environ).steering == expected
 
 
 def test_the_word_after_a_secret_flag_of_a_command_is_hidden() -> None:
