@@ -242,7 +242,7 @@ class Rows:
 
 
 @pytest.fixture
-def rows(
+def nixl_rows(
     request: pytest.FixtureRequest, nixl_run: Run, profile: Profile, other_pairs: WorkerPairs | None
 ) -> Iterator[Rows]:
     """Measure, record and judge the row of a test."""

@@ -66,7 +66,7 @@ def row_of(item: pytest.Item) -> RowKey | None:
 
     A parameter is the key itself, or has it as its ``key``. The sizes of a row of ``nixl_link`` are parameters as well.
     """
-    if "rows" not in getattr(item, "fixturenames", ()):
+    if "nixl_rows" not in getattr(item, "fixturenames", ()):
         return None
     callspec = getattr(item, "callspec", None)
     params: dict[str, Any] = callspec.params if callspec is not None else {}

@@ -18,10 +18,10 @@ def test_bandwidth(
     block: int,
     batch: int,
     depth: int,
-    rows: Rows,
+    nixl_rows: Rows,
     verdict: Callable[[Judgement], None],
 ) -> None:
     """Bandwidth, latency, integrity and transport of one row are as the profile expects."""
-    samples = rows.measure(nixl_link, block, batch=batch, depth=depth)
-    rows.record(samples, nixl_link)
-    verdict(rows.judge(samples))
+    samples = nixl_rows.measure(nixl_link, block, batch=batch, depth=depth)
+    nixl_rows.record(samples, nixl_link)
+    verdict(nixl_rows.judge(samples))

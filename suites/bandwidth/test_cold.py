@@ -25,12 +25,12 @@ def test_bandwidth_of_bytes_in_no_cache(
     cold_row: RowKey | None,
     nixl_settings: Settings,
     nixl_pairs: WorkerPairs,
-    rows: Rows,
+    nixl_rows: Rows,
     verdict: Callable[[Judgement], None],
 ) -> None:
     """Integrity and transport of a row whose transfers walk a buffer larger than the last-level cache are right."""
     link = cold_link(cold_row, nixl_settings, nixl_pairs)
     assert cold_row is not None
-    samples = rows.measure(link, cold_row.block, batch=cold_row.batch, depth=cold_row.depth)
-    rows.record(samples, link)
-    verdict(rows.judge(samples))
+    samples = nixl_rows.measure(link, cold_row.block, batch=cold_row.batch, depth=cold_row.depth)
+    nixl_rows.record(samples, link)
+    verdict(nixl_rows.judge(samples))

@@ -63,14 +63,14 @@ def nixlbench(nixl_settings: Settings, nixl_cluster: Cluster, nixl_etcd_server: 
 
 
 @pytest.fixture
-def record_program(nixl_run: Run, rows: Rows) -> Callable[[JudgedRow, dict[str, object]], None]:
+def record_program(nixl_run: Run, nixl_rows: Rows) -> Callable[[JudgedRow, dict[str, object]], None]:
     """Return a function that records a program's measurement of a row in the table and in pytest-benchmark's files."""
 
     def write(judged: JudgedRow, more: dict[str, object]) -> None:
         nixl_run.found.note(*judged.notes)
         if judged.samples is None or judged.summary is None:
             return
-        rows.record(judged.samples, summary=judged.summary, more=more)
+        nixl_rows.record(judged.samples, summary=judged.summary, more=more)
 
     return write
 

@@ -18,11 +18,11 @@ def test_no_rank_is_to_blame_for_a_slow_pair(
     nixl_run: Run,
     nixl_cluster: Cluster,
     nixl_pairs: WorkerPairs,
-    rows: Rows,
+    nixl_rows: Rows,
     verdict: Callable[[Judgement], None],
 ) -> None:
     """Each end of a failed pair is measured again with a rank that is not suspected, which shows the culprit."""
-    verdict(judge_culprit(nixl_run, nixl_cluster, nixl_pairs, rows.another, rows.judge))
+    verdict(judge_culprit(nixl_run, nixl_cluster, nixl_pairs, nixl_rows.another, nixl_rows.judge))
 
 
 @pytest.mark.nixl_check("pairs-together")

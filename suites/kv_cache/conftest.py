@@ -90,15 +90,15 @@ def other_kv_launches(nixl_settings: Settings) -> Iterator[KvLaunches | None]:
 def measure_requests(
     kv_launches: KvLaunches,
     other_kv_launches: KvLaunches | None,
-    rows: Rows,
+    nixl_rows: Rows,
     nixl_run: Run,
 ) -> Callable[[KvRequestKind], KvSamples]:
     """Measure requests in as many launches as it takes; in turn with the other image if there is one."""
 
     def measure(kind: KvRequestKind) -> KvSamples:
         if other_kv_launches is None:
-            return kv_launches.measure_launches(kind, rows.another)
-        samples = in_turn(kind, kv_launches, other_kv_launches, rows.another, nixl_run.found.other_samples)
+            return kv_launches.measure_launches(kind, nixl_rows.another)
+        samples = in_turn(kind, kv_launches, other_kv_launches, nixl_rows.another, nixl_run.found.other_samples)
         nixl_run.found.other_versions.update(other_kv_launches.versions)
         return samples
 
@@ -109,7 +109,7 @@ def measure_requests(
 def move_blocks(
     measure_requests: Callable[[KvRequestKind], KvSamples],
     kv_launches: KvLaunches,
-    rows: Rows,
+    nixl_rows: Rows,
     record_figures: Callable[[Sequence[Figure]], Judgement],
     profile: Profile,
     nixl_run: Run,
@@ -122,7 +122,7 @@ def move_blocks(
         samples = measure_requests(kind)
         expectation = profile.expectation(kind.key)
         summary, more = summary_of(kind, samples, expectation), recorded(kind, samples)
-        rows.record(samples.row(kind.key), summary=summary, versions=kv_launches.versions, more=more)
+        nixl_rows.record(samples.row(kind.key), summary=summary, versions=kv_launches.versions, more=more)
         if samples.corruption is None:
             nixl_run.found.note_detail(describe(kind, samples))
         bounded = record_figures(times_of(kind, samples))

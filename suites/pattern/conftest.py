@@ -65,7 +65,7 @@ def pattern_launches(nixl_cluster: Cluster, nixl_settings: Settings) -> PatternL
 @pytest.fixture
 def flow_judged(
     pattern_launches: PatternLaunches,
-    rows: Rows,
+    nixl_rows: Rows,
 ) -> Callable[[FlowRow | None], Judgement]:
     """Record the row of a flow, and judge it by what the profile expects."""
 
@@ -73,8 +73,8 @@ def flow_judged(
         if row is None:
             raise NotApplicableError(NOTHING, REMEDY)
         samples, versions, more = measured_row(row, pattern_launches)
-        rows.record(samples, versions=versions, more=more)
-        return rows.judge(samples)
+        nixl_rows.record(samples, versions=versions, more=more)
+        return nixl_rows.judge(samples)
 
     return judged
 

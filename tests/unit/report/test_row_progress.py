@@ -30,11 +30,11 @@ from pytest_nixl.model.row_key import RowKey
 KEYS = [RowKey("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), block, 1, 1, (0, 1)) for block in (4096, 65536)]
 
 @pytest.fixture
-def rows(): pass
+def nixl_rows(): pass
 
 @pytest.mark.nixl_check("mine")
 @pytest.mark.parametrize("program_row", KEYS, ids=str)
-def test_row(program_row, rows, progress): progress()
+def test_row(program_row, nixl_rows, progress): progress()
 
 def test_no_row(): pass
 """
