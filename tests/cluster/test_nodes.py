@@ -100,7 +100,8 @@ def test_four_ranks_run_the_suites_with_the_etcd_of_rank_0(
     assert not net.hosts[0].listens(ETCD_PORT)
 
 
-@pytest.mark.alone  # the rates of cables are judged
+@pytest.mark.whole  # the test below names the node of a slow cable, and unit/checks/test_ranks_together.py one of four
+@pytest.mark.alone
 def test_a_slow_cable_fails_the_run_and_names_its_node(
     net: Network, env: dict[str, str], url: str, tmp_path: Path
 ) -> None:

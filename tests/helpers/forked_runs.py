@@ -346,7 +346,13 @@ def _run(request: dict[str, Any], outputs: Sequence[int]) -> NoReturn:
     planted, execute = _Planted(), worker_parent.execute
     vars(worker_parent)["execute"] = lambda *arguments: planted.serve(*arguments) or execute(*arguments)
     sys.argv = [str(Path(pytest.__file__).with_name("__main__.py")), *request["arguments"]]
-    raise SystemExit(pytest.main())
+    code = pytest.main()
+    # As at the end of Python, but for the objects, whose end would copy the memory of the process it was forked from.
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

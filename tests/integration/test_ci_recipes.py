@@ -87,6 +87,7 @@ def test_the_jobs_for_gitlab_extend_existing_jobs() -> None:
         assert job["extends"] in recipe
         assert job["rules"]
     assert recipe[".nixl"]["artifacts"]["when"] == "always"
+    assert recipe["nixl regression"]["needs"] == ["nixl acceptance"]
     assert recipe[".nixl"]["resource_group"]
 
 
@@ -96,11 +97,49 @@ def test_every_job_is_a_gate_and_changes_and_nights_are_compared_with_the_same_b
     assert len(commands()) == 9
     assert all("--nixl-gate" in line and "/verdict.json" in line for line in commands())
     assert len([line for line in compared if "--nixl-store=" in line]) == 2, "only nights are in the history"
-    judged = re.findall(r"^ *(judge \|\| .*)$", "".join((FOLDER / name).read_text() for name in FILES), re.MULTILINE)
-    assert len(judged) == 4
-    assert len(set(judged)) == 1, "what test_ci_runners.py shows of one job is so of all"
+    assert len(judged()) == 4
+    assert len(set(judged())) == 1, "what the next test shows of one job is so of all"
+    # The exit code of the others is that of pytest.
+    alone = [line.split()[-1].rpartition("/")[2] for line in commands() if line not in compared]
+    assert set(alone) == {"junit.xml"}
     # The record of a run has another name than the baseline, so that nobody takes the one for the other.
     assert all("ci/nixl-baseline.json" in line and "out/record.json" in line for line in compared)
+
+
+def judged() -> list[str]:
+    """Return the last line of each job that compares."""
+    return re.findall(r"^ *(judge \|\| .*)$", "".join((FOLDER / name).read_text() for name in FILES), re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("said", "made", "code"),
+    [
+        (["accept", "accept"], 1, 0),
+        (["retry", "accept"], 2, 0),
+        (["retry", "retry", "accept"], 2, 1),
+        (["retry", "reject", "accept"], 2, 1),
+        (["reject", "accept"], 1, 1),
+        (["review", "accept"], 1, 1),
+    ],
+)
+def test_a_comparison_is_made_once_more_only_if_it_says_retry(
+    tmp_path: Path, said: list[str], made: int, code: int
+) -> None:
+    """The line as a runner's shell executes it, with comparisons that say one word after the other."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "words").write_text("\n".join(said) + "\n")
+    judge = """judge() {
+        word=$(head -n 1 words); sed -i 1d words; echo made
+        echo "\\"next\\": \\"$word\\"," > out/verdict.json
+        [ "$word" = accept ]
+    }
+    """
+    done = subprocess.run(
+        ["sh", "-e", "-c", judge + judged()[0]], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.count("made") == made, done.stderr
+    assert done.returncode == code
+    assert (f'"next": "{said[made - 1]}",' in done.stdout) is bool(code)
 
 
 def options(line: str) -> list[str]:

@@ -139,7 +139,8 @@ class TestGitLab:
             assert junit_suite(folder / "junit.xml").findall("testcase")
         return found
 
-    @pytest.mark.parametrize("interrupted", [pytest.param(1, marks=pytest.mark.whole), 2])
+    @pytest.mark.whole  # test_ci_recipes.py executes the line that judges once more
+    @pytest.mark.parametrize("interrupted", [1, 2])
     def test_the_nightly_job_is_judged_once_more_if_it_was_interrupted(
         self, pipeline: Pipeline, interrupted: int
     ) -> None:
@@ -156,6 +157,7 @@ class TestGitLab:
         found = self.artifacts(pipeline, "nixl image", "nixl acceptance", "nixl regression")
         assert {next_step(folder) for folder in found.values()} == {"accept"}
 
+    @pytest.mark.whole  # TestGitHub's fails, and the job whose night is slower
     def test_the_acceptance_job_fails_on_a_broken_subject(self, pipeline: Pipeline) -> None:
         empty = pipeline.own / "plugins"
         empty.mkdir()
@@ -217,7 +219,8 @@ class TestGitHub:
             assert junit_suite(folder / "junit.xml").findall("testcase")
         return found
 
-    @pytest.mark.parametrize("interrupted", [1, pytest.param(2, marks=pytest.mark.whole)])
+    @pytest.mark.whole  # test_ci_recipes.py executes the line that judges once more
+    @pytest.mark.parametrize("interrupted", [1, 2])
     def test_the_nightly_job_is_judged_once_more_if_it_was_interrupted(
         self, pipeline: Pipeline, interrupted: int
     ) -> None:

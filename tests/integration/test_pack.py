@@ -7,10 +7,12 @@ are not applicable and say why. Its GPUs are those of a stand-in for the driver.
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import subprocess
 import sys
+import tarfile
 import venv
 import zipfile
 from collections.abc import Mapping
@@ -52,6 +54,24 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = pack(str(path), "--preset=0", f"--nixl={_nixl()}")
     assert done.returncode == 0, done.stderr
     assert f"for Python {sys.version_info[0]}.{sys.version_info[1]}, {_nixl()}, source " in done.stdout
+    return path
+
+
+@pytest.fixture(scope="module")
+def small(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same file without packages, which takes no time to unpack. Its pytest is a double that ends with code 4."""
+    tree = io.BytesIO()
+    with tarfile.open(fileobj=tree, mode="w:xz") as archive:
+        double = "import sys\nprint('given', *sys.argv)\nsys.exit(4)\n"
+        for name, text in (("source/pytest.py", double), ("numpy/x", "")):
+            member = tarfile.TarInfo(name)
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text.encode()))
+    path = tmp_path_factory.mktemp("small") / "carried.pyz"
+    with zipfile.ZipFile(packed) as source, zipfile.ZipFile(path, "w") as target:
+        for name in ("__main__.py", "manifest.json"):
+            target.writestr(name, source.read(name))
+        target.writestr("tree.tar.xz", tree.getvalue())
     return path
 
 
@@ -123,12 +143,12 @@ def test_the_cuda_of_pytorch_is_read_from_its_version(
     assert run_path(str(GPU / "run.py"))["torch_cuda"]() == cuda
 
 
-def test_beside_a_pytorch_for_another_cuda_it_says_what_to_pack(packed: Path, bare: Path, tmp_path: Path) -> None:
+def test_beside_a_pytorch_for_another_cuda_it_says_what_to_pack(small: Path, bare: Path, tmp_path: Path) -> None:
     require_tools()
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("")
     (tmp_path / "torch" / "version.py").write_text("cuda: str | None = '99.0'\n")
-    done = run(bare, packed, "--out", str(tmp_path / "out"), env={"PYTHONPATH": str(tmp_path)})
+    done = run(bare, small, "--out", str(tmp_path / "out"), env={"PYTHONPATH": str(tmp_path)})
     have = _nixl().partition("==")[0]
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.endswith(
@@ -161,7 +181,8 @@ def test_it_runs_without_a_network_and_without_any_package(packed: Path, bare: P
 @pytest.mark.parametrize(
     "chosen",
     [
-        pytest.param(("-k", "infrastructure or test_bandwidth or gpus"), id="gpus-and-rows"),
+        # The imports of the other checks are made. Two GPUs at once are measured in test_vram_suites.py.
+        pytest.param(("-k", "infrastructure or test_bandwidth"), id="gpus-and-rows"),
         pytest.param((), id="all", marks=pytest.mark.whole),
     ],
 )
@@ -192,15 +213,15 @@ def test_every_stage_runs_with_gpus(
     # Nothing is left out for want of a GPU, a driver or one of its libraries.
     reasons = [skipped.get("message", "") for skipped in ElementTree.parse(out / "pytest-gpu.xml").iter("skipped")]
     assert [why for why in reasons if re.search("no GPU|two GPUs|no NVIDIA driver|no VRAM|NVML", why)] == [], said
-    for check in ("gpus-together", "vram-known", "ucx-cuda", "gpu-driver", "gpu-p2p"):
+    for check in ("vram-known", "ucx-cuda", "gpu-driver", "gpu-p2p"):
         assert check in (out / "pytest-gpu.xml").read_text()
 
 
-def test_the_exit_code_of_pytest_is_the_exit_code_of_the_file(packed: Path, bare: Path, tmp_path: Path) -> None:
+def test_the_exit_code_of_pytest_is_the_exit_code_of_the_file(small: Path, bare: Path, tmp_path: Path) -> None:
     require_tools()
-    done = run(bare, packed, "--out", str(tmp_path / "out"), "--only", "pytest-host", "--", "--nixl-op=PUSH")
-    assert done.returncode == 4
-    assert "--nixl-op" in done.stdout
+    done = run(bare, small, "--out", str(tmp_path / "out"), "--only", "pytest-host", "--", "--nixl-op=PUSH")
+    assert done.returncode == 4, done.stderr
+    assert re.search(r"^given .* --nixl-op=PUSH$", done.stdout, re.MULTILINE)
 
 
 def test_an_unknown_stage_is_refused(packed: Path, bare: Path, tmp_path: Path) -> None:

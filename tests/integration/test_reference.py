@@ -45,7 +45,7 @@ def headings(page: str) -> set[str]:
     return {line.lstrip("#").strip() for line in text.splitlines() if line.startswith("#")}
 
 
-@pytest.mark.long
+@pytest.mark.whole  # tox -e docs begins with this check
 def test_generated_pages_are_up_to_date(generate: Any, capsys: pytest.CaptureFixture[str]) -> None:
     code = generate.main(["--check"])
     assert capsys.readouterr().err == ""

@@ -36,6 +36,8 @@ def test_ci_runs_each_environment_of_the_matrix_once() -> None:
     labels = {name.strip(): value.replace(" ", "").split(",") for name, _, value in lines}
     parts = ("beside", "long")
     assert sorted(name for part in parts for name in labels[part]) == sorted(labels["full"])
+    assert not set(labels["soak"]) & set(labels["full"])
+    assert "soak" in labels["soak"], "tests that CI leaves out"
     commands = (ROOT / ".ci" / "run").read_text()
     assert all(f"tox -m {part} " in commands for part in parts)
 

@@ -54,9 +54,16 @@ def judge_altered() -> Iterator[Altered]:
         yield judge
 
 
-@pytest.mark.whole  # test_vram_suites.py runs the same suite with GPU memory
-def test_a_healthy_nixl_passes_but_does_not_count_dead_agents() -> None:
-    done = run("suites/telemetry", "--nixl-level=extended", timeout=900)
+@pytest.mark.parametrize(
+    "suites",
+    [
+        pytest.param(("suites/telemetry",), id="all", marks=pytest.mark.whole),
+        # The overhead is measured below.
+        pytest.param(("suites/telemetry/test_counts.py", "suites/telemetry/test_ports.py"), id="counts"),
+    ],
+)
+def test_a_healthy_nixl_passes_but_does_not_count_dead_agents(suites: tuple[str, ...]) -> None:
+    done = run(*suites, "--nixl-level=extended", timeout=900)
     assert done.code == 0, done.output
     assert "3 known limits of NIXL 1.5" in done.output
 

@@ -283,7 +283,8 @@ def test_suites_pass_with_gpu_memory(suites: Sequence[str], driver: dict[str, st
     [  # in `faults` only default checks use it
         # A leak of agents with GPU memory is found in test_endurance_suite.py.
         pytest.param(("suites/endurance",), marks=pytest.mark.whole),
-        ("suites/telemetry/test_counts.py", "suites/telemetry/test_ports.py"),
+        # What is counted is GPU memory, of one exporter; test_telemetry_suite.py has the others without it.
+        ("suites/telemetry/test_counts.py", "-k", "prometheus_mp"),
         # Ten launches with CUDA contexts. What it records is seen without GPU memory.
         pytest.param(("suites/telemetry/test_overhead.py",), marks=pytest.mark.whole),
     ],
@@ -293,4 +294,3 @@ def test_extended_suite_passes_with_gpu_memory(suites: tuple[str, ...], driver: 
     done = run(*suites, "--nixl-level=extended", "--nixl-memory=VRAM:VRAM", "--nixl-blocks=64KiB", env=driver)
     assert done.code == 0, done.output
     assert re.search(r"NIXL verdict: PASS.*[1-9]\d* PASS", done.output), done.output
-    assert "test_counts" not in suites[0] or "3 known limits of NIXL 1.5" in done.output, done.output

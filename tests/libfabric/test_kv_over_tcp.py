@@ -52,7 +52,7 @@ def test_ten_thousand_descriptors_are_verified_over_tcp(
     assert samples.transports == ("tcp/veth0",)
 
 
-@pytest.mark.whole  # tox -e validate-libfabric has the two ways of the level standard
+@pytest.mark.whole  # test_suites.py has the two ways of the level standard
 def test_every_way_moves_the_right_blocks_over_tcp(host: Host, tmp_path: Path) -> None:
     done = run_in(
         host, "suites/kv_cache", "-v", "--nixl-backend=LIBFABRIC", "--nixl-kv-tokens=64", "--nixl-level=extended",

@@ -53,7 +53,7 @@ def run_in(host: Host, *arguments: str, timeout: float = 900, prefix: Sequence[s
         return Finished(code, output.read())
 
 
-@pytest.mark.whole  # two hosts are below, and tox -e validate-libfabric is a run on one
+@pytest.mark.whole  # two hosts are below, and test_suites.py is a run on one
 def test_bandwidth_suite_passes_and_records(host: Host, tmp_path: Path) -> None:
     accepted = f"--nixl-profile={profile(tmp_path / 'p.toml', ACCEPTS_TCP)}"
     written = tmp_path / "run.json"

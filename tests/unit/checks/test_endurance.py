@@ -93,7 +93,8 @@ def test_a_healthy_cycle_passes(run: Run, cycle: str) -> None:
             marks=pytest.mark.whole,
         ),
         ("connection", "thread", {"method": "remove_remote_agent"}, "growth-threads"),
-        ("agent", "kibibyte", {"method": "create_backend"}, "growth-heap"),
+        # A run of the suite finds this leak, too: test_endurance_suite.py.
+        pytest.param(*("agent", "kibibyte", {"method": "create_backend"}, "growth-heap"), marks=pytest.mark.whole),
         pytest.param(
             *("agent", "descriptor", {"method": "create_backend"}, "growth-descriptors"), marks=pytest.mark.whole
         ),

@@ -303,7 +303,7 @@ def test_the_slowest_of_four_starves_if_its_card_is_slow(links: list[Link], monk
     assert "starves" in said.words
 
 
-@pytest.mark.long
+@pytest.mark.whole  # test_vram_suites.py has such a run, and tests/unit/judge/test_concurrent.py such pairs of ranks
 @pytest.mark.usefixtures("slow_card")
 def test_a_link_that_starves_while_other_processes_take_the_cores_is_inconclusive(links: list[Link]) -> None:
     with ExitStack() as stack:

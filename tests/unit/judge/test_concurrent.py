@@ -73,8 +73,8 @@ def test_a_link_starves_if_three_measurements_agree(
     assert found.total == sum(tries[measured - 1])
 
 
-def samples(bandwidth: float = 1e9, corruption: object = None) -> Any:
-    return SimpleNamespace(bandwidth=bandwidth, corruption=corruption, contention=())
+def samples(bandwidth: float = 1e9, corruption: object = None, contention: tuple[float, ...] = ()) -> Any:
+    return SimpleNamespace(bandwidth=bandwidth, corruption=corruption, contention=contention)
 
 
 def link(pair: tuple[int, int], measure: Callable[..., Any] | None = None) -> Any:
@@ -115,6 +115,15 @@ def test_pairs_at_once_are_told_with_the_slowest(
     assert (found.verdict, found.words) == (verdict, words)
     assert bool(found.remedy) == (verdict is Verdict.WARN)
     assert set(asked) == {(65536, 4)}
+
+
+def test_a_pair_that_starves_beside_other_processes_is_inconclusive(monkeypatch: pytest.MonkeyPatch) -> None:
+    beside = [samples(4e9), samples(1e9, contention=(0.94,))]
+    monkeypatch.setattr(concurrent, "measure_at_once", lambda *_: beside)
+    found = at_once("rows", [link(pair) for pair in disjoint(4)], 65536, 1)
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert found.words.endswith("starves while the others are measured, but " + disturbance(beside))
+    assert found.remedy == "stop other processes on the host, and run this check again"
 
 
 def test_a_wrong_byte_of_one_pair_decides(monkeypatch: pytest.MonkeyPatch) -> None:

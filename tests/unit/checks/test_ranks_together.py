@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The check ``rank-to-blame`` of several ranks: which rows are measured again, and what is said of their ranks.
+
+Its links are doubles. The real ones between any two of several ranks are in ``tests/unit/cluster/test_driver.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from pytest_nixl.checks.bandwidth.ranks_together import judge_culprit
+from pytest_nixl.core.errors import NotApplicableError
+from pytest_nixl.judge.culprit import ACTION
+from pytest_nixl.measure.worker_pairs import WorkerPairs
+from pytest_nixl.model.memory import MemoryPair
+from pytest_nixl.model.rank_pairs import RankPair
+from pytest_nixl.model.results import Result, RowSummary
+from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.model.samples import Samples
+from pytest_nixl.model.verdicts import Judgement, Verdict
+from pytest_nixl.session.cluster import Cluster
+from pytest_nixl.session.run import Run
+
+ROW = RowKey("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), 1 << 20, batch=3, depth=2)
+SUMMARY = RowSummary(1e9, 1e-6, 1e-6, 10, 0.0, 0.0, ("tcp/eth0",))
+
+
+class Links:
+    """A double of the pairs of four ranks, one of which is slow.
+
+    :param slow: that rank; None: all of them are fast.
+    """
+
+    def __init__(self, slow: int | None) -> None:
+        self.slow = slow
+        self.measured: list[tuple[str, RankPair, tuple[object, ...]]] = []
+
+    def link_of(self, key: RowKey, ranks: RankPair) -> Any:
+        def measure_launches(block: int, *, batch: int, depth: int, another: Callable[[Samples], bool]) -> Any:
+            self.measured.append((key.op, ranks, (block, batch, depth)))
+            return SimpleNamespace(ranks=ranks, transports=(f"tcp/of-{ranks[0]}",), more=another(cast(Samples, None)))
+
+        return SimpleNamespace(measure_launches=measure_launches)
+
+    def judge(self, samples: Any) -> Judgement:
+        assert samples.more == "as the run decides"
+        verdict = Verdict.FAIL if self.slow in samples.ranks else Verdict.PASS
+        return Judgement(verdict, f"{verdict} of {samples.ranks}")
+
+
+def judged(links: Links, *failed: RankPair, ranks: int = 4, passed: RankPair = (0, 1)) -> Judgement:
+    """Judge a run in which the rows of some pairs failed, and that of another pair passed."""
+    rows = [(passed, Verdict.PASS), *((pair, Verdict.FAIL) for pair in failed)]
+    results = [
+        Result("bandwidth", f"test[{pair}]", verdict, "a reason", row=replace(ROW, pair=pair), summary=SUMMARY)
+        for pair, verdict in rows
+    ]
+    names = [f"rank {rank} on node-{rank}" for rank in range(ranks)]
+    return judge_culprit(
+        cast(Run, SimpleNamespace(found=SimpleNamespace(results=results))),
+        cast(Cluster, SimpleNamespace(several=ranks > 1, ranks=ranks, names=names)),
+        cast(WorkerPairs, links), cast(Callable[[Samples], bool], lambda _: "as the run decides"), links.judge,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("slow", "verdict"), [(2, Verdict.FAIL), (3, Verdict.FAIL), (None, Verdict.WARN)])
+def test_each_end_of_a_failed_pair_is_measured_again_with_a_rank_of_no_failed_pair(
+    slow: int | None, verdict: Verdict
+) -> None:
+    links = Links(slow)
+    said = judged(links, (2, 3))
+    again = (ROW.block, ROW.batch, ROW.depth)
+    assert links.measured == [("WRITE", (2, 0), again), ("READ", (3, 0), again)]
+    assert (said.verdict, said.remedy) == (verdict, ACTION)
+    culprit = f"rank {slow} on node-{slow} (its tcp/of-{slow}) is the culprit in the pair 2-3 (rank 2 with rank 0: "
+    assert said.reason.startswith(culprit if slow else "rank 2 on node-2 and rank 3 on node-3 are each good")
+
+
+def test_all_culprits_are_named_and_no_more_than_four_pairs_are_measured_again() -> None:
+    links = Links(5)
+    said = judged(links, *((5, other) for other in (0, 1, 2, 3, 4)), ranks=8, passed=(6, 7))
+    assert said.reason.count("rank 5 on node-5 (its tcp/of-5) is the culprit in the pair") == 4
+    assert [ranks[1] for _, ranks, _ in links.measured] == [6] * 8
+
+
+def test_runs_without_a_failed_pair_or_a_second_rank_have_nothing_to_measure() -> None:
+    links = Links(None)
+    assert judged(links).verdict is Verdict.PASS
+    with pytest.raises(NotApplicableError, match="only one rank"):
+        judged(links, (0, 0), ranks=1)
+    assert links.measured == []
