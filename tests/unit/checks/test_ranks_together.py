@@ -18,7 +18,6 @@ from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.judge.culprit import ACTION
 from pytest_nixl.measure.worker_pairs import WorkerPairs
 from pytest_nixl.model.memory import MemoryPair
-from pytest_nixl.model.rank_pairs import RankPair
 from pytest_nixl.model.results import Result, RowSummary
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.samples import Samples
@@ -38,9 +37,9 @@ class Links:
 
     def __init__(self, slow: int | None) -> None:
         self.slow = slow
-        self.measured: list[tuple[str, RankPair, tuple[object, ...]]] = []
+        self.measured: list[tuple[str, tuple[int, int], tuple[object, ...]]] = []
 
-    def link_of(self, key: RowKey, ranks: RankPair) -> Any:
+    def link_of(self, key: RowKey, ranks: tuple[int, int]) -> Any:
         def measure_launches(block: int, *, batch: int, depth: int, another: Callable[[Samples], bool]) -> Any:
             self.measured.append((key.op, ranks, (block, batch, depth)))
             return SimpleNamespace(ranks=ranks, transports=(f"tcp/of-{ranks[0]}",), more=another(cast(Samples, None)))
@@ -53,7 +52,7 @@ class Links:
         return Judgement(verdict, f"{verdict} of {samples.ranks}")
 
 
-def judged(links: Links, *failed: RankPair, ranks: int = 4, passed: RankPair = (0, 1)) -> Judgement:
+def judged(links: Links, *failed: tuple[int, int], ranks: int = 4, passed: tuple[int, int] = (0, 1)) -> Judgement:
     """Judge a run in which the rows of some pairs failed, and that of another pair passed."""
     rows = [(passed, Verdict.PASS), *((pair, Verdict.FAIL) for pair in failed)]
     results = [
