@@ -17,8 +17,8 @@ from statistics import median
 from types import SimpleNamespace
 from typing import Any, cast
 
+from pytest_nixl.measure.launches import Launches
 from pytest_nixl.measure.link import Link
-from pytest_nixl.measure.worker_pairs import WorkerPairs
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.processes.hosts import LocalHost
@@ -69,7 +69,7 @@ def main() -> None:
         one, other = (
             LocalHost(supervisor(), rank, shlex.split(prefix)) for rank, prefix in enumerate(sys.argv[1:] or ("", ""))
         )
-        pairs = WorkerPairs((one, other), settings)
+        pairs = Launches((one, other), settings)
         link = pairs.link("LIBFABRIC", "WRITE", MemoryPair("DRAM", "DRAM"))
         for block in BLOCKS:
             samples = link.measure(block)

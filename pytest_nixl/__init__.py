@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from pytest_nixl.host.recorded_tree import FactsRoot as FactsRoot
     from pytest_nixl.judge.profiles import Profile as Profile, load_profile as load_profile
     from pytest_nixl.measure.link import Link as Link
-    from pytest_nixl.measure.worker_pairs import WorkerPairs as WorkerPairs
+    from pytest_nixl.measure.launches import Launches as Launches
     from pytest_nixl.model.expectation import Expectation as Expectation
     from pytest_nixl.model.figure import Figure as Figure
     from pytest_nixl.model.findings import (
@@ -121,7 +121,7 @@ _MODULES = {
     "host.recorded_tree": ("FactsRoot",),
     "judge.profiles": ("Profile", "load_profile"),
     "measure.link": ("Link",),
-    "measure.worker_pairs": ("WorkerPairs",),
+    "measure.launches": ("Launches",),
     "model.expectation": ("Expectation",),
     "model.figure": ("Figure",),
     "model.findings": ("FINDINGS", "Finding", "FindingError", "judge_finding"),

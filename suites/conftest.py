@@ -16,13 +16,13 @@ from pytest_nixl import (
     Expectation,
     Figure,
     Judgement,
+    Launches,
     Link,
     LocalHost,
     Profile,
     Run,
     Samples,
     Settings,
-    WorkerPairs,
     between_agents,
     format_size,
     judge_finding,
@@ -150,39 +150,39 @@ def nixl_run(pytestconfig: pytest.Config) -> Run:
 
 
 @pytest.fixture(scope="session")
-def other_pairs(nixl_settings: Settings) -> Iterator[WorkerPairs | None]:
+def other_launches(nixl_settings: Settings) -> Iterator[Launches | None]:
     """Workers of the other image, where ``--nixl-compare-image`` names one."""
     if nixl_settings.compare_image is None:
         yield None
         return
     one, other = (LocalHost(supervisor(), rank, nixl_settings.compare_image.prefix) for rank in range(2))
-    pairs = WorkerPairs((one, other), nixl_settings)
-    yield pairs
-    pairs.close()
+    launches = Launches((one, other), nixl_settings)
+    yield launches
+    launches.close()
 
 
 class Rows:
     """What a test does with the row that it measures: measure, record and judge it.
 
     :param item: the test.
-    :param other_pairs: workers of the other image, which measure in turn with this one; None: there is none.
+    :param other_launches: workers of the other image, which measure in turn with this one; None: there is none.
     :param benchmark: pytest-benchmark's fixture; None: it is not there, or the test measures no row itself.
     """
 
     def __init__(
-        self, item: pytest.Item, run: Run, profile: Profile, other_pairs: WorkerPairs | None, benchmark: Any
+        self, item: pytest.Item, run: Run, profile: Profile, other_launches: Launches | None, benchmark: Any
     ) -> None:
         self._item = item
         self._run = run
         self._profile = profile
-        self._other_pairs = other_pairs
+        self._other_launches = other_launches
         self._benchmark = benchmark
 
     def measure(self, link: Link, block: int, *, batch: int = 1, depth: int = 1) -> Samples:
         """Measure a row of a link in as many launches as it takes; in turn with the other image if there is one."""
-        if self._other_pairs is None:
+        if self._other_launches is None:
             return link.measure_launches(block, batch=batch, depth=depth, another=self.another)
-        other = self._other_pairs.link(
+        other = self._other_launches.link(
             link.backend, link.op, link.memory, agent_options=link.agent_options, footprint=link.footprint
         )
 
@@ -243,13 +243,13 @@ class Rows:
 
 @pytest.fixture
 def nixl_rows(
-    request: pytest.FixtureRequest, nixl_run: Run, profile: Profile, other_pairs: WorkerPairs | None
+    request: pytest.FixtureRequest, nixl_run: Run, profile: Profile, other_launches: Launches | None
 ) -> Iterator[Rows]:
     """Measure, record and judge the row of a test."""
     benchmark: Any = request.getfixturevalue("benchmark") if "benchmark" in request.fixturenames else None
     if benchmark is not None:
         benchmark.has_error = True  # until there is something to record
-    yield Rows(request.node, nixl_run, profile, other_pairs, benchmark)
+    yield Rows(request.node, nixl_run, profile, other_launches, benchmark)
     if benchmark is not None and benchmark.has_error:
         benchmark.skipped = True  # it warns of a test that fails before it measures
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from helpers.forked_runs import save_time
 
-from pytest_nixl.measure.worker_pairs import WorkerPairs
+from pytest_nixl.measure.launches import Launches
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.nixl.agent import Agents
 from pytest_nixl.processes.hosts import LocalHost
@@ -35,7 +35,7 @@ collect_ignore = [*([] if find_spec("torch") else ["with_torch"]),
                   *([] if find_spec("pytest_rerunfailures") else ["plugins"])]  # fmt: skip
 
 
-MakePairs = Callable[..., WorkerPairs]
+MakePairs = Callable[..., Launches]
 
 
 @pytest.fixture(scope="session")
@@ -51,10 +51,10 @@ def _pairs(make_settings: Callable[..., Settings], *, warm_up: bool) -> Iterator
 
     :param warm_up: whether workers are executed, and make transfers for 0.3 s before the first row, as in a run.
     """
-    made: list[WorkerPairs] = []
+    made: list[Launches] = []
 
-    def make(**changes: Any) -> WorkerPairs:
-        made.append(WorkerPairs((LocalHost(supervisor(), 0), LocalHost(supervisor(), 1)), make_settings(**changes)))
+    def make(**changes: Any) -> Launches:
+        made.append(Launches((LocalHost(supervisor(), 0), LocalHost(supervisor(), 1)), make_settings(**changes)))
         return made[-1]
 
     with pytest.MonkeyPatch.context() as patch:
@@ -79,9 +79,9 @@ def make_pairs(request: pytest.FixtureRequest, make_settings: Callable[..., Sett
 def shared_pairs(make_settings: Callable[..., Settings]) -> Iterator[MakePairs]:
     """Make pairs of workers that stay for later tests of the module with the same settings: tests must not end them."""
     with _pairs(make_settings, warm_up=False) as make:
-        made: dict[tuple[tuple[str, object], ...], WorkerPairs] = {}
+        made: dict[tuple[tuple[str, object], ...], Launches] = {}
 
-        def shared(**changes: Any) -> WorkerPairs:
+        def shared(**changes: Any) -> Launches:
             wanted = tuple(sorted(changes.items()))
             if wanted not in made:
                 made[wanted] = make(**changes)

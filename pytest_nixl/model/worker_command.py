@@ -47,9 +47,9 @@ class WorkerCommand:
     function: str = ""
 
 
-def done_by(module: str, rows: Mapping[str, WorkerCommand]) -> dict[str, WorkerCommand]:
-    """Return rows whose commands the functions of a module run that are named like them."""
-    return {name: replace(row, function=f"{module}:{name}") for name, row in rows.items()}
+def done_by(module: str, entries: Mapping[str, WorkerCommand]) -> dict[str, WorkerCommand]:
+    """Return entries whose commands the functions of a module run that are named like them."""
+    return {name: replace(entry, function=f"{module}:{name}") for name, entry in entries.items()}
 
 
 class WorkerObjects(Protocol):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one table of the commands of a worker: the worker's dispatch, the checks of its answers and what peers may be
-asked for all read it. A command without a row cannot be called.
+asked for all read it. A command without an entry cannot be called.
 
-Each room whose workers have commands has rows of its own, and so has each installed package that adds some.
+Each room whose workers have commands has entries of its own, and so has each installed package that adds some.
 """
 
 from __future__ import annotations
@@ -201,9 +201,9 @@ def _accept(extension: Extension, loaded: Any) -> WorkerCommand:
     return loaded
 
 
-#: The rows by the command's name. An entry point of another package is one row.
+#: The entries by the command's name. An entry point of another package is one of them.
 WORKER_COMMANDS: Registry[WorkerCommand] = Registry(
     POINT,
-    {**KERNEL_COMMANDS, **{name: row for room in _ROOMS for name, row in import_module(room).COMMANDS.items()}},
+    {**KERNEL_COMMANDS, **{name: entry for room in _ROOMS for name, entry in import_module(room).COMMANDS.items()}},
     _accept,
 )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from pytest_nixl import Judgement, RowKey, Run, Settings, WorkerPairs
+from pytest_nixl import Judgement, Launches, RowKey, Run, Settings
 from pytest_nixl.checks.bandwidth.cold_rows import cold_link, cold_rows
 
 from ..conftest import Rows
@@ -24,12 +24,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def test_bandwidth_of_bytes_in_no_cache(
     cold_row: RowKey | None,
     nixl_settings: Settings,
-    nixl_pairs: WorkerPairs,
+    nixl_launches: Launches,
     nixl_rows: Rows,
     verdict: Callable[[Judgement], None],
 ) -> None:
     """Integrity and transport of a row whose transfers walk a buffer larger than the last-level cache are right."""
-    link = cold_link(cold_row, nixl_settings, nixl_pairs)
+    link = cold_link(cold_row, nixl_settings, nixl_launches)
     assert cold_row is not None
     samples = nixl_rows.measure(link, cold_row.block, batch=cold_row.batch, depth=cold_row.depth)
     nixl_rows.record(samples, link)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_nixl.measure.worker_pairs import WorkerPairs
+from pytest_nixl.measure.launches import Launches
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.session.cluster import Cluster
 
@@ -18,10 +18,10 @@ LONGEST = 600.0
 
 
 @pytest.mark.nixl_check("bandwidth")
-def test_bytes_move_until_a_file_is_there(nixl_cluster: Cluster, nixl_pairs: WorkerPairs) -> None:
+def test_bytes_move_until_a_file_is_there(nixl_cluster: Cluster, nixl_launches: Launches) -> None:
     """Write the file ``begun`` to the folder $MOVING after the first transfer; end when ``enough`` is there."""
     folder = Path(os.environ["MOVING"])
-    link = nixl_pairs.link("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), (0, nixl_cluster.ranks - 1))
+    link = nixl_launches.link("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), (0, nixl_cluster.ranks - 1))
     deadline = time.monotonic() + LONGEST
     while not (folder / "enough").exists():
         assert time.monotonic() < deadline, f"no file {folder / 'enough'} within {LONGEST:g} s"

@@ -18,8 +18,8 @@ from helpers.cli_run import eventually
 from helpers.s3 import S3Server, use_s3
 
 from pytest_nixl.checks.storage.check import judge_object_store
+from pytest_nixl.measure.launches import Launches
 from pytest_nixl.measure.link import Link
-from pytest_nixl.measure.worker_pairs import WorkerPairs
 from pytest_nixl.model.agent_options import BackendParameter
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.settings import Settings
@@ -32,7 +32,7 @@ from pytest_nixl.processes.worker_errors import WorkerError
 pytestmark = pytest.mark.long
 
 Server: TypeAlias = "S3Server | Azurite"
-MakePairs = Callable[..., WorkerPairs]
+MakePairs = Callable[..., Launches]
 Start = Callable[..., "S3Server | Azurite"]
 Judge = Callable[..., Judgement]
 BLOCK = 65536
@@ -85,7 +85,7 @@ def named_in_time() -> Iterator[None]:
     assert time.monotonic() - began < NAMED
 
 
-def link(pairs: WorkerPairs, plugin: str, op: str) -> Link:
+def link(pairs: Launches, plugin: str, op: str) -> Link:
     return pairs.link(plugin, op, MemoryPair("DRAM", "OBJ"))
 
 

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from pytest_nixl.measure.worker_pairs import WorkerPairs
+from pytest_nixl.measure.launches import Launches
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.processes.hosts import LocalHost
 
 
 def pytest_configure(config: pytest.Config) -> None:
     prefix = shlex.split(os.environ["PYTEST_NIXL_TEST_TARGET"])
-    make = WorkerPairs.__init__
+    make = Launches.__init__
 
-    def between_hosts(self: WorkerPairs, places: tuple[LocalHost, LocalHost], settings: Settings) -> None:
+    def between_hosts(self: Launches, places: tuple[LocalHost, LocalHost], settings: Settings) -> None:
         make(self, (places[0], LocalHost(places[1]._supervisor, 1, prefix)), settings)
 
-    vars_of: Any = WorkerPairs
+    vars_of: Any = Launches
     vars_of.__init__ = between_hosts

@@ -16,8 +16,8 @@ from helpers.cli_run import BANDWIDTH, ROOT, Finished, command, environment, exe
 from helpers.namespaces import Host, one_host, require_tools, two_hosts
 
 from pytest_nixl.judge.row import judge
+from pytest_nixl.measure.launches import Launches
 from pytest_nixl.measure.link import Link
-from pytest_nixl.measure.worker_pairs import WorkerPairs
 from pytest_nixl.model.device_counters import HEADERS_SHARE
 from pytest_nixl.model.expectation import Expectation
 from pytest_nixl.model.memory import MemoryPair
@@ -136,7 +136,7 @@ def test_missing_driver_is_reported_with_its_library_and_variable(host: Host) ->
 def link(settings: Settings, backend: str, op: str, hosts: tuple[Host, Host]) -> Iterator[Link]:
     """A link between two hosts."""
     one, other = (LocalHost(supervisor(), rank, host.prefix) for rank, host in enumerate(hosts))
-    pairs = WorkerPairs((one, other), settings)
+    pairs = Launches((one, other), settings)
     try:
         yield pairs.link(backend, op, DRAM)
     finally:

@@ -21,8 +21,8 @@ from test_real_libfabric import link
 
 from pytest_nixl.judge.regression import compare_launches
 from pytest_nixl.judge.run_comparison import wants_launch
+from pytest_nixl.measure.launches import Launches
 from pytest_nixl.measure.link import Link
-from pytest_nixl.measure.worker_pairs import WorkerPairs
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.settings import COMPARED_LAUNCHES, MOST_LAUNCHES, Settings
 from pytest_nixl.model.verdicts import Verdict
@@ -166,7 +166,7 @@ def test_loopback_may_be_inconclusive_but_not_regressed(
     monkeypatch.delenv("UCX_TLS")
     from pytest_nixl.processes.supervisor import supervisor
 
-    pairs = WorkerPairs((LocalHost(supervisor(), 0), LocalHost(supervisor(), 1)), settings(make_settings))
+    pairs = Launches((LocalHost(supervisor(), 0), LocalHost(supervisor(), 1)), settings(make_settings))
     try:
         [values] = in_turn([pairs.link("UCX", "WRITE", MemoryPair("DRAM", "DRAM"))], launches(), depth=2)
     finally:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from pytest_nixl.core.errors import NixlPluginError
-from pytest_nixl.measure.worker_pairs import WorkerPairs
+from pytest_nixl.measure.launches import Launches
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.nixl_releases import numbers
 from pytest_nixl.model.settings import Settings
@@ -56,12 +56,12 @@ def places(request: pytest.FixtureRequest) -> Places:
 
 
 @pytest.fixture
-def make(places: Places, make_settings: Callable[..., Settings]) -> Iterator[Callable[..., WorkerPairs]]:
+def make(places: Places, make_settings: Callable[..., Settings]) -> Iterator[Callable[..., Launches]]:
     """Create pairs with the two releases, which end with the test."""
-    made: list[WorkerPairs] = []
+    made: list[Launches] = []
 
-    def make(**changes: Any) -> WorkerPairs:
-        made.append(WorkerPairs(places, make_settings(**changes)))
+    def make(**changes: Any) -> Launches:
+        made.append(Launches(places, make_settings(**changes)))
         return made[-1]
 
     yield make
@@ -86,7 +86,7 @@ def test_release_that_imports_torch_is_refused_without_torch(monkeypatch: pytest
 @meets
 @pytest.mark.parametrize("op", ["WRITE", "READ"])
 def test_rows_over_tcp_are_measured_and_record_both_releases(
-    make: Callable[..., WorkerPairs], places: Places, op: str, monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., Launches], places: Places, op: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("UCX_TLS", "tcp")
     link = make().link("UCX", op, DRAM)
@@ -102,7 +102,7 @@ def test_releases_work_together_or_both_are_named(
     make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("UCX_TLS", raising=False)
-    pairs = WorkerPairs((LocalHost(supervisor(), 0), OtherRelease(supervisor(), 1)), make_settings(timeout=20.0))
+    pairs = Launches((LocalHost(supervisor(), 0), OtherRelease(supervisor(), 1)), make_settings(timeout=20.0))
     samples, error = None, None
     try:
         samples = pairs.link("UCX", "WRITE", DRAM).measure(65536)
@@ -122,7 +122,7 @@ def test_releases_work_together_or_both_are_named(
 
 
 @meets
-def test_bytes_move_over_shared_memory(make: Callable[..., WorkerPairs], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_move_over_shared_memory(make: Callable[..., Launches], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("UCX_TLS", raising=False)
     samples = make().link("UCX", "WRITE", DRAM).measure(65536)
     assert samples.corruption is None

@@ -10,8 +10,8 @@ from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.core.units import KIB, format_size
 from pytest_nixl.host.memory import available_memory, in_bytes
 from pytest_nixl.host.recorded_tree import FactsRoot
+from pytest_nixl.measure.launches import Launches
 from pytest_nixl.measure.link import Link
-from pytest_nixl.measure.worker_pairs import WorkerPairs
 from pytest_nixl.model.row_key import RowKey, row_variant
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.nixl.backends import BACKENDS
@@ -43,7 +43,7 @@ def cold_rows(run: Run) -> dict[str, RowKey]:
     return rows
 
 
-def cold_link(row: RowKey | None, settings: Settings, pairs: WorkerPairs) -> Link:
+def cold_link(row: RowKey | None, settings: Settings, pairs: Launches) -> Link:
     """Return the link that measures a row.
 
     :raises NotApplicableError: there is nothing to measure, or the buffers do not fit into the memory of this host.

@@ -17,7 +17,7 @@ from pytest_nixl.host.devices import UCX_CARDS, HostDevices
 from pytest_nixl.host.rdma import network_cards, read_rdma
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.judge.concurrent import MOST_PAIRS, measure_at_once
-from pytest_nixl.measure.worker_pairs import WorkerPairs
+from pytest_nixl.measure.launches import Launches
 from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Judgement, Verdict
@@ -136,7 +136,7 @@ class NicLinks:
     def __init__(
         self, hosts: Sequence[Host], settings: Settings, ops: Sequence[str], memory: MemoryPair, *, one_host: bool
     ) -> None:
-        self._workers, self._settings = WorkerPairs(hosts, settings), settings
+        self._workers, self._settings = Launches(hosts, settings), settings
         self._ops, self._memory, self._one_host = ops, memory, one_host
 
     def __call__(self, pair: NicPair) -> NicRow:

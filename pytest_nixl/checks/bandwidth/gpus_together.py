@@ -13,7 +13,7 @@ from pytest_nixl.host.gpu import read_gpus
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.judge.concurrent import ConcurrentVerdict
 from pytest_nixl.judge.profiles import Profile
-from pytest_nixl.measure.worker_pairs import WorkerPairs
+from pytest_nixl.measure.launches import Launches
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Judgement, Verdict
@@ -23,9 +23,7 @@ from pytest_nixl.session.cluster import Cluster
 from pytest_nixl.session.run import Run
 
 
-def judge_gpus_together(
-    run: Run, settings: Settings, cluster: Cluster, pairs: WorkerPairs, profile: Profile
-) -> Judgement:
+def judge_gpus_together(run: Run, settings: Settings, cluster: Cluster, pairs: Launches, profile: Profile) -> Judgement:
     """Let all GPUs transfer at the same time, each with its nearest network cards, and judge whether one starves.
 
     :raises NotApplicableError: no GPU memory is requested, or an end has fewer than two GPUs.

@@ -17,7 +17,7 @@ from pytest_nixl.judge.culprit import (
     remedy_of_two,
     trials,
 )
-from pytest_nixl.measure.worker_pairs import WorkerPairs
+from pytest_nixl.measure.launches import Launches
 from pytest_nixl.model.samples import Samples
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Judgement, Verdict
@@ -28,7 +28,7 @@ from pytest_nixl.session.run import Run
 def judge_culprit(
     run: Run,
     cluster: Cluster,
-    pairs: WorkerPairs,
+    pairs: Launches,
     another: Callable[[Samples], bool],
     judge: Callable[[Samples], Judgement],
 ) -> Judgement:
@@ -61,7 +61,7 @@ def judge_culprit(
     return Judgement(Verdict.FAIL if guilty else Verdict.WARN, "; ".join(said), ACTION)
 
 
-def judge_pairs_together(run: Run, settings: Settings, cluster: Cluster, pairs: WorkerPairs) -> Judgement:
+def judge_pairs_together(run: Run, settings: Settings, cluster: Cluster, pairs: Launches) -> Judgement:
     """Let pairs without a common rank transfer at the same time, and judge whether one of them starves.
 
     :raises NotApplicableError: the run has fewer than four ranks.

@@ -58,15 +58,15 @@ class Commands:
 
         :raises CommandRefusedError: the command does not exist, or its arguments are wrong.
         """
-        row = WORKER_COMMANDS.get(command)
-        if row is None or not row.answered:
+        entry = WORKER_COMMANDS.get(command)
+        if entry is None or not entry.answered:
             raise CommandRefusedError(f"there is no command {command!r}")
         try:
-            check(row.arguments, arguments)
+            check(entry.arguments, arguments)
         except StrictError as error:
             raise CommandRefusedError(f"invalid arguments of {command!r}: {error}") from None
-        if row.function:
-            return _function(row.function)(self, **arguments)
+        if entry.function:
+            return _function(entry.function)(self, **arguments)
         return _METHODS[command](self, **arguments)
 
     def do_hello(self, path: list[str], loads: bool) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.host.memory import AvailableMemory
 from pytest_nixl.judge.profiles import Profile
 from pytest_nixl.judge.row import judge
-from pytest_nixl.measure.worker_pairs import WorkerPairs
+from pytest_nixl.measure.launches import Launches
 from pytest_nixl.model.expectation import Expectation
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.row_key import RowKey
@@ -95,7 +95,7 @@ def test_a_cold_row_is_judged_by_its_transport_and_the_ceiling(
 
 
 def test_a_host_without_room_for_the_buffers_has_no_cold_rows(
-    pytester: pytest.Pytester, make_pairs: Callable[..., WorkerPairs], monkeypatch: pytest.MonkeyPatch
+    pytester: pytest.Pytester, make_pairs: Callable[..., Launches], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = Run.of(parse_config(pytester))
     row = next(iter(cold_rows.cold_rows(run).values()))
@@ -105,7 +105,7 @@ def test_a_host_without_room_for_the_buffers_has_no_cold_rows(
 
 
 def test_a_run_without_cold_rows_says_why(
-    make_pairs: Callable[..., WorkerPairs], make_settings: Callable[..., Settings]
+    make_pairs: Callable[..., Launches], make_settings: Callable[..., Settings]
 ) -> None:
     with pytest.raises(NotApplicableError, match="no requested backend moves bytes between two agents"):
         cold_link(None, make_settings(), make_pairs())

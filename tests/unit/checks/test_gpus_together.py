@@ -30,8 +30,8 @@ from pytest_nixl.host.hwloc import hwloc_facts
 from pytest_nixl.host.rdma import RdmaDevice
 from pytest_nixl.judge.concurrent import ConcurrentRates, at_once, measure_at_once, spread, starving
 from pytest_nixl.judge.profiles import load_profile
+from pytest_nixl.measure.launches import Launches
 from pytest_nixl.measure.link import Link
-from pytest_nixl.measure.worker_pairs import WorkerPairs
 from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.nixl.gpus import LinkGpu
@@ -252,7 +252,7 @@ def links(cables: tuple[Host, Host], pytestconfig: pytest.Config) -> Iterator[li
     """Yield four links, each with the card of its number, set as for the workers of four GPUs."""
     settings = replace(read_settings(pytestconfig, environ={}), blocks=(BLOCK,))
     places = [LocalHost(supervisor(), rank, host.prefix) for rank, host in enumerate(cables)]
-    pairs = WorkerPairs(places, settings)
+    pairs = Launches(places, settings)
     devices = [DevicePair(number, number) for number in range(4)]
     own = [{"UCX_TLS": "tcp", "UCX_NET_DEVICES": f"card{number}"} for number in range(4)]
     try:

@@ -16,7 +16,7 @@ import pytest
 from pytest_nixl.checks.bandwidth.ranks_together import judge_culprit
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.judge.culprit import ACTION
-from pytest_nixl.measure.worker_pairs import WorkerPairs
+from pytest_nixl.measure.launches import Launches
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.results import Result, RowSummary
 from pytest_nixl.model.row_key import RowKey
@@ -63,7 +63,7 @@ def judged(links: Links, *failed: tuple[int, int], ranks: int = 4, passed: tuple
     return judge_culprit(
         cast(Run, SimpleNamespace(found=SimpleNamespace(results=results))),
         cast(Cluster, SimpleNamespace(several=ranks > 1, ranks=ranks, names=names)),
-        cast(WorkerPairs, links), cast(Callable[[Samples], bool], lambda _: "as the run decides"), links.judge,
+        cast(Launches, links), cast(Callable[[Samples], bool], lambda _: "as the run decides"), links.judge,
     )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from pytest_nixl.cluster.peer_client import PeerError
 from pytest_nixl.cluster.peer_server import Ending
 from pytest_nixl.core.units import KIB, MIB
 from pytest_nixl.fixtures.etcd import PrivateEtcd
-from pytest_nixl.measure.worker_pairs import WorkerPairs
+from pytest_nixl.measure.launches import Launches
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.nixl.agent import NixlAgent
 from pytest_nixl.nixl.buffer import Buffer
@@ -38,7 +38,7 @@ def test_a_row_between_two_ranks_is_measured_like_a_local_row(
     nixl_private_etcd: PrivateEtcd, make_settings: Any
 ) -> None:
     with two(nixl_private_etcd) as ranks:
-        pairs = WorkerPairs((LocalHost(supervisor(), 0), ranks.peer), make_settings())
+        pairs = Launches((LocalHost(supervisor(), 0), ranks.peer), make_settings())
         for op in ("WRITE", "READ"):
             samples = pairs.link("UCX", op, MemoryPair("DRAM", "DRAM")).measure(65536)
             assert samples.corruption is None
@@ -66,7 +66,7 @@ def test_footprints_and_objects_are_moved_between_any_of_three_ranks(
         group.serve()
         stack.callback(group.end)
         hosts = (LocalHost(supervisor(), 0), group.driver.peers[1], group.driver.peers[2])
-        pairs = WorkerPairs(hosts, make_settings(duration=0.0, iterations=50))
+        pairs = Launches(hosts, make_settings(duration=0.0, iterations=50))
         stack.callback(pairs.close)
         for ranks in ((0, 1), (2, 0), (1, 2)):  # rank 0 starts the bytes, ends them, and only asks for them
             walked = pairs.link("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), ranks, footprint=MIB)

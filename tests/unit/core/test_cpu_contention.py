@@ -16,7 +16,7 @@ from helpers.etcd import wait_until
 from pytest_nixl.core.cpu_contention import CpuContention, busy_ticks, own_processors, too_many
 from pytest_nixl.judge.floor_test import decide_floor
 from pytest_nixl.judge.row import another_launch, judge
-from pytest_nixl.measure.worker_pairs import WorkerPairs
+from pytest_nixl.measure.launches import Launches
 from pytest_nixl.model.expectation import Expectation
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.row_key import RowKey
@@ -115,7 +115,7 @@ def test_launches_with_unknown_contention_count_as_without() -> None:
 
 
 @pytest.mark.long
-def test_measured_row_contains_the_contention_of_each_launch(make_pairs: Callable[..., WorkerPairs]) -> None:
+def test_measured_row_contains_the_contention_of_each_launch(make_pairs: Callable[..., Launches]) -> None:
     link = make_pairs(duration=1.0, iterations=10).link("UCX", "WRITE", MemoryPair("DRAM", "DRAM"))
     quiet = link.measure(65536)
     # One process fewer than cores: on two cores, it competes with the initiator and the target.

@@ -18,8 +18,8 @@ import pytest
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.measure import launch as measure_launch
 from pytest_nixl.measure.launch import Launch
+from pytest_nixl.measure.launches import Launches
 from pytest_nixl.measure.link import Link
-from pytest_nixl.measure.worker_pairs import WorkerPairs
 from pytest_nixl.model.agent_options import AgentOptions, BackendParameter, ThreadCounts
 from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.model.settings import Settings
@@ -30,7 +30,7 @@ from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.processes.worker_errors import WorkerError, WorkerHungError
 
 DRAM = MemoryPair("DRAM", "DRAM")
-MakePairs = Callable[..., WorkerPairs]
+MakePairs = Callable[..., Launches]
 #: Seconds beyond a deadline that its report may take on a busy machine.
 LATE = 60.0
 
@@ -40,7 +40,7 @@ def threads(agent: NixlAgent) -> int:
     return len(os.listdir(f"/proc/{agent.worker.pid}/task"))
 
 
-def link(pairs: WorkerPairs, options: AgentOptions | None = None) -> Link:
+def link(pairs: Launches, options: AgentOptions | None = None) -> Link:
     return pairs.link("UCX", "WRITE", DRAM, agent_options=options)
 
 

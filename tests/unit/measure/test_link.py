@@ -12,6 +12,7 @@ import pytest
 
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.measure import link as measure_link
+from pytest_nixl.measure.launches import Launches
 from pytest_nixl.measure.link import (
     BESIDE_SECONDS,
     Link,
@@ -20,7 +21,6 @@ from pytest_nixl.measure.link import (
     ucx_tls_of_ranks,
     usual_iterations,
 )
-from pytest_nixl.measure.worker_pairs import WorkerPairs
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.row_key import RowKey, row_variant
 from pytest_nixl.model.samples import Corruption, Samples
@@ -30,10 +30,10 @@ from pytest_nixl.processes.worker_errors import NixlError, WorkerError, WorkerLa
 from pytest_nixl.processes.worker_process import Worker
 
 DRAM = MemoryPair("DRAM", "DRAM")
-MakePairs = Callable[..., WorkerPairs]
+MakePairs = Callable[..., Launches]
 
 
-def link(pairs: WorkerPairs, op: str = "WRITE") -> Link:
+def link(pairs: Launches, op: str = "WRITE") -> Link:
     return pairs.link("UCX", op, DRAM)
 
 

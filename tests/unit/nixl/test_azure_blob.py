@@ -16,8 +16,8 @@ from helpers.s3_faults import faulty_s3
 
 from pytest_nixl.checks.storage import check as object_store
 from pytest_nixl.checks.storage.check import judge_object_store
+from pytest_nixl.measure.launches import Launches
 from pytest_nixl.measure.link import Link
-from pytest_nixl.measure.worker_pairs import WorkerPairs
 from pytest_nixl.model.agent_options import BackendParameter
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.settings import Settings
@@ -33,7 +33,7 @@ OBJECTS = MemoryPair("DRAM", "OBJ")
 BLOCK = 65536
 #: Seconds for a step with much data, in which the server may be slow on a busy machine.
 LATE = 300.0
-MakePairs = Callable[..., WorkerPairs]
+MakePairs = Callable[..., Launches]
 #: A service on a port on which nobody listens, and one on a host that does not exist.
 CLOSED, NOWHERE = "http://127.0.0.1:1", "http://no-host.invalid:80"
 
@@ -53,7 +53,7 @@ def account(shared_account: Azurite, monkeypatch: pytest.MonkeyPatch) -> Iterato
     assert shared_account.keys == []
 
 
-def link(pairs: WorkerPairs, op: str = "WRITE") -> Link:
+def link(pairs: Launches, op: str = "WRITE") -> Link:
     return pairs.link("AZURE_BLOB", op, OBJECTS)
 
 

@@ -19,8 +19,8 @@ from helpers.cli_run import BANDWIDTH, profile, run
 from helpers.s3 import KEYS, S3Server, use_s3
 from helpers.s3_faults import faulty_s3
 
+from pytest_nixl.measure.launches import Launches
 from pytest_nixl.measure.link import Link
-from pytest_nixl.measure.worker_pairs import WorkerPairs
 from pytest_nixl.model.agent_options import BackendParameter
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.nixl.worker import s3
@@ -31,7 +31,7 @@ from pytest_nixl.processes.worker_errors import WorkerError
 
 OBJ = MemoryPair("DRAM", "OBJ")
 BLOCK = 65536
-MakePairs = Callable[..., WorkerPairs]
+MakePairs = Callable[..., Launches]
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def server(shared_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator
     assert shared_server.keys == []
 
 
-def link(pairs: WorkerPairs, op: str = "WRITE") -> Link:
+def link(pairs: Launches, op: str = "WRITE") -> Link:
     return pairs.link("OBJ", op, OBJ)
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from helpers.cli_run import BANDWIDTH, profile, run
 
+from pytest_nixl.measure.launches import Launches
 from pytest_nixl.measure.link import Link
-from pytest_nixl.measure.worker_pairs import WorkerPairs
 from pytest_nixl.model.agent_options import BackendParameter
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.nixl.worker.files import file_system
@@ -24,11 +24,11 @@ from pytest_nixl.nixl.worker.transfer import Transfers, stamps_for
 from pytest_nixl.processes.worker_errors import WorkerError
 
 FILE = MemoryPair("DRAM", "FILE")
-MakePairs = Callable[..., WorkerPairs]
+MakePairs = Callable[..., Launches]
 ACCEPTS_ANY = "backend = ['POSIX']\ntransports = ['direct', 'cached', 'memory']"
 
 
-def link(pairs: WorkerPairs, op: str = "WRITE") -> Link:
+def link(pairs: Launches, op: str = "WRITE") -> Link:
     return pairs.link("POSIX", op, FILE)
 
 

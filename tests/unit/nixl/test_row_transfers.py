@@ -10,8 +10,8 @@ import pytest
 
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.units import KIB, MIB
+from pytest_nixl.measure.launches import Launches
 from pytest_nixl.measure.link import Link
-from pytest_nixl.measure.worker_pairs import WorkerPairs
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.samples import Corruption
 from pytest_nixl.nixl.backends import BACKENDS
@@ -22,10 +22,10 @@ from pytest_nixl.nixl.worker.transfer import COUNTED, Transfers
 
 DRAM = MemoryPair("DRAM", "DRAM")
 FOOTPRINT = 4 * MIB
-MakePairs = Callable[..., WorkerPairs]
+MakePairs = Callable[..., Launches]
 
 
-def link(pairs: WorkerPairs, op: str = "WRITE", footprint: int = FOOTPRINT) -> Link:
+def link(pairs: Launches, op: str = "WRITE", footprint: int = FOOTPRINT) -> Link:
     return pairs.link("UCX", op, DRAM, footprint=footprint)
 
 

@@ -28,7 +28,7 @@ from helpers.pytester_run import run_pytest
 
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.measure.launch import choose_gpus
-from pytest_nixl.measure.worker_pairs import WorkerPairs
+from pytest_nixl.measure.launches import Launches
 from pytest_nixl.model.findings import FindingError
 from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.nixl.agent import Agents, NixlAgent
@@ -288,7 +288,7 @@ def test_both_ends_share_a_single_gpu(started: Agents, driver: dict[str, str]) -
 
 
 def test_backend_without_gpu_memory_is_reported(
-    make_pairs: Callable[..., WorkerPairs], driver: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    make_pairs: Callable[..., Launches], driver: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in driver.items():
         monkeypatch.setenv(name, value)

@@ -14,9 +14,9 @@ import pytest
 
 from pytest_nixl.cluster.placement import ALONE
 from pytest_nixl.core.errors import NotApplicableError
-from pytest_nixl.measure import worker_pairs
+from pytest_nixl.measure import launches
+from pytest_nixl.measure.launches import Launches
 from pytest_nixl.measure.link import Link
-from pytest_nixl.measure.worker_pairs import WorkerPairs
 from pytest_nixl.model.agent_options import AgentOptions
 from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.model.row_key import RowKey
@@ -53,18 +53,18 @@ class Launch:
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
     """The launches that are made."""
-    launches: list[Launch] = []
+    found: list[Launch] = []
 
     def launch(*given: Any, **options: Any) -> Launch:
-        launches.append(Launch(*given, **options))
-        return launches[-1]
+        found.append(Launch(*given, **options))
+        return found[-1]
 
-    monkeypatch.setattr(worker_pairs, "Launch", launch)
-    return launches
+    monkeypatch.setattr(launches, "Launch", launch)
+    return found
 
 
-def pairs_of(settings: Settings) -> WorkerPairs:
-    return WorkerPairs(cast(Any, ["a", "b", "c", "d"]), settings)
+def pairs_of(settings: Settings) -> Launches:
+    return Launches(cast(Any, ["a", "b", "c", "d"]), settings)
 
 
 def launch_of(link: Link) -> Launch:
@@ -202,7 +202,7 @@ def test_what_cannot_be_launched_is_not_tried_again(
         tried.append(memory)
         raise error
 
-    monkeypatch.setattr(worker_pairs, "Launch", refused)
+    monkeypatch.setattr(launches, "Launch", refused)
     pairs, usual = pairs_of(make_settings()), {"backend": "UCX", "op": "WRITE", "memory": GPU}
     for given, count in (({}, 1), ({"op": "READ"}, 1), (again, 2), (again, 2)):
         with pytest.raises(type(error)) as caught:

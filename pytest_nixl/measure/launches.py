@@ -20,10 +20,10 @@ from pytest_nixl.processes.hosts import Host
 from pytest_nixl.processes.worker_errors import NixlAbsentError
 
 
-class WorkerPairs:
-    """The pairs of a session, which are created when first needed and reused while they are healthy.
+class Launches:
+    """The launches of a session, which are made when first needed and reused while they are healthy.
 
-    The pairs of two ranks are ended before those of two other ranks start, so that only two ranks use memory.
+    Those of two ranks are ended before those of two other ranks start, so that only two ranks use memory.
 
     :param hosts: the hosts on which workers can start, by rank.
     :param settings: the settings of the run.
