@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The suites over RDMA between two processes of a machine with soft-RoCE, with UCX's reliable connections (rc)."""
+"""The suites over RDMA between two processes of a machine with soft-RoCE: reliable connections (rc), datagrams (ud)."""
 
 from __future__ import annotations
 
