@@ -26,7 +26,7 @@ BACKENDS = {
     ("LIBFABRIC", ""): "LIBFABRIC over tcp",
 }
 #: What was tried in a machine with an RDMA device in software, with some of the faults and releases.
-RDMA = {("UCX", "rc,self"): "UCX over rc (soft-RoCE)"}
+RDMA = {("UCX", "rc,self"): "UCX over rc (soft-RoCE)", ("UCX", "ud,self"): "UCX over ud (soft-RoCE)"}
 #: The names of the backends of a misuse, which does not depend on the transport.
 MISUSED = {("UCX", ""): "UCX", ("LIBFABRIC", ""): "LIBFABRIC"}
 NOT_RUN = "not run"

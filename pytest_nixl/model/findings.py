@@ -199,7 +199,8 @@ _ALL = (
         "wait until check_xfer_state() no longer returns PROC before the memory is used again; after a timeout, do not "
         "reuse the memory until the other agent's process has ended",
         "a program cancels transfers by releasing their handles, and uses the memory again",
-        "NIXL 1.0.1 to 1.5.1, with UCX and LIBFABRIC over tcp: every release that was tried",
+        "NIXL 1.0.1 to 1.5.1, with UCX and LIBFABRIC over tcp: every release that was tried; 1.5.1 with UCX over ud on "
+        "soft-RoCE",
     ),
     Finding(
         "LIBFABRIC-RELEASE-STALLS",
@@ -217,7 +218,8 @@ _ALL = (
         "wait until all transfers with an agent have ended before remove_remote_agent(); if that agent does not "
         "answer, do not reuse the transfers' memory until the agent's process has ended",
         "a program removes another agent while transfers with it are in flight, and uses the memory again",
-        "NIXL 1.0.1 to 1.5.1, with UCX and LIBFABRIC over tcp: every release that was tried",
+        "NIXL 1.0.1 to 1.5.1, with UCX and LIBFABRIC over tcp: every release that was tried; 1.5.1 with UCX over ud on "
+        "soft-RoCE",
     ),
     Finding(
         "NIXL-STOPPED-TARGET-SILENT",
@@ -225,8 +227,9 @@ _ALL = (
         "give every transfer a deadline in the program that waits for it",
         "the process of an agent is stopped or hangs while its connections stay open",
         "NIXL 1.0.1 to 1.5.1, with UCX and LIBFABRIC over tcp: every release that was tried (1.5.0 was watched for "
-        "120 s, the others for 3 s or more), and NIXL 1.5.1 with UCX over rc on soft-RoCE, where transfers went on for "
-        "1 to 16 s and then stayed so (watched for 30 s); not with UCX over cma",
+        "120 s, the others for 3 s or more); NIXL 1.0.1, 1.4.1 and 1.5.1 with UCX over rc on soft-RoCE, where transfers "
+        "went on for 1 to 17 s and then stayed so (watched for 30 s), and 1.5.1 over ud, where they stop at once; not "
+        "with UCX over cma",
     ),
     Finding(
         "NIXL-DEAD-TARGET-CRASHES",

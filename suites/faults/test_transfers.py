@@ -24,7 +24,9 @@ Make = Callable[..., list[FaultOutcome]]
 
 @pytest.fixture
 def make(nixl_settings: Settings, agent_backend: str, nixl_cluster: Cluster) -> Make:
-    """Make a fault with each requested operation, and with UCX also over tcp; each time with new agents.
+    """Make a fault with each requested operation, each time with new agents.
+
+    UCX is also tried over tcp, unless UCX_TLS names transports of RDMA.
 
     A fault without transfers is made once instead of once with each operation.
 

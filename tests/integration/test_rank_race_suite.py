@@ -64,7 +64,7 @@ def pytest_collection_finish():
     from pytest_nixl.etcd_servers.embedded import EmbeddedServer
     from pytest_nixl.etcd_servers.three_node import ThreeNodeEtcd
     from suites.rank_race import test_membership
-    test_membership.SECONDS, test_membership.SHORT, test_membership.LONG = 8.0, 600, 15
+    test_membership.SECONDS, test_membership.LEASES, test_membership.LONG = 8.0, (600,), 15
     test_membership._wait_for_members = lambda etcd, prefix, count: wait_until(
         lambda: etcd.count_prefix(f"{prefix}members/") == count, f"{count} registrations", seconds=120)
     let_through, faults = Race.let_through, Race.faults
@@ -81,6 +81,24 @@ def pytest_collection_finish():
     EmbeddedServer.restart = lambda self: (shutil.rmtree(self._data), restart(self))
     ThreeNodeEtcd.kill_leader = ThreeNodeEtcd.close
 """
+#: A plugin that makes a slow machine: the answer with a lease of 1 s comes when that lease has ended.
+SLOW = """
+import time
+
+def pytest_configure():
+    from pytest_nixl.etcd.proxy import ProxyClient
+    release = ProxyClient.release
+    def late(self, request):
+        time.sleep(1.1 if request.method == "LeaseGrant" else 0)
+        release(self, request)
+    ProxyClient.release = late
+
+def pytest_collection_finish():
+    from suites.rank_race import test_membership
+    test_membership.SECONDS = 30.0  # only what never happens is awaited for so long
+"""
+#: The same, with no longer leases.
+TOO_SLOW = SLOW + "    test_membership.LEASES = (1,)\n"
 NEVER_MENDS = {
     "test_a_killed_claimant": ("FAIL ranks-after-a-kill: ", "has no rank in time"),
     "test_an_etcd_that_restarts": ("FAIL ranks-etcd-restart: ", "LeaseLostError: this member of group 'restarted' ("),
@@ -112,6 +130,18 @@ def test_each_check_detects_permanent_faults(tmp_path: Path) -> None:
         assert words in done.output
     assert " PASS" not in done.output.rsplit("NIXL verdict", 1)[1]
     assert done.code == 1
+
+
+def test_a_claimant_that_loses_its_lease_before_it_is_killed_gets_a_longer_one(tmp_path: Path) -> None:
+    done = suite(tmp_path, SLOW, "test_a_killed_claimant")
+    assert "INCONCLUSIVE" not in done.output
+    assert done.code == 0, done.output
+
+
+def test_a_claimant_that_loses_every_lease_before_it_is_killed_is_inconclusive(tmp_path: Path) -> None:
+    done = suite(tmp_path, TOO_SLOW, "test_a_killed_claimant")
+    words = "first-after-2: the claimant lost its lease of 1 s before it could be killed"
+    assert f"INCONCLUSIVE ranks-after-a-kill: {words}" in done.output
 
 
 def test_an_undetected_known_race_is_an_error(tmp_path: Path) -> None:

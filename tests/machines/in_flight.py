@@ -12,11 +12,11 @@ import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from unittest import mock
 
+import slow_transfers  # noqa: F401  the faults are of small transfers
 from agents import SETTINGS
 
-from pytest_nixl.checks.faults import scene, transfers
+from pytest_nixl.checks.faults.transfers import make_fault
 from pytest_nixl.nixl.agent import Agents
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
@@ -25,20 +25,14 @@ sys.path.append(str(Path(__file__).parents[2] / "docs"))
 from fault_runs import FaultRun
 from record_faults import machine
 
-#: Bytes of a transfer, and seconds without a completed one after which a target that lives counts as silent: this
-#: machine completes several such transfers in a second, so that a silence is not its slowness.
-REGION, SILENCE = 1 << 18, 30.0
-
 
 def main(names: list[str]) -> None:
     """Make each fault, and print what followed."""
-    mock.patch.object(scene, "REGION", REGION).start()
-    mock.patch.object(transfers, "SILENCE", SILENCE).start()
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     for name in names:
         fault, _, op = name.partition("/")
         with Agents(LocalHost(supervisor()), SETTINGS) as agents:
-            outcome = transfers.make_fault(fault, agents, "UCX", op, {"UCX_TLS": os.environ["UCX_TLS"]})
+            outcome = make_fault(fault, agents, "UCX", op, {"UCX_TLS": os.environ["UCX_TLS"]})
         record = FaultRun.of_fault(today, f"{machine()}, emulated", outcome)
         print(json.dumps(asdict(record)), flush=True)
         print(f"{outcome}; {'; '.join(outcome.defects)}", file=sys.stderr, flush=True)

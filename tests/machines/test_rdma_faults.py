@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 from machine import Machine
@@ -84,24 +86,43 @@ def test_agent_that_would_never_be_created_for_want_of_locked_memory_is_named(rx
     assert "ulimit -l unlimited" in remedy
 
 
+def use_release(version: str) -> str:
+    """Return commands of bash after which a machine uses another release of NIXL; skip if there is none."""
+    folder = os.environ.get("PYTEST_NIXL_RELEASES")
+    if folder is None:
+        pytest.skip("PYTEST_NIXL_RELEASES names no folder with other releases: run tox -e soak")
+    release = Path(folder).resolve() / version
+    (verbs,) = release.glob("nixl_cu12.libs/libibverbs-*")
+    return (
+        f"mkdir -p /opt/{version} && ln -sf {verbs} /opt/{version}/libibverbs.so.1 && "
+        f"export LD_LIBRARY_PATH=/opt/{version}:${{LD_LIBRARY_PATH#*:}} PYTHONPATH={release}:/opt/torch && "
+        '"$PYTHON" tests/helpers/torch_for_nixl.py --stand-in /opt/torch'
+    )
+
+
 @pytest.mark.soak
+@pytest.mark.parametrize("release", ["1.0.1", "1.4.1", "installed"])
 @pytest.mark.parametrize(
     ("fault", "told"),
     [
         ("target-killed", "nixlRemoteDisconnectError"),
         ("target-restarted", "nixlRemoteDisconnectError"),
         ("target-stopped", "PROC"),
+        ("target-paused", "DONE"),
     ],
 )
 def test_initiator_is_told_of_a_dead_peer_and_not_of_one_that_is_stopped(
-    rxe_machine: Machine, fault: str, told: str
+    rxe_machine: Machine, fault: str, told: str, release: str
 ) -> None:
+    before = ":" if release == "installed" else use_release(release)
     said = rxe_machine.check(
-        f'cd "$PROJECT" && "$PYTHON" tests/machines/in_flight.py {fault}/WRITE 2> /out/in_flight.log',
+        f'cd "$PROJECT" && {before} && "$PYTHON" tests/machines/in_flight.py {fault}/WRITE 2> /out/in_flight.log',
         UCX_TLS="rc,self", UCX_NET_DEVICES="rxe0:1",
     )  # fmt: skip
     print(said)
-    found = json.loads(said)["found"]
+    record = json.loads(said)
+    assert release in (record["nixl"], "installed")
+    found = record["found"]
     assert found["said"] == told
     # The survivor then moved correct bytes to another agent.
     assert ("survivor" in found, found["wrong_bytes"]) == (False, 0)

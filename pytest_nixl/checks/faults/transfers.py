@@ -14,7 +14,7 @@ from pytest_nixl.checks.faults.outcome import REGIONS, FaultOutcome
 from pytest_nixl.checks.faults.scene import COUNT, KEPT, MOVED, SECONDS, EarlyEndError, FaultScene, seeds
 from pytest_nixl.checks.faults.worker.traffic import FINISH, NOT_CALLED
 from pytest_nixl.core.free_ports import free_ports
-from pytest_nixl.core.rdma_fault import TCP_ALONE, over_tcp
+from pytest_nixl.core.rdma_fault import TCP_ALONE, over_tcp, wants_rdma
 from pytest_nixl.core.strict import Every, Text, check
 from pytest_nixl.nixl.agent import Agents
 from pytest_nixl.processes.hosts import Host
@@ -271,8 +271,12 @@ def environments(
     :param other_hosts: whether workers may be on other hosts, which may have GPUs.
     """
     tcp: dict[str, str | None] = {"UCX_TLS": TCP_ALONE[-1] if other_hosts else over_tcp(root)}
+    if all(":" in device for device in environ.get("UCX_NET_DEVICES", "all").split(",")):
+        tcp["UCX_NET_DEVICES"] = None  # it names ports of RDMA devices alone, and TCP would have none
     if backend != "UCX":
         return [{}]
+    if wants_rdma(environ):
+        return [{"UCX_TLS": environ["UCX_TLS"]}]  # a network is tried, which is what TCP is for
     return [tcp] if environ.get("UCX_TLS") in TCP_ALONE else [{}, tcp]
 
 

@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -35,6 +36,8 @@ class ForkedClaimant:
         self.pid = pid
         #: Its last message: with ``rank``, or with ``error`` and ``kind``; None if there is none yet.
         self.message: dict[str, Any] | None = None
+        #: When it came, by :func:`time.monotonic`.
+        self.heard = 0.0
         #: Whether its process has ended.
         self.ended = False
         self._channel = channel
@@ -79,7 +82,7 @@ class ForkedClaimant:
             with suppress(ConnectionResetError):
                 for line in lines:
                     with self._changed:
-                        self.message = json.loads(line)
+                        self.message, self.heard = json.loads(line), time.monotonic()
                         self._changed.notify_all()
         with self._changed:
             self.ended = True

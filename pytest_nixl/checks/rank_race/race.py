@@ -57,12 +57,18 @@ class Race:
         self.claimants.append(claimant)
         return claimant
 
-    def let_through(self, way: ProxyClient, count: int, *, seconds: float) -> None:
-        """Let ``count`` requests of a client of the proxy pass, and wait for the answer to each."""
+    def let_through(self, way: ProxyClient, count: int, *, seconds: float) -> bool:
+        """Let ``count`` requests of a claimant pass through the proxy, and wait for the answer to each.
+
+        :returns: whether it made them; False if it leaves before, as one does that was too slow to keep its lease.
+        """
         for _ in range(count):
             [request] = self.path.wait(lambda: way.held, f"a request of {way.name}", seconds=seconds)
+            if request.method == "LeaseRevoke":
+                return False
             way.release(request)
             self.path.wait(partial(_answered, request), f"the answer to {request}", seconds=seconds)
+        return True
 
     def outcomes(self, claimants: Sequence[ForkedClaimant], seconds: float) -> list[ClaimOutcome]:
         """Return the results of claims; wait up to ``seconds`` for all together."""

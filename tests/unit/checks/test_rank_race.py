@@ -9,10 +9,12 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from helpers.cli_run import repeats
@@ -22,7 +24,7 @@ from pytest_nixl.checks.rank_race import amplify as amplified
 from pytest_nixl.checks.rank_race.amplify import Amplified, amplify
 from pytest_nixl.checks.rank_race.events import DivergenceError, RequestEvent
 from pytest_nixl.checks.rank_race.explore import DepthFirst, ExploredRun, Explorer, RandomScheduler, linear_extensions
-from pytest_nixl.checks.rank_race.forkserver import ForkServer
+from pytest_nixl.checks.rank_race.forkserver import ForkedClaimant, ForkServer
 from pytest_nixl.checks.rank_race.invariants import faults
 from pytest_nixl.checks.rank_race.system_under_test import (
     ClaimOutcome,
@@ -39,6 +41,7 @@ from pytest_nixl.etcd.client import EtcdClient, connect
 from pytest_nixl.etcd.proxy import Access, EtcdProxy, ProxyClient, Request
 from pytest_nixl.etcd.proxy.client import ProxiedConnection
 from pytest_nixl.model.nixlbench_table import read_output
+from suites.rank_race.test_membership import Kill
 
 #: For three clients of the membership: the number of orders, and the number of orders that are not equivalent.
 ORDERS_OF_THREE = {"none": (90, 6), "losses": (3150, 120), "crashes": (11484, 216)}
@@ -523,6 +526,11 @@ os.fork = late
 """
 
 
+def test_the_time_after_a_kill_ends_with_the_last_rank_and_not_when_the_check_looks() -> None:
+    others = [SimpleNamespace(heard=103.0), SimpleNamespace(heard=102.0)]
+    assert Kill("group", 1, cast("list[ForkedClaimant]", others), at=100.0).seconds == 3.0
+
+
 @pytest.mark.long
 class TestNursery:
     def test_claimants_end_with_it(self) -> None:
@@ -560,6 +568,14 @@ class TestNursery:
         parent.send_signal(signal.SIGKILL)
         parent.wait()
         wait_until(lambda: not any(running(pid) for pid in pids), 60, "all have ended")
+
+    def test_a_message_has_the_time_at_which_it_came(self, forkserver: ForkServer) -> None:
+        before = time.monotonic()
+        claimant = forkserver.start("time:sleep", {})  # an argument is missing
+        assert claimant.wait(60) is not None
+        after = time.monotonic()
+        assert claimant.wait_until_ended(60)
+        assert before < claimant.heard < after
 
     def test_no_thread_remains(self, forkserver: ForkServer) -> None:
         before = set(threading.enumerate())

@@ -102,6 +102,12 @@ def test_ucx_is_also_tried_over_tcp(tmp_path: Path) -> None:
     assert environments("LIBFABRIC", {}, root) == [{}]
     assert environments("UCX", {"UCX_TLS": "tcp"}, root) == [{"UCX_TLS": "tcp"}]
     assert environments("UCX", {"UCX_TLS": "tcp,cuda_copy"}, root) == [{"UCX_TLS": "tcp"}]
+    # A deployment over RDMA has tried a network, and its devices are of no use to TCP.
+    rdma = {"UCX_TLS": "rc,cuda_copy", "UCX_NET_DEVICES": "mlx5_0:1,mlx5_1:1"}
+    assert environments("UCX", rdma, root) == [{"UCX_TLS": "rc,cuda_copy"}]
+    del rdma["UCX_TLS"]
+    assert environments("UCX", rdma, root) == [{}, {"UCX_TLS": "tcp", "UCX_NET_DEVICES": None}]
+    assert environments("UCX", {"UCX_NET_DEVICES": "mlx5_0:1,eth0"}, root) == [{}, {"UCX_TLS": "tcp"}]
     beside_gpus = {"UCX_TLS": "tcp,cuda_copy"}
     assert environments("UCX", {}, root, other_hosts=True) == [{}, beside_gpus]
     gpu = tmp_path / "sys/bus/pci/devices/0000:1a:00.0"
