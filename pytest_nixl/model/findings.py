@@ -227,9 +227,9 @@ _ALL = (
         "give every transfer a deadline in the program that waits for it",
         "the process of an agent is stopped or hangs while its connections stay open",
         "NIXL 1.0.1 to 1.5.1, with UCX and LIBFABRIC over tcp: every release that was tried (1.5.0 was watched for "
-        "120 s, the others for 3 s or more); NIXL 1.0.1, 1.4.1 and 1.5.1 with UCX over rc on soft-RoCE, where transfers "
-        "went on for 1 to 17 s and then stayed so (watched for 30 s), and 1.5.1 over ud, where they stop at once; not "
-        "with UCX over cma",
+        "120 s, the others for 3 s or more); NIXL 1.0.1, 1.4.1 and 1.5.1 with UCX over rc on soft-RoCE, where "
+        "transfers went on for 1 to 17 s and then stayed so (watched for 30 s), and 1.5.1 over ud, where they stop at "
+        "once; not with UCX over cma",
     ),
     Finding(
         "NIXL-DEAD-TARGET-CRASHES",
