@@ -123,7 +123,11 @@ def own_seconds(pid: int) -> float:
 
 def _descendants(pid: int) -> Iterator[int]:
     """Yield the pids of all descendants; nothing if the kernel does not list them."""
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").glob("*/children"))
+    except OSError:
+        return  # the process has ended
+    for path in tasks:
         try:
             children = [int(child) for child in path.read_text().split()]
         except OSError:

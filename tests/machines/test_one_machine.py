@@ -58,8 +58,9 @@ def test_bandwidth_is_measured_over_rdma(rxe_machine: Machine, transport: str, r
 @pytest.mark.soak
 @pytest.mark.parametrize("transport", ["rc", "ud"])
 def test_every_suite_passes_over_rdma(rxe_machine: Machine, transport: str) -> None:
-    # Of 200 agents over rc one was killed in 3 GiB, and over ud etcd answered them too late.
-    left_out = "--deselect=suites/metadata/test_many.py"
+    # The rank race uses no RDMA, and in this machine a rank sometimes loses its lease of 4 s. Of 200 agents over rc one
+    # was killed in 3 GiB, and over ud etcd answered them too late.
+    left_out = "--ignore=suites/rank_race --deselect=suites/metadata/test_many.py"
     small = f"--nixl-blocks=64KiB --nixl-kv-tokens=16 {left_out}"
     done = suites(rxe_machine, f"suites {small}", transport)
     assert done.code == 0

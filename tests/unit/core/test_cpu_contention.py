@@ -13,7 +13,7 @@ import pytest
 from helpers.contention import spinning
 from helpers.etcd import wait_until
 
-from pytest_nixl.core.cpu_contention import CpuContention, busy_ticks, own_processors, too_many
+from pytest_nixl.core.cpu_contention import CpuContention, busy_ticks, own_processors, own_seconds, too_many
 from pytest_nixl.judge.floor_test import decide_floor
 from pytest_nixl.judge.row import another_launch, judge
 from pytest_nixl.measure.launches import Launches
@@ -127,3 +127,11 @@ def test_measured_row_contains_the_contention_of_each_launch(make_pairs: Callabl
     assert busy.contention[0] > 0.1
     both = quiet.with_launch(busy)
     assert both.contention == (*quiet.contention, *busy.contention)
+
+
+def test_a_process_that_ends_while_its_descendants_are_looked_for_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(path: Path, pattern: str) -> list[Path]:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(Path, "glob", gone)
+    assert own_seconds(os.getpid()) > 0
