@@ -13,7 +13,7 @@ from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.nixl.agent import NixlAgent
 from pytest_nixl.nixl.backends import Backend
-from pytest_nixl.nixl.buffer import Buffer
+from pytest_nixl.nixl.buffer import Buffer, PendingBuffer
 from pytest_nixl.nixl.gpus import gpus, require_gpu
 from pytest_nixl.processes.hosts import Host
 from pytest_nixl.processes.worker_errors import WorkerError
@@ -44,7 +44,7 @@ def versions_named(workers: Sequence[Worker]) -> Iterator[None]:
 #: Seconds of transfers before a row is timed, and before the first row of a launch. New processes may share a core at
 #: first, which costs a third of the bandwidth of small blocks. A traffic shaper's burst also ends in this time. The
 #: medians of 4 KiB in 12 launches each with 0.15, 0.2 and 0.3 s were 1.36, 1.37 and 1.36 GB/s.
-WARMUP_SECONDS, FIRST_WARMUP_SECONDS = 0.005, 0.2
+WARMUP_SECONDS, FIRST_WARMUP_SECONDS = 0.005, 0.15
 #: Additional environment variables of the initiator's worker and of the target's worker.
 Variables = tuple[Mapping[str, str], Mapping[str, str]]
 
@@ -110,8 +110,11 @@ class Launch:
                 agent_options=self.agent_options,
             )
             self.initiator, self.target = agents[0], agents[-1]
-            one, other = (self._buffer(agent, *end) for agent, end in zip((agents[0], agents[-1]), ends, strict=True))
-            self.buffers = one, other
+            # Both allocate at the same time: the kernel takes long to give new memory.
+            asked = [self._request_buffer(agents[place], *ends[place]) for place in (0, -1)]
+            self.buffers = asked[0].result(), asked[1].result()
+            self._register(self.initiator, self.buffers[0])
+            self._register(self.target, self.buffers[1])
             if not backend.STORAGE:
                 with versions_named(workers):
                     connect_partners(agents, [(0, 1)])
@@ -120,7 +123,7 @@ class Launch:
                 worker.kill()
             raise
 
-    def _buffer(self, agent: NixlAgent, memory: str, device: int) -> Buffer:
+    def _request_buffer(self, agent: NixlAgent, memory: str, device: int) -> PendingBuffer:
         if memory == "VRAM":
             types = sorted(name.removesuffix("_SEG") for name in agent.get_backend_mem_types(self.backend.NAME))
             if memory not in types:
@@ -129,18 +132,19 @@ class Launch:
                     f"{self.memory} needs a backend that supports GPU memory, but {moves}",
                     "use --nixl-backend=UCX, or remove VRAM from --nixl-memory",
                 )
-        buffer = agent.allocate(
+        return agent.request_buffer(
             self.capacity, memory, device=device, directory=self._directory, alignment=self._alignment
         )
-        if memory == "OBJ":
+
+    def _register(self, agent: NixlAgent, buffer: Buffer) -> None:
+        if buffer.memory == "OBJ":
             pass  # a row registers its own objects, one for each block
         elif self._regions == 1:
             agent.register(buffer)
         else:
             part = self.capacity // self._regions
             parts = [(*buffer.descriptor(number * part, part), "") for number in range(self._regions)]
-            agent.register_memory(parts, memory)
-        return buffer
+            agent.register_memory(parts, buffer.memory)
 
     def warmup_seconds(self) -> float:
         """Return the seconds of transfers before a row is timed, which are more for the first row of a launch."""

@@ -19,7 +19,7 @@ from pytest_nixl.model.settings import Settings
 from pytest_nixl.nixl.agent_calls import AgentCalls
 from pytest_nixl.nixl.backends import between_agents, cuda_modules, shake_hands
 from pytest_nixl.nixl.backends.ucx import VRAM_AS_HOST, taken_for_host
-from pytest_nixl.nixl.buffer import Buffer
+from pytest_nixl.nixl.buffer import Buffer, PendingBuffer
 from pytest_nixl.processes.hosts import Host
 from pytest_nixl.processes.worker_errors import NixlError, WorkerError
 from pytest_nixl.processes.worker_process import Worker, results
@@ -285,6 +285,16 @@ class NixlAgent(AgentCalls):
         :raises NotApplicableError: the worker does not see this GPU; the test is then skipped.
         :raises WorkerError: the memory cannot be allocated.
         """
+        wanted = self.request_buffer(size, memory, device=device, directory=directory, alignment=alignment)
+        return wanted.result()
+
+    def request_buffer(
+        self, size: int, memory: str = "DRAM", *, device: int = 0, directory: str = "", alignment: int = 1
+    ) -> PendingBuffer:
+        """Start to allocate a buffer like :meth:`allocate`; ``.result()`` of what is returned waits for it.
+
+        :raises NotApplicableError: the worker does not see this GPU.
+        """
         of: dict[str, Any] = {"directory": directory, "alignment": alignment}
         if memory == "VRAM":
             from pytest_nixl.nixl.gpus import require_gpu
@@ -292,8 +302,8 @@ class NixlAgent(AgentCalls):
             gpu = require_gpu(self.worker, device, memory)
             self.worker.versions["gpu"] = str(gpu)
             of = {"device": gpu.number}
-        reply = self.worker.call("allocate", size=size, memory_type=memory, **of)
-        return Buffer(self.worker, reply["buffer"], reply["address"], size, memory, reply["device"])
+        request = self.worker.request("allocate", size=size, memory_type=memory, **of)
+        return PendingBuffer(request, size, memory)
 
     def allocate_asked(self, size: int, *, initiator: bool = False) -> Buffer:
         """Allocate a buffer of the memory type that this run requests for targets or initiators.

@@ -113,3 +113,25 @@ class Buffer:
     def free(self) -> None:
         """Free the memory. Call it once, after all its registrations are deregistered."""
         self.worker.call("forget", objects=[self.ref])
+
+
+@dataclass(frozen=True)
+class PendingBuffer:
+    """A buffer that a worker allocates meanwhile.
+
+    :param request: the request to allocate it.
+    :param size: in bytes.
+    :param memory: ``DRAM``, ``VRAM``, ``FILE`` or ``OBJ``.
+    """
+
+    request: Pending
+    size: int
+    memory: str
+
+    def result(self) -> Buffer:
+        """Wait for the buffer.
+
+        :raises WorkerError: the memory cannot be allocated.
+        """
+        made = self.request.result()
+        return Buffer(self.request.worker, made["buffer"], made["address"], self.size, self.memory, made["device"])

@@ -142,7 +142,11 @@ class ProgressWriter:
         self._descriptor = descriptor
         self._live = live
         self._shown = False
-        self._done = threading.Event()
+        self._words: Any = None
+        #: When :meth:`begin` was called, and how many seconds later the next line is due.
+        self._started = self._due = 0.0
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
     def begin(self, words: Any) -> None:
@@ -151,41 +155,56 @@ class ProgressWriter:
         :param words: a function that returns the text, given the seconds since this call.
         """
         self.end()
-        self._done = threading.Event()
-        started = time.monotonic()
-        if self._live:
-            self._show(words(0.0))
-        self._thread = threading.Thread(
-            target=self._tick, args=(words, started, self._done), name="nixl-row-progress", daemon=True
-        )
-        self._thread.start()
+        with self._lock:
+            self._words, self._started, self._due = words, time.monotonic(), self._pause
+            if self._live:
+                self._show(words(0.0))
+        if self._thread is None:
+            # One for all rows: its start takes longer than some rows.
+            self._thread = threading.Thread(target=self._tick, name="nixl-row-progress", daemon=True)
+            self._thread.start()
 
     def end(self) -> None:
         """Write nothing more, and remove the live line."""
-        if self._thread is None:
-            return
-        self._done.set()
-        self._thread.join()
-        self._thread = None
-        if self._shown:
-            self._write(_ERASE)
-            self._shown = False
+        with self._lock:
+            self._words = None
+            if self._shown:
+                self._write(_ERASE)
+                self._shown = False
 
     def close(self) -> None:
         """End, and close the file descriptor."""
         self.end()
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join()
         with suppress(OSError):
             os.close(self._descriptor)
 
-    def _tick(self, words: Any, started: float, done: threading.Event) -> None:
-        pause = LIVE_SECONDS if self._live else PLAIN_SECONDS
-        while not done.wait(pause):
-            seconds = time.monotonic() - started
-            if self._live:
-                self._show(words(seconds))
-            else:
-                self._write(f"\n{words(seconds)}\n")
-                pause = seconds  # the next line comes when the row has taken twice as long
+    @property
+    def _pause(self) -> float:
+        return LIVE_SECONDS if self._live else PLAIN_SECONDS
+
+    def _tick(self) -> None:
+        pause = self._pause
+        while not self._closed.wait(pause):
+            with self._lock:
+                pause = self._look()
+
+    def _look(self) -> float:
+        """Write the line that is due, and return the seconds until the next may be."""
+        if self._words is None:
+            return self._pause
+        seconds = time.monotonic() - self._started
+        if seconds < self._due:
+            return self._due - seconds
+        if self._live:
+            self._show(self._words(seconds))
+            self._due = seconds + self._pause
+        else:
+            self._write(f"\n{self._words(seconds)}\n")
+            self._due = 2 * seconds  # the next line comes when the row has taken twice as long
+        return self._due - seconds
 
     def _show(self, text: str) -> None:
         try:

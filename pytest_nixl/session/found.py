@@ -62,6 +62,8 @@ class Found:
     samples_so_far: Samples | None = None
     #: By node id what a test measured so far, as a result without a verdict.
     _begun: dict[str, Result] = field(default_factory=dict)
+    #: The node ids of the tests that have a result.
+    _judged: set[str] = field(default_factory=set)
 
     def begun(self, nodeid: str) -> Result:
         """Return what a test measured so far, as a result without a verdict."""
@@ -82,8 +84,10 @@ class Found:
 
     def add_result(self, result: Result) -> None:
         """Add the result of a test. The result of its teardown replaces that of its call."""
-        kept = (one for one in self.results if one.nodeid != result.nodeid)
-        self.results = (*kept, self._hidden(result))
+        if result.nodeid in self._judged:
+            self.results = tuple(one for one in self.results if one.nodeid != result.nodeid)
+        self._judged.add(result.nodeid)
+        self.results = (*self.results, self._hidden(result))
 
     def add_run_results(self, results: Iterable[Result]) -> None:
         """Add results that no test made, such as a required check that did not run."""

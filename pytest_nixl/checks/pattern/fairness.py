@@ -120,7 +120,7 @@ def describe(samples: PatternSamples) -> str:
 
 def slowed_by(samples: PatternSamples) -> str:
     """Return which slowed flows share a full end, as the end of a sentence; empty: no flow is slowed."""
-    slowed = [each.flow for each in samples.flows if each.ratio < SLOWED]
+    slowed = dict.fromkeys(each.flow for each in samples.flows if each.ratio < SLOWED)
     if not slowed:
         return ""
     alone, together = samples.rates(ALONE), samples.rates(TOGETHER)

@@ -24,11 +24,11 @@ from pytest_nixl.model.traffic_pattern import Flow, rounds
 from pytest_nixl.nixl.agent import NixlAgent
 from pytest_nixl.nixl.backends import BACKENDS
 from pytest_nixl.nixl.backends.ucx import protocol
-from pytest_nixl.nixl.buffer import Buffer, Part
+from pytest_nixl.nixl.buffer import Buffer, Part, PendingBuffer
 from pytest_nixl.nixl.gpus import LinkGpu, gpus
 from pytest_nixl.processes.hosts import Host
 from pytest_nixl.processes.worker_errors import SAME_VERSION, WorkerError
-from pytest_nixl.processes.worker_process import Worker, results
+from pytest_nixl.processes.worker_process import Pending, Worker, results
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,8 @@ class FlowStep:
 REPEATS = 5
 #: The least seconds of a window, and the least number of times that every transfer in flight fits into it.
 LEAST_SECONDS, LEAST_TURNS = 0.1, 10
+#: How often each prepared transfer is posted to learn how long it takes.
+_TRIALS = 3
 #: The share of a window that precedes it and is not counted.
 _WARM_UP = 0.2
 #: A buffer, and the part of it that belongs to each of its flows.
@@ -161,8 +163,7 @@ class RankFlows:
             self._ranks = self._prepared(agent_options)
             with versions_named(self._workers):
                 connect_partners(self.agents, self._partners())
-            for rank in self._used():
-                self._prepare(rank)
+            self._prepare(self._used())
         except BaseException:
             self.kill()
             raise
@@ -287,30 +288,40 @@ class RankFlows:
         )
         ends = (kind.memory.initiator, kind.memory.target)
         source, target = ends if kind.op == "WRITE" else ends[::-1]
-        ranks = []
-        for number, agent in enumerate(agents):
-            rank = _PatternRank(agent)
-            sent = sum(flow.size for flow in self._flows if flow.source == number) * kind.depth
-            received = sum(flow.size for flow in self._flows if flow.target == number) * kind.depth
-            if sent:
-                rank.outgoing = self._buffer(agent, sent, source, devices[number])
-            if received:
-                rank.incoming = self._buffer(agent, received, target, devices[number])
-            ranks.append(rank)
-        return ranks
+        sent = [sum(flow.size for flow in self._flows if flow.source == rank) for rank in range(len(agents))]
+        received = [sum(flow.size for flow in self._flows if flow.target == rank) for rank in range(len(agents))]
+        outgoing = self._allocated(agents, sent, source, devices)
+        incoming = self._allocated(agents, received, target, devices)
+        return [_PatternRank(*each) for each in zip(agents, outgoing, incoming, strict=True)]
 
-    def _buffer(self, agent: NixlAgent, size: int, memory: str, device: int) -> Buffer:
+    def _allocated(
+        self, agents: Sequence[NixlAgent], sizes: Sequence[int], memory: str, devices: Sequence[int]
+    ) -> list[Buffer | None]:
+        """Return a registered buffer of each agent; None where the size of one transfer of all its flows is 0."""
+        asked = [
+            self._request_buffer(agent, size * self._kind.depth, memory, device) if size else None
+            for agent, size, device in zip(agents, sizes, devices, strict=True)
+        ]
+        buffers = [None if each is None else each.result() for each in asked]
+        for agent, buffer in zip(agents, buffers, strict=True):
+            if buffer is not None:
+                agent.register(buffer)
+        return buffers
+
+    def _request_buffer(self, agent: NixlAgent, size: int, memory: str, device: int) -> PendingBuffer:
         if memory == "VRAM" and "VRAM_SEG" not in agent.get_backend_mem_types(self._kind.backend):
             raise NotApplicableError(
                 f"{self._kind.memory} needs a backend that supports GPU memory, but {self._kind.backend} does not",
                 "use --nixl-backend=UCX, or remove VRAM from --nixl-memory",
             )
-        buffer = agent.allocate(size, memory, device=device)
-        agent.register(buffer)
-        return buffer
+        return agent.request_buffer(size, memory, device=device)
 
-    def _prepare(self, number: int) -> None:
-        """Prepare the transfers that a rank posts."""
+    def _prepare(self, numbers: Sequence[int]) -> None:
+        """Prepare the transfers that some ranks post."""
+        for number, endpoint in zip(numbers, results([self._request_flows(each) for each in numbers]), strict=True):
+            self._ranks[number].endpoint = endpoint
+
+    def _request_flows(self, number: int) -> Pending:
         kind, rank = self._kind, self._ranks[number]
         flows = []
         for place, flow in enumerate(self._flows):
@@ -322,7 +333,7 @@ class RankFlows:
                 source, target = self._ends(flow, slot)
                 slots.append([list(source), list(target)] if number == flow.source else [list(target), list(source)])
             flows.append({"number": place, "partner": partner.agent.name, "slots": slots})
-        rank.endpoint = rank.worker.call(
+        return rank.worker.request(
             "flows_prepare",
             agent=rank.agent.ref,
             op=kind.op,
@@ -378,10 +389,11 @@ class RankFlows:
 
     def _with_durations(self, steps: Sequence[FlowStep]) -> list[FlowStep]:
         """Return steps with windows that are long enough for the transfers in flight of their slowest flow."""
-        tried = self._run([replace(step, durations=(0.0, 0.0)) for step in steps])  # the first transfers also connect
+        # The first transfers also connect. Of the others the fastest counts: another process may hold one up.
+        tried = self._run([replace(step, durations=(0.0,) * (1 + _TRIALS)) for step in steps])
         timed = []
         for step, found in zip(steps, tried, strict=True):
-            slowest = max(windows[-1][1] for windows in found.windows.values())
+            slowest = max(min(seconds for _, seconds in windows[1:]) for windows in found.windows.values())
             least = max(self._settings.duration, LEAST_SECONDS, LEAST_TURNS * slowest)
             duration = min(least, self._settings.timeout / 4)
             timed.append(replace(step, durations=(_WARM_UP * duration, duration)))

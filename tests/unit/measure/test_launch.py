@@ -239,8 +239,9 @@ class AgentOfEnd:
     def get_backend_mem_types(self, backend: str) -> list[str]:
         return ["DRAM_SEG", "BLK_SEG"]
 
-    def allocate(self, size: int, memory: str, **given: Any) -> Any:
-        return SimpleNamespace(size=size, memory=memory, descriptor=lambda offset, part: (offset, part, 0), **given)
+    def request_buffer(self, size: int, memory: str, **given: Any) -> Any:
+        buffer = SimpleNamespace(size=size, memory=memory, descriptor=lambda offset, part: (offset, part, 0), **given)
+        return SimpleNamespace(result=lambda: buffer)
 
     def register_memory(self, parts: list[Any], memory: str) -> None:
         self.registered.append((parts, memory))
@@ -258,15 +259,16 @@ def pair_of_doubles(regions: int = 1) -> Any:
 
 def test_the_memory_of_an_end_is_registered_in_its_regions() -> None:
     one, parts, objects = AgentOfEnd(), AgentOfEnd(), AgentOfEnd()
-    buffer = pair_of_doubles()._buffer(one, "DRAM", 3)
-    assert one.registered == [buffer]
+    buffer = pair_of_doubles()._request_buffer(one, "DRAM", 3).result()
     assert (buffer.size, buffer.device, buffer.directory, buffer.alignment) == (64, 3, "/d", 8)
-    pair_of_doubles(4)._buffer(parts, "DRAM", 0)
+    pair_of_doubles()._register(one, buffer)
+    assert one.registered == [buffer]
+    pair_of_doubles(4)._register(parts, buffer)
     assert parts.registered == [([(offset, 16, 0, "") for offset in (0, 16, 32, 48)], "DRAM")]
-    pair_of_doubles()._buffer(objects, "OBJ", 0)
+    pair_of_doubles()._register(objects, objects.request_buffer(64, "OBJ").result())
     assert objects.registered == [], "a row registers its own objects"
     with pytest.raises(NotApplicableError, match="but POSIX supports only BLK and DRAM"):
-        pair_of_doubles()._buffer(AgentOfEnd(), "VRAM", 0)
+        pair_of_doubles()._request_buffer(AgentOfEnd(), "VRAM", 0)
 
 
 class LaunchedWorker:
