@@ -141,6 +141,8 @@ def line_of(samples: PatternSamples) -> str:
 def judge_culprit_of_pattern(kind: PatternKind, launches: PatternLaunches, cluster: Cluster) -> Judgement:
     """Measure flows from each rank to several others alone, and name the rank that is slow with each partner.
 
+    Flows that the pattern has, such as those of ``alltoall``, are not measured again.
+
     :raises NotApplicableError: the ranks are on fewer than three hosts.
     """
     if not cluster.several:
@@ -153,4 +155,5 @@ def judge_culprit_of_pattern(kind: PatternKind, launches: PatternLaunches, clust
             f"start ranks on at least {LEAST_HOSTS} hosts",
         )
     size = max(flow.size for flow in kind.pattern.flows)
-    return judge_pattern_culprit(launches.samples(replace(kind, pattern=paired_again(found.hosts, size))))
+    again = paired_again(found.hosts, size)
+    return judge_pattern_culprit(found.only(again) or launches.samples(replace(kind, pattern=again)))

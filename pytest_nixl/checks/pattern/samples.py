@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
 
@@ -167,6 +167,12 @@ class PatternSamples:
     def of(self, flow: Flow) -> FlowSamples:
         """Return what was measured of a flow."""
         return self._by_flow[flow]
+
+    def only(self, pattern: TrafficPattern) -> PatternSamples | None:
+        """Return what was measured of the flows of another pattern; None if not all of them were measured."""
+        if not self._by_flow.keys() >= set(pattern.flows):
+            return None
+        return replace(self, kind=replace(self.kind, pattern=pattern), flows=tuple(map(self.of, pattern.flows)))
 
     @cached_property
     def _by_flow(self) -> dict[Flow, FlowSamples]:

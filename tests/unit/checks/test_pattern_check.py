@@ -120,26 +120,35 @@ def test_the_buffers_of_all_ranks_of_one_host_must_fit_into_its_memory(
     assert len(found) == 1 - missing
 
 
+@pytest.mark.parametrize("has_all", [True, False])
 @pytest.mark.parametrize(
     ("hosts", "words"), [("", "only one rank"), ("aaa", "on 1 host,"), ("aba", "on 2 hosts,"), ("abca", "")]
 )
 def test_a_culprit_is_looked_for_among_three_hosts_with_the_largest_size(
-    monkeypatch: pytest.MonkeyPatch, hosts: str, words: str
+    monkeypatch: pytest.MonkeyPatch, hosts: str, words: str, has_all: bool
 ) -> None:
     flows = Flow(0, 1, 64), Flow(1, 2, 128), Flow(2, 0, 32)
     kind = replace(KIND, pattern=TrafficPattern("matrix", 3, flows))
     asked: list[PatternKind] = []
+    wanted: list[TrafficPattern] = []
+
+    def only(pattern: TrafficPattern) -> str | None:
+        wanted.append(pattern)
+        return "measured before" if has_all else None
 
     def samples(each: PatternKind) -> Any:
         asked.append(each)
-        return SimpleNamespace(hosts=hosts)
+        return SimpleNamespace(hosts=hosts, only=only)
 
-    monkeypatch.setattr(check, "judge_pattern_culprit", lambda _: "judged")
+    monkeypatch.setattr(check, "judge_pattern_culprit", lambda found: found)
     given: Any = SimpleNamespace(samples=samples), SimpleNamespace(several=bool(hosts))
     if words:
         with pytest.raises(NotApplicableError, match=words):
             judge_culprit_of_pattern(kind, *given)
         return
-    assert judge_culprit_of_pattern(kind, *given) == "judged"  # type: ignore[comparison-overlap]
-    assert [each.pattern.name for each in asked] == [kind.pattern.name, "paired-again"]
-    assert {flow.size for flow in asked[1].pattern.flows} == {128}
+    judged: Any = judge_culprit_of_pattern(kind, *given)
+    assert {flow.size for flow in wanted[0].flows} == {128}
+    if has_all:
+        assert (judged, len(asked)) == ("measured before", 1)
+    else:
+        assert [each.pattern for each in asked] == [kind.pattern, *wanted]

@@ -11,7 +11,7 @@ from pytest_nixl.checks.pattern.culprit import PARTNERS, judge_pattern_culprit, 
 from pytest_nixl.checks.pattern.samples import ALONE, TOGETHER, FlowSamples, PatternKind, PatternSamples
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.samples import DISTURBED_CORES
-from pytest_nixl.model.traffic_pattern import Flow
+from pytest_nixl.model.traffic_pattern import Flow, TrafficPattern
 from pytest_nixl.model.verdicts import Verdict
 
 SIZE = 1 << 20
@@ -47,6 +47,16 @@ def test_flows_are_between_hosts_only() -> None:
     flows = paired_again(hosts, SIZE).flows
     assert len(flows) == 12
     assert all(hosts[flow.source] != hosts[flow.target] for flow in flows)
+
+
+def test_flows_of_a_larger_pattern_are_those_of_a_smaller_one_if_it_has_them_all() -> None:
+    measured = samples(lambda flow: 100 + flow.source)
+    some = TrafficPattern("some", len(NODES), (Flow(3, 0, SIZE), Flow(0, 1, SIZE)))
+    found = measured.only(some)
+    assert found is not None
+    assert (found.kind.pattern, found.flows) == (some, tuple(map(measured.of, some.flows)))
+    assert (found.names, found.hosts) == (measured.names, measured.hosts)
+    assert measured.only(TrafficPattern("other", len(NODES), (*some.flows, Flow(0, 1, 2 * SIZE)))) is None
 
 
 def test_a_healthy_network_passes() -> None:
