@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import importlib
 import os
+import pkgutil
 import re
 import resource
 import signal
@@ -204,6 +206,12 @@ def forked_ranks(size: int, folder: Path, arguments: Sequence[str]) -> int:
     """Run ranks, and return 0 if all end with 0. It runs in a separate process, which has no supervisor."""
     import pytest  # noqa: F401 (for all ranks)
     import requests  # noqa: F401
+
+    # All ranks share the cores of one machine, so that each import would count for all of them.
+    for room in ("checks.pattern", "cluster", "etcd", "judge", "measure", "nixl", "processes", "report", "session"):
+        package = importlib.import_module(f"pytest_nixl.{room}")
+        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
 
     pids = {fork_rank(number, folder, arguments): number for number in range(size)}
     while pids:

@@ -9,6 +9,7 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from pytest_nixl.checks.pattern.samples import ALONE, TOGETHER, FlowSamples, PatternKind, PatternSamples, Window
@@ -94,7 +95,7 @@ REPEATS = 5
 #: The least seconds of a window, and the least number of times that every transfer in flight fits into it.
 LEAST_SECONDS, LEAST_TURNS = 0.1, 10
 #: How often each prepared transfer is posted to learn how long it takes.
-_TRIALS = 3
+_TRIALS = 2
 #: The share of a window that precedes it and is not counted.
 _WARM_UP = 0.2
 #: A buffer, and the part of it that belongs to each of its flows.
@@ -242,11 +243,11 @@ class RankFlows:
     def _all_flows(self) -> FlowStep:
         return FlowStep(TOGETHER, [self._flows])
 
-    @property
+    @cached_property
     def _coordinator(self) -> int:
         """The rank that most flows touch, which starts the steps of all."""
-        touched = [rank for flow in self._flows for rank in flow.ranks]
-        return max(self._used(), key=touched.count)
+        touched = Counter(rank for flow in self._flows for rank in flow.ranks)
+        return max(sorted(touched), key=touched.__getitem__)
 
     def _partners(self) -> set[tuple[int, int]]:
         """Return the pairs of ranks that must be connected: those of flows, and the coordinator with each."""

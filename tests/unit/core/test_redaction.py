@@ -70,6 +70,13 @@ def test_the_length_of_a_scheme_does_not_show_a_password(length: int) -> None:
 
 #: Texts as variables, options, answers of servers and tracebacks have them. Each has the secret ``Sw0rdfish-1`` once.
 SHAPES = (
+    "secret=Sw0rdfish-1",
+    "jwt: Sw0rdfish-1",
+    "/object?sig=Sw0rdfish-1",
+    "/object?x-amz-date=Sw0rdfish-1",
+    "credential=Sw0rdfish-1",
+    # Python's regular expressions take the long s for an s.
+    "pa\u017f\u017fword=Sw0rdfish-1",
     "NIXL_APITOKEN=Sw0rdfish-1",
     "NIXL_DBPASSWORD=Sw0rdfish-1 rank 3",
     "AccountName=me;AccountKey=Sw0rdfish-1;EndpointSuffix=core",

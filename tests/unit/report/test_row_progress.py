@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from helpers.cli_run import BANDWIDTH, ROOT, environment
@@ -178,6 +179,35 @@ def test_the_live_line_is_brought_up_to_date_and_removed(
     assert screen(written) == ["suite ....!", "next"]
     assert f"second {(COLUMNS - 1 - len('second ')) * 'x'}\x1b8" in written
     writer.close()
+
+
+@pytest.mark.parametrize(
+    ("live", "lines"),
+    [
+        # The time to the next plain line doubles.
+        (False, [(9.0, 1.0, ""), (10.0, 10.0, "10 s"), (19.0, 1.0, ""), (20.0, 20.0, "20 s")]),
+        (True, [(0.5, 0.5, ""), (1.25, 1.0, "1 s"), (2.0, 0.25, ""), (2.25, 1.0, "2 s")]),
+    ],
+)
+def test_a_line_is_written_when_it_is_due(
+    monkeypatch: pytest.MonkeyPatch, live: bool, lines: list[tuple[float, float, str]]
+) -> None:
+    writer, written, now = ProgressWriter(-1, live=live), list[str](), [100.0]
+    monkeypatch.setattr(row_progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(writer, "_write", written.append)
+    monkeypatch.setattr(writer, "_thread", "another")  # the test looks in its place
+    writer.begin("{:.0f} s".format)
+    assert ("0 s" in "".join(written)) == live
+    for seconds, left, words in lines:
+        written.clear()
+        now[0] = 100.0 + seconds
+        assert writer._look() == pytest.approx(left)
+        assert (words in "".join(written)) if words else written == []
+    writer.end()
+    written.clear()
+    now[0] += 1000.0
+    assert writer._look() == (row_progress.LIVE_SECONDS if live else row_progress.PLAIN_SECONDS)
+    assert written == []
 
 
 def test_a_short_row_gets_no_plain_line() -> None:
