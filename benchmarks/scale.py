@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import gc
 import importlib
 import os
 import pkgutil
@@ -212,6 +213,8 @@ def forked_ranks(size: int, folder: Path, arguments: Sequence[str]) -> int:
         package = importlib.import_module(f"pytest_nixl.{room}")
         for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
+    # What is imported stays: no rank need look whether it is garbage.
+    gc.freeze()
 
     pids = {fork_rank(number, folder, arguments): number for number in range(size)}
     while pids:

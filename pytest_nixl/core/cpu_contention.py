@@ -96,6 +96,11 @@ class HostLoad:
         self._processors = own_processors()
         self._start = self._read()
 
+    @property
+    def seconds(self) -> float:
+        """The seconds since this object was created."""
+        return time.monotonic() - self._start[2]
+
     def others(self) -> float:
         """Return how many of the cores that this process may run on other processes have used, on average."""
         busy, own, now = (end - start for end, start in zip(self._read(), self._start, strict=True))

@@ -26,14 +26,12 @@ from servers import ETCD_PORT, etcd, keys
 
 from pytest_nixl.cluster.group import TTL
 
-pytestmark = pytest.mark.alone  # eight runs of three ranks go on at a time, each with a lease to keep
-
 NODES = ("node-0", "node-1", "node-2")
 #: Two hosts that are cut off from the others, and two hosts whose etcd is ended.
 CUT, DYING = ("cut-0", "cut-1"), ("dying-0", "dying-1")
 MOVING = "tests/cluster/moving.py"
-#: The number of runs at the same time.
-AT_ONCE = 8
+#: The number of runs at the same time, beside other tests: each has three ranks, with a lease to keep.
+AT_ONCE = 4
 #: Limits in seconds on a busy machine: for all ranks to begin; for the surviving ranks to end; for leases to end and
 #: keys to be removed.
 BEGIN, END, LEASES = 240.0, 240.0, 10.0 * TTL

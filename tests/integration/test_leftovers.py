@@ -21,7 +21,7 @@ from helpers.marked import MARK, marked
 from pytest_nixl.etcd_servers.embedded import EmbeddedServer
 from pytest_nixl.processes.supervisor import supervisor
 
-pytestmark = [pytest.mark.alone, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 #: The suites that a gate requires, without the slowest ones.
 REQUIRED = (
@@ -83,7 +83,7 @@ class Scene:
         found += [f"directory {path}" for path in self.directory.glob("pytest-nixl*")]
         with self.etcd.client() as client:
             found += [f"key {key}" for key in client.get_prefix("/pytest-nixl/")]
-        return found + [f"shared memory {name}" for name in _segments() - self.segments]
+        return found + [f"shared memory {name}" for name in _segments() - self.segments if _is_free(name)]
 
 
 def _segments() -> frozenset[str]:
@@ -126,6 +126,7 @@ def test_an_ended_run_leaves_nothing(scene: Scene, number: signal.Signals, code:
     assert eventually(lambda: not scene.left()), scene.left()
 
 
+@pytest.mark.alone  # beside other tests a row's windows may differ too much for PASS
 @pytest.mark.parametrize(
     "suites", [pytest.param(("suites",), id="all", marks=pytest.mark.whole), pytest.param(REQUIRED, id="required")]
 )

@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from helpers.records import ROW
 
 from pytest_nixl.model.results import Result, RowSummary
 from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.session import check_result
 from pytest_nixl.session.found import Found
 
 SUMMARY = RowSummary(1e9, 1e-6, 1e-6, 10, 0.0, 0.0, ("tcp/eth0",))
@@ -56,3 +59,20 @@ def test_the_first_interruption_stays(found: Found) -> None:
     found.interrupt("INTERRUPTED after 1 of 2 checks: Ctrl-C")
     found.interrupt("INTERRUPTED after 2 of 2 checks: a rank was lost")
     assert found.interrupted == "INTERRUPTED after 1 of 2 checks: Ctrl-C"
+
+
+def test_tests_that_follow_each_other_at_once_share_a_reading_of_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    def load() -> Any:
+        made.append(SimpleNamespace(seconds=0.0))
+        return made[-1]
+
+    monkeypatch.setattr(check_result, "HostLoad", load)
+    session = SimpleNamespace(stash=pytest.Stash())
+    items: list[Any] = [SimpleNamespace(session=session, stash=pytest.Stash()) for _ in range(3)]
+    check_result.watch_load(items[0])
+    check_result.watch_load(items[1])
+    made[0].seconds = 1.0
+    check_result.watch_load(items[2])
+    assert [made.index(item.stash[check_result._LOAD]) for item in items] == [0, 0, 1]
