@@ -73,6 +73,7 @@ def row_of(item: pytest.Item) -> RowKey | None:
     for name, value in params.items():
         key = value if isinstance(value, RowKey) else getattr(value, "key", None)
         if isinstance(key, RowKey):
-            sizes = ("block", "batch", "depth") if name == "nixl_link" else ()
-            return replace(key, **{each: params[each] for each in sizes if each in params})
+            if name != "nixl_link":
+                return key
+            return replace(key, **{each: params[each] for each in ("block", "batch", "depth") if each in params})
     return None

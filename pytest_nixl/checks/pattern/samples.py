@@ -82,7 +82,7 @@ class FlowRow:
     flow: Flow
     load: str
 
-    @property
+    @cached_property
     def key(self) -> RowKey:
         """The key of the row."""
         return self.kind.key(self.flow, self.load)
