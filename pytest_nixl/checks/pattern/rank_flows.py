@@ -97,7 +97,7 @@ LEAST_SECONDS, LEAST_TURNS = 0.1, 10
 #: How often each prepared transfer is posted to learn how long it takes.
 _TRIALS = 2
 #: The share of a window that precedes it and is not counted.
-_WARM_UP = 0.2
+_WARM_UP = 0.1
 #: A buffer, and the part of it that belongs to each of its flows.
 _FlowParts = tuple[Buffer, dict[Flow, Part]]
 

@@ -403,7 +403,7 @@ def test_a_window_is_long_enough_for_the_slowest_flow_and_a_quarter_of_the_deadl
     }.items():  # fmt: skip
         setattr(flows, name, value)
     [step] = flows._with_durations([FlowStep("together", [(one, other)], (9.0, 9.0))])
-    assert list(step.durations) == pytest.approx([0.2 * window, window])
+    assert list(step.durations) == pytest.approx([0.1 * window, window])
 
 
 class AskedWorker:

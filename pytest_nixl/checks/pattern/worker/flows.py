@@ -33,6 +33,8 @@ _GO = re.compile(rb"pytest-nixl:go:([0-9]{1,18}:[0-9]{1,9}:[0-9]{1,9})")
 
 #: Seconds without progress after which a rank naps between its polls, and the seconds of a nap beside transfers.
 _BUSY_SECONDS, _NAP_SECONDS = 0.0002, 0.00002
+#: The seconds of a nap between the polls of a rank that waits for all others: the slowest of them needs the processor.
+_GATE_NAP_SECONDS = 0.003
 _POLLS_BETWEEN_LOOKS = 64
 
 
@@ -205,11 +207,11 @@ class FlowEndpoint:
         self.measured = []
         for number, step in enumerate(steps):
             self._deadline = time.monotonic() + 2 * timeout  # others may still be in the step before
-            self._gate(b"%d:%d:0" % (run, number), everyone, IDLE_NAP_SECONDS)
+            self._gate(b"%d:%d:0" % (run, number), everyone, _GATE_NAP_SECONDS)
             self._deadline = time.monotonic() + timeout
             self.measured.append(None if step is None else self._step(b"%d:%d" % (run, number), step, own))
         self._deadline = time.monotonic() + 2 * timeout
-        self._gate(b"%d:%d:0" % (run, len(steps)), everyone, IDLE_NAP_SECONDS)
+        self._gate(b"%d:%d:0" % (run, len(steps)), everyone, _GATE_NAP_SECONDS)
         if not everyone.coordinator:
             while not self._cancelled():  # its last messages leave it only while it polls
                 self._rest(self._poll(), IDLE_NAP_SECONDS)
