@@ -145,8 +145,16 @@ def _check_every(form: Every, value: Any, where: str) -> None:
         raise StrictError(f"{where} is {shorten(value)}: expected {'an object' if form.keys else 'a list'}")
     if len(value) > form.most:
         raise StrictError(f"{where} has {len(value)} items: expected at most {form.most}")
+    if isinstance(value, list) and isinstance(form.form, Number) and _are_numbers(form.form, value):
+        return
     for key, part in value.items() if isinstance(value, dict) else enumerate(value):
         check(form.form, part, f"{where}[{shorten(key)}]")
+
+
+def _are_numbers(form: Number, values: list[Any]) -> bool:
+    """Whether all values have a form. To check each, and to name it, takes ten times as long for a row's latencies."""
+    kinds = {int} if form.whole else {int, float}
+    return set(map(type, values)) <= kinds and all(form.least <= each <= form.most for each in values)
 
 
 def _check_fields(form: Mapping[str, Form], value: Any, where: str) -> None:

@@ -191,3 +191,11 @@ def test_brackets_inside_strings_do_not_count_as_nesting() -> None:
     wide = json.dumps([[number] for number in range(5000)]).encode()
     assert len(loads(wide)) == 5000
     check(Every(Every(Number(whole=True))), loads(wide))
+
+
+@pytest.mark.parametrize("wrong", [2.0, True, "2", None])
+def test_the_first_item_that_is_not_an_integer_is_named(wrong: object) -> None:
+    form = Every(Number(0, 9, whole=True))
+    check(form, [1, 9, 0])
+    with pytest.raises(StrictError, match=r"^it\[1\] is .*: expected an integer from 0 to 9$"):
+        check(form, [1, wrong, wrong])
