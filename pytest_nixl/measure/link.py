@@ -278,13 +278,15 @@ class Link:
         settings = self._settings
         usual = WINDOWS if self.memory.target == "OBJ" else usual_iterations(block)
         iterations = 1 if together else settings.iterations or usual
+        given = settings.sources.get("warmup", "default") != "default"
+        warmup = settings.warmup if given else usual_warmup(block, settings.warmup)
         duration = max(settings.duration, BESIDE_SECONDS) if together else settings.duration
         found: dict[str, Any] = self._run(
             "measure",
             transfers,
             settings.timeout + duration,
             iterations=iterations,
-            warmup=min(settings.warmup, 1) if together else settings.warmup,
+            warmup=min(warmup, 1) if together else warmup,
             warmup_seconds=self._launch.warmup_seconds(),
             duration=duration,
             op=self.op,
@@ -321,6 +323,15 @@ def usual_iterations(block: int) -> int:
     :param block: the size of one block in bytes.
     """
     return 1000 if block <= MIB else max(WINDOWS, -(-LARGE_BYTES // block))
+
+
+def usual_warmup(block: int, most: int) -> int:
+    """Return the number of transfers before the clock starts if ``--nixl-warmup`` gives none.
+
+    :param block: the size of one block in bytes.
+    :param most: the number for blocks of which as many do not move more than the timed transfers have to.
+    """
+    return min(most, -(-LARGE_BYTES // block))
 
 
 def ucx_tls_of_ranks(one: Worker, other: Worker) -> tuple[tuple[str, str], ...]:

@@ -321,7 +321,7 @@ class Settings:
         help="least number of transfers to time for each row", metavar="N")
     warmup: int = option(
         "session.parsers:parse_warmup", "a non-negative integer", default="10",
-        help="transfers before the clock starts", metavar="N")
+        help="transfers before the clock starts; by default no more than move 160 MiB", metavar="N")
     duration: float = option(
         "session.parsers:parse_seconds", TIME_FORM, default="0.07s", help="least time to measure each row for",
         metavar="TIME")

@@ -20,6 +20,7 @@ from pytest_nixl.measure.link import (
     obstacle_between,
     ucx_tls_of_ranks,
     usual_iterations,
+    usual_warmup,
 )
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.row_key import RowKey, row_variant
@@ -168,6 +169,24 @@ def test_default_iterations_move_160_mib_of_large_blocks_in_10_windows_at_least(
     assert usual_iterations((1 << 20) + 1) == 160
 
 
+def test_large_blocks_are_warmed_up_with_fewer_transfers() -> None:
+    assert [usual_warmup(size << 20, 10) for size in (1, 16, 17, 32, 64, 320)] == [10, 10, 10, 5, 3, 1]
+
+
+@pytest.mark.parametrize(("source", "warmup"), [("default", 3), ("--nixl-warmup", 10)])
+def test_a_number_of_transfers_to_warm_up_with_that_is_given_holds_for_large_blocks_too(
+    source: str, warmup: int
+) -> None:
+    asked: dict[str, Any] = {}
+    one = Link.__new__(Link)
+    settings = SimpleNamespace(iterations=0, warmup=10, duration=0.5, timeout=20.0, sources={"warmup": source})
+    launch = SimpleNamespace(warmup_seconds=lambda: 0)
+    given = {"_settings": settings, "memory": DRAM, "op": "WRITE", "_launch": launch}
+    vars(one).update(given, _run=lambda *_, **more: asked.update(more), _beside_the_initiator=lambda links: [])
+    one._timed(cast(Any, None), 64 << 20, [], together=False)
+    assert asked["warmup"] == warmup
+
+
 @pytest.mark.long
 def test_backend_whose_done_means_posted_is_measured_with_a_notification_per_transfer(
     make_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch
@@ -306,7 +325,7 @@ def test_a_row_beside_others_is_measured_by_time_alone(
         found.update(arguments, command=command, deadline=seconds)
         return {}
 
-    settings = {"iterations": 0, "warmup": 7, "duration": 0.5, "timeout": 20.0, **given}
+    settings = {"iterations": 0, "warmup": 7, "duration": 0.5, "timeout": 20.0, "sources": {}, **given}
     for name, value in {
         "_settings": SimpleNamespace(**settings), "memory": DRAM, "op": "WRITE", "_run": run,
         "_launch": SimpleNamespace(warmup_seconds=lambda: 0), "_beside_the_initiator": lambda links: [4],
