@@ -189,17 +189,21 @@ class Membership:
     def _keep(self) -> None:
         lease = self.lease  # leave() does not wait for a refresh that is slow
         pause = lease.ttl / 3
+        denied = False
         while not self._left.wait(pause):
             try:
                 sent = time.monotonic()
                 self._valid_until = sent + lease.refresh()
                 self._unheard = ""
                 pause = lease.ttl / 3
+                denied = False
             except EtcdError as error:
                 self._unheard = f" (last refresh: {error.reason})"
-                if error.cause == "no-lease":
+                # An etcd before 3.5.3 that has restarted says so of a lease that it has not read yet (etcd #13675).
+                if denied and error.cause == "no-lease":
                     self._lost = True
                     return
+                denied = error.cause == "no-lease"
                 if time.monotonic() > self._valid_until:
                     return
                 pause = lease.ttl / 20

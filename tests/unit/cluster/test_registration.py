@@ -149,10 +149,21 @@ def test_a_refreshed_lease_is_over_that_long_after_the_refresh_was_sent(clock: K
         one.check()
 
 
-def test_a_lease_that_etcd_ended_is_lost_at_once(clock: KnownClock, granted: Granted) -> None:
-    one, _ = granted([NO_LEASE])
-    one._left = MovedEvent(clock, 1)
+def test_a_lease_that_etcd_denies_once_is_kept(clock: KnownClock, granted: Granted) -> None:
+    """An etcd that restarts denies a lease that it has not read yet."""
+    one, lease = granted([NO_LEASE, REFUSED, NO_LEASE, 0.0, NO_LEASE])
+    one._left = MovedEvent(clock, 5)
     one._keep()
+    assert len(lease.refreshed) == 5
+    one.check()
+
+
+def test_a_lease_that_etcd_denies_twice_is_lost_at_once(clock: KnownClock, granted: Granted) -> None:
+    one, lease = granted([NO_LEASE] * 3)
+    one._left = MovedEvent(clock, 3)
+    one._keep()
+    assert lease.refreshed[1] - lease.refreshed[0] == pytest.approx(10 / 20)
+    assert len(lease.refreshed) == 2
     with pytest.raises(LeaseLostError, match=r"reassigned \(last refresh: no-lease\)"):
         one.check()
 
