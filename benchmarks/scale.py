@@ -209,8 +209,8 @@ def forked_ranks(size: int, folder: Path, arguments: Sequence[str]) -> int:
     import requests  # noqa: F401
 
     # All ranks share the cores of one machine, so that each import would count for all of them.
-    for room in ("checks.pattern", "cluster", "etcd", "judge", "measure", "nixl", "processes", "report", "session"):
-        package = importlib.import_module(f"pytest_nixl.{room}")
+    for part in ("checks.pattern", "cluster", "etcd", "judge", "measure", "nixl", "processes", "report", "session"):
+        package = importlib.import_module(f"pytest_nixl.{part}")
         for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
     # What is imported stays: no rank need look whether it is garbage.
