@@ -25,7 +25,7 @@ def outcome(folder: Path, *path: Path) -> str:
 
 
 def test_it_works_if_etcd3_is_installed_and_skips_if_not(tmp_path: Path) -> None:
-    """etcd3 is installed in the tox environment ``etcd3``, and not in ``test``."""
+    """etcd3 is installed in the tox environment ``plugins``, and not in ``test``."""
     output = outcome(tmp_path)
     if importlib.util.find_spec("etcd3") is not None:
         assert "1 passed" in output

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two ranks with different NIXL releases work together, or the error names both releases.
 
-``PYTEST_NIXL_OTHER`` is a folder with another release, which ``tox -e nixl141`` and ``tox -e nixl101`` install.
+``PYTEST_NIXL_OTHER`` is a folder with another release, which ``tox -e mixed`` and ``tox -e nixl101`` install.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests as a user annotates them. Nothing runs them: mypy (``tox -e lint``) and pyright (``tox -e pyright``) read them.
+"""Tests as a user annotates them. Nothing runs them: mypy (``tox -e lint``) and pyright (``tox -e docs``) read them.
 
 Each mistake must be an error for both: mypy and pyright report an ``ignore`` that they do not need.
 """
