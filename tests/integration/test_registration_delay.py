@@ -34,15 +34,11 @@ def launch(settings: Settings, variables: Mapping[str, str]) -> float:
     return REGIONS / min(float(registered) for registered, _ in times)
 
 
-@pytest.mark.alone  # it compares times
-@pytest.mark.long
+# In CI test_kv_post_delay.py finds such a delay in posts, and test_control_path_suite.py a longer one in registration.
+@pytest.mark.whole
 @pytest.mark.soak
 @pytest.mark.parametrize("repeat", repeats())
-@pytest.mark.parametrize(
-    "delay",
-    # That equal launches are no loss is seen in test_delay_comparison.py.
-    [pytest.param(0.0, id="healthy", marks=pytest.mark.whole), pytest.param(DELAY, id="delayed")],
-)
+@pytest.mark.parametrize("delay", [pytest.param(0.0, id="healthy"), pytest.param(DELAY, id="delayed")])
 def test_a_microsecond_per_region_in_registration_is_found_and_nothing_where_there_is_none(
     make_settings: Callable[..., Settings],
     tmp_path: Path,

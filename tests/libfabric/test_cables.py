@@ -111,7 +111,6 @@ FAULTS: list[Fault] = [cut_for_a_while, losing_packets, slow_for_a_while, cut_fo
         for scene, fault in [  # the soak has them all
             (("LIBFABRIC", "READ"), cut_for_a_while),
             (("UCX", "WRITE"), losing_packets),
-            (("LIBFABRIC", "READ"), slow_for_a_while),
             (("UCX", "WRITE"), cut_for_good),
             (("LIBFABRIC", "READ"), cut_for_good),
         ]
