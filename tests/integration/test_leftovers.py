@@ -29,6 +29,9 @@ REQUIRED = (
     "suites/rank_race/test_this_run.py", "suites/uri_validation", "suites/kv_cache", "suites/control_path",
 )  # fmt: skip
 
+#: A path in /dev/shm: its first part is the name of a segment.
+_SEGMENT = re.compile("/dev/shm/([^/ \n]+)")
+
 #: A test that reports when a link transfers bytes, an agent has published and a private etcd runs.
 BUSY = """
 import threading
@@ -60,7 +63,7 @@ class Scene:
         (self.directory / "test_busy.py").write_text(BUSY)
         process = subprocess.Popen(
             [
-                *command("-s", "--nixl-op=WRITE", "--nixl-duration=60s", f"--nixl-etcd={self.etcd.endpoint}"),
+                *command("-s", "--nixl-op=WRITE", "--nixl-duration=600s", f"--nixl-etcd={self.etcd.endpoint}"),
                 "test_busy.py",
             ],
             cwd=self.directory,
@@ -81,16 +84,39 @@ class Scene:
         """Return what is left, one sentence each."""
         found = [f"process {pid}: {line}" for pid, line in marked(self.mark)]
         found += [f"directory {path}" for path in self.directory.glob("pytest-nixl*")]
+        return [*found, *self.keys(), *_left_segments(self.segments)]
+
+    def keys(self) -> list[str]:
+        """Return the keys of runs in etcd, one sentence each."""
         with self.etcd.client() as client:
-            found += [f"key {key}" for key in client.get_prefix("/pytest-nixl/")]
-        return found + [f"shared memory {name}" for name in _segments() - self.segments if _is_free(name)]
+            return [f"key {key}" for key in client.get_prefix("/pytest-nixl/")]
 
 
 def _segments() -> frozenset[str]:
     """Return the names of all POSIX and System V shared memory segments."""
     posix = {entry.name for entry in Path("/dev/shm").iterdir()}
-    system_v = {f"sysv {line.split()[1]}" for line in Path("/proc/sysvipc/shm").read_text().splitlines()[1:]}
+    system_v = {f"sysv {line.split()[1]}" for line in _system_v()}
     return frozenset(posix | system_v)
+
+
+def _system_v() -> list[str]:
+    """Return a line for each System V segment, with its id second and the number of processes that have it seventh."""
+    return Path("/proc/sysvipc/shm").read_text().splitlines()[1:]
+
+
+def _left_segments(before: frozenset[str]) -> list[str]:
+    """Return the segments that are new and that no living process has mapped or open, one sentence each."""
+    new = _segments() - before
+    if not new:
+        return []
+    held = {f"sysv {line.split()[1]}" for line in _system_v() if int(line.split()[6])}
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            paths = [os.readlink(each) for each in [path / "cwd", *(path / "fd").iterdir()]]
+            held.update(_SEGMENT.findall("\n".join([(path / "maps").read_text(), *paths])))
+        except OSError:
+            continue  # it ended in the meantime
+    return [f"shared memory {name}" for name in sorted(new - held)]
 
 
 @pytest.fixture
@@ -118,10 +144,10 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 def test_an_ended_run_leaves_nothing(scene: Scene, number: signal.Signals, code: int, said: str, repeat: int) -> None:
     process = scene.start()
     assert len(list(marked(scene.mark))) >= 6, "pytest, its supervisor, at least three workers and an etcd"
-    assert [key for key in scene.left() if key.startswith("key")], "keys of the run are in etcd"
+    assert scene.keys(), "keys of the run are in etcd"
     process.send_signal(number)
     output, _ = process.communicate(timeout=300)
-    assert process.returncode == code
+    assert process.returncode == code, output
     assert said in output
     assert eventually(lambda: not scene.left()), scene.left()
 
@@ -193,22 +219,9 @@ def test_a_run_ended_while_workers_start_leaves_nothing(tmp_path: Path, number: 
     def left() -> list[str]:
         found = [f"process {pid}: {line}" for pid, line in marked(mark)]
         found += [f"directory {path}" for path in tmp_path.glob("*/pytest-nixl*")]
-        return found + [f"shared memory {name}" for name in _segments() - segments if _is_free(name)]
+        return found + _left_segments(segments)
 
     assert eventually(lambda: not left(), 60), left()
-
-
-def _is_free(name: str) -> bool:
-    """Whether no living process has a segment of /dev/shm mapped or open, or a working directory there."""
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            if f"/dev/shm/{name}" in (path / "maps").read_text():
-                return False
-            if any(os.readlink(each).startswith(f"/dev/shm/{name}") for each in (path / "fd").iterdir()):
-                return False
-        except OSError:
-            continue  # it ended in the meantime
-    return True
 
 
 def test_shared_memory_of_ucx_is_removed_with_the_run(tmp_path: Path) -> None:

@@ -33,6 +33,8 @@ MIB = 1 << 20
 BURST = 32 << 10
 #: How often a row is measured at most while other processes disturb it. One that they always disturb has no verdict.
 ATTEMPTS = 2
+#: From so many cores of others on, a row may be slower than its cable. It counts as disturbed later.
+NOTICED = 0.05
 RATES = {"1gbit": 1e9 / 8, "800mbit": 0.8e9 / 8}
 #: Of each 1514 bytes that tbf lets through, 1448 are payload; the rest are headers of Ethernet, IP and TCP.
 DELIVERED = 1448 / 1514
@@ -91,13 +93,18 @@ def verdict(one: Link, path: Path) -> tuple[Judgement, Samples]:
     return judge(samples, expected.expectation(samples.key)), samples
 
 
+def beside_others(samples: Samples) -> bool:
+    """Whether other processes used processors of the row, if only little."""
+    return max(samples.contention) > NOTICED
+
+
 def agrees(samples: Samples, rate: float, plain: float) -> None:
-    """Assert what is true of every row over the cable; of one that nobody disturbed, also how fast it is."""
+    """Assert what is true of every row over the cable; of one without others beside it, also how fast it is."""
     assert samples.corruption is None
     assert samples.transports == ("tcp/veth0",)
     assert min(samples.transfers) * samples.transfer_bytes >= 20 * BURST
     # The rate bounds it from above: the plain connection may have been disturbed.
-    assert samples.disturbed or samples.bandwidth >= 0.9 * plain
+    assert beside_others(samples) or samples.bandwidth >= 0.9 * plain
     for window, bandwidth in zip(samples.windows, samples.rates, strict=True):
         assert bandwidth <= rate + BURST / window
     assert samples.counted is not None
@@ -120,14 +127,14 @@ def test_measured_bandwidth_is_that_of_the_cable(
     with two_hosts(rate) as hosts, shaped_link(make_settings, backend, op, hosts) as one:
         for _ in range(ATTEMPTS):
             judgement, samples = verdict(one, tmp_path / "profile.toml")
-            # What others disturbed tells of them, not of the cable.
-            if not samples.disturbed:
+            # What runs beside others tells of them, not of the cable.
+            if not beside_others(samples):
                 break
         plain = probe(hosts)
     agrees(samples, RATES[rate], plain)
     print(f"{backend} {op} at {rate}: {samples.bandwidth / 1e9:.4f} GB/s, plain TCP {plain / 1e9:.4f}: {judgement}")
-    # A row that others disturbed each time has no verdict. It never has the wrong one.
-    undecided = {Verdict.INCONCLUSIVE} if samples.disturbed else set()
+    # A row that has others beside it each time may have no verdict. It never has the wrong one.
+    undecided = {Verdict.INCONCLUSIVE} if beside_others(samples) else set()
     assert judgement.verdict in {expected, *undecided}, judgement
 
 
