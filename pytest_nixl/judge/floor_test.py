@@ -53,7 +53,9 @@ def decide_floor(
     4 times the floor or at most a quarter of it.
 
     Other processes can only make a row slower. A launch during which they used more than 0.3 of its cores therefore
-    does not count for FAIL. If the remaining launches do not decide, more are needed.
+    does not count for FAIL. If they used less of them, they may have taken all of it from the process that limits the
+    row: launches of which they used up to a share s of a core must also be below the floor times 1 - s. If these
+    launches do not decide, more are needed.
 
     :param values: bytes per second of each launch, 1 to 7 of them.
     :param floor: bytes per second.
@@ -68,15 +70,19 @@ def decide_floor(
     if not all(0 < number < math.inf for number in (floor, *values)):
         raise ValueError(f"{(floor, *values)} are not all finite numbers above zero")
     verdict, words = _decide(values, floor, budget)
-    if verdict is Verdict.PASS or not contention or max(contention) <= DISTURBED_CORES:
+    if verdict is Verdict.PASS or not contention:
         return verdict, words
-    quiet = [value for value, cores in zip(values, contention, strict=True) if cores <= DISTURBED_CORES]
-    alone = _decide(quiet, floor, budget) if quiet else (None, "")
-    if alone[0] is Verdict.FAIL:
-        return alone
-    busy = len(values) - len(quiet)
-    took = f"other processes used up to {max(contention):.1f} of this row's cores"
-    return _undecided(len(values), f"{words.removesuffix(_LAST)}; in {busy} of {len(values)} launches {took}", budget)
+    launches = list(zip(values, contention, strict=True))
+    for most in sorted({cores for cores in contention if cores <= DISTURBED_CORES}):
+        calm = [value for value, cores in launches if cores <= most]
+        if _decide(calm, floor * (1 - most), budget)[0] is Verdict.FAIL:
+            return _decide(calm, floor, budget)
+    busy = sum(cores > DISTURBED_CORES for cores in contention)
+    if not busy and verdict is not Verdict.FAIL:
+        return verdict, words
+    took = f"other processes used up to {max(contention):.2g} of this row's cores"
+    others = f"in {busy} of {len(values)} launches {took}" if busy else f"{took}, which may be why"
+    return _undecided(len(values), f"{words.removesuffix(_LAST)}; {others}", budget)
 
 
 def _decide(values: Sequence[float], floor: float, budget: int) -> tuple[Verdict | None, str]:

@@ -93,7 +93,7 @@ def test_launches_with_contention_fail_no_row_and_another_launch_is_requested() 
 
 
 def test_enough_launches_without_contention_fail_a_row() -> None:
-    row = samples((0.8, 0.9, 0.9, 0.9), (2.0, 0.0, 0.1, 0.3))
+    row = samples((0.8, 0.9, 0.9, 0.9), (2.0, 0.0, 0.02, 0.05))
     assert judge(row, FLOOR).verdict is Verdict.FAIL
     assert not another_launch(row, FLOOR)
 
