@@ -52,10 +52,10 @@ def decide_floor(
     is above 3 %. After ``budget`` launches the verdict is INCONCLUSIVE. A single launch decides if it is at least
     4 times the floor or at most a quarter of it.
 
-    Other processes can only make a row slower. A launch during which they used more than 0.3 of its cores therefore
-    does not count for FAIL. If they used less of them, they may have taken all of it from the process that limits the
-    row: launches of which they used up to a share s of a core must also be below the floor times 1 - s. If these
-    launches do not decide, more are needed.
+    Other processes can only make a row slower. So a launch during which they took more than 0.3 core that the row
+    needed does not count for FAIL. If they took less, the process that limits the row may have lost all of it. FAIL
+    therefore needs launches during which they took at most s, and which are below the floor times 1 - s by the test
+    above; and three quarters of all launches must be below the floor. If no s decides, another launch is needed.
 
     :param values: bytes per second of each launch, 1 to 7 of them.
     :param floor: bytes per second.
@@ -75,14 +75,22 @@ def decide_floor(
     launches = list(zip(values, contention, strict=True))
     for most in sorted({cores for cores in contention if cores <= DISTURBED_CORES}):
         calm = [value for value, cores in launches if cores <= most]
+        if len(calm) < min(FEWEST_LAUNCHES, len(values)) or _below(values, floor) < AGREEING_LAUNCHES * len(values):
+            continue
         if _decide(calm, floor * (1 - most), budget)[0] is Verdict.FAIL:
-            return _decide(calm, floor, budget)
+            told = _decide(calm, floor, budget)[1]
+            left_out = f"without {len(values) - len(calm)} that other processes slowed: " if calm != [*values] else ""
+            return Verdict.FAIL, f"{left_out}{told}"
     busy = sum(cores > DISTURBED_CORES for cores in contention)
     if not busy and verdict is not Verdict.FAIL:
         return verdict, words
     took = f"other processes used up to {max(contention):.2g} of this row's cores"
-    others = f"in {busy} of {len(values)} launches {took}" if busy else f"{took}, which may be why"
-    return _undecided(len(values), f"{words.removesuffix(_LAST)}; {others}", budget)
+    others = f"; in {busy} of {len(values)} launches {took}" if busy else f", but {took}, which may be why"
+    return _undecided(len(values), f"{words.removesuffix(_LAST)}{others}", budget)
+
+
+def _below(values: Sequence[float], floor: float) -> int:
+    return sum(value < floor for value in values)
 
 
 def _decide(values: Sequence[float], floor: float, budget: int) -> tuple[Verdict | None, str]:
@@ -101,7 +109,7 @@ def _decide(values: Sequence[float], floor: float, budget: int) -> tuple[Verdict
     above = sum(value > floor for value in values)
     if low > floor and above >= AGREEING_LAUNCHES * k:
         return Verdict.PASS, f"{words}: above the floor"
-    if high < floor and sum(value < floor for value in values) >= AGREEING_LAUNCHES * k:
+    if high < floor and _below(values, floor) >= AGREEING_LAUNCHES * k:
         return Verdict.FAIL, f"{words}: below the floor"
     return _undecided(k, f"{words}: {above} of {k} are above the floor, which decides nothing", budget)
 

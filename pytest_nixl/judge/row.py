@@ -348,13 +348,14 @@ def _speed(row: str, samples: Samples, expectation: Expectation, machine: Machin
     if passed and above >= agreeing:
         return None
     figures = f"{row}: {rate(value)} is {percentage(value, floor)} of the floor of {rate(floor)}"
-    disturbed = any(cores > DISTURBED_CORES for cores in samples.contention)
+    taken = max(samples.contention, default=0.0)
+    disturbed = taken > DISTURBED_CORES or value >= floor * (1 - taken)
     if not passed and windows - above >= agreeing and not disturbed:
         return _below(f"{figures}, and {windows - above} of {windows} windows are below it", samples, machine)
     if not passed and disturbed:
         return Judgement(
             Verdict.INCONCLUSIVE,
-            f"{figures}, but other processes used {samples.contention[0]:.1f} of this row's cores",
+            f"{figures}, but other processes used {taken:.2g} of this row's cores",
             _DISTURBED,
         )
     return Judgement(

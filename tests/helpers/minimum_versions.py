@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lowest versions that ``pyproject.toml`` declares, as a list for pip: the only place that names them is that file.
 
-``python lowest.py FILE`` writes the list, for ``tox -e lowest``.
+``python minimum_versions.py FILE`` writes the list, for ``tox -e lowest``.
 """
 
 from __future__ import annotations

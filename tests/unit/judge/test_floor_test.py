@@ -115,16 +115,26 @@ def test_a_row_that_others_may_have_brought_below_its_floor_does_not_fail() -> N
     verdict, words = decide_floor(near, G, contention=taken)
     assert verdict is Verdict.INCONCLUSIVE
     assert words.endswith(
-        ": below the floor; other processes used up to 0.28 of this row's cores, which may be why; "
+        ": below the floor, but other processes used up to 0.28 of this row's cores, which may be why; "
         "no further launch is made"
     )
     assert decide_floor(near[:6], G, contention=taken[:6])[0] is None
     # What is further below than that fails, and so does what quieter launches prove.
     assert decide_floor([0.84 * G] * 3, G, contention=[0.15] * 3)[0] is Verdict.FAIL
     assert decide_floor([0.86 * G] * 3, G, contention=[0.15] * 3)[0] is None
-    assert decide_floor(near, G, contention=[0.0, 0.25, 0.01, 0.25, 0.02, 0.25, 0.25]) == decide_floor(near[:3], G)
+    verdict, words = decide_floor(near, G, contention=[0.0, 0.25, 0.01, 0.25, 0.02, 0.25, 0.25])
+    assert (verdict, words) == (
+        Verdict.FAIL, f"without 4 that other processes slowed: {decide_floor(near[:3], G)[1]}"
+    )  # fmt: skip
     assert decide_floor([G / 4.1], G, contention=[0.02]) == decide_floor([G / 4.1], G)
     assert decide_floor([G / 4.1], G, contention=[0.2])[0] is None
+    assert decide_floor([0.9 * G, 0.9 * G, G / 4.1], G, contention=[0.2, 0.2, 0.0])[0] is None
+
+
+def test_launches_that_are_above_the_floor_beside_others_speak_against_fail() -> None:
+    mixed, taken = [0.98 * G, 1.05 * G] * 3, [0.0, 0.1] * 3
+    assert decide_floor(mixed, G, contention=taken)[0] is None
+    assert decide_floor([0.98 * G] * 5 + [1.05 * G], G, contention=[0.0] * 5 + [0.1])[0] is Verdict.FAIL
 
 
 def test_the_same_quiet_launches_decide_at_three() -> None:

@@ -255,6 +255,11 @@ def test_contention_excuses_only_a_row_below_its_floor(windows: tuple[float, ...
     assert words in judgement.reason
 
 
+@pytest.mark.parametrize(("cores", "verdict"), [(0.04, Verdict.FAIL), (0.06, Verdict.INCONCLUSIVE)])
+def test_contention_excuses_a_single_launch_as_far_as_it_explains_it(cores: float, verdict: Verdict) -> None:
+    assert judge(replace(samples(0.95, 0.95, 0.95), contention=(cores,)), FLOOR).verdict is verdict
+
+
 def test_inconclusive_asks_for_a_longer_duration() -> None:
     remedy = judge(samples(2, 2, 0.5), FLOOR).remedy
     assert "--nixl-duration" in remedy
