@@ -244,13 +244,13 @@ def test_three_quarters_of_the_windows_must_agree_for_a_verdict(
 @pytest.mark.parametrize(
     ("windows", "words"),
     [
-        ((0.5, 0.5, 0.5), "50 % of the floor of 1 GB/s (8 Gb/s), but other processes used 0.5 of this row's cores"),
+        ((0.5, 0.5, 0.5), "50 % of the floor of 1 GB/s (8 Gb/s), but other processes used 0.4 of this row's cores"),
         # Other processes made none of the windows faster.
         ((2, 2, 0.5), "but only 2 of 3 windows are at or above it"),
     ],
 )
 def test_contention_excuses_only_a_row_below_its_floor(windows: tuple[float, ...], words: str) -> None:
-    judgement = judge(replace(samples(*windows), contention=(0.5,)), FLOOR)
+    judgement = judge(replace(samples(*windows), contention=(0.4,)), FLOOR)
     assert judgement.verdict is Verdict.INCONCLUSIVE
     assert words in judgement.reason
 
