@@ -56,7 +56,7 @@ class Manifest:
 
     @cached_property
     def documents(self) -> list[Document]:
-        return [document for document in yaml.safe_load_all(self.text) if document]
+        return [document for document in yaml.load_all(self.text, Loader=yaml.CSafeLoader) if document]
 
     @property
     def known(self) -> list[Document]:

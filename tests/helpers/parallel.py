@@ -3,7 +3,7 @@
 
 ``python parallel.py [--in=PATH…] [--workers=N] MARKS [ARGUMENT…]``
 
-The others run three at a time, or N. Two such commands may run at the same time in one clone: a test that is marked
+The others run four at a time, or N. Two such commands may run at the same time in one clone: a test that is marked
 ``alone`` waits until the tests of the other command have ended.
 
 With further arguments, which name the tests that somebody wants, only those run, one at a time, whatever their marks.
@@ -27,8 +27,8 @@ PYTEST = [sys.executable, "-m", "pytest", "-W", "error", "-p", "no:cacheprovider
 SLOWEST = ["--durations=40", "--durations-min=5"]
 #: Each of these folders has an environment of its own.
 APART = ("libfabric", "cluster", "machines", "mixed", "plugins")
-#: One more than the cores of a small machine: a test waits a third of its time.
-WORKERS = 3
+#: Twice the cores of a small machine: a test waits a third of its time or more.
+WORKERS = 4
 #: The number of test files without bytecode from which on they are compiled before the workers start.
 MANY = 20
 #: The exit code of pytest if it finds no test.
@@ -130,7 +130,7 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--in", dest="where", action="append", default=[], metavar="PATH", help="test files and folders"
     )
-    parser.add_argument("--workers", type=int, default=WORKERS, metavar="N", help="tests at a time (default: 3)")
+    parser.add_argument("--workers", type=int, default=WORKERS, metavar="N", help="tests at a time (default: 4)")
     parser.add_argument("marks", help="the expression of pytest -m that chooses tests")
     parser.add_argument("wanted", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="only what these name")
     return parser.parse_args(arguments)

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy
 import pytest
-import ruptures
 from helpers.records import KEY, record
 from numpy.typing import NDArray
 
@@ -193,6 +192,8 @@ def test_the_best_split_has_the_largest_distance_of_all_pairs() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_a_window_is_partitioned_as_by_ruptures(seed: int) -> None:
     """The library takes most of a second to import, and finds the same partition."""
+    import ruptures
+
     chance = numpy.random.default_rng(seed)
     values = numpy.log(1e9 * noise(seed, int(chance.integers(2 * FEWEST_RUNS, 513)), 0.01))
     for _ in range(seed):
