@@ -45,6 +45,8 @@ class FactsRoot:
         self.links: dict[str, str] = {}
         self.found: dict[str, bool] = {}
         self.answers: dict[str, Any] = {}
+        #: The folders of a recorded tree, without links: to resolve each of a tree's thousand paths takes a second.
+        self._resolved: dict[str, str] = {}
 
     @property
     def live(self) -> bool:
@@ -168,7 +170,12 @@ class FactsRoot:
     def _inside(self, path: str) -> str:
         if self.folder is None:
             return path
-        place = os.path.realpath(self.folder + path)
+        above, name = os.path.split(self.folder + path)
+        if above not in self._resolved:
+            self._resolved[above] = os.path.realpath(above)
+        place = os.path.join(self._resolved[above], name)
+        if name in ("", ".", "..") or os.path.islink(place):
+            place = os.path.realpath(place)
         if place != self.folder and not place.startswith(f"{self.folder}/"):
             raise PermissionError(f"{path} lies outside the recorded tree")
         return place

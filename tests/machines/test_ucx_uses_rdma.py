@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import pytest
 from machine import Machine
@@ -20,6 +21,10 @@ CAUSES = {
     "another copy": ("FAIL", "librxe-rdmav34.so registers in /lib/x86_64-linux-gnu/libibverbs.so.1, another copy than"),
     "no provider": ("FAIL", "rxe0: no provider of libibverbs is installed for it"),
     "provider of another interface": ("FAIL", "needs a provider of interface 34, and the installed one is"),
+}
+#: The same of faults that tests/unit/checks/test_doctor.py has in recorded trees, and test_rdma_faults.py in a machine:
+#: the kernel's files say each of them to an agent, too.
+TOLD_ELSEWHERE = {
     "no module": ("FAIL", "UCX_MODULES=^ib keeps UCX from loading its RDMA module"),
     "port down": ("FAIL", "rxe0: its port is DOWN"),
     "no address": ("FAIL", "because v0 has no address; UCX says: Address not valid"),
@@ -29,7 +34,7 @@ CAUSES = {
 }
 
 
-def verdicts(machine: Machine, arguments: str = "", before: str = "") -> dict[str, Told]:
+def verdicts(machine: Machine, arguments: str, before: str = "") -> dict[str, Told]:
     """Make the faults of causes.py in a machine, and return what each check said."""
     said = machine.check(f'cd "$PROJECT" && {before} "$PYTHON" tests/machines/causes.py {arguments} 2> /out/causes.log')
     return {name: json.loads(told) for name, _, told in (line.partition("\t") for line in said.splitlines())}
@@ -37,14 +42,24 @@ def verdicts(machine: Machine, arguments: str = "", before: str = "") -> dict[st
 
 @pytest.fixture(scope="module")
 def made(rxe_machine: Machine) -> dict[str, Told]:
-    """What the checks say of each fault."""
-    return verdicts(rxe_machine)
+    """What the checks say of each fault that only a machine has."""
+    return verdicts(rxe_machine, shlex.join(CAUSES))
 
 
 @pytest.mark.parametrize("cause", CAUSES)
 def test_cause_is_named(made: dict[str, Told], cause: str) -> None:
-    verdict, words = CAUSES[cause]
-    found, reason, remedy = made[cause]["ucx-uses-rdma"]
+    assert_named(made[cause], *CAUSES[cause])
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("cause", TOLD_ELSEWHERE)
+def test_cause_of_a_recorded_tree_is_named_in_a_machine(rxe_machine: Machine, cause: str) -> None:
+    assert_named(verdicts(rxe_machine, shlex.quote(cause))[cause], *TOLD_ELSEWHERE[cause])
+
+
+def assert_named(told: Told, verdict: str, words: str) -> None:
+    """Assert that ucx-uses-rdma has this verdict with these words, and a remedy unless it passes."""
+    found, reason, remedy = told["ucx-uses-rdma"]
     assert (found, words in reason) == (verdict, True), reason
     assert bool(remedy) == (verdict != "PASS")
 
