@@ -31,6 +31,8 @@ REQUIRED = (
 
 #: A path in /dev/shm: its first part is the name of a segment.
 _SEGMENT = re.compile("/dev/shm/([^/ \n]+)")
+#: A path in a run directory, of which each supervisor has one open: the run has a directory of that name in /dev/shm.
+_RUN = re.compile("/(pytest-nixl-[0-9a-f]+)/")
 
 #: A test that reports when a link transfers bytes, an agent has published and a private etcd runs.
 BUSY = """
@@ -105,7 +107,7 @@ def _system_v() -> list[str]:
 
 
 def _left_segments(before: frozenset[str]) -> list[str]:
-    """Return the segments that are new and that no living process has mapped or open, one sentence each."""
+    """Return the segments that are new and that no living process or run has, one sentence each."""
     new = _segments() - before
     if not new:
         return []
@@ -114,6 +116,7 @@ def _left_segments(before: frozenset[str]) -> list[str]:
         try:
             paths = [os.readlink(each) for each in [path / "cwd", *(path / "fd").iterdir()]]
             held.update(_SEGMENT.findall("\n".join([(path / "maps").read_text(), *paths])))
+            held.update(_RUN.findall("\n".join(paths)))
         except OSError:
             continue  # it ended in the meantime
     return [f"shared memory {name}" for name in sorted(new - held)]
