@@ -27,7 +27,7 @@ PYTEST = [sys.executable, "-m", "pytest", "-W", "error", "-p", "no:cacheprovider
 SLOWEST = ["--durations=40", "--durations-min=5"]
 #: Each of these folders has an environment of its own.
 APART = ("libfabric", "cluster", "machines", "mixed", "plugins")
-#: Twice the cores of a small machine: a test waits a third of its time or more.
+#: Twice the cores of a small machine: with three tests at a time, a core waited for a quarter of the time.
 WORKERS = 4
 #: The number of test files without bytecode from which on they are compiled before the workers start.
 MANY = 20

@@ -32,7 +32,7 @@ REQUIRED = (
 #: A path in /dev/shm: its first part is the name of a segment.
 _SEGMENT = re.compile("/dev/shm/([^/ \n]+)")
 #: A path in a run directory, of which each supervisor has one open: the run has a directory of that name in /dev/shm.
-_RUN = re.compile("/(pytest-nixl-[0-9a-f]+)/")
+_RUN = re.compile("/(pytest-nixl-[^/\n]+)/")
 
 #: A test that reports when a link transfers bytes, an agent has published and a private etcd runs.
 BUSY = """

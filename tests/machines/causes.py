@@ -124,4 +124,4 @@ def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or [name for name in FAULTS if name != "as it is"])
+    main(sys.argv[1:])

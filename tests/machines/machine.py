@@ -145,7 +145,8 @@ class Machine:
                 self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environ,
                 start_new_session=True,
             )  # fmt: skip
-        # The kernel shares processors between sessions: beside ten others, the whole of CI would wait for this one.
+        # The kernel shares the processors between sessions. QEMU's gets three times the usual share, because the whole
+        # of CI waits for it. Without root or such groups it is one process among others.
         with contextlib.suppress(OSError):
             Path(f"/proc/{self._process.pid}/autogroup").write_text("-5")
 

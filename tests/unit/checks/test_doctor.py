@@ -194,7 +194,7 @@ FAULTS = (
           ("32 of 32", "No such file or directory")),
     Fault("uverbs-module", lambda tree: tree.remove("/sys/class/infiniband_verbs"), "uverbs-open",
           ("ib_uverbs", "not loaded")),
-    # From the devices to UCX. tests/machines makes the faults that soft-RoCE can have.
+    # From the devices to UCX. tests/machines makes those that soft-RoCE can have, and more.
     Fault("srq-none", not_offered("rdmap79s0"), "ucx-uses-rdma", ("1 of 32", "rdmap79s0: it has no shared receive")),
     Fault("kernel-abi", both(not_listed("rdmap79s0"), lambda tree: tree.change("nixl", lambda found: found[
           "ucx_rdma"]["other_abi"].update(rdmap79s0="Driver efa does not support the kernel ABI of 3"))),
