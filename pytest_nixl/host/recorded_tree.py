@@ -45,7 +45,8 @@ class FactsRoot:
         self.links: dict[str, str] = {}
         self.found: dict[str, bool] = {}
         self.answers: dict[str, Any] = {}
-        #: The folders of a recorded tree, without links: to resolve each of a tree's thousand paths takes a second.
+        #: The real path of each folder of a recorded tree, which must not change meanwhile: to resolve each of a tree's
+        #: thousand paths takes a second.
         self._resolved: dict[str, str] = {}
 
     @property
@@ -112,18 +113,21 @@ class FactsRoot:
         :param name: the name under which a recorded tree keeps the answer.
         :param question: returns the answer; it is not called for a recorded tree.
         :return: the answer; ``{"why": …}`` if the recorded tree does not contain it.
-        :raises ValueError: the recorded file is not JSON.
+        :raises ValueError: the recorded file is not JSON, or lies outside the tree.
         """
         if self.folder is None:
             self.answers[name] = question()
             return self.answers[name]
-        path, form = Path(self.folder, ASKED, f"{name}.json"), "a file that `pytest-nixl facts --record` wrote"
+        path, form = f"/{ASKED}/{name}.json", "a file that `pytest-nixl facts --record` wrote"
         try:
-            self.answers[name] = loads(read_regular(path, _LARGEST_ANSWER, form), most=_LARGEST_ANSWER)
+            content = read_regular(Path(self._inside(path)), _LARGEST_ANSWER, form)
+            self.answers[name] = loads(content, most=_LARGEST_ANSWER)
         except FileNotFoundError:
             return {"why": NOT_RECORDED}
+        except PermissionError as error:
+            raise ValueError(f"{self.folder}{path} cannot be read ({error}): expected {form}") from None
         except ValueError as error:
-            raise ValueError(f"{path} is not JSON ({error}): expected {form}") from None
+            raise ValueError(f"{self.folder}{path} is not JSON ({error}): expected {form}") from None
         return self.answers[name]
 
     def write(self, folder: Path, hide: Callable[[str], str]) -> None:
@@ -172,10 +176,10 @@ class FactsRoot:
             return path
         above, name = os.path.split(self.folder + path)
         if above not in self._resolved:
-            self._resolved[above] = os.path.realpath(above)
+            self._resolved[above] = os.path.realpath(above, strict=True)  # otherwise a loop of links may lead outside
         place = os.path.join(self._resolved[above], name)
         if name in ("", ".", "..") or os.path.islink(place):
-            place = os.path.realpath(place)
+            place = os.path.realpath(place, strict=True)
         if place != self.folder and not place.startswith(f"{self.folder}/"):
             raise PermissionError(f"{path} lies outside the recorded tree")
         return place

@@ -199,6 +199,29 @@ def test_links_out_of_a_recorded_tree_are_not_followed(tmp_path: Path) -> None:
     assert root.resolve("/etc/os-release") is None
 
 
+def test_links_of_folders_loops_and_answers_out_of_a_recorded_tree_are_not_followed(tmp_path: Path) -> None:
+    outside, tree = tmp_path / "outside", tmp_path / "tree"
+    for folder in (outside, tree / "etc", tree / ASKED):
+        folder.mkdir(parents=True)
+    for name in ("secret", "nixl.json"):
+        (outside / name).write_text("7")
+    (tree / "sys").symlink_to(outside)
+    (tree / "etc" / "loop").symlink_to("loop")
+    (tree / "etc" / "secret").symlink_to(outside / "secret")
+    (tree / "etc" / "os-release").symlink_to("loop/../secret")
+    (tree / "etc" / "out").symlink_to(outside)
+    (tree / "etc" / "folder").symlink_to("loop/../out")
+    (tree / ASKED / "nixl.json").symlink_to(outside / "nixl.json")
+    root = FactsRoot(tree)
+    assert [root.read(path) for path in ("/sys/secret", "/sys/secret", "/etc/os-release", "/etc/folder/secret")] == [
+        None
+    ] * 4
+    assert [root.entries(path) for path in ("/sys", "/..")] == [(), ()]
+    assert not root.exists("/sys/secret")
+    with pytest.raises(ValueError, match="lies outside the recorded tree"):
+        root.ask("nixl", dict)
+
+
 def test_check_of_a_missing_record_is_unknown(tmp_path: Path) -> None:
     (tmp_path / "tree").mkdir()
     facts = gather(FactsRoot(tmp_path / "tree"), environ={})
