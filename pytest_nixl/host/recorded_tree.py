@@ -124,7 +124,7 @@ class FactsRoot:
             self.answers[name] = loads(content, most=_LARGEST_ANSWER)
         except FileNotFoundError:
             return {"why": NOT_RECORDED}
-        except PermissionError as error:
+        except OSError as error:
             raise ValueError(f"{self.folder}{path} cannot be read ({error}): expected {form}") from None
         except ValueError as error:
             raise ValueError(f"{self.folder}{path} is not JSON ({error}): expected {form}") from None

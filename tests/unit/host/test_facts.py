@@ -212,14 +212,16 @@ def test_links_of_folders_loops_and_answers_out_of_a_recorded_tree_are_not_follo
     (tree / "etc" / "out").symlink_to(outside)
     (tree / "etc" / "folder").symlink_to("loop/../out")
     (tree / ASKED / "nixl.json").symlink_to(outside / "nixl.json")
+    (tree / ASKED / "ucx.json").symlink_to("ucx.json")
     root = FactsRoot(tree)
-    assert [root.read(path) for path in ("/sys/secret", "/sys/secret", "/etc/os-release", "/etc/folder/secret")] == [
-        None
-    ] * 4
+    for path in ("/sys/secret", "/sys/secret", "/etc/os-release", "/etc/folder/secret"):
+        assert root.read(path) is None
     assert [root.entries(path) for path in ("/sys", "/..")] == [(), ()]
     assert not root.exists("/sys/secret")
     with pytest.raises(ValueError, match="lies outside the recorded tree"):
         root.ask("nixl", dict)
+    with pytest.raises(ValueError, match=r"ucx\.json cannot be read"):
+        root.ask("ucx", dict)
 
 
 def test_check_of_a_missing_record_is_unknown(tmp_path: Path) -> None:
