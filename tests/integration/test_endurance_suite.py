@@ -30,7 +30,7 @@ check.SAMPLES = {samples}
 """
 #: Calls a function in each worker after its agent is made, to plant a leak. It leaks as much in each cycle, so that few
 #: samples show it.
-PLANT = FEWER.format(samples=8) + """
+PLANT = """
 from pytest_nixl.nixl.agent import NixlAgent
 
 make = NixlAgent.within_each.__func__
@@ -53,7 +53,7 @@ def planted(
     tmp_path: Path, function: str, *arguments: str, env: Mapping[str, str] = MappingProxyType({}), **given: str
 ) -> Finished:
     """Run checks with a leak in each worker, and with the variables of ``env``."""
-    (tmp_path / "plant.py").write_text(PLANT.format(function=function, given=given))
+    (tmp_path / "plant.py").write_text(FEWER.format(samples=8) + PLANT.format(function=function, given=given))
     path = f"{tmp_path}:{ROOT / 'tests'}"
     return run(
         SUITE, "--nixl-level=extended", "--nixl-etcd-server=embedded", "-p", "plant", *arguments,
