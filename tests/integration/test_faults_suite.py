@@ -45,8 +45,8 @@ def test_the_whole_suite_ends_in_findings_and_no_failure() -> None:
 
 
 def test_a_nixl_that_does_not_tell_of_a_death_fails(tmp_path: Path) -> None:
-    transfers = "suites/faults/test_transfers.py"
-    done = replaced(tmp_path, ("never_fail", {}), suite=(transfers, "-k", "target_died", "--nixl-timeout=20s"))
+    suite = ("suites/faults/test_transfers.py", "-k", "target_died", "--nixl-op=WRITE", "--nixl-timeout=20s")
+    done = replaced(tmp_path, ("never_fail", {}), suite=suite)
     assert done.code == 1
     assert "FAIL transfer-target-killed: target-killed (WRITE, UCX of NIXL " in done.output
     # Half of the deadline passes without a change, and a busy machine adds to it.
