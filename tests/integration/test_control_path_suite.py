@@ -42,9 +42,7 @@ class Slower:
     def register_memory(self, *arguments):
         registered = self.agent.register_memory(*arguments)
         self.calls += 1
-        until = time.perf_counter() + DELAY * self.calls
-        while time.perf_counter() < until:
-            pass
+        time.sleep(DELAY * self.calls)
         return registered
 
     def deregister_memory(self, registered):
@@ -56,9 +54,7 @@ def slower(agent, **arguments):
 
 class Late(Slower):
     def register_memory(self, *arguments):
-        until = time.perf_counter() + DELAY
-        while time.perf_counter() < until:
-            pass
+        time.sleep(DELAY)
         return self.agent.register_memory(*arguments)
 
 def late(agent, **arguments):
