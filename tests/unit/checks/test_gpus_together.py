@@ -47,7 +47,7 @@ P5 = hwloc_facts(TOPOLOGY / "p5.48xl.xml")
 #: Facts that the kernel would have with a driver; hwloc's file does not show whether a card can be opened.
 CARDS = [replace(card, uverbs="/dev/infiniband/uverbs0") for card in P5.rdma]
 GPUS = [LinkGpu(gpu.index, "H100", f"GPU-{gpu.index}", gpu.pci) for gpu in P5.gpu.gpus]
-BLOCK = 65536
+BLOCK = 16384
 
 
 # Pairs of GPUs and their network cards
