@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 from xml.etree import ElementTree
 
-from helpers.forked_runs import start_forked
+from helpers.forked_runs import ForkedRun, start_forked
 
 ROOT = Path(__file__).resolve().parents[2]
 #: The rows alone; of several ranks, with what is asked of them together.
@@ -116,6 +116,16 @@ def execute(
         timeout=timeout, check=False,
     )  # fmt: skip
     return done.returncode
+
+
+def start(*arguments: str, log: Path, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes] | ForkedRun:
+    """Start a run whose output goes to the file ``log``; it is forked where that is the same, as by :func:`execute`."""
+    argv, variables = command(*arguments), environment(**(env or {}))
+    with log.open("wb") as output:
+        started = start_forked(argv[3:], cwd=ROOT, env=variables, output=output.fileno(), errors=output.fileno())
+        return started or subprocess.Popen(
+            argv, cwd=ROOT, env=variables, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+        )
 
 
 def enter(host: int) -> list[str]:

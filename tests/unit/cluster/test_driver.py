@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from helpers.forked_runs import save_time
 from helpers.process_parent import parent_of
 from helpers.rank_group import rank_group
 from helpers.s3 import S3Server, use_s3
@@ -35,8 +36,9 @@ from pytest_nixl.processes.worker_parent import parent_of_workers
 
 @pytest.mark.long
 def test_a_row_between_two_ranks_is_measured_like_a_local_row(
-    nixl_private_etcd: PrivateEtcd, make_settings: Any
+    nixl_private_etcd: PrivateEtcd, make_settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    save_time(monkeypatch.setattr)  # no rate is judged
     with two(nixl_private_etcd) as ranks:
         pairs = Launches((LocalHost(supervisor(), 0), ranks.peer), make_settings())
         for op in ("WRITE", "READ"):
@@ -57,6 +59,7 @@ def test_a_row_between_two_ranks_is_measured_like_a_local_row(
 def test_footprints_and_objects_are_moved_between_any_of_three_ranks(
     nixl_private_etcd: PrivateEtcd, make_settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    save_time(monkeypatch.setattr)  # no rate is judged
     server = S3Server()
     use_s3(monkeypatch, server.url)
     with ExitStack() as stack:

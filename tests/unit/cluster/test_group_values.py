@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.cli_run import BANDWIDTH, command, environment, profile, run
-from helpers.cli_run import ROOT as CLONE
+from helpers.cli_run import BANDWIDTH, profile, run
 from helpers.etcd import Etcd, running_etcd
 
 from pytest_nixl.cluster.driver import RankDriver, serve
@@ -534,17 +532,15 @@ def test_a_run_ends_as_rank_0_says_whatever_another_client_writes(
         BANDWIDTH, "--nixl-blocks=4KiB", "--nixl-op=WRITE", "--nixl-duration=20ms", "--nixl-ranks=2",
         f"--nixl-profile={expected}", f"--nixl-etcd={etcd.url}", "--nixl-group=whole",
     ]  # fmt: skip
-    env = environment(NIXL_GROUP_TOKEN=TOKEN, UCX_TLS="tcp")
+    env = {"NIXL_GROUP_TOKEN": TOKEN, "UCX_TLS": "tcp"}
     with Stranger(stranger, group_root(PREFIX, "whole", TOKEN)) as writing, ThreadPoolExecutor() as pool:
-        started = [
-            subprocess.Popen(
-                command(*options, f"--nixl-rank={rank}", f"--nixl-log-dir={tmp_path / 'logs'}"),
-                cwd=CLONE, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            )
+        ranks = [
+            pool.submit(run, *options, f"--nixl-rank={rank}", f"--nixl-log-dir={tmp_path / 'logs'}", env=env)
             for rank in range(2)
-        ]  # fmt: skip
-        outputs = [one[0] for one in pool.map(lambda process: process.communicate(timeout=900), started)]
-    assert [process.returncode for process in started] == [code, code], "\n".join(outputs)
+        ]
+        done = [rank.result() for rank in ranks]
+    outputs = [each.output for each in done]
+    assert [each.code for each in done] == [code, code], "\n".join(outputs)
     assert writing.written > 20
     assert "all good" not in "".join(outputs)
     assert "was ignored: it has no valid seal" in outputs[1]

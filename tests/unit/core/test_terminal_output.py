@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -10,11 +11,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from helpers.cli_run import BANDWIDTH, ROOT, command, environment, profile
 
 from pytest_nixl.core.shared_memory import shared_memory_fault
+from pytest_nixl.host import system
 from pytest_nixl.store.store import Store
 
 CHECK = """
@@ -176,7 +179,11 @@ NO_SHM = (
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("mounts", "words"),
-    [(READ_ONLY_SHM, "it is mounted read-only"), (NO_SHM, "No such file or directory")],
+    [
+        (READ_ONLY_SHM, "it is mounted read-only"),
+        # test_shared_memory_that_is_absent_is_a_fact_with_its_reason has the fact that the check reads.
+        pytest.param(NO_SHM, "No such file or directory", marks=pytest.mark.whole),
+    ],
     ids=["read-only", "absent"],
 )
 def test_unusable_shared_memory_fails_its_check(inside: Inside, tmp_path: Path, mounts: str, words: str) -> None:
@@ -186,6 +193,13 @@ def test_unusable_shared_memory_fails_its_check(inside: Inside, tmp_path: Path, 
     assert f"FAIL shm: /dev/shm cannot be used: {words}" in done.stdout
     assert "    remedy: start the container with `docker run --shm-size=8g`" in done.stdout
     assert f"/dev/shm cannot be used: {words}" in (tmp_path / "r.html").read_text()
+
+
+def test_shared_memory_that_is_absent_is_a_fact_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer of the kernel is a double: no other process may lose its /dev/shm."""
+    absent = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "/dev/shm")
+    monkeypatch.setattr(os, "statvfs", Mock(side_effect=absent))
+    assert system._ask_shm() == {"why": "No such file or directory"}
 
 
 @pytest.mark.long

@@ -14,7 +14,7 @@ from helpers.cli_run import BANDWIDTH, ROOT, Finished, command, environment
 from pytest_nixl.nixl.worker.foreign_memory import obstacle
 
 WITHOUT = [sys.executable, str(Path(__file__).parents[2] / "helpers" / "without_ptrace.py")]
-ROW = (BANDWIDTH, "--nixl-blocks=64KiB", "--nixl-op=WRITE")
+ROW = (BANDWIDTH, "--nixl-blocks=64KiB", "--nixl-op=WRITE", "--nixl-duration=20ms")
 NAMED = "lacks the capability SYS_PTRACE"
 
 

@@ -56,7 +56,9 @@ def link(pairs: Launches, op: str = "WRITE") -> Link:
 @pytest.mark.long
 def test_blocks_of_a_kv_cache_move_to_objects(server: S3Server) -> None:
     """Requests of both operations are those to a file, of which test_kv_cache_suite.py has both."""
-    small = ("--nixl-kv-tokens=16", "--nixl-op=WRITE", "--nixl-iterations=2", "--nixl-duration=10ms")
+    small = (
+        "--nixl-kv-tokens=16", "--nixl-op=WRITE", "--nixl-warmup=1", "--nixl-iterations=2", "--nixl-duration=10ms",
+    )  # fmt: skip
     done = run("suites/kv_cache/test_storage.py", "--nixl-backend=OBJ", "--nixl-level=extended", *small)
     assert "KV blocks in storage: OBJ WRITE DRAM:OBJ over http/" in done.output, done.output
     assert done.output.count(" GB/s in 64 objects of 32KiB") == 1
@@ -70,6 +72,7 @@ def test_bandwidth_suite_passes_with_the_gate_and_records(server: S3Server, tmp_
     accepted = profile(tmp_path / "p.toml", "backend = ['OBJ']\ntransports = ['http']")
     done = run(
         BANDWIDTH, "--nixl-backend=obj", "--nixl-blocks=4KiB,64KiB", "--nixl-batch=2", "--nixl-depth=3",
+        "--nixl-duration=20ms",
         f"--nixl-profile={accepted}", "--nixl-gate", f"--benchmark-json={written}",
         env={name: os.environ[name] for name in (*KEYS, "AWS_ENDPOINT_URL")}, 
     )  # fmt: skip

@@ -4,15 +4,16 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
-from helpers.cli_run import ROOT, command, environment, eventually, junit_suite, run
+from helpers.cli_run import eventually, junit_suite, run
+from helpers.cli_run import start as start_run
 
 from pytest_nixl.cluster.logs import as_told
 from pytest_nixl.cluster.peer_server import Ending
@@ -99,29 +100,24 @@ class Ranks:
             f"--nixl-etcd={etcd.endpoint}", "--nixl-ranks=2", "--nixl-group=verdicts", f"--nixl-log-dir={folder}/logs",
             f"--nixl-report={folder}/r.html", f"--junit-xml={folder}/r.xml", *arguments,
         ]  # fmt: skip
+        self.logs = [folder / f"rank-{rank}.log" for rank in range(2)]
         self.processes = [
-            subprocess.Popen(
-                command(str(folder / "test_checks.py"), f"--nixl-rank={rank}", *options),
-                cwd=ROOT,
-                env=environment(HOW=how),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            for rank in range(2)
+            start_run(str(folder / "test_checks.py"), f"--nixl-rank={rank}", *options, log=log, env={"HOW": how})
+            for rank, log in enumerate(self.logs)
         ]
 
     def end(self) -> tuple[list[int], list[str], list[dict[str, Any]]]:
         """Wait until both have ended; return their exit codes, outputs and verdict files."""
-        outputs = [process.communicate(timeout=400)[0] for process in self.processes]
+        codes = [process.wait(400) for process in self.processes]
+        outputs = [log.read_text() for log in self.logs]
         paths = [self.folder / "logs" / f"rank-{rank}" / "verdict.json" for rank in range(2)]
         found = [json.loads(path.read_text()) if path.exists() else {} for path in paths]
-        return [process.returncode for process in self.processes], outputs, found
+        return codes, outputs, found
 
     def close(self) -> None:
         for process in self.processes:
             process.kill()
-            process.communicate()
+            process.wait()
         self.etcd.discard()
 
 
@@ -163,7 +159,7 @@ def test_every_rank_writes_the_same_verdict(start: Any, how: str, code: int, ver
 def test_every_rank_reports_that_rank_0_was_interrupted(start: Any, number: int, code: int) -> None:
     ranks = start("waits", *LONG_LEASES)
     assert eventually((ranks.folder / "waiting").exists, 240)
-    ranks.processes[0].send_signal(number)
+    os.kill(ranks.processes[0].pid, number)
     codes, outputs, found = ranks.end()
     assert codes == [code, code], outputs
     for output, report in zip(outputs, found, strict=True):

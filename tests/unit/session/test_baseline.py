@@ -24,10 +24,10 @@ FAST = ("--nixl-op=WRITE", "--nixl-min-launches=1", "--nixl-duration=20ms")
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with a real run of five launches."""
+    """A store with a real run of three launches."""
     directory = tmp_path_factory.mktemp("store")
     done = bandwidth(
-        "--nixl-op=WRITE", "--nixl-min-launches=5", "--nixl-duration=20ms", f"--nixl-store={directory}",
+        "--nixl-op=WRITE", "--nixl-min-launches=3", "--nixl-duration=20ms", f"--nixl-store={directory}",
         "--nixl-image=registry/nixl:1@sha256:0123456789abcdef", env={"UCX_TLS": "tcp", "NIXL_ACCESS_KEY": "hunter2"},
     )  # fmt: skip
     assert done.verdicts == {
@@ -46,8 +46,8 @@ def recorded(store: Path) -> dict[str, Any]:
 def test_a_record_has_launches_versions_environment_host_and_results(store: Path) -> None:
     data = recorded(store)
     [row] = data["benchmarks"]
-    assert len(row["extra_info"]["launches"]) == 5
-    assert sorted(row["extra_info"]["launches"])[2] / 1e9 == pytest.approx(row["extra_info"]["GB/s"])
+    assert len(row["extra_info"]["launches"]) == 3
+    assert sorted(row["extra_info"]["launches"])[1] / 1e9 == pytest.approx(row["extra_info"]["GB/s"])
     assert row["stats"]["rounds"] == len(row["stats"]["data"])
     assert row["extra_info"]["image"] == "registry/nixl:1 (0123456789ab)"
     provenance = data["nixl"]["provenance"]
@@ -75,8 +75,12 @@ def baseline(path: Path, launches: list[float], **more: Any) -> str:
 
 
 def test_a_run_far_slower_than_its_baseline_is_regressed_and_fails(tmp_path: Path) -> None:
-    fast = baseline(tmp_path / "b.json", [1e6, 1.01e6, 0.99e6, 1.02e6, 0.98e6], versions={"ucx": "0.1"})
-    done = bandwidth("--nixl-op=WRITE", "--nixl-duration=20ms", fast, f"--junit-xml={tmp_path / 'junit.xml'}")
+    # Of a baseline of seven launches three are enough to prove a loss.
+    fast = baseline(tmp_path / "b.json", [1e6, 1.01e6, 0.99e6, 1.02e6, 0.98e6, 1e6, 1e6], versions={"ucx": "0.1"})
+    done = bandwidth(
+        "--nixl-op=WRITE", "--nixl-duration=20ms", "--nixl-min-launches=3", fast,
+        f"--junit-xml={tmp_path / 'junit.xml'}",
+    )  # fmt: skip
     assert f"REGRESSED regression: {KEY} against nixl:0: -100.0 %" in done.output
     assert "changed: versions ucx: 0.1 -> 1." in done.output
     assert "NIXL verdict: FAIL (1 PASS, 1 REGRESSED; 1 row measured)" in done.output
@@ -200,7 +204,11 @@ def in_small_disk(directory: Path, mount: str, *arguments: str) -> Finished:
 
 @pytest.mark.parametrize(
     ("mount", "why", "expected", "code"),
-    [("-o size=4k", "No space left on device", "100 s", 0), ("-o ro", "Read-only file system", "1 ns", 1)],
+    [
+        ("-o size=4k", "No space left on device", "100 s", 0),
+        # The same with another error of the file system. A failing verdict is the easier one to keep.
+        pytest.param("-o ro", "Read-only file system", "1 ns", 1, marks=pytest.mark.whole),
+    ],
     ids=["full-pass", "ro-fail"],
 )
 def test_a_store_that_cannot_be_written_is_reported_and_the_verdict_stands(
@@ -246,8 +254,10 @@ def test_two_images_measured_in_turn(tmp_path: Path) -> None:
 
 
 def test_a_slower_image_measured_in_turn_is_regressed(tmp_path: Path) -> None:
+    # Four launches of each are the fewest that prove a loss.
     done = bandwidth(
-        "--nixl-op=WRITE", "--nixl-duration=20ms", f"--nixl-profile={profile(tmp_path / 'p.toml', ANY_SPEED)}",
+        "--nixl-op=WRITE", "--nixl-duration=20ms", "--nixl-min-launches=4",
+        f"--nixl-profile={profile(tmp_path / 'p.toml', ANY_SPEED)}",
         "--nixl-compare-image=nixl:1 env -u UCX_TLS", env={"UCX_TLS": "tcp"},
     )  # fmt: skip
     assert "REGRESSED regression: " in done.output
@@ -255,7 +265,7 @@ def test_a_slower_image_measured_in_turn_is_regressed(tmp_path: Path) -> None:
 
 
 def test_a_run_under_xdist_reports_that_it_stored_nothing(tmp_path: Path) -> None:
-    done = bandwidth("-n", "2", *FAST, f"--nixl-store={tmp_path}")
+    done = bandwidth("-n", "1", *FAST, f"--nixl-store={tmp_path}")
     assert f"nothing was stored in {tmp_path}: no row was recorded" in done.output
     assert list(tmp_path.iterdir()) == []
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.cli_run import ROOT, WITHOUT, bandwidth, environment
+from helpers.cli_run import ROOT, WITHOUT, bandwidth, environment, run
 
 KEY = "UCX/WRITE/DRAM:DRAM/64KiB/batch1/depth1/0-1"
 
@@ -53,8 +53,9 @@ def test_a_row_is_recorded_under_its_key_with_its_values(recorded: Path) -> None
 
 @pytest.mark.long
 def test_two_runs_are_compared_by_row_key(recorded: Path, tmp_path: Path) -> None:
+    other = shutil.copy(recorded, tmp_path / "two.json")  # as another run of the same row writes it
     done = subprocess.run(
-        [sys.executable, "-m", "pytest_benchmark", "compare", str(recorded), str(record(tmp_path, "two"))],
+        [sys.executable, "-m", "pytest_benchmark", "compare", str(recorded), str(other)],
         cwd=tmp_path,
         capture_output=True, text=True, check=True,
     )  # fmt: skip
@@ -99,27 +100,24 @@ def test_rows_are_properties_of_junit_xml(recorded: Path) -> None:
 @pytest.mark.long
 def test_a_run_outside_the_clone_has_the_same_keys(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *WITHOUT, "--pyargs", "pytest_nixl.suites.bandwidth",
-         "--nixl-op=WRITE", "--nixl-blocks=64KiB", f"--benchmark-json={path}"],
-        cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = run("--pyargs", "pytest_nixl.suites.bandwidth", "--nixl-op=WRITE", "--nixl-blocks=64KiB",
+               f"--benchmark-json={path}", directory=tmp_path)  # fmt: skip
+    assert done.code == 0, done.output
     assert [row["fullname"] for row in json.loads(path.read_text())["benchmarks"]] == [KEY]
 
 
 @pytest.mark.long
 def test_the_wheel_carries_the_suites_profiles_and_templates(tmp_path: Path) -> None:
     site = tmp_path / "site"
-    build = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
+    build = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--no-deps", "--no-build-isolation"]
     source = tmp_path / "source"
-    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".*", "*.egg-info", "build", "__pycache__"))
+    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".*", "*.egg-info", "build", "__pycache__", "tests"))
     subprocess.run([*build, f"--target={site}", str(source)], check=True, capture_output=True)
     path = tmp_path / "run.json"
     # The copy in the wheel comes first on the path, and its entry point is loaded.
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *WITHOUT, "--pyargs", "pytest_nixl.suites.bandwidth",
-         "--nixl-op=WRITE", "--nixl-blocks=64KiB", "-v", f"--benchmark-json={path}"],
+         "--nixl-op=WRITE", "--nixl-blocks=64KiB", "--nixl-duration=20ms", "-v", f"--benchmark-json={path}"],
         cwd=tmp_path, env=environment(PYTHONPATH=str(site)), capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
