@@ -39,7 +39,7 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Variables that are read before a run's first line: by the loader, libc or Python. PYTHONPATH is applied by the run.
 _READ_FIRST = re.compile(r"LD_|GLIBC_|MALLOC_|PYTHON(?!PATH$)|LC_|LANG|LOCPATH|TZ")
 #: Packages of pytest_nixl of which a run imports modules when it needs them.
-_PACKAGES = ("checks", "checks/doctor", "cli", "cluster", "etcd", "etcd_servers", "host", "judge", "measure", "nixl",
+_PACKAGES = ("checks", "checks/doctor", "cluster", "etcd", "etcd_servers", "host", "judge", "measure", "nixl",
              "processes", "report", "session", "store")  # fmt: skip
 _Variables = tuple[tuple[str, str], ...]
 #: What Python imports before its first line, if it is on the path.
@@ -198,6 +198,7 @@ def _import_all() -> None:
     for name in ("hypothesis", "_hypothesis_globals"):
         if name in sys.modules:
             sys.modules[name].__doc__ = "PYTEST_DONT_REWRITE"
+    importlib.import_module("pytest_nixl.cli.doctor")  # no test forks another command
     importlib.import_module("pytest_nixl.nixl.worker.__main__")
     importlib.import_module("pytest_nixl.nixl.worker.commands")
     importlib.import_module("pytest_nixl.nixl.worker.forks")

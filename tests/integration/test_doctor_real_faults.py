@@ -36,9 +36,17 @@ class Seen:
         return self.code == 1
 
 
-def doctor(*arguments: str, prefix: Sequence[str] = (), fork: bool = True, host: int = 0, **changes: str) -> Seen:
-    """Run the doctor, with variables; it is forked unless a prefix executes it."""
-    done = run_command("doctor", "--json", *arguments, env=changes, prefix=prefix, fork=fork, host=host)
+def doctor(
+    *arguments: str,
+    prefix: Sequence[str] = (),
+    fork: bool = True,
+    host: int = 0,
+    env: Mapping[str, str] | None = None,
+    **changes: str,
+) -> Seen:
+    """Run the doctor with the variables ``env`` and ``changes``; it is forked unless a prefix executes it."""
+    variables = {**(env or {}), **changes}
+    done = run_command("doctor", "--json", *arguments, env=variables, prefix=prefix, fork=fork, host=host)
     assert done.returncode in (0, 1), done.stderr
     found = json.loads(done.stdout)["checks"]
     return Seen(done.returncode, {one["id"]: (one["verdict"], one["reason"], one["remedy"]) for one in found})
@@ -97,7 +105,7 @@ def test_telemetry_that_is_off_and_would_fail_every_request_of_vllm_is_reported(
     ],
 )
 def test_telemetry_with_which_no_agent_is_created_is_reported(variables: dict[str, str], words: str) -> None:
-    seen = doctor("--image", **variables)
+    seen = doctor("--image", env=variables)
     assert seen.failed("telemetry-in-process", words)
     assert "NIXL_TELEMETRY_" in seen.checks["nixl-loads"][2]
 
@@ -215,7 +223,7 @@ def doctor_in_network(setup: str, *arguments: str, **changes: str) -> Seen:
     """Run the doctor in a network namespace that a script sets up."""
     need_programs("unshare", "ip", root=True)
     with namespaces(NETWORK.format(setup=setup), "--net", "--mount") as host:
-        return doctor(*arguments, host=host, **changes)
+        return doctor(*arguments, host=host, env=changes)
 
 
 def test_host_with_only_a_link_local_address_is_reported() -> None:

@@ -95,7 +95,7 @@ def slow_row(folder: Path) -> Sequence[str]:
 
 
 def slower_row(folder: Path) -> Sequence[str]:
-    before = record("image:0", {"UCX/WRITE/DRAM:DRAM/64KiB/batch1/depth1/0-1": [1e5] * 30})
+    before = record("image:0", {"UCX/WRITE/DRAM:DRAM/64KiB/batch1/depth1/0-1": [1e5] * 7})
     before["nixl"]["provenance"]["host"] = host({})
     (folder / "before.json").write_text(json.dumps(before))
     return (*ONE_ROW, f"--nixl-baseline={folder}/before.json")
