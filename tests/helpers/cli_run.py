@@ -95,15 +95,15 @@ def execute(
     fork: bool = True,
     host: int = 0,
 ) -> int:
-    """Execute ``python -m pytest``, or fork it where that is the same (:mod:`helpers.forked_runs`); return its code.
+    """Execute ``python -m MODULE``, or fork it where that is the same (:mod:`helpers.forked_runs`); return its code.
 
-    :param argv: the command line, of :func:`command`.
+    :param argv: the command line, of :func:`command` or :func:`run_command`.
     :param env: all its variables.
     :param host: the id of the process whose namespaces it enters, or 0.
     """
     if fork:
         started = start_forked(
-            argv[3:], cwd=cwd, env=env, output=output.fileno(), errors=errors.fileno(), host=host
+            argv[3:], cwd=cwd, env=env, output=output.fileno(), errors=errors.fileno(), host=host, module=argv[2]
         )  # fmt: skip
         if started is not None:
             try:
@@ -126,6 +126,33 @@ def start(*arguments: str, log: Path, env: Mapping[str, str] | None = None) -> s
         return started or subprocess.Popen(
             argv, cwd=ROOT, env=variables, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
         )
+
+
+def run_command(
+    *arguments: str,
+    env: Mapping[str, str] | None = None,
+    prefix: Sequence[str] = (),
+    host: int = 0,
+    fork: bool = True,
+    timeout: float = 300,
+) -> subprocess.CompletedProcess[str]:
+    """Run ``pytest-nixl`` from the clone, and wait for its end.
+
+    :param env: changes to the variables, of :func:`environment`.
+    :param prefix: a command that executes it, which then is not forked.
+    :param host: as for :func:`execute`.
+    :param fork: whether it may be forked, as for :func:`execute`.
+    """
+    argv = [sys.executable, "-m", "pytest_nixl.cli", *arguments]
+    variables = environment(**(env or {}))
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        code = execute(
+            [*prefix, *argv], cwd=ROOT, env=variables, output=output, errors=errors, timeout=timeout,
+            fork=fork and not prefix, host=host,
+        )  # fmt: skip
+        for stream in (output, errors):
+            stream.seek(0)
+        return subprocess.CompletedProcess(argv, code, output.read(), errors.read())
 
 
 def enter(host: int) -> list[str]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of pytest in processes that are forked from one which has imported pytest and the plugin.
+"""Runs of pytest, or of our command, in processes forked from one which has imported pytest and the plugin.
 
 Each is a process of its own, with its own directory, variables and output, as ``python -m pytest`` is. It does not
 import Python's modules again, which is half of the processor time of most runs. For the same reason its workers are
@@ -39,8 +39,8 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Variables that are read before a run's first line: by the loader, libc or Python. PYTHONPATH is applied by the run.
 _READ_FIRST = re.compile(r"LD_|GLIBC_|MALLOC_|PYTHON(?!PATH$)|LC_|LANG|LOCPATH|TZ")
 #: Packages of pytest_nixl of which a run imports modules when it needs them.
-_PACKAGES = ("checks", "cluster", "etcd", "etcd_servers", "host", "judge", "measure", "nixl", "processes", "report",
-             "session", "store")  # fmt: skip
+_PACKAGES = ("checks", "checks/doctor", "cluster", "etcd", "etcd_servers", "host", "judge", "measure", "nixl",
+             "processes", "report", "session", "store")  # fmt: skip
 _Variables = tuple[tuple[str, str], ...]
 #: What Python imports before its first line, if it is on the path.
 _CUSTOM = {"sitecustomize", "usercustomize"}
@@ -52,20 +52,23 @@ _OURS = (ROOT, ROOT / "tests")
 
 
 def start_forked(
-    arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str], output: int, errors: int, host: int = 0
-) -> ForkedRun | None:
+    arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str], output: int, errors: int, host: int = 0,
+    module: str = "pytest",
+) -> ForkedRun | None:  # fmt: skip
     """Start ``python -m pytest`` with ``arguments``; return it, or None if it must be executed.
 
     :param env: all its variables.
     :param output: the descriptor of its stdout.
     :param errors: the descriptor of its stderr.
     :param host: the id of the process whose namespaces it enters; 0 for none. ``cwd`` is a path there.
+    :param module: what is started instead of pytest: ``pytest_nixl.cli``.
     """
     parent = _Parent.of(_read_first(env))
     paths = [str(cwd), *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
     if parent is None or any(map(parent.shadowed_by, paths)):
         return None
-    request = {"arguments": list(arguments), "cwd": str(cwd), "env": dict(env), "path": paths, "host": host}
+    request = {"arguments": list(arguments), "cwd": str(cwd), "env": dict(env), "path": paths, "host": host,
+               "module": module}  # fmt: skip
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     channel.connect(parent.address)
     socket.send_fds(channel, [b"run"], [output, errors])
@@ -187,7 +190,7 @@ def _import_all() -> None:
         for module in pkgutil.iter_modules([str(ROOT / "pytest_nixl" / package)]):
             if not module.ispkg and not module.name.startswith("__"):
                 with contextlib.suppress(ImportError):
-                    importlib.import_module(f"pytest_nixl.{package}.{module.name}")
+                    importlib.import_module(f"pytest_nixl.{package.replace('/', '.')}.{module.name}")
     # Its plugin imports it at the end of each run, even of one that does not use it. pytest warns of a plugin's module
     # that was imported before, unless its docstring says that it need not be rewritten.
     with contextlib.suppress(ImportError):
@@ -195,6 +198,7 @@ def _import_all() -> None:
     for name in ("hypothesis", "_hypothesis_globals"):
         if name in sys.modules:
             sys.modules[name].__doc__ = "PYTEST_DONT_REWRITE"
+    importlib.import_module("pytest_nixl.cli.doctor")  # no test forks another command
     importlib.import_module("pytest_nixl.nixl.worker.__main__")
     importlib.import_module("pytest_nixl.nixl.worker.commands")
     importlib.import_module("pytest_nixl.nixl.worker.forks")
@@ -345,8 +349,13 @@ def _run(request: dict[str, Any], outputs: Sequence[int]) -> NoReturn:
 
     planted, execute = _Planted(), worker_parent.execute
     vars(worker_parent)["execute"] = lambda *arguments: planted.serve(*arguments) or execute(*arguments)
-    sys.argv = [str(Path(pytest.__file__).with_name("__main__.py")), *request["arguments"]]
-    code = pytest.main()
+    package = importlib.import_module(request["module"])
+    assert package.__file__ is not None
+    sys.argv = [str(Path(package.__file__).with_name("__main__.py")), *request["arguments"]]
+    try:
+        code = package.main()
+    except SystemExit as end:  # a parser's
+        code = end.code
     # As at the end of Python, but for the objects, whose end would copy the memory of the process it was forked from.
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()

@@ -13,7 +13,6 @@ import pytest
 from helpers.etcd import (
     ARGUMENTS,
     CONFTEST,
-    REPOSITORY,
     container_names,
     engine_image,
     mentioning,
@@ -22,6 +21,7 @@ from helpers.etcd import (
     start_pytest,
     wait_until,
 )
+from helpers.pytester_run import run_pytest
 
 from pytest_nixl.etcd.client import connect
 
@@ -29,16 +29,13 @@ Run = Callable[..., pytest.RunResult]
 
 
 @pytest.fixture
-def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(pytester: pytest.Pytester) -> Run:
     """Return a function that runs pytest on the given test file in a new process."""
-    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY), prepend=":")
-    for name in [name for name in os.environ if name.startswith(("NIXL_", "ETCD"))]:
-        monkeypatch.delenv(name)
     pytester.makeconftest(CONFTEST)
 
-    def run(test: str, *arguments: str) -> pytest.RunResult:
+    def run(test: str, *arguments: str, fork: bool = True) -> pytest.RunResult:
         pytester.makepyfile(test_inner=test)
-        return pytester.runpytest_subprocess(*ARGUMENTS, *arguments, timeout=600)
+        return run_pytest(pytester, *arguments, plugin=ARGUMENTS, fork=fork)
 
     return run
 
@@ -98,7 +95,8 @@ def test_no_etcd_is_started_before_a_test_needs_it(run: Run) -> None:
             assert not {"docker", "testcontainers", "etcd3gw", "requests"} & sys.modules.keys()
             from pytest_nixl.processes import supervisor
             assert supervisor._current is None
-        """
+        """,
+        fork=False,  # it looks at what is imported
     ).assert_outcomes(passed=1)
 
 
@@ -167,24 +165,23 @@ def test_xdist_workers_share_one_server(run: Run, pytester: pytest.Pytester) -> 
         """
         import json, os, pathlib, time
         import pytest
-        @pytest.mark.parametrize("number", range(12))
+        @pytest.mark.parametrize("number", range(6))
         def test_it(nixl_etcd, number):
             nixl_etcd.client.put(nixl_etcd.prefix + "x", b"1")
             time.sleep(0.1)
             from pytest_nixl.processes.supervisor import supervisor
             worker = os.environ["PYTEST_XDIST_WORKER"]
-            told = [worker, nixl_etcd.server.describe(), str(supervisor().directory)]
+            told = [worker, nixl_etcd.server.describe(), str(supervisor().directory), nixl_etcd.prefix]
             pathlib.Path(f"told-{number}").write_text(json.dumps(told))
         """,
         EMBEDDED,
-        "-n3",
+        "-n2",
     )
-    result.assert_outcomes(passed=12)
+    result.assert_outcomes(passed=6)
     told = [json.loads(path.read_text()) for path in pytester.path.glob("told-*")]
-    assert len(told) == 12
-    assert len({worker for worker, _, _ in told}) == 3
-    assert len({server for _, server, _ in told}) == 1
-    assert len({directory for _, _, directory in told}) == 1
+    assert len(told) == 6
+    workers, servers, directories, prefixes = map(set, zip(*told, strict=True))
+    assert [len(found) for found in (workers, servers, directories, prefixes)] == [2, 1, 1, 6]
     directory = Path(told[0][2])
     wait_until(lambda: not directory.exists() and not mentioning(str(directory)), 60, "nothing is left")
 

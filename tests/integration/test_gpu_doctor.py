@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import pytest
 from helpers import gpu_standin
@@ -25,16 +27,58 @@ FAULTS = {
 }  # fmt: skip
 
 
-def doctor(env: dict[str, str]) -> dict[str, tuple[str, str, str]]:
-    """Run the doctor on that host; return verdict, reason and remedy of each check."""
+#: Verdict, reason and remedy of each check.
+Found: TypeAlias = dict[str, tuple[str, str, str]]
+
+#: Reads a list of variables, and examines the host with each of them. Of its facts only those of the GPUs are read
+#: again: NIXL and UCX, whose start takes most of the doctor's time, are asked once.
+EXAMINE = """
+import argparse, json, os, sys
+from dataclasses import replace
+from pytest_nixl.checks.doctor.check import Requirements
+from pytest_nixl.checks.doctor.examine import examine, plain
+from pytest_nixl.cli.doctor import add_sources, gathered
+from pytest_nixl.host.gpu import read_gpus
+from pytest_nixl.host.gpu_nic_affinity import Topology
+from pytest_nixl.host.recorded_tree import FactsRoot
+from pytest_nixl.judge.profiles import load_profile
+
+parser = argparse.ArgumentParser()
+add_sources(parser)
+root = FactsRoot(None)
+facts, backends = gathered(parser.parse_args(["--backend=UCX"]), root)
+wanted = Requirements(load_profile("loopback"), backends, image=False)
+told = []
+for variables in json.load(sys.stdin):
+    os.environ.update(variables)
+    gpu = read_gpus(root)
+    for name in variables:
+        del os.environ[name]
+    these = replace(facts, gpu=gpu, near=Topology.of(gpu, facts.rdma).nearest())
+    told.append(plain(these, wanted, examine(these, wanted, gate=False)))
+print(json.dumps(told))
+"""
+
+
+def on_the_host(env: Mapping[str, str], *command: str, given: str = "") -> str:
+    """Run Python with this command line on that host; return what it prints."""
     need_programs("unshare", root=True)
-    inner = [sys.executable, "-m", "pytest_nixl.cli", "doctor", "--json", "--backend=UCX"]
-    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", gpu_standin.DRIVER_TREE, "-", *inner]
     done = subprocess.run(
-        command, cwd=ROOT, env=environment(**env), capture_output=True, text=True, timeout=300, check=False
-    )
+        ["unshare", "--mount", "--propagation", "private", "sh", "-c", gpu_standin.DRIVER_TREE, "-", sys.executable,
+         *command],
+        cwd=ROOT, env=environment(**env), input=given, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
     assert done.stdout, done.stderr
-    return {each["id"]: (each["verdict"], each["reason"], each["remedy"]) for each in json.loads(done.stdout)["checks"]}
+    return done.stdout
+
+
+def by_check(told: Mapping[str, Sequence[Mapping[str, str]]]) -> Found:
+    return {each["id"]: (each["verdict"], each["reason"], each["remedy"]) for each in told["checks"]}
+
+
+def doctor(env: Mapping[str, str]) -> Found:
+    """Run the doctor on that host."""
+    return by_check(json.loads(on_the_host(env, "-m", "pytest_nixl.cli", "doctor", "--json", "--backend=UCX")))
 
 
 @pytest.fixture(scope="module")
@@ -68,11 +112,8 @@ def test_each_fault_that_nvml_reports_is_named(driver: dict[str, str]) -> None:
 
 
 LOADED = "driver 580.95.05 is loaded, but NVML "
-
-
-@pytest.mark.parametrize(
-    ("variable", "code", "id", "words", "remedy"),
-    [
+#: What NVML refuses: variable and code of the stand-in, the check that fails, and what its reason and remedy say.
+REFUSED = [
         ("NVML", "18", "gpu-driver", "libraries have another version: NVML cannot be initialised: RM has detected an "
          "NVML/RM version mismatch", "restart the container, or reboot the host"),
         ("NVML", "4", "gpu-driver", f"{LOADED}cannot be initialised: Insufficient Permissions", "open /dev/nvidiactl"),
@@ -87,12 +128,26 @@ LOADED = "driver 580.95.05 is loaded, but NVML "
          "connect the GPU's own power cables"),
         ("HANDLE", "4", "gpus", "NVML cannot use 2 of 2 GPUs: GPU 0 (Insufficient Permissions), GPU 1 (",
          "may open /dev/nvidiactl"),
-    ],
-)  # fmt: skip
+]  # fmt: skip
+#: One where NVML answers nothing, and one where it refuses a GPU: of these CI runs the whole doctor, the soak of all.
+WHOLE_IN_CI = [("NVML", "4"), ("CALLS", "15,0")]
+#: Other states of the GPUs.
+NOT_GIVEN, IN_MIG_MODE, WITHOUT_ECC = {"STANDIN_HANDLE": "0,4"}, {"STANDIN_MIG": "0,1"}, {"STANDIN_ECC": "0"}
+
+
+@pytest.fixture(scope="module")
+def examined(driver: dict[str, str]) -> Mapping[str, Found]:
+    """What the checks find with each of these variables, by the variable and its value."""
+    every = [{f"STANDIN_{variable}": code} for variable, code, *_ in REFUSED] + [NOT_GIVEN, IN_MIG_MODE, WITHOUT_ECC]
+    told = json.loads(on_the_host(driver, "-c", EXAMINE, given=json.dumps(every)))
+    return {str(variables): by_check(each) for variables, each in zip(every, told, strict=True)}
+
+
+@pytest.mark.parametrize(("variable", "code", "id", "words", "remedy"), REFUSED)
 def test_what_nvml_refuses_is_named(
-    variable: str, code: str, id: str, words: str, remedy: str, driver: dict[str, str]
+    variable: str, code: str, id: str, words: str, remedy: str, examined: Mapping[str, Found]
 ) -> None:
-    found = doctor({**driver, f"STANDIN_{variable}": code})
+    found = examined[str({f"STANDIN_{variable}": code})]
     assert found[id][0] == "FAIL", found[id]
     assert words in found[id][1]
     assert remedy in found[id][2]
@@ -100,22 +155,37 @@ def test_what_nvml_refuses_is_named(
     assert [other for other in GPU_CHECKS if found[other][0] == "FAIL"] == [id]
 
 
-def test_gpu_that_is_not_given_to_this_process_is_no_fault(driver: dict[str, str]) -> None:
-    found = doctor({**driver, "STANDIN_HANDLE": "0,4"})
+@pytest.mark.parametrize(
+    ("variable", "code"),
+    [
+        pytest.param(variable, code, marks=() if (variable, code) in WHOLE_IN_CI else pytest.mark.whole)
+        for variable, code, *_ in REFUSED
+    ],
+)
+def test_the_doctor_says_the_same_where_nixl_and_ucx_have_that_nvml_too(
+    variable: str, code: str, driver: dict[str, str], examined: Mapping[str, Found]
+) -> None:
+    changed = {f"STANDIN_{variable}": code}
+    found, expected = doctor({**driver, **changed}), examined[str(changed)]
+    assert {id: found[id] for id in GPU_CHECKS} == {id: expected[id] for id in GPU_CHECKS}
+
+
+def test_gpu_that_is_not_given_to_this_process_is_no_fault(examined: Mapping[str, Found]) -> None:
+    found = examined[str(NOT_GIVEN)]
     assert found["gpus"][:2] == ("PASS", "1 Stand-in 0")
     assert [id for id in GPU_CHECKS if found[id][0] not in ("PASS", "NOT-APPLICABLE")] == []
 
 
-def test_mig_mode_is_named(driver: dict[str, str]) -> None:
-    found = doctor({**driver, "STANDIN_MIG": "0,1"})
+def test_mig_mode_is_named(examined: Mapping[str, Found]) -> None:
+    found = examined[str(IN_MIG_MODE)]
     assert found["gpus"][0] == found["gpu-p2p"][0] == "WARN", found
     assert "1 Stand-in 0, 1 Stand-in 1; in MIG mode: GPU 1: CUDA gives a process one part" in found["gpus"][1]
     assert "in 2 of 2 pairs one GPU cannot read the other's memory, because of MIG mode: GPU 1" in found["gpu-p2p"][1]
     assert all("nvidia-smi -i GPU -mig 0" in found[id][2] for id in ("gpus", "gpu-p2p"))
 
 
-def test_gpus_without_ecc_have_no_errors_to_count(driver: dict[str, str]) -> None:
-    assert doctor({**driver, "STANDIN_ECC": "0"})["gpu-ecc"][:2] == ("NOT-APPLICABLE", "ECC is disabled")
+def test_gpus_without_ecc_have_no_errors_to_count(examined: Mapping[str, Found]) -> None:
+    assert examined[str(WITHOUT_ECC)]["gpu-ecc"][:2] == ("NOT-APPLICABLE", "ECC is disabled")
 
 
 def test_missing_nvml_is_named(tmp_path_factory: pytest.TempPathFactory) -> None:

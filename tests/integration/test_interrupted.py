@@ -118,7 +118,8 @@ def end_run(tmp_path: Path) -> Callable[..., Ended]:
     ("how", "arguments", "code", "why", "failed"),
     [
         ("SIGINT", (GATE,), 2, "Ctrl-C (SIGINT)", False),
-        ("SIGINT", (), 2, "Ctrl-C (SIGINT)", False),
+        # The last case shows that a run without the gate says so.
+        pytest.param("SIGINT", (), 2, "Ctrl-C (SIGINT)", False, marks=pytest.mark.whole),
         ("SIGTERM", (GATE,), 143, "ended by SIGTERM", False),
         ("SIGHUP", (GATE,), 129, "ended by SIGHUP", False),
         ("exit", (GATE,), 2, "that is enough", False),

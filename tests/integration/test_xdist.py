@@ -12,7 +12,13 @@ from helpers.cli_run import run
 
 pytestmark = pytest.mark.long
 
-FUNCTIONAL = ("suites/infrastructure", "suites/metadata/test_exchange.py", "suites/uri_validation/test_deployment.py")
+_EXCHANGE = "suites/metadata/test_exchange.py"
+#: Of the tests of the metadata two that use the etcd: the others need it as little as those of the machine.
+FUNCTIONAL = (
+    "suites/infrastructure", "suites/uri_validation/test_deployment.py",
+    f"{_EXCHANGE}::test_an_agent_finds_another_through_etcd",
+    f"{_EXCHANGE}::test_an_agent_publishes_again_what_has_changed",
+)  # fmt: skip
 
 
 def test_functional_suites_run_in_parallel() -> None:
@@ -43,6 +49,7 @@ def test_a_bad_variable_is_reported_as_a_usage_error() -> None:
     assert done.code == pytest.ExitCode.USAGE_ERROR
 
 
+@pytest.mark.whole  # test_etcd_fixtures has workers that share an etcd, with the plugin of the fixtures
 def test_all_workers_share_one_etcd(tmp_path: Path) -> None:
     (tmp_path / "test_shared.py").write_text(
         "import json, os, pathlib, pytest\n"
@@ -52,7 +59,7 @@ def test_all_workers_share_one_etcd(tmp_path: Path) -> None:
         f"    path = pathlib.Path({str(tmp_path)!r}, f'{{n}}.json')\n"
         "    path.write_text(json.dumps([worker, nixl_etcd.endpoint, nixl_etcd.prefix]))\n"
     )
-    done = run(str(tmp_path), "-n", "3", "--nixl-etcd-server=embedded", directory=tmp_path)
+    done = run(str(tmp_path), "-n", "2", "--nixl-etcd-server=embedded", directory=tmp_path)
     assert done.code == 0, done.output
     seen = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
     assert len({worker for worker, _, _ in seen}) > 1, "the tests did not run in several workers"
