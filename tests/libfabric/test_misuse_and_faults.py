@@ -59,9 +59,7 @@ def driver(tmp_path: Path) -> Path:
     ],
     ids=["others", "released-in-flight"],
 )
-def test_misuse_ends_in_findings_or_is_survived(
-    host: Host, options: tuple[str, ...], limits: str, passed: int
-) -> None:
+def test_misuse_ends_in_findings_or_is_survived(host: Host, options: tuple[str, ...], limits: str, passed: int) -> None:
     suite = ("suites/faults/test_misuse.py", "--nixl-backend=LIBFABRIC", "--nixl-level=extended")
     done = run_in(host, *suite, *options)
     assert done.code == 0, done.output
