@@ -63,8 +63,8 @@ def by_srun(net: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield launch
 
 
-# test_shipped_files.py has a good run of mpirun and a bad one of srun with two ranks, and test_nodes.py rows between two
-# of four ranks.
+# test_shipped_files.py has a good run of mpirun and a bad one of srun, with two ranks.
+# test_nodes.py has rows between two of four ranks.
 @pytest.mark.whole
 @pytest.mark.parametrize(
     ("launcher", "transport", "code"),
