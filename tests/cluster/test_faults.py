@@ -318,7 +318,8 @@ def a_peer_has_another_nixl(net: Network, folder: Path) -> None:
 def a_peer_has_another_pytest_nixl(net: Network, folder: Path) -> None:
     run = FaultyRun(net, folder, "plugin")
     tree = folder / "tree"
-    shutil.copytree(ROOT / "pytest_nixl", tree / "pytest_nixl", ignore=shutil.ignore_patterns("__pycache__"))
+    # With its bytecode, but without that which another process is about to write.
+    shutil.copytree(ROOT / "pytest_nixl", tree / "pytest_nixl", ignore=shutil.ignore_patterns("*.pyc.*"))
     pretend(tree, "pytest-nixl", "99.1")
     (tree / MOVING).parent.mkdir(parents=True)
     shutil.copy(ROOT / MOVING, tree / MOVING)

@@ -63,7 +63,9 @@ def by_srun(net: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield launch
 
 
-# test_shipped_files.py has a good and a bad run of both launchers.
+# test_shipped_files.py has a good run of mpirun and a bad one of srun, with two ranks.
+# test_nodes.py has rows between two of four ranks.
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("launcher", "transport", "code"),
     [("by_mpirun", TAKEN, 0), ("by_srun", NOT_TAKEN, 1)],

@@ -108,7 +108,8 @@ class TestSlurm:
 
     def test_nodes_that_are_not_those_of_the_file_fail(self, net: Network, started: Slurm, tmp_path: Path) -> None:
         """The profile expects the EFA devices of a p5.48xlarge."""
-        done, results, output = self.submit(net, started, tmp_path, "--nixl-backend=LIBFABRIC", PROFILE="p5.48xlarge")
+        libfabric = "--nixl-backend=LIBFABRIC"
+        done, results, output = self.submit(net, started, tmp_path, libfabric, *SHORT, PROFILE="p5.48xlarge")
         assert done.code == 1, done.output + output
         assert f"pytest-nixl: exit code 1, results in {results}\n" in output
         reason = failures(results, NODES)["rdma-devices"]["reason"]

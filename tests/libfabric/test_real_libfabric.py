@@ -29,6 +29,8 @@ from pytest_nixl.session.default_profile import default_profile
 
 DRAM = MemoryPair("DRAM", "DRAM")
 ACCEPTS_TCP = "transports = ['tcp']\nfloor = '0.0001 GB/s'"
+#: Few transfers, because the rate does not matter.
+FEW = ("--nixl-iterations=50", "--nixl-duration=20ms")
 MakeSettings = Callable[..., Settings]
 
 
@@ -87,7 +89,7 @@ def test_bandwidth_suite_passes_and_records_between_two_hosts(tmp_path: Path, ba
     written = tmp_path / "run.json"
     with two_hosts() as hosts:
         done = run_in(
-            hosts[0], BANDWIDTH, f"--nixl-backend={backend}", "--nixl-blocks=64KiB,1MiB", "--nixl-gate",
+            hosts[0], BANDWIDTH, f"--nixl-backend={backend}", "--nixl-blocks=64KiB,1MiB", "--nixl-gate", *FEW,
             f"--nixl-profile={profile(tmp_path / 'p.toml', ACCEPTS_TCP)}", f"--benchmark-json={written}",
             "-p", "second_host", PYTHONPATH=str(Path(__file__).parent), UCX_TLS="tcp",
             PYTEST_NIXL_TEST_TARGET=shlex.join(hosts[1].prefix),
@@ -105,7 +107,7 @@ def test_bandwidth_suite_passes_and_records_between_two_hosts(tmp_path: Path, ba
 
 def test_two_backends_are_compared(host: Host, tmp_path: Path) -> None:
     accepted = f"--nixl-profile={profile(tmp_path / 'p.toml', ACCEPTS_TCP)}"
-    done = run_in(host, BANDWIDTH, "--nixl-backend=UCX,LIBFABRIC", "--nixl-blocks=1MiB", accepted, UCX_TLS="tcp")
+    done = run_in(host, BANDWIDTH, "--nixl-backend=UCX,LIBFABRIC", "--nixl-blocks=1MiB", accepted, *FEW, UCX_TLS="tcp")
     assert done.code == 0, done.output
     lines = [line.split() for line in done.output.splitlines() if line.startswith("LIBFABRIC : UCX ")]
     assert [line[3:6] for line in lines] == [["WRITE", "DRAM:DRAM", "1MiB"], ["READ", "DRAM:DRAM", "1MiB"]]
@@ -115,7 +117,7 @@ def test_two_backends_are_compared(host: Host, tmp_path: Path) -> None:
 def test_transport_that_is_not_accepted_is_wrong_transport(host: Host, tmp_path: Path) -> None:
     only_efa = profile(tmp_path / "p.toml", "transports = ['efa']")
     accepted = f"--nixl-profile={only_efa}"
-    done = run_in(host, BANDWIDTH, "--nixl-backend=LIBFABRIC", "--nixl-blocks=64KiB", accepted)
+    done = run_in(host, BANDWIDTH, "--nixl-backend=LIBFABRIC", "--nixl-blocks=64KiB", accepted, *FEW)
     assert done.verdicts == {"WRITE 64KiB": "WRONG-TRANSPORT", "READ 64KiB": "WRONG-TRANSPORT"}
     assert "tcp/veth0" in done.output
     assert done.code == 1

@@ -15,19 +15,17 @@ from pathlib import Path
 import pytest
 from helpers.cli_run import Finished, profile
 from helpers.namespaces import Host, one_host, require_tools
-from test_real_libfabric import ACCEPTS_TCP, run_in
+from test_real_libfabric import ACCEPTS_TCP, FEW, run_in
 
-#: Of each suite that makes agents, what makes them in another way; all of them are run in tox -e soak.
+#: Of each suite that makes agents, what makes them in another way; all of them are run in tox -e soak. Rows, and agents
+#: that find each other through etcd or by a side channel, are in the run with and without a progress thread.
 SAMPLE = (
-    "suites/bandwidth/test_bandwidth.py",
     "suites/kv_cache",
     "suites/control_path/test_control_path.py::test_the_first_transfer_and_later_ones",
     "suites/faults/test_transfers.py",
     "suites/faults/test_workers.py::test_a_target_that_dies_is_named_and_the_initiator_lives",
     "suites/infrastructure/test_nixl.py",
     "suites/infrastructure/test_machine.py",
-    "suites/metadata/test_exchange.py::test_an_agent_finds_another_through_etcd",
-    "suites/metadata/test_exchange.py::test_an_agent_finds_another_by_a_side_channel",
     "suites/metadata/test_lifecycle.py::test_an_agent_that_was_restarted_is_found_by_those_who_knew_it",
     "suites/metadata/test_namespaces.py::test_agents_of_one_name_in_two_namespaces_do_not_meet",
     "suites/uri_validation/test_deployment.py",
@@ -49,11 +47,11 @@ def made(written: list[str]) -> Counter[str]:
 
 
 def run_logged(host: Host, tmp_path: Path, *arguments: str) -> tuple[Finished, list[str]]:
-    """Run suites, and return the result and the log of each worker."""
+    """Run suites with few transfers, and return the result and the log of each worker."""
     folder = tmp_path / "logs"
     folder.mkdir()
     done = run_in(
-        host, *arguments, "--nixl-blocks=64KiB", "--nixl-kv-tokens=64",
+        host, *arguments, "--nixl-blocks=64KiB", "--nixl-kv-tokens=64", *FEW,
         f"--nixl-profile={profile(tmp_path / 'p.toml', ACCEPTS_TCP)}",
         "-p", "worker_logs", PYTHONPATH=str(Path(__file__).parent), PYTEST_NIXL_TEST_LOGS=str(folder),
         UCX_LOG_LEVEL="info", UCX_TLS="tcp",
@@ -98,6 +96,7 @@ def test_suites_of_agents_work_with_and_without_a_progress_thread(host: Host, tm
     assert done.code == 0, done.output
     assert "8 passed" in done.output, done.output
     assert list(made(written)) == ["LIBFABRIC"]
+    assert [text for text in written if UCX_STARTS in text] == []
 
 
 def test_one_agent_uses_ucx_libfabric_and_a_file_as_chosen(host: Host, tmp_path: Path) -> None:
