@@ -278,8 +278,7 @@ def test_a_slow_card_between_two_hosts_is_named(
             hosts[1].shape("card2", SLOW)
         nics = [[Nic(rank, f"node-{'ab'[rank]}", f"card{number}", KIND) for number in (1, 2)] for rank in range(2)]
         places = [LocalHost(supervisor(), rank, host.prefix) for rank, host in enumerate(hosts)]
-        # The second host sends in a READ. tests/machines has runs with both operations.
-        links = NicLinks(places, settings, ("READ",), MemoryPair("DRAM", "DRAM"), one_host=False)
+        links = NicLinks(places, settings, ("WRITE", "READ"), MemoryPair("DRAM", "DRAM"), one_host=False)
         try:
             said = NicTrial("rows", nic_pairs(*nics), lambda pair: replace(links(pair), contention=0.0)).judge()
         finally:
@@ -289,6 +288,6 @@ def test_a_slow_card_between_two_hosts_is_named(
         assert said.verdict is Verdict.PASS, said.reason
         return
     assert said.verdict is Verdict.FAIL, said.reason
-    # The cables are networks of their own: no device reaches another one.
+    # The cables are networks of their own: no device reaches another one. The second host sends in a READ.
     assert f"{nics[0][1]} to {nics[1][1]} (which of the two is not known) moves 0.00" in said.reason
     assert "(READ), less than half of the" in said.reason

@@ -53,9 +53,8 @@ def test_a_row_is_recorded_under_its_key_with_its_values(recorded: Path) -> None
 
 @pytest.mark.long
 def test_two_runs_are_compared_by_row_key(recorded: Path, tmp_path: Path) -> None:
-    other = shutil.copy(recorded, tmp_path / "two.json")  # as another run of the same row writes it
     done = subprocess.run(
-        [sys.executable, "-m", "pytest_benchmark", "compare", str(recorded), str(other)],
+        [sys.executable, "-m", "pytest_benchmark", "compare", str(recorded), str(record(tmp_path, "two"))],
         cwd=tmp_path,
         capture_output=True, text=True, check=True,
     )  # fmt: skip
