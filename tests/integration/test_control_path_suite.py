@@ -84,11 +84,21 @@ def shown(done: Finished) -> set[str]:
     return {line.split()[0] for line in done.output.splitlines() if line.split()[:1] and line.split()[0] in SUMMARY}
 
 
+#: In pytest: agents publish and find each other in one round instead of three, each of which has up to 16 new agents.
+ONE_ROUND = """
+def pytest_collection_finish():
+    from suites.control_path import test_published
+    test_published.ROUNDS = 1
+"""
+
+
 def test_every_figure_of_the_suite_is_measured_recorded_and_reported(tmp_path: Path) -> None:
+    (tmp_path / "one_round.py").write_text(ONE_ROUND)
     record = tmp_path / "run.json"
     done = run(
-        "-v", SUITE, "--nixl-level=extended", "--nixl-etcd-server=embedded", f"--benchmark-json={record}", "-W", "error"
-    )
+        "-v", SUITE, "--nixl-level=extended", "--nixl-etcd-server=embedded", f"--benchmark-json={record}", "-W",
+        "error", plugins=["one_round"], env={"PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
     assert done.code == 0, done.output
     assert "NIXL verdict: PASS (9 PASS; " in done.output
     assert shown(done) == SUMMARY

@@ -68,8 +68,8 @@ def test_a_target_that_aborts_after_a_read_is_a_known_limit_and_after_a_write_a_
 ) -> None:
     suite = ("suites/faults/test_transfers.py", "-k", "death_of_its_initiator", "--nixl-level=extended",
              f"--nixl-op={op}")  # fmt: skip
-    # Over one transport: tests/unit/checks/test_transfer_faults.py has those that are tried. A run without a known
-    # limit does not count one.
+    # Over one transport: tests/unit/checks/test_transfer_faults.py has those that are tried.
+    # A run without a known limit does not count one.
     done = replaced(tmp_path, ("abort_in_fill", {}), suite=suite, UCX_TLS="tcp")
     assert done.code == code, done.output
     assert words in done.output

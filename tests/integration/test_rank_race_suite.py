@@ -183,10 +183,25 @@ def test_a_nixlbench_that_does_not_register_is_inconclusive() -> None:
     assert "(2 INCONCLUSIVE; 0 rows measured)" in done.output
 
 
-def test_a_locking_nixlbench_passes_with_a_known_limit(standin: str) -> None:
+#: A plugin: the search begins near the answer whose loss matters. Else it loses ten others before, each with two new
+#: processes; tests/unit/checks/test_rank_race.py has the order in which it loses them.
+LATE_LOSS = """
+from pytest_nixl.checks.rank_race.explore import RandomScheduler
+
+begin = RandomScheduler.__init__
+def begin_late(self):
+    begin(self)
+    self._fault_at = 10
+RandomScheduler.__init__ = begin_late
+"""
+
+
+def test_a_locking_nixlbench_passes_with_a_known_limit(standin: str, tmp_path: Path) -> None:
+    (tmp_path / "late_loss.py").write_text(LATE_LOSS)
     search = os.pathsep.join([str(Path(standin).parent), os.environ["PATH"]])
     assert shutil.which("nixlbench", path=search)
-    done = run(f"{SUITE}/test_nixlbench.py", "--nixl-level=extended", env={"PATH": search})
+    env = {"PATH": search, "PYTHONPATH": str(tmp_path)}
+    done = run(f"{SUITE}/test_nixlbench.py", "--nixl-level=extended", plugins=("late_loss",), env=env)
     assert "1 known limit of NIXL" in done.output
     assert "NIXL verdict: PASS (2 PASS" in done.output
     assert done.code == 0
