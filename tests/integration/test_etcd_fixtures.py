@@ -13,6 +13,7 @@ import pytest
 from helpers.etcd import (
     ARGUMENTS,
     CONFTEST,
+    REPOSITORY,
     container_names,
     engine_image,
     mentioning,
@@ -21,7 +22,6 @@ from helpers.etcd import (
     start_pytest,
     wait_until,
 )
-from helpers.pytester_run import run_pytest
 
 from pytest_nixl.etcd.client import connect
 
@@ -29,13 +29,16 @@ Run = Callable[..., pytest.RunResult]
 
 
 @pytest.fixture
-def run(pytester: pytest.Pytester) -> Run:
+def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Return a function that runs pytest on the given test file in a new process."""
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY), prepend=":")
+    for name in [name for name in os.environ if name.startswith(("NIXL_", "ETCD"))]:
+        monkeypatch.delenv(name)
     pytester.makeconftest(CONFTEST)
 
-    def run(test: str, *arguments: str, fork: bool = True) -> pytest.RunResult:
+    def run(test: str, *arguments: str) -> pytest.RunResult:
         pytester.makepyfile(test_inner=test)
-        return run_pytest(pytester, *arguments, plugin=ARGUMENTS, fork=fork)
+        return pytester.runpytest_subprocess(*ARGUMENTS, *arguments, timeout=600)
 
     return run
 
@@ -95,8 +98,7 @@ def test_no_etcd_is_started_before_a_test_needs_it(run: Run) -> None:
             assert not {"docker", "testcontainers", "etcd3gw", "requests"} & sys.modules.keys()
             from pytest_nixl.processes import supervisor
             assert supervisor._current is None
-        """,
-        fork=False,  # it looks at what is imported
+        """
     ).assert_outcomes(passed=1)
 
 
