@@ -78,12 +78,7 @@ def test_two_ranks_run_the_suites_with_an_existing_etcd(
 
 
 @pytest.mark.parametrize(
-    "suites",
-    [
-        pytest.param(WHOLE, id="whole", marks=pytest.mark.whole),
-        # READ between ranks is in test_kv_pairs.py, and that of LIBFABRIC between hosts in test_real_libfabric.py.
-        pytest.param((*OF_RANKS, "--nixl-op=WRITE"), id="of-ranks"),
-    ],
+    "suites", [pytest.param(WHOLE, id="whole", marks=pytest.mark.whole), pytest.param(OF_RANKS, id="of-ranks")]
 )
 def test_four_ranks_run_the_suites_with_the_etcd_of_rank_0(
     net: Network, env: dict[str, str], tmp_path: Path, suites: tuple[str, ...]

@@ -58,7 +58,7 @@ def mend(hosts: tuple[Host, Host]) -> None:
 def cut_for_a_while(scene: FaultScene, hosts: tuple[Host, Host]) -> FaultOutcome:
     def passing() -> None:
         cut(hosts)
-        time.sleep(1)  # the fault itself
+        time.sleep(2)  # the fault itself
         mend(hosts)
 
     return kept_while(scene, passing)
@@ -72,7 +72,7 @@ def losing_packets(scene: FaultScene, hosts: tuple[Host, Host]) -> FaultOutcome:
 
     def passing() -> None:
         hosts[1].run("iptables", "-A", "INPUT", "-i", "veth0", *chance, "-j", "DROP")
-        time.sleep(1)  # the fault itself
+        time.sleep(2)  # the fault itself
         # On a busy machine the agents may not have had their turn yet.
         found = eventually(lambda: lost() > 0, 8)
         hosts[1].run("iptables", "-F", "INPUT")
@@ -87,7 +87,7 @@ def slow_for_a_while(scene: FaultScene, hosts: tuple[Host, Host]) -> FaultOutcom
     def passing() -> None:
         for host in hosts:
             host.run("tc", "qdisc", "replace", "dev", "veth0", "root", *SLOW)
-        time.sleep(1)  # the fault itself
+        time.sleep(2)  # the fault itself
         for host in hosts:
             host.unshape("veth0")
 

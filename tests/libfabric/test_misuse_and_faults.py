@@ -50,21 +50,11 @@ def driver(tmp_path: Path) -> Path:
     return Path(write_standin(str(tmp_path), plugin))
 
 
-@pytest.mark.parametrize(
-    ("options", "limits", "passed"),
-    [
-        (("-k", "not released_in_flight"), "3 known limits", 5),
-        # The transfer that stalls is given a third of this time, and keeps processors busy for as long.
-        (("-k", "released_in_flight", "--nixl-timeout=30s"), "1 known limit", 1),
-    ],
-    ids=["others", "released-in-flight"],
-)
-def test_misuse_ends_in_findings_or_is_survived(host: Host, options: tuple[str, ...], limits: str, passed: int) -> None:
-    suite = ("suites/faults/test_misuse.py", "--nixl-backend=LIBFABRIC", "--nixl-level=extended")
-    done = run_in(host, *suite, *options)
+def test_misuse_ends_in_findings_or_is_survived(host: Host) -> None:
+    done = run_in(host, "suites/faults/test_misuse.py", "--nixl-backend=LIBFABRIC", "--nixl-level=extended")
     assert done.code == 0, done.output
-    assert f"{limits} of NIXL 1.5.0, seen only under conditions that the checks made" in done.output
-    assert f"({passed} PASS; 0 rows measured)" in done.output
+    assert "4 known limits of NIXL 1.5.0, seen only under conditions that the checks made" in done.output
+    assert "(6 PASS; 0 rows measured)" in done.output
 
 
 @pytest.mark.whole  # tests/unit/checks/test_endurance.py judges such figures
