@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Collection
 from itertools import pairwise
 from pathlib import Path
 
@@ -28,8 +29,14 @@ def function(agent, peer):
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
-def _of(selected: list[Block]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("block", selected, ids=str)
+def _of(selected: list[Block], proven: Collection[str] = ()) -> pytest.MarkDecorator:
+    """Return the mark of a test of these blocks.
+
+    :param proven: the names of those that CI need not run, because it runs others that do the same.
+    """
+    whole = pytest.mark.whole
+    cases = [pytest.param(block, id=str(block), marks=[whole] if str(block) in proven else []) for block in selected]
+    return pytest.mark.parametrize("block", cases)
 
 
 #: The page whose tests share helpers, and are one file.
@@ -39,8 +46,9 @@ PRINTED = [
 ]
 
 
+# The two of own-tests.md are files that two printed commands below run.
 @pytest.mark.long
-@_of(PRINTED)
+@_of(PRINTED, {"docs/how-to/own-tests-1", "docs/how-to/own-tests-3"})
 def test_a_printed_test_runs(block: Block, pytester: pytest.Pytester) -> None:
     """Where it asks for GPU memory it is skipped with that reason."""
     pytester.makepyfile(test_printed=block.text, my_module=_MY_MODULE)
@@ -103,14 +111,36 @@ def workplace(tmp_path: Path) -> Path:
     return tmp_path
 
 
+#: Blocks whose commands another block has, too.
+REPEATED = {
+    "docs/explanation/comparison-1": "docs/how-to/regressions-4",
+    "docs/how-to/infrastructure-1": "docs/tutorial/first-run-2",
+    "docs/how-to/several-gpus-4": "docs/how-to/infrastructure-7",
+    "docs/reference/error-texts-1": "docs/tutorial/first-run-2",
+}
+
+
+@pytest.mark.parametrize(("block", "other"), REPEATED.items())
+def test_commands_of_a_repeated_block_are_those_of_another(block: str, other: str) -> None:
+    text = {str(each): each.text for each in BLOCKS}
+    commands = [line.partition("  #")[0].strip() for line in text[block].splitlines()]
+    assert commands
+    assert [line for line in commands if not any(each.startswith(line) for each in text[other].splitlines())] == []
+
+
 # The rehearsal with two ranks is run below, where its output is compared.
-@_of([block for block in BLOCKS if block.is_command and block.runs and "MASTER_ADDR=127.0.0.1" not in block.text])
+@_of(
+    [block for block in BLOCKS if block.is_command and block.runs and "MASTER_ADDR=127.0.0.1" not in block.text],
+    REPEATED,
+)
 @pytest.mark.long
 def test_a_printed_command_runs(block: Block, workplace: Path) -> None:
+    """Those that measure rows do so for one operation."""
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     done = subprocess.run(
         ["bash", "-e", "-c", block.text], cwd=workplace, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        env=environment(PATH=path, PYTEST_ADDOPTS="-p no:cacheprovider"), timeout=600, check=False,
+        env=environment(PATH=path, PYTEST_ADDOPTS="-p no:cacheprovider --nixl-op=WRITE --nixl-duration=20ms"),
+        timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode in block.codes, done.stdout
     assert "Traceback" not in done.stdout

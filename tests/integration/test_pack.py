@@ -196,7 +196,7 @@ def test_every_stage_runs_with_gpus(
     require_tools()
     driver = {**gpu_standin.build(tmp_path_factory.mktemp("driver")), "STANDIN_NVLINKS": "18"}
     out = tmp_path / "out"
-    options = ["--nixl-level=standard", "--nixl-blocks=64KiB", "--nixl-op=WRITE", "--nixl-duration=10ms", *chosen]
+    options = ["--nixl-level=standard", "--nixl-blocks=16KiB", "--nixl-op=WRITE", "--nixl-duration=10ms", *chosen]
     done = run(bare, packed, "--out", str(out), "--", *options, env=driver, tree=gpu_standin.DRIVER_TREE)
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads((out / "summary.json").read_text())

@@ -112,10 +112,15 @@ def test_a_variable_without_a_text_is_undocumented(generate: Any, monkeypatch: p
 
 
 @pytest.mark.long
-def test_a_finding_without_a_page_makes_the_page_stale(generate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finding_without_a_page_makes_the_page_stale(
+    generate: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(generate, "PAGES", {"findings": generate.PAGES["findings"]})
+    assert generate.main(["--check"]) == 0
     new = replace(next(iter(FINDINGS.values())), id="NIXL-NEW")
     monkeypatch.setattr(generate, "FINDINGS", {**FINDINGS, "NIXL-NEW": new})
     assert generate.main(["--check"]) == 1
+    assert "docs/reference/findings.md is stale" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
