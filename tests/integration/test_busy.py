@@ -56,7 +56,7 @@ def test_wrong():
 """
 
 
-#: Enough for a host to count as busy: all processors but one that its test needs, and that one.
+#: Enough busy loops for a host to count as busy: they leave one processor of the two that a run needs.
 ENOUGH = max(1, len(os.sched_getaffinity(0)) - 1)
 
 

@@ -110,9 +110,8 @@ def test_telemetry_with_which_no_agent_is_created_is_reported(variables: dict[st
     assert "NIXL_TELEMETRY_" in seen.checks["nixl-loads"][2]
 
 
-def test_plugin_whose_libraries_are_missing_is_reported_and_a_name_that_does_not_resolve(
-    plugins: Path, tmp_path: Path
-) -> None:
+def test_plugin_whose_libraries_are_missing_is_reported(plugins: Path, tmp_path: Path) -> None:
+    """And an etcd whose name does not resolve."""
     # A copy in another folder does not find the libraries beside the original.
     shutil.copy(plugins / "libplugin_UCX.so", tmp_path)
     seen = doctor("--etcd=http://no-such-host.invalid:2379", NIXL_PLUGIN_DIR=str(tmp_path))
