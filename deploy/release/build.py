@@ -126,7 +126,7 @@ def write_sbom(wheel: Path, path: Path, when: int, folder: Path) -> None:
     python = folder / "installed" / "bin" / "python"
     venv.create(python.parents[1], with_pip=True)
     pip: list[str | Path] = [python, "-m", "pip", "--disable-pip-version-check"]
-    call([*pip, "install", "--quiet", wheel], folder)
+    call([*pip, "install", "--quiet", "--no-compile", wheel], folder)
     call([python.with_name("pytest-nixl"), "--version"], folder)
     # pip came with the environment, and is no dependency.
     call([*pip, "uninstall", "--quiet", "--yes", "pip", "setuptools"], folder)
