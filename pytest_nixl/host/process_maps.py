@@ -18,8 +18,7 @@ _OURS = (
     r"lib(?:nixl|plugin_|uc[pstm]|fabric|ibverbs|mlx5|efa|rdmacm|nl-|etcd-cpp"
     r"|cuda|cudart|gdrapi|hwloc|grpc\+\+|nvidia-ml)"
 )
-#: The path of such a library at the end of a line. One search of the whole text takes half the time of a search of
-#: each line, and the doctor looks ten times a second.
+#: The path of such a library at the end of a line. One search of the whole text: the doctor looks ten times a second.
 _PATH = re.compile(rf" (/(?:.*/)?{_OURS}[^/\n]*\.so[^/\n]*)$", re.MULTILINE)
 
 
