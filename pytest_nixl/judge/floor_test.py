@@ -103,7 +103,7 @@ def _decide(values: Sequence[float], floor: float, budget: int) -> tuple[Verdict
     if k < FEWEST_LAUNCHES:
         return _undecided(k, f"{k} of the {FEWEST_LAUNCHES} launches needed at least", budget)
     low, high, spread = interval(values)
-    words = f"{k} launches, spread {100 * spread:.2g} %, between {_rate(low)} and {_rate(high)}"
+    words = f"{k} launches, spread {_percent(spread)}, between {_rate(low)} and {_rate(high)}"
     if spread > WIDE_SPREAD and k < FEWEST_WIDE_LAUNCHES:
         return _undecided(k, f"{words}: a spread over 3 % needs {FEWEST_WIDE_LAUNCHES} launches", budget)
     above = sum(value > floor for value in values)
@@ -131,6 +131,10 @@ _LAST = "; no further launch is made"
 
 def _undecided(k: int, words: str, budget: int) -> tuple[Verdict | None, str]:
     return (None, words) if k < min(budget, MOST_LAUNCHES) else (Verdict.INCONCLUSIVE, f"{words}{_LAST}")
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.2g} %"
 
 
 def _rate(value: float) -> str:

@@ -140,9 +140,10 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]
 
 
-#: Seconds of a kernel over 8 bytes above which other processes use its GPU. Seen on an H200: a transfer of 4 KiB
-#: takes 0.015 ms if the GPU is idle, and 2.4 ms beside a process that multiplies matrices.
-BUSY_GPU = 0.5e-3
+#: Seconds of a kernel over 8 bytes above which other processes use its GPU. Seen on an H100: 0.015 to 0.031 ms if the
+#: GPU is idle, also while all cores are busy; 0.33 to 0.40 ms while another process multiplies matrices of 512x512, and
+#: 2.5 ms while it multiplies matrices of 8192x8192.
+BUSY_GPU = 0.1e-3
 
 #: Cores of a launch that other processes may use. If they used more, the launch can support PASS but not FAIL.
 DISTURBED_CORES = 0.3
