@@ -423,13 +423,13 @@ def findings_page() -> str:
     parts = [
         "A finding is a known defect of NIXL, or of a tool or machine that NIXL needs. It fails only a deployment that "
         "meets it. A finding that was seen only on agents that a suite itself started is a *known limit*: its check "
-        "passes, and the summary counts it. `pytest-nixl findings` prints this list.",
+        "passes, and the summary counts it. `pytest-nixl explain --findings` prints this list.",
         "A [profile](../how-to/profiles.md#accept-a-finding) can accept a finding with a reason and an expiry date.",
     ]
     for finding in FINDINGS.values():
         links = ", ".join(f"[{id}](checks.md#{id})" for id in looked_for.get(finding.id, ())) or "none"
         has = reproduction(finding.id) is not None
-        script = f"\n- reproduced with NIXL alone by: `pytest-nixl findings {finding.id} --reproduce`" if has else ""
+        script = f"\n- reproduced with NIXL alone by: `pytest-nixl explain {finding.id} --reproduce`" if has else ""
         facts = (("met if", finding.met_by), ("remedy", finding.remedy), ("seen in", finding.seen))
         lines = "\n".join(f"- {name}: {plain(text)}" for name, text in facts)
         parts.append(
@@ -553,8 +553,6 @@ def _command(parser: argparse.ArgumentParser, help: str = "", level: int = 1) ->
     for action in nested:
         helps = {choice.dest: choice.help or "" for choice in action._choices_actions}
         for name, below in action.choices.items():
-            if not below.prog.endswith(f" {name}"):
-                continue  # another name of a command that has its section
             if not helps.get(name):
                 raise UndocumentedError(f"{below.prog} has no help text")
             yield from _command(below, helps[name], level + 1)
