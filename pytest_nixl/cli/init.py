@@ -10,7 +10,7 @@ from datetime import date
 from pathlib import Path
 
 from pytest_nixl.cli.run_choice import Choice, choose
-from pytest_nixl.cli.starter_files import PLACEHOLDER, ClusterPlan, ci_file, job, slurm_job, template
+from pytest_nixl.cli.starter_files import PLACEHOLDER, ClusterPlan, starter_file, template_values
 from pytest_nixl.cli.starter_profile import row_memories, starter_profile, undescribed
 from pytest_nixl.session.default_profile import PRODUCT_NAME
 
@@ -60,14 +60,8 @@ def _run(arguments: argparse.Namespace) -> int:
         if (folder / name).exists():
             raise ValueError(f"{folder / name} already exists, and nothing was written: give another directory")
     cluster, profile, why = _examined(arguments)
-    texts = (
-        profile,
-        ci_file(arguments.ci, cluster),
-        slurm_job(cluster, folder),
-        job(cluster),
-        template("kubernetes/etcd.yaml"),
-        template("kubernetes/results.yaml"),
-    )
+    values = template_values(cluster, folder)
+    texts = (profile, *(starter_file(name, values) for name in names[1:]))
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in zip(names, texts, strict=True):
         with (folder / name).open("x", encoding="utf-8") as file:
