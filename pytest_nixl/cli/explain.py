@@ -53,13 +53,20 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     explain.add_argument("words", metavar="WORD", nargs="*", help="a part of a message, or an id; case does not count")
     kind = explain.add_mutually_exclusive_group()
     kind.add_argument(
-        "--checks", dest="kind", action="store_const", const="check", default="",
+        "--checks",
+        dest="kind",
+        action="store_const",
+        const="check",
+        default="",
         help="search only the checks of the suites; without WORD list them all",
-    )  # fmt: skip
+    )
     kind.add_argument(
-        "--findings", dest="kind", action="store_const", const="finding",
+        "--findings",
+        dest="kind",
+        action="store_const",
+        const="finding",
         help="search only the known defects of NIXL; without WORD list them all",
-    )  # fmt: skip
+    )
     kind.add_argument(
         "--reproduce",
         action="store_true",
@@ -99,8 +106,9 @@ def _matches(word: str, entries: list[Entry]) -> list[Entry]:
     """Return the entries that contain a word, the best first. :raises ValueError: there is none."""
     if not word:
         raise ValueError("the word is empty: give a part of a message, an id, --checks or --findings")
-    ranked = sorted(((place, entry) for entry in entries if (place := _place(word, entry)) is not None),
-                    key=lambda pair: pair[0])  # fmt: skip
+    ranked = sorted(
+        ((place, entry) for entry in entries if (place := _place(word, entry)) is not None), key=lambda pair: pair[0]
+    )
     # A part of a longer word, such as the "hang" of "change", counts only if no entry has the word itself.
     matches = [entry for place, entry in ranked if place <= _WHOLE_WORDS or ranked[0][0] > _WHOLE_WORDS]
     if not matches:
@@ -152,8 +160,9 @@ def _entries() -> Iterator[Entry]:
         lines = [f"sign:   {fault['sign']}", f"remedy: {fault['remedy']}", f"check:  {', '.join(fault['checks'])}"]
         yield Entry("fault", (fault["fault"], *fault["checks"]), tuple(lines), fault)
     for option in OPTIONS:
-        yield Entry("option", (option.flag, option.flag.lstrip("-")), (option.help,),
-                    {"flag": option.flag, "help": option.help})  # fmt: skip
+        yield Entry(
+            "option", (option.flag, option.flag.lstrip("-")), (option.help,), {"flag": option.flag, "help": option.help}
+        )
 
 
 def _reproduce(id: str) -> int:

@@ -1,19 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fill the templates of CI files, Slurm job and manifests for a cluster, by the facts of one of its nodes."""
+"""Fill the templates of profile, CI files, Slurm job and manifests for a cluster, by the facts of one of its nodes."""
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import jinja2
 
+from pytest_nixl.judge.profiles import parse_profile
+from pytest_nixl.model.transports import RDMA
+
 if TYPE_CHECKING:
     from pytest_nixl.host.facts import Facts
+    from pytest_nixl.host.rdma import RdmaDevice
 
 MIB = 1 << 20
 #: The image of the shipped files.
@@ -25,6 +31,14 @@ _HUGE = 5120 * MIB
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 #: The form of an instance type of a cloud, as its nodes are labelled and their firmware reports it.
 _INSTANCE_TYPE = re.compile(r"[a-z0-9-]+\.[a-z0-9-]+")
+_REQUIRED = ("nixl-loads", "backend-loads", "etcd-answers", "metadata-by-etcd", "metadata-by-side-channel",
+             "endpoints-well-formed", "bandwidth")  # fmt: skip
+_REQUIRED_RDMA = ("plugin-libraries", "memlock", "rdma-devices", "rdma-ports", "uverbs-open")
+_REQUIRED_GPU = ("gpus", "gpu-driver")
+#: The line rate that is assumed for a card that does not report its own, in bytes per second: 1 Gb/s.
+_ASSUMED_RATE = 125e6
+#: The floor of blocks below 1 MiB, whose time is mostly latency, in bytes per second: 4 KiB take 4 ms.
+_SMALL_FLOOR = 1e6
 
 
 def starter_file(name: str, values: Mapping[str, object]) -> str:
@@ -47,6 +61,7 @@ def starter_file(name: str, values: Mapping[str, object]) -> str:
         trim_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
+    environment.filters["toml"] = json.dumps
     return environment.get_template(f"{name}.j2").render(values)
 
 
@@ -58,7 +73,6 @@ class ClusterPlan:
     :param image: the image that is validated.
     :param nodes: the number of nodes.
     :param backend: the backend of rows between nodes.
-    :param memories: the pairs of memory types to measure.
     :param product: the product name in the node's firmware; empty: unknown.
     """
 
@@ -66,7 +80,6 @@ class ClusterPlan:
     image: str
     nodes: int
     backend: str
-    memories: tuple[str, ...]
     product: str
 
 
@@ -81,7 +94,7 @@ def template_values(cluster: ClusterPlan, folder: Path) -> dict[str, object]:
         "image": cluster.image,
         "nodes": cluster.nodes,
         "backend": cluster.backend,
-        "memories": ",".join(cluster.memories),
+        "memories": ",".join(row_memories(facts)),
         "gpus": len(facts.gpu.gpus),
         "efa": len(facts.efa),
         "script": folder / "pytest-nixl.sbatch",
@@ -113,3 +126,88 @@ def _node_label(cluster: ClusterPlan) -> str:
         return f"node.kubernetes.io/instance-type: {cluster.product}"
     machine = cluster.facts.host.architecture.value or "x86_64"
     return f"kubernetes.io/arch: {_ARCHITECTURES.get(machine, machine)}"
+
+
+def starter_profile(facts: Facts, backend: str, today: date) -> str:
+    """Return the text of a profile for rows between two hosts like this one.
+
+    :param backend: the backend, UCX or LIBFABRIC.
+    """
+    rates = _rates(facts)
+    rate, origin = _rate(facts, rates)
+    nearest = [len(near.own) for near in facts.near if near.own]
+    gpus, reason = facts.gpu.gpus, undescribed(facts)
+    hardware = () if reason else (*_REQUIRED_RDMA, *(_REQUIRED_GPU if gpus else ()))
+    values = {
+        "backend": backend,
+        "transports": transports(facts, backend),
+        "memories": row_memories(facts),
+        "required": [*_REQUIRED, *hardware],
+        "undescribed": reason,
+        "nics": len(cards(facts)),
+        "nic_rate": f"{rate * 8 / 1e9:g}",
+        "nics_per_gpu": min(nearest) if gpus and len(nearest) == len(gpus) else 0,
+        "efa": len(facts.efa),
+        "gpus": len(gpus),
+        "gpu": gpus[0].name if gpus else "",
+        "floors": (
+            (
+                "4KiB..1048575B",
+                f"{min(_SMALL_FLOOR, rate / 10) / 1e9:.3g}",
+                "a block below 1 MiB takes a time that is mostly latency; slower is broken",
+            ),
+            ("1MiB..1GiB", f"{rate / 10 / 1e9:.3g}", f"a tenth of {rate * 8 / 1e9:g} Gb/s, {origin}"),
+        ),
+        "today": str(today),
+    }
+    text = starter_file("profile.toml", values)
+    parse_profile(text.encode(), "this-cluster")  # what is written must load
+    return text
+
+
+def row_memories(facts: Facts) -> tuple[str, ...]:
+    """Return the pairs of memory types that the profile expects: GPU memory only over RDMA."""
+    return ("DRAM:DRAM", "VRAM:VRAM") if facts.gpu.gpus and cards(facts) else ("DRAM:DRAM",)
+
+
+def cards(facts: Facts) -> tuple[RdmaDevice, ...]:
+    """Return the RDMA devices that move data: EFA if there is any."""
+    return facts.efa or tuple(device for device in facts.rdma if not device.manages_nvlink)
+
+
+def transports(facts: Facts, backend: str) -> tuple[str, ...]:
+    """Return the transports that the profile accepts between two hosts."""
+    if not cards(facts):
+        return ("tcp",)
+    if facts.efa:
+        # Not every instance with EFA has RDMA write. There libfabric makes it of messages (emulated).
+        return ("efa", "srd", "efa-emulated") if backend == "LIBFABRIC" else ("srd",)
+    return tuple(sorted(name for name in RDMA if name.startswith(("rc", "dc")))) if backend == "UCX" else ("verbs",)
+
+
+def undescribed(facts: Facts) -> str:
+    """Return why a profile of this host says nothing of its devices; empty: it has a table ``[machine]``."""
+    rates = _rates(facts)
+    if not cards(facts):
+        return "this node has no RDMA device"
+    if not rates:
+        return "no RDMA device of this node reports its rate"
+    if len(rates) > 1:
+        text = ", ".join(f"{rate * 8 / 1e9:g} Gb/s" for rate in sorted(rates))
+        return f"the RDMA devices of this node have different rates ({text})"
+    return ""
+
+
+def _rates(facts: Facts) -> set[float]:
+    return {port.rate for device in cards(facts) for port in device.ports if port.rate is not None}
+
+
+def _rate(facts: Facts, rates: set[float]) -> tuple[float, str]:
+    """Return the line rate of one card, and what it is."""
+    if rates:
+        return min(rates), "the line rate of one RDMA device, as its driver reports it"
+    default = facts.network.default.value
+    nic = next((nic for nic in facts.nics if nic.name == default and nic.rate), None)
+    if nic is not None and nic.rate:
+        return nic.rate, f"the line rate of {nic.name}, as its driver reports it"
+    return _ASSUMED_RATE, "which is assumed, because no network card reports its line rate"
