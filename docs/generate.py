@@ -2,7 +2,9 @@
 """Generate the reference pages from the code: options, fixtures, checks, findings, verdicts, environment, CLI.
 
 ``python docs/generate.py`` writes the pages, and ``suites/checks.json``, from which the plugin knows the checks of
-suites that it does not import. With ``--check`` it writes nothing and exits with 1 if one of these files is stale.
+suites that it does not import. It also fills the templates in ``pytest_nixl/cli/templates`` for the files of ``deploy``
+that ``pytest-nixl init`` writes for a cluster: edit the template, not the file.
+With ``--check`` it writes nothing and exits with 1 if one of these files is stale.
 What the code does not say (faults of a check, the meaning of a variable or a verdict) comes from the TOML files in
 ``docs/reference``. An entry that is missing there is an error.
 """
@@ -35,6 +37,7 @@ from pytest_nixl.checks.connector.rules import RULES, ConfigurationLayer
 from pytest_nixl.checks.doctor.catalogue import own_checks
 from pytest_nixl.checks.faults.misuse import KINDS
 from pytest_nixl.checks.faults.transfers import FAULTS
+from pytest_nixl.cli.starter_files import PLACEHOLDER, starter_file
 from pytest_nixl.cluster import launchers
 from pytest_nixl.model.findings import FINDINGS
 from pytest_nixl.model.settings import DEFAULT_LEVEL, LEVELS, OPTIONS, Option
@@ -423,13 +426,13 @@ def findings_page() -> str:
     parts = [
         "A finding is a known defect of NIXL, or of a tool or machine that NIXL needs. It fails only a deployment that "
         "meets it. A finding that was seen only on agents that a suite itself started is a *known limit*: its check "
-        "passes, and the summary counts it. `pytest-nixl findings` prints this list.",
+        "passes, and the summary counts it. `pytest-nixl explain --findings` prints this list.",
         "A [profile](../how-to/profiles.md#accept-a-finding) can accept a finding with a reason and an expiry date.",
     ]
     for finding in FINDINGS.values():
         links = ", ".join(f"[{id}](checks.md#{id})" for id in looked_for.get(finding.id, ())) or "none"
         has = reproduction(finding.id) is not None
-        script = f"\n- reproduced with NIXL alone by: `pytest-nixl findings {finding.id} --reproduce`" if has else ""
+        script = f"\n- reproduced with NIXL alone by: `pytest-nixl explain {finding.id} --reproduce`" if has else ""
         facts = (("met if", finding.met_by), ("remedy", finding.remedy), ("seen in", finding.seen))
         lines = "\n".join(f"- {name}: {plain(text)}" for name, text in facts)
         parts.append(
@@ -553,8 +556,6 @@ def _command(parser: argparse.ArgumentParser, help: str = "", level: int = 1) ->
     for action in nested:
         helps = {choice.dest: choice.help or "" for choice in action._choices_actions}
         for name, below in action.choices.items():
-            if not below.prog.endswith(f" {name}"):
-                continue  # another name of a command that has its section
             if not helps.get(name):
                 raise UndocumentedError(f"{below.prog} has no help text")
             yield from _command(below, helps[name], level + 1)
@@ -654,6 +655,48 @@ def _recorded(runs: Sequence[FaultRun], libfabrics: Mapping[str, str]) -> Iterat
     return ([*about, ", ".join(sorted(days))] for about, days in sorted(dates.items()))
 
 
+# --- Files of deploy/ -------------------------------------------------------------------------------------------------
+
+
+def deploy_files() -> dict[Path, str]:
+    """Return the files of ``deploy`` that ``pytest-nixl init`` writes too, for two AWS instances p5.48xlarge."""
+    values = {
+        "image": PLACEHOLDER,
+        "nodes": 2,
+        "backend": "LIBFABRIC",
+        "memories": "VRAM:VRAM,DRAM:DRAM",
+        "gpus": 8,
+        "efa": 32,
+        "pod_profile": "p5.48xlarge",
+        "mount_profile": False,
+        "node_label": "node.kubernetes.io/instance-type: p5.48xlarge",
+        "cpus": 32,
+        "memory": "128Gi",
+        "shared_memory": "16Gi",
+        "huge_pages": True,
+    }
+    slurm = {
+        **values,
+        "backend": "UCX",
+        "script": "deploy/slurm/pytest-nixl.sbatch",
+        "learn_like": "nixl/profile.toml",
+        "profile_path": "",
+        "container_image": "",
+    }
+    paths = (
+        "ci/github.yml",
+        "ci/gitlab.yml",
+        "kubernetes/etcd.yaml",
+        "kubernetes/indexed-job.yaml",
+        "kubernetes/results.yaml",
+        "slurm/pytest-nixl.sbatch",
+    )
+    return {
+        ROOT / "deploy" / path: starter_file(Path(path).name, slurm if path.startswith("slurm") else values)
+        for path in paths
+    }
+
+
 # --- All pages --------------------------------------------------------------------------------------------------------
 
 PAGES = {
@@ -676,6 +719,7 @@ def main(arguments: list[str]) -> int:
     try:
         pages = {REFERENCE / f"{name}.md": make() for name, make in PAGES.items()}
         pages[SUITES / "checks.json"] = checks_file()
+        pages.update(deploy_files())
     except UndocumentedError as error:
         print(f"docs/generate.py: {error}", file=sys.stderr)
         return 1

@@ -26,7 +26,6 @@ PASSED, FAILED, COULD_NOT_RUN = 0, 1, 2
 
 #: The subcommands, in the order of the help text. Each is a module of this package.
 COMMANDS = (
-    "checks",
     "clean",
     "compare",
     "completion",
@@ -36,7 +35,6 @@ COMMANDS = (
     "etcd",
     "explain",
     "facts",
-    "findings",
     "history",
     "init",
     "profile",

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``pytest-nixl clean``: remove what ended runs left: the keys of several ranks in an etcd, and files of this host."""
+"""``pytest-nixl clean``: remove what ended runs left on this host, and the keys of several ranks in an etcd."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -18,29 +19,34 @@ if TYPE_CHECKING:
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     clean = commands.add_parser(
         "clean",
-        help="remove what ended runs left in an etcd, or on this host",
-        description="Remove the keys of groups that have no living member. A group that still has one is not changed, "
-        "its members are printed, and the command exits with 1. Certificates and user are read from the variables of "
-        "etcdctl (ETCDCTL_CACERT, ETCDCTL_CERT, ETCDCTL_KEY, ETCDCTL_USER).",
+        help="remove what ended runs left on this host, and in an etcd",
+        description="Remove what killed runs of this user left on this host: directories, containers and keys. The "
+        "next run on this host removes them, too. If an etcd is given, also remove the keys of groups that have no "
+        "living member. A group that still has one is not changed, its members are printed, and the command exits "
+        "with 1. Certificates and user are read from the variables of etcdctl (ETCDCTL_CACERT, ETCDCTL_CERT, "
+        "ETCDCTL_KEY, ETCDCTL_USER).",
     )
     clean.add_argument("--etcd", metavar="URL[,URL]", help="the etcd (default: NIXL_ETCD_ENDPOINTS, ETCD_ENDPOINTS)")
     clean.add_argument("--group", metavar="NAME", default="", help="clean only groups of this name, with any token")
-    clean.add_argument(
-        "--runs",
-        action="store_true",
-        help="instead remove what killed runs of this user on this host left: directories, containers and keys",
-    )
     clean.add_argument("--dry-run", action="store_true", help="print what would be removed, and remove nothing")
     clean.set_defaults(run=_run)
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    from pytest_nixl.host.etcd import ETCD_VARIABLES
+
+    code = 0 if arguments.group else _clean_runs(dry_run=arguments.dry_run)
+    if arguments.group or arguments.etcd or any(os.environ.get(name) for name in ETCD_VARIABLES):
+        code = max(code, _clean_groups(arguments))
+    return code
+
+
+def _clean_groups(arguments: argparse.Namespace) -> int:
+    """Remove the keys of groups without a living member."""
     from pytest_nixl.cluster.garbage_collection import clean
     from pytest_nixl.cluster.group import JoinRefusedError
     from pytest_nixl.host.etcd import client_of
 
-    if arguments.runs:
-        return _clean_runs(dry_run=arguments.dry_run)
     with client_of(arguments.etcd, "give --etcd URL") as client:
         cleaned = clean(client, group=arguments.group, dry_run=arguments.dry_run)
     for line in _lines(cleaned, dry_run=arguments.dry_run):
@@ -74,7 +80,7 @@ def _clean_runs(*, dry_run: bool) -> int:
             print(f"pytest-nixl: {why}", file=sys.stderr)
             code = 1
     if not found:
-        print("nothing to remove")
+        print("nothing to remove on this host")
     return code
 
 
@@ -85,4 +91,4 @@ def _lines(cleaned: RemovedGroups, *, dry_run: bool) -> Iterator[str]:
     if cleaned.removed:
         yield f"{would} {plural(len(cleaned.removed), 'group')}, {plural(cleaned.keys, 'key')}"
     else:
-        yield "nothing to remove"
+        yield "nothing to remove in the etcd"

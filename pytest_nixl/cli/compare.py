@@ -21,33 +21,21 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     compare.add_argument("--max-regression", metavar="SHARE", default="5%",
                          help="a row that loses no more than this is unchanged (default: 5%%)")  # fmt: skip
     compare.add_argument("--gate", action="store_true", help="also fail undecided rows, as --nixl-gate does")
-    compare.add_argument(
-        "--report",
-        metavar="FILE",
-        default="",
-        help="also write a report, in a form of --nixl-report",
-    )
     compare.set_defaults(run=_compare)
 
 
 def _compare(arguments: argparse.Namespace) -> int:
     need_scipy()
-    from pathlib import Path
-
     from pytest_nixl.core.units import parse_share
     from pytest_nixl.judge.run_comparison import compare_runs, refuse_other_machine
     from pytest_nixl.model.verdicts import GOOD, Outcome, outcome
     from pytest_nixl.report.comparison import lines
-    from pytest_nixl.report.files import write
-    from pytest_nixl.report.run_report import RunReport
-    from pytest_nixl.session.parsers import parse_reports
     from pytest_nixl.store.store import find_baseline
 
     try:
         margin = parse_share(arguments.max_regression)
     except ValueError as error:
         raise ValueError(f"--max-regression: {error}: expected a percentage, such as 5%") from None
-    paths = parse_reports(arguments.report) if arguments.report else ()
     (before, skipped), (now, more) = (
         find_baseline(wanted, arguments.store or ".", whole=wanted is arguments.before)
         for wanted in (arguments.before, arguments.now)
@@ -63,8 +51,6 @@ def _compare(arguments: argparse.Namespace) -> int:
     print(f"{now.name} of {now.when:%Y-%m-%d %H:%M} UTC", end="")
     for line in lines(compared, gate=arguments.gate):
         print(line.text)
-    for path in paths:
-        write(RunReport(now, compared, (before, now), gate=arguments.gate), Path(path))
     if now.interrupted:
         print(f"{now.source}: {now.interrupted}")
         return 1

@@ -1,103 +1,206 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``pytest-nixl explain``: what is known of a word: an error's text, a finding, a check, an option or a fault."""
+"""``pytest-nixl explain``: look up an error's text, a finding, a check, an option or a fault; list checks, findings."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
+import shlex
+import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
 
-from pytest_nixl.cli.shipped_docs import faults, shipped_text
+from pytest_nixl.model.findings import FINDINGS, known_finding
+from pytest_nixl.model.settings import LEVELS, OPTIONS
+from pytest_nixl.nixl.reproductions import reproduction
+from pytest_nixl.session.suites import SuiteCheck, suite_checks, suites_folder
 
-#: The most entries that are printed without ``--all``.
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+#: The most entries that a look-up prints without ``--all``.
 _MOST = 8
+#: The last place of entries that contain the whole words. Entries that contain parts of the words come later.
+_WHOLE_WORDS = 4
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What is known of one error, finding, check, option or fault.
+    """The explanation of one error, finding, check, option or fault.
 
-    :param names: its id or its text, and others by which it is known.
-    :param lines: what is printed under the first name. The word is looked for in them, too.
+    :param names: its id or its text, and its other names.
+    :param lines: what is printed below the first name. A look-up also searches them.
+    :param fields: what ``--json`` prints.
     """
 
     kind: str
     names: tuple[str, ...]
     lines: tuple[str, ...]
+    fields: dict[str, Any]
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     explain = commands.add_parser(
-        "explain", help="print what is known of a word: an error's text, a finding, a check, an option, a fault"
+        "explain", help="explain an error's text, a finding, a check, an option or a fault; list all checks or findings"
     )
-    explain.add_argument("words", metavar="WORD", nargs="+", help="a part of a message, or an id; case does not count")
+    explain.add_argument("words", metavar="WORD", nargs="*", help="a part of a message, or an id; case does not count")
+    kind = explain.add_mutually_exclusive_group()
+    kind.add_argument(
+        "--checks",
+        dest="kind",
+        action="store_const",
+        const="check",
+        default="",
+        help="search only the checks of the suites; without WORD list them all",
+    )
+    kind.add_argument(
+        "--findings",
+        dest="kind",
+        action="store_const",
+        const="finding",
+        help="search only the known defects of NIXL; without WORD list them all",
+    )
+    kind.add_argument(
+        "--reproduce",
+        action="store_true",
+        help="print a script that reproduces the finding WORD with NIXL alone: `pytest-nixl explain ID --reproduce | "
+        "python -`",
+    )
     explain.add_argument(
         "--all", action="store_true", help=f"print every entry that has the word, not only the best {_MOST}"
     )
+    explain.add_argument("--json", action="store_true", help="print a list of JSON objects")
     explain.set_defaults(run=_explain)
 
 
 def _explain(arguments: argparse.Namespace) -> int:
     word = " ".join(arguments.words).strip()
-    if not word:
-        raise ValueError("the word is empty: give a part of a message, or an id")
-    ranked = sorted(((place, entry) for entry in _entries() if (place := _place(word, entry)) is not None),
-                    key=lambda each: each[0])  # fmt: skip
-    # A part of a longer word, such as the "hang" of "change", counts only if no entry has the word itself.
-    found = [entry for place, entry in ranked if place <= _WORDS or ranked[0][0] > _WORDS]
-    if not found:
-        raise ValueError(
-            f"nothing is known of {word!r}: give a shorter part of the message, or see `pytest-nixl checks` and "
-            "`pytest-nixl findings`"
-        )
-    for entry in found if arguments.all else found[:_MOST]:
+    if arguments.reproduce:
+        return _reproduce(word)
+    entries = [entry for entry in _entries() if arguments.kind in ("", entry.kind)]
+    whole_list = bool(arguments.kind) and not arguments.words
+    if not whole_list:
+        entries = _matches(word, entries)
+    more = 0 if whole_list or arguments.all else max(len(entries) - _MOST, 0)
+    printed = entries[: len(entries) - more]
+    if arguments.json:
+        print(json.dumps([{"kind": entry.kind, **entry.fields} for entry in printed], indent=2))
+        return 0
+    for entry in printed:
         print(f"{entry.kind} {entry.names[0]}")
         for line in entry.lines:
             print(f"    {line}")
-    if len(found) > _MOST and not arguments.all:
-        print(f"and {len(found) - _MOST} more: give more words, or --all")
+    if more:
+        print(f"and {more} more: give more words, or --all")
     return 0
 
 
-#: The last place in the order of entries that have whole words; behind it are those with parts of words.
-_WORDS = 4
+def _matches(word: str, entries: list[Entry]) -> list[Entry]:
+    """Return the entries that contain a word, the best first. :raises ValueError: there is none."""
+    if not word:
+        raise ValueError("the word is empty: give a part of a message, an id, --checks or --findings")
+    ranked = sorted(
+        ((place, entry) for entry in entries if (place := _place(word, entry)) is not None), key=lambda pair: pair[0]
+    )
+    # A part of a longer word, such as the "hang" of "change", counts only if no entry has the word itself.
+    matches = [entry for place, entry in ranked if place <= _WHOLE_WORDS or ranked[0][0] > _WHOLE_WORDS]
+    if not matches:
+        near = get_close_matches(word.casefold(), [name.casefold() for entry in entries for name in entry.names], n=1)
+        hint = f"did you mean {near[0]}?" if near else "give a shorter part of the message, --checks or --findings"
+        raise ValueError(f"no entry matches {word!r}: {hint}")
+    return matches
 
 
 def _place(word: str, entry: Entry) -> int | None:
-    """Return the place of an entry among those that have a word, the best first; None: it does not have it."""
-    asked = word.casefold()
-    if any(asked == name.casefold() for name in entry.names):
+    """Return the place of an entry among those that contain a word, the best first; None: it does not contain it."""
+    folded = word.casefold()
+    if any(folded == name.casefold() for name in entry.names):
         return 0
     # A whole line of a log has more words than the error in it.
-    if entry.kind == "error" and entry.names[0].casefold() in asked:
+    if entry.kind == "error" and entry.names[0].casefold() in folded:
         return 0
-    names, told = "\n".join(entry.names), "\n".join((*entry.names, *entry.lines))
+    names, text = "\n".join(entry.names), "\n".join((*entry.names, *entry.lines))
     whole = rf"(?<![^\W_]){re.escape(word)}(?![^\W_])"
     begun = [rf"(?<![^\W_]){re.escape(part)}" for part in word.split()]
-    for place, (patterns, text) in enumerate(
-        (([whole], names), (begun, names), ([whole], told), (begun, told), ([re.escape(word)], told)), 1
+    for place, (patterns, searched) in enumerate(
+        (([whole], names), (begun, names), ([whole], text), (begun, text), ([re.escape(word)], text)), 1
     ):
-        if all(re.search(pattern, text, re.IGNORECASE) for pattern in patterns):
+        if all(re.search(pattern, searched, re.IGNORECASE) for pattern in patterns):
             return place
     return None
 
 
 def _entries() -> Iterator[Entry]:
-    from pytest_nixl.model.findings import FINDINGS
-    from pytest_nixl.model.settings import OPTIONS
-    from pytest_nixl.session.suites import suite_checks
-
-    for error in shipped_text("error-texts").get("error", ()):
-        told = f"by:     {error['by']}", f"means:  {error['means']}", f"do:     {error['do']}"
-        yield Entry("error", (error["text"], error.get("also", "")), told)
+    for error in _shipped_text("error-texts").get("error", ()):
+        lines = [f"by:     {error['by']}", f"means:  {error['means']}", f"do:     {error['do']}"]
+        yield Entry("error", (error["text"], error.get("also", "")), tuple(lines), error)
     for finding in FINDINGS.values():
-        told = f"what:   {finding.title}", f"met if: {finding.met_by}", f"remedy: {finding.remedy}"
-        yield Entry("finding", (finding.id, finding.title), told)
+        lines = [
+            f"what:    {finding.title}",
+            f"seen in: {finding.seen}",
+            f"met if:  {finding.met_by}",
+            f"remedy:  {finding.remedy}",
+        ]
+        if reproduction(finding.id) is not None:
+            lines.append(f"script:  `pytest-nixl explain {finding.id} --reproduce`")
+        yield Entry("finding", (finding.id, finding.title), tuple(lines), asdict(finding))
     for check in suite_checks():
-        yield Entry("check", (check.id,), (f"proves: {check.proves}", f"more:   pytest-nixl checks {check.id}"))
-    for fault in faults():
-        told = f"sign:   {fault['sign']}", f"remedy: {fault['remedy']}", f"check:  {', '.join(fault['checks'])}"
-        yield Entry("fault", (fault["fault"], *fault["checks"]), told)
+        command = _command(check)
+        lines = [f"suite:  {check.suite} (level {check.level})", f"proves: {check.proves}", f"run it: {command}"]
+        fields = {name: getattr(check, name) for name in ("id", "suite", "test", "findings", "level", "proves")}
+        yield Entry("check", (check.id,), tuple(lines), {**fields, "command": command})
+    for fault in _shipped_text("checks").get("fault", ()):
+        lines = [f"sign:   {fault['sign']}", f"remedy: {fault['remedy']}", f"check:  {', '.join(fault['checks'])}"]
+        yield Entry("fault", (fault["fault"], *fault["checks"]), tuple(lines), fault)
     for option in OPTIONS:
-        yield Entry("option", (option.flag, option.flag.lstrip("-")), (option.help,))
+        yield Entry(
+            "option", (option.flag, option.flag.lstrip("-")), (option.help,), {"flag": option.flag, "help": option.help}
+        )
+
+
+def _reproduce(id: str) -> int:
+    scripts = {finding: script for finding in FINDINGS if (script := reproduction(finding)) is not None}
+    if not id:
+        raise ValueError(f"--reproduce prints the script of one finding: name one of {', '.join(scripts)}")
+    if known_finding(id) not in scripts:
+        raise ValueError(f"there is no script for {id}: findings with a script are {', '.join(scripts)}")
+    print(scripts[known_finding(id)], end="")
+    return 0
+
+
+def _in_package() -> bool:
+    """Return whether the suites are those of the installed package, and not those of a clone."""
+    return suites_folder().parent == _PACKAGE
+
+
+def _command(check: SuiteCheck) -> str:
+    """Return a command that runs the check: from the root of a clone, or where the plugin is installed."""
+    level = [] if check.level != LEVELS[-1] else [f"--nixl-level={check.level}"]
+    if not _in_package():
+        return shlex.join(["pytest", check.test, *level])
+    file, _, test = check.test.partition("::")
+    module = file.removesuffix(".py").replace("/", ".")
+    return shlex.join(["pytest", "--pyargs", f"pytest_nixl.{module}::{test}", *level])
+
+
+def _shipped_text(name: str) -> dict[str, Any]:
+    """Read a file of texts of the documentation: the wheel has it in the package, a clone in ``docs``.
+
+    Its commands are for a clone. Where the package is installed without one, they name the suites by ``--pyargs``.
+
+    :param name: its name without ``.toml``.
+    :return: its tables; empty: the package is alone.
+    """
+    inside = _PACKAGE / "docs" / f"{name}.toml"
+    path = inside if inside.is_file() else _PACKAGE.parent / "docs" / "reference" / f"{name}.toml"
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    if _in_package():
+        text = re.sub(r"\bpytest suites/(\w+)", r"pytest --pyargs pytest_nixl.suites.\1", text)
+    return tomllib.loads(text)

@@ -10,8 +10,15 @@ from datetime import date
 from pathlib import Path
 
 from pytest_nixl.cli.run_choice import Choice, choose
-from pytest_nixl.cli.starter_files import PLACEHOLDER, ClusterPlan, ci_file, job, slurm_job, template
-from pytest_nixl.cli.starter_profile import row_memories, starter_profile, undescribed
+from pytest_nixl.cli.starter_files import (
+    PLACEHOLDER,
+    ClusterPlan,
+    row_memories,
+    starter_file,
+    starter_profile,
+    template_values,
+    undescribed,
+)
 from pytest_nixl.session.default_profile import PRODUCT_NAME
 
 #: The CI systems for which there is a file.
@@ -60,19 +67,13 @@ def _run(arguments: argparse.Namespace) -> int:
         if (folder / name).exists():
             raise ValueError(f"{folder / name} already exists, and nothing was written: give another directory")
     cluster, profile, why = _examined(arguments)
-    texts = (
-        profile,
-        ci_file(arguments.ci, cluster),
-        slurm_job(cluster, folder),
-        job(cluster),
-        template("kubernetes/etcd.yaml"),
-        template("kubernetes/results.yaml"),
-    )
+    values = template_values(cluster, folder)
+    texts = (profile, *(starter_file(name, values) for name in names[1:]))
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in zip(names, texts, strict=True):
         with (folder / name).open("x", encoding="utf-8") as file:
             file.write(text)
-    backend = f"{cluster.backend}, {','.join(cluster.memories)}"
+    backend = f"{cluster.backend}, {','.join(row_memories(cluster.facts))}"
     meanings = (
         f"what to expect of rows between two such nodes ({backend}; {why})",
         _WHERE[arguments.ci],
@@ -111,11 +112,10 @@ def _examined(arguments: argparse.Namespace) -> tuple[ClusterPlan, str, str]:
     root = Path(arguments.root or "/")
     chosen = choose(facts, level="standard", environ={}, root=root)
     product = _product(root)
-    memories = row_memories(facts)
-    cluster = ClusterPlan(facts, arguments.image, int(arguments.nodes), chosen.backend.value, memories, product)
+    cluster = ClusterPlan(facts, arguments.image, int(arguments.nodes), chosen.backend.value, product)
     if chosen.profile.value == product:
         return cluster, bundled_text(product), f"a copy of the profile {Choice(product, chosen.profile.why)}"
-    return cluster, starter_profile("this-cluster", facts, chosen.backend.value, date.today()), "sanity floors"
+    return cluster, starter_profile(facts, chosen.backend.value, date.today()), "sanity floors"
 
 
 def _product(root: Path) -> str:

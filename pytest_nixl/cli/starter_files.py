@@ -1,16 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adapt the shipped CI files, Slurm job and manifests to a cluster, by the facts of one of its nodes."""
+"""Fill the templates of profile, CI files, Slurm job and manifests for a cluster, by the facts of one of its nodes."""
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import jinja2
+
+from pytest_nixl.judge.profiles import parse_profile
+from pytest_nixl.model.transports import RDMA
+
 if TYPE_CHECKING:
     from pytest_nixl.host.facts import Facts
+    from pytest_nixl.host.rdma import RdmaDevice
 
 MIB = 1 << 20
 #: The image of the shipped files.
@@ -22,23 +31,38 @@ _HUGE = 5120 * MIB
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 #: The form of an instance type of a cloud, as its nodes are labelled and their firmware reports it.
 _INSTANCE_TYPE = re.compile(r"[a-z0-9-]+\.[a-z0-9-]+")
+_REQUIRED = ("nixl-loads", "backend-loads", "etcd-answers", "metadata-by-etcd", "metadata-by-side-channel",
+             "endpoints-well-formed", "bandwidth")  # fmt: skip
+_REQUIRED_RDMA = ("plugin-libraries", "memlock", "rdma-devices", "rdma-ports", "uverbs-open")
+_REQUIRED_GPU = ("gpus", "gpu-driver")
+#: The line rate that is assumed for a card that does not report its own, in bytes per second: 1 Gb/s.
+_ASSUMED_RATE = 125e6
+#: The floor of blocks below 1 MiB, whose time is mostly latency, in bytes per second: 4 KiB take 4 ms.
+_SMALL_FLOOR = 1e6
 
 
-def templates_folder() -> Path:
-    """Return the folder of the shipped files: the wheel has it inside the package, a clone beside the package.
+def starter_file(name: str, values: Mapping[str, object]) -> str:
+    """Return the text of a file, such as ``github.yml``, from its template.
 
-    :raises ValueError: they are not installed.
+    ``docs/generate.py`` fills the same templates for the files in ``deploy``.
+
+    :param values: the variables of the templates, as :func:`template_values` returns them.
     """
-    package = Path(__file__).resolve().parents[1]
-    for folder in (package / "deploy", package.parent / "deploy"):
-        if (folder / "kubernetes").is_dir():
-            return folder
-    raise ValueError(f"there are no templates in {package / 'deploy'}: install pytest-nixl whole")
-
-
-def template(name: str) -> str:
-    """Return the text of a shipped file, such as ``ci/github.yml``."""
-    return (templates_folder() / name).read_text(encoding="utf-8")
+    environment = jinja2.Environment(
+        # Shell and GitHub's workflows use Jinja's own delimiters.
+        block_start_string="<%",
+        block_end_string="%>",
+        variable_start_string="<%=",
+        variable_end_string="%>",
+        comment_start_string="<%#",
+        comment_end_string="%>",
+        keep_trailing_newline=True,
+        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+        trim_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters["toml"] = json.dumps
+    return environment.get_template(f"{name}.j2").render(values)
 
 
 @dataclass(frozen=True)
@@ -49,7 +73,6 @@ class ClusterPlan:
     :param image: the image that is validated.
     :param nodes: the number of nodes.
     :param backend: the backend of rows between nodes.
-    :param memories: the pairs of memory types to measure.
     :param product: the product name in the node's firmware; empty: unknown.
     """
 
@@ -57,40 +80,36 @@ class ClusterPlan:
     image: str
     nodes: int
     backend: str
-    memories: tuple[str, ...]
     product: str
 
 
-def ci_file(name: str, cluster: ClusterPlan) -> str:
-    """Return the file for a CI system.
+def template_values(cluster: ClusterPlan, folder: Path) -> dict[str, object]:
+    """Return the variables of the templates: what the node has, with one rank on each node.
 
-    :param name: ``github`` or ``gitlab``.
+    :param folder: the folder that gets the files, with the profile among them.
     """
-    text = _replaced(template(f"ci/{name}.yml"), PLACEHOLDER, cluster.image, 1)
-    if cluster.facts.gpu.gpus:
-        return text
-    if name == "github":
-        return _replaced(_replaced(text, " --gpus all", "", 3), "[self-hosted, gpu]", "[self-hosted]", 3)
-    return _replaced(text, "tags: [gpu]", "tags: [nixl]", 1)
-
-
-def slurm_job(cluster: ClusterPlan, folder: Path) -> str:
-    """Return the batch script of Slurm with one rank on each node.
-
-    :param folder: the folder that gets it, with the profile beside it.
-    """
-    name = "pytest-nixl.sbatch"
-    text = _replaced(template(f"slurm/{name}"), f"deploy/slurm/{name}", str(folder / name), 2)
-    text = _replaced(text, "--like nixl/profile.toml", f"--like {shlex.quote(str(folder / 'profile.toml'))}", 1)
-    text = _replaced(text, "#SBATCH --nodes=2 ", f"#SBATCH --nodes={cluster.nodes} ", 1)
-    text = _replaced(text, "--gpus-per-node=8 ", f"--gpus-per-node={len(cluster.facts.gpu.gpus)} ", 1)
-    text = _replaced(text, "--nixl-backend=UCX ", f"--nixl-backend={cluster.backend} ", 1)
-    text = _replaced(text, "--nixl-memory=VRAM:VRAM,DRAM:DRAM", f"--nixl-memory={','.join(cluster.memories)}", 1)
-    profile = shlex.quote(str((folder / "profile.toml").resolve()))
-    text = _replaced(text, "profile=${PROFILE-} ", f"profile=${{PROFILE-{profile}}} ", 1)
-    if cluster.image == PLACEHOLDER:
-        return text
-    return _replaced(text, "image=${CONTAINER_IMAGE-} ", f"image=${{CONTAINER_IMAGE-{enroot_name(cluster.image)}}} ", 1)
+    facts = cluster.facts
+    memory = min(_MOST_MEMORY, (facts.host.memory.value or 4 << 30) // 2)
+    return {
+        "image": cluster.image,
+        "nodes": cluster.nodes,
+        "backend": cluster.backend,
+        "memories": ",".join(row_memories(facts)),
+        "gpus": len(facts.gpu.gpus),
+        "efa": len(facts.efa),
+        "script": folder / "pytest-nixl.sbatch",
+        "learn_like": shlex.quote(str(folder / "profile.toml")),
+        "profile_path": shlex.quote(str((folder / "profile.toml").resolve())),
+        "container_image": "" if cluster.image == PLACEHOLDER else enroot_name(cluster.image),
+        "pod_profile": "/profile/profile.toml",
+        "mount_profile": True,
+        "node_label": _node_label(cluster),
+        "cpus": min(_MOST_CPUS, max((facts.host.cpus.value or 1) - 1, 1)),
+        "memory": f"{memory // MIB}Mi",
+        "shared_memory": f"{min(16 << 30, memory // 4) // MIB}Mi",
+        "huge_pages": sum(pages.size * pages.total for pages in facts.host.huge_pages if pages.size == 2 * MIB)
+        >= _HUGE,
+    }
 
 
 def enroot_name(image: str) -> str:
@@ -102,80 +121,93 @@ def enroot_name(image: str) -> str:
     return f"{registry}#{rest}" if slash and ("." in registry or ":" in registry or registry == "localhost") else image
 
 
-def job(cluster: ClusterPlan) -> str:
-    """Return the manifest of an Indexed Job with one rank on each node."""
-    facts = cluster.facts
-    text = _replaced(template("kubernetes/indexed-job.yaml"), PLACEHOLDER, cluster.image, 2)
-    for field in ("completions: ", "parallelism: ", "--nixl-ranks="):
-        text = _replaced(text, f"{field}2  # yours", f"{field}{cluster.nodes}  # yours", 1)
-    text = _replaced(text, "--nixl-backend=LIBFABRIC", f"--nixl-backend={cluster.backend}", 1)
-    text = _replaced(text, "--nixl-profile=p5.48xlarge", "--nixl-profile=/profile/profile.toml", 1)
-    text = _replaced(text, "--nixl-memory=VRAM:VRAM,DRAM:DRAM", f"--nixl-memory={','.join(cluster.memories)}", 1)
-    text = re.sub(r"\n *# This profile has measured floors[^\n]*", "", text)
-    text = _replaced(text, "node.kubernetes.io/instance-type: p5.48xlarge", _selector(cluster), 1)
-    text = _resources(text, facts)
-    text = _replaced(
-        text,
-        "#   kubectl apply -f etcd.yaml",
-        "#   kubectl create configmap nixl-profile --from-file=profile.toml\n#   kubectl apply -f etcd.yaml",
-        1,
-    )
-    text = _replaced(
-        text,
-        "          volumeMounts:\n",
-        "          volumeMounts:\n            - name: profile\n              mountPath: /profile\n",
-        1,
-    )
-    return _replaced(
-        text,
-        "      volumes:\n",
-        "      volumes:\n        - name: profile\n          configMap:\n            name: nixl-profile\n",
-        1,
-    )
-
-
-def _selector(cluster: ClusterPlan) -> str:
+def _node_label(cluster: ClusterPlan) -> str:
     if _INSTANCE_TYPE.fullmatch(cluster.product):
         return f"node.kubernetes.io/instance-type: {cluster.product}"
     machine = cluster.facts.host.architecture.value or "x86_64"
     return f"kubernetes.io/arch: {_ARCHITECTURES.get(machine, machine)}"
 
 
-def _resources(text: str, facts: Facts) -> str:
-    """Request what the node has: cores, memory, huge pages, GPUs and EFA devices."""
-    cpus = min(_MOST_CPUS, max((facts.host.cpus.value or 1) - 1, 1))
-    memory = min(_MOST_MEMORY, (facts.host.memory.value or 4 << 30) // 2)
-    shared = min(16 << 30, memory // 4)
-    text = _replaced(text, 'cpu: "32"', f'cpu: "{cpus}"', 1)
-    text = _replaced(text, "memory: 128Gi", f"memory: {memory // MIB}Mi", 1)
-    text = _replaced(text, "sizeLimit: 16Gi", f"sizeLimit: {shared // MIB}Mi", 1)
-    huge = sum(pages.size * pages.total for pages in facts.host.huge_pages if pages.size == 2 * MIB)
-    if huge < _HUGE:
-        text = _without(text, r" *hugepages-2Mi: 5120Mi\n")
-        text = _without(text, r" *- name: hugepages\n *mountPath: [^\n]*\n")
-        text = _without(text, r" *- name: hugepages\n *emptyDir:\n *medium: HugePages-2Mi\n")
-    for resource, shipped, count in (
-        ("nvidia.com/gpu", 8, len(facts.gpu.gpus)),
-        ("vpc.amazonaws.com/efa", 32, len(facts.efa)),
-    ):
-        line = f' *{re.escape(resource)}: "{shipped}"  # yours\n'
-        if count:
-            text = _replaced(text, f'{resource}: "{shipped}"', f'{resource}: "{count}"', 1)
-        else:
-            text = _without(text, line)
+def starter_profile(facts: Facts, backend: str, today: date) -> str:
+    """Return the text of a profile for rows between two hosts like this one.
+
+    :param backend: the backend, UCX or LIBFABRIC.
+    """
+    rates = _rates(facts)
+    rate, origin = _rate(facts, rates)
+    nearest = [len(near.own) for near in facts.near if near.own]
+    gpus, reason = facts.gpu.gpus, undescribed(facts)
+    hardware = () if reason else (*_REQUIRED_RDMA, *(_REQUIRED_GPU if gpus else ()))
+    values = {
+        "backend": backend,
+        "transports": transports(facts, backend),
+        "memories": row_memories(facts),
+        "required": [*_REQUIRED, *hardware],
+        "undescribed": reason,
+        "nics": len(cards(facts)),
+        "nic_rate": f"{rate * 8 / 1e9:g}",
+        "nics_per_gpu": min(nearest) if gpus and len(nearest) == len(gpus) else 0,
+        "efa": len(facts.efa),
+        "gpus": len(gpus),
+        "gpu": gpus[0].name if gpus else "",
+        "floors": (
+            (
+                "4KiB..1048575B",
+                f"{min(_SMALL_FLOOR, rate / 10) / 1e9:.3g}",
+                "a block below 1 MiB takes a time that is mostly latency; slower is broken",
+            ),
+            ("1MiB..1GiB", f"{rate / 10 / 1e9:.3g}", f"a tenth of {rate * 8 / 1e9:g} Gb/s, {origin}"),
+        ),
+        "today": str(today),
+    }
+    text = starter_file("profile.toml", values)
+    parse_profile(text.encode(), "this-cluster")  # what is written must load
     return text
 
 
-def _replaced(text: str, old: str, new: str, count: int) -> str:
-    """Replace a text that occurs exactly this often, so that a changed template is noticed."""
-    if text.count(old) != count:
-        raise ValueError(f"the template has {old!r} {text.count(old)} times, not {count}: install pytest-nixl again")
-    return text.replace(old, new)
+def row_memories(facts: Facts) -> tuple[str, ...]:
+    """Return the pairs of memory types that the profile expects: GPU memory only over RDMA."""
+    return ("DRAM:DRAM", "VRAM:VRAM") if facts.gpu.gpus and cards(facts) else ("DRAM:DRAM",)
 
 
-def _without(text: str, pattern: str) -> str:
-    """Remove the one place that matches."""
-    shorter, count = re.subn(pattern, "", text)
-    if count != 1:
-        raise ValueError(f"the template has {pattern!r} {count} times, not once: install pytest-nixl again")
-    return shorter
+def cards(facts: Facts) -> tuple[RdmaDevice, ...]:
+    """Return the RDMA devices that move data: EFA if there is any."""
+    return facts.efa or tuple(device for device in facts.rdma if not device.manages_nvlink)
+
+
+def transports(facts: Facts, backend: str) -> tuple[str, ...]:
+    """Return the transports that the profile accepts between two hosts."""
+    if not cards(facts):
+        return ("tcp",)
+    if facts.efa:
+        # Not every instance with EFA has RDMA write. There libfabric makes it of messages (emulated).
+        return ("efa", "srd", "efa-emulated") if backend == "LIBFABRIC" else ("srd",)
+    return tuple(sorted(name for name in RDMA if name.startswith(("rc", "dc")))) if backend == "UCX" else ("verbs",)
+
+
+def undescribed(facts: Facts) -> str:
+    """Return why a profile of this host says nothing of its devices; empty: it has a table ``[machine]``."""
+    rates = _rates(facts)
+    if not cards(facts):
+        return "this node has no RDMA device"
+    if not rates:
+        return "no RDMA device of this node reports its rate"
+    if len(rates) > 1:
+        text = ", ".join(f"{rate * 8 / 1e9:g} Gb/s" for rate in sorted(rates))
+        return f"the RDMA devices of this node have different rates ({text})"
+    return ""
+
+
+def _rates(facts: Facts) -> set[float]:
+    return {port.rate for device in cards(facts) for port in device.ports if port.rate is not None}
+
+
+def _rate(facts: Facts, rates: set[float]) -> tuple[float, str]:
+    """Return the line rate of one card, and what it is."""
+    if rates:
+        return min(rates), "the line rate of one RDMA device, as its driver reports it"
+    default = facts.network.default.value
+    nic = next((nic for nic in facts.nics if nic.name == default and nic.rate), None)
+    if nic is not None and nic.rate:
+        return nic.rate, f"the line rate of {nic.name}, as its driver reports it"
+    return _ASSUMED_RATE, "which is assumed, because no network card reports its line rate"

@@ -128,7 +128,7 @@ def known_limits_line(results: Sequence[Result], version: str) -> str:
     nixl = f"NIXL {version}" if version else "NIXL"
     met = any(result.finding and result.verdict is not Verdict.PASS for result in results)
     limits = f"{count} {'more ' if met else ''}known limit{'' if count == 1 else 's'} of {nixl}"
-    return f"{limits}, seen only under conditions that the checks made: `pytest-nixl findings`"
+    return f"{limits}, seen only under conditions that the checks made: `pytest-nixl explain --findings`"
 
 
 def summary_line(

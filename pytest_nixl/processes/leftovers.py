@@ -2,7 +2,7 @@
 """What a run has outside its processes, and its removal: at the end of the run, or later if its supervisor was killed.
 
 These are containers, keys below a prefix in an etcd, a run directory, and a directory in /dev/shm. A run directory has
-the list of the containers and prefixes: by it, the next run and ``pytest-nixl clean --runs`` remove them. Only the
+the list of the containers and prefixes: by it, the next run and ``pytest-nixl clean`` remove them. Only the
 removal of containers and prefixes needs more than the standard library.
 """
 

@@ -378,7 +378,7 @@ class Worker:
         tail = self.tail()
         self.kill()
         reason = f"{self.name} would never end {pending.words}, and was ended: {told}"
-        remedy = f"{MEMLOCK_REMEDY}; read `pytest-nixl findings NIXL-LOCKED-MEMORY-HANGS`"
+        remedy = f"{MEMLOCK_REMEDY}; read `pytest-nixl explain NIXL-LOCKED-MEMORY-HANGS`"
         return WorkerError(reason, remedy, _quoted(tail))
 
     def _nonsense(self, step: str, error: StrictError) -> WorkerError:

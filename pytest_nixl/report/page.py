@@ -201,7 +201,7 @@ def _commands(results: Sequence[Result]) -> Iterator[str]:
     yield from (result.repeat for result in results if result.repeat)
     for result in results:
         if result.finding in FINDINGS and reproduction(result.finding) is not None:
-            yield f"pytest-nixl findings {result.finding} --reproduce | python -"
+            yield f"pytest-nixl explain {result.finding} --reproduce | python -"
 
 
 def _anchors(results: Sequence[Result], used: set[str]) -> dict[str, str]:

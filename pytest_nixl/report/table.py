@@ -237,9 +237,9 @@ def _name(result: Result) -> str:
 def _page(result: Result) -> str:
     """Return the command that prints what is known of a finding or a check of the suites; empty for a user's own."""
     if result.finding:
-        return f"pytest-nixl findings {result.finding}"
+        return f"pytest-nixl explain {result.finding}"
     known = any(result.check in checks for checks in checks_of_suites().values())
-    return f"pytest-nixl checks {result.check}" if known else ""
+    return f"pytest-nixl explain {result.check}" if known else ""
 
 
 def _outcome(result: Result, gate: bool) -> Outcome:

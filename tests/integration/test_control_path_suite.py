@@ -212,7 +212,7 @@ def test_metadata_of_40000_regions_is_refused_by_etcd_and_reported(tmp_path: Pat
         re.M,
     )
     assert "remedy: start etcd with --max-request-bytes=16777216" in done.output
-    assert "about: pytest-nixl findings NIXL-ETCD-OVERSIZE" in done.output
+    assert "about: pytest-nixl explain NIXL-ETCD-OVERSIZE" in done.output
     assert done.code == 1
     # No wait ended at its deadline: the second was met by NIXL's line about the refusal.
     published, refused = waits.read_text().splitlines()

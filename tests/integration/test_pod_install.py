@@ -30,7 +30,7 @@ def commands(folder: Path, python: str) -> str:
 def test_the_environment_sees_the_packages_of_the_image_and_replaces_none(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
-    for name in ("pytest_nixl", "suites", "deploy", "docs", "fixtures"):
+    for name in ("pytest_nixl", "suites", "docs", "fixtures"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)

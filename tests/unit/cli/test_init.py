@@ -19,7 +19,6 @@ from helpers.fake_sysfs import Tree, p5
 from helpers.kubernetes_rules import complaints, pods_of, read
 
 from pytest_nixl import cli
-from pytest_nixl.cli.starter_files import job
 from pytest_nixl.judge.profiles import bundled_text, load_profile
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.row_key import RowKey
@@ -222,19 +221,6 @@ def test_bad_input_is_one_sentence(
     assert printed.err.startswith(f"pytest-nixl: {said}")
     assert printed.err.count("\n") == 1
     assert not (tmp_path / "nixl").exists()
-
-
-def test_a_changed_template_is_noticed(monkeypatch: pytest.MonkeyPatch, plain_node: Path, tmp_path: Path) -> None:
-    monkeypatch.setattr("pytest_nixl.cli.starter_files.template", lambda _: "image: other")
-    with pytest.raises(ValueError, match=r"the template has 'registry\.example/inference:latest' 0 times, not 2"):
-        job(_any_cluster())
-
-
-def _any_cluster() -> Any:
-    class _Cluster:
-        image, facts = "image", None
-
-    return _Cluster()
 
 
 @pytest.mark.long

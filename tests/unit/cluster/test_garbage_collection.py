@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from helpers.etcd import Etcd, running_etcd
@@ -134,6 +135,10 @@ def test_a_group_that_gets_a_member_after_it_was_listed_is_kept(client: EtcdClie
 class TestCommand:
     """``pytest-nixl clean``."""
 
+    @pytest.fixture(autouse=True)
+    def _host_without_killed_runs(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
     def test_output_lists_the_removed_groups(
         self, client: EtcdClient, etcd: Etcd, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -141,6 +146,7 @@ class TestCommand:
         die(client, "b")
         assert cli.main(["clean", "--etcd", etcd.url, "--dry-run"]) == 0
         assert capsys.readouterr().out == (
+            "nothing to remove on this host\n"
             "would remove group 'a': 3 keys\nwould remove group 'b': 3 keys\nwould remove 2 groups, 6 keys\n"
         )
         assert cli.main(["clean", "--etcd", etcd.url, "--group", "a"]) == 0
@@ -149,7 +155,7 @@ class TestCommand:
         assert cli.main(["clean", "--etcd", etcd.url]) == 0
         capsys.readouterr()
         assert cli.main(["clean", "--etcd", etcd.url]) == 0
-        assert capsys.readouterr() == ("nothing to remove\n", "")
+        assert capsys.readouterr() == ("nothing to remove on this host\nnothing to remove in the etcd\n", "")
 
     def test_a_group_with_members_is_refused(
         self, client: EtcdClient, etcd: Etcd, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -159,7 +165,7 @@ class TestCommand:
         with join(client, "alive", 1, ttl=TTL, host="node-a"):
             assert cli.main(["clean"]) == 1
             out, err = capsys.readouterr()
-            assert out == "removed group 'a': 3 keys\nremoved 1 group, 3 keys\n"
+            assert out.endswith("host\nremoved group 'a': 3 keys\nremoved 1 group, 3 keys\n")
             reason, _, remedy = err.partition("\nremedy: ")
             assert reason.startswith("pytest-nixl: group 'alive' ")
             assert reason.endswith(f"node-a (pid {os.getpid()})")
@@ -169,15 +175,17 @@ class TestCommand:
         [port] = free_ports(1)
         assert cli.main(["clean", "--etcd", f"http://127.0.0.1:{port}"]) == 2
         out, err = capsys.readouterr()
-        assert out == ""
+        assert out == "nothing to remove on this host\n"
         assert f"etcd at http://127.0.0.1:{port}: " in err
 
-    def test_a_missing_etcd_is_an_error(
+    def test_without_an_etcd_this_host_is_cleaned_and_no_group_can_be(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         for name in ("NIXL_ETCD_ENDPOINTS", "ETCD_ENDPOINTS"):
             monkeypatch.delenv(name, raising=False)
-        assert cli.main(["clean"]) == 2
+        assert cli.main(["clean"]) == 0
+        assert capsys.readouterr() == ("nothing to remove on this host\n", "")
+        assert cli.main(["clean", "--group", "a"]) == 2
         assert capsys.readouterr() == (
             "", "pytest-nixl: no etcd is given\nremedy: give --etcd URL, or set NIXL_ETCD_ENDPOINTS\n"
         )  # fmt: skip

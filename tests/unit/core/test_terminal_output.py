@@ -86,14 +86,15 @@ def test_the_record_of_a_run_on_a_full_output_is_stored(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("output", OUTPUTS)
 def test_the_command_reports_in_one_sentence_that_its_output_cannot_be_written(output: str) -> None:
-    code, said = _start([*CLI, "findings"], output)
+    code, said = _start([*CLI, "explain", "--findings"], output)
     assert code != 0
     (sentence,) = said.splitlines()
     assert sentence.startswith("pytest-nixl: standard output ")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code"), [(("findings",), 0), (("profile", "show", "x.toml"), 2), (("report", "x", "y.html"), 2)]
+    ("arguments", "code"),
+    [(("explain", "--findings"), 0), (("profile", "show", "x.toml"), 2), (("report", "x", "y.html"), 2)],
 )
 def test_the_command_in_a_deleted_directory_ends_with_a_sentence(
     tmp_path: Path, arguments: tuple[str, ...], code: int

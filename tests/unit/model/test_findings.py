@@ -142,8 +142,8 @@ def test_it(finding, id):
 @pytest.mark.parametrize(
     ("affects", "line", "code"),
     [
-        (False, "2 known limits of NIXL *: `pytest-nixl findings`", 0),
-        (True, "1 more known limit of NIXL *: `pytest-nixl findings`", 1),
+        (False, "2 known limits of NIXL *: `pytest-nixl explain --findings`", 0),
+        (True, "1 more known limit of NIXL *: `pytest-nixl explain --findings`", 1),
     ],
 )
 def test_known_limits_are_reported_in_one_line_without_a_warning(
@@ -172,21 +172,20 @@ def test_a_finding_that_affects_the_deployment_does_not_count_as_known_limit() -
     assert known_limits(results) == ["B"]
     assert known_limits([Result.from_plain(json.loads(json.dumps(one.plain()))) for one in results]) == ["B"]
     assert known_limits_line([_limit("A")], "") == (
-        "1 known limit of NIXL, seen only under conditions that the checks made: `pytest-nixl findings`"
+        "1 known limit of NIXL, seen only under conditions that the checks made: `pytest-nixl explain --findings`"
     )
     assert known_limits_line([Result("x", "y", Verdict.PASS)], "1.5.1") == ""
 
 
 def test_the_command_lists_each_finding(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["findings"]) == 0
-    said = capsys.readouterr().out
+    assert main(["explain", "--findings"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("\nfinding ") == len(FINDINGS) - 1
     for finding in FINDINGS.values():
-        assert f"\n{finding.id}\n" in f"\n{said}"
-        assert finding.remedy in said
-        assert finding.met_by in said
-    assert main(["findings", "--json", ID]) == 0
-    (found,) = json.loads(capsys.readouterr().out)
-    assert found["id"] == ID
-    assert set(found) == {"id", "title", "remedy", "met_by", "seen"}
-    assert main(["findings", "NIXL-ETCD-HTTPS"]) == 2
-    assert f"(did you mean {ID}?)" in capsys.readouterr().err
+        assert f"\nfinding {finding.id}\n" in f"\n{printed}"
+        assert finding.remedy in printed
+        assert finding.met_by in printed
+    assert main(["explain", "--findings", "--json", ID]) == 0
+    (first, *_) = json.loads(capsys.readouterr().out)
+    assert first["id"] == ID
+    assert set(first) == {"kind", "id", "title", "remedy", "met_by", "seen"}

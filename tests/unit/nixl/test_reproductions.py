@@ -23,7 +23,7 @@ ON_UCX = ("NIXL-DUPLICATE-DESCRIPTOR", "NIXL-RELEASED-HANDLE")
 
 @pytest.mark.parametrize("id", ON_UCX)
 def test_a_script_ends_as_its_finding_says(id: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["finding", id, "--reproduce"]) == PASSED
+    assert main(["explain", id, "--reproduce"]) == PASSED
     script = tmp_path / "script.py"
     script.write_text(capsys.readouterr().out)
     done = subprocess.run(
@@ -192,7 +192,7 @@ def test_the_scripts_use_nothing_of_this_project() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "--reproduce prints the script of one finding, not of 0: name one of LIBFABRIC-NO-RECONNECT, "),
+        ((), "--reproduce prints the script of one finding: name one of LIBFABRIC-NO-RECONNECT, "),
         (("NIXL-ETCD-STALE-KEY",), "there is no script for NIXL-ETCD-STALE-KEY: findings with a script are LIBFABRIC-"),
         (("NIXL-OTHER",), "there is no finding 'NIXL-OTHER'"),
     ],
@@ -200,7 +200,7 @@ def test_the_scripts_use_nothing_of_this_project() -> None:
 def test_a_finding_without_a_script_is_refused_in_one_sentence(
     arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["findings", *arguments, "--reproduce"]) == COULD_NOT_RUN
+    assert main(["explain", *arguments, "--reproduce"]) == COULD_NOT_RUN
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith(f"pytest-nixl: {words}")

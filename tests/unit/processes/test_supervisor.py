@@ -346,29 +346,29 @@ def test_the_next_run_removes_the_keys_of_a_killed_one(tmp_path: Path) -> None:
 def test_clean_removes_the_keys_of_a_killed_run_with_a_password(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with running_etcd() as etcd:
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
         turn_authentication_on(etcd.url)
         keys_left(etcd, tmp_path, password="pw", both=True)
         [directory] = tmp_path.iterdir()
         assert "pw" not in (directory / "watched.json").read_text()
-        assert cli.main(["clean", "--runs", "--dry-run"]) == 0
+        assert cli.main(["clean", "--dry-run"]) == 0
         assert capsys.readouterr().out == (
             f"would remove what a killed run left: {directory}, prefix /bob/ours/ {etcd.url}\n"
         )
-        assert cli.main(["clean", "--runs"]) == 1
+        assert cli.main(["clean"]) == 1
         out, err = capsys.readouterr()
         assert out == f"a killed run left {directory}\n"
         assert f"pytest-nixl: the keys below /bob/ours/ are left in the etcd at {etcd.url} (" in err
         assert "; set ETCDCTL_USER" in err
         assert not (directory / "supervisor.log").exists()
         monkeypatch.setenv("ETCDCTL_USER", "root:pw")
-        assert cli.main(["clean", "--runs"]) == 0
+        assert cli.main(["clean"]) == 0
         assert "removed what a killed run left: " in capsys.readouterr().out
         assert keys(etcd, "pw") == ["/bob/forgotten/a"]
     assert not any(tmp_path.iterdir())
-    assert cli.main(["clean", "--runs"]) == 0
-    assert capsys.readouterr().out == "nothing to remove\n"
+    assert cli.main(["clean"]) == 0
+    assert capsys.readouterr().out == "nothing to remove on this host\n"
 
 
 def test_the_supervisor_cleans_up_on_sigterm() -> None:

@@ -222,7 +222,7 @@ def test_every_command_of_a_group_is_there_once_with_its_button(text: str) -> No
 def test_a_finding_has_the_command_that_reproduces_it() -> None:
     found = Result("dead-target", "d", Verdict.FAIL, "it crashed", "Update.", finding="NIXL-DEAD-TARGET-CRASHES")
     text = page(RunReport(recorded(2.0, (found,))))
-    assert '<code tabindex="0">pytest-nixl findings NIXL-DEAD-TARGET-CRASHES --reproduce | python -</code>' in text
+    assert '<code tabindex="0">pytest-nixl explain NIXL-DEAD-TARGET-CRASHES --reproduce | python -</code>' in text
 
 
 def test_the_sections_of_the_documentation_are_named_and_exist(text: str) -> None:

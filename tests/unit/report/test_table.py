@@ -27,24 +27,24 @@ def pages(check: str, finding: str = "") -> list[str]:
 
 
 def test_a_failed_check_names_the_command_that_explains_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert [pages(check) for check in CHECKS] == [[f"pytest-nixl checks {check}"] for check in CHECKS]
-    assert cli.main(["checks", *CHECKS]) == 0
+    assert [pages(check) for check in CHECKS] == [[f"pytest-nixl explain {check}"] for check in CHECKS]
+    assert cli.main(["explain", "--checks"]) == 0
     out = capsys.readouterr().out
-    assert [check for check in CHECKS if f"  {check} (" not in out] == []
+    assert [check for check in CHECKS if f"check {check}\n" not in out] == []
 
 
 def test_the_command_prints_faults_and_remedies(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["checks", "nixl-loads"]) == 0
+    assert cli.main(["explain", "nixl-loads"]) == 0
     out = capsys.readouterr().out
-    assert "      fault:  NIXL is not installed, or not for this Python\n" in out
-    assert "        sign:   ModuleNotFoundError in one of many processes\n" in out
-    assert "        remedy: install NIXL for this Python: `pip install --no-deps nixl nixl-cu12`\n" in out
+    assert "fault NIXL is not installed, or not for this Python\n" in out
+    assert "    sign:   ModuleNotFoundError in one of many processes\n" in out
+    assert "    remedy: install NIXL for this Python: `pip install --no-deps nixl nixl-cu12`\n" in out
 
 
 @pytest.mark.parametrize("finding", sorted(FINDINGS))
 def test_a_finding_names_the_command_that_explains_it(finding: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert pages("bandwidth", finding) == [f"pytest-nixl findings {finding}"]
-    assert cli.main(["findings", finding]) == 0
+    assert pages("bandwidth", finding) == [f"pytest-nixl explain {finding}"]
+    assert cli.main(["explain", finding]) == 0
     assert FINDINGS[finding].remedy in capsys.readouterr().out
 
 
@@ -221,7 +221,7 @@ def test_one_cause_of_many_checks_stands_once_above_them() -> None:
         "ERROR 7 checks: etcd: connection refused",
         f"    checks: {', '.join(ids)}",
         "    remedy: Start that etcd.",
-        "    about: pytest-nixl checks metadata-by-etcd",
+        "    about: pytest-nixl explain metadata-by-etcd",
         said[-1],
     ]
     whole = [line.text for line in lines(results, gate=False)]

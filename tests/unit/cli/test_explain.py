@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``pytest-nixl checks`` lists what the suites can check; ``profile list`` and ``--version`` say what is installed."""
+"""``pytest-nixl explain`` looks words up and lists checks; ``profile list`` and ``--version`` say what is installed."""
 
 from __future__ import annotations
 
@@ -13,32 +13,22 @@ import pytest
 from helpers.cli_run import ROOT, WITHOUT, environment
 
 from pytest_nixl import __version__, cli
-from pytest_nixl.cli import shipped_docs
+from pytest_nixl.cli import explain
 from pytest_nixl.judge.profiles import bundled_profiles
 from pytest_nixl.session.suites import checks_of_suites
 
 
 def test_every_check_of_the_suites_is_listed_once(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["checks", "--json"]) == 0
+    assert cli.main(["explain", "--checks", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     found = [(check["suite"], check["id"]) for check in listed]
     assert sorted(found) == sorted((suite, id) for suite, ids in checks_of_suites().items() for id in ids)
     assert all(check["proves"].endswith(".") for check in listed)
 
 
-def test_a_level_lists_the_checks_that_its_run_makes(capsys: pytest.CaptureFixture[str]) -> None:
-    listed = {}
-    for level in ("quick", "standard", "extended"):
-        assert cli.main(["checks", f"--level={level}", "--json"]) == 0
-        listed[level] = {(check["id"], check["level"]) for check in json.loads(capsys.readouterr().out)}
-    assert {level for _, level in listed["quick"]} == {"quick"}
-    assert {level for _, level in listed["standard"]} == {"quick", "standard"}
-    assert listed["quick"] < listed["standard"] < listed["extended"]
-
-
 @pytest.mark.long
 def test_the_printed_command_runs_that_check(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["checks", "shm"]) == 0
+    assert cli.main(["explain", "--checks", "shm"]) == 0
     [line] = [line for line in capsys.readouterr().out.splitlines() if "run it: " in line]
     command = shlex.split(line.partition("run it: ")[2])
     done = subprocess.run(
@@ -47,22 +37,6 @@ def test_the_printed_command_runs_that_check(capsys: pytest.CaptureFixture[str])
     )  # fmt: skip
     assert "test_machine[shm]" in done.stdout
     assert "1 test collected" in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["chm"], "'chm' is not a check: did you mean shm?"),
-        (["--suite=kv_cashe"], "'kv_cashe' is not a suite: did you mean kv_cache?"),
-        (["--suite=qqqqq"], "'qqqqq' is not a suite: expected one of bandwidth, "),
-    ],
-)
-def test_an_unknown_name_is_one_sentence(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["checks", *arguments]) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.startswith(f"pytest-nixl: {said}")
-    assert printed.err.count("\n") == 1
 
 
 def test_each_profile_is_listed_with_its_summary(capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,17 +106,29 @@ def test_commands_name_the_suites_as_they_are_installed(
 ) -> None:
     assert cli.main(["explain", "NIXL_ERR_NOT_FOUND"]) == 0
     assert "`pytest suites/metadata`" in capsys.readouterr().out
-    inside = Path(shipped_docs.__file__).parents[1] / "suites"
-    monkeypatch.setattr(shipped_docs, "suites_folder", lambda: inside)
+    inside = Path(explain.__file__).parents[1] / "suites"
+    monkeypatch.setattr(explain, "suites_folder", lambda: inside)
     assert cli.main(["explain", "NIXL_ERR_NOT_FOUND"]) == 0
     out = capsys.readouterr().out
     assert "`pytest --pyargs pytest_nixl.suites.metadata`" in out
     assert "pytest suites/" not in out
 
 
-@pytest.mark.parametrize("words", [["xyzzy"], [" "]])
-def test_a_word_of_which_nothing_is_known_is_one_sentence(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["xyzzy"], "no entry matches 'xyzzy': give a shorter part of the message, --checks or --findings"),
+        (["memlick"], "no entry matches 'memlick': did you mean memlock?"),
+        (["--checks", "NIXL_ERR_BACKEND"], "no entry matches 'NIXL_ERR_BACKEND': "),
+        ([" "], "the word is empty: "),
+        ([], "the word is empty: "),
+    ],
+)
+def test_a_word_that_no_entry_matches_is_one_sentence(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["explain", *words]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
+    assert printed.err.startswith(f"pytest-nixl: {said}")
     assert printed.err.count("\n") == 1
