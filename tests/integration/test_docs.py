@@ -95,9 +95,6 @@ def workplace(tmp_path: Path) -> Path:
     """A directory with the files that the printed commands read."""
     for rank, name in enumerate(("01_normal.rank_a.out", "01_normal.rank_b.out")):
         shutil.copy(ROOT / "fixtures" / "nixlbench" / name, tmp_path / f"rank{rank}.out")
-    shutil.copy(ROOT / "fixtures" / "efa-p5" / "nixlbench-rank0.out", tmp_path / "p5.out")
-    shutil.copy(ROOT / "fixtures" / "efa-p5" / "efa-counters-before.txt", tmp_path / "before")
-    shutil.copy(ROOT / "fixtures" / "efa-p5" / "efa-counters-after.txt", tmp_path / "after")
     own = [block.text for block in BLOCKS if block.page == "docs/how-to/own-tests.md" and block.language == "python"]
     for name, text in zip(("test_mine.py", "test_layout.py"), own, strict=True):
         (tmp_path / name).write_text(text)

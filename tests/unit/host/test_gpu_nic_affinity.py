@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from helpers.efa_counters import recorded_run
 from helpers.fake_sysfs import TOPOLOGY, Tree, build, facts_of, p5, read_tree
 from helpers.hwloc import read_hwloc
 
@@ -20,10 +21,7 @@ from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.gpu_nic_affinity import FAR, NODE, ROOT, SWITCH, GpuNics, Placed, Topology, distance, share
 from pytest_nixl.host.rdma import Port
 from pytest_nixl.judge.profiles import load_profile
-from pytest_nixl.model.device_counters import devices_that_moved, difference, read_counters
 from pytest_nixl.model.verdicts import Judgement, Verdict
-
-RECORDED = TOPOLOGY.parent / "efa-p5"
 
 
 def judge(facts: Facts, id: str = "gpu-nics", profile: str = "p5.48xlarge") -> Judgement:
@@ -45,8 +43,7 @@ def test_every_gpu_of_a_p5_has_four_cards_that_it_does_not_share() -> None:
 
 
 def test_cards_that_carried_the_recorded_run_belong_to_one_gpu() -> None:
-    before, after = (read_counters(RECORDED / f"efa-counters-{when}.txt") for when in ("before", "after"))
-    carried = {each.device.name for each in devices_that_moved(difference(before, after), "WRITE", 11_592_663_040)}
+    carried = {carrier.device.removesuffix(" of node-b") for carrier in recorded_run().carriers(["efa"])}
     [gpu] = [each for each in facts_of("p5.48xl").near if carried & set(each.devices)]
     assert (gpu.gpu, set(gpu.own)) == (0, carried)
     assert facts_of("p5.48xl").gpu.gpus[gpu.gpu].pci == "0000:53:00.0"
