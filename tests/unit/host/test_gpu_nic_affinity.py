@@ -183,10 +183,10 @@ def test_machine_with_only_one_card_passes_with_its_profile(healthy: Tree, tmp_p
 
 def test_ports_that_manage_nvlink_are_near_no_gpu(healthy: Tree, tmp_path: Path) -> None:
     p6 = build(tmp_path / "p6", "p6-b200.48xl", gpu="NVIDIA B200", rate="400 Gb/sec (4X NDR)")
-    for device in read_hwloc(TOPOLOGY / "p6-b200.48xl.xml"):
-        if device.fabric.startswith("ibp"):
-            p6.write(f"/sys/class/infiniband/{device.fabric}/ports/1/state", "4: ACTIVE")
-            p6.link(f"/sys/class/infiniband/{device.fabric}/device", device.path)
+    for pci in read_hwloc(TOPOLOGY / "p6-b200.48xl.xml"):
+        if pci.fabric.startswith("ibp"):
+            p6.write(f"/sys/class/infiniband/{pci.fabric}/ports/1/state", "4: ACTIVE")
+            p6.link(f"/sys/class/infiniband/{pci.fabric}/device", pci.path)
     node = read_tree(p6)
     assert {card.name for card in node.rdma if card.kind != "efa"} == {"ibp115s0f0", "ibp116s0f0"}
     assert {name for near in node.near for name in (*near.devices, *near.own)} == {card.name for card in node.efa}
