@@ -19,6 +19,7 @@ from pytest_nixl.nixl.endpoint_reading import (
     may_be_torn,
     quoted,
     read_as_nixl,
+    read_port,
 )
 from pytest_nixl.nixl.name_resolution import Resolver, is_address, is_ipv6, is_short_number, resolve
 
@@ -146,7 +147,7 @@ def _rewritten(part: str, resolver: Resolver) -> tuple[str, str]:
             return "", ""  # a port without a host, or a fragment
         port, remark = _DEFAULT_PORT, f"no port is named: {_DEFAULT_PORT} is etcd's default"
     else:
-        port, remark = _read_port(digits), ""
+        port, remark = read_port(digits) or 0, ""
     if not port:
         return "", _no_port(part)
     shown = _rewritten_host(host, str(port), resolver)
@@ -156,7 +157,7 @@ def _rewritten(part: str, resolver: Resolver) -> tuple[str, str]:
 def _no_port(part: str) -> str:
     """Return a remark if a member has an invalid port; empty if its port is not the fault."""
     port = part.rpartition(":")[2]
-    if re.fullmatch("[0-9]+", port) and _read_port(port):
+    if re.fullmatch("[0-9]+", port) and read_port(port):
         return ""
     return f"the port {quoted(port)} is invalid: give a number from 1 to 65535" if port and ":" in part else ""
 
@@ -186,9 +187,3 @@ def _rewritten_host(host: str, port: str, resolver: Resolver) -> str:
         return ""
     # Only the C library reads short forms such as 127.1 and 2130706433.
     return found[0] if is_short_number(host) else host
-
-
-def _read_port(digits: str) -> int:
-    """Read a port with any number of digits; 0 if it is not a port."""
-    digits = digits.lstrip("0")
-    return int(digits) if 0 < len(digits) < 6 and int(digits) <= 65535 else 0

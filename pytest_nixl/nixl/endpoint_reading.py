@@ -104,7 +104,7 @@ def read_as_nixl(text: str, resolver: Resolver) -> EndpointReading:
         return EndpointReading(False, why, notes=tuple(_nixl_notes(text, members, [])))
     contacts = []
     for address, item in used:
-        port = grpc_port(item.port)
+        port = read_port(item.port)
         if port is None:
             why = f"{item.name} has the port{names.part(item.port)}, which is not a number from 0 to 65535"
             if len(members) > 1:
@@ -183,14 +183,10 @@ def _form_fault(names: MemberNames, part: str, target: str) -> str:
     return f"has the path{names.part(target[where.start() :])}, which NIXL reads as part of the address"
 
 
-def grpc_port(text: str) -> int | None:
-    """Read a port as gRPC does (``sscanf("%d")`` into 32 bits); None if gRPC refuses it."""
-    match = re.match(r"[ \t\n\v\f\r]*([+-]?)0*([0-9]+)", text)
-    if match is None:
-        return None
-    value = max(-(2**63), min(int(match[1] + match[2][:30]), 2**63 - 1)) & 0xFFFFFFFF
-    value = value - 2**32 if value >= 2**31 else value
-    return value if 0 <= value <= 65535 else None
+def read_port(text: str) -> int | None:
+    """Read a port as gRPC does; None if gRPC refuses it."""
+    match = re.match(r"\s*\+?0*([0-9]{1,5})(?![0-9])", text, re.ASCII)
+    return int(match[1]) if match is not None and int(match[1]) <= 65535 else None
 
 
 def _nixl_notes(text: str, members: Sequence[_Member], used: Sequence[_Member]) -> Iterator[Note]:

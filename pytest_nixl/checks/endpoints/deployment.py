@@ -36,12 +36,9 @@ PROXY_REMEDY = (
     "each agent's host and set NIXL_ETCD_ENDPOINTS=http://127.0.0.1:2379"
 )  # fmt: skip
 
-#: A member of a list that etcdctl can read. It drops the other members.
+#: A member of a list that etcdctl reads, too: an address in brackets or a name, but not 127.1. It drops the others.
 _ETCDCTL_MEMBER = re.compile(
-    r"""\s* (?i:https?://([^@/]*@)?)?
-        (\[[^\[\]]+\] | (?!\d+(\.\d+){0,2}:)[\w.-]+)   # an address in brackets, or a name; not 127.1
-        :0*[1-9]\d* (?:/.*)? \s*""",
-    re.VERBOSE,
+    r"\s*(?i:https?://)?(?:\[[^\[\]]+\]|(?!\d+(?:\.\d+){0,2}:)[\w.-]+):0*[1-9]\d*\s*", re.ASCII
 )
 
 

@@ -198,6 +198,15 @@ def test_the_nics_of_one_gpu_do_not_limit_host_memory(command: Command) -> None:
     assert "IMPLAUSIBLE" in command.judge(FIXTURES / "nixlbench" / "01_normal.rank_a.out").verdicts()
 
 
+def test_the_nics_do_not_limit_a_row_within_a_host(command: Command) -> None:
+    command.machine(nics(1, rate=1e6))
+    asio = FIXTURES / "nixlbench" / "20_asio.rank_a.out"
+    assert command.judge(asio).verdicts() == ["NO-EXPECTATION"]
+    # A row whose transport is not known may have gone by a transport that the profile accepts.
+    ended = command.judge(P5, profile=PROFILE.replace('["efa"]', '["efa", "cuda_ipc"]'))
+    assert ended.verdicts() == ["UNKNOWN"] * 15
+
+
 def test_rows_that_were_not_printed_are_missing(command: Command) -> None:
     ended = command.judge(command.file("cut.out", P5_LOGGED[:-100]))
     assert ended.code == 1

@@ -202,6 +202,7 @@ def test_the_command_explains_each_endpoint(capsys: pytest.CaptureFixture[str]) 
         ("http://h: 2379", ""),
         ("2379", ""),
         ("http://h:99999", ""),
+        ("http://h:237900", ""),
         ("http://h:23790x", ""),
         ("fe80::1%lo:2379", ""),
         ("[fe80::1%25lo]:2379", ""),
