@@ -7,7 +7,6 @@ import argparse
 import json
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_nixl.host.peers import SIDE_CHANNEL_PORT
@@ -35,12 +34,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def add_sources(parser: argparse.ArgumentParser) -> None:
     """Add the options that say where the facts come from."""
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument("--root", metavar="DIR", help="read the machine from a tree of `pytest-nixl facts --record DIR`")
-    where.add_argument(
-        "--hwloc", metavar="FILE.xml", type=Path,
-        help="read the GPUs and RDMA devices of another host from its topology, as `lstopo --of xml` writes it",
-    )  # fmt: skip
+    parser.add_argument(
+        "--root", metavar="DIR", help="read the machine from a tree of `pytest-nixl facts --record DIR`"
+    )
     parser.add_argument("--backend", metavar="NAME[,NAME]", help="backends to try (default: NIXL_BACKEND, else UCX)")
     parser.add_argument("--etcd", metavar="URL[,URL]", help="the etcd (default: NIXL_ETCD_ENDPOINTS, ETCD_ENDPOINTS)")
     parser.add_argument(
@@ -56,7 +52,7 @@ def add_sources(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     from pytest_nixl.checks.doctor.check import Requirements
-    from pytest_nixl.checks.doctor.examine import PLACED, examine, failed, lines, plain
+    from pytest_nixl.checks.doctor.examine import examine, failed, lines, plain
     from pytest_nixl.core.redaction import hide_all, hider
     from pytest_nixl.core.strict import printable
     from pytest_nixl.host.recorded_tree import FactsRoot
@@ -66,7 +62,7 @@ def _run(arguments: argparse.Namespace) -> int:
     root = FactsRoot(arguments.root)
     facts, backends = gathered(arguments, root, image=arguments.image)
     wanted = Requirements(profile, backends, image=arguments.image)
-    answers = examine(facts, wanted, gate=arguments.gate, only=PLACED if arguments.hwloc else ())
+    answers = examine(facts, wanted, gate=arguments.gate)
     hide = hider(os.environ)
     if arguments.json:
         print(json.dumps(hide_all(plain(facts, wanted, answers), hide), indent=1))
@@ -99,10 +95,6 @@ def gathered(arguments: argparse.Namespace, root: FactsRoot, *, image: bool = Fa
 
     given = arguments.backend or (os.environ.get("NIXL_BACKEND") if root.live else "")
     backends = parse_backends(given or "UCX")
-    if arguments.hwloc is not None:
-        from pytest_nixl.host.hwloc import hwloc_facts
-
-        return hwloc_facts(arguments.hwloc), backends
     try:
         facts = gather(
             root,

@@ -1,23 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``pytest-nixl endpoint``: show how NIXL, its KV benchmark and etcdctl read an endpoint, and what to write instead."""
+"""``pytest-nixl endpoint``: show how NIXL reads an endpoint, and what to write instead."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
 
-from pytest_nixl.nixl.endpoint_explanation import explain
-from pytest_nixl.nixl.endpoint_reading import EndpointReading, Explanation
+from pytest_nixl.nixl.endpoint_explanation import Explanation, explain
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     endpoint = commands.add_parser(
         "endpoint",
-        help="show how NIXL, its KV benchmark and etcdctl read an etcd endpoint",
-        description="Show how NIXL, its KV benchmark and etcdctl read an endpoint, or a list of endpoints as in "
-        "NIXL_ETCD_ENDPOINTS, and what to write instead. The command looks up host names but connects to nothing. It "
-        "exits with 1 if NIXL cannot read an endpoint, or ignores its encryption, its credentials or one of its "
-        "members.",
+        help="show how NIXL reads an etcd endpoint",
+        description="Show how NIXL reads an endpoint, or a list of endpoints as in NIXL_ETCD_ENDPOINTS, and what to "
+        "write instead. The command looks up host names but connects to nothing, and needs no NIXL. It exits with 1 if "
+        "NIXL cannot read an endpoint, or ignores its encryption, its credentials or one of its members.",
     )
     endpoint.add_argument("endpoints", metavar="URL", nargs="+", help="an endpoint or a list, quoted if it has spaces")
     endpoint.set_defaults(run=_run)
@@ -31,13 +29,9 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _lines(explanation: Explanation) -> Iterator[str]:
     yield explanation.text if explanation.text.strip() == explanation.text != "" else repr(explanation.text)
-    for reading in explanation.readings:
-        yield from _reading(reading)
+    reading = explanation.nixl
+    yield f"  NIXL {'reads it' if reading.works else 'does not read it'}: {reading.why}"
+    for note in reading.notes:
+        yield f"  {note.finding}: {note.text}"
     if explanation.rewrite != explanation.text or explanation.advice:
         yield f"  {explanation.remedy}"
-
-
-def _reading(reading: EndpointReading) -> Iterator[str]:
-    yield f"  {reading.reader:<13} {'reads it' if reading.works else 'does not read it'}: {reading.why}"
-    for note in reading.notes:
-        yield f"  {'':<13} {note.finding + ': ' if note.finding else ''}{note.text}"

@@ -126,8 +126,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )  # fmt: skip
     how.add_argument("--output", metavar="FILE", type=Path, help="write JSON to a file")
     how.add_argument(
-        "--compare", metavar="FACTS.json", type=Path, nargs="+",
-        help="compare the files of --output of ranks 0, 1, …, in this order",
+        "--compare", metavar="DIR", type=Path, nargs="+",
+        help="compare the trees of --record of ranks 0, 1, …, in this order",
     )  # fmt: skip
     add_sources(facts)
     facts.set_defaults(run=_run)
@@ -139,11 +139,9 @@ def _run(arguments: argparse.Namespace) -> int:
     from pytest_nixl.host.recorded_tree import FactsRoot
 
     if arguments.compare:
-        return _compare(arguments.compare)
+        return _compare(arguments)
     if arguments.record is not None and arguments.record.exists():
         raise ValueError(f"{arguments.record} already exists: give the name of a new directory")
-    if arguments.record is not None and arguments.hwloc is not None:
-        raise ValueError("--record cannot record the topology of --hwloc: give --near, --markdown or --output instead")
     root = FactsRoot(arguments.root)
     facts, _ = gathered(arguments, root)
     if arguments.record is not None:
@@ -165,14 +163,19 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _compare(paths: list[Path]) -> int:
+def _compare(arguments: argparse.Namespace) -> int:
     from pytest_nixl.checks.doctor.ranks import compare_hosts
-    from pytest_nixl.host.facts import read_facts
+    from pytest_nixl.host.recorded_tree import ASKED, FactsRoot
     from pytest_nixl.model.verdicts import Outcome, outcome
 
+    paths: list[Path] = arguments.compare
     if len(paths) < 2:
-        raise ValueError("one file cannot be compared: give the files of two ranks or more")
-    findings = compare_hosts([read_facts(path) for path in paths])
+        raise ValueError("one host cannot be compared: give the recorded trees of two ranks or more")
+    for path in paths:
+        # Nothing is known of a host without recorded answers, and two such hosts would agree.
+        if not (path / ASKED).is_dir():
+            raise ValueError(f"{path} is not a recorded tree: expected one that `pytest-nixl facts --record` wrote")
+    findings = compare_hosts([gathered(arguments, FactsRoot(path))[0] for path in paths])
     for finding in findings:
         print(finding.judgement)
     if not findings:

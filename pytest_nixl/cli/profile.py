@@ -13,7 +13,6 @@ from pytest_nixl.judge.profile_learning import RUNS_FORM, learned_profile
 from pytest_nixl.judge.profiles import Profile, added_profiles, bundled_profiles, load_profile
 from pytest_nixl.judge.row import rate
 from pytest_nixl.model.bound import Bound
-from pytest_nixl.model.device_counters import COUNTERS_FORM, difference, read_counters
 from pytest_nixl.model.expectation import Expectation, ReferenceRun
 from pytest_nixl.model.figure import FIGURE_KINDS
 from pytest_nixl.model.image import SOFTWARE
@@ -54,10 +53,6 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         action="append",
         help="the stdout and stderr of rank 0, which has the table; give the option again for each other rank",
     )
-    judged.add_argument(
-        "--counters", metavar=("BEFORE", "AFTER"), type=Path, nargs=2,
-        help=f"the counters of the initiator's devices before and after the run: {COUNTERS_FORM}".replace("%", "%%"),
-    )  # fmt: skip
     judged.add_argument("--gate", action="store_true", help="also fail undecided rows, as --nixl-gate does")
     judged.set_defaults(run=_judge)
 
@@ -89,16 +84,12 @@ def _learn(arguments: argparse.Namespace) -> int:
 def _judge(arguments: argparse.Namespace) -> int:
     profile = load_profile(arguments.profile)
     output = read_files(arguments.nixlbench)
-    moved, faults = None, dict[str, None]()
-    if arguments.counters is not None:
-        before, after = (read_counters(path) for path in arguments.counters)
-        moved, faults = difference(before, after), dict.fromkeys((*before.faults, *after.faults))
     try:
-        judged = judge_run(output, profile, moved)
+        judged = judge_run(output, profile)
     except ValueError as error:
         raise ValueError(f"{' and '.join(map(str, arguments.nixlbench))} {error}") from None
     print(f"profile: {profile.name} ({profile.path_or_origin})")
-    for note in (*judged.notes, *(f"counters: {fault}" for fault in faults)):
+    for note in judged.notes:
         print(note)
     for line in lines(judged.results, gate=arguments.gate):
         print(line.text)

@@ -7,13 +7,10 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from pytest_nixl.core.plain import from_plain, to_plain
 from pytest_nixl.core.redaction import hide_all, hider
-from pytest_nixl.core.strict import loads
-from pytest_nixl.core.untrusted_file import read_regular
 from pytest_nixl.host.environment import Environment, read_environment
 from pytest_nixl.host.etcd import ETCD_VARIABLES, EtcdFacts, read_etcd
 from pytest_nixl.host.gpu import Gpus, read_gpus
@@ -28,10 +25,6 @@ from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.host.software import Software, nixl_worker, read_software
 from pytest_nixl.host.storage_queues import StorageQueues, read_storage_queues
 from pytest_nixl.host.system import HostFacts, read_host
-
-#: The most bytes of a file with facts. A host with 1,000 PCI devices has a hundredth of it.
-_LARGEST = 64 << 20
-FACTS_FORM = "a file that `pytest-nixl facts --output FILE` wrote"
 
 
 @dataclass(frozen=True)
@@ -129,15 +122,3 @@ def gather(
     )
     # Each reader hides the secrets that it knows; this hides secrets that came another way, such as in a message.
     return Facts.of(hide_all(facts.plain(), hider(environ)))
-
-
-def read_facts(path: Path) -> Facts:
-    """Read facts from a file.
-
-    :raises ValueError: the file does not contain facts.
-    """
-    text = read_regular(path, _LARGEST, FACTS_FORM)
-    try:
-        return Facts.of(loads(text, most=_LARGEST))
-    except ValueError as error:
-        raise ValueError(f"{path} contains no facts ({error}): expected {FACTS_FORM}") from None

@@ -8,14 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pytest_nixl.model.device_counters import (
-    CARRIED_SHARE,
-    SOURCES,
-    difference,
-    emulation,
-    is_emulated,
-    read_sysfs,
-)
+from pytest_nixl.model.device_counters import CARRIED_SHARE, SOURCES, difference, read_sysfs
 from pytest_nixl.model.transports import EFA, EMULATED, TCP, card, is_network
 
 _LOOPBACK = "lo"
@@ -75,7 +68,7 @@ class CarrierBytes:
         counted += [
             [name, item.device.kind, item.carried(op), None if item.exact(op) is None else item.packets(op)]
             for name, item in difference(before, read_sysfs(only=SOURCES)).items()
-            if not item.faults and item.counts(op)
+            if item.counts(op)
         ]
 
     def __add__(self, other: CarrierBytes) -> CarrierBytes:
@@ -130,14 +123,24 @@ class CarrierBytes:
     @property
     def emulated(self) -> bool:
         """Whether EFA devices moved the payload by send and receive instead of RDMA."""
-        pairs = ((i.carried, i.packets) for i in self.devices if i.kind == "efa" and i.packets is not None)
-        return is_emulated(pairs, self.payload)
+        devices = self._counting_rdma()
+        least = max(1.0, self.payload * (1 - CARRIED_SHARE))
+        return sum(device.carried for device in devices) < least <= sum(device.whole for device in devices)
 
     def emulation(self, op: str) -> str:
         """Return a sentence about what the EFA devices counted for a payload that they moved without RDMA."""
-        devices = [item for item in self.devices if item.kind == "efa" and item.packets is not None]
-        exact, whole = sum(item.carried for item in devices), sum(item.whole for item in devices)
-        return emulation(op, len(devices), exact, whole, self.payload)
+        devices = self._counting_rdma()
+        exact, packets = sum(device.carried for device in devices), sum(device.whole for device in devices)
+        whole, rdma = ("rx_bytes", "rdma_read_bytes") if op == "READ" else ("tx_bytes", "rdma_write_bytes")
+        return (
+            f"{op} was emulated by send and receive: {len(devices)} EFA device{'s' if len(devices) > 1 else ''} "
+            f"counted {packets:,} bytes of packets ({whole}) and {exact:,} bytes of RDMA ({rdma}) for a payload of "
+            f"{self.payload:,}"
+        )
+
+    def _counting_rdma(self) -> list[Carrier]:
+        """Return the EFA devices that count RDMA separately."""
+        return [device for device in self.devices if device.kind == "efa" and device.packets is not None]
 
     def _asked(self, transport: str) -> list[Carrier]:
         """Return the device that a transport names, or all devices of its kind if it names none."""

@@ -66,10 +66,10 @@ class LossyDevice:
 
 def read_loss_counters(root: Path = Path("/sys")) -> list[tuple[str, str, int]]:
     """Return the counters of RDMA devices that tell of packets: device, counter, value."""
-    reading = read_sysfs(root, only=LOSS | RETRIED | _PACKETS)
+    devices = read_sysfs(root, only=LOSS | RETRIED | _PACKETS)
     return [
         (name, counter, value)
-        for name, device in reading.devices.items() if device.kind != "net"
+        for name, device in devices.items() if device.kind != "net"
         for counter, value in device.values.items()
     ]  # fmt: skip
 

@@ -110,16 +110,6 @@ class Configuration:
             return None
         return (timed // factor, warmup // factor) if block > LARGE_BLOCK else (timed, warmup)
 
-    def payload(self, block: int, batch: int) -> int | None:
-        """Return the bytes that all initiators move for one row, warm-up included; None if unknown.
-
-        It is known only for pairs (``--scheme=pairwise``).
-        """
-        transfers, initiators = self.transfers(block), self.count("num_initiator_dev")
-        if transfers is None or initiators is None or self.values.get("scheme") != "pairwise":
-            return None
-        return sum(transfers) * block * batch * initiators
-
     def contradiction(self, row: NixlbenchRow) -> str:
         """Return in words how the bandwidth of a row contradicts its ``Avg Lat.`` at least tenfold; else nothing.
 

@@ -1,27 +1,77 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Explain a value of NIXL_ETCD_ENDPOINTS: how each program reads it, and what to write instead."""
+"""Explain a value of NIXL_ETCD_ENDPOINTS: how NIXL reads it, and what to write instead."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
 import socket
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from pytest_nixl.core.redaction import redact
-from pytest_nixl.nixl.endpoint_members import MOST_SHOWN, may_be_torn, quoted, read_port
-from pytest_nixl.nixl.endpoint_readers import DEFAULT_PORT, read_as_etcdctl, read_as_kvbench, read_as_nixl
-from pytest_nixl.nixl.endpoint_reading import Address, Explanation
+from pytest_nixl.model.nixl_releases import refuses_no_endpoints
+from pytest_nixl.nixl.endpoint_reading import (
+    MOST_SHOWN,
+    Address,
+    EndpointReading,
+    ReadOutcome,
+    may_be_torn,
+    quoted,
+    read_as_nixl,
+    read_port,
+)
 from pytest_nixl.nixl.name_resolution import Resolver, is_address, is_ipv6, is_short_number, resolve
+
+#: etcd's default port for clients.
+_DEFAULT_PORT = 2379
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """How NIXL reads one value, and a better one. Only ``contacts`` may show parts of a password: see ``private``.
+
+    :param text: the value, without credentials and shortened.
+    :param rewrite: a value that NIXL and etcdctl can read; empty if the text does not say what is meant.
+    :param advice: sentences that complete the remedy.
+    """
+
+    text: str
+    nixl: EndpointReading
+    rewrite: str
+    advice: tuple[str, ...] = ()
+    #: Whether the addresses in ``contacts`` may be parts of a password. If true, do not show them.
+    private: bool = False
+
+    @property
+    def findings(self) -> tuple[str, ...]:
+        """Ids of the findings about NIXL that apply to this value."""
+        return tuple(dict.fromkeys(note.finding for note in self.nixl.notes))
+
+    @property
+    def remedy(self) -> str:
+        """One sentence that says what to write instead."""
+        write = f"write {self.rewrite}" if self.rewrite else "write http://HOST:PORT"
+        return "; ".join((write, *self.advice))
+
+    def predict(self, answers: Callable[[Address], bool], version: str = "") -> ReadOutcome:
+        """Return what a real agent will do.
+
+        :param answers: tells whether an etcd answers in plaintext at an address.
+        :param version: version of NIXL, such as ``1.5.1``; empty for 1.5 and newer.
+        """
+        if not self.nixl.works:
+            refused = not self.text and refuses_no_endpoints(version)
+            return ReadOutcome.NO_AGENT if refused else ReadOutcome.INVALID
+        return ReadOutcome.PUBLISHES if any(map(answers, self.nixl.contacts)) else ReadOutcome.UNREACHED
 
 
 def explain(text: str, resolver: Resolver = resolve) -> Explanation:
-    """Explain how each of the three programs reads ``text``."""
+    """Explain how NIXL reads ``text``."""
     rewrite, advice = _rewrite(text, resolver)
     return Explanation(
         text=_shown(text),
         nixl=read_as_nixl(text, resolver),
-        kvbench=read_as_kvbench(text, resolver),
-        etcdctl=read_as_etcdctl(text, resolver),
         rewrite=rewrite,
         advice=advice,
         private="@" in text and may_be_torn(text),
@@ -38,7 +88,7 @@ def _shown(text: str) -> str:
 
 
 def _rewrite(text: str, resolver: Resolver) -> tuple[str, tuple[str, ...]]:
-    """Return a value that all three programs can read (empty if the meaning is unclear), and advice about it.
+    """Return a value that NIXL can read (empty if the meaning is unclear), and advice about it.
 
     The result contains only hosts and ports that the text names. If the text is ambiguous, nothing is suggested.
     """
@@ -87,7 +137,7 @@ _WRITTEN = re.compile(
 
 
 def _rewritten(part: str, resolver: Resolver) -> tuple[str, str]:
-    """Return a member in a form that all three programs read (empty if impossible), and a remark about it."""
+    """Return a member as ``http://HOST:PORT`` (empty if impossible), and a remark about it."""
     match = None if re.match("unixs?:", part) else _WRITTEN.fullmatch(part)
     if match is None:
         return "", _no_port(part)
@@ -95,9 +145,9 @@ def _rewritten(part: str, resolver: Resolver) -> tuple[str, str]:
     if digits is None:
         if is_short_number(host) and not is_address(host):
             return "", ""  # a port without a host, or a fragment
-        port, remark = DEFAULT_PORT, f"no port is named: {DEFAULT_PORT} is etcd's default"
+        port, remark = _DEFAULT_PORT, f"no port is named: {_DEFAULT_PORT} is etcd's default"
     else:
-        port, remark = read_port(digits), ""
+        port, remark = read_port(digits) or 0, ""
     if not port:
         return "", _no_port(part)
     shown = _rewritten_host(host, str(port), resolver)
@@ -113,14 +163,10 @@ def _no_port(part: str) -> str:
 
 
 def _keeps(text: str, rewrite: str, resolver: Resolver) -> bool:
-    """Whether NIXL and etcdctl can read ``rewrite``, and NIXL finds every address of ``text`` in it."""
+    """Whether NIXL can read ``rewrite``, and finds every address of ``text`` in it."""
     before, after = read_as_nixl(text, resolver), read_as_nixl(rewrite, resolver)
     found = {_plain(address) for address in after.contacts}
-    return (
-        after.works
-        and read_as_etcdctl(rewrite, resolver).works
-        and all(_plain(address) in found for address in before.contacts)
-    )
+    return after.works and all(_plain(address) in found for address in before.contacts)
 
 
 def _plain(address: Address) -> Address:

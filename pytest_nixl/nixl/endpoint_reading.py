@@ -1,13 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a program reads a value of NIXL_ETCD_ENDPOINTS: the addresses that it contacts, and what it leaves out."""
+"""How NIXL reads a value of NIXL_ETCD_ENDPOINTS: the addresses that it contacts, and what it leaves out.
+
+NIXL's client (etcd-cpp-apiv3) splits the value at ``,`` and ``;``. In each member it drops everything up to the first
+``://``, takes the text behind the last colon as the port, and gives host and port to the C library's ``getaddrinfo``.
+It skips without a message what does not resolve. It uses IPv6 only if no member has an IPv4 address. This module
+raises no exception for any value. The check ``endpoints-conform`` compares it with the NIXL that is installed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+import socket
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from pytest_nixl.model.nixl_releases import refuses_no_endpoints
+from pytest_nixl.core.redaction import redact
+from pytest_nixl.etcd.endpoints import parse_endpoints
+from pytest_nixl.nixl.name_resolution import Resolver, is_ipv6
+
+#: NIXL's message for every value in which it finds no address.
+INVALID = "the target uri is not valid"
+#: The most characters of a value or a member that an explanation shows.
+MOST_SHOWN = 200
+#: Buffer size in bytes of etcd-cpp-apiv3 for a resolved address as text, including the final zero byte.
+_ADDRESS_ROOM = 16
+#: The most addresses or members of a list that an explanation shows.
+_LISTED = 8
 
 
 class ReadOutcome(str, Enum):
@@ -24,7 +43,7 @@ class ReadOutcome(str, Enum):
 
 @dataclass(frozen=True)
 class Address:
-    """An address that a reader connects to: a host name or numeric address, and a port."""
+    """An address that NIXL connects to: a host name or numeric address, and a port."""
 
     host: str
     port: int
@@ -35,23 +54,21 @@ class Address:
 
 @dataclass(frozen=True)
 class Note:
-    """A warning about security or a skipped member; ``finding`` is the id of NIXL's defect, empty if none."""
+    """A warning about security or a skipped member; ``finding`` is the id of NIXL's defect."""
 
     text: str
-    finding: str = ""
+    finding: str
 
 
 @dataclass(frozen=True)
 class EndpointReading:
-    """How one program reads the value.
+    """How NIXL reads the value.
 
-    :param reader: name of the program.
-    :param works: whether the program finds an address in the value; nothing may answer at that address.
+    :param works: whether NIXL finds an address in the value; nothing may answer at that address.
     :param why: one sentence.
-    :param contacts: addresses that the program connects to.
+    :param contacts: addresses that NIXL connects to.
     """
 
-    reader: str
     works: bool
     why: str
     contacts: tuple[Address, ...] = ()
@@ -59,46 +76,179 @@ class EndpointReading:
 
 
 @dataclass(frozen=True)
-class Explanation:
-    """The readings of one value, and a better one. Only ``contacts`` may show parts of a password: see ``private``.
+class _Member:
+    name: str
+    v4: tuple[str, ...]
+    v6: tuple[str, ...]
+    port: str
+    fault: str
 
-    :param text: the value, without credentials and shortened.
-    :param rewrite: a value that all three programs can read; empty if the text does not say what is meant.
-    :param advice: sentences that complete the remedy.
-    """
 
-    text: str
-    nixl: EndpointReading
-    kvbench: EndpointReading
-    etcdctl: EndpointReading
-    rewrite: str
-    advice: tuple[str, ...] = ()
-    #: Whether the addresses in ``contacts`` may be parts of a password. If true, do not show them.
-    private: bool = False
+def read_as_nixl(text: str, resolver: Resolver) -> EndpointReading:
+    """Return how NIXL's client reads ``text``."""
+    if not text:
+        return EndpointReading(
+            False,
+            "it is empty, and NIXL creates no agent if the variable is set but empty "
+            "(before 1.5: it creates an agent without etcd)",
+        )
+    parts = _split(text)
+    names = MemberNames(text, len(parts))
+    members = [_nixl_member(names, number, part, resolver) for number, part in enumerate(parts, 1)]
+    used = [(address, item) for item in members for address in item.v4]
+    if not used:
+        used = [(address, item) for item in members for address in item.v6]
+    if not used:
+        why = next((f"{item.name} {item.fault}" for item in members if item.fault), "it has no member")
+        why += f"; NIXL reports only {INVALID!r}"
+        return EndpointReading(False, why, notes=tuple(_nixl_notes(text, members, [])))
+    contacts = []
+    for address, item in used:
+        port = read_port(item.port)
+        if port is None:
+            why = f"{item.name} has the port{names.part(item.port)}, which is not a number from 0 to 65535"
+            if len(members) > 1:
+                why += ", and one such member makes NIXL ignore the others too"
+            return EndpointReading(False, f"{why}; NIXL reports only {INVALID!r}")
+        contacts.append(Address(address, port))
+    contacts = list(dict.fromkeys(contacts))
+    notes = tuple(_nixl_notes(text, members, [item for _, item in used]))
+    if names.torn:
+        why = "it finds addresses, which are not shown because they may contain credentials"
+        return EndpointReading(True, why, tuple(contacts), notes)
+    return EndpointReading(True, f"it contacts {_joined(contacts)}", tuple(contacts), notes)
+
+
+def _split(text: str) -> list[str]:
+    """Split as etcd-cpp-apiv3 does: a trailing separator adds no empty member."""
+    parts = re.split("[,;]", text)
+    return parts[:-1] if parts[-1] == "" and len(parts) > 1 else parts
+
+
+def _nixl_member(names: MemberNames, number: int, part: str, resolver: Resolver) -> _Member:
+    name = names.name(number, part)
+    target = part.partition("://")[2] if "://" in part else part
+    host, colon, port = target.rpartition(":")
+    if not colon:
+        return _Member(name, (), (), "", _form_fault(names, part, target) or "names no port, and NIXL has no default")
+    v4 = tuple(resolver(host, port, socket.AF_INET))
+    v6: tuple[str, ...] = ()
+    if host.startswith("[") and host.endswith("]"):
+        v6 = (host[1:-1],) if is_ipv6(host[1:-1]) else ()
+    else:
+        found = tuple(resolver(host, port, socket.AF_INET6))
+        v6 = tuple(address for address in found if len(address) < _ADDRESS_ROOM)
+        if found and not v6 and not v4:
+            fault = "resolves only to IPv6 addresses that are too long for the buffer of NIXL's client"
+            return _Member(name, (), (), port, fault)
+    return _Member(name, v4, v6, port, "" if v4 or v6 else _fault(names, part, target, host, port))
+
+
+def _fault(names: MemberNames, part: str, target: str, host: str, port: str) -> str:
+    form = _form_fault(names, part, target)
+    if form:
+        return form
+    if not host:
+        return "names no host before its port"
+    if not re.fullmatch("[0-9]+", port):
+        return f"has the port{names.part(port)}, which is not a number"
+    return f"has the host{names.part(host)}, which does not resolve to an IPv4 address"
+
+
+def _form_fault(names: MemberNames, part: str, target: str) -> str:
+    """Return what is wrong with the form of a member; empty if only its host or port can be wrong."""
+    if not part:
+        return "is empty"
+    if "@" in part:
+        return "has a user or password, which NIXL cannot send: it reads them as part of the host name"
+    if re.search(r"['\"]", part):
+        return "has quotes, which NIXL reads as part of the address"
+    if re.search(r"\s", part.strip()) or (part != part.strip() and re.search(r"\s", target)):
+        return "has a space in it, which NIXL reads as part of the address (separate members by a comma)"
+    if re.match("unixs?:", part):
+        return "names a socket file, but NIXL's client connects to TCP addresses only"
+    if re.match("(dns|ipv4|ipv6|xds):", part):
+        return "is an address in gRPC's own form, which NIXL's client splits before gRPC sees it"
+    if "://" in target:
+        return "has two schemes"
+    if target.startswith("[") and "]" not in target:
+        return "has a bracket that is not closed"
+    if re.match("[A-Za-z]+:?/+", part) and "://" not in part:
+        return "has a scheme that is not followed by ://"
+    where = re.search("[/?#]", target)
+    if where is None:
+        return ""
+    if target.endswith("/") and target.count("/") == 1:
+        return "ends with a slash, which NIXL reads as part of the port"
+    return f"has the path{names.part(target[where.start() :])}, which NIXL reads as part of the address"
+
+
+def read_port(text: str) -> int | None:
+    """Read a port as gRPC does; None if gRPC refuses it."""
+    match = re.match(r"\s*\+?0*([0-9]{1,5})(?![0-9])", text, re.ASCII)
+    return int(match[1]) if match is not None and int(match[1]) <= 65535 else None
+
+
+def _nixl_notes(text: str, members: Sequence[_Member], used: Sequence[_Member]) -> Iterator[Note]:
+    if used and any(re.match(r"\s*https://", part, re.IGNORECASE) for part in _split(text)):
+        yield Note(
+            "NIXL sends plaintext to https addresses: others on the network can read addresses and memory keys, and an "
+            "etcd with TLS closes the connection",
+            "NIXL-ETCD-HTTPS-PLAINTEXT",
+        )
+    if "@" in text:
+        yield Note("NIXL never sends the user and password to the etcd", "NIXL-ETCD-CREDENTIALS-DROPPED")
+    if used:
+        said: dict[str, None] = {}
+        for item in members:
+            if item not in used and item.fault != "is empty":
+                why = item.fault or "is an IPv6 address, which NIXL skips if another member has an IPv4 address"
+                said[f"NIXL skips {item.name} without a message: it {why}"] = None
+        for words in list(said)[:_LISTED]:
+            yield Note(words, "NIXL-ETCD-MEMBER-DROPPED")
+        if len(said) > _LISTED:
+            yield Note(f"NIXL skips {len(said) - _LISTED} more members", "NIXL-ETCD-MEMBER-DROPPED")
+
+
+def _joined(contacts: Iterable[Address]) -> str:
+    each = list(dict.fromkeys(map(str, contacts)))
+    if len(each) > _LISTED:
+        each = [", ".join(each[:_LISTED]), f"{len(each) - _LISTED} more"]
+    return " and ".join(each)
+
+
+def may_be_torn(text: str) -> bool:
+    """Whether a separator may be part of a password, so that a member is only a piece of that password."""
+    try:
+        parse_endpoints(text.replace(";", ","))
+    except ValueError:
+        return True
+    return False
+
+
+class MemberNames:
+    """How messages name the members of a value: by their text, or by number if that may be part of a password."""
+
+    def __init__(self, text: str, count: int) -> None:
+        self._torn = "@" in text and may_be_torn(text)
+        self._count = count
 
     @property
-    def readings(self) -> tuple[EndpointReading, ...]:
-        """The readings of all three programs."""
-        return (self.nixl, self.kvbench, self.etcdctl)
+    def torn(self) -> bool:
+        """Whether the members may be pieces of a password."""
+        return self._torn
 
-    @property
-    def findings(self) -> tuple[str, ...]:
-        """Ids of the findings about NIXL that apply to this value."""
-        return tuple(dict.fromkeys(note.finding for note in self.nixl.notes if note.finding))
+    def name(self, number: int, member: str) -> str:
+        """Return how a message names a member. ``number`` is its 1-based index."""
+        if self._torn:
+            return "it" if self._count == 1 else f"member {number} of {self._count}"
+        return quoted(redact(member))
 
-    @property
-    def remedy(self) -> str:
-        """One sentence that says what to write instead."""
-        write = f"write {self.rewrite}" if self.rewrite else "write http://HOST:PORT"
-        return "; ".join((write, *self.advice))
+    def part(self, text: str) -> str:
+        """Quote part of a member after a space; return nothing if it may be part of a password."""
+        return "" if self._torn else f" {quoted(text)}"
 
-    def predict(self, answers: Callable[[Address], bool], version: str = "") -> ReadOutcome:
-        """Return what a real agent will do.
 
-        :param answers: tells whether an etcd answers in plaintext at an address.
-        :param version: version of NIXL, such as ``1.5.1``; empty for 1.5 and newer.
-        """
-        if not self.nixl.works:
-            refused = not self.text and refuses_no_endpoints(version)
-            return ReadOutcome.NO_AGENT if refused else ReadOutcome.INVALID
-        return ReadOutcome.PUBLISHES if any(map(answers, self.nixl.contacts)) else ReadOutcome.UNREACHED
+def quoted(text: str) -> str:
+    """Quote a text in ASCII, shortened."""
+    return ascii(text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}...")

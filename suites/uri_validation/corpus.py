@@ -22,7 +22,6 @@ class Entry:
 
     :param text: the value.
     :param nixl: what a real agent did.
-    :param kvbench: whether NIXL's KV benchmark reached the etcd.
     :param etcdctl: whether etcdctl reached the etcd.
     :param says: part of the explanation for NIXL.
     :param rewrite: the suggested value; empty if the text does not say what is meant.
@@ -30,7 +29,6 @@ class Entry:
 
     text: str
     nixl: ReadOutcome
-    kvbench: bool
     etcdctl: bool
     says: str
     rewrite: str
@@ -44,7 +42,7 @@ class Entry:
         """
         places = {"{host}": host, "{port}": str(port), "{dead}": str(dead), "{long}": "a" * 4000}
         text, rewrite = _filled(self.text, places), _filled(self.rewrite, places)
-        return Entry(text, self.nixl, self.kvbench, self.etcdctl, self.says, rewrite)
+        return Entry(text, self.nixl, self.etcdctl, self.says, rewrite)
 
 
 def _filled(text: str, places: Mapping[str, str]) -> str:

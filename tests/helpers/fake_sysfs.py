@@ -13,11 +13,14 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from pytest_nixl.host.hwloc import read_hwloc
-from pytest_nixl.host.recorded_tree import ASKED
+from helpers.hwloc import read_hwloc
+from pytest_nixl.host.facts import Facts, gather
+from pytest_nixl.host.recorded_tree import ASKED, FactsRoot
 
 TOPOLOGY = Path(__file__).resolve().parents[2] / "fixtures" / "topology"
 GPU_MEMORY = 80 << 30
@@ -114,6 +117,21 @@ def build(folder: Path, topology: str, *, gpu: str, rate: str) -> Tree:
 def p5(folder: Path) -> Tree:
     """Write the tree of a healthy p5.48xlarge with 8 H100 and 32 EFA devices of 100 Gb/s."""
     return build(folder, "p5.48xl", gpu="NVIDIA H100 80GB HBM3", rate="100 Gb/sec (4X EDR)")
+
+
+def read_tree(tree: Tree) -> Facts:
+    """Return the facts in a tree."""
+    return gather(FactsRoot(tree.folder), backends=(), etcd="", environ={})
+
+
+@cache
+def facts_of(topology: str) -> Facts:
+    """Return the facts of a healthy host.
+
+    :param topology: the name of a file in ``fixtures/topology``.
+    """
+    with TemporaryDirectory() as folder:
+        return read_tree(build(Path(folder) / "tree", topology, gpu="GPU", rate="100 Gb/sec (4X EDR)"))
 
 
 def _host(tree: Tree) -> None:

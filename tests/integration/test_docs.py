@@ -95,10 +95,6 @@ def workplace(tmp_path: Path) -> Path:
     """A directory with the files that the printed commands read."""
     for rank, name in enumerate(("01_normal.rank_a.out", "01_normal.rank_b.out")):
         shutil.copy(ROOT / "fixtures" / "nixlbench" / name, tmp_path / f"rank{rank}.out")
-    shutil.copy(ROOT / "fixtures" / "efa-p5" / "nixlbench-rank0.out", tmp_path / "p5.out")
-    shutil.copy(ROOT / "fixtures" / "efa-p5" / "efa-counters-before.txt", tmp_path / "before")
-    shutil.copy(ROOT / "fixtures" / "efa-p5" / "efa-counters-after.txt", tmp_path / "after")
-    shutil.copy(ROOT / "fixtures" / "topology" / "p5.48xl.xml", tmp_path / "p5.xml")
     own = [block.text for block in BLOCKS if block.page == "docs/how-to/own-tests.md" and block.language == "python"]
     for name, text in zip(("test_mine.py", "test_layout.py"), own, strict=True):
         (tmp_path / name).write_text(text)
@@ -115,7 +111,6 @@ def workplace(tmp_path: Path) -> Path:
 REPEATED = {
     "docs/explanation/comparison-1": "docs/how-to/regressions-4",
     "docs/how-to/infrastructure-1": "docs/tutorial/first-run-2",
-    "docs/how-to/several-gpus-4": "docs/how-to/infrastructure-7",
     "docs/reference/error-texts-1": "docs/tutorial/first-run-2",
 }
 

@@ -236,9 +236,9 @@ def _meet(publisher: NixlAgent, finder: NixlAgent, client: EtcdClient) -> None:
 def test_a_wrong_prediction_fails_the_suite(tmp_path: Path) -> None:
     """The prediction is made wrong, because there is no NIXL that reads differently."""
     (tmp_path / "bent.py").write_text(
-        "import pytest_nixl.nixl.endpoint_readers as explain\n"
-        "right = explain.grpc_port\n"
-        "explain.grpc_port = lambda text: 0 if text == '99999' else right(text)\n"
+        "import pytest_nixl.nixl.endpoint_reading as explain\n"
+        "right = explain.read_port\n"
+        "explain.read_port = lambda text: 0 if text == '99999' else right(text)\n"
         # NIXL writes a message about this text, which on a busy machine may come late.
         "from pytest_nixl.checks.endpoints.trial import _Bench\n"
         "begin = _Bench._begin\n"

@@ -18,7 +18,6 @@ from helpers.namespaces import Host, one_host, require_tools, two_hosts
 from pytest_nixl.judge.row import judge
 from pytest_nixl.measure.launches import Launches
 from pytest_nixl.measure.link import Link
-from pytest_nixl.model.device_counters import HEADERS_SHARE
 from pytest_nixl.model.expectation import Expectation
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.settings import Settings
@@ -164,7 +163,7 @@ def test_bytes_cross_from_one_host_to_another(
         assert samples.counted.payload == payload
         (carrier,) = samples.counted.carriers(samples.transports)
         assert carrier.device == "veth0"
-        assert payload <= carrier.carried <= payload * (1 + HEADERS_SHARE)
+        assert payload <= carrier.carried <= 1.1 * payload  # with headers
         # NIXL logs nothing per transfer, because logging would slow the transfers.
         assert len(one.initiator.worker.output().splitlines()) < 1000
 

@@ -29,19 +29,14 @@ class CheckResult:
     required: bool
 
 
-#: The checks that need only the positions of the devices on the PCI bus.
-PLACED = ("rdma-devices", "gpus", "gpu-nics")
-
-
-def examine(facts: Facts, wanted: Requirements, *, gate: bool, only: Sequence[str] = ()) -> tuple[CheckResult, ...]:
-    """Run the checks.
+def examine(facts: Facts, wanted: Requirements, *, gate: bool) -> tuple[CheckResult, ...]:
+    """Run all checks that apply: with ``wanted.image`` only those of an image.
 
     :param gate: whether the gate is on: undecided verdicts then fail, and so does NOT-APPLICABLE of a required check.
-    :param only: the ids of the checks to run; empty for all that apply (with ``wanted.image`` those of an image).
     """
     answers = []
     for check in checks().values():
-        if (check.image or not wanted.image) and (not only or check.id in only):
+        if check.image or not wanted.image:
             judgement = check.judge(facts, wanted)
             required = check.id in wanted.profile.required
             answers.append(

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pytest_nixl.core.redaction import redact
 from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.nixl.agent import NixlAgent
-from pytest_nixl.nixl.endpoint_readers import INVALID
-from pytest_nixl.nixl.endpoint_reading import ReadOutcome
+from pytest_nixl.nixl.endpoint_reading import INVALID, ReadOutcome
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import SupervisorClient
 from pytest_nixl.processes.worker_process import START_SECONDS, Worker

@@ -4,22 +4,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from pytest_nixl.checks.nixlbench.counters import (
-    RANKS_REMEDY,
-    CardLimit,
-    card_limit,
-    counter_notes,
-    is_bound,
-    judge_counters,
-    transports_of,
-)
 from pytest_nixl.core import units
 from pytest_nixl.judge.profiles import Profile
 from pytest_nixl.judge.row import judge, percentage, rate
-from pytest_nixl.model.device_counters import Moved, devices_that_moved
 from pytest_nixl.model.expectation import Expectation
 from pytest_nixl.model.machine import Machine
 from pytest_nixl.model.memory import MemoryPair
@@ -27,9 +17,11 @@ from pytest_nixl.model.nixlbench_output import STORAGE, Configuration, Nixlbench
 from pytest_nixl.model.results import Result, RowSummary
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.samples import Samples
+from pytest_nixl.model.transports import WITHIN_A_HOST
 from pytest_nixl.model.verdicts import Judgement, Outcome, Verdict, outcome
 from pytest_nixl.nixl.backends import BACKENDS
 
+_RANKS_REMEDY = "Judge the output of rank 0, with stdout and stderr in one file (nixlbench ... > FILE 2>&1)."
 _OUTPUTS_REMEDY = (
     "Give the output of each rank, its stdout and its stderr in one file (nixlbench ... > FILE 2>&1): "
     "pytest-nixl profile judge --nixlbench RANK0 --nixlbench RANK1 PROFILE."
@@ -44,8 +36,7 @@ _NOTIFY_REMEDY = (
 )
 _TRANSPORT_REMEDY = (
     "Run nixlbench with UCX_PROTO_INFO=y (LIBFABRIC: NIXL_LOG_LEVEL=info) and without UCX_LOG_FILE, so that the "
-    "initiator's output names its transports; for a recorded run give the counters of its devices instead: "
-    "pytest-nixl profile judge --nixlbench FILE --counters BEFORE AFTER PROFILE."
+    "initiator's output names its transports."
 )
 _LATENCY_REMEDY = (
     "Give the unchanged output of one run: this row was edited, or the clock of its host was set during it."
@@ -68,30 +59,19 @@ class JudgedRun:
     notes: tuple[str, ...]
 
 
-def judge_run(output: NixlbenchOutput, profile: Profile, moved: Mapping[str, Moved] | None = None) -> JudgedRun:
-    """Judge each row of a run, its missing rows, its failures, and the counters of its devices.
+def judge_run(output: NixlbenchOutput, profile: Profile) -> JudgedRun:
+    """Judge each row of a run, its missing rows and its failures.
 
     :param output: parsed output of the run.
     :param profile: the profile to judge by.
-    :param moved: bytes that the devices of the initiator's host counted during the run; None if they were not read.
     :raises ValueError: if the output contains no run or more than one, or lacks the configuration; one sentence.
     """
     _check(output)
-    configuration, machine = output.configuration, profile.machine
+    configuration = output.configuration
     planned = configuration.planned()
     printed = {(row.block, row.batch) for row in output.rows}
     missing = [each for each in planned or () if each not in printed]
-    comparison = None
     results: list[Result] = list(_crashed(output, planned, missing))
-    if moved is not None and output.rows:
-        judgement, comparison = judge_counters(output, moved, profile, complete=planned is not None and not missing)
-        results.append(_result("counters", judgement))
-    carriers = comparison.devices if comparison else ()
-    if moved is not None and comparison is None and output.rows:
-        carriers = devices_that_moved(moved, configuration.op)
-    transports: tuple[str, ...] = ()
-    if comparison is not None and (comparison.agrees or comparison.emulated):
-        transports = transports_of(configuration.backend, carriers, emulated=comparison.emulated)
     unheard = _unheard(output) or _unended(output)
     by_size: dict[tuple[int, int], dict[NixlbenchRow, None]] = {}
     for row in output.rows:
@@ -99,22 +79,12 @@ def judge_run(output: NixlbenchOutput, profile: Profile, moved: Mapping[str, Mov
     for alike in by_size.values():
         judged = []
         for row in alike:
-            ways = transports or _reported(output, row)
-            limit = card_limit(machine, carriers)
-            one = _unproven(_judged(row, configuration, profile, limit, ways, machine), unheard)
-            judged.append(_contradicted(one, configuration.contradiction(row)))
+            result = _unproven(_judged(row, configuration, profile, _reported(output, row)), unheard)
+            judged.append(_contradicted(result, configuration.contradiction(row)))
         results.append(judged[0] if len(judged) == 1 else _doubted(judged))
     results.extend(_missing(output, missing))
     results.extend(_faults(output))
-    notes = [*_described(output), *counter_notes(moved, carriers, comparison, configuration.op)]
-    notes += _exit(output, missing)
-    limit = card_limit(machine, carriers) if carriers else None
-    if limit is not None and (peak := _peak(output.rows)) is not None:
-        notes.append(
-            f"utilisation: {rate(peak.bandwidth)} with blocks of {units.format_size(peak.block)} is "
-            f"{percentage(peak.bandwidth, limit.value)} of {rate(limit.value)}, {limit.words}"
-        )
-    return JudgedRun(tuple(results), tuple(notes))
+    return JudgedRun(tuple(results), (*_described(output), *_exit(output, missing)))
 
 
 def _check(output: NixlbenchOutput) -> None:
@@ -131,14 +101,7 @@ def _check(output: NixlbenchOutput) -> None:
         )
 
 
-def _judged(
-    row: NixlbenchRow,
-    configuration: Configuration,
-    profile: Profile,
-    limit: CardLimit | None,
-    transports: tuple[str, ...],
-    machine: Machine | None,
-) -> Result:
+def _judged(row: NixlbenchRow, configuration: Configuration, profile: Profile, transports: tuple[str, ...]) -> Result:
     key = configuration.key(row.block, row.batch)
     expectation = profile.expectation(key_for_expectations(key))
     if not 0 < row.bandwidth < math.inf:
@@ -149,8 +112,7 @@ def _judged(
     if any(value is not None and value < 0 for value in times):
         reason = f"{key.words}: nixlbench printed a time below zero: the clock of its host was set back during the run"
         return _result("bandwidth", Judgement(Verdict.ERROR, reason, "Run it again."), key)
-    if limit is not None and not is_bound(key, expectation, limit, machine, transports):
-        limit = None
+    limit = _card_limit(key, expectation, profile.machine, transports)
     transfers = (configuration.transfers(row.block) or (1, 0))[0]
     seconds = transfers * row.block * row.batch / row.bandwidth
     samples = Samples(key, windows=(seconds,), transfers=(transfers,), latencies=(), transports=transports)
@@ -164,7 +126,7 @@ def _judged(
     judgement = told_how_to_see(judgement, samples)
     judgement = judge_latency(row, judgement, key.words, expectation)
     judgement = _implausible(row, key.words, judgement, expectation, limit)
-    ceilings = [value for value in ((expectation and expectation.ceiling), (limit and limit.value)) if value]
+    ceilings = [value for value in ((expectation and expectation.ceiling), limit) if value]
     summary = RowSummary(
         bandwidth=row.bandwidth,
         p50=math.nan,
@@ -175,6 +137,20 @@ def _judged(
         transports=transports,
     )
     return _result("bandwidth", judgement, key, summary)
+
+
+def _card_limit(
+    key: RowKey, expectation: Expectation | None, machine: Machine | None, transports: tuple[str, ...]
+) -> float | None:
+    """Return the line rate in bytes per second of the network cards that limit a row; None if none is known."""
+    if machine is None or key.backend in STORAGE:
+        return None
+    if transports and all(name.partition("/")[0] in WITHIN_A_HOST for name in transports):
+        return None
+    if expectation is not None and expectation.transports and WITHIN_A_HOST & set(expectation.transports):
+        return None
+    # The rate that one GPU reaches does not limit rows between host memories, which may use every card.
+    return machine.ceiling(None) if key.memory.on_gpu or machine.nics == 1 else None
 
 
 def _reported(output: NixlbenchOutput, row: NixlbenchRow) -> tuple[str, ...]:
@@ -334,20 +310,20 @@ def judge_latency(row: NixlbenchRow, judgement: Judgement, name: str, expectatio
 
 
 def _implausible(
-    row: NixlbenchRow, name: str, judgement: Judgement, expectation: Expectation | None, limit: CardLimit | None
+    row: NixlbenchRow, name: str, judgement: Judgement, expectation: Expectation | None, limit: float | None
 ) -> Judgement:
     """Return IMPLAUSIBLE if a row exceeds a ceiling, even if the judgement so far is UNKNOWN."""
     if judgement.verdict in (Verdict.CORRUPT, Verdict.WRONG_TRANSPORT, Verdict.IMPLAUSIBLE):
         return judgement
-    value, whose = row.bandwidth, ""
-    if limit is not None and limit.of_the_run and row.aggregate is not None and row.aggregate > value:
-        value, whose = row.aggregate, " of all initiators together"
     remedy = (
         "Do not use this figure: the clock stopped before the bytes were delivered, or other devices carried them. "
         "Read the counters of every device before and after a run, and compare the profile's machine with the hardware."
     )
-    if limit is not None and value > limit.value:
-        over = f"{name}: {rate(value)}{whose} is over the ceiling of {rate(limit.value)}, {limit.words}"
+    if limit is not None and row.bandwidth > limit:
+        over = (
+            f"{name}: {rate(row.bandwidth)} is over the ceiling of {rate(limit)}, the line rate of the network cards "
+            "that one GPU there reaches"
+        )
         return Judgement(Verdict.IMPLAUSIBLE, over, remedy)
     if expectation is not None and expectation.ceiling is not None and row.bandwidth > expectation.ceiling:
         over = (
@@ -364,11 +340,11 @@ def _missing(output: NixlbenchOutput, missing: list[tuple[int, int]]) -> Iterato
         for block, batch in missing:
             key = configuration.key(block, batch)
             reason = f"{key.words}: nixlbench was to print this row, but did not: {cut}"
-            yield _result("bandwidth", Judgement(Verdict.MISSING, reason, RANKS_REMEDY), key)
+            yield _result("bandwidth", Judgement(Verdict.MISSING, reason, _RANKS_REMEDY), key)
     if not output.rows:
         ranks = sorted({one.rank for one in output.registrations})
         whose = f": this is the output of rank {ranks[0]}, but rank 0 prints the table" if ranks and ranks[0] else ""
-        yield _result("bandwidth", Judgement(Verdict.MISSING, f"nixlbench printed no row{whose}", RANKS_REMEDY))
+        yield _result("bandwidth", Judgement(Verdict.MISSING, f"nixlbench printed no row{whose}", _RANKS_REMEDY))
 
 
 def _faults(output: NixlbenchOutput) -> Iterator[Result]:
@@ -400,11 +376,6 @@ def _described(output: NixlbenchOutput) -> Iterator[str]:
         yield f"nixlbench: {unheard}"
     for warning in output.warnings:
         yield f"nixlbench: {warning}"
-
-
-def _peak(rows: tuple[NixlbenchRow, ...]) -> NixlbenchRow | None:
-    finite = [row for row in rows if 0 < row.bandwidth < math.inf]
-    return max(finite, key=lambda row: row.bandwidth, default=None)
 
 
 def _result(check: str, judgement: Judgement, key: RowKey | None = None, summary: RowSummary | None = None) -> Result:

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 from helpers.cli_run import run
-from helpers.fake_sysfs import TOPOLOGY
+from helpers.fake_sysfs import facts_of
 from helpers.forked_runs import save_time
 from helpers.namespaces import SLOW, four_cables, require_tools
 
@@ -23,7 +23,6 @@ from pytest_nixl.checks.bandwidth.gpu_judge import seats
 from pytest_nixl.checks.bandwidth.nic_judge import Nic, NicPair, NicRow, NicTrial, nic_pairs
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.host.devices import HostDevices
-from pytest_nixl.host.hwloc import hwloc_facts
 from pytest_nixl.host.rdma import Port
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.verdicts import Judgement, Verdict
@@ -205,10 +204,9 @@ def test_healthy_devices_on_a_busy_host_are_not_accused() -> None:
 
 
 def test_a_card_is_measured_with_the_gpu_that_it_is_assigned_to() -> None:
-    facts = hwloc_facts(TOPOLOGY / "p5.48xl.xml")
-    cards = [replace(card, uverbs="/dev/infiniband/uverbs0") for card in facts.rdma]
+    facts = facts_of("p5.48xl")
     gpus = [LinkGpu(gpu.index, "H100", f"GPU-{gpu.index}", gpu.pci) for gpu in facts.gpu.gpus]
-    found = nearest_gpus(seats(gpus, facts.gpu.gpus, cards))
+    found = nearest_gpus(seats(gpus, facts.gpu.gpus, facts.rdma))
     assert len(found) == 32
     assert [found[f"rdmap{number}s0"] for number in (79, 82, 164)] == [0, 0, 5]
 
@@ -224,7 +222,7 @@ def test_a_card_is_measured_with_the_gpu_that_it_is_assigned_to() -> None:
     ],
 )  # fmt: skip
 def test_devices_that_are_not_to_be_used_or_have_no_link_are_left_out(chosen: str, left_out: dict[str, str]) -> None:
-    card = hwloc_facts(TOPOLOGY / "p5.48xl.xml").rdma[0]
+    card = facts_of("p5.48xl").rdma[0]
 
     def port(number: int, state: str) -> Port:
         return Port(number, state, None, "InfiniBand", {}, ())
@@ -238,7 +236,7 @@ def test_devices_that_are_not_to_be_used_or_have_no_link_are_left_out(chosen: st
 
 
 def test_one_rank_of_each_host_measures_its_devices_with_the_next_host(pytestconfig: pytest.Config) -> None:
-    card = hwloc_facts(TOPOLOGY / "p5.48xl.xml").rdma[0]
+    card = facts_of("p5.48xl").rdma[0]
 
     def host(name: str, *devices: str) -> Any:
         cards = tuple(replace(card, name=device, kind="mlx", ports=(Port(1, "ACTIVE", 5e10, "InfiniBand", {}, ()),))

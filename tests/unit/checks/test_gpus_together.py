@@ -20,13 +20,12 @@ import pytest
 from helpers import gpu_standin
 from helpers.cli_run import ROOT
 from helpers.contention import spinning
-from helpers.fake_sysfs import TOPOLOGY
+from helpers.fake_sysfs import facts_of
 from helpers.namespaces import FAST, SLOW, Host, four_cables, require_tools
 from helpers.pytester_run import run_pytest
 
 from pytest_nixl.checks.bandwidth.gpu_judge import GpuEnd, GpuPair, judge_gpus, measure_gpus, pairs_of, seats
 from pytest_nixl.host.gpu_nic_affinity import FAR, SWITCH, GpuNics
-from pytest_nixl.host.hwloc import hwloc_facts
 from pytest_nixl.host.rdma import RdmaDevice
 from pytest_nixl.judge.concurrent import ConcurrentRates, at_once, measure_at_once, spread, starving
 from pytest_nixl.judge.profiles import load_profile
@@ -43,9 +42,8 @@ from pytest_nixl.session.settings import read_settings
 
 HERE = str(Path(__file__).parents[2])
 SUITE = "suites/bandwidth/test_gpus.py"
-P5 = hwloc_facts(TOPOLOGY / "p5.48xl.xml")
-#: Facts that the kernel would have with a driver; hwloc's file does not show whether a card can be opened.
-CARDS = [replace(card, uverbs="/dev/infiniband/uverbs0") for card in P5.rdma]
+P5 = facts_of("p5.48xl")
+CARDS = P5.rdma
 GPUS = [LinkGpu(gpu.index, "H100", f"GPU-{gpu.index}", gpu.pci) for gpu in P5.gpu.gpus]
 BLOCK = 16384
 
@@ -87,11 +85,10 @@ def test_a_gpu_keeps_its_cards_if_cuda_numbers_it_first() -> None:
 
 
 def test_visible_gpus_share_the_cards_of_hidden_ones() -> None:
-    told = hwloc_facts(TOPOLOGY / "p6-b200.48xl.xml")
-    cards = [replace(card, uverbs="/dev/infiniband/uverbs0") for card in told.efa]
+    told = facts_of("p6-b200.48xl")
     all_of_them = [LinkGpu(gpu.index, "B200", f"GPU-{gpu.index}", gpu.pci) for gpu in told.gpu.gpus]
-    assert seats(all_of_them, told.gpu.gpus, cards)[0].own == ("rdmap79s0",)
-    assert seats(all_of_them[:1], told.gpu.gpus, cards)[0].own == ("rdmap79s0", "rdmap80s0")
+    assert seats(all_of_them, told.gpu.gpus, told.efa)[0].own == ("rdmap79s0",)
+    assert seats(all_of_them[:1], told.gpu.gpus, told.efa)[0].own == ("rdmap79s0", "rdmap80s0")
 
 
 @pytest.mark.parametrize("bad", [replace(CARDS[0], closed="Permission denied"), replace(CARDS[0], uverbs="")])

@@ -92,7 +92,7 @@ def test_bash_offers_files_where_a_file_is_expected_and_to_pytest(complete: Call
 
 
 def test_bash_offers_every_option_of_every_parser(complete: Callable[..., list[str]]) -> None:
-    assert {"--root", "--hwloc", "--backend", "--etcd", "--peer", "--gate", "--json"} < set(complete("doctor", "--"))
+    assert {"--root", "--backend", "--etcd", "--peer", "--gate", "--json"} < set(complete("doctor", "--"))
 
 
 @pytest.mark.parametrize(

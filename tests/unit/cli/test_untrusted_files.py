@@ -22,9 +22,6 @@ ROW = '[[expect]]\nblocks = "{0}..{0}"\nfloor = "1GB/s"\nsource = "measured"\n'
 FILE = "FILE"
 READERS = {
     "connector": ("connector", FILE, FILE),
-    "hwloc": ("doctor", f"--hwloc={FILE}"),
-    "facts": ("facts", "--compare", FILE, FILE),
-    "counters": ("profile", "judge", "loopback", "--nixlbench=OUTPUT", "--counters", FILE, FILE),
     "nixlbench": ("profile", "judge", "loopback", f"--nixlbench={FILE}"),
     "learn": ("profile", "learn", FILE, FILE, FILE, "--name=x", "--output=new.toml"),
     "profile": ("profile", "show", FILE),
@@ -87,25 +84,17 @@ def test_facts_are_not_written_to_what_is_not_a_file(
     make: Callable[[Path], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make(tmp_path / FILE)
-    (tmp_path / "topology.xml").write_text(XML.format(""))
-    said = refusal(tmp_path, capsys, "facts", f"--hwloc={tmp_path}/topology.xml", f"--output={FILE}")
+    (tmp_path / "TREE" / ASKED).mkdir(parents=True)
+    said = refusal(tmp_path, capsys, "facts", f"--root={tmp_path}/TREE", f"--output={FILE}")
     assert "expected the name of a new or a regular file" in said
 
 
-XML = (
-    "<topology>{}<object type='PCIDev' pci_type='0302 [10de:2330] [10de:16c1] a1' pci_busid='0000:53:00.0'/></topology>"
-)
-
-
-def test_a_topology_that_is_nested_too_deeply_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    deep = 100_000
-    (tmp_path / FILE).write_text(XML.format("<object type='Group'>" * deep + "</object>" * deep))
-    assert "nested more than 256 deep" in refusal(tmp_path, capsys, "doctor", f"--hwloc={FILE}")
-
-
-def test_facts_that_are_nested_too_deeply_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / FILE).write_text("[" * 100_000)
-    assert "it is nested more than 32 deep" in refusal(tmp_path, capsys, "facts", "--compare", FILE, FILE)
+def test_answers_that_are_nested_too_deeply_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answers = tmp_path / "TREE" / ASKED
+    answers.mkdir(parents=True)
+    (answers / "environment.json").write_text("[" * 100_000)
+    tree = str(tmp_path / "TREE")
+    assert "it is nested more than 32 deep" in refusal(tmp_path, capsys, "facts", "--compare", tree, tree)
 
 
 def test_a_profile_of_too_many_tables_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,11 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers.fake_sysfs import TOPOLOGY
+from helpers.fake_sysfs import facts_of
 
 from pytest_nixl.host.cuda_visible import visible
 from pytest_nixl.host.gpu import GpuFacts, read_gpus
-from pytest_nixl.host.hwloc import hwloc_facts
 from pytest_nixl.host.recorded_tree import FactsRoot
 
 #: The first two begin with the same characters.
@@ -20,7 +19,7 @@ UUIDS = ["GPU-aa11", "GPU-aa22", "GPU-cc33", "GPU-dd44", "GPU-ee55", "GPU-ff66",
 
 @pytest.fixture(scope="module")
 def gpus() -> tuple[GpuFacts, ...]:
-    told = hwloc_facts(TOPOLOGY / "p5.48xl.xml").gpu.gpus
+    told = facts_of("p5.48xl").gpu.gpus
     return tuple(replace(gpu, uuid=uuid) for gpu, uuid in zip(told, UUIDS, strict=True))
 
 

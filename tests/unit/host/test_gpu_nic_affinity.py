@@ -9,32 +9,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers.fake_sysfs import TOPOLOGY, Tree, build, p5
+from helpers.efa_counters import recorded_run
+from helpers.fake_sysfs import TOPOLOGY, Tree, build, facts_of, p5, read_tree
+from helpers.hwloc import read_hwloc
 
 from pytest_nixl.checks.doctor.catalogue import checks
 from pytest_nixl.checks.doctor.check import Requirements
 from pytest_nixl.cli import main
 from pytest_nixl.cli.facts import near_lines
-from pytest_nixl.host.facts import Facts, gather
+from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.gpu_nic_affinity import FAR, NODE, ROOT, SWITCH, GpuNics, Placed, Topology, distance, share
-from pytest_nixl.host.hwloc import hwloc_facts, read_hwloc
 from pytest_nixl.host.rdma import Port
-from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.judge.profiles import load_profile
-from pytest_nixl.model.device_counters import devices_that_moved, difference, read_counters
 from pytest_nixl.model.verdicts import Judgement, Verdict
-
-RECORDED = TOPOLOGY.parent / "efa-p5"
-PROFILES = {"p5.48xl": "p5.48xlarge", "p4d.24xl": "p4d.24xlarge", "p6-b200.48xl": "p6-b200.48xlarge",
-            "g5.48xl": "g5.48xlarge"}  # fmt: skip
-
-
-def facts_of(name: str) -> Facts:
-    return hwloc_facts(TOPOLOGY / f"{name}.xml")
-
-
-def read(tree: Tree) -> Facts:
-    return gather(FactsRoot(tree.folder), backends=(), etcd="", environ={})
 
 
 def judge(facts: Facts, id: str = "gpu-nics", profile: str = "p5.48xlarge") -> Judgement:
@@ -44,18 +31,6 @@ def judge(facts: Facts, id: str = "gpu-nics", profile: str = "p5.48xlarge") -> J
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory: pytest.TempPathFactory) -> Tree:
     return p5(tmp_path_factory.mktemp("p5") / "tree")
-
-
-@pytest.mark.parametrize("name", PROFILES)
-def test_sysfs_and_hwloc_give_the_same_topology(name: str, tmp_path: Path, healthy: Tree) -> None:
-    tree = healthy if name == "p5.48xl" else build(tmp_path / "tree", name, gpu="G", rate="100 Gb/sec (4X EDR)")
-    there, told = read(tree), facts_of(name)
-    theirs = Topology.of(there.gpu, there.rdma)
-    ours = Topology.of(told.gpu, [nic for nic in told.rdma if nic.kind == "efa"])
-    assert theirs.gpus == ours.gpus
-    assert sorted(theirs.nics, key=lambda nic: nic.pci) == sorted(ours.nics, key=lambda nic: nic.pci)
-    assert len(ours.gpus) == 8
-    assert there.near == theirs.nearest() == ours.nearest()
 
 
 def test_every_gpu_of_a_p5_has_four_cards_that_it_does_not_share() -> None:
@@ -68,8 +43,7 @@ def test_every_gpu_of_a_p5_has_four_cards_that_it_does_not_share() -> None:
 
 
 def test_cards_that_carried_the_recorded_run_belong_to_one_gpu() -> None:
-    before, after = (read_counters(RECORDED / f"efa-counters-{when}.txt") for when in ("before", "after"))
-    carried = {each.device.name for each in devices_that_moved(difference(before, after), "WRITE", 11_592_663_040)}
+    carried = {carrier.device.removesuffix(" of node-b") for carrier in recorded_run().carriers(["efa"])}
     [gpu] = [each for each in facts_of("p5.48xl").near if carried & set(each.devices)]
     assert (gpu.gpu, set(gpu.own)) == (0, carried)
     assert facts_of("p5.48xl").gpu.gpus[gpu.gpu].pci == "0000:53:00.0"
@@ -144,10 +118,10 @@ def move(tree: Tree, address: str, path: str, numa: int) -> None:
 
 
 def test_card_at_the_other_processor_is_reported(healthy: Tree, tmp_path: Path) -> None:
-    assert judge(read(healthy)).verdict is Verdict.PASS
+    assert judge(read_tree(healthy)).verdict is Verdict.PASS
     tree = healthy.copy(tmp_path / "tree")
     move(tree, "0000:4f:00.0", "/sys/devices/pci0000:f0/0000:f0:01.0/0000:4f:00.0", 1)
-    judged = judge(read(tree))
+    judged = judge(read_tree(tree))
     assert judged.verdict is Verdict.FAIL
     assert "GPU 0 has 3" in judged.reason
     assert "rdmap79s0 (NUMA node 1)" in judged.reason
@@ -158,7 +132,7 @@ def test_gpus_far_from_every_card_are_reported(healthy: Tree, tmp_path: Path) ->
     for other in range(0x93, 0xD0):  # the second processor has GPUs 4 to 7, and then no card
         for nic in tree.folder.glob(f"sys/class/infiniband/rdmap{other}s0"):
             shutil.rmtree(nic)
-    facts = read(tree)
+    facts = read_tree(tree)
     assert [each.how for each in facts.near] == [SWITCH] * 4 + [FAR] * 4
     assert [each.own for each in facts.near[4:]] == [()] * 4
     judged = judge(facts, profile="loopback")
@@ -172,7 +146,7 @@ def test_card_on_another_root_of_the_same_processor_passes_if_the_profile_gives_
 ) -> None:
     tree = healthy.copy(tmp_path / "tree")
     move(tree, "0000:53:00.0", "/sys/devices/pci0000:30/0000:30:01.0/0000:53:00.0", 0)
-    facts = read(tree)
+    facts = read_tree(tree)
     assert (facts.near[0].how, len(facts.near[0].devices)) == (NODE, 16)
     # GPUs 1 to 3 keep their own cards; the moved GPU gets those that no other GPU is near.
     assert facts.near[0].own == ("rdmap79s0", "rdmap80s0", "rdmap81s0", "rdmap82s0")
@@ -192,7 +166,7 @@ def only_one_card(tree: Tree) -> Tree:
 
 
 def test_machine_with_only_one_card_passes_with_its_profile(healthy: Tree, tmp_path: Path) -> None:
-    facts = read(only_one_card(healthy.copy(tmp_path / "tree")))
+    facts = read_tree(only_one_card(healthy.copy(tmp_path / "tree")))
     assert [each.how for each in facts.near] == [SWITCH] + [NODE] * 3 + [FAR] * 4
     judged = judge(facts, profile="g6.48xlarge")
     assert judged.verdict is Verdict.PASS
@@ -208,11 +182,16 @@ def test_machine_with_only_one_card_passes_with_its_profile(healthy: Tree, tmp_p
 
 
 def test_ports_that_manage_nvlink_are_near_no_gpu(healthy: Tree, tmp_path: Path) -> None:
-    told = facts_of("p6-b200.48xl")
-    assert {card.name for card in told.rdma if card.kind != "efa"} == {"ibp115s0f0", "ibp116s0f0"}
-    assert {name for each in told.near for name in (*each.devices, *each.own)} == {card.name for card in told.efa}
-    assert [len(each.devices) for each in told.near] == [2] * 8
-    assert [len(each.own) for each in told.near] == [1] * 8
+    p6 = build(tmp_path / "p6", "p6-b200.48xl", gpu="NVIDIA B200", rate="400 Gb/sec (4X NDR)")
+    for pci in read_hwloc(TOPOLOGY / "p6-b200.48xl.xml"):
+        if pci.fabric.startswith("ibp"):
+            p6.write(f"/sys/class/infiniband/{pci.fabric}/ports/1/state", "4: ACTIVE")
+            p6.link(f"/sys/class/infiniband/{pci.fabric}/device", pci.path)
+    node = read_tree(p6)
+    assert {card.name for card in node.rdma if card.kind != "efa"} == {"ibp115s0f0", "ibp116s0f0"}
+    assert {name for near in node.near for name in (*near.devices, *near.own)} == {card.name for card in node.efa}
+    assert [len(near.devices) for near in node.near] == [2] * 8
+    assert [len(near.own) for near in node.near] == [1] * 8
     # Without EFA, the firmware of the card says what it is for.
     tree = healthy.copy(tmp_path / "tree")
     cards = sorted(tree.place("/sys/class/infiniband").iterdir())
@@ -221,29 +200,18 @@ def test_ports_that_manage_nvlink_are_near_no_gpu(healthy: Tree, tmp_path: Path)
     for device in tree.folder.glob("sys/devices/pci*/**/driver"):
         if device.readlink().name == "efa":
             device.unlink()
-    assert {name for each in read(tree).near for name in each.own} == {f"mlx5_{number}" for number in range(len(cards))}
+    assert {name for each in read_tree(tree).near for name in each.own} == {
+        f"mlx5_{number}" for number in range(len(cards))
+    }
     (tree.place("/sys/class/infiniband/mlx5_3/device") / "vpd").write_bytes(b"\x82\x10\x00V0\x06SMDL=SW_MNG\x00\xff")
-    facts = read(tree)
+    facts = read_tree(tree)
     assert [card.name for card in facts.rdma if card.manages_nvlink] == ["mlx5_3"]
     assert "mlx5_3" not in {name for each in facts.near for name in (*each.devices, *each.own)}
 
 
-@pytest.mark.parametrize("name", PROFILES)
-def test_host_is_judged_from_the_file_of_hwloc_alone(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code = main(["doctor", "--hwloc", str(TOPOLOGY / f"{name}.xml"), "--profile", PROFILES[name]])
-    said = capsys.readouterr().out
-    assert code == 0, said
-    assert "PASS     rdma-devices" in said.replace("PASS  rdma", "PASS     rdma")
-    assert "PASS     gpu-nics" in said.replace("PASS  gpu-nics", "PASS     gpu-nics")
-    # hwloc's file contains the GPU model of some hosts only.
-    known = all(gpu.name for gpu in facts_of(name).gpu.gpus)
-    assert ("UNKNOWN  gpus" in said) == (not known)
-    assert main(["doctor", "--hwloc", str(TOPOLOGY / f"{name}.xml"), "--profile", "h100-hyperpod"]) == 1
-    assert "FAIL" in next(line for line in capsys.readouterr().out.splitlines() if " gpus " in line)
-
-
-def test_nearest_cards_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["facts", "--near", "--hwloc", str(TOPOLOGY / "p6-b200.48xl.xml")]) == 0
+def test_nearest_cards_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tree = build(tmp_path / "tree", "p6-b200.48xl", gpu="NVIDIA B200", rate="400 Gb/sec (4X NDR)")
+    assert main(["facts", "--near", "--root", str(tree.folder)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 8
     assert lines[0] == (
@@ -253,7 +221,7 @@ def test_nearest_cards_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_host_without_a_card_is_told_without_a_distance(healthy: Tree) -> None:
-    facts = read(healthy)
+    facts = read_tree(healthy)
     none = replace(facts, rdma=(), near=Topology.of(facts.gpu, ()).nearest())
     assert next(near_lines(none)) == "GPU 0 (0000:53:00.0, NUMA node 0): this host has no RDMA device"
     switches = replace(none, rdma=tuple(replace(card, manages_nvlink=True) for card in facts.rdma))
@@ -261,7 +229,7 @@ def test_a_host_without_a_card_is_told_without_a_distance(healthy: Tree) -> None
 
 
 def test_devices_that_ucx_may_use_are_printed_without_a_gpu_too(healthy: Tree) -> None:
-    facts = read(healthy)
+    facts = read_tree(healthy)
     facts = replace(facts, gpu=replace(facts.gpu, gpus=()), near=())
     port, down = Port(1, "ACTIVE", None, "Ethernet", {}, ()), Port(2, "DOWN", None, "Ethernet", {}, ())
     one, other, shut = (
@@ -270,33 +238,6 @@ def test_devices_that_ucx_may_use_are_printed_without_a_gpu_too(healthy: Tree) -
     )
     [line] = near_lines(replace(facts, rdma=(one, other, shut)))
     assert line == "no GPU has a known position on the PCI bus; UCX_NET_DEVICES=mlx5_0:1"
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("not XML", "(syntax error"),
-        ("<html/>", "<html>"),
-        ('<topology><object type="PCIDev" pci_busid="0" pci_type="?"/></topology>', "(pci_type='?')"),
-        ('<topology><object type="Bridge"/></topology>', "('bridge_type')"),
-        ("<topology/>", "no PCI device"),
-    ],
-)
-def test_file_that_is_not_of_hwloc_is_refused_in_one_sentence(tmp_path: Path, text: str, value: str) -> None:
-    path = tmp_path / "bad.xml"
-    path.write_text(text)
-    with pytest.raises(ValueError) as caught:
-        read_hwloc(path)
-    assert value in str(caught.value)
-    assert str(path) in str(caught.value)
-    assert "`lstopo --of xml`" in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_file_of_hwloc_cannot_be_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code = main(["facts", "--record", str(tmp_path / "new"), "--hwloc", str(TOPOLOGY / "g5.48xl.xml")])
-    assert code == 2
-    assert "--hwloc" in capsys.readouterr().err
 
 
 def test_card_near_no_gpu_is_idle() -> None:

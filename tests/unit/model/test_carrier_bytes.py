@@ -129,6 +129,7 @@ def test_emulated_write_is_wrong_transport_if_the_profile_wants_rdma() -> None:
     for value in ("efa-emulated/rdmap82s0", "WRITE was emulated", "1,002,000", "1,000,000"):
         assert value in judgement.reason
     assert "FI_EFA_USE_DEVICE_RDMA" in judgement.remedy
+    assert "(rx_bytes) and 0 bytes of RDMA (rdma_read_bytes)" in evidence.emulation("READ")
     # Also beside another wrong transport; and without counters, by what the backend reports.
     assert "WRITE was emulated" in judge(row([*transports, "tcp/eth0"], evidence), FLOOR, P5).reason
     uncounted = judge(row([*transports, "tcp/eth0"], None), FLOOR, P5)
