@@ -6,10 +6,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 
-from pytest_nixl.cluster.group import Member, MembershipError, shorten
+from pytest_nixl.cluster.group import Member, MembershipError
 from pytest_nixl.cluster.group_values import GroupValues
 from pytest_nixl.core.errors import NixlPluginError
-from pytest_nixl.core.words import plural
+from pytest_nixl.core.words import named, plural
 from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd.transaction import KeyValue, TransactionResult, get, get_prefix, txn
 
@@ -127,7 +127,7 @@ def _shown(key: str) -> str:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'s' * (len(ranks) != 1)} {shorten(ranks)}" if ranks else "no rank"
+    return f"rank{'s' * (len(ranks) != 1)} {named(map(str, ranks), 8)}" if ranks else "no rank"
 
 
 def _last_words(worker_logs: Mapping[str, str]) -> list[str]:
