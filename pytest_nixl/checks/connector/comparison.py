@@ -7,13 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pytest_nixl.checks.connector.containers import ConfiguredEngine
-from pytest_nixl.checks.connector.dynamo import read_dynamo
 from pytest_nixl.checks.connector.engine_fields import COMMON, EngineSide, FieldValue, read_fields
+from pytest_nixl.checks.connector.engines import read_dynamo, read_sglang, read_vllm
 from pytest_nixl.checks.connector.nixl_relations import releases
 from pytest_nixl.checks.connector.relations import SidePair, is_loopback, is_unspecified
 from pytest_nixl.checks.connector.rules import RULES, ConnectorRule
-from pytest_nixl.checks.connector.sglang import read_sglang
-from pytest_nixl.checks.connector.vllm import read_vllm
 from pytest_nixl.core.redaction import hider, shown
 from pytest_nixl.core.strict import escape
 from pytest_nixl.model.verdicts import Verdict
