@@ -51,11 +51,10 @@ def judge_culprit(
     guilty, said = [], []
     for each in failed[:MOST_PAIRS]:
         tried = []
-        for trial in trials(each, failed, cluster.ranks):
-            key = trial.key
-            link = pairs.link_of(key, trial.ranks)
+        for key in trials(each, failed, cluster.ranks):
+            link = pairs.link_of(key, key.pair)
             samples = link.measure_launches(key.block, batch=key.batch, depth=key.depth, another=another)
-            tried.append(RetestResult(trial, judge(samples), samples.transports))
+            tried.append(RetestResult(key, judge(samples), samples.transports))
         ranks, sentence = blame(each, tried, names)
         guilty += ranks
         said.append(sentence)
