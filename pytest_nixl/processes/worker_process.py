@@ -15,8 +15,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from pytest_nixl.core.rdma_fault import MEMLOCK_REMEDY, PORT_REMEDY, failed_device, refused_locks
-from pytest_nixl.core.resource_limits import ADDRESS_SPACE_REMEDY, AGENT_NEEDS, address_space_fault
-from pytest_nixl.core.shared_memory import SHM_REMEDY, shared_memory_shortage
+from pytest_nixl.core.resource_limits import (
+    ADDRESS_SPACE_REMEDY,
+    AGENT_NEEDS,
+    SHM_REMEDY,
+    address_space_fault,
+    shared_memory_shortage,
+)
 from pytest_nixl.core.strict import Form, OneOf, StrictError, Text, check
 from pytest_nixl.core.wire import Ref, decode, encode
 from pytest_nixl.model.worker_command import COUNT
