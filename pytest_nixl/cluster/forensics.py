@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pytest_nixl.cluster.group import Member, MembershipError
 from pytest_nixl.cluster.group_values import GroupValues
 from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.core.strict import escape
 from pytest_nixl.core.words import named, plural
 from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd.transaction import KeyValue, TransactionResult, get, get_prefix, txn
@@ -108,7 +109,7 @@ class _Asking:
         done = TransactionResult.of(self._client.transaction(txn([], [get_prefix(self._root, limit=_KEYS)])))
         found = done.found(0)
         lines = [f"{plural(found.count, 'key')} in all"]
-        lines += [f"  {_shown(item.key[len(self._root) :])}: {plural(len(item.value), 'byte')}" for item in found.items]
+        lines += [f"  {escape(item.key[len(self._root) :])}: {plural(len(item.value), 'byte')}" for item in found.items]
         more = found.count - len(found.items)
         return [*lines, f"  … and {more} more"] if more > 0 else lines
 
@@ -120,10 +121,6 @@ def _run_with_limit(asking: _Asking, seconds: float) -> list[str]:
     thread.join(seconds)
     late = [f"the group's other keys cannot be read: etcd took more than {seconds:g} s"] if thread.is_alive() else []
     return [*asking.lines, *late]
-
-
-def _shown(key: str) -> str:
-    return key if key.isprintable() else repr(key)
 
 
 def _ranks(ranks: Sequence[int]) -> str:
