@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 # Nothing else of ours is imported, and no setting is read, unless the project uses the plugin: see _begin.
 
-#: Fixtures, which pytest finds here by name.
+#: The plugin's fixtures: pytest finds them here by name, and ruff compares this list with the imports.
 __all__ = [
     "etcd3_client",
     "gpu_buffer",
@@ -89,8 +89,10 @@ def _begin(config: pytest.Config) -> Run:
     return run
 
 
-def _is_used(names: Iterable[str], node: pytest.Item) -> bool:
-    return not _FIXTURES.isdisjoint(names) or node.get_closest_marker("nixl_check") is not None
+def _uses_plugin(item: pytest.Item) -> bool:
+    """Whether a test uses a fixture of the plugin or makes a check."""
+    uses_fixture = not _FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
+    return uses_fixture or item.get_closest_marker("nixl_check") is not None
 
 
 def _is_asked_for(config: pytest.Config) -> bool:
@@ -216,7 +218,7 @@ def pytest_report_header(config: pytest.Config) -> Generator[None, list[Any], li
 
 @pytest.hookimpl(tryfirst=True)  # links vary slowest, so that all block sizes of an operation run one after the other
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if _RUN not in metafunc.config.stash and not _is_used(metafunc.fixturenames, metafunc.definition):
+    if _RUN not in metafunc.config.stash and not _uses_plugin(metafunc.definition):
         return
     run = _begin(metafunc.config)
     if metafunc.definition.get_closest_marker("nixl_check") is not None:
@@ -230,10 +232,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    names = getattr(item, "fixturenames", ())
-    if _RUN not in item.config.stash and _is_used(names, item):
+    if _RUN not in item.config.stash and _uses_plugin(item):
         _begin(item.config)
-    if "nixl_agent" in names and not item.config.option.collectonly:
+    if "nixl_agent" in getattr(item, "fixturenames", ()) and not item.config.option.collectonly:
         _prepare_workers(item.config.stash[_RUN])
 
 
@@ -256,9 +257,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     from pytest_nixl.session.benchmark import make_benchmark, records_figures
     from pytest_nixl.session.requested_links import row_of
-    from pytest_nixl.session.run import uses_ours
 
-    ours = [item for item in items if uses_ours(item)]
+    ours = [item for item in items if _uses_plugin(item)]
     if not ours:
         return
     run.collected.used = True
@@ -352,11 +352,7 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     run = item.config.stash.get(_RUN, None)
-    if run is None:
-        return report
-    from pytest_nixl.session.run import uses_ours
-
-    if not uses_ours(item):
+    if run is None or not _uses_plugin(item):
         return report
     from pytest_nixl.session.check_result import add_result
 

@@ -123,8 +123,8 @@ def _report(arguments: argparse.Namespace, found: DeploymentEtcd) -> int:
 
 
 def _remove(arguments: argparse.Namespace, client: EtcdClient, found: DeploymentEtcd, command: str) -> int:
-    from pytest_nixl.checks.deployment_etcd.key_text import count
     from pytest_nixl.checks.deployment_etcd.removal import RemovalRecord, plan_removal, remove
+    from pytest_nixl.core.words import plural
 
     plan = plan_removal(found, arguments.agent, arguments.unchanged_since)
     kept = len(plan.refused)
@@ -140,19 +140,21 @@ def _remove(arguments: argparse.Namespace, client: EtcdClient, found: Deployment
             removed += each.keys
             kept += bool(each.why_not)
             why = f"; the others were kept, because {each.why_not}" if each.why_not else ""
-            print(f"removed {count(each.keys, 'key')} of {each.owner}{why}")
-        print(f"removed {count(removed, 'key')}; {arguments.record} has them with their values")
+            print(f"removed {plural(each.keys, 'key')} of {each.owner}{why}")
+        print(f"removed {plural(removed, 'key')}; {arguments.record} has them with their values")
     return int(kept > 0)
 
 
 def _dry_run(arguments: argparse.Namespace, plan: RemovalPlan, command: str, namespace: str) -> None:
     """Print which keys would be removed, and the command that removes them."""
-    from pytest_nixl.checks.deployment_etcd.key_text import count, quoted, shown
+    from pytest_nixl.checks.deployment_etcd.key_text import quoted
+    from pytest_nixl.core.strict import escape
+    from pytest_nixl.core.words import plural
 
     for dead in plan.dead:
-        print(f"would remove {count(len(dead.keys), 'key')} of {dead.owner}:")
+        print(f"would remove {plural(len(dead.keys), 'key')} of {dead.owner}:")
         for key in dead.keys[:_MOST_KEYS]:
-            print(f"  {shown(key.key)} (revision {key.mod_revision})")
+            print(f"  {escape(key.key)} (revision {key.mod_revision})")
         if len(dead.keys) > _MOST_KEYS:
             print(f"  and {len(dead.keys) - _MOST_KEYS:,} more")
     options = [f"--agent={quoted(name)}" for name in arguments.agent]

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from pytest_nixl.core.strict import Every, Number, Text, check, loads, pack, unpack
+from pytest_nixl.core.words import named
 
 #: The largest number of tests that a message lists.
 _SHOWN = 3
@@ -80,12 +81,7 @@ def _unlike(first: Sequence[str], other: Sequence[str]) -> str:
     missing, more = ([test for test in one if test not in set(two)] for one, two in ((first, other), (other, first)))
     said = []
     if missing:
-        said.append(f"did not collect tests that rank 0 collected ({_named(missing)})")
+        said.append(f"did not collect tests that rank 0 collected ({named(missing, _SHOWN)})")
     if more:
-        said.append(f"collected tests that rank 0 did not collect ({_named(more)})")
+        said.append(f"collected tests that rank 0 did not collect ({named(more, _SHOWN)})")
     return ", and ".join(said) or "collected the same tests as rank 0 in another order"
-
-
-def _named(tests: Sequence[str]) -> str:
-    rest = len(tests) - _SHOWN
-    return ", ".join(tests[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")

@@ -6,10 +6,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 
-from pytest_nixl.cluster.group import Member, MembershipError, shorten
+from pytest_nixl.cluster.group import Member, MembershipError
 from pytest_nixl.cluster.group_values import GroupValues
 from pytest_nixl.core.errors import NixlPluginError
-from pytest_nixl.core.words import plural
+from pytest_nixl.core.strict import escape
+from pytest_nixl.core.words import named, plural
 from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd.transaction import KeyValue, TransactionResult, get, get_prefix, txn
 
@@ -108,7 +109,7 @@ class _Asking:
         done = TransactionResult.of(self._client.transaction(txn([], [get_prefix(self._root, limit=_KEYS)])))
         found = done.found(0)
         lines = [f"{plural(found.count, 'key')} in all"]
-        lines += [f"  {_shown(item.key[len(self._root) :])}: {plural(len(item.value), 'byte')}" for item in found.items]
+        lines += [f"  {escape(item.key[len(self._root) :])}: {plural(len(item.value), 'byte')}" for item in found.items]
         more = found.count - len(found.items)
         return [*lines, f"  … and {more} more"] if more > 0 else lines
 
@@ -122,12 +123,8 @@ def _run_with_limit(asking: _Asking, seconds: float) -> list[str]:
     return [*asking.lines, *late]
 
 
-def _shown(key: str) -> str:
-    return key if key.isprintable() else repr(key)
-
-
 def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'s' * (len(ranks) != 1)} {shorten(ranks)}" if ranks else "no rank"
+    return f"rank{'s' * (len(ranks) != 1)} {named(map(str, ranks), 8)}" if ranks else "no rank"
 
 
 def _last_words(worker_logs: Mapping[str, str]) -> list[str]:

@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pytest_nixl.cluster.group import PREFIX, TTL, Candidate, JoinRefusedError, group_name, shorten
+from pytest_nixl.cluster.group import PREFIX, TTL, Candidate, JoinRefusedError, group_name
 from pytest_nixl.cluster.group_values import unsealed
+from pytest_nixl.core.words import named
 from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd.paging import Pager
 from pytest_nixl.etcd.transaction import TransactionResult, delete_prefix, empty, get_prefix, txn
@@ -29,7 +30,7 @@ class LiveGroup:
     members: tuple[Candidate, ...]
 
     def __str__(self) -> str:
-        return f"group {self.group!r} still has members: {shorten(self.members)}"
+        return f"group {self.group!r} still has members: {named(map(str, self.members), 8)}"
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ from dataclasses import dataclass
 
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.strict import Every, Number, OneOf, StrictError, Text, check, loads
+from pytest_nixl.core.words import named
 from pytest_nixl.etcd.transaction import KeyValue
 
 PREFIX = "/pytest-nixl/groups"
@@ -272,20 +273,14 @@ def who_is_missing(candidates: Sequence[Candidate], group: str, size: int) -> st
     count = f"{len(candidates)} of {size} arrived"
     missing = sorted(set(range(size)) - {candidate.wanted for candidate in candidates if candidate.wanted is not None})
     if candidates and missing and all(candidate.wanted is not None for candidate in candidates):
-        text = f"rank{'s' * (len(missing) > 1)} {shorten(missing)} of group {group!r} ({count})"
+        text = f"rank{'s' * (len(missing) > 1)} {named(map(str, missing), _NAMED)} of group {group!r} ({count})"
     elif len(candidates) < size:
-        arrived = shorten(candidates) or "none"
+        arrived = named(map(str, candidates), _NAMED) or "none"
         text = f"{size - len(candidates)} of {size} ranks of group {group!r}; arrived: {arrived}"
     else:
         text = f"the start of group {group!r} ({count})"
     problem = quarrel(candidates, size)
     return "; ".join([text, *([problem] if problem else _sizes(candidates))])
-
-
-def shorten(words: Sequence[object]) -> str:
-    """Return the first words as a list, and the number of the remaining ones."""
-    text = ", ".join(map(str, words[:_NAMED]))
-    return f"{text}, … and {len(words) - _NAMED} more" if len(words) > _NAMED else text
 
 
 def _rivals(candidates: Iterable[Candidate]) -> dict[int, list[Candidate]]:
@@ -312,6 +307,6 @@ def _times(count: int) -> str:
 
 def _and(words: Sequence[object]) -> str:
     if len(words) > _NAMED:
-        return shorten(words)
+        return named(map(str, words), _NAMED)
     *others, last = map(str, words)
     return f"{', '.join(others)} and {last}"

@@ -24,10 +24,10 @@ from pytest_nixl.cluster.group import (
     may_settle,
     quarrel,
     seat,
-    shorten,
     who_is_missing,
 )
 from pytest_nixl.cluster.membership import LATE, Membership, Waiting
+from pytest_nixl.core.words import named
 from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd.transaction import (
@@ -285,13 +285,13 @@ class Joining:
         done = TransactionResult.of(this.client.transaction(txn([], this.values.ask_members())))
         here, planted = this.values.read_members(done)
         hint = (
-            f"; not counted, without a seal of this group: {shorten([repr(item.key) for item in planted])}"
+            f"; not counted, without a seal of this group: {named((repr(item.key) for item in planted), 8)}"
             if planted
             else ""
         )
         self._arrived |= {each.token: each for each in here}
         gone = [each for token, each in self._arrived.items() if token not in {one.token for one in here}]
-        left = f"; registered, and is gone again: {shorten([_named(each) for each in gone])}" if gone else ""
+        left = f"; registered, and is gone again: {named(map(_named, gone), 8)}" if gone else ""
         return who_is_missing(here, this.group, this.size) + left + hint
 
     def _missing(self) -> MissingRanksError:

@@ -250,6 +250,12 @@ def printable(text: str) -> str:
     return _UNUSUAL.sub(lambda match: _escaped(match[0]), text)
 
 
+def escape(text: str, most: int = 160) -> str:
+    """Return the first ``most`` characters of a text for a message: on one line, with control characters as escapes."""
+    start = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text[: most + 1])
+    return start if len(start) <= most else f"{start[:most]}… ({len(text)} characters)"
+
+
 def _escaped(sign: str) -> str:
     return sign if sign.isprintable() or category(sign) == "Zs" else ascii(sign)[1:-1]
 

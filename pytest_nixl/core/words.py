@@ -17,5 +17,5 @@ def named(names: Iterable[str], most: int = 4) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """Return a count with its noun: ``1 GPU``, ``8 GPUs``."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    """Return a count with its noun: ``1 GPU``, ``8 GPUs``, ``1,024 keys``."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"

@@ -12,7 +12,7 @@ from threading import Barrier, BrokenBarrierError
 from pytest_nixl.core.units import format_size, gigabytes
 from pytest_nixl.measure.link import Link
 from pytest_nixl.model.samples import DISTURBED_CORES, Samples
-from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.model.verdicts import Judgement, Verdict
 
 #: A link starves if its bandwidth is less than this share of the median of all links.
 STARVED = 0.5
@@ -32,18 +32,6 @@ def disjoint(ranks: int) -> list[tuple[int, int]]:
     """
     half = ranks // 2
     return [(rank, rank + half) for rank in range(half)][:MOST_PAIRS]
-
-
-@dataclass(frozen=True)
-class ConcurrentVerdict:
-    """The verdict on links that were measured at the same time.
-
-    :param words: the reason in one sentence.
-    """
-
-    verdict: Verdict
-    words: str
-    remedy: str = ""
 
 
 @dataclass(frozen=True)
@@ -123,7 +111,7 @@ def disturbance(samples: Sequence[Samples]) -> str:
     return f"other processes used up to {most:.1f} of the cores that the links need" if most > DISTURBED_CORES else ""
 
 
-def corrupt(what: str, names: Sequence[str], samples: Sequence[Samples]) -> ConcurrentVerdict | None:
+def corrupt(what: str, names: Sequence[str], samples: Sequence[Samples]) -> Judgement | None:
     """Return the verdict CORRUPT if one of the links moved a wrong byte; None: all bytes were right.
 
     :param what: the kind of link, in words.
@@ -134,13 +122,11 @@ def corrupt(what: str, names: Sequence[str], samples: Sequence[Samples]) -> Conc
         if each.corruption is not None:
             name, others = names[number % len(names)], len(set(names)) - 1
             words = f"{what} of {name}, measured at the same time as {others} others: {each.corruption}"
-            return ConcurrentVerdict(
-                Verdict.CORRUPT, words, "run that pair alone; check the memory and NICs of both hosts"
-            )
+            return Judgement(Verdict.CORRUPT, words, "run that pair alone; check the memory and NICs of both hosts")
     return None
 
 
-def at_once(what: str, links: Sequence[Link], block: int, depth: int) -> ConcurrentVerdict:
+def at_once(what: str, links: Sequence[Link], block: int, depth: int) -> Judgement:
     """Measure one row of every pair of ranks at the same time, and judge whether the network starves one of them.
 
     :param what: the kind of link, in words.
@@ -166,6 +152,6 @@ def at_once(what: str, links: Sequence[Link], block: int, depth: int) -> Concurr
         remedy = "check what these two ranks share with others: the uplink of a switch, a host, a NIC"
         words = f"{words}: that pair starves while the others are measured"
         if took := disturbance(moved):
-            return ConcurrentVerdict(Verdict.INCONCLUSIVE, f"{words}, but {took}", QUIET)
-        return ConcurrentVerdict(Verdict.WARN, words, remedy)
-    return ConcurrentVerdict(Verdict.PASS, words)
+            return Judgement(Verdict.INCONCLUSIVE, f"{words}, but {took}", QUIET)
+        return Judgement(Verdict.WARN, words, remedy)
+    return Judgement(Verdict.PASS, words)

@@ -43,27 +43,14 @@ class FailedPair:
 
 
 @dataclass(frozen=True)
-class Retest:
-    """One rank of a failed pair, to be measured as the initiator with another rank.
+class RetestResult:
+    """The result of a trial.
 
-    :param key: the row to measure. Bytes leave or reach the suspect in the same direction as in the failed row.
+    :param key: the row that was measured. Its initiator is the suspect, and its target a good rank.
+    :param transports: the transports and devices that carried the suspect's bytes.
     """
 
-    suspect: int
-    partner: int
     key: RowKey
-
-    @property
-    def ranks(self) -> tuple[int, int]:
-        """Initiator and target."""
-        return self.suspect, self.partner
-
-
-@dataclass(frozen=True)
-class RetestResult:
-    """The result of a trial: its verdict, and the transports and devices that carried the suspect's bytes."""
-
-    trial: Retest
     judgement: Judgement
     transports: tuple[str, ...] = ()
 
@@ -90,10 +77,11 @@ def failed_pairs(results: Sequence[Result]) -> list[FailedPair]:
     return sorted(worst.values(), key=lambda each: -sum(often[rank] for rank in each.ranks))
 
 
-def trials(failed: FailedPair, all_failed: Sequence[FailedPair], ranks: int) -> list[Retest]:
-    """Return the two trials that show which rank of a pair is bad; an empty list if there are only two ranks.
+def trials(failed: FailedPair, all_failed: Sequence[FailedPair], ranks: int) -> list[RowKey]:
+    """Return the two rows that show which rank of a pair is bad; an empty list if there are only two ranks.
 
-    The partner is a rank in no failed pair. If there is no such rank, it is the one in the fewest failed pairs.
+    The initiator of each is the suspect. Its bytes leave or arrive in the same direction as in the failed row. Its
+    partner is a rank in no failed pair. If there is no such rank, it is the one in the fewest failed pairs.
 
     :param ranks: the number of ranks of the run.
     """
@@ -102,11 +90,8 @@ def trials(failed: FailedPair, all_failed: Sequence[FailedPair], ranks: int) -> 
     if not partners:
         return []
     one, other = failed.ranks
-    found = []
-    for suspect, op in ((one, failed.key.op), (other, _OTHER[failed.key.op])):
-        key = replace(failed.key, op=op, pair=(suspect, partners[0]))
-        found.append(Retest(suspect, partners[0], key))
-    return found
+    first = replace(failed.key, pair=(one, partners[0]))
+    return [first, replace(first, op=_OTHER[first.op], pair=(other, partners[0]))]
 
 
 def blame(failed: FailedPair, tried: Sequence[RetestResult], names: Sequence[str]) -> tuple[list[int], str]:
@@ -116,14 +101,14 @@ def blame(failed: FailedPair, tried: Sequence[RetestResult], names: Sequence[str
     :param names: a name for each rank, with its host.
     """
     pair = f"{failed.ranks[0]}-{failed.ranks[1]}"
-    told = "; ".join(f"rank {e.trial.suspect} with rank {e.trial.partner}: {e.judgement.reason}" for e in tried)
+    told = "; ".join(f"rank {e.key.pair[0]} with rank {e.key.pair[1]}: {e.judgement.reason}" for e in tried)
     bad = [each for each in tried if each.bad]
-    guilty = [f"{names[each.trial.suspect]} (its {_over(each.transports)})" for each in bad]
-    ranks = [each.trial.suspect for each in bad]
+    guilty = [f"{names[each.key.pair[0]]} (its {_over(each.transports)})" for each in bad]
+    ranks = [each.key.pair[0] for each in bad]
     if len(bad) == 1:
         return ranks, f"{guilty[0]} is the culprit in the pair {pair} ({told})"
     if bad:
-        partner = names[bad[0].trial.partner]
+        partner = names[bad[0].key.pair[1]]
         return (
             ranks,
             f"the culprits are {' and '.join(guilty)}, or {partner}, because both were measured with it ({told})",

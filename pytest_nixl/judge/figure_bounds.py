@@ -10,13 +10,19 @@ from types import MappingProxyType
 
 from pytest_nixl.core import units
 from pytest_nixl.core.forms import MEMORY_FORM, SIZE_FORM
-from pytest_nixl.judge.profile_table import ProfileTable, backend_name, filled, one_line, operation, positive
+from pytest_nixl.judge.profile_table import (
+    SOURCE_FORM,
+    ProfileTable,
+    backend_name,
+    filled,
+    one_line,
+    operation,
+    positive,
+)
 from pytest_nixl.model.bound import Bound
 from pytest_nixl.model.figure import FIGURE_KINDS, Figure, FigureKind
 from pytest_nixl.model.memory import OPS, MemoryPair
 from pytest_nixl.model.verdicts import Judgement, Verdict
-
-_SOURCE_FORM = "a text that says where each figure is from"
 
 #: The labels whose values are integers in a profile.
 _COUNTS = ("count", "tokens", "agents")
@@ -63,7 +69,7 @@ def _bound(table: ProfileTable) -> Bound:
     if at_most is not None and at_least is not None and at_least > at_most:
         fault = f"{table.data['at_least']!r} is above at_most"
         raise table.fault("at_least", fault, f"at most {table.data['at_most']}")
-    source = table.text("source", _SOURCE_FORM, filled, mandatory=True) or ""
+    source = table.text("source", SOURCE_FORM, filled, mandatory=True) or ""
     return Bound(name, source, labels, at_most, at_least)
 
 

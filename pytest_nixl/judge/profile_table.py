@@ -17,6 +17,7 @@ T = TypeVar("T")
 
 #: The most tables of a kind in a profile. The checks of each with each other take a second or two for so many.
 MOST_TABLES = 1000
+SOURCE_FORM = "a text that says where each figure is from"
 
 
 @dataclass(frozen=True)

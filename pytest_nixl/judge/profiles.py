@@ -19,6 +19,7 @@ from pytest_nixl.core.units import parse_share
 from pytest_nixl.core.untrusted_file import read_regular
 from pytest_nixl.judge.figure_bounds import read_bounds
 from pytest_nixl.judge.profile_table import (
+    SOURCE_FORM,
     ProfileTable,
     backend_name,
     check_name,
@@ -78,7 +79,6 @@ _LARGEST = 1 << 20
 PROFILE_FORM = (
     "a [profile] table with a name, a [required] table with checks, [[expect]], [[bound]] and [[accept]] tables"
 )
-SOURCE_FORM = "a text that says where each figure is from"
 RAW_FORM = 'a share of the bandwidth of a raw tool, above 0 and at most 1, as text: "0.5"'
 RANGE_FORM = 'one size ("4KiB") or an inclusive range A..B ("4KiB..512KiB")'
 TRANSPORTS_FORM = 'names of transports without the "/DEVICE" that the backend reports, such as "cma"'

@@ -21,7 +21,7 @@ from pytest_nixl.judge.regression import (
 from pytest_nixl.model.results import Result, RowSummary
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.settings import COMPARED_LAUNCHES, MOST_LAUNCHES
-from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.model.verdicts import NO_BANDWIDTH, Verdict
 from pytest_nixl.store.provenance import Change, changes, other_machine
 from pytest_nixl.store.record_reader import RecordedRun
 
@@ -29,7 +29,6 @@ from pytest_nixl.store.record_reader import RecordedRun
 CHECK = "regression"
 
 #: A row with one of these verdicts has no bandwidth to compare.
-_NO_BANDWIDTH = {Verdict.CORRUPT, Verdict.WRONG_TRANSPORT, Verdict.IMPLAUSIBLE, Verdict.ERROR}
 
 #: The environment variables that can change the transport of a backend, by the beginnings of their names.
 _STEERED_BY = {"UCX": ("UCX_",), "LIBFABRIC": ("FI_",)}
@@ -140,7 +139,7 @@ def wants_launch(
 
 def usable_rows(run: RecordedRun) -> dict[RowKey, RowSummary]:
     """Return the rows whose bytes arrived correctly and over an accepted transport."""
-    bad = {result.row for result in run.results if result.verdict in _NO_BANDWIDTH}
+    bad = {result.row for result in run.results if result.verdict in NO_BANDWIDTH}
     return {key: row for key, row in run.rows.items() if key not in bad}
 
 
@@ -168,7 +167,7 @@ def failed_rows(before: RecordedRun, now: RecordedRun) -> dict[RowKey, Result]:
 
     :returns: by row, the result that says why.
     """
-    bad = {result.row: result for result in now.results if result.verdict in _NO_BANDWIDTH}
+    bad = {result.row: result for result in now.results if result.verdict in NO_BANDWIDTH}
     return {key: bad[key] for key in before.rows if key in now.rows and key in bad}
 
 

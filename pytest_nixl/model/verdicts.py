@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -39,16 +40,27 @@ class Outcome(str, Enum):
     SKIP = "skip"
 
 
-_ALWAYS_FAIL = {
-    Verdict.FAIL,
-    Verdict.CORRUPT,
-    Verdict.WRONG_TRANSPORT,
-    Verdict.IMPLAUSIBLE,
-    Verdict.ERROR,
-    Verdict.MISSING,
-    Verdict.REGRESSED,
+#: The outcome of a test with each verdict, without and with ``--nixl-gate``. The most severe verdict is first.
+_OUTCOMES: dict[Verdict, tuple[Outcome, Outcome]] = {
+    Verdict.CORRUPT: (Outcome.FAIL, Outcome.FAIL),
+    Verdict.FAIL: (Outcome.FAIL, Outcome.FAIL),
+    Verdict.WRONG_TRANSPORT: (Outcome.FAIL, Outcome.FAIL),
+    Verdict.IMPLAUSIBLE: (Outcome.FAIL, Outcome.FAIL),
+    Verdict.REGRESSED: (Outcome.FAIL, Outcome.FAIL),
+    # It may follow from another fault.
+    Verdict.ERROR: (Outcome.FAIL, Outcome.FAIL),
+    Verdict.MISSING: (Outcome.FAIL, Outcome.FAIL),
+    Verdict.UNKNOWN: (Outcome.WARN, Outcome.FAIL),
+    Verdict.INCONCLUSIVE: (Outcome.WARN, Outcome.FAIL),
+    Verdict.NO_EXPECTATION: (Outcome.WARN, Outcome.FAIL),
+    Verdict.WARN: (Outcome.WARN, Outcome.WARN),
+    Verdict.PASS: (Outcome.PASS, Outcome.PASS),
+    Verdict.IMPROVED: (Outcome.PASS, Outcome.PASS),
+    Verdict.UNCHANGED: (Outcome.PASS, Outcome.PASS),
+    Verdict.NOT_APPLICABLE: (Outcome.SKIP, Outcome.SKIP),
 }
-_UNDECIDED = {Verdict.INCONCLUSIVE, Verdict.NO_EXPECTATION, Verdict.UNKNOWN}
+#: The verdicts, the most severe first. NOT-APPLICABLE is last: it decides only if nothing else has a verdict.
+SEVERITY = tuple(_OUTCOMES)
 
 
 def outcome(verdict: Verdict, *, gate: bool, required: bool = False) -> Outcome:
@@ -57,17 +69,15 @@ def outcome(verdict: Verdict, *, gate: bool, required: bool = False) -> Outcome:
     :param gate: whether ``--nixl-gate`` is given; undecided verdicts then fail.
     :param required: whether the profile requires this check; with the gate, NOT-APPLICABLE then fails.
     """
-    if verdict in _ALWAYS_FAIL:
+    if verdict is Verdict.NOT_APPLICABLE and gate and required:
         return Outcome.FAIL
-    if verdict in _UNDECIDED:
-        return Outcome.FAIL if gate else Outcome.WARN
-    if verdict is Verdict.NOT_APPLICABLE:
-        return Outcome.FAIL if gate and required else Outcome.SKIP
-    return Outcome.WARN if verdict is Verdict.WARN else Outcome.PASS
+    return _OUTCOMES[verdict][gate]
 
 
 #: Verdicts that need no explanation in a report.
 GOOD = frozenset((Verdict.PASS, Verdict.UNCHANGED, Verdict.IMPROVED))
+#: A row with one of these verdicts has no bandwidth to compare.
+NO_BANDWIDTH = (Verdict.CORRUPT, Verdict.WRONG_TRANSPORT, Verdict.IMPLAUSIBLE, Verdict.ERROR)
 
 
 @dataclass(frozen=True)
@@ -89,6 +99,11 @@ class Judgement:
     def __str__(self) -> str:
         text = f"{self.verdict} {self.finding}: {self.reason}" if self.finding else f"{self.verdict}: {self.reason}"
         return f"{text}\nremedy: {self.remedy}" if self.remedy else text
+
+
+def most_severe(judgements: Iterable[Judgement]) -> Judgement:
+    """Return the judgement with the most severe verdict; of several, the first."""
+    return min(judgements, key=lambda judgement: SEVERITY.index(judgement.verdict))
 
 
 @dataclass(frozen=True)

@@ -37,48 +37,6 @@ _PLACE = Number(-(1 << 63), 1 << 64, whole=True)
 #: Seed, offset and size in bytes.
 _PARTS = Every((COUNT, _PLACE, _PLACE))
 _CORRUPTION = {**dict.fromkeys(("wrong_bytes", "total_bytes", "offset"), COUNT), "expected": BYTE, "found": BYTE}
-#: The methods of NIXL's agent that the command ``call`` accepts.
-AGENT_METHODS = frozenset(
-    {
-        "add_remote_agent",
-        "check_remote_metadata",
-        "check_remote_xfer_done",
-        "check_xfer_state",
-        "create_backend",
-        "deregister_memory",
-        "deserialize_descs",
-        "estimate_xfer_cost",
-        "fetch_remote_metadata",
-        "get_agent_metadata",
-        "get_backend_mem_types",
-        "get_backend_params",
-        "get_new_notifs",
-        "get_partial_agent_metadata",
-        "get_plugin_list",
-        "get_plugin_mem_types",
-        "get_plugin_params",
-        "get_reg_descs",
-        "get_serialized_descs",
-        "get_xfer_descs",
-        "get_xfer_telemetry",
-        "initialize_xfer",
-        "invalidate_local_metadata",
-        "make_connection",
-        "make_prepped_xfer",
-        "prep_xfer_dlist",
-        "query_memory",
-        "query_xfer_backend",
-        "register_memory",
-        "release_dlist_handle",
-        "release_xfer_handle",
-        "remove_remote_agent",
-        "send_local_metadata",
-        "send_notif",
-        "send_partial_agent_metadata",
-        "transfer",
-        "update_notifs",
-    }
-)
 
 KERNEL_COMMANDS: Mapping[str, WorkerCommand] = {
     "activate": WorkerCommand({"device": COUNT}),

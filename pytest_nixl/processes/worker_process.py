@@ -15,10 +15,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from pytest_nixl.core.rdma_fault import MEMLOCK_REMEDY, PORT_REMEDY, failed_device, refused_locks
-from pytest_nixl.core.resource_limits import ADDRESS_SPACE_REMEDY, AGENT_NEEDS, address_space_fault
-from pytest_nixl.core.shared_memory import SHM_REMEDY, shared_memory_shortage
-from pytest_nixl.core.strict import Form, Number, OneOf, StrictError, Text, check
+from pytest_nixl.core.resource_limits import (
+    ADDRESS_SPACE_REMEDY,
+    AGENT_NEEDS,
+    SHM_REMEDY,
+    address_space_fault,
+    shared_memory_shortage,
+)
+from pytest_nixl.core.strict import Form, OneOf, StrictError, Text, check
 from pytest_nixl.core.wire import Ref, decode, encode
+from pytest_nixl.model.worker_command import COUNT
 from pytest_nixl.model.worker_commands import WORKER_COMMANDS
 from pytest_nixl.processes.worker_errors import (
     NixlAbsentError,
@@ -29,14 +35,12 @@ from pytest_nixl.processes.worker_errors import (
     WorkerLateError,
 )
 
-_COUNT = Number(0, 1 << 64, whole=True)
-
 #: One line: the answer to a request, or an error.
 REPLY: Form = OneOf(
     (
-        {"number": _COUNT, "result": Any},
+        {"number": COUNT, "result": Any},
         {
-            "number": _COUNT,
+            "number": COUNT,
             "error": {"kind": Text(64), "type": Text(1024), "message": Text(), "traceback": Text(), "remedy?": Text()},
         },
     )

@@ -11,24 +11,11 @@ from pytest_nixl.judge.run_comparison import CHECK as REGRESSION
 from pytest_nixl.model.conclusion import summary_line
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.row_key import RowKey
-from pytest_nixl.model.verdicts import GOOD, Outcome, TextLine, Verdict, outcome
+from pytest_nixl.model.verdicts import GOOD, NO_BANDWIDTH, SEVERITY, Outcome, TextLine, Verdict, outcome
 from pytest_nixl.report.figures import figure_lines
 from pytest_nixl.report.row_table import tables
 from pytest_nixl.session.suites import checks_of_suites
 
-#: A row with one of these verdicts has no bandwidth to compare.
-_NO_BANDWIDTH = (Verdict.CORRUPT, Verdict.WRONG_TRANSPORT, Verdict.IMPLAUSIBLE, Verdict.ERROR)
-
-
-#: The order of results that fail or warn: wrong bytes first, and what may follow from another fault last.
-_GRAVEST = (
-    Verdict.CORRUPT,
-    Verdict.FAIL,
-    Verdict.WRONG_TRANSPORT,
-    Verdict.IMPLAUSIBLE,
-    Verdict.REGRESSED,
-    Verdict.ERROR,
-)
 #: More results than this that do not apply are only counted, unless everything is wanted. So are the commands that
 #: repeat failures of one kind: only the first is printed.
 _FEW = 5
@@ -97,17 +84,11 @@ def _groups(results: Sequence[Result], gate: bool) -> list[list[Result]]:
             group = alike.setdefault((result.verdict, result.remedy), [])
             # What was found about several rows names their cause: it stands above these rows.
             group.insert(len(group) if result.row is not None or result.check != REGRESSION else 0, result)
-    return sorted(alike.values(), key=lambda group: _gravity(group[0], gate))
+    return sorted(alike.values(), key=lambda group: SEVERITY.index(group[0].verdict))
 
 
 def _is_wrong(result: Result, gate: bool) -> bool:
     return _outcome(result, gate) in (Outcome.FAIL, Outcome.WARN)
-
-
-def _gravity(result: Result, gate: bool) -> tuple[int, int]:
-    """Return a sort key: failures before warnings before the rest, and the gravest verdict first."""
-    by_outcome = (Outcome.FAIL, Outcome.WARN).index(_outcome(result, gate)) if _is_wrong(result, gate) else 2
-    return by_outcome, _GRAVEST.index(result.verdict) if result.verdict in _GRAVEST else len(_GRAVEST)
 
 
 def _shown(result: Result) -> bool:
@@ -121,7 +102,7 @@ def _ratios(rows: Sequence[Result]) -> Iterator[TextLine]:
     alike: dict[RowKey, list[tuple[RowKey, float]]] = {}
     for row in rows:
         key = row.row
-        if isinstance(key, RowKey) and row.summary is not None and row.verdict not in _NO_BANDWIDTH:
+        if isinstance(key, RowKey) and row.summary is not None and row.verdict not in NO_BANDWIDTH:
             # Each transfer of nixlbench carries a notification, so that only such a row of ours is like its rows.
             kind = key.notified if key.program else key
             alike.setdefault(replace(kind, backend=""), []).append((key, row.summary.bandwidth))
@@ -135,7 +116,7 @@ def _ratios(rows: Sequence[Result]) -> Iterator[TextLine]:
 
 def _cold_ratios(rows: Sequence[Result]) -> Iterator[TextLine]:
     """Compare each row whose transfers walk a buffer with the same row in place."""
-    found = {row.row: row for row in rows if isinstance(row.row, RowKey) and row.verdict not in _NO_BANDWIDTH}
+    found = {row.row: row for row in rows if isinstance(row.row, RowKey) and row.verdict not in NO_BANDWIDTH}
     for key, row in found.items():
         other = found.get(key.in_place) if isinstance(key, RowKey) and key.walks else None
         if other is None or row.summary is None or other.summary is None:

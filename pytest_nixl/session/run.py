@@ -12,7 +12,6 @@ import pytest
 
 from pytest_nixl.model.settings import OPTIONS
 from pytest_nixl.session.options import given_options, hider_of
-from pytest_nixl.session.outcome import check_of
 
 if TYPE_CHECKING:
     from pytest_nixl.cluster.placement import Placement
@@ -23,22 +22,6 @@ if TYPE_CHECKING:
 
 RUN = pytest.StashKey["Run"]()
 _RANK_SESSION: pytest.StashKey[RankSession] = pytest.StashKey()
-
-#: The plugin's fixtures. A test that uses one of them needs the settings.
-OUR_FIXTURES = frozenset(
-    (
-        "nixl_settings",
-        "nixl_cluster",
-        "nixl_etcd",
-        "nixl_private_etcd",
-        "nixl_s3",
-        "nixl_agent",
-        "nixl_link",
-        "nixl_buffer",
-        "gpu_buffer",
-        "etcd3_client",
-    )
-)
 
 
 @dataclass
@@ -154,8 +137,3 @@ def exit_code(config: pytest.Config) -> int | None:
     """Return pytest's exit code so far; None: it has no session."""
     session = config.pluginmanager.get_plugin("session")
     return None if session is None else int(session.exitstatus)
-
-
-def uses_ours(item: pytest.Item) -> bool:
-    """Whether a test uses a fixture of the plugin or makes a check."""
-    return bool(OUR_FIXTURES.intersection(getattr(item, "fixturenames", ()))) or check_of(item) is not None

@@ -14,6 +14,7 @@ from typing import Any
 
 from pytest_nixl.core.plain import from_plain
 from pytest_nixl.core.redaction import hide_all, recorded, redact
+from pytest_nixl.core.strict import escape
 from pytest_nixl.core.untrusted_file import read_regular
 from pytest_nixl.model.results import PERCENTILES, Result, RowSummary
 from pytest_nixl.model.row_key import RowKey
@@ -117,8 +118,7 @@ def parse_recorded(data: Any, source: str) -> RecordedRun:
     try:
         found = _parse(data, source)
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
-        why = f"{type(error).__name__}: {error}"
-        why = why if len(why) <= _QUOTED else f"{why[:_QUOTED]}…"
+        why = escape(f"{type(error).__name__}: {error}", _QUOTED)
         raise ValueError(f"{source} is not a record of a run ({why}): expected {RECORD_FORM}") from None
     if not found.rows and not found.results:
         raise ValueError(f"{source} has no row of the bandwidth suite: expected {RECORD_FORM}")

@@ -128,7 +128,6 @@ TESTS = {
     "nixl/worker/peer_scene": "checks/test_misuse checks/test_threads",
     "nixl/worker/s3": "checks/test_object_store nixl/test_s3_server nixl/test_store_deadlines nixl/test_obj",
     "nixl/worker/s3_faults": "nixl/test_obj",
-    "core/shared_memory": "core/test_terminal_output",
     "checks/telemetry/worker": "checks/test_telemetry_counts",
     "checks/faults/worker/threads": "checks/test_threads",
     "nixl/worker/tools": "nixl/test_guard processes/test_external_program",

@@ -68,3 +68,18 @@ def test_a_secret_is_hidden_in_every_way_in_which_pytest_shows_a_failure(pyteste
     said = "\n".join([*done.outlines, *done.errlines, (pytester.path / "j.xml").read_text()])
     assert "test_chain" in said
     assert [line for line in said.splitlines() if "Sw0rdfish" in line] == []
+
+
+def test_a_test_that_uses_only_the_proxy_hides_its_secret_and_shows_its_own_lines(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        def test_it(nixl_etcd_proxy):
+            etcd = "http://root:Sw0rdfish@127.0.0.1:1"
+            nixl_etcd_proxy("http://127.0.0.1:1").wait(lambda: False, f"a request to {etcd}", seconds=0)
+        """
+    )
+    done = run_pytest(pytester, "--showlocals", in_process=True)
+    done.assert_outcomes(failed=1)
+    said = "\n".join([*done.outlines, *done.errlines])
+    assert "ProxyLateError: waited 0 s for a request to http://***@127.0.0.1:1" in said
+    assert [line for line in said.splitlines() if "Sw0rdfish" in line or "/pytest_nixl/" in line] == []

@@ -20,7 +20,7 @@ from pytest_nixl.judge.concurrent import MOST_PAIRS, measure_at_once
 from pytest_nixl.measure.launches import Launches
 from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.model.settings import Settings
-from pytest_nixl.model.verdicts import Judgement, Verdict
+from pytest_nixl.model.verdicts import Judgement, Verdict, most_severe
 from pytest_nixl.nixl.gpus import gpus
 from pytest_nixl.processes.hosts import Host
 from pytest_nixl.processes.worker_errors import WorkerError
@@ -30,7 +30,6 @@ from pytest_nixl.session.run import Run
 _UCX, _TLS = "UCX", "UCX_TLS"
 #: UCX's transports over RDMA devices, and those with which it recognises GPU memory and copies it in a process.
 _OF_NICS = "ib,cuda_copy,gdr_copy"
-_WORST_FIRST = (Verdict.CORRUPT, Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.NOT_APPLICABLE, Verdict.PASS)
 
 
 def judge_each_nic(run: Run, settings: Settings, cluster: Cluster) -> Judgement:
@@ -46,9 +45,11 @@ def judge_each_nic(run: Run, settings: Settings, cluster: Cluster) -> Judgement:
     trial = _Rows(settings, cluster, [(link.op, link.memory) for link in links])
     with ThreadPoolExecutor(min(len(trial.hosts), MOST_PAIRS)) as pool:
         said = list(pool.map(trial.judge, trial.hosts))
-    worst = min(said, key=lambda each: _WORST_FIRST.index(each.verdict))
     reasons = "; ".join(dict.fromkeys(each.reason for each in said))
-    return Judgement(worst.verdict, f"{reasons}{trial.left_out()}", worst.remedy)
+    worst = most_severe(said)
+    if worst.verdict is Verdict.PASS:  # a host whose devices could not be measured has not passed
+        worst = next((each for each in said if each.verdict is Verdict.NOT_APPLICABLE), worst)
+    return replace(worst, reason=f"{reasons}{trial.left_out()}")
 
 
 class _Rows:

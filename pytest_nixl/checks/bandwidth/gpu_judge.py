@@ -14,7 +14,6 @@ from pytest_nixl.host.rdma import RdmaDevice, network_cards
 from pytest_nixl.judge.concurrent import (
     QUIET,
     ConcurrentRates,
-    ConcurrentVerdict,
     corrupt,
     disturbance,
     measure_at_once,
@@ -24,7 +23,7 @@ from pytest_nixl.measure.link import Link
 from pytest_nixl.model.memory import DevicePair
 from pytest_nixl.model.samples import Samples
 from pytest_nixl.model.transports import card, is_network
-from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.nixl.gpus import LinkGpu
 
 REMEDY = (
@@ -118,7 +117,7 @@ class GpuPair:
 
 def judge_gpus(
     what: str, block: int, lanes: Sequence[GpuPair], found: ConcurrentRates, scaling: float | None, took: str = ""
-) -> ConcurrentVerdict:
+) -> Judgement:
     """Judge the bandwidth of GPUs that were measured at the same time.
 
     :param what: the kind of link, in words.
@@ -144,21 +143,19 @@ def judge_gpus(
     elif scaling is not None and efficiency < scaling:
         slow = f"the profile requires {scaling:.0%}"
     if slow and took:
-        return ConcurrentVerdict(Verdict.INCONCLUSIVE, f"{words}: {slow}, but {took}", QUIET)
+        return Judgement(Verdict.INCONCLUSIVE, f"{words}: {slow}, but {took}", QUIET)
     if slow:
-        return ConcurrentVerdict(Verdict.FAIL, f"{words}: {slow}", REMEDY)
+        return Judgement(Verdict.FAIL, f"{words}: {slow}", REMEDY)
     strayed = [f"GPU {lane.initiator.gpu.number} by {', '.join(lane.astray)}" for lane in lanes if lane.astray]
     if strayed:
         remedy = f"unset the variables that name devices ({UCX_CARDS}, FI_EFA_IFACE), so that the backend chooses"
-        return ConcurrentVerdict(
+        return Judgement(
             Verdict.WARN, f"{words}; over network cards that are not nearest to the GPU: {'; '.join(strayed)}", remedy
         )
     if scaling is None:
         remedy = "add `scaling` under [machine] of the profile, with the share that a good machine reaches"
-        return ConcurrentVerdict(
-            Verdict.NO_EXPECTATION, f"{words}; the profile has no `scaling` to judge this by", remedy
-        )
-    return ConcurrentVerdict(Verdict.PASS, words)
+        return Judgement(Verdict.NO_EXPECTATION, f"{words}; the profile has no `scaling` to judge this by", remedy)
+    return Judgement(Verdict.PASS, words)
 
 
 def measure_gpus(
@@ -168,7 +165,7 @@ def measure_gpus(
     block: int,
     depth: int,
     scaling: float | None,
-) -> ConcurrentVerdict:
+) -> Judgement:
     """Measure one row of each link alone, then of all links at the same time, and judge the latter by the former.
 
     :param what: the kind of link, in words.

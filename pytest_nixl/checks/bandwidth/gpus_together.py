@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 from pytest_nixl.checks.bandwidth.gpu_judge import GpuEnd, measure_gpus, pairs_of, seats
 from pytest_nixl.core.errors import NotApplicableError
@@ -11,12 +12,11 @@ from pytest_nixl.host.cuda_visible import visible
 from pytest_nixl.host.devices import UCX_CARDS, HostDevices
 from pytest_nixl.host.gpu import read_gpus
 from pytest_nixl.host.recorded_tree import FactsRoot
-from pytest_nixl.judge.concurrent import ConcurrentVerdict
 from pytest_nixl.judge.profiles import Profile
 from pytest_nixl.measure.launches import Launches
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.settings import Settings
-from pytest_nixl.model.verdicts import Judgement, Verdict
+from pytest_nixl.model.verdicts import Judgement, most_severe
 from pytest_nixl.nixl.gpus import gpus
 from pytest_nixl.processes.worker_process import Worker
 from pytest_nixl.session.cluster import Cluster
@@ -33,7 +33,7 @@ def judge_gpus_together(run: Run, settings: Settings, cluster: Cluster, pairs: L
         raise NotApplicableError("no GPU memory is requested: --nixl-memory has no VRAM")
     block, depth = max(settings.blocks), max(settings.depth)
     scaling = profile.machine.scaling if profile.machine is not None else None
-    said: list[ConcurrentVerdict] = []
+    said: list[Judgement] = []
     for backend, op, memory in kinds:
         *ends, one_host = _seats(cluster, settings, memory)
         devices = pairs_of(len(ends[0]), len(ends[1]), one_host=one_host)
@@ -46,9 +46,7 @@ def judge_gpus_together(run: Run, settings: Settings, cluster: Cluster, pairs: L
         links = pairs.between_devices(backend, op, memory, devices, variables=variables)
         seated = [(ends[0][pair.initiator], ends[1][pair.target]) for pair in devices]
         said.append(measure_gpus(f"{backend} {op} {memory}", links, seated, block, depth, scaling))
-    order = (Verdict.CORRUPT, Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.WARN, Verdict.NO_EXPECTATION, Verdict.PASS)
-    worst = min(said, key=lambda each: order.index(each.verdict))
-    return Judgement(worst.verdict, "; ".join(each.words for each in said), worst.remedy)
+    return replace(most_severe(said), reason="; ".join(judgement.reason for judgement in said))
 
 
 def _seats(cluster: Cluster, settings: Settings, memory: MemoryPair) -> tuple[list[GpuEnd], list[GpuEnd], bool]:

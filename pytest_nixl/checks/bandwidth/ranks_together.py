@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from pytest_nixl.core.errors import NotApplicableError
-from pytest_nixl.judge.concurrent import ConcurrentVerdict, at_once, disjoint
+from pytest_nixl.judge.concurrent import at_once, disjoint
 from pytest_nixl.judge.culprit import (
     ACTION,
     MOST_PAIRS,
@@ -20,7 +21,7 @@ from pytest_nixl.judge.culprit import (
 from pytest_nixl.measure.launches import Launches
 from pytest_nixl.model.samples import Samples
 from pytest_nixl.model.settings import Settings
-from pytest_nixl.model.verdicts import Judgement, Verdict
+from pytest_nixl.model.verdicts import Judgement, Verdict, most_severe
 from pytest_nixl.session.cluster import Cluster
 from pytest_nixl.session.run import Run
 
@@ -50,11 +51,10 @@ def judge_culprit(
     guilty, said = [], []
     for each in failed[:MOST_PAIRS]:
         tried = []
-        for trial in trials(each, failed, cluster.ranks):
-            key = trial.key
-            link = pairs.link_of(key, trial.ranks)
+        for key in trials(each, failed, cluster.ranks):
+            link = pairs.link_of(key, key.pair)
             samples = link.measure_launches(key.block, batch=key.batch, depth=key.depth, another=another)
-            tried.append(RetestResult(trial, judge(samples), samples.transports))
+            tried.append(RetestResult(key, judge(samples), samples.transports))
         ranks, sentence = blame(each, tried, names)
         guilty += ranks
         said.append(sentence)
@@ -70,10 +70,9 @@ def judge_pairs_together(run: Run, settings: Settings, cluster: Cluster, pairs: 
     if len(apart) < 2:
         raise NotApplicableError("this check needs two pairs without a common rank, and so at least four ranks")
     block, depth = max(settings.blocks), max(settings.depth)
-    said: list[ConcurrentVerdict] = []
+    said: list[Judgement] = []
     for backend, op, memory in {(link.backend, link.op, link.memory): None for link in run.links}:
         if not memory.stored:
             said.append(at_once(f"{backend} {op}", pairs.together(backend, op, memory, apart), block, depth))
-    bad = next((each for each in said if each.verdict is not Verdict.PASS), None)
-    reasons = "; ".join(each.words for each in said)
-    return Judgement(bad.verdict if bad else Verdict.PASS, reasons, bad.remedy if bad else "")
+    worst = most_severe([*said, Judgement(Verdict.PASS, "")])
+    return replace(worst, reason="; ".join(judgement.reason for judgement in said))

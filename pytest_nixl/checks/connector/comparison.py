@@ -7,15 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pytest_nixl.checks.connector.containers import ConfiguredEngine
-from pytest_nixl.checks.connector.dynamo import read_dynamo
 from pytest_nixl.checks.connector.engine_fields import COMMON, EngineSide, FieldValue, read_fields
-from pytest_nixl.checks.connector.file_text import printable
+from pytest_nixl.checks.connector.engines import read_dynamo, read_sglang, read_vllm
 from pytest_nixl.checks.connector.nixl_relations import releases
 from pytest_nixl.checks.connector.relations import SidePair, is_loopback, is_unspecified
 from pytest_nixl.checks.connector.rules import RULES, ConnectorRule
-from pytest_nixl.checks.connector.sglang import read_sglang
-from pytest_nixl.checks.connector.vllm import read_vllm
 from pytest_nixl.core.redaction import hider, shown
+from pytest_nixl.core.strict import escape
 from pytest_nixl.model.verdicts import Verdict
 
 _READERS: dict[str, Callable[[ConfiguredEngine], dict[str, FieldValue]]] = {"vLLM": read_vllm, "SGLang": read_sglang}
@@ -127,7 +125,7 @@ def _result(rule: ConnectorRule, pair: SidePair, hide: Callable[[str], str]) -> 
     wrong = rule.relation(pair, rule.field)
     if wrong is None:
         return RuleResult(rule, Verdict.PASS, prefill, decode)
-    why, remedy = (printable(hide(text)) for text in (wrong.why, wrong.remedy or rule.remedy))
+    why, remedy = (escape(hide(text)) for text in (wrong.why, wrong.remedy or rule.remedy))
     return RuleResult(rule, wrong.verdict, prefill, decode, why, remedy)
 
 
@@ -135,5 +133,5 @@ def _shown(field: str, value: FieldValue, hide: Callable[[str], str]) -> str:
     if not value.is_readable:
         return "a value that the file does not contain"
     if value.is_set:
-        return printable(shown(field, hide(value.text))) or "an empty value"
+        return escape(shown(field, hide(value.text))) or "an empty value"
     return f"none (default {value.text})" if value.text else "none"

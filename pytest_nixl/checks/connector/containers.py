@@ -19,7 +19,8 @@ from pytest_nixl.checks.connector.command_line import (
     script_launches,
     split_commands,
 )
-from pytest_nixl.checks.connector.file_text import objects, parse_json, parse_yaml, printable, read_text
+from pytest_nixl.checks.connector.file_text import objects, parse_json, parse_yaml, read_text
+from pytest_nixl.core.strict import escape
 
 #: The most names of containers that a message lists.
 _LISTED = 8
@@ -53,7 +54,7 @@ class ConfiguredEngine:
     @property
     def label(self) -> str:
         """The file, and the container if it has a name."""
-        return printable(f"{self.file}#{self.names[-1]}" if self.names else self.file)
+        return escape(f"{self.file}#{self.names[-1]}" if self.names else self.file)
 
 
 def read_engine(text: str) -> ConfiguredEngine:
@@ -67,7 +68,7 @@ def read_engine(text: str) -> ConfiguredEngine:
     if not Path(text).exists() and "#" in text:
         path, sign, chosen = text.rpartition("#")
     found = list(_engines(path, read_text(path)))
-    shown = printable(path)
+    shown = escape(path)
     if not found:
         raise ValueError(
             f"{shown} starts no engine that this command reads: expected vLLM or SGLang, also under Dynamo"
@@ -75,7 +76,7 @@ def read_engine(text: str) -> ConfiguredEngine:
     if sign:
         matching = [engine for engine in found if chosen in engine.names]
         if not matching:
-            raise ValueError(f"{shown} has no {printable(chosen)!r} that starts an engine; it has {_named(found)}")
+            raise ValueError(f"{shown} has no {escape(chosen)!r} that starts an engine; it has {_named(found)}")
         found = matching
     if len(found) > 1:
         raise ValueError(f"{shown} starts {len(found)} engines: choose one with FILE#NAME, NAME is {_named(found)}")
@@ -86,7 +87,7 @@ def read_engine(text: str) -> ConfiguredEngine:
 
 
 def _named(engines: Iterable[ConfiguredEngine]) -> str:
-    names = list(dict.fromkeys(printable(engine.names[-1]) for engine in engines if engine.names))
+    names = list(dict.fromkeys(escape(engine.names[-1]) for engine in engines if engine.names))
     return " or ".join(names[:_LISTED]) + (f" or one of {len(names) - _LISTED} more" if len(names) > _LISTED else "")
 
 
@@ -109,7 +110,7 @@ def _of_text(path: str, text: str) -> Iterator[ConfiguredEngine]:
             return
         commands = split_commands(text)
     except LongScriptError as error:
-        raise ValueError(f"{printable(path)} {error}") from None
+        raise ValueError(f"{escape(path)} {error}") from None
     except ValueError:
         commands = [[line] for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     environment: dict[str, str] = {}
@@ -214,9 +215,9 @@ def _launches(label: str, words: list[str], environment: Mapping[str, str], imag
     try:
         return launches(words, environment, image)
     except LongScriptError as error:
-        raise ValueError(f"{printable(label)} {error}") from None
+        raise ValueError(f"{escape(label)} {error}") from None
     except ValueError:
-        raise ValueError(f"{printable(label)} has a command whose quotes are not closed") from None
+        raise ValueError(f"{escape(label)} has a command whose quotes are not closed") from None
 
 
 def _variables(
@@ -233,7 +234,7 @@ def _variables(
                 if kind == "configMapRef" and name in data:
                     environment.update(data[name])
                 else:
-                    unread.append(f"{'ConfigMap' if kind == 'configMapRef' else 'Secret'} {printable(name)}")
+                    unread.append(f"{'ConfigMap' if kind == 'configMapRef' else 'Secret'} {escape(name)}")
     for item in _items(container.get("env")):
         if isinstance(item, dict) and isinstance(item.get("name"), str):
             source = item.get("valueFrom")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from pytest_nixl.checks.connector.engines import NIXL_CONNECTORS
 from pytest_nixl.checks.connector.relations import (
     Mismatch,
     SidePair,
@@ -13,7 +14,6 @@ from pytest_nixl.checks.connector.relations import (
     undecided,
     whole,
 )
-from pytest_nixl.checks.connector.vllm import NIXL_CONNECTORS
 from pytest_nixl.model.verdicts import Verdict
 
 _TP, _LAYOUT = "--tensor-parallel-size", "VLLM_KV_CACHE_LAYOUT"

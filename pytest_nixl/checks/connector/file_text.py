@@ -9,20 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.core.strict import escape
 from pytest_nixl.core.untrusted_file import read_regular
 
 #: The most bytes of a configuration file, and the most characters of one in YAML, because PyYAML is slow.
 MOST_BYTES, MOST_YAML = 1 << 20, 1 << 18
 #: In one file: the most aliases, entries of a merge, and values.
 MOST_ALIASES, MOST_MERGED, MOST_VALUES = 100, 10_000, 100_000
-#: The most characters of a value in a message.
-_SHOWN = 160
-
-
-def printable(text: str) -> str:
-    """Return a text for a message: shortened, on one line, with control characters as escapes."""
-    shown = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text[: _SHOWN + 1])
-    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}… ({len(text)} characters)"
 
 
 def read_text(path: str) -> str:
@@ -37,7 +30,7 @@ def read_text(path: str) -> str:
     except UnicodeDecodeError:
         text = "\0"
     if "\0" in text:
-        raise ValueError(f"{printable(path)} is a binary file: expected YAML, JSON, KEY=VALUE lines or a command line")
+        raise ValueError(f"{escape(path)} is a binary file: expected YAML, JSON, KEY=VALUE lines or a command line")
     return text
 
 
@@ -47,12 +40,10 @@ def parse_json(path: str, text: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(
-            f"{printable(path)} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}"
+            f"{escape(path)} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}"
         ) from None
     except (ValueError, RecursionError):
-        raise ValueError(
-            f"{printable(path)} is not JSON that can be read: a number or its nesting is too long"
-        ) from None
+        raise ValueError(f"{escape(path)} is not JSON that can be read: a number or its nesting is too long") from None
 
 
 def parse_yaml(path: str, text: str) -> list[Any]:
@@ -65,13 +56,13 @@ def parse_yaml(path: str, text: str) -> list[Any]:
         import yaml
     except ImportError:
         raise NixlPluginError(
-            f"{printable(path)} is YAML, which needs PyYAML, and that is not installed",
+            f"{escape(path)} is YAML, which needs PyYAML, and that is not installed",
             "pip install 'pytest-nixl[connector]', or give the file as JSON (kubectl get -o json)",
         ) from None
 
     if len(text) > MOST_YAML:
         raise ValueError(
-            f"{printable(path)} is YAML with more than {MOST_YAML >> 10} KiB: give it as JSON (kubectl get -o json)"
+            f"{escape(path)} is YAML with more than {MOST_YAML >> 10} KiB: give it as JSON (kubectl get -o json)"
         )
 
     class Bounded(yaml.SafeLoader):
@@ -99,15 +90,13 @@ def parse_yaml(path: str, text: str) -> list[Any]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
-        raise ValueError(
-            f"{printable(path)} is not YAML: {printable(error.problem or 'it is malformed')}{where}"
-        ) from None
+        raise ValueError(f"{escape(path)} is not YAML: {escape(error.problem or 'it is malformed')}{where}") from None
     except yaml.YAMLError:
-        raise ValueError(f"{printable(path)} is not YAML: it has a character that YAML does not allow") from None
+        raise ValueError(f"{escape(path)} is not YAML: it has a character that YAML does not allow") from None
     except RecursionError:
-        raise ValueError(f"{printable(path)} is YAML that cannot be read: it is nested too deep") from None
+        raise ValueError(f"{escape(path)} is YAML that cannot be read: it is nested too deep") from None
     except (ValueError, TypeError, OverflowError) as error:
-        raise ValueError(f"{printable(path)} is YAML that cannot be read: {printable(str(error))}") from None
+        raise ValueError(f"{escape(path)} is YAML that cannot be read: {escape(str(error))}") from None
 
 
 def objects(document: Any, path: str) -> Iterator[tuple[dict[str, Any], str]]:
@@ -121,7 +110,7 @@ def objects(document: Any, path: str) -> Iterator[tuple[dict[str, Any], str]]:
         value, owner = stack.pop()
         visited += 1
         if visited > MOST_VALUES:
-            raise ValueError(f"{printable(path)} has more than {MOST_VALUES} values: expected a configuration file")
+            raise ValueError(f"{escape(path)} has more than {MOST_VALUES} values: expected a configuration file")
         if isinstance(value, dict):
             metadata = value.get("metadata")
             name = metadata.get("name") if isinstance(metadata, dict) else value.get("name")

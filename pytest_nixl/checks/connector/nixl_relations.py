@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Relations of what NIXL and UCX read on both sides: etcd addresses, transports, backends, and releases."""
+"""Relations of what NIXL and UCX read on both sides: etcd addresses, transports, backends, memory, and releases."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import re
 
 from pytest_nixl.checks.connector.engine_fields import EngineSide
 from pytest_nixl.checks.connector.relations import Mismatch, SidePair, is_loopback, reference, undecided
+from pytest_nixl.core.alloc_conf import expands_segments
 from pytest_nixl.etcd.endpoints import Endpoint, parse_endpoint
 from pytest_nixl.host.ucx_transports import UcxTransports
+from pytest_nixl.model.engine_backends import engine_backend
 from pytest_nixl.model.nixl_releases import PACKAGES, TELEMETRY_OFF, telemetry_off_raises
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.nixl.endpoint_explanation import explain
@@ -20,6 +22,8 @@ STORAGE = frozenset({"POSIX", "GDS", "GDS_MT", "OBJ", "GUSLI", "HF3FS", "INFINIA
 #: Packages whose release a command may name (``pip install nixl==1.5.1``).
 _INSTALLED = re.compile(r"\b(nixl(?:-cu1[23])?|vllm|sglang|ai-dynamo)(?:\[[\w,-]*\])?==([\w.+!-]+)")
 _RDMA = frozenset({"rc", "ud", "dc", "srd"})
+#: For each engine the field with its backends.
+_BACKENDS = {"vLLM": "backends", "SGLang": "SGLANG_DISAGGREGATION_NIXL_BACKEND"}
 
 
 def image(pair: SidePair, field: str) -> Mismatch | None:
@@ -210,4 +214,43 @@ def telemetry(pair: SidePair, field: str) -> Mismatch | None:
             return Mismatch(
                 "with telemetry off, NIXL 1.4.0 and later raise an error after each transfer, and vLLM fails it"
             )
+    return None
+
+
+def _used(side: EngineSide) -> tuple[set[str], str]:
+    """Return the backends that an engine uses, and what sets them."""
+    value, known = side.values.get(_BACKENDS.get(side.engine, "")), engine_backend(side.engine)
+    if value is None or known is None or not value.is_known:
+        return set(), ""
+    return {name.strip().upper() for name in value.text.split(",") if name.strip()}, known.reads
+
+
+def general_variable(pair: SidePair, field: str) -> Mismatch | None:
+    """Judge NIXL_BACKEND, which no engine reads: it must not name another backend than the engine uses."""
+    for side, value in zip((pair.prefill, pair.decode), pair.values(field), strict=True):
+        used, reads = _used(side)
+        if value.is_set and value.is_known and used and value.text.strip().upper() not in used:
+            return Mismatch(
+                f"{side.engine} does not read {field}, and uses {', '.join(sorted(used))}", f"set {reads} instead"
+            )
+    return None
+
+
+def efa_devices(pair: SidePair, field: str) -> Mismatch | None:
+    """Judge the backend of a pod with EFA devices: NIXL's wheels bring UCX no provider for them."""
+    for side, value in zip((pair.prefill, pair.decode), pair.values(field), strict=True):
+        used, reads = _used(side)
+        if value.is_set and used and "LIBFABRIC" not in used:
+            names = ", ".join(sorted(used))
+            return Mismatch(
+                f"{side.engine} uses {names}, which NIXL's wheels bring without a provider for EFA: it takes TCP",
+                f"set {reads}",
+            )
+    return None
+
+
+def segments(pair: SidePair, field: str) -> Mismatch | None:
+    """Judge how torch allocates GPU memory: UCX cannot share expandable segments by CUDA IPC."""
+    if any(value.is_known and expands_segments(value.text) for value in pair.values(field)):
+        return Mismatch("UCX moves the memory of expandable segments by TCP, 600 times slower, and says nothing")
     return None

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from pytest_nixl.checks.connector import backend_relations, engine_relations, nixl_relations
-from pytest_nixl.checks.connector.dynamo import ROLE
+from pytest_nixl.checks.connector import engine_relations, nixl_relations
+from pytest_nixl.checks.connector.engines import ROLE
 from pytest_nixl.checks.connector.relations import (
     Relation,
     different,
@@ -123,11 +123,11 @@ RULES: tuple[ConnectorRule, ...] = (
                   "give both sides the same backend", _NIXL_CONN),
     ConnectorRule(_NIXL, "", "NIXL_ETCD_NAMESPACE", "equal to the letter", nixl_relations.namespace,
                   "write the same NIXL_ETCD_NAMESPACE on both sides", _NIXL_ETCD),
-    ConnectorRule(_NIXL, "", "EFA devices", "LIBFABRIC, if the pod has EFA", backend_relations.efa_devices,
+    ConnectorRule(_NIXL, "", "EFA devices", "LIBFABRIC, if the pod has EFA", nixl_relations.efa_devices,
                   "give both sides LIBFABRIC", _EFA),
     ConnectorRule(_NIXL, "", GENERAL_VARIABLE, "the engine's own backend, because no engine reads it",
-                  backend_relations.general_variable, f"unset {GENERAL_VARIABLE}", _GENERAL),
-    ConnectorRule(_NIXL, "", ALLOC_CONF[0], "no expandable_segments:True", backend_relations.segments,
+                  nixl_relations.general_variable, f"unset {GENERAL_VARIABLE}", _GENERAL),
+    ConnectorRule(_NIXL, "", ALLOC_CONF[0], "no expandable_segments:True", nixl_relations.segments,
                   f"remove expandable_segments from {ALLOC_CONF[0]} on both sides", _SEGMENTS),
     ConnectorRule(_NIXL, "vLLM", TELEMETRY_VARIABLE, "not off", nixl_relations.telemetry,
                   f"unset {TELEMETRY_VARIABLE} on both sides, or set it to y", _TELEMETRY),

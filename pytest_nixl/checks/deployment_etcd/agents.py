@@ -13,8 +13,10 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from pytest_nixl.checks.deployment_etcd.key_survey import SurveyedKey
-from pytest_nixl.checks.deployment_etcd.key_text import count, quoted, shown
+from pytest_nixl.checks.deployment_etcd.key_text import quoted
 from pytest_nixl.checks.deployment_etcd.problem import EtcdProblem
+from pytest_nixl.core.strict import escape
+from pytest_nixl.core.words import plural
 
 #: NIXL's default of NIXL_ETCD_NAMESPACE.
 DEFAULT_NAMESPACE = "/nixl/agents/"
@@ -124,7 +126,7 @@ def judge_agents(
     for key in others:
         yield EtcdProblem(
             "foreign-key",
-            f"{shown(key.key)} is in the namespace, but is not NAMESPACE/AGENT/LABEL: NIXL did not write it",
+            f"{escape(key.key)} is in the namespace, but is not NAMESPACE/AGENT/LABEL: NIXL did not write it",
             f"if nothing of yours wrote it, `etcdctl del -- {quoted(key.key)}`",
             (key.key,),
         )
@@ -137,7 +139,7 @@ def _split(agents: Collection[PublishedAgent]) -> Iterator[EtcdProblem]:
     if len(spellings) < 2:
         return
     parts = [
-        f"{count(len(own), 'agent')} under {shown(spelling)}/AGENT/" for spelling, own in sorted(spellings.items())
+        f"{plural(len(own), 'agent')} under {escape(spelling)}/AGENT/" for spelling, own in sorted(spellings.items())
     ]
     bare = next(iter(spellings)).strip("/")
     yield EtcdProblem(
@@ -156,11 +158,11 @@ def _twice(agents: Collection[PublishedAgent], command: str) -> Iterator[EtcdPro
     for name, same in names.items():
         if len(same) > 1:
             same.sort(key=lambda agent: agent.written)
-            where = " and ".join(f"{shown(each.prefix)} (last written at revision {each.written})" for each in same)
+            where = " and ".join(f"{escape(each.prefix)} (last written at revision {each.written})" for each in same)
             oldest = same[0]
             yield EtcdProblem(
                 "agent-twice",
-                f"agent {shown(name)!r} is published {len(same)} times, as {where}: a peer loads the one that its own "
+                f"agent {escape(name)!r} is published {len(same)} times, as {where}: a peer loads the one that its own "
                 "spelling of the namespace leads to, dead or not",
                 f"if the older one is dead, {removing(oldest, command)}",
                 tuple(each.prefix for each in same),
@@ -178,7 +180,7 @@ def _oversize(key: SurveyedKey, limit: int) -> Iterator[EtcdProblem]:
     over = key.size > limit
     yield EtcdProblem(
         "oversize" if over else "near-limit",
-        f"{shown(key.key)} has {key.size:,} bytes, {'more than' if over else f'{key.size / limit:.0%} of'} the "
+        f"{escape(key.key)} has {key.size:,} bytes, {'more than' if over else f'{key.size / limit:.0%} of'} the "
         f"{limit:,} bytes that a request may have: etcd refuses what is larger, NIXL reports nothing, and peers go on "
         "loading the old value",
         "start etcd with --max-request-bytes=16777216 and give it to this command, too; or register fewer, larger "
@@ -195,7 +197,7 @@ def _unusable(agent: PublishedAgent, key: SurveyedKey, command: str) -> Iterator
         if key.short != b"":
             yield EtcdProblem(
                 "anchor-with-value",
-                f"{shown(key.key)} is the anchor of an agent, which NIXL writes without a value, but it has "
+                f"{escape(key.key)} is the anchor of an agent, which NIXL writes without a value, but it has "
                 f"{key.size or 0:,} bytes with its key: NIXL did not write it",
                 f"if the agent is dead, {removing(agent, command)}",
                 (key.key,),
@@ -203,15 +205,15 @@ def _unusable(agent: PublishedAgent, key: SurveyedKey, command: str) -> Iterator
     elif key.metadata.fault:
         yield EtcdProblem(
             "bad-metadata",
-            f"no agent can load {shown(key.key)} ({key.size or 0:,} bytes with its key): {key.metadata.fault}",
+            f"no agent can load {escape(key.key)} ({key.size or 0:,} bytes with its key): {key.metadata.fault}",
             f"let the agent publish again; if it is dead, {removing(agent, command)}",
             (key.key,),
         )
     elif key.metadata.agent != agent.name:
         yield EtcdProblem(
             "other-agent",
-            f"{shown(key.key)} holds the metadata of agent {shown(key.metadata.agent)!r}: who fetches "
-            f"{shown(agent.name)!r} loads that one",
+            f"{escape(key.key)} holds the metadata of agent {escape(key.metadata.agent)!r}: who fetches "
+            f"{escape(agent.name)!r} loads that one",
             f"let the agent publish again; if it is dead, {removing(agent, command)}",
             (key.key,),
         )

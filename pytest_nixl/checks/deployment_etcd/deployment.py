@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from pytest_nixl.checks.deployment_etcd.agents import NamespaceName, PublishedAgent, judge_agents, removing
 from pytest_nixl.checks.deployment_etcd.groups import NIXLBENCH, OWN_GROUPS, KnownGroups, nixlbench_groups, own_groups
 from pytest_nixl.checks.deployment_etcd.key_survey import SurveyedKey, survey
-from pytest_nixl.checks.deployment_etcd.key_text import count, quoted, shown
+from pytest_nixl.checks.deployment_etcd.key_text import quoted
 from pytest_nixl.checks.deployment_etcd.problem import DeadKeys, EtcdProblem
 from pytest_nixl.checks.deployment_etcd.server_state import EtcdState, judge_state, read_state
+from pytest_nixl.core.strict import escape
+from pytest_nixl.core.words import plural
 from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd.transaction import REQUEST_LIMIT
@@ -67,7 +69,7 @@ def judge_addresses(
             why = ", ".join(f"{_text(address)}: {silent[address]}" for address in tried[:4])
             yield EtcdProblem(
                 "address-silent",
-                f"agent {shown(agent.name)!r} published under {shown(agent.prefix)} an address that does not answer "
+                f"agent {escape(agent.name)!r} published under {escape(agent.prefix)} an address that does not answer "
                 f"from this host within {SECONDS:g} s ({why}): who loads it cannot reach it",
                 f"if this host can reach the agents' network and the agent is dead, {removing(agent, command)}",
                 (agent.prefix,),
@@ -155,7 +157,7 @@ def _published(client: EtcdClient, namespace: NamespaceName) -> tuple[list[Surve
         except EtcdError as error:
             if error.cause != "denied":
                 raise
-            unread.append(f"the keys under {shown(prefix)} are unknown: {error.reason}")
+            unread.append(f"the keys under {escape(prefix)} are unknown: {error.reason}")
     return keys, first.revision, unread
 
 
@@ -183,7 +185,7 @@ def judge_published(client: EtcdClient, namespace: NamespaceName, endpoint: str)
     problems = list(judge_agents(agents, others, limit=REQUEST_LIMIT, command=command))
     if not problems:
         keys = sum(len(agent.keys) for agent in agents)
-        found = f"{count(len(agents), 'agent')} with {count(keys, 'key')} under {shown(namespace.text)}"
+        found = f"{plural(len(agents), 'agent')} with {plural(keys, 'key')} under {escape(namespace.text)}"
         return Judgement(Verdict.PASS, f"{found}: no split namespace, no agent twice, no oversize key")
     told = "; ".join(problem.sentence for problem in problems[:_TOLD])
     more = f"; and {len(problems) - _TOLD} more" if len(problems) > _TOLD else ""
@@ -196,11 +198,11 @@ def _agent_notes(agents: list[PublishedAgent]) -> list[str]:
     notes = []
     unread = sum(agent.size is None for agent in agents)
     if unread:
-        notes.append(f"the values of {count(unread, 'agent')} were not all read, because there are too many bytes")
+        notes.append(f"the values of {plural(unread, 'agent')} were not all read, because there are too many bytes")
     bare = sum(not agent.labels for agent in agents)
     if bare:
         notes.append(
-            f"{count(bare, 'agent')} published no metadata, only the anchor: an agent that only fetches, or whose "
+            f"{plural(bare, 'agent')} published no metadata, only the anchor: an agent that only fetches, or whose "
             "metadata etcd refused"
         )
     hidden = Counter(

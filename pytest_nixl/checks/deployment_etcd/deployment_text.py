@@ -11,8 +11,9 @@ from typing import Any
 from pytest_nixl.checks.deployment_etcd.agents import PublishedAgent
 from pytest_nixl.checks.deployment_etcd.deployment import DeploymentEtcd
 from pytest_nixl.checks.deployment_etcd.groups import KnownGroups
-from pytest_nixl.checks.deployment_etcd.key_text import count, shown
 from pytest_nixl.checks.deployment_etcd.server_state import describe_state
+from pytest_nixl.core.strict import escape
+from pytest_nixl.core.words import plural
 from pytest_nixl.etcd.maintenance import MemberStatus
 
 #: The most agents, and the most problems of one kind, that are printed unless all are asked for.
@@ -38,16 +39,16 @@ def lines(found: DeploymentEtcd, *, everything: bool = False) -> Iterator[str]:
     for kind, number in seen.items():
         if not everything and number > MOST_OF_A_KIND:
             yield f"{kind}: {number - MOST_OF_A_KIND} more; --all prints them"
-    yield f"{count(len(found.problems), 'problem')} found" if found.problems else "no problem found"
+    yield f"{plural(len(found.problems), 'problem')} found" if found.problems else "no problem found"
 
 
 def _agent_lines(found: DeploymentEtcd, everything: bool) -> Iterator[str]:
     if not found.agents:
-        yield f"no agent has keys under {shown(found.namespace.text)}"
+        yield f"no agent has keys under {escape(found.namespace.text)}"
         return
     keys = sum(len(agent.keys) for agent in found.agents)
     size = sum(agent.size or 0 for agent in found.agents)
-    yield f"{count(len(found.agents), 'agent')}, {count(keys, 'key')}, {size:,} bytes; the oldest write comes first "\
+    yield f"{plural(len(found.agents), 'agent')}, {plural(keys, 'key')}, {size:,} bytes; the oldest write comes first "\
           "(etcd stores no times, only revisions)"  # fmt: skip
     oldest = sorted(found.agents, key=lambda agent: agent.written)
     for agent in oldest if everything else oldest[:MOST_AGENTS]:
@@ -57,15 +58,15 @@ def _agent_lines(found: DeploymentEtcd, everything: bool) -> Iterator[str]:
 
 
 def _agent_line(agent: PublishedAgent, found: DeploymentEtcd) -> str:
-    labels = ", ".join(shown(label, 30) for label in agent.labels[:4]) or "no metadata"
+    labels = ", ".join(escape(label, 30) for label in agent.labels[:4]) or "no metadata"
     more = f", {len(agent.labels) - 4} more" if len(agent.labels) > 4 else ""
     size = "size not read" if agent.size is None else f"{agent.size:,} bytes"
     ago = max(0, found.revision - agent.written)
     writes = max(key.version for key in agent.keys)
     lease = ", with a lease" if agent.leased else ""
     return (
-        f"{shown(agent.prefix)}: {labels}{more}; {size}; last written at revision {agent.written}, "
-        f"{count(ago, 'revision')} before the newest; written {count(writes, 'time')}{lease}; "
+        f"{escape(agent.prefix)}: {labels}{more}; {size}; last written at revision {agent.written}, "
+        f"{plural(ago, 'revision')} before the newest; written {plural(writes, 'time')}{lease}; "
         f"{_address_text(agent, found)}"
     )
 
@@ -102,15 +103,15 @@ def plain(found: DeploymentEtcd) -> dict[str, Any]:
             "compacted": state.compacted,
         },
         "agents": [
-            {"namespace": shown(agent.namespace), "name": shown(agent.name), **key_fields(agent.prefix),
-             "labels": [shown(label) for label in agent.labels], "size": agent.size, "written": agent.written,
+            {"namespace": escape(agent.namespace), "name": escape(agent.name), **key_fields(agent.prefix),
+             "labels": [escape(label) for label in agent.labels], "size": agent.size, "written": agent.written,
              "lease": agent.leased, "addresses": [
                  {"host": host, "port": port, "silent": found.silent.get((host, port))}
                  for host, port in agent.addresses]}
             for agent in found.agents
         ],
         "groups": {
-            name: {"living": groups.living, "dead": [shown(each.prefix) for each in groups.dead]}
+            name: {"living": groups.living, "dead": [escape(each.prefix) for each in groups.dead]}
             for name, groups in (("nixlbench", found.nixlbench), ("pytest-nixl", found.own))
         },
         "notes": list(found.notes),
@@ -124,4 +125,4 @@ def plain(found: DeploymentEtcd) -> dict[str, Any]:
 
 def key_fields(key: str) -> dict[str, str]:
     """Return a key for JSON: readable, and its bytes in base64."""
-    return {"key": shown(key), "key_base64": base64.b64encode(key.encode(errors="surrogateescape")).decode()}
+    return {"key": escape(key), "key_base64": base64.b64encode(key.encode(errors="surrogateescape")).decode()}

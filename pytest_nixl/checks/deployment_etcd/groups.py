@@ -14,9 +14,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from pytest_nixl.checks.deployment_etcd.key_survey import SurveyedKey
-from pytest_nixl.checks.deployment_etcd.key_text import count, quoted, shown
+from pytest_nixl.checks.deployment_etcd.key_text import quoted
 from pytest_nixl.checks.deployment_etcd.problem import DeadKeys, EtcdProblem
 from pytest_nixl.cluster.group import PREFIX, group_name
+from pytest_nixl.core.strict import escape
+from pytest_nixl.core.words import named, plural
 
 #: The prefixes of the keys of nixlbench, and of the groups of pytest-nixl.
 NIXLBENCH, OWN_GROUPS = "xferbench/", f"{PREFIX}/"
@@ -52,7 +54,7 @@ def nixlbench_groups(keys: Iterable[SurveyedKey], command: str) -> KnownGroups:
 
 
 def _judge_nixlbench(folder: str, prefix: str, own: tuple[SurveyedKey, ...], found: KnownGroups, command: str) -> None:
-    name = f"nixlbench's group {shown(folder)!r}"
+    name = f"nixlbench's group {escape(folder)!r}"
     ranks = {int(match[1]): key for key in own if (match := _RANK.fullmatch(key.key[len(prefix) :]))}
     size = next((key for key in own if key.key[len(prefix) :].lstrip("/") == "size"), None)
     registered = _registered(size)
@@ -60,29 +62,29 @@ def _judge_nixlbench(folder: str, prefix: str, own: tuple[SurveyedKey, ...], fou
     found.living += leased
     if size is not None and registered is None:
         found.problems.append(EtcdProblem(
-            "bad-size", f"{shown(size.key)} of {name} is not a number of ranks: every process that joins it ends",
+            "bad-size", f"{escape(size.key)} of {name} is not a number of ranks: every process that joins it ends",
             f"if no process of this group runs, `etcdctl del --prefix -- {quoted(prefix)}`", (size.key,),
         ))  # fmt: skip
     elif leased:
         _judge_ranks(name, prefix, ranks, registered or 0, found)
     elif ranks:
         found.notes.append(
-            f"{name} has {count(len(own), 'key')}, and its rank keys have no lease, as in older releases of nixlbench: "
-            "etcd cannot tell whether its processes live; if none runs, "
+            f"{name} has {plural(len(own), 'key')}, and its rank keys have no lease, as in older releases of "
+            "nixlbench: etcd cannot tell whether its processes live; if none runs, "
             f"`etcdctl del --prefix -- {quoted(prefix)}`"
         )
     elif size is None:
         found.notes.append(
-            f"{name} has {count(len(own), 'key')} under {shown(prefix)}, but neither size nor ranks, so that nothing "
+            f"{name} has {plural(len(own), 'key')} under {escape(prefix)}, but neither size nor ranks, so that nothing "
             f"tells whose they are; if no process of this group runs, `etcdctl del --prefix -- {quoted(prefix)}`"
         )
     else:
         found.dead.append(DeadKeys(name, prefix, own))
         found.problems.append(EtcdProblem(
             "dead-nixlbench-group",
-            f"{name} is dead: {shown(size.key)} says that {count(registered or 0, 'rank')} registered, and the lease "
+            f"{name} is dead: {escape(size.key)} says that {plural(registered or 0, 'rank')} registered, and the lease "
             "of none is left; the next processes of this group are refused a rank, or wait 181 s",
-            f"`{command} --remove-dead` prints its {count(len(own), 'key')}",
+            f"`{command} --remove-dead` prints its {plural(len(own), 'key')}",
             tuple(key.key for key in own),
         ))  # fmt: skip
 
@@ -91,11 +93,11 @@ def _judge_ranks(name: str, prefix: str, ranks: dict[int, SurveyedKey], register
     """Report ranks that registered and whose lease has ended, while another one lives or registers."""
     lost = [rank for rank in range(registered) if rank not in ranks]
     if lost and ranks:
-        named = ", ".join(map(str, lost[:_SHOWN_RANKS])) + (", …" if len(lost) > _SHOWN_RANKS else "")
+        numbers = named(map(str, lost), _SHOWN_RANKS)
         found.problems.append(EtcdProblem(
             "stale-rank",
-            f"of the {registered} ranks that registered in {name}, {count(len(lost), 'rank')} ({named}) lost the lease "
-            f"and {len(ranks)} did not: the living wait up to 181 s for the dead",
+            f"of the {registered} ranks that registered in {name}, {plural(len(lost), 'rank')} ({numbers}) lost the "
+            f"lease and {len(ranks)} did not: the living wait up to 181 s for the dead",
             "end the processes of this group, and start them under another --benchmark_group",
             tuple(key.key for key in ranks.values()),
         ))  # fmt: skip
@@ -116,11 +118,11 @@ def own_groups(keys: Iterable[SurveyedKey], command: str) -> KnownGroups:
         if any(key.lease or key.key.startswith(f"{prefix}members/") for key in own):
             found.living += 1
             continue
-        name = f"group {shown(group_name(folder)[0])!r} of pytest-nixl"
+        name = f"group {escape(group_name(folder)[0])!r} of pytest-nixl"
         found.dead.append(DeadKeys(name, prefix, own))
         found.problems.append(EtcdProblem(
             "dead-group",
-            f"{name} is dead: it has {count(len(own), 'key')} under {shown(prefix)}, and no member has a lease",
+            f"{name} is dead: it has {plural(len(own), 'key')} under {escape(prefix)}, and no member has a lease",
             f"`{command} --remove-dead` prints them; `pytest-nixl clean` also removes them",
             tuple(key.key for key in own),
         ))  # fmt: skip

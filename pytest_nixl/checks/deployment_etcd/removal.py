@@ -19,9 +19,10 @@ from typing import Any
 from pytest_nixl.checks.deployment_etcd.deployment import DeploymentEtcd
 from pytest_nixl.checks.deployment_etcd.deployment_text import key_fields
 from pytest_nixl.checks.deployment_etcd.key_survey import pages
-from pytest_nixl.checks.deployment_etcd.key_text import quoted, shown
+from pytest_nixl.checks.deployment_etcd.key_text import quoted
 from pytest_nixl.checks.deployment_etcd.problem import DeadKeys
 from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.core.strict import escape
 from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd.transaction import KeyValue, delete, none_changed_after, none_leased, txn, unchanged
@@ -59,10 +60,10 @@ def plan_removal(found: DeploymentEtcd, agents: Sequence[str], unchanged_since: 
         if own is None:
             elsewhere = "; ".join(f"give --namespace={quoted(agent.namespace)}" for agent in same)
             raise NixlPluginError(
-                f"agent {shown(name)!r} has no key under {shown(found.namespace.text)}/{shown(name)}/",
+                f"agent {escape(name)!r} has no key under {escape(found.namespace.text)}/{escape(name)}/",
                 elsewhere or "correct --agent: `pytest-nixl etcd --all` lists the agents",
             )
-        owner = f"agent {shown(name)!r} under {shown(own.prefix)}"
+        owner = f"agent {escape(name)!r} under {escape(own.prefix)}"
         answers = [address for address in own.addresses if found.silent.get(address) == ""]
         if own.leased:
             plan.refused.append(f"{owner} has a lease, so it lives")

@@ -14,7 +14,7 @@ from pytest_nixl.core.units import gigabits
 from pytest_nixl.core.words import named, plural
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.network import Nic
-from pytest_nixl.model.verdicts import Judgement, Verdict
+from pytest_nixl.model.verdicts import Judgement, Verdict, most_severe
 
 _NAMESPACE = "NIXL_ETCD_NAMESPACE"
 _NOT_SET = "not set"
@@ -105,19 +105,6 @@ _SUBJECTS = (
 )  # fmt: skip
 
 
-#: Verdicts in the order of gravity: the gravest verdict of any rank is the verdict of the check.
-_GRAVEST_FIRST = (
-    Verdict.ERROR,
-    Verdict.FAIL,
-    Verdict.MISSING,
-    Verdict.INCONCLUSIVE,
-    Verdict.UNKNOWN,
-    Verdict.WARN,
-    Verdict.PASS,
-    Verdict.NOT_APPLICABLE,
-)
-
-
 def everywhere(names: Sequence[str], judgements: Sequence[Judgement]) -> Judgement:
     """Combine one check's verdicts on all ranks: return the gravest verdict, with the ranks that have it.
 
@@ -126,7 +113,7 @@ def everywhere(names: Sequence[str], judgements: Sequence[Judgement]) -> Judgeme
     """
     if len(judgements) == 1:
         return judgements[0]
-    worst = min((judgement.verdict for judgement in judgements), key=_GRAVEST_FIRST.index)
+    worst = most_severe(judgements).verdict
     having: dict[str, list[str]] = {}
     for name, judgement in zip(names, judgements, strict=True):
         if judgement.verdict is worst:

@@ -11,7 +11,7 @@ from itertools import pairwise
 from pytest_nixl.checks.kv_cache.blocks import KvLayout
 from pytest_nixl.checks.kv_cache.link import KvLink, KvTraffic
 from pytest_nixl.measure.launch import Launch
-from pytest_nixl.model.memory import MemoryPair
+from pytest_nixl.model.memory import HOST
 from pytest_nixl.model.samples import DISTURBED_CORES
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Judgement, Verdict
@@ -27,7 +27,6 @@ MOST_GROWTH = 5.0
 _REQUESTS = 20
 #: A cache with twice as many blocks as the largest request. The blocks are small, so that few bytes are copied.
 _LAYOUT = KvLayout(tensors=1, blocks=2 * max(COUNTS), block_bytes=64, per_layer=1)
-_HOST = MemoryPair("DRAM", "DRAM")
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ def measure_posts(hosts: Sequence[Host], settings: Settings, backend: str, op: s
     :param hosts: those of the initiator and of the target.
     :raises WorkerError: a worker fails.
     """
-    launch = Launch((hosts[0], hosts[1]), settings, BACKENDS[backend], _HOST, _LAYOUT.size)
+    launch = Launch((hosts[0], hosts[1]), settings, BACKENDS[backend], HOST, _LAYOUT.size)
     with closing(launch):
         link = KvLink(launch, _LAYOUT, op, settings.timeout)
         found = {count: link.measure(KvTraffic(count, merge=False), duration=0.0, least=_REQUESTS) for count in COUNTS}

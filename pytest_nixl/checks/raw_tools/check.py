@@ -13,7 +13,7 @@ from pytest_nixl.model.raw_comparison import RawRatio
 from pytest_nixl.model.results import Result, measured_rows
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.tools import TOOLS
-from pytest_nixl.model.verdicts import Judgement, Verdict
+from pytest_nixl.model.verdicts import NO_BANDWIDTH, Judgement, Verdict
 from pytest_nixl.nixl.backends import BACKENDS
 from pytest_nixl.processes.external_program import ToolError
 from pytest_nixl.session.cluster import Cluster
@@ -22,7 +22,6 @@ from pytest_nixl.session.run import Run
 #: Maximum number of rank pairs that are measured.
 MOST_PAIRS = 4
 #: Rows with these verdicts moved no correct bytes over an accepted transport, so they cannot be compared.
-_NO_BANDWIDTH = (Verdict.CORRUPT, Verdict.WRONG_TRANSPORT, Verdict.IMPLAUSIBLE, Verdict.ERROR)
 
 
 def link_kinds(run: Run) -> dict[str, RowKey]:
@@ -93,7 +92,7 @@ def _measured(kind: RowKey, run: Run) -> dict[RowKey, Result]:
     """Return the rows of a kind that a raw tool can repeat: rows of batch 1 with the largest depth."""
     rows = {}
     for key, result in measured_rows(run.found.results):
-        if result.verdict in _NO_BANDWIDTH or key.batch != 1 or key.kv or key.pattern or key.walks:
+        if result.verdict in NO_BANDWIDTH or key.batch != 1 or key.kv or key.pattern or key.walks:
             continue
         if (key.backend, key.op, key.memory) == (kind.backend, kind.op, kind.memory):
             rows[key] = result

@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pytest_nixl.judge.row import percentage, rate
 from pytest_nixl.model.expectation import Expectation
 from pytest_nixl.model.raw_comparison import RawRatio
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.samples import DISTURBED_CORES
-from pytest_nixl.model.verdicts import Judgement, Verdict
+from pytest_nixl.model.verdicts import Judgement, Verdict, most_severe
 
 #: If the raw tool is below the floor, and NIXL is below this share of the raw tool, NIXL is slow as well.
 BOTH = 0.5
@@ -56,10 +56,9 @@ class RawComparison:
 def judge_raw(beside: Sequence[RawComparison]) -> Judgement:
     """Judge one kind of link: the worst verdict of its rows, with the reasons of all rows that have it."""
     each = [judge_ratio(one) for one in beside]
-    order = (Verdict.FAIL, Verdict.UNKNOWN, Verdict.INCONCLUSIVE, Verdict.PASS, Verdict.NOT_APPLICABLE)
-    worst = min((one.verdict for one in each), key=order.index)
-    said = [one for one in each if one.verdict is worst]
-    return Judgement(worst, "; ".join(dict.fromkeys(one.reason for one in said)), said[0].remedy)
+    worst = most_severe(each)
+    reasons = dict.fromkeys(one.reason for one in each if one.verdict is worst.verdict)
+    return replace(worst, reason="; ".join(reasons))
 
 
 def judge_ratio(one: RawComparison) -> Judgement:

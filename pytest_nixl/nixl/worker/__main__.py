@@ -51,10 +51,11 @@ def _error(error: BaseException) -> dict[str, Any]:
         ADDRESS_SPACE_REMEDY,
         AGENT_NEEDS,
         FILE_SIZE_REMEDY,
+        SHM_REMEDY,
         address_space_fault,
         file_size_fault,
+        shared_memory_fault,
     )
-    from pytest_nixl.core.shared_memory import SHM_REMEDY, shared_memory_fault
     from pytest_nixl.model import nixl_releases
     from pytest_nixl.nixl.worker.commands import CommandRefusedError
     from pytest_nixl.nixl.worker.nixl_api import NixlImportError

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
+from inspect import isfunction
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from pytest_nixl.core.strict import StrictError, check
 from pytest_nixl.core.wire import Ref
 from pytest_nixl.model.carrier_bytes import CarrierBytes
 from pytest_nixl.model.lost_packets import read_loss_counters
-from pytest_nixl.model.worker_commands import AGENT_METHODS, KERNEL_COMMANDS, WORKER_COMMANDS
+from pytest_nixl.model.worker_commands import KERNEL_COMMANDS, WORKER_COMMANDS
 from pytest_nixl.nixl.backends import BACKENDS, plugin_of
 from pytest_nixl.nixl.backends.storage import OBJECT_PLUGINS
 from pytest_nixl.nixl.worker import nixl_api, transfer
@@ -129,13 +130,14 @@ class Commands:
 
     def do_call(self, agent: Ref, method: str, arguments: list[Any], keywords: dict[str, Any]) -> Any:
         """Call a public method of the agent. A result that JSON cannot express stays in the worker as a reference."""
-        if method not in AGENT_METHODS:
+        raw = self.get(agent)
+        if method.startswith("_") or not isfunction(getattr(type(raw), method, None)):
             raise CommandRefusedError(f"{method!r} is not a public method of NIXL's agent")
         resolved = [self._resolve(value) for value in arguments]
         named = {key: self._resolve(value) for key, value in keywords.items()}
         if method in nixl_api.LISTS and resolved[:1] == [[]]:
-            return self._reply(nixl_api.empty_list(self.get(agent), method, *resolved[1:], **named))
-        return self._reply(getattr(self.get(agent), method)(*resolved, **named))
+            return self._reply(nixl_api.empty_list(raw, method, *resolved[1:], **named))
+        return self._reply(getattr(raw, method)(*resolved, **named))
 
     def do_run(self, agent: Ref, function: str, arguments: dict[str, Any]) -> Any:
         """Call ``module:function`` with the raw agent and ``arguments``, and return its JSON values or bytes.

@@ -21,9 +21,10 @@ from pytest_nixl.checks.deployment_etcd import deployment, key_survey
 from pytest_nixl.checks.deployment_etcd.agents import NamespaceName
 from pytest_nixl.checks.deployment_etcd.deployment import DeploymentEtcd, judge_published, look
 from pytest_nixl.checks.deployment_etcd.deployment_text import lines
-from pytest_nixl.checks.deployment_etcd.key_text import quoted, shown
+from pytest_nixl.checks.deployment_etcd.key_text import quoted
 from pytest_nixl.checks.deployment_etcd.metadata_value import read_metadata
 from pytest_nixl.core.free_ports import free_ports
+from pytest_nixl.core.strict import escape
 from pytest_nixl.etcd.client import EtcdClient, connect
 from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError
@@ -416,7 +417,7 @@ def test_a_key_can_be_typed() -> None:
     for key in ("/plain", "it's", "\x1b\n", "\udcff", "$(x) `y`", "-x", "", "\\'"):
         done = subprocess.run(["bash", "-c", f"printf %s {quoted(key)}"], capture_output=True, check=True)
         assert done.stdout == key.encode(errors="surrogateescape")
-    assert shown("a" * 500).endswith("… (500 characters)")
+    assert escape("a" * 500).endswith("… (500 characters)")
 
 
 def test_a_namespace_of_slashes_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pytest_nixl.checks.doctor.ranks import everywhere
-from pytest_nixl.cluster.command_check import Command, _named, _unlike, differences
+from pytest_nixl.cluster.command_check import Command, _unlike, differences
 from pytest_nixl.core.strict import StrictError
 from pytest_nixl.model.rank_pairs import RankPairing
 from pytest_nixl.model.settings import Settings
@@ -93,13 +93,13 @@ class TestEverywhere:
 
 @pytest.mark.parametrize(
     ("count", "words"),
-    [(1, "t0"), (2, "t0, t1"), (3, "t0, t1, t2"), (4, "t2 and 1 more"), (6, "t2 and 3 more")],
+    [(1, "t0"), (2, "t0, t1"), (3, "t0, t1, t2"), (4, "t3"), (6, "t2 and 3 more")],
 )
 def test_at_most_three_tests_are_named(count: int, words: str) -> None:
     tests = [f"t{number}" for number in range(count)]
-    assert _named(tests).endswith(words)
-    assert _unlike(tests, []) == f"did not collect tests that rank 0 collected ({_named(tests)})"
-    assert _unlike([], tests) == f"collected tests that rank 0 did not collect ({_named(tests)})"
+    assert _unlike(tests, []).startswith("did not collect tests that rank 0 collected (t0")
+    assert _unlike([], tests).startswith("collected tests that rank 0 did not collect (t0")
+    assert _unlike(tests, []).endswith(f"{words})")
     assert _unlike(tests, ["x", *tests[1:]]) == (
         "did not collect tests that rank 0 collected (t0), and collected tests that rank 0 did not collect (x)"
     )

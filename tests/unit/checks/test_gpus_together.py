@@ -120,7 +120,7 @@ def judged(
 ) -> tuple[Verdict, str]:
     found = spread(lambda: rates)
     said = judge_gpus("UCX WRITE VRAM:VRAM", 64 << 20, lanes, found, scaling, took)
-    return said.verdict, said.words
+    return said.verdict, said.reason
 
 
 def test_the_bandwidth_together_is_reported_with_the_slowest_gpu() -> None:
@@ -296,9 +296,9 @@ def test_the_slowest_of_three_starves_if_its_card_is_slow(links: list[Link], mon
     # This machine may be busy, which excuses a slow link.
     monkeypatch.setattr("pytest_nixl.judge.concurrent.DISTURBED_CORES", math.inf)
     said = measure_gpus("UCX WRITE DRAM:DRAM", links, seated(), BLOCK, 1, 0.01)
-    assert said.verdict is Verdict.FAIL, said.words
-    assert "the slowest is GPU 2 (0000:20:00.0, NUMA node 0) to GPU 3 over tcp/card2, with 0.00" in said.words
-    assert "starves" in said.words
+    assert said.verdict is Verdict.FAIL, said.reason
+    assert "the slowest is GPU 2 (0000:20:00.0, NUMA node 0) to GPU 3 over tcp/card2, with 0.00" in said.reason
+    assert "starves" in said.reason
 
 
 @pytest.mark.whole  # test_vram_suites.py has such a run, and tests/unit/judge/test_concurrent.py such pairs of ranks
@@ -310,9 +310,9 @@ def test_a_link_that_starves_while_other_processes_take_the_cores_is_inconclusiv
         gpus = measure_gpus("UCX WRITE DRAM:DRAM", links, seated(), BLOCK, 1, None)
         ranks = at_once("UCX WRITE", links, BLOCK, 1)
     for said in (gpus, ranks):
-        assert said.verdict is Verdict.INCONCLUSIVE, said.words
+        assert said.verdict is Verdict.INCONCLUSIVE, said.reason
         words = r"starves while .*, but other processes used up to \d\.\d of the cores that the links need$"
-        assert re.search(words, said.words), said.words
+        assert re.search(words, said.reason), said.reason
         assert said.remedy == "stop other processes on the host, and run this check again"
 
 

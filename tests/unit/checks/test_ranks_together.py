@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import pytest
 
+from pytest_nixl.checks.bandwidth import ranks_together
 from pytest_nixl.checks.bandwidth.ranks_together import judge_culprit
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.judge.culprit import ACTION
@@ -21,6 +22,7 @@ from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.results import Result, RowSummary
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.samples import Samples
+from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.session.cluster import Cluster
 from pytest_nixl.session.run import Run
@@ -93,3 +95,15 @@ def test_runs_without_a_failed_pair_or_a_second_rank_have_nothing_to_measure() -
     with pytest.raises(NotApplicableError, match="only one rank"):
         judged(links, (0, 0), ranks=1)
     assert links.measured == []
+
+
+def test_wrong_bytes_win_over_a_pair_that_starves(monkeypatch: pytest.MonkeyPatch) -> None:
+    judgements = [Judgement(Verdict.WARN, "one starves", "look"), Judgement(Verdict.CORRUPT, "3 bytes", "run alone")]
+    remaining = iter(judgements)
+    monkeypatch.setattr(ranks_together, "at_once", lambda *_: next(remaining))
+    run = SimpleNamespace(links=[ROW, replace(ROW, op="READ")])
+    said = ranks_together.judge_pairs_together(
+        cast(Run, run), cast(Settings, SimpleNamespace(blocks=[4096], depth=[1])),
+        cast(Cluster, SimpleNamespace(ranks=4)), cast(Launches, SimpleNamespace(together=lambda *_: [])),
+    )  # fmt: skip
+    assert said == Judgement(Verdict.CORRUPT, "one starves; 3 bytes", "run alone")

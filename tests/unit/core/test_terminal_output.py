@@ -16,7 +16,7 @@ from unittest.mock import Mock
 import pytest
 from helpers.cli_run import BANDWIDTH, ROOT, command, environment, profile
 
-from pytest_nixl.core.shared_memory import shared_memory_fault
+from pytest_nixl.core.resource_limits import shared_memory_fault
 from pytest_nixl.host import system
 from pytest_nixl.store.store import Store
 

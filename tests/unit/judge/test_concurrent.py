@@ -87,7 +87,7 @@ def test_a_wrong_byte_is_named_with_its_link() -> None:
     found = corrupt("rows", names, [samples(), samples(corruption="3 bytes are wrong"), samples(corruption="other")])
     assert found is not None
     assert found.verdict is Verdict.CORRUPT
-    assert found.words == "rows of b, measured at the same time as 2 others: 3 bytes are wrong"
+    assert found.reason == "rows of b, measured at the same time as 2 others: 3 bytes are wrong"
     assert found.remedy == "run that pair alone; check the memory and NICs of both hosts"
 
 
@@ -112,7 +112,7 @@ def test_pairs_at_once_are_told_with_the_slowest(
 
     monkeypatch.setattr(concurrent, "measure_at_once", measure)
     found = at_once("rows", [link(pair) for pair in disjoint(6)], 65536, 4)
-    assert (found.verdict, found.words) == (verdict, words)
+    assert (found.verdict, found.reason) == (verdict, words)
     assert bool(found.remedy) == (verdict is Verdict.WARN)
     assert set(asked) == {(65536, 4)}
 
@@ -122,7 +122,7 @@ def test_a_pair_that_starves_beside_other_processes_is_inconclusive(monkeypatch:
     monkeypatch.setattr(concurrent, "measure_at_once", lambda *_: beside)
     found = at_once("rows", [link(pair) for pair in disjoint(4)], 65536, 1)
     assert found.verdict is Verdict.INCONCLUSIVE
-    assert found.words.endswith("starves while the others are measured, but " + disturbance(beside))
+    assert found.reason.endswith("starves while the others are measured, but " + disturbance(beside))
     assert found.remedy == "stop other processes on the host, and run this check again"
 
 
@@ -130,7 +130,7 @@ def test_a_wrong_byte_of_one_pair_decides(monkeypatch: pytest.MonkeyPatch) -> No
     results = iter([[samples(4e9, "bad"), samples(4e9)]])
     monkeypatch.setattr(concurrent, "measure_at_once", lambda *_: next(results))
     found = at_once("rows", [link(pair) for pair in disjoint(4)], 65536, 1)
-    assert (found.verdict, found.words) == (
+    assert (found.verdict, found.reason) == (
         Verdict.CORRUPT, "rows of ranks 0-2, measured at the same time as 1 others: bad"
     )  # fmt: skip
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_nixl.model.verdicts import Judgement, Outcome, Verdict, outcome
+from pytest_nixl.model.verdicts import SEVERITY, Judgement, Outcome, Verdict, most_severe, outcome
 
 PASS, WARN, FAIL, SKIP = Outcome.PASS, Outcome.WARN, Outcome.FAIL, Outcome.SKIP
 
@@ -45,6 +45,15 @@ def test_each_verdict_has_its_outcome(verdict: Verdict, gate: bool, required: bo
 @pytest.mark.parametrize("verdict", Verdict)
 def test_a_check_is_not_required_by_default(verdict: Verdict) -> None:
     assert outcome(verdict, gate=True) is TABLE[str(verdict)][1]
+
+
+@pytest.mark.parametrize("gate", [False, True])
+def test_verdicts_are_ordered_by_their_outcomes_and_wrong_bytes_are_first(gate: bool) -> None:
+    outcomes = [outcome(verdict, gate=gate) for verdict in SEVERITY]
+    assert outcomes == sorted(outcomes, key=[FAIL, WARN, PASS, SKIP].index)
+    first, second = Judgement(Verdict.WARN, "first"), Judgement(Verdict.WARN, "second")
+    assert most_severe([Judgement(Verdict.PASS, ""), first, second]) is first
+    assert SEVERITY[0] is Verdict.CORRUPT
 
 
 @pytest.mark.parametrize(
