@@ -4,32 +4,22 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
+from pytest_nixl.core.texts import parse_texts, text_file
 from pytest_nixl.session.suites import suites_folder
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 
 def shipped_text(name: str) -> dict[str, Any]:
-    """Return a file of texts: the wheel has it in the package, a clone in ``docs``; empty: the package is alone.
-
-    Its commands are for a clone. Where the package is installed without one, they name the suites by ``--pyargs``.
+    """Return a file of texts. Its commands are for a clone; without one they name the suites by ``--pyargs``.
 
     :param name: its name without ``.toml``.
     """
-    package = Path(__file__).parents[1]
-    inside = package / "docs" / f"{name}.toml"
-    path = inside if inside.is_file() else package.parent / "docs" / "reference" / f"{name}.toml"
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    if suites_folder().parent == package:
+    text = text_file(name)
+    if suites_folder().parent == Path(__file__).parents[1]:
         text = re.sub(r"\bpytest suites/(\w+)", r"pytest --pyargs pytest_nixl.suites.\1", text)
-    return tomllib.loads(text)
+    return parse_texts(text)
 
 
 def faults() -> list[dict[str, Any]]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check the CI recipes: each is YAML in the form of its system, and pytest accepts every command line in it.
+"""Check the CI recipes: what must agree in them and with the page.
 
 ``test_ci_runners.py`` runs them.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
