@@ -30,7 +30,8 @@ def text_file(name: str) -> str:
 
 def parse_texts(text: str) -> dict[str, Any]:
     """Return what a file of texts contains."""
-    return tomllib.loads(text)
+    document: dict[str, Any] = tomllib.loads(text)
+    return document
 
 
 class Entries(Mapping[str, T]):

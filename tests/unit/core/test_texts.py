@@ -9,6 +9,6 @@ from pytest_nixl.core.texts import Entries
 
 
 def test_a_file_is_read_when_an_entry_is_needed() -> None:
-    entries = Entries("no-such-file", dict)
+    entries: Entries[dict[str, str]] = Entries("no-such-file", dict)
     with pytest.raises(FileNotFoundError):
         list(entries)
