@@ -39,17 +39,13 @@ from pytest_nixl.checks.faults.misuse import KINDS
 from pytest_nixl.checks.faults.transfers import FAULTS
 from pytest_nixl.cli.starter_files import PLACEHOLDER, starter_file
 from pytest_nixl.cluster import launchers
+from pytest_nixl.core.texts import parse_texts
 from pytest_nixl.model.findings import FINDINGS
 from pytest_nixl.model.settings import DEFAULT_LEVEL, LEVELS, OPTIONS, Option
 from pytest_nixl.model.verdicts import Verdict, outcome
 from pytest_nixl.nixl.backends import libraries
 from pytest_nixl.nixl.reproductions import reproduction
 from pytest_nixl.session.suites import ON_REQUEST, SuiteCheck
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "docs" / "reference"
@@ -127,7 +123,7 @@ def page(title: str, *parts: str) -> str:
 
 def texts(name: str) -> dict[str, Any]:
     """Return the texts that the code does not hold."""
-    return tomllib.loads((REFERENCE / f"{name}.toml").read_text(encoding="utf-8"))
+    return parse_texts((REFERENCE / f"{name}.toml").read_text(encoding="utf-8"))
 
 
 def complete(what: str, of_code: Iterable[str], of_texts: Iterable[str], file: str) -> None:

@@ -7,22 +7,17 @@ import argparse
 import json
 import re
 import shlex
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from pytest_nixl.core.texts import parse_texts, text_file
 from pytest_nixl.model.findings import FINDINGS, known_finding
 from pytest_nixl.model.settings import LEVELS, OPTIONS
 from pytest_nixl.nixl.reproductions import reproduction
 from pytest_nixl.session.suites import SuiteCheck, suite_checks, suites_folder
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 #: The most entries that a look-up prints without ``--all``.
@@ -191,16 +186,11 @@ def _command(check: SuiteCheck) -> str:
 
 
 def _shipped_text(name: str) -> dict[str, Any]:
-    """Read a file of texts of the documentation: the wheel has it in the package, a clone in ``docs``.
-
-    Its commands are for a clone. Where the package is installed without one, they name the suites by ``--pyargs``.
+    """Return a file of texts. Its commands are for a clone; without one they name the suites by ``--pyargs``.
 
     :param name: its name without ``.toml``.
-    :return: its tables; empty: the package is alone.
     """
-    inside = _PACKAGE / "docs" / f"{name}.toml"
-    path = inside if inside.is_file() else _PACKAGE.parent / "docs" / "reference" / f"{name}.toml"
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    text = text_file(name)
     if _in_package():
         text = re.sub(r"\bpytest suites/(\w+)", r"pytest --pyargs pytest_nixl.suites.\1", text)
-    return tomllib.loads(text)
+    return parse_texts(text)

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from helpers.cli_run import ROOT, Finished, environment, eventually
 from helpers.kubelet import Given, command_of, container_of, variables_of
-from helpers.kubernetes_rules import Manifest, Pod, pods_of
 from helpers.kustomize import OVERLAYS, built, rank_pod
+from helpers.manifests import Manifest, Pod, pods_of
 from helpers.namespaces import ENDS_WITH_ALL, Host, Network, network, require_tools
 from ranks import Ranks, all_end_with
 from servers import ETCD_PORT, keys

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from helpers.kubernetes_rules import Document, Pod
+from helpers.manifests import Document, Pod
 from helpers.own_root import in_own_root
 
 _LABEL = re.compile(r"metadata\.labels\['([^']+)'\]")

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 from helpers.cli_run import ROOT
-from helpers.kubernetes_rules import Manifest, Pod, pods_of
+from helpers.manifests import Manifest, Pod, pods_of
 from helpers.needs import program
 
 OVERLAYS = ROOT / "deploy" / "overlays"

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from helpers.cli_run import ROOT
-from helpers.kubernetes_rules import pods_of, read
+from helpers.manifests import pods_of, read
 
 #: Suites and modules of them that measure rows, as command lines name them; no name is all suites.
 _MEASURE = re.compile(r"(suites/?|pytest_nixl\.suites)$|(suites/|pytest_nixl\.suites\.)bandwidth\b")

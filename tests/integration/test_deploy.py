@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check the files that start ranks: manifests by schemas and rules, and scripts by runs."""
+"""Check the files that start ranks: manifests by schemas and by what must agree in them, and scripts by runs."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import re
 import shutil
@@ -16,23 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import pytest
-import yaml
 from helpers.cli_run import ROOT
 from helpers.dockerfile import copied
-from helpers.kubernetes_rules import (
-    JOB_SET,
-    LEADER_WORKER_SET,
-    MPI_JOB,
-    RULES,
-    Manifest,
-    Pod,
-    complaints,
-    jobs_of,
-    pods_of,
-    read,
-)
+from helpers.manifests import Pod, disagreements, jobs_of, pods_of, read, validate
 from helpers.needs import lack
 
 from pytest_nixl.core.polling import wait_until
@@ -42,32 +28,28 @@ DEPLOY = ROOT / "deploy"
 MANIFESTS = {manifest.name: manifest for manifest in read(sorted((DEPLOY / "kubernetes").glob("*.yaml")))}
 JOB, STATEFUL, GROUP = "indexed-job.yaml", "statefulset.yaml", "leaderworkerset.yaml"
 JOBS, MPI = "jobset.yaml", "mpijob.yaml"
+STARTING = (JOB, STATEFUL, GROUP, JOBS, MPI)
+INDEXED = {
+    "completionMode": "Indexed", "backoffLimitPerIndex": 0, "activeDeadlineSeconds": 3600,
+    "template.spec.restartPolicy": "Never",
+}  # fmt: skip
+#: Fields without which a controller waits indefinitely, or starts a failed rank or a failed run again.
+POLICIES = [
+    (JOB, "Job", INDEXED),
+    (JOBS, "Job", INDEXED),
+    (STATEFUL, "StatefulSet", {"podManagementPolicy": "Parallel", "updateStrategy.type": "OnDelete"}),
+    (GROUP, "LeaderWorkerSet", {
+        "replicas": 1, "startupPolicy": "LeaderCreated", "leaderWorkerTemplate.restartPolicy": "None",
+    }),
+    (JOBS, "JobSet", {
+        "failurePolicy.maxRestarts": 0, "network.enableDNSHostnames": True, "network.publishNotReadyAddresses": True,
+    }),
+    (MPI, "MPIJob", {"slotsPerWorker": 1, "runPolicy.backoffLimit": 0, "runPolicy.activeDeadlineSeconds": 3600}),
+]  # fmt: skip
 SCRIPTS = (DEPLOY / "mpi" / "run.sh", DEPLOY / "slurm" / "pytest-nixl.sbatch", DEPLOY / "kubernetes" / "wait.sh")
 DOCKER = DEPLOY / "docker"
 #: The directories in which programs are looked up: PATH, and the directory of this Python.
 PROGRAMS = os.pathsep.join((os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)))
-
-
-def validate(document: dict[str, Any]) -> None:
-    """Validate a document by the newest installed schemas; of one that a controller reads, its Jobs or pods."""
-    if document["kind"] == JOB_SET:
-        for job in jobs_of(document):
-            _validate(json.dumps(job))
-        return
-    if document["kind"] not in (LEADER_WORKER_SET, MPI_JOB):
-        _validate(json.dumps(document))
-        return
-    specs = [(pod.labels, pod.spec) for pod in pods_of(document)]
-    for replicas in document["spec"].get("mpiReplicaSpecs", {}).values():
-        specs.append((replicas["template"]["metadata"]["labels"], replicas["template"]["spec"]))
-    for labels, spec in specs:
-        _validate(json.dumps({"apiVersion": "v1", "kind": "Pod", "metadata": {"labels": labels}, "spec": spec}))
-
-
-@functools.cache
-def _validate(text: str) -> None:
-    """Validate a document as JSON. Reading the schemas takes a second, and most documents of two tests are equal."""
-    kubernetes_validate.validate(json.loads(text), kubernetes_validate.latest_version(), strict=True)
 
 
 def rank_pod(name: str) -> Pod:
@@ -83,16 +65,18 @@ class TestManifests:
         for document in MANIFESTS[name].documents:
             validate(document)
 
-    @pytest.mark.parametrize("name", MANIFESTS)
-    def test_every_rule_is_kept(self, name: str) -> None:
-        assert complaints(MANIFESTS[name]) == []
+    @pytest.mark.parametrize("name", STARTING)
+    def test_what_must_agree_agrees(self, name: str) -> None:
+        rank_pod(name)
+        assert disagreements(MANIFESTS[name]) == []
 
-    @pytest.mark.parametrize("name", [GROUP, JOBS, MPI])
-    def test_the_schemas_do_not_contain_what_controllers_read(self, name: str) -> None:
-        """If there is one some day, the fields of the document itself can be validated, too."""
-        (document,) = MANIFESTS[name].documents
-        with pytest.raises(kubernetes_validate.SchemaNotFoundError):
-            kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
+    @pytest.mark.parametrize(("name", "kind", "policies"), POLICIES)
+    def test_the_controller_starts_all_ranks_at_once_and_none_twice(
+        self, name: str, kind: str, policies: dict[str, Any]
+    ) -> None:
+        documents = [item for document in MANIFESTS[name].documents for item in (document, *jobs_of(document))]
+        spec = next(document["spec"] for document in documents if document["kind"] == kind)
+        assert {path: functools.reduce(dict.get, path.split("."), spec) for path in policies} == policies
 
     def test_the_manifests_start_the_same_pod(self) -> None:
         def common(pod: Pod) -> dict[str, Any]:
@@ -108,118 +92,13 @@ class TestManifests:
         (pod,) = (pod for document in MANIFESTS["etcd.yaml"].documents for pod in pods_of(document))
         assert [container["image"] for container in pod.containers] == [DEFAULT_ETCD_IMAGE]
 
-    @pytest.mark.parametrize("name", [JOB, STATEFUL, GROUP, JOBS, MPI])
+    @pytest.mark.parametrize("name", STARTING)
     def test_every_option_has_a_valid_value(self, name: str) -> None:
         parsers = {item.flag: item.parse for item in OPTIONS}
         for word in rank_pod(name).arguments:
             flag, _, value = word.partition("=")
             if flag in parsers and "$(" not in value:
                 parsers[flag](value)
-
-
-#: A file, a text in it and what takes its place wherever it is, the rule that finds that, and its words.
-BROKEN = [
-    (JOB, "dnsPolicy: ClusterFirstWithHostNet", "dnsPolicy: ClusterFirst", "host_network", "needs dnsPolicy"),
-    (STATEFUL, "            - --nixl-rank=$(POD_INDEX)\n", "", "host_network", "--nixl-rank is needed"),
-    (JOB, "limits: *node", 'limits: {memory: 128Gi, nvidia.com/gpu: "8", vpc.amazonaws.com/efa: "32"}', "huge_pages",
-     "hugepages-2Mi: requests and limits differ"),
-    (GROUP, "medium: HugePages-2Mi", "medium: HugePages-1Gi", "huge_pages", "in no volume that is mounted"),
-    (JOB, "limits: *node", "limits: {memory: 128Gi, hugepages-2Mi: 5120Mi, nvidia.com/gpu: '8'}", "devices",
-     "vpc.amazonaws.com/efa: requests and limits differ"),
-    (JOB, "completions: 2", "completions: 3", "ranks", "--nixl-ranks=2, and 2 and 3 pods are started"),
-    (JOB, "--nixl-ranks=2", "--nixl-ranks=4", "ranks", "--nixl-ranks=4, and 2 pods are started"),
-    (STATEFUL, "replicas: 2", "replicas: 4", "ranks", "--nixl-ranks=2, and 4 pods are started"),
-    (GROUP, "replicas: 1", "replicas: 2", "ranks", "another group"),
-    (JOB, "completionMode: Indexed", "completionMode: NonIndexed", "jobs", "completionMode Indexed only"),
-    (JOB, "backoffLimitPerIndex: 0", "backoffLimit: 6", "jobs", "tried again"),
-    (JOB, "  activeDeadlineSeconds: 3600\n", "", "jobs", "needs activeDeadlineSeconds"),
-    (STATEFUL, "podManagementPolicy: Parallel", "podManagementPolicy: OrderedReady", "sets", "rank 1 before rank 0"),
-    (STATEFUL, "type: OnDelete", "type: RollingUpdate", "sets", "one rank at a time"),
-    (GROUP, "startupPolicy: LeaderCreated", "startupPolicy: LeaderReady", "sets", "wait for a leader"),
-    (GROUP, "restartPolicy: None", "restartPolicy: RecreateGroupOnPodRestart", "sets", "make all pods anew"),
-    (GROUP, "    size: 2", "    size: 2\n    sise: 2", "sets", "has no field sise"),
-    (JOBS, "      replicas: 1", "      replicas: 2", "controllers", "is another run"),
-    (JOBS, "maxRestarts: 0", "maxRestarts: 1", "controllers", "maxRestarts must be 0"),
-    (JOBS, "enableDNSHostnames: true", "enableDNSHostnames: false", "controllers", "no names before they are ready"),
-    (JOBS, "nixl-rank-0-0.nixl", "nixl-0.nixl", "controllers", "and rank 0 is nixl-rank-0-0.nixl"),
-    (JOBS, "  failurePolicy:", "  failPolicy: {}\n  failurePolicy:", "controllers", "has no field failPolicy"),
-    (JOBS, "completions: 2", "completions: 3", "ranks", "--nixl-ranks=2, and 2 and 3 pods are started"),
-    (JOBS, "completionMode: Indexed", "completionMode: NonIndexed", "jobs", "completionMode Indexed only"),
-    (MPI, "backoffLimit: 0", "backoffLimit: 3", "controllers", "backoffLimit must be 0"),
-    (MPI, "    activeDeadlineSeconds: 3600\n", "", "controllers", "needs activeDeadlineSeconds"),
-    (MPI, "slotsPerWorker: 1", "slotsPerWorker: 8", "controllers", "slotsPerWorker must be 1"),
-    (MPI, "slotsPerWorker: 1", "slotsPerWorker: 1\n  slots: 1", "controllers", "has no field slots"),
-    (MPI, "      replicas: 2", "      replicas: 4", "ranks", "--nixl-ranks=2, and 4 pods are started"),
-    (MPI, "- IPC_LOCK", "- SYS_NICE", "locked_memory", "IPC_LOCK"),
-    (JOB, "restartPolicy: Never", "restartPolicy: OnFailure", "restarts", "must be Never"),
-    (STATEFUL, "enableServiceLinks: false", "enableServiceLinks: false\n      restartPolicy: Never", "restarts",
-     "a StatefulSet's pods have restartPolicy Always"),
-    (GROUP, "enableServiceLinks: false", "enableServiceLinks: false\n        activeDeadlineSeconds: 9", "restarts",
-     "can have no activeDeadlineSeconds"),
-    (JOB, "subdomain: nixl", "subdomain: nixxl", "services", "there is no Service nixxl"),
-    (JOB, "  clusterIP: None\n", "", "services", "is not headless"),
-    (STATEFUL, "publishNotReadyAddresses: true", "publishNotReadyAddresses: false", "services", "hides the ranks"),
-    (JOB, "  selector:\n    app: nixl\n", "  selector:\n    app: nixll\n", "services", "does not select the pods"),
-    (JOB, "      subdomain: nixl\n", "", "services", "have no names"),
-    (JOB, "http://nixl-etcd:2379", "http://nixl-etcd:2380", "services", "is no Service and port"),
-    (JOB, "generic nixl-group", "generic another", "references", "Secret nixl-group is neither defined"),
-    (JOB, "claimName: nixl-results", "claimName: nixl-result", "references", "PersistentVolumeClaim nixl-result is"),
-    (STATEFUL, "    matchLabels:\n      app: nixl\n", "    matchLabels:\n      app: other\n", "selectors",
-     "does not select its own pods"),
-    (JOB, "topologyKey: kubernetes.io/hostname", "topologyKey: example/zone", "one_on_a_node", "one node"),
-    (JOB, "name: shm\n              mountPath", "name: shn\n              mountPath", "volumes", "no volume shn"),
-    (JOB, "            sizeLimit: 16Gi\n", "", "volumes", "has no sizeLimit"),
-    (JOB, "sizeLimit: 16Gi", "sizeLimit: 128Gi", "volumes", "may take all of the container's 128Gi"),
-    (JOB, "mountPath: /dev/shm", "mountPath: /shm", "volumes", "/dev/shm has 64 MiB"),
-    (GROUP, "runAsUser: 0", "runAsUser: 1000", "locked_memory", "runAsUser 0"),
-    (JOB, "- IPC_LOCK", "- SYS_NICE", "locked_memory", "IPC_LOCK"),
-    (JOB, "name: RUN", "name: UID", "variables", "$(RUN) is no variable"),
-    (JOB, "enableServiceLinks: false", "enableServiceLinks: true", "variables", "NIXL_ETCD_PORT"),
-    (JOB, "image: registry.example/inference:latest", "image: registry.example/inference:2", "image",
-     "NIXL_IMAGE is registry.example/inference:latest"),
-    (JOB, "--nixl-log-dir=/results", "--nixl-log-dir=/tmp", "results", "on no volume that outlives the pod"),
-    (JOB, "--junitxml=/results/$(RUN)/", "--junitxml=/results/", "results", "results of an earlier one"),
-    (JOB, "imagePullPolicy: IfNotPresent", "imagePullPolicy: IfAbsent", "enums", "imagePullPolicy: IfAbsent is none"),
-    (JOB, "restartPolicy: Never", "restartPolicy: never", "enums", "restartPolicy: never is none of"),
-    ("results.yaml", "ReadWriteMany", "ReadWriteAll", "enums", "accessModes: ReadWriteAll is none of"),
-]  # fmt: skip
-
-
-def broken(name: str, old: str, new: str) -> Manifest:
-    manifest = MANIFESTS[name]
-    assert old in manifest.text
-    return Manifest(name, manifest.text.replace(old, new), manifest.others)
-
-
-class TestBrokenManifests:
-    """Each fault is made in one of the files, and must be found."""
-
-    @pytest.mark.parametrize(("name", "old", "new", "rule", "words"), BROKEN)
-    def test_a_rule_finds_what_the_schemas_miss(self, name: str, old: str, new: str, rule: str, words: str) -> None:
-        manifest = broken(name, old, new)
-        for document in manifest.documents:
-            if document not in MANIFESTS[name].documents:
-                validate(document)
-        found = complaints(manifest)
-        assert any(words in sentence for where, sentence in found if where == rule), found
-
-    def test_every_rule_finds_a_fault(self) -> None:
-        assert {rule for _, _, _, rule, _ in BROKEN} == {rule.__name__ for rule in RULES}
-
-    @pytest.mark.parametrize(
-        ("name", "old", "new"),
-        [
-            (JOB, "completions: 2", "completions: two"),
-            (JOB, "parallelism: 2", "paralelism: 2"),
-            (GROUP, "hostNetwork: true", "hostNetwork: on-demand"),
-            (GROUP, "hostNetwork: true", "hostNet: true"),
-            ("etcd.yaml", "containerPort: 2379", "containerPort: client"),
-        ],
-    )
-    def test_the_schemas_find_misspelt_fields_and_wrong_types(self, name: str, old: str, new: str) -> None:
-        with pytest.raises(kubernetes_validate.ValidationError):
-            for document in broken(name, old, new).documents:
-                validate(document)
 
 
 def test_every_option_in_the_files_exists() -> None:
@@ -520,12 +399,3 @@ class TestDocker:
     def test_copied_files_are_not_ignored(self) -> None:
         kept = {line[1:] for line in (DOCKER / "Dockerfile.dockerignore").read_text().splitlines() if line[:1] == "!"}
         assert set(copied()) == kept
-
-
-def test_the_manifests_are_plain_yaml() -> None:
-    """The files have no tab and no template, so that they are applied as they are."""
-    for manifest in MANIFESTS.values():
-        assert "\t" not in manifest.text
-        assert "{{" not in manifest.text
-        assert manifest.text.startswith("# SPDX-License-Identifier: Apache-2.0\n")
-        assert all(yaml.safe_dump(document) for document in manifest.documents)

@@ -11,14 +11,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from helpers.cli_run import ROOT, environment
+from helpers.cli_run import environment
 
+from pytest_nixl.core.texts import parse_texts, text_file
 from pytest_nixl.nixl.installed import nixl_packages
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 #: Makes errors with the real NIXL, and prints the class and the text of each.
 PROVOKE = """
@@ -64,8 +60,7 @@ os._exit(0)
 
 def errors() -> list[dict[str, Any]]:
     """Return the errors of the page."""
-    path = ROOT / "docs" / "reference" / "error-texts.toml"
-    found: list[dict[str, Any]] = tomllib.loads(path.read_text(encoding="utf-8"))["error"]
+    found: list[dict[str, Any]] = parse_texts(text_file("error-texts"))["error"]
     return found
 
 

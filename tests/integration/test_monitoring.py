@@ -183,10 +183,6 @@ def test_promtool_accepts_the_metrics(name: str) -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_promtool_refuses_a_metric_without_help() -> None:
-    assert promtool("check", "metrics", text="# TYPE a gauge\na 1\n").returncode != 0
-
-
 def test_promtool_accepts_rules_and_configuration_and_sees_each_alert_fire() -> None:
     for words in (
         ("check", "rules", "--lint=all", "--lint-fatal", MONITORING / "alerts.yml"),
@@ -198,18 +194,6 @@ def test_promtool_accepts_rules_and_configuration_and_sees_each_alert_fire() -> 
     tested = set(re.findall(r"alertname: (\w+)\n *exp_alerts", (ROOT / "tests" / "alerts.test.yml").read_text()))
     (group,) = yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"]
     assert {rule["alert"] for rule in group["rules"]} == tested
-
-
-def test_promtool_notices_an_alert_that_does_not_fire(tmp_path: Path) -> None:
-    (tmp_path / "deploy" / "monitoring").mkdir(parents=True)
-    (tmp_path / "tests").mkdir()
-    text = (MONITORING / "alerts.yml").read_text()
-    assert "expr: nixl_regressed == 1" in text
-    (tmp_path / "deploy/monitoring/alerts.yml").write_text(text.replace("nixl_regressed == 1", "nixl_regressed > 1"))
-    (tmp_path / "tests/alerts.test.yml").write_text((ROOT / "tests" / "alerts.test.yml").read_text())
-    done = promtool("test", "rules", tmp_path / "tests/alerts.test.yml")
-    assert done.returncode != 0
-    assert "alertname: NixlRunRegressed" in done.stdout
 
 
 def lost(given: Any, kept: Any, path: str = "") -> list[str]:
@@ -242,25 +226,3 @@ def through_grafana(document: dict[str, Any]) -> Any:
 def test_grafanas_types_know_every_field_of_the_dashboard() -> None:
     """No Grafana can be installed here: this is what is known of its schema."""
     assert lost(DASHBOARD, through_grafana(DASHBOARD)) == []
-    misspelt = json.loads(json.dumps(DASHBOARD))
-    misspelt["panels"][0]["gridPoss"] = misspelt["panels"][0].pop("gridPos")
-    misspelt["panels"][1]["targets"][0]["exprs"] = "up"
-    misspelt["panels"][2]["options"]["texMode"] = "value"
-    found = lost(misspelt, through_grafana(misspelt))
-    assert found == [".panels[0].gridPoss", ".panels[1].targets[0].exprs", ".panels[2].options.texMode"]
-
-
-def test_panels_have_their_own_numbers_and_places() -> None:
-    panels = DASHBOARD["panels"]
-    assert len({panel["id"] for panel in panels}) == len(panels)
-    taken = [
-        (x, y)
-        for place in (panel["gridPos"] for panel in panels)
-        for x in range(place["x"], place["x"] + place["w"])
-        for y in range(place["y"], place["y"] + place["h"])
-    ]
-    assert len(set(taken)) == len(taken)
-    assert max(x for x, _ in taken) < 24
-    for panel in panels:
-        assert panel["description"], panel["title"]
-        assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])

@@ -14,12 +14,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import pytest
 import yaml
 from helpers.cli_run import ROOT
-from helpers.kubernetes_rules import complaints
 from helpers.kustomize import OVERLAYS, SECONDS, build, built, rank_pod
+from helpers.manifests import disagreements, validate
 from helpers.needs import program
 from helpers.shipped_commands import Command, shipped
 
@@ -38,17 +37,14 @@ class TestOverlays:
     """Each overlay, unchanged and changed."""
 
     @pytest.mark.parametrize("name", NAMES)
-    def test_an_overlay_is_valid_and_keeps_every_rule(self, name: str) -> None:
+    def test_an_overlay_is_valid_and_agrees(self, name: str) -> None:
         manifest = built(OVERLAYS / name)
-        version = kubernetes_validate.latest_version()
         for document in manifest.documents:
-            kubernetes_validate.validate(document, version, strict=True)
+            validate(document)
         assert {document["kind"] for document in manifest.documents} == {
             "Service", "Deployment", "Job", "PersistentVolumeClaim",
         }  # fmt: skip
-        # Without RDMA nothing is locked.
-        found = [(rule, words) for rule, words in complaints(manifest) if (name, rule) != ("tcp", "locked_memory")]
-        assert found == []
+        assert disagreements(manifest) == []
 
     @pytest.mark.parametrize("command", [each for each in shipped() if "overlays" in each.file], ids=str)
     def test_kustomize_makes_the_command_line_that_is_judged(self, command: Command) -> None:
@@ -91,7 +87,7 @@ class TestOverlays:
         assert {volume["name"]: volume for volume in pod.spec["volumes"]}["shm"]["emptyDir"]["sizeLimit"] == "7Gi"
         (claim,) = (each for each in manifest.documents if each["kind"] == "PersistentVolumeClaim")
         assert claim["spec"]["storageClassName"] == "efs"
-        assert complaints(manifest) == []
+        assert disagreements(manifest) == []
 
     def test_a_value_that_is_missing_is_refused(self, copied: Path) -> None:
         path = copied / "tcp" / "cluster.yaml"

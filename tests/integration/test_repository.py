@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import configparser
+import re
 import shutil
 import subprocess
 import sys
@@ -49,3 +50,12 @@ def test_the_wheel_has_each_package_of_the_clone() -> None:
     inside = {".".join(("pytest_nixl", *each.parts) if each.parts[0] == "suites" else each.parts) for each in folders}
     files = {name for name in told["packages"] if not name.startswith("pytest_nixl.docs")}
     assert sorted(inside) == sorted(files)
+
+
+def test_the_wheel_and_the_image_have_each_file_of_texts() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    packaged = set(project["tool"]["setuptools"]["package-data"]["pytest_nixl.docs"])
+    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "pytest_nixl").rglob("*.py"))
+    read = {f"{name}.toml" for name in re.findall(r'(?:Entries|shipped_text)\("([\w-]+)"', sources)}
+    copied = set(re.findall(r"docs/reference/([\w-]+\.toml)", (ROOT / "deploy/docker/Dockerfile").read_text()))
+    assert read == packaged == copied

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 
 import pytest
 from helpers.pytester_run import parse_config
@@ -89,31 +88,3 @@ def test_its_profile_has_a_figure_for_each_kind_of_row(pytester: pytest.Pytester
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command.learns], ids=str)
 def test_what_a_profile_is_learned_from_is_recorded(command: Command) -> None:
     assert any(word.startswith("--benchmark-json") for word in command.words)
-
-
-@pytest.mark.parametrize(
-    ("line", "fault"),
-    [
-        ("pytest --nixl-backend=LIBFABRIC --nixl-profile=p5.48xlarge", "gate"),
-        ("pytest --nixl-gate --nixl-backend=LIBFABRIC --nixl-profile=p4d.24xlarge", "figure"),
-        ("pytest --nixl-gate --nixl-memory=VRAM:VRAM", "figure"),
-        ("pytest suites/bandwidth --nixl-gate --nixl-blocks=1KiB", "figure"),
-        ("srun -N2 pytest --nixl-gate --nixl-backend=UCX --nixl-profile=p5.48xlarge", "figure"),
-    ],
-)
-def test_a_command_line_that_judges_nothing_is_found(
-    pytester: pytest.Pytester, tmp_path: Path, line: str, fault: str
-) -> None:
-    """Faults planted in a page of docs."""
-    from helpers.shipped_commands import _docs
-
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "page.md").write_text(f"# Page\n\n```console\n{line}      # as it was\n```\n")
-    (tmp_path / "README.md").write_text("")
-    (command,) = _docs(tmp_path)
-    if fault == "gate":
-        assert command.option("gate") is None
-        return
-    settings = read(pytester, command)
-    figures, _ = judged(settings, load_profile(settings.profile))
-    assert not all(figures.values())

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from dataclasses import dataclass
 
 from pytest_nixl.checks.doctor.check import (
     Requirements,
@@ -19,6 +20,7 @@ from pytest_nixl.checks.doctor.check import (
 )
 from pytest_nixl.checks.doctor.libraries import not_loaded
 from pytest_nixl.checks.doctor.limits import amount
+from pytest_nixl.core.texts import Entries
 from pytest_nixl.core.words import named, plural
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.gpu import NVML_FAILS
@@ -30,37 +32,30 @@ _NVML = (
     "run `pip install nvidia-ml-py` in the environment of pytest-nixl, and give the container NVML "
     "(NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
 )
-#: By a part of NVML's text of an error: the remedy.
-_NVML_ERRORS = {
-    "mismatch": "restart the container, or reboot the host: the driver was updated while the container ran",
-    "Permission": "give the container its GPUs (`docker run --gpus all`, resource nvidia.com/gpu), and run as a user "
-    "who may open /dev/nvidiactl and /dev/nvidia0",
-    "Driver Not Loaded": "give the container /dev/nvidiactl and its GPUs (`docker run --gpus all`, resource "
-    "nvidia.com/gpu); on the host run `nvidia-smi`",
-    "lost": "reboot the host, and replace the GPU if it happens again: run `dmesg | grep Xid` on the host",
-    "restart": "reset the GPU (`nvidia-smi --gpu-reset`), or reboot the host",
-    "Power": "connect the GPU's own power cables",
-}
-#: By Xid number: errors that a program cannot cause, each with the remedy from NVIDIA's documentation.
-_XIDS = {
-    48: ("double-bit ECC error", "reset the GPU or reboot the node"),
-    63: ("a memory page or row was retired or remapped", "reset the GPU when it is idle"),
-    64: ("a memory page or row could not be retired or remapped", "replace the node"),
-    74: ("NVLink error", "reset the GPUs; replace the node if it happens again"),
-    79: ("the GPU has fallen off the bus", "reboot the node; replace it if it happens again"),
-    92: ("many corrected ECC errors", "replace the node"),
-    94: ("contained ECC error", "restart the program; reset the GPU"),
-    95: ("uncontained ECC error", "reset the GPU, or reboot the node"),
-    119: ("the GPU's system processor does not answer", "reset the GPU, or reboot the node"),
-    120: ("the GPU's system processor failed", "reset the GPU, or reboot the node"),
-    140: ("unrecovered ECC error", "reset the GPU; replace the node if it happens again"),
-    145: ("NVLink error", "reset the GPUs; replace the node if it happens again"),
-}
 
 
-def _nvml_remedy(error: str) -> str:
-    found = (remedy for words, remedy in _NVML_ERRORS.items() if words in error)
-    return next(found, "run `nvidia-smi` and `dmesg` on the host; reboot it")
+@dataclass(frozen=True)
+class GpuError:
+    """A known error of a GPU.
+
+    :param id: its Xid number, or a part of NVML's text of it.
+    :param remedy: what to do, as an imperative.
+    :param title: what it is; empty: NVML's text says so.
+    """
+
+    id: str
+    remedy: str
+    title: str = ""
+
+
+_NVML_ERRORS = Entries("gpu-errors", GpuError, "nvml")
+#: Errors that a program cannot cause.
+_XIDS = Entries("gpu-errors", GpuError, "xid")
+
+
+def _nvml_remedy(text: str) -> str:
+    remedies = (error.remedy for part, error in _NVML_ERRORS.items() if part in text)
+    return next(remedies, "run `nvidia-smi` and `dmesg` on the host; reboot it")
 
 
 @check("gpus", "Does this host have the number and model of GPUs that the profile says?", unless=no_gpu)
@@ -285,10 +280,10 @@ def gpu_xid(facts: Facts, wanted: Requirements) -> Judgement:
             f"{xids.source}: {xids.why}",
             "run this command where the kernel's log can be read, or run `dmesg | grep Xid` on the host",
         )
-    grave = [xid for xid in xids.value if xid.number in _XIDS]
+    grave = [(xid, _XIDS[str(xid.number)]) for xid in xids.value if str(xid.number) in _XIDS]
     if grave:
-        told = named(f"Xid {xid.number} of {xid.pci} ({_XIDS[xid.number][0]})" for xid in grave)
-        return failed(f"the driver reported {plural(len(grave), 'error')}: {told}", _XIDS[grave[-1].number][1])
+        told = named(f"Xid {xid.number} of {xid.pci} ({error.title})" for xid, error in grave)
+        return failed(f"the driver reported {plural(len(grave), 'error')}: {told}", grave[-1][1].remedy)
     if xids.value:
         told = named(f"Xid {xid.number} of {xid.pci}" for xid in xids.value)
         return warned(

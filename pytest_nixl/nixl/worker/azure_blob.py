@@ -15,66 +15,27 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pytest_nixl.core.redaction import redact
+from pytest_nixl.core.texts import Entries
 from pytest_nixl.nixl.worker.object_stores import (
     SECONDS,
     SYSTEM_BUNDLE,
-    ConnectionFaults,
     ObjectStoreError,
     StoreClient,
     StoreFault,
     clock_ahead,
+    connection_faults,
     fault_of,
+    faults_by_code,
+    faults_by_status,
 )
 
 _INSTALL = "run pip install 'pytest-nixl[azure]' in the environment of every rank"
 _CONNECTION, _ACCOUNT = "AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT_URL"
 _CONTAINER = "AZURE_STORAGE_CONTAINER_NAME"
-_RIGHTS = StoreFault("rights", "give this identity the role Storage Blob Data Contributor on the container")
 _BUNDLE = "AZURE_CA_BUNDLE"
-_KEY = StoreFault(
-    "credentials", f"correct the account and its key in {_CONNECTION}, or without it this host's identity"
-)
-_BUSY = StoreFault("busy", "run it again with less --nixl-depth and --nixl-batch, because the account limits requests")
-_CLOCK = StoreFault("clock", "set this host's clock: run `chronyc makestep`")
-_UNKNOWN = StoreFault("server", "read the log of the account, or of Azurite")
-
-#: By the error code of the answer: https://learn.microsoft.com/rest/api/storageservices/blob-service-error-codes
-BY_CODE: Mapping[str, StoreFault] = {
-    "ContainerNotFound": StoreFault("bucket", f"set {_CONTAINER} to an existing container, or create it"),
-    "ContainerBeingDeleted": StoreFault("bucket", "wait until the container is deleted, and create it again"),
-    "BlobNotFound": StoreFault("key", "write the blob before it is read, and let no other program or rule delete it"),
-    "AuthenticationFailed": _KEY,
-    "InvalidAuthenticationInfo": _KEY,
-    "NoAuthenticationInformation": _KEY,
-    "KeyBasedAuthenticationNotPermitted": StoreFault(
-        "rights", f"unset {_CONNECTION}, set {_ACCOUNT} to the account's URL, and give this host an identity"
-    ),
-    "AuthorizationSourceIPMismatch": StoreFault(
-        "rights", "allow this host's address in the shared access signature, or make one without addresses"
-    ),
-    "InvalidResourceName": StoreFault(
-        "bucket", f"correct {_CONTAINER}: a container's name has lower-case letters, digits and hyphens"
-    ),
-    "AccountIsDisabled": StoreFault("rights", "enable the storage account"),
-    # Azurite answers so to a wrong key.
-    "AuthorizationFailure": StoreFault("rights", f"{_KEY.remedy}, or allow this host's address in its firewall"),
-    "AuthorizationPermissionMismatch": _RIGHTS,
-    "InsufficientAccountPermissions": _RIGHTS,
-    "ServerBusy": _BUSY,
-    "OperationTimedOut": _BUSY,
-    "InternalError": _UNKNOWN,
-    # Azurite answers so to a client that is newer than it.
-    "InvalidHeaderValue": StoreFault("server", "start Azurite with --skipApiVersionCheck, or update it"),
-}
-#: By the status of an answer without such a code.
-_BY_STATUS: Mapping[int, StoreFault] = {403: _KEY, 404: BY_CODE["ContainerNotFound"], 429: _BUSY, 503: _BUSY}
-
-_WHERE = f"the BlobEndpoint in {_CONNECTION}, or {_ACCOUNT}"
-CONNECTION_FAULTS = ConnectionFaults(
-    StoreFault("endpoint", f"correct {_WHERE}, and check that the server runs and that this host reaches it"),
-    StoreFault("tls", f"write http:// in {_WHERE}, or give the server a certificate"),
-    StoreFault("tls", f"set {_BUNDLE} to the file of the certificates that signed the server's"),
-)
+_FAULTS = Entries("store-faults", StoreFault, "azure")
+BY_CODE, _BY_STATUS, CONNECTION_FAULTS = faults_by_code(_FAULTS), faults_by_status(_FAULTS), connection_faults(_FAULTS)
+_KEY, _CLOCK, _UNKNOWN = _FAULTS["credentials"], _FAULTS["clock"], _FAULTS["unknown"]
 
 
 class BlobClient(StoreClient):

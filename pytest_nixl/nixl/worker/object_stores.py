@@ -14,7 +14,7 @@ import socket
 import ssl
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
@@ -36,14 +36,20 @@ MOST_SKEW = 900.0
 
 @dataclass(frozen=True)
 class StoreFault:
-    """A kind of fault of a server.
+    """A fault of a server.
 
-    :param kind: its name, such as ``bucket`` or ``clock``.
+    :param id: its name in ``store-faults.toml``.
+    :param kind: its kind, such as ``bucket`` or ``clock``.
     :param remedy: what to do, as an imperative.
+    :param codes: the error codes of the answers that report it.
+    :param statuses: the same of answers without such a code, by their HTTP status.
     """
 
+    id: str
     kind: str
     remedy: str
+    codes: Sequence[str] = ()
+    statuses: Sequence[int] = ()
 
 
 class ConnectionFaults(NamedTuple):
@@ -55,6 +61,18 @@ class ConnectionFaults(NamedTuple):
     no_tls: StoreFault
     #: Its certificate is signed by nobody whom this host trusts.
     untrusted: StoreFault
+
+
+def faults_by_code(faults: Mapping[str, StoreFault]) -> dict[str, StoreFault]:
+    return {code: fault for fault in faults.values() for code in fault.codes}
+
+
+def faults_by_status(faults: Mapping[str, StoreFault]) -> dict[int, StoreFault]:
+    return {status: fault for fault in faults.values() for status in fault.statuses}
+
+
+def connection_faults(faults: Mapping[str, StoreFault]) -> ConnectionFaults:
+    return ConnectionFaults(faults["unreachable"], faults["no-tls"], faults["untrusted"])
 
 
 class ObjectStoreError(NixlPluginError):

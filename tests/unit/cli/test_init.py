@@ -11,12 +11,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import pytest
 import yaml
 from helpers.cli_run import ROOT, environment
 from helpers.fake_sysfs import Tree, p5
-from helpers.kubernetes_rules import complaints, pods_of, read
+from helpers.manifests import disagreements, pods_of, read, validate
 
 from pytest_nixl import cli
 from pytest_nixl.judge.profiles import bundled_text, load_profile
@@ -51,12 +50,12 @@ def written(folder: Path, root: Path, *options: str) -> Path:
 
 
 def check_manifests(folder: Path) -> list[dict[str, Any]]:
-    """Validate every manifest by the schemas of Kubernetes and our rules, and return the pods of the ranks."""
+    """Validate every manifest by schemas and by what must agree in it, and return the pods of the ranks."""
     manifests = read(sorted(folder.glob("*.yaml")))
     for manifest in manifests:
         for document in manifest.documents:
-            kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
-        assert complaints(manifest) == []
+            validate(document)
+        assert disagreements(manifest) == []
     pods = [pod for manifest in manifests for document in manifest.documents for pod in pods_of(document)]
     return [pod.spec for pod in pods if pod.runs_ranks]
 

@@ -24,7 +24,7 @@ from pytest_nixl.nixl.worker.object_stores import (
     fault_of,
 )
 
-FAULTS = ConnectionFaults(*(StoreFault(kind, f"remedy of {kind}") for kind in ConnectionFaults._fields))
+FAULTS = ConnectionFaults(*(StoreFault(kind, kind, f"remedy of {kind}") for kind in ConnectionFaults._fields))
 
 
 class KeptStore(StoreClient):
@@ -35,7 +35,7 @@ class KeptStore(StoreClient):
     """
 
     def __init__(self, *fails: str, wrong: bool = False) -> None:
-        super().__init__("the server s", "bucket b", "http/s:1", StoreFault("clock", ""), FAULTS)
+        super().__init__("the server s", "bucket b", "http/s:1", StoreFault("clock", "clock", ""), FAULTS)
         self._fails, self._wrong = fails, wrong
         self.objects: dict[str, bytes] = {}
         self.log: list[str] = []

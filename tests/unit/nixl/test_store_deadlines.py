@@ -201,7 +201,7 @@ class Store(object_stores.StoreClient):
     """A double of a server without faults, whose certificate NIXL may not trust."""
 
     def __init__(self) -> None:
-        address = object_stores.StoreFault("endpoint", "")
+        address = object_stores.StoreFault("unreachable", "endpoint", "")
         super().__init__("s", "b", "https/s", address, object_stores.ConnectionFaults(address, address, address))
         self.content: dict[str, bytes] = {}
 

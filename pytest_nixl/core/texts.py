@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The texts that stand in files beside the code: findings, remedies, faults of checks, errors by their text."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+T = TypeVar("T")
+
+
+def text_file(name: str) -> str:
+    """Return a file of texts: the wheel has it in the package, a clone in ``docs``.
+
+    :param name: its name without ``.toml``.
+    """
+    package = Path(__file__).parents[1]
+    inside = package / "docs" / f"{name}.toml"
+    path = inside if inside.is_file() else package.parent / "docs" / "reference" / f"{name}.toml"
+    return path.read_text(encoding="utf-8")
+
+
+def parse_texts(text: str) -> dict[str, Any]:
+    """Return what a file of texts contains."""
+    document: dict[str, Any] = tomllib.loads(text)
+    return document
+
+
+class Entries(Mapping[str, T]):
+    """The entries of a file of texts by their ids, read when the first is needed.
+
+    :param file: its name without ``.toml``.
+    :param form: what makes an entry of its id and its fields.
+    :param section: the table of the file with the entries; empty: the file has no others.
+    """
+
+    def __init__(self, file: str, form: Callable[..., T], section: str = "") -> None:
+        self._file, self._form, self._section = file, form, section
+
+    @cached_property
+    def _entries(self) -> dict[str, T]:
+        document = parse_texts(text_file(self._file))
+        entries = document[self._section] if self._section else document
+        return {name: self._form(name, **fields) for name, fields in entries.items()}
+
+    def __getitem__(self, name: str) -> T:
+        return self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
