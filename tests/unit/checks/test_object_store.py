@@ -47,7 +47,9 @@ def ask(make_settings: Callable[..., Settings], server: S3Server, monkeypatch: p
     def ask(url: str = "", parameters: tuple[BackendParameter, ...] = (), **variables: str) -> Judgement:
         use_s3(monkeypatch, url or server.url)
         for name, value in variables.items():
-            monkeypatch.setenv(name, value)
+            monkeypatch.delenv(name, raising=False)
+            if value:
+                monkeypatch.setenv(name, value)
         settings = make_settings(backend=("OBJ",), backend_params=parameters)
         with Agents(LocalHost(supervisor()), settings) as agents:
             return judge_object_store(agents, settings)
