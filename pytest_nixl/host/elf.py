@@ -16,6 +16,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import TypeVar
 
+from elftools.construct.lib.container import Container
 from elftools.elf.dynamic import DynamicSegment
 from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerDefSection, GNUVerNeedSection
@@ -110,9 +111,8 @@ def _read(elf: ELFFile, path: str) -> Elf:
         _, offset = dynamic.get_table_offset(tag)
         if offset is None:
             raise ValueError(f"{tag} points to no segment")
-        return kind(
-            {"sh_offset": offset, "sh_info": count, "sh_flags": 0, "sh_size": 0, "sh_addralign": 1}, "", elf, *arguments
-        )
+        header = Container(sh_offset=offset, sh_info=count, sh_flags=0, sh_size=0, sh_addralign=1)
+        return kind(header, "", elf, *arguments)
 
     def texts(tag: str) -> list[str]:
         return [strings.get_string(offset) for offset in tags.get(tag, ())]
@@ -123,7 +123,7 @@ def _read(elf: ELFFile, path: str) -> Elf:
     if "DT_VERNEED" in tags:
         needs = table(GNUVerNeedSection, "DT_VERNEED", _count(tags["DT_VERNEEDNUM"]), strings)
         for need, versions in needs.iter_versions():
-            wanted[need.name] = tuple(version.name for version in versions if not version["vna_flags"] & _WEAK)
+            wanted[need.name or ""] = tuple(version.name for version in versions if not version["vna_flags"] & _WEAK)
     if "DT_VERDEF" in tags:
         definitions = table(GNUVerDefSection, "DT_VERDEF", _count(tags["DT_VERDEFNUM"]), strings)
         defined = [next(iter(names)).name for _, names in definitions.iter_versions()]
