@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -135,6 +136,15 @@ def test_missing_credentials_are_named(ask: Ask, variables: dict[str, str], reas
     assert judged.verdict is Verdict.FAIL
     assert reason in judged.reason
     assert "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" in judged.remedy
+
+
+def test_proxy_of_the_variables_is_not_asked(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_s3(monkeypatch, server.url)
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    with contextlib.closing(ObjectClient.of({})) as client:
+        client.probe("key")
 
 
 def test_missing_client_is_named(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -334,6 +334,7 @@ class TestPasswords:
             session = client._session
             assert isinstance(session.auth, _TokenAuth)
             token = session.auth._token
+            assert token is not None
             with connect([guarded.endpoint], user="root", password="pw") as root:
                 # etcd removes expired tokens once per second.
                 wait_until(
