@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client of etcd's HTTP gateway: etcd3gw with several members, credentials and readable errors.
+"""A client of etcd's HTTP gateway: several members, credentials and readable errors.
 
 Keys are text, values are bytes, times are seconds. Every method raises :class:`EtcdError`.
 """
@@ -33,7 +33,6 @@ from pytest_nixl.etcd.watch import Watched, WatchEvent, watch
 
 if TYPE_CHECKING:
     import requests
-    from etcd3gw.client import Etcd3Client
 
 
 class EtcdClient:
@@ -48,23 +47,8 @@ class EtcdClient:
         user: str = "",
         password: str = "",
     ) -> None:
-        from etcd3gw.client import Etcd3Client
-
         self._members = EtcdMembers(endpoints, session, timeout=timeout, user=user, password=password)
         self._session = session
-        self._clients: dict[Endpoint, Etcd3Client] = {
-            member: Etcd3Client(
-                host=member.host,
-                port=member.port,
-                protocol=member.scheme,
-                timeout=timeout,
-                api_path="/v3/",
-            )
-            for member in self._members.all
-        }
-        for client in self._clients.values():
-            # The constructor accepts a session only from etcd3gw 2.6 on.
-            client.session = session
 
     def __repr__(self) -> str:
         return f"EtcdClient({', '.join(self.endpoints)})"
@@ -88,11 +72,6 @@ class EtcdClient:
     def endpoints(self) -> tuple[str, ...]:
         """URLs of all members, without credentials."""
         return tuple(str(member) for member in self._members.all)
-
-    @property
-    def raw(self) -> Etcd3Client:
-        """The etcd3gw client of the member that answered last, with this client's credentials."""
-        return self._clients[self._members.last]
 
     @property
     def maintenance(self) -> Maintenance:

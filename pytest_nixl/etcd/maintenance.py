@@ -107,6 +107,10 @@ class Maintenance:
 
         return self._members.post("/maintenance/alarm", {"action": "GET"}, read)
 
+    def transfer_leadership(self, member: int) -> None:
+        """Make another member the leader. ``member`` is its id. The member that is asked must be the leader."""
+        self._members.post("/maintenance/transfer-leadership", {"targetID": member}, dict, repeatable=False)
+
     def metrics(self) -> str:
         """Return the page of metrics of the member that answered last; empty if it serves none here."""
         return self._members.get_text("/metrics") or ""

@@ -12,6 +12,7 @@ from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.core.polling import wait_until
 from pytest_nixl.etcd.client import EtcdClient, connect
 from pytest_nixl.etcd.endpoints import Endpoint
+from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd_servers.binary import etcd_binary, find_binary
 from pytest_nixl.etcd_servers.embedded import READY_SECONDS, healthy
 from pytest_nixl.processes.supervisor import SupervisorClient
@@ -94,13 +95,11 @@ class ThreeNodeEtcd:
 
     def change_leader(self) -> None:
         """Transfer the leadership to another member."""
-        from etcd3gw.exceptions import Etcd3Exception
-
         before = wait_until(lambda: self.leader() + 1, "a leader", seconds=READY_SECONDS) - 1
         with connect([self.members[before]]) as old, connect([self.members[(before + 1) % 3]]) as new:
             target = new.status()["header"]["member_id"]
-            with suppress(Etcd3Exception):  # the leader may have changed in this moment
-                old.raw.post(old.raw.get_url("/maintenance/transfer-leadership"), json={"targetID": target})
+            with suppress(EtcdError):  # the leader may have changed in this moment
+                old.maintenance.transfer_leadership(target)
         wait_until(lambda: self.leader() not in (-1, before), "another leader", seconds=READY_SECONDS)
 
     def kill_leader(self) -> None:

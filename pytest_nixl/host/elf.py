@@ -8,25 +8,25 @@ import os
 import platform
 import re
 import stat
-import struct
 import subprocess
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from struct import Struct
-from typing import BinaryIO
+from itertools import islice
+from typing import TypeVar
+
+from elftools.construct.lib.container import Container
+from elftools.elf.dynamic import DynamicSegment
+from elftools.elf.elffile import ELFFile
+from elftools.elf.gnuversions import GNUVerDefSection, GNUVerNeedSection
+from elftools.elf.sections import Section, StringTableSection
+
+SectionT = TypeVar("SectionT", bound=Section)
 
 #: The most entries that are read of one file. libc, which defines many versions, has about 150.
 _MOST_ENTRIES = 5_000
-#: The longest name or list of folders in a file, in bytes.
-_LONGEST_TEXT = 1 << 16
-#: What is read of a text at first, in bytes.
-_USUAL_TEXT = 128
 _WEAK = 2  # the flag of a symbol version that may be missing
-_PT_LOAD, _PT_DYNAMIC = 1, 2
-_DT_NULL, _DT_NEEDED, _DT_STRTAB, _DT_SONAME, _DT_RPATH, _DT_RUNPATH = 0, 1, 5, 14, 15, 29
-_DT_VERDEF, _DT_VERDEFNUM, _DT_VERNEED, _DT_VERNEEDNUM = 0x6FFFFFFC, 0x6FFFFFFD, 0x6FFFFFFE, 0x6FFFFFFF
 _DEBIAN = f"{platform.machine()}-linux-gnu"
 #: Where the loader looks without its cache, which a minimal image does not have: on Debian first in the folders of the
 #: architecture.
@@ -88,108 +88,63 @@ def read_elf(path: str) -> Elf:
         if file.read(6) != b"\x7fELF\x02\x01":
             raise ValueError(f"{path} is not a 64-bit shared library")
         try:
-            return _DynamicSection(file).read(os.path.abspath(path))
-        except (OSError, ValueError, OverflowError, struct.error) as error:
+            return _read(ELFFile(file), os.path.abspath(path))
+        except Exception as error:  # pyelftools raises errors of many kinds
             raise ValueError(f"{path} is damaged: {type(error).__name__}: {error}") from None
 
 
-class _DynamicSection:
-    """What the dynamic loader reads of a file, found as the loader finds it: through the segments.
+def _read(elf: ELFFile, path: str) -> Elf:
+    """Read what the dynamic loader reads of a file, found as the loader finds it: through the segments.
 
-    The layouts are those of ``elf.h``. pyelftools has them, too, but each process that looks for missing libraries
-    would take 0.2 s to import it.
+    :param path: the absolute path of the file.
     """
+    dynamic = next(elf.iter_segments("PT_DYNAMIC"), None)
+    if dynamic is None:
+        return Elf(path, os.path.basename(path), (), {}, (), (), ())
+    assert isinstance(dynamic, DynamicSegment)
+    tags: dict[str, list[int]] = {}
+    for tag in islice(dynamic.iter_tags(), _MOST_ENTRIES):
+        tags.setdefault(tag.entry.d_tag, []).append(tag.entry.d_val)
 
-    _HEADER = Struct("<32xQ14xHH")  # e_phoff, e_phentsize, e_phnum
-    _SEGMENT = Struct("<I4xQQ8xQ")  # p_type, p_offset, p_vaddr, p_filesz
-    _TAG = Struct("<qQ")  # d_tag, d_val
-    _NEED = Struct("<2xHIII")  # vn_cnt, vn_file, vn_aux, vn_next
-    _NEEDED_VERSION = Struct("<4xH2xII")  # vna_flags, vna_name, vna_next
-    _DEFINITION = Struct("<12xII")  # vd_aux, vd_next
-    _DEFINED_VERSION = Struct("<I")  # vda_name
+    def table(kind: type[SectionT], tag: str, count: int = 0, *arguments: Section) -> SectionT:
+        """Return the table to which a tag points as a section, which a stripped file does not have."""
+        _, offset = dynamic.get_table_offset(tag)
+        if offset is None:
+            raise ValueError(f"{tag} points to no segment")
+        header = Container(sh_offset=offset, sh_info=count, sh_flags=0, sh_size=0, sh_addralign=1)
+        return kind(header, "", elf, *arguments)
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._left = _MOST_ENTRIES
-        first, size, count = self._parse(self._HEADER, 0)
-        self._segments = [self._parse(self._SEGMENT, first + number * size) for number in range(count)]
-        self._tags: dict[int, list[int]] = {}
-        for kind, start, _, length in self._segments:
-            if kind == _PT_DYNAMIC:
-                self._read_tags(start, length)
-        self._strings = self._place(_DT_STRTAB)
+    def texts(tag: str) -> list[str]:
+        return [strings.get_string(offset) for offset in tags.get(tag, ())]
 
-    def read(self, path: str) -> Elf:
-        """Return its content.
+    strings = table(StringTableSection, "DT_STRTAB")
+    wanted: dict[str, tuple[str, ...]] = {}
+    defined: list[str] = []
+    if "DT_VERNEED" in tags:
+        needs = table(GNUVerNeedSection, "DT_VERNEED", _count(tags["DT_VERNEEDNUM"]), strings)
+        for need, versions in needs.iter_versions():
+            wanted[need.name or ""] = tuple(version.name for version in versions if not version["vna_flags"] & _WEAK)
+    if "DT_VERDEF" in tags:
+        definitions = table(GNUVerDefSection, "DT_VERDEF", _count(tags["DT_VERDEFNUM"]), strings)
+        defined = [next(iter(names)).name for _, names in definitions.iter_versions()]
+    runpath = texts("DT_RUNPATH")[-1:]
+    rpath = [] if runpath else texts("DT_RPATH")[-1:]
+    return Elf(
+        path=path,
+        soname=(texts("DT_SONAME") or [os.path.basename(path)])[-1],
+        needed=tuple(texts("DT_NEEDED")),
+        wanted=wanted,
+        defined=tuple(defined),
+        rpath=_folders(rpath, path),
+        runpath=_folders(runpath, path),
+    )
 
-        :param path: the absolute path of the file.
-        """
-        [soname] = self._texts(_DT_SONAME)[-1:] or [os.path.basename(path)]
-        runpath = self._texts(_DT_RUNPATH)[-1:]
-        rpath = [] if runpath else self._texts(_DT_RPATH)[-1:]
-        return Elf(
-            path=path,
-            soname=soname,
-            needed=tuple(self._texts(_DT_NEEDED)),
-            wanted=dict(self._wanted()),
-            defined=tuple(self._defined()),
-            rpath=_folders(rpath, path),
-            runpath=_folders(runpath, path),
-        )
 
-    def _parse(self, struct: Struct, start: int) -> tuple[int, ...]:
-        self._left -= 1
-        if self._left < 0:
-            raise ValueError(f"it has more than {_MOST_ENTRIES} entries")
-        self._file.seek(start)
-        return struct.unpack(self._file.read(struct.size))
-
-    def _read_tags(self, start: int, length: int) -> None:
-        for position in range(start, start + length, self._TAG.size):
-            tag, value = self._parse(self._TAG, position)
-            if tag == _DT_NULL:
-                return
-            self._tags.setdefault(tag, []).append(value)
-
-    def _place(self, tag: int) -> int:
-        """Return the offset in the file of the table to which a tag points; 0 without the tag."""
-        if tag not in self._tags:
-            return 0
-        address = self._tags[tag][-1]
-        for kind, start, first, length in self._segments:
-            if kind == _PT_LOAD and 0 <= address - first < length:
-                return start + address - first
-        raise ValueError(f"the tag {tag:#x} points to no segment")
-
-    def _text(self, offset: int) -> str:
-        for size in (_USUAL_TEXT, _LONGEST_TEXT):
-            self._file.seek(self._strings + offset)
-            text, end, _ = self._file.read(size).partition(b"\0")
-            if end:
-                return text.decode(errors="replace")
-        raise ValueError("a text does not end")
-
-    def _texts(self, tag: int) -> list[str]:
-        return [self._text(offset) for offset in self._tags.get(tag, ())]
-
-    def _chain(self, struct: Struct, start: int, count: int) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """Yield the entries of a chain, each with its offset in the file. The last field leads to the next entry."""
-        for _ in range(count):
-            entry = self._parse(struct, start)
-            yield start, entry
-            start += entry[-1]
-
-    def _wanted(self) -> Iterator[tuple[str, tuple[str, ...]]]:
-        [count] = self._tags.get(_DT_VERNEEDNUM, [0])[-1:]
-        for start, (versions, file, first, _) in self._chain(self._NEED, self._place(_DT_VERNEED), count):
-            chain = self._chain(self._NEEDED_VERSION, start + first, versions)
-            yield self._text(file), tuple(self._text(name) for _, (flags, name, _) in chain if not flags & _WEAK)
-
-    def _defined(self) -> Iterator[str]:
-        [count] = self._tags.get(_DT_VERDEFNUM, [0])[-1:]
-        for start, (first, _) in self._chain(self._DEFINITION, self._place(_DT_VERDEF), count):
-            [name] = self._parse(self._DEFINED_VERSION, start + first)
-            yield self._text(name)
+def _count(values: Sequence[int]) -> int:
+    """Return the last number of entries. :raises ValueError: no library has so many."""
+    if values[-1] > _MOST_ENTRIES:
+        raise ValueError(f"it has more than {_MOST_ENTRIES} entries")
+    return values[-1]
 
 
 def _folders(lists: Sequence[str], path: str) -> tuple[str, ...]:

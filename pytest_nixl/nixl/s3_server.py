@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 import re
 import secrets
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,45 +63,43 @@ class S3Bucket:
             "AWS_DEFAULT_BUCKET": store.bucket,
             "AWS_REGION": store.region,
             "AWS_DEFAULT_REGION": store.region,
-            "AWS_ACCESS_KEY_ID": store.key_id,
-            "AWS_SECRET_ACCESS_KEY": store.secret,
-            "AWS_SESSION_TOKEN": store.token,
+            **self.client.environment,
         }
         return {**values, "AWS_CA_BUNDLE": store.authority} if store.authority else values
 
     @property
     def parameters(self) -> dict[str, str]:
         """Parameters for ``create_backend("OBJ", …)`` in an agent whose worker lacks these variables."""
-        store = self.client.store
+        store, key = self.client.store, self.client.environment
         values = {
             "endpoint_override": store.address,
             "scheme": store.scheme,
             "bucket": store.bucket,
             "region": store.region,
-            "access_key": store.key_id,
-            "secret_key": store.secret,
+            "access_key": key["AWS_ACCESS_KEY_ID"],
+            "secret_key": key["AWS_SECRET_ACCESS_KEY"],
             "use_virtual_addressing": "false",
         }
         # NIXL reads no variable that names certificates.
-        given = {"session_token": store.token, "ca_bundle": store.bundle if store.scheme == "https" else ""}
-        return values | {name: value for name, value in given.items() if value}
+        optional = {
+            "session_token": key["AWS_SESSION_TOKEN"],
+            "ca_bundle": store.bundle if store.scheme == "https" else "",
+        }
+        return values | {name: value for name, value in optional.items() if value}
 
 
 @contextlib.contextmanager
-def open_bucket(
-    asked: str, environ: Mapping[str, str], supervisor: Callable[[], SupervisorClient]
-) -> Iterator[S3Bucket]:
+def open_bucket(asked: str, supervisor: Callable[[], SupervisorClient]) -> Iterator[S3Bucket]:
     """Create a bucket on the S3 server of a run; delete it with all its objects at the end.
 
     :param asked: the URL of an existing server; ``embedded``; ``container`` or ``container:IMAGE``; or empty for the
         server that AWS's variables name, or else an embedded one.
-    :param environ: the variables with the server's key and region.
     :param supervisor: returns the client of the supervisor, which ends the run's own server even if pytest is killed.
     :raises ObjectStoreError: the server cannot be used, with the reason and a remedy.
     :raises NotApplicableError: no server is named, and none can be embedded.
     """
     name = f"pytest-nixl-{secrets.token_hex(8)}"
-    told = asked or environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL") or EMBEDDED
+    told = asked or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or EMBEDDED
     kind, _, image = told.partition(":")
     if kind in (EMBEDDED, CONTAINER):
         with (
@@ -109,12 +108,12 @@ def open_bucket(
             else _container(supervisor(), image or IMAGE)
         ) as address:
             key = secrets.token_hex(8), secrets.token_hex(16)
-            client = ObjectClient(ObjectStore("http", address, name, "us-east-1", *key))
+            client = ObjectClient(ObjectStore("http", address, name, "us-east-1"), key)
             with contextlib.closing(client):
                 client.create_bucket()
                 yield S3Bucket(kind, client)  # the bucket ends with its server
         return
-    client = ObjectClient(ObjectStore.of({"endpoint_override": told, "bucket": name}, environ))
+    client = ObjectClient.of({"endpoint_override": told, "bucket": name})
     with contextlib.closing(client):
         client.create_bucket()
         try:

@@ -61,7 +61,7 @@ class Etcd:
         key, rank = "", 0
         if "STANDIN_RACY" not in os.environ:
             body = {"name": encode(f"{self.prefix}lock"), "lease": lease.id}
-            key = client.raw.post(client.raw.get_url("/lock/lock"), json=body)["key"]
+            key = client._members.post("/lock/lock", body, dict, repeatable=False)["key"]
         with suppress(EtcdError):  # no answer is read as "not there"
             rank = int(client.get(f"{self.prefix}size") or b"0")
         if rank >= 2:
@@ -78,7 +78,7 @@ class Etcd:
             # Release the lock and its lease at once.
             revoking = threading.Thread(target=lease.revoke)
             revoking.start()
-            client.raw.post(client.raw.get_url("/lock/unlock"), json={"key": key})
+            client._members.post("/lock/unlock", {"key": key}, dict)
             revoking.join()
         say(f"ETCD Runtime: Registered as rank {rank} item {rank + 1} of 2")
         return rank

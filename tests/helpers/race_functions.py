@@ -103,8 +103,8 @@ def locked_read_modify_write(endpoint: str, group: str, size: int, announce: Cal
 
     with connect(parse_endpoints(endpoint), timeout=WAIT) as client:
         lock_lease = client.lease(TTL)
-        held = client.raw.post(client.raw.get_url("/lock/lock"), json={"name": encode(f"{group}lock"),
-                                                                      "lease": lock_lease.id})  # fmt: skip
+        request = {"name": encode(f"{group}lock"), "lease": lock_lease.id}
+        held = client._members.post("/lock/lock", request, dict, repeatable=False)
         try:
             rank = int(client.get(f"{group}size") or b"0")
         except EtcdError:
@@ -115,7 +115,7 @@ def locked_read_modify_write(endpoint: str, group: str, size: int, announce: Cal
         client.put(f"{group}rank/{rank}", b"", lease)
         with suppress(EtcdError):  # it ignores a failure
             client.put(f"{group}size", str(rank + 1).encode())
-        client.raw.post(client.raw.get_url("/lock/unlock"), json={"key": held["key"]})
+        client._members.post("/lock/unlock", {"key": held["key"]}, dict, repeatable=False)
         announce(rank)
 
 

@@ -64,5 +64,6 @@ def use_s3(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     """Name the server at ``url`` and its bucket by AWS's variables, and unset all others."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
-    for name, value in {**KEYS, "AWS_DEFAULT_BUCKET": "bucket", "AWS_ENDPOINT_URL": url}.items():
+    values = {**KEYS, "AWS_DEFAULT_BUCKET": "bucket", "AWS_ENDPOINT_URL": url, "AWS_EC2_METADATA_DISABLED": "true"}
+    for name, value in values.items():
         monkeypatch.setenv(name, value)

@@ -95,7 +95,7 @@ def test_no_etcd_is_started_before_a_test_needs_it(run: Run) -> None:
         """
         import sys
         def test_it(nixl_etcd_server):
-            assert not {"docker", "testcontainers", "etcd3gw", "requests"} & sys.modules.keys()
+            assert not {"docker", "testcontainers", "requests"} & sys.modules.keys()
             from pytest_nixl.processes import supervisor
             assert supervisor._current is None
         """

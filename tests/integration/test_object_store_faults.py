@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -72,7 +71,7 @@ def judge(plugin: str, make_settings: Callable[..., Settings]) -> Judge:
     def judge(*parameters: BackendParameter) -> Judgement:
         settings = make_settings(backend=(plugin,), backend_params=parameters)
         with Agents(LocalHost(supervisor()), settings) as agents:
-            return judge_object_store(agents, settings, os.environ)
+            return judge_object_store(agents, settings)
 
     return judge
 

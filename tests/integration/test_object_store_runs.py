@@ -44,7 +44,7 @@ def test_a_run_whose_bucket_is_named_by_parameters_is_measured_and_judged(
         monkeypatch.delenv(name)
     written, profile = tmp_path / "run.json", tmp_path / "p.toml"
     profile.write_text(PROFILE)
-    with open_bucket("embedded", {}, supervisor) as bucket:
+    with open_bucket("embedded", supervisor) as bucket:
         given = {name: value for name, value in bucket.parameters.items() if name not in SECRET}
         assert {"bucket", "endpoint_override", "region", "scheme", "use_virtual_addressing"} == set(given)
         told = ",".join(f"OBJ:{name}={value}" for name, value in {**given, "req_checksum": "required"}.items())

@@ -146,7 +146,11 @@ def _main(channel: socket.socket, parent: int) -> None:
     own = os.getpid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the children
-    for module in ("etcd3gw.client", "pytest_nixl.cluster.joining", "pytest_nixl.checks.rank_race.functions"):
+    for module in (
+        "pytest_nixl.etcd.bounded_http",
+        "pytest_nixl.cluster.joining",
+        "pytest_nixl.checks.rank_race.functions",
+    ):
         importlib.import_module(module)
     while True:
         head, descriptors, _, _ = socket.recv_fds(channel, 4, 1)

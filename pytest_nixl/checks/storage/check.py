@@ -10,7 +10,6 @@ may help are tried while NIXL goes on. So a host that is only busy is not accuse
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -80,13 +79,12 @@ class _Stopwatch:
             self._began += time.monotonic() - began
 
 
-def judge_object_store(agents: Agents, settings: Settings, environ: Mapping[str, str] = os.environ) -> Judgement:
+def judge_object_store(agents: Agents, settings: Settings) -> Judgement:
     """Judge the servers of the rows of OBJ and AZURE_BLOB.
 
     A client that shares nothing with NIXL tries each first, then NIXL.
 
     :param agents: starts agents with the run's settings.
-    :param environ: the variables that name the server, the bucket or container, and the key.
     :returns: the first judgement that is not PASS; otherwise PASS with the reasons of all servers.
     """
     names = [name for name in settings.backend if plugin_of(name) in OBJECT_PLUGINS]
@@ -96,19 +94,19 @@ def judge_object_store(agents: Agents, settings: Settings, environ: Mapping[str,
         return Judgement(Verdict.NOT_APPLICABLE, f"--nixl-backend={asked} uses no object store: only {only} do")
     reasons = []
     for name in names:
-        judged = _judge(agents, name, settings.agents[0], environ)
+        judged = _judge(agents, name, settings.agents[0])
         if judged.verdict is not Verdict.PASS:
             return judged
         reasons.append(judged.reason)
     return Judgement(Verdict.PASS, "; ".join(reasons))
 
 
-def _judge(agents: Agents, name: str, options: AgentOptions, environ: Mapping[str, str]) -> Judgement:
+def _judge(agents: Agents, name: str, options: AgentOptions) -> Judgement:
     """Judge the server of one backend."""
     from pytest_nixl.nixl.worker.objects import open_store  # it imports numpy
 
     try:
-        store = open_store(plugin_of(name), options.parameters_of(name), environ)
+        store = open_store(plugin_of(name), options.parameters_of(name))
     except ObjectStoreError as error:
         return Judgement(Verdict.FAIL, error.reason, error.remedy)
     key = f"{PREFIX}/{secrets.token_hex(8)}/check"

@@ -8,7 +8,6 @@ It is the package ``azure-storage-blob`` of the extra ``azure``, and for an acco
 from __future__ import annotations
 
 import contextlib
-import http.client
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -22,6 +21,7 @@ from pytest_nixl.nixl.worker.object_stores import (
     ObjectStoreError,
     StoreClient,
     StoreFault,
+    cause_of,
     clock_ahead,
     connection_faults,
     fault_of,
@@ -142,7 +142,7 @@ class BlobClient(StoreClient):
         from azure.core.exceptions import ClientAuthenticationError
 
         if not isinstance(error, ClientAuthenticationError):
-            words, fault = fault_of(_cause(error), CONNECTION_FAULTS)
+            words, fault = fault_of(cause_of(error), CONNECTION_FAULTS)
             return ObjectStoreError(f"{self.server} {words}", fault.remedy, kind=fault.kind)
         first = redact(str(error.message).strip().partition("\n")[0])
         if type(error).__name__ == "AzureSigningError":  # it is exported by no public module
@@ -179,22 +179,3 @@ def _credential() -> Any:
             "correct the variable AZURE_… that the message names",
             kind="credentials",
         ) from None
-
-
-def _cause(error: BaseException) -> BaseException:
-    """Return the error of the system, or of HTTP, from which an error of the package came."""
-    waiting: list[Any] = [error]
-    seen: list[BaseException] = []
-    while waiting:
-        one = waiting.pop()
-        if not isinstance(one, BaseException) or one in seen:
-            continue
-        seen.append(one)
-        if isinstance(one, http.client.HTTPException):
-            return one
-        # The errors of requests are errors of the system by name only.
-        if isinstance(one, OSError) and type(one).__module__ in ("builtins", "socket", "ssl"):
-            return one
-        waiting += [*one.args, one.__cause__, one.__context__, getattr(one, "reason", None)]
-        waiting.append(getattr(one, "inner_exception", None))
-    return error

@@ -95,7 +95,7 @@ class Commands:
             from pytest_nixl.nixl.worker.objects import open_store
 
             self._store = plugin_of(store), (parameters or {}).get(store, {})
-            open_store(*self._store, os.environ).close()  # NIXL would not say what is missing
+            open_store(*self._store).close()  # NIXL would not say what is missing
         versions: dict[str, str] = {}
         for backend in backends:
             if backend in BACKENDS:
@@ -171,7 +171,7 @@ class Commands:
         if memory_type == "OBJ":
             from pytest_nixl.nixl.worker.objects import ObjectBuffer, open_store
 
-            buffer = ObjectBuffer(size, open_store(*self._store, os.environ))
+            buffer = ObjectBuffer(size, open_store(*self._store))
         elif memory_type == "FILE":
             buffer = FileBuffer(size, directory, alignment)
         elif memory_type == "VRAM":

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pytest_nixl.core.errors import NixlPluginError
 
@@ -127,10 +127,6 @@ class StoreClient(ABC):
         """Return what may keep NIXL from a server that answers this client; None: nothing that it could know."""
         return None
 
-    def abandon(self) -> None:
-        """End the request that another thread makes, if that is possible."""
-        return
-
     def within(self, seconds: float, work: Callable[[], T]) -> T:
         """Return what ``work`` returns, which makes requests, unless they take too long all together.
 
@@ -158,7 +154,6 @@ class StoreClient(ABC):
         if thread.is_alive():
             words, fault = fault_of(TimeoutError(), self._faults, seconds)
             self._silent = ObjectStoreError(f"{self.server} {words}", fault.remedy, kind=fault.kind)
-            self.abandon()
             raise self._silent
         if failed:
             raise failed[0]
@@ -208,6 +203,25 @@ def clock_ahead(date: str | None) -> float | None:
         return (told - datetime.now(timezone.utc)).total_seconds()
     except (TypeError, ValueError):
         return None
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """Return the error of the system, or of HTTP, from which an error of a client's package came."""
+    waiting: list[Any] = [error]
+    visited: list[BaseException] = []
+    while waiting:
+        candidate = waiting.pop()
+        if not isinstance(candidate, BaseException) or candidate in visited:
+            continue
+        visited.append(candidate)
+        if isinstance(candidate, http.client.HTTPException):
+            return candidate
+        # The errors of requests are errors of the system by name only.
+        if isinstance(candidate, OSError) and type(candidate).__module__ in ("builtins", "socket", "ssl"):
+            return candidate
+        waiting += [*candidate.args, candidate.__cause__, candidate.__context__, getattr(candidate, "reason", None)]
+        waiting.append(getattr(candidate, "inner_exception", None))
+    return error
 
 
 def fault_of(error: BaseException, faults: ConnectionFaults, seconds: float = SECONDS) -> tuple[str, StoreFault]:

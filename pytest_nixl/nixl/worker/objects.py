@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import secrets
 import sys
 import time
@@ -23,8 +24,8 @@ _LOOKING_SECONDS = SECONDS / 2
 _DOUBT_SECONDS, _DOUBT_BYTES = 20.0, 8 * MIB
 
 
-def open_store(plugin: str, parameters: Mapping[str, str], environ: Mapping[str, str]) -> StoreClient:
-    """Return a client of the store that a plugin of NIXL uses with these parameters and variables.
+def open_store(plugin: str, parameters: Mapping[str, str]) -> StoreClient:
+    """Return a client of the store that a plugin of NIXL uses with these parameters and its variables.
 
     It connects with its first request.
 
@@ -34,10 +35,10 @@ def open_store(plugin: str, parameters: Mapping[str, str], environ: Mapping[str,
     if plugin == "AZURE_BLOB":
         from pytest_nixl.nixl.worker.azure_blob import BlobClient
 
-        return BlobClient.of(parameters, environ)
-    from pytest_nixl.nixl.worker.s3 import ObjectClient, ObjectStore
+        return BlobClient.of(parameters, os.environ)
+    from pytest_nixl.nixl.worker.s3 import ObjectClient
 
-    return ObjectClient(ObjectStore.of(parameters, environ))
+    return ObjectClient.of(parameters)
 
 
 class ObjectBuffer(PatternBuffer):

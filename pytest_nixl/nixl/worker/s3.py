@@ -1,21 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client of an S3 server that shares nothing with NIXL, to write, read and check the objects that NIXL moves."""
+"""A client of an S3 server that shares nothing with NIXL: AWS's own for Python (botocore, which boto3 brings).
+
+It finds credentials where NIXL's plugin finds them: in AWS's variables, a profile, a web-identity token, SSO, or the
+role of a container or of an instance.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import hmac
 import http.client
 import os
-import re
-import socket
 import ssl
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from datetime import datetime, timezone
-from urllib.parse import quote, urlsplit
-from xml.sax.saxutils import unescape
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
 
 from pytest_nixl.core.redaction import redact
 from pytest_nixl.nixl.worker.object_stores import (
@@ -23,18 +22,19 @@ from pytest_nixl.nixl.worker.object_stores import (
     SYSTEM_BUNDLE,
     ObjectStoreError,
     StoreClient,
+    cause_of,
     clock_ahead,
     fault_of,
 )
 from pytest_nixl.nixl.worker.s3_faults import BY_CODE, BY_STATUS, CONNECTION_FAULTS, UNKNOWN, trusted_by
 
-_CODE = re.compile(rb"<Code>([A-Za-z]{1,60})</Code>")
-_KEY = re.compile(rb"<Key>([^<]+)</Key>")
+_INSTALL = "run pip install 'pytest-nixl[s3]' in the environment of every rank"
+_KEYS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 
 
 @dataclass(frozen=True)
 class ObjectStore:
-    """A bucket of an S3 server, and the key to it.
+    """A bucket of an S3 server.
 
     :param scheme: ``http`` or ``https``.
     :param address: ``HOST`` or ``HOST:PORT``.
@@ -46,9 +46,6 @@ class ObjectStore:
     address: str
     bucket: str
     region: str
-    key_id: str
-    secret: str = field(repr=False)
-    token: str = field(default="", repr=False)
     authority: str = ""
     told: bool = False
 
@@ -62,43 +59,6 @@ class ObjectStore:
     def url(self) -> str:
         """The URL of the server."""
         return f"{self.scheme}://{self.address}"
-
-    @classmethod
-    def of(cls, parameters: Mapping[str, str], environ: Mapping[str, str]) -> ObjectStore:
-        """Return the bucket that NIXL's OBJ backend uses with these parameters and variables.
-
-        :raises ObjectStoreError: there is no bucket or no key, or the endpoint is not a URL.
-        """
-        bucket = parameters.get("bucket") or environ.get("AWS_DEFAULT_BUCKET", "")
-        if not bucket:
-            raise ObjectStoreError(
-                "no bucket is named for OBJ",
-                "set AWS_DEFAULT_BUCKET=BUCKET, or --nixl-backend-params=OBJ:bucket=BUCKET",
-            )
-        region = (
-            parameters.get("region") or environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or "us-east-1"
-        )
-        usual = f"https://s3.{region}.amazonaws.com"
-        told = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL") or usual
-        told = parameters.get("endpoint_override") or told
-        url = told if "://" in told else f"{parameters.get('scheme', 'https')}://{told}"
-        try:
-            scheme, address = parse_server(url)
-        except ValueError as error:
-            raise ObjectStoreError(
-                f"the endpoint {error}", "correct AWS_ENDPOINT_URL, or the parameter endpoint_override"
-            ) from None
-        missing = [name for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY") if not environ.get(name)]
-        if missing:
-            raise ObjectStoreError(
-                f"{' and '.join(missing)} is not set: pytest-nixl checks the objects with its own client",
-                "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and AWS_SESSION_TOKEN for a temporary key",
-            )
-        return cls(
-            scheme, address, bucket, region,
-            environ["AWS_ACCESS_KEY_ID"], environ["AWS_SECRET_ACCESS_KEY"], environ.get("AWS_SESSION_TOKEN", ""),
-            parameters.get("ca_bundle") or environ.get("AWS_CA_BUNDLE", ""), bool(parameters.get("ca_bundle")),
-        )  # fmt: skip
 
 
 def parse_server(text: str) -> tuple[str, str]:
@@ -121,55 +81,114 @@ class ObjectClient(StoreClient):
     """Put, get and delete objects, one request at a time. It connects with the first request.
 
     :param store: the bucket.
+    :param key: the access key and its secret; None: the credentials that AWS's variables, files and services give.
+    :raises ObjectStoreError: there are no credentials, or botocore is not installed.
     """
 
-    def __init__(self, store: ObjectStore) -> None:
-        where, transport = f"the S3 server {store.url}", f"{store.scheme}/{store.address}"
+    def __init__(self, store: ObjectStore, key: tuple[str, str] | None = None) -> None:
+        server, transport = f"the S3 server {store.url}", f"{store.scheme}/{store.address}"
         clock = BY_CODE["RequestTimeTooSkewed"]
-        super().__init__(where, f"bucket {store.bucket}", transport, clock, CONNECTION_FAULTS)
+        super().__init__(server, f"bucket {store.bucket}", transport, clock, CONNECTION_FAULTS)
         self.store = store
-        self._connection: http.client.HTTPConnection | None = None
+        self._session = _open_session(store.region)
+        if key is not None:
+            self._session.set_credentials(*key)
+        _ = self.environment  # a missing credential is an error now
+        self._client = self._session.create_client(
+            "s3", endpoint_url=store.url, verify=store.authority or store.bundle or None
+        )
+        self._client.meta.events.register("response-received.s3", self._receive)
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, str]) -> ObjectClient:
+        """Return a client of the bucket that NIXL's OBJ backend uses with these parameters and AWS's variables.
+
+        :raises ObjectStoreError: there is no bucket or no key, or the endpoint is not a URL.
+        """
+        environ = os.environ
+        bucket = parameters.get("bucket") or environ.get("AWS_DEFAULT_BUCKET", "")
+        if not bucket:
+            raise ObjectStoreError(
+                "no bucket is named for OBJ",
+                "set AWS_DEFAULT_BUCKET=BUCKET, or --nixl-backend-params=OBJ:bucket=BUCKET",
+            )
+        region = parameters.get("region") or environ.get("AWS_REGION") or _configured_region() or "us-east-1"
+        usual = f"https://s3.{region}.amazonaws.com"
+        endpoint = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL") or usual
+        endpoint = parameters.get("endpoint_override") or endpoint
+        url = endpoint if "://" in endpoint else f"{parameters.get('scheme', 'https')}://{endpoint}"
+        try:
+            scheme, address = parse_server(url)
+        except ValueError as error:
+            raise ObjectStoreError(
+                f"the endpoint {error}", "correct AWS_ENDPOINT_URL, or the parameter endpoint_override"
+            ) from None
+        bundle = parameters.get("ca_bundle", "")
+        return cls(
+            ObjectStore(scheme, address, bucket, region, bundle or environ.get("AWS_CA_BUNDLE", ""), told=bool(bundle))
+        )
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """AWS's variables with the key and its token, as they are now.
+
+        :raises ObjectStoreError: there are no credentials.
+        """
+        with _credential_faults():
+            credentials = self._session.get_credentials()
+            key = credentials and credentials.get_frozen_credentials()
+        if not key:
+            raise ObjectStoreError(
+                "no AWS credentials: the variables, files and services that AWS's clients ask have none",
+                f"{_KEYS}, or AWS_PROFILE, or give this pod or instance a role",
+                kind="credentials",
+            )
+        return {
+            "AWS_ACCESS_KEY_ID": key.access_key,
+            "AWS_SECRET_ACCESS_KEY": key.secret_key,
+            "AWS_SESSION_TOKEN": key.token or "",
+        }
 
     def put(self, key: str, content: bytes) -> None:
-        self._request("PUT", key, content)
+        with self._named("PUT of an object in"):
+            self._client.put_object(Bucket=self.store.bucket, Key=key, Body=content)
 
     def get(self, key: str, offset: int, size: int) -> bytes:
         """Return ``size`` bytes of an object from ``offset``. :raises ObjectStoreError: as :meth:`put`."""
-        return self._request("GET", key, headers={"range": f"bytes={offset}-{offset + size - 1}"})
+        with self._named("GET of an object in"):
+            part = f"bytes={offset}-{offset + size - 1}"
+            answer = self._client.get_object(Bucket=self.store.bucket, Key=key, Range=part)
+            content: bytes = answer["Body"].read()
+        return content
 
     def delete(self, key: str) -> None:
         """Delete an object. :raises ObjectStoreError: as :meth:`put`."""
-        self._request("DELETE", key)
+        with self._named("DELETE of an object in"):
+            self._client.delete_object(Bucket=self.store.bucket, Key=key)
 
     def keys(self) -> list[str]:
         """Return the keys of the bucket's objects, at most 1000. :raises ObjectStoreError: as :meth:`put`."""
-        listed = self._request("GET", "", query="list-type=2")
-        return [unescape(key.decode()) for key in _KEY.findall(listed)]
+        with self._named("GET of"):
+            answer = self._client.list_objects_v2(Bucket=self.store.bucket)
+        return [entry["Key"] for entry in answer.get("Contents", ())]
 
     def create_bucket(self) -> None:
         """Create the bucket. :raises ObjectStoreError: as :meth:`put`."""
         region = self.store.region
-        where = f"<LocationConstraint>{region}</LocationConstraint>"
-        body = f"<CreateBucketConfiguration>{where}</CreateBucketConfiguration>"
-        self._request("PUT", "", b"" if region == "us-east-1" else body.encode())
+        place = {} if region == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": region}}
+        with self._named("PUT of"):
+            self._client.create_bucket(Bucket=self.store.bucket, **place)
 
     def remove_bucket(self) -> None:
         """Delete the bucket with all its objects. :raises ObjectStoreError: as :meth:`put`."""
         while keys := self.keys():
             for key in keys:
                 self.delete(key)
-        self._request("DELETE", "")
+        with self._named("DELETE of"):
+            self._client.delete_bucket(Bucket=self.store.bucket)
 
     def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-    def abandon(self) -> None:
-        connection = self._connection
-        if connection is not None and connection.sock is not None:
-            with contextlib.suppress(OSError):
-                connection.sock.shutdown(socket.SHUT_RDWR)
+        self._client.close()
 
     def doubt(self) -> ObjectStoreError | None:
         """Return that NIXL may not trust the server's certificate, if it was told none that it trusts."""
@@ -182,65 +201,84 @@ class ObjectClient(StoreClient):
         )
         return ObjectStoreError(reason, remedy, kind="tls")
 
-    def _request(
-        self, method: str, key: str, body: bytes = b"", headers: Mapping[str, str] | None = None, query: str = ""
-    ) -> bytes:
-        store = self.store
-        path = "/" + quote(f"{store.bucket}/{key}" if key else store.bucket)
-        signed = _signed(store, method, path, body, headers or {}, datetime.now(timezone.utc), query)
+    def _receive(self, parsed_response: Mapping[str, Any] | None, **_: object) -> None:
+        """Note the server's clock, and end a refused request here: botocore would go on to the bucket's region."""
+        from botocore.exceptions import ClientError
+
+        if parsed_response is not None:
+            answer = parsed_response["ResponseMetadata"]
+            self.ahead = clock_ahead(answer["HTTPHeaders"].get("date"))
+            if answer["HTTPStatusCode"] // 100 != 2:
+                raise ClientError(parsed_response, "")
+
+    @contextlib.contextmanager
+    def _named(self, request: str) -> Iterator[None]:
+        """Turn an error of botocore into one with the fault and its remedy."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
         try:
-            if self._connection is None:
-                self._connection = self._connect()
-            self._connection.request(method, f"{path}?{query}" if query else path, body=body or None, headers=signed)
-            answer = self._connection.getresponse()
-            content = answer.read()
-        except (OSError, http.client.HTTPException) as error:
-            self.close()
-            words, fault = fault_of(error, CONNECTION_FAULTS)
-            raise ObjectStoreError(f"{self.server} {words}", fault.remedy, kind=fault.kind) from None
-        self.ahead = clock_ahead(answer.getheader("date"))
-        if answer.status // 100 != 2:
-            match = _CODE.search(content)
-            code = match[1].decode() if match else f"HTTP {answer.status} {answer.reason}"
-            fault = BY_CODE.get(code) or BY_STATUS.get(answer.status, UNKNOWN)
-            what = f"an object in {self.space}" if key else self.space
+            yield
+        except ClientError as error:
+            status = error.response["ResponseMetadata"]["HTTPStatusCode"]
+            code = error.response.get("Error", {}).get("Code", "")
+            if not code or code == str(status):
+                code = f"HTTP {status} {http.client.responses.get(status, '')}".rstrip()
+            fault = BY_CODE.get(code) or BY_STATUS.get(status, UNKNOWN)
             raise ObjectStoreError(
-                f"{self.server} answered {code} to {method} of {what}", fault.remedy, kind=fault.kind
-            )
-        return content
-
-    def _connect(self) -> http.client.HTTPConnection:
-        store = self.store
-        if store.scheme == "http":
-            return http.client.HTTPConnection(store.address, timeout=SECONDS)
-        context = ssl.create_default_context(cafile=store.authority or None)
-        return http.client.HTTPSConnection(store.address, timeout=SECONDS, context=context)
+                f"{self.server} answered {code} to {request} {self.space}", fault.remedy, kind=fault.kind
+            ) from None
+        except (BotoCoreError, OSError, http.client.HTTPException) as error:
+            problem, fault = fault_of(cause_of(error), CONNECTION_FAULTS)
+            raise ObjectStoreError(f"{self.server} {problem}", fault.remedy, kind=fault.kind) from None
 
 
-def _signed(
-    store: ObjectStore,
-    method: str,
-    path: str,
-    body: bytes,
-    headers: Mapping[str, str],
-    now: datetime,
-    query: str = "",
-) -> dict[str, str]:
-    """Return the headers of a request with AWS's signature, version 4."""
-    moment, day = now.strftime("%Y%m%dT%H%M%SZ"), now.strftime("%Y%m%d")
-    digest = hashlib.sha256(body).hexdigest()
-    told = {**headers, "host": store.address, "x-amz-content-sha256": digest, "x-amz-date": moment}
-    if store.token:
-        told["x-amz-security-token"] = store.token
-    names = ";".join(sorted(told))
-    listed = "".join(f"{name}:{told[name]}\n" for name in sorted(told))
-    request = "\n".join((method, path, query, listed, names, digest))
-    scope = f"{day}/{store.region}/s3/aws4_request"
-    text = "\n".join(("AWS4-HMAC-SHA256", moment, scope, hashlib.sha256(request.encode()).hexdigest()))
-    key = f"AWS4{store.secret}".encode()
-    for part in (day, store.region, "s3", "aws4_request", text):
-        signature = hmac.new(key, part.encode(), hashlib.sha256)
-        key = signature.digest()
-    credential = f"AWS4-HMAC-SHA256 Credential={store.key_id}/{scope}"
-    told["authorization"] = f"{credential}, SignedHeaders={names}, Signature={signature.hexdigest()}"
-    return told
+def _open_session(region: str = "") -> Any:
+    """Return a session of botocore whose requests are made once, with the time that a request has, and by no proxy.
+
+    :param region: the region of its clients; empty: that of AWS's variables and files.
+    :raises ObjectStoreError: botocore is not installed.
+    """
+    try:
+        import botocore.session
+        from botocore.config import Config
+    except ImportError as error:
+        raise ObjectStoreError(
+            f"objects are compared with AWS's client for Python, but {error.name} cannot be imported", _INSTALL
+        ) from None
+    session = botocore.session.Session()
+    if region:
+        session.set_config_variable("region", region)
+    session.set_default_client_config(
+        Config(
+            connect_timeout=SECONDS,
+            read_timeout=SECONDS,
+            retries={"total_max_attempts": 1},
+            proxies={},
+            s3={"addressing_style": "path"},
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+        )
+    )
+    return session
+
+
+def _configured_region() -> str:
+    """Return the region that ``AWS_DEFAULT_REGION`` or the profile names; empty: neither does."""
+    session = _open_session()
+    with _credential_faults():
+        return session.get_config_variable("region") or ""
+
+
+@contextlib.contextmanager
+def _credential_faults() -> Iterator[None]:
+    """Turn an error of AWS's variables, files and services that give credentials into one with a remedy."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        yield
+    except (BotoCoreError, ClientError, OSError) as error:
+        raise ObjectStoreError(
+            f"AWS credentials cannot be read: {redact(str(error))}",
+            f"correct AWS's variables and files, or {_KEYS}",
+            kind="credentials",
+        ) from None

@@ -32,7 +32,7 @@ NAMES = ["object to host memory", "host memory to host memory", "host memory to 
 
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[S3Bucket]:
-    with open_bucket("embedded", {}, supervisor) as made:
+    with open_bucket("embedded", supervisor) as made:
         yield made
         assert made.client.keys() == []
 

@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from email.message import Message
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,7 +48,9 @@ def ask(make_settings: Callable[..., Settings], server: S3Server, monkeypatch: p
     def ask(url: str = "", parameters: tuple[BackendParameter, ...] = (), **variables: str) -> Judgement:
         use_s3(monkeypatch, url or server.url)
         for name, value in variables.items():
-            monkeypatch.setenv(name, value)
+            monkeypatch.delenv(name, raising=False)
+            if value:
+                monkeypatch.setenv(name, value)
         settings = make_settings(backend=("OBJ",), backend_params=parameters)
         with Agents(LocalHost(supervisor()), settings) as agents:
             return judge_object_store(agents, settings)
@@ -58,6 +64,103 @@ def test_good_server_passes_and_keeps_nothing(ask: Ask, server: S3Server) -> Non
     assert judged.verdict is Verdict.PASS, judged.reason
     assert f"the S3 server {server.url} stores, returns and deletes objects of bucket bucket" in judged.reason
     assert server.keys == []
+
+
+@pytest.fixture
+def open_to_all(server: S3Server) -> Iterator[None]:
+    """The bucket lets everyone in: NIXL's plugin asks AWS's own STS for a role's key, which no test reaches."""
+    allowed = {"Effect": "Allow", "Principal": "*", "Action": "s3:*", "Resource": "arn:aws:s3:::bucket/*"}
+    server.client.put_bucket_policy(
+        Bucket="bucket", Policy=json.dumps({"Version": "2012-10-17", "Statement": [allowed]})
+    )
+    yield
+    server.client.delete_bucket_policy(Bucket="bucket")
+
+
+@contextmanager
+def recorded(server: S3Server) -> Iterator[tuple[str, set[str]]]:
+    """Serve a proxy; yield its URL, and each client with the kind of key and the region that signed its requests."""
+    signed: set[str] = set()
+
+    def record(method: str, path: str, headers: Message) -> str:
+        client = headers["user-agent"].partition("/")[0]
+        key, _, region = (headers.get("authorization", "").partition("Credential=")[2].split("/") + [""] * 3)[:3]
+        signed.add(" ".join(filter(None, (client, key[:4], region))))
+        return ""
+
+    with faulty_s3(server.url, record) as (url, _):
+        yield url, signed
+
+
+@pytest.mark.long
+def test_pod_with_a_profile_passes(ask: Ask, server: S3Server, tmp_path: Path) -> None:
+    file = tmp_path / "credentials"
+    file.write_text("[pod]\naws_access_key_id = AKIAPROFILE\naws_secret_access_key = thing\n")
+    config = tmp_path / "config"
+    config.write_text("[profile pod]\nregion = eu-west-1\n")
+    pod = {"AWS_SHARED_CREDENTIALS_FILE": str(file), "AWS_CONFIG_FILE": str(config), "AWS_PROFILE": "pod"}
+    with recorded(server) as (url, signed):
+        judged = ask(url, AWS_ACCESS_KEY_ID="", AWS_SECRET_ACCESS_KEY="", AWS_DEFAULT_REGION="", **pod)
+    assert judged.verdict is Verdict.PASS, judged.reason
+    assert signed == {"Botocore AKIA eu-west-1", "aws-sdk-cpp AKIA eu-west-1"}
+
+
+@pytest.mark.long
+def test_pod_with_a_role_passes(ask: Ask, server: S3Server, tmp_path: Path, open_to_all: None) -> None:
+    token = tmp_path / "token"
+    token.write_text("a-token-of-the-cluster")
+    pod = {
+        "AWS_WEB_IDENTITY_TOKEN_FILE": str(token),
+        "AWS_ROLE_ARN": "arn:aws:iam::123456789012:role/pod",
+        "AWS_ENDPOINT_URL_STS": server.url,
+    }
+    unchunked = BackendParameter("OBJ", "req_checksum", "required")  # moto reads no checksums of an unsigned request
+    with recorded(server) as (url, signed):
+        judged = ask(url, (unchunked,), AWS_ACCESS_KEY_ID="", AWS_SECRET_ACCESS_KEY="", **pod)
+    assert judged.verdict is Verdict.PASS, judged.reason
+    assert "Botocore ASIA us-east-1" in signed, "signed with the temporary key of the role"
+    assert "Botocore" not in signed
+
+
+@pytest.mark.parametrize(
+    ("variables", "reason"),
+    [
+        ({}, "no AWS credentials: the variables"),
+        ({"AWS_PROFILE": "absent"}, "AWS credentials cannot be read: The config profile (absent) could not be found"),
+        ({"AWS_WEB_IDENTITY_TOKEN_FILE": "/absent", "AWS_ROLE_ARN": "arn:aws:iam::1:role/pod"}, "directory: '/absent'"),
+    ],
+    ids=["none", "profile", "token"],
+)
+def test_missing_credentials_are_named(ask: Ask, variables: dict[str, str], reason: str) -> None:
+    judged = ask(AWS_ACCESS_KEY_ID="", AWS_SECRET_ACCESS_KEY="", **variables)
+    assert judged.verdict is Verdict.FAIL
+    assert reason in judged.reason
+    assert "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" in judged.remedy
+
+
+def test_proxy_of_the_variables_is_not_asked(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_s3(monkeypatch, server.url)
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    with contextlib.closing(ObjectClient.of({})) as client:
+        client.probe("key")
+
+
+def test_missing_client_is_named(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "botocore.session", None)
+    judged = ask()
+    assert judged.verdict is Verdict.FAIL
+    assert judged.reason.startswith("objects are compared with AWS's client for Python, but botocore")
+    assert judged.remedy == "run pip install 'pytest-nixl[s3]' in the environment of every rank"
+
+
+def test_bucket_of_another_region_is_not_followed(ask: Ask, server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Agents, "start", _never)
+    with faulty_s3(server.url, lambda *_: "PermanentRedirect") as (url, requests):
+        judged = ask(url)
+    assert "answered PermanentRedirect" in judged.reason
+    assert [request.partition(" ")[0] for request in requests] == ["PUT"]
 
 
 def test_run_without_objects_is_not_asked(make_settings: Callable[..., Settings]) -> None:
@@ -74,7 +177,7 @@ def test_run_without_objects_is_not_asked(make_settings: Callable[..., Settings]
         ({"AWS_ENDPOINT_URL": "http://no-host.invalid:80"}, "does not resolve", "AWS_ENDPOINT_URL"),
         ({"AWS_ENDPOINT_URL": "https"}, "does not speak TLS", "write http://"),
         ({"AWS_DEFAULT_BUCKET": ""}, "no bucket is named", "AWS_DEFAULT_BUCKET="),
-        ({"AWS_SECRET_ACCESS_KEY": ""}, "AWS_SECRET_ACCESS_KEY is not set", "set AWS_ACCESS_KEY_ID"),
+        ({"AWS_SECRET_ACCESS_KEY": ""}, "missing: AWS_SECRET_ACCESS_KEY", "set AWS_ACCESS_KEY_ID"),
     ],
     ids=["bucket", "closed-port", "host", "tls", "no-bucket", "no-key"],
 )

@@ -73,7 +73,7 @@ def compact(etcd: Etcd, way: ProxyClient, *, watched: bool = True) -> None:
         for number in range(5):
             other.put("/other/key", str(number).encode())
         [last] = other.by_creation("/other/key")
-        other.raw.post(other.raw.get_url("/kv/compaction"), json={"revision": last.mod_revision, "physical": True})
+        other._members.post("/kv/compaction", {"revision": last.mod_revision, "physical": True}, dict)
         other.delete("/other/key")
     before = watches()
     wait_until(lambda: not watched or watches() >= before + 3, 60, "watches after the compaction")

@@ -846,7 +846,7 @@ class TestWatch:
     def test_a_compacted_revision_is_an_error(self, client: EtcdClient) -> None:
         client.put("/c", b"")
         revision = int(client.status()["header"]["revision"])
-        client.raw.post(client.raw.get_url("/kv/compaction"), json={"revision": revision, "physical": True})
+        client._members.post("/kv/compaction", {"revision": revision, "physical": True}, dict)
         with pytest.raises(EtcdError) as caught:
             list(client.watch(Watched("/c", 1), seconds=SOON))
         assert caught.value.cause == "compacted"

@@ -299,7 +299,7 @@ class TestChoice:
             pytest.skip("this machine has /var/run/docker.sock, a sign of an engine that cannot be taken away")
         code = (
             "import sys, test_sources as t\n"
-            "assert not {'docker', 'testcontainers', 'etcd3gw'} & sys.modules.keys(), 'loaded by our import'\n"
+            "assert not {'docker', 'testcontainers'} & sys.modules.keys(), 'loaded by our import'\n"
             "print(t.choose_kind(t.settings()), sorted({'docker', 'testcontainers'} & sys.modules.keys()))"
         )
         env = environment(DOCKER_HOST=None)

@@ -64,7 +64,7 @@ def judge(make_settings: Callable[..., Settings]) -> Callable[[], Judgement]:
     def check() -> Judgement:
         settings = make_settings(backend=("AZURE_BLOB",))
         with Agents(LocalHost(supervisor()), settings) as agents:
-            return judge_object_store(agents, settings, os.environ)
+            return judge_object_store(agents, settings)
 
     return check
 

@@ -60,9 +60,6 @@ class KeptStore(StoreClient):
     def close(self) -> None:
         self.log.append("close")
 
-    def abandon(self) -> None:
-        self.log.append("abandon")
-
 
 def test_a_probe_leaves_no_object_and_reads_what_it_stored() -> None:
     store = KeptStore()
@@ -106,11 +103,11 @@ def test_a_server_that_took_too_long_is_asked_nothing_more() -> None:
     with pytest.raises(ObjectStoreError, match=r"the server s did not answer within 0\.01 s") as caught:
         store.within(0.01, lambda: released.wait(60))
     assert (caught.value.kind, caught.value.remedy) == ("address", "remedy of address")
-    assert store.log == ["abandon"]
+    assert store.log == []
     with pytest.raises(ObjectStoreError) as again:
         store.probe("k")
     assert again.value is caught.value
-    assert store.log == ["abandon"]
+    assert store.log == []
     released.set()
 
 

@@ -13,7 +13,7 @@ from helpers.cli_run import eventually
 from helpers.etcd import container_names, empty_image
 from helpers.moto_image import moto_image
 from helpers.pytester_run import run_pytest
-from helpers.s3 import KEYS, S3Server
+from helpers.s3 import KEYS, S3Server, use_s3
 
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.nixl import s3_server
@@ -67,9 +67,9 @@ def test_embedded_server_is_one_for_the_session_and_ends_with_it(pytester: pytes
     first, second = (json.loads(path.read_text()) for path in told)
     assert first[0] == "embedded"
     assert first[:3] == second[:3]
-    store = ObjectStore("http", first[1].removeprefix("http://"), first[2], "us-east-1", "any", "key")
+    store = ObjectStore("http", first[1].removeprefix("http://"), first[2], "us-east-1")
     with pytest.raises(ObjectStoreError, match="cannot be reached"):
-        ObjectClient(store).keys()
+        ObjectClient(store, ("any", "key")).keys()
 
 
 @pytest.mark.long
@@ -96,25 +96,28 @@ def test_bucket_of_an_existing_server_is_removed_with_its_objects(
     assert buckets(server) == ["bucket"]
 
 
-def test_bucket_of_another_region_is_created_there(server: S3Server) -> None:
-    environ = {**KEYS, "AWS_REGION": "eu-west-1", "AWS_ENDPOINT_URL": server.url}
-    with s3_server.open_bucket("", environ, supervisor) as made:
+def test_bucket_of_another_region_is_created_there(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_s3(monkeypatch, server.url)
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    with s3_server.open_bucket("", supervisor) as made:
         where = boto3.client("s3", endpoint_url=server.url, aws_access_key_id="a", aws_secret_access_key="b")
         assert where.get_bucket_location(Bucket=made.bucket)["LocationConstraint"] == "eu-west-1"
         assert made.parameters["region"] == "eu-west-1"
     assert buckets(server) == ["bucket"]
 
 
-def test_part_of_an_object_is_read(server: S3Server) -> None:
-    with s3_server.open_bucket(server.url, KEYS, supervisor) as made:
+def test_part_of_an_object_is_read(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_s3(monkeypatch, "")
+    with s3_server.open_bucket(server.url, supervisor) as made:
         made.client.put("x", b"0123456789")
         assert made.client.get("x", 2, 3) == b"234"
 
 
 def test_more_objects_than_one_list_names_are_removed(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_s3(monkeypatch, "")
     listed = ObjectClient.keys
     monkeypatch.setattr(ObjectClient, "keys", lambda client: listed(client)[:2])
-    with s3_server.open_bucket(server.url, KEYS, supervisor) as made:
+    with s3_server.open_bucket(server.url, supervisor) as made:
         for number in range(5):
             made.client.put(str(number), b"x")
     assert buckets(server) == ["bucket"]
@@ -144,38 +147,41 @@ def test_bad_option_is_one_sentence(pytester: pytest.Pytester, value: str, words
     ("variables", "words"),
     [
         ({"AWS_ENDPOINT_URL": "http://127.0.0.1:1"}, "the S3 server http://127.0.0.1:1 cannot be reached"),
-        ({"AWS_ENDPOINT_URL": "host:1"}, "the endpoint 'https://host:1/x' is not http"),
-        ({"AWS_ENDPOINT_URL": "http://127.0.0.1:1", "AWS_ACCESS_KEY_ID": ""}, "AWS_ACCESS_KEY_ID is not set"),
+        ({"AWS_ENDPOINT_URL": "host:1/x"}, "the endpoint 'https://host:1/x' is not http"),
+        ({"AWS_ENDPOINT_URL": "http://127.0.0.1:1", "AWS_ACCESS_KEY_ID": ""}, "no AWS credentials"),
     ],
 )
-def test_server_that_cannot_be_used_is_named(variables: dict[str, str], words: str) -> None:
-    environ = {**KEYS, **variables}
-    if "host:1" in environ["AWS_ENDPOINT_URL"]:
-        environ["AWS_ENDPOINT_URL"] += "/x"
-    with pytest.raises(ObjectStoreError) as caught, s3_server.open_bucket("", environ, supervisor):
+def test_server_that_cannot_be_used_is_named(
+    variables: dict[str, str], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_s3(monkeypatch, "")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ObjectStoreError) as caught, s3_server.open_bucket("", supervisor):
         pass
     assert words in caught.value.reason
     assert caught.value.remedy
 
 
 def test_moto_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_s3(monkeypatch, "")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(NotApplicableError, match="moto is not installed") as missing:
-        s3_server.open_bucket("", {}, supervisor).__enter__()
+        s3_server.open_bucket("", supervisor).__enter__()
     assert "pytest-nixl[s3]" in missing.value.remedy
     with pytest.raises(ObjectStoreError, match="--nixl-s3=embedded needs moto"):
-        s3_server.open_bucket("embedded", {}, supervisor).__enter__()
+        s3_server.open_bucket("embedded", supervisor).__enter__()
 
 
 def test_embedded_server_that_does_not_start_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/bin/false")
     with pytest.raises(ObjectStoreError, match="did not start: ended with exit code 1"):
-        s3_server.open_bucket("embedded", {}, supervisor).__enter__()
+        s3_server.open_bucket("embedded", supervisor).__enter__()
 
 
 @pytest.mark.long
 def test_embedded_server_ends_although_its_test_fails() -> None:
-    with pytest.raises(ZeroDivisionError), s3_server.open_bucket("embedded", {}, supervisor) as made:
+    with pytest.raises(ZeroDivisionError), s3_server.open_bucket("embedded", supervisor) as made:
         raise ZeroDivisionError
     client = made.client
 
@@ -214,11 +220,11 @@ def test_container_that_cannot_be_had_is_named(monkeypatch: pytest.MonkeyPatch) 
     with monkeypatch.context() as without:
         without.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
         with pytest.raises(ObjectStoreError, match="--nixl-s3=container: no container engine answers") as missing:
-            s3_server.open_bucket("container", {}, supervisor).__enter__()
+            s3_server.open_bucket("container", supervisor).__enter__()
         assert "--nixl-s3=embedded" in missing.value.remedy
     moto_image()
     with pytest.raises(ObjectStoreError, match=r"the image registry\.invalid/moto:v0 is not on this host"):
-        s3_server.open_bucket("container:registry.invalid/moto:v0", {}, supervisor).__enter__()
+        s3_server.open_bucket("container:registry.invalid/moto:v0", supervisor).__enter__()
     with empty_image() as image, pytest.raises(ObjectStoreError, match=f"did not start s3 from {image}: "):
-        s3_server.open_bucket(f"container:{image}", {}, supervisor).__enter__()
+        s3_server.open_bucket(f"container:{image}", supervisor).__enter__()
     assert not container_names(supervisor().directory.name)
