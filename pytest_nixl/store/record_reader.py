@@ -165,6 +165,10 @@ def _hidden(provenance: Provenance) -> Provenance:
     return from_plain(Provenance, plain)
 
 
+#: Bytes per second between which a launch of a record can be. A chart cannot draw others.
+_SLOWEST, _FASTEST = 1e-3, 1e18
+
+
 @lru_cache(maxsize=1 << 14)  # most texts of a record are those of other results and records too
 def _hide(text: str) -> str:
     return redact(text)
@@ -180,8 +184,8 @@ def _rows(records: Any) -> Iterator[tuple[RowKey, RowSummary]]:
         if len(values) > MOST_LAUNCHES:
             raise ValueError(f"a row has {len(values)} launches, more than the maximum of {MOST_LAUNCHES}")
         key = RowKey.parse(str(extra["key"]))
-        if not all(0 < value < math.inf for value in values):
-            raise ValueError(f"the row {key} has a launch that is not a number above zero")
+        if not all(_SLOWEST <= value <= _FASTEST for value in values):
+            raise ValueError(f"the row {key} has a launch that is not a bandwidth")
         latencies = {
             name: float(extra[f"{name}_us"]) / 1e6 for name in PERCENTILES if extra.get(f"{name}_us") is not None
         }

@@ -119,7 +119,7 @@ def test_a_record_with_a_row_twice_is_refused(tmp_path: Path) -> None:
 def test_a_launch_without_a_valid_bandwidth_is_refused(tmp_path: Path, value: float) -> None:
     path = write(tmp_path / "bad.json", record("image:1", {KEY: [1.0]}))
     path.write_text(path.read_text().replace('"launches": [1000000000.0]', f'"launches": [{json.dumps(value)}]'))
-    with pytest.raises(ValueError, match="a launch that is not a number above zero"):
+    with pytest.raises(ValueError, match="a launch that is not a bandwidth"):
         read_recorded(path)
 
 
