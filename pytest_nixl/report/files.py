@@ -13,10 +13,8 @@ from typing import Any
 from pytest_nixl.core import extensions
 from pytest_nixl.core.extensions import Extension, Registry
 from pytest_nixl.core.strict import printable
-from pytest_nixl.report.ctrf import ctrf
 from pytest_nixl.report.prometheus import metrics
 from pytest_nixl.report.run_report import RunReport
-from pytest_nixl.report.sarif import sarif
 from pytest_nixl.report.verdict_file import verdict_file
 from pytest_nixl.session.options import report_ending
 from pytest_nixl.store.store import write_whole
@@ -62,7 +60,7 @@ ReportFormat = Callable[[RunReport], str]
 
 
 def write(report: RunReport, path: Path) -> None:
-    """Write a report atomically, in the format that the end of its name says, such as ``.html`` or ``ctrf.json``.
+    """Write a report atomically, in the format that the end of its name says, such as ``.html``.
 
     Control characters of hosts, images and errors are escaped, whatever the format is.
 
@@ -97,8 +95,6 @@ _OWN: dict[str, ReportFormat] = {
     ".csv": table,
     ".prom": metrics,
     ".json": verdict_file,
-    "ctrf.json": ctrf,
-    ".sarif": sarif,
 }
 #: By the ending of a file's name: ours, and those that other distributions add.
 FORMATS: Registry[ReportFormat] = Registry(extensions.REPORT_FORMATS, _OWN, _accept)
