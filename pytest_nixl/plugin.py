@@ -152,10 +152,10 @@ def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) 
             known.file_or_dir = [found.get(each, each) for each in known.file_or_dir]
             known.pyargs = True
     if sys.stdout is None and (any("nixl" in each for each in args) or "suites" in early_config.getini("testpaths")):
-        from pytest_nixl.core.terminal_output import CLOSED, TerminalOutput, reopen_closed_output
+        from pytest_nixl.core.terminal_output import TerminalOutput, reopen_closed_output
 
         reopen_closed_output()
-        early_config.pluginmanager.register(TerminalOutput(CLOSED), "nixl-output")
+        early_config.pluginmanager.register(TerminalOutput(closed=True), "nixl-output")
     yield
 
 
@@ -196,10 +196,14 @@ def pytest_configure(config: pytest.Config) -> None:
             leave_refusal(config, run, str(error))
             raise
     _begin(config)
-    if run.configured and not run.parallel and not config.pluginmanager.has_plugin("nixl-output"):
-        from pytest_nixl.core.terminal_output import TerminalOutput
+    if run.configured and not run.parallel:
+        from pytest_nixl.report.brief_output import quiet_benchmarks
 
-        config.pluginmanager.register(TerminalOutput(), "nixl-output")
+        quiet_benchmarks(config)
+        if not config.pluginmanager.has_plugin("nixl-output"):
+            from pytest_nixl.core.terminal_output import TerminalOutput
+
+            config.pluginmanager.register(TerminalOutput(), "nixl-output")
 
 
 @pytest.hookimpl(wrapper=True)
