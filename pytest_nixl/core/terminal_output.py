@@ -79,7 +79,7 @@ class TerminalOutput:
     def __init__(self, *, closed: bool = False) -> None:
         self._closed = closed
         if not closed:
-            self._guarded = sys.stdout = GuardedStream(sys.stdout)  # type: ignore[assignment]
+            self._guarded = sys.stdout = GuardedStream(sys.stdout)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, None, None]:
