@@ -170,6 +170,10 @@ def pytest_configure(config: pytest.Config) -> None:
         "nixl_early(waits=seconds): a check of the suites that measures nothing, and may run beside others; waits: how "
         "long it waits, if that is seconds",
     )
+    if "suites" in config.getini("testpaths") or any("nixl" in argument for argument in config.args):
+        from pytest_nixl.report.brief_output import quiet_benchmarks
+
+        quiet_benchmarks(config)
     if not _is_asked_for(config):
         if _is_distributed(config):
             _begin(config)
@@ -196,14 +200,10 @@ def pytest_configure(config: pytest.Config) -> None:
             leave_refusal(config, run, str(error))
             raise
     _begin(config)
-    if run.configured and not run.parallel:
-        from pytest_nixl.report.brief_output import quiet_benchmarks
+    if run.configured and not run.parallel and not config.pluginmanager.has_plugin("nixl-output"):
+        from pytest_nixl.core.terminal_output import TerminalOutput
 
-        quiet_benchmarks(config)
-        if not config.pluginmanager.has_plugin("nixl-output"):
-            from pytest_nixl.core.terminal_output import TerminalOutput
-
-            config.pluginmanager.register(TerminalOutput(), "nixl-output")
+        config.pluginmanager.register(TerminalOutput(), "nixl-output")
 
 
 @pytest.hookimpl(wrapper=True)

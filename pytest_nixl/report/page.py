@@ -242,16 +242,17 @@ def _rows(report: RunReport) -> list[Mapping[str, Any]]:
         verdict = results[key].verdict if key in results else None
         if verdict in _GOOD_ROW:
             verdict = lost.get(key, verdict)
-        rates = ((value, units.gigabytes(value) if value else "–") for value in
-                 (summary.bandwidth, summary.floor, summary.ceiling))  # fmt: skip
-        times = ((0.0, "–") if math.isnan(value) else (value, units.microseconds(value)) for value in
-                 (summary.p50, summary.p99))  # fmt: skip
+        rates = (summary.bandwidth, summary.floor, summary.ceiling)
+        times = (0.0 if math.isnan(value) else value for value in (summary.p50, summary.p99))
         rows.append(
             {
                 "name": key.short,
                 "id": f"row-{key}",
                 "marks": _marks(key, ""),
-                "numbers": [*rates, *times],
+                "numbers": [
+                    *((value, units.gigabytes(value) if value else "–") for value in rates),
+                    *((value, units.microseconds(value) if value else "–") for value in times),
+                ],
                 "transport": "+".join(summary.transports) or "unknown",
                 "verdict": str(verdict or "–"),
                 "style": _STYLES[outcome(verdict, gate=report.gate)] if verdict is not None else "soft",
