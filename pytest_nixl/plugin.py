@@ -154,10 +154,10 @@ def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) 
             known.file_or_dir = [found.get(each, each) for each in known.file_or_dir]
             known.pyargs = True
     if sys.stdout is None and (any("nixl" in each for each in args) or "suites" in early_config.getini("testpaths")):
-        from pytest_nixl.core.terminal_output import CLOSED, TerminalOutput, reopen_closed_output
+        from pytest_nixl.core.terminal_output import TerminalOutput, reopen_closed_output
 
         reopen_closed_output()
-        early_config.pluginmanager.register(TerminalOutput(CLOSED), "nixl-output")
+        early_config.pluginmanager.register(TerminalOutput(closed=True), "nixl-output")
     yield
 
 
@@ -172,6 +172,10 @@ def pytest_configure(config: pytest.Config) -> None:
         "nixl_early(waits=seconds): a check of the suites that measures nothing, and may run beside others; waits: how "
         "long it waits, if that is seconds",
     )
+    if "suites" in config.getini("testpaths") or any("nixl" in argument for argument in config.args):
+        from pytest_nixl.report.brief_output import quiet_benchmarks
+
+        quiet_benchmarks(config)
     if not _is_asked_for(config):
         if _is_distributed(config):
             _begin(config)

@@ -28,7 +28,6 @@ PASSED, FAILED, COULD_NOT_RUN = 0, 1, 2
 COMMANDS = (
     "clean",
     "compare",
-    "completion",
     "connector",
     "doctor",
     "endpoint",
@@ -139,11 +138,11 @@ def _split(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
 def _parser(word: str = "") -> argparse.ArgumentParser:
     """Return the command's parser, with the subcommand that a word names, or with all if it names none.
 
-    What the others import takes a third of a second. ``completion`` needs the parsers of all.
+    What the others import takes a third of a second.
     """
     parser = _Parser(prog="pytest-nixl", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--version", action="version", version=f"pytest-nixl {own_version()}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name in (word,) if word in COMMANDS and word != "completion" else COMMANDS:
+    for name in (word,) if word in COMMANDS else COMMANDS:
         import_module(f"pytest_nixl.cli.{name}").add(commands)
     return parser

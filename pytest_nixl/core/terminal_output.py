@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+from collections.abc import Generator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -40,89 +41,65 @@ def lead_nowhere() -> None:
     """Redirect standard output to the null device, so that Python does not fail when it flushes the rest at exit."""
     with suppress(OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _empty(file: TextIO) -> None:
-    """Discard what is buffered in a stream, because pytest flushes it again at its end and would fail."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    try:
-        with suppress(OSError, ValueError, AttributeError):
-            os.dup2(null, file.fileno())
-            file.flush()
-    finally:
-        os.close(null)
-
-
-class TerminalOutput:
-    """A pytest plugin that keeps the run alive if standard output cannot be written, and reports that on stderr.
-
-    :param why: why standard output cannot be written; empty: it can.
-    """
-
-    def __init__(self, why: str = "") -> None:
-        #: Why standard output cannot be written; empty: it can.
-        self.why = why
-        self._session: pytest.Session | None = None
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionstart(self, session: pytest.Session) -> None:
-        self._session = session
-        terminal: Any = session.config.pluginmanager.get_plugin("terminalreporter")
-        writer = getattr(terminal, "_tw", None)
-        if writer is not None and hasattr(writer, "_file"):
-            writer._file = GuardedStream(writer._file, self)
-
-    def failed(self, error: OSError) -> None:
-        """Note that standard output cannot be written."""
-        if not self.why:
-            self.why = error.strerror or type(error).__name__
-            atexit.register(lead_nowhere)
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_unconfigure(self) -> None:
-        session = self._session
-        if not self.why or session is None:
-            return
-        if session.exitstatus == pytest.ExitCode.OK:
-            session.exitstatus = UNREADABLE
-        code = int(session.exitstatus)
-        with suppress(OSError, ValueError, AttributeError):
-            sys.stderr.write(
-                f"pytest-nixl: standard output cannot be written ({self.why}): the run was completed, its record and "
-                f"reports were written where requested, and its exit code is {code}; "
-                "redirect standard output to a file, such as >run.log\n"
-            )
+        sys.stdout.flush()
 
 
 class GuardedStream:
     """A text stream that discards what cannot be written."""
 
-    def __init__(self, file: TextIO, output: TerminalOutput) -> None:
+    def __init__(self, file: TextIO) -> None:
         self._file = file
-        self._output = output
+        #: Why the stream cannot be written; empty: it can.
+        self.failure = ""
 
     def write(self, text: str) -> int:
         """Write a text and flush it, so that a failure is noticed at once."""
-        if not self._output.why:
+        if not self.failure:
             try:
                 self._file.write(text)
                 self._file.flush()
             except OSError as error:
-                self._output.failed(error)
-                _empty(self._file)
+                self.failure = error.strerror or type(error).__name__
+                lead_nowhere()
+                atexit.register(lead_nowhere)  # pytest's capture restores the descriptor until then
         return len(text)
-
-    def flush(self) -> None:
-        """Flush what was written."""
-        if not self._output.why:
-            try:
-                self._file.flush()
-            except OSError as error:
-                self._output.failed(error)
-                _empty(self._file)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
+
+
+class TerminalOutput:
+    """A pytest plugin that reports on stderr that standard output could not be written.
+
+    Register it before pytest's terminal reporter takes ``sys.stdout``.
+
+    :param closed: whether standard output is closed.
+    """
+
+    def __init__(self, *, closed: bool = False) -> None:
+        self._closed = closed
+        if not closed:
+            self._guarded = sys.stdout = GuardedStream(sys.stdout)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, None, None]:
+        try:
+            yield
+        finally:
+            self._report(session)
+
+    def _report(self, session: pytest.Session) -> None:
+        reason = CLOSED if self._closed else self._guarded.failure
+        if not reason:
+            return
+        if session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = UNREADABLE
+        with suppress(OSError, ValueError, AttributeError):
+            sys.stderr.write(
+                f"pytest-nixl: standard output cannot be written ({reason}): the run was completed, its record and "
+                f"reports were written where requested, and its exit code is {int(session.exitstatus)}; "
+                "redirect standard output to a file, such as >run.log\n"
+            )
 
 
 def keep_a_directory(config: pytest.Config) -> str:

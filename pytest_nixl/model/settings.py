@@ -139,7 +139,7 @@ NIXLBENCH_RUNTIMES = ("auto", "ETCD", "ASIO")
 #: Each level makes the checks of those before it as well.
 LEVELS = ("quick", "standard", "extended")
 DEFAULT_LEVEL = "standard"
-REPORT_ENDINGS = (".html", ".csv", ".prom", ".json", "ctrf.json", ".sarif")
+REPORT_ENDINGS = (".html", ".csv", ".prom", ".json")
 #: The inference engines whose agents can be imitated.
 ENGINES = ("default", "vllm", "dynamo", "sglang")
 #: What NIXL calls the thread synchronization modes of an agent.
@@ -390,8 +390,8 @@ class Settings:
     report: tuple[str, ...] = option(
         "session.parsers:parse_reports",
         f"paths whose directories are created if needed, ending with {', '.join(REPORT_ENDINGS)}",
-        help="reports to write at the end: an HTML page, a CSV table, metrics for Prometheus, the verdict for "
-        "programs, CTRF, or SARIF", metavar="FILE.html[,FILE]", empty=(), per_rank=True)
+        help="reports to write at the end: an HTML page, a CSV table, metrics for Prometheus, or the verdict "
+        "for programs", metavar="FILE.html[,FILE]", empty=(), per_rank=True)
     agent: str = option(
         ENGINES, default="default", help="create agents as this inference engine does: it sets "
         "--nixl-progress-thread, --nixl-threads and --nixl-sync-mode, unless they are given", metavar="ENGINE")

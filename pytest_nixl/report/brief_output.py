@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write what is wrong before pytest's failures, and without ``-v`` shorten pytest's dots, failures and benchmarks."""
+"""Write what is wrong before pytest's failures, and without ``-v`` shorten pytest's failures and benchmarks."""
 
 from __future__ import annotations
 
@@ -20,15 +20,12 @@ from pytest_nixl.session.suites import suite_of, suites_folder
 NAME = "nixl-brief-output"
 #: Options of pytest-benchmark that ask for more than its table of this run.
 _ASKED = ("benchmark_compare", "benchmark_histogram", "benchmark_cprofile")
-#: The name of a suite is written on the line of the one before if at least this many characters are left beside it.
-_LEAST_DOTS = 12
 
 
 class BriefOutput:
     """A pytest plugin that writes what is wrong first, and shortens what pytest writes in a run of the suites alone.
 
-    The dots of all tests of a suite follow its name. The table of pytest-benchmark, which repeats the rows, and the
-    failures that the report has with reason and remedy are left out. With ``-v`` pytest writes everything.
+    The failures that the report has with reason and remedy are left out. With ``-v`` pytest writes everything.
     """
 
     #: The name under which the plugin is registered.
@@ -37,33 +34,14 @@ class BriefOutput:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._applies = False
-        self._suite = ""
         self._held: dict[str, list[Any]] = {}
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        terminal = self._terminal()
-        if terminal is None or session.config.option.collectonly or self._run.parallel:
+        if session.config.option.collectonly or self._run.parallel:
             return
         suites = [suite_of(item.path) for item in session.items]
         self._applies = bool(suites) and None not in suites
-        if self._applies and terminal.verbosity == 0:
-            terminal.showfspath = False
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_logstart(self, location: tuple[str, int | None, str]) -> None:
-        terminal = self._terminal()
-        if terminal is None or not self._applies or terminal.verbosity != 0:
-            return
-        suite = suite_of(self._run.config.rootpath / location[0]) or ""
-        if suite and suite != self._suite:
-            self._suite = suite
-            writer = self._run.config.get_terminal_writer()
-            used = writer.width_of_current_line
-            if used + len(suite) + _LEAST_DOTS > writer.fullwidth:
-                terminal.write("\n")
-                used = 0
-            terminal.write(f"{' ' if used else ''}{suite} ")
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)  # before pytest writes the failures
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Generator[None, object, object]:
@@ -72,7 +50,6 @@ class BriefOutput:
             write_problems(terminalreporter, run)
         if terminalreporter.verbosity > 0:
             return (yield)
-        self._quiet_benchmarks()
         warnings = terminalreporter.stats.get("warnings", [])
         if self._applies and warnings:  # those of the checks are in the report
             terminalreporter.stats["warnings"] = [each for each in warnings if "NixlWarning: " not in each.message]
@@ -91,17 +68,18 @@ class BriefOutput:
         terminal.stats.update(self._held)
         self._held = {}
 
-    def _quiet_benchmarks(self) -> None:
-        """Leave out pytest-benchmark's table, unless its options ask for more or other tests have benchmarks."""
-        config = self._run.config
-        benchmarks = getattr(config, "_benchmarksession", None)
-        asked = any(config.getoption(name, None) for name in _ASKED)
-        if benchmarks is not None and self._applies and not asked:
-            benchmarks.quiet = True
 
-    def _terminal(self) -> pytest.TerminalReporter | None:
-        terminal: pytest.TerminalReporter | None = self._run.config.pluginmanager.get_plugin("terminalreporter")
-        return terminal
+def quiet_benchmarks(config: pytest.Config) -> None:
+    """Leave out pytest-benchmark's table, which repeats the rows, as its option ``--benchmark-quiet`` does.
+
+    It stays if an option of pytest-benchmark asks for more, or if tests outside the suites are selected.
+    """
+    if (
+        config.get_verbosity() <= 0
+        and _only_suites(config)
+        and not any(config.getoption(name, None) for name in _ASKED)
+    ):
+        config.option.benchmark_quiet = True
 
 
 def status_word(report: pytest.TestReport) -> tuple[str, str, str] | None:

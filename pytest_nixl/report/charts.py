@@ -11,7 +11,7 @@ from markupsafe import Markup
 from pytest_nixl.core import units
 from pytest_nixl.model.results import RowSummary
 from pytest_nixl.model.row_key import RowKey
-from pytest_nixl.report.svg import Axis, Bar, Series, bars, lines, sizes_axis, value_axis
+from pytest_nixl.report.svg import Axis, Series, lines, sizes_axis, value_axis
 from pytest_nixl.store.record_reader import RecordedRun
 
 #: The most history charts in a report. Rows with changes come first.
@@ -116,39 +116,6 @@ def latency(run: RecordedRun) -> list[ChartCard]:
             title = f"{_name(group)}, {op}"
             cards.append(ChartCard(title, lines(*axes, series, f"latency of {title}"), series, []))
     return cards
-
-
-def kv_requests(run: RecordedRun) -> list[ChartCard]:
-    """Return a card for each backend, pair of memory types and model: each way to request KV blocks beside the others.
-
-    The tooltip of a bar has the median time of each step, of preparing the descriptors and of the release.
-    """
-    groups: dict[RowKey, dict[str, dict[str, RowSummary]]] = {}
-    for key, row in run.rows.items():
-        if key.kv:
-            variant = tuple(item for item in key.variant if item[0] != "kv")
-            ways = groups.setdefault(replace(key, op="", variant=variant), {})
-            ways.setdefault(key.kv, {})[key.op] = row
-    cards = []
-    for group, ways in groups.items():
-        ops = dict.fromkeys(op for by_op in ways.values() for op in by_op)
-        styles = {op: f"s{number % 6}" for number, op in enumerate(ops)}
-        found = [
-            (way, [Bar(row.bandwidth, styles[op], _steps(op, way, row)) for op, row in by_op.items()])
-            for way, by_op in sorted(ways.items())
-        ]
-        axis = value_axis([row.bandwidth for by_op in ways.values() for row in by_op.values()], _gigabytes, "GB/s",
-                          log=False)  # fmt: skip
-        title = _name(replace(group, batch=1))
-        remark = f"{group.batch} descriptors of {units.format_size(group.block)} in each request"
-        legend = [Series(op, (), style) for op, style in styles.items()]
-        cards.append(ChartCard(title, bars(axis, found, f"ways to request KV blocks, {title}"), legend, [remark]))
-    return cards
-
-
-def _steps(op: str, way: str, row: RowSummary) -> str:
-    steps = ", ".join(f"{name} {_time(seconds) if seconds else '0 s'}" for name, seconds in row.steps.items())
-    return f"{op} {way}: {_rate(row.bandwidth)}{steps and '; '}{steps}"
 
 
 def history(runs: Sequence[RecordedRun]) -> list[ChartCard]:

@@ -13,20 +13,20 @@ from typing import Any
 from pytest_nixl.core import extensions
 from pytest_nixl.core.extensions import Extension, Registry
 from pytest_nixl.core.strict import printable
-from pytest_nixl.report.ctrf import ctrf
 from pytest_nixl.report.prometheus import metrics
 from pytest_nixl.report.run_report import RunReport
-from pytest_nixl.report.sarif import sarif
 from pytest_nixl.report.verdict_file import verdict_file
 from pytest_nixl.session.options import report_ending
 from pytest_nixl.store.store import write_whole
 
 _KEY = ("backend", "op", "memory", "block_bytes", "batch", "depth", "pair")
+_PERCENTILES = ("p50", "p90", "p99", "p99.9")
 _COLUMNS = (
-    "time", "image", "digest", "host", "row", *_KEY, "gigabytes_per_second", "launches", "p50_us", "p90_us", "p99_us",
-    "p99.9_us", "floor_gigabytes_per_second", "ceiling_gigabytes_per_second", "transports", "verdict", "change",
-    "regression", "interrupted",
-)  # fmt: skip
+    *("time", "image", "digest", "host", "row", *_KEY, "gigabytes_per_second", "launches"),
+    *(f"{name}_us" for name in _PERCENTILES),
+    *("floor_gigabytes_per_second", "ceiling_gigabytes_per_second", "transports"),
+    *("verdict", "change", "regression", "interrupted"),
+)
 
 
 def table(report: RunReport) -> str:
@@ -38,22 +38,21 @@ def table(report: RunReport) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(_COLUMNS)
     image = run.provenance.image
+    when, host = run.when.isoformat(timespec="seconds"), run.provenance.host.get("name", "")
     for key, row in run.rows.items():
         effect = effects.get(key)
+        latencies = (f"{1e6 * row.latencies[name]:.6g}" if name in row.latencies else "" for name in _PERCENTILES)
+        bounds = (f"{bound / 1e9:.6g}" if bound else "" for bound in (row.floor, row.ceiling))
+        change = (f"{effect.ratio - 1:.6g}", effect.verdict) if effect is not None else ("", "")
+        launches = " ".join(f"{value / 1e9:.6g}" for value in row.values)
         writer.writerow(
-            [
-                run.when.isoformat(timespec="seconds"), image.reference, image.digest,
-                run.provenance.host.get("name", ""), key, key.backend, key.op, key.memory_text,
-                key.block, key.batch, key.depth, key.ranks_text, f"{row.bandwidth / 1e9:.6g}",
-                " ".join(f"{value / 1e9:.6g}" for value in row.values),
-                *(f"{1e6 * row.latencies[name]:.6g}" if name in row.latencies else ""
-                  for name in ("p50", "p90", "p99", "p99.9")),
-                f"{row.floor / 1e9:.6g}" if row.floor else "", f"{row.ceiling / 1e9:.6g}" if row.ceiling else "",
-                "+".join(row.transports), verdicts.get(key, ""),
-                f"{effect.ratio - 1:.6g}" if effect is not None else "",
-                effect.verdict if effect is not None else "", run.interrupted,
-            ]
-        )  # fmt: skip
+            (
+                *(when, image.reference, image.digest, host, key),
+                *(key.backend, key.op, key.memory_text, key.block, key.batch, key.depth, key.ranks_text),
+                *(f"{row.bandwidth / 1e9:.6g}", launches, *latencies, *bounds),
+                *("+".join(row.transports), verdicts.get(key, ""), *change, run.interrupted),
+            )
+        )
     return text.getvalue()
 
 
@@ -62,7 +61,7 @@ ReportFormat = Callable[[RunReport], str]
 
 
 def write(report: RunReport, path: Path) -> None:
-    """Write a report atomically, in the format that the end of its name says, such as ``.html`` or ``ctrf.json``.
+    """Write a report atomically, in the format that the end of its name says, such as ``.html``.
 
     Control characters of hosts, images and errors are escaped, whatever the format is.
 
@@ -97,8 +96,6 @@ _OWN: dict[str, ReportFormat] = {
     ".csv": table,
     ".prom": metrics,
     ".json": verdict_file,
-    "ctrf.json": ctrf,
-    ".sarif": sarif,
 }
 #: By the ending of a file's name: ours, and those that other distributions add.
 FORMATS: Registry[ReportFormat] = Registry(extensions.REPORT_FORMATS, _OWN, _accept)

@@ -16,7 +16,7 @@ import pytest
 
 from pytest_nixl.model.conclusion import WHOLE_RUN
 from pytest_nixl.model.results import Result
-from pytest_nixl.model.verdicts import INTERRUPTED, Outcome, Verdict, outcome
+from pytest_nixl.model.verdicts import INTERRUPTED, Outcome, outcome
 from pytest_nixl.session.completeness import completeness_of
 from pytest_nixl.session.run import Run, exit_code
 
@@ -44,7 +44,11 @@ def _of_rank(path: Path, rank: int) -> Path:
 def add_run_cases(config: pytest.Config, run: Run) -> None:
     """Add a failed test case for each result that fails the run but no test, and for an interruption."""
     for writer in junit_files(config):
-        _name_the_unfinished(writer)
+        if (unfinished := completeness_of(run).unfinished) is not None:  # pytest writes neither its name nor a result
+            text = f"{INTERRUPTED}: the run ended while this test ran"
+            writer.pytest_runtest_logreport(
+                pytest.TestReport(unfinished.nodeid, unfinished.location, {}, "failed", text, "setup")
+            )
         for name, words, properties in _cases(run):
             for report in _reports(name, words, properties):
                 writer.pytest_runtest_logreport(report)
@@ -132,15 +136,3 @@ def _reports(name: str, words: str, properties: list[tuple[str, object]]) -> Ite
             when,
             user_properties=properties,
         )
-
-
-def _name_the_unfinished(writer: Any) -> None:
-    """Add name and result to the test that was running when the run ended, because pytest writes neither."""
-    for reporter in getattr(writer, "node_reporters_ordered", ()):
-        attributes = getattr(reporter, "attrs", None)  # None: it is finished
-        if attributes is None or "name" in attributes:
-            continue
-        path, _, name = str(getattr(reporter, "id", "")).partition("::")
-        classname = path.removesuffix(".py").replace("/", ".")
-        attributes.update(classname=classname, name=name or path or Verdict.UNKNOWN.value)
-        reporter._add_simple("error", f"{INTERRUPTED}: the run ended while this test ran", "")

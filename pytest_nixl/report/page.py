@@ -24,10 +24,9 @@ from pytest_nixl.model.results import Result
 from pytest_nixl.model.row_key import RowKey, UnknownKey
 from pytest_nixl.model.verdicts import GOOD, Outcome, Verdict, outcome
 from pytest_nixl.nixl.reproductions import reproduction
-from pytest_nixl.report.charts import bandwidth, history, kv_requests, latency
+from pytest_nixl.report.charts import bandwidth, history, latency
 from pytest_nixl.report.docs_links import docs_of
 from pytest_nixl.report.figures import figure_rows
-from pytest_nixl.report.growth_charts import growth
 from pytest_nixl.report.matrix import matrices
 from pytest_nixl.report.run_report import RunReport
 from pytest_nixl.report.svg import change_bar, change_scale, changes_axis
@@ -59,8 +58,6 @@ def page(report: RunReport) -> str:
         script_hash=f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}",
         bandwidth=bandwidth(report.run, report.compared.before if report.compared is not None else None),
         latency=latency(report.run),
-        kv_requests=kv_requests(report.run),
-        growth=growth(report.run.results),
         history=history(report.history),
         matrices=matrices(report.run),
         ratios=[ratio for result in report.run.results for ratio in result.ratios if ratio.comparable],
@@ -245,16 +242,17 @@ def _rows(report: RunReport) -> list[Mapping[str, Any]]:
         verdict = results[key].verdict if key in results else None
         if verdict in _GOOD_ROW:
             verdict = lost.get(key, verdict)
-        rates = ((value, units.gigabytes(value) if value else "–") for value in
-                 (summary.bandwidth, summary.floor, summary.ceiling))  # fmt: skip
-        times = ((0.0, "–") if math.isnan(value) else (value, units.microseconds(value)) for value in
-                 (summary.p50, summary.p99))  # fmt: skip
+        rates = (summary.bandwidth, summary.floor, summary.ceiling)
+        times = (0.0 if math.isnan(value) else value for value in (summary.p50, summary.p99))
         rows.append(
             {
                 "name": key.short,
                 "id": f"row-{key}",
                 "marks": _marks(key, ""),
-                "numbers": [*rates, *times],
+                "numbers": [
+                    *((value, units.gigabytes(value) if value else "–") for value in rates),
+                    *((value, units.microseconds(value) if value else "–") for value in times),
+                ],
                 "transport": "+".join(summary.transports) or "unknown",
                 "verdict": str(verdict or "–"),
                 "style": _STYLES[outcome(verdict, gate=report.gate)] if verdict is not None else "soft",

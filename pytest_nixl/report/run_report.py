@@ -54,11 +54,6 @@ class RunReport:
         return Outcome.FAIL if self.refused else self.conclusion.outcome
 
     @property
-    def unnamed_failure(self) -> str:
-        """Why the run fails if neither a result nor a failed test says it; empty: one of them does."""
-        return "" if self.failed_tests else self.conclusion.beside
-
-    @property
     def words(self) -> str:
         """The verdict of the run in words."""
         return f"REFUSED: {self.refused}" if self.refused else str(self.conclusion)

@@ -43,19 +43,6 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Bar:
-    """A bar of a chart.
-
-    :param style: a class of the style sheet: ``s0`` to ``s5``.
-    :param label: its tooltip.
-    """
-
-    value: float
-    style: str
-    label: str
-
-
-@dataclass(frozen=True)
 class Axis:
     """A scale from values to points.
 
@@ -135,42 +122,6 @@ def lines(x: Axis, y: Axis, series: Sequence[Series], label: str, marks: Sequenc
                 for (a, b), text in zip(one.points, labels, strict=True)
             ]
     return _svg(parts, label)
-
-
-def bars(axis: Axis, groups: Sequence[tuple[str, Sequence[Bar]]], label: str) -> Markup:
-    """Draw horizontal bars from zero, in groups of which each has a name.
-
-    :param axis: the scale of the values.
-    :param groups: the name of each group and its bars, from top to bottom.
-    :param label: what the chart shows, for screen readers.
-    """
-    left, thick, gap = 172.0, 13.0, 12.0
-    height = _TOP + sum(gap + (thick + 2) * len(found) for _, found in groups) + _BOTTOM
-    base = height - _BOTTOM
-
-    def at(value: float) -> float:
-        return round(left + axis.share(value) * (WIDTH - left - _RIGHT - 46), 1)
-
-    parts = []
-    for value in axis.ticks:
-        parts.append(f'<line class="grid" x1="{at(value)}" x2="{at(value)}" y1="{_TOP}" y2="{base}"/>')
-        text = escape(axis.show(value))
-        parts.append(f'<text class="tick" text-anchor="middle" x="{at(value)}" y="{base + 18}">{text}</text>')
-    top = _TOP
-    for name, found in groups:
-        middle = round(top + (thick + 2) * len(found) / 2 + 4, 1)
-        parts.append(f'<text class="tick" text-anchor="end" x="{left - 8}" y="{middle}">{escape(name)}</text>')
-        for bar in found:
-            length = round(max(0.0, at(bar.value) - left), 1)
-            place = f'x="{left}" y="{top}" width="{length}" height="{thick}"'
-            parts.append(f'<rect class="bar {bar.style}" {place}><title>{escape(bar.label)}</title></rect>')
-            end = f'x="{round(left + length + 5, 1)}" y="{top + thick - 2}"'
-            parts.append(f'<text class="tick" {end}>{escape(units.gigabytes(bar.value))}</text>')
-            top += thick + 2
-        top += gap
-    parts.append(f'<line class="axis" x1="{left}" x2="{left}" y1="{_TOP}" y2="{base}"/>')
-    parts.append(f'<text class="title" text-anchor="end" x="{WIDTH - _RIGHT}" y="{height - 6}">{axis.title}</text>')
-    return _svg(parts, label, WIDTH, height)
 
 
 def _grid(x: Axis, y: Axis) -> list[str]:

@@ -42,6 +42,8 @@ class Completeness:
         self._ended: set[str] = set()
         #: Tests that pytest reported as failed or in error, and files that it could not collect.
         self.failed: set[str] = set()
+        #: The report of the setup of the test that runs; None: no test runs.
+        self.unfinished: pytest.TestReport | None = None
         #: The seconds of each test, with its setup and teardown, by node id.
         self.durations: dict[str, float] = {}
         self._began = time.monotonic()
@@ -77,6 +79,7 @@ class Completeness:
         self._planned = max(self._planned, len(list(ids)))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.unfinished = report if report.when == "setup" and report.passed else None
         if report.when == "teardown":
             self._ended.add(report.nodeid)
         if report.failed:

@@ -26,7 +26,7 @@ _FLAG_AS_VALUE = r"--[a-z][a-z0-9]*(?:_[a-z0-9_]*(?:=.*)?|=.*)"
 def report_ending(name: str, endings: Iterable[str]) -> str:
     """Return the longest of these endings that the name of a file has; empty: it has none of them.
 
-    :param name: such as ``ctrf.json``, which is another format than ``verdict.json``.
+    :param name: such as ``report.html``.
     """
     found = [ending for ending in endings if name.endswith(ending) and (name != ending or not ending.startswith("."))]
     return max(found, key=len, default="")

@@ -112,7 +112,7 @@ def parse_recorded(data: Any, source: str) -> RecordedRun:
     :param source: the path of the record, for messages.
     :raises ValueError: as :func:`read_recorded`.
     """
-    by = (data.get("written_by") or data.get("generatedBy")) if isinstance(data, dict) else None
+    by = data.get("written_by") if isinstance(data, dict) else None
     if isinstance(by, str) and by.startswith("pytest-nixl "):
         raise ReportFileError(f"{source} is a report of a run, and not the run's record: expected {RECORD_FORM}")
     try:

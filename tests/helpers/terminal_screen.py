@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs on a terminal: what they write to a pseudoterminal, and what its screen shows at the end."""
+"""Programs on a terminal: what they write to a pseudoterminal."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import pty
-import re
 import select
 import struct
 import subprocess
@@ -16,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROWS, COLUMNS = 24, 80
-_TOKEN = re.compile(r"\x1b\[([0-9;]*)([A-Za-z])|\x1b([78D])|(.)", re.DOTALL)
 
 
 def open_terminal() -> tuple[int, int]:
@@ -59,46 +57,3 @@ def _read_all(descriptor: int, deadline: float) -> str:
         if not part:
             return found.decode(errors="replace")
         found += part
-
-
-def screen(written: str) -> list[str]:
-    """Return every line that a terminal shows after it received this text, those above its upper edge too.
-
-    It knows the control characters that pytest and this plugin write; another one is an error.
-    """
-    lines, row, column, saved = [""], 0, 0, (0, 0)
-
-    def put(character: str) -> None:
-        nonlocal row, column
-        if column == COLUMNS:
-            down()
-            column = 0
-        lines[row] = f"{lines[row]:<{column}}"[:column] + character + lines[row][column + 1 :]
-        column += 1
-
-    def down() -> None:
-        nonlocal row
-        row += 1
-        if row == len(lines):
-            lines.append("")
-
-    for match in _TOKEN.finditer(written):
-        argument, letter, single, character = match.groups()
-        if letter == "K":
-            lines[row] = lines[row][:column]
-        elif letter == "A":
-            row = max(row - int(argument or 1), 0)
-        elif single == "7":
-            saved = row, column
-        elif single == "8":
-            row, column = saved
-        elif single == "D" or character == "\n":
-            down()
-        elif character == "\r":
-            column = 0
-        elif character is not None:
-            assert character.isprintable(), repr(character)
-            put(character)
-        else:
-            assert letter == "m", match[0]
-    return [line.rstrip() for line in lines]

@@ -26,7 +26,7 @@ from pytest_nixl.core.errors import NixlPluginError
 def test_it(nixl_settings):
     raise NixlPluginError("the error says " + bytes({raw}).decode(errors="surrogateescape"), "ask " + chr(27))
 """
-FILES = ("r.html", "r.csv", "r.json", "r.ctrf.json", "r.sarif", "r.prom", "summary.md")
+FILES = ("r.html", "r.csv", "r.json", "r.prom", "summary.md")
 
 
 def signs(text: str) -> set[str]:

@@ -65,7 +65,7 @@ if (filter) {
 }
 // Write the value of a chart's point below it: of the one nearest to the pointer, or of the next one by the arrow keys.
 for (const svg of document.querySelectorAll("figure svg")) {
-  const points = [...svg.querySelectorAll(".point, .bar")].filter((point) => point.querySelector("title"));
+  const points = [...svg.querySelectorAll(".point")].filter((point) => point.querySelector("title"));
   if (!points.length) continue;
   const output = document.createElement("output");
   output.textContent = "Point at the chart, or use the arrow keys, for its values.";

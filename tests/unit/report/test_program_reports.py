@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports for programs: verdict.json, CTRF and SARIF, by their schemas and for each kind of run that fails."""
+"""The report for programs, verdict.json, by its schema."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 from helpers.records import KEY, record
-from helpers.report_schemas import PROGRAM_REPORTS, read_program_reports, verdict_schema
+from helpers.report_schemas import read_verdict_file, verdict_schema
 
 from pytest_nixl.model.results import Result, RowSummary
 from pytest_nixl.model.row_key import RowKey
@@ -30,11 +30,10 @@ RESULTS = (
 )
 
 
-def written(report: RunReport, folder: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Write the three files of a report, validate them, and return their contents."""
-    for name in PROGRAM_REPORTS:
-        write(report, folder / name)
-    return read_program_reports(folder)
+def written(report: RunReport, folder: Path) -> dict[str, Any]:
+    """Write the verdict.json of a report, validate it, and return its contents."""
+    write(report, folder / "verdict.json")
+    return read_verdict_file(folder)
 
 
 def recorded(*results: Result) -> RunReport:
@@ -46,8 +45,8 @@ def test_the_shipped_schema_is_a_schema_and_describes_each_field() -> None:
     assert set(verdict_schema()["required"]) <= verdict_schema()["properties"].keys()
 
 
-def test_the_files_have_every_result_with_its_ids(tmp_path: Path) -> None:
-    verdict, ctrf, sarif = written(recorded(*RESULTS), tmp_path)
+def test_the_file_has_every_result_with_its_ids(tmp_path: Path) -> None:
+    verdict = written(recorded(*RESULTS), tmp_path)
     assert (verdict["format"], verdict["verdict"], verdict["host"] != "") == (1, "FAIL", True)
     assert [one["check"] for one in verdict["results"]] == [result.check for result in RESULTS]
     assert [one["outcome"] for one in verdict["results"]] == ["FAIL", "WARN", "FAIL", "SKIP", "PASS"]
@@ -55,39 +54,16 @@ def test_the_files_have_every_result_with_its_ids(tmp_path: Path) -> None:
     assert verdict["results"][0]["repeat"] == "pytest t.py"
     assert [one["row"] for one in verdict["measured_rows"]] == [KEY]
     assert verdict["findings"] == ["NIXL-ETCD-HTTPS-PLAINTEXT"]
-    statuses = [(test["rawStatus"], test["status"]) for test in ctrf["results"]["tests"]]
-    assert statuses == [("FAIL", "failed"), ("WARN", "passed"), ("FAIL", "failed"), ("NOT-APPLICABLE", "skipped"),
-                        ("PASS", "passed")]  # fmt: skip
-    [run] = sarif["runs"]
-    assert [(one["ruleId"], one["level"]) for one in run["results"]] == [
-        ("bandwidth", "error"),
-        ("etcd-uri", "warning"),
-        ("NIXL-ETCD-HTTPS-PLAINTEXT", "error"),
-    ]
-    rules = run["tool"]["driver"]["rules"]
-    assert [rules[one["ruleIndex"]]["id"] for one in run["results"]] == [one["ruleId"] for one in run["results"]]
-    assert rules[2]["help"]["text"].startswith("write http://")
-    assert run["results"][0]["locations"][0]["logicalLocations"] == [{"fullyQualifiedName": KEY}]
-
-
-def test_the_same_fault_has_the_same_fingerprint_in_every_run(tmp_path: Path) -> None:
-    def fingerprints(*results: Result) -> list[Any]:
-        return [one["partialFingerprints"] for one in written(recorded(*results), tmp_path)[2]["runs"][0]["results"]]
-
-    changed = Result("bandwidth", "t.py::t", Verdict.FAIL, "slower still", row=RowKey.parse(KEY), summary=SUMMARY)
-    assert fingerprints(RESULTS[0]) == fingerprints(changed)
-    assert len({str(one) for one in fingerprints(*RESULTS[:3])}) == 3
 
 
 def test_secrets_of_the_environment_are_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ETCDCTL_PASSWORD", "hunter2-hunter2")
     written(recorded(Result("etcd-uri", "u.py::u", Verdict.FAIL, "hunter2-hunter2 is refused")), tmp_path)
-    assert [name for name in PROGRAM_REPORTS if "hunter2" in (tmp_path / name).read_text()] == []
+    assert "hunter2" not in (tmp_path / "verdict.json").read_text()
 
 
 @pytest.mark.parametrize(
-    ("name", "ending"),
-    [("a.json", ".json"), ("ctrf.json", "ctrf.json"), ("x.ctrf.json", "ctrf.json"), (".json", ""), ("a.txt", "")],
+    ("name", "ending"), [("a.json", ".json"), (".json", ""), ("a.txt", ""), ("x.b.json", "b.json")]
 )
 def test_the_name_of_a_file_says_its_format(name: str, ending: str) -> None:
-    assert report_ending(name, REPORT_ENDINGS) == ending
+    assert report_ending(name, (*REPORT_ENDINGS, "b.json")) == ending

@@ -195,28 +195,6 @@ def kv_run() -> RecordedRun:
     return parse_recorded(data, "kv.json")
 
 
-def test_the_ways_to_request_kv_blocks_are_one_picture(tmp_path: Path) -> None:
-    run = kv_run()
-    path = tmp_path / "kv.html"
-    write(RunReport(run), path)
-    opened = open_page(path, tmp_path)
-    assert opened.console == ()
-    [picture] = re.findall(
-        r'<svg[^>]*aria-label="ways to request KV blocks, [^"]*".*?</svg>', opened.document, re.DOTALL
-    )
-    assert picture.count("<rect") == 10
-    titles = re.findall("<title>(.*?)</title>", picture)
-    assert titles[0] == (
-        "WRITE contiguous-merged: 1.25 GB/s (10 Gb/s); prepare 1.5 ms, make 300 µs, post 9 ms, transfer 1.4 µs, "
-        "notify 120 µs, release 20 µs"
-    )
-    widths = [float(width) for width in re.findall(r'<rect [^>]*width="([\d.]+)"', picture)]
-    assert widths == sorted(widths)
-    assert widths[-1] / widths[0] == pytest.approx(5.5 / 1.25, rel=0.01)
-    # The charts over block sizes are of whole blocks only.
-    assert re.findall(r'aria-label="bandwidth of ([^"]*)"', opened.document) == ["UCX DRAM:DRAM"]
-
-
 def test_rows_of_kv_requests_differ_in_every_report() -> None:
     run = kv_run()
     requests = [row for row in run.rows if row.kv]

@@ -522,9 +522,9 @@ WRONG = (
     ),
     Wrong(
         "report",
-        "paths whose directories are created if needed, ending with .html, .csv, .prom, .json, ctrf.json, .sarif",
+        "paths whose directories are created if needed, ending with .html, .csv, .prom, .json",
         {
-            "report": "'report' does not end with one of .html, .csv, .prom, .json, ctrf.json, .sarif",
+            "report": "'report' does not end with one of .html, .csv, .prom, .json",
             "a.html,a.html": "a.html is named twice",
             "/etc/passwd/a.csv": "'/etc/passwd/a.csv' cannot be written, because '/etc/passwd' is not a directory",
         },
