@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import pytest
 
@@ -43,9 +43,6 @@ from pytest_nixl.session.outcome import conclude
 from pytest_nixl.session.silent_profile import between_hosts
 
 from . import early
-
-if TYPE_CHECKING:
-    from pytest_nixl.checks.rank_race.forkserver import ForkServer
 
 
 class FindingFixture(Protocol):
@@ -89,15 +86,6 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 def session_fixtures(request: pytest.FixtureRequest) -> None:
     """Let checks that run beside each other take fixtures of the session."""
     request.session.stash[early.FIXTURES] = request.getfixturevalue
-
-
-@pytest.fixture(scope="session")
-def forkserver() -> Iterator[ForkServer]:
-    """The process that forks claimants of ranks."""
-    from pytest_nixl.checks.rank_race.forkserver import ForkServer
-
-    with ForkServer() as started:
-        yield started
 
 
 @pytest.fixture(scope="session")

@@ -29,7 +29,7 @@ _MEASURING = frozenset({"bandwidth", "control_path", "endurance", "kv_cache", "p
 #: Fixtures that end a test with a verdict. In a thread they keep what they are called with.
 _CONCLUDE = ("verdict", "finding")
 #: Fixtures of the session that the arguments of checks are made of. They are safe in several threads.
-_SHARED = ("nixl_settings", "nixl_cluster", "nixl_etcd_server", "forkserver")
+_SHARED = ("nixl_settings", "nixl_cluster", "nixl_etcd_server")
 _RUNNING: pytest.StashKey[dict[str, _Check]] = pytest.StashKey()
 #: The function that returns the value of a fixture of the session.
 FIXTURES: pytest.StashKey[Callable[[str], Any]] = pytest.StashKey()

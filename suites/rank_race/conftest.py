@@ -11,7 +11,6 @@ from contextlib import contextmanager
 import pytest
 
 from pytest_nixl import EtcdProxy, NotApplicableError, PrivateEtcd, Settings, between_agents
-from pytest_nixl.checks.rank_race.forkserver import ForkServer
 from pytest_nixl.checks.rank_race.race import Race
 from pytest_nixl.checks.rank_race.system_under_test import NixlbenchSubject
 
@@ -19,17 +18,17 @@ from ..early import made
 
 
 @pytest.fixture
-def race(nixl_private_etcd: PrivateEtcd, forkserver: ForkServer) -> Iterator[Race]:
+def race(nixl_private_etcd: PrivateEtcd) -> Iterator[Race]:
     """An etcd to disturb, a proxy to it, and claimants, which end with the test."""
-    with _race(nixl_private_etcd, forkserver) as opened:
+    with _race(nixl_private_etcd) as opened:
         yield opened
 
 
 @contextmanager
-def _race(etcd: PrivateEtcd, forkserver: ForkServer) -> Iterator[Race]:
+def _race(etcd: PrivateEtcd) -> Iterator[Race]:
     with EtcdProxy(etcd.endpoint) as path:
         prefix = f"/pytest-nixl/{secrets.token_hex(8)}/"
-        opened = Race(etcd.server, etcd.client, path, forkserver, prefix)
+        opened = Race(etcd.server, etcd.client, path, prefix)
         try:
             yield opened
         finally:
@@ -37,7 +36,7 @@ def _race(etcd: PrivateEtcd, forkserver: ForkServer) -> Iterator[Race]:
                 claimant.close()
 
 
-made(__package__, race=lambda own: own.enter(_race(own["nixl_private_etcd"], own["forkserver"])))
+made(__package__, race=lambda own: own.enter(_race(own["nixl_private_etcd"])))
 
 
 @pytest.fixture
