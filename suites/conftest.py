@@ -116,7 +116,7 @@ def finding(verdict: Callable[[Judgement], None], profile: Profile) -> FindingFi
     return decide
 
 
-@pytest.fixture
+@early.fixture
 def agent_backend(nixl_settings: Settings) -> str:
     """The backend of the agents of a test: each requested backend in turn that moves bytes between agents.
 
@@ -125,7 +125,7 @@ def agent_backend(nixl_settings: Settings) -> str:
     return (between_agents(nixl_settings.backend) or nixl_settings.backend)[0]
 
 
-@pytest.fixture
+@early.fixture
 def agent_progress(nixl_settings: Settings) -> str:
     """Whether the agents of a test have a progress thread: each value of ``--nixl-progress-thread`` in turn."""
     return nixl_settings.progress_thread[0]
