@@ -21,7 +21,7 @@ import h2.config
 import h2.connection
 import h2.events
 
-from pytest_nixl.checks.rank_race.forkserver import ForkedClaimant, ForkServer
+from pytest_nixl.checks.rank_race.claimants import Claimant
 from pytest_nixl.etcd.proxy import EtcdProxy, Request
 from pytest_nixl.etcd_servers.embedded import EmbeddedServer
 from pytest_nixl.processes.supervisor import supervisor
@@ -32,11 +32,11 @@ SECONDS, TTL = 120.0, 120
 REQUESTS = 300
 
 
-def meet(forkserver: ForkServer, endpoints: Sequence[str], group: str) -> float:
+def meet(endpoints: Sequence[str], group: str) -> float:
     """Let one process join through each endpoint; return the seconds until the last one has its rank."""
     size = len(endpoints)
     arguments = {"group": f"/bench/{group}/", "size": size, "ttl": TTL}
-    claimants = [forkserver.start(FUNCTION, {**arguments, "endpoint": endpoint}) for endpoint in endpoints]
+    claimants = [Claimant(FUNCTION, {**arguments, "endpoint": endpoint}) for endpoint in endpoints]
     try:
         for claimant in claimants:
             if said(claimant, lambda rank: rank == -1) != -1:
@@ -58,7 +58,7 @@ def meet(forkserver: ForkServer, endpoints: Sequence[str], group: str) -> float:
             claimant.close()
 
 
-def said(claimant: ForkedClaimant, wanted: Callable[[int], bool]) -> int:
+def said(claimant: Claimant, wanted: Callable[[int], bool]) -> int:
     """Wait until a process announces a wanted rank, and return the rank. Exit if it reports an error."""
     rank = claimant.wait_for(lambda message: "error" in message or wanted(message["rank"]), SECONDS)
     if rank is None or "error" in rank:
@@ -68,22 +68,21 @@ def said(claimant: ForkedClaimant, wanted: Callable[[int], bool]) -> int:
 
 def claims(server: EmbeddedServer, repeats: int, sizes: Sequence[int]) -> None:
     """Print requests and time for each number of processes."""
-    with ForkServer() as forkserver:
-        for size in sizes:
-            # Large groups are measured once, because hundreds of processes overload a small machine.
-            turns = range(repeats if size <= 128 else 1)
-            times = [meet(forkserver, [server.endpoint] * size, f"{size}-{turn}") for turn in turns]
-            with EtcdProxy(server.endpoint) as path:
-                ways = [path.client() for _ in range(size)]
-                meet(forkserver, [way.endpoint for way in ways], f"{size}-counted")
-                # The first request of a barrier writes an arrival key. The first request to leave ends the lease.
-                joined = [first(way.requests, lambda request: "/arrived/" in request.key) for way in ways]
-                passed = [first(way.requests, lambda request: request.method == "LeaseRevoke") for way in ways]
-            print(
-                f"{size:4} ranks: {median(times):.2f} s (min {min(times):.2f}, max {max(times):.2f}); each sends "
-                f"{min(joined)} to {max(joined)} requests to join, at most {max(passed)} to join and pass a barrier",
-                flush=True,
-            )
+    for size in sizes:
+        # Large groups are measured once, because hundreds of processes overload a small machine.
+        turns = range(repeats if size <= 128 else 1)
+        times = [meet([server.endpoint] * size, f"{size}-{turn}") for turn in turns]
+        with EtcdProxy(server.endpoint) as path:
+            ways = [path.client() for _ in range(size)]
+            meet([way.endpoint for way in ways], f"{size}-counted")
+            # The first request of a barrier writes an arrival key. The first request to leave ends the lease.
+            joined = [first(way.requests, lambda request: "/arrived/" in request.key) for way in ways]
+            passed = [first(way.requests, lambda request: request.method == "LeaseRevoke") for way in ways]
+        print(
+            f"{size:4} ranks: {median(times):.2f} s (min {min(times):.2f}, max {max(times):.2f}); each sends "
+            f"{min(joined)} to {max(joined)} requests to join, at most {max(passed)} to join and pass a barrier",
+            flush=True,
+        )
 
 
 def first(requests: Sequence[Request], wanted: Callable[[Request], bool]) -> int:

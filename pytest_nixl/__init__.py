@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from pytest_nixl.etcd.errors import EtcdError as EtcdError
     from pytest_nixl.etcd.proxy import EtcdProxy as EtcdProxy, ProxyClient as ProxyClient
     from pytest_nixl.etcd_servers.sources import SessionEtcd as SessionEtcd
-    from pytest_nixl.etcd_servers.three_node import ThreeNodeEtcd as ThreeNodeEtcd
     from pytest_nixl.fixtures.agents import MakeBuffer as MakeBuffer
     from pytest_nixl.fixtures.etcd import EtcdFixture as EtcdFixture, PrivateEtcd as PrivateEtcd
     from pytest_nixl.host.facts import Facts as Facts
@@ -114,7 +113,6 @@ _MODULES = {
     "etcd.proxy": ("EtcdProxy", "ProxyClient"),
     "core.free_ports": ("free_ports",),
     "etcd_servers.sources": ("SessionEtcd",),
-    "etcd_servers.three_node": ("ThreeNodeEtcd",),
     "fixtures.agents": ("MakeBuffer",),
     "fixtures.etcd": ("EtcdFixture", "PrivateEtcd"),
     "host.facts": ("Facts",),

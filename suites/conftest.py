@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import pytest
 
@@ -43,9 +43,6 @@ from pytest_nixl.session.outcome import conclude
 from pytest_nixl.session.silent_profile import between_hosts
 
 from . import early
-
-if TYPE_CHECKING:
-    from pytest_nixl.checks.rank_race.forkserver import ForkServer
 
 
 class FindingFixture(Protocol):
@@ -92,15 +89,6 @@ def session_fixtures(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture(scope="session")
-def forkserver() -> Iterator[ForkServer]:
-    """The process that forks claimants of ranks."""
-    from pytest_nixl.checks.rank_race.forkserver import ForkServer
-
-    with ForkServer() as started:
-        yield started
-
-
-@pytest.fixture(scope="session")
 def profile(nixl_settings: Settings, nixl_run: Run, nixl_cluster: Cluster) -> Profile:
     """What to expect of this machine."""
     return between_hosts(load_profile(nixl_settings.profile), nixl_run, nixl_cluster)
@@ -128,7 +116,7 @@ def finding(verdict: Callable[[Judgement], None], profile: Profile) -> FindingFi
     return decide
 
 
-@pytest.fixture
+@early.fixture
 def agent_backend(nixl_settings: Settings) -> str:
     """The backend of the agents of a test: each requested backend in turn that moves bytes between agents.
 
@@ -137,7 +125,7 @@ def agent_backend(nixl_settings: Settings) -> str:
     return (between_agents(nixl_settings.backend) or nixl_settings.backend)[0]
 
 
-@pytest.fixture
+@early.fixture
 def agent_progress(nixl_settings: Settings) -> str:
     """Whether the agents of a test have a progress thread: each value of ``--nixl-progress-thread`` in turn."""
     return nixl_settings.progress_thread[0]

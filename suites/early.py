@@ -2,9 +2,9 @@
 """Run checks that measure nothing beside each other: most of their time they wait, or use one processor.
 
 Such a check has the marker ``nixl_early``. When pytest calls the first of them, those that follow start, a few at a
-time, each in a thread and with arguments of its own, which are made as the packages' ``conftest.py`` say by
-:func:`made`. Pytest reports each check in its turn: it waits for the end of its body, and gives its verdict in the main
-thread. A test of a package that measures begins after all of them have ended.
+time, each in a thread and with arguments of its own, from the fixtures that are declared by :func:`fixture`. Pytest
+reports each check in its turn: it waits for the end of its body, and gives its verdict in the main thread. A test of
+a package that measures begins after all of them have ended.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
-from typing import Any
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from typing import Any, TypeVar, cast
 
 import pytest
 
-from pytest_nixl import Run, between_agents, shake_hands
+from pytest_nixl import NixlAgent, Run, between_agents, shake_hands
 from pytest_nixl.fixtures.agents import opened_agents
-from pytest_nixl.fixtures.etcd import opened_etcd, opened_private_etcd
+from pytest_nixl.fixtures.etcd import opened_etcd, opened_etcd_proxies, opened_private_etcd
 
 MARKER = "nixl_early"
 #: The packages whose checks measure. Nothing runs beside them.
@@ -29,13 +29,14 @@ _MEASURING = frozenset({"bandwidth", "control_path", "endurance", "kv_cache", "p
 #: Fixtures that end a test with a verdict. In a thread they keep what they are called with.
 _CONCLUDE = ("verdict", "finding")
 #: Fixtures of the session that the arguments of checks are made of. They are safe in several threads.
-_SHARED = ("nixl_settings", "nixl_cluster", "nixl_etcd_server", "forkserver")
+_SHARED = ("nixl_settings", "nixl_cluster", "nixl_etcd_server")
 _RUNNING: pytest.StashKey[dict[str, _Check]] = pytest.StashKey()
 #: The function that returns the value of a fixture of the session.
 FIXTURES: pytest.StashKey[Callable[[str], Any]] = pytest.StashKey()
 
-#: By package: what makes the arguments, by their names.
-_makers: dict[str, dict[str, Callable[[Own], Any]]] = {}
+_F = TypeVar("_F", bound=Callable[..., Any])
+#: By package: the functions of its fixtures that make arguments, by their names.
+_fixtures: dict[str, dict[str, Callable[..., Any]]] = {}
 
 
 class _ConcludedError(BaseException):
@@ -59,20 +60,24 @@ class Own:
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._values:
-            self._values[name] = _makers_of(self._package)[name](self)
+            self._values[name] = self._make(name)
         return self._values[name]
 
-    def enter(self, context: AbstractContextManager[Any]) -> Any:
-        """Enter a context that ends with the check, and return its value."""
-        return self._stack.enter_context(context)
+    def _make(self, name: str) -> Any:
+        if name in _OPENED:
+            return self._stack.enter_context(_OPENED[name](self))
+        function = _fixtures_of(self._package)[name]
+        arguments = {parameter: self[parameter] for parameter in inspect.signature(function).parameters}
+        if inspect.isgeneratorfunction(function):
+            return self._stack.enter_context(contextmanager(function)(**arguments))
+        return function(**arguments)
 
 
-def made(package: str, **makers: Callable[[Own], Any]) -> None:
-    """Say what makes arguments for a check that runs beside others, by their names.
-
-    :param package: the ``__package__`` whose checks take them; empty: every package.
-    """
-    _makers.setdefault(package, {}).update(makers)
+def fixture(function: _F) -> _F:
+    """Declare a fixture that a check that runs beside others takes, too. It takes fixtures by name, but no request."""
+    _fixtures.setdefault(function.__globals__["__package__"], {})[function.__name__] = function
+    declared: Any = pytest.fixture(function)
+    return cast("_F", declared)
 
 
 class _Check:
@@ -125,7 +130,7 @@ def before_setup(item: pytest.Item) -> None:
     """Let pytest make no arguments for a check that already runs; let a test that measures wait for all checks."""
     running = item.session.stash.setdefault(_RUNNING, {})
     if item.nodeid in running and isinstance(item, pytest.Function):
-        makers = _makers_of(_package(item))
+        makers = {*_OPENED, *_fixtures_of(_package(item))}
         for name in item.fixturenames:
             if name in makers:
                 item.funcargs.setdefault(name, None)  # pytest sets up only what has no value
@@ -199,8 +204,8 @@ def _package(item: pytest.Item) -> str:
     return str(getattr(getattr(item, "module", None), "__package__", None) or "")
 
 
-def _makers_of(package: str) -> dict[str, Callable[[Own], Any]]:
-    return {**_makers[""], **_makers.get(package, {})}
+def _fixtures_of(package: str) -> dict[str, Callable[..., Any]]:
+    return {**_fixtures.get(package.rpartition(".")[0], {}), **_fixtures.get(package, {})}
 
 
 def _beside_each_other(config: pytest.Config) -> bool:
@@ -215,11 +220,16 @@ def _beside_each_other(config: pytest.Config) -> bool:
     return one and not (alone or settings.extended or run.in_cluster or shake_hands(settings.backend))
 
 
-made(
-    "",
-    agent_backend=lambda own: between_agents(own["nixl_settings"].backend)[0],
-    agent_progress=lambda own: own["nixl_settings"].progress_thread[0],
-    nixl_etcd=lambda own: own.enter(opened_etcd(own["nixl_etcd_server"], own.name)),
-    nixl_private_etcd=lambda own: own.enter(opened_private_etcd(own["nixl_settings"])),
-    nixl_agent=lambda own: own.enter(opened_agents(own["nixl_settings"])).start(),
-)
+@contextmanager
+def _opened_agent(own: Own) -> Iterator[NixlAgent]:
+    with opened_agents(own["nixl_settings"]) as agents:
+        yield agents.start()
+
+
+#: The plugin's fixtures that checks take, each with the context that it is.
+_OPENED: dict[str, Callable[[Own], AbstractContextManager[Any]]] = {
+    "nixl_etcd": lambda own: opened_etcd(own["nixl_etcd_server"], own.name),
+    "nixl_private_etcd": lambda own: opened_private_etcd(own["nixl_settings"]),
+    "nixl_etcd_proxy": lambda own: opened_etcd_proxies(),
+    "nixl_agent": _opened_agent,
+}

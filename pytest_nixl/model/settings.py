@@ -422,7 +422,7 @@ class Settings:
 
     @property
     def extended(self) -> bool:
-        """Whether checks repeat what the level ``standard`` asks once: every order, 200 agents."""
+        """Whether checks repeat what the level ``standard`` asks once: 200 agents."""
         return self.level == "extended"
 
     @property

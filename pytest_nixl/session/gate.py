@@ -18,7 +18,7 @@ from pytest_nixl.session.levels import left_out_of
 from pytest_nixl.session.outcome import accidents
 from pytest_nixl.session.requested_links import requested_rows
 from pytest_nixl.session.run import Run
-from pytest_nixl.session.suites import BANDWIDTH, answerable, checks_of_suites
+from pytest_nixl.session.suites import BANDWIDTH, FORMER_CHECKS, answerable, checks_of_suites
 
 if TYPE_CHECKING:
     from pytest_nixl.judge.profiles import Profile
@@ -57,7 +57,10 @@ def _accidents(config: pytest.Config, ranks: int | None) -> Iterator[str]:
 
 
 def missed(profile: Profile, run: Run) -> list[Result]:
-    """Return a MISSING result for every required check, requested row and requested memory type without a result."""
+    """Return a MISSING result for every required check, requested row and requested memory type without a result.
+
+    A required check that pytest-nixl no longer has is a WARN.
+    """
     if run.found.ended:
         remedy = "repair what failed first, or give --nixl-keep-going to run the remaining tests anyway"
         return [Result(WHOLE_RUN, "", Verdict.MISSING, run.found.ended, remedy)]
@@ -97,7 +100,10 @@ def _missed_checks(profile: Profile, run: Run) -> Iterator[Result]:
     for check in (each for each in profile.required if answerable(each, run.collected.suites)):
         made = [result for result in results if result.check == check]
         skipped = [result for result in made if result.verdict is Verdict.NOT_APPLICABLE]
-        if not made and check in left_out:
+        if check in FORMER_CHECKS:
+            reason = f"the profile {profile.name!r} requires the check {check!r}, which pytest-nixl no longer has"
+            yield Result(check, "", Verdict.WARN, reason, "remove the check from [required] of the profile")
+        elif not made and check in left_out:
             reason = (
                 f"the profile {profile.name!r} requires the check {check!r}, which is of level {left_out[check]}, and "
                 f"this run is of level {run.settings.level}"

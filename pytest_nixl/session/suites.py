@@ -112,6 +112,12 @@ def not_chosen(chosen: Collection[str]) -> list[str]:
     return [suite for suite in sorted(suite_names()) if suite not in chosen and suite not in ON_REQUEST]
 
 
+#: Checks of former releases that tested pytest-nixl itself. They are tests of it now, and no run makes them.
+FORMER_CHECKS = frozenset(
+    {"ranks-in-every-order", "ranks-lost-answer", "ranks-etcd-restart", "ranks-leader-change", "ranks-late-claimant"}
+)
+
+
 def answerable(check: str, chosen: Collection[str]) -> bool:
     """Whether a run that selected these suites should have made this check.
 

@@ -6,7 +6,6 @@ agents that a wrong program uses.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import pytest
@@ -23,7 +22,7 @@ from pytest_nixl import (
     supervisor,
 )
 
-from ..early import made
+from .. import early
 
 
 @dataclass
@@ -69,7 +68,7 @@ def agents(nixl_settings: Settings, agent_backend: str) -> Iterator[Agents]:
         yield started
 
 
-@pytest.fixture
+@early.fixture
 def couple(nixl_settings: Settings, agent_backend: str, agent_progress: str, nixl_cluster: Cluster) -> Iterator[Couple]:
     """Two agents of a requested backend, in two workers; the initiator knows the target.
 
@@ -78,26 +77,13 @@ def couple(nixl_settings: Settings, agent_backend: str, agent_progress: str, nix
     if not between_agents(nixl_settings.backend):
         names = ",".join(nixl_settings.backend)
         raise NotApplicableError(f"--nixl-backend={names} moves bytes to storage and has no second agent")
-    with _couple(nixl_settings, agent_backend, agent_progress, nixl_cluster) as started:
-        yield started
-
-
-@contextmanager
-def _couple(settings: Settings, backend: str, progress: str, cluster: Cluster) -> Iterator[Couple]:
-    settings = replace(settings, backend=(backend,), progress_thread=(progress,))
-    with Agents(cluster.hosts[0], settings) as agents:
-        initiator, target = agents.start_each(["initiator", "target"], hosts=cluster.hosts[:2], progress_thread=None)
+    settings = replace(nixl_settings, backend=(agent_backend,), progress_thread=(agent_progress,))
+    with Agents(nixl_cluster.hosts[0], settings) as agents:
+        hosts = nixl_cluster.hosts[:2]
+        initiator, target = agents.start_each(["initiator", "target"], hosts=hosts, progress_thread=None)
         memory = target.allocate_asked(64 << 10)
         target.register(memory)
         metadata = target.get_agent_metadata()
         with target.polled():
             initiator.add_remote_agent(metadata)
-        yield Couple(agents, cluster, initiator, target, memory)
-
-
-made(
-    __package__,
-    couple=lambda own: own.enter(
-        _couple(own["nixl_settings"], own["agent_backend"], own["agent_progress"], own["nixl_cluster"])
-    ),
-)
+        yield Couple(agents, nixl_cluster, initiator, target, memory)

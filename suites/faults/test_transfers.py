@@ -13,7 +13,7 @@ from pytest_nixl import Agents, Cluster, Judgement, NotApplicableError, Settings
 from pytest_nixl.checks.faults.outcome import FaultOutcome, fault_reason, judge_faults, without
 from pytest_nixl.checks.faults.transfers import WITHOUT_TRANSFERS, environments, make_fault
 
-from ..early import made
+from .. import early
 
 if TYPE_CHECKING:
     from suites.conftest import FindingFixture
@@ -22,7 +22,7 @@ Decide = Callable[[Judgement], None]
 Make = Callable[..., list[FaultOutcome]]
 
 
-@pytest.fixture
+@early.fixture
 def make(nixl_settings: Settings, agent_backend: str, nixl_cluster: Cluster) -> Make:
     """Make a fault with each requested operation, each time with new agents.
 
@@ -38,27 +38,20 @@ def make(nixl_settings: Settings, agent_backend: str, nixl_cluster: Cluster) -> 
     """
     if not between_agents(nixl_settings.backend):
         raise NotApplicableError(f"--nixl-backend={','.join(nixl_settings.backend)} has no second agent")
-    return _make(nixl_settings, agent_backend, nixl_cluster)
-
-
-def _make(requested: Settings, agent_backend: str, cluster: Cluster) -> Make:
-    settings, hosts = replace(requested, backend=(agent_backend,)), cluster.hosts[:2]
+    settings, hosts = replace(nixl_settings, backend=(agent_backend,)), nixl_cluster.hosts[:2]
 
     def made_with(fault: str, *, usual_transport: bool = False) -> list[FaultOutcome]:
         outcomes = []
-        ops = requested.op[:1] if fault in WITHOUT_TRANSFERS else requested.op
-        for environment in environments(agent_backend, other_hosts=cluster.several):
+        ops = nixl_settings.op[:1] if fault in WITHOUT_TRANSFERS else nixl_settings.op
+        for environment in environments(agent_backend, other_hosts=nixl_cluster.several):
             for op in ops:
                 with Agents(hosts[0], settings) as agents:
                     outcomes.append(make_fault(fault, agents, agent_backend, op, environment, hosts))
-                if usual_transport and not requested.extended:
+                if usual_transport and not nixl_settings.extended:
                     return outcomes
         return outcomes
 
     return made_with
-
-
-made(__package__, make=lambda own: _make(own["nixl_settings"], own["agent_backend"], own["nixl_cluster"]))
 
 
 @pytest.mark.nixl_check("transfer-target-killed")

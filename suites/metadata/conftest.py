@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -25,7 +24,7 @@ from pytest_nixl import (
     supervisor,
 )
 
-from ..early import made
+from .. import early
 from .namespace import Namespace
 
 if TYPE_CHECKING:
@@ -46,55 +45,37 @@ def agents_meet(nixl_settings: Settings) -> None:
         )
 
 
-@pytest.fixture
+@early.fixture
 def agents(
     nixl_settings: Settings, agent_backend: str, agent_progress: str, nixl_etcd_proxy: Callable[[str], EtcdProxy]
 ) -> Iterator[Agents]:
     """Agents of one requested backend in separate workers, which end with the test, before their proxies to etcd."""
-    with _agents(nixl_settings, agent_backend, agent_progress) as started:
+    seconds = nixl_settings.timeout + (HANDSHAKE_SECONDS if shake_hands([agent_backend]) else 0)
+    settings = replace(nixl_settings, backend=(agent_backend,), progress_thread=(agent_progress,), timeout=seconds)
+    with Agents(LocalHost(supervisor()), settings) as started:
         yield started
 
 
-@contextmanager
-def _agents(settings: Settings, backend: str, progress: str) -> Iterator[Agents]:
-    seconds = settings.timeout + (HANDSHAKE_SECONDS if shake_hands([backend]) else 0)
-    one = replace(settings, backend=(backend,), progress_thread=(progress,), timeout=seconds)
-    with Agents(LocalHost(supervisor()), one) as started:
-        yield started
-
-
-@pytest.fixture
+@early.fixture
 def namespace(nixl_etcd: EtcdFixture, agents: Agents, nixl_cluster: Cluster) -> Namespace:
     """A namespace in the run's etcd under the test's own prefix, with agents on all ranks of the run.
 
     :raises NixlPluginError: NIXL cannot use that etcd; without this error every step would wait for its deadline.
     """
-    return _namespace(nixl_etcd, agents, nixl_cluster)
-
-
-def _namespace(etcd: EtcdFixture, agents: Agents, cluster: Cluster) -> Namespace:
-    encrypted = any(member.startswith("https://") for member in etcd.client.endpoints)
-    if encrypted or agents.settings.etcd_user or "@" in etcd.endpoint:
+    encrypted = any(member.startswith("https://") for member in nixl_etcd.client.endpoints)
+    if encrypted or agents.settings.etcd_user or "@" in nixl_etcd.endpoint:
         raise NixlPluginError(
-            f"NIXL cannot use the etcd at {redact(etcd.endpoint)}: NIXL speaks plaintext and sends no password",
+            f"NIXL cannot use the etcd at {redact(nixl_etcd.endpoint)}: NIXL speaks plaintext and sends no password",
             "run `etcd grpc-proxy start` with the certificates on the agents' hosts, and set --nixl-etcd to its "
             "http:// address; for an etcd with a password there is no remedy",
         )
-    name = etcd.prefix.rstrip("/")
+    name = nixl_etcd.prefix.rstrip("/")
     # If agents cannot use the ranks' etcd, this run's etcd is on rank 0's host, and so are all agents.
-    hosts = cluster.hosts[: cluster.ranks] if cluster.etcd() is not None else ()
-    return Namespace(agents, etcd.client, etcd.endpoint, name, agents.settings.timeout, hosts)
+    hosts = nixl_cluster.hosts[: nixl_cluster.ranks] if nixl_cluster.etcd() is not None else ()
+    return Namespace(agents, nixl_etcd.client, nixl_etcd.endpoint, name, agents.settings.timeout, hosts)
 
 
-@pytest.fixture
+@early.fixture
 def way(nixl_etcd: EtcdFixture, nixl_etcd_proxy: Callable[[str], EtcdProxy]) -> ProxyClient:
     """A proxy to the run's etcd that counts the agents' requests, and that can be cut without harm to other clients."""
     return nixl_etcd_proxy(nixl_etcd.endpoint).client("agents")
-
-
-made(
-    __package__,
-    agents=lambda own: own.enter(_agents(own["nixl_settings"], own["agent_backend"], own["agent_progress"])),
-    namespace=lambda own: _namespace(own["nixl_etcd"], own["agents"], own["nixl_cluster"]),
-    way=lambda own: own.enter(EtcdProxy(own["nixl_etcd"].endpoint.split(",")[0])).client("agents"),
-)

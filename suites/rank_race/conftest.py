@@ -6,38 +6,27 @@ from __future__ import annotations
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
 from pytest_nixl import EtcdProxy, NotApplicableError, PrivateEtcd, Settings, between_agents
-from pytest_nixl.checks.rank_race.forkserver import ForkServer
 from pytest_nixl.checks.rank_race.race import Race
 from pytest_nixl.checks.rank_race.system_under_test import NixlbenchSubject
 
-from ..early import made
+from .. import early
 
 
-@pytest.fixture
-def race(nixl_private_etcd: PrivateEtcd, forkserver: ForkServer) -> Iterator[Race]:
+@early.fixture
+def race(nixl_private_etcd: PrivateEtcd) -> Iterator[Race]:
     """An etcd to disturb, a proxy to it, and claimants, which end with the test."""
-    with _race(nixl_private_etcd, forkserver) as opened:
-        yield opened
-
-
-@contextmanager
-def _race(etcd: PrivateEtcd, forkserver: ForkServer) -> Iterator[Race]:
-    with EtcdProxy(etcd.endpoint) as path:
+    with EtcdProxy(nixl_private_etcd.endpoint) as path:
         prefix = f"/pytest-nixl/{secrets.token_hex(8)}/"
-        opened = Race(etcd.server, etcd.client, path, forkserver, prefix)
+        opened = Race(nixl_private_etcd.server, nixl_private_etcd.client, path, prefix)
         try:
             yield opened
         finally:
             for claimant in opened.claimants:
                 claimant.close()
-
-
-made(__package__, race=lambda own: own.enter(_race(own["nixl_private_etcd"], own["forkserver"])))
 
 
 @pytest.fixture

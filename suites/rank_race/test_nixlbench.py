@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Callable
 
 import pytest
 
 from pytest_nixl import Judgement, Verdict
 from pytest_nixl.checks.rank_race.amplify import Amplified, amplify
-from pytest_nixl.checks.rank_race.explore import ExploredRun, Explorer
 from pytest_nixl.checks.rank_race.race import Race
 from pytest_nixl.checks.rank_race.system_under_test import NixlbenchSubject, remedy_for
 
@@ -19,10 +20,10 @@ Decide = Callable[[Judgement], None]
 
 #: Number of runs with overlapping claims. A race shows in each of them.
 RUNS = 3
-#: Maximum number of orders and duration in seconds of the search with lost answers.
-ORDERS, SECONDS = 100, 60.0
-#: Number of orders in which each answer of a registration has been lost once.
-FEWEST = 20
+#: Timeout in seconds of each step of two processes of which one loses an answer. It may end or wait indefinitely then.
+STEP = 20.0
+#: Maximum duration in seconds of the search with lost answers.
+SECONDS = 120.0
 APART = "the registrations of two processes did not overlap, and no lock separated them"
 NOT_TRIED = "run `nixlbench --runtime_type=ETCD --etcd_endpoints=URL` by hand, and check whether and when it registers"
 WITHOUT_LOSS = "this nixlbench gives a rank twice although no answer of etcd was lost"
@@ -57,22 +58,28 @@ def test_nixlbench_gives_no_rank_twice_after_a_lost_answer(
     if done.unmet:
         verdict(Judgement(Verdict.INCONCLUSIVE, f"{APART}: {'; '.join((done.unmet, *done.faults))}", NOT_TRIED))
         return
-    explorer = Explorer(race.path, race.etcd, nixlbench, 2, group="race-lost-", losses=True)
-    report = explorer.explore(runs=ORDERS, seconds=SECONDS, until=_is_twice, by_chance=True)
-    twice = next(filter(_is_twice, report.bad), None)
-    if twice is not None and not twice.lost:
-        verdict(Judgement(Verdict.FAIL, f"{WITHOUT_LOSS}: {twice.faults[0]}\n{twice.describe()}", remedy_for(())))
-        return
-    if twice is None and report.run < FEWEST:
-        few = f"no rank was given twice, but there was time for {report.run} orders only: {report}"
-        verdict(Judgement(Verdict.INCONCLUSIVE, few, "run it again on a host that is less busy"))
-        return
-    seen = f"{twice.faults[0]}; {report}\n{twice.describe()}" if twice is not None else str(report)
-    finding("NIXLBENCH-RANK-TWICE", twice is not None, seen)
+    deadline = time.monotonic() + SECONDS
+    for answer in itertools.count(1):
+        runs = [_lose(nixlbench, race, claimant, answer) for claimant in range(2)]
+        twice = next((run for run in runs if run.twice), None)
+        if twice is not None and not twice.lost:
+            verdict(Judgement(Verdict.FAIL, f"{WITHOUT_LOSS}: {_told(twice)}", remedy_for(twice.outcomes)))
+            return
+        if twice is not None:
+            finding("NIXLBENCH-RANK-TWICE", True, f"answer {answer} of a process was lost: {_told(twice)}")
+            return
+        if not any(run.lost for run in runs):  # both registrations have fewer answers
+            finding("NIXLBENCH-RANK-TWICE", False, f"each of {answer - 1} answers of both processes was lost once")
+            return
+        if time.monotonic() > deadline:
+            few = f"no rank was given twice, but there was time to lose {answer} answers of each process only"
+            verdict(Judgement(Verdict.INCONCLUSIVE, few, "run it again on a host that is less busy"))
+            return
 
 
-def _is_twice(run: ExploredRun) -> bool:
-    return run.twice
+def _lose(nixlbench: NixlbenchSubject, race: Race, claimant: int, answer: int) -> Amplified:
+    group = f"race-lost-{claimant}-{answer}-"
+    return amplify(race.path, race.etcd, nixlbench, 2, group=group, seconds=STEP, loses=(claimant, answer))
 
 
 def _told(done: Amplified) -> str:

@@ -10,23 +10,16 @@ import pytest
 from pytest_nixl import Judgement, PrivateEtcd, Settings, free_ports, parse_endpoints, supervisor
 from pytest_nixl.checks.endpoints.conformance import judge_readings, judge_suggestions, suggestions
 
-from ..early import made
+from .. import early
 from .corpus import load_corpus
 
 
-@pytest.fixture
+@early.fixture
 def texts(nixl_private_etcd: PrivateEtcd) -> list[str]:
     """The values of the corpus, with the address of the test's etcd and of a port on which nothing listens."""
-    return _texts(nixl_private_etcd.endpoint)
-
-
-def _texts(etcd: str) -> list[str]:
-    (endpoint,) = parse_endpoints(etcd)
+    (endpoint,) = parse_endpoints(nixl_private_etcd.endpoint)
     (dead,) = free_ports(1)
     return [entry.at(endpoint.port, dead, endpoint.host).text for entry in load_corpus()]
-
-
-made(__package__, texts=lambda own: _texts(own["nixl_private_etcd"].endpoint))
 
 
 @pytest.mark.nixl_check("endpoints-conform")

@@ -13,7 +13,6 @@ import pytest
 from suites import early
 
 EVENTS = []
-early.made("own", events=lambda own: EVENTS)
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
@@ -27,9 +26,12 @@ def pytest_pyfunc_call(pyfuncitem):
 def session_fixtures(request):
     request.session.stash[early.FIXTURES] = request.getfixturevalue
 
-@pytest.fixture
+def in_main_thread():
+    return threading.current_thread() is threading.main_thread()
+
+@early.fixture
 def events():
-    EVENTS.append("set up")
+    EVENTS.append(("set up", in_main_thread()))
     return EVENTS
 
 @pytest.fixture
@@ -94,8 +96,8 @@ def test_other(events):
 """
 
 
-def test_a_check_starts_before_its_turn_and_pytest_makes_nothing_for_it(pytester: pytest.Pytester) -> None:
-    run(pytester, OTHER, after="assert events == [False]").assert_outcomes(passed=3)
+def test_a_check_starts_before_its_turn_with_its_own_fixtures(pytester: pytest.Pytester) -> None:
+    run(pytester, OTHER, after="assert events == [('set up', False), False]").assert_outcomes(passed=3)
 
 
 def test_a_check_that_was_not_selected_does_not_start(pytester: pytest.Pytester) -> None:
@@ -108,7 +110,7 @@ def test_a_check_that_was_not_selected_does_not_start(pytester: pytest.Pytester)
     ["--pdb", "--nixl-level=extended", "--nixl-backend=UCX,LIBFABRIC", "--nixl-backend=LIBFABRIC", "-n1"],
 )
 def test_checks_run_in_their_turn_if_they_would_be_in_the_way(pytester: pytest.Pytester, argument: str) -> None:
-    run(pytester, OTHER, argument, after="assert events == ['set up', True]").assert_outcomes(passed=3)
+    run(pytester, OTHER, argument, after="assert events == [('set up', True), True]").assert_outcomes(passed=3)
 
 
 def test_nothing_is_measured_before_a_check_has_ended_that_pytest_could_not_set_up(pytester: pytest.Pytester) -> None:
@@ -125,7 +127,7 @@ def test_nothing_is_measured_before_a_check_has_ended_that_pytest_could_not_set_
             time.sleep(1)
             events.append("ended")
         """
-    run(pytester, tests, after="assert events == ['ended']").assert_outcomes(passed=2, errors=1)
+    run(pytester, tests, after="assert events == [('set up', False), 'ended']").assert_outcomes(passed=2, errors=1)
 
 
 def test_a_check_behind_one_that_measures_does_not_start_before_it(pytester: pytest.Pytester) -> None:

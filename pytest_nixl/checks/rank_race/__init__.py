@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Test whether a rank assignment can give a rank twice, by forcing every order of its requests to etcd."""
+"""Test whether a rank assignment can give a rank twice, by making claims overlap."""

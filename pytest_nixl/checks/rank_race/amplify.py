@@ -14,12 +14,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 
 from pytest_nixl.checks.rank_race.invariants import faults, given_twice, owners_of_one_rank
 from pytest_nixl.checks.rank_race.order import describe_order, overlap, read_too_late
 from pytest_nixl.checks.rank_race.system_under_test import ClaimOutcome, Running, Subject, leases, waits_for_lock
 from pytest_nixl.etcd.client import EtcdClient
-from pytest_nixl.etcd.proxy import EtcdProxy, ProxyClient, Request
+from pytest_nixl.etcd.proxy import EtcdProxy, ProxyClient, Request, State
 
 #: Timeout in seconds of each step of all claimants: the first request, the first write or lock, and the rank.
 SECONDS = 300.0
@@ -39,6 +40,8 @@ class Amplified:
     outcomes: tuple[ClaimOutcome, ...]
     #: What is wrong with the ranks. If not all claimants have finished, only duplicate ranks.
     faults: tuple[str, ...]
+    #: Whether the answer to be lost was lost.
+    lost: bool
     #: Whether every claimant's first write was held until all had sent one.
     met: bool
     #: Whether all other claimants waited in etcd's lock while a write of one claimant was held.
@@ -74,6 +77,7 @@ def amplify(
     *,
     group: str,
     seconds: float = SECONDS,
+    loses: tuple[int, int] | None = None,
 ) -> Amplified:
     """Let several claimants claim ranks at once; hold their first writes until each has sent one or waits for a lock.
 
@@ -83,6 +87,8 @@ def amplify(
     :param clients: number of claimants.
     :param group: start of the group's name; the rest is new for each run.
     :param seconds: timeout for the first requests of all claimants, again for their first writes, and for their ranks.
+    :param loses: number of a claimant, and which of its answers is lost, from 1 on; None: no answer is lost. The
+        claimants then ask for etcd's lock in the order of their numbers.
     """
     start = time.monotonic()
     group = f"{group}{secrets.token_hex(4)}/"
@@ -90,12 +96,14 @@ def amplify(
     ways = [path.client(f"claimant {number}") for number in range(clients)]
     running: list[Running] = []
     try:
+        if loses is not None:
+            ways[loses[0]].lose_answer(nth=loses[1])
         for way in ways:
             way.hold()
             running.append(subject.start(way, group, clients))
         claims = _Claims(path, etcd, subject, group, ways, running)
         unmet = claims.wait_for_first_requests(seconds)
-        stands = claims.wait_for_first_writes(0.0 if unmet else seconds)
+        stands = claims.wait_for_first_writes(0.0 if unmet else seconds, in_turn=loses is not None)
         met = all(stand is _Stands.WRITES for stand in stands)
         locked = _Stands.WRITES in stands and _Stands.WAITS in stands
         locked = locked and set(stands) <= {_Stands.WRITES, _Stands.WAITS}
@@ -115,9 +123,9 @@ def amplify(
             unmet = unmet or read_too_late(ways, names)
         found = faults(outcomes, clients, etcd.get_prefix(subject.keys(group))) if done else given_twice(outcomes)
         cause = overlap(ways, owners_of_one_rank(outcomes), names)
-        return Amplified(
-            outcomes, tuple(found), met, locked, unmet, cause, describe_order(ways, names), time.monotonic() - start
-        )
+        lost = any(request.state is State.ANSWER_LOST for way in ways for request in way.requests)
+        order = describe_order(ways, names)
+        return Amplified(outcomes, tuple(found), lost, met, locked, unmet, cause, order, time.monotonic() - start)
     finally:
         for one in running:
             one.kill()
@@ -161,13 +169,18 @@ class _Claims:
         ended = [outcome for one in self.running if (outcome := one.outcome()) is not None]
         return "; ".join(f"{outcome.name} ended before the claims could overlap: {outcome}" for outcome in ended)
 
-    def wait_for_first_writes(self, seconds: float) -> list[_Stands]:
-        """Release everything except writes, until no claimant can continue, or ``seconds`` have passed."""
-        for way in self.ways:
+    def wait_for_first_writes(self, seconds: float, *, in_turn: bool) -> list[_Stands]:
+        """Release everything except writes, until no claimant can continue, or ``seconds`` have passed.
+
+        :param in_turn: whether each claimant goes on only when the one before has sent its first write or has ended.
+        """
+        for way, one in self.both:
             way.hold(_is_write)
             for request in way.held:
                 if not _is_write(request):
                     way.release_if_held(request)
+            if in_turn and way is not self.ways[-1]:
+                self.path.wait_quietly(partial(_writes_or_ended, way, one), seconds=seconds)
 
         def all_stand() -> list[_Stands]:
             locks = any(request.method == "Lock" for way in self.ways for request in way.requests)
@@ -236,6 +249,10 @@ def _why_apart(
         elif stand is _Stands.ENDED:
             said.append(f"{way.name} ended before the other one wrote: {one.outcome()}")
     return "; ".join(said) or "all claimants wait in etcd's lock, but none of them holds it"
+
+
+def _writes_or_ended(way: ProxyClient, one: Running) -> bool:
+    return bool(way.held) or one.outcome() is not None
 
 
 def _is_write(request: Request) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from pytest_nixl.checks.rank_race.forkserver import ForkedClaimant, ForkServer
+from pytest_nixl.checks.rank_race.claimants import Claimant
 from pytest_nixl.checks.rank_race.invariants import faults
 from pytest_nixl.checks.rank_race.system_under_test import ClaimOutcome, FunctionSubject, MembershipSubject, outcome_of
 from pytest_nixl.core.cpu_contention import HostLoad
@@ -18,6 +18,8 @@ from pytest_nixl.etcd.proxy import EtcdProxy, ProxyClient, Request, State
 from pytest_nixl.etcd_servers.sources import OwnServer
 
 FUNCTIONS = "pytest_nixl.checks.rank_race.functions"
+#: A way to claim ranks with a known race.
+KNOWN_BAD = f"{FUNCTIONS}:read_modify_write"
 #: Start of error messages that a busy machine may cause too, because a claimant or its lease was late.
 _LATE = ("MissingRanksError", "MemberLostError", "LeaseLostError", "EtcdError: etcd at")
 _IN_TIME = "has no rank in time"
@@ -31,10 +33,9 @@ class Race:
     #: A client that does not use the proxy.
     etcd: EtcdClient
     path: EtcdProxy
-    forkserver: ForkServer
     #: Prefix of the keys of this test.
     prefix: str
-    claimants: list[ForkedClaimant] = field(default_factory=list)
+    claimants: list[Claimant] = field(default_factory=list)
     #: One sentence for each event that came too late. On a busy host that proves nothing.
     late: list[str] = field(default_factory=list)
     load: HostLoad = field(default_factory=HostLoad)
@@ -42,18 +43,18 @@ class Race:
     @property
     def membership(self) -> MembershipSubject:
         """The membership of pytest-nixl."""
-        return MembershipSubject(self.forkserver)
+        return MembershipSubject()
 
     @property
     def known_bad(self) -> FunctionSubject:
         """A way to claim ranks with a known race."""
-        return FunctionSubject(self.forkserver, f"{FUNCTIONS}:read_modify_write")
+        return FunctionSubject(KNOWN_BAD)
 
     def claim(self, group: str, size: int, *, endpoint: str = "", function: str = "membership_with_barrier",
-              **more: Any) -> ForkedClaimant:  # fmt: skip
+              **more: Any) -> Claimant:  # fmt: skip
         """Start a claimant as a process. ``group`` is without the test's prefix."""
         arguments = {"endpoint": endpoint or self.server.endpoint, "group": f"{self.prefix}{group}/", "size": size}
-        claimant = self.forkserver.start(f"{FUNCTIONS}:{function}", {**arguments, **more})
+        claimant = Claimant(f"{FUNCTIONS}:{function}", {**arguments, **more})
         self.claimants.append(claimant)
         return claimant
 
@@ -70,7 +71,7 @@ class Race:
             self.path.wait(partial(_answered, request), f"the answer to {request}", seconds=seconds)
         return True
 
-    def outcomes(self, claimants: Sequence[ForkedClaimant], seconds: float) -> list[ClaimOutcome]:
+    def outcomes(self, claimants: Sequence[Claimant], seconds: float) -> list[ClaimOutcome]:
         """Return the results of claims; wait up to ``seconds`` for all together."""
         deadline = time.monotonic() + seconds
         return [
@@ -78,7 +79,7 @@ class Race:
             for number, claimant in enumerate(claimants)
         ]
 
-    def faults(self, claimants: Sequence[ForkedClaimant], size: int, group: str, seconds: float) -> list[str]:
+    def faults(self, claimants: Sequence[Claimant], size: int, group: str, seconds: float) -> list[str]:
         """Wait for claims and return the faults of their ranks; faults that are only late go to ``late``."""
         found = self.outcomes(claimants, seconds)
         wrong = faults(found, size, self.etcd.get_prefix(f"{self.prefix}{group}/"))
@@ -88,16 +89,6 @@ class Race:
             self.late += wrong
             return []
         return wrong
-
-
-def is_transaction(request: Request) -> bool:
-    """Whether a request may write several keys at once, as each step of the membership does."""
-    return request.method == "Txn"
-
-
-def lost_an_answer(way: ProxyClient) -> bool:
-    """Whether the proxy has kept the answer of an executed request from this client."""
-    return any(request.state is State.ANSWER_LOST for request in way.requests)
 
 
 def _answered(request: Request) -> bool:
@@ -112,7 +103,7 @@ def is_late(outcome: ClaimOutcome) -> bool:
     )
 
 
-def _outcome(number: int, claimant: ForkedClaimant, seconds: float) -> ClaimOutcome:
+def _outcome(number: int, claimant: Claimant, seconds: float) -> ClaimOutcome:
     claimant.wait(seconds)
     name = f"claimant {number}"
     return outcome_of(name, claimant) or ClaimOutcome(name, pid=claimant.pid, error=_IN_TIME)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -14,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from pytest_nixl.checks.rank_race.forkserver import ForkedClaimant, ForkServer
+from pytest_nixl.checks.rank_race.claimants import Claimant
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd.proxy import ProxyClient, State
 from pytest_nixl.model.nixlbench_output import REMEDIES, Trouble
@@ -81,21 +82,16 @@ class Subject(Protocol):
     def blocked(self, way: ProxyClient, group: str, keys: Mapping[str, bytes]) -> bool:
         """Whether a claimant waits for other claimants. ``keys`` are all keys of the group, oldest first."""
 
-    def complete(self, way: ProxyClient) -> bool:
-        """Whether a claimant has sent all requests of this step, if a step may have several."""
-
 
 class FunctionSubject:
     """A function ``module:function`` that claims a rank: see :mod:`pytest_nixl.checks.rank_race.functions`."""
 
-    def __init__(self, forkserver: ForkServer, function: str) -> None:
+    def __init__(self, function: str) -> None:
         self.name = function
-        self._forkserver = forkserver
-        self._function = function
 
     def start(self, way: ProxyClient, group: str, size: int) -> Running:
         arguments = {"endpoint": way.endpoint, "group": group, "size": size}
-        return _Forked(way.name, self._forkserver.start(self._function, arguments, way.path.changed))
+        return _Forked(way.name, Claimant(self.name, arguments, way.path.changed))
 
     def keys(self, group: str) -> str:
         return group
@@ -103,21 +99,14 @@ class FunctionSubject:
     def blocked(self, way: ProxyClient, group: str, keys: Mapping[str, bytes]) -> bool:
         return waits_for_lock(way, keys)
 
-    def complete(self, way: ProxyClient) -> bool:
-        return True
-
 
 class MembershipSubject(FunctionSubject):
     """The membership of pytest-nixl, which waits by watches."""
 
-    def __init__(
-        self, forkserver: ForkServer, function: str = "pytest_nixl.checks.rank_race.functions:membership"
-    ) -> None:
-        super().__init__(forkserver, function)
+    def __init__(self, function: str = "pytest_nixl.checks.rank_race.functions:membership") -> None:
+        super().__init__(function)
 
     def blocked(self, way: ProxyClient, group: str, keys: Mapping[str, bytes]) -> bool:
-        import json
-
         last = way.requests[-1] if way.requests else None
         if last is None or last.method != "Watch" or last.state is not State.SENT:
             return False
@@ -128,7 +117,7 @@ class MembershipSubject(FunctionSubject):
         return frozen is not None and all(f"{group}members/{item[0]}" in keys for item in json.loads(frozen)["members"])
 
 
-def outcome_of(name: str, claimant: ForkedClaimant) -> ClaimOutcome | None:
+def outcome_of(name: str, claimant: Claimant) -> ClaimOutcome | None:
     """Return what the last message of a claimant says; None if it has sent none."""
     message = claimant.message
     if message is None:
@@ -139,7 +128,7 @@ def outcome_of(name: str, claimant: ForkedClaimant) -> ClaimOutcome | None:
 
 
 class _Forked:
-    def __init__(self, name: str, claimant: ForkedClaimant) -> None:
+    def __init__(self, name: str, claimant: Claimant) -> None:
         self._name = name
         self._claimant = claimant
 
@@ -186,9 +175,6 @@ class CommandSubject:
     def blocked(self, way: ProxyClient, group: str, keys: Mapping[str, bytes]) -> bool:
         return waits_for_lock(way, keys)
 
-    def complete(self, way: ProxyClient) -> bool:
-        return True
-
 
 class NixlbenchSubject(CommandSubject):
     """The real nixlbench with its ETCD runtime and two ranks. ``backend`` moves its bytes afterwards."""
@@ -197,14 +183,6 @@ class NixlbenchSubject(CommandSubject):
         super().__init__(
             [program, f"--backend={backend}", *_NIXLBENCH], _RANK, name="nixlbench", prefix="xferbench/{group}/"
         )
-
-    def complete(self, way: ProxyClient) -> bool:
-        # It releases its lock by two requests at the same time.
-        methods = [request.method for request in way.requests]
-        unlocks, revokes = methods.count("Unlock"), methods.count("LeaseRevoke")
-        # After a lost answer it may skip either of the two. Orders of this subject are then chosen at random.
-        lost = any(request.state is State.ANSWER_LOST for request in way.requests)
-        return lost or unlocks == revokes
 
 
 class _Command:

@@ -62,7 +62,6 @@ class ProxyClient:
         self._held: dict[Request, tuple[ProxiedConnection, Callable[[], None]]] = {}
         #: Forwarded requests without an answer.
         self._in_flight: dict[Request, ProxiedConnection] = {}
-        self._to_lose: set[Request] = set()
         self._losses: list[_Rule] = []
         self._drops: list[_Rule] = []
         self._delays: list[tuple[float, Matching]] = []
@@ -103,10 +102,9 @@ class ProxyClient:
 
         self.path.call(do)
 
-    def release(self, request: Request | None = None, *, lose_answer: bool = False) -> None:
+    def release(self, request: Request | None = None) -> None:
         """Forward a held request. Without ``request``, forward all held requests and stop holding.
 
-        :param lose_answer: whether to lose its answer: see :meth:`lose_answer`.
         :raises ProxyError: if the request is not held.
         """
 
@@ -116,17 +114,17 @@ class ProxyClient:
             elif request not in self._held:
                 raise ProxyError(f"cannot release this request, because it is not held: {request}")
             for one in [request] if request is not None else list(self._held):
-                self._do_release(one, lose_answer)
+                self._do_release(one)
 
         self.path.call(do)
 
-    def release_if_held(self, request: Request, *, lose_answer: bool = False) -> bool:
+    def release_if_held(self, request: Request) -> bool:
         """Forward a held request as :meth:`release` does; return False if its client has cancelled it."""
 
         def do() -> bool:
             if request not in self._held:
                 return False
-            self._do_release(request, lose_answer)
+            self._do_release(request)
             return True
 
         return self.path.call(do)
@@ -252,8 +250,7 @@ class ProxyClient:
         """Deliver an answer to the client, or lose it according to the rules."""
         request.answer = answer
         self._in_flight.pop(request, None)
-        if request in self._to_lose or _hit(self._losses, request):
-            self._to_lose.discard(request)
+        if _hit(self._losses, request):
             request.state = State.ANSWER_LOST
             link.abort()
         else:
@@ -272,9 +269,7 @@ class ProxyClient:
         self._in_flight[request] = link
         forward()
 
-    def _do_release(self, request: Request, lose_answer: bool) -> None:
-        if lose_answer:
-            self._to_lose.add(request)
+    def _do_release(self, request: Request) -> None:
         link, forward = self._held.pop(request)
         request.state = State.SENT
         self.send_on(request, link, forward)

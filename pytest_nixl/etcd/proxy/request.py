@@ -103,10 +103,6 @@ class Access:
     end: bytes
     write: bool
 
-    def conflicts(self, other: Access) -> bool:
-        """Whether the order of the two can matter: they share a key, and at least one of them writes."""
-        return (self.write or other.write) and self.start < other.end and other.start < self.end
-
 
 #: All keys, for example for a revoked lease, which may delete any key.
 EVERYTHING = Access(b"", b"\xff" * 64, True)

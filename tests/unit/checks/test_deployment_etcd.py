@@ -15,6 +15,7 @@ import pytest
 from helpers.cli_run import environment
 from helpers.etcd import Etcd, running_etcd, turn_authentication_on, wait_until
 from helpers.published import DEFAULT, DOCUMENTED, bench_rank, metadata, publish
+from helpers.three_node import ThreeNodeEtcd
 
 from pytest_nixl import cli
 from pytest_nixl.checks.deployment_etcd import deployment, key_survey
@@ -29,7 +30,6 @@ from pytest_nixl.etcd.client import EtcdClient, connect
 from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd.transaction import REQUEST_LIMIT, none_leased, put, txn
-from pytest_nixl.etcd_servers.three_node import ThreeNodeEtcd
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.processes.supervisor import supervisor
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from helpers.cli_run import command, environment, eventually
 from helpers.etcd import wait_until
+from helpers.three_node import ThreeNodeEtcd
 
 from pytest_nixl.cluster.group import TTL
 from pytest_nixl.cluster.joining import join
@@ -20,7 +21,6 @@ from pytest_nixl.etcd.client import EtcdClient, connect
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd.transaction import TransactionResult, absent, delete, get, put, txn
 from pytest_nixl.etcd.watch import Watched
-from pytest_nixl.etcd_servers.three_node import ThreeNodeEtcd
 from pytest_nixl.processes.supervisor import supervisor
 
 pytestmark = pytest.mark.long

@@ -122,6 +122,15 @@ def test_a_required_check_that_is_in_no_suite_is_missing(tmp_path: Path) -> None
     assert done.code == 1
 
 
+def test_a_required_check_that_has_left_pytest_nixl_warns(tmp_path: Path) -> None:
+    required = profile(tmp_path / "p.toml", "floor = '1 KB/s'", required="['etcd-answers', 'ranks-in-every-order']")
+    done = run("suites/infrastructure/test_etcd.py", GATE, f"--nixl-profile={required}")
+    assert re.findall(r"^(MISSING|WARN) ([\w-]+): .* no longer has", done.output, re.MULTILINE) == [
+        ("WARN", "ranks-in-every-order")
+    ]
+    assert done.code == 0
+
+
 def test_the_listed_checks_are_those_that_pytest_collects() -> None:
     done = run("suites", "--nixl-pattern=incast", "--collect-only", "-q", "-p", "helpers.list_checks",
                env={"PYTHONPATH": os.pathsep.join((str(Path(__file__).parents[2]), str(ROOT)))})  # fmt: skip

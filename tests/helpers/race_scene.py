@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from pytest_nixl.checks.rank_race.events import DivergenceError, RequestEvent
+from helpers.race_events import DivergenceError, RequestEvent
 from pytest_nixl.checks.rank_race.system_under_test import ClaimOutcome, Running, Subject, leases
 from pytest_nixl.core.polling import wait_until
 from pytest_nixl.etcd.client import EtcdClient
@@ -64,7 +64,7 @@ class Scene:
         if self._running[number].outcome() is not None:
             return True
         if way.held:
-            return self._subject.complete(way)
+            return True
         sent = [request for request in way.requests if request.state is State.SENT]
         if any(not request.stream and request.method != "Lock" for request in sent):
             return False  # an answer is pending
@@ -116,7 +116,9 @@ class Scene:
         if request is None or self._label(request) != event.label:
             return None
         queue = self._queue(request)
-        if not way.release_if_held(request, lose_answer=event.kind == "l"):
+        if event.kind == "l":
+            way.lose_answer(lambda answered: answered is request)
+        if not way.release_if_held(request):
             return None
         self._done[event.client, event.label] = event.nth
         over = {State.ANSWERED, State.ANSWER_LOST, State.DROPPED, State.UNANSWERED}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run every relevant order of the requests of several clients, each once.
 
-Four independent parts work together. The proxy holds requests. :class:`~pytest_nixl.checks.rank_race.scene.Scene`
+Four independent parts work together. The proxy holds requests. :class:`~helpers.race_scene.Scene`
 decides by rules when no client can continue. :class:`DepthFirst` chooses the next event depth first and prunes by sleep
-sets; alternatively :class:`~pytest_nixl.checks.rank_race.explore.RandomScheduler` chooses at random.
+sets; alternatively :class:`~helpers.race_explorer.RandomScheduler` chooses at random.
 :mod:`pytest_nixl.checks.rank_race.invariants` checks the ranks.
 
 If the order of two events cannot matter (they share no key, or both only read it), only one order is run. A crash cuts
@@ -21,10 +21,10 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pytest_nixl.checks.rank_race.events import DivergenceError, RequestEvent
+from helpers.race_events import DivergenceError, RequestEvent
+from helpers.race_scene import Scene
 from pytest_nixl.checks.rank_race.invariants import faults, owners_of_one_rank
 from pytest_nixl.checks.rank_race.order import overlap
-from pytest_nixl.checks.rank_race.scene import Scene
 from pytest_nixl.checks.rank_race.system_under_test import ClaimOutcome, Subject
 from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd.proxy import EtcdProxy

@@ -9,6 +9,12 @@ from dataclasses import dataclass, field
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd.proxy import Access
 
+
+def conflict(first: Access, second: Access) -> bool:
+    """Return whether the order of two accesses can matter: they share a key, and at least one of them writes."""
+    return (first.write or second.write) and first.start < second.end and second.start < first.end
+
+
 _WORDS = {"": "", "l": ", its answer lost", "c": "crash", "e": "its leases end"}
 
 
@@ -60,4 +66,4 @@ class RequestEvent:
             return True
         if replaced.get(other.client) == self.client and self.kind == "c":
             return True
-        return any(one.conflicts(another) for one in self.accesses for another in other.accesses)
+        return any(conflict(one, another) for one in self.accesses for another in other.accesses)
