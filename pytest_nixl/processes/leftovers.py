@@ -188,14 +188,10 @@ def _taken(directory: str) -> Iterator[tuple[str, str]]:
     """Own a run directory and rename it; yield its new path and its first name. Both are empty if another owns it."""
     path = name = ""
     with contextlib.ExitStack() as held:
-        # Whoever joins a run holds the first, its supervisor the second.
         with contextlib.suppress(OSError):
-            for file in ("lock", OWNER):
-                number = os.open(
-                    os.path.join(directory, file), os.O_RDWR | (os.O_CREAT if file == "lock" else 0), 0o600
-                )
-                held.callback(os.close, number)
-                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            number = os.open(os.path.join(directory, OWNER), os.O_RDWR)
+            held.callback(os.close, number)
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
             name = os.path.basename(os.fsdecode(os.pread(number, 255, 0)))
             new = os.path.join(os.path.dirname(directory), f"{name}-{os.getpid()}")
             os.rename(directory, new)
