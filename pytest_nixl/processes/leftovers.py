@@ -24,7 +24,7 @@ REMOVE_SECONDS = 5.0
 #: The directory in which a run has one for shared memory, with the same name as its run directory.
 SHARED_MEMORY = "/dev/shm"
 
-#: The file in a run directory whose lock its supervisor holds as long as it lives. It contains the directory's name.
+#: The file in a run's directories whose lock the supervisor holds as long as it lives. It contains the run's name.
 OWNER = "owner"
 #: The file in a run directory with the containers and prefixes that its supervisor watches.
 WATCHED = "watched.json"
@@ -116,13 +116,17 @@ def _without_password(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def abandoned(folder: str) -> list[str]:
-    """Return the run directories in ``folder`` that belong to this user and to no supervisor that lives."""
-    found = []
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.startswith("pytest-nixl-") and _is_abandoned(entry.path):
-                found.append(entry.path)
-    return found
+    """Return the directories of this user's runs whose supervisor has ended.
+
+    :param folder: the folder of the run directories. A directory in /dev/shm is returned if its run has none there.
+    """
+    directories: dict[str, str] = {}
+    for place in (folder, SHARED_MEMORY):
+        with contextlib.suppress(OSError), os.scandir(place) as entries:
+            for entry in entries:
+                if entry.name.startswith("pytest-nixl-") and _is_abandoned(entry.path):
+                    directories.setdefault(entry.name, entry.path)
+    return list(directories.values())
 
 
 def _is_abandoned(directory: str) -> bool:

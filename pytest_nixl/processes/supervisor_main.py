@@ -107,12 +107,13 @@ class Supervisor:
         os.close(ready)
 
     def _own(self) -> None:
-        """Hold the lock of the file ``owner``, which appears with its lock held."""
-        path = os.path.join(self.directory, OWNER)
-        self.owned = os.open(f"{path}-new", os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(self.owned, fcntl.LOCK_EX)
-        os.write(self.owned, os.fsencode(os.path.basename(self.directory)))
-        os.rename(f"{path}-new", path)
+        """Hold the locks of the files ``owner``, which appear with their locks held, until this process ends."""
+        for directory in filter(None, (self.shm, self.directory)):
+            path = os.path.join(directory, OWNER)
+            owned = os.open(f"{path}-new", os.O_RDWR | os.O_CREAT, 0o600)
+            fcntl.flock(owned, fcntl.LOCK_EX)
+            os.write(owned, os.fsencode(os.path.basename(self.directory)))
+            os.rename(f"{path}-new", path)
 
     def _watch_signals(self) -> None:
         self.wake, write = os.pipe()
@@ -422,6 +423,7 @@ def _kill_watched(pid: int) -> None:
 
 def main() -> None:
     """Be the supervisor until its client is gone."""
+    _prctl()(_PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)  # a supervisor that was stopped resumes to clean up
     ready, directory = int(sys.argv[1]), sys.argv[2]
     try:
         started = Supervisor(directory, ready, socket.socket(fileno=int(sys.argv[3])))

@@ -23,6 +23,7 @@ from helpers.etcd import (
     wait_until,
 )
 
+from pytest_nixl import cli
 from pytest_nixl.etcd.client import connect
 
 Run = Callable[..., pytest.RunResult]
@@ -237,6 +238,22 @@ def test_nothing_is_left_behind(tmp_path: Path, server: str, how: str) -> None:
         assert client.count_prefix("/") == 0
         if server == "container":
             assert told["name"] not in container_names()
+
+
+def test_clean_removes_a_killed_run_with_an_embedded_etcd(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    inner = INNER.replace("WAIT", "True")
+    process = start_pytest(tmp_path, inner, EMBEDDED, TMPDIR=str(tmp_path))
+    wait_until((tmp_path / "told").exists, 300, "the test is under way")
+    told = json.loads((tmp_path / "told").read_text())
+    for pid in (told["supervisor"], process.pid):
+        os.kill(pid, signal.SIGKILL)
+    process.communicate(timeout=300)
+    assert cli.main(["clean", "--runs"]) == 0
+    assert f"removed what a killed run left: {told['directory']}\n" in capsys.readouterr().out
+    assert not Path(told["directory"]).exists()
 
 
 def test_nothing_is_left_behind_by_killed_workers(tmp_path: Path) -> None:

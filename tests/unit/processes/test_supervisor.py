@@ -232,6 +232,27 @@ def test_the_next_run_removes_what_a_killed_one_left(abandoned_run: dict[str, An
     wait_until(lambda: not any(tmp_path.iterdir()), 60, "the run directories have gone")
 
 
+def test_shared_memory_of_a_killed_run_is_removed_without_its_run_directory(
+    abandoned_run: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    remove_tree(abandoned_run["directory"])
+    shared_memory = Path("/dev/shm", Path(abandoned_run["directory"]).name)
+    cli.main(["clean", "--runs"])
+    assert f"removed what a killed run left: {shared_memory}\n" in capsys.readouterr().out
+    assert not shared_memory.exists()
+
+
+def test_a_stopped_supervisor_cleans_up_after_its_client(tmp_path: Path) -> None:
+    process, has = client(TMPDIR=str(tmp_path))
+    os.kill(has["supervisor"], signal.SIGSTOP)
+    process.kill()
+    end(process)
+    wait_until(lambda: not any(tmp_path.iterdir()), 60, "the run directory has gone")
+    wait_until(lambda: not running(has["supervisor"]), 60, "the supervisor has ended")
+    forget(has)
+
+
 def test_a_directory_of_another_program_is_not_removed(tmp_path: Path) -> None:
     (tmp_path / "pytest-nixl-notes").mkdir(mode=0o700)
     (tmp_path / "pytest-nixl-open").mkdir()
