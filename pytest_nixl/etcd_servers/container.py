@@ -62,15 +62,13 @@ class ContainerServer:
     stopped: bool = False
 
     @classmethod
-    def start(
-        cls, image: str, supervisor: SupervisorClient, pull: bool = False, *, shared: bool = False
-    ) -> ContainerServer:
+    def start(cls, image: str, supervisor: SupervisorClient, pull: bool = False) -> ContainerServer:
         """Start an etcd container and wait until it is ready.
 
         :raises EtcdError: if it does not start, with the last lines of its log.
         """
         with _as_etcd_errors():
-            server = cls(Container.start(ETCD, image, supervisor, pull=pull, shared=shared))
+            server = cls(Container.start(ETCD, image, supervisor, pull=pull))
         try:
             with server.client() as client:
                 server.version = client.version()
@@ -107,16 +105,6 @@ class ContainerServer:
 
     def client(self) -> EtcdClient:
         return connect([self._endpoint])
-
-    def attachment(self) -> dict[str, Any]:
-        container = {key: getattr(self.container, key) for key in ("image", "name", "host", "port", "id")}
-        return {"kind": self.kind, "version": self.version, **container}
-
-    @classmethod
-    def attach(cls, supervisor: SupervisorClient, attachment: dict[str, Any]) -> ContainerServer:
-        """Return the server that another process of this run started."""
-        values = {name: value for name, value in attachment.items() if name not in ("kind", "version")}
-        return cls(Container(ETCD, supervisor, **values, shared=True), attachment["version"])
 
     def stop(self) -> None:
         self.stopped = True

@@ -55,7 +55,6 @@ class EmbeddedServer:
     client_port: int
     peer_port: int
     pid: int
-    shared: bool = False
     kind: str = "embedded"
     #: Whether this run stopped it on purpose.
     stopped: bool = False
@@ -68,10 +67,9 @@ class EmbeddedServer:
     password: str = field(default="", repr=False)
 
     @classmethod
-    def start(cls, supervisor: SupervisorClient, shared: bool = False, *, more_remedies: str = "") -> EmbeddedServer:
+    def start(cls, supervisor: SupervisorClient, *, more_remedies: str = "") -> EmbeddedServer:
         """Start an etcd on free ports and wait until it is ready.
 
-        :param shared: whether it lives until the last client of the supervisor has left.
         :param more_remedies: text added to the remedy if there is no etcd program.
         :raises ExecutableMissingError: if there is no etcd program.
         :raises EtcdError: if it does not start, with the last lines of its log.
@@ -81,7 +79,7 @@ class EmbeddedServer:
         for attempt in range(PORT_TRIES):
             name = f"etcd-{secrets.token_hex(4)}"
             client_port, peer_port = free_ports(2)
-            server = cls(supervisor, program, version, name, client_port, peer_port, pid=0, shared=shared)
+            server = cls(supervisor, program, version, name, client_port, peer_port, pid=0)
             try:
                 server._run(flags)
             except EtcdError as error:
@@ -125,17 +123,6 @@ class EmbeddedServer:
     def credentials(self) -> dict[str, Any]:
         """User and password, as keyword arguments of :func:`~pytest_nixl.etcd.client.connect`."""
         return {"user": self.user, "password": self.password}
-
-    def attachment(self) -> dict[str, Any]:
-        names = ("program", "version", "name", "client_port", "peer_port", "pid", "host", "reached_at", "user",
-                 "password")  # fmt: skip
-        return {"kind": self.kind, **{name: getattr(self, name) for name in names}}
-
-    @classmethod
-    def attach(cls, supervisor: SupervisorClient, attachment: dict[str, Any]) -> EmbeddedServer:
-        """Return the server that another process of this run started."""
-        values = {name: value for name, value in attachment.items() if name != "kind"}
-        return cls(supervisor, **values, shared=True)
 
     def stop(self) -> None:
         self.stopped = True
@@ -192,7 +179,7 @@ class EmbeddedServer:
         argv = [self.program, *(f"--{key}={value}" for key, value in arguments.items()), *flags]
         # etcd refuses to start if an ETCD_ variable contradicts an option.
         environment = dict.fromkeys(name for name in os.environ if name.startswith("ETCD_"))
-        self.pid = self.supervisor.spawn(argv, log=self.log.name, env=environment, shared=self.shared)
+        self.pid = self.supervisor.spawn(argv, log=self.log.name, env=environment)
         self._wait_until_ready()
 
     def _wait_until_ready(self) -> None:

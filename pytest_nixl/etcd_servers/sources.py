@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from pytest_nixl.etcd_servers.container import ContainerServer
 from pytest_nixl.etcd_servers.embedded import EmbeddedServer
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.processes.container import engine_may_answer, image_present, testcontainers_installed
-from pytest_nixl.processes.supervisor import SupervisorClient, SupervisorError, locked
+from pytest_nixl.processes.supervisor import SupervisorClient, SupervisorError
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # type checkers bring it
@@ -28,8 +27,6 @@ _log = logging.getLogger(__name__)
 
 #: Seconds in which an etcd has to answer, and in which it has to if it did not answer before.
 ANSWER_SECONDS, AGAIN_SECONDS = 5.0, 1.0
-
-_LOCK, _DESCRIPTION = "etcd.lock", "etcd.json"
 
 
 class EtcdServer(Protocol):
@@ -74,9 +71,6 @@ class OwnServer(EtcdServer, Protocol):
 
     def restart(self) -> None:
         """Restart it on the same port with the same data; stop it first if it is running."""
-
-    def attachment(self) -> dict[str, Any]:
-        """Return the values with which another process of this run can attach to it."""
 
 
 class ExternalServer:
@@ -181,52 +175,28 @@ def choose_kind(settings: Settings) -> str:
 
 
 def choose_server(settings: Settings, supervisor: SupervisorClient) -> EtcdServer:
-    """Return the run's etcd; start it unless it is external. The workers of pytest-xdist share one etcd.
+    """Return the run's etcd; start it unless it is external. Each worker of pytest-xdist has its own.
 
     :raises EtcdError: if there is no etcd and none can be started.
     """
     kind = choose_kind(settings)
     if kind == "external":
         return ExternalServer.of(settings)
-
-    def start() -> OwnServer:
-        if kind == "container":
-            pull = settings.etcd_server == "container"
-            return ContainerServer.start(settings.etcd_image, supervisor, pull, shared=supervisor.shared)
-        return _start_embedded(settings, supervisor, shared=supervisor.shared)
-
-    return _shared(supervisor, start) if supervisor.shared else start()
+    if kind == "container":
+        return ContainerServer.start(settings.etcd_image, supervisor, pull=settings.etcd_server == "container")
+    return _start_embedded(settings, supervisor)
 
 
 def start_private(settings: Settings, supervisor: SupervisorClient) -> OwnServer:
     """Start an etcd for the caller only: embedded if there is an etcd program, else a container."""
     if find_binary() is None and engine_may_answer() and testcontainers_installed():
         return ContainerServer.start(settings.etcd_image, supervisor, pull=settings.etcd_server == "container")
-    return _start_embedded(settings, supervisor, shared=False)
+    return _start_embedded(settings, supervisor)
 
 
-def _start_embedded(settings: Settings, supervisor: SupervisorClient, *, shared: bool) -> EmbeddedServer:
+def _start_embedded(settings: Settings, supervisor: SupervisorClient) -> EmbeddedServer:
     more = "; or --nixl-etcd-server=container, which pulls an image" if engine_may_answer() else ""
-    return EmbeddedServer.start(supervisor, shared, more_remedies=more)
-
-
-def _shared(supervisor: SupervisorClient, start: Callable[[], OwnServer]) -> OwnServer:
-    """Attach to the etcd that another xdist worker started, or start one for all workers."""
-    with locked(supervisor, _LOCK):
-        description = supervisor.directory / _DESCRIPTION
-        if description.exists():
-            server = _attach(supervisor, json.loads(description.read_text()))
-            if server.why_dead() is None:
-                return server
-        server = start()
-        description.write_text(json.dumps(server.attachment()))
-        return server
-
-
-def _attach(supervisor: SupervisorClient, attachment: dict[str, Any]) -> OwnServer:
-    if attachment["kind"] == "container":
-        return ContainerServer.attach(supervisor, attachment)
-    return EmbeddedServer.attach(supervisor, attachment)
+    return EmbeddedServer.start(supervisor, more_remedies=more)
 
 
 class SessionEtcd:
@@ -286,8 +256,8 @@ class SessionEtcd:
         )
 
     def close(self) -> None:
-        """Stop the server, unless other xdist workers use it. The last of them stops it then."""
+        """Stop the server, if this session started it."""
         server, self._server = self._server, None
-        if server is None or server is self._given or server.kind == "external" or self._supervisor().shared:
+        if server is None or server is self._given or server.kind == "external":
             return
         server.discard()

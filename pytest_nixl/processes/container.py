@@ -69,22 +69,18 @@ class Container:
     host: str
     port: int
     id: str = ""
-    shared: bool = False
 
     @classmethod
-    def start(
-        cls, program: ContainerProgram, image: str, supervisor: SupervisorClient, *, pull: bool, shared: bool = False
-    ) -> Container:
+    def start(cls, program: ContainerProgram, image: str, supervisor: SupervisorClient, *, pull: bool) -> Container:
         """Start a container and wait until its server is ready.
 
         :param pull: whether the image may be pulled.
-        :param shared: whether it is removed only when the last process of the run is gone.
         :raises ContainerError: if it does not start, with the last lines of its log.
         """
         ensure_image(image, pull=pull)
         for attempt in range(_ATTEMPTS):
             name = f"pytest-nixl-{program.name}-{secrets.token_hex(6)}"
-            made = cls(program, supervisor, image, name, _published_host(), free_ports(1)[0], shared=shared)
+            made = cls(program, supervisor, image, name, _published_host(), free_ports(1)[0])
             try:
                 made._run()
             except ContainerError as error:
@@ -166,7 +162,7 @@ class Container:
         wait.with_poll_interval(0.05).with_startup_timeout(int(READY_SECONDS))
         with _without_ryuk(self.host):
             # Register the name before the container exists, so that it is removed even if pytest is killed here.
-            self.supervisor.watch_container(self.name, shared=self.shared, expected=True)
+            self.supervisor.watch_container(self.name, expected=True)
             container = DockerContainer(self.image, docker_client_kw={"timeout": ENGINE_SECONDS})
             container.with_name(self.name).waiting_for(wait)
             if program.command:
@@ -189,7 +185,7 @@ class Container:
                     lines = last_lines(found)
                 raise self.not_ready(lines) from error
         self.id = str(container.get_wrapped_container().id)
-        self.supervisor.watch_container(self.name, shared=self.shared)
+        self.supervisor.watch_container(self.name)
 
 
 def engine_may_answer() -> bool:

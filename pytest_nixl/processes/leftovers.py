@@ -24,7 +24,7 @@ REMOVE_SECONDS = 5.0
 #: The directory in which a run has one for shared memory, with the same name as its run directory.
 SHARED_MEMORY = "/dev/shm"
 
-#: The file in a run directory whose lock its supervisor holds as long as it lives. It contains the directory's name.
+#: The file in a run's directories whose lock the supervisor holds as long as it lives. It contains the run's name.
 OWNER = "owner"
 #: The file in a run directory with the containers and prefixes that its supervisor watches.
 WATCHED = "watched.json"
@@ -116,13 +116,17 @@ def _without_password(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def abandoned(folder: str) -> list[str]:
-    """Return the run directories in ``folder`` that belong to this user and to no supervisor that lives."""
-    found = []
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.startswith("pytest-nixl-") and _is_abandoned(entry.path):
-                found.append(entry.path)
-    return found
+    """Return the directories of this user's runs whose supervisor has ended.
+
+    :param folder: the folder of the run directories. A directory in /dev/shm is returned if its run has none there.
+    """
+    directories: dict[str, str] = {}
+    for place in (folder, SHARED_MEMORY):
+        with contextlib.suppress(OSError), os.scandir(place) as entries:
+            for entry in entries:
+                if entry.name.startswith("pytest-nixl-") and _is_abandoned(entry.path):
+                    directories.setdefault(entry.name, entry.path)
+    return list(directories.values())
 
 
 def _is_abandoned(directory: str) -> bool:
@@ -188,14 +192,10 @@ def _taken(directory: str) -> Iterator[tuple[str, str]]:
     """Own a run directory and rename it; yield its new path and its first name. Both are empty if another owns it."""
     path = name = ""
     with contextlib.ExitStack() as held:
-        # Whoever joins a run holds the first, its supervisor the second.
         with contextlib.suppress(OSError):
-            for file in ("lock", OWNER):
-                number = os.open(
-                    os.path.join(directory, file), os.O_RDWR | (os.O_CREAT if file == "lock" else 0), 0o600
-                )
-                held.callback(os.close, number)
-                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            number = os.open(os.path.join(directory, OWNER), os.O_RDWR)
+            held.callback(os.close, number)
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
             name = os.path.basename(os.fsdecode(os.pread(number, 255, 0)))
             new = os.path.join(os.path.dirname(directory), f"{name}-{os.getpid()}")
             os.rename(directory, new)

@@ -1,25 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Client of the supervisor, a process that cleans up what must not outlive the test run, even after ``kill -9``.
 
-The supervisor starts at first use and ignores Ctrl-C. When its last client is gone, it ends processes, removes
-containers, deletes key prefixes in etcd, and removes its private run directory. The workers of pytest-xdist share one.
+The supervisor starts at first use and ignores Ctrl-C. When its client is gone, it ends processes, removes
+containers, deletes key prefixes in etcd, and removes its private run directory. Each worker of pytest-xdist has one.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import fcntl
 import json
 import os
 import socket
-import stat
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -45,7 +43,6 @@ _MAIN = (
     f"import sys; sys.path.append({str(Path(__file__).parents[2])!r}); "
     "from pytest_nixl.processes.supervisor_main import main; sys.path.pop(); main()"
 )
-_RUN_VARIABLE = "PYTEST_XDIST_TESTRUNUID"
 _DOCKER_VARIABLES = ("DOCKER_HOST", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH", "HOME", "PATH")
 
 
@@ -56,11 +53,9 @@ class SupervisorError(NixlPluginError):
 class SupervisorClient:
     """The connection of this process to its supervisor. Thread-safe."""
 
-    def __init__(self, directory: Path, connection: socket.socket, *, shared: bool) -> None:
+    def __init__(self, directory: Path, connection: socket.socket) -> None:
         #: The private run directory. The supervisor removes it with its contents.
         self.directory = directory
-        #: Whether the workers of pytest-xdist share this supervisor.
-        self.shared = shared
         self._connection = connection
         self._reader = connection.makefile("rb")
         self._lock = threading.Lock()
@@ -70,20 +65,17 @@ class SupervisorClient:
         #: Process id of the supervisor.
         self.pid: int = self._ask("hello", path=[os.path.abspath(part) for part in sys.path])
 
-    def spawn(
-        self, argv: Sequence[str], *, log: str, env: Mapping[str, str | None] | None = None, shared: bool = False
-    ) -> int:
+    def spawn(self, argv: Sequence[str], *, log: str, env: Mapping[str, str | None] | None = None) -> int:
         """Start a process and return its pid. The supervisor ends the process when this client is gone.
 
         :param argv: program and arguments.
         :param log: name of a file in the run directory for stdout and stderr.
         :param env: variables to add to the environment; None removes a variable.
-        :param shared: whether the process lives until the last client is gone.
         :raises SupervisorError: if the program cannot be executed.
         """
         if Path(log).name != log:
             raise ValueError(f"{log!r} is not the name of a file in the run directory")
-        pid: int = self._ask("spawn", argv=list(argv), env=dict(env or {}), log=log, shared=shared)
+        pid: int = self._ask("spawn", argv=list(argv), env=dict(env or {}), log=log)
         return pid
 
     def stop(self, pid: int) -> str | None:
@@ -111,16 +103,15 @@ class SupervisorClient:
         """Stop watching a process."""
         self._ask("unwatch_process", pid=pid)
 
-    def watch_container(self, name: str, *, shared: bool = False, expected: bool = False) -> None:
+    def watch_container(self, name: str, *, expected: bool = False) -> None:
         """Ask the supervisor to remove a container when this client is gone.
 
         :param name: id or name of the container.
-        :param shared: whether to remove it only when the last client is gone.
         :param expected: whether the container is not created yet, but will be under this name.
         """
         environment = {key: os.environ[key] for key in _DOCKER_VARIABLES if key in os.environ}
         item = {"kind": "container", "name": name, "environment": environment, "expected": expected}
-        self._watch(f"container {name}", item, shared)
+        self._watch(f"container {name}", item)
 
     def unwatch_container(self, name: str) -> None:
         """Stop watching a container."""
@@ -135,15 +126,15 @@ class SupervisorClient:
         whole: dict[str, Any] = {**credentials}
         whole |= {name: os.path.abspath(whole[name]) for name in ("cacert", "cert", "key") if whole.get(name)}
         item = {"kind": "prefix", "name": prefix, "endpoints": parts, "credentials": whole}
-        self._watch(_prefix_key(prefix, endpoints), item, shared=False)
+        self._watch(_prefix_key(prefix, endpoints), item)
 
     def unwatch_prefix(self, prefix: str, endpoints: Sequence[Endpoint]) -> None:
         """Stop watching a prefix."""
         self._unwatch(_prefix_key(prefix, endpoints))
 
-    def _watch(self, key: str, item: dict[str, Any], shared: bool) -> None:
+    def _watch(self, key: str, item: dict[str, Any]) -> None:
         self._watched[key] = item
-        self._ask("watch_remote", key=key, item=item, shared=shared)
+        self._ask("watch_remote", key=key, item=item)
 
     def _unwatch(self, key: str) -> None:
         self._watched.pop(key, None)
@@ -157,7 +148,7 @@ class SupervisorClient:
         return self._shared_memory
 
     def close(self) -> None:
-        """Disconnect: this client's resources are cleaned up now, shared ones with the last client. Does not wait."""
+        """Disconnect: the supervisor cleans up and ends. Does not wait."""
         self._reader.close()
         self._connection.close()
 
@@ -198,7 +189,7 @@ _current_lock = threading.RLock()
 
 
 def supervisor() -> SupervisorClient:
-    """Return this process's connection to its supervisor; start or join one if there is none (also after a fork).
+    """Return this process's connection to its supervisor; start one if there is none (also after a fork).
 
     :raises SupervisorError: if the supervisor cannot be started.
     """
@@ -206,7 +197,7 @@ def supervisor() -> SupervisorClient:
     with _current_lock:
         if _current is None or _current.closed:
             try:
-                _current = _join(_run_name())
+                _current = _start()
             except OSError as error:
                 words, remedy = file_fault(error)
                 raise SupervisorError(f"the supervisor of this run cannot be started: {words}", remedy) from None
@@ -214,15 +205,14 @@ def supervisor() -> SupervisorClient:
 
 
 def close_supervisor() -> None:
-    """Disconnect from the supervisor, if connected. If it is not shared, wait until it has cleaned up."""
+    """Disconnect from the supervisor, if connected, and wait until it has cleaned up."""
     global _current
     with _current_lock:
         if _current is None or _current.closed:
             return
         leaving, _current = _current, None
     leaving.close()
-    if not leaving.shared or start_time(leaving.pid) is None:
-        _wait_until_gone(leaving)
+    _wait_until_gone(leaving)
 
 
 def _wait_until_gone(leaving: SupervisorClient) -> list[str]:
@@ -259,115 +249,29 @@ os.register_at_fork(after_in_child=_forget_after_fork)
 atexit.register(close_supervisor)
 
 
-def _run_name() -> str:
-    """Return the name that all workers of one pytest-xdist run share; empty without xdist.
-
-    xdist sets its variable inside each worker. If a worker's test starts another pytest, that is another run. It
-    inherits the variable, so there the variable is in the environment with which the process was started.
-    """
-    run = os.environ.get(_RUN_VARIABLE, "")
-    try:
-        inherited = Path("/proc/self/environ").read_bytes().split(b"\0")
-    except OSError:
-        inherited = []
-    return "" if f"{_RUN_VARIABLE}={run}".encode() in inherited else run
-
-
-def _join(run: str) -> SupervisorClient:
-    if not os.path.isdir("/proc/self/fd"):
-        raise SupervisorError(
-            "/proc is not mounted, so pytest-nixl cannot find and end the processes of a run",
-            "mount it: `mount -t proc proc /proc`",
-        )
-    if not run:
-        return SupervisorClient(*_start_own(), shared=False)
-    directory = Path(tempfile.gettempdir()) / f"pytest-nixl-{os.geteuid()}-{run[:16]}"
-    while True:
-        _make_private(directory)
-        with _locked(directory) as current:
-            # A supervisor that was just ending has removed the directory: try again.
-            if not current:
-                continue
-            try:
-                connection = _connect(directory)
-            except OSError:
-                _start(directory)
-                connection = _connect(directory)
-            return SupervisorClient(directory, connection, shared=True)
-
-
-def _make_private(directory: Path) -> None:
-    with contextlib.suppress(FileExistsError):
-        directory.mkdir(mode=0o700)
-    with contextlib.suppress(FileNotFoundError):
-        found = directory.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-            raise SupervisorError(
-                f"the run directory {directory} is not a private directory of this user",
-                "remove it, or set TMPDIR to a directory of your own",
-            )
-
-
-@contextlib.contextmanager
-def _locked(directory: Path) -> Iterator[bool]:
-    """Hold the lock of a run directory. Yield False if the directory was removed in the meantime."""
-    path = directory / "lock"
-    try:
-        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    except FileNotFoundError:
-        yield False
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        try:
-            current = os.path.samestat(os.fstat(file), path.stat())
-        except FileNotFoundError:
-            current = False
-        yield current
-    finally:
-        os.close(file)
-
-
-@contextlib.contextmanager
-def locked(owner: SupervisorClient, name: str) -> Iterator[None]:
-    """Hold a lock that the xdist workers of one run share. The lock is released if its holder ends.
-
-    :param owner: connection to the supervisor.
-    :param name: name of the lock file in the run directory.
-    """
-    file = os.open(owner.directory / name, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(file)
-
-
-def _start_own() -> tuple[Path, socket.socket]:
+def _start() -> SupervisorClient:
     """Start a supervisor for this process only.
 
     The supervisor makes the run directory after it holds its end of the connection. So if this process is killed at any
     time, either the supervisor notices it, or there is no directory yet.
     """
+    if not os.path.isdir("/proc/self/fd"):
+        raise SupervisorError(
+            "/proc is not mounted, so pytest-nixl cannot find and end the processes of a run",
+            "mount it: `mount -t proc proc /proc`",
+        )
     ours, theirs = socket.socketpair()
     try:
         ours.settimeout(ANSWER_SECONDS)
         with theirs, tempfile.TemporaryFile() as log:
-            said = _launch(log, [tempfile.gettempdir(), str(theirs.fileno())], [theirs.fileno()])
-        return Path(os.fsdecode(said)), ours
+            said = _launch(log, theirs.fileno())
+        return SupervisorClient(Path(os.fsdecode(said)), ours)
     except BaseException:
         ours.close()
         raise
 
 
-def _start(directory: Path) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        (directory / "supervisor.socket").unlink()
-    with open(directory / "supervisor.log", "a+b") as log:
-        _launch(log, [str(directory)], [])
-
-
-def _launch(log: IO[bytes], arguments: Sequence[str], descriptors: Sequence[int]) -> bytes:
+def _launch(log: IO[bytes], connection: int) -> bytes:
     """Start the supervisor process, wait until it is ready, and return its run directory.
 
     :raises SupervisorError: if it does not start.
@@ -376,12 +280,12 @@ def _launch(log: IO[bytes], arguments: Sequence[str], descriptors: Sequence[int]
     with os.fdopen(ready, "rb") as pipe:
         try:
             process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _MAIN, str(tell), *arguments],
+                [sys.executable, "-I", "-S", "-c", _MAIN, str(tell), tempfile.gettempdir(), str(connection)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 cwd="/",
-                pass_fds=[tell, *descriptors],
+                pass_fds=[tell, connection],
                 start_new_session=True,
             )
         finally:
@@ -398,21 +302,6 @@ def _launch(log: IO[bytes], arguments: Sequence[str], descriptors: Sequence[int]
     # It outlives this process. Setting a returncode avoids the ResourceWarning of Popen.
     process.returncode = 0
     return line.removeprefix(b"ready ").rstrip(b"\n")
-
-
-def _connect(directory: Path) -> socket.socket:
-    connection = socket.socket(socket.AF_UNIX)
-    connection.settimeout(ANSWER_SECONDS)
-    # Use a descriptor of the directory, because its path may be too long for a socket address.
-    folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        connection.connect(f"/proc/self/fd/{folder}/supervisor.socket")
-    except OSError:
-        connection.close()
-        raise
-    finally:
-        os.close(folder)
-    return connection
 
 
 def _prefix_key(prefix: str, endpoints: Sequence[Endpoint]) -> str:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The supervisor process: it owns what must not outlive a test run, and cleans up when its last client is gone.
+"""The supervisor process: it owns what must not outlive a test run, and cleans up when its client is gone.
 
-:mod:`pytest_nixl.processes.supervisor` starts it with the arguments READY DIRECTORY, or with READY FOLDER SOCKET: a
-folder in which it makes the run directory, and the socket of its first client. READY is the end of a pipe.
+:mod:`pytest_nixl.processes.supervisor` starts it with the arguments READY FOLDER SOCKET: the end of a pipe, the folder
+in which it makes the run directory, and the socket of its client.
 It has one thread with one loop, and uses only the standard library: Python starts with ``-I`` and ``-S``, which is
 faster and keeps the client's packages out of it. A clean-up that needs other packages runs in a forked child with the
 client's ``sys.path`` (:mod:`pytest_nixl.processes.leftovers`).
@@ -11,7 +11,6 @@ client's ``sys.path`` (:mod:`pytest_nixl.processes.leftovers`).
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
@@ -32,7 +31,6 @@ from pytest_nixl.processes.leftovers import (
     clean_remote,
     remove,
     remove_run,
-    watched,
     write_watched,
 )
 
@@ -42,8 +40,6 @@ TERMINATE_SECONDS = 2.0
 CLEAN_SECONDS = 8.0
 #: Seconds to wait for the exit status of a process that has ended.
 ZOMBIE_SECONDS = 0.5
-#: Seconds after which a supervisor ends if no client ever connects.
-LONELY_SECONDS = 10.0
 
 _PR_SET_PDEATHSIG = 1
 
@@ -73,73 +69,51 @@ def describe_status(status: int) -> str:
     return f"ended with exit code {os.WEXITSTATUS(status)}"
 
 
-class Client:
-    """One connection, and the resources to clean up when it ends."""
+class Supervisor:
+    """The event loop of the supervisor, and the resources that it owns.
 
-    def __init__(self, connection: socket.socket) -> None:
+    :param folder: the folder in which it makes the run directory.
+    :param ready: the end of a pipe, on which it says that it is ready.
+    :param connection: the connection to its client.
+    """
+
+    def __init__(self, folder: str, ready: int, connection: socket.socket) -> None:
+        self.selector = selectors.DefaultSelector()
         self.connection = connection
         self.buffer = b""
-        self.children: set[int] = set()
+        self.path: list[str] = []
         self.watched: dict[int, str] = {}
         self.remote: dict[str, dict[str, Any]] = {}
-        self.path: list[str] = []
-
-
-class Supervisor:
-    """The event loop of the supervisor, and the resources that it owns."""
-
-    def __init__(self, directory: str, ready: int, first: int | None = None) -> None:
-        self.selector = selectors.DefaultSelector()
-        self.clients: set[Client] = set()
-        self.shared = Client(socket.socket(socket.AF_UNIX))
-        self.ended: dict[int, str] = {}
         self.living: set[int] = set()
+        self.ended: dict[int, str] = {}
         self.stopping: dict[int, float] = {}
-        self.waiting: list[tuple[Client, int]] = []
+        self.waiting: list[int] = []
         self.cleaners: dict[int, float] = {}
-        self.had_client = False
-        self.end_by: float | None = None
-        self.born = time.monotonic()
+        self.is_to_end = False
         self._watch_signals()
-        self.is_shared = first is None
-        self.directory = directory if first is None else _make_directory(directory)
+        self.directory = _make_directory(folder)
         self.shm = _make_shared_memory(os.path.basename(self.directory))
         try:
-            if first is not None:
-                _write_log(self.directory)
-                self._welcome(socket.socket(fileno=first))
-            self.folder = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
+            _write_log(self.directory)
             self._own()
-            self._listen()
         except BaseException:
-            for made in filter(None, (self.shm, "" if self.is_shared else self.directory)):
+            for made in filter(None, (self.shm, self.directory)):
                 remove(made)
             raise
-        # The process that waits for this line may be dead. Then its connection ends, or no client ever connects.
+        self.selector.register(connection, selectors.EVENT_READ)
+        # The process that waits for this line may be dead. Then its connection ends.
         with contextlib.suppress(OSError):
             os.write(ready, b"ready " + os.fsencode(self.directory) + b"\n")
         os.close(ready)
 
     def _own(self) -> None:
-        """Hold the lock of the file ``owner``, which appears with its lock held, and take over what is written down."""
-        name = f"{OWNER}-{os.getpid()}"
-        self.owned = os.open(name, os.O_RDWR | os.O_CREAT, 0o600, dir_fd=self.folder)
-        fcntl.flock(self.owned, fcntl.LOCK_EX)
-        os.write(self.owned, os.fsencode(os.path.basename(self.directory)))
-        os.rename(name, OWNER, src_dir_fd=self.folder, dst_dir_fd=self.folder)
-        self.shared.remote.update(watched(self.directory))
-
-    def _note_watched(self) -> None:
-        owners = (self.shared, *self.clients)
-        write_watched(self.directory, {key: item for each in owners for key, item in each.remote.items()})
-
-    def _listen(self) -> None:
-        self.listener = socket.socket(socket.AF_UNIX)
-        # Use a descriptor of the directory, because its path may be too long for a socket address.
-        self.listener.bind(f"/proc/self/fd/{self.folder}/supervisor.socket")
-        self.listener.listen(128)
-        self.listener.setblocking(False)
-        self.selector.register(self.listener, selectors.EVENT_READ)
+        """Hold the locks of the files ``owner``, which appear with their locks held, until this process ends."""
+        for directory in filter(None, (self.shm, self.directory)):
+            path = os.path.join(directory, OWNER)
+            owned = os.open(f"{path}-new", os.O_RDWR | os.O_CREAT, 0o600)
+            fcntl.flock(owned, fcntl.LOCK_EX)
+            os.write(owned, os.fsencode(os.path.basename(self.directory)))
+            os.rename(f"{path}-new", path)
 
     def _watch_signals(self) -> None:
         self.wake, write = os.pipe()
@@ -154,147 +128,94 @@ class Supervisor:
         self.selector.register(self.wake, selectors.EVENT_READ)
 
     def _on_term(self, *_: object) -> None:
-        if self.end_by is None:
-            self.end_by = time.monotonic() + TERMINATE_SECONDS
+        self.is_to_end = True
 
     # The loop
 
     def run(self) -> None:
-        """Serve until the last client is gone, or SIGTERM or SIGQUIT comes; then clean up."""
+        """Serve until the client is gone, or SIGTERM or SIGQUIT comes; then clean up."""
         try:
-            while not (self._is_to_end() and self._close_door()):
-                self._turn(self._next_deadline())
+            while not self.is_to_end:
+                deadlines = [*self.stopping.values(), *self.cleaners.values()]
+                self._turn(max(0.0, min(deadlines) - time.monotonic()) if deadlines else None)
         finally:
-            self._clean_all()
-
-    def _is_to_end(self) -> bool:
-        """Whether SIGTERM or SIGQUIT has come, the last client has gone, or none has come in time."""
-        if self.end_by is not None:
-            return True
-        return not self.clients if self.had_client else time.monotonic() - self.born > LONELY_SECONDS
+            self._clean()
 
     def _turn(self, timeout: float | None) -> None:
         for key, _ in self.selector.select(timeout):
-            if key.fileobj is self.listener:
-                self._accept()
-            elif key.fd == self.wake:
+            if key.fileobj is self.connection:
+                self._receive()
+            else:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self.wake, 4096)
-            elif isinstance(key.data, Client):
-                self._receive(key.data)
         self._reap()
         self._escalate()
 
-    def _next_deadline(self) -> float | None:
-        deadlines = [*self.stopping.values(), *self.cleaners.values()]
-        if not self.had_client:
-            deadlines.append(self.born + LONELY_SECONDS + 0.1)
-        if self._is_to_end():
-            return 0.01
-        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
-
-    def _close_door(self) -> bool:
-        """Prevent further connections; return False if a client is connecting right now.
-
-        The lock is held until this process ends, so that no other supervisor starts in the directory meanwhile.
-        """
-        self.lock = os.open("lock", os.O_RDWR | os.O_CREAT, 0o600, dir_fd=self.folder)
+    def _receive(self) -> None:
         try:
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self.lock)
-            # A client that was stopped while it connects must not keep a supervisor that was asked to end.
-            return self.end_by is not None and time.monotonic() > self.end_by
-        self._accept()
-        if self.clients and self.end_by is None:
-            os.close(self.lock)
-            return False
-        return True
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self.listener.accept()
-            except OSError as error:
-                if error.errno not in (errno.EAGAIN, errno.EWOULDBLOCK, errno.ECONNABORTED):
-                    raise
-                return
-            self._welcome(connection)
-
-    def _welcome(self, connection: socket.socket) -> None:
-        connection.setblocking(True)
-        client = Client(connection)
-        self.clients.add(client)
-        self.had_client = True
-        self.selector.register(connection, selectors.EVENT_READ, client)
-
-    def _receive(self, client: Client) -> None:
-        try:
-            data = client.connection.recv(1 << 16)
+            data = self.connection.recv(1 << 16)
         except OSError:
             data = b""
         if not data:
-            self._vanished(client)
+            self.is_to_end = True
             return
-        client.buffer += data
-        while b"\n" in client.buffer:
-            line, client.buffer = client.buffer.split(b"\n", 1)
-            self._answer(client, json.loads(line))
+        self.buffer += data
+        while b"\n" in self.buffer:
+            line, self.buffer = self.buffer.split(b"\n", 1)
+            self._answer(json.loads(line))
 
-    def _answer(self, client: Client, request: dict[str, Any]) -> None:
+    def _answer(self, request: dict[str, Any]) -> None:
         operation = getattr(self, f"do_{request.pop('do')}")
         try:
-            result = operation(client, **request)
+            result = operation(**request)
         except OSError as error:
-            self._send(client, {"error": f"{error.strerror or error}: {error.filename or ''}".rstrip(": ")})
+            self._send({"error": f"{error.strerror or error}: {error.filename or ''}".rstrip(": ")})
             return
         if result is not _LATER:
-            self._send(client, {"result": result})
+            self._send({"result": result})
 
-    def _send(self, client: Client, answer: dict[str, Any]) -> None:
+    def _send(self, answer: dict[str, Any]) -> None:
         # If the client has ended before its answer, the next read notices it.
         with contextlib.suppress(OSError):
-            client.connection.sendall(json.dumps(answer).encode() + b"\n")
+            self.connection.sendall(json.dumps(answer).encode() + b"\n")
 
     # Requests
 
-    def do_hello(self, client: Client, path: list[str]) -> int:
+    def do_hello(self, path: list[str]) -> int:
         """Store the client's ``sys.path``, which the clean-up of containers and prefixes uses; return the own pid."""
-        client.path = path
-        if not self.shared.path and (left := abandoned(os.path.dirname(self.directory))):
-            self._fork_cleaner(path, partial(_remove_runs, left))
-        self.shared.path = path
+        self.path = path
+        if left := abandoned(os.path.dirname(self.directory)):
+            self._fork_cleaner(partial(_remove_runs, left))
         return os.getpid()
 
-    def do_shared_memory(self, client: Client) -> str:
+    def do_shared_memory(self) -> str:
         """Return the directory in /dev/shm; empty if there is none."""
         return self.shm
 
-    def do_spawn(self, client: Client, argv: list[str], env: dict[str, str | None], log: str, shared: bool) -> int:
+    def do_spawn(self, argv: list[str], env: dict[str, str | None], log: str) -> int:
         """Start a process that dies with the supervisor; return its pid."""
         environment = {**os.environ, **{name: value for name, value in env.items() if value is not None}}
         for name in (name for name, value in env.items() if value is None):
             environment.pop(name, None)
         pid = self._fork(argv, environment, os.path.join(self.directory, log))
         self.living.add(pid)
-        (self.shared if shared else client).children.add(pid)
         return pid
 
-    def do_stop(self, client: Client, pid: int) -> Any:
+    def do_stop(self, pid: int) -> Any:
         """End a process and its group; the answer is sent after it has ended."""
         if pid not in self.living:
             return self.ended.get(pid)
         self._terminate(pid)
-        self.waiting.append((client, pid))
+        self.waiting.append(pid)
         return _LATER
 
-    def do_kill(self, client: Client, pid: int, number: int) -> bool:
+    def do_kill(self, pid: int, number: int) -> bool:
         """Send a signal to the group of a process that the supervisor started."""
         if pid not in self.living:
             return False
         return _signal_group(pid, number)
 
-    def do_status(self, client: Client, pid: int) -> dict[str, Any]:
+    def do_status(self, pid: int) -> dict[str, Any]:
         """Return whether a process is alive, and how it ended."""
         self._reap()
         # A process with many threads is a zombie for a moment before its exit status is available.
@@ -306,26 +227,25 @@ class Supervisor:
             return {"alive": True, "how": "running"}
         return {"alive": False, "how": self.ended.get(pid, "was not started by this supervisor")}
 
-    def do_watch_process(self, client: Client, pid: int) -> bool:
+    def do_watch_process(self, pid: int) -> bool:
         """Kill a process when the client is gone; return False if it has already ended."""
         started = start_time(pid)
         if started is None:
             return False
-        client.watched[pid] = started
+        self.watched[pid] = started
         return True
 
-    def do_unwatch_process(self, client: Client, pid: int) -> None:
-        client.watched.pop(pid, None)
+    def do_unwatch_process(self, pid: int) -> None:
+        self.watched.pop(pid, None)
 
-    def do_watch_remote(self, client: Client, key: str, item: dict[str, Any], shared: bool) -> None:
-        """Remove a container or a prefix when the client (with ``shared``: the last client) is gone."""
-        (self.shared if shared else client).remote[key] = item
-        self._note_watched()
+    def do_watch_remote(self, key: str, item: dict[str, Any]) -> None:
+        """Remove a container or a prefix when the client is gone."""
+        self.remote[key] = item
+        write_watched(self.directory, self.remote)
 
-    def do_unwatch_remote(self, client: Client, key: str) -> None:
-        client.remote.pop(key, None)
-        self.shared.remote.pop(key, None)
-        self._note_watched()
+    def do_unwatch_remote(self, key: str) -> None:
+        self.remote.pop(key, None)
+        write_watched(self.directory, self.remote)
 
     # Processes
 
@@ -390,29 +310,13 @@ class Supervisor:
                 self.ended[pid] = describe_status(status)
                 # Kill the rest of its process group.
                 _signal_group(pid, signal.SIGKILL)
-            for item in [item for item in self.waiting if item[1] == pid]:
-                self.waiting.remove(item)
-                self._send(item[0], {"result": self.ended.get(pid)})
+            while pid in self.waiting:
+                self.waiting.remove(pid)
+                self._send({"result": self.ended.get(pid)})
 
     # Cleaning
 
-    def _vanished(self, client: Client) -> None:
-        self.selector.unregister(client.connection)
-        client.connection.close()
-        self.clients.discard(client)
-        self.waiting = [item for item in self.waiting if item[0] is not client]
-        self._clean(client)
-
-    def _clean(self, client: Client) -> None:
-        for pid, started in client.watched.items():
-            if start_time(pid) == started:
-                _kill_watched(pid)
-        for items in by_place(client.remote.values()):
-            self._fork_cleaner(client.path, partial(_clean_remote, items))
-        for pid in client.children:
-            self._terminate(pid)
-
-    def _fork_cleaner(self, path: list[str], clean: Callable[[], None]) -> None:
+    def _fork_cleaner(self, clean: Callable[[], None]) -> None:
         pid = os.fork()
         if pid == 0:
             code = 1
@@ -420,22 +324,25 @@ class Supervisor:
                 os.setsid()
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
-                sys.path[:] = [os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__)))), *path]
+                sys.path[:] = [
+                    os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__)))),
+                    *self.path,
+                ]
                 clean()
                 code = 0
             finally:
                 os._exit(code)
         self.cleaners[pid] = time.monotonic() + CLEAN_SECONDS
 
-    def _clean_all(self) -> None:
-        for client in [*self.clients]:
-            self._vanished(client)
-        self.selector.unregister(self.listener)
-        self.listener.close()
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink("supervisor.socket", dir_fd=self.folder)
+    def _clean(self) -> None:
+        self.selector.unregister(self.connection)
+        self.connection.close()
+        self.kill_watched()
         # Prefixes in an external etcd must be deleted. The etcd processes of this run end after the cleaners.
-        self._clean(self.shared)
+        for items in by_place(self.remote.values()):
+            self._fork_cleaner(partial(_clean_remote, items))
+        for pid in self.living:
+            self._terminate(pid)
         deadline = time.monotonic() + CLEAN_SECONDS + 1.0
         while (self.living or self.cleaners) and time.monotonic() < deadline:
             self._turn(0.05)
@@ -443,16 +350,13 @@ class Supervisor:
             _signal_group(pid, signal.SIGKILL)
         if self.shm:
             remove(self.shm)
-        remove(self._withdrawn() if self.is_shared else self.directory)
+        remove(self.directory)
 
-    def _withdrawn(self) -> str:
-        """Rename the shared run directory, whose name is known to others: none must use it while it is removed."""
-        path = f"{self.directory}-{os.getpid()}"
-        try:
-            os.rename(self.directory, path)
-        except OSError:
-            return self.directory
-        return path
+    def kill_watched(self) -> None:
+        """Kill the watched processes that still run."""
+        for pid, started in self.watched.items():
+            if start_time(pid) == started:
+                _kill_watched(pid)
 
 
 _LATER = object()
@@ -518,10 +422,11 @@ def _kill_watched(pid: int) -> None:
 
 
 def main() -> None:
-    """Be the supervisor until its last client is gone."""
+    """Be the supervisor until its client is gone."""
+    _prctl()(_PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)  # a supervisor that was stopped resumes to clean up
     ready, directory = int(sys.argv[1]), sys.argv[2]
     try:
-        started = Supervisor(directory, ready, int(sys.argv[3]) if len(sys.argv) > 3 else None)
+        started = Supervisor(directory, ready, socket.socket(fileno=int(sys.argv[3])))
     except OSError as error:
         path = os.path.join(directory, error.filename or "")  # it may be relative to the run directory
         os.write(ready, os.fsencode(f"failed {error.errno or 0} {path}\n"))

@@ -163,7 +163,6 @@ def separate_supervisor(monkeypatch: pytest.MonkeyPatch) -> Iterator[SupervisorC
     """Let ``supervisor()`` return a separate supervisor within the block, as others use the process's own."""
     with monkeypatch.context() as patch:
         patch.setattr("pytest_nixl.processes.supervisor._current", None)
-        patch.delenv("PYTEST_XDIST_TESTRUNUID", raising=False)
         try:
             yield supervisor()
         finally:

@@ -23,6 +23,7 @@ from helpers.etcd import (
     wait_until,
 )
 
+from pytest_nixl import cli
 from pytest_nixl.etcd.client import connect
 
 Run = Callable[..., pytest.RunResult]
@@ -161,7 +162,7 @@ def test_an_etcd_that_does_not_answer_is_reported_in_one_sentence(run: Run) -> N
 
 
 @pytest.mark.long
-def test_xdist_workers_share_one_server(run: Run, pytester: pytest.Pytester) -> None:
+def test_each_worker_of_xdist_has_its_own_server(run: Run, pytester: pytest.Pytester) -> None:
     pytest.importorskip("xdist")
     result = run(
         """
@@ -183,9 +184,9 @@ def test_xdist_workers_share_one_server(run: Run, pytester: pytest.Pytester) -> 
     told = [json.loads(path.read_text()) for path in pytester.path.glob("told-*")]
     assert len(told) == 6
     workers, servers, directories, prefixes = map(set, zip(*told, strict=True))
-    assert [len(found) for found in (workers, servers, directories, prefixes)] == [2, 1, 1, 6]
-    directory = Path(told[0][2])
-    wait_until(lambda: not directory.exists() and not mentioning(str(directory)), 60, "nothing is left")
+    assert [len(values) for values in (workers, servers, directories, prefixes)] == [2, 2, 2, 6]
+    wait_until(lambda: not any(map(os.path.exists, directories)), 60, "the run directories have gone")
+    wait_until(lambda: not any(map(mentioning, directories)), 60, "no process of the run is left")
 
 
 INNER = """
@@ -239,6 +240,22 @@ def test_nothing_is_left_behind(tmp_path: Path, server: str, how: str) -> None:
             assert told["name"] not in container_names()
 
 
+def test_clean_removes_a_killed_run_with_an_embedded_etcd(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    inner = INNER.replace("WAIT", "True")
+    process = start_pytest(tmp_path, inner, EMBEDDED, TMPDIR=str(tmp_path))
+    wait_until((tmp_path / "told").exists, 300, "the test is under way")
+    told = json.loads((tmp_path / "told").read_text())
+    for pid in (told["supervisor"], process.pid):
+        os.kill(pid, signal.SIGKILL)
+    process.communicate(timeout=300)
+    assert cli.main(["clean", "--runs"]) == 0
+    assert f"removed what a killed run left: {told['directory']}\n" in capsys.readouterr().out
+    assert not Path(told["directory"]).exists()
+
+
 def test_nothing_is_left_behind_by_killed_workers(tmp_path: Path) -> None:
     pytest.importorskip("xdist")
     image = engine_image()
@@ -247,11 +264,10 @@ def test_nothing_is_left_behind_by_killed_workers(tmp_path: Path) -> None:
     process = start_pytest(tmp_path, inner, "-n2", "--nixl-etcd-server=container", f"--nixl-etcd-image={image}")
     wait_until(lambda: len(list(tmp_path.glob("told-*"))) == 2, 300, "both tests are under way")
     told = [json.loads(path.read_text()) for path in tmp_path.glob("told-*")]
-    assert told[0]["name"] == told[1]["name"]
-    assert told[0]["name"] in container_names()
+    assert {run["name"] for run in told} <= set(container_names())
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate(timeout=300)
-    directory = Path(told[0]["directory"])
-    wait_until(lambda: not directory.exists(), 60, "the run directory has gone")
-    assert told[0]["name"] not in container_names()
-    wait_until(lambda: not mentioning(str(directory)), 60, "no process of the run is left")
+    directories = [run["directory"] for run in told]
+    wait_until(lambda: not any(map(os.path.exists, directories)), 60, "the run directories have gone")
+    assert not {run["name"] for run in told} & set(container_names())
+    wait_until(lambda: not any(map(mentioning, directories)), 60, "no process of the run is left")

@@ -52,11 +52,13 @@ class Group:
         self.endpoint = endpoint
         self._endpoints = parse_endpoints(endpoint)
         self._supervisor = supervisor
+        self._own = own
         self._removals = removals if removals is not None else []
         self._watch = EtcdWatch(endpoint, self.prefix, own)
 
     def __enter__(self) -> Group:
-        self._supervisor.watch_prefix(self.prefix, self._endpoints)
+        if self._own is None:  # the run's own etcd ends with its keys
+            self._supervisor.watch_prefix(self.prefix, self._endpoints)
         self._watch.__enter__()
         return self
 

@@ -149,13 +149,6 @@ class TestServe:
             wait_for_etcd(endpoint, 60)
         assert caught.value.cause == "auth-needed"
 
-    def test_another_process_of_the_run_can_use_it(self, serve: Serve, own: SupervisorClient) -> None:
-        server = serve(TOKEN)
-        attached = EmbeddedServer.attach(own, server.attachment())
-        assert attached.endpoint == server.endpoint
-        with attached.client() as client:
-            assert client.count_prefix("/") == 0
-
     def test_it_is_never_reachable_without_its_password(self, serve: Serve) -> None:
         """From before its start until it is ready, requests to its address are refused or not answered."""
         (port,) = free_ports(1)

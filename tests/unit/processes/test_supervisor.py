@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import signal
@@ -37,13 +36,10 @@ from pytest_nixl.processes.supervisor import SupervisorClient, SupervisorError, 
 #: A client in a separate process. It prints what it has started, then waits to be ended or ends itself.
 CLIENT = """
 import json, os, signal, subprocess, sys, time
-how, run = sys.argv[1], sys.argv[2]
-if run:
-    os.environ["PYTEST_XDIST_TESTRUNUID"] = run
+how = sys.argv[1]
 from pytest_nixl.processes.supervisor import supervisor
 own = supervisor()
 mine = own.spawn(["sleep", "300"], log="mine.log")
-shared = own.spawn(["sleep", "300"], log="shared.log", shared=True)
 watched = subprocess.Popen(["sleep", "300"], start_new_session=True)
 own.watch_process(watched.pid)
 forgotten = subprocess.Popen(["sleep", "300"], start_new_session=True)
@@ -53,8 +49,8 @@ forked = os.fork() if how == "fork" else 0
 if how == "fork" and not forked:
     os.close(1)
     time.sleep(300)
-print(json.dumps(dict(supervisor=own.pid, directory=str(own.directory), mine=mine, shared=shared, watched=watched.pid,
-                      forgotten=forgotten.pid, forked=forked, is_shared=own.shared)), flush=True)
+print(json.dumps(dict(supervisor=own.pid, directory=str(own.directory), mine=mine, watched=watched.pid,
+                      forgotten=forgotten.pid, forked=forked)), flush=True)
 if how == "wait":
     try:
         # A signal that arrives before a sleep begins does not end it.
@@ -62,26 +58,6 @@ if how == "wait":
             time.sleep(0.1)
     except KeyboardInterrupt:
         sys.exit(130)
-"""
-
-#: A client that joins the shared supervisor of a run again and again. Now and then it ends the supervisor of all.
-JOINER = """
-import os, random, signal, sys, time
-os.environ["PYTEST_XDIST_TESTRUNUID"] = sys.argv[1]
-from pytest_nixl.processes.supervisor import SupervisorError, close_supervisor, supervisor
-for number in range(12):
-    own = supervisor()
-    try:
-        own.spawn(["sleep", "300"], log="own.log")
-        if random.random() < 0.3:
-            os.kill(own.pid, signal.SIGTERM)
-        time.sleep(random.random() * 0.02)
-        own.alive(1)
-    except SupervisorError as error:
-        assert "has ended" in str(error), error
-    except ProcessLookupError:
-        pass  # another of these processes has ended it
-    close_supervisor()
 """
 
 
@@ -92,10 +68,10 @@ def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[SupervisorClient]:
         yield separate
 
 
-def client(how: str = "wait", run: str = "", **more: str) -> tuple[subprocess.Popen[str], dict[str, Any]]:
+def client(how: str = "wait", **more: str) -> tuple[subprocess.Popen[str], dict[str, Any]]:
     """Start a client; return its process and what it printed."""
     process = subprocess.Popen(
-        [sys.executable, "-c", CLIENT, how, run], stdout=subprocess.PIPE, text=True, env=environment(**more)
+        [sys.executable, "-c", CLIENT, how], stdout=subprocess.PIPE, text=True, env=environment(**more)
     )
     assert process.stdout is not None
     return process, json.loads(process.stdout.readline())
@@ -182,8 +158,7 @@ def test_nothing_is_left_behind(how: str) -> None:
         process.send_signal(getattr(signal, how))
     end(process)
     wait_until(lambda: not Path(has["directory"]).exists(), 60, "the run directory has gone")
-    for name in ("mine", "shared"):
-        assert not running(has[name]), name
+    assert not running(has["mine"])
     # It is not a child of the supervisor, which can kill it but not wait for it.
     wait_until(lambda: not running(has["watched"]), 60, "the watched process has ended")
     wait_until(lambda: not mentioning(has["directory"]), 60, "the supervisor has ended")
@@ -209,10 +184,9 @@ def test_children_die_with_a_killed_supervisor(own: SupervisorClient) -> None:
     assert not shared_memory.exists()
 
 
-@pytest.mark.parametrize("run", ["", "one of pytest-xdist"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGQUIT], ids=lambda number: number.name)
-def test_a_killed_supervisor_leaves_no_directory(number: signal.Signals, run: str, tmp_path: Path) -> None:
-    process, has = client("wait", run and os.urandom(16).hex(), TMPDIR=str(tmp_path))
+def test_a_killed_supervisor_leaves_no_directory(number: signal.Signals, tmp_path: Path) -> None:
+    process, has = client(TMPDIR=str(tmp_path))
     os.kill(has["supervisor"], number)
     wait_until(lambda: not running(has["mine"]), 60, "the child has died with its supervisor")
     process.send_signal(signal.SIGINT)
@@ -242,9 +216,8 @@ def abandoned_run(tmp_path: Path) -> dict[str, Any]:
     return has
 
 
-@pytest.mark.parametrize("run", ["", "one of pytest-xdist"])
-def test_the_next_run_removes_what_a_killed_one_left(abandoned_run: dict[str, Any], run: str, tmp_path: Path) -> None:
-    process, living = client("wait", run and os.urandom(16).hex(), TMPDIR=str(tmp_path))
+def test_the_next_run_removes_what_a_killed_one_left(abandoned_run: dict[str, Any], tmp_path: Path) -> None:
+    process, living = client(TMPDIR=str(tmp_path))
     mine = Path(living["directory"])
     wait_until(lambda: list(tmp_path.iterdir()) == [mine], 60, "the directory of the killed run has gone")
     assert not Path("/dev/shm", Path(abandoned_run["directory"]).name).exists()
@@ -252,11 +225,32 @@ def test_the_next_run_removes_what_a_killed_one_left(abandoned_run: dict[str, An
     end(other)
     forget(another)
     wait_until(lambda: list(tmp_path.iterdir()) == [mine], 60, "the other run has ended")
-    assert (mine / "supervisor.socket").exists(), "a run that lives keeps its directory"
+    assert (mine / "owner").exists(), "a run that lives keeps its directory"
     process.kill()
     end(process)
     forget(living)
     wait_until(lambda: not any(tmp_path.iterdir()), 60, "the run directories have gone")
+
+
+def test_shared_memory_of_a_killed_run_is_removed_without_its_run_directory(
+    abandoned_run: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    remove_tree(abandoned_run["directory"])
+    shared_memory = Path("/dev/shm", Path(abandoned_run["directory"]).name)
+    cli.main(["clean", "--runs"])
+    assert f"removed what a killed run left: {shared_memory}\n" in capsys.readouterr().out
+    assert not shared_memory.exists()
+
+
+def test_a_stopped_supervisor_cleans_up_after_its_client(tmp_path: Path) -> None:
+    process, has = client(TMPDIR=str(tmp_path))
+    os.kill(has["supervisor"], signal.SIGSTOP)
+    process.kill()
+    end(process)
+    wait_until(lambda: not any(tmp_path.iterdir()), 60, "the run directory has gone")
+    wait_until(lambda: not running(has["supervisor"]), 60, "the supervisor has ended")
+    forget(has)
 
 
 def test_a_directory_of_another_program_is_not_removed(tmp_path: Path) -> None:
@@ -375,7 +369,7 @@ def test_the_supervisor_cleans_up_on_sigterm() -> None:
     process, has = client()
     os.kill(has["supervisor"], signal.SIGTERM)
     wait_until(lambda: not Path(has["directory"]).exists(), 60, "the run directory has gone")
-    assert not any(running(has[name]) for name in ("mine", "shared"))
+    assert not running(has["mine"])
     # It is not a child of the supervisor, which can kill it but not wait for it.
     wait_until(lambda: not running(has["watched"]), 60, "the watched process has ended")
     os.kill(has["forgotten"], signal.SIGKILL)
@@ -392,65 +386,6 @@ def test_a_forked_child_does_not_keep_the_supervisor_alive() -> None:
         os.kill(has[name], signal.SIGKILL)
 
 
-def test_xdist_workers_of_one_run_share_a_supervisor() -> None:
-    run = os.urandom(16).hex()
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", CLIENT, "wait", run], stdout=subprocess.PIPE, text=True, env=environment()
-        )
-        for _ in range(4)
-    ]
-    told = []
-    for process in started:
-        assert process.stdout is not None
-        told.append(json.loads(process.stdout.readline()))
-    assert len({(has["supervisor"], has["directory"]) for has in told}) == 1
-    assert all(has["is_shared"] for has in told)
-    directory = Path(told[0]["directory"])
-    for process in started[:3]:
-        process.kill()
-        end(process)
-    wait_until(lambda: not any(running(has["mine"]) for has in told[:3]), 60, "their own processes have ended")
-    wait_until(lambda: not any(running(has["watched"]) for has in told[:3]), 60, "their watched processes have ended")
-    assert all(running(has["shared"]) for has in told), "shared processes live until the last worker ends"
-    assert running(told[3]["mine"])
-    assert running(told[3]["watched"])
-    started[3].kill()
-    end(started[3])
-    wait_until(lambda: not directory.exists(), 60, "the run directory has gone")
-    assert not any(running(has[name]) for has in told for name in ("mine", "shared"))
-    wait_until(lambda: not any(running(has["watched"]) for has in told), 60, "the last watched process has ended")
-    for has in told:
-        os.kill(has["forgotten"], signal.SIGKILL)
-
-
-def test_a_supervisor_can_be_started_while_another_of_the_same_run_ends(tmp_path: Path) -> None:
-    run = os.urandom(16).hex()
-    own = environment(TMPDIR=str(tmp_path))
-    started = [subprocess.Popen([sys.executable, "-c", JOINER, run], stderr=subprocess.PIPE, env=own) for _ in range(4)]
-    said = [process.communicate(timeout=120)[1].decode() for process in started]
-    assert said == [""] * 4
-    wait_until(lambda: not any(tmp_path.iterdir()), 60, "the run directories have gone")
-
-
-def test_a_client_that_was_stopped_while_it_connects_does_not_keep_a_supervisor(tmp_path: Path) -> None:
-    process, has = client("wait", os.urandom(16).hex(), TMPDIR=str(tmp_path))
-    with open(Path(has["directory"], "lock"), "rb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        os.kill(has["supervisor"], signal.SIGTERM)
-        wait_until(lambda: not any(tmp_path.iterdir()), 60, "the run directory has gone")
-    os.kill(has["forgotten"], signal.SIGKILL)
-    process.kill()
-    end(process)
-
-
-def test_a_pytest_started_by_an_xdist_worker_is_another_run() -> None:
-    process, has = client("end", PYTEST_XDIST_TESTRUNUID="0123456789abcdef")
-    end(process)
-    assert not has["is_shared"]
-    os.kill(has["forgotten"], signal.SIGKILL)
-
-
 def test_a_long_run_directory_path_works(tmp_path: Path) -> None:
     long = tmp_path / ("x" * 120)
     long.mkdir()
@@ -461,38 +396,18 @@ def test_a_long_run_directory_path_works(tmp_path: Path) -> None:
     os.kill(has["forgotten"], signal.SIGKILL)
 
 
-def test_a_run_directory_open_to_others_is_refused(tmp_path: Path) -> None:
-    run = os.urandom(16).hex()
-    open_to_all = tmp_path / f"pytest-nixl-{os.geteuid()}-{run[:16]}"
-    open_to_all.mkdir()
-    open_to_all.chmod(0o777)
-    done = subprocess.run(
-        [sys.executable, "-c", CLIENT, "end", run],
-        capture_output=True,
-        text=True,
-        env=environment(TMPDIR=str(tmp_path)),
-        timeout=120,
-        check=False,
-    )
-    assert "is not a private directory of this user" in done.stderr
-
-
 def test_a_reused_pid_is_not_killed() -> None:
     """A pid cannot be reused on purpose, so the supervisor's record of the first process is faked."""
-    import socket
-
     bystander = subprocess.Popen(["sleep", "300"])
     started = supervisor_main.start_time(bystander.pid)
     assert started is not None
-    own = supervisor_main.Supervisor.__new__(supervisor_main.Supervisor)
-    with socket.socket(socket.AF_UNIX) as connection:
-        gone = supervisor_main.Client(connection)
-        gone.watched[bystander.pid] = str(int(started) - 1)
-        own._clean(gone)
-        with pytest.raises(subprocess.TimeoutExpired):
-            bystander.wait(0.3)
-        gone.watched[bystander.pid] = started
-        own._clean(gone)
+    record = supervisor_main.Supervisor.__new__(supervisor_main.Supervisor)
+    record.watched = {bystander.pid: str(int(started) - 1)}
+    record.kill_watched()
+    with pytest.raises(subprocess.TimeoutExpired):
+        bystander.wait(0.3)
+    record.watched[bystander.pid] = started
+    record.kill_watched()
     assert bystander.wait(60) == -signal.SIGKILL
     assert supervisor_main.start_time(bystander.pid) is None
 
