@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gate judges what the checks concluded, whatever pytest, a marker or another plugin makes of the run."""
+
+from __future__ import annotations
+
+import pytest
+from helpers.pytester_run import run_pytest
+
+GATE = "--nixl-gate"
+
+FAILS = """
+import pytest
+
+@pytest.mark.nixl_check("good")
+def test_good():
+    pass
+
+{mark}
+@pytest.mark.nixl_check("mine")
+def test_mine():
+    assert {holds}, "planted"
+"""
+
+
+@pytest.mark.parametrize("mark", ["@pytest.mark.xfail", "@pytest.mark.xfail(run=False)", ""])
+def test_a_failed_check_that_is_expected_to_fail_fails_the_gate(pytester: pytest.Pytester, mark: str) -> None:
+    pytester.makepyfile(FAILS.format(mark=mark, holds=False))
+    if not mark:
+        pytester.makeconftest(
+            """
+            import pytest
+
+            def pytest_collection_modifyitems(items):
+                for item in items:
+                    item.add_marker(pytest.mark.xfail(reason="known"))
+            """
+        )
+    result = run_pytest(pytester, GATE, in_process=True)
+    result.stdout.fnmatch_lines(["FAIL mine: *", "NIXL gate: FAIL (1 PASS, 1 FAIL; 0 rows measured*"])
+    outcomes = result.parseoutcomes()
+    assert outcomes.get("failed", 0) + outcomes.get("errors", 0) == 1
+    assert result.ret == 1
+
+
+def test_a_check_that_passes_although_a_strict_xfail_expects_a_failure_passes(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(FAILS.format(mark="@pytest.mark.xfail(strict=True)", holds=True))
+    result = run_pytest(pytester, GATE, in_process=True)
+    result.stdout.fnmatch_lines(["NIXL gate: PASS (2 PASS; 0 rows measured*"])
+    assert result.ret == 0
