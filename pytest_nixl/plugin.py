@@ -405,10 +405,12 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
     try:
         yield
     except BaseException as error:
-        if run.found.results and not run.serves and run.usable:
+        if (run.found.results or run.configured) and not run.parallel and not run.serves and run.usable:
             from pytest_nixl.report.outputs import leave_again
+            from pytest_nixl.session.completeness import refuse_exit_code_0
 
             run.found.interrupt(completeness_of(run).crash(error))
+            refuse_exit_code_0(session, error)
             leave_again(session.config, run)
         raise
     if run.rank_session is not None:

@@ -47,3 +47,15 @@ def test_a_check_that_passes_although_a_strict_xfail_expects_a_failure_passes(py
     result = run_pytest(pytester, GATE, in_process=True)
     result.stdout.fnmatch_lines(["NIXL gate: PASS (2 PASS; 0 rows measured*"])
     assert result.ret == 0
+
+
+@pytest.mark.parametrize("hook", ["pytest_sessionfinish(session)", "pytest_terminal_summary(terminalreporter)"])
+@pytest.mark.parametrize("end", ["pytest.exit('enough', returncode=0)", "pytest.exit('enough')", "raise SystemExit(0)"])
+def test_a_plugin_that_ends_the_run_while_it_reports_leaves_no_exit_code_0(
+    pytester: pytest.Pytester, hook: str, end: str
+) -> None:
+    pytester.makepyfile(FAILS.format(mark="", holds=True))
+    pytester.makeconftest(f"import pytest\n\ndef {hook}:\n    {end}\n")
+    result = run_pytest(pytester, GATE)
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    assert "INTERRUPTED after 2 of 2 checks: pytest or one of its plugins failed: " in result.outlines[-1]
