@@ -28,6 +28,14 @@ _NAME_A_SUITE = "name a suite, or no suite to run all of them"
 #: The most reasons in one sentence.
 _TOLD = 3
 
+#: The options with which pytest only prints a list, by their names in its configuration.
+_LISTINGS = {
+    "showfixtures": "--fixtures",
+    "show_fixtures_per_test": "--fixtures-per-test",
+    "markers": "--markers",
+    "cacheshow": "--cache-show",
+}
+
 
 def refuse_accidents(config: pytest.Config, settings: Settings) -> None:
     """Refuse to judge a run that would measure nothing. :raises pytest.UsageError: with the option that prevents it."""
@@ -39,6 +47,9 @@ def refuse_accidents(config: pytest.Config, settings: Settings) -> None:
 def _accidents(config: pytest.Config, ranks: int | None) -> Iterator[str]:
     if config.getoption("collectonly", False):
         yield "--collect-only: nothing would be measured; leave one of the two options out"
+    for name, flag in _LISTINGS.items():
+        if config.getoption(name, None):
+            yield f"{flag}: pytest would print a list and run no test; leave one of the two options out"
     if config.getoption("numprocesses", None) or config.getoption("dist", "no") != "no" or config.getoption("tx", None):
         yield "pytest-xdist (-n, --dist, --tx): bandwidth is not measured in parallel; leave one of the two out"
     if not config.pluginmanager.has_plugin("benchmark"):

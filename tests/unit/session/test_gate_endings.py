@@ -59,3 +59,11 @@ def test_a_plugin_that_ends_the_run_while_it_reports_leaves_no_exit_code_0(
     result = run_pytest(pytester, GATE)
     assert result.ret == pytest.ExitCode.INTERRUPTED
     assert "INTERRUPTED after 2 of 2 checks: pytest or one of its plugins failed: " in result.outlines[-1]
+
+
+@pytest.mark.parametrize("option", ["--fixtures", "--fixtures-per-test", "--markers", "--cache-show"])
+def test_an_option_by_which_pytest_only_prints_a_list_is_refused(pytester: pytest.Pytester, option: str) -> None:
+    pytester.makepyfile(FAILS.format(mark="", holds=True))
+    result = run_pytest(pytester, "-p", "cacheprovider", GATE, option, in_process=True)
+    result.stderr.fnmatch_lines([f"ERROR: --nixl-gate is refused with {option}: pytest would print a list *"])
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
