@@ -28,6 +28,8 @@ _NAME_A_SUITE = "name a suite, or no suite to run all of them"
 #: The most reasons in one sentence.
 _TOLD = 3
 
+#: How pytest's reason for the skip of a test whose ``parametrize`` has no value begins.
+_NO_PARAMETERS = "got empty parameter set"
 #: The options with which pytest only prints a list, by their names in its configuration.
 _LISTINGS = {
     "showfixtures": "--fixtures",
@@ -84,7 +86,7 @@ def missed(profile: Profile, run: Run) -> list[Result]:
             )
             remedy = f"mark your tests with @pytest.mark.nixl_check('my-check'); to run ours, {_NAME_A_SUITE}"
         return [Result(WHOLE_RUN, "", Verdict.MISSING, reason, remedy)]
-    return [*_missed_checks(profile, run), *_missed_memory(run), *_missed_rows(run)]
+    return [*_missed_checks(profile, run), *_empty_checks(profile, run), *_missed_memory(run), *_missed_rows(run)]
 
 
 def unchecked(run: Run) -> list[Result]:
@@ -125,11 +127,21 @@ def _missed_checks(profile: Profile, run: Run) -> Iterator[Result]:
             reason = f"the profile {profile.name!r} requires the check {check!r}, which did not run"
             remedy = "run its whole suite, without -k, -m, --deselect or a node id"
             yield Result(check, "", Verdict.MISSING, reason, remedy)
-        elif len(skipped) == len(made):
-            why = skipped[0].reason
-            reason = f"the profile {profile.name!r} requires the check {check!r}, which was skipped: {why}"
+        elif skipped:
+            tests = "" if len(skipped) == len(made) else f" in {len(skipped)} of {len(made)} tests"
+            text = f"skipped{tests}: {skipped[0].reason}"
+            reason = f"the profile {profile.name!r} requires the check {check!r}, which was {text}"
             remedy = "remove the reason for the skip, or remove the check from [required] of the profile"
             yield Result(check, skipped[0].nodeid, Verdict.MISSING, reason, remedy)
+
+
+def _empty_checks(profile: Profile, run: Run) -> Iterator[Result]:
+    """Yield a MISSING result for each check that pytest skipped because its ``parametrize`` is empty."""
+    for result in run.found.results:
+        required = result.check in profile.required
+        if result.verdict is Verdict.NOT_APPLICABLE and result.reason.startswith(_NO_PARAMETERS) and not required:
+            remedy = "give its parametrize at least one value, or deselect the test"
+            yield Result(result.check, result.nodeid, Verdict.MISSING, f"no test of it ran: {result.reason}", remedy)
 
 
 def _measures_rows(run: Run) -> bool:

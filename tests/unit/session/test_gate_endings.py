@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pytest
+from helpers.cli_run import profile
 from helpers.pytester_run import run_pytest
 
 GATE = "--nixl-gate"
@@ -67,3 +68,38 @@ def test_an_option_by_which_pytest_only_prints_a_list_is_refused(pytester: pytes
     result = run_pytest(pytester, "-p", "cacheprovider", GATE, option, in_process=True)
     result.stderr.fnmatch_lines([f"ERROR: --nixl-gate is refused with {option}: pytest would print a list *"])
     assert result.ret == pytest.ExitCode.USAGE_ERROR
+
+
+EMPTY = """
+import pytest
+
+@pytest.mark.nixl_check("good")
+@pytest.mark.parametrize("number", [1, 2])
+def test_good(number):
+    if number == {skipped}:
+        pytest.skip("not here")
+
+@pytest.mark.nixl_check("mine")
+@pytest.mark.parametrize("number", {numbers})
+def test_mine(number):
+    pass
+"""
+
+
+def test_a_check_without_parameters_is_missing(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(EMPTY.format(skipped=0, numbers=[]))
+    result = run_pytest(pytester, GATE, in_process=True)
+    result.stdout.fnmatch_lines(
+        ["MISSING mine: no test of it ran: got empty parameter set *", "NIXL gate: FAIL (2 PASS, 1 MISSING, *"]
+    )
+    assert result.ret == 1
+
+
+def test_a_required_check_is_missing_if_pytest_skips_one_of_its_tests(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(EMPTY.format(skipped=2, numbers=[1]))
+    required = profile(pytester.path / "p.toml", "floor = '1 KB/s'", required="['good']")
+    result = run_pytest(pytester, GATE, f"--nixl-profile={required}", in_process=True)
+    result.stdout.fnmatch_lines(
+        ["MISSING good: * which was skipped in 1 of 2 tests: not here", "NIXL gate: FAIL (2 PASS, 1 MISSING, *"]
+    )
+    assert result.ret == 1
