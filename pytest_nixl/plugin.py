@@ -56,8 +56,6 @@ _log = logging.getLogger(__name__)
 #: Whether the header was written, on the configuration.
 _ANNOUNCED = pytest.StashKey[bool]()
 
-NOT_IN_PARALLEL = "bandwidth is never measured in parallel: run it without pytest-xdist (-n)"
-
 
 #: The state of the run; missing: the project has not used the plugin yet.
 _RUN: pytest.StashKey[Run] = pytest.StashKey()
@@ -260,7 +258,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if run is None:
         return
     from pytest_nixl.session.benchmark import make_benchmark, records_figures
-    from pytest_nixl.session.requested_links import row_of
+    from pytest_nixl.session.requested_links import NOT_IN_PARALLEL, row_of
 
     ours = [item for item in items if _uses_plugin(item)]
     if not ours:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_nixl.model.conclusion import WHOLE_RUN
+from pytest_nixl.model.conclusion import UNMEASURED, WHOLE_RUN
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Outcome, Verdict, outcome
 from pytest_nixl.session.levels import left_out_of
 from pytest_nixl.session.outcome import accidents
-from pytest_nixl.session.requested_links import requested_rows
+from pytest_nixl.session.requested_links import NOT_IN_PARALLEL, requested_rows
 from pytest_nixl.session.run import Run
 from pytest_nixl.session.suites import BANDWIDTH, FORMER_CHECKS, answerable, checks_of_suites
 
@@ -92,9 +92,12 @@ def missed(profile: Profile, run: Run) -> list[Result]:
 def unchecked(run: Run) -> list[Result]:
     """Return a MISSING result for what a run without ``--nixl-gate`` was asked for by name, and did not check.
 
-    That is GPU memory in ``--nixl-memory`` of which no row ran, and the suites if all of their checks were skipped.
+    That is each suite that would have measured rows in a parallel run, GPU memory in ``--nixl-memory`` of which no row
+    ran, and the suites if all of their checks were skipped.
     A user's own tests that were skipped are none of it: pytest passes those.
     """
+    if unmeasured := list(_unmeasured_suites(run)):
+        return unmeasured
     named = list(_missed_memory(run)) if run.settings.sources["memory"] == "option" else []
     results = run.found.results
     ours = [result for result in results if any(result.check in checks for checks in checks_of_suites().values())]
@@ -106,6 +109,15 @@ def unchecked(run: Run) -> list[Result]:
     reason = f"nothing was checked, because {count} skipped: {'; '.join([*reasons[:_TOLD], *more])}"
     remedy = remedies[0] if len(remedies) == 1 and remedies[0] else "run it where these checks apply, or run all suites"
     return [Result(WHOLE_RUN, "", Verdict.MISSING, reason, remedy)]
+
+
+def _unmeasured_suites(run: Run) -> Iterator[Result]:
+    """Yield a MISSING result for each suite whose rows were skipped because pytest-xdist runs tests in parallel."""
+    skipped = {result.check for result in run.found.results if result.reason == NOT_IN_PARALLEL}
+    reason, _, remedy = NOT_IN_PARALLEL.partition(": ")
+    for suite, checks in checks_of_suites().items():
+        if skipped & checks:
+            yield Result(UNMEASURED, "", Verdict.MISSING, f"the suite {suite} measured nothing: {reason}", remedy)
 
 
 def _missed_checks(profile: Profile, run: Run) -> Iterator[Result]:

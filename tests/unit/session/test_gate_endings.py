@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from helpers.cli_run import profile
 from helpers.pytester_run import run_pytest
+
+from pytest_nixl.session.suites import suites_folder
 
 GATE = "--nixl-gate"
 
@@ -103,3 +107,18 @@ def test_a_required_check_is_missing_if_pytest_skips_one_of_its_tests(pytester: 
         ["MISSING good: * which was skipped in 1 of 2 tests: not here", "NIXL gate: FAIL (2 PASS, 1 MISSING, *"]
     )
     assert result.ret == 1
+
+
+def test_a_suite_that_cannot_measure_in_parallel_is_no_pass(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(EMPTY.format(skipped=0, numbers=[1]))
+    rows = ("--nixl-blocks=64KiB", "--nixl-op=WRITE", "--nixl-report=verdict.json")
+    suite = suites_folder() / "bandwidth" / "test_bandwidth.py"
+    result = run_pytest(pytester, "-n", "1", str(suite), str(next(pytester.path.glob("test_*.py"))), *rows)
+    result.stdout.fnmatch_lines(
+        [
+            "NIXL verdict: NOTHING CHECKED, because the suite bandwidth measured nothing: bandwidth is never measured "
+            "in parallel (3 PASS, 1 MISSING, 1 NOT-APPLICABLE; 0 rows measured)"
+        ]
+    )
+    assert result.ret == 1
+    assert json.loads((pytester.path / "verdict.json").read_text())["verdict"] == "NOTHING CHECKED"
