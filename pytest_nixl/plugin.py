@@ -160,6 +160,10 @@ def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) 
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if "PYTEST_NIXL_ENDING" in os.environ:
+        from pytest_nixl.session.ending import take_path
+
+        take_path(config)
     config.addinivalue_line(
         "markers",
         "nixl_check(id, level='standard', own=False): the id of the check that a test makes; level: quick, standard or "
@@ -420,6 +424,10 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
         from pytest_nixl.report.terminal import report_if_left_out
 
         report_if_left_out(session.config, run)
+    if not run.parallel:
+        from pytest_nixl.session.ending import write_ending
+
+        write_ending(session)
 
 
 def _conclude(session: pytest.Session, run: Run) -> None:
