@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,8 @@ def take_path(config: pytest.Config) -> None:
 def write_ending(session: pytest.Session) -> None:
     """Write the exit code of a run that was judged, if ``pytest-nixl run`` started it."""
     if (path := session.config.stash.get(_PATH, None)) is not None:
-        path.write_text(json.dumps({"exit_code": int(session.exitstatus)}))
+        with suppress(OSError):  # the directory is gone if pytest-nixl run was killed
+            path.write_text(json.dumps({"exit_code": int(session.exitstatus)}))
 
 
 def read_ending(path: Path) -> int | None:
