@@ -56,8 +56,6 @@ _log = logging.getLogger(__name__)
 #: Whether the header was written, on the configuration.
 _ANNOUNCED = pytest.StashKey[bool]()
 
-NOT_IN_PARALLEL = "bandwidth is never measured in parallel: run it without pytest-xdist (-n)"
-
 
 #: The state of the run; missing: the project has not used the plugin yet.
 _RUN: pytest.StashKey[Run] = pytest.StashKey()
@@ -162,6 +160,10 @@ def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) 
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if "PYTEST_NIXL_ENDING" in os.environ:
+        from pytest_nixl.session.ending import take_path
+
+        take_path(config)
     config.addinivalue_line(
         "markers",
         "nixl_check(id, level='standard', own=False): the id of the check that a test makes; level: quick, standard or "
@@ -260,7 +262,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if run is None:
         return
     from pytest_nixl.session.benchmark import make_benchmark, records_figures
-    from pytest_nixl.session.requested_links import row_of
+    from pytest_nixl.session.requested_links import NOT_IN_PARALLEL, row_of
 
     ours = [item for item in items if _uses_plugin(item)]
     if not ours:
@@ -405,10 +407,12 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
     try:
         yield
     except BaseException as error:
-        if run.found.results and not run.serves and run.usable:
+        if (run.found.results or run.configured) and not run.parallel and not run.serves and run.usable:
             from pytest_nixl.report.outputs import leave_again
+            from pytest_nixl.session.completeness import refuse_exit_code_0
 
             run.found.interrupt(completeness_of(run).crash(error))
+            refuse_exit_code_0(session, error)
             leave_again(session.config, run)
         raise
     if run.rank_session is not None:
@@ -420,6 +424,10 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
         from pytest_nixl.report.terminal import report_if_left_out
 
         report_if_left_out(session.config, run)
+    if not run.parallel:
+        from pytest_nixl.session.ending import write_ending
+
+        write_ending(session)
 
 
 def _conclude(session: pytest.Session, run: Run) -> None:

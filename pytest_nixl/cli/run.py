@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``pytest-nixl run``: the shortest way to a verdict. It chooses the options, prints the command and becomes it."""
+"""``pytest-nixl run``: the shortest way to a verdict. It chooses the options, prints the command and runs it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from pytest_nixl.cli.judged_run import run_judged
 from pytest_nixl.cli.run_choice import RunChoice, choose, needs_facts
 from pytest_nixl.core.redaction import redact
 from pytest_nixl.judge.profiles import load_profile
@@ -33,7 +34,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         usage="pytest-nixl run [LEVEL] [--backend NAME] [--profile NAME] [--suite NAME] [--print] [-- ARGUMENT…]",
         description="Choose from the facts of this host what is not given, print the choice and the pytest command, "
         f"and run it with --nixl-gate. The run writes the page {PAGE}. Nothing is installed. Arguments after -- go to "
-        "pytest. The exit code is pytest's.",
+        "pytest. The exit code is pytest's; 1 if pytest ended with 0 before the run was judged.",
     )
     run.add_argument(
         "level",
@@ -102,7 +103,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.print:
         return 0
     sys.stdout.flush()
-    os.execv(program[0], [*program, *words])
+    return run_judged([*program, *words])
 
 
 def _page(theirs: Sequence[str]) -> list[str]:

@@ -15,6 +15,8 @@ from pytest_nixl.model.verdicts import INTERRUPTED, NOTHING_CHECKED, Outcome, Te
 
 #: The check of what fails a run but belongs to no other check.
 WHOLE_RUN = "whole-run"
+#: The check of a suite that measures, and did not because the run is parallel.
+UNMEASURED = "unmeasured-suite"
 
 #: The most failing results in ``verdict.json``, and the most characters of each text.
 _MOST_FAILING, _LONGEST = 100, 2000
@@ -43,6 +45,7 @@ class Conclusion:
     :param interrupted: how far the run came and what ended it early; empty: it was completed.
     :param beside: why the run fails although it was completed and no result fails; empty: it does not.
     :param nothing: whether no check came to a verdict. With ``--nixl-gate`` such a run fails for what is MISSING.
+    :param unmeasured: why suites measured nothing, if nothing else fails the run; empty: they measured.
     :param undecided: whether each check that ran is INCONCLUSIVE. With ``--nixl-gate`` such a run fails.
     """
 
@@ -52,6 +55,7 @@ class Conclusion:
     beside: str = ""
     nothing: bool = False
     undecided: bool = False
+    unmeasured: str = ""
 
     @classmethod
     def of(cls, results: Sequence[Result], *, gate: bool, interrupted: str = "", code: int | None = None) -> Conclusion:
@@ -62,6 +66,10 @@ class Conclusion:
         """
         outcomes = [outcome(result.verdict, gate=gate) for result in results]
         worst = next((one for one in (Outcome.FAIL, Outcome.WARN) if one in outcomes), Outcome.PASS)
+        failing = [result for result, one in zip(results, outcomes, strict=True) if one is Outcome.FAIL]
+        if failing and all(result.check == UNMEASURED for result in failing) and not gate and not interrupted:
+            reasons = "; ".join(result.reason for result in failing)
+            return cls(Outcome.FAIL, failed=False, nothing=True, unmeasured=reasons)
         checked = {result.verdict for result in results} - _UNCHECKED
         if results and not checked and not gate and not interrupted:
             return cls(Outcome.FAIL if code or worst is Outcome.FAIL else Outcome.WARN, failed=False, nothing=True)
@@ -88,6 +96,8 @@ class Conclusion:
     def __str__(self) -> str:
         if self.interrupted:
             return f"FAIL, {self.interrupted}" if self.failed else self.interrupted
+        if self.unmeasured:
+            return f"{self.word}, because {self.unmeasured}"
         if self.beside:
             return f"FAIL, because {self.beside}"
         return "PASS, with warnings" if self.word == "PASS" and self.outcome is Outcome.WARN else self.word

@@ -117,12 +117,30 @@ def late_because(item: pytest.Item, error: BaseException | None) -> str:
     return item.stash[_BUSY]
 
 
+#: How pytest's own text of a check that passed although ``xfail(strict=True)`` expected a failure begins.
+_STRICT_XPASS = "[XPASS(strict)]"
+
+
+def undo_xfail(call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
+    """Report a check as it ended, whatever ``xfail`` made of it: an expected failure is a failure.
+
+    :param report: the report of setup, call or teardown, which is changed in place.
+    """
+    if hasattr(report, "wasxfail"):
+        del report.wasxfail
+        report.outcome = "passed" if call.excinfo is None else "failed"
+    elif call.excinfo is None and report.failed and str(report.longrepr).startswith(_STRICT_XPASS):
+        report.outcome, report.longrepr = "passed", None
+
+
 def add_result(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
     """Shorten the failure in a report, and add the result of the check to the report and to the test's properties.
 
     :param report: the report of setup, call or teardown, which is changed in place.
     """
     run = Run.of(item.config)
+    if check_of(item) is not None:
+        undo_xfail(call, report)
     if call.excinfo is not None:
         gate = run.usable and run.settings.gate
         required = run.usable and check_of(item) in load_profile(run.settings.profile).required

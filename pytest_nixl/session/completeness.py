@@ -152,6 +152,19 @@ class Completeness:
         return f"after {len(self._ended)} of {self._planned} test{'' if self._planned == 1 else 's'}"
 
 
+def refuse_exit_code_0(session: pytest.Session, error: BaseException) -> None:
+    """Let a run that another plugin ended while it wrote its reports end with exit code 2, if it would end with 0.
+
+    :param error: what the plugin raised, which is changed in place.
+    """
+    if session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.INTERRUPTED
+    if isinstance(error, pytest.exit.Exception) and error.returncode == pytest.ExitCode.OK:
+        error.returncode = pytest.ExitCode.INTERRUPTED
+    elif isinstance(error, SystemExit) and not error.code:
+        error.code = pytest.ExitCode.INTERRUPTED
+
+
 _COMPLETENESS = pytest.StashKey[Completeness]()
 
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_nixl.model.conclusion import WHOLE_RUN
+from pytest_nixl.model.conclusion import UNMEASURED, WHOLE_RUN
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Outcome, Verdict, outcome
 from pytest_nixl.session.levels import left_out_of
 from pytest_nixl.session.outcome import accidents
-from pytest_nixl.session.requested_links import requested_rows
+from pytest_nixl.session.requested_links import NOT_IN_PARALLEL, requested_rows
 from pytest_nixl.session.run import Run
 from pytest_nixl.session.suites import BANDWIDTH, FORMER_CHECKS, answerable, checks_of_suites
 
@@ -27,6 +27,16 @@ if TYPE_CHECKING:
 _NAME_A_SUITE = "name a suite, or no suite to run all of them"
 #: The most reasons in one sentence.
 _TOLD = 3
+
+#: How pytest's reason for the skip of a test whose ``parametrize`` has no value begins.
+_NO_PARAMETERS = "got empty parameter set"
+#: The options with which pytest only prints a list, by their names in its configuration.
+_LISTINGS = {
+    "showfixtures": "--fixtures",
+    "show_fixtures_per_test": "--fixtures-per-test",
+    "markers": "--markers",
+    "cacheshow": "--cache-show",
+}
 
 
 def refuse_accidents(config: pytest.Config, settings: Settings) -> None:
@@ -39,6 +49,9 @@ def refuse_accidents(config: pytest.Config, settings: Settings) -> None:
 def _accidents(config: pytest.Config, ranks: int | None) -> Iterator[str]:
     if config.getoption("collectonly", False):
         yield "--collect-only: nothing would be measured; leave one of the two options out"
+    for name, flag in _LISTINGS.items():
+        if config.getoption(name, None):
+            yield f"{flag}: pytest would print a list and run no test; leave one of the two options out"
     if config.getoption("numprocesses", None) or config.getoption("dist", "no") != "no" or config.getoption("tx", None):
         yield "pytest-xdist (-n, --dist, --tx): bandwidth is not measured in parallel; leave one of the two out"
     if not config.pluginmanager.has_plugin("benchmark"):
@@ -73,15 +86,18 @@ def missed(profile: Profile, run: Run) -> list[Result]:
             )
             remedy = f"mark your tests with @pytest.mark.nixl_check('my-check'); to run ours, {_NAME_A_SUITE}"
         return [Result(WHOLE_RUN, "", Verdict.MISSING, reason, remedy)]
-    return [*_missed_checks(profile, run), *_missed_memory(run), *_missed_rows(run)]
+    return [*_missed_checks(profile, run), *_empty_checks(profile, run), *_missed_memory(run), *_missed_rows(run)]
 
 
 def unchecked(run: Run) -> list[Result]:
     """Return a MISSING result for what a run without ``--nixl-gate`` was asked for by name, and did not check.
 
-    That is GPU memory in ``--nixl-memory`` of which no row ran, and the suites if all of their checks were skipped.
+    That is each suite that would have measured rows in a parallel run, GPU memory in ``--nixl-memory`` of which no row
+    ran, and the suites if all of their checks were skipped.
     A user's own tests that were skipped are none of it: pytest passes those.
     """
+    if unmeasured := list(_unmeasured_suites(run)):
+        return unmeasured
     named = list(_missed_memory(run)) if run.settings.sources["memory"] == "option" else []
     results = run.found.results
     ours = [result for result in results if any(result.check in checks for checks in checks_of_suites().values())]
@@ -93,6 +109,15 @@ def unchecked(run: Run) -> list[Result]:
     reason = f"nothing was checked, because {count} skipped: {'; '.join([*reasons[:_TOLD], *more])}"
     remedy = remedies[0] if len(remedies) == 1 and remedies[0] else "run it where these checks apply, or run all suites"
     return [Result(WHOLE_RUN, "", Verdict.MISSING, reason, remedy)]
+
+
+def _unmeasured_suites(run: Run) -> Iterator[Result]:
+    """Yield a MISSING result for each suite whose rows were skipped because pytest-xdist runs tests in parallel."""
+    skipped = {result.check for result in run.found.results if result.reason == NOT_IN_PARALLEL}
+    reason, _, remedy = NOT_IN_PARALLEL.partition(": ")
+    for suite, checks in checks_of_suites().items():
+        if skipped & checks:
+            yield Result(UNMEASURED, "", Verdict.MISSING, f"the suite {suite} measured nothing: {reason}", remedy)
 
 
 def _missed_checks(profile: Profile, run: Run) -> Iterator[Result]:
@@ -114,11 +139,21 @@ def _missed_checks(profile: Profile, run: Run) -> Iterator[Result]:
             reason = f"the profile {profile.name!r} requires the check {check!r}, which did not run"
             remedy = "run its whole suite, without -k, -m, --deselect or a node id"
             yield Result(check, "", Verdict.MISSING, reason, remedy)
-        elif len(skipped) == len(made):
-            why = skipped[0].reason
-            reason = f"the profile {profile.name!r} requires the check {check!r}, which was skipped: {why}"
+        elif skipped:
+            tests = "" if len(skipped) == len(made) else f" in {len(skipped)} of {len(made)} tests"
+            text = f"skipped{tests}: {skipped[0].reason}"
+            reason = f"the profile {profile.name!r} requires the check {check!r}, which was {text}"
             remedy = "remove the reason for the skip, or remove the check from [required] of the profile"
             yield Result(check, skipped[0].nodeid, Verdict.MISSING, reason, remedy)
+
+
+def _empty_checks(profile: Profile, run: Run) -> Iterator[Result]:
+    """Yield a MISSING result for each check that pytest skipped because its ``parametrize`` is empty."""
+    for result in run.found.results:
+        required = result.check in profile.required
+        if result.verdict is Verdict.NOT_APPLICABLE and result.reason.startswith(_NO_PARAMETERS) and not required:
+            remedy = "give its parametrize at least one value, or deselect the test"
+            yield Result(result.check, result.nodeid, Verdict.MISSING, f"no test of it ran: {result.reason}", remedy)
 
 
 def _measures_rows(run: Run) -> bool:

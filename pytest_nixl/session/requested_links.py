@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from pytest_nixl.cluster.placement import Placement
     from pytest_nixl.model.settings import Settings
 
+#: Why a row is skipped in a worker of pytest-xdist.
+NOT_IN_PARALLEL = "bandwidth is never measured in parallel: run it without pytest-xdist (-n)"
+
 
 def requested_links(settings: Settings, placement: Placement) -> list[RowKey]:
     """Return the requested links, each as the key of its row of the first block size, with batch 1 and depth 1.

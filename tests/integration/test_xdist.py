@@ -35,9 +35,10 @@ def test_functional_suites_run_in_parallel() -> None:
 def test_bandwidth_reports_that_it_was_not_measured_in_parallel() -> None:
     done = run("suites/bandwidth/test_bandwidth.py", "-n", "2", "--nixl-blocks=64KiB", "-rs")
     assert done.verdicts == {"WRITE 64KiB": "NOT-APPLICABLE", "READ 64KiB": "NOT-APPLICABLE"}
-    reason = "bandwidth is never measured in parallel: run it without pytest-xdist (-n)"
-    assert f"MISSING whole-run: nothing was checked, because all 2 checks were skipped: {reason}" in done.output
-    assert "NIXL verdict: NOTHING CHECKED (1 MISSING, 2 NOT-APPLICABLE; 0 rows measured)" in done.output
+    unmeasured = "the suite bandwidth measured nothing: bandwidth is never measured in parallel"
+    assert f"MISSING unmeasured-suite: {unmeasured}\n    remedy: run it without pytest-xdist (-n)" in done.output
+    assert f"NIXL verdict: NOTHING CHECKED, because {unmeasured} (1 MISSING, 2 NOT-APPLICABLE; 0 rows" in done.output
+    assert "bandwidth is never measured in parallel: run it without pytest-xdist (-n)" in done.output
     assert done.code == 1
 
 

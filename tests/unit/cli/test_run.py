@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``pytest-nixl run`` chooses the options of a run by the facts of the host, prints the command and becomes it."""
+"""``pytest-nixl run`` chooses the options of a run by the facts of the host, prints the command and runs it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -132,7 +133,7 @@ def test_the_printed_command_has_the_same_end_as_the_run() -> None:
     ("options", "code"),
     [
         (("-k", "no_such_test"), 5),
-        # The command becomes pytest, whatever its code: the tests beside this one end with 0 and 1.
+        # The exit code is that of pytest: the tests beside this one end with 0 and 1.
         pytest.param(("--collect-only", "-q"), 0, marks=pytest.mark.whole),
         pytest.param(("--no-such-option",), 4, marks=pytest.mark.whole),
     ],
@@ -244,3 +245,42 @@ def test_a_package_without_suites_is_one_sentence(
     monkeypatch.setattr("pytest_nixl.cli.run.checks_of_suites", dict)
     assert cli.main(["run", "quick", "--backend=UCX", "--print"]) == 2
     assert "install pytest-nixl whole, or run this command in a clone" in capsys.readouterr().err
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "conftest",
+    [
+        "raise SystemExit(0)",
+        "import pytest\ndef pytest_configure(): pytest.exit('enough', returncode=0)",
+        "import pytest\ndef pytest_sessionstart(): pytest.exit('enough', returncode=0)",
+        "import os\ndef pytest_sessionstart(): os._exit(0)",
+        "def pytest_unconfigure(): raise SystemExit(0)",
+    ],
+    ids=["import", "configure", "sessionstart", "os._exit", "unconfigure"],
+)
+def test_a_run_that_ends_with_0_before_it_was_judged_ends_with_1(tmp_path: Path, conftest: str) -> None:
+    (tmp_path / "ends.py").write_text(conftest)
+    done = ended(*NOTHING, "-p", "ends", PYTHONPATH=os.pathsep.join((str(tmp_path), str(ROOT))))
+    assert done.returncode == 1
+    assert "pytest-nixl run: the run ended before it was judged: pytest ended with exit code 0" in done.stderr
+
+
+@pytest.mark.long
+def test_sigterm_reaches_the_pytest_of_a_run(tmp_path: Path) -> None:
+    (tmp_path / "waits.py").write_text(
+        "import os, time\ndef pytest_runtestloop():\n    os.mkfifo(os.environ['STARTED'])\n    time.sleep(60)\n"
+    )
+    started = tmp_path / "started"
+    words = ("run", "quick", "--backend=UCX", "--suite=uri_validation", "--", "-p", "waits")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pytest_nixl.cli", *words], cwd=ROOT, stdout=subprocess.PIPE, text=True,
+        env=environment(PYTHONPATH=os.pathsep.join((str(tmp_path), str(ROOT))), STARTED=str(started)),
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while not started.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.terminate()
+    output, _ = process.communicate(timeout=60)
+    assert "ended by SIGTERM" in output.splitlines()[-1]
+    assert process.returncode == 143

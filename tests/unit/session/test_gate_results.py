@@ -138,14 +138,15 @@ def test_a_required_check_above_the_level_of_the_run_is_missing(settings: Settin
     assert said(profile("nixl-loads"), run) == []
 
 
-def test_a_required_check_is_missing_only_if_each_of_its_tests_was_skipped(settings: Settings) -> None:
+def test_a_required_check_is_missing_if_tests_of_it_were_skipped(settings: Settings) -> None:
     skipped = result("nixl-loads", Verdict.NOT_APPLICABLE, "no NIXL here")
     others = [result("etcd-answers"), skipped, replace(skipped, nodeid="test_other", reason="nor here")]
     run = a_run(settings, *others, suites=("infrastructure",))
     [found] = missed(profile("nixl-loads"), run)
     assert found.reason.endswith("which was skipped: no NIXL here")
     assert found.nodeid == "test_nixl-loads"
-    assert said(profile("nixl-loads"), a_run(settings, *others, result("nixl-loads"), suites=("infrastructure",))) == []
+    [partly] = missed(profile("nixl-loads"), a_run(settings, *others, result("nixl-loads"), suites=("infrastructure",)))
+    assert partly.reason.endswith("which was skipped in 2 of 3 tests: no NIXL here")
 
 
 @pytest.mark.parametrize(

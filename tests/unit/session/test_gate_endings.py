@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gate judges what the checks concluded, whatever pytest, a marker or another plugin makes of the run."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from helpers.cli_run import profile
+from helpers.pytester_run import run_pytest
+
+from pytest_nixl.session.suites import suites_folder
+
+GATE = "--nixl-gate"
+
+FAILS = """
+import pytest
+
+@pytest.mark.nixl_check("good")
+def test_good():
+    pass
+
+{mark}
+@pytest.mark.nixl_check("mine")
+def test_mine():
+    assert {holds}, "planted"
+"""
+
+
+@pytest.mark.parametrize("mark", ["@pytest.mark.xfail", "@pytest.mark.xfail(run=False)", ""])
+def test_a_failed_check_that_is_expected_to_fail_fails_the_gate(pytester: pytest.Pytester, mark: str) -> None:
+    pytester.makepyfile(FAILS.format(mark=mark, holds=False))
+    if not mark:
+        pytester.makeconftest(
+            """
+            import pytest
+
+            def pytest_collection_modifyitems(items):
+                for item in items:
+                    item.add_marker(pytest.mark.xfail(reason="known"))
+            """
+        )
+    result = run_pytest(pytester, GATE, in_process=True)
+    result.stdout.fnmatch_lines(["FAIL mine: *", "NIXL gate: FAIL (1 PASS, 1 FAIL; 0 rows measured*"])
+    outcomes = result.parseoutcomes()
+    assert outcomes.get("failed", 0) + outcomes.get("errors", 0) == 1
+    assert result.ret == 1
+
+
+def test_a_check_that_passes_although_a_strict_xfail_expects_a_failure_passes(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(FAILS.format(mark="@pytest.mark.xfail(strict=True)", holds=True))
+    result = run_pytest(pytester, GATE, in_process=True)
+    result.stdout.fnmatch_lines(["NIXL gate: PASS (2 PASS; 0 rows measured*"])
+    assert result.ret == 0
+
+
+@pytest.mark.parametrize("hook", ["pytest_sessionfinish(session)", "pytest_terminal_summary(terminalreporter)"])
+@pytest.mark.parametrize("end", ["pytest.exit('enough', returncode=0)", "pytest.exit('enough')", "raise SystemExit(0)"])
+def test_a_plugin_that_ends_the_run_while_it_reports_leaves_no_exit_code_0(
+    pytester: pytest.Pytester, hook: str, end: str
+) -> None:
+    pytester.makepyfile(FAILS.format(mark="", holds=True))
+    pytester.makeconftest(f"import pytest\n\ndef {hook}:\n    {end}\n")
+    result = run_pytest(pytester, GATE)
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    assert "INTERRUPTED after 2 of 2 checks: pytest or one of its plugins failed: " in result.outlines[-1]
+
+
+@pytest.mark.parametrize("option", ["--fixtures", "--fixtures-per-test", "--markers", "--cache-show"])
+def test_an_option_by_which_pytest_only_prints_a_list_is_refused(pytester: pytest.Pytester, option: str) -> None:
+    pytester.makepyfile(FAILS.format(mark="", holds=True))
+    result = run_pytest(pytester, "-p", "cacheprovider", GATE, option, in_process=True)
+    result.stderr.fnmatch_lines([f"ERROR: --nixl-gate is refused with {option}: pytest would print a list *"])
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+
+
+EMPTY = """
+import pytest
+
+@pytest.mark.nixl_check("good")
+@pytest.mark.parametrize("number", [1, 2])
+def test_good(number):
+    if number == {skipped}:
+        pytest.skip("not here")
+
+@pytest.mark.nixl_check("mine")
+@pytest.mark.parametrize("number", {numbers})
+def test_mine(number):
+    pass
+"""
+
+
+def test_a_check_without_parameters_is_missing(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(EMPTY.format(skipped=0, numbers=[]))
+    result = run_pytest(pytester, GATE, in_process=True)
+    result.stdout.fnmatch_lines(
+        ["MISSING mine: no test of it ran: got empty parameter set *", "NIXL gate: FAIL (2 PASS, 1 MISSING, *"]
+    )
+    assert result.ret == 1
+
+
+def test_a_required_check_is_missing_if_pytest_skips_one_of_its_tests(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(EMPTY.format(skipped=2, numbers=[1]))
+    required = profile(pytester.path / "p.toml", "floor = '1 KB/s'", required="['good']")
+    result = run_pytest(pytester, GATE, f"--nixl-profile={required}", in_process=True)
+    result.stdout.fnmatch_lines(
+        ["MISSING good: * which was skipped in 1 of 2 tests: not here", "NIXL gate: FAIL (2 PASS, 1 MISSING, *"]
+    )
+    assert result.ret == 1
+
+
+def test_a_suite_that_cannot_measure_in_parallel_is_no_pass(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(EMPTY.format(skipped=0, numbers=[1]))
+    rows = ("--nixl-blocks=64KiB", "--nixl-op=WRITE", "--nixl-report=verdict.json")
+    suite = suites_folder() / "bandwidth" / "test_bandwidth.py"
+    result = run_pytest(pytester, "-n", "1", str(suite), str(next(pytester.path.glob("test_*.py"))), *rows)
+    result.stdout.fnmatch_lines(
+        [
+            "NIXL verdict: NOTHING CHECKED, because the suite bandwidth measured nothing: bandwidth is never measured "
+            "in parallel (3 PASS, 1 MISSING, 1 NOT-APPLICABLE; 0 rows measured)"
+        ]
+    )
+    assert result.ret == 1
+    assert json.loads((pytester.path / "verdict.json").read_text())["verdict"] == "NOTHING CHECKED"
