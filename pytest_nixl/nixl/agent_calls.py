@@ -55,7 +55,7 @@ class AgentCalls:
         self, reg_list: Sequence[Descriptor] | Ref, mem_type: str | None = None, backends: Sequence[str] = ()
     ) -> Ref:
         """Register memory, and return its descriptor list."""
-        return cast(Ref, self._call("register_memory", _plain(reg_list), mem_type, list(backends)))
+        return cast(Ref, self._call("register_memory", _plain(reg_list, ""), mem_type, list(backends)))
 
     def deregister_memory(self, dereg_list: Ref, backends: Sequence[str] = ()) -> None:
         """Deregister the descriptor list that ``register_memory`` returned."""
@@ -65,7 +65,7 @@ class AgentCalls:
         self, reg_list: Sequence[Descriptor] | Ref, backend: str, mem_type: str | None = None
     ) -> list[dict[str, str] | None]:
         """Ask a backend about memory or files."""
-        return cast("list[dict[str, str] | None]", self._call("query_memory", _plain(reg_list), backend, mem_type))
+        return cast("list[dict[str, str] | None]", self._call("query_memory", _plain(reg_list, ""), backend, mem_type))
 
     def get_xfer_descs(self, descs: Sequence[Descriptor] | Ref, mem_type: str | None = None) -> Ref:
         """Return a descriptor list for transfers."""
@@ -73,7 +73,7 @@ class AgentCalls:
 
     def get_reg_descs(self, descs: Sequence[Descriptor] | Ref, mem_type: str | None = None) -> Ref:
         """Return a descriptor list for registration."""
-        return cast(Ref, self._call("get_reg_descs", _plain(descs), mem_type))
+        return cast(Ref, self._call("get_reg_descs", _plain(descs, ""), mem_type))
 
     def get_serialized_descs(self, descs: Ref) -> bytes:
         """Return a descriptor list as bytes."""
@@ -253,8 +253,16 @@ class AgentCalls:
         return cast(bool, self._call("check_remote_metadata", *arguments))
 
 
-def _plain(descriptors: Sequence[Descriptor] | Ref) -> Any:
-    return descriptors if isinstance(descriptors, Ref) else [list(descriptor) for descriptor in descriptors]
+def _plain(descriptors: Sequence[Descriptor] | Ref, *last: str) -> Any:
+    """Return descriptors as JSON values.
+
+    :param last: the fourth element that NIXL gives to each row of an N x 3 array.
+    """
+    if isinstance(descriptors, Ref):
+        return descriptors
+    if hasattr(descriptors, "tolist"):
+        return [[*row, *last] for row in descriptors.tolist()]
+    return [list(descriptor) for descriptor in descriptors]
 
 
 def _port(port: int | None) -> dict[str, int]:
