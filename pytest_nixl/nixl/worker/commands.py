@@ -336,7 +336,9 @@ class Commands:
 
     def do_forget(self, objects: list[Ref]) -> None:
         """Drop references, which frees buffers and releases NIXL's objects."""
-        for ref in [ref for ref in objects if not self._dropped(ref)]:
+        for ref in objects:
+            if self._dropped(ref):
+                continue
             dropped = self.get(ref)
             del self._objects[ref.number]
             if isinstance(dropped, PatternBuffer):
