@@ -20,6 +20,8 @@ from pytest_nixl.processes.worker_errors import NixlError, WorkerError
 HANDLE, PREPARED, PLACES, REGISTERED, BUFFER = (
     "nixl_xfer_handle", "nixl_prepped_dlist_handle", "nixlXferDList", "nixlRegDList", "buffer",
 )  # fmt: skip
+#: A function for ``run``.
+SIZE = f"{__name__}:size_of"
 USES: dict[str, tuple[str, Callable[[NixlAgent, Any], object]]] = {
     "transfer": (HANDLE, lambda agent, ref: agent.transfer(ref)),
     "check_xfer_state": (HANDLE, lambda agent, ref: agent.check_xfer_state(ref)),
@@ -49,8 +51,6 @@ USES: dict[str, tuple[str, Callable[[NixlAgent, Any], object]]] = {
     "forget": (BUFFER, lambda agent, ref: agent.worker.call("forget", objects=[ref])),
     "get_agent_metadata": ("agent", lambda agent, ref: NixlAgent(agent.worker, ref, agent.name).get_agent_metadata()),
 }
-#: A function for ``run``.
-SIZE = f"{__name__}:size_of"
 
 
 def size_of(agent: Any, it: Any) -> int:
