@@ -66,6 +66,13 @@ class Every:
     keys: bool = False
 
 
+@dataclass(frozen=True)
+class RefTo:
+    """Form of a reference (:class:`pytest_nixl.core.wire.Ref`) to an object of this ``kind``."""
+
+    kind: str
+
+
 #: A form for :func:`check`: one of the above, a type, None, a tuple with the forms of a list's items, or a dict of
 #: forms by field name. ``"name?"`` marks an optional field; ``"*"`` is the form of all fields without a name here.
 Form: TypeAlias = Any
@@ -112,6 +119,9 @@ def check(form: Form, value: Any, where: str = "it") -> None:
             check(part, one, f"{where}[{number}]")
     elif isinstance(form, OneOf):
         _check_one_of(form, value, where)
+    elif isinstance(form, RefTo):
+        if getattr(value, "kind", None) != form.kind:
+            raise StrictError(f"{where} is {shorten(value)}: expected a reference to an object of kind {form.kind!r}")
     else:
         _check_scalar(form, value, where)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from pytest_nixl.core.strict import Every, Form, Number, OneOf, Text
+from pytest_nixl.core.strict import Every, Form, Number, OneOf, RefTo, Text
 from pytest_nixl.core.wire import Ref
 
 COUNT = Number(0, 1 << 64, whole=True)
@@ -19,6 +19,8 @@ TAKEN = Number(1e-9, 1e9)
 WORDS = Text(1 << 16)
 NAME = Text(256)
 COUNTS, LINES, REFS = Every(COUNT), Every(WORDS), Every(Ref, most=1 << 20)
+#: References to the objects that several commands take.
+AGENT, BUFFER, TRANSFERS = RefTo("agent"), RefTo("buffer"), RefTo("transfers")
 #: Of each device: its name, its kind, the bytes that it carried, and those of whole packets.
 CARRIERS = Every((NAME, Text(64), Number(0, 1 << 64), OneOf((None, Number(0, 1 << 64)))))
 CORES = Number(0, 1e6)

@@ -13,9 +13,11 @@ from typing import Any
 
 from pytest_nixl.core.extensions import WORKER_COMMANDS as POINT
 from pytest_nixl.core.extensions import Extension, Registry
-from pytest_nixl.core.strict import Every, Number, OneOf, Text
+from pytest_nixl.core.strict import Every, Number, OneOf, RefTo, Text
 from pytest_nixl.core.wire import Ref
 from pytest_nixl.model.worker_command import (
+    AGENT,
+    BUFFER,
     BYTE,
     CARRIERS,
     CORES,
@@ -28,6 +30,7 @@ from pytest_nixl.model.worker_command import (
     SECONDS,
     SIDE,
     TAKEN,
+    TRANSFERS,
     WORDS,
     WorkerCommand,
 )
@@ -36,22 +39,23 @@ from pytest_nixl.model.worker_command import (
 _PLACE = Number(-(1 << 63), 1 << 64, whole=True)
 #: Seed, offset and size in bytes.
 _PARTS = Every((COUNT, _PLACE, _PLACE))
+_PROGRAM = RefTo("program")
 _CORRUPTION = {**dict.fromkeys(("wrong_bytes", "total_bytes", "offset"), COUNT), "expected": BYTE, "found": BYTE}
 
 KERNEL_COMMANDS: Mapping[str, WorkerCommand] = {
     "activate": WorkerCommand({"device": COUNT}),
-    "add_agents": WorkerCommand({"agent": Ref, "metadata": Every(bytes)}),
+    "add_agents": WorkerCommand({"agent": AGENT, "metadata": Every(bytes)}),
     "allocate": WorkerCommand(
         {"size": COUNT, "memory_type": NAME, "directory?": WORDS, "alignment?": COUNT, "device?": COUNT},
-        {"buffer": Ref, "address": COUNT, "device": COUNT},
+        {"buffer": BUFFER, "address": COUNT, "device": COUNT},
     ),
     # The methods of NIXL's own agent may take and return any JSON value.
     "call": WorkerCommand(
-        {"agent": Ref, "method": NAME, "arguments": Every(Any), "keywords": Every(Any, keys=True)}, Any
+        {"agent": AGENT, "method": NAME, "arguments": Every(Any), "keywords": Every(Any, keys=True)}, Any
     ),
     "cancel": WorkerCommand({}, answered=False),
-    "compare": WorkerCommand({"buffer": Ref, "parts": _PARTS}, Every(OneOf((None, _CORRUPTION)))),
-    "connect": WorkerCommand({"agent": Ref, "targets": LINES, "timeout": SECONDS}),
+    "compare": WorkerCommand({"buffer": BUFFER, "parts": _PARTS}, Every(OneOf((None, _CORRUPTION)))),
+    "connect": WorkerCommand({"agent": AGENT, "targets": LINES, "timeout": SECONDS}),
     "create_agent": WorkerCommand(
         {
             "name": WORDS,
@@ -64,7 +68,7 @@ KERNEL_COMMANDS: Mapping[str, WorkerCommand] = {
             "sync_mode?": NAME,
             "parameters?": Every(Every(WORDS, keys=True), keys=True),
         },
-        {"agent": Ref, "versions": Every(Text(1024), keys=True)},
+        {"agent": AGENT, "versions": Every(Text(1024), keys=True)},
     ),
     "devices": WorkerCommand(
         {},
@@ -76,10 +80,10 @@ KERNEL_COMMANDS: Mapping[str, WorkerCommand] = {
         },
     ),
     "exit": WorkerCommand({}, answered=False),
-    "fill": WorkerCommand({"buffer": Ref, "parts": _PARTS, "inverted": bool}),
+    "fill": WorkerCommand({"buffer": BUFFER, "parts": _PARTS, "inverted": bool}),
     "forget": WorkerCommand({"objects": REFS}),
     "free_port": WorkerCommand({}, Number(1, 65535, whole=True)),
-    "gpu_wait": WorkerCommand({"buffer": Ref}, SECONDS),
+    "gpu_wait": WorkerCommand({"buffer": BUFFER}, SECONDS),
     "hello": WorkerCommand(
         {"path": LINES, "loads": bool},
         {"pid": COUNT, "python": Text(64), "host": Text(255), "*": OneOf((None, COUNT, bool, WORDS))},
@@ -87,7 +91,7 @@ KERNEL_COMMANDS: Mapping[str, WorkerCommand] = {
     "loss_counters": WorkerCommand({}, Every((NAME, NAME, COUNT))),
     "measure": WorkerCommand(
         {
-            "transfers": Ref,
+            "transfers": TRANSFERS,
             "timeout": SECONDS,
             "op": NAME,
             "own": COUNTS,
@@ -104,14 +108,14 @@ KERNEL_COMMANDS: Mapping[str, WorkerCommand] = {
             "contention": CORES,
         },
     ),
-    "move": WorkerCommand({"transfers": Ref, "timeout": SECONDS}),
-    "prepare_objects": WorkerCommand({"agent": Ref, "buffer": Ref, "block": COUNT, "count": COUNT}),
-    "probe_objects": WorkerCommand({"buffer": Ref}),
-    "read": WorkerCommand({"buffer": Ref, "offset": _PLACE, "size": _PLACE}, bytes),
-    "register": WorkerCommand({"agent": Ref, "buffer": Ref}, Ref),
+    "move": WorkerCommand({"transfers": TRANSFERS, "timeout": SECONDS}),
+    "prepare_objects": WorkerCommand({"agent": AGENT, "buffer": BUFFER, "block": COUNT, "count": COUNT}),
+    "probe_objects": WorkerCommand({"buffer": BUFFER}),
+    "read": WorkerCommand({"buffer": BUFFER, "offset": _PLACE, "size": _PLACE}, bytes),
+    "register": WorkerCommand({"agent": AGENT, "buffer": BUFFER}, Ref),
     "row_prepare": WorkerCommand(
         {
-            "agent": Ref,
+            "agent": AGENT,
             "op": NAME,
             "target": WORDS,
             "plugin": NAME,
@@ -121,19 +125,19 @@ KERNEL_COMMANDS: Mapping[str, WorkerCommand] = {
             "count": COUNT,
             "depth": COUNT,
             **dict.fromkeys(("acknowledged", "notify_each", "announced"), bool),
-            **dict.fromkeys(("storage", "objects"), Ref | None),
+            **dict.fromkeys(("storage", "objects"), OneOf((None, BUFFER))),
         },
-        Ref,
+        TRANSFERS,
     ),
-    "row_release": WorkerCommand({"transfers": Ref}),
+    "row_release": WorkerCommand({"transfers": TRANSFERS}),
     # It calls any function, so that a peer must not be asked for it.
-    "run": WorkerCommand({"agent": Ref, "function": WORDS, "arguments": Every(Any, keys=True)}, Any, peers=False),
-    "serve": WorkerCommand({"agent": Ref, "timeout": SECONDS, "idle?": bool}, COUNT),
-    "tool_end": WorkerCommand({"program": Ref, "number": COUNT}),
+    "run": WorkerCommand({"agent": AGENT, "function": WORDS, "arguments": Every(Any, keys=True)}, Any, peers=False),
+    "serve": WorkerCommand({"agent": AGENT, "timeout": SECONDS, "idle?": bool}, COUNT),
+    "tool_end": WorkerCommand({"program": _PROGRAM, "number": COUNT}),
     "tool_find": WorkerCommand({"tool": NAME}, OneOf((None, Every(WORDS, keys=True)))),
-    "tool_listens": WorkerCommand({"program": Ref, "port": PORT}, bool),
+    "tool_listens": WorkerCommand({"program": _PROGRAM, "port": PORT}, bool),
     "tool_look": WorkerCommand(
-        {"program": Ref, "seen": COUNT, "timeout": SECONDS},
+        {"program": _PROGRAM, "seen": COUNT, "timeout": SECONDS},
         {
             "from": COUNT,
             "bytes": bytes,
@@ -144,9 +148,9 @@ KERNEL_COMMANDS: Mapping[str, WorkerCommand] = {
     ),
     "tool_start": WorkerCommand(
         {"tool": NAME, "arguments": Every(Text()), "variables": Every(OneOf((None, Text())), keys=True)},
-        {"program": Ref, "pid": COUNT},
+        {"program": _PROGRAM, "pid": COUNT},
     ),
-    "write": WorkerCommand({"buffer": Ref, "offset": _PLACE, "data": bytes}),
+    "write": WorkerCommand({"buffer": BUFFER, "offset": _PLACE, "data": bytes}),
 }
 
 #: The packages of rooms whose workers have commands: each has them in ``COMMANDS``.

@@ -82,6 +82,11 @@ class NixlAgent(AgentCalls):
         self._siblings: Agents | None = None
         self._made_with: dict[str, Any] = {}
 
+    def __repr__(self) -> str:
+        backends = ", ".join(self._made_with.get("backends", ())) or "no backend"
+        ended = "" if self.worker.alive else ", which has ended"
+        return f"<NixlAgent {self.name!r} created with {backends} in {self.worker.name}{ended}>"
+
     @classmethod
     def within(
         cls,

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias, cast
 
 from pytest_nixl.core.wire import Ref
 from pytest_nixl.nixl.backends import plugin_of
@@ -12,6 +12,16 @@ from pytest_nixl.processes.worker_process import Worker
 
 #: ``(address, length in bytes, device)``, with a string as fourth element to register memory.
 Descriptor = Sequence[Any]
+
+
+class Rows(Protocol):
+    """An N x 3 array of NumPy: address, length in bytes and device."""
+
+    def tolist(self) -> Any:
+        """Return the rows as lists."""
+
+
+Descriptors: TypeAlias = Sequence[Descriptor] | Rows | Ref
 
 
 class AgentCalls:
@@ -51,29 +61,27 @@ class AgentCalls:
         """Create a backend with parameters."""
         self._call("create_backend", backend, dict(initParams or {}))
 
-    def register_memory(
-        self, reg_list: Sequence[Descriptor] | Ref, mem_type: str | None = None, backends: Sequence[str] = ()
-    ) -> Ref:
+    def register_memory(self, reg_list: Descriptors, mem_type: str | None = None, backends: Sequence[str] = ()) -> Ref:
         """Register memory, and return its descriptor list."""
-        return cast(Ref, self._call("register_memory", _plain(reg_list), mem_type, list(backends)))
+        return cast(Ref, self._call("register_memory", _plain(reg_list, ""), mem_type, list(backends)))
 
     def deregister_memory(self, dereg_list: Ref, backends: Sequence[str] = ()) -> None:
         """Deregister the descriptor list that ``register_memory`` returned."""
         self._call("deregister_memory", dereg_list, list(backends))
 
     def query_memory(
-        self, reg_list: Sequence[Descriptor] | Ref, backend: str, mem_type: str | None = None
+        self, reg_list: Descriptors, backend: str, mem_type: str | None = None
     ) -> list[dict[str, str] | None]:
         """Ask a backend about memory or files."""
-        return cast("list[dict[str, str] | None]", self._call("query_memory", _plain(reg_list), backend, mem_type))
+        return cast("list[dict[str, str] | None]", self._call("query_memory", _plain(reg_list, ""), backend, mem_type))
 
-    def get_xfer_descs(self, descs: Sequence[Descriptor] | Ref, mem_type: str | None = None) -> Ref:
+    def get_xfer_descs(self, descs: Descriptors, mem_type: str | None = None) -> Ref:
         """Return a descriptor list for transfers."""
         return cast(Ref, self._call("get_xfer_descs", _plain(descs), mem_type))
 
-    def get_reg_descs(self, descs: Sequence[Descriptor] | Ref, mem_type: str | None = None) -> Ref:
+    def get_reg_descs(self, descs: Descriptors, mem_type: str | None = None) -> Ref:
         """Return a descriptor list for registration."""
-        return cast(Ref, self._call("get_reg_descs", _plain(descs), mem_type))
+        return cast(Ref, self._call("get_reg_descs", _plain(descs, ""), mem_type))
 
     def get_serialized_descs(self, descs: Ref) -> bytes:
         """Return a descriptor list as bytes."""
@@ -90,7 +98,7 @@ class AgentCalls:
     def prep_xfer_dlist(
         self,
         agent_name: str,
-        xfer_list: Sequence[Descriptor] | Ref,
+        xfer_list: Descriptors,
         mem_type: str | None = None,
         backends: Sequence[str] = (),
     ) -> Ref:
@@ -101,9 +109,9 @@ class AgentCalls:
         self,
         operation: str,
         local_xfer_side: Ref,
-        local_indices: Sequence[int],
+        local_indices: Iterable[int],
         remote_xfer_side: Ref,
-        remote_indices: Sequence[int],
+        remote_indices: Iterable[int],
         notif_msg: bytes = b"",
         backends: Sequence[str] = (),
         skip_desc_merge: bool = False,
@@ -253,8 +261,16 @@ class AgentCalls:
         return cast(bool, self._call("check_remote_metadata", *arguments))
 
 
-def _plain(descriptors: Sequence[Descriptor] | Ref) -> Any:
-    return descriptors if isinstance(descriptors, Ref) else [list(descriptor) for descriptor in descriptors]
+def _plain(descriptors: Descriptors, *last: str) -> Any:
+    """Return descriptors as JSON values.
+
+    :param last: the fourth element that NIXL gives to each row of an N x 3 array.
+    """
+    if isinstance(descriptors, Ref):
+        return descriptors
+    if isinstance(descriptors, Sequence):
+        return [list(descriptor) for descriptor in descriptors]
+    return [[*row, *last] for row in descriptors.tolist()]
 
 
 def _port(port: int | None) -> dict[str, int]:

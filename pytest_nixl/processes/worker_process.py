@@ -23,7 +23,7 @@ from pytest_nixl.core.resource_limits import (
     shared_memory_shortage,
 )
 from pytest_nixl.core.strict import Form, OneOf, StrictError, Text, check
-from pytest_nixl.core.wire import Ref, decode, encode
+from pytest_nixl.core.wire import ForeignRefError, Ref, decode, encode
 from pytest_nixl.model.worker_command import COUNT
 from pytest_nixl.model.worker_commands import WORKER_COMMANDS
 from pytest_nixl.processes.worker_errors import (
@@ -220,7 +220,7 @@ class Worker:
         :param command: the name of the command.
         :param seconds: the deadline; None for the usual one of this worker.
         :param arguments: the arguments of the command.
-        :raises WorkerError: the worker has died.
+        :raises WorkerError: the worker has died, or an argument is a reference to an object of another worker.
         """
         if command != "hello":
             _ = self.versions
@@ -230,6 +230,8 @@ class Worker:
         pending = Pending(self, self._requests, command, seconds, _step_words(command, arguments, self.agent_names))
         try:
             self._send(command, pending.number, arguments)
+        except ForeignRefError as error:
+            raise self._foreign(str(arguments.get("method", command)), error.ref) from None
         except OSError:
             raise self._died(pending.words) from None
         return pending
@@ -292,13 +294,13 @@ class Worker:
 
     def _send(self, command: str, number: int = 0, arguments: Mapping[str, Any] | None = None) -> None:
         message = {"command": command, "number": number, "arguments": dict(arguments or {})}
-        self._process.channel.sendall(encode(message))
+        self._process.channel.sendall(encode(message, self))
 
     def _answer(self, pending: Pending) -> Any:
         while True:
             line = self._line(pending)
             try:
-                message = decode(line)
+                message = decode(line, self)
                 check(REPLY, message)
                 if message["number"] != pending.number:
                     continue  # the late answer to an abandoned request
@@ -384,6 +386,22 @@ class Worker:
         reason = f"{self.name} would never end {pending.words}, and was ended: {told}"
         remedy = f"{MEMLOCK_REMEDY}; read `pytest-nixl explain NIXL-LOCKED-MEMORY-HANGS`"
         return WorkerError(reason, remedy, _quoted(tail))
+
+    def _foreign(self, step: str, ref: Ref) -> WorkerError:
+        owner = ref.owner
+        assert isinstance(owner, Worker)
+        gone = "" if owner.alive else ", which has ended"
+        return WorkerError(
+            f"{step!r} of {self._agents()} ({self.name}) was given a {ref.kind} of {owner._agents()} "
+            f"({owner.name}{gone}), and an object can be used only in its own worker",
+            f"give it to {owner._agents()}; for another worker, create one there: descriptors of remote memory are "
+            "created by the agent that transfers",
+        )
+
+    def _agents(self) -> str:
+        """Return the names of its agents, for errors."""
+        names = [repr(name) for name in self.agent_names.values()]
+        return f"agent{'s' if len(names) > 1 else ''} {', '.join(names)}" if names else "a worker without an agent"
 
     def _nonsense(self, step: str, error: StrictError) -> WorkerError:
         self.kill()

@@ -58,7 +58,7 @@ def _error(error: BaseException) -> dict[str, Any]:
     )
     from pytest_nixl.model import nixl_releases
     from pytest_nixl.nixl.worker.commands import CommandRefusedError
-    from pytest_nixl.nixl.worker.nixl_api import NixlImportError
+    from pytest_nixl.nixl.worker.nixl_api import NixlCallError, NixlImportError
     from pytest_nixl.nixl.worker.transfer import StepTimeoutError
 
     module = type(error).__module__
@@ -88,6 +88,9 @@ def _error(error: BaseException) -> dict[str, Any]:
             first = f"{PEER_REMEDY}; " if name == "nixlRemoteDisconnectError" else ""
             remedy = f"{first}{ASK_DOCTOR}; and read NIXL's log lines below"
             return {"kind": kind, "type": name, "message": str(error), "remedy": remedy, "traceback": ""}
+    elif isinstance(error, NixlCallError):
+        remedy = "correct the arguments of the call; NIXL's log lines below may say more"
+        return {"kind": "nixl", "type": error.type_name, "message": str(error), "remedy": remedy, "traceback": ""}
     elif isinstance(error, NixlImportError):
         return {"kind": "import", "type": module, "message": str(error), "remedy": error.remedy, "traceback": ""}
     elif isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):

@@ -49,7 +49,8 @@ class Commands:
 
     def __init__(self, cancelled: Callable[[], bool]) -> None:
         self.cancelled = cancelled
-        self._objects: dict[int, Any] = {}
+        #: The kind and the object of each reference, by its number.
+        self._objects: dict[int, tuple[str, Any]] = {}
         self._next = 1
         self._store: tuple[str, dict[str, str]] = "OBJ", {}
         self._tools = Tools(cancelled)
@@ -133,11 +134,20 @@ class Commands:
         raw = self.get(agent)
         if method.startswith("_") or not isfunction(getattr(type(raw), method, None)):
             raise CommandRefusedError(f"{method!r} is not a public method of NIXL's agent")
-        resolved = [self._resolve(value) for value in arguments]
-        named = {key: self._resolve(value) for key, value in keywords.items()}
-        if method in nixl_api.LISTS and resolved[:1] == [[]]:
-            return self._reply(nixl_api.empty_list(raw, method, *resolved[1:], **named))
-        return self._reply(getattr(raw, method)(*resolved, **named))
+        if method in nixl_api.RELEASES and any(isinstance(value, Ref) and self._dropped(value) for value in arguments):
+            return None  # as NIXL does, which ignores a second release
+        resolved = [self._resolve(method, place, value) for place, value in enumerate(arguments)]
+        try:
+            if method in nixl_api.LISTS and resolved[:1] == [[]]:
+                result = nixl_api.empty_list(raw, method, *resolved[1:], **keywords)
+            else:
+                result = getattr(raw, method)(*resolved, **keywords)
+        except (KeyError, ValueError) as error:
+            raise nixl_api.NixlCallError(error) from error
+        if method in nixl_api.RELEASES:
+            del self._objects[arguments[0].number]
+        kind = nixl_api.HANDLES.get(method)
+        return self.keep(result, kind) if kind and result is not None else self._reply(result)
 
     def do_run(self, agent: Ref, function: str, arguments: dict[str, Any]) -> Any:
         """Call ``module:function`` with the raw agent and ``arguments``, and return its JSON values or bytes.
@@ -327,7 +337,10 @@ class Commands:
     def do_forget(self, objects: list[Ref]) -> None:
         """Drop references, which frees buffers and releases NIXL's objects."""
         for ref in objects:
-            dropped = self._objects.pop(ref.number, None)
+            if self._dropped(ref):
+                continue
+            dropped = self.get(ref)
+            del self._objects[ref.number]
             if isinstance(dropped, PatternBuffer):
                 dropped.free()
 
@@ -339,21 +352,40 @@ class Commands:
 
     def keep(self, value: Any, kind: str) -> Ref:
         ref = Ref(self._next, kind)
-        self._objects[ref.number] = value
+        self._objects[ref.number] = kind, value
         self._next += 1
         return ref
 
     def get(self, ref: Ref) -> Any:
-        if ref.number not in self._objects:
-            raise CommandRefusedError(f"this {ref.kind} is no longer there")
-        return self._objects[ref.number]
+        if self._dropped(ref):
+            raise CommandRefusedError(f"this {ref.kind} is no longer there: it was released, freed or deleted")
+        kind, value = self._objects.get(ref.number, ("", None))
+        if not kind:
+            raise CommandRefusedError(f"this worker has created no {ref.kind} with the number {ref.number}")
+        if kind != ref.kind:
+            raise CommandRefusedError(f"object {ref.number} of this worker is a {kind} and not a {ref.kind}")
+        return value
 
-    def _resolve(self, value: Any) -> Any:
+    def _dropped(self, ref: Ref) -> bool:
+        """Return whether a reference is to an object that this worker had, and has no longer."""
+        return 0 < ref.number < self._next and ref.number not in self._objects
+
+    def _resolve(self, method: str, place: int, value: Any) -> Any:
+        """Return an argument of a method of NIXL's agent, with the object in place of a reference.
+
+        :raises CommandRefusedError: NIXL would read the memory of an object of another kind.
+        """
+        kinds = nixl_api.REFERENCES.get(method, {}).get(place, ())
         if isinstance(value, Ref):
+            if value.kind not in kinds:
+                expected = " or ".join(kinds) or "no reference"
+                raise CommandRefusedError(f"argument {place + 1} is a {value.kind}: expected {expected}")
             return self.get(value)
+        if kinds and not isinstance(value, list):
+            raise CommandRefusedError(f"argument {place + 1} is not a reference to a {' or '.join(kinds)}")
         if isinstance(value, list):
             # NIXL needs descriptors as tuples, but JSON has only lists.
-            return [tuple(part) if isinstance(part, list) else self._resolve(part) for part in value]
+            return [tuple(part) if isinstance(part, list) else part for part in value]
         return value
 
     def _reply(self, value: Any) -> Any:

@@ -25,6 +25,50 @@ from pytest_nixl.nixl.installed import nixl_packages, pip_command, wheel_for_tor
 #: The methods that return a descriptor list, and the class of the list.
 LISTS = {"get_reg_descs": "nixlRegDList", "get_xfer_descs": "nixlXferDList"}
 
+_HANDLE, _PREPARED, _REGISTERED, _PLACES = (
+    "nixl_xfer_handle",
+    "nixl_prepped_dlist_handle",
+    "nixlRegDList",
+    "nixlXferDList",
+)
+#: The methods that return a handle, and its kind; in some releases a handle is a plain number.
+HANDLES = {"initialize_xfer": _HANDLE, "make_prepped_xfer": _HANDLE, "prep_xfer_dlist": _PREPARED}
+#: The methods after which NIXL has freed their argument. To use it again would crash the process.
+RELEASES = ("release_xfer_handle", "release_dlist_handle")
+#: The kinds of references that a method takes, by the position of the argument.
+REFERENCES: Mapping[str, Mapping[int, tuple[str, ...]]] = {
+    "check_remote_metadata": {1: (_PLACES,)},
+    "check_xfer_state": {0: (_HANDLE,)},
+    "deregister_memory": {0: (_REGISTERED,)},
+    "estimate_xfer_cost": {0: (_HANDLE,)},
+    "get_partial_agent_metadata": {0: (_REGISTERED,)},
+    "get_reg_descs": {0: (_REGISTERED,)},
+    "get_serialized_descs": {0: (_PLACES, _REGISTERED)},
+    "get_xfer_descs": {0: (_PLACES,)},
+    "get_xfer_telemetry": {0: (_HANDLE,)},
+    "initialize_xfer": {1: (_PLACES,), 2: (_PLACES,)},
+    "make_prepped_xfer": {1: (_PREPARED,), 3: (_PREPARED,)},
+    "prep_xfer_dlist": {1: (_PLACES,)},
+    "query_memory": {0: (_REGISTERED,)},
+    "query_xfer_backend": {0: (_HANDLE,)},
+    "register_memory": {0: (_REGISTERED,)},
+    "release_dlist_handle": {0: (_PREPARED,)},
+    "release_xfer_handle": {0: (_HANDLE,)},
+    "send_partial_agent_metadata": {0: (_REGISTERED,)},
+    "transfer": {0: (_HANDLE,)},
+}
+
+
+class NixlCallError(Exception):
+    """NIXL's Python code raised an error of Python, such as a KeyError for an operation that it does not know.
+
+    :param error: that error.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.type_name = type(error).__name__
+
 
 class NixlImportError(ImportError):
     """NIXL cannot be imported. A failed import in a user's function is another error.

@@ -384,6 +384,6 @@ def test_the_methods_of_the_worker_take_the_arguments_in_the_table_of_commands()
 
 def test_worker_refuses_wrong_arguments(survivor: NixlAgent) -> None:
     with pytest.raises(WorkerError, match=r"refused 'read': invalid arguments of 'read': size is '1': expected"):
-        survivor.worker.call("read", buffer=survivor.ref, offset=0, size="1")
+        survivor.worker.call("read", buffer=survivor.allocate(8).ref, offset=0, size="1")
     with pytest.raises(WorkerError, match=r"refused 'row_release': invalid arguments .*: it has no field 'transfers'"):
         survivor.worker.call("row_release")

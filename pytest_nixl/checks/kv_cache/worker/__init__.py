@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from pytest_nixl.core.strict import Every, Number, OneOf, Text
-from pytest_nixl.core.wire import Ref
+from pytest_nixl.core.strict import Every, Number, OneOf, RefTo, Text
 from pytest_nixl.model.worker_command import (
+    AGENT,
+    BUFFER,
     BYTE,
     CARRIERS,
     CORES,
@@ -20,6 +21,7 @@ from pytest_nixl.model.worker_command import (
     done_by,
 )
 
+_REQUESTS = RefTo("requests")
 _LAYOUT = {
     **dict.fromkeys(("tensors", "blocks", "block_bytes", "per_layer", "ranges"), COUNT),
     "pieces": (COUNT, COUNT),
@@ -31,7 +33,7 @@ COMMANDS = done_by(
     {
         "kv_compare": WorkerCommand(
             {
-                "buffer": Ref,
+                "buffer": BUFFER,
                 "layout": _LAYOUT,
                 "seed": COUNT,
                 "initiator": bool,
@@ -50,10 +52,10 @@ COMMANDS = done_by(
                 )
             ),
         ),
-        "kv_fill": WorkerCommand({"buffer": Ref, "layout": _LAYOUT, "seed": COUNT, "inverted": bool}),
+        "kv_fill": WorkerCommand({"buffer": BUFFER, "layout": _LAYOUT, "seed": COUNT, "inverted": bool}),
         "kv_prepare": WorkerCommand(
             {
-                "agent": Ref,
+                "agent": AGENT,
                 "target": WORDS,
                 "op": NAME,
                 "plugin": NAME,
@@ -61,14 +63,14 @@ COMMANDS = done_by(
                 "sides": (SIDE, SIDE),
                 "method": NAME,
                 "merge": bool,
-                "storage": OneOf((None, Ref)),
+                "storage": OneOf((None, BUFFER)),
             },
-            {"requests": Ref, "seconds": SECONDS},
+            {"requests": _REQUESTS, "seconds": SECONDS},
         ),
-        "kv_release": WorkerCommand({"requests": Ref}),
+        "kv_release": WorkerCommand({"requests": _REQUESTS}),
         "kv_request": WorkerCommand(
             {
-                "requests": Ref,
+                "requests": _REQUESTS,
                 "draws": Every(_DRAW),
                 "timeout": SECONDS,
                 "own": COUNTS,

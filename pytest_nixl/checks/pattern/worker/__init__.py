@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from pytest_nixl.core.strict import Every, Number, OneOf
-from pytest_nixl.core.wire import Ref
+from pytest_nixl.core.strict import Every, Number, OneOf, RefTo
 from pytest_nixl.model.worker_command import (
+    AGENT,
     CORES,
     COUNT,
     COUNTS,
@@ -19,6 +19,7 @@ from pytest_nixl.model.worker_command import (
     done_by,
 )
 
+_FLOWS = RefTo("flows")
 _GATE = {"coordinator": WORDS, "members": LINES}
 
 COMMANDS = done_by(
@@ -26,17 +27,17 @@ COMMANDS = done_by(
     {
         "flows_prepare": WorkerCommand(
             {
-                "agent": Ref,
+                "agent": AGENT,
                 "op": NAME,
                 "plugin": NAME,
                 "memory": (NAME, NAME),
                 "flows": Every({"number": COUNT, "partner": WORDS, "slots": Every((DESCRIPTOR, DESCRIPTOR))}),
             },
-            Ref,
+            _FLOWS,
         ),
-        "flows_release": WorkerCommand({"endpoint": Ref}),
+        "flows_release": WorkerCommand({"endpoint": _FLOWS}),
         "flows_report": WorkerCommand(
-            {"endpoint": Ref},
+            {"endpoint": _FLOWS},
             Every(
                 OneOf(
                     (
@@ -51,7 +52,7 @@ COMMANDS = done_by(
         ),
         "flows_run": WorkerCommand(
             {
-                "endpoint": Ref,
+                "endpoint": _FLOWS,
                 "run": COUNT,
                 "everyone": _GATE,
                 "own": COUNTS,
