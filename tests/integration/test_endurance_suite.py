@@ -13,7 +13,6 @@ import pytest
 from helpers import gpu_standin
 from helpers.cli_run import ROOT, Finished, run
 
-from pytest_nixl.checks.endurance.check import CYCLES
 from pytest_nixl.model.figure import FIGURE_KINDS
 
 pytestmark = pytest.mark.long
@@ -62,15 +61,13 @@ def planted(
 
 
 def test_nothing_grows_but_the_sockets_of_removed_agents(tmp_path: Path) -> None:
-    record, report = tmp_path / "run.json", tmp_path / "report.html"
+    record = tmp_path / "run.json"
     (tmp_path / "fewer.py").write_text(FEWER.format(samples=12))
     done = run(
         SUITE, "-v", "--nixl-level=extended", "--nixl-etcd-server=embedded", f"--benchmark-json={record}",
-        f"--nixl-report={report}", plugins=["fewer"], env={"PYTHONPATH": str(tmp_path)}, timeout=900,
+        plugins=["fewer"], env={"PYTHONPATH": str(tmp_path)}, timeout=900,
     )  # fmt: skip
     assert done.code == 0, done.output
-    charts = set(re.findall(r'aria-label="growth of UCX ([a-z]+: [a-z]+)"', report.read_text()))
-    assert charts == {f"{cycle}: {what}" for cycle in CYCLES for what in ("bytes", "numbers")}
     assert "1 known limit of NIXL 1.5" in done.output
     assert "NIXL verdict: PASS (5 PASS; " in done.output
     recorded = json.loads(record.read_text())["benchmarks"]

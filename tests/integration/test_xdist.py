@@ -51,18 +51,3 @@ def test_a_bad_variable_is_reported_as_a_usage_error() -> None:
 
 
 @pytest.mark.whole  # test_etcd_fixtures has workers that share an etcd, with the plugin of the fixtures
-def test_all_workers_share_one_etcd(tmp_path: Path) -> None:
-    (tmp_path / "test_shared.py").write_text(
-        "import json, os, pathlib, pytest\n"
-        "@pytest.mark.parametrize('n', range(6))\n"
-        "def test_shared(nixl_etcd, n):\n"
-        "    worker = os.environ['PYTEST_XDIST_WORKER']\n"
-        f"    path = pathlib.Path({str(tmp_path)!r}, f'{{n}}.json')\n"
-        "    path.write_text(json.dumps([worker, nixl_etcd.endpoint, nixl_etcd.prefix]))\n"
-    )
-    done = run(str(tmp_path), "-n", "2", "--nixl-etcd-server=embedded", directory=tmp_path)
-    assert done.code == 0, done.output
-    seen = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
-    assert len({worker for worker, _, _ in seen}) > 1, "the tests did not run in several workers"
-    assert len({endpoint for _, endpoint, _ in seen}) == 1
-    assert len({prefix for _, _, prefix in seen}) == 6
