@@ -19,6 +19,8 @@ _DRIVER = "/proc/driver/nvidia"
 _DMA_BUF = 124
 #: How the reason begins if there is an NVML, but it does not work.
 NVML_FAILS = ("NVML cannot be initialised", "NVML does not answer")
+#: How long NVML may take for all its answers. The driver of a host without persistence mode takes seconds to load.
+NVML_LIMIT_SECONDS = 20.0
 #: NVML_P2P_CAPS_INDEX_READ, which NVML's Python package defines as a tuple that its own functions refuse.
 _READ = 0
 
@@ -235,6 +237,41 @@ def _ask_dma_buf() -> dict[str, Any]:
 
 
 def _ask_nvml() -> dict[str, Any]:
+    """Ask NVML in a separate process with a time limit, because a call into a broken driver may never return."""
+    import json
+    import subprocess
+    import sys
+    from importlib.util import find_spec
+
+    if find_spec("pynvml") is None:
+        return query_nvml()
+    script = "import json; from pytest_nixl.host.gpu import query_nvml; print(json.dumps(query_nvml()))"
+    child = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, errors = child.communicate(timeout=NVML_LIMIT_SECONDS)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        reason = f"{NVML_FAILS[1]}: no answer within {NVML_LIMIT_SECONDS:g} s"
+        try:
+            child.wait(1)
+        except subprocess.TimeoutExpired:
+            reason += f"; process {child.pid}, which asked it, cannot be killed and is left behind"
+        return {"why": reason}
+    if child.returncode:
+        last = (errors.strip().splitlines() or [f"exit status {child.returncode}"])[-1]
+        return {"why": f"{NVML_FAILS[1]}: the process that asked it failed ({last})"}
+    answer: dict[str, Any] = json.loads(output)
+    return answer
+
+
+def query_nvml() -> dict[str, Any]:
+    """Return what NVML says, or why it says nothing."""
     try:
         import pynvml
     except ImportError:

@@ -8,13 +8,15 @@
 // STANDIN_MIG (1: MIG mode, in which no other GPU's memory can be read; 0), STANDIN_HANDLE (an error code of asking for the
 // GPU's handle; 0), STANDIN_CALLS (an error code of every call with that handle; 0).
 // For all GPUs: STANDIN_NAME, STANDIN_DRIVER (the driver's version), STANDIN_CUDA (12090), STANDIN_NVML (an error code
-// of nvmlInit, such as 18: the library and the kernel's driver have different versions), STANDIN_COUNT (an error code of
+// of nvmlInit, such as 18: the library and the kernel's driver have different versions), STANDIN_NVML_HANGS (nvmlInit
+// never returns), STANDIN_COUNT (an error code of
 // asking how many GPUs there are). Codes of NVML's header: 4 no permission, 9 no driver, 15 the GPU is lost, 16 it needs a
 // reset, 999 unknown.
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -40,7 +42,7 @@ static void pci(Pci *to, int bus) {
     snprintf(to->bus_id, sizeof to->bus_id, "00000000:%02X:00.0", bus & 0xFF);
 }
 
-int nvmlInit_v2(void) { return number("STANDIN_NVML", 0, OK); }
+int nvmlInit_v2(void) { if (getenv("STANDIN_NVML_HANGS")) for (;;) pause(); return number("STANDIN_NVML", 0, OK); }
 int nvmlInitWithFlags(u32 flags) { return nvmlInit_v2(); }
 int nvmlShutdown(void) { return OK; }
 const char *nvmlErrorString(int code) {

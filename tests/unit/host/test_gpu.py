@@ -76,3 +76,16 @@ def test_missing_library_of_nvml_is_reported() -> None:
 def test_library_of_another_driver_is_reported(library: dict[str, str]) -> None:
     words = "NVML cannot be initialised: RM has detected an NVML/RM version mismatch."
     assert ask(**library, STANDIN_NVML="18") == {"why": words}
+
+
+def test_nvml_that_never_returns_is_left_after_the_limit(library: dict[str, str]) -> None:
+    limited = "import pytest_nixl.host.gpu as gpu; gpu.NVML_LIMIT_SECONDS = 1.0; "
+    environment = {
+        **os.environ,
+        **library,
+        "STANDIN_NVML_HANGS": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
+    command = [sys.executable, "-c", limited + ASK]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=20)
+    assert json.loads(done.stdout) == {"why": "NVML does not answer: no answer within 1 s"}
