@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-from pathlib import Path
 
 import pytest
 from helpers.cli_run import run
@@ -48,6 +46,3 @@ def test_a_bad_variable_is_reported_as_a_usage_error() -> None:
     assert "INTERNALERROR" not in done.output
     assert "Traceback" not in done.output
     assert done.code == pytest.ExitCode.USAGE_ERROR
-
-
-@pytest.mark.whole  # test_etcd_fixtures has workers that share an etcd, with the plugin of the fixtures
