@@ -238,7 +238,7 @@ def test_shared_memory_of_a_killed_run_is_removed_without_its_run_directory(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     remove_tree(abandoned_run["directory"])
     shared_memory = Path("/dev/shm", Path(abandoned_run["directory"]).name)
-    cli.main(["clean", "--runs"])
+    cli.main(["clean"])
     assert f"removed what a killed run left: {shared_memory}\n" in capsys.readouterr().out
     assert not shared_memory.exists()
 
