@@ -59,6 +59,8 @@ _ANNOUNCED = pytest.StashKey[bool]()
 
 #: The state of the run; missing: the project has not used the plugin yet.
 _RUN: pytest.StashKey[Run] = pytest.StashKey()
+#: The exit code with which a gate failed the run; missing: it did not.
+_GATE_CODE = pytest.StashKey[int]()
 _FIXTURES = frozenset(__all__)
 
 
@@ -157,6 +159,13 @@ def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) 
         reopen_closed_output()
         early_config.pluginmanager.register(TerminalOutput(closed=True), "nixl-output")
     yield
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> Generator[None, Any, Any]:
+    """Let a run that the gate failed end with that exit code, even if another plugin sets 0 at the very end."""
+    code = yield
+    return config.stash.get(_GATE_CODE, code) if code == pytest.ExitCode.OK else code
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -404,6 +413,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
         if run.found.interrupted or ((run.found.results or run.configured) and exitstatus in (0, 1, 5)):
             _ = run.settings  # bad settings that only workers of pytest-xdist have read end the run here
             _conclude(session, run)
+            if run.settings.judged_by and session.exitstatus:
+                session.config.stash[_GATE_CODE] = int(session.exitstatus)
     try:
         yield
     except BaseException as error:
@@ -424,6 +435,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
         from pytest_nixl.report.terminal import report_if_left_out
 
         report_if_left_out(session.config, run)
+    if session.exitstatus == pytest.ExitCode.OK:  # another plugin may have changed it
+        session.exitstatus = session.config.stash.get(_GATE_CODE, session.exitstatus)
     if not run.parallel:
         from pytest_nixl.session.ending import write_ending
 

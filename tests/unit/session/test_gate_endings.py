@@ -54,6 +54,25 @@ def test_a_check_that_passes_although_a_strict_xfail_expects_a_failure_passes(py
     assert result.ret == 0
 
 
+@pytest.mark.parametrize("when", ["trylast=True", "wrapper=True, tryfirst=True"])
+def test_a_plugin_that_sets_the_exit_code_to_0_does_not_pass_the_gate(pytester: pytest.Pytester, when: str) -> None:
+    pytester.makepyfile(FAILS.format(mark="", holds=False))
+    pytester.makeconftest(
+        f"""
+        import pytest
+
+        @pytest.hookimpl({when})
+        def pytest_sessionfinish(session):
+            {"yield" if "wrapper" in when else "pass"}
+            session.exitstatus = 0
+        """
+    )
+    ending = pytester.path / "ending.json"
+    result = run_pytest(pytester, GATE, env={"PYTEST_NIXL_ENDING": str(ending)}, in_process=True)
+    assert result.ret == 1
+    assert json.loads(ending.read_text()) == {"exit_code": 1}
+
+
 @pytest.mark.parametrize("hook", ["pytest_sessionfinish(session)", "pytest_terminal_summary(terminalreporter)"])
 @pytest.mark.parametrize("end", ["pytest.exit('enough', returncode=0)", "pytest.exit('enough')", "raise SystemExit(0)"])
 def test_a_plugin_that_ends_the_run_while_it_reports_leaves_no_exit_code_0(
