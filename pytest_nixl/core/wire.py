@@ -27,6 +27,10 @@ class Ref:
     kind: str
     owner: object = field(default=None, repr=False)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Ref:
+        """Return itself: a copy names the same object of the same worker."""
+        return self
+
 
 class ForeignRefError(Exception):
     """A message to a worker contains a reference to an object of another worker.

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -149,6 +150,8 @@ def test_two_agents_of_one_worker_share_memory_and_descriptor_lists(agents: Agen
         pass
     assert buffer.read(64, 64) == buffer.read(0, 64)
     assert second.run(SIZE, it=buffer) == 4096
+    # A user's data class of references may be copied.
+    assert first.get_serialized_descs(copy.deepcopy(places)) == first.get_serialized_descs(places)
 
 
 def test_a_key_error_of_nixl_has_its_words(agents: Agents) -> None:
