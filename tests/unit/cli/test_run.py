@@ -9,12 +9,11 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers.cli_run import ROOT, environment
+from helpers.cli_run import ROOT, environment, eventually
 from helpers.fake_sysfs import p5
 
 from pytest_nixl import cli
@@ -277,10 +276,8 @@ def test_sigterm_reaches_the_pytest_of_a_run(tmp_path: Path) -> None:
         [sys.executable, "-m", "pytest_nixl.cli", *words], cwd=ROOT, stdout=subprocess.PIPE, text=True,
         env=environment(PYTHONPATH=os.pathsep.join((str(tmp_path), str(ROOT))), STARTED=str(started)),
     )  # fmt: skip
-    deadline = time.monotonic() + 60
-    while not started.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    assert eventually(started.exists)
     process.terminate()
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate()
     assert "ended by SIGTERM" in output.splitlines()[-1]
     assert process.returncode == 143
