@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments, unknown = parser.parse_known_args(words)
         if unknown:
             hint = "; arguments of pytest follow --" if hasattr(arguments, "pytest_arguments") else ""
-            parser.error(f"unrecognized arguments: {shlex.join(unknown)}{hint}")
+            parser.error(f"unrecognized arguments: {shlex.join(_without_values(unknown))}{hint}")
         if pytest_arguments:
             arguments.pytest_arguments = pytest_arguments
         with redirect_stdout(PrintableStream(sys.stdout)):
@@ -96,8 +96,27 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _refuse(sentence: str) -> int:
     with suppress(OSError):
-        print(f"pytest-nixl: {printable(sentence)}", file=sys.stderr)
+        print(f"pytest-nixl: {_hide(sentence)}", file=sys.stderr)
     return COULD_NOT_RUN
+
+
+def _hide(sentence: str) -> str:
+    """Hide the secrets and escape the control characters of a sentence that may quote what a user typed."""
+    from pytest_nixl.core.redaction import hider
+
+    return printable(hider(os.environ)(sentence))
+
+
+def _without_values(words: Sequence[str]) -> list[str]:
+    """Hide the values of unknown flags: they may be secrets of any shape."""
+    hidden: list[str] = []
+    for word, before in zip(words, ("", *words), strict=False):
+        flag, equals, _ = word.partition("=")
+        if word.startswith("-"):
+            hidden.append(f"{flag}=***" if equals else flag)
+        else:
+            hidden.append("***" if before.startswith("-") and "=" not in before else word)
+    return hidden
 
 
 def _words(error: OSError) -> str:
@@ -123,7 +142,7 @@ class _Parser(argparse.ArgumentParser):
     """A parser that prints an error as one sentence."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(COULD_NOT_RUN, f"{self.prog}: {message} (see {self.prog} --help)\n")
+        self.exit(COULD_NOT_RUN, f"{self.prog}: {_hide(message)} (see {self.prog} --help)\n")
 
 
 def _split(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:

@@ -19,6 +19,7 @@ from pytest_nixl.cli.starter_files import (
     template_values,
     undescribed,
 )
+from pytest_nixl.core.redaction import redact
 from pytest_nixl.session.default_profile import PRODUCT_NAME
 
 #: The CI systems for which there is a file.
@@ -53,6 +54,11 @@ def _run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--nodes {arguments.nodes!r} is not a positive integer")
     if not _IMAGE.fullmatch(arguments.image):
         raise ValueError(f"--image {arguments.image!r} is not the name of an image: expected REPOSITORY[:TAG][@DIGEST]")
+    if redact(arguments.image) != arguments.image:
+        raise ValueError(
+            f"--image {redact(arguments.image)!r} contains a user or a password, which the files would show: "
+            "give the image without it, and log in to its registry"
+        )
     names = (
         "profile.toml",
         f"{arguments.ci}.yml",
