@@ -28,7 +28,7 @@ _IN_URL = re.compile(rf"(?P<scheme>{URL_SCHEME})(?!\*\*\*@)(?:{_NOT_NEXT}[^\n])*
 # The same where no scheme tells that it is a URL. The digest of a container image is none, nor is the seed of an order
 # of requests (``2:0.1.0@3ddcb001``).
 _BARE = re.compile(
-    rf"(?P<before>^|[,;])(?!(?:[A-Za-z_][A-Za-z0-9_]{{0,80}}=)?[\"'(]{{0,2}}{URL_SCHEME})"
+    rf"(?P<before>(?:^|[,;])[\"'(]{{0,2}})(?!(?:[A-Za-z_][A-Za-z0-9_]{{0,80}}=)?[\"'(]{{0,2}}{URL_SCHEME})"
     rf"(?!\d+:[\w#.]*@[0-9a-f]{{7}}|[\"'(]{{0,2}}\*\*\*@)(?:[^@/,;]+|[^@/:,;]+:(?:{_NOT_NEXT}\S)*)@(?!sha(?:256|512):)"
 )
 _SPACES = re.compile(r"(\s+)")
