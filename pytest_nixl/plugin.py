@@ -159,6 +159,24 @@ def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) 
     yield
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_cmdline_main(config: pytest.Config) -> Generator[None, object, object]:
+    """Hide the secrets of a refusal, which pytest prints as it is, escape its control characters, and limit its length.
+
+    The error may quote a setting of any length.
+    """
+    try:
+        return (yield)
+    except pytest.UsageError as error:
+        if _RUN in config.stash or _is_asked_for(config):
+            from pytest_nixl.core.strict import error_text
+            from pytest_nixl.session.options import hider_of
+
+            hide = hider_of(config)
+            error.args = tuple(error_text(hide(str(part))) for part in error.args)
+        raise
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if "PYTEST_NIXL_ENDING" in os.environ:
         from pytest_nixl.session.ending import take_path

@@ -20,7 +20,7 @@ from typing import NoReturn, TextIO
 
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.own_version import own_version
-from pytest_nixl.core.strict import printable
+from pytest_nixl.core.strict import error_text, printable
 
 PASSED, FAILED, COULD_NOT_RUN = 0, 1, 2
 
@@ -104,7 +104,7 @@ def _hide(sentence: str) -> str:
     """Hide the secrets and escape the control characters of a sentence that may quote what a user typed."""
     from pytest_nixl.core.redaction import hider
 
-    return printable(hider(os.environ)(sentence))
+    return error_text(hider(os.environ)(sentence))
 
 
 def _without_values(words: Sequence[str]) -> list[str]:

@@ -9,6 +9,7 @@ import shlex
 from datetime import date
 from pathlib import Path
 
+from pytest_nixl.cli.doctor import refuse_unreadable_tree
 from pytest_nixl.cli.run_choice import Choice, choose
 from pytest_nixl.cli.starter_files import (
     PLACEHOLDER,
@@ -111,12 +112,13 @@ def _examined(arguments: argparse.Namespace) -> tuple[ClusterPlan, str, str]:
     from pytest_nixl.processes.supervisor import close_supervisor
 
     tree = FactsRoot(arguments.root)
+    root = Path(arguments.root or "/")
     try:
-        facts = gather(tree, backends=(), etcd="")
+        with refuse_unreadable_tree(tree):
+            facts = gather(tree, backends=(), etcd="")
+            chosen = choose(facts, level="standard", environ={}, root=root)
     finally:
         close_supervisor()
-    root = Path(arguments.root or "/")
-    chosen = choose(facts, level="standard", environ={}, root=root)
     product = _product(root)
     cluster = ClusterPlan(facts, arguments.image, int(arguments.nodes), chosen.backend.value, product)
     if chosen.profile.value == product:
