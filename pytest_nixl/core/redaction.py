@@ -26,10 +26,11 @@ URL_SCHEME = r"[A-Za-z][A-Za-z0-9+.-]{0,63}://"
 _NOT_NEXT = rf"(?![,;\s]+{URL_SCHEME})"
 _IN_URL = re.compile(rf"(?P<scheme>{URL_SCHEME})(?!\*\*\*@)(?:{_NOT_NEXT}[^\n])*@")
 # The same where no scheme tells that it is a URL. The digest of a container image is none, nor is the seed of an order
-# of requests (``2:0.1.0@3ddcb001``).
+# of requests (``2:0.1.0@3ddcb001``), nor a pair of memory types with the numbers of GPUs (``VRAM@0:VRAM@3``).
+_MEMORY = r"[A-Z]{2,20}(?:@\d{1,4})?:[A-Z]{2,20}(?:@\d{1,4})?(?![\w.@])"
 _BARE = re.compile(
     rf"(?P<before>(?:^|[,;])[\"'(]{{0,2}})(?!(?:[A-Za-z_][A-Za-z0-9_]{{0,80}}=)?[\"'(]{{0,2}}{URL_SCHEME})"
-    rf"(?!\d+:[\w#.]*@[0-9a-f]{{7}}|[\"'(]{{0,2}}\*\*\*@)(?:[^@/,;]+|[^@/:,;]+:(?:{_NOT_NEXT}\S)*)@(?!sha(?:256|512):)"
+    rf"(?!{_MEMORY}|\d+:[\w#.]*@[0-9a-f]{{7}}|[\"'(]{{0,2}}\*\*\*@)(?:[^@/,;]+|[^@/:,;]+:(?:{_NOT_NEXT}\S)*)@(?!sha(?:256|512):|DIGEST)"
 )
 _SPACES = re.compile(r"(\s+)")
 #: A value that can be no secret: a number with a unit, a range of numbers, or a switch.
@@ -59,9 +60,9 @@ _QUOTE = r"""\\{0,2}["']"""
 #: name follows it, as in ``token=X&format=text``.
 _PLAIN = r"""[^&;,\s"'\\]"""
 _REST = rf"[&;,]{{1,8}}(?![\w.-]{{1,40}}[=:]){_PLAIN}+"
-#: A value up to the quote that began it, or without quotes up to the next separator.
+#: A value up to the quote that began it, or without quotes up to the next separator. A command in ``$(…)`` is none.
 _QUOTED = r"(?:(?!(?<!\\)(?P=quote))[^\n])+"
-_VALUE = rf"(?P<quote>{_QUOTE})?)(?P<value>(?(quote){_QUOTED}|(?:{_PLAIN}+|{_REST})(?:{_REST})*))"
+_VALUE = rf"(?P<quote>{_QUOTE})?)(?P<value>(?(quote){_QUOTED}|(?!\$\()(?:{_PLAIN}+|{_REST})(?:{_REST})*))"
 #: How a secret follows its name: in an HTTP header; after ``=``; after ``:`` in JSON, or as the rest of a line of YAML;
 #: as the second of a pair; and as the word after a flag, also in a list of words. (Of our own flags :func:`hider` knows
 #: the values.) The last shapes are those of a user with a password after a flag.
@@ -72,8 +73,9 @@ _SHAPES = tuple(
         r"(?P<name>\bbearer\s{1,4})(?P<value>[\w.~+/=-]{8,})",
         r"(?P<name>\bbasic\s{1,4})(?-i:(?=[A-Za-z+/_-]{0,200}(?:[0-9=]|[a-z][A-Z])))(?P<value>[\w+/=-]{8,})",
         rf"(?P<name>(?:{_WORD}|{_SHORT_WORD})(?:{_QUOTE})?\s{{0,4}}=\s{{0,4}}{_VALUE}",
-        rf"(?P<name>{_QUOTE}[\w.-]{{0,40}}?(?:{_WORD}|{_SHORT_WORD}){_QUOTE}\s{{0,4}}:\s{{0,4}}{_VALUE}",
-        rf"(?P<name>[(\[]\s{{0,4}}{_QUOTE}[\w.-]{{0,40}}?(?:{_WORD}|{_SHORT_WORD}){_QUOTE}\s{{0,4}},\s{{0,4}}"
+        rf"(?P<name>{_QUOTE}[\w.-]{{0,40}}?{_WORD}{_QUOTE}\s{{0,4}}:\s{{0,4}}{_VALUE}",
+        rf"(?P<name>{_QUOTE}[\w.-]{{0,40}}?{_SHORT_WORD}{_QUOTE}\s{{0,4}}:\s{{0,4}}(?P<quote>{_QUOTE}))(?P<value>{_QUOTED})",
+        rf"(?P<name>[(\[]\s{{0,4}}{_QUOTE}[\w.-]{{0,40}}?(?:{_WORD}|pwd|[_-]pass){_QUOTE}\s{{0,4}},\s{{0,4}}"
         rf"(?P<quote>{_QUOTE}))(?P<value>{_QUOTED})(?=(?P=quote)\s{{0,4}}[)\]])",
         rf"(?P<name>{_WORD}:(?!:){_VALUE}",
         rf"(?P<name>^[\w\s-]{{0,40}}?{_WORD}:[ \t]{{1,4}})(?P<value>\S+)(?=\s*$)",
