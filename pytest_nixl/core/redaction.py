@@ -27,10 +27,9 @@ _NOT_NEXT = rf"(?![,;\s]+{URL_SCHEME})"
 _IN_URL = re.compile(rf"(?P<scheme>{URL_SCHEME})(?!\*\*\*@)(?:{_NOT_NEXT}[^\n])*@")
 # The same where no scheme tells that it is a URL. The digest of a container image is none, nor is the seed of an order
 # of requests (``2:0.1.0@3ddcb001``), nor a pair of memory types with the numbers of GPUs (``VRAM@0:VRAM@3``).
-_MEMORY = r"[A-Z]{2,20}(?:@\d{1,4})?:[A-Z]{2,20}(?:@\d{1,4})?(?![\w.@])"
 _BARE = re.compile(
     rf"(?P<before>(?:^|[,;])[\"'(]{{0,2}})(?!(?:[A-Za-z_][A-Za-z0-9_]{{0,80}}=)?[\"'(]{{0,2}}{URL_SCHEME})"
-    rf"(?!{_MEMORY}|\d+:[\w#.]*@[0-9a-f]{{7}}|[\"'(]{{0,2}}\*\*\*@)(?:[^@/,;]+|[^@/:,;]+:(?:{_NOT_NEXT}\S)*)@(?!sha(?:256|512):|DIGEST)"
+    rf"(?!\d+:[\w#.]*@[0-9a-f]{{7}}|[\"'(]{{0,2}}\*\*\*@)(?:[^@/,;]+|[^@/:,;]+:(?:{_NOT_NEXT}\S)*)@(?!sha(?:256|512):|DIGEST|(?<=VRAM@)\d{{1,4}}(?![\w.]))"
 )
 _SPACES = re.compile(r"(\s+)")
 #: A value that can be no secret: a number with a unit, a range of numbers, or a switch.
