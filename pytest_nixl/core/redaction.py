@@ -29,7 +29,8 @@ _IN_URL = re.compile(rf"(?P<scheme>{URL_SCHEME})(?!\*\*\*@)(?:{_NOT_NEXT}[^\n])*
 # of requests (``2:0.1.0@3ddcb001``), nor a pair of memory types with the numbers of GPUs (``VRAM@0:VRAM@3``).
 _BARE = re.compile(
     rf"(?P<before>(?:^|[,;])[\"'(]{{0,2}})(?!(?:[A-Za-z_][A-Za-z0-9_]{{0,80}}=)?[\"'(]{{0,2}}{URL_SCHEME})"
-    rf"(?!\d+:[\w#.]*@[0-9a-f]{{7}}|[\"'(]{{0,2}}\*\*\*@)(?:[^@/,;]+|[^@/:,;]+:(?:{_NOT_NEXT}\S)*)@(?!sha(?:256|512):|DIGEST|(?<=VRAM@)\d{{1,4}}(?![\w.]))"
+    rf"(?!\d+:[\w#.]*@[0-9a-f]{{7}}|[\"'(]{{0,2}}\*\*\*@)"
+    rf"(?:[^@/,;]+|[^@/:,;]+:(?:{_NOT_NEXT}\S)*)@(?!sha(?:256|512):|DIGEST|(?<=VRAM@)\d{{1,4}}(?![\w.]))"
 )
 _SPACES = re.compile(r"(\s+)")
 #: A value that can be no secret: a number with a unit, a range of numbers, or a switch.
