@@ -23,6 +23,8 @@ from pytest_nixl.core.own_version import own_version
 from pytest_nixl.core.strict import error_text, printable
 
 PASSED, FAILED, COULD_NOT_RUN = 0, 1, 2
+#: The most characters of a value that is too short for a secret.
+_SHORT_VALUE = 3
 
 #: The subcommands, in the order of the help text. Each is a module of this package.
 COMMANDS = (
@@ -108,14 +110,15 @@ def _hide(sentence: str) -> str:
 
 
 def _without_values(words: Sequence[str]) -> list[str]:
-    """Hide the values of unknown flags: they may be secrets of any shape."""
+    """Hide the values of unknown flags: they may be secrets of any shape. A value of a few characters is none."""
     hidden: list[str] = []
     for word, before in zip(words, ("", *words), strict=False):
-        flag, equals, _ = word.partition("=")
+        flag, _, value = word.partition("=")
         if word.startswith("-"):
-            hidden.append(f"{flag}=***" if equals else flag)
+            hidden.append(f"{flag}=***" if len(value) > _SHORT_VALUE else word)
         else:
-            hidden.append("***" if before.startswith("-") and "=" not in before else word)
+            after_flag = before.startswith("-") and "=" not in before
+            hidden.append("***" if after_flag and len(word) > _SHORT_VALUE else word)
     return hidden
 
 
