@@ -251,8 +251,8 @@ def creation_remedy(error: str, port: int) -> str:
         return "correct or unset the variables NIXL_TELEMETRY_…"
     if "filesystem error" in error and "/.nixl.cfg" in error:
         return (
-            f"set HOME (now {os.environ.get('HOME', '')}) to a directory that this user can read, or NIXL_CONFIG_FILE "
-            "to NIXL's configuration file: NIXL searches HOME for one"
+            "set HOME to a directory that this user can read, or NIXL_CONFIG_FILE to NIXL's configuration file: NIXL "
+            "searches HOME for one"
         )
     return plugin_remedy()
 
