@@ -149,9 +149,9 @@ def redact(text: str) -> str:
     secrets marks by its beginning, such as ``hf_…``.
     """
     text = _without_users(text)
-    for start, shape in _ISSUED.items():
+    for start, issued in _ISSUED.items():
         if start in text:
-            text = re.sub(shape, HIDDEN, text)
+            text = re.sub(issued, HIDDEN, text)
     small = text.lower()
     # A few letters beyond ASCII count as letters of a stem, too.
     if text.isascii() and not any(stem in small for stem in _STEMS):

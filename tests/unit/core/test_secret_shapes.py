@@ -7,6 +7,7 @@ import ast
 import base64
 import json
 import random
+import re
 import string
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +15,9 @@ from pathlib import Path
 import pytest
 
 from pytest_nixl import cli
+from pytest_nixl.core.alloc_conf import ALLOC_CONF
 from pytest_nixl.core.redaction import HIDDEN, hide_all, hide_command, hider, recorded, redact, shown
+from pytest_nixl.core.variables import is_known
 from pytest_nixl.host.environment import read_environment
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.store.provenance import gather
@@ -201,6 +204,27 @@ def test_no_sentence_of_the_package_reads_like_a_secret() -> None:
 )
 def test_a_value_that_checks_judge_is_recorded_as_it_is(name: str, value: str) -> None:
     assert recorded(name, value) == value
+    steering = read_environment(FactsRoot(), {name: value}).steering
+    assert steering in ({}, {name: value})
+
+
+#: What checks read of variables that are not in the table: a switch, or a number.
+SWITCHES = {
+    "FI_EFA_USE_DEVICE_RDMA", "FI_HMEM_DISABLE_P2P", "RDMAV_FORK_SAFE", "UCX_IB_GID_INDEX", "UCX_IB_GPU_DIRECT_RDMA",
+}  # fmt: skip
+
+
+def test_every_variable_that_a_check_reads_is_recorded_as_it_is() -> None:
+    """A check that reads ``***`` judges nothing."""
+    folder = Path(cli.__file__).parents[1] / "checks" / "doctor"
+    read = set(ALLOC_CONF)
+    for path in folder.glob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        constants = dict(re.findall(r'^(_?[A-Z0-9_]+) = "([A-Z0-9_]+)"$', text, re.MULTILINE))
+        names = re.findall(r"(?:\bget|environment\.get|steering\.get)\(([\w\"]+)", text)
+        read |= {constants.get(name, name.strip('"')) for name in names if name.isupper()}
+    assert {"UCX_TLS", "FI_PROVIDER", "VLLM_ALL2ALL_BACKEND", "NIXL_PLUGIN_DIR"} <= read
+    assert {name for name in read if not is_known(name)} - {"TELEMETRY_VARIABLE"} <= SWITCHES
 
 
 @pytest.mark.parametrize(

@@ -49,8 +49,9 @@ def port(request: pytest.FixtureRequest) -> Iterator[int]:
 
 @pytest.mark.parametrize("sends", ["authentication", "require_password"])
 def test_an_error_that_repeats_the_password_is_shown_without_it(port: int, sends: str) -> None:
-    user = {"user": "me", "password": PASSWORD} if sends == "authentication" else {}
-    with connect([Endpoint("http", "127.0.0.1", port)], **user) as client, pytest.raises(EtcdError) as caught:
+    user = "me" if sends == "authentication" else ""
+    endpoints = [Endpoint("http", "127.0.0.1", port)]
+    with connect(endpoints, user=user, password=PASSWORD) as client, pytest.raises(EtcdError) as caught:
         client.require_password(PASSWORD)
     text = str(caught.value)
     assert "refused ***" in text
