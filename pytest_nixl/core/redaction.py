@@ -51,7 +51,8 @@ _NAMES = re.compile(
 _NOT_SECRET = frozenset({"PWD", "OLDPWD", "USER"})
 _WORD = (
     r"(?:password|passwd|passphrase|passcode|token|secret|jwt|(?:access|secret|account|private|api|storage)[_-]?key|"
-    r"shared[_-]?access[_-]?signature|signature|sig|x-amz-[a-z-]{1,40}|credentials?|creds|auth)"
+    r"shared[_-]?access[_-]?signature|signature|sig|x-amz-[a-z-]{1,40}|credentials?|creds?|"
+    r"webhook(?:[_-]?url)?|auth)"
 )
 #: Words that are also met where there is no secret, such as ``pass=3`` and ``PWD=/home``.
 _SHORT_WORD = r"(?:(?<!by)(?<!com)pass(?!=\d{1,3}\b)|(?<![a-z])(?:pwd|pw|dsn)(?!=/))"
@@ -63,9 +64,15 @@ _REST = rf"[&;,]{{1,8}}(?![\w.-]{{1,40}}[=:]){_PLAIN}+"
 #: A value up to the quote that began it, or without quotes up to the next separator. A command in ``$(…)`` is none.
 _QUOTED = r"(?:(?!(?<!\\)(?P=quote))[^\n])+"
 _VALUE = rf"(?P<quote>{_QUOTE})?)(?P<value>(?(quote){_QUOTED}|(?!\$\()(?:{_PLAIN}+|{_REST})(?:{_REST})*))"
+#: A user with a password after a flag, and not the numbers of a user and a group.
+_USER_FLAG_SHAPE = (
+    rf"(?P<name>(?<![\w-])(?:-u|--(?:proxy-)?user)(?:{_QUOTE},\s{{0,4}}|[\s=]{{1,4}})"
+    rf"(?={_QUOTE}|[^\s:\"'\\]{{1,99}}:[^\s/])(?!\d{{1,9}}:\d{{1,9}}(?![^\s\"'])){_VALUE}"
+)
+_USER_FLAG = re.compile(_USER_FLAG_SHAPE)
 #: How a secret follows its name: in an HTTP header; after ``=``; after ``:`` in JSON, or as the rest of a line of YAML;
 #: as the second of a pair; and as the word after a flag, also in a list of words. (Of our own flags :func:`hider` knows
-#: the values.) The last shapes are those of a user with a password after a flag.
+#: the values.)
 _SHAPES = tuple(
     re.compile(shape, re.IGNORECASE | re.MULTILINE)
     for shape in (
@@ -74,39 +81,23 @@ _SHAPES = tuple(
         r"(?P<name>\bbasic\s{1,4})(?-i:(?=[A-Za-z+/_-]{0,200}(?:[0-9=]|[a-z][A-Z])))(?P<value>[\w+/=-]{8,})",
         rf"(?P<name>(?:{_WORD}|{_SHORT_WORD})(?:{_QUOTE})?\s{{0,4}}=\s{{0,4}}{_VALUE}",
         rf"(?P<name>{_QUOTE}[\w.-]{{0,40}}?{_WORD}{_QUOTE}\s{{0,4}}:\s{{0,4}}{_VALUE}",
-        rf"(?P<name>{_QUOTE}[\w.-]{{0,40}}?{_SHORT_WORD}{_QUOTE}\s{{0,4}}:\s{{0,4}}(?P<quote>{_QUOTE}))(?P<value>{_QUOTED})",
+        rf"(?P<name>{_QUOTE}[\w.-]{{0,40}}?{_SHORT_WORD}{_QUOTE}\s{{0,4}}:\s{{0,4}}"
+        rf"(?P<quote>{_QUOTE}))(?P<value>{_QUOTED})",
         rf"(?P<name>[(\[]\s{{0,4}}{_QUOTE}[\w.-]{{0,40}}?(?:{_WORD}|pwd|[_-]pass){_QUOTE}\s{{0,4}},\s{{0,4}}"
         rf"(?P<quote>{_QUOTE}))(?P<value>{_QUOTED})(?=(?P=quote)\s{{0,4}}[)\]])",
         rf"(?P<name>{_WORD}:(?!:){_VALUE}",
         rf"(?P<name>^[\w\s-]{{0,40}}?{_WORD}:[ \t]{{1,4}})(?P<value>\S+)(?=\s*$)",
-        rf"(?P<name>(?<![\w-])(?:-(?!-)|--(?!nixl-))[\w-]{{0,40}}?{_WORD}(?:{_QUOTE},\s{{0,4}}|\s{{1,4}})(?![-\s]|{_QUOTE}-){_VALUE}",
-        rf"(?P<name>(?<![\w-])(?:-u|--(?:proxy-)?user)(?:{_QUOTE},\s{{0,4}}|[\s=]{{1,4}})"
-        rf"(?={_QUOTE}|[^\s:\"'\\]{{1,99}}:[^\s/])(?!\d{{1,9}}:\d{{1,9}}(?![^\s\"'])){_VALUE}",
+        rf"(?P<name>(?<![\w-])(?:-(?!-)|--(?!nixl-))[\w-]{{0,40}}?{_WORD}(?:{_QUOTE},\s{{0,4}}|\s{{1,4}})"
+        rf"(?![-\s]|{_QUOTE}-){_VALUE}",
+        _USER_FLAG_SHAPE,
         rf"(?P<name>\bsshpass\s{{1,4}}-p\s{{0,4}}{_VALUE}",
     )
 )
 #: A text without any of these has no such shape, and need not be searched for all of them.
 _STEMS = (
-    "pass",
-    "token",
-    "secret",
-    "jwt",
-    "key",
-    "sig",
-    "x-amz-",
-    "credential",
-    "creds",
-    "auth",
-    "bearer",
-    "pwd",
-    "pw",
-    "dsn",
-    "cookie",
-    "basic",
-    "-u",
-    "--user",
-    "--proxy-user",
-)
+    "pass", "token", "secret", "jwt", "key", "sig", "x-amz-", "cred", "webhook", "auth", "bearer", "pwd",
+    "pw", "dsn", "cookie", "basic", "-u", "--user", "--proxy-user",
+)  # fmt: skip
 #: Secrets that need no name, because their issuers begin them all alike, by that beginning. A private key ends with its
 #: own last line, or where its text is cut off.
 _ISSUED: Mapping[str, str] = {
@@ -236,7 +227,9 @@ def hider(environ: Mapping[str, str], *texts: str) -> Callable[[str], str]:
             found |= {value, value.partition(":")[2], *_ACCOUNT_KEY.findall(value)}
     for value in (*environ.values(), *texts):
         text = value[:MOST_COMMAND]
-        found |= {match["value"] for shape in _SHAPES for match in shape.finditer(text)}
+        values = {match["value"] for shape in _SHAPES for match in shape.finditer(text)}
+        # That of ``--user`` has the password behind the colon.
+        found |= values | {match["value"].partition(":")[2] for match in _USER_FLAG.finditer(text)}
         found |= {match[0] for start, shape in _ISSUED.items() if start in text for match in re.finditer(shape, text)}
         for part in _CREDENTIALS.findall(value):
             user, _, password = part.partition(":")

@@ -54,11 +54,12 @@ def web_token(choice: random.Random) -> str:
 
 #: What stands around a secret, by the shape of the secret.
 SHAPES: tuple[tuple[str, Callable[[random.Random], str]], ...] = (
-    *((f"{name}={{}}", password) for name in ("password", "pass", "pwd", "passcode", "creds", "PGPASS", "dsn")),
+    *((f"{name}={{}}", password) for name in ("password", "pass", "pwd", "passcode", "cred", "WEBHOOK_URL", "PGPASS", "dsn")),
     ("Server=h;Uid=me;Pwd={};Port=1", password),
     ("http://h:1/metrics?token={}&format=text", token),
     ("password='{}'", password),
     ('{{"passcode": "{}"}}', password),
+    ('{{"pass": "{}"}}', password),
     ('("password", "{}")', password),
     ("['db_password', '{}']", password),
     ("Authorization: Basic {}", basic),
@@ -98,6 +99,7 @@ PLACES: tuple[Callable[[str], str], ...] = (
     lambda text: str(read_environment(FactsRoot(), {"NIXL_IMAGE": text, "NIXL_CONFIG_FILE": text})),
     lambda text: str(gather("", {"nixl": "1"}, {"UCX_TLS": text}).plain()),
     lambda text: hider({"A": text})(f"again {text}"),
+    lambda text: hider({}, text)(f"again {text}"),
 )
 
 
