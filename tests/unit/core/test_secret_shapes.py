@@ -54,7 +54,9 @@ def web_token(choice: random.Random) -> str:
 
 #: What stands around a secret, by the shape of the secret.
 SHAPES: tuple[tuple[str, Callable[[random.Random], str]], ...] = (
-    *((f"{name}={{}}", password) for name in ("password", "pass", "pwd", "passcode", "cred", "WEBHOOK_URL", "PGPASS", "dsn")),
+    *((f"{name}={{}}", password)
+      for name in ("password", "pass", "pwd", "passcode", "cred", "WEBHOOK_URL", "PGPASS", "dsn")),
+    ("token:{}", token),
     ("Server=h;Uid=me;Pwd={};Port=1", password),
     ("http://h:1/metrics?token={}&format=text", token),
     ("password='{}'", password),
@@ -78,7 +80,11 @@ SHAPES: tuple[tuple[str, Callable[[random.Random], str]], ...] = (
     ("the key {} is refused", private_key),
     ("the file has {}", web_token),
     *((f"the server refuses {start}{{}}", token)
-      for start in ("hf_", "ghp_", "github_pat_", "glpat-", "sk-", "nvapi-")),
+      for start in ("hf_", "ghp_", "github_pat_", "glpat-", "dckr_pat_", "sk-", "nvapi-", "hvs.",
+                    "xoxb-")),
+    *((f"the server refuses {start}{{}}", lambda choice: letters(choice, 50))
+      for start in ("AIza", "npm_", "pypi-")),
+    ("https://example.webhook.office.com/webhookb2/{}", token),
     *((f"the server refuses {start}{{}}", lambda choice: letters(choice, 16, string.ascii_uppercase))
       for start in ("AKIA", "ASIA")),
     ("https://hooks.slack.com/services/T0/B0/{}", token),
