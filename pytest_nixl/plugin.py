@@ -163,8 +163,21 @@ def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> Generator[None, Any, Any]:
-    """Let a run that the gate failed end with that exit code, even if another plugin sets 0 at the very end."""
-    code = yield
+    """Give the gate the last word on the exit code, and hide the secrets of a refusal, which pytest prints as it is.
+
+    Another plugin may set the exit code to 0 at the very end. A refusal may quote a setting of any length, with control
+    characters: they are escaped and its length is limited.
+    """
+    try:
+        code = yield
+    except pytest.UsageError as error:
+        if _RUN in config.stash or _is_asked_for(config):
+            from pytest_nixl.core.strict import error_text
+            from pytest_nixl.session.options import hider_of
+
+            hide = hider_of(config)
+            error.args = tuple(error_text(hide(str(part))) for part in error.args)
+        raise
     return config.stash.get(_GATE_CODE, code) if code == pytest.ExitCode.OK else code
 
 

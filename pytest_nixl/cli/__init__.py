@@ -20,9 +20,11 @@ from typing import NoReturn, TextIO
 
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.own_version import own_version
-from pytest_nixl.core.strict import printable
+from pytest_nixl.core.strict import error_text, printable
 
 PASSED, FAILED, COULD_NOT_RUN = 0, 1, 2
+#: The most characters of a value that is too short for a secret.
+_SHORT_VALUE = 3
 
 #: The subcommands, in the order of the help text. Each is a module of this package.
 COMMANDS = (
@@ -77,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments, unknown = parser.parse_known_args(words)
         if unknown:
             hint = "; arguments of pytest follow --" if hasattr(arguments, "pytest_arguments") else ""
-            parser.error(f"unrecognized arguments: {shlex.join(unknown)}{hint}")
+            parser.error(f"unrecognized arguments: {shlex.join(_without_values(unknown))}{hint}")
         if pytest_arguments:
             arguments.pytest_arguments = pytest_arguments
         with redirect_stdout(PrintableStream(sys.stdout)):
@@ -96,8 +98,28 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _refuse(sentence: str) -> int:
     with suppress(OSError):
-        print(f"pytest-nixl: {printable(sentence)}", file=sys.stderr)
+        print(f"pytest-nixl: {_hide(sentence)}", file=sys.stderr)
     return COULD_NOT_RUN
+
+
+def _hide(sentence: str) -> str:
+    """Hide the secrets and escape the control characters of a sentence that may quote what a user typed."""
+    from pytest_nixl.core.redaction import hider
+
+    return error_text(hider(os.environ)(sentence))
+
+
+def _without_values(words: Sequence[str]) -> list[str]:
+    """Hide the values of unknown flags: they may be secrets of any shape. A value of a few characters is none."""
+    hidden: list[str] = []
+    for word, before in zip(words, ("", *words), strict=False):
+        flag, _, value = word.partition("=")
+        if word.startswith("-"):
+            hidden.append(f"{flag}=***" if len(value) > _SHORT_VALUE else word)
+        else:
+            after_flag = before.startswith("-") and "=" not in before
+            hidden.append("***" if after_flag and len(word) > _SHORT_VALUE else word)
+    return hidden
 
 
 def _words(error: OSError) -> str:
@@ -123,7 +145,7 @@ class _Parser(argparse.ArgumentParser):
     """A parser that prints an error as one sentence."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(COULD_NOT_RUN, f"{self.prog}: {message} (see {self.prog} --help)\n")
+        self.exit(COULD_NOT_RUN, f"{self.prog}: {_hide(message)} (see {self.prog} --help)\n")
 
 
 def _split(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:

@@ -7,6 +7,8 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from pytest_nixl.host.peers import SIDE_CHANNEL_PORT
@@ -96,14 +98,26 @@ def gathered(arguments: argparse.Namespace, root: FactsRoot, *, image: bool = Fa
     given = arguments.backend or (os.environ.get("NIXL_BACKEND") if root.live else "")
     backends = parse_backends(given or "UCX")
     try:
-        facts = gather(
-            root,
-            backends=backends,
-            etcd="" if image else arguments.etcd,
-            nixlbench=arguments.nixlbench,
-            peers=() if image else arguments.peer,
-            side_channels=() if image else arguments.side_channel,
-        )
+        with refuse_unreadable_tree(root):
+            facts = gather(
+                root,
+                backends=backends,
+                etcd="" if image else arguments.etcd,
+                nixlbench=arguments.nixlbench,
+                peers=() if image else arguments.peer,
+                side_channels=() if image else arguments.side_channel,
+            )
+    finally:
+        close_supervisor()
+    recorded = tuple(backend.name for backend in facts.software.backends)
+    return facts, backends if root.live or given else recorded or backends
+
+
+@contextmanager
+def refuse_unreadable_tree(root: FactsRoot) -> Iterator[None]:
+    """Refuse a recorded tree whose answers have another form. :raises ValueError: in one sentence."""
+    try:
+        yield
     except (AttributeError, KeyError, TypeError) as error:
         if root.live:
             raise
@@ -111,10 +125,6 @@ def gathered(arguments: argparse.Namespace, root: FactsRoot, *, image: bool = Fa
             f"{root.folder} is not a tree that this version can read ({error!r}): record it again with "
             "`pytest-nixl facts --record DIR`"
         ) from None
-    finally:
-        close_supervisor()
-    recorded = tuple(backend.name for backend in facts.software.backends)
-    return facts, backends if root.live or given else recorded or backends
 
 
 def _colours() -> dict[str, str]:

@@ -9,6 +9,7 @@ import shlex
 from datetime import date
 from pathlib import Path
 
+from pytest_nixl.cli.doctor import refuse_unreadable_tree
 from pytest_nixl.cli.run_choice import Choice, choose
 from pytest_nixl.cli.starter_files import (
     PLACEHOLDER,
@@ -19,6 +20,7 @@ from pytest_nixl.cli.starter_files import (
     template_values,
     undescribed,
 )
+from pytest_nixl.core.redaction import redact
 from pytest_nixl.session.default_profile import PRODUCT_NAME
 
 #: The CI systems for which there is a file.
@@ -53,6 +55,11 @@ def _run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--nodes {arguments.nodes!r} is not a positive integer")
     if not _IMAGE.fullmatch(arguments.image):
         raise ValueError(f"--image {arguments.image!r} is not the name of an image: expected REPOSITORY[:TAG][@DIGEST]")
+    if redact(arguments.image) != arguments.image:
+        raise ValueError(
+            f"--image {redact(arguments.image)!r} contains a user or a password, which the files would show: "
+            "give the image without it, and log in to its registry"
+        )
     names = (
         "profile.toml",
         f"{arguments.ci}.yml",
@@ -105,12 +112,13 @@ def _examined(arguments: argparse.Namespace) -> tuple[ClusterPlan, str, str]:
     from pytest_nixl.processes.supervisor import close_supervisor
 
     tree = FactsRoot(arguments.root)
+    root = Path(arguments.root or "/")
     try:
-        facts = gather(tree, backends=(), etcd="")
+        with refuse_unreadable_tree(tree):
+            facts = gather(tree, backends=(), etcd="")
+            chosen = choose(facts, level="standard", environ={}, root=root)
     finally:
         close_supervisor()
-    root = Path(arguments.root or "/")
-    chosen = choose(facts, level="standard", environ={}, root=root)
     product = _product(root)
     cluster = ClusterPlan(facts, arguments.image, int(arguments.nodes), chosen.backend.value, product)
     if chosen.profile.value == product:

@@ -17,6 +17,7 @@ from pytest_nixl.cluster.membership import Membership
 from pytest_nixl.cluster.peer_server import Ending
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.redaction import hide_all, hider
+from pytest_nixl.core.untrusted_file import write_regular
 from pytest_nixl.model.conclusion import RUN_VERDICTS, VERDICT_FORMAT, next_step, without_results
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import INTERRUPTED
@@ -85,7 +86,7 @@ def keep(rank_session: FinishedRank, ending: Ending, seen: list[str]) -> Path | 
         for old in directory.glob("*.log"):
             old.unlink()
         for log in rank_session.supervisor.directory.glob("*.log"):
-            (directory / log.name).write_text(hide(log.read_bytes()[-LARGEST:].decode(errors="replace")))
+            write_regular(directory / log.name, hide(log.read_bytes()[-LARGEST:].decode(errors="replace")))
         told = as_told(ending)
         verdict = {
             "format": VERDICT_FORMAT,
@@ -101,13 +102,14 @@ def keep(rank_session: FinishedRank, ending: Ending, seen: list[str]) -> Path | 
             "fault": "\n".join(map(str, rank_session.faults)),
         }
         if seen:
-            (directory / "group.txt").write_text("\n".join(seen) + "\n")
+            write_regular(directory / "group.txt", "\n".join(seen) + "\n")
         # Written last, and renamed when complete: the number of these files is the number of ranks that finished.
         temporary = directory / "verdict.json.part"
-        temporary.write_text(json.dumps(hide_all(verdict, hide), indent=2) + "\n")
+        write_regular(temporary, json.dumps(hide_all(verdict, hide), indent=2) + "\n")
         temporary.replace(directory / "verdict.json")
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise NixlPluginError(
-            f"{directory} could not be written: {error.strerror}", "name a directory that every rank can write to"
+            f"{directory} could not be written: {getattr(error, 'strerror', None) or error}",
+            "name a directory that every rank can write to",
         ) from None
     return directory

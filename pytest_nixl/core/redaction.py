@@ -26,10 +26,11 @@ URL_SCHEME = r"[A-Za-z][A-Za-z0-9+.-]{0,63}://"
 _NOT_NEXT = rf"(?![,;\s]+{URL_SCHEME})"
 _IN_URL = re.compile(rf"(?P<scheme>{URL_SCHEME})(?!\*\*\*@)(?:{_NOT_NEXT}[^\n])*@")
 # The same where no scheme tells that it is a URL. The digest of a container image is none, nor is the seed of an order
-# of requests (``2:0.1.0@3ddcb001``).
+# of requests (``2:0.1.0@3ddcb001``), nor a pair of memory types with the numbers of GPUs (``VRAM@0:VRAM@3``).
 _BARE = re.compile(
-    rf"(?P<before>^|[,;])(?!(?:[A-Za-z_][A-Za-z0-9_]{{0,80}}=)?[\"'(]{{0,2}}{URL_SCHEME})"
-    rf"(?!\d+:[\w#.]*@[0-9a-f]{{7}})(?:[^@/,;]+|[^@/:,;]+:(?:{_NOT_NEXT}\S)*)@(?!sha(?:256|512):)"
+    rf"(?P<before>(?:^|[,;])[\"'(]{{0,2}})(?!(?:[A-Za-z_][A-Za-z0-9_]{{0,80}}=)?[\"'(]{{0,2}}{URL_SCHEME})"
+    rf"(?!\d+:[\w#.]*@[0-9a-f]{{7}}|[\"'(]{{0,2}}\*\*\*@)"
+    rf"(?:[^@/,;]+|[^@/:,;]+:(?:{_NOT_NEXT}\S)*)@(?!sha(?:256|512):|DIGEST|(?<=VRAM@)\d{{1,4}}(?![\w.]))"
 )
 _SPACES = re.compile(r"(\s+)")
 #: A value that can be no secret: a number with a unit, a range of numbers, or a switch.
@@ -40,36 +41,86 @@ _HARMLESS = re.compile(
 )
 
 #: A variable with one of these words in its name contains a secret, or the path of one. The long words also count at
-#: the end of another word, as in APITOKEN; RDMA's PKEY and RKEY are not secret.
+#: the end of another word, as in APITOKEN; RDMA's PKEY and RKEY are not secret, nor are BYPASS and COMPASS.
 _NAMES = re.compile(
-    r"(?:^|_)(?:(?:PASS|PWD|AUTH|AUTHORIZATION|USER|BEARER|COOKIE|SIGNATURE|SAS|PAT|CONNECTION_STRING)|"
-    r"(?![LPR]KEYS?(?:_|$))[A-Z0-9]{0,40}(?:PASSWD|PASSWORD|PASSPHRASE|SECRETS?|TOKENS?|JWT|KEYS?|CREDENTIALS?))(?:_|$)",
+    r"(?:^|_)(?:(?:PW|PWD|AUTH|AUTHORIZATION|USER|BEARER|COOKIE|SIGNATURE|SAS|PAT|SEED|CONNECTION_STRING)|"
+    r"(?![LPR]KEYS?(?:_|$))[A-Z0-9]{0,40}(?:PASSWD|PASSWORD|PASSPHRASE|PASSCODE|SECRETS?|TOKENS?|JWT|KEYS?|CREDENTIALS?|"
+    r"CREDS?|DSN|WEBHOOKS?|(?<!BY)(?<!COM)PASS))(?:_|$)",
     re.IGNORECASE,
 )
 _NOT_SECRET = frozenset({"PWD", "OLDPWD", "USER"})
 _WORD = (
-    r"(?:password|passwd|passphrase|token|secret|jwt|(?:access|secret|account|private|api|storage)[_-]?key|"
-    r"shared[_-]?access[_-]?signature|signature|sig|x-amz-[a-z-]{1,40}|credentials?|auth)"
+    r"(?:password|passwd|passphrase|passcode|token|secret|jwt|(?:access|secret|account|private|api|storage)[_-]?key|"
+    r"shared[_-]?access[_-]?signature|signature|sig|x-amz-[a-z-]{1,40}|credentials?|creds?|"
+    r"webhook(?:[_-]?url)?|auth)"
 )
+#: Words that are also met where there is no secret, such as ``pass=3`` and ``PWD=/home``.
+_SHORT_WORD = r"(?:(?<!by)(?<!com)pass(?!=\d{1,3}\b)|(?<![a-z])(?:pwd|pw|dsn)(?!=/))"
 _QUOTE = r"""\\{0,2}["']"""
-#: A value in quotes, or up to the next separator.
-_VALUE = r"""(?P<value>(?<=["'])[^"'\n]+|[^&;,\s"'\\]+)"""
+#: A character of a value without quotes, and what may follow a separator in it: a separator also ends the value if a
+#: name follows it, as in ``token=X&format=text``.
+_PLAIN = r"""[^&;,\s"'\\]"""
+_REST = rf"[&;,]{{1,8}}(?![\w.-]{{1,40}}[=:]){_PLAIN}+"
+#: A value up to the quote that began it, or without quotes up to the next separator. A command in ``$(…)`` is none.
+_QUOTED = r"(?:(?!(?<!\\)(?P=quote))[^\n])+"
+_VALUE = rf"(?P<quote>{_QUOTE})?)(?P<value>(?(quote){_QUOTED}|(?!\$\()(?:{_PLAIN}+|{_REST})(?:{_REST})*))"
+#: A user with a password after a flag, and not the numbers of a user and a group.
+_USER_FLAG_SHAPE = (
+    rf"(?P<name>(?<![\w-])(?:-u|--(?:proxy-)?user)(?:{_QUOTE},\s{{0,4}}|[\s=]{{1,4}})"
+    rf"(?={_QUOTE}|[^\s:\"'\\]{{1,99}}:[^\s/])(?!\d{{1,9}}:\d{{1,9}}(?![^\s\"'])){_VALUE}"
+)
+_USER_FLAG = re.compile(_USER_FLAG_SHAPE)
 #: How a secret follows its name: in an HTTP header; after ``=``; after ``:`` in JSON, or as the rest of a line of YAML;
-#: and as the word after a flag, also in a list of words. (Of our own flags :func:`hider` knows the values.)
+#: as the second of a pair; and as the word after a flag, also in a list of words. (Of our own flags :func:`hider` knows
+#: the values.)
 _SHAPES = tuple(
     re.compile(shape, re.IGNORECASE | re.MULTILINE)
     for shape in (
-        rf"(?P<name>authorization(?:{_QUOTE})?\s{{0,4}}[:=]\s{{0,4}}(?:{_QUOTE})?)(?P<value>[^\"'\n\\]+)",
+        rf"(?P<name>(?:authorization|cookie)(?:{_QUOTE})?\s{{0,4}}[:=]\s{{0,4}}(?:{_QUOTE})?)(?P<value>[^\"'\n\\]+)",
         r"(?P<name>\bbearer\s{1,4})(?P<value>[\w.~+/=-]{8,})",
-        rf"(?P<name>{_WORD}(?:{_QUOTE})?\s{{0,4}}=\s{{0,4}}(?:{_QUOTE})?){_VALUE}",
-        rf"(?P<name>{_QUOTE}[\w.-]{{0,40}}?{_WORD}{_QUOTE}\s{{0,4}}:\s{{0,4}}(?:{_QUOTE})?){_VALUE}",
-        rf"(?P<name>{_WORD}:(?!:)){_VALUE}",
+        r"(?P<name>\bbasic\s{1,4})(?-i:(?=[A-Za-z+/_-]{0,200}(?:[0-9=]|[a-z][A-Z])))(?P<value>[\w+/=-]{8,})",
+        rf"(?P<name>(?:{_WORD}|{_SHORT_WORD})(?:{_QUOTE})?\s{{0,4}}=\s{{0,4}}{_VALUE}",
+        rf"(?P<name>{_QUOTE}[\w.-]{{0,40}}?{_WORD}{_QUOTE}\s{{0,4}}:\s{{0,4}}{_VALUE}",
+        rf"(?P<name>{_QUOTE}[\w.-]{{0,40}}?{_SHORT_WORD}{_QUOTE}\s{{0,4}}:\s{{0,4}}"
+        rf"(?P<quote>{_QUOTE}))(?P<value>{_QUOTED})",
+        rf"(?P<name>[(\[]\s{{0,4}}{_QUOTE}[\w.-]{{0,40}}?(?:{_WORD}|pwd|[_-]pass){_QUOTE}\s{{0,4}},\s{{0,4}}"
+        rf"(?P<quote>{_QUOTE}))(?P<value>{_QUOTED})(?=(?P=quote)\s{{0,4}}[)\]])",
+        rf"(?P<name>{_WORD}:(?!:){_VALUE}",
         rf"(?P<name>^[\w\s-]{{0,40}}?{_WORD}:[ \t]{{1,4}})(?P<value>\S+)(?=\s*$)",
-        rf"(?P<name>(?<![\w-])--?(?!nixl-)[\w-]{{0,40}}?{_WORD}(?:{_QUOTE})?,?\s{{1,4}}(?:{_QUOTE})?)(?![-\s]){_VALUE}",
+        rf"(?P<name>(?<![\w-])(?:-(?!-)|--(?!nixl-))[\w-]{{0,40}}?{_WORD}(?:{_QUOTE},\s{{0,4}}|\s{{1,4}})"
+        rf"(?![-\s]|{_QUOTE}-){_VALUE}",
+        _USER_FLAG_SHAPE,
+        rf"(?P<name>\bsshpass\s{{1,4}}-p\s{{0,4}}{_VALUE}",
     )
 )
 #: A text without any of these has no such shape, and need not be searched for all of them.
-_STEMS = ("pass", "token", "secret", "jwt", "key", "sig", "x-amz-", "credential", "auth", "bearer")
+_STEMS = (
+    "pass", "token", "secret", "jwt", "key", "sig", "x-amz-", "cred", "webhook", "auth", "bearer", "pwd",
+    "pw", "dsn", "cookie", "basic", "-u", "--user", "--proxy-user",
+)  # fmt: skip
+#: Secrets that need no name, because their issuers begin them all alike, by that beginning. A private key ends with its
+#: own last line, or where its text is cut off.
+_ISSUED: Mapping[str, str] = {
+    "PRIVATE KEY-----": r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----(?:(?!-----)[\s\S])*(?:-----END [A-Z ]{0,40}-----)?",
+    "eyJ": r"\beyJ[\w-]{8,}(?:\.[\w-]*){2,4}",
+    "hf_": r"\bhf_[A-Za-z0-9]{16,}",
+    "gh": r"\bgh[opsru]_[A-Za-z0-9]{16,}",
+    "github_pat_": r"\bgithub_pat_\w{16,}",
+    "glpat-": r"\bglpat-[\w-]{16,}",
+    "dckr_pat_": r"\bdckr_pat_[\w-]{16,}",
+    "AKIA": r"\bAKIA[A-Z0-9]{16}",
+    "ASIA": r"\bASIA[A-Z0-9]{16}",
+    "AIza": r"\bAIza[\w-]{30,}",
+    "sk-": r"(?<![\w-])sk-[\w-]{20,}",
+    "nvapi-": r"\bnvapi-[\w-]{16,}",
+    "npm_": r"\bnpm_[A-Za-z0-9]{30,}",
+    "pypi-": r"\bpypi-[\w-]{40,}",
+    "hvs.": r"\bhvs\.[\w-]{16,}",
+    "xox": r"\bxox[abeprs]-[\w-]{10,}",
+    "hooks.slack.com": r"(?<=hooks\.slack\.com)/\w{1,20}/[\w/-]+",
+    "/api/webhooks": r"(?<=/api/webhooks)/[\w/-]+",
+    "webhook.office.com": r"(?<=webhook\.office\.com)/[\w/@-]+",
+}
 #: The key in a connection string of Azure, which may also be met alone.
 _ACCOUNT_KEY = re.compile(r"(?:AccountKey|SharedAccessSignature)=([^;]+)", re.IGNORECASE)
 _CREDENTIALS = re.compile(r"//([^/\s@]*(?:/[^/\s@]*)*?)@")
@@ -85,9 +136,13 @@ def redact(text: str) -> str:
     """Replace each secret that its shape shows by ``***``; if it is ambiguous, hide more.
 
     Secrets are users and passwords in URLs, the values of parameters, fields and headers such as ``password=…``,
-    ``"token": "…"`` and ``Authorization: …``, and the words after flags such as ``--password``.
+    ``"token": "…"`` and ``Authorization: …``, the words after flags such as ``--password``, and what an issuer of
+    secrets marks by its beginning, such as ``hf_…``.
     """
     text = _without_users(text)
+    for start, issued in _ISSUED.items():
+        if start in text:
+            text = re.sub(issued, HIDDEN, text)
     small = text.lower()
     # A few letters beyond ASCII count as letters of a stem, too.
     if text.isascii() and not any(stem in small for stem in _STEMS):
@@ -121,7 +176,12 @@ def is_secret(name: str) -> bool:
 
 def shown(name: str, value: str) -> str:
     """Return the value of a field or variable with its secrets hidden."""
-    return HIDDEN if is_secret(name) and value else redact(value)
+    return HIDDEN if _has_secret(name, value) and value else redact(value)
+
+
+def _has_secret(name: str, value: str) -> bool:
+    """Return whether this value of a variable is secret: the seed of a wallet is, and that of random numbers is not."""
+    return is_secret(name) and not (name.upper().endswith("SEED") and _HARMLESS.fullmatch(value))
 
 
 def recorded(name: str, value: str) -> str:
@@ -140,7 +200,7 @@ def hide_command(command: str) -> str:
     if len(command) > MOST_COMMAND:
         return HIDDEN
     try:
-        words = shlex.split(command)
+        words = shlex.split(redact(command))
     except ValueError:  # its quotes are not balanced, so its words are unknown
         return HIDDEN
     hidden: list[str] = []
@@ -163,10 +223,14 @@ def hider(environ: Mapping[str, str], *texts: str) -> Callable[[str], str]:
     """
     found: set[str] = set()
     for name, value in environ.items():
-        if is_secret(name):
+        if _has_secret(name, value):
             found |= {value, value.partition(":")[2], *_ACCOUNT_KEY.findall(value)}
     for value in (*environ.values(), *texts):
-        found |= {match["value"] for shape in _SHAPES for match in shape.finditer(value[:MOST_COMMAND])}
+        text = value[:MOST_COMMAND]
+        values = {match["value"] for shape in _SHAPES for match in shape.finditer(text)}
+        # That of ``--user`` has the password behind the colon.
+        found |= values | {match["value"].partition(":")[2] for match in _USER_FLAG.finditer(text)}
+        found |= {match[0] for start, shape in _ISSUED.items() if start in text for match in re.finditer(shape, text)}
         for part in _CREDENTIALS.findall(value):
             user, _, password = part.partition(":")
             found |= {part, password, unquote(password)} if password else {user, unquote(user)}

@@ -78,6 +78,16 @@ def file_fault(error: OSError) -> tuple[str, str]:
     return words, "set TMPDIR to a directory in which this user can make files"
 
 
+def full_file_system(folder: str) -> str:
+    """Return a sentence if nothing more can be written to a folder's file system; an empty text if it can."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return ""
+    full = not found.f_bavail or (found.f_files and not found.f_favail)
+    return f"nothing more can be written to {folder}: {no_space(folder)}" if full else ""
+
+
 def no_space(path: str) -> str:
     """Say of what the file system of a path has nothing left: inodes or space."""
     folder = next((each for each in (Path(path), *Path(path).parents) if each.is_dir()), Path("/"))

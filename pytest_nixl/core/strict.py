@@ -260,6 +260,13 @@ def printable(text: str) -> str:
     return _UNUSUAL.sub(lambda match: _escaped(match[0]), text)
 
 
+def error_text(text: str, most: int = 2000) -> str:
+    """Return the text of an error for a terminal: :func:`printable`, and of a longer one its start and its end."""
+    if len(text) > most:
+        text = f"{text[: most // 2]}… ({len(text)} characters) …{text[-most // 2 :]}"
+    return printable(text)
+
+
 def escape(text: str, most: int = 160) -> str:
     """Return the first ``most`` characters of a text for a message: on one line, with control characters as escapes."""
     start = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text[: most + 1])

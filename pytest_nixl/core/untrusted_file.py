@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import stat
 from collections.abc import Iterator
@@ -20,6 +22,9 @@ _KINDS = {
     stat.S_IFSOCK: "a socket",
 }
 
+#: The most bytes that are read of a file that tells no size.
+_MOST_UNSIZED = 4 << 20
+
 
 @contextmanager
 def open_regular(path: Path, largest: int, form: str) -> Iterator[BinaryIO]:
@@ -32,8 +37,12 @@ def open_regular(path: Path, largest: int, form: str) -> Iterator[BinaryIO]:
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        if _regular(descriptor, path, form).st_size > largest:
+        size = _regular(descriptor, path, form).st_size
+        if size > largest:
             raise _too_large(path, largest, form)
+        if not size:
+            yield io.BytesIO(_read_unsized(descriptor, path, min(largest, _MOST_UNSIZED), form))
+            return
         with open(descriptor, "rb", closefd=False) as file:
             yield file
     finally:
@@ -44,14 +53,30 @@ def read_regular(path: Path, largest: int, form: str) -> bytes:
     """Return the bytes of a regular file, as :func:`open_regular` opens it."""
     with open_regular(path, largest, form) as file:
         data = file.read(largest + 1)
-    if len(data) > largest:  # a file in /proc has the size 0, and another one may have grown
+    if len(data) > largest:  # it may have grown
         raise _too_large(path, largest, form)
     return data
 
 
-def write_regular(path: Path, text: str) -> None:
+def _read_unsized(descriptor: int, path: Path, largest: int, form: str) -> bytes:
+    """Read a file of size 0, which is empty, or in ``/proc``: such a file may be long, and may wait for more."""
+    data = bytearray()
+    try:
+        while piece := os.read(descriptor, 1 << 16):
+            data += piece
+            if len(data) > largest:
+                raise _too_large(path, largest, form)
+    except BlockingIOError:
+        raise ValueError(f"{printable(str(path))} is a stream that does not end: expected {form}") from None
+    except OSError as error:
+        raise OSError(error.errno or errno.EIO, error.strerror, str(path)) from None
+    return bytes(data)
+
+
+def write_regular(path: Path, text: str, *, append: bool = False) -> None:
     """Write a text to a new file, or replace that of a regular one. A FIFO or a device is refused.
 
+    :param append: whether to write behind what the file has instead.
     :raises ValueError: if there is something else under this name: one sentence that begins with the path.
     :raises OSError: if it cannot be written.
     """
@@ -61,7 +86,10 @@ def write_regular(path: Path, text: str) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     try:
         _regular(descriptor, path, form)
-        os.ftruncate(descriptor, 0)
+        if append:
+            os.lseek(descriptor, 0, os.SEEK_END)
+        else:
+            os.ftruncate(descriptor, 0)
         with open(descriptor, "w", encoding="utf-8", closefd=False) as file:
             file.write(text)
     finally:

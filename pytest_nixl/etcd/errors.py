@@ -193,7 +193,7 @@ _ANSWERS: tuple[tuple[str, str, str, str], ...] = (
     ("permission denied", "denied", "permission denied: the user's role does not allow this request on this key",
      "grant the user's role readwrite on the prefix /pytest-nixl/ and on NIXL's own"),
     ("invalid auth token", "token", "it rejects the token that it issued itself",
-     "check that all members have the same clock and the same --auth-token option"),
+     "check that all members have the same clock and the same option --auth-token"),
     ("database space exceeded", "no-space", "its database is full (quota exceeded), so it accepts no more writes",
      "compact and defragment it, then `etcdctl alarm disarm`; or raise --quota-backend-bytes"),
     ("received message larger than max", "too-large", "the value is larger than the etcd accepts",
@@ -232,7 +232,7 @@ def explain_answer(endpoint: Endpoint, text: str) -> EtcdError | None:
             endpoint,
             "gateway-certificate",
             "its HTTP gateway cannot connect to its own etcd: the gateway uses the server's certificate, and "
-            "--client-cert-auth refuses it (no clientAuth in its extended key usage)",
+            "--client-cert-auth, which is on, refuses it (no clientAuth in its extended key usage)",
             "issue the server's certificate for both serverAuth and clientAuth; this cannot be fixed on the client",
             f"etcd says: {message}",
         )

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pytest_nixl.core.redaction import hider
 from pytest_nixl.etcd.endpoints import Endpoint
 from pytest_nixl.etcd.errors import EtcdError, error_at, explain_answer, explain_transport, not_etcd, printable
 
@@ -74,6 +75,7 @@ class EtcdMembers:
         self.timeout = timeout
         if user:
             session.auth = _TokenAuth(user, password, self._authenticate)
+        self._passwords = {password}
         self._last = 0
 
     @property
@@ -171,6 +173,8 @@ class EtcdMembers:
     ) -> T:
         from requests.exceptions import RequestException
 
+        if "password" in payload:
+            self._passwords.add(str(payload["password"]))
         try:
             answer = self.session.post(f"{member}/v3{path}", json=dict(payload), timeout=(seconds, seconds))
         except (RequestException, OSError, ValueError) as error:
@@ -196,8 +200,14 @@ class EtcdMembers:
         return explain_transport(member, error, timeout=seconds, has_certificate=has_certificate)
 
     def explain_refusal(self, member: Endpoint, content: bytes, reason: str) -> EtcdError:
-        """Return the error for an answer that is not 200. ``reason`` is HTTP's word for its status."""
-        explained = explain_answer(member, content[:_SHOWN].decode(errors="replace"))
+        """Return the error for an answer that is not 200, without the passwords that the answer may repeat.
+
+        :param reason: HTTP's word for its status.
+        """
+        sent = [text for password in self._passwords for text in (password, json.dumps(password)[1:-1])]
+        hide = hider({f"ETCD_{number}_PASSWORD": text for number, text in enumerate(sent)})
+        reason = hide(reason or "")
+        explained = explain_answer(member, hide(content[:_SHOWN].decode(errors="replace")))
         if explained is not None:
             return explained
         version = self._plain_version(member) if reason == "Not Found" else None
@@ -209,7 +219,7 @@ class EtcdMembers:
                 "start that etcd without --enable-grpc-gateway=false: NIXL does not need the gateway, but pytest-nixl "
                 "does",
             )
-        return not_etcd(member, f"it answers {printable(reason or '', 60)!r} to /v3")
+        return not_etcd(member, f"it answers {printable(reason, 60)!r} to /v3")
 
     def _plain_version(self, member: Endpoint) -> str | None:
         """Return the version from ``/version``, which needs neither gateway nor password; None if it is not an etcd."""

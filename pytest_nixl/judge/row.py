@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
@@ -11,6 +12,7 @@ from types import MappingProxyType
 
 from pytest_nixl.core import units
 from pytest_nixl.core.rdma_fault import TCP_ALONE
+from pytest_nixl.core.resource_limits import NO_SPACE_REMEDY, full_file_system
 from pytest_nixl.judge.floor_test import decide_floor
 from pytest_nixl.model.expectation import Ceiling, Expectation, row_ceiling
 from pytest_nixl.model.machine import Machine
@@ -148,6 +150,9 @@ def _transport(row: str, samples: Samples, expectation: Expectation, environ: Ma
     if accepted is None:
         return None
     if not samples.transports:
+        if full := full_file_system(tempfile.gettempdir()):
+            reason = f"{row}: the transport that carried the bytes is not known, because the worker's log ends early"
+            return Judgement(Verdict.UNKNOWN, f"{reason}: {full}", NO_SPACE_REMEDY)
         return Judgement(
             Verdict.UNKNOWN,
             f"{row}: the transport that carried the bytes is not known, and the profile accepts only {_any(accepted)}",

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from pytest_nixl.core.redaction import redact
+from pytest_nixl.core.redaction import is_secret, redact
 from pytest_nixl.model.row_key import Variant
 
 #: The values of ``--nixl-progress-thread``, with what :class:`AgentOptions` has for them.
@@ -105,6 +105,10 @@ def parse_parameters(text: str) -> tuple[BackendParameter, ...]:
         if not re.fullmatch(r"[^/=\s\x00-\x1f\x7f]{1,200}", value):
             raise ValueError(
                 f"{redact(value)[:80]!r} has a space, a / or a =, or over 200 characters, which a row key cannot hold"
+            )
+        if is_secret(name) or redact(value) != value:
+            raise ValueError(
+                f"{name} may hold a secret, and parameters are recorded: give it by the backend's own variable"
             )
         if any((each.backend, each.name) == (backend.upper(), name) for each in found):
             raise ValueError(f"{backend.upper()}:{name} is named twice")

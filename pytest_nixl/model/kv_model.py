@@ -17,10 +17,12 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from pytest_nixl.core.forms import KV_MODEL_FORM
 from pytest_nixl.core.strict import Every, Number, OneOf, StrictError, Text, check, loads, shorten
+from pytest_nixl.core.untrusted_file import open_regular
 
 #: Bytes of one element by data type.
 KV_DTYPES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1, "int8": 1}
@@ -159,7 +161,7 @@ def _read_config(path: str) -> KvModel:
     if not os.path.isfile(path):
         raise ValueError(f"model config {path!r} is not a file: expected {KV_MODEL_FORM}")
     try:
-        with open(path, "rb") as file:
+        with open_regular(Path(path), 2 * MOST_CONFIG_BYTES, KV_MODEL_FORM) as file:
             data = file.read(MOST_CONFIG_BYTES + 1)
     except OSError as error:
         raise ValueError(f"model config {path!r} cannot be read ({error.strerror})") from None

@@ -276,11 +276,17 @@ def _launch(log: IO[bytes], connection: int) -> bytes:
 
     :raises SupervisorError: if it does not start.
     """
+    folder = tempfile.gettempdir()
+    if "\n" in folder:  # the supervisor answers with one line, and UCX's and NIXL's logs would have its halves
+        raise SupervisorError(
+            f"the directory for temporary files, {folder!r}, has a line break in its name",
+            "set TMPDIR to a directory without one",
+        )
     ready, tell = os.pipe()
     with os.fdopen(ready, "rb") as pipe:
         try:
             process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _MAIN, str(tell), tempfile.gettempdir(), str(connection)],
+                [sys.executable, "-I", "-S", "-c", _MAIN, str(tell), folder, str(connection)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 from pytest_nixl.core import units
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.strict import printable
+from pytest_nixl.core.untrusted_file import write_regular
 from pytest_nixl.judge.run_comparison import shown_change
 from pytest_nixl.model.conclusion import counted, known_limits_line
 from pytest_nixl.model.verdicts import INTERRUPTED, Outcome, Verdict, outcome
@@ -27,11 +29,10 @@ def add_summary(report: RunReport) -> None:
     if not path:
         return
     try:
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(printable("\n".join(summary(report)) + "\n"))
-    except OSError as error:
+        write_regular(Path(path), printable("\n".join(summary(report)) + "\n"), append=True)
+    except (OSError, ValueError) as error:
         raise NixlPluginError(
-            f"the step summary {path} cannot be written ({error.strerror})",
+            f"the step summary {path} cannot be written ({getattr(error, 'strerror', None) or error})",
             "Check the variable GITHUB_STEP_SUMMARY of the job.",
         ) from None
 

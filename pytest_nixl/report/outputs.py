@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.core.strict import error_text
 from pytest_nixl.session.run import Run, exit_code
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def leave_refusal(config: pytest.Config, run: Run, why: str) -> None:
     if config.stash.get(_REFUSED, False):
         return
     config.stash[_REFUSED] = True
-    why = run.hide(why)
+    why = error_text(run.hide(why))
     rank = run.placement.rank if run.usable else None
     if run.rank_session is not None:  # without a launcher, the group gave this process its rank
         rank = run.rank_session.rank

@@ -69,6 +69,30 @@ def test_the_table_of_the_rows_of_a_hostile_host_and_image_has_no_control_charac
     assert signs(text) == set()
 
 
+@pytest.mark.parametrize(
+    "option",
+    [
+        f"--nixl-baseline={HOSTILE[:-1]}",
+        f"--nixl-etcd-cert={HOSTILE[:-1]}",
+        "--nixl-baseline=password=Sw0rdfish1",
+        f"--nixl-profile={'x' * 100_000}",
+    ],
+    ids=["baseline", "certificate", "secret", "long"],
+)
+def test_pytest_prints_a_refusal_short_and_without_control_characters_and_secrets(
+    option: str, pytester: pytest.Pytester
+) -> None:
+    (pytester.path / HOSTILE[:-1]).touch()  # a certificate, whose key is missing
+    pytester.makepyfile("def test_it(nixl_settings): pass")
+    done = run_pytest(pytester, option, in_process=True)
+    text = "\n".join([*done.outlines, *done.errlines])
+    assert done.ret == 4
+    assert f"ERROR: {option.partition('=')[0]}" in text
+    assert signs(text) == set()
+    assert "Sw0rdfish1" not in text
+    assert len(text) < 3000
+
+
 def test_a_refusal_escapes_the_words_of_the_user(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["profile", "show", HOSTILE]) == 2
     said = capsys.readouterr().err

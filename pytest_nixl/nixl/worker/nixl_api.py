@@ -249,6 +249,11 @@ def creation_remedy(error: str, port: int) -> str:
         return _port_remedy(port)
     if "telemetry" in error or "Conversion to bool" in error:
         return "correct or unset the variables NIXL_TELEMETRY_…"
+    if "filesystem error" in error and "/.nixl.cfg" in error:
+        return (
+            "set HOME to a directory that this user can read, or NIXL_CONFIG_FILE to NIXL's configuration file: NIXL "
+            "searches HOME for one"
+        )
     return plugin_remedy()
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pytest_nixl.cli import main
+from pytest_nixl.core.untrusted_file import write_regular
 from pytest_nixl.host.recorded_tree import ASKED
 from pytest_nixl.judge.profile_table import MOST_TABLES
 
@@ -77,6 +78,48 @@ def test_a_file_that_never_ends_is_refused(
     assert made in said
     assert words in said
     assert "expected" in said
+
+
+@pytest.mark.parametrize("endless", ["/proc/kmsg", "/proc/self/pagemap"])
+@pytest.mark.parametrize("reader", sorted(set(READERS) - {"tree"}))
+def test_a_file_of_proc_that_never_ends_is_refused(
+    reader: str, endless: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such a file is a regular one of size 0, which waits for more, or has more bytes than any memory."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / FILE).symlink_to(endless)
+    said = refusal(tmp_path, capsys, *READERS[reader])
+    assert str(tmp_path / FILE) in said or Path(endless).name in said
+    assert "has more than" in said or "is a stream that does not end" in said or "cannot be read" in said
+
+
+@pytest.mark.parametrize("command", ["init", "doctor"])
+def test_a_recorded_answer_of_another_form_is_refused(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "TREE" / ASKED).mkdir(parents=True)
+    (tmp_path / "TREE" / ASKED / "kernel_log.json").write_text("{}")
+    said = refusal(tmp_path, capsys, command, "--root=TREE")
+    assert said.startswith(f"pytest-nixl: {tmp_path}/TREE is not a tree that this version can read (KeyError('why'))")
+    assert not (tmp_path / "nixl").exists()
+
+
+@pytest.mark.parametrize("append", [False, True])
+def test_a_file_is_not_written_to_a_fifo(append: bool, tmp_path: Path) -> None:
+    fifo(tmp_path / FILE)
+    with pytest.raises(ValueError, match="is a FIFO: expected the name of a new or a regular file"):
+        write_regular(tmp_path / FILE, "text", append=append)
+    write_regular(tmp_path / "regular", "first ")
+    write_regular(tmp_path / "regular", "second", append=append)
+    assert (tmp_path / "regular").read_text() == ("first second" if append else "second")
+
+
+def test_an_error_that_quotes_a_long_word_is_short(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile", "show", "x" * 200_000]) == 2
+    error = capsys.readouterr().err
+    assert len(error) < 2200
+    assert error.rstrip().endswith("or the path of a TOML file")
 
 
 @pytest.mark.parametrize("make", [fifo, device])

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -74,6 +75,17 @@ def test_the_logs_and_the_verdict_of_a_rank_are_kept_without_secrets(make_settin
 )
 def test_a_rank_that_was_told_no_verdict_has_the_first_line_of_its_end(verdict: str, text: str) -> None:
     assert as_told(Ending(3, verdict, "", {}))["interrupted"] == text
+
+
+@pytest.mark.parametrize("name", ["group.txt", "verdict.json.part"])
+def test_a_fifo_among_the_files_is_not_waited_for(make_settings: Any, tmp_path: Path, name: str) -> None:
+    workers, kept = tmp_path / "workers", tmp_path / "kept" / "rank-1"
+    workers.mkdir()
+    kept.mkdir(parents=True)
+    os.mkfifo(kept / name)
+    rank = finished(make_settings(log_dir=str(tmp_path / "kept")), workers)
+    with pytest.raises(NixlPluginError, match=rf"rank-1 could not be written: .*/{name} is a FIFO"):
+        keep(rank, Ending(1, "", "", {}), ["rank 0 is gone"])
 
 
 def test_a_directory_that_cannot_be_written_is_named(make_settings: Any, tmp_path: Path) -> None:

@@ -165,3 +165,4 @@ def test_the_word_after_a_secret_flag_of_a_command_is_hidden() -> None:
 def test_a_secret_of_an_option_is_hidden_wherever_it_comes_again() -> None:
     hide = hider({}, "IMG docker run --password Sw0rdfish-1 image")
     assert hide("docker: Sw0rdfish-1 is refused") == "docker: *** is refused"
+    assert hider({}, "curl -u me:Sw0rdfish-1 h")("curl: Sw0rdfish-1 is refused") == "curl: *** is refused"

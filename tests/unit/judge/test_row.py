@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import math
+import tempfile
 from dataclasses import replace
 
 import pytest
 
+from pytest_nixl.core.resource_limits import NO_SPACE_REMEDY
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.judge.row import another_launch, judge, percentage
 from pytest_nixl.model.carrier_bytes import Carrier, CarrierBytes
@@ -99,6 +101,16 @@ def test_a_row_without_a_known_transport_is_unknown() -> None:
     assert judgement.verdict is Verdict.UNKNOWN
     assert "accepts only cma or posix or sysv" in judgement.reason
     assert "UCX_PROTO_INFO" in judgement.remedy
+
+
+def test_a_transport_that_is_unknown_because_no_log_can_be_written_has_its_own_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/proc")  # it has no free space
+    judgement = judge(samples(2, transports=()), FULL)
+    assert judgement.verdict is Verdict.UNKNOWN
+    assert "nothing more can be written to /proc: its file system is full: `df /proc`" in judgement.reason
+    assert judgement.remedy == NO_SPACE_REMEDY
 
 
 def test_an_unknown_transport_passes_if_the_profile_names_none() -> None:

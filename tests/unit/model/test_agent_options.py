@@ -84,5 +84,13 @@ def test_the_order_of_parameters_does_not_count() -> None:
     assert parse_parameters("UCX:b=1, UCX:a=2,POSIX:c=3") == parse_parameters("POSIX:c=3,UCX:a=2,UCX:b=1")
 
 
+@pytest.mark.parametrize(
+    "text", ["UCX:secret_key=X", "POSIX:api_token=X", "GDS_MT:db_pw=X", "UCX:a=hf_0123456789abcdefghij"]
+)
+def test_a_parameter_that_may_hold_a_secret_is_refused_because_test_ids_show_it(text: str) -> None:
+    with pytest.raises(ValueError, match="may hold a secret, and parameters are recorded"):
+        parse_parameters(text)
+
+
 def test_threads_as_typed() -> None:
     assert [parse_threads(text) for text in ("4", "8:0", "none", "004")] == [(4, 4), (8, 0), None, (4, 4)]

@@ -191,6 +191,9 @@ def test_what_is_not_a_file_is_refused_without_reading_it(tmp_path: Path) -> Non
     for path in (pipe, tmp_path, Path("/dev/zero")):
         with pytest.raises(ValueError, match=r"^model config '.* is not a file: expected "):
             kv_model(str(path))
+    for endless in ("/proc/kmsg", "/proc/self/pagemap"):
+        with pytest.raises(ValueError, match=r"is a stream that does not end|has more than 2 MiB|cannot be read"):
+            kv_model(endless)
     with pytest.raises(ValueError, match=r"^there is no file '.*none\.json'"):
         kv_model(str(tmp_path / "none.json"))
     with pytest.raises(ValueError, match=r"^there is no file"):

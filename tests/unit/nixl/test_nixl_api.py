@@ -56,6 +56,10 @@ def test_worker_threads_are_given_to_the_plugins_that_have_them(monkeypatch: pyt
     [
         ("cannot bind metadata listener", "find the process that has port 7 with `ss -tanp 'sport = :7'`"),
         ("telemetry is wrong", "correct or unset the variables NIXL_TELEMETRY_"),
+        (
+            "filesystem error: status: Permission denied [/root/.nixl.cfg]",
+            "set HOME to a directory that this user can read",
+        ),
         ("Conversion to bool failed", "correct or unset the variables NIXL_TELEMETRY_"),
         ("no plugins", "set NIXL_PLUGIN_DIR to the plugin folder"),
     ],

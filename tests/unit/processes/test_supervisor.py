@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,7 @@ from pytest_nixl import cli
 from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.etcd.client import connect
 from pytest_nixl.etcd.endpoints import parse_endpoints
+from pytest_nixl.processes import supervisor as supervisor_module
 from pytest_nixl.processes import supervisor_main
 from pytest_nixl.processes.leftovers import remove_tree
 from pytest_nixl.processes.supervisor import SupervisorClient, SupervisorError, close_supervisor, supervisor
@@ -394,6 +396,15 @@ def test_a_long_run_directory_path_works(tmp_path: Path) -> None:
     assert has["directory"].startswith(str(long))
     wait_until(lambda: not any(long.iterdir()), 60, "the run directory has gone")
     os.kill(has["forgotten"], signal.SIGKILL)
+
+
+def test_a_directory_with_a_line_break_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "line\nbreak").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "line\nbreak"))
+    with pytest.raises(SupervisorError, match=r"/line\\nbreak', has a line break in its name") as caught:
+        supervisor_module._start()
+    assert caught.value.remedy == "set TMPDIR to a directory without one"
+    assert list((tmp_path / "line\nbreak").iterdir()) == []
 
 
 def test_a_reused_pid_is_not_killed() -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from helpers.records import key, record
 from prometheus_client.parser import text_string_to_metric_families
 
 from pytest_nixl.cli import main
+from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.units import format_size
 from pytest_nixl.judge.run_comparison import compare_runs
 from pytest_nixl.model.figure import Figure
@@ -23,7 +25,7 @@ from pytest_nixl.model.results import Result, RowSummary
 from pytest_nixl.model.row_key import RowKey, read_key
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.report.files import write
-from pytest_nixl.report.github import summary, workflow_commands
+from pytest_nixl.report.github import add_summary, summary, workflow_commands
 from pytest_nixl.report.page import page as html_page
 from pytest_nixl.report.run_report import RunReport
 from pytest_nixl.report.table import lines
@@ -410,6 +412,20 @@ def test_annotations_are_one_line_each_and_limited_in_number(report: RunReport) 
     lines = list(workflow_commands(replace(report, run=replace(report.run, results=many))))
     assert len(lines) == 10
     assert lines[0] == "::error title=NIXL FAIL c%2Cd%3Ae::0 %25%0Asecond line"
+
+
+def test_a_summary_that_is_a_fifo_is_reported_and_not_waited_for(
+    report: RunReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "fifo"))
+    with pytest.raises(NixlPluginError, match="is a FIFO"):
+        add_summary(report)
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+    add_summary(report)
+    once = (tmp_path / "summary.md").read_text()
+    add_summary(report)
+    assert (tmp_path / "summary.md").read_text() == 2 * once
 
 
 @pytest.mark.long
