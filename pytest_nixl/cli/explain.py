@@ -195,7 +195,8 @@ def _matches(word: str, entries: list[Entry]) -> list[Entry]:
     # A part of a longer word, such as the "hang" of "change", counts only if no entry has the word itself.
     matches = [entry for place, entry in ranked if place <= _WHOLE_WORDS or ranked[0][0] > _WHOLE_WORDS]
     if not matches:
-        near = get_close_matches(word.casefold(), [name.casefold() for entry in entries for name in entry.names], n=1)
+        names = [] if " " in word else [name.casefold() for entry in entries for name in entry.names]
+        near = get_close_matches(word.casefold(), names, n=1)
         hint = f"did you mean {near[0]}?" if near else "give a shorter part of the message, --checks or --findings"
         raise ValueError(f"no entry matches: {hint}")
     return matches

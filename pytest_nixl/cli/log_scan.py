@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 #: What stands for the variable parts of a form.
 GAP = "…"
 #: What a message says of a failure. They are printed in this order.
-WEIGHTS = ("cause", "symptom", "harmless")
+WEIGHTS = ("cause", "likely", "symptom", "harmless")
 
 #: The most bytes between two parts of a form, and on each side of a candidate, that are compared.
 _GAP_BYTES, _LINE_BYTES = 600, 4000

@@ -39,7 +39,7 @@ def score_line(line: dict[str, Any], scan: LogScan) -> str:
         return "false" if scan.seen() else "silent"
     explanation = " ".join(str(harmful[0].fields.get(name, "")) for name in ("text", "means", "do")).casefold()
     if line["says"].casefold() in explanation:
-        return "right" if line["answer"] == "symptom" or harmful[0].weight == "cause" else "generic"
+        return "right" if line["answer"] == "symptom" or harmful[0].weight != "symptom" else "generic"
     return "generic" if harmful[0].weight == "symptom" else "false"
 
 
