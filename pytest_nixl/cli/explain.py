@@ -140,7 +140,8 @@ def _explain_logs(logs: list[str], arguments: argparse.Namespace) -> int:
         label = f"{'the standard input' if log == '-' else log}: " if len(logs) > 1 else ""
         seen += ((label, one) for one in scan.seen())
     if not seen:
-        raise ValueError(f"nothing is known of the {lines} lines of this log" if lines else "the log is empty")
+        length = f"{lines} line{'s' if lines > 1 else ''}"
+        raise ValueError(f"nothing is known of this log of {length}" if lines else "the log is empty")
     seen.sort(key=lambda pair: WEIGHTS.index(pair[1].message.weight))
     return _print_seen(seen, arguments, log=True)
 

@@ -156,7 +156,7 @@ class LogScan:
         rest = b""
         while block := stream.read(_BLOCK_BYTES):
             block = rest + block
-            end = block.rfind(b"\n") + 1 or len(block)
+            end = block.rfind(b"\n") + 1 or (len(block) if len(block) >= _BLOCK_BYTES else 0)
             self.feed(block[:end])
             rest = block[end:]
         self.feed(rest)
