@@ -98,7 +98,7 @@ INFO 11-20 10:00:01 [core.py:12] the secret is hunter2
 [1763600001.1] [pod-a:211:0]  parser.c:2036 UCX  WARN  unused environment variable: UCX_SERVICE_PORT
 nixl._bindings.nixlBackendError: NIXL_ERR_BACKEND
 nixl._bindings.nixlBackendError: NIXL_ERR_BACKEND
-[1763600001.1] [pod-a:211:0]  ucp_context.c:12 UCX WARN transports 'rc','ud' are not available, please use one or more of: tcp
+[1.1] [pod:211:0]  ucp_context.c:12 UCX WARN transports 'rc','ud' are not available, please use one or more of: tcp
 """
 
 
