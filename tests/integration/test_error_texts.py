@@ -20,7 +20,32 @@ from pytest_nixl.nixl.installed import nixl_packages
 #: The libraries that say what the entries of NIXL and UCX have.
 LIBRARIES = re.compile(r"libnixl|libplugin|libuc[mpst]|_bindings")
 #: Titles of messages of other releases or builds, and of those that are composed at run time.
-NOT_IN_THE_WHEEL: frozenset[str] = frozenset()
+NOT_IN_THE_WHEEL = {
+    "(state=…): send(…) failed",
+    "Caught signal 11 (Segmentation fault",
+    "Failed to load plugin from … cannot open shared object file",
+    "Local protection error on … (synd",
+    "Receive-no-ready retry count exceeded … (synd",
+    "Remote access error on … (synd",
+    "Transport retry count exceeded … (synd",
+    "completion[…] with error on … Work Request Flushed",
+    "could not open gdr copy",
+    "createBackend: unsupported backend",
+    "failed to allocate … bytes using md posix",
+    "failed to allocate … bytes using md sysv",
+    "failed to connect to vfs socket",
+    "failed to create … QP …: Invalid argument",
+    "failed to modify to RTR: No such device",
+    "failed to select lane for local device",
+    "ibv_create_cq(…) failed: Invalid argument",
+    "ibv_modify_qp(DCI, … failed",
+    "ibv_reg_mr(…) failed: Bad address",
+    "ibv_reg_mr(…) failed: Cannot allocate memory",
+    "no … transport to …: Unsupported operation",
+    "open(file_name=/proc/…) failed: No such file or directory",
+    "shmget(…) for … failed: No space left on device",
+    "uct_iface_open(…) failed: Address not valid",
+}
 
 #: Makes errors with the real NIXL, and prints the class and the text of each.
 PROVOKE = """
