@@ -181,7 +181,7 @@ class LogScan:
         offset, number = start, self.line_count + 1
         for line, messages in sorted(best.items()):
             number += text.count(b"\n", offset, line)
-            offset = max(line, offset)
+            offset = line
             most_precise = min(message.rank for message in messages)
             for message in messages:
                 if message.rank == most_precise:
