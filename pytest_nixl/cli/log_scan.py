@@ -52,7 +52,7 @@ class Form:
     @classmethod
     def read(cls, text: str) -> Form:
         """Return the form that a text with gaps describes. Case does not count."""
-        parts = tuple(part.encode() for part in text.lower().split(GAP) if part.strip())
+        parts = tuple(part.strip().encode() for part in text.lower().split(GAP) if part.strip())
         return cls(parts, (not text.startswith(GAP), not text.endswith(GAP)))
 
     @property
@@ -128,9 +128,19 @@ def read_messages(document: Mapping[str, Any]) -> tuple[tuple[Message, ...], dic
         if error["by"] not in speakers or error.get("weight", WEIGHTS[0]) not in WEIGHTS:
             raise ValueError(f"error-texts.toml: {error['text']!r} has an unknown speaker or weight")
         forms = tuple(Form.read(text) for text in (error["text"], *error.get("also", ())))
-        parts = (_folded(error.get(name, ())) for name in ("has", "without", "after"))
-        weight, signed = error.get("weight", WEIGHTS[0]), error.get("signed", False)
-        messages.append(Message(error["text"], error["by"], weight, forms, *parts, signed, error))
+        messages.append(
+            Message(
+                title=error["text"],
+                by=error["by"],
+                weight=error.get("weight", WEIGHTS[0]),
+                forms=forms,
+                has=_folded(error.get("has", ())),
+                without=_folded(error.get("without", ())),
+                after=_folded(error.get("after", ())),
+                signed=error.get("signed", False),
+                fields=error,
+            )
+        )
     return tuple(messages), speakers
 
 
