@@ -10,7 +10,7 @@ further than a fixed number of bytes, so that a line may have any length.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -21,6 +21,10 @@ WEIGHTS = ("cause", "likely", "symptom", "harmless")
 
 #: The most bytes between two parts of a form, and on each side of a candidate, that are compared.
 _GAP_BYTES, _LINE_BYTES = 600, 4000
+#: The bytes on each side of a candidate in which its speaker's sign is looked for.
+_SIGN_BYTES = 1000
+#: The most candidates of one form on one line that are compared.
+_LINE_CANDIDATES = 20
 #: The lines before a message, and their bytes, in which the call that failed is looked for.
 _LINES_BEFORE, _BYTES_BEFORE = 8, 4000
 _BLOCK_BYTES = 8 << 20
@@ -180,14 +184,10 @@ class LogScan:
         start = len(self._before)
         best: dict[int, list[Message]] = {}
         for literal, forms in self._forms.items():
-            position = text.find(literal, start)
-            while position >= 0:
+            for line, position in _candidates(text, literal, start):
                 for message, form in forms:
-                    if self._matches(text, position, message, form):
-                        messages = best.setdefault(text.rfind(b"\n", 0, position) + 1, [])
-                        if message not in messages:
-                            messages.append(message)
-                position = text.find(literal, position + len(literal))
+                    if message not in best.get(line, ()) and self._matches(text, position, message, form):
+                        best.setdefault(line, []).append(message)
         offset, number = start, self.line_count + 1
         for line, messages in sorted(best.items()):
             number += text.count(b"\n", offset, line)
@@ -204,17 +204,36 @@ class LogScan:
         return sorted(self._seen.values(), key=lambda seen: (WEIGHTS.index(seen.message.weight), seen.line))
 
     def _matches(self, text: bytes, position: int, message: Message, form: Form) -> bool:
-        start = max(text.rfind(b"\n", 0, position) + 1, position - _LINE_BYTES)
+        nearest = max(0, position - _LINE_BYTES)
+        start = text.rfind(b"\n", nearest, position) + 1 or nearest
         end = text.find(b"\n", position, position + _LINE_BYTES)
-        line = text[start : end if end >= 0 else position + _LINE_BYTES]
+        end = end if end >= 0 else position + _LINE_BYTES
+        line = text[start:end]
         if not form.is_on(line) or (message.has and not any(part in line for part in message.has)):
             return False
         if any(part in line for part in message.without):
             return False
-        said_by = {name for name, speaker in self._speakers.items() if speaker.sign.search(line)}
+        near = text[max(start, position - _SIGN_BYTES) : min(end, position + _SIGN_BYTES)]
+        said_by = {name for name, speaker in self._speakers.items() if speaker.sign.search(near)}
         if message.by not in said_by and (message.signed or any(self._speakers[name].native for name in said_by)):
             return False
         if not message.after:
             return True
         before = text[max(0, start - _BYTES_BEFORE) : start].splitlines()[-_LINES_BEFORE:]
         return any(part in context for context in (*before, line) for part in message.after)
+
+
+def _candidates(text: bytes, literal: bytes, start: int) -> Iterator[tuple[int, int]]:
+    """Yield where a literal stands: the start of its line, and its position. Of one line the first few are enough."""
+    line, searched, count = 0, 0, 0
+    position = text.find(literal, start)
+    while position >= 0:
+        newline = text.rfind(b"\n", searched, position)
+        line, count = (newline + 1, 1) if newline >= 0 else (line, count + 1)
+        searched = position
+        if count <= _LINE_CANDIDATES:
+            yield line, position
+            position = text.find(literal, position + len(literal))
+        else:
+            end = text.find(b"\n", position)
+            position = text.find(literal, end) if end >= 0 else -1

@@ -104,16 +104,18 @@ def test_a_line_of_any_length_is_read_in_bounded_time() -> None:
     assert titles("x" * 2_000_000 + f" {RAISED} " + "x" * 2_000_000) == ["NIXL_ERR_BACKEND"]
     assert titles("network devices not available, please use one or more " * 20_000) == []
     assert titles("not available, please use one or more of, " * 20_000) == []
+    assert titles(f"{RAISED} " * 20_000) == ["NIXL_ERR_BACKEND"]
+    assert titles("error: request is too large; " * 5_000) == []
     assert process_time() - started < 4
 
 
-def test_10_mb_take_less_than_2_s() -> None:
+def test_10_mb_take_a_second_or_two() -> None:
     line = b"INFO 11-20 10:00:01 [loggers.py:12] Engine 000: Avg prompt throughput: 812.1 tokens/s, Running: 12 reqs\n"
     log = (line * 19 + RAISED.encode() + b"\n") * 5_000
     assert len(log) > 10_000_000
     started = process_time()
     [seen] = scan(log).seen()
-    assert process_time() - started < 2
+    assert process_time() - started < 4, "1 s on two busy cores"
     assert seen.count == 5_000
 
 
