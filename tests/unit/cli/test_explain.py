@@ -126,6 +126,17 @@ def test_a_log_is_explained_cause_first_without_an_echo(
         assert capsys.readouterr().out == out
 
 
+def test_of_many_causes_the_first_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "engine.log"
+    errors = ("BACKEND", "NOT_FOUND", "REMOTE_DISCONNECT", "INVALID_PARAM", "MISMATCH", "NO_TELEMETRY", "UNKNOWN",
+              "REPOST_ACTIVE", "NOT_SUPPORTED")  # fmt: skip
+    file.write_text("\n".join(f"NIXL_ERR_{error}" for error in errors))
+    heads = explained(capsys, str(file))
+    assert len(heads) == 9
+    assert heads[-1] == "and 1 more: --all prints them"
+    assert len(explained(capsys, "--all", str(file))) == 9
+
+
 def test_several_logs_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prefill, decode = tmp_path / "prefill.log", tmp_path / "decode.log"
     prefill.write_text("NIXL_ERR_BACKEND\n")
@@ -193,7 +204,7 @@ def test_commands_name_the_suites_as_they_are_installed(
     [
         (["xyzzy"], "no entry matches: give a shorter part of the message, --checks or --findings"),
         (["memlick"], "no entry matches: did you mean memlock?"),
-        (["memlick", "memlick"], "no entry matches: give a shorter part"),
+        (["NIXL", "compatibility", "hash", "mismach"], "no entry matches: give a shorter part"),
         (["FlashInfer", "is", "not", "installed"], "no entry matches: "),
         (["OSError: [Errno 12] Cannot allocate memory"], "no entry matches: "),
         (["--checks", "NIXL_ERR_BACKEND"], "no entry matches: "),

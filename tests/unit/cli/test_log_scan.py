@@ -47,6 +47,7 @@ def test_one_device_is_not_a_transport_and_two_transports_are_not_devices() -> N
     [
         # A short text needs its speaker's sign.
         ("etcdserver: request is too large", "error: request is too large: 130000 tokens"),
+        ("etcd: " + "-" * 500 + " request is too large", "etcd: " + "-" * 1500 + " request is too large"),
         (f"{UCX}different pid namespaces", "two processes in different pid namespaces"),
         # A line that another native logger wrote is not this speaker's.
         ("Transport retry count exceeded on mlx5_0:1/IB (synd 0x15 vend 0x81)",
@@ -91,6 +92,17 @@ def test_a_message_is_counted_and_its_first_line_numbered_across_blocks(monkeypa
     found = scan("nothing\n" * 40 + f"{RAISED}\nnothing\n" * 30)
     [seen] = found.seen()
     assert (seen.line, seen.count, found.line_count) == (41, 30, 100)
+
+
+def test_lines_are_counted_and_not_the_candidates_on_them() -> None:
+    log = f"{RAISED} " * 25 + "\n" + f"{RAISED}\n" * 25
+    [seen] = scan(log).seen()
+    assert seen.count == 26
+
+
+def test_a_gap_needs_no_space() -> None:
+    line = "NIXL transfer failure: handshake_failed | Context: {'remote_host': 'localhost'}"
+    assert titles(line) == ["NIXL transfer failure: handshake_failed … 'remote_host': 'localhost'"]
 
 
 def test_the_call_is_also_read_from_the_block_before(monkeypatch: pytest.MonkeyPatch) -> None:
