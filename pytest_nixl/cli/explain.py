@@ -95,7 +95,7 @@ def _explain(arguments: argparse.Namespace) -> int:
     if logs:
         return _explain_logs(logs, arguments)
     if word and not arguments.kind and (seen := _scan(io.BytesIO(os.fsencode(word))).seen()):
-        return _print_seen([("", one) for one in seen], arguments)
+        return _print_seen([("", match) for match in seen], arguments)
     if len(word) > _MOST_LETTERS:
         raise ValueError("nothing is known of these words")
     entries = [entry for entry in _entries() if arguments.kind in ("", entry.kind)]
@@ -138,7 +138,7 @@ def _explain_logs(logs: list[str], arguments: argparse.Namespace) -> int:
                 scan = _scan(stream)
         lines += scan.line_count
         label = f"{'the standard input' if log == '-' else log}: " if len(logs) > 1 else ""
-        seen += ((label, one) for one in scan.seen())
+        seen += ((label, match) for match in scan.seen())
     if not seen:
         length = f"{lines} line{'s' if lines > 1 else ''}"
         raise ValueError(f"nothing is known of this log of {length}" if lines else "the log is empty")
@@ -158,20 +158,20 @@ def _print_seen(seen: list[tuple[str, Seen]], arguments: argparse.Namespace, *, 
     :param log: say on which lines they are.
     """
     if arguments.json:
-        places = [{"line": one.line, "count": one.count} if log else {} for _, one in seen]
-        print(json.dumps([{"kind": "error", **place, **one.message.fields}
-                          for place, (_, one) in zip(places, seen, strict=True)], indent=2))  # fmt: skip
+        places = [{"line": match.line, "count": match.count} if log else {} for _, match in seen]
+        print(json.dumps([{"kind": "error", **place, **match.message.fields}
+                          for place, (_, match) in zip(places, seen, strict=True)], indent=2))  # fmt: skip
         return 0
-    harmful = [(label, one) for label, one in seen if one.message.weight != "harmless"]
+    harmful = [(label, match) for label, match in seen if match.message.weight != "harmless"]
     printed = harmful if arguments.all else harmful[:_MOST]
-    for label, one in printed:
-        print(f"{_place_in_log(label, one) if log else 'error'} {one.message.title}")
-        for line in _lines(one.message.fields):
+    for label, match in printed:
+        print(f"{_place_in_log(label, match) if log else 'error'} {match.message.title}")
+        for line in _lines(match.message.fields):
             print(f"    {line}")
     if len(harmful) > len(printed):
         print(f"and {len(harmful) - len(printed)} more: --all prints them")
     if len(harmful) < len(seen):
-        harmless = [f"{one.message.title} ({one.message.fields['means']})" for _, one in seen[len(harmful) :]]
+        harmless = [f"{match.message.title} ({match.message.fields['means']})" for _, match in seen[len(harmful) :]]
         print(f"{'also seen, harmless' if harmful else 'seen, harmless'}: {'; '.join(harmless)}")
     return 0
 

@@ -70,10 +70,10 @@ class Form:
         while (start := line.find(self.parts[0], start + 1)) >= 0:
             end = start + len(self.parts[0])
             for part in self.parts[1:]:
-                found = line.find(part, end, end + _GAP_BYTES + len(part))
-                if found < 0:
+                place = line.find(part, end, end + _GAP_BYTES + len(part))
+                if place < 0:
                     break
-                end = found + len(part)
+                end = place + len(part)
             else:
                 cuts_first = self.whole[0] and start > 0 and _is_word(line[start - 1 : start + 1])
                 if not cuts_first and not (self.whole[1] and _is_word(line[end - 1 : end + 1])):

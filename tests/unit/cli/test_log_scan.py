@@ -21,9 +21,9 @@ RAISED = "nixl._bindings.nixlBackendError: NIXL_ERR_BACKEND"
 
 
 def scan(log: str | bytes) -> LogScan:
-    found = LogScan(*read_messages(parse_texts(text_file("error-texts"))))
-    found.read(io.BytesIO(log.encode() if isinstance(log, str) else log))
-    return found
+    result = LogScan(*read_messages(parse_texts(text_file("error-texts"))))
+    result.read(io.BytesIO(log.encode() if isinstance(log, str) else log))
+    return result
 
 
 def titles(log: str) -> list[str]:
@@ -89,9 +89,9 @@ def test_causes_come_first_then_usual_causes_then_symptoms() -> None:
 
 def test_a_message_is_counted_and_its_first_line_numbered_across_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_scan, "_BLOCK_BYTES", 100)
-    found = scan("nothing\n" * 40 + f"{RAISED}\nnothing\n" * 30)
-    [seen] = found.seen()
-    assert (seen.line, seen.count, found.line_count) == (41, 30, 100)
+    result = scan("nothing\n" * 40 + f"{RAISED}\nnothing\n" * 30)
+    [seen] = result.seen()
+    assert (seen.line, seen.count, result.line_count) == (41, 30, 100)
 
 
 def test_lines_are_counted_and_not_the_candidates_on_them() -> None:
