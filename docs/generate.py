@@ -37,6 +37,7 @@ from pytest_nixl.checks.connector.rules import RULES, ConfigurationLayer
 from pytest_nixl.checks.doctor.catalogue import own_checks
 from pytest_nixl.checks.faults.misuse import KINDS
 from pytest_nixl.checks.faults.transfers import FAULTS
+from pytest_nixl.cli.log_scan import read_messages
 from pytest_nixl.cli.starter_files import PLACEHOLDER, starter_file
 from pytest_nixl.cluster import launchers
 from pytest_nixl.core.texts import parse_texts
@@ -440,15 +441,23 @@ def findings_page() -> str:
 def error_texts_page() -> str:
     """Return the page that says of the text of an error what it means, and which check finds the cause."""
     said = texts("error-texts")
+    read_messages(said)
     known = {check.id for check in declared_checks()}
     parts = [said["intro"]]
-    for error in said["error"]:
+    for error in sorted(said["error"], key=lambda error: error.get("weight") == "harmless"):
         if strange := sorted(set(error["checks"]) - known):
             raise UndocumentedError(f"docs/reference/error-texts.toml names the check {strange[0]}: there is none")
-        links = ", ".join(f"[{id}](checks.md#{id})" for id in error["checks"])
-        also = f", `{error['also']}`" if "also" in error else ""
-        facts = (f"said by: {error['by']}{also}", f"means: {error['means']}", f"do: {error['do']}", f"checks: {links}")
-        parts.append(f"## {error['text']}\n\n" + "\n".join(f"- {each}" for each in facts))
+        facts = {
+            "said by": error["by"],
+            "also": ", ".join(map(code, error.get("also", ()))),
+            "a symptom": "another line of the log has the cause" if error.get("weight") == "symptom" else "",
+            "harmless": error["means"] if error.get("weight") == "harmless" else "",
+            "means": error["means"] if error.get("weight") != "harmless" else "",
+            "do": error.get("do", ""),
+            "checks": ", ".join(f"[{id}](checks.md#{id})" for id in error["checks"]),
+        }
+        lines = "\n".join(f"- {name}: {text}" for name, text in facts.items() if text)
+        parts.append(f"## {plain(error['text'])}\n\n{lines}")
     return page("Errors by their text", *parts)
 
 

@@ -1,18 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``pytest-nixl explain``: look up an error's text, a finding, a check, an option or a fault; list checks, findings."""
+"""``pytest-nixl explain``: read a log; look up an error's text, a finding, a check, an option or a fault."""
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
+import os.path
 import re
 import shlex
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from pytest_nixl.cli.log_scan import WEIGHTS, LogScan, Seen, read_messages
 from pytest_nixl.core.texts import parse_texts, text_file
 from pytest_nixl.model.findings import FINDINGS, known_finding
 from pytest_nixl.model.settings import LEVELS, OPTIONS
@@ -22,6 +26,8 @@ from pytest_nixl.session.suites import SuiteCheck, suite_checks, suites_folder
 _PACKAGE = Path(__file__).resolve().parents[1]
 #: The most entries that a look-up prints without ``--all``.
 _MOST = 8
+#: The most letters of words that are looked up. A longer text is a part of a log.
+_MOST_LETTERS = 200
 #: The last place of entries that contain the whole words. Entries that contain parts of the words come later.
 _WHOLE_WORDS = 4
 
@@ -43,9 +49,15 @@ class Entry:
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     explain = commands.add_parser(
-        "explain", help="explain an error's text, a finding, a check, an option or a fault; list all checks or findings"
+        "explain",
+        help="explain a log, an error's text, a finding, a check, an option or a fault; list all checks or findings",
     )
-    explain.add_argument("words", metavar="WORD", nargs="*", help="a part of a message, or an id; case does not count")
+    explain.add_argument(
+        "words",
+        metavar="FILE or WORD",
+        nargs="*",
+        help="logs to read (`-` or none: the standard input); or a part of a message, or an id; case does not count",
+    )
     kind = explain.add_mutually_exclusive_group()
     kind.add_argument(
         "--checks",
@@ -79,6 +91,13 @@ def _explain(arguments: argparse.Namespace) -> int:
     word = " ".join(arguments.words).strip()
     if arguments.reproduce:
         return _reproduce(word)
+    logs = [] if arguments.kind else _logs(arguments.words)
+    if logs:
+        return _explain_logs(logs, arguments)
+    if word and not arguments.kind and (seen := _scan(io.BytesIO(os.fsencode(word))).seen()):
+        return _print_seen([("", match) for match in seen], arguments)
+    if len(word) > _MOST_LETTERS:
+        raise ValueError("nothing is known of these words")
     entries = [entry for entry in _entries() if arguments.kind in ("", entry.kind)]
     whole_list = bool(arguments.kind) and not arguments.words
     if not whole_list:
@@ -97,19 +116,90 @@ def _explain(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _logs(words: list[str]) -> list[str]:
+    """Return the logs that the words name: files, or ``-`` for the standard input."""
+    if not words and sys.stdin is not None and not sys.stdin.isatty():
+        return ["-"]
+    if all(word == "-" or os.path.isfile(word) for word in words):
+        return words
+    if len(words) == 1 and words[0].endswith((".log", ".txt", ".out", ".err")):
+        raise ValueError("there is no file of this name")
+    return []
+
+
+def _explain_logs(logs: list[str], arguments: argparse.Namespace) -> int:
+    seen: list[tuple[str, Seen]] = []
+    lines = 0
+    for log in logs:
+        if log == "-":
+            scan = _scan(sys.stdin.buffer)
+        else:
+            with open(log, "rb") as stream:
+                scan = _scan(stream)
+        lines += scan.line_count
+        label = f"{'the standard input' if log == '-' else log}: " if len(logs) > 1 else ""
+        seen += ((label, match) for match in scan.seen())
+    if not seen:
+        length = f"{lines} line{'s' if lines > 1 else ''}"
+        raise ValueError(f"nothing is known of this log of {length}" if lines else "the log is empty")
+    seen.sort(key=lambda pair: WEIGHTS.index(pair[1].message.weight))
+    return _print_seen(seen, arguments, log=True)
+
+
+def _scan(stream: BinaryIO) -> LogScan:
+    scan = LogScan(*read_messages(_shipped_text("error-texts")))
+    scan.read(stream)
+    return scan
+
+
+def _print_seen(seen: list[tuple[str, Seen]], arguments: argparse.Namespace, *, log: bool = False) -> int:
+    """Print what messages mean, the most likely cause first, and those that are harmless in one line.
+
+    :param log: say on which lines they are.
+    """
+    if arguments.json:
+        places = [{"line": match.line, "count": match.count} if log else {} for _, match in seen]
+        print(json.dumps([{"kind": "error", **place, **match.message.fields}
+                          for place, (_, match) in zip(places, seen, strict=True)], indent=2))  # fmt: skip
+        return 0
+    harmful = [(label, match) for label, match in seen if match.message.weight != "harmless"]
+    printed = harmful if arguments.all else harmful[:_MOST]
+    for label, match in printed:
+        print(f"{_place_in_log(label, match) if log else 'error'} {match.message.title}")
+        for line in _lines(match.message.fields):
+            print(f"    {line}")
+    if len(harmful) > len(printed):
+        print(f"and {len(harmful) - len(printed)} more: --all prints them")
+    if len(harmful) < len(seen):
+        harmless = [f"{match.message.title} ({match.message.fields['means']})" for _, match in seen[len(harmful) :]]
+        print(f"{'also seen, harmless' if harmful else 'seen, harmless'}: {'; '.join(harmless)}")
+    return 0
+
+
+def _place_in_log(label: str, seen: Seen) -> str:
+    times = f", {seen.count} times" if seen.count > 1 else ""
+    return f"{label}line {seen.line}{times}:"
+
+
+def _lines(error: Mapping[str, Any]) -> tuple[str, ...]:
+    facts = ((name, error.get(name, "")) for name in ("by", "means", "do"))
+    return tuple(f"{name + ':':7} {text}" for name, text in facts if text)
+
+
 def _matches(word: str, entries: list[Entry]) -> list[Entry]:
     """Return the entries that contain a word, the best first. :raises ValueError: there is none."""
     if not word:
-        raise ValueError("the word is empty: give a part of a message, an id, --checks or --findings")
+        raise ValueError("the word is empty: give a log, a part of a message, an id, --checks or --findings")
     ranked = sorted(
         ((place, entry) for entry in entries if (place := _place(word, entry)) is not None), key=lambda pair: pair[0]
     )
     # A part of a longer word, such as the "hang" of "change", counts only if no entry has the word itself.
     matches = [entry for place, entry in ranked if place <= _WHOLE_WORDS or ranked[0][0] > _WHOLE_WORDS]
     if not matches:
-        near = get_close_matches(word.casefold(), [name.casefold() for entry in entries for name in entry.names], n=1)
+        names = [] if " " in word else [name.casefold() for entry in entries for name in entry.names]
+        near = get_close_matches(word.casefold(), names, n=1)
         hint = f"did you mean {near[0]}?" if near else "give a shorter part of the message, --checks or --findings"
-        raise ValueError(f"no entry matches {word!r}: {hint}")
+        raise ValueError(f"no entry matches: {hint}")
     return matches
 
 
@@ -117,9 +207,6 @@ def _place(word: str, entry: Entry) -> int | None:
     """Return the place of an entry among those that contain a word, the best first; None: it does not contain it."""
     folded = word.casefold()
     if any(folded == name.casefold() for name in entry.names):
-        return 0
-    # A whole line of a log has more words than the error in it.
-    if entry.kind == "error" and entry.names[0].casefold() in folded:
         return 0
     names, text = "\n".join(entry.names), "\n".join((*entry.names, *entry.lines))
     whole = rf"(?<![^\W_]){re.escape(word)}(?![^\W_])"
@@ -134,8 +221,7 @@ def _place(word: str, entry: Entry) -> int | None:
 
 def _entries() -> Iterator[Entry]:
     for error in _shipped_text("error-texts").get("error", ()):
-        lines = [f"by:     {error['by']}", f"means:  {error['means']}", f"do:     {error['do']}"]
-        yield Entry("error", (error["text"], error.get("also", "")), tuple(lines), error)
+        yield Entry("error", (error["text"], *error.get("also", ())), _lines(error), error)
     for finding in FINDINGS.values():
         lines = [
             f"what:    {finding.title}",

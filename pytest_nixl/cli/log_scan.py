@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recognise known messages in a log by who says them and what they say.
+
+An entry of ``error-texts.toml`` has forms, such as ``network device … is not available``. The parts between the gaps
+must follow each other on one line. A search for each form's longest part finds candidate lines at the speed of
+``bytes.find``; only there are the other parts, the speaker's sign and the lines before compared. No comparison looks
+further than a fixed number of bytes, so that a line may have any length.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+#: What stands for the variable parts of a form.
+GAP = "…"
+#: What a message says of a failure. They are printed in this order.
+WEIGHTS = ("cause", "likely", "symptom", "harmless")
+
+#: The most bytes between two parts of a form, and on each side of a candidate, that are compared.
+_GAP_BYTES, _LINE_BYTES = 600, 4000
+#: The bytes on each side of a candidate in which its speaker's sign is looked for.
+_SIGN_BYTES = 1000
+#: The most candidates of one form on one line that are compared.
+_LINE_CANDIDATES = 20
+#: The lines before a message, and their bytes, in which the call that failed is looked for.
+_LINES_BEFORE, _BYTES_BEFORE = 8, 4000
+_BLOCK_BYTES = 8 << 20
+
+
+@dataclass(frozen=True)
+class Speaker:
+    """A program or library that writes messages.
+
+    :param sign: how one of its lines is recognised, in lower case.
+    :param native: its own logger writes the whole line, so that another speaker's message cannot be on it.
+    """
+
+    name: str
+    sign: re.Pattern[bytes]
+    native: bool = False
+
+
+@dataclass(frozen=True)
+class Form:
+    """One form of a message: parts that follow each other on a line.
+
+    :param whole: whether the first part begins a word, and the last part ends one. A gap there says no.
+    """
+
+    parts: tuple[bytes, ...]
+    whole: tuple[bool, bool]
+
+    @classmethod
+    def read(cls, text: str) -> Form:
+        """Return the form that a text with gaps describes. Case does not count."""
+        parts = tuple(part.strip().encode() for part in text.lower().split(GAP) if part.strip())
+        return cls(parts, (not text.startswith(GAP), not text.endswith(GAP)))
+
+    @property
+    def literal(self) -> bytes:
+        """Return the part that is searched."""
+        return max(self.parts, key=len)
+
+    def is_on(self, line: bytes) -> bool:
+        """Return whether the parts follow each other on a line."""
+        start = -1
+        while (start := line.find(self.parts[0], start + 1)) >= 0:
+            end = start + len(self.parts[0])
+            for part in self.parts[1:]:
+                place = line.find(part, end, end + _GAP_BYTES + len(part))
+                if place < 0:
+                    break
+                end = place + len(part)
+            else:
+                cuts_first = self.whole[0] and start > 0 and _is_word(line[start - 1 : start + 1])
+                if not cuts_first and not (self.whole[1] and _is_word(line[end - 1 : end + 1])):
+                    return True
+        return False
+
+
+def _is_word(two: bytes) -> bool:
+    """Return whether the border between two bytes lies inside a word."""
+    return len(two) == 2 and two.isalnum()
+
+
+@dataclass(frozen=True)
+class Message:
+    """One entry.
+
+    :param has: one of these must be on the line; empty: no condition.
+    :param without: none of these may be on the line.
+    :param after: one of these must be on the line or on a line shortly before it; empty: no condition.
+    :param signed: the form is too short to be known without its speaker's sign.
+    """
+
+    title: str
+    by: str
+    weight: str
+    forms: tuple[Form, ...]
+    has: tuple[bytes, ...]
+    without: tuple[bytes, ...]
+    after: tuple[bytes, ...]
+    signed: bool
+    fields: Mapping[str, Any]
+
+    @property
+    def rank(self) -> tuple[int, bool]:
+        """Return the place of the entry among those that match one line, the most precise first."""
+        return WEIGHTS.index(self.weight), not self.after
+
+
+@dataclass
+class Seen:
+    """A message, the first line of a log that has it, and the number of these lines."""
+
+    message: Message
+    line: int
+    count: int = 0
+
+
+def read_messages(document: Mapping[str, Any]) -> tuple[tuple[Message, ...], dict[str, Speaker]]:
+    """Return the entries of ``error-texts.toml``, and who says them. :raises ValueError: an entry is malformed."""
+    speakers = {
+        name: Speaker(name, re.compile(fields["sign"].lower().encode()), fields.get("native", False))
+        for name, fields in document["speaker"].items()
+    }
+    messages = []
+    for error in document["error"]:
+        if error["by"] not in speakers or error.get("weight", WEIGHTS[0]) not in WEIGHTS:
+            raise ValueError(f"error-texts.toml: {error['text']!r} has an unknown speaker or weight")
+        forms = tuple(Form.read(text) for text in (error["text"], *error.get("also", ())))
+        messages.append(
+            Message(
+                title=error["text"],
+                by=error["by"],
+                weight=error.get("weight", WEIGHTS[0]),
+                forms=forms,
+                has=_folded(error.get("has", ())),
+                without=_folded(error.get("without", ())),
+                after=_folded(error.get("after", ())),
+                signed=error.get("signed", False),
+                fields=error,
+            )
+        )
+    return tuple(messages), speakers
+
+
+def _folded(parts: Iterable[str]) -> tuple[bytes, ...]:
+    return tuple(part.lower().encode() for part in parts)
+
+
+class LogScan:
+    """The findings of one log, which is fed in blocks that end with a line."""
+
+    def __init__(self, messages: Iterable[Message], speakers: Mapping[str, Speaker]) -> None:
+        self.line_count = 0
+        self._speakers = speakers
+        self._seen: dict[str, Seen] = {}
+        self._before = b""
+        self._forms: dict[bytes, list[tuple[Message, Form]]] = {}
+        for message in messages:
+            for form in message.forms:
+                self._forms.setdefault(form.literal, []).append((message, form))
+
+    def read(self, stream: BinaryIO) -> None:
+        """Scan a whole stream."""
+        rest = b""
+        while block := stream.read(_BLOCK_BYTES):
+            block = rest + block
+            end = block.rfind(b"\n") + 1 or (len(block) if len(block) >= _BLOCK_BYTES else 0)
+            self.feed(block[:end])
+            rest = block[end:]
+        self.feed(rest)
+        self.line_count += bool(rest)
+
+    def feed(self, block: bytes) -> None:
+        """Scan some lines."""
+        if not block:
+            return
+        text = self._before + block.lower()
+        start = len(self._before)
+        best: dict[int, list[Message]] = {}
+        for literal, forms in self._forms.items():
+            for line, position in _candidates(text, literal, start):
+                for message, form in forms:
+                    if message not in best.get(line, ()) and self._matches(text, position, message, form):
+                        best.setdefault(line, []).append(message)
+        offset, number = start, self.line_count + 1
+        for line, messages in sorted(best.items()):
+            number += text.count(b"\n", offset, line)
+            offset = line
+            most_precise = min(message.rank for message in messages)
+            for message in messages:
+                if message.rank == most_precise:
+                    self._seen.setdefault(message.title, Seen(message, number)).count += 1
+        self.line_count += block.count(b"\n")
+        self._before = text[-_BYTES_BEFORE:]
+
+    def seen(self) -> list[Seen]:
+        """Return each message once: causes first, then by line."""
+        return sorted(self._seen.values(), key=lambda seen: (WEIGHTS.index(seen.message.weight), seen.line))
+
+    def _matches(self, text: bytes, position: int, message: Message, form: Form) -> bool:
+        nearest = max(0, position - _LINE_BYTES)
+        start = text.rfind(b"\n", nearest, position) + 1 or nearest
+        end = text.find(b"\n", position, position + _LINE_BYTES)
+        end = end if end >= 0 else position + _LINE_BYTES
+        line = text[start:end]
+        if not form.is_on(line) or (message.has and not any(part in line for part in message.has)):
+            return False
+        if any(part in line for part in message.without):
+            return False
+        near = text[max(start, position - _SIGN_BYTES) : min(end, position + _SIGN_BYTES)]
+        said_by = {name for name, speaker in self._speakers.items() if speaker.sign.search(near)}
+        if message.by not in said_by and (message.signed or any(self._speakers[name].native for name in said_by)):
+            return False
+        if not message.after:
+            return True
+        before = text[max(0, start - _BYTES_BEFORE) : start].splitlines()[-_LINES_BEFORE:]
+        return any(part in context for context in (*before, line) for part in message.after)
+
+
+def _candidates(text: bytes, literal: bytes, start: int) -> Iterator[tuple[int, int]]:
+    """Yield where a literal stands: the start of its line, and its position. Of one line the first few are enough."""
+    line, searched, count = 0, 0, 0
+    position = text.find(literal, start)
+    while position >= 0:
+        newline = text.rfind(b"\n", searched, position)
+        line, count = (newline + 1, 1) if newline >= 0 else (line, count + 1)
+        searched = position
+        if count <= _LINE_CANDIDATES:
+            yield line, position
+            position = text.find(literal, position + len(literal))
+        else:
+            end = text.find(b"\n", position)
+            position = text.find(literal, end) if end >= 0 else -1

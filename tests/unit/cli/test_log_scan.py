@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A known message is recognised in a log by who says it and what it says; its twins are not."""
+
+from __future__ import annotations
+
+import io
+from time import process_time
+
+import pytest
+from field.score import read_lines, scores
+
+from pytest_nixl.cli import log_scan
+from pytest_nixl.cli.log_scan import LogScan, read_messages
+from pytest_nixl.core.texts import parse_texts, text_file
+
+UCX = "[1763600001.101] [pod-a:211  :0]     ucp_context.c:1268 UCX  WARN  "
+DEVICES = "network device … not available, please use one or more of"
+TRANSPORTS = "transport … not available, please use one or more of"
+AT_REGISTER = "NIXL_ERR_BACKEND at register_memory"
+RAISED = "nixl._bindings.nixlBackendError: NIXL_ERR_BACKEND"
+
+
+def scan(log: str | bytes) -> LogScan:
+    result = LogScan(*read_messages(parse_texts(text_file("error-texts"))))
+    result.read(io.BytesIO(log.encode() if isinstance(log, str) else log))
+    return result
+
+
+def titles(log: str) -> list[str]:
+    return [seen.message.title for seen in scan(log).seen()]
+
+
+def test_one_device_is_not_a_transport_and_two_transports_are_not_devices() -> None:
+    assert titles(f"{UCX}network device 'mlx5_9:1' is not available, please use one or more of: 'eth0'(tcp)") == [
+        DEVICES
+    ]
+    assert titles(f"{UCX}network devices 'a:1','b:1' are not available, please use one or more of: 'c'") == [DEVICES]
+    assert titles(f"{UCX}transport 'rc' is not available, please use one or more of: tcp") == [TRANSPORTS]
+    assert titles(f"{UCX}transports 'cuda_copy','cuda_ipc' are not available, please use one or more of: tcp") == [
+        TRANSPORTS
+    ]
+    assert titles(f"{UCX}model 'rc' is not available, please use one or more of: tcp") == []
+
+
+@pytest.mark.parametrize(
+    ("line", "twin"),
+    [
+        # A short text needs its speaker's sign.
+        ("etcdserver: request is too large", "error: request is too large: 130000 tokens"),
+        ("etcd: " + "-" * 500 + " request is too large", "etcd: " + "-" * 1500 + " request is too large"),
+        (f"{UCX}different pid namespaces", "two processes in different pid namespaces"),
+        # A line that another native logger wrote is not this speaker's.
+        ("Transport retry count exceeded on mlx5_0:1/IB (synd 0x15 vend 0x81)",
+         "[ 12.345678] Transport retry count exceeded on mlx5_0:1/IB (synd 0x15 vend 0x81)"),
+        # What a line must have, and must not have.
+        (f"{UCX}unused environment variable: UCX_FOO", "unused environment variable: FOO"),
+        ("E1120 10:00:01.000001 4242 libfabric_rail.cpp:1362] fi_mr_reg failed on rail 2: Cannot allocate memory",
+         "E1120 10:00:01.000001 4242 libfabric_rail.cpp:1362] fi_mr_reg worked on rail 2: Cannot allocate memory"),
+        # The ends of a form are ends of words; the case does not count.
+        ("keyerror: 'ucx'", "MonkeyError: 'UCX'"),
+        ("nixl._bindings.nixlMismatchError", "nixlMismatchErrors"),
+        # The parts follow each other, and not too far.
+        ("detected CUDA 13 but nixl-cu13 is not installed", "FlashInfer is not installed, but CUDA 12 detected"),
+        ("uct_iface_open(rc_verbs/mlx5_0:1) failed: Address not valid",
+         f"uct_iface_open(rc_verbs/mlx5_0:1{'-' * 700}) failed: Address not valid"),
+    ],
+)  # fmt: skip
+def test_a_twin_of_a_message_stays_silent(line: str, twin: str) -> None:
+    assert len(titles(line)) == 1
+    assert titles(twin) == []
+
+
+def test_the_call_that_failed_is_read_from_the_lines_before() -> None:
+    call = '  File "nixl/_api.py", line 266, in register_memory\n'
+    assert titles(call + "    ...\n" * 7 + RAISED) == [AT_REGISTER]
+    assert titles(call + "    ...\n" * 8 + RAISED) == ["NIXL_ERR_BACKEND"]
+    assert titles(RAISED) == ["NIXL_ERR_BACKEND"]
+
+
+def test_causes_come_first_then_usual_causes_then_symptoms() -> None:
+    log = [
+        "NIXL transfer failure: handshake_setup_failed | Context: {}",
+        RAISED,
+        f"{UCX}unused environment variable: UCX_FOO",
+        "AssertionError: Local block size 16 is not divisible by remote block size 32 or vice versa.",
+    ]
+    assert [seen.line for seen in scan("\n".join(log)).seen()] == [4, 1, 2, 3]
+
+
+def test_a_message_is_counted_and_its_first_line_numbered_across_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_scan, "_BLOCK_BYTES", 100)
+    result = scan("nothing\n" * 40 + f"{RAISED}\nnothing\n" * 30)
+    [seen] = result.seen()
+    assert (seen.line, seen.count, result.line_count) == (41, 30, 100)
+
+
+def test_lines_are_counted_and_not_the_candidates_on_them() -> None:
+    log = f"{RAISED} " * 25 + "\n" + f"{RAISED}\n" * 25
+    [seen] = scan(log).seen()
+    assert seen.count == 26
+
+
+def test_a_gap_needs_no_space() -> None:
+    line = "NIXL transfer failure: handshake_failed | Context: {'remote_host': 'localhost'}"
+    assert titles(line) == ["NIXL transfer failure: handshake_failed … 'remote_host': 'localhost'"]
+
+
+def test_the_call_is_also_read_from_the_block_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = '  File "nixl/_api.py", line 266, in register_memory\n'
+    monkeypatch.setattr(log_scan, "_BLOCK_BYTES", len(call))
+    assert titles(call + RAISED) == [AT_REGISTER]
+
+
+def test_a_line_of_any_length_is_read_in_bounded_time() -> None:
+    started = process_time()
+    assert titles("x" * 2_000_000 + f" {RAISED} " + "x" * 2_000_000) == ["NIXL_ERR_BACKEND"]
+    assert titles("network devices not available, please use one or more " * 20_000) == []
+    assert titles("not available, please use one or more of, " * 20_000) == []
+    assert titles(f"{RAISED} " * 20_000) == ["NIXL_ERR_BACKEND"]
+    assert titles("error: request is too large; " * 5_000) == []
+    assert process_time() - started < 4
+
+
+def test_10_mb_take_a_second_or_two() -> None:
+    line = b"INFO 11-20 10:00:01 [loggers.py:12] Engine 000: Avg prompt throughput: 812.1 tokens/s, Running: 12 reqs\n"
+    log = (line * 19 + RAISED.encode() + b"\n") * 5_000
+    assert len(log) > 10_000_000
+    started = process_time()
+    [seen] = scan(log).seen()
+    assert process_time() - started < 4, "1 s on two busy cores"
+    assert seen.count == 5_000
+
+
+def test_an_entry_with_an_unknown_speaker_or_weight_is_refused() -> None:
+    speaker = {"UCX": {"sign": "ucx"}}
+    for fields in ({"by": "UCY"}, {"by": "UCX", "weight": "grave"}):
+        with pytest.raises(ValueError, match="unknown speaker or weight"):
+            read_messages({"speaker": speaker, "error": [{"text": "a", **fields}]})
+
+
+def test_every_entry_has_its_own_title_and_says_what_to_do() -> None:
+    messages, _ = read_messages(parse_texts(text_file("error-texts")))
+    assert len({message.title for message in messages}) == len(messages)
+    assert [
+        message.title for message in messages if message.weight != "harmless" and not message.fields.get("do")
+    ] == []
+
+
+@pytest.mark.parametrize("half", ["lines", "held_out"])
+def test_nothing_false_is_said_of_a_line_from_the_field(half: str) -> None:
+    results = list(scores(half))
+    assert [line["log"] for line, score in results if score == "false"] == []
+    causes = [score for line, score in results if line["answer"] == "cause"]
+    assert causes.count("right") >= 0.7 * len(causes)
+    assert len(read_lines(half)) >= 75
