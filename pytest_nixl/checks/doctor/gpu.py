@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
-from dataclasses import dataclass
 
 from pytest_nixl.checks.doctor.check import (
     Requirements,
@@ -20,10 +20,11 @@ from pytest_nixl.checks.doctor.check import (
 )
 from pytest_nixl.checks.doctor.libraries import not_loaded
 from pytest_nixl.checks.doctor.limits import amount
-from pytest_nixl.core.texts import Entries
+from pytest_nixl.core.gpu_errors import CUDA_ERRORS, NVML_ERRORS, OTHER_REMEDY, XIDS
 from pytest_nixl.core.words import named, plural
+from pytest_nixl.host.driver_questions import CUDA, NVML, VISIBLE_DEVICES, silent
 from pytest_nixl.host.facts import Facts
-from pytest_nixl.host.gpu import NVML_FAILS
+from pytest_nixl.host.gpu import NVML_FAILS, GpuFacts, Xid
 from pytest_nixl.host.gpu_nic_affinity import FAR, NODE, ROOT, SWITCH, Topology
 from pytest_nixl.model.verdicts import Judgement
 from pytest_nixl.nixl.backends.cuda_modules import remedy
@@ -32,30 +33,50 @@ _NVML = (
     "run `pip install nvidia-ml-py` in the environment of pytest-nixl, and give the container NVML "
     "(NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
 )
-
-
-@dataclass(frozen=True)
-class GpuError:
-    """A known error of a GPU.
-
-    :param id: its Xid number, or a part of NVML's text of it.
-    :param remedy: what to do, as an imperative.
-    :param title: what it is; empty: NVML's text says so.
-    """
-
-    id: str
-    remedy: str
-    title: str = ""
-
-
-_NVML_ERRORS = Entries("gpu-errors", GpuError, "nvml")
-#: Errors that a program cannot cause.
-_XIDS = Entries("gpu-errors", GpuError, "xid")
+#: CUDA_ERROR_NO_DEVICE
+_NO_DEVICE = 100
 
 
 def _nvml_remedy(text: str) -> str:
-    remedies = (error.remedy for part, error in _NVML_ERRORS.items() if part in text)
-    return next(remedies, "run `nvidia-smi` and `dmesg` on the host; reboot it")
+    remedies = (error.remedy for part, error in NVML_ERRORS.items() if part in text)
+    return next(remedies, OTHER_REMEDY)
+
+
+def _library_fault(facts: Facts) -> Judgement | None:
+    """Return that the driver's library cannot be loaded although this process was given the driver's device node."""
+    cuda = facts.gpu.cuda_driver
+    if not cuda.library or not cuda.node:
+        return None
+    return failed(
+        f"the driver's device node exists, but its library cannot be loaded: {cuda.library}",
+        "set NVIDIA_DRIVER_CAPABILITIES=compute,utility, so that the container runtime mounts libcuda.so.1",
+    )
+
+
+def _cuda_fault(facts: Facts) -> Judgement | None:
+    """Return why CUDA starts in no process of this host; None if it starts without CUDA_VISIBLE_DEVICES."""
+    cuda = facts.gpu.cuda_driver
+    if cuda.why.startswith(silent(CUDA)):
+        return failed(cuda.why, OTHER_REMEDY)
+    code = cuda.init if cuda.without_variable is None else cuda.without_variable
+    # A container without GPUs sees the host's /proc/driver/nvidia, and has no device node.
+    if not code or (code == _NO_DEVICE and not cuda.node):
+        return None
+    error = CUDA_ERRORS.get(str(code))
+    return failed(
+        f"CUDA does not start: {error.title if error else f'cuInit returned {code}'}",
+        error.remedy if error else OTHER_REMEDY,
+    )
+
+
+def _not_shown(facts: Facts) -> list[GpuFacts]:
+    """Return the GPUs that NVML lists, but that CUDA does not show to a process, although no variable hides them."""
+    cuda = facts.gpu.cuda_driver
+    listed = [gpu for gpu in facts.gpu.gpus if gpu.source == NVML]
+    if cuda.init != 0 or VISIBLE_DEVICES in facts.environment.steering or any(gpu.mig for gpu in listed):
+        return []
+    shown = {device.pci for device in cuda.devices}
+    return [gpu for gpu in listed if gpu.pci not in shown]
 
 
 @check("gpus", "Does this host have the number and model of GPUs that the profile says?", unless=no_gpu)
@@ -92,6 +113,15 @@ def gpus(facts: Facts, wanted: Requirements) -> Judgement:
         return failed(
             f"{plural(len(here), 'GPU')} instead of the {wanted.gpus} in the profile ({told}){hanging}", remedy
         )
+    absent = _not_shown(facts)
+    if absent:
+        names = named(f"GPU {gpu.index} ({', '.join(filter(None, (gpu.pci, gpu.uuid)))})" for gpu in absent)
+        judge = failed if wanted.gpus else warned
+        return judge(
+            f"CUDA shows {len(here) - len(absent)} of the {plural(len(here), 'GPU')} that NVML lists, and not: {names}",
+            "run `nvidia-smi` and `dmesg` on the host; give the container every device node, "
+            "/dev/nvidia0 and so on; reset the GPU, or reboot the host",
+        )
     model = wanted.machine.gpu if wanted.machine is not None and wanted.gpus else ""
     others = [gpu.name for gpu in here if gpu.name and model.lower() not in gpu.name.lower()]
     if model and others:
@@ -110,6 +140,9 @@ def gpus(facts: Facts, wanted: Requirements) -> Judgement:
             "neither cuda_ipc nor peer-to-peer access between them",
             "if GPUs of this host exchange data, disable MIG with `nvidia-smi -i GPU -mig 0`",
         )
+    cuda, visible = facts.gpu.cuda_driver, facts.environment.steering.get(VISIBLE_DEVICES)
+    if visible is not None and cuda.init == 0 and len(cuda.devices) < wanted.gpus:
+        told += f"; {VISIBLE_DEVICES}={visible} shows {len(cuda.devices)} of them to this process"
     return passed(told)
 
 
@@ -134,6 +167,9 @@ def gpu_driver(facts: Facts, wanted: Requirements) -> Judgement:
             f"the kernel's driver is {driver.value}, but the container's libraries are {library.value}",
             "restart the container, because the driver was updated while it ran; remove libcuda from the image",
         )
+    fault = _library_fault(facts) or _cuda_fault(facts)
+    if fault is not None:
+        return fault
     package = facts.software.nixl_package.value or ""
     wants = int(package[-2:]) if package[-4:-2] == "cu" and package[-2:].isdecimal() else None
     if cuda.value is None:
@@ -157,6 +193,9 @@ def ucx_cuda(facts: Facts, wanted: Requirements) -> Judgement:
     absent = not_loaded(facts, wanted)
     if absent is not None:
         return absent
+    fault = _library_fault(facts)
+    if fault is not None:
+        return fault
     found = facts.software.backend("UCX")
     if found is None or not found.plugin:
         return unknown("the libraries of UCX were not examined", "follow the remedy of backend-loads")
@@ -280,10 +319,14 @@ def gpu_xid(facts: Facts, wanted: Requirements) -> Judgement:
             f"{xids.source}: {xids.why}",
             "run this command where the kernel's log can be read, or run `dmesg | grep Xid` on the host",
         )
-    grave = [(xid, _XIDS[str(xid.number)]) for xid in xids.value if str(xid.number) in _XIDS]
+    known = [(xid, XIDS[str(xid.number)]) for xid in xids.value if str(xid.number) in XIDS]
+    grave = [(xid, error) for xid, error in known if not error.corrected and "0x0 (None)" not in _action(xid)]
     if grave:
-        told = named(f"Xid {xid.number} of {xid.pci} ({error.title})" for xid, error in grave)
+        told = named(f"Xid {xid.number} of {xid.pci} ({error.title}{_action(xid)})" for xid, error in grave)
         return failed(f"the driver reported {plural(len(grave), 'error')}: {told}", grave[-1][1].remedy)
+    if known and len(known) == len(xids.value):
+        told = named(f"Xid {xid.number} of {xid.pci} ({error.title}{_action(xid)})" for xid, error in known)
+        return warned(f"the driver reported {plural(len(known), 'error')}: {told}", known[-1][1].remedy)
     if xids.value:
         told = named(f"Xid {xid.number} of {xid.pci}" for xid in xids.value)
         return warned(
@@ -291,6 +334,12 @@ def gpu_xid(facts: Facts, wanted: Requirements) -> Judgement:
             "look the number up in NVIDIA's list of Xid errors",
         )
     return passed("the kernel's log has no Xid error")
+
+
+def _action(xid: Xid) -> str:
+    """Return the recovery that the driver names in an Xid 154, such as ``: 0x1 (GPU Reset Required)``."""
+    match = re.search(r"recovery action changed.* to (0x\w+ \(.*\))", xid.line)
+    return f": {match[1]}" if match else ""
 
 
 @check("gpu-ecc", "Is the memory of every GPU free of uncorrectable errors?", unless=no_gpu)
@@ -326,6 +375,10 @@ def gpu_bar1(facts: Facts, wanted: Requirements) -> Judgement:
             f"BAR1 covers only a part of the memory: {told}",
             "enable 'above 4G decoding' and 'resizable BAR' in the host's firmware",
         )
+    smaller = [gpu for gpu in known if (gpu.bar1 or 0) < (gpu.memory or 0)]
+    if smaller:
+        told = named(f"GPU {gpu.index}: {amount(gpu.bar1 or 0)} of {amount(gpu.memory or 0)}" for gpu in smaller)
+        return passed(f"BAR1 covers at least half of the memory: {told}")
     return passed(f"BAR1 of {plural(len(known), 'GPU')} is as large as the memory")
 
 
