@@ -118,9 +118,9 @@ def gpus(facts: Facts, wanted: Requirements) -> Judgement:
         names = named(f"GPU {gpu.index} ({', '.join(filter(None, (gpu.pci, gpu.uuid)))})" for gpu in absent)
         judge = failed if wanted.gpus else warned
         return judge(
-            f"CUDA shows {len(here) - len(absent)} of the {plural(len(here), 'GPU')} that NVML lists, and not: {names}",
-            "run `nvidia-smi` and `dmesg` on the host; give the container every device node, "
-            "/dev/nvidia0 and so on; reset the GPU, or reboot the host",
+            f"CUDA shows {len(here) - len(absent)} of the {plural(len(here), 'GPU')} that NVML lists, without {names}",
+            "run `nvidia-smi` and `dmesg` on the host; give the container the device node of every GPU, such as "
+            "/dev/nvidia0; reset the GPU, or reboot the host",
         )
     model = wanted.machine.gpu if wanted.machine is not None and wanted.gpus else ""
     others = [gpu.name for gpu in here if gpu.name and model.lower() not in gpu.name.lower()]
@@ -324,15 +324,17 @@ def gpu_xid(facts: Facts, wanted: Requirements) -> Judgement:
     if grave:
         told = named(f"Xid {xid.number} of {xid.pci} ({error.title}{_action(xid)})" for xid, error in grave)
         return failed(f"the driver reported {plural(len(grave), 'error')}: {told}", grave[-1][1].remedy)
-    if known and len(known) == len(xids.value):
+    others = [xid for xid in xids.value if str(xid.number) not in XIDS]
+    reasons = []
+    if others:
+        told = named(f"Xid {xid.number} of {xid.pci}" for xid in others)
+        reasons.append(f"the driver reported {plural(len(others), 'error')} that a program may have caused: {told}")
+    if known:
         told = named(f"Xid {xid.number} of {xid.pci} ({error.title}{_action(xid)})" for xid, error in known)
-        return warned(f"the driver reported {plural(len(known), 'error')}: {told}", known[-1][1].remedy)
-    if xids.value:
-        told = named(f"Xid {xid.number} of {xid.pci}" for xid in xids.value)
-        return warned(
-            f"the driver reported {plural(len(xids.value), 'error')} that a program may have caused: {told}",
-            "look the number up in NVIDIA's list of Xid errors",
-        )
+        reasons.append(f"the driver reported {told}")
+    if reasons:
+        remedy = known[-1][1].remedy if known else "look the number up in NVIDIA's list of Xid errors"
+        return warned("; ".join(reasons), remedy)
     return passed("the kernel's log has no Xid error")
 
 
