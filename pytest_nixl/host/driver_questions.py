@@ -48,7 +48,8 @@ class DriverQuestion:
 
     def __init__(self, subject: str, environ: Mapping[str, str] | None = None) -> None:
         self._subject, self._until = subject, time.monotonic() + LIMIT_SECONDS
-        script = f"import json; {_FUNCTIONS[subject]}; print(json.dumps(query()))"
+        # The process finds this package where this one found it, which may be on no path of the environment.
+        script = f"import json, sys; sys.path[:] = {sys.path!r}; {_FUNCTIONS[subject]}; print(json.dumps(query()))"
         self._child = subprocess.Popen(
             [sys.executable, "-c", script],
             stdout=subprocess.PIPE,
@@ -67,7 +68,7 @@ class DriverQuestion:
             if not self.end():
                 reason += f"; process {self._child.pid}, which asked it, cannot be killed and is left behind"
             return {"why": reason}
-        if self._child.returncode:
+        if self._child.returncode or not output:
             last = (errors.strip().splitlines() or [f"exit status {self._child.returncode}"])[-1]
             return {"why": f"{silent(self._subject)}: the process that asked it failed ({last})"}
         answer: dict[str, Any] = json.loads(output.splitlines()[-1])

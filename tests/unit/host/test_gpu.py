@@ -101,6 +101,12 @@ def test_library_that_never_returns_is_left_after_the_limit(
     assert answer["why"] == f"{subject} does not answer: no answer within 1 s"
 
 
+def test_packages_are_found_where_this_process_finds_them(tmp_path: Path) -> None:
+    (tmp_path / "pynvml.py").write_text("raise ImportError")
+    answer = ask(change=f"import sys; sys.path.insert(0, {str(tmp_path)!r})")
+    assert answer == {"why": "NVML's Python package is not installed: run `pip install nvidia-ml-py`"}
+
+
 FIRST = {"uuid": "GPU-10101010-1010-1010-1010-101010101010", "pci": "0000:1a:00.0"}
 SECOND = {"uuid": "GPU-11111111-1111-1111-1111-111111111111", "pci": "0000:1b:00.0"}
 
