@@ -26,7 +26,7 @@ from pytest_nixl.host.driver_questions import CUDA, NVML, VISIBLE_DEVICES, silen
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.gpu import NVML_FAILS, GpuFacts, Xid
 from pytest_nixl.host.gpu_nic_affinity import FAR, NODE, ROOT, SWITCH, Topology
-from pytest_nixl.model.verdicts import Judgement
+from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.nixl.backends.cuda_modules import remedy
 
 _NVML = (
@@ -40,6 +40,11 @@ _NO_DEVICE = 100
 def _nvml_remedy(text: str) -> str:
     remedies = (error.remedy for part, error in NVML_ERRORS.items() if part in text)
     return next(remedies, OTHER_REMEDY)
+
+
+def _too_few(reason: str, *, expected: bool) -> Judgement:
+    """Return NOT-APPLICABLE, with a remedy if the profile expects the GPUs that are missing."""
+    return Judgement(Verdict.NOT_APPLICABLE, reason, "follow the remedy of gpus" if expected else "")
 
 
 def _library_fault(facts: Facts) -> Judgement | None:
@@ -216,7 +221,7 @@ def gpu_p2p(facts: Facts, wanted: Requirements) -> Judgement:
     Judge peer-to-peer access. Without it, transfers between GPUs of one host are copied through host memory.
     """
     if len(facts.gpu.gpus) < 2:
-        return not_applicable("this host has fewer than two GPUs")
+        return _too_few("this host has fewer than two GPUs", expected=wanted.gpus > 1)
     pairs = facts.gpu.pairs
     if pairs.value is None:
         return unknown(f"whether GPUs can read each other's memory is unknown: {pairs.why}", _NVML)
@@ -249,7 +254,7 @@ def gpu_nvlink(facts: Facts, wanted: Requirements) -> Judgement:
     """
     links = {gpu.index: gpu.nvlinks for gpu in facts.gpu.gpus if gpu.nvlinks is not None}
     if not links:
-        return not_applicable("no GPU of this host reports NVLinks")
+        return _too_few("no GPU of this host reports NVLinks", expected=wanted.gpus > 0 and not facts.gpu.gpus)
     most = max(links.values())
     fewer = [f"GPU {index} has {count}" for index, count in links.items() if count < most]
     if fewer:
@@ -298,7 +303,7 @@ def gdrcopy(facts: Facts, wanted: Requirements) -> Judgement:
     Judge GDRCopy, which UCX uses to copy small messages to GPUs faster.
     """
     if not facts.gpu.gpus:
-        return not_applicable("this host has no GPU")
+        return _too_few("this host has no GPU", expected=wanted.gpus > 0)
     if facts.gpu.gdrcopy.value:
         return passed("gdrdrv is loaded, and /dev/gdrdrv exists")
     return warned(

@@ -549,6 +549,19 @@ def test_gpus_that_cuda_shows_on_purpose_are_no_fault(
     assert list(bad(verdicts(facts_of(tree), wanted))) == []
 
 
+def test_checks_that_miss_the_gpus_of_the_profile_refer_to_their_remedy(
+    healthy: Tree, wanted: Requirements, tmp_path: Path
+) -> None:
+    tree = healthy.copy(tmp_path / "tree")
+    nvml(lambda found: found.update(gpus=[], pairs=[]))(tree)
+    facts, ids = facts_of(tree), ("gpu-p2p", "gpu-nvlink", "gdrcopy")
+    of_profile = verdicts(facts, wanted)
+    assert {of_profile[id].remedy for id in ids} == {"follow the remedy of gpus"}
+    assert {of_profile[id].verdict for id in ids} == {Verdict.NOT_APPLICABLE}
+    without = verdicts(facts, Requirements(load_profile("loopback"), BACKENDS))
+    assert {without[id].remedy for id in ids} == {""}
+
+
 def test_remedy_of_a_missing_fabric_manager(healthy: Tree, wanted: Requirements, tmp_path: Path) -> None:
     tree = healthy.copy(tmp_path / "tree")
     cuda(802)(tree)
