@@ -20,6 +20,8 @@ from typing import Any
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 #: How long all answers of a library may take. The driver of a host without persistence mode takes seconds to load.
 LIMIT_SECONDS = 20.0
+#: How long an answer is waited for if the limit passed while this process did other work.
+_READING_SECONDS = 2.0
 NVML, CUDA = "NVML", "the CUDA driver"
 #: Device nodes of the driver on Linux and on Windows Subsystem for Linux.
 NODES = ("/dev/nvidiactl", "/dev/dxg")
@@ -60,9 +62,10 @@ class DriverQuestion:
         )
 
     def answer(self) -> dict[str, Any]:
-        """Return the answer, or why there is none, at the latest when the limit has passed."""
+        """Return the answer, or why there is none, soon after the limit at the latest."""
         try:
-            output, errors = self._child.communicate(timeout=max(0.0, self._until - time.monotonic()))
+            left = self._until - time.monotonic()
+            output, errors = self._child.communicate(timeout=max(_READING_SECONDS, left))
         except subprocess.TimeoutExpired:
             reason = f"{silent(self._subject)}: no answer within {LIMIT_SECONDS:g} s"
             if not self.end():

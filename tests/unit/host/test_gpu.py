@@ -101,6 +101,11 @@ def test_library_that_never_returns_is_left_after_the_limit(
     assert answer["why"] == f"{subject} does not answer: no answer within 1 s"
 
 
+def test_answer_that_came_in_time_is_read_after_the_limit(library: dict[str, str]) -> None:
+    late = "[question := asked.DriverQuestion(asked.CUDA), question._child.wait(), question.answer()][-1]"
+    assert ask(late, "asked.LIMIT_SECONDS = 0.0", **library)["init"] == 0
+
+
 def test_packages_are_found_where_this_process_finds_them(tmp_path: Path) -> None:
     (tmp_path / "pynvml.py").write_text("raise ImportError")
     answer = ask(change=f"import sys; sys.path.insert(0, {str(tmp_path)!r})")
