@@ -106,7 +106,7 @@ def ask_cuda(question: DriverQuestion, environ: Mapping[str, str] = os.environ) 
 def query_cuda() -> dict[str, Any]:
     """Return what the CUDA driver shows to this process: the result of cuInit, and each device."""
     try:
-        cuda = ctypes.CDLL("libcuda.so.1")
+        cuda = ctypes.CDLL(os.environ.get("PYTEST_NIXL_LIBCUDA") or "libcuda.so.1")
     except OSError as error:
         return {"library": str(error)}
     code = cuda.cuInit(0)

@@ -325,7 +325,7 @@ def gpu_xid(facts: Facts, wanted: Requirements) -> Judgement:
             "run this command where the kernel's log can be read, or run `dmesg | grep Xid` on the host",
         )
     known = [(xid, XIDS[str(xid.number)]) for xid in xids.value if str(xid.number) in XIDS]
-    grave = [(xid, error) for xid, error in known if not error.corrected and "0x0 (None)" not in _action(xid)]
+    grave = [(xid, error) for xid, error in known if not error.corrected and not _harmless(xid)]
     if grave:
         told = named(f"Xid {xid.number} of {xid.pci} ({error.title}{_action(xid)})" for xid, error in grave)
         return failed(f"the driver reported {plural(len(grave), 'error')}: {told}", grave[-1][1].remedy)
@@ -341,6 +341,11 @@ def gpu_xid(facts: Facts, wanted: Requirements) -> Judgement:
         remedy = known[-1][1].remedy if known else "look the number up in NVIDIA's list of Xid errors"
         return warned("; ".join(reasons), remedy)
     return passed("the kernel's log has no Xid error")
+
+
+def _harmless(xid: Xid) -> bool:
+    """Return whether the driver says of this error of an NVLink, or of this recovery, that nothing need be done."""
+    return "Nonfatal" in xid.line or "0x0 (None)" in _action(xid)
 
 
 def _action(xid: Xid) -> str:

@@ -135,14 +135,15 @@ def missing(*words: str, versions: tuple[str, ...] = ()) -> list[dict[str, Any]]
     return [{"soname": word.split(",")[0].split(" ")[0], "versions": list(versions), "words": word} for word in words]
 
 
-def xid(number: int) -> Callable[[Tree], None]:
-    line = f"NVRM: Xid (PCI:0000:53:00): {number}, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+def xid(
+    number: int, text: str = "pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+) -> Callable[[Tree], None]:
+    line = f"NVRM: Xid (PCI:0000:53:00): {number}, {text}"
     return lambda tree: tree.answer("kernel_log", {"lines": [line]})
 
 
 def recovery(action: str) -> Callable[[Tree], None]:
-    line = f"NVRM: Xid (PCI:0000:53:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to {action}"
-    return lambda tree: tree.answer("kernel_log", {"lines": [line]})
+    return xid(154, f"GPU recovery action changed from 0x1 (GPU Reset Required) to {action}")
 
 
 def cuda(init: int | None = 0, shown: int = 8, visible: str | None = None, **answer: Any) -> Callable[[Tree], None]:
@@ -331,6 +332,8 @@ FAULTS = (
       for number, title in ((62, "the GPU's internal microcontroller halted"), (144, "NVLink error"),
                             (149, "NVLink error"))),
     Fault("xid-121", xid(121), "gpu-xid", ("Xid 121 of 0000:53:00 (corrected errors of the link",), WARN),
+    Fault("xid-149-nonfatal", xid(149, "NETIR_BER_EVENT Nonfatal XC0 i0 Link 09 (0x004505c6 0x00000000)"), "gpu-xid",
+          ("Xid 149 of 0000:53:00 (NVLink error)",), WARN),
     Fault("xid-154", recovery("0x2 (Node Reboot Required)"), "gpu-xid", ("Xid 154", ": 0x2 (Node Reboot Required)")),
     Fault("xid-154-none", recovery("0x0 (None)"), "gpu-xid", ("Xid 154", ": 0x0 (None)"), WARN),
     Fault("xid-unreadable", lambda tree: tree.answer("kernel_log", {"why": "the kernel's log cannot be read"}),

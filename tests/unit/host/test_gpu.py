@@ -150,6 +150,11 @@ def test_missing_library_of_the_cuda_driver_is_reported() -> None:
     assert answer["library"].startswith("libcuda.so.1: cannot open shared object file")
 
 
+def test_library_of_the_cuda_driver_that_a_variable_names_is_asked(library: dict[str, str]) -> None:
+    file = Path(library["LD_LIBRARY_PATH"], gpu_standin.DRIVER)
+    assert ask(ASK_CUDA, PYTEST_NIXL_LIBCUDA=str(file))["init"] == 0
+
+
 @pytest.mark.parametrize(
     ("text", "address"),
     [("00000000:1A:00.0", "0000:1a:00.0"), ("00010000:53:00.0", "10000:53:00.0"), ("0000:06:00.0", "0000:06:00.0")],
