@@ -14,7 +14,10 @@ from typing import Any
 import pytest
 from helpers import gpu_standin
 
+from pytest_nixl.host import gpu
 from pytest_nixl.host.driver_questions import pci_address
+from pytest_nixl.host.recorded_tree import NOT_RECORDED, FactsRoot
+from pytest_nixl.nixl.backends.driver_standin import real_driver
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("pynvml") is None and not os.environ.get("CI"), reason="needs the package nvidia-ml-py"
@@ -153,6 +156,16 @@ def test_missing_library_of_the_cuda_driver_is_reported() -> None:
 def test_library_of_the_cuda_driver_that_a_variable_names_is_asked(library: dict[str, str]) -> None:
     file = Path(library["LD_LIBRARY_PATH"], gpu_standin.DRIVER)
     assert ask(ASK_CUDA, PYTEST_NIXL_LIBCUDA=str(file))["init"] == 0
+
+
+def test_driver_is_asked_only_on_a_host_that_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "DriverQuestion", lambda *_: pytest.fail("the driver was asked"))
+    version = tmp_path / "proc" / "driver" / "nvidia" / "version"
+    version.parent.mkdir(parents=True)
+    version.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.133.20\n")
+    assert gpu.read_gpus(FactsRoot(tmp_path)).cuda_driver == gpu.CudaAnswer(why=NOT_RECORDED)
+    if not real_driver():
+        assert gpu.read_gpus(FactsRoot()).cuda_driver.why.startswith("no NVIDIA driver is loaded")
 
 
 @pytest.mark.parametrize(
