@@ -33,6 +33,13 @@ _NVML = (
     "run `pip install nvidia-ml-py` in the environment of pytest-nixl, and give the container NVML "
     "(NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
 )
+_FABRIC_REMEDY = "run `nvidia-smi nvlink -s` and `systemctl status nvidia-fabricmanager` on the host"
+#: By a pattern of a GPU's name: how many NVLinks it has, from NVIDIA's data sheets. Cards with bridges are not here.
+_NVLINKS = (
+    (r"\bB200\b|\bH20\b|\bH200$|\bH100 80GB HBM3$", 18),
+    (r"\bA100-SXM4\b", 12),
+    (r"\bA800-SXM4\b", 8),
+)
 #: CUDA_ERROR_NO_DEVICE
 _NO_DEVICE = 100
 
@@ -234,13 +241,16 @@ def gpu_p2p(facts: Facts, wanted: Requirements) -> Judgement:
             f"MIG mode: {told}",
             "disable MIG with `nvidia-smi -i GPU -mig 0`, if these GPUs exchange data",
         )
-    if bad and len(bad) == len(pairs.value) and len({pair.status for pair in bad}) == 1:
+    linked = any(gpu.nvlinks for gpu in facts.gpu.gpus)
+    if bad and not linked and len(bad) == len(pairs.value) and len({pair.status for pair in bad}) == 1:
         return not_applicable(f"no GPU of this host can read another's memory: {bad[0].status}")
     if bad:
         told = named(f"GPU {pair.one} that of GPU {pair.other} ({pair.status})" for pair in bad)
         return failed(
             f"in {len(bad)} of {plural(len(pairs.value), 'pair')} one GPU cannot read the other's memory: {told}",
-            "disable ACS and the IOMMU in the host's firmware and kernel, and run `nvidia-smi topo -p2p r`; "
+            f"{_FABRIC_REMEDY}; reset the GPUs"
+            if linked and len(bad) == len(pairs.value)
+            else "disable ACS and the IOMMU in the host's firmware and kernel, and run `nvidia-smi topo -p2p r`; "
             "in a virtual machine, use an instance type with whole GPUs",
         )
     return passed(f"all {len(pairs.value)} pairs of {len(facts.gpu.gpus)} GPUs can read each other's memory")
@@ -260,9 +270,23 @@ def gpu_nvlink(facts: Facts, wanted: Requirements) -> Judgement:
     if fewer:
         return failed(
             f"{plural(len(fewer), 'GPU')} with fewer active NVLinks than the {most} of the others: {named(fewer)}",
-            "run `nvidia-smi nvlink -s` and check the fabric manager; reset the GPUs, or replace the node",
+            f"{_FABRIC_REMEDY}; reset the GPUs, or replace the node",
+        )
+    # One GPU alone, as in a virtual machine that has no other, may have none.
+    full = {gpu.index: _nvlinks_of_model(gpu.name) for gpu in facts.gpu.gpus}
+    lacking = [f"GPU {index} has {count} of {full[index]}" for index, count in links.items() if count < full[index]]
+    if len(links) > 1 and lacking:
+        judge = failed if wanted.gpus else warned
+        return judge(
+            f"{plural(len(lacking), 'GPU')} with fewer active NVLinks than the model has: {named(lacking)}",
+            f"{_FABRIC_REMEDY}; reset the GPUs, or replace the node",
         )
     return passed(f"each GPU has {most} active NVLinks")
+
+
+def _nvlinks_of_model(name: str) -> int:
+    """Return how many NVLinks a GPU of this name has; 0 if that is not known."""
+    return next((count for pattern, count in _NVLINKS if re.search(pattern, name)), 0)
 
 
 @check("gpu-direct", "Can the network cards access GPU memory?", unless=no_gpu)

@@ -10,6 +10,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,15 @@ def cuda(init: int | None = 0, shown: int = 8, visible: str | None = None, **ans
     return make
 
 
+def nvlinks(count: int, name: str = "", gpus: int = 8) -> Callable[[Any], None]:
+    """Give each GPU this many active NVLinks, and another name."""
+
+    def change(answer: Any) -> None:
+        answer["gpus"] = [{**gpu, "nvlinks": count, "name": name or gpu["name"]} for gpu in answer["gpus"][:gpus]]
+
+    return change
+
+
 def bar1(size: int) -> Callable[[Any], None]:
     def change(answer: Any) -> None:
         for gpu in answer["gpus"]:
@@ -318,6 +328,10 @@ FAULTS = (
           ("2 of 56", "GPU 0", "GPU 5", "the chipset does not support it")),
     Fault("nvlink-down", nvml(lambda found: found["gpus"][4].update(nvlinks=17)), "gpu-nvlink",
           ("1 GPU", "18", "GPU 4 has 17")),
+    *(Fault(f"nvlinks-{count}", nvml(nvlinks(count)), "gpu-nvlink", ("8 GPUs", f"GPU 0 has {count} of 18"))
+      for count in (0, 4, 12, 15)),
+    Fault("p2p-off-with-nvlink", nvml(pairs_of("it is not supported", *permutations(range(8), 2))), "gpu-p2p",
+          ("56 of 56", "it is not supported")),
     Fault("peermem-absent", no_peermem, "gpu-direct", ("nvidia_peermem", "no DMA-BUF")),
     Fault("peermem-unknown", both(no_peermem, lambda tree: tree.answer("dma_buf", {"why": "it did not answer"})),
           "gpu-direct", ("DMA-BUF", "it did not answer"), UNKNOWN),
@@ -550,6 +564,26 @@ def test_gpus_that_cuda_shows_on_purpose_are_no_fault(
     tree = healthy.copy(tmp_path / "tree")
     make(tree)
     assert list(bad(verdicts(facts_of(tree), wanted))) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict"),
+    [
+        (nvlinks(15), WARN),  # a profile without GPUs does not say that the host must have them
+        (nvlinks(0, gpus=1), Verdict.PASS),  # a virtual machine with one of eight
+        (nvlinks(12, "NVIDIA A100-SXM4-80GB"), Verdict.PASS),
+        (nvlinks(4, "NVIDIA A100-SXM4-80GB"), WARN),
+        (nvlinks(12, "NVIDIA H100 PCIe"), Verdict.PASS),
+        (nvlinks(12, "NVIDIA H200 NVL"), Verdict.PASS),
+    ],
+)
+def test_nvlinks_are_counted_against_those_of_the_model(
+    change: Callable[[Any], None], verdict: Verdict, healthy: Tree, tmp_path: Path
+) -> None:
+    tree = healthy.copy(tmp_path / "tree")
+    nvml(change)(tree)
+    judged = verdicts(facts_of(tree), Requirements(load_profile("loopback"), BACKENDS))
+    assert judged["gpu-nvlink"].verdict is verdict
 
 
 def test_checks_that_miss_the_gpus_of_the_profile_refer_to_their_remedy(
