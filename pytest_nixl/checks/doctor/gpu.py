@@ -29,10 +29,6 @@ from pytest_nixl.host.gpu_nic_affinity import FAR, NODE, ROOT, SWITCH, Topology
 from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.nixl.backends.cuda_modules import remedy
 
-_NVML = (
-    "run `pip install nvidia-ml-py` in the environment of pytest-nixl, and give the container NVML "
-    "(NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
-)
 _FABRIC_REMEDY = "run `nvidia-smi nvlink -s` and `systemctl status nvidia-fabricmanager` on the host"
 #: By a pattern of a GPU's name: how many NVLinks it has, from NVIDIA's data sheets. Cards with bridges are not here.
 _NVLINKS = (
@@ -47,6 +43,18 @@ _NO_DEVICE = 100
 def _nvml_remedy(text: str) -> str:
     remedies = (error.remedy for part, error in NVML_ERRORS.items() if part in text)
     return next(remedies, OTHER_REMEDY)
+
+
+def _unreported(facts: Facts) -> str:
+    """Return the remedy for a fact that NVML should report, by why it does not."""
+    why = facts.gpu.library.why
+    if "not installed" in why:
+        return "run `pip install nvidia-ml-py` in the environment of pytest-nixl"
+    if "not found" in why:
+        return "give the container NVML (NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
+    if why.startswith(NVML_FAILS):
+        return "follow the remedy of gpu-driver"
+    return "run `nvidia-smi -q` on the host, which prints what the driver reports of each GPU"
 
 
 def _too_few(reason: str, *, expected: bool) -> Judgement:
@@ -143,7 +151,8 @@ def gpus(facts: Facts, wanted: Requirements) -> Judgement:
         )
     if model and not all(gpu.name for gpu in here):
         return unknown(
-            f"{plural(len(here), 'GPU')}; the model of at least one is unknown, and the profile says {model}", _NVML
+            f"{plural(len(here), 'GPU')}; the model of at least one is unknown, and the profile says {model}",
+            _unreported(facts),
         )
     parts = [f"GPU {gpu.index}" for gpu in here if gpu.mig]
     if parts:
@@ -185,7 +194,9 @@ def gpu_driver(facts: Facts, wanted: Requirements) -> Judgement:
     package = facts.software.nixl_package.value or ""
     wants = int(package[-2:]) if package[-4:-2] == "cu" and package[-2:].isdecimal() else None
     if cuda.value is None:
-        return unknown(f"the driver is {driver.value}; which CUDA versions it supports is unknown: {cuda.why}", _NVML)
+        return unknown(
+            f"the driver is {driver.value}; which CUDA versions it supports is unknown: {cuda.why}", _unreported(facts)
+        )
     if wants is not None and int(cuda.value.split(".")[0]) < wants:
         return failed(
             f"driver {driver.value} supports CUDA up to {cuda.value}, but {package} is built for CUDA {wants}",
@@ -231,7 +242,7 @@ def gpu_p2p(facts: Facts, wanted: Requirements) -> Judgement:
         return _too_few("this host has fewer than two GPUs", expected=wanted.gpus > 1)
     pairs = facts.gpu.pairs
     if pairs.value is None:
-        return unknown(f"whether GPUs can read each other's memory is unknown: {pairs.why}", _NVML)
+        return unknown(f"whether GPUs can read each other's memory is unknown: {pairs.why}", _unreported(facts))
     bad = [pair for pair in pairs.value if pair.status != "ok"]
     parts = {gpu.index for gpu in facts.gpu.gpus if gpu.mig}
     if bad and all({pair.one, pair.other} & parts for pair in bad):
@@ -388,7 +399,7 @@ def gpu_ecc(facts: Facts, wanted: Requirements) -> Judgement:
     if not counts:
         if any(gpu.ecc is False for gpu in facts.gpu.gpus):
             return not_applicable("ECC is disabled")
-        return unknown("no GPU reports memory errors", _NVML)
+        return unknown("no GPU reports memory errors", _unreported(facts))
     bad = [f"GPU {index} has {count}" for index, count in counts.items() if count]
     if bad:
         return failed(f"uncorrectable memory errors: {named(bad)}", "reset the GPU, or replace the node")
@@ -403,7 +414,7 @@ def gpu_bar1(facts: Facts, wanted: Requirements) -> Judgement:
     """
     known = [gpu for gpu in facts.gpu.gpus if gpu.bar1 is not None and gpu.memory is not None]
     if not known:
-        return unknown("no GPU reports the size of its BAR1", _NVML)
+        return unknown("no GPU reports the size of its BAR1", _unreported(facts))
     small = [gpu for gpu in known if (gpu.bar1 or 0) < (gpu.memory or 0) // 2]
     if small:
         told = named(f"GPU {gpu.index}: {amount(gpu.bar1 or 0)} of {amount(gpu.memory or 0)}" for gpu in small)
@@ -426,7 +437,7 @@ def gpu_persistence(facts: Facts, wanted: Requirements) -> Judgement:
     """
     known = {gpu.index: gpu.persistence for gpu in facts.gpu.gpus if gpu.persistence is not None}
     if not known:
-        return unknown("no GPU reports its persistence mode", _NVML)
+        return unknown("no GPU reports its persistence mode", _unreported(facts))
     off = [f"GPU {index}" for index, on in known.items() if not on]
     if off:
         return warned(

@@ -586,6 +586,25 @@ def test_nvlinks_are_counted_against_those_of_the_model(
     assert judged["gpu-nvlink"].verdict is verdict
 
 
+@pytest.mark.parametrize(
+    ("why", "remedy"),
+    [
+        ("NVML's Python package is not installed: run `pip install nvidia-ml-py`", "run `pip install nvidia-ml-py`"),
+        ("NVML (libnvidia-ml.so.1) was not found", "give the container NVML"),
+        ("NVML does not answer: Unknown Error", "follow the remedy of gpu-driver"),
+        ("it was not recorded", "run `nvidia-smi -q`"),
+    ],
+)
+def test_remedy_of_what_nvml_does_not_report_is_that_of_its_cause(
+    why: str, remedy: str, healthy: Tree, wanted: Requirements, tmp_path: Path
+) -> None:
+    tree = healthy.copy(tmp_path / "tree")
+    tree.answer("nvml", {"why": why})
+    judged = verdicts(facts_of(tree), wanted)
+    for id in ("gpu-ecc", "gpu-bar1", "gpu-persistence"):
+        assert (judged[id].verdict, judged[id].remedy[: len(remedy)]) == (UNKNOWN, remedy)
+
+
 def test_checks_that_miss_the_gpus_of_the_profile_refer_to_their_remedy(
     healthy: Tree, wanted: Requirements, tmp_path: Path
 ) -> None:
