@@ -14,9 +14,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from pytest_nixl.core.words import plural
+from pytest_nixl.host.driver_questions import VISIBLE_DEVICES as VARIABLE
 from pytest_nixl.host.gpu import GpuFacts
 
-VARIABLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
+ORDER = "CUDA_DEVICE_ORDER"
 _NUMBER = re.compile(r"\s*([+-]?\d+)")
 #: ``MIG-GPU-<UUID>/<GPU instance>/<compute instance>`` of drivers before 470; newer ones use ``MIG-<UUID>``.
 _MIG_OF_GPU = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/")
@@ -62,7 +64,7 @@ def visible(gpus: Sequence[GpuFacts], environ: Mapping[str, str]) -> VisibleGpus
     said = ""
     if stopped or len(found) < len(gpus):
         ended = f": the list ends at {stopped!r}, which matches no GPU" if stopped else ""
-        said = f"{VARIABLE}={text} shows {len(found)} of this host's {len(gpus)} GPUs{ended}"
+        said = f"{VARIABLE}={text} shows {len(found)} of this host's {plural(len(gpus), 'GPU')}{ended}"
     if by_uuid:
         return VisibleGpus(tuple(gpus[index] for index in found), said)
     return VisibleGpus(tuple(order[index] for index in found), said or _unordered(gpus, environ))

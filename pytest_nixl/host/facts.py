@@ -13,7 +13,7 @@ from pytest_nixl.core.plain import from_plain, to_plain
 from pytest_nixl.core.redaction import hide_all, hider
 from pytest_nixl.host.environment import Environment, read_environment
 from pytest_nixl.host.etcd import ETCD_VARIABLES, EtcdFacts, read_etcd
-from pytest_nixl.host.gpu import Gpus, read_gpus
+from pytest_nixl.host.gpu import DriverQuestions, Gpus, read_gpus
 from pytest_nixl.host.gpu_nic_affinity import GpuNics, Topology
 from pytest_nixl.host.image import ImageFacts, read_image
 from pytest_nixl.host.network import Network, Nic, read_network
@@ -96,15 +96,19 @@ def gather(
     if etcd is None:
         source = next((name for name in ETCD_VARIABLES if environ.get(name)), "")
         etcd = environ.get(source, "") if source else ""
-    with nixl_worker(root) as worker, closing(PluginsInAdvance(environ)) as plugins:
-        # NIXL and its plugins are loaded while this process reads the rest.
+    with (
+        closing(DriverQuestions(root)) as questions,
+        nixl_worker(root) as worker,
+        closing(PluginsInAdvance(environ)) as plugins,
+    ):
+        # NIXL, its plugins and the GPU driver are loaded while this process reads the rest.
         if worker is not None:
             plugins.start(installed_libnixl())
-        rdma, gpu = read_rdma(root), read_gpus(root)
-        host, network, pci = read_host(root), read_network(root), read_pci(root)
+        rdma, host, network, pci = read_rdma(root), read_host(root), read_network(root), read_pci(root)
         queues, variables = read_storage_queues(root), read_environment(root, environ)
         software = read_software(root, backends, nixlbench, worker=worker, loaded=plugins.start)
         image = read_image(root, software, environ, plugins)
+        gpu = read_gpus(root, questions)
     facts = Facts(
         host=host,
         network=network,

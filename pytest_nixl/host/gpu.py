@@ -8,19 +8,20 @@ import errno
 import os
 import re
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
+from pytest_nixl.core.plain import from_plain
+from pytest_nixl.host.driver_questions import CUDA, NVML, DriverQuestion, ask_cuda, pci_address, silent
 from pytest_nixl.host.fact import Fact
-from pytest_nixl.host.recorded_tree import FactsRoot
+from pytest_nixl.host.recorded_tree import NOT_RECORDED, FactsRoot
 
 _DRIVER = "/proc/driver/nvidia"
-#: CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED
-_DMA_BUF = 124
 #: How the reason begins if there is an NVML, but it does not work.
-NVML_FAILS = ("NVML cannot be initialised", "NVML does not answer")
-#: How long NVML may take for all its answers. The driver of a host without persistence mode takes seconds to load.
-NVML_LIMIT_SECONDS = 20.0
+NVML_FAILS = ("NVML cannot be initialised", silent(NVML))
+_NO_GPU = "this host has no GPU"
 #: NVML_P2P_CAPS_INDEX_READ, which NVML's Python package defines as a tuple that its own functions refuse.
 _READ = 0
 
@@ -88,6 +89,34 @@ class Xid:
 
 
 @dataclass(frozen=True)
+class CudaDevice:
+    """A GPU that CUDA shows to a process, by its UUID and its PCI address; each is empty if unknown."""
+
+    uuid: str
+    pci: str
+
+
+@dataclass(frozen=True)
+class CudaAnswer:
+    """What the CUDA driver says to a new process with the environment of this one.
+
+    :param init: the result of ``cuInit``; None if there is no answer.
+    :param devices: the GPUs that CUDA shows, in the order of CUDA's numbers.
+    :param without_variable: the result of ``cuInit`` without CUDA_VISIBLE_DEVICES, if that may be why CUDA shows none.
+    :param node: whether the driver's device node exists.
+    :param library: why ``libcuda.so.1`` cannot be loaded; empty if it can.
+    :param why: why there is no answer.
+    """
+
+    init: int | None = None
+    devices: tuple[CudaDevice, ...] = ()
+    without_variable: int | None = None
+    node: bool = False
+    library: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True)
 class Gpus:
     """The GPUs, their driver, and how network cards access their memory.
 
@@ -101,6 +130,7 @@ class Gpus:
     :param gdrcopy: whether the kernel module gdrdrv is loaded and its device node exists.
     :param xids: the GPU errors in the kernel's log.
     :param unusable: the GPUs that NVML counts but cannot use; they are not in ``gpus``.
+    :param cuda_driver: what the CUDA driver says to a new process.
     """
 
     gpus: tuple[GpuFacts, ...]
@@ -114,13 +144,49 @@ class Gpus:
     gdrcopy: Fact[bool]
     xids: Fact[tuple[Xid, ...]]
     unusable: tuple[UnusableGpu, ...] = ()
+    cuda_driver: CudaAnswer = CudaAnswer()
 
 
-def read_gpus(root: FactsRoot) -> Gpus:
+class DriverQuestions:
+    """The questions to NVML and the CUDA driver, asked from now on if this host has the NVIDIA driver.
+
+    :param root: this machine, or a recorded tree, for which nothing is asked.
+    """
+
+    def __init__(self, root: FactsRoot) -> None:
+        self._root = root
+        present = root.live and root.read(f"{_DRIVER}/version") is not None
+        self._cuda = DriverQuestion(CUDA) if present else None
+        self._nvml = DriverQuestion(NVML) if present and find_spec("pynvml") is not None else None
+
+    def nvml(self) -> Any:
+        """Return NVML's answer, or why there is none."""
+        if self._nvml is not None:
+            return self._nvml.answer()
+        return {"why": _no_driver()} if self._cuda is None else query_nvml()
+
+    def cuda(self) -> Any:
+        """Return the CUDA driver's answer, or why there is none."""
+        return {"why": _no_driver()} if self._cuda is None else ask_cuda(self._cuda)
+
+    def close(self) -> None:
+        """End the processes that still ask."""
+        for question in (self._cuda, self._nvml):
+            if question is not None:
+                question.end()
+
+
+def read_gpus(root: FactsRoot, questions: DriverQuestions | None = None) -> Gpus:
+    """Return the facts of GPUs.
+
+    :param questions: the questions to the driver, asked before; None: they are asked now.
+    """
+    if questions is None:
+        with closing(DriverQuestions(root)) as questions:
+            return read_gpus(root, questions)
     version = root.read(f"{_DRIVER}/version")
-    nvml = root.ask("nvml", lambda: _ask_nvml() if version is not None else {"why": _no_driver()})
+    nvml, cuda = root.ask("nvml", questions.nvml), root.ask("cuda_driver", questions.cuda)
     gpus = _by_nvml(root, nvml) if "gpus" in nvml else _by_proc(root)
-    here = bool(gpus)
     return Gpus(
         gpus=gpus,
         pairs=_pairs(nvml),
@@ -128,12 +194,21 @@ def read_gpus(root: FactsRoot) -> Gpus:
         open=_open(version),
         cuda=_from(nvml, "cuda"),
         library=_from(nvml, "driver"),
-        dma_buf=_dma_buf(root.ask("dma_buf", lambda: _ask_dma_buf() if here else {"why": "this host has no GPU"})),
+        dma_buf=_dma_buf(root.ask("dma_buf", lambda: _dma_buf_answer(cuda) if gpus else {"why": _NO_GPU})),
         peermem=_module(root, "nvidia_peermem", "nv_peer_mem"),
         gdrcopy=_gdrcopy(root),
         xids=_xids(root.ask("kernel_log", _ask_kernel_log)),
         unusable=tuple(UnusableGpu(**each) for each in nvml.get("unusable", [])),
+        cuda_driver=_cuda_answer(cuda),
     )
+
+
+def _cuda_answer(answer: dict[str, Any]) -> CudaAnswer:
+    """Return the facts of an answer of the CUDA driver.
+
+    :raises ValueError: a recorded answer is damaged.
+    """
+    return from_plain(CudaAnswer, {name: value for name, value in answer.items() if name != "dma_buf"})
 
 
 def _no_driver() -> str:
@@ -215,59 +290,12 @@ def _dma_buf(answer: dict[str, Any]) -> Fact[bool]:
     return Fact(answer["supported"], source) if "supported" in answer else Fact(None, source, answer["why"])
 
 
-def _ask_dma_buf() -> dict[str, Any]:
-    """Ask CUDA in a separate process, so that pytest never loads a driver."""
-    import subprocess
-    import sys
-
-    script = (
-        "import ctypes\n"
-        "cuda, value, device = ctypes.CDLL('libcuda.so.1'), ctypes.c_int(), ctypes.c_int()\n"
-        "assert cuda.cuInit(0) == 0 and cuda.cuDeviceGet(ctypes.byref(device), 0) == 0\n"
-        f"assert cuda.cuDeviceGetAttribute(ctypes.byref(value), {_DMA_BUF}, device) == 0\n"
-        "print(value.value)"
-    )
-    try:
-        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=20, check=False)
-    except subprocess.TimeoutExpired:
-        return {"why": "the CUDA driver did not answer within 20 s"}
-    if done.returncode:
-        return {"why": f"the CUDA driver cannot be asked ({(done.stderr.strip().splitlines() or ['no reason'])[-1]})"}
-    return {"supported": done.stdout.strip() == "1"}
-
-
-def _ask_nvml() -> dict[str, Any]:
-    """Ask NVML in a separate process with a time limit, because a call into a broken driver may never return."""
-    import json
-    import subprocess
-    import sys
-    from importlib.util import find_spec
-
-    if find_spec("pynvml") is None:
-        return query_nvml()
-    script = "import json; from pytest_nixl.host.gpu import query_nvml; print(json.dumps(query_nvml()))"
-    child = subprocess.Popen(
-        [sys.executable, "-c", script],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        output, errors = child.communicate(timeout=NVML_LIMIT_SECONDS)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        reason = f"{NVML_FAILS[1]}: no answer within {NVML_LIMIT_SECONDS:g} s"
-        try:
-            child.wait(1)
-        except subprocess.TimeoutExpired:
-            reason += f"; process {child.pid}, which asked it, cannot be killed and is left behind"
-        return {"why": reason}
-    if child.returncode:
-        last = (errors.strip().splitlines() or [f"exit status {child.returncode}"])[-1]
-        return {"why": f"{NVML_FAILS[1]}: the process that asked it failed ({last})"}
-    answer: dict[str, Any] = json.loads(output)
-    return answer
+def _dma_buf_answer(cuda: dict[str, Any]) -> dict[str, Any]:
+    if cuda.get("dma_buf") is not None:
+        return {"supported": cuda["dma_buf"]}
+    if "init" in cuda:
+        return {"why": f"the CUDA driver cannot be asked (cuInit returned {cuda['init']})"}
+    return {"why": cuda.get("why") or f"the CUDA driver cannot be asked ({cuda.get('library', NOT_RECORDED)})"}
 
 
 def query_nvml() -> dict[str, Any]:
@@ -346,7 +374,7 @@ def _nvml_gpu(nvml: Any, ask: Callable[..., Any], index: int, handle: Any) -> di
     return {
         "index": index,
         "name": ask(nvml.nvmlDeviceGetName, handle) or "",
-        "pci": _pci(pci.busId) if pci else "",
+        "pci": pci_address(pci.busId.decode() if isinstance(pci.busId, bytes) else pci.busId) if pci else "",
         "memory": memory.total if memory else None,
         "ecc": None if ecc is None else bool(ecc[0]),
         "uncorrected": uncorrected,
@@ -372,12 +400,6 @@ _P2P = {
 def _p2p(nvml: Any, ask: Callable[..., Any], one: Any, other: Any) -> str:
     status = ask(nvml.nvmlDeviceGetP2PStatus, one, other, _READ)
     return _P2P.get(status, _P2P[6]) if status is not None else _P2P[6]
-
-
-def _pci(text: str | bytes) -> str:
-    """Convert NVML's PCI address ``00000000:53:00.0`` to that of sysfs, ``0000:53:00.0``."""
-    address = (text.decode() if isinstance(text, bytes) else text).lower()
-    return re.sub(r"^0000(?=[0-9a-f]{4}:)", "", address)
 
 
 def _xids(answer: dict[str, Any]) -> Fact[tuple[Xid, ...]]:

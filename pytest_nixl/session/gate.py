@@ -143,7 +143,8 @@ def _missed_checks(profile: Profile, run: Run) -> Iterator[Result]:
             tests = "" if len(skipped) == len(made) else f" in {len(skipped)} of {len(made)} tests"
             text = f"skipped{tests}: {skipped[0].reason}"
             reason = f"the profile {profile.name!r} requires the check {check!r}, which was {text}"
-            remedy = "remove the reason for the skip, or remove the check from [required] of the profile"
+            first = skipped[0].remedy or "remove the reason for the skip"
+            remedy = f"{first}; if this kind of machine cannot have it, remove the check from [required] of the profile"
             yield Result(check, skipped[0].nodeid, Verdict.MISSING, reason, remedy)
 
 

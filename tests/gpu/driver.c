@@ -8,7 +8,8 @@
 // Variables: STANDIN_GPUS (how many; 2), STANDIN_MEMORY (bytes of each; 1 GiB; 0: not even for a context), STANDIN_CUDA (the CUDA version; 12090),
 // STANDIN_LOG (a file for what was done), STANDIN_DMABUF (memory can be exported as DMA-BUF). Faults: STANDIN_NO_IPC (memory cannot be shared), STANDIN_CORRUPT (a copy of
 // 4 KiB and more on a stream changes a byte), STANDIN_SLOW (milliseconds that each copy on a stream takes),
-// STANDIN_BUSY (milliseconds that each kernel takes, as beside another process), STANDIN_LOST (a file: once it exists, every GPU is lost).
+// STANDIN_BUSY (milliseconds that each kernel takes, as beside another process), STANDIN_LOST (a file: once it exists, every GPU is lost),
+// STANDIN_INIT (the result of cuInit; 0), STANDIN_CUDA_HANGS (cuInit never returns), STANDIN_HIDES (the last GPU is not shown).
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -17,6 +18,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -126,18 +128,38 @@ static Stream *stream_of(void *handle) { for (Stream *s = streams; s; s = s->nex
 
 // Start, versions, devices
 
+static u32 byte_of(int gpu) { return 0x10 + gpu; }                         // each byte of its UUID
+static int by_uuid(const char *entry, size_t length, int all) {            // the only GPU with this beginning of a UUID
+    int match = -1;
+    for (int gpu = 0; gpu < all; gpu++) {
+        char uuid[48] = "GPU";
+        for (int k = 0; k < 16; k++)
+            sprintf(uuid + strlen(uuid), k == 0 || (k % 2 == 0 && k >= 4 && k <= 10) ? "-%02x" : "%02x", byte_of(gpu));
+        if (length > 4 && !strncasecmp(uuid, entry, length)) { if (match >= 0) return -1; match = gpu; }
+    }
+    return match;
+}
 int cuInit(u32 flags) {
     LOCKED;
-    const char *count = getenv("STANDIN_GPUS"), *visible = getenv("CUDA_VISIBLE_DEVICES");
-    int all = count ? atoi(count) : 2;
-    devices = 0;
-    if (!visible) for (; devices < all && devices < MOST; devices++) physical[devices] = devices;
-    else for (char *end; *visible && devices < MOST; visible = *end == ',' ? end + 1 : end) {
+    const char *count = getenv("STANDIN_GPUS"), *visible = getenv("CUDA_VISIBLE_DEVICES"), *code = getenv("STANDIN_INIT");
+    int all = count ? atoi(count) : 2, shown = 0;
+    if (getenv("STANDIN_CUDA_HANGS")) for (;;) pause();
+    if (code && atoi(code)) return atoi(code);
+    all = all < MOST ? all : MOST;
+    if (!visible) for (; shown < all; shown++) physical[shown] = shown;
+    else for (const char *next; *visible && shown < MOST; visible = *next ? next + 1 : next) {
+        char *end;
+        next = visible + strcspn(visible, ",");
         long one = strtol(visible, &end, 10);
-        if (end == visible || one < 0 || one >= all) break;
-        physical[devices++] = one;
+        if (!strncmp(visible, "GPU-", 4)) one = by_uuid(visible, next - visible, all);
+        else if (end == visible) break;
+        if (one < 0 || one >= all) break;
+        for (int i = 0; i < shown; i++) if (physical[i] == one) return BAD_DEVICE;   // as driver 580 answers
+        physical[shown++] = one;
     }
-    return flags ? INVALID : devices ? OK : NO_DEVICE;
+    if (getenv("STANDIN_HIDES") && shown) shown--;
+    devices = shown ? shown : -1;                                          // without a GPU it has not started
+    return flags ? INVALID : shown ? OK : NO_DEVICE;
 }
 int cuDriverGetVersion(int *version) { const char *told = getenv("STANDIN_CUDA"); *version = told ? atoi(told) : 12090; return OK; } // nixl chooses nixl_cu12 or nixl_cu13 by it
 int cuGetErrorName(int code, const char **name) {
@@ -158,7 +180,7 @@ int cuDeviceGet(int *device, int ordinal) {
 }
 #define DEVICE if (device < 0 || device >= devices) return BAD_DEVICE
 int cuDeviceGetName(char *name, int length, int device) { DEVICE; snprintf(name, length, "Stand-in %d", physical[device]); return OK; }
-int cuDeviceGetUuid(char *uuid, int device) { DEVICE; memset(uuid, 0x10 + physical[device], 16); return OK; }
+int cuDeviceGetUuid(char *uuid, int device) { DEVICE; memset(uuid, byte_of(physical[device]), 16); return OK; }
 int cuDeviceGetUuid_v2(char *uuid, int device) { return cuDeviceGetUuid(uuid, device); }
 int cuDeviceGetPCIBusId(char *id, int length, int device) {
     DEVICE; snprintf(id, length, "0000:%02X:00.0", 0x1A + physical[device]); return OK;

@@ -201,6 +201,10 @@ def _answers(tree: Tree, gpus: list[str], efa: list[str], nics: list[str], model
     tree.answer("uverbs", {f"/dev/infiniband/uverbs{number}": "" for number in range(len(efa))})
     tree.answer("kernel_log", {"lines": []})
     tree.answer("dma_buf", {"supported": True})
+    tree.answer(
+        "cuda_driver",
+        {"init": 0, "devices": [{"uuid": "", "pci": pci} for pci in gpus], "dma_buf": True, "node": True},
+    )
     tree.answer("peers", {})
     tree.answer("side-channels", {})
     tree.answer("nixlbench", {"path": "/usr/local/bin/nixlbench"})

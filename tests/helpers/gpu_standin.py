@@ -25,9 +25,12 @@ set -e
 mount -t tmpfs tmpfs /proc/driver
 mkdir -p /proc/driver/nvidia/gpus
 echo "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build" > /proc/driver/nvidia/version
-for bus in 1a 1b; do
-    mkdir "/proc/driver/nvidia/gpus/0000:$bus:00.0"
-    echo "Model: Stand-in" > "/proc/driver/nvidia/gpus/0000:$bus:00.0/information"
+for gpu in 1a=10 1b=11; do
+    folder="/proc/driver/nvidia/gpus/0000:${gpu%=*}:00.0" byte=${gpu#*=}
+    mkdir "$folder"
+    echo "Model: Stand-in" > "$folder/information"
+    echo "GPU UUID: GPU-$byte$byte$byte$byte-$byte$byte-$byte$byte-$byte$byte-$byte$byte$byte$byte$byte$byte" \
+        >> "$folder/information"
 done
 exec "$@"
 """

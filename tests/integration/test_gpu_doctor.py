@@ -38,6 +38,7 @@ from dataclasses import replace
 from pytest_nixl.checks.doctor.check import Requirements
 from pytest_nixl.checks.doctor.examine import examine, plain
 from pytest_nixl.cli.doctor import add_sources, gathered
+from pytest_nixl.host.environment import read_environment
 from pytest_nixl.host.gpu import read_gpus
 from pytest_nixl.host.gpu_nic_affinity import Topology
 from pytest_nixl.host.recorded_tree import FactsRoot
@@ -51,10 +52,10 @@ wanted = Requirements(load_profile("loopback"), backends, image=False)
 told = []
 for variables in json.load(sys.stdin):
     os.environ.update(variables)
-    gpu = read_gpus(root)
+    gpu, changed = read_gpus(root), read_environment(root)
     for name in variables:
         del os.environ[name]
-    these = replace(facts, gpu=gpu, near=Topology.of(gpu, facts.rdma).nearest())
+    these = replace(facts, gpu=gpu, environment=changed, near=Topology.of(gpu, facts.rdma).nearest())
     told.append(plain(these, wanted, examine(these, wanted, gate=False)))
 print(json.dumps(told))
 """
@@ -129,16 +130,29 @@ REFUSED = [
         ("HANDLE", "4", "gpus", "NVML cannot use 2 of 2 GPUs: GPU 0 (Insufficient Permissions), GPU 1 (",
          "may open /dev/nvidiactl"),
 ]  # fmt: skip
+#: What the CUDA driver refuses: variables, the check that fails, and what its reason and remedy say.
+REFUSED_BY_CUDA = [
+    ({"STANDIN_INIT": "802"}, "gpu-driver", "CUDA_ERROR_SYSTEM_NOT_READY", "systemctl status nvidia-fabricmanager"),
+    ({"STANDIN_INIT": "803"}, "gpu-driver", "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "restart the container"),
+    ({"STANDIN_INIT": "999"}, "gpu-driver", "CUDA_ERROR_UNKNOWN", "nvidia-modprobe"),
+    ({"STANDIN_HIDES": "1"}, "gpus", "GPU 1 (0000:1b:00.0, GPU-11111111-1111-1111-1111-111111111111)", "device node"),
+    ({"CUDA_VISIBLE_DEVICES": "7"}, "variables-agree", "CUDA_VISIBLE_DEVICES=7 shows 0 of this host's 2 GPUs", "unset"),
+    ({"CUDA_VISIBLE_DEVICES": "0,0"}, "variables-agree", "names one GPU twice (0)", "unset CUDA_VISIBLE_DEVICES"),
+    ({"CUDA_VISIBLE_DEVICES": "0,7"}, "variables-agree", "the list ends at '7'", "unset CUDA_VISIBLE_DEVICES"),
+    ({"CUDA_VISIBLE_DEVICES": "GPU-dead"}, "variables-agree", "'GPU-dead'", "unset CUDA_VISIBLE_DEVICES"),
+]
 #: One where NVML answers nothing, and one where it refuses a GPU: of these CI runs the whole doctor, the soak of all.
 WHOLE_IN_CI = [("NVML", "4"), ("CALLS", "15,0")]
 #: Other states of the GPUs.
 NOT_GIVEN, IN_MIG_MODE, WITHOUT_ECC = {"STANDIN_HANDLE": "0,4"}, {"STANDIN_MIG": "0,1"}, {"STANDIN_ECC": "0"}
+SMALLER_SETS = [{"CUDA_VISIBLE_DEVICES": "1"}, {"CUDA_VISIBLE_DEVICES": "GPU-11"}]
 
 
 @pytest.fixture(scope="module")
 def examined(driver: dict[str, str]) -> Mapping[str, Found]:
     """What the checks find with each of these variables, by the variable and its value."""
-    every = [{f"STANDIN_{variable}": code} for variable, code, *_ in REFUSED] + [NOT_GIVEN, IN_MIG_MODE, WITHOUT_ECC]
+    every = [{f"STANDIN_{variable}": code} for variable, code, *_ in REFUSED]
+    every += [NOT_GIVEN, IN_MIG_MODE, WITHOUT_ECC, *SMALLER_SETS, *(variables for variables, *_ in REFUSED_BY_CUDA)]
     told = json.loads(on_the_host(driver, "-c", EXAMINE, given=json.dumps(every)))
     return {str(variables): by_check(each) for variables, each in zip(every, told, strict=True)}
 
@@ -153,6 +167,24 @@ def test_what_nvml_refuses_is_named(
     assert remedy in found[id][2]
     # No other check accuses the GPUs that are left.
     assert [other for other in GPU_CHECKS if found[other][0] == "FAIL"] == [id]
+
+
+@pytest.mark.parametrize(("variables", "id", "words", "remedy"), REFUSED_BY_CUDA)
+def test_what_the_cuda_driver_refuses_is_named(
+    variables: Mapping[str, str], id: str, words: str, remedy: str, examined: Mapping[str, Found]
+) -> None:
+    found = examined[str(variables)]
+    assert found[id][0] == ("WARN" if id == "gpus" else "FAIL"), found[id]
+    assert words in found[id][1]
+    assert remedy in found[id][2]
+    others = (*GPU_CHECKS, "variables-agree")
+    assert [other for other in others if found[other][0] not in ("PASS", "NOT-APPLICABLE")] == [id]
+
+
+@pytest.mark.parametrize("variables", SMALLER_SETS)
+def test_smaller_set_of_gpus_is_no_fault(variables: Mapping[str, str], examined: Mapping[str, Found]) -> None:
+    checks = (*GPU_CHECKS, "variables-agree")
+    assert {id: examined[str(variables)][id][0] for id in checks} == dict.fromkeys(checks, "PASS")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,9 @@ from pytest_nixl.checks.doctor.check import (
 )
 from pytest_nixl.checks.doctor.network import devices_named
 from pytest_nixl.core.alloc_conf import ALLOC_CONF, expands_segments
-from pytest_nixl.core.words import named
+from pytest_nixl.core.words import named, plural
+from pytest_nixl.host.cuda_visible import visible
+from pytest_nixl.host.driver_questions import VISIBLE_DEVICES
 from pytest_nixl.host.etcd import ETCD_VARIABLES
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.model.verdicts import Judgement
@@ -176,10 +178,8 @@ def variables_agree(facts: Facts, wanted: Requirements) -> Judgement:
     for name in ALLOC_CONF:
         if gpu and expands_segments(get(name)):
             found.append((f"{name}={get(name)}: UCX moves such GPU memory by TCP, 600 times slower", f"unset {name}"))
-    if gpu and "CUDA_VISIBLE_DEVICES" in facts.environment.steering and get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
-        found.append(
-            ("CUDA_VISIBLE_DEVICES hides every GPU", "unset CUDA_VISIBLE_DEVICES, or set it to the numbers of the GPUs")
-        )
+    if gpu and (reason := _hidden_gpus(facts)):
+        found.append((reason, f"unset {VISIBLE_DEVICES}, or set it to GPUs that `nvidia-smi -L` lists"))
     if facts.efa and (get("RDMAV_FORK_SAFE") or get("IBV_FORK_SAFE")):
         found.append(
             (
@@ -199,6 +199,38 @@ def variables_agree(facts: Facts, wanted: Requirements) -> Judgement:
     if found:
         return failed("; ".join(reason for reason, _ in found), "; ".join(dict.fromkeys(remedy for _, remedy in found)))
     return passed("the variables that are set do not contradict each other")
+
+
+def _hidden_gpus(facts: Facts) -> str:
+    """Return the entry of CUDA_VISIBLE_DEVICES that hides GPUs which the variable asks for; empty if there is none.
+
+    The driver's answer decides, if there is one. A list that is shorter than the host's is no fault.
+    """
+    text = facts.environment.steering.get(VISIBLE_DEVICES)
+    if text is None:
+        return ""
+    if text.strip() in ("", "-1"):
+        return f"{VISIBLE_DEVICES}={text} hides every GPU"
+    cuda, predicted = facts.gpu.cuda_driver, visible(facts.gpu.gpus, facts.environment.steering)
+    entries = [entry.strip() for entry in text.rstrip(", ").split(",")]
+    by_uuid = text.startswith(("GPU-", "MIG-"))
+    if cuda.without_variable == 0:
+        return predicted.why if not predicted.gpus else f"{VISIBLE_DEVICES}={text} hides every GPU"
+    if cuda.init == 0:
+        shown = len(cuda.devices)
+    elif cuda.init is None and facts.gpu.gpus and not by_uuid:
+        shown = len(predicted.gpus)
+    else:
+        return ""
+    # CUDA shows one MIG instance at most, and -1 ends a list on purpose.
+    if shown >= len(entries) or text.startswith("MIG-") or entries[shown].startswith("-"):
+        return ""
+    if not predicted.gpus:
+        return predicted.why
+    return (
+        f"{VISIBLE_DEVICES}={text} shows {plural(shown, 'GPU')}: the list ends at {entries[shown]!r}, which matches no "
+        "GPU of this host"
+    )
 
 
 def _bypassed(endpoints: str, exempt: str) -> bool:

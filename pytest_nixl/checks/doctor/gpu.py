@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
-from dataclasses import dataclass
 
 from pytest_nixl.checks.doctor.check import (
     Requirements,
@@ -20,42 +20,83 @@ from pytest_nixl.checks.doctor.check import (
 )
 from pytest_nixl.checks.doctor.libraries import not_loaded
 from pytest_nixl.checks.doctor.limits import amount
-from pytest_nixl.core.texts import Entries
+from pytest_nixl.core.gpu_errors import CUDA_ERRORS, NVML_ERRORS, OTHER_REMEDY, XIDS
 from pytest_nixl.core.words import named, plural
+from pytest_nixl.host.driver_questions import CUDA, NVML, VISIBLE_DEVICES, silent
 from pytest_nixl.host.facts import Facts
-from pytest_nixl.host.gpu import NVML_FAILS
+from pytest_nixl.host.gpu import NVML_FAILS, GpuFacts, Xid
 from pytest_nixl.host.gpu_nic_affinity import FAR, NODE, ROOT, SWITCH, Topology
-from pytest_nixl.model.verdicts import Judgement
+from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.nixl.backends.cuda_modules import remedy
 
-_NVML = (
-    "run `pip install nvidia-ml-py` in the environment of pytest-nixl, and give the container NVML "
-    "(NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
+_FABRIC_REMEDY = "run `nvidia-smi nvlink -s` and `systemctl status nvidia-fabricmanager` on the host"
+#: By a pattern of a GPU's name: how many NVLinks it has, from NVIDIA's data sheets. Cards with bridges are not here.
+_NVLINKS = (
+    (r"\bB200\b|\bH20\b|\bH200$|\bH100 80GB HBM3$", 18),
+    (r"\bA100-SXM4\b", 12),
+    (r"\bA800-SXM4\b", 8),
 )
-
-
-@dataclass(frozen=True)
-class GpuError:
-    """A known error of a GPU.
-
-    :param id: its Xid number, or a part of NVML's text of it.
-    :param remedy: what to do, as an imperative.
-    :param title: what it is; empty: NVML's text says so.
-    """
-
-    id: str
-    remedy: str
-    title: str = ""
-
-
-_NVML_ERRORS = Entries("gpu-errors", GpuError, "nvml")
-#: Errors that a program cannot cause.
-_XIDS = Entries("gpu-errors", GpuError, "xid")
+#: CUDA_ERROR_NO_DEVICE
+_NO_DEVICE = 100
 
 
 def _nvml_remedy(text: str) -> str:
-    remedies = (error.remedy for part, error in _NVML_ERRORS.items() if part in text)
-    return next(remedies, "run `nvidia-smi` and `dmesg` on the host; reboot it")
+    remedies = (error.remedy for part, error in NVML_ERRORS.items() if part in text)
+    return next(remedies, OTHER_REMEDY)
+
+
+def _unreported(facts: Facts) -> str:
+    """Return the remedy for a fact that NVML should report, by why it does not."""
+    why = facts.gpu.library.why
+    if "not installed" in why:
+        return "run `pip install nvidia-ml-py` in the environment of pytest-nixl"
+    if "not found" in why:
+        return "give the container NVML (NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
+    if why.startswith(NVML_FAILS):
+        return "follow the remedy of gpu-driver"
+    return "run `nvidia-smi -q` on the host, which prints what the driver reports of each GPU"
+
+
+def _too_few(reason: str, *, expected: bool) -> Judgement:
+    """Return NOT-APPLICABLE, with a remedy if the profile expects the GPUs that are missing."""
+    return Judgement(Verdict.NOT_APPLICABLE, reason, "follow the remedy of gpus" if expected else "")
+
+
+def _library_fault(facts: Facts) -> Judgement | None:
+    """Return that the driver's library cannot be loaded although this process was given the driver's device node."""
+    cuda = facts.gpu.cuda_driver
+    if not cuda.library or not cuda.node:
+        return None
+    return failed(
+        f"the driver's device node exists, but its library cannot be loaded: {cuda.library}",
+        "set NVIDIA_DRIVER_CAPABILITIES=compute,utility, so that the container runtime mounts libcuda.so.1",
+    )
+
+
+def _cuda_fault(facts: Facts) -> Judgement | None:
+    """Return why CUDA starts in no process of this host; None if it starts without CUDA_VISIBLE_DEVICES."""
+    cuda = facts.gpu.cuda_driver
+    if cuda.why.startswith(silent(CUDA)):
+        return failed(cuda.why, OTHER_REMEDY)
+    code = cuda.init if cuda.without_variable is None else cuda.without_variable
+    # A container without GPUs sees the host's /proc/driver/nvidia, and has no device node.
+    if not code or (code == _NO_DEVICE and not cuda.node):
+        return None
+    error = CUDA_ERRORS.get(str(code))
+    return failed(
+        f"CUDA does not start: {error.title if error else f'cuInit returned {code}'}",
+        error.remedy if error else OTHER_REMEDY,
+    )
+
+
+def _not_shown(facts: Facts) -> list[GpuFacts]:
+    """Return the GPUs that NVML lists, but that CUDA does not show to a process, although no variable hides them."""
+    cuda = facts.gpu.cuda_driver
+    listed = [gpu for gpu in facts.gpu.gpus if gpu.source == NVML]
+    if cuda.init != 0 or VISIBLE_DEVICES in facts.environment.steering or any(gpu.mig for gpu in listed):
+        return []
+    shown = {device.pci for device in cuda.devices}
+    return [gpu for gpu in listed if gpu.pci not in shown]
 
 
 @check("gpus", "Does this host have the number and model of GPUs that the profile says?", unless=no_gpu)
@@ -92,6 +133,15 @@ def gpus(facts: Facts, wanted: Requirements) -> Judgement:
         return failed(
             f"{plural(len(here), 'GPU')} instead of the {wanted.gpus} in the profile ({told}){hanging}", remedy
         )
+    absent = _not_shown(facts)
+    if absent:
+        names = named(f"GPU {gpu.index} ({', '.join(filter(None, (gpu.pci, gpu.uuid)))})" for gpu in absent)
+        judge = failed if wanted.gpus else warned
+        return judge(
+            f"CUDA shows {len(here) - len(absent)} of the {plural(len(here), 'GPU')} that NVML lists, without {names}",
+            "run `nvidia-smi` and `dmesg` on the host; give the container the device node of every GPU, such as "
+            "/dev/nvidia0; reset the GPU, or reboot the host",
+        )
     model = wanted.machine.gpu if wanted.machine is not None and wanted.gpus else ""
     others = [gpu.name for gpu in here if gpu.name and model.lower() not in gpu.name.lower()]
     if model and others:
@@ -101,7 +151,8 @@ def gpus(facts: Facts, wanted: Requirements) -> Judgement:
         )
     if model and not all(gpu.name for gpu in here):
         return unknown(
-            f"{plural(len(here), 'GPU')}; the model of at least one is unknown, and the profile says {model}", _NVML
+            f"{plural(len(here), 'GPU')}; the model of at least one is unknown, and the profile says {model}",
+            _unreported(facts),
         )
     parts = [f"GPU {gpu.index}" for gpu in here if gpu.mig]
     if parts:
@@ -110,6 +161,9 @@ def gpus(facts: Facts, wanted: Requirements) -> Judgement:
             "neither cuda_ipc nor peer-to-peer access between them",
             "if GPUs of this host exchange data, disable MIG with `nvidia-smi -i GPU -mig 0`",
         )
+    cuda, visible = facts.gpu.cuda_driver, facts.environment.steering.get(VISIBLE_DEVICES)
+    if visible is not None and cuda.init == 0 and len(cuda.devices) < wanted.gpus:
+        told += f"; {VISIBLE_DEVICES}={visible} shows {len(cuda.devices)} of them to this process"
     return passed(told)
 
 
@@ -134,10 +188,15 @@ def gpu_driver(facts: Facts, wanted: Requirements) -> Judgement:
             f"the kernel's driver is {driver.value}, but the container's libraries are {library.value}",
             "restart the container, because the driver was updated while it ran; remove libcuda from the image",
         )
+    fault = _library_fault(facts) or _cuda_fault(facts)
+    if fault is not None:
+        return fault
     package = facts.software.nixl_package.value or ""
     wants = int(package[-2:]) if package[-4:-2] == "cu" and package[-2:].isdecimal() else None
     if cuda.value is None:
-        return unknown(f"the driver is {driver.value}; which CUDA versions it supports is unknown: {cuda.why}", _NVML)
+        return unknown(
+            f"the driver is {driver.value}; which CUDA versions it supports is unknown: {cuda.why}", _unreported(facts)
+        )
     if wants is not None and int(cuda.value.split(".")[0]) < wants:
         return failed(
             f"driver {driver.value} supports CUDA up to {cuda.value}, but {package} is built for CUDA {wants}",
@@ -157,6 +216,9 @@ def ucx_cuda(facts: Facts, wanted: Requirements) -> Judgement:
     absent = not_loaded(facts, wanted)
     if absent is not None:
         return absent
+    fault = _library_fault(facts)
+    if fault is not None:
+        return fault
     found = facts.software.backend("UCX")
     if found is None or not found.plugin:
         return unknown("the libraries of UCX were not examined", "follow the remedy of backend-loads")
@@ -177,10 +239,10 @@ def gpu_p2p(facts: Facts, wanted: Requirements) -> Judgement:
     Judge peer-to-peer access. Without it, transfers between GPUs of one host are copied through host memory.
     """
     if len(facts.gpu.gpus) < 2:
-        return not_applicable("this host has fewer than two GPUs")
+        return _too_few("this host has fewer than two GPUs", expected=wanted.gpus > 1)
     pairs = facts.gpu.pairs
     if pairs.value is None:
-        return unknown(f"whether GPUs can read each other's memory is unknown: {pairs.why}", _NVML)
+        return unknown(f"whether GPUs can read each other's memory is unknown: {pairs.why}", _unreported(facts))
     bad = [pair for pair in pairs.value if pair.status != "ok"]
     parts = {gpu.index for gpu in facts.gpu.gpus if gpu.mig}
     if bad and all({pair.one, pair.other} & parts for pair in bad):
@@ -190,13 +252,16 @@ def gpu_p2p(facts: Facts, wanted: Requirements) -> Judgement:
             f"MIG mode: {told}",
             "disable MIG with `nvidia-smi -i GPU -mig 0`, if these GPUs exchange data",
         )
-    if bad and len(bad) == len(pairs.value) and len({pair.status for pair in bad}) == 1:
+    linked = any(gpu.nvlinks for gpu in facts.gpu.gpus)
+    if bad and not linked and len(bad) == len(pairs.value) and len({pair.status for pair in bad}) == 1:
         return not_applicable(f"no GPU of this host can read another's memory: {bad[0].status}")
     if bad:
         told = named(f"GPU {pair.one} that of GPU {pair.other} ({pair.status})" for pair in bad)
         return failed(
             f"in {len(bad)} of {plural(len(pairs.value), 'pair')} one GPU cannot read the other's memory: {told}",
-            "disable ACS and the IOMMU in the host's firmware and kernel, and run `nvidia-smi topo -p2p r`; "
+            f"{_FABRIC_REMEDY}; reset the GPUs"
+            if linked and len(bad) == len(pairs.value)
+            else "disable ACS and the IOMMU in the host's firmware and kernel, and run `nvidia-smi topo -p2p r`; "
             "in a virtual machine, use an instance type with whole GPUs",
         )
     return passed(f"all {len(pairs.value)} pairs of {len(facts.gpu.gpus)} GPUs can read each other's memory")
@@ -210,15 +275,29 @@ def gpu_nvlink(facts: Facts, wanted: Requirements) -> Judgement:
     """
     links = {gpu.index: gpu.nvlinks for gpu in facts.gpu.gpus if gpu.nvlinks is not None}
     if not links:
-        return not_applicable("no GPU of this host reports NVLinks")
+        return _too_few("no GPU of this host reports NVLinks", expected=wanted.gpus > 0 and not facts.gpu.gpus)
     most = max(links.values())
     fewer = [f"GPU {index} has {count}" for index, count in links.items() if count < most]
     if fewer:
         return failed(
             f"{plural(len(fewer), 'GPU')} with fewer active NVLinks than the {most} of the others: {named(fewer)}",
-            "run `nvidia-smi nvlink -s` and check the fabric manager; reset the GPUs, or replace the node",
+            f"{_FABRIC_REMEDY}; reset the GPUs, or replace the node",
+        )
+    # One GPU alone, as in a virtual machine that has no other, may have none.
+    full = {gpu.index: _nvlinks_of_model(gpu.name) for gpu in facts.gpu.gpus}
+    lacking = [f"GPU {index} has {count} of {full[index]}" for index, count in links.items() if count < full[index]]
+    if len(links) > 1 and lacking:
+        judge = failed if wanted.gpus else warned
+        return judge(
+            f"{plural(len(lacking), 'GPU')} with fewer active NVLinks than the model has: {named(lacking)}",
+            f"{_FABRIC_REMEDY}; reset the GPUs, or replace the node",
         )
     return passed(f"each GPU has {most} active NVLinks")
+
+
+def _nvlinks_of_model(name: str) -> int:
+    """Return how many NVLinks a GPU of this name has; 0 if that is not known."""
+    return next((count for pattern, count in _NVLINKS if re.search(pattern, name)), 0)
 
 
 @check("gpu-direct", "Can the network cards access GPU memory?", unless=no_gpu)
@@ -259,7 +338,7 @@ def gdrcopy(facts: Facts, wanted: Requirements) -> Judgement:
     Judge GDRCopy, which UCX uses to copy small messages to GPUs faster.
     """
     if not facts.gpu.gpus:
-        return not_applicable("this host has no GPU")
+        return _too_few("this host has no GPU", expected=wanted.gpus > 0)
     if facts.gpu.gdrcopy.value:
         return passed("gdrdrv is loaded, and /dev/gdrdrv exists")
     return warned(
@@ -280,17 +359,34 @@ def gpu_xid(facts: Facts, wanted: Requirements) -> Judgement:
             f"{xids.source}: {xids.why}",
             "run this command where the kernel's log can be read, or run `dmesg | grep Xid` on the host",
         )
-    grave = [(xid, _XIDS[str(xid.number)]) for xid in xids.value if str(xid.number) in _XIDS]
+    known = [(xid, XIDS[str(xid.number)]) for xid in xids.value if str(xid.number) in XIDS]
+    grave = [(xid, error) for xid, error in known if not error.corrected and not _harmless(xid)]
     if grave:
-        told = named(f"Xid {xid.number} of {xid.pci} ({error.title})" for xid, error in grave)
+        told = named(f"Xid {xid.number} of {xid.pci} ({error.title}{_action(xid)})" for xid, error in grave)
         return failed(f"the driver reported {plural(len(grave), 'error')}: {told}", grave[-1][1].remedy)
-    if xids.value:
-        told = named(f"Xid {xid.number} of {xid.pci}" for xid in xids.value)
-        return warned(
-            f"the driver reported {plural(len(xids.value), 'error')} that a program may have caused: {told}",
-            "look the number up in NVIDIA's list of Xid errors",
-        )
+    others = [xid for xid in xids.value if str(xid.number) not in XIDS]
+    reasons = []
+    if others:
+        told = named(f"Xid {xid.number} of {xid.pci}" for xid in others)
+        reasons.append(f"the driver reported {plural(len(others), 'error')} that a program may have caused: {told}")
+    if known:
+        told = named(f"Xid {xid.number} of {xid.pci} ({error.title}{_action(xid)})" for xid, error in known)
+        reasons.append(f"the driver reported {told}")
+    if reasons:
+        remedy = known[-1][1].remedy if known else "look the number up in NVIDIA's list of Xid errors"
+        return warned("; ".join(reasons), remedy)
     return passed("the kernel's log has no Xid error")
+
+
+def _harmless(xid: Xid) -> bool:
+    """Return whether the driver says of this error of an NVLink, or of this recovery, that nothing need be done."""
+    return "Nonfatal" in xid.line or "0x0 (None)" in _action(xid)
+
+
+def _action(xid: Xid) -> str:
+    """Return the recovery that the driver names in an Xid 154, such as ``: 0x1 (GPU Reset Required)``."""
+    match = re.search(r"recovery action changed.* to (0x\w+ \(.*\))", xid.line)
+    return f": {match[1]}" if match else ""
 
 
 @check("gpu-ecc", "Is the memory of every GPU free of uncorrectable errors?", unless=no_gpu)
@@ -303,7 +399,7 @@ def gpu_ecc(facts: Facts, wanted: Requirements) -> Judgement:
     if not counts:
         if any(gpu.ecc is False for gpu in facts.gpu.gpus):
             return not_applicable("ECC is disabled")
-        return unknown("no GPU reports memory errors", _NVML)
+        return unknown("no GPU reports memory errors", _unreported(facts))
     bad = [f"GPU {index} has {count}" for index, count in counts.items() if count]
     if bad:
         return failed(f"uncorrectable memory errors: {named(bad)}", "reset the GPU, or replace the node")
@@ -318,7 +414,7 @@ def gpu_bar1(facts: Facts, wanted: Requirements) -> Judgement:
     """
     known = [gpu for gpu in facts.gpu.gpus if gpu.bar1 is not None and gpu.memory is not None]
     if not known:
-        return unknown("no GPU reports the size of its BAR1", _NVML)
+        return unknown("no GPU reports the size of its BAR1", _unreported(facts))
     small = [gpu for gpu in known if (gpu.bar1 or 0) < (gpu.memory or 0) // 2]
     if small:
         told = named(f"GPU {gpu.index}: {amount(gpu.bar1 or 0)} of {amount(gpu.memory or 0)}" for gpu in small)
@@ -326,6 +422,10 @@ def gpu_bar1(facts: Facts, wanted: Requirements) -> Judgement:
             f"BAR1 covers only a part of the memory: {told}",
             "enable 'above 4G decoding' and 'resizable BAR' in the host's firmware",
         )
+    smaller = [gpu for gpu in known if (gpu.bar1 or 0) < (gpu.memory or 0)]
+    if smaller:
+        told = named(f"GPU {gpu.index}: {amount(gpu.bar1 or 0)} of {amount(gpu.memory or 0)}" for gpu in smaller)
+        return passed(f"BAR1 covers at least half of the memory: {told}")
     return passed(f"BAR1 of {plural(len(known), 'GPU')} is as large as the memory")
 
 
@@ -337,7 +437,7 @@ def gpu_persistence(facts: Facts, wanted: Requirements) -> Judgement:
     """
     known = {gpu.index: gpu.persistence for gpu in facts.gpu.gpus if gpu.persistence is not None}
     if not known:
-        return unknown("no GPU reports its persistence mode", _NVML)
+        return unknown("no GPU reports its persistence mode", _unreported(facts))
     off = [f"GPU {index}" for index, on in known.items() if not on]
     if off:
         return warned(

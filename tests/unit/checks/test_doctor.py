@@ -6,9 +6,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from helpers.fake_sysfs import Tree, p5
 
 from pytest_nixl import cli
 from pytest_nixl.checks.doctor.catalogue import checks
-from pytest_nixl.checks.doctor.check import Requirements
+from pytest_nixl.checks.doctor.check import Requirements, passed
 from pytest_nixl.checks.doctor.examine import examine, lines
 from pytest_nixl.host.facts import Facts, gather
 from pytest_nixl.host.recorded_tree import FactsRoot
@@ -134,9 +136,51 @@ def missing(*words: str, versions: tuple[str, ...] = ()) -> list[dict[str, Any]]
     return [{"soname": word.split(",")[0].split(" ")[0], "versions": list(versions), "words": word} for word in words]
 
 
-def xid(number: int) -> Callable[[Tree], None]:
-    line = f"NVRM: Xid (PCI:0000:53:00): {number}, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+def xid(
+    number: int, text: str = "pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+) -> Callable[[Tree], None]:
+    line = f"NVRM: Xid (PCI:0000:53:00): {number}, {text}"
     return lambda tree: tree.answer("kernel_log", {"lines": [line]})
+
+
+def recovery(action: str) -> Callable[[Tree], None]:
+    return xid(154, f"GPU recovery action changed from 0x1 (GPU Reset Required) to {action}")
+
+
+def cuda(init: int | None = 0, shown: int = 8, visible: str | None = None, **answer: Any) -> Callable[[Tree], None]:
+    """Give the CUDA driver's answer, with the first GPUs of the host.
+
+    :param init: the result of cuInit; None: there is none.
+    :param shown: how many GPUs CUDA shows if it starts.
+    :param visible: CUDA_VISIBLE_DEVICES.
+    """
+
+    def make(tree: Tree) -> None:
+        gpus = json.loads(tree.place("/pytest-nixl/nvml.json").read_text())["gpus"]
+        devices = [{"uuid": "", "pci": gpu["pci"]} for gpu in gpus[:shown]]
+        given = {} if init is None else {"init": init, "devices": devices} if init == 0 else {"init": init}
+        tree.answer("cuda_driver", {"node": True, **given, **answer})
+        if visible is not None:
+            tree.variable("CUDA_VISIBLE_DEVICES", visible)
+
+    return make
+
+
+def nvlinks(count: int, name: str = "", gpus: int = 8) -> Callable[[Any], None]:
+    """Give each GPU this many active NVLinks, and another name."""
+
+    def change(answer: Any) -> None:
+        answer["gpus"] = [{**gpu, "nvlinks": count, "name": name or gpu["name"]} for gpu in answer["gpus"][:gpus]]
+
+    return change
+
+
+def bar1(size: int) -> Callable[[Any], None]:
+    def change(answer: Any) -> None:
+        for gpu in answer["gpus"]:
+            gpu["bar1"] = size
+
+    return change
 
 
 def other_switch(tree: Tree) -> None:
@@ -154,6 +198,12 @@ def unbound(tree: Tree) -> None:
 
 
 FIVE = "/proc/driver/nvidia/version"
+#: Results of cuInit, and what is said of each.
+CUDA_CODES = (
+    (46, ("compute mode",)), (100, ("CUDA_ERROR_NO_DEVICE",)), (101, ("CUDA_ERROR_INVALID_DEVICE",)),
+    (802, ("fabric manager",)), (803, ("libcuda.so.1", "kernel's driver")), (804, ("forward compatibility",)),
+    (805, ("MPS",)), (999, ("nvidia_uvm",)), (34, ("cuInit returned 34",)),
+)  # fmt: skip
 FAULTS = (
     # Locked and shared memory.
     Fault("memlock-64k", limit(65536), "memlock", ("64 KiB",)),
@@ -264,12 +314,24 @@ FAULTS = (
           ("550.54.15", "12.4", "nixl-cu13", "CUDA 13")),
     Fault("nvml-missing", lambda tree: tree.answer("nvml", {"why": "NVML (libnvidia-ml.so.1) was not found"}),
           "gpu-driver", ("570.133.20", "NVML (libnvidia-ml.so.1) was not found"), UNKNOWN),
+    *(Fault(f"cuda-{code}", cuda(code), "gpu-driver", ("CUDA does not start", *values)) for code, values in CUDA_CODES),
+    Fault("cuda-fails-without-the-variable-too", cuda(100, visible="7", without_variable=802), "gpu-driver",
+          ("CUDA_ERROR_SYSTEM_NOT_READY",)),
+    Fault("cuda-silent", cuda(None, why="the CUDA driver does not answer: no answer within 20 s"), "gpu-driver",
+          ("no answer within 20 s",)),
+    Fault("libcuda-missing", cuda(None, library="libcuda.so.1: cannot open shared object file"), "ucx-cuda",
+          ("libcuda.so.1: cannot open shared object file",)),
+    Fault("cuda-shows-fewer", cuda(shown=7), "gpus", ("7 of the 8 GPUs", "GPU 7 (0000:")),
     Fault("ucx-without-cuda-runtime", backend("UCX", versions={"ucx_cuda_lacks": "libucm_cuda needs libcudart.so.12"}),
           "ucx-cuda", ("libucm_cuda needs libcudart.so.12", "UCX takes GPU memory for host memory")),
     Fault("p2p-off", nvml(pairs_of("the chipset does not support it", (0, 5), (5, 0))), "gpu-p2p",
           ("2 of 56", "GPU 0", "GPU 5", "the chipset does not support it")),
     Fault("nvlink-down", nvml(lambda found: found["gpus"][4].update(nvlinks=17)), "gpu-nvlink",
           ("1 GPU", "18", "GPU 4 has 17")),
+    *(Fault(f"nvlinks-{count}", nvml(nvlinks(count)), "gpu-nvlink", ("8 GPUs", f"GPU 0 has {count} of 18"))
+      for count in (0, 4, 12, 15)),
+    Fault("p2p-off-with-nvlink", nvml(pairs_of("it is not supported", *permutations(range(8), 2))), "gpu-p2p",
+          ("56 of 56", "it is not supported")),
     Fault("peermem-absent", no_peermem, "gpu-direct", ("nvidia_peermem", "no DMA-BUF")),
     Fault("peermem-unknown", both(no_peermem, lambda tree: tree.answer("dma_buf", {"why": "it did not answer"})),
           "gpu-direct", ("DMA-BUF", "it did not answer"), UNKNOWN),
@@ -280,6 +342,14 @@ FAULTS = (
           WARN),
     Fault("xid-79", xid(79), "gpu-xid", ("1 error", "Xid 79 of 0000:53:00 (the GPU has fallen off the bus)")),
     Fault("xid-31", xid(31), "gpu-xid", ("1 error", "Xid 31 of 0000:53:00"), WARN),
+    *(Fault(f"xid-{number}", xid(number), "gpu-xid", ("1 error", f"Xid {number} of 0000:53:00 ({title})"))
+      for number, title in ((62, "the GPU's internal microcontroller halted"), (144, "NVLink error"),
+                            (149, "NVLink error"))),
+    Fault("xid-121", xid(121), "gpu-xid", ("Xid 121 of 0000:53:00 (corrected errors of the link",), WARN),
+    Fault("xid-149-nonfatal", xid(149, "NETIR_BER_EVENT Nonfatal XC0 i0 Link 09 (0x004505c6 0x00000000)"), "gpu-xid",
+          ("Xid 149 of 0000:53:00 (NVLink error)",), WARN),
+    Fault("xid-154", recovery("0x2 (Node Reboot Required)"), "gpu-xid", ("Xid 154", ": 0x2 (Node Reboot Required)")),
+    Fault("xid-154-none", recovery("0x0 (None)"), "gpu-xid", ("Xid 154", ": 0x0 (None)"), WARN),
     Fault("xid-unreadable", lambda tree: tree.answer("kernel_log", {"why": "the kernel's log cannot be read"}),
           "gpu-xid",
           ("the kernel's log cannot be read",), UNKNOWN),
@@ -395,6 +465,16 @@ FAULTS = (
           ("FI_HMEM_DISABLE_P2P=1",)),
     Fault("gpus-hidden", variable("CUDA_VISIBLE_DEVICES", ""), "variables-agree",
           ("CUDA_VISIBLE_DEVICES", "every GPU")),
+    *(Fault(f"gpus-hidden-{visible}", cuda(code, visible=visible, without_variable=0), "variables-agree",
+            (f"CUDA_VISIBLE_DEVICES={visible} ", *values))
+      for visible, code, values in (
+          ("8", 100, ("0 of this host's 8 GPUs", "'8'")), ("-1", 100, ("every GPU",)), ("8,0", 100, ("'8'",)),
+          ("0,0", 101, ("twice (0)",)), ("nonsense", 100, ("'nonsense'",)), ("GPU-deadbeef", 100, ("'GPU-deadbeef'",)),
+          ("MIG-deadbeef", 100, ("every GPU",)))),
+    Fault("gpus-list-ends", cuda(shown=1, visible="0,8"), "variables-agree",
+          ("CUDA_VISIBLE_DEVICES=0,8 shows 1 GPU", "'8'")),
+    Fault("gpus-hidden-driver-not-asked", both(variable("CUDA_VISIBLE_DEVICES", "0,0"),
+          lambda tree: tree.remove("/pytest-nixl/cuda_driver.json")), "variables-agree", ("twice (0)",)),
     Fault("fork-safe", variable("RDMAV_FORK_SAFE", "1"), "variables-agree", ("RDMAV_FORK_SAFE", "huge pages")),
 )  # fmt: skip
 
@@ -467,6 +547,104 @@ def test_fault_is_reported_by_its_check(fault: Fault, healthy: Tree, wanted: Req
     assert set(bad(judged)) <= {fault.check, *CONSEQUENCES.get(fault.id, ())}
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda tree: tree.remove("/pytest-nixl/cuda_driver.json"),
+        cuda(shown=1, visible="0"),
+        cuda(shown=2, visible="0,2,-1,1"),
+        cuda(shown=1, visible="MIG-3f2b8a1e,MIG-4f2b8a1e"),
+        cuda(100, node=False),
+        cuda(None, node=False, library="libcuda.so.1: cannot open shared object file"),
+    ],
+)
+def test_gpus_that_cuda_shows_on_purpose_are_no_fault(
+    make: Callable[[Tree], None], healthy: Tree, wanted: Requirements, tmp_path: Path
+) -> None:
+    tree = healthy.copy(tmp_path / "tree")
+    make(tree)
+    assert list(bad(verdicts(facts_of(tree), wanted))) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict"),
+    [
+        (nvlinks(15), WARN),  # a profile without GPUs does not say that the host must have them
+        (nvlinks(0, gpus=1), Verdict.PASS),  # a virtual machine with one of eight
+        (nvlinks(12, "NVIDIA A100-SXM4-80GB"), Verdict.PASS),
+        (nvlinks(4, "NVIDIA A100-SXM4-80GB"), WARN),
+        (nvlinks(12, "NVIDIA H100 PCIe"), Verdict.PASS),
+        (nvlinks(12, "NVIDIA H200 NVL"), Verdict.PASS),
+    ],
+)
+def test_nvlinks_are_counted_against_those_of_the_model(
+    change: Callable[[Any], None], verdict: Verdict, healthy: Tree, tmp_path: Path
+) -> None:
+    tree = healthy.copy(tmp_path / "tree")
+    nvml(change)(tree)
+    judged = verdicts(facts_of(tree), Requirements(load_profile("loopback"), BACKENDS))
+    assert judged["gpu-nvlink"].verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("why", "remedy"),
+    [
+        ("NVML's Python package is not installed: run `pip install nvidia-ml-py`", "run `pip install nvidia-ml-py`"),
+        ("NVML (libnvidia-ml.so.1) was not found", "give the container NVML"),
+        ("NVML does not answer: Unknown Error", "follow the remedy of gpu-driver"),
+        ("it was not recorded", "run `nvidia-smi -q`"),
+    ],
+)
+def test_remedy_of_what_nvml_does_not_report_is_that_of_its_cause(
+    why: str, remedy: str, healthy: Tree, wanted: Requirements, tmp_path: Path
+) -> None:
+    tree = healthy.copy(tmp_path / "tree")
+    tree.answer("nvml", {"why": why})
+    judged = verdicts(facts_of(tree), wanted)
+    for id in ("gpu-ecc", "gpu-bar1", "gpu-persistence"):
+        assert (judged[id].verdict, judged[id].remedy[: len(remedy)]) == (UNKNOWN, remedy)
+
+
+def test_checks_that_miss_the_gpus_of_the_profile_refer_to_their_remedy(
+    healthy: Tree, wanted: Requirements, tmp_path: Path
+) -> None:
+    tree = healthy.copy(tmp_path / "tree")
+    nvml(lambda found: found.update(gpus=[], pairs=[]))(tree)
+    facts, ids = facts_of(tree), ("gpu-p2p", "gpu-nvlink", "gdrcopy")
+    of_profile = verdicts(facts, wanted)
+    assert {of_profile[id].remedy for id in ids} == {"follow the remedy of gpus"}
+    assert {of_profile[id].verdict for id in ids} == {Verdict.NOT_APPLICABLE}
+    without = verdicts(facts, Requirements(load_profile("loopback"), BACKENDS))
+    assert {without[id].remedy for id in ids} == {""}
+
+
+def test_remedy_of_a_missing_fabric_manager(healthy: Tree, wanted: Requirements, tmp_path: Path) -> None:
+    tree = healthy.copy(tmp_path / "tree")
+    cuda(802)(tree)
+    assert "`systemctl status nvidia-fabricmanager`" in verdicts(facts_of(tree), wanted)["gpu-driver"].remedy
+
+
+def test_smaller_set_of_gpus_than_the_profile_has_is_named(healthy: Tree, wanted: Requirements, tmp_path: Path) -> None:
+    tree = healthy.copy(tmp_path / "tree")
+    cuda(shown=4, visible="0,1,2,3")(tree)
+    judged = verdicts(facts_of(tree), wanted)["gpus"]
+    assert judged == passed("8 NVIDIA H100 80GB HBM3; CUDA_VISIBLE_DEVICES=0,1,2,3 shows 4 of them to this process")
+
+
+@pytest.mark.parametrize(
+    ("size", "start"),
+    [
+        (48 << 30, "BAR1 covers at least half of the memory: GPU 0: 48 GiB of 80 GiB, GPU 1: 48 GiB of 80 GiB, "),
+        (80 << 30, "BAR1 of 8 GPUs is as large as the memory"),
+    ],
+)
+def test_size_of_bar1_is_said(size: int, start: str, healthy: Tree, wanted: Requirements, tmp_path: Path) -> None:
+    tree = healthy.copy(tmp_path / "tree")
+    nvml(bar1(size))(tree)
+    judged = verdicts(facts_of(tree), wanted)["gpu-bar1"]
+    assert (judged.verdict, judged.reason[: len(start)]) == (Verdict.PASS, start)
+
+
 @pytest.mark.parametrize("usual", [900, 20000])
 def test_errors_that_most_links_have_are_not_one_devices(usual: int, healthy: Tree, tmp_path: Path,
                                                          wanted: Requirements) -> None:  # fmt: skip
@@ -497,6 +675,7 @@ CONSEQUENCES = {
     "gpu-no-driver": {"gpu-driver", "gpu-p2p", "gpu-ecc", "gpu-bar1", "gpu-persistence", "gpu-direct", "gpu-nics"},
     "nvml-missing": {"gpus", "gpu-p2p", "gpu-ecc", "gpu-bar1", "gpu-persistence", "gpu-direct", "gpu-nics"},
     "driver-mismatch": {"gpus", "gpu-p2p", "gpu-ecc", "gpu-bar1", "gpu-persistence", "gpu-direct", "gpu-nics"},
+    "libcuda-missing": {"gpu-driver"},
     "nixl-absent": {
         "backend-loads",
         "plugin-libraries",

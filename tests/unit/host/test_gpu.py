@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reader of NVML, run with NVML's real Python package and a stand-in for its library, so that no GPU is needed."""
+"""The questions to NVML and the CUDA driver, with stand-ins for both libraries, so that no GPU is needed."""
 
 from __future__ import annotations
 
@@ -14,16 +14,31 @@ from typing import Any
 import pytest
 from helpers import gpu_standin
 
+from pytest_nixl.host import gpu
+from pytest_nixl.host.driver_questions import pci_address
+from pytest_nixl.host.recorded_tree import NOT_RECORDED, FactsRoot
+from pytest_nixl.nixl.backends.driver_standin import real_driver
+
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("pynvml") is None and not os.environ.get("CI"), reason="needs the package nvidia-ml-py"
 )
 
-ASK = "import json; from pytest_nixl.host.gpu import _ask_nvml; print(json.dumps(_ask_nvml()))"
+ASK = """
+import json
+from pytest_nixl.host import driver_questions as asked
+{change}
+print(json.dumps({question}))
+"""
+ASK_NVML = "asked.DriverQuestion(asked.NVML).answer()"
+ASK_CUDA = "asked.ask_cuda(asked.DriverQuestion(asked.CUDA))"
 
 
-def ask(**changes: str) -> dict[str, Any]:
+def ask(question: str = ASK_NVML, change: str = "", **changes: str) -> dict[str, Any]:
     environment = {**os.environ, **changes, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run([sys.executable, "-c", ASK], env=environment, capture_output=True, text=True, check=False)
+    script = ASK.format(question=question, change=change)
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False, timeout=20
+    )
     assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer
@@ -40,7 +55,7 @@ FAULTS = {
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return gpu_standin.build(tmp_path_factory.mktemp("nvml"), gpu_standin.NVML)
+    return gpu_standin.build(tmp_path_factory.mktemp("driver"), bindings=False)
 
 
 @pytest.fixture(scope="module")
@@ -78,14 +93,84 @@ def test_library_of_another_driver_is_reported(library: dict[str, str]) -> None:
     assert ask(**library, STANDIN_NVML="18") == {"why": words}
 
 
-def test_nvml_that_never_returns_is_left_after_the_limit(library: dict[str, str]) -> None:
-    limited = "import pytest_nixl.host.gpu as gpu; gpu.NVML_LIMIT_SECONDS = 1.0; "
-    environment = {
-        **os.environ,
-        **library,
-        "STANDIN_NVML_HANGS": "1",
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-    }
-    command = [sys.executable, "-c", limited + ASK]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=20)
-    assert json.loads(done.stdout) == {"why": "NVML does not answer: no answer within 1 s"}
+@pytest.mark.parametrize(
+    ("question", "variable", "subject"),
+    [(ASK_NVML, "STANDIN_NVML_HANGS", "NVML"), (ASK_CUDA, "STANDIN_CUDA_HANGS", "the CUDA driver")],
+)
+def test_library_that_never_returns_is_left_after_the_limit(
+    question: str, variable: str, subject: str, library: dict[str, str]
+) -> None:
+    answer = ask(question, "asked.LIMIT_SECONDS = 1.0", **library, **{variable: "1"})
+    assert answer["why"] == f"{subject} does not answer: no answer within 1 s"
+
+
+def test_answer_that_came_in_time_is_read_after_the_limit(library: dict[str, str]) -> None:
+    late = "[question := asked.DriverQuestion(asked.CUDA), question._child.wait(), question.answer()][-1]"
+    assert ask(late, "asked.LIMIT_SECONDS = 0.0", **library)["init"] == 0
+
+
+def test_packages_are_found_where_this_process_finds_them(tmp_path: Path) -> None:
+    (tmp_path / "pynvml.py").write_text("raise ImportError")
+    answer = ask(change=f"import sys; sys.path.insert(0, {str(tmp_path)!r})")
+    assert answer == {"why": "NVML's Python package is not installed: run `pip install nvidia-ml-py`"}
+
+
+FIRST = {"uuid": "GPU-10101010-1010-1010-1010-101010101010", "pci": "0000:1a:00.0"}
+SECOND = {"uuid": "GPU-11111111-1111-1111-1111-111111111111", "pci": "0000:1b:00.0"}
+
+
+@pytest.mark.parametrize(
+    ("visible", "devices"),
+    [(None, [FIRST, SECOND]), ("1,0", [SECOND, FIRST]), ("0,7", [FIRST]), (SECOND["uuid"], [SECOND])],
+)
+def test_gpus_that_cuda_shows_are_read(
+    visible: str | None, devices: list[dict[str, str]], library: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    changes = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    answer = ask(ASK_CUDA, **library, **changes, STANDIN_DMABUF="1")
+    assert answer == {"init": 0, "devices": devices, "dma_buf": True, "node": os.path.exists("/dev/nvidiactl")}
+
+
+@pytest.mark.parametrize(
+    ("visible", "code"),
+    [("7", 100), ("-1", 100), ("", 100), ("7,0", 100), ("GPU-deadbeef", 100), ("MIG-deadbeef", 100), ("0,0", 101)],
+)
+def test_variable_that_hides_every_gpu_is_told_from_a_driver_that_fails(
+    visible: str, code: int, library: dict[str, str]
+) -> None:
+    """The codes are those of driver 580 on an H100."""
+    answer = ask(ASK_CUDA, **library, CUDA_VISIBLE_DEVICES=visible)
+    assert (answer["init"], answer["without_variable"]) == (code, 0)
+    answer = ask(ASK_CUDA, **library, CUDA_VISIBLE_DEVICES=visible, STANDIN_INIT="100")
+    assert (answer["init"], answer["without_variable"]) == (100, 100)
+
+
+def test_missing_library_of_the_cuda_driver_is_reported() -> None:
+    if Path("/dev/nvidiactl").exists():
+        pytest.skip("this host has an NVIDIA driver, and so has its library")
+    answer = ask(ASK_CUDA)
+    assert answer["library"].startswith("libcuda.so.1: cannot open shared object file")
+
+
+def test_library_of_the_cuda_driver_that_a_variable_names_is_asked(library: dict[str, str]) -> None:
+    file = Path(library["LD_LIBRARY_PATH"], gpu_standin.DRIVER)
+    assert ask(ASK_CUDA, PYTEST_NIXL_LIBCUDA=str(file))["init"] == 0
+
+
+def test_driver_is_asked_only_on_a_host_that_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "DriverQuestion", lambda *_: pytest.fail("the driver was asked"))
+    version = tmp_path / "proc" / "driver" / "nvidia" / "version"
+    version.parent.mkdir(parents=True)
+    version.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.133.20\n")
+    assert gpu.read_gpus(FactsRoot(tmp_path)).cuda_driver == gpu.CudaAnswer(why=NOT_RECORDED)
+    if not real_driver():
+        assert gpu.read_gpus(FactsRoot()).cuda_driver.why.startswith("no NVIDIA driver is loaded")
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [("00000000:1A:00.0", "0000:1a:00.0"), ("00010000:53:00.0", "10000:53:00.0"), ("0000:06:00.0", "0000:06:00.0")],
+)
+def test_pci_address_is_that_of_sysfs(text: str, address: str) -> None:
+    assert pci_address(text) == address

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_nixl.core.errors import NotApplicableError
+from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
 from pytest_nixl.nixl.worker.devices import nvidia
 from pytest_nixl.nixl.worker.devices.nvidia import DriverDevice, why_not
 
@@ -21,13 +21,15 @@ from pytest_nixl.nixl.worker.devices.nvidia import DriverDevice, why_not
         (100, "CUDA_ERROR_NO_DEVICE", False, None, "this host has no NVIDIA driver (no /dev/nvidiactl)"),
         (100, "CUDA_ERROR_NO_DEVICE", True, "", "CUDA_VISIBLE_DEVICES= "),
         (100, "CUDA_ERROR_NO_DEVICE", True, "7", "CUDA_VISIBLE_DEVICES=7 "),
+        (101, "CUDA_ERROR_INVALID_DEVICE", True, "0,0", "CUDA_VISIBLE_DEVICES=0,0 "),
+        (34, "CUDA_ERROR_STUB_LIBRARY", True, None, "the CUDA driver does not start: CUDA_ERROR_STUB_LIBRARY"),
         (100, "CUDA_ERROR_NO_DEVICE", True, None, "the CUDA driver does not start: CUDA_ERROR_NO_DEVICE"),
         (
             802,
             "CUDA_ERROR_SYSTEM_NOT_READY",
             True,
             "0",
-            "the CUDA driver does not start: CUDA_ERROR_SYSTEM_NO",
+            "the CUDA driver does not start: CUDA_ERROR_SYSTEM_NOT_READY: the fabric manager",
         ),
         (
             None,
@@ -46,6 +48,28 @@ def test_every_reason_for_no_gpu_has_its_own_message(
     assert said.startswith(reason)
     assert "\n" not in said
     assert remedy
+
+
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [
+        (46, "run `nvidia-smi -c 0`"),
+        (209, "use a newer GPU"),
+        (222, "install a newer driver"),
+        (802, "run `systemctl status nvidia-fabricmanager`"),
+        (719, "run `nvidia-smi` and `dmesg | grep -i xid`"),
+    ],
+)
+def test_remedy_of_a_call_that_fails_is_that_of_its_error(code: int, remedy: str) -> None:
+    driver = SimpleNamespace(
+        cuDevicePrimaryCtxRetain=lambda device: (code, None),
+        cuGetErrorName=lambda code: (0, b"CUDA_ERROR_LAUNCH_FAILED"),
+        cuGetErrorString=lambda code: (0, b"unspecified launch failure"),
+    )
+    with pytest.raises(NixlPluginError) as caught:
+        nvidia.call(driver, "cuDevicePrimaryCtxRetain", 0)
+    assert caught.value.reason.startswith("the CUDA driver's cuDevicePrimaryCtxRetain failed: CUDA_ERROR_")
+    assert caught.value.remedy.startswith(remedy)
 
 
 @pytest.mark.parametrize(

@@ -145,6 +145,10 @@ def test_a_required_check_is_missing_if_tests_of_it_were_skipped(settings: Setti
     [found] = missed(profile("nixl-loads"), run)
     assert found.reason.endswith("which was skipped: no NIXL here")
     assert found.nodeid == "test_nixl-loads"
+    assert found.remedy.startswith("remove the reason for the skip; if this kind of machine")
+    given = replace(skipped, remedy="give the container its GPUs")
+    [other] = missed(profile("nixl-loads"), a_run(settings, others[0], given, suites=("infrastructure",)))
+    assert other.remedy.startswith("give the container its GPUs; if this kind of machine")
     [partly] = missed(profile("nixl-loads"), a_run(settings, *others, result("nixl-loads"), suites=("infrastructure",)))
     assert partly.reason.endswith("which was skipped in 2 of 3 tests: no NIXL here")
 

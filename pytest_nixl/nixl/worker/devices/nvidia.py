@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
+from pytest_nixl.core.gpu_errors import CUDA_ERRORS, OTHER_REMEDY
 from pytest_nixl.nixl.worker.devices import Device, FoundDevices, Vendor, WrongBytes, shortest
 from pytest_nixl.nixl.worker.pattern import tile
 
@@ -28,6 +29,8 @@ _NODES = ("/dev/nvidiactl", "/dev/dxg")
 _MODULES = ("cuda.bindings.driver", "cuda.cuda")
 _THREADS, _MOST_BLOCKS = 256, 4096
 _ALL = (1 << 64) - 1
+#: CUDA_ERROR_NO_DEVICE and CUDA_ERROR_INVALID_DEVICE: a GPU that the variable names twice is the latter.
+_BY_VARIABLE = (100, 101)
 #: CUDA_ERROR_OUT_OF_MEMORY
 _OUT_OF_MEMORY = 2
 _SHOW_USERS = "run `nvidia-smi` to see which processes use its memory"
@@ -96,7 +99,7 @@ def why_not(code: int | None, fault: str, *, node_exists: bool, environ: Mapping
     :param environ: the environment variables.
     """
     visible = environ.get("CUDA_VISIBLE_DEVICES")
-    if code is not None and int(code) == 100 and visible is not None:
+    if code is not None and int(code) in _BY_VARIABLE and visible is not None:
         return (
             f"CUDA_VISIBLE_DEVICES={visible} hides every GPU from this process",
             "unset CUDA_VISIBLE_DEVICES, or set it to the number of an existing GPU",
@@ -108,7 +111,10 @@ def why_not(code: int | None, fault: str, *, node_exists: bool, environ: Mapping
             f"the driver's device node exists, but its library libcuda.so.1 is missing: {fault.splitlines()[0]}",
             "set NVIDIA_DRIVER_CAPABILITIES=compute,utility so that the container runtime mounts it",
         )
-    return f"the CUDA driver does not start: {fault}", "run `nvidia-smi` and `dmesg` on the host"
+    error = CUDA_ERRORS.get(str(int(code)))
+    if error is not None:
+        return f"the CUDA driver does not start: {error.title}", error.remedy
+    return f"the CUDA driver does not start: {fault}", OTHER_REMEDY
 
 
 class CudaDriver:
@@ -296,6 +302,9 @@ def call(driver: Any, function: str, *arguments: Any) -> Any:
 
 def _check(driver: Any, function: str, code: Any) -> None:
     if code:
+        error = CUDA_ERRORS.get(str(int(code)))
+        if error is not None:
+            raise NixlPluginError(f"the CUDA driver's {function} failed: {error.title}", error.remedy)
         words = driver.cuGetErrorString(code)[1].decode()
         raise NixlPluginError(
             f"the CUDA driver's {function} failed: {driver.cuGetErrorName(code)[1].decode()} ({words})",
