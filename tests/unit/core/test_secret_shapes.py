@@ -10,6 +10,7 @@ import random
 import re
 import string
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -227,10 +228,9 @@ def test_every_variable_that_a_check_reads_is_recorded_as_it_is() -> None:
     folder = Path(cli.__file__).parents[1] / "checks" / "doctor"
     read = set(ALLOC_CONF)
     for path in folder.glob("*.py"):
-        text = path.read_text(encoding="utf-8")
-        constants = dict(re.findall(r'^(_?[A-Z0-9_]+) = "([A-Z0-9_]+)"$', text, re.MULTILINE))
-        names = re.findall(r"(?:\bget|environment\.get|steering\.get)\(([\w\"]+)", text)
-        read |= {constants.get(name, name.strip('"')) for name in names if name.isupper()}
+        module = import_module(f"pytest_nixl.checks.doctor.{path.stem}")
+        names = re.findall(r"(?:\bget|environment\.get|steering\.get)\(([\w\"]+)", path.read_text(encoding="utf-8"))
+        read |= {getattr(module, name, name.strip('"')) for name in names if name.isupper()}
     assert {"UCX_TLS", "FI_PROVIDER", "VLLM_ALL2ALL_BACKEND", "NIXL_PLUGIN_DIR"} <= read
     assert {name for name in read if not is_known(name)} - {"TELEMETRY_VARIABLE"} <= SWITCHES
 
