@@ -104,7 +104,6 @@ def _verdict(report: RunReport) -> Mapping[str, Any]:
         alike.setdefault((result.verdict, result.check), []).append(result)
     image, host = run.provenance.image, run.provenance.host
     about = {
-        "next": f"{report.next_step}: {NEXT_STEPS[report.next_step]}" if recorded else "",
         **report.chosen,
         "image": str(image),
         "hosts": ", ".join(dict.fromkeys(map(str, host.get("ranks", ())))) or str(host.get("name", "unknown")),
@@ -118,7 +117,9 @@ def _verdict(report: RunReport) -> Mapping[str, Any]:
         "style": _STYLES[worst] if recorded else "warn",
         "numbers": _first_numbers(report),
         "words": report.words if recorded else "NO CHECK IS RECORDED",
-        "reasons": list(alike.values()),
+        "reasons": [(group[0].verdict, reasons(group)) for group in alike.values()],
+        "next": (report.next_step, NEXT_STEPS[report.next_step]) if recorded else None,
+        "remedy": bad[0].remedy if bad else "",
         "about": {name: text for name, text in about.items() if text},
     }
 

@@ -104,7 +104,7 @@ def test_on_a_host_with_gpus_the_command_for_their_memory_is_named(
 ) -> None:
     gpus = tuple(replace(node.gpu.gpus[0], name=model) for model in models)
     chosen = choose(replace(node, gpu=replace(node.gpu, gpus=gpus)), environ={}, root=tmp_path)
-    wanted = f"for GPU memory: pytest-nixl run --profile {profile} -- --nixl-memory=VRAM:VRAM"
+    wanted = f"for GPU memory: pytest-nixl run --profile {profile} --nixl-memory=VRAM:VRAM"
     assert chosen.for_gpu_memory() == f"it measures host memory; {wanted}"
     assert choose(without(node, devices=False), environ={}, root=tmp_path).for_gpu_memory() == ""
 
