@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure each figure of the README five times, and print the median beside its bound and its peer.
+"""Measure each figure that is claimed five times, and print the median beside its bound and its peer.
 
 * the time of a sweep: the whole command with 15 sizes from 4 KiB to 64 MiB, WRITE, and also READ, and the time that one
   more size adds, which is a sixth of what six add; what the rows differ by from sweep to sweep; beside both, what a
@@ -14,7 +14,7 @@
 * the time of README's second command in a fresh clone, with ``--tests``, because it takes minutes; or
   ``--second-command`` gives it.
 
-``--readme`` also writes the table of the measured figures to the README. ``--without=NAME`` leaves one out, such as
+``--write`` also writes the table of the measured figures to ``docs/explanation/claims.md``. ``--without=NAME`` leaves one out, such as
 ``ranks``, whose 64 ranks take minutes; the table says so.
 """
 
@@ -39,9 +39,11 @@ from typing import Any
 
 import nixlbench_sweep
 import store
-from figures import Figure, load, machine, table, write_readme
+from figures import Figure, load, machine, table, write_table
 
 ROOT = Path(__file__).resolve().parents[1]
+#: The page with the table of all figures.
+CLAIMS = ROOT / "docs" / "explanation" / "claims.md"
 #: The 30 rows; ``suites/bandwidth`` as a whole also compares NIXL with raw tools.
 ROWS = "suites/bandwidth/test_bandwidth.py"
 SWEEP = "4KiB..64MiB"
@@ -351,7 +353,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5, help="how often each figure is measured (default: 5)")
-    parser.add_argument("--readme", nargs="?", type=Path, const=ROOT / "README.md", help="write the table to this file")
+    parser.add_argument("--write", nargs="?", type=Path, const=CLAIMS, help="write the table to this file")
     parser.add_argument(
         "--nixlbench",
         default="",
@@ -368,13 +370,13 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     asked = parser.parse_args(arguments)
     if unknown := [name for name in asked.figures if name not in FIGURES]:
         parser.error(f"{unknown[0]!r} is not a figure: expected {', '.join(FIGURES)}")
-    if asked.readme and asked.figures:
-        parser.error("--readme needs every figure: do not name some")
+    if asked.write and asked.figures:
+        parser.error("--write needs every figure: do not name some")
     return asked
 
 
 def main() -> None:
-    """Print every figure, and write the README's table."""
+    """Print every figure, and write the table."""
     asked = parsed()
     print(f"{machine()}; medians of {asked.repeats}; {load()}", flush=True)
     failed: list[str] = []
@@ -383,8 +385,8 @@ def main() -> None:
     print(f"\n{text}")
     if failed:
         raise SystemExit(f"not measured: {', '.join(failed)}; the reasons are above")
-    if asked.readme:
-        write_readme(asked.readme, text)
+    if asked.write:
+        write_table(asked.write, text)
 
 
 if __name__ == "__main__":

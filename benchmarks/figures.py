@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The figures that README claims: each with its bound, its peer and the machine's load, and the table of them."""
+"""The figures that are claimed: each with its bound, its peer and the machine's load, and the table of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from datetime import date
 from pathlib import Path
 from statistics import median
 
-BEGIN, END = "<!-- figures: written by `tox -e bench -- --readme` -->", "<!-- end of the figures -->"
+BEGIN, END = "<!-- figures: written by `tox -e bench -- --write` -->", "<!-- end of the figures -->"
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def table(figures: Sequence[Figure], day: date | None = None, without: Sequence[
     return "\n".join([head, "", "| figure | bound | median (range) | peer |", "| --- | --- | --- | --- |", *rows])
 
 
-def write_readme(path: Path, text: str) -> None:
+def write_table(path: Path, text: str) -> None:
     """Replace what is between the two markers.
 
     :raises ValueError: a marker is missing, or stands there twice.

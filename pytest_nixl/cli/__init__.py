@@ -45,6 +45,18 @@ COMMANDS = (
 )
 
 
+#: What the command prints without arguments.
+_FIRST = """pytest-nixl: can NIXL move data here, correctly and as fast as it should?
+
+  pytest-nixl doctor                      what is wrong with this machine, in a second
+  pytest-nixl run                         start NIXL agents, move bytes, and judge what arrived
+  pytest-nixl connector PREFILL DECODE    do two engines' configurations fit each other?
+  pytest-nixl explain LOG                 what the errors in a log mean, and what to do
+  pytest-nixl init FOLDER                 the files for a cluster: profile, Slurm job, manifests
+
+All commands: pytest-nixl --help"""
+
+
 class PrintableStream(io.TextIOBase):
     """A text stream that writes control characters as escapes, so that no text can control the terminal."""
 
@@ -73,13 +85,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if sys.stdout is None:
         return _refuse("standard output is closed: redirect it to a file, such as >answer.txt")
+    if not (sys.argv[1:] if argv is None else argv):
+        print(_FIRST)
+        return PASSED
     try:
         words, pytest_arguments = _split(sys.argv[1:] if argv is None else argv)
         parser = _parser(words[0] if words else "")
         arguments, unknown = parser.parse_known_args(words)
         if unknown:
-            hint = "; arguments of pytest follow --" if hasattr(arguments, "pytest_arguments") else ""
-            parser.error(f"unrecognized arguments: {shlex.join(_without_values(unknown))}{hint}")
+            parser.error(f"unrecognized arguments: {shlex.join(_without_values(unknown))}")
         if pytest_arguments:
             arguments.pytest_arguments = pytest_arguments
         with redirect_stdout(PrintableStream(sys.stdout)):
@@ -149,7 +163,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _split(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """Separate the arguments of pytest, which follow ``--`` of ``pytest-nixl run``, from ours."""
+    """Separate the arguments of pytest, which ``pytest-nixl run`` passes on, from ours."""
     if words and words[0] == "run":
         from pytest_nixl.cli.run import split
 

@@ -26,6 +26,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     doctor.add_argument("--gate", action="store_true", help="also fail undecided checks, as --nixl-gate does")
     doctor.add_argument("--json", action="store_true", help="print JSON")
+    doctor.add_argument("-v", "--verbose", action="store_true", help="print each check, not only what is not good")
     doctor.add_argument(
         "--image", action="store_true",
         help="run only the checks that work while an image is built: they need no GPU, no network card and no etcd",
@@ -70,16 +71,17 @@ def _run(arguments: argparse.Namespace) -> int:
         print(json.dumps(hide_all(plain(facts, wanted, answers), hide), indent=1))
     else:
         colours = _colours()
-        for line in lines(answers):
+        note = ""
+        if profile.machine is None and not arguments.image:
+            note = (
+                f"the profile {profile.name} does not say which RDMA devices and GPUs this host must have, so one that "
+                "is missing is not noticed: `pytest-nixl init` on a good host writes one that says it, for --profile"
+            )
+        for line in lines(answers, every=arguments.verbose, note=note):
             colour = colours.get(line.outcome.name, "") if line.outcome is not None else ""
             # Only these control characters are ours; what the command prints otherwise is escaped.
             output = getattr(sys.stdout, "stream", sys.stdout)
             print(f"{colour}{printable(hide(line.text))}{colour and colours['END']}", file=output)
-        if profile.machine is None and not arguments.image:
-            print(
-                f"the profile {profile.name} does not say which RDMA devices and GPUs this host must have, so one that "
-                "is missing is not noticed: `pytest-nixl init` on a good host writes one that says it, for --profile"
-            )
     return int(failed(answers))
 
 

@@ -21,35 +21,41 @@ from pytest_nixl.session.suites import checks_of_suites, suites_folder
 
 #: The page that the run writes in the current directory.
 PAGE = "nixl-report.html"
-#: Separates the arguments of this command from those of pytest.
+#: Separates the arguments of this command from those of pytest, where a reader wants to see it.
 SEPARATOR = "--"
-#: What this command gives to pytest itself, with its own argument for each.
-_OWN = {"--nixl-level": "LEVEL", "--nixl-backend": "--backend B", "--nixl-profile": "--profile P"}
+#: The options of this command that take a value, and those that take none. Every other option is pytest's.
+_VALUED = ("--backend", "--nixl-backend", "--profile", "--nixl-profile", "--nixl-level", "--suite")
+_PLAIN = ("--no-gate", "--print", "-h", "--help")
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     run = commands.add_parser(
         "run",
         help="run the suites with a level, a backend and a profile that fit this host: the shortest way to a verdict",
-        usage="pytest-nixl run [LEVEL] [--backend NAME] [--profile NAME] [--suite NAME] [--print] [-- ARGUMENT…]",
+        usage="pytest-nixl run [LEVEL] [--backend NAME] [--profile NAME] [--suite NAME] [--print] [OPTION OF PYTEST…]",
         description="Choose from the facts of this host what is not given, print the choice and the pytest command, "
-        f"and run it with --nixl-gate. The run writes the page {PAGE}. Nothing is installed. Arguments after -- go to "
-        "pytest. The exit code is pytest's; 1 if pytest ended with 0 before the run was judged.",
+        f"and run it with --nixl-gate. The run writes the page {PAGE}, or the next number of it that is free. Nothing "
+        "is installed. Every other option goes to pytest, such as --nixl-memory=VRAM:VRAM or -k NAME. The exit code is "
+        "pytest's; 1 if pytest ended with 0 before the run was judged.",
     )
     run.add_argument(
         "level",
         metavar="LEVEL",
         nargs="?",
         choices=LEVELS,
-        help="quick, standard or extended; without it, standard on a host with a GPU or an RDMA device, else quick",
+        help="quick, standard or extended (or --nixl-level=LEVEL); without it, standard on a host with a GPU or an "
+        "RDMA device, else quick",
     )
+    run.add_argument("--nixl-level", dest="named_level", choices=LEVELS, help=argparse.SUPPRESS)
     run.add_argument(
         "--backend",
+        "--nixl-backend",
         metavar="NAME[,NAME]",
         help="NIXL backends to validate (default: NIXL_BACKEND; else LIBFABRIC on a host with EFA, else UCX)",
     )
     run.add_argument(
         "--profile",
+        "--nixl-profile",
         metavar="NAME|FILE",
         help="what to expect of the host (default: the profile that pytest takes for this backend)",
     )
@@ -62,20 +68,35 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Separate the arguments of ``pytest-nixl run`` from those of pytest, which follow ``--``.
+    """Separate the arguments of ``pytest-nixl run`` from those of pytest.
 
-    :param words: the command line of ``pytest-nixl run``.
-    :returns: the part before ``--``, and the part behind it.
+    An option that is not ours is pytest's, and so is the word after it, unless the option has its value behind ``=``.
+    After ``--`` only an option of pytest's for which this command has an argument is ours.
+
+    :param words: the command line, from the word ``run``.
+    :returns: the arguments of this command, and those of pytest.
     """
-    if SEPARATOR in words:
-        place = list(words).index(SEPARATOR)
-        return list(words[:place]), list(words[place + 1 :])
-    return list(words), []
+    ours: list[str] = []
+    theirs: list[str] = []
+    positional = ours
+    value_of: list[str] | None = None
+    options: tuple[str, ...] = (*_VALUED, *_PLAIN)
+    for word in words:
+        flag, equals, _ = word.partition("=")
+        if word == SEPARATOR:
+            positional, options = theirs, tuple(option for option in _VALUED if option.startswith("--nixl-"))
+        elif word.startswith("-"):
+            side = ours if flag in options else theirs
+            side.append(word)
+            value_of = None if equals or flag in _PLAIN else side
+        else:
+            (positional if value_of is None else value_of).append(word)
+            value_of = None
+    return ours, theirs
 
 
 def _run(arguments: argparse.Namespace) -> int:
     theirs = list(arguments.pytest_arguments)
-    _refuse_own(theirs)
     where = _where(arguments.suite)
     if arguments.profile is not None:
         load_profile(arguments.profile)
@@ -109,12 +130,22 @@ def _run(arguments: argparse.Namespace) -> int:
 def _page(theirs: Sequence[str]) -> list[str]:
     """Return the option that writes the page, unless the user says which reports to write."""
     said = (*theirs, *shlex.split(os.environ.get("PYTEST_ADDOPTS", "")))
-    return [] if any(word.startswith("--nixl-report") for word in said) else [f"--nixl-report={PAGE}"]
+    return [] if any(word.startswith("--nixl-report") for word in said) else [f"--nixl-report={_free(PAGE)}"]
+
+
+def _free(page: str) -> str:
+    """Return the page's name, with the first number for which no page exists: a run overwrites none."""
+    name, number = page, 1
+    while Path(name).exists():
+        number += 1
+        name = page.replace(".html", f"-{number}.html")
+    return name
 
 
 def _chosen(arguments: argparse.Namespace) -> RunChoice:
     facts = None
-    if needs_facts(arguments.level, arguments.backend):
+    level = arguments.level or arguments.named_level
+    if needs_facts(level, arguments.backend):
         from pytest_nixl.host.facts import gather
         from pytest_nixl.host.recorded_tree import FactsRoot
         from pytest_nixl.processes.supervisor import close_supervisor
@@ -123,18 +154,7 @@ def _chosen(arguments: argparse.Namespace) -> RunChoice:
             facts = gather(FactsRoot(None), backends=(), etcd="")
         finally:
             close_supervisor()
-    return choose(facts, level=arguments.level, backend=arguments.backend, profile=arguments.profile)
-
-
-def _refuse_own(words: Sequence[str]) -> None:
-    """Refuse options of pytest for which this command has arguments of its own, because it would print a wrong choice.
-
-    :raises ValueError: one of them is given.
-    """
-    for word in words:
-        flag = word.partition("=")[0]
-        if flag in _OWN:
-            raise ValueError(f"{flag} cannot follow {SEPARATOR}: give {_OWN[flag]} before it")
+    return choose(facts, level=level, backend=arguments.backend, profile=arguments.profile)
 
 
 def _where(suites: Sequence[str]) -> list[str]:

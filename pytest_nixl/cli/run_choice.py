@@ -54,7 +54,7 @@ class RunChoice:
             return ""
         profile = gpu_profile(self.gpus) or "YOURS"
         return (
-            f"it measures host memory; for GPU memory: pytest-nixl run --profile {profile} -- --nixl-memory=VRAM:VRAM"
+            f"it measures host memory; for GPU memory: pytest-nixl run --profile {profile} --nixl-memory=VRAM:VRAM"
         )
 
 

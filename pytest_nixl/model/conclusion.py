@@ -47,6 +47,7 @@ class Conclusion:
     :param nothing: whether no check came to a verdict. With ``--nixl-gate`` such a run fails for what is MISSING.
     :param unmeasured: why suites measured nothing, if nothing else fails the run; empty: they measured.
     :param undecided: whether each check that ran is INCONCLUSIVE. With ``--nixl-gate`` such a run fails.
+    :param retry: whether the gate fails it for nothing but what is INCONCLUSIVE: the run may pass another time.
     """
 
     outcome: Outcome
@@ -56,6 +57,7 @@ class Conclusion:
     nothing: bool = False
     undecided: bool = False
     unmeasured: str = ""
+    retry: bool = False
 
     @classmethod
     def of(cls, results: Sequence[Result], *, gate: bool, interrupted: str = "", code: int | None = None) -> Conclusion:
@@ -80,6 +82,7 @@ class Conclusion:
             interrupted,
             beside,
             undecided=checked == {Verdict.INCONCLUSIVE},
+            retry=bool(failing) and all(result.verdict is Verdict.INCONCLUSIVE for result in failing),
         )
 
     @property
@@ -100,6 +103,8 @@ class Conclusion:
             return f"{self.word}, because {self.unmeasured}"
         if self.beside:
             return f"FAIL, because {self.beside}"
+        if self.retry:
+            return f"{Verdict.INCONCLUSIVE}, retry while the machine is quiet"
         return "PASS, with warnings" if self.word == "PASS" and self.outcome is Outcome.WARN else self.word
 
 
@@ -201,8 +206,18 @@ def told(results: Sequence[Result], *, gate: bool, interrupted: str = "") -> dic
     }
 
 
+#: What each word of :func:`next_step` asks of a reader.
+NEXT_STEPS = {
+    "accept": "nothing is to be done",
+    "retry": "start it again while the machine is quiet: what it measured decides nothing, or it did not end",
+    "review": "a row has no floor, or there is no baseline: learn a profile from good runs (pytest-nixl profile learn)",
+    "reject": "do what the first remedy says, then repeat its command",
+    "correct": "correct the command or the machine: nothing was validated",
+}
+
+
 def next_step(found: Mapping[str, Any]) -> str:
-    """Return what a pipeline does next: ``accept``, ``retry``, ``review``, ``reject`` or ``correct``.
+    """Return what a pipeline does next: a key of :data:`NEXT_STEPS`.
 
     :param found: the values of ``verdict.json``.
     """

@@ -12,9 +12,10 @@ from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.strict import printable
 from pytest_nixl.core.untrusted_file import write_regular
 from pytest_nixl.judge.run_comparison import shown_change
-from pytest_nixl.model.conclusion import counted, known_limits_line
+from pytest_nixl.model.conclusion import NEXT_STEPS, counted, known_limits_line
 from pytest_nixl.model.verdicts import INTERRUPTED, Outcome, Verdict, outcome
 from pytest_nixl.report.run_report import RunReport
+from pytest_nixl.report.table import reasons
 
 #: The most annotations of each kind that GitHub shows for a step.
 _MOST_ANNOTATIONS = 10
@@ -45,9 +46,11 @@ def summary(report: RunReport) -> Iterator[str]:
     yield ""
     yield f"{_plain(run.name)} on {_plain(str(run.provenance.host.get('name', '')))}: {said or 'no check ran'}"
     yield ""
+    yield f"Next: **{report.next_step}**: {_plain(NEXT_STEPS[report.next_step])}."
+    yield ""
     for group in report.problems:
         if group[0].verdict is not Verdict.NOT_APPLICABLE:
-            yield from (f"- **{result.verdict}** {_plain(result.reason)}" for result in group)
+            yield from (f"- **{group[0].verdict}** {_plain(reason)}" for reason in reasons(group))
             if group[0].remedy:
                 yield f"  - {'' if len(group) == 1 else f'for these {len(group)}: '}{_plain(group[0].remedy)}"
     if known := known_limits_line(run.results, run.provenance.versions.get("nixl", "")):

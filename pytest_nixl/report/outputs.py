@@ -15,6 +15,8 @@ import pytest
 
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.strict import error_text
+from pytest_nixl.model.conclusion import NEXT_STEPS
+from pytest_nixl.session.levels import left_out_of
 from pytest_nixl.session.run import Run, exit_code
 
 if TYPE_CHECKING:
@@ -118,13 +120,25 @@ def _store(config: pytest.Config, run: Run) -> None:
         run.found.stored = tuple(stored)
 
 
-def _next_step(report: RunReport, run: Run) -> str:
-    """Return what a reader of the page does next."""
-    if not report.passed:
-        return ", in which each finding has its remedy and the command that repeats it"
+def _chosen(config: pytest.Config, settings: Settings) -> dict[str, str]:
+    """Return what was asked for and what was left out, as the page's first lines name it."""
+    chosen = {
+        "profile": settings.profile,
+        "level": settings.level,
+        "ranks": str(settings.ranks or ""),
+        "left out": f"{len(left_out_of(config))} checks of higher levels" if left_out_of(config) else "",
+    }
+    return {name: text for name, text in chosen.items() if text}
+
+
+def _next_step(report: RunReport, run: Run, page: str) -> str:
+    """Return what a reader of the page does next, with the word of ``verdict.json``."""
+    step = report.next_step
+    if step != "accept":
+        return f"next: {step}: open {page}; {NEXT_STEPS[step]}"
     if run.found.stored:
-        return f"; --nixl-baseline={run.found.stored[0]} compares a later run with this one"
-    return "; --nixl-store=DIR keeps a run, and --nixl-baseline=FILE compares a later one with it"
+        return f"next: accept: open {page}; --nixl-baseline={run.found.stored[0]} compares a later run with this one"
+    return f"next: accept: open {page}; --nixl-store=DIR keeps a run, and --nixl-baseline=FILE compares a later one"
 
 
 def _report(config: pytest.Config, run: Run, settings: Settings, found: RecordedRun, refused: str = "") -> None:
@@ -153,6 +167,7 @@ def _report(config: pytest.Config, run: Run, settings: Settings, found: Recorded
         seconds=completeness.seconds,
         durations=completeness.durations,
         failed_tests=tuple(sorted(completeness.failed - checks)),
+        chosen=_chosen(config, settings),
     )
     if in_action():
         run.found.annotations = tuple(workflow_commands(report))
@@ -168,5 +183,5 @@ def _report(config: pytest.Config, run: Run, settings: Settings, found: Recorded
         else:
             run.found.note(f"wrote {path}")
             if path.endswith(".html") and not refused:
-                run.found.note(f"next: open {path}{_next_step(report, run)}")
+                run.found.note(_next_step(report, run, path))
     run.found.note(*skipped)

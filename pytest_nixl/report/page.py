@@ -18,7 +18,7 @@ from markupsafe import Markup
 from pytest_nixl.core import units
 from pytest_nixl.judge.run_comparison import CHECK as REGRESSION
 from pytest_nixl.judge.run_comparison import shown_change
-from pytest_nixl.model.conclusion import counted, known_limits
+from pytest_nixl.model.conclusion import NEXT_STEPS, counted, known_limits
 from pytest_nixl.model.findings import FINDINGS
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.row_key import RowKey, UnknownKey
@@ -30,10 +30,14 @@ from pytest_nixl.report.figures import figure_rows
 from pytest_nixl.report.matrix import matrices
 from pytest_nixl.report.run_report import RunReport
 from pytest_nixl.report.svg import change_bar, change_scale, changes_axis
+from pytest_nixl.report.table import reasons, repeats
 from pytest_nixl.store.provenance import changes
 
 _STYLES = {Outcome.PASS: "pass", Outcome.WARN: "warn", Outcome.FAIL: "fail", Outcome.SKIP: "soft"}
 _BARS = {Verdict.REGRESSED: "bad", Verdict.IMPROVED: "good", Verdict.UNCHANGED: "s0"}
+#: The styles of rows, the most severe first, and the figures of a row.
+_ORDER = ("fail", "warn", "pass", "soft")
+_NUMBERS = 5
 #: The verdicts of a row that say less than that it lost bandwidth since the baseline.
 _GOOD_ROW = (None, *GOOD)
 #: The most commands of one card.
@@ -100,8 +104,9 @@ def _verdict(report: RunReport) -> Mapping[str, Any]:
         alike.setdefault((result.verdict, result.check), []).append(result)
     image, host = run.provenance.image, run.provenance.host
     about = {
+        **report.chosen,
         "image": str(image),
-        "host": str(host.get("name", "unknown")),
+        "hosts": ", ".join(dict.fromkeys(map(str, host.get("ranks", ())))) or str(host.get("name", "unknown")),
         "measured": f"{run.when:%Y-%m-%d %H:%M} UTC",
         "checks": said or "none",
         "rows": f"{len(run.rows)} measured",
@@ -112,8 +117,10 @@ def _verdict(report: RunReport) -> Mapping[str, Any]:
         "style": _STYLES[worst] if recorded else "warn",
         "numbers": _first_numbers(report),
         "words": report.words if recorded else "NO CHECK IS RECORDED",
-        "reasons": list(alike.values()),
-        "about": about,
+        "reasons": [(group[0].verdict, reasons(group)) for group in alike.values()],
+        "next": (report.next_step, NEXT_STEPS[report.next_step]) if recorded else None,
+        "remedy": bad[0].remedy if bad else "",
+        "about": {name: text for name, text in about.items() if text},
     }
 
 
@@ -123,11 +130,12 @@ def _first_numbers(report: RunReport) -> list[tuple[str, str]]:
     if report.compared is not None and report.compared.comparison.pooled is not None:
         change = shown_change(report.compared.comparison.pooled)
         found.append((change.partition(" [")[0], f"all rows together against {report.compared.before.name}"))
-    rows = report.run.rows
+    rows = {key: row for key, row in report.run.rows.items() if row.floor}
     if rows:
-        key = max(rows, key=lambda key: rows[key].bandwidth)
-        fastest = f"{units.gigabytes(rows[key].bandwidth)} GB/s"
-        found.append((fastest, f"{key.short}, the fastest of {len(rows)} row{'s' if len(rows) > 1 else ''}"))
+        key = min(rows, key=lambda key: rows[key].bandwidth / rows[key].floor)
+        margin = f"{rows[key].bandwidth / rows[key].floor:.2g} × its floor"
+        count = f"{len(rows)} row{'s' if len(rows) > 1 else ''}"
+        found.append((margin, f"{key.short} at {units.gigabytes(rows[key].bandwidth)} GB/s, the lowest of {count}"))
     return found
 
 
@@ -183,7 +191,7 @@ def _findings(report: RunReport) -> list[Mapping[str, Any]]:
             "style": _STYLES[_outcome(report, group[0])],
             "verdict": group[0].verdict,
             "checks": _anchors(group, used),
-            "results": group,
+            "reasons": reasons(group),
             "remedy": group[0].remedy,
             "commands": list(dict.fromkeys(_commands(group)))[:_MOST_COMMANDS],
             "docs": docs_of(group),
@@ -195,7 +203,7 @@ def _findings(report: RunReport) -> list[Mapping[str, Any]]:
 
 def _commands(results: Sequence[Result]) -> Iterator[str]:
     """Yield the commands that repeat results, then those that reproduce their findings with NIXL alone."""
-    yield from (result.repeat for result in results if result.repeat)
+    yield from repeats(results)
     for result in results:
         if result.finding in FINDINGS and reproduction(result.finding) is not None:
             yield f"pytest-nixl explain {result.finding} --reproduce | python -"
@@ -234,15 +242,16 @@ def _lost(report: RunReport) -> dict[RowKey, Verdict]:
 
 
 def _rows(report: RunReport) -> list[Mapping[str, Any]]:
-    """Return each measured row with its figures, as numbers to sort by and as text."""
+    """Return each row with its figures, as numbers to sort by and as text: the worst first."""
     results = {result.row: result for result in report.run.results if result.summary is not None}
+    failed = [result for result in report.run.results if _is_row_without_figures(report, result)]
     lost = _lost(report)
     rows: list[Mapping[str, Any]] = []
     for key, summary in report.run.rows.items():
         verdict = results[key].verdict if key in results else None
         if verdict in _GOOD_ROW:
             verdict = lost.get(key, verdict)
-        rates = (summary.bandwidth, summary.floor, summary.ceiling)
+        rates = ((summary.bandwidth, "–"), (summary.floor, "no floor"), (summary.ceiling, "–"))
         times = (0.0 if math.isnan(value) else value for value in (summary.p50, summary.p99))
         rows.append(
             {
@@ -250,15 +259,35 @@ def _rows(report: RunReport) -> list[Mapping[str, Any]]:
                 "id": f"row-{key}",
                 "marks": _marks(key, ""),
                 "numbers": [
-                    *((value, units.gigabytes(value) if value else "–") for value in rates),
+                    *((value, units.gigabytes(value) if value else missing) for value, missing in rates),
                     *((value, units.microseconds(value) if value else "–") for value in times),
                 ],
                 "transport": "+".join(summary.transports) or "unknown",
                 "verdict": str(verdict or "–"),
                 "style": _STYLES[outcome(verdict, gate=report.gate)] if verdict is not None else "soft",
+                "margin": summary.bandwidth / summary.floor if summary.floor else math.inf,
             }
         )
-    return rows
+    for number, result in enumerate(failed):
+        rows.append(
+            {
+                "name": result.row.short if result.row is not None else "",
+                "id": f"row-{number}-{result.row}",
+                "marks": _marks(result.row, ""),
+                "numbers": [(0.0, "–")] * _NUMBERS,
+                "transport": "–",
+                "verdict": str(result.verdict),
+                "style": _STYLES[_outcome(report, result)],
+                "margin": 0.0,
+            }
+        )
+    return sorted(rows, key=lambda row: (_ORDER.index(row["style"]), row["margin"]))
+
+
+def _is_row_without_figures(report: RunReport, result: Result) -> bool:
+    """Return whether a row was asked for and ended without a figure, such as by an error."""
+    measured = result.row in report.run.rows or result.summary is not None
+    return result.row is not None and not measured and result.verdict is not Verdict.NOT_APPLICABLE
 
 
 def _marks(key: RowKey | UnknownKey | None, text: str) -> Mapping[str, str]:
@@ -286,6 +315,7 @@ def _checks(report: RunReport) -> list[Mapping[str, Any]]:
         }
         for result in report.run.results
         if result.row not in report.run.rows
+        and not _is_row_without_figures(report, result)
         and result.verdict is not Verdict.NOT_APPLICABLE
         and not (result.check == REGRESSION and report.compared is not None)  # the page begins with those
     ]

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 from pytest_nixl.judge.run_comparison import RunComparison
-from pytest_nixl.model.conclusion import Conclusion
+from pytest_nixl.model.conclusion import Conclusion, failed_beside, next_step, told
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.verdicts import GOOD, Outcome, Verdict, outcome
 from pytest_nixl.store.record_reader import RecordedRun
@@ -25,6 +27,7 @@ class RunReport:
     :param exit_code: pytest's exit code so far; None: the run was recorded earlier, and the code is not known.
     :param seconds: how long the run took; 0: not known. ``durations`` has the seconds of each test, by node id.
     :param failed_tests: the node ids of failed tests that are not NIXL checks.
+    :param chosen: what was asked for, such as the level and the profile, each by its name.
     """
 
     run: RecordedRun
@@ -36,6 +39,7 @@ class RunReport:
     seconds: float = 0.0
     durations: Mapping[str, float] = field(default_factory=dict)
     failed_tests: tuple[str, ...] = ()
+    chosen: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def conclusion(self) -> Conclusion:
@@ -57,6 +61,19 @@ class RunReport:
     def words(self) -> str:
         """The verdict of the run in words."""
         return f"REFUSED: {self.refused}" if self.refused else str(self.conclusion)
+
+    @cached_property
+    def verdict_values(self) -> dict[str, Any]:
+        """The values of ``verdict.json`` that are the same for every rank."""
+        values = told(self.run.results, gate=self.gate, interrupted=self.run.interrupted)
+        if self.refused:
+            return {**values, "verdict": "REFUSED"}
+        return failed_beside(values, self.exit_code) if self.exit_code else values
+
+    @property
+    def next_step(self) -> str:
+        """What a pipeline does next: a key of ``NEXT_STEPS``."""
+        return next_step(self.verdict_values)
 
     @property
     def problems(self) -> list[list[Result]]:

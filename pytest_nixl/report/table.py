@@ -185,9 +185,27 @@ def _explained(group: Sequence[Result], gate: bool, *, fold: bool = False) -> It
     for page in pages if len(pages) <= _FEW or not fold else pages[:1]:
         yield TextLine(f"    about: {page}")
     if _outcome(first, gate) is Outcome.FAIL:
-        repeats = dict.fromkeys(result.repeat for result in group if result.repeat)
-        for command in list(repeats)[: _FEW if len(repeats) <= _FEW else 1]:
+        for command in repeats(group):
             yield TextLine(f"    repeat: {command}")
+
+
+def reasons(group: Sequence[Result]) -> list[str]:
+    """Return the reasons of results of one verdict and one remedy: many rows of one cause are one sentence."""
+    alike: dict[str, list[Result]] = {}
+    for result in group:
+        alike.setdefault(_without_row(result) if len(group) > _FEW else result.reason, []).append(result)
+    return [
+        f"{len(results)} rows: {reason} ({_rows(results)})"
+        if len(results) > 1 and reason != results[0].reason
+        else results[0].reason or str(results[0].row or results[0].check)
+        for reason, results in alike.items()
+    ]
+
+
+def repeats(group: Sequence[Result]) -> list[str]:
+    """Return the commands that repeat results: of many, the first."""
+    commands = list(dict.fromkeys(result.repeat for result in group if result.repeat))
+    return commands[: _FEW if len(commands) <= _FEW else 1]
 
 
 def _without_row(result: Result) -> str:

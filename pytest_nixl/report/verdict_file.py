@@ -11,7 +11,7 @@ from typing import Any
 
 from pytest_nixl.core.own_version import own_version
 from pytest_nixl.core.redaction import hide_all, hider
-from pytest_nixl.model.conclusion import VERDICT_FORMAT, failed_beside, next_step, told
+from pytest_nixl.model.conclusion import VERDICT_FORMAT
 from pytest_nixl.model.results import Result, RowSummary
 from pytest_nixl.model.verdicts import outcome
 from pytest_nixl.report.run_report import RunReport
@@ -23,15 +23,10 @@ SCHEMA = Path(__file__).parent / "schemas" / "verdict.schema.json"
 def verdict_file(report: RunReport) -> str:
     """Return the verdict, every result and row of a run, and what it validated, as JSON."""
     run = report.run
-    found = told(run.results, gate=report.gate, interrupted=run.interrupted)
-    if report.refused:
-        found["verdict"] = "REFUSED"
-    elif report.exit_code:
-        found = failed_beside(found, report.exit_code)
     plain = {
         "format": VERDICT_FORMAT,
-        **found,
-        "next": next_step(found),
+        **report.verdict_values,
+        "next": report.next_step,
         "text": report.refused or run.interrupted,
         "exit_code": report.exit_code,
         "written_by": f"pytest-nixl {own_version()}",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The figures of ``tox -e bench``: bound, peer and load beside each, and the README's table between its markers."""
+"""The figures of ``tox -e bench``: bound, peer and load beside each, and the table between its markers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import bench
 import nixlbench_sweep
-from figures import BEGIN, END, Figure, table, write_readme
+from figures import BEGIN, END, Figure, table, write_table
 
 
 @pytest.mark.parametrize(
@@ -93,17 +93,17 @@ def test_a_nixlbench_that_fails_is_named(tmp_path: Path) -> None:
 def test_only_what_is_between_the_markers_is_written(tmp_path: Path) -> None:
     page = tmp_path / "README.md"
     page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    write_readme(page, "new")
+    write_table(page, "new")
     assert page.read_text() == f"before\n{BEGIN}\nnew\n{END}\nafter\n"
     for text in ("none", f"{END}\n{BEGIN}", f"{BEGIN}\n{BEGIN}\n{END}"):
         page.write_text(text)
         with pytest.raises(ValueError, match="once each and in this order"):
-            write_readme(page, "new")
+            write_table(page, "new")
         assert page.read_text() == text
 
 
-def test_the_readme_has_the_markers() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_page_of_claims_has_the_markers() -> None:
+    text = bench.CLAIMS.read_text(encoding="utf-8")
     assert text.count(BEGIN) == text.count(END) == 1
 
 
@@ -154,7 +154,7 @@ def test_a_figure_that_cannot_be_measured_does_not_hide_the_others(
 
     second: dict[str, object] = {"quick": fail, "second": bench.second_command}
     monkeypatch.setattr(bench, "FIGURES", second)
-    monkeypatch.setattr(sys, "argv", ["bench.py", "--second-command=200", f"--readme={page}"])
+    monkeypatch.setattr(sys, "argv", ["bench.py", "--second-command=200", f"--write={page}"])
     with pytest.raises(SystemExit, match=r"^not measured: quick; the reasons are above$"):
         bench.main()
     output = capsys.readouterr().out
@@ -168,14 +168,14 @@ def test_a_figure_that_is_left_out_is_named_in_the_readme(tmp_path: Path, monkey
     page.write_text(f"{BEGIN}\nold\n{END}\n")
     left_out: dict[str, object] = {"ranks": lambda _: pytest.fail("measured"), "second": bench.second_command}
     monkeypatch.setattr(bench, "FIGURES", left_out)
-    monkeypatch.setattr(sys, "argv", ["bench.py", "--without=ranks", "--second-command=200", f"--readme={page}"])
+    monkeypatch.setattr(sys, "argv", ["bench.py", "--without=ranks", "--second-command=200", f"--write={page}"])
     bench.main()
     assert " at most (not measured: ranks):\n" in page.read_text()
     assert "| README's second command | at most 360 s | 200 s |" in page.read_text()
 
 
 @pytest.mark.parametrize(
-    "arguments", [["fast"], ["--without=fast"], ["--readme", "README.md", "--repeats=1", "quick", "doctor"]]
+    "arguments", [["fast"], ["--without=fast"], ["--write", "README.md", "--repeats=1", "quick", "doctor"]]
 )
 def test_a_wrong_command_line_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):

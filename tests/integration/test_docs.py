@@ -21,11 +21,6 @@ from helpers.records import record, write
 from pytest_nixl.judge.profiles import load_profile
 
 BLOCKS = list(blocks())
-#: What README's example calls beside the raw agent.
-_MY_MODULE = """
-def function(agent, peer):
-    return {"ok": agent.check_remote_metadata(peer)}
-"""
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -51,7 +46,7 @@ PRINTED = [
 @_of(PRINTED, {"docs/how-to/own-tests-1", "docs/how-to/own-tests-3"})
 def test_a_printed_test_runs(block: Block, pytester: pytest.Pytester) -> None:
     """Where it asks for GPU memory it is skipped with that reason."""
-    pytester.makepyfile(test_printed=block.text, my_module=_MY_MODULE)
+    pytester.makepyfile(test_printed=block.text)
     run = run_pytest(pytester, "--nixl-blocks=1MiB", "--nixl-timeout=300s", "-rs")
     counted = run.parseoutcomes()
     skipped = counted.get("skipped", 0)

@@ -68,6 +68,19 @@ class Check:
     judge: Judge
     image: bool
 
+    @property
+    def topic(self) -> str:
+        """The part of a machine that it is about: ours are named like their modules."""
+        package, _, module = self.judge.__module__.rpartition(".")
+        return _TOPICS.get(module, module) if package == __package__ else "of other packages"
+
+
+#: How a topic is called, where its module's name does not say it.
+_TOPICS = {
+    "environment": "variables", "image": "versions", "rdma": "RDMA", "storage_queues": "limits", "ucx_rdma": "RDMA",
+    "ucx_tls": "variables", "variable_names": "variables", "gpu": "GPU",
+}  # fmt: skip
+
 
 REGISTERED: dict[str, Check] = {}
 

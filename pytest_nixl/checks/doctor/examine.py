@@ -50,30 +50,52 @@ def failed(answers: Sequence[CheckResult]) -> bool:
     return any(answer.outcome is Outcome.FAIL for answer in answers)
 
 
-def lines(answers: Sequence[CheckResult]) -> Iterator[TextLine]:
-    """Yield one line per result, its remedy below it unless it passed, and a summary line at the end.
+def lines(results: Sequence[CheckResult], *, every: bool = False, note: str = "") -> Iterator[TextLine]:
+    """Yield what is not good, each with its remedy below it, then one line of counts by topic, and the verdict last.
 
     Results of one cause, such as a NIXL that cannot be loaded, are one line, with the other checks below it.
+
+    :param every: whether to yield a line for each result, not only for what is not good.
+    :param note: what else to know before the verdict; empty: nothing.
     """
-    width = max(len(answer.judgement.verdict.value) for answer in answers)
-    names = max(len(answer.check.id) for answer in answers)
+    shown = [result for result in results if every or not _is_good(result)]
+    width = max((len(result.judgement.verdict.value) for result in shown), default=0)
+    names = max((len(result.check.id) for result in shown), default=0)
     alike: dict[tuple[Judgement, Outcome], list[CheckResult]] = {}
-    for answer in answers:
-        alike.setdefault((answer.judgement, answer.outcome), []).append(answer)
-    for answer, *others in alike.values():
-        missed = answer.outcome is Outcome.FAIL and answer.judgement.verdict is Verdict.NOT_APPLICABLE
-        reason = f"{answer.judgement.reason}; the profile requires it" if missed else answer.judgement.reason
-        head = f"{answer.judgement.verdict.value:<{width}}  {answer.check.id:<{names}}  {reason}"
-        yield TextLine(head, answer.outcome)
-        if answer.judgement.remedy and answer.outcome is not Outcome.PASS:
-            yield TextLine(f"{'':<{width}}  {'':<{names}}  remedy: {answer.judgement.remedy}")
+    for result in shown:
+        alike.setdefault((result.judgement, result.outcome), []).append(result)
+    for result, *others in alike.values():
+        missed = result.outcome is Outcome.FAIL and result.judgement.verdict is Verdict.NOT_APPLICABLE
+        reason = f"{result.judgement.reason}; the profile requires it" if missed else result.judgement.reason
+        head = f"{result.judgement.verdict.value:<{width}}  {result.check.id:<{names}}  {reason}"
+        yield TextLine(head, result.outcome)
+        if result.judgement.remedy and result.outcome is not Outcome.PASS:
+            yield TextLine(f"{'':<{width}}  {'':<{names}}  remedy: {result.judgement.remedy}")
         if others:
-            told = ", ".join(other.check.id for other in others)
-            yield TextLine(f"{'':<{width}}  {'':<{names}}  the same: {told}", answer.outcome)
-    counts = Counter(answer.judgement.verdict.value for answer in answers)
-    bad = failed(answers)
-    told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-    yield TextLine(f"NIXL doctor: {'FAIL' if bad else 'PASS'} ({told})", Outcome.FAIL if bad else Outcome.PASS)
+            same = ", ".join(other.check.id for other in others)
+            yield TextLine(f"{'':<{width}}  {'':<{names}}  the same: {same}", result.outcome)
+    if not every:
+        yield TextLine(_by_topic(results))
+    if note:
+        yield TextLine(note)
+    counts = Counter(result.judgement.verdict.value for result in results)
+    bad = failed(results)
+    counted = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    yield TextLine(f"NIXL doctor: {'FAIL' if bad else 'PASS'} ({counted})", Outcome.FAIL if bad else Outcome.PASS)
+
+
+def _is_good(result: CheckResult) -> bool:
+    """Return whether a result asks nothing of the reader."""
+    calm = (Verdict.PASS, Verdict.NOT_APPLICABLE)
+    return result.judgement.verdict in calm and result.outcome is not Outcome.FAIL
+
+
+def _by_topic(results: Sequence[CheckResult]) -> str:
+    """Return how many checks of each topic passed, and how many did not apply."""
+    passed = Counter(result.check.topic for result in results if result.judgement.verdict is Verdict.PASS)
+    idle = sum(result.judgement.verdict is Verdict.NOT_APPLICABLE for result in results)
+    counted = ", ".join(f"{topic} {count}" for topic, count in passed.items()) or "none"
+    return f"passed: {counted}; not applicable here: {idle}; -v lists each check with its reason"
 
 
 def plain(facts: Facts, wanted: Requirements, answers: Sequence[CheckResult]) -> dict[str, Any]:

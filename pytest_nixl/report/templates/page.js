@@ -20,7 +20,7 @@ for (const button of document.querySelectorAll("table.sortable th button")) {
 // Copy a command when its button is pressed. The buttons are hidden where no script runs.
 for (const button of document.querySelectorAll("button.copy")) {
   const code = button.previousElementSibling;
-  button.setAttribute("aria-label", `Copy the command ${code.textContent}`);
+  button.setAttribute("aria-label", `Copy: ${code.textContent}`);
   button.hidden = false;
   button.addEventListener("click", async () => {
     let copied = true;

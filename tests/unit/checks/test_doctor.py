@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -525,6 +526,24 @@ def test_one_cause_is_one_line_with_the_other_checks_below_it(
     assert told[place + 1].strip().startswith("remedy: ")
     assert told[place + 2].strip() == f"the same: {', '.join(failing[1:])}"
     assert f"{len(failing)} FAIL" in told[-1], "each of them is counted"
+
+
+def test_what_is_good_is_one_line_of_counts_above_the_verdict(
+    healthy: Tree, wanted: Requirements, tmp_path: Path
+) -> None:
+    tree = healthy.copy(tmp_path / "tree")
+    tree.write("/sys/class/infiniband/rdmap80s0/ports/1/state", "1: DOWN")
+    results = examine(facts_of(tree), wanted, gate=False)
+    shown = [line.text for line in lines(results, note="a note")]
+    bad_ids = {result.check.id for result in results if result.judgement.verdict is Verdict.FAIL}
+    assert {text.split()[1] for text in shown if text.startswith("FAIL")} <= bad_ids
+    assert not [text for text in shown if text.startswith(("PASS", "NOT-APPLICABLE"))]
+    assert re.fullmatch(r"passed: libraries \d+, .*RDMA 7.*; not applicable here: 5; -v lists .*", shown[-3])
+    assert shown[-2] == "a note"
+    assert shown[-1].startswith("NIXL doctor: FAIL (")
+    every = [line.text for line in lines(results, every=True)]
+    assert sum(text.startswith("PASS") for text in every) > 30
+    assert not [text for text in every if text.startswith("passed: ")]
 
 
 def test_healthy_host_passes_every_required_check(healthy: Tree, wanted: Requirements) -> None:

@@ -17,6 +17,7 @@ from helpers.cli_run import ROOT, environment, eventually
 from helpers.fake_sysfs import p5
 
 from pytest_nixl import cli
+from pytest_nixl.cli.run import split
 from pytest_nixl.cli.run_choice import choose
 from pytest_nixl.host.facts import Facts, gather
 from pytest_nixl.host.recorded_tree import FactsRoot
@@ -103,22 +104,22 @@ def test_on_a_host_with_gpus_the_command_for_their_memory_is_named(
 ) -> None:
     gpus = tuple(replace(node.gpu.gpus[0], name=model) for model in models)
     chosen = choose(replace(node, gpu=replace(node.gpu, gpus=gpus)), environ={}, root=tmp_path)
-    wanted = f"for GPU memory: pytest-nixl run --profile {profile} -- --nixl-memory=VRAM:VRAM"
+    wanted = f"for GPU memory: pytest-nixl run --profile {profile} --nixl-memory=VRAM:VRAM"
     assert chosen.for_gpu_memory() == f"it measures host memory; {wanted}"
     assert choose(without(node, devices=False), environ={}, root=tmp_path).for_gpu_memory() == ""
 
 
 @pytest.mark.long
-def test_the_printed_command_has_the_same_end_as_the_run() -> None:
-    done = ended(*NOTHING)
+def test_the_printed_command_has_the_same_end_as_the_run(tmp_path: Path) -> None:
+    done = ended(*NOTHING, "--nixl-report=page.html", directory=tmp_path)
     assert done.stdout.startswith("pytest-nixl run: level quick (given), backend UCX (given), profile loopback (")
     assert printed(done.stdout).endswith(
         "suites/uri_validation --nixl-gate --nixl-level=quick --nixl-backend=UCX --nixl-profile=loopback "
-        "--nixl-report=nixl-report.html -k 'no_such_test or none'"
+        "-k 'no_such_test or none' --nixl-report=page.html"
     )
     assert done.returncode == 1
     copied = subprocess.run(
-        ["/bin/sh", "-c", printed(done.stdout)], cwd=ROOT, env=environment(), capture_output=True, text=True,
+        ["/bin/sh", "-c", printed(done.stdout)], cwd=tmp_path, env=environment(), capture_output=True, text=True,
         timeout=300, check=False,
     )  # fmt: skip
     said = [line for line in done.stdout.splitlines() if line.startswith("NIXL gate: ")]
@@ -143,11 +144,11 @@ def test_pytest_ends_with_its_own_exit_code(options: tuple[str, ...], code: int)
 
 
 @pytest.mark.long
-def test_without_arguments_it_ends_in_a_verdict_of_this_host() -> None:
-    done = ended("run", "--suite=metadata", "--", "-p", "no:cacheprovider")
+def test_without_arguments_it_ends_in_a_verdict_of_this_host(tmp_path: Path) -> None:
+    done = ended("run", "--suite=metadata", "-p", "no:cacheprovider", directory=tmp_path)
     assert re.match(r"pytest-nixl run: level \w+ \(.+\), backend \w+ \(.+\), profile \S+ \(.+\)\n", done.stdout)
     assert re.search(r"^NIXL gate: PASS ", done.stdout, re.MULTILINE), done.stdout + done.stderr
-    assert "\nwrote nixl-report.html\nnext: open nixl-report.html; --nixl-store=DIR keeps a run" in done.stdout
+    assert "\nwrote nixl-report.html\nnext: accept: open nixl-report.html; --nixl-store=DIR keeps a run" in done.stdout
     assert done.returncode == 0
 
 
@@ -187,11 +188,52 @@ def test_the_run_writes_the_page_unless_the_user_names_reports(
     theirs: list[str],
     addopts: str,
     reports: list[str],
+    tmp_path: Path,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTEST_ADDOPTS", addopts)
     assert cli.main(["run", "quick", "--backend=UCX", "--print", "--", *theirs]) == 0
     words = shlex.split(printed(capsys.readouterr().out))
     assert [word for word in words if word.startswith("--nixl-report")] == reports
+
+
+@pytest.mark.parametrize(
+    ("given", "ours", "theirs"),
+    [
+        (["quick", "--nixl-memory=VRAM:VRAM"], ["quick"], ["--nixl-memory=VRAM:VRAM"]),
+        (["-k", "quick", "standard"], ["standard"], ["-k", "quick"]),
+        (["--nixl-memory=DRAM:DRAM", "quick"], ["quick"], ["--nixl-memory=DRAM:DRAM"]),
+        (["-x", "--nixl-backend", "UCX", "--print"], ["--nixl-backend", "UCX", "--print"], ["-x"]),
+        (["--print", "quick", "--", "mine.py", "--print"], ["--print", "quick"], ["mine.py", "--print"]),
+        (["--", "--nixl-backend=UCX", "--backend", "x"], ["--nixl-backend=UCX"], ["--backend", "x"]),
+    ],
+)
+def test_an_option_that_is_not_of_run_goes_to_pytest(given: list[str], ours: list[str], theirs: list[str]) -> None:
+    assert split(["run", *given]) == (["run", *ours], theirs)
+
+
+def test_options_that_run_shares_with_pytest_are_given_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", "--nixl-level=quick", "--nixl-backend=POSIX", "--nixl-profile", "h100", "--print"]) == 0
+    command = printed(capsys.readouterr().out)
+    assert re.findall(r"--nixl-(?:level|backend|profile)=\S+", command) == [
+        "--nixl-level=quick", "--nixl-backend=POSIX", "--nixl-profile=h100"
+    ]  # fmt: skip
+
+
+def test_no_page_is_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for existing in ("nixl-report.html", "nixl-report-2.html"):
+        (tmp_path / existing).touch()
+    assert cli.main(["run", "quick", "--backend=UCX", "--print"]) == 0
+    assert printed(capsys.readouterr().out).endswith("--nixl-report=nixl-report-3.html")
+
+
+def test_without_arguments_the_first_commands_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 0
+    named = re.findall(r"^  pytest-nixl (\w+)", capsys.readouterr().out, re.MULTILINE)
+    assert named == ["doctor", "run", "connector", "explain", "init"]
 
 
 def test_the_pytest_of_another_python_is_not_used(
@@ -218,12 +260,10 @@ def test_secrets_are_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "said"),
     [
         (["slow"], "argument LEVEL: invalid choice: 'slow'"),
-        (["quick", "-k", "x"], "unrecognized arguments: -k x; arguments of pytest follow --"),
         (["--backend=FOO"], "'FOO' is not a supported backend: expected UCX, LIBFABRIC, POSIX, OBJ or AZURE_BLOB"),
         (["quick", "--profile=nowhere"], "there is no profile 'nowhere': expected "),
         (["--suite=bandwith"], "'bandwith' is not a suite: expected one of bandwidth, "),
-        (["--", "--nixl-level=quick"], "--nixl-level cannot follow --: give LEVEL before it"),
-        (["--", "--nixl-backend", "UCX"], "--nixl-backend cannot follow --: give --backend B before it"),
+        (["--nixl-level=slow"], "argument --nixl-level: invalid choice: 'slow'"),
     ],
 )
 def test_bad_input_is_one_sentence(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

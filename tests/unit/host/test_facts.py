@@ -361,7 +361,15 @@ def test_doctor_judges_a_recorded_tree(healthy: Tree, tmp_path: Path) -> None:
 
 def test_doctor_prints_colours_only_on_a_terminal(healthy: Tree) -> None:
     ours, theirs = pty.openpty()
-    arguments = [sys.executable, "-m", "pytest_nixl.cli", "doctor", f"--root={healthy.folder}", "--profile=p5.48xlarge"]
+    arguments = [
+        sys.executable,
+        "-m",
+        "pytest_nixl.cli",
+        "doctor",
+        f"--root={healthy.folder}",
+        "--profile=p5.48xlarge",
+        "-v",
+    ]
     with subprocess.Popen(arguments, stdout=theirs, env=environment(TERM="xterm", NO_COLOR=""), cwd=ROOT) as doctor:
         os.close(theirs)
         shown = b""

@@ -93,12 +93,12 @@ def test_the_page_in_a_browser_has_no_error_loads_nothing_and_shows_its_charts(p
     assert titles == [
         "Against registry.example/nixl:1.6.0 (000000000000)",
         "Findings",
+        "Ranks and links",
         "Rows",
         "Checks",
         "Bandwidth over block size",
         "Latency of single transfers",
         "History by image",
-        "Ranks and links",
         "Provenance and what changed",
     ]
     labels = re.findall(r'aria-label="((?:bandwidth|latency|history) of [^"]*)"', text)
@@ -480,6 +480,18 @@ def test_the_report_command_writes_reports_of_a_store(tmp_path: Path, capsys: py
     assert "has no run of the image nixl:9" in capsys.readouterr().err
 
 
+def test_a_row_that_ended_in_an_error_is_among_the_rows_and_the_worst_stands_first() -> None:
+    key = RowKey.parse("UCX/WRITE/DRAM:DRAM/1MiB/batch1/depth1/0-1")
+    other = RowKey.parse("UCX/READ/DRAM:DRAM/1MiB/batch1/depth1/0-1")
+    failed = Result("bandwidth", "t[READ]", Verdict.ERROR, "worker 1 ended by SIGSEGV", row=other)
+    run = parse_recorded(record("image:1", {str(key): [5.0]}, results=(failed,)), "r.json")
+    [table] = re.findall(
+        r'<table class="sortable">.*?</table>', html_page(RunReport(run, chosen={"level": "quick"})), re.S
+    )
+    assert re.findall(r'<td class="text (\w+)">(\S+)</td></tr>', table) == [("fail", "ERROR"), ("soft", "–")]
+    assert table.index(other.short) < table.index(key.short)
+
+
 def test_the_changes_of_a_table_are_drawn_over_one_axis_that_holds_them(tmp_path: Path) -> None:
     """Losses of 70 % and of 77 % lie apart, and a row that REGRESSED is not green among the rows."""
     sizes = ("64KiB", "1MiB", "16MiB")
@@ -501,7 +513,7 @@ def test_the_changes_of_a_table_are_drawn_over_one_axis_that_holds_them(tmp_path
     assert int(scale[1]) >= 77
     [rows_table] = re.findall(r'<table class="sortable">.*?</table>', text, re.DOTALL)
     assert re.findall(r'<td class="text (\w+)">(\S+)</td></tr>', rows_table) == [
-        ("soft", "–"), ("fail", "REGRESSED"), ("fail", "REGRESSED"),
+        ("fail", "REGRESSED"), ("fail", "REGRESSED"), ("soft", "–"),
     ]  # fmt: skip
     last = re.search(r'<text class="tick" text-anchor="end" x="518.0" y="275.0">16MiB</text>', text)
     assert last is not None  # its end is inside the drawing, which is 520 wide
