@@ -33,6 +33,10 @@ _DISTURBED = (
     "machine a row that stays undecided is as slow as the floor, and `pytest-nixl history` shows since when."
 )
 
+_NOTHING_EXPECTED = (
+    "Learn a profile from good runs (pytest-nixl profile learn), or add to the profile an [[expect]] with a floor, a "
+    "latency bound or the accepted transports of such rows."
+)
 _BUSY_GPU = "Stop the other processes that use the GPU (`nvidia-smi` shows them), and run the row again."
 #: The verdicts of rows of which lost packets may be the reason, or to which they matter.
 _BY_SPEED = (Verdict.PASS, Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.NO_EXPECTATION)
@@ -108,7 +112,7 @@ def _judge(
         return Judgement(
             Verdict.NO_EXPECTATION,
             f"{row}: the profile expects nothing of this row",
-            "Add an [[expect]] that applies to it to the profile, or choose another with --nixl-profile.",
+            _NOTHING_EXPECTED,
         )
     judgement = (
         _transport(row, samples, expectation, environ)
@@ -451,7 +455,7 @@ def _passed(row: str, samples: Samples, expectation: Expectation, ceiling: Ceili
         return Judgement(
             Verdict.NO_EXPECTATION,
             f"{row}: {went}{limit}; the profile expects nothing{' else' if limit else ''} of it",
-            "Add a floor, a latency bound or the accepted transports to the [[expect]] that applies to it.",
+            _NOTHING_EXPECTED,
         )
     return Judgement(Verdict.PASS, f"{row}: {rate(value)}{over}; no floor, judged by {' and '.join(judged)}")
 
