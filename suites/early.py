@@ -151,9 +151,9 @@ def call(item: pytest.Function) -> bool | None:
         return True
     if not running and _marked(item) and _beside_each_other(item.config):
         items = list(_following(item))
-        fixture, wanted = item.session.stash[FIXTURES], {name for each in items for name in each.fixturenames}
+        fixture, wanted = item.session.stash[FIXTURES], {name for item in items for name in item.fixturenames}
         shared = {name: fixture(name) for name in _SHARED if name in wanted}
-        _start([_Check(each, shared) for each in items], running)
+        _start([_Check(item, shared) for item in items], running)
     return None
 
 

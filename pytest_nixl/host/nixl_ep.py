@@ -52,7 +52,7 @@ def _owners(packages: Sequence[str]) -> Iterator[str]:
     for name in packages:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             files = importlib.metadata.distribution(name).files or ()
-            if any(each.parent.name == "nixl_ep" and each.suffix == ".so" for each in files):
+            if any(file.parent.name == "nixl_ep" and file.suffix == ".so" for file in files):
                 yield name
 
 
@@ -80,8 +80,8 @@ def _unresolved(path: Path, libraries: Sequence[Path]) -> str:
 
     with contextlib.ExitStack() as stack:
         tables = []
-        for each in libraries:
-            section = ELFFile(stack.enter_context(each.open("rb"))).get_section_by_name(".gnu.hash")
+        for library in libraries:
+            section = ELFFile(stack.enter_context(library.open("rb"))).get_section_by_name(".gnu.hash")
             if isinstance(section, GNUHashSection):
                 tables.append(section)
         symbols = ELFFile(stack.enter_context(path.open("rb"))).get_section_by_name(".dynsym")

@@ -133,7 +133,7 @@ class Software:
 
     def backend(self, name: str) -> BackendFacts | None:
         """Return the result of creating a backend; None if it was not requested."""
-        return next((each for each in self.backends if each.name == name), None)
+        return next((backend for backend in self.backends if backend.name == name), None)
 
     def copies(self) -> Mapping[str, tuple[str, ...]]:
         """Return the paths of libraries that the process loaded more than once, by name."""

@@ -97,7 +97,7 @@ def plain(found: DeploymentEtcd) -> dict[str, Any]:
                 if isinstance(each, MemberStatus) else {"endpoint": endpoint, "error": each.reason}
                 for endpoint, each in state.statuses.items()
             ],
-            "alarms": None if state.alarms is None else [each.kind for each in state.alarms],
+            "alarms": None if state.alarms is None else [alarm.kind for alarm in state.alarms],
             "quota": state.quota,
             "leader_changes": state.leader_changes,
             "compacted": state.compacted,
@@ -116,9 +116,9 @@ def plain(found: DeploymentEtcd) -> dict[str, Any]:
         },
         "notes": list(found.notes),
         "problems": [
-            {"kind": each.kind, "text": each.sentence, "remedy": each.remedy, "finding": each.finding,
-             "keys": [key_fields(key) for key in each.keys]}
-            for each in found.problems
+            {"kind": problem.kind, "text": problem.sentence, "remedy": problem.remedy, "finding": problem.finding,
+             "keys": [key_fields(key) for key in problem.keys]}
+            for problem in found.problems
         ],
     }  # fmt: skip
 

@@ -156,8 +156,8 @@ def describe_state(state: EtcdState, revision: int) -> Iterator[str]:
     if not answered:
         return
     first = answered[0]
-    listed = ", ".join(f"{each.name or f'{each.id:x}'}{' (learner)' if each.learner else ''}"
-                       for each in state.members or ()) or "not known"  # fmt: skip
+    listed = ", ".join(f"{member.name or f'{member.id:x}'}{' (learner)' if member.learner else ''}"
+                       for member in state.members or ()) or "not known"  # fmt: skip
     leader = state.name(first.leader) if first.leader else "none"
     yield f"etcd {first.version}: members {listed}; leader {leader}, raft term {first.raft_term}"
     if state.leader_changes is not None:
@@ -168,5 +168,5 @@ def describe_state(state: EtcdState, revision: int) -> Iterator[str]:
         f"use; quota {quota}; revision {revision}, "
         + ("compaction not known" if state.compacted is None else f"compacted up to {state.compacted}")
     )
-    alarms = "not known" if state.alarms is None else ", ".join(each.kind for each in state.alarms) or "none"
+    alarms = "not known" if state.alarms is None else ", ".join(alarm.kind for alarm in state.alarms) or "none"
     yield f"  alarms: {alarms}"

@@ -73,7 +73,7 @@ class FaultOutcome:
 
 def judge_faults(outcomes: Sequence[FaultOutcome]) -> Judgement:
     """Return the verdict on what followed a fault with several operations and transports."""
-    wrong = [f"{each}; {'; '.join(found)}" for each in outcomes if (found := _defects(each))]
+    wrong = [f"{outcome}; {'; '.join(found)}" for outcome in outcomes if (found := _defects(outcome))]
     if wrong:
         remedy = (
             "restart the process that survived the fault; report this output at "
@@ -85,7 +85,7 @@ def judge_faults(outcomes: Sequence[FaultOutcome]) -> Judgement:
 
 def fault_reason(outcomes: Sequence[FaultOutcome]) -> str:
     """Return what followed a fault, as the reason of a verdict."""
-    return "; ".join(f"{each}{_after(each)}" for each in outcomes)
+    return "; ".join(f"{outcome}{_after(outcome)}" for outcome in outcomes)
 
 
 def lost_words(count: int) -> str:
@@ -109,7 +109,7 @@ def without(outcomes: Sequence[FaultOutcome], **known: Any) -> list[FaultOutcome
 
     :param known: the fields of an outcome in which the defect shows, with the values of an outcome without it.
     """
-    return [replace(each, **known) for each in outcomes]
+    return [replace(outcome, **known) for outcome in outcomes]
 
 
 def _defects(outcome: FaultOutcome) -> list[str]:

@@ -106,14 +106,14 @@ def notify_at_once(receiver: NixlAgent, senders: Sequence[NixlAgent], backend: s
 
 def judge_concurrent_use(outcomes: Sequence[ConcurrentUse]) -> Judgement:
     """Return the verdict: FAIL if a byte is wrong, something is missing or doubled, or a process ended."""
-    if wrong := [f"{each}: {', '.join(each.faults)}" for each in outcomes if each.faults]:
+    if wrong := [f"{outcome}: {', '.join(outcome.faults)}" for outcome in outcomes if outcome.faults]:
         remedy = (
             "use each agent in one thread, and create agents one after the other; report this output at "
             "https://github.com/ai-dynamo/nixl/issues"
         )
         return Judgement(Verdict.FAIL, "; ".join(dict.fromkeys(wrong)), remedy)
-    words = dict.fromkeys(str(each) for each in outcomes)
-    total = sum(each.moved for each in outcomes)
+    words = dict.fromkeys(str(outcome) for outcome in outcomes)
+    total = sum(outcome.moved for outcome in outcomes)
     return Judgement(Verdict.PASS, f"{'; '.join(words)}: all {total} are there once, and every byte is correct")
 
 

@@ -91,7 +91,7 @@ class KvLink:
         :raises WorkerError: a worker dies or hangs, or NIXL reports an error; both workers are then ended.
         """
         agent, other = self.initiator, self.target
-        sides = [[one.address, one.memory, one.device] for one in self._launch.buffers]
+        sides = [[buffer.address, buffer.memory, buffer.device] for buffer in self._launch.buffers]
         try:
             self._prepare_objects(self._layout.tensors * self._layout.blocks)
             prepared = agent.worker.call(
@@ -183,7 +183,7 @@ class KvLink:
             buffer=self.destination.ref,
             layout=asdict(self._layout),
             seed=seed,
-            draws=[{**each, "range": part} for each, part in zip(draws, ranges, strict=True)],
+            draws=[{**draw, "range": part} for draw, part in zip(draws, ranges, strict=True)],
             initiator=self._op == "READ",
         )
         return found, None if wrong is None else self._corruption(phase, wrong)

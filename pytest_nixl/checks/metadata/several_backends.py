@@ -87,15 +87,15 @@ def use_each(
     :raises LateError: a transfer was not complete in time.
     :raises NixlError: NIXL refused a transfer.
     """
-    transfers = [_prepared(initiator, target, each, directory) for each in backends]
-    waiting = {each.backend: initiator.transfer(each.handle) for each in transfers}
-    missing = [each for each in transfers if each.notification]
+    transfers = [_prepared(initiator, target, backend, directory) for backend in backends]
+    waiting = {transfer.backend: initiator.transfer(transfer.handle) for transfer in transfers}
+    missing = [transfer for transfer in transfers if transfer.notification]
 
     def complete() -> bool:
         # Poll both agents in turn, because they make progress only when polled.
-        for each in transfers:
-            if waiting[each.backend] != "DONE":
-                waiting[each.backend] = initiator.check_xfer_state(each.handle)
+        for transfer in transfers:
+            if waiting[transfer.backend] != "DONE":
+                waiting[transfer.backend] = initiator.check_xfer_state(transfer.handle)
         missing[:] = [each for each in missing if not target.check_remote_xfer_done(initiator.name, each.notification)]
         return not missing and set(waiting.values()) == {"DONE"}
 

@@ -92,7 +92,7 @@ class PatternLaunches:
         ranks = kind.pattern.ranks
         if not self._cluster.several:
             _require_room(kind)
-        same = [each for each in self._settings.agents if each.variant(kind.backend, BACKENDS[kind.backend].PLUGIN)
+        same = [agent for agent in self._settings.agents if agent.variant(kind.backend, BACKENDS[kind.backend].PLUGIN)
                 == kind.agent]  # fmt: skip
         flows = RankFlows(self._hosts(ranks), self._names(ranks), kind, self._settings, same[0])
         try:

@@ -43,7 +43,7 @@ def judge_pattern_culprit(samples: PatternSamples) -> Judgement:
     :param samples: flows of one size between hosts. Only what was measured alone counts.
     """
     what = f"{samples.kind.backend} {samples.kind.op} {samples.kind.memory}"
-    wrong = next((each for each in samples.flows if each.corruption is not None), None)
+    wrong = next((flow for flow in samples.flows if flow.corruption is not None), None)
     if wrong is not None:
         remedy = "run that pair of ranks alone; check the memory and NICs of both hosts"
         return Judgement(Verdict.CORRUPT, f"{what}: flow {wrong.flow}: {wrong.corruption}", remedy)
@@ -82,20 +82,20 @@ def judge_pattern_culprit(samples: PatternSamples) -> Judgement:
 
 def slow_flows(samples: PatternSamples) -> list[Flow]:
     """Return the flows that are slow in every repetition."""
-    repeats = list(zip(*(each.rates(ALONE) for each in samples.flows), strict=True))
+    repeats = list(zip(*(flow.rates(ALONE) for flow in samples.flows), strict=True))
     usual = [percentile(rates, OF_FLOWS) for rates in repeats]
     return [
-        each.flow
-        for each in samples.flows
-        if all(rate < SLOW * reference for rate, reference in zip(each.rates(ALONE), usual, strict=True))
+        flow.flow
+        for flow in samples.flows
+        if all(rate < SLOW * reference for rate, reference in zip(flow.rates(ALONE), usual, strict=True))
     ]
 
 
 def _culprits(samples: PatternSamples, slow: Sequence[Flow]) -> Iterator[tuple[int, str, list[Flow]]]:
     """Yield each rank whose flows in one direction are all slow, with the direction in words and these flows."""
     for rank in range(samples.kind.pattern.ranks):
-        sent = [each.flow for each in samples.flows if each.flow.source == rank]
-        received = [each.flow for each in samples.flows if each.flow.target == rank]
+        sent = [flow.flow for flow in samples.flows if flow.flow.source == rank]
+        received = [flow.flow for flow in samples.flows if flow.flow.target == rank]
         for does, mine in (("what it sends", sent), ("what it receives", received)):
             if len(mine) >= PARTNERS and set(mine) <= set(slow):
                 yield rank, does, mine

@@ -24,7 +24,7 @@ def pattern_figures(samples: PatternSamples) -> list[Figure]:
     labels = {"backend": kind.backend, "op": kind.op, "memory": kind.memory, "pattern": kind.pattern_text}
     values = {
         "pattern-bandwidth": samples.total,
-        "pattern-share": min(each.ratio for each in samples.flows),
+        "pattern-share": min(flow.ratio for flow in samples.flows),
         "pattern-jain": jain(list(samples.rates(TOGETHER).values())),
     }
     return [Figure.of(name, value, labels) for name, value in values.items()]
@@ -94,7 +94,7 @@ def judge_fairness(samples: PatternSamples) -> Judgement:
 
 def corrupt_flow(samples: PatternSamples) -> Judgement | None:
     """Return CORRUPT if a byte of a flow is wrong; None: all are right."""
-    wrong = next((each for each in samples.flows if each.corruption is not None), None)
+    wrong = next((flow for flow in samples.flows if flow.corruption is not None), None)
     if wrong is None:
         return None
     return Judgement(
@@ -109,7 +109,7 @@ def describe(samples: PatternSamples) -> str:
     alone, together = samples.rates(ALONE), samples.rates(TOGETHER)
     least, most = min(together, key=lambda flow: together[flow]), max(together.values())
     fastest = max(alone.values())
-    shares = [each.ratio for each in samples.flows]
+    shares = [flow.ratio for flow in samples.flows]
     return (
         f"{gigabytes(samples.total)} GB/s together, {samples.total / fastest:.2f} of the fastest flow alone "
         f"({gigabytes(fastest)} GB/s); from {gigabytes(together[least])} ({least}) to {gigabytes(most)} GB/s, Jain's "
@@ -120,7 +120,7 @@ def describe(samples: PatternSamples) -> str:
 
 def slowed_by(samples: PatternSamples) -> str:
     """Return which slowed flows share a full end, as the end of a sentence; empty: no flow is slowed."""
-    slowed = dict.fromkeys(each.flow for each in samples.flows if each.ratio < SLOWED)
+    slowed = dict.fromkeys(flow.flow for flow in samples.flows if flow.ratio < SLOWED)
     if not slowed:
         return ""
     alone, together = samples.rates(ALONE), samples.rates(TOGETHER)
@@ -176,7 +176,7 @@ def starving(flows: Sequence[FlowSamples]) -> Flow | None:
     """
     found: set[Flow] = set()
     for number in range(len(flows[0].together)):
-        shares = {each.flow: each.rates(TOGETHER)[number] / each.rate(ALONE) for each in flows}
+        shares = {flow.flow: flow.rates(TOGETHER)[number] / flow.rate(ALONE) for flow in flows}
         least = min(shares, key=lambda flow: shares[flow])
         if shares[least] >= STARVED * median(shares.values()):
             return None
@@ -191,9 +191,9 @@ def collapsing(samples: PatternSamples) -> int | None:
     """
     for rank in range(samples.kind.pattern.ranks):
         mine = [
-            each
-            for each in samples.flows
-            if each.flow.target == rank and samples.hosts[each.flow.source] != samples.hosts[rank]
+            flow
+            for flow in samples.flows
+            if flow.flow.target == rank and samples.hosts[flow.flow.source] != samples.hosts[rank]
         ]
         sources = {samples.hosts[each.flow.source] for each in mine}
         if len(sources) < 2:

@@ -319,7 +319,7 @@ class RankFlows:
 
     def _prepare(self, numbers: Sequence[int]) -> None:
         """Prepare the transfers that some ranks post."""
-        for number, endpoint in zip(numbers, results([self._request_flows(each) for each in numbers]), strict=True):
+        for number, endpoint in zip(numbers, results([self._request_flows(number) for number in numbers]), strict=True):
             self._ranks[number].endpoint = endpoint
 
     def _request_flows(self, number: int) -> Pending:
@@ -370,7 +370,7 @@ class RankFlows:
             place = self._places[flow]
             rank, offset = (flow.target, place.target) if arriving else (flow.source, place.source)
             found.setdefault(rank, {})[flow] = seed, offset, flow.size * self._kind.depth
-        buffers = [each.incoming if arriving else each.outgoing for each in self._ranks]
+        buffers = [rank.incoming if arriving else rank.outgoing for rank in self._ranks]
         return [(buffer, found[rank]) for rank, buffer in enumerate(buffers) if buffer is not None]
 
     def _compare(self, phase: str, seeds: dict[Flow, int], corruption: dict[Flow, Corruption]) -> None:
@@ -469,7 +469,7 @@ class RankFlows:
         """
         if rank != first:
             return {"coordinator": self._ranks[first].agent.name, "members": []}
-        return {"coordinator": "", "members": [self._ranks[each].agent.name for each in ranks if each != first]}
+        return {"coordinator": "", "members": [self._ranks[rank].agent.name for rank in ranks if rank != first]}
 
     def _first(self, group: Sequence[Flow], ranks: Sequence[int]) -> int:
         """Return the coordinator of a group: of one flow the rank that does not post, else that of all."""

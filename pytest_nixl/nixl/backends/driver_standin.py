@@ -73,7 +73,7 @@ def bound_functions(plugins: Sequence[str]) -> list[str]:
     for path in plugins:
         with open(path, "rb") as file:
             try:
-                segments = [each for each in ELFFile(file).iter_segments() if isinstance(each, DynamicSegment)]
+                segments = [segment for segment in ELFFile(file).iter_segments() if isinstance(segment, DynamicSegment)]
                 for symbol in (symbol for segment in segments for symbol in segment.iter_symbols()):
                     if symbol["st_shndx"] == "SHN_UNDEF" and _FUNCTION.fullmatch(symbol.name):
                         found.add(symbol.name)

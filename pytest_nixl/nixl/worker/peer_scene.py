@@ -49,7 +49,7 @@ class PeerScene:
 
     def regions(self, *buffers: DramBuffer, size: int = SIZE) -> Any:
         """Return a list for registration with the first ``size`` bytes of each buffer."""
-        return self.agent.get_reg_descs([(each.address, size, 0, "") for each in buffers], "DRAM")
+        return self.agent.get_reg_descs([(buffer.address, size, 0, "") for buffer in buffers], "DRAM")
 
     def transfer_of(
         self, local: Sequence[tuple[int, int]], remote: Sequence[tuple[int, int]], peer: str = PEER, said: bytes = MOVED

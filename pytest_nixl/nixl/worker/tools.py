@@ -294,7 +294,7 @@ def _versions(path: str) -> dict[str, str]:
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return {}
-    libraries = {Path(each).name: each for each in re.findall(r"=> (/\S+)", done.stdout)}
+    libraries = {Path(match).name: match for match in re.findall(r"=> (/\S+)", done.stdout)}
     found = {}
     for name, library in libraries.items():
         with contextlib.suppress(OSError, AttributeError):

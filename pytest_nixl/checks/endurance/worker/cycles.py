@@ -83,7 +83,7 @@ def _anonymous() -> float:
 def _shared_files() -> int:
     """Return how many files of shared memory are mapped, each counted once."""
     fields = [line.split(None, 5) for line in (_SELF / "maps").read_text().splitlines()]
-    return len({(each[3], each[4]) for each in fields if len(each) > 5 and each[5].startswith(_SHARED)})
+    return len({(field[3], field[4]) for field in fields if len(field) > 5 and field[5].startswith(_SHARED)})
 
 
 def _link(name: str) -> str:

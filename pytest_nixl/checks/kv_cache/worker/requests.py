@@ -115,7 +115,7 @@ class KvRequests:
         self.prepare_seconds = 0.0
         if method is not KvMethod.INITIALIZED:
             start = time.perf_counter()
-            here, there = (each.strided(layout) if method is KvMethod.STRIDED else each.rows(layout) for each in sides)
+            here, there = (side.strided(layout) if method is KvMethod.STRIDED else side.rows(layout) for side in sides)
             self._prepared = (
                 agent.prep_xfer_dlist("NIXL_INIT_AGENT", here, sides[0].memory, self._plugins),
                 agent.prep_xfer_dlist(target, there, sides[1].memory, self._plugins),
@@ -168,7 +168,7 @@ class KvRequests:
                 }
             polls += 1
             os.sched_yield()
-            if polls % _POLLS_BETWEEN_LOOKS == 0 and any(time.monotonic() > each.deadline for each in flights):
+            if polls % _POLLS_BETWEEN_LOOKS == 0 and any(time.monotonic() > flight.deadline for flight in flights):
                 raise StepTimeoutError("the deadline of one of several requests passed before it was over")
         return found
 
