@@ -72,8 +72,8 @@ def test_a_target_survives_the_death_of_its_initiator(make: Make, verdict: Decid
         for outcome in outcomes
         if (outcome.backend, outcome.op) == ("UCX", "READ") and "SIGABRT" in outcome.survivor
     ]
-    rest = [outcome for outcome in outcomes if outcome not in aborts] + without(aborts, survivor="", wrong_bytes=0)
-    _conclude(finding, verdict, "NIXL-DEAD-INITIATOR-ABORTS", bool(aborts), outcomes, rest)
+    remaining = [outcome for outcome in outcomes if outcome not in aborts] + without(aborts, survivor="", wrong_bytes=0)
+    _conclude(finding, verdict, "NIXL-DEAD-INITIATOR-ABORTS", bool(aborts), outcomes, remaining)
 
 
 @pytest.mark.nixl_check("transfer-target-paused", level="extended")
@@ -112,8 +112,8 @@ def test_a_target_that_listens_comes_back_on_its_port(make: Make, verdict: Decid
     NIXL's listeners exchange the metadata. The initiator then writes correct bytes to the new target.
     """
     outcomes = make("listener-restarted")
-    lost, rest = any(outcome.lost_requests for outcome in outcomes), without(outcomes, lost_requests=0)
-    _conclude(finding, verdict, "NIXL-RESTARTED-LISTENER-LOSES-FETCH", lost, outcomes, rest)
+    lost, remaining = any(outcome.lost_requests for outcome in outcomes), without(outcomes, lost_requests=0)
+    _conclude(finding, verdict, "NIXL-RESTARTED-LISTENER-LOSES-FETCH", lost, outcomes, remaining)
 
 
 @pytest.mark.nixl_check("transfer-target-replaced", level="extended")
@@ -133,8 +133,8 @@ def test_a_notification_to_a_dead_agent_returns(make: Make, verdict: Decide, fin
     """Notifications to a dead agent return or raise an error, and the sender writes to a third agent."""
     outcomes = make("notified-after-death")
     hangs = [outcome for outcome in outcomes if outcome.backend == "LIBFABRIC" and "did not answer" in outcome.survivor]
-    rest = [outcome for outcome in outcomes if outcome not in hangs] + without(hangs, survivor="", wrong_bytes=0)
-    _conclude(finding, verdict, "LIBFABRIC-NOTIFICATION-HANGS", bool(hangs), outcomes, rest)
+    remaining = [outcome for outcome in outcomes if outcome not in hangs] + without(hangs, survivor="", wrong_bytes=0)
+    _conclude(finding, verdict, "LIBFABRIC-NOTIFICATION-HANGS", bool(hangs), outcomes, remaining)
 
 
 @pytest.mark.nixl_check("transfer-target-removed", level="extended")
@@ -162,8 +162,8 @@ def test_an_agent_survives_that_memory_in_use_is_deregistered(make: Make, verdic
 def _fail_silence(finding: FindingFixture, verdict: Decide, id: str, outcomes: Sequence[FaultOutcome]) -> None:
     """Fail with the finding of LIBFABRIC if a death was not reported and nothing else is wrong; else return."""
     silent = [outcome for outcome in outcomes if outcome.backend == "LIBFABRIC" and outcome.said == "PROC"]
-    rest = [outcome for outcome in outcomes if outcome not in silent] + without(silent, said="told")
-    if silent and judge_faults(rest).verdict.value == "PASS":
+    remaining = [outcome for outcome in outcomes if outcome not in silent] + without(silent, said="told")
+    if silent and judge_faults(remaining).verdict.value == "PASS":
         finding(id, True, fault_reason(outcomes), affects=True)
 
 

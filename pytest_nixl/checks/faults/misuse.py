@@ -67,8 +67,8 @@ class MisuseOutcome:
 
     def __str__(self) -> str:
         """Return it as part of a sentence."""
-        said = f" ({self.said})" if self.said else ""
-        return f"{self.kind.what}: {self.ending.value}{said}"
+        detail = f" ({self.said})" if self.said else ""
+        return f"{self.kind.what}: {self.ending.value}{detail}"
 
     @property
     def fault(self) -> str:
@@ -166,8 +166,10 @@ def judge_misuses(outcomes: Sequence[MisuseOutcome]) -> Judgement:
     for ending in (MisuseEnding.REFUSED, MisuseEnding.ACCEPTED):
         if named := [outcome.kind.id for outcome in outcomes if outcome.ending is ending]:
             parts.append(f"{ending.value}: {', '.join(named)}")
-    said = "; ".join(parts)
-    return Judgement(Verdict.PASS, f"NIXL {first.nixl} with {first.backend} moves correct bytes after each: {said}")
+    description = "; ".join(parts)
+    return Judgement(
+        Verdict.PASS, f"NIXL {first.nixl} with {first.backend} moves correct bytes after each: {description}"
+    )
 
 
 def misuse_reason(outcome: MisuseOutcome) -> str:
