@@ -94,9 +94,9 @@ class _Check:
         """Run the body of the test with arguments of its own; keep how it ended."""
         try:
             with ExitStack() as stack:
-                own = Own(self.item, self._shared, stack)
+                own_fixtures = Own(self.item, self._shared, stack)
                 names = inspect.signature(self.item.function).parameters
-                arguments = {name: self._kept(name) if name in _CONCLUDE else own[name] for name in names}
+                arguments = {name: self._kept(name) if name in _CONCLUDE else own_fixtures[name] for name in names}
                 with suppress(_ConcludedError):
                     self.item.function(**arguments)
         except BaseException as error:  # it is raised in the main thread
@@ -151,9 +151,9 @@ def call(item: pytest.Function) -> bool | None:
         return True
     if not running and _marked(item) and _beside_each_other(item.config):
         items = list(_following(item))
-        fixture, wanted = item.session.stash[FIXTURES], {name for each in items for name in each.fixturenames}
-        shared = {name: fixture(name) for name in _SHARED if name in wanted}
-        _start([_Check(each, shared) for each in items], running)
+        fixture, fixture_names = item.session.stash[FIXTURES], {name for item in items for name in item.fixturenames}
+        shared = {name: fixture(name) for name in _SHARED if name in fixture_names}
+        _start([_Check(item, shared) for item in items], running)
     return None
 
 
@@ -215,9 +215,9 @@ def _beside_each_other(config: pytest.Config) -> bool:
     """
     run = Run.of(config)
     settings = run.settings
-    one = len(between_agents(settings.backend)) == len(settings.progress_thread) == 1
+    single = len(between_agents(settings.backend)) == len(settings.progress_thread) == 1
     alone = hasattr(config, "workerinput") or config.getoption("usepdb") or config.getoption("trace")
-    return one and not (alone or settings.extended or run.in_cluster or shake_hands(settings.backend))
+    return single and not (alone or settings.extended or run.in_cluster or shake_hands(settings.backend))
 
 
 @contextmanager

@@ -53,9 +53,7 @@ class RunChoice:
         if not self.gpus:
             return ""
         profile = gpu_profile(self.gpus) or "YOURS"
-        return (
-            f"it measures host memory; for GPU memory: pytest-nixl run --profile {profile} --nixl-memory=VRAM:VRAM"
-        )
+        return f"it measures host memory; for GPU memory: pytest-nixl run --profile {profile} --nixl-memory=VRAM:VRAM"
 
 
 def choose(

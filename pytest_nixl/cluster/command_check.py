@@ -58,10 +58,10 @@ def differences(first: Command, others: Mapping[str, Command]) -> list[str]:
     :param first: the command of rank 0.
     :param others: the commands of the other ranks, by the name that messages use, such as ``rank 1 on node-b``.
     """
-    found = [f"rank 0 could not collect {first.errors} of its files"] if first.errors else []
+    sentences = [f"rank 0 could not collect {first.errors} of its files"] if first.errors else []
     for name, other in others.items():
-        found += _differences(first, name, other)
-    return found
+        sentences += _differences(first, name, other)
+    return sentences
 
 
 def _differences(first: Command, name: str, other: Command) -> Iterator[str]:
@@ -79,9 +79,9 @@ def _differences(first: Command, name: str, other: Command) -> Iterator[str]:
 
 def _unlike(first: Sequence[str], other: Sequence[str]) -> str:
     missing, more = ([test for test in one if test not in set(two)] for one, two in ((first, other), (other, first)))
-    said = []
+    sentences = []
     if missing:
-        said.append(f"did not collect tests that rank 0 collected ({named(missing, _SHOWN)})")
+        sentences.append(f"did not collect tests that rank 0 collected ({named(missing, _SHOWN)})")
     if more:
-        said.append(f"collected tests that rank 0 did not collect ({named(more, _SHOWN)})")
-    return ", and ".join(said) or "collected the same tests as rank 0 in another order"
+        sentences.append(f"collected tests that rank 0 did not collect ({named(more, _SHOWN)})")
+    return ", and ".join(sentences) or "collected the same tests as rank 0 in another order"

@@ -81,11 +81,11 @@ class MembershipWatch:
 
     def _watch_on(self, prefix: str, members: Mapping[str, Member]) -> None:
         """Tell of the members that are gone, and then of those that go, until this is closed."""
-        asked = [get_prefix(prefix, keys_only=True)] if self._ranks is None else [get(key) for key in members]
-        done = TransactionResult.of(self._membership.retry(lambda: self._client.transaction(txn([], asked))))
-        here = {item.key for place in range(len(asked)) for item in done.found(place).items}
+        requests = [get_prefix(prefix, keys_only=True)] if self._ranks is None else [get(key) for key in members]
+        done = TransactionResult.of(self._membership.retry(lambda: self._client.transaction(txn([], requests))))
+        present = {item.key for place in range(len(requests)) for item in done.found(place).items}
         for key, member in members.items():
-            if key not in here:
+            if key not in present:
                 self._gone(member)
         watched = [prefix] if self._ranks is None else list(members)
         # Each key has its own revision: the events of two keys may come in another order.
@@ -185,8 +185,8 @@ class RankDriver:
 
         :param within: seconds to wait; peers that do not answer in time are left out.
         """
-        left = {rank: peer for rank, peer in self.peers.items() if not peer.gone}
-        answers = self._ask(left, what, within, {})
+        peers = {rank: peer for rank, peer in self.peers.items() if not peer.gone}
+        answers = self._ask(peers, what, within, {})
         return {rank: each for rank, each in answers.items() if not isinstance(each, (NixlPluginError, type(None)))}
 
     def _ask(
@@ -196,27 +196,27 @@ class RankDriver:
 
         :param within: seconds to wait for all answers; None for the timeout of each peer.
         """
-        found: dict[int, Any] = {}
+        answers: dict[int, Any] = {}
         sent: dict[int, dict[str, Any]] = {}
         for rank, peer in peers.items():
             try:
                 sent[rank] = peer.request(what, **arguments)
             except NixlPluginError as error:
-                found[rank] = error
+                answers[rank] = error
         start = time.monotonic()
         try:
             self._mailbox.send_each(sent)
             for rank, message in sent.items():
                 try:
-                    found[rank] = peers[rank].answer(message, within=within, since=start)
+                    answers[rank] = peers[rank].answer(message, within=within, since=start)
                 except NixlPluginError as error:
-                    found[rank] = error
+                    answers[rank] = error
         except NixlPluginError as error:
-            found |= dict.fromkeys(sent, error)
+            answers |= dict.fromkeys(sent, error)
         finally:
             for rank, message in sent.items():
                 peers[rank].forget(message)
-        return {rank: found[rank] for rank in peers}
+        return {rank: answers[rank] for rank in peers}
 
     def end(self, ending: Ending) -> None:
         """Tell every peer how the run ends, and close the connection. Errors are ignored."""

@@ -78,11 +78,11 @@ class _Asking:
             for member in self._members
             if member.token in present
         ]
-        found, planted = self._values.read_members(done)
+        members, planted = self._values.read_members(done)
         without_seal = {item.key for item in planted}
         lines += [
             f"  {candidate}: has no rank, {self._lease(present[candidate.token])}"
-            for candidate in found
+            for candidate in members
             if candidate.token not in listed
         ]
         return [*lines, *(f"  {key!r}: not written by a member of this group" for key in sorted(without_seal))]
@@ -90,14 +90,14 @@ class _Asking:
     def _lease(self, item: KeyValue) -> str:
         if not item.lease:
             return "without a lease"
-        left = self._client.time_to_live(item.lease)
-        return f"its lease has {left[0]} s left of {left[1]} s" if left else "its lease has just expired"
+        seconds = self._client.time_to_live(item.lease)
+        return f"its lease has {seconds[0]} s left of {seconds[1]} s" if seconds else "its lease has just expired"
 
     def _list_barriers(self) -> list[str]:
         # Only the current barrier has keys: a rank that arrives deletes its key of the barrier before.
         arrived = f"{self._root}arrived/"
-        asked = [get(f"{self._root}run/gate"), get_prefix(arrived)]
-        done = TransactionResult.of(self._client.transaction(txn([], asked)))
+        requests = [get(f"{self._root}run/gate"), get_prefix(arrived)]
+        done = TransactionResult.of(self._client.transaction(txn([], requests)))
         gate = done.found(0).first
         passed = self._values.read_gate(gate, self._members)
         next_one = f"{arrived}{passed + 1:06d}/"
@@ -107,10 +107,12 @@ class _Asking:
 
     def _list_keys(self) -> list[str]:
         done = TransactionResult.of(self._client.transaction(txn([], [get_prefix(self._root, limit=_KEYS)])))
-        found = done.found(0)
-        lines = [f"{plural(found.count, 'key')} in all"]
-        lines += [f"  {escape(item.key[len(self._root) :])}: {plural(len(item.value), 'byte')}" for item in found.items]
-        more = found.count - len(found.items)
+        range_result = done.found(0)
+        lines = [f"{plural(range_result.count, 'key')} in all"]
+        lines += [
+            f"  {escape(item.key[len(self._root) :])}: {plural(len(item.value), 'byte')}" for item in range_result.items
+        ]
+        more = range_result.count - len(range_result.items)
         return [*lines, f"  … and {more} more"] if more > 0 else lines
 
 

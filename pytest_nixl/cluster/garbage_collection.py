@@ -43,7 +43,7 @@ class RemovedGroups:
     @property
     def keys(self) -> int:
         """The number of keys that were removed; with ``dry_run``, that would be."""
-        return sum(each.keys for each in self.removed)
+        return sum(group.keys for group in self.removed)
 
     def check(self) -> None:
         """Raise an error if a group still has members.
@@ -68,11 +68,11 @@ def clean(client: EtcdClient, prefix: str = PREFIX, group: str = "", *, dry_run:
     """
     start = f"{prefix.rstrip('/')}/"
     names = {folder: group_name(folder)[0] for folder in _folders(client, start)}
-    wanted = [folder for folder, name in names.items() if group in ("", folder, name)]
-    found = [_clean(client, f"{start}{folder}/", names[folder], dry_run) for folder in wanted]
+    folders = [folder for folder, name in names.items() if group in ("", folder, name)]
+    cleaned = [_clean(client, f"{start}{folder}/", names[folder], dry_run) for folder in folders]
     return RemovedGroups(
-        tuple(each for each in found if isinstance(each, DeadGroup) and each.keys),
-        tuple(each for each in found if isinstance(each, LiveGroup)),
+        tuple(group_keys for group_keys in cleaned if isinstance(group_keys, DeadGroup) and group_keys.keys),
+        tuple(group_keys for group_keys in cleaned if isinstance(group_keys, LiveGroup)),
     )
 
 

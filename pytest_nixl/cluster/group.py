@@ -234,25 +234,25 @@ def seat(candidates: Sequence[Candidate], size: int) -> list[Candidate]:
 
     :param candidates: as many as there are ranks, in order of arrival, without a conflict: see :func:`quarrel`.
     """
-    wanted = {candidate.wanted: candidate for candidate in candidates}
-    others = (candidate for candidate in candidates if candidate.wanted is None)
-    return [wanted[rank] if rank in wanted else next(others) for rank in range(size)]
+    by_rank = {candidate.wanted: candidate for candidate in candidates}
+    without_rank = (candidate for candidate in candidates if candidate.wanted is None)
+    return [by_rank[rank] if rank in by_rank else next(without_rank) for rank in range(size)]
 
 
 def quarrel(candidates: Sequence[Candidate], size: int) -> str:
     """Say why the processes cannot all have the ranks that they request; empty if they can."""
-    found = [
+    sentences = [
         f"rank {rank} is requested {_times(len(owners))}, by {_and(owners)}"
         for rank, owners in _rivals(candidates).items()
     ]
-    found += [
+    sentences += [
         f"rank {candidate.wanted}, requested by {candidate}, is not among 0 to {size - 1}"
         for candidate in _out_of_range(candidates, size)
     ]
-    if not found:
+    if not sentences:
         return ""
-    more = [f"{len(found) - _QUARRELS} more conflicts"] if len(found) > _QUARRELS else []
-    return "; ".join([*found[:_QUARRELS], *more, *_sizes(candidates)])
+    more = [f"{len(sentences) - _QUARRELS} more conflicts"] if len(sentences) > _QUARRELS else []
+    return "; ".join([*sentences[:_QUARRELS], *more, *_sizes(candidates)])
 
 
 def may_settle(candidates: Sequence[Candidate], size: int) -> bool:
@@ -285,11 +285,11 @@ def who_is_missing(candidates: Sequence[Candidate], group: str, size: int) -> st
 
 def _rivals(candidates: Iterable[Candidate]) -> dict[int, list[Candidate]]:
     """Return the ranks that more than one process requests, with these processes."""
-    found: dict[int, list[Candidate]] = {}
+    rivals: dict[int, list[Candidate]] = {}
     for candidate in candidates:
         if candidate.wanted is not None:
-            found.setdefault(candidate.wanted, []).append(candidate)
-    return {rank: found[rank] for rank in sorted(found) if len(found[rank]) > 1}
+            rivals.setdefault(candidate.wanted, []).append(candidate)
+    return {rank: rivals[rank] for rank in sorted(rivals) if len(rivals[rank]) > 1}
 
 
 def _out_of_range(candidates: Iterable[Candidate], size: int) -> list[Candidate]:
@@ -308,5 +308,5 @@ def _times(count: int) -> str:
 def _and(words: Sequence[object]) -> str:
     if len(words) > _NAMED:
         return named(map(str, words), _NAMED)
-    *others, last = map(str, words)
-    return f"{', '.join(others)} and {last}"
+    *first_words, last = map(str, words)
+    return f"{', '.join(first_words)} and {last}"

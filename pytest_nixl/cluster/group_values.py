@@ -150,14 +150,14 @@ class GroupValues:
         :param done: the answer to the transaction, which begins with the two parts of :meth:`ask_members`.
         """
         registered = {item.key[len(self.registered) :]: str(item.create_revision) for item in done.found(1).items}
-        found, planted = [], []
+        members, planted = [], []
         for item in done.found(0).items:
             value = self._open(item, registered.get(item.key[len(self.members) :], ""))
             if value is None:
                 planted.append(item)
             else:
-                found.append(Candidate.of(item.key, value))
-        return found, planted
+                members.append(Candidate.of(item.key, value))
+        return members, planted
 
     # The roster. An old roster names no living process, or has a lower number of changes.
 
@@ -207,12 +207,12 @@ class GroupValues:
         :param members: the members of the group; keys of others are ignored.
         """
         by_key = {f"{prefix}{member.rank:06d}": member for member in members}
-        here = set()
+        tokens = set()
         for item in found.items:
             member = by_key.get(item.key)
             if member is not None and self._open(item, member.token) is not None:
-                here.add(member.rank)
-        return here
+                tokens.add(member.rank)
+        return tokens
 
     # Messages. Their seal names the sending and the receiving process; the key contains the number of the message.
 

@@ -283,33 +283,33 @@ class Joining:
     def _missing_ranks(self) -> str:
         this = self._membership
         done = TransactionResult.of(this.client.transaction(txn([], this.values.ask_members())))
-        here, planted = this.values.read_members(done)
+        present, planted = this.values.read_members(done)
         hint = (
             f"; not counted, without a seal of this group: {named((repr(item.key) for item in planted), 8)}"
             if planted
             else ""
         )
-        self._arrived |= {each.token: each for each in here}
-        gone = [each for token, each in self._arrived.items() if token not in {one.token for one in here}]
-        left = f"; registered, and is gone again: {named(map(_named, gone), 8)}" if gone else ""
-        return who_is_missing(here, this.group, this.size) + left + hint
+        self._arrived |= {each.token: each for each in present}
+        gone = [each for token, each in self._arrived.items() if token not in {one.token for one in present}]
+        gone_again = f"; registered, and is gone again: {named(map(_named, gone), 8)}" if gone else ""
+        return who_is_missing(present, this.group, this.size) + gone_again + hint
 
     def _missing(self) -> MissingRanksError:
-        hint, others = self._with_other_token()
+        hint, strangers = self._with_other_token()
         return MissingRanksError(
             f"waited {self._timeout:g} s for {self._missing_ranks()}{hint}",
             "give every rank the same --nixl-group-token; or, if these are different runs, give each its own "
             "--nixl-group"
-            if others
+            if strangers
             else "start the missing ranks with the same --nixl-etcd and --nixl-group; if they run, read their output",
         )
 
     def _with_other_token(self) -> tuple[str, int]:
         """Return a hint at processes that wait with another token, and their number."""
-        others = self._count_other_tokens()
-        processes = "1 process waits" if others == 1 else f"{others} processes wait"
-        hint = f"; {processes} in a group of the same name with another --nixl-group-token" if others else ""
-        return hint, others
+        strangers = self._count_other_tokens()
+        processes = "1 process waits" if strangers == 1 else f"{strangers} processes wait"
+        hint = f"; {processes} in a group of the same name with another --nixl-group-token" if strangers else ""
+        return hint, strangers
 
     def _count_other_tokens(self) -> int:
         """Return how many processes wait in groups with the same name and another token."""
@@ -317,14 +317,14 @@ class Joining:
         # The root is PREFIX/FOLDER/, and the folder is the group's name with or without a suffix.
         prefix = this.root.rstrip("/").rpartition("/")[0] + "/"
         named = f"{prefix}{this.group}"
-        asked = [get_prefix(f"{named}{end}", keys_only=True) for end in ("/", ".")]
-        done = this.transact(txn([], asked), time.monotonic() + LATE)
+        requests = [get_prefix(f"{named}{end}", keys_only=True) for end in ("/", ".")]
+        done = this.transact(txn([], requests), time.monotonic() + LATE)
         keys = [item.key for place in (0, 1) for item in done.found(place).items]
         waiting: Counter[str] = Counter()
         started = {key.removesuffix("run/frozen") for key in keys if key.endswith("/run/frozen")}
         for key in keys:
-            folder, _, rest = key[len(prefix) :].partition("/")
-            if rest.startswith("members/") and group_name(folder)[0] == this.group:
+            folder, _, key_end = key[len(prefix) :].partition("/")
+            if key_end.startswith("members/") and group_name(folder)[0] == this.group:
                 waiting[f"{prefix}{folder}/"] += 1
         return sum(count for root, count in waiting.items() if root != this.root and root not in started)
 

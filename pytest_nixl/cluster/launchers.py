@@ -88,9 +88,9 @@ def find_placement(
     added = LAUNCHERS.extensions()
     # Those of other distributions come first: a launcher may set the variables of another one too, such as PMI_RANK.
     for name in (*added, *(name for name in LAUNCHERS if name not in added)):
-        found = LAUNCHERS[name](environ)
-        if found is not None:
-            return found
+        placement = LAUNCHERS[name](environ)
+        if placement is not None:
+            return placement
     ordinal = _ORDINAL.fullmatch(hostname())
     if environ.get("KUBERNETES_SERVICE_HOST") and ordinal:
         return LauncherPlacement("a StatefulSet of Kubernetes", "the host's name", int(ordinal[1]))
@@ -120,8 +120,10 @@ def _placement_in_slurm(environ: Mapping[str, str]) -> LauncherPlacement | None:
     step = _placement(_SLURM, environ)
     if step is None:
         return None
-    ranks = (found for mpi in (_OPEN_MPI, _PMI) if (found := _placement(mpi, environ)) is not None)
-    return next((found for found in ranks if (found.rank, found.ranks) != (step.rank, step.ranks)), step)
+    ranks = (placement for mpi in (_OPEN_MPI, _PMI) if (placement := _placement(mpi, environ)) is not None)
+    return next(
+        (placement for placement in ranks if (placement.rank, placement.ranks) != (step.rank, step.ranks)), step
+    )
 
 
 def _number(name: str, environ: Mapping[str, str]) -> int:
@@ -142,10 +144,10 @@ def _accept(extension: Extension, loaded: Any) -> Launcher:
         raise extension.fault("is not a function of the environment")
 
     def ask(environ: Mapping[str, str]) -> LauncherPlacement | None:
-        found = extension.call(lambda: loaded(environ))
-        if found is not None and not isinstance(found, LauncherPlacement):
-            raise extension.fault(f"returned {type(found).__name__} instead of LauncherPlacement or None")
-        return found
+        placement = extension.call(lambda: loaded(environ))
+        if placement is not None and not isinstance(placement, LauncherPlacement):
+            raise extension.fault(f"returned {type(placement).__name__} instead of LauncherPlacement or None")
+        return placement
 
     return ask
 
@@ -153,6 +155,6 @@ def _accept(extension: Extension, loaded: Any) -> Launcher:
 #: By name: ours, and those that other distributions add.
 LAUNCHERS: Registry[Launcher] = Registry(
     extensions.LAUNCHERS,
-    {each.name: partial(_placement, each) for each in _LAUNCHERS} | {_SLURM.name: _placement_in_slurm},
+    {launcher.name: partial(_placement, launcher) for launcher in _LAUNCHERS} | {_SLURM.name: _placement_in_slurm},
     _accept,
 )

@@ -61,9 +61,9 @@ def as_told(ending: Ending) -> dict[str, Any]:
     if ending.refusal:
         return without_results("REFUSED")
     if ending.told.get("verdict") in RUN_VERDICTS:
-        known = without_results("")
+        values = without_results("")
         # The value came from another rank: keep only the fields of the format.
-        return {name: ending.told.get(name, value) for name, value in known.items()}
+        return {name: ending.told.get(name, value) for name, value in values.items()}
     first = (ending.verdict.splitlines() or [f"exit code {ending.code}"])[0]
     return without_results(INTERRUPTED, f"{INTERRUPTED}: {first}")
 
@@ -87,7 +87,7 @@ def keep(rank_session: FinishedRank, ending: Ending, seen: list[str]) -> Path | 
             old.unlink()
         for log in rank_session.supervisor.directory.glob("*.log"):
             write_regular(directory / log.name, hide(log.read_bytes()[-LARGEST:].decode(errors="replace")))
-        told = as_told(ending)
+        values = as_told(ending)
         verdict = {
             "format": VERDICT_FORMAT,
             "rank": rank_session.rank,
@@ -95,8 +95,8 @@ def keep(rank_session: FinishedRank, ending: Ending, seen: list[str]) -> Path | 
             "group": rank_session.membership.group,
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            **told,
-            "next": next_step(told),
+            **values,
+            "next": next_step(values),
             "exit_code": ending.code,
             "text": ending.verdict or ending.refusal,
             "fault": "\n".join(map(str, rank_session.faults)),

@@ -116,12 +116,12 @@ class Mailbox:
             if self._closed.is_set():
                 ranks = ", ".join(map(str, texts))
                 raise MailError(f"a message to rank {ranks} was not sent: this rank has left the group")
-            own = [self._outgoing(rank, text) for rank, text in texts.items()]
-            self._waiting += own
+            outgoing = [self._outgoing(rank, text) for rank, text in texts.items()]
+            self._waiting += outgoing
         with self._sending:
-            while not all(each.written for each in own):  # else another thread has written them
+            while not all(each.written for each in outgoing):  # else another thread has written them
                 self._write(self._next_to_write())
-        for each in own:
+        for each in outgoing:
             if each.error is not None:
                 raise each.error
 
@@ -140,30 +140,30 @@ class Mailbox:
         taken: dict[int, _Outgoing] = {}
         size = 0
         with self._queueing:
-            for each in self._waiting:
-                size += len(each.value)
+            for message in self._waiting:
+                size += len(message.value)
                 if taken and (len(taken) == TOGETHER or size > LARGEST):
                     break
-                taken.setdefault(each.rank, each)
-            self._waiting = [each for each in self._waiting if taken.get(each.rank) is not each]
+                taken.setdefault(message.rank, message)
+            self._waiting = [message for message in self._waiting if taken.get(message.rank) is not message]
         return list(taken.values())
 
     def _write(self, messages: list[_Outgoing]) -> None:
         # Every message has its own key, so that writing it again after a lost answer changes nothing.
         lease = self._membership.lease
-        writing = txn([], [put(each.key, each.value, lease) for each in messages])
+        writing = txn([], [put(message.key, message.value, lease) for message in messages])
         try:
             self._membership.retry(lambda: self._client.transaction(writing, repeatable=True))
         except NixlPluginError as error:
-            for each in messages:
-                each.error = error
+            for message in messages:
+                message.error = error
         except BaseException:
             # This thread was interrupted. Another one writes the messages of the others.
             with self._queueing:
                 self._waiting = messages + self._waiting
             raise
-        for each in messages:
-            each.written = True
+        for message in messages:
+            message.written = True
 
     def close(self) -> None:
         """Stop sending and receiving."""

@@ -218,9 +218,9 @@ class Membership:
 
     def lease_lost(self) -> LeaseLostError:
         """Return the error that says that this member lost its lease."""
-        who = f"{f'rank {self._rank}, ' if self._rank is not None else ''}{self.host}, pid {os.getpid()}"
+        member = f"{f'rank {self._rank}, ' if self._rank is not None else ''}{self.host}, pid {os.getpid()}"
         return LeaseLostError(
-            f"this member of group {self.group!r} ({who}) lost its etcd lease: etcd heard nothing from it for "
+            f"this member of group {self.group!r} ({member}) lost its etcd lease: etcd heard nothing from it for "
             f"{self.ttl} s, so its rank may have been reassigned{self._unheard}",
             "check that etcd runs, and that this host was not suspended or cut off from it; "
             f"{longer_lease(self.ttl, 'this host')}then start the run again",
@@ -290,12 +290,14 @@ class Membership:
         """
         pause = SAID_EVERY * max(1.0, self.size / SAID_BY)
         due = time.monotonic() + pause if tick is not None else deadline
-        while (left := deadline - time.monotonic()) > 0:
+        while (remaining := deadline - time.monotonic()) > 0:
             # Watch no longer than the lease is known to live: a watch does not report the end of the own lease in time.
             certain = self._valid_until - time.monotonic()
             compacted = True  # unless the watch ends otherwise
             with anew_if_compacted():
-                for event in self.client.watch(*watched, seconds=max(0.01, min(left, certain, due - time.monotonic()))):
+                for event in self.client.watch(
+                    *watched, seconds=max(0.01, min(remaining, certain, due - time.monotonic()))
+                ):
                     self.check()
                     yield event
                 compacted = False
@@ -315,16 +317,18 @@ class Membership:
         :returns: what to watch from this revision on, and the missed events that the keys still show: the last write
             of each key, and the deletion of known keys.
         """
-        asked = [get_prefix(each.key, keys_only=each.deletions) if each.prefix else get(each.key) for each in watched]
-        done = self.transact(txn([], asked), deadline)
-        found = [done.found(place).items for place in range(len(watched))]
-        present = {item.key for items in found for item in items}
-        return tuple(replace(each, since=done.revision + 1) for each in watched), [
+        requests = [
+            get_prefix(watch.key, keys_only=watch.deletions) if watch.prefix else get(watch.key) for watch in watched
+        ]
+        done = self.transact(txn([], requests), deadline)
+        item_lists = [done.found(place).items for place in range(len(watched))]
+        present = {item.key for items in item_lists for item in items}
+        return tuple(replace(watch, since=done.revision + 1) for watch in watched), [
             *(
                 WatchEvent(item, deleted=False)
-                for each, items in zip(watched, found, strict=True)
+                for watch, items in zip(watched, item_lists, strict=True)
                 for item in items
-                if not each.deletions and item.mod_revision >= each.since
+                if not watch.deletions and item.mod_revision >= watch.since
             ),
             *(WatchEvent(KeyValue(key, b"", 0, done.revision, 0), deleted=True) for key in known if key not in present),
         ]
@@ -394,15 +398,15 @@ class Membership:
         """Write the key that says that this rank has arrived; return whether the barrier is open."""
         arrived = f"{self.root}arrived/"
         before = f"{arrived}{number - 1:06d}/{self.rank:06d}"
-        here = f"{arrived}{number:06d}/"
-        own = f"{here}{self.rank:06d}"
+        folder = f"{arrived}{number:06d}/"
+        own_key = f"{folder}{self.rank:06d}"
         done = self.transact(
             txn(
                 [present(self.own_key)],
                 [
-                    put(own, self.values.arrival(own, self.members[self.rank]), self.lease),
+                    put(own_key, self.values.arrival(own_key, self.members[self.rank]), self.lease),
                     delete(before),
-                    get_prefix(here, count_only=True),
+                    get_prefix(folder, count_only=True),
                     get(self.gate_key),
                     self._newer_roster(),
                 ],
@@ -414,7 +418,7 @@ class Membership:
         self._note(done.found(4))
         gate = done.found(3).first
         while self.values.read_gate(gate, self.members) < number:
-            if done.found(2).count < self.size or not self._all_are_at(here, deadline):
+            if done.found(2).count < self.size or not self._all_are_at(folder, deadline):
                 return False
             # Several ranks may try to open the gate. Only a rank that finds it unchanged succeeds.
             as_seen = unchanged(gate) if gate is not None else absent(self.gate_key)
@@ -489,10 +493,10 @@ class Membership:
             if item.key == self.gate_key and self.values.read_gate(item, self.members) >= number:
                 return
             if item.key == self.roster_key:
-                known = self.members
+                members = self.members
                 self._take(item)
                 # An arrival may now be that of a member. If this rank is the last one, nobody else opens the gate.
-                if self.members != known and self._arrive(number, deadline):
+                if self.members != members and self._arrive(number, deadline):
                     return
         self.check()
         raise self._missing(number, timeout)
@@ -525,7 +529,7 @@ class Membership:
     def _missing_members(self, number: int) -> str:
         prefix = f"{self.root}arrived/{number:06d}/"
         done = TransactionResult.of(self.client.transaction(txn([], [get_prefix(prefix)])))
-        here = self.values.arrived(done.found(0), prefix, self.members)
-        missing = [str(member) for member in self.members if member.rank not in here]
+        arrived_tokens = self.values.arrived(done.found(0), prefix, self.members)
+        missing = [str(member) for member in self.members if member.rank not in arrived_tokens]
         barrier = f"barrier {number} of group {self.group!r}"
         return f"{barrier} for {', '.join(missing)}" if missing else f"{barrier}: all ranks arrived"

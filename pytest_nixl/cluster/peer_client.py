@@ -101,24 +101,24 @@ class PeerClient(Host):
         :param since: the monotonic time from which ``within`` counts; None for now.
         """
         seconds = self._timeout if within is None else within
-        left = seconds if since is None else since + seconds - time.monotonic()
-        what, number = message["ask"], message["number"]
+        remaining = seconds if since is None else since + seconds - time.monotonic()
+        service, number = message["ask"], message["number"]
         with self._answered:
-            self._answered.wait_for(lambda: self._answers[number] or self._lost is not None, left)
+            self._answered.wait_for(lambda: self._answers[number] or self._lost is not None, remaining)
             answer = self._answers[number]
         if self._lost is not None:
             raise self._lost
         if answer is None:
             raise PeerLateError(
-                f"{self.name} did not answer {what!r} within {seconds:g} s",
+                f"{self.name} did not answer {service!r} within {seconds:g} s",
                 "check that its process still runs, and read its last output",
             )
         if answer.error is not None:
-            raise PeerError(f"{self.name} refused {what!r}: {printable(answer.error)}", printable(answer.remedy))
+            raise PeerError(f"{self.name} refused {service!r}: {printable(answer.error)}", printable(answer.remedy))
         try:
-            check_answer(what, answer.result)
+            check_answer(service, answer.result)
         except StrictError as error:
-            raise self._nonsense(what, error) from None
+            raise self._nonsense(service, error) from None
         return answer.result
 
     def _nonsense(self, what: str, error: StrictError) -> PeerError:

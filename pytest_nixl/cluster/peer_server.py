@@ -96,14 +96,14 @@ class PeerServer:
             return
         if not isinstance(message, PeerRequest):
             return  # a peer sends no requests, so that it expects no answers
-        what = message.what
-        if what in self._services:
+        service = message.what
+        if service in self._services:
             # In a thread of its own: a slow request must not delay messages to workers.
-            asked = (message, self._services[what])
-            threading.Thread(target=self._answer, args=asked, name=f"service {what}", daemon=True).start()
+            request = (message, self._services[service])
+            threading.Thread(target=self._answer, args=request, name=f"service {service}", daemon=True).start()
             return
-        method = getattr(self, f"_do_{what}", None)
-        self._answer(message, method or partial(_refuse, what))
+        method = getattr(self, f"_do_{service}", None)
+        self._answer(message, method or partial(_refuse, service))
         if self.ending is not None:
             self._over()
 
@@ -146,8 +146,8 @@ class PeerServer:
             return  # rank 0 does not send such a line, so that no one expects an answer
         allowed = WORKER_COMMANDS.get(message["command"])
         if allowed is None or not allowed.peers:
-            words = f"rank 0 may not send {message['command']!r} to a worker of another rank"
-            error = {"kind": "refused", "type": "refused", "message": words, "traceback": ""}
+            reason = f"rank 0 may not send {message['command']!r} to a worker of another rank"
+            error = {"kind": "refused", "type": "refused", "message": reason, "traceback": ""}
             refusal = encode({"number": message["number"], "error": error})
             with contextlib.suppress(NixlPluginError):  # nothing can be sent: the lease ends on both sides
                 self._send({"worker": worker, "line": refusal.decode().rstrip("\n")})

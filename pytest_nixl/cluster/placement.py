@@ -40,8 +40,8 @@ class Placement:
         return self.ranks > 1
 
     def __str__(self) -> str:
-        which = f"rank {self.rank} of {self.ranks}" if self.rank is not None else f"one of {self.ranks} ranks"
-        return f"{which} in group {self.group} ({self.source})"
+        place = f"rank {self.rank} of {self.ranks}" if self.rank is not None else f"one of {self.ranks} ranks"
+        return f"{place} in group {self.group} ({self.source})"
 
 
 #: A run of one rank.

@@ -40,8 +40,8 @@ class RequestHandlers:
 
     def by_name(self) -> Mapping[str, Service]:
         """Return the functions that answer requests, by the name of the request."""
-        own = (self.command, self.address, self.facts, self.devices, self.claim, self.last_words)
-        return {service.__name__: service for service in own}
+        handlers = (self.command, self.address, self.facts, self.devices, self.claim, self.last_words)
+        return {service.__name__: service for service in handlers}
 
     def command(self) -> str:
         """Return what this rank runs, as compressed text."""
@@ -60,14 +60,14 @@ class RequestHandlers:
 
         :param peers: hosts that this host must be able to reach.
         """
-        found = gather(
+        facts = gather(
             FactsRoot(),
             backends=self._settings.backend,
             etcd=self._etcd.endpoint,
             connect=self._etcd.client,
             peers=peers,
         )
-        return found.plain()
+        return facts.plain()
 
     def devices(self) -> dict[str, Any]:
         """Return the RDMA devices and GPUs of this host, without the rest of its facts, which take seconds."""

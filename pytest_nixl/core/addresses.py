@@ -32,22 +32,22 @@ def ask_addresses() -> dict[str, list[str]]:
     first = ctypes.POINTER(_Address)()
     if libc.getifaddrs(ctypes.byref(first)):
         return {}
-    found: dict[str, list[str]] = {}
+    hosts: dict[str, list[str]] = {}
     try:
-        here: Any = first
-        while here:
-            entry = here.contents
+        node: Any = first
+        while node:
+            entry = node.contents
             if entry.address and entry.netmask:
                 family = ctypes.c_ushort.from_address(entry.address).value
                 if family in _PLACES:
                     address, mask = (_bytes(place, family) for place in (entry.address, entry.netmask))
                     length = sum(byte.bit_count() for byte in mask)
                     text = f"{ipaddress.ip_address(address)}/{length}"
-                    found.setdefault(entry.name.decode(), []).append(text)
-            here = entry.next
+                    hosts.setdefault(entry.name.decode(), []).append(text)
+            node = entry.next
     finally:
         libc.freeifaddrs(first)
-    return found
+    return hosts
 
 
 def _bytes(place: int, family: int) -> bytes:

@@ -39,14 +39,14 @@ class CpuContention:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        busy, own, now = (end - start for end, start in zip(self._read(), self._start, strict=True))
-        self.taken = max(0.0, (busy - own) / now) if now > 0 else 0.0
+        busy, own_time, now = (end - start for end, start in zip(self._read(), self._start, strict=True))
+        self.taken = max(0.0, (busy - own_time) / now) if now > 0 else 0.0
         self.cores = too_many(self.taken, len(self._processors), self._needed)
 
     def _read(self) -> tuple[float, float, float]:
         """Return the CPU seconds of all processes, the CPU seconds of the row's processes, and the clock in seconds."""
-        own = sum(_ticks(pid, children=False) for pid in self._own) / os.sysconf("SC_CLK_TCK")
-        return busy_seconds(self._processors), own, time.monotonic()
+        own_time = sum(_ticks(pid, children=False) for pid in self._own) / os.sysconf("SC_CLK_TCK")
+        return busy_seconds(self._processors), own_time, time.monotonic()
 
 
 def own_processors() -> frozenset[str]:
@@ -103,8 +103,8 @@ class HostLoad:
 
     def others(self) -> float:
         """Return how many of the cores that this process may run on other processes have used, on average."""
-        busy, own, now = (end - start for end, start in zip(self._read(), self._start, strict=True))
-        return max(0.0, (busy - own) / now) if now > 0 else 0.0
+        busy, own_time, now = (end - start for end, start in zip(self._read(), self._start, strict=True))
+        return max(0.0, (busy - own_time) / now) if now > 0 else 0.0
 
     def words(self) -> str:
         """Return a sentence about the CPU time of other processes; empty if the host was not busy or it is unknown."""
@@ -123,7 +123,7 @@ class HostLoad:
 
 def own_seconds(pid: int) -> float:
     """Return the CPU seconds of a process and its descendants, including descendants that have ended."""
-    return sum(_ticks(each, children=True) for each in {pid, *_descendants(pid)}) / os.sysconf("SC_CLK_TCK")
+    return sum(_ticks(process, children=True) for process in {pid, *_descendants(pid)}) / os.sysconf("SC_CLK_TCK")
 
 
 def _descendants(pid: int) -> Iterator[int]:

@@ -44,18 +44,18 @@ class ExtensionPoint:
         :param own: the names that pytest-nixl itself has.
         :raises ExtensionError: if two distributions, or one and pytest-nixl, have the same name.
         """
-        found: dict[str, Extension] = {}
+        extensions: dict[str, Extension] = {}
         for entry in sorted(_entries(self.group, tuple(sys.path)), key=lambda entry: (entry.name, entry.value)):
             extension = Extension(self, self.fold(entry.name), entry)
-            other = found.get(extension.name)
+            other = extensions.get(extension.name)
             if extension.name in own or other is not None:
                 first = other.owner if other is not None else "pytest-nixl"
                 raise ExtensionError(
                     f"{first} and {extension.owner} both have a {self.noun} {extension.name!r}",
                     f"uninstall one of them (pip uninstall {extension.distribution}), or ask for another name",
                 )
-            found[extension.name] = extension
-        return found
+            extensions[extension.name] = extension
+        return extensions
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ class Extension:
             raise
         except Exception as error:
             _log.debug("%s of %s %s", self.name, self.owner, failed, exc_info=True)
-            words = " ".join(f"{type(error).__name__}: {error}".split())
-            raise self.fault(f"{failed} ({words})") from None
+            description = " ".join(f"{type(error).__name__}: {error}".split())
+            raise self.fault(f"{failed} ({description})") from None
 
     def fault(self, fault: str) -> ExtensionError:
         """Return the error that says what is wrong with it, and what to do."""

@@ -26,17 +26,17 @@ def free_ports(count: int) -> list[int]:
     They are not among the ports that the system gives to outgoing connections, one of which could otherwise take such
     a port before its server binds it.
     """
-    found: list[int] = []
+    ports: list[int] = []
     for port in chain(_candidates(_ephemeral_start()), repeat(0)):
         with _given_lock:
             if len(_given) >= _MOST_GIVEN:
                 _given.clear()
             if (free := _bindable(port)) and free not in _given:
                 _given.add(free)
-                found.append(free)
-        if len(found) == count:
+                ports.append(free)
+        if len(ports) == count:
             break
-    return found
+    return ports
 
 
 def _ephemeral_start() -> int:

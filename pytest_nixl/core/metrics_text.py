@@ -48,7 +48,7 @@ def read_metrics(data: bytes) -> list[MetricSample]:
         text = data.decode()
     except UnicodeDecodeError:
         raise StrictError("it is not UTF-8") from None
-    found: dict[tuple[str, frozenset[tuple[str, str]]], MetricSample] = {}
+    samples: dict[tuple[str, frozenset[tuple[str, str]]], MetricSample] = {}
     for number, line in enumerate(text.split("\n"), 1):
         line = line.strip(" \t\r")
         if not line or line.startswith("#"):
@@ -57,27 +57,27 @@ def read_metrics(data: bytes) -> list[MetricSample]:
             raise StrictError(f"line {number} has {len(line)} characters: expected at most {MOST_LINE}")
         sample = _sample(line, number)
         key = sample.name, frozenset(sample.labels.items())
-        if key in found:
+        if key in samples:
             raise StrictError(f"line {number} repeats the series {shorten(line)}")
-        if len(found) == MOST_SERIES:
+        if len(samples) == MOST_SERIES:
             raise StrictError(f"it has more than {MOST_SERIES} series")
-        found[key] = sample
-    if not found:
+        samples[key] = sample
+    if not samples:
         raise StrictError("it has no series")
-    return list(found.values())
+    return list(samples.values())
 
 
 def _sample(line: str, number: int) -> MetricSample:
     name = _NAME.match(line)
     if name is None:
         raise StrictError(f"line {number} is {shorten(line)}: expected a metric's name and value")
-    rest = line[name.end() :].lstrip(" \t")
+    labels_and_value = line[name.end() :].lstrip(" \t")
     labels: dict[str, str] = {}
-    if rest.startswith("{"):
-        labels, rest = _labels(rest[1:], number)
-    elif len(line) - name.end() == len(rest):
+    if labels_and_value.startswith("{"):
+        labels, labels_and_value = _labels(labels_and_value[1:], number)
+    elif len(line) - name.end() == len(labels_and_value):
         raise StrictError(f"line {number} is {shorten(line)}: expected a blank after the metric's name")
-    value, *timestamp = rest.split()[:3] or [""]
+    value, *timestamp = labels_and_value.split()[:3] or [""]
     if _NUMBER.fullmatch(value) is None:
         raise StrictError(f"line {number} has the value {shorten(value)}: expected a number")
     if timestamp and (len(timestamp) > 1 or _TIMESTAMP.fullmatch(timestamp[0]) is None):
@@ -105,5 +105,5 @@ def _labels(text: str, number: int) -> tuple[dict[str, str], str]:
 
 def total(samples: Iterable[MetricSample], name: str, **labels: str) -> float | None:
     """Return the sum of all series of a metric that have these labels; None if there is no such series."""
-    values = [each.value for each in samples if each.name == name and labels.items() <= each.labels.items()]
+    values = [sample.value for sample in samples if sample.name == name and labels.items() <= sample.labels.items()]
     return sum(values) if values else None

@@ -91,22 +91,22 @@ def _reader(kind: Any, exact: bool) -> Callable[[Any], Any]:
         return _scalar(kind)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
-        some = _reader(next(each for each in arguments if each is not type(None)), exact)
+        reader = _reader(next(argument for argument in arguments if argument is not type(None)), exact)
         optional = type(None) in arguments
-        return lambda data: None if data is None and optional else some(data)
+        return lambda data: None if data is None and optional else reader(data)
     if origin is tuple:
         count = None if arguments[-1] is ... else len(arguments)
-        return _items(tuple(_reader(each, exact) for each in arguments if each is not ...), count)
+        return _items(tuple(_reader(argument, exact) for argument in arguments if argument is not ...), count)
     if origin in (dict, Mapping):
         return _values(_reader(arguments[1], exact))
     if kind in _TEXTS:
         parse, text = _TEXTS[kind], _scalar(str)
         return lambda data: parse(text(data))
-    known = origin or kind
-    if dataclasses.is_dataclass(known):
-        return _object(known, arguments, exact)
-    assert issubclass(known, Enum), f"{known.__name__} is not plain data"
-    return lambda data: known(data)
+    plain_kind = origin or kind
+    if dataclasses.is_dataclass(plain_kind):
+        return _object(plain_kind, arguments, exact)
+    assert issubclass(plain_kind, Enum), f"{plain_kind.__name__} is not plain data"
+    return lambda data: plain_kind(data)
 
 
 def _scalar(kind: type) -> Callable[[Any], Any]:
@@ -124,13 +124,13 @@ def _items(readers: tuple[Callable[[Any], Any], ...], count: int | None) -> Call
     def read(data: Any) -> Any:
         if not isinstance(data, list) or count not in (None, len(data)):
             raise _MisfitError("is not a list" if count is None else f"is not a list of {count}")
-        found = []
+        items = []
         for number, part in enumerate(data):
             try:
-                found.append(readers[number if count is not None else 0](part))
+                items.append(readers[number if count is not None else 0](part))
             except _MisfitError as error:
                 raise error.within(f"[{number}]") from None
-        return tuple(found)
+        return tuple(items)
 
     return read
 
@@ -139,13 +139,13 @@ def _values(reader: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def read(data: Any) -> Any:
         if not isinstance(data, dict):
             raise _MisfitError("is no object")
-        found = {}
+        values = {}
         for key, part in data.items():
             try:
-                found[key] = reader(part)
+                values[key] = reader(part)
             except _MisfitError as error:
                 raise error.within(f"[{shorten(key)}]") from None
-        return found
+        return values
 
     return read
 
@@ -155,9 +155,9 @@ def _object(kind: Any, arguments: tuple[Any, ...], exact: bool) -> Callable[[Any
     if arguments:  # Fact is the only generic dataclass
         hints["value"] = arguments[0] | None
     fields = dataclasses.fields(kind)
-    readers = {each.name: _reader(hints[each.name], exact) for each in fields}
+    readers = {field.name: _reader(hints[field.name], exact) for field in fields}
     missing = dataclasses.MISSING
-    needed = {each.name for each in fields if each.default is missing and each.default_factory is missing}
+    needed = {field.name for field in fields if field.default is missing and field.default_factory is missing}
     checked = hasattr(kind, "check_plain")
 
     def read(data: Any) -> Any:
@@ -175,14 +175,14 @@ def _object(kind: Any, arguments: tuple[Any, ...], exact: bool) -> Callable[[Any
                 found[name] = readers[name](part)
             except _MisfitError as error:
                 raise error.within(f".{name}") from None
-        made = kind(**found)
+        instance = kind(**found)
         if checked:
-            made.check_plain()
-        return made
+            instance.check_plain()
+        return instance
 
     return read
 
 
 @functools.cache
 def _names(kind: type) -> tuple[str, ...]:
-    return tuple(each.name for each in dataclasses.fields(kind))
+    return tuple(field.name for field in dataclasses.fields(kind))

@@ -96,8 +96,8 @@ def cuda_fault(environ: Mapping[str, str], root: str = "/") -> tuple[str, str]:
     text, gpus = environ.get("UCX_TLS", "all"), _nvidia_gpus(Path(root) / "sys")
     if allows_cuda(text) or not gpus:
         return "", ""
-    said = f"UCX_TLS={text} is set here, and allows no CUDA memory, but this host has an NVIDIA GPU ({min(gpus)})"
-    return said, cuda_remedy(text)
+    reason = f"UCX_TLS={text} is set here, and allows no CUDA memory, but this host has an NVIDIA GPU ({min(gpus)})"
+    return reason, cuda_remedy(text)
 
 
 def rdma_fault(environ: Mapping[str, str], root: str = "/") -> tuple[str, str]:
@@ -126,8 +126,8 @@ def failed_device(output: str) -> str:
 
     A device fails when its port or its network interface goes down, or when it is removed.
     """
-    found = _FAILED_DEVICE.search(output)
-    return found[1] if found is not None else ""
+    match = _FAILED_DEVICE.search(output)
+    return match[1] if match is not None else ""
 
 
 def passthrough_fault(environ: Mapping[str, str], root: str = "/") -> tuple[str, str]:
@@ -144,14 +144,14 @@ def passthrough_fault(environ: Mapping[str, str], root: str = "/") -> tuple[str,
         return "", ""
     named = {part.partition(":")[0] for part in environ.get("UCX_NET_DEVICES", "all").split(",")}
     gpus = _nvidia_gpus(sys)
-    cards = {each.name: str((each / "device").resolve()) for each in (sys / "class/infiniband").glob("*")}
+    cards = {path.name: str((path / "device").resolve()) for path in (sys / "class/infiniband").glob("*")}
     for card, place in sorted(cards.items()):
-        beside = next((name for name, path in sorted(gpus.items()) if _one_bridge(place, path)), None)
-        if beside is not None and ("all" in named or card in named):
-            others = [each for each, path in sorted(cards.items()) if not _one_bridge(path, gpus[beside])]
-            to = f"`export UCX_NET_DEVICES={others[0]}:1`" if others else "another host"
+        gpu = next((name for name, path in sorted(gpus.items()) if _one_bridge(place, path)), None)
+        if gpu is not None and ("all" in named or card in named):
+            far_cards = [each for each, path in sorted(cards.items()) if not _one_bridge(path, gpus[gpu])]
+            to = f"`export UCX_NET_DEVICES={far_cards[0]}:1`" if far_cards else "another host"
             return (
-                f"this host is a guest of QEMU, and {card} and GPU {beside} are under one PCI switch: if they were "
+                f"this host is a guest of QEMU, and {card} and GPU {gpu} are under one PCI switch: if they were "
                 "passed through without address translation (ATS), the card cannot access that GPU's memory",
                 f"try {to}; if the row then passes, turn on ATS of the card (mlxconfig ATS_ENABLED=1) and ACS of the "
                 "switch on the host",
@@ -162,8 +162,8 @@ def passthrough_fault(environ: Mapping[str, str], root: str = "/") -> tuple[str,
 def _nvidia_gpus(sys: Path) -> dict[str, str]:
     """Return the PCI address of each GPU of NVIDIA, and its path."""
     return {
-        each.name: str(each.resolve()) for each in (sys / "bus/pci/devices").glob("*")
-        if _read(each / "vendor") == "0x10de" and _read(each / "class").startswith(("0x0302", "0x0300"))
+        path.name: str(path.resolve()) for path in (sys / "bus/pci/devices").glob("*")
+        if _read(path / "vendor") == "0x10de" and _read(path / "class").startswith(("0x0302", "0x0300"))
     }  # fmt: skip
 
 
@@ -174,18 +174,18 @@ def _one_bridge(one: str, other: str) -> bool:
 
 def _faults(environ: Mapping[str, str], root: Path) -> Iterator[tuple[str, str]]:
     folder = root / "sys/class/infiniband"
-    there = sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
-    if not there:
+    existing = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    if not existing:
         yield "this host has no RDMA device", "check the driver (`rdma link`), or allow TCP: UCX_TLS=tcp,cuda_copy"
         return
     named = environ.get("UCX_NET_DEVICES", "all")
     chosen = {part.partition(":")[0] for part in named.split(",")}
     chosen_ports = {part for part in named.split(",") if ":" in part}
-    devices = there if named == "all" or named.startswith("^") else [name for name in there if name in chosen]
+    devices = existing if named == "all" or named.startswith("^") else [name for name in existing if name in chosen]
     if not devices:
         yield (
-            f"UCX_NET_DEVICES={named} names no RDMA device of this host, which has {', '.join(there)}",
-            f"unset UCX_NET_DEVICES, or set it to {there[0]}:1",
+            f"UCX_NET_DEVICES={named} names no RDMA device of this host, which has {', '.join(existing)}",
+            f"unset UCX_NET_DEVICES, or set it to {existing[0]}:1",
         )
         return
     ports = {f"{name}:{port.name}" for name in devices for port in (folder / name / "ports").glob("*")}
@@ -209,7 +209,7 @@ def _faults(environ: Mapping[str, str], root: Path) -> Iterator[tuple[str, str]]
 
 
 def _of_device(device: Path, environ: Mapping[str, str], root: Path) -> Iterator[tuple[str, str]]:
-    node = next((each for each in (root / "sys/class/infiniband_verbs").glob("uverbs*") if _is_of(each, device)), None)
+    node = next((path for path in (root / "sys/class/infiniband_verbs").glob("uverbs*") if _is_of(path, device)), None)
     if node is None:
         yield f"the kernel has no uverbs node for {device.name}", "load its module on the host: `modprobe ib_uverbs`"
         return
@@ -220,16 +220,16 @@ def _of_device(device: Path, environ: Mapping[str, str], root: Path) -> Iterator
     ports = sorted((device / "ports").glob("*"))
     states = {port: re.sub(r"\d+: ", "", _read(port / "state")) for port in ports}
     if states and not any(state in ("ACTIVE", "") for state in states.values()):
-        told = " and ".join(f"port {port.name} is {state}" for port, state in states.items())
-        yield f"{device.name}'s {told}", PORT_REMEDY
+        port_states = " and ".join(f"port {port.name} is {state}" for port, state in states.items())
+        yield f"{device.name}'s {port_states}", PORT_REMEDY
     for port in ports:
         yield from _of_gids(device, port, environ)
 
 
 def _of_gids(device: Path, port: Path, environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    gids = {each.name: gid for each in (port / "gids").glob("*") if (gid := _read(each)).strip("0:")}
+    gids = {path.name: gid for path in (port / "gids").glob("*") if (gid := _read(path)).strip("0:")}
     index = environ.get("UCX_IB_GID_INDEX", "auto")
-    interface = next(filter(None, (_read(port / "gid_attrs/ndevs" / each) for each in gids)), "its interface")
+    interface = next(filter(None, (_read(port / "gid_attrs/ndevs" / gid) for gid in gids)), "its interface")
     remedy = f"give {interface} an address (`ip address add …`), and read `rdma link`"
     if not gids:
         yield f"{device.name}'s port {port.name} has no GID", remedy
@@ -254,8 +254,8 @@ def _is_of(node: Path, device: Path) -> bool:
 
 
 def _may_lock(root: Path) -> bool:
-    found = re.search(r"^CapEff:\s*([0-9a-f]+)", _read(root / "proc/self/status"), re.MULTILINE)
-    return found is not None and bool(int(found[1], 16) >> _CAP_IPC_LOCK & 1)
+    match = re.search(r"^CapEff:\s*([0-9a-f]+)", _read(root / "proc/self/status"), re.MULTILINE)
+    return match is not None and bool(int(match[1], 16) >> _CAP_IPC_LOCK & 1)
 
 
 def _read(path: Path) -> str:

@@ -35,20 +35,20 @@ LITTLE = 32 << 20
 def shared_memory_shortage(path: str = SHM) -> str:
     """Return a sentence if little shared memory is free, which UCX notices only by a crash; else an empty text."""
     try:
-        found = os.statvfs(path)
+        file_system = os.statvfs(path)
     except OSError:
         return ""
-    free, size = (blocks * found.f_frsize for blocks in (found.f_bavail, found.f_blocks))
+    free, size = (blocks * file_system.f_frsize for blocks in (file_system.f_bavail, file_system.f_blocks))
     return f"{path} has {free >> 20} of {size >> 20} MiB free, which UCX needs for its queues" if free < LITTLE else ""
 
 
 def shared_memory_fault(path: str = SHM) -> str:
     """Return a sentence if shared memory cannot be used; an empty text if it can."""
     try:
-        found = os.statvfs(path)
+        file_system = os.statvfs(path)
     except OSError as error:
         return f"{path} cannot be used ({error.strerror})"
-    if found.f_flag & os.ST_RDONLY:
+    if file_system.f_flag & os.ST_RDONLY:
         return f"{path} is mounted read-only"
     return "" if os.access(path, os.W_OK) else f"{path} cannot be written by this user"
 
@@ -72,29 +72,29 @@ def address_space_fault(needed: float = float("inf")) -> str:
 def file_fault(error: OSError) -> tuple[str, str]:
     """Say why a file cannot be made or written, and what to do; a full file system is told from one without inodes."""
     path = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else ""
-    words = f"{path}: {error.strerror or error}" if path else str(error.strerror or error)
+    description = f"{path}: {error.strerror or error}" if path else str(error.strerror or error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"{words} ({no_space(path)})", NO_SPACE_REMEDY
-    return words, "set TMPDIR to a directory in which this user can make files"
+        return f"{description} ({no_space(path)})", NO_SPACE_REMEDY
+    return description, "set TMPDIR to a directory in which this user can make files"
 
 
 def full_file_system(folder: str) -> str:
     """Return a sentence if nothing more can be written to a folder's file system; an empty text if it can."""
     try:
-        found = os.statvfs(folder)
+        file_system = os.statvfs(folder)
     except OSError:
         return ""
-    full = not found.f_bavail or (found.f_files and not found.f_favail)
+    full = not file_system.f_bavail or (file_system.f_files and not file_system.f_favail)
     return f"nothing more can be written to {folder}: {no_space(folder)}" if full else ""
 
 
 def no_space(path: str) -> str:
     """Say of what the file system of a path has nothing left: inodes or space."""
-    folder = next((each for each in (Path(path), *Path(path).parents) if each.is_dir()), Path("/"))
+    folder = next((parent for parent in (Path(path), *Path(path).parents) if parent.is_dir()), Path("/"))
     with contextlib.suppress(OSError):
-        found = os.statvfs(folder)
-        if found.f_files and not found.f_favail:
-            return f"all {found.f_files} inodes of its file system are in use: `df -i {folder}`"
-        if not found.f_bavail:
+        file_system = os.statvfs(folder)
+        if file_system.f_files and not file_system.f_favail:
+            return f"all {file_system.f_files} inodes of its file system are in use: `df -i {folder}`"
+        if not file_system.f_bavail:
             return f"its file system is full: `df {folder}`"
     return f"its file system had no space or no inode left: `df {folder}; df -i {folder}`"

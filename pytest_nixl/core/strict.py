@@ -115,8 +115,8 @@ def check(form: Form, value: Any, where: str = "it") -> None:
     elif isinstance(form, tuple):
         if not isinstance(value, list) or len(value) != len(form):
             raise StrictError(f"{where} is {shorten(value)}: expected a list of {len(form)}")
-        for number, (part, one) in enumerate(zip(form, value, strict=True)):
-            check(part, one, f"{where}[{number}]")
+        for number, (part, item) in enumerate(zip(form, value, strict=True)):
+            check(part, item, f"{where}[{number}]")
     elif isinstance(form, OneOf):
         _check_one_of(form, value, where)
     elif isinstance(form, RefTo):
@@ -136,8 +136,8 @@ def _check_scalar(form: Form, value: Any, where: str) -> None:
         kinds: tuple[type, ...] = (int,) if form.whole else (int, float)
         # bool is a subclass of int, so compare types. NaN fails the comparison.
         if type(value) not in kinds or not form.least <= value <= form.most:
-            what = "an integer" if form.whole else "a number"
-            raise StrictError(f"{where} is {shorten(value)}: expected {what} from {form.least:g} to {form.most:g}")
+            expected = "an integer" if form.whole else "a number"
+            raise StrictError(f"{where} is {shorten(value)}: expected {expected} from {form.least:g} to {form.most:g}")
     elif isinstance(form, Text):
         if not isinstance(value, str) or len(value) > form.most:
             raise StrictError(f"{where} is {shorten(value)}: expected a text of at most {form.most} characters")
@@ -164,7 +164,7 @@ def _check_every(form: Every, value: Any, where: str) -> None:
 def _are_numbers(form: Number, values: list[Any]) -> bool:
     """Whether all values have a form. To check each, and to name it, takes ten times as long for a row's latencies."""
     kinds = {int} if form.whole else {int, float}
-    return set(map(type, values)) <= kinds and all(form.least <= each <= form.most for each in values)
+    return set(map(type, values)) <= kinds and all(form.least <= value <= form.most for value in values)
 
 
 def _check_fields(form: Mapping[str, Form], value: Any, where: str) -> None:

@@ -112,9 +112,9 @@ def keep_a_directory(config: pytest.Config) -> str:
     started = config.invocation_params.dir
     if started.is_dir():
         return ""
-    left = next((path for path in started.parents if path.is_dir()), Path("/"))
-    given = config.invocation_params
-    config.invocation_params = config.InvocationParams(args=given.args, plugins=given.plugins, dir=left)
+    existing = next((path for path in started.parents if path.is_dir()), Path("/"))
+    invocation = config.invocation_params
+    config.invocation_params = config.InvocationParams(args=invocation.args, plugins=invocation.plugins, dir=existing)
     with suppress(OSError):
-        os.chdir(left)
+        os.chdir(existing)
     return f"the directory in which pytest was started, {started}, was deleted, so relative paths are not valid"

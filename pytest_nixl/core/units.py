@@ -56,8 +56,8 @@ def parse_size(text: str) -> int:
         raise ValueError(f"{text!r} has the unknown unit {unit!r}: expected {SIZE_FORM}")
     # Use integers only: from 8 PiB on, a float would be wrong by bytes.
     scale: int = 10 ** len(fraction)
-    size, rest = divmod(int(whole + fraction) * _SIZES[unit.lower()], scale)
-    if rest or size < 1:
+    size, remainder = divmod(int(whole + fraction) * _SIZES[unit.lower()], scale)
+    if remainder or size < 1:
         raise ValueError(f"{text!r} is not a whole number of bytes above zero: expected {SIZE_FORM}")
     return size
 

@@ -97,10 +97,10 @@ def write_regular(path: Path, text: str, *, append: bool = False) -> None:
 
 
 def _regular(descriptor: int, path: Path, form: str) -> os.stat_result:
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode):
-        raise ValueError(f"{printable(str(path))} is {_kind(found.st_mode)}: expected {form}")
-    return found
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError(f"{printable(str(path))} is {_kind(status.st_mode)}: expected {form}")
+    return status
 
 
 def _kind(mode: int) -> str:

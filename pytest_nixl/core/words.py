@@ -12,8 +12,8 @@ def named(names: Iterable[str], most: int = 4) -> str:
     :param most: how many names to print before the rest is only counted.
     """
     listed = list(names)
-    rest = len(listed) - most
-    return ", ".join(listed) if rest <= 1 else f"{', '.join(listed[:most])} and {rest} more"
+    more = len(listed) - most
+    return ", ".join(listed) if more <= 1 else f"{', '.join(listed[:most])} and {more} more"
 
 
 def plural(count: int, noun: str) -> str:

@@ -72,14 +72,14 @@ _OF_POLICY = ("scaling_driver", "energy_performance_preference")
 
 def cpu_numbers(listed: str) -> frozenset[int]:
     """Return the processors in a list of the kernel: ``0-3,8`` are five; none if it is not such a list."""
-    found: set[int] = set()
+    numbers: set[int] = set()
     for part in filter(None, listed.split(",")):
         match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part, re.ASCII)
         if match is None:
             return frozenset()
         first, last = int(match[1]), int(match[2] or match[1])
-        found.update(range(first, min(last, _MOST_CPUS) + 1))
-    return frozenset(found)
+        numbers.update(range(first, min(last, _MOST_CPUS) + 1))
+    return frozenset(numbers)
 
 
 def cpu_list(numbers: Iterable[int]) -> str:

@@ -51,23 +51,23 @@ def visible(gpus: Sequence[GpuFacts], environ: Mapping[str, str]) -> VisibleGpus
     if text.startswith("MIG-"):
         return _instance(gpus, text)
     by_uuid = text.startswith("GPU-")
-    found: list[int] = []
+    indices: list[int] = []
     stopped = ""
     for part in text.split(","):
         index = _of_uuid(gpus, part) if by_uuid else _of_number(gpus, part)
         if index is None:
             stopped = part.strip()
             break
-        if index in found:
+        if index in indices:
             return VisibleGpus((), f"{VARIABLE}={text} names one GPU twice ({part.strip()}), so CUDA shows no GPU")
-        found.append(index)
-    said = ""
-    if stopped or len(found) < len(gpus):
+        indices.append(index)
+    reason = ""
+    if stopped or len(indices) < len(gpus):
         ended = f": the list ends at {stopped!r}, which matches no GPU" if stopped else ""
-        said = f"{VARIABLE}={text} shows {len(found)} of this host's {plural(len(gpus), 'GPU')}{ended}"
+        reason = f"{VARIABLE}={text} shows {len(indices)} of this host's {plural(len(gpus), 'GPU')}{ended}"
     if by_uuid:
-        return VisibleGpus(tuple(gpus[index] for index in found), said)
-    return VisibleGpus(tuple(order[index] for index in found), said or _unordered(gpus, environ))
+        return VisibleGpus(tuple(gpus[index] for index in indices), reason)
+    return VisibleGpus(tuple(order[index] for index in indices), reason or _unordered(gpus, environ))
 
 
 def _order(gpus: Sequence[GpuFacts], environ: Mapping[str, str]) -> list[GpuFacts | None]:
@@ -92,8 +92,8 @@ def _of_number(gpus: Sequence[GpuFacts], part: str) -> int | None:
 
 def _of_uuid(gpus: Sequence[GpuFacts], part: str) -> int | None:
     name = part.strip().lower()
-    found = [index for index, gpu in enumerate(gpus) if name != "gpu-" and gpu.uuid.lower().startswith(name)]
-    return found[0] if len(found) == 1 else None
+    matches = [index for index, gpu in enumerate(gpus) if name != "gpu-" and gpu.uuid.lower().startswith(name)]
+    return matches[0] if len(matches) == 1 else None
 
 
 def _instance(gpus: Sequence[GpuFacts], text: str) -> VisibleGpus:
@@ -101,5 +101,5 @@ def _instance(gpus: Sequence[GpuFacts], text: str) -> VisibleGpus:
     first = text.split(",")[0].strip()
     match = _MIG_OF_GPU.match(first)
     parent = _of_uuid(gpus, match[1]) if match else None
-    why = f"{VARIABLE}={first} names a MIG instance, and CUDA shows only that"
-    return VisibleGpus((gpus[parent] if parent is not None else None,), why)
+    reason = f"{VARIABLE}={first} names a MIG instance, and CUDA shows only that"
+    return VisibleGpus((gpus[parent] if parent is not None else None,), reason)

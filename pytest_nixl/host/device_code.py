@@ -45,7 +45,7 @@ class DeviceCode:
 
     def runs_on(self, capability: int) -> bool:
         """Return whether a GPU can run the code: the same major and no newer minor version, or PTX that is no newer."""
-        fits = any(each // 10 == capability // 10 and each <= capability for each in self.cubins)
+        fits = any(cubin // 10 == capability // 10 and cubin <= capability for cubin in self.cubins)
         return fits or any(each <= capability for each in self.ptx)
 
     @property
@@ -91,7 +91,9 @@ def device_code(path: str) -> DeviceCode | None:
     parts = set(_parts(content))
     if not parts:
         return None
-    cubins, ptx = (tuple(sorted(arch for kind, arch in parts if kind == wanted)) for wanted in (_CUBIN, _PTX))
+    cubins, ptx = (
+        tuple(sorted(arch for kind, arch in parts if kind == kind_of_code)) for kind_of_code in (_CUBIN, _PTX)
+    )
     return DeviceCode(path, cubins, ptx)
 
 

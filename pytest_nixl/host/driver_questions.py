@@ -64,8 +64,8 @@ class DriverQuestion:
     def answer(self) -> dict[str, Any]:
         """Return the answer, or why there is none, soon after the limit at the latest."""
         try:
-            left = self._until - time.monotonic()
-            output, errors = self._child.communicate(timeout=max(_READING_SECONDS, left))
+            remaining = self._until - time.monotonic()
+            output, errors = self._child.communicate(timeout=max(_READING_SECONDS, remaining))
         except subprocess.TimeoutExpired:
             reason = f"{silent(self._subject)}: no answer within {LIMIT_SECONDS:g} s"
             if not self.end():
@@ -136,5 +136,5 @@ def query_cuda() -> dict[str, Any]:
 
 def pci_address(text: str) -> str:
     """Convert the PCI address of a library, such as NVML's ``00000000:53:00.0``, to that of sysfs, ``0000:53:00.0``."""
-    domain, _, rest = text.lower().partition(":")
-    return f"{int(domain, 16):04x}:{rest}"
+    domain, _, place = text.lower().partition(":")
+    return f"{int(domain, 16):04x}:{place}"

@@ -118,12 +118,12 @@ def _read(elf: ELFFile, path: str) -> Elf:
         return [strings.get_string(offset) for offset in tags.get(tag, ())]
 
     strings = table(StringTableSection, "DT_STRTAB")
-    wanted: dict[str, tuple[str, ...]] = {}
+    sections: dict[str, tuple[str, ...]] = {}
     defined: list[str] = []
     if "DT_VERNEED" in tags:
         needs = table(GNUVerNeedSection, "DT_VERNEED", _count(tags["DT_VERNEEDNUM"]), strings)
         for need, versions in needs.iter_versions():
-            wanted[need.name or ""] = tuple(version.name for version in versions if not version["vna_flags"] & _WEAK)
+            sections[need.name or ""] = tuple(version.name for version in versions if not version["vna_flags"] & _WEAK)
     if "DT_VERDEF" in tags:
         definitions = table(GNUVerDefSection, "DT_VERDEF", _count(tags["DT_VERDEFNUM"]), strings)
         defined = [next(iter(names)).name for _, names in definitions.iter_versions()]
@@ -133,7 +133,7 @@ def _read(elf: ELFFile, path: str) -> Elf:
         path=path,
         soname=(texts("DT_SONAME") or [os.path.basename(path)])[-1],
         needed=tuple(texts("DT_NEEDED")),
-        wanted=wanted,
+        wanted=sections,
         defined=tuple(defined),
         rpath=_folders(rpath, path),
         runpath=_folders(runpath, path),
@@ -167,10 +167,10 @@ def _cache() -> Mapping[str, tuple[str, ...]]:
     for program in ("/sbin/ldconfig", "/usr/sbin/ldconfig"):
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             listed = subprocess.run([program, "-p"], capture_output=True, text=True, timeout=10, check=True).stdout
-            found: dict[str, tuple[str, ...]] = {}
+            paths: dict[str, tuple[str, ...]] = {}
             for soname, file in re.findall(r"^\s*(\S+) \([^)]*\) => (\S+)$", listed, re.MULTILINE):
-                found[soname] = (*found.get(soname, ()), file)
-            return found
+                paths[soname] = (*paths.get(soname, ()), file)
+            return paths
     return {}
 
 
@@ -216,21 +216,21 @@ def dependencies(
     :raises OSError: the library cannot be read.
     :raises ValueError: it is not a library.
     """
-    found: dict[str, str] = {}
+    libraries: dict[str, str] = {}
     whole = read_elf(path)
     # Each with the RPATHs of itself and of the libraries through which it was loaded.
     waiting = deque([(whole, (*whole.rpath, *_rpath_of_program()))])
     while waiting:
         elf, rpath = waiting.popleft()
         for soname in elf.needed:
-            file = found.get(soname)
+            file = libraries.get(soname)
             if file is None:
                 file = find(soname, elf.runpath, environ, loaded, () if elf.runpath else rpath)
                 if file is not None:
                     need = read_elf(file)
-                    if file not in found.values():
+                    if file not in libraries.values():
                         waiting.append((need, (*need.rpath, *rpath)))
-                    found[soname] = file
+                    libraries[soname] = file
             yield elf, soname, file
 
 

@@ -65,35 +65,37 @@ def read_etcd(root: FactsRoot, endpoints: str, source: str, connect: Callable[[]
     :param source: where the endpoints come from, such as the name of a variable.
     :param connect: returns the client; by default one with etcdctl's variables is created.
     """
-    found = root.ask("etcd", lambda: _ask(endpoints, source, connect))
-    where = f"the etcd at {found.get('endpoints') or 'no address'}"
-    why = found.get("fault") or found.get("why", "")
+    answer = root.ask("etcd", lambda: _ask(endpoints, source, connect))
+    where = f"the etcd at {answer.get('endpoints') or 'no address'}"
+    fault = answer.get("fault") or answer.get("why", "")
     return EtcdFacts(
-        endpoints=Fact(found.get("endpoints"), found.get("source", ""), "" if found.get("endpoints") else why),
-        names=tuple(Name(each["host"], tuple(each["addresses"]), each["fault"]) for each in found.get("names", ())),
-        version=Fact(found.get("version"), where, "" if found.get("version") else why),
-        latency=Fact(found.get("latency"), where, "" if found.get("latency") is not None else why),
+        endpoints=Fact(answer.get("endpoints"), answer.get("source", ""), "" if answer.get("endpoints") else fault),
+        names=tuple(Name(each["host"], tuple(each["addresses"]), each["fault"]) for each in answer.get("names", ())),
+        version=Fact(answer.get("version"), where, "" if answer.get("version") else fault),
+        latency=Fact(answer.get("latency"), where, "" if answer.get("latency") is not None else fault),
         clock=Fact(
-            found.get("clock"), where, "" if found.get("clock") is not None else why or "it does not report its time"
+            answer.get("clock"),
+            where,
+            "" if answer.get("clock") is not None else fault or "it does not report its time",
         ),
-        fault=found.get("fault", ""),
-        remedy=found.get("remedy", ""),
+        fault=answer.get("fault", ""),
+        remedy=answer.get("remedy", ""),
     )
 
 
 def _ask(endpoints: str, source: str, connect: Callable[[], Any] | None) -> dict[str, Any]:
     if not endpoints:
         return {"why": "no etcd address is given"}
-    found: dict[str, Any] = {"endpoints": redact(endpoints), "source": source}
+    answer: dict[str, Any] = {"endpoints": redact(endpoints), "source": source}
     try:
         parsed = parse_endpoints(endpoints)
     except ValueError as error:
-        return {**found, "fault": str(error), "remedy": "correct the address: NIXL publishes nothing with it"}
-    found["names"] = [_resolve(host) for host in dict.fromkeys(each.host for each in parsed)]
+        return {**answer, "fault": str(error), "remedy": "correct the address: NIXL publishes nothing with it"}
+    answer["names"] = [_resolve(host) for host in dict.fromkeys(each.host for each in parsed)]
     try:
-        return {**found, **_measure(connect() if connect is not None else client_as_etcdctl(parsed), parsed)}
+        return {**answer, **_measure(connect() if connect is not None else client_as_etcdctl(parsed), parsed)}
     except NixlPluginError as error:
-        return {**found, "fault": error.reason, "remedy": error.remedy}
+        return {**answer, "fault": error.reason, "remedy": error.remedy}
 
 
 def client_of(given: str | None, how: str, timeout: float = 3) -> EtcdClient:
@@ -102,10 +104,10 @@ def client_of(given: str | None, how: str, timeout: float = 3) -> EtcdClient:
     :param how: how to give one, for the remedy.
     :raises NixlPluginError: there is neither.
     """
-    found = given or next((os.environ[name] for name in ETCD_VARIABLES if os.environ.get(name)), "")
-    if not found:
+    endpoints_text = given or next((os.environ[name] for name in ETCD_VARIABLES if os.environ.get(name)), "")
+    if not endpoints_text:
         raise NixlPluginError("no etcd is given", f"{how}, or set {ETCD_VARIABLES[0]}")
-    return client_as_etcdctl(parse_endpoints(found), timeout)
+    return client_as_etcdctl(parse_endpoints(endpoints_text), timeout)
 
 
 def client_as_etcdctl(members: tuple[Endpoint, ...], timeout: float = 3) -> EtcdClient:
@@ -125,10 +127,10 @@ def etcdctl_credentials(known: Mapping[str, str] | None = None) -> dict[str, str
 
     :param known: values for those whose variable is not set.
     """
-    found = {name: os.environ.get(f"ETCDCTL_{name.upper()}", "") for name in ("cacert", "cert", "key")}
+    paths = {name: os.environ.get(f"ETCDCTL_{name.upper()}", "") for name in ("cacert", "cert", "key")}
     user, _, password = os.environ.get("ETCDCTL_USER", "").partition(":")
-    found |= {"user": user, "password": password or os.environ.get("ETCDCTL_PASSWORD", "")}
-    return {**(known or {}), **{name: value for name, value in found.items() if value or known is None}}
+    paths |= {"user": user, "password": password or os.environ.get("ETCDCTL_PASSWORD", "")}
+    return {**(known or {}), **{name: value for name, value in paths.items() if value or known is None}}
 
 
 def _measure(client: Any, members: tuple[Endpoint, ...]) -> dict[str, Any]:
@@ -161,7 +163,7 @@ def _ahead(member: Endpoint) -> float | None:
 
 def _resolve(host: str) -> dict[str, Any]:
     try:
-        found = socket.getaddrinfo(host, None, socket.AF_UNSPEC, socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(host, None, socket.AF_UNSPEC, socket.SOCK_STREAM)
     except OSError as error:
         return {"host": host, "addresses": [], "fault": error.strerror or str(error)}
-    return {"host": host, "addresses": list(dict.fromkeys(str(each[4][0]) for each in found)), "fault": ""}
+    return {"host": host, "addresses": list(dict.fromkeys(str(entry[4][0]) for entry in entries)), "fault": ""}

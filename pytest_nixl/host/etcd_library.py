@@ -72,11 +72,11 @@ def linked_library(program: str) -> EtcdLibrary | None:
         raise NixlPluginError(
             f"ldd {program} failed: {error}", "install ldd (package libc-bin) and put it on PATH"
         ) from None
-    found = re.search(rf"^\s*({NAME}\S*) => (\S+)", done.stdout, re.MULTILINE)
-    if found is None:
+    match = re.search(rf"^\s*({NAME}\S*) => (\S+)", done.stdout, re.MULTILINE)
+    if match is None:
         return None
-    if not found[2].startswith("/"):
+    if not match[2].startswith("/"):
         raise NixlPluginError(
-            f"{program} needs {found[1]}, which was not found", "set LD_LIBRARY_PATH as for runs of nixlbench"
+            f"{program} needs {match[1]}, which was not found", "set LD_LIBRARY_PATH as for runs of nixlbench"
         )
-    return EtcdLibrary.read(found[2])
+    return EtcdLibrary.read(match[2])

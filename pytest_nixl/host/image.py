@@ -60,25 +60,25 @@ def read_image(
     :param environ: the environment variables.
     :param plugins: loads the plugins.
     """
-    found = root.ask("image", lambda: _ask(software, environ, plugins))
-    why = found.get("why", "")
+    answer = root.ask("image", lambda: _ask(software, environ, plugins))
+    reason = answer.get("why", "")
     module = software.nixl_file.value or ""
     cuda = cuda_of_nixl(module, [library.path for library in software.libraries])
-    torch, verbs = found.get("torch", {}), found.get("verbs", {})
-    other = why or (f"{torch['path']} says that it is built without CUDA" if torch else "torch is not installed")
+    torch, verbs = answer.get("torch", {}), answer.get("verbs", {})
+    other = reason or (f"{torch['path']} says that it is built without CUDA" if torch else "torch is not installed")
     where = torch.get("path", "torch/version.py")
-    versions = {key: _version(*each) for key, each in found.get("versions", {}).items()}
+    versions = {key: _version(*each) for key, each in answer.get("versions", {}).items()}
     release = software.libfabric if software.libfabric.value else versions.get("libfabric", software.libfabric)
-    torch_fact = Fact(torch["version"], where) if torch else Fact[str](None, where, why or "torch is not installed")
+    torch_fact = Fact(torch["version"], where) if torch else Fact[str](None, where, reason or "torch is not installed")
     return ImageFacts(
-        plugins=_plugins(found),
-        nixl_packages=dict(found.get("packages", {})),
+        plugins=_plugins(answer),
+        nixl_packages=dict(answer.get("packages", {})),
         nixl_cuda=Fact(*cuda)
         if cuda
         else Fact(None, module or "the loaded module", "neither the loaded module nor a loaded libcudart says it"),
         torch=torch_fact,
         torch_cuda=Fact(torch["cuda"], where) if torch.get("cuda") else Fact(None, where, other),
-        nixl_ep=_nixl_ep(found.get("nixl_ep", {}), why),
+        nixl_ep=_nixl_ep(answer.get("nixl_ep", {}), reason),
         versions={
             **versions,
             "nixl": software.nixl,
@@ -88,7 +88,8 @@ def read_image(
             "torch": torch_fact,
         },
         device_code=tuple(
-            DeviceCode(each["path"], tuple(each["cubins"]), tuple(each["ptx"])) for each in found.get("device_code", ())
+            DeviceCode(each["path"], tuple(each["cubins"]), tuple(each["ptx"]))
+            for each in answer.get("device_code", ())
         ),
         verbs=tuple(VerbsLibrary(**each) for each in verbs.get("libraries", ())),
         providers=tuple(VerbsProvider(**each) for each in verbs.get("providers", ())),
@@ -119,12 +120,12 @@ def _ask(software: Software, environ: Mapping[str, str], plugins: PluginsInAdvan
 
 
 def _device_code(folder: str) -> list[dict[str, Any]]:
-    found = []
+    codes = []
     for path in sorted(Path(folder).glob("libplugin_*.so")) if folder else ():
         with contextlib.suppress(OSError, ValueError):  # nixl-plugins says why the file cannot be loaded
             code = device_code(str(path))
-            found += [to_plain(code)] if code is not None else []
-    return found
+            codes += [to_plain(code)] if code is not None else []
+    return codes
 
 
 def _nixl_ep(found: Mapping[str, str], why: str) -> Fact[bool]:

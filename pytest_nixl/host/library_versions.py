@@ -27,13 +27,13 @@ def cuda(environ: Mapping[str, str], major: int, file: str = _CUDA_FILE) -> Foun
     :param major: the major version for which NIXL is built.
     :param file: the file with the toolkit's versions.
     """
-    found = _by_file_name(f"libcudart.so.{major}", environ)
-    if found[0]:
-        return found
+    libraries = _by_file_name(f"libcudart.so.{major}", environ)
+    if libraries[0]:
+        return libraries
     try:
         return str(json.loads(Path(file).read_text())["cuda"]["version"]), file, ""
     except (OSError, ValueError, KeyError, TypeError):
-        return "", file, f"{found[2]}, and {file} does not say a version"
+        return "", file, f"{libraries[2]}, and {file} does not say a version"
 
 
 def gdrcopy(environ: Mapping[str, str]) -> Found:
@@ -59,16 +59,20 @@ def ucx(environ: Mapping[str, str]) -> Found:
     folders = [f"{Path(spec.origin).parent}.libs" for spec in specs if spec is not None and spec.origin]
     paths = [str(path) for folder in folders for path in sorted(Path(folder).glob("libucp-*.so*"))]
     paths = paths or [path for path in [elf.find("libucp.so.0", (), environ)] if path is not None]
-    found: set[str] = set()
+    versions: set[str] = set()
     for path in paths:
         try:
-            found |= _versions_in(path)
+            versions |= _versions_in(path)
         except OSError as error:
             return "", path, f"{path} cannot be read ({error.strerror})"
     if not paths:
         return "", "libucp.so.0", "NIXL's wheel brings no UCX, and the loader does not find libucp.so.0"
-    told = ", ".join(paths)
-    return (found.pop(), told, "") if len(found) == 1 else ("", told, f"{told} does not tell its version")
+    paths_text = ", ".join(paths)
+    return (
+        (versions.pop(), paths_text, "")
+        if len(versions) == 1
+        else ("", paths_text, f"{paths_text} does not tell its version")
+    )
 
 
 def etcd_client(path: str) -> Found:
@@ -85,12 +89,12 @@ def etcd_client(path: str) -> Found:
 @lru_cache
 def _versions_in(path: str) -> frozenset[str]:
     """Return the texts of a file that are a version. Those of symbols, such as ``GLIBC_2.2.5``, are none."""
-    content, found = Path(path).read_bytes(), set()
+    content, versions = Path(path).read_bytes(), set()
     # A search that begins with a rare byte takes a fiftieth of the time of one that begins with a digit.
     for end in re.finditer(rb"\.[0-9]{1,3}\.[0-9]{1,3}(?=\0)", content):
         if start := re.search(rb"(?<![0-9._])[0-9]{1,2}$", content[max(0, end.start() - 3) : end.start()]):
-            found.add((start[0] + end[0]).decode())
-    return frozenset(found)
+            versions.add((start[0] + end[0]).decode())
+    return frozenset(versions)
 
 
 def _by_file_name(soname: str, environ: Mapping[str, str]) -> Found:

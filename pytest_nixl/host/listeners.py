@@ -55,20 +55,22 @@ def _inodes(table: Path, port: int) -> list[str]:
     except OSError:
         return []
     fields = (line.split() for line in lines)
-    return [each[9] for each in fields if len(each) > 9 and each[3] == _LISTENS and each[1].endswith(f":{port:04X}")]
+    return [
+        field[9] for field in fields if len(field) > 9 and field[3] == _LISTENS and field[1].endswith(f":{port:04X}")
+    ]
 
 
 def _descriptors(folder: Path) -> list[str]:
-    found = []
+    descriptors = []
     try:
-        for each in os.scandir(folder):
+        for entry in os.scandir(folder):
             try:
-                found.append(os.readlink(each.path))
+                descriptors.append(os.readlink(entry.path))
             except OSError:
                 continue
     except OSError:  # the process has ended, or belongs to another user
         pass
-    return found
+    return descriptors
 
 
 def parent_of(folder: Path) -> int:
@@ -83,9 +85,9 @@ def parent_of(folder: Path) -> int:
 def command_of(folder: Path) -> str:
     """Return the command line of a process without secrets, or its name; ``folder`` is its folder in /proc."""
     try:
-        words = (folder / "cmdline").read_bytes().rstrip(b"\0").decode(errors="replace").split("\0")
+        arguments = (folder / "cmdline").read_bytes().rstrip(b"\0").decode(errors="replace").split("\0")
         name = (folder / "comm").read_text(errors="replace").strip()
     except OSError:
         return "a process that has ended"
-    said = hide_command(" ".join(words)) if words != [""] else name
-    return printable(said if len(said) <= _MOST else f"{said[:_MOST]}…").replace("\n", " ")
+    command = hide_command(" ".join(arguments)) if arguments != [""] else name
+    return printable(command if len(command) <= _MOST else f"{command[:_MOST]}…").replace("\n", " ")

@@ -57,8 +57,8 @@ class LiveNixl:
                 f", and {self.open_files} of at most {self.most_files} files open ({self.in_folder}): soon it cannot "
                 "open the next one, as if it leaks them"
             )
-        told = "".join(f", {name}={value}" for name, value in self.variables.items())
-        return f"NIXL of pid {self.pid} ({self.command}) uses {uses}; {by}{told}"
+        settings = "".join(f", {name}={value}" for name, value in self.variables.items())
+        return f"NIXL of pid {self.pid} ({self.command}) uses {uses}; {by}{settings}"
 
 
 def live_nixl(port: int, proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> tuple[list[LiveNixl], str]:
@@ -75,20 +75,20 @@ def live_nixl(port: int, proc: Path = Path("/proc"), sys: Path = Path("/sys")) -
         children.setdefault(parent_of(folder), []).append(int(folder.name))
     # The processes of an engine are children of its server, or of the server's parent.
     for top in filter(lambda pid: pid > 1, (holder.pid, holder.parent)):
-        found = [live for pid in _below(top, children) if (live := _read(proc / str(pid), sys)) is not None]
-        if found:
-            return found, ""
+        processes = [live for pid in _below(top, children) if (live := _read(proc / str(pid), sys)) is not None]
+        if processes:
+            return processes, ""
     return [], f"no process of {holder} has loaded NIXL"
 
 
 def _below(pid: int, children: dict[int, list[int]]) -> Iterator[int]:
-    waiting, seen = [pid], set[int]()
+    waiting, visited = [pid], set[int]()
     while waiting:
-        each = waiting.pop(0)
-        if each not in seen:
-            seen.add(each)
-            yield each
-            waiting += sorted(children.get(each, ()))
+        process = waiting.pop(0)
+        if process not in visited:
+            visited.add(process)
+            yield process
+            waiting += sorted(children.get(process, ()))
 
 
 def _read(folder: Path, sys: Path) -> LiveNixl | None:
@@ -97,16 +97,16 @@ def _read(folder: Path, sys: Path) -> LiveNixl | None:
         maps = (folder / "maps").read_text(errors="replace").splitlines()
         environ = (folder / "environ").read_bytes().decode(errors="replace").split("\0")
         with os.scandir(folder / "fd") as descriptors:
-            links = [os.readlink(each.path) for each in descriptors]
+            links = [os.readlink(assignment.path) for assignment in descriptors]
     except OSError:
         return None
     paths = sorted({line.split(maxsplit=5)[-1] for line in maps if ".so" in line})
     if not any(os.path.basename(path).startswith("libnixl") for path in paths):
         return None
     opened = sorted({match[1] for link in links if (match := _DEVICE.match(link))})
-    given = (each.partition("=") for each in environ)
+    assignments = (assignment.partition("=") for assignment in environ)
     variables = {
-        name: printable(shown(name, value)[:_MOST_VALUE]) for name, sign, value in given
+        name: printable(shown(name, value)[:_MOST_VALUE]) for name, sign, value in assignments
         if sign and _VARIABLE.fullmatch(name)
     }  # fmt: skip
     return LiveNixl(
@@ -123,16 +123,16 @@ def _read(folder: Path, sys: Path) -> LiveNixl | None:
 
 def _most_files(folder: Path) -> int:
     try:
-        found = re.search(r"^Max open files +([0-9]+) ", (folder / "limits").read_text(), re.MULTILINE)
+        match = re.search(r"^Max open files +([0-9]+) ", (folder / "limits").read_text(), re.MULTILINE)
     except OSError:
         return 0
-    return int(found[1]) if found else 0
+    return int(match[1]) if match else 0
 
 
 def _fullest(links: Sequence[str]) -> str:
     """Return where most open files are, with their number: ``1010 in /var/cache``, or ``900 of socket``."""
     places = Counter(
-        f"in {os.path.dirname(each)}" if each.startswith("/") else f"of {each.partition(':')[0]}" for each in links
+        f"in {os.path.dirname(link)}" if link.startswith("/") else f"of {link.partition(':')[0]}" for link in links
     )
     place, count = max(places.items(), key=lambda each: each[1], default=("", 0))
     return f"{count} {printable(place[:_MOST_VALUE])}"

@@ -37,8 +37,8 @@ class AvailableMemory:
 
 def available_memory(root: FactsRoot) -> AvailableMemory | None:
     """Return the smallest amount that the host or a control group allows; None if unknown."""
-    found = [*_of_host(root), *_of_groups(root)]
-    return min(found, key=lambda each: each.size, default=None)
+    limits = [*_of_host(root), *_of_groups(root)]
+    return min(limits, key=lambda each: each.size, default=None)
 
 
 def in_bytes(size: int) -> str:
@@ -70,5 +70,5 @@ def _of_groups(root: FactsRoot) -> Iterator[AvailableMemory]:
             if limit is None or use is None or limit >= _NO_LIMIT:
                 continue
             match = re.search(rf"^{given_back} ([0-9]+)$", root.read(f"{place}/memory.stat") or "", re.MULTILINE)
-            left = max(0, limit - use + (int(match[1]) if match else 0))
-            yield AvailableMemory(left, f"the limit of {in_bytes(limit)} in {place}/{limit_file}")
+            available = max(0, limit - use + (int(match[1]) if match else 0))
+            yield AvailableMemory(available, f"the limit of {in_bytes(limit)} in {place}/{limit_file}")

@@ -40,13 +40,17 @@ class Nic:
 
     def link_local(self) -> tuple[str, ...]:
         """Return its link-local IPv4 addresses, which other hosts cannot reach."""
-        found = (ipaddress.ip_interface(text) for text in self.addresses)
-        return tuple(str(each) for each in found if each.version == 4 and each.is_link_local)
+        addresses = (ipaddress.ip_interface(text) for text in self.addresses)
+        return tuple(str(address) for address in addresses if address.version == 4 and address.is_link_local)
 
     def routable(self) -> tuple[str, ...]:
         """Return its IPv4 addresses that other hosts may reach."""
-        found = (ipaddress.ip_interface(text) for text in self.addresses)
-        return tuple(str(each) for each in found if each.version == 4 and not (each.is_link_local or each.is_loopback))
+        addresses = (ipaddress.ip_interface(text) for text in self.addresses)
+        return tuple(
+            str(address)
+            for address in addresses
+            if address.version == 4 and not (address.is_link_local or address.is_loopback)
+        )
 
 
 @dataclass(frozen=True)

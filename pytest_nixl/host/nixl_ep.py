@@ -31,7 +31,9 @@ def ask_nixl_ep(module: str, torch: Mapping[str, Any], packages: Sequence[str]) 
     if flavour is None:
         return {}
     site = Path(module).parent.parent
-    folder = next((each for each in (site / f"nixl_ep_{flavour[1]}", site / "nixl_ep") if _modules(each)), None)
+    folder = next(
+        (candidate for candidate in (site / f"nixl_ep_{flavour[1]}", site / "nixl_ep") if _modules(candidate)), None
+    )
     if folder is None:
         return {}
     if folder.name == "nixl_ep" and len(owners := list(_owners(packages))) > 1:
@@ -52,18 +54,18 @@ def _owners(packages: Sequence[str]) -> Iterator[str]:
     for name in packages:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             files = importlib.metadata.distribution(name).files or ()
-            if any(each.parent.name == "nixl_ep" and each.suffix == ".so" for each in files):
+            if any(file.parent.name == "nixl_ep" and file.suffix == ".so" for file in files):
                 yield name
 
 
 def _fault(modules: Sequence[Path], version: str, libraries: Path) -> str:
     from elftools.common.exceptions import ELFError
 
-    wanted = tuple(version.split(".")[:2])
+    release = tuple(version.split(".")[:2])
     built = {match.groups(): path for path in modules if (match := _BUILT_FOR.match(path.name))}
-    if built and wanted not in built:
-        return f"it is built for torch {', '.join('.'.join(each) for each in built)}, and torch is {version}"
-    path = built.get(wanted, modules[0])
+    if built and release not in built:
+        return f"it is built for torch {', '.join('.'.join(torch) for torch in built)}, and torch is {version}"
+    path = built.get(release, modules[0])
     try:
         missing = _unresolved(path, sorted([*libraries.glob("libtorch*.so"), *libraries.glob("libc10*.so")]))
     except (OSError, ELFError):
@@ -80,8 +82,8 @@ def _unresolved(path: Path, libraries: Sequence[Path]) -> str:
 
     with contextlib.ExitStack() as stack:
         tables = []
-        for each in libraries:
-            section = ELFFile(stack.enter_context(each.open("rb"))).get_section_by_name(".gnu.hash")
+        for library in libraries:
+            section = ELFFile(stack.enter_context(library.open("rb"))).get_section_by_name(".gnu.hash")
             if isinstance(section, GNUHashSection):
                 tables.append(section)
         symbols = ELFFile(stack.enter_context(path.open("rb"))).get_section_by_name(".dynsym")

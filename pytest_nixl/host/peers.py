@@ -43,9 +43,11 @@ def read_peers(root: FactsRoot, names: Sequence[str]) -> tuple[ReachedPeer, ...]
     """
     for name in names:
         _split(name)
-    found = root.ask("peers", lambda: {name: _ask(name) for name in names})
+    answers = root.ask("peers", lambda: {name: _ask(name) for name in names})
     return tuple(
-        ReachedPeer(name, tuple(each["addresses"]), each["fault"]) for name, each in found.items() if name != "why"
+        ReachedPeer(name, tuple(answer["addresses"]), answer["fault"])
+        for name, answer in answers.items()
+        if name != "why"
     )
 
 
@@ -57,15 +59,15 @@ def read_side_channels(root: FactsRoot, names: Sequence[str]) -> tuple[ReachedPe
     """
     for name in names:
         _split(name, SIDE_CHANNEL_FORM, SIDE_CHANNEL_PORT)
-    found = root.ask("side-channels", lambda: {name: _ask_side_channel(name) for name in names})
-    return tuple(ReachedPeer(name, (), each["fault"]) for name, each in found.items() if name != "why")
+    answers = root.ask("side-channels", lambda: {name: _ask_side_channel(name) for name in names})
+    return tuple(ReachedPeer(name, (), answer["fault"]) for name, answer in answers.items() if name != "why")
 
 
 def _split(name: str, form: str = PEER_FORM, default: int = _PORT) -> tuple[str, int]:
     match = re.fullmatch(r"([A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\])(?::(\d{1,5}))?", name)
     if match is None:
-        what = "peer" if form == PEER_FORM else "side channel"
-        raise ValueError(f"{what} {name!r} cannot be parsed: expected {form}")
+        kind = "peer" if form == PEER_FORM else "side channel"
+        raise ValueError(f"{kind} {name!r} cannot be parsed: expected {form}")
     return match[1].strip("[]"), int(match[2] or default)
 
 
@@ -84,10 +86,10 @@ def _ask_side_channel(name: str) -> dict[str, str]:
         return {"fault": f"{host} port {port}: {error.strerror or error}"}
     with trying:
         try:
-            said = trying.recv(10)
+            reply = trying.recv(10)
         except OSError:
-            said = b""
-    greeted = len(said) == 10 and said[0] == _FIRST and said[9] == _TENTH
+            reply = b""
+    greeted = len(reply) == 10 and reply[0] == _FIRST and reply[9] == _TENTH
     return {
         "fault": "" if greeted else f"{host} port {port}: connected, but {SILENT} came within {_CONNECT_SECONDS:.0f} s"
     }
@@ -96,17 +98,19 @@ def _ask_side_channel(name: str) -> dict[str, str]:
 def _ask(name: str) -> dict[str, Any]:
     host, port = _split(name)
     try:
-        found = socket.getaddrinfo(host, port, socket.AF_UNSPEC, socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(host, port, socket.AF_UNSPEC, socket.SOCK_STREAM)
     except OSError as error:
         return {"addresses": [], "fault": f"its name does not resolve ({error.strerror or error})"}
-    addresses = list(dict.fromkeys(str(each[4][0]) for each in found))
-    with socket.socket(found[0][0], socket.SOCK_STREAM) as trying:
+    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in entries))
+    with socket.socket(entries[0][0], socket.SOCK_STREAM) as trying:
         trying.settimeout(_CONNECT_SECONDS)
         try:
-            code = trying.connect_ex(found[0][4])
+            code = trying.connect_ex(entries[0][4])
         except TimeoutError:
             code = errno.ETIMEDOUT
     if code in (0, errno.ECONNREFUSED):
         return {"addresses": addresses, "fault": ""}
-    why = f"no answer within {_CONNECT_SECONDS:.0f} s" if code in (errno.EAGAIN, errno.ETIMEDOUT) else os.strerror(code)
-    return {"addresses": addresses, "fault": f"{addresses[0]} port {port}: {why}"}
+    reason = (
+        f"no answer within {_CONNECT_SECONDS:.0f} s" if code in (errno.EAGAIN, errno.ETIMEDOUT) else os.strerror(code)
+    )
+    return {"addresses": addresses, "fault": f"{addresses[0]} port {port}: {reason}"}

@@ -55,14 +55,14 @@ def remedies(sonames: Iterable[str]) -> dict[str, str]:
 
     :param sonames: the names of the libraries, such as ``libcufile.so.0``.
     """
-    wanted = dict.fromkeys(sonames)
-    found: dict[str, str] = {}
-    for package in importlib.metadata.distributions() if wanted else ():
+    missing = dict.fromkeys(sonames)
+    packages: dict[str, str] = {}
+    for package in importlib.metadata.distributions() if missing else ():
         record = package.read_text("RECORD") or ""
-        for soname in wanted:
-            if soname in record and soname not in found and (said := _of_package(package, record, soname)):
-                found[soname] = said
-    return {soname: found.get(soname) or _known(soname) for soname in wanted}
+        for soname in missing:
+            if soname in record and soname not in packages and (remedy := _of_package(package, record, soname)):
+                packages[soname] = remedy
+    return {soname: packages.get(soname) or _known(soname) for soname in missing}
 
 
 def _of_package(package: importlib.metadata.Distribution, record: str, soname: str) -> str:
@@ -78,9 +78,9 @@ def _of_package(package: importlib.metadata.Distribution, record: str, soname: s
 
 
 def _known(soname: str) -> str:
-    for pattern, words in _REMEDIES:
+    for pattern, remedy in _REMEDIES:
         if match := re.fullmatch(pattern, soname):
-            return words.format(*match.groups())
+            return remedy.format(*match.groups())
     return f"install the package that has {soname} (`apt-file search {soname}` names it)"
 
 
@@ -125,9 +125,9 @@ class PluginFile:
     def words(self) -> str:
         """Why it cannot be loaded, in one line: what it lacks itself, and what other libraries lack."""
         direct = f"which {os.path.basename(self.path)} needs, was not found"
-        own = [each.soname for each in self.missing if direct in each.words]
-        others = [each.words for each in self.missing if direct not in each.words]
-        return "; ".join(([f"lacks {', '.join(own)}"] if own else []) + others) or self.error
+        direct_sonames = [lack.soname for lack in self.missing if direct in lack.words]
+        indirect = [lack.words for lack in self.missing if direct not in lack.words]
+        return "; ".join(([f"lacks {', '.join(direct_sonames)}"] if direct_sonames else []) + indirect) or self.error
 
 
 def plugin_name(path: str) -> str:
@@ -156,12 +156,12 @@ def libnixl(libraries: Sequence[str]) -> str:
 
 def installed_libnixl() -> list[str]:
     """Return the files of NIXL's library in the package that an import will load; empty if several packages have it."""
-    found = []
+    paths = []
     for package in nixl_packages():
         files = importlib.metadata.files(package) or []
         if named := [os.path.abspath(str(file.locate())) for file in files if _LIBNIXL.fullmatch(file.name)]:
-            found.append(named)
-    return found[0] if len(found) == 1 else []
+            paths.append(named)
+    return paths[0] if len(paths) == 1 else []
 
 
 class PluginLoading:

@@ -63,10 +63,10 @@ def _load_each(libnixl: str, plugins: list[str], results: int) -> None:
             file.seek(0)
             answer = file.read()
         running.extend(_start(libnixl, plugin) for plugin in islice(waiting, 1))
-        found: dict[str, Any] = json.loads(answer) if answer else {"error": _ended(status), "loaded": []}
+        loaded_answer: dict[str, Any] = json.loads(answer) if answer else {"error": _ended(status), "loaded": []}
         # Here and not in that process, because most plugins that lack something need the same libraries.
-        missing = missing_libraries(plugin, found["loaded"]) if answer and found["error"] else []
-        line = {"path": plugin, "error": found["error"], "missing": missing}
+        missing = missing_libraries(plugin, loaded_answer["loaded"]) if answer and loaded_answer["error"] else []
+        line = {"path": plugin, "error": loaded_answer["error"], "missing": missing}
         os.write(results, json.dumps(line).encode() + b"\n")
 
 

@@ -97,15 +97,15 @@ class FactsRoot:
     def resolve(self, path: str) -> str | None:
         """Return the target of a link as a path of this tree; None if it does not exist or lies outside the tree."""
         try:
-            found = os.path.realpath(self._inside(path), strict=True)
+            resolved = os.path.realpath(self._inside(path), strict=True)
         except OSError:
             return None
         if self.folder is not None:
-            if not found.startswith(f"{self.folder}/"):
+            if not resolved.startswith(f"{self.folder}/"):
                 return None
-            found = found[len(self.folder) :]
-        self.links[path] = found
-        return found
+            resolved = resolved[len(self.folder) :]
+        self.links[path] = resolved
+        return resolved
 
     def ask(self, name: str, question: Callable[[], Any]) -> Any:
         """Return an answer as JSON values.
@@ -163,10 +163,10 @@ class FactsRoot:
                 if place.is_dir() and not place.is_symlink():
                     shutil.rmtree(place)
                 place.symlink_to(os.path.relpath(_place(folder, target), place.parent))
-        asked = folder / ASKED
-        asked.mkdir()
+        answers_folder = folder / ASKED
+        answers_folder.mkdir()
         for name, answer in self.answers.items():
-            (asked / f"{name}.json").write_text(json.dumps(hide_all(answer, hide), indent=1) + "\n")
+            (answers_folder / f"{name}.json").write_text(json.dumps(hide_all(answer, hide), indent=1) + "\n")
 
     def _all(self) -> set[str]:
         return {*(path for path, text in self.files.items() if text is not None), *self.listings, *self.links}

@@ -133,14 +133,14 @@ class Software:
 
     def backend(self, name: str) -> BackendFacts | None:
         """Return the result of creating a backend; None if it was not requested."""
-        return next((each for each in self.backends if each.name == name), None)
+        return next((backend for backend in self.backends if backend.name == name), None)
 
     def copies(self) -> Mapping[str, tuple[str, ...]]:
         """Return the paths of libraries that the process loaded more than once, by name."""
-        found: dict[str, tuple[str, ...]] = {}
+        copies: dict[str, tuple[str, ...]] = {}
         for library in self.libraries:
-            found[library.name] = (*found.get(library.name, ()), library.path)
-        return {name: paths for name, paths in found.items() if len(paths) > 1}
+            copies[library.name] = (*copies.get(library.name, ()), library.path)
+        return {name: paths for name, paths in copies.items() if len(paths) > 1}
 
 
 @contextlib.contextmanager
@@ -184,20 +184,20 @@ def read_software(
     nixl = root.ask("nixl", lambda: {} if worker is None else _ask_nixl(worker, backends, loaded))
     bench = root.ask("nixlbench", lambda: _ask_nixlbench(nixlbench))
     source, client = "a worker that loaded NIXL", nixl.get("etcd_client", {})
-    why = nixl.get("why", "")
+    reason = nixl.get("why", "")
     fabric = [each["versions"].get("libfabric") for each in nixl.get("backends", {}).values()]
     return Software(
-        python=_fact(nixl.get("python"), source, why),
-        nixl=_fact(nixl.get("nixl"), source, why),
-        nixl_package=_fact(nixl.get("nixl_package"), source, why),
-        nixl_file=_fact(nixl.get("nixl_module"), source, why),
+        python=_fact(nixl.get("python"), source, reason),
+        nixl=_fact(nixl.get("nixl"), source, reason),
+        nixl_package=_fact(nixl.get("nixl_package"), source, reason),
+        nixl_file=_fact(nixl.get("nixl_module"), source, reason),
         nixl_remedy=nixl.get("remedy", ""),
-        ucx=_fact(nixl.get("ucx"), source, why or "UCX was not loaded"),
-        libfabric=_fact(next(filter(None, fabric), None), source, why or "libfabric was not loaded"),
+        ucx=_fact(nixl.get("ucx"), source, reason or "UCX was not loaded"),
+        libfabric=_fact(next(filter(None, fabric), None), source, reason or "libfabric was not loaded"),
         efa_installer=_efa_installer(root),
-        etcd_client=_fact(client.get("path"), source, why or "NIXL was built without etcd"),
+        etcd_client=_fact(client.get("path"), source, reason or "NIXL was built without etcd"),
         etcd_client_patched=Fact(client.get("patched") if client.get("path") else None, client.get("path") or source,
-                                 "" if client.get("path") else why or "NIXL was built without etcd"),
+                                 "" if client.get("path") else reason or "NIXL was built without etcd"),
         plugins=tuple(nixl.get("plugins", ())),
         backends=tuple(_backend(name, each) for name, each in nixl.get("backends", {}).items()),
         libraries=tuple(library(path) for path in nixl.get("libraries", ())),
@@ -231,13 +231,13 @@ def unused_variables(log: str) -> dict[str, str]:
 
     :param log: the stderr of a process with UCX.
     """
-    found = {}
+    unused = {}
     for listed in _UNUSED.findall(log):
         for part in listed.split(";"):
             match = re.match(r"\s*(UCX_\w+)(?: \(maybe: (\w+)\?\))?", part)
             if match:
-                found[match[1]] = match[2] or ""
-    return found
+                unused[match[1]] = match[2] or ""
+    return unused
 
 
 def words_of_ucx(log: str) -> list[str]:
@@ -253,8 +253,8 @@ def _fact(value: str | None, source: str, why: str) -> Fact[str]:
 
 
 def _telemetry(nixl: Mapping[str, Any]) -> Fact[int]:
-    found, source = nixl.get("telemetry", {}), "get_xfer_telemetry() of a transfer by UCX"
-    return Fact(found.get("bytes"), source, found.get("error", "" if found else NOT_TRIED))
+    answer, source = nixl.get("telemetry", {}), "get_xfer_telemetry() of a transfer by UCX"
+    return Fact(answer.get("bytes"), source, answer.get("error", "" if answer else NOT_TRIED))
 
 
 def _backend(name: str, found: Mapping[str, Any]) -> BackendFacts:
@@ -273,44 +273,44 @@ def _ask_nixl(worker: Worker, backends: Sequence[str], loaded: Callable[[Sequenc
     from pytest_nixl.nixl.agent import NixlAgent
 
     try:
-        found: dict[str, Any] = {**worker.versions, "backends": {}}
+        answer: dict[str, Any] = {**worker.versions, "backends": {}}
         agent = NixlAgent.within(worker, backends=[], name="pytest-nixl-facts", telemetry=True)
     except NixlPluginError as error:
         return {"why": error.reason, "remedy": error.remedy}
     try:
-        nixl = {name: found[name] for name in ("nixl", "nixl_package")}
+        nixl = {name: answer[name] for name in ("nixl", "nixl_package")}
         for name in backends:
-            prepared = _run(agent, found, "prepare", name=name, nixl=nixl)
-            found["backends"][name] = prepared["backend"]
-            found["libraries"] = prepared["libraries"]
-        loaded(found.get("libraries", []))
-        ucx = found["backends"].get("UCX")
+            prepared = _run(agent, answer, "prepare", name=name, nixl=nixl)
+            answer["backends"][name] = prepared["backend"]
+            answer["libraries"] = prepared["libraries"]
+        loaded(answer.get("libraries", []))
+        ucx = answer["backends"].get("UCX")
         if ucx is not None and ucx["plugin"] and not ucx["missing"]:
-            found["ucx_rdma"] = _run(agent, found, "ask_rdma", plugin=ucx["plugin"])
-        for name, backend in found["backends"].items():
+            answer["ucx_rdma"] = _run(agent, answer, "ask_rdma", plugin=ucx["plugin"])
+        for name, backend in answer["backends"].items():
             if not backend["error"]:
-                backend |= _run(agent, found, "make", name=name)
-        if found["backends"].get("UCX", {}).get("memories"):
-            found["telemetry"] = _run(agent, found, "telemetry", name="UCX")
-        plugins = [each["plugin"] for each in found["backends"].values()]
-        found |= _run(agent, found, "look", plugins=plugins)
+                backend |= _run(agent, answer, "make", name=name)
+        if answer["backends"].get("UCX", {}).get("memories"):
+            answer["telemetry"] = _run(agent, answer, "telemetry", name="UCX")
+        plugins = [each["plugin"] for each in answer["backends"].values()]
+        answer |= _run(agent, answer, "look", plugins=plugins)
     except NixlPluginError as error:
         # The worker ended: the error applies to the backend that was being created, and to those not tried.
-        told = {"error": error.reason, "remedy": _BY_HAND}
+        failure = {"error": error.reason, "remedy": _BY_HAND}
         untold = {"plugin": "", "missing": [], "memories": [], "versions": {}, "error": "", "remedy": ""}
         for name in backends:
-            backend = found["backends"].setdefault(name, untold)
+            backend = answer["backends"].setdefault(name, untold)
             if not (backend["memories"] or backend["error"]):
-                found["backends"][name] = {**backend, **told}
+                answer["backends"][name] = {**backend, **failure}
     finally:
         worker.kill()
-    client = etcd_client(found.get("libraries", []))
+    client = etcd_client(answer.get("libraries", []))
     library = {"path": client.path, "patched": client.patched} if client else {"path": "", "patched": False}
-    if "UCX" in found["backends"]:
-        found["backends"]["UCX"]["said"] = words_of_ucx(worker.output())
-    if found.get("ucx_rdma"):
-        found["ucx_rdma"]["other_abi"] = other_abi(worker.output())
-    return {**found, "etcd_client": library, "unused": unused_variables(worker.output())}
+    if "UCX" in answer["backends"]:
+        answer["backends"]["UCX"]["said"] = words_of_ucx(worker.output())
+    if answer.get("ucx_rdma"):
+        answer["ucx_rdma"]["other_abi"] = other_abi(worker.output())
+    return {**answer, "etcd_client": library, "unused": unused_variables(worker.output())}
 
 
 def _run(agent: NixlAgent, found: dict[str, Any], function: str, **arguments: Any) -> Any:
@@ -343,5 +343,5 @@ def _ask_nixlbench(given: str) -> dict[str, str]:
         return {"path": path, "fault": "it did not print its help within 20 s"}
     if "etcd" in done.stdout + done.stderr and done.returncode in (0, 1):  # gflags exits with 1 after --help
         return {"path": path}
-    said = (done.stderr or done.stdout).strip().splitlines()
-    return {"path": path, "fault": said[-1] if said else f"it exited with code {done.returncode} and no output"}
+    output = (done.stderr or done.stdout).strip().splitlines()
+    return {"path": path, "fault": output[-1] if output else f"it exited with code {done.returncode} and no output"}

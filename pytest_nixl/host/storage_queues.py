@@ -42,7 +42,7 @@ class StorageQueues:
 def read_storage_queues(root: FactsRoot) -> StorageQueues:
     """Read what decides about the kernel's queues."""
     answer = root.ask("storage-queues", _try_calls)
-    found = {str(name): str(value) for name, value in answer.items() if name != "why"}
+    queues = {str(name): str(value) for name, value in answer.items() if name != "why"}
     status = root.read(_STATUS) or ""
     mode = next((line.split()[1] for line in status.splitlines() if line.startswith("Seccomp:")), "")
     return StorageQueues(
@@ -50,7 +50,7 @@ def read_storage_queues(root: FactsRoot) -> StorageQueues:
         aio_max=whole(root, _AIO_MAX),
         aio_used=whole(root, _AIO_USED),
         seccomp=Fact(int(mode), _STATUS) if mode.isdecimal() else Fact(None, _STATUS, "it has no line Seccomp"),
-        calls=Fact(found or None, "io_setup and io_uring_setup", str(answer.get("why", ""))),
+        calls=Fact(queues or None, "io_setup and io_uring_setup", str(answer.get("why", ""))),
     )
 
 
@@ -59,11 +59,11 @@ def _try_calls() -> dict[str, str]:
     if numbers is None:
         return {"why": f"the numbers of the system calls of {platform.machine()} are not known"}
     library = ctypes.CDLL(None, use_errno=True)
-    found = {}
+    queues = {}
     for name, number in numbers.items():
         result = library.syscall(ctypes.c_long(number), ctypes.c_long(1), ctypes.c_void_p(None))
         code = 0 if result >= 0 else ctypes.get_errno()
         if result > 0:
             os.close(result)
-        found[name] = errno.errorcode.get(code, str(code)) if code else "OK"
-    return found
+        queues[name] = errno.errorcode.get(code, str(code)) if code else "OK"
+    return queues

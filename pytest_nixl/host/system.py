@@ -195,9 +195,9 @@ def _shm(root: FactsRoot) -> Fact[Shm]:
 
 def _ask_shm() -> dict[str, int | str]:
     try:
-        found = os.statvfs("/dev/shm")
+        file_system = os.statvfs("/dev/shm")
     except OSError as error:
         return {"why": error.strerror or str(error)}
-    if found.f_flag & os.ST_RDONLY:
+    if file_system.f_flag & os.ST_RDONLY:
         return {"why": "it is mounted read-only"}
-    return {"size": found.f_blocks * found.f_frsize, "free": found.f_bavail * found.f_frsize}
+    return {"size": file_system.f_blocks * file_system.f_frsize, "free": file_system.f_bavail * file_system.f_frsize}

@@ -162,16 +162,16 @@ class _Verbs:
         """Return what it answers for some devices, by name."""
         count = ctypes.c_int()
         listed = self._library.ibv_get_device_list(ctypes.byref(count))
-        found: dict[str, dict[str, Any]] = {
+        answers: dict[str, dict[str, Any]] = {
             name: {"listed": False, "opened": "", "registered": "", "shared_queues": None} for name in names
         }
         for number in range(count.value if listed else 0):
             name = self._library.ibv_get_device_name(listed[number]).decode(errors="replace")
-            if name in found:
-                found[name] |= {"listed": True, **self._open(listed[number])}
+            if name in answers:
+                answers[name] |= {"listed": True, **self._open(listed[number])}
         if listed:
             self._library.ibv_free_device_list(listed)
-        return found
+        return answers
 
     def _open(self, device: int) -> dict[str, Any]:
         ctypes.set_errno(0)

@@ -44,10 +44,10 @@ class UcxTransports:
     def of(cls, text: str, facts: Facts) -> UcxTransports:
         parts = [part.removeprefix("\\") for part in text.removeprefix("^").split(",")]
         names = [part.partition(":")[0] for part in parts]
-        made, uses = facts.software.backend("UCX"), facts.software.ucx_rdma
+        backend, uses = facts.software.backend("UCX"), facts.software.ucx_rdma
         refused: set[str] = set()
         offered: set[str] = set()
-        for match in filter(None, map(_NOT_AVAILABLE.search, made.said if made is not None else ())):
+        for match in filter(None, map(_NOT_AVAILABLE.search, backend.said if backend is not None else ())):
             refused |= set(re.findall("'([^']*)'", match[1]))
             offered |= set(re.split(", *", match[2]))
         return cls(
@@ -93,13 +93,13 @@ class UcxTransports:
 
     def meant(self) -> str:
         """Return a hint with the known names that are similar to the unknown ones; empty if there are none."""
-        known = sorted(self.offered | UCX_NAMES)
-        found = {}
+        names = sorted(self.offered | UCX_NAMES)
+        suggestions = {}
         for name in self.strange():
-            near = get_close_matches(re.sub(r"\s", "", name).lower(), known, n=1, cutoff=0.6)
+            near = get_close_matches(re.sub(r"\s", "", name).lower(), names, n=1, cutoff=0.6)
             if near:
-                found[name] = near[0]
-        return f" (did you mean {named(found.values())}?)" if found else ""
+                suggestions[name] = near[0]
+        return f" (did you mean {named(suggestions.values())}?)" if suggestions else ""
 
     def remedy(self) -> str:
         """Return the remedy, with the transports that can carry NIXL on this host."""

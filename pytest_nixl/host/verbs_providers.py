@@ -52,8 +52,8 @@ def ask_verbs(libraries: Sequence[str], environ: Mapping[str, str], folders: Seq
     :param folders: patterns of the folders of providers.
     """
     copies = [path for path in libraries if _NAME.match(os.path.basename(path))]
-    if not copies and (found := elf.find("libibverbs.so.1", (), environ)):
-        copies = [found]
+    if not copies and (library := elf.find("libibverbs.so.1", (), environ)):
+        copies = [library]
     folders = [*folders, *(f"{os.path.dirname(path)}/libibverbs" for path in copies)]
     files = sorted({path for folder in folders for path in glob.glob(f"{folder}/lib*-rdmav*.so")})
     providers = [(match, path) for path in files if (match := _PROVIDER.fullmatch(os.path.basename(path)))]
@@ -81,13 +81,13 @@ def _linked(path: str, environ: Mapping[str, str]) -> str:
 
 def _bundled(libraries: Sequence[str], copies: Sequence[str]) -> list[dict[str, Any]]:
     """Return the loaded providers that nothing searches: a wheel's libmlx5 links to the wheel's libibverbs."""
-    found = []
+    providers = []
     for path in libraries:
         match = _BUNDLED.match(os.path.basename(path))
         copy = next((copy for copy in copies if os.path.dirname(copy) == os.path.dirname(path)), "")
         if match and copy and (abi := _abi(copy)):
-            found.append({"name": match[1], "abi": abi, "path": path, "library": copy})
-    return found
+            providers.append({"name": match[1], "abi": abi, "path": path, "library": copy})
+    return providers
 
 
 def _abi(path: str) -> int:

@@ -55,23 +55,23 @@ def prepare(agent: Any, name: str, nixl: dict[str, str]) -> dict[str, Any]:
     :param nixl: the version and the package of NIXL, as the worker reported them.
     """
     plugin = find_plugin(os.environ, _maps(), [nixl["nixl_package"]], f"libplugin_{plugin_of(name)}.so")
-    found: dict[str, Any] = {"plugin": plugin or "", "missing": [], "error": "", "remedy": "", "memories": []}
+    answer: dict[str, Any] = {"plugin": plugin or "", "missing": [], "error": "", "remedy": "", "memories": []}
     versions: dict[str, str] = {}
     try:
         if name in BACKENDS:
             versions = BACKENDS[name].load(nixl)
     except NixlPluginError as error:
-        found |= {"error": error.reason, "remedy": error.remedy}
-    found["versions"] = versions
+        answer |= {"error": error.reason, "remedy": error.remedy}
+    answer["versions"] = versions
     if plugin is not None:
         # The plugin can use libraries that the worker has already loaded, whatever their folder.
         lacking = elf.missing(
             plugin, os.environ, [*libraries_of_nixl(_maps()), *(v for v in versions.values() if v.startswith("/"))]
         )
-        found["missing"] = [
+        answer["missing"] = [
             {"soname": each.soname, "versions": list(each.versions), "words": str(each)} for each in lacking
         ]
-    return {"backend": found, "libraries": libraries_of_nixl(_maps())}
+    return {"backend": answer, "libraries": libraries_of_nixl(_maps())}
 
 
 def ask_rdma(agent: Any, plugin: str) -> dict[str, Any] | None:
@@ -111,7 +111,7 @@ def telemetry(agent: Any, name: str) -> dict[str, Any]:
     """
     size = 4096
     source, target = ctypes.create_string_buffer(b"x" * size, size), ctypes.create_string_buffer(size)
-    regions = [(ctypes.addressof(each), size, 0, "") for each in (source, target)]
+    regions = [(ctypes.addressof(buffer), size, 0, "") for buffer in (source, target)]
     handle = None
     registered = agent.register_memory(regions, "DRAM", backends=[name])
     try:
@@ -174,10 +174,10 @@ def _fabric_variables(files: list[str]) -> list[str]:
 
 def _nixl_variables(files: list[str], plugins: list[str]) -> list[str]:
     """Return the texts in NIXL's libraries that look like its variables."""
-    found: set[str] = set()
+    variables: set[str] = set()
     for path in {*(file for file in files if "libnixl" in file), *filter(None, plugins)}:
-        found |= {match.decode() for match in _NIXL_VARIABLE.findall(Path(path).read_bytes())}
-    return sorted(name for name in found if not name.startswith(("NIXL_ERR", "NIXL_IN")))
+        variables |= {match.decode() for match in _NIXL_VARIABLE.findall(Path(path).read_bytes())}
+    return sorted(name for name in variables if not name.startswith(("NIXL_ERR", "NIXL_IN")))
 
 
 def _advertised(agent: Any) -> list[str]:

@@ -88,9 +88,9 @@ def _cheapest(logs: Sequence[float], spread: float) -> list[int]:
     signal = numpy.array(_without_spikes(logs, 3 * spread))
     penalty = 5 * spread**2 * math.log(len(signal))
     places: list[int] = []
-    for start, end, own in _windows(len(signal)):
-        found = (start + place for place in _partition(signal[start:end], penalty))
-        places += [place for place in found if place in own and place - FEWEST_RUNS >= max(places, default=0)]
+    for start, end, window_cost in _windows(len(signal)):
+        steps = (start + place for place in _partition(signal[start:end], penalty))
+        places += [place for place in steps if place in window_cost and place - FEWEST_RUNS >= max(places, default=0)]
     return places
 
 
@@ -113,11 +113,11 @@ def _partition(signal: Floats, penalty: float) -> list[int]:
         costs = least[:begins] - explained
         last[end] = begin = int(costs.argmin())
         least[end] = costs[begin] + penalty
-    found, end = [], int(last[count])
+    ends, end = [], int(last[count])
     while end:
-        found.append(end)
+        ends.append(end)
         end = int(last[end])
-    return found[::-1]
+    return ends[::-1]
 
 
 def _windows(count: int) -> Iterator[tuple[int, int, range]]:
@@ -137,11 +137,11 @@ def _windows(count: int) -> Iterator[tuple[int, int, range]]:
 
 def _without_spikes(logs: Sequence[float], most: float) -> list[float]:
     """Clip each value to within ``most`` of the median of the five values around it."""
-    found = []
+    levels = []
     for place, value in enumerate(logs):
         centre = median(logs[max(0, place - 2) : place + 3])
-        found.append(min(max(value, centre - most), centre + most))
-    return found
+        levels.append(min(max(value, centre - most), centre + most))
+    return levels
 
 
 def _e_divisive(logs: Sequence[float], seed: int) -> list[int]:
@@ -150,7 +150,7 @@ def _e_divisive(logs: Sequence[float], seed: int) -> list[int]:
     values = numpy.array(logs)
     most = int(_SIGNIFICANCE * (_PERMUTATIONS + 1))
     random = numpy.random.default_rng(seed)
-    found: list[int] = []
+    places: list[int] = []
     waiting = [(0, len(values))]
     while waiting:
         start, end = waiting.pop()
@@ -169,9 +169,9 @@ def _e_divisive(logs: Sequence[float], seed: int) -> list[int]:
             if better > most:
                 break
         else:
-            found.append(start + place)
+            places.append(start + place)
             waiting += [(start, start + place), (start + place, end)]
-    return sorted(found)
+    return sorted(places)
 
 
 def _levels(values: Floats) -> tuple[Levels, Floats]:
@@ -202,9 +202,9 @@ def _best_split(levels: Levels, widths: Floats, stride: int = 1) -> tuple[int, f
     n = numpy.arange(first, count - FEWEST_RUNS + 1, stride, dtype=float)
     m = count - n
     # The integrals of F, G, F^2, G^2 and FG.
-    own, cross = numpy.stack((widths, widths * total)) @ sums
+    within, cross = numpy.stack((widths, widths * total)) @ sums
     square = widths @ numpy.square(sums, out=sums)
-    f, g = own / n, (total @ widths - own) / m
+    f, g = within / n, (total @ widths - within) / m
     ff, gg, fg = square / n**2, ((total * total) @ widths - 2 * cross + square) / m**2, (cross - square) / (n * m)
     across = f + g - 2 * fg
     first, second = 2 * (f - ff) * n / (n - 1), 2 * (g - gg) * m / (m - 1)
@@ -218,21 +218,24 @@ def _large(values: Sequence[float], places: Sequence[int]) -> list[Step]:
 
     A step is weak if it is too small, or if fewer than three runs on a side are nearer to that side's median.
     """
-    kept = list(places)
+    remaining = list(places)
     while True:
-        ends = [0, *kept, len(values)]
+        ends = [0, *remaining, len(values)]
         parts = [values[a:b] for a, b in pairwise(ends)]
-        found = [
-            Step(place, median(one), median(other)) for place, (one, other) in zip(kept, pairwise(parts), strict=True)
+        steps = [
+            Step(place, median(before), median(other))
+            for place, (before, other) in zip(remaining, pairwise(parts), strict=True)
         ]
-        weak = [step for step, (one, other) in zip(found, pairwise(parts), strict=True) if _weak(step, one, other)]
+        weak = [
+            step for step, (before, other) in zip(steps, pairwise(parts), strict=True) if _weak(step, before, other)
+        ]
         if not weak:
-            return found
-        kept.remove(min(weak, key=lambda step: abs(math.log(step.ratio))).place)
+            return steps
+        remaining.remove(min(weak, key=lambda step: abs(math.log(step.ratio))).place)
 
 
 def _weak(step: Step, before: Sequence[float], after: Sequence[float]) -> bool:
     middle = math.sqrt(step.before * step.after)
-    own = [sum((value > middle) == (level > middle) for value in part)
+    shares = [sum((value > middle) == (level > middle) for value in part)
            for part, level in ((before, step.before), (after, step.after))]  # fmt: skip
-    return abs(math.log(step.ratio)) < -math.log(1 - LEAST_CHANGE) or min(own) < FEWEST_RUNS
+    return abs(math.log(step.ratio)) < -math.log(1 - LEAST_CHANGE) or min(shares) < FEWEST_RUNS

@@ -107,7 +107,7 @@ def measure_at_once(links: Sequence[Link], block: int, depth: int) -> list[Sampl
 
 def disturbance(samples: Sequence[Samples]) -> str:
     """Return a clause about the processor time that other processes took; empty: too little to slow a link."""
-    most = max((cores for each in samples for cores in each.contention), default=0.0)
+    most = max((cores for sample in samples for cores in sample.contention), default=0.0)
     return f"other processes used up to {most:.1f} of the cores that the links need" if most > DISTURBED_CORES else ""
 
 
@@ -118,11 +118,13 @@ def corrupt(what: str, names: Sequence[str], samples: Sequence[Samples]) -> Judg
     :param names: the name of each link.
     :param samples: those of each link, in order, once or more times.
     """
-    for number, each in enumerate(samples):
-        if each.corruption is not None:
-            name, others = names[number % len(names)], len(set(names)) - 1
-            words = f"{what} of {name}, measured at the same time as {others} others: {each.corruption}"
-            return Judgement(Verdict.CORRUPT, words, "run that pair alone; check the memory and NICs of both hosts")
+    for number, sample in enumerate(samples):
+        if sample.corruption is not None:
+            name, count = names[number % len(names)], len(set(names)) - 1
+            description = f"{what} of {name}, measured at the same time as {count} others: {sample.corruption}"
+            return Judgement(
+                Verdict.CORRUPT, description, "run that pair alone; check the memory and NICs of both hosts"
+            )
     return None
 
 
@@ -137,21 +139,21 @@ def at_once(what: str, links: Sequence[Link], block: int, depth: int) -> Judgeme
 
     def rates() -> list[float]:
         moved.extend(measure_at_once(links, block, depth))
-        return [each.bandwidth for each in moved[-len(links) :]]
+        return [link_samples.bandwidth for link_samples in moved[-len(links) :]]
 
-    found = spread(rates)
+    together = spread(rates)
     fault = corrupt(what, names, moved)
     if fault is not None:
         return fault
-    least = found.slowest
-    words = (
-        f"{what} of {format_size(block)}, {len(links)} pairs at once: {gigabytes(found.total)} GB/s together, from "
-        f"{gigabytes(found.rates[least])} ({names[least]}) to {gigabytes(max(found.rates))} GB/s"
+    least = together.slowest
+    description = (
+        f"{what} of {format_size(block)}, {len(links)} pairs at once: {gigabytes(together.total)} GB/s together, from "
+        f"{gigabytes(together.rates[least])} ({names[least]}) to {gigabytes(max(together.rates))} GB/s"
     )
-    if found.starving is not None:
+    if together.starving is not None:
         remedy = "check what these two ranks share with others: the uplink of a switch, a host, a NIC"
-        words = f"{words}: that pair starves while the others are measured"
+        description = f"{description}: that pair starves while the others are measured"
         if took := disturbance(moved):
-            return Judgement(Verdict.INCONCLUSIVE, f"{words}, but {took}", QUIET)
-        return Judgement(Verdict.WARN, words, remedy)
-    return Judgement(Verdict.PASS, words)
+            return Judgement(Verdict.INCONCLUSIVE, f"{description}, but {took}", QUIET)
+        return Judgement(Verdict.WARN, description, remedy)
+    return Judgement(Verdict.PASS, description)

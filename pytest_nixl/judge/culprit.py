@@ -70,8 +70,8 @@ def failed_pairs(results: Sequence[Result]) -> list[FailedPair]:
         if key.program or key.kv or key.pattern or result.verdict not in BAD or key.pair[0] == key.pair[1]:
             continue
         place = (key.backend, key.pair)
-        known = worst.get(place)
-        if known is None or key.block >= known.key.block:
+        worse = worst.get(place)
+        if worse is None or key.block >= worse.key.block:
             worst[place] = FailedPair(key, Judgement(result.verdict, result.reason, result.remedy))
     often = Counter(rank for backend, pair in worst for rank in pair)
     return sorted(worst.values(), key=lambda each: -sum(often[rank] for rank in each.ranks))
@@ -101,26 +101,26 @@ def blame(failed: FailedPair, tried: Sequence[RetestResult], names: Sequence[str
     :param names: a name for each rank, with its host.
     """
     pair = f"{failed.ranks[0]}-{failed.ranks[1]}"
-    told = "; ".join(f"rank {e.key.pair[0]} with rank {e.key.pair[1]}: {e.judgement.reason}" for e in tried)
+    attempts = "; ".join(f"rank {e.key.pair[0]} with rank {e.key.pair[1]}: {e.judgement.reason}" for e in tried)
     bad = [each for each in tried if each.bad]
     guilty = [f"{names[each.key.pair[0]]} (its {_over(each.transports)})" for each in bad]
     ranks = [each.key.pair[0] for each in bad]
     if len(bad) == 1:
-        return ranks, f"{guilty[0]} is the culprit in the pair {pair} ({told})"
+        return ranks, f"{guilty[0]} is the culprit in the pair {pair} ({attempts})"
     if bad:
         partner = names[bad[0].key.pair[1]]
         return (
             ranks,
-            f"the culprits are {' and '.join(guilty)}, or {partner}, because both were measured with it ({told})",
+            f"the culprits are {' and '.join(guilty)}, or {partner}, because both were measured with it ({attempts})",
         )
     ends = " and ".join(names[rank] for rank in failed.ranks)
     if all(each.judgement.verdict is Verdict.PASS for each in tried):
         return (
             [],
             f"{ends} are each good with another rank: the network between these two is bad, or the fault is over "
-            f"({told})",
+            f"({attempts})",
         )
-    return [], f"which of {ends} is the culprit is undecided ({told})"
+    return [], f"which of {ends} is the culprit is undecided ({attempts})"
 
 
 def _over(transports: Sequence[str]) -> str:

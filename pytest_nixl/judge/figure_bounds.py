@@ -48,8 +48,8 @@ def read_bounds(tables: Sequence[ProfileTable]) -> tuple[Bound, ...]:
     :raises ValueError: if a table is not valid, or two apply to one figure: one sentence.
     """
     bounds = tuple(_bound(table) for table in tables)
-    for (first, one), (second, other) in combinations(enumerate(bounds, 1), 2):
-        if shared := one.shared_with(other):
+    for (first, earlier), (second, other) in combinations(enumerate(bounds, 1), 2):
+        if shared := earlier.shared_with(other):
             where = tables[second - 1].where
             raise ValueError(
                 f"{where}: applies to {shared}, as bound #{first} does: expected at most one [[bound]] for each figure"
@@ -90,7 +90,7 @@ def _label(table: ProfileTable, label: str) -> tuple[str, ...] | None:
 
 def bounded(figure: Figure, bounds: Sequence[Bound]) -> Figure:
     """Return a figure with the bound that applies to it; the same figure if there is none."""
-    bound = next((one for one in bounds if one.applies(figure)), None)
+    bound = next((candidate for candidate in bounds if candidate.applies(figure)), None)
     return figure if bound is None else replace(figure, at_most=bound.at_most, at_least=bound.at_least)
 
 
@@ -102,7 +102,7 @@ def judge_figures(figures: Sequence[Figure], bounds: Sequence[Bound]) -> Judgeme
     faults: list[str] = []
     kind: FigureKind | None = None
     for figure in figures:
-        bound = next((one for one in bounds if one.applies(figure)), None)
+        bound = next((candidate for candidate in bounds if candidate.applies(figure)), None)
         if bound is None:
             continue
         fault = _fault(figure, bound)

@@ -69,24 +69,24 @@ def decide_floor(
         raise ValueError(f"{len(values)} launches: expected 1 to {MOST_LAUNCHES}")
     if not all(0 < number < math.inf for number in (floor, *values)):
         raise ValueError(f"{(floor, *values)} are not all finite numbers above zero")
-    verdict, words = _decide(values, floor, budget)
+    verdict, description = _decide(values, floor, budget)
     if verdict is Verdict.PASS or not contention:
-        return verdict, words
+        return verdict, description
     launches = list(zip(values, contention, strict=True))
     for most in sorted({cores for cores in contention if cores <= DISTURBED_CORES}):
         calm = [value for value, cores in launches if cores <= most]
         if len(calm) < min(FEWEST_LAUNCHES, len(values)) or _below(values, floor) < AGREEING_LAUNCHES * len(values):
             continue
         if _decide(calm, floor * (1 - most), budget)[0] is Verdict.FAIL:
-            told = _decide(calm, floor, budget)[1]
+            calm_description = _decide(calm, floor, budget)[1]
             left_out = f"without {len(values) - len(calm)} that other processes slowed: " if calm != [*values] else ""
-            return Verdict.FAIL, f"{left_out}{told}"
+            return Verdict.FAIL, f"{left_out}{calm_description}"
     busy = sum(cores > DISTURBED_CORES for cores in contention)
     if not busy and verdict is not Verdict.FAIL:
-        return verdict, words
+        return verdict, description
     took = f"other processes used up to {max(contention):.2g} of this row's cores"
-    others = f"; in {busy} of {len(values)} launches {took}" if busy else f", but {took}, which may be why"
-    return _undecided(len(values), f"{words.removesuffix(_LAST)}{others}", budget)
+    disturbed = f"; in {busy} of {len(values)} launches {took}" if busy else f", but {took}, which may be why"
+    return _undecided(len(values), f"{description.removesuffix(_LAST)}{disturbed}", budget)
 
 
 def _below(values: Sequence[float], floor: float) -> int:
@@ -103,15 +103,15 @@ def _decide(values: Sequence[float], floor: float, budget: int) -> tuple[Verdict
     if k < FEWEST_LAUNCHES:
         return _undecided(k, f"{k} of the {FEWEST_LAUNCHES} launches needed at least", budget)
     low, high, spread = interval(values)
-    words = f"{k} launches, spread {_percent(spread)}, between {_rate(low)} and {_rate(high)}"
+    description = f"{k} launches, spread {_percent(spread)}, between {_rate(low)} and {_rate(high)}"
     if spread > WIDE_SPREAD and k < FEWEST_WIDE_LAUNCHES:
-        return _undecided(k, f"{words}: a spread over 3 % needs {FEWEST_WIDE_LAUNCHES} launches", budget)
+        return _undecided(k, f"{description}: a spread over 3 % needs {FEWEST_WIDE_LAUNCHES} launches", budget)
     above = sum(value > floor for value in values)
     if low > floor and above >= AGREEING_LAUNCHES * k:
-        return Verdict.PASS, f"{words}: above the floor"
+        return Verdict.PASS, f"{description}: above the floor"
     if high < floor and _below(values, floor) >= AGREEING_LAUNCHES * k:
-        return Verdict.FAIL, f"{words}: below the floor"
-    return _undecided(k, f"{words}: {above} of {k} are above the floor, which decides nothing", budget)
+        return Verdict.FAIL, f"{description}: below the floor"
+    return _undecided(k, f"{description}: {above} of {k} are above the floor, which decides nothing", budget)
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
@@ -178,11 +178,11 @@ def _learn(key: object, values: Sequence[float]) -> LearnedFloor:
         raise ValueError(f"{key}: {tuple(values)} are not all finite numbers above zero")
     centre = median(values)
     near = [abs(value - centre) <= _margin(centre, _mad(values)) for value in values]
-    kept = list(compress(values, near))
-    centre, mad = median(kept), _mad(kept)
+    typical = list(compress(values, near))
+    centre, mad = median(typical), _mad(typical)
     floor = centre - _margin(centre, mad)
     return LearnedFloor(
-        floor=floor if len(kept) >= FEWEST_LAUNCHES and floor > 0 else None,
+        floor=floor if len(typical) >= FEWEST_LAUNCHES and floor > 0 else None,
         median=centre,
         mad=mad,
         runs=len(values),

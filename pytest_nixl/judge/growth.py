@@ -42,7 +42,7 @@ class Growth:
         :param rounds: the seconds of each repeat, for each round; at least 8 repeats.
         :param references: the seconds of a computation beside each repeat that is always the same, in the same shape.
         """
-        smooth = _smoothed([second for each in references for second in each])
+        smooth = _smoothed([second for reference in references for second in reference])
         usual, count = median(smooth), len(rounds[0])
         scaled = [
             [second * usual / smooth[place * count + number] for number, second in enumerate(each)]

@@ -227,8 +227,8 @@ def _p_of_order(order: int, lower: int, upper: int) -> float:
     from scipy.stats import mannwhitneyu
 
     above = [min(upper, max(0, order - number * upper)) for number in range(lower)]
-    found = mannwhitneyu([rank + 0.5 for rank in above], range(1, upper + 1), alternative="less", method="exact")
-    return float(found.pvalue)
+    test = mannwhitneyu([rank + 0.5 for rank in above], range(1, upper + 1), alternative="less", method="exact")
+    return float(test.pvalue)
 
 
 def _joint_p_values(before: Sequence[Sequence[float]], now: Sequence[Sequence[float]]) -> list[float]:
@@ -242,11 +242,11 @@ def _joint_p_values(before: Sequence[Sequence[float]], now: Sequence[Sequence[fl
     sides = [numpy.log([row[: min(map(len, side))] for row in side]) for side in (before, now)]
     if any(side.shape[-1] < 2 for side in sides):
         return [1.0] * len(before)  # nothing can be proven without a spread, and one launch has none
-    found = permutation_test(sides, _studentized, vectorized=True, n_resamples=numpy.inf, axis=-1)
+    test = permutation_test(sides, _studentized, vectorized=True, n_resamples=numpy.inf, axis=-1)
     # Enlarge the permuted values slightly, so that rounding cannot make the observed order rarer than itself.
-    seen, orders = numpy.asarray(found.statistic), numpy.asarray(found.null_distribution) * (1 + 1e-9)
+    statistic, orders = numpy.asarray(test.statistic), numpy.asarray(test.null_distribution) * (1 + 1e-9)
     worst, best = orders.min(axis=1), orders.max(axis=1)
-    return [float((worst <= value).mean() if value < 0 else (best >= value).mean()) for value in seen]
+    return [float((worst <= value).mean() if value < 0 else (best >= value).mean()) for value in statistic]
 
 
 def _studentized(before: Any, now: Any, axis: int) -> Any:
@@ -269,9 +269,9 @@ def _interval(before: Sequence[float], now: Sequence[float]) -> tuple[float, flo
 @lru_cache(maxsize=256)
 def _place(before: int, now: int) -> int | None:
     """Return the index of the sorted ratio at which the interval begins; None: too few launches."""
-    found = None
+    place = None
     for order in range(before * now + 1):
         if _p_of_order(order, now, before) > (1 - CONFIDENCE) / 2:
             break
-        found = order
-    return found
+        place = order
+    return place

@@ -35,7 +35,7 @@ _DISTURBED = (
 
 _NOTHING_EXPECTED = (
     "Learn a profile from good runs (pytest-nixl profile learn), or add to the profile an [[expect]] with a floor, a "
-    "latency bound or the accepted transports of such rows."
+    "latency bound or the accepted transports of such rows, or choose another with --nixl-profile."
 )
 _BUSY_GPU = "Stop the other processes that use the GPU (`nvidia-smi` shows them), and run the row again."
 #: The verdicts of rows of which lost packets may be the reason, or to which they matter.

@@ -55,9 +55,9 @@ class RunComparison:
 def refuse_other_machine(before: RecordedRun, now: RecordedRun) -> None:
     """Refuse to compare runs of two kinds of machine. :raises ValueError: with the differences."""
     if different := other_machine(before.provenance, now.provenance):
-        said = "; ".join(f"{item.what} {item.before} there, {item.now} here" for item in different)
+        differing = "; ".join(f"{item.what} {item.before} there, {item.now} here" for item in different)
         raise ValueError(
-            f"{before.source} was measured on another kind of machine ({said}): expected a record of this kind of "
+            f"{before.source} was measured on another kind of machine ({differing}): expected a record of this kind of "
             "machine, because only then the image can explain a difference"
         )
 
@@ -93,13 +93,13 @@ def _compared(
     old: Mapping[RowKey, RowSummary], new: Mapping[RowKey, RowSummary], margin: float, in_turn: bool
 ) -> RegressionTest[RowKey]:
     before, now = ({key: row.values for key, row in rows.items()} for rows in (old, new))
-    found = compare_rows(before, now, margin)
+    comparison = compare_rows(before, now, margin)
     if in_turn:
-        return found
+        return comparison
     quiet_before, quiet_now = _quiet(old, new), _quiet(new, old)
-    losses = found if quiet_now == now else compare_rows(before, quiet_now, margin)
-    gains = found if quiet_before == before else compare_rows(quiet_before, now, margin)
-    return of_two_times(found, losses, gains)
+    losses = comparison if quiet_now == now else compare_rows(before, quiet_now, margin)
+    gains = comparison if quiet_before == before else compare_rows(quiet_before, now, margin)
+    return of_two_times(comparison, losses, gains)
 
 
 def _quiet(rows: Mapping[RowKey, RowSummary], others: Mapping[RowKey, RowSummary]) -> dict[RowKey, tuple[float, ...]]:
@@ -178,17 +178,18 @@ def _failed(before: RecordedRun, now: RecordedRun, different: tuple[Change, ...]
         alike.setdefault((result.verdict, result.remedy), []).append(key)
     for (verdict, remedy), keys in alike.items():
         count = str(keys[0]) if len(keys) == 1 else f"{len(keys)} rows"
-        what = keys[0] if len(keys) == 1 else f"rows that are {verdict}"
+        subject = keys[0] if len(keys) == 1 else f"rows that are {verdict}"
         if verdict is not Verdict.WRONG_TRANSPORT:
             reason = f"{count} of {before.name} cannot be compared with this run, in which the verdict is {verdict}"
-            yield _result(Verdict.MISSING, reason, remedy or "Follow the remedy of that verdict.", what)
+            yield _result(Verdict.MISSING, reason, remedy or "Follow the remedy of that verdict.", subject)
             continue
         prefixes = _STEERED_BY.get(keys[0].plain_backend, ())
-        causes = [str(one) for one in different if one.variable.startswith(prefixes)] if prefixes else []
-        there, here = (_ways([run.rows[key] for key in keys]) for run in (before, now))
-        went = f"{count} went over {here} instead of {there or 'an unknown transport'} as in {before.name}"
+        causes = [str(change) for change in different if change.variable.startswith(prefixes)] if prefixes else []
+        transports_before, transports_now = (_ways([run.rows[key] for key in keys]) for run in (before, now))
+        earlier = transports_before or "an unknown transport"
+        went = f"{count} went over {transports_now} instead of {earlier} as in {before.name}"
         figures = f"{_rates([now.rows[key] for key in keys])} after {_rates([before.rows[key] for key in keys])}"
-        yield _result(verdict, f"{'; '.join((*causes, went))}: {figures}", remedy, what)
+        yield _result(verdict, f"{'; '.join((*causes, went))}: {figures}", remedy, subject)
 
 
 def _ways(rows: Sequence[RowSummary]) -> str:
@@ -226,14 +227,16 @@ def _pooled(
         _remedy(effect, margin, different, before, in_turn),
     )
     if effect.verdict is Verdict.INCONCLUSIVE and not in_turn:
-        there, here = (_disturbed(rows, comparison.rows) for rows in (old, new))
-        if any(there) and f"record {before.name} again" not in remedy:
+        disturbed_before, disturbed_now = (_disturbed(rows, comparison.rows) for rows in (old, new))
+        if any(disturbed_before) and f"record {before.name} again" not in remedy:
             remedy = f"Record {before.name} again on an idle machine. {remedy}"
-        if told := _taken(before, there, here):
-            reason = f"{reason}; {told}"
+        if note := _taken(before, disturbed_before, disturbed_now):
+            reason = f"{reason}; {note}"
         elif effect.p <= PROOF and effect.ratio < 1:
             reason = f"{reason}; no single row proves a loss, and what all rows of one run share may have made this one"
-        if any(there) and not any(here):  # another run of this image would decide no more: it needs another baseline
+        if any(disturbed_before) and not any(
+            disturbed_now
+        ):  # another run of this image would decide no more: it needs another baseline
             yield _result(Verdict.NO_EXPECTATION, reason, remedy)
             return
     yield _result(effect.verdict, reason, remedy)
@@ -259,10 +262,10 @@ def _rows(
             yield _result(Verdict.REGRESSED, reason, _remedy(effect, margin, different, before, in_turn), key)
         elif key in comparison.suspects and effect.p <= PROOF:
             # A row may be held by the launches of others, because all give as many as the one with the fewest.
-            here = _disturbed(new, [key])
-            told = _taken(before, [], here if any(here) else _disturbed(new, comparison.rows))
+            disturbed_now = _disturbed(new, [key])
+            note = _taken(before, [], disturbed_now if any(disturbed_now) else _disturbed(new, comparison.rows))
             remedy = _remedy(effect, margin, different, before, in_turn)
-            yield _result(Verdict.INCONCLUSIVE, f"{reason}; {told}", remedy, key)
+            yield _result(Verdict.INCONCLUSIVE, f"{reason}; {note}", remedy, key)
         elif key in comparison.suspects:
             reason = (
                 f"{reason}; if it were the only row, this would prove a loss; among {len(comparison.rows)} rows p is "
@@ -294,8 +297,8 @@ def steadiness(rows: Mapping[RowKey, RowSummary]) -> tuple[str, bool]:
     if all(len(row.values) == 1 for row in rows.values()):
         spread = "each row has one launch, so its spread is not known"
     disturbed = _disturbed(rows, rows)
-    beside = f", and {_used(disturbed)} {_count(disturbed)}" if any(disturbed) else ""
-    return f"{spread}{beside}", not any(disturbed)
+    disturbance = f", and {_used(disturbed)} {_count(disturbed)}" if any(disturbed) else ""
+    return f"{spread}{disturbance}", not any(disturbed)
 
 
 def _taken(before: RecordedRun, there: Sequence[tuple[str, ...]], here: Sequence[tuple[str, ...]]) -> str:
@@ -306,9 +309,9 @@ def _taken(before: RecordedRun, there: Sequence[tuple[str, ...]], here: Sequence
 
 def _remedy(effect: Effect, margin: float, different: tuple[Change, ...], before: RecordedRun, in_turn: bool) -> str:
     if effect.verdict is Verdict.REGRESSED:
-        what = "; ".join(str(item) for item in different[:8]) or "nothing that is recorded"
+        differences = "; ".join(str(item) for item in different[:8]) or "nothing that is recorded"
         more = f" and {len(different) - 8} more" if len(different) > 8 else ""
-        differs = f"Differences from {before.name}: {what}{more}."
+        differs = f"Differences from {before.name}: {differences}{more}."
         if in_turn:
             return f"{differs} Both images were measured now, in turn: search for the cause among these differences."
         return (

@@ -48,10 +48,10 @@ def take_turns(
     :param join: joins the launches so far with one more.
     :param another: returns whether both need one more launch, from what was measured so far.
     """
-    found, turns = [one(), other()], (1, 0)
+    results, turns = [one(), other()], (1, 0)
     measures = one, other
-    while another(found[0], found[1]):
+    while another(results[0], results[1]):
         for place in turns:
-            found[place] = join(found[place], measures[place]())
+            results[place] = join(results[place], measures[place]())
         turns = turns[::-1]
-    return found[0], found[1]
+    return results[0], results[1]

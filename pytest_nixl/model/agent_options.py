@@ -88,8 +88,8 @@ def parse_parameters(text: str) -> tuple[BackendParameter, ...]:
     :raises ValueError: a part has not the form BACKEND:NAME=VALUE, or a name or value that cannot be in a row key; or
         it is named twice.
     """
-    found: list[BackendParameter] = []
-    for part in (each.strip() for each in text.split(",")):
+    parameters: list[BackendParameter] = []
+    for part in (part.strip() for part in text.split(",")):
         backend, colon, setting = part.partition(":")
         name, equals, value = setting.partition("=")
         if not colon or "=" in backend or not backend:
@@ -110,10 +110,10 @@ def parse_parameters(text: str) -> tuple[BackendParameter, ...]:
             raise ValueError(
                 f"{name} may hold a secret, and parameters are recorded: give it by the backend's own variable"
             )
-        if any((each.backend, each.name) == (backend.upper(), name) for each in found):
+        if any((parameter.backend, parameter.name) == (backend.upper(), name) for parameter in parameters):
             raise ValueError(f"{backend.upper()}:{name} is named twice")
-        found.append(BackendParameter(backend.upper(), name, value))
-    return tuple(sorted(found))
+        parameters.append(BackendParameter(backend.upper(), name, value))
+    return tuple(sorted(parameters))
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class AgentOptions:
 
     def parameters_of(self, backend: str) -> dict[str, str]:
         """Return the parameters with which a backend is created."""
-        return {each.name: each.value for each in self.parameters if each.backend == backend}
+        return {parameter.name: parameter.value for parameter in self.parameters if parameter.backend == backend}
 
     def variant(self, backend: str, plugin: str) -> Variant:
         """Return what differs from the default in how the rows of a backend are measured, for their keys.
@@ -153,24 +153,24 @@ class AgentOptions:
         :param plugin: NIXL's name of the plugin that the backend drives.
         """
         place = LOCATION.get(plugin, ())
-        found = {name: value for name, value in self.parameters_of(backend).items() if name not in place}
+        settings = {name: value for name, value in self.parameters_of(backend).items() if name not in place}
         if self.progress_thread:
-            found["progress-thread"] = "on"
+            settings["progress-thread"] = "on"
         if self.threads is not None and plugin in THREADED:
-            found["threads"] = str(self.threads)
+            settings["threads"] = str(self.threads)
         if self.sync_mode not in ("auto", "none"):
-            found["sync-mode"] = self.sync_mode
-        return tuple(sorted(found.items()))
+            settings["sync-mode"] = self.sync_mode
+        return tuple(sorted(settings.items()))
 
     def __str__(self) -> str:
-        words = {
+        settings = {
             "progress-thread": "" if self.progress_thread is None else "on" if self.progress_thread else "off",
             "threads": str(self.threads or ""),
             "sync-mode": "" if self.sync_mode == "auto" else self.sync_mode,
             "telemetry": "on" if self.telemetry else "",
         }
-        told = [f"{name}={value}" for name, value in words.items() if value]
-        return ",".join((*told, *map(str, self.parameters))) or "default"
+        parts = [f"{name}={value}" for name, value in settings.items() if value]
+        return ",".join((*parts, *map(str, self.parameters))) or "default"
 
 
 #: How inference engines create their agents, by the value of ``--nixl-agent``, if UCX is their only backend.
@@ -189,5 +189,5 @@ def engine_agent(engine: str, backends: tuple[str, ...]) -> AgentOptions:
     :param engine: a value of ``--nixl-agent``.
     :param backends: the requested backends. Worker threads are left out unless UCX is the only one.
     """
-    found = _ENGINES[engine]
-    return found if backends == ("UCX",) else replace(found, threads=None)
+    agent = _ENGINES[engine]
+    return agent if backends == ("UCX",) else replace(agent, threads=None)

@@ -73,8 +73,8 @@ class CarrierBytes:
 
     def __add__(self, other: CarrierBytes) -> CarrierBytes:
         """Return the sums over two launches; a device in only one of them is left out."""
-        there = {item.device: item for item in other.devices}
-        both = (_sum(item, there[item.device]) for item in self.devices if item.device in there)
+        other_devices = {item.device: item for item in other.devices}
+        both = (_sum(item, other_devices[item.device]) for item in self.devices if item.device in other_devices)
         return CarrierBytes(tuple(both), self.payload + other.payload)
 
     def carriers(self, transports: Sequence[str]) -> tuple[Carrier, ...]:
@@ -88,13 +88,13 @@ class CarrierBytes:
 
         An EFA transport whose devices moved the payload without RDMA becomes ``efa-emulated`` or ``srd-emulated``.
         """
-        found: dict[str, None] = {}
-        for each in transports:
-            provider, slash, device = each.partition("/")
-            name = f"{provider}{EMULATED}{slash}{device}" if _moves_by_rdma(provider) and self.emulated else each
+        names: dict[str, None] = {}
+        for transport in transports:
+            provider, slash, device = transport.partition("/")
+            name = f"{provider}{EMULATED}{slash}{device}" if _moves_by_rdma(provider) and self.emulated else transport
             carriers = () if "/" in name else self.carriers([name])
-            found.update(dict.fromkeys(f"{name}/{item.device}" for item in carriers) or {name: None})
-        return tuple(found)
+            names.update(dict.fromkeys(f"{name}/{item.device}" for item in carriers) or {name: None})
+        return tuple(names)
 
     def contradiction(self, transports: Sequence[str]) -> str:
         """Return a sentence if the counters contradict the reported transports; empty if not or if unknown.
@@ -104,12 +104,12 @@ class CarrierBytes:
         """
         if not transports or not all(is_network(name) or name == f"tcp/{_LOOPBACK}" for name in transports):
             return ""
-        asked = [item for name in transports for item in self._asked(name)]
-        if not asked or not all(self._asked(name) for name in transports):
+        expected = [item for name in transports for item in self._asked(name)]
+        if not expected or not all(self._asked(name) for name in transports):
             return ""
-        if any(item.kind == "net" for item in asked):
-            asked += [item for item in self.devices if item.device == _LOOPBACK]
-        names = dict.fromkeys(asked)
+        if any(item.kind == "net" for item in expected):
+            expected += [item for item in self.devices if item.device == _LOOPBACK]
+        names = dict.fromkeys(expected)
         count = _bytes_of(transports[0])
         carried = sum(count(item) for item in names)
         if carried >= self.payload * (1 - CARRIED_SHARE):

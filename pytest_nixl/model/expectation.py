@@ -122,8 +122,8 @@ def row_ceiling(samples: Samples, expectation: Expectation | None, machine: Mach
 
 
 def _over_network(samples: Samples, expectation: Expectation | None) -> bool:
-    told = samples.transports or (expectation and expectation.transports) or ()
-    return bool(told) and all(is_network(transport) for transport in told)
+    transports = samples.transports or (expectation and expectation.transports) or ()
+    return bool(transports) and all(is_network(transport) for transport in transports)
 
 
 def _reached(machine: Machine) -> str:

@@ -109,8 +109,8 @@ _PATTERN = (
 
 def _growing(resource: str, unit: FigureUnit, summary: str) -> FigureKind:
     """Return the figure for the growth of a resource of a worker."""
-    words = f"{summary}: the least growth with each cycle (lower end of the 99 % interval)"
-    return FigureKind(f"growth-{resource}", unit, ("backend", "cycle"), words, _ENDURANCE)
+    description = f"{summary}: the least growth with each cycle (lower end of the 99 % interval)"
+    return FigureKind(f"growth-{resource}", unit, ("backend", "cycle"), description, _ENDURANCE)
 
 
 _KINDS = (
@@ -259,7 +259,7 @@ class Figure:
     def limit_text(self) -> str:
         """The bounds that apply, as text; empty: there is none."""
         bounds = (("at most", self.at_most), ("at least", self.at_least))
-        return ", ".join(f"{word} {self.show(bound)}" for word, bound in bounds if bound is not None)
+        return ", ".join(f"{relation} {self.show(bound)}" for relation, bound in bounds if bound is not None)
 
     def __str__(self) -> str:
         return f"{self.name} ({self.labels_text}): {self.show(self.value)}"

@@ -73,17 +73,19 @@ def judge_finding(
             return Judgement(Verdict.PASS, reason, finding=finding.id)
         gone = f"the profile accepts this finding, but it no longer occurs: {reason}"
         return Judgement(Verdict.FAIL, gone, f"remove the [[accept]] of {finding.id} from the profile", finding.id)
-    said = f"{finding.title}: {reason}"
+    description = f"{finding.title}: {reason}"
     if acceptance is None and affects:
-        return Judgement(Verdict.FAIL, said, finding.remedy, finding.id)
+        return Judgement(Verdict.FAIL, description, finding.remedy, finding.id)
     if acceptance is None or (not affects and today <= acceptance.expires):
-        return Judgement(Verdict.PASS, said, finding.remedy, finding.id, known_limit=True)
+        return Judgement(Verdict.PASS, description, finding.remedy, finding.id, known_limit=True)
     if today > acceptance.expires:
-        said = f"the profile's acceptance of it expired on {acceptance.expires} ({acceptance.reason}): {said}"
+        description = (
+            f"the profile's acceptance of it expired on {acceptance.expires} ({acceptance.reason}): {description}"
+        )
         remedy = f"{finding.remedy}; or give the [[accept]] of {finding.id} a later date in the profile, or remove it"
-        return Judgement(Verdict.FAIL, said, remedy, finding.id)
-    said = f"accepted finding, until {acceptance.expires} ({acceptance.reason}): {said}"
-    return Judgement(Verdict.WARN, said, finding.remedy, finding.id)
+        return Judgement(Verdict.FAIL, description, remedy, finding.id)
+    description = f"accepted finding, until {acceptance.expires} ({acceptance.reason}): {description}"
+    return Judgement(Verdict.WARN, description, finding.remedy, finding.id)
 
 
 class FindingError(NixlPluginError):
@@ -96,7 +98,7 @@ class FindingError(NixlPluginError):
     """
 
     def __init__(self, finding: str, reason: str, detail: str = "", remedy: str = "") -> None:
-        known = FINDINGS[finding]
-        super().__init__(f"{known.title}: {reason}", remedy or known.remedy, detail)
+        entry = FINDINGS[finding]
+        super().__init__(f"{entry.title}: {reason}", remedy or entry.remedy, detail)
         self.finding = finding
         self.seen = reason

@@ -145,9 +145,9 @@ def kv_model(text: str) -> KvModel:
     :param text: a name of :data:`KV_MODELS` in any case, or the path of a ``config.json``. Nothing is downloaded.
     :raises ValueError: if it is neither. The text of the error is one sentence.
     """
-    known = KV_MODELS.get(text.strip().lower())
-    if known is not None:
-        return known
+    model = KV_MODELS.get(text.strip().lower())
+    if model is not None:
+        return model
     if os.path.exists(text):
         return _read_config(text)
     path = "/" in text or text.endswith(".json")
@@ -201,8 +201,8 @@ def _head_dim(text: dict[str, Any]) -> int:
     if head_dim is None:
         if hidden is None:
             raise StrictError("it has neither head_dim nor hidden_size")
-        head_dim, rest = divmod(hidden, heads)
-        if rest:
+        head_dim, remainder = divmod(hidden, heads)
+        if remainder:
             raise StrictError(f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
     return int(head_dim)
 
@@ -223,7 +223,7 @@ def _dtype(text: dict[str, Any], config: dict[str, Any]) -> str:
     if not name:
         return "bf16"
     check(Text(64), value, name)
-    known = _OF_WEIGHTS.get(value.removeprefix("torch."))
-    if known is None:
+    dtype = _OF_WEIGHTS.get(value.removeprefix("torch."))
+    if dtype is None:
         raise StrictError(f"{name} is {shorten(value)}: expected one of {', '.join(_OF_WEIGHTS)}")
-    return known
+    return dtype

@@ -92,13 +92,13 @@ def lossy_devices(
             # A counter that fell was reset.
             if (more := value - first.get((host, device, counter), value)) > 0:
                 grown.setdefault((host, device), {})[counter] = more
-    found = []
+    devices = []
     for place, counts in grown.items():
         packets = max((count for name, count in counts.items() if name in _PACKETS), default=0)
         errors = {name: count for name, count in counts.items() if name not in _PACKETS}
         if errors and packets >= max(1.0, payload / _MTU * CARRIED_SHARE):
-            found.append(LossyDevice(*place, packets, errors))
-    return tuple(found)
+            devices.append(LossyDevice(*place, packets, errors))
+    return tuple(devices)
 
 
 def add_launch(one: Iterable[LossyDevice], other: Iterable[LossyDevice]) -> tuple[LossyDevice, ...]:

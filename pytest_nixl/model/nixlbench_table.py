@@ -191,9 +191,9 @@ def _merged(outputs: Sequence[NixlbenchOutput]) -> NixlbenchOutput:
     if len(outputs) == 1:
         return outputs[0]
     main = next((output for output in outputs if output.tables), outputs[0])
-    registrations = [one for output in outputs for one in output.registrations]
+    registrations = [registration for output in outputs for registration in output.registrations]
     faults = [fault for output in outputs for fault in output.faults]
-    seen = Counter((one.rank, one.size) for one in registrations)
+    seen = Counter((registration.rank, registration.size) for registration in registrations)
     already = {fault.text for fault in faults if fault.trouble is Trouble.DUPLICATE_RANK}
     for (rank, size), count in seen.items():
         fault = _duplicate(rank, size)

@@ -64,4 +64,4 @@ class RankPairing:
         return self.listed
 
     def __str__(self) -> str:
-        return self.rule or ",".join(f"{one}:{other}" for one, other in self.listed)
+        return self.rule or ",".join(f"{first}:{other}" for first, other in self.listed)

@@ -107,7 +107,7 @@ class RowSummary:
     def used_by_others(self) -> tuple[tuple[str, ...], ...]:
         """Of each launch, what other processes used so much that it may be slower: ``cores``, ``a GPU``, or nothing."""
         cores = [each > DISTURBED_CORES for each in self.contention or [0.0] * len(self.values)]
-        gpus = [each > BUSY_GPU for each in self.gpu_waits or [0.0] * len(self.values)]
+        gpus = [gpu_wait > BUSY_GPU for gpu_wait in self.gpu_waits or [0.0] * len(self.values)]
         return tuple(
             (*(("cores",) if busy else ()), *(("a GPU",) if taken else ()))
             for busy, taken in zip(cores, gpus, strict=True)
@@ -116,8 +116,8 @@ class RowSummary:
     @property
     def latencies(self) -> dict[str, float]:
         """Seconds of each percentile that is known, by the names in :data:`PERCENTILES`."""
-        found = zip(PERCENTILES, (self.p50, self.p90, self.p99, self.p999), strict=True)
-        return {name: seconds for name, seconds in found if not math.isnan(seconds)}
+        named = zip(PERCENTILES, (self.p50, self.p90, self.p99, self.p999), strict=True)
+        return {name: seconds for name, seconds in named if not math.isnan(seconds)}
 
 
 _LATENCIES = ("p50", "p90", "p99", "p999")
@@ -158,25 +158,25 @@ class Result:
     @property
     def name(self) -> str:
         """The name of the result in reports for programs: the same in each run."""
-        what = self.row or self.subject
-        return f"{self.check}[{what}]" if what else self.check
+        subject = self.row or self.subject
+        return f"{self.check}[{subject}]" if subject else self.check
 
     def plain(self) -> dict[str, Any]:
         """Return the result as JSON values."""
         plain = to_plain(replace(self, measured=()))
         # Records call the summary "figures".
-        found: dict[str, Any] = {"figures" if name == "summary" else name: part for name, part in plain.items()}
-        found["row"] = found["row"] or ""
-        del found["measured"]
+        fields: dict[str, Any] = {"figures" if name == "summary" else name: part for name, part in plain.items()}
+        fields["row"] = fields["row"] or ""
+        del fields["measured"]
         if not self.subject:
-            del found["subject"]
+            del fields["subject"]
         if self.measured:
-            found["measured"] = [figure.plain() for figure in self.measured]
+            fields["measured"] = [figure.plain() for figure in self.measured]
         if self.summary is not None:
-            del found["figures"]["contention"], found["figures"]["gpu_waits"]  # the record of the row has them
+            del fields["figures"]["contention"], fields["figures"]["gpu_waits"]  # the record of the row has them
             if not self.summary.steps:
-                del found["figures"]["steps"]
-        return found
+                del fields["figures"]["steps"]
+        return fields
 
     @classmethod
     def from_plain(cls, data: Mapping[str, Any]) -> Result:

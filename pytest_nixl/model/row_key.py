@@ -129,12 +129,12 @@ class RowKey:
     @property
     def agent_variant(self) -> Variant:
         """What differs from the default in how the agents of the row are created."""
-        return tuple(each for each in self.variant if each[0] not in (FOOTPRINT, NOTIFY))
+        return tuple(setting for setting in self.variant if setting[0] not in (FOOTPRINT, NOTIFY))
 
     @property
     def in_place(self) -> RowKey:
         """The key of the same row if every transfer has the same bytes."""
-        return replace(self, variant=tuple(each for each in self.variant if each[0] != FOOTPRINT))
+        return replace(self, variant=tuple(setting for setting in self.variant if setting[0] != FOOTPRINT))
 
     @property
     def variant_text(self) -> str:
@@ -234,7 +234,7 @@ def _parse(text: str) -> RowKey:
     match = _PATTERN.fullmatch(text)
     if match is None:
         raise RowKeyError(text)
-    backend, op, source, source_gpu, target, target_gpu, block, batch, depth, one, other, variant = match.groups()
+    backend, op, source, source_gpu, target, target_gpu, block, batch, depth, initiator, other, variant = match.groups()
     numbered = source_gpu is not None or target_gpu is not None
     try:
         key = RowKey(
@@ -244,7 +244,7 @@ def _parse(text: str) -> RowKey:
             units.parse_size(block),
             int(batch),
             int(depth),
-            (int(one), int(other)),
+            (int(initiator), int(other)),
             DevicePair(int(source_gpu or 0), int(target_gpu or 0)) if numbered else None,
             _variant(variant) if variant else (),
         )
@@ -260,8 +260,8 @@ def _variant(text: str) -> Variant:
 
     :raises ValueError: a part is not NAME=VALUE, or the names are not in order, each once.
     """
-    found = [_SETTING.fullmatch(part) for part in text.split(",")]
-    settings = tuple((each[1], each[2]) for each in found if each is not None)
-    if len(settings) != len(found) or [name for name, _ in settings] != sorted({name for name, _ in settings}):
+    matches = [_SETTING.fullmatch(part) for part in text.split(",")]
+    settings = tuple((match[1], match[2]) for match in matches if match is not None)
+    if len(settings) != len(matches) or [name for name, _ in settings] != sorted({name for name, _ in settings}):
         raise ValueError(text)
     return settings

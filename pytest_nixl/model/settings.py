@@ -125,8 +125,8 @@ def option(
 def _function(name: str) -> Callable[[Any], Any]:
     from pkgutil import resolve_name
 
-    found: Callable[[Any], Any] = resolve_name(f"pytest_nixl.{name}")
-    return found
+    function: Callable[[Any], Any] = resolve_name(f"pytest_nixl.{name}")
+    return function
 
 
 #: The largest number of launches of a row, and the number that a comparison starts with. More launches decide no more.
@@ -455,11 +455,11 @@ class Settings:
     @property
     def programs(self) -> dict[str, str]:
         """Paths of the external programs that options name, by program name."""
-        found = {"nixlbench": os.path.abspath(self.nixlbench)} if self.nixlbench else {}
+        programs = {"nixlbench": os.path.abspath(self.nixlbench)} if self.nixlbench else {}
         if self.raw_tools_dir:
             paths = {name: os.path.abspath(os.path.join(self.raw_tools_dir, name)) for name in RAW_TOOLS}
-            found |= {name: path for name, path in paths.items() if os.access(path, os.X_OK)}
-        return found
+            programs |= {name: path for name, path in paths.items() if os.access(path, os.X_OK)}
+        return programs
 
     @property
     def compares(self) -> bool:

@@ -42,8 +42,8 @@ _OF_LIBRARIES = re.compile(r"(?:UCX|FI|NIXL|ETCD|CUDA)_[A-Z0-9_]+")
 
 def not_from_other_ranks(variables: Mapping[str, str | None]) -> list[str]:
     """Return the names that another rank may not set here. It may unset any variable of NIXL and its libraries."""
-    others = {name: value for name, value in variables.items() if name not in FROM_OTHER_RANKS}
-    return [name for name, value in others.items() if value is not None or not _OF_LIBRARIES.fullmatch(name)]
+    kept_variables = {name: value for name, value in variables.items() if name not in FROM_OTHER_RANKS}
+    return [name for name, value in kept_variables.items() if value is not None or not _OF_LIBRARIES.fullmatch(name)]
 
 
 def variable(tool: str) -> str:
@@ -60,7 +60,7 @@ def own_variables(
     :param environ: this rank's environment variables.
     :param memory: the memory types that the run asks for.
     """
-    found = {"PATH": environ.get("PATH"), **{variable(tool): paths.get(tool) or None for tool in TOOLS}}
+    variables = {"PATH": environ.get("PATH"), **{variable(tool): paths.get(tool) or None for tool in TOOLS}}
     if any(pair.on_gpu for pair in memory):
-        found[DRIVER_STANDIN] = "never"
-    return found
+        variables[DRIVER_STANDIN] = "never"
+    return variables

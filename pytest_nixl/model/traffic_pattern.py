@@ -82,9 +82,9 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
     """Yield the lines of the matrix that are not empty, each with its number in the file, from 1."""
     section = ""
     for number, line in enumerate(text.splitlines(), 1):
-        found = _SECTION.fullmatch(line.strip())
-        if found is not None:
-            section = found[1].strip().lower()
+        match = _SECTION.fullmatch(line.strip())
+        if match is not None:
+            section = match[1].strip().lower()
             if section not in (_MATRIX, *_STORAGE):
                 raise ValueError(
                     f"line {number} begins the unknown section {_shown(line)}: expected [rdma], [read] or [write]"
@@ -94,10 +94,10 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _bytes(cell: str, line: int) -> int:
-    found = _CELL.fullmatch(cell)
-    if found is None:
+    match = _CELL.fullmatch(cell)
+    if match is None:
         raise ValueError(f"{_shown(cell)} in line {line} is not a size: expected bytes such as 4096, or a size like 1M")
-    sign, whole, fraction, unit = found.groups()
+    sign, whole, fraction, unit = match.groups()
     if unit and unit.lower() not in _UNITS:
         raise ValueError(f"{_shown(cell)} in line {line} has the unknown unit {_shown(unit)}: expected B, K, M or G")
     digits = fraction or ""
@@ -216,10 +216,10 @@ class PatternChoice:
         if match is None:
             matrix = read_matrix(text)
             return cls(text, wanted=len(matrix), matrix=matrix)
-        kind, wanted = match[1], int(match[2]) if match[2] else None
-        if wanted is not None and not _LEAST_RANKS[kind] <= wanted <= MOST_RANKS:
+        kind, count = match[1], int(match[2]) if match[2] else None
+        if count is not None and not _LEAST_RANKS[kind] <= count <= MOST_RANKS:
             raise ValueError(f"{text.strip()}: expected {_LEAST_RANKS[kind]} to {MOST_RANKS} ranks for {kind}")
-        return cls(text.strip(), kind, wanted)
+        return cls(text.strip(), kind, count)
 
     def ranks_of(self, ranks: int) -> int:
         """Return how many ranks take part, the first ones of the run.
@@ -227,14 +227,14 @@ class PatternChoice:
         :param ranks: the number of ranks of the run. A run of one rank starts as many workers as the pattern has ranks.
         :raises ValueError: the pattern needs more ranks, or the run has too few. The text of the error is one sentence.
         """
-        found = self.wanted or (ranks if ranks > 1 else LOCAL_RANKS)
-        if 1 < ranks < found:
+        count = self.wanted or (ranks if ranks > 1 else LOCAL_RANKS)
+        if 1 < ranks < count:
             raise ValueError(
-                f"it has {found} ranks, but the run has {ranks}: start {found} ranks, or give a smaller one"
+                f"it has {count} ranks, but the run has {ranks}: start {count} ranks, or give a smaller one"
             )
-        if self.kind and found < _LEAST_RANKS[self.kind]:
-            raise ValueError(f"{self.kind} needs at least {_LEAST_RANKS[self.kind]} ranks, but the run has {found}")
-        return found
+        if self.kind and count < _LEAST_RANKS[self.kind]:
+            raise ValueError(f"{self.kind} needs at least {_LEAST_RANKS[self.kind]} ranks, but the run has {count}")
+        return count
 
     def of(self, ranks: int, size: int) -> TrafficPattern:
         """Return the flows of the pattern.
@@ -280,17 +280,17 @@ def rounds(pattern: TrafficPattern, hosts: Sequence[str] = ()) -> list[tuple[Flo
     :param hosts: the host of each rank; empty: each has its own.
     """
     flows = {flow.ranks: flow for flow in pattern.flows}
-    found: list[list[Flow]] = []
+    rounds_of_flows: list[list[Flow]] = []
     busy: list[set[str | int]] = []
     for pairs in factors(pattern.ranks):
-        for pair in (*pairs, *((other, one) for one, other in pairs)):
+        for pair in (*pairs, *((other, first) for first, other in pairs)):
             if pair not in flows:
                 continue
             ends: set[str | int] = {hosts[rank] if hosts else rank for rank in pair}
             place = next((number for number, taken in enumerate(busy) if not taken & ends), len(busy))
             if place == len(busy):
-                found.append([])
+                rounds_of_flows.append([])
                 busy.append(set())
-            found[place].append(flows[pair])
+            rounds_of_flows[place].append(flows[pair])
             busy[place] |= ends
-    return [tuple(each) for each in found]
+    return [tuple(flow) for flow in rounds_of_flows]

@@ -63,7 +63,7 @@ def ucx_tls_allows(value: str, transports: Iterable[str]) -> bool:
     """
     names = {name.removeprefix("\\").partition(":")[0] for name in value.removeprefix("^").split(",")}
     excluded = value.startswith("^")
-    return any(any(_is_named(one, name) for name in names) is not excluded for one in transports)
+    return any(any(_is_named(transport, name) for name in names) is not excluded for transport in transports)
 
 
 def _is_named(transport: str, name: str) -> bool:

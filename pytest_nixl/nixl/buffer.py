@@ -133,5 +133,7 @@ class PendingBuffer:
 
         :raises WorkerError: the memory cannot be allocated.
         """
-        made = self.request.result()
-        return Buffer(self.request.worker, made["buffer"], made["address"], self.size, self.memory, made["device"])
+        answer = self.request.result()
+        return Buffer(
+            self.request.worker, answer["buffer"], answer["address"], self.size, self.memory, answer["device"]
+        )

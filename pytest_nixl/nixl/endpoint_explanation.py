@@ -93,15 +93,15 @@ def _rewrite(text: str, resolver: Resolver) -> tuple[str, tuple[str, ...]]:
     The result contains only hosts and ports that the text names. If the text is ambiguous, nothing is suggested.
     """
     # The text before the last @ may be part of a password.
-    told = text.rpartition("@")[2] if "@" in text and may_be_torn(text) else text
+    shown = text.rpartition("@")[2] if "@" in text and may_be_torn(text) else text
     urls: dict[str, None] = {}
     advice: dict[str, None] = {}
-    for member in re.split("[,;]", told):
+    for member in re.split("[,;]", shown):
         parts = [part for part in member.split() if not re.fullmatch(r"(?:[A-Za-z]+://|['\"]+)", part)]
-        found = [_rewritten(part, resolver) for part in parts]
-        if any(not url for url, _ in found) and len(found) > 1:
+        rewritten = [_rewritten(part, resolver) for part in parts]
+        if any(not url for url, _ in rewritten) and len(rewritten) > 1:
             continue  # a space split an address: its pieces are not addresses
-        for url, remark in found:
+        for url, remark in rewritten:
             if url:
                 urls[url] = None
             if remark:
@@ -165,8 +165,8 @@ def _no_port(part: str) -> str:
 def _keeps(text: str, rewrite: str, resolver: Resolver) -> bool:
     """Whether NIXL can read ``rewrite``, and finds every address of ``text`` in it."""
     before, after = read_as_nixl(text, resolver), read_as_nixl(rewrite, resolver)
-    found = {_plain(address) for address in after.contacts}
-    return after.works and all(_plain(address) in found for address in before.contacts)
+    addresses = {_plain(address) for address in after.contacts}
+    return after.works and all(_plain(address) in addresses for address in before.contacts)
 
 
 def _plain(address: Address) -> Address:
@@ -182,8 +182,8 @@ def _rewritten_host(host: str, port: str, resolver: Resolver) -> str:
         return str(mapped) if mapped else f"[{host}]"
     if not re.fullmatch("[A-Za-z0-9._-]+", host):
         return ""
-    found = resolver(host, port, socket.AF_INET)
-    if not found:
+    resolved = resolver(host, port, socket.AF_INET)
+    if not resolved:
         return ""
     # Only the C library reads short forms such as 127.1 and 2130706433.
-    return found[0] if is_short_number(host) else host
+    return resolved[0] if is_short_number(host) else host

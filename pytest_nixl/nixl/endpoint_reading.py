@@ -99,23 +99,23 @@ def read_as_nixl(text: str, resolver: Resolver) -> EndpointReading:
     if not used:
         used = [(address, item) for item in members for address in item.v6]
     if not used:
-        why = next((f"{item.name} {item.fault}" for item in members if item.fault), "it has no member")
-        why += f"; NIXL reports only {INVALID!r}"
-        return EndpointReading(False, why, notes=tuple(_nixl_notes(text, members, [])))
+        reason = next((f"{item.name} {item.fault}" for item in members if item.fault), "it has no member")
+        reason += f"; NIXL reports only {INVALID!r}"
+        return EndpointReading(False, reason, notes=tuple(_nixl_notes(text, members, [])))
     contacts = []
     for address, item in used:
         port = read_port(item.port)
         if port is None:
-            why = f"{item.name} has the port{names.part(item.port)}, which is not a number from 0 to 65535"
+            reason = f"{item.name} has the port{names.part(item.port)}, which is not a number from 0 to 65535"
             if len(members) > 1:
-                why += ", and one such member makes NIXL ignore the others too"
-            return EndpointReading(False, f"{why}; NIXL reports only {INVALID!r}")
+                reason += ", and one such member makes NIXL ignore the others too"
+            return EndpointReading(False, f"{reason}; NIXL reports only {INVALID!r}")
         contacts.append(Address(address, port))
     contacts = list(dict.fromkeys(contacts))
     notes = tuple(_nixl_notes(text, members, [item for _, item in used]))
     if names.torn:
-        why = "it finds addresses, which are not shown because they may contain credentials"
-        return EndpointReading(True, why, tuple(contacts), notes)
+        reason = "it finds addresses, which are not shown because they may contain credentials"
+        return EndpointReading(True, reason, tuple(contacts), notes)
     return EndpointReading(True, f"it contacts {_joined(contacts)}", tuple(contacts), notes)
 
 
@@ -136,9 +136,9 @@ def _nixl_member(names: MemberNames, number: int, part: str, resolver: Resolver)
     if host.startswith("[") and host.endswith("]"):
         v6 = (host[1:-1],) if is_ipv6(host[1:-1]) else ()
     else:
-        found = tuple(resolver(host, port, socket.AF_INET6))
-        v6 = tuple(address for address in found if len(address) < _ADDRESS_ROOM)
-        if found and not v6 and not v4:
+        resolved = tuple(resolver(host, port, socket.AF_INET6))
+        v6 = tuple(address for address in resolved if len(address) < _ADDRESS_ROOM)
+        if resolved and not v6 and not v4:
             fault = "resolves only to IPv6 addresses that are too long for the buffer of NIXL's client"
             return _Member(name, (), (), port, fault)
     return _Member(name, v4, v6, port, "" if v4 or v6 else _fault(names, part, target, host, port))
@@ -199,22 +199,22 @@ def _nixl_notes(text: str, members: Sequence[_Member], used: Sequence[_Member]) 
     if "@" in text:
         yield Note("NIXL never sends the user and password to the etcd", "NIXL-ETCD-CREDENTIALS-DROPPED")
     if used:
-        said: dict[str, None] = {}
+        notes: dict[str, None] = {}
         for item in members:
             if item not in used and item.fault != "is empty":
-                why = item.fault or "is an IPv6 address, which NIXL skips if another member has an IPv4 address"
-                said[f"NIXL skips {item.name} without a message: it {why}"] = None
-        for words in list(said)[:_LISTED]:
-            yield Note(words, "NIXL-ETCD-MEMBER-DROPPED")
-        if len(said) > _LISTED:
-            yield Note(f"NIXL skips {len(said) - _LISTED} more members", "NIXL-ETCD-MEMBER-DROPPED")
+                reason = item.fault or "is an IPv6 address, which NIXL skips if another member has an IPv4 address"
+                notes[f"NIXL skips {item.name} without a message: it {reason}"] = None
+        for note in list(notes)[:_LISTED]:
+            yield Note(note, "NIXL-ETCD-MEMBER-DROPPED")
+        if len(notes) > _LISTED:
+            yield Note(f"NIXL skips {len(notes) - _LISTED} more members", "NIXL-ETCD-MEMBER-DROPPED")
 
 
 def _joined(contacts: Iterable[Address]) -> str:
-    each = list(dict.fromkeys(map(str, contacts)))
-    if len(each) > _LISTED:
-        each = [", ".join(each[:_LISTED]), f"{len(each) - _LISTED} more"]
-    return " and ".join(each)
+    addresses = list(dict.fromkeys(map(str, contacts)))
+    if len(addresses) > _LISTED:
+        addresses = [", ".join(addresses[:_LISTED]), f"{len(addresses) - _LISTED} more"]
+    return " and ".join(addresses)
 
 
 def may_be_torn(text: str) -> bool:

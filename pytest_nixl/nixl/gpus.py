@@ -35,11 +35,11 @@ def gpus(worker: Worker, what: object = "this test") -> list[LinkGpu]:
     :param what: what needs a GPU, for the message.
     :raises NotApplicableError: the worker sees no GPU or cannot use it.
     """
-    told = worker.call("devices")
-    if not told["devices"]:
-        why = told["why"] or "CUDA sees no GPU"
-        raise NotApplicableError(f"{what} needs a GPU, and {why}{_where(worker)}", told["remedy"])
-    return [LinkGpu(**each) for each in told["devices"]]
+    answer = worker.call("devices")
+    if not answer["devices"]:
+        reason = answer["why"] or "CUDA sees no GPU"
+        raise NotApplicableError(f"{what} needs a GPU, and {reason}{_where(worker)}", answer["remedy"])
+    return [LinkGpu(**device) for device in answer["devices"]]
 
 
 def require_gpu(worker: Worker, number: int, what: object = "this test") -> LinkGpu:
@@ -49,14 +49,14 @@ def require_gpu(worker: Worker, number: int, what: object = "this test") -> Link
     :param what: what needs the GPU, for the message.
     :raises NotApplicableError: the worker does not see this GPU.
     """
-    found = gpus(worker, what)
-    if not 0 <= number < len(found):
-        seen = "only GPU 0" if len(found) == 1 else f"only GPUs 0 to {len(found) - 1}"
+    devices = gpus(worker, what)
+    if not 0 <= number < len(devices):
+        visible = "only GPU 0" if len(devices) == 1 else f"only GPUs 0 to {len(devices) - 1}"
         raise NotApplicableError(
-            f"{what} needs GPU {number}, but the worker sees {seen}{_where(worker)}",
+            f"{what} needs GPU {number}, but the worker sees {visible}{_where(worker)}",
             "choose one of these GPUs, or make more visible (CUDA_VISIBLE_DEVICES, the container's GPUs)",
         )
-    return found[number]
+    return devices[number]
 
 
 def _where(worker: Worker) -> str:

@@ -24,10 +24,10 @@ def resolve_numeric(host: str, service: str, family: socket.AddressFamily) -> tu
 
 def suppose(host: str, service: str, family: socket.AddressFamily) -> tuple[str, ...]:
     """Resolve every well-formed name to a documentation address, so that only the form of a value is judged."""
-    found = resolve_numeric(host, service, family)
+    resolved = resolve_numeric(host, service, family)
     is_name = re.fullmatch(r"(?!-)[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?", host)
-    if found or family is not socket.AF_INET or not is_name or is_short_number(host):
-        return found
+    if resolved or family is not socket.AF_INET or not is_name or is_short_number(host):
+        return resolved
     return ("192.0.2.1",) if resolve_numeric("127.0.0.1", service, family) else ()
 
 
@@ -38,10 +38,10 @@ def is_short_number(host: str) -> bool:
 
 def _look_up(host: str, service: str, family: socket.AddressFamily, flags: int) -> tuple[str, ...]:
     try:
-        found = socket.getaddrinfo(_raw(host), _raw(service), family, socket.SOCK_STREAM, socket.IPPROTO_TCP, flags)
+        entries = socket.getaddrinfo(_raw(host), _raw(service), family, socket.SOCK_STREAM, socket.IPPROTO_TCP, flags)
     except (OSError, ValueError):  # does not resolve, or contains a zero byte
         return ()
-    return tuple(_with_zone(address) for *_, address in found)
+    return tuple(_with_zone(address) for *_, address in entries)
 
 
 def _with_zone(address: tuple[object, ...]) -> str:

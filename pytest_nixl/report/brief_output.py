@@ -52,7 +52,9 @@ class BriefOutput:
             return (yield)
         warnings = terminalreporter.stats.get("warnings", [])
         if self._applies and warnings:  # those of the checks are in the report
-            terminalreporter.stats["warnings"] = [each for each in warnings if "NixlWarning: " not in each.message]
+            terminalreporter.stats["warnings"] = [
+                warning for warning in warnings if "NixlWarning: " not in warning.message
+            ]
         for kind in ("failed", "error"):
             reports = terminalreporter.stats.get(kind)
             if reports:
@@ -100,7 +102,11 @@ def without_benchmark_header(config: pytest.Config, headers: list[Any]) -> list[
     """
     if config.get_verbosity() > 0 or not _only_suites(config):
         return headers
-    return [each for each in headers if not (isinstance(each, str) and re.match(r"benchmark: \S+ \(defaults:", each))]
+    return [
+        header
+        for header in headers
+        if not (isinstance(header, str) and re.match(r"benchmark: \S+ \(defaults:", header))
+    ]
 
 
 def _only_suites(config: pytest.Config) -> bool:
@@ -122,8 +128,8 @@ def _is_told(report: Any) -> bool:
     result: Result | None = getattr(report, "nixl_result", None)
     if result is None or not isinstance(report.longrepr, str) or report.sections:
         return False
-    told = [text for text in (result.reason, result.remedy, result.repeat) if text]
-    return all(any(text in line for text in told) for line in report.longrepr.splitlines())
+    texts = [text for text in (result.reason, result.remedy, result.repeat) if text]
+    return all(any(text in line for text in texts) for line in report.longrepr.splitlines())
 
 
 def finish(terminal: pytest.TerminalReporter, run: Run) -> None:

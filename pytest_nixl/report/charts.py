@@ -38,17 +38,17 @@ def _groups(run: RecordedRun) -> dict[RowKey, dict[str, list[tuple[int, RowSumma
 
     The rows of a group differ only in operation and block size. Its key is theirs without these two.
     """
-    found: dict[RowKey, dict[str, list[tuple[int, RowSummary]]]] = {}
+    groups: dict[RowKey, dict[str, list[tuple[int, RowSummary]]]] = {}
     for key, row in run.rows.items():
         if key.kv or key.pattern:
             continue  # one block size, and its own chart or matrix
-        found.setdefault(replace(key, op="", block=0), {}).setdefault(key.op, []).append((key.block, row))
-    for by_op in found.values():
+        groups.setdefault(replace(key, op="", block=0), {}).setdefault(key.op, []).append((key.block, row))
+    for by_op in groups.values():
         for rows in by_op.values():
             rows.sort(key=lambda one: one[0])
     # For many links at one block size the matrix is clearer than charts of one point.
-    wide = {group: by_op for group, by_op in found.items() if any(len(rows) > 1 for rows in by_op.values())}
-    return wide or found
+    wide = {group: by_op for group, by_op in groups.items() if any(len(rows) > 1 for rows in by_op.values())}
+    return wide or groups
 
 
 def _name(group: RowKey) -> str:
@@ -67,13 +67,13 @@ def bandwidth(run: RecordedRun, before: RecordedRun | None = None) -> list[Chart
     cards = []
     earlier = _groups(before) if before is not None else {}
     for group, by_op in _groups(run).items():
-        rows = [one for rows in by_op.values() for one in rows]
+        rows = [row for rows in by_op.values() for row in rows]
         most = max(value for _, row in rows for value in row.values)
         series = []
         sizes = sorted({float(size) for size, _ in rows})
-        for number, (op, found) in enumerate(by_op.items()):
+        for number, (op, rows_of_op) in enumerate(by_op.items()):
             old = [one for one in earlier.get(group, {}).get(op, ()) if sizes[0] <= one[0] <= sizes[-1]]
-            for name, style, of in ((f"{op} before", " before", old), (op, "", found)):
+            for name, style, of in ((f"{op} before", " before", old), (op, "", rows_of_op)):
                 if of:
                     series.append(_line(name, of, f"s{number % 6}{style}"))
         remarks = []
@@ -105,13 +105,13 @@ def latency(run: RecordedRun) -> list[ChartCard]:
             names = dict.fromkeys(name for _, row in rows for name in row.latencies)
             series = []
             for number, name in enumerate(names):
-                found = [(float(size), row.latencies[name]) for size, row in rows if row.latencies.get(name, 0) > 0]
-                if found:
-                    labels = tuple(f"{name} of {_size(size)}: {_time(seconds)}" for size, seconds in found)
-                    series.append(Series(name, tuple(found), f"s{number % 6}", (), labels))
+                points = [(float(size), row.latencies[name]) for size, row in rows if row.latencies.get(name, 0) > 0]
+                if points:
+                    labels = tuple(f"{name} of {_size(size)}: {_time(seconds)}" for size, seconds in points)
+                    series.append(Series(name, tuple(points), f"s{number % 6}", (), labels))
             if not series:
                 continue
-            values = [value for one in series for _, value in one.points]
+            values = [value for line in series for _, value in line.points]
             axes = sizes_axis([size for size, _ in rows], _size), value_axis(values, _time, "", log=True)
             title = f"{_name(group)}, {op}"
             cards.append(ChartCard(title, lines(*axes, series, f"latency of {title}"), series, []))
@@ -127,34 +127,36 @@ def history(runs: Sequence[RecordedRun]) -> list[ChartCard]:
         return []
     from pytest_nixl.report.history import courses, of_one_machine
 
-    kept, _ = of_one_machine(runs)
-    found = sorted((course for course in courses(kept) if len(course.runs) > 1), key=lambda course: -len(course.steps))
+    comparable, _ = of_one_machine(runs)
+    charted = sorted(
+        (course for course in courses(comparable) if len(course.runs) > 1), key=lambda course: -len(course.steps)
+    )
     cards = []
-    for course in found[:_MOST_HISTORIES]:
+    for course in charted[:_MOST_HISTORIES]:
         values = course.values
         labels = tuple(
             f"{run.name}, {run.when:%Y-%m-%d %H:%M} UTC: {_rate(value)}"
             for run, value in zip(course.runs, values, strict=True)
         )
         points = tuple((float(place), value) for place, value in enumerate(values))
-        one = Series(str(course.key), points, "s0", (), labels)
+        line = Series(str(course.key), points, "s0", (), labels)
         marks = [(step.place - 0.5, f"{100 * (step.ratio - 1):+.1f} %") for step in course.steps]
         axes = _runs_axis(course.runs), value_axis(values, _gigabytes, "GB/s", log=False)
         remarks = []
         for step in course.steps:
-            what = "; ".join(str(item) for item in course.differences(step)[:3]) or "no recorded difference"
-            remarks.append(f"{100 * (step.ratio - 1):+.1f} % from {course.runs[step.place].name} on ({what})")
-        cards.append(ChartCard(course.key.short, lines(*axes, [one], f"history of {course.key}", marks), [], remarks))
+            differences = "; ".join(str(item) for item in course.differences(step)[:3]) or "no recorded difference"
+            remarks.append(f"{100 * (step.ratio - 1):+.1f} % from {course.runs[step.place].name} on ({differences})")
+        cards.append(ChartCard(course.key.short, lines(*axes, [line], f"history of {course.key}", marks), [], remarks))
     return cards
 
 
 def _runs_axis(runs: Sequence[RecordedRun]) -> Axis:
     """Return an axis with the dates, on which the first run of each image is named as far as there is space."""
-    firsts, seen = [], ""
+    firsts, last_image = [], ""
     for place, run in enumerate(runs):
-        if run.provenance.image.reference != seen or not place:
+        if run.provenance.image.reference != last_image or not place:
             firsts.append(place)
-            seen = run.provenance.image.reference
+            last_image = run.provenance.image.reference
     room = max(1, -(-len(firsts) // 4))
     names = {float(place): _tag(runs[place]) for place in firsts[::room]}
     title = f"runs, {runs[0].when:%Y-%m-%d} to {runs[-1].when:%Y-%m-%d}"

@@ -39,16 +39,16 @@ def lines(compared: RunComparison, *, gate: bool) -> Iterator[TextLine]:
     outcomes = [outcome(effect.verdict, gate=False) for effect in comparison.rows.values()]
     for key, result in failed.items():
         old, new = before.rows[key], now.rows[key]
-        ways = f"{'+'.join(old.transports) or 'unknown'} before, {'+'.join(new.transports) or 'unknown'} now"
+        transports = f"{'+'.join(old.transports) or 'unknown'} before, {'+'.join(new.transports) or 'unknown'} now"
         gained = change(new.bandwidth / old.bandwidth) if old.bandwidth else ""
         cells.append((key.short, units.gigabytes(old.bandwidth), units.gigabytes(new.bandwidth), gained, "", ""))
-        effects.append(f"{result.verdict}{f' ({ways})' if old.transports != new.transports else ''}")
+        effects.append(f"{result.verdict}{f' ({transports})' if old.transports != new.transports else ''}")
         outcomes.append(outcome(result.verdict, gate=False))
     widths = [max(len(line[place]) for line in (_COLUMNS, *cells)) for place in range(len(_COLUMNS))]
     if cells:
         yield TextLine(f"{_join(_COLUMNS, widths)}  verdict")
-    for line, told, ends in zip(cells, effects, outcomes, strict=True):
-        yield TextLine(f"{_join(line, widths)}  {told}", ends)
+    for line, row_effects, ends in zip(cells, effects, outcomes, strict=True):
+        yield TextLine(f"{_join(line, widths)}  {row_effects}", ends)
     pooled = f" (all rows together: {comparison.pooled.words})" if comparison.pooled is not None else ""
     # Without a row in common the verdict is that of the rows that failed.
     verdict = comparison.verdict
@@ -58,13 +58,13 @@ def lines(compared: RunComparison, *, gate: bool) -> Iterator[TextLine]:
 
 
 def _host(compared: RunComparison) -> str:
-    there, here = (run.provenance.host.get("name") for run in (compared.before, compared.now))
-    return "this host" if there == here else f"the host {there}"
+    host_before, host_now = (run.provenance.host.get("name") for run in (compared.before, compared.now))
+    return "this host" if host_before == host_now else f"the host {host_before}"
 
 
 def _join(cells: tuple[str, ...], widths: list[int]) -> str:
-    first, *others = (
+    first, *later_cells = (
         cell.ljust(width) if not place else cell.rjust(width)
         for place, (cell, width) in enumerate(zip(cells, widths, strict=True))
     )
-    return "  ".join((first, *others))
+    return "  ".join((first, *later_cells))

@@ -29,12 +29,12 @@ class DocsLink:
 
 def docs_of(results: Sequence[Result]) -> list[DocsLink]:
     """Return the sections for the findings and checks of results, each once. A check of another package has none."""
-    known = {check.id for check in suite_checks()}
+    checks = {check.id for check in suite_checks()}
     sections: dict[tuple[str, str], None] = {}
     for result in results:
         if result.finding in FINDINGS:
             sections["findings", result.finding.lower()] = None
-        if result.check in known:
+        if result.check in checks:
             sections["checks", result.check] = None
     return [_link(page, anchor) for page, anchor in sections]
 
@@ -51,5 +51,5 @@ def _site() -> str:
         urls = metadata("pytest-nixl").get_all("Project-URL") or []
     except PackageNotFoundError:
         return ""
-    found = dict(url.split(", ", 1) for url in urls if ", " in url).get(_URL_NAME, "")
-    return found if found.startswith(("https://", "http://")) else ""
+    address = dict(url.split(", ", 1) for url in urls if ", " in url).get(_URL_NAME, "")
+    return address if address.startswith(("https://", "http://")) else ""

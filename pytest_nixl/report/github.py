@@ -41,10 +41,10 @@ def add_summary(report: RunReport) -> None:
 def summary(report: RunReport) -> Iterator[str]:
     """Yield lines of Markdown: the verdict, bad results with their remedies, the rows, and the differences."""
     run, compared = report.run, report.compared
-    said = ", ".join(f"{count} {verdict}" for verdict, count in counted(run.results).items())
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in counted(run.results).items())
     yield f"## NIXL {'gate' if report.gate else 'verdict'}: {_plain(report.words)}"
     yield ""
-    yield f"{_plain(run.name)} on {_plain(str(run.provenance.host.get('name', '')))}: {said or 'no check ran'}"
+    yield f"{_plain(run.name)} on {_plain(str(run.provenance.host.get('name', '')))}: {counts or 'no check ran'}"
     yield ""
     yield f"Next: **{report.next_step}**: {_plain(NEXT_STEPS[report.next_step])}."
     yield ""
@@ -53,9 +53,9 @@ def summary(report: RunReport) -> Iterator[str]:
             yield from (f"- **{group[0].verdict}** {_plain(reason)}" for reason in reasons(group))
             if group[0].remedy:
                 yield f"  - {'' if len(group) == 1 else f'for these {len(group)}: '}{_plain(group[0].remedy)}"
-    if known := known_limits_line(run.results, run.provenance.versions.get("nixl", "")):
+    if limits := known_limits_line(run.results, run.provenance.versions.get("nixl", "")):
         yield ""
-        yield known
+        yield limits
     if run.rows:
         change_column = " change |" if compared is not None else ""
         yield ""
@@ -97,8 +97,8 @@ def workflow_commands(report: RunReport) -> Iterator[str]:
         yield f"::error title=NIXL {INTERRUPTED}::{_data(report.run.interrupted)}"
     if report.conclusion.beside:
         yield f"::error title=NIXL FAIL::{_data(report.conclusion.beside)}"
-    for kind, which in (("error", Outcome.FAIL), ("warning", Outcome.WARN)):
-        bad = [one for one in report.run.results if outcome(one.verdict, gate=report.gate) is which]
+    for kind, kind_of_outcome in (("error", Outcome.FAIL), ("warning", Outcome.WARN)):
+        bad = [result for result in report.run.results if outcome(result.verdict, gate=report.gate) is kind_of_outcome]
         for result in bad[:_MOST_ANNOTATIONS]:
             title = f"NIXL {result.verdict} {result.check}"
             text = f"{result.reason}\n{result.remedy}" if result.remedy else result.reason

@@ -35,9 +35,9 @@ class RowHistory:
     def differences(self, step: Step) -> list[Change]:
         """Return the differences between the last run before a change point and the first run after it."""
         before, after = self.runs[step.place - 1], self.runs[step.place]
-        found = changes(before.provenance, after.provenance)
-        ways = ["+".join(run.rows[self.key].transports) for run in (before, after)]
-        return [*found, Change("transport", *ways)] if ways[0] != ways[1] else found
+        differences = changes(before.provenance, after.provenance)
+        transports = ["+".join(run.rows[self.key].transports) for run in (before, after)]
+        return [*differences, Change("transport", *transports)] if transports[0] != transports[1] else differences
 
 
 def courses(runs: Sequence[RecordedRun]) -> list[RowHistory]:
@@ -46,25 +46,25 @@ def courses(runs: Sequence[RecordedRun]) -> list[RowHistory]:
     :param runs: the runs, the oldest first.
     """
     keys = dict.fromkeys(key for run in runs for key in run.rows)
-    found = []
+    histories = []
     for key in keys:
         having = tuple(run for run in runs if key in run.rows)
         values = [run.rows[key].bandwidth for run in having]
-        found.append(RowHistory(key, having, tuple(steps(values))))
-    return found
+        histories.append(RowHistory(key, having, tuple(steps(values))))
+    return histories
 
 
 def of_one_machine(runs: Sequence[RecordedRun]) -> tuple[list[RecordedRun], list[str]]:
     """Return the runs of the same kind of machine as the newest one, and one sentence for each run left out."""
     if not runs:
         return [], []
-    newest, kept, said = runs[-1], [], []
+    newest, comparable, notes = runs[-1], [], []
     for run in runs:
         if different := other_machine(run.provenance, newest.provenance):
-            said.append(f"left out: {run.source} was measured on another kind of machine ({different[0]})")
+            notes.append(f"left out: {run.source} was measured on another kind of machine ({different[0]})")
         else:
-            kept.append(run)
-    return kept, said
+            comparable.append(run)
+    return comparable, notes
 
 
 def lines(runs: Sequence[RecordedRun], found: Sequence[RowHistory]) -> Iterator[TextLine]:

@@ -49,8 +49,8 @@ def add_run_cases(config: pytest.Config, run: Run) -> None:
             writer.pytest_runtest_logreport(
                 pytest.TestReport(unfinished.nodeid, unfinished.location, {}, "failed", text, "setup")
             )
-        for name, words, properties in _cases(run):
-            for report in _reports(name, words, properties):
+        for name, message, properties in _cases(run):
+            for report in _reports(name, message, properties):
                 writer.pytest_runtest_logreport(report)
 
 
@@ -80,10 +80,10 @@ def add_refusal(config: pytest.Config, why: str, rank: int) -> None:
     :param why: why it is refused, in one sentence.
     :param rank: the rank of this process. From rank 1 the file has the rank in its name.
     """
-    words = f"REFUSED: {why}"
+    message = f"REFUSED: {why}"
     name_by_rank(config, rank)
     for writer in junit_files(config):
-        for report in _reports("refused", words, [("nixl_verdict", "REFUSED")]):
+        for report in _reports("refused", message, [("nixl_verdict", "REFUSED")]):
             writer.pytest_runtest_logreport(report)
         return
     if given := config.getoption("xmlpath", None):
@@ -92,7 +92,7 @@ def add_refusal(config: pytest.Config, why: str, rank: int) -> None:
         root = ElementTree.Element("testsuites")
         suite = ElementTree.SubElement(root, "testsuite", {"name": "pytest", **counts})
         case = ElementTree.SubElement(suite, "testcase", classname=RUN_CASES, name="refused", time="0")
-        ElementTree.SubElement(case, "failure", message=words).text = words
+        ElementTree.SubElement(case, "failure", message=message).text = message
         with suppress(OSError):  # the exit code says it too
             path.parent.mkdir(parents=True, exist_ok=True)
             ElementTree.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)

@@ -56,10 +56,10 @@ def _lines(report: RunReport) -> Iterator[str]:
         ("1/s", "per_second"),
         ("1", "value"),
     ):
-        found = [one for result in run.results for one in result.measured if one.unit == unit]
+        figures = [figure for result in run.results for figure in result.measured if figure.unit == unit]
         # A figure may be measured twice; each set of labels may occur once, so the last value counts.
-        last = {(one.name, one.labels_text): one for one in found}
-        values = [({"figure": one.name, **one.labels}, one.value) for one in last.values()]
+        last = {(figure.name, figure.labels_text): figure for figure in figures}
+        values = [({"figure": figure.name, **figure.labels}, figure.value) for figure in last.values()]
         yield from _metric(f"nixl_figure_{name}", "A named figure, such as the time of a registration.", values)
     if report.compared is not None:
         yield from _metric(

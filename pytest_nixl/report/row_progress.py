@@ -50,8 +50,8 @@ class RowOfRun:
         if bandwidth is not None:
             parts.append(f"{gigabytes(bandwidth)} GB/s so far")
         if self.usual is not None:
-            left = max(self.usual - seconds, 0) + self.usual * (self.rows - self.number)
-            parts.append(f"about {_duration(left)} of rows left")
+            remaining = max(self.usual - seconds, 0) + self.usual * (self.rows - self.number)
+            parts.append(f"about {_duration(remaining)} of rows left")
         return f"{', '.join(parts)}: {self.key}"
 
 

@@ -36,16 +36,16 @@ def tables(rows: Sequence[Result], *, gate: bool, width: int | None = None) -> I
     :param gate: whether ``--nixl-gate`` is given.
     :param width: the characters of a line; None: every row has its line, with every column.
     """
-    rest = list(rows)
+    remaining = list(rows)
     if width is not None:
-        for kind, some in _kinds(rest).items():
-            if _is_short(kind, some):
-                yield from _few_lines(some, width)
-                shown = set(map(id, some))  # thousands of rows, whose comparison by value takes seconds
-                rest = [row for row in rest if id(row) not in shown]
+        for kind, kind_rows in _kinds(remaining).items():
+            if _is_short(kind, kind_rows):
+                yield from _few_lines(kind_rows, width)
+                shown = set(map(id, kind_rows))  # thousands of rows, whose comparison by value takes seconds
+                remaining = [row for row in remaining if id(row) not in shown]
     for varies in (False, True):
-        if some := [row for row in rest if _varies(row) is varies]:
-            yield from _table(some, gate, width)
+        if kind_rows := [row for row in remaining if _varies(row) is varies]:
+            yield from _table(kind_rows, gate, width)
 
 
 def _varies(row: Result) -> bool:
@@ -83,15 +83,15 @@ def _few_lines(rows: Sequence[Result], width: int) -> Iterator[TextLine]:
     differing = [number for number, values in enumerate(names.values()) if len(set(values)) > 1]
     common = [_common(name, values[0]) for name, values in names.items() if len(set(values)) == 1]
     ops = list(dict.fromkeys(row.row.op for row in rows if isinstance(row.row, RowKey)))
-    ways = dict.fromkeys(
-        "+".join(summary.transports) or "unknown" for found in lines.values() for summary in found.values()
+    transports = dict.fromkeys(
+        "+".join(summary.transports) or "unknown" for by_size in lines.values() for summary in by_size.values()
     )
-    yield TextLine(f"{' '.join(filter(None, common))}, over {' or '.join(ways)}: {len(rows)} PASS")
+    yield TextLine(f"{' '.join(filter(None, common))}, over {' or '.join(transports)}: {len(rows)} PASS")
     heads = [list(names)[number] for number in differing]
     for figures in _FIGURES:
         cells = [
-            [*(parts[number] for number in differing), *_side_by_side(found, ops, figures)]
-            for parts, found in lines.items()
+            [*(parts[number] for number in differing), *_side_by_side(by_size, ops, figures)]
+            for parts, by_size in lines.items()
         ]
         titles = [*heads, *(f"{op} {name}" if name == "GB/s" else name for op in ops for name in figures)]
         widths = [max(len(line[place]) for line in (titles, *cells)) for place in range(len(titles))]

@@ -217,7 +217,7 @@ def change_bar(
         x, name = _change_x(axis, value / 100), "grid" if value else "axis"
         parts.append(f'<line class="{name}" x1="{x}" x2="{x}" y1="0" y2="{_CHANGE_HEIGHT:g}"/>')
     if interval is not None:
-        one, other = at(interval[0]), at(interval[1])
-        parts.append(f'<line class="interval {style}" x1="{one}" x2="{other}" y1="{middle}" y2="{middle}"/>')
+        start, other = at(interval[0]), at(interval[1])
+        parts.append(f'<line class="interval {style}" x1="{start}" x2="{other}" y1="{middle}" y2="{middle}"/>')
     parts.append(f'<circle class="point {style}" cx="{at(ratio)}" cy="{middle}" r="4.5"/>')
     return _svg(parts, label, _CHANGE_WIDTH, _CHANGE_HEIGHT)

@@ -67,12 +67,12 @@ def measured_lines(
     yield from _cold_ratios(rows)
     yield from _raw_ratios(results)
     yield from figure_lines(results, gate=gate, everything=everything)
-    rest = [group for group in _groups(results, gate) if not _is_wrong(group[0], gate)]
-    count = sum(len(group) for group in rest)
+    good_groups = [group for group in _groups(results, gate) if not _is_wrong(group[0], gate)]
+    count = sum(len(group) for group in good_groups)
     if count > _FEW and not everything:
         yield TextLine(f"{Verdict.NOT_APPLICABLE}: {count} checks; -v names them, each with its reason", Outcome.SKIP)
     else:
-        for group in rest:
+        for group in good_groups:
             yield from _explained(group, gate)
 
 
@@ -106,24 +106,24 @@ def _ratios(rows: Sequence[Result]) -> Iterator[TextLine]:
             # Each transfer of nixlbench carries a notification, so that only such a row of ours is like its rows.
             kind = key.notified if key.program else key
             alike.setdefault(replace(kind, backend=""), []).append((key, row.summary.bandwidth))
-    for found in alike.values():
-        own = [each for each in found if not each[0].program]
-        pairs = [(each, own[0]) for each in own[1:] if each[0] != own[0][0]]  # a row may be measured twice
-        pairs += [(mine, other) for mine in own for other in found if _is_by_program(other[0], mine[0])]
+    for measured in alike.values():
+        of_nixl = [each for each in measured if not each[0].program]
+        pairs = [(each, of_nixl[0]) for each in of_nixl[1:] if each[0] != of_nixl[0][0]]  # a row may be measured twice
+        pairs += [(mine, other) for mine in of_nixl for other in measured if _is_by_program(other[0], mine[0])]
         for (key, bandwidth), (other, reference) in pairs:
             yield TextLine(f"{key.backend} : {other.backend}  {_rest(key)}  {bandwidth / reference:.2f}")
 
 
 def _cold_ratios(rows: Sequence[Result]) -> Iterator[TextLine]:
     """Compare each row whose transfers walk a buffer with the same row in place."""
-    found = {row.row: row for row in rows if isinstance(row.row, RowKey) and row.verdict not in NO_BANDWIDTH}
-    for key, row in found.items():
-        other = found.get(key.in_place) if isinstance(key, RowKey) and key.walks else None
+    by_key = {row.row: row for row in rows if isinstance(row.row, RowKey) and row.verdict not in NO_BANDWIDTH}
+    for key, row in by_key.items():
+        other = by_key.get(key.in_place) if isinstance(key, RowKey) and key.walks else None
         if other is None or row.summary is None or other.summary is None:
             continue
         cold, hot = row.summary.bandwidth, other.summary.bandwidth
-        said = f"{units.gigabytes(cold)} of {units.gigabytes(hot)} GB/s with the bytes of each transfer in the caches"
-        yield TextLine(f"cold : hot  {key.backend}  {_rest(key)}  {cold / hot:.2f}  ({said})")
+        rates = f"{units.gigabytes(cold)} of {units.gigabytes(hot)} GB/s with the bytes of each transfer in the caches"
+        yield TextLine(f"cold : hot  {key.backend}  {_rest(key)}  {cold / hot:.2f}  ({rates})")
 
 
 def _is_by_program(key: RowKey, own: RowKey) -> bool:
@@ -212,9 +212,9 @@ def _without_row(result: Result) -> str:
     """Return the reason of a measured row without the row's name, which is its beginning."""
     key = result.row
     if isinstance(key, RowKey) and result.summary is not None:
-        name, separator, rest = result.reason.partition(": ")
+        name, separator, reason = result.reason.partition(": ")
         if separator and name.startswith(f"{key.backend} {key.op} "):
-            return rest
+            return reason
     return result.reason
 
 
@@ -226,7 +226,7 @@ def _rows(results: Sequence[Result]) -> str:
             key = result.row
             name = key.short.replace(f" {units.format_size(key.block)}", "", 1)
             sizes.setdefault(name, []).append(units.format_size(key.block))
-    return "; ".join(f"{name} {' '.join(found)}" for name, found in sizes.items())
+    return "; ".join(f"{name} {' '.join(row_sizes)}" for name, row_sizes in sizes.items())
 
 
 def _name(result: Result) -> str:
@@ -237,8 +237,8 @@ def _page(result: Result) -> str:
     """Return the command that prints what is known of a finding or a check of the suites; empty for a user's own."""
     if result.finding:
         return f"pytest-nixl explain {result.finding}"
-    known = any(result.check in checks for checks in checks_of_suites().values())
-    return f"pytest-nixl explain {result.check}" if known else ""
+    has_page = any(result.check in checks for checks in checks_of_suites().values())
+    return f"pytest-nixl explain {result.check}" if has_page else ""
 
 
 def _outcome(result: Result, gate: bool) -> Outcome:

@@ -37,8 +37,8 @@ def refuse_agent_options(settings: Settings) -> None:
     for backend in settings.backend:
         if not options.variant(backend, BACKENDS[backend].PLUGIN) and options.sync_mode == "auto":
             continue
-        if (why := _fault(settings, backend, options)) and not _fault(settings, backend, AgentOptions()):
-            raise pytest.UsageError(f"{' '.join(_given(settings))}: {why}")
+        if (fault := _fault(settings, backend, options)) and not _fault(settings, backend, AgentOptions()):
+            raise pytest.UsageError(f"{' '.join(_given(settings))}: {fault}")
 
 
 def _given(settings: Settings) -> Iterator[str]:
@@ -52,8 +52,8 @@ def _fault(settings: Settings, backend: str, options: AgentOptions) -> str:
     """Return in one sentence why an agent cannot be created; empty if it can."""
     worker: Worker | None = None
     try:
-        own = own_variables(settings.programs, memory=settings.memory)
-        worker = LocalHost(supervisor(), own=own).start(
+        variables = own_variables(settings.programs, memory=settings.memory)
+        worker = LocalHost(supervisor(), own=variables).start(
             "agent", {"NIXL_ETCD_ENDPOINTS": None}, settings.timeout, settings.start_timeout
         )
         NixlAgent.within(worker, backends=[backend], progress_thread=False, agent_options=options)

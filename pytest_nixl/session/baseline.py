@@ -29,13 +29,15 @@ def find(run: Run) -> None:
     from pytest_nixl.store.store import find_baseline
 
     try:
-        found, skipped = find_baseline(settings.baseline, settings.store)
-        if not found.rows:
-            raise ValueError(f"{found.source} has no row to compare with: expected the record of a run that measured")
-        refuse_other_machine(found, this_run(run))
+        baseline, skipped = find_baseline(settings.baseline, settings.store)
+        if not baseline.rows:
+            raise ValueError(
+                f"{baseline.source} has no row to compare with: expected the record of a run that measured"
+            )
+        refuse_other_machine(baseline, this_run(run))
     except ValueError as error:
         raise pytest.UsageError(f"--nixl-baseline: {error}") from None
-    run.found.baseline = found
+    run.found.baseline = baseline
     run.found.note(*skipped)
 
 
@@ -51,10 +53,10 @@ def another_to_compare(samples: Samples, run: Run) -> bool:
     from pytest_nixl.judge.run_comparison import usable_rows, wants_launch
 
     key = samples.key
-    found = run.found
-    before = usable_rows(found.baseline).get(key) if found.baseline is not None else found.other_samples.get(key)
+    results = run.found
+    before = usable_rows(results.baseline).get(key) if results.baseline is not None else results.other_samples.get(key)
     values = before.values if before is not None else None
-    disturbed = samples.disturbed and found.baseline is not None
+    disturbed = samples.disturbed and results.baseline is not None
     return wants_launch(values, samples.values, run.settings.max_regression, disturbed=disturbed)
 
 
@@ -101,18 +103,18 @@ def _make_first(run: Run) -> Result:
 
     path = run.settings.baseline
     reason = f"{path} does not exist, so no row was compared with an earlier run"
-    bad = any(outcome(one.verdict, gate=run.settings.gate) is Outcome.FAIL for one in run.found.results)
+    bad = any(outcome(result.verdict, gate=run.settings.gate) is Outcome.FAIL for result in run.found.results)
     rows = this_run(run).rows
     if bad or not rows:
         why = "a check failed" if bad else "no row was recorded"
         reason, remedy = f"{reason}; this run cannot be the first baseline, because {why}", "repair that, and run again"
         return Result("regression", "", Verdict.NO_EXPECTATION, reason, remedy)
-    words, idle = steadiness(rows)
+    description, idle = steadiness(rows)
     # A disturbed launch may be slower than its image is: a baseline with such launches hides a loss.
     again = "" if idle else " Better record it again on an idle machine: such launches prove nothing later."
     if kept := run.config.getoption("benchmark_json", None):
         kept = kept if isinstance(kept, Path) else kept.name  # an older pytest-benchmark opens the file
-        reason = f"{reason}; the record of this run can be the first baseline: {words}"
+        reason = f"{reason}; the record of this run can be the first baseline: {description}"
         remedy = f"review {kept}, and put it at {path}: the next run is compared with it.{again}"
         return Result("regression", "", Verdict.NO_EXPECTATION, reason, remedy)
     try:
@@ -120,6 +122,6 @@ def _make_first(run: Run) -> Result:
     except NixlPluginError:
         remedy = f"keep this run's record (--benchmark-json FILE, or --nixl-store DIR), review it, and put it at {path}"
         return Result("regression", "", Verdict.NO_EXPECTATION, f"{reason}; it cannot be written there", remedy)
-    reason = f"{reason}; this run is the first baseline, and was written there: {words}"
+    reason = f"{reason}; this run is the first baseline, and was written there: {description}"
     remedy = f"review it and keep it: the next run is compared with it.{again}"
     return Result("regression", "", Verdict.NO_EXPECTATION, reason, remedy)

@@ -85,32 +85,35 @@ def record_timed_figures(item: pytest.Item, benchmark: Any, figures: Sequence[Fi
 
     :param benchmark: pytest-benchmark's fixture, which is not used itself, because it records only one benchmark.
     """
-    others = [replace(figure, samples=()).plain() for figure in figures if not figure.rounds]
+    untimed = [replace(figure, samples=()).plain() for figure in figures if not figure.rounds]
     for figure in figures:
         if not figure.rounds:
             continue
         item.stash[_CLOCK].load(figure.rounds)
-        one = copy.copy(benchmark)
-        one.fullname = one.name = figure.key
-        one.group = figure.name
-        one.extra_info = {"figure": figure.plain(), **({"figures": others} if others else {})}
-        one.pedantic(_nothing, rounds=len(figure.rounds), iterations=1, warmup_rounds=0)
+        fixture_copy = copy.copy(benchmark)
+        fixture_copy.fullname = fixture_copy.name = figure.key
+        fixture_copy.group = figure.name
+        fixture_copy.extra_info = {"figure": figure.plain(), **({"figures": untimed} if untimed else {})}
+        fixture_copy.pedantic(_nothing, rounds=len(figure.rounds), iterations=1, warmup_rounds=0)
 
 
 def versions_of(initiator: NixlAgent, target: NixlAgent) -> dict[str, str]:
     """Return the versions that the workers of a pair of agents report. The target's is included only if it differs."""
-    here, there = (worker_versions([end]) for end in (initiator, target))
-    return {**here, **{f"target_{name}": text for name, text in there.items() if here.get(name) != text}}
+    of_initiator, of_target = (worker_versions([end]) for end in (initiator, target))
+    return {
+        **of_initiator,
+        **{f"target_{name}": text for name, text in of_target.items() if of_initiator.get(name) != text},
+    }
 
 
 def worker_versions(agents: Sequence[NixlAgent]) -> dict[str, str]:
     """Return the versions that the workers of agents report. Those of the first are included where they differ."""
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for agent in agents:
         for name, value in agent.worker.versions.items():
             if name not in ("pid", "host", "gpu", "nixl_module", "obstacle", "ucx_tls"):
-                found.setdefault(name, str(value))
-    return found
+                versions.setdefault(name, str(value))
+    return versions
 
 
 def rounds(samples: Samples) -> tuple[float, ...]:
@@ -131,12 +134,12 @@ def described(samples: Samples) -> dict[str, object]:
         "transfers": sum(samples.transfers),
         "transfer_bytes": samples.transfer_bytes,
         "others_cores": list(samples.contention),
-        **({"gpu_waits_us": [each * 1e6 for each in samples.gpu_waits]} if samples.gpu_waits else {}),
+        **({"gpu_waits_us": [wait * 1e6 for wait in samples.gpu_waits]} if samples.gpu_waits else {}),
         "transports": list(samples.transports),
         **({"protocol": samples.protocol} if samples.protocol else {}),
         "payload_bytes": sum(samples.transfers) * samples.transfer_bytes,
         "counted_bytes": _carried(samples),
-        **({"lost_packets": [asdict(each) for each in samples.lossy]} if samples.lossy else {}),
+        **({"lost_packets": [asdict(wait) for wait in samples.lossy]} if samples.lossy else {}),
     }
 
 

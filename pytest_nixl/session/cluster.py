@@ -30,12 +30,12 @@ class Cluster:
     @classmethod
     def of(cls, run: Run) -> Cluster:
         """Return the ranks of a run."""
-        own = own_variables(run.settings.programs, memory=run.settings.memory)
-        here = LocalHost(supervisor(), 0, own=own)
+        variables = own_variables(run.settings.programs, memory=run.settings.memory)
+        host = LocalHost(supervisor(), 0, own=variables)
         if run.rank_session is None or run.rank_session.driver is None:
-            return cls([here, LocalHost(supervisor(), 1, own=own)], None)
+            return cls([host, LocalHost(supervisor(), 1, own=variables)], None)
         peers = run.rank_session.driver.peers
-        return cls([here, *(peers[rank] for rank in sorted(peers))], run.rank_session)
+        return cls([host, *(peers[rank] for rank in sorted(peers))], run.rank_session)
 
     @property
     def ranks(self) -> int:
@@ -78,6 +78,6 @@ class Cluster:
         if self._rank_session is None or self._rank_session.driver is None:
             return []
         with ThreadPoolExecutor(1) as pool:
-            own = pool.submit(self._rank_session.services.by_name()[what], **arguments)
-            others = self._rank_session.driver.ask_all(what, **arguments)
-        return [own.result(), *(others[rank] for rank in sorted(others))]
+            own_answer = pool.submit(self._rank_session.services.by_name()[what], **arguments)
+            answers = self._rank_session.driver.ask_all(what, **arguments)
+        return [own_answer.result(), *(answers[rank] for rank in sorted(answers))]

@@ -22,13 +22,13 @@ UNKNOWN_CACHE_FOOTPRINT = 512 * MIB
 
 def last_level_cache(root: FactsRoot) -> int | None:
     """Return the size in bytes of the cache of the highest level that the first processor uses; None if unknown."""
-    found: dict[int, int] = {}
+    sizes: dict[int, int] = {}
     for name in root.entries(_CACHES):
         level = root.number(f"{_CACHES}/{name}/level")
         size = re.fullmatch(r"([0-9]{1,9})K", root.read(f"{_CACHES}/{name}/size") or "")
         if level is not None and size and root.read(f"{_CACHES}/{name}/type") != "Instruction":
-            found[level] = int(size[1]) * KIB
-    return found[max(found)] if found and found[max(found)] else None
+            sizes[level] = int(size[1]) * KIB
+    return sizes[max(sizes)] if sizes and sizes[max(sizes)] else None
 
 
 def footprint_beyond(cache: int) -> int:
@@ -85,31 +85,31 @@ def refuse_footprint(settings: Settings) -> None:
 
     from pytest_nixl.nixl.backends import BACKENDS
 
-    given = f"--nixl-footprint={format_size(size)}"
+    option = f"--nixl-footprint={format_size(size)}"
     if all(BACKENDS[name].STORAGE for name in settings.backend):
         raise pytest.UsageError(
-            f"{given} has no effect on --nixl-backend={','.join(settings.backend)}, whose target is a file: expected a "
-            "backend that moves bytes between two agents, such as UCX"
+            f"{option} has no effect on --nixl-backend={','.join(settings.backend)}, whose target is a file: expected "
+            "a backend that moves bytes between two agents, such as UCX"
         )
     row = max(settings.blocks) * max(settings.batch) * max(settings.depth)
     if size < row:
         raise pytest.UsageError(
-            f"{given} is smaller than the largest row, which has {format_size(row)} (block x batch x depth): expected "
+            f"{option} is smaller than the largest row, which has {format_size(row)} (block x batch x depth): expected "
             f"at least --nixl-footprint={format_size(row)}, or smaller --nixl-blocks"
         )
     least = min(settings.blocks) * min(settings.batch)
     if size // least > MOST_WALKED:
         raise pytest.UsageError(
-            f"{given} has {size // least} transfers of {format_size(least)}, and a row walks at most {MOST_WALKED}: "
+            f"{option} has {size // least} transfers of {format_size(least)}, and a row walks at most {MOST_WALKED}: "
             f"expected a smaller footprint, or --nixl-blocks of at least {format_size(-(-size // MOST_WALKED))}"
         )
     from pytest_nixl.host.memory import available_memory, in_bytes
     from pytest_nixl.host.recorded_tree import FactsRoot
 
-    wanted, available = ends_here(settings) * size, available_memory(FactsRoot())
-    if available is not None and wanted > available.size:
+    needed, available = ends_here(settings) * size, available_memory(FactsRoot())
+    if available is not None and needed > available.size:
         raise pytest.UsageError(
-            f"{given} needs {in_bytes(wanted)} of host memory on this host, but {available} are available: expected a "
+            f"{option} needs {in_bytes(needed)} of host memory on this host, but {available} are available: expected a "
             "smaller footprint"
         )
 

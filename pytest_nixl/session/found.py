@@ -85,7 +85,9 @@ class Found:
     def add_result(self, result: Result) -> None:
         """Add the result of a test. The result of its teardown replaces that of its call."""
         if result.nodeid in self._judged:
-            self.results = tuple(one for one in self.results if one.nodeid != result.nodeid)
+            self.results = tuple(
+                result_so_far for result_so_far in self.results if result_so_far.nodeid != result.nodeid
+            )
         self._judged.add(result.nodeid)
         self.results = (*self.results, self._hidden(result))
 
@@ -106,7 +108,10 @@ class Found:
         :param why: the explanation.
         """
         hidden = self._clean(why)
-        explained = (replace(one, reason=f"{one.reason}; {hidden}") if one.row == row else one for one in self.results)
+        explained = (
+            replace(result, reason=f"{result.reason}; {hidden}") if result.row == row else result
+            for result in self.results
+        )
         self.results = tuple(explained)
 
     def add_comparison(self, comparison: RunComparison) -> None:

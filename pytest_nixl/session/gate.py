@@ -122,25 +122,27 @@ def _unmeasured_suites(run: Run) -> Iterator[Result]:
 
 def _missed_checks(profile: Profile, run: Run) -> Iterator[Result]:
     results, left_out = run.found.results, left_out_of(run.config)
-    for check in (each for each in profile.required if answerable(each, run.collected.suites)):
-        made = [result for result in results if result.check == check]
-        skipped = [result for result in made if result.verdict is Verdict.NOT_APPLICABLE]
+    for check in (name for name in profile.required if answerable(name, run.collected.suites)):
+        results_of_check = [result for result in results if result.check == check]
+        skipped = [result for result in results_of_check if result.verdict is Verdict.NOT_APPLICABLE]
         if check in FORMER_CHECKS:
             reason = f"the profile {profile.name!r} requires the check {check!r}, which pytest-nixl no longer has"
             yield Result(check, "", Verdict.WARN, reason, "remove the check from [required] of the profile")
-        elif not made and check in left_out:
+        elif not results_of_check and check in left_out:
             reason = (
                 f"the profile {profile.name!r} requires the check {check!r}, which is of level {left_out[check]}, and "
                 f"this run is of level {run.settings.level}"
             )
             remedy = f"give --nixl-level={left_out[check]}, or remove the check from [required] of the profile"
             yield Result(check, "", Verdict.MISSING, reason, remedy)
-        elif not made:
+        elif not results_of_check:
             reason = f"the profile {profile.name!r} requires the check {check!r}, which did not run"
             remedy = "run its whole suite, without -k, -m, --deselect or a node id"
             yield Result(check, "", Verdict.MISSING, reason, remedy)
         elif skipped:
-            tests = "" if len(skipped) == len(made) else f" in {len(skipped)} of {len(made)} tests"
+            tests = (
+                "" if len(skipped) == len(results_of_check) else f" in {len(skipped)} of {len(results_of_check)} tests"
+            )
             text = f"skipped{tests}: {skipped[0].reason}"
             reason = f"the profile {profile.name!r} requires the check {check!r}, which was {text}"
             first = skipped[0].remedy or "remove the reason for the skip"
@@ -187,16 +189,16 @@ def _missed_memory(run: Run) -> Iterator[Result]:
     """Yield a MISSING result for requested GPU memory of which no row ran: a machine without GPUs must not pass."""
     if not _measures_rows(run):
         return
-    found = {result.row: result for result in run.found.results if result.row is not None}
+    by_row = {result.row: result for result in run.found.results if result.row is not None}
     memories = dict.fromkeys(link.memory for link in run.links)
-    for memory in (each for each in memories if each.on_gpu):
-        rows = [found.get(row) for row in requested_rows(run.settings, run.placement, memory)]
+    for memory in (pair for pair in memories if pair.on_gpu):
+        rows = [by_row.get(row) for row in requested_rows(run.settings, run.placement, memory)]
         skipped = [row for row in rows if row is not None and row.verdict is Verdict.NOT_APPLICABLE]
         if skipped and len(skipped) == len(rows):
             count = "its only row did not run" if len(rows) == 1 else f"none of its {len(rows)} rows ran"
             source = run.settings.sources["memory"].removeprefix("environment ")
-            asked = "--nixl-memory" if source == "option" else source
-            reason = f"{memory} was requested ({asked}), but {count}: {skipped[0].reason}"
+            asked_by = "--nixl-memory" if source == "option" else source
+            reason = f"{memory} was requested ({asked_by}), but {count}: {skipped[0].reason}"
             remedy = skipped[0].remedy or "run it on a machine with such memory, or leave it out of --nixl-memory"
             yield Result("bandwidth", skipped[0].nodeid, Verdict.MISSING, reason, remedy)
 

@@ -36,12 +36,12 @@ class LevelSelection:
         above = [item for item in items if check_of(item) is not None and LEVELS.index(level_of(item)) > chosen]
         if not above:
             return
-        kept = [item for item in items if item not in set(above)]
-        made = {check_of(item) for item in kept}
-        left_out = {str(check): level_of(item) for item in above if (check := check_of(item)) not in made}
+        selected = [item for item in items if item not in set(above)]
+        checks = {check_of(item) for item in selected}
+        left_out = {str(check): level_of(item) for item in above if (check := check_of(item)) not in checks}
         config.stash[_LEFT_OUT] = left_out
         config.hook.pytest_deselected(items=above)
-        items[:] = kept
+        items[:] = selected
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if hasattr(session.config, "workeroutput"):
@@ -50,8 +50,8 @@ class LevelSelection:
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         """Take what was left out from a worker of pytest-xdist, because the controller collects no tests."""
-        told = getattr(node, "workeroutput", {}).get("nixl_left_out", {})
-        self._run.config.stash[_LEFT_OUT] = {**left_out_of(self._run.config), **told}
+        counts = getattr(node, "workeroutput", {}).get("nixl_left_out", {})
+        self._run.config.stash[_LEFT_OUT] = {**left_out_of(self._run.config), **counts}
 
 
 def level_of(item: pytest.Item) -> str:
@@ -79,9 +79,9 @@ def left_out_line(config: pytest.Config) -> str:
     if not counts:
         return ""
     levels = [level for level in LEVELS if counts[level]]
-    said = [f"{counts[level]} check{'' if counts[level] == 1 else 's'} of level {level}" for level in levels]
+    parts = [f"{counts[level]} check{'' if counts[level] == 1 else 's'} of level {level}" for level in levels]
     several = sum(counts.values()) > 1
     return (
-        f"{' and '.join(said)} {'were' if several else 'was'} left out; --nixl-level={levels[-1]} runs "
+        f"{' and '.join(parts)} {'were' if several else 'was'} left out; --nixl-level={levels[-1]} runs "
         f"{'them' if several else 'it'}"
     )

@@ -37,8 +37,8 @@ def parse_backends(text: str) -> tuple[str, ...]:
         if name.upper() in known:
             BACKENDS[name.upper()]  # refuses one of another distribution that cannot be loaded
         else:
-            why = UNSUPPORTED.get(name.upper())
-            raise ValueError(f"{name!r} is not a supported backend{(why and f': {why}') or ''}")
+            reason = UNSUPPORTED.get(name.upper())
+            raise ValueError(f"{name!r} is not a supported backend{(reason and f': {reason}') or ''}")
     return _unique(tuple(name.upper() for name in names))
 
 
@@ -255,12 +255,12 @@ def parse_profile(text: str) -> str:
 def parse_compared_image(text: str) -> AlternateImage:
     """Parse another image and its command. :raises ValueError: if one of the two is missing or invalid."""
     try:
-        words = shlex.split(text)
+        arguments = shlex.split(text)
     except ValueError as error:
         raise ValueError(f"{text!r} is not a command ({error})") from None
-    if len(words) < 2:
+    if len(arguments) < 2:
         raise ValueError(f"{text!r} has no command after the image")
-    return AlternateImage(parse_image(words[0]), tuple(words[1:]))
+    return AlternateImage(parse_image(arguments[0]), tuple(arguments[1:]))
 
 
 def parse_min_launches(text: str) -> int | None:
@@ -311,10 +311,10 @@ def parse_yes_no(text: str) -> bool:
 
 def parse_backend_params(text: str) -> tuple[BackendParameter, ...]:
     """Parse parameters of backends. :raises ValueError: if one is malformed or named twice, or a backend is unknown."""
-    found = parse_parameters(text)
-    for each in found:
-        parse_backends(each.backend)
-    return found
+    parameters = parse_parameters(text)
+    for parameter in parameters:
+        parse_backends(parameter.backend)
+    return parameters
 
 
 def parse_s3(text: str) -> str:

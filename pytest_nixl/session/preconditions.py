@@ -72,21 +72,21 @@ class Preconditions:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed and report.nodeid in self._required and self._failed is None:
             result: Result | None = getattr(report, "nixl_result", None)
-            check, why = (result.check, result.reason) if result is not None else (report.nodeid, "")
-            self._failed = check, why or "see above"
+            check, reason = (result.check, result.reason) if result is not None else (report.nodeid, "")
+            self._failed = check, reason or "see above"
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         self._ended += 1
-        left = len(self._order) - self._ended
-        if self._session is None or self._failed is None or left < 1 or self._run.settings.keep_going:
+        remaining = len(self._order) - self._ended
+        if self._session is None or self._failed is None or remaining < 1 or self._run.settings.keep_going:
             return
         if nodeid in self._endpoints and self._order[self._ended] in self._endpoints:
             return
-        check, why = self._failed
-        tests = "1 test did not run" if left == 1 else f"{left} tests did not run"
+        check, reason = self._failed
+        tests = "1 test did not run" if remaining == 1 else f"{remaining} tests did not run"
         ended = (
             f"the run ended because the check {check!r} failed, which the profile {self._run.settings.profile!r} "
             f"requires: {tests}"
         )
         self._run.found.end(ended)
-        self._session.shouldfail = f"{ended}; {why}"
+        self._session.shouldfail = f"{ended}; {reason}"

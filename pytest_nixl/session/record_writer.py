@@ -36,7 +36,7 @@ def this_run(run: Run) -> RecordedRun:
         environment["(level)"] = run.settings.level
     if (allowed := len(os.sched_getaffinity(0))) != (every := os.cpu_count()):
         environment["(cores allowed)"] = f"{allowed} of {every}"
-    if any(each != AgentOptions() for each in run.settings.agents):
+    if any(options != AgentOptions() for options in run.settings.agents):
         environment["(agents)"] = "; ".join(map(str, run.settings.agents))
     if driver := run.found.versions.get(RECORDED):
         environment["(CUDA driver)"] = driver
@@ -93,7 +93,7 @@ def _other_provenance(run: Run, against: AlternateImage) -> Provenance:
     """Return the other image's provenance: this host, with the variables that its ``env NAME=VALUE`` command sets."""
     changed = {}
     if os.path.basename(against.prefix[0]) == "env":
-        changed = dict(word.split("=", 1) for word in against.prefix[1:] if "=" in word)
+        changed = dict(assignment.split("=", 1) for assignment in against.prefix[1:] if "=" in assignment)
     environment = {name: value for name, value in os.environ.items() if name != "NIXL_IMAGE_DIGEST"}
     provenance = gather(against.image, run.found.other_versions, {**environment, **changed})
     started = {"(started with)": hide_command(shlex.join(against.prefix))}
@@ -155,9 +155,9 @@ def other_record(record: Mapping[str, Any], run: Run, other: RecordedRun) -> dic
     :param other: the other image's run, from :func:`other_run`.
     """
     benchmarks = []
-    others = {str(key): samples for key, samples in run.found.other_samples.items()}
+    by_row = {str(key): samples for key, samples in run.found.other_samples.items()}
     for benchmark in record["benchmarks"]:
-        samples = others.get(benchmark["fullname"])
+        samples = by_row.get(benchmark["fullname"])
         if samples is not None:
             extra = {**described(samples), "image": str(other.provenance.image)}
             benchmarks.append({**benchmark, "extra_info": extra, "stats": _statistics(samples)})

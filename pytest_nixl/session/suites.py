@@ -33,14 +33,14 @@ def find_pasted(words: Iterable[str], folder: Path) -> dict[str, str]:
     :param words: the command line.
     :param folder: the directory in which pytest was started.
     """
-    found = {}
+    pasted = {}
     for word in words:
         name, colons, test = word.partition("::")
         if re.fullmatch(r"(\w+/)?test_\w+\.py", name) and not (folder / name).exists():
             files = [path for path in suites_folder().glob("*/test_*.py") if path.as_posix().endswith(f"/{name}")]
             if len(files) == 1:
-                found[word] = f"pytest_nixl.suites.{files[0].parent.name}.{files[0].stem}{colons}{test}"
-    return found
+                pasted[word] = f"pytest_nixl.suites.{files[0].parent.name}.{files[0].stem}{colons}{test}"
+    return pasted
 
 
 @cache
@@ -84,7 +84,7 @@ def suite_checks() -> tuple[SuiteCheck, ...]:
     """
     path = suites_folder() / "checks.json"
     listed = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else ()
-    return tuple(SuiteCheck(**each | {"findings": tuple(each["findings"])}) for each in listed)
+    return tuple(SuiteCheck(**entry | {"findings": tuple(entry["findings"])}) for entry in listed)
 
 
 @cache

@@ -61,14 +61,14 @@ class Index:
 
         :param state: the file's present state.
         """
-        found = self.entries.get(name)
-        return replace(found, state=state) if found and state and found.state == _mark(state) else None
+        entry = self.entries.get(name)
+        return replace(entry, state=state) if entry and state and entry.state == _mark(state) else None
 
     def text(self) -> str:
         """Return the index as JSON text. Values that many runs share are written once."""
         provenances: dict[str, int] = {}
         keys: dict[str, int] = {}
-        ways: dict[tuple[str, ...], int] = {}
+        transports: dict[tuple[str, ...], int] = {}
         files: dict[str, list[Any]] = {}
         latest = (time.time() - _SETTLED) * 1e9
         for name, entry in self.entries.items():
@@ -79,7 +79,11 @@ class Index:
                 continue
             provenance = json.dumps(run.provenance.plain())
             rows = [
-                [keys.setdefault(str(key), len(keys)), row.values[0], ways.setdefault(row.transports, len(ways))]
+                [
+                    keys.setdefault(str(key), len(keys)),
+                    row.values[0],
+                    transports.setdefault(row.transports, len(transports)),
+                ]
                 for key, row in run.rows.items()
             ]
             place = provenances.setdefault(provenance, len(provenances))
@@ -89,7 +93,7 @@ class Index:
                 "form": FORM,
                 "provenances": [json.loads(text) for text in provenances],
                 "keys": list(keys),
-                "transports": list(ways),
+                "transports": list(transports),
                 "files": files,
             }
         )
@@ -113,21 +117,21 @@ def _entries(data: Any) -> list[tuple[str, IndexEntry]]:
     if data["form"] != FORM:
         return []
     provenances = [from_plain(Provenance, plain) for plain in data["provenances"]]
-    if not all(shallow(one.host) for one in provenances):
+    if not all(shallow(provenance.host) for provenance in provenances):
         raise ValueError("a host is nested too deep")
     keys = [RowKey.parse(str(key)) for key in data["keys"]]
-    ways = [tuple(str(name) for name in names) for names in data["transports"]]
+    transports = [tuple(str(name) for name in names) for names in data["transports"]]
     found = []
-    for name, (size, changed, *told) in data["files"].items():
-        if len(told) == 1:
-            found.append((name, IndexEntry((size, changed), None, str(told[0]))))
+    for name, (size, changed, *fields) in data["files"].items():
+        if len(fields) == 1:
+            found.append((name, IndexEntry((size, changed), None, str(fields[0]))))
             continue
-        when, place, told_rows, interrupted = told
+        when, place, told_rows, interrupted = fields
         rows = {}
-        for number, value, way in told_rows:
+        for number, value, transport in told_rows:
             if not 0.0 < value < math.inf:
                 raise ValueError("a bandwidth is not a number above zero")
-            rows[keys[number]] = RowSummary.of_launches((float(value),), ways[way])
+            rows[keys[number]] = RowSummary.of_launches((float(value),), transports[transport])
         run = RecordedRun(name, datetime.fromisoformat(when), provenances[place], rows, interrupted=str(interrupted))
         if run.when.tzinfo is None:
             raise ValueError("a time has no zone")

@@ -122,25 +122,25 @@ def image_of(reference: str, environ: Mapping[str, str] = os.environ) -> ImageId
     """
     digest, source = environ.get("NIXL_IMAGE_DIGEST", ""), "--nixl-image or NIXL_IMAGE"
     if not reference or not digest:
-        told = _podinfo(Path(environ.get("NIXL_PODINFO", PODINFO)))
-        if not reference and _IMAGE_KEY in told:
-            reference, source = told[_IMAGE_KEY], "downward API"
-        digest = digest or told.get(_DIGEST_KEY, "")
+        labels = _podinfo(Path(environ.get("NIXL_PODINFO", PODINFO)))
+        if not reference and _IMAGE_KEY in labels:
+            reference, source = labels[_IMAGE_KEY], "downward API"
+        digest = digest or labels.get(_DIGEST_KEY, "")
     name, _, pinned = reference.partition("@")
     return ImageIdentity(name, pinned or digest, source if reference else "")
 
 
 def _podinfo(folder: Path) -> dict[str, str]:
     """Read ``key="value"`` lines, as the kubelet writes them."""
-    found: dict[str, str] = {}
+    labels: dict[str, str] = {}
     for name in ("labels", "annotations"):
         try:
             text = (folder / name).read_text()
         except OSError:
             continue
         for key, value in re.findall(r'^([^=\s]+)="((?:[^"\\]|\\.)*)"$', text, re.MULTILINE):
-            found[key] = re.sub(r"\\(.)", r"\1", value)
-    return found
+            labels[key] = re.sub(r"\\(.)", r"\1", value)
+    return labels
 
 
 def steering(environ: Mapping[str, str]) -> dict[str, str]:
@@ -196,9 +196,13 @@ def _first_line(path: Path) -> str:
 
 def changes(before: Provenance, now: Provenance) -> list[Change]:
     """Return all differences between two runs, the image first."""
-    one, other = _flat(before), _flat(now)
-    names = dict.fromkeys((*one, *other))
-    return [Change(name, one.get(name, ""), other.get(name, "")) for name in names if one.get(name) != other.get(name)]
+    facts_before, other = _flat(before), _flat(now)
+    names = dict.fromkeys((*facts_before, *other))
+    return [
+        Change(name, facts_before.get(name, ""), other.get(name, ""))
+        for name in names
+        if facts_before.get(name) != other.get(name)
+    ]
 
 
 def other_machine(before: Provenance, now: Provenance) -> list[Change]:
@@ -218,10 +222,10 @@ def _named(value: Any) -> str:
 
 
 def _flat(provenance: Provenance) -> dict[str, str]:
-    found = {"image": provenance.image.reference, "image digest": provenance.image.digest[:19]}
+    facts = {"image": provenance.image.reference, "image digest": provenance.image.digest[:19]}
     for part in ("versions", "environment", "host"):
-        found |= dict(_leaves(part, getattr(provenance, part)))
-    return {name: text for name, text in found.items() if text}
+        facts |= dict(_leaves(part, getattr(provenance, part)))
+    return {name: text for name, text in facts.items() if text}
 
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, str]]:

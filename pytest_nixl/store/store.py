@@ -54,14 +54,14 @@ class Store:
 
         :raises OSError: if the directory cannot be read.
         """
-        found, skipped = [], []
+        runs, skipped = [], []
         for path, _ in self._files():
             run, fault = _read(path)
             if run is not None:
-                found.append(run)
+                runs.append(run)
             elif fault:
                 skipped.append(f"skipped: {path}{fault}")
-        return sorted(found, key=lambda run: run.order), skipped
+        return sorted(runs, key=lambda run: run.order), skipped
 
     def summaries(self) -> tuple[list[RecordedRun], list[str]]:
         """Return the same as :meth:`runs`, but with only the bandwidth and transports of each row, and no results.
@@ -71,7 +71,7 @@ class Store:
         :raises OSError: if the directory cannot be read.
         """
         index = read_index(self.directory / INDEX)
-        found, skipped, entries, new = [], [], {}, 0
+        runs, skipped, entries, new = [], [], {}, 0
         for path, state in self._files():
             entry = index.entry(path.name, state)
             if entry is None:
@@ -79,20 +79,20 @@ class Store:
                 entry = IndexEntry(state, summary(run) if run is not None else None, fault)
                 new += 1
             if entry.run is not None:
-                found.append(replace(entry.run, source=str(path)))
+                runs.append(replace(entry.run, source=str(path)))
             elif entry.fault:
                 skipped.append(f"skipped: {path}{entry.fault}")
             entries[path.name] = entry
         if new >= FEWEST_NEW:
             with contextlib.suppress(NixlPluginError):
                 write_whole(self.directory / INDEX, Index(entries).text())
-        return sorted(found, key=lambda run: run.order), skipped
+        return sorted(runs, key=lambda run: run.order), skipped
 
     def _files(self) -> Iterator[tuple[Path, os.stat_result | None]]:
         """Yield each file that may be a record, by name, with its state; None: not a regular file, or not readable."""
         with os.scandir(self.directory) as entries:
-            found = sorted((entry for entry in entries if entry.name.endswith(".json")), key=lambda entry: entry.name)
-        for entry in found:
+            files = sorted((entry for entry in entries if entry.name.endswith(".json")), key=lambda entry: entry.name)
+        for entry in files:
             try:
                 state = entry.stat()
             except OSError:
@@ -189,15 +189,15 @@ def find_baseline(wanted: str, directory: str, *, whole: bool = True) -> tuple[R
         ]
         runs = [run for run in runs if not run.interrupted]
     latest = runs[-1] if runs else None
-    found = latest if path.is_dir() else newest(runs, wanted)
-    if found is None:
+    baseline = latest if path.is_dir() else newest(runs, wanted)
+    if baseline is None:
         where = wanted if path.is_dir() else directory
-        what = "no record" if path.is_dir() else f"no run of the image {wanted}"
+        missing = "no record" if path.is_dir() else f"no run of the image {wanted}"
         has = sorted({run.provenance.image.reference for run in runs if run.provenance.image.reference})
         among = f"; it has {', '.join(has)}" if has and not path.is_dir() else ""
         bad = f"; {'; '.join(skipped)}" if skipped else ""
-        raise ValueError(f"{where} has {what}{among}{bad}: expected the record of an earlier run")
+        raise ValueError(f"{where} has {missing}{among}{bad}: expected the record of an earlier run")
     try:
-        return read_recorded(Path(found.source)), skipped
+        return read_recorded(Path(baseline.source)), skipped
     except OSError as error:
-        raise ValueError(f"{found.source} cannot be read ({error.strerror}): expected {RECORD_FORM}") from None
+        raise ValueError(f"{baseline.source} cannot be read ({error.strerror}): expected {RECORD_FORM}") from None

@@ -41,7 +41,7 @@ def shared_paths() -> dict[str, ControlPath]:
 @pytest.fixture
 def control_path(agent_backend: str, start_path: StartPath, shared_paths: dict[str, ControlPath]) -> ControlPath:
     """Two agents that know nothing of each other at first, and that other tests of the module also use."""
-    found = shared_paths.get(agent_backend)
-    if found is None or not found.healthy:
-        found = shared_paths[agent_backend] = start_path(agent_backend)
-    return found
+    shared = shared_paths.get(agent_backend)
+    if shared is None or not shared.healthy:
+        shared = shared_paths[agent_backend] = start_path(agent_backend)
+    return shared

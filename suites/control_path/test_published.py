@@ -48,10 +48,12 @@ def test_many_agents_are_found_soon_after_they_published(
 
 def _publish_and_find(namespace: Namespace, backend: str, count: int) -> Figure:
     """Time, in several rounds with new agents, until one agent has loaded the metadata of all others."""
-    first, *others = namespace.start(*(f"of-{count}-{number}" for number in range(WORKERS)))
+    first, *finders = namespace.start(*(f"of-{count}-{number}" for number in range(WORKERS)))
     times = []
     for number in range(ROUNDS):
-        publishers = [others[place % len(others)].beside(f"of-{count}-{number}-{place}") for place in range(count - 1)]
+        publishers = [
+            finders[place % len(finders)].beside(f"of-{count}-{number}-{place}") for place in range(count - 1)
+        ]
         start = time.perf_counter()
         for publisher in publishers:
             publisher.send_local_metadata()
@@ -85,5 +87,5 @@ def test_the_metadata_of_a_kv_cache_fits_into_etcd(
         remedy=lambda: f"read what NIXL wrote: {complaint(agent) or 'nothing'}",
     )
     published = namespace.client.get(key)
-    said = describe_oversize(regions, len(metadata), published, refusal_of(agent.worker.output()))
-    finding("NIXL-ETCD-OVERSIZE", published != metadata, said, affects=True)
+    description = describe_oversize(regions, len(metadata), published, refusal_of(agent.worker.output()))
+    finding("NIXL-ETCD-OVERSIZE", published != metadata, description, affects=True)

@@ -41,8 +41,8 @@ def endured(
 
                 def published(label: str) -> int:
                     key = namespace.key(agent, label)
-                    what = f"etcd to have {key}, which {agent.worker.name} publishes"
-                    wait_until(lambda: namespace.client.get(key) is not None, what, seconds=namespace.seconds)
+                    awaited = f"etcd to have {key}, which {agent.worker.name} publishes"
+                    wait_until(lambda: namespace.client.get(key) is not None, awaited, seconds=namespace.seconds)
                     return namespace.client.count_prefix(f"{namespace.name}/")
 
             if cycle == "agent" and agent.worker.call("devices")["devices"]:

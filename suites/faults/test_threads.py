@@ -27,11 +27,11 @@ def test_threads_share_an_agent(agents: Agents, agent_backend: str, nixl_setting
 
     The mode ``none`` has no lock, so NIXL promises nothing there: with ``--nixl-sync-mode=none`` nothing is asked.
     """
-    asked = nixl_settings.sync_mode
-    if asked == "none":
+    chosen_mode = nixl_settings.sync_mode
+    if chosen_mode == "none":
         raise NotApplicableError("with --nixl-sync-mode=none NIXL does not let several threads use one agent")
     outcomes = []
-    for mode in LOCKED if asked == "auto" else (asked,):
+    for mode in LOCKED if chosen_mode == "auto" else (chosen_mode,):
         agent = agents.start(progress_thread=None)
         if not has_modes(agent):
             raise NotApplicableError(f"an agent of NIXL {agent.worker.versions['nixl']} has no synchronization mode")
@@ -43,9 +43,9 @@ def test_threads_share_an_agent(agents: Agents, agent_backend: str, nixl_setting
 @pytest.mark.nixl_check("threads-many-agents", level="extended")
 def test_many_agents_are_created_at_once(agents: Agents, agent_backend: str, verdict: Decide) -> None:
     """Eight agents are created at once in one process, then in each of four processes; each moves correct bytes."""
-    one = agents.start(progress_thread=None)
-    outcomes = create_in_threads([one], agent_backend)
-    one.close()
+    agent = agents.start(progress_thread=None)
+    outcomes = create_in_threads([agent], agent_backend)
+    agent.close()
     several = agents.start_each([None] * PROCESSES, progress_thread=None)
     verdict(judge_concurrent_use([*outcomes, *create_in_threads(several, agent_backend)]))
 

@@ -67,9 +67,13 @@ def test_the_initiator_is_told_that_its_target_died(make: Make, verdict: Decide,
 def test_a_target_survives_the_death_of_its_initiator(make: Make, verdict: Decide, finding: FindingFixture) -> None:
     """A target whose initiator is killed keeps its memory unchanged, and writes correct bytes to a third agent."""
     outcomes = make("initiator-killed")
-    aborts = [each for each in outcomes if (each.backend, each.op) == ("UCX", "READ") and "SIGABRT" in each.survivor]
-    rest = [each for each in outcomes if each not in aborts] + without(aborts, survivor="", wrong_bytes=0)
-    _conclude(finding, verdict, "NIXL-DEAD-INITIATOR-ABORTS", bool(aborts), outcomes, rest)
+    aborts = [
+        outcome
+        for outcome in outcomes
+        if (outcome.backend, outcome.op) == ("UCX", "READ") and "SIGABRT" in outcome.survivor
+    ]
+    remaining = [outcome for outcome in outcomes if outcome not in aborts] + without(aborts, survivor="", wrong_bytes=0)
+    _conclude(finding, verdict, "NIXL-DEAD-INITIATOR-ABORTS", bool(aborts), outcomes, remaining)
 
 
 @pytest.mark.nixl_check("transfer-target-paused", level="extended")
@@ -88,7 +92,9 @@ def test_transfers_go_on_when_a_stopped_initiator_goes_on(make: Make, verdict: D
 def test_the_initiator_is_told_that_its_target_stopped(make: Make, verdict: Decide, finding: FindingFixture) -> None:
     """Transfers to a stopped target end or report an error, and the initiator writes to a third agent."""
     outcomes = make("target-stopped")
-    _conclude(finding, verdict, "NIXL-STOPPED-TARGET-SILENT", any(each.said == "PROC" for each in outcomes), outcomes)
+    _conclude(
+        finding, verdict, "NIXL-STOPPED-TARGET-SILENT", any(outcome.said == "PROC" for outcome in outcomes), outcomes
+    )
 
 
 @pytest.mark.nixl_check("transfer-target-restarted", level="extended")
@@ -106,8 +112,8 @@ def test_a_target_that_listens_comes_back_on_its_port(make: Make, verdict: Decid
     NIXL's listeners exchange the metadata. The initiator then writes correct bytes to the new target.
     """
     outcomes = make("listener-restarted")
-    lost, rest = any(each.lost_requests for each in outcomes), without(outcomes, lost_requests=0)
-    _conclude(finding, verdict, "NIXL-RESTARTED-LISTENER-LOSES-FETCH", lost, outcomes, rest)
+    lost, remaining = any(outcome.lost_requests for outcome in outcomes), without(outcomes, lost_requests=0)
+    _conclude(finding, verdict, "NIXL-RESTARTED-LISTENER-LOSES-FETCH", lost, outcomes, remaining)
 
 
 @pytest.mark.nixl_check("transfer-target-replaced", level="extended")
@@ -126,16 +132,16 @@ def test_an_initiator_survives_that_its_target_frees_memory_in_use(make: Make, v
 def test_a_notification_to_a_dead_agent_returns(make: Make, verdict: Decide, finding: FindingFixture) -> None:
     """Notifications to a dead agent return or raise an error, and the sender writes to a third agent."""
     outcomes = make("notified-after-death")
-    hangs = [each for each in outcomes if each.backend == "LIBFABRIC" and "did not answer" in each.survivor]
-    rest = [each for each in outcomes if each not in hangs] + without(hangs, survivor="", wrong_bytes=0)
-    _conclude(finding, verdict, "LIBFABRIC-NOTIFICATION-HANGS", bool(hangs), outcomes, rest)
+    hangs = [outcome for outcome in outcomes if outcome.backend == "LIBFABRIC" and "did not answer" in outcome.survivor]
+    remaining = [outcome for outcome in outcomes if outcome not in hangs] + without(hangs, survivor="", wrong_bytes=0)
+    _conclude(finding, verdict, "LIBFABRIC-NOTIFICATION-HANGS", bool(hangs), outcomes, remaining)
 
 
 @pytest.mark.nixl_check("transfer-target-removed", level="extended")
 def test_nothing_is_written_after_an_agent_is_removed(make: Make, verdict: Decide, finding: FindingFixture) -> None:
     """After remove_remote_agent during transfers, no byte is written once NIXL reported their end."""
     outcomes = make("target-removed")
-    late = any(each.changed for each in outcomes)
+    late = any(outcome.changed for outcome in outcomes)
     _conclude(finding, verdict, "NIXL-REMOVED-IN-FLIGHT", late, outcomes, without(outcomes, changed=0))
 
 
@@ -143,7 +149,7 @@ def test_nothing_is_written_after_an_agent_is_removed(make: Make, verdict: Decid
 def test_nothing_is_written_after_a_handle_is_released(make: Make, verdict: Decide, finding: FindingFixture) -> None:
     """After release_xfer_handle of transfers in flight has returned or failed, no byte is written."""
     outcomes = make("transfer-released")
-    late = any(each.changed for each in outcomes)
+    late = any(outcome.changed for outcome in outcomes)
     _conclude(finding, verdict, "NIXL-RELEASED-IN-FLIGHT", late, outcomes, without(outcomes, changed=0))
 
 
@@ -155,9 +161,9 @@ def test_an_agent_survives_that_memory_in_use_is_deregistered(make: Make, verdic
 
 def _fail_silence(finding: FindingFixture, verdict: Decide, id: str, outcomes: Sequence[FaultOutcome]) -> None:
     """Fail with the finding of LIBFABRIC if a death was not reported and nothing else is wrong; else return."""
-    silent = [each for each in outcomes if each.backend == "LIBFABRIC" and each.said == "PROC"]
-    rest = [each for each in outcomes if each not in silent] + without(silent, said="told")
-    if silent and judge_faults(rest).verdict.value == "PASS":
+    silent = [outcome for outcome in outcomes if outcome.backend == "LIBFABRIC" and outcome.said == "PROC"]
+    remaining = [outcome for outcome in outcomes if outcome not in silent] + without(silent, said="told")
+    if silent and judge_faults(remaining).verdict.value == "PASS":
         finding(id, True, fault_reason(outcomes), affects=True)
 
 

@@ -31,12 +31,12 @@ def test_a_target_that_dies_is_named_and_the_initiator_lives(couple: Couple, ver
     write_and_compare(couple.initiator, couple.target, couple.memory, couple.seconds)
     couple.target.worker.signal(signal.SIGKILL)
     error = _told(couple)
-    found = [] if isinstance(error, WorkerDiedError) else [f"a dead target is reported as {error!r}"]
+    faults = [] if isinstance(error, WorkerDiedError) else [f"a dead target is reported as {error!r}"]
     if couple.target.worker.name not in str(error) or "SIGKILL" not in str(error):
-        found.append(f"{couple.target.worker.name} was ended by SIGKILL, but the error says: {error}")
+        faults.append(f"{couple.target.worker.name} was ended by SIGKILL, but the error says: {error}")
     if not couple.initiator.get_plugin_list():
-        found.append(f"{couple.initiator.worker.name} does not answer after the death of the target")
-    verdict(_concluded(found, f"reported: {str(error).splitlines()[0]}"))
+        faults.append(f"{couple.initiator.worker.name} does not answer after the death of the target")
+    verdict(_concluded(faults, f"reported: {str(error).splitlines()[0]}"))
 
 
 @pytest.mark.nixl_check("fault-stopped-target")
@@ -48,12 +48,12 @@ def test_a_target_that_stops_is_told_before_its_deadline_is_long_over(couple: Co
     started = time.monotonic()
     error = _told(couple)
     took = time.monotonic() - started
-    found = [] if isinstance(error, WorkerHungError) else [f"a stopped target is reported as {error!r}"]
+    faults = [] if isinstance(error, WorkerHungError) else [f"a stopped target is reported as {error!r}"]
     if "stopped by a signal" not in str(error):
-        found.append(f"{couple.target.worker.name} was stopped by a signal, but the error says: {error}")
+        faults.append(f"{couple.target.worker.name} was stopped by a signal, but the error says: {error}")
     if took > PATIENCE + LATE:
-        found.append(f"the error came after {took:.1f} s, and the deadline is {PATIENCE:g} s")
-    verdict(_concluded(found, f"reported within the deadline: {str(error).splitlines()[0]}"))
+        faults.append(f"the error came after {took:.1f} s, and the deadline is {PATIENCE:g} s")
+    verdict(_concluded(faults, f"reported within the deadline: {str(error).splitlines()[0]}"))
 
 
 @pytest.mark.nixl_check("fault-restarted-target")
@@ -75,22 +75,22 @@ def come_back(initiator: NixlAgent, again: NixlAgent, write: Callable[[], None])
 
     :param write: writes bytes to the target, and compares them there.
     """
-    told = ""
+    detail = ""
     for _ in range(2):
         try:
             know_again(initiator, again)
             write()
         except NixlError as error:
-            if told or error.type_name != DISCONNECTED:
+            if detail or error.type_name != DISCONNECTED:
                 reason = (
                     f"{initiator.worker.name} gets {error.type_name} from NIXL when it writes to {again.worker.name}"
                 )
                 return Judgement(Verdict.FAIL, f"{reason}, which came back under the name of a killed one", REPORT)
-            told = f"; before that NIXL raised {DISCONNECTED} once, which tells of the killed one"
+            detail = f"; before that NIXL raised {DISCONNECTED} once, which tells of the killed one"
         else:
             break
-    words = f"{again.worker.name} was written to under the name of the one that was killed{told}"
-    return Judgement(Verdict.PASS, words)
+    description = f"{again.worker.name} was written to under the name of the one that was killed{detail}"
+    return Judgement(Verdict.PASS, description)
 
 
 def _told(couple: Couple) -> WorkerError | None:

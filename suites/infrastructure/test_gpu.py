@@ -38,12 +38,12 @@ def test_gpu_memory_is_taken_for_gpu_memory(
     try:
         nixl_agent.gpus()
     except NotApplicableError:
-        there = ask("gpus")
-        if there.verdict is not Verdict.NOT_APPLICABLE:
+        gpus = ask("gpus")
+        if gpus.verdict is not Verdict.NOT_APPLICABLE:
             raise  # the host has GPUs that cannot be used
-        verdict(there)
+        verdict(gpus)
         return
-    taken, known = [], []
+    taken, recognized = [], []
     for host in nixl_cluster.hosts[: nixl_cluster.ranks]:
         for backend in between_agents(nixl_settings.backend):
             agent = nixl_agent.another(backends=[backend], host=host)
@@ -51,10 +51,10 @@ def test_gpu_memory_is_taken_for_gpu_memory(
                 continue
             try:
                 nixl_buffer(agent, 1 << 16, "VRAM")
-                known.append(f"{backend} of rank {host.rank}")
+                recognized.append(f"{backend} of rank {host.rank}")
             except FindingError as error:
                 taken.append(error.seen)
-    if not taken and not known:
+    if not taken and not recognized:
         raise NotApplicableError(f"--nixl-backend={','.join(nixl_settings.backend)} supports no GPU memory")
-    reason = "; ".join(taken) or f"GPU memory is registered as GPU memory by {', '.join(known)}"
+    reason = "; ".join(taken) or f"GPU memory is registered as GPU memory by {', '.join(recognized)}"
     finding("VRAM-AS-HOST-MEMORY", bool(taken), reason, affects=True)

@@ -18,8 +18,8 @@ def test_nixl_loads(nixl_agent: NixlAgent) -> None:
 @pytest.mark.nixl_check("backend-loads", level="quick")
 def test_every_requested_backend_loads(nixl_agent: NixlAgent, nixl_settings: Settings) -> None:
     """NIXL has a plugin for each backend of --nixl-backend, can create it, and moves host memory with it."""
-    [made, *_] = between_agents(nixl_settings.backend) or nixl_settings.backend  # the backend of nixl_agent
+    [backend_made, *_] = between_agents(nixl_settings.backend) or nixl_settings.backend  # the backend of nixl_agent
     for backend in nixl_settings.backend:
-        agent = nixl_agent if backend == made else nixl_agent.another(backends=[backend])
+        agent = nixl_agent if backend == backend_made else nixl_agent.another(backends=[backend])
         types = agent.get_backend_mem_types(backend)
         assert "DRAM" in str(types), f"{backend} was created, but supports {types}, not DRAM"

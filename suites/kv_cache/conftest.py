@@ -43,25 +43,25 @@ REMEDY = "give --nixl-backend=UCX or LIBFABRIC, and a --nixl-memory without FILE
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    for name, ways in (("kv_kind", STANDARD_WAYS), ("other_kv_kind", EXTENDED_WAYS)):
+    for name, methods in (("kv_kind", STANDARD_WAYS), ("other_kv_kind", EXTENDED_WAYS)):
         if name in metafunc.fixturenames:
             run = Run.of(metafunc.config)
             # None: the test says why there is nothing to measure.
-            metafunc.parametrize(name, (list(_kinds(run, ways)) if run.usable else []) or [None], ids=str)
+            metafunc.parametrize(name, (list(_kinds(run, methods)) if run.usable else []) or [None], ids=str)
 
 
 def _kinds(run: Run, ways: Iterable[str]) -> Iterator[KvRequestKind]:
     """Yield what to measure, one pair of ranks after another."""
     settings, pairs = run.settings, run.placement.pairs
-    memories = dict.fromkeys(each for each in settings.memory if not each.stored)
+    memories = dict.fromkeys(memory_pair for memory_pair in settings.memory if not memory_pair.stored)
     backends = between_agents(settings.backend)
-    for backend, memory, agent, ranks, op, way in product(
+    for backend, memory, agent, ranks, op, method in product(
         backends, memories, settings.agents, pairs, settings.op, ways
     ):
         devices = settings.devices if memory.on_gpu else None
         variant = agent.variant(backend, BACKENDS[backend].PLUGIN)
         yield KvRequestKind(
-            backend, op, memory, ranks, way, settings.kv_plan, devices, settings.kv_requests, settings.kv_rate,
+            backend, op, memory, ranks, method, settings.kv_plan, devices, settings.kv_requests, settings.kv_rate,
             variant, agent,
         )  # fmt: skip
 

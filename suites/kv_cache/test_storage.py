@@ -30,9 +30,9 @@ def test_blocks_move_between_memory_and_storage(
     """Requests for KV blocks move the right bytes between memory and a file, or objects of a store."""
     if stored_kind is None:
         raise NotApplicableError("no requested backend moves bytes to storage", "give --nixl-backend=POSIX or OBJ")
-    found = measure_stored(kv_launches, stored_kind)
-    bounded = record_figures(found.figures)
-    judged = judge_stored(found)
+    measured = measure_stored(kv_launches, stored_kind)
+    bounded = record_figures(measured.figures)
+    judged = judge_stored(measured)
     if judged.verdict is Verdict.PASS:
         nixl_run.found.note_detail(f"KV blocks in storage: {judged.reason}")
     verdict(with_bounds(judged, bounded))

@@ -32,17 +32,17 @@ def write_and_compare(writer: NixlAgent, owner: NixlAgent, target: Buffer, secon
     target.fill(seed, inverted=True).result()
     local = writer.get_xfer_descs([source.descriptor()], source.memory)
     remote = writer.get_xfer_descs([target.descriptor()], target.memory)
-    said = b"written %d" % seed
+    text = b"written %d" % seed
     writer.connect_to(owner)
-    handle = writer.initialize_xfer("WRITE", local, remote, owner.name, said)
-    done, told = writer.transfer(handle) == "DONE", False
+    handle = writer.initialize_xfer("WRITE", local, remote, owner.name, text)
+    done, notified = writer.transfer(handle) == "DONE", False
 
     def delivered() -> bool:
         # Poll both in turn, because agents make progress only when polled.
-        nonlocal done, told
+        nonlocal done, notified
         done = done or writer.check_xfer_state(handle) == "DONE"
-        told = told or owner.check_remote_xfer_done(writer.name, said)
-        return done and told
+        notified = notified or owner.check_remote_xfer_done(writer.name, text)
+        return done and notified
 
     wait_until(
         delivered,
@@ -50,7 +50,7 @@ def write_and_compare(writer: NixlAgent, owner: NixlAgent, target: Buffer, secon
         seconds=seconds,
         remedy=lambda: (
             f"check whether the two hosts reach each other: the transfer is {'' if done else 'not '}done at "
-            f"{writer.name}, and its notification has {'' if told else 'not '}arrived at {owner.name}"
+            f"{writer.name}, and its notification has {'' if notified else 'not '}arrived at {owner.name}"
         ),
     )
     writer.release_xfer_handle(handle)

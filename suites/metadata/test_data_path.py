@@ -32,11 +32,13 @@ def test_transfers_do_not_touch_etcd(namespace: Namespace, way: ProxyClient) -> 
     assert way.requests, "the agents found each other, but the proxy to etcd counted no request"
     namespace.await_watch(way, finder, publisher)  # it begins a moment after the metadata is loaded
     write_and_compare(finder, publisher, target, namespace.seconds)  # connects
-    asked = len(way.requests)
+    requests_before = len(way.requests)
     for _ in range(TRANSFERS):
         write_and_compare(finder, publisher, target, namespace.seconds)
-    made = way.requests[asked:]
-    assert not made, f"{TRANSFERS} transfers made {len(made)} requests to etcd: {', '.join(map(str, made[:3]))}"
+    new_requests = way.requests[requests_before:]
+    assert not new_requests, (
+        f"{TRANSFERS} transfers made {len(new_requests)} requests to etcd: {', '.join(map(str, new_requests[:3]))}"
+    )
     way.cut()
     for _ in range(TRANSFERS):
         write_and_compare(finder, publisher, target, namespace.seconds)
@@ -55,14 +57,14 @@ def test_an_agent_is_told_that_nothing_was_published(
     try:
         publisher.send_local_metadata()
     except NixlError as error:
-        silent, told = False, f"raised an error: {error.reason}"
+        silent, description = False, f"raised an error: {error.reason}"
     else:
         # A request that still waits for etcd is no failure; it is one when NIXL logs that it gave up.
         silent = comes_true(lambda: bool(complaint(publisher)), seconds=NOTICED)
-        told = f"returned like after a success; NIXL wrote {complaint(publisher) or 'nothing'}"
+        description = f"returned like after a success; NIXL wrote {complaint(publisher) or 'nothing'}"
     way.restore()
     _publish_repeatedly(namespace, publisher)
-    finding("NIXL-ETCD-SILENT-FAILURE", silent, f"with etcd cut off, send_local_metadata() {told}")
+    finding("NIXL-ETCD-SILENT-FAILURE", silent, f"with etcd cut off, send_local_metadata() {description}")
 
 
 def fetch_after_cut(namespace: Namespace, way: ProxyClient) -> tuple[bool, str]:
@@ -77,7 +79,7 @@ def fetch_after_cut(namespace: Namespace, way: ProxyClient) -> tuple[bool, str]:
         seconds=namespace.seconds,
         remedy=lambda: "it has logged nothing: its request was answered before the cut, or its log has another form",
     )
-    asked = len(way.requests)
+    requests_before = len(way.requests)
     way.restore()
 
     def found() -> bool:
@@ -88,7 +90,7 @@ def fetch_after_cut(namespace: Namespace, way: ProxyClient) -> tuple[bool, str]:
     finder.worker.kill()  # it would not end otherwise
     return not back, (
         f"after a fetch with etcd cut off, fetches {'succeed again' if back else 'did not succeed'} with etcd back: "
-        f"{len(way.requests) - asked} requests in {NOTICED:g} s; NIXL wrote: {complaint(finder)}"
+        f"{len(way.requests) - requests_before} requests in {NOTICED:g} s; NIXL wrote: {complaint(finder)}"
     )
 
 

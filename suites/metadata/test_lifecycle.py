@@ -138,7 +138,7 @@ def test_an_agent_that_was_restarted_is_found_by_those_who_knew_it(
     namespace.publish(after)
     finder.fetch_remote_metadata(after.name)
     namespace.await_fetches(finder)
-    why = complaint(finder)
+    reason = complaint(finder)
     refused = not _reaches(namespace, finder, after, target)
     if refused:
         finder.remove_remote_agent(after.name)
@@ -148,7 +148,7 @@ def test_an_agent_that_was_restarted_is_found_by_those_who_knew_it(
         "NIXL-ETCD-RESTART-REFUSED",
         refused,
         f"after a second fetch the finder still had the dead agent, and reached the new one only after "
-        f"remove_remote_agent: {why}"
+        f"remove_remote_agent: {reason}"
         if refused
         else "the finder reached the restarted agent after fetching it again",
     )
@@ -183,17 +183,17 @@ def test_two_agents_of_one_name_are_kept_apart_or_refused(namespace: Namespace, 
 def test_deregistered_memory_is_forgotten_by_who_fetches_again(namespace: Namespace, finding: FindingFixture) -> None:
     """An agent that fetches the owner's new metadata forgets the memory, at the latest after remove_remote_agent."""
     publisher, finder = namespace.start("publisher", "finder")
-    kept, given_away = registered(publisher), publisher.allocate_asked(1 << 16)
+    kept_memory, given_away = registered(publisher), publisher.allocate_asked(1 << 16)
     registration = publisher.register(given_away)
     namespace.publish(publisher)
-    namespace.find(finder, publisher, kept, given_away)
+    namespace.find(finder, publisher, kept_memory, given_away)
     publisher.deregister_memory(registration)
     namespace.publish(publisher)
-    namespace.find(finder, publisher, kept)
+    namespace.find(finder, publisher, kept_memory)
     namespace.await_fetches(finder)
     still_known = knows(finder, publisher, given_away)
     finder.remove_remote_agent(publisher.name)
-    namespace.find(finder, publisher, kept)
+    namespace.find(finder, publisher, kept_memory)
     assert not knows(finder, publisher, given_away), (
         "memory that is not published is still known after remove_remote_agent"
     )

@@ -31,16 +31,16 @@ def test_many_agents_find_each_other(
 
     There are 200 agents at the level extended, and 40 at the level standard.
     """
-    each = EXTENDED if nixl_settings.extended else EACH
+    count = EXTENDED if nixl_settings.extended else EACH
     if agent_progress == "on" or shake_hands([agent_backend]):
         verb = "has" if agent_progress == "on" else "needs"
         raise NotApplicableError(
-            f"each agent with {agent_backend} {verb} a progress thread, which uses a whole core, and {WORKERS * each} "
+            f"each agent with {agent_backend} {verb} a progress thread, which uses a whole core, and {WORKERS * count} "
             "of them would overload the host"
         )
     finders = namespace.start(*(f"finder-{number}" for number in range(WORKERS)))
     with ThreadPoolExecutor(WORKERS) as pool:  # one thread per worker, because a worker runs one command at a time
-        crews = list(pool.map(lambda finder: _crew(finder, each), finders))
+        crews = list(pool.map(lambda finder: _crew(finder, count), finders))
         everybody = [agent for crew in crews for agent in crew]
         targets = [registered(crew[-1]) for crew in crews]
         list(pool.map(lambda crew: [agent.send_local_metadata() for agent in crew], crews))
@@ -90,14 +90,14 @@ def _await_others(namespace: Namespace, finder: NixlAgent, everybody: Sequence[N
 
 
 def _await_keys(namespace: Namespace, everybody: Sequence[NixlAgent], *, present: bool) -> None:
-    wanted = {namespace.key(agent) for agent in everybody} if present else set()
+    expected = {namespace.key(agent) for agent in everybody} if present else set()
 
     def found() -> set[str]:
         return {key for key, value in namespace.client.get_prefix(f"{namespace.name}/finder").items() if value}
 
     wait_until(
-        lambda: found() == wanted,
-        f"etcd to have the metadata of {len(wanted)} agents under {namespace.name}/",
+        lambda: found() == expected,
+        f"etcd to have the metadata of {len(expected)} agents under {namespace.name}/",
         seconds=namespace.seconds,
         remedy=lambda: f"etcd has {len(found())}: read what NIXL wrote: {complaint(everybody[0]) or 'nothing'}",
     )

@@ -24,10 +24,10 @@ def test_the_ranks_of_this_run_get_a_rank_each(
     size, names = nixl_cluster.ranks, nixl_cluster.names
     for _ in range(ROUNDS):
         group = secrets.token_hex(8)
-        got: list[int] = nixl_cluster.ask("claim", group=group, size=size, seconds=nixl_settings.timeout / 2)
-        if sorted(got) != list(range(size)):
-            told = ", ".join(f"{name} got {rank}" for name, rank in zip(names, got, strict=True))
+        ranks: list[int] = nixl_cluster.ask("claim", group=group, size=size, seconds=nixl_settings.timeout / 2)
+        if sorted(ranks) != list(range(size)):
+            pairs = ", ".join(f"{name} got {rank}" for name, rank in zip(names, ranks, strict=True))
             remedy = "report this output: it shows a defect of pytest-nixl's membership"
-            verdict(Judgement(Verdict.FAIL, f"{size} simultaneous claims did not give each rank once: {told}", remedy))
+            verdict(Judgement(Verdict.FAIL, f"{size} simultaneous claims did not give each rank once: {pairs}", remedy))
             return
     verdict(Judgement(Verdict.PASS, f"{size} ranks claimed at once, {ROUNDS} times, and each rank was given once"))

@@ -47,17 +47,17 @@ def test_telemetry_counts_a_transfer_with_a_dead_agent(
 
     With LIBFABRIC most of these transfers report no error at all, which is a finding, too.
     """
-    found = [count_failure(pair, op, pair.transfer_to_dead_target) for pair in _measured(start_measured) for op in OPS]
-    silent = agent_backend == "LIBFABRIC" and any(not each.failure.raised for each in found)
+    counts = [count_failure(pair, op, pair.transfer_to_dead_target) for pair in _measured(start_measured) for op in OPS]
+    silent = agent_backend == "LIBFABRIC" and any(not count.failure.raised for count in counts)
     if not silent:
-        require_error(found, "transfers with a dead agent")
-    failed, uncounted, said = judge_failures(found)
+        require_error(counts, "transfers with a dead agent")
+    failed, uncounted, description = judge_failures(counts)
     if failed is not None:
         verdict(failed)
     if silent and not uncounted:
-        finding("LIBFABRIC-DEAD-TARGET-SILENT", True, said)
+        finding("LIBFABRIC-DEAD-TARGET-SILENT", True, description)
     else:
-        finding("NIXL-TELEMETRY-DISCONNECT-UNCOUNTED", uncounted, said)
+        finding("NIXL-TELEMETRY-DISCONNECT-UNCOUNTED", uncounted, description)
 
 
 @pytest.mark.nixl_check("telemetry-refused-transfers", level="extended")
@@ -65,14 +65,14 @@ def test_telemetry_counts_a_transfer_that_is_refused(
     start_measured: StartMeasured, verdict: Decide, finding: FindingFixture
 ) -> None:
     """Each exporter counts one error for each WRITE and READ that NIXL refuses because its sides differ in length."""
-    found = [
+    counts = [
         count_failure(pair, op, pair.transfer_of_other_lengths) for pair in _measured(start_measured) for op in OPS
     ]
-    require_error(found, "transfers whose two sides differ in length")
-    failed, uncounted, said = judge_failures(found)
+    require_error(counts, "transfers whose two sides differ in length")
+    failed, uncounted, description = judge_failures(counts)
     if failed is not None:
         verdict(failed)
-    finding("NIXL-TELEMETRY-REFUSAL-UNCOUNTED", uncounted, said)
+    finding("NIXL-TELEMETRY-REFUSAL-UNCOUNTED", uncounted, description)
 
 
 def _measured(start: StartMeasured) -> Iterator[MeasuredAgents]:

@@ -30,5 +30,5 @@ def test_each_process_with_telemetry_is_measured(
     taken = judge_taken_port(unmeasured)
     if taken is not None:
         verdict(taken)
-    said = describe_sharing(unmeasured, port)
-    finding("NIXL-TELEMETRY-PORT-SHARED", bool(unmeasured), said, affects=port is not None)
+    description = describe_sharing(unmeasured, port)
+    finding("NIXL-TELEMETRY-PORT-SHARED", bool(unmeasured), description, affects=port is not None)

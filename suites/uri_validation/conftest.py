@@ -12,5 +12,5 @@ from pytest_nixl.checks.endpoints.deployment import Deployment, is_set_and_empty
 @pytest.fixture
 def deployment(request: pytest.FixtureRequest, nixl_settings: Settings) -> Deployment:
     """The endpoints that the deployment gives to NIXL; if it gives none, those of this run's etcd."""
-    given = nixl_settings.etcd or is_set_and_empty(nixl_settings)
-    return Deployment.of(nixl_settings, "" if given else request.getfixturevalue("nixl_etcd").endpoint)
+    endpoints = nixl_settings.etcd or is_set_and_empty(nixl_settings)
+    return Deployment.of(nixl_settings, "" if endpoints else request.getfixturevalue("nixl_etcd").endpoint)

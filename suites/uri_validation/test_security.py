@@ -37,9 +37,15 @@ def test_https_is_encrypted(nixl_agent: NixlAgent, nixl_settings: Settings, find
             listen_thread=True,
             environment={"NIXL_ETCD_ENDPOINTS": f"https://127.0.0.1:{listener.port}", "NIXL_ETCD_NAMESPACE": "/https"},
         )
-        said = wait_until(listener.heard, "an agent to speak to its etcd", seconds=nixl_settings.timeout)
-    assert said.startswith((PLAINTEXT, TLS)), f"the agent's first bytes are {said!r}, which is neither HTTP/2 nor TLS"
-    finding("NIXL-ETCD-HTTPS-PLAINTEXT", said.startswith(PLAINTEXT), f"a connection to https:// begins with {said!r}")
+        first_bytes = wait_until(listener.heard, "an agent to speak to its etcd", seconds=nixl_settings.timeout)
+    assert first_bytes.startswith((PLAINTEXT, TLS)), (
+        f"the agent's first bytes are {first_bytes!r}, which is neither HTTP/2 nor TLS"
+    )
+    finding(
+        "NIXL-ETCD-HTTPS-PLAINTEXT",
+        first_bytes.startswith(PLAINTEXT),
+        f"a connection to https:// begins with {first_bytes!r}",
+    )
 
 
 @pytest.mark.nixl_check("credentials-are-used")
@@ -89,8 +95,8 @@ def test_a_failure_to_publish_is_raised(
         raised = error.type_name
     stored = nixl_private_etcd.client.count_prefix("/silent/")
     assert not stored, "NIXL published through an endpoint with a slash after its port: see endpoints-conform"
-    what = f"raised {raised}" if raised else "returned, but nothing is in etcd"
-    how = f"with an endpoint that NIXL cannot read, send_local_metadata() {what}"
+    outcome = f"raised {raised}" if raised else "returned, but nothing is in etcd"
+    how = f"with an endpoint that NIXL cannot read, send_local_metadata() {outcome}"
     finding("NIXL-ETCD-SILENT-FAILURE", not raised, how)
 
 

@@ -55,10 +55,10 @@ def cold_link(row: RowKey | None, settings: Settings, pairs: Launches) -> Link:
             "no requested backend moves bytes between two agents",
             "give --nixl-backend=UCX or LIBFABRIC, and a --nixl-memory without FILE",
         )
-    wanted, available = ends_here(settings) * row.footprint, available_memory(FactsRoot())
-    if available is not None and wanted > available.size:
+    needed, available = ends_here(settings) * row.footprint, available_memory(FactsRoot())
+    if available is not None and needed > available.size:
         raise NotApplicableError(
-            f"buffers that the last-level cache cannot hold need {in_bytes(wanted)}, but {available} are available",
+            f"buffers that the last-level cache cannot hold need {in_bytes(needed)}, but {available} are available",
             "give a smaller --nixl-footprint, which all rows then walk",
         )
     return pairs.link_of(row, row.pair)

@@ -44,11 +44,11 @@ def judge_each_nic(run: Run, settings: Settings, cluster: Cluster) -> Judgement:
         raise NotApplicableError("this host has no RDMA device")
     trial = _Rows(settings, cluster, [(link.op, link.memory) for link in links])
     with ThreadPoolExecutor(min(len(trial.hosts), MOST_PAIRS)) as pool:
-        said = list(pool.map(trial.judge, trial.hosts))
-    reasons = "; ".join(dict.fromkeys(each.reason for each in said))
-    worst = most_severe(said)
+        judgements = list(pool.map(trial.judge, trial.hosts))
+    reasons = "; ".join(dict.fromkeys(judgement.reason for judgement in judgements))
+    worst = most_severe(judgements)
     if worst.verdict is Verdict.PASS:  # a host whose devices could not be measured has not passed
-        worst = next((each for each in said if each.verdict is Verdict.NOT_APPLICABLE), worst)
+        worst = next((judgement for judgement in judgements if judgement.verdict is Verdict.NOT_APPLICABLE), worst)
     return replace(worst, reason=f"{reasons}{trial.left_out()}")
 
 
@@ -77,8 +77,8 @@ class _Rows:
             raise NotApplicableError(f"{self._few()}{self.left_out()}")
         #: The ranks of each two hosts that are measured with each other. An odd host takes the one before it.
         self.hosts = [(0, 0)] if self._one_host else [
-            (one, first[number + 1] if number + 1 < len(first) else first[number - 1])
-            for number, one in enumerate(first) if number % 2 == 0
+            (name, first[number + 1] if number + 1 < len(first) else first[number - 1])
+            for number, name in enumerate(first) if number % 2 == 0
         ]  # fmt: skip
 
     def left_out(self) -> str:
@@ -90,26 +90,26 @@ class _Rows:
         one, other = (self._nics[rank] for rank in ranks)
         pairs = [NicPair(nic, nic) for nic in one] if self._one_host else nic_pairs(one, other)
         where = "" if self._one_host else f" from {one[0].host} to {other[0].host}"
-        what = f"UCX {self._memory} of {format_size(self._block)}{where}"
+        subject = f"UCX {self._memory} of {format_size(self._block)}{where}"
         measure = NicLinks(self._cluster.hosts, self._settings, self._ops, self._memory, one_host=self._one_host)
         try:
-            return NicTrial(what, pairs, measure).judge()
+            return NicTrial(subject, pairs, measure).judge()
         finally:
             measure.close()
 
     def _usable(self, rank: int, host: HostDevices) -> list[Nic]:
         """Return the devices of a host that UCX may use, each with its nearest GPU if GPU memory is moved."""
         gpu_of = self._gpus(rank, host) if "VRAM" in str(self._memory) else None
-        found = []
-        for nic, why in ports(host, rank):
+        usable = []
+        for nic, reason in ports(host, rank):
             name = nic.device.partition(":")[0]
-            if not why and gpu_of is not None and name not in gpu_of:
-                why = "near no GPU"
-            if why:
-                self._left_out[f"{nic.device} of {nic.host} ({why})"] = None
+            if not reason and gpu_of is not None and name not in gpu_of:
+                reason = "near no GPU"
+            if reason:
+                self._left_out[f"{nic.device} of {nic.host} ({reason})"] = None
             else:
-                found.append(replace(nic, gpu=gpu_of[name] if gpu_of is not None else 0))
-        return found
+                usable.append(replace(nic, gpu=gpu_of[name] if gpu_of is not None else 0))
+        return usable
 
     def _gpus(self, rank: int, host: HostDevices) -> dict[str, int]:
         """Return by device the number of the nearest GPU."""
@@ -121,9 +121,11 @@ class _Rows:
         return nearest_gpus(ends)
 
     def _few(self) -> str:
-        told = [f"{nics[0].host} has {len(nics)} ({named(nic.device for nic in nics)})"
+        hosts_with_few = [f"{nics[0].host} has {len(nics)} ({named(nic.device for nic in nics)})"
                 for nics in self._nics.values() if nics]  # fmt: skip
-        return "there are no two RDMA devices of a host to compare" + (f": {named(told)}" if told else "")
+        return "there are no two RDMA devices of a host to compare" + (
+            f": {named(hosts_with_few)}" if hosts_with_few else ""
+        )
 
 
 class NicLinks:
@@ -176,20 +178,20 @@ def ports(host: HostDevices, rank: int) -> Iterator[tuple[Nic, str]]:
 
     :param rank: the rank there that measures them.
     """
-    words = host.chosen.lstrip("^").split(",")
+    names = host.chosen.lstrip("^").split(",")
     for device in network_cards(host.rdma):
         for port in device.ports:
-            name, why = f"{device.name}:{port.number}", ""
-            listed = name in words or device.name in words
+            name, reason = f"{device.name}:{port.number}", ""
+            listed = name in names or device.name in names
             if host.chosen not in ("", "all") and listed == host.chosen.startswith("^"):
-                why = f"{UCX_CARDS}={host.chosen}"
+                reason = f"{UCX_CARDS}={host.chosen}"
             elif port.state not in ("ACTIVE", ""):
-                why = f"its port is {port.state}"
-            yield Nic(rank, host.name or f"rank {rank}", name, (device.kind, port.rate)), why
+                reason = f"its port is {port.state}"
+            yield Nic(rank, host.name or f"rank {rank}", name, (device.kind, port.rate)), reason
 
 
 def nearest_gpus(ends: Sequence[GpuEnd]) -> dict[str, int]:
     """Return by network card the number of its GPU: the one that it is assigned to, else one that it is nearest to."""
     near = [(end.gpu.number, end.near.devices, end.own) for end in reversed(ends) if end.near is not None and end.own]
-    found = {name: gpu for gpu, devices, _ in near for name in devices}
-    return found | {name: gpu for gpu, _, own in near for name in own}
+    by_device = {name: gpu for gpu, devices, _ in near for name in devices}
+    return by_device | {name: gpu for gpu, _, gpu_devices in near for name in gpu_devices}

@@ -33,7 +33,7 @@ def judge_gpus_together(run: Run, settings: Settings, cluster: Cluster, pairs: L
         raise NotApplicableError("no GPU memory is requested: --nixl-memory has no VRAM")
     block, depth = max(settings.blocks), max(settings.depth)
     scaling = profile.machine.scaling if profile.machine is not None else None
-    said: list[Judgement] = []
+    judgements: list[Judgement] = []
     for backend, op, memory in kinds:
         *ends, one_host = _seats(cluster, settings, memory)
         devices = pairs_of(len(ends[0]), len(ends[1]), one_host=one_host)
@@ -45,18 +45,20 @@ def judge_gpus_together(run: Run, settings: Settings, cluster: Cluster, pairs: L
                      for pair in devices]  # fmt: skip
         links = pairs.between_devices(backend, op, memory, devices, variables=variables)
         seated = [(ends[0][pair.initiator], ends[1][pair.target]) for pair in devices]
-        said.append(measure_gpus(f"{backend} {op} {memory}", links, seated, block, depth, scaling))
-    return replace(most_severe(said), reason="; ".join(judgement.reason for judgement in said))
+        judgements.append(measure_gpus(f"{backend} {op} {memory}", links, seated, block, depth, scaling))
+    return replace(most_severe(judgements), reason="; ".join(judgement.reason for judgement in judgements))
 
 
 def _seats(cluster: Cluster, settings: Settings, memory: MemoryPair) -> tuple[list[GpuEnd], list[GpuEnd], bool]:
     """Return the GPUs with their positions for both ends, and whether both ends are on one host."""
-    told = [HostDevices.of(plain) for plain in cluster.ask("devices")] or [HostDevices.here()] * 2
+    hosts = [HostDevices.of(plain) for plain in cluster.ask("devices")] or [HostDevices.here()] * 2
     workers: list[Worker] = []
     try:
         for host in cluster.hosts[:2]:
             workers.append(host.start("gpus", {}, settings.timeout, settings.start_timeout))
-        one, other = (seats(gpus(worker, memory), told[worker.rank].gpus, told[worker.rank].rdma) for worker in workers)
+        one, other = (
+            seats(gpus(worker, memory), hosts[worker.rank].gpus, hosts[worker.rank].rdma) for worker in workers
+        )
         return one, other, len({worker.versions["host"] for worker in workers}) == 1
     finally:
         for worker in workers:
@@ -65,7 +67,7 @@ def _seats(cluster: Cluster, settings: Settings, memory: MemoryPair) -> tuple[li
 
 def _few(found: list[GpuEnd]) -> str:
     """Return a sentence about why there are fewer than two GPUs."""
-    why = visible(read_gpus(FactsRoot()).gpus, os.environ).why
+    reason = visible(read_gpus(FactsRoot()).gpus, os.environ).why
     return f"only one GPU is visible, {found[0].gpu.name} {found[0].gpu.pci}, but this check needs two" + (
-        f" ({why})" if why else ""
+        f" ({reason})" if reason else ""
     )

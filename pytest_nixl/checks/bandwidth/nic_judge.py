@@ -111,16 +111,16 @@ class NicTrial:
                 f"{self._what}: none of {len(rows)} RDMA devices moved a byte, the first with: {first.error}",
                 "run `pytest-nixl doctor`: its check ucx-uses-rdma names why UCX cannot use an RDMA device",
             )
-        told = [self._name_broken(pair, row, self._best(rows, pair)) for pair, row in broken.items()]
-        told += [words for op in next(row.rates for row in rows.values() if row.rates)
-                 for words in self._slow(op, rows)]  # fmt: skip
-        if not told:
+        sentences = [self._name_broken(pair, row, self._best(rows, pair)) for pair, row in broken.items()]
+        sentences += [sentence for op in next(row.rates for row in rows.values() if row.rates)
+                 for sentence in self._slow(op, rows)]  # fmt: skip
+        if not sentences:
             return Judgement(Verdict.PASS, self._rates(rows))
         bad = next(iter(broken), self._pairs[0])
         if not broken and self._contention > DISTURBED_CORES:
             used = f"other processes used up to {self._contention:.1f} of the cores that a row needs"
-            return Judgement(Verdict.INCONCLUSIVE, f"{self._what}: {'; '.join(told)}, but {used}", QUIET)
-        return Judgement(Verdict.FAIL, f"{self._what}: {'; '.join(told)}", _remedy(bad))
+            return Judgement(Verdict.INCONCLUSIVE, f"{self._what}: {'; '.join(sentences)}, but {used}", QUIET)
+        return Judgement(Verdict.FAIL, f"{self._what}: {'; '.join(sentences)}", _remedy(bad))
 
     def _measure(self, pair: NicPair) -> NicRow:
         row = self._ask(pair)
@@ -140,12 +140,12 @@ class NicTrial:
 
     def _slow(self, op: str, rows: Mapping[NicPair, NicRow]) -> Iterator[str]:
         for pair, row in rows.items():
-            others = {each: other.rates[op] for each, other in rows.items()
-                      if each is not pair and each.kind == pair.kind and op in other.rates}  # fmt: skip
-            if op not in row.rates or not others or row.rates[op] >= STARVED * median(others.values()):
+            other_rates = {nic_pair: other.rates[op] for nic_pair, other in rows.items()
+                      if nic_pair is not pair and nic_pair.kind == pair.kind and op in other.rates}  # fmt: skip
+            if op not in row.rates or not other_rates or row.rates[op] >= STARVED * median(other_rates.values()):
                 continue
-            middle = median_low(others.values())
-            good = next(each for each, rate in others.items() if rate == middle)
+            middle = median_low(other_rates.values())
+            good = next(nic_pair for nic_pair, rate in other_rates.items() if rate == middle)
             yield from self._again(op, pair, row, good, rows[good])
 
     def _again(self, op: str, pair: NicPair, row: NicRow, good: NicPair, beside: NicRow) -> Iterator[str]:

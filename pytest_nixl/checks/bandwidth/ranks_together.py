@@ -48,17 +48,17 @@ def judge_culprit(
     if cluster.ranks == 2:
         directions = list(by_direction(failed, run.found.results, names))
         return Judgement(Verdict.FAIL, "; ".join(dict.fromkeys(directions)), remedy_of_two(failed))
-    guilty, said = [], []
-    for each in failed[:MOST_PAIRS]:
+    guilty, judgements = [], []
+    for failure in failed[:MOST_PAIRS]:
         tried = []
-        for key in trials(each, failed, cluster.ranks):
+        for key in trials(failure, failed, cluster.ranks):
             link = pairs.link_of(key, key.pair)
             samples = link.measure_launches(key.block, batch=key.batch, depth=key.depth, another=another)
             tried.append(RetestResult(key, judge(samples), samples.transports))
-        ranks, sentence = blame(each, tried, names)
+        ranks, sentence = blame(failure, tried, names)
         guilty += ranks
-        said.append(sentence)
-    return Judgement(Verdict.FAIL if guilty else Verdict.WARN, "; ".join(said), ACTION)
+        judgements.append(sentence)
+    return Judgement(Verdict.FAIL if guilty else Verdict.WARN, "; ".join(judgements), ACTION)
 
 
 def judge_pairs_together(run: Run, settings: Settings, cluster: Cluster, pairs: Launches) -> Judgement:
@@ -70,9 +70,9 @@ def judge_pairs_together(run: Run, settings: Settings, cluster: Cluster, pairs: 
     if len(apart) < 2:
         raise NotApplicableError("this check needs two pairs without a common rank, and so at least four ranks")
     block, depth = max(settings.blocks), max(settings.depth)
-    said: list[Judgement] = []
+    judgements: list[Judgement] = []
     for backend, op, memory in {(link.backend, link.op, link.memory): None for link in run.links}:
         if not memory.stored:
-            said.append(at_once(f"{backend} {op}", pairs.together(backend, op, memory, apart), block, depth))
-    worst = most_severe([*said, Judgement(Verdict.PASS, "")])
-    return replace(worst, reason="; ".join(judgement.reason for judgement in said))
+            judgements.append(at_once(f"{backend} {op}", pairs.together(backend, op, memory, apart), block, depth))
+    worst = most_severe([*judgements, Judgement(Verdict.PASS, "")])
+    return replace(worst, reason="; ".join(judgement.reason for judgement in judgements))

@@ -99,36 +99,38 @@ class ControlPath:
 
         What became slower is measured again, and the lesser growth counts.
         """
-        found = self._growth()
-        if any(one.slower for one in found.values()):
+        growth = self._growth()
+        if any(steps.slower for steps in growth.values()):
             again = self._growth()
-            found = {name: min(one, again[name], key=lambda each: each.least_factor) for name, one in found.items()}
-        return found
+            growth = {
+                name: min(steps, again[name], key=lambda each: each.least_factor) for name, steps in growth.items()
+            }
+        return growth
 
     def _growth(self) -> dict[str, Growth]:
-        found = self._run("accumulate", count=EACH, repeats=CALLS, rounds=ROUNDS)
-        return {name: Growth.of(rounds, references) for name, (rounds, references) in found.items()}
+        times = self._run("accumulate", count=EACH, repeats=CALLS, rounds=ROUNDS)
+        return {name: Growth.of(rounds, references) for name, (rounds, references) in times.items()}
 
     def metadata(self, count: int) -> tuple[Figure, ...]:
         """Time the export of the metadata of an agent with some regions, and loading it in the other agent."""
-        found = self._run("export", count=count, repeats=REPEATS)
+        times = self._run("export", count=count, repeats=REPEATS)
         # A backend that shakes hands cannot be loaded again after it was forgotten (LIBFABRIC-NO-RECONNECT).
         repeats = 1 if shake_hands([self.backend]) else REPEATS
-        loaded = self._run("load", of=self.other, metadata=found["metadata"], repeats=repeats)
-        size = Figure.of("metadata-size", len(found["metadata"]), {"backend": self.backend, "count": count})
+        loaded = self._run("load", of=self.other, metadata=times["metadata"], repeats=repeats)
+        size = Figure.of("metadata-size", len(times["metadata"]), {"backend": self.backend, "count": count})
         return (
-            self._figure("metadata-export", found["seconds"], count=count),
+            self._figure("metadata-export", times["seconds"], count=count),
             self._figure("metadata-load", loaded, count=count),
             size,
         )
 
     def connection(self, repeats: int = REPEATS) -> tuple[Figure, ...]:
         """Time the connection to the other agent, the first transfer, and later ones. The agents must be new."""
-        local, remote = (one.allocate(TRANSFER) for one in (self.agent, self.other))
+        local, remote = (agent.allocate(TRANSFER) for agent in (self.agent, self.other))
         self.agent.register(local)
         self.other.register(remote)
         self._introduce()
-        found = self._with_answers(
+        times = self._with_answers(
             "connect_and_write",
             1,
             target=self.other.name,
@@ -136,10 +138,10 @@ class ControlPath:
             remote=list(remote.descriptor()),
             repeats=1 + repeats,
         )
-        first, *later = found["transfers"]
+        first, *later = times["transfers"]
         size = {"size": format_size(TRANSFER)}
         return (
-            self._figure("connect", [found["connect"]]),
+            self._figure("connect", [times["connect"]]),
             self._figure("first-transfer", [first], **size),
             self._figure("later-transfer", later, **size),
         )
@@ -147,9 +149,9 @@ class ControlPath:
     def notifications(self) -> tuple[Figure, ...]:
         """Time notifications that are answered one by one, and a burst of them."""
         self._introduce()
-        found = self._with_answers("notify", BURST, peer=self.other.name, single=SINGLE, seconds=AT_MOST, burst=BURST)
-        latencies = [seconds / 2 for seconds in found["round_trips"]]
-        rate = Figure.of("notification-rate", BURST / found["burst"], {"backend": self.backend})
+        times = self._with_answers("notify", BURST, peer=self.other.name, single=SINGLE, seconds=AT_MOST, burst=BURST)
+        latencies = [seconds / 2 for seconds in times["round_trips"]]
+        rate = Figure.of("notification-rate", BURST / times["burst"], {"backend": self.backend})
         return (self._figure("notification-latency", latencies), rate)
 
     def _with_answers(self, function: str, until: int, /, **arguments: Any) -> Any:
@@ -202,17 +204,17 @@ def describe_oversize(regions: int, size: int, published: bytes | None, wrote: s
     :param published: what etcd has; None: nothing.
     :param wrote: what NIXL wrote about it; empty: nothing.
     """
-    said = f"metadata of {regions} regions ({BYTES.show(size)})"
+    description = f"metadata of {regions} regions ({BYTES.show(size)})"
     if published is not None and len(published) == size:
-        return f"{said} was published to etcd, which by default accepts requests of up to 1.5 MiB"
+        return f"{description} was published to etcd, which by default accepts requests of up to 1.5 MiB"
     held = "nothing" if published is None else f"the {BYTES.show(len(published))} of an earlier publication"
     limit = " of 1.5 MiB" if size > REQUEST_LIMIT else ""
-    told = f"; on stderr NIXL wrote: {wrote}" if wrote else ""
-    return f"{said} exceeds etcd's request limit{limit}: etcd still has {held}{told}"
+    from_nixl = f"; on stderr NIXL wrote: {wrote}" if wrote else ""
+    return f"{description} exceeds etcd's request limit{limit}: etcd still has {held}{from_nixl}"
 
 
 def judge_path_growth(path: ControlPath) -> Judgement:
     """Judge whether registration or deregistration becomes slower with each repeat: the first that does, else PASS."""
     judged = [judge_growth(name, growth, GROWTH_REMEDY) for name, growth in path.growth().items()]
-    slower = [one for one in judged if one.verdict is not Verdict.PASS]
-    return slower[0] if slower else Judgement(Verdict.PASS, "; ".join(one.reason for one in judged))
+    slower = [judgement for judgement in judged if judgement.verdict is not Verdict.PASS]
+    return slower[0] if slower else Judgement(Verdict.PASS, "; ".join(judgement.reason for judgement in judged))

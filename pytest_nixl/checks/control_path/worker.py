@@ -26,15 +26,15 @@ FETCH_AGAIN_SECONDS = 6.0
 
 def create_agents(agent: Any, *, backend: str, count: int, progress_thread: bool) -> list[float]:
     """Return how long it took to create each of ``count`` further agents with a backend; each is deleted at once."""
-    found = []
+    times = []
     for number in range(count):
         start = _clock()
-        made = nixl_api.make_agent(f"{agent.name}-{number}", progress_thread=progress_thread)
+        new_agent = nixl_api.make_agent(f"{agent.name}-{number}", progress_thread=progress_thread)
         with BACKENDS[backend].creating() if backend in BACKENDS else nullcontext():
-            made.create_backend(plugin_of(backend))
-        found.append(_clock() - start)
-        del made
-    return found
+            new_agent.create_backend(plugin_of(backend))
+        times.append(_clock() - start)
+        del new_agent
+    return times
 
 
 @contextmanager
@@ -60,7 +60,7 @@ def register(agent: Any, *, count: int, size: int, repeats: int) -> list[tuple[f
 
     :returns: the times of each registration and deregistration.
     """
-    found = []
+    times = []
     with _memory(count * size) as address:
         regions = _regions(address, count, size)
         for _ in range(repeats):
@@ -68,8 +68,8 @@ def register(agent: Any, *, count: int, size: int, repeats: int) -> list[tuple[f
             registered = agent.register_memory(regions, "DRAM")
             middle = _clock()
             agent.deregister_memory(registered)
-            found.append((middle - start, _clock() - middle))
-    return found
+            times.append((middle - start, _clock() - middle))
+    return times
 
 
 def _reference() -> float:
@@ -98,10 +98,10 @@ def accumulate(agent: Any, *, count: int, repeats: int, rounds: int) -> dict[str
             found["registration"][0].append(times)
             found["registration"][1].append(references)
             times, references = [], []
-            for each in registered:
+            for registration in registered:
                 references.append(_reference())
                 start = _clock()
-                agent.deregister_memory(each)
+                agent.deregister_memory(registration)
                 times.append(_clock() - start)
             found["deregistration"][0].append(times)
             found["deregistration"][1].append(references)
@@ -131,25 +131,25 @@ def export(agent: Any, *, count: int, repeats: int) -> dict[str, Any]:
     refuses another (``NIXL_ERR_NOT_ALLOWED``), because its remote key differs.
     """
     registered = agent.register_memory(_regions(_kept_memory(max(count, 1) * PAGE), count, PAGE), "DRAM")
-    found = []
+    times = []
     for _ in range(repeats):
         start = _clock()
         metadata = agent.get_agent_metadata()
-        found.append(_clock() - start)
+        times.append(_clock() - start)
     agent.deregister_memory(registered)
-    return {"seconds": found, "metadata": metadata}
+    return {"seconds": times, "metadata": metadata}
 
 
 def load(agent: Any, *, metadata: bytes, repeats: int) -> list[float]:
     """Return how long it took to load another agent's metadata, each time after it was forgotten."""
-    found = []
+    times = []
     for number in range(repeats):
         start = _clock()
         name = agent.add_remote_agent(metadata)
-        found.append(_clock() - start)
+        times.append(_clock() - start)
         if number + 1 < repeats:
             agent.remove_remote_agent(name.decode() if isinstance(name, bytes) else name)
-    return found
+    return times
 
 
 def find(agent: Any, *, names: list[str], timeout: float) -> list[str]:
@@ -186,30 +186,30 @@ def connect_and_write(
     start = _clock()
     agent.make_connection(target)
     connected = _clock() - start
-    memory = [agent.get_xfer_descs([tuple(each)], "DRAM") for each in (local, remote)]
+    memory = [agent.get_xfer_descs([tuple(region)], "DRAM") for region in (local, remote)]
     handle = agent.initialize_xfer("WRITE", *memory, target, b"")
-    found: list[float] = []
+    times: list[float] = []
     deadline = time.monotonic() + timeout
     for _ in range(repeats):
         start = _clock()
         state = agent.transfer(handle)
         while state == "PROC":
             if time.monotonic() > deadline:
-                raise TimeoutError(f"transfer {len(found) + 1} to {target} was not complete in time")
+                raise TimeoutError(f"transfer {len(times) + 1} to {target} was not complete in time")
             state = agent.check_xfer_state(handle)
         if state != "DONE":
-            raise RuntimeError(f"transfer {len(found) + 1} to {target} ended with {state}")
-        found.append(_clock() - start)
+            raise RuntimeError(f"transfer {len(times) + 1} to {target} ended with {state}")
+        times.append(_clock() - start)
     agent.release_xfer_handle(handle)
     agent.send_notif(target, _OF_BURST)
-    return {"connect": connected, "transfers": found}
+    return {"connect": connected, "transfers": times}
 
 
 def _arrived(agent: Any, deadline: float, waits_for: str) -> list[bytes]:
     """Return the notifications that have arrived, at least one."""
     while True:
-        if found := [message for messages in agent.get_new_notifs().values() for message in messages]:
-            return found
+        if messages_so_far := [message for messages in agent.get_new_notifs().values() for message in messages]:
+            return messages_so_far
         if time.monotonic() > deadline:
             raise TimeoutError(f"no notification arrived from {waits_for} in time")
 
@@ -217,11 +217,11 @@ def _arrived(agent: Any, deadline: float, waits_for: str) -> list[bytes]:
 def answer(agent: Any, *, peer: str, burst: int, timeout: float) -> None:
     """Answer each single notification of a peer with one, then all of a burst with one."""
     deadline = time.monotonic() + timeout
-    got = 0
-    while got < burst:
+    received = 0
+    while received < burst:
         for message in _arrived(agent, deadline, peer):
             if message == _OF_BURST:
-                got += 1
+                received += 1
             else:
                 agent.send_notif(peer, b"answer")
     agent.send_notif(peer, b"all")
@@ -235,14 +235,14 @@ def notify(agent: Any, *, peer: str, single: int, seconds: float, burst: int, ti
         first of the burst until the answer to all of it was there.
     """
     began = time.monotonic()
-    found: list[float] = []
-    while len(found) < single and (len(found) < 10 or time.monotonic() < began + seconds):
+    times: list[float] = []
+    while len(times) < single and (len(times) < 10 or time.monotonic() < began + seconds):
         start = _clock()
         agent.send_notif(peer, b"question")
         _arrived(agent, began + timeout, peer)
-        found.append(_clock() - start)
+        times.append(_clock() - start)
     start = _clock()
     for _ in range(burst):
         agent.send_notif(peer, _OF_BURST)
     _arrived(agent, began + timeout, peer)
-    return {"round_trips": found, "burst": _clock() - start}
+    return {"round_trips": times, "burst": _clock() - start}

@@ -61,8 +61,8 @@ class PublishedAgent:
     @property
     def addresses(self) -> tuple[tuple[str, int], ...]:
         """The addresses that could be read from its metadata."""
-        found = (address for key in self.keys if key.metadata for address in key.metadata.addresses)
-        return tuple(dict.fromkeys(found))
+        addresses = (address for key in self.keys if key.metadata for address in key.metadata.addresses)
+        return tuple(dict.fromkeys(addresses))
 
 
 @dataclass(frozen=True)
@@ -86,26 +86,26 @@ class NamespaceName:
     @property
     def prefixes(self) -> tuple[str, ...]:
         """The prefixes under which every spelling of it lies, its own first; none of them begins with another."""
-        own = self.text.rstrip("/")
-        return tuple(dict.fromkeys((own, *(f"{slashes}{self.bare}" for slashes in ("/", "", "//")))))
+        stripped = self.text.rstrip("/")
+        return tuple(dict.fromkeys((stripped, *(f"{slashes}{self.bare}" for slashes in ("/", "", "//")))))
 
     def has(self, key: str) -> bool:
         """Whether a key lies in it, not only in one whose name begins alike."""
-        rest = key.lstrip("/").removeprefix(self.bare)
-        return rest == "" or rest.startswith("/")
+        relative = key.lstrip("/").removeprefix(self.bare)
+        return relative == "" or relative.startswith("/")
 
     def agents(self, keys: Iterable[SurveyedKey]) -> tuple[list[PublishedAgent], list[SurveyedKey]]:
         """Return the agents that the keys belong to, and the keys that have not the form of a key of NIXL."""
         form = re.compile(rf"(?P<spelling>/*{re.escape(self.bare)}/*)/(?P<agent>[^/].*)/[^/]*", re.DOTALL)
-        found: dict[tuple[str, str], list[SurveyedKey]] = defaultdict(list)
-        others = []
+        by_name: dict[tuple[str, str], list[SurveyedKey]] = defaultdict(list)
+        foreign = []
         for key in keys:
             match = form.fullmatch(key.key)
             if match is None:
-                others.append(key)
+                foreign.append(key)
             else:
-                found[match["spelling"], match["agent"]].append(key)
-        return [PublishedAgent(*name, tuple(own)) for name, own in found.items()], others
+                by_name[match["spelling"], match["agent"]].append(key)
+        return [PublishedAgent(*name, tuple(agent_keys)) for name, agent_keys in by_name.items()], foreign
 
 
 def judge_agents(
@@ -139,14 +139,15 @@ def _split(agents: Collection[PublishedAgent]) -> Iterator[EtcdProblem]:
     if len(spellings) < 2:
         return
     parts = [
-        f"{plural(len(own), 'agent')} under {escape(spelling)}/AGENT/" for spelling, own in sorted(spellings.items())
+        f"{plural(len(agents_there), 'agent')} under {escape(spelling)}/AGENT/"
+        for spelling, agents_there in sorted(spellings.items())
     ]
     bare = next(iter(spellings)).strip("/")
     yield EtcdProblem(
         "split-namespace",
         f"the namespace is split by a slash: {', '.join(parts)}; agents of one part never find those of another",
         f"set NIXL_ETCD_NAMESPACE={quoted(f'/{bare}')} for every agent of the deployment, and start them again",
-        tuple(own[0].prefix for own in spellings.values()),
+        tuple(agents_there[0].prefix for agents_there in spellings.values()),
         "NIXL-ETCD-NAMESPACE-SLASH" if bare == DEFAULT_NAMESPACE.strip("/") else "",
     )
 

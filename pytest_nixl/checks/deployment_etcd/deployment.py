@@ -66,11 +66,11 @@ def judge_addresses(
     for agent in agents:
         tried = [address for address in agent.addresses if address in silent]
         if tried and all(silent[address] for address in tried):
-            why = ", ".join(f"{_text(address)}: {silent[address]}" for address in tried[:4])
+            reasons = ", ".join(f"{_text(address)}: {silent[address]}" for address in tried[:4])
             yield EtcdProblem(
                 "address-silent",
                 f"agent {escape(agent.name)!r} published under {escape(agent.prefix)} an address that does not answer "
-                f"from this host within {SECONDS:g} s ({why}): who loads it cannot reach it",
+                f"from this host within {SECONDS:g} s ({reasons}): who loads it cannot reach it",
                 f"if this host can reach the agents' network and the agent is dead, {removing(agent, command)}",
                 (agent.prefix,),
             )
@@ -127,19 +127,19 @@ def look(
     """
     state = read_state(client)
     keys, revision, unread = _published(client, namespace)
-    agents, others = namespace.agents(keys)
+    agents, foreign = namespace.agents(keys)
     silent = answering([address for agent in agents for address in agent.addresses]) if connect else {}
     bench = _groups(client, NIXLBENCH, nixlbench_groups, command)
-    own = _groups(client, OWN_GROUPS, own_groups, command)
+    own_runs = _groups(client, OWN_GROUPS, own_groups, command)
     problems = (
         *judge_state(state, revision),
-        *judge_agents(agents, others, limit=limit, command=command),
+        *judge_agents(agents, foreign, limit=limit, command=command),
         *judge_addresses(agents, silent, command),
         *bench.problems,
-        *own.problems,
+        *own_runs.problems,
     )
-    notes = (*state.unknown, *unread, *_agent_notes(agents), *bench.notes, *own.notes)
-    return DeploymentEtcd(namespace, revision, state, tuple(agents), silent, bench, own, problems, notes)
+    notes = (*state.unknown, *unread, *_agent_notes(agents), *bench.notes, *own_runs.notes)
+    return DeploymentEtcd(namespace, revision, state, tuple(agents), silent, bench, own_runs, problems, notes)
 
 
 def _published(client: EtcdClient, namespace: NamespaceName) -> tuple[list[SurveyedKey], int, list[str]]:
@@ -148,10 +148,10 @@ def _published(client: EtcdClient, namespace: NamespaceName) -> tuple[list[Surve
     :returns: the keys, the revision before the first one was read, and what could not be read, in sentences.
     :raises EtcdError: if etcd does not answer, or this user may not read the namespace as it is spelled.
     """
-    own, *others = namespace.prefixes
+    own, *more_prefixes = namespace.prefixes
     first = survey(client, [own], values=True, wanted=namespace.has)
     keys, unread = list(first.keys), []
-    for prefix in others:
+    for prefix in more_prefixes:
         try:
             keys += survey(client, [prefix], values=True, wanted=namespace.has).keys
         except EtcdError as error:
@@ -181,16 +181,16 @@ def judge_published(client: EtcdClient, namespace: NamespaceName, endpoint: str)
     :raises EtcdError: if the etcd does not answer.
     """
     command = f"pytest-nixl etcd {endpoint}"
-    agents, others = namespace.agents(_published(client, namespace)[0])
-    problems = list(judge_agents(agents, others, limit=REQUEST_LIMIT, command=command))
+    agents, foreign = namespace.agents(_published(client, namespace)[0])
+    problems = list(judge_agents(agents, foreign, limit=REQUEST_LIMIT, command=command))
     if not problems:
         keys = sum(len(agent.keys) for agent in agents)
-        found = f"{plural(len(agents), 'agent')} with {plural(keys, 'key')} under {escape(namespace.text)}"
-        return Judgement(Verdict.PASS, f"{found}: no split namespace, no agent twice, no oversize key")
-    told = "; ".join(problem.sentence for problem in problems[:_TOLD])
+        count_text = f"{plural(len(agents), 'agent')} with {plural(keys, 'key')} under {escape(namespace.text)}"
+        return Judgement(Verdict.PASS, f"{count_text}: no split namespace, no agent twice, no oversize key")
+    sentences = "; ".join(problem.sentence for problem in problems[:_TOLD])
     more = f"; and {len(problems) - _TOLD} more" if len(problems) > _TOLD else ""
     option = f" --namespace={quoted(namespace.text)}"
-    return Judgement(Verdict.WARN, told + more, f"run `{command}{option}`, which prints a remedy for each")
+    return Judgement(Verdict.WARN, sentences + more, f"run `{command}{option}`, which prints a remedy for each")
 
 
 def _agent_notes(agents: list[PublishedAgent]) -> list[str]:

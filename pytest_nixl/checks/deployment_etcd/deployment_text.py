@@ -31,12 +31,12 @@ def lines(found: DeploymentEtcd, *, everything: bool = False) -> Iterator[str]:
     yield _group_line("pytest-nixl", found.own)
     for note in found.notes:
         yield f"note: {note}"
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for problem in found.problems:
-        seen[problem.kind] += 1
-        if everything or seen[problem.kind] <= MOST_OF_A_KIND:
+        counts[problem.kind] += 1
+        if everything or counts[problem.kind] <= MOST_OF_A_KIND:
             yield str(problem)
-    for kind, number in seen.items():
+    for kind, number in counts.items():
         if not everything and number > MOST_OF_A_KIND:
             yield f"{kind}: {number - MOST_OF_A_KIND} more; --all prints them"
     yield f"{plural(len(found.problems), 'problem')} found" if found.problems else "no problem found"
@@ -91,13 +91,13 @@ def plain(found: DeploymentEtcd) -> dict[str, Any]:
         "namespace": found.namespace.text,
         "etcd": {
             "members": [
-                {"endpoint": endpoint, "version": each.version, "name": state.name(each.member), "learner":
-                 each.learner, "leader": each.leader == each.member, "raft_term": each.raft_term,
-                 "db_size": each.db_size, "db_in_use": each.db_in_use}
-                if isinstance(each, MemberStatus) else {"endpoint": endpoint, "error": each.reason}
-                for endpoint, each in state.statuses.items()
+                {"endpoint": endpoint, "version": status.version, "name": state.name(status.member), "learner":
+                 status.learner, "leader": status.leader == status.member, "raft_term": status.raft_term,
+                 "db_size": status.db_size, "db_in_use": status.db_in_use}
+                if isinstance(status, MemberStatus) else {"endpoint": endpoint, "error": status.reason}
+                for endpoint, status in state.statuses.items()
             ],
-            "alarms": None if state.alarms is None else [each.kind for each in state.alarms],
+            "alarms": None if state.alarms is None else [alarm.kind for alarm in state.alarms],
             "quota": state.quota,
             "leader_changes": state.leader_changes,
             "compacted": state.compacted,
@@ -111,14 +111,14 @@ def plain(found: DeploymentEtcd) -> dict[str, Any]:
             for agent in found.agents
         ],
         "groups": {
-            name: {"living": groups.living, "dead": [escape(each.prefix) for each in groups.dead]}
+            name: {"living": groups.living, "dead": [escape(status.prefix) for status in groups.dead]}
             for name, groups in (("nixlbench", found.nixlbench), ("pytest-nixl", found.own))
         },
         "notes": list(found.notes),
         "problems": [
-            {"kind": each.kind, "text": each.sentence, "remedy": each.remedy, "finding": each.finding,
-             "keys": [key_fields(key) for key in each.keys]}
-            for each in found.problems
+            {"kind": problem.kind, "text": problem.sentence, "remedy": problem.remedy, "finding": problem.finding,
+             "keys": [key_fields(key) for key in problem.keys]}
+            for problem in found.problems
         ],
     }  # fmt: skip
 

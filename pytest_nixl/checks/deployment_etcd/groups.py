@@ -47,10 +47,10 @@ def nixlbench_groups(keys: Iterable[SurveyedKey], command: str) -> KnownGroups:
     :param keys: the keys under ``xferbench/``, with their values.
     :param command: ``pytest-nixl etcd`` with the etcd's URL, for remedies.
     """
-    found = KnownGroups()
-    for folder, own in _folders(keys, NIXLBENCH):
-        _judge_nixlbench(folder, f"{NIXLBENCH}{folder}/", own, found, command)
-    return found
+    groups = KnownGroups()
+    for folder, stored in _folders(keys, NIXLBENCH):
+        _judge_nixlbench(folder, f"{NIXLBENCH}{folder}/", stored, groups, command)
+    return groups
 
 
 def _judge_nixlbench(folder: str, prefix: str, own: tuple[SurveyedKey, ...], found: KnownGroups, command: str) -> None:
@@ -112,28 +112,28 @@ def _registered(size: SurveyedKey | None) -> int | None:
 
 def own_groups(keys: Iterable[SurveyedKey], command: str) -> KnownGroups:
     """Judge the groups of pytest-nixl. Parameters as :func:`nixlbench_groups`; no values are needed."""
-    found = KnownGroups()
-    for folder, own in _folders(keys, OWN_GROUPS):
+    groups = KnownGroups()
+    for folder, stored in _folders(keys, OWN_GROUPS):
         prefix = f"{OWN_GROUPS}{folder}/"
-        if any(key.lease or key.key.startswith(f"{prefix}members/") for key in own):
-            found.living += 1
+        if any(key.lease or key.key.startswith(f"{prefix}members/") for key in stored):
+            groups.living += 1
             continue
         name = f"group {escape(group_name(folder)[0])!r} of pytest-nixl"
-        found.dead.append(DeadKeys(name, prefix, own))
-        found.problems.append(EtcdProblem(
+        groups.dead.append(DeadKeys(name, prefix, stored))
+        groups.problems.append(EtcdProblem(
             "dead-group",
-            f"{name} is dead: it has {plural(len(own), 'key')} under {escape(prefix)}, and no member has a lease",
+            f"{name} is dead: it has {plural(len(stored), 'key')} under {escape(prefix)}, and no member has a lease",
             f"`{command} --remove-dead` prints them; `pytest-nixl clean` also removes them",
-            tuple(key.key for key in own),
+            tuple(key.key for key in stored),
         ))  # fmt: skip
-    return found
+    return groups
 
 
 def _folders(keys: Iterable[SurveyedKey], start: str) -> Iterator[tuple[str, tuple[SurveyedKey, ...]]]:
-    found: dict[str, list[SurveyedKey]] = defaultdict(list)
+    folders: dict[str, list[SurveyedKey]] = defaultdict(list)
     for key in keys:
         folder, slash, _ = key.key[len(start) :].partition("/")
         if slash:
-            found[folder].append(key)
-    for folder, own in found.items():
-        yield folder, tuple(own)
+            folders[folder].append(key)
+    for folder, stored in folders.items():
+        yield folder, tuple(stored)

@@ -56,23 +56,23 @@ def plan_removal(found: DeploymentEtcd, agents: Sequence[str], unchanged_since: 
     plan = RemovalPlan(found.revision, list(found.dead))
     for name in dict.fromkeys(agents):
         same = [agent for agent in found.agents if agent.name == name]
-        own = next((agent for agent in same if agent.namespace == found.namespace.text), None)
-        if own is None:
+        same_spelling = next((agent for agent in same if agent.namespace == found.namespace.text), None)
+        if same_spelling is None:
             elsewhere = "; ".join(f"give --namespace={quoted(agent.namespace)}" for agent in same)
             raise NixlPluginError(
                 f"agent {escape(name)!r} has no key under {escape(found.namespace.text)}/{escape(name)}/",
                 elsewhere or "correct --agent: `pytest-nixl etcd --all` lists the agents",
             )
-        owner = f"agent {escape(name)!r} under {escape(own.prefix)}"
-        answers = [address for address in own.addresses if found.silent.get(address) == ""]
-        if own.leased:
+        owner = f"agent {escape(name)!r} under {escape(same_spelling.prefix)}"
+        answers = [address for address in same_spelling.addresses if found.silent.get(address) == ""]
+        if same_spelling.leased:
             plan.refused.append(f"{owner} has a lease, so it lives")
         elif answers:
             plan.refused.append(f"{owner} answers at {answers[0][0]} port {answers[0][1]}, so it may live")
-        elif unchanged_since is not None and own.written > unchanged_since:
-            plan.refused.append(f"{owner} wrote at revision {own.written}, after revision {unchanged_since}")
+        elif unchanged_since is not None and same_spelling.written > unchanged_since:
+            plan.refused.append(f"{owner} wrote at revision {same_spelling.written}, after revision {unchanged_since}")
         else:
-            plan.dead.append(DeadKeys(owner, own.prefix, own.keys))
+            plan.dead.append(DeadKeys(owner, same_spelling.prefix, same_spelling.keys))
     return plan
 
 
@@ -168,12 +168,12 @@ _CHANGED = "a key of it was written, or removed, after it was looked at"
 
 def _read(client: EtcdClient, dead: DeadKeys, revision: int) -> list[KeyValue] | None:
     """Return the keys with their values; None if one of them has changed."""
-    wanted = {key.key: key.mod_revision for key in dead.keys}
+    revisions = {key.key: key.mod_revision for key in dead.keys}
     items = [item for page in pages(client, dead.prefix) for item in page.items]
     if any(item.mod_revision > revision for item in items):
         return None
-    same = [item for item in items if wanted.get(item.key) == item.mod_revision]
-    return same if len(same) == len(wanted) else None
+    same = [item for item in items if revisions.get(item.key) == item.mod_revision]
+    return same if len(same) == len(revisions) else None
 
 
 def _remove(
@@ -182,16 +182,16 @@ def _remove(
     removed = 0
     conditions = [none_changed_after(dead.prefix, revision), none_leased(dead.prefix)]
     for start in range(0, len(items), _AT_A_TIME):
-        some = items[start : start + _AT_A_TIME]
-        payload = txn([*conditions, *(unchanged(item) for item in some)], [delete(item.key) for item in some])
+        batch = items[start : start + _AT_A_TIME]
+        payload = txn([*conditions, *(unchanged(item) for item in batch)], [delete(item.key) for item in batch])
         try:
             done = client.transaction(payload).get("succeeded", False)
         except EtcdError as error:
             # Refused or never sent: nothing was removed. Otherwise only the answer may be lost.
-            record.note(some, removed=None if error.late or error.cause in ("closed", "no-leader") else False)
+            record.note(batch, removed=None if error.late or error.cause in ("closed", "no-leader") else False)
             raise
         if not done:
             return RemovedKeys(dead.owner, removed, _CHANGED)
-        record.note(some, removed=True)
-        removed += len(some)
+        record.note(batch, removed=True)
+        removed += len(batch)
     return RemovedKeys(dead.owner, removed)

@@ -45,7 +45,14 @@ class EtcdState:
 
     def name(self, member: int) -> str:
         """Return the name of a member in words."""
-        listed = next((each.name for each in self.members or () if each.id == member and each.name), "")
+        listed = next(
+            (
+                member_entry.name
+                for member_entry in self.members or ()
+                if member_entry.id == member and member_entry.name
+            ),
+            "",
+        )
         return f"member {listed!r}" if listed else f"member {member:x}"
 
 
@@ -58,22 +65,22 @@ def read_state(client: EtcdClient) -> EtcdState:
     members: tuple[ListedMember, ...] | None = None
     alarms: tuple[Alarm, ...] | None = None
     client.status()  # fails if no member answers
-    asked = client.maintenance
-    statuses = asked.each_status()
+    maintenance = client.maintenance
+    statuses = maintenance.each_status()
     if not any(isinstance(status, MemberStatus) and status.leader for status in statuses.values()):
         raise _leaderless(statuses)
     try:
-        members = asked.listed()
+        members = maintenance.listed()
     except EtcdError as error:
         unknown.append(f"its list of members is unknown: {error.reason}")
     try:
-        alarms = asked.alarms()
+        alarms = maintenance.alarms()
     except EtcdError as error:
         unknown.append(f"its alarms are unknown: {error.reason}")
     count = len(members or ())
     if count > len(statuses):
         unknown.append(f"{count - len(statuses)} of its {count} members were not asked: give the URLs of all")
-    counters = asked.counters()
+    counters = maintenance.counters()
     quotas = [status.quota for status in statuses.values() if isinstance(status, MemberStatus) and status.quota]
     quota = min(quotas) if quotas else int(counters.get(_QUOTA, 0)) or None
     if quota is None:
@@ -88,8 +95,8 @@ def read_state(client: EtcdClient) -> EtcdState:
 
 def _leaderless(statuses: dict[str, MemberStatus | EtcdError]) -> EtcdError:
     silent = [status.reason.removeprefix("etcd at ") for status in statuses.values() if isinstance(status, EtcdError)]
-    told = f": {len(silent)} of {len(statuses)} members do not answer: {'; '.join(silent)}" if silent else ""
-    return EtcdError(f"the etcd at {','.join(statuses)} has no leader, and so reads and writes no key{told}",
+    detail = f": {len(silent)} of {len(statuses)} members do not answer: {'; '.join(silent)}" if silent else ""
+    return EtcdError(f"the etcd at {','.join(statuses)} has no leader, and so reads and writes no key{detail}",
                      START_MEMBERS, cause="no-leader")  # fmt: skip
 
 
@@ -156,17 +163,17 @@ def describe_state(state: EtcdState, revision: int) -> Iterator[str]:
     if not answered:
         return
     first = answered[0]
-    listed = ", ".join(f"{each.name or f'{each.id:x}'}{' (learner)' if each.learner else ''}"
-                       for each in state.members or ()) or "not known"  # fmt: skip
+    listed = ", ".join(f"{member.name or f'{member.id:x}'}{' (learner)' if member.learner else ''}"
+                       for member in state.members or ()) or "not known"  # fmt: skip
     leader = state.name(first.leader) if first.leader else "none"
     yield f"etcd {first.version}: members {listed}; leader {leader}, raft term {first.raft_term}"
     if state.leader_changes is not None:
         yield f"  leaders seen by one member since it started: {state.leader_changes}"
     quota = "not known" if state.quota is None else f"{format_size(state.quota)}"
     yield (
-        f"  database {max(each.db_size for each in answered):,} bytes, {max(each.db_in_use for each in answered):,} in "
+        f"  database {max(of.db_size for of in answered):,} bytes, {max(of.db_in_use for of in answered):,} in "
         f"use; quota {quota}; revision {revision}, "
         + ("compaction not known" if state.compacted is None else f"compacted up to {state.compacted}")
     )
-    alarms = "not known" if state.alarms is None else ", ".join(each.kind for each in state.alarms) or "none"
+    alarms = "not known" if state.alarms is None else ", ".join(alarm.kind for alarm in state.alarms) or "none"
     yield f"  alarms: {alarms}"

@@ -105,14 +105,14 @@ def huge_pages(facts: Facts, wanted: Requirements) -> Judgement:
     """
     if not (facts.efa or wanted.efa):
         return not_applicable("this host has no EFA, and the profile expects none: only EFA uses huge pages")
-    pages = [each for each in facts.host.huge_pages if each.total]
+    pages = [page for page in facts.host.huge_pages if page.total]
     remedy = (
         "set vm.nr_hugepages = 5128 in /etc/sysctl.d (the value of EFA's installer); in Kubernetes request "
         "hugepages-2Mi"
     )
     if not pages:
         return warned("no huge pages are reserved, and EFA keeps its buffers in huge pages", remedy)
-    told = ", ".join(f"{each.free} of {each.total} of {amount(each.size)} free" for each in pages)
-    if not any(each.free for each in pages):
+    told = ", ".join(f"{page.free} of {page.total} of {amount(page.size)} free" for page in pages)
+    if not any(page.free for page in pages):
         return warned(f"huge pages: {told}; none is left for EFA's buffers", remedy)
     return passed(f"huge pages: {told}")

@@ -170,7 +170,11 @@ def _without_module(facts: Facts) -> _Cause:
 
 def providers_of(kind: str, facts: Facts) -> list[VerbsProvider]:
     """Return the installed providers for a kind of device, by their names: librxe-rdmav34.so for ``rxe``."""
-    return [each for each in facts.image.providers if each.name.startswith(kind) or kind.startswith(each.name)]
+    return [
+        provider
+        for provider in facts.image.providers
+        if provider.name.startswith(kind) or kind.startswith(provider.name)
+    ]
 
 
 def _without_provider(device: RdmaDevice, found: UcxRdma, facts: Facts) -> _Cause:
@@ -179,21 +183,21 @@ def _without_provider(device: RdmaDevice, found: UcxRdma, facts: Facts) -> _Caus
         return _Cause(
             f"libibverbs says: {words}", "use the libibverbs and the providers of the kernel's driver release"
         )
-    copy = next((each for each in facts.image.verbs if _same(each.path, found.libibverbs)), None)
+    copy = next((verb for verb in facts.image.verbs if _same(verb.path, found.libibverbs)), None)
     providers = providers_of(device.kind, facts)
     where = f"UCX's libibverbs ({found.libibverbs})"
     if not providers:
-        installed = named(sorted({each.name for each in facts.image.providers})) or "none"
+        installed = named(sorted({provider.name for provider in facts.image.providers})) or "none"
         return _Cause(
             f"no provider of libibverbs is installed for it (installed are: {installed})",
             "install the providers (apt: ibverbs-providers), then ask again: a wheel's libibverbs may not find them",
         )
-    told = named(each.path for each in providers)
-    if copy is not None and copy.abi and all(each.abi != copy.abi for each in providers):
+    told = named(provider.path for provider in providers)
+    if copy is not None and copy.abi and all(provider.abi != copy.abi for provider in providers):
         return _Cause(
             f"{where} needs a provider of interface {copy.abi}, and the installed one is {told}", _SAME_RELEASE
         )
-    others = [each for each in providers if each.library and not _same(each.library, found.libibverbs)]
+    others = [provider for provider in providers if provider.library and not _same(provider.library, found.libibverbs)]
     if others:
         folder = os.path.dirname(others[0].path)
         return _Cause(

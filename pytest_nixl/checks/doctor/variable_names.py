@@ -138,7 +138,10 @@ def _known(name: str, facts: Facts) -> tuple[str, ...] | None:
         known = (*software.fabric_variables, *_FABRIC)
         family = "_".join(name.split("_")[:2]) + "_"
         # This libfabric lists no variables of providers that it was built without.
-        ours = any(each.startswith(family) for each in software.fabric_variables) or not software.fabric_variables
+        ours = (
+            any(fabric_variable.startswith(family) for fabric_variable in software.fabric_variables)
+            or not software.fabric_variables
+        )
         return known if ours or get_close_matches(name, known, n=1, cutoff=0.8) else None
     return None
 

@@ -23,12 +23,12 @@ def library_of(agent: NixlAgent) -> EtcdLibrary:
 
     :raises NotApplicableError: it has loaded none.
     """
-    found = loaded_library(agent.worker.pid)
-    if found is None:
+    library = loaded_library(agent.worker.pid)
+    if library is None:
         raise NotApplicableError(
             "this NIXL has loaded no libetcd-cpp-api: it was built without etcd, or links it statically"
         )
-    return found
+    return library
 
 
 def judge_library(library: EtcdLibrary) -> Judgement:
@@ -63,11 +63,11 @@ def judge_patch(
     text = f"ipv4:{endpoint.host}:{endpoint.port}"
     without, with_it = (outcome_with(text, setting, client, settings, supervisor) for setting in (None, "1"))
     effect = "it has no effect" if without is with_it else f"with it an agent {with_it}, without it {without}"
-    said = f"{where}; {is_set}; tried with {text.partition(':')[0]}:HOST:PORT, {effect}"
+    description = f"{where}; {is_set}; tried with {text.partition(':')[0]}:HOST:PORT, {effect}"
     if value is not None and without is with_it:
         remedy = f"unset {PATCH}: it has no effect here; write endpoints as `pytest-nixl endpoint` suggests"
-        return Judgement(Verdict.WARN, said, remedy)
-    return Judgement(Verdict.PASS, said)
+        return Judgement(Verdict.WARN, description, remedy)
+    return Judgement(Verdict.PASS, description)
 
 
 def outcome_with(

@@ -30,8 +30,8 @@ def judge_readings(
     trials = _tried(expected, client, settings, supervisor)
     differences = [line for trial in trials if (line := _difference(trial))]
     if differences:
-        said = f"{len(differences)} of {len(texts)} texts are not read as predicted: {'; '.join(differences)}"
-        return Judgement(Verdict.FAIL, said, REMEDY)
+        description = f"{len(differences)} of {len(texts)} texts are not read as predicted: {'; '.join(differences)}"
+        return Judgement(Verdict.FAIL, description, REMEDY)
     return Judgement(Verdict.PASS, f"NIXL {trials[0].version} reads {len(texts)} texts as predicted")
 
 
@@ -40,8 +40,8 @@ def suggestions(texts: Sequence[str], port: int) -> list[str]:
 
     :param port: the port of that etcd, on this host.
     """
-    found = dict.fromkeys(rewrite for text in texts if (rewrite := explain(text).rewrite))
-    return [rewrite for rewrite in found if _answering_ports(rewrite) == {port}]
+    rewrites = dict.fromkeys(rewrite for text in texts if (rewrite := explain(text).rewrite))
+    return [rewrite for rewrite in rewrites if _answering_ports(rewrite) == {port}]
 
 
 def judge_suggestions(
@@ -77,8 +77,8 @@ def _difference(trial: EndpointTrial) -> str:
     predicted = explanation.predict(answers, trial.version)
     if trial.agrees(predicted):
         return ""
-    words = f" ({trial.words})" if trial.words else ""
-    return f"{explanation.text!r}: predicted: {predicted}; NIXL {trial.version}: {trial.outcome}{words}"
+    answer = f" ({trial.words})" if trial.words else ""
+    return f"{explanation.text!r}: predicted: {predicted}; NIXL {trial.version}: {trial.outcome}{answer}"
 
 
 def _answering_ports(text: str) -> set[int]:

@@ -132,15 +132,17 @@ def judge_connection(deployment: Deployment) -> Judgement:
     contacts = deployment.explanation.nixl.contacts
     if not contacts:
         return Judgement(Verdict.NOT_APPLICABLE, f"{deployment}: NIXL reads no address from it")
-    faults = {address: why for address in contacts if (why := _why_no_connection(address))}
+    faults = {address: reason for address in contacts if (reason := _why_no_connection(address))}
     if not faults:
         return Judgement(Verdict.PASS, f"{deployment}: {len(contacts)} of {len(contacts)} answer")
     private = deployment.explanation.private
-    said = "; ".join(f"{'an address' if private else address}: {why}" for address, why in faults.items())
+    description = "; ".join(f"{'an address' if private else address}: {reason}" for address, reason in faults.items())
     remedy = "start that etcd, or correct host and port; if nothing answers, check firewalls and network policies"
     if len(faults) < len(contacts):
-        return Judgement(Verdict.WARN, f"{deployment}: {len(faults)} of {len(contacts)} do not answer: {said}", remedy)
-    return Judgement(Verdict.FAIL, f"{deployment}: {said}", remedy)
+        return Judgement(
+            Verdict.WARN, f"{deployment}: {len(faults)} of {len(contacts)} do not answer: {description}", remedy
+        )
+    return Judgement(Verdict.FAIL, f"{deployment}: {description}", remedy)
 
 
 def _why_no_connection(address: Address) -> str:
@@ -168,8 +170,8 @@ def judge_health(deployment: Deployment) -> Judgement:
             errors.append(error)
     if errors:
         verdict = Verdict.WARN if versions else Verdict.FAIL
-        said = "; ".join(dict.fromkeys(error.reason for error in errors))
-        return Judgement(verdict, f"{deployment}: {len(errors)} of {len(endpoints)}: {said}", errors[0].remedy)
+        description = "; ".join(dict.fromkeys(error.reason for error in errors))
+        return Judgement(verdict, f"{deployment}: {len(errors)} of {len(endpoints)}: {description}", errors[0].remedy)
     return Judgement(Verdict.PASS, f"{deployment}: etcd {' and '.join(versions)}")
 
 
@@ -210,15 +212,15 @@ def _published(
     deployment: Deployment, settings: Settings, supervisor: SupervisorClient, prefix: str, client: EtcdClient | None
 ) -> Judgement:
     environment = {"NIXL_ETCD_ENDPOINTS": deployment.text, "NIXL_ETCD_NAMESPACE": prefix.rstrip("/")}
-    own = own_variables(settings.programs, memory=settings.memory)
-    with Agents(LocalHost(supervisor, own=own), settings) as agents:
+    variables = own_variables(settings.programs, memory=settings.memory)
+    with Agents(LocalHost(supervisor, own=variables), settings) as agents:
         try:
             agent = agents.start("publisher", environment=environment, listen_thread=True)
         except WorkerError as error:
             if "NIXL cannot create an agent: Config" not in error.reason:
                 raise
-            said = f"{deployment}: {deployment.explanation.nixl.why}: {error.reason}"
-            return Judgement(Verdict.FAIL, said, deployment.explanation.remedy)
+            reason = f"{deployment}: {deployment.explanation.nixl.why}: {error.reason}"
+            return Judgement(Verdict.FAIL, reason, deployment.explanation.remedy)
         agent.register(agent.allocate(4096))
         agent.send_local_metadata()
         started = time.monotonic()
@@ -228,16 +230,16 @@ def _published(
         while True:
             if client is not None and client.get(f"{prefix}publisher/metadata"):
                 return Judgement(Verdict.PASS, f"{deployment}: an agent's metadata is in etcd")
-            words = complaint(agent.worker.output(), agent.name)
-            if words or time.monotonic() > started + timeout:
-                return _unpublished(deployment, words)
+            complaint_text = complaint(agent.worker.output(), agent.name)
+            if complaint_text or time.monotonic() > started + timeout:
+                return _unpublished(deployment, complaint_text)
             time.sleep(0.01)
 
 
 def _unpublished(deployment: Deployment, words: str) -> Judgement:
     reading = deployment.explanation.nixl
-    said = f"NIXL wrote {words!r}" if words else "NIXL wrote nothing"
-    reason = f"{deployment}: an agent published, but nothing is in etcd, and Python got no error: {said}"
+    from_nixl = f"NIXL wrote {words!r}" if words else "NIXL wrote nothing"
+    reason = f"{deployment}: an agent published, but nothing is in etcd, and Python got no error: {from_nixl}"
     if not reading.works:
         return Judgement(Verdict.FAIL, f"{reason}; {reading.why}", deployment.explanation.remedy)
     if "user name is empty" in words:

@@ -87,9 +87,9 @@ def try_texts(
         benches = [_Bench(worker, queue, client, namespace, timeout) for worker in workers]
         done: dict[str, EndpointTrial] = {}
         while len(done) < len(texts):
-            found = [trial for bench in benches if (trial := bench.step()) is not None]
-            done |= {trial.text: trial for trial in found}
-            if not found:
+            trials = [trial for bench in benches if (trial := bench.step()) is not None]
+            done |= {trial.text: trial for trial in trials}
+            if not trials:
                 time.sleep(0.005)
     finally:
         for worker in workers:
@@ -117,9 +117,11 @@ class _Bench:
             return self._begin() if self._queue else None
         if self._client.get(f"{self._namespace}/{self._name}/") is not None:
             return self._end(ReadOutcome.PUBLISHES, "")
-        words = complaint(self._first.worker.output(), self._name)
-        if words or time.monotonic() > self._until:
-            return self._end(ReadOutcome.INVALID if INVALID in words else ReadOutcome.UNREACHED, words)
+        complaint_text = complaint(self._first.worker.output(), self._name)
+        if complaint_text or time.monotonic() > self._until:
+            return self._end(
+                ReadOutcome.INVALID if INVALID in complaint_text else ReadOutcome.UNREACHED, complaint_text
+            )
         return None
 
     def _begin(self) -> EndpointTrial | None:
@@ -139,7 +141,7 @@ class _Bench:
 
 def complaint(output: str, agent: str) -> str:
     """Return NIXL's last message about an agent's keys in etcd, without credentials; empty if there is none."""
-    for name, words in reversed(_FAILED.findall(output)):
+    for name, message in reversed(_FAILED.findall(output)):
         if name == agent:
-            return redact(words)
+            return redact(message)
     return ""

@@ -134,8 +134,8 @@ class Endurance:
             for _ in range(WARM_UP):
                 before = time.monotonic()
                 self._sample()
-                each = max(time.monotonic() - before, 1e-6) / self._count
-                self._least = max(_FEWEST, min(self.kind.count, int(_SAMPLE_SECONDS / each)))
+                seconds_each = max(time.monotonic() - before, 1e-6) / self._count
+                self._least = max(_FEWEST, min(self.kind.count, int(_SAMPLE_SECONDS / seconds_each)))
                 self._count = self._least
             self._timed.clear()
         self._samples, self._places = [], []
@@ -156,8 +156,8 @@ class Endurance:
             for figure, slope in self._slopes()
             if slope.low or slope.high
         ]
-        each = ", ".join(grows) or "nothing grows"
-        return f"{self.cycles} times {self.kind.what}; growth with each (99 % interval): {each}"
+        growing = ", ".join(grows) or "nothing grows"
+        return f"{self.cycles} times {self.kind.what}; growth with each (99 % interval): {growing}"
 
     def _sample(self) -> None:
         label = f"sampled-{self.cycles}" if self._published else ""
@@ -184,14 +184,14 @@ class Endurance:
     def _slopes(self) -> list[tuple[Figure, Slope]]:
         step = -(-len(self._samples) // _MOST)
         samples, places = self._samples[::step], self._places[::step]
-        found = []
+        slopes = []
         for name in (*RESOURCES, "etcd-keys"):
             if all(name in sample for sample in samples):
                 values = [sample[name] for sample in samples]
                 slope = Slope.of(values, places)
                 figure = self._figure(f"growth-{name}", max(0.0, slope.low))
-                found.append((replace(figure, samples=tuple(zip(places, values, strict=True))), slope))
-        return found
+                slopes.append((replace(figure, samples=tuple(zip(places, values, strict=True))), slope))
+        return slopes
 
     def _growths(self) -> tuple[Figure, ...]:
         # Whether cycles become slower shows only against the first ones, so all samples count here.

@@ -67,8 +67,8 @@ class MisuseOutcome:
 
     def __str__(self) -> str:
         """Return it as part of a sentence."""
-        said = f" ({self.said})" if self.said else ""
-        return f"{self.kind.what}: {self.ending.value}{said}"
+        detail = f" ({self.said})" if self.said else ""
+        return f"{self.kind.what}: {self.ending.value}{detail}"
 
     @property
     def fault(self) -> str:
@@ -158,16 +158,18 @@ def misuse(agent: NixlAgent, kind: MisuseKind, backend: str) -> MisuseOutcome:
 
 def judge_misuses(outcomes: Sequence[MisuseOutcome]) -> Judgement:
     """Return the verdict on misuses that NIXL should survive."""
-    if faults := [each for each in outcomes if each.fault]:
-        reason = f"NIXL {faults[0].nixl} with {faults[0].backend}: " + "; ".join(each.fault for each in faults)
-        return Judgement(Verdict.FAIL, reason, _REPORT.format(", ".join(each.kind.what for each in faults)))
+    if faults := [outcome for outcome in outcomes if outcome.fault]:
+        reason = f"NIXL {faults[0].nixl} with {faults[0].backend}: " + "; ".join(fault.fault for fault in faults)
+        return Judgement(Verdict.FAIL, reason, _REPORT.format(", ".join(fault.kind.what for fault in faults)))
     first = outcomes[0]
     parts = []
     for ending in (MisuseEnding.REFUSED, MisuseEnding.ACCEPTED):
-        if named := [each.kind.id for each in outcomes if each.ending is ending]:
+        if named := [outcome.kind.id for outcome in outcomes if outcome.ending is ending]:
             parts.append(f"{ending.value}: {', '.join(named)}")
-    said = "; ".join(parts)
-    return Judgement(Verdict.PASS, f"NIXL {first.nixl} with {first.backend} moves correct bytes after each: {said}")
+    description = "; ".join(parts)
+    return Judgement(
+        Verdict.PASS, f"NIXL {first.nixl} with {first.backend} moves correct bytes after each: {description}"
+    )
 
 
 def misuse_reason(outcome: MisuseOutcome) -> str:

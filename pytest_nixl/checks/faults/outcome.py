@@ -49,20 +49,20 @@ class FaultOutcome:
         """What is wrong with this outcome, whatever the fault."""
         if self.early:
             return ["the transfers ended before the fault was made, although the target runs"]
-        found = []
+        defects = []
         if self.survivor:
-            found.append(f"the surviving agent {self.survivor}")
+            defects.append(f"the surviving agent {self.survivor}")
         elif self.wrong_bytes is None:
-            found.append("the surviving agent could not move bytes to another agent")
+            defects.append("the surviving agent could not move bytes to another agent")
         elif self.wrong_bytes:
-            found.append(f"{self.wrong_bytes} bytes of the survivor's next transfer are wrong")
+            defects.append(f"{self.wrong_bytes} bytes of the survivor's next transfer are wrong")
         if self.unended:
-            found.append(f"{self.unended} of {REGIONS} transfers did not end")
+            defects.append(f"{self.unended} of {REGIONS} transfers did not end")
         if self.changed:
-            found.append(f"{self.changed} bytes were written after NIXL had reported the end of the transfers")
+            defects.append(f"{self.changed} bytes were written after NIXL had reported the end of the transfers")
         if self.lost_requests:
-            found.append(f"{lost_words(self.lost_requests)} without an error")
-        return found
+            defects.append(f"{lost_words(self.lost_requests)} without an error")
+        return defects
 
     def __str__(self) -> str:
         """Return it as a sentence without a full stop."""
@@ -73,7 +73,7 @@ class FaultOutcome:
 
 def judge_faults(outcomes: Sequence[FaultOutcome]) -> Judgement:
     """Return the verdict on what followed a fault with several operations and transports."""
-    wrong = [f"{each}; {'; '.join(found)}" for each in outcomes if (found := _defects(each))]
+    wrong = [f"{outcome}; {'; '.join(defects)}" for outcome in outcomes if (defects := _defects(outcome))]
     if wrong:
         remedy = (
             "restart the process that survived the fault; report this output at "
@@ -85,7 +85,7 @@ def judge_faults(outcomes: Sequence[FaultOutcome]) -> Judgement:
 
 def fault_reason(outcomes: Sequence[FaultOutcome]) -> str:
     """Return what followed a fault, as the reason of a verdict."""
-    return "; ".join(f"{each}{_after(each)}" for each in outcomes)
+    return "; ".join(f"{outcome}{_after(outcome)}" for outcome in outcomes)
 
 
 def lost_words(count: int) -> str:
@@ -96,12 +96,12 @@ def lost_words(count: int) -> str:
 
 def _after(outcome: FaultOutcome) -> str:
     """Return the known defects that showed after the answer, as the rest of a sentence."""
-    found = [f"the surviving agent {outcome.survivor}"] if outcome.survivor else []
+    facts = [f"the surviving agent {outcome.survivor}"] if outcome.survivor else []
     if outcome.changed:
-        found.append(f"{outcome.changed} bytes were written after that")
+        facts.append(f"{outcome.changed} bytes were written after that")
     if outcome.lost_requests:
-        found.append(lost_words(outcome.lost_requests))
-    return "".join(f", and {words}" for words in found)
+        facts.append(lost_words(outcome.lost_requests))
+    return "".join(f", and {fact}" for fact in facts)
 
 
 def without(outcomes: Sequence[FaultOutcome], **known: Any) -> list[FaultOutcome]:
@@ -109,7 +109,7 @@ def without(outcomes: Sequence[FaultOutcome], **known: Any) -> list[FaultOutcome
 
     :param known: the fields of an outcome in which the defect shows, with the values of an outcome without it.
     """
-    return [replace(each, **known) for each in outcomes]
+    return [replace(outcome, **known) for outcome in outcomes]
 
 
 def _defects(outcome: FaultOutcome) -> list[str]:

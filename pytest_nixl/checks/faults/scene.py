@@ -76,7 +76,7 @@ class FaultScene:
         self._agents, self._environment, self._hosts, self._port = agents, environment, hosts, port
         self.initiator, self.target, self._third = self.start("initiator", "target", "third")
         self._third.worker.signal(signal.SIGSTOP)  # its progress thread spins, and would take a core from the others
-        self.source, self.destination = (self.allocate(each) for each in (self.initiator, self.target))
+        self.source, self.destination = (self.allocate(agent) for agent in (self.initiator, self.target))
         if port:
             self.fetch(self.target)
         else:
@@ -118,12 +118,12 @@ class FaultScene:
             self.initiator.fetch_remote_metadata(target.name, HERE, self._port)
 
             def over(complaints: int = complaints) -> bool:
-                known = self.initiator.check_remote_metadata(target.name)
-                return known or worker.output().count(LOST_REQUEST) > complaints
+                is_known = self.initiator.check_remote_metadata(target.name)
+                return is_known or worker.output().count(LOST_REQUEST) > complaints
 
-            what = f"{self.initiator.name} to fetch the metadata of {target.name} from port {self._port}"
+            awaited = f"{self.initiator.name} to fetch the metadata of {target.name} from port {self._port}"
             try:
-                wait_until(over, what, seconds=worker.timeout)
+                wait_until(over, awaited, seconds=worker.timeout)
             except LateError:
                 if lost + 1 == FETCHES:
                     raise
@@ -144,13 +144,13 @@ class FaultScene:
             [[buffer.address + number * REGION, REGION] for number in range(REGIONS)]
             for buffer in (self.source, self.destination)
         )
-        given = {"op": self.op, "local": local, "remote": remote, "peer": self.target.name, **arguments}
+        parameters = {"op": self.op, "local": local, "remote": remote, "peer": self.target.name, **arguments}
         return self.initiator.worker.request(
             "run",
             seconds=_WORKER_SHARE * self.initiator.worker.timeout,
             agent=self.initiator.ref,
             function=TRAFFIC + function,
-            arguments=given,
+            arguments=parameters,
         )
 
     @contextmanager
@@ -163,18 +163,18 @@ class FaultScene:
         worker = self.initiator.worker
         began = time.monotonic()
         pending = self.request("keep_transferring", quiet=quiet, limit=limit, timeout=worker.timeout)
-        what = f"{self.initiator.name} to complete transfers to {self.target.name}"
+        awaited = f"{self.initiator.name} to complete transfers to {self.target.name}"
         wait_until(
-            lambda: FLOWS in (said := worker.output()) or ENDED_EARLY in said or not worker.alive,
-            what,
+            lambda: FLOWS in (log := worker.output()) or ENDED_EARLY in log or not worker.alive,
+            awaited,
             seconds=worker.timeout,
         )
         if ENDED_EARLY in worker.output():
-            found = pending.result()
-            check(KEPT, found)
-            if found["said"] in ("PROC", "DONE"):
-                raise LateError(f"waited {worker.timeout:g} s for {what}")
-            raise EarlyEndError(found["said"], time.monotonic() - began)
+            answer = pending.result()
+            check(KEPT, answer)
+            if answer["said"] in ("PROC", "DONE"):
+                raise LateError(f"waited {worker.timeout:g} s for {awaited}")
+            raise EarlyEndError(answer["said"], time.monotonic() - began)
         yield pending
 
     def mark(self, buffer: Buffer, seed: int) -> None:
@@ -184,8 +184,8 @@ class FaultScene:
 
     def changed(self, buffer: Buffer, seed: int) -> int:
         """Return how many bytes were changed since :meth:`mark`."""
-        found = [buffer.compare(seed + offset, offset=offset, size=TAIL) for offset in self._tails()]
-        return sum(each["wrong_bytes"] for each in found if each)
+        comparisons = [buffer.compare(seed + offset, offset=offset, size=TAIL) for offset in self._tails()]
+        return sum(comparison["wrong_bytes"] for comparison in comparisons if comparison)
 
     @staticmethod
     def _tails() -> list[int]:
@@ -198,14 +198,14 @@ class FaultScene:
         :raises LateError: the transfer misses the deadline.
         :raises WorkerError: NIXL reports an error, or a worker dies or hangs.
         """
-        here, memory, seed = self.allocate(source, MOVED), remote or self.allocate(target, MOVED), next(seeds)
-        here.fill(seed).result()
+        local, memory, seed = self.allocate(source, MOVED), remote or self.allocate(target, MOVED), next(seeds)
+        local.fill(seed).result()
         memory.fill(seed, inverted=True).result()
         if remote is None:
             source.add_remote_agent(target.get_agent_metadata())
         handle = source.initialize_xfer(
             "WRITE",
-            source.get_xfer_descs([here.descriptor()], "DRAM"),
+            source.get_xfer_descs([local.descriptor()], "DRAM"),
             source.get_xfer_descs([memory.descriptor()], "DRAM"),
             target.name,
             b"moved",

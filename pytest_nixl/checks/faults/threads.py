@@ -60,7 +60,7 @@ class ConcurrentUse:
             (self.lost, "notifications are lost"),
             (self.doubled, "notifications arrived twice"),
         )
-        return [f"{count} {words}" for count, words in counted if count] + sorted(set(self.errors))
+        return [f"{count} {description}" for count, description in counted if count] + sorted(set(self.errors))
 
     def __str__(self) -> str:
         """Return it as a phrase."""
@@ -74,17 +74,17 @@ def has_modes(agent: NixlAgent) -> bool:
 
 def transfer_in_threads(agent: NixlAgent, backend: str, mode: str) -> ConcurrentUse:
     """Let threads transfer on one new agent of a synchronization mode, in the worker of ``agent``."""
-    what = f"{THREADS} threads on one agent with the synchronization mode {mode}"
-    given = {"sync_mode": mode, "threads": THREADS, "each": TRANSFERS}
-    pending = _request(agent, "transfer_at_once", backend=backend, **given)
-    return _outcome(what, agent, backend, THREADS * TRANSFERS, pending)
+    subject = f"{THREADS} threads on one agent with the synchronization mode {mode}"
+    parameters = {"sync_mode": mode, "threads": THREADS, "each": TRANSFERS}
+    pending = _request(agent, "transfer_at_once", backend=backend, **parameters)
+    return _outcome(subject, agent, backend, THREADS * TRANSFERS, pending)
 
 
 def create_in_threads(agents: Sequence[NixlAgent], backend: str) -> list[ConcurrentUse]:
     """Create agents at once in the workers of all ``agents``, which also begin at the same time."""
-    what = f"{AGENTS} agents created at once in each of {len(agents)} processes"
+    subject = f"{AGENTS} agents created at once in each of {len(agents)} processes"
     started = [(agent, _request(agent, "create_at_once", backend=backend, count=AGENTS)) for agent in agents]
-    return [_outcome(what, agent, backend, AGENTS, pending) for agent, pending in started]
+    return [_outcome(subject, agent, backend, AGENTS, pending) for agent, pending in started]
 
 
 def notify_at_once(receiver: NixlAgent, senders: Sequence[NixlAgent], backend: str) -> ConcurrentUse:
@@ -97,8 +97,8 @@ def notify_at_once(receiver: NixlAgent, senders: Sequence[NixlAgent], backend: s
     names = [sender.name for sender in senders]
     collecting = _request(receiver, "collect", senders=names, count=NOTIFICATIONS)
     sending = [_request(sender, "notify", peer=receiver.name, count=NOTIFICATIONS) for sender in senders]
-    what = f"notifications from {len(senders)} processes at once"
-    outcome = _outcome(what, receiver, backend, len(senders) * NOTIFICATIONS, collecting)
+    subject = f"notifications from {len(senders)} processes at once"
+    outcome = _outcome(subject, receiver, backend, len(senders) * NOTIFICATIONS, collecting)
     if not outcome.faults:
         results(sending)
     return outcome
@@ -106,21 +106,23 @@ def notify_at_once(receiver: NixlAgent, senders: Sequence[NixlAgent], backend: s
 
 def judge_concurrent_use(outcomes: Sequence[ConcurrentUse]) -> Judgement:
     """Return the verdict: FAIL if a byte is wrong, something is missing or doubled, or a process ended."""
-    if wrong := [f"{each}: {', '.join(each.faults)}" for each in outcomes if each.faults]:
+    if wrong := [f"{outcome}: {', '.join(outcome.faults)}" for outcome in outcomes if outcome.faults]:
         remedy = (
             "use each agent in one thread, and create agents one after the other; report this output at "
             "https://github.com/ai-dynamo/nixl/issues"
         )
         return Judgement(Verdict.FAIL, "; ".join(dict.fromkeys(wrong)), remedy)
-    words = dict.fromkeys(str(each) for each in outcomes)
-    total = sum(each.moved for each in outcomes)
-    return Judgement(Verdict.PASS, f"{'; '.join(words)}: all {total} are there once, and every byte is correct")
+    descriptions = dict.fromkeys(str(outcome) for outcome in outcomes)
+    total = sum(outcome.moved for outcome in outcomes)
+    return Judgement(Verdict.PASS, f"{'; '.join(descriptions)}: all {total} are there once, and every byte is correct")
 
 
 def _request(agent: NixlAgent, function: str, **arguments: Any) -> Pending:
-    given = {**arguments, "seconds": _THREADS_SHARE * agent.worker.timeout}
+    parameters = {**arguments, "seconds": _THREADS_SHARE * agent.worker.timeout}
     seconds = _WORKER_SHARE * agent.worker.timeout
-    return agent.worker.request("run", seconds=seconds, agent=agent.ref, function=_WORKER + function, arguments=given)
+    return agent.worker.request(
+        "run", seconds=seconds, agent=agent.ref, function=_WORKER + function, arguments=parameters
+    )
 
 
 def _outcome(what: str, agent: NixlAgent, backend: str, wanted: int, pending: Pending) -> ConcurrentUse:

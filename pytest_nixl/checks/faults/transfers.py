@@ -154,10 +154,10 @@ def _notified_after_death(scene: FaultScene) -> FaultOutcome:
     usual, scene.initiator.worker.timeout = scene.initiator.worker.timeout, NOTIFIED
     began = time.monotonic()
     try:
-        said, survivor = _notify(scene)
+        reports, survivor = _notify(scene)
     finally:
         scene.initiator.worker.timeout = usual
-    outcome = replace(scene.outcome, said=said, survivor=survivor, seconds=time.monotonic() - began)
+    outcome = replace(scene.outcome, said=reports, survivor=survivor, seconds=time.monotonic() - began)
     return _survivor(outcome, scene, lambda: scene.move(scene.initiator, scene.third))
 
 
@@ -179,15 +179,17 @@ def _interrupt(scene: FaultScene, action: str, **given: Any) -> FaultOutcome:
     quiet = scene.initiator.worker.timeout / 2
     pending = scene.request("interrupt", action=action, regions=[region], quiet=quiet, **given)
     try:
-        found = pending.result()
+        answer = pending.result()
     except WorkerDiedError as error:
         return replace(scene.outcome, said=action, survivor=_ended(error))
-    check(_INTERRUPTED, found)
-    if found["act"] == NOT_CALLED:
-        raise EarlyEndError(" ".join(found["states"]), found["seconds"])
-    ends = ", ".join(f"{count} {state}" for state, count in sorted(found["states"].items())) or "none is asked for"
-    said = f"{action} {found['act']} with {found['in_flight']} of {REGIONS} transfers in flight, which end as {ends}"
-    return replace(scene.outcome, said=said, seconds=found["seconds"])
+    check(_INTERRUPTED, answer)
+    if answer["act"] == NOT_CALLED:
+        raise EarlyEndError(" ".join(answer["states"]), answer["seconds"])
+    ends = ", ".join(f"{count} {state}" for state, count in sorted(answer["states"].items())) or "none is asked for"
+    description = (
+        f"{action} {answer['act']} with {answer['in_flight']} of {REGIONS} transfers in flight, which end as {ends}"
+    )
+    return replace(scene.outcome, said=description, seconds=answer["seconds"])
 
 
 def _interrupted(action: str) -> Callable[[FaultScene], FaultOutcome]:
@@ -283,11 +285,11 @@ def environments(
 def _kept(scene: FaultScene, pending: Pending, began: float) -> FaultOutcome:
     """Return what the traffic of the initiator ended with."""
     try:
-        found = pending.result()
-        check(KEPT, found)
+        answer = pending.result()
+        check(KEPT, answer)
     except WorkerDiedError as error:
         return replace(scene.outcome, said="no answer", seconds=time.monotonic() - began, survivor=_ended(error))
-    return replace(scene.outcome, said=found["said"], unended=found["unended"], seconds=time.monotonic() - began)
+    return replace(scene.outcome, said=answer["said"], unended=answer["unended"], seconds=time.monotonic() - began)
 
 
 def _survivor(outcome: FaultOutcome, scene: FaultScene, move: Callable[[], int]) -> FaultOutcome:

@@ -91,8 +91,8 @@ class KvLayout:
         import numpy as np
 
         starts = np.arange(self.tensors, dtype=np.int32) * np.int32(self.blocks)
-        found: Numbers = (starts[:, None] + blocks[None, :]).ravel()
-        return found
+        offsets: Numbers = (starts[:, None] + blocks[None, :]).ravel()
+        return offsets
 
 
 @dataclass(frozen=True)

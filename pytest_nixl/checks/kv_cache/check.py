@@ -111,11 +111,11 @@ class KvLaunches:
         :param another: returns whether one more launch is needed, from the samples so far.
         :raises NixlPluginError: as :meth:`measure`.
         """
-        found = self.measure(kind)
-        while another(found.row(kind.key)):
+        samples = self.measure(kind)
+        while another(samples.row(kind.key)):
             self.close()
-            found = found.with_launch(self.measure(kind))
-        return found
+            samples = samples.with_launch(self.measure(kind))
+        return samples
 
     @property
     def versions(self) -> dict[str, str]:
@@ -129,8 +129,8 @@ class KvLaunches:
         self._launched = self._kind = None
 
     def _launch(self, kind: KvRequestKind, layout: KvLayout) -> Launch:
-        wanted = kind.backend, kind.memory, kind.ranks, layout.size, kind.agent_options
-        if self._launched is not None and self._kind == wanted and self._launched.healthy:
+        place = kind.backend, kind.memory, kind.ranks, layout.size, kind.agent_options
+        if self._launched is not None and self._kind == place and self._launched.healthy:
             return self._launched
         self.close()
         hosts = self._hosts[kind.ranks[0]], self._hosts[kind.ranks[1]]
@@ -150,17 +150,17 @@ class KvLaunches:
             regions=layout.tensors,
             agent_options=kind.agent_options,
         )
-        self._kind = wanted
+        self._kind = place
         return self._launched
 
 
 def _require_room(layout: KvLayout, caches: int) -> None:
     free = available_memory(FactsRoot())
-    wanted = caches * layout.size
-    if free is not None and free.size < wanted:
+    needed = caches * layout.size
+    if free is not None and free.size < needed:
         cache = f"{layout.tensors} tensors of {layout.blocks} blocks of {format_size(layout.block_bytes)}"
         raise NixlPluginError(
-            f"{caches} KV caches of {cache} need {in_bytes(wanted)}, but {free} are available on this host",
+            f"{caches} KV caches of {cache} need {in_bytes(needed)}, but {free} are available on this host",
             "give a smaller --nixl-kv-tokens or --nixl-kv-requests",
         )
 
@@ -187,8 +187,8 @@ def in_turn(
 
     def more(samples: KvSamples, others: KvSamples) -> bool:
         kept[kind.key] = others.row(kind.key)
-        wanted = len(samples.timed) < MOST_LAUNCHES and others.corruption is None
-        return wanted and another(samples.row(kind.key))
+        again = len(samples.timed) < MOST_LAUNCHES and others.corruption is None
+        return again and another(samples.row(kind.key))
 
     one.close()
     other.close()
@@ -268,8 +268,8 @@ def judge_requests(kind: KvRequestKind, samples: KvSamples, expectation: Expecta
     passed = name_losses(Judgement(Verdict.PASS, describe(kind, samples)), row)
     if expectation is None or expectation.transports is None:
         return passed
-    found = judge(row, expectation, environ=os.environ)
-    return passed if found.verdict in (Verdict.PASS, Verdict.WARN) else found
+    judgement = judge(row, expectation, environ=os.environ)
+    return passed if judgement.verdict in (Verdict.PASS, Verdict.WARN) else judgement
 
 
 def with_bounds(judged: Judgement, bounded: Judgement) -> Judgement:
@@ -287,5 +287,5 @@ def with_bounds(judged: Judgement, bounded: Judgement) -> Judgement:
 
 def _name(kind: KvRequestKind) -> str:
     ranks = "" if kind.ranks in ((0, 1), (0, 0)) else f" ranks {kind.ranks[0]}-{kind.ranks[1]}"
-    words = "".join(f" {name}={value}" for name, value in kind.settings)
-    return f"KV requests {kind.backend} {kind.op} {kind.memory}{ranks} {kind.way}{words}"
+    settings = "".join(f" {name}={value}" for name, value in kind.settings)
+    return f"KV requests {kind.backend} {kind.op} {kind.memory}{ranks} {kind.way}{settings}"

@@ -60,10 +60,10 @@ class KvTraffic:
         return max(least, min(MOST, int(duration / seconds) + 1))
 
     def __str__(self) -> str:
-        words = [self.order.value, self.method.value]
+        parts = [self.order.value, self.method.value]
         if self.order is BlockOrder.CONTIGUOUS:
-            words.append("merged" if self.merge else "unmerged")
-        return "-".join(words)
+            parts.append("merged" if self.merge else "unmerged")
+        return "-".join(parts)
 
 
 class KvLink:
@@ -91,7 +91,7 @@ class KvLink:
         :raises WorkerError: a worker dies or hangs, or NIXL reports an error; both workers are then ended.
         """
         agent, other = self.initiator, self.target
-        sides = [[one.address, one.memory, one.device] for one in self._launch.buffers]
+        sides = [[buffer.address, buffer.memory, buffer.device] for buffer in self._launch.buffers]
         try:
             self._prepare_objects(self._layout.tensors * self._layout.blocks)
             prepared = agent.worker.call(
@@ -112,7 +112,7 @@ class KvLink:
             count = traffic.count(first["seconds"], duration, least)
             idle = self._launch.gpu_wait()
             before = loss_counters((other.worker, agent.worker))
-            found, later = self._verified("after the timed requests", requests, traffic, count)
+            answer, later = self._verified("after the timed requests", requests, traffic, count)
             after = loss_counters((other.worker, agent.worker), before)
             wait = max(idle, self._launch.gpu_wait())
             agent.worker.call("kv_release", requests=requests)
@@ -124,7 +124,7 @@ class KvLink:
         log = agent.worker.output()
         descriptors = traffic.blocks * self._layout.tensors
         request_bytes = descriptors * self._layout.block_bytes
-        carried = CarrierBytes.from_plain(found["counted"], request_bytes * count)
+        carried = CarrierBytes.from_plain(answer["counted"], request_bytes * count)
         reported = self._launch.backend.transports(log, self._op, self._layout.block_bytes, self._launch.memory)
         transports = tuple(carried.named(reported))
         return KvSamples(
@@ -132,12 +132,17 @@ class KvLink:
             request_bytes,
             descriptors,
             (prepared["seconds"],),
-            (tuple(RequestTimes(each["intended"], each["start"], tuple(each["steps"])) for each in found["times"]),),
+            (
+                tuple(
+                    RequestTimes(request["intended"], request["start"], tuple(request["steps"]))
+                    for request in answer["times"]
+                ),
+            ),
             alone=traffic == alone,
             corruption=corruption or later,
             transports=transports,
             counted=carried,
-            contention=(found["contention"],),
+            contention=(answer["contention"],),
             gpu_waits=(wait,) if wait else (),
             obstacle=obstacle_between(agent.worker, other.worker),
             protocol=protocol(log, self._op, self._layout.block_bytes, self._launch.memory),
@@ -170,9 +175,9 @@ class KvLink:
             results(filling)
             filling = []
         results([*filling, self._fill(self.destination, seed, inverted=True)])
-        found = self._request(requests, draws, traffic)
-        ranges = [times["range"] for times in found["times"]]
-        if len(ranges) != count or not all(each < self._layout.ranges for each in ranges):
+        answer = self._request(requests, draws, traffic)
+        ranges = [times["range"] for times in answer["times"]]
+        if len(ranges) != count or not all(number < self._layout.ranges for number in ranges):
             raise WorkerError(
                 f"rank {self.initiator.worker.rank} did not report the times of {count} requests",
                 SAME_VERSION,
@@ -183,10 +188,10 @@ class KvLink:
             buffer=self.destination.ref,
             layout=asdict(self._layout),
             seed=seed,
-            draws=[{**each, "range": part} for each, part in zip(draws, ranges, strict=True)],
+            draws=[{**draw, "range": part} for draw, part in zip(draws, ranges, strict=True)],
             initiator=self._op == "READ",
         )
-        return found, None if wrong is None else self._corruption(phase, wrong)
+        return answer, None if wrong is None else self._corruption(phase, wrong)
 
     def _fill(self, buffer: Buffer, seed: int, *, inverted: bool) -> Pending:
         return buffer.worker.request(
@@ -197,7 +202,7 @@ class KvLink:
         initiator, target = self.initiator, self.target
         seconds = self._timeout * len(draws) + 5
         one, other = initiator.worker, target.worker
-        own = [other.pid] if one.versions["host"] == other.versions["host"] else []
+        processes = [other.pid] if one.versions["host"] == other.versions["host"] else []
         serving: list[Pending] = []
         if not self._launch.backend.STORAGE:
             serving = [other.request("serve", seconds=seconds + 5, agent=target.ref, timeout=seconds)]
@@ -207,13 +212,13 @@ class KvLink:
             requests=requests,
             draws=list(draws),
             timeout=self._timeout,
-            own=own,
+            own=processes,
             op=self._op,
             in_flight=traffic.in_flight,
             interval=0.0 if traffic.rate is None else 1 / traffic.rate,
         )
-        found: dict[str, Any] = results([running], serving=serving)[0]
-        return found
+        answer: dict[str, Any] = results([running], serving=serving)[0]
+        return answer
 
     def _corruption(self, phase: str, wrong: dict[str, Any]) -> KvCorruption:
         layout = self._layout
@@ -227,8 +232,8 @@ class KvLink:
             holds = f"nothing arrived: it should hold {_block(wrong['source'], sending)}"
         elif wrong["holds"] >= 0:
             source = wrong["source"]
-            wanted = f"instead of {_block(source, sending)}" if source >= 0 else "but no request moved a block there"
-            holds = f"it holds {_block(wrong['holds'], sending)} {wanted}"
+            expected = f"instead of {_block(source, sending)}" if source >= 0 else "but no request moved a block there"
+            holds = f"it holds {_block(wrong['holds'], sending)} {expected}"
         return KvCorruption(
             phase, wrong["wrong_blocks"], wrong["wrong_bytes"], where, wrong["expected"], wrong["found"], holds
         )

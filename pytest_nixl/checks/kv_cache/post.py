@@ -64,8 +64,8 @@ def judge_posts(posts: Mapping[str, PostTimes]) -> Judgement:
 
     :param posts: the posts by backend and operation in words.
     """
-    wrong = {name: _grown(found.seconds) for name, found in posts.items() if _grown(found.seconds)}
-    grown = [f"{name}: {words}" for name, words in wrong.items()]
+    wrong = {name: _grown(post.seconds) for name, post in posts.items() if _grown(post.seconds)}
+    grown = [f"{name}: {growth}" for name, growth in wrong.items()]
     contention = max((posts[name].contention for name in wrong), default=0.0)
     if contention > DISTURBED_CORES:
         return Judgement(
@@ -81,19 +81,19 @@ def judge_posts(posts: Mapping[str, PostTimes]) -> Judgement:
             "fixed, let the engine use larger blocks, such as vllm serve --block-size=64.",
         )
     return Judgement(
-        Verdict.PASS, "; ".join(f"{name}: post of {_listed(found.seconds.items())}" for name, found in posts.items())
+        Verdict.PASS, "; ".join(f"{name}: post of {_listed(post.seconds.items())}" for name, post in posts.items())
     )
 
 
 def _grown(found: Mapping[int, float]) -> str:
     """Return where the post of one descriptor takes too much longer; empty: nowhere."""
-    each = {count: seconds / count for count, seconds in found.items()}
-    for less, more in pairwise(sorted(each)):
-        if each[more] > MOST_GROWTH * each[less]:
-            times = each[more] / each[less]
+    costs = {count: seconds / count for count, seconds in found.items()}
+    for less, more in pairwise(sorted(costs)):
+        if costs[more] > MOST_GROWTH * costs[less]:
+            times = costs[more] / costs[less]
             return (
-                f"in a post of {more} descriptors each takes {_us(each[more])} us, {times:.1f} times as long as the "
-                f"{_us(each[less])} us in a post of {less}"
+                f"in a post of {more} descriptors each takes {_us(costs[more])} us, {times:.1f} times as long as the "
+                f"{_us(costs[less])} us in a post of {less}"
             )
     return ""
 

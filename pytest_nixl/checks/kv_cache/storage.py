@@ -69,17 +69,17 @@ def measure_stored(launches: KvLaunches, kind: KvRequestKind) -> StoredRequests:
 
 def judge_stored(found: StoredRequests) -> Judgement:
     """Judge the bytes of both kinds of request, and say how much the fragments cost."""
-    for way, samples in ((FRAGMENTS, found.fragments), (PIECES, found.pieces)):
+    for method, samples in ((FRAGMENTS, found.fragments), (PIECES, found.pieces)):
         if samples is not None:
-            judged = judge_requests(replace(found.kind, way=way), samples, None)
+            judged = judge_requests(replace(found.kind, way=method), samples, None)
             if judged.verdict is not Verdict.PASS:
                 return judged
     many, few = found.fragments, found.pieces
     block = many.request_bytes // many.descriptors
     name = f"{found.kind.backend} {found.kind.op} {found.kind.memory} over {' and '.join(many.transports) or 'storage'}"
     if few is None:
-        each = f"{gigabytes(many.bandwidth)} GB/s in {many.descriptors} objects of {format_size(block)}"
-        return Judgement(Verdict.PASS, f"{name}: {each}")
+        rate_text = f"{gigabytes(many.bandwidth)} GB/s in {many.descriptors} objects of {format_size(block)}"
+        return Judgement(Verdict.PASS, f"{name}: {rate_text}")
     tensors = found.kind.plan.layers * found.kind.plan.tensors_per_layer
     times = few.bandwidth / many.bandwidth
     cost = f"; fragments take {times:.1f} times as long: an engine that keeps the blocks of a request together in its "

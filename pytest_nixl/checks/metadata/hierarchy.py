@@ -52,11 +52,11 @@ def add_storage(reader: NixlAgent, writer: NixlAgent, bucket: S3Bucket) -> None:
     """
     secret = ("access_key", "secret_key", "session_token")
     parameters = {name: value for name, value in bucket.parameters.items() if name not in secret}
-    for agent, name, given in ((reader, OBJECT, parameters), (writer, FILE, {})):
+    for agent, name, options in ((reader, OBJECT, parameters), (writer, FILE, {})):
         plugins = agent.get_plugin_list()
         if name not in plugins:
             raise NotApplicableError(f"this NIXL has no plugin {name}: it has {', '.join(plugins)}")
-        agent.create_backend(name, given)
+        agent.create_backend(name, options)
 
 
 def move_through(
@@ -97,16 +97,16 @@ def move_through(
             kind = {OBJECT: "OBJ", FILE: "FILE"}.get(backend, "DRAM")
             sides = agent.get_xfer_descs([local.descriptor()], "DRAM"), agent.get_xfer_descs([remote], kind)
             plugin = BACKENDS[backend].PLUGIN
-            told = b"" if owner is agent else b"hierarchy"
-            handle = agent.initialize_xfer(op, *sides, owner.name, told, backends=[plugin])
+            notification = b"" if owner is agent else b"hierarchy"
+            handle = agent.initialize_xfer(op, *sides, owner.name, notification, backends=[plugin])
             used = agent.query_xfer_backend(handle)
             ask = (lambda: bucket.client.probe(f"{_KEY}-probe")) if backend == OBJECT else None
-            took = _complete(agent, handle, owner if told else None, name, seconds, ask)
+            took = _complete(agent, handle, owner if notification else None, name, seconds, ask)
             agent.release_xfer_handle(handle)
             end = {OBJECT: near, FILE: file}.get(backend, far)
             # DONE may say only that it was posted. A notification of an agent to itself is no better proof: with
             # LIBFABRIC 1.5.0 it arrives, and the transfer stays PROC.
-            posted = backend == network and not told and not BACKENDS[network].COMPLETION_IMPLIES_DELIVERY
+            posted = backend == network and not notification and not BACKENDS[network].COMPLETION_IMPLIES_DELIVERY
             wrong = _first_wrong(agent, end, content, seconds if posted else 0.0)
             legs.append(Leg(name, backend, used, took, wrong))
     finally:
@@ -157,10 +157,10 @@ def _first_wrong(agent: NixlAgent, end: Buffer, content: bytes, seconds: float) 
     :param seconds: the time in which the bytes may still arrive.
     """
     deadline = time.monotonic() + seconds
-    while (found := end.read()) != content:
+    while (content_read := end.read()) != content:
         if time.monotonic() >= deadline:
-            pairs = enumerate(zip(found, content, strict=False))
-            return next((at for at, pair in pairs if pair[0] != pair[1]), len(found))
+            pairs = enumerate(zip(content_read, content, strict=False))
+            return next((at for at, pair in pairs if pair[0] != pair[1]), len(content_read))
         agent.get_new_notifs()  # an agent may make progress only when it is polled
     return None
 
@@ -180,5 +180,5 @@ def judge_legs(legs: Sequence[Leg]) -> Judgement:
                 f"{leg.name}: NIXL uses {leg.used}, although {leg.backend} was chosen",
                 "create one agent for each backend",
             )
-    told = ", ".join(f"{leg.name} by {leg.backend} in {leg.seconds * 1000:.3g} ms" for leg in legs)
-    return Judgement(Verdict.PASS, f"{SIZE} bytes are right after each leg: {told}")
+    times = ", ".join(f"{leg.name} by {leg.backend} in {leg.seconds * 1000:.3g} ms" for leg in legs)
+    return Judgement(Verdict.PASS, f"{SIZE} bytes are right after each leg: {times}")

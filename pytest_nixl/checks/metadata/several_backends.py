@@ -87,15 +87,15 @@ def use_each(
     :raises LateError: a transfer was not complete in time.
     :raises NixlError: NIXL refused a transfer.
     """
-    transfers = [_prepared(initiator, target, each, directory) for each in backends]
-    waiting = {each.backend: initiator.transfer(each.handle) for each in transfers}
-    missing = [each for each in transfers if each.notification]
+    transfers = [_prepared(initiator, target, backend, directory) for backend in backends]
+    waiting = {transfer.backend: initiator.transfer(transfer.handle) for transfer in transfers}
+    missing = [transfer for transfer in transfers if transfer.notification]
 
     def complete() -> bool:
         # Poll both agents in turn, because they make progress only when polled.
-        for each in transfers:
-            if waiting[each.backend] != "DONE":
-                waiting[each.backend] = initiator.check_xfer_state(each.handle)
+        for transfer in transfers:
+            if waiting[transfer.backend] != "DONE":
+                waiting[transfer.backend] = initiator.check_xfer_state(transfer.handle)
         missing[:] = [each for each in missing if not target.check_remote_xfer_done(initiator.name, each.notification)]
         return not missing and set(waiting.values()) == {"DONE"}
 
@@ -106,13 +106,13 @@ def use_each(
         remedy=lambda: f"the states at the end: {waiting}; read the workers' logs",
     )
     log = initiator.worker.output()
-    found = []
+    uses = []
     for each in transfers:
         initiator.release_xfer_handle(each.handle)
         memory = MemoryPair(each.source.memory, each.destination.memory)
         transports = BACKENDS[each.backend].transports(log, "WRITE", SIZE, memory)
-        found.append(BackendUse(each.backend, each.used, memory, transports, each.destination.compare(each.seed)))
-    return found
+        uses.append(BackendUse(each.backend, each.used, memory, transports, each.destination.compare(each.seed)))
+    return uses
 
 
 def _prepared(initiator: NixlAgent, target: NixlAgent, backend: str, directory: str) -> _Transfer:
@@ -143,22 +143,22 @@ def _prepared(initiator: NixlAgent, target: NixlAgent, backend: str, directory: 
 
 def judge_uses(uses: Sequence[BackendUse]) -> Judgement:
     """Judge transfers by several backends: CORRUPT bytes first, then a backend that was not the chosen one."""
-    names = " and ".join(each.chosen for each in uses)
-    for each in uses:
-        if each.wrong is not None:
-            wrong = each.wrong
+    names = " and ".join(use.chosen for use in uses)
+    for use in uses:
+        if use.wrong is not None:
+            wrong = use.wrong
             return Judgement(
                 Verdict.CORRUPT,
-                f"an agent with {names}: {wrong['wrong_bytes']} of {wrong['total_bytes']} bytes of {each} are wrong, "
+                f"an agent with {names}: {wrong['wrong_bytes']} of {wrong['total_bytes']} bytes of {use} are wrong, "
                 f"the first at offset {wrong['offset']}: expected 0x{wrong['expected']:02x}, found "
                 f"0x{wrong['found']:02x}",
                 f"Do not use an agent with {names}: create one agent for each backend, and keep the workers' logs.",
             )
-    for each in uses:
-        if each.used != BACKENDS[each.chosen].PLUGIN:
+    for use in uses:
+        if use.used != BACKENDS[use.chosen].PLUGIN:
             return Judgement(
                 Verdict.FAIL,
-                f"an agent with {names}: NIXL uses {each.used} for a transfer {each.memory} for which {each.chosen} "
+                f"an agent with {names}: NIXL uses {use.used} for a transfer {use.memory} for which {use.chosen} "
                 "was chosen",
                 "Report it at https://github.com/ai-dynamo/nixl/issues with NIXL's release; until it is fixed, create "
                 "one agent for each backend.",

@@ -44,8 +44,8 @@ def pattern_kinds(run: Run) -> list[PatternKind]:
     settings = run.settings
     if settings.pattern is None:
         return []
-    given = not settings.sources.get("blocks", "").startswith("default")
-    size = max(settings.blocks) if given else DEFAULT_SIZE
+    blocks_given = not settings.sources.get("blocks", "").startswith("default")
+    size = max(settings.blocks) if blocks_given else DEFAULT_SIZE
     pattern = settings.pattern.of(run.placement.ranks, size)
     memories = dict.fromkeys(each for each in settings.memory if not each.stored)
     return [
@@ -79,10 +79,10 @@ class PatternLaunches:
                 self._found[kind] = self._measure(kind)
             except NixlPluginError as error:
                 self._found[kind] = error
-        found = self._found[kind]
-        if isinstance(found, NixlPluginError):
-            raise found
-        return found
+        samples = self._found[kind]
+        if isinstance(samples, NixlPluginError):
+            raise samples
+        return samples
 
     def versions(self, kind: PatternKind) -> Mapping[str, str]:
         """Return the versions that the workers of a kind reported."""
@@ -92,7 +92,7 @@ class PatternLaunches:
         ranks = kind.pattern.ranks
         if not self._cluster.several:
             _require_room(kind)
-        same = [each for each in self._settings.agents if each.variant(kind.backend, BACKENDS[kind.backend].PLUGIN)
+        same = [agent for agent in self._settings.agents if agent.variant(kind.backend, BACKENDS[kind.backend].PLUGIN)
                 == kind.agent]  # fmt: skip
         flows = RankFlows(self._hosts(ranks), self._names(ranks), kind, self._settings, same[0])
         try:
@@ -104,8 +104,8 @@ class PatternLaunches:
     def _hosts(self, ranks: int) -> list[Host]:
         if self._cluster.several:
             return list(self._cluster.hosts[:ranks])
-        own = own_variables(self._settings.programs, memory=self._settings.memory)
-        return [LocalHost(supervisor(), rank, own=own) for rank in range(ranks)]
+        variables = own_variables(self._settings.programs, memory=self._settings.memory)
+        return [LocalHost(supervisor(), rank, own=variables) for rank in range(ranks)]
 
     def _names(self, ranks: int) -> list[str]:
         return self._cluster.names[:ranks] if self._cluster.several else [f"rank {rank}" for rank in range(ranks)]
@@ -113,11 +113,11 @@ class PatternLaunches:
 
 def _require_room(kind: PatternKind) -> None:
     ends = (kind.memory.initiator, kind.memory.target).count("DRAM")
-    wanted = ends * kind.depth * sum(flow.size for flow in kind.pattern.flows)
+    needed = ends * kind.depth * sum(flow.size for flow in kind.pattern.flows)
     free = available_memory(FactsRoot())
-    if free is not None and free.size < wanted:
+    if free is not None and free.size < needed:
         raise NixlPluginError(
-            f"the buffers of {kind.pattern} need {in_bytes(wanted)}, but {free} are available on this host",
+            f"the buffers of {kind.pattern} need {in_bytes(needed)}, but {free} are available on this host",
             "give a smaller --nixl-blocks, fewer ranks, or a matrix of smaller sizes",
         )
 
@@ -147,13 +147,13 @@ def judge_culprit_of_pattern(kind: PatternKind, launches: PatternLaunches, clust
     """
     if not cluster.several:
         raise NotApplicableError("this run has only one rank", f"start ranks on at least {LEAST_HOSTS} hosts")
-    found = launches.samples(kind)
-    count = len(set(found.hosts))
+    samples = launches.samples(kind)
+    count = len(set(samples.hosts))
     if count < LEAST_HOSTS:
         raise NotApplicableError(
             f"the ranks are on {count} host{'' if count == 1 else 's'}, and a rank is compared with two others",
             f"start ranks on at least {LEAST_HOSTS} hosts",
         )
     size = max(flow.size for flow in kind.pattern.flows)
-    again = paired_again(found.hosts, size)
-    return judge_pattern_culprit(found.only(again) or launches.samples(replace(kind, pattern=again)))
+    again = paired_again(samples.hosts, size)
+    return judge_pattern_culprit(samples.only(again) or launches.samples(replace(kind, pattern=again)))

@@ -24,7 +24,7 @@ def pattern_figures(samples: PatternSamples) -> list[Figure]:
     labels = {"backend": kind.backend, "op": kind.op, "memory": kind.memory, "pattern": kind.pattern_text}
     values = {
         "pattern-bandwidth": samples.total,
-        "pattern-share": min(each.ratio for each in samples.flows),
+        "pattern-share": min(flow.ratio for flow in samples.flows),
         "pattern-jain": jain(list(samples.rates(TOGETHER).values())),
     }
     return [Figure.of(name, value, labels) for name, value in values.items()]
@@ -75,26 +75,28 @@ def judge_fairness(samples: PatternSamples) -> Judgement:
     """
     if (corrupt := corrupt_flow(samples)) is not None:
         return corrupt
-    words = f"{samples.kind.words}: {describe(samples)}"
+    description = f"{samples.kind.words}: {describe(samples)}"
     starved = starving(samples.flows)
     collapsed = collapsing(samples)
     if starved is None and collapsed is None:
-        return Judgement(Verdict.PASS, words)
+        return Judgement(Verdict.PASS, description)
     if starved is not None:
         fault = f"the flow {starved} starves in each of {len(samples.flows[0].together)} repetitions"
     else:
         fault = f"the flows that rank {collapsed} receives are slower together than one of them alone"
     if samples.disturbed > DISTURBED_CORES:
         took = f"other processes used up to {samples.disturbed:.1f} of the cores that the ranks need"
-        return Judgement(Verdict.INCONCLUSIVE, f"{words}; {fault}, but {took}", BUSY)
+        return Judgement(Verdict.INCONCLUSIVE, f"{description}; {fault}, but {took}", BUSY)
     if starved is None:
-        return Judgement(Verdict.WARN, f"{words}; {fault}", _COLLAPSES)
-    return Judgement(Verdict.WARN, f"{words}; {fault}", OWN_GPU if gpus_shared_by(samples, [starved]) else _STARVES)
+        return Judgement(Verdict.WARN, f"{description}; {fault}", _COLLAPSES)
+    return Judgement(
+        Verdict.WARN, f"{description}; {fault}", OWN_GPU if gpus_shared_by(samples, [starved]) else _STARVES
+    )
 
 
 def corrupt_flow(samples: PatternSamples) -> Judgement | None:
     """Return CORRUPT if a byte of a flow is wrong; None: all are right."""
-    wrong = next((each for each in samples.flows if each.corruption is not None), None)
+    wrong = next((flow for flow in samples.flows if flow.corruption is not None), None)
     if wrong is None:
         return None
     return Judgement(
@@ -109,7 +111,7 @@ def describe(samples: PatternSamples) -> str:
     alone, together = samples.rates(ALONE), samples.rates(TOGETHER)
     least, most = min(together, key=lambda flow: together[flow]), max(together.values())
     fastest = max(alone.values())
-    shares = [each.ratio for each in samples.flows]
+    shares = [flow.ratio for flow in samples.flows]
     return (
         f"{gigabytes(samples.total)} GB/s together, {samples.total / fastest:.2f} of the fastest flow alone "
         f"({gigabytes(fastest)} GB/s); from {gigabytes(together[least])} ({least}) to {gigabytes(most)} GB/s, Jain's "
@@ -120,7 +122,7 @@ def describe(samples: PatternSamples) -> str:
 
 def slowed_by(samples: PatternSamples) -> str:
     """Return which slowed flows share a full end, as the end of a sentence; empty: no flow is slowed."""
-    slowed = dict.fromkeys(each.flow for each in samples.flows if each.ratio < SLOWED)
+    slowed = dict.fromkeys(flow.flow for flow in samples.flows if flow.ratio < SLOWED)
     if not slowed:
         return ""
     alone, together = samples.rates(ALONE), samples.rates(TOGETHER)
@@ -133,13 +135,13 @@ def slowed_by(samples: PatternSamples) -> str:
             full = len(mine) > 1 and sum(together[flow] for flow in mine) >= FULL * max(alone[flow] for flow in mine)
             if full and (shared := [flow for flow in mine if flow in slowed]):
                 groups[f"share what rank {rank} {does} through"] = shared
-    said = [f"{_listed(flows)} {what}" for what, flows in groups.items()]
+    causes = [f"{_listed(flows)} {cause}" for cause, flows in groups.items()]
     explained = {flow for flows in groups.values() for flow in flows}
-    rest = [flow for flow in slowed if flow not in explained]
-    shown = said[:_MOST_GROUPS] + ([f"and {len(said) - _MOST_GROUPS} more"] if len(said) > _MOST_GROUPS else [])
-    if rest:
-        why = gpus_shared_by(samples, rest) or "they share the network between, or processors"
-        shown.append(f"no end of {_listed(rest)} is full: {why}")
+    unexplained = [flow for flow in slowed if flow not in explained]
+    shown = causes[:_MOST_GROUPS] + ([f"and {len(causes) - _MOST_GROUPS} more"] if len(causes) > _MOST_GROUPS else [])
+    if unexplained:
+        reason = gpus_shared_by(samples, unexplained) or "they share the network between, or processors"
+        shown.append(f"no end of {_listed(unexplained)} is full: {reason}")
     return f"; {', '.join(shown)}"
 
 
@@ -154,19 +156,19 @@ def gpus_shared_by(samples: PatternSamples, flows: Sequence[Flow]) -> str:
     used = [[uuid for uuid in shared if uuid in _gpus(samples, flow)] for flow in flows]
     if not all(used):
         return ""
-    said = [f"ranks {_listed(ranks[uuid])} share {samples.gpus[ranks[uuid][0]]}" for uuid in shared
+    sentences = [f"ranks {_listed(ranks[uuid])} share {samples.gpus[ranks[uuid][0]]}" for uuid in shared
             if any(uuid in each for each in used)]  # fmt: skip
-    return f"{_listed(said)}, and processes on one GPU take turns unless NVIDIA MPS runs: {OWN_GPU}"
+    return f"{_listed(sentences)}, and processes on one GPU take turns unless NVIDIA MPS runs: {OWN_GPU}"
 
 
 def _gpus(samples: PatternSamples, flow: Flow) -> dict[str, list[int]]:
     """Return the GPUs that a flow uses, by UUID, and the ranks that use them for it."""
     ends = zip(samples.kind.pair(flow), (samples.kind.memory.initiator, samples.kind.memory.target), strict=True)
-    found: dict[str, list[int]] = {}
+    ranks_of_gpu: dict[str, list[int]] = {}
     for rank, memory in ends:
         if memory == "VRAM":
-            found.setdefault(samples.gpus[rank].uuid, []).append(rank)
-    return found
+            ranks_of_gpu.setdefault(samples.gpus[rank].uuid, []).append(rank)
+    return ranks_of_gpu
 
 
 def starving(flows: Sequence[FlowSamples]) -> Flow | None:
@@ -176,7 +178,7 @@ def starving(flows: Sequence[FlowSamples]) -> Flow | None:
     """
     found: set[Flow] = set()
     for number in range(len(flows[0].together)):
-        shares = {each.flow: each.rates(TOGETHER)[number] / each.rate(ALONE) for each in flows}
+        shares = {flow.flow: flow.rates(TOGETHER)[number] / flow.rate(ALONE) for flow in flows}
         least = min(shares, key=lambda flow: shares[flow])
         if shares[least] >= STARVED * median(shares.values()):
             return None
@@ -191,9 +193,9 @@ def collapsing(samples: PatternSamples) -> int | None:
     """
     for rank in range(samples.kind.pattern.ranks):
         mine = [
-            each
-            for each in samples.flows
-            if each.flow.target == rank and samples.hosts[each.flow.source] != samples.hosts[rank]
+            flow
+            for flow in samples.flows
+            if flow.flow.target == rank and samples.hosts[flow.flow.source] != samples.hosts[rank]
         ]
         sources = {samples.hosts[each.flow.source] for each in mine}
         if len(sources) < 2:

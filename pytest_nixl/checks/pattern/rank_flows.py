@@ -80,14 +80,14 @@ class FlowStep:
             if report is not None
             for number, transfers, seconds in report["windows"]
         }
-        found = {flow: windows.get(posts[flow], []) for flow in self.flows}
-        for flow, of_flow in found.items():
+        flow_windows = {flow: windows.get(posts[flow], []) for flow in self.flows}
+        for flow, of_flow in flow_windows.items():
             if len(of_flow) != len(self.durations) or not all(reports.get(rank) for rank in flow.ranks):
                 raise WorkerError(
                     f"rank {posts[flow][0]} did not report {len(self.durations)} windows of the flow {flow}",
                     SAME_VERSION,
                 )
-        return MeasuredFlows(found, {rank: reports[rank]["contention"] for rank in self.ranks})
+        return MeasuredFlows(flow_windows, {rank: reports[rank]["contention"] for rank in self.ranks})
 
 
 #: How often each flow is measured alone, and all together, in turn.
@@ -153,8 +153,8 @@ class RankFlows:
         self._runs = itertools.count(random.getrandbits(48))
         self._places = self._placed()
         environment: dict[str, str | None] = {"NIXL_ETCD_ENDPOINTS": None}
-        wanted = self._backend.environment(os.environ)
-        environment |= {name: value for name, value in wanted.items() if name not in os.environ}
+        variables = self._backend.environment(os.environ)
+        environment |= {name: value for name, value in variables.items() if name not in os.environ}
         self._workers: list[Worker] = []
         self._gpus: list[LinkGpu] = []  # of each rank, if the flows use GPU memory
         try:
@@ -262,13 +262,13 @@ class RankFlows:
     def _placed(self) -> dict[Flow, _FlowPlace]:
         """Return where the bytes of each flow lie: behind those of the flows before it."""
         used: dict[tuple[str, int], int] = {}
-        found = {}
+        places = {}
         for flow in self._flows:
             source, target = used.get(("out", flow.source), 0), used.get(("in", flow.target), 0)
-            found[flow] = _FlowPlace(source, target)
+            places[flow] = _FlowPlace(source, target)
             used["out", flow.source] = source + flow.size * self._kind.depth
             used["in", flow.target] = target + flow.size * self._kind.depth
-        return found
+        return places
 
     def _prepared(self, agent_options: AgentOptions) -> list[_PatternRank]:
         """Create an agent for each rank, and its buffers."""
@@ -277,8 +277,8 @@ class RankFlows:
         devices = [0] * len(self._workers)
         if kind.memory.on_gpu:
             for number, worker in enumerate(self._workers):
-                seen = gpus(worker, kind.memory)
-                self._gpus.append(seen[number % len(seen) if local else 0])
+                visible = gpus(worker, kind.memory)
+                self._gpus.append(visible[number % len(visible) if local else 0])
                 devices[number] = self._gpus[number].number
                 worker.call("activate", device=devices[number])
         agents = NixlAgent.within_each(
@@ -293,17 +293,17 @@ class RankFlows:
         received = [sum(flow.size for flow in self._flows if flow.target == rank) for rank in range(len(agents))]
         outgoing = self._allocated(agents, sent, source, devices)
         incoming = self._allocated(agents, received, target, devices)
-        return [_PatternRank(*each) for each in zip(agents, outgoing, incoming, strict=True)]
+        return [_PatternRank(*parts) for parts in zip(agents, outgoing, incoming, strict=True)]
 
     def _allocated(
         self, agents: Sequence[NixlAgent], sizes: Sequence[int], memory: str, devices: Sequence[int]
     ) -> list[Buffer | None]:
         """Return a registered buffer of each agent; None where the size of one transfer of all its flows is 0."""
-        asked = [
+        pending = [
             self._request_buffer(agent, size * self._kind.depth, memory, device) if size else None
             for agent, size, device in zip(agents, sizes, devices, strict=True)
         ]
-        buffers = [None if each is None else each.result() for each in asked]
+        buffers = [None if each is None else each.result() for each in pending]
         for agent, buffer in zip(agents, buffers, strict=True):
             if buffer is not None:
                 agent.register(buffer)
@@ -319,7 +319,7 @@ class RankFlows:
 
     def _prepare(self, numbers: Sequence[int]) -> None:
         """Prepare the transfers that some ranks post."""
-        for number, endpoint in zip(numbers, results([self._request_flows(each) for each in numbers]), strict=True):
+        for number, endpoint in zip(numbers, results([self._request_flows(number) for number in numbers]), strict=True):
             self._ranks[number].endpoint = endpoint
 
     def _request_flows(self, number: int) -> Pending:
@@ -365,20 +365,20 @@ class RankFlows:
 
     def _flow_parts(self, seeds: dict[Flow, int], *, arriving: bool) -> list[_FlowParts]:
         """Return each buffer from which flows leave, or at which they arrive, and the part of each of its flows."""
-        found: dict[int, dict[Flow, Part]] = {}
+        parts_of_rank: dict[int, dict[Flow, Part]] = {}
         for flow, seed in seeds.items():
             place = self._places[flow]
             rank, offset = (flow.target, place.target) if arriving else (flow.source, place.source)
-            found.setdefault(rank, {})[flow] = seed, offset, flow.size * self._kind.depth
-        buffers = [each.incoming if arriving else each.outgoing for each in self._ranks]
-        return [(buffer, found[rank]) for rank, buffer in enumerate(buffers) if buffer is not None]
+            parts_of_rank.setdefault(rank, {})[flow] = seed, offset, flow.size * self._kind.depth
+        buffers = [rank.incoming if arriving else rank.outgoing for rank in self._ranks]
+        return [(buffer, parts_of_rank[rank]) for rank, buffer in enumerate(buffers) if buffer is not None]
 
     def _compare(self, phase: str, seeds: dict[Flow, int], corruption: dict[Flow, Corruption]) -> None:
         """Compare every byte at the target of each flow, and keep the first corruption of each."""
         targets = self._flow_parts(seeds, arriving=True)
         answers = results([buffer.compare_parts(list(parts.values())) for buffer, parts in targets])
-        for (buffer, parts), found in zip(targets, answers, strict=True):
-            for flow, wrong in zip(parts, buffer.compared(found, len(parts)), strict=True):
+        for (buffer, parts), comparison in zip(targets, answers, strict=True):
+            for flow, wrong in zip(parts, buffer.compared(comparison, len(parts)), strict=True):
                 if wrong is not None:
                     corruption.setdefault(flow, Corruption(phase=phase, **wrong))
 
@@ -393,8 +393,8 @@ class RankFlows:
         # The first transfers also connect. Of the others the fastest counts: another process may hold one up.
         tried = self._run([replace(step, durations=(0.0,) * (1 + _TRIALS)) for step in steps])
         timed = []
-        for step, found in zip(steps, tried, strict=True):
-            slowest = max(min(seconds for _, seconds in windows[1:]) for windows in found.windows.values())
+        for step, trial in zip(steps, tried, strict=True):
+            slowest = max(min(seconds for _, seconds in windows[1:]) for windows in trial.windows.values())
             least = max(self._settings.duration, LEAST_SECONDS, LEAST_TURNS * slowest)
             duration = min(least, self._settings.timeout / 4)
             timed.append(replace(step, durations=(_WARM_UP * duration, duration)))
@@ -407,10 +407,10 @@ class RankFlows:
         contention: dict[str, dict[Flow, float]],
     ) -> None:
         """Measure each step once, and add the windows and the cores that other processes took, by load and flow."""
-        for step, found in zip(steps, self._run(steps), strict=True):
-            for flow, measured in found.windows.items():
+        for step, answer in zip(steps, self._run(steps), strict=True):
+            for flow, measured in answer.windows.items():
                 windows[step.load].setdefault(flow, []).append(measured[-1])
-                most = max(found.contention[rank] for rank in flow.ranks)
+                most = max(answer.contention[rank] for rank in flow.ranks)
                 contention[step.load][flow] = max(contention[step.load].get(flow, 0.0), most)
 
     def _run(self, steps: Sequence[FlowStep]) -> list[MeasuredFlows]:
@@ -433,12 +433,14 @@ class RankFlows:
             for rank in [first, *(rank for rank in used if rank != first)]
         ]
         results(requests[1:], serving=requests[:1])
-        asked = [self._ranks[rank].worker.request("flows_report", endpoint=self._ranks[rank].endpoint) for rank in used]
-        reports = results(asked)
+        pending = [
+            self._ranks[rank].worker.request("flows_report", endpoint=self._ranks[rank].endpoint) for rank in used
+        ]
+        reports = results(pending)
         if any(len(report) != len(steps) for report in reports):
             raise WorkerError("a rank did not report each step of a traffic pattern", SAME_VERSION)
-        told = [dict(zip(used, of_step, strict=True)) for of_step in zip(*reports, strict=True)]
-        return [step.measured(of_step, self._posts) for step, of_step in zip(steps, told, strict=True)]
+        answers = [dict(zip(used, of_step, strict=True)) for of_step in zip(*reports, strict=True)]
+        return [step.measured(of_step, self._posts) for step, of_step in zip(steps, answers, strict=True)]
 
     def _parts(self, step: FlowStep) -> dict[int, dict[str, Any]]:
         """Return what each rank does in a step, for ranks that have a part in it."""
@@ -469,7 +471,7 @@ class RankFlows:
         """
         if rank != first:
             return {"coordinator": self._ranks[first].agent.name, "members": []}
-        return {"coordinator": "", "members": [self._ranks[each].agent.name for each in ranks if each != first]}
+        return {"coordinator": "", "members": [self._ranks[rank].agent.name for rank in ranks if rank != first]}
 
     def _first(self, group: Sequence[Flow], ranks: Sequence[int]) -> int:
         """Return the coordinator of a group: of one flow the rank that does not post, else that of all."""
@@ -480,7 +482,11 @@ class RankFlows:
     def _beside(self, rank: int, ranks: Iterable[int]) -> list[int]:
         """Return the pids of the processes of other ranks on the host of a rank."""
         hosts = self._hosts()
-        return [self._ranks[each].worker.pid for each in ranks if each != rank and hosts[each] == hosts[rank]]
+        return [
+            self._ranks[neighbour].worker.pid
+            for neighbour in ranks
+            if neighbour != rank and hosts[neighbour] == hosts[rank]
+        ]
 
     def _reported(self) -> dict[Flow, tuple[tuple[str, ...], str]]:
         """Return the transports of each flow and UCX's word for its protocol; nothing if its initiator has partners on

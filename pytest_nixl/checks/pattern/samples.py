@@ -176,11 +176,11 @@ class PatternSamples:
 
     @cached_property
     def _by_flow(self) -> dict[Flow, FlowSamples]:
-        return {each.flow: each for each in self.flows}
+        return {flow.flow: flow for flow in self.flows}
 
     def rates(self, load: str) -> dict[Flow, float]:
         """Return the bytes per second of each flow."""
-        return {each.flow: each.rate(load) for each in self.flows}
+        return {flow.flow: flow.rate(load) for flow in self.flows}
 
     @property
     def total(self) -> float:
@@ -190,7 +190,7 @@ class PatternSamples:
     @property
     def disturbed(self) -> float:
         """The largest contention of any flow, in cores."""
-        return max((cores for each in self.flows for _, cores in each.contention), default=0.0)
+        return max((cores for flow in self.flows for _, cores in flow.contention), default=0.0)
 
 
 def jain(values: Sequence[float]) -> float:

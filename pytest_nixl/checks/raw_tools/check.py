@@ -44,7 +44,7 @@ def compare(kind: RowKey, run: Run, cluster: Cluster, profile: Profile) -> tuple
             f"no row of {kind.backend} {kind.op} {kind.memory} with batch 1 and --nixl-footprint=row was measured"
         ), ()
     tool = RAW_TOOLS[kind.backend]
-    found: list[RawComparison] = []
+    comparisons: list[RawComparison] = []
     fault: Judgement | None = None
     for ranks, chosen in _chosen(rows, profile).items():
         hosts = cluster.hosts[ranks[0]], cluster.hosts[ranks[1]]
@@ -52,25 +52,25 @@ def compare(kind: RowKey, run: Run, cluster: Cluster, profile: Profile) -> tuple
         with RawPair(tool, hosts, _address(cluster, ranks), *limits) as pair:
             if pair.missing:
                 return _not_applicable(f"{pair.missing} was not found: {TOOLS[tool.NAME]}"), ()
-            if why := pair.cannot(kind.memory):
-                return _not_applicable(why), ()
+            if obstacle := pair.cannot(kind.memory):
+                return _not_applicable(obstacle), ()
             try:
-                found += [_beside(pair, key, result, profile) for key, result in chosen.items()]
+                comparisons += [_beside(pair, key, result, profile) for key, result in chosen.items()]
             except ToolError as error:
-                wanted = any(_wanted(key, result, profile) for key, result in chosen.items())
-                verdict = Verdict.UNKNOWN if wanted else Verdict.WARN
+                required = any(_wanted(key, result, profile) for key, result in chosen.items())
+                verdict = Verdict.UNKNOWN if required else Verdict.WARN
                 fault = Judgement(
                     verdict, f"no raw figure to compare with: {error.reason}", f"{error.remedy}\n{error.detail}"
                 )
                 break
-    for one in found:
-        if one.failed:
-            run.found.explain(one.key, judge_ratio(one).reason.partition(": ")[2])
-    judgement = judge_raw(found) if found else fault
+    for comparison in comparisons:
+        if comparison.failed:
+            run.found.explain(comparison.key, judge_ratio(comparison).reason.partition(": ")[2])
+    judgement = judge_raw(comparisons) if comparisons else fault
     assert judgement is not None
     if fault is not None and judgement.verdict is not Verdict.FAIL:
         judgement = fault
-    return judgement, tuple(one.ratio for one in found)
+    return judgement, tuple(comparison.ratio for comparison in comparisons)
 
 
 def _beside(pair: RawPair, key: RowKey, result: Result, profile: Profile) -> RawComparison:
@@ -109,9 +109,9 @@ def _chosen(rows: Mapping[RowKey, Result], profile: Profile) -> dict[tuple[int, 
     pairs: dict[tuple[int, int], list[RowKey]] = {}
     for key in sorted(rows, key=lambda key: key.block):
         pairs.setdefault(key.pair, []).append(key)
-    first, *others = sorted(pairs)
+    first, *further = sorted(pairs)
     chosen = {first: few(pairs[first], lambda key: _wanted(key, rows[key], profile))}
-    for pair in others:
+    for pair in further:
         if len(chosen) < MOST_PAIRS and (bad := [key for key in pairs[pair] if _failed(rows[key])]):
             chosen[pair] = bad[-1:]
     return {pair: {key: rows[key] for key in keys} for pair, keys in chosen.items()}

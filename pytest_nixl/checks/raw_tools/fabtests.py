@@ -52,12 +52,16 @@ class FiRmaBw:
         if not lines:
             return None
         last = lines[-1]
-        size, each, said = int(last["size"]) * _FACTOR[last["unit"]], float(last["each"]), float(last["mb"]) * _MB
-        if each > 1 and abs(size / each * 1e6 - said) > 0.02 * said + 0.01 * _MB:
+        size, count, printed_rate = (
+            int(last["size"]) * _FACTOR[last["unit"]],
+            float(last["each"]),
+            float(last["mb"]) * _MB,
+        )
+        if count > 1 and abs(size / count * 1e6 - printed_rate) > 0.02 * printed_rate + 0.01 * _MB:
             raise ValueError(
-                f"contradictory figures: {size} bytes in {each:g} us are not {last['mb']} MB/s of 10^6 bytes"
+                f"contradictory figures: {size} bytes in {count:g} us are not {last['mb']} MB/s of 10^6 bytes"
             )
-        return RawToolLine(0, said)
+        return RawToolLine(0, printed_rate)
 
     def version(self, text: str) -> str:
         """Return an empty string: it prints no version."""

@@ -55,9 +55,9 @@ class RawComparison:
 
 def judge_raw(beside: Sequence[RawComparison]) -> Judgement:
     """Judge one kind of link: the worst verdict of its rows, with the reasons of all rows that have it."""
-    each = [judge_ratio(one) for one in beside]
-    worst = most_severe(each)
-    reasons = dict.fromkeys(one.reason for one in each if one.verdict is worst.verdict)
+    judgements = [judge_ratio(comparison) for comparison in beside]
+    worst = most_severe(judgements)
+    reasons = dict.fromkeys(comparison.reason for comparison in judgements if comparison.verdict is worst.verdict)
     return replace(worst, reason="; ".join(reasons))
 
 
@@ -70,14 +70,16 @@ def judge_ratio(one: RawComparison) -> Judgement:
     all other cases it is PASS.
     """
     row, raw = one.key.words, one.ratio.raw
-    wanted = one.failed or one.bound is not None
+    required = one.failed or one.bound is not None
     if not one.ratio.comparable:
         over = " and ".join(raw.transports) or "a transport that it does not report"
         reason = f"{row}: {raw.words} used {over} and NIXL did not, so the two cannot be compared"
-        return Judgement(Verdict.UNKNOWN if wanted else Verdict.NOT_APPLICABLE, reason, _OTHERWISE if wanted else "")
+        return Judgement(
+            Verdict.UNKNOWN if required else Verdict.NOT_APPLICABLE, reason, _OTHERWISE if required else ""
+        )
     nixl, theirs = rate(one.ratio.nixl), rate(raw.value)
     figures = f"{raw.words} moves {theirs} over the same transport ({'+'.join(raw.transports)})"
-    if wanted and raw.others > DISTURBED_CORES:
+    if required and raw.others > DISTURBED_CORES:
         reason = (
             f"{row}: NIXL moves {nixl} and {figures}, but other processes used {raw.others:.1f} of the raw tool's cores"
         )

@@ -93,12 +93,12 @@ class RawPair:
             server.wait(self._timeout)
         text = client.output()
         library = {"UCX": "ucx", "LIBFABRIC": "libfabric"}[key.backend]
-        found = self.client.versions.get(library, "")
+        version = self.client.versions.get(library, "")
         return RawMeasurement(
             tool=self._tool.NAME,
             test=self._tool.test(key.op),
             value=line.value,
-            version=self._tool.version(text) or (found and f"{library} {found}"),
+            version=self._tool.version(text) or (version and f"{library} {version}"),
             transports=self._tool.transports(text, key, transports),
             others=others_beside(client, server) or 0.0,
         )

@@ -62,9 +62,9 @@ class UcxPerftest:
         seconds = float(last["overall"]) / 1e6
         if seconds <= 0:
             raise ValueError(f"the time per message is 0: {last[0].strip()!r}")
-        value, said = block / seconds, float(last["mb"]) * _MIB
+        value, printed_rate = block / seconds, float(last["mb"]) * _MIB
         # Allow for rounding: it prints 2 decimals of MB/s and 3 of microseconds.
-        if abs(value - said) > 0.02 * value + 0.01 * _MIB + value * 0.0005e-6 / seconds:
+        if abs(value - printed_rate) > 0.02 * value + 0.01 * _MIB + value * 0.0005e-6 / seconds:
             raise ValueError(
                 f"contradictory figures: {block} bytes in {last['overall']} us are not {last['mb']} MB/s of 2^20 bytes"
             )
@@ -72,8 +72,8 @@ class UcxPerftest:
 
     def version(self, text: str) -> str:
         """Return the version that UCX prints."""
-        found = _VERSION.search(text)
-        return f"UCX {found[1]}" if found else ""
+        match = _VERSION.search(text)
+        return f"UCX {match[1]}" if match else ""
 
     def transports(self, text: str, key: RowKey, asked: Sequence[str]) -> tuple[str, ...]:
         """Return the transports of the protocol table, if this version prints it; else those of its lanes."""

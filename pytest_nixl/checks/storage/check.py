@@ -236,7 +236,9 @@ class _Attempt:
         self._tried = True
         for trial in _trials(self._options.parameters_of(self._name), self._client):
             told = BackendParameter(self._name, trial.parameter, trial.value)
-            others = (each for each in self._options.parameters if (each.backend, each.name) != told[:2])
+            others = (
+                parameter for parameter in self._options.parameters if (parameter.backend, parameter.name) != told[:2]
+            )
             options = replace(self._options, parameters=tuple(sorted((*others, told))))
             with contextlib.suppress(_RefusedError):
                 if self._by_nixl(options, self._watch.passed + TRIAL_SECONDS) is None:

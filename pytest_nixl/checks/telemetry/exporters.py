@@ -108,9 +108,9 @@ class TelemetrySink:
 
 def _counts_of(agent: str, samples: Sequence[MetricSample], place: str) -> dict[str, float]:
     """Return the counters and histogram sums of one agent. Series that differ only in other labels are added."""
-    own = [each for each in samples if each.labels.get("agent_name") == agent]
+    own = [sample for sample in samples if sample.labels.get("agent_name") == agent]
     if not own:
-        others = sorted({each.labels["agent_name"] for each in samples if "agent_name" in each.labels})
+        others = sorted({sample.labels["agent_name"] for sample in samples if "agent_name" in sample.labels})
         has = f"it has those of {', '.join(map(printable, others))}" if others else "it has those of no agent"
         raise UnreadableTelemetryError(f"{place} has no metrics of agent {agent}: {has}")
     found: dict[str, float] = {}

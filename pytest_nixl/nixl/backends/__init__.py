@@ -70,8 +70,8 @@ def _accept(extension: Extension, loaded: Any) -> Backend:
         raise extension.fault(f"is no backend: it lacks {', '.join(lacking)}")
     if extension.name != backend.NAME:
         raise extension.fault(f"has another name in its code, NAME = {backend.NAME!r}")
-    made: Backend = backend
-    return made
+    accepted: Backend = backend
+    return accepted
 
 
 _OWN: tuple[Backend, ...] = (ucx.BACKEND, libfabric.BACKEND, posix.BACKEND, *map(ObjectBackend, OBJECT_PLUGINS))
@@ -118,15 +118,17 @@ def with_driver_standin(names: Sequence[str], environ: Mapping[str, str] = os.en
     """
     if driver_standin.refusal(environ) or environ.get(libraries.DRIVER.variable):
         return ()
-    finder, found = libraries.Finder(environ), []
+    finder, missing = libraries.Finder(environ), []
     for name in names:
         plugin = libraries.find_plugin(environ, "", PACKAGES, f"libplugin_{plugin_of(name)}.so")
-        wanted = dict(libraries.needed(plugin)) if plugin else {}
-        if libraries.DRIVER not in wanted or finder.found(libraries.DRIVER, wanted[libraries.DRIVER]):
+        libraries_needed = dict(libraries.needed(plugin)) if plugin else {}
+        if libraries.DRIVER not in libraries_needed or finder.found(
+            libraries.DRIVER, libraries_needed[libraries.DRIVER]
+        ):
             continue
-        if libraries.FABRIC not in wanted or libfabric.is_released(finder, plugin):
-            found.append(name)
-    return tuple(found)
+        if libraries.FABRIC not in libraries_needed or libfabric.is_released(finder, plugin):
+            missing.append(name)
+    return tuple(missing)
 
 
 def shake_hands(names: Sequence[str]) -> bool:

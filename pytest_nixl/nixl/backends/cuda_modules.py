@@ -81,12 +81,12 @@ def lacking(versions: Mapping[str, str]) -> str:
 
 def remedy(lacks: str) -> str:
     """Return how to provide the libraries that :func:`lacking` names."""
-    return "; ".join(words for name, words in REMEDIES.items() if name in lacks)
+    return "; ".join(advice for name, advice in REMEDIES.items() if name in lacks)
 
 
 def _modules(plugin: str, package: str, environ: Mapping[str, str]) -> list[Path]:
     """Return UCX's CUDA modules in UCX_MODULE_DIR, or beside the UCX of a wheel of NIXL."""
     named = environ.get("UCX_MODULE_DIR")
     folder = Path(named) if named else Path(plugin).parents[2] / f"{package.replace('-', '_')}.libs" / "ucx"
-    found = (sorted(folder.glob(f"{name}.so*")) for name in _MODULES)
-    return [files[0] for files in found if files]
+    file_lists = (sorted(folder.glob(f"{name}.so*")) for name in _MODULES)
+    return [files[0] for files in file_lists if files]

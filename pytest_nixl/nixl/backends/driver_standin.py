@@ -38,8 +38,8 @@ def real_driver(root: str = "") -> str:
 
     :param root: the root of the file system; empty: this host's.
     """
-    found = (path for pattern in _OF_A_DRIVER for path in sorted(glob.glob(os.path.join(root or _ROOT, pattern))))
-    return next(found, "")
+    paths = (path for pattern in _OF_A_DRIVER for path in sorted(glob.glob(os.path.join(root or _ROOT, pattern))))
+    return next(paths, "")
 
 
 def refusal(environ: Mapping[str, str], *, root: str = "", machine: str = "") -> str:
@@ -50,8 +50,8 @@ def refusal(environ: Mapping[str, str], *, root: str = "", machine: str = "") ->
     :param machine: the processor, such as ``x86_64``; empty: this host's.
     """
     machine = machine or platform.machine()
-    if found := real_driver(root):
-        return f"no stand-in is used for it, because this host has an NVIDIA driver ({found})"
+    if driver := real_driver(root):
+        return f"no stand-in is used for it, because this host has an NVIDIA driver ({driver})"
     if environ.get(DRIVER_STANDIN) == "never":
         return f"no stand-in is used for it, because GPU memory is asked for or {DRIVER_STANDIN}=never"
     if not supported(machine):
@@ -69,17 +69,17 @@ def bound_functions(plugins: Sequence[str]) -> list[str]:
     from elftools.elf.dynamic import DynamicSegment
     from elftools.elf.elffile import ELFFile
 
-    found = set()
+    functions = set()
     for path in plugins:
         with open(path, "rb") as file:
             try:
-                segments = [each for each in ELFFile(file).iter_segments() if isinstance(each, DynamicSegment)]
+                segments = [segment for segment in ELFFile(file).iter_segments() if isinstance(segment, DynamicSegment)]
                 for symbol in (symbol for segment in segments for symbol in segment.iter_symbols()):
                     if symbol["st_shndx"] == "SHN_UNDEF" and _FUNCTION.fullmatch(symbol.name):
-                        found.add(symbol.name)
+                        functions.add(symbol.name)
             except ELFError as error:
                 raise ValueError(f"{path} is damaged: {error}") from None
-    return sorted(found)
+    return sorted(functions)
 
 
 def write_standin(directory: str, plugin: str) -> str:
@@ -92,12 +92,12 @@ def write_standin(directory: str, plugin: str) -> str:
     :raises OSError: it cannot be written.
     :raises ValueError: the plugin is damaged.
     """
-    beside = sorted(Path(plugin).parent.glob("libplugin_*.so"))
+    plugins = sorted(Path(plugin).parent.glob("libplugin_*.so"))
     # Named by the files that it is made for, because to read their symbols takes half a second.
-    files = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in beside]
+    files = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in plugins]
     path = os.path.join(directory, f"libcuda-standin-{zlib.crc32(repr(files).encode()):08x}.so.1")
     if not os.path.exists(path):
-        functions = bound_functions([str(path) for path in beside if SONAME.encode() in path.read_bytes()])
+        functions = bound_functions([str(path) for path in plugins if SONAME.encode() in path.read_bytes()])
         content = shared_object(SONAME, sorted({*functions, *_LOOKED_UP}), _NO_DEVICE, platform.machine())
         # Another worker may do the same: the name appears only when the content is complete.
         with tempfile.NamedTemporaryFile(dir=directory, delete=False) as file:

@@ -51,7 +51,7 @@ _SYMBOL_VERSION = re.compile(rb"\bFABRIC_(\d+)\.(\d+)\b")
 
 def symbol_versions(path: str) -> set[tuple[int, int]]:
     """Return the symbol versions FABRIC_x.y that a library defines or needs, as ``(x, y)``."""
-    return {(int(one), int(two)) for one, two in _SYMBOL_VERSION.findall(Path(path).read_bytes())}
+    return {(int(major), int(two)) for major, two in _SYMBOL_VERSION.findall(Path(path).read_bytes())}
 
 
 def check_released(candidates: Sequence[str], plugin: str | None, nixl: str) -> None:
@@ -69,10 +69,10 @@ def check_released(candidates: Sequence[str], plugin: str | None, nixl: str) -> 
     if any(UNRELEASED in symbol_versions(path) for path in candidates):
         return
     version = "FABRIC_{}.{}".format(*UNRELEASED)
-    here = f"{' and '.join(candidates)} lacks it" if candidates else "this host has no libfabric"
+    subject = f"{' and '.join(candidates)} lacks it" if candidates else "this host has no libfabric"
     raise LibraryError(
         f"LIBFABRIC of {nixl} needs symbol version {version} of libfabric.so.1, which no release of libfabric has: "
-        f"{here}",
+        f"{subject}",
         "in a clone run `tox -e validate-libfabric`, whose NIXL fits; or run `pip install --no-deps nixl==1.5.0 "
         "nixl-cu12==1.5.0`, whose plugin needs FABRIC_1.7; or use the image's own build of NIXL; or set "
         "PYTEST_NIXL_LIBFABRIC=/path/to/libfabric.so.1 to the build that the plugin was linked with",
@@ -96,17 +96,17 @@ def choose(candidates: Sequence[str], plugin: str | None, nixl: str) -> str:
     :param nixl: name and version of NIXL, for the message.
     :raises LibraryError: no candidate has all of them.
     """
-    wanted = symbol_versions(plugin) if plugin else set()
-    seen = []
+    versions_needed = symbol_versions(plugin) if plugin else set()
+    rejected = []
     for path in candidates:
-        missing = wanted - symbol_versions(path)
+        missing = versions_needed - symbol_versions(path)
         if not missing:
             return path
-        seen.append((path, ", ".join("FABRIC_{}.{}".format(*version) for version in sorted(missing))))
-    path, versions = seen[0]
-    others = "".join(f"; {other} lacks a needed version, too" for other, _ in seen[1:])
+        rejected.append((path, ", ".join("FABRIC_{}.{}".format(*version) for version in sorted(missing))))
+    path, versions = rejected[0]
+    further = "".join(f"; {other} lacks a needed version, too" for other, _ in rejected[1:])
     raise LibraryError(
-        f"{path} is too old for LIBFABRIC of {nixl}: it lacks the symbol version {versions}{others}",
+        f"{path} is too old for LIBFABRIC of {nixl}: it lacks the symbol version {versions}{further}",
         remedies(FABRIC),
     )
 
@@ -163,16 +163,16 @@ class LibfabricBackend:
         """Load the libraries that NIXL's plugin needs, and return the version and path of libfabric."""
         plugin = find_plugin(os.environ, Path("/proc/self/maps").read_text(), [nixl["nixl_package"]], PLUGIN)
         finder, name = Finder(os.environ), f"{nixl['nixl_package']} {nixl['nixl']}"
-        wanted = needed(plugin)
-        for library, soname in wanted:
+        libraries_needed = needed(plugin)
+        for library, soname in libraries_needed:
             if library is FABRIC:
                 check_released(finder.found(library, soname), plugin, name)
         chosen: dict[FoundLibrary, str] = {}
         recorded: dict[str, str] = {}
-        for library, soname in wanted:
-            candidates, told = locate(finder, library, soname, plugin)
+        for library, soname in libraries_needed:
+            candidates, origin = locate(finder, library, soname, plugin)
             chosen[library] = choose(candidates, plugin, name) if library is FABRIC else candidates[0]
-            recorded |= told
+            recorded |= origin
         loaded = {library: open_library(library, path, "LIBFABRIC of NIXL") for library, path in chosen.items()}
         if FABRIC not in loaded:
             return recorded

@@ -71,8 +71,8 @@ class _ProtocolTable:
 
     def suits(self, memory: MemoryPair) -> bool:
         """Return whether the table is about this memory; every type except ``host`` counts as GPU memory."""
-        wanted = (memory.initiator == "VRAM", memory.target == "VRAM")
-        return self.memory is None or tuple(kind != "host" for kind in self.memory) == wanted
+        on_gpu = (memory.initiator == "VRAM", memory.target == "VRAM")
+        return self.memory is None or tuple(kind != "host" for kind in self.memory) == on_gpu
 
 
 class UcxBackend:
@@ -106,13 +106,13 @@ class UcxBackend:
         recorded: dict[str, str] = {}
         for library, soname in needed(plugin) if plugin else ():
             try:
-                candidates, told = locate(finder, library, soname, plugin)
+                candidates, origin = locate(finder, library, soname, plugin)
             except LibraryError as error:
                 raise LibraryError(
                     error.reason, f"{error.remedy}; or install NIXL 0.10 or newer, whose UCX does not need it"
                 ) from None
             open_library(library, candidates[0], backend)
-            recorded |= told
+            recorded |= origin
         if plugin is None or driver_standin.RECORDED in recorded:
             return recorded
         return recorded | cuda_modules.load(finder, plugin, nixl["nixl_package"], backend)
@@ -166,7 +166,7 @@ def _range(log: str, op: str, block: int, memory: MemoryPair) -> _ProtocolRange 
     tables = [table for table in _tables(log, _OPERATIONS[op]) if table.suits(memory)]
     chosen = [table for table in tables if table.scope != "self"] or tables
     ranges = chosen[-1].ranges if chosen else ()
-    return next((each for each in ranges if each.first <= block <= each.last), None)
+    return next((candidate for candidate in ranges if candidate.first <= block <= candidate.last), None)
 
 
 def taken_for_host(log: str) -> str:
@@ -174,15 +174,15 @@ def taken_for_host(log: str) -> str:
 
     :param log: the stdout and stderr of a worker.
     """
-    found = _REFUSED.findall(log)
-    return str(found[-1]) if found else ""
+    refusals = _REFUSED.findall(log)
+    return str(refusals[-1]) if refusals else ""
 
 
 @lru_cache(maxsize=4)
 def _tables(log: str, operation: str) -> tuple[_ProtocolTable, ...]:
-    found: list[tuple[str, tuple[str, str] | None, list[_ProtocolRange]]] = []
+    tables: list[tuple[str, tuple[str, str] | None, list[_ProtocolRange]]] = []
     previous = ""
-    wanted = False
+    relevant = False
     for line in log.splitlines():
         # [time] [host:pid :thread]   | 0..inf | zero-copy   | 52% on tcp/lo and 48% on tcp/eth0 |
         cells = [cell.strip() for cell in line.split("|")[1:]]
@@ -191,19 +191,19 @@ def _tables(log: str, operation: str) -> tuple[_ProtocolTable, ...]:
         if len(cells) < 3:
             # A heading names the agent and the scope. The operation follows on the next line, or on the same line in
             # older releases.
-            wanted = cells[-1].startswith(operation)
-            if wanted:
-                told = _MEMORY.search(cells[-1])
-                memory = (told["here"], told["there"]) if told else None
-                found.append((_scope(cells[0] if len(cells) == 2 else previous), memory, []))
+            relevant = cells[-1].startswith(operation)
+            if relevant:
+                match = _MEMORY.search(cells[-1])
+                memory = (match["here"], match["there"]) if match else None
+                tables.append((_scope(cells[0] if len(cells) == 2 else previous), memory, []))
             previous = cells[-1]
-        elif wanted and (size := _RANGE.fullmatch(cells[0])):
-            found[-1][2].append(_ProtocolRange(*_limits(size), cells[1], tuple(_TRANSPORT.findall(cells[2]))))
-    return tuple(_ProtocolTable(scope, memory, tuple(ranges)) for scope, memory, ranges in found)
+        elif relevant and (size := _RANGE.fullmatch(cells[0])):
+            tables[-1][2].append(_ProtocolRange(*_limits(size), cells[1], tuple(_TRANSPORT.findall(cells[2]))))
+    return tuple(_ProtocolTable(scope, memory, tuple(ranges)) for scope, memory, ranges in tables)
 
 
 def _scope(heading: str) -> str:
-    return next((word for word in ("intra-node", "inter-node") if word in heading), "self")
+    return next((scope for scope in ("intra-node", "inter-node") if scope in heading), "self")
 
 
 def _limits(match: re.Match[str]) -> tuple[float, float]:

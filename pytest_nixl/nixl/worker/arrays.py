@@ -126,7 +126,9 @@ def _block(kind: str, shape: Sequence[int], strides: Sequence[int] | None, item:
     expected = item
     for step, length in sorted(zip(strides, shape, strict=True)) if strides is not None else ():
         if length > 1 and step != expected:
-            told = tuple(strides or ())
-            raise ValueError(f"this {kind} is not one block of memory (strides {told}): pass a contiguous copy")
+            given_strides = tuple(strides or ())
+            raise ValueError(
+                f"this {kind} is not one block of memory (strides {given_strides}): pass a contiguous copy"
+            )
         expected *= length
     return size

@@ -75,14 +75,14 @@ def _open(directory: str, *, direct: bool) -> tuple[int, bool]:
         with contextlib.suppress(OSError):
             return os.open(directory, os.O_TMPFILE | os.O_RDWR | flags, 0o600), bool(flags)
     # The file system does not support files without a name: create one and delete its name.
-    made, path = tempfile.mkstemp(prefix="pytest-nixl-", dir=directory)
+    descriptor, path = tempfile.mkstemp(prefix="pytest-nixl-", dir=directory)
     try:
         for flags in (os.O_DIRECT, 0) if direct else (0,):
             with contextlib.suppress(OSError):
                 return os.open(path, os.O_RDWR | flags), bool(flags)
     finally:
         os.unlink(path)
-        os.close(made)
+        os.close(descriptor)
     raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
@@ -92,12 +92,12 @@ def file_system(directory: str, mounts: str) -> str:
     :param directory: its absolute path.
     :param mounts: the text of ``/proc/self/mountinfo``.
     """
-    best, found = -1, "unknown"
+    best, kind = -1, "unknown"
     for line in mounts.splitlines():
         fields = line.split(" - ")
         if len(fields) != 2 or len(fields[0].split()) < 5:
             continue
         point = fields[0].split()[4].encode().decode("unicode_escape")
         if PurePath(directory).is_relative_to(point) and len(point) >= best:
-            best, found = len(point), fields[1].split()[0]
-    return found
+            best, kind = len(point), fields[1].split()[0]
+    return kind

@@ -38,8 +38,8 @@ def obstacle(environ: Mapping[str, str] = os.environ, proc: Path = Path("/proc")
     lacks = "" if capable else ", and this container or process lacks the capability SYS_PTRACE"
     if _forbidden():
         filtered = status.get("Seccomp") == str(_FILTERED)
-        who = "a seccomp filter (the container's) forbids" if filtered else "the kernel forbids"
-        return f"{who} process_vm_readv, with which cma reads the other process's memory{lacks}"
+        subject = "a seccomp filter (the container's) forbids" if filtered else "the kernel forbids"
+        return f"{subject} process_vm_readv, with which cma reads the other process's memory{lacks}"
     try:
         scope = int((proc / "sys/kernel/yama/ptrace_scope").read_text())
     except (OSError, ValueError):
@@ -52,9 +52,9 @@ def obstacle(environ: Mapping[str, str] = os.environ, proc: Path = Path("/proc")
 
 def _asked_for(transports: str) -> bool:
     """Return whether a value of UCX_TLS permits cma."""
-    words = {word.strip() for word in transports.removeprefix("^").split(",") if word.strip()}
-    named = bool(words & _HAVE_CMA)
-    return not named if transports.startswith("^") else named or not words
+    names = {word.strip() for word in transports.removeprefix("^").split(",") if word.strip()}
+    named = bool(names & _HAVE_CMA)
+    return not named if transports.startswith("^") else named or not names
 
 
 def _status(proc: Path) -> dict[str, str]:
@@ -68,7 +68,7 @@ def _status(proc: Path) -> dict[str, str]:
 def _forbidden() -> bool:
     """Return whether this process cannot even read its own memory with the system call that cma uses."""
     source, copy = ctypes.create_string_buffer(b"memory"), ctypes.create_string_buffer(6)
-    here, there = _Range(ctypes.addressof(copy), 6), _Range(ctypes.addressof(source), 6)
+    local, remote = _Range(ctypes.addressof(copy), 6), _Range(ctypes.addressof(source), 6)
     library = ctypes.CDLL(None, use_errno=True)
-    read = library.process_vm_readv(os.getpid(), ctypes.byref(here), 1, ctypes.byref(there), 1, 0)
+    read = library.process_vm_readv(os.getpid(), ctypes.byref(local), 1, ctypes.byref(remote), 1, 0)
     return read != 6 and ctypes.get_errno() in (errno.EPERM, errno.ENOSYS, errno.EACCES)

@@ -41,7 +41,7 @@ def serve_forks(channel: socket.socket, become_worker: Callable[[socket.socket, 
     alone = len(os.listdir("/proc/self/task")) == 1  # a process with threads cannot fork safely
     inherited = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is ignored, no exit code is known
     gc.freeze()
-    own = os.getpid()
+    server = os.getpid()
     codes: dict[int, int] = {}
     while True:
         request, descriptors = _request(channel)
@@ -52,7 +52,7 @@ def serve_forks(channel: socket.socket, become_worker: Callable[[socket.socket, 
                 channel.close()
                 signal.signal(signal.SIGCHLD, inherited)
                 _change(request["environment"], *descriptors[1:])
-                become_worker(socket.socket(fileno=descriptors[0]), own)
+                become_worker(socket.socket(fileno=descriptors[0]), server)
             except BaseException:
                 traceback.print_exc()
             finally:

@@ -126,8 +126,8 @@ class DramBuffer(PatternBuffer):
         mask = np.uint64((1 << 64) - 1 if inverted else 0)
         for start, words, key in tiles(seed, size):  # in place: each byte is written once and nothing is copied
             np.bitwise_xor(words, key ^ mask, out=target[start : start + 8 * len(words)].view(np.uint64))
-        rest = tail(seed, size)
-        target[size - len(rest) :] = np.bitwise_not(rest) if inverted else rest
+        last_bytes = tail(seed, size)
+        target[size - len(last_bytes) :] = np.bitwise_not(last_bytes) if inverted else last_bytes
 
     def compare(self, seed: int, offset: int, size: int) -> dict[str, int] | None:
         self._check(offset, size)
@@ -138,8 +138,8 @@ class DramBuffer(PatternBuffer):
             read = np.bitwise_xor(target[start : start + 8 * len(words)].view(np.uint64), words, out=room[: len(words)])
             if not (read == key).all():
                 wrong.add(start, (read ^ words).view(np.uint8), (words ^ key).view(np.uint8))
-        rest = tail(seed, size)
-        wrong.add(size - len(rest), target[size - len(rest) :].copy(), rest)
+        last_bytes = tail(seed, size)
+        wrong.add(size - len(last_bytes), target[size - len(last_bytes) :].copy(), last_bytes)
         return wrong.found
 
     def _get(self, offset: int, size: int) -> bytes:

@@ -139,12 +139,12 @@ class StoreClient(ABC):
         """
         if self._silent is not None:
             raise self._silent
-        found: list[T] = []
+        results: list[T] = []
         failed: list[BaseException] = []
 
         def run() -> None:
             try:
-                found.append(work())
+                results.append(work())
             except BaseException as error:
                 failed.append(error)
 
@@ -157,7 +157,7 @@ class StoreClient(ABC):
             raise self._silent
         if failed:
             raise failed[0]
-        return found[0]
+        return results[0]
 
     def discard(self, key: str, seconds: float) -> None:
         """Delete an object that may be missing. Give up after some seconds, or if the server fails.
@@ -179,13 +179,13 @@ class StoreClient(ABC):
         content = secrets.token_bytes(1024)
         self.put(key, content)
         try:
-            found = self.get(key, 0, len(content))
+            content_read = self.get(key, 0, len(content))
         except ObjectStoreError:
             with contextlib.suppress(ObjectStoreError):
                 self.delete(key)
             raise
         self.delete(key)
-        if found != content:
+        if content_read != content:
             raise ObjectStoreError(
                 f"{self.server} returned other bytes than were stored in {self.space}",
                 "read the log of the server, and check what is between it and this host",
@@ -199,8 +199,8 @@ def clock_ahead(date: str | None) -> float | None:
     :param date: the header ``Date`` of the answer.
     """
     try:
-        told = parsedate_to_datetime(date or "")
-        return (told - datetime.now(timezone.utc)).total_seconds()
+        server_time = parsedate_to_datetime(date or "")
+        return (server_time - datetime.now(timezone.utc)).total_seconds()
     except (TypeError, ValueError):
         return None
 

@@ -27,8 +27,8 @@ _ALL = (1 << 64) - 1
 
 def tile(seed: int, words: int = TILE) -> Words:
     """Return the first ``words`` words of the tile of ``seed``, at most the whole tile."""
-    found: Words = np.random.SFC64(seed).random_raw(min(words, TILE))
-    return found
+    tile_words: Words = np.random.SFC64(seed).random_raw(min(words, TILE))
+    return tile_words
 
 
 def key(seed: int, number: int) -> int:
@@ -52,11 +52,11 @@ def chunks(seed: int, size: int) -> Iterator[tuple[int, Bytes]]:
     first = tile(seed, words)
     room: Words = np.empty(min(words, _TILES * TILE), dtype=np.uint64)
     for start in range(0, words, len(room) or 1):
-        made = room[: words - start]
-        for place in range(0, len(made), TILE):
-            part = made[place : place + TILE]
+        chunk = room[: words - start]
+        for place in range(0, len(chunk), TILE):
+            part = chunk[place : place + TILE]
             np.bitwise_xor(first[: len(part)], np.uint64(key(seed, (start + place) // TILE)), out=part)
-        yield 8 * start, made.view(np.uint8)[: size - 8 * start]
+        yield 8 * start, chunk.view(np.uint8)[: size - 8 * start]
 
 
 def tiles(seed: int, size: int) -> Iterator[tuple[int, Words, np.uint64]]:

@@ -49,7 +49,7 @@ class PeerScene:
 
     def regions(self, *buffers: DramBuffer, size: int = SIZE) -> Any:
         """Return a list for registration with the first ``size`` bytes of each buffer."""
-        return self.agent.get_reg_descs([(each.address, size, 0, "") for each in buffers], "DRAM")
+        return self.agent.get_reg_descs([(buffer.address, size, 0, "") for buffer in buffers], "DRAM")
 
     def transfer_of(
         self, local: Sequence[tuple[int, int]], remote: Sequence[tuple[int, int]], peer: str = PEER, said: bytes = MOVED
@@ -58,9 +58,9 @@ class PeerScene:
 
         :param said: its notification.
         """
-        here = self.agent.get_xfer_descs([(address, size, 0) for address, size in local], "DRAM")
-        there = self.agent.get_xfer_descs([(address, size, 0) for address, size in remote], "DRAM")
-        return self.agent.initialize_xfer("WRITE", here, there, peer, said)
+        local_list = self.agent.get_xfer_descs([(address, size, 0) for address, size in local], "DRAM")
+        remote_list = self.agent.get_xfer_descs([(address, size, 0) for address, size in remote], "DRAM")
+        return self.agent.initialize_xfer("WRITE", local_list, remote_list, peer, said)
 
     def transfer_all(self) -> Any:
         """Return the handle of a WRITE of the whole source buffer."""
@@ -80,12 +80,12 @@ class PeerScene:
         :raises StepTimeoutError: the deadline has passed.
         """
         deadline = time.monotonic() + self.seconds
-        done = told = False
-        while not (done and told):
+        done = notified = False
+        while not (done and notified):
             done = done or self.agent.check_xfer_state(handle) == "DONE"
-            told = told or any(said in messages for messages in self.peer.get_new_notifs().values())
+            notified = notified or any(said in messages for messages in self.peer.get_new_notifs().values())
             if time.monotonic() > deadline:
-                raise StepTimeoutError(f"not finished after {self.seconds:g} s (done: {done}, notified: {told})")
+                raise StepTimeoutError(f"not finished after {self.seconds:g} s (done: {done}, notified: {notified})")
             time.sleep(0)
 
     def wrong_bytes(self) -> int:
@@ -97,9 +97,9 @@ class PeerScene:
         self.peer.register_memory(self.regions(target))
         self.agent.add_remote_agent(self.peer.get_agent_metadata())
         # A notification of its own, because that of a transfer before it may come late.
-        said = b"compared"
-        handle = self.transfer_of([(source.address, SIZE)], [(target.address, SIZE)], said=said)
+        text = b"compared"
+        handle = self.transfer_of([(source.address, SIZE)], [(target.address, SIZE)], said=text)
         self.agent.transfer(handle)
-        self.wait_for(handle, said)
-        found = target.compare(seed, 0, SIZE)
-        return found["wrong_bytes"] if found else 0
+        self.wait_for(handle, text)
+        comparison = target.compare(seed, 0, SIZE)
+        return comparison["wrong_bytes"] if comparison else 0

@@ -21,8 +21,8 @@ class _Made(dict[int, Any]):
         self._make = make
 
     def __missing__(self, place: int) -> Any:
-        made = self[place] = self._make(place)
-        return made
+        transfer = self[place] = self._make(place)
+        return transfer
 
 
 def prepare_row(

@@ -195,9 +195,9 @@ class Tools:
         if path is None:
             raise NixlPluginError(f"{tool} is not on this rank's PATH", TOOLS[tool])
         for name in not_from_other_ranks(variables):
-            known = ", ".join(sorted(FROM_OTHER_RANKS))
+            names = ", ".join(sorted(FROM_OTHER_RANKS))
             raise NixlPluginError(
-                f"the variable {name} cannot be passed to {tool}: expected one of {known}",
+                f"the variable {name} cannot be passed to {tool}: expected one of {names}",
                 f"set {name} in the environment of the rank itself",
             )
         environment = {name: value for name, value in {**os.environ, **variables}.items() if value is not None}
@@ -222,9 +222,9 @@ class Tools:
         deadline = time.monotonic() + timeout
         with program.changed:
             while program.output.total <= seen and not program.over and not self._cancelled():
-                if (left := deadline - time.monotonic()) <= 0:
+                if (remaining := deadline - time.monotonic()) <= 0:
                     break
-                program.changed.wait(min(left, _SLICE))
+                program.changed.wait(min(remaining, _SLICE))
             first, data = program.output.since(seen)
             more = program.output.total > first + len(data)
             if program.over and self._guard is not None:
@@ -294,15 +294,15 @@ def _versions(path: str) -> dict[str, str]:
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return {}
-    libraries = {Path(each).name: each for each in re.findall(r"=> (/\S+)", done.stdout)}
-    found = {}
+    libraries = {Path(match).name: match for match in re.findall(r"=> (/\S+)", done.stdout)}
+    versions = {}
     for name, library in libraries.items():
         with contextlib.suppress(OSError, AttributeError):
             if name.startswith("libucp.so"):
                 ucp = ctypes.CDLL(library).ucp_get_version_string
                 ucp.restype = ctypes.c_char_p
-                found["ucx"] = str(ucp().decode())
+                versions["ucx"] = str(ucp().decode())
             elif name.startswith("libfabric.so"):
                 version = ctypes.CDLL(library).fi_version() & 0xFFFFFFFF
-                found["libfabric"] = f"{version >> 16}.{version & 0xFFFF}"
-    return found
+                versions["libfabric"] = f"{version >> 16}.{version & 0xFFFF}"
+    return versions

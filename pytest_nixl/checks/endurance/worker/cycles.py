@@ -47,11 +47,11 @@ def held() -> dict[str, float]:
     library = ctypes.CDLL(None)
     with contextlib.suppress(AttributeError):  # another C library than glibc
         library.malloc_trim(0)
-    found = _heap(library)
+    usage = _heap(library)
     links = [_link(name) for name in os.listdir(_SELF / "fd")]
     sockets = sum(link.startswith("socket:") for link in links)
     return {
-        **found,
+        **usage,
         "memory": _anonymous(),
         "descriptors": len(links) - sockets,
         "sockets": sockets,
@@ -67,23 +67,23 @@ def _heap(library: ctypes.CDLL) -> dict[str, float]:
     except AttributeError:
         return {}
     function.restype = _Mallinfo2
-    told = function()
-    return {"heap": float(told.uordblks + told.hblkhd)}
+    usage = function()
+    return {"heap": float(usage.uordblks + usage.hblkhd)}
 
 
 def _anonymous() -> float:
     """Return the bytes of anonymous memory in RAM and in swap."""
     try:
-        lines, wanted = (_SELF / "smaps_rollup").read_text().splitlines(), ("Anonymous:", "Swap:")
+        lines, prefixes = (_SELF / "smaps_rollup").read_text().splitlines(), ("Anonymous:", "Swap:")
     except OSError:  # a kernel before 4.14
-        lines, wanted = (_SELF / "status").read_text().splitlines(), ("RssAnon:", "VmSwap:")
-    return 1024.0 * sum(int(line.split()[1]) for line in lines if line.startswith(wanted))
+        lines, prefixes = (_SELF / "status").read_text().splitlines(), ("RssAnon:", "VmSwap:")
+    return 1024.0 * sum(int(line.split()[1]) for line in lines if line.startswith(prefixes))
 
 
 def _shared_files() -> int:
     """Return how many files of shared memory are mapped, each counted once."""
     fields = [line.split(None, 5) for line in (_SELF / "maps").read_text().splitlines()]
-    return len({(each[3], each[4]) for each in fields if len(each) > 5 and each[5].startswith(_SHARED)})
+    return len({(field[3], field[4]) for field in fields if len(field) > 5 and field[5].startswith(_SHARED)})
 
 
 def _link(name: str) -> str:
@@ -140,19 +140,19 @@ def _publication(scene: CycleScene) -> None:
 
 def _agent(scene: CycleScene) -> None:
     """Create an agent with a backend, let it move bytes to the peer, and delete it."""
-    own, usual = f"{scene.agent.name}-child-{next(scene.numbers)}", scene.agent
-    made = nixl_api.make_agent(own, progress_thread=shake_hands([scene.backend]))
+    name, usual = f"{scene.agent.name}-child-{next(scene.numbers)}", scene.agent
+    agent = nixl_api.make_agent(name, progress_thread=shake_hands([scene.backend]))
     with BACKENDS[scene.backend].creating():
-        made.create_backend(plugin_of(scene.backend))
-    regions = made.register_memory(scene.regions(scene.source))
-    made.add_remote_agent(scene.peer.get_agent_metadata())
-    scene.agent = made
+        agent.create_backend(plugin_of(scene.backend))
+    regions = agent.register_memory(scene.regions(scene.source))
+    agent.add_remote_agent(scene.peer.get_agent_metadata())
+    scene.agent = agent
     try:
         _transfer(scene)
     finally:
         scene.agent = usual
-    made.deregister_memory(regions)
-    made.remove_remote_agent(scene.peer.name)
+    agent.deregister_memory(regions)
+    agent.remove_remote_agent(scene.peer.name)
 
 
 #: The cycles by their name in figures.

@@ -10,5 +10,5 @@ from pytest_nixl.model.worker_command import WorkerObjects
 
 def unmap(objects: WorkerObjects, buffer: Ref) -> None:
     """Give the registered memory of a buffer back to the kernel; the arguments are those of :func:`traffic.unmap`."""
-    found = objects.get(buffer)
-    traffic.unmap(found.address, found.size)
+    memory = objects.get(buffer)
+    traffic.unmap(memory.address, memory.size)

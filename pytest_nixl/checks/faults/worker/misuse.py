@@ -94,9 +94,9 @@ def _empty_transfer(scene: PeerScene) -> Generator[None, None, None]:
 def _overlapping_transfer(scene: PeerScene) -> Generator[None, None, None]:
     scene.agent.register_memory(scene.regions(scene.source))
     half, step = SIZE // 2, SIZE // 4
-    here, there = ([(each.address, half), (each.address + step, half)] for each in (scene.source, scene.target))
+    local, remote = ([(side.address, half), (side.address + step, half)] for side in (scene.source, scene.target))
     yield
-    scene.finish(scene.transfer_of(here, there))
+    scene.finish(scene.transfer_of(local, remote))
 
 
 def _unknown_agent(scene: PeerScene) -> Generator[None, None, None]:
@@ -113,10 +113,10 @@ def _notification_to_unknown_agent(scene: PeerScene) -> Generator[None, None, No
 
 def _index_out_of_range(scene: PeerScene) -> Generator[None, None, None]:
     scene.agent.register_memory(scene.regions(scene.source))
-    here = scene.agent.prep_xfer_dlist("", [(scene.source.address, SIZE, 0)], "DRAM")
-    there = scene.agent.prep_xfer_dlist(PEER, [(scene.target.address, SIZE, 0)], "DRAM")
+    local = scene.agent.prep_xfer_dlist("", [(scene.source.address, SIZE, 0)], "DRAM")
+    remote = scene.agent.prep_xfer_dlist(PEER, [(scene.target.address, SIZE, 0)], "DRAM")
     yield
-    scene.agent.make_prepped_xfer("WRITE", here, [0], there, [1])
+    scene.agent.make_prepped_xfer("WRITE", local, [0], remote, [1])
 
 
 def _large(scene: PeerScene, count: int = 1) -> list[Any]:
@@ -181,8 +181,8 @@ def _deregistered_source(scene: PeerScene) -> Generator[None, None, None]:
 def _handles_kept(scene: PeerScene) -> Generator[None, None, None]:
     scene.agent.register_memory(scene.regions(scene.source))
     yield
-    kept = [scene.transfer_all() for _ in range(HANDLES)]
-    scene.finish(kept[0])
+    handles = [scene.transfer_all() for _ in range(HANDLES)]
+    scene.finish(handles[0])
 
 
 def _cut_metadata(scene: PeerScene) -> Generator[None, None, None]:

@@ -77,11 +77,11 @@ def _at_once(count: int, act: Callable[[int], None], seconds: float) -> list[str
 
     started = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(count)]
     deadline = time.monotonic() + seconds
-    for each in started:
-        each.start()
-    for each in started:
-        each.join(max(0.0, deadline - time.monotonic()))
-    late = sum(each.is_alive() for each in started)
+    for thread in started:
+        thread.start()
+    for thread in started:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    late = sum(thread.is_alive() for thread in started)
     return [*errors, *(["a thread did not end before its deadline"] * late)]
 
 
@@ -119,9 +119,9 @@ def transfer_at_once(
             for number in range(each):
                 seed, message = next(_seeds), f"{thread}-{number}"
                 source.fill(seed, 0, SIZE)
-                here = shared.get_xfer_descs([(source.address, SIZE, 0)], "DRAM")
-                there = shared.get_xfer_descs([(target.address, SIZE, 0)], "DRAM")
-                handle = shared.initialize_xfer("WRITE", here, there, scene.peer.name, message.encode())
+                local = shared.get_xfer_descs([(source.address, SIZE, 0)], "DRAM")
+                remote = shared.get_xfer_descs([(target.address, SIZE, 0)], "DRAM")
+                handle = shared.initialize_xfer("WRITE", local, remote, scene.peer.name, message.encode())
                 states = [shared.transfer(handle)]
 
                 def completed(handle: Any = handle, states: list[str] = states) -> bool:
@@ -132,8 +132,8 @@ def transfer_at_once(
                 wait(completed)
                 wait(lambda message=message: message in arrived.counts)  # type: ignore[misc]
                 shared.release_xfer_handle(handle)
-                found = target.compare(seed, 0, SIZE)
-                wrong[thread] += found["wrong_bytes"] if found else 0
+                comparison = target.compare(seed, 0, SIZE)
+                wrong[thread] += comparison["wrong_bytes"] if comparison else 0
                 moved[thread] += 1
             shared.deregister_memory(registered)
 
@@ -156,18 +156,18 @@ def create_at_once(agent: Any, backend: str, count: int, seconds: float) -> dict
     :param seconds: the deadline of all of them.
     :return: as :func:`transfer_at_once`; ``moved`` is the number of agents that moved bytes.
     """
-    made: dict[int, Any] = {}
+    new_agents: dict[int, Any] = {}
 
     def create(number: int) -> None:
-        made[number] = _made(f"{agent.name}-at-once-{number}", backend)
+        new_agents[number] = _made(f"{agent.name}-at-once-{number}", backend)
 
     errors = _at_once(count, create, seconds)
     scene, wrong = PeerScene(agent, backend, seconds), 0
-    for each in made.values():
+    for each in new_agents.values():
         each.add_remote_agent(scene.peer.get_agent_metadata())
         scene.agent = each
         wrong += scene.wrong_bytes()
-    return {"moved": len(made), "wrong_bytes": wrong, "lost": 0, "doubled": 0, "errors": errors}
+    return {"moved": len(new_agents), "wrong_bytes": wrong, "lost": 0, "doubled": 0, "errors": errors}
 
 
 def notify(agent: Any, peer: str, count: int, seconds: float) -> None:
@@ -189,7 +189,7 @@ def collect(agent: Any, senders: Sequence[str], count: int, seconds: float) -> d
 
     :return: as :func:`transfer_at_once`; ``moved`` is the number of different notifications.
     """
-    wanted = {f"{sender}/{number}" for sender in senders for number in range(count)}
+    expected = {f"{sender}/{number}" for sender in senders for number in range(count)}
     counts: Counter[str] = Counter()
     misattributed = 0
     deadline, more = time.monotonic() + seconds, _MORE_POLLS
@@ -198,7 +198,7 @@ def collect(agent: Any, senders: Sequence[str], count: int, seconds: float) -> d
             texts = [message.decode(errors="replace") for message in messages]
             misattributed += sum(not text.startswith(f"{sender}/") for text in texts)
             counts.update(texts)
-        more -= wanted <= counts.keys()
+        more -= expected <= counts.keys()
         time.sleep(0)
     for sender in senders:
         agent.send_notif(sender, _ALL)
@@ -206,9 +206,9 @@ def collect(agent: Any, senders: Sequence[str], count: int, seconds: float) -> d
         agent.get_new_notifs()
     errors = [f"{misattributed} notifications have the name of another sender"] if misattributed else []
     return {
-        "moved": len(wanted & counts.keys()),
-        "wrong_bytes": sum(text not in wanted for text in counts),
-        "lost": len(wanted - counts.keys()),
+        "moved": len(expected & counts.keys()),
+        "wrong_bytes": sum(text not in expected for text in counts),
+        "lost": len(expected - counts.keys()),
         "doubled": sum(count - 1 for count in counts.values()),
         "errors": errors,
     }

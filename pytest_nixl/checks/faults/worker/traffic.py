@@ -47,11 +47,11 @@ class Traffic:
         return [
             agent.initialize_xfer(
                 self.op,
-                agent.get_xfer_descs([(*here, 0)], "DRAM"),
-                agent.get_xfer_descs([(*there, 0)], "DRAM"),
+                agent.get_xfer_descs([(*local_region, 0)], "DRAM"),
+                agent.get_xfer_descs([(*remote_region, 0)], "DRAM"),
                 self.peer,
             )
-            for here, there in zip(self.local, self.remote, strict=True)
+            for local_region, remote_region in zip(self.local, self.remote, strict=True)
         ]
 
 
@@ -67,11 +67,11 @@ def keep_transferring(agent: Any, quiet: float, limit: float, timeout: float, **
     finish: list[int] = []
     signal.signal(FINISH, lambda *_: finish.append(1))
     handles: list[Any] = []
-    said = error_of(lambda: handles.extend(Traffic(**traffic).handles(agent)))
+    error = error_of(lambda: handles.extend(Traffic(**traffic).handles(agent)))
     posted: set[int] = set()
-    completed, longest, told = 0, 0.0, False
+    completed, longest, announced = 0, 0.0, False
     began = last = time.monotonic()
-    while not said:
+    while not error:
         for number, handle in enumerate(handles):
             state = _state(agent.check_xfer_state if number in posted else agent.transfer, handle)
             now = time.monotonic()
@@ -80,24 +80,24 @@ def keep_transferring(agent: Any, quiet: float, limit: float, timeout: float, **
                 continue
             posted.discard(number)
             if state != "DONE":
-                said, longest = state, max(longest, now - last)
+                error, longest = state, max(longest, now - last)
                 break
             completed, longest, last = completed + 1, max(longest, now - last), now
         now = time.monotonic()
-        if not told and not said and completed >= 2 * len(handles):
-            told, began = True, now
+        if not announced and not error and completed >= 2 * len(handles):
+            announced, began = True, now
             print(FLOWS, flush=True)
-        if not said and now - last > (quiet if told else timeout):
-            said, longest = "PROC", now - last
-        elif not said and (finish or now - began > (limit if told else timeout)):
-            said = "DONE"
+        if not error and now - last > (quiet if announced else timeout):
+            error, longest = "PROC", now - last
+        elif not error and (finish or now - began > (limit if announced else timeout)):
+            error = "DONE"
         time.sleep(_NAP_SECONDS)
-    if not told:
+    if not announced:
         print(ENDED_EARLY, flush=True)
     unended = 0
-    if said != "PROC":
-        unended = _wait(agent, [handles[number] for number in posted], quiet if said == "DONE" else _REST_SECONDS)
-    return {"said": said, "completed": completed, "longest": longest, "unended": unended}
+    if error != "PROC":
+        unended = _wait(agent, [handles[number] for number in posted], quiet if error == "DONE" else _REST_SECONDS)
+    return {"said": error, "completed": completed, "longest": longest, "unended": unended}
 
 
 def _wait(agent: Any, handles: Sequence[Any], seconds: float) -> int:
@@ -139,8 +139,8 @@ def interrupt(
     about = Traffic(**traffic)
     handles: list[Any] = []
     states: dict[str, int] = {}
-    if said := error_of(lambda: handles.extend(about.handles(agent))):
-        return {"act": NOT_CALLED, "seconds": 0.0, "in_flight": 0, "states": {said: 1}}
+    if error := error_of(lambda: handles.extend(about.handles(agent))):
+        return {"act": NOT_CALLED, "seconds": 0.0, "in_flight": 0, "states": {error: 1}}
     calls: dict[str, Callable[[], object]] = {
         "remove_remote_agent": lambda: agent.remove_remote_agent(about.peer),
         "release_xfer_handle": lambda: [agent.release_xfer_handle(handle) for handle in handles],

@@ -30,15 +30,15 @@ class KvPattern:
         """
         if offset % 8 or size % 8:
             raise ValueError(f"{size} bytes at {offset} are not whole words of 8 bytes")
-        first, words = offset // 8, size // 8
-        found: Words = np.empty(words, dtype=np.uint64)
+        first, count = offset // 8, size // 8
+        pattern: Words = np.empty(count, dtype=np.uint64)
         done = 0
-        while done < words:
+        while done < count:
             number, place = divmod(first + done, TILE)
-            part = self._tile[place : place + words - done]
-            np.bitwise_xor(part, np.uint64(key(self._seed, number)), out=found[done : done + len(part)])
+            part = self._tile[place : place + count - done]
+            np.bitwise_xor(part, np.uint64(key(self._seed, number)), out=pattern[done : done + len(part)])
             done += len(part)
-        return found.view(np.uint8)
+        return pattern.view(np.uint8)
 
 
 def fill(buffer: PatternBuffer, layout: KvLayout, seed: int, *, inverted: bool) -> None:
@@ -67,8 +67,8 @@ def compare(
     """
     pattern = KvPattern(seed)
     sources = np.full(layout.blocks, -1, dtype=np.int64)
-    for here, there in moves:
-        sources[here] = there
+    for source, target in moves:
+        sources[source] = target
     moved = np.flatnonzero(sources >= 0)
     shape = (layout.blocks, layout.block_bytes)
     wrong_blocks = wrong_bytes = 0
@@ -78,24 +78,24 @@ def compare(
         pristine = pattern.at(offset, layout.tensor_bytes).reshape(shape)
         expected = np.bitwise_not(pristine)
         expected[moved] = pristine[sources[moved]]
-        found = np.frombuffer(buffer.read(offset, layout.tensor_bytes), dtype=np.uint8).reshape(shape)
-        if np.array_equal(expected, found):
+        content = np.frombuffer(buffer.read(offset, layout.tensor_bytes), dtype=np.uint8).reshape(shape)
+        if np.array_equal(expected, content):
             continue
-        bad = np.flatnonzero((expected != found).any(axis=1))
+        bad = np.flatnonzero((expected != content).any(axis=1))
         wrong_blocks += len(bad)
-        wrong_bytes += int((expected[bad] != found[bad]).sum())
+        wrong_bytes += int((expected[bad] != content[bad]).sum())
         if first is None:
             block = int(bad[0])
-            place = int(np.flatnonzero(expected[block] != found[block])[0])
-            same = np.flatnonzero((pristine == found[block]).all(axis=1))
+            place = int(np.flatnonzero(expected[block] != content[block])[0])
+            same = np.flatnonzero((pristine == content[block]).all(axis=1))
             first = {
                 "tensor": tensor,
                 "block": block,
                 "source": int(sources[block]),
                 "offset": place,
                 "expected": int(expected[block][place]),
-                "found": int(found[block][place]),
+                "found": int(content[block][place]),
                 "holds": int(same[0]) if len(same) else -1,
-                "unchanged": bool(np.array_equal(found[block], np.bitwise_not(pristine[block]))),
+                "unchanged": bool(np.array_equal(content[block], np.bitwise_not(pristine[block]))),
             }
     return None if first is None else {"wrong_blocks": wrong_blocks, "wrong_bytes": wrong_bytes, **first}

@@ -54,13 +54,13 @@ def kv_prepare(
     :param storage: the buffer of the target if it is a file or objects: a request then ends with its sync instead of
         the target's acknowledgement.
     """
-    here, there = (CacheSide(*side) for side in sides)
+    local, remote = (CacheSide(*side) for side in sides)
     raw = objects.get(agent)
     transfers = Transfers(raw, target, [], {}, acknowledged=True, notify_each=False)
     cache = KvLayout(**layout)
     file = objects.get(storage) if storage is not None else None
     requests = KvRequests(
-        raw, transfers, target, op, plugin, cache, (here, there), KvMethod(method), merge=merge, file=file
+        raw, transfers, target, op, plugin, cache, (local, remote), KvMethod(method), merge=merge, file=file
     )
     return {"requests": objects.keep(requests, "requests"), "seconds": requests.prepare_seconds}
 
@@ -99,5 +99,6 @@ def kv_release(objects: WorkerObjects, requests: Ref) -> None:
 
 def _drawn(layout: KvLayout, draws: Sequence[dict[str, Any]]) -> list[BlockDraw]:
     return [
-        draw(layout, each["count"], BlockOrder(each["order"]), each["seed"], sender=each["sender"]) for each in draws
+        draw(layout, drawn["count"], BlockOrder(drawn["order"]), drawn["seed"], sender=drawn["sender"])
+        for drawn in draws
     ]

@@ -39,21 +39,21 @@ class CacheSide:
     def rows(self, layout: KvLayout, numbers: Numbers | None = None) -> npt.NDArray[np.uint64]:
         """Return descriptors as rows of address, length and device: those of these numbers, or of the whole cache."""
         chosen = np.arange(layout.tensors * layout.blocks) if numbers is None else numbers
-        found = np.empty((len(chosen), 3), dtype=np.uint64)
-        found[:, 0] = np.uint64(self.address) + chosen.astype(np.uint64) * np.uint64(layout.block_bytes)
-        found[:, 1] = layout.block_bytes
-        found[:, 2] = self.device
+        rows = np.empty((len(chosen), 3), dtype=np.uint64)
+        rows[:, 0] = np.uint64(self.address) + chosen.astype(np.uint64) * np.uint64(layout.block_bytes)
+        rows[:, 1] = layout.block_bytes
+        rows[:, 2] = self.device
         if self.memory == "OBJ":  # each block is an object, which NIXL names by a number from 1
-            found[:, 0], found[:, 2] = 0, chosen + 1
-        return found
+            rows[:, 0], rows[:, 2] = 0, chosen + 1
+        return rows
 
     def strided(self, layout: KvLayout) -> npt.NDArray[np.uint64]:
         """Return the whole cache as rows of address, length, device, stride and count: one for each tensor."""
-        found = np.empty((layout.tensors, 5), dtype=np.uint64)
+        strides = np.empty((layout.tensors, 5), dtype=np.uint64)
         starts = np.arange(layout.tensors, dtype=np.uint64) * np.uint64(layout.tensor_bytes)
-        found[:, 0] = np.uint64(self.address) + starts
-        found[:, 1:] = layout.block_bytes, self.device, layout.block_bytes, layout.blocks
-        return found
+        strides[:, 0] = np.uint64(self.address) + starts
+        strides[:, 1:] = layout.block_bytes, self.device, layout.block_bytes, layout.blocks
+        return strides
 
 
 @dataclass
@@ -115,10 +115,12 @@ class KvRequests:
         self.prepare_seconds = 0.0
         if method is not KvMethod.INITIALIZED:
             start = time.perf_counter()
-            here, there = (each.strided(layout) if method is KvMethod.STRIDED else each.rows(layout) for each in sides)
+            local, remote = (
+                side.strided(layout) if method is KvMethod.STRIDED else side.rows(layout) for side in sides
+            )
             self._prepared = (
-                agent.prep_xfer_dlist("NIXL_INIT_AGENT", here, sides[0].memory, self._plugins),
-                agent.prep_xfer_dlist(target, there, sides[1].memory, self._plugins),
+                agent.prep_xfer_dlist("NIXL_INIT_AGENT", local, sides[0].memory, self._plugins),
+                agent.prep_xfer_dlist(target, remote, sides[1].memory, self._plugins),
             )
             self.prepare_seconds = time.perf_counter() - start
 
@@ -135,13 +137,13 @@ class KvRequests:
         :raises RuntimeError: a transfer failed.
         """
         begin = time.perf_counter()
-        found: list[dict[str, Any]] = []
+        requests: list[dict[str, Any]] = []
         if in_flight == 1 and not interval:
             for draw in draws:
                 start = time.perf_counter() - begin
-                found.append({"intended": start, "start": start, "steps": self.request(draw, timeout), "range": 0})
-            return found
-        found = [{} for _ in draws]
+                requests.append({"intended": start, "start": start, "steps": self.request(draw, timeout), "range": 0})
+            return requests
+        requests = [{} for _ in draws]
         waiting = list(reversed(range(len(draws))))
         free, flights, polls = list(range(in_flight)), list[_Flight](), 0
         acknowledged: set[int] = set()
@@ -160,7 +162,7 @@ class KvRequests:
                 flights.remove(flight)
                 free.append(flight.range)
                 stamps = flight.stamps
-                found[flight.number] = {
+                requests[flight.number] = {
                     "intended": flight.number * interval if interval else stamps[0] - begin,
                     "start": stamps[0] - begin,
                     "steps": [after - before for before, after in itertools.pairwise(stamps)],
@@ -168,9 +170,9 @@ class KvRequests:
                 }
             polls += 1
             os.sched_yield()
-            if polls % _POLLS_BETWEEN_LOOKS == 0 and any(time.monotonic() > each.deadline for each in flights):
+            if polls % _POLLS_BETWEEN_LOOKS == 0 and any(time.monotonic() > flight.deadline for flight in flights):
                 raise StepTimeoutError("the deadline of one of several requests passed before it was over")
-        return found
+        return requests
 
     def _start(self, number: int, draws: Sequence[BlockDraw], part: int, timeout: float) -> _Flight:
         draw = draws[number].moved(part * self.layout.range_blocks)
@@ -216,7 +218,7 @@ class KvRequests:
         notification = transfers.next_notification() if self._file is None else b""
         start = clock()
         handle = self._make(draw, notification)
-        made = clock()
+        made_at = clock()
         state = self._agent.transfer(handle)
         posted = clock()
         if state != "DONE":
@@ -226,9 +228,9 @@ class KvRequests:
             transfers.wait_for_the_target()
         elif self._op == "WRITE":
             self._file.sync()
-        told = clock()
+        notified_at = clock()
         self._agent.release_xfer_handle(handle)
-        return [made - start, posted - made, complete - posted, told - complete, clock() - told]
+        return [made_at - start, posted - made_at, complete - posted, notified_at - complete, clock() - notified_at]
 
     def close(self) -> None:
         """Release the prepared descriptors."""

@@ -24,9 +24,9 @@ def flows_prepare(
     for flow in flows:
         message = notification(flow["number"]) if op == "WRITE" else b""
         handles = []
-        for here, there in flow["slots"]:
+        for source, target in flow["slots"]:
             local, remote = (
-                raw.get_xfer_descs([tuple(end)], kind) for end, kind in zip((here, there), memory, strict=True)
+                raw.get_xfer_descs([tuple(end)], kind) for end, kind in zip((source, target), memory, strict=True)
             )
             handles.append(raw.initialize_xfer(op, local, remote, flow["partner"], message, backends=[plugin]))
         outgoing.append(OutgoingFlow(flow["number"], handles, message))
@@ -43,25 +43,25 @@ def flows_run(
     timeout: float,
 ) -> None:
     """Take part in steps; the arguments are those of :meth:`FlowEndpoint.run`."""
-    found: FlowEndpoint = objects.get(endpoint)
+    flow_endpoint: FlowEndpoint = objects.get(endpoint)
     parts = [None if step is None else StepPart(**{**step, "group": Gate(**step["group"])}) for step in steps]
-    found.run(run, Gate(**everyone), parts, own, timeout)
+    flow_endpoint.run(run, Gate(**everyone), parts, own, timeout)
 
 
 def flows_report(objects: WorkerObjects, endpoint: Ref) -> list[dict[str, Any] | None]:
     """Return what was measured in each step of the latest run; None for a step in which this rank rested."""
-    found: FlowEndpoint = objects.get(endpoint)
+    flow_endpoint: FlowEndpoint = objects.get(endpoint)
     return [
         None
         if step is None
         else {
             "windows": [
-                [number, [count for count, _ in each], [seconds for _, seconds in each]]
-                for number, each in step.windows.items()
+                [number, [count for count, _ in window_times], [seconds for _, seconds in window_times]]
+                for number, window_times in step.windows.items()
             ],
             "contention": step.contention,
         }
-        for step in found.measured
+        for step in flow_endpoint.measured
     ]
 
 

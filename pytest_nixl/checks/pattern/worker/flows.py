@@ -267,24 +267,24 @@ class FlowEndpoint:
 
     def _poll(self) -> bool:
         """Read what has arrived, and acknowledge it. Return whether anything has."""
-        told = self._agent.get_new_notifs()
-        for sender, messages in told.items():
-            seen: set[int] = set()
+        notifications = self._agent.get_new_notifs()
+        for sender, messages in notifications.items():
+            senders: set[int] = set()
             for message in messages:
-                if found := _CARRIED.fullmatch(message):
-                    self._incoming[sender, int(found[1])] += 1
-                    seen.add(int(found[1]))
-                elif found := _ARRIVED.fullmatch(message):
-                    if (flow := self._flows.get(int(found[1]))) is not None:
-                        flow.delivered(int(found[2]))
-                elif found := _READY.fullmatch(message):
-                    self._ready[found[1]].add(sender)
-                elif found := _GO.fullmatch(message):
-                    self._go.add(found[1])
-            for number in seen:
-                said = b"pytest-nixl:flow-arrived:%d:%d" % (number, self._incoming[sender, number])
-                self._agent.send_notif(sender, said)
-        return any(told.values())
+                if match := _CARRIED.fullmatch(message):
+                    self._incoming[sender, int(match[1])] += 1
+                    senders.add(int(match[1]))
+                elif match := _ARRIVED.fullmatch(message):
+                    if (flow := self._flows.get(int(match[1]))) is not None:
+                        flow.delivered(int(match[2]))
+                elif match := _READY.fullmatch(message):
+                    self._ready[match[1]].add(sender)
+                elif match := _GO.fullmatch(message):
+                    self._go.add(match[1])
+            for number in senders:
+                text = b"pytest-nixl:flow-arrived:%d:%d" % (number, self._incoming[sender, number])
+                self._agent.send_notif(sender, text)
+        return any(notifications.values())
 
     def _wait(self, moved: bool, what: str, nap: float = _NAP_SECONDS) -> None:
         self._rest(moved, nap)

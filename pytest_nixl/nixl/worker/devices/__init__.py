@@ -131,11 +131,11 @@ def device(number: int) -> Device:
 
     :raises NotApplicableError: this process does not see this GPU.
     """
-    found = vendor().devices()
-    if not 0 <= number < len(found):
-        seen = "only GPU 0" if len(found) == 1 else f"only GPUs 0 to {len(found) - 1}"
+    devices = vendor().devices()
+    if not 0 <= number < len(devices):
+        visible = "only GPU 0" if len(devices) == 1 else f"only GPUs 0 to {len(devices) - 1}"
         raise NotApplicableError(
-            f"there is no GPU {number}: this process sees {seen}",
+            f"there is no GPU {number}: this process sees {visible}",
             "choose one of these GPUs, or make more visible (CUDA_VISIBLE_DEVICES, the container's GPUs)",
         )
     return vendor().device(number)

@@ -22,10 +22,10 @@ def digest() -> str:
 
 def main() -> None:
     """Compile, add the digest of the source, and lower nvcc's PTX version to the one that is needed."""
-    with tempfile.NamedTemporaryFile(suffix=".ptx") as made:
+    with tempfile.NamedTemporaryFile(suffix=".ptx") as output:
         # The oldest target of current nvcc releases. A test checks the result with ptxas for the lowered target.
-        subprocess.run(["nvcc", "-ptx", "-arch=compute_75", "-o", made.name, str(SOURCE)], check=True)
-        text = Path(made.name).read_text()
+        subprocess.run(["nvcc", "-ptx", "-arch=compute_75", "-o", output.name, str(SOURCE)], check=True)
+        text = Path(output.name).read_text()
     code = text[text.index(".version") :]
     code = re.sub(r"^\.version .*$", f".version {_VERSION}", code, flags=re.MULTILINE)
     code = re.sub(r"^\.target .*$", f".target {_TARGET}", code, flags=re.MULTILINE)
