@@ -23,6 +23,8 @@ from pytest_nixl.session.suites import checks_of_suites, suites_folder
 PAGE = "nixl-report.html"
 #: Separates the arguments of this command from those of pytest.
 SEPARATOR = "--"
+#: Runs pytest with the arguments after ``--`` alone.
+AS_GIVEN = "--as-given"
 #: What this command gives to pytest itself, with its own argument for each.
 _OWN = {"--nixl-level": "LEVEL", "--nixl-backend": "--backend B", "--nixl-profile": "--profile P"}
 
@@ -31,7 +33,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     run = commands.add_parser(
         "run",
         help="run the suites with a level, a backend and a profile that fit this host: the shortest way to a verdict",
-        usage="pytest-nixl run [LEVEL] [--backend NAME] [--profile NAME] [--suite NAME] [--print] [-- ARGUMENT…]",
+        usage="pytest-nixl run [LEVEL] [--backend NAME] [--profile NAME] [--suite NAME] [--print] [-- ARGUMENT…]\n"
+        "       pytest-nixl run --as-given -- ARGUMENT…",
         description="Choose from the facts of this host what is not given, print the choice and the pytest command, "
         f"and run it with --nixl-gate. The run writes the page {PAGE}. Nothing is installed. Arguments after -- go to "
         "pytest. The exit code is pytest's; 1 if pytest ended with 0 before the run was judged.",
@@ -57,6 +60,11 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--suite", metavar="NAME", action="append", default=[], help="run only this suite; repeatable (default: all)"
     )
     run.add_argument("--no-gate", action="store_true", help="do not fail checks that are undecided")
+    run.add_argument(
+        AS_GIVEN,
+        action="store_true",
+        help="choose nothing: run pytest with the arguments after -- alone, as the files for CI and clusters do",
+    )
     run.add_argument("--print", action="store_true", help="print the choice and the command, and do not run it")
     run.set_defaults(run=_run, pytest_arguments=())
 
@@ -75,6 +83,13 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _run(arguments: argparse.Namespace) -> int:
     theirs = list(arguments.pytest_arguments)
+    program = _pytest()
+    if arguments.as_given:
+        _refuse_choices(arguments)
+        if arguments.print:
+            print(_shown(program, theirs))
+            return 0
+        return run_judged([*program, *theirs])
     _refuse_own(theirs)
     where = _where(arguments.suite)
     if arguments.profile is not None:
@@ -90,7 +105,6 @@ def _run(arguments: argparse.Namespace) -> int:
         *_page(theirs),
         *theirs,
     ]
-    program = _pytest()
     print(f"pytest-nixl run: {chosen}")
     remark = chosen.for_gpu_memory()
     if remark and not any(word.startswith("--nixl-memory") for word in theirs):
@@ -98,12 +112,17 @@ def _run(arguments: argparse.Namespace) -> int:
     if "LIBFABRIC" in chosen.backend.value:
         reads = "; ".join(f"{each.engine}: {each.reads}" for each in ENGINE_BACKENDS)
         print(f"engines use UCX unless they are told otherwise, and none reads {GENERAL_VARIABLE}: {reads}")
-    shown = [Path(program[0]).name if len(program) == 1 else program[0], *program[1:], *_without_secrets(words)]
-    print(f"$ {shlex.join(shown)}")
+    print(_shown(program, words))
     if arguments.print:
         return 0
     sys.stdout.flush()
     return run_judged([*program, *words])
+
+
+def _shown(program: Sequence[str], words: Sequence[str]) -> str:
+    """Return a command as a line of a shell, without secrets."""
+    name = Path(program[0]).name if len(program) == 1 else program[0]
+    return f"$ {shlex.join([name, *program[1:], *_without_secrets(words)])}"
 
 
 def _page(theirs: Sequence[str]) -> list[str]:
@@ -124,6 +143,18 @@ def _chosen(arguments: argparse.Namespace) -> RunChoice:
         finally:
             close_supervisor()
     return choose(facts, level=arguments.level, backend=arguments.backend, profile=arguments.profile)
+
+
+def _refuse_choices(arguments: argparse.Namespace) -> None:
+    """Refuse arguments that choose something together with ``--as-given``.
+
+    :raises ValueError: one of them is given, or no argument of pytest.
+    """
+    choices = ("level", "backend", "profile", "suite", "no_gate")
+    if any(getattr(arguments, name) for name in choices):
+        raise ValueError(f"{AS_GIVEN} chooses nothing: give the options of pytest after {SEPARATOR} instead")
+    if not arguments.pytest_arguments:
+        raise ValueError(f"{AS_GIVEN} needs the arguments of pytest after {SEPARATOR}")
 
 
 def _refuse_own(words: Sequence[str]) -> None:
