@@ -190,9 +190,10 @@ def _where(suites: Sequence[str]) -> list[str]:
 
 def _pytest() -> list[str]:
     """Return the program that is pytest of this Python: the one that ``pytest`` means in a shell, if it is of it."""
-    found = shutil.which("pytest")
-    if found is not None and os.path.dirname(os.path.abspath(found)) == os.path.dirname(sys.executable):
-        return [os.path.abspath(found)]
+    program = shutil.which("pytest")
+    folder = os.path.realpath(os.path.dirname(sys.executable))
+    if program is not None and os.path.dirname(os.path.realpath(program)) == folder:  # it may be a link to another's
+        return [os.path.abspath(program)]
     return [sys.executable, "-m", "pytest"]
 
 

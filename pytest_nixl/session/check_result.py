@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import os
 import shlex
 from collections.abc import Callable
@@ -117,6 +119,60 @@ def late_because(item: pytest.Item, error: BaseException | None) -> str:
     return item.stash[_BUSY]
 
 
+#: Whether the function of a check was called, on its item; missing: nothing can tell.
+_CALLED = pytest.StashKey[bool]()
+_NOT_CALLED = Judgement(
+    Verdict.MISSING,
+    "the check did not run: another plugin or a conftest.py let it pass without calling its function",
+    "start pytest without it (-p no:NAME): it has a hook such as pytest_pyfunc_call or pytest_runtest_call",
+)
+
+
+def watch_call(item: pytest.Item) -> None:
+    """Note when the function of a check is called, so that a check that did not run does not pass."""
+    if not isinstance(item, pytest.Function) or inspect.isasyncgenfunction(item.obj):
+        return
+    item.stash[_CALLED] = False
+    function = item.obj
+
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def watched(*positional: Any, **named: Any) -> Any:
+            item.stash[_CALLED] = True
+            return await function(*positional, **named)
+    else:
+
+        @functools.wraps(function)
+        def watched(*positional: Any, **named: Any) -> Any:
+            item.stash[_CALLED] = True
+            return function(*positional, **named)
+
+    item.obj = watched
+
+
+#: The outcomes of a report, the least severe first.
+_SEVERITY = ("passed", "skipped", "failed")
+
+
+def restore_outcome(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
+    """Report a check as it ended, if another plugin or a marker reports it as less severe, or as skipped.
+
+    :param report: the report of setup, call or teardown, which is changed in place.
+    """
+    undo_xfail(call, report)
+    error = call.excinfo.value if call.excinfo is not None else None
+    ended = "passed" if error is None else "skipped" if isinstance(error, pytest.skip.Exception) else "failed"
+    if report.outcome in _SEVERITY and _SEVERITY.index(report.outcome) < _SEVERITY.index(ended):
+        report.outcome = ended
+        report.longrepr = str(error) if ended == "failed" else (*item.location[:2], f"Skipped: {error}")
+    elif report.skipped and error is None:
+        report.outcome, report.longrepr = "passed", None
+    if report.when == "call" and report.passed and not item.stash.get(_CALLED, True):
+        report.outcome, report.longrepr = "failed", str(_NOT_CALLED)
+        item.stash[JUDGEMENT] = _NOT_CALLED
+
+
 #: How pytest's own text of a check that passed although ``xfail(strict=True)`` expected a failure begins.
 _STRICT_XPASS = "[XPASS(strict)]"
 
@@ -140,7 +196,7 @@ def add_result(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Te
     """
     run = Run.of(item.config)
     if check_of(item) is not None:
-        undo_xfail(call, report)
+        restore_outcome(item, call, report)
     if call.excinfo is not None:
         gate = run.usable and run.settings.gate
         required = run.usable and check_of(item) in load_profile(run.settings.profile).required
