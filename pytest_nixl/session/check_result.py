@@ -237,9 +237,9 @@ def _hidden(value: Any, hide: Callable[[str], str]) -> Any:
 
 
 def _result_of(run: Run, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> Result | None:
-    """Return the result of a check after its call, or after a failure or skip in its setup or teardown; else None."""
+    """Return the result of a check after its call, a failure or skip in its setup, or a failure in its teardown."""
     check = check_of(item)
-    if check is None or (report.when != "call" and report.passed):
+    if check is None or (report.when == "setup" and report.passed) or (report.when == "teardown" and not report.failed):
         return None
     judgement = _judgement(item, call, report)
     row = row_of(item)

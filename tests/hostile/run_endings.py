@@ -59,8 +59,8 @@ HOOKS = {
     "terminal_summary": "def pytest_terminal_summary(terminalreporter):",
     "unconfigure": "def pytest_unconfigure():",
 }
-#: Where a skip is the test's own, so that its check is NOT-APPLICABLE, and the run as good as its other checks.
-_SKIPS = {"runtest_setup", "fixture", "pyfunc_call", "body"}
+#: Where a skip is the test's own: its check is NOT-APPLICABLE, or has passed, and the run as good as its other checks.
+_SKIPS = {"runtest_setup", "fixture", "pyfunc_call", "body", "teardown", "runtest_teardown"}
 #: Where a run has been judged already, and its reports are written.
 _JUDGED = {"sessionfinish", "terminal_summary", "unconfigure"}
 #: Where our part of pytest does not run yet, or not any more.
@@ -71,6 +71,20 @@ _AT_ONCE_WHEN_JUDGED = _AT_ONCE | {"SIGTERM", "SIGHUP"}
 #: Ends for which pytest itself prints no INTERNALERROR.
 _IN_ORDER = {"exit-0", "exit", "exit-7", "Ctrl-C", "SIGTERM", "SIGHUP", "SIGINT"}
 
+#: Options with which pytest runs no test, or without a part of itself or of us.
+OPTIONS = (
+    "--setup-only", "--setup-plan", "--collect-only", "--help", "--version", "--fixtures", "--markers",
+    "-k no_such_test", "-m no_such_mark", "--ignore=test_checks.py", "--runxfail", "--maxfail=1", "--exitfirst",
+    "--stepwise", "--last-failed", "-p no:terminal", "-p no:skipping", "-p no:nixl-results", "-p no:nixl-completeness",
+    "-p no:nixl-levels", "-p no:nixl-preconditions", "-p no:junitxml", "--continue-on-collection-errors", "-p no:nixl",
+)  # fmt: skip
+#: Where and how a run of pytest-xdist ends: in the controller, in a worker, or in both.
+PARALLEL = tuple(
+    itertools.product(
+        ("sessionstart", "modifyitems", "runtest_setup", "body", "logreport", "sessionfinish"),
+        ("exit-0", "SystemExit-0", "error", "skip", "os._exit-0", "SIGTERM"),
+    )
+)
 #: Plugins that make a failed check or its run look good, as the text of a conftest.py. With ``True``: an own skip.
 FALSE = {
     "pyfunc_call": "@pytest.hookimpl(tryfirst=True)\ndef pytest_pyfunc_call(pyfuncitem): return True",
@@ -115,6 +129,7 @@ FALSE = {
             for item in items: item.add_marker(pytest.mark.xfail)
         """,
     "xfail-late": "def pytest_runtest_setup(item): item.add_marker(pytest.mark.xfail(run=False))",
+    "teardown-skip": "def pytest_runtest_teardown(item): pytest.skip('planted')",
     "exitstatus": "def pytest_sessionfinish(session): session.exitstatus = 0",
     "exitstatus-last": """
         @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -180,11 +195,13 @@ class Ending:
     def leaves_verdict(self) -> bool:
         """Whether the run must leave a verdict file: it ended within our part of pytest, and not at once."""
         at_once = _AT_ONCE_WHEN_JUDGED if self.where in _JUDGED else _AT_ONCE
-        return bool(self.where) and self.where not in _OUTSIDE and self.end not in at_once
+        return self.where in HOOKS.keys() - _OUTSIDE and self.end not in at_once
 
     def conftest(self) -> str:
         """Return the text of the conftest.py."""
         imports = "import os, pytest, signal\n"
+        if self.where == "option":
+            return ""
         if not self.where:
             return imports + textwrap.dedent(FALSE[self.end])
         body = HOOKS[self.where]
@@ -196,10 +213,15 @@ class Ending:
 
 
 def endings() -> list[Ending]:
-    """Return every run of one process: hooks, ends and false plugins, with the gate and without."""
+    """Return every run: hooks, ends and false plugins with the gate, without it and in parallel; and options."""
     ended = itertools.product(HOOKS, ENDS)
     false = itertools.product([""], FALSE)
-    return [Ending(where, end, gate) for where, end in (*ended, *false) for gate in (True, False)]
+    return [
+        *(Ending(where, end, gate) for where, end in (*ended, *false) for gate in (True, False)),
+        *(Ending("option", option, gate=True) for option in OPTIONS),
+        *(Ending(where, end, gate=False, parallel=True) for where, end in PARALLEL),
+        *(Ending("", false, gate=False, parallel=True) for false in FALSE),
+    ]
 
 
 @dataclass(frozen=True)
@@ -222,8 +244,13 @@ def run_ending(ending: Ending, folder: Path) -> Ended:
     (folder / "conftest.py").write_text(ending.conftest())
     body = "import conftest; conftest.planted()" if ending.where == "body" else "pass"
     fixture = "planted" if ending.where in ("fixture", "teardown") else ""
-    (folder / "test_checks.py").write_text(_CHECKS.format(fixture=fixture, body=body if ending.where else "assert 0"))
-    options = [*(["--nixl-gate"] if ending.gate else []), *(["-n", "1"] if ending.parallel else [])]
+    fails = ending.where in ("", "option")
+    (folder / "test_checks.py").write_text(_CHECKS.format(fixture=fixture, body="assert 0" if fails else body))
+    options = [
+        *(ending.end.split() if ending.where == "option" else []),
+        *(["--nixl-gate"] if ending.gate else []),
+        *(["-n", "1"] if ending.parallel else []),
+    ]
     note, report = folder / "ending.json", folder / "verdict.json"
     variables = environment(PYTEST_NIXL_ENDING=str(note), PYTHONPATH=f"{ROOT}{os.pathsep}{folder}")
     argv = ["python", "-m", "pytest", *PLUGIN, f"--basetemp={folder}/t", f"--nixl-report={report}", *options]
