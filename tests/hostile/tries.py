@@ -11,6 +11,7 @@ import io
 import json
 import os
 import random
+import shutil
 import socket
 import socketserver
 import threading
@@ -104,10 +105,43 @@ def option(choice: random.Random, folder: Path) -> str:
     text = mutated(choice, start)
     planted = secret if (item.secret or item.hidden) and f":{secret}@" in text else ""
     try:
-        parse_option(item, item.variable or item.parse if item.variable is str else item.parse, text, item.flag)
+        parse_option(item, item.parse, text, item.flag)
     except pytest.UsageError as error:  # as pytest_cmdline_main of the plugin writes it
         return "; ".join(refusal_faults(error_text(hider({})(str(error))), planted))
     return ""
+
+
+#: Command lines that end soon, whatever is in them: a word of NOISE, NEAR or a secret stands for WORD.
+COMMANDS = (
+    ("explain", "WORD"), ("explain", "--findings", "WORD"), ("endpoint", "WORD"), ("profile", "show", "WORD"),
+    ("profile", "judge", "WORD", "--nixlbench=WORD"), ("profile", "learn", "WORD", "--name=WORD", "--output=WORD"),
+    ("compare", "WORD", "WORD", "--store=WORD"), ("compare", "WORD", "WORD", "--max-regression=WORD"),
+    ("report", "WORD", "WORD"), ("report", "WORD", "OUT/a.html", "--baseline=WORD"), ("history", "WORD"),
+    ("history", "OUT", "--row=WORD", "--last=WORD"), ("connector", "WORD", "WORD"), ("telemetry", "WORD"),
+    ("etcd", "WORD", "--namespace=WORD"), ("etcd", "http://127.0.0.1:1", "--max-request-bytes=WORD"),
+    ("run", "WORD", "--print"), ("run", "quick", "--print", "--backend=WORD", "--profile=WORD"),
+    ("run", "quick", "--print", "--backend=UCX", "--", "--nixl-etcd-user=WORD", "WORD"),
+    ("run", "quick", "--print", "--backend=UCX", "--suite=WORD"), ("run", "--as-given", "--print", "--", "WORD"),
+    ("facts", "--root=WORD"), ("doctor", "--root=WORD"), ("doctor", "--profile=WORD"), ("clean", "--etcd=WORD"),
+    ("init", "OUT/new", "--image=WORD", "--root=WORD"), ("WORD",), ("explain", "--unknown=WORD"), ("compare", "--WORD"),
+)  # fmt: skip
+
+
+def command(choice: random.Random, folder: Path) -> str:
+    """Give a command hostile words."""
+    secret = f"{letters(choice, 12)}Zq"
+    around = (f"http://me:{secret}@127.0.0.1:1", f"me:{secret}@registry.example/image:1", f"password={secret}",
+              f"--token={secret}", f"http://127.0.0.1:1/?token={secret}&a=b")  # fmt: skip
+    (folder / "OUT").mkdir(exist_ok=True)
+
+    def word() -> str:
+        kind = choice.random()
+        if kind < 0.3:
+            return choice.choice(around)
+        return mutated(choice, choice.choice(NEAR)) if kind < 0.7 else noise(choice)
+
+    words = [part.replace("OUT", str(folder / "OUT")) for part in choice.choice(COMMANDS)]
+    return _command([part.replace("WORD", word()[:100_000]) if "WORD" in part else part for part in words], secret)
 
 
 # --- Files ------------------------------------------------------------------------------------------------------------
@@ -153,6 +187,33 @@ def file(choice: random.Random, folder: Path) -> str:
     given = [word.replace("FILE", str(path)).replace("OUT", str(folder / "OUT")).replace("FOLDER", str(folder))
              for word in words]  # fmt: skip
     return _command(given, secret)
+
+
+def tree(choice: random.Random, folder: Path, node: Path) -> str:
+    """Put a hostile file into the recorded tree of a host, and let a command read it."""
+    files = sorted(path for path in node.rglob("*") if path.is_file() and not path.is_symlink())
+    own = [path for path in files if path.parent.name in ("pytest-nixl", "id")]
+    path = choice.choice(own if own and choice.random() < 0.5 else files)
+    healthy = path.read_bytes()
+    path.unlink()
+    kind = choice.random()
+    if kind < 0.2:
+        os.mkfifo(path)
+    elif kind < 0.3:
+        path.symlink_to(choice.choice(("/dev/zero", "/proc/kmsg", path.name, "/nowhere", ".")))
+    elif kind < 0.4:
+        path.mkdir()
+    elif kind < 0.7:
+        path.write_bytes(choice.choice((b"{}", b"[]", b"null", b"7", b'"x"', b"[{}]", b"\xff\xfe", b"")))
+    else:
+        path.write_bytes(mutated(choice, healthy.decode()).encode("utf-8", "surrogateescape"))
+    try:
+        words = choice.choice((["facts"], ["doctor"], ["init", str(folder / "new"), "--image=a/b:1"]))
+        return _command([*words, f"--root={node}"], "no secret was planted")
+    finally:
+        shutil.rmtree(folder / "new", ignore_errors=True)
+        path.rmdir() if kind >= 0.3 and kind < 0.4 else path.unlink()
+        path.write_bytes(healthy)
 
 
 def _command(words: list[str], secret: str) -> str:
@@ -327,8 +388,10 @@ class HostileClass:
 
 
 CLASSES = {
-    "options": HostileClass(option, 750),
-    "files": HostileClass(file, 420),
+    "options": HostileClass(option, 550),
+    "commands": HostileClass(command, 250),
+    "files": HostileClass(file, 350),
+    "trees": HostileClass(tree, 20),
     "etcds": HostileClass(etcd, 220),
     "secrets": HostileClass(secret, 600),
     "signals": HostileClass(signals, 4, apart=True),
