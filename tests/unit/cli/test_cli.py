@@ -394,7 +394,7 @@ def test_the_command_runs_as_a_program_and_reports_a_closed_pipe_in_one_sentence
 
 
 def test_two_dashes_as_a_value_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """argparse of some Pythons makes an empty list of them."""
+    """Argparse of some Pythons makes an empty list of them."""
     with pytest.raises(SystemExit) as caught:
         cli.main(["etcd", "http://127.0.0.1:1", "--namespace=--"])
     assert caught.value.code == 2
