@@ -151,42 +151,28 @@ def watch_call(item: pytest.Item) -> None:
     item.obj = watched
 
 
-#: The outcomes of a report, the least severe first.
-_SEVERITY = ("passed", "skipped", "failed")
-
-
-def restore_outcome(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
-    """Report a check as it ended, if another plugin or a marker reports it as less severe, or as skipped.
-
-    :param report: the report of setup, call or teardown, which is changed in place.
-    """
-    undo_xfail(call, report)
-    error = call.excinfo.value if call.excinfo is not None else None
-    ended = "passed" if error is None else "skipped" if isinstance(error, pytest.skip.Exception) else "failed"
-    if report.outcome in _SEVERITY and _SEVERITY.index(report.outcome) < _SEVERITY.index(ended):
-        report.outcome = ended
-        report.longrepr = str(error) if ended == "failed" else (*item.location[:2], f"Skipped: {error}")
-    elif report.skipped and error is None:
-        report.outcome, report.longrepr = "passed", None
-    if report.when == "call" and report.passed and not item.stash.get(_CALLED, True):
-        report.outcome, report.longrepr = "failed", str(_NOT_CALLED)
-        item.stash[JUDGEMENT] = _NOT_CALLED
-
-
 #: How pytest's own text of a check that passed although ``xfail(strict=True)`` expected a failure begins.
 _STRICT_XPASS = "[XPASS(strict)]"
 
 
-def undo_xfail(call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
-    """Report a check as it ended, whatever ``xfail`` made of it: an expected failure is a failure.
+def restore_outcome(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
+    """Report a check as it ended, whatever ``xfail`` or another plugin made of it; a plugin may add a failure.
 
     :param report: the report of setup, call or teardown, which is changed in place.
     """
-    if hasattr(report, "wasxfail"):
-        del report.wasxfail
-        report.outcome = "passed" if call.excinfo is None else "failed"
-    elif call.excinfo is None and report.failed and str(report.longrepr).startswith(_STRICT_XPASS):
-        report.outcome, report.longrepr = "passed", None
+    vars(report).pop("wasxfail", None)
+    if call.excinfo is None:
+        if report.skipped or (report.failed and str(report.longrepr).startswith(_STRICT_XPASS)):
+            report.outcome, report.longrepr = "passed", None
+    elif isinstance(call.excinfo.value, pytest.skip.Exception):
+        if report.passed:
+            path, line, _ = item.location
+            report.outcome, report.longrepr = "skipped", (path, (line or 0) + 1, f"Skipped: {call.excinfo.value}")
+    elif report.passed or report.skipped:
+        report.outcome, report.longrepr = "failed", item.repr_failure(call.excinfo)
+    if report.when == "call" and report.passed and not item.stash.get(_CALLED, True):
+        report.outcome, report.longrepr = "failed", str(_NOT_CALLED)
+        item.stash[JUDGEMENT] = _NOT_CALLED
 
 
 def add_result(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:

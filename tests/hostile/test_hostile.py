@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from pytest_nixl.session.default_profile import PRODUCT_NAME
 @pytest.mark.soak
 @pytest.mark.parametrize("name", CLASSES)
 def test_hostile_inputs_end_in_a_value_or_a_sentence(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: pytest.RecordProperty
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     count = CLASSES[name].tries * (10 if len(repeats()) > 1 else 1)
