@@ -14,8 +14,8 @@
 * the time of README's second command in a fresh clone, with ``--tests``, because it takes minutes; or
   ``--second-command`` gives it.
 
-``--write`` also writes the table of the measured figures to ``docs/explanation/claims.md``. ``--without=NAME`` leaves one out, such as
-``ranks``, whose 64 ranks take minutes; the table says so.
+``--write`` also writes the table of the measured figures to ``docs/explanation/claims.md``. ``--without=NAME`` leaves
+one out, such as ``ranks``, whose 64 ranks take minutes; the table says so.
 """
 
 from __future__ import annotations

@@ -59,8 +59,8 @@ _ANNOUNCED = pytest.StashKey[bool]()
 
 #: The state of the run; missing: the project has not used the plugin yet.
 _RUN: pytest.StashKey[Run] = pytest.StashKey()
-#: The exit code with which a gate failed the run; missing: it did not.
-_GATE_CODE = pytest.StashKey[int]()
+#: The exit code with which a verdict failed the run; missing: it did not.
+_FAILED_CODE = pytest.StashKey[int]()
 _FIXTURES = frozenset(__all__)
 
 
@@ -163,7 +163,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> Generator[None, Any, Any]:
-    """Give the gate the last word on the exit code, and hide the secrets of a refusal, which pytest prints as it is.
+    """Give the verdict the last word on the exit code, and hide the secrets of a refusal, which pytest prints as it is.
 
     Another plugin may set the exit code to 0 at the very end. A refusal may quote a setting of any length, with control
     characters: they are escaped and its length is limited.
@@ -178,7 +178,7 @@ def pytest_cmdline_main(config: pytest.Config) -> Generator[None, Any, Any]:
             hide = hider_of(config)
             error.args = tuple(error_text(hide(str(part))) for part in error.args)
         raise
-    return config.stash.get(_GATE_CODE, code) if code == pytest.ExitCode.OK else code
+    return config.stash.get(_FAILED_CODE, code) if code == pytest.ExitCode.OK else code
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -262,6 +262,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_itemcollected(item: pytest.Item) -> None:
     if _RUN not in item.config.stash and _uses_plugin(item):
         _begin(item.config)
+    if item.get_closest_marker("nixl_check") is not None:
+        from pytest_nixl.session.check_result import watch_call
+
+        watch_call(item)
     if "nixl_agent" in getattr(item, "fixturenames", ()) and not item.config.option.collectonly:
         _prepare_workers(item.config.stash[_RUN])
 
@@ -426,8 +430,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
         if run.found.interrupted or ((run.found.results or run.configured) and exitstatus in (0, 1, 5)):
             _ = run.settings  # bad settings that only workers of pytest-xdist have read end the run here
             _conclude(session, run)
-            if run.settings.judged_by and session.exitstatus:
-                session.config.stash[_GATE_CODE] = int(session.exitstatus)
+            if session.exitstatus:
+                session.config.stash[_FAILED_CODE] = int(session.exitstatus)
     try:
         yield
     except BaseException as error:
@@ -449,7 +453,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
 
         report_if_left_out(session.config, run)
     if session.exitstatus == pytest.ExitCode.OK:  # another plugin may have changed it
-        session.exitstatus = session.config.stash.get(_GATE_CODE, session.exitstatus)
+        session.exitstatus = session.config.stash.get(_FAILED_CODE, session.exitstatus)
     if not run.parallel:
         from pytest_nixl.session.ending import write_ending
 
@@ -474,7 +478,7 @@ def _conclude(session: pytest.Session, run: Run) -> None:
         run.found.add_run_results(missing)
         if not found.ended:
             compare(run)
-        if (settings.judged_by or missing) and failed(run.found.results, profile, gate=settings.gate):
+        if failed(run.found.results, profile, gate=settings.gate):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
     if found.interrupted:
         tell_of_no_baseline(run)

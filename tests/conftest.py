@@ -35,6 +35,15 @@ collect_ignore = [*([] if find_spec("torch") else ["with_torch"]),
                   *([] if find_spec("pytest_rerunfailures") else ["plugins"])]  # fmt: skip
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the hostile tries by class, and how many of them had a wrong outcome (``tests/hostile``)."""
+    reports = [report for outcome in ("passed", "failed") for report in terminalreporter.stats.get(outcome, ())]
+    properties = [value for report in reports for name, value in getattr(report, "user_properties", ())
+                  if name == "hostile" and report.when == "call"]  # fmt: skip
+    for kind, tries, violations in properties:
+        terminalreporter.write_line(f"hostile {kind}: {tries} tries, {violations} violations")
+
+
 MakePairs = Callable[..., Launches]
 
 

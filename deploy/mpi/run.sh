@@ -16,7 +16,7 @@ ranks=${1:?the number of ranks is missing: run.sh RANKS [option of pytest ...]}
 shift
 hosts=${HOSTS:-}
 # An absolute path, because the other hosts may have another PATH.
-pytest=$(command -v pytest) || { echo "pytest-nixl: there is no pytest on PATH" >&2; exit 4; }
+program=$(command -v pytest-nixl) || { echo "pytest-nixl: there is no pytest-nixl on PATH" >&2; exit 4; }
 results=$(realpath -m "${RESULTS:-nixl-$(date +%Y%m%d-%H%M%S)}")
 limit=${TIME_LIMIT:-3600}
 if [ -e "$results" ]; then
@@ -48,7 +48,7 @@ options=(
 # have written their reports before any of them ends. An option that makes mpirun spare them would make it exit with 0.
 timeout --kill-after=60 "$limit" \
     mpirun -n "$ranks" "${placed[@]}" -x NIXL_GROUP_TOKEN -x MASTER_ADDR ${more[@]+"${more[@]}"} \
-    "$pytest" "${options[@]}" "$@"
+    "$program" run --as-given -- "${options[@]}" "$@"
 code=$?
 
 # Exit code 0 is accepted only if every rank has left a verdict.

@@ -91,6 +91,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         words, pytest_arguments = _split(sys.argv[1:] if argv is None else argv)
         parser = _parser(words[0] if words else "")
+        for word in words:
+            if word.startswith("--") and word.endswith("=--"):  # argparse would drop the value
+                parser.error(f"argument {word[:-3]}: expected a value other than --")
         arguments, unknown = parser.parse_known_args(words)
         if unknown:
             parser.error(f"unrecognized arguments: {shlex.join(_without_values(unknown))}")

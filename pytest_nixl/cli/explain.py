@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 
 from pytest_nixl.cli.log_scan import WEIGHTS, LogScan, Seen, read_messages
 from pytest_nixl.core.texts import parse_texts, text_file
+from pytest_nixl.core.untrusted_file import open_regular
 from pytest_nixl.model.findings import FINDINGS, known_finding
 from pytest_nixl.model.settings import LEVELS, OPTIONS
 from pytest_nixl.nixl.reproductions import reproduction
@@ -28,6 +29,8 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 _MOST = 8
 #: The most letters of words that are looked up. A longer text is a part of a log.
 _MOST_LETTERS = 200
+#: The most bytes of a log: it is read in pieces.
+_LARGEST_LOG = 1 << 40
 #: The last place of entries that contain the whole words. Entries that contain parts of the words come later.
 _WHOLE_WORDS = 4
 
@@ -134,7 +137,7 @@ def _explain_logs(logs: list[str], arguments: argparse.Namespace) -> int:
         if log == "-":
             scan = _scan(sys.stdin.buffer)
         else:
-            with open(log, "rb") as stream:
+            with open_regular(Path(log), _LARGEST_LOG, "a log") as stream:
                 scan = _scan(stream)
         lines += scan.line_count
         label = f"{'the standard input' if log == '-' else log}: " if len(logs) > 1 else ""

@@ -21,7 +21,7 @@ from pytest_nixl.cli.starter_files import (
     undescribed,
 )
 from pytest_nixl.core.redaction import redact
-from pytest_nixl.session.default_profile import PRODUCT_NAME
+from pytest_nixl.session.default_profile import read_product
 
 #: The CI systems for which there is a file.
 CI_SYSTEMS = ("github", "gitlab")
@@ -119,15 +119,8 @@ def _examined(arguments: argparse.Namespace) -> tuple[ClusterPlan, str, str]:
             chosen = choose(facts, level="standard", environ={}, root=root)
     finally:
         close_supervisor()
-    product = _product(root)
+    product = read_product(root)
     cluster = ClusterPlan(facts, arguments.image, int(arguments.nodes), chosen.backend.value, product)
     if chosen.profile.value == product:
         return cluster, bundled_text(product), f"a copy of the profile {Choice(product, chosen.profile.why)}"
     return cluster, starter_profile(facts, chosen.backend.value, date.today()), "sanity floors"
-
-
-def _product(root: Path) -> str:
-    try:
-        return (root / PRODUCT_NAME).read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""

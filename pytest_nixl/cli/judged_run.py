@@ -42,10 +42,14 @@ def run_judged(command: Sequence[str]) -> int:
             if number != signal.SIGINT or not _in_foreground():
                 child.send_signal(number)
 
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-            if signal.getsignal(number) != signal.SIG_IGN:
-                signal.signal(number, forward)
+        previous = {
+            number: signal.signal(number, forward)
+            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+            if signal.getsignal(number) != signal.SIG_IGN
+        }
         code = child.wait()
+        for number, handler in previous.items():
+            signal.signal(number, handler)
         if code == 0 and read_ending(path) != 0:
             print(f"pytest-nixl run: {_NOT_JUDGED}", file=sys.stderr)
             return 1

@@ -23,16 +23,19 @@ from pytest_nixl.session.suites import checks_of_suites, suites_folder
 PAGE = "nixl-report.html"
 #: Separates the arguments of this command from those of pytest, where a reader wants to see it.
 SEPARATOR = "--"
+#: Runs pytest with the arguments after ``--`` alone.
+AS_GIVEN = "--as-given"
 #: The options of this command that take a value, and those that take none. Every other option is pytest's.
 _VALUED = ("--backend", "--nixl-backend", "--profile", "--nixl-profile", "--nixl-level", "--suite")
-_PLAIN = ("--no-gate", "--print", "-h", "--help")
+_PLAIN = (AS_GIVEN, "--no-gate", "--print", "-h", "--help")
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     run = commands.add_parser(
         "run",
         help="run the suites with a level, a backend and a profile that fit this host: the shortest way to a verdict",
-        usage="pytest-nixl run [LEVEL] [--backend NAME] [--profile NAME] [--suite NAME] [--print] [OPTION OF PYTEST…]",
+        usage="pytest-nixl run [LEVEL] [--backend NAME] [--profile NAME] [--suite NAME] [--print] [OPTION OF PYTEST…]\n"
+        "       pytest-nixl run --as-given -- ARGUMENT…",
         description="Choose from the facts of this host what is not given, print the choice and the pytest command, "
         f"and run it with --nixl-gate. The run writes the page {PAGE}, or the next number of it that is free. Nothing "
         "is installed. Every other option goes to pytest, such as --nixl-memory=VRAM:VRAM or -k NAME. The exit code is "
@@ -63,6 +66,11 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--suite", metavar="NAME", action="append", default=[], help="run only this suite; repeatable (default: all)"
     )
     run.add_argument("--no-gate", action="store_true", help="do not fail checks that are undecided")
+    run.add_argument(
+        AS_GIVEN,
+        action="store_true",
+        help="choose nothing: run pytest with the arguments after -- alone, as the files for CI and clusters do",
+    )
     run.add_argument("--print", action="store_true", help="print the choice and the command, and do not run it")
     run.set_defaults(run=_run, pytest_arguments=())
 
@@ -71,7 +79,8 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Separate the arguments of ``pytest-nixl run`` from those of pytest.
 
     An option that is not ours is pytest's, and so is the word after it, unless the option has its value behind ``=``.
-    After ``--`` only an option of pytest's for which this command has an argument is ours.
+    After ``--`` only an option of pytest's for which this command has an argument is ours, and with ``--as-given``
+    nothing.
 
     :param words: the command line, from the word ``run``.
     :returns: the arguments of this command, and those of pytest.
@@ -83,8 +92,9 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
     options: tuple[str, ...] = (*_VALUED, *_PLAIN)
     for word in words:
         flag, equals, _ = word.partition("=")
-        if word == SEPARATOR:
-            positional, options = theirs, tuple(option for option in _VALUED if option.startswith("--nixl-"))
+        if word == SEPARATOR and positional is ours:
+            positional = theirs
+            options = () if AS_GIVEN in ours else tuple(option for option in _VALUED if option.startswith("--nixl-"))
         elif word.startswith("-"):
             side = ours if flag in options else theirs
             side.append(word)
@@ -97,6 +107,13 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _run(arguments: argparse.Namespace) -> int:
     theirs = list(arguments.pytest_arguments)
+    program = _pytest()
+    if arguments.as_given:
+        _refuse_choices(arguments)
+        if arguments.print:
+            print(_shown(program, theirs))
+            return 0
+        return run_judged([*program, *theirs])
     where = _where(arguments.suite)
     if arguments.profile is not None:
         load_profile(arguments.profile)
@@ -111,7 +128,6 @@ def _run(arguments: argparse.Namespace) -> int:
         *_page(theirs),
         *theirs,
     ]
-    program = _pytest()
     print(f"pytest-nixl run: {chosen}")
     remark = chosen.for_gpu_memory()
     if remark and not any(word.startswith("--nixl-memory") for word in theirs):
@@ -119,12 +135,17 @@ def _run(arguments: argparse.Namespace) -> int:
     if "LIBFABRIC" in chosen.backend.value:
         reads = "; ".join(f"{each.engine}: {each.reads}" for each in ENGINE_BACKENDS)
         print(f"engines use UCX unless they are told otherwise, and none reads {GENERAL_VARIABLE}: {reads}")
-    shown = [Path(program[0]).name if len(program) == 1 else program[0], *program[1:], *_without_secrets(words)]
-    print(f"$ {shlex.join(shown)}")
+    print(_shown(program, words))
     if arguments.print:
         return 0
     sys.stdout.flush()
     return run_judged([*program, *words])
+
+
+def _shown(program: Sequence[str], words: Sequence[str]) -> str:
+    """Return a command as a line of a shell, without secrets."""
+    name = Path(program[0]).name if len(program) == 1 else program[0]
+    return f"$ {shlex.join([name, *program[1:], *_without_secrets(words)])}"
 
 
 def _page(theirs: Sequence[str]) -> list[str]:
@@ -157,6 +178,18 @@ def _chosen(arguments: argparse.Namespace) -> RunChoice:
     return choose(facts, level=level, backend=arguments.backend, profile=arguments.profile)
 
 
+def _refuse_choices(arguments: argparse.Namespace) -> None:
+    """Refuse arguments that choose something together with ``--as-given``.
+
+    :raises ValueError: one of them is given, or no argument of pytest.
+    """
+    choices = ("level", "named_level", "backend", "profile", "suite", "no_gate")
+    if any(getattr(arguments, name) for name in choices):
+        raise ValueError(f"{AS_GIVEN} chooses nothing: give the options of pytest after {SEPARATOR} instead")
+    if not arguments.pytest_arguments:
+        raise ValueError(f"{AS_GIVEN} needs the arguments of pytest after {SEPARATOR}")
+
+
 def _where(suites: Sequence[str]) -> list[str]:
     """Return the arguments with which pytest finds the suites, in a clone or where the plugin is installed.
 
@@ -179,9 +212,10 @@ def _where(suites: Sequence[str]) -> list[str]:
 
 def _pytest() -> list[str]:
     """Return the program that is pytest of this Python: the one that ``pytest`` means in a shell, if it is of it."""
-    found = shutil.which("pytest")
-    if found is not None and os.path.dirname(os.path.abspath(found)) == os.path.dirname(sys.executable):
-        return [os.path.abspath(found)]
+    program = shutil.which("pytest")
+    folder = os.path.realpath(os.path.dirname(sys.executable))
+    if program is not None and os.path.dirname(os.path.realpath(program)) == folder:  # it may be a link to another's
+        return [os.path.abspath(program)]
     return [sys.executable, "-m", "pytest"]
 
 

@@ -246,7 +246,7 @@ class MemberNames:
 
     def part(self, text: str) -> str:
         """Quote part of a member after a space; return nothing if it may be part of a password."""
-        return "" if self._torn else f" {quoted(text)}"
+        return "" if self._torn else f" {quoted(redact(text))}"
 
 
 def quoted(text: str) -> str:

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import os
 import shlex
 from collections.abc import Callable
@@ -117,20 +119,60 @@ def late_because(item: pytest.Item, error: BaseException | None) -> str:
     return item.stash[_BUSY]
 
 
+#: Whether the function of a check was called, on its item; missing: nothing can tell.
+_CALLED = pytest.StashKey[bool]()
+_NOT_CALLED = Judgement(
+    Verdict.MISSING,
+    "the check did not run: another plugin or a conftest.py let it pass without calling its function",
+    "start pytest without it (-p no:NAME): it has a hook such as pytest_pyfunc_call or pytest_runtest_call",
+)
+
+
+def watch_call(item: pytest.Item) -> None:
+    """Note when the function of a check is called, so that a check that did not run does not pass."""
+    if not isinstance(item, pytest.Function) or inspect.isasyncgenfunction(item.obj):
+        return
+    item.stash[_CALLED] = False
+    function = item.obj
+
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def watched(*positional: Any, **named: Any) -> Any:
+            item.stash[_CALLED] = True
+            return await function(*positional, **named)
+    else:
+
+        @functools.wraps(function)
+        def watched(*positional: Any, **named: Any) -> Any:
+            item.stash[_CALLED] = True
+            return function(*positional, **named)
+
+    item.obj = watched
+
+
 #: How pytest's own text of a check that passed although ``xfail(strict=True)`` expected a failure begins.
 _STRICT_XPASS = "[XPASS(strict)]"
 
 
-def undo_xfail(call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
-    """Report a check as it ended, whatever ``xfail`` made of it: an expected failure is a failure.
+def restore_outcome(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
+    """Report a check as it ended, whatever ``xfail`` or another plugin made of it; a plugin may add a failure.
 
     :param report: the report of setup, call or teardown, which is changed in place.
     """
-    if hasattr(report, "wasxfail"):
-        del report.wasxfail
-        report.outcome = "passed" if call.excinfo is None else "failed"
-    elif call.excinfo is None and report.failed and str(report.longrepr).startswith(_STRICT_XPASS):
-        report.outcome, report.longrepr = "passed", None
+    vars(report).pop("wasxfail", None)
+    if call.excinfo is None:
+        if report.skipped or (report.failed and str(report.longrepr).startswith(_STRICT_XPASS)):
+            report.outcome, report.longrepr = "passed", None
+    elif isinstance(call.excinfo.value, pytest.skip.Exception):
+        if report.passed:
+            path, line, _ = item.location
+            report.outcome, report.longrepr = "skipped", (path, (line or 0) + 1, f"Skipped: {call.excinfo.value}")
+    elif report.passed or report.skipped:
+        report.outcome, report.longrepr = "failed", item.repr_failure(call.excinfo)
+    if report.when == "call" and report.passed and not item.stash.get(_CALLED, True):
+        report.outcome, report.longrepr = "failed", str(_NOT_CALLED)
+        item.stash[JUDGEMENT] = _NOT_CALLED
 
 
 def add_result(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
@@ -140,7 +182,7 @@ def add_result(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Te
     """
     run = Run.of(item.config)
     if check_of(item) is not None:
-        undo_xfail(call, report)
+        restore_outcome(item, call, report)
     if call.excinfo is not None:
         gate = run.usable and run.settings.gate
         required = run.usable and check_of(item) in load_profile(run.settings.profile).required
@@ -181,9 +223,9 @@ def _hidden(value: Any, hide: Callable[[str], str]) -> Any:
 
 
 def _result_of(run: Run, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> Result | None:
-    """Return the result of a check after its call, or after a failure or skip in its setup or teardown; else None."""
+    """Return the result of a check after its call, a failure or skip in its setup, or a failure in its teardown."""
     check = check_of(item)
-    if check is None or (report.when != "call" and report.passed):
+    if check is None or (report.when == "setup" and report.passed) or (report.when == "teardown" and not report.failed):
         return None
     judgement = _judgement(item, call, report)
     row = row_of(item)

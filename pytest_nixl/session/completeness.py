@@ -6,6 +6,7 @@ A run that ended early is INTERRUPTED. It never passes, because the remaining ch
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Generator, Iterable
 from contextlib import nullcontext
@@ -36,6 +37,8 @@ class Completeness:
         self._run = run
         self._planned = 0
         self._planned_checks: set[str] = set()
+        #: The ids of all checks that were collected, and of those of which no test is to run.
+        self._collected: set[str] = set()
         self._deselected: set[str] = set()
         #: Whether ``--lf`` left out the tests that did not fail last time. It does not report them as deselected.
         self._only_failed = False
@@ -55,16 +58,17 @@ class Completeness:
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self._planned = max(self._planned, len(session.items))
         self._planned_checks = {item.nodeid for item in session.items if check_of(item) is not None}
+        self._deselected = self._collected.difference(filter(None, map(check_of, session.items)))
         if getattr(session.config.option, "lf", False):
             failed = session.config.cache.get("cache/lastfailed", {})
             self._only_failed = any(item.nodeid in failed for item in session.items)
 
-    def pytest_deselected(self, items: Iterable[pytest.Item]) -> None:
-        self._deselected.update(check for item in items if (check := check_of(item)) is not None)
+    def pytest_itemcollected(self, item: pytest.Item) -> None:
+        self._collected.update(filter(None, [check_of(item)]))
 
     @property
     def deselected(self) -> list[str]:
-        """The ids of the checks of which each test was deselected, as by ``-k``, not by the level; and ``--lf``."""
+        """The ids of the checks without a test in this run: by ``-k`` or a plugin, not by the level; and ``--lf``."""
         ran = {result.check for result in self._run.found.results}
         found = sorted(self._deselected - ran - left_out_of(self._run.config).keys())
         return ["those that did not fail last time (--lf)", *found] if self._only_failed else found
@@ -153,16 +157,19 @@ class Completeness:
 
 
 def refuse_exit_code_0(session: pytest.Session, error: BaseException) -> None:
-    """Let a run that another plugin ended while it wrote its reports end with exit code 2, if it would end with 0.
+    """Set the exit code of a run that another plugin ended while it wrote its reports; never to 0, but to 2 instead.
 
     :param error: what the plugin raised, which is changed in place.
     """
-    if session.exitstatus == pytest.ExitCode.OK:
-        session.exitstatus = pytest.ExitCode.INTERRUPTED
-    if isinstance(error, pytest.exit.Exception) and error.returncode == pytest.ExitCode.OK:
-        error.returncode = pytest.ExitCode.INTERRUPTED
-    elif isinstance(error, SystemExit) and not error.code:
-        error.code = pytest.ExitCode.INTERRUPTED
+    interrupted = pytest.ExitCode.INTERRUPTED
+    if isinstance(error, pytest.exit.Exception):
+        code = session.exitstatus if error.returncode is None else error.returncode
+        error.returncode = session.exitstatus = code or interrupted
+    elif isinstance(error, SystemExit):
+        error.code = error.code or interrupted
+        session.exitstatus = error.code if isinstance(error.code, int) else pytest.ExitCode.TESTS_FAILED
+    else:  # Python ends with it: by SIGINT, or with 1 after a traceback
+        session.exitstatus = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
 
 
 _COMPLETENESS = pytest.StashKey[Completeness]()

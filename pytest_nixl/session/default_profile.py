@@ -7,11 +7,15 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from pytest_nixl.core.untrusted_file import read_regular
+
 #: Profiles for two processes of one host: the usual one, and the one for LIBFABRIC over TCP.
 ONE_HOST, OVER_TCP = "loopback", "tcp-loopback"
 #: Directory in which Linux lists RDMA devices (also EFA), and the file with the type of a virtual machine.
 RDMA_DEVICES, PRODUCT_NAME = "sys/class/infiniband", "sys/class/dmi/id/product_name"
 
+#: The most bytes of that file. The kernel says that it has a page.
+_LARGEST_NAME = 1 << 16
 #: Profiles of one host with GPUs, each with the pattern of their model. A GH200 is no H200: its host link differs.
 GPU_PROFILES = {"h200": r"\bH200\b", "h100": r"\bH100\b"}
 
@@ -38,16 +42,25 @@ def default_profile(backends: Sequence[str], root: Path = Path("/")) -> tuple[st
         devices = []
     if not devices:
         return OVER_TCP, "LIBFABRIC uses TCP, because this host has no RDMA device"
-    try:
-        product = (root / PRODUCT_NAME).read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        product = ""
+    product = read_product(root)
     if _expects(product, "LIBFABRIC"):
         return product, f"this host's product name is {product}"
     return ONE_HOST, (
         f"there is no profile for a host with {devices[0]}; learn one (pytest-nixl profile learn) and give it with "
         "--nixl-profile"
     )
+
+
+def read_product(root: Path) -> str:
+    """Return the type of a virtual machine; empty: there is none, or it cannot be read.
+
+    :param root: the directory that contains ``sys``.
+    """
+    try:
+        text = read_regular(root / PRODUCT_NAME, _LARGEST_NAME, "a name")
+    except (OSError, ValueError):
+        return ""
+    return text.decode("utf-8", "replace").strip()
 
 
 def _expects(name: str, backend: str) -> bool:

@@ -8,6 +8,7 @@ containers, with the labels and the variables that the controllers would add. Th
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from helpers.kubelet import Given, command_of, container_of, variables_of
 from helpers.kustomize import OVERLAYS, built, rank_pod
 from helpers.manifests import Manifest, Pod, pods_of
 from helpers.namespaces import ENDS_WITH_ALL, Host, Network, network, require_tools
+from helpers.shipped_commands import JUDGED
 from ranks import Ranks, all_end_with
 from servers import ETCD_PORT, keys
 from shipped import NOT_TCP, OVER_TCP, SHORT, failures, passed, variables, went_over_tcp
@@ -189,5 +191,5 @@ def test_a_manifest_of_a_controller(
 def test_pods_that_end_have_the_exit_code_of_pytest_and_pods_that_rest_keep_it_by_the_same_script() -> None:
     """So that the exit code of one manifest says how the others end."""
     commands = {name: container_of(pod_of(name))["command"] for name in CONTROLLERS}
-    assert commands["indexed-job.yaml"] == commands["jobset.yaml"] == ["pytest"]
+    assert commands["indexed-job.yaml"] == commands["jobset.yaml"] == shlex.split(JUDGED)
     assert commands["leaderworkerset.yaml"] == commands["statefulset.yaml"]

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import io
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,16 @@ import yaml
 
 from helpers.cli_run import ROOT
 from helpers.manifests import pods_of, read
+from pytest_nixl import cli
 
+#: How the files for CI and clusters start pytest: as a child, whose exit code 0 is accepted only with a verdict.
+JUDGED = "pytest-nixl run --as-given --"
 #: Suites and modules of them that measure rows, as command lines name them; no name is all suites.
 _MEASURE = re.compile(r"(suites/?|pytest_nixl\.suites)$|(suites/|pytest_nixl\.suites\.)bandwidth\b")
 #: A line of docs on which a person runs pytest, by a launcher or in a container too.
 _TYPED = re.compile(
-    r"^(?:\$ )?(?:[A-Z_]+=\S* )*(?:(?:srun|mpirun|mpiexec|torchrun|docker run|deploy/mpi/run\.sh)\b.*? )?pytest(?= |$)"
+    r"^(?:\$ )?(?:[A-Z_]+=\S* )*(?:(?:srun|mpirun|mpiexec|torchrun|docker run|deploy/mpi/run\.sh)\b.*? )?"
+    r"(?:pytest|pytest-nixl run --as-given --|(?P<choice>pytest-nixl run)(?= \w))(?= |$)"
 )
 
 
@@ -59,6 +65,14 @@ class Command:
         return f"{self.file}: pytest {shlex.join(self.words)}"
 
 
+def arguments_of_pytest(words: Sequence[str]) -> list[str]:
+    """Return what pytest gets of a command line by which :data:`JUDGED` starts it; without that, all words."""
+    start = shlex.split(JUDGED)
+    places = (place for place in range(len(words)) if list(words[place : place + len(start)]) == start)
+    place = next(places, None)
+    return list(words) if place is None else list(words[place + len(start) :])
+
+
 def shipped(root: Path = ROOT) -> list[Command]:
     """Return every command line below ``root``, in the order of the files."""
     return [
@@ -69,9 +83,7 @@ def shipped(root: Path = ROOT) -> list[Command]:
 def _manifests(root: Path) -> Iterator[Command]:
     for manifest in read(sorted((root / "deploy/kubernetes").glob("*.yaml"))):
         for pod in (pod for document in manifest.documents for pod in pods_of(document)):
-            words = list(pod.arguments)
-            if "pytest" in words:
-                words = words[words.index("pytest") + 1 :]
+            words = arguments_of_pytest(pod.arguments)
             if any(word.startswith("--nixl-") for word in words):
                 yield Command(f"deploy/kubernetes/{manifest.name}", tuple(words))
 
@@ -117,11 +129,11 @@ def _recipes(root: Path) -> Iterator[Command]:
             lines = [step["run"] for job in recipe["jobs"].values() for step in job["steps"] if "run" in step]
         else:
             lines = [line for job in recipe.values() if isinstance(job, dict) for line in job.get("script", [])]
-        for line in (line for line in lines if "pytest " in line):
+        for line in (line for line in lines if JUDGED in line):
             for variable, value in variables.items():
                 line = line.replace(f"${variable}", str(value))
             words = shlex.split(line.partition(";")[0])  # a comparison is a function, with what follows it
-            yield Command(name, tuple(words[words.index("pytest") + 1 :]), tuple(variables.items()), text)
+            yield Command(name, tuple(arguments_of_pytest(words)), tuple(variables.items()), text)
 
 
 def _dockerfile(root: Path) -> Iterator[Command]:
@@ -140,6 +152,13 @@ def _docs(root: Path) -> Iterator[Command]:
             yield Command(name, tuple(shlex.split(inline)[1:]), text=text)
 
 
+def _chosen(words: Sequence[str]) -> list[str]:
+    """Return what pytest gets of ``pytest-nixl run LEVEL …``."""
+    with redirect_stdout(io.StringIO()) as output:
+        assert cli.main(["run", "--print", *words]) == 0
+    return shlex.split(output.getvalue().partition("\n$ pytest ")[2])
+
+
 def _typed(name: str, block: str, text: str = "") -> Iterator[Command]:
     learns = "profile learn" in block
     for line in (line.strip() for line in block.splitlines()):
@@ -147,5 +166,7 @@ def _typed(name: str, block: str, text: str = "") -> Iterator[Command]:
         if started is None:
             continue
         words = shlex.split(line[started.end() :], comments=True)
+        if started["choice"]:
+            words = _chosen(words)
         run = tuple(words)
         yield Command(name, run, text=text or block, learns=learns and "--nixl-gate" not in run)

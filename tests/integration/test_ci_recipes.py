@@ -21,6 +21,7 @@ import pytest
 import yaml
 from helpers.cli_run import BANDWIDTH, ROOT, WITHOUT, Finished, environment, undisturbed
 from helpers.etcd import engine_image
+from helpers.shipped_commands import JUDGED, arguments_of_pytest
 
 FOLDER = ROOT / "deploy" / "ci"
 
@@ -44,7 +45,7 @@ def commands(workflows: Sequence[str] = GITHUB) -> list[str]:
     ]  # fmt: skip
     gitlab = [line for job in load("gitlab.yml").values() if "script" in job for line in job["script"]]
     # A comparison is a function, because it may be made twice.
-    return [line.removeprefix("judge() { ").partition(";")[0] for line in (*github, *gitlab) if "pytest " in line]
+    return [line.removeprefix("judge() { ").partition(";")[0] for line in (*github, *gitlab) if JUDGED in line]
 
 
 def test_the_recipe_without_a_card_gives_the_container_an_rdma_device_that_it_may_use() -> None:
@@ -58,7 +59,7 @@ def test_the_recipe_without_a_card_gives_the_container_an_rdma_device_that_it_ma
     page = (ROOT / "docs" / "how-to" / "rdma-without-a-card.md").read_text()
     command = next(line for line in page.splitlines() if "--nixl-profile=soft-roce" in line)
     ours = {"-p", "no:cacheprovider", "--nixl-backend=UCX", "--nixl-image=$IMAGE"}
-    typed = [word for word in given[given.index("pytest") :] if word not in ours and "=/out/" not in word]
+    typed = [word for word in ["pytest", *arguments_of_pytest(given)] if word not in ours and "=/out/" not in word]
     assert shlex.split(command) == ["UCX_TLS=rc,ud,self", "UCX_NET_DEVICES=rxe0:1", *typed]
 
 
@@ -116,7 +117,7 @@ def test_a_comparison_is_made_once_more_only_if_it_says_retry(
 def github_containers() -> list[list[str]]:
     """Return the options of ``docker run`` in each command line of the recipe for GitHub."""
     lines = [line for line in commands(["github.yml"]) if line.startswith("docker run ")]
-    return [shlex.split(line[: line.index("pytest ")])[2:] for line in lines]
+    return [shlex.split(line[: line.index(JUDGED)])[2:] for line in lines]
 
 
 def added_capabilities(options: list[str]) -> list[str]:

@@ -243,7 +243,7 @@ SRUN = """#!/bin/bash
 [ -n "$CODES" ] || exit 0
 printf '%s\n' "$@" > srun-arguments
 codes=($CODES) worst=0
-while [ "$1" != pytest ]; do shift; done
+while [ "$1" != pytest-nixl ]; do shift; done
 pids=()
 for rank in "${!codes[@]}"; do SLURM_PROCID=$rank "$@" & pids+=($!); done
 for pid in "${pids[@]}"; do
@@ -289,7 +289,7 @@ class TestScripts:
     def run(self, tmp_path: Path, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
         place = tmp_path / "bin"
         place.mkdir()
-        executable(place / "pytest", SUBJECT)
+        executable(place / "pytest-nixl", SUBJECT)
         executable(place / "srun", SRUN)
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("NIXL_", "SLURM_", "OMPI_"))}
         path = os.pathsep.join((str(place), PROGRAMS))
@@ -323,7 +323,7 @@ class TestScripts:
         assert done.returncode == 0, done.stdout + done.stderr
         words = (tmp_path / "srun-arguments").read_text().splitlines()
         results, profile = tmp_path / "nixl-17", tmp_path / "ours.toml"
-        before = words[: words.index("pytest")]
+        before = words[: words.index("pytest-nixl")]
         assert before[-2:] == [
             f"--container-image={image}",
             f"--container-mounts={results}:{results},/data:/data,{profile}:{profile}:ro",

@@ -391,3 +391,13 @@ def test_the_command_runs_as_a_program_and_reports_a_closed_pipe_in_one_sentence
         os.close(writer)
     assert ended.returncode == 1
     assert ended.stderr.count(b"\n") == 1  # one sentence, and no traceback
+
+
+def test_two_dashes_as_a_value_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """Argparse of some Pythons makes an empty list of them."""
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["etcd", "http://127.0.0.1:1", "--namespace=--"])
+    assert caught.value.code == 2
+    assert capsys.readouterr().err == (
+        "pytest-nixl: argument --namespace: expected a value other than -- (see pytest-nixl --help)\n"
+    )

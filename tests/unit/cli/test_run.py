@@ -264,6 +264,8 @@ def test_secrets_are_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
         (["quick", "--profile=nowhere"], "there is no profile 'nowhere': expected "),
         (["--suite=bandwith"], "'bandwith' is not a suite: expected one of bandwidth, "),
         (["--nixl-level=slow"], "argument --nixl-level: invalid choice: 'slow'"),
+        (["quick", "--as-given", "--", "suites"], "--as-given chooses nothing: give the options of pytest after --"),
+        (["--as-given"], "--as-given needs the arguments of pytest after --"),
     ],
 )
 def test_bad_input_is_one_sentence(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -284,6 +286,27 @@ def test_a_package_without_suites_is_one_sentence(
     monkeypatch.setattr("pytest_nixl.cli.run.checks_of_suites", dict)
     assert cli.main(["run", "quick", "--backend=UCX", "--print"]) == 2
     assert "install pytest-nixl whole, or run this command in a clone" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("judged", [True, False])
+def test_as_given_runs_pytest_with_the_arguments_alone_and_demands_a_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], judged: bool
+) -> None:
+    program = tmp_path / "pytest"
+    verdict = """echo '{"exit_code": 0}' > "$PYTEST_NIXL_ENDING" """ if judged else ""
+    program.write_text(f"#!/bin/sh\nprintf '%s\\n' \"$@\" > {tmp_path}/arguments\n{verdict}\n")
+    program.chmod(0o755)
+    monkeypatch.setattr("pytest_nixl.cli.run._pytest", lambda: [str(program)])
+    assert cli.main(["run", "--as-given", "--", "-k", "a b", "--nixl-level=quick"]) == (0 if judged else 1)
+    assert (tmp_path / "arguments").read_text() == "-k\na b\n--nixl-level=quick\n"
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert ("the run ended before it was judged" in printed.err) is not judged
+
+
+def test_as_given_prints_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", "--as-given", "--print", "--", "-k", "a b", "--nixl-group-token=hunter22"]) == 0
+    assert capsys.readouterr().out.endswith("pytest -k 'a b' '--nixl-group-token=***'\n")
 
 
 @pytest.mark.long

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -144,3 +145,13 @@ def test_a_profile_of_too_many_tables_is_refused(tmp_path: Path, capsys: pytest.
     (tmp_path / FILE).write_text(HEAD + "".join(ROW.format(size) for size in range(1, MOST_TABLES + 2)))
     said = refusal(tmp_path, capsys, "profile", "show", FILE)
     assert "expect: 1,001 tables: expected at most 1,000" in said
+
+
+@pytest.mark.parametrize("words", [("explain", FILE), ("profile", "show", FILE)], ids=["explain", "profile"])
+def test_a_file_of_the_kernel_that_waits_for_more_is_refused(
+    words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not every container may read it, and then that is the sentence."""
+    (tmp_path / FILE).symlink_to("/proc/kmsg")
+    said = refusal(tmp_path, capsys, *words)
+    assert "is a stream that does not end" in said or os.strerror(errno.EPERM) in said

@@ -262,3 +262,10 @@ def test_the_command_without_an_endpoint_exits_with_2(capsys: pytest.CaptureFixt
         main(["endpoint"])
     assert caught.value.code == 2
     assert "the following arguments are required: URL" in capsys.readouterr().err
+
+
+def test_a_secret_in_the_path_of_an_endpoint_is_hidden(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["endpoint", "http://127.0.0.1:1/?token=hunter22&a=b"])
+    printed = capsys.readouterr().out
+    assert "has the path '/?token=***&a=b'" in printed
+    assert "hunter22" not in printed

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from helpers.cli_run import BANDWIDTH, run
 
 from pytest_nixl.judge.profiles import bundled_profiles, load_profile
-from pytest_nixl.session.default_profile import PRODUCT_NAME, RDMA_DEVICES, default_profile
+from pytest_nixl.session.default_profile import PRODUCT_NAME, RDMA_DEVICES, default_profile, read_product
 from pytest_nixl.session.silent_profile import silence
 
 pytestmark = pytest.mark.long
@@ -23,6 +24,13 @@ def host(root: Path, *devices: str, product: str = "") -> Path:
         (root / PRODUCT_NAME).parent.mkdir(parents=True)
         (root / PRODUCT_NAME).write_text(f"{product}\n")
     return root
+
+
+@pytest.mark.timeout(120)
+def test_a_recorded_name_that_is_a_fifo_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / PRODUCT_NAME).parent.mkdir(parents=True)
+    os.mkfifo(tmp_path / PRODUCT_NAME)
+    assert read_product(tmp_path) == ""
 
 
 @pytest.mark.parametrize("backends", [("UCX",), ("UCX", "LIBFABRIC"), ("POSIX",)])
