@@ -75,7 +75,7 @@ def _run(arguments: argparse.Namespace) -> int:
             # Only these control characters are ours; what the command prints otherwise is escaped.
             output = getattr(sys.stdout, "stream", sys.stdout)
             print(f"{colour}{printable(hide(line.text))}{colour and colours['END']}", file=output)
-        if profile.machine is None and not arguments.image:
+        if not (profile.machine and (profile.machine.nics or profile.machine.gpus)) and not arguments.image:
             print(
                 f"the profile {profile.name} does not say which RDMA devices and GPUs this host must have, so one that "
                 "is missing is not noticed: `pytest-nixl init` on a good host writes one that says it, for --profile"

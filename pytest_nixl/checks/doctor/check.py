@@ -47,6 +47,11 @@ class Requirements:
         """The number of GPUs in the profile; 0 if it gives none."""
         return (self.machine.gpus or 0) if self.machine is not None else 0
 
+    @property
+    def has_gpus(self) -> bool:
+        """Whether the profile's machine has a GPU, also if it does not say how many."""
+        return self.machine is not None and self.machine.has_gpus
+
 
 Judge = Callable[[Facts, Requirements], Judgement]
 #: Returns why a question cannot be answered, or makes no sense; None if it can be asked.
@@ -127,7 +132,7 @@ def has_rdma(facts: Facts, wanted: Requirements) -> bool:
 def has_gpu(facts: Facts, wanted: Requirements) -> bool:
     """Whether checks of GPUs apply: the driver or the PCI bus shows a GPU, or the profile expects one."""
     driver = facts.gpu.gpus or facts.gpu.unusable
-    return bool(driver) or any(device.kind == "gpu" for device in facts.pci) or wanted.gpus > 0
+    return bool(driver) or any(device.kind == "gpu" for device in facts.pci) or wanted.has_gpus
 
 
 def no_rdma(facts: Facts, wanted: Requirements) -> Judgement | None:

@@ -160,7 +160,7 @@ def variables_agree(facts: Facts, wanted: Requirements) -> Judgement:
         )
     if get("FI_EFA_USE_DEVICE_RDMA") == "0" and (facts.efa or wanted.efa):
         found.append(("FI_EFA_USE_DEVICE_RDMA=0 disables EFA's RDMA", "unset FI_EFA_USE_DEVICE_RDMA"))
-    gpu = bool(facts.gpu.gpus) or wanted.gpus > 0
+    gpu = bool(facts.gpu.gpus) or wanted.has_gpus
     if gpu and get("FI_HMEM_DISABLE_P2P").lower() in ("1", "yes", "on", "true"):
         found.append(
             (

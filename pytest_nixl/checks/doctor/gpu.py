@@ -36,6 +36,10 @@ _NVLINKS = (
     (r"\bA100-SXM4\b", 12),
     (r"\bA800-SXM4\b", 8),
 )
+_GIVE_GPUS = (
+    "give the container all GPUs (resource nvidia.com/gpu, `docker run --gpus all`); run `nvidia-smi` and `dmesg` on "
+    "the host; reboot the host if a GPU fell off the bus; or replace the node"
+)
 #: CUDA_ERROR_NO_DEVICE
 _NO_DEVICE = 100
 
@@ -126,24 +130,23 @@ def gpus(facts: Facts, wanted: Requirements) -> Judgement:
         hanging = f"; on the bus but not in the driver: {named(lost)}" if lost and len(bus) == wanted.gpus else ""
         if facts.gpu.unusable:  # none of them is broken
             hanging += f"; not given to this process: {named(f'GPU {gpu.index}' for gpu in facts.gpu.unusable)}"
-        remedy = (
-            "give the container all GPUs (resource nvidia.com/gpu, `docker run --gpus all`); run `nvidia-smi` and "
-            "`dmesg` on the host; reboot the host if a GPU fell off the bus; or replace the node"
-        )
         return failed(
-            f"{plural(len(here), 'GPU')} instead of the {wanted.gpus} in the profile ({told}){hanging}", remedy
+            f"{plural(len(here), 'GPU')} instead of the {wanted.gpus} in the profile ({told}){hanging}", _GIVE_GPUS
         )
+    if not here and wanted.has_gpus:
+        return failed("the driver lists no GPU, and the profile's machine has one", _GIVE_GPUS)
     absent = _not_shown(facts)
     if absent:
         names = named(f"GPU {gpu.index} ({', '.join(filter(None, (gpu.pci, gpu.uuid)))})" for gpu in absent)
-        judge = failed if wanted.gpus else warned
+        judge = failed if wanted.has_gpus else warned
         return judge(
             f"CUDA shows {len(here) - len(absent)} of the {plural(len(here), 'GPU')} that NVML lists, without {names}",
             "run `nvidia-smi` and `dmesg` on the host; give the container the device node of every GPU, such as "
             "/dev/nvidia0; reset the GPU, or reboot the host",
         )
-    model = wanted.machine.gpu if wanted.machine is not None and wanted.gpus else ""
-    others = [gpu.name for gpu in here if gpu.name and model.lower() not in gpu.name.lower()]
+    machine = wanted.machine
+    model = machine.gpu if machine is not None else ""
+    others = [gpu.name for gpu in here if machine is not None and gpu.name and not machine.is_model(gpu.name)]
     if model and others:
         return failed(
             f"{plural(len(others), 'GPU')} not of the profile's model {model}: {named(dict.fromkeys(others))}",
@@ -275,7 +278,7 @@ def gpu_nvlink(facts: Facts, wanted: Requirements) -> Judgement:
     """
     links = {gpu.index: gpu.nvlinks for gpu in facts.gpu.gpus if gpu.nvlinks is not None}
     if not links:
-        return _too_few("no GPU of this host reports NVLinks", expected=wanted.gpus > 0 and not facts.gpu.gpus)
+        return _too_few("no GPU of this host reports NVLinks", expected=wanted.has_gpus and not facts.gpu.gpus)
     most = max(links.values())
     fewer = [f"GPU {index} has {count}" for index, count in links.items() if count < most]
     if fewer:
@@ -287,7 +290,7 @@ def gpu_nvlink(facts: Facts, wanted: Requirements) -> Judgement:
     full = {gpu.index: _nvlinks_of_model(gpu.name) for gpu in facts.gpu.gpus}
     lacking = [f"GPU {index} has {count} of {full[index]}" for index, count in links.items() if count < full[index]]
     if len(links) > 1 and lacking:
-        judge = failed if wanted.gpus else warned
+        judge = failed if wanted.has_gpus else warned
         return judge(
             f"{plural(len(lacking), 'GPU')} with fewer active NVLinks than the model has: {named(lacking)}",
             f"{_FABRIC_REMEDY}; reset the GPUs, or replace the node",
@@ -338,7 +341,7 @@ def gdrcopy(facts: Facts, wanted: Requirements) -> Judgement:
     Judge GDRCopy, which UCX uses to copy small messages to GPUs faster.
     """
     if not facts.gpu.gpus:
-        return _too_few("this host has no GPU", expected=wanted.gpus > 0)
+        return _too_few("this host has no GPU", expected=wanted.has_gpus)
     if facts.gpu.gdrcopy.value:
         return passed("gdrdrv is loaded, and /dev/gdrdrv exists")
     return warned(

@@ -587,6 +587,39 @@ def test_nvlinks_are_counted_against_those_of_the_model(
 
 
 @pytest.mark.parametrize(
+    ("profile", "name", "verdict"),
+    [
+        ("h100", "NVIDIA H100 80GB HBM3", Verdict.PASS),
+        ("h100", "NVIDIA H100 PCIe", Verdict.PASS),
+        ("h100", "NVIDIA L4", FAIL),
+        ("h100", "NVIDIA H20", FAIL),
+        ("h100", "NVIDIA H200", FAIL),
+        ("h200", "NVIDIA H200", Verdict.PASS),
+        ("h200", "NVIDIA GH200 480GB", FAIL),
+    ],
+)
+def test_shipped_profile_of_a_gpu_accepts_no_other_model(
+    profile: str, name: str, verdict: Verdict, healthy: Tree, tmp_path: Path
+) -> None:
+    tree = healthy.copy(tmp_path / "tree")
+    nvml(nvlinks(18, name, gpus=2))(tree)
+    judged = verdicts(facts_of(tree), Requirements(load_profile(profile), ("UCX",)))
+    assert judged["gpus"].verdict is verdict
+    if verdict is FAIL:
+        assert judged["gpus"].reason == f"2 GPUs not of the profile's model {profile.upper()}: {name}"
+    else:
+        assert set(bad(judged)) <= {"engine-backend-fits", "transports-allowed"}
+
+
+def test_shipped_profile_of_a_gpu_expects_one(healthy: Tree, tmp_path: Path) -> None:
+    tree = healthy.copy(tmp_path / "tree")
+    nvml(lambda answer: answer.update(gpus=[], pairs=[]))(tree)
+    judged = verdicts(facts_of(tree), Requirements(load_profile("h100"), ("UCX",)))["gpus"]
+    assert (judged.verdict, judged.reason) == (FAIL, "the driver lists no GPU, and the profile's machine has one")
+    assert "docker run --gpus all" in judged.remedy
+
+
+@pytest.mark.parametrize(
     ("why", "remedy"),
     [
         ("NVML's Python package is not installed: run `pip install nvidia-ml-py`", "run `pip install nvidia-ml-py`"),
