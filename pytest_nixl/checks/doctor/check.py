@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 
 from pytest_nixl.host.facts import Facts
@@ -87,7 +87,10 @@ def check(id: str, question: str, *, image: bool = False, unless: Obstacle | Non
         @wraps(judge)
         def answer(facts: Facts, wanted: Requirements) -> Judgement:
             found = unless(facts, wanted) if unless is not None else None
-            return judge(facts, wanted) if found is None else found
+            found = judge(facts, wanted) if found is None else found
+            # Checks read the variables as they are.
+            hide = facts.environment.hide
+            return replace(found, reason=hide(found.reason), remedy=hide(found.remedy))
 
         assert id not in REGISTERED
         REGISTERED[id] = Check(id, question, answer, image)
