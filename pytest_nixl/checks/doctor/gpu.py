@@ -26,6 +26,7 @@ from pytest_nixl.host.driver_questions import CUDA, NVML, VISIBLE_DEVICES, silen
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.gpu import NVML_FAILS, GpuFacts, Xid
 from pytest_nixl.host.gpu_nic_affinity import FAR, NODE, ROOT, SWITCH, Topology
+from pytest_nixl.model.nixl_releases import wheel_for
 from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.nixl.backends.cuda_modules import remedy
 
@@ -164,7 +165,7 @@ def gpus(facts: Facts, wanted: Requirements) -> Judgement:
             "neither cuda_ipc nor peer-to-peer access between them",
             "if GPUs of this host exchange data, disable MIG with `nvidia-smi -i GPU -mig 0`",
         )
-    cuda, visible = facts.gpu.cuda_driver, facts.environment.steering.get(VISIBLE_DEVICES)
+    cuda, visible = facts.gpu.cuda_driver, facts.environment.values.get(VISIBLE_DEVICES)
     if visible is not None and cuda.init == 0 and len(cuda.devices) < wanted.gpus:
         told += f"; {VISIBLE_DEVICES}={visible} shows {len(cuda.devices)} of them to this process"
     return passed(told)
@@ -200,10 +201,11 @@ def gpu_driver(facts: Facts, wanted: Requirements) -> Judgement:
         return unknown(
             f"the driver is {driver.value}; which CUDA versions it supports is unknown: {cuda.why}", _unreported(facts)
         )
+    wheel = wheel_for(int(cuda.value.split(".")[0]))
     if wants is not None and int(cuda.value.split(".")[0]) < wants:
         return failed(
             f"driver {driver.value} supports CUDA up to {cuda.value}, but {package} is built for CUDA {wants}",
-            f"install nixl-cu{cuda.value.split('.')[0]}, or install a newer driver on the host",
+            " or ".join(filter(None, ("install a newer driver on the host", wheel and f"install {wheel}"))),
         )
     return passed(f"driver {driver.value}, CUDA up to {cuda.value}")
 
@@ -338,10 +340,16 @@ def gpu_direct(facts: Facts, wanted: Requirements) -> Judgement:
 def gdrcopy(facts: Facts, wanted: Requirements) -> Judgement:
     """GDRCopy is usable for small messages.
 
-    Judge GDRCopy, which UCX uses to copy small messages to GPUs faster.
+    Judge GDRCopy, which a UCX that is built with it uses to copy small messages to GPUs faster.
     """
     if not facts.gpu.gpus:
         return _too_few("this host has no GPU", expected=wanted.has_gpus)
+    variables = facts.software.ucx_variables
+    if "UCX" in wanted.backends and variables and not any(name.startswith("UCX_GDR_COPY_") for name in variables):
+        return not_applicable(
+            "this UCX has no gdr_copy, as in NIXL's wheels, or cannot load the libgdrapi.so.2 that it needs: small "
+            "messages are copied by cuda_copy, whether or not gdrdrv is loaded"
+        )
     if facts.gpu.gdrcopy.value:
         return passed("gdrdrv is loaded, and /dev/gdrdrv exists")
     return warned(

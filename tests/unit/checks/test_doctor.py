@@ -611,6 +611,20 @@ def test_shipped_profile_of_a_gpu_accepts_no_other_model(
         assert set(bad(judged)) <= {"engine-backend-fits", "transports-allowed"}
 
 
+@pytest.mark.parametrize(
+    "make", [lambda tree: None, lambda tree: tree.remove("/dev/gdrdrv"), lambda tree: tree.remove("/sys/module/gdrdrv")]
+)
+def test_ucx_without_gdr_copy_does_not_use_gdrcopy(
+    make: Callable[[Tree], None], healthy: Tree, wanted: Requirements, tmp_path: Path
+) -> None:
+    tree = healthy.copy(tmp_path / "tree")
+    make(tree)
+    nixl(ucx_variables=["UCX_TLS", "UCX_NET_DEVICES", "UCX_LOG_LEVEL"])(tree)
+    judged = verdicts(facts_of(tree), wanted)["gdrcopy"]
+    assert (judged.verdict, judged.remedy) == (Verdict.NOT_APPLICABLE, "")
+    assert judged.reason.startswith("this UCX has no gdr_copy, as in NIXL's wheels, or cannot load the libgdrapi.so.2")
+
+
 def test_shipped_profile_of_a_gpu_expects_one(healthy: Tree, tmp_path: Path) -> None:
     tree = healthy.copy(tmp_path / "tree")
     nvml(lambda answer: answer.update(gpus=[], pairs=[]))(tree)
