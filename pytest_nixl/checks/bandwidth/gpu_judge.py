@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pytest_nixl.core.units import format_size, gigabytes
 from pytest_nixl.host.devices import UCX_CARDS
 from pytest_nixl.host.gpu import GpuFacts
-from pytest_nixl.host.gpu_nic_affinity import FAR, GpuNics, Placed, Topology
+from pytest_nixl.host.gpu_nic_affinity import NOT_NEAR, GpuNics, Placed, Topology
 from pytest_nixl.host.rdma import RdmaDevice, network_cards
 from pytest_nixl.judge.concurrent import (
     QUIET,
@@ -109,7 +109,7 @@ class GpuPair:
     def astray(self) -> tuple[str, ...]:
         """The network cards that carried bytes of this pair but are not nearest to the initiator's GPU."""
         near = self.initiator.near
-        if near is None or near.how == FAR or not near.devices:
+        if near is None or near.how in NOT_NEAR or not near.devices:
             return ()
         used = [card(each) for each in self.transports if is_network(each)]
         return tuple(dict.fromkeys(name for name in used if name and name not in near.devices))
