@@ -16,6 +16,7 @@ from typing import Any
 from pytest_nixl.core.plain import from_plain
 from pytest_nixl.host.driver_questions import CUDA, NVML, DriverQuestion, ask_cuda, pci_address, silent
 from pytest_nixl.host.fact import Fact
+from pytest_nixl.host.pci import numa_node
 from pytest_nixl.host.recorded_tree import NOT_RECORDED, FactsRoot
 
 _DRIVER = "/proc/driver/nvidia"
@@ -43,6 +44,7 @@ class GpuFacts:
     :param uuid: its UUID in the driver (``GPU-…``); empty if unknown.
     :param capability: its compute capability without the dot, as NVML says: 90 is 9.0.
     :param mig: whether it is in MIG mode, in which CUDA gives each process a part of it.
+    :param instances: the number of its MIG instances, which are such parts.
     """
 
     index: int
@@ -60,6 +62,7 @@ class GpuFacts:
     uuid: str
     capability: int | None = None
     mig: bool | None = None
+    instances: int | None = None
 
 
 @dataclass(frozen=True)
@@ -253,8 +256,7 @@ def _by_nvml(root: FactsRoot, nvml: dict[str, Any]) -> tuple[GpuFacts, ...]:
 def _place(root: FactsRoot, address: str) -> tuple[str, int]:
     """Return a PCI device's path in sysfs, and its NUMA node or -1."""
     path = root.resolve(f"/sys/bus/pci/devices/{address}") or ""
-    numa = root.number(f"{path}/numa_node") if path else None
-    return path, -1 if numa is None else numa
+    return path, numa_node(root, path)
 
 
 def _uuid(root: FactsRoot, address: str) -> str:
@@ -383,7 +385,16 @@ def _nvml_gpu(nvml: Any, ask: Callable[..., Any], index: int, handle: Any) -> di
         "nvlinks": None if all(link is None for link in links) else sum(link == 1 for link in links),
         "capability": 10 * capability[0] + capability[1] if capability else None,
         "mig": None if mig is None else bool(mig[0]),
+        "instances": _instances(nvml, ask, handle) if mig and mig[0] else None,
     }
+
+
+def _instances(nvml: Any, ask: Callable[..., Any], handle: Any) -> int | None:
+    """Return the number of a GPU's MIG instances; None if NVML does not say."""
+    most = ask(nvml.nvmlDeviceGetMaxMigDeviceCount, handle)
+    if most is None:
+        return None
+    return sum(ask(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, number) is not None for number in range(most))
 
 
 _P2P = {

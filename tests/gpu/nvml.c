@@ -5,7 +5,8 @@
 // STANDIN_MEMORY (bytes; 1 GiB), STANDIN_NVLINKS (active NVLinks; 0), STANDIN_DOWN (NVLinks that are down; 0), STANDIN_ECC_ERRORS (uncorrectable ones; 0),
 // STANDIN_ECC (1), STANDIN_PERSISTENCE (1), STANDIN_BAR1 (bytes; as the memory), STANDIN_P2P (0: others' memory can be
 // read; 1: the chipset does not support it), STANDIN_CC (the compute capability, major; 9; 0: not supported).
-// STANDIN_MIG (1: MIG mode, in which no other GPU's memory can be read; 0), STANDIN_HANDLE (an error code of asking for the
+// STANDIN_MIG (1: MIG mode, in which no other GPU's memory can be read; 0), STANDIN_INSTANCES (of a GPU in MIG mode; 1),
+// STANDIN_HANDLE (an error code of asking for the
 // GPU's handle; 0), STANDIN_CALLS (an error code of every call with that handle; 0).
 // STANDIN_NAME (its name). One call with the GPU's handle returns what STANDIN_FUNCTION says, such as
 // STANDIN_nvmlDeviceGetPersistenceMode=0,3, unless that is 0.
@@ -112,6 +113,12 @@ int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *handle, u32 link, Pci *to) {
 }
 int nvmlDeviceGetNvLinkRemotePciInfo(void *handle, u32 link, Pci *to) { return nvmlDeviceGetNvLinkRemotePciInfo_v2(handle, link, to); }
 int nvmlDeviceGetMigMode(void *handle, u32 *now, u32 *later) { GPU(handle); return *now = *later = number("STANDIN_MIG", i, 0), OK; }
+int nvmlDeviceGetMaxMigDeviceCount(void *handle, u32 *count) { GPU(handle); return *count = 7, OK; }
+int nvmlDeviceGetMigDeviceHandleByIndex(void *handle, u32 which, void **part) {
+    GPU(handle);
+    *part = (void *)(1000L + which);
+    return which < number("STANDIN_INSTANCES", i, 1) ? OK : 6;                  // 6: not found
+}
 int nvmlDeviceGetP2PStatus(void *handle, void *other, int what, int *status) {
     GPU(handle);
     bool parts = number("STANDIN_MIG", i, 0) || number("STANDIN_MIG", index_of(other), 0);

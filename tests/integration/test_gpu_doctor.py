@@ -145,6 +145,7 @@ REFUSED_BY_CUDA = [
 WHOLE_IN_CI = [("NVML", "4"), ("CALLS", "15,0")]
 #: Other states of the GPUs.
 NOT_GIVEN, IN_MIG_MODE, WITHOUT_ECC = {"STANDIN_HANDLE": "0,4"}, {"STANDIN_MIG": "0,1"}, {"STANDIN_ECC": "0"}
+NO_INSTANCE = {"STANDIN_MIG": "0,1", "STANDIN_INSTANCES": "0"}
 SMALLER_SETS = [{"CUDA_VISIBLE_DEVICES": "1"}, {"CUDA_VISIBLE_DEVICES": "GPU-11"}]
 
 
@@ -152,7 +153,14 @@ SMALLER_SETS = [{"CUDA_VISIBLE_DEVICES": "1"}, {"CUDA_VISIBLE_DEVICES": "GPU-11"
 def examined(driver: dict[str, str]) -> Mapping[str, Found]:
     """What the checks find with each of these variables, by the variable and its value."""
     every = [{f"STANDIN_{variable}": code} for variable, code, *_ in REFUSED]
-    every += [NOT_GIVEN, IN_MIG_MODE, WITHOUT_ECC, *SMALLER_SETS, *(variables for variables, *_ in REFUSED_BY_CUDA)]
+    every += [
+        NOT_GIVEN,
+        IN_MIG_MODE,
+        NO_INSTANCE,
+        WITHOUT_ECC,
+        *SMALLER_SETS,
+        *(variables for variables, *_ in REFUSED_BY_CUDA),
+    ]
     told = json.loads(on_the_host(driver, "-c", EXAMINE, given=json.dumps(every)))
     return {str(variables): by_check(each) for variables, each in zip(every, told, strict=True)}
 
@@ -213,7 +221,15 @@ def test_mig_mode_is_named(examined: Mapping[str, Found]) -> None:
     assert found["gpus"][0] == found["gpu-p2p"][0] == "WARN", found
     assert "1 Stand-in 0, 1 Stand-in 1; in MIG mode: GPU 1: CUDA gives a process one part" in found["gpus"][1]
     assert "in 2 of 2 pairs one GPU cannot read the other's memory, because of MIG mode: GPU 1" in found["gpu-p2p"][1]
-    assert all("nvidia-smi -i GPU -mig 0" in found[id][2] for id in ("gpus", "gpu-p2p"))
+    assert all("nvidia-smi -i 0000:1b:00.0 -mig 0" in found[id][2] for id in ("gpus", "gpu-p2p"))
+
+
+def test_mig_mode_without_an_instance_is_named(examined: Mapping[str, Found]) -> None:
+    verdict, reason, remedy = examined[str(NO_INSTANCE)]["gpus"]
+    assert (verdict, reason) == ("WARN", "GPU 1 (0000:1b:00.0) in MIG mode without an instance: no process can use it")
+    assert remedy.startswith(
+        "create instances with `nvidia-smi mig -i 1 -cgi 0 -C`, or disable MIG mode with `nvidia-smi"
+    )
 
 
 def test_gpus_without_ecc_have_no_errors_to_count(examined: Mapping[str, Found]) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
+from collections.abc import Iterable
 
 from pytest_nixl.checks.doctor.check import (
     Requirements,
@@ -25,7 +26,7 @@ from pytest_nixl.core.words import named, plural
 from pytest_nixl.host.driver_questions import CUDA, NVML, VISIBLE_DEVICES, silent
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.gpu import NVML_FAILS, GpuFacts, Xid
-from pytest_nixl.host.gpu_nic_affinity import FAR, NODE, ROOT, SWITCH, Topology
+from pytest_nixl.host.gpu_nic_affinity import FAR, NODE, ROOT, SWITCH, UNPLACED, Topology
 from pytest_nixl.model.nixl_releases import wheel_for
 from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.nixl.backends.cuda_modules import remedy
@@ -87,11 +88,22 @@ def _cuda_fault(facts: Facts) -> Judgement | None:
     # A container without GPUs sees the host's /proc/driver/nvidia, and has no device node.
     if not code or (code == _NO_DEVICE and not cuda.node):
         return None
+    if code == _NO_DEVICE and facts.gpu.gpus and len(_without_instances(facts)) == len(facts.gpu.gpus):
+        return failed("CUDA shows no GPU: all are in MIG mode and have no instance", "follow the remedy of gpus")
     error = CUDA_ERRORS.get(str(code))
     return failed(
         f"CUDA does not start: {error.title if error else f'cuInit returned {code}'}",
         error.remedy if error else OTHER_REMEDY,
     )
+
+
+def _without_instances(facts: Facts) -> list[GpuFacts]:
+    """Return the GPUs in MIG mode that have no instance, so that no process can use them."""
+    return [gpu for gpu in facts.gpu.gpus if gpu.mig and gpu.instances == 0]
+
+
+def _disable_mig(gpus: Iterable[GpuFacts]) -> str:
+    return f"disable MIG mode with `nvidia-smi -i {','.join(gpu.pci or str(gpu.index) for gpu in gpus)} -mig 0`"
 
 
 def _not_shown(facts: Facts) -> list[GpuFacts]:
@@ -136,6 +148,15 @@ def gpus(facts: Facts, wanted: Requirements) -> Judgement:
         )
     if not here and wanted.has_gpus:
         return failed("the driver lists no GPU, and the profile's machine has one", _GIVE_GPUS)
+    empty = _without_instances(facts)
+    if empty:
+        judge = failed if wanted.has_gpus or len(empty) == len(here) else warned
+        return judge(
+            f"{named(f'GPU {gpu.index} ({gpu.pci})' for gpu in empty)} in MIG mode without an instance: no process can "
+            "use it",
+            f"create instances with `nvidia-smi mig -i {','.join(str(gpu.index) for gpu in empty)} -cgi 0 -C`, or "
+            f"{_disable_mig(empty)}",
+        )
     absent = _not_shown(facts)
     if absent:
         names = named(f"GPU {gpu.index} ({', '.join(filter(None, (gpu.pci, gpu.uuid)))})" for gpu in absent)
@@ -158,12 +179,13 @@ def gpus(facts: Facts, wanted: Requirements) -> Judgement:
             f"{plural(len(here), 'GPU')}; the model of at least one is unknown, and the profile says {model}",
             _unreported(facts),
         )
-    parts = [f"GPU {gpu.index}" for gpu in here if gpu.mig]
+    parts = [gpu for gpu in here if gpu.mig]
     if parts:
+        names = named(f"GPU {gpu.index}" for gpu in parts)
         return warned(
-            f"{told}; in MIG mode: {named(parts)}: CUDA gives a process one part of such a GPU, and two parts have "
+            f"{told}; in MIG mode: {names}: CUDA gives a process one part of such a GPU, and two parts have "
             "neither cuda_ipc nor peer-to-peer access between them",
-            "if GPUs of this host exchange data, disable MIG with `nvidia-smi -i GPU -mig 0`",
+            f"if GPUs of this host exchange data, {_disable_mig(parts)}",
         )
     cuda, visible = facts.gpu.cuda_driver, facts.environment.values.get(VISIBLE_DEVICES)
     if visible is not None and cuda.init == 0 and len(cuda.devices) < wanted.gpus:
@@ -249,13 +271,13 @@ def gpu_p2p(facts: Facts, wanted: Requirements) -> Judgement:
     if pairs.value is None:
         return unknown(f"whether GPUs can read each other's memory is unknown: {pairs.why}", _unreported(facts))
     bad = [pair for pair in pairs.value if pair.status != "ok"]
-    parts = {gpu.index for gpu in facts.gpu.gpus if gpu.mig}
-    if bad and all({pair.one, pair.other} & parts for pair in bad):
+    parts = {gpu.index: gpu for gpu in facts.gpu.gpus if gpu.mig}
+    if bad and all(pair.one in parts or pair.other in parts for pair in bad):
         told = named(f"GPU {index}" for index in sorted(parts))
         return warned(
             f"in {len(bad)} of {plural(len(pairs.value), 'pair')} one GPU cannot read the other's memory, because of "
             f"MIG mode: {told}",
-            "disable MIG with `nvidia-smi -i GPU -mig 0`, if these GPUs exchange data",
+            f"{_disable_mig(parts.values())}, if these GPUs exchange data",
         )
     linked = any(gpu.nvlinks for gpu in facts.gpu.gpus)
     if bad and not linked and len(bad) == len(pairs.value) and len({pair.status for pair in bad}) == 1:
@@ -499,6 +521,13 @@ def gpu_nics(facts: Facts, wanted: Requirements) -> Judgement:
                 "if the host has one"
             )
         return warned(f"{named(far)} can reach every network card only through another processor", remedy)
+    unplaced = [f"GPU {near.gpu}" for near in facts.near if near.how == UNPLACED]
+    if unplaced:
+        return warned(
+            f"how far {named(unplaced)} are from the network cards is unknown: the firmware does not say at which "
+            "processor they are",
+            "run `nvidia-smi topo -m`; in a virtual machine, use an image or instance type that shows its NUMA nodes",
+        )
     apart = [f"GPU {near.gpu}" for near in facts.near if near.how == NODE]
     if apart:
         return passed(f"the network cards nearest to {named(apart)} are at the same processor, on another PCI root")

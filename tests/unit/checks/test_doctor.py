@@ -175,6 +175,16 @@ def nvlinks(count: int, name: str = "", gpus: int = 8) -> Callable[[Any], None]:
     return change
 
 
+def mig(instances: int, *gpus: int) -> Callable[[Any], None]:
+    """Let these GPUs be in MIG mode with this many instances each."""
+
+    def change(answer: Any) -> None:
+        for number in gpus:
+            answer["gpus"][number].update(mig=True, instances=instances)
+
+    return change
+
+
 def bar1(size: int) -> Callable[[Any], None]:
     def change(answer: Any) -> None:
         for gpu in answer["gpus"]:
@@ -315,6 +325,11 @@ FAULTS = (
     Fault("nvml-missing", lambda tree: tree.answer("nvml", {"why": "NVML (libnvidia-ml.so.1) was not found"}),
           "gpu-driver", ("570.133.20", "NVML (libnvidia-ml.so.1) was not found"), UNKNOWN),
     *(Fault(f"cuda-{code}", cuda(code), "gpu-driver", ("CUDA does not start", *values)) for code, values in CUDA_CODES),
+    Fault("mig-without-instances", nvml(mig(0, 3)), "gpus",
+          ("GPU 3 (0000:", "in MIG mode without an instance")),
+    Fault("mig-without-instances-anywhere", both(nvml(mig(0, *range(8))), cuda(100)), "gpus",
+          ("GPU 0 (0000:53:00.0), GPU 1", "in MIG mode without an instance")),
+    Fault("mig", nvml(mig(2, 3)), "gpus", ("in MIG mode: GPU 3: CUDA gives a process one part",), WARN),
     Fault("cuda-fails-without-the-variable-too", cuda(100, visible="7", without_variable=802), "gpu-driver",
           ("CUDA_ERROR_SYSTEM_NOT_READY",)),
     Fault("cuda-silent", cuda(None, why="the CUDA driver does not answer: no answer within 20 s"), "gpu-driver",
@@ -719,6 +734,7 @@ CONSEQUENCES = {
     "uverbs-module": {"ucx-uses-rdma"},
     "efa-none": {"ucx-uses-rdma", "rdma-ports", "rdma-rate", "uverbs-open", "gpu-nics"},
     "fi-provider-no-efa": {"ucx-uses-rdma", "rdma-devices", "rdma-ports", "rdma-rate", "uverbs-open", "gpu-nics"},
+    "mig-without-instances-anywhere": {"gpu-driver"},
     "gpu-no-driver": {"gpu-driver", "gpu-p2p", "gpu-ecc", "gpu-bar1", "gpu-persistence", "gpu-direct", "gpu-nics"},
     "nvml-missing": {"gpus", "gpu-p2p", "gpu-ecc", "gpu-bar1", "gpu-persistence", "gpu-direct", "gpu-nics"},
     "driver-mismatch": {"gpus", "gpu-p2p", "gpu-ecc", "gpu-bar1", "gpu-persistence", "gpu-direct", "gpu-nics"},
