@@ -98,13 +98,13 @@ def _verdict(report: RunReport) -> Mapping[str, Any]:
     alike: dict[tuple[Verdict, str], list[Result]] = {}
     for result in bad:
         alike.setdefault((result.verdict, result.check), []).append(result)
-    image, host = run.provenance.image, run.provenance.host
+    image, host, lost = run.provenance.image, run.provenance.host, run.unmeasured
     about = {
         "image": str(image),
         "host": str(host.get("name", "unknown")),
         "measured": f"{run.when:%Y-%m-%d %H:%M} UTC",
         "checks": said or "none",
-        "rows": f"{len(run.rows)} measured",
+        "rows": f"{len(run.rows)} measured" + (f", {len(lost)} not" if lost else ""),
     }
     if report.compared is not None:
         about["against"] = report.compared.before.name
@@ -234,7 +234,7 @@ def _lost(report: RunReport) -> dict[RowKey, Verdict]:
 
 
 def _rows(report: RunReport) -> list[Mapping[str, Any]]:
-    """Return each measured row with its figures, as numbers to sort by and as text."""
+    """Return each row with its figures, as numbers to sort by and as text. A row that was not measured has none."""
     results = {result.row: result for result in report.run.results if result.summary is not None}
     lost = _lost(report)
     rows: list[Mapping[str, Any]] = []
@@ -256,6 +256,18 @@ def _rows(report: RunReport) -> list[Mapping[str, Any]]:
                 "transport": "+".join(summary.transports) or "unknown",
                 "verdict": str(verdict or "–"),
                 "style": _STYLES[outcome(verdict, gate=report.gate)] if verdict is not None else "soft",
+            }
+        )
+    for key, result in report.run.unmeasured.items():
+        rows.append(
+            {
+                "name": key.short,
+                "id": f"row-{key}",
+                "marks": _marks(key, ""),
+                "numbers": [(0.0, "–")] * 5,
+                "transport": "–",
+                "verdict": str(result.verdict),
+                "style": _STYLES[_outcome(report, result)],
             }
         )
     return rows
