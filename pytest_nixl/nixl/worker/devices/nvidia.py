@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from pytest_nixl.core.errors import GpuMemoryError, NixlPluginError, NotApplicableError
+from pytest_nixl.core.extras import pip_install
 from pytest_nixl.core.gpu_errors import CUDA_ERRORS, OTHER_REMEDY
 from pytest_nixl.nixl.worker.devices import Device, FoundDevices, Vendor, WrongBytes, shortest
 from pytest_nixl.nixl.worker.pattern import TILE, tile
@@ -36,7 +37,6 @@ _RESULT_BYTES = 16
 _BY_VARIABLE = (100, 101)
 #: CUDA_ERROR_OUT_OF_MEMORY
 _OUT_OF_MEMORY = 2
-_INSTALL = "run `pip install 'pytest-nixl[gpu]'` for the Python that runs the tests"
 
 
 def find() -> Vendor:
@@ -74,7 +74,8 @@ def _torch(*, node_exists: bool) -> Vendor:
         if not node_exists:
             raise NotApplicableError(*_NO_DRIVER) from None
         raise NotApplicableError(
-            "this worker's Python has neither NVIDIA's bindings (cuda-bindings) nor torch", _INSTALL
+            "this worker's Python has neither NVIDIA's bindings (cuda-bindings) nor torch",
+            f"run `{pip_install('gpu')}` for the Python that runs the tests",
         ) from None
     found = Torch()
     if not found.devices():
