@@ -10,7 +10,10 @@
 // GPU's handle; 0), STANDIN_CALLS (an error code of every call with that handle; 0).
 // STANDIN_NAME (its name). One call with the GPU's handle returns what STANDIN_FUNCTION says, such as
 // STANDIN_nvmlDeviceGetPersistenceMode=0,3, unless that is 0.
-// For all GPUs: STANDIN_DRIVER (the driver's version), STANDIN_CUDA (12090), STANDIN_NVML (an error code
+// STANDIN_REMAP (1: rows of memory are replaced at the next reset; 2: that failed; 0), STANDIN_CLOCKS (why clocks are slow, as
+// the bits of NVML; 1: it is idle), STANDIN_FABRIC (1: not started; 2: in progress; 3: joined), STANDIN_FABRIC_STATUS (an
+// error code of joining; 0), STANDIN_COMPUTE_MODE (2: prohibited; 3: exclusive process; 0).
+// For all GPUs: STANDIN_CONFIDENTIAL (1: confidential computing is on; 0), STANDIN_DRIVER (the driver's version), STANDIN_CUDA (12090), STANDIN_NVML (an error code
 // of nvmlInit, such as 18: the library and the kernel's driver have different versions), STANDIN_NVML_HANGS (nvmlInit
 // never returns), STANDIN_COUNT (an error code of
 // asking how many GPUs there are). Codes of NVML's header: 4 no permission, 9 no driver, 15 the GPU is lost, 16 it needs a
@@ -125,7 +128,19 @@ int nvmlDeviceGetP2PStatus(void *handle, void *other, int what, int *status) {
     return *status = parts ? 5 : number("STANDIN_P2P", i, 0), OK;                // 5: not supported
 }
 int nvmlDeviceGetGpuFabricInfoV(void *handle, void *to) { return UNSUPPORTED; }
-int nvmlDeviceGetGpuFabricInfo(void *handle, void *to) { return UNSUPPORTED; }
+typedef struct { unsigned char cluster[16]; int status; u32 clique, state; } Fabric;
+int nvmlDeviceGetGpuFabricInfo(void *handle, Fabric *to) {
+    GPU(handle);
+    return *to = (Fabric){{0}, number("STANDIN_FABRIC_STATUS", i, OK), 0, number("STANDIN_FABRIC", i, 3)}, OK;
+}
+int nvmlDeviceGetRemappedRows(void *handle, u32 *correctable, u32 *uncorrectable, u32 *pending, u32 *failed) {
+    GPU(handle);
+    u64 state = number("STANDIN_REMAP", i, 0);
+    return *correctable = *uncorrectable = 0, *pending = state == 1, *failed = state == 2, OK;
+}
+int nvmlDeviceGetCurrentClocksEventReasons(void *handle, u64 *reasons) { GPU(handle); return *reasons = number("STANDIN_CLOCKS", i, 1), OK; }
+int nvmlDeviceGetComputeMode(void *handle, u32 *mode) { GPU(handle); return *mode = number("STANDIN_COMPUTE_MODE", i, 0), OK; }
+int nvmlSystemGetConfComputeState(u32 *state) { return state[0] = state[2] = 0, state[1] = number("STANDIN_CONFIDENTIAL", 0, 0), OK; }
 int nvmlDeviceGetFieldValues(void *handle, int count, Field *fields) {
     GPU(handle);
     for (Field *each = fields; each < fields + count; each++) {

@@ -146,6 +146,76 @@ WHOLE_IN_CI = [("NVML", "4"), ("CALLS", "15,0")]
 #: Other states of the GPUs.
 NOT_GIVEN, IN_MIG_MODE, WITHOUT_ECC = {"STANDIN_HANDLE": "0,4"}, {"STANDIN_MIG": "0,1"}, {"STANDIN_ECC": "0"}
 NO_INSTANCE = {"STANDIN_MIG": "0,1", "STANDIN_INSTANCES": "0"}
+#: States that explain a fault: variables, the check that says so, its verdict, and what its reason and remedy say.
+STATES = [
+    (
+        {"STANDIN_REMAP": "0,1"},
+        "gpu-ecc",
+        "WARN",
+        "rows of the memory of GPU 1 (0000:1b:00.0) are replaced at the next",
+        "`nvidia-smi --gpu-reset -i 0000:1b:00.0`",
+    ),
+    (
+        {"STANDIN_REMAP": "2,0"},
+        "gpu-ecc",
+        "FAIL",
+        "a row of the memory of GPU 0 (0000:1a:00.0) could not be replaced",
+        "replace the node",
+    ),
+    (
+        {"STANDIN_CLOCKS": "1,68"},
+        "gpus",
+        "WARN",
+        "GPU 1 (0000:1b:00.0): hardware thermal slowdown",
+        "`nvidia-smi -i 0000:1b:00.0 -q -d PERFORMANCE`",
+    ),
+    (
+        {"STANDIN_COMPUTE_MODE": "3,0"},
+        "gpus",
+        "WARN",
+        "the compute mode of GPU 0 (0000:1a:00.0) lets only one process",
+        "`nvidia-smi -i 0000:1a:00.0 -c 0`",
+    ),
+    (
+        {"STANDIN_COMPUTE_MODE": "0,2"},
+        "gpus",
+        "FAIL",
+        "the compute mode of GPU 1 (0000:1b:00.0) lets no process use it",
+        "`nvidia-smi -i 0000:1b:00.0 -c 0`",
+    ),
+    (
+        {"STANDIN_FABRIC": "2,3", "STANDIN_INIT": "802"},
+        "gpu-driver",
+        "FAIL",
+        "NVML says: the registration of GPU 0 with the fabric is in progress",
+        "nvidia-fabricmanager",
+    ),
+    (
+        {"STANDIN_FABRIC_STATUS": "0,999", "STANDIN_P2P": "5"},
+        "gpu-p2p",
+        "FAIL",
+        "NVML says: the registration of GPU 1 with the fabric failed: Unknown Error",
+        "nvidia-fabricmanager",
+    ),
+    (
+        {"STANDIN_CONFIDENTIAL": "1", "STANDIN_P2P": "5"},
+        "gpu-p2p",
+        "FAIL",
+        "NVML says: confidential computing is on",
+        "nvlink",
+    ),
+]
+#: The same states, of GPUs whose driver has nothing to explain, or does not know them.
+UNEXPLAINED = [
+    {"STANDIN_FABRIC": "0"},
+    {"STANDIN_CONFIDENTIAL": "1"},
+    {"STANDIN_CLOCKS": "4"},
+    {"STANDIN_COMPUTE_MODE": "3", "CUDA_MPS_PIPE_DIRECTORY": "/run/mps"},
+    {
+        f"STANDIN_nvmlDeviceGet{name}": "13"
+        for name in ("RemappedRows", "CurrentClocksEventReasons", "GpuFabricInfo", "ComputeMode")
+    },
+]
 SMALLER_SETS = [{"CUDA_VISIBLE_DEVICES": "1"}, {"CUDA_VISIBLE_DEVICES": "GPU-11"}]
 
 
@@ -153,14 +223,8 @@ SMALLER_SETS = [{"CUDA_VISIBLE_DEVICES": "1"}, {"CUDA_VISIBLE_DEVICES": "GPU-11"
 def examined(driver: dict[str, str]) -> Mapping[str, Found]:
     """What the checks find with each of these variables, by the variable and its value."""
     every = [{f"STANDIN_{variable}": code} for variable, code, *_ in REFUSED]
-    every += [
-        NOT_GIVEN,
-        IN_MIG_MODE,
-        NO_INSTANCE,
-        WITHOUT_ECC,
-        *SMALLER_SETS,
-        *(variables for variables, *_ in REFUSED_BY_CUDA),
-    ]
+    every += [NOT_GIVEN, IN_MIG_MODE, NO_INSTANCE, WITHOUT_ECC, *SMALLER_SETS, *UNEXPLAINED]
+    every += [variables for variables, *_ in (*REFUSED_BY_CUDA, *STATES)]
     told = json.loads(on_the_host(driver, "-c", EXAMINE, given=json.dumps(every)))
     return {str(variables): by_check(each) for variables, each in zip(every, told, strict=True)}
 
@@ -189,8 +253,19 @@ def test_what_the_cuda_driver_refuses_is_named(
     assert [other for other in others if found[other][0] not in ("PASS", "NOT-APPLICABLE")] == [id]
 
 
-@pytest.mark.parametrize("variables", SMALLER_SETS)
-def test_smaller_set_of_gpus_is_no_fault(variables: Mapping[str, str], examined: Mapping[str, Found]) -> None:
+@pytest.mark.parametrize(("variables", "id", "verdict", "words", "remedy"), STATES)
+def test_state_that_explains_a_fault_is_named(
+    variables: Mapping[str, str], id: str, verdict: str, words: str, remedy: str, examined: Mapping[str, Found]
+) -> None:
+    found = examined[str(variables)]
+    assert found[id][0] == verdict, found[id]
+    assert words in found[id][1]
+    assert remedy in found[id][2]
+    assert [other for other in GPU_CHECKS if found[other][0] not in ("PASS", "NOT-APPLICABLE")] == [id]
+
+
+@pytest.mark.parametrize("variables", [*SMALLER_SETS, *UNEXPLAINED])
+def test_state_that_explains_nothing_is_no_fault(variables: Mapping[str, str], examined: Mapping[str, Found]) -> None:
     checks = (*GPU_CHECKS, "variables-agree")
     assert {id: examined[str(variables)][id][0] for id in checks} == dict.fromkeys(checks, "PASS")
 

@@ -27,6 +27,7 @@ from pytest_nixl.host.driver_questions import CUDA, NVML, VISIBLE_DEVICES, silen
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.gpu import NVML_FAILS, GpuFacts, Xid
 from pytest_nixl.host.gpu_nic_affinity import FAR, NODE, ROOT, SWITCH, UNPLACED, Topology
+from pytest_nixl.host.gpu_state import PROHIBITED
 from pytest_nixl.model.nixl_releases import wheel_for
 from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.nixl.backends.cuda_modules import remedy
@@ -92,9 +93,18 @@ def _cuda_fault(facts: Facts) -> Judgement | None:
         return failed("CUDA shows no GPU: all are in MIG mode and have no instance", "follow the remedy of gpus")
     error = CUDA_ERRORS.get(str(code))
     return failed(
-        f"CUDA does not start: {error.title if error else f'cuInit returned {code}'}",
+        f"CUDA does not start: {error.title if error else f'cuInit returned {code}'}{_explained(facts)}",
         error.remedy if error else OTHER_REMEDY,
     )
+
+
+def _explained(facts: Facts) -> str:
+    """Return a clause with what NVML says of the fabric of the GPUs, if it explains that they do not work together."""
+    parts = [f"the registration of GPU {gpu.index} with the fabric {gpu.state.fabric}"
+             for gpu in facts.gpu.gpus if gpu.state.fabric]  # fmt: skip
+    if facts.gpu.confidential:
+        parts.append("confidential computing is on, in which GPUs may not access each other's memory")
+    return f"; NVML says: {named(parts)}" if parts else ""
 
 
 def _without_instances(facts: Facts) -> list[GpuFacts]:
@@ -179,6 +189,12 @@ def gpus(facts: Facts, wanted: Requirements) -> Judgement:
             f"{plural(len(here), 'GPU')}; the model of at least one is unknown, and the profile says {model}",
             _unreported(facts),
         )
+    prohibited = [gpu for gpu in here if gpu.state.compute_mode == PROHIBITED]
+    if prohibited:
+        return failed(
+            f"the compute mode of {named(f'GPU {gpu.index} ({gpu.pci})' for gpu in prohibited)} lets no process use it",
+            f"run `nvidia-smi -i {','.join(gpu.pci for gpu in prohibited)} -c 0` on the host",
+        )
     parts = [gpu for gpu in here if gpu.mig]
     if parts:
         names = named(f"GPU {gpu.index}" for gpu in parts)
@@ -186,6 +202,21 @@ def gpus(facts: Facts, wanted: Requirements) -> Judgement:
             f"{told}; in MIG mode: {names}: CUDA gives a process one part of such a GPU, and two parts have "
             "neither cuda_ipc nor peer-to-peer access between them",
             f"if GPUs of this host exchange data, {_disable_mig(parts)}",
+        )
+    exclusive = [gpu for gpu in here if gpu.state.compute_mode]
+    if exclusive and not (facts.gpu.mps or facts.environment.get("CUDA_MPS_PIPE_DIRECTORY")):
+        return warned(
+            f"{told}; the compute mode of {named(f'GPU {gpu.index} ({gpu.pci})' for gpu in exclusive)} lets only one "
+            "process use it, and MPS does not run: transfers within one GPU need two",
+            f"run `nvidia-smi -i {','.join(gpu.pci for gpu in exclusive)} -c 0` on the host, or start MPS with "
+            "`nvidia-cuda-mps-control -d`",
+        )
+    slowed = [gpu for gpu in here if gpu.state.slowed]
+    if slowed:
+        names = named(f"GPU {gpu.index} ({gpu.pci}): {', '.join(gpu.state.slowed)}" for gpu in slowed)
+        return warned(
+            f"{told}; the clocks are slow now: {names}",
+            f"check cooling and power: `nvidia-smi -i {','.join(gpu.pci for gpu in slowed)} -q -d PERFORMANCE`",
         )
     cuda, visible = facts.gpu.cuda_driver, facts.environment.values.get(VISIBLE_DEVICES)
     if visible is not None and cuda.init == 0 and len(cuda.devices) < wanted.gpus:
@@ -285,7 +316,8 @@ def gpu_p2p(facts: Facts, wanted: Requirements) -> Judgement:
     if bad:
         told = named(f"GPU {pair.one} that of GPU {pair.other} ({pair.status})" for pair in bad)
         return failed(
-            f"in {len(bad)} of {plural(len(pairs.value), 'pair')} one GPU cannot read the other's memory: {told}",
+            f"in {len(bad)} of {plural(len(pairs.value), 'pair')} one GPU cannot read the other's memory: {told}"
+            f"{_explained(facts)}",
             f"{_FABRIC_REMEDY}; reset the GPUs"
             if linked and len(bad) == len(pairs.value)
             else "disable ACS and the IOMMU in the host's firmware and kernel, and run `nvidia-smi topo -p2p r`; "
@@ -307,7 +339,8 @@ def gpu_nvlink(facts: Facts, wanted: Requirements) -> Judgement:
     fewer = [f"GPU {index} has {count}" for index, count in links.items() if count < most]
     if fewer:
         return failed(
-            f"{plural(len(fewer), 'GPU')} with fewer active NVLinks than the {most} of the others: {named(fewer)}",
+            f"{plural(len(fewer), 'GPU')} with fewer active NVLinks than the {most} of the others: {named(fewer)}"
+            f"{_explained(facts)}",
             f"{_FABRIC_REMEDY}; reset the GPUs, or replace the node",
         )
     # One GPU alone, as in a virtual machine that has no other, may have none.
@@ -316,7 +349,8 @@ def gpu_nvlink(facts: Facts, wanted: Requirements) -> Judgement:
     if len(links) > 1 and lacking:
         judge = failed if wanted.has_gpus else warned
         return judge(
-            f"{plural(len(lacking), 'GPU')} with fewer active NVLinks than the model has: {named(lacking)}",
+            f"{plural(len(lacking), 'GPU')} with fewer active NVLinks than the model has: {named(lacking)}"
+            f"{_explained(facts)}",
             f"{_FABRIC_REMEDY}; reset the GPUs, or replace the node",
         )
     return passed(f"each GPU has {most} active NVLinks")
@@ -436,6 +470,16 @@ def gpu_ecc(facts: Facts, wanted: Requirements) -> Judgement:
     bad = [f"GPU {index} has {count}" for index, count in counts.items() if count]
     if bad:
         return failed(f"uncorrectable memory errors: {named(bad)}", "reset the GPU, or replace the node")
+    broken = [f"GPU {gpu.index} ({gpu.pci})" for gpu in facts.gpu.gpus if gpu.state.remap_failed]
+    if broken:
+        return failed(f"a row of the memory of {named(broken)} could not be replaced", "replace the node")
+    pending = [gpu for gpu in facts.gpu.gpus if gpu.state.remap_pending]
+    if pending:
+        names = named(f"GPU {gpu.index} ({gpu.pci})" for gpu in pending)
+        return warned(
+            f"rows of the memory of {names} are replaced at the next reset",
+            f"reset it while no program uses it: `nvidia-smi --gpu-reset -i {','.join(gpu.pci for gpu in pending)}`",
+        )
     return passed(f"{plural(len(counts), 'GPU')} without uncorrectable memory errors")
 
 
