@@ -258,12 +258,12 @@ def _rows(report: RunReport) -> list[Mapping[str, Any]]:
                 "style": _STYLES[outcome(verdict, gate=report.gate)] if verdict is not None else "soft",
             }
         )
-    for key, result in report.run.unmeasured.items():
+    for lost_key, result in report.run.unmeasured.items():
         rows.append(
             {
-                "name": key.short,
-                "id": f"row-{key}",
-                "marks": _marks(key, ""),
+                "name": lost_key.short,
+                "id": f"row-{lost_key}",
+                "marks": _marks(lost_key, ""),
                 "numbers": [(0.0, "–")] * 5,
                 "transport": "–",
                 "verdict": str(result.verdict),

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers import gpu_standin
@@ -135,6 +136,16 @@ def test_rows_that_fit_into_a_full_gpu_are_measured(driver: dict[str, str], tmp_
         " ".join(done.output.split()),
     ), done.output
     assert done.code == 1
+
+
+@pytest.mark.parametrize("fault", gpu_standin.faults("row"), ids=lambda fault: fault["name"])
+@pytest.mark.whole
+def test_fault_of_a_row_is_named(fault: Mapping[str, Any], driver: dict[str, str], tmp_path: Path) -> None:
+    done = measured(tmp_path, {**driver, **fault["env"]}, "--nixl-op=WRITE")
+    assert done.code == 1
+    assert [verdict for _, verdict in rows(done).values()] in ([fault["verdict"]], []), done.output
+    assert f"{fault['verdict']} " in done.output
+    assert fault["said"] in " ".join(done.output.split())
 
 
 def test_lost_gpu_is_named(driver: dict[str, str], tmp_path: Path) -> None:
