@@ -167,13 +167,12 @@ class Link:
     def _transfers(self, block: int, batch: int, depth: int) -> Iterator[Ref]:
         """Prepare the transfers of a row. A failure ends the launch."""
         size = block * batch
-        capacity, shortage = self._launch.capacity, self._launch.shortage
-        if shortage is not None and size * depth > capacity:
-            raise NixlPluginError(
-                f"{shortage.reason}: this row needs {size * depth} bytes at each end, and the ends have {capacity}",
-                shortage.remedy,
-            )
-        if size * depth > capacity:
+        if size * depth > (capacity := self._launch.capacity):
+            if (shortage := self._launch.shortage) is not None:
+                raise NixlPluginError(
+                    f"{shortage.reason}: this row needs {size * depth} bytes at each end, and the ends have {capacity}",
+                    shortage.remedy,
+                )
             raise NixlPluginError(
                 f"{depth} transfers of {size} bytes do not fit into this link's buffers of {capacity} bytes",
                 "add the block size to --nixl-blocks, and the batch and depth to --nixl-batch and --nixl-depth",

@@ -55,8 +55,8 @@ exec "$@"
 
 def faults(table: str) -> list[dict[str, Any]]:
     """Return the faults of a table of ``tests/gpu/faults.toml``."""
-    found: list[dict[str, Any]] = tomllib.loads((SOURCES / "faults.toml").read_text(encoding="utf-8"))[table]
-    return found
+    entries: list[dict[str, Any]] = tomllib.loads((SOURCES / "faults.toml").read_text(encoding="utf-8"))[table]
+    return entries
 
 
 def build(folder: Path, *libraries: str, bindings: bool = True) -> dict[str, str]:

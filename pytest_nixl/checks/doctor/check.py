@@ -86,11 +86,12 @@ def check(id: str, question: str, *, image: bool = False, unless: Obstacle | Non
     def register(judge: Judge) -> Judge:
         @wraps(judge)
         def answer(facts: Facts, wanted: Requirements) -> Judgement:
-            found = unless(facts, wanted) if unless is not None else None
-            found = judge(facts, wanted) if found is None else found
+            judgement = unless(facts, wanted) if unless is not None else None
+            if judgement is None:
+                judgement = judge(facts, wanted)
             # Checks read the variables as they are.
             hide = facts.environment.hide
-            return replace(found, reason=hide(found.reason), remedy=hide(found.remedy))
+            return replace(judgement, reason=hide(judgement.reason), remedy=hide(judgement.remedy))
 
         assert id not in REGISTERED
         REGISTERED[id] = Check(id, question, answer, image)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import shlex
 import sys
 from pathlib import Path
 
@@ -25,6 +26,7 @@ def test_command_names_every_package_of_the_extra_and_not_this_one(extra: str) -
     command = pip_install(extra)
     assert command.startswith("pip install ")
     assert "pytest-nixl" not in command
+    assert len(shlex.split(command)) == len(["pip", "install", *EXTRAS[extra]])
     names = {requirement.partition(";")[0].split("[")[0].rstrip("<>=0123456789.,") for requirement in EXTRAS[extra]}
     assert names
     assert all(name in command for name in names), command
