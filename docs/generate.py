@@ -702,6 +702,30 @@ def deploy_files() -> dict[Path, str]:
     }
 
 
+# --- Faults of GPUs ---------------------------------------------------------------------------------------------------
+
+
+def gpu_faults_page() -> str:
+    """Return the page with the faults that the stand-ins for the CUDA driver and NVML make."""
+    made = parse_texts((ROOT / "tests" / "gpu" / "faults.toml").read_text(encoding="utf-8"))
+    doctor = []
+    for fault in made["fault"]:
+        verdict, remedy = fault.get("verdict", "FAIL"), fault["remedy"]
+        check = f"[{fault['check']}](checks.md#{fault['check']})"
+        remedy = remedy if "`" in remedy else code(remedy)
+        doctor.append([fault["name"], check, code(fault["said"]), remedy, verdict, int(verdict == "FAIL")])
+    rows = [[row["name"], "bandwidth", code(row["said"]), "", row["verdict"], 1] for row in made["row"]]
+    header = ("fault", "said by", "what it says", "part of the remedy", "verdict", "exit code")
+    return page(
+        "Faults of GPUs",
+        "What pytest-nixl says of each fault of a GPU or its driver. The tests make each of them with stand-ins for "
+        "the CUDA driver and for NVML, on a host with two GPUs ([what that proves]"
+        "(../explanation/gpu-memory.md#what-is-proven-without-a-gpu)). No other check of GPUs fails "
+        "then. The exit code is that of `pytest-nixl doctor` if nothing else is wrong, and for rows that of `pytest`.",
+        table(header, ([str(cell) for cell in row] for row in (*doctor, *rows))),
+    )
+
+
 # --- All pages --------------------------------------------------------------------------------------------------------
 
 PAGES = {
@@ -716,6 +740,7 @@ PAGES = {
     "cli": cli_page,
     "connector-rules": connector_rules_page,
     "faults": faults_page,
+    "gpu-faults": gpu_faults_page,
 }
 
 

@@ -35,6 +35,11 @@ FALLBACK = ("libz.so.1", "libcrypto.so.3", "libssl.so.3")
 #: The stage that uses PyTorch instead of the bindings of the CUDA driver.
 TORCH = "pytest-torch"
 SUITES = ("infrastructure", "bandwidth", "metadata", "uri_validation", "faults")
+#: What the driver and the fabric report of this machine. A program that is not installed says so in the file.
+REPORTS = ("nvidia-smi topo -m", "nvidia-smi topo -p2p r", "nvidia-smi nvlink -s", "nvidia-smi nvlink -e",
+           "nvidia-smi -q", "ibstat", "dmesg | grep Xid")  # fmt: skip
+#: How the stage of a pair of GPUs begins; the numbers of the GPUs follow.
+PAIR = "pytest-pair"
 
 
 class NoRunError(Exception):
@@ -212,9 +217,13 @@ def profile_of(names: list[str]) -> str:
     return "loopback"
 
 
-def stages(profile: str, out: str, more: list[str]) -> list[tuple[str, list[str]]]:
-    """Return the name and the command of each stage, in order. Stages named ``pytest-…`` decide the exit code."""
+def stages(profile: str, out: str, more: list[str], gpus: int) -> list[tuple[str, list[str]]]:
+    """Return the name and the command of each stage, in order. Stages named ``pytest-…`` decide the exit code.
+
+    :param gpus: the number of GPUs. Each ordered pair of them has a stage.
+    """
     python = sys.executable
+    reports = "".join(f"echo '== {command}'; {command} 2>&1; " for command in REPORTS)
 
     def run(name: str, suites: tuple[str, ...], *options: str) -> tuple[str, list[str]]:
         return name, [
@@ -225,7 +234,14 @@ def stages(profile: str, out: str, more: list[str]) -> list[tuple[str, list[str]
             f"--benchmark-json={out}/{name}.json", *options, *more,
         ]  # fmt: skip
 
+    def run_pair(one: int, other: int) -> tuple[str, list[str]]:
+        return run(f"{PAIR}-{one}-{other}", ("bandwidth/test_bandwidth.py",), "--nixl-memory=VRAM:VRAM",
+                   f"--nixl-devices={one}:{other}", f"--nixl-blocks={SIZES.rpartition(',')[2]}",
+                   f"--nixl-profile={profile}")  # fmt: skip
+
+    pairs = [(one, other) for one in range(gpus) for other in range(gpus) if one != other]
     return [
+        ("driver", ["sh", "-c", f"{reports}true"]),
         ("near", [python, "-m", "pytest_nixl.cli", "facts", "--near"]),
         ("facts", [python, "-m", "pytest_nixl.cli", "facts", "--output", f"{out}/facts.json"]),
         ("recorded", [python, "-m", "pytest_nixl.cli", "facts", "--record", f"{out}/recorded"]),
@@ -235,7 +251,33 @@ def stages(profile: str, out: str, more: list[str]) -> list[tuple[str, list[str]
         run("pytest-gpu", SUITES, "--nixl-level=extended", "--nixl-memory=VRAM:VRAM,DRAM:VRAM,VRAM:DRAM",
             f"--nixl-blocks={SIZES}", f"--nixl-profile={profile}"),
         run(TORCH, ("bandwidth",), "--nixl-memory=VRAM:VRAM", "--nixl-blocks=1MiB", f"--nixl-profile={profile}"),
+        *(run_pair(one, other) for one, other in pairs),
+        *([("driver-after", ["sh", "-c", f"{reports}true"])] if pairs else []),
     ]  # fmt: skip
+
+
+def matrix(out: str, gpus: int) -> list[str]:
+    """Return the lines of a table for each operation: GB/s from each GPU (line) to each other one (column).
+
+    :param out: the folder of the results; a pair without a result has a dash.
+    """
+    rates: dict[str, dict[tuple[int, int], str]] = {}
+    for one in range(gpus):
+        for other in range(gpus):
+            try:
+                with open(os.path.join(out, f"{PAIR}-{one}-{other}.json")) as file:
+                    rows = json.load(file)["benchmarks"]
+            except (OSError, ValueError, LookupError):
+                continue
+            for row in rows:
+                figures = row["extra_info"]
+                rates.setdefault(figures["key"].split("/")[1], {})[one, other] = f"{figures['GB/s']:.3g}"
+    lines = []
+    for op, cells in rates.items():
+        lines.append(f"{op}, GB/s" + "".join(f"{f'to {other}':>8}" for other in range(gpus)))
+        lines += [f"from GPU {one:<2}" + "".join(f"{cells.get((one, other), '-'):>8}" for other in range(gpus))
+                  for one in range(gpus)]  # fmt: skip
+    return lines
 
 
 def carry_out(name: str, command: list[str], changed: dict[str, str], folder: str, out: str) -> int:
@@ -288,7 +330,7 @@ def main() -> int:
     arguments = parser.parse_args(given[:cut])
     out, names = os.path.abspath(arguments.out), models()
     profile = arguments.profile or profile_of(names)
-    chosen = stages(profile, out, given[cut + 1 :])
+    chosen = stages(profile, out, given[cut + 1 :], len(names))
     wanted = arguments.only.split(",") if arguments.only else [name for name, _ in chosen]
     unknown = [name for name in wanted if name not in dict(chosen)]
     if unknown:
@@ -321,6 +363,8 @@ def main() -> int:
         shutil.rmtree(folder, ignore_errors=True)
     for each in done:
         print(f"{each['stage']:<12} exit {each['exit']:>3} after {each['seconds']} s")
+    for line in matrix(out, len(names)):
+        print(line)
     print(f"all results are in {out}")
     return next((int(each["exit"]) for each in done if each["stage"].startswith("pytest-") and each["exit"]), 0)
 

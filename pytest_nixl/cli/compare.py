@@ -7,6 +7,7 @@ import argparse
 import importlib.util
 
 from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.core.extras import pip_install
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -60,4 +61,4 @@ def _compare(arguments: argparse.Namespace) -> int:
 def need_scipy() -> None:
     """Check that scipy is installed, which compares runs. :raises NixlPluginError: it is not."""
     if importlib.util.find_spec("scipy") is None:
-        raise NixlPluginError("this command needs scipy, which is not installed", "pip install 'pytest-nixl[compare]'")
+        raise NixlPluginError("this command needs scipy, which is not installed", pip_install("compare"))

@@ -72,7 +72,7 @@ def _run(arguments: argparse.Namespace) -> int:
     else:
         colours = _colours()
         note = ""
-        if profile.machine is None and not arguments.image:
+        if not (profile.machine and (profile.machine.nics or profile.machine.gpus)) and not arguments.image:
             note = (
                 f"the profile {profile.name} does not say which RDMA devices and GPUs this host must have, so one that "
                 "is missing is not noticed: `pytest-nixl init` on a good host writes one that says it, for --profile"

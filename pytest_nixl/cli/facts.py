@@ -103,7 +103,7 @@ def near_lines(facts: Facts) -> Iterator[str]:
         gpu = placed[str(near.gpu)]
         lacks = "no network card" if facts.rdma else "this host has no RDMA device"
         cards = f"{', '.join(near.devices)} ({WORDS[near.how]})" if near.devices else lacks
-        own = f"; when all GPUs are used, only: {', '.join(near.own)}" if set(near.own) != set(near.devices) else ""
+        own = f"; when all GPUs are used, only: {', '.join(near.own)}" if 0 < len(near.own) < len(near.devices) else ""
         write = _write(device for device in facts.rdma if device.name in (near.own or near.devices))
         yield f"GPU {near.gpu} ({gpu.pci}, {gpu.node}): {cards}{own}{write}"
     if not facts.near:

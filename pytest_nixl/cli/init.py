@@ -14,11 +14,11 @@ from pytest_nixl.cli.run_choice import Choice, choose
 from pytest_nixl.cli.starter_files import (
     PLACEHOLDER,
     ClusterPlan,
+    cards_undescribed,
     row_memories,
     starter_file,
     starter_profile,
     template_values,
-    undescribed,
 )
 from pytest_nixl.core.redaction import redact
 from pytest_nixl.session.default_profile import read_product
@@ -94,8 +94,9 @@ def _run(arguments: argparse.Namespace) -> int:
     print(f"next: grep -n yours {shlex.join(str(folder / name) for name in names[1:])}")
     print(f"then: pytest-nixl profile show {shlex.quote(str(folder / 'profile.toml'))}, and the commands at the top of "
           f"{folder / 'pytest-nixl.sbatch'} or {folder / 'indexed-job.yaml'}")  # fmt: skip
-    if why := undescribed(cluster.facts):
-        print(f"the profile has no [machine], because {why}: a device that is lost later is not noticed. On nodes that "
+    if why := cards_undescribed(cluster.facts):
+        lacks = "says nothing of network cards" if cluster.facts.gpu.gpus else "has no [machine]"
+        print(f"the profile {lacks}, because {why}: a device that is lost later is not noticed. On nodes that "
               "should have RDMA devices, run init on one that has them all, or write [machine] by hand")  # fmt: skip
     return 0
 

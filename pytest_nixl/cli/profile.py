@@ -132,11 +132,13 @@ def _shown(profile: Profile) -> Iterator[str]:
 
 
 def _machine(machine: Machine) -> Iterator[str]:
-    parts = [f"{machine.nics} NIC{'' if machine.nics == 1 else 's'} of {rate(machine.nic_rate)} each"]
-    if machine.nic_kind:
-        parts[0] += f" ({machine.nic_kind})"
-    if machine.gpus is not None:
-        parts.append(f"{machine.gpus} {machine.gpu} GPUs".replace("  ", " "))
+    kind = f" ({machine.nic_kind})" if machine.nic_kind else ""
+    parts = []
+    if machine.nics:
+        parts.append(f"{machine.nics} NIC{'' if machine.nics == 1 else 's'} of {rate(machine.nic_rate)} each{kind}")
+    if machine.gpus is not None or machine.gpu:
+        number = "" if machine.gpus is None else str(machine.gpus)
+        parts.append(" ".join(filter(None, (number, machine.gpu, "GPUs"))))
     if machine.nics_per_gpu is not None:
         parts.append(f"{machine.nics_per_gpu} of the NICs for each GPU")
     yield f"machine: {', '.join(parts)}"

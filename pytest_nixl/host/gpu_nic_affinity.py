@@ -11,13 +11,16 @@ from pytest_nixl.host.pci import bridges_shared
 from pytest_nixl.host.rdma import RdmaDevice, network_cards
 
 #: The distances between a GPU and a network card, nearest first, and their descriptions.
-SWITCH, ROOT, NODE, FAR = "switch", "root", "node", "far"
+SWITCH, ROOT, NODE, UNPLACED, FAR = "switch", "root", "node", "unplaced", "far"
 WORDS = {
     SWITCH: "under the same PCI switch",
     ROOT: "on the same root of the bus",
     NODE: "on another root of the bus, at the same processor",
+    UNPLACED: "on another root of the bus; the firmware does not say at which processor",
     FAR: "across the processors",
 }
+#: Of these distances no card is near.
+NOT_NEAR = (UNPLACED, FAR)
 
 
 @dataclass(frozen=True)
@@ -52,10 +55,10 @@ class GpuNics:
 
     :param gpu: the index of the GPU.
     :param devices: the names of the nearest cards.
-    :param how: what GPU and cards share: ``switch`` a PCI bridge, ``root`` the PCI root, ``node`` the NUMA node, and
-        ``far`` nothing (``devices`` are then all cards of the host).
+    :param how: what GPU and cards share: ``switch`` a PCI bridge, ``root`` the PCI root, ``node`` the NUMA node,
+        ``far`` nothing, and ``unplaced`` nothing that is known (``devices`` are then all such cards of the host).
     :param own: the nearest cards that this GPU uses when all GPUs transfer at the same time, so that as few GPUs as
-        possible share a card; empty if ``how`` is ``far``.
+        possible share a card; empty if ``how`` is one of :data:`NOT_NEAR`.
     """
 
     gpu: int
@@ -86,7 +89,7 @@ class Topology:
         """Return the nearest network cards of each GPU."""
         found = [nearest_to(gpu, self.nics) for gpu in self.gpus]
         near = {gpu.name: tuple(nic.name for nic in nics) for gpu, (nics, _) in zip(self.gpus, found, strict=True)}
-        shares = share({gpu.name: () if how == FAR else near[gpu.name]
+        shares = share({gpu.name: () if how in NOT_NEAR else near[gpu.name]
                         for gpu, (_, how) in zip(self.gpus, found, strict=True)})  # fmt: skip
         return tuple(
             GpuNics(int(gpu.name), near[gpu.name], how, shares[gpu.name])
@@ -95,12 +98,12 @@ class Topology:
 
     def idle(self) -> tuple[Placed, ...]:
         """Return the network cards that are not among the nearest of any GPU."""
-        used = {name for near in self.nearest() if near.how != FAR for name in near.devices}
+        used = {name for near in self.nearest() if near.how not in NOT_NEAR for name in near.devices}
         return tuple(nic for nic in self.nics if nic.name not in used)
 
 
 def distance(one: Placed, other: Placed) -> str:
-    """Return the distance of two devices: ``switch``, ``root``, ``node`` or ``far``.
+    """Return the distance of two devices.
 
     A shared bridge is that of a switch or of a root port, because the root itself is not a bridge.
     """
@@ -108,12 +111,14 @@ def distance(one: Placed, other: Placed) -> str:
         return SWITCH
     if one.root and one.root == other.root:
         return ROOT
-    return NODE if one.numa == other.numa != -1 else FAR
+    if -1 in (one.numa, other.numa):
+        return UNPLACED
+    return NODE if one.numa == other.numa else FAR
 
 
 def nearest_to(gpu: Placed, nics: Sequence[Placed]) -> tuple[tuple[Placed, ...], str]:
     """Return the cards nearest to a GPU and their distance; of cards with shared bridges, those that share the most."""
-    order = (SWITCH, ROOT, NODE, FAR)
+    order = (SWITCH, ROOT, NODE, UNPLACED, FAR)
     how = min((distance(gpu, nic) for nic in nics), key=order.index, default=FAR)
     found = [nic for nic in nics if distance(gpu, nic) == how]
     if how == SWITCH:

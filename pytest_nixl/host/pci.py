@@ -54,8 +54,7 @@ def read_pci(root: FactsRoot) -> tuple[PciDevice, ...]:
         kind = _kind(vendor, device, family)
         if kind:
             driver = (root.resolve(f"{path}/driver") or "").rpartition("/")[2]
-            numa = root.number(f"{path}/numa_node")
-            found.append(PciDevice(address, kind, device, path, driver, -1 if numa is None else numa, place))
+            found.append(PciDevice(address, kind, device, path, driver, numa_node(root, path), place))
     return tuple(found)
 
 
@@ -65,6 +64,18 @@ def _kind(vendor: str, device: str, family: str) -> str:
     if vendor == AMAZON:
         return "efa" if device in EFA_DEVICES else ""
     return "mlx" if family[:4] == "0x02" else ""
+
+
+def numa_node(root: FactsRoot, path: str) -> int:
+    """Return the NUMA node of a device; -1 if the firmware does not say, and the host has more than one.
+
+    :param path: the device's path in sysfs; empty if it has none.
+    """
+    number = root.number(f"{path}/numa_node") if path else None
+    if number is not None and number >= 0:
+        return number
+    nodes = [name[4:] for name in root.entries("/sys/devices/system/node") if re.fullmatch(r"node\d+", name)]
+    return int((nodes or ["0"])[0]) if len(nodes) < 2 else -1
 
 
 def address_of(path: str | None) -> str:

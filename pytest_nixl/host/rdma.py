@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pytest_nixl.host.pci import address_of
+from pytest_nixl.host.pci import address_of, numa_node
 from pytest_nixl.host.recorded_tree import FactsRoot
 
 _CLASS = "/sys/class/infiniband"
@@ -116,14 +116,13 @@ def _device(root: FactsRoot, name: str, uverbs: str, closed: dict[str, str]) -> 
     place = f"{_CLASS}/{name}"
     device = root.resolve(f"{place}/device")
     driver = (root.resolve(f"{device}/driver") or "").rpartition("/")[2] if device else ""
-    numa = root.number(f"{device}/numa_node") if device else None
     return RdmaDevice(
         name=name,
         kind=_kind(name, driver),
         ports=tuple(_port(root, f"{place}/ports", number) for number in root.entries(f"{place}/ports")),
         uverbs=uverbs,
         closed=closed.get(uverbs, closed.get("why", "it was not tried")) if uverbs else "",
-        numa=-1 if numa is None else numa,
+        numa=numa_node(root, device or ""),
         pci=address_of(device),
         path=device or "",
         p2p=(root.read(f"{device}/p2p") or "") if device else "",

@@ -213,8 +213,9 @@ def _lines(
 
 def _machine(machine: Machine) -> Iterator[str]:
     yield "[machine]"
-    yield f"nics = {machine.nics}"
-    yield f"nic_rate = {_quoted(f'{machine.nic_rate * 8 / 1e9:.9g} Gb/s')}"
+    if machine.nics:
+        yield f"nics = {machine.nics}"
+        yield f"nic_rate = {_quoted(f'{machine.nic_rate * 8 / 1e9:.9g} Gb/s')}"
     for key, value in (("nics_per_gpu", machine.nics_per_gpu), ("gpus", machine.gpus)):
         if value is not None:
             yield f"{key} = {value}"

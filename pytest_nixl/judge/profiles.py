@@ -281,13 +281,17 @@ def _accepted(tables: Sequence[ProfileTable]) -> tuple[Acceptance, ...]:
 
 def _machine(table: ProfileTable) -> Machine:
     table.allow("nics", "nic_rate", "nic_kind", "nics_per_gpu", "gpus", "gpu", "scaling", "source")
-    nics = table.count("nics", mandatory=True) or 0
+    # A machine is described by its network cards, its GPUs, or both.
+    cards = not {"gpus", "gpu"} & set(table.data) or bool(
+        {"nics", "nic_rate", "nic_kind", "nics_per_gpu"} & set(table.data)
+    )
+    nics = table.count("nics", mandatory=cards) or 0
     nics_per_gpu = table.count("nics_per_gpu")
     if nics_per_gpu is not None and nics_per_gpu > nics:
         raise table.fault("nics_per_gpu", f"{nics_per_gpu} is more than nics", f"at most {nics}")
     return Machine(
         nics=nics,
-        nic_rate=table.text("nic_rate", RATE_FORM, positive(units.parse_rate), mandatory=True) or 0.0,
+        nic_rate=table.text("nic_rate", RATE_FORM, positive(units.parse_rate), mandatory=cards) or 0.0,
         gpus=table.count("gpus"),
         gpu=table.text("gpu", 'a model such as "H100"', one_line) or "",
         nic_kind=table.text("nic_kind", 'a name such as "efa" or "rc"', transport_name) or "",
@@ -315,7 +319,7 @@ def _reference(table: ProfileTable, machine: Machine | None) -> ReferenceRun:
     )
     if all(part is None for part in (item.bandwidth, item.p50, item.p99, item.latency)):
         raise ValueError(f"{table.where}: has no figure: expected bandwidth, p50, p99 or latency")
-    if machine is not None and item.bandwidth is not None and item.plausible:
+    if machine is not None and machine.nics and item.bandwidth is not None and item.plausible:
         cards = machine.most([item.memory] if item.memory else None)
         if item.bandwidth > cards * machine.nic_rate:
             fault = _above_line_rate(table, "bandwidth", machine, cards)
@@ -367,7 +371,7 @@ def _expectation(table: ProfileTable, machine: Machine | None) -> Expectation:
         raise table.fault("p50", f"{table.data['p50']!r} is above p99", f"at most {table.data['p99']}")
     if all(part is None for part in (item.floor, item.ceiling, item.p50, item.p99, item.transports)):
         raise ValueError(f"{table.where}: expects nothing of a row: expected floor, ceiling, p50, p99 or transports")
-    if machine is not None:
+    if machine is not None and machine.nics:
         _check_line_rate(table, item, machine)
     return item
 

@@ -16,7 +16,7 @@ from pytest_nixl.nixl.backends import Backend
 from pytest_nixl.nixl.buffer import Buffer, PendingBuffer
 from pytest_nixl.nixl.gpus import gpus, require_gpu
 from pytest_nixl.processes.hosts import Host
-from pytest_nixl.processes.worker_errors import WorkerError
+from pytest_nixl.processes.worker_errors import GpuFullError, WorkerError
 from pytest_nixl.processes.worker_process import Pending, Worker, results
 
 
@@ -62,6 +62,8 @@ class Launch:
     :param alignment: a divisor of the offsets and lengths of all transfers, in bytes.
     :param devices: the GPUs of the ends in VRAM; None to let :func:`choose_gpus` choose.
     :param variables: additional environment variables of the two workers.
+    :param smaller: smaller sizes, the largest first, to try if a GPU has no memory for ``capacity``. The launch's
+        ``capacity`` is then the one for which it has, and ``shortage`` says why.
     :param regions: the number of equal parts in which each buffer is registered.
     :param agent_options: how the agents are created; None for the first of the settings.
     :raises NotApplicableError: an end does not have this memory.
@@ -80,11 +82,12 @@ class Launch:
         variables: Variables = ({}, {}),
         regions: int = 1,
         agent_options: AgentOptions | None = None,
+        smaller: Sequence[int] = (),
     ) -> None:
         self.backend = backend
         self.agent_options = agent_options or settings.agents[0]
         self.memory = memory
-        self.capacity = capacity
+        self.shortage: GpuFullError | None = None
         self._directory, self._alignment, self._regions = settings.file_dir, alignment, regions
         self._warmup_seconds = FIRST_WARMUP_SECONDS
         # Metadata is exchanged over the workers' own channel, so these agents never wait for an etcd that is down.
@@ -110,9 +113,7 @@ class Launch:
                 agent_options=self.agent_options,
             )
             self.initiator, self.target = agents[0], agents[-1]
-            # Both allocate at the same time: the kernel takes long to give new memory.
-            asked = [self._request_buffer(agents[place], *ends[place]) for place in (0, -1)]
-            self.buffers = asked[0].result(), asked[1].result()
+            self.capacity, self.buffers = self._allocate(agents, ends, (capacity, *smaller))
             self._register(self.initiator, self.buffers[0])
             self._register(self.target, self.buffers[1])
             if not backend.STORAGE:
@@ -123,7 +124,30 @@ class Launch:
                 worker.kill()
             raise
 
-    def _request_buffer(self, agent: NixlAgent, memory: str, device: int) -> PendingBuffer:
+    def _allocate(
+        self, agents: Sequence[NixlAgent], ends: tuple[tuple[str, int], tuple[str, int]], sizes: Sequence[int]
+    ) -> tuple[int, tuple[Buffer, Buffer]]:
+        """Return the first of some sizes for which both ends have memory, and their buffers.
+
+        :raises GpuFullError: a GPU has no memory for any of them.
+        """
+        for size in sizes:
+            # Both allocate at the same time: the kernel takes long to give new memory.
+            pending = [self._request_buffer(agents[place], *ends[place], size) for place in (0, -1)]
+            buffers = []
+            for request in pending:
+                try:
+                    buffers.append(request.result())
+                except GpuFullError as error:
+                    self.shortage = error
+            if len(buffers) == len(pending):
+                return size, (buffers[0], buffers[1])
+            for buffer in buffers:
+                buffer.free()
+        assert self.shortage is not None
+        raise self.shortage
+
+    def _request_buffer(self, agent: NixlAgent, memory: str, device: int, size: int) -> PendingBuffer:
         if memory == "VRAM":
             types = sorted(name.removesuffix("_SEG") for name in agent.get_backend_mem_types(self.backend.NAME))
             if memory not in types:
@@ -132,9 +156,7 @@ class Launch:
                     f"{self.memory} needs a backend that supports GPU memory, but {moves}",
                     "use --nixl-backend=UCX, or remove VRAM from --nixl-memory",
                 )
-        return agent.request_buffer(
-            self.capacity, memory, device=device, directory=self._directory, alignment=self._alignment
-        )
+        return agent.request_buffer(size, memory, device=device, directory=self._directory, alignment=self._alignment)
 
     def _register(self, agent: NixlAgent, buffer: Buffer) -> None:
         if buffer.memory == "OBJ":

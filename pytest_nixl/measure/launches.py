@@ -142,7 +142,8 @@ class Launches:
         :param alone: whether every other launch ends.
         """
         blocks = self._settings.blocks
-        largest = max(blocks) * max(self._settings.batch) * max(self._settings.depth)
+        counts = {batch * depth for batch in self._settings.batch for depth in self._settings.depth}
+        largest, *smaller = sorted({block * count for block in blocks for count in counts}, reverse=True)
         wanted = [
             {
                 "hosts": (self._hosts[row.pair[0]], self._hosts[row.pair[1]]),
@@ -153,6 +154,8 @@ class Launches:
                 "devices": row.devices,
                 "variables": own,
                 "agent_options": options,
+                # The transfers of a row with a footprint walk the whole buffer.
+                "smaller": () if row.footprint else tuple(smaller),
             }
             for row, own in zip(rows, variables or [({}, {})] * len(rows), strict=True)
         ]

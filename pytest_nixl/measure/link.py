@@ -168,6 +168,11 @@ class Link:
         """Prepare the transfers of a row. A failure ends the launch."""
         size = block * batch
         if size * depth > (capacity := self._launch.capacity):
+            if (shortage := self._launch.shortage) is not None:
+                raise NixlPluginError(
+                    f"{shortage.reason}: this row needs {size * depth} bytes at each end, and the ends have {capacity}",
+                    shortage.remedy,
+                )
             raise NixlPluginError(
                 f"{depth} transfers of {size} bytes do not fit into this link's buffers of {capacity} bytes",
                 "add the block size to --nixl-blocks, and the batch and depth to --nixl-batch and --nixl-depth",

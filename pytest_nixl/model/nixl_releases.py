@@ -11,6 +11,8 @@ import re
 
 #: The names of NIXL's packages; several may be installed at the same time.
 PACKAGES = ("nixl-cu13", "nixl-cu12", "nixl-rocm", "nixl")
+#: The oldest CUDA for which there is a package. Of a newer CUDA than this list knows there may be one.
+_OLDEST_CUDA = 12
 #: The default port of NIXL's listener.
 USUAL_PORT = 8888
 #: The variable that turns telemetry on or off, whatever agents ask for, and its values that turn it off.
@@ -23,6 +25,11 @@ def numbers(version: str) -> tuple[int, ...]:
     """Parse a version: ``1.5.1`` gives ``(1, 5, 1)``; any other text gives a version newer than all releases."""
     match = re.match(r"([0-9]+)\.([0-9]+)(?:\.([0-9]+))?", version)
     return tuple(int(part or 0) for part in match.groups()) if match else _NEWEST
+
+
+def wheel_for(cuda: int) -> str:
+    """Return the package of NIXL that is built for a major version of CUDA; empty if there is none."""
+    return f"nixl-cu{cuda}" if cuda >= _OLDEST_CUDA else ""
 
 
 def imports_torch(version: str) -> bool:

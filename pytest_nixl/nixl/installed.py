@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pytest_nixl.model.nixl_releases import PACKAGES
+from pytest_nixl.model.nixl_releases import PACKAGES, wheel_for
 
 _MODULE = re.compile(r"/nixl_cu(\d+)/[^/]+$")
 #: The folder of a package of NIXL for one CUDA version, for ROCm or for all; other names that begin so are not NIXL.
@@ -73,9 +73,9 @@ def torch_version() -> dict[str, Any]:
 
 
 def wheel_for_torch() -> str:
-    """Return the package that NIXL loads beside the installed torch, such as ``nixl-cu13``; empty without it."""
+    """Return the package that NIXL loads beside the installed torch, such as ``nixl-cu13``; empty without one."""
     cuda = torch_version().get("cuda", "").partition(".")[0]
-    return f"nixl-cu{cuda}" if cuda else ""
+    return wheel_for(int(cuda)) if cuda.isdecimal() else ""
 
 
 def pip_command() -> str:

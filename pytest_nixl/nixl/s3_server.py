@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_nixl.core.errors import LateError, NotApplicableError
+from pytest_nixl.core.extras import pip_install
 from pytest_nixl.core.polling import wait_until
 from pytest_nixl.nixl.worker.object_stores import ObjectStoreError
 from pytest_nixl.nixl.worker.s3 import ObjectClient, ObjectStore
@@ -31,7 +32,6 @@ MOTO = ContainerProgram("s3", 5000, "/moto-api/data.json")
 #: How long an embedded server may take to start, in seconds.
 READY_SECONDS = 120.0
 _READY = re.compile(r"Running on http://127\.0\.0\.1:([0-9]+)$", re.MULTILINE)
-_INSTALL = "pip install 'pytest-nixl[s3]'"
 
 
 @dataclass(frozen=True)
@@ -143,8 +143,8 @@ def _embedded(supervisor: SupervisorClient, *, required: bool) -> Iterator[str]:
     if importlib.util.find_spec("moto") is None or importlib.util.find_spec("flask") is None:
         reason = "there is no S3 server: AWS_ENDPOINT_URL is not set, and moto is not installed"
         if required:
-            raise ObjectStoreError("--nixl-s3=embedded needs moto, which is not installed", f"run {_INSTALL}")
-        raise NotApplicableError(reason, f"run {_INSTALL}, or set AWS_ENDPOINT_URL")
+            raise ObjectStoreError("--nixl-s3=embedded needs moto, which is not installed", f"run {pip_install('s3')}")
+        raise NotApplicableError(reason, f"run {pip_install('s3')}, or set AWS_ENDPOINT_URL")
     log = f"s3-{secrets.token_hex(4)}.log"
     path = supervisor.directory / log
     pid = supervisor.spawn([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"], log=log)
@@ -158,7 +158,7 @@ def _embedded(supervisor: SupervisorClient, *, required: bool) -> Iterator[str]:
         if port is True:
             raise ObjectStoreError(
                 f"the embedded S3 server (moto) did not start: {supervisor.how_ended(pid)}",
-                f"read its log, and run {_INSTALL}",
+                f"read its log, and run {pip_install('s3')}",
                 _last_lines(path),
             )
         yield f"127.0.0.1:{port}"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.core.extras import pip_install
 from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.processes.supervisor import SupervisorClient
 
@@ -25,7 +26,6 @@ LOG_LINES = 12
 LABEL = "pytest-nixl"
 _SOCKET = Path("/var/run/docker.sock")
 _LOOPBACK = "127.0.0.1"
-_INSTALL = "`pip install 'pytest-nixl[container]'`"
 #: Attempts to find a port that nobody takes until the engine publishes it.
 _ATTEMPTS = 5
 
@@ -221,7 +221,7 @@ def ensure_image(image: str, *, pull: bool = True) -> None:
     if not testcontainers_installed():
         raise ContainerError(
             "a container needs the Python package testcontainers, which is not installed",
-            _INSTALL,
+            f"`{pip_install('container')}`",
             cause="no-testcontainers",
         )
     import docker
@@ -257,7 +257,7 @@ def container_engine() -> Iterator[Any]:
     except ImportError as error:
         raise ContainerError(
             f"the Python package docker, which talks to the container engine, cannot be imported: {error}",
-            _INSTALL,
+            f"`{pip_install('container')}`",
             cause="no-testcontainers",
         ) from None
     where = os.environ.get("DOCKER_HOST") or f"unix://{_SOCKET}"

@@ -22,6 +22,10 @@ class WorkerDiedError(WorkerError):
     """The worker's process ended, but pytest had not ended it."""
 
 
+class GpuFullError(WorkerError):
+    """A GPU of the worker does not have enough free memory for a buffer."""
+
+
 class NixlAbsentError(WorkerError):
     """NIXL cannot be loaded in a worker; nor can it in the next one of that rank."""
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+from pytest_nixl.core.errors import GpuMemoryError
 from pytest_nixl.core.rdma_fault import MEMLOCK_REMEDY, PORT_REMEDY, failed_device, refused_locks
 from pytest_nixl.core.resource_limits import (
     ADDRESS_SPACE_REMEDY,
@@ -27,6 +28,7 @@ from pytest_nixl.core.wire import ForeignRefError, Ref, decode, encode
 from pytest_nixl.model.worker_command import COUNT
 from pytest_nixl.model.worker_commands import WORKER_COMMANDS
 from pytest_nixl.processes.worker_errors import (
+    GpuFullError,
     NixlAbsentError,
     NixlError,
     WorkerDiedError,
@@ -418,7 +420,8 @@ class Worker:
             remedy = error.get("remedy") or _NIXL_REMEDIES.get(type_name, _NIXL_REMEDY)
             return NixlError(reason, remedy, detail, type_name)
         if kind == "ours":
-            return WorkerError(f"{message} (in {self.name} during {step})", error["remedy"])
+            made = GpuFullError if type_name == GpuMemoryError.__name__ else WorkerError
+            return made(f"{message} (in {self.name} during {step})", error["remedy"])
         if kind == "import":
             reason = f"NIXL cannot be loaded in {self.name}: {message}"
             return NixlAbsentError(reason, error.get("remedy", ""), detail)

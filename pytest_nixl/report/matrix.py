@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pytest_nixl.core import units
 from pytest_nixl.model.results import RowSummary
 from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.store.record_reader import RecordedRun
 
 
@@ -16,7 +17,7 @@ from pytest_nixl.store.record_reader import RecordedRun
 class MatrixCell:
     """The bandwidth of one link.
 
-    :param text: in GB/s.
+    :param text: in GB/s; the verdict, if it was not measured.
     :param style: its colour, as CSS.
     :param slowest: whether it is the slowest link of its matrix.
     """
@@ -50,6 +51,10 @@ def matrices(run: RecordedRun) -> list[LinkMatrix]:
     """
     kinds: dict[RowKey, dict[int, dict[tuple[int, int], RowSummary]]] = {}
     patterns: dict[RowKey, dict[tuple[int, int], RowSummary]] = {}
+    failed: dict[RowKey, dict[tuple[int, int], Verdict]] = {}
+    for key, result in run.unmeasured.items():
+        if isinstance(key, RowKey):
+            failed.setdefault(replace(key, pair=(0, 0)), {})[key.pair] = result.verdict
     for key, row in run.rows.items():
         if key.pattern:
             flow = key.pair if key.op == "WRITE" else (key.pair[1], key.pair[0])
@@ -60,32 +65,34 @@ def matrices(run: RecordedRun) -> list[LinkMatrix]:
     cards = []
     for kind, sizes in kinds.items():
         size = max(sizes)
-        if len(sizes[size]) > 1:
+        lost = failed.get(replace(kind, block=size), {})
+        if len({*sizes[size], *lost}) > 1:
             variant = f", {kind.variant_text}" if kind.variant else ""
             title = f"{kind.backend} {kind.op} {kind.memory_text} of {units.format_size(size)}{variant}"
-            cards.append(_card(title, sizes[size]))
+            cards.append(_card(title, sizes[size], lost))
     for kind, flows in patterns.items():
         title = f"{kind.backend} {kind.op} {kind.memory_text}, {kind.variant_text}, from source to target"
-        cards.append(_card(title, flows))
+        cards.append(_card(title, flows, {}))
     return cards
 
 
-def _card(title: str, links: dict[tuple[int, int], RowSummary]) -> LinkMatrix:
-    initiators, targets = (sorted({pair[side] for pair in links}) for side in (0, 1))
+def _card(title: str, links: dict[tuple[int, int], RowSummary], failed: dict[tuple[int, int], Verdict]) -> LinkMatrix:
+    initiators, targets = (sorted({pair[side] for pair in (*links, *failed)}) for side in (0, 1))
     slow = min(links, key=lambda pair: links[pair].bandwidth)
     fast = max(link.bandwidth for link in links.values())
     rows = []
     for initiator in initiators:
-        cells = [_cell(links.get((initiator, target)), fast, (initiator, target) == slow) for target in targets]
+        pairs = [(initiator, target) for target in targets]
+        cells = [_cell(links.get(pair), fast, pair == slow, failed.get(pair)) for pair in pairs]
         rows.append((initiator, cells))
     share = f"{100 * links[slow].bandwidth / fast:.0f} % of the fastest"
     words = f"slowest: rank {slow[0]} to rank {slow[1]}, {units.gigabytes(links[slow].bandwidth)} GB/s, {share}"
     return LinkMatrix(title, targets, rows, words)
 
 
-def _cell(link: RowSummary | None, fast: float, slowest: bool) -> MatrixCell | None:
+def _cell(link: RowSummary | None, fast: float, slowest: bool, failed: Verdict | None) -> MatrixCell | None:
     if link is None:
-        return None
+        return None if failed is None else MatrixCell(str(failed), "background: var(--fail-bg)", slowest=False)
     # Full colour for the fastest link, no colour for half of its bandwidth or less.
     share = max(0.0, 2 * link.bandwidth / fast - 1)
     style = f"background: color-mix(in srgb, var(--pass) {35 * share:.0f}%, var(--fail-bg))"

@@ -102,14 +102,14 @@ def _verdict(report: RunReport) -> Mapping[str, Any]:
     alike: dict[tuple[Verdict, str], list[Result]] = {}
     for result in bad:
         alike.setdefault((result.verdict, result.check), []).append(result)
-    image, host = run.provenance.image, run.provenance.host
+    image, host, lost = run.provenance.image, run.provenance.host, run.unmeasured
     about = {
         **report.chosen,
         "image": str(image),
         "hosts": ", ".join(dict.fromkeys(map(str, host.get("ranks", ())))) or str(host.get("name", "unknown")),
         "measured": f"{run.when:%Y-%m-%d %H:%M} UTC",
         "checks": said or "none",
-        "rows": f"{len(run.rows)} measured",
+        "rows": f"{len(run.rows)} measured" + (f", {len(lost)} not" if lost else ""),
     }
     if report.compared is not None:
         about["against"] = report.compared.before.name
@@ -242,9 +242,11 @@ def _lost(report: RunReport) -> dict[RowKey, Verdict]:
 
 
 def _rows(report: RunReport) -> list[Mapping[str, Any]]:
-    """Return each row with its figures, as numbers to sort by and as text: the worst first."""
+    """Return each row with its figures, as numbers to sort by and as text, the worst first.
+
+    A row that was not measured has no figures.
+    """
     results = {result.row: result for result in report.run.results if result.summary is not None}
-    failed = [result for result in report.run.results if _is_row_without_figures(report, result)]
     lost = _lost(report)
     rows: list[Mapping[str, Any]] = []
     for key, summary in report.run.rows.items():
@@ -268,12 +270,12 @@ def _rows(report: RunReport) -> list[Mapping[str, Any]]:
                 "margin": summary.bandwidth / summary.floor if summary.floor else math.inf,
             }
         )
-    for number, result in enumerate(failed):
+    for lost_key, result in report.run.unmeasured.items():
         rows.append(
             {
-                "name": result.row.short if result.row is not None else "",
-                "id": f"row-{number}-{result.row}",
-                "marks": _marks(result.row, ""),
+                "name": lost_key.short,
+                "id": f"row-{lost_key}",
+                "marks": _marks(lost_key, ""),
                 "numbers": [(0.0, "–")] * _NUMBERS,
                 "transport": "–",
                 "verdict": str(result.verdict),
@@ -282,12 +284,6 @@ def _rows(report: RunReport) -> list[Mapping[str, Any]]:
             }
         )
     return sorted(rows, key=lambda row: (_ORDER.index(row["style"]), row["margin"]))
-
-
-def _is_row_without_figures(report: RunReport, result: Result) -> bool:
-    """Return whether a row was asked for and ended without a figure, such as by an error."""
-    measured = result.row in report.run.rows or result.summary is not None
-    return result.row is not None and not measured and result.verdict is not Verdict.NOT_APPLICABLE
 
 
 def _marks(key: RowKey | UnknownKey | None, text: str) -> Mapping[str, str]:
@@ -315,7 +311,6 @@ def _checks(report: RunReport) -> list[Mapping[str, Any]]:
         }
         for result in report.run.results
         if result.row not in report.run.rows
-        and not _is_row_without_figures(report, result)
         and result.verdict is not Verdict.NOT_APPLICABLE
         and not (result.check == REGRESSION and report.compared is not None)  # the page begins with those
     ]

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from pytest_nixl.core.extensions import ExtensionError
+from pytest_nixl.core.extras import pip_install
 from pytest_nixl.core.redaction import hider, redact
 from pytest_nixl.core.units import KIB, MIB
 from pytest_nixl.model.agent_options import THREADED, engine_agent
@@ -257,7 +258,7 @@ def _check_comparison(settings: Settings) -> None:
         )
     if settings.compares and importlib.util.find_spec("scipy") is None:
         flag = "--nixl-baseline" if settings.baseline else "--nixl-compare-image"
-        raise pytest.UsageError(f"{flag} needs SciPy, which is not installed: pip install 'pytest-nixl[compare]'")
+        raise pytest.UsageError(f"{flag} needs SciPy, which is not installed: {pip_install('compare')}")
 
 
 def setting_lines(settings: Settings) -> Iterator[str]:

@@ -17,8 +17,9 @@ from pytest_nixl.core.redaction import hide_all, recorded, redact
 from pytest_nixl.core.strict import escape
 from pytest_nixl.core.untrusted_file import read_regular
 from pytest_nixl.model.results import PERCENTILES, Result, RowSummary
-from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.model.row_key import RowKey, UnknownKey
 from pytest_nixl.model.settings import MOST_LAUNCHES
+from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.store.provenance import Provenance
 
 #: The key of this plugin's part of a record, and the version of its format.
@@ -63,6 +64,12 @@ class RecordedRun:
     def name(self) -> str:
         """The run's name: its image, or its file if it has no image."""
         return str(self.provenance.image) if self.provenance.image.reference else Path(self.source).stem
+
+    @property
+    def unmeasured(self) -> Mapping[RowKey | UnknownKey, Result]:
+        """The rows that ended in an error or are missing, each with its result."""
+        lost = (result for result in self.results if result.verdict in (Verdict.ERROR, Verdict.MISSING))
+        return {result.row: result for result in lost if result.row is not None and result.row not in self.rows}
 
     @property
     def order(self) -> tuple[datetime, str]:

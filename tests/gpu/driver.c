@@ -5,7 +5,10 @@
 //   SIGSEGV or EFAULT, as with a GPU. Only this file uses the other mapping.
 // - Contexts are per thread, memory belongs to a context, a copy must lie inside one allocation.
 // - A copy on a stream is made when somebody waits for it or asks for its event, not when it is issued.
-// Variables: STANDIN_GPUS (how many; 2), STANDIN_MEMORY (bytes of each; 1 GiB; 0: not even for a context), STANDIN_CUDA (the CUDA version; 12090),
+// A variable with a list, such as STANDIN_MEMORY=1073741824,65536, has a value for each GPU, by its place on the bus; the
+// last one is for all that follow. Any function that has a device or a context returns what STANDIN_FUNCTION says, such as
+// STANDIN_cuLaunchKernel=0,719, unless that is 0.
+// Variables: STANDIN_GPUS (how many; 2), STANDIN_NAME (each GPU's name), STANDIN_MEMORY (bytes of each; 1 GiB; 0: not even for a context), STANDIN_CUDA (the CUDA version; 12090),
 // STANDIN_LOG (a file for what was done), STANDIN_DMABUF (memory can be exported as DMA-BUF). Faults: STANDIN_NO_IPC (memory cannot be shared), STANDIN_CORRUPT (a copy of
 // 4 KiB and more on a stream changes a byte), STANDIN_SLOW (milliseconds that each copy on a stream takes),
 // STANDIN_BUSY (milliseconds that each kernel takes, as beside another process), STANDIN_LOST (a file: once it exists, every GPU is lost),
@@ -58,7 +61,19 @@ static Stream *streams;
 static __thread Context *stack[DEEP];
 static __thread int depth = 1;                                             // stack[0] is what cuCtxSetCurrent sets
 
-static u64 capacity(void) { const char *told = getenv("STANDIN_MEMORY"); return told ? strtoull(told, 0, 10) : 1ull << 30; }
+static u64 number(const char *name, int gpu, u64 usual) {                  // the value for a GPU: the last one is for all that follow
+    const char *list = getenv(name);
+    if (!list) return usual;
+    for (const char *next; gpu-- > 0 && (next = strchr(list, ',')); list = next + 1);
+    return strtoull(list, NULL, 10);
+}
+static int answer(const char *call, int device) {                          // STANDIN_cuMemAlloc_v2=0,2
+    char name[80];
+    snprintf(name, sizeof name, "STANDIN_%s", call);
+    return number(name, physical[device], OK);
+}
+static u64 capacity(int device) { return number("STANDIN_MEMORY", physical[device], 1ull << 30); }
+#define ANSWER(device) if (answer(__func__, device)) return answer(__func__, device)
 static Context *current(void) { Context *c = stack[depth - 1]; return c && c->id ? c : NULL; }
 
 static void tell(const char *what, u64 much) {
@@ -178,14 +193,20 @@ int cuDeviceGet(int *device, int ordinal) {
     *device = ordinal;
     return devices < 0 ? NOT_STARTED : ordinal < 0 || ordinal >= devices ? BAD_DEVICE : OK;
 }
-#define DEVICE if (device < 0 || device >= devices) return BAD_DEVICE
-int cuDeviceGetName(char *name, int length, int device) { DEVICE; snprintf(name, length, "Stand-in %d", physical[device]); return OK; }
+#define DEVICE if (device < 0 || device >= devices) return BAD_DEVICE; ANSWER(device)
+int cuDeviceGetName(char *name, int length, int device) {
+    DEVICE;
+    const char *list = getenv("STANDIN_NAME");
+    for (int i = physical[device]; list && i > 0 && strchr(list, ','); i--) list = strchr(list, ',') + 1;
+    if (list) snprintf(name, length, "%.*s", (int)strcspn(list, ","), list); else snprintf(name, length, "Stand-in %d", physical[device]);
+    return OK;
+}
 int cuDeviceGetUuid(char *uuid, int device) { DEVICE; memset(uuid, byte_of(physical[device]), 16); return OK; }
 int cuDeviceGetUuid_v2(char *uuid, int device) { return cuDeviceGetUuid(uuid, device); }
 int cuDeviceGetPCIBusId(char *id, int length, int device) {
     DEVICE; snprintf(id, length, "0000:%02X:00.0", 0x1A + physical[device]); return OK;
 }
-int cuDeviceTotalMem_v2(size_t *bytes, int device) { DEVICE; *bytes = capacity(); return OK; }
+int cuDeviceTotalMem_v2(size_t *bytes, int device) { DEVICE; *bytes = capacity(device); return OK; }
 int cuDeviceGetAttribute(int *value, int attribute, int device) {
     DEVICE;
     switch (attribute) {
@@ -205,7 +226,7 @@ int cuDeviceCanAccessPeer(int *can, int device, int peer) { *can = device != pee
 
 int cuDevicePrimaryCtxRetain(Context **context, int device) {
     DEVICE; LOCKED;
-    if (!capacity()) return NO_MEMORY;
+    if (!capacity(device)) return NO_MEMORY;
     if (!retained[device]++) primary[device] = (Context){device, ++contexts, 0};
     *context = &primary[device];
     tell("retain", retained[device]);
@@ -253,6 +274,7 @@ int cuCtxGetId(Context *context, u64 *id) {
 int cuCtxSynchronize(void) {
     Context *c = current();
     if (!c) return NO_CONTEXT;
+    ANSWER(c->device);
     LOCKED;
     for (Stream *s = streams; s; s = s->next) if (s->context == c->id) drain(s);
     return OK;
@@ -265,8 +287,9 @@ int cuMemAlloc_v2(u64 *address, size_t size) {
     if (!c) return NO_CONTEXT;
     if (lost()) return LOST;
     if (!size) return INVALID;
+    ANSWER(c->device);
     LOCKED;
-    if (taken[c->device] + size > capacity()) return NO_MEMORY;
+    if (taken[c->device] + size > capacity(c->device)) return NO_MEMORY;
     Room *r = vacant();
     char name[32];
     snprintf(name, sizeof name, "standin-gpu-%llu", numbers + 1);
@@ -291,7 +314,8 @@ int cuMemFree_v2(u64 address) {
 int cuMemGetInfo_v2(size_t *left, size_t *all) {
     Context *c = current();
     if (!c) return NO_CONTEXT;
-    *all = capacity(), *left = *all - taken[c->device];
+    ANSWER(c->device);
+    *all = capacity(c->device), *left = *all - taken[c->device];
     return OK;
 }
 int cuMemGetAddressRange_v2(u64 *base, size_t *size, u64 address) {
@@ -369,6 +393,7 @@ static int copy(u64 to, u64 from, size_t size, Stream *s) {
 #define COPY(to, from, size, stream, need) { \
     LOCKED; \
     if (!current()) return NO_CONTEXT; \
+    ANSWER(current()->device); \
     if (lost()) return LOST; \
     Stream *s = (void *)(stream) == NULL ? NULL : stream_of(stream); \
     if ((stream) && !s) return BAD_HANDLE; \
@@ -496,6 +521,7 @@ int cuMemGetHandleForAddressRange(int *fd, u64 address, size_t size, int type, u
 
 int cuModuleLoadData(void **module, const char *image) {
     *module = (void *)image;
+    if (current()) ANSWER(current()->device);
     return current() && strstr(image, ".entry nixl_fill(") && strstr(image, ".entry nixl_compare(") ? OK : NO_IMAGE;
 }
 int cuModuleGetFunction(void **function, void *module, const char *name) {
@@ -507,6 +533,7 @@ int cuLaunchKernel(void *function, u32 gx, u32 gy, u32 gz, u32 bx, u32 by, u32 b
     u64 a[5];
     Context *c = current();
     if (!c) return NO_CONTEXT;
+    ANSWER(c->device);
     if (lost()) return LOST;
     const char *busy = getenv("STANDIN_BUSY");
     if (busy) nanosleep(&(struct timespec){0, atol(busy) * 1000000}, NULL);

@@ -9,12 +9,19 @@ from __future__ import annotations
 
 import ctypes.util
 import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from helpers.needs import lack, need_programs
 from pytest_nixl.nixl.backends.driver_standin import real_driver
 from pytest_nixl.nixl.worker.devices import make_ptx
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 SOURCES = Path(__file__).parents[1] / "gpu"
 DRIVER, NVML = "libcuda.so.1", "libnvidia-ml.so.1"
@@ -44,6 +51,12 @@ echo 0x10de > /sys/bus/pci/devices/0000:1a:00.0/vendor
 echo 0x030200 > /sys/bus/pci/devices/0000:1a:00.0/class
 exec "$@"
 """
+
+
+def faults(table: str) -> list[dict[str, Any]]:
+    """Return the faults of a table of ``tests/gpu/faults.toml``."""
+    entries: list[dict[str, Any]] = tomllib.loads((SOURCES / "faults.toml").read_text(encoding="utf-8"))[table]
+    return entries
 
 
 def build(folder: Path, *libraries: str, bindings: bool = True) -> dict[str, str]:

@@ -31,7 +31,7 @@ def test_it_works_if_etcd3_is_installed_and_skips_if_not(tmp_path: Path) -> None
         assert "1 passed" in output
     else:
         assert "1 skipped" in output
-        assert "etcd3 is not installed: `pip install 'pytest-nixl[etcd3]'`" in output
+        assert "etcd3 is not installed: `pip install etcd3==0.12.0 " in output
 
 
 @pytest.mark.parametrize(

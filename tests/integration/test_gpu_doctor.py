@@ -10,7 +10,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 from helpers import gpu_standin
@@ -20,11 +20,10 @@ from helpers.needs import need_programs
 pytestmark = pytest.mark.long
 
 GPU_CHECKS = ("gpus", "gpu-driver", "ucx-cuda", "gpu-p2p", "gpu-nvlink", "gpu-ecc", "gpu-bar1", "gpu-persistence")
-#: Each fault of a GPU that NVML reports, all on one host.
-FAULTS = {
-    "STANDIN_NVLINKS": "18,17", "STANDIN_DOWN": "0,1", "STANDIN_ECC_ERRORS": "0,2", "STANDIN_PERSISTENCE": "1,0",
-    "STANDIN_BAR1": f"{1 << 30},{256 << 20}", "STANDIN_P2P": "1,0", "STANDIN_DRIVER": "570.133.20",
-}  # fmt: skip
+FAULTS = gpu_standin.faults("fault")
+#: One where NVML answers nothing, and one where it refuses a GPU: of these CI runs the whole doctor, the soak of all.
+REFUSALS = {f"STANDIN_{name}" for name in ("NVML", "COUNT", "CUDA", "HANDLE", "CALLS")}
+WHOLE = [fault for fault in FAULTS if {*fault["env"]} <= REFUSALS]
 
 
 #: Verdict, reason and remedy of each check.
@@ -49,12 +48,12 @@ add_sources(parser)
 root = FactsRoot(None)
 facts, backends = gathered(parser.parse_args(["--backend=UCX"]), root)
 wanted = Requirements(load_profile("loopback"), backends, image=False)
-told = []
+told, usual = [], dict(os.environ)
 for variables in json.load(sys.stdin):
     os.environ.update(variables)
     gpu, changed = read_gpus(root), read_environment(root)
-    for name in variables:
-        del os.environ[name]
+    os.environ.clear()
+    os.environ.update(usual)
     these = replace(facts, gpu=gpu, environment=changed, near=Topology.of(gpu, facts.rdma).nearest())
     told.append(plain(these, wanted, examine(these, wanted, gate=False)))
 print(json.dumps(told))
@@ -96,109 +95,72 @@ def test_healthy_gpus_pass(driver: dict[str, str]) -> None:
     assert "libcudart.so.12, which the loader does not find" in found["ucx-cuda"][1]
 
 
-def test_each_fault_that_nvml_reports_is_named(driver: dict[str, str]) -> None:
-    found = doctor({**driver, **FAULTS})
-    wanted = {
-        "gpu-driver": ("FAIL", "the kernel's driver is 580.95.05, but the container's libraries are 570.133.20"),
-        "gpu-p2p": ("FAIL", "in 1 of 2 pairs one GPU cannot read the other's memory: GPU 0 that of GPU 1 (the chipset"),
-        "gpu-nvlink": ("FAIL", "1 GPU with fewer active NVLinks than the 18 of the others: GPU 1 has 17"),
-        "gpu-ecc": ("FAIL", "uncorrectable memory errors: GPU 1 has 2"),
-        "gpu-bar1": ("WARN", "BAR1 covers only a part of the memory: GPU 1: 256 MiB of 1 GiB"),
-        "gpu-persistence": ("WARN", "the driver unloads while no process uses GPU 1"),
-    }
-    for id, (verdict, words) in wanted.items():
-        assert found[id][0] == verdict, found[id]
-        assert words in found[id][1]
-        assert found[id][2]
-
-
-LOADED = "driver 580.95.05 is loaded, but NVML "
-#: What NVML refuses: variable and code of the stand-in, the check that fails, and what its reason and remedy say.
-REFUSED = [
-        ("NVML", "18", "gpu-driver", "libraries have another version: NVML cannot be initialised: RM has detected an "
-         "NVML/RM version mismatch", "restart the container, or reboot the host"),
-        ("NVML", "4", "gpu-driver", f"{LOADED}cannot be initialised: Insufficient Permissions", "open /dev/nvidiactl"),
-        ("NVML", "9", "gpu-driver", f"{LOADED}cannot be initialised: Driver Not Loaded", "container /dev/nvidiactl"),
-        ("COUNT", "999", "gpu-driver", f"{LOADED}does not answer: Unknown Error", "run `nvidia-smi` and `dmesg`"),
-        ("CUDA", "11080", "gpu-driver", "driver 580.95.05 supports CUDA up to 11.8, but nixl-cu12 is built for CUDA 12",
-         "install a newer driver"),
-        ("HANDLE", "0,15", "gpus", "NVML cannot use 1 of 2 GPUs: GPU 1 (GPU is lost)", "reboot the host"),
-        ("CALLS", "15,0", "gpus", "NVML cannot use 1 of 2 GPUs: GPU 0 (GPU is lost)", "reboot the host"),
-        ("CALLS", "0,16", "gpus", "NVML cannot use 1 of 2 GPUs: GPU 1 (GPU requires restart)", "--gpu-reset"),
-        ("HANDLE", "8", "gpus", "NVML cannot use 2 of 2 GPUs: GPU 0 (Insufficient External Power), GPU 1 (",
-         "connect the GPU's own power cables"),
-        ("HANDLE", "4", "gpus", "NVML cannot use 2 of 2 GPUs: GPU 0 (Insufficient Permissions), GPU 1 (",
-         "may open /dev/nvidiactl"),
-]  # fmt: skip
-#: What the CUDA driver refuses: variables, the check that fails, and what its reason and remedy say.
-REFUSED_BY_CUDA = [
-    ({"STANDIN_INIT": "802"}, "gpu-driver", "CUDA_ERROR_SYSTEM_NOT_READY", "systemctl status nvidia-fabricmanager"),
-    ({"STANDIN_INIT": "803"}, "gpu-driver", "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "restart the container"),
-    ({"STANDIN_INIT": "999"}, "gpu-driver", "CUDA_ERROR_UNKNOWN", "nvidia-modprobe"),
-    ({"STANDIN_HIDES": "1"}, "gpus", "GPU 1 (0000:1b:00.0, GPU-11111111-1111-1111-1111-111111111111)", "device node"),
-    ({"CUDA_VISIBLE_DEVICES": "7"}, "variables-agree", "CUDA_VISIBLE_DEVICES=7 shows 0 of this host's 2 GPUs", "unset"),
-    ({"CUDA_VISIBLE_DEVICES": "0,0"}, "variables-agree", "names one GPU twice (0)", "unset CUDA_VISIBLE_DEVICES"),
-    ({"CUDA_VISIBLE_DEVICES": "0,7"}, "variables-agree", "the list ends at '7'", "unset CUDA_VISIBLE_DEVICES"),
-    ({"CUDA_VISIBLE_DEVICES": "GPU-dead"}, "variables-agree", "'GPU-dead'", "unset CUDA_VISIBLE_DEVICES"),
-]
-#: One where NVML answers nothing, and one where it refuses a GPU: of these CI runs the whole doctor, the soak of all.
-WHOLE_IN_CI = [("NVML", "4"), ("CALLS", "15,0")]
 #: Other states of the GPUs.
 NOT_GIVEN, IN_MIG_MODE, WITHOUT_ECC = {"STANDIN_HANDLE": "0,4"}, {"STANDIN_MIG": "0,1"}, {"STANDIN_ECC": "0"}
+#: States that explain nothing, or that the driver does not know.
+UNEXPLAINED = [
+    {"STANDIN_FABRIC": "0"},
+    {"STANDIN_CONFIDENTIAL": "1"},
+    {"STANDIN_CLOCKS": "4"},
+    {"STANDIN_COMPUTE_MODE": "3", "CUDA_MPS_PIPE_DIRECTORY": "/run/mps"},
+    {
+        f"STANDIN_nvmlDeviceGet{name}": "13"
+        for name in ("RemappedRows", "CurrentClocksEventReasons", "GpuFabricInfo", "ComputeMode")
+    },
+]
 SMALLER_SETS = [{"CUDA_VISIBLE_DEVICES": "1"}, {"CUDA_VISIBLE_DEVICES": "GPU-11"}]
 
 
 @pytest.fixture(scope="module")
 def examined(driver: dict[str, str]) -> Mapping[str, Found]:
     """What the checks find with each of these variables, by the variable and its value."""
-    every = [{f"STANDIN_{variable}": code} for variable, code, *_ in REFUSED]
-    every += [NOT_GIVEN, IN_MIG_MODE, WITHOUT_ECC, *SMALLER_SETS, *(variables for variables, *_ in REFUSED_BY_CUDA)]
+    every = [NOT_GIVEN, IN_MIG_MODE, WITHOUT_ECC, *SMALLER_SETS, *UNEXPLAINED, *(fault["env"] for fault in FAULTS)]
     told = json.loads(on_the_host(driver, "-c", EXAMINE, given=json.dumps(every)))
     return {str(variables): by_check(each) for variables, each in zip(every, told, strict=True)}
 
 
-@pytest.mark.parametrize(("variable", "code", "id", "words", "remedy"), REFUSED)
-def test_what_nvml_refuses_is_named(
-    variable: str, code: str, id: str, words: str, remedy: str, examined: Mapping[str, Found]
-) -> None:
-    found = examined[str({f"STANDIN_{variable}": code})]
-    assert found[id][0] == "FAIL", found[id]
-    assert words in found[id][1]
-    assert remedy in found[id][2]
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault["name"])
+def test_fault_is_named_by_one_check(fault: Mapping[str, Any], examined: Mapping[str, Found]) -> None:
+    found, id = examined[str(fault["env"])], fault["check"]
+    verdict, reason, remedy = found[id]
+    assert verdict == fault.get("verdict", "FAIL"), found[id]
+    assert fault["said"] in reason
+    assert fault["remedy"] in remedy
     # No other check accuses the GPUs that are left.
-    assert [other for other in GPU_CHECKS if found[other][0] == "FAIL"] == [id]
+    judged = {other: found[other][0] for other in (*GPU_CHECKS, "variables-agree")}
+    accusers = [other for other, verdict in judged.items() if verdict in ("FAIL", "WARN")]
+    assert accusers == [id, *fault.get("also", ())]
 
 
-@pytest.mark.parametrize(("variables", "id", "words", "remedy"), REFUSED_BY_CUDA)
-def test_what_the_cuda_driver_refuses_is_named(
-    variables: Mapping[str, str], id: str, words: str, remedy: str, examined: Mapping[str, Found]
+@pytest.mark.whole
+@pytest.mark.parametrize(
+    ("model", "passes"), [("NVIDIA H100 80GB HBM3", True), ("NVIDIA H100 80GB HBM3,NVIDIA GH200 480GB", False)]
+)
+def test_gate_with_the_shipped_profile_is_green_on_its_own_gpus(
+    model: str, passes: bool, driver: dict[str, str]
 ) -> None:
-    found = examined[str(variables)]
-    assert found[id][0] == ("WARN" if id == "gpus" else "FAIL"), found[id]
-    assert words in found[id][1]
-    assert remedy in found[id][2]
-    others = (*GPU_CHECKS, "variables-agree")
-    assert [other for other in others if found[other][0] not in ("PASS", "NOT-APPLICABLE")] == [id]
+    suites = [f"suites/{name}" for name in ("bandwidth", "infrastructure", "metadata")]
+    options = ["--nixl-gate", "--nixl-profile=h100", "--nixl-memory=VRAM:VRAM", "--nixl-blocks=64KiB"]
+    done = on_the_host({**driver, "STANDIN_NAME": model}, "-m", "pytest", "-q", *suites, *options)
+    assert ("NIXL gate: PASS" in done) is passes, done
+    if not passes:
+        assert "FAIL gpus: 1 GPU not of the profile's model H100: NVIDIA GH200 480GB" in done
 
 
-@pytest.mark.parametrize("variables", SMALLER_SETS)
-def test_smaller_set_of_gpus_is_no_fault(variables: Mapping[str, str], examined: Mapping[str, Found]) -> None:
+@pytest.mark.parametrize("variables", [*SMALLER_SETS, *UNEXPLAINED])
+def test_state_that_explains_nothing_is_no_fault(variables: Mapping[str, str], examined: Mapping[str, Found]) -> None:
     checks = (*GPU_CHECKS, "variables-agree")
     assert {id: examined[str(variables)][id][0] for id in checks} == dict.fromkeys(checks, "PASS")
 
 
 @pytest.mark.parametrize(
-    ("variable", "code"),
-    [
-        pytest.param(variable, code, marks=() if (variable, code) in WHOLE_IN_CI else pytest.mark.whole)
-        for variable, code, *_ in REFUSED
-    ],
+    "fault",
+    [pytest.param(fault, marks=() if "whole" in fault else pytest.mark.whole, id=fault["name"]) for fault in WHOLE],
 )
 def test_the_doctor_says_the_same_where_nixl_and_ucx_have_that_nvml_too(
-    variable: str, code: str, driver: dict[str, str], examined: Mapping[str, Found]
+    fault: Mapping[str, Any], driver: dict[str, str], examined: Mapping[str, Found]
 ) -> None:
-    changed = {f"STANDIN_{variable}": code}
-    found, expected = doctor({**driver, **changed}), examined[str(changed)]
+    found, expected = doctor({**driver, **fault["env"]}), examined[str(fault["env"])]
     assert {id: found[id] for id in GPU_CHECKS} == {id: expected[id] for id in GPU_CHECKS}
 
 
@@ -213,7 +175,7 @@ def test_mig_mode_is_named(examined: Mapping[str, Found]) -> None:
     assert found["gpus"][0] == found["gpu-p2p"][0] == "WARN", found
     assert "1 Stand-in 0, 1 Stand-in 1; in MIG mode: GPU 1: CUDA gives a process one part" in found["gpus"][1]
     assert "in 2 of 2 pairs one GPU cannot read the other's memory, because of MIG mode: GPU 1" in found["gpu-p2p"][1]
-    assert all("nvidia-smi -i GPU -mig 0" in found[id][2] for id in ("gpus", "gpu-p2p"))
+    assert all("nvidia-smi -i 0000:1b:00.0 -mig 0" in found[id][2] for id in ("gpus", "gpu-p2p"))
 
 
 def test_gpus_without_ecc_have_no_errors_to_count(examined: Mapping[str, Found]) -> None:

@@ -201,10 +201,15 @@ def test_every_stage_runs_with_gpus(
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads((out / "summary.json").read_text())
     exits = {each["stage"]: each["exit"] for each in summary["stages"]}
-    stages = ("near", "facts", "recorded", "doctor", "pytest-host", "pytest-gpu")
+    stages = ("driver", "near", "facts", "recorded", "doctor", "pytest-host", "pytest-gpu", "pytest-pair-0-1",
+              "pytest-pair-1-0", "driver-after")  # fmt: skip
     assert exits == dict.fromkeys(stages, 0), done.stdout
     assert "cuda.bindings.driver: carried" in summary["libraries"]
     assert any(re.fullmatch(r"CUDA runtime: .*/fallback/libcudart\.so\.12", words) for words in summary["libraries"])
+    assert re.search(
+        r"^WRITE, GB/s    to 0    to 1\nfrom GPU 0        - +\d\S*\nfrom GPU 1  +\d\S* +-$", done.stdout, re.M
+    )
+    assert "== nvidia-smi nvlink -e" in (out / "driver.txt").read_text()
     said = (out / "pytest-gpu.txt").read_text()
     by = {"VRAM:VRAM": "cuda_ipc/cuda", "DRAM:VRAM": "tcp/lo", "VRAM:DRAM": "tcp/lo"}
     for memory, transport in by.items():

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers import gpu_standin
@@ -119,9 +120,32 @@ def test_wrong_bytes_are_corrupt(driver: dict[str, str], tmp_path: Path) -> None
 @pytest.mark.parametrize("memory", [4096, 65536])  # too little for the buffer, and for the pattern beside it
 def test_gpu_without_enough_memory_is_named(memory: int, driver: dict[str, str], tmp_path: Path) -> None:
     done = measured(tmp_path, {**driver, "STANDIN_MEMORY": str(memory)}, "--nixl-op=WRITE")
-    assert re.search(r"GPU [01] cannot allocate \d+ bytes: CUDA_ERROR_OUT_OF_MEMORY", done.output), done.output
-    assert "run `nvidia-smi` to see which processes use its memory" in done.output
+    assert re.search(r"GPU [01] \(0000:1[ab]:00.0, GPU-\S+\) cannot allocate \d+ bytes: CUDA_ERROR_OUT", done.output)
+    assert re.search(r"run `nvidia-smi -i 0000:1[ab]:00.0` to see which processes use its memory", done.output)
     assert done.code == 1
+
+
+def test_rows_that_fit_into_a_full_gpu_are_measured(driver: dict[str, str], tmp_path: Path) -> None:
+    env = {**driver, "STANDIN_MEMORY": f"{1 << 30},{160 << 10}"}
+    done = measured(tmp_path, env, "--nixl-op=WRITE", "--nixl-blocks=4KiB,64KiB,1MiB")
+    verdicts = re.findall(r"^UCX +WRITE +VRAM:VRAM +(\S+) .* (\S+)$", done.output, re.MULTILINE)
+    assert verdicts == [("4KiB", "PASS"), ("64KiB", "PASS"), ("1MiB", "ERROR")], done.output
+    assert re.search(
+        r"GPU 1 \(0000:1b:00.0, GPU-11111111-1111-1111-1111-111111111111\) cannot allocate 1048576 bytes: "
+        r"CUDA_ERROR_OUT_OF_MEMORY .*: this row needs 1048576 bytes at each end, and the ends have 65536",
+        " ".join(done.output.split()),
+    ), done.output
+    assert done.code == 1
+
+
+@pytest.mark.parametrize("fault", gpu_standin.faults("row"), ids=lambda fault: fault["name"])
+@pytest.mark.whole
+def test_fault_of_a_row_is_named(fault: Mapping[str, Any], driver: dict[str, str], tmp_path: Path) -> None:
+    done = measured(tmp_path, {**driver, **fault["env"]}, "--nixl-op=WRITE")
+    assert done.code == 1
+    assert [verdict for _, verdict in rows(done).values()] in ([fault["verdict"]], []), done.output
+    assert f"{fault['verdict']} " in done.output
+    assert fault["said"] in " ".join(done.output.split())
 
 
 def test_lost_gpu_is_named(driver: dict[str, str], tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.core.extras import pip_install
 from pytest_nixl.core.strict import escape
 from pytest_nixl.core.untrusted_file import read_regular
 
@@ -57,7 +58,7 @@ def parse_yaml(path: str, text: str) -> list[Any]:
     except ImportError:
         raise NixlPluginError(
             f"{escape(path)} is YAML, which needs PyYAML, and that is not installed",
-            "pip install 'pytest-nixl[connector]', or give the file as JSON (kubectl get -o json)",
+            f"{pip_install('connector')}, or give the file as JSON (kubectl get -o json)",
         ) from None
 
     if len(text) > MOST_YAML:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 
 from pytest_nixl.host.facts import Facts
@@ -46,6 +46,11 @@ class Requirements:
     def gpus(self) -> int:
         """The number of GPUs in the profile; 0 if it gives none."""
         return (self.machine.gpus or 0) if self.machine is not None else 0
+
+    @property
+    def has_gpus(self) -> bool:
+        """Whether the profile's machine has a GPU, also if it does not say how many."""
+        return self.machine is not None and self.machine.has_gpus
 
 
 Judge = Callable[[Facts, Requirements], Judgement]
@@ -94,8 +99,12 @@ def check(id: str, question: str, *, image: bool = False, unless: Obstacle | Non
     def register(judge: Judge) -> Judge:
         @wraps(judge)
         def answer(facts: Facts, wanted: Requirements) -> Judgement:
-            found = unless(facts, wanted) if unless is not None else None
-            return judge(facts, wanted) if found is None else found
+            judgement = unless(facts, wanted) if unless is not None else None
+            if judgement is None:
+                judgement = judge(facts, wanted)
+            # Checks read the variables as they are.
+            hide = facts.environment.hide
+            return replace(judgement, reason=hide(judgement.reason), remedy=hide(judgement.remedy))
 
         assert id not in REGISTERED
         REGISTERED[id] = Check(id, question, answer, image)
@@ -140,7 +149,7 @@ def has_rdma(facts: Facts, wanted: Requirements) -> bool:
 def has_gpu(facts: Facts, wanted: Requirements) -> bool:
     """Whether checks of GPUs apply: the driver or the PCI bus shows a GPU, or the profile expects one."""
     driver = facts.gpu.gpus or facts.gpu.unusable
-    return bool(driver) or any(device.kind == "gpu" for device in facts.pci) or wanted.gpus > 0
+    return bool(driver) or any(device.kind == "gpu" for device in facts.pci) or wanted.has_gpus
 
 
 def no_rdma(facts: Facts, wanted: Requirements) -> Judgement | None:

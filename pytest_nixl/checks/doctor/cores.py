@@ -78,7 +78,7 @@ def numa_cores(facts: Facts, wanted: Requirements) -> Judgement:
     with_cores = [number for number, cpus in nodes.items() if cpus]
     if len(with_cores) < 2:
         return not_applicable(f"this host has {plural(len(with_cores), 'NUMA node')} with cores")
-    shown = visible(facts.gpu.gpus, facts.environment.steering).gpus
+    shown = visible(facts.gpu.gpus, facts.environment.values).gpus
     gpus = {f"GPU {gpu.index}": gpu.numa for gpu in shown if gpu is not None and gpu.numa in nodes}
     cards = {card.name: card.numa for card in network_cards(facts.rdma) if card.numa in nodes}
     if not gpus and not cards:

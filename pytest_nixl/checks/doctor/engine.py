@@ -28,7 +28,7 @@ _REMEDY = f"unset {TELEMETRY_VARIABLE}, or set {TELEMETRY_VARIABLE}=y"
 @check("telemetry-in-process", "Can an engine read the telemetry of its transfers?", image=True)
 def telemetry_in_process(facts: Facts, wanted: Requirements) -> Judgement:
     """Judge get_xfer_telemetry() after a transfer: an engine that calls it fails each request for which it raises."""
-    text = facts.environment.steering.get(TELEMETRY_VARIABLE)
+    text = facts.environment.values.get(TELEMETRY_VARIABLE)
     given = f"{TELEMETRY_VARIABLE}={text}" if text is not None else f"{TELEMETRY_VARIABLE} is not set"
     why = facts.software.nixl.why
     if "Conversion to bool failed" in why and text is not None:

@@ -160,7 +160,7 @@ def variables_agree(facts: Facts, wanted: Requirements) -> Judgement:
         )
     if get("FI_EFA_USE_DEVICE_RDMA") == "0" and (facts.efa or wanted.efa):
         found.append(("FI_EFA_USE_DEVICE_RDMA=0 disables EFA's RDMA", "unset FI_EFA_USE_DEVICE_RDMA"))
-    gpu = bool(facts.gpu.gpus) or wanted.gpus > 0
+    gpu = bool(facts.gpu.gpus) or wanted.has_gpus
     if gpu and get("FI_HMEM_DISABLE_P2P").lower() in ("1", "yes", "on", "true"):
         found.append(
             (
@@ -206,12 +206,12 @@ def _hidden_gpus(facts: Facts) -> str:
 
     The driver's answer decides, if there is one. A list that is shorter than the host's is no fault.
     """
-    text = facts.environment.steering.get(VISIBLE_DEVICES)
+    text = facts.environment.values.get(VISIBLE_DEVICES)
     if text is None:
         return ""
     if text.strip() in ("", "-1"):
         return f"{VISIBLE_DEVICES}={text} hides every GPU"
-    cuda, predicted = facts.gpu.cuda_driver, visible(facts.gpu.gpus, facts.environment.steering)
+    cuda, predicted = facts.gpu.cuda_driver, visible(facts.gpu.gpus, facts.environment.values)
     entries = [entry.strip() for entry in text.rstrip(", ").split(",")]
     by_uuid = text.startswith(("GPU-", "MIG-"))
     if cuda.without_variable == 0:
@@ -234,6 +234,6 @@ def _hidden_gpus(facts: Facts) -> str:
 
 
 def _bypassed(endpoints: str, exempt: str) -> bool:
-    hosts = re.findall(r"(?://|^|,)(?:\*\*\*@)?([^:/,@]+):\d+", endpoints)
+    hosts = re.findall(r"(?://|^|,)(?:[^/,@]*@)?([^:/,@]+):\d+", endpoints)
     parts = [part.strip().lstrip("*.") for part in exempt.split(",") if part.strip()]
     return "*" in exempt or all(any(host == part or host.endswith(f".{part}") for part in parts) for host in hosts)

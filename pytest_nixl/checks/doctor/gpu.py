@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
+from collections.abc import Iterable
 
 from pytest_nixl.checks.doctor.check import (
     Requirements,
@@ -25,7 +26,9 @@ from pytest_nixl.core.words import named, plural
 from pytest_nixl.host.driver_questions import CUDA, NVML, VISIBLE_DEVICES, silent
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.gpu import NVML_FAILS, GpuFacts, Xid
-from pytest_nixl.host.gpu_nic_affinity import FAR, NODE, ROOT, SWITCH, Topology
+from pytest_nixl.host.gpu_nic_affinity import FAR, NODE, ROOT, SWITCH, UNPLACED, Topology
+from pytest_nixl.host.gpu_state import PROHIBITED
+from pytest_nixl.model.nixl_releases import wheel_for
 from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.nixl.backends.cuda_modules import remedy
 
@@ -35,6 +38,10 @@ _NVLINKS = (
     (r"\bB200\b|\bH20\b|\bH200$|\bH100 80GB HBM3$", 18),
     (r"\bA100-SXM4\b", 12),
     (r"\bA800-SXM4\b", 8),
+)
+_GIVE_GPUS = (
+    "give the container all GPUs (resource nvidia.com/gpu, `docker run --gpus all`); run `nvidia-smi` and `dmesg` on "
+    "the host; reboot the host if a GPU fell off the bus; or replace the node"
 )
 #: CUDA_ERROR_NO_DEVICE
 _NO_DEVICE = 100
@@ -82,11 +89,31 @@ def _cuda_fault(facts: Facts) -> Judgement | None:
     # A container without GPUs sees the host's /proc/driver/nvidia, and has no device node.
     if not code or (code == _NO_DEVICE and not cuda.node):
         return None
+    if code == _NO_DEVICE and facts.gpu.gpus and len(_without_instances(facts)) == len(facts.gpu.gpus):
+        return failed("CUDA shows no GPU: all are in MIG mode and have no instance", "follow the remedy of gpus")
     error = CUDA_ERRORS.get(str(code))
     return failed(
-        f"CUDA does not start: {error.title if error else f'cuInit returned {code}'}",
+        f"CUDA does not start: {error.title if error else f'cuInit returned {code}'}{_explained(facts)}",
         error.remedy if error else OTHER_REMEDY,
     )
+
+
+def _explained(facts: Facts) -> str:
+    """Return a clause with what NVML says of the fabric of the GPUs, if it explains that they do not work together."""
+    parts = [f"the registration of GPU {gpu.index} with the fabric {gpu.state.fabric}"
+             for gpu in facts.gpu.gpus if gpu.state.fabric]  # fmt: skip
+    if facts.gpu.confidential:
+        parts.append("confidential computing is on, in which GPUs may not access each other's memory")
+    return f"; NVML says: {named(parts)}" if parts else ""
+
+
+def _without_instances(facts: Facts) -> list[GpuFacts]:
+    """Return the GPUs in MIG mode that have no instance, so that no process can use them."""
+    return [gpu for gpu in facts.gpu.gpus if gpu.mig and gpu.instances == 0]
+
+
+def _disable_mig(gpus: Iterable[GpuFacts]) -> str:
+    return f"disable MIG mode with `nvidia-smi -i {','.join(gpu.pci or str(gpu.index) for gpu in gpus)} -mig 0`"
 
 
 def _not_shown(facts: Facts) -> list[GpuFacts]:
@@ -126,24 +153,32 @@ def gpus(facts: Facts, wanted: Requirements) -> Judgement:
         hanging = f"; on the bus but not in the driver: {named(lost)}" if lost and len(bus) == wanted.gpus else ""
         if facts.gpu.unusable:  # none of them is broken
             hanging += f"; not given to this process: {named(f'GPU {gpu.index}' for gpu in facts.gpu.unusable)}"
-        remedy = (
-            "give the container all GPUs (resource nvidia.com/gpu, `docker run --gpus all`); run `nvidia-smi` and "
-            "`dmesg` on the host; reboot the host if a GPU fell off the bus; or replace the node"
-        )
         return failed(
-            f"{plural(len(here), 'GPU')} instead of the {wanted.gpus} in the profile ({told}){hanging}", remedy
+            f"{plural(len(here), 'GPU')} instead of the {wanted.gpus} in the profile ({told}){hanging}", _GIVE_GPUS
+        )
+    if not here and wanted.has_gpus:
+        return failed("the driver lists no GPU, and the profile's machine has one", _GIVE_GPUS)
+    empty = _without_instances(facts)
+    if empty:
+        judge = failed if wanted.has_gpus or len(empty) == len(here) else warned
+        return judge(
+            f"{named(f'GPU {gpu.index} ({gpu.pci})' for gpu in empty)} in MIG mode without an instance: no process can "
+            "use it",
+            f"create instances with `nvidia-smi mig -i {','.join(str(gpu.index) for gpu in empty)} -cgi 0 -C`, or "
+            f"{_disable_mig(empty)}",
         )
     absent = _not_shown(facts)
     if absent:
         names = named(f"GPU {gpu.index} ({', '.join(filter(None, (gpu.pci, gpu.uuid)))})" for gpu in absent)
-        judge = failed if wanted.gpus else warned
+        judge = failed if wanted.has_gpus else warned
         return judge(
             f"CUDA shows {len(here) - len(absent)} of the {plural(len(here), 'GPU')} that NVML lists, without {names}",
             "run `nvidia-smi` and `dmesg` on the host; give the container the device node of every GPU, such as "
             "/dev/nvidia0; reset the GPU, or reboot the host",
         )
-    model = wanted.machine.gpu if wanted.machine is not None and wanted.gpus else ""
-    others = [gpu.name for gpu in here if gpu.name and model.lower() not in gpu.name.lower()]
+    machine = wanted.machine
+    model = machine.gpu if machine is not None else ""
+    others = [gpu.name for gpu in here if machine is not None and gpu.name and not machine.is_model(gpu.name)]
     if model and others:
         return failed(
             f"{plural(len(others), 'GPU')} not of the profile's model {model}: {named(dict.fromkeys(others))}",
@@ -154,14 +189,36 @@ def gpus(facts: Facts, wanted: Requirements) -> Judgement:
             f"{plural(len(here), 'GPU')}; the model of at least one is unknown, and the profile says {model}",
             _unreported(facts),
         )
-    parts = [f"GPU {gpu.index}" for gpu in here if gpu.mig]
-    if parts:
-        return warned(
-            f"{told}; in MIG mode: {named(parts)}: CUDA gives a process one part of such a GPU, and two parts have "
-            "neither cuda_ipc nor peer-to-peer access between them",
-            "if GPUs of this host exchange data, disable MIG with `nvidia-smi -i GPU -mig 0`",
+    prohibited = [gpu for gpu in here if gpu.state.compute_mode == PROHIBITED]
+    if prohibited:
+        return failed(
+            f"the compute mode of {named(f'GPU {gpu.index} ({gpu.pci})' for gpu in prohibited)} lets no process use it",
+            f"run `nvidia-smi -i {','.join(gpu.pci for gpu in prohibited)} -c 0` on the host",
         )
-    cuda, visible = facts.gpu.cuda_driver, facts.environment.steering.get(VISIBLE_DEVICES)
+    parts = [gpu for gpu in here if gpu.mig]
+    if parts:
+        names = named(f"GPU {gpu.index}" for gpu in parts)
+        return warned(
+            f"{told}; in MIG mode: {names}: CUDA gives a process one part of such a GPU, and two parts have "
+            "neither cuda_ipc nor peer-to-peer access between them",
+            f"if GPUs of this host exchange data, {_disable_mig(parts)}",
+        )
+    exclusive = [gpu for gpu in here if gpu.state.compute_mode]
+    if exclusive and not (facts.gpu.mps or facts.environment.get("CUDA_MPS_PIPE_DIRECTORY")):
+        return warned(
+            f"{told}; the compute mode of {named(f'GPU {gpu.index} ({gpu.pci})' for gpu in exclusive)} lets only one "
+            "process use it, and MPS does not run: transfers within one GPU need two",
+            f"run `nvidia-smi -i {','.join(gpu.pci for gpu in exclusive)} -c 0` on the host, or start MPS with "
+            "`nvidia-cuda-mps-control -d`",
+        )
+    slowed = [gpu for gpu in here if gpu.state.slowed]
+    if slowed:
+        names = named(f"GPU {gpu.index} ({gpu.pci}): {', '.join(gpu.state.slowed)}" for gpu in slowed)
+        return warned(
+            f"{told}; the clocks are slow now: {names}",
+            f"check cooling and power: `nvidia-smi -i {','.join(gpu.pci for gpu in slowed)} -q -d PERFORMANCE`",
+        )
+    cuda, visible = facts.gpu.cuda_driver, facts.environment.values.get(VISIBLE_DEVICES)
     if visible is not None and cuda.init == 0 and len(cuda.devices) < wanted.gpus:
         told += f"; {VISIBLE_DEVICES}={visible} shows {len(cuda.devices)} of them to this process"
     return passed(told)
@@ -197,10 +254,11 @@ def gpu_driver(facts: Facts, wanted: Requirements) -> Judgement:
         return unknown(
             f"the driver is {driver.value}; which CUDA versions it supports is unknown: {cuda.why}", _unreported(facts)
         )
+    wheel = wheel_for(int(cuda.value.split(".")[0]))
     if wants is not None and int(cuda.value.split(".")[0]) < wants:
         return failed(
             f"driver {driver.value} supports CUDA up to {cuda.value}, but {package} is built for CUDA {wants}",
-            f"install nixl-cu{cuda.value.split('.')[0]}, or install a newer driver on the host",
+            " or ".join(filter(None, ("install a newer driver on the host", wheel and f"install {wheel}"))),
         )
     return passed(f"driver {driver.value}, CUDA up to {cuda.value}")
 
@@ -244,13 +302,13 @@ def gpu_p2p(facts: Facts, wanted: Requirements) -> Judgement:
     if pairs.value is None:
         return unknown(f"whether GPUs can read each other's memory is unknown: {pairs.why}", _unreported(facts))
     bad = [pair for pair in pairs.value if pair.status != "ok"]
-    parts = {gpu.index for gpu in facts.gpu.gpus if gpu.mig}
-    if bad and all({pair.one, pair.other} & parts for pair in bad):
+    parts = {gpu.index: gpu for gpu in facts.gpu.gpus if gpu.mig}
+    if bad and all(pair.one in parts or pair.other in parts for pair in bad):
         told = named(f"GPU {index}" for index in sorted(parts))
         return warned(
             f"in {len(bad)} of {plural(len(pairs.value), 'pair')} one GPU cannot read the other's memory, because of "
             f"MIG mode: {told}",
-            "disable MIG with `nvidia-smi -i GPU -mig 0`, if these GPUs exchange data",
+            f"{_disable_mig(parts.values())}, if these GPUs exchange data",
         )
     linked = any(gpu.nvlinks for gpu in facts.gpu.gpus)
     if bad and not linked and len(bad) == len(pairs.value) and len({pair.status for pair in bad}) == 1:
@@ -258,7 +316,8 @@ def gpu_p2p(facts: Facts, wanted: Requirements) -> Judgement:
     if bad:
         told = named(f"GPU {pair.one} that of GPU {pair.other} ({pair.status})" for pair in bad)
         return failed(
-            f"in {len(bad)} of {plural(len(pairs.value), 'pair')} one GPU cannot read the other's memory: {told}",
+            f"in {len(bad)} of {plural(len(pairs.value), 'pair')} one GPU cannot read the other's memory: {told}"
+            f"{_explained(facts)}",
             f"{_FABRIC_REMEDY}; reset the GPUs"
             if linked and len(bad) == len(pairs.value)
             else "disable ACS and the IOMMU in the host's firmware and kernel, and run `nvidia-smi topo -p2p r`; "
@@ -275,21 +334,23 @@ def gpu_nvlink(facts: Facts, wanted: Requirements) -> Judgement:
     """
     links = {gpu.index: gpu.nvlinks for gpu in facts.gpu.gpus if gpu.nvlinks is not None}
     if not links:
-        return _too_few("no GPU of this host reports NVLinks", expected=wanted.gpus > 0 and not facts.gpu.gpus)
+        return _too_few("no GPU of this host reports NVLinks", expected=wanted.has_gpus and not facts.gpu.gpus)
     most = max(links.values())
     fewer = [f"GPU {index} has {count}" for index, count in links.items() if count < most]
     if fewer:
         return failed(
-            f"{plural(len(fewer), 'GPU')} with fewer active NVLinks than the {most} of the others: {named(fewer)}",
+            f"{plural(len(fewer), 'GPU')} with fewer active NVLinks than the {most} of the others: {named(fewer)}"
+            f"{_explained(facts)}",
             f"{_FABRIC_REMEDY}; reset the GPUs, or replace the node",
         )
     # One GPU alone, as in a virtual machine that has no other, may have none.
     full = {gpu.index: _nvlinks_of_model(gpu.name) for gpu in facts.gpu.gpus}
     lacking = [f"GPU {index} has {count} of {full[index]}" for index, count in links.items() if count < full[index]]
     if len(links) > 1 and lacking:
-        judge = failed if wanted.gpus else warned
+        judge = failed if wanted.has_gpus else warned
         return judge(
-            f"{plural(len(lacking), 'GPU')} with fewer active NVLinks than the model has: {named(lacking)}",
+            f"{plural(len(lacking), 'GPU')} with fewer active NVLinks than the model has: {named(lacking)}"
+            f"{_explained(facts)}",
             f"{_FABRIC_REMEDY}; reset the GPUs, or replace the node",
         )
     return passed(f"each GPU has {most} active NVLinks")
@@ -335,10 +396,16 @@ def gpu_direct(facts: Facts, wanted: Requirements) -> Judgement:
 def gdrcopy(facts: Facts, wanted: Requirements) -> Judgement:
     """GDRCopy is usable for small messages.
 
-    Judge GDRCopy, which UCX uses to copy small messages to GPUs faster.
+    Judge GDRCopy, which a UCX that is built with it uses to copy small messages to GPUs faster.
     """
     if not facts.gpu.gpus:
-        return _too_few("this host has no GPU", expected=wanted.gpus > 0)
+        return _too_few("this host has no GPU", expected=wanted.has_gpus)
+    variables = facts.software.ucx_variables
+    if "UCX" in wanted.backends and variables and not any(name.startswith("UCX_GDR_COPY_") for name in variables):
+        return not_applicable(
+            "this UCX has no gdr_copy, as in NIXL's wheels, or cannot load the libgdrapi.so.2 that it needs: small "
+            "messages are copied by cuda_copy, whether or not gdrdrv is loaded"
+        )
     if facts.gpu.gdrcopy.value:
         return passed("gdrdrv is loaded, and /dev/gdrdrv exists")
     return warned(
@@ -403,6 +470,16 @@ def gpu_ecc(facts: Facts, wanted: Requirements) -> Judgement:
     bad = [f"GPU {index} has {count}" for index, count in counts.items() if count]
     if bad:
         return failed(f"uncorrectable memory errors: {named(bad)}", "reset the GPU, or replace the node")
+    broken = [f"GPU {gpu.index} ({gpu.pci})" for gpu in facts.gpu.gpus if gpu.state.remap_failed]
+    if broken:
+        return failed(f"a row of the memory of {named(broken)} could not be replaced", "replace the node")
+    pending = [gpu for gpu in facts.gpu.gpus if gpu.state.remap_pending]
+    if pending:
+        names = named(f"GPU {gpu.index} ({gpu.pci})" for gpu in pending)
+        return warned(
+            f"rows of the memory of {names} are replaced at the next reset",
+            f"reset it while no program uses it: `nvidia-smi --gpu-reset -i {','.join(gpu.pci for gpu in pending)}`",
+        )
     return passed(f"{plural(len(counts), 'GPU')} without uncorrectable memory errors")
 
 
@@ -488,6 +565,13 @@ def gpu_nics(facts: Facts, wanted: Requirements) -> Judgement:
                 "if the host has one"
             )
         return warned(f"{named(far)} can reach every network card only through another processor", remedy)
+    unplaced = [f"GPU {near.gpu}" for near in facts.near if near.how == UNPLACED]
+    if unplaced:
+        return warned(
+            f"how far {named(unplaced)} are from the network cards is unknown: the firmware does not say at which "
+            "processor they are",
+            "run `nvidia-smi topo -m`; in a virtual machine, use an image or instance type that shows its NUMA nodes",
+        )
     apart = [f"GPU {near.gpu}" for near in facts.near if near.how == NODE]
     if apart:
         return passed(f"the network cards nearest to {named(apart)} are at the same processor, on another PCI root")

@@ -20,8 +20,10 @@ from pytest_nixl.core.words import named, plural
 from pytest_nixl.host.device_code import capability, dotted
 from pytest_nixl.host.etcd_library import PATCH
 from pytest_nixl.host.facts import Facts
+from pytest_nixl.host.image import ImageFacts
 from pytest_nixl.host.plugin_files import PluginFile, plugin_name
 from pytest_nixl.model.image import SOFTWARE
+from pytest_nixl.model.nixl_releases import wheel_for
 from pytest_nixl.model.verdicts import Judgement
 from pytest_nixl.nixl.backends import plugin_of
 
@@ -87,6 +89,34 @@ def _remedy(file: PluginFile) -> str:
     return f"run `LD_DEBUG=libs python -c 'import ctypes; ctypes.CDLL(\"{file.path}\")'` and read where it stops"
 
 
+def _remedy_of_driver(driver: int, cuda: int, torch: int | None) -> str:
+    """Return what to install if the driver is too old for torch or, without torch, for NIXL.
+
+    :param driver: the major version of CUDA that the driver supports.
+    :param cuda: that for which the loaded NIXL is built; ``torch`` is that of torch.
+    """
+    newer = wheel_for(torch) if torch not in (None, cuda) else ""
+    remedy = f"install a newer driver on the host{newer and f' and {newer}'}"
+    if not wheel_for(driver):
+        return remedy
+    older = [f"a torch that is built for CUDA {driver}"] if torch is not None else []
+    older += [wheel_for(driver)] if driver != cuda else []
+    return f"{remedy}; or install {' and '.join(older)}"
+
+
+def _remedy_of_torch(image: ImageFacts, package: str, version: str | None, cuda: int, torch: int) -> str:
+    """Return what to install if NIXL and torch are built for different versions of CUDA."""
+    fitting = wheel_for(torch)
+    if not fitting:
+        return f"install a torch that is built for CUDA {cuda}: there is no package of NIXL for CUDA {torch}"
+    if fitting in image.nixl_packages:
+        return (
+            "import torch before nixl, because NIXL takes the CUDA version of what is imported first (torch, "
+            f"cuda-python, cupy); or run `pip uninstall {package}`"
+        )
+    return f"run `pip install --no-deps {fitting}=={version}`"
+
+
 @check("nixl-cuda", "Is the loaded NIXL built for torch's CUDA version, and does the driver support it?",
        image=True, unless=not_loaded)  # fmt: skip
 def nixl_cuda(facts: Facts, wanted: Requirements) -> Judgement:
@@ -101,29 +131,27 @@ def nixl_cuda(facts: Facts, wanted: Requirements) -> Judgement:
     if cuda is None:
         return not_applicable(f"{package} {version} is loaded, and its CUDA version is unknown: {image.nixl_cuda.why}")
     told = f"{package} {version} is loaded, built for CUDA {cuda} ({image.nixl_cuda.source}){beside}"
-    if image.torch_cuda.value is not None and int(image.torch_cuda.value.partition(".")[0]) != cuda:
-        fitting = f"nixl-cu{image.torch_cuda.value.partition('.')[0]}"
-        remedy = f"run `pip install --no-deps {fitting}=={version}`"
-        if fitting in image.nixl_packages:
-            remedy = (
-                f"import torch before nixl, because NIXL takes the CUDA version of what is imported first (torch, "
-                f"cuda-python, cupy); or run `pip uninstall {package}`"
-            )
-        return failed(
-            f"{told}, but torch {image.torch.value} is built for CUDA {image.torch_cuda.value} "
-            f"({image.torch_cuda.source})",
-            remedy,
-        )
+    torch = None if image.torch_cuda.value is None else int(image.torch_cuda.value.partition(".")[0])
     highest = None if wanted.image else facts.gpu.cuda.value
-    if highest is not None and int(highest.partition(".")[0]) < cuda:
-        return failed(
-            f"{told}, but the driver supports CUDA only up to {highest}",
-            f"install nixl-cu{highest.partition('.')[0]}, or a newer driver on the host",
+    driver = None if highest is None else int(highest.partition(".")[0])
+    reason = told
+    if torch is not None and torch != cuda:
+        reason += (
+            f", but torch {image.torch.value} is built for CUDA {image.torch_cuda.value} ({image.torch_cuda.source})"
         )
-    torch = f"torch {image.torch.value} is built for CUDA {image.torch_cuda.value}"
+    if driver is not None and driver < (cuda if torch is None else torch):
+        built = f" and torch {image.torch.value} for CUDA {image.torch_cuda.value}" if torch == cuda else ""
+        return failed(
+            f"{reason}{built}, {'and' if torch not in (None, cuda) else 'but'} the driver supports CUDA only up to "
+            f"{highest}",
+            _remedy_of_driver(driver, cuda, torch),
+        )
+    if torch is not None and torch != cuda:
+        return failed(reason, _remedy_of_torch(image, package, version, cuda, torch))
+    of_torch = f"torch {image.torch.value} is built for CUDA {image.torch_cuda.value}"
     if image.torch_cuda.value is None:
-        torch = image.torch_cuda.why
-    return passed(f"{told}; {torch}" + (f"; the driver supports CUDA up to {highest}" if highest else ""))
+        of_torch = image.torch_cuda.why
+    return passed(f"{told}; {of_torch}" + (f"; the driver supports CUDA up to {highest}" if highest else ""))
 
 
 @check("image-versions", "Does the software have the versions that the profile wants?", image=True)

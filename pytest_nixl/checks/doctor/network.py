@@ -71,7 +71,7 @@ def nic_rate(facts: Facts, wanted: Requirements) -> Judgement:
 
     Compare network cards without RDMA with the profile's rate; rdma-rate judges those with RDMA.
     """
-    if wanted.machine is None:
+    if wanted.machine is None or not wanted.machine.nics:
         return not_applicable("the profile describes no network cards")
     if wanted.rdma:
         return not_applicable("the profile's network cards support RDMA: rdma-rate judges them")

@@ -154,7 +154,7 @@ def _compared(hosts: Sequence[Facts]) -> Iterator[RankDifference]:
 
 
 def _namespaces(hosts: Sequence[Facts]) -> Iterator[RankDifference]:
-    values = [facts.environment.get(_NAMESPACE) or "/nixl/agents/ (the default)" for facts in hosts]
+    values = [facts.environment.steering.get(_NAMESPACE) or "/nixl/agents/ (the default)" for facts in hosts]
     if len(set(values)) < 2:
         return
     bare = {value.removesuffix(" (the default)").strip("/") for value in values}

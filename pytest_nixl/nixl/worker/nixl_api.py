@@ -20,7 +20,7 @@ from pytest_nixl.model import nixl_releases
 from pytest_nixl.model.agent_options import THREADED, THREADS_PARAMETER
 from pytest_nixl.nixl.backends import plugin_of
 from pytest_nixl.nixl.backends.storage import OBJECT_PARAMETERS
-from pytest_nixl.nixl.installed import nixl_packages, pip_command, wheel_for_torch
+from pytest_nixl.nixl.installed import nixl_packages, pip_command, torch_version, wheel_for_torch
 
 #: The methods that return a descriptor list, and the class of the list.
 LISTS = {"get_reg_descs": "nixlRegDList", "get_xfer_descs": "nixlXferDList"}
@@ -99,9 +99,14 @@ def load() -> dict[str, str]:
                 "install NIXL 1.4 or newer, or run `pip install torch` (without a GPU, its CPU build is enough)",
             ) from error
         wheel, packages = wheel_for_torch(), nixl_packages()
+        cuda = torch_version().get("cuda", "").partition(".")[0]
+        if "nixl" in packages and cuda and not wheel:
+            raise NixlPluginError(
+                f"NIXL cannot be loaded: torch is built for CUDA {cuda}, for which there is no package of NIXL",
+                "install a torch that is built for CUDA 12 or newer",
+            ) from error
         if "nixl" in packages and wheel and wheel not in packages:
             have = named(f"{name} {each}" for name, each in packages.items() if name != "nixl")
-            cuda = wheel.removeprefix("nixl-cu")
             raise NixlImportError(
                 f"torch is built for CUDA {cuda}, and beside it NIXL loads only {wheel}; installed: {have or 'none'}"
             ) from error

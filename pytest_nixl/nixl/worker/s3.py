@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from pytest_nixl.core.extras import pip_install
 from pytest_nixl.core.redaction import redact
 from pytest_nixl.nixl.worker.object_stores import (
     SECONDS,
@@ -28,7 +29,6 @@ from pytest_nixl.nixl.worker.object_stores import (
 )
 from pytest_nixl.nixl.worker.s3_faults import BY_CODE, BY_STATUS, CONNECTION_FAULTS, UNKNOWN, trusted_by
 
-_INSTALL = "run pip install 'pytest-nixl[s3]' in the environment of every rank"
 _KEYS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 
 
@@ -243,7 +243,8 @@ def _open_session(region: str = "") -> Any:
         from botocore.config import Config
     except ImportError as error:
         raise ObjectStoreError(
-            f"objects are compared with AWS's client for Python, but {error.name} cannot be imported", _INSTALL
+            f"objects are compared with AWS's client for Python, but {error.name} cannot be imported",
+            f"run {pip_install('s3')} in the environment of every rank",
         ) from None
     session = botocore.session.Session()
     if region:

@@ -176,6 +176,16 @@ def nvlinks(count: int, name: str = "", gpus: int = 8) -> Callable[[Any], None]:
     return change
 
 
+def mig(instances: int, *gpus: int) -> Callable[[Any], None]:
+    """Let these GPUs be in MIG mode with this many instances each."""
+
+    def change(answer: Any) -> None:
+        for number in gpus:
+            answer["gpus"][number].update(mig=True, instances=instances)
+
+    return change
+
+
 def bar1(size: int) -> Callable[[Any], None]:
     def change(answer: Any) -> None:
         for gpu in answer["gpus"]:
@@ -316,6 +326,13 @@ FAULTS = (
     Fault("nvml-missing", lambda tree: tree.answer("nvml", {"why": "NVML (libnvidia-ml.so.1) was not found"}),
           "gpu-driver", ("570.133.20", "NVML (libnvidia-ml.so.1) was not found"), UNKNOWN),
     *(Fault(f"cuda-{code}", cuda(code), "gpu-driver", ("CUDA does not start", *values)) for code, values in CUDA_CODES),
+    Fault("mig-without-instances", nvml(mig(0, 3)), "gpus",
+          ("GPU 3 (0000:", "in MIG mode without an instance")),
+    Fault("mig-without-instances-anywhere", both(nvml(mig(0, *range(8))), cuda(100)), "gpus",
+          ("GPU 0 (0000:53:00.0), GPU 1", "in MIG mode without an instance")),
+    Fault("cuda-without-mig-instances", both(nvml(mig(0, *range(8))), cuda(100)), "gpu-driver",
+          ("CUDA shows no GPU: all are in MIG mode and have no instance",)),
+    Fault("mig", nvml(mig(2, 3)), "gpus", ("in MIG mode: GPU 3: CUDA gives a process one part",), WARN),
     Fault("cuda-fails-without-the-variable-too", cuda(100, visible="7", without_variable=802), "gpu-driver",
           ("CUDA_ERROR_SYSTEM_NOT_READY",)),
     Fault("cuda-silent", cuda(None, why="the CUDA driver does not answer: no answer within 20 s"), "gpu-driver",
@@ -606,6 +623,53 @@ def test_nvlinks_are_counted_against_those_of_the_model(
 
 
 @pytest.mark.parametrize(
+    ("profile", "name", "verdict"),
+    [
+        ("h100", "NVIDIA H100 80GB HBM3", Verdict.PASS),
+        ("h100", "NVIDIA H100 PCIe", Verdict.PASS),
+        ("h100", "NVIDIA L4", FAIL),
+        ("h100", "NVIDIA H20", FAIL),
+        ("h100", "NVIDIA H200", FAIL),
+        ("h200", "NVIDIA H200", Verdict.PASS),
+        ("h200", "NVIDIA GH200 480GB", FAIL),
+    ],
+)
+def test_shipped_profile_of_a_gpu_accepts_no_other_model(
+    profile: str, name: str, verdict: Verdict, healthy: Tree, tmp_path: Path
+) -> None:
+    tree = healthy.copy(tmp_path / "tree")
+    nvml(nvlinks(18, name, gpus=2))(tree)
+    judged = verdicts(facts_of(tree), Requirements(load_profile(profile), ("UCX",)))
+    assert judged["gpus"].verdict is verdict
+    if verdict is FAIL:
+        assert judged["gpus"].reason == f"2 GPUs not of the profile's model {profile.upper()}: {name}"
+    else:
+        assert set(bad(judged)) <= {"engine-backend-fits", "transports-allowed"}
+
+
+@pytest.mark.parametrize(
+    "make", [lambda tree: None, lambda tree: tree.remove("/dev/gdrdrv"), lambda tree: tree.remove("/sys/module/gdrdrv")]
+)
+def test_ucx_without_gdr_copy_does_not_use_gdrcopy(
+    make: Callable[[Tree], None], healthy: Tree, wanted: Requirements, tmp_path: Path
+) -> None:
+    tree = healthy.copy(tmp_path / "tree")
+    make(tree)
+    nixl(ucx_variables=["UCX_TLS", "UCX_NET_DEVICES", "UCX_LOG_LEVEL"])(tree)
+    judged = verdicts(facts_of(tree), wanted)["gdrcopy"]
+    assert (judged.verdict, judged.remedy) == (Verdict.NOT_APPLICABLE, "")
+    assert judged.reason.startswith("this UCX has no gdr_copy, as in NIXL's wheels, or cannot load the libgdrapi.so.2")
+
+
+def test_shipped_profile_of_a_gpu_expects_one(healthy: Tree, tmp_path: Path) -> None:
+    tree = healthy.copy(tmp_path / "tree")
+    nvml(lambda answer: answer.update(gpus=[], pairs=[]))(tree)
+    judged = verdicts(facts_of(tree), Requirements(load_profile("h100"), ("UCX",)))["gpus"]
+    assert (judged.verdict, judged.reason) == (FAIL, "the driver lists no GPU, and the profile's machine has one")
+    assert "docker run --gpus all" in judged.remedy
+
+
+@pytest.mark.parametrize(
     ("why", "remedy"),
     [
         ("NVML's Python package is not installed: run `pip install nvidia-ml-py`", "run `pip install nvidia-ml-py`"),
@@ -691,6 +755,8 @@ CONSEQUENCES = {
     "uverbs-module": {"ucx-uses-rdma"},
     "efa-none": {"ucx-uses-rdma", "rdma-ports", "rdma-rate", "uverbs-open", "gpu-nics"},
     "fi-provider-no-efa": {"ucx-uses-rdma", "rdma-devices", "rdma-ports", "rdma-rate", "uverbs-open", "gpu-nics"},
+    "mig-without-instances-anywhere": {"gpu-driver"},
+    "cuda-without-mig-instances": {"gpus"},
     "gpu-no-driver": {"gpu-driver", "gpu-p2p", "gpu-ecc", "gpu-bar1", "gpu-persistence", "gpu-direct", "gpu-nics"},
     "nvml-missing": {"gpus", "gpu-p2p", "gpu-ecc", "gpu-bar1", "gpu-persistence", "gpu-direct", "gpu-nics"},
     "driver-mismatch": {"gpus", "gpu-p2p", "gpu-ecc", "gpu-bar1", "gpu-persistence", "gpu-direct", "gpu-nics"},

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -181,6 +182,39 @@ def test_nixl_for_a_newer_cuda_than_the_driver_fails_on_a_host_and_not_in_an_ima
     image = judged(tree, "nixl-cuda", image=True)
     assert image.verdict is Verdict.PASS
     assert "torch is not installed" in image.reason
+
+
+@pytest.mark.parametrize(
+    ("torch", "loaded", "driver", "reason", "remedy"),
+    [
+        # torch itself needs a newer driver: another NIXL would not help.
+        ("13.0", 12, "12.9", "but torch 2 is built for CUDA 13.0 (t), and the driver supports CUDA only up to 12.9",
+         "install a newer driver on the host and nixl-cu13; or install a torch that is built for CUDA 12"),
+        ("13.0", 13, "12.9", "built for CUDA 13 (n) and torch 2 for CUDA 13.0, but the driver supports CUDA only up to",
+         "install a newer driver on the host; or install a torch that is built for CUDA 12 and nixl-cu12"),
+        ("12.8", 13, "12.9", "but torch 2 is built for CUDA 12.8 (t)", "run `pip install --no-deps nixl-cu12==1.5.0`"),
+        ("11.8", 12, "12.9", "but torch 2 is built for CUDA 11.8 (t)",
+         "install a torch that is built for CUDA 12: there is no package of NIXL for CUDA 11"),
+        ("12.8", 12, "11.8", "built for CUDA 12 (n) and torch 2 for CUDA 12.8, but the driver supports CUDA only up to",
+         "install a newer driver on the host"),
+        (None, 12, "11.8", "but the driver supports CUDA only up to 11.8", "install a newer driver on the host"),
+    ],
+)  # fmt: skip
+def test_torch_driver_and_nixl_are_compared_in_one_sentence(
+    torch: str | None, loaded: int, driver: str, reason: str, remedy: str, tree: ChangedTree
+) -> None:
+    if loaded == 13:
+        tree.change("nixl", loads_cuda_13)
+    tree.change("nvml", lambda answer: answer.update(cuda=driver))
+    packages = {f"nixl-cu{loaded}": "1.5.0"}
+    version = {} if torch is None else {"version": "2", "cuda": torch, "path": "t"}
+    tree.change("image", lambda answer: answer.update(torch=version, packages=packages))
+    found = judged(tree, "nixl-cuda")
+    module = re.search(r"built for CUDA \d+ \((\S+)\)", found.reason)
+    assert module is not None
+    assert found.verdict is Verdict.FAIL
+    assert reason in found.reason.replace(f"({module[1]})", "(n)")
+    assert found.remedy == remedy
 
 
 def test_nixl_of_ones_own_build_is_judged_by_its_cuda_runtime(tree: ChangedTree) -> None:

@@ -21,6 +21,7 @@ from helpers.s3_faults import faulty_s3
 
 from pytest_nixl.checks.storage import check as object_store
 from pytest_nixl.checks.storage.check import judge_object_store
+from pytest_nixl.core.extras import pip_install
 from pytest_nixl.model.agent_options import BackendParameter
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Judgement, Verdict
@@ -152,7 +153,7 @@ def test_missing_client_is_named(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> N
     judged = ask()
     assert judged.verdict is Verdict.FAIL
     assert judged.reason.startswith("objects are compared with AWS's client for Python, but botocore")
-    assert judged.remedy == "run pip install 'pytest-nixl[s3]' in the environment of every rank"
+    assert judged.remedy == f"run {pip_install('s3')} in the environment of every rank"
 
 
 def test_bucket_of_another_region_is_not_followed(ask: Ask, server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,6 +113,24 @@ def test_the_files_of_a_node_without_devices(
     assert not {"gpus", "rdma-devices"} & set(profile.required)
 
 
+@pytest.mark.parametrize(("second", "model"), [("H100", "H100"), ("L4", "")])
+def test_the_profile_of_a_node_with_gpus_alone_describes_them(
+    second: str, model: str, plain_node: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree = Tree(tmp_path / "tree")
+    shutil.copytree(plain_node, tree.folder, symlinks=True)
+    for number, name in enumerate(("H100", second)):
+        tree.write(f"/proc/driver/nvidia/gpus/0000:1{number}:00.0/information", f"Model: \t {name}")
+    folder = written(tmp_path, tree.folder)
+    profile = load_profile(str(folder / "profile.toml"))
+    assert profile.machine is not None
+    assert (profile.machine.nics, profile.machine.gpus, profile.machine.gpu) == (0, 2, model)
+    assert {"gpus", "gpu-driver"} < set(profile.required)
+    assert "rdma-devices" not in profile.required
+    said = capsys.readouterr().out
+    assert "the profile says nothing of network cards, because this node has no RDMA device: " in said
+
+
 def test_the_profile_of_a_node_with_soft_roce_says_rc(plain_node: Path, tmp_path: Path) -> None:
     tree = Tree(tmp_path / "tree")
     shutil.copytree(plain_node, tree.folder, symlinks=True)

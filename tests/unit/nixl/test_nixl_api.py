@@ -126,22 +126,35 @@ def test_a_release_that_imports_torch_asks_for_it(monkeypatch: pytest.MonkeyPatc
     assert ("nixl-cu12 1.3.2 imports torch" in str(caught.value)) is torch
 
 
-def test_a_nixl_for_another_cuda_than_that_of_torch_is_named_with_the_one_to_install(tmp_path: Path) -> None:
-    """NIXL itself chooses its package: by the CUDA version of the torch that is installed."""
-    (tmp_path / "torch").mkdir()
-    (tmp_path / "torch" / "__init__.py").write_text("")
-    (tmp_path / "torch" / "version.py").write_text("__version__ = '2.11.0+cu990'\ncuda = '99.0'\n")
+def load_beside_torch(folder: Path, cuda: str) -> list[str]:
+    """Load NIXL beside a torch for this CUDA; return the reason and the remedy of the refusal."""
+    (folder / "torch").mkdir()
+    (folder / "torch" / "__init__.py").write_text("")
+    (folder / "torch" / "version.py").write_text(f"__version__ = '2.11.0'\ncuda = {cuda!r}\n")
     script = """
+from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.nixl.worker import nixl_api
 try:
     nixl_api.load()
-except nixl_api.NixlImportError as error:
-    print(error, error.remedy, sep="\\n")
+except (NixlPluginError, nixl_api.NixlImportError) as error:
+    print(getattr(error, "reason", error), error.remedy, sep="\\n")
 """
-    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    env = {**os.environ, "PYTHONPATH": str(folder)}
     done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def test_a_torch_for_a_cuda_without_a_nixl_is_what_to_change(tmp_path: Path) -> None:
+    assert load_beside_torch(tmp_path, "11.8") == [
+        "NIXL cannot be loaded: torch is built for CUDA 11, for which there is no package of NIXL",
+        "install a torch that is built for CUDA 12 or newer",
+    ]
+
+
+def test_a_nixl_for_another_cuda_than_that_of_torch_is_named_with_the_one_to_install(tmp_path: Path) -> None:
+    """NIXL itself chooses its package: by the CUDA version of the torch that is installed."""
     name, version = nixl_api.installed()
-    assert done.stdout.splitlines() == [
+    assert load_beside_torch(tmp_path, "99.0") == [
         f"torch is built for CUDA 99, and beside it NIXL loads only nixl-cu99; installed: {name} {version}",
         f"install NIXL for this Python: `pip install --no-deps nixl-cu99=={version}`, or use the image's own build",
     ]

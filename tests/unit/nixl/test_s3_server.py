@@ -16,6 +16,7 @@ from helpers.pytester_run import run_pytest
 from helpers.s3 import KEYS, S3Server, use_s3
 
 from pytest_nixl.core.errors import NotApplicableError
+from pytest_nixl.core.extras import pip_install
 from pytest_nixl.nixl import s3_server
 from pytest_nixl.nixl.worker.object_stores import ObjectStoreError
 from pytest_nixl.nixl.worker.s3 import ObjectClient, ObjectStore, parse_server
@@ -168,7 +169,7 @@ def test_moto_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(NotApplicableError, match="moto is not installed") as missing:
         s3_server.open_bucket("", supervisor).__enter__()
-    assert "pytest-nixl[s3]" in missing.value.remedy
+    assert pip_install("s3") in missing.value.remedy
     with pytest.raises(ObjectStoreError, match="--nixl-s3=embedded needs moto"):
         s3_server.open_bucket("embedded", supervisor).__enter__()
 

@@ -47,6 +47,7 @@ pytestmark = pytest.mark.long
 
 HERE = str(Path(__file__).parents[2])
 VRAM_KNOWN = ("suites/infrastructure/test_gpu.py", "-k", "taken_for_gpu_memory", "--benchmark-disable")
+GPU_1 = r"GPU 1 \(0000:1b:00.0, GPU-11111111-1111-1111-1111-111111111111\)"
 NO_DRIVER = "needs a GPU, and this host has no NVIDIA driver (no /dev/nvidiactl)"
 
 
@@ -241,17 +242,39 @@ def test_missing_gpu_and_missing_memory_are_reported(agent: NixlAgent) -> None:
     with pytest.raises(NotApplicableError) as caught:
         agent.allocate(4096, "VRAM", device=2)
     assert re.search("VRAM needs GPU 2, .* GPUs 0 to 1", caught.value.reason)
-    with pytest.raises(WorkerError, match=r"GPU 1 .* 2147483648 bytes: CUDA_ERROR_OUT_OF_MEMORY") as full:
+    with pytest.raises(WorkerError, match=rf"{GPU_1} cannot allocate 2147483648 bytes: CUDA_ERROR_OUT") as full:
         agent.allocate(2 << 30, "VRAM", device=1)
     assert "smaller blocks, batch or depth" in full.value.remedy
+    assert "`nvidia-smi -i 0000:1b:00.0`" in full.value.remedy
     assert require_gpu(agent.worker, 1).number == 1
 
 
 def test_gpu_whose_memory_other_processes_use_is_reported(started: Agents, driver: dict[str, str]) -> None:
     full = started.start(environment={**driver, "STANDIN_MEMORY": "0"})
-    with pytest.raises(WorkerError, match="GPU 1 has no memory left for a CUDA context, because other pro") as caught:
+    with pytest.raises(WorkerError, match=f"{GPU_1} has no memory left for a CUDA context, becau") as caught:
         full.allocate(4096, "VRAM", device=1)
-    assert caught.value.remedy.startswith("run `nvidia-smi` to see which processes use its memory, and end them")
+    assert caught.value.remedy.startswith(
+        "run `nvidia-smi -i 0000:1b:00.0` to see which processes use its memory, and end them"
+    )
+
+
+def test_gpu_is_named_as_the_host_knows_it(started: Agents, driver: dict[str, str]) -> None:
+    agent = started.start(environment={**driver, "CUDA_VISIBLE_DEVICES": "1,0", "STANDIN_cuLaunchKernel": "0,719"})
+    agent.allocate(4096, "VRAM", device=1).fill(1).result()
+    failed = (
+        r"the CUDA driver's cuLaunchKernel failed on GPU 0 \(0000:1b:00.0, GPU-11111111-1111-1111-1111-111111111111\): "
+    )
+    with pytest.raises(WorkerError, match=failed):
+        agent.allocate(4096, "VRAM", device=0).fill(1).result()
+
+
+def test_buffer_leaves_room_for_the_pattern(started: Agents, driver: dict[str, str]) -> None:
+    small = started.start(environment={**driver, "STANDIN_MEMORY": f"{1 << 30},{100 << 10}"})
+    with pytest.raises(WorkerError, match=f"{GPU_1} cannot allocate 65536 bytes"):
+        small.allocate(64 << 10, "VRAM", device=1)
+    buffer = small.allocate(48 << 10, "VRAM", device=1)
+    buffer.fill(1).result()
+    assert buffer.compare(1) is None
 
 
 def test_all_memory_is_freed_and_each_context_is_retained_once(agent: NixlAgent, driver: dict[str, str]) -> None:

@@ -517,3 +517,25 @@ def test_the_changes_of_a_table_are_drawn_over_one_axis_that_holds_them(tmp_path
     ]  # fmt: skip
     last = re.search(r'<text class="tick" text-anchor="end" x="518.0" y="275.0">16MiB</text>', text)
     assert last is not None  # its end is inside the drawing, which is 520 wide
+
+
+def test_page_shows_rows_that_ended_in_an_error() -> None:
+    """Of three pairs of ranks only one was measured: the page must not look like a run of one good row."""
+    good, *lost = (RowKey.parse(key("64MiB", "WRITE", pair)) for pair in ("0-1", "0-2", "1-2"))
+    results = (
+        Result("bandwidth", "", Verdict.PASS, row=good),
+        *(Result("bandwidth", "", Verdict.ERROR, "the worker died", "read its log", row=row) for row in lost),
+    )
+    run = parse_recorded(record("image", {str(good): [12.0]}, results=results), "r")
+    text = html_page(RunReport(run, gate=True))
+    for row in lost:
+        [line] = re.findall(rf'<tr id="row-{re.escape(str(row))}".*?</tr>', text, re.DOTALL)
+        assert re.search(r'<td class="text fail">ERROR</td>', line)
+        assert line.count(">–<") == 6
+    assert "1 measured, 2 not" in text
+    # The matrix of the ranks has them, too.
+    matrix = text[text.index("Ranks and links") :]
+    assert len(re.findall(r'<td class="cell"[^>]*>ERROR', matrix)) == 2
+    healthy = html_page(RunReport(parse_recorded(record("image", {str(good): [12.0]}, results=results[:1]), "r")))
+    assert "1 measured<" in healthy
+    assert ">ERROR<" not in healthy

@@ -478,7 +478,7 @@ def test_a_comparison_without_scipy_is_refused(
     monkeypatch.setitem(sys.modules, "scipy", None)
     with pytest.raises(pytest.UsageError) as caught:
         read(pytester, {name: TEXTS[name][0]})
-    words = f"--nixl-{name.replace('_', '-')} needs SciPy, which is not installed: pip install 'pytest-nixl[compare]'"
+    words = f"--nixl-{name.replace('_', '-')} needs SciPy, which is not installed: pip install 'scipy>=1.11.1'"
     assert str(caught.value) == words
 
 

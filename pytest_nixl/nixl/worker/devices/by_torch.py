@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.core.errors import GpuMemoryError
 from pytest_nixl.nixl.worker.devices import Device, FoundDevices, WrongBytes, shortest
 from pytest_nixl.nixl.worker.pattern import TILE, key, tile
 
@@ -68,7 +68,7 @@ class TorchDevice:
         try:
             made = torch.zeros(size, dtype=torch.uint8, device=self._device)
         except torch.OutOfMemoryError as error:
-            raise NixlPluginError(
+            raise GpuMemoryError(
                 f"GPU {self._device.index} cannot allocate {size} bytes: {str(error).splitlines()[0]}",
                 "run `nvidia-smi` to see which processes use its memory, or use smaller blocks, batch or depth",
             ) from None

@@ -12,6 +12,7 @@ import ctypes
 import importlib
 import importlib.metadata
 import os
+import uuid
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -19,22 +20,23 @@ from typing import Any
 
 import numpy as np
 
-from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
+from pytest_nixl.core.errors import GpuMemoryError, NixlPluginError, NotApplicableError
+from pytest_nixl.core.extras import pip_install
 from pytest_nixl.core.gpu_errors import CUDA_ERRORS, OTHER_REMEDY
 from pytest_nixl.nixl.worker.devices import Device, FoundDevices, Vendor, WrongBytes, shortest
-from pytest_nixl.nixl.worker.pattern import tile
+from pytest_nixl.nixl.worker.pattern import TILE, tile
 
 #: Device nodes of the driver on Linux and on Windows Subsystem for Linux.
 _NODES = ("/dev/nvidiactl", "/dev/dxg")
 _MODULES = ("cuda.bindings.driver", "cuda.cuda")
 _THREADS, _MOST_BLOCKS = 256, 4096
 _ALL = (1 << 64) - 1
+#: What the kernel that compares returns: the number of wrong bytes and the first.
+_RESULT_BYTES = 16
 #: CUDA_ERROR_NO_DEVICE and CUDA_ERROR_INVALID_DEVICE: a GPU that the variable names twice is the latter.
 _BY_VARIABLE = (100, 101)
 #: CUDA_ERROR_OUT_OF_MEMORY
 _OUT_OF_MEMORY = 2
-_SHOW_USERS = "run `nvidia-smi` to see which processes use its memory"
-_INSTALL = "run `pip install 'pytest-nixl[gpu]'` for the Python that runs the tests"
 
 
 def find() -> Vendor:
@@ -72,7 +74,8 @@ def _torch(*, node_exists: bool) -> Vendor:
         if not node_exists:
             raise NotApplicableError(*_NO_DRIVER) from None
         raise NotApplicableError(
-            "this worker's Python has neither NVIDIA's bindings (cuda-bindings) nor torch", _INSTALL
+            "this worker's Python has neither NVIDIA's bindings (cuda-bindings) nor torch",
+            f"run `{pip_install('gpu')}` for the Python that runs the tests",
         ) from None
     found = Torch()
     if not found.devices():
@@ -144,7 +147,7 @@ class CudaDriver:
     def device(self, number: int) -> Device:
         """Return one GPU."""
         if number not in self._devices:
-            self._devices[number] = DriverDevice(self._driver, number)
+            self._devices[number] = DriverDevice(self._driver, self._describe(number))
         return self._devices[number]
 
     def owner(self, address: int) -> int:
@@ -167,22 +170,27 @@ class CudaDriver:
 
 
 class DriverDevice:
-    """One GPU, accessed through the CUDA driver; its primary context is retained when first needed."""
+    """One GPU, accessed through the CUDA driver; its primary context is retained when first needed.
 
-    def __init__(self, driver: Any, number: int) -> None:
+    :param gpu: CUDA's number of it, which only this process uses, and the names by which the whole host knows it.
+    """
+
+    def __init__(self, driver: Any, gpu: FoundDevices) -> None:
         self._driver = driver
-        self._number = number
+        self._number = gpu.number
+        self._name = f"GPU {gpu.number} ({gpu.pci}, GPU-{uuid.UUID(gpu.uuid)})"
+        self._show_users = f"run `nvidia-smi -i {gpu.pci}` to see which processes use its memory"
 
     @cached_property
     def _context(self) -> Any:
         code, context = self._driver.cuDevicePrimaryCtxRetain(self._call("cuDeviceGet", self._number))
         if int(code) == _OUT_OF_MEMORY:
-            raise NixlPluginError(
-                f"GPU {self._number} has no memory left for a CUDA context, because other processes use it: "
+            raise GpuMemoryError(
+                f"{self._name} has no memory left for a CUDA context, because other processes use it: "
                 "CUDA_ERROR_OUT_OF_MEMORY",
-                f"{_SHOW_USERS}, and end them, or choose another GPU",
+                f"{self._show_users}, and end them, or choose another GPU",
             )
-        _check(self._driver, "cuDevicePrimaryCtxRetain", code)
+        _check(self._driver, "cuDevicePrimaryCtxRetain", code, self._name)
         return context
 
     @cached_property
@@ -198,6 +206,11 @@ class DriverDevice:
     def allocate(self, size: int) -> int:
         self.activate()
         address = self.reserve(size)
+        try:  # what fill and compare allocate must fit in addition
+            self._call("cuMemFree", self.reserve(8 * min(-(-size // 8), TILE) + _RESULT_BYTES))
+        except GpuMemoryError:
+            self._call("cuMemFree", address)
+            raise self._full(size) from None
         self._call("cuMemsetD8", address, 0, size)
         self._call("cuCtxSynchronize")
         return int(address)
@@ -205,16 +218,19 @@ class DriverDevice:
     def reserve(self, size: int) -> Any:
         """Allocate ``size`` bytes of any content, and return the driver's object for their address.
 
-        :raises NixlPluginError: the GPU does not have enough free memory.
+        :raises GpuMemoryError: the GPU does not have enough free memory.
         """
         code, address = self._driver.cuMemAlloc(size)
         if int(code) == _OUT_OF_MEMORY:
-            raise NixlPluginError(
-                f"GPU {self._number} cannot allocate {size} bytes: CUDA_ERROR_OUT_OF_MEMORY",
-                f"{_SHOW_USERS}, or use smaller blocks, batch or depth",
-            )
-        _check(self._driver, "cuMemAlloc", code)
+            raise self._full(size)
+        _check(self._driver, "cuMemAlloc", code, self._name)
         return address
+
+    def _full(self, size: int) -> GpuMemoryError:
+        return GpuMemoryError(
+            f"{self._name} cannot allocate {size} bytes: CUDA_ERROR_OUT_OF_MEMORY",
+            f"{self._show_users}, or use smaller blocks, batch or depth",
+        )
 
     def free(self, address: int) -> None:
         self.activate()
@@ -245,7 +261,7 @@ class DriverDevice:
         self.activate()
         with self._room(seed, size) as tile_address, _Room(self, np.array([0, _ALL], np.uint64)) as found:
             self._launch(self._functions[1], address, size, tile_address, seed & _ALL, found)
-            count, first = np.frombuffer(self.read(found, 16), dtype=np.uint64).tolist()
+            count, first = np.frombuffer(self.read(found, _RESULT_BYTES), dtype=np.uint64).tolist()
         return WrongBytes(count, first >> 8, first & 0xFF) if count else None
 
     def wait(self) -> float:
@@ -265,7 +281,7 @@ class DriverDevice:
         self._call("cuCtxSynchronize")
 
     def _call(self, function: str, *arguments: Any) -> Any:
-        return call(self._driver, function, *arguments)
+        return call(self._driver, function, *arguments, gpu=self._name)
 
 
 class _Room:
@@ -290,23 +306,25 @@ class _Room:
         self._device._call("cuMemFree", self._address)
 
 
-def call(driver: Any, function: str, *arguments: Any) -> Any:
+def call(driver: Any, function: str, *arguments: Any, gpu: str = "") -> Any:
     """Call a function of the driver, and return its first result after the code.
 
+    :param gpu: the GPU that it is about, for the error.
     :raises NixlPluginError: the function returned an error code.
     """
     code, *found = getattr(driver, function)(*arguments)
-    _check(driver, function, code)
+    _check(driver, function, code, gpu)
     return found[0] if found else None
 
 
-def _check(driver: Any, function: str, code: Any) -> None:
+def _check(driver: Any, function: str, code: Any, gpu: str) -> None:
     if code:
+        failed = f"the CUDA driver's {function} failed{gpu and f' on {gpu}'}"
         error = CUDA_ERRORS.get(str(int(code)))
         if error is not None:
-            raise NixlPluginError(f"the CUDA driver's {function} failed: {error.title}", error.remedy)
+            raise NixlPluginError(f"{failed}: {error.title}", error.remedy)
         words = driver.cuGetErrorString(code)[1].decode()
         raise NixlPluginError(
-            f"the CUDA driver's {function} failed: {driver.cuGetErrorName(code)[1].decode()} ({words})",
+            f"{failed}: {driver.cuGetErrorName(code)[1].decode()} ({words})",
             "run `nvidia-smi` and `dmesg | grep -i xid` on the host: a GPU that had an error may need a reset",
         )

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks read the variables as they are. What is written of them, and what a check says, has no secrets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from helpers.fake_sysfs import Tree, p5, read_tree
+
+from pytest_nixl.checks.doctor.catalogue import checks
+from pytest_nixl.checks.doctor.check import Requirements
+from pytest_nixl.core.plain import to_plain
+from pytest_nixl.core.redaction import HIDDEN
+from pytest_nixl.host.environment import read_environment
+from pytest_nixl.host.facts import Facts
+from pytest_nixl.host.recorded_tree import FactsRoot
+from pytest_nixl.judge.profiles import load_profile
+from pytest_nixl.model.verdicts import Judgement, Verdict
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Tree:
+    return p5(tmp_path_factory.mktemp("p5") / "tree")
+
+
+@pytest.fixture(scope="module")
+def facts(tree: Tree) -> Facts:
+    return read_tree(tree)
+
+
+def judged(facts: Facts, environ: dict[str, str]) -> Judgement:
+    """Return the verdict of ``variables-agree`` in a process with these variables."""
+    live = replace(facts, environment=read_environment(FactsRoot(), environ))
+    return checks()["variables-agree"].judge(live, Requirements(load_profile("p5.48xlarge"), ("UCX",)))
+
+
+def test_hidden_value_is_read_as_it_is_and_not_written() -> None:
+    environment = read_environment(FactsRoot(), {"UCX_OF_TOMORROW": "rc,Sw0rdfish-1"})
+    assert environment.get("UCX_OF_TOMORROW") == "rc,Sw0rdfish-1"
+    assert environment.steering == {"UCX_OF_TOMORROW": HIDDEN}
+    assert "Sw0rdfish" not in str(to_plain(environment)) + repr(environment)
+
+
+def test_value_that_was_hidden_in_a_recorded_tree_is_no_value(tree: Tree, tmp_path: Path) -> None:
+    recorded = tree.copy(tmp_path / "tree")
+    recorded.variable("UCX_OF_TOMORROW", HIDDEN)
+    recorded.variable("UCX_TLS", "rc,sm")
+    environment = read_tree(recorded).environment
+    assert environment.get("UCX_OF_TOMORROW") == ""
+    assert environment.get("UCX_TLS") == "rc,sm"
+
+
+@pytest.mark.parametrize(("exempt", "verdict"), [("etcd.svc", Verdict.PASS), ("other.svc", Verdict.FAIL)])
+@pytest.mark.parametrize("variable", ["no_proxy", "no_grpc_proxy", "NO_PROXY"])
+def test_etcd_that_a_variable_exempts_from_the_proxy_is_no_fault(
+    variable: str, exempt: str, verdict: Verdict, facts: Facts
+) -> None:
+    etcd = "http://root:Sw0rdfish-1@etcd.svc:2379"
+    judgement = judged(facts, {"NIXL_ETCD_ENDPOINTS": etcd, "grpc_proxy": "http://proxy:3128", variable: exempt})
+    assert judgement.verdict is verdict, judgement
+
+
+def test_answer_of_a_check_has_no_secret(facts: Facts) -> None:
+    one, other = "http://root:Sw0rdfish-1@one:2379", "http://root:Sw0rdfish-1@other:2379"
+    judgement = judged(facts, {"NIXL_ETCD_ENDPOINTS": one, "ETCD_ENDPOINTS": other})
+    assert judgement.verdict is Verdict.FAIL
+    assert judgement.reason == (
+        "NIXL_ETCD_ENDPOINTS=http://***@one:2379 and ETCD_ENDPOINTS=http://***@other:2379 name different servers"
+    )
