@@ -583,16 +583,17 @@ def connector_rules_page() -> str:
     parts = [
         "[`pytest-nixl connector`](../how-to/connector.md) compares these fields of the prefill and the decode side, "
         "in this order. A source is a file in the repository of the engine or of NIXL, or a page. "
-        "A rule that no source states is marked as inferred."
+        "A rule that no source states is marked as inferred. A rule that holds for some releases is left out if a file "
+        "names another one; `python tests/field/engine_source.py vLLM DIR` compares the rules with an engine's source."
     ]
     for layer in ConfigurationLayer:
         rows = (
-            (code(rule.field), rule.engine or "all", plain(rule.requirement), plain(rule.source))
+            (code(rule.field), str(rule.holds or rule.engine or "all"), plain(rule.requirement), plain(rule.source))
             for rule in RULES
             if rule.layer is layer
         )
         title = layer.value if layer.value.isupper() else layer.value.capitalize()
-        parts += [f"## {title}", table(("field", "engine", "what must hold", "source"), rows)]
+        parts += [f"## {title}", table(("field", "engine and releases", "what must hold", "source"), rows)]
     return page("Rules for connectors", *parts)
 
 

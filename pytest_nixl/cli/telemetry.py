@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``pytest-nixl telemetry``: judge the metrics of a live NIXL, vLLM or Dynamo."""
+"""``pytest-nixl telemetry``: say whether a live NIXL, vLLM, SGLang or Dynamo uses NIXL, and whether it works."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ import argparse
 import json
 import math
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pytest_nixl.checks.telemetry.live_endpoint import EndpointValue
+    from pytest_nixl.checks.telemetry.questions import Answer
+    from pytest_nixl.core.metrics_text import MetricSample
     from pytest_nixl.host.live_nixl import LiveNixl
+    from pytest_nixl.model.verdicts import Verdict
 
 #: Seconds for the whole answer.
 _TIMEOUT = 10.0
@@ -21,15 +25,18 @@ _MOST_SECONDS = 3600.0
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     telemetry = commands.add_parser(
         "telemetry",
-        help="judge the metrics of a live NIXL, vLLM or Dynamo: failed transfers, expired requests, times of transfers",
-        description="Read the Prometheus endpoint of a live NIXL, vLLM or Dynamo once, and print failed transfers, "
-        "expired requests and the mean times to post and to make a transfer since the process started. On the engine's "
-        "host it also prints the backends of NIXL that its processes use, and the RDMA devices that they have opened. "
-        "The command "
-        "exits with 1 if a value is above its bound. With --gate it also does if a bounded value is unknown, or if no "
-        "bound is given.",
+        help="say of the metrics of a live NIXL, vLLM, SGLang or Dynamo whether NIXL is used, fails or is slow",
+        description="Read the Prometheus endpoint of a live NIXL, vLLM, SGLang or Dynamo once, or a page of metrics "
+        "from a file, and answer three questions: is NIXL used at all, does it fail, is it slow? A page that cannot "
+        "answer one says so. Then print failed transfers, expired requests and the mean times to post and to make a "
+        "transfer since the process started. On the engine's host it also prints the backends of NIXL that its "
+        "processes use, and the RDMA devices that they have opened. The command exits with 1 if a value is above its "
+        "bound. With --gate it also does if a bounded value is unknown, or, without any bound, if a question is not "
+        "answered.",
     )
-    telemetry.add_argument("url", metavar="URL", help="the endpoint, such as http://HOST:9090/metrics")
+    telemetry.add_argument(
+        "url", metavar="URL", help="the endpoint, such as http://HOST:9090/metrics, or a file with what it answered"
+    )
     telemetry.add_argument("--max-failed", metavar="N", type=_bound, help="the most failed transfers")
     telemetry.add_argument("--max-expired", metavar="N", type=_bound, help="the most requests whose KV blocks expired")
     telemetry.add_argument(
@@ -65,33 +72,43 @@ def _seconds(text: str) -> float:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from pytest_nixl.checks.telemetry.live_endpoint import endpoint_values
-    from pytest_nixl.checks.telemetry.scrape import metrics_url, scrape
+    from pytest_nixl.checks.telemetry.live_endpoint import answer_questions, endpoint_values
     from pytest_nixl.model.verdicts import Outcome, outcome
 
-    url = metrics_url(arguments.url)
+    where, samples, (processes, unknown) = _read(arguments)
+    answers = answer_questions(samples)
     values = endpoint_values(
-        scrape(url, arguments.timeout),
+        samples,
         max_failed=arguments.max_failed,
         max_expired=arguments.max_expired,
         max_post_us=arguments.max_post_us,
         max_transfer_us=arguments.max_transfer_us,
     )
-    processes, unknown = _processes(url)
-    bounded = [each for each in values if each.at_most is not None]
-    failed = [each for each in bounded if outcome(each.judgement.verdict, gate=arguments.gate) is Outcome.FAIL]
+    bounded = [value for value in values if value.at_most is not None]
+    judged = [value.judgement.verdict for value in bounded] or [answer.verdict for answer in answers]
+    failed = [verdict for verdict in judged if outcome(verdict, gate=arguments.gate) is Outcome.FAIL]
+    verdict = _verdict(judged, failed)
     if arguments.json:
-        plain = _plain(url, values, _verdict(bounded, failed))
-        print(json.dumps({**plain, "processes": [asdict(each) for each in processes], "why": unknown}, indent=1))
+        plain = _plain(where, answers, values, verdict)
+        print(json.dumps({**plain, "processes": [asdict(process) for process in processes], "why": unknown}, indent=1))
     else:
-        for each in values:
-            print(each.judgement)
-        for process in processes:
-            print(process)
+        for line in (*answers, *(value.judgement for value in values), *processes):
+            print(line)
         if unknown:
             print(f"transport: unknown, because {unknown}")
-        print(f"{_verdict(bounded, failed)}: {_reason(bounded, failed)}")
-    return int(bool(failed) or (arguments.gate and not bounded))
+        print(f"{verdict}: {_reason(bounded, len(failed), verdict)}")
+    return int(bool(failed))
+
+
+def _read(arguments: argparse.Namespace) -> tuple[str, list[MetricSample], tuple[list[LiveNixl], str]]:
+    """Return the URL or file, its metrics, and the processes of the endpoint, or why they are not known."""
+    from pytest_nixl.checks.telemetry.scrape import metrics_url, read_page, scrape
+
+    file = Path(arguments.url)
+    if file.is_file():
+        return arguments.url, read_page(file), ([], "a file does not say which process wrote it")
+    url = metrics_url(arguments.url)
+    return url, scrape(url, arguments.timeout), _processes(url)
 
 
 def _processes(url: str) -> tuple[list[LiveNixl], str]:
@@ -108,27 +125,41 @@ def _processes(url: str) -> tuple[list[LiveNixl], str]:
     return live_nixl(parts.port or (443 if parts.scheme == "https" else 80))
 
 
-def _verdict(bounded: list[EndpointValue], failed: list[EndpointValue]) -> str:
+def _verdict(judged: list[Verdict], failed: list[Verdict]) -> str:
     from pytest_nixl.model.verdicts import NOTHING_CHECKED, Verdict
 
     if failed:
         return "FAIL"
-    return "PASS" if any(each.judgement.verdict is Verdict.PASS for each in bounded) else NOTHING_CHECKED
+    if Verdict.WARN in judged:
+        return "WARN"
+    return "PASS" if Verdict.PASS in judged else NOTHING_CHECKED
 
 
-def _reason(bounded: list[EndpointValue], failed: list[EndpointValue]) -> str:
-    if failed:
-        return f"{len(failed)} of {len(bounded)} bounded values do not keep their bounds"
+def _reason(bounded: list[EndpointValue], failed: int, verdict: str) -> str:
     if not bounded:
-        return "no bound was given: add --max-failed, --max-expired, --max-post-us or --max-transfer-us"
-    if _verdict(bounded, failed) != "PASS":
+        return {
+            "WARN": "at least one answer needs a look: see its remedy",
+            "PASS": "no answer is a warning; bounds for an alert: --max-failed, --max-expired",
+        }.get(verdict, "this page answers none of the questions")
+    if failed:
+        return f"{failed} of {len(bounded)} bounded values do not keep their bounds"
+    if verdict != "PASS":
         return f"none of {len(bounded)} bounded values is known"
     return f"no bounded value of {len(bounded)} is above its bound"
 
 
-def _plain(url: str, values: list[EndpointValue], verdict: str) -> dict[str, object]:
+def _plain(url: str, answers: list[Answer], values: list[EndpointValue], verdict: str) -> dict[str, object]:
     return {
         "verdict": verdict,
+        "answers": [
+            {
+                "question": answer.question,
+                "verdict": answer.verdict.value,
+                "text": answer.text,
+                "remedy": answer.remedy,
+            }
+            for answer in answers
+        ],
         "url": url,
         "values": [
             {

@@ -40,7 +40,15 @@ ENGINE_BACKENDS = (
         "UCX",
         "https://nvidia.github.io/TensorRT-LLM/features/disagg-serving.html",
     ),
-    EngineBackend("Ray", "RAY_NIXL_BACKEND", "RAY_NIXL_BACKEND=LIBFABRIC", "LIBFABRIC with EFA, else UCX", "ray#62339"),
+    # No release reads a variable: python/ray/experimental/rdt/nixl_tensor_transport.py (select_backend), up to 2.60.0.
+    EngineBackend("Ray", "", "LIBFABRIC by itself if the host has EFA", "LIBFABRIC with EFA, else UCX", "ray#62339"),
+    EngineBackend(
+        "LMCache",
+        "LMCACHE_NIXL_BACKENDS",
+        'nixl_backends: ["LIBFABRIC"] in its configuration',
+        "UCX",
+        "LMCache lmcache/v1/config.py",
+    ),
     EngineBackend("ModelExpress", "MX_NIXL_BACKEND", "MX_NIXL_BACKEND=LIBFABRIC", "UCX", "modelexpress#259"),
 )
 

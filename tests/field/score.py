@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Score ``pytest-nixl explain`` on lines of logs with known answers: right, generic, silent or false.
 
+It also prints the score of pairs of files and of pages of metrics: see ``score_files.py``.
+
 ``python tests/field/score.py`` prints the score of both halves. ``-v`` also prints the wrong lines of the half that may
 be read. Right: the first cause that is printed has the word that the line's answer must have; a harmless line is called
 harmless or passed over; nothing is said of an unknown line. Generic: only a symptom is named where the cause is known.
@@ -17,6 +19,10 @@ from typing import Any
 
 from pytest_nixl.cli.log_scan import LogScan, read_messages
 from pytest_nixl.core.texts import parse_texts, text_file
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from field.score_files import print_scores
 
 FIELD = Path(__file__).parent
 HALVES = ("lines", "held_out")
@@ -51,6 +57,7 @@ def scores(half: str) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def main() -> None:
+    print_scores(verbose="-v" in sys.argv[1:])
     for half in HALVES:
         results = list(scores(half))
         counts = Counter(score for _, score in results)

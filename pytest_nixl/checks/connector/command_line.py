@@ -6,8 +6,9 @@ from __future__ import annotations
 import re
 import shlex
 from collections import ChainMap
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import PurePosixPath
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
@@ -18,17 +19,27 @@ _REFERENCE = re.compile(
     r"|(?P<plain>[A-Za-z_]\w*))"
 )
 #: What is left of a reference whose value the file does not contain.
-_UNRESOLVED = re.compile(r"\$[({A-Za-z_]|`")
+_UNRESOLVED = re.compile(r"\$[({A-Za-z_0-9@*]|`")
+#: A word that stands for several words: an array of the shell, or all arguments.
+_ARRAY = re.compile(r"\$\{\w+\[[@*]\][^{}]*\}|\$[@*]|\$\{[@*][^{}]*\}")
+#: The definition of an array, and a use of it.
+_ARRAY_DEFINED = re.compile(
+    r"(?m)^[ \t]*(?:local |declare -a |readonly )?(\w+)(\+?)=\(((?:[^()'\"]|'[^']*'|\"[^\"]*\")*)\)"
+)
+#: The most characters of a script whose arrays are replaced.
+_MOST_INLINED = 1 << 17
 #: The most characters of a value whose references are replaced, and of the result.
 _MOST_EXPANDED = 1 << 12
 #: The most characters of a script: the time that shlex takes grows with their square.
 MOST_SCRIPT = 1 << 16
+#: The engines whose options are read.
+ENGINES = ("vLLM", "SGLang")
 #: The most engines that are looked for in one script.
 _MOST_LAUNCHES = 32
-#: Python modules that start an engine, with the engine and whether Dynamo runs it.
+#: Python modules that start an engine, with the engine and whether Dynamo runs it. A module below one of them, such as
+#: ``dynamo.vllm.unified_main``, starts the same.
 _MODULES = {
-    "vllm.entrypoints.openai.api_server": ("vLLM", False),
-    "vllm.entrypoints.api_server": ("vLLM", False),
+    "vllm.entrypoints": ("vLLM", False),
     "sglang.launch_server": ("SGLang", False),
     "dynamo.vllm": ("vLLM", True),
     "dynamo.sglang": ("SGLang", True),
@@ -36,12 +47,20 @@ _MODULES = {
 }
 #: Programs that start an engine if their first argument is ``serve``.
 _PROGRAMS = {"vllm": ("vLLM", False), "sglang": ("SGLang", False)}
+#: A word of a command that starts a server of models, whichever it is.
+_SERVES = re.compile(r"serve|--?model[\w-]*(=.*)?|--?served-model-name(=.*)?|--?checkpoint[\w-]*(=.*)?")
+#: A word before the options of a command that starts a server.
+_SERVER = re.compile(r"(?:.*[-_./])?(?:serve|server|launch|launcher|worker)(?:[-_.].*)?", re.IGNORECASE)
+#: Options that take several words.
+_LISTS = frozenset({"--connector"})
+#: The quotation marks of text processors, which no shell and no JSON reads.
+_TYPOGRAPHIC = "\u201c\u201d\u201e\u2018\u2019\u201a\u00ab\u00bb"
 #: Names of images whose entry point is the engine, so that the container has only its options.
 _IMAGES = {"vllm-openai": "vLLM", "vllm": "vLLM", "sglang": "SGLang"}
 
 
-class LongScriptError(ValueError):
-    """A script is too long to be read."""
+class ScriptError(ValueError):
+    """A script cannot be read: it is too long, or a quotation in it is not closed. The text follows the file's name."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +73,9 @@ class Launch:
     :param script: the text of the whole command, which may install packages.
     :param has_options: whether the file contains the engine's options.
     :param has_environment: whether the file contains the engine's variables.
+    :param launcher: the program or kind of object that starts an engine which is not read; else empty.
+    :param image: the image that a script runs; else empty.
+    :param unknown: words of the command that stand for options which the file does not contain, such as ``$ARGS``.
     """
 
     engine: str
@@ -64,6 +86,14 @@ class Launch:
     script: str = ""
     has_options: bool = True
     has_environment: bool = True
+    launcher: str = ""
+    image: str = ""
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the engine's options are known here: vLLM's and SGLang's are."""
+        return self.engine in ENGINES
 
 
 def is_resolved(text: str) -> bool:
@@ -94,28 +124,34 @@ def launches(words: Sequence[str], environment: Mapping[str, str], image: str = 
     """Return the engines that a container's command and arguments start.
 
     :param words: the command and the arguments together.
-    :raises ValueError: if the words contain a shell script whose quotes are not closed.
+    :raises ScriptError: if the words contain a shell script with a quotation that is not closed.
     """
     words = [expand(word, environment, shell=False) for word in words]
     if words and PurePosixPath(words[0]).name in _SHELLS:
         for number, word in enumerate(words[1:-1], 1):
             if re.fullmatch(r"-[a-z]*c", word):
                 return script_launches(words[number + 1], environment)
-    found = _launch(words, environment, " ".join(words))
+    found = _launch(words, environment, " ".join(words)) or _by_option(words, environment, " ".join(words))
     if found is None and (not words or words[0].startswith("-")):
-        engine = _IMAGES.get(re.sub(r"[@:].*", "", image.rpartition("/")[2]))
+        engine = _IMAGES.get(_image_name(image))
         if engine is not None:
             options, model = _options(words)
             found = Launch(engine, False, options, model, environment)
+            if mark := typographic_mark(words):
+                raise ScriptError(_describe_mark(mark))
+    if found is None and _serves(words):
+        program = image.rpartition("/")[2] if words[0].startswith("-") else _launcher(words)
+        found = Launch("", False, {}, "", environment, launcher=program)
     return [] if found is None else [found]
 
 
 def script_launches(text: str, environment: Mapping[str, str]) -> list[Launch]:
-    """Return the engines that a shell script starts. :raises ValueError: if its quotes are not closed."""
+    """Return the engines that a shell script starts. :raises ScriptError: if a quotation is not closed."""
     seen = dict(environment)
     found = []
+    unread = []
     for command in split_commands(text):
-        words = command[1:] if command[0] == "export" else command
+        words = command[1:] if command[0] in ("export", "exec", "env", "nohup") else command
         own: dict[str, str] = {}
         given = ChainMap(own, seen)
         number = 0
@@ -125,34 +161,95 @@ def script_launches(text: str, environment: Mapping[str, str]) -> list[Launch]:
         if number == len(words):
             seen.update(own)
             continue
-        launch = _launch([expand(word, given, shell=True) for word in words[number:]], given, text)
+        expanded = [part for word in words[number:] for part in _expand_word(word, given)]
+        launch = _container_launch(expanded, text) or _launch(expanded, given, text)
+        launch = launch or _by_option(expanded, given, text)
+        if launch is None and _serves(expanded):
+            unread.append(Launch("", False, {}, "", dict(given), text, launcher=_launcher(expanded)))
         if launch is not None:
             found.append(launch)
             if len(found) == _MOST_LAUNCHES:
                 break
-    return found
+    return found or unread[:_MOST_LAUNCHES]
+
+
+def _expand_word(word: str, environment: Mapping[str, str]) -> list[str]:
+    """Return a word with its references replaced: several words if it is one reference to a list of options."""
+    expanded = expand(word, environment, shell=True)
+    if _REFERENCE.fullmatch(word) and expanded.startswith("-") and " " in expanded:
+        try:
+            return shlex.split(expanded)
+        except ValueError:
+            return [expanded]
+    return [expanded]
 
 
 def split_commands(text: str) -> list[list[str]]:
     """Split a shell script into the words of its commands.
 
-    :raises LongScriptError: if it is too long.
-    :raises ValueError: if its quotes are not closed.
+    :raises ScriptError: if it is too long, or a quotation is not closed.
     """
     if len(text) > MOST_SCRIPT:
-        raise LongScriptError(f"has a script of {len(text)} characters: expected at most {MOST_SCRIPT}")
-    text = re.sub(r"(?m)^[ \t]*#.*$", "", re.sub(r"\\\r?\n", " ", text))
+        raise ScriptError(f"has a script of {len(text)} characters: expected at most {MOST_SCRIPT}")
+    original = re.sub(r"(?m)^[ \t]*#.*$", "", text)
+    text = _inline_arrays(re.sub(r"(?m)^[ \t]*#.*$", "", re.sub(r"\\\r?\n", " ", text)))
     # What a command prints is not known: keep it as one word.
     text = re.sub(r"\$\(([^()'\"]*)\)", lambda match: re.sub(r"\s", "\u00a0", match[0]), text)
     reader = shlex.shlex(text, posix=True, punctuation_chars=";|&\n")
     reader.whitespace, reader.whitespace_split, reader.commenters = " \t\r", True, ""
     commands: list[list[str]] = [[]]
-    for word in reader:
-        if word and not word.strip(";|&\n"):
-            commands.append([])
-        else:
-            commands[-1].append(word)
+    try:
+        for word in reader:
+            if word and not word.strip(";|&\n"):
+                commands.append([])
+            else:
+                commands[-1].append(word)
+    except ValueError:
+        raise ScriptError(_describe_open_quotation(original)) from None
     return [command for command in commands if command]
+
+
+def _inline_arrays(text: str) -> str:
+    """Replace each use of an array of the shell by its words. One that is defined twice is left as it is."""
+    arrays: dict[str, str] = {}
+    twice = set()
+    for match in _ARRAY_DEFINED.finditer(text):
+        twice |= {match[1]} & set(arrays) if not match[2] else set()
+        arrays[match[1]] = f"{arrays.get(match[1], '')} {match[3]}"
+    inlined = _ARRAY_DEFINED.sub("", text) if arrays else text
+    for name, words in arrays.items():
+        if name not in twice and len(inlined) + len(words) * inlined.count(f"{name}[") <= _MOST_INLINED:
+            flat = " ".join(re.sub(r"(?m)^[ \t]*#.*$", "", words).splitlines())
+            inlined = re.sub(rf"\"?\$\{{{name}\[[@*]\]\}}\"?", lambda _, flat=flat: flat, inlined)  # type: ignore[misc]
+    return inlined
+
+
+def _describe_open_quotation(text: str) -> str:
+    """Say which quotation of a script is not closed, and whether a typographic mark stands where its end should."""
+    place, opened, line = 0, "", 1
+    while (match := re.compile(r"\\.|['\"]", re.DOTALL).search(text, place)) is not None:
+        mark = match[0]
+        place = match.end()
+        if mark in "'\"":
+            end = re.compile(r"'" if mark == "'" else r'(?<!\\)"').search(text, place)
+            if end is None:
+                opened, line = mark, text.count("\n", 0, match.start()) + 1
+                break
+            place = end.end()
+    reason = f"has a quotation that is not closed: it begins with {opened or 'a quotation mark'} in line {line}"
+    if mark_in_text := next((mark for mark in text[place:] if mark in _TYPOGRAPHIC), ""):
+        reason += f"; the typographic mark {mark_in_text} (U+{ord(mark_in_text):04X}) closes nothing: write {opened}"
+    return reason
+
+
+def _describe_mark(mark: str) -> str:
+    return f"has the typographic quotation mark {mark} (U+{ord(mark):04X}), which neither a shell nor JSON reads"
+
+
+def typographic_mark(words: Sequence[str]) -> str:
+    """Return the typographic mark in which a word of a command begins or ends; empty if none does."""
+    ends = (end for word in words for end in (word[:1], word.rpartition("=")[2][:1], word[-1:]))
+    return next((end for end in ends if end and end in _TYPOGRAPHIC), "")
 
 
 def _launch(words: Sequence[str], environment: Mapping[str, str], script: str) -> Launch | None:
@@ -160,14 +257,76 @@ def _launch(words: Sequence[str], environment: Mapping[str, str], script: str) -
     for number, word in enumerate(words[:-1]):
         following = words[number + 1]
         if word == "-m":
-            start = _MODULES.get(following.removesuffix(".main").removesuffix(".__main__"))
+            start = next((_MODULES[name] for name in _MODULES if f"{following}.".startswith(f"{name}.")), None)
         else:
             start = _PROGRAMS.get(PurePosixPath(word).name) if following == "serve" else None
         if start is not None:
-            options, model = _options(words[number + 2 :])
+            if mark := typographic_mark(words):
+                raise ScriptError(_describe_mark(mark))
+            rest = words[number + 2 :]
+            rest = rest[1:] if rest[:1] == ["serve"] else rest
+            options, model = _options(rest)
+            unknown = tuple(dict.fromkeys(_unknown_words(rest)))
             assigned = {match[1]: match[2] for match in map(_ASSIGNMENT.fullmatch, words[:number]) if match is not None}
-            return Launch(*start, options, model, {**environment, **assigned}, script)
+            return Launch(*start, options, model, {**environment, **assigned}, script, unknown=unknown)
     return None
+
+
+def _unknown_words(words: Sequence[str]) -> Iterator[str]:
+    """Yield the words that may be any options: arrays of the shell, and references where no value can stand."""
+    for place, word in enumerate(words):
+        follows_option = place > 0 and re.match(r"--?[A-Za-z][^=]*$", words[place - 1]) is not None
+        if _ARRAY.fullmatch(word) or (place > 0 and not follows_option and _REFERENCE.fullmatch(word)):
+            yield re.sub(r"^\$\{(\w+)\[.*$", r"$\1", word)
+
+
+def _serves(words: Sequence[str]) -> bool:
+    """Return whether a command seems to start a server of models."""
+    first = next((number for number, word in enumerate(words) if _is_option(word)), len(words))
+    return any(map(_SERVES.fullmatch, words)) or (first < len(words) and any(map(_SERVER.fullmatch, words[:first])))
+
+
+def _launcher(words: Sequence[str]) -> str:
+    """Return the name of the program that starts the server: a module, or the last program before the options."""
+    for word, following in pairwise(words):
+        if word == "-m":
+            return following
+    first = next((number for number, word in enumerate(words) if _is_option(word)), len(words))
+    servers = [word for word in words[:first] if _SERVER.fullmatch(word) and word != "serve"]
+    return PurePosixPath(servers[-1] if servers else words[0]).name
+
+
+def _is_option(word: str) -> bool:
+    return re.match(r"--[A-Za-z]", word) is not None
+
+
+def _by_option(words: Sequence[str], environment: Mapping[str, str], script: str) -> Launch | None:
+    """Return the engine of a program that is not known by an option that only one engine has; None if it has none."""
+    if not any(word.partition("=")[0] in ("--kv-transfer-config", "--kv_transfer_config") for word in words):
+        return None
+    if mark := typographic_mark(words):
+        raise ScriptError(_describe_mark(mark))
+    options, _ = _options(words)
+    return Launch("vLLM", False, options, "", environment, script)
+
+
+def _container_launch(words: Sequence[str], script: str) -> Launch | None:
+    """Return the engine that ``docker run`` starts, with the variables of its container; None if it starts none."""
+    if PurePosixPath(words[0]).name not in ("docker", "podman", "nerdctl") or "run" not in words[:3]:
+        return None
+    place = next((number for number, word in enumerate(words) if _image_name(word) in _IMAGES), None)
+    if place is None:
+        return None
+    pairs = pairwise(words[:place])
+    assignments = [word for option, word in pairs if option in ("-e", "--env")]
+    assignments += [word.removeprefix("--env=") for word in words[:place] if word.startswith("--env=")]
+    environment = {match[1]: match[2] for match in map(_ASSIGNMENT.fullmatch, assignments) if match is not None}
+    started = launches(words[place + 1 :], environment, words[place])
+    return replace(started[0], script=script, image=words[place]) if started else None
+
+
+def _image_name(image: str) -> str:
+    return re.sub(r"[@:].*", "", image.rpartition("/")[2])
 
 
 def _options(words: Sequence[str]) -> tuple[dict[str, list[str]], str]:
@@ -184,6 +343,9 @@ def _options(words: Sequence[str]) -> tuple[dict[str, list[str]], str]:
         if not sign and number < len(words) and not re.match(r"--?[A-Za-z]", words[number]):
             value = words[number]
             number += 1
+            while name in _LISTS and number < len(words) and not words[number].startswith("-"):
+                value += f" {words[number]}"
+                number += 1
         head, dot, tail = name.partition(".")
         options.setdefault(head.replace("_", "-") + dot + tail, []).append(value)
     return options, model

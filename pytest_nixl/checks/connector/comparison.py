@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from pytest_nixl.checks.connector.containers import ConfiguredEngine
+from pytest_nixl.checks.connector.containers import OPTIONS_OF, ConfiguredEngine
 from pytest_nixl.checks.connector.engine_fields import COMMON, EngineSide, FieldValue, read_fields
-from pytest_nixl.checks.connector.engines import read_dynamo, read_sglang, read_vllm
-from pytest_nixl.checks.connector.nixl_relations import releases
+from pytest_nixl.checks.connector.engines import LMCACHE, read_dynamo, read_sglang, read_vllm
+from pytest_nixl.checks.connector.pod_relations import readable_ports
 from pytest_nixl.checks.connector.relations import SidePair, is_loopback, is_unspecified
+from pytest_nixl.checks.connector.releases import installed
 from pytest_nixl.checks.connector.rules import RULES, ConnectorRule
+from pytest_nixl.checks.connector.settings_read import TRANSFER_VARIABLES
 from pytest_nixl.core.redaction import hider, shown
 from pytest_nixl.core.strict import escape
 from pytest_nixl.model.verdicts import Verdict
@@ -51,9 +53,11 @@ class ConnectorComparison:
     @property
     def unread(self) -> tuple[str, ...]:
         """Sentences about variables that the files do not contain."""
-        sides = (("prefill", self.pair.prefill), ("decode", self.pair.decode))
-        return tuple(f"{name} has variables from {what}, which is not in the file"
-                     for name, side in sides for what in side.source.unread)  # fmt: skip
+        return tuple(
+            f"{name} has {'' if source.startswith(OPTIONS_OF) else 'variables from '}{source}, which is not in the file"
+            for name, side in (("prefill", self.pair.prefill), ("decode", self.pair.decode))
+            for source in side.source.unread
+        )
 
 
 def compare_connectors(
@@ -69,6 +73,9 @@ def compare_connectors(
     :param plugins: NIXL's plugins in the engines' image; None if they are not known.
     :raises ValueError: if an option that must be JSON is not.
     """
+    if any(source.launch.script and source.launch.environment for source in (prefill, decode)):
+        # One script sets variables, so that scripts are where these two engines get them from.
+        prefill, decode = _with_environment(prefill), _with_environment(decode)
     sides = _side(prefill), _side(decode)
     one_host = one_host or _on_one_host(*sides)
     pair = SidePair(*sides, one_host=one_host, plugins=plugins)
@@ -81,18 +88,36 @@ def compare_connectors(
     return ConnectorComparison(pair, tuple(_result(rule, pair, hide) for rule in rules))
 
 
+def _with_environment(source: ConfiguredEngine) -> ConfiguredEngine:
+    complete = bool(source.launch.script) and not source.unread
+    return replace(source, launch=replace(source.launch, has_environment=True)) if complete else source
+
+
 def _side(source: ConfiguredEngine) -> EngineSide:
-    values = read_fields(source.launch, COMMON) | _READERS[source.launch.engine](source)
-    if source.launch.dynamo:
+    values = read_fields(source.launch, COMMON)
+    if source.launch.is_read:
+        values |= _READERS[source.launch.engine](source)
+    if source.launch.dynamo and source.launch.is_read:
         values |= read_dynamo(source)
     side = EngineSide(source, values)
-    name = f"{side.engine} under Dynamo" if side.dynamo else side.engine
+    engine = side.engine or source.launch.launcher
+    name = f"{engine} under Dynamo" if side.dynamo else engine
     values["engine"] = FieldValue(name)
     values["image"] = FieldValue(source.image, is_set=bool(source.image), is_readable=bool(source.image))
     efa = source.efa or 0
     values["EFA devices"] = FieldValue(str(efa), is_set=efa > 0, is_readable=source.efa is not None)
-    installed = releases(side)
-    values["installed releases"] = FieldValue(installed, is_set=bool(installed), is_readable=bool(installed))
+    named = ", ".join(f"{package} {version}" for package, version in sorted(installed(side).items()))
+    values["installed releases"] = FieldValue(named, is_set=bool(named), is_readable=bool(named))
+    counts = {} if source.resources is None else source.resources.requests
+    requests = ", ".join(f"{resource}: {count}" for resource, count in counts.items())
+    for field in ("GPUs", "RDMA devices"):
+        values[field] = FieldValue(requests, is_set=bool(requests), is_readable=source.resources is not None)
+    opened = ", ".join(f"{port.setting} {port.first}" for port in readable_ports(side))
+    values["ports"] = FieldValue(opened, is_set=bool(opened))
+    unread = ", ".join(text for text in source.unread if text.startswith(OPTIONS_OF))
+    values["--config"] = FieldValue(unread, is_set=bool(unread))
+    names = sorted(name for name in source.launch.environment if name.startswith(TRANSFER_VARIABLES))
+    values["settings"] = FieldValue(", ".join(names), is_set=bool(names))
     return side
 
 
@@ -101,6 +126,8 @@ def _on_one_host(prefill: EngineSide, decode: EngineSide) -> bool:
     if prefill.source.pod is not None and prefill.source.pod == decode.source.pod:
         return True
     hosts = [side.values.get(_SIDE_CHANNEL, FieldValue("", is_set=False)) for side in (prefill, decode)]
+    if all(_chosen_apart(side) for side in (prefill, decode)) and _differ(prefill, decode):
+        return True
     return all(
         host.is_set and host.is_known and host.text == hosts[0].text and not is_loopback(host.text)
         and not is_unspecified(host.text)
@@ -108,10 +135,34 @@ def _on_one_host(prefill: EngineSide, decode: EngineSide) -> bool:
     )  # fmt: skip
 
 
+def _chosen_apart(side: EngineSide) -> bool:
+    """Return whether a side chooses its GPUs among others, and tells no address but a loopback one."""
+    launch, host = side.source.launch, side.values.get(_SIDE_CHANNEL, FieldValue("localhost"))
+    chooses = "CUDA_VISIBLE_DEVICES" in launch.environment or "--base-gpu-id" in launch.options
+    return chooses and side.source.resources is None and host.is_known and is_loopback(host.text or "localhost")
+
+
+def _differ(prefill: EngineSide, decode: EngineSide) -> bool:
+    """Return whether two sides choose different GPUs and different ports."""
+    chosen = [
+        (side.source.launch.environment.get("CUDA_VISIBLE_DEVICES"), side.source.launch.options.get("--base-gpu-id"))
+        for side in (prefill, decode)
+    ]
+    ports = [side.values.get("--port", FieldValue("")).text for side in (prefill, decode)]
+    return chosen[0] != chosen[1] and ports[0] != ports[1]
+
+
 def _applies(rule: ConnectorRule, pair: SidePair) -> bool:
     sides = (pair.prefill, pair.decode)
+    if rule.holds is not None and any(rule.holds.excludes(side) for side in sides):
+        return False
+    kinds = [side.values.get("connector kind", FieldValue("")).text for side in sides]
+    if rule.kinds and not all(kind in rule.kinds or not kind for kind in kinds):
+        return False
+    if rule.kinds == (LMCACHE,) and LMCACHE not in kinds:
+        return False
     if rule.engine == "Dynamo":
-        return all(side.dynamo and rule.field in side.values for side in sides)
+        return all(side.dynamo for side in sides) and any(rule.field in side.values for side in sides)
     if rule.direct and any(side.dynamo for side in sides):
         return False
     return not rule.engine or all(side.engine == rule.engine for side in sides)
@@ -126,6 +177,8 @@ def _result(rule: ConnectorRule, pair: SidePair, hide: Callable[[str], str]) -> 
     if wrong is None:
         return RuleResult(rule, Verdict.PASS, prefill, decode)
     why, remedy = (escape(hide(text)) for text in (wrong.why, wrong.remedy or rule.remedy))
+    if rule.holds is not None:
+        why += f" ({rule.holds})"
     return RuleResult(rule, wrong.verdict, prefill, decode, why, remedy)
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,13 +14,15 @@ from typing import Any
 from pytest_nixl.checks.connector.command_line import (
     MOST_SCRIPT,
     Launch,
-    LongScriptError,
+    ScriptError,
     expand,
+    is_resolved,
     launches,
     script_launches,
     split_commands,
 )
 from pytest_nixl.checks.connector.file_text import objects, parse_json, parse_yaml, read_text
+from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.strict import escape
 
 #: The most names of containers that a message lists.
@@ -28,7 +31,35 @@ _LISTED = 8
 _OF_ENGINE = {"VLLM_": "vLLM", "SGLANG_": "SGLang"}
 #: The resource of Kubernetes that is an EFA device.
 _EFA = "vpc.amazonaws.com/efa"
+#: The options that name a file with further options, or give them as JSON: vLLM's and SGLang's, and Dynamo's.
+_OPTION_FILES = ("--config", "--engine-config-json")
+#: The options whose values are JSON objects with fields of a transfer.
+_JSON_OPTIONS = ("--kv-transfer-config", "--speculative-config", "-sc", "--attention-config", "-ac")
+#: How :attr:`ConfiguredEngine.unread` begins for options that the file does not contain.
+OPTIONS_OF = "options of"
+#: A line of an env file.
+_ASSIGNED = re.compile(r"\s*(?:export\s+)?[A-Za-z_]\w*=")
 _KV_TRANSFER = ("kv_transfer_config", "kv-transfer-config")
+
+
+@dataclass(frozen=True)
+class PodResources:
+    """What an engine's pod gets of its node.
+
+    :param requests: the number of each resource that the container requests, such as ``nvidia.com/gpu``.
+    :param replicas: how many pods the object makes of this spec.
+    :param sees_devices: whether the container sees devices of the node that it does not request.
+    :param several_nodes: whether the object spreads one engine over several pods.
+    """
+
+    requests: Mapping[str, int]
+    replicas: int = 1
+    sees_devices: bool = False
+    several_nodes: bool = False
+
+    def count(self, resource: str) -> int:
+        """Return how many of a resource the container requests."""
+        return self.requests.get(resource, 0)
 
 
 @dataclass(frozen=True)
@@ -39,8 +70,8 @@ class ConfiguredEngine:
     :param names: the names that choose this engine with ``FILE#NAME``; the last one is complete.
     :param image: the image of the container; empty if the file names none.
     :param pod: an identity that two containers of one pod share; None if the file is not a pod spec.
-    :param efa: the number of EFA devices that the pod requests; None if the file cannot say it.
-    :param unread: where variables come from that the file does not contain, such as ``ConfigMap engine``.
+    :param resources: the pod's facts; None if the file cannot say them.
+    :param unread: where variables or options come from that the file does not contain, such as ``ConfigMap engine``.
     """
 
     file: str
@@ -49,7 +80,12 @@ class ConfiguredEngine:
     image: str = ""
     pod: tuple[str, int] | None = None
     unread: tuple[str, ...] = ()
-    efa: int | None = None
+    resources: PodResources | None = None
+
+    @property
+    def efa(self) -> int | None:
+        """The number of EFA devices that the pod requests; None if the file cannot say it."""
+        return None if self.resources is None else self.resources.count(_EFA)
 
     @property
     def label(self) -> str:
@@ -67,23 +103,20 @@ def read_engine(text: str) -> ConfiguredEngine:
     path, sign, chosen = text, "", ""
     if not Path(text).exists() and "#" in text:
         path, sign, chosen = text.rpartition("#")
-    found = list(_engines(path, read_text(path)))
+    engines = list(_engines(path, read_text(path)))
     shown = escape(path)
-    if not found:
+    if not engines:
         raise ValueError(
             f"{shown} starts no engine that this command reads: expected vLLM or SGLang, also under Dynamo"
         )
     if sign:
-        matching = [engine for engine in found if chosen in engine.names]
+        matching = [engine for engine in engines if chosen in engine.names]
         if not matching:
-            raise ValueError(f"{shown} has no {escape(chosen)!r} that starts an engine; it has {_named(found)}")
-        found = matching
-    if len(found) > 1:
-        raise ValueError(f"{shown} starts {len(found)} engines: choose one with FILE#NAME, NAME is {_named(found)}")
-    engine = found[0]
-    if engine.launch.engine not in _OF_ENGINE.values():
-        raise ValueError(f"{engine.label} starts {engine.launch.engine}: expected vLLM or SGLang, also under Dynamo")
-    return engine
+            raise ValueError(f"{shown} has no {escape(chosen)!r} that starts an engine; it has {_named(engines)}")
+        engines = matching
+    if len(engines) > 1:
+        raise ValueError(f"{shown} starts {len(engines)} engines: choose one with FILE#NAME, NAME is {_named(engines)}")
+    return read_options_file(engines[0])
 
 
 def _named(engines: Iterable[ConfiguredEngine]) -> str:
@@ -102,17 +135,21 @@ def _engines(path: str, text: str) -> Iterator[ConfiguredEngine]:
 
 def _of_text(path: str, text: str) -> Iterator[ConfiguredEngine]:
     """Yield the engines of an env file or of a shell script."""
+    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     try:
-        if found := script_launches(text, {}):
-            for number, launch in enumerate(found, 1):
-                names = (str(number),) if len(found) > 1 else ()
-                yield ConfiguredEngine(path, names, replace(launch, has_environment=bool(launch.environment)))
+        if started := script_launches(text, {}):
+            for number, launch in enumerate(started, 1):
+                names = (str(number),) if len(started) > 1 else ()
+                has_environment = bool(launch.environment)
+                host = (path, -1) if names and not re.search(r"\b(?:ssh|srun|kubectl|docker)\b", text) else None
+                launch = replace(launch, has_environment=has_environment)
+                yield ConfiguredEngine(path, names, launch, launch.image, host)
             return
         commands = split_commands(text)
-    except LongScriptError as error:
-        raise ValueError(f"{escape(path)} {error}") from None
-    except ValueError:
-        commands = [[line] for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    except ScriptError as error:
+        if not all(map(_ASSIGNED.match, lines)):
+            raise ValueError(f"{escape(path)} {error}") from None
+        commands = [[line] for line in lines]
     environment: dict[str, str] = {}
     for command in commands:
         name, sign, value = " ".join(command).removeprefix("export ").partition("=")
@@ -131,28 +168,86 @@ def _of_variables(path: str, environment: Mapping[str, str]) -> Iterator[Configu
 
 
 def _of_documents(path: str, documents: list[Any]) -> Iterator[ConfiguredEngine]:
-    found = [each for document in documents for each in objects(document, path)]
+    parts = [part for document in documents for part in objects(document, path)]
     data = {
         owner: {str(key): str(value) for key, value in part["data"].items()}
-        for part, owner in found
+        for part, owner in parts
         if part.get("kind") == "ConfigMap" and isinstance(part.get("data"), dict)
     }
-    for number, (part, owner) in enumerate(found):
+    copies = _copies(part for part, _ in parts)
+    engines: list[ConfiguredEngine] = []
+    for number, (part, owner) in enumerate(parts):
         containers = part.get("containers")
         for container in containers if isinstance(containers, list) else ():
             if isinstance(container, dict):
-                yield from _of_container(path, owner, container, data, (str(Path(path).resolve()), number))
+                pod = _pod_resources(part, container, *copies.get(id(containers), (1, False)))
+                identity = (str(Path(path).resolve()), number)
+                engines += _of_container(path, owner, container, data, identity, pod)
         services = part.get("services")
         if isinstance(services, dict):
             for name, service in services.items():
                 if isinstance(service, dict):
-                    yield from _of_service(path, owner, str(name), service, data)
+                    engines += _of_service(path, owner, str(name), service, data)
     if len(documents) == 1 and isinstance(documents[0], dict):
-        yield from _of_configuration(path, documents[0])
+        engines += _of_configuration(path, documents[0])
+    readable = [engine for engine in engines if engine.launch.engine]
+    yield from readable or engines or _of_unknown_kinds(path, parts)
+
+
+def _copies(parts: Iterable[Mapping[str, Any]]) -> dict[int, tuple[int, bool]]:
+    """Return for the containers of each pod template how many pods are made of it, and whether one engine has several.
+
+    :returns: by the identity of the list of containers.
+    """
+    copies: dict[int, tuple[int, bool]] = {}
+    for part in parts:
+        replicas = part.get("replicas")
+        number = replicas if isinstance(replicas, int) else 1
+        group = part.get("leaderWorkerTemplate")
+        size = group.get("size") if isinstance(group, dict) else 1
+        several = (isinstance(size, int) and size > 1) or bool(part.get("multinode"))
+        for owner in (part, group):
+            for key in ("template", "podTemplate", "leaderTemplate", "workerTemplate"):
+                template = owner.get(key) if isinstance(owner, dict) else None
+                spec = template.get("spec") if isinstance(template, dict) else None
+                if isinstance(spec, dict) and isinstance(spec.get("containers"), list):
+                    copies.setdefault(id(spec["containers"]), (number, several))
+    return copies
+
+
+def _pod_resources(
+    pod: Mapping[str, Any], container: Mapping[str, Any], replicas: int, several_nodes: bool
+) -> PodResources:
+    security = container.get("securityContext")
+    privileged = isinstance(security, dict) and security.get("privileged") is True
+    volumes = [volume for volume in _items(pod.get("volumes")) if isinstance(volume, dict)]
+    mounts_devices = any(
+        isinstance(volume.get("hostPath"), dict) and str(volume["hostPath"].get("path")).startswith("/dev/inf")
+        for volume in volumes
+    )
+    resources = container.get("resources")
+    claims = bool(pod.get("resourceClaims")) or (isinstance(resources, dict) and bool(resources.get("claims")))
+    return PodResources(_requests(container), replicas, privileged or mounts_devices or claims, several_nodes)
+
+
+def _of_unknown_kinds(path: str, parts: Iterable[tuple[Mapping[str, Any], str]]) -> Iterator[ConfiguredEngine]:
+    """Yield the objects of a custom kind, which may start an engine by their own rules."""
+    for part, owner in parts:
+        group, slash, _ = str(part.get("apiVersion") or "").partition("/")
+        if slash and "." in group and not group.endswith(".k8s.io") and isinstance(part.get("spec"), dict):
+            launch = Launch(
+                "", False, {}, has_options=False, has_environment=False, launcher=escape(str(part.get("kind")))
+            )
+            yield ConfiguredEngine(path, (owner,) if owner else (), launch)
 
 
 def _of_container(
-    path: str, owner: str, container: Mapping[str, Any], data: Mapping[str, Mapping[str, str]], pod: tuple[str, int]
+    path: str,
+    owner: str,
+    container: Mapping[str, Any],
+    data: Mapping[str, Mapping[str, str]],
+    identity: tuple[str, int],
+    pod: PodResources,
 ) -> Iterator[ConfiguredEngine]:
     name, image = str(container.get("name") or ""), str(container.get("image") or "")
     environment, unread = _variables(container, data)
@@ -160,7 +255,7 @@ def _of_container(
     words = [*_words(container.get("command")), *_words(container.get("args"))]
     for launch in _launches(f"{path}#{names[-1]}" if names else path, words, environment, image):
         launch = replace(launch, has_environment=not unread)
-        yield ConfiguredEngine(path, names, launch, image, pod, unread, _efa_devices(container))
+        yield ConfiguredEngine(path, names, launch, image, identity, unread, pod)
 
 
 def _of_service(
@@ -169,55 +264,88 @@ def _of_service(
     """Yield the engine of a service of Docker Compose or of a Dynamo graph."""
     pod = service.get("extraPodSpec")
     container = pod.get("mainContainer") if isinstance(pod, dict) else None
-    if isinstance(container, dict):
+    resources = None
+    if isinstance(pod, dict) and isinstance(container, dict):
         given = [*_items(service.get("envs")), *_items(container.get("env"))]
         environment, unread = _variables({**container, "env": given}, data)
         namespace = service.get("dynamoNamespace")
         if isinstance(namespace, str):
             environment.setdefault("DYN_NAMESPACE", namespace)
         words = [*_words(container.get("command")), *_words(container.get("args"))]
+        replicas = service.get("replicas")
+        number = replicas if isinstance(replicas, int) else 1
+        resources = _pod_resources(pod, container, number, bool(service.get("multinode")))
+        resources = replace(resources, requests={**resources.requests, **_requests(service)})
     else:
         container = service
         pairs = service.get("environment")
         pairs = pairs.items() if isinstance(pairs, dict) else (str(item).partition("=")[::2] for item in _items(pairs))
         environment = {str(key): "" if value is None else _scalar(value) for key, value in pairs}
-        unread = tuple(f"env_file {each}" for each in _words(service.get("env_file")))
+        unread = tuple(f"env_file {file}" for file in _words(service.get("env_file")))
         words = [*_words(service.get("entrypoint")), *_words(service.get("command"))]
     image = str(container.get("image") or "")
     for launch in _launches(f"{path}#{name}", words, environment, image):
         names = tuple(dict.fromkeys((name, f"{owner}/{name}" if owner and container is not service else name)))
         launch = replace(launch, has_environment=not unread)
-        efa = max(_efa_devices(container), _efa_devices(service)) if container is not service else None
-        yield ConfiguredEngine(path, names, launch, image, None, unread, efa)
+        yield ConfiguredEngine(path, names, launch, image, None, unread, resources)
+
+
+def read_options_file(engine: ConfiguredEngine) -> ConfiguredEngine:
+    """Add the options of a file that the command names. If it cannot be read, no option is known to be unset.
+
+    An option of the command wins over the file's.
+    """
+    engine = _without_unknown_options(engine)
+    launch = engine.launch
+    named = next((launch.options[name][-1] for name in _OPTION_FILES if launch.options.get(name)), "")
+    if not named:
+        return engine
+    try:
+        text = named if named.lstrip()[:1] == "{" else read_text(str(Path(engine.file).parent / named))
+        [document] = parse_yaml(engine.file, text)
+        options = options_of(document)
+    except (OSError, ValueError, NixlPluginError, AttributeError):
+        unread = (*engine.unread, f"{OPTIONS_OF} {escape(named)}")
+        return replace(engine, launch=replace(launch, has_options=False), unread=unread)
+    return replace(engine, launch=replace(launch, options={**options, **launch.options}))
+
+
+def _without_unknown_options(engine: ConfiguredEngine) -> ConfiguredEngine:
+    """Drop JSON options whose value the file does not contain, and say so, as of words that may be any option."""
+    launch = engine.launch
+    unknown = [name for name in _JSON_OPTIONS if launch.options.get(name) and not is_resolved(launch.options[name][-1])]
+    words = [*launch.unknown, *(launch.options[name][-1] for name in unknown)]
+    if not words:
+        return engine
+    options = {name: values for name, values in launch.options.items() if name not in unknown}
+    unread = tuple(f"{OPTIONS_OF} {escape(word)}" for word in words)
+    return replace(engine, launch=replace(launch, options=options, has_options=False), unread=(*engine.unread, *unread))
+
+
+def options_of(document: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the options that the keys of a file stand for."""
+    return {
+        f"--{str(key).replace('_', '-')}": [value if isinstance(value, str) else json.dumps(value, default=str)]
+        for key, value in document.items()
+        if value is not False and value is not None
+    }
 
 
 def _of_configuration(path: str, document: Mapping[str, Any]) -> Iterator[ConfiguredEngine]:
     """Yield the engine of a ``kv_transfer_config`` object, or of the file of ``vllm serve --config``."""
-    import json
-
-    wrapped = next((document[name] for name in _KV_TRANSFER if name in document), None)
     if "kv_connector" in document:
         options = {"--kv-transfer-config": [json.dumps(document, default=str)]}
         yield ConfiguredEngine(path, (), Launch("vLLM", False, options, has_options=False, has_environment=False))
-    elif wrapped is not None:
-        options = {
-            f"--{str(key).replace('_', '-')}": [value if isinstance(value, str) else json.dumps(value, default=str)]
-            for key, value in document.items()
-            if value is not False and value is not None
-        }
-        alone = len(document) == 1
-        yield ConfiguredEngine(
-            path, (), Launch("vLLM", False, options, has_options=not alone, has_environment=False)
-        )  # fmt: skip
+    elif any(name in document for name in _KV_TRANSFER):
+        launch = Launch("vLLM", False, options_of(document), has_options=len(document) > 1, has_environment=False)
+        yield ConfiguredEngine(path, (), launch)
 
 
 def _launches(label: str, words: list[str], environment: Mapping[str, str], image: str) -> list[Launch]:
     try:
         return launches(words, environment, image)
-    except LongScriptError as error:
+    except ScriptError as error:
         raise ValueError(f"{escape(label)} {error}") from None
-    except ValueError:
-        raise ValueError(f"{escape(label)} has a command whose quotes are not closed") from None
 
 
 def _variables(
@@ -256,15 +384,18 @@ def _reference(source: Mapping[str, Any], data: Mapping[str, Mapping[str, str]])
     return "$(valueFrom)"
 
 
-def _efa_devices(container: Mapping[str, Any]) -> int:
-    """Return the number of EFA devices among the resources of a container, or of a service of a Dynamo graph."""
-    counts = [0]
-    resources = container.get("resources")
+def _requests(owner: Mapping[str, Any]) -> dict[str, int]:
+    """Return the number of each resource that a container, or a service of a Dynamo graph, requests."""
+    requests: dict[str, int] = {}
+    resources = owner.get("resources")
     for kind in resources.values() if isinstance(resources, dict) else ():
         for part in (kind, kind.get("custom")) if isinstance(kind, dict) else ():
-            text = _scalar(part.get(_EFA, "")) if isinstance(part, dict) else ""
-            counts.append(int(text) if text.isascii() and text.isdigit() and len(text) < 5 else 0)
-    return max(counts)
+            for name, value in part.items() if isinstance(part, dict) else ():
+                text = _scalar(value)
+                if text.isascii() and text.isdigit() and len(text) < 5:
+                    resource = "nvidia.com/gpu" if name == "gpu" else str(name)
+                    requests[resource] = max(int(text), requests.get(resource, 0))
+    return requests
 
 
 def _items(value: Any) -> list[Any]:

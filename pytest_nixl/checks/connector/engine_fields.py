@@ -114,6 +114,9 @@ def json_option(source: ConfiguredEngine, option: str) -> dict[str, object]:
             read = None
         if not isinstance(read, dict):
             quoted = text[:1] == "'" and text[-1:] == "'"
+            if mark := next((mark for mark in text if mark in "\u201c\u201d\u2018\u2019"), ""):
+                why = f"typographic quotation mark {mark} (U+{ord(mark):04X})"
+                raise ValueError(f"{source.label}: the value of {option} is not a JSON object: it has the {why}")
             why = ": it is in quotes that no shell removes, so delete them" if quoted else ": expected {…} in quotes"
             raise ValueError(f"{source.label}: the value of {option} is not a JSON object{why}")
         found = read
@@ -138,6 +141,7 @@ COMMON = (
     EngineField("UCX_TLS", variables=("UCX_TLS",)),
     EngineField("UCX_NET_DEVICES", variables=("UCX_NET_DEVICES",)),
     EngineField("NIXL_ETCD_ENDPOINTS", variables=("NIXL_ETCD_ENDPOINTS",)),
+    EngineField("NIXL_TCPSTORE_ENDPOINT", variables=("NIXL_TCPSTORE_ENDPOINT",)),
     EngineField(GENERAL_VARIABLE, variables=(GENERAL_VARIABLE,)),
     EngineField(ALLOC_CONF[0], variables=ALLOC_CONF),
     # src/core/nixl_etcd_metadata_backend.cpp: default_namespace

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
-from pytest_nixl.checks.connector.engines import NIXL_CONNECTORS
+import json
+import re
+
+from pytest_nixl.checks.connector.engines import OTHER_CONNECTORS, UNREAD
 from pytest_nixl.checks.connector.relations import (
     Mismatch,
     SidePair,
@@ -14,11 +17,22 @@ from pytest_nixl.checks.connector.relations import (
     undecided,
     whole,
 )
+from pytest_nixl.checks.connector.releases import Holds, older_than, release_of
 from pytest_nixl.model.verdicts import Verdict
 
-_TP, _LAYOUT = "--tensor-parallel-size", "VLLM_KV_CACHE_LAYOUT"
-#: The highest number of data-parallel ranks that the ports of a side are counted for.
-_MOST_RANKS = 1 << 16
+_LAYOUT = "VLLM_KV_CACHE_LAYOUT"
+#: The short names of layouts, and the names that vLLM gives them: env_with_choices in vllm/envs.py.
+_LAYOUTS = {"HND": "LBHNC", "NHD": "LBNHC"}
+_ROLES = ("kv_producer", "kv_consumer", "kv_both")
+_ON = ("1", "true", "yes", "y", "on")
+#: NIXL's backends that write files, and the variables by which KVBM gets one.
+_FILES = ("POSIX", "GDS_MT", "GDS")
+_KVBM_BACKEND = "DYN_KVBM_NIXL_BACKEND_"
+#: Names of models whose layers keep states of Mamba or of linear attention.
+_MAMBA = re.compile(
+    r"mamba|jamba|nemotron-?h\b|nemotron-h-|nemotron-?(?:nano-|3-)|bamba|zamba|falcon-h1|granite-4.*-h-|qwen3-next|"
+    r"qwen3\.[56]|kimi-linear|lfm2|minimax-text", re.IGNORECASE
+)  # fmt: skip
 
 
 def vllm_tp(pair: SidePair, field: str) -> Mismatch | None:
@@ -26,54 +40,166 @@ def vllm_tp(pair: SidePair, field: str) -> Mismatch | None:
     if wrong := divisible(pair, field):
         return wrong
     prefill, decode = pair.values(field)
-    layouts = pair.values(_LAYOUT)
-    if prefill.text != decode.text and any(value.is_known and value.text == "NHD" for value in layouts):
+    if int(prefill.text) > int(decode.text) and any(older_than(side, "vllm", "0.14.0") for side in pair.sides):
+        return Mismatch("prefill's may be the larger only from vLLM 0.14.0 on")
+    layouts = [_layout(value.text) for value in pair.values(_LAYOUT) if value.is_known]
+    if prefill.text != decode.text and _LAYOUTS["NHD"] in layouts:
         return Mismatch(f"they must be equal with {_LAYOUT}=NHD, which does not allow to split heads")
     return None
 
 
 def vllm_block_size(pair: SidePair, field: str) -> Mismatch | None:
-    """Judge vLLM's block sizes: equal, or with restrictions decode's is a multiple of prefill's."""
+    """Judge vLLM's block sizes: equal, or decode's is a multiple of prefill's, without a host buffer."""
     prefill, decode = pair.values(field)
     if prefill.text == decode.text:
         return None
     if not (prefill.is_set and decode.is_set):
         return equal()(pair, field)
-    sizes, tp = whole(pair, field), whole(pair, _TP)
+    sizes = whole(pair, field)
     if isinstance(sizes, Mismatch):
         return sizes
     if sizes[1] % sizes[0]:
         return Mismatch("they must be equal, or decode's a multiple of prefill's")
-    if not isinstance(tp, Mismatch) and tp[0] > tp[1]:
-        return Mismatch(f"they must be equal because prefill has the larger {_TP}")
-    return undecided("vLLM allows this only for models without hybrid layers and without a host buffer")
+    if any(value.text == "cpu" for value in pair.values("kv_buffer_device")):
+        return Mismatch("they must be equal with a host buffer (kv_buffer_device cpu)")
+    return undecided("vLLM allows this only for models without hybrid layers, and if prefill's TP is not the larger")
+
+
+def _layout(name: str) -> str:
+    return _LAYOUTS.get(name.strip().upper(), name.strip().upper())
 
 
 def vllm_layout(pair: SidePair, field: str) -> Mismatch | None:
-    """Judge the layout of vLLM's cache: equal, or decode permutes prefill's HND."""
-    wrong = equal(str.upper)(pair, field)
-    prefill, decode = pair.values(field)
+    """Judge the layout of vLLM's cache, which has several names: equal, or decode permutes prefill's HND."""
+    wrong = equal(_layout)(pair, field)
+    prefill, decode = (_layout(value.text) for value in pair.values(field))
     permutes = pair.values("enable_permute_local_kv")[1].text == "true"
-    return None if wrong and permutes and (prefill.text, decode.text) == ("HND", "NHD") else wrong
+    return None if wrong and permutes and (prefill, decode) == (_LAYOUTS["HND"], _LAYOUTS["NHD"]) else wrong
 
 
 def vllm_connector(pair: SidePair, field: str) -> Mismatch | None:
-    """Judge the names of vLLM's connectors: both use NIXL, and in the same direction."""
+    """Judge the names of vLLM's connectors: both use NIXL or LMCache, and in the same direction."""
     if unknown := reference(pair, field):
         return unknown
-    if pair.prefill.dynamo and not all(value.is_set for value in pair.values(field)):
-        return undecided("Dynamo chose NixlConnector by default in old releases only")
-    prefill, decode = (value.text.replace("NixlPullConnector", "NixlConnector") for value in pair.values(field))
-    if not {prefill, decode} <= set(NIXL_CONNECTORS):
-        return Mismatch(f"both must be one of {', '.join(NIXL_CONNECTORS)}")
+    values, kinds = pair.values(field), pair.values("connector kind")
+    for name, value, kind in zip(("prefill", "decode"), values, kinds, strict=True):
+        if kind.text == UNREAD:
+            reason = "does not use NIXL" if value.text in OTHER_CONNECTORS else "is not known here"
+            return undecided(f"{name}'s {value.text} {reason}, so that nothing that it demands was read",
+                             "see its own documentation; with NixlConnector the fields below are compared")  # fmt: skip
+    if not any(value.is_set for value in values) and not pair.prefill.dynamo:
+        return Mismatch("without --kv-transfer-config no engine transfers anything")
+    for name, value, side in zip(("prefill", "decode"), values, pair.sides, strict=True):
+        if not value.is_set:
+            if older_than(side, "ai-dynamo", "1.0.0"):
+                return undecided("Dynamo before 1.0.0 chose NixlConnector by default")
+            ends = ", and Dynamo from 1.0.0 on ends at its start" if side.dynamo and name == "prefill" else ""
+            return Mismatch(f"{name} has no --kv-transfer-config{ends}")
+    prefill, decode = (value.text.replace("NixlPullConnector", "NixlConnector") for value in values)
     return None if prefill == decode else Mismatch("they must be equal")
 
 
 def vllm_role(pair: SidePair, field: str) -> Mismatch | None:
-    """Judge vLLM's roles, if both sides have a connector."""
+    """Judge vLLM's roles: each one that vLLM accepts. NixlConnector uses none of them to choose a direction."""
     if not all(value.is_set for value in pair.values("kv_connector")):
         return None
-    return only(("kv_producer", "kv_both"), ("kv_consumer", "kv_both"))(pair, field)
+    return only(_ROLES, _ROLES)(pair, field)
+
+
+def vllm_stages(pair: SidePair, field: str) -> Mismatch | None:
+    """Judge vLLM's pipeline stages: one, except on prefill with the push connector."""
+    stages = whole(pair, field)
+    if isinstance(stages, Mismatch):
+        return stages
+    push = pair.values("kv_connector")[0].text == "NixlPushConnector"
+    if stages[1] > 1:
+        return Mismatch("decode must have one pipeline stage")
+    if stages[0] > 1 and not push:
+        return Mismatch("prefill may have several pipeline stages with NixlPushConnector only")
+    return None
+
+
+def vllm_lease(pair: SidePair, field: str) -> Mismatch | None:
+    """Judge the lease of blocks: decode renews it every sixth of its own, so prefill's must last longer than that."""
+    leases = whole(pair, field)
+    if isinstance(leases, Mismatch):
+        return leases
+    if leases[1] // 6 >= leases[0]:
+        return Mismatch(
+            f"decode renews every {leases[1] // 6} s (a sixth of its own), when prefill's lease of {leases[0]} s has "
+            "expired"
+        )
+    return None
+
+
+def vllm_prefill_context(pair: SidePair, field: str) -> Mismatch | None:
+    """Judge vLLM's prefill context parallelism, which only a producer may have."""
+    sizes = whole(pair, field)
+    if isinstance(sizes, Mismatch):
+        return sizes
+    for name, size, role in zip(("prefill", "decode"), sizes, pair.values("kv_role"), strict=True):
+        if size > 1 and role.text != "kv_producer":
+            return Mismatch(f"{name} may have more than 1 only with kv_role kv_producer")
+    return None
+
+
+def vllm_conv_state(pair: SidePair, field: str) -> Mismatch | None:
+    """Warn if a model that is a Mamba hybrid by its name has a layout of states that vLLM cannot transfer."""
+    for model, value in zip(pair.values("--model"), pair.values(field), strict=True):
+        if value.is_known and value.text != "DS" and _MAMBA.search(model.text):
+            return Mismatch(f"{model.text} is a Mamba hybrid by its name, and vLLM transfers its states only as DS",
+                            "", Verdict.WARN)  # fmt: skip
+    return None
+
+
+def buffer_device(pair: SidePair, field: str) -> Mismatch | None:
+    """Warn if one side stages its blocks in host memory and the other does not."""
+    prefill, decode = pair.values(field)
+    staged = [value.text == "cpu" for value in (prefill, decode)]
+    if staged[0] == staged[1]:
+        return None
+    side = "prefill" if staged[0] else "decode"
+    return Mismatch(f"{side} copies each block through host memory, which works and is slower", "", Verdict.WARN)
+
+
+def lmcache_seed(pair: SidePair, field: str) -> Mismatch | None:
+    """Judge the seed of Python's hash, by which LMCache names its chunks: the same on both sides."""
+    if unknown := reference(pair, field):
+        return unknown
+    prefill, decode = pair.values(field)
+    if prefill.text == decode.text and prefill.text != "random":
+        return None if prefill.is_set else undecided("LMCache names chunks by Python's hash, which needs one seed")
+    return Mismatch("LMCache names chunks by Python's hash, so that no chunk is the same on both sides")
+
+
+def dynamo_connector(pair: SidePair, field: str) -> Mismatch | None:
+    """Judge Dynamo's own option for connectors, which vLLM's workers refuse from 1.0.0 on."""
+    for side, value in zip(pair.sides, pair.values(field), strict=True):
+        if not value.is_set or older_than(side, "ai-dynamo", "1.0.0"):
+            continue
+        ends = "Dynamo from 1.0.0 on ends with an error at its start"
+        if release_of(side, "ai-dynamo"):
+            return Mismatch(ends)
+        if "kvbm" not in value.text:
+            return Mismatch(ends, "", Verdict.WARN)
+    return None
+
+
+def disk_tier(pair: SidePair, field: str) -> Mismatch | None:
+    """Judge KVBM's tier of blocks on disk, which needs a backend of NIXL that writes files."""
+    for side, value in zip(pair.sides, pair.values(field), strict=True):
+        used = side.values.get("KVBM")
+        environment = side.source.launch.environment
+        writes = any(environment.get(f"{_KVBM_BACKEND}{name}", "").strip().lower() in _ON for name in _FILES)
+        if used is not None and used.text == "true" and value.is_set and value.text != "0" and not writes:
+            return Mismatch("a tier on disk needs a backend of NIXL for files: POSIX or GDS_MT", "", Verdict.WARN)
+    return None
+
+
+def vllm_draft(pair: SidePair, field: str) -> Mismatch | None:
+    """Judge the draft's model and revision: equal, if the methods are."""
+    methods = pair.values("speculative method")
+    return equal()(pair, field) if methods[0].text == methods[1].text else None
 
 
 def vllm_handshake(pair: SidePair, field: str) -> Mismatch | None:
@@ -93,22 +219,6 @@ def vllm_cross_layers(pair: SidePair, field: str) -> Mismatch | None:
         for wrapper, other in zip(wrappers, reversed(sides), strict=True)
     ):
         return Mismatch("PdConnector ignores it, so only the other side uses it", f"remove {field} on both sides")
-    return None
-
-
-def side_channel_port(pair: SidePair, field: str) -> Mismatch | None:
-    """Judge the ports of vLLM's handshake: a port for each data-parallel rank, counted from the given one."""
-    if not pair.one_host:
-        return None
-    ports, ranks = whole(pair, field), whole(pair, "--data-parallel-size")
-    if isinstance(ports, Mismatch):
-        return ports
-    count = (1, 1) if isinstance(ranks, Mismatch) else (min(ranks[0], _MOST_RANKS), min(ranks[1], _MOST_RANKS))
-    if ports[0] < ports[1] + count[1] and ports[1] < ports[0] + count[0]:
-        used = (
-            f", and each side uses one port for each of its {count[0]} and {count[1]} ranks" if max(count) > 1 else ""
-        )
-        return Mismatch(f"both sides are on one host, so they must be different{used}")
     return None
 
 
@@ -137,15 +247,66 @@ def sglang_pp(pair: SidePair, field: str) -> Mismatch | None:
     return None if decode in (1, prefill) else Mismatch("decode's must be 1, or equal to prefill's")
 
 
-def sglang_page_size(pair: SidePair, field: str) -> Mismatch | None:
-    """Judge SGLang's page sizes: equal, unless decode has ``--enable-hisparse``."""
-    return None if pair.values("--enable-hisparse")[1].text == "true" else equal()(pair, field)
+def sglang_backend(pair: SidePair, field: str) -> Mismatch | None:
+    """Judge SGLang's transfer backends: nixl on both sides. Another one on both is not read here."""
+    prefill, decode = pair.values(field)
+    if prefill.is_known and prefill.is_set and prefill.text == decode.text != "nixl":
+        return undecided(f"{prefill.text} does not use NIXL, so that nothing that it demands was read")
+    return only(("nixl",), ("nixl",))(pair, field)
 
 
-def states_decode(pair: SidePair, field: str) -> Mismatch | None:
-    """Judge ``--disaggregation-decode-tp`` and ``-dp``: what prefill says about decode must be true."""
-    said = pair.values(field)[0]
-    of_decode = pair.values(f"--{field.rpartition('-')[2]}-size")[1]
-    if not said.is_set or not said.is_known or not of_decode.is_known or said.text == of_decode.text:
+def sglang_context(pair: SidePair, field: str) -> Mismatch | None:
+    """Judge SGLang's decode context parallelism: equal, or prefill's 1 for MLA models."""
+    sizes = whole(pair, field)
+    if isinstance(sizes, Mismatch):
+        return sizes
+    if sizes[0] == sizes[1]:
         return None
-    return Mismatch(f"prefill's value must be decode's --{field.rpartition('-')[2]}-size, which is {of_decode.text}")
+    if sizes[0] == 1:
+        return undecided("decode's may be larger for MLA models only")
+    return Mismatch("they must be equal, or prefill's 1")
+
+
+def sglang_decode_context(pair: SidePair, field: str) -> Mismatch | None:
+    """Judge SGLang's attention context parallelism, which decode may not have."""
+    value = pair.values(field)[1]
+    return None if not value.is_known or value.text == "1" else Mismatch("decode's must be 1")
+
+
+def sglang_parameters(pair: SidePair, field: str) -> Mismatch | None:
+    """Judge the backend parameters of SGLang: a JSON object of strings."""
+    for name, value in zip(("prefill", "decode"), pair.values(field), strict=True):
+        if not value.is_set or not value.is_known:
+            continue
+        try:
+            parameters = json.loads(value.text)
+        except (ValueError, RecursionError):
+            return Mismatch(f"{name}'s is not JSON", """write it as '{"num_threads": "8"}'""")
+        if not isinstance(parameters, dict) or not all(isinstance(part, str) for part in parameters.values()):
+            return Mismatch(f"SGLang ends at its start if a value of {name}'s is not a string")
+    return None
+
+
+def ib_device(pair: SidePair, field: str) -> Mismatch | None:
+    """Warn about SGLang's option for devices, which its nixl backend reads from 0.5.23 on, and for UCX only."""
+    backends = pair.values("SGLANG_DISAGGREGATION_NIXL_BACKEND")
+    for name, side, value, backend in zip(("prefill", "decode"), pair.sides, pair.values(field), backends, strict=True):
+        variable = side.values["UCX_NET_DEVICES"]
+        if not value.is_set or side.values["--disaggregation-transfer-backend"].text != "nixl":
+            continue
+        if backend.text != "UCX":
+            return Mismatch(f"SGLang does not use it with {backend.text}, so that it has no effect on {name}",
+                            f"remove {field}", Verdict.WARN)  # fmt: skip
+        if not variable.is_set and Holds("sglang", since="0.5.23").excludes(side):
+            return Mismatch(f"the nixl backend of {name} does not read it", "", Verdict.WARN)
+        if not variable.is_set and not release_of(side, "sglang"):
+            return Mismatch(f"the nixl backend of {name} reads it only from SGLang 0.5.23 on", "", Verdict.WARN)
+    return None
+
+
+def staging_buffer(pair: SidePair, field: str) -> Mismatch | None:
+    """Warn if one side alone has SGLang's staging buffer for unequal TP sizes."""
+    on = [value.text.strip().lower() in _ON for value in pair.values(field)]
+    if on[0] == on[1] or not all(value.is_known for value in pair.values(field)):
+        return None
+    return Mismatch("a staging buffer on one side has no other side to talk to", "", Verdict.WARN)

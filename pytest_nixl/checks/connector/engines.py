@@ -18,39 +18,65 @@ from pytest_nixl.model.nixl_releases import TELEMETRY_VARIABLE
 
 #: The connectors that use NIXL: the default one is the same as NixlPullConnector.
 NIXL_CONNECTORS = ("NixlConnector", "NixlPullConnector", "NixlPushConnector")
+NIXL, LMCACHE, UNREAD = "NIXL", "LMCache", "unread"
+#: What carries the blocks of each connector whose demands are known here.
+_KINDS = {
+    **dict.fromkeys(NIXL_CONNECTORS, NIXL),
+    **dict.fromkeys(("LMCacheConnector", "LMCacheConnectorV1", "LMCacheMPConnector"), LMCACHE),
+}
+#: vLLM's connectors that do not use NIXL: vllm/distributed/kv_transfer/kv_connector/factory.py.
+OTHER_CONNECTORS = frozenset({
+    "MooncakeConnector", "MooncakeStoreConnector", "MoRIIOConnector", "P2pNcclConnector", "FlexKVConnectorV1",
+    "HF3FSKVConnector", "HiSparseConnector", "OffloadingConnector", "SimpleCPUOffloadConnector",
+    "DecodeBenchConnector", "ExampleConnector", "SharedStorageConnector", "DynamoConnector",
+})  # fmt: skip
 
 #: The connectors that contain others: vLLM's, and Dynamo's of one for offloading and one for the transfer.
 _WRAPPERS = ("MultiConnector", "PdConnector")
+#: Where the classes of connectors stand that are not vLLM's own and are known here.
+_KNOWN_MODULES = ("kvbm.", "lmcache.", "vllm.")
+#: The speculative methods whose state is transferred: use_eagle() in vllm/config/speculative.py.
+_HIDDEN_STATE_METHODS = ("eagle", "eagle3", "mtp", "dflash", "dspark")
 
-_VLLM = (
+VLLM_FIELDS = (
     EngineField("--model", ("--model",)),
     EngineField("--revision", ("--revision",)),
     EngineField("--dtype", ("--dtype",), default="auto"),
     EngineField("--kv-cache-dtype", ("--kv-cache-dtype",), default="auto"),
     EngineField("--block-size", ("--block-size",)),
     EngineField("--tensor-parallel-size", ("--tensor-parallel-size", "-tp"), default="1"),
+    EngineField("--pipeline-parallel-size", ("--pipeline-parallel-size", "-pp"), default="1"),
     EngineField("--data-parallel-size", ("--data-parallel-size", "-dp"), default="1"),
-    EngineField("--attention-backend", ("--attention-backend",), ("VLLM_ATTENTION_BACKEND",)),
+    EngineField("--decode-context-parallel-size", ("--decode-context-parallel-size", "-dcp"), default="1"),
+    EngineField("--prefill-context-parallel-size", ("--prefill-context-parallel-size", "-pcp"), default="1"),
     EngineField(
         "--disable-hybrid-kv-cache-manager", ("--disable-hybrid-kv-cache-manager",), default="false", switch=True
     ),
+    EngineField("--host", ("--host",)),
     EngineField("--port", ("--port",), default="8000"),
+    EngineField("--data-parallel-rpc-port", ("--data-parallel-rpc-port", "-dpp")),
+    EngineField("--master-port", ("--master-port",)),
     EngineField(TELEMETRY_VARIABLE, variables=(TELEMETRY_VARIABLE,)),
+    EngineField("PYTHONHASHSEED", variables=("PYTHONHASHSEED",)),
+    EngineField("VLLM_ATTENTION_BACKEND", variables=("VLLM_ATTENTION_BACKEND",)),
+    EngineField("VLLM_SSM_CONV_STATE_LAYOUT", variables=("VLLM_SSM_CONV_STATE_LAYOUT",), default="SD"),
     EngineField("VLLM_KV_CACHE_LAYOUT", variables=("VLLM_KV_CACHE_LAYOUT",), default="HND"),
     EngineField("VLLM_NIXL_SIDE_CHANNEL_HOST", variables=("VLLM_NIXL_SIDE_CHANNEL_HOST",), default="localhost"),
     EngineField("VLLM_NIXL_SIDE_CHANNEL_PORT", variables=("VLLM_NIXL_SIDE_CHANNEL_PORT",), default="5600"),
 )
+#: Keys of kv_connector_extra_config that are numbers of seconds, with their defaults.
+_SECONDS = {"kv_lease_duration": "30"}
 
 
 def read_vllm(source: ConfiguredEngine) -> dict[str, FieldValue]:
     """Return the fields of vLLM. :raises ValueError: if an option that must be JSON is not."""
-    values = read_fields(source.launch, _VLLM)
+    values = read_fields(source.launch, VLLM_FIELDS)
     if source.launch.model and not values["--model"].is_set:
         values["--model"] = FieldValue(source.launch.model)
     if source.launch.dynamo and not values["VLLM_NIXL_SIDE_CHANNEL_HOST"].is_set:
         # dynamo.vllm sets the variable to the host's address: ensure_side_channel_host.
         values["VLLM_NIXL_SIDE_CHANNEL_HOST"] = FieldValue("", is_set=False)
-    given = {**dict(_transfer(source)), **dict(_speculative(source))}
+    given = {**dict(_transfer(source)), **dict(_speculative(source)), **dict(_attention(source))}
     return values | {name: bounded(name, value) for name, value in given.items()}
 
 
@@ -58,31 +84,69 @@ def _transfer(source: ConfiguredEngine) -> Iterator[tuple[str, FieldValue]]:
     """Yield the fields of ``--kv-transfer-config``. In a MultiConnector or PdConnector, that of NIXL counts."""
     given = json_option(source, "--kv-transfer-config")
     readable = bool(given) or source.launch.has_options
-    if not given and source.launch.dynamo and "nixl" in source.launch.options.get("--connector", ()):
+    listed = " ".join(source.launch.options.get("--connector", ())[-1:]) or source.launch.environment.get(
+        "DYN_CONNECTOR", ""
+    )
+    if source.launch.dynamo:
+        yield "--connector", _text(listed, "", source.launch.has_options)
+    if not given and source.launch.dynamo and "nixl" in listed.replace(",", " ").split():
         given = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}  # dynamo.vllm before --kv-transfer-config
     extra = _object(given.get("kv_connector_extra_config"))
     nested = extra.get("connectors")
     wrapper = str(given.get("kv_connector"))
     wraps = wrapper in _WRAPPERS and isinstance(nested, list)
+    yield "kv_transfer_config", _text(" ".join(sorted(map(str, given))), "", readable)
     yield "wrapping connector", FieldValue(wrapper if wraps else "", is_set=wraps, is_readable=readable)
-    if wraps and isinstance(nested, list):
-        inner = [each for each in nested if isinstance(each, dict) and each.get("kv_connector") in NIXL_CONNECTORS]
-        given = {**given, **(inner[0] if inner else {})}
+    inner = [part for part in nested if isinstance(part, dict)] if wraps and isinstance(nested, list) else []
+    names = [str(part.get("kv_connector")) for part in inner]
+    uses_kvbm = "DynamoConnector" in (*names, wrapper) or "kvbm" in listed
+    yield "KVBM", _text("true" if uses_kvbm else None, "false", readable)
+    if wraps:
+        inner.sort(key=lambda part: (NIXL, LMCACHE, UNREAD).index(_kind(part)))
+        given = {**given, "kv_connector_extra_config": {}, **(inner[0] if inner else {})}
         extra = _object(given.get("kv_connector_extra_config"))
-    for name, default in (("kv_connector", ""), ("kv_role", ""), ("engine_id", ""), ("kv_buffer_device", "cuda")):
-        yield name, _text(given.get(name), default, readable)
+    yield "connector kind", _text(_kind(given) if given.get("kv_connector") else None, "", readable)
+    for name in ("kv_connector", "kv_connector_module_path", "kv_role", "engine_id", "kv_buffer_device"):
+        yield name, _text(given.get(name), "", readable)
+    yield "kv_connector_extra_config", _text(" ".join(sorted(map(str, extra))), "", readable)
     yield "enable_permute_local_kv", _text(given.get("enable_permute_local_kv"), "false", readable)
     yield "enable_cross_layers_blocks", _text(extra.get("enable_cross_layers_blocks"), "false", readable)
     yield "enforce_handshake_compat", _text(extra.get("enforce_handshake_compat"), "true", readable)
+    for name, default in _SECONDS.items():
+        yield name, _text(extra.get(name), default, readable)
     backends = extra.get("backends")
-    listed = ",".join(map(str, backends)) if isinstance(backends, list) else backends
-    yield "backends", _text(listed, "UCX", readable)
+    joined = ",".join(map(str, backends)) if isinstance(backends, list) else backends
+    yield "backends", _text(joined, "UCX", readable)
+
+
+def _kind(transfer: dict[str, object]) -> str:
+    """Return what carries the blocks of a connector: NIXL, LMCache, or something that is not read here."""
+    module = str(transfer.get("kv_connector_module_path") or "vllm.")
+    return _KINDS.get(str(transfer.get("kv_connector")), UNREAD) if module.startswith(_KNOWN_MODULES) else UNREAD
 
 
 def _speculative(source: ConfiguredEngine) -> Iterator[tuple[str, FieldValue]]:
-    given = json_option(source, "--speculative-config")
-    for name in ("method", "model"):
-        yield f"speculative {name}", _text(given.get(name), "none", source.launch.has_options)
+    """Yield the speculative settings that count: those of a method whose state is transferred."""
+    given = {
+        **json_option(source, "-sc"),
+        **json_option(source, "--speculative-config"),
+        **{
+            key: source.launch.options[option][-1]
+            for key, option in (("method", "--spec-method"), ("model", "--spec-model"))
+            if source.launch.options.get(option)
+        },
+    }
+    method = str(given.get("method") or "none")
+    counts = method in _HIDDEN_STATE_METHODS or method.endswith("_mtp")
+    for name in ("method", "model", "revision"):
+        yield f"speculative {name}", _text(given.get(name) if counts else None, "none", source.launch.has_options)
+
+
+def _attention(source: ConfiguredEngine) -> Iterator[tuple[str, FieldValue]]:
+    """Yield the attention backend: an option, or a key of another one."""
+    settings = {**json_option(source, "-ac"), **json_option(source, "--attention-config")}
+    named = source.launch.options.get("--attention-backend", ())
+    yield "--attention-backend", _text(named[-1] if named else settings.get("backend"), "", source.launch.has_options)
 
 
 def _object(value: object) -> dict[str, object]:
@@ -95,7 +159,9 @@ def _text(value: object, default: str, readable: bool) -> FieldValue:
     return FieldValue(str(value).lower() if isinstance(value, bool) or value in ("True", "False") else str(value))
 
 
-_SGLANG = (
+_POLICY = "--disaggregation-decode-allocation-policy"
+_PARAMETERS = "SGLANG_DISAGGREGATION_NIXL_BACKEND_PARAMS"
+SGLANG_FIELDS = (
     EngineField("--model-path", ("--model-path", "--model")),
     EngineField("--revision", ("--revision",)),
     EngineField("--dtype", ("--dtype",), default="auto"),
@@ -105,12 +171,17 @@ _SGLANG = (
     EngineField("--pp-size", ("--pp-size", "--pipeline-parallel-size"), default="1"),
     EngineField("--dp-size", ("--dp-size", "--data-parallel-size", "--dp"), default="1"),
     EngineField("--enable-dp-attention", ("--enable-dp-attention",), default="false", switch=True),
-    EngineField("--enable-hisparse", ("--enable-hisparse",), default="false", switch=True),
     EngineField("--disaggregation-mode", ("--disaggregation-mode",), default="null"),
     EngineField("--disaggregation-transfer-backend", ("--disaggregation-transfer-backend",), default="mooncake"),
     EngineField("--disaggregation-bootstrap-port", ("--disaggregation-bootstrap-port",), default="8998"),
-    EngineField("--disaggregation-decode-tp", ("--disaggregation-decode-tp",)),
-    EngineField("--disaggregation-decode-dp", ("--disaggregation-decode-dp",)),
+    EngineField("--disaggregation-ib-device", ("--disaggregation-ib-device",)),
+    EngineField(_POLICY, (_POLICY,), default="early"),
+    EngineField("--attn-cp-size", ("--attn-cp-size", "--attention-context-parallel-size"), default="1"),
+    EngineField("--dcp-size", ("--dcp-size", "--decode-context-parallel-size"), default="1"),
+    EngineField("--nccl-port", ("--nccl-port",)),
+    EngineField("SGLANG_DSV4_KV_LAYOUT", variables=("SGLANG_DSV4_KV_LAYOUT",), default="v4"),
+    EngineField("SGLANG_DISAGG_STAGING_BUFFER", variables=("SGLANG_DISAGG_STAGING_BUFFER",), default="false"),
+    EngineField(_PARAMETERS, variables=(_PARAMETERS,), default="{}"),
     EngineField("--host", ("--host",), default="127.0.0.1"),
     EngineField("--port", ("--port",), default="30000"),
     EngineField("SGLANG_DISAGGREGATION_NIXL_BACKEND", variables=("SGLANG_DISAGGREGATION_NIXL_BACKEND",), default="UCX"),
@@ -118,7 +189,7 @@ _SGLANG = (
 
 
 def read_sglang(source: ConfiguredEngine) -> dict[str, FieldValue]:
-    values = read_fields(source.launch, _SGLANG)
+    values = read_fields(source.launch, SGLANG_FIELDS)
     if source.launch.model and not values["--model-path"].is_set:
         values["--model-path"] = FieldValue(source.launch.model)
     return values
@@ -127,7 +198,7 @@ def read_sglang(source: ConfiguredEngine) -> dict[str, FieldValue]:
 #: The field that says whether a worker does prefill or decode.
 ROLE = "worker role"
 
-_DYNAMO = (
+DYNAMO_FIELDS = (
     EngineField("--namespace", ("--namespace",), ("DYN_NAMESPACE",), "dynamo"),
     EngineField("--endpoint", ("--endpoint",), ("DYN_ENDPOINT",)),
     EngineField("--discovery-backend", ("--discovery-backend",), ("DYN_DISCOVERY_BACKEND",), "etcd"),
@@ -136,6 +207,7 @@ _DYNAMO = (
     EngineField("--event-plane", ("--event-plane",), ("DYN_EVENT_PLANE",)),
     EngineField("ETCD_ENDPOINTS", variables=("ETCD_ENDPOINTS",)),
     EngineField("NATS_SERVER", variables=("NATS_SERVER",)),
+    EngineField("DYN_KVBM_DISK_CACHE_GB", variables=("DYN_KVBM_DISK_CACHE_GB",)),
 )
 _ROLES = (
     EngineField("mode", ("--disaggregation-mode",), ("DYN_VLLM_DISAGGREGATION_MODE",)),
@@ -146,7 +218,7 @@ _TRUE = frozenset({"true", "1", "yes", "on"})
 
 
 def read_dynamo(source: ConfiguredEngine) -> dict[str, FieldValue]:
-    values = read_fields(source.launch, _DYNAMO)
+    values = read_fields(source.launch, DYNAMO_FIELDS)
     if source.launch.engine == "vLLM":  # SGLang's --disaggregation-mode is SGLang's own option
         values[ROLE] = _role(source)
     endpoint = values["--endpoint"].text

@@ -7,6 +7,7 @@ import re
 
 from pytest_nixl.checks.connector.engine_fields import EngineSide
 from pytest_nixl.checks.connector.relations import Mismatch, SidePair, is_loopback, reference, undecided
+from pytest_nixl.checks.connector.releases import installed, older_than
 from pytest_nixl.core.alloc_conf import expands_segments
 from pytest_nixl.etcd.endpoints import Endpoint, parse_endpoint
 from pytest_nixl.host.ucx_transports import UcxTransports
@@ -19,8 +20,6 @@ from pytest_nixl.nixl.name_resolution import suppose
 #: NIXL's plugins that move bytes between two agents, and those that only reach storage.
 BETWEEN_AGENTS = frozenset({"UCX", "LIBFABRIC", "MOONCAKE", "UCCL", "GPUNETIO"})
 STORAGE = frozenset({"POSIX", "GDS", "GDS_MT", "OBJ", "GUSLI", "HF3FS", "INFINIA", "AZURE_BLOB"})
-#: Packages whose release a command may name (``pip install nixl==1.5.1``).
-_INSTALLED = re.compile(r"\b(nixl(?:-cu1[23])?|vllm|sglang|ai-dynamo)(?:\[[\w,-]*\])?==([\w.+!-]+)")
 _RDMA = frozenset({"rc", "ud", "dc", "srd"})
 #: For each engine the field with its backends.
 _BACKENDS = {"vLLM": "backends", "SGLang": "SGLANG_DISAGGREGATION_NIXL_BACKEND"}
@@ -52,16 +51,6 @@ def _tag(text: str) -> str:
 
 def _name(text: str) -> str:
     return re.sub(r"[@:].*", "", text.rpartition("/")[2])
-
-
-def releases(side: EngineSide) -> str:
-    """Return the releases that a side's command installs or its variables name, such as ``nixl 1.5.1``."""
-    launch = side.source.launch
-    found = dict(_INSTALLED.findall(launch.script))
-    for package in ("nixl", "vllm", "sglang"):
-        if version := launch.environment.get(f"{package.upper()}_VERSION"):
-            found.setdefault(package, version)
-    return ", ".join(f"{package} {version}" for package, version in sorted(found.items()))
 
 
 def backends(pair: SidePair, field: str) -> Mismatch | None:
@@ -133,6 +122,19 @@ def endpoints(pair: SidePair, field: str) -> Mismatch | None:
     return Mismatch("they must be equal")
 
 
+def discovery_endpoints(pair: SidePair, field: str) -> Mismatch | None:
+    """Judge Dynamo's etcd, which only discovery by etcd uses."""
+    used = any(value.text == "etcd" or not value.is_known for value in pair.values("--discovery-backend"))
+    return endpoints(pair, field) if used else None
+
+
+def nats_endpoints(pair: SidePair, field: str) -> Mismatch | None:
+    """Judge Dynamo's NATS server, which only a plane over NATS uses; before 1.0.0 each did."""
+    planes = [value.text for plane in ("--request-plane", "--event-plane") for value in pair.values(plane)]
+    used = "nats" in planes or any(older_than(side, "ai-dynamo", "1.0.0") for side in pair.sides)
+    return endpoints(pair, field) if used else None
+
+
 def _members(text: str) -> frozenset[Endpoint | str]:
     found: set[Endpoint | str] = set()
     for part in filter(None, re.split("[,;]", text.strip())):
@@ -163,12 +165,7 @@ def transports(pair: SidePair, field: str) -> Mismatch | None:
         if not value.is_set:
             carriers.append({*_RDMA, "tcp"})
             continue
-        allowed = UcxTransports(
-            without=value.text.startswith("^"),
-            names=tuple(name for name in re.sub(r":aux\b|[\^\\]", "", value.text).split(",") if name),
-            auxiliary=frozenset(re.findall(r"([^,^\\]+):aux\b", value.text)),
-            has_rdma=True, efa_only=False, has_gpu=True, refused=frozenset(), offered=frozenset(),
-        )  # fmt: skip
+        allowed = _allowed(value.text)
         if strange := allowed.strange():
             return Mismatch(f"UCX does not know {strange[0]!a}{allowed.meant()}")
         carriers.append(_families(allowed.carriers()))
@@ -190,6 +187,20 @@ def transports(pair: SidePair, field: str) -> Mismatch | None:
     return Mismatch("; ".join(told), remedy, Verdict.WARN)
 
 
+def _allowed(text: str) -> UcxTransports:
+    return UcxTransports(
+        without=text.startswith("^"),
+        names=tuple(name for name in re.sub(r":aux\b|[\^\\]", "", text).split(",") if name),
+        auxiliary=frozenset(re.findall(r"([^,^\\]+):aux\b", text)),
+        has_rdma=True, efa_only=False, has_gpu=True, refused=frozenset(), offered=frozenset(),
+    )  # fmt: skip
+
+
+def transport_families(text: str) -> frozenset[str]:
+    """Return the families of transports that a value of UCX_TLS allows between hosts: tcp, rc, ud, dc, srd."""
+    return frozenset(_families(_allowed(text).carriers()))
+
+
 def _families(names: list[str]) -> set[str]:
     """Return the transports that can talk to each other: rc_mlx5 to rc_verbs, but not rc to ud."""
     found: set[str] = set()
@@ -198,18 +209,11 @@ def _families(names: list[str]) -> set[str]:
     return found
 
 
-def net_devices(pair: SidePair, field: str) -> Mismatch | None:
-    """Judge the devices that UCX may use."""
-    if pair.one_host or not any(value.is_known and value.text.strip() == "lo" for value in pair.values(field)):
-        return None
-    return Mismatch("the sides are on different hosts, which the device lo does not connect")
-
-
 def telemetry(pair: SidePair, field: str) -> Mismatch | None:
     """Judge the variable that turns telemetry off: vLLM then fails each request whose blocks it has received."""
     for side, value in zip((pair.prefill, pair.decode), pair.values(field), strict=True):
-        installed = dict(part.split(" ") for part in releases(side).split(", ") if part)
-        version = next((installed[name] for name in PACKAGES if name in installed), "")
+        named = installed(side)
+        version = next((named[name] for name in PACKAGES if name in named), "")
         if value.is_known and value.text.strip().lower() in TELEMETRY_OFF and telemetry_off_raises(version):
             return Mismatch(
                 "with telemetry off, NIXL 1.4.0 and later raise an error after each transfer, and vLLM fails it"

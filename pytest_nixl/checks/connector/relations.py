@@ -24,6 +24,11 @@ class SidePair:
     one_host: bool = False
     plugins: frozenset[str] | None = None
 
+    @property
+    def sides(self) -> tuple[EngineSide, EngineSide]:
+        """Prefill and decode."""
+        return self.prefill, self.decode
+
     def values(self, field: str) -> tuple[FieldValue, FieldValue]:
         """Return the values of a field. An engine that has no such field has one that is not readable."""
         absent = FieldValue("", is_set=False, is_readable=False)
@@ -141,29 +146,9 @@ def is_unspecified(host: str) -> bool:
         return False
 
 
-def reachable(pair: SidePair, field: str) -> Mismatch | None:
-    """Judge hosts that each side tells the other."""
-    values = [value for value in pair.values(field) if value.is_known]
-    if any(is_unspecified(value.text) for value in values):
-        return Mismatch("it is told to the other side, so it must be an address to which that can connect")
-    if not pair.one_host and any(is_loopback(value.text) for value in values):
-        return Mismatch("the sides are on different hosts, so neither may be a loopback address")
-    return None
-
-
 def prefill_listens(pair: SidePair, field: str) -> Mismatch | None:
     """Judge the host on which the prefill side listens for the decode side."""
     prefill = pair.values(field)[0]
     if not pair.one_host and prefill.is_known and is_loopback(prefill.text):
         return Mismatch("decode connects to prefill's bootstrap server, so prefill must not listen on loopback only")
     return None
-
-
-def free_port(pair: SidePair, field: str) -> Mismatch | None:
-    """Judge ports that must differ if both sides are on one host."""
-    if not pair.one_host:
-        return None
-    ports = whole(pair, field)
-    if isinstance(ports, Mismatch):
-        return ports
-    return Mismatch("both sides are on one host, so they must be different") if ports[0] == ports[1] else None

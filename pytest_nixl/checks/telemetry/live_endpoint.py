@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pytest_nixl.checks.telemetry.questions import REQUESTS, Answer, answer
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.metrics_text import MetricSample, total
 from pytest_nixl.core.strict import printable
@@ -147,19 +148,33 @@ def endpoint_values(
     :param max_transfer_us: the longest mean time of a transfer in microseconds; None: no bound.
     :raises NixlPluginError: it has no metric of NIXL or of an engine's transfers.
     """
-    if not any(each.name.startswith(_MARKS) for each in samples):
-        some = ", ".join(sorted({printable(each.name[:60]) for each in samples})[:3])
-        raise NixlPluginError(
-            f"the endpoint has {len(samples)} series and none of NIXL or of an engine's transfers (it has {some}, …)",
-            "set NIXL_TELEMETRY_ENABLE=y and NIXL_TELEMETRY_EXPORTER=prometheus before NIXL is loaded; start vLLM with "
-            "NixlConnector; for a worker of Dynamo give the port from its variable DYN_SYSTEM_PORT",
-        )
+    require_marks(samples)
     return [
         _counted(samples, FAILED, max_failed),
         _counted(samples, EXPIRED, max_expired),
         _mean_time(samples, POST_TIME, max_post_us),
         _mean_time(samples, TRANSFER_TIME, max_transfer_us),
     ]
+
+
+def answer_questions(samples: Sequence[MetricSample]) -> list[Answer]:
+    """Answer whether NIXL is used, fails and is slow.
+
+    :raises NixlPluginError: the page has no metric of NIXL or of an engine.
+    """
+    require_marks(samples)
+    return answer(samples)
+
+
+def require_marks(samples: Sequence[MetricSample]) -> None:
+    """Refuse a page that has no metric of NIXL or of an engine. :raises NixlPluginError: it has none."""
+    if not any(each.name.startswith((*_MARKS, *REQUESTS)) for each in samples):
+        some = ", ".join(sorted({printable(each.name[:60]) for each in samples})[:3])
+        raise NixlPluginError(
+            f"the endpoint has {len(samples)} series and none of NIXL or of an engine's transfers (it has {some}, …)",
+            "set NIXL_TELEMETRY_ENABLE=y and NIXL_TELEMETRY_EXPORTER=prometheus before NIXL is loaded; start vLLM with "
+            "NixlConnector; for a worker of Dynamo give the port from its variable DYN_SYSTEM_PORT",
+        )
 
 
 def _counted(samples: Sequence[MetricSample], counter: CounterNames, bound: float | None) -> EndpointValue:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import requests
@@ -11,6 +12,7 @@ from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.metrics_text import MOST_TEXT, MetricSample, read_metrics
 from pytest_nixl.core.redaction import redact
 from pytest_nixl.core.strict import StrictError, printable
+from pytest_nixl.core.untrusted_file import read_regular
 from pytest_nixl.etcd.bounded_http import BoundedSession
 from pytest_nixl.etcd.errors import related
 
@@ -64,12 +66,20 @@ def scrape(url: str, seconds: float) -> list[MetricSample]:
         said = next((each.strerror for each in causes if isinstance(each, OSError) and each.strerror), str(causes[-1]))
         reason = f"{shown} cannot be read: {printable(redact(said))}"
         raise ScrapeError(reason, "check that the process runs, and its port") from None
+    return _parse(data, f"what {shown} answers")
+
+
+def read_page(path: Path) -> list[MetricSample]:
+    """Return the samples of a file. :raises ScrapeError: it is not metrics. :raises OSError: it cannot be read."""
+    return _parse(read_regular(path, MOST_TEXT, "a page of metrics"), printable(str(path)))
+
+
+def _parse(data: bytes, what: str) -> list[MetricSample]:
     try:
         return read_metrics(data)
     except StrictError as error:
-        raise ScrapeError(
-            f"what {shown} answers is not Prometheus metrics: {printable(str(error))}", "give the URL of the metrics"
-        ) from None
+        reason = f"{what} is not Prometheus metrics: {printable(str(error))}"
+        raise ScrapeError(reason, "give the URL of the metrics") from None
 
 
 def _read(session: BoundedSession, url: str, seconds: float) -> bytes:

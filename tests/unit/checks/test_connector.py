@@ -117,9 +117,8 @@ PLANTED: dict[str, dict[str, Callable[[dict[str, Side]], None]]] = {
         "NIXL_BACKEND": change("env", "NIXL_BACKEND", "LIBFABRIC", "prefill"),
         "PYTORCH_CUDA_ALLOC_CONF": change("env", "PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),
         "backends": change("transfer", "kv_connector_extra_config", {"backends": ["LIBFABRIC"]}),
-        "kv_buffer_device": change("transfer", "kv_buffer_device", "cpu"),
         "kv_connector": change("transfer", "kv_connector", "NixlPushConnector"),
-        "kv_role": change("transfer", "kv_role", "kv_producer"),
+        "kv_role": change("transfer", "kv_role", "kv_reader"),
         "engine_id": change("transfer", "engine_id", "prefill"),
         "--model": change("options", "--model", "Qwen/Qwen3-8B"),
         "--dtype": change("options", "--dtype", "half"),
@@ -141,19 +140,18 @@ PLANTED: dict[str, dict[str, Callable[[dict[str, Side]], None]]] = {
         "PYTORCH_CUDA_ALLOC_CONF": change("env", "PYTORCH_ALLOC_CONF", "backend:native, expandable_segments:true"),
         "--disaggregation-mode": change("options", "--disaggregation-mode", "prefill"),
         "--disaggregation-transfer-backend": change("options", "--disaggregation-transfer-backend", "mooncake"),
-        "--disaggregation-bootstrap-port": change("options", "--disaggregation-bootstrap-port", "9000"),
         "--model-path": change("options", "--model-path", "Qwen/Qwen3-8B"),
         "--dtype": change("options", "--dtype", "float16"),
         "--kv-cache-dtype": change("options", "--kv-cache-dtype", "auto"),
         "--page-size": change("options", "--page-size", "16"),
         "--tp-size": change("options", "--tp-size", "6"),
         "--pp-size": change("options", "--pp-size", "2"),
-        "--disaggregation-decode-tp": change("options", "--disaggregation-decode-tp", "8", "prefill"),
+        "--dcp-size": change("options", "--dcp-size", "2", "prefill"),
+        "--attn-cp-size": change("options", "--attn-cp-size", "2"),
     },
     "Dynamo": {
         "image": of_image("0.9.0"),
         "ETCD_ENDPOINTS": change("env", "ETCD_ENDPOINTS", "http://other:2379"),
-        "NATS_SERVER": change("env", "NATS_SERVER", "nats://localhost:4222"),
         "NIXL_ETCD_NAMESPACE": change("env", "NIXL_ETCD_NAMESPACE", "/nixl/other"),
         "NIXL_TELEMETRY_ENABLE": change("env", "NIXL_TELEMETRY_ENABLE", "0", "prefill"),
         "--namespace": change("env", "DYN_NAMESPACE", "other"),
@@ -163,7 +161,7 @@ PLANTED: dict[str, dict[str, Callable[[dict[str, Side]], None]]] = {
         "worker role": change("options", "--disaggregation-mode", "agg", "prefill"),
         "--block-size": change("options", "--block-size", "100"),
         "--kv-cache-dtype": change("options", "--kv-cache-dtype", "auto"),
-        "kv_role": change("transfer", "kv_role", "kv_consumer", "prefill"),
+        "kv_role": change("transfer", "kv_role", "producer", "prefill"),
         "VLLM_NIXL_SIDE_CHANNEL_HOST": change("env", "VLLM_NIXL_SIDE_CHANNEL_HOST", "0.0.0.0"),
     },
 }
@@ -177,7 +175,7 @@ def pod(side: Side, name: str = "engine") -> dict[str, Any]:
         args += ["--kv-transfer-config", json.dumps(side["transfer"])]
     container = {
         "name": "engine",
-        "resources": {"limits": {"nvidia.com/gpu": 8, "vpc.amazonaws.com/efa": side.get("efa", 0)}},
+        "resources": {"limits": {"nvidia.com/gpu": side.get("gpus", 64), "vpc.amazonaws.com/efa": side.get("efa", 0)}},
         "image": side["image"],
         "command": side["command"],
         "args": args,
@@ -230,6 +228,29 @@ def test_equal_configurations_say_so(engine: str, tmp_path: Path, capsys: pytest
     assert wrong(comparison) == doubtful(comparison) == set()
     assert cli.main(["connector", *paths, "--gate"]) == 0
     assert "PASS: prefill and decode match in all" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("tag", "connector", "verdict"),
+    [
+        ("1.0.0", "nixl", Verdict.FAIL),
+        ("0.9.0", "nixl", None),
+        ("latest", "nixl", Verdict.WARN),
+        ("latest", "kvbm nixl", Verdict.PASS),
+        ("1.6.1", "kvbm nixl", Verdict.FAIL),
+    ],
+)
+def test_dynamos_own_option_for_connectors_ended_with_1_0_0(
+    tag: str, connector: str, verdict: Verdict | None, tmp_path: Path
+) -> None:
+    sides = sides_of("Dynamo")
+    for side in sides.values():
+        side["image"] = f"nvcr.io/nvidia/ai-dynamo/vllm-runtime:{tag}"
+        side["transfer"] = {}
+        side["command"] = ["python3", "-m", "dynamo.vllm", "--connector", *connector.split()]
+    results = {result.rule.field: result.verdict for result in compared(tmp_path, sides).results}
+    assert results.get("--connector") is verdict
+    assert results["kv_connector"] is Verdict.PASS
 
 
 def test_at_least_ten_differences_of_each_engine_are_planted() -> None:
@@ -356,12 +377,12 @@ def test_ports_on_one_host_must_differ(tmp_path: Path) -> None:
     sides = sides_of("vLLM")
     for side in sides.values():
         side["env"]["VLLM_NIXL_SIDE_CHANNEL_HOST"] = "10.0.0.1"
-    assert wrong(compared(tmp_path, sides)) == {"VLLM_NIXL_SIDE_CHANNEL_PORT", "--port"}
+    assert wrong(compared(tmp_path, sides)) == {"ports"}
     sides["decode"]["options"]["--port"] = "8001"
     sides["decode"]["env"]["VLLM_NIXL_SIDE_CHANNEL_PORT"] = "5601"
     assert wrong(compared(tmp_path, sides)) == set()
     sides["prefill"]["options"]["--data-parallel-size"] = "2"
-    assert wrong(compared(tmp_path, sides)) == {"VLLM_NIXL_SIDE_CHANNEL_PORT"}
+    assert wrong(compared(tmp_path, sides)) == {"ports"}
 
 
 def test_loopback_is_right_on_one_host(tmp_path: Path) -> None:
@@ -381,7 +402,7 @@ def test_two_containers_of_one_pod_are_on_one_host(tmp_path: Path) -> None:
     path = tmp_path / "pod.json"
     path.write_text(json.dumps(both))
     comparison = compare_connectors(read_engine(f"{path}#engine/engine"), read_engine(f"{path}#decode"))
-    assert wrong(comparison) == {"VLLM_NIXL_SIDE_CHANNEL_PORT", "--port"}
+    assert wrong(comparison) == {"ports"}
 
 
 @pytest.mark.parametrize(
@@ -491,9 +512,9 @@ def test_a_kv_transfer_config_is_read_alone(tmp_path: Path) -> None:
     paths = []
     for role in ("prefill", "decode"):
         path = tmp_path / f"{role}.json"
-        path.write_text(json.dumps(vllm_side(role)["transfer"] | {"kv_buffer_device": role}))
+        path.write_text(json.dumps(vllm_side(role)["transfer"] | {"kv_role": role}))
         paths.append(str(path))
-    assert wrong(compare_connectors(*map(read_engine, paths))) == {"kv_buffer_device"}
+    assert wrong(compare_connectors(*map(read_engine, paths))) == {"kv_role"}
 
 
 @pytest.mark.parametrize(
@@ -588,13 +609,17 @@ def test_variables_of_other_objects_are_read_if_the_file_has_them(tmp_path: Path
         {"name": "VLLM_KV_CACHE_LAYOUT", "valueFrom": {"configMapKeyRef": {"name": "shared", "key": "layout"}}},
         {"name": "NIXL_ETCD_NAMESPACE", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "ns"}}},
     ]
-    config = {"kind": "ConfigMap", "metadata": {"name": "shared"}, "data": {"layout": "NHD", "UCX_NET_DEVICES": "eth0"}}
+    config = {
+        "kind": "ConfigMap",
+        "metadata": {"name": "shared"},
+        "data": {"layout": "NHD", "UCX_NET_DEVICES": "mlx5_0:1"},
+    }
     Path(decode).write_text(yaml.safe_dump_all([config, document]))
     comparison = compare_connectors(read_engine(prefill), read_engine(decode))
     assert wrong(comparison) == {"VLLM_KV_CACHE_LAYOUT"}
     assert doubtful(comparison) == {"NIXL_ETCD_NAMESPACE"}
     assert comparison.unread == ("decode has variables from Secret hf, which is not in the file",)
-    assert comparison.pair.decode.values["UCX_NET_DEVICES"].text == "eth0"
+    assert comparison.pair.decode.values["UCX_NET_DEVICES"].text == "mlx5_0:1"
 
 
 def test_undecided_fields_fail_only_with_gate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -602,7 +627,7 @@ def test_undecided_fields_fail_only_with_gate(tmp_path: Path, capsys: pytest.Cap
     del sides["decode"]["options"]["--block-size"]
     paths = files(tmp_path, sides)
     assert cli.main(["connector", *paths]) == 0
-    assert "but 1 of 31 may be" in capsys.readouterr().out
+    assert "but 1 of 37 may be" in capsys.readouterr().out
     assert cli.main(["connector", *paths, "--gate"]) == 1
 
 
@@ -674,12 +699,11 @@ TWO = "".join(
         ("two.yaml", TWO.encode(), "starts 2 engines: choose one with FILE#NAME, NAME is one/c or two/c"),
         ("binary.bin", bytes(range(256)), "is a binary file"),
         ("zero.txt", b"vllm serve\0", "is a binary file"),
-        ("trt.txt", b"python3 -m dynamo.trtllm --model m\n", "starts TensorRT-LLM"),
-        ("quotes.txt", b"vllm serve 'm\n", "starts no engine"),
+        ("quotes.txt", b"vllm serve 'm\n", "a quotation that is not closed: it begins with ' in line 1"),
         ("transfer.txt", b"vllm serve m --kv-transfer-config '{'\n", "is not a JSON object"),
         ("quoted.json", b'{"containers": [{"command": ["vllm", "serve"], "args": ["--kv-transfer-config", "\'{}\'"]}]}',
          "quotes that no shell removes"),
-        ("shell.json", b'{"containers": [{"command": ["sh", "-c", "vllm serve \'m"]}]}', "quotes are not closed"),
+        ("shell.json", b'{"containers": [{"command": ["sh", "-c", "vllm serve \'m"]}]}', "that is not closed"),
         ("long.txt", b"vllm serve m --dtype " + b"x" * 5000, "has a value of 5000 characters"),
     ],
 )  # fmt: skip
@@ -803,3 +827,112 @@ def test_pd_connector_ignores_blocks_across_layers(tmp_path: Path) -> None:
     assert wrong(comparison) == {"enable_cross_layers_blocks"}
     [named] = [result for result in comparison.results if result.verdict is Verdict.FAIL]
     assert "PdConnector ignores it" in named.why
+
+
+def script(folder: Path, name: str, text: str) -> str:
+    """Write one side as a shell script."""
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+NIXL = """--kv-transfer-config '{"kv_connector":"NixlConnector","kv_role":"kv_both"}'"""
+
+
+def test_options_in_a_file_beside_the_script_are_read(tmp_path: Path) -> None:
+    (tmp_path / "decode.yaml").write_text("block-size: 100\nkv-cache-dtype: fp8\ndtype: float16\n")
+    prefill = script(tmp_path, "prefill.sh", f"vllm serve m --block-size 64 --kv-cache-dtype fp8 --dtype half {NIXL}\n")
+    decode = script(tmp_path, "decode.sh", f"vllm serve m --config decode.yaml {NIXL}\n")
+    assert wrong(compare_connectors(read_engine(prefill), read_engine(decode))) == {"--block-size"}
+    (tmp_path / "decode.yaml").write_text("block-size: 64\nkv-cache-dtype: fp8\ndtype: auto\n")
+    decode = script(tmp_path, "decode.sh", f"vllm serve m --config decode.yaml --dtype float16 {NIXL}\n")
+    comparison = compare_connectors(read_engine(prefill), read_engine(decode))
+    assert wrong(comparison) == doubtful(comparison) == set()
+
+
+def test_options_in_a_file_that_is_not_here_are_said_not_to_be_read(tmp_path: Path) -> None:
+    prefill = script(tmp_path, "prefill.sh", f"vllm serve m --block-size 64 --dtype half {NIXL}\n")
+    for option in ("--config absent.yaml", "--engine-config-json absent.json"):
+        decode = script(tmp_path, "decode.sh", f"vllm serve m {option} {NIXL}\n")
+        comparison = compare_connectors(read_engine(prefill), read_engine(decode))
+        assert wrong(comparison) == set()
+        assert doubtful(comparison) == {"--config"}
+        assert comparison.unread == (f"decode has options of {option.split()[1]}, which is not in the file",)
+
+
+def test_a_container_that_a_script_runs_is_read(tmp_path: Path) -> None:
+    run = (
+        "docker run --gpus all -e UCX_TLS=rc,cuda --env=VLLM_NIXL_SIDE_CHANNEL_HOST=10.0.0.{} vllm/vllm-openai:v0.{}.0"
+    )
+    prefill = script(tmp_path, "prefill.sh", f"{run.format(1, 33)} --model m --block-size 64 {NIXL}\n")
+    decode = script(tmp_path, "decode.sh", f"{run.format(2, 32)} --model m --block-size 96 {NIXL}\n")
+    comparison = compare_connectors(read_engine(prefill), read_engine(decode))
+    assert wrong(comparison) == {"image", "--block-size"}
+    assert comparison.pair.decode.values["VLLM_NIXL_SIDE_CHANNEL_HOST"].text == "10.0.0.2"
+
+
+def test_two_engines_of_one_script_share_its_host(tmp_path: Path) -> None:
+    lines = [f"HF_HOME=/m vllm serve m --port {port} {NIXL} &\n" for port in (8100, 8200)]
+    both = script(tmp_path, "both.sh", "".join(lines))
+    comparison = compare_connectors(read_engine(f"{both}#1"), read_engine(f"{both}#2"))
+    assert wrong(comparison) == {"ports"}
+    [named] = [result for result in comparison.results if result.verdict is Verdict.FAIL]
+    assert "prefill's VLLM_NIXL_SIDE_CHANNEL_PORT (5600) and decode's VLLM_NIXL_SIDE_CHANNEL_PORT (5600)" in named.why
+    apart = script(tmp_path, "apart.sh", "".join(f"ssh node env {line}" for line in lines))
+    comparison = compare_connectors(read_engine(f"{apart}#1"), read_engine(f"{apart}#2"))
+    assert wrong(comparison) == {"VLLM_NIXL_SIDE_CHANNEL_HOST"}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "options", "fails"),
+    [
+        (4, {}, False),
+        (3, {}, True),
+        (4, {"-pp": "2"}, True),
+        (4, {"-dp": "2"}, True),
+        (4, {"-dp": "2", "-dpl": "1"}, False),
+    ],
+)
+def test_gpus_of_the_pod_are_enough(gpus: int, options: dict[str, str], fails: bool, tmp_path: Path) -> None:
+    sides = sides_of("vLLM")
+    sides["prefill"]["gpus"] = gpus
+    sides["prefill"]["options"] |= options
+    sides["prefill"]["transfer"]["kv_connector"] = sides["decode"]["transfer"]["kv_connector"] = "NixlPushConnector"
+    assert wrong(compared(tmp_path, sides)) == ({"GPUs"} if fails else set())
+
+
+def test_a_group_of_pods_shares_the_gpus(tmp_path: Path) -> None:
+    sides = sides_of("vLLM")
+    sides["prefill"]["gpus"] = 2
+    inner = pod(sides["prefill"])["spec"]["template"]
+    for size, expected in ((2, set()), (1, {"GPUs"})):
+        group = {"kind": "LeaderWorkerSet", "metadata": {"name": "p"},
+                 "spec": {"replicas": 1, "leaderWorkerTemplate": {"size": size, "workerTemplate": inner}}}  # fmt: skip
+        (tmp_path / "group.yaml").write_text(yaml.safe_dump(group))
+        (tmp_path / "decode.json").write_text(json.dumps(pod(sides["decode"])))
+        engines = read_engine(str(tmp_path / "group.yaml")), read_engine(str(tmp_path / "decode.json"))
+        assert wrong(compare_connectors(*engines)) == expected
+
+
+@pytest.mark.parametrize(
+    ("command", "launcher"),
+    [
+        ("trtllm-serve m --host 0.0.0.0", "trtllm-serve"),
+        ("mpirun -n 8 trtllm-llmapi-launch trtllm-serve m --tp 8", "trtllm-serve"),
+        ("python3 -m lmdeploy serve api_server m --tp 1", "lmdeploy"),
+        ("python3 -m dynamo.trtllm --model m", "TensorRT-LLM"),
+    ],
+)
+def test_a_launcher_that_is_not_known_is_inconclusive(
+    command: str, launcher: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prefill = script(tmp_path, "prefill.sh", f"UCX_TLS=tcp,cuda {command}\n")
+    decode = script(tmp_path, "decode.sh", f"vllm serve m {NIXL}\n")
+    comparison = compare_connectors(read_engine(prefill), read_engine(decode))
+    assert wrong(comparison) == set()
+    [engine] = [result for result in comparison.results if result.rule.field == "engine"]
+    assert engine.verdict is Verdict.INCONCLUSIVE
+    assert f"the options of {launcher} are not known here" in engine.why
+    assert cli.main(["connector", prefill, decode]) == 0
+    assert cli.main(["connector", prefill, decode, "--gate"]) == 1
+    capsys.readouterr()

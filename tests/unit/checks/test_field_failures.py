@@ -121,6 +121,8 @@ def _both(**pod: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
 _UCX_REFUSES = {"UCX": {
     "missing": [], "error": "nixlBackendError: NIXL_ERR_BACKEND", "remedy": "", "memories": [], "versions": {},
     "plugin": "/usr/local/nixl/lib/x86_64-linux-gnu/plugins/libplugin_UCX.so", "said": []}}  # fmt: skip
+#: vLLM compares blocks across layers from 0.16.0 to 0.28.
+_V25 = "vllm/vllm-openai:v0.25.0"
 _CROSS = {"kv_connector_extra_config": {"enable_cross_layers_blocks": True}}
 _INNER = [{"kv_connector": "DynamoConnector"}, {"kv_connector": "NixlConnector", "kv_role": "kv_both", **_CROSS}]
 _PD = {"kv_connector": "PdConnector", "kv_connector_extra_config": {"connectors": _INNER}}
@@ -205,7 +207,8 @@ SECOND = (
     Report("ray#60817", "VLLM_NIXL_SIDE_CHANNEL_HOST", pods=_both(env={"VLLM_NIXL_SIDE_CHANNEL_HOST": "localhost"})),
     Report("vllm#47636", "VLLM_NIXL_SIDE_CHANNEL_HOST", pods=_both(
         env={"VLLM_NIXL_SIDE_CHANNEL_HOST": "0.0.0.0"}, transfer={"engine_id": "engine"})),
-    Report("dynamo#10027", "enable_cross_layers_blocks", pods=({"transfer": _PD}, {"transfer": _CROSS})),
+    Report("dynamo#10027", "enable_cross_layers_blocks",
+           pods=({"transfer": _PD, "image": _V25}, {"transfer": _CROSS, "image": _V25})),
     Report("vllm#49230", "speculative method", pods=(_SPECULATIVE[0], _SPECULATIVE[1])),
     Report("vllm#55776", "--revision", pods=({"args": ["--revision", "v1"]}, {"args": ["--revision", "v2"]})),
     Report("TensorRT-LLM#18373", "transports-allowed", tree=_variables(UCX_TLS="tcp")),
@@ -282,7 +285,7 @@ def _pod(folder: Path, role: str, changes: Mapping[str, Any]) -> str:
     env = {"VLLM_NIXL_SIDE_CHANNEL_HOST": {"prefill": "10.0.0.1", "decode": "10.0.0.2"}[role], **changes.get("env", {})}
     container = {
         "name": role,
-        "image": "vllm/vllm-openai:v0.29.0",
+        "image": changes.get("image", "vllm/vllm-openai:v0.29.0"),
         "command": ["vllm", "serve", "Qwen/Qwen3-32B", "--kv-transfer-config", json.dumps(transfer)],
         "args": changes.get("args", []),
         "env": [{"name": name, "value": value} for name, value in env.items()],

@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 from helpers.metrics_server import metrics_server
@@ -74,7 +75,12 @@ def test_values_of_all_engines_are_added_and_at_their_bounds_pass(capsys: pytest
     assert ask(VLLM, *BOUNDS) == PASSED
     lines = capsys.readouterr().out.splitlines(keepends=True)
     # The server is this process. Whether NIXL is loaded beside it depends on the tests that run at the same time.
-    assert "".join(line for line in lines if not line.startswith(("transport: ", "NIXL of pid "))) == (
+    values = [line for line in lines[4:] if not line.startswith(("transport: ", "NIXL of pid "))]
+    assert lines[0] == "PASS: Is NIXL used? Yes: 8 transfers.\n"
+    assert lines[1] == "WARN: Does it fail? Yes: 3 failed transfers, 4 expired requests.\n"
+    assert "raise kv_lease_duration" in lines[2]
+    assert lines[3].startswith("UNKNOWN: Is it slow? It cannot be said")
+    assert "".join(values) == (
         "PASS: failed transfers: 3 (vllm:nixl_num_failed_transfers_total), at most 3\n"
         "PASS: expired requests: 4 (vllm:nixl_num_kv_expired_reqs_total), at most 4\n"
         "PASS: mean post time: 250 us (vllm:nixl_post_time_seconds, 8 transfers), at most 250 us\n"
@@ -114,10 +120,22 @@ def test_without_bounds_the_values_are_printed(capsys: pytest.CaptureFixture[str
     assert "NO-EXPECTATION: failed transfers: 3 (agent_errors_total), no bound\n" in out
     assert "NO-EXPECTATION: mean post time: 25 us (agent_xfer_post_time_total, 4 transfers), no bound\n" in out
     assert "NO-EXPECTATION: mean transfer time: 75 us (agent_xfer_time_total, 4 transfers), no bound\n" in out
-    assert out.splitlines()[-1].startswith("NOTHING CHECKED: no bound was given: add --max-failed, ")
+    assert out.splitlines()[-1] == "WARN: at least one answer needs a look: see its remedy"
     assert ask(NIXL, "--json") == PASSED
-    assert json.loads(capsys.readouterr().out)["verdict"] == "NOTHING CHECKED"
+    plain = json.loads(capsys.readouterr().out)
+    assert plain["verdict"] == "WARN"
+    assert [answer["verdict"] for answer in plain["answers"]] == ["PASS", "WARN", "UNKNOWN"]
     assert ask(NIXL, "--gate") == FAILED
+
+
+def test_a_saved_page_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "metrics.txt"
+    page.write_bytes(VLLM)
+    assert main(["telemetry", str(page), "--max-failed=3"]) == PASSED
+    assert "PASS: Is NIXL used? Yes: 8 transfers.\n" in capsys.readouterr().out
+    page.write_bytes(b"<html>")
+    assert main(["telemetry", str(page)]) == COULD_NOT_RUN
+    assert "metrics.txt is not Prometheus metrics" in capsys.readouterr().err
 
 
 def test_an_engine_with_both_kinds_of_metrics_is_not_counted_twice(capsys: pytest.CaptureFixture[str]) -> None:
