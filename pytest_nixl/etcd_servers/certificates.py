@@ -30,9 +30,7 @@ _BOOLEAN, _INTEGER, _BITS, _OCTETS, _IDENTIFIER = 0x01, 0x02, 0x03, 0x04, 0x06
 _UTF8, _TIME, _SEQUENCE, _SET = 0x0C, 0x17, 0x30, 0x31
 _VERSION, _EXTENSIONS, _DNS_NAME = 0xA0, 0xA3, 0x82
 _ED25519, _ORGANIZATION = b"\x2b\x65\x70", b"\x55\x04\x0a"
-_KEY_ID, _KEY_USAGE, _NAMES, _CONSTRAINTS, _PURPOSES = (
-    b"\x55\x1d" + end for end in (b"\x0e", b"\x0f", b"\x11", b"\x13", b"\x25")
-)
+_KEY_USAGE, _NAMES, _CONSTRAINTS, _PURPOSES = (b"\x55\x1d" + end for end in (b"\x0f", b"\x11", b"\x13", b"\x25"))
 _SERVER_AUTH, _CLIENT_AUTH = (b"\x2b\x06\x01\x05\x05\x07\x03" + end for end in (b"\x01", b"\x02"))
 
 
@@ -67,7 +65,6 @@ def _certificate(key: Ed25519PrivateKey) -> bytes:
         # The gateway in the etcd connects to the etcd with this certificate, too.
         _extension(_PURPOSES, _der(_SEQUENCE, *purposes)),
         _extension(_NAMES, _der(_SEQUENCE, _der(_DNS_NAME, SERVER_NAME.encode()))),
-        _extension(_KEY_ID, _der(_OCTETS, hashlib.sha256(public).digest()[:20])),
     )
     content = _der(
         _SEQUENCE,
