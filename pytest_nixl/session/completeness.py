@@ -7,8 +7,8 @@ A run that ended early is INTERRUPTED. It never passes, because the remaining ch
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -51,6 +51,8 @@ class Completeness:
         self._started = False
         #: What ended the run early; empty: nothing did.
         self._cause = ""
+        #: Ends the run if a signal has come and its exception was swallowed.
+        self._end_if_signalled: Callable[[], None] = lambda: None
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self._planned = max(self._planned, len(session.items))
@@ -99,21 +101,42 @@ class Completeness:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection(self) -> Generator[None, object, object]:
-        with sigterm_ends_in_order() if self._run.configured else nullcontext():
+        with self._signals(ours=self._run.configured):
             return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_make_collect_report(self) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+        report = yield
+        self._end_if_signalled()
+        return report
+
+    def pytest_runtest_logfinish(self) -> None:
+        self._end_if_signalled()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtestloop(self) -> Generator[None, object, object]:
         ours = self._run.configured or self._run.collected.used
         self._started = True
         try:
-            with sigterm_ends_in_order() if ours else nullcontext():
+            with self._signals(ours=ours):
                 return (yield)
         finally:
             if ours and not self._run.config.invocation_params.dir.is_dir():
                 from pytest_nixl.core.terminal_output import keep_a_directory
 
                 self._cause = self._cause or keep_a_directory(self._run.config)
+
+    @contextmanager
+    def _signals(self, *, ours: bool) -> Iterator[None]:
+        """End a run of ours with the name of the signal that came, whatever pytest made of its exception."""
+        if not ours:
+            yield
+            return
+        with sigterm_ends_in_order() as self._end_if_signalled:
+            try:
+                yield
+            finally:
+                self._end_if_signalled()
 
     def interruption(self, session: pytest.Session) -> str:
         """Describe how far the run came and what ended it, such as ``INTERRUPTED after 2 of 10 checks: Ctrl-C``.

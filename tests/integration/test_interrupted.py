@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -263,3 +264,37 @@ def test_a_run_has_one_verdict(
     assert len(found["failing"]) == sum(
         result in (FAILED, MISSED) or (gate and result is DOUBTED) for result in results
     )
+
+
+#: A module of tests at whose import a signal comes, and one that would be collected after it.
+SIGNALLED = """
+import os, signal, time, pytest
+
+try:
+    os.kill(os.getpid(), signal.NAME)
+    time.sleep(30)
+except SWALLOWED:
+    pass
+
+@pytest.mark.nixl_check("mine")
+def test_mine():
+    pass
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("more", [(), ("--continue-on-collection-errors", GATE)], ids=["plain", "continue"])
+@pytest.mark.parametrize("swallowed", ["()", "BaseException"], ids=["raised", "swallowed"])
+def test_a_signal_during_collection_ends_the_run_with_its_name(
+    tmp_path: Path, name: str, more: tuple[str, ...], swallowed: str
+) -> None:
+    text = SIGNALLED.replace("NAME", name).replace("SWALLOWED", swallowed)
+    (tmp_path / "test_a.py").write_text(text)
+    (tmp_path / "test_b.py").write_text(TEN)
+    (tmp_path / "ends_runs.py").write_text(ENDS)
+    path = ":".join(filter(None, (str(tmp_path), environment().get("PYTHONPATH", ""))))
+    done = run("-p", "ends_runs", str(tmp_path), "--nixl-timeout=60s", *more, env={"HOW": "", "PYTHONPATH": path})
+    assert done.code == 128 + getattr(signal, name), done.output
+    assert f"ended by {name}" in done.output.splitlines()[-1]
+    for never in ("error during collection", "INTERNALERROR", "passed"):
+        assert never not in done.output
