@@ -93,6 +93,7 @@ class Completeness:
         """How long the run has taken so far."""
         return time.monotonic() - self._began
 
+    @pytest.hookimpl(tryfirst=True)
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         self._cause = self._cause or what_ended(excinfo.value)
 
@@ -162,7 +163,8 @@ class Completeness:
 
         :param error: the exception.
         """
-        return f"{INTERRUPTED} {self._progress(lost=False)}: {_CRASH}: {what_ended(error)}"
+        how = "" if isinstance(error, KeyboardInterrupt) else f"{_CRASH}: "
+        return f"{INTERRUPTED} {self._progress(lost=False)}: {how}{what_ended(error)}"
 
     def _progress(self, *, lost: bool) -> str:
         if not self._planned:

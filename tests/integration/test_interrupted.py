@@ -298,3 +298,63 @@ def test_a_signal_during_collection_ends_the_run_with_its_name(
     assert f"ended by {name}" in done.output.splitlines()[-1]
     for never in ("error during collection", "INTERNALERROR", "passed"):
         assert never not in done.output
+
+
+#: A conftest that sends Ctrl-C a second time, at one of the places where a run ends.
+AGAIN = """
+import os, signal, time, pytest
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+def again(place):
+    if os.environ["WHERE"] == place:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(30)
+
+@pytest.fixture(scope="session", autouse=True)
+def of_the_session():
+    yield
+    again("session fixture")
+
+@pytest.fixture
+def of_the_test():
+    yield
+    again("fixture")
+
+def pytest_keyboard_interrupt():
+    again("interrupt hook")
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish():
+    again("finish")
+
+def pytest_terminal_summary():
+    again("summary")
+
+def pytest_unconfigure():
+    again("unconfigure")
+"""
+FIRST = """
+import os, signal, time, pytest
+
+@pytest.mark.nixl_check("mine")
+def test_mine(of_the_test):
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(30)
+"""
+
+
+@pytest.mark.parametrize(
+    "where", ["session fixture", "fixture", "interrupt hook", "finish", "summary", "unconfigure"]
+)  # fmt: skip
+def test_a_second_ctrl_c_changes_neither_cause_nor_exit_code(tmp_path: Path, where: str) -> None:
+    (tmp_path / "conftest.py").write_text(AGAIN)
+    (tmp_path / "test_first.py").write_text(FIRST)
+    report = tmp_path / "r.json"
+    done = run(str(tmp_path), GATE, f"--nixl-report={report}", env={"WHERE": where})
+    cause = "INTERRUPTED after 0 of 1 check: Ctrl-C (SIGINT)"
+    assert done.code == 2, done.output
+    assert done.output.splitlines()[-1].startswith(f"NIXL gate: {cause}")
+    assert done.output.count("NIXL gate: ") == 2, "in the report, and as the last line"
+    assert "Traceback" not in done.output
+    assert (json.loads(report.read_text())["interrupted"], json.loads(report.read_text())["exit_code"]) == (cause, 2)
