@@ -178,6 +178,11 @@ def pytest_cmdline_main(config: pytest.Config) -> Generator[None, Any, Any]:
             hide = hider_of(config)
             error.args = tuple(error_text(hide(str(part))) for part in error.args)
         raise
+    except KeyboardInterrupt:  # Ctrl-C again, while the run was ending
+        if _RUN not in config.stash:
+            raise
+        code = pytest.ExitCode.INTERRUPTED
+        pytest_unconfigure(config)
     return config.stash.get(_FAILED_CODE, code) if code == pytest.ExitCode.OK else code
 
 
@@ -442,7 +447,10 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
             run.found.interrupt(completeness_of(run).crash(error))
             refuse_exit_code_0(session, error)
             leave_again(session.config, run)
-        raise
+            if not isinstance(error, KeyboardInterrupt):  # after Ctrl-C, what pytest left out is written below
+                raise
+        else:
+            raise
     if run.rank_session is not None:
         from pytest_nixl.cluster_hooks import leave
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Check machines, endpoints and recorded runs without running a test, or start a run.
 
-The command exits with 0 if all is good, with 1 if a verdict fails, and with 2 and one sentence on stderr if it cannot
-run. Each subcommand is one module. Its function ``add`` adds a parser, and the parser's default ``run`` is a function
-that takes the arguments and returns the exit code.
+The command exits with 0 if all is good, with 1 if a verdict fails, with 2 and one sentence on stderr if it cannot
+run, and with 130 after Ctrl-C. Each subcommand is one module. Its function ``add`` adds a parser, and the parser's
+default ``run`` is a function that takes the arguments and returns the exit code.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import io
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout, suppress
@@ -23,6 +24,7 @@ from pytest_nixl.core.own_version import own_version
 from pytest_nixl.core.strict import error_text, printable
 
 PASSED, FAILED, COULD_NOT_RUN = 0, 1, 2
+_CTRL_C = 128 + signal.SIGINT
 #: The most characters of a value that is too short for a secret.
 _SHORT_VALUE = 3
 
@@ -103,6 +105,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             code: int = arguments.run(arguments)
         sys.stdout.flush()
         return code
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C again ends the clean-up at exit, and prints nothing
+        _refuse("ended by Ctrl-C (SIGINT)")
+        return _CTRL_C
     except BrokenPipeError:
         _lead_nowhere()
         _refuse("standard output cannot be written: the program that was reading it has ended")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -129,12 +130,15 @@ def meeting_etcd(
     listen = ListenAddress.parse(settings.etcd_listen)
     if asked.rank == 0:
         return serve_etcd(supervisor, listen, settings.group_token)
-    url = find_etcd(settings.etcd, listen, asked.rank, asked.by_launcher, os.environ)
-    wait_for_etcd(url, settings.join_timeout, settings.group_token, waiting)
-    return ExternalServer(parse_endpoints(url), **credentials(settings.group_token))
+    members = parse_endpoints(find_etcd(settings.etcd, listen, asked.rank, asked.by_launcher, os.environ))
+    certificates = credentials(settings.group_token, supervisor.directory)
+    if certificates:
+        members = tuple(replace(member, scheme="https") for member in members)
+    wait_for_etcd(",".join(map(str, members)), settings.join_timeout, certificates, waiting)
+    return ExternalServer(members, **certificates)
 
 
 def for_agents(settings: Settings) -> bool:
     """Whether NIXL's own client can use the group's etcd. That client sends no password and has no TLS."""
-    password = settings.group_token if settings.etcd_listen else settings.etcd_user
-    return not password and not settings.etcd_cacert and "https:" not in settings.etcd and "@" not in settings.etcd
+    secret = settings.group_token if settings.etcd_listen else settings.etcd_user
+    return not secret and not settings.etcd_cacert and "https:" not in settings.etcd and "@" not in settings.etcd

@@ -105,7 +105,7 @@ class RankSession:
     def _refusals(self) -> str:
         """Say that the etcd of this rank refuses other ranks: they wait for nothing, and this rank for them."""
         count = refusals(self.etcd) if isinstance(self.etcd, EmbeddedServer) else 0
-        return f"; its etcd refused {count} requests for another --nixl-group-token, or none" if count else ""
+        return f"; its etcd refused {count} connections for another --nixl-group-token, or none" if count else ""
 
     @property
     def rank(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -16,27 +16,34 @@ _IN_ORDER = (signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
-def sigterm_ends_in_order() -> Iterator[None]:
+def sigterm_ends_in_order() -> Iterator[Callable[[], None]]:
     """Within this context, SIGTERM and SIGHUP end the run like Ctrl-C. A handler that is already installed is kept.
 
-    So is ``nohup``, which ignores SIGHUP.
+    So is ``nohup``, which ignores SIGHUP. Code that was interrupted may have swallowed the exception, as pytest does
+    with that of a module that it imports. So the context is a function, which raises it again if a signal has come.
     """
     # Only the main thread may set a signal handler.
     main = threading.current_thread() is threading.main_thread()
     ours = [number for number in _IN_ORDER if main and signal.getsignal(number) == signal.SIG_DFL]
+    came: list[int] = []
+
+    def end(number: int, frame: FrameType | None) -> None:
+        # A second signal of its kind during the teardown of fixtures ends the process at once.
+        signal.signal(number, signal.SIG_DFL)
+        came.append(number)
+        end_if_signalled()
+
+    def end_if_signalled() -> None:
+        if came:
+            pytest.exit(f"ended by {signal.Signals(came[0]).name}", returncode=128 + came[0])
+
     for number in ours:
-        signal.signal(number, _exit)
+        signal.signal(number, end)
     try:
-        yield
+        yield end_if_signalled
     finally:
         for number in ours:
             signal.signal(number, signal.SIG_DFL)
-
-
-def _exit(number: int, frame: FrameType | None) -> None:
-    # A second signal of its kind during the teardown of fixtures ends the process at once.
-    signal.signal(number, signal.SIG_DFL)
-    pytest.exit(f"ended by {signal.Signals(number).name}", returncode=128 + number)
 
 
 def what_ended(error: BaseException) -> str:

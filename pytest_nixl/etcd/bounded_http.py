@@ -113,8 +113,12 @@ class _TlsPool(HTTPSConnectionPool):
 
 
 class _Adapter(HTTPAdapter):
+    def __init__(self, server_name: str) -> None:
+        self._server_name = server_name
+        super().__init__()
+
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
-        super().init_poolmanager(*args, **kwargs)
+        super().init_poolmanager(*args, assert_hostname=self._server_name or None, **kwargs)
         self.poolmanager.pool_classes_by_scheme = {"http": _Pool, "https": _TlsPool}
 
     def build_response(self, req: requests.PreparedRequest, resp: Any) -> requests.Response:
@@ -132,15 +136,17 @@ class BoundedSession(requests.Session):
     """A ``requests`` session with size and time limits. It ignores proxies, ``~/.netrc``, variables and redirects.
 
     The second of the two times in ``timeout`` limits the whole answer.
+
+    :param server_name: the name that a server's certificate has to contain; empty for the host of the URL.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, server_name: str = "") -> None:
         super().__init__()
         # Ignore proxies, ~/.netrc and REQUESTS_CA_BUNDLE, which would override the CA that the user gave.
         self.trust_env = False
         self.headers["Accept-Encoding"] = "identity"
-        self.mount("http://", _Adapter())
-        self.mount("https://", _Adapter())
+        self.mount("http://", _Adapter(server_name))
+        self.mount("https://", _Adapter(server_name))
 
     def get_redirect_target(self, resp: requests.Response) -> str | None:
         return None

@@ -192,17 +192,6 @@ class EtcdClient:
         """End a lease, which deletes its keys. Does nothing if it has already ended. ``lease`` is its id."""
         Lease(self._members, lease, 0).revoke()
 
-    def require_password(self, password: str) -> None:
-        """Create the user ``root`` with this password and turn authentication on: all later requests need it."""
-        steps: tuple[tuple[str, dict[str, str]], ...] = (
-            ("user/add", {"name": "root", "password": password}),
-            ("role/add", {"name": "root"}),
-            ("user/grant", {"user": "root", "role": "root"}),
-            ("enable", {}),
-        )
-        for path, payload in steps:
-            self._members.post(f"/auth/{path}", payload, dict, repeatable=False)
-
     def time_to_live(self, lease: int) -> tuple[int, int] | None:
         """Return the remaining and the granted seconds of a lease; None if it has ended. ``lease`` is its id."""
 
@@ -221,6 +210,7 @@ class Credentials(TypedDict, total=False):
     key: str
     user: str
     password: str
+    server_name: str
 
 
 def connect(
@@ -231,6 +221,7 @@ def connect(
     key: str = "",
     user: str = "",
     password: str = "",
+    server_name: str = "",
     timeout: float = 5.0,
 ) -> EtcdClient:
     """Make a client of the etcd at ``endpoints``. Sends nothing yet.
@@ -239,11 +230,12 @@ def connect(
     :param cert: PEM file of a client certificate.
     :param key: PEM file of the client certificate's key.
     :param user: user name; if empty, user and password are taken from the first endpoint that has them.
+    :param server_name: the name that the server's certificate has to contain; empty for the host of the endpoint.
     :param timeout: seconds to connect, and again to receive the whole answer, for each request to a member.
     """
     from pytest_nixl.etcd.bounded_http import BoundedSession
 
-    session = BoundedSession()
+    session = BoundedSession(server_name)
     if cacert:
         session.verify = cacert
     if cert:

@@ -75,7 +75,7 @@ class EtcdMembers:
         self.timeout = timeout
         if user:
             session.auth = _TokenAuth(user, password, self._authenticate)
-        self._passwords = {password}
+        self._password = password
         self._last = 0
 
     @property
@@ -173,8 +173,6 @@ class EtcdMembers:
     ) -> T:
         from requests.exceptions import RequestException
 
-        if "password" in payload:
-            self._passwords.add(str(payload["password"]))
         try:
             answer = self.session.post(f"{member}/v3{path}", json=dict(payload), timeout=(seconds, seconds))
         except (RequestException, OSError, ValueError) as error:
@@ -200,11 +198,11 @@ class EtcdMembers:
         return explain_transport(member, error, timeout=seconds, has_certificate=has_certificate)
 
     def explain_refusal(self, member: Endpoint, content: bytes, reason: str) -> EtcdError:
-        """Return the error for an answer that is not 200, without the passwords that the answer may repeat.
+        """Return the error for an answer that is not 200, without the password that the answer may repeat.
 
         :param reason: HTTP's word for its status.
         """
-        sent = [text for password in self._passwords for text in (password, json.dumps(password)[1:-1])]
+        sent = (self._password, json.dumps(self._password)[1:-1])
         hide = hider({f"ETCD_{number}_PASSWORD": text for number, text in enumerate(sent)})
         reason = hide(reason or "")
         explained = explain_answer(member, hide(content[:_SHOWN].decode(errors="replace")))

@@ -9,8 +9,8 @@ from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd.errors import EtcdError, printable
 from pytest_nixl.etcd.transaction import KeyPage
 
-#: The most pages and seconds in which the keys under one prefix are read.
-MOST_PAGES, MOST_SECONDS = 20_000, 120.0
+#: The most pages in which the keys under one prefix are read, and the most seconds of one reading.
+MOST_PAGES, MOST_SECONDS = 20_000, 15.0
 
 
 class Pager:
@@ -18,14 +18,17 @@ class Pager:
 
     :param prefix: the start of the keys.
     :param keys_only: leave out the values.
+    :param deadline: the monotonic time after which no page is read; None: 15 s from now.
     """
 
-    def __init__(self, client: EtcdClient, prefix: str, *, keys_only: bool = False) -> None:
+    def __init__(
+        self, client: EtcdClient, prefix: str, *, keys_only: bool = False, deadline: float | None = None
+    ) -> None:
         self._client = client
         self._prefix = prefix
         self._keys_only = keys_only
         self._pages = 0
-        self._deadline = time.monotonic() + MOST_SECONDS
+        self._deadline = time.monotonic() + MOST_SECONDS if deadline is None else deadline
 
     def read(self, after: str, limit: int) -> KeyPage:
         """Return at most ``limit`` keys that follow the key ``after``; empty for the first page.
@@ -44,7 +47,7 @@ class Pager:
                 key = printable(item.key, 80)
                 raise self._fault(f"was asked for keys after {printable(after or self._prefix, 80)!r} and sent {key!r}")
             last = _order(item.key)
-        if len(page.items) > limit or (page.more and not page.items):
+        if len(page.items) > limit or (page.more and len(page.items) < limit):  # etcd sends all, or as many as asked
             raise self._fault(f"was asked for {limit} keys, sent {len(page.items)}, and says that there are more")
         return page
 

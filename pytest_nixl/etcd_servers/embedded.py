@@ -9,6 +9,7 @@ import os
 import secrets
 import shutil
 import signal
+import ssl
 import subprocess
 import time
 import urllib.error
@@ -16,7 +17,6 @@ import urllib.request
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.core.resource_limits import (
@@ -26,7 +26,7 @@ from pytest_nixl.core.resource_limits import (
     address_space_fault,
     no_space,
 )
-from pytest_nixl.etcd.client import EtcdClient, connect
+from pytest_nixl.etcd.client import Credentials, EtcdClient, connect
 from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd_servers.binary import etcd_binary
@@ -62,15 +62,27 @@ class EmbeddedServer:
     host: str = _HOST
     #: Host in its URL.
     reached_at: str = _HOST
-    #: User and password that it requires; empty if none. Never print the password.
-    user: str = ""
-    password: str = field(default="", repr=False)
+    #: The certificates that it and its clients have; empty if anybody may use it.
+    credentials: Credentials = field(default_factory=Credentials, repr=False)
 
     @classmethod
-    def start(cls, supervisor: SupervisorClient, *, more_remedies: str = "") -> EmbeddedServer:
-        """Start an etcd on free ports and wait until it is ready.
+    def start(
+        cls,
+        supervisor: SupervisorClient,
+        *,
+        more_remedies: str = "",
+        host: str = _HOST,
+        port: int = 0,
+        reached_at: str = _HOST,
+        credentials: Credentials | None = None,
+    ) -> EmbeddedServer:
+        """Start an etcd and wait until it is ready.
 
         :param more_remedies: text added to the remedy if there is no etcd program.
+        :param host: IPv4 address on which it listens for clients. Its peer port is on loopback.
+        :param port: port for clients; 0 for a free one.
+        :param reached_at: host in its URL.
+        :param credentials: certificates for it and its clients. It then answers nothing without one.
         :raises ExecutableMissingError: if there is no etcd program.
         :raises EtcdError: if it does not start, with the last lines of its log.
         """
@@ -79,11 +91,14 @@ class EmbeddedServer:
         for attempt in range(PORT_TRIES):
             name = f"etcd-{secrets.token_hex(4)}"
             client_port, peer_port = free_ports(2)
-            server = cls(supervisor, program, version, name, client_port, peer_port, pid=0)
+            server = cls(supervisor, program, version, name, port or client_port, peer_port, pid=0, host=host,
+                         reached_at=reached_at, credentials=credentials or Credentials())  # fmt: skip
             try:
                 server._run(flags)
             except EtcdError as error:
-                if "address already in use" not in error.detail or attempt == PORT_TRIES - 1:
+                server.discard()
+                taken = "address already in use" in error.detail and f":{port}: bind:" not in error.detail
+                if not taken or attempt == PORT_TRIES - 1:
                     raise
             else:
                 return server
@@ -91,7 +106,11 @@ class EmbeddedServer:
 
     @property
     def endpoint(self) -> str:
-        return f"http://{self.reached_at}:{self.client_port}"
+        return f"{self._scheme}://{self.reached_at}:{self.client_port}"
+
+    @property
+    def _scheme(self) -> str:
+        return "https" if self.credentials else "http"
 
     @property
     def log(self) -> Path:
@@ -119,11 +138,6 @@ class EmbeddedServer:
     def client(self) -> EtcdClient:
         return connect(parse_endpoints(self.endpoint), **self.credentials)
 
-    @property
-    def credentials(self) -> dict[str, Any]:
-        """User and password, as keyword arguments of :func:`~pytest_nixl.etcd.client.connect`."""
-        return {"user": self.user, "password": self.password}
-
     def stop(self) -> None:
         self.stopped = True
         self.supervisor.stop(self.pid)
@@ -137,16 +151,6 @@ class EmbeddedServer:
         self.supervisor.stop(self.pid)
         self._run(_describe_program(self.program)[1])
         self.stopped = False
-
-    def listen_at(self, host: str, port: int, reached_at: str) -> None:
-        """Restart it with the same data at an address that other hosts can reach. Its peer port stays on loopback.
-
-        :param host: IPv4 address of this host, or 0.0.0.0 for all of them.
-        :param port: port for clients.
-        :param reached_at: host name or address by which other hosts reach this host.
-        """
-        self.host, self.client_port, self.reached_at = host, port, reached_at
-        self.restart()
 
     def discard(self) -> None:
         """Stop it and delete its data and its log. It cannot be restarted."""
@@ -163,7 +167,7 @@ class EmbeddedServer:
         arguments = {
             "name": self.name,
             "data-dir": str(self._data),
-            "listen-client-urls": f"http://{self.host}:{self.client_port}",
+            "listen-client-urls": f"{self._scheme}://{self.host}:{self.client_port}",
             "advertise-client-urls": self.endpoint,
             "listen-peer-urls": peer,
             "initial-advertise-peer-urls": peer,
@@ -172,10 +176,12 @@ class EmbeddedServer:
             # A single member waits for no other: with short intervals it is ready in 0.1 s instead of 1 to 2 s.
             "heartbeat-interval": "10",
             "election-timeout": "100",
-            # By default each password check takes 0.1 s of CPU, for many ranks at once. Passwords are random anyway.
-            "bcrypt-cost": "4",
             "log-level": "warn",
         }
+        if self.credentials:
+            names = {"trusted-ca-file": "cacert", "cert-file": "cert", "key-file": "key"}
+            arguments |= {option: str(self.credentials.get(name)) for option, name in names.items()}
+            arguments["client-cert-auth"] = "true"
         argv = [self.program, *(f"--{key}={value}" for key, value in arguments.items()), *flags]
         # etcd refuses to start if an ETCD_ variable contradicts an option.
         environment = dict.fromkeys(name for name in os.environ if name.startswith("ETCD_"))
@@ -184,7 +190,7 @@ class EmbeddedServer:
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + READY_SECONDS
-        while not healthy(self.endpoint):
+        while not healthy(self.endpoint, self.credentials):
             if not self.supervisor.alive(self.pid):
                 why, remedy = self._why_ended()
                 raise EtcdError(
@@ -253,11 +259,16 @@ def _describe_program(program: str) -> tuple[str, tuple[str, ...]]:
     return version, ("--unsafe-no-fsync",) if numbers >= [3, 5] else ()
 
 
-def healthy(url: str) -> bool:
+def healthy(url: str, credentials: Credentials | None = None) -> bool:
     """Whether the etcd at ``url`` reports on ``/health`` that it is healthy."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+    if credentials:
+        context = ssl.create_default_context(cafile=credentials["cacert"])
+        context.check_hostname = False  # whoever has a certificate of this CA is the server, or is trusted like it
+        context.load_cert_chain(credentials["cert"], credentials["key"])
+        handlers.append(urllib.request.HTTPSHandler(context=context))
     try:
-        with opener.open(f"{url}/health", timeout=1.0) as answer:
+        with urllib.request.build_opener(*handlers).open(f"{url}/health", timeout=1.0) as answer:
             return bool(json.load(answer).get("health") == "true")
     except (OSError, ValueError, urllib.error.URLError):
         return False

@@ -1,44 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
 """The etcd that rank 0 serves to the other ranks if the site has none.
 
-If the group has a token, this etcd has a password. Passwords, like all messages between ranks, cross the network in
-plaintext. They keep strangers and other groups out, but not somebody who can read the network.
+If the group has a token, this etcd and the ranks have a certificate made from it (TLS on both sides). So strangers
+cannot read the messages between the ranks, and get no answer from this etcd. A password is not enough: etcd asks for
+none before it shows its metrics, members and leases, compacts its history, or raises an alarm that ends all writes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
-import hmac
 import ipaddress
 import re
 import socket
 import time
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
+from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.forms import LISTEN_FORM
-from pytest_nixl.etcd.client import connect
+from pytest_nixl.etcd.client import Credentials, connect
 from pytest_nixl.etcd.endpoints import Endpoint, parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd_servers.embedded import EmbeddedServer
 from pytest_nixl.processes.supervisor import SupervisorClient
 
-#: User name for the password; etcd requires a user of this name.
-USER = "root"
 #: Timeout in seconds of one attempt to connect, and again for the answer.
 ATTEMPT_SECONDS = 2.0
 #: Seconds between two messages about the wait.
 SAID_EVERY = 5.0
 
 _EVERYWHERE = "0.0.0.0"
-_LABEL = b"pytest-nixl: password of the group's etcd"
 _NAME = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
 _OPTION = "--nixl-etcd-listen"
 _SAME_TOKEN = "give every rank the same --nixl-group-token or NIXL_GROUP_TOKEN"
+#: What the cause of a refused connection says of the tokens.
+_OTHER_TOKEN = {
+    "untrusted": "rank 0 has another group token than this rank",
+    "tls-server": "rank 0 has a group token, and this rank has none",
+    "plaintext": "rank 0 has no group token, and this rank has one",
+}
 #: Causes that may vanish when rank 0 has started; a Kubernetes name resolves only when its pod exists.
 _NOT_YET = {"refused", "unresolved", "unreachable", "timeout", "closed", "no-leader", "no-member"}
 
@@ -96,41 +98,48 @@ def _fault_of_port(port: str) -> str:
     return "" if 1 <= int(port) <= 65535 else f"has the port {int(port)}, which is not between 1 and 65535"
 
 
-def password(token: str) -> str:
-    """Return the etcd's password for a group with this token. The token cannot be computed from it."""
-    return hmac.new(token.encode(), _LABEL, hashlib.sha256).hexdigest()
+def credentials(token: str, directory: Path) -> Credentials:
+    """Write the certificates of a rank; return them as arguments of ``connect``. Empty without a token.
 
-
-def credentials(token: str) -> dict[str, Any]:
-    """Return user and password as arguments of :func:`~pytest_nixl.etcd.client.connect`; empty without a token."""
-    return {"user": USER, "password": password(token)} if token else {}
+    :param directory: a private directory, which is removed with the run.
+    :raises NixlPluginError: if the package that makes certificates cannot be imported.
+    """
+    if not token:
+        return Credentials()
+    try:
+        from pytest_nixl.etcd_servers.certificates import write_certificates
+    except ImportError as error:
+        raise NixlPluginError(
+            f"{_OPTION} with a group token needs certificates, and the package cryptography cannot be imported: "
+            f"{str(error).partition(chr(10))[0]}",
+            "on every rank run `pip install cryptography`, or give --nixl-etcd URL instead",
+        ) from None
+    return write_certificates(directory, token)
 
 
 def serve_etcd(supervisor: SupervisorClient, listen: ListenAddress, token: str = "") -> EmbeddedServer:
-    """Start the group's etcd at ``listen``; with a password if ``token`` is not empty.
+    """Start the group's etcd at ``listen``; only for the ranks of the group if ``token`` is not empty.
 
     :raises ExecutableMissingError: if there is no etcd program.
     :raises EtcdError: if the etcd cannot listen there or does not start.
     """
     address = claim_address(listen)
-    # Other hosts must never reach the etcd without its password. So it starts on a free port of loopback, where for
-    # about 0.1 s only users of this host can reach it, gets its password, and restarts with its data at ``listen``.
-    server = EmbeddedServer.start(supervisor)
     try:
-        if token:
-            with server.client() as client:
-                client.require_password(password(token))
-            server.user, server.password = USER, password(token)
-        cluster = _cluster_id(server)
-        server.listen_at(address, listen.port, own_address() if listen.everywhere else listen.host)
-        # Another group's healthy etcd may have taken the port in the meantime.
-        if _cluster_id(server) != cluster:
-            raise _taken(listen)
-    except BaseException as error:
-        server.discard()
-        if isinstance(error, EtcdError) and f":{listen.port}: bind: address already in use" in error.detail:
+        server = EmbeddedServer.start(
+            supervisor,
+            host=address,
+            port=listen.port,
+            reached_at=own_address() if listen.everywhere else listen.host,
+            credentials=credentials(token, supervisor.directory),
+        )
+    except EtcdError as error:
+        if f":{listen.port}: bind: address already in use" in error.detail:
             raise _taken(listen) from None
         raise
+    # Another group's healthy etcd may have taken the port in the meantime.
+    if server.name not in _names_of_members(server):
+        server.discard()
+        raise _taken(listen)
     return server
 
 
@@ -172,13 +181,13 @@ def _refused(listen: ListenAddress, why: str) -> EtcdError:
     )
 
 
-def _cluster_id(server: EmbeddedServer) -> str:
-    """Return the cluster id, which no two etcds share; empty if the server rejects the request."""
+def _names_of_members(server: EmbeddedServer) -> set[str]:
+    """Return the names of the members of the etcd that answers at a server's address; empty if it refuses."""
     try:
         with server.client() as client:
-            return str(client.status()["header"]["cluster_id"])
+            return {member.name for member in client.maintenance.listed()}
     except EtcdError:
-        return ""
+        return set()
 
 
 def own_address() -> str:
@@ -197,12 +206,14 @@ def own_address() -> str:
     return next((str(ip) for ip in found if ip.version == 4 and not ip.is_loopback), "127.0.0.1")
 
 
-def wait_for_etcd(endpoint: str, seconds: float, token: str = "", waiting: Callable[[str], None] | None = None) -> None:
+def wait_for_etcd(
+    endpoint: str, seconds: float, certificates: Credentials, waiting: Callable[[str], None] | None = None
+) -> None:
     """Wait until rank 0's etcd accepts a request from this rank, because this rank may start before rank 0.
 
     :param endpoint: URL of the etcd.
     :param seconds: timeout in seconds.
-    :param token: token of the group; empty for none.
+    :param certificates: those of this rank; empty if its group has no token.
     :param waiting: called with a sentence every five seconds of the wait.
     :raises EtcdError: after ``seconds``, or at once if waiting cannot help (for example, if the tokens differ).
     """
@@ -210,7 +221,7 @@ def wait_for_etcd(endpoint: str, seconds: float, token: str = "", waiting: Calla
     due = time.monotonic() + SAID_EVERY
     pause = 0.05
     while True:
-        error = _why_not(endpoint, token, max(0.1, min(ATTEMPT_SECONDS, deadline - time.monotonic())))
+        error = _why_not(endpoint, certificates, max(0.1, min(ATTEMPT_SECONDS, deadline - time.monotonic())))
         if error is None:
             return
         if error.cause not in _NOT_YET:
@@ -244,29 +255,22 @@ def wait_for_etcd(endpoint: str, seconds: float, token: str = "", waiting: Calla
         pause = min(2 * pause, 0.5)
 
 
-def _why_not(endpoint: str, token: str, timeout: float) -> EtcdError | None:
+def _why_not(endpoint: str, certificates: Credentials, timeout: float) -> EtcdError | None:
     """Try once; return None if the etcd accepts the request, else the error."""
     try:
-        with connect(parse_endpoints(endpoint), **credentials(token), timeout=timeout) as client:
+        with connect(parse_endpoints(endpoint), **certificates, timeout=timeout) as client:
             client.count_prefix("/pytest-nixl/")
     except EtcdError as error:
-        if error.cause == "password":
-            return EtcdError(f"etcd at {endpoint}: rank 0 has another group token than this rank", _SAME_TOKEN,
-                             cause="password", endpoint=endpoint)  # fmt: skip
-        if error.cause == "auth-needed":
-            return EtcdError(f"etcd at {endpoint}: rank 0 has a group token, and this rank has none", _SAME_TOKEN,
-                             cause="auth-needed", endpoint=endpoint)  # fmt: skip
+        if difference := _OTHER_TOKEN.get(error.cause):
+            return EtcdError(f"etcd at {endpoint}: {difference}", _SAME_TOKEN, cause=error.cause, endpoint=endpoint)
         return error
     return None
 
 
 def refusals(server: EmbeddedServer) -> int:
-    """Return how many requests the etcd refused for a missing or wrong password; 0 if it does not say."""
-    url = f"{server.endpoint}/metrics"
+    """Return how many connections the etcd refused for a missing or wrong certificate; 0 if it is not known."""
     try:
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=1) as answer:
-            text = answer.read(1 << 22).decode(errors="replace")
-    except (OSError, ValueError):
+        with open(server.log, encoding="utf-8", errors="replace") as lines:
+            return sum("rejected connection" in line and "tls:" in line for line in lines)
+    except OSError:
         return 0
-    found = re.findall(r'^grpc_server_handled_total\{grpc_code="InvalidArgument",[^}]*\} (\d+)', text, re.MULTILINE)
-    return sum(map(int, found))

@@ -25,7 +25,10 @@ REMOVE_SECONDS = 5.0
 SHARED_MEMORY = "/dev/shm"
 
 #: The file in a run's directories whose lock the supervisor holds as long as it lives. It contains the run's name.
+#: It is the first file in a directory, and the last that is removed.
 OWNER = "owner"
+#: Seconds after which an empty directory is that of a run that was killed before its first file, or after its last.
+EMPTY_SECONDS = 60.0
 #: The file in a run directory with the containers and prefixes that its supervisor watches.
 WATCHED = "watched.json"
 
@@ -135,6 +138,8 @@ def _is_abandoned(directory: str) -> bool:
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
             return False
         file = os.open(os.path.join(directory, OWNER), os.O_RDWR | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return _is_emptied(directory)
     except OSError:
         return False
     try:
@@ -144,6 +149,17 @@ def _is_abandoned(directory: str) -> bool:
         return False
     finally:
         os.close(file)
+
+
+def _is_emptied(directory: str) -> bool:
+    """Whether a directory has a name as the supervisor gives it, is empty, and has been so for a while."""
+    number = os.path.basename(directory).removeprefix("pytest-nixl-").partition("-")[0]
+    if len(number) != 12 or set(number) - set("0123456789abcdef"):
+        return False
+    try:
+        return time.time() - os.stat(directory).st_mtime > EMPTY_SECONDS and not os.listdir(directory)
+    except OSError:
+        return False
 
 
 def watched(directory: str) -> dict[str, dict[str, Any]]:
@@ -169,6 +185,9 @@ def remove_run(directory: str, known: dict[str, dict[str, Any]] | None = None) -
             remove(f"{SHARED_MEMORY}/{name}")
         if path:
             _remove_but(path, {key: item for key, item in written.items() if key in left})
+        elif _is_emptied(directory):
+            with contextlib.suppress(OSError):
+                os.rmdir(directory)
     return [sentence for said in left.values() for sentence in said]
 
 
@@ -221,7 +240,7 @@ def remove_tree(directory: str) -> None:
     """Remove a directory and its contents. (Importing ``shutil`` would take a third of the start time.)"""
     with contextlib.suppress(FileNotFoundError):
         with os.scandir(directory) as entries:
-            for entry in entries:
+            for entry in sorted(entries, key=lambda entry: entry.name == OWNER):
                 if stat.S_ISDIR(entry.stat(follow_symlinks=False).st_mode):
                     remove_tree(entry.path)
                 else:

@@ -34,7 +34,8 @@ from pytest_nixl.session.settings import changed_settings, setting_lines
 from pytest_nixl.session.silent_profile import silence
 from pytest_nixl.session.suites import not_chosen
 
-#: Whether the report was written, on the configuration.
+#: Whether the report was written, and the very last line, on the configuration.
+_LAST_WORD = pytest.StashKey[bool]()
 _REPORTED = pytest.StashKey[bool]()
 #: Whether what is wrong was written, on the configuration.
 _PROBLEMS = pytest.StashKey[bool]()
@@ -152,9 +153,10 @@ def report_if_left_out(config: pytest.Config, run: Run) -> None:
 
 
 def last_word(config: pytest.Config, run: Run) -> None:
-    """Write the verdict of an interrupted run again, as the very last line."""
+    """Write the verdict of an interrupted run again, as the very last line, once."""
     terminal: pytest.TerminalReporter | None = config.pluginmanager.get_plugin("terminalreporter")
-    if terminal is not None:
+    if terminal is not None and not config.stash.get(_LAST_WORD, False):
+        config.stash[_LAST_WORD] = True
         terminal.write_line(
             summary_line(run.found.results, gate=run.settings.gate, interrupted=run.found.interrupted).text, red=True
         )

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Generator, Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -54,6 +54,8 @@ class Completeness:
         self._started = False
         #: What ended the run early; empty: nothing did.
         self._cause = ""
+        #: Ends the run if a signal has come and its exception was swallowed.
+        self._end_if_signalled: Callable[[], None] = lambda: None
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self._planned = max(self._planned, len(session.items))
@@ -95,6 +97,7 @@ class Completeness:
         """How long the run has taken so far."""
         return time.monotonic() - self._began
 
+    @pytest.hookimpl(tryfirst=True)
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         self._cause = self._cause or what_ended(excinfo.value)
 
@@ -103,21 +106,42 @@ class Completeness:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection(self) -> Generator[None, object, object]:
-        with sigterm_ends_in_order() if self._run.configured else nullcontext():
+        with self._signals(ours=self._run.configured):
             return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_make_collect_report(self) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+        report = yield
+        self._end_if_signalled()
+        return report
+
+    def pytest_runtest_logfinish(self) -> None:
+        self._end_if_signalled()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtestloop(self) -> Generator[None, object, object]:
         ours = self._run.configured or self._run.collected.used
         self._started = True
         try:
-            with sigterm_ends_in_order() if ours else nullcontext():
+            with self._signals(ours=ours):
                 return (yield)
         finally:
             if ours and not self._run.config.invocation_params.dir.is_dir():
                 from pytest_nixl.core.terminal_output import keep_a_directory
 
                 self._cause = self._cause or keep_a_directory(self._run.config)
+
+    @contextmanager
+    def _signals(self, *, ours: bool) -> Iterator[None]:
+        """End a run of ours with the name of the signal that came, whatever pytest made of its exception."""
+        if not ours:
+            yield
+            return
+        with sigterm_ends_in_order() as self._end_if_signalled:
+            try:
+                yield
+            finally:
+                self._end_if_signalled()
 
     def interruption(self, session: pytest.Session) -> str:
         """Describe how far the run came and what ended it, such as ``INTERRUPTED after 2 of 10 checks: Ctrl-C``.
@@ -143,7 +167,8 @@ class Completeness:
 
         :param error: the exception.
         """
-        return f"{INTERRUPTED} {self._progress(lost=False)}: {_CRASH}: {what_ended(error)}"
+        how = "" if isinstance(error, KeyboardInterrupt) else f"{_CRASH}: "
+        return f"{INTERRUPTED} {self._progress(lost=False)}: {how}{what_ended(error)}"
 
     def _progress(self, *, lost: bool) -> str:
         if not self._planned:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -263,3 +264,97 @@ def test_a_run_has_one_verdict(
     assert len(found["failing"]) == sum(
         result in (FAILED, MISSED) or (gate and result is DOUBTED) for result in results
     )
+
+
+#: A module of tests at whose import a signal comes, and one that would be collected after it.
+SIGNALLED = """
+import os, signal, time, pytest
+
+try:
+    os.kill(os.getpid(), signal.NAME)
+    time.sleep(30)
+except SWALLOWED:
+    pass
+
+@pytest.mark.nixl_check("mine")
+def test_mine():
+    pass
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("more", [(), ("--continue-on-collection-errors", GATE)], ids=["plain", "continue"])
+@pytest.mark.parametrize("swallowed", ["()", "BaseException"], ids=["raised", "swallowed"])
+def test_a_signal_during_collection_ends_the_run_with_its_name(
+    tmp_path: Path, name: str, more: tuple[str, ...], swallowed: str
+) -> None:
+    text = SIGNALLED.replace("NAME", name).replace("SWALLOWED", swallowed)
+    (tmp_path / "test_a.py").write_text(text)
+    (tmp_path / "test_b.py").write_text(TEN)
+    (tmp_path / "ends_runs.py").write_text(ENDS)
+    path = ":".join(filter(None, (str(tmp_path), environment().get("PYTHONPATH", ""))))
+    done = run("-p", "ends_runs", str(tmp_path), "--nixl-timeout=60s", *more, env={"HOW": "", "PYTHONPATH": path})
+    assert done.code == 128 + getattr(signal, name), done.output
+    assert f"ended by {name}" in done.output.splitlines()[-1]
+    for never in ("error during collection", "INTERNALERROR", "passed"):
+        assert never not in done.output
+
+
+#: A conftest that sends Ctrl-C a second time, at one of the places where a run ends.
+AGAIN = """
+import os, signal, time, pytest
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+def again(place):
+    if os.environ["WHERE"] == place:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(30)
+
+@pytest.fixture(scope="session", autouse=True)
+def of_the_session():
+    yield
+    again("session fixture")
+
+@pytest.fixture
+def of_the_test():
+    yield
+    again("fixture")
+
+def pytest_keyboard_interrupt():
+    again("interrupt hook")
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish():
+    again("finish")
+
+def pytest_terminal_summary():
+    again("summary")
+
+def pytest_unconfigure():
+    again("unconfigure")
+"""
+FIRST = """
+import os, signal, time, pytest
+
+@pytest.mark.nixl_check("mine")
+def test_mine(of_the_test):
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(30)
+"""
+
+
+@pytest.mark.parametrize(
+    "where", ["session fixture", "fixture", "interrupt hook", "finish", "summary", "unconfigure"]
+)  # fmt: skip
+def test_a_second_ctrl_c_changes_neither_cause_nor_exit_code(tmp_path: Path, where: str) -> None:
+    (tmp_path / "conftest.py").write_text(AGAIN)
+    (tmp_path / "test_first.py").write_text(FIRST)
+    report = tmp_path / "r.json"
+    done = run(str(tmp_path), GATE, f"--nixl-report={report}", env={"WHERE": where})
+    cause = "INTERRUPTED after 0 of 1 check: Ctrl-C (SIGINT)"
+    assert done.code == 2, done.output
+    assert done.output.splitlines()[-1].startswith(f"NIXL gate: {cause}")
+    assert done.output.count("NIXL gate: ") == 2, "in the report, and as the last line"
+    assert "Traceback" not in done.output
+    assert (json.loads(report.read_text())["interrupted"], json.loads(report.read_text())["exit_code"]) == (cause, 2)

@@ -7,6 +7,7 @@ for it. If a page is too large or too slow, a smaller one is read.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,7 +15,7 @@ from pytest_nixl.checks.deployment_etcd.metadata_value import AgentMetadata, rea
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd.errors import EtcdError
-from pytest_nixl.etcd.paging import Pager
+from pytest_nixl.etcd.paging import MOST_SECONDS, Pager
 from pytest_nixl.etcd.transaction import KeyPage, KeyValue
 
 #: The most keys that are read of one prefix, and the most bytes of values that are read altogether.
@@ -60,13 +61,16 @@ class SurveyedKeys:
     revision: int
 
 
-def pages(client: EtcdClient, prefix: str, *, keys_only: bool = False) -> Iterator[KeyPage]:
+def pages(
+    client: EtcdClient, prefix: str, *, keys_only: bool = False, deadline: float | None = None
+) -> Iterator[KeyPage]:
     """Yield the keys that start with ``prefix`` in pages, sorted by key.
 
+    :param deadline: as for :class:`Pager`.
     :raises EtcdError: if etcd does not answer, or one key alone is larger than an answer may be.
     """
     after, limit = "", _PAGE if keys_only else _FIRST_PAGE
-    pager = Pager(client, prefix, keys_only=keys_only)
+    pager = Pager(client, prefix, keys_only=keys_only, deadline=deadline)
     while True:
         try:
             page = pager.read(after, limit)
@@ -94,8 +98,9 @@ def survey(
     """
     found: dict[str, SurveyedKey] = {}
     revision = 0
+    deadline = time.monotonic() + MOST_SECONDS
     for prefix in prefixes:
-        for page in pages(client, prefix, keys_only=True):
+        for page in pages(client, prefix, keys_only=True, deadline=deadline):
             revision = revision or page.revision
             found |= {item.key: SurveyedKey.of(item) for item in page.items if wanted(item.key)}
             if len(found) > MOST_KEYS:
@@ -104,23 +109,30 @@ def survey(
                     "give --namespace NAME to look at one namespace of it",
                 )
     if values and found:
-        found = _with_values(client, prefixes, found)
+        found = _with_values(client, prefixes, found, deadline)
     return SurveyedKeys(tuple(found[key] for key in sorted(found)), revision)
 
 
-def _with_values(client: EtcdClient, prefixes: Sequence[str], found: dict[str, SurveyedKey]) -> dict[str, SurveyedKey]:
-    """Return the keys with what their values say. Keys that have gone meanwhile are left out, new ones too."""
+def _with_values(
+    client: EtcdClient, prefixes: Sequence[str], found: dict[str, SurveyedKey], deadline: float
+) -> dict[str, SurveyedKey]:
+    """Return the keys with what their values say. Keys that have gone meanwhile are left out, new ones too.
+
+    The sizes of keys for which there is no time, or whose values are too many bytes, stay unknown.
+    """
     read: dict[str, SurveyedKey] = {}
     budget = MOST_BYTES
     for prefix in prefixes:
-        for page in pages(client, prefix):
-            for item in page.items:
-                if item.key in found:
-                    read[item.key] = _judged(item)
-            budget -= sum(len(item.value) for item in page.items)
-            if budget < 0:
-                # The sizes of the others stay unknown.
-                return {**found, **read}
+        try:
+            for page in pages(client, prefix, deadline=deadline):
+                read |= {item.key: _judged(item) for item in page.items if item.key in found}
+                budget -= sum(len(item.value) for item in page.items)
+                if budget < 0:
+                    return {**found, **read}
+        except EtcdError as error:
+            if error.cause != "endless":
+                raise
+            return {**found, **read}
     return read
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from helpers.cli_run import BANDWIDTH, profile, run
-from helpers.etcd import Etcd, running_etcd
+from helpers.etcd import Etcd, running_etcd, turn_authentication_on
 
 from pytest_nixl.cluster.driver import RankDriver, serve
 from pytest_nixl.cluster.etcd import for_agents, meeting_etcd, require_closed, require_etcd, require_secret
@@ -587,9 +587,9 @@ def test_a_gate_is_refused_if_the_etcd_requires_no_password(etcd: Etcd) -> None:
 
 
 def test_a_gate_accepts_an_etcd_that_requires_a_password(etcd: Etcd, make_settings: Callable[..., Settings]) -> None:
-    with running_etcd() as closed, connect([closed.endpoint]) as client:
-        client.require_password("secret")
-        server = ExternalServer([closed.endpoint], user="root", password="secret")
+    with running_etcd() as closed:
+        turn_authentication_on(closed.url)
+        server = ExternalServer([closed.endpoint], user="root", password="pw")
         require_closed(make_settings(gate=True), server)
     with pytest.raises(pytest.UsageError, match=f"--nixl-gate is refused with .*{re.escape(etcd.url)}"):
         require_closed(make_settings(gate=True), ExternalServer([etcd.endpoint], user="root", password="secret"))

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -32,7 +33,7 @@ from pytest_nixl.etcd.client import connect
 from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd_servers.embedded import EmbeddedServer
-from pytest_nixl.etcd_servers.rank0 import ListenAddress, refusals, serve_etcd, wait_for_etcd
+from pytest_nixl.etcd_servers.rank0 import ListenAddress, credentials, refusals, serve_etcd, wait_for_etcd
 from pytest_nixl.fixtures.etcd import PrivateEtcd
 from pytest_nixl.processes.supervisor import supervisor
 
@@ -173,18 +174,19 @@ def test_of_a_workers_output_rank_0_gets_the_end() -> None:
     assert unpack(answer["result"], most=LARGEST_OUTPUT) == b"x" * LARGEST_OUTPUT
 
 
-def test_rank_0_counts_the_requests_that_its_etcd_refused() -> None:
+def test_rank_0_counts_the_connections_that_its_etcd_refused(tmp_path: Path) -> None:
     [port] = free_ports(1)
     server = serve_etcd(supervisor(), ListenAddress("127.0.0.1", port), "the token")
     assert isinstance(server, EmbeddedServer)
     try:
-        wait_for_etcd(server.endpoint, 60, "the token")
+        wait_for_etcd(server.endpoint, 60, credentials("the token", tmp_path))
         assert refusals(server) == 0
         for wrong in ("another", ""):
             before = refusals(server)
+            endpoint = server.endpoint if wrong else server.endpoint.replace("https", "http")
             with pytest.raises(EtcdError, match="group token"):
-                wait_for_etcd(server.endpoint, 60, wrong)
-            assert refusals(server) > before
+                wait_for_etcd(endpoint, 60, credentials(wrong, tmp_path))
+            eventually(lambda counted=before: refusals(server) > counted)
     finally:
         server.discard()
     assert refusals(server) == 0, "an etcd that is gone says nothing"
@@ -194,7 +196,7 @@ def test_a_rank_says_why_it_waits_and_how_long(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("pytest_nixl.etcd_servers.rank0.SAID_EVERY", 0.05)
     said: list[str] = []
     with pytest.raises(EtcdError):
-        wait_for_etcd("http://no-such-host.invalid:2379", 1, waiting=said.append)
+        wait_for_etcd("http://no-such-host.invalid:2379", 1, {}, waiting=said.append)
     assert said[0].startswith(
         "waiting for the etcd that rank 0 serves at http://no-such-host.invalid:2379; 0 s of 1 s; "
     )

@@ -285,9 +285,9 @@ def test_a_rank_that_cannot_join_discards_the_etcd_that_it_started(fails: str, m
 
 
 @pytest.mark.parametrize(
-    ("count", "more"), [(0, ""), (3, "; its etcd refused 3 requests for another --nixl-group-token, or none")]
+    ("count", "more"), [(0, ""), (3, "; its etcd refused 3 connections for another --nixl-group-token, or none")]
 )
-def test_a_rank_that_misses_others_says_how_many_requests_its_etcd_refused(
+def test_a_rank_that_misses_others_says_how_many_connections_its_etcd_refused(
     make_settings: Any, monkeypatch: pytest.MonkeyPatch, count: int, more: str
 ) -> None:
     told: list[str] = []

@@ -18,6 +18,7 @@ from typing import Any, cast
 
 import pytest
 
+from pytest_nixl.checks.deployment_etcd import key_survey
 from pytest_nixl.checks.deployment_etcd.key_survey import survey
 from pytest_nixl.cluster.garbage_collection import clean
 from pytest_nixl.etcd import paging
@@ -27,21 +28,22 @@ from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd.paging import Pager
 from pytest_nixl.etcd.transaction import KeyPage
 
-#: The keys of one page, by the number of the page from 0 and the start of the range.
-Pages = Callable[[int, str], list[str]]
+#: The keys of one page, by the number of the page from 0, the start of the range, and the number of keys asked for.
+Pages = Callable[[int, str, int], list[str]]
 
 
 @contextmanager
-def endless(pages: Pages) -> Iterator[EtcdClient]:
-    """An etcd that says after each page that there are more."""
+def endless(pages: Pages, *, keys_end: bool = False) -> Iterator[EtcdClient]:
+    """An etcd that says after each page that there are more; with ``keys_end`` only after pages with values."""
     number = itertools.count()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            keys = pages(next(number), base64.b64decode(asked["key"]).decode().split("\0")[0])
+            keys = pages(next(number), base64.b64decode(asked["key"]).decode().split("\0")[0], asked["limit"])
             found = [{"key": base64.b64encode(key.encode()).decode(), "mod_revision": "3"} for key in keys]
-            answer: dict[str, Any] = {"header": {"revision": "3"}, "kvs": found, "more": True}
+            answer: dict[str, Any] = {"header": {"revision": "3"}, "kvs": found}
+            answer["more"] = not (keys_end and asked["keys_only"])
             data = json.dumps(answer).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(data)))
@@ -62,6 +64,11 @@ def endless(pages: Pages) -> Iterator[EtcdClient]:
         server.server_close()
 
 
+def full(first: str, limit: int) -> list[str]:
+    """Return a page of as many keys as were asked for."""
+    return [first, *(f"/a/d{key:05}" for key in range(limit - 1))]
+
+
 def read_groups(client: EtcdClient) -> None:
     clean(client, prefix="/a", dry_run=True)
 
@@ -77,13 +84,17 @@ READERS = pytest.mark.parametrize("read", [read_groups, read_keys])
 @pytest.mark.parametrize(
     ("pages", "words"),
     [
-        (lambda number, start: ["/a/same"], "was asked for keys after '/a/same' and sent '/a/same'"),
-        (lambda number, start: ["/a/c"] if number == 0 else ["/a/b"], "and sent '/a/b'"),
-        (lambda number, start: ["/b"], "was asked for keys after '/a/' and sent '/b'"),
-        (lambda number, start: [], "sent 0, and says that there are more"),
-        (lambda number, start: [f"/a/{each:05}" for each in range(1001)], "sent 1001, and says that there are more"),
+        (lambda number, start, limit: full("/a/c", limit), "and sent '/a/c'"),
+        (lambda number, start, limit: full("/a/b" if number else "/a/c", limit), "and sent '/a/b'"),
+        (lambda number, start, limit: ["/b"], "was asked for keys after '/a/' and sent '/b'"),
+        (lambda number, start, limit: [], "sent 0, and says that there are more"),
+        (lambda number, start, limit: [f"/a/{each:05}" for each in range(limit // 2)], "and says that there are more"),
+        (
+            lambda number, start, limit: [f"/a/{each:05}" for each in range(1001)],
+            "sent 1001, and says that there are more",
+        ),
     ],
-    ids=["same", "backwards", "outside", "empty", "too-many"],
+    ids=["same", "backwards", "outside", "empty", "too-few", "too-many"],
 )
 def test_pages_that_make_no_progress_are_refused(read: Callable[[EtcdClient], None], pages: Pages, words: str) -> None:
     with endless(pages) as client, pytest.raises(EtcdError) as caught:
@@ -93,20 +104,35 @@ def test_pages_that_make_no_progress_are_refused(read: Callable[[EtcdClient], No
     assert caught.value.remedy.startswith("check that this is the address of an etcd")
 
 
+def next_keys(number: int, start: str, limit: int) -> list[str]:
+    """Return as many keys as were asked for, each greater than those before."""
+    last = int(start[3:] or -1)
+    return [f"/a/{key:09}" for key in range(last + 1, last + 1 + limit)]
+
+
 @READERS
 @pytest.mark.parametrize("bound", ["MOST_PAGES", "MOST_SECONDS"])
 def test_pages_and_seconds_are_bounded(
     read: Callable[[EtcdClient], None], bound: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(f"pytest_nixl.etcd.paging.{bound}", 3)
+    for module in (paging, key_survey):
+        monkeypatch.setattr(module, bound, 1, raising=module is paging)
 
-    def pages(number: int, start: str) -> list[str]:
-        return [f"/a/{number:09}"]
-
-    with endless(pages) as client, pytest.raises(EtcdError) as caught:
+    with endless(next_keys) as client, pytest.raises(EtcdError) as caught:
         read(client)
     assert caught.value.cause == "endless"
     assert "has more keys under /a/ than can be read in" in caught.value.reason
+
+
+def test_a_reading_without_a_bound_of_its_own_ends_soon_enough_for_a_person() -> None:
+    assert paging.MOST_SECONDS + 5 <= 20, "the last page may take the timeout of a request"
+
+
+def test_values_without_an_end_leave_the_sizes_of_keys_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paging, "MOST_PAGES", 1)
+    with endless(next_keys, keys_end=True) as client:
+        found = survey(client, ["/a/"], values=True)
+    assert [key.size is not None for key in found.keys] == [True] * 16 + [False] * 984
 
 
 def test_as_many_pages_are_read_as_there_may_be_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

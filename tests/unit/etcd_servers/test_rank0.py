@@ -3,16 +3,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import ssl
+import stat
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 import requests
+from cryptography import x509
 from helpers.etcd import environment, separate_supervisor
 from helpers.needs import need_programs
 
@@ -26,11 +32,9 @@ from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd_servers import rank0 as module
 from pytest_nixl.etcd_servers.embedded import EmbeddedServer
 from pytest_nixl.etcd_servers.rank0 import (
-    USER,
     ListenAddress,
     credentials,
     own_address,
-    password,
     serve_etcd,
     wait_for_etcd,
 )
@@ -58,6 +62,19 @@ def serve(own: SupervisorClient) -> Iterator[Serve]:
             return server
 
         yield start
+
+
+@pytest.fixture
+def token_server(serve: Serve) -> EmbeddedServer:
+    """An etcd of a group with a token."""
+    return serve(TOKEN)
+
+
+@pytest.fixture
+def other_certificates(tmp_path: Path) -> tuple[str, str]:
+    """Certificate and key of a rank of another group."""
+    other = credentials("another", tmp_path)
+    return other["cert"], other["key"]
 
 
 class TestListen:
@@ -96,12 +113,31 @@ class TestListen:
     def test_endpoint_url_on_the_host_of_rank_0(self) -> None:
         assert ListenAddress.parse(":12379").endpoint_at("node-a") == "http://node-a:12379"
 
-    def test_the_password_is_not_the_token(self) -> None:
-        assert len(password(TOKEN)) == 64
-        assert password(TOKEN) == password(TOKEN) != password(f"{TOKEN}x")
-        assert TOKEN not in password(TOKEN)
-        assert credentials(TOKEN) == {"user": USER, "password": password(TOKEN)}
-        assert credentials("") == {}
+    def test_the_certificate_is_that_of_the_token(self, tmp_path: Path) -> None:
+        texts = []
+        for folder, token in (("a", TOKEN), ("b", TOKEN), ("c", f"{TOKEN}x")):
+            (tmp_path / folder).mkdir()
+            paths = credentials(token, tmp_path / folder)
+            texts.append([Path(paths["cert"]).read_text(), Path(paths["key"]).read_text()])
+        assert texts[0] == texts[1]
+        assert not set(texts[0]) & set(texts[2])
+        assert credentials("", tmp_path) == {}
+
+    def test_the_strictest_reader_accepts_the_certificate(self, tmp_path: Path) -> None:
+        files = credentials(TOKEN, tmp_path)
+        certificate = x509.load_pem_x509_certificate(Path(files["cert"]).read_bytes())
+        certificate.verify_directly_issued_by(certificate)
+        context = ssl.create_default_context(cafile=files["cacert"])
+        context.verify_flags |= ssl.VERIFY_X509_STRICT  # the default from Python 3.13 on
+        serving = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=files["cacert"])
+        serving.verify_mode = ssl.CERT_REQUIRED
+        serving.verify_flags |= ssl.VERIFY_X509_STRICT
+        for side in (context, serving):
+            side.load_cert_chain(files["cert"], files["key"])
+        ours, theirs = socket.socketpair()
+        with ours, theirs, ThreadPoolExecutor() as pool:
+            pool.submit(lambda: serving.wrap_socket(theirs, server_side=True).sendall(b"in"))
+            assert context.wrap_socket(ours, server_hostname=files["server_name"]).recv(2) == b"in"
 
 
 class TestServe:
@@ -117,58 +153,78 @@ class TestServe:
         server.discard()
         assert not list(own.directory.glob(f"{server.name}*"))
 
-    def test_with_a_token_a_password_is_required(self, serve: Serve) -> None:
+    def test_with_a_token_only_the_ranks_may_use_it(self, serve: Serve, tmp_path: Path) -> None:
         server = serve(TOKEN)
-        assert password(TOKEN) not in repr(server)
         with server.client() as client:
             client.put("/x", b"1")
-        with connect(parse_endpoints(server.endpoint), **credentials(TOKEN)) as client:
+        with connect(parse_endpoints(server.endpoint), **credentials(TOKEN, tmp_path)) as client:
             assert client.get("/x") == b"1"
-        for stranger, cause in (("", "auth-needed"), ("another", "password")):
-            with connect(parse_endpoints(server.endpoint), **credentials(stranger)) as client:
-                with pytest.raises(EtcdError) as reading:
-                    client.get("/x")
-                with pytest.raises(EtcdError) as writing:
-                    client.put("/x", b"2")
-            assert (reading.value.cause, writing.value.cause) == (cause, cause)
-        self_made = {"name": "mallory", "password": "m"}
-        assert requests.post(f"{server.endpoint}/v3/auth/user/add", json=self_made, timeout=60).status_code == 400
-        with server.client() as client:
-            assert client.get("/x") == b"1"
+        with connect(parse_endpoints(server.endpoint), **credentials("another", tmp_path)) as client:
+            with pytest.raises(EtcdError) as caught:
+                client.put("/x", b"2")
+        assert caught.value.cause == "untrusted"
 
-    def test_the_password_is_required_after_a_restart(self, serve: Serve) -> None:
+    @pytest.mark.parametrize(
+        "path",
+        ["/v3/maintenance/alarm", "/v3/kv/compaction", "/v3/lease/grant", "/v3/lease/leases", "/v3/cluster/member/list",
+         "/v3/kv/range", "/v3/auth/authenticate", "/metrics", "/debug/vars", "/health", "/version"],
+    )  # fmt: skip
+    def test_a_stranger_gets_no_answer_to_anything(
+        self, token_server: EmbeddedServer, path: str, other_certificates: tuple[str, str]
+    ) -> None:
+        body = {"action": "ACTIVATE", "alarm": "NOSPACE", "TTL": 60, "revision": 1, "key": "eA==", "name": "root"}
+        for scheme in ("http", "https"):
+            for certificate in (None, other_certificates):
+                url = f"{scheme}://127.0.0.1:{token_server.client_port}{path}"
+                verb = "post" if path.startswith("/v3/") else "get"
+                status = 0
+                with contextlib.suppress(requests.ConnectionError):
+                    answer = requests.request(verb, url, json=body, cert=certificate, verify=False, timeout=60)
+                    status = answer.status_code
+                assert status in (0, 400), f"{url}: {status}"
+        with token_server.client() as client:
+            assert client.maintenance.alarms() == ()
+
+    def test_the_files_of_the_certificates_are_private(self, own: SupervisorClient) -> None:
+        credentials(TOKEN, own.directory)
+        files = list(own.directory.glob("*.pem"))
+        assert files
+        assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+
+    def test_only_the_ranks_may_use_it_after_a_restart(self, serve: Serve) -> None:
         server = serve(TOKEN)
         endpoint = server.endpoint
         with server.client() as client:
             client.put("/x", b"1")
             server.kill()
             server.restart()
-            assert client.get("/x") == b"1", "the client gets a token of the new process"
+            assert client.get("/x") == b"1"
         assert server.endpoint == endpoint
         with pytest.raises(EtcdError) as caught:
-            wait_for_etcd(endpoint, 60)
-        assert caught.value.cause == "auth-needed"
+            wait_for_etcd(endpoint.replace("https", "http"), 60, {})
+        assert caught.value.cause == "tls-server"
 
-    def test_it_is_never_reachable_without_its_password(self, serve: Serve) -> None:
+    def test_no_request_is_answered_without_a_certificate_while_it_starts(self, serve: Serve) -> None:
         """From before its start until it is ready, requests to its address are refused or not answered."""
         (port,) = free_ports(1)
-        url, answers, ready = f"http://127.0.0.1:{port}", set[int](), threading.Event()
+        answers, ready = set[int](), threading.Event()
 
-        def ask() -> None:
+        def ask(url: str) -> None:
             while not ready.is_set():
-                try:
-                    answers.add(requests.post(f"{url}/v3/kv/range", json={"key": "eA=="}, timeout=5).status_code)
-                except requests.RequestException:
-                    continue
+                with contextlib.suppress(requests.RequestException):
+                    answer = requests.post(f"{url}/v3/kv/range", json={"key": "eA=="}, verify=False, timeout=5)
+                    answers.add(answer.status_code)
 
-        stranger = threading.Thread(target=ask)
-        stranger.start()
+        strangers = [threading.Thread(target=ask, args=(f"{s}://127.0.0.1:{port}",)) for s in ("http", "https")]
+        for stranger in strangers:
+            stranger.start()
         try:
             serve(TOKEN, port)
         finally:
             ready.set()
-            stranger.join()
-        assert 200 not in answers, answers
+            for stranger in strangers:
+                stranger.join()
+        assert answers <= {400}, answers
 
     def test_a_port_in_use_is_reported_with_the_option(self, own: SupervisorClient) -> None:
         with socket.create_server(("127.0.0.1", 0)) as other:
@@ -208,21 +264,22 @@ class TestServe:
         server = serve_etcd(own, ListenAddress("localhost", free_ports(1)[0]))
         try:
             assert server.endpoint == f"http://localhost:{server.client_port}"
-            wait_for_etcd(server.endpoint, 60)
+            wait_for_etcd(server.endpoint, 60, {})
         finally:
             server.discard()
 
 
 class TestWait:
-    def test_a_rank_waits_for_a_late_rank_0(self, serve: Serve) -> None:
+    def test_a_rank_waits_for_a_late_rank_0(self, serve: Serve, own: SupervisorClient) -> None:
         (port,) = free_ports(1)
+        certificates = credentials(TOKEN, own.directory)
         asked = threading.Event()
         outcome: list[str] = []
 
         def wait() -> None:
             asked.set()
             try:
-                wait_for_etcd(f"http://127.0.0.1:{port}", 120, TOKEN)
+                wait_for_etcd(f"https://127.0.0.1:{port}", 120, certificates)
                 outcome.append("in")
             except EtcdError as error:
                 outcome.append(str(error))
@@ -238,7 +295,7 @@ class TestWait:
         (port,) = free_ports(1)
         start = time.monotonic()
         with pytest.raises(EtcdError) as caught:
-            wait_for_etcd(f"http://127.0.0.1:{port}", 0.5)
+            wait_for_etcd(f"http://127.0.0.1:{port}", 0.5, {})
         assert time.monotonic() - start >= 0.5
         for part in (f"http://127.0.0.1:{port} ", "within 0.5 s", "rank 0", "--nixl-etcd-listen"):
             assert part in caught.value.reason
@@ -247,22 +304,24 @@ class TestWait:
         assert "connection refused" in caught.value.detail
 
     @pytest.mark.parametrize(
-        ("theirs", "ours", "cause"),
+        ("theirs", "ours", "reason"),
         [
-            (TOKEN, "another", "password"),
-            (TOKEN, "", "auth-needed"),
+            (TOKEN, "another", "rank 0 has another group token than this rank"),
+            (TOKEN, "", "rank 0 has a group token, and this rank has none"),
+            ("", TOKEN, "rank 0 has no group token, and this rank has one"),
         ],
     )
-    def test_a_different_token_is_reported_at_once(self, serve: Serve, theirs: str, ours: str, cause: str) -> None:
+    def test_a_different_token_is_reported_at_once(
+        self, serve: Serve, tmp_path: Path, theirs: str, ours: str, reason: str
+    ) -> None:
         server = serve(theirs)
+        endpoint = f"{'https' if ours else 'http'}://127.0.0.1:{server.client_port}"
         start = time.monotonic()
         with pytest.raises(EtcdError) as caught:
-            wait_for_etcd(server.endpoint, 300, ours)
+            wait_for_etcd(endpoint, 300, credentials(ours, tmp_path))
         assert time.monotonic() - start < 100
-        assert caught.value.cause == cause
-        assert caught.value.reason.startswith(f"etcd at {server.endpoint}: rank 0 has ")
+        assert caught.value.reason == f"etcd at {endpoint}: {reason}"
         assert caught.value.remedy == "give every rank the same --nixl-group-token or NIXL_GROUP_TOKEN"
-        assert theirs not in str(caught.value)
 
     def test_a_server_that_is_not_an_etcd_is_reported_at_once(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as other:
@@ -279,7 +338,7 @@ class TestWait:
 
             threading.Thread(target=answer, daemon=True).start()
             with pytest.raises(EtcdError) as caught:
-                wait_for_etcd(f"http://127.0.0.1:{other.getsockname()[1]}", 300)
+                wait_for_etcd(f"http://127.0.0.1:{other.getsockname()[1]}", 300, {})
             assert caught.value.cause == "not-etcd"
             other.shutdown(socket.SHUT_RDWR)
 
@@ -301,11 +360,13 @@ from pytest_nixl.etcd.client import connect
 from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd_servers.rank0 import credentials, wait_for_etcd
+from pytest_nixl.processes.supervisor import supervisor
 
 url, token = sys.argv[1:]
+certificates = credentials(token, supervisor().directory)
 try:
-    wait_for_etcd(url, 80, token)
-    with connect(parse_endpoints(url), **credentials(token)) as client:
+    wait_for_etcd(url, 80, certificates)
+    with connect(parse_endpoints(url), **certificates) as client:
         client.put("/from", b"another host")
         print(client.get("/from").decode())
 except EtcdError as error:
@@ -357,9 +418,11 @@ def test_another_host_can_use_it(host: str, token: str) -> None:
         with serving:
             assert serving.stdout is not None
             url = serving.stdout.readline().strip()
-            assert url == "http://10.98.0.1:12379", "no default route: the address of the only other interface"
+            scheme = "https" if token else "http"
+            assert url == f"{scheme}://10.98.0.1:12379", "no default route: the address of the only other interface"
             assert ask(url, token) == "another host\n"
             if token:
+                url = url.replace("https", "http")
                 assert ask(url, "") == f"etcd at {url}: rank 0 has a group token, and this rank has none\n"
         assert serving.returncode == 0
 

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -243,6 +244,40 @@ def test_shared_memory_of_a_killed_run_is_removed_without_its_run_directory(
     cli.main(["clean"])
     assert f"removed what a killed run left: {shared_memory}\n" in capsys.readouterr().out
     assert not shared_memory.exists()
+
+
+def test_an_empty_directory_of_a_run_killed_while_it_removed_its_files_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    old, new = (Path(f"/dev/shm/pytest-nixl-{os.urandom(6).hex()}") for _ in range(2))
+    other = tmp_path / "pytest-nixl-notes"
+    an_hour_ago = time.time() - 3600
+    try:
+        for folder in (old, new, other):
+            folder.mkdir(mode=0o700)
+            if folder is not new:  # that one may be of a supervisor that starts
+                os.utime(folder, (an_hour_ago, an_hour_ago))
+        assert cli.main(["clean"]) == 0
+        assert f"removed what a killed run left: {old}\n" in capsys.readouterr().out
+        assert [folder.exists() for folder in (old, new, other)] == [False, True, True]
+    finally:
+        for folder in (old, new):
+            with suppress(FileNotFoundError):
+                folder.rmdir()
+
+
+def test_the_owner_of_a_directory_is_removed_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    unlink = os.unlink
+    monkeypatch.setattr(os, "unlink", lambda path: (order.append(Path(path).name), unlink(path)))
+    folder = tmp_path / "run"
+    (folder / "data").mkdir(parents=True)
+    for name in ("a", "owner", "z", "data/b"):
+        (folder / name).touch()
+    remove_tree(str(folder))
+    assert sorted(order) == ["a", "b", "owner", "z"]
+    assert order[-1] == "owner"
 
 
 def test_a_stopped_supervisor_cleans_up_after_its_client(tmp_path: Path) -> None:
