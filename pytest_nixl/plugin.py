@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pytest hooks of the plugin. Each only calls the module that does the work."""
+"""The pytest hooks of the plugin. Each only calls the module that does the work.
+
+PYTEST_DONT_REWRITE: a second run of pytest in this process would warn that it cannot rewrite this module.
+"""
 
 from __future__ import annotations
 
