@@ -181,6 +181,7 @@ class Trouble(str, Enum):
     """The kind of a failure, according to the message of nixlbench."""
 
     URI_NOT_VALID = "URI-NOT-VALID"
+    LOCK_EXPIRED = "LOCK-EXPIRED"
     LOCK_NOT_ACQUIRED = "LOCK-NOT-ACQUIRED"
     RANKS_MISSING = "RANKS-MISSING"
     STALE_GROUP = "STALE-GROUP"
@@ -197,6 +198,9 @@ class Trouble(str, Enum):
 REMEDIES = {
     Trouble.URI_NOT_VALID: "Give nixlbench an etcd endpoint of the form http://HOST:PORT, without a path or a final "
     "slash, whose host resolves to an IPv4 address on nixlbench's host.",
+    Trouble.LOCK_EXPIRED: "The lease of nixlbench's lock ended before it was this process's turn: etcd heard nothing "
+    "from it for too long. Start fewer processes on its host, check that etcd answers quickly (etcdctl --endpoints URL "
+    "endpoint health), then run it again in a new --benchmark_group.",
     Trouble.LOCK_NOT_ACQUIRED: "Check from nixlbench's host that etcd answers at the endpoint "
     "(etcdctl --endpoints URL endpoint health), then run it again.",
     Trouble.RANKS_MISSING: "Start every rank with the same etcd and the same --benchmark_group, use a new group for "
