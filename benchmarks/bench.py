@@ -6,7 +6,8 @@
   nixlbench does with the same sizes, by ETCD, by ASIO, and by ASIO with buffers of 64 MiB, if ``--nixlbench`` names it;
 * the ratio of the bandwidth that pytest-nixl measures to that of a bare NIXL loop with the same pattern of transfers;
 * the same ratio for requests for KV blocks, with prepared descriptors of scattered blocks;
-* the processor time that the installed but unused plugin adds to pytest with one trivial test;
+* the processor time that the installed but unused plugin adds to pytest with one trivial test, from a wheel, where
+  bytecode can be kept and where it cannot;
 * the time of ``pytest-nixl doctor``, which loads NIXL and makes a backend;
 * the time of all suites at the levels ``quick`` and ``standard``;
 * the time of ``pytest-nixl history`` of 1,000 and 10,000 runs;
@@ -21,6 +22,7 @@ one out, such as ``ranks``, whose 64 ranks take minutes; the table says so.
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import math
 import os
@@ -41,6 +43,8 @@ import nixlbench_sweep
 import store
 from figures import Figure, load, machine, table, write_table
 
+import pytest_nixl
+
 ROOT = Path(__file__).resolve().parents[1]
 #: The page with the table of all figures.
 CLAIMS = ROOT / "docs" / "explanation" / "claims.md"
@@ -58,19 +62,22 @@ TESTS = "python3 -m pip install -q -U --target .bootstrap tox && PYTHONPATH=.boo
 #: Variables of the tox that may have started this program, and of a Python's start: a fresh clone has none of them.
 OURS = ("TOX_", "PYTHON", "VIRTUAL_ENV")
 #: Bounds in seconds on two cores; of the unused plugin in milliseconds; of measured : bare loop, the least ratio.
-QUICK, STANDARD, FIFTEEN, SWEPT, ADDED, DOCTOR, SECOND, UNUSED_MS, BARE = 3.5, 30, 2.5, 3.8, 0.2, 1, 360, 20, 0.97
+QUICK, STANDARD, FIFTEEN, SWEPT, ADDED, DOCTOR, SECOND, UNUSED_MS, BARE = 3.5, 30, 2.5, 3.8, 0.2, 1, 360, 15, 0.97
+#: The number of pairs of starts of pytest, without and with the plugin.
+UNUSED_PAIRS = 20
 #: Of a history of 1,000 runs and of `alltoall` of 64 ranks, in seconds; of what a row differs by, in percent.
 HISTORY, ALLTOALL, SPREAD = 1, 200, 27
 
 
-def pytest(*arguments: str, directory: Path = ROOT) -> float:
+def pytest(*arguments: str, directory: Path = ROOT, writes_bytecode: bool = True) -> float:
     """Run pytest and return its wall time in seconds."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     start = time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
         cwd=directory,
         # With this variable pytest rewrites the assertions of every plugin at each start, instead of once.
-        env={name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
+        env=environment if writes_bytecode else {**environment, "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
         check=False,
@@ -80,10 +87,10 @@ def pytest(*arguments: str, directory: Path = ROOT) -> float:
     return time.perf_counter() - start
 
 
-def processor_time(*arguments: str, directory: Path) -> float:
+def processor_time(*arguments: str, directory: Path, writes_bytecode: bool = True) -> float:
     """Run pytest and return the processor time that it and its children took, in seconds."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    pytest(*arguments, directory=directory)
+    pytest(*arguments, directory=directory, writes_bytecode=writes_bytecode)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
@@ -247,20 +254,24 @@ def bare_kv(op: str) -> float:
 def unused(asked: argparse.Namespace) -> Iterator[Figure]:
     """Measure the processor time that the installed but unused plugin adds to pytest with one trivial test.
 
-    Other processes of the machine change the wall time of a start by several times what is measured.
+    It is measured from a wheel, where pytest can keep bytecode and where it cannot, as in images with
+    ``PYTHONDONTWRITEBYTECODE=1`` or read-only site-packages. Other processes of the machine change the wall time of a
+    start by several times what is measured.
     """
-    with tempfile.TemporaryDirectory() as directory:
-        Path(directory, "test_nothing.py").write_text("def test_nothing(): pass\n")
-        pytest(directory=Path(directory))  # writes the compiled modules
-        without, with_ = alternate(
-            12 * asked.repeats,
-            lambda: processor_time("-p", "no:nixl", directory=Path(directory)),
-            lambda: processor_time(directory=Path(directory)),
-        )
-    added = tuple((b - a) * 1000 for a, b in zip(without, with_, strict=True))
-    peer = f"pytest without it: {median(without) * 1000:.0f} ms"
-    name = "processor time that the installed, unused plugin adds to a start of pytest"
-    yield Figure(name, added, "ms", UNUSED_MS, peer=peer)
+    package = Path(pytest_nixl.__file__).parent
+    if package.is_relative_to(ROOT) and not package.is_relative_to(Path(sys.prefix)):
+        raise SystemExit("the plugin is not installed from a wheel: run tox -e bench -- unused")
+    compileall.compile_dir(package, quiet=2)  # as pip does in an image
+    for writes, where in ((True, "kept"), (False, "not kept")):
+        with tempfile.TemporaryDirectory() as directory:
+            Path(directory, "test_nothing.py").write_text("def test_nothing(): pass\n")
+            start = partial(processor_time, directory=Path(directory), writes_bytecode=writes)
+            start()
+            without, with_ = alternate(UNUSED_PAIRS, partial(start, "-p", "no:nixl"), start)
+        added = tuple((b - a) * 1000 for a, b in zip(without, with_, strict=True))
+        peer = f"pytest without it: {median(without) * 1000:.0f} ms"
+        name = f"processor time that the installed, unused plugin adds to a start of pytest, bytecode {where}"
+        yield Figure(name, added, "ms", UNUSED_MS, peer=peer)
 
 
 def level(name: str, repeats: int, bound: float) -> Iterator[Figure]:

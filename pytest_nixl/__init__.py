@@ -7,6 +7,8 @@ used, so that an installed and unused plugin costs nothing. No module of this pa
 
 from __future__ import annotations
 
+import sys
+from importlib.machinery import ModuleSpec, PathFinder
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -146,6 +148,24 @@ _MODULES = {
     "session.run": ("Run",),
     "store.record_reader": ("RecordedRun",),
 }
+
+
+class _PlainImports:
+    """Let Python import the modules of this package, but those of the suites.
+
+    pytest rewrites the assertions of each module of a plugin. Where it cannot keep the result (read-only site-packages,
+    ``PYTHONDONTWRITEBYTECODE``) it does so at each start, which takes longer than all that an unused plugin does.
+    """
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if not name.startswith(f"{__name__}.") or name.startswith(f"{__name__}.suites"):
+            return None
+        return PathFinder.find_spec(name, path, target)
+
+
+if "_pytest.assertion.rewrite" in sys.modules:
+    sys.meta_path.insert(0, _PlainImports)
 
 
 def _load(name: str) -> Any:

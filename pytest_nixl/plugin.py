@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pytest hooks of the plugin. Each only calls the module that does the work."""
+"""The pytest hooks of the plugin. Each only calls the module that does the work.
+
+PYTEST_DONT_REWRITE: a second run of pytest in this process would warn that it cannot rewrite this module.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +28,7 @@ from pytest_nixl.fixtures.agents import (
 )
 from pytest_nixl.fixtures.etcd import etcd3_client, nixl_etcd, nixl_etcd_proxy, nixl_etcd_server, nixl_private_etcd
 from pytest_nixl.fixtures.s3 import nixl_s3
-from pytest_nixl.model.settings import OPTIONS
-from pytest_nixl.session.options import add_options, given_options, join_flags
+from pytest_nixl.session.options import add_options, join_flags, uses_options
 
 if TYPE_CHECKING:
     from pytest_nixl.session.outcome import Reruns
@@ -93,10 +95,6 @@ def _uses_plugin(item: pytest.Item) -> bool:
     """Whether a test uses a fixture of the plugin or makes a check."""
     uses_fixture = not _FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
     return uses_fixture or item.get_closest_marker("nixl_check") is not None
-
-
-def _is_asked_for(config: pytest.Config) -> bool:
-    return bool(given_options(config)) or any(config.getini(item.ini) for item in OPTIONS)
 
 
 def _is_distributed(config: pytest.Config) -> bool:
@@ -171,9 +169,9 @@ def pytest_cmdline_main(config: pytest.Config) -> Generator[None, Any, Any]:
     try:
         code = yield
     except pytest.UsageError as error:
-        if _RUN in config.stash or _is_asked_for(config):
+        if _RUN in config.stash or uses_options(config):
             from pytest_nixl.core.strict import error_text
-            from pytest_nixl.session.options import hider_of
+            from pytest_nixl.session.given_options import hider_of
 
             hide = hider_of(config)
             error.args = tuple(error_text(hide(str(part))) for part in error.args)
@@ -205,7 +203,7 @@ def pytest_configure(config: pytest.Config) -> None:
         from pytest_nixl.report.brief_output import quiet_benchmarks
 
         quiet_benchmarks(config)
-    if not _is_asked_for(config):
+    if not uses_options(config):
         if _is_distributed(config):
             _begin(config)
         return

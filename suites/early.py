@@ -19,7 +19,7 @@ from typing import Any, TypeVar, cast
 
 import pytest
 
-from pytest_nixl import NixlAgent, Run, between_agents, shake_hands
+from pytest_nixl import NixlAgent, Run, between_agents
 from pytest_nixl.fixtures.agents import opened_agents
 from pytest_nixl.fixtures.etcd import opened_etcd, opened_etcd_proxies, opened_private_etcd
 
@@ -209,7 +209,7 @@ def _fixtures_of(package: str) -> dict[str, Callable[..., Any]]:
 
 
 def _beside_each_other(config: pytest.Config) -> bool:
-    """Whether checks may run beside each other: not if many processes or spinning threads would delay each other.
+    """Whether checks may run beside each other: not if many processes would delay each other.
 
     A debugger has the terminal for itself, and of several backends each is asked in its turn.
     """
@@ -217,7 +217,7 @@ def _beside_each_other(config: pytest.Config) -> bool:
     settings = run.settings
     single = len(between_agents(settings.backend)) == len(settings.progress_thread) == 1
     alone = hasattr(config, "workerinput") or config.getoption("usepdb") or config.getoption("trace")
-    return single and not (alone or settings.extended or run.in_cluster or shake_hands(settings.backend))
+    return single and not (alone or settings.extended or run.in_cluster)
 
 
 @contextmanager

@@ -11,7 +11,15 @@ from typing import Any
 
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.row_key import RowKey
-from pytest_nixl.model.verdicts import INTERRUPTED, NOTHING_CHECKED, Outcome, TextLine, Verdict, outcome
+from pytest_nixl.model.verdicts import (
+    GOOD,
+    INTERRUPTED,
+    NOTHING_CHECKED,
+    Outcome,
+    TextLine,
+    Verdict,
+    outcome,
+)
 
 #: The check of what fails a run but belongs to no other check.
 WHOLE_RUN = "whole-run"
@@ -34,6 +42,8 @@ RUN_VERDICTS = ("PASS", "FAIL", str(Verdict.INCONCLUSIVE), INTERRUPTED, NOTHING_
 
 #: Verdicts of checks that say nothing of what was to be validated.
 _UNCHECKED = {Verdict.NOT_APPLICABLE, Verdict.MISSING}
+#: Verdicts of checks that could not be decided. A run in which nothing passed, and one of these, did not pass.
+_UNDECIDED = {Verdict.INCONCLUSIVE, Verdict.UNKNOWN, Verdict.NO_EXPECTATION}
 
 
 @dataclass(frozen=True)
@@ -46,7 +56,7 @@ class Conclusion:
     :param beside: why the run fails although it was completed and no result fails; empty: it does not.
     :param nothing: whether no check came to a verdict. With ``--nixl-gate`` such a run fails for what is MISSING.
     :param unmeasured: why suites measured nothing, if nothing else fails the run; empty: they measured.
-    :param undecided: whether each check that ran is INCONCLUSIVE. With ``--nixl-gate`` such a run fails.
+    :param undecided: whether no check passed, and one could not be decided. With ``--nixl-gate`` such a run fails.
     :param retry: whether the gate fails it for nothing but what is INCONCLUSIVE: the run may pass another time.
     """
 
@@ -81,7 +91,7 @@ class Conclusion:
             worst is Outcome.FAIL,
             interrupted,
             beside,
-            undecided=checked == {Verdict.INCONCLUSIVE},
+            undecided=bool(checked & _UNDECIDED) and not checked & GOOD,
             retry=bool(failing) and all(result.verdict is Verdict.INCONCLUSIVE for result in failing),
         )
 

@@ -24,6 +24,17 @@ STORAGE = {"GDS": "FILE", "GDS_MT": "FILE", "POSIX": "FILE", "HF3FS": "FILE", "G
 #: How far the printed bandwidth and ``Avg Lat.`` may differ, and by how many seconds the latter is rounded.
 _TENFOLD, _ROUNDED = 10, 0.05e-6
 
+#: What nixlbench prints above each table, by flag. Without one of these the configuration is incomplete.
+_ALWAYS_PRINTED = (
+    "backend", "initiator_seg_type", "target_seg_type", "scheme", "mode", "op_type", "check_consistency",
+    "total_buffer_size", "num_initiator_dev", "num_target_dev", "start_block_size", "max_block_size",
+    "start_batch_size", "max_batch_size", "num_iter", "warmup_iter", "large_blk_iter_ftr", "num_threads",
+)  # fmt: skip
+#: The first and the last block and batch of a table.
+_SWEEP = ("start_block_size", "max_block_size", "start_batch_size", "max_batch_size")
+#: What releases since May 2026 also print; older ones print none of these.
+_PRINTED_TOGETHER = ("reregister_mem", "pipeline_depth", "use_hugepages")
+
 #: A positive integer.
 COUNT = re.compile(r"0*[1-9][0-9]{0,18}")
 
@@ -53,6 +64,13 @@ class NixlbenchRow:
     transfer_p99: float | None = None
     aggregate: float | None = None
     utilisation: float | None = None
+
+    @property
+    def spread(self) -> float:
+        """How many times longer the slowest hundredth of the transfers took than the average; 0 if not printed."""
+        slowest = max((time for time in (self.post_p99, self.transfer_p99) if time is not None), default=0.0)
+        average = (self.post_avg or 0.0) + (self.transfer_avg or 0.0)
+        return slowest / average if average > 0 else 0.0
 
 
 @dataclass(frozen=True)
@@ -127,10 +145,18 @@ class Configuration:
             f"but an Avg Lat. of {units.microseconds(row.latency_avg)} us"
         )
 
+    def lacking(self) -> tuple[str, ...]:
+        """Return the flags of the options that nixlbench prints in each run, and that this output does not have."""
+        printed = set(self.values)
+        newer = printed & {*_PRINTED_TOGETHER, "prepared_xfer"}
+        expected = (*_ALWAYS_PRINTED, *(_PRINTED_TOGETHER if newer else ()))
+        if self.planned() is None:
+            printed -= {flag for flag in _SWEEP if self.count(flag) is None}
+        return tuple(flag for flag in expected if flag not in printed)
+
     def planned(self) -> tuple[tuple[int, int], ...] | None:
         """Return block and batch of each row of the complete table, in order; None if not printed."""
-        block, last_block = self.count("start_block_size"), self.count("max_block_size")
-        batch, last_batch = self.count("start_batch_size"), self.count("max_batch_size")
+        block, last_block, batch, last_batch = map(self.count, _SWEEP)
         if block is None or last_block is None or batch is None or last_batch is None:
             return None
         return tuple((size, count) for size in _doubled(block, last_block) for count in _doubled(batch, last_batch))
@@ -155,6 +181,7 @@ class Trouble(str, Enum):
     """The kind of a failure, according to the message of nixlbench."""
 
     URI_NOT_VALID = "URI-NOT-VALID"
+    LOCK_EXPIRED = "LOCK-EXPIRED"
     LOCK_NOT_ACQUIRED = "LOCK-NOT-ACQUIRED"
     RANKS_MISSING = "RANKS-MISSING"
     STALE_GROUP = "STALE-GROUP"
@@ -171,6 +198,9 @@ class Trouble(str, Enum):
 REMEDIES = {
     Trouble.URI_NOT_VALID: "Give nixlbench an etcd endpoint of the form http://HOST:PORT, without a path or a final "
     "slash, whose host resolves to an IPv4 address on nixlbench's host.",
+    Trouble.LOCK_EXPIRED: "The lease of nixlbench's lock ended before it was this process's turn: etcd heard nothing "
+    "from it for too long. Start fewer processes on its host, check that etcd answers quickly (etcdctl --endpoints URL "
+    "endpoint health), then run it again in a new --benchmark_group.",
     Trouble.LOCK_NOT_ACQUIRED: "Check from nixlbench's host that etcd answers at the endpoint "
     "(etcdctl --endpoints URL endpoint health), then run it again.",
     Trouble.RANKS_MISSING: "Start every rank with the same etcd and the same --benchmark_group, use a new group for "

@@ -95,7 +95,7 @@ _TELLING = (
     "nsupported", "Unsupported", "Invalid", "Incorrect", "must be", "should", "not supported", "requested", "disabled",
     "incompatible", "violates", "Unknown", "Device API", "signal", "fault", "terminate called", "double free",
     "free(): ", "malloc(): ", "corrupted ", "smashing", "Aborted", "Killed", "Illegal", "exception", "core dumped",
-    "om-kill", "exit", "Exit",
+    "om-kill", "exit", "Exit", "mutex: ",
 )  # fmt: skip
 _GLOG = re.compile(r"E[0-9]{4} ")
 _CONNECTING = "Connecting to ETCD at "
@@ -105,6 +105,7 @@ _READY = "All processes are ready to proceed"
 #: The first pattern that a line matches decides its kind of failure.
 _TROUBLES = (
     (re.compile(r"the target uri is not valid"), Trouble.URI_NOT_VALID),
+    (re.compile(r"mutex: session is expired"), Trouble.LOCK_EXPIRED),
     (re.compile(r"Failed to acquire lock\b"), Trouble.LOCK_NOT_ACQUIRED),
     (re.compile(r"Error in barrier wait .* rank [0-9]+ completed [0-9]+/[0-9]+ ranks"), Trouble.RANKS_MISSING),
     (re.compile(r"Rank [0-9]+ is greater than or equal to global size [0-9]+"), Trouble.STALE_GROUP),

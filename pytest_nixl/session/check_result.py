@@ -24,7 +24,7 @@ from pytest_nixl.model.results import Result
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.settings import OPTIONS
 from pytest_nixl.model.verdicts import Judgement, Verdict
-from pytest_nixl.session.options import given_options
+from pytest_nixl.session.given_options import given_options
 from pytest_nixl.session.outcome import JUDGEMENT, check_of, is_own
 from pytest_nixl.session.requested_links import row_of
 from pytest_nixl.session.run import Run

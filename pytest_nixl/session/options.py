@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Declare the options to pytest, and read what was given on the command line.
+"""Declare the options to pytest, and see whether one is given.
 
 pytest loads this module in every project in which the plugin is installed, so it imports little.
 """
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from pytest_nixl.model.settings import OPTIONS
+from pytest_nixl.session.option_table import OPTION_TABLE
 
 if TYPE_CHECKING:
     import pytest
@@ -59,30 +58,18 @@ def join_flags(words: list[str]) -> None:
 def add_options(parser: pytest.Parser) -> None:
     """Declare every option and its ini value to pytest."""
     group = parser.getgroup("nixl", "NIXL validation")
-    for item in OPTIONS:
-        if item.switch:
-            group.addoption(item.flag, dest=item.ini, action="store_const", const="yes", default=None, help=item.help)
+    for field, metavar, text in OPTION_TABLE:
+        flag, name = f"--nixl-{field.replace('_', '-')}", f"nixl_{field}"
+        if metavar is None:
+            group.addoption(flag, dest=name, action="store_const", const="yes", default=None, help=text)
         else:
-            text = f"{item.help}; {item.form} (default: {item.default or 'none'})"
-            shown = text.replace("%", "%%")  # argparse formats help texts with %
             # The value of this option looks like an option itself: see join_flags.
-            more = {"nargs": "?"} if item.flag == TAKES_FLAGS else {}
-            group.addoption(item.flag, dest=item.ini, metavar=item.metavar, default=None, help=shown, **more)
-        parser.addini(item.ini, help=f"the same as {item.flag}", default=None)
+            more = {"nargs": "?"} if flag == TAKES_FLAGS else {}
+            group.addoption(flag, dest=name, metavar=metavar, default=None, help=text, **more)
+        parser.addini(name, help=f"the same as {flag}", default=None)
 
 
-def hider_of(config: pytest.Config) -> Callable[[str], str]:
-    """Return a function that hides the secrets of the options and of the environment variables in any text."""
-    from pytest_nixl.core.redaction import hider
-
-    values = {item: config.getoption(item.ini, None) or config.getini(item.ini) for item in OPTIONS}
-    typed = {item: str(text) for item, text in values.items() if text}
-    # An option may differ from its variable: hide both.
-    secret = {f"{item.environment[0]}_OPTION": text for item, text in typed.items() if item.secret}
-    return hider({**os.environ, **secret}, *typed.values())
-
-
-def given_options(config: pytest.Config) -> dict[str, str]:
-    """Return the options that were given on the command line, by flag, with passwords hidden."""
-    typed = {item: text for item in OPTIONS if (text := config.getoption(item.ini, None)) is not None}
-    return {item.flag: item.show(text) if item.secret or item.hidden else text for item, text in typed.items()}
+def uses_options(config: pytest.Config) -> bool:
+    """Whether an option or ini value of the plugin is given."""
+    names = [f"nixl_{field}" for field, _, _ in OPTION_TABLE]
+    return any(config.getoption(name, None) is not None or config.getini(name) for name in names)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_nixl.model.settings import OPTIONS
-from pytest_nixl.session.options import given_options, hider_of
+from pytest_nixl.session.given_options import hider_of
+from pytest_nixl.session.options import uses_options
 
 if TYPE_CHECKING:
     from pytest_nixl.cluster.placement import Placement
@@ -62,7 +62,7 @@ class Run:
     @cached_property
     def configured(self) -> bool:
         """Whether an option or ini value of the plugin is given, so that a bad value ends the run at once."""
-        return bool(given_options(self.config)) or any(self.config.getini(item.ini) for item in OPTIONS)
+        return uses_options(self.config)
 
     @property
     def parallel(self) -> bool:

@@ -3,7 +3,8 @@
 """A stand-in for nixlbench with the same output, keys and messages, because no registry has a build of nixlbench.
 
 It registers in a real etcd under etcd's lock, as released versions do, or meets its partner at a real port. With
-``STANDIN_RACY`` it takes no lock, like one affected build. It prints the recorded output of the real nixlbench 1.4.0
+``STANDIN_RACY`` it takes no lock, like one affected build. With ``STANDIN_LISTS`` it takes no lock, and its rank is its
+place in the list of those that are there. It prints the recorded output of the real nixlbench 1.4.0
 from ``fixtures/nixlbench``, with the values of its own flags. It moves no bytes.
 
 ``STANDIN_PLAY`` selects what it does after it has registered, and for which rank: ``wait`` (the default: for ever),
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import signal
 import socket
 import sys
@@ -56,7 +58,18 @@ class Etcd:
         self.client = client
         self.prefix = f"xferbench/{group}//"
 
+    def register_by_list(self) -> int:
+        """Announce a token, list the tokens, and take the place of the own one among them."""
+        token = f"{self.prefix}announced/{secrets.token_hex(8)}"
+        self.client.put(token, b"", self.client.lease(30))
+        rank = sorted(self.client.get_prefix(f"{self.prefix}announced/")).index(token)
+        self.client.put(f"{self.prefix}rank/{rank}", b"active", self.client.lease(30))
+        say(f"ETCD Runtime: Registered as rank {rank} item {rank + 1} of 2")
+        return rank
+
     def register(self) -> int:
+        if "STANDIN_LISTS" in os.environ:
+            return self.register_by_list()
         client, lease = self.client, self.client.lease(30)
         key, rank = "", 0
         if "STANDIN_RACY" not in os.environ:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -147,6 +148,35 @@ def present_then_locked(endpoint: str, group: str, size: int, announce: Callable
     """Write that it is there, then claim behind etcd's lock. This is correct."""
     _present(endpoint, group)
     locked_read_modify_write(endpoint, group, size, announce)
+
+
+def announces_and_lists(endpoint: str, group: str, size: int, announce: Callable[[int], None]) -> None:
+    """Write a token, list the tokens, and take the place of the own one among them. Wrong if one lists too early.
+
+    That shows only if the one whose token sorts first, which is the first that started, comes second.
+    """
+    from pytest_nixl.etcd.client import connect
+    from pytest_nixl.etcd.endpoints import parse_endpoints
+
+    with connect(parse_endpoints(endpoint), timeout=WAIT) as client:
+        token = f"{group}tokens/{os.getpid():08d}"
+        client.put(token, b"", client.lease(TTL))
+        rank = sorted(client.get_prefix(f"{group}tokens/")).index(token)
+        client.put(f"{group}rank/{rank}", b"", client.lease(TTL))
+        announce(rank)
+
+
+def announces_and_lists_by_age(endpoint: str, group: str, size: int, announce: Callable[[int], None]) -> None:
+    """Write a token, list the tokens, the oldest first, and take the place of the own one. This is correct."""
+    from pytest_nixl.etcd.client import connect
+    from pytest_nixl.etcd.endpoints import parse_endpoints
+
+    with connect(parse_endpoints(endpoint), timeout=WAIT) as client:
+        token = f"{group}tokens/{secrets.token_hex(8)}"
+        client.put(token, b"", client.lease(TTL))
+        rank = [item.key for item in client.by_creation(f"{group}tokens/")].index(token)
+        client.put(f"{group}rank/{rank}", b"", client.lease(TTL))
+        announce(rank)
 
 
 def _present(endpoint: str, group: str) -> None:

@@ -143,6 +143,15 @@ def test_a_racing_nixlbench_is_reported_with_one_cause(standin: str) -> None:
     assert done.code == 1
 
 
+def test_a_nixlbench_that_takes_its_rank_from_a_list_is_reported_with_its_cause(standin: str) -> None:
+    """Both processes are listed whenever their first writes overlap. One that lists too early needs another order."""
+    done = run(f"{SUITE}/test_nixlbench.py", f"--nixl-nixlbench={standin}", env={"STANDIN_LISTS": "1"})
+    assert "FAIL nixlbench-ranks-unique: rank 0 was given 2 times: to claimant 0 (" in done.output
+    assert "listed the keys under 'xferbench/<group>//announced/' before claimant " in done.output
+    assert "wrote one there, and took its rank by them, without etcd's lock" in done.output
+    assert done.code == 1
+
+
 def test_a_nixlbench_that_does_not_register_is_inconclusive() -> None:
     done = run(f"{SUITE}/test_nixlbench.py", "--nixl-level=extended", "--nixl-nixlbench=/bin/true")
     assert "INCONCLUSIVE nixlbench-ranks-unique: the registrations of two processes did not overlap" in done.output

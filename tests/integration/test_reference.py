@@ -52,6 +52,10 @@ def test_generated_pages_are_up_to_date(generate: Any, capsys: pytest.CaptureFix
     assert code == 0
 
 
+def test_pytest_declares_the_options_of_the_settings(generate: Any) -> None:
+    assert generate.OPTION_TABLE.read_text(encoding="utf-8") == generate.option_table()
+
+
 def test_every_option_has_a_section() -> None:
     assert headings("options") >= {option.flag for option in OPTIONS}
 

@@ -4,26 +4,25 @@
 from __future__ import annotations
 
 import pytest
-from helpers.cli_run import WITHOUT
+from helpers.cli_run import ROOT, WITHOUT
 from helpers.pytester_run import PLUGIN, run_pytest
+
+import pytest_nixl
 
 #: Of ours, what the table of options, the hooks and the fixtures' names need.
 NEEDED = {
     "pytest_nixl",
-    "pytest_nixl.core",
-    "pytest_nixl.core.forms",
     "pytest_nixl.fixtures",
     "pytest_nixl.fixtures.agents",
     "pytest_nixl.fixtures.etcd",
     "pytest_nixl.fixtures.s3",
-    "pytest_nixl.model",
-    "pytest_nixl.model.settings",
     "pytest_nixl.plugin",
     "pytest_nixl.session",
+    "pytest_nixl.session.option_table",
     "pytest_nixl.session.options",
 }
 #: The only parts of the package that an unused plugin may ever need: none of profiles, launchers, cluster.
-LIGHT = ("core", "fixtures", "model", "plugin", "session")
+LIGHT = ("fixtures", "plugin", "session")
 UNUSED = "def test_nothing(tmp_path): pass\nclass TestMore:\n    def test_more(self, request): pass\n"
 #: A way to use the plugin: the test file, the options, the ini values.
 USES = [
@@ -41,20 +40,25 @@ USES = [
 ]
 
 
-def loaded(pytester: pytest.Pytester, *arguments: str, plugin: tuple[str, ...] = PLUGIN) -> set[str]:
-    """Run pytest, and return the names of the modules that it has loaded at its end."""
+def modules(pytester: pytest.Pytester, *arguments: str, plugin: tuple[str, ...] = PLUGIN) -> dict[str, str]:
+    """Run pytest, and return what it has loaded at its end: the names of modules, and the class of their loader."""
     pytester.makeconftest(
         """
         import sys
 
         def pytest_unconfigure():
-            print("loaded:", *sys.modules)
+            for name, module in sys.modules.items():
+                print("loaded:", name, type(getattr(module, "__loader__", None)).__name__)
         """
     )
     run = run_pytest(pytester, "-s", "-p", "no:benchmark", *arguments, plugin=plugin, fork=False)
     assert run.ret == 0
-    [names] = [line.split()[1:] for line in run.stdout.lines if line.startswith("loaded:")]
-    return set(names)
+    return dict(line.split()[1:] for line in run.stdout.lines if line.startswith("loaded:"))
+
+
+def loaded(pytester: pytest.Pytester, *arguments: str, plugin: tuple[str, ...] = PLUGIN) -> set[str]:
+    """Run pytest, and return the names of the modules that it has loaded at its end."""
+    return set(modules(pytester, *arguments, plugin=plugin))
 
 
 def of_ours(names: set[str]) -> set[str]:
@@ -79,6 +83,22 @@ def test_whatever_uses_the_plugin_begins_a_run(
     pytester.makepyfile(test)
     pytester.makeini(f"[pytest]\n{ini}\n")
     assert of_ours(loaded(pytester, *arguments)) > {*NEEDED, "pytest_nixl.session.run", "pytest_nixl.session.settings"}
+
+
+def test_pytest_rewrites_no_module_but_those_of_the_suites(pytester: pytest.Pytester) -> None:
+    """To rewrite a module takes longer than to import it, at each start where pytest cannot keep the result."""
+    listed = modules(pytester, "--pyargs", "pytest_nixl.suites.control_path", "--collect-only")
+    rewritten = {name for name, loader in listed.items() if loader == "AssertionRewritingHook"}
+    assert any(name.endswith("suites.control_path.test_control_path") for name in rewritten)
+    # pytest loads the package before any code of it runs.
+    assert of_ours({name for name in rewritten if "suites" not in name}) == {"pytest_nixl"}
+
+
+def test_a_wheels_suites_are_left_to_pytest() -> None:
+    """Their tests have assertions whose values pytest shows. In a clone they are not part of the package."""
+    assert pytest_nixl._PlainImports.find_spec("pytest_nixl.suites.conftest", [str(ROOT / "suites")]) is None
+    spec = pytest_nixl._PlainImports.find_spec("pytest_nixl.plugin", [str(ROOT / "pytest_nixl")])
+    assert spec is not None
 
 
 @pytest.mark.long

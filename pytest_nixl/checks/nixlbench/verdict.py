@@ -22,6 +22,16 @@ from pytest_nixl.model.verdicts import Judgement, Outcome, Verdict, outcome
 from pytest_nixl.nixl.backends import BACKENDS
 
 _RANKS_REMEDY = "Judge the output of rank 0, with stdout and stderr in one file (nixlbench ... > FILE 2>&1)."
+_WHOLE_REMEDY = (
+    "Judge the whole output of rank 0 as nixlbench printed it, with stdout and stderr in one file "
+    "(nixlbench ... > FILE 2>&1)."
+)
+_QUIET_REMEDY = (
+    "Run nixlbench again on a quiet machine (`uptime` on each host), and judge that output; or measure the row with "
+    "pytest --nixl-backend, which sees the load."
+)
+#: From which spread of its transfers a row that is too slow may be slow because of other processes.
+_DISTURBED_SPREAD = 5
 _OUTPUTS_REMEDY = (
     "Give the output of each rank, its stdout and its stderr in one file (nixlbench ... > FILE 2>&1): "
     "pytest-nixl profile judge --nixlbench RANK0 --nixlbench RANK1 PROFILE."
@@ -68,6 +78,9 @@ def judge_run(output: NixlbenchOutput, profile: Profile) -> JudgedRun:
     """
     _check(output)
     configuration = output.configuration
+    if output.tables and (lacking := configuration.lacking()):
+        incomplete = _result("nixlbench", _incomplete(output, lacking))
+        return JudgedRun((incomplete, *_crashed(output, None, []), *_faults(output)), tuple(_described(output)))
     planned = configuration.planned()
     printed = {(row.block, row.batch) for row in output.rows}
     missing = [each for each in planned or () if each not in printed]
@@ -76,12 +89,15 @@ def judge_run(output: NixlbenchOutput, profile: Profile) -> JudgedRun:
     by_size: dict[tuple[int, int], dict[NixlbenchRow, None]] = {}
     for row in output.rows:
         by_size.setdefault((row.block, row.batch), {})[row] = None
+    rows: list[Result] = []
     for alike in by_size.values():
         judged = []
         for row in alike:
             result = _unproven(_judged(row, configuration, profile, _reported(output, row)), unheard)
             judged.append(_contradicted(result, configuration.contradiction(row)))
-        results.append(judged[0] if len(judged) == 1 else _doubted(judged))
+        rows.append(judged[0] if len(judged) == 1 else _doubted(judged))
+    spreads = [max(row.spread for row in alike) for alike in by_size.values()]
+    results.extend(_disturbed(rows, spreads))
     results.extend(_missing(output, missing))
     results.extend(_faults(output))
     return JudgedRun(tuple(results), (*_described(output), *_exit(output, missing)))
@@ -99,6 +115,60 @@ def _check(output: NixlbenchOutput) -> None:
             "contains a table, but no configuration with backend, operation and memory types above it: "
             "expected the whole output of rank 0"
         )
+    planned = configuration.planned()
+    for row in output.rows:
+        if planned is not None and (row.block, row.batch) not in planned:
+            raise ValueError(
+                f"contains a row of {units.format_size(row.block)} with batch {row.batch}, which the configuration "
+                "above it does not have: expected the unchanged output of one run"
+            )
+
+
+def _incomplete(output: NixlbenchOutput, lacking: tuple[str, ...]) -> Judgement:
+    """Return INCONCLUSIVE for an output that does not say which rows it should have, or how they were measured."""
+    options = " and ".join((", ".join(lacking[:-1]), lacking[-1])) if len(lacking) > 1 else lacking[0]
+    return Judgement(
+        Verdict.INCONCLUSIVE,
+        f"the output is incomplete, and none of its {len(output.rows)} rows is judged: its configuration has no "
+        f"{options}",
+        _WHOLE_REMEDY,
+    )
+
+
+def _disturbed(results: list[Result], spreads: list[float]) -> Iterator[Result]:
+    """Change FAIL to INCONCLUSIVE for a row that other processes may have slowed down: the load of the run is unknown.
+
+    :param results: the rows in the order in which they were measured.
+    :param spreads: of each row, how many times longer its slowest transfers took than the average.
+    """
+    steadily_slow = [
+        _below_floor(result) and spread < _DISTURBED_SPREAD for result, spread in zip(results, spreads, strict=True)
+    ]
+    for place, (result, spread) in enumerate(zip(results, spreads, strict=True)):
+        neighbours = [other for other in (place - 1, place + 1) if 0 <= other < len(results)]
+        alone = len(neighbours) == 2 and all(_above_floor(results[other]) for other in neighbours)
+        among_slow = bool(neighbours) and all(steadily_slow[other] for other in neighbours)
+        if not _below_floor(result) or not (alone or (spread >= _DISTURBED_SPREAD and not among_slow)):
+            yield result
+            continue
+        why = (
+            "the rows before and after it are not below theirs"
+            if alone
+            else f"the slowest hundredth of its transfers took {spread:.2g} times as long as the average"
+        )
+        yield replace(
+            result, verdict=Verdict.INCONCLUSIVE, remedy=_QUIET_REMEDY,
+            reason=f"{result.reason}, but {why}, and the load of the host during the run is unknown",
+        )  # fmt: skip
+
+
+def _below_floor(result: Result) -> bool:
+    summary = result.summary
+    return result.verdict is Verdict.FAIL and summary is not None and 0 < summary.bandwidth < summary.floor
+
+
+def _above_floor(result: Result) -> bool:
+    return result.summary is not None and 0 < result.summary.floor <= result.summary.bandwidth
 
 
 def _judged(row: NixlbenchRow, configuration: Configuration, profile: Profile, transports: tuple[str, ...]) -> Result:

@@ -127,14 +127,21 @@ def amplify(
         order = describe_order(ways, names)
         return Amplified(outcomes, tuple(found), lost, met, locked, unmet, cause, order, time.monotonic() - start)
     finally:
-        for one in running:
-            one.kill()
-        granted = [lease for way in ways for lease in leases(way)]
-        for way in ways:
-            way.close()
-        for lease in granted:
-            etcd.revoke(lease)
-        etcd.delete_prefix(subject.keys(group))
+        clean_up(etcd, subject, group, ways, running)
+
+
+def clean_up(
+    etcd: EtcdClient, subject: Subject, group: str, ways: Sequence[ProxyClient], running: Sequence[Running]
+) -> None:
+    """End claimants, close their paths through the proxy, and remove their leases and keys."""
+    for one in running:
+        one.kill()
+    granted = [lease for way in ways for lease in leases(way)]
+    for way in ways:
+        way.close()
+    for lease in granted:
+        etcd.revoke(lease)
+    etcd.delete_prefix(subject.keys(group))
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,32 @@ def overlap(ways: Sequence[ProxyClient], owners: Collection[str], names: Mapping
             locked = any(request.method == "Lock" for request in requests)
             lock = "etcd's lock did not separate them" if locked else "none of them took etcd's lock"
             return f"{' and '.join(readers)} read {_name(key, names)!r} before any of them wrote it, and {lock}"
+    return _listed_too_early(requests, names)
+
+
+def _listed_too_early(requests: Sequence[Request], names: Mapping[str, str]) -> str:
+    """Return one sentence if a client listed keys, its own among them, before another client wrote its own there."""
+    for listing in requests:
+        for keys in listing.accesses:
+            if keys.write or keys.end == keys.start + b"\0":
+                continue
+            writes = [one for one in requests if any(_writes_in(access, keys) for access in one.accesses)]
+            before = any(one.client == listing.client and one.sent < listing.sent for one in writes)
+            later = next((one for one in writes if one.client != listing.client and one.sent > listing.sent), None)
+            listed_again = later is not None and any(
+                one.client == listing.client and one.sent > later.sent and keys in one.accesses for one in requests
+            )
+            if before and later is not None and not listed_again:
+                lock = "behind" if any(one.method == "Lock" for one in requests) else "without"
+                return (
+                    f"{listing.client} listed the keys under {_name(keys, names)!r} before {later.client} wrote one "
+                    f"there, and took its rank by them, {lock} etcd's lock"
+                )
     return ""
+
+
+def _writes_in(access: Access, keys: Access) -> bool:
+    return access.write and access.end == access.start + b"\0" and keys.start <= access.start < keys.end
 
 
 def read_too_late(ways: Sequence[ProxyClient], names: Mapping[str, str]) -> str:

@@ -275,6 +275,8 @@ def test_recorded_failures_are_recognised(name: str, trouble: Trouble, text: str
         ("Consistency check failed", Trouble.INCONSISTENT),
         ("Unsupported NIXLBench backend: Libfabric", Trouble.UNSUPPORTED_BACKEND),
         ("Failed to parse device list", Trouble.REFUSED),
+        ("Failed to acquire lock: etcdserver: mutex: session is expired", Trouble.LOCK_EXPIRED),
+        ("mutex: session is expired", Trouble.LOCK_EXPIRED),
     ],
 )
 def test_reported_failures_are_recognised(line: str, trouble: Trouble) -> None:

@@ -156,11 +156,120 @@ def test_the_transport_is_what_ucx_printed(tmp_path: Path) -> None:
     assert "went over cma/memory" in run.results[0].reason
 
 
-@pytest.mark.parametrize("text", [ASIO, re.sub(r"(?m)^\[.*\n", "", ASIO)], ids=["with UCX's tables", "without"])
+#: A row whose transfers take the same time each.
+STEADY = ASIO.replace("36814.0 ", "4200.0  ")
+
+
+@pytest.mark.parametrize("text", [STEADY, re.sub(r"(?m)^\[.*\n", "", STEADY)], ids=["with UCX's tables", "without"])
 def test_a_row_at_a_sixth_of_its_floor_fails(tmp_path: Path, text: str) -> None:
     run = judged(tmp_path, text, floor="0.096 GB/s", more=accepted("cma"))
     assert verdicts(run) == [Verdict.FAIL]
     assert "17 % of the floor" in run.results[0].reason
+
+
+def slowed(block: int, factor: float = 10.0, text: str = P5) -> str:
+    """The output with a bandwidth that is so much lower, and times that are so much longer."""
+
+    def longer(match: re.Match[str]) -> str:
+        first, *times = match[0].split()[2:]
+        return " ".join(
+            [f"{block} 1", f"{float(first) / factor:.6f}", *(f"{float(each) * factor:.1f}" for each in times)]
+        )
+
+    return re.sub(rf"(?m)^{block} .*$", longer, text)
+
+
+def test_a_row_that_other_processes_may_have_slowed_down_is_inconclusive(tmp_path: Path) -> None:
+    """The load of a recorded run is not known."""
+    run = judged(tmp_path, ASIO, floor="0.096 GB/s")
+    assert verdicts(run) == [Verdict.INCONCLUSIVE]
+    assert "the slowest hundredth of its transfers took 9 times as long as the average" in run.results[0].reason
+    assert run.results[0].remedy.startswith("Run nixlbench again on a quiet machine")
+    for block, place, verdict in (
+        (4096, 0, Verdict.FAIL), (1048576, 8, Verdict.INCONCLUSIVE), (67108864, 14, Verdict.FAIL)
+    ):  # fmt: skip
+        run = judged(tmp_path, slowed(block, 1000), floor="0.1 GB/s")
+        assert verdicts(run) == [verdict if row == place else Verdict.PASS for row in range(15)]
+        if verdict is Verdict.INCONCLUSIVE:
+            assert "the rows before and after it are not below theirs" in run.results[place].reason
+
+
+def test_rows_that_are_slow_one_after_the_other_fail(tmp_path: Path) -> None:
+    text = slowed(1048576, 1000, slowed(2097152, 1000))
+    run = judged(tmp_path, text, floor="0.1 GB/s")
+    assert [place for place, verdict in enumerate(verdicts(run)) if verdict is Verdict.FAIL] == [8, 9]
+    # The transfers of one of them take very different times, while those of its neighbours are steadily slow.
+    uneven = slowed(524288, 1000, text).replace("70000.0", "9999999.0")
+    assert uneven != slowed(524288, 1000, text)
+    run = judged(tmp_path, uneven, floor="0.1 GB/s")
+    assert [place for place, verdict in enumerate(verdicts(run)) if verdict is Verdict.FAIL] == [7, 8, 9]
+
+
+@pytest.mark.parametrize("text", [NORMAL, ASIO, P5, COMPARED], ids=["ETCD", "ASIO", "EFA", "compared"])
+def test_an_output_without_what_its_rows_should_be_is_not_judged(tmp_path: Path, text: str) -> None:
+    """Each line between the segment type and the threads is printed by every release."""
+    read = re.sub("(Op type .*): WRITE", r"\1: READ", text)
+    assert set(verdicts(judged(tmp_path, read))) == {Verdict.PASS}
+    whole = read.splitlines(keepends=True)
+    first = next(number for number, line in enumerate(whole) if "(--initiator_seg_type" in line)
+    last = next(number for number, line in enumerate(whole) if "(--num_threads" in line)
+    refused = 0
+    for number in range(first, last + 1):
+        try:
+            run = judged(tmp_path, "".join(whole[:number] + whole[number + 1 :]))
+        except ValueError:
+            refused += 1
+            continue
+        [result] = run.results
+        [flag] = re.findall(r"\(--(\w+)", whole[number])
+        assert (result.verdict, result.check) == (Verdict.INCONCLUSIVE, "nixlbench")
+        assert result.reason.endswith(f"rows is judged: its configuration has no {flag}")
+    assert refused == 3
+
+
+@pytest.mark.parametrize("flag", ["reregister_mem", "pipeline_depth", "use_hugepages"])
+def test_what_newer_releases_print_is_there_together(tmp_path: Path, flag: str) -> None:
+    [result] = judged(tmp_path, re.sub(rf"(?m)^.*--{flag}.*\n", "", NORMAL)).results
+    assert result.reason.endswith(f"its configuration has no {flag}")
+    assert set(verdicts(judged(tmp_path, P5))) == {Verdict.PASS}  # an older release prints none of them
+
+
+@pytest.mark.parametrize("line", ["Start block", "Max block", "Start batch", "Max batch"])
+@pytest.mark.parametrize("gate", [False, True])
+def test_a_cut_output_does_not_pass(tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, gate: bool) -> None:
+    profile(tmp_path)
+    path = tmp_path / "cut.out"
+    path.write_text(re.sub(rf"(?m)^{line} .*\n", "", cut(NORMAL, 1)))
+    command = ["profile", "judge", *(["--gate"] if gate else []), "--nixlbench", str(path)]
+    assert cli.main([*command, str(tmp_path / "profile.toml")]) == gate
+    out = capsys.readouterr().out
+    assert ("NIXL gate: FAIL (" if gate else "NIXL verdict: INCONCLUSIVE (") in out
+
+
+@pytest.mark.parametrize("text", [NORMAL, ASIO, P5, COMPARED], ids=["ETCD", "ASIO", "EFA", "compared"])
+def test_a_prefix_of_an_output_does_not_pass(tmp_path: Path, text: str) -> None:
+    for length in range(0, len(text.rstrip()), max(len(text) // 40, 1)):
+        try:
+            run = judged(tmp_path, text[:length])
+        except ValueError:
+            continue
+        assert {Verdict.MISSING, Verdict.INCONCLUSIVE, Verdict.ERROR} & {result.verdict for result in run.results}
+
+
+def test_a_row_that_the_configuration_does_not_have_is_refused(tmp_path: Path) -> None:
+    row = NORMAL.splitlines(keepends=True)[-1]
+    assert row.startswith("67108864 ")
+    with pytest.raises(ValueError, match="a row of 128MiB with batch 1, which the configuration above it does not"):
+        judged(tmp_path, NORMAL + row.replace("67108864 ", "134217728"))
+
+
+def test_an_output_of_which_no_row_passed_is_inconclusive(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    profile(tmp_path, more='notify = ["last"]\n')
+    (tmp_path / "whole.out").write_text(NORMAL)
+    assert (
+        cli.main(["profile", "judge", "--nixlbench", str(tmp_path / "whole.out"), str(tmp_path / "profile.toml")]) == 0
+    )
+    assert "NIXL verdict: INCONCLUSIVE (15 NO-EXPECTATION; 15 rows measured)" in capsys.readouterr().out
 
 
 def test_a_row_twice_is_doubted_unless_it_is_the_same(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from pytest_nixl.checks.rank_race import amplify as amplified
 from pytest_nixl.checks.rank_race.amplify import Amplified, amplify
 from pytest_nixl.checks.rank_race.claimants import Claimant
 from pytest_nixl.checks.rank_race.invariants import faults
+from pytest_nixl.checks.rank_race.orders import TriedOrders, try_orders
 from pytest_nixl.checks.rank_race.system_under_test import (
     ClaimOutcome,
     CommandSubject,
@@ -67,6 +69,53 @@ def direct(etcd: Etcd) -> Iterator[EtcdClient]:
     with connect([etcd.endpoint], timeout=60) as client:
         yield client
         assert client.get_prefix("") == {}, "every run cleans up after itself"
+
+
+def orders(path: EtcdProxy, direct: EtcdClient, function: str, **options: float) -> TriedOrders:
+    return try_orders(path, direct, FunctionSubject(function), group="/o/", **options)
+
+
+class TestOrders:
+    """The second claimant claims after each step of the first one."""
+
+    @pytest.mark.soak
+    def test_a_rank_that_is_taken_from_a_list_too_early_is_found(self, path: EtcdProxy, direct: EtcdClient) -> None:
+        """Claims that overlap do not show it, and neither does any order in which the first that started goes first."""
+        done = amplify(path, direct, FunctionSubject("helpers.race_functions:announces_and_lists"), 2, group="/o/")
+        assert (done.met, done.faults) == (True, ())
+        for _ in repeats():
+            done = orders(path, direct, "helpers.race_functions:announces_and_lists")
+            assert done.faults[0].startswith("rank 0 was given 2 times: to claimant 0 (")
+            assert re.fullmatch(
+                "claimant [01] listed the keys under '<group>/tokens/' before claimant [01] wrote one there, and took "
+                "its rank by them, without etcd's lock",
+                done.cause,
+            )
+            assert "Range(<group>/tokens/)" in done.order
+
+    @pytest.mark.parametrize(
+        ("function", "count"),
+        [("announces_and_lists_by_age", 8), ("locked_read_modify_write", 6), ("tries_again", 1)],
+    )
+    def test_a_correct_claim_is_right_in_every_order(
+        self, path: EtcdProxy, direct: EtcdClient, function: str, count: int
+    ) -> None:
+        done = orders(path, direct, f"helpers.race_functions:{function}")
+        assert (done.faults, done.complete, done.twice) == ((), True, False)
+        assert done.count >= count
+
+    def test_the_orders_of_membership_end_when_the_first_one_waits(self, path: EtcdProxy, direct: EtcdClient) -> None:
+        done = try_orders(path, direct, MembershipSubject(), group="/o/")
+        assert (done.faults, done.complete) == ((), True)
+        assert done.count < 8
+
+    def test_orders_without_time_are_counted(self, path: EtcdProxy, direct: EtcdClient) -> None:
+        done = orders(path, direct, "helpers.race_functions:locked_read_modify_write", budget=0.0)
+        assert (done.count, done.complete, done.faults) == (1, False, ())
+
+    def test_a_claimant_without_a_rank_is_reported(self, path: EtcdProxy, direct: EtcdClient) -> None:
+        done = orders(path, direct, "helpers.race_functions:only_reads", seconds=2.0)
+        assert done.faults == ("claimant 0 and claimant 1 had no rank after 2 s",)
 
 
 @pytest.fixture

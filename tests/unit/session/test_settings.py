@@ -17,7 +17,7 @@ from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.model.rank_pairs import RankPairing
 from pytest_nixl.model.settings import DEFAULT_ETCD_IMAGE, OPTIONS, AlternateImage, Settings
 from pytest_nixl.model.traffic_pattern import PatternChoice
-from pytest_nixl.session.options import given_options
+from pytest_nixl.session.given_options import given_options
 from pytest_nixl.session.settings import read_settings, setting_lines
 
 SECRET = "hunter2"
