@@ -5,6 +5,9 @@ An entry of ``error-texts.toml`` has forms, such as ``network device … is not 
 must follow each other on one line. A search for each form's longest part finds candidate lines at the speed of
 ``bytes.find``; only there are the other parts, the speaker's sign and the lines before compared. No comparison looks
 further than a fixed number of bytes, so that a line may have any length.
+
+An error of a known program that has no entry is explained by its class: the part of the program that reports it (its
+source file) and the reason (the text of an errno or of a status). A class counts only on lines that no entry matches.
 """
 
 from __future__ import annotations
@@ -36,11 +39,26 @@ class Speaker:
 
     :param sign: how one of its lines is recognised, in lower case.
     :param native: its own logger writes the whole line, so that another speaker's message cannot be on it.
+    :param error: how its logger begins a line that reports an error. The first group is the source file.
+    :param error_parts: one of these is on each such line.
     """
 
     name: str
     sign: re.Pattern[bytes]
     native: bool = False
+    error: re.Pattern[bytes] | None = None
+    error_parts: tuple[bytes, ...] = ()
+
+    @classmethod
+    def read(cls, name: str, fields: Mapping[str, Any]) -> Speaker:
+        """Return the speaker that a table describes."""
+        return cls(
+            name=name,
+            sign=re.compile(fields["sign"].lower().encode()),
+            native=fields.get("native", False),
+            error=re.compile(fields["error"].lower().encode()) if "error" in fields else None,
+            error_parts=_folded(fields.get("error_parts", ())),
+        )
 
 
 @dataclass(frozen=True)
@@ -94,6 +112,7 @@ class Message:
     :param without: none of these may be on the line.
     :param after: one of these must be on the line or on a line shortly before it; empty: no condition.
     :param signed: the form is too short to be known without its speaker's sign.
+    :param source: of a class: the source files whose errors it explains. It has no forms.
     """
 
     title: str
@@ -105,6 +124,12 @@ class Message:
     after: tuple[bytes, ...]
     signed: bool
     fields: Mapping[str, Any]
+    source: re.Pattern[bytes] | None = None
+
+    @property
+    def is_class(self) -> bool:
+        """Return whether it stands for every error of a program's part that has no entry."""
+        return self.source is not None
 
     @property
     def rank(self) -> tuple[int, bool]:
@@ -123,15 +148,15 @@ class Seen:
 
 def read_messages(document: Mapping[str, Any]) -> tuple[tuple[Message, ...], dict[str, Speaker]]:
     """Return the entries of ``error-texts.toml``, and who says them. :raises ValueError: an entry is malformed."""
-    speakers = {
-        name: Speaker(name, re.compile(fields["sign"].lower().encode()), fields.get("native", False))
-        for name, fields in document["speaker"].items()
-    }
+    speakers = {name: Speaker.read(name, fields) for name, fields in document["speaker"].items()}
     messages = []
-    for error in document["error"]:
+    for error in (*document["error"], *document.get("class", ())):
         if error["by"] not in speakers or error.get("weight", WEIGHTS[0]) not in WEIGHTS:
             raise ValueError(f"error-texts.toml: {error['text']!r} has an unknown speaker or weight")
-        forms = tuple(Form.read(text) for text in (error["text"], *error.get("also", ())))
+        is_class = "source" in error
+        if is_class and speakers[error["by"]].error is None:
+            raise ValueError(f"error-texts.toml: {error['text']!r} is a class, and its speaker has no sign of an error")
+        forms = () if is_class else tuple(Form.read(text) for text in (error["text"], *error.get("also", ())))
         messages.append(
             Message(
                 title=error["text"],
@@ -143,6 +168,7 @@ def read_messages(document: Mapping[str, Any]) -> tuple[tuple[Message, ...], dic
                 after=_folded(error.get("after", ())),
                 signed=error.get("signed", False),
                 fields=error,
+                source=re.compile(error["source"].lower().encode()) if is_class else None,
             )
         )
     return tuple(messages), speakers
@@ -161,7 +187,10 @@ class LogScan:
         self._seen: dict[str, Seen] = {}
         self._before = b""
         self._forms: dict[bytes, list[tuple[Message, Form]]] = {}
+        self._classes: dict[str, list[Message]] = {}
         for message in messages:
+            if message.is_class:
+                self._classes.setdefault(message.by, []).append(message)
             for form in message.forms:
                 self._forms.setdefault(form.literal, []).append((message, form))
 
@@ -188,6 +217,12 @@ class LogScan:
                 for message, form in forms:
                     if message not in best.get(line, ()) and self._matches(text, position, message, form):
                         best.setdefault(line, []).append(message)
+        for name, classes in self._classes.items():
+            speaker = self._speakers[name]
+            for part in speaker.error_parts:
+                for line, position in _candidates(text, part, start):
+                    if line not in best and (matches := _classes_of(text, line, position, speaker, classes)):
+                        best[line] = matches
         offset, number = start, self.line_count + 1
         for line, messages in sorted(best.items()):
             number += text.count(b"\n", offset, line)
@@ -200,8 +235,11 @@ class LogScan:
         self._before = text[-_BYTES_BEFORE:]
 
     def seen(self) -> list[Seen]:
-        """Return each message once: causes first, then by line."""
-        return sorted(self._seen.values(), key=lambda seen: (WEIGHTS.index(seen.message.weight), seen.line))
+        """Return each message once: causes first, entries before classes, then by line."""
+        return sorted(
+            self._seen.values(),
+            key=lambda seen: (WEIGHTS.index(seen.message.weight), seen.message.is_class, seen.line),
+        )
 
     def _matches(self, text: bytes, position: int, message: Message, form: Form) -> bool:
         nearest = max(0, position - _LINE_BYTES)
@@ -221,6 +259,24 @@ class LogScan:
             return True
         before = text[max(0, start - _BYTES_BEFORE) : start].splitlines()[-_LINES_BEFORE:]
         return any(part in context for context in (*before, line) for part in message.after)
+
+
+def _classes_of(text: bytes, line: int, position: int, speaker: Speaker, classes: list[Message]) -> list[Message]:
+    """Return the classes of an error that a speaker reports on a line: those with its reason, else the general ones."""
+    end = text.find(b"\n", position, position + _LINE_BYTES)
+    near = text[max(line, position - _SIGN_BYTES) : end if end >= 0 else position + _LINE_BYTES]
+    if speaker.error is None or (begins := speaker.error.search(near)) is None:
+        return []
+    source, said = begins.group(1) or b"", near[begins.end() :]
+    suitable = [
+        message
+        for message in classes
+        if message.source is not None
+        and message.source.fullmatch(source)
+        and (not message.has or any(part in said for part in message.has))
+        and not any(part in said for part in message.without)
+    ]
+    return [message for message in suitable if message.has] or suitable
 
 
 def _candidates(text: bytes, literal: bytes, start: int) -> Iterator[tuple[int, int]]:
