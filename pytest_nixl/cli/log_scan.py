@@ -2,9 +2,10 @@
 """Recognise known messages in a log by who says them and what they say.
 
 An entry of ``error-texts.toml`` has forms, such as ``network device … is not available``. The parts between the gaps
-must follow each other on one line. A search for each form's longest part finds candidate lines at the speed of
-``bytes.find``; only there are the other parts, the speaker's sign and the lines before compared. No comparison looks
-further than a fixed number of bytes, so that a line may have any length.
+must follow each other on one line. A form whose words are not all in a block of the log is not searched. A search for
+the longest part of the others finds candidate lines at the speed of ``bytes.find``; only there are the other parts, the
+speaker's sign and the lines before compared. No comparison looks further than a fixed number of bytes, so that a line
+may have any length.
 
 An error of a known program that has no entry is explained by its class: the part of the program that reports it (its
 source file) and the reason (the text of an errno or of a status). A class counts only on lines that no entry matches.
@@ -30,7 +31,10 @@ _SIGN_BYTES = 1000
 _LINE_CANDIDATES = 20
 #: The lines before a message, and their bytes, in which the call that failed is looked for.
 _LINES_BEFORE, _BYTES_BEFORE = 8, 4000
-_BLOCK_BYTES = 8 << 20
+_BLOCK_BYTES = 2 << 20
+_PARTS_REMEMBERED = 10_000
+#: Turns all bytes but those of words into spaces.
+_TO_WORDS = bytes(code if bytes([code]).isalnum() else 0x20 for code in range(256))
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,17 @@ class Form:
     def literal(self) -> bytes:
         """Return the part that is searched."""
         return max(self.parts, key=len)
+
+    @property
+    def words(self) -> frozenset[bytes]:
+        """Return the words that every line with this form has. Where a gap is, a part may begin or end inside a word."""
+        words: set[bytes] = set()
+        for number, part in enumerate(self.parts):
+            begins = self.whole[0] and number == 0
+            ends = self.whole[1] and number == len(self.parts) - 1
+            spelt = (b"" if begins else b"x") + part.translate(_TO_WORDS) + (b"" if ends else b"x")
+            words.update(spelt.split()[(0 if begins else 1) : (None if ends else -1)])
+        return frozenset(words)
 
     def is_on(self, line: bytes) -> bool:
         """Return whether the parts follow each other on a line."""
@@ -186,13 +201,14 @@ class LogScan:
         self._speakers = speakers
         self._seen: dict[str, Seen] = {}
         self._before = b""
-        self._forms: dict[bytes, list[tuple[Message, Form]]] = {}
+        self._speakers_seen: dict[bytes, frozenset[str]] = {}
+        self._forms: dict[tuple[bytes, frozenset[bytes]], list[tuple[Message, Form]]] = {}
         self._classes: dict[str, list[Message]] = {}
         for message in messages:
             if message.is_class:
                 self._classes.setdefault(message.by, []).append(message)
             for form in message.forms:
-                self._forms.setdefault(form.literal, []).append((message, form))
+                self._forms.setdefault((form.literal, form.words), []).append((message, form))
 
     def read(self, stream: BinaryIO) -> None:
         """Scan a whole stream."""
@@ -212,7 +228,10 @@ class LogScan:
         text = self._before + block.lower()
         start = len(self._before)
         best: dict[int, list[Message]] = {}
-        for literal, forms in self._forms.items():
+        words = frozenset(text.translate(_TO_WORDS).split())
+        for (literal, needed), forms in self._forms.items():
+            if not needed <= words:
+                continue
             for line, position in _candidates(text, literal, start):
                 for message, form in forms:
                     if message not in best.get(line, ()) and self._matches(text, position, message, form):
@@ -241,6 +260,16 @@ class LogScan:
             key=lambda seen: (WEIGHTS.index(seen.message.weight), seen.message.is_class, seen.line),
         )
 
+    def _speakers_of(self, near: bytes) -> frozenset[str]:
+        """Return whose signs a part of a line has. The last parts are remembered: many forms are compared with each."""
+        speakers = self._speakers_seen.get(near)
+        if speakers is None:
+            speakers = frozenset(name for name, speaker in self._speakers.items() if speaker.sign.search(near))
+            if len(self._speakers_seen) >= _PARTS_REMEMBERED:
+                self._speakers_seen.clear()
+            self._speakers_seen[near] = speakers
+        return speakers
+
     def _matches(self, text: bytes, position: int, message: Message, form: Form) -> bool:
         nearest = max(0, position - _LINE_BYTES)
         start = text.rfind(b"\n", nearest, position) + 1 or nearest
@@ -252,7 +281,7 @@ class LogScan:
         if any(part in line for part in message.without):
             return False
         near = text[max(start, position - _SIGN_BYTES) : min(end, position + _SIGN_BYTES)]
-        said_by = {name for name, speaker in self._speakers.items() if speaker.sign.search(near)}
+        said_by = self._speakers_of(near)
         if message.by not in said_by and (message.signed or any(self._speakers[name].native for name in said_by)):
             return False
         if not message.after:
@@ -262,7 +291,10 @@ class LogScan:
 
 
 def _classes_of(text: bytes, line: int, position: int, speaker: Speaker, classes: list[Message]) -> list[Message]:
-    """Return the classes of an error that a speaker reports on a line: those with its reason, else the general ones."""
+    """Return the classes of an error that a speaker reports on a line: the first with its reason, else the first.
+
+    :param classes: the classes of this speaker, in the order of the file.
+    """
     end = text.find(b"\n", position, position + _LINE_BYTES)
     near = text[max(line, position - _SIGN_BYTES) : end if end >= 0 else position + _LINE_BYTES]
     if speaker.error is None or (begins := speaker.error.search(near)) is None:
@@ -276,7 +308,7 @@ def _classes_of(text: bytes, line: int, position: int, speaker: Speaker, classes
         and (not message.has or any(part in said for part in message.has))
         and not any(part in said for part in message.without)
     ]
-    return [message for message in suitable if message.has] or suitable
+    return ([message for message in suitable if message.has] or suitable)[:1]
 
 
 def _candidates(text: bytes, literal: bytes, start: int) -> Iterator[tuple[int, int]]:
