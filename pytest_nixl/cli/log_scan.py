@@ -119,7 +119,7 @@ def _is_word(two: bytes) -> bool:
     return len(two) == 2 and two.isalnum()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Message:
     """One entry.
 
@@ -148,7 +148,10 @@ class Message:
 
     @property
     def rank(self) -> tuple[int, bool]:
-        """Return the place of the entry among those that match one line, the most precise first."""
+        """Return the place of the entry among those that match one line, the most precise first.
+
+        Of entries with one rank the one with the longest form counts.
+        """
         return WEIGHTS.index(self.weight), not self.after
 
 
@@ -227,29 +230,28 @@ class LogScan:
             return
         text = self._before + block.lower()
         start = len(self._before)
-        best: dict[int, list[Message]] = {}
+        best: dict[int, dict[Message, int]] = {}
         words = frozenset(text.translate(_TO_WORDS).split())
         for (literal, needed), forms in self._forms.items():
             if not needed <= words:
                 continue
             for line, position in _candidates(text, literal, start):
                 for message, form in forms:
-                    if message not in best.get(line, ()) and self._matches(text, position, message, form):
-                        best.setdefault(line, []).append(message)
+                    length = sum(map(len, form.parts))
+                    if best.get(line, {}).get(message, 0) < length and self._matches(text, position, message, form):
+                        best.setdefault(line, {})[message] = length
         for name, classes in self._classes.items():
             speaker = self._speakers[name]
             for part in speaker.error_parts:
                 for line, position in _candidates(text, part, start):
                     if line not in best and (matches := _classes_of(text, line, position, speaker, classes)):
-                        best[line] = matches
+                        best[line] = dict.fromkeys(matches, 0)
         offset, number = start, self.line_count + 1
         for line, messages in sorted(best.items()):
             number += text.count(b"\n", offset, line)
             offset = line
-            most_precise = min(message.rank for message in messages)
-            for message in messages:
-                if message.rank == most_precise:
-                    self._seen.setdefault(message.title, Seen(message, number)).count += 1
+            message = min(messages, key=lambda message: (message.rank, -messages[message]))
+            self._seen.setdefault(message.title, Seen(message, number)).count += 1
         self.line_count += block.count(b"\n")
         self._before = text[-_BYTES_BEFORE:]
 
