@@ -88,7 +88,7 @@ class Form:
 
     @property
     def words(self) -> frozenset[bytes]:
-        """Return the words that every line with this form has. Where a gap is, a part may begin or end inside a word."""
+        """Return the words that each line of this form has. At a gap a part may begin or end inside a word."""
         words: set[bytes] = set()
         for number, part in enumerate(self.parts):
             begins = self.whole[0] and number == 0
@@ -301,14 +301,14 @@ def _classes_of(text: bytes, line: int, position: int, speaker: Speaker, classes
     near = text[max(line, position - _SIGN_BYTES) : end if end >= 0 else position + _LINE_BYTES]
     if speaker.error is None or (begins := speaker.error.search(near)) is None:
         return []
-    source, said = begins.group(1) or b"", near[begins.end() :]
+    source, reason = begins.group(1) or b"", near[begins.end() :]
     suitable = [
         message
         for message in classes
         if message.source is not None
         and message.source.fullmatch(source)
-        and (not message.has or any(part in said for part in message.has))
-        and not any(part in said for part in message.without)
+        and (not message.has or any(part in reason for part in message.has))
+        and not any(part in reason for part in message.without)
     ]
     return ([message for message in suitable if message.has] or suitable)[:1]
 
