@@ -19,7 +19,7 @@ from pytest_nixl.cli.log_scan import LogScan, read_messages
 from pytest_nixl.core.texts import parse_texts, text_file
 
 FIELD = Path(__file__).parent
-HALVES = ("lines", "held_out")
+HALVES = ("lines", "held_out", "public")
 SCORES = ("right", "generic", "silent", "false")
 
 
