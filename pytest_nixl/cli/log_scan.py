@@ -27,6 +27,8 @@ WEIGHTS = ("cause", "likely", "symptom", "harmless")
 _GAP_BYTES, _LINE_BYTES = 600, 4000
 #: The bytes on each side of a candidate in which its speaker's sign is looked for.
 _SIGN_BYTES = 1000
+#: The bytes before the sign of an error in which its source file stands.
+_POSITION_BYTES = 100
 #: The most candidates of one form on one line that are compared.
 _LINE_CANDIDATES = 20
 #: The lines before a message, and their bytes, in which the call that failed is looked for.
@@ -45,6 +47,7 @@ class Speaker:
     :param native: its own logger writes the whole line, so that another speaker's message cannot be on it.
     :param error: how its logger begins a line that reports an error. The first group is the source file.
     :param error_parts: one of these is on each such line.
+    :param calls: the libraries whose functions it calls, by the names of these functions.
     """
 
     name: str
@@ -52,6 +55,7 @@ class Speaker:
     native: bool = False
     error: re.Pattern[bytes] | None = None
     error_parts: tuple[bytes, ...] = ()
+    calls: tuple[tuple[bytes, re.Pattern[bytes]], ...] = ()
 
     @classmethod
     def read(cls, name: str, fields: Mapping[str, Any]) -> Speaker:
@@ -62,6 +66,10 @@ class Speaker:
             native=fields.get("native", False),
             error=re.compile(fields["error"].lower().encode()) if "error" in fields else None,
             error_parts=_folded(fields.get("error_parts", ())),
+            calls=tuple(
+                (library.encode(), re.compile(function.lower().encode()))
+                for library, function in fields.get("calls", {}).items()
+            ),
         )
 
 
@@ -298,15 +306,17 @@ def _classes_of(text: bytes, line: int, position: int, speaker: Speaker, classes
     :param classes: the classes of this speaker, in the order of the file.
     """
     end = text.find(b"\n", position, position + _LINE_BYTES)
-    near = text[max(line, position - _SIGN_BYTES) : end if end >= 0 else position + _LINE_BYTES]
+    near = text[max(line, position - _POSITION_BYTES) : end if end >= 0 else position + _LINE_BYTES]
     if speaker.error is None or (begins := speaker.error.search(near)) is None:
         return []
-    source, reason = begins.group(1) or b"", near[begins.end() :]
+    reason = near[begins.end() :]
+    called = reason.lstrip()
+    sources = [begins.group(1), *(library for library, function in speaker.calls if function.match(called))]
     suitable = [
         message
         for message in classes
         if message.source is not None
-        and message.source.fullmatch(source)
+        and any(map(message.source.fullmatch, sources))
         and (not message.has or any(part in reason for part in message.has))
         and not any(part in reason for part in message.without)
     ]
