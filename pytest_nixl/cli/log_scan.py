@@ -154,6 +154,10 @@ class Message:
         """Return whether it stands for every error of a program's part that has no entry."""
         return self.source is not None
 
+    def explains(self, sources: Iterable[bytes]) -> bool:
+        """Return whether a class explains the errors of one of these source files or libraries."""
+        return self.source is not None and any(map(self.source.fullmatch, sources))
+
     @property
     def rank(self) -> tuple[int, bool]:
         """Return the place of the entry among those that match one line, the most precise first.
@@ -214,10 +218,11 @@ class LogScan:
         self._before = b""
         self._speakers_seen: dict[bytes, frozenset[str]] = {}
         self._forms: dict[tuple[bytes, frozenset[bytes]], list[tuple[Message, Form]]] = {}
-        self._classes: dict[str, list[Message]] = {}
+        self._classes: list[Message] = []
+        self._suitable_classes: dict[tuple[str, bytes, bytes], tuple[list[Message], list[Message]]] = {}
         for message in messages:
             if message.is_class:
-                self._classes.setdefault(message.by, []).append(message)
+                self._classes.append(message)
             for form in message.forms:
                 self._forms.setdefault((form.literal, form.words), []).append((message, form))
 
@@ -248,12 +253,11 @@ class LogScan:
                     length = sum(map(len, form.parts))
                     if best.get(line, {}).get(message, 0) < length and self._matches(text, position, message, form):
                         best.setdefault(line, {})[message] = length
-        for name, classes in self._classes.items():
-            speaker = self._speakers[name]
+        for speaker in self._speakers.values():
             for part in speaker.error_parts:
                 for line, position in _candidates(text, part, start):
-                    if line not in best and (matches := _classes_of(text, line, position, speaker, classes)):
-                        best[line] = dict.fromkeys(matches, 0)
+                    if line not in best and (error_class := self._class_of(text, line, position, speaker)) is not None:
+                        best[line] = {error_class: 0}
         offset, number = start, self.line_count + 1
         for line, messages in sorted(best.items()):
             number += text.count(b"\n", offset, line)
@@ -269,6 +273,32 @@ class LogScan:
             self._seen.values(),
             key=lambda seen: (WEIGHTS.index(seen.message.weight), seen.message.is_class, seen.line),
         )
+
+    def _class_of(self, text: bytes, line: int, position: int, speaker: Speaker) -> Message | None:
+        """Return the class of an error that a speaker reports on a line: the first with its reason, else the first.
+
+        :param position: of the sign of an error.
+        """
+        end = text.find(b"\n", position, position + _LINE_BYTES)
+        near = text[max(line, position - _POSITION_BYTES) : end if end >= 0 else position + _LINE_BYTES]
+        if speaker.error is None or (begins := speaker.error.search(near)) is None:
+            return None
+        reason = near[begins.end() :].lstrip()
+        called = next((library for library, function in speaker.calls if function.match(reason)), b"")
+        key = speaker.name, begins.group(1), called
+        if key not in self._suitable_classes:
+            suitable = [
+                message for message in self._classes if message.by == speaker.name and message.explains(key[1:])
+            ]
+            self._suitable_classes[key] = (
+                [message for message in suitable if message.has],
+                [message for message in suitable if not message.has],
+            )
+        with_reason, general = self._suitable_classes[key]
+        for message in with_reason:
+            if any(part in reason for part in message.has):
+                return message
+        return general[0] if general else None
 
     def _speakers_of(self, near: bytes) -> frozenset[str]:
         """Return whose signs a part of a line has. The last parts are remembered: many forms are compared with each."""
@@ -298,29 +328,6 @@ class LogScan:
             return True
         before = text[max(0, start - _BYTES_BEFORE) : start].splitlines()[-_LINES_BEFORE:]
         return any(part in context for context in (*before, line) for part in message.after)
-
-
-def _classes_of(text: bytes, line: int, position: int, speaker: Speaker, classes: list[Message]) -> list[Message]:
-    """Return the classes of an error that a speaker reports on a line: the first with its reason, else the first.
-
-    :param classes: the classes of this speaker, in the order of the file.
-    """
-    end = text.find(b"\n", position, position + _LINE_BYTES)
-    near = text[max(line, position - _POSITION_BYTES) : end if end >= 0 else position + _LINE_BYTES]
-    if speaker.error is None or (begins := speaker.error.search(near)) is None:
-        return []
-    reason = near[begins.end() :]
-    called = reason.lstrip()
-    sources = [begins.group(1), *(library for library, function in speaker.calls if function.match(called))]
-    suitable = [
-        message
-        for message in classes
-        if message.source is not None
-        and any(map(message.source.fullmatch, sources))
-        and (not message.has or any(part in reason for part in message.has))
-        and not any(part in reason for part in message.without)
-    ]
-    return ([message for message in suitable if message.has] or suitable)[:1]
 
 
 def _candidates(text: bytes, literal: bytes, start: int) -> Iterator[tuple[int, int]]:
