@@ -21,6 +21,9 @@ from pytest_nixl.nixl.installed import nixl_packages
 LIBRARIES = re.compile(r"\.so")
 #: Titles of messages of other releases or builds, and of those that are composed at run time.
 NOT_IN_THE_WHEEL = {
+    "Adjusting num_iter to … to allow equal distribution",
+    "QP … wqe[…]: SEND",
+    "RTLD_DEEPBIND requested for",
     "no active messages transport to …: Unsupported operation",
     "(state=…): send(…) failed",
     "Caught signal 11 (Segmentation fault",
