@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Score ``pytest-nixl explain`` on lines of logs with known answers: right, generic, silent or false.
 
-``python tests/field/score.py`` prints the score of each set: ``lines``, ``held_out``, and ``public``, whose lines are of
-public reports with the answers of their threads. ``-v`` also prints the wrong lines of the set that may be read. Right: the first cause that is printed has the word that the line's answer must have; a harmless line is called
-harmless or passed over; nothing is said of an unknown line. Generic: only a symptom is named where the cause is known.
+``python tests/field/score.py`` prints the score of each set: ``lines``, ``held_out``, and ``public``, whose lines come
+from public reports with the answers of their threads. ``-v`` also prints the wrong lines of the set that may be read.
+Right: the first cause that is printed has the word that the line's answer must have; a harmless line is called harmless
+or passed over; nothing is said of an unknown line. Generic: only a symptom is named where the cause is known.
 """
 
 from __future__ import annotations

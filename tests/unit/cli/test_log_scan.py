@@ -205,10 +205,10 @@ def test_every_entry_has_its_own_title_and_says_what_to_do() -> None:
     ] == []
 
 
-@pytest.mark.parametrize("half", ["lines", "held_out", "public"])
-def test_nothing_false_is_said_of_a_line_from_the_field(half: str) -> None:
-    results = list(scores(half))
+@pytest.mark.parametrize("field_set", ["lines", "held_out", "public"])
+def test_nothing_false_is_said_of_a_line_from_the_field(field_set: str) -> None:
+    results = list(scores(field_set))
     assert [line["log"] for line, score in results if score == "false"] == []
     causes = [score for line, score in results if line["answer"] == "cause"]
     assert causes.count("right") >= 0.7 * len(causes)
-    assert len(read_lines(half)) >= 75
+    assert len(read_lines(field_set)) >= 75
