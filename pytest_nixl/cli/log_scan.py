@@ -45,7 +45,8 @@ class Speaker:
 
     :param sign: how one of its lines is recognised, in lower case.
     :param native: its own logger writes the whole line, so that another speaker's message cannot be on it.
-    :param error: how its logger begins a line that reports an error. The first group is the source file.
+    :param error: how its logger begins a line that reports an error. The first group is the source file. A line that
+        was copied without it is known by the function that failed.
     :param error_parts: one of these is on each such line.
     :param calls: the libraries whose functions it calls, by the names of these functions.
     """
@@ -285,7 +286,7 @@ class LogScan:
             return None
         reason = near[begins.end() :].lstrip()
         called = next((library for library, function in speaker.calls if function.match(reason)), b"")
-        key = speaker.name, begins.group(1), called
+        key = speaker.name, begins.group(1) or b"", called
         if key not in self._suitable_classes:
             suitable = [
                 message for message in self._classes if message.by == speaker.name and message.explains(key[1:])

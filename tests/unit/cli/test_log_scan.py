@@ -143,6 +143,7 @@ def test_10_mb_take_a_second_or_two() -> None:
         (f"{RDMA}ibv_new_call(1) failed: Weird reason", "UCX: an RDMA call failed"),
         # The function that failed tells the library, whatever the file is called.
         ("new_file.c:12   UCX  ERROR cuNewCall(1) failed: initialization error", "UCX: CUDA: the driver refuses"),
+        ("UCX  ERROR cuNewCall(1) failed: initialization error", "UCX: CUDA: the driver refuses"),
         ("new_file.c:12   UCX  ERROR new_call(1) failed: initialization error", "UCX: an error without an entry"),
         ("E1127 10:00:00.1  77 libfabric_rail.cpp:9] fi_new failed: Connection timed out",
          "NIXL: LIBFABRIC: the other side is not reached"),
