@@ -446,20 +446,24 @@ def error_texts_page() -> str:
     read_messages(said)
     known = {check.id for check in declared_checks()}
     parts = [said["intro"]]
-    for error in sorted(said["error"], key=lambda error: error.get("weight") == "harmless"):
-        if strange := sorted(set(error["checks"]) - known):
-            raise UndocumentedError(f"docs/reference/error-texts.toml names the check {strange[0]}: there is none")
-        facts = {
-            "said by": error["by"],
-            "also": ", ".join(map(code, error.get("also", ()))),
-            "a symptom": "another line of the log has the cause" if error.get("weight") == "symptom" else "",
-            "harmless": error["means"] if error.get("weight") == "harmless" else "",
-            "means": error["means"] if error.get("weight") != "harmless" else "",
-            "do": error.get("do", ""),
-            "checks": ", ".join(f"[{id}](checks.md#{id})" for id in error["checks"]),
-        }
-        lines = "\n".join(f"- {name}: {text}" for name, text in facts.items() if text)
-        parts.append(f"## {plain(error['text'])}\n\n{lines}")
+    groups = ((said["error"], ""), (said["class"], "any other error of this part of the program"))
+    for errors, pattern in groups:
+        for error in sorted(errors, key=lambda error: error.get("weight") == "harmless"):
+            if strange := sorted(set(error["checks"]) - known):
+                raise UndocumentedError(f"docs/reference/error-texts.toml names the check {strange[0]}: there is none")
+            facts = {
+                "said by": error["by"],
+                "text": pattern,
+                "with": ", ".join(map(code, error.get("has", ()))) if pattern else "",
+                "also": ", ".join(map(code, error.get("also", ()))),
+                "a symptom": "another line of the log has the cause" if error.get("weight") == "symptom" else "",
+                "harmless": error["means"] if error.get("weight") == "harmless" else "",
+                "means": error["means"] if error.get("weight") != "harmless" else "",
+                "do": error.get("do", ""),
+                "checks": ", ".join(f"[{id}](checks.md#{id})" for id in error["checks"]),
+            }
+            lines = "\n".join(f"- {name}: {text}" for name, text in facts.items() if text)
+            parts.append(f"## {plain(error['text'])}\n\n{lines}")
     return page("Errors by their text", *parts)
 
 

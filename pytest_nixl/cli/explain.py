@@ -223,7 +223,8 @@ def _place(word: str, entry: Entry) -> int | None:
 
 
 def _entries() -> Iterator[Entry]:
-    for error in _shipped_text("error-texts").get("error", ()):
+    texts = _shipped_text("error-texts")
+    for error in (*texts.get("error", ()), *texts.get("class", ())):
         yield Entry("error", (error["text"], *error.get("also", ())), _lines(error), error)
     for finding in FINDINGS.values():
         lines = [

@@ -2,9 +2,13 @@
 """Recognise known messages in a log by who says them and what they say.
 
 An entry of ``error-texts.toml`` has forms, such as ``network device … is not available``. The parts between the gaps
-must follow each other on one line. A search for each form's longest part finds candidate lines at the speed of
-``bytes.find``; only there are the other parts, the speaker's sign and the lines before compared. No comparison looks
-further than a fixed number of bytes, so that a line may have any length.
+must follow each other on one line. A form whose words are not all in a block of the log is not searched. A search for
+the longest part of the others finds candidate lines at the speed of ``bytes.find``; only there are the other parts, the
+speaker's sign and the lines before compared. No comparison looks further than a fixed number of bytes, so that a line
+may have any length.
+
+An error of a known program that has no entry is explained by its class: the part of the program that reports it (its
+source file) and the reason (the text of an errno or of a status). A class counts only on lines that no entry matches.
 """
 
 from __future__ import annotations
@@ -23,11 +27,16 @@ WEIGHTS = ("cause", "likely", "symptom", "harmless")
 _GAP_BYTES, _LINE_BYTES = 600, 4000
 #: The bytes on each side of a candidate in which its speaker's sign is looked for.
 _SIGN_BYTES = 1000
+#: The bytes before the sign of an error in which its source file stands.
+_POSITION_BYTES = 100
 #: The most candidates of one form on one line that are compared.
 _LINE_CANDIDATES = 20
 #: The lines before a message, and their bytes, in which the call that failed is looked for.
 _LINES_BEFORE, _BYTES_BEFORE = 8, 4000
-_BLOCK_BYTES = 8 << 20
+_BLOCK_BYTES = 2 << 20
+_PARTS_REMEMBERED = 10_000
+#: Turns all bytes but those of words into spaces.
+_TO_WORDS = bytes(code if bytes([code]).isalnum() else 0x20 for code in range(256))
 
 
 @dataclass(frozen=True)
@@ -36,11 +45,33 @@ class Speaker:
 
     :param sign: how one of its lines is recognised, in lower case.
     :param native: its own logger writes the whole line, so that another speaker's message cannot be on it.
+    :param error: how its logger begins a line that reports an error. The first group is the source file. A line that
+        was copied without it is known by the function that failed.
+    :param error_parts: one of these is on each such line.
+    :param calls: the libraries whose functions it calls, by the names of these functions.
     """
 
     name: str
     sign: re.Pattern[bytes]
     native: bool = False
+    error: re.Pattern[bytes] | None = None
+    error_parts: tuple[bytes, ...] = ()
+    calls: tuple[tuple[bytes, re.Pattern[bytes]], ...] = ()
+
+    @classmethod
+    def read(cls, name: str, fields: Mapping[str, Any]) -> Speaker:
+        """Return the speaker that a table describes."""
+        return cls(
+            name=name,
+            sign=re.compile(fields["sign"].lower().encode()),
+            native=fields.get("native", False),
+            error=re.compile(fields["error"].lower().encode()) if "error" in fields else None,
+            error_parts=_folded(fields.get("error_parts", ())),
+            calls=tuple(
+                (library.encode(), re.compile(function.lower().encode()))
+                for library, function in fields.get("calls", {}).items()
+            ),
+        )
 
 
 @dataclass(frozen=True)
@@ -64,6 +95,17 @@ class Form:
         """Return the part that is searched."""
         return max(self.parts, key=len)
 
+    @property
+    def words(self) -> frozenset[bytes]:
+        """Return the words that each line of this form has. At a gap a part may begin or end inside a word."""
+        words: set[bytes] = set()
+        for number, part in enumerate(self.parts):
+            begins = self.whole[0] and number == 0
+            ends = self.whole[1] and number == len(self.parts) - 1
+            spelt = (b"" if begins else b"x") + part.translate(_TO_WORDS) + (b"" if ends else b"x")
+            words.update(spelt.split()[(0 if begins else 1) : (None if ends else -1)])
+        return frozenset(words)
+
     def is_on(self, line: bytes) -> bool:
         """Return whether the parts follow each other on a line."""
         start = -1
@@ -86,7 +128,7 @@ def _is_word(two: bytes) -> bool:
     return len(two) == 2 and two.isalnum()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Message:
     """One entry.
 
@@ -94,6 +136,7 @@ class Message:
     :param without: none of these may be on the line.
     :param after: one of these must be on the line or on a line shortly before it; empty: no condition.
     :param signed: the form is too short to be known without its speaker's sign.
+    :param source: of a class: the source files whose errors it explains. It has no forms.
     """
 
     title: str
@@ -105,10 +148,23 @@ class Message:
     after: tuple[bytes, ...]
     signed: bool
     fields: Mapping[str, Any]
+    source: re.Pattern[bytes] | None = None
+
+    @property
+    def is_class(self) -> bool:
+        """Return whether it stands for every error of a program's part that has no entry."""
+        return self.source is not None
+
+    def explains(self, sources: Iterable[bytes]) -> bool:
+        """Return whether a class explains the errors of one of these source files or libraries."""
+        return self.source is not None and any(map(self.source.fullmatch, sources))
 
     @property
     def rank(self) -> tuple[int, bool]:
-        """Return the place of the entry among those that match one line, the most precise first."""
+        """Return the place of the entry among those that match one line, the most precise first.
+
+        Of entries with one rank the one with the longest form counts.
+        """
         return WEIGHTS.index(self.weight), not self.after
 
 
@@ -123,15 +179,15 @@ class Seen:
 
 def read_messages(document: Mapping[str, Any]) -> tuple[tuple[Message, ...], dict[str, Speaker]]:
     """Return the entries of ``error-texts.toml``, and who says them. :raises ValueError: an entry is malformed."""
-    speakers = {
-        name: Speaker(name, re.compile(fields["sign"].lower().encode()), fields.get("native", False))
-        for name, fields in document["speaker"].items()
-    }
+    speakers = {name: Speaker.read(name, fields) for name, fields in document["speaker"].items()}
     messages = []
-    for error in document["error"]:
+    for error in (*document["error"], *document.get("class", ())):
         if error["by"] not in speakers or error.get("weight", WEIGHTS[0]) not in WEIGHTS:
             raise ValueError(f"error-texts.toml: {error['text']!r} has an unknown speaker or weight")
-        forms = tuple(Form.read(text) for text in (error["text"], *error.get("also", ())))
+        is_class = "source" in error
+        if is_class and speakers[error["by"]].error is None:
+            raise ValueError(f"error-texts.toml: {error['text']!r} is a class, and its speaker has no sign of an error")
+        forms = () if is_class else tuple(Form.read(text) for text in (error["text"], *error.get("also", ())))
         messages.append(
             Message(
                 title=error["text"],
@@ -143,6 +199,7 @@ def read_messages(document: Mapping[str, Any]) -> tuple[tuple[Message, ...], dic
                 after=_folded(error.get("after", ())),
                 signed=error.get("signed", False),
                 fields=error,
+                source=re.compile(error["source"].lower().encode()) if is_class else None,
             )
         )
     return tuple(messages), speakers
@@ -160,10 +217,15 @@ class LogScan:
         self._speakers = speakers
         self._seen: dict[str, Seen] = {}
         self._before = b""
-        self._forms: dict[bytes, list[tuple[Message, Form]]] = {}
+        self._speakers_seen: dict[bytes, frozenset[str]] = {}
+        self._forms: dict[tuple[bytes, frozenset[bytes]], list[tuple[Message, Form]]] = {}
+        self._classes: list[Message] = []
+        self._suitable_classes: dict[tuple[str, bytes, bytes], tuple[list[Message], list[Message]]] = {}
         for message in messages:
+            if message.is_class:
+                self._classes.append(message)
             for form in message.forms:
-                self._forms.setdefault(form.literal, []).append((message, form))
+                self._forms.setdefault((form.literal, form.words), []).append((message, form))
 
     def read(self, stream: BinaryIO) -> None:
         """Scan a whole stream."""
@@ -182,26 +244,72 @@ class LogScan:
             return
         text = self._before + block.lower()
         start = len(self._before)
-        best: dict[int, list[Message]] = {}
-        for literal, forms in self._forms.items():
+        best: dict[int, dict[Message, int]] = {}
+        words = frozenset(text.translate(_TO_WORDS).split())
+        for (literal, needed), forms in self._forms.items():
+            if not needed <= words:
+                continue
             for line, position in _candidates(text, literal, start):
                 for message, form in forms:
-                    if message not in best.get(line, ()) and self._matches(text, position, message, form):
-                        best.setdefault(line, []).append(message)
+                    length = sum(map(len, form.parts))
+                    if best.get(line, {}).get(message, 0) < length and self._matches(text, position, message, form):
+                        best.setdefault(line, {})[message] = length
+        for speaker in self._speakers.values():
+            for part in speaker.error_parts:
+                for line, position in _candidates(text, part, start):
+                    if line not in best and (error_class := self._class_of(text, line, position, speaker)) is not None:
+                        best[line] = {error_class: 0}
         offset, number = start, self.line_count + 1
         for line, messages in sorted(best.items()):
             number += text.count(b"\n", offset, line)
             offset = line
-            most_precise = min(message.rank for message in messages)
-            for message in messages:
-                if message.rank == most_precise:
-                    self._seen.setdefault(message.title, Seen(message, number)).count += 1
+            message = min(messages, key=lambda message: (message.rank, -messages[message]))
+            self._seen.setdefault(message.title, Seen(message, number)).count += 1
         self.line_count += block.count(b"\n")
         self._before = text[-_BYTES_BEFORE:]
 
     def seen(self) -> list[Seen]:
-        """Return each message once: causes first, then by line."""
-        return sorted(self._seen.values(), key=lambda seen: (WEIGHTS.index(seen.message.weight), seen.line))
+        """Return each message once: causes first, entries before classes, then by line."""
+        return sorted(
+            self._seen.values(),
+            key=lambda seen: (WEIGHTS.index(seen.message.weight), seen.message.is_class, seen.line),
+        )
+
+    def _class_of(self, text: bytes, line: int, position: int, speaker: Speaker) -> Message | None:
+        """Return the class of an error that a speaker reports on a line: the first with its reason, else the first.
+
+        :param position: of the sign of an error.
+        """
+        end = text.find(b"\n", position, position + _LINE_BYTES)
+        near = text[max(line, position - _POSITION_BYTES) : end if end >= 0 else position + _LINE_BYTES]
+        if speaker.error is None or (begins := speaker.error.search(near)) is None:
+            return None
+        reason = near[begins.end() :].lstrip()
+        called = next((library for library, function in speaker.calls if function.match(reason)), b"")
+        key = speaker.name, begins.group(1) or b"", called
+        if key not in self._suitable_classes:
+            suitable = [
+                message for message in self._classes if message.by == speaker.name and message.explains(key[1:])
+            ]
+            self._suitable_classes[key] = (
+                [message for message in suitable if message.has],
+                [message for message in suitable if not message.has],
+            )
+        with_reason, general = self._suitable_classes[key]
+        for message in with_reason:
+            if any(part in reason for part in message.has):
+                return message
+        return general[0] if general else None
+
+    def _speakers_of(self, near: bytes) -> frozenset[str]:
+        """Return whose signs a part of a line has. The last parts are remembered: many forms are compared with each."""
+        speakers = self._speakers_seen.get(near)
+        if speakers is None:
+            speakers = frozenset(name for name, speaker in self._speakers.items() if speaker.sign.search(near))
+            if len(self._speakers_seen) >= _PARTS_REMEMBERED:
+                self._speakers_seen.clear()
+            self._speakers_seen[near] = speakers
+        return speakers
 
     def _matches(self, text: bytes, position: int, message: Message, form: Form) -> bool:
         nearest = max(0, position - _LINE_BYTES)
@@ -214,7 +322,7 @@ class LogScan:
         if any(part in line for part in message.without):
             return False
         near = text[max(start, position - _SIGN_BYTES) : min(end, position + _SIGN_BYTES)]
-        said_by = {name for name, speaker in self._speakers.items() if speaker.sign.search(near)}
+        said_by = self._speakers_of(near)
         if message.by not in said_by and (message.signed or any(self._speakers[name].native for name in said_by)):
             return False
         if not message.after:

@@ -3,9 +3,10 @@
 
 It also prints the score of pairs of files and of pages of metrics: see ``score_files.py``.
 
-``python tests/field/score.py`` prints the score of both halves. ``-v`` also prints the wrong lines of the half that may
-be read. Right: the first cause that is printed has the word that the line's answer must have; a harmless line is called
-harmless or passed over; nothing is said of an unknown line. Generic: only a symptom is named where the cause is known.
+``python tests/field/score.py`` prints the score of each set: ``lines``, ``held_out``, and ``public``, whose lines come
+from public reports with the answers of their threads. ``-v`` also prints the wrong lines of the set that may be read.
+Right: the first cause that is printed has the word that the line's answer must have; a harmless line is called harmless
+or passed over; nothing is said of an unknown line. Generic: only a symptom is named where the cause is known.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from field.score_files import print_scores
 
 FIELD = Path(__file__).parent
-HALVES = ("lines", "held_out")
+SETS = ("lines", "held_out", "public")
 SCORES = ("right", "generic", "silent", "false")
 
 
-def read_lines(half: str) -> list[dict[str, Any]]:
-    """Return the lines of one half."""
-    lines: list[dict[str, Any]] = parse_texts((FIELD / f"{half}.toml").read_text(encoding="utf-8"))["line"]
+def read_lines(field_set: str) -> list[dict[str, Any]]:
+    """Return the lines of one set."""
+    lines: list[dict[str, Any]] = parse_texts((FIELD / f"{field_set}.toml").read_text(encoding="utf-8"))["line"]
     return lines
 
 
@@ -49,23 +50,28 @@ def score_line(line: dict[str, Any], scan: LogScan) -> str:
     return "generic" if harmful[0].weight == "symptom" else "false"
 
 
-def scores(half: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield each line of one half with its score."""
+def scores(field_set: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield each line of one set with its score."""
     messages, speakers = read_messages(parse_texts(text_file("error-texts")))
-    for line in read_lines(half):
+    for line in read_lines(field_set):
         yield line, score_line(line, LogScan(messages, speakers))
 
 
 def main() -> None:
+<<<<<<< HEAD
     print_scores(verbose="-v" in sys.argv[1:])
     for half in HALVES:
         results = list(scores(half))
+=======
+    for field_set in SETS:
+        results = list(scores(field_set))
+>>>>>>> s63-explain
         counts = Counter(score for _, score in results)
         causes = Counter(score for line, score in results if line["answer"] == "cause")
         share = 100 * causes["right"] // max(causes.total(), 1)
         counted = ", ".join(f"{counts[score]} {score}" for score in SCORES)
-        print(f"{half}: {counted} of {len(results)} ({share} % of {causes.total()} causes right)")
-        if half == HALVES[0] and "-v" in sys.argv[1:]:
+        print(f"{field_set}: {counted} of {len(results)} ({share} % of {causes.total()} causes right)")
+        if field_set == SETS[0] and "-v" in sys.argv[1:]:
             for line, score in results:
                 if score != "right":
                     print(f"  {score}: {line['answer']} {line.get('says', '')}: {line['log'].strip()[:160]}")
