@@ -58,14 +58,9 @@ def scores(field_set: str) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def main() -> None:
-<<<<<<< HEAD
     print_scores(verbose="-v" in sys.argv[1:])
-    for half in HALVES:
-        results = list(scores(half))
-=======
     for field_set in SETS:
         results = list(scores(field_set))
->>>>>>> s63-explain
         counts = Counter(score for _, score in results)
         causes = Counter(score for line, score in results if line["answer"] == "cause")
         share = 100 * causes["right"] // max(causes.total(), 1)
