@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_nixl.checks.doctor.catalogue import checks
+from pytest_nixl.checks.doctor.causes import by_cause
 from pytest_nixl.checks.doctor.check import Check, Requirements
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.model.verdicts import Judgement, Outcome, TextLine, Verdict, outcome
@@ -42,7 +43,7 @@ def examine(facts: Facts, wanted: Requirements, *, gate: bool) -> tuple[CheckRes
             answers.append(
                 CheckResult(check, judgement, outcome(judgement.verdict, gate=gate, required=required), required)
             )
-    return tuple(answers)
+    return by_cause(answers, facts)
 
 
 def failed(answers: Sequence[CheckResult]) -> bool:
