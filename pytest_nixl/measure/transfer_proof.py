@@ -38,7 +38,7 @@ GPUS = MemoryPair("VRAM", "VRAM")
 
 
 class _ProofHost(LocalHost):
-    """This host, on which workers have all variables of this process but some. They are forked where that is the same.
+    """Starts workers of this host with all variables of this process but some. They are forked where that is the same.
 
     :param unset: the variables that they do not have.
     """

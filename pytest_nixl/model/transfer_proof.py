@@ -64,5 +64,11 @@ class TransferProof:
 
     @property
     def steering_remedy(self) -> str:
-        """The command that unsets the variables without which the bytes arrive; empty if unknown."""
-        return f"`unset {' '.join(name for name, _ in self.culprits)}`" if self.culprits else ""
+        """What to do about the variables without which the bytes arrive; empty if they are unknown.
+
+        A remedy of the failed step that names all of them is the more precise one.
+        """
+        names = [name for name, _ in self.culprits]
+        if not names or all(name in self.remedy for name in names):
+            return self.remedy if names else ""
+        return f"`unset {' '.join(names)}`"

@@ -9,64 +9,83 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytest_nixl.host.facts import Facts
-from pytest_nixl.model.verdicts import Judgement, Verdict
+from pytest_nixl.model.verdicts import Verdict
 
 if TYPE_CHECKING:
     from pytest_nixl.checks.doctor.examine import CheckResult
 
-#: The checks that try something. They fail because of a variable that another check names.
-_EFFECTS = ("backend-loads", "telemetry-in-process", "transfers-arrive")
+#: The checks that try something. They fail because of a variable that another check may name.
+_ATTEMPTS = ("backend-loads", "telemetry-in-process", "transfers-arrive")
+#: How the reason of a check begins that knows another check to be the cause.
+_FOLLOWS = re.compile(r"follows from (?P<cause>[\w-]+): ")
 
 
 def by_cause(answers: Sequence[CheckResult], facts: Facts) -> tuple[CheckResult, ...]:
-    """Return the results so that a failed check about a variable precedes the attempts that fail because of it.
+    """Return the results so that the check which knows the cause precedes the attempts that fail because of it.
 
-    The others say which check they follow from, and what to do is said once.
+    The attempts say which check they follow from.
 
     :param answers: the results in the order of the catalogue.
     :param facts: the facts with the transfers that were tried.
     """
-    blamed = [name for proof in facts.transfers for name in proof.variables]
-    effects = [answer for answer in answers if answer.check.id in _EFFECTS and _fails(answer)]
-    cause = _cause(answers, blamed) if effects else None
+    attempts = [answer for answer in answers if answer.check.id in _ATTEMPTS and _went_wrong(answer)]
+    blamed = [proof for proof in facts.transfers if proof.culprits]
+    cause = _cause(answers, attempts, [name for proof in blamed for name in proof.variables])
     if cause is None:
         return tuple(answers)
-    backends = {proof.backend for proof in facts.transfers if proof.culprits}
-    ordered: list[CheckResult] = []
-    for answer in answers:
-        if answer is cause:
-            continue
-        follows = answer in effects and (answer.check.id != "backend-loads" or _is_about(answer, backends))
-        if follows and cause not in ordered:
-            ordered.append(cause)
-        ordered.append(_following(answer, cause) if follows else answer)
-    return tuple(ordered if cause in ordered else answers)
+    backends = {proof.backend for proof in blamed}
+    effects = [
+        answer for answer in attempts
+        if answer is not cause and (_follows(answer, cause) or backends & set(re.findall(r"\w+", _subject(answer))))
+    ]  # fmt: skip
+    if not effects:
+        return tuple(answers)
+    rest = [answer for answer in answers if answer is not cause]
+    place = rest.index(effects[0])
+    return tuple(
+        _following(answer, cause) if answer in effects else answer for answer in [*rest[:place], cause, *rest[place:]]
+    )
 
 
-def _cause(answers: Sequence[CheckResult], blamed: Sequence[str]) -> CheckResult | None:
-    """Return the failed check that knows the cause: one about a blamed variable, else the transfers that named it."""
-    failures = [answer for answer in answers if _fails(answer)]
-    for answer in failures:
-        if answer.check.id not in _EFFECTS and any(_names(answer.judgement.reason, name) for name in blamed):
-            return answer
-    return next((answer for answer in failures if blamed and answer.check.id == "transfers-arrive"), None)
+def _cause(
+    answers: Sequence[CheckResult], attempts: Sequence[CheckResult], variables: Sequence[str]
+) -> CheckResult | None:
+    """Return the failed check that knows the cause; None if none does.
+
+    :param variables: the variables without which bytes arrive.
+    """
+    named = {match["cause"] for answer in attempts if (match := _FOLLOWS.match(answer.judgement.reason))}
+    failed = [answer for answer in answers if answer.judgement.verdict is Verdict.FAIL]
+    others = [answer for answer in failed if answer not in attempts]
+    known = [
+        *(answer for answer in others if answer.check.id in named),
+        *(answer for answer in others if any(_names(answer.judgement.reason, name) for name in variables)),
+        *(answer for answer in failed if answer.check.id == "transfers-arrive" and variables),
+    ]
+    return next(iter(known), None)
+
+
+def _went_wrong(answer: CheckResult) -> bool:
+    return answer.judgement.verdict in (Verdict.FAIL, Verdict.UNKNOWN)
 
 
 def _names(reason: str, variable: str) -> bool:
     return re.search(rf"(?<!\w){re.escape(variable)}(?!\w)", reason) is not None
 
 
-def _fails(answer: CheckResult) -> bool:
-    return answer.judgement.verdict is Verdict.FAIL
+def _follows(answer: CheckResult, cause: CheckResult) -> bool:
+    match = _FOLLOWS.match(answer.judgement.reason)
+    return match is not None and match["cause"] == cause.check.id
 
 
-def _is_about(answer: CheckResult, backends: set[str]) -> bool:
-    return answer.judgement.reason.partition(" ")[0] in backends
+def _subject(answer: CheckResult) -> str:
+    """Return the beginning of an attempt's reason, which names the backend; that of the telemetry is UCX."""
+    return "UCX" if answer.check.id == "telemetry-in-process" else answer.judgement.reason.partition(":")[0]
 
 
 def _following(answer: CheckResult, cause: CheckResult) -> CheckResult:
-    judgement = answer.judgement
-    reason = f"follows from {cause.check.id}: {judgement.reason}"
-    return replace(
-        answer, judgement=Judgement(judgement.verdict, reason, f"follow the remedy of {cause.check.id}")
-    )
+    if _follows(answer, cause):
+        return answer
+    reason = f"follows from {cause.check.id}: {answer.judgement.reason}"
+    remedy = f"follow the remedy of {cause.check.id}"
+    return replace(answer, judgement=replace(answer.judgement, reason=reason, remedy=remedy))

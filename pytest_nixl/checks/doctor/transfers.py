@@ -10,9 +10,11 @@ from pytest_nixl.checks.doctor.libraries import not_loaded
 from pytest_nixl.core.words import named
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.software import library
+from pytest_nixl.judge.profiles import Profile
 from pytest_nixl.judge.row import NO_CMA
-from pytest_nixl.model.transfer_proof import TransferProof
-from pytest_nixl.model.transports import SHARED_MEMORY
+from pytest_nixl.model.memory import OPS, MemoryPair
+from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.model.transfer_proof import PROOF_BYTES, TransferProof
 from pytest_nixl.model.verdicts import Judgement
 
 #: The library of each backend whose file is named: it is the one that moved the bytes.
@@ -45,10 +47,12 @@ def transfers_arrive(facts: Facts, wanted: Requirements) -> Judgement:
     if absent is not None:
         return not_applicable(f"NIXL cannot be loaded: {absent.reason}")
     if not facts.transfers:
-        return not_applicable("no transfer was tried (--no-transfer, a recorded host, or a backend that needs a server)")
+        return not_applicable(
+            "no transfer was tried (--no-transfer, a recorded host, or a backend that needs a server)"
+        )
     if fault is not None:
         return _without_culprit(fault)
-    slower = next((proof for proof in facts.transfers if proof.obstacle and _left_memory(proof)), None)
+    slower = next((proof for proof in facts.transfers if proof.obstacle and _is_refused(proof, wanted.profile)), None)
     moved = "; ".join(f"{_subject(proof)}: 64 KiB each way{_carried(proof)}" for proof in facts.transfers)
     if slower is not None:
         return warned(f"{moved}, not by a copy between the two processes: {slower.obstacle}", NO_CMA)
@@ -80,6 +84,9 @@ def _carried(proof: TransferProof) -> str:
     return f"{over}{f' by {mover}' if mover else ''}"
 
 
-def _left_memory(proof: TransferProof) -> bool:
-    """Return whether a transport carried bytes that is not a copy within one host's memory."""
-    return any(name.partition("/")[0] not in SHARED_MEMORY for name in proof.transports)
+def _is_refused(proof: TransferProof, profile: Profile) -> bool:
+    """Return whether a transport carried bytes that the profile does not accept for such rows."""
+    rows = [RowKey(proof.backend, op, MemoryPair.parse(proof.memory), PROOF_BYTES) for op in OPS]
+    accepted = [expectation.transports for row in rows if (expectation := profile.expectation(row)) is not None]
+    carried = {name.partition("/")[0] for name in proof.transports}
+    return any(names is not None and not carried <= set(names) for names in accepted)
