@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pytest_nixl.core.units import KIB, format_size
-from pytest_nixl.core.words import named
+from pytest_nixl.core.units import KIB
 
 #: The bytes that are moved each way.
 PROOF_BYTES = 64 * KIB
@@ -55,11 +54,11 @@ class TransferProof:
         """That nothing can be moved with some variables, and that the bytes arrive without them; empty if unknown."""
         if not self.culprits:
             return ""
-        values = named((f"{name}={value}" for name, value in (*self.culprits, *self.together)), 8)
-        without = "it" if len(self.variables) == 1 else named((name for name, _ in self.culprits), 8)
+        values = " and ".join(f"{name}={value}" for name, value in (*self.culprits, *self.together))
+        without = "it" if len(self.variables) == 1 else " and ".join(name for name, _ in self.culprits)
         return (
             f"with {values}{' together' if self.together else ''} nothing can be moved; "
-            f"without {without} {format_size(PROOF_BYTES).replace('KiB', ' KiB')} arrive"
+            f"without {without} {PROOF_BYTES // KIB} KiB arrive"
         )
 
     @property

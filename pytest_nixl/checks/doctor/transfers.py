@@ -43,13 +43,11 @@ def transfers_arrive(facts: Facts, wanted: Requirements) -> Judgement:
     fault = next((proof for proof in facts.transfers if proof.fault), None)
     if fault is not None and fault.culprits:
         return failed(f"{_subject(fault)}: {fault.steering_fault} ({fault.fault})", fault.steering_remedy)
+    if not facts.transfers:
+        return not_applicable("no transfer was tried: --no-transfer, a recorded host, or only backends with a server")
     absent = not_loaded(facts, wanted)
     if absent is not None:
         return not_applicable(f"NIXL cannot be loaded: {absent.reason}")
-    if not facts.transfers:
-        return not_applicable(
-            "no transfer was tried (--no-transfer, a recorded host, or a backend that needs a server)"
-        )
     if fault is not None:
         return _without_culprit(fault)
     slower = next((proof for proof in facts.transfers if proof.obstacle and _is_refused(proof, wanted.profile)), None)
