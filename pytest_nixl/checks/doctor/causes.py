@@ -29,11 +29,11 @@ def by_cause(answers: Sequence[CheckResult], facts: Facts) -> tuple[CheckResult,
     :param facts: the facts with the transfers that were tried.
     """
     attempts = [answer for answer in answers if answer.check.id in _ATTEMPTS and _went_wrong(answer)]
-    blamed = [proof for proof in facts.transfers if proof.culprits]
-    cause = _cause(answers, attempts, [name for proof in blamed for name in proof.variables])
+    faults = [proof for proof in facts.transfers if proof.fault]
+    cause = _cause(answers, attempts, [name for proof in faults for name in proof.variables])
     if cause is None:
         return tuple(answers)
-    backends = {proof.backend for proof in blamed}
+    backends = {proof.backend for proof in faults}
     effects = [
         answer for answer in attempts
         if answer is not cause and (_follows(answer, cause) or backends & set(re.findall(r"\w+", _subject(answer))))
@@ -59,8 +59,8 @@ def _cause(
     others = [answer for answer in failed if answer not in attempts]
     known = [
         *(answer for answer in others if answer.check.id in named),
-        *(answer for answer in others if any(_names(answer.judgement.reason, name) for name in variables)),
-        *(answer for answer in failed if answer.check.id == "transfers-arrive" and variables),
+        *(answer for answer in others if any(_names(answer, name) for name in variables)),
+        *(answer for answer in failed if answer.check.id == ("transfers-arrive" if variables else "backend-loads")),
     ]
     return next(iter(known), None)
 
@@ -69,8 +69,9 @@ def _went_wrong(answer: CheckResult) -> bool:
     return answer.judgement.verdict in (Verdict.FAIL, Verdict.UNKNOWN)
 
 
-def _names(reason: str, variable: str) -> bool:
-    return re.search(rf"(?<!\w){re.escape(variable)}(?!\w)", reason) is not None
+def _names(answer: CheckResult, variable: str) -> bool:
+    text = f"{answer.judgement.reason} {answer.judgement.remedy}"
+    return re.search(rf"(?<!\w){re.escape(variable)}(?!\w)", text) is not None
 
 
 def _follows(answer: CheckResult, cause: CheckResult) -> bool:

@@ -63,10 +63,12 @@ def _without_culprit(proof: TransferProof) -> Judgement:
             f"{_subject(proof)}: no bytes arrived before the deadline ({proof.fault})",
             "stop other processes on this host, and run it again",
         )
-    alike = "; without any variable that steers NIXL they do not arrive either, so this host is the cause"
+    without = (
+        "nothing can be moved without any variable that steers NIXL either" if proof.bare else "no variable steers it"
+    )
     return failed(
-        f"{_subject(proof)}: nothing can be moved: {proof.fault}{alike if proof.bare else ''}"
-        f"{f'; {proof.obstacle}' if proof.obstacle else ''}",
+        f"{_subject(proof)}: nothing can be moved: {proof.fault}; {without}, so this host is the cause"
+        f"{f': {proof.obstacle}' if proof.obstacle else ''}",
         proof.remedy or "follow the remedy of backend-loads",
     )
 

@@ -76,7 +76,7 @@ def test_bytes_that_arrive_pass_with_the_transport_and_the_file_that_moved_them(
         ),
         (
             TransferProof("UCX", "DRAM:DRAM", REFUSED, "r", bare="also", obstacle="process_vm_readv is forbidden"),
-            "they do not arrive either, so this host is the cause; process_vm_readv is forbidden",
+            "without any variable that steers NIXL either, so this host is the cause: process_vm_readv is forbidden",
             "r",
         ),
     ],
