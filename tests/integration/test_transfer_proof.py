@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``pytest-nixl doctor`` and runs of the suites, on a host where nothing can be moved for a reason that is made here."""
+"""Runs of the doctor and the suites on a host where nothing can be moved, for a reason that is made here."""
 
 from __future__ import annotations
 
