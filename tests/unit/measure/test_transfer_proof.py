@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pytest_nixl.measure import transfer_proof
-from pytest_nixl.measure.transfer_proof import ProofsInAdvance, Prover, provable
+from pytest_nixl.measure.transfer_proof import Prover, provable
 from pytest_nixl.model.transfer_proof import TransferProof
 
 Answer = Callable[[frozenset[str]], tuple[str, bool, float]]
