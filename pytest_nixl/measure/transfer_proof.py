@@ -35,6 +35,8 @@ _TIMES_AS_LONG, _LEAST_SECONDS = 20.0, 5.0
 #: How many times as fast an attempt without variables has to be, so that a missed deadline is not blamed on the host.
 _CLEARLY_FASTER = 4.0
 GPUS = MemoryPair("VRAM", "VRAM")
+#: Errors of a GPU that other processes occupy, as an engine that runs does: bytes of it cannot be moved now.
+_OCCUPIED = ("CUDA_ERROR_OUT_OF_MEMORY", "CUDA_ERROR_DEVICE_UNAVAILABLE")
 
 
 class _ProofHost(LocalHost):
@@ -83,13 +85,16 @@ class Prover:
 
         :param backend: the backend; one of storage has one worker and a file.
         :param memory: the memory types of initiator and target.
-        :returns: the result; None if the backend or a worker does not have this memory.
+        :returns: the result; None if the backend or a worker does not have this memory, or if other processes occupy
+            the GPU.
         """
         if BACKENDS[backend].STORAGE:
             memory = MemoryPair(memory.initiator, "FILE")
         try:
             begin = time.monotonic()
             proof = self._attempt(backend, memory, self._settings)
+            if memory.on_gpu and any(error in proof.fault for error in _OCCUPIED):
+                return None
             return self._search(proof, memory, time.monotonic() - begin) if proof.fault else proof
         except NotApplicableError:
             return None

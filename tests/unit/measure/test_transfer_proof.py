@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pytest_nixl.measure import transfer_proof
-from pytest_nixl.measure.transfer_proof import Prover, provable
+from pytest_nixl.measure.transfer_proof import GPUS, Prover, provable
 from pytest_nixl.model.transfer_proof import TransferProof
 
 Answer = Callable[[frozenset[str]], tuple[str, bool, float]]
@@ -127,6 +127,15 @@ def test_secret_of_an_unknown_variable_is_hidden(
     monkeypatch.setenv("UCX_SECRET_TOKEN", "hunter2-hunter2")
     attempts(lambda unset: ("" if unset else "refused", False, 1.0))
     assert "hunter2" not in prove().steering_fault
+
+
+@pytest.mark.parametrize("error", ["CUDA_ERROR_OUT_OF_MEMORY", "CUDA_ERROR_DEVICE_UNAVAILABLE"])
+def test_gpu_that_other_processes_occupy_is_no_fault(
+    attempts: Callable[[Answer], list[frozenset[str]]], error: str
+) -> None:
+    attempts(lambda unset: (f"GPU 0: {error}", False, 1.0))
+    assert Prover().prove("UCX", GPUS) is None
+    assert prove().fault
 
 
 def test_prover_that_was_stopped_starts_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
