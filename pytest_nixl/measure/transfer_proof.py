@@ -24,9 +24,10 @@ from pytest_nixl.model.transfer_proof import PROOF_BYTES, TransferProof
 from pytest_nixl.nixl.backends import BACKENDS
 from pytest_nixl.nixl.backends.storage import OBJECT_PLUGINS
 from pytest_nixl.nixl.worker.foreign_memory import obstacle
-from pytest_nixl.processes.hosts import LocalHost, Process
+from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import SupervisorClient, supervisor
 from pytest_nixl.processes.worker_errors import NixlAbsentError
+from pytest_nixl.processes.worker_process import Process
 
 #: The time in seconds for all attempts of a search for variables. It ends between two attempts.
 SEARCH_SECONDS = 20.0

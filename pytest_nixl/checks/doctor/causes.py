@@ -6,13 +6,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from pytest_nixl.checks.doctor.check import CheckResult
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.model.verdicts import Verdict
-
-if TYPE_CHECKING:
-    from pytest_nixl.checks.doctor.examine import CheckResult
 
 #: The checks that try something. They fail because of a variable that another check may name.
 _ATTEMPTS = ("backend-loads", "telemetry-in-process", "transfers-arrive")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verdict on transfers that were tried, and the order of results by cause. test_transfer_proof.py makes them."""
+"""The verdict on transfers that were tried, and the order of results by cause. test_transfers_arrive.py makes them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from helpers.fake_sysfs import p5
 
-from pytest_nixl.checks.doctor.check import Requirements
-from pytest_nixl.checks.doctor.examine import CheckResult, examine
+from pytest_nixl.checks.doctor.check import CheckResult, Requirements
+from pytest_nixl.checks.doctor.examine import examine
 from pytest_nixl.checks.doctor.transfers import transfers_arrive, with_transfers
 from pytest_nixl.host.facts import Facts, gather
 from pytest_nixl.host.recorded_tree import FactsRoot

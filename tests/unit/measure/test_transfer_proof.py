@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a proof makes of attempts that fail, are late or succeed. The integration test of that name moves bytes."""
+"""What a proof makes of attempts that fail, are late or succeed. ``test_transfers_arrive.py`` moves bytes."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
 
 from pytest_nixl.measure import transfer_proof
+from pytest_nixl.measure.steering_search import steering_names
 from pytest_nixl.measure.transfer_proof import GPUS, Prover, provable
 from pytest_nixl.model.transfer_proof import TransferProof
 
@@ -30,7 +32,7 @@ def attempts(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answer], list[frozens
     """Return a function that replaces attempts: by fault, lateness and seconds for the variables that are not set."""
     clock = Clock()
     monkeypatch.setattr(transfer_proof, "time", clock)
-    for name in [*transfer_proof.steering_names(transfer_proof.os.environ)]:
+    for name in steering_names(os.environ):
         monkeypatch.delenv(name)
 
     def replace_by(answer: Answer) -> list[frozenset[str]]:
