@@ -31,6 +31,10 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--image", action="store_true",
         help="run only the checks that work while an image is built: they need no GPU, no network card and no etcd",
     )  # fmt: skip
+    doctor.add_argument(
+        "--no-transfer", dest="transfer", action="store_false",
+        help="do not move bytes between two processes at the end",
+    )  # fmt: skip
     add_sources(doctor)
     doctor.set_defaults(run=_run)
 
@@ -63,7 +67,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
     profile = load_profile(arguments.profile)
     root = FactsRoot(arguments.root)
-    facts, backends = gathered(arguments, root, image=arguments.image)
+    transfer = arguments.transfer and root.live and not arguments.image
+    facts, backends = gathered(arguments, root, image=arguments.image, transfer=transfer)
     wanted = Requirements(profile, backends, image=arguments.image)
     answers = examine(facts, wanted, gate=arguments.gate)
     hide = hider(os.environ)
@@ -85,20 +90,26 @@ def _run(arguments: argparse.Namespace) -> int:
     return int(failed(answers))
 
 
-def gathered(arguments: argparse.Namespace, root: FactsRoot, *, image: bool = False) -> tuple[Facts, tuple[str, ...]]:
+def gathered(
+    arguments: argparse.Namespace, root: FactsRoot, *, image: bool = False, transfer: bool = False
+) -> tuple[Facts, tuple[str, ...]]:
     """Gather the facts that the options ask for.
 
     :param arguments: the options of :func:`add_sources`.
     :param root: the machine or the recorded tree to read.
     :param image: whether to leave out etcd and peers, as for an image that is being built.
+    :param transfer: whether two workers of this machine move bytes.
     :returns: the facts, and the backends to judge.
     :raises ValueError: if the recorded tree is not one that this version can read.
     """
+    from pytest_nixl.checks.doctor.transfers import with_transfers
     from pytest_nixl.host.facts import gather
+    from pytest_nixl.measure.transfer_proof import ProofsInAdvance
     from pytest_nixl.processes.supervisor import close_supervisor
 
     given = arguments.backend or (os.environ.get("NIXL_BACKEND") if root.live else "")
     backends = parse_backends(given or "UCX")
+    proofs = ProofsInAdvance(backends) if transfer else None
     try:
         with refuse_unreadable_tree(root):
             facts = gather(
@@ -109,7 +120,11 @@ def gathered(arguments: argparse.Namespace, root: FactsRoot, *, image: bool = Fa
                 peers=() if image else arguments.peer,
                 side_channels=() if image else arguments.side_channel,
             )
+        if proofs is not None:
+            facts = with_transfers(facts, proofs.results(gpus=bool(facts.gpu.gpus)))
     finally:
+        if proofs is not None:
+            proofs.close()
         close_supervisor()
     recorded = tuple(backend.name for backend in facts.software.backends)
     return facts, backends if root.live or given else recorded or backends

@@ -25,6 +25,7 @@ from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.host.software import Software, nixl_worker, read_software
 from pytest_nixl.host.storage_queues import StorageQueues, read_storage_queues
 from pytest_nixl.host.system import HostFacts, read_host
+from pytest_nixl.model.transfer_proof import TransferProof
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class Facts:
     peers: tuple[ReachedPeer, ...]
     side_channels: tuple[ReachedPeer, ...]
     storage_queues: StorageQueues
+    #: What came of moving bytes between two workers; empty if that was not tried.
+    transfers: tuple[TransferProof, ...] = ()
 
     @property
     def nics(self) -> tuple[Nic, ...]:

@@ -46,7 +46,8 @@ _LOSSY = (
     "hosts and switches agree on flow control (PFC, ECN); then run the row again."
 )
 
-_NO_CMA = (
+#: What to do if something forbids a process of this host to copy from another.
+NO_CMA = (
     "Start the container with --cap-add SYS_PTRACE (Kubernetes: capabilities.add: [SYS_PTRACE]; a GitLab runner: "
     "cap_add in its config.toml), on a host set kernel.yama.ptrace_scope=0; or validate TCP instead: "
     "UCX_TLS=tcp,cuda_copy and --nixl-profile=tcp-loopback."
@@ -172,7 +173,7 @@ def _transport(row: str, samples: Samples, expectation: Expectation, environ: Ma
         where, remedy = placed
         return Judgement(Verdict.WRONG_TRANSPORT, f"{reason}: {where}", remedy)
     if samples.obstacle and "cma" in accepted:
-        return Judgement(Verdict.WRONG_TRANSPORT, f"{reason}: {samples.obstacle}", _NO_CMA)
+        return Judgement(Verdict.WRONG_TRANSPORT, f"{reason}: {samples.obstacle}", NO_CMA)
     return Judgement(Verdict.WRONG_TRANSPORT, reason, _transport_remedy(samples, set(accepted), environ))
 
 

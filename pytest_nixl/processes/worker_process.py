@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 import select
 import signal
@@ -15,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from pytest_nixl.core.errors import GpuMemoryError
+from pytest_nixl.core.peer_failure import peer_failure_remedy
 from pytest_nixl.core.rdma_fault import MEMLOCK_REMEDY, PORT_REMEDY, failed_device, refused_locks
 from pytest_nixl.core.resource_limits import (
     ADDRESS_SPACE_REMEDY,
@@ -417,7 +419,9 @@ class Worker:
         detail = _quoted(self.tail())
         if kind == "nixl":
             reason = f"NIXL reported {type_name} ({message}) in {self.name} during {step}"
-            remedy = error.get("remedy") or _NIXL_REMEDIES.get(type_name, _NIXL_REMEDY)
+            environ = os.environ if self._process.here else {}
+            remedy = error.get("remedy") or peer_failure_remedy(self.output(), environ)
+            remedy = remedy or _NIXL_REMEDIES.get(type_name, _NIXL_REMEDY)
             return NixlError(reason, remedy, detail, type_name)
         if kind == "ours":
             made = GpuFullError if type_name == GpuMemoryError.__name__ else WorkerError

@@ -28,6 +28,7 @@ from pytest_nixl.session.given_options import given_options
 from pytest_nixl.session.outcome import JUDGEMENT, check_of, is_own
 from pytest_nixl.session.requested_links import row_of
 from pytest_nixl.session.run import Run
+from pytest_nixl.session.steering_fault import name_steering_fault
 from pytest_nixl.session.suites import suite_of
 
 #: Options that judge or write a whole run.
@@ -186,6 +187,7 @@ def add_result(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Te
     if call.excinfo is not None:
         gate = run.usable and run.settings.gate
         required = run.usable and check_of(item) in load_profile(run.settings.profile).required
+        name_steering_fault(item, call.excinfo.value)
         _shorten_failure(report, item, call.excinfo, gate=gate, required=required)
     _hide_secrets(report, item.config, run.hide)
     result = _result_of(run, item, call, report)

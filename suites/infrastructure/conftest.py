@@ -18,6 +18,8 @@ Ask = Callable[[str], Judgement]
 #: The checks of the doctor that judge the etcd of this run, and those whose own test does more than read facts.
 OF_ETCD = ("etcd-version", "etcd-latency", "etcd-clock")
 OWN_TEST = ("nixl-loads", "backend-loads", "etcd-answers", "telemetry-in-process")
+#: Checks that only the command asks, because the other suites move bytes themselves.
+COMMAND_ONLY = ("transfers-arrive",)
 
 
 def asked(checks: Iterable[str]) -> list[Any]:

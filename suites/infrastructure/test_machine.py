@@ -10,10 +10,10 @@ import pytest
 from pytest_nixl import Judgement
 from pytest_nixl.checks.doctor.catalogue import other_checks, own_checks
 
-from .conftest import OF_ETCD, OWN_TEST, asked
+from .conftest import COMMAND_ONLY, OF_ETCD, OWN_TEST, asked
 
 #: Every check of the doctor, except for those of etcd and those that have a test of their own.
-MACHINE = [id for id in own_checks() if id not in (*OF_ETCD, *OWN_TEST)]
+MACHINE = [id for id in own_checks() if id not in (*OF_ETCD, *OWN_TEST, *COMMAND_ONLY)]
 #: Checks that packages add by an entry point of the group ``pytest_nixl.doctor_checks``.
 OTHERS = [pytest.param(id, id=id, marks=pytest.mark.nixl_check(id)) for id in other_checks()]
 

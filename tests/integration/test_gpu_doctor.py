@@ -93,6 +93,7 @@ def test_healthy_gpus_pass(driver: dict[str, str]) -> None:
     assert found["gpus"][1] == "1 Stand-in 0, 1 Stand-in 1"
     assert found["gpu-driver"][1] == "driver 580.95.05, CUDA up to 12.9"
     assert "libcudart.so.12, which the loader does not find" in found["ucx-cuda"][1]
+    assert "UCX VRAM:VRAM: 64 KiB each way over cuda_ipc/cuda" in found["transfers-arrive"][1]
 
 
 #: Other states of the GPUs.

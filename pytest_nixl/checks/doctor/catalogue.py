@@ -47,6 +47,7 @@ def own_checks() -> Mapping[str, Check]:
         network,
         rdma,
         storage_queues,
+        transfers,
         ucx_rdma,
         ucx_tls,
         variable_names,
@@ -54,7 +55,7 @@ def own_checks() -> Mapping[str, Check]:
 
     order = (
         libraries, image, limits, storage_queues, cores, rdma, ucx_rdma, network, gpu, etcd, variable_names,
-        ucx_tls, environment, engine,
+        ucx_tls, environment, engine, transfers,
     )  # fmt: skip
     place = {module.__name__: number for number, module in enumerate(order)}
     return dict(sorted(REGISTERED.items(), key=lambda item: place[item[1].judge.__module__]))

@@ -11,7 +11,7 @@ from pytest_nixl.host.facts import Facts
 from pytest_nixl.judge.profiles import Profile
 from pytest_nixl.model.machine import Machine
 from pytest_nixl.model.transports import EFA, RDMA
-from pytest_nixl.model.verdicts import Judgement, Verdict
+from pytest_nixl.model.verdicts import Judgement, Outcome, Verdict
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,21 @@ _TOPICS = {
     "environment": "variables", "image": "versions", "rdma": "RDMA", "storage_queues": "limits", "ucx_rdma": "RDMA",
     "ucx_tls": "variables", "variable_names": "variables", "gpu": "GPU",
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """The result of one check.
+
+    :param judgement: its verdict, reason and remedy.
+    :param outcome: what the verdict means for the exit code of the command.
+    :param required: whether the profile requires this check.
+    """
+
+    check: Check
+    judgement: Judgement
+    outcome: Outcome
+    required: bool
 
 
 REGISTERED: dict[str, Check] = {}

@@ -5,28 +5,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from pytest_nixl.checks.doctor.catalogue import checks
-from pytest_nixl.checks.doctor.check import Check, Requirements
+from pytest_nixl.checks.doctor.causes import by_cause
+from pytest_nixl.checks.doctor.check import CheckResult, Requirements
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.model.verdicts import Judgement, Outcome, TextLine, Verdict, outcome
-
-
-@dataclass(frozen=True)
-class CheckResult:
-    """The result of one check.
-
-    :param judgement: its verdict, reason and remedy.
-    :param outcome: what the verdict means for the exit code of the command.
-    :param required: whether the profile requires this check.
-    """
-
-    check: Check
-    judgement: Judgement
-    outcome: Outcome
-    required: bool
 
 
 def examine(facts: Facts, wanted: Requirements, *, gate: bool) -> tuple[CheckResult, ...]:
@@ -42,7 +27,7 @@ def examine(facts: Facts, wanted: Requirements, *, gate: bool) -> tuple[CheckRes
             answers.append(
                 CheckResult(check, judgement, outcome(judgement.verdict, gate=gate, required=required), required)
             )
-    return tuple(answers)
+    return by_cause(answers, facts)
 
 
 def failed(answers: Sequence[CheckResult]) -> bool:

@@ -6,7 +6,9 @@ from __future__ import annotations
 import os
 
 from pytest_nixl.checks.doctor.check import Requirements, check, failed, not_applicable, passed, unknown, warned
+from pytest_nixl.checks.doctor.environment import devices_there
 from pytest_nixl.checks.doctor.ucx_tls import transports_allowed
+from pytest_nixl.core.peer_failure import peer_failure_remedy
 from pytest_nixl.core.words import named
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.gpu_nic_affinity import Topology
@@ -64,20 +66,24 @@ def backend_loads(facts: Facts, wanted: Requirements) -> Judgement:
             made.append(f"{name} needs {found.missing[0].soname}, which comes with the host's driver")
             continue
         if found.error:
-            missing = f" ({named(each.words for each in found.missing)})" if found.missing else ""
+            follows, missing = "", f" ({named(each.words for each in found.missing)})" if found.missing else ""
             said = f"; UCX says: {'; '.join(found.said[:4])}" if found.said else ""
             remedy = found.remedy or _remedy(found.plugin)
             if found.said and not found.remedy:
-                remedy = (
+                remedy = peer_failure_remedy("\n".join(found.said), facts.environment.steering) or (
                     "correct what UCX names; transports-allowed lists the values that UCX_TLS may have on this host"
                 )
+            devices = devices_there(facts, wanted)
+            if name == "UCX" and devices.verdict is Verdict.FAIL and "UCX_NET_DEVICES" in devices.reason:
+                follows = "follows from devices-there: "
+                remedy = peer_failure_remedy("\n".join(found.said), facts.environment.steering) or devices.remedy
             if name == "UCX" and not (found.said or found.missing or found.remedy):
                 tls = transports_allowed(facts, wanted)
                 if tls.verdict is Verdict.FAIL:
                     said, remedy = f"; {tls.reason}", tls.remedy
                 elif choice := _near_cards(facts):
                     said, remedy = f"; {choice[0]}", choice[1]
-            return failed(f"{name} cannot be created: {found.error}{missing}{said}", remedy)
+            return failed(f"{follows}{name} cannot be created: {found.error}{missing}{said}", remedy)
         if not any("DRAM" in memory for memory in found.memories):
             return failed(
                 f"{name} was created, but supports {named(found.memories) or 'no memory'}, not host memory (DRAM)",

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs of the doctor and the suites on a host where nothing can be moved, for a reason that is made here."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from helpers.cli_run import run, run_command
+from helpers.needs import need_programs
+
+pytestmark = pytest.mark.long
+
+#: Variables that steer NIXL and harm nobody.
+HARMLESS = {"UCX_LOG_LEVEL": "warn", "UCX_RNDV_THRESH": "8k", "NIXL_LOG_LEVEL": "warn", "UCX_MODULES": "^ib"}
+ARRIVE = "transfers-arrive"
+WITHOUT_PTRACE = (sys.executable, str(Path(__file__).parents[1] / "helpers/without_ptrace.py"))
+
+
+def doctor(
+    *arguments: str, prefix: Sequence[str] = (), env: Mapping[str, str] | None = None
+) -> dict[str, tuple[str, str, str]]:
+    """Run the doctor, and return verdict, reason and remedy of each check in the order of the report."""
+    done = run_command("doctor", "--json", *arguments, env={**HARMLESS, **(env or {})}, prefix=prefix)
+    assert done.returncode in (0, 1), done.stderr
+    return {one["id"]: (one["verdict"], one["reason"], one["remedy"]) for one in json.loads(done.stdout)["checks"]}
+
+
+@contextlib.contextmanager
+def busy_loops(count: int) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for _ in range(count):
+            loop = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+            stack.callback(loop.kill)
+        yield
+
+
+@pytest.mark.parametrize("loops", [0, 2])
+def test_bytes_arrive_on_a_healthy_host_also_while_others_keep_it_busy(loops: int) -> None:
+    with busy_loops(loops):
+        seen = doctor()
+    verdict, reason, remedy = seen[ARRIVE]
+    assert (verdict, remedy) == ("PASS", ""), reason
+    assert {verdict for verdict, _, _ in seen.values()} == {"PASS", "NOT-APPLICABLE"}
+    # The file of the library is the one that a process had loaded which moved bytes.
+    assert Path(reason.rpartition(" by ")[2]).name.startswith("libucp")
+    assert Path(reason.rpartition(" by ")[2]).is_file()
+
+
+def test_file_is_written_and_read_with_a_backend_of_storage() -> None:
+    verdict, reason, _ = doctor("--backend=POSIX,UCX")[ARRIVE]
+    assert verdict == "PASS"
+    assert reason.startswith("POSIX: 64 KiB each way")
+
+
+def test_no_transfer_leaves_it_out() -> None:
+    assert doctor("--no-transfer")[ARRIVE][0] == "NOT-APPLICABLE"
+
+
+@pytest.mark.parametrize(
+    ("faults", "sentence"),
+    [
+        (
+            {"UCX_PROTO_ENABLE": "n"},
+            "with UCX_PROTO_ENABLE=n nothing can be moved; without it 64 KiB arrive",
+        ),
+        (
+            {"UCX_PROTO_ENABLE": "n", "UCX_NET_DEVICES": "mlx5_77:1"},
+            "with UCX_NET_DEVICES=mlx5_77:1 and UCX_PROTO_ENABLE=n nothing can be moved; "
+            "without UCX_NET_DEVICES and UCX_PROTO_ENABLE 64 KiB arrive",
+        ),
+    ],
+)
+def test_variables_with_which_nothing_can_be_moved_are_named(faults: dict[str, str], sentence: str) -> None:
+    verdict, reason, remedy = doctor(env=faults)[ARRIVE]
+    assert verdict == "FAIL"
+    assert sentence in reason
+    assert len(faults) > 1 or remedy == "`unset UCX_PROTO_ENABLE`"
+
+
+def test_check_that_knows_the_variable_comes_before_what_follows_from_it() -> None:
+    seen = doctor(env={"UCX_NET_DEVICES": "mlx5_77:1"})
+    failed = [id for id, (verdict, _, _) in seen.items() if verdict == "FAIL"]
+    assert failed == ["devices-there", "backend-loads", ARRIVE]
+    assert "mlx5_77" in seen["devices-there"][1]
+    assert all(seen[id][1].startswith("follows from devices-there: ") for id in failed[1:])
+    assert "add a TCP device" in seen["backend-loads"][2]
+
+
+def test_filter_of_system_calls_that_forbids_a_copy_between_processes_is_named() -> None:
+    verdict, reason, remedy = doctor(prefix=WITHOUT_PTRACE)[ARRIVE]
+    assert verdict == "WARN"
+    assert "a seccomp filter (the container's) forbids process_vm_readv" in reason
+    assert "SYS_PTRACE" in remedy
+    assert doctor(prefix=(*WITHOUT_PTRACE, "--keep-calls"))[ARRIVE][0] == "PASS"
+
+
+def test_host_on_which_nothing_can_be_moved_without_any_variable_either_is_the_cause() -> None:
+    need_programs("unshare", root=True)
+    seen = doctor(prefix=["unshare", "--net"])
+    verdict, reason, _ = seen[ARRIVE]
+    assert verdict == "FAIL"
+    assert "without any variable that steers NIXL either, so this host is the cause" in reason
+    assert "bring up a network interface" in seen["backend-loads"][2]
+
+
+def test_run_of_which_no_transfer_succeeds_names_the_variable() -> None:
+    options = ("--nixl-level=quick", "--nixl-blocks=4096", "--nixl-op=WRITE")
+    failed = run("suites/bandwidth/test_bandwidth.py", *options, env={**HARMLESS, "UCX_PROTO_ENABLE": "n"})
+    assert failed.code == 1
+    assert "with UCX_PROTO_ENABLE=n nothing can be moved; without it 64 KiB arrive" in failed.output
+    assert "remedy: `unset UCX_PROTO_ENABLE`" in failed.output
