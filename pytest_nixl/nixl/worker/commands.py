@@ -265,6 +265,12 @@ class Commands:
         prepared = self._prepared(transfers, timeout)
         prepared.window(prepared.count, transfer.stamps_for(prepared.count))
 
+    def do_move_each(self, transfers: Ref, timeout: float, count: int, end: dict[str, Any]) -> dict[str, Any]:
+        """Run transfers with a pattern each, compared before the next is posted; return how many were corrupt."""
+        side = self._row_end(end)
+        assert side is not None
+        return transfer.move_each(self._prepared(transfers, timeout), side, count)
+
     def do_measure(
         self,
         transfers: Ref,
@@ -275,10 +281,12 @@ class Commands:
         warmup: int,
         warmup_seconds: float,
         duration: float,
+        end: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Time windows of the prepared transfers, and measure this host's device counters and contention.
 
         :param own: the pids of other processes on this host that belong to the row.
+        :param end: the initiator's end of the row, if bytes are compared between the windows.
         """
         prepared = self._prepared(transfers, timeout)
         contention, counted = CpuContention(own), list[Any]()
@@ -296,6 +304,7 @@ class Commands:
             warmup_seconds=warmup_seconds,
             duration=duration,
             around=around(),
+            end=self._row_end(end),
         )
         return {**found, "counted": counted, "contention": contention.cores}
 
@@ -303,10 +312,10 @@ class Commands:
         """Return the counters of this host's RDMA devices that tell of lost packets."""
         return read_loss_counters()
 
-    def do_serve(self, agent: Ref, timeout: float, idle: bool = False) -> int:
+    def do_serve(self, agent: Ref, timeout: float, idle: bool = False, end: dict[str, Any] | None = None) -> int:
         """Be the target of another worker's commands until cancelled, and return the number of windows served."""
-        deadline = time.monotonic() + timeout
-        return transfer.serve(self.get(agent), deadline=deadline, cancelled=self.cancelled, idle=idle)
+        how: dict[str, Any] = {"deadline": time.monotonic() + timeout, "idle": idle, "end": self._row_end(end)}
+        return transfer.serve(self.get(agent), cancelled=self.cancelled, **how)
 
     def do_free_port(self) -> int:
         """Return a free TCP port of this host, for a program that cannot choose one itself."""
@@ -343,6 +352,9 @@ class Commands:
             del self._objects[ref.number]
             if isinstance(dropped, PatternBuffer):
                 dropped.free()
+
+    def _row_end(self, end: dict[str, Any] | None) -> transfer.RowEnd | None:
+        return None if end is None else transfer.RowEnd(**{**end, "buffer": self.get(end["buffer"])})
 
     def _prepared(self, transfers: Ref, timeout: float) -> transfer.Transfers:
         """Return prepared transfers, with a deadline for their next command."""
