@@ -96,7 +96,7 @@ class Link:
         with self._transfers(block, 1, 1) as transfers:
             seed = self._fill(block, poison=True)
             ends = self._row_ends(block, seed, new_patterns=True)
-            checked = self._run("move_each", transfers, self._settings.timeout, ends, count=count)
+            checked = self._run("move_each", transfers, self._settings.timeout, ends=ends, count=count)
         if checked["first"] is None:
             return None
         number = checked["first"].pop("transfer")
@@ -331,7 +331,7 @@ class Link:
             "measure",
             transfers,
             settings.timeout + duration,
-            ends,
+            ends=ends,
             iterations=iterations,
             warmup=min(warmup, 1) if together else warmup,
             warmup_seconds=self._launch.warmup_seconds(),

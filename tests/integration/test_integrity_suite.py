@@ -8,7 +8,6 @@ between GPUs: no real fault can be made that spoils a known share of copies.
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 from helpers import bad_copies, gpu_standin
@@ -32,7 +31,11 @@ def gpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def corrupt(output: str) -> dict[str, str]:
     """Return by operation which bytes of which transfers are said to be wrong."""
-    return dict(re.findall(r"^CORRUPT bytes-of-every-transfer: UCX/(\w+)/\S+, a pattern for each transfer: (.*)$", output, re.MULTILINE))
+    return dict(
+        re.findall(
+            r"^CORRUPT bytes-of-every-transfer: UCX/(\w+)/\S+, a pattern for each transfer: (.*)$", output, re.MULTILINE
+        )
+    )
 
 
 def test_healthy_copies_pass(host: dict[str, str]) -> None:

@@ -69,6 +69,53 @@ def test_every_byte_arrives_and_is_compared(
     assert samples.bandwidth > 0
 
 
+@pytest.mark.parametrize("op", ["WRITE", "READ"])
+def test_the_first_corrupt_transfer_and_their_number_are_told(shared_pairs: MakePairs, op: str) -> None:
+    pairs = shared_pairs(blocks=BLOCKS, batch=BATCHES, depth=DEPTHS)
+    one, ends = link(pairs, op), Link._row_ends
+    assert one.move_each(4096, 20) is None
+
+    def wrong_seed(*arguments: Any, **named: Any) -> Any:
+        initiator, target = ends(one, *arguments, **named)
+        receiver = initiator if initiator["receives"] else target
+        receiver["seed"] += 1000  # as if the bytes of another pattern arrived
+        return initiator, target
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(one, "_row_ends", wrong_seed)
+        [each, row] = one.move_each(4096, 20), one.measure(65536, depth=4).corruption
+    assert isinstance(each, Corruption)
+    assert each.phase == "in transfer 1 (20 of 20 are corrupt)"
+    assert each.total_bytes == 4096
+    assert isinstance(row, Corruption)
+    assert row.phase == "between the timed transfers"
+    assert row.total_bytes == 65536 * 4
+
+
+@pytest.mark.parametrize(
+    ("block", "named", "size"),
+    [
+        (65536, {}, 65536),
+        (8 << 20, {}, 4 << 20),
+        (65536, {"beside": lambda: None}, None),
+    ],
+    ids=["whole", "the beginning", "beside others"],
+)
+def test_bytes_are_compared_between_windows_of_rows_that_are_measured_alone(
+    make_pairs: MakePairs, block: int, named: dict[str, Any], size: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, given = link(make_pairs(blocks=(65536, 8 << 20))), list[Any]()
+    timed = one._timed
+
+    def time_row(transfers: Any, block: int, links: Any, ends: Any, **rest: Any) -> dict[str, Any]:
+        given.append(ends and [end["size"] for end in ends])
+        return timed(transfers, block, links, ends, **rest)
+
+    monkeypatch.setattr(one, "_timed", time_row)
+    assert one.measure(block, **named).corruption is None
+    assert given == [size and [size, size]]
+
+
 def test_a_gpu_that_others_use_before_or_after_the_transfers_is_told(
     shared_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
