@@ -41,6 +41,8 @@ _PLACE = Number(-(1 << 63), 1 << 64, whole=True)
 _PARTS = Every((COUNT, _PLACE, _PLACE))
 _PROGRAM = RefTo("program")
 _CORRUPTION = {**dict.fromkeys(("wrong_bytes", "total_bytes", "offset"), COUNT), "expected": BYTE, "found": BYTE}
+#: NIXL's classes of descriptor lists.
+DESCRIPTOR_LISTS = ("nixlXferDList", "nixlRegDList", "nixlRemoteDList")
 #: What :class:`pytest_nixl.nixl.worker.transfer.RowEnd` is made of.
 _ROW_END = {"buffer": BUFFER, "size": COUNT, "seed": COUNT, "receives": bool, "new_patterns": bool}
 
@@ -72,6 +74,7 @@ KERNEL_COMMANDS: Mapping[str, WorkerCommand] = {
         },
         {"agent": AGENT, "versions": Every(Text(1024), keys=True)},
     ),
+    "descriptor_list": WorkerCommand({"descriptors": Ref, "method": NAME, "arguments": Every(Any)}, Any),
     "devices": WorkerCommand(
         {},
         {
@@ -139,7 +142,9 @@ KERNEL_COMMANDS: Mapping[str, WorkerCommand] = {
     ),
     "row_release": WorkerCommand({"transfers": TRANSFERS}),
     # It calls any function, so that a peer must not be asked for it.
-    "run": WorkerCommand({"agent": AGENT, "function": WORDS, "arguments": Every(Any, keys=True)}, Any, peers=False),
+    "run": WorkerCommand(
+        {"agent": AGENT, "function": WORDS, "arguments": Every(Any, keys=True), "file?": WORDS}, Any, peers=False
+    ),
     "serve": WorkerCommand({"agent": AGENT, "timeout": SECONDS, "idle?": bool, "end?": OneOf((None, _ROW_END))}, COUNT),
     "tool_end": WorkerCommand({"program": _PROGRAM, "number": COUNT}),
     "tool_find": WorkerCommand({"tool": NAME}, OneOf((None, Every(WORDS, keys=True)))),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
@@ -16,7 +17,7 @@ from pytest_nixl.model.agent_options import AgentOptions
 from pytest_nixl.model.findings import FindingError
 from pytest_nixl.model.memory import HOST
 from pytest_nixl.model.settings import Settings
-from pytest_nixl.nixl.agent_calls import AgentCalls
+from pytest_nixl.nixl.agent_calls import AgentCalls, DescriptorList, with_methods
 from pytest_nixl.nixl.backends import between_agents, cuda_modules, shake_hands
 from pytest_nixl.nixl.backends.ucx import VRAM_AS_HOST, taken_for_host
 from pytest_nixl.nixl.buffer import Buffer, PendingBuffer
@@ -155,7 +156,7 @@ class NixlAgent(AgentCalls):
             "parameters": {name: agent_options.parameters_of(name) for name in backends},
         }
         called = [
-            name or f"rank{worker.rank}-{worker.role}-{next(_numbers)}"
+            f"rank{worker.rank}-{worker.role}-{next(_numbers)}" if name is None else name
             for worker, name in zip(workers, names or [None] * len(workers), strict=True)
         ]
         try:
@@ -265,7 +266,9 @@ class NixlAgent(AgentCalls):
         :raises WorkerError: the function raises an exception, or the worker dies or hangs.
         """
         given = {name: value.ref if isinstance(value, Buffer) else value for name, value in arguments.items()}
-        return self.worker.call("run", agent=self.ref, function=function, arguments=given)
+        file = getattr(sys.modules.get(function.partition(":")[0]), "__file__", None)
+        source = {"file": file} if file else {}  # pytest may have it from a file that is not on sys.path
+        return self.worker.call("run", agent=self.ref, function=function, arguments=given, **source)
 
     def gpus(self) -> list[LinkGpu]:
         """Return the GPUs that the worker sees.
@@ -327,14 +330,14 @@ class NixlAgent(AgentCalls):
         number = 0 if devices is None else devices.initiator if initiator else devices.target
         return self.allocate(size, memory, device=number)
 
-    def register(self, buffer: Buffer) -> Ref:
-        """Register a whole buffer, and return the argument for ``deregister_memory``.
+    def register(self, buffer: Buffer) -> DescriptorList:
+        """Register a whole buffer, and return its descriptor list, the argument for ``deregister_memory``.
 
         :raises FindingError: the backend treats GPU memory as host memory.
         :raises WorkerError: NIXL reports another error, or the worker dies or hangs.
         """
         try:
-            return cast(Ref, self.worker.call("register", agent=self.ref, buffer=buffer.ref))
+            return cast(DescriptorList, with_methods(self.worker.call("register", agent=self.ref, buffer=buffer.ref)))
         except NixlError as error:
             words = taken_for_host(self.worker.output()) if buffer.memory == "VRAM" else ""
             if not words:

@@ -23,12 +23,13 @@ from pytest_nixl.core.strict import StrictError, check
 from pytest_nixl.core.wire import Ref
 from pytest_nixl.model.carrier_bytes import CarrierBytes
 from pytest_nixl.model.lost_packets import read_loss_counters
-from pytest_nixl.model.worker_commands import KERNEL_COMMANDS, WORKER_COMMANDS
+from pytest_nixl.model.worker_commands import DESCRIPTOR_LISTS, KERNEL_COMMANDS, WORKER_COMMANDS
 from pytest_nixl.nixl.backends import BACKENDS, plugin_of
 from pytest_nixl.nixl.backends.storage import OBJECT_PLUGINS
 from pytest_nixl.nixl.worker import nixl_api, transfer
 from pytest_nixl.nixl.worker.files import FileBuffer
 from pytest_nixl.nixl.worker.foreign_memory import obstacle
+from pytest_nixl.nixl.worker.imported_files import import_file
 from pytest_nixl.nixl.worker.memory import DramBuffer, PatternBuffer
 from pytest_nixl.nixl.worker.row_transfers import prepare_row
 from pytest_nixl.nixl.worker.tools import Tools
@@ -110,6 +111,8 @@ class Commands:
                 telemetry=telemetry,
                 sync_mode=sync_mode,
             )
+        except ValueError as error:  # such as an empty name
+            raise nixl_api.NixlCallError(error) from error
         except RuntimeError as error:
             # NIXL refuses the agent, for example because it finds no plugin, or a variable is empty.
             remedy = nixl_api.creation_remedy(str(error), listen_port)
@@ -147,15 +150,33 @@ class Commands:
         if method in nixl_api.RELEASES:
             del self._objects[arguments[0].number]
         kind = nixl_api.HANDLES.get(method)
+        if method == "get_xfer_telemetry":
+            return {name: int(getattr(result, name)) for name in nixl_api.TELEMETRY_FIELDS}
         return self.keep(result, kind) if kind and result is not None else self._reply(result)
 
-    def do_run(self, agent: Ref, function: str, arguments: dict[str, Any]) -> Any:
+    def do_descriptor_list(self, descriptors: Ref, method: str, arguments: list[Any]) -> Any:
+        """Call a method of a descriptor list of NIXL."""
+        kept = self.get(descriptors)
+        if descriptors.kind not in DESCRIPTOR_LISTS or method not in nixl_api.LIST_METHODS:
+            raise CommandRefusedError(f"{method!r} is not a method of a descriptor list ({descriptors.kind})")
+        if not hasattr(kept, method):
+            raise CommandRefusedError(f"a {descriptors.kind} has no method {method!r}")
+        given = [tuple(value) if isinstance(value, list) else value for value in arguments]
+        try:
+            result = getattr(kept, method)(*given)
+        except (IndexError, KeyError, ValueError) as error:
+            raise nixl_api.NixlCallError(error) from error
+        return str(result.name) if method == "getType" else self._reply(result)
+
+    def do_run(self, agent: Ref, function: str, arguments: dict[str, Any], file: str = "") -> Any:
         """Call ``module:function`` with the raw agent and ``arguments``, and return its JSON values or bytes.
 
         References in the arguments are replaced by their objects, such as a buffer.
+
+        :param file: the file from which pytest has the module; empty: pytest has not loaded it.
         """
         given = {key: self.get(value) if isinstance(value, Ref) else value for key, value in arguments.items()}
-        return _function(function)(self.get(agent), **given)
+        return _function(function, file)(self.get(agent), **given)
 
     def do_devices(self) -> dict[str, Any]:
         """Return the GPUs that this worker sees and the library that it used, or why it sees none."""
@@ -410,12 +431,13 @@ class Commands:
         return self.keep(value, type(value).__name__)
 
 
-def _function(text: str) -> Callable[..., Any]:
+def _function(text: str, file: str = "") -> Callable[..., Any]:
     module, colon, name = text.partition(":")
     if not colon:
         raise CommandRefusedError(f"{text!r} is not module:function")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    return found
+    loaded = import_file(module, file) if file else importlib.import_module(module)
+    function: Callable[..., Any] = getattr(loaded, name)
+    return function
 
 
 #: The method of each of the kernel's commands. An import without the method of a command fails.
