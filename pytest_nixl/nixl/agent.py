@@ -183,6 +183,11 @@ class NixlAgent(AgentCalls):
             agents[-1]._made_with = {**options, "agent_options": agent_options}
         return agents
 
+    @property
+    def siblings(self) -> Sequence[Worker]:
+        """The workers that end together with that of this agent, and its own; none if nothing ends them together."""
+        return self._siblings.workers if self._siblings is not None else ()
+
     def close(self) -> None:
         """End the worker with all its agents."""
         self.worker.close()
@@ -412,6 +417,11 @@ class Agents:
         for agent in agents:
             agent._siblings = self
         return agents
+
+    @property
+    def workers(self) -> Sequence[Worker]:
+        """The workers that were started, in their order."""
+        return tuple(self._workers)
 
     def __enter__(self) -> Agents:
         return self
