@@ -17,11 +17,13 @@ from pytest_nixl.model.agent_options import AgentOptions
 from pytest_nixl.model.findings import FindingError
 from pytest_nixl.model.memory import HOST
 from pytest_nixl.model.settings import Settings
+from pytest_nixl.model.tools import own_variables
 from pytest_nixl.nixl.agent_calls import AgentCalls, DescriptorList, with_methods
 from pytest_nixl.nixl.backends import between_agents, cuda_modules, shake_hands
 from pytest_nixl.nixl.backends.ucx import VRAM_AS_HOST, taken_for_host
 from pytest_nixl.nixl.buffer import Buffer, PendingBuffer
-from pytest_nixl.processes.hosts import Host
+from pytest_nixl.processes.hosts import Host, LocalHost
+from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.processes.worker_errors import NixlError, WorkerError
 from pytest_nixl.processes.worker_process import Worker, results
 
@@ -356,11 +358,18 @@ class NixlAgent(AgentCalls):
 class Agents:
     """A context manager for agents in separate workers, which end when it exits.
 
-    :param host: the rank on which workers start by default.
-    :param settings: the settings of the run.
+    ``with Agents(settings=nixl_settings) as agents:`` in a fixture of your own gives it any scope.
+
+    :param host: the rank on which workers start by default, such as one of ``nixl_cluster.hosts``; None for this host.
+    :param settings: the settings of the run, from the fixture ``nixl_settings``.
     """
 
-    def __init__(self, host: Host, settings: Settings) -> None:
+    def __init__(self, host: Host | None = None, settings: Settings | None = None) -> None:
+        if settings is None:
+            raise TypeError("Agents() needs settings=nixl_settings, the value of the fixture of that name")
+        if host is None:
+            own = own_variables(settings.programs, memory=settings.memory)
+            host = LocalHost(supervisor(), own=own)
         self._host = host
         self.settings = settings
         self._workers: list[Worker] = []
