@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from pytest_nixl.judge.profiles import Profile as Profile, load_profile as load_profile
     from pytest_nixl.measure.link import Link as Link
     from pytest_nixl.measure.launches import Launches as Launches
+    from pytest_nixl.model.agent_options import AgentOptions as AgentOptions
     from pytest_nixl.model.expectation import Expectation as Expectation
     from pytest_nixl.model.figure import Figure as Figure
     from pytest_nixl.model.findings import (
@@ -127,6 +128,7 @@ _MODULES = {
     "judge.profiles": ("Profile", "load_profile"),
     "measure.link": ("Link",),
     "measure.launches": ("Launches",),
+    "model.agent_options": ("AgentOptions",),
     "model.expectation": ("Expectation",),
     "model.figure": ("Figure",),
     "model.findings": ("FINDINGS", "Finding", "FindingError", "judge_finding"),
