@@ -116,7 +116,7 @@ class AgentCalls:
     ref: Ref
 
     def _call(self, method: str, *arguments: Any, **keywords: Any) -> Any:
-        called = {"method": method, "arguments": list(arguments), "keywords": keywords}
+        called: dict[str, Any] = {"method": method, "arguments": list(arguments), "keywords": keywords}
         return with_methods(self.worker.call("call", agent=self.ref, **called))
 
     def get_plugin_list(self) -> list[str]:
