@@ -2,7 +2,8 @@
 """A machine of its own for tests: QEMU without KVM, Debian's kernel, and the host's file system below a writable layer.
 
 The machine sees each file of the host, and what it writes stays in its memory and is gone with it. Of the host's /tmp
-and /run it sees only what the tests need: the clone, the folder of QEMU and Python. What it writes to /out is in the host's folder :attr:`Machine.out`.
+and /run it sees only what the tests need: the clone, the folder of QEMU and Python. What it writes to /out is in the
+host's folder :attr:`Machine.out`.
 """
 
 from __future__ import annotations
