@@ -35,6 +35,8 @@ BESIDE_SECONDS = 1.0
 LARGE_BYTES = 160 * MIB
 #: The most bytes that are compared and overwritten between two timed windows, from the beginning of the destination.
 BETWEEN_WINDOWS_BYTES = 4 * MIB
+#: The most transfers with a pattern each that one command makes within its deadline: a second on a busy host.
+EACH_PER_COMMAND = 250
 
 
 #: The arguments of :class:`pytest_nixl.nixl.worker.transfer.RowEnd` for the initiator and for the target.
@@ -93,14 +95,18 @@ class Link:
         :returns: the corruption of the first transfer that is corrupt; None if every byte is right.
         :raises WorkerError: a worker dies or hangs, or NIXL reports an error; both workers are then ended.
         """
+        corrupt, first = 0, None
         with self._transfers(block, 1, 1) as transfers:
-            seed = self._fill(block, poison=True)
-            ends = self._row_ends(block, seed, new_patterns=True)
-            checked = self._run("move_each", transfers, self._settings.timeout, ends=ends, count=count)
-        if checked["first"] is None:
+            for start in range(0, count, EACH_PER_COMMAND):
+                ends = self._row_ends(block, self._fill(block, poison=True), new_patterns=True)
+                number = min(EACH_PER_COMMAND, count - start)
+                checked = self._run("move_each", transfers, self._settings.timeout, ends=ends, count=number)
+                corrupt += checked["corrupt"]
+                if first is None and checked["first"] is not None:
+                    first = start + checked["first"].pop("transfer"), checked["first"]
+        if first is None:
             return None
-        number = checked["first"].pop("transfer")
-        return Corruption(f"in transfer {number} ({checked['corrupt']} of {count} are corrupt)", **checked["first"])
+        return Corruption(f"in transfer {first[0]} ({corrupt} of {count} are corrupt)", **first[1])
 
     def measure_launches(
         self, block: int, *, batch: int = 1, depth: int = 1, another: Callable[[Samples], bool]

@@ -31,6 +31,7 @@ from pytest_nixl.processes.worker_errors import NixlError, WorkerError, WorkerLa
 from pytest_nixl.processes.worker_process import Worker
 
 DRAM = MemoryPair("DRAM", "DRAM")
+WRONG = {"wrong_bytes": 1, "total_bytes": 4096, "offset": 3, "expected": 4, "found": 5}
 MakePairs = Callable[..., Launches]
 
 
@@ -70,10 +71,27 @@ def test_every_byte_arrives_and_is_compared(
 
 
 @pytest.mark.parametrize("op", ["WRITE", "READ"])
-def test_the_first_corrupt_transfer_and_their_number_are_told(shared_pairs: MakePairs, op: str) -> None:
+def test_the_first_corrupt_transfer_and_their_number_are_told(
+    shared_pairs: MakePairs, op: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure_link, "EACH_PER_COMMAND", 8)
     pairs = shared_pairs(blocks=BLOCKS, batch=BATCHES, depth=DEPTHS)
     one, ends = link(pairs, op), Link._row_ends
     assert one.move_each(4096, 20) is None
+    run, answers = (
+        one._run,
+        [{}, {"corrupt": 2, "first": {"transfer": 3, **WRONG}}, {"corrupt": 1, "first": {"transfer": 1, **WRONG}}],
+    )
+    counts: list[int] = []
+
+    def count_transfers(*arguments: Any, **named: Any) -> dict[str, Any]:
+        counts.append(named["count"])
+        return {**run(*arguments, **named), **answers[len(counts) - 1]}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(one, "_run", count_transfers)
+        assert one.move_each(4096, 20) == Corruption("in transfer 11 (3 of 20 are corrupt)", **WRONG)
+    assert counts == [8, 8, 4]
 
     def wrong_seed(*arguments: Any, **named: Any) -> Any:
         initiator, target = ends(one, *arguments, **named)

@@ -340,6 +340,9 @@ def test_the_end_that_receives_compares_its_bytes_and_overwrites_all_of_them() -
     assert wrong is not None
     assert (wrong["wrong_bytes"], wrong["total_bytes"]) == (1024, 1024)
     assert buffer.compare(7, 0, 4096) == {**wrong, "total_bytes": 4096}, "no more than its size is overwritten"
+    # The source of windows that have the same bytes is left as it is.
+    assert RowEnd(buffer, size=1024, seed=7, receives=False, new_patterns=False).turn() is None
+    assert buffer.compare(7, 0, 1024) == wrong
 
 
 def test_each_window_has_the_pattern_of_the_next_seed() -> None:
