@@ -111,18 +111,25 @@ def test_the_first_corrupt_transfer_and_their_number_are_told(
 
 
 @pytest.mark.parametrize(
-    ("block", "named", "size"),
+    ("block", "footprint", "named", "size"),
     [
-        (65536, {}, 65536),
-        (8 << 20, {}, 4 << 20),
-        (65536, {"beside": lambda: None}, None),
+        (65536, 0, {}, 65536),
+        (8 << 20, 0, {}, 4 << 20),
+        (65536, 0, {"beside": lambda: None}, None),
+        (65536, 16 << 20, {}, None),
     ],
-    ids=["whole", "the beginning", "beside others"],
+    ids=["whole", "the beginning", "beside others", "cold"],
 )
-def test_bytes_are_compared_between_windows_of_rows_that_are_measured_alone(
-    make_pairs: MakePairs, block: int, named: dict[str, Any], size: int | None, monkeypatch: pytest.MonkeyPatch
+def test_bytes_are_compared_between_windows_of_hot_rows_that_are_measured_alone(
+    make_pairs: MakePairs,
+    block: int,
+    footprint: int,
+    named: dict[str, Any],
+    size: int | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    one, given = link(make_pairs(blocks=(65536, 8 << 20))), list[Any]()
+    pairs, given = make_pairs(blocks=(65536, 8 << 20)), list[Any]()
+    one = pairs.link("UCX", "WRITE", DRAM, footprint=footprint)
     timed = one._timed
 
     def time_row(transfers: Any, block: int, links: Any, ends: Any, **rest: Any) -> dict[str, Any]:
