@@ -26,13 +26,17 @@ def test_an_error_in_it_is_named(nixl_agent):
     ("mode", "packages"), [("importlib", True), ("importlib", False), ("append", True), ("prepend", True)]
 )
 def test_a_function_of_a_test_file_runs_in_a_worker(pytester: pytest.Pytester, mode: str, packages: bool) -> None:
+    # Not in the current folder, which `python -m pytest` adds to sys.path.
+    project = pytester.mkdir("project")
+    (project / "pytest.ini").write_text("[pytest]\n")
     for folder, factor in (("one", 10), ("two", 100)):
-        path = pytester.mkdir(folder)
+        path = project / folder
+        path.mkdir()
         if packages:
             (path / "__init__.py").touch()
         # A relative import needs a package; pytest gives one to each file that it imports by importlib.
         (path / f"helper_{folder}.py").write_text("FACTOR = 2\n")
         (path / "test_it.py").write_text(FILE.format(imported=f".helper_{folder}", factor=factor))
-    result = run_pytest(pytester, f"--import-mode={mode}", "--nixl-backend=UCX")
+    result = run_pytest(pytester, "project", f"--import-mode={mode}", "--nixl-backend=UCX")
     result.assert_outcomes(passed=2, failed=2)
     result.stdout.fnmatch_lines(["*AttributeError*no_function*"] * 2)
