@@ -34,7 +34,7 @@ BESIDE_SECONDS = 1.0
 #: acknowledgement hardly counts.
 LARGE_BYTES = 160 * MIB
 #: The most bytes that are compared and overwritten between two timed windows, from the beginning of the destination.
-BETWEEN_WINDOWS_BYTES = 4 * MIB
+BETWEEN_WINDOWS_BYTES = MIB
 #: The most transfers with a pattern each that one command makes within its deadline: a second on a busy host.
 EACH_PER_COMMAND = 250
 

@@ -301,13 +301,20 @@ class Transfers:
                 polls += 1
                 self._pause(polls, "a transfer to complete")
 
-    def target_turn(self) -> dict[str, int] | None:
-        """Let the target's end of the row take its turn, and return the corruption of the bytes that it received.
+    def turn(self, end: RowEnd) -> dict[str, int] | None:
+        """Let both ends of the row take their turns at the same time.
 
+        :param end: the initiator's end.
+        :returns: the corruption of the bytes that one of them received, or None.
         :raises StepTimeoutError: the deadline has passed.
         """
         self._turns += 1
         self._agent.send_notif(self._target, b"pytest-nixl:turn:%d" % self._turns)
+        here = end.turn()
+        return self._wait_for_turn() or here
+
+    def _wait_for_turn(self) -> dict[str, int] | None:
+        """Wait for the target's end of the row, and return the corruption of the bytes that it received."""
         polls = 0
         while True:
             for messages in self._agent.get_new_notifs().values():
@@ -391,17 +398,11 @@ def move_each(transfers: Transfers, end: RowEnd, count: int) -> dict[str, Any]:
     corrupt, first, stamps = 0, None, stamps_for(1)
     for number in range(1, count + 1):
         transfers.window(1, stamps)
-        wrong = turn(transfers, end)
+        wrong = transfers.turn(end)
         if wrong is not None:
             corrupt += 1
             first = first or {"transfer": number, **wrong}
     return {"corrupt": corrupt, "first": first}
-
-
-def turn(transfers: Transfers, end: RowEnd) -> dict[str, int] | None:
-    """Let both ends of a row take their turns, and return the corruption of the bytes that one of them received."""
-    here, there = end.turn(), transfers.target_turn()
-    return here or there
 
 
 def measure(
@@ -438,7 +439,7 @@ def measure(
         while len(windows) < WINDOWS or timed < duration:
             if end is not None and windows and (len(windows) < WINDOWS or spent < timed * _TURNS_SHARE):
                 start = time.perf_counter()
-                corruption = corruption or turn(transfers, end)
+                corruption = corruption or transfers.turn(end)
                 spent += time.perf_counter() - start
             windows.append(transfers.window(per_window, stamps))
             timed += windows[-1]

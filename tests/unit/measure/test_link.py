@@ -114,7 +114,7 @@ def test_the_first_corrupt_transfer_and_their_number_are_told(
     ("block", "footprint", "named", "size"),
     [
         (65536, 0, {}, 65536),
-        (8 << 20, 0, {}, 4 << 20),
+        (8 << 20, 0, {}, 1 << 20),
         (65536, 0, {"beside": lambda: None}, None),
         (65536, 16 << 20, {}, None),
     ],

@@ -378,13 +378,20 @@ def test_a_target_takes_its_turn_when_it_is_asked_and_answers_after_it() -> None
     answers = [message for _, message in agent.sent]
     assert answers[0] == b"pytest-nixl:turned:1:null"
     one = initiator(PolledAgent([[answers[0]], [], [answers[0], answers[1], b"of somebody else"]]))
-    assert one.target_turn() is None
-    assert one.target_turn() == WRONG, "the answer to another turn does not end the wait"
+    assert one.turn(ScriptedEnd()) is None
+    assert one.turn(ScriptedEnd()) == WRONG, "the answer to another turn does not end the wait"
+
+
+def test_a_turn_tells_the_corruption_of_either_end() -> None:
+    agent = PolledAgent([[b"pytest-nixl:turned:1:null"]])
+    end = ScriptedEnd(WRONG)
+    assert initiator(agent).turn(end) == WRONG
+    assert agent.log == [("target", b"pytest-nixl:turn:1"), "poll"], "the target is asked before this end begins"
 
 
 def test_a_turn_that_is_not_answered_ends_at_its_deadline() -> None:
     with pytest.raises(StepTimeoutError, match="while waiting for the target to compare its bytes"):
-        initiator(PolledAgent(), deadline=time.monotonic() - 1).target_turn()
+        initiator(PolledAgent(), deadline=time.monotonic() - 1).turn(ScriptedEnd())
 
 
 class TurnedInitiator(TimedInitiator):
@@ -395,9 +402,9 @@ class TurnedInitiator(TimedInitiator):
         #: The number of windows before each turn.
         self.turned: list[int] = []
 
-    def target_turn(self) -> dict[str, int] | None:
+    def turn(self, end: RowEnd) -> dict[str, int] | None:
         self.turned.append(len(self.sizes))
-        return None
+        return end.turn()
 
 
 def test_both_ends_take_turns_between_the_timed_windows() -> None:
