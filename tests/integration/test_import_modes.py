@@ -37,6 +37,8 @@ def test_a_function_of_a_test_file_runs_in_a_worker(pytester: pytest.Pytester, m
         # A relative import needs a package; pytest gives one to each file that it imports by importlib.
         (path / f"helper_{folder}.py").write_text("FACTOR = 2\n")
         (path / "test_it.py").write_text(FILE.format(imported=f".helper_{folder}", factor=factor))
+    if mode == "importlib":  # another module that a worker would find by this name
+        (pytester.mkpydir("one") / "test_it.py").write_text("def answer(agent, number): return 'of another file'\n")
     result = run_pytest(pytester, "project", f"--import-mode={mode}", "--nixl-backend=UCX")
     result.assert_outcomes(passed=2, failed=2)
     result.stdout.fnmatch_lines(["*AttributeError*no_function*"] * 2)
