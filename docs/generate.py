@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import dataclasses
 import functools
 import html
 import importlib
@@ -284,6 +285,7 @@ def fixtures_page() -> str:
         table(("fixture", "scope", "what it gives"),
               ((f"[`{each.name}`](#{each.name})", each.scope, first_line(each.text)) for each in found)),
     ]  # fmt: skip
+    parts += ["Functions make more fixtures of a kind: several in one test, or with another scope.", factories()]
     for each in found:
         if not each.text:
             raise UndocumentedError(f"the fixture {each.name} of {each.module} has no docstring")
@@ -306,10 +308,31 @@ def types_page() -> str:
               ((f"[`{name}`](#{name.lower()})", first_line(each.__doc__ or "")) for name, each in found.items())),
     ]  # fmt: skip
     for name, each in found.items():
-        parts.append(f"## {name}\n\n{first_line(each.__doc__ or '')}")
+        parts.append(f"## {name}\n\n{first_line(each.__doc__ or '')}{_constructor(each)}")
         if each.__module__.startswith("pytest_nixl") and (rows := members_of(each)):
             parts.append(table(("member", "what it does"), ((code(member), words) for member, words in rows)))
     return page("Types", *parts)
+
+
+def _constructor(owner: type) -> str:
+    """Return how a class is called, if it says what its parameters are and is not a data class; else nothing."""
+    if (
+        not owner.__module__.startswith("pytest_nixl")
+        or dataclasses.is_dataclass(owner)
+        or "__init__" not in vars(owner)
+    ):
+        return ""
+    described = re.findall(r":param (\w+): (.*?)(?=\n\s*:|\n\s*\n|\Z)", inspect.getdoc(owner) or "", re.DOTALL)
+    lines = [f"- `{name}`: {markdown(' '.join(text.split()))}" for name, text in described]
+    called = f"{owner.__name__}({parameters(vars(owner)['__init__'])})"
+    return "\n\n".join(["", code(called), "\n".join(lines)]) if lines else ""
+
+
+def factories() -> str:
+    """Return the table of the public functions that make fixtures."""
+    made = {name: getattr(pytest_nixl, name) for name in sorted(pytest_nixl.__all__) if name.endswith("_fixture")}
+    rows = ((code(f"{name}({parameters(each)})"), first_line(each.__doc__ or "")) for name, each in made.items())
+    return table(("function of `pytest_nixl`", "what it does"), rows)
 
 
 # --- Checks -----------------------------------------------------------------------------------------------------------

@@ -41,11 +41,17 @@ if TYPE_CHECKING:
     from pytest_nixl.etcd_servers.sources import SessionEtcd as SessionEtcd
     from pytest_nixl.fixtures.agents import MakeBuffer as MakeBuffer
     from pytest_nixl.fixtures.etcd import EtcdFixture as EtcdFixture, PrivateEtcd as PrivateEtcd
+    from pytest_nixl.fixtures.factories import (
+        agent_fixture as agent_fixture,
+        etcd_fixture as etcd_fixture,
+        s3_fixture as s3_fixture,
+    )
     from pytest_nixl.host.facts import Facts as Facts
     from pytest_nixl.host.recorded_tree import FactsRoot as FactsRoot
     from pytest_nixl.judge.profiles import Profile as Profile, load_profile as load_profile
     from pytest_nixl.measure.link import Link as Link
     from pytest_nixl.measure.launches import Launches as Launches
+    from pytest_nixl.model.agent_options import AgentOptions as AgentOptions
     from pytest_nixl.model.expectation import Expectation as Expectation
     from pytest_nixl.model.figure import Figure as Figure
     from pytest_nixl.model.findings import (
@@ -63,6 +69,7 @@ if TYPE_CHECKING:
     from pytest_nixl.model.verdicts import Judgement as Judgement, Outcome as Outcome, Verdict as Verdict
     from pytest_nixl.model.worker_command import WorkerCommand as WorkerCommand
     from pytest_nixl.nixl.agent import Agents as Agents, NixlAgent as NixlAgent
+    from pytest_nixl.nixl.agent_calls import DescriptorList as DescriptorList, TransferTelemetry as TransferTelemetry
     from pytest_nixl.nixl.backends import (
         BACKENDS as BACKENDS,
         Backend as Backend,
@@ -117,11 +124,13 @@ _MODULES = {
     "etcd_servers.sources": ("SessionEtcd",),
     "fixtures.agents": ("MakeBuffer",),
     "fixtures.etcd": ("EtcdFixture", "PrivateEtcd"),
+    "fixtures.factories": ("agent_fixture", "etcd_fixture", "s3_fixture"),
     "host.facts": ("Facts",),
     "host.recorded_tree": ("FactsRoot",),
     "judge.profiles": ("Profile", "load_profile"),
     "measure.link": ("Link",),
     "measure.launches": ("Launches",),
+    "model.agent_options": ("AgentOptions",),
     "model.expectation": ("Expectation",),
     "model.figure": ("Figure",),
     "model.findings": ("FINDINGS", "Finding", "FindingError", "judge_finding"),
@@ -133,6 +142,7 @@ _MODULES = {
     "model.settings": ("Settings",),
     "model.verdicts": ("Judgement", "Outcome", "Verdict"),
     "nixl.agent": ("Agents", "NixlAgent"),
+    "nixl.agent_calls": ("DescriptorList", "TransferTelemetry"),
     "nixl.backends": ("BACKENDS", "Backend", "between_agents", "shake_hands"),
     "model.worker_command": ("WorkerCommand",),
     "nixl.backends.ucx": ("UcxBackend",),

@@ -392,6 +392,10 @@ def pytest_runtest_makereport(
     from pytest_nixl.session.check_result import add_result
 
     add_result(item, call, report)
+    if report.failed and call.excinfo is not None and isinstance(item, pytest.Function):
+        from pytest_nixl.fixtures.agent_lines import agents_section
+
+        report.sections += agents_section(item.funcargs.values(), call.excinfo.value)
     return report
 
 

@@ -33,6 +33,14 @@ BESIDE_SECONDS = 1.0
 #: The least number of bytes that the timed transfers of blocks above 1 MiB move: in each window 16 MiB, so that its one
 #: acknowledgement hardly counts.
 LARGE_BYTES = 160 * MIB
+#: The most bytes that are compared and overwritten between two timed windows, from the beginning of the destination.
+BETWEEN_WINDOWS_BYTES = MIB
+#: The most transfers with a pattern each that one command makes within its deadline: a second on a busy host.
+EACH_PER_COMMAND = 250
+
+
+#: The arguments of :class:`pytest_nixl.nixl.worker.transfer.RowEnd` for the initiator and for the target.
+_RowEnds = tuple[dict[str, Any], dict[str, Any]]
 
 
 class Link:
@@ -77,6 +85,29 @@ class Link:
         with self._transfers(block, batch, depth) as transfers:
             return self._verify("after a transfer", transfers, block * batch * self._count(block * batch, depth))
 
+    def move_each(self, block: int, count: int) -> Corruption | None:
+        """Run transfers one at a time, each with a pattern of its own, which is compared before the next one is posted.
+
+        Before each transfer the destination has the complement of its pattern, so that no byte is right yet.
+
+        :param block: the size of one transfer in bytes.
+        :param count: the number of transfers.
+        :returns: the corruption of the first transfer that is corrupt; None if every byte is right.
+        :raises WorkerError: a worker dies or hangs, or NIXL reports an error; both workers are then ended.
+        """
+        corrupt, first = 0, None
+        with self._transfers(block, 1, 1) as transfers:
+            for start in range(0, count, EACH_PER_COMMAND):
+                ends = self._row_ends(block, self._fill(block, poison=True), new_patterns=True)
+                number = min(EACH_PER_COMMAND, count - start)
+                checked = self._run("move_each", transfers, self._settings.timeout, ends=ends, count=number)
+                corrupt += checked["corrupt"]
+                if first is None and checked["first"] is not None:
+                    first = start + checked["first"].pop("transfer"), checked["first"]
+        if first is None:
+            return None
+        return Corruption(f"in transfer {first[0]} ({corrupt} of {count} are corrupt)", **first[1])
+
     def measure_launches(
         self, block: int, *, batch: int = 1, depth: int = 1, another: Callable[[Samples], bool]
     ) -> Samples:
@@ -108,7 +139,8 @@ class Link:
         """Measure one row in one launch.
 
         Before and after the timed windows, new patterns are transferred and every byte is compared at the destination.
-        The bytes of the timed transfers are compared, too.
+        The bytes of the timed transfers are compared, too: after the last window, and between windows if the
+        transfers do not walk a footprint. They are then overwritten, so that the next window has to move them again.
 
         :param block: the size of one block in bytes.
         :param batch: blocks per transfer.
@@ -128,10 +160,14 @@ class Link:
             if beside is not None:
                 beside()
             before = loss_counters((self.target.worker, self.initiator.worker))
-            found = self._timed(transfers, block, [self, *links], together=beside is not None)
+            between = beside is None and not self.footprint and not self._launch.backend.STORAGE
+            ends = self._row_ends(min(size, BETWEEN_WINDOWS_BYTES), seed) if between else None
+            found = self._timed(transfers, block, [self, *links], ends, together=beside is not None)
             if beside is None:
                 waits.append(self._launch.gpu_wait())
             after = loss_counters((self.target.worker, self.initiator.worker), before)
+            if corruption is None and found["corruption"] is not None:
+                corruption = Corruption(phase="between the timed transfers", **found["corruption"])
             corruption = corruption or self._compare("after the timed transfers", seed, size)
             corruption = corruption or self._verify("in the transfers after the timed ones", transfers, size)
         carried = CarrierBytes.from_plain(found["counted"], block * batch * sum(found["transfers"]))
@@ -279,7 +315,23 @@ class Link:
         found = self.destination.compare(seed, size=size)
         return None if found is None else Corruption(phase=phase, **found)
 
-    def _timed(self, transfers: Ref, block: int, links: Sequence[Link], *, together: bool) -> dict[str, Any]:
+    def _row_ends(self, size: int, seed: int, *, new_patterns: bool = False) -> _RowEnds:
+        """Return what the workers of initiator and target need to compare and write ``size`` bytes between windows."""
+        initiator, target = (
+            {
+                "buffer": buffer.ref,
+                "size": size,
+                "seed": seed,
+                "receives": buffer is self.destination,
+                "new_patterns": new_patterns,
+            }
+            for buffer in self._launch.buffers
+        )
+        return initiator, target
+
+    def _timed(
+        self, transfers: Ref, block: int, links: Sequence[Link], ends: _RowEnds | None = None, *, together: bool
+    ) -> dict[str, Any]:
         settings = self._settings
         usual = WINDOWS if self.memory.target == "OBJ" else usual_iterations(block)
         iterations = 1 if together else settings.iterations or usual
@@ -290,6 +342,7 @@ class Link:
             "measure",
             transfers,
             settings.timeout + duration,
+            ends=ends,
             iterations=iterations,
             warmup=min(warmup, 1) if together else warmup,
             warmup_seconds=self._launch.warmup_seconds(),
@@ -305,18 +358,33 @@ class Link:
         workers = [end.worker for link in links for end in (link.initiator, link.target)]
         return [each.pid for each in workers if each is not here and each.versions["host"] == here.versions["host"]]
 
-    def _run(self, command: str, transfers: Ref, seconds: float, **arguments: int | float | str | list[int]) -> Any:
-        """Run ``command`` in the initiator and return its answer; meanwhile the target serves, if it is an agent."""
+    def _run(
+        self,
+        command: str,
+        transfers: Ref,
+        seconds: float,
+        ends: _RowEnds | None = None,
+        **arguments: int | float | str | list[int],
+    ) -> Any:
+        """Run ``command`` in the initiator and return its answer; meanwhile the target serves, if it is an agent.
+
+        :param ends: the initiator's and the target's end of the row, if they compare bytes between windows.
+        """
         # Workers time out before this process does, so that their own messages arrive.
         limit = seconds + 5
         serving: list[Pending] = []
         if not self._launch.backend.STORAGE:
-            serving = [self.target.worker.request("serve", seconds=limit, agent=self.target.ref, timeout=seconds)]
+            there = {} if ends is None else {"end": ends[1]}
+            serving = [
+                self.target.worker.request("serve", seconds=limit, agent=self.target.ref, timeout=seconds, **there)
+            ]
+        here = {} if ends is None else {"end": ends[0]}
         running = self.initiator.worker.request(
             command,
             seconds=limit,
             transfers=transfers,
             timeout=seconds,
+            **here,
             **arguments,
         )
         return results([running], serving=serving)[0]

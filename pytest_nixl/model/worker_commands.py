@@ -41,6 +41,10 @@ _PLACE = Number(-(1 << 63), 1 << 64, whole=True)
 _PARTS = Every((COUNT, _PLACE, _PLACE))
 _PROGRAM = RefTo("program")
 _CORRUPTION = {**dict.fromkeys(("wrong_bytes", "total_bytes", "offset"), COUNT), "expected": BYTE, "found": BYTE}
+#: NIXL's classes of descriptor lists.
+DESCRIPTOR_LISTS = ("nixlXferDList", "nixlRegDList", "nixlRemoteDList")
+#: What :class:`pytest_nixl.nixl.worker.transfer.RowEnd` is made of.
+_ROW_END = {"buffer": BUFFER, "size": COUNT, "seed": COUNT, "receives": bool, "new_patterns": bool}
 
 KERNEL_COMMANDS: Mapping[str, WorkerCommand] = {
     "activate": WorkerCommand({"device": COUNT}),
@@ -70,6 +74,7 @@ KERNEL_COMMANDS: Mapping[str, WorkerCommand] = {
         },
         {"agent": AGENT, "versions": Every(Text(1024), keys=True)},
     ),
+    "descriptor_list": WorkerCommand({"descriptors": Ref, "method": NAME, "arguments": Every(Any)}, Any),
     "devices": WorkerCommand(
         {},
         {
@@ -99,8 +104,10 @@ KERNEL_COMMANDS: Mapping[str, WorkerCommand] = {
             "warmup": COUNT,
             "warmup_seconds": SECONDS,
             "duration": SECONDS,
+            "end?": OneOf((None, _ROW_END)),
         },
         {
+            "corruption": OneOf((None, _CORRUPTION)),
             "windows": Every(TAKEN),
             "transfers": Every(Number(1, 1 << 53, whole=True)),
             "latencies": Every(SECONDS),
@@ -109,6 +116,10 @@ KERNEL_COMMANDS: Mapping[str, WorkerCommand] = {
         },
     ),
     "move": WorkerCommand({"transfers": TRANSFERS, "timeout": SECONDS}),
+    "move_each": WorkerCommand(
+        {"transfers": TRANSFERS, "timeout": SECONDS, "count": COUNT, "end": _ROW_END},
+        {"corrupt": COUNT, "first": OneOf((None, {"transfer": COUNT, **_CORRUPTION}))},
+    ),
     "prepare_objects": WorkerCommand({"agent": AGENT, "buffer": BUFFER, "block": COUNT, "count": COUNT}),
     "probe_objects": WorkerCommand({"buffer": BUFFER}),
     "read": WorkerCommand({"buffer": BUFFER, "offset": _PLACE, "size": _PLACE}, bytes),
@@ -131,8 +142,10 @@ KERNEL_COMMANDS: Mapping[str, WorkerCommand] = {
     ),
     "row_release": WorkerCommand({"transfers": TRANSFERS}),
     # It calls any function, so that a peer must not be asked for it.
-    "run": WorkerCommand({"agent": AGENT, "function": WORDS, "arguments": Every(Any, keys=True)}, Any, peers=False),
-    "serve": WorkerCommand({"agent": AGENT, "timeout": SECONDS, "idle?": bool}, COUNT),
+    "run": WorkerCommand(
+        {"agent": AGENT, "function": WORDS, "arguments": Every(Any, keys=True), "file?": WORDS}, Any, peers=False
+    ),
+    "serve": WorkerCommand({"agent": AGENT, "timeout": SECONDS, "idle?": bool, "end?": OneOf((None, _ROW_END))}, COUNT),
     "tool_end": WorkerCommand({"program": _PROGRAM, "number": COUNT}),
     "tool_find": WorkerCommand({"tool": NAME}, OneOf((None, Every(WORDS, keys=True)))),
     "tool_listens": WorkerCommand({"program": _PROGRAM, "port": PORT}, bool),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
@@ -16,11 +17,13 @@ from pytest_nixl.model.agent_options import AgentOptions
 from pytest_nixl.model.findings import FindingError
 from pytest_nixl.model.memory import HOST
 from pytest_nixl.model.settings import Settings
-from pytest_nixl.nixl.agent_calls import AgentCalls
+from pytest_nixl.model.tools import own_variables
+from pytest_nixl.nixl.agent_calls import AgentCalls, DescriptorList, with_methods
 from pytest_nixl.nixl.backends import between_agents, cuda_modules, shake_hands
 from pytest_nixl.nixl.backends.ucx import VRAM_AS_HOST, taken_for_host
 from pytest_nixl.nixl.buffer import Buffer, PendingBuffer
-from pytest_nixl.processes.hosts import Host
+from pytest_nixl.processes.hosts import Host, LocalHost
+from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.processes.worker_errors import NixlError, WorkerError
 from pytest_nixl.processes.worker_process import Worker, results
 
@@ -155,7 +158,7 @@ class NixlAgent(AgentCalls):
             "parameters": {name: agent_options.parameters_of(name) for name in backends},
         }
         called = [
-            name or f"rank{worker.rank}-{worker.role}-{next(_numbers)}"
+            f"rank{worker.rank}-{worker.role}-{next(_numbers)}" if name is None else name
             for worker, name in zip(workers, names or [None] * len(workers), strict=True)
         ]
         try:
@@ -181,6 +184,11 @@ class NixlAgent(AgentCalls):
             agents.append(cls(worker, reply["agent"], name))
             agents[-1]._made_with = {**options, "agent_options": agent_options}
         return agents
+
+    @property
+    def siblings(self) -> Sequence[Worker]:
+        """The workers that end together with that of this agent, and its own; none if nothing ends them together."""
+        return self._siblings.workers if self._siblings is not None else ()
 
     def close(self) -> None:
         """End the worker with all its agents."""
@@ -265,7 +273,9 @@ class NixlAgent(AgentCalls):
         :raises WorkerError: the function raises an exception, or the worker dies or hangs.
         """
         given = {name: value.ref if isinstance(value, Buffer) else value for name, value in arguments.items()}
-        return self.worker.call("run", agent=self.ref, function=function, arguments=given)
+        file = getattr(sys.modules.get(function.partition(":")[0]), "__file__", None)
+        source = {"file": file} if file else {}  # pytest may have it from a file that is not on sys.path
+        return self.worker.call("run", agent=self.ref, function=function, arguments=given, **source)
 
     def gpus(self) -> list[LinkGpu]:
         """Return the GPUs that the worker sees.
@@ -327,14 +337,14 @@ class NixlAgent(AgentCalls):
         number = 0 if devices is None else devices.initiator if initiator else devices.target
         return self.allocate(size, memory, device=number)
 
-    def register(self, buffer: Buffer) -> Ref:
-        """Register a whole buffer, and return the argument for ``deregister_memory``.
+    def register(self, buffer: Buffer) -> DescriptorList:
+        """Register a whole buffer, and return its descriptor list, the argument for ``deregister_memory``.
 
         :raises FindingError: the backend treats GPU memory as host memory.
         :raises WorkerError: NIXL reports another error, or the worker dies or hangs.
         """
         try:
-            return cast(Ref, self.worker.call("register", agent=self.ref, buffer=buffer.ref))
+            return cast(DescriptorList, with_methods(self.worker.call("register", agent=self.ref, buffer=buffer.ref)))
         except NixlError as error:
             words = taken_for_host(self.worker.output()) if buffer.memory == "VRAM" else ""
             if not words:
@@ -348,11 +358,18 @@ class NixlAgent(AgentCalls):
 class Agents:
     """A context manager for agents in separate workers, which end when it exits.
 
-    :param host: the rank on which workers start by default.
-    :param settings: the settings of the run.
+    ``with Agents(settings=nixl_settings) as agents:`` in a fixture of your own gives it any scope.
+
+    :param host: the rank on which workers start by default, such as one of ``nixl_cluster.hosts``; None for this host.
+    :param settings: the settings of the run, from the fixture ``nixl_settings``.
     """
 
-    def __init__(self, host: Host, settings: Settings) -> None:
+    def __init__(self, host: Host | None = None, settings: Settings | None = None) -> None:
+        if settings is None:
+            raise TypeError("Agents() needs settings=nixl_settings, the value of the fixture of that name")
+        if host is None:
+            own = own_variables(settings.programs, memory=settings.memory)
+            host = LocalHost(supervisor(), own=own)
         self._host = host
         self.settings = settings
         self._workers: list[Worker] = []
@@ -409,6 +426,11 @@ class Agents:
         for agent in agents:
             agent._siblings = self
         return agents
+
+    @property
+    def workers(self) -> Sequence[Worker]:
+        """The workers that were started, in their order."""
+        return tuple(self._workers)
 
     def __enter__(self) -> Agents:
         return self

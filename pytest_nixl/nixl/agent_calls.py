@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, cast
 
 from pytest_nixl.core.wire import Ref
+from pytest_nixl.model.worker_commands import DESCRIPTOR_LISTS
 from pytest_nixl.nixl.backends import plugin_of
 from pytest_nixl.processes.worker_process import Worker
 
@@ -24,6 +26,85 @@ class Rows(Protocol):
 Descriptors: TypeAlias = Sequence[Descriptor] | Rows | Ref
 
 
+@dataclass(frozen=True)
+class DescriptorList(Ref):
+    """A descriptor list of NIXL in a worker, with the methods of NIXL's own lists."""
+
+    def descCount(self) -> int:  # noqa: N802
+        """Return the number of descriptors."""
+        return cast(int, self._call("descCount"))
+
+    def isEmpty(self) -> bool:  # noqa: N802
+        """Return whether there is no descriptor."""
+        return cast(bool, self._call("isEmpty"))
+
+    def getType(self) -> str:  # noqa: N802
+        """Return the name of the memory type: ``DRAM_SEG``, ``VRAM_SEG``, ``FILE_SEG``, ``OBJ_SEG`` or ``BLK_SEG``."""
+        return cast(str, self._call("getType"))
+
+    def index(self, descriptor: Descriptor) -> int:
+        """Return the place of a descriptor."""
+        return cast(int, self._call("index", list(descriptor)))
+
+    def append(self, descriptor: Descriptor) -> None:
+        """Add a descriptor at the end."""
+        self._call("append", list(descriptor))
+
+    def addDesc(self, descriptor: Descriptor) -> None:  # noqa: N802
+        """Add a descriptor at the end."""
+        self._call("addDesc", list(descriptor))
+
+    def remDesc(self, index: int) -> None:  # noqa: N802
+        """Remove a descriptor."""
+        self._call("remDesc", index)
+
+    def clear(self) -> None:
+        """Remove all descriptors."""
+        self._call("clear")
+
+    def trim(self) -> DescriptorList:
+        """Return a registered list as a list for transfers."""
+        return cast(DescriptorList, with_methods(self._call("trim")))
+
+    def print(self) -> None:
+        """Let the worker write the descriptors to its output."""
+        self._call("print")
+
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        return tuple(self._call("__getitem__", index))
+
+    def __setitem__(self, index: int, descriptor: Descriptor) -> None:
+        self._call("__setitem__", index, list(descriptor))
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        worker = cast(Worker, self.owner)
+        return worker.call("descriptor_list", descriptors=self, method=method, arguments=list(arguments))
+
+
+@dataclass(frozen=True)
+class TransferTelemetry:
+    """What NIXL measured of a transfer.
+
+    :param startTime: when it was posted, in microseconds.
+    :param postDuration: how long its post took, in microseconds.
+    :param xferDuration: how long it took, in microseconds.
+    :param totalBytes: the bytes that it moved.
+    :param descCount: the number of its descriptors, after neighbouring ones were merged.
+    """
+
+    startTime: int  # noqa: N815
+    postDuration: int  # noqa: N815
+    xferDuration: int  # noqa: N815
+    totalBytes: int  # noqa: N815
+    descCount: int  # noqa: N815
+
+
+def with_methods(value: Any) -> Any:
+    """Return a reference to a descriptor list with the methods of the list, and any other value as it is."""
+    lists = isinstance(value, Ref) and value.kind in DESCRIPTOR_LISTS
+    return DescriptorList(value.number, value.kind, value.owner) if lists else value
+
+
 class AgentCalls:
     """The methods of ``nixl_agent``, with its names, parameters and results.
 
@@ -35,7 +116,8 @@ class AgentCalls:
     ref: Ref
 
     def _call(self, method: str, *arguments: Any, **keywords: Any) -> Any:
-        return self.worker.call("call", agent=self.ref, method=method, arguments=list(arguments), keywords=keywords)
+        called: dict[str, Any] = {"method": method, "arguments": list(arguments), "keywords": keywords}
+        return with_methods(self.worker.call("call", agent=self.ref, **called))
 
     def get_plugin_list(self) -> list[str]:
         """Return the names of the backend plugins that NIXL found."""
@@ -61,9 +143,11 @@ class AgentCalls:
         """Create a backend with parameters."""
         self._call("create_backend", backend, dict(initParams or {}))
 
-    def register_memory(self, reg_list: Descriptors, mem_type: str | None = None, backends: Sequence[str] = ()) -> Ref:
+    def register_memory(
+        self, reg_list: Descriptors, mem_type: str | None = None, backends: Sequence[str] = ()
+    ) -> DescriptorList:
         """Register memory, and return its descriptor list."""
-        return cast(Ref, self._call("register_memory", _plain(reg_list, ""), mem_type, list(backends)))
+        return cast(DescriptorList, self._call("register_memory", _plain(reg_list, ""), mem_type, list(backends)))
 
     def deregister_memory(self, dereg_list: Ref, backends: Sequence[str] = ()) -> None:
         """Deregister the descriptor list that ``register_memory`` returned."""
@@ -75,21 +159,33 @@ class AgentCalls:
         """Ask a backend about memory or files."""
         return cast("list[dict[str, str] | None]", self._call("query_memory", _plain(reg_list, ""), backend, mem_type))
 
-    def get_xfer_descs(self, descs: Descriptors, mem_type: str | None = None) -> Ref:
+    def get_xfer_descs(self, descs: Descriptors, mem_type: str | None = None) -> DescriptorList:
         """Return a descriptor list for transfers."""
-        return cast(Ref, self._call("get_xfer_descs", _plain(descs), mem_type))
+        return cast(DescriptorList, self._call("get_xfer_descs", _plain(descs), mem_type))
 
-    def get_reg_descs(self, descs: Descriptors, mem_type: str | None = None) -> Ref:
+    def get_reg_descs(self, descs: Descriptors, mem_type: str | None = None) -> DescriptorList:
         """Return a descriptor list for registration."""
-        return cast(Ref, self._call("get_reg_descs", _plain(descs, ""), mem_type))
+        return cast(DescriptorList, self._call("get_reg_descs", _plain(descs, ""), mem_type))
+
+    def get_remote_descs(self, descs: Descriptors, mem_type: str | None = None) -> DescriptorList:
+        """Return a list of remote descriptors, from rows with the name of a remote agent as fourth element."""
+        return cast(DescriptorList, self._call("get_remote_descs", _plain(descs), mem_type))
+
+    def prep_mem_view(self, dlist: Ref, *, backends: Sequence[str] | None = None) -> int:
+        """Prepare memory for a kernel that transfers it itself, and return the number of the view."""
+        return cast(int, self._call("prep_mem_view", dlist, backends=None if backends is None else list(backends)))
+
+    def release_mem_view(self, mvh: int) -> None:
+        """Release what ``prep_mem_view`` returned."""
+        self._call("release_mem_view", mvh)
 
     def get_serialized_descs(self, descs: Ref) -> bytes:
         """Return a descriptor list as bytes."""
         return cast(bytes, self._call("get_serialized_descs", descs))
 
-    def deserialize_descs(self, serialized_descs: bytes) -> Ref:
+    def deserialize_descs(self, serialized_descs: bytes) -> DescriptorList:
         """Restore a descriptor list from bytes."""
-        return cast(Ref, self._call("deserialize_descs", serialized_descs))
+        return cast(DescriptorList, self._call("deserialize_descs", serialized_descs))
 
     def make_connection(self, remote_agent: str, backends: Sequence[str] = ()) -> None:
         """Connect to a remote agent now instead of at the first transfer."""
@@ -161,9 +257,9 @@ class AgentCalls:
         """Return NIXL's estimate: duration and error margin in microseconds, and the method."""
         return cast("list[int]", self._call("estimate_xfer_cost", req_handle))
 
-    def get_xfer_telemetry(self, handle: Ref) -> Ref:
+    def get_xfer_telemetry(self, handle: Ref) -> TransferTelemetry:
         """Return the telemetry of a finished transfer, if the agent records it."""
-        return cast(Ref, self._call("get_xfer_telemetry", handle))
+        return TransferTelemetry(**self._call("get_xfer_telemetry", handle))
 
     def query_xfer_backend(self, handle: Ref) -> str:
         """Return the name of the backend that carries a transfer."""

@@ -526,6 +526,6 @@ def _step_words(command: str, arguments: Mapping[str, Any], agents: Mapping[int,
     :param agents: the names of the worker's agents, by the numbers of their references.
     """
     agent = arguments.get("agent")
-    method = arguments.get("method") if command == "call" else _METHODS.get(command)
+    method = arguments.get("method") if command in ("call", "descriptor_list") else _METHODS.get(command)
     name = agents.get(agent.number) if isinstance(agent, Ref) else None
     return f"{method!r} of agent {name!r}" if method and name else repr(method or command)

@@ -9,8 +9,8 @@
 // last one is for all that follow. Any function that has a device or a context returns what STANDIN_FUNCTION says, such as
 // STANDIN_cuLaunchKernel=0,719, unless that is 0.
 // Variables: STANDIN_GPUS (how many; 2), STANDIN_NAME (each GPU's name), STANDIN_MEMORY (bytes of each; 1 GiB; 0: not even for a context), STANDIN_CUDA (the CUDA version; 12090),
-// STANDIN_LOG (a file for what was done), STANDIN_DMABUF (memory can be exported as DMA-BUF). Faults: STANDIN_NO_IPC (memory cannot be shared), STANDIN_CORRUPT (a copy of
-// 4 KiB and more on a stream changes a byte), STANDIN_SLOW (milliseconds that each copy on a stream takes),
+// STANDIN_LOG (a file for what was done), STANDIN_DMABUF (memory can be exported as DMA-BUF). Faults: STANDIN_NO_IPC (memory cannot be shared), STANDIN_CORRUPT (every
+// n-th copy of 4 KiB and more on a stream changes a byte), STANDIN_STALE (every n-th one copies nothing), STANDIN_SLOW (milliseconds that each copy on a stream takes),
 // STANDIN_BUSY (milliseconds that each kernel takes, as beside another process), STANDIN_LOST (a file: once it exists, every GPU is lost),
 // STANDIN_INIT (the result of cuInit; 0), STANDIN_CUDA_HANGS (cuInit never returns), STANDIN_HIDES (the last GPU is not shown).
 #define _GNU_SOURCE
@@ -117,12 +117,18 @@ static Room *vacant(void) { for (Room *r = rooms; r < rooms + ROOMS; r++) if (!r
 
 static bool lost(void) { const char *file = getenv("STANDIN_LOST"); return file && !access(file, F_OK); }
 
+static bool every(long number, const char *variable) {                    // of as many as the variable says
+    const char *value = getenv(variable);
+    return value && atol(value) > 0 && number % atol(value) == 0;
+}
 static void move(char *to, const char *from, size_t size) {               // for a stream
     const char *slow = getenv("STANDIN_SLOW");
     long ms = slow ? atol(slow) : 0;
     if (ms) nanosleep(&(struct timespec){ms / 1000, ms % 1000 * 1000000}, NULL);
-    memcpy(to, from, size);
-    if (size >= 4096 && getenv("STANDIN_CORRUPT")) to[size / 2] += 1;
+    static long copies;
+    copies += size >= 4096;
+    if (size < 4096 || !every(copies, "STANDIN_STALE")) memcpy(to, from, size);
+    if (size >= 4096 && every(copies, "STANDIN_CORRUPT")) to[size / 2] += 1;
 }
 static void drain(Stream *s) {
     while (s->first) {

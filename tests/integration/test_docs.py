@@ -41,9 +41,9 @@ PRINTED = [
 ]
 
 
-# The two of own-tests.md are files that two printed commands below run.
+# Three of own-tests.md are files that printed commands below run.
 @pytest.mark.long
-@_of(PRINTED, {"docs/how-to/own-tests-1", "docs/how-to/own-tests-3"})
+@_of(PRINTED, {"docs/how-to/own-tests-1", "docs/how-to/own-tests-4", "docs/how-to/own-tests-7"})
 def test_a_printed_test_runs(block: Block, pytester: pytest.Pytester) -> None:
     """Where it asks for GPU memory it is skipped with that reason."""
     pytester.makepyfile(test_printed=block.text)
@@ -90,8 +90,8 @@ def workplace(tmp_path: Path) -> Path:
     """A directory with the files that the printed commands read."""
     for rank, name in enumerate(("01_normal.rank_a.out", "01_normal.rank_b.out")):
         shutil.copy(ROOT / "fixtures" / "nixlbench" / name, tmp_path / f"rank{rank}.out")
-    own = [block.text for block in BLOCKS if block.page == "docs/how-to/own-tests.md" and block.language == "python"]
-    for name, text in zip(("test_mine.py", "test_layout.py"), own, strict=True):
+    own = [block.text for block in PRINTED if block.page == "docs/how-to/own-tests.md"]
+    for name, text in zip(("test_mine.py", "test_more.py", "test_layout.py", "test_ported.py"), own, strict=True):
         (tmp_path / name).write_text(text)
     rows = {"UCX/WRITE/DRAM:DRAM/64KiB/batch1/depth1/0-1": [4.0, 4.1, 4.0, 4.05, 4.02]}
     store = tmp_path / "store"

@@ -22,5 +22,12 @@ $b mount -t tmpfs tmpfs /newroot/dev/shm
 $b mount -t devpts devpts /newroot/dev/pts
 $b mount -t tmpfs tmpfs /newroot/tmp
 $b mount -t tmpfs tmpfs /newroot/run
+# What the tests need from a folder that is hidden now, such as a clone below /tmp.
+n=0
+for folder in $($b sed -n 's/.* show=\([^ ]*\).*/\1/p' /proc/cmdline | $b tr : ' '); do
+    n=$((n + 1))
+    $b mkdir -p "/upper/u$n" "/upper/w$n" "/newroot$folder"
+    $b mount -t overlay -o "lowerdir=/lower$folder,upperdir=/upper/u$n,workdir=/upper/w$n" overlay "/newroot$folder"
+done
 $b mount -t 9p -o $p,rw out /newroot/out
 exec $b switch_root /newroot /bin/sh /out/agent.sh

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A machine of its own for tests: QEMU without KVM, Debian's kernel, and the host's file system below a writable layer.
 
-The machine sees each file of the host (but not the host's /tmp, /run and /dev), and what it writes stays in its memory
-and is gone with it. What it writes to /out is in the host's folder :attr:`Machine.out`.
+The machine sees each file of the host, and what it writes stays in its memory and is gone with it. Of the host's /tmp
+and /run it sees only what the tests need: the clone, the folder of QEMU and Python. What it writes to /out is in the
+host's folder :attr:`Machine.out`.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ COMMAND_SECONDS = 3000.0
 #: A busy host delays the timer's interrupts for so long that the kernel takes the timer for broken: it is not to check.
 #: A program at the same addresses each time, and no mitigations: QEMU emulates both for a quarter of its time.
 _KERNEL = "console=ttyS0 quiet panic=-1 no_timer_check norandmaps mitigations=off"
+#: The folders of the host that a machine does not see.
+HIDDEN = (Path("/tmp"), Path("/run"))
 #: The time between two looks at what a machine wrote, in seconds.
 _LOOK_EVERY = 0.1
 
@@ -130,7 +133,7 @@ class Machine:
             "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", str(processors), "-m", str(memory),
             "-display", "none", "-monitor", "none", "-no-reboot", "-serial", f"file:{out}/console",
             "-qmp", f"unix:{out}/qmp,server=on,wait=off", "-kernel", str(base / "vmlinuz"), "-initrd",
-            str(base / "initrd.gz"), "-append", f"{_KERNEL} name={name}",
+            str(base / "initrd.gz"), "-append", f"{_KERNEL} name={name}{_shown(needed_folders(base))}",
             "-virtfs", "local,path=/,mount_tag=root,security_model=none,readonly=on,multidevs=remap",
             "-virtfs", f"local,path={out},mount_tag=out,security_model=none", "-nic", "none", *arguments,
         ]  # fmt: skip
@@ -245,6 +248,26 @@ class Machine:
         if job is not None and job.output:
             told += ["\nthe command's last lines:", *job.output.splitlines()[-40:]]
         return "\n".join(told)
+
+
+def needed_folders(base: Path) -> list[Path]:
+    """Return the folders that the tests need in a machine, and that it would not see: none lies within another.
+
+    The test is skipped, with one sentence, if a path cannot be told to a machine's kernel.
+
+    :param base: the folder that ``prepare.sh`` made.
+    """
+    needed = sorted({path.resolve() for path in (PROJECT, base, Path(sys.prefix), Path(sys.base_prefix))})
+    hidden = [path for path in needed if any(path.is_relative_to(folder) for folder in HIDDEN)]
+    for path in hidden:
+        if set(str(path)) & set(' ,:\\"'):
+            lack(f"a path without a space, comma, colon, quote or backslash for machines: {path}")
+    return [path for path in hidden if not any(path != other and path.is_relative_to(other) for other in hidden)]
+
+
+def _shown(folders: Sequence[Path]) -> str:
+    """Return the word of the kernel's command line that names folders for ``init.sh``."""
+    return f" show={':'.join(map(str, folders))}" if folders else ""
 
 
 #: Starts a machine that ends with the test file: a name, then keywords of :class:`Machine`.

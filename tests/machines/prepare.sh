@@ -1,6 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# prepare.sh FOLDER: make what a machine of these tests is started from, if FOLDER does not have it yet.
+# prepare.sh FOLDER: make what a machine of these tests is started from, if FOLDER does not have it yet, or if it has it
+# with another init.sh.
 #
 # FOLDER/vmlinuz, FOLDER/initrd.gz   the kernel of Debian's package, and an initial RAM file system with its modules
 # FOLDER/qemu                        QEMU and its libraries, FOLDER/rdma: the RDMA libraries that a guest installs
@@ -11,7 +12,9 @@ set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "$1"
 cd "$1"
-[ ! -e complete ] || exit 0
+sum=$(cksum < "$here/init.sh")
+[ "$(cat complete 2> /dev/null || true)" != "$sum" ] || exit 0
+rm -f complete
 for program in apt-get dpkg-deb ip; do
     command -v "$program" > /dev/null && continue
     echo "the tests of machines need Debian with iproute2: there is no $program" >&2
@@ -62,4 +65,4 @@ done | awk '!seen[$0]++' | while read -r file; do
 done
 (cd root && find . | ./bin/busybox cpio -o -H newc | gzip -1) > initrd.gz
 rm -rf kernel tools root packages
-touch complete
+echo "$sum" > complete

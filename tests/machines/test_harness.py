@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
+import machine
 import pytest
-from machine import Machine, MachineError, prepared
+from machine import Machine, MachineError, needed_folders, prepared
 
 
 def test_machine_that_does_not_boot_shows_its_console(tmp_path: Path) -> None:
@@ -38,3 +40,16 @@ def test_what_is_missing_is_one_sentence(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(ends, match="needs root"):
         prepared()
+
+
+def test_what_lies_below_a_hidden_folder_is_shown_to_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "prefix", "/tmp/clone/.tox/machine")
+    monkeypatch.setattr(sys, "base_prefix", "/usr")
+    monkeypatch.setattr(machine, "PROJECT", Path("/tmp/clone"))
+    assert needed_folders(Path("/run/qemu")) == [Path("/run/qemu"), Path("/tmp/clone")], "nothing twice"
+    assert needed_folders(Path("/tmp/clone-of-another")) == [Path("/tmp/clone"), Path("/tmp/clone-of-another")]
+    monkeypatch.setattr(machine, "PROJECT", Path("/home/clone"))
+    monkeypatch.setattr(sys, "prefix", "/usr")
+    assert needed_folders(Path("/home/clone/.tox/qemu")) == []
+    with pytest.raises(pytest.skip.Exception, match="a path without a space, comma"):
+        needed_folders(Path("/tmp/my clone"))

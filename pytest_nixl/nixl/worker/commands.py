@@ -23,12 +23,13 @@ from pytest_nixl.core.strict import StrictError, check
 from pytest_nixl.core.wire import Ref
 from pytest_nixl.model.carrier_bytes import CarrierBytes
 from pytest_nixl.model.lost_packets import read_loss_counters
-from pytest_nixl.model.worker_commands import KERNEL_COMMANDS, WORKER_COMMANDS
+from pytest_nixl.model.worker_commands import DESCRIPTOR_LISTS, KERNEL_COMMANDS, WORKER_COMMANDS
 from pytest_nixl.nixl.backends import BACKENDS, plugin_of
 from pytest_nixl.nixl.backends.storage import OBJECT_PLUGINS
 from pytest_nixl.nixl.worker import nixl_api, transfer
 from pytest_nixl.nixl.worker.files import FileBuffer
 from pytest_nixl.nixl.worker.foreign_memory import obstacle
+from pytest_nixl.nixl.worker.imported_files import import_file
 from pytest_nixl.nixl.worker.memory import DramBuffer, PatternBuffer
 from pytest_nixl.nixl.worker.row_transfers import prepare_row
 from pytest_nixl.nixl.worker.tools import Tools
@@ -110,6 +111,8 @@ class Commands:
                 telemetry=telemetry,
                 sync_mode=sync_mode,
             )
+        except ValueError as error:  # such as an empty name
+            raise nixl_api.NixlCallError(error) from error
         except RuntimeError as error:
             # NIXL refuses the agent, for example because it finds no plugin, or a variable is empty.
             remedy = nixl_api.creation_remedy(str(error), listen_port)
@@ -147,15 +150,33 @@ class Commands:
         if method in nixl_api.RELEASES:
             del self._objects[arguments[0].number]
         kind = nixl_api.HANDLES.get(method)
+        if method == "get_xfer_telemetry":
+            return {name: int(getattr(result, name)) for name in nixl_api.TELEMETRY_FIELDS}
         return self.keep(result, kind) if kind and result is not None else self._reply(result)
 
-    def do_run(self, agent: Ref, function: str, arguments: dict[str, Any]) -> Any:
+    def do_descriptor_list(self, descriptors: Ref, method: str, arguments: list[Any]) -> Any:
+        """Call a method of a descriptor list of NIXL."""
+        kept = self.get(descriptors)
+        if descriptors.kind not in DESCRIPTOR_LISTS or method not in nixl_api.LIST_METHODS:
+            raise CommandRefusedError(f"{method!r} is not a method of a descriptor list ({descriptors.kind})")
+        if not hasattr(kept, method):
+            raise CommandRefusedError(f"a {descriptors.kind} has no method {method!r}")
+        given = [tuple(value) if isinstance(value, list) else value for value in arguments]
+        try:
+            result = getattr(kept, method)(*given)
+        except (IndexError, KeyError, ValueError) as error:
+            raise nixl_api.NixlCallError(error) from error
+        return str(result.name) if method == "getType" else self._reply(result)
+
+    def do_run(self, agent: Ref, function: str, arguments: dict[str, Any], file: str = "") -> Any:
         """Call ``module:function`` with the raw agent and ``arguments``, and return its JSON values or bytes.
 
         References in the arguments are replaced by their objects, such as a buffer.
+
+        :param file: the file from which pytest has the module; empty: pytest has not loaded it.
         """
         given = {key: self.get(value) if isinstance(value, Ref) else value for key, value in arguments.items()}
-        return _function(function)(self.get(agent), **given)
+        return _function(function, file)(self.get(agent), **given)
 
     def do_devices(self) -> dict[str, Any]:
         """Return the GPUs that this worker sees and the library that it used, or why it sees none."""
@@ -265,6 +286,12 @@ class Commands:
         prepared = self._prepared(transfers, timeout)
         prepared.window(prepared.count, transfer.stamps_for(prepared.count))
 
+    def do_move_each(self, transfers: Ref, timeout: float, count: int, end: dict[str, Any]) -> dict[str, Any]:
+        """Run transfers with a pattern each, compared before the next is posted; return how many were corrupt."""
+        side = self._row_end(end)
+        assert side is not None
+        return transfer.move_each(self._prepared(transfers, timeout), side, count)
+
     def do_measure(
         self,
         transfers: Ref,
@@ -275,10 +302,12 @@ class Commands:
         warmup: int,
         warmup_seconds: float,
         duration: float,
+        end: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Time windows of the prepared transfers, and measure this host's device counters and contention.
 
         :param own: the pids of other processes on this host that belong to the row.
+        :param end: the initiator's end of the row, if bytes are compared between the windows.
         """
         prepared = self._prepared(transfers, timeout)
         contention, counted = CpuContention(own), list[Any]()
@@ -296,6 +325,7 @@ class Commands:
             warmup_seconds=warmup_seconds,
             duration=duration,
             around=around(),
+            end=self._row_end(end),
         )
         return {**found, "counted": counted, "contention": contention.cores}
 
@@ -303,10 +333,10 @@ class Commands:
         """Return the counters of this host's RDMA devices that tell of lost packets."""
         return read_loss_counters()
 
-    def do_serve(self, agent: Ref, timeout: float, idle: bool = False) -> int:
+    def do_serve(self, agent: Ref, timeout: float, idle: bool = False, end: dict[str, Any] | None = None) -> int:
         """Be the target of another worker's commands until cancelled, and return the number of windows served."""
-        deadline = time.monotonic() + timeout
-        return transfer.serve(self.get(agent), deadline=deadline, cancelled=self.cancelled, idle=idle)
+        how: dict[str, Any] = {"deadline": time.monotonic() + timeout, "idle": idle, "end": self._row_end(end)}
+        return transfer.serve(self.get(agent), cancelled=self.cancelled, **how)
 
     def do_free_port(self) -> int:
         """Return a free TCP port of this host, for a program that cannot choose one itself."""
@@ -343,6 +373,9 @@ class Commands:
             del self._objects[ref.number]
             if isinstance(dropped, PatternBuffer):
                 dropped.free()
+
+    def _row_end(self, end: dict[str, Any] | None) -> transfer.RowEnd | None:
+        return None if end is None else transfer.RowEnd(**{**end, "buffer": self.get(end["buffer"])})
 
     def _prepared(self, transfers: Ref, timeout: float) -> transfer.Transfers:
         """Return prepared transfers, with a deadline for their next command."""
@@ -398,12 +431,13 @@ class Commands:
         return self.keep(value, type(value).__name__)
 
 
-def _function(text: str) -> Callable[..., Any]:
+def _function(text: str, file: str = "") -> Callable[..., Any]:
     module, colon, name = text.partition(":")
     if not colon:
         raise CommandRefusedError(f"{text!r} is not module:function")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    return found
+    loaded = import_file(module, file) if file else importlib.import_module(module)
+    function: Callable[..., Any] = getattr(loaded, name)
+    return function
 
 
 #: The method of each of the kernel's commands. An import without the method of a command fails.

@@ -25,14 +25,20 @@ from pytest_nixl.nixl.installed import nixl_packages, pip_command, torch_version
 #: The methods that return a descriptor list, and the class of the list.
 LISTS = {"get_reg_descs": "nixlRegDList", "get_xfer_descs": "nixlXferDList"}
 
-_HANDLE, _PREPARED, _REGISTERED, _PLACES = (
+_HANDLE, _PREPARED, _REGISTERED, _PLACES, _REMOTE = (
     "nixl_xfer_handle",
     "nixl_prepped_dlist_handle",
     "nixlRegDList",
     "nixlXferDList",
+    "nixlRemoteDList",
 )
 #: The methods that return a handle, and its kind; in some releases a handle is a plain number.
 HANDLES = {"initialize_xfer": _HANDLE, "make_prepped_xfer": _HANDLE, "prep_xfer_dlist": _PREPARED}
+#: The methods of descriptor lists that change or return their descriptors.
+LIST_METHODS = ("descCount", "isEmpty", "getType", "index", "append", "addDesc", "remDesc", "clear", "trim", "print",
+                "__getitem__", "__setitem__")  # fmt: skip
+#: The fields of the telemetry of a transfer.
+TELEMETRY_FIELDS = ("startTime", "postDuration", "xferDuration", "totalBytes", "descCount")
 #: The methods after which NIXL has freed their argument. To use it again would crash the process.
 RELEASES = ("release_xfer_handle", "release_dlist_handle")
 #: The kinds of references that a method takes, by the position of the argument.
@@ -43,11 +49,13 @@ REFERENCES: Mapping[str, Mapping[int, tuple[str, ...]]] = {
     "estimate_xfer_cost": {0: (_HANDLE,)},
     "get_partial_agent_metadata": {0: (_REGISTERED,)},
     "get_reg_descs": {0: (_REGISTERED,)},
+    "get_remote_descs": {0: (_REMOTE,)},
     "get_serialized_descs": {0: (_PLACES, _REGISTERED)},
     "get_xfer_descs": {0: (_PLACES,)},
     "get_xfer_telemetry": {0: (_HANDLE,)},
     "initialize_xfer": {1: (_PLACES,), 2: (_PLACES,)},
     "make_prepped_xfer": {1: (_PREPARED,), 3: (_PREPARED,)},
+    "prep_mem_view": {0: (_PLACES, _REMOTE)},
     "prep_xfer_dlist": {1: (_PLACES,)},
     "query_memory": {0: (_REGISTERED,)},
     "query_xfer_backend": {0: (_HANDLE,)},

@@ -13,12 +13,17 @@ later one is empty. Each transfer in flight therefore has two handles, one plain
 LIBFABRIC before NIXL 1.0 sends only the notification with which a handle was created. For these releases each notifying
 handle is created with :data:`COUNTED`, and before a window the initiator tells the target how many to wait for.
 
+Between windows, each end of a row may take its turn: the end that receives compares its bytes and overwrites them, and
+the end that sends may write the next pattern. The initiator asks the target for its turn by a notification, which the
+target answers after it, with the corruption if there is any.
+
 Both sides poll and yield the processor between polls, without a progress thread. On few cores the results vary far
 less than with a spinning thread.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
@@ -35,6 +40,8 @@ WINDOW_SECONDS = 0.007
 _MARGIN = 1.02
 #: The largest number of order statistics of latencies in a result.
 LATENCIES = 1000
+#: After the first windows, the most time that turns between windows take, as a share of the timed windows.
+_TURNS_SHARE = 0.05
 
 _BUSY_SECONDS = 0.0002
 # With two microseconds, the target's polling would cost a third of the bandwidth of 64 KiB blocks over cma.
@@ -52,6 +59,8 @@ COUNTED = b"pytest-nixl:counted"
 _NOTIFICATION = re.compile(rb"pytest-nixl:window:([0-9]+):([0-9]+)")
 _ANNOUNCEMENT = re.compile(rb"pytest-nixl:expect:([0-9]+):([0-9]+)")
 _ARRIVED = re.compile(rb"pytest-nixl:arrived:([0-9]+)")
+_TURN = re.compile(rb"pytest-nixl:turn:([0-9]+)")
+_TURNED = re.compile(rb"pytest-nixl:turned:([0-9]+):(.*)", re.DOTALL)
 
 
 class StepTimeoutError(Exception):
@@ -66,6 +75,47 @@ class Watch(Protocol):
 
     def stalled(self, seconds: float) -> None:
         """Raise an error if it knows why no transfer has ended for this time, in seconds."""
+
+
+class PatternMemory(Protocol):
+    """A buffer that can be filled with the pattern of a seed, and compared with it."""
+
+    def fill(self, seed: int, offset: int, size: int, *, inverted: bool = False) -> None:
+        """Write the pattern, or its complement, in which every byte is wrong."""
+
+    def compare(self, seed: int, offset: int, size: int) -> dict[str, int] | None:
+        """Return None if every byte has the pattern, else the corruption."""
+
+
+class RowEnd:
+    """One end of a row, which takes a turn between windows.
+
+    Before the first window the source has the pattern of ``seed``.
+
+    :param buffer: the memory that the transfers read or write.
+    :param size: the number of bytes, from the beginning of the buffer, that are compared or written in a turn.
+    :param seed: the seed of the pattern.
+    :param receives: whether the transfers write this buffer.
+    :param new_patterns: whether each window has a pattern of its own, that of the next seed.
+    """
+
+    def __init__(self, buffer: PatternMemory, *, size: int, seed: int, receives: bool, new_patterns: bool) -> None:
+        self._buffer = buffer
+        self._size = size
+        self._seed = seed
+        self._receives = receives
+        self._new_patterns = new_patterns
+
+    def turn(self) -> dict[str, int] | None:
+        """Compare the bytes of the last window and overwrite them with wrong ones, or write the next pattern.
+
+        :returns: the corruption; None: every byte is right, or this end is the source.
+        """
+        corruption = self._buffer.compare(self._seed, 0, self._size) if self._receives else None
+        self._seed += self._new_patterns
+        if self._receives or self._new_patterns:
+            self._buffer.fill(self._seed, 0, self._size, inverted=self._receives)
+        return corruption
 
 
 def stamps_for(count: int) -> array[int]:
@@ -131,7 +181,7 @@ class Transfers:
         self._since = self._asked = 0.0
         #: The value of ``time.monotonic()`` at which every wait ends.
         self.deadline = deadline
-        self._window = 0
+        self._window = self._turns = 0
 
     @property
     def depth(self) -> int:
@@ -251,6 +301,30 @@ class Transfers:
                 polls += 1
                 self._pause(polls, "a transfer to complete")
 
+    def turn(self, end: RowEnd) -> dict[str, int] | None:
+        """Let both ends of the row take their turns at the same time.
+
+        :param end: the initiator's end.
+        :returns: the corruption of the bytes that one of them received, or None.
+        :raises StepTimeoutError: the deadline has passed.
+        """
+        self._turns += 1
+        self._agent.send_notif(self._target, b"pytest-nixl:turn:%d" % self._turns)
+        here = end.turn()
+        return self._wait_for_turn() or here
+
+    def _wait_for_turn(self) -> dict[str, int] | None:
+        """Wait for the target's end of the row, and return the corruption of the bytes that it received."""
+        polls = 0
+        while True:
+            for messages in self._agent.get_new_notifs().values():
+                for answer in filter(None, map(_TURNED.fullmatch, messages)):
+                    if int(answer[1]) == self._turns:
+                        corruption: dict[str, int] | None = json.loads(answer[2])
+                        return corruption
+            polls += 1
+            self._pause(polls, "the target to compare its bytes")
+
     def next_notification(self) -> bytes:
         """Return the notification of the next window, which has one transfer."""
         self._window += 1
@@ -313,6 +387,24 @@ class Transfers:
             self._asked = time.monotonic()
 
 
+def move_each(transfers: Transfers, end: RowEnd, count: int) -> dict[str, Any]:
+    """Run transfers one at a time, each with a pattern of its own, which is compared before the next one is posted.
+
+    :param end: the initiator's end of the row.
+    :param count: the number of transfers.
+    :returns: the number of corrupt transfers, and the number and the corruption of the first one, or None.
+    :raises StepTimeoutError: the deadline has passed.
+    """
+    corrupt, first, stamps = 0, None, stamps_for(1)
+    for number in range(1, count + 1):
+        transfers.window(1, stamps)
+        wrong = transfers.turn(end)
+        if wrong is not None:
+            corrupt += 1
+            first = first or {"transfer": number, **wrong}
+    return {"corrupt": corrupt, "first": first}
+
+
 def measure(
     transfers: Transfers,
     *,
@@ -321,6 +413,7 @@ def measure(
     warmup_seconds: float,
     duration: float,
     around: AbstractContextManager[object],
+    end: RowEnd | None = None,
 ) -> dict[str, Any]:
     """Warm up, time at least :data:`WINDOWS` windows, and return their seconds, transfers and latencies.
 
@@ -329,6 +422,7 @@ def measure(
     :param warmup_seconds: seconds of transfers before the first window, the warmup included.
     :param duration: the least time to measure, in seconds.
     :param around: a context manager that is entered before the first window and exited after the last.
+    :param end: the initiator's end of the row, if bytes are compared and overwritten between the windows.
     :raises StepTimeoutError: the deadline has passed.
     """
     warmed = transfers.window(warmup, stamps_for(warmup)) if warmup else 0.0
@@ -339,11 +433,19 @@ def measure(
     stamps = stamps_for(per_window)
     windows: list[float] = []
     latencies: array[int] = array("q")
+    timed = spent = 0.0
+    corruption = None
     with around:
-        while len(windows) < WINDOWS or sum(windows) < duration:
+        while len(windows) < WINDOWS or timed < duration:
+            if end is not None and windows and (len(windows) < WINDOWS or spent < timed * _TURNS_SHARE):
+                start = time.perf_counter()
+                corruption = corruption or transfers.turn(end)
+                spent += time.perf_counter() - start
             windows.append(transfers.window(per_window, stamps))
+            timed += windows[-1]
             latencies.extend(stamps)
     return {
+        "corruption": corruption,
         "windows": windows,
         "transfers": [per_window] * len(windows),
         "latencies": [stamp / 1e9 for stamp in _order_statistics(latencies)],
@@ -381,7 +483,7 @@ def _order_statistics(stamps: array[int]) -> list[int]:
     return [int(ordered[int((i + 0.5) * len(ordered) / count)]) for i in range(count)]
 
 
-def serve(agent: Any, *, deadline: float, cancelled: Callable[[], bool], idle: bool) -> int:
+def serve(agent: Any, *, deadline: float, cancelled: Callable[[], bool], idle: bool, end: RowEnd | None = None) -> int:
     """Be the target: acknowledge every window whose notifications have all arrived, until cancelled.
 
     :param agent: the raw agent.
@@ -405,6 +507,10 @@ def serve(agent: Any, *, deadline: float, cancelled: Callable[[], bool], idle: b
                     continue
                 if message == COUNTED:
                     arrived[sender, COUNTED] = arrived.get((sender, COUNTED), 0) + 1
+                    continue
+                if end is not None and (asked := _TURN.fullmatch(message)):
+                    answer = json.dumps(end.turn()).encode()
+                    agent.send_notif(sender, b"pytest-nixl:turned:%d:%b" % (int(asked[1]), answer))
                     continue
                 found = _NOTIFICATION.fullmatch(message)
                 if found is None:  # LIBFABRIC of NIXL 0.7 sends an empty notification for transfers without one

@@ -505,7 +505,7 @@ class Stranger:
             number += 1
 
     def _mail(self, number: int) -> None:
-        timed = {"windows": [1e-6] * 5, "transfers": [10**6] * 5, "latencies": [1e-9]}
+        timed = {"corruption": None, "windows": [1e-6] * 5, "transfers": [10**6] * 5, "latencies": [1e-9]}
         line = json.dumps({"number": number, "result": {**timed, "counted": [], "contention": 0.0}})
         end = {"ask": "end", "number": number, "code": 0, "verdict": "all good", "refusal": "", "told": {}}
         for kind, message in enumerate(({"answer": number, "result": 0}, {"worker": 1 + number % 3, "line": line})):

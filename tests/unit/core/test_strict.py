@@ -173,11 +173,19 @@ def test_values_written_by_ranks_are_readable() -> None:
         ({"latencies": [float("inf")]}, r"latencies\[0\] is inf"),
         ({"counted": [["eth0", "net", -1, None]]}, r"counted\[0\]\[2\] is -1"),
         ({"contention": None}, "contention is None: expected a number"),
+        ({"corruption": {"wrong_bytes": 1}}, "corruption"),
         ({"more": 1}, "unknown field 'more'"),
     ],
 )
 def test_a_measurement_with_impossible_numbers_is_refused(change: dict[str, Any], words: str) -> None:
-    healthy = {"windows": [0.1, 0.2], "transfers": [10, 10], "latencies": [0.0, 1e-6], "counted": [], "contention": 0.0}
+    healthy = {
+        "corruption": None,
+        "windows": [0.1, 0.2],
+        "transfers": [10, 10],
+        "latencies": [0.0, 1e-6],
+        "counted": [],
+        "contention": 0.0,
+    }
     worker_process.check_answer("measure", healthy)
     with pytest.raises(StrictError, match=words):
         worker_process.check_answer("measure", {**healthy, **change})

@@ -31,6 +31,7 @@ from pytest_nixl.processes.worker_errors import NixlError, WorkerError, WorkerLa
 from pytest_nixl.processes.worker_process import Worker
 
 DRAM = MemoryPair("DRAM", "DRAM")
+WRONG = {"wrong_bytes": 1, "total_bytes": 4096, "offset": 3, "expected": 4, "found": 5}
 MakePairs = Callable[..., Launches]
 
 
@@ -67,6 +68,77 @@ def test_every_byte_arrives_and_is_compared(
     assert {transport.split("/")[0] for transport in samples.transports} <= {"cma", "posix", "sysv"}
     assert samples.transports
     assert samples.bandwidth > 0
+
+
+@pytest.mark.parametrize("op", ["WRITE", "READ"])
+def test_the_first_corrupt_transfer_and_their_number_are_told(
+    shared_pairs: MakePairs, op: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure_link, "EACH_PER_COMMAND", 8)
+    pairs = shared_pairs(blocks=BLOCKS, batch=BATCHES, depth=DEPTHS)
+    one, ends = link(pairs, op), Link._row_ends
+    assert one.move_each(4096, 20) is None
+    run, answers = (
+        one._run,
+        [{}, {"corrupt": 2, "first": {"transfer": 3, **WRONG}}, {"corrupt": 1, "first": {"transfer": 1, **WRONG}}],
+    )
+    counts: list[int] = []
+
+    def count_transfers(*arguments: Any, **named: Any) -> dict[str, Any]:
+        counts.append(named["count"])
+        return {**run(*arguments, **named), **answers[len(counts) - 1]}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(one, "_run", count_transfers)
+        assert one.move_each(4096, 20) == Corruption("in transfer 11 (3 of 20 are corrupt)", **WRONG)
+    assert counts == [8, 8, 4]
+
+    def wrong_seed(*arguments: Any, **named: Any) -> Any:
+        initiator, target = ends(one, *arguments, **named)
+        receiver = initiator if initiator["receives"] else target
+        receiver["seed"] += 1000  # as if the bytes of another pattern arrived
+        return initiator, target
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(one, "_row_ends", wrong_seed)
+        [each, row] = one.move_each(4096, 20), one.measure(65536, depth=4).corruption
+    assert isinstance(each, Corruption)
+    assert each.phase == "in transfer 1 (20 of 20 are corrupt)"
+    assert each.total_bytes == 4096
+    assert isinstance(row, Corruption)
+    assert row.phase == "between the timed transfers"
+    assert row.total_bytes == 65536 * 4
+
+
+@pytest.mark.parametrize(
+    ("block", "footprint", "named", "size"),
+    [
+        (65536, 0, {}, 65536),
+        (8 << 20, 0, {}, 1 << 20),
+        (65536, 0, {"beside": lambda: None}, None),
+        (65536, 16 << 20, {}, None),
+    ],
+    ids=["whole", "the beginning", "beside others", "cold"],
+)
+def test_bytes_are_compared_between_windows_of_hot_rows_that_are_measured_alone(
+    make_pairs: MakePairs,
+    block: int,
+    footprint: int,
+    named: dict[str, Any],
+    size: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pairs, given = make_pairs(blocks=(65536, 8 << 20)), list[Any]()
+    one = pairs.link("UCX", "WRITE", DRAM, footprint=footprint)
+    timed = one._timed
+
+    def time_row(transfers: Any, block: int, links: Any, ends: Any, **rest: Any) -> dict[str, Any]:
+        given.append(ends and [end["size"] for end in ends])
+        return timed(transfers, block, links, ends, **rest)
+
+    monkeypatch.setattr(one, "_timed", time_row)
+    assert one.measure(block, **named).corruption is None
+    assert given == [size and [size, size]]
 
 
 def test_a_gpu_that_others_use_before_or_after_the_transfers_is_told(

@@ -6,6 +6,7 @@ The agents are doubles, because only they can give each poll a known answer.
 
 from __future__ import annotations
 
+import itertools
 import time
 from array import array
 from collections.abc import Iterator, Sequence
@@ -15,13 +16,16 @@ from typing import Any
 import pytest
 
 from pytest_nixl.nixl.worker import transfer
+from pytest_nixl.nixl.worker.memory import DramBuffer
 from pytest_nixl.nixl.worker.transfer import (
     COUNTED,
     WINDOWS,
+    RowEnd,
     StepTimeoutError,
     Transfers,
     Watch,
     measure,
+    move_each,
     serve,
     stamps_for,
 )
@@ -322,3 +326,110 @@ def test_the_order_statistics_are_in_the_middle_of_their_share() -> None:
     found = transfer._order_statistics(array("q", range(4000, 0, -1)))
     assert found == list(range(3, 4001, 4))
     assert transfer._order_statistics(array("q", [3, 1, 2])) == [1, 2, 3]
+
+
+WRONG = {"wrong_bytes": 1, "total_bytes": 8, "offset": 3, "expected": 4, "found": 5}
+
+
+def test_the_end_that_receives_compares_its_bytes_and_overwrites_all_of_them() -> None:
+    buffer = DramBuffer(4096)
+    end = RowEnd(buffer, size=1024, seed=7, receives=True, new_patterns=False)
+    buffer.fill(7, 0, 4096)
+    assert end.turn() is None
+    wrong = end.turn()  # nothing has arrived since
+    assert wrong is not None
+    assert (wrong["wrong_bytes"], wrong["total_bytes"]) == (1024, 1024)
+    assert buffer.compare(7, 0, 4096) == {**wrong, "total_bytes": 4096}, "no more than its size is overwritten"
+    # The source of windows that have the same bytes is left as it is.
+    assert RowEnd(buffer, size=1024, seed=7, receives=False, new_patterns=False).turn() is None
+    assert buffer.compare(7, 0, 1024) == wrong
+
+
+def test_each_window_has_the_pattern_of_the_next_seed() -> None:
+    source, destination = DramBuffer(1024), DramBuffer(1024)
+    how: dict[str, Any] = {"size": 1024, "seed": 7, "new_patterns": True}
+    sends, receives = RowEnd(source, receives=False, **how), RowEnd(destination, receives=True, **how)
+    source.fill(7, 0, 1024)
+    for seed in (8, 9):
+        destination.write(0, source.read(0, 1024))
+        assert (receives.turn(), sends.turn()) == (None, None)
+        assert source.compare(seed, 0, 1024) is None
+        stale = destination.compare(seed, 0, 1024)
+        assert stale is not None, "the bytes of the last window are not those of the next"
+        assert stale["wrong_bytes"] == 1024, "not even by chance"
+
+
+class ScriptedEnd(RowEnd):
+    """An end whose turns have known answers, in order, then None."""
+
+    def __init__(self, *answers: dict[str, int] | None) -> None:
+        self._answers = list(answers)
+        self.turns = 0
+
+    def turn(self) -> dict[str, int] | None:
+        self.turns += 1
+        return self._answers.pop(0) if self._answers else None
+
+
+def test_a_target_takes_its_turn_when_it_is_asked_and_answers_after_it() -> None:
+    agent, stops = PolledAgent([[b"pytest-nixl:turn:1"], [b"pytest-nixl:turn:2"]]), iter(())
+    serve(agent, deadline=time.monotonic() + 60, cancelled=lambda: next(stops, True), idle=False,
+          end=ScriptedEnd(None, WRONG))  # fmt: skip
+    answers = [message for _, message in agent.sent]
+    assert answers[0] == b"pytest-nixl:turned:1:null"
+    one = initiator(PolledAgent([[answers[0]], [], [answers[0], answers[1], b"of somebody else"]]))
+    assert one.turn(ScriptedEnd()) is None
+    assert one.turn(ScriptedEnd()) == WRONG, "the answer to another turn does not end the wait"
+
+
+def test_a_turn_tells_the_corruption_of_either_end() -> None:
+    agent = PolledAgent([[b"pytest-nixl:turned:1:null"]])
+    end = ScriptedEnd(WRONG)
+    assert initiator(agent).turn(end) == WRONG
+    assert agent.log == [("target", b"pytest-nixl:turn:1"), "poll"], "the target is asked before this end begins"
+
+
+def test_a_turn_that_is_not_answered_ends_at_its_deadline() -> None:
+    with pytest.raises(StepTimeoutError, match="while waiting for the target to compare its bytes"):
+        initiator(PolledAgent(), deadline=time.monotonic() - 1).turn(ScriptedEnd())
+
+
+class TurnedInitiator(TimedInitiator):
+    """An initiator whose target answers each turn with None."""
+
+    def __init__(self, rates: Sequence[float]) -> None:
+        super().__init__(rates)
+        #: The number of windows before each turn.
+        self.turned: list[int] = []
+
+    def turn(self, end: RowEnd) -> dict[str, int] | None:
+        self.turned.append(len(self.sizes))
+        return end.turn()
+
+
+def test_both_ends_take_turns_between_the_timed_windows() -> None:
+    one, end = TurnedInitiator([0.001]), ScriptedEnd()
+    assert timed(one, end=end)["corruption"] is None
+    settling = len(one.sizes) - WINDOWS
+    assert one.turned == [settling + window for window in range(1, WINDOWS)], "not before the first, nor after the last"
+    assert end.turns == WINDOWS - 1
+    end = ScriptedEnd(None, WRONG, {**WRONG, "offset": 5})
+    assert timed(one, end=end)["corruption"] == WRONG, "the first one"
+
+
+@pytest.mark.parametrize(("seconds", "turns"), [(0.0001, 99), (0.01, 9)])
+def test_turns_take_a_twentieth_of_a_long_row(monkeypatch: pytest.MonkeyPatch, seconds: float, turns: int) -> None:
+    ticks = itertools.count()
+    monkeypatch.setattr(time, "perf_counter", lambda: seconds * next(ticks))  # twice a turn
+    one = TurnedInitiator([0.001])
+    windows = timed(one, end=ScriptedEnd(), duration=0.8)["windows"]
+    assert len(windows) == 100
+    assert abs(len(one.turned) - turns) <= 2
+
+
+def test_corrupt_transfers_are_counted_and_the_first_is_known() -> None:
+    one, end = TurnedInitiator([0.001]), ScriptedEnd(None, WRONG, None, {**WRONG, "offset": 5})
+    assert move_each(one, end, 5) == {"corrupt": 2, "first": {"transfer": 2, **WRONG}}
+    assert one.sizes == [1] * 5
+    assert one.turned == [1, 2, 3, 4, 5], "each is compared before the next is posted"
+    assert move_each(TurnedInitiator([0.001]), ScriptedEnd(), 5) == {"corrupt": 0, "first": None}

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The methods of our agent beside those of the installed NIXL's: names, parameters, and what they take and return."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+from pytest_nixl.model.nixl_releases import numbers
+from pytest_nixl.nixl.agent import Agents, NixlAgent
+from pytest_nixl.nixl.agent_calls import AgentCalls, DescriptorList, TransferTelemetry
+from pytest_nixl.processes.worker_errors import NixlError, WorkerError
+
+#: The methods that a release of NIXL was the first to have. All others are in every release since 0.7.1.
+SINCE = {"get_remote_descs": (1, 5), "prep_mem_view": (1, 5), "release_mem_view": (1, 5)}
+
+
+def public_methods(kind: type) -> dict[str, list[tuple[str, str, bool]]]:
+    """Return the name, the kind and whether it has a default of each parameter of each public method."""
+    return {
+        name: [
+            (parameter.name, parameter.kind.name, parameter.default is not parameter.empty)
+            for parameter in list(inspect.signature(function).parameters.values())[1:]
+        ]
+        for name, function in inspect.getmembers(kind, inspect.isfunction)
+        if not name.startswith("_")
+    }
+
+
+def of_nixl(agent: Any) -> dict[str, Any]:
+    """Return what the installed NIXL has; it runs in a worker."""
+    import nixl._bindings as bindings
+
+    lists = {name: sorted(vars(getattr(bindings, name))) for name in dir(bindings) if name.endswith("DList")}
+    telemetry = [name for name in vars(bindings.nixlXferTelemetry) if not name.startswith("_")]
+    return {"methods": public_methods(type(agent)), "lists": lists, "telemetry": telemetry}
+
+
+@pytest.fixture
+def agent(agents: Agents) -> NixlAgent:
+    return agents.start("a", backends=["UCX"], telemetry=True)
+
+
+def test_our_methods_are_those_of_the_installed_nixl(agent: NixlAgent) -> None:
+    theirs = agent.run(f"{__name__}:of_nixl")
+    ours: dict[str, Any] = {
+        name: [list(parameter) for parameter in parameters] for name, parameters in public_methods(AgentCalls).items()
+    }
+    version = numbers(str(agent.worker.versions["nixl"]))
+    assert theirs["methods"] == {name: ours[name] for name in ours if SINCE.get(name, ()) <= version}
+    methods = {name for name in vars(DescriptorList) if not name.startswith("_")} | {"__getitem__", "__setitem__"}
+    of_lists = {name for names in theirs["lists"].values() for name in names}
+    assert {name for name in of_lists if not name.startswith("_")} | {"__getitem__", "__setitem__"} == methods
+    assert set(theirs["telemetry"]) == set(TransferTelemetry.__dataclass_fields__)
+
+
+def test_descriptor_lists_have_the_methods_of_nixl_s(agent: NixlAgent) -> None:
+    buffer = agent.allocate(4096)
+    registered = agent.register(buffer)
+    assert isinstance(registered, DescriptorList)
+    assert (registered.descCount(), registered.isEmpty(), registered.getType()) == (1, False, "DRAM_SEG")
+    places = registered.trim()
+    assert (places.kind, places[0]) == ("nixlXferDList", buffer.descriptor())
+    places[0] = buffer.descriptor(0, 64)
+    places.append(buffer.descriptor(64, 64))
+    places.addDesc(buffer.descriptor(128, 64))
+    assert (places.descCount(), places.index(buffer.descriptor(64, 64))) == (3, 1)
+    places.remDesc(2)
+    assert agent.get_serialized_descs(places) == agent.get_serialized_descs(
+        agent.get_xfer_descs([buffer.descriptor(0, 64), buffer.descriptor(64, 64)], "DRAM")
+    )
+    places.print()
+    places.clear()
+    assert places.isEmpty()
+    with pytest.raises(NixlError, match="during 'remDesc'"):
+        places.remDesc(7)
+    with pytest.raises(WorkerError, match="a nixlXferDList has no method 'trim'"):
+        places.trim()
+    with pytest.raises(WorkerError, match="'__reduce__' is not a method of a descriptor list"):
+        places._call("__reduce__")
+
+
+def test_the_telemetry_of_a_transfer_has_its_fields(agent: NixlAgent) -> None:
+    buffer = agent.allocate(4096)
+    agent.register(buffer)
+    first, second = (agent.get_xfer_descs([buffer.descriptor(offset, 64)], "DRAM") for offset in (0, 64))
+    handle = agent.initialize_xfer("WRITE", first, second, "a")
+    state = agent.transfer(handle)
+    while state == "PROC":
+        state = agent.check_xfer_state(handle)
+    telemetry = agent.get_xfer_telemetry(handle)
+    assert (telemetry.totalBytes, telemetry.descCount) == (64, 1)
+    assert telemetry.xferDuration >= telemetry.postDuration >= 0
+    assert telemetry.startTime > 0
+
+
+def test_remote_descriptors_name_their_agent(agent: NixlAgent) -> None:
+    if numbers(str(agent.worker.versions["nixl"])) < SINCE["get_remote_descs"]:
+        pytest.skip("NIXL before 1.5 has no remote descriptors")
+    buffer = agent.allocate(4096)
+    agent.register(buffer)
+    remote = agent.get_remote_descs([(*buffer.descriptor(0, 64), "a")], "DRAM")
+    assert (remote.kind, remote.descCount(), remote[0][3]) == ("nixlRemoteDList", 1, "a")
+    assert agent.get_remote_descs(remote).descCount() == 1
+    # UCX has no kernels that transfer without a GPU, and says so.
+    with pytest.raises(NixlError, match="during 'prep_mem_view' of"):
+        agent.release_mem_view(agent.prep_mem_view(remote, backends=["UCX"]))
+
+
+def test_an_empty_name_is_refused_in_nixl_s_words(agents: Agents) -> None:
+    with pytest.raises(NixlError, match="Agent needs a non-empty name"):
+        agents.start("", backends=["UCX"])
