@@ -97,7 +97,8 @@ def _parse(item: Option, parse: Callable[[str], Any], text: str, source: str) ->
         message = f"{hider({}, text)(fault)}{expected}{form}"
         if not expected and not isinstance(error, ExtensionError):
             message = f"{message}: expected {item.form}"
-        raise pytest.UsageError(f"{source}: {message}") from None
+        sentence = "\\n".join(message.splitlines())  # a parser may quote a value with line breaks
+        raise pytest.UsageError(f"{source}: {sentence}") from None
 
 
 def _imitate_engine(values: dict[str, Any], sources: dict[str, str]) -> None:

@@ -156,7 +156,9 @@ def _chosen(words: Sequence[str]) -> list[str]:
     """Return what pytest gets of ``pytest-nixl run LEVEL …``."""
     with redirect_stdout(io.StringIO()) as output:
         assert cli.main(["run", "--print", *words]) == 0
-    return shlex.split(output.getvalue().partition("\n$ pytest ")[2])
+    line = re.search(r"^\$ (?:\S+ -m )?pytest (.*)$", output.getvalue(), re.MULTILINE)
+    assert line is not None, output.getvalue()
+    return shlex.split(line[1])
 
 
 def _typed(name: str, block: str, text: str = "") -> Iterator[Command]:

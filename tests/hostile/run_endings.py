@@ -15,6 +15,7 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from helpers.cli_run import ROOT, environment, execute
 from helpers.pytester_run import PLUGIN
@@ -235,7 +236,7 @@ class Ended:
 
     code: int
     accepted: int
-    verdict: dict[str, object] | None
+    verdict: dict[str, Any] | None
     output: str
 
 
@@ -268,6 +269,8 @@ def violations(ending: Ending, ended: Ended) -> Iterator[str]:
     """Yield what is wrong with the end of a run."""
     if ended.accepted == 0 and not ending.may_pass:
         yield "exit code 0"
+    if ended.code == 0 and ending.leaves_verdict and not ending.may_pass:
+        yield "pytest's own exit code 0"
     if ended.accepted != 0 and ending.may_pass and ending.where != "unconfigure":
         yield f"exit code {ended.accepted}"
     if ended.verdict is None:
@@ -282,6 +285,9 @@ def violations(ending: Ending, ended: Ended) -> Iterator[str]:
     code = 128 - ended.code if ended.code < 0 else ended.code
     if ending.leaves_verdict and noted != code:
         yield f"exit code {ended.code}, and the file says {noted}"
+    mine = [result["verdict"] for result in ended.verdict["results"] if result["check"] == "mine"]
+    if not ending.where and not {"FAIL", "MISSING"}.issuperset(mine):
+        yield f"the file says {mine} of the failed check"
     # pytest-xdist itself fails if a worker ends before its test.
     if "INTERNALERROR" in ended.output and ending.end in _IN_ORDER and not ending.parallel:
         yield "INTERNALERROR"

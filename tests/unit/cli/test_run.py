@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -247,6 +248,20 @@ def test_the_pytest_of_another_python_is_not_used(
     assert shlex.split(printed(capsys.readouterr().out))[:3] == [sys.executable, "-m", "pytest"]
 
 
+def test_a_link_to_the_pytest_of_another_python_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "other").mkdir()
+    other = tmp_path / "other" / "pytest"
+    other.write_text("#!/bin/sh\nexit 77\n")
+    other.chmod(0o755)
+    (tmp_path / "pytest").symlink_to(other)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert cli.main(["run", "quick", "--backend=UCX", "--print"]) == 0
+    assert shlex.split(printed(capsys.readouterr().out))[:3] == [str(tmp_path / "python"), "-m", "pytest"]
+
+
 def test_secrets_are_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--nixl-etcd-user=me:hunter22", "--nixl-group-token", "hunter33", "--nixl-etcd=http://me:hunter44@h:2379"]
     assert cli.main(["run", "quick", "--backend=UCX", "--print", "--", *words]) == 0
@@ -297,8 +312,10 @@ def test_as_given_runs_pytest_with_the_arguments_alone_and_demands_a_verdict(
     program.write_text(f"#!/bin/sh\nprintf '%s\\n' \"$@\" > {tmp_path}/arguments\n{verdict}\n")
     program.chmod(0o755)
     monkeypatch.setattr("pytest_nixl.cli.run._pytest", lambda: [str(program)])
+    handlers = signal.getsignal(signal.SIGTERM)
     assert cli.main(["run", "--as-given", "--", "-k", "a b", "--nixl-level=quick"]) == (0 if judged else 1)
     assert (tmp_path / "arguments").read_text() == "-k\na b\n--nixl-level=quick\n"
+    assert signal.getsignal(signal.SIGTERM) == handlers
     printed = capsys.readouterr()
     assert printed.out == ""
     assert ("the run ended before it was judged" in printed.err) is not judged

@@ -494,3 +494,9 @@ def test_a_secret_in_the_command_of_the_other_image_is_not_shown(pytester: pytes
     assert given_options(configure(pytester, typed))["--nixl-compare-image"] == (
         "nixl:1 env UCX_TLS=tcp 'MY_TOKEN=***' 'A_PASSWORD=***' 'http://***@h:1'"
     )
+
+
+def test_a_value_with_a_line_break_is_refused_in_one_line(pytester: pytest.Pytester) -> None:
+    config = parse_config(pytester, "--nixl-pattern=no such\nfile")
+    with pytest.raises(pytest.UsageError, match=r"^--nixl-pattern: no such\\nfile cannot be read"):
+        read_settings(config, environ={})
