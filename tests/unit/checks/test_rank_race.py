@@ -84,14 +84,14 @@ class TestOrders:
         done = amplify(path, direct, FunctionSubject("helpers.race_functions:announces_and_lists"), 2, group="/o/")
         assert (done.met, done.faults) == (True, ())
         for _ in repeats():
-            done = orders(path, direct, "helpers.race_functions:announces_and_lists")
-            assert done.faults[0].startswith("rank 0 was given 2 times: to claimant 0 (")
+            tried = orders(path, direct, "helpers.race_functions:announces_and_lists")
+            assert tried.faults[0].startswith("rank 0 was given 2 times: to claimant 0 (")
             assert re.fullmatch(
                 "claimant [01] listed the keys under '<group>/tokens/' before claimant [01] wrote one there, and took "
                 "its rank by them, without etcd's lock",
-                done.cause,
+                tried.cause,
             )
-            assert "Range(<group>/tokens/)" in done.order
+            assert "Range(<group>/tokens/)" in tried.order
 
     @pytest.mark.parametrize(
         ("function", "count"),

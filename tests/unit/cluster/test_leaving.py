@@ -186,7 +186,11 @@ def test_rank_0_counts_the_connections_that_its_etcd_refused(tmp_path: Path) -> 
             endpoint = server.endpoint if wrong else server.endpoint.replace("https", "http")
             with pytest.raises(EtcdError, match="group token"):
                 wait_for_etcd(endpoint, 60, credentials(wrong, tmp_path))
-            eventually(lambda counted=before: refusals(server) > counted)
+
+            def refused(counted: int = before) -> bool:
+                return refusals(server) > counted
+
+            eventually(refused)
     finally:
         server.discard()
     assert refusals(server) == 0, "an etcd that is gone says nothing"
