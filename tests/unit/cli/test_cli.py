@@ -403,7 +403,7 @@ def test_two_dashes_as_a_value_are_refused(capsys: pytest.CaptureFixture[str]) -
     )
 
 
-@pytest.mark.parametrize("words", [("history", "no such\nfolder"), ("compare", "--no-such\noption")])
+@pytest.mark.parametrize("words", [("history", "no such\nfolder"), ("compare", "--unknown=\n")])
 def test_a_refusal_is_one_line_whatever_the_words_are(
     words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
