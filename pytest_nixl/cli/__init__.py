@@ -114,8 +114,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         _refuse("standard output cannot be written: the program that was reading it has ended")
         return FAILED
     except OSError as error:
-        return _refuse(_words(error))
-    except (ValueError, NixlPluginError) as error:
+        return _refuse(_one_line(_words(error)))
+    except ValueError as error:
+        return _refuse(_one_line(str(error)))
+    except NixlPluginError as error:
         return _refuse(str(error))
 
 
@@ -130,6 +132,11 @@ def _hide(sentence: str) -> str:
     from pytest_nixl.core.redaction import hider
 
     return error_text(hider(os.environ)(sentence))
+
+
+def _one_line(sentence: str) -> str:
+    """Escape the line breaks of a sentence that may quote what a user typed."""
+    return "\\n".join(sentence.splitlines())
 
 
 def _without_values(words: Sequence[str]) -> list[str]:
@@ -168,7 +175,7 @@ class _Parser(argparse.ArgumentParser):
     """A parser that prints an error as one sentence."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(COULD_NOT_RUN, f"{self.prog}: {_hide(message)} (see {self.prog} --help)\n")
+        self.exit(COULD_NOT_RUN, f"{self.prog}: {_hide(_one_line(message))} (see {self.prog} --help)\n")
 
 
 def _split(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:

@@ -401,3 +401,15 @@ def test_two_dashes_as_a_value_are_refused(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().err == (
         "pytest-nixl: argument --namespace: expected a value other than -- (see pytest-nixl --help)\n"
     )
+
+
+@pytest.mark.parametrize("words", [("history", "no such\nfolder"), ("compare", "--unknown=\n")])
+def test_a_refusal_is_one_line_whatever_the_words_are(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = cli.main(words)
+    except SystemExit as error:  # what argparse refuses
+        code = int(error.code or 0)
+    assert code == 2
+    assert capsys.readouterr().err.count("\n") == 1
