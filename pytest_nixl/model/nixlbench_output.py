@@ -26,9 +26,10 @@ _TENFOLD, _ROUNDED = 10, 0.05e-6
 
 #: What nixlbench prints above each table, by flag. Without one of these the configuration is incomplete.
 _ALWAYS_PRINTED = (
-    "backend", "initiator_seg_type", "target_seg_type", "scheme", "mode", "op_type", "check_consistency",
-    "total_buffer_size", "num_initiator_dev", "num_target_dev", "start_block_size", "max_block_size",
-    "start_batch_size", "max_batch_size", "num_iter", "warmup_iter", "large_blk_iter_ftr", "num_threads",
+    "runtime_type", "worker_type", "backend", "enable_pt", "device_list", "initiator_seg_type",
+    "target_seg_type", "scheme", "mode", "op_type", "check_consistency", "total_buffer_size",
+    "num_initiator_dev", "num_target_dev", "start_block_size", "max_block_size", "start_batch_size",
+    "max_batch_size", "num_iter", "warmup_iter", "large_blk_iter_ftr", "num_threads",
 )  # fmt: skip
 #: The first and the last block and batch of a table.
 _SWEEP = ("start_block_size", "max_block_size", "start_batch_size", "max_batch_size")

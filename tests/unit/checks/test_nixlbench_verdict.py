@@ -227,6 +227,12 @@ def test_an_output_without_what_its_rows_should_be_is_not_judged(tmp_path: Path,
     assert refused == 3
 
 
+@pytest.mark.parametrize("flag", ["runtime_type", "worker_type", "enable_pt", "device_list"])
+def test_what_every_release_prints_first_is_there(tmp_path: Path, flag: str) -> None:
+    [result] = judged(tmp_path, re.sub(rf"(?m)^.*--{flag}.*\n", "", P5)).results
+    assert result.reason.endswith(f"its configuration has no {flag}")
+
+
 @pytest.mark.parametrize("flag", ["reregister_mem", "pipeline_depth", "use_hugepages"])
 def test_what_newer_releases_print_is_there_together(tmp_path: Path, flag: str) -> None:
     [result] = judged(tmp_path, re.sub(rf"(?m)^.*--{flag}.*\n", "", NORMAL)).results

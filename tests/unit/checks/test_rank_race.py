@@ -81,8 +81,8 @@ class TestOrders:
     @pytest.mark.soak
     def test_a_rank_that_is_taken_from_a_list_too_early_is_found(self, path: EtcdProxy, direct: EtcdClient) -> None:
         """Claims that overlap do not show it, and neither does any order in which the first that started goes first."""
-        done = amplify(path, direct, FunctionSubject("helpers.race_functions:announces_and_lists"), 2, group="/o/")
-        assert (done.met, done.faults) == (True, ())
+        together = amplify(path, direct, FunctionSubject("helpers.race_functions:announces_and_lists"), 2, group="/o/")
+        assert (together.met, together.faults) == (True, ())
         for _ in repeats():
             tried = orders(path, direct, "helpers.race_functions:announces_and_lists")
             assert tried.faults[0].startswith("rank 0 was given 2 times: to claimant 0 (")
