@@ -269,8 +269,13 @@ def test_an_empty_directory_of_a_run_killed_while_it_removed_its_files_is_remove
 
 def test_the_owner_of_a_directory_is_removed_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
-    unlink = os.unlink
-    monkeypatch.setattr(os, "unlink", lambda path: (order.append(Path(path).name), unlink(path)))
+    original = os.unlink
+
+    def unlink(path: str) -> None:
+        order.append(Path(path).name)
+        original(path)
+
+    monkeypatch.setattr(os, "unlink", unlink)
     folder = tmp_path / "run"
     (folder / "data").mkdir(parents=True)
     for name in ("a", "owner", "z", "data/b"):
