@@ -290,12 +290,13 @@ def test_a_signal_during_collection_ends_the_run_with_its_name(
 ) -> None:
     text = SIGNALLED.replace("NAME", name).replace("SWALLOWED", swallowed)
     (tmp_path / "test_a.py").write_text(text)
-    (tmp_path / "test_b.py").write_text(TEN)
+    (tmp_path / "test_b.py").write_text(f"open(__file__ + '.imported', 'x').close()\n{TEN}")
     (tmp_path / "ends_runs.py").write_text(ENDS)
     path = ":".join(filter(None, (str(tmp_path), environment().get("PYTHONPATH", ""))))
     done = run("-p", "ends_runs", str(tmp_path), "--nixl-timeout=60s", *more, env={"HOW": "", "PYTHONPATH": path})
     assert done.code == 128 + getattr(signal, name), done.output
     assert f"ended by {name}" in done.output.splitlines()[-1]
+    assert not (tmp_path / "test_b.py.imported").exists(), "the files after it are not imported"
     for never in ("error during collection", "INTERNALERROR", "passed"):
         assert never not in done.output
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -174,6 +175,10 @@ def test_of_a_workers_output_rank_0_gets_the_end() -> None:
     assert unpack(answer["result"], most=LARGEST_OUTPUT) == b"x" * LARGEST_OUTPUT
 
 
+def more_refusals(server: EmbeddedServer, than: int) -> bool:
+    return refusals(server) > than
+
+
 def test_rank_0_counts_the_connections_that_its_etcd_refused(tmp_path: Path) -> None:
     [port] = free_ports(1)
     server = serve_etcd(supervisor(), ListenAddress("127.0.0.1", port), "the token")
@@ -181,16 +186,11 @@ def test_rank_0_counts_the_connections_that_its_etcd_refused(tmp_path: Path) -> 
     try:
         wait_for_etcd(server.endpoint, 60, credentials("the token", tmp_path))
         assert refusals(server) == 0
-        for wrong in ("another", ""):
-            before = refusals(server)
+        for count, wrong in enumerate(("another", "")):
             endpoint = server.endpoint if wrong else server.endpoint.replace("https", "http")
             with pytest.raises(EtcdError, match="group token"):
                 wait_for_etcd(endpoint, 60, credentials(wrong, tmp_path))
-
-            def refused(counted: int = before) -> bool:
-                return refusals(server) > counted
-
-            eventually(refused)
+            assert eventually(partial(more_refusals, server, count))
     finally:
         server.discard()
     assert refusals(server) == 0, "an etcd that is gone says nothing"

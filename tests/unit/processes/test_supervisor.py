@@ -269,13 +269,13 @@ def test_an_empty_directory_of_a_run_killed_while_it_removed_its_files_is_remove
 
 def test_the_owner_of_a_directory_is_removed_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
-    unlink = os.unlink
+    original = os.unlink
 
-    def note_and_unlink(path: str) -> None:
+    def unlink(path: str) -> None:
         order.append(Path(path).name)
-        unlink(path)
+        original(path)
 
-    monkeypatch.setattr(os, "unlink", note_and_unlink)
+    monkeypatch.setattr(os, "unlink", unlink)
     folder = tmp_path / "run"
     (folder / "data").mkdir(parents=True)
     for name in ("a", "owner", "z", "data/b"):
