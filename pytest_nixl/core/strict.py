@@ -260,7 +260,7 @@ def printable(text: str) -> str:
     return _UNUSUAL.sub(lambda match: _escaped(match[0]), text)
 
 
-def error_text(text: str, most: int = 10_000) -> str:
+def error_text(text: str, most: int = 2000) -> str:
     """Return the text of an error for a terminal: :func:`printable`, and of a longer one its start and its end."""
     if len(text) > most:
         text = f"{text[: most // 2]}… ({len(text)} characters) …{text[-most // 2 :]}"

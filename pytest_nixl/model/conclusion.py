@@ -57,7 +57,7 @@ class Conclusion:
     :param nothing: whether no check came to a verdict. With ``--nixl-gate`` such a run fails for what is MISSING.
     :param unmeasured: why suites measured nothing, if nothing else fails the run; empty: they measured.
     :param undecided: whether no check passed, and one could not be decided. With ``--nixl-gate`` such a run fails.
-    :param retry: whether the gate fails it for nothing but what is INCONCLUSIVE: the run may pass another time.
+    :param retry: whether the gate fails it for nothing but rows that are INCONCLUSIVE: the run may pass another time.
     """
 
     outcome: Outcome
@@ -92,7 +92,7 @@ class Conclusion:
             interrupted,
             beside,
             undecided=bool(checked & _UNDECIDED) and not checked & GOOD,
-            retry=bool(failing) and all(result.verdict is Verdict.INCONCLUSIVE for result in failing),
+            retry=bool(failing) and all(_may_pass_later(result) for result in failing),
         )
 
     @property
@@ -116,6 +116,11 @@ class Conclusion:
         if self.retry:
             return f"{Verdict.INCONCLUSIVE}, retry while the machine is quiet"
         return "PASS, with warnings" if self.word == "PASS" and self.outcome is Outcome.WARN else self.word
+
+
+def _may_pass_later(result: Result) -> bool:
+    """Whether a row was measured, or compared, without a decision: other processes may be why."""
+    return result.verdict is Verdict.INCONCLUSIVE and result.row is not None
 
 
 def _passed_without_a_floor(result: Result) -> bool:

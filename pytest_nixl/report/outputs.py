@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 _REFUSED = pytest.StashKey[bool]()
 
 
+#: The most characters of a refusal in a report: it may list each option of another rank.
+_LONGEST_REFUSAL = 10_000
+
+
 def in_action() -> bool:
     """Whether this process runs in a GitHub Actions job, which shows summaries and annotations."""
     return os.environ.get("GITHUB_ACTIONS") == "true"
@@ -68,7 +72,7 @@ def leave_refusal(config: pytest.Config, run: Run, why: str) -> None:
     if config.stash.get(_REFUSED, False):
         return
     config.stash[_REFUSED] = True
-    why = error_text(run.hide(why))
+    why = error_text(run.hide(why), _LONGEST_REFUSAL)
     rank = run.placement.rank if run.usable else None
     if run.rank_session is not None:  # without a launcher, the group gave this process its rank
         rank = run.rank_session.rank

@@ -19,7 +19,7 @@ from pytest_nixl.session.settings import read_settings
 
 COMMANDS = shipped()
 #: A user's own test asserts what it measures.
-OWN = ("test_mine.py", "test_cookbook.py")
+OWN = ("test_mine.py", "test_ported.py", "test_cookbook.py")
 MEASURING = [command for command in COMMANDS if command.measures and not command.learns and command.words[0] not in OWN]
 EACH = pytest.mark.parametrize("command", MEASURING, ids=str)
 #: Options that say which rows are measured and by what they are judged.

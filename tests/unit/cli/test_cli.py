@@ -285,7 +285,7 @@ def test_an_unreadable_file_is_refused_in_one_sentence(command: Command) -> None
 
 @pytest.mark.parametrize(
     "arguments",
-    [(), ("profile",), ("profile", "judge"), ("profile", "judge", "loopback"), ("profile", "show"), ("x",)],
+    [("profile",), ("profile", "judge"), ("profile", "judge", "loopback"), ("profile", "show"), ("x",)],
 )
 def test_a_wrong_command_line_is_refused_in_one_sentence(
     capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]

@@ -135,9 +135,16 @@ class TestListen:
         for side in (context, serving):
             side.load_cert_chain(files["cert"], files["key"])
         ours, theirs = socket.socketpair()
+
+        def serve_once() -> None:
+            with serving.wrap_socket(theirs, server_side=True) as served:
+                served.sendall(b"in")
+
         with ours, theirs, ThreadPoolExecutor() as pool:
-            pool.submit(lambda: serving.wrap_socket(theirs, server_side=True).sendall(b"in"))
-            assert context.wrap_socket(ours, server_hostname=files["server_name"]).recv(2) == b"in"
+            done = pool.submit(serve_once)
+            with context.wrap_socket(ours, server_hostname=files["server_name"]) as asking:
+                assert asking.recv(2) == b"in"
+            done.result()
 
 
 class TestServe:

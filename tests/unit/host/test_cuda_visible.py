@@ -114,4 +114,4 @@ def test_uuids_are_read_from_the_files_of_the_driver(tmp_path: Path) -> None:
         "Bus Location: \t 0000:53:00.0\n"
     )
     [gpu] = read_gpus(FactsRoot(tmp_path)).gpus
-    assert (gpu.uuid, gpu.numa) == ("GPU-9a1c2b3d-aaaa-bbbb-cccc-000000000001", -1)
+    assert (gpu.uuid, gpu.numa) == ("GPU-9a1c2b3d-aaaa-bbbb-cccc-000000000001", 0)

@@ -350,7 +350,7 @@ def test_command_reports_namespaces_that_differ_in_a_slash(tmp_path: Path) -> No
 def test_doctor_judges_a_recorded_tree(healthy: Tree, tmp_path: Path) -> None:
     good = separate("doctor", f"--root={healthy.folder}", "--profile=p5.48xlarge", "--gate")
     assert good.returncode == 0, good.stdout
-    assert re.search(r"^NIXL doctor: PASS \(\d+ PASS, 5 NOT-APPLICABLE\)$", good.stdout, re.MULTILINE), good.stdout
+    assert re.search(r"^NIXL doctor: PASS \(\d+ PASS, 6 NOT-APPLICABLE\)$", good.stdout, re.MULTILINE), good.stdout
     tree = healthy.copy(tmp_path / "tree")
     tree.write("/sys/class/infiniband/rdmap80s0/ports/1/state", "1: DOWN")
     bad = command("doctor", f"--root={tree.folder}", "--profile=p5.48xlarge")

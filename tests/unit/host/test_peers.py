@@ -14,6 +14,7 @@ import pytest
 
 from pytest_nixl.checks.doctor.check import Requirements
 from pytest_nixl.checks.doctor.network import side_channel
+from pytest_nixl.host.environment import read_environment
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.peers import ReachedPeer, read_side_channels
 from pytest_nixl.host.recorded_tree import FactsRoot
@@ -50,7 +51,12 @@ def saying(said: bytes) -> Iterator[str]:
 
 
 def judged(*names: str) -> Judgement:
-    facts = cast("Facts", SimpleNamespace(side_channels=read_side_channels(FactsRoot(), names)))
+    facts = cast(
+        "Facts",
+        SimpleNamespace(
+            side_channels=read_side_channels(FactsRoot(), names), environment=read_environment(FactsRoot(), {})
+        ),
+    )
     return side_channel(facts, Requirements(load_profile("loopback"), ("UCX",)))
 
 

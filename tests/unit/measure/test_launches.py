@@ -34,7 +34,7 @@ class Launch:
 
     def __init__(
         self, hosts: Any, settings: Settings, backend: Any, memory: MemoryPair, capacity: int, alignment: int,
-        devices: DevicePair | None, variables: Any, *, agent_options: AgentOptions,
+        devices: DevicePair | None, variables: Any, *, agent_options: AgentOptions, smaller: Any = (),
     ) -> None:  # fmt: skip
         self.hosts, self.backend, self.memory = hosts, backend, memory
         self.capacity, self.alignment, self.variables = capacity, alignment, variables
