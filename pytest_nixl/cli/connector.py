@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_nixl.core.words import named
+
 if TYPE_CHECKING:
     from pytest_nixl.checks.connector.comparison import ConnectorComparison, RuleResult
 
@@ -74,7 +76,10 @@ def _lines(compared: ConnectorComparison, failed: bool) -> Iterator[str]:
             yield f"{result.verdict} {layer.value}: {result.sentence}"
             yield f"    remedy: {result.remedy}"
             yield f"    source: {result.rule.source}"
-    yield _summary(judged, len(compared.results) - len(judged), failed)
+    skipped = [result.rule.field for result in compared.results if result.verdict is Verdict.NOT_APPLICABLE]
+    if skipped:
+        yield f"not in the files: {named(skipped, 6)}"
+    yield _summary(judged, len(skipped), failed)
 
 
 def _summary(judged: list[RuleResult], skipped: int, failed: bool) -> str:

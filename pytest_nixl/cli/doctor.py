@@ -79,8 +79,8 @@ def _run(arguments: argparse.Namespace) -> int:
         note = ""
         if not (profile.machine and (profile.machine.nics or profile.machine.gpus)) and not arguments.image:
             note = (
-                f"the profile {profile.name} does not say which RDMA devices and GPUs this host must have, so one that "
-                "is missing is not noticed: `pytest-nixl init` on a good host writes one that says it, for --profile"
+                f"not noticed by the profile {profile.name}: a GPU or an RDMA device that is missing. `pytest-nixl "
+                "init` on a good host writes a profile that names them, for --profile"
             )
         for line in lines(answers, every=arguments.verbose, note=note):
             colour = colours.get(line.outcome.name, "") if line.outcome is not None else ""

@@ -223,9 +223,9 @@ def told(results: Sequence[Result], *, gate: bool, interrupted: str = "") -> dic
 
 #: What each word of :func:`next_step` asks of a reader.
 NEXT_STEPS = {
-    "accept": "nothing is to be done",
+    "accept": "nothing to do",
     "retry": "start it again while the machine is quiet: what it measured decides nothing, or it did not end",
-    "review": "a row has no floor, or there is no baseline: learn a profile from good runs (pytest-nixl profile learn)",
+    "review": "a row has no floor, or there is no baseline: keep this run if it is good, and judge the next one by it",
     "reject": "do what the first remedy says, then repeat its command",
     "correct": "correct the command or the machine: nothing was validated",
 }

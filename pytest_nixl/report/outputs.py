@@ -141,8 +141,13 @@ def _next_step(report: RunReport, run: Run, page: str) -> str:
     if step != "accept":
         return f"next: {step}: open {page}; {NEXT_STEPS[step]}"
     if run.found.stored:
-        return f"next: accept: open {page}; --nixl-baseline={run.found.stored[0]} compares a later run with this one"
-    return f"next: accept: open {page}; --nixl-store=DIR keeps a run, and --nixl-baseline=FILE compares a later one"
+        return (
+            f"next: accept: nothing to do; figures: {page}; compare a later run: --nixl-baseline={run.found.stored[0]}"
+        )
+    return (
+        f"next: accept: nothing to do; figures: {page}; to compare a later run: --nixl-store=DIR, then "
+        "--nixl-baseline=FILE"
+    )
 
 
 def _report(config: pytest.Config, run: Run, settings: Settings, found: RecordedRun, refused: str = "") -> None:

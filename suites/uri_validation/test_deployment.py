@@ -71,4 +71,4 @@ def test_endpoints_meet_no_known_defect(
     if met:
         finding(id, True, f"{deployment}: {'; '.join(met)}; {deployment.explanation.remedy}", affects=True)
     else:
-        verdict(Judgement(Verdict.PASS, f"{deployment} does not meet it"))
+        verdict(Judgement(Verdict.PASS, f"{deployment} is not affected by {id}"))

@@ -10,7 +10,7 @@ from pytest_nixl.checks.connector.containers import OPTIONS_OF, ConfiguredEngine
 from pytest_nixl.checks.connector.engine_fields import COMMON, EngineSide, FieldValue, read_fields
 from pytest_nixl.checks.connector.engines import LMCACHE, read_dynamo, read_sglang, read_vllm
 from pytest_nixl.checks.connector.pod_relations import readable_ports
-from pytest_nixl.checks.connector.relations import SidePair, is_loopback, is_unspecified
+from pytest_nixl.checks.connector.relations import Mismatch, SidePair, is_loopback, is_unspecified
 from pytest_nixl.checks.connector.releases import installed
 from pytest_nixl.checks.connector.rules import RULES, ConnectorRule
 from pytest_nixl.checks.connector.settings_read import TRANSFER_VARIABLES
@@ -172,7 +172,11 @@ def _result(rule: ConnectorRule, pair: SidePair, hide: Callable[[str], str]) -> 
     values = pair.values(rule.field)
     prefill, decode = (_shown(rule.field, value, hide) for value in values)
     if not all(value.is_readable for value in values):
-        return RuleResult(rule, Verdict.NOT_APPLICABLE, prefill, decode)
+        default = _by_default(rule, pair)
+        if default is None:
+            return RuleResult(rule, Verdict.NOT_APPLICABLE, prefill, decode)
+        why = escape(hide(f"{default.why}, unless the containers set {rule.field}"))
+        return RuleResult(rule, Verdict.INCONCLUSIVE, prefill, decode, why, default.remedy or rule.remedy)
     wrong = rule.relation(pair, rule.field)
     if wrong is None:
         return RuleResult(rule, Verdict.PASS, prefill, decode)
@@ -180,6 +184,18 @@ def _result(rule: ConnectorRule, pair: SidePair, hide: Callable[[str], str]) -> 
     if rule.holds is not None:
         why += f" ({rule.holds})"
     return RuleResult(rule, wrong.verdict, prefill, decode, why, remedy)
+
+
+def _by_default(rule: ConnectorRule, pair: SidePair) -> Mismatch | None:
+    """Return what is wrong with a variable that neither file contains, if nothing else sets it; None: nothing is."""
+    values = pair.values(rule.field)
+    if not rule.field.isupper() or any(value.is_readable or not value.text for value in values):
+        return None
+    prefill, decode = (
+        replace(side, values={**side.values, rule.field: FieldValue(value.text, is_set=False)})
+        for side, value in zip(pair.sides, values, strict=True)
+    )
+    return rule.relation(replace(pair, prefill=prefill, decode=decode), rule.field)
 
 
 def _shown(field: str, value: FieldValue, hide: Callable[[str], str]) -> str:

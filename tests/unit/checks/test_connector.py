@@ -847,7 +847,20 @@ def test_options_in_a_file_beside_the_script_are_read(tmp_path: Path) -> None:
     (tmp_path / "decode.yaml").write_text("block-size: 64\nkv-cache-dtype: fp8\ndtype: auto\n")
     decode = script(tmp_path, "decode.sh", f"vllm serve m --config decode.yaml --dtype float16 {NIXL}\n")
     comparison = compare_connectors(read_engine(prefill), read_engine(decode))
-    assert wrong(comparison) == doubtful(comparison) == set()
+    assert wrong(comparison) == set()
+    assert doubtful(comparison) == {"VLLM_NIXL_SIDE_CHANNEL_HOST"}
+
+
+def test_a_default_that_would_fail_is_doubtful_where_no_file_has_variables(tmp_path: Path) -> None:
+    """Such scripts are the commonest pair whose handshake hangs: each side tells the other its own loopback address."""
+    prefill, decode = (script(tmp_path, name, f"vllm serve m {NIXL}\n") for name in ("prefill.sh", "decode.sh"))
+    comparison = compare_connectors(read_engine(prefill), read_engine(decode))
+    assert wrong(comparison) == set()
+    [result] = [result for result in comparison.results if result.verdict is Verdict.INCONCLUSIVE]
+    assert result.rule.field == "VLLM_NIXL_SIDE_CHANNEL_HOST"
+    assert result.why.endswith("unless the containers set VLLM_NIXL_SIDE_CHANNEL_HOST")
+    together = compare_connectors(read_engine(prefill), read_engine(decode), one_host=True)
+    assert doubtful(together) == set()
 
 
 def test_options_in_a_file_that_is_not_here_are_said_not_to_be_read(tmp_path: Path) -> None:
@@ -856,7 +869,7 @@ def test_options_in_a_file_that_is_not_here_are_said_not_to_be_read(tmp_path: Pa
         decode = script(tmp_path, "decode.sh", f"vllm serve m {option} {NIXL}\n")
         comparison = compare_connectors(read_engine(prefill), read_engine(decode))
         assert wrong(comparison) == set()
-        assert doubtful(comparison) == {"--config"}
+        assert doubtful(comparison) == {"--config", "VLLM_NIXL_SIDE_CHANNEL_HOST"}
         assert comparison.unread == (f"decode has options of {option.split()[1]}, which is not in the file",)
 
 

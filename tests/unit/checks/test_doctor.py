@@ -794,7 +794,7 @@ def test_the_doctor_says_that_a_profile_without_a_machine_misses_no_device(
     healthy: Tree, profile: str, said: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cli.main(["doctor", f"--root={healthy.folder}", f"--profile={profile}"])
-    note = "the profile loopback does not say which RDMA devices and GPUs this host must have, so one that is missing"
+    note = "not noticed by the profile loopback: a GPU or an RDMA device that is missing."
     assert (note in capsys.readouterr().out) is said
 
 

@@ -149,7 +149,7 @@ def test_without_arguments_it_ends_in_a_verdict_of_this_host(tmp_path: Path) -> 
     done = ended("run", "--suite=metadata", "-p", "no:cacheprovider", directory=tmp_path)
     assert re.match(r"pytest-nixl run: level \w+ \(.+\), backend \w+ \(.+\), profile \S+ \(.+\)\n", done.stdout)
     assert re.search(r"^NIXL gate: PASS ", done.stdout, re.MULTILINE), done.stdout + done.stderr
-    assert "\nwrote nixl-report.html\nnext: accept: open nixl-report.html; --nixl-store=DIR keeps a run" in done.stdout
+    assert "\nwrote nixl-report.html\nnext: accept: nothing to do; figures: nixl-report.html; to compare" in done.stdout
     assert done.returncode == 0
 
 
