@@ -77,16 +77,14 @@ def _lines(compared: ConnectorComparison, failed: bool) -> Iterator[str]:
             yield f"    remedy: {result.remedy}"
             yield f"    source: {result.rule.source}"
     skipped = [result.rule.field for result in compared.results if result.verdict is Verdict.NOT_APPLICABLE]
-    if skipped:
-        yield f"not in the files: {named(skipped, 6)}"
-    yield _summary(judged, len(skipped), failed)
+    yield _summary(judged, skipped, failed)
 
 
-def _summary(judged: list[RuleResult], skipped: int, failed: bool) -> str:
+def _summary(judged: list[RuleResult], skipped: list[str], failed: bool) -> str:
     from pytest_nixl.model.verdicts import Verdict
 
     counts = {verdict: sum(result.verdict is verdict for result in judged) for verdict in Verdict}
-    rest = f" (fields that are not in both files: {skipped})" if skipped else ""
+    rest = f" (not in both files: {named(skipped, 6)})" if skipped else ""
     others = counts[Verdict.WARN] + counts[Verdict.INCONCLUSIVE]
     doubt = f", and {others} may" if others else ""
     if counts[Verdict.FAIL]:

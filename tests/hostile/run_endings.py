@@ -200,7 +200,7 @@ class Ending:
 
     def conftest(self) -> str:
         """Return the text of the conftest.py."""
-        imports = "import os, pytest, signal\n"
+        imports = "import os, pytest, signal\nsignal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it\n"
         if self.where == "option":
             return ""
         if not self.where:
