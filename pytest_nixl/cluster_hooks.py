@@ -190,7 +190,7 @@ def _report(session: pytest.Session, rank_session: RankSession, ending: Ending) 
     session.config.hook.pytest_runtest_logstart(nodeid=nodeid, location=location)
     for when in ("setup", "call", "teardown"):
         bad = when == "call" and ending.code != 0
-        words = (
+        description = (
             f"{ending.verdict}\nreported by {rank_session.name_of(0)}" if rank_session.fault is None else ending.verdict
         )
         report = pytest.TestReport(
@@ -198,7 +198,7 @@ def _report(session: pytest.Session, rank_session: RankSession, ending: Ending) 
             location,
             {},
             "failed" if bad else "passed",
-            words if bad else None,
+            description if bad else None,
             when,
         )
         session.config.hook.pytest_runtest_logreport(report=report)

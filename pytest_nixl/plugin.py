@@ -143,15 +143,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # before pytest's capture takes standard output
 def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> Generator[None, None, None]:
     join_flags(args)
-    if any(".py" in each for each in args):
+    if any(".py" in argument for argument in args):
         from pytest_nixl.session.suites import find_pasted
 
         known = early_config.known_args_namespace
         if found := find_pasted(known.file_or_dir, early_config.invocation_params.dir):
-            args[:] = [*(found.get(each, each) for each in args), "--pyargs"]
+            args[:] = [*(found.get(argument, argument) for argument in args), "--pyargs"]
             known.file_or_dir = [found.get(each, each) for each in known.file_or_dir]
             known.pyargs = True
-    if sys.stdout is None and (any("nixl" in each for each in args) or "suites" in early_config.getini("testpaths")):
+    if sys.stdout is None and (
+        any("nixl" in argument for argument in args) or "suites" in early_config.getini("testpaths")
+    ):
         from pytest_nixl.core.terminal_output import TerminalOutput, reopen_closed_output
 
         reopen_closed_output()

@@ -73,11 +73,11 @@ def _clean_runs(*, dry_run: bool) -> int:
             else {**item, "credentials": etcdctl_credentials(item["credentials"])}
             for key, item in watched(directory).items()
         }
-        left = [] if dry_run else remove_run(directory, items)
+        remaining = [] if dry_run else remove_run(directory, items)
         print(f"{'would remove' if dry_run else 'removed'} what a killed run left: {', '.join([directory, *items])}"
-              if not left else f"a killed run left {directory}")  # fmt: skip
-        for why in left:
-            print(f"pytest-nixl: {why}", file=sys.stderr)
+              if not remaining else f"a killed run left {directory}")  # fmt: skip
+        for reason in remaining:
+            print(f"pytest-nixl: {reason}", file=sys.stderr)
             code = 1
     if not found:
         print("nothing to remove on this host")

@@ -55,7 +55,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     if now.interrupted:
         print(f"{now.source}: {now.interrupted}")
         return 1
-    return int(any(outcome(one.verdict, gate=arguments.gate) is Outcome.FAIL for one in compared.results))
+    return int(any(outcome(result.verdict, gate=arguments.gate) is Outcome.FAIL for result in compared.results))
 
 
 def need_scipy() -> None:

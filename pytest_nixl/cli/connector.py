@@ -84,16 +84,16 @@ def _summary(judged: list[RuleResult], skipped: list[str], failed: bool) -> str:
     from pytest_nixl.model.verdicts import Verdict
 
     counts = {verdict: sum(result.verdict is verdict for result in judged) for verdict in Verdict}
-    rest = f" (not in both files: {named(skipped, 6)})" if skipped else ""
+    suffix = f" (not in both files: {named(skipped, 6)})" if skipped else ""
     others = counts[Verdict.WARN] + counts[Verdict.INCONCLUSIVE]
     doubt = f", and {others} may" if others else ""
     if counts[Verdict.FAIL]:
         order = "correct them from the top: infrastructure, NIXL, connector"
-        return f"FAIL: {counts[Verdict.FAIL]} of {len(judged)} fields do not match{doubt}; {order}{rest}"
+        return f"FAIL: {counts[Verdict.FAIL]} of {len(judged)} fields do not match{doubt}; {order}{suffix}"
     if others:
         verdict = "FAIL" if failed else "PASS"
-        return f"{verdict}: no field is wrong for sure, but {others} of {len(judged)} may be: see above{rest}"
-    return f"PASS: prefill and decode match in all {len(judged)} fields{rest}"
+        return f"{verdict}: no field is wrong for sure, but {others} of {len(judged)} may be: see above{suffix}"
+    return f"PASS: prefill and decode match in all {len(judged)} fields{suffix}"
 
 
 def _plain(compared: ConnectorComparison, failed: bool) -> dict[str, object]:

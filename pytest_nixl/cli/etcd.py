@@ -139,8 +139,8 @@ def _remove(arguments: argparse.Namespace, client: EtcdClient, found: Deployment
         for each in remove(client, plan, RemovalRecord(arguments.record, client.endpoints, plan.revision)):
             removed += each.keys
             kept += bool(each.why_not)
-            why = f"; the others were kept, because {each.why_not}" if each.why_not else ""
-            print(f"removed {plural(each.keys, 'key')} of {each.owner}{why}")
+            reason = f"; the others were kept, because {each.why_not}" if each.why_not else ""
+            print(f"removed {plural(each.keys, 'key')} of {each.owner}{reason}")
         print(f"removed {plural(removed, 'key')}; {arguments.record} has them with their values")
     return int(kept > 0)
 

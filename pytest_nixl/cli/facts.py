@@ -180,4 +180,4 @@ def _compare(arguments: argparse.Namespace) -> int:
         print(finding.judgement)
     if not findings:
         print(f"the facts of {len(paths)} ranks agree")
-    return int(any(outcome(each.judgement.verdict, gate=False) is Outcome.FAIL for each in findings))
+    return int(any(outcome(finding.judgement.verdict, gate=False) is Outcome.FAIL for finding in findings))

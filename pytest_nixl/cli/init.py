@@ -73,7 +73,7 @@ def _run(arguments: argparse.Namespace) -> int:
     for name in names:
         if (folder / name).exists():
             raise ValueError(f"{folder / name} already exists, and nothing was written: give another directory")
-    cluster, profile, why = _examined(arguments)
+    cluster, profile, reason = _examined(arguments)
     values = template_values(cluster, folder)
     texts = (profile, *(starter_file(name, values) for name in names[1:]))
     folder.mkdir(parents=True, exist_ok=True)
@@ -82,7 +82,7 @@ def _run(arguments: argparse.Namespace) -> int:
             file.write(text)
     backend = f"{cluster.backend}, {','.join(row_memories(cluster.facts))}"
     meanings = (
-        f"what to expect of rows between two such nodes ({backend}; {why})",
+        f"what to expect of rows between two such nodes ({backend}; {reason})",
         _WHERE[arguments.ci],
         f"a Slurm job of {arguments.nodes} nodes{_container(arguments.image)}",
         f"a Job of {arguments.nodes} nodes",
@@ -94,9 +94,9 @@ def _run(arguments: argparse.Namespace) -> int:
     print(f"next: grep -n yours {shlex.join(str(folder / name) for name in names[1:])}")
     print(f"then: pytest-nixl profile show {shlex.quote(str(folder / 'profile.toml'))}, and the commands at the top of "
           f"{folder / 'pytest-nixl.sbatch'} or {folder / 'indexed-job.yaml'}")  # fmt: skip
-    if why := cards_undescribed(cluster.facts):
+    if reason := cards_undescribed(cluster.facts):
         lacks = "says nothing of network cards" if cluster.facts.gpu.gpus else "has no [machine]"
-        print(f"the profile {lacks}, because {why}: a device that is lost later is not noticed. On nodes that "
+        print(f"the profile {lacks}, because {reason}: a device that is lost later is not noticed. On nodes that "
               "should have RDMA devices, run init on one that has them all, or write [machine] by hand")  # fmt: skip
     return 0
 

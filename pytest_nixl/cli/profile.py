@@ -93,7 +93,7 @@ def _judge(arguments: argparse.Namespace) -> int:
         print(note)
     for line in lines(judged.results, gate=arguments.gate):
         print(line.text)
-    failed = any(outcome(one.verdict, gate=arguments.gate) is Outcome.FAIL for one in judged.results)
+    failed = any(outcome(result.verdict, gate=arguments.gate) is Outcome.FAIL for result in judged.results)
     return int(failed)
 
 

@@ -133,7 +133,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if remark and not any(word.startswith("--nixl-memory") for word in theirs):
         print(remark)
     if "LIBFABRIC" in chosen.backend.value:
-        reads = "; ".join(f"{each.engine}: {each.reads}" for each in ENGINE_BACKENDS)
+        reads = "; ".join(f"{engine_backend.engine}: {engine_backend.reads}" for engine_backend in ENGINE_BACKENDS)
         print(f"engines use UCX unless they are told otherwise, and none reads {GENERAL_VARIABLE}: {reads}")
     print(_shown(program, words))
     if arguments.print:

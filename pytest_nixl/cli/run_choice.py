@@ -88,8 +88,8 @@ def choose(
     if profile is not None:
         profile_choice = Choice(profile, GIVEN)
     else:
-        name, why = default_profile(backend_choice.value.split(","), root)
-        profile_choice = Choice(name, why or "the default")
+        name, reason = default_profile(backend_choice.value.split(","), root)
+        profile_choice = Choice(name, reason or "the default")
     models = () if facts is None else tuple(gpu.name for gpu in facts.gpu.gpus)
     return RunChoice(level_choice, backend_choice, profile_choice, models)
 

@@ -163,13 +163,13 @@ def _plain(url: str, answers: list[Answer], values: list[EndpointValue], verdict
         "url": url,
         "values": [
             {
-                "name": each.name,
-                "verdict": each.judgement.verdict.value,
-                "value": each.value if each.value is not None and math.isfinite(each.value) else None,
-                "unit": each.unit.strip(),
-                "at_most": each.at_most,
-                "source": each.source,
+                "name": value.name,
+                "verdict": value.judgement.verdict.value,
+                "value": value.value if value.value is not None and math.isfinite(value.value) else None,
+                "unit": value.unit.strip(),
+                "at_most": value.at_most,
+                "source": value.source,
             }
-            for each in values
+            for value in values
         ],
     }

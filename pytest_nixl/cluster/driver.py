@@ -236,8 +236,8 @@ class RankDriver:
         if sender not in self.peers:
             return
         if isinstance(message, PeerLeft):
-            why = printable(message.why)
-            reason = f"{self.membership.members[sender]} of group {self.membership.group!r} left: {why}"
+            cause = printable(message.why)
+            reason = f"{self.membership.members[sender]} of group {self.membership.group!r} left: {cause}"
             self.peers[sender].lost(MemberLeftError(reason, "start the run again on every rank"))
             with suppress(NixlPluginError):
                 self._mailbox.send(sender, {"ask": "end", "number": 0, **Ending(1, reason).plain()})

@@ -41,7 +41,7 @@ def find_etcd(
     if etcd:
         return etcd
     if listen is None:
-        why = "neither --nixl-etcd nor --nixl-etcd-listen is given"
+        reason = "neither --nixl-etcd nor --nixl-etcd-listen is given"
     else:
         # An address in the option comes first: the name that a launcher gives may belong to another network.
         host = "" if listen.everywhere else listen.host
@@ -49,9 +49,9 @@ def find_etcd(
         if host:
             return listen.endpoint_at(host)
         launcher = f"{placement.launcher} does not say" if placement else "no launcher says"
-        why = f"--nixl-etcd-listen={listen} names no host, MASTER_ADDR is not set, and {launcher} where rank 0 is"
+        reason = f"--nixl-etcd-listen={listen} names no host, MASTER_ADDR is not set, and {launcher} where rank 0 is"
     raise NixlPluginError(
-        f"{'this process' if rank is None else f'rank {rank}'} cannot tell where the group's etcd is: {why}", _REMEDY
+        f"{'this process' if rank is None else f'rank {rank}'} cannot tell where the group's etcd is: {reason}", _REMEDY
     )
 
 

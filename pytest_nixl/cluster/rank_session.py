@@ -234,7 +234,7 @@ class RankSession:
     def ignored(self) -> list[str]:
         """Return sentences that name the keys under the group's root that no member wrote."""
         found = self.membership.values.ignored
-        told = [f"the key {key!r} was ignored: {why}" for key, why in list(found.items())[:_TOLD]]
+        told = [f"the key {key!r} was ignored: {reason}" for key, reason in list(found.items())[:_TOLD]]
         return [*told, *([f"and {len(found) - _TOLD} more keys were ignored"] if len(found) > _TOLD else [])]
 
     def close(self) -> None:

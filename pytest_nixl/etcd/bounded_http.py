@@ -63,10 +63,10 @@ class Bounds(io.RawIOBase):
         return True
 
     def readinto(self, buffer: WriteableBuffer, /) -> int | None:
-        left = self._deadline - time.monotonic()
-        if left <= 0:
+        remaining = self._deadline - time.monotonic()
+        if remaining <= 0:
             raise self._unfinished()
-        self._connection.settimeout(None if left == float("inf") else left)
+        self._connection.settimeout(None if remaining == float("inf") else remaining)
         try:
             count = self._raw.readinto(buffer)
         except TimeoutError:

@@ -196,8 +196,8 @@ class EtcdClient:
         """Return the remaining and the granted seconds of a lease; None if it has ended. ``lease`` is its id."""
 
         def read(answer: Mapping[str, Any]) -> tuple[int, int] | None:
-            left = number(answer, "TTL")  # the gateway leaves out 0; a lease that does not exist has -1
-            return (left, number(answer, "grantedTTL")) if left >= 0 else None
+            remaining = number(answer, "TTL")  # the gateway leaves out 0; a lease that does not exist has -1
+            return (remaining, number(answer, "grantedTTL")) if remaining >= 0 else None
 
         return self._members.post("/lease/timetolive", {"ID": lease}, read)
 

@@ -125,16 +125,16 @@ def _explain_tls(
 ) -> EtcdError:
     verification = next((item for item in chain if isinstance(item, ssl.SSLCertVerificationError)), None)
     if verification is not None:
-        why = verification.verify_message or "it cannot be verified"
-        if "mismatch" in why or "doesn't match" in why:
+        reason = verification.verify_message or "it cannot be verified"
+        if "mismatch" in reason or "doesn't match" in reason:
             return because(
                 "untrusted",
-                f"its certificate is for another name ({why.rstrip('.')})",
+                f"its certificate is for another name ({reason.rstrip('.')})",
                 "use a host name that the certificate contains, or a certificate for this name",
             )
         return because(
             "untrusted",
-            f"its certificate is not trusted ({why})",
+            f"its certificate is not trusted ({reason})",
             "give the CA certificate that signed it: --nixl-etcd-cacert FILE",
         )
     if any(name in text for name in _UNREADABLE_FILES):

@@ -30,11 +30,11 @@ class Lease:
         def read(answer: Mapping[str, Any]) -> int:
             return number(answer.get("result", answer), "TTL")
 
-        left = self._members.post("/lease/keepalive", {"ID": self.id}, read)
-        if left < 1:
+        remaining = self._members.post("/lease/keepalive", {"ID": self.id}, read)
+        if remaining < 1:
             what = "the lease does not exist: it expired or was revoked"
             raise error_at(self._members.last, "no-lease", what, "refresh a lease before it expires")
-        return left
+        return remaining
 
     def revoke(self) -> None:
         """End the lease now, which deletes its keys. Does nothing if it has already ended."""

@@ -50,13 +50,13 @@ def watch(members: EtcdMembers, *watched: Watched, seconds: float) -> Iterator[W
     deadline = time.monotonic() + seconds
     failures = 0
     revisions = {number: item.since for number, item in enumerate(watched, 1)}
-    while (left := deadline - time.monotonic()) > 0:
+    while (remaining := deadline - time.monotonic()) > 0:
         member = members.next()
         try:
-            for number, event in _watch_once(members, member, watched, revisions, left, failures):
+            for number, event in _watch_once(members, member, watched, revisions, remaining, failures):
                 yield event
                 revisions[number], failures = event.item.mod_revision + 1, 0
-                if deadline - time.monotonic() < left / 2:
+                if deadline - time.monotonic() < remaining / 2:
                     break  # the time limit of a connection is fixed at its start: open one with a shorter limit
             members.answered(member)
         except EtcdError as error:
@@ -153,8 +153,8 @@ def _events(member: Endpoint, line: bytes) -> list[tuple[int, WatchEvent]]:
         if "compact_revision" in result:
             raise error_at(member, "compacted", "the requested revision was compacted away")
         if result.get("canceled"):
-            why = printable(str(result.get("cancel_reason", "")))
-            raise error_at(member, "closed", f"the server ended the watch: {why}")
+            reason = printable(str(result.get("cancel_reason", "")))
+            raise error_at(member, "closed", f"the server ended the watch: {reason}")
         return [
             (number(result, "watch_id", None), WatchEvent(KeyValue.of(event["kv"]), event.get("type") == "DELETE"))
             for event in items(result, "events")

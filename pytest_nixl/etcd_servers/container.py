@@ -100,8 +100,8 @@ class ContainerServer:
     def why_dead(self) -> str | None:
         """Return None while the container runs; otherwise its state and the last lines of its log."""
         with _as_etcd_errors():
-            why = self.container.why_dead()
-        return why and f"{self.describe()}, {why}"
+            reason = self.container.why_dead()
+        return reason and f"{self.describe()}, {reason}"
 
     def client(self) -> EtcdClient:
         return connect([self._endpoint])

@@ -127,8 +127,8 @@ class EmbeddedServer:
         return f"{self.describe()}, {self.supervisor.how_ended(self.pid)}\n{self._last_lines()}"
 
     def why_silent(self) -> str | None:
-        if (why := self.why_dead()) is not None:
-            return why
+        if (reason := self.why_dead()) is not None:
+            return reason
         with contextlib.suppress(OSError, IndexError):
             state = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
             if state in "Tt":
@@ -192,9 +192,9 @@ class EmbeddedServer:
         deadline = time.monotonic() + READY_SECONDS
         while not healthy(self.endpoint, self.credentials):
             if not self.supervisor.alive(self.pid):
-                why, remedy = self._why_ended()
+                reason, remedy = self._why_ended()
                 raise EtcdError(
-                    f"the embedded etcd {self.version} at {self.endpoint} did not start: {why}",
+                    f"the embedded etcd {self.version} at {self.endpoint} did not start: {reason}",
                     f"{remedy}; {_OTHER}",
                     self._last_lines(),
                     cause="not-started",

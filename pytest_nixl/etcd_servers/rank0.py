@@ -226,8 +226,8 @@ def wait_for_etcd(
             return
         if error.cause not in _NOT_YET:
             raise error
-        left = deadline - time.monotonic()
-        if left <= 0 and error.cause == "unresolved":
+        remaining = deadline - time.monotonic()
+        if remaining <= 0 and error.cause == "unresolved":
             raise EtcdError(
                 f"the host in {endpoint}, where rank 0 serves the etcd ({_OPTION}), did not resolve within "
                 f"{seconds:g} s",
@@ -237,7 +237,7 @@ def wait_for_etcd(
                 cause=error.cause,
                 endpoint=endpoint,
             )
-        if left <= 0:
+        if remaining <= 0:
             raise EtcdError(
                 f"no etcd answered at {endpoint} within {seconds:g} s: rank 0 serves it ({_OPTION}), and has not "
                 "started or cannot be reached there",
@@ -248,10 +248,10 @@ def wait_for_etcd(
                 endpoint=endpoint,
             )
         if waiting is not None and time.monotonic() >= due:
-            so_far = f"{seconds - left:.0f} s of {seconds:g} s"
+            so_far = f"{seconds - remaining:.0f} s of {seconds:g} s"
             waiting(f"waiting for the etcd that rank 0 serves at {endpoint}; {so_far}; last attempt: {error.reason}")
             due = time.monotonic() + SAID_EVERY
-        time.sleep(min(pause, left))
+        time.sleep(min(pause, remaining))
         pause = min(2 * pause, 0.5)
 
 

@@ -238,15 +238,15 @@ class SessionEtcd:
             return
         try:
             dead = server.why_dead()
-            why = server.why_silent() if stopped else dead
+            reason = server.why_silent() if stopped else dead
         except (EtcdError, SupervisorError):
             # Its state cannot be read: start a new one at the next use.
             self._server = None
             raise
-        if why is None:
+        if reason is None:
             return
         self._server = None
-        how, _, lines = why.partition("\n")
+        how, _, lines = reason.partition("\n")
         raise EtcdError(
             f"the etcd of this run {'has died' if dead is not None else 'does not answer'}: {how}",
             "read its log; the next test gets a new etcd",

@@ -351,10 +351,10 @@ def _nvml_facts(nvml: Any) -> dict[str, Any]:
         "cuda": f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else None,
         "gpus": [_nvml_gpu(nvml, ask, index, handle) for index, handle in handles.items()],
         "pairs": [
-            {"one": one, "other": other, "status": _p2p(nvml, ask, handles[one], handles[other])}
-            for one in handles
+            {"one": handle, "other": other, "status": _p2p(nvml, ask, handles[handle], handles[other])}
+            for handle in handles
             for other in handles
-            if one != other
+            if handle != other
         ],
         "unusable": unusable,
         "confidential": query_confidential(nvml, ask),

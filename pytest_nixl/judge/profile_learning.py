@@ -49,7 +49,7 @@ def read_run(path: Path) -> dict[RowKey, MeasuredRow]:
         record = json.loads(text)
         found = [each["extra_info"] for each in record["benchmarks"] if "key" in each.get("extra_info", {})]
         results = record.get(OURS, {}).get("results", [])
-        against = {str(each.get("row")): each["verdict"] for each in results if each["verdict"] in _AGAINST}
+        against = {str(result.get("row")): result["verdict"] for result in results if result["verdict"] in _AGAINST}
         rows = {
             RowKey.parse(key): MeasuredRow(float(extra["GB/s"]) * 1e9, tuple(extra["transports"]), against.get(key, ""))
             for extra in found
@@ -171,7 +171,7 @@ def _doubts(
 
 def _names(runs: Sequence[Mapping[RowKey, MeasuredRow]], key: RowKey) -> tuple[str, ...]:
     """Return the transports that carried a row in any run, without their devices."""
-    return tuple(dict.fromkeys(one.partition("/")[0] for run in runs for one in run[key].transports))
+    return tuple(dict.fromkeys(transport.partition("/")[0] for run in runs for transport in run[key].transports))
 
 
 def _lines(

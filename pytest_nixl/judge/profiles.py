@@ -115,7 +115,11 @@ class Profile:
 
     def transports(self, backend: str) -> tuple[tuple[str, ...], ...]:
         """Return the different lists of transports that the expectations of a backend accept."""
-        found = (one.transports for one in self.expectations if one.backend is None or backend in one.backend)
+        found = (
+            expectation.transports
+            for expectation in self.expectations
+            if expectation.backend is None or backend in expectation.backend
+        )
         return tuple(dict.fromkeys(names for names in found if names is not None))
 
     def expectation(self, key: RowKey) -> Expectation | None:

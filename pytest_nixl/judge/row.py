@@ -214,12 +214,12 @@ def _told(samples: Samples, wrong: Sequence[str]) -> str:
 
 
 def _contradicted(row: str, samples: Samples) -> Judgement | None:
-    words = samples.counted.contradiction(samples.transports) if samples.counted is not None else ""
-    if not words:
+    description = samples.counted.contradiction(samples.transports) if samples.counted is not None else ""
+    if not description:
         return None
     return Judgement(
         Verdict.WRONG_TRANSPORT,
-        f"{row}: {samples.key.backend} {words}",
+        f"{row}: {samples.key.backend} {description}",
         "Check that initiator and target are on two hosts: within one host a library may use shared memory without "
         "reporting it (libfabric's efa provider does; FI_EFA_ENABLE_SHM_TRANSFER=0 forbids it); if they are, check in "
         "the workers' logs which devices they opened.",
@@ -398,12 +398,16 @@ def _below(reason: str, samples: Samples, machine: Machine | None) -> Judgement:
     by_rdma = all(name.partition("/")[0] in RDMA | EFA for name in samples.transports)
     if not by_rdma or not 0 < len(nics) < reach:
         return Judgement(Verdict.FAIL, reason, _TOO_SLOW)
-    told = f"{reason}; only {len(nics)} of the {reach} network cards that a GPU reaches carried it ({', '.join(nics)})"
+    listing = (
+        f"{reason}; only {len(nics)} of the {reach} network cards that a GPU reaches carried it ({', '.join(nics)})"
+    )
     if samples.key.backend != "UCX":
-        return Judgement(Verdict.FAIL, told, f"Give every rank all {reach} cards, and unset what names some of them.")
+        return Judgement(
+            Verdict.FAIL, listing, f"Give every rank all {reach} cards, and unset what names some of them."
+        )
     return Judgement(
         Verdict.FAIL,
-        told,
+        listing,
         f"Let UCX use more cards for one transfer: `export UCX_MAX_RMA_RAILS={reach}` on every rank (NIXL sets 2 if it "
         "is not set), and unset UCX_NET_DEVICES or name all cards in it. If an engine's GPUs share the cards, one card "
         "for each GPU may be what you want: then lower the floor.",

@@ -33,9 +33,9 @@ def versions_named(workers: Sequence[Worker]) -> Iterator[None]:
         for worker in workers:
             ucx = f" (UCX {worker.versions['ucx']})" if worker.versions.get("ucx") else ""
             told[worker.rank] = f"{worker.versions['nixl_package']} {worker.versions['nixl']}{ucx}"
-        words = " and ".join(f"rank {rank} has {each}" for rank, each in told.items())
-        if len({*told.values()}) > 1 and words not in error.reason:
-            error.reason = f"{error.reason}; {words}, which may be the cause"
+        listing = " and ".join(f"rank {rank} has {each}" for rank, each in told.items())
+        if len({*told.values()}) > 1 and listing not in error.reason:
+            error.reason = f"{error.reason}; {listing}, which may be the cause"
             page = "docs/reference/versions.md"
             error.remedy = f"install the same release of NIXL on all ranks (see {page}); otherwise {error.remedy}"
         raise

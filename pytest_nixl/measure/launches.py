@@ -200,6 +200,6 @@ class Launches:
         return launch
 
     def _end(self, which: Callable[[dict[str, Any]], bool]) -> None:
-        for made, launch in [each for each in self._launches if which(each[0])]:
+        for made, launch in [launch for launch in self._launches if which(launch[0])]:
             self._launches.remove((made, launch))
             launch.close()

@@ -356,7 +356,9 @@ class Link:
         """Return the pids of the links' other workers on the initiator's host, which are not contention."""
         here = self.initiator.worker
         workers = [end.worker for link in links for end in (link.initiator, link.target)]
-        return [each.pid for each in workers if each is not here and each.versions["host"] == here.versions["host"]]
+        return [
+            worker.pid for worker in workers if worker is not here and worker.versions["host"] == here.versions["host"]
+        ]
 
     def _run(
         self,

@@ -85,12 +85,12 @@ class Conclusion:
         checked = {result.verdict for result in results} - _UNCHECKED
         if results and not checked and not gate and not interrupted:
             return cls(Outcome.FAIL if code or worst is Outcome.FAIL else Outcome.WARN, failed=False, nothing=True)
-        beside = _beside(code) if code and worst is not Outcome.FAIL and not interrupted else ""
+        suffix = _beside(code) if code and worst is not Outcome.FAIL and not interrupted else ""
         return cls(
-            Outcome.FAIL if interrupted or beside else worst,
+            Outcome.FAIL if interrupted or suffix else worst,
             worst is Outcome.FAIL,
             interrupted,
-            beside,
+            suffix,
             undecided=bool(checked & _UNDECIDED) and not checked & GOOD,
             retry=bool(failing) and all(_may_pass_later(result) for result in failing),
         )
@@ -176,7 +176,7 @@ def summary_line(
     :param left_out: the names of the suites that were not selected.
     :param deselected: the ids of the checks that were deselected, such as by ``-k``.
     """
-    said = ", ".join(f"{count} {verdict}" for verdict, count in counted(results).items())
+    listing = ", ".join(f"{count} {verdict}" for verdict, count in counted(results).items())
     measured = sum(result.summary is not None for result in results)
     rows = f"{measured} row{'' if measured == 1 else 's'} measured"
     if gate and (bare := sum(_passed_without_a_floor(result) for result in results)):
@@ -186,7 +186,7 @@ def summary_line(
         more = f" and {len(deselected) - _NAMED} more" if len(deselected) > _NAMED else ""
         others += f"; checks deselected: {', '.join(deselected[:_NAMED])}{more}"
     verdict = Conclusion.of(results, gate=gate, interrupted=interrupted, code=code)
-    text = f"NIXL {'gate' if gate else 'verdict'}: {verdict} ({said or 'no check ran'}; {rows}{others})"
+    text = f"NIXL {'gate' if gate else 'verdict'}: {verdict} ({listing or 'no check ran'}; {rows}{others})"
     return TextLine(text, verdict.outcome)
 
 

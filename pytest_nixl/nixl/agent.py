@@ -331,7 +331,7 @@ class NixlAgent(AgentCalls):
         """
         settings = self._siblings.settings if self._siblings is not None else None
         pairs = settings.memory if settings is not None else (HOST,)
-        pair = next((each for each in pairs if each.on_gpu), pairs[0])
+        pair = next((pair for pair in pairs if pair.on_gpu), pairs[0])
         memory = pair.initiator if initiator else "DRAM" if pair.stored else pair.target
         devices = settings.devices if settings is not None else None
         number = 0 if devices is None else devices.initiator if initiator else devices.target
@@ -346,11 +346,11 @@ class NixlAgent(AgentCalls):
         try:
             return cast(DescriptorList, with_methods(self.worker.call("register", agent=self.ref, buffer=buffer.ref)))
         except NixlError as error:
-            words = taken_for_host(self.worker.output()) if buffer.memory == "VRAM" else ""
-            if not words:
+            description = taken_for_host(self.worker.output()) if buffer.memory == "VRAM" else ""
+            if not description:
                 raise
             lacking = cuda_modules.lacking(self.worker.versions)
-            reason = f"{self.worker.name} could not register memory of GPU {buffer.device}: {words}"
+            reason = f"{self.worker.name} could not register memory of GPU {buffer.device}: {description}"
             reason += f"; {lacking}" if lacking else ""
             raise FindingError(VRAM_AS_HOST, reason, error.detail, cuda_modules.remedy(lacking)) from None
 

@@ -173,10 +173,10 @@ class Container:
             try:
                 container.start()
             except docker.errors.APIError as error:
-                why = str(error.explanation or error).strip()
-                taken = "port is already allocated" in why or "address already in use" in why
+                reason = str(error.explanation or error).strip()
+                taken = "port is already allocated" in reason or "address already in use" in reason
                 raise ContainerError(
-                    f"the container engine did not start {program.name} from {self.image}: {why}",
+                    f"the container engine did not start {program.name} from {self.image}: {reason}",
                     "read the engine's log",
                     cause="port-taken" if taken else "not-started",
                 ) from None
@@ -234,13 +234,13 @@ def ensure_image(image: str, *, pull: bool = True) -> None:
                 engine.images.pull(image)
                 return
             except docker.errors.APIError as error:
-                why = str(error.explanation or error).strip()
+                reason = str(error.explanation or error).strip()
             except docker.errors.DockerException as error:
-                why = str(error)
+                reason = str(error)
         else:
-            why = "pulling is off"
+            reason = "pulling is off"
     raise ContainerError(
-        f"the image {image} is not on this host and cannot be pulled: {why}",
+        f"the image {image} is not on this host and cannot be pulled: {reason}",
         "load the image (`docker load`, `docker import`) and give its name",
         cause="no-image",
     )
@@ -268,10 +268,10 @@ def container_engine() -> Iterator[Any]:
         engine = docker.from_env(timeout=ENGINE_SECONDS, use_ssh_client=where.startswith("ssh://"))
         engine.ping()
     except docker.errors.DockerException as error:
-        why = next((part for part in ("Permission denied", "Connection refused", "No such file") if part in str(error)),
-                   str(error))  # fmt: skip
+        known = ("Permission denied", "Connection refused", "No such file")
+        reason = next((part for part in known if part in str(error)), str(error))
         raise ContainerError(
-            f"no container engine answers at {where}: {why}",
+            f"no container engine answers at {where}: {reason}",
             "start one, or set DOCKER_HOST to its address",
             cause="no-engine",
         ) from None

@@ -143,9 +143,9 @@ class RunningProgram:
         """
         deadline = time.monotonic() + seconds
         while self._code is None:
-            left = deadline - time.monotonic()
-            self._look(max(0.0, min(left, _LOOK_SECONDS)))
-            if left <= 0 and self._code is None:
+            remaining = deadline - time.monotonic()
+            self._look(max(0.0, min(remaining, _LOOK_SECONDS)))
+            if remaining <= 0 and self._code is None:
                 self.kill()
                 raise self.failure(f"did not end within {seconds:g} s and was killed")
         return self._code
@@ -154,10 +154,10 @@ class RunningProgram:
         """Wait until its output contains ``words``; return False if it ends or ``seconds`` pass before that."""
         deadline = time.monotonic() + seconds
         while words not in self._output.text():
-            left = deadline - time.monotonic()
-            if self._code is not None or left <= 0:
+            remaining = deadline - time.monotonic()
+            if self._code is not None or remaining <= 0:
                 return False
-            self._look(min(left, _LOOK_SECONDS))
+            self._look(min(remaining, _LOOK_SECONDS))
         return True
 
     def listens(self, port: int) -> bool:

@@ -35,7 +35,7 @@ WATCHED = "watched.json"
 
 def clean_remote(items: list[dict[str, Any]]) -> list[str]:
     """Remove containers and prefixes; try each one even if others fail. Return a sentence for each that is left."""
-    left = []
+    remaining = []
     for item in items:
         try:
             if item["kind"] == "container":
@@ -43,8 +43,8 @@ def clean_remote(items: list[dict[str, Any]]) -> list[str]:
             else:
                 _delete_prefix(item)
         except Exception as error:
-            left.append(_left(item, str(error).partition("\n")[0]))
-    return left
+            remaining.append(_left(item, str(error).partition("\n")[0]))
+    return remaining
 
 
 def _left(item: dict[str, Any], why: str) -> str:
@@ -180,15 +180,15 @@ def remove_run(directory: str, known: dict[str, dict[str, Any]] | None = None) -
     """
     with _taken(directory) as (path, name):
         written = watched(path) if path else {}
-        left = {key: said for key, item in {**written, **(known or {})}.items() if (said := clean_remote([item]))}
+        remaining = {key: said for key, item in {**written, **(known or {})}.items() if (said := clean_remote([item]))}
         if path and name.startswith("pytest-nixl-"):
             remove(f"{SHARED_MEMORY}/{name}")
         if path:
-            _remove_but(path, {key: item for key, item in written.items() if key in left})
+            _remove_but(path, {key: item for key, item in written.items() if key in remaining})
         elif _is_emptied(directory):
             with contextlib.suppress(OSError):
                 os.rmdir(directory)
-    return [sentence for said in left.values() for sentence in said]
+    return [sentence for said in remaining.values() for sentence in said]
 
 
 def _remove_but(path: str, left: dict[str, dict[str, Any]]) -> None:

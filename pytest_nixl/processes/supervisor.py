@@ -176,11 +176,11 @@ class SupervisorClient:
 
     def _gone(self, why: str) -> SupervisorError:
         self.close()
-        left = _wait_until_gone(self) if hasattr(self, "pid") else []
+        remaining = _wait_until_gone(self) if hasattr(self, "pid") else []
         return SupervisorError(
             f"the supervisor of this run (pid {getattr(self, 'pid', 'unknown')}) has ended: {why}",
             "find out what killed it (for example `dmesg | grep -i oom`); the processes that it owned ended with it",
-            "\n".join(left),
+            "\n".join(remaining),
         )
 
 

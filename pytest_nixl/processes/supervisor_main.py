@@ -184,8 +184,8 @@ class Supervisor:
     def do_hello(self, path: list[str]) -> int:
         """Store the client's ``sys.path``, which the clean-up of containers and prefixes uses; return the own pid."""
         self.path = path
-        if left := abandoned(os.path.dirname(self.directory)):
-            self._fork_cleaner(partial(_remove_runs, left))
+        if remaining := abandoned(os.path.dirname(self.directory)):
+            self._fork_cleaner(partial(_remove_runs, remaining))
         return os.getpid()
 
     def do_shared_memory(self) -> str:
@@ -363,8 +363,8 @@ _LATER = object()
 
 
 def _clean_remote(items: list[dict[str, Any]]) -> None:
-    for left in clean_remote(items):
-        print(f"supervisor: {left}", file=sys.stderr)
+    for remaining in clean_remote(items):
+        print(f"supervisor: {remaining}", file=sys.stderr)
 
 
 def _remove_runs(directories: list[str]) -> None:

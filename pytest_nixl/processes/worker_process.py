@@ -119,8 +119,8 @@ class Pending:
     @property
     def wait_seconds(self) -> float:
         """The time in seconds until its deadline, or until the next look at what the worker writes."""
-        left = self.deadline - time.monotonic()
-        return min(left, _LOOK_SECONDS) if self.step == _ENDLESS_STEP else left
+        remaining = self.deadline - time.monotonic()
+        return min(remaining, _LOOK_SECONDS) if self.step == _ENDLESS_STEP else remaining
 
     @property
     def endless(self) -> str:
@@ -319,10 +319,10 @@ class Worker:
         seen = 0  # an answer with memory is large, and each part of it is searched once
         while (end := self._buffer.find(b"\n", seen)) < 0:
             seen = len(self._buffer)
-            left = pending.wait_seconds
-            if left <= 0:
+            remaining = pending.wait_seconds
+            if remaining <= 0:
                 raise self._hung(pending)
-            if not _readable([self], left):
+            if not _readable([self], remaining):
                 if told := pending.endless:
                     raise self._endless(pending, told)
                 continue

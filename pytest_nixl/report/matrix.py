@@ -86,8 +86,8 @@ def _card(title: str, links: dict[tuple[int, int], RowSummary], failed: dict[tup
         cells = [_cell(links.get(pair), fast, pair == slow, failed.get(pair)) for pair in pairs]
         rows.append((initiator, cells))
     share = f"{100 * links[slow].bandwidth / fast:.0f} % of the fastest"
-    words = f"slowest: rank {slow[0]} to rank {slow[1]}, {units.gigabytes(links[slow].bandwidth)} GB/s, {share}"
-    return LinkMatrix(title, targets, rows, words)
+    description = f"slowest: rank {slow[0]} to rank {slow[1]}, {units.gigabytes(links[slow].bandwidth)} GB/s, {share}"
+    return LinkMatrix(title, targets, rows, description)
 
 
 def _cell(link: RowSummary | None, fast: float, slowest: bool, failed: Verdict | None) -> MatrixCell | None:

@@ -97,7 +97,7 @@ def _verdict(report: RunReport) -> Mapping[str, Any]:
     run = report.run
     worst = report.outcome
     recorded = bool(run.results) or worst is Outcome.FAIL
-    said = ", ".join(f"{count} {verdict}" for verdict, count in counted(run.results).items())
+    listing = ", ".join(f"{count} {verdict}" for verdict, count in counted(run.results).items())
     bad = [result for result in run.results if _outcome(report, result) is worst and worst is not Outcome.PASS]
     alike: dict[tuple[Verdict, str], list[Result]] = {}
     for result in bad:
@@ -108,7 +108,7 @@ def _verdict(report: RunReport) -> Mapping[str, Any]:
         "image": str(image),
         "hosts": ", ".join(dict.fromkeys(map(str, host.get("ranks", ())))) or str(host.get("name", "unknown")),
         "measured": f"{run.when:%Y-%m-%d %H:%M} UTC",
-        "checks": said or "none",
+        "checks": listing or "none",
         "rows": f"{len(run.rows)} measured" + (f", {len(lost)} not" if lost else ""),
     }
     if report.compared is not None:
@@ -174,14 +174,14 @@ def _comparison(report: RunReport) -> Mapping[str, Any] | None:
         )
     pooled = compared.comparison.pooled
     together = f" All rows together: {pooled.words}." if pooled is not None else ""
-    words = (
+    description = (
         f"The run is {compared.comparison.verdict}.{together} The band shows changes that count as unchanged, up to "
         f"{100 * compared.margin:.3g} % in each direction; the bar is a 90 % interval."
         if rows
         else "No row can be compared: each failed in this run, or was not measured in both. The findings say why."
     )
     name, scale = compared.before.name, change_scale(axis)
-    return {"before": name, "words": words, "rows": rows, "scale": scale, "changes": compared.changes}
+    return {"before": name, "words": description, "rows": rows, "scale": scale, "changes": compared.changes}
 
 
 def _findings(report: RunReport) -> list[Mapping[str, Any]]:

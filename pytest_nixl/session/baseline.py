@@ -106,8 +106,11 @@ def _make_first(run: Run) -> Result:
     bad = any(outcome(result.verdict, gate=run.settings.gate) is Outcome.FAIL for result in run.found.results)
     rows = this_run(run).rows
     if bad or not rows:
-        why = "a check failed" if bad else "no row was recorded"
-        reason, remedy = f"{reason}; this run cannot be the first baseline, because {why}", "repair that, and run again"
+        cause = "a check failed" if bad else "no row was recorded"
+        reason, remedy = (
+            f"{reason}; this run cannot be the first baseline, because {cause}",
+            "repair that, and run again",
+        )
         return Result("regression", "", Verdict.NO_EXPECTATION, reason, remedy)
     description, idle = steadiness(rows)
     # A disturbed launch may be slower than its image is: a baseline with such launches hides a loss.

@@ -75,9 +75,9 @@ def _on_every_rank(command: str, run: Run) -> str:
     address = os.environ.get(_ADDRESS)
     if address and run.settings.etcd_listen:
         command = f"{_ADDRESS}={shlex.quote(address)} {command}"
-    others = "the other rank" if placement.ranks == 2 else f"the other {placement.ranks - 1} ranks"
+    suffix = "the other rank" if placement.ranks == 2 else f"the other {placement.ranks - 1} ranks"
     numbered = "" if placement.rank is None else ", with its --nixl-rank"
-    return f"{command}  # at the same time on {others}{numbered}, and with the same NIXL_GROUP_TOKEN on all"
+    return f"{command}  # at the same time on {suffix}{numbered}, and with the same NIXL_GROUP_TOKEN on all"
 
 
 def _suite(item: pytest.Item) -> list[str]:

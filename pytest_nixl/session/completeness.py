@@ -151,16 +151,16 @@ class Completeness:
         if session.config.option.collectonly:
             return ""
         lost = self._run.rank_session.faults if self._run.rank_session is not None and not self._run.serves else []
-        why = self._cause
-        if not why and lost:
-            why = lost[0].reason
-        if not why and self._started and len(self._ended) < self._planned:
-            why = str(session.shouldfail or session.shouldstop or "") or "the remaining tests did not run"
-        if not why and session.exitstatus not in (*_WHOLE, pytest.ExitCode.USAGE_ERROR):
-            why = f"pytest ended with exit code {int(session.exitstatus)}"
-        if not why:
+        reason = self._cause
+        if not reason and lost:
+            reason = lost[0].reason
+        if not reason and self._started and len(self._ended) < self._planned:
+            reason = str(session.shouldfail or session.shouldstop or "") or "the remaining tests did not run"
+        if not reason and session.exitstatus not in (*_WHOLE, pytest.ExitCode.USAGE_ERROR):
+            reason = f"pytest ended with exit code {int(session.exitstatus)}"
+        if not reason:
             return ""
-        return f"{INTERRUPTED} {self._progress(lost=bool(lost))}: {why}"
+        return f"{INTERRUPTED} {self._progress(lost=bool(lost))}: {reason}"
 
     def crash(self, error: BaseException) -> str:
         """Describe how far the run came if pytest fails while it writes its reports.

@@ -41,8 +41,8 @@ def read_settings(config: pytest.Config, environ: Mapping[str, str] = os.environ
     for item in OPTIONS:
         values[item.field], sources[item.field] = _read(item, config, environ)
     if sources["profile"] == "default":
-        values["profile"], why = default_profile(values["backend"])
-        sources["profile"] = f"default: {why}" if why else "default"
+        values["profile"], reason = default_profile(values["backend"])
+        sources["profile"] = f"default: {reason}" if reason else "default"
     if values["level"] == "quick" and sources["blocks"] == "default":
         values["blocks"], sources["blocks"] = QUICK_BLOCKS, "default: three sizes at --nixl-level=quick"
     _imitate_engine(values, sources)
@@ -139,8 +139,8 @@ def _ignored(sources: Mapping[str, str], environ: Mapping[str, str]) -> Iterator
         for name in item.environment:
             if environ.get(name) and name != used:
                 value = "***" if item.secret else redact(environ[name])
-                why = f"{item.flag} comes from {sources[item.field]}"
-                yield f"{name}={value} is set and ignored: {why}"
+                reason = f"{item.flag} comes from {sources[item.field]}"
+                yield f"{name}={value} is set and ignored: {reason}"
     namespace = environ.get("NIXL_ETCD_NAMESPACE")
     if namespace:
         yield f"NIXL_ETCD_NAMESPACE={namespace} is set and ignored: each test has its own key prefix in etcd"
@@ -187,11 +187,11 @@ def _check_agents(settings: Settings) -> None:
     from pytest_nixl.nixl.backends import plugin_of
 
     asked = ",".join(settings.backend)
-    for each in settings.backend_params:
-        if each.backend not in settings.backend:
+    for parameter in settings.backend_params:
+        if parameter.backend not in settings.backend:
             raise pytest.UsageError(
-                f"--nixl-backend-params={each} is for a backend that is not requested by --nixl-backend={asked}: "
-                f"expected parameters of {asked} only, or {each.backend} in --nixl-backend as well"
+                f"--nixl-backend-params={parameter} is for a backend that is not requested by --nixl-backend={asked}: "
+                f"expected parameters of {asked} only, or {parameter.backend} in --nixl-backend as well"
             )
     if settings.threads is not None and not any(plugin_of(name) in THREADED for name in settings.backend):
         raise pytest.UsageError(

@@ -90,8 +90,8 @@ def read_recorded(path: Path) -> RecordedRun:
     except UnicodeError:
         raise ValueError(f"{path} is not UTF-8: expected {RECORD_FORM}") from None
     except ValueError as error:
-        why = "is empty" if not text.strip() else f"is incomplete or not JSON ({error})"
-        raise ValueError(f"{path} {why}: expected {RECORD_FORM}") from None
+        reason = "is empty" if not text.strip() else f"is incomplete or not JSON ({error})"
+        raise ValueError(f"{path} {reason}: expected {RECORD_FORM}") from None
     except RecursionError:
         raise ValueError(f"{path} is JSON that is nested too deep: expected {RECORD_FORM}") from None
     return parse_recorded(data, str(path))
@@ -125,8 +125,8 @@ def parse_recorded(data: Any, source: str) -> RecordedRun:
     try:
         found = _parse(data, source)
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
-        why = escape(f"{type(error).__name__}: {error}", _QUOTED)
-        raise ValueError(f"{source} is not a record of a run ({why}): expected {RECORD_FORM}") from None
+        reason = escape(f"{type(error).__name__}: {error}", _QUOTED)
+        raise ValueError(f"{source} is not a record of a run ({reason}): expected {RECORD_FORM}") from None
     if not found.rows and not found.results:
         raise ValueError(f"{source} has no row of the bandwidth suite: expected {RECORD_FORM}")
     return found

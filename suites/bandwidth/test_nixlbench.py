@@ -84,9 +84,9 @@ def test_nixlbench(
     verdict: Callable[[Judgement], None],
 ) -> None:
     """Bandwidth and transport of one row, measured by nixlbench between the same ranks, are as the profile expects."""
-    why = nixlbench.why_not(program_row)
-    if why is not None:
-        verdict(Judgement(Verdict.NOT_APPLICABLE, why))
+    reason = nixlbench.why_not(program_row)
+    if reason is not None:
+        verdict(Judgement(Verdict.NOT_APPLICABLE, reason))
         return
     ran = nixlbench.run(program_row)
     judged = judge_row(ran, nixlbench.plain(program_row), program_row, profile, nixlbench.line_rates(program_row))

@@ -48,7 +48,7 @@ def wanted(nixl_settings: Settings, profile: Profile) -> Requirements:
 @pytest.fixture
 def ask(hosts: Sequence[Facts], nixl_cluster: Cluster, wanted: Requirements) -> Ask:
     """A function that runs a check on the facts of every rank's host."""
-    return lambda check: everywhere(nixl_cluster.names, [judge(check, each, wanted) for each in hosts])
+    return lambda check: everywhere(nixl_cluster.names, [judge(check, host, wanted) for host in hosts])
 
 
 @pytest.fixture

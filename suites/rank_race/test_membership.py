@@ -62,11 +62,11 @@ def kill_after(race: Race, group: str, requests: int, ttl: int, *, first: bool) 
     """
     others = [] if first else [race.claim(group, 2, ttl=LONG)]
     _wait_for_members(race.etcd, f"{race.prefix}{group}/", len(others))
-    way = race.path.client(group)
-    way.hold(lambda request: request.method != "LeaseKeepAliveOnce")  # it refreshes its lease beside the claim
-    victim = race.claim(group, 2, endpoint=way.endpoint, function="membership", ttl=ttl)
-    kept = race.let_through(way, requests, seconds=SECONDS)
-    way.cut()
+    proxy_client = race.path.client(group)
+    proxy_client.hold(lambda request: request.method != "LeaseKeepAliveOnce")  # it refreshes its lease beside the claim
+    victim = race.claim(group, 2, endpoint=proxy_client.endpoint, function="membership", ttl=ttl)
+    kept = race.let_through(proxy_client, requests, seconds=SECONDS)
+    proxy_client.cut()
     victim.kill()
     if not kept:
         for each in others:
@@ -107,8 +107,8 @@ def test_a_killed_claimant_blocks_nobody_longer_than_its_lease(race: Race, verdi
             kills.append(kill)
     found, deadline = [], time.monotonic() + SECONDS
     for kill in kills:
-        left = deadline - time.monotonic()
-        found += [f"{kill.group}: {fault}" for fault in race.faults(kill.others, 2, kill.group, left)]
+        remaining = deadline - time.monotonic()
+        found += [f"{kill.group}: {fault}" for fault in race.faults(kill.others, 2, kill.group, remaining)]
     latest = max(kills, key=lambda kill: kill.seconds - kill.ttl)
     if not found and latest.seconds > latest.ttl + LATE:
         late = f"all ranks were claimed again, but only after {latest.seconds:.1f} s, with a lease of {latest.ttl} s"

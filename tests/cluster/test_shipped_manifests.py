@@ -81,7 +81,7 @@ def overlay(net: Network) -> Manifest:
 def running_etcd(net: Network, overlay: Manifest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
     """The etcd of the overlay, with the program of this Python."""
     folder, host = tmp_path_factory.mktemp("etcd"), net["nixl-etcd"]
-    (pod,) = (pod for each in overlay.documents for pod in pods_of(each) if not pod.runs_ranks)
+    (pod,) = (pod for document in overlay.documents for pod in pods_of(document) if not pod.runs_ranks)
     program = container_of(pod)["command"]
     assert program == ["/usr/local/bin/etcd"]
     program[:] = [etcd_binary()]

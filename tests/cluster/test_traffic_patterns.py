@@ -74,9 +74,9 @@ def test_the_sum_of_an_incast_is_that_of_the_shaped_link(net: Network, make_sett
     with net.shaped(dict.fromkeys(NODES, FAST)):
         for _ in range(ATTEMPTS):
             found = measured(net, make_settings, incast, op)
-            assert not any(each.corruption for each in found.flows)
-            assert {each.transports for each in found.flows} == {("tcp/veth0",)}
-            sums = [sum(rates) for rates in zip(*(each.rates(TOGETHER) for each in found.flows), strict=True)]
+            assert not any(flow.corruption for flow in found.flows)
+            assert {flow.transports for flow in found.flows} == {("tcp/veth0",)}
+            sums = [sum(rates) for rates in zip(*(flow.rates(TOGETHER) for flow in found.flows), strict=True)]
             # No repetition is above the link: a burst of tbf is small beside a window.
             assert max(sums) <= 1.05 * RATE
             best = max(best, median(sums))

@@ -59,7 +59,7 @@ def build(
     finally:
         kept = engine.images.get(base).id.removeprefix("sha256:")
         own = re.sub(r"---> Using cache\n ---> [0-9a-f]{12}", "", said)
-        made = [each for each in re.findall(r"---> ([0-9a-f]{12})$", own, re.MULTILINE) if not kept.startswith(each)]
+        made = [match for match in re.findall(r"---> ([0-9a-f]{12})$", own, re.MULTILINE) if not kept.startswith(match)]
         for identity in reversed(made):
             with contextlib.suppress(docker.errors.ImageNotFound):  # it went with the one that was made of it
                 engine.images.remove(identity, force=True)

@@ -220,8 +220,8 @@ def _answers(tree: Tree, gpus: list[str], efa: list[str], nics: list[str], model
                 for index, address in enumerate(gpus)
             ],
             "pairs": [
-                {"one": one, "other": other, "status": "ok"}
-                for one in range(len(gpus)) for other in range(len(gpus)) if one != other
+                {"one": number, "other": other, "status": "ok"}
+                for number in range(len(gpus)) for other in range(len(gpus)) if number != other
             ],
         },
     )  # fmt: skip

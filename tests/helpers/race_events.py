@@ -66,4 +66,4 @@ class RequestEvent:
             return True
         if replaced.get(other.client) == self.client and self.kind == "c":
             return True
-        return any(conflict(one, another) for one in self.accesses for another in other.accesses)
+        return any(conflict(access, another) for access in self.accesses for another in other.accesses)

@@ -151,7 +151,7 @@ class ExploredRun:
         """Return the order with one event per line, the faults, and the seed."""
         lines = [f"  {number}. {event}" for number, event in enumerate(self.events, 1)]
         why = [f"  {self.overlap}"] if self.overlap else []
-        return "\n".join(["the order:", *lines, *(f"  {each}" for each in self.faults), *why, f"  seed {self.seed}"])
+        return "\n".join(["the order:", *lines, *(f"  {fault}" for fault in self.faults), *why, f"  seed {self.seed}"])
 
 
 @dataclass(frozen=True)

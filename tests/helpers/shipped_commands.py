@@ -97,7 +97,7 @@ def _overlays(root: Path) -> Iterator[Command]:
 
     tests/integration/test_overlays.py compares it with what a real kustomize makes.
     """
-    (job,) = (each for each in _manifests(root) if each.file.endswith("/indexed-job.yaml"))
+    (job,) = (manifest for manifest in _manifests(root) if manifest.file.endswith("/indexed-job.yaml"))
     for path in sorted((root / "deploy/overlays").glob("*/cluster.yaml")):
         text = path.read_text(encoding="utf-8")
         values = yaml.safe_load(text)["data"]

@@ -40,7 +40,7 @@ def test_hot_and_cold_rows_are_side_by_side_and_two_rows(tmp_path: Path) -> None
     done = measured(tmp_path, BANDWIDTH, COLD, "--nixl-level=extended", "--nixl-gate", f"--benchmark-json={record}")
     assert done.code == 0, done.output
     assert "NIXL gate: PASS (8 PASS; 8 rows measured" in done.output
-    keys = {one["fullname"] for one in json.loads(record.read_text())["benchmarks"]}
+    keys = {load["fullname"] for load in json.loads(record.read_text())["benchmarks"]}
     hot = {f"UCX/{op}/DRAM:DRAM/{size}/batch1/depth1/0-1" for op in ("WRITE", "READ") for size in ("64KiB", "128KiB")}
     assert keys == hot | {f"{key}/footprint=2MiB" for key in hot}
     lines = re.findall(r"^cold : hot  UCX  (\w+) +DRAM:DRAM +(\w+)  footprint=2MiB  [\d.]+  \(", done.output, re.M)
@@ -57,7 +57,7 @@ def test_all_rows_walk_if_the_option_says_so(tmp_path: Path) -> None:
     assert done.code == 0, done.output
     assert "--nixl-footprint=3MiB" in done.output
     assert "all rows walk the 3MiB of --nixl-footprint" in done.output
-    keys = [one["fullname"] for one in json.loads(record.read_text())["benchmarks"]]
+    keys = [load["fullname"] for load in json.loads(record.read_text())["benchmarks"]]
     [stored] = (tmp_path / "store").rglob("*.json")
     assert json.loads(stored.read_text())["nixl"]["provenance"]["environment"]["(footprint)"] == "3MiB"
     assert len(keys) == 2

@@ -39,7 +39,11 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             wheels = tmp_path_factory.mktemp("wheels")
             download(wheels)
             site = sysconfig.get_path("purelib", vars={"base": sys.base_prefix, "platbase": sys.base_prefix})
-            nixl = [each.name for each in importlib.metadata.distributions() if each.name.startswith("nixl")]
+            nixl = [
+                distribution.name
+                for distribution in importlib.metadata.distributions()
+                if distribution.name.startswith("nixl")
+            ]
             files = dict([*python(), *packages(["pip", "numpy", *nixl], site)])
             files |= {f"/bin/{name}": Path(os.path.realpath(shutil.which(name) or "")) for name in PROGRAMS}
             files |= {name: Path(name) for name in ("/etc/passwd", "/etc/group")}

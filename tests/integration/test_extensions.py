@@ -110,7 +110,7 @@ def test_examples_of_four_kinds_are_used_in_one_run(site: Path, tmp_path: Path, 
 
 def test_doctor_asks_the_check_of_the_example(site: Path) -> None:
     done = run_command("doctor", "--json", site=site)
-    [found] = [each for each in json.loads(done.stdout)["checks"] if each["id"] == "loopback-is-up"]
+    [found] = [load for load in json.loads(done.stdout)["checks"] if load["id"] == "loopback-is-up"]
     assert found["verdict"] == "PASS"
     assert "127.0.0.1" in found["reason"]
 
@@ -262,7 +262,7 @@ def test_doctor_check_that_raises_is_unknown(install: Install) -> None:
         "from pytest_nixl import Check\nit = Check('acme-check', 'Why?', lambda facts, wanted: 1 / 0, image=True)",
     )  # fmt: skip
     done = run_command("doctor", "--image", "--json")
-    [found] = [each for each in json.loads(done.stdout)["checks"] if each["id"] == "acme-check"]
+    [found] = [load for load in json.loads(done.stdout)["checks"] if load["id"] == "acme-check"]
     assert found["verdict"] == "UNKNOWN"
     assert "acme-nixl 2.0" in found["reason"]
     assert "ZeroDivisionError" in found["reason"]

@@ -133,7 +133,7 @@ def test_the_roster_of_1024_ranks_with_long_names_is_one_value_that_etcd_accepts
     host, pid = "h" * 253, 4_194_304
     members = [Member(rank, f"{rank:016x}", host, pid) for rank in range(LARGE)]
     values = GroupValues("/large/", "t")
-    value = values.frozen("/large/run/frozen", TTL, [(each.token, each.host, each.pid) for each in members])
+    value = values.frozen("/large/run/frozen", TTL, [(member.token, member.host, member.pid) for member in members])
     assert len(value) == roster_bytes(LARGE, len(host))
     with connect([etcd.endpoint], timeout=60) as client:
         done = client.transaction(txn([], [put("/large/run/frozen", value), get("/large/run/frozen")]))

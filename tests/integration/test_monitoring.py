@@ -119,7 +119,7 @@ def queries() -> list[str]:
 def test_every_query_of_the_dashboard_has_data(monitored: Prometheus) -> None:
     expressions = queries()
     assert len(expressions) > 15
-    monitored.eventually(lambda: [each for each in expressions if not monitored.query(each)], [])
+    monitored.eventually(lambda: [expression for expression in expressions if not monitored.query(expression)], [])
     assert monitored.query(expressions[0].replace("nixl_run_passed", "nixl_run_past")) == []
     for item in DASHBOARD["templating"]["list"][1:]:
         asked = re.fullmatch(r"label_values\((\w+), (\w+)\)", item["query"]["query"])

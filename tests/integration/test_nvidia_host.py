@@ -65,7 +65,7 @@ def test_the_refusal_is_named(tmp_path: Path) -> None:
     assert f"{reason}refuses UCX (NIXL_ERR_BACKEND) (in rank 0 (" in said
     assert f"remedy: {remedy}\n" in said
     told = run(sys.executable, "-m", "pytest_nixl.cli", "doctor", "--json", "--backend=UCX", UCX_TLS="tcp")
-    [found] = [each for each in json.loads(told)["checks"] if each["id"] == "transports-allowed"]
+    [found] = [load for load in json.loads(told)["checks"] if load["id"] == "transports-allowed"]
     assert (found["verdict"], found["remedy"]) == ("FAIL", remedy)
     assert found["reason"] == (
         "UCX_TLS=tcp allows no CUDA memory, but this host has an NVIDIA GPU, so NIXL refuses UCX (NIXL_ERR_BACKEND)"

@@ -57,10 +57,10 @@ def test_a_run_whose_bucket_is_named_by_parameters_is_measured_and_judged(
     assert done.code == 1, done.output
     assert done.verdicts == {"READ 64KiB": "PASS", "WRITE 64KiB": "FAIL"}, done.output
     assert "of the floor of 1000 GB/s" in done.output
-    rows = {each["fullname"]: each for each in json.loads(written.read_text())["benchmarks"]}
+    rows = {load["fullname"]: load for load in json.loads(written.read_text())["benchmarks"]}
     # What says where the objects are is no part of a row's key; how they are moved is.
     how = "DRAM:OBJ/64KiB/batch2/depth1/0-0/req_checksum=required,use_virtual_addressing=false"
     assert set(rows) == {f"OBJ/{op}/{how}" for op in ("READ", "WRITE")}
-    for each in rows.values():
-        assert bucket.endpoint.replace("://", "/") in each["extra_info"]["transports"]
+    for row in rows.values():
+        assert bucket.endpoint.replace("://", "/") in row["extra_info"]["transports"]
     assert keys["AWS_SECRET_ACCESS_KEY"] not in done.output + written.read_text()

@@ -85,7 +85,7 @@ class TestOverlays:
         options = {flag: pod.option(f"--nixl-{flag}") for flag in ("ranks", "backend", "profile", "memory")}
         assert options == {"ranks": "16", "backend": "UCX", "profile": "mine.toml", "memory": "DRAM:VRAM"}
         assert {volume["name"]: volume for volume in pod.spec["volumes"]}["shm"]["emptyDir"]["sizeLimit"] == "7Gi"
-        (claim,) = (each for each in manifest.documents if each["kind"] == "PersistentVolumeClaim")
+        (claim,) = (document for document in manifest.documents if document["kind"] == "PersistentVolumeClaim")
         assert claim["spec"]["storageClassName"] == "efs"
         assert disagreements(manifest) == []
 
@@ -114,7 +114,7 @@ class TestOverlays:
 
 def sort(documents: Sequence[Any]) -> list[Any]:
     """The documents with sorted keys, which kustomize writes."""
-    return [json.loads(json.dumps(each, sort_keys=True)) for each in documents]
+    return [json.loads(json.dumps(document, sort_keys=True)) for document in documents]
 
 
 @contextmanager
@@ -144,7 +144,7 @@ def api_server(answers: Sequence[Sequence[str] | None]) -> Iterator[str]:
             if path == "/apis/batch/v1/namespaces/default/jobs/nixl":
                 conditions = left.pop(0) if len(left) > 1 else left[0]
                 body = {"kind": "Job", "apiVersion": "batch/v1", "metadata": {"name": "nixl"}, "status": {
-                    "conditions": [{"type": each, "status": "True"} for each in conditions or ()],
+                    "conditions": [{"type": condition, "status": "True"} for condition in conditions or ()],
                 }}  # fmt: skip
                 if conditions is None:
                     status, body = 500, {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 500}

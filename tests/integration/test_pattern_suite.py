@@ -48,7 +48,7 @@ def test_an_incast_is_measured_alone_and_together_and_shown_in_every_report(tmp_
         r"^UCX WRITE DRAM:DRAM incast of 3 ranks: .* Jain's fairness index [01]\.\d\d; ", done.output, re.M
     )
     assert done.code == 0
-    keys = [each["fullname"] for each in json.loads(record.read_text())["benchmarks"]]
+    keys = [load["fullname"] for load in json.loads(record.read_text())["benchmarks"]]
     form = "UCX/WRITE/DRAM:DRAM/64KiB/batch1/depth1/{}-0/load={},pattern=incast:3"
     assert keys == [form.format(source, load) for source in (1, 2) for load in ("alone", "together")]
     shown = page.read_text()

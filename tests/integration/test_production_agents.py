@@ -67,7 +67,7 @@ def test_agents_of_an_engine_are_in_header_key_record_and_repeat_command(tmp_pat
     assert header <= {line.strip() for line in done.output.splitlines()}
     record = record_of(store)
     variants = ("num_workers=2,threads=4", "num_workers=2,progress-thread=on,threads=4")
-    assert {each["fullname"] for each in record["benchmarks"]} == {f"{ROW}/{each}" for each in variants}
+    assert {each["fullname"] for each in record["benchmarks"]} == {f"{ROW}/{variant}" for variant in variants}
     told = record["nixl"]["provenance"]["environment"]["(agents)"]
     assert told == (
         "progress-thread=off,threads=4,telemetry=on,UCX:num_workers=2; "

@@ -47,7 +47,9 @@ def test_the_wheel_has_each_package_of_the_clone() -> None:
     told = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
     ours = [ROOT / "pytest_nixl", ROOT / "suites"]
     folders = {file.parent.relative_to(ROOT) for top in ours for file in top.rglob("*.py")}
-    inside = {".".join(("pytest_nixl", *each.parts) if each.parts[0] == "suites" else each.parts) for each in folders}
+    inside = {
+        ".".join(("pytest_nixl", *folder.parts) if folder.parts[0] == "suites" else folder.parts) for folder in folders
+    }
     files = {name for name in told["packages"] if not name.startswith("pytest_nixl.docs")}
     assert sorted(inside) == sorted(files)
 

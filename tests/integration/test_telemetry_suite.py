@@ -288,7 +288,7 @@ def test_the_overhead_of_telemetry_is_recorded_and_judged_by_a_bound(tmp_path: P
         f"--benchmark-json={record}", plugins=["fewer"], env={"PYTHONPATH": str(tmp_path)}, timeout=900,
     )  # fmt: skip
     assert done.code == slower, done.output
-    found = {each["fullname"]: each for each in json.loads(record.read_text())["benchmarks"]}
+    found = {load["fullname"]: load for load in json.loads(record.read_text())["benchmarks"]}
     assert set(found) == {"telemetry-transfer/UCX/none", "telemetry-transfer/UCX/prometheus"}
     for each in found.values():
         assert each["stats"]["rounds"] == 2

@@ -28,7 +28,7 @@ def doctor(
     """Run the doctor, and return verdict, reason and remedy of each check in the order of the report."""
     done = run_command("doctor", "--json", *arguments, env={**HARMLESS, **(env or {})}, prefix=prefix)
     assert done.returncode in (0, 1), done.stderr
-    return {one["id"]: (one["verdict"], one["reason"], one["remedy"]) for one in json.loads(done.stdout)["checks"]}
+    return {load["id"]: (load["verdict"], load["reason"], load["remedy"]) for load in json.loads(done.stdout)["checks"]}
 
 
 @contextlib.contextmanager

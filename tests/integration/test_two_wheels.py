@@ -69,7 +69,7 @@ def verdict(*folders: Path, check: str = "nixl-cuda") -> tuple[str, str, str, li
         env=environment(PYTHONPATH=path), cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode in (0, 1), done.stderr
-    found = {each["id"]: each for each in json.loads(done.stdout)["checks"]}
+    found = {load["id"]: load for load in json.loads(done.stdout)["checks"]}
     one = found[check]
     failed = [each["id"] for each in found.values() if each["verdict"] == "FAIL"]
     assert done.returncode == bool(failed)

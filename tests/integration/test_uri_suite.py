@@ -87,7 +87,7 @@ def test_each_broken_form_is_reported_with_cause_and_rewrite(entry: object, etcd
     filled = entry.at(etcd.endpoint.port, dead)
     deployment = Deployment("NIXL_ETCD_ENDPOINTS", filled.text, explain(filled.text))
     judgements = [judge_form(deployment), judge_resolution(deployment)]
-    failed = [one for one in judgements if one.verdict is Verdict.FAIL]
+    failed = [judgement for judgement in judgements if judgement.verdict is Verdict.FAIL]
     if entry.nixl in (ReadOutcome.INVALID, ReadOutcome.NO_AGENT):
         assert failed, "a form that NIXL does not read must fail"
     else:

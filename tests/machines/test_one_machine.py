@@ -81,10 +81,10 @@ def test_every_fault_over_rdma_passes_or_is_a_known_finding(rxe_machine: Machine
     report = f"faults-{transport}.json"
     done = suites(rxe_machine, f"{what} --nixl-level=extended -p slow_transfers --nixl-report=/out/{report}", transport)
     results = json.loads((rxe_machine.out / report).read_text())["results"]
-    for each in results:
-        print(each["verdict"], each["check"], each["finding"], each["reason"], sep="  ")
+    for result in results:
+        print(result["verdict"], result["check"], result["finding"], result["reason"], sep="  ")
     assert done.code == 0
-    assert any(f"UCX of NIXL 1.5.1 with UCX_TLS={transport},self" in each["reason"] for each in results)
+    assert any(f"UCX of NIXL 1.5.1 with UCX_TLS={transport},self" in result["reason"] for result in results)
 
 
 @pytest.mark.soak

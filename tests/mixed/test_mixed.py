@@ -28,7 +28,11 @@ from pytest_nixl.processes.worker_process import Process
 from pytest_nixl.session.benchmark import versions_of
 
 OTHER = os.environ["PYTEST_NIXL_OTHER"]
-THEIRS = next(each.version for each in importlib.metadata.distributions(path=[OTHER]) if each.name == "nixl-cu12")
+THEIRS = next(
+    distribution.version
+    for distribution in importlib.metadata.distributions(path=[OTHER])
+    if distribution.name == "nixl-cu12"
+)
 OURS = importlib.metadata.version("nixl-cu12")
 DRAM = MemoryPair("DRAM", "DRAM")
 #: With NIXL 1.0.1 the UCX of one of three such pairs on one host finds a way, and of the others none.

@@ -111,7 +111,7 @@ class GpuPair:
         near = self.initiator.near
         if near is None or near.how in NOT_NEAR or not near.devices:
             return ()
-        used = [card(each) for each in self.transports if is_network(each)]
+        used = [card(transport) for transport in self.transports if is_network(transport)]
         return tuple(dict.fromkeys(name for name in used if name and name not in near.devices))
 
 

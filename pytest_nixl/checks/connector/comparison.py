@@ -175,15 +175,15 @@ def _result(rule: ConnectorRule, pair: SidePair, hide: Callable[[str], str]) -> 
         default = _by_default(rule, pair)
         if default is None:
             return RuleResult(rule, Verdict.NOT_APPLICABLE, prefill, decode)
-        why = escape(hide(f"{default.why}, unless the containers set {rule.field}"))
-        return RuleResult(rule, Verdict.INCONCLUSIVE, prefill, decode, why, default.remedy or rule.remedy)
+        reason = escape(hide(f"{default.why}, unless the containers set {rule.field}"))
+        return RuleResult(rule, Verdict.INCONCLUSIVE, prefill, decode, reason, default.remedy or rule.remedy)
     wrong = rule.relation(pair, rule.field)
     if wrong is None:
         return RuleResult(rule, Verdict.PASS, prefill, decode)
-    why, remedy = (escape(hide(text)) for text in (wrong.why, wrong.remedy or rule.remedy))
+    reason, remedy = (escape(hide(text)) for text in (wrong.why, wrong.remedy or rule.remedy))
     if rule.holds is not None:
-        why += f" ({rule.holds})"
-    return RuleResult(rule, wrong.verdict, prefill, decode, why, remedy)
+        reason += f" ({rule.holds})"
+    return RuleResult(rule, wrong.verdict, prefill, decode, reason, remedy)
 
 
 def _by_default(rule: ConnectorRule, pair: SidePair) -> Mismatch | None:

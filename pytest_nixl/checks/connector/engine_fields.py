@@ -115,10 +115,10 @@ def json_option(source: ConfiguredEngine, option: str) -> dict[str, object]:
         if not isinstance(read, dict):
             quoted = text[:1] == "'" and text[-1:] == "'"
             if mark := next((mark for mark in text if mark in "\u201c\u201d\u2018\u2019"), ""):
-                why = f"typographic quotation mark {mark} (U+{ord(mark):04X})"
-                raise ValueError(f"{source.label}: the value of {option} is not a JSON object: it has the {why}")
-            why = ": it is in quotes that no shell removes, so delete them" if quoted else ": expected {…} in quotes"
-            raise ValueError(f"{source.label}: the value of {option} is not a JSON object{why}")
+                reason = f"typographic quotation mark {mark} (U+{ord(mark):04X})"
+                raise ValueError(f"{source.label}: the value of {option} is not a JSON object: it has the {reason}")
+            reason = ": it is in quotes that no shell removes, so delete them" if quoted else ": expected {…} in quotes"
+            raise ValueError(f"{source.label}: the value of {option} is not a JSON object{reason}")
         found = read
     for name, values in launch.options.items():
         head, dot, tail = name.partition(".")

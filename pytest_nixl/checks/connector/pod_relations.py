@@ -210,8 +210,8 @@ def rdma_devices(pair: SidePair, field: str) -> Mismatch | None:
             else f"UCX_NET_DEVICES={devices.text}" if names and all(map(_RDMA_DEVICE.fullmatch, names)) else ""
         )  # fmt: skip
         if needs:
-            why = f"{needs} needs an RDMA device, and the container of {name} requests none"
-            return Mismatch(why, "", Verdict.WARN)
+            reason = f"{needs} needs an RDMA device, and the container of {name} requests none"
+            return Mismatch(reason, "", Verdict.WARN)
     return None
 
 

@@ -89,8 +89,8 @@ def _of_side(name: str, side: EngineSide) -> Iterator[Mismatch]:
             yield _misspelt(f"no release of {side.engine} reads {name}'s {variable}", variable, variables)
     for retired in RETIRED:
         if retired.engine == side.engine and environment.get(retired.name) and not retired.holds.excludes(side):
-            why = f"{name} sets {retired.name}, which {retired.holds} on is not read"
-            yield Mismatch(why, retired.instead, Verdict.WARN)
+            reason = f"{name} sets {retired.name}, which {retired.holds} on is not read"
+            yield Mismatch(reason, retired.instead, Verdict.WARN)
     if side.engine != "vLLM" or side.values["connector kind"].text != "NIXL":
         return
     for key in side.values["kv_connector_extra_config"].text.split():

@@ -51,8 +51,8 @@ def cpu_governor(facts: Facts, wanted: Requirements) -> Judgement:
             "into each /sys/devices/system/cpu/cpufreq/policy*/scaling_governor; in Kubernetes set it in the node's "
             "image or its tuned profile",
         )
-    told = named(dict.fromkeys(_told(policy) for policy, _ in used)) or "none of these cores has a governor"
-    return passed(f"frequency of cores {allowed.value}: {told}")
+    listing = named(dict.fromkeys(_told(policy) for policy, _ in used)) or "none of these cores has a governor"
+    return passed(f"frequency of cores {allowed.value}: {listing}")
 
 
 def _saves(policy: FrequencyPolicy) -> bool:
@@ -100,9 +100,9 @@ def numa_cores(facts: Facts, wanted: Requirements) -> Judgement:
             "give this process only GPUs and cards of its own node",
         )
     other = [name for name, node in cards.items() if node not in near]
-    rest = f"; network cards at other nodes: {named(other)}" if other else ""
-    return passed(f"{may_use}, where its {plural(len(gpus), 'GPU')} and a network card are{rest}" if gpus and cards
-                  else f"{may_use}, where {named([*gpus, *cards])} are{rest}")  # fmt: skip
+    suffix = f"; network cards at other nodes: {named(other)}" if other else ""
+    return passed(f"{may_use}, where its {plural(len(gpus), 'GPU')} and a network card are{suffix}" if gpus and cards
+                  else f"{may_use}, where {named([*gpus, *cards])} are{suffix}")  # fmt: skip
 
 
 def _nodes(numbers: Iterable[int]) -> str:

@@ -30,13 +30,13 @@ def telemetry_in_process(facts: Facts, wanted: Requirements) -> Judgement:
     """Judge get_xfer_telemetry() after a transfer: an engine that calls it fails each request for which it raises."""
     text = facts.environment.values.get(TELEMETRY_VARIABLE)
     given = f"{TELEMETRY_VARIABLE}={text}" if text is not None else f"{TELEMETRY_VARIABLE} is not set"
-    why = facts.software.nixl.why
-    if "Conversion to bool failed" in why and text is not None:
+    reason = facts.software.nixl.why
+    if "Conversion to bool failed" in reason and text is not None:
         return failed(f"{given}: NIXL creates no agent with this value", _REMEDY)
     for failure in ("Failed to load telemetry plugin", "Failed to create telemetry exporter"):
-        if failure in why:
+        if failure in reason:
             return failed(
-                f"{given}: NIXL creates no agent ({failure}{why.partition(failure)[2]})",
+                f"{given}: NIXL creates no agent ({failure}{reason.partition(failure)[2]})",
                 "correct or unset NIXL_TELEMETRY_EXPORTER, NIXL_TELEMETRY_DIR and NIXL_TELEMETRY_PROMETHEUS_PORT",
             )
     absent = not_loaded(facts, wanted)
@@ -68,7 +68,11 @@ def engine_backend_fits(facts: Facts, wanted: Requirements) -> Judgement:
 
     Judge the backend that engines will use. None reads NIXL_BACKEND; NIXL's wheels bring UCX no provider for EFA.
     """
-    asked = {each: facts.environment.get(each.variable) for each in ENGINE_BACKENDS if each.variable}
+    asked = {
+        engine_backend: facts.environment.get(engine_backend.variable)
+        for engine_backend in ENGINE_BACKENDS
+        if engine_backend.variable
+    }
     asked = {each: text for each, text in asked.items() if text}
     validated, efa = named(wanted.backends), facts.efa
     for each, text in asked.items():
@@ -84,7 +88,7 @@ def engine_backend_fits(facts: Facts, wanted: Requirements) -> Judgement:
                 f"{each.variable}={text}: {each.engine} uses {text}, but {validated} is validated here",
                 f"validate {text} (--backend={text}, --nixl-backend={text}), or correct {each.variable}",
             )
-    reads = "; ".join(f"{each.engine}: {each.reads}" for each in ENGINE_BACKENDS)
+    reads = "; ".join(f"{engine_backend.engine}: {engine_backend.reads}" for engine_backend in ENGINE_BACKENDS)
     if efa and "LIBFABRIC" not in wanted.backends:
         return warned(
             f"this host has {plural(len(efa), 'EFA device')}, for which NIXL's wheels bring no provider but "

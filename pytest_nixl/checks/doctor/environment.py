@@ -191,7 +191,7 @@ def variables_agree(facts: Facts, wanted: Requirements) -> Judgement:
     if (
         plugins
         and facts.software.nixl.value
-        and not any(each.plugin.startswith(plugins) for each in facts.software.backends)
+        and not any(backend.plugin.startswith(plugins) for backend in facts.software.backends)
     ):
         found.append(
             (f"NIXL_PLUGIN_DIR={plugins} has no plugin of a requested backend", "correct or unset NIXL_PLUGIN_DIR")

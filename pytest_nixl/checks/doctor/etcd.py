@@ -53,11 +53,11 @@ def etcd_latency(facts: Facts, wanted: Requirements) -> Judgement:
     seconds = facts.etcd.latency.value
     if seconds is None:
         return unknown(f"the latency of etcd is unknown: {facts.etcd.latency.why}", "record the tree again")
-    told = f"etcd takes {seconds * 1000:.3g} ms to answer (median of five)"
+    description = f"etcd takes {seconds * 1000:.3g} ms to answer (median of five)"
     remedy = "check etcd's disk (metric etcd_disk_wal_fsync_duration_seconds), its CPU load and the network to it"
     if seconds >= _TOO_SLOW:
-        return failed(told, remedy)
-    return warned(told, remedy) if seconds >= _SLOW else passed(told)
+        return failed(description, remedy)
+    return warned(description, remedy) if seconds >= _SLOW else passed(description)
 
 
 @check("etcd-clock", "Do the clocks of the etcd and of this host agree?", unless=_silent)

@@ -54,12 +54,12 @@ def _nvml_remedy(text: str) -> str:
 
 def _unreported(facts: Facts) -> str:
     """Return the remedy for a fact that NVML should report, by why it does not."""
-    why = facts.gpu.library.why
-    if "not installed" in why:
+    reason = facts.gpu.library.why
+    if "not installed" in reason:
         return "run `pip install nvidia-ml-py` in the environment of pytest-nixl"
-    if "not found" in why:
+    if "not found" in reason:
         return "give the container NVML (NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
-    if why.startswith(NVML_FAILS):
+    if reason.startswith(NVML_FAILS):
         return "follow the remedy of gpu-driver"
     return "run `nvidia-smi -q` on the host, which prints what the driver reports of each GPU"
 
@@ -304,19 +304,19 @@ def gpu_p2p(facts: Facts, wanted: Requirements) -> Judgement:
     bad = [pair for pair in pairs.value if pair.status != "ok"]
     parts = {gpu.index: gpu for gpu in facts.gpu.gpus if gpu.mig}
     if bad and all(pair.one in parts or pair.other in parts for pair in bad):
-        told = named(f"GPU {index}" for index in sorted(parts))
+        listing = named(f"GPU {index}" for index in sorted(parts))
         return warned(
             f"in {len(bad)} of {plural(len(pairs.value), 'pair')} one GPU cannot read the other's memory, because of "
-            f"MIG mode: {told}",
+            f"MIG mode: {listing}",
             f"{_disable_mig(parts.values())}, if these GPUs exchange data",
         )
     linked = any(gpu.nvlinks for gpu in facts.gpu.gpus)
     if bad and not linked and len(bad) == len(pairs.value) and len({pair.status for pair in bad}) == 1:
         return not_applicable(f"no GPU of this host can read another's memory: {bad[0].status}")
     if bad:
-        told = named(f"GPU {pair.one} that of GPU {pair.other} ({pair.status})" for pair in bad)
+        listing = named(f"GPU {pair.one} that of GPU {pair.other} ({pair.status})" for pair in bad)
         return failed(
-            f"in {len(bad)} of {plural(len(pairs.value), 'pair')} one GPU cannot read the other's memory: {told}"
+            f"in {len(bad)} of {plural(len(pairs.value), 'pair')} one GPU cannot read the other's memory: {listing}"
             f"{_explained(facts)}",
             f"{_FABRIC_REMEDY}; reset the GPUs"
             if linked and len(bad) == len(pairs.value)
@@ -386,10 +386,10 @@ def gpu_direct(facts: Facts, wanted: Requirements) -> Judgement:
     reason = f"{gpu.peermem.source} does not exist: nvidia_peermem is not loaded"
     if gpu.dma_buf.value is None and gpu.open.value:
         return unknown(f"{reason}, and whether CUDA exports DMA-BUF is unknown: {gpu.dma_buf.why}", remedy)
-    why = (
+    cause = (
         "CUDA exports no DMA-BUF" if gpu.dma_buf.value is False else "the driver's kernel modules are not the open ones"
     )
-    return failed(f"{reason}, and {why}: transfers from GPU to network are copied through host memory", remedy)
+    return failed(f"{reason}, and {cause}: transfers from GPU to network are copied through host memory", remedy)
 
 
 @check("gdrcopy", "Is GDRCopy usable for small messages?")
@@ -429,16 +429,16 @@ def gpu_xid(facts: Facts, wanted: Requirements) -> Judgement:
     known = [(xid, XIDS[str(xid.number)]) for xid in xids.value if str(xid.number) in XIDS]
     grave = [(xid, error) for xid, error in known if not error.corrected and not _harmless(xid)]
     if grave:
-        told = named(f"Xid {xid.number} of {xid.pci} ({error.title}{_action(xid)})" for xid, error in grave)
-        return failed(f"the driver reported {plural(len(grave), 'error')}: {told}", grave[-1][1].remedy)
+        listing = named(f"Xid {xid.number} of {xid.pci} ({error.title}{_action(xid)})" for xid, error in grave)
+        return failed(f"the driver reported {plural(len(grave), 'error')}: {listing}", grave[-1][1].remedy)
     others = [xid for xid in xids.value if str(xid.number) not in XIDS]
     reasons = []
     if others:
-        told = named(f"Xid {xid.number} of {xid.pci}" for xid in others)
-        reasons.append(f"the driver reported {plural(len(others), 'error')} that a program may have caused: {told}")
+        listing = named(f"Xid {xid.number} of {xid.pci}" for xid in others)
+        reasons.append(f"the driver reported {plural(len(others), 'error')} that a program may have caused: {listing}")
     if known:
-        told = named(f"Xid {xid.number} of {xid.pci} ({error.title}{_action(xid)})" for xid, error in known)
-        reasons.append(f"the driver reported {told}")
+        listing = named(f"Xid {xid.number} of {xid.pci} ({error.title}{_action(xid)})" for xid, error in known)
+        reasons.append(f"the driver reported {listing}")
     if reasons:
         remedy = known[-1][1].remedy if known else "look the number up in NVIDIA's list of Xid errors"
         return warned("; ".join(reasons), remedy)
@@ -494,15 +494,15 @@ def gpu_bar1(facts: Facts, wanted: Requirements) -> Judgement:
         return unknown("no GPU reports the size of its BAR1", _unreported(facts))
     small = [gpu for gpu in known if (gpu.bar1 or 0) < (gpu.memory or 0) // 2]
     if small:
-        told = named(f"GPU {gpu.index}: {amount(gpu.bar1 or 0)} of {amount(gpu.memory or 0)}" for gpu in small)
+        listing = named(f"GPU {gpu.index}: {amount(gpu.bar1 or 0)} of {amount(gpu.memory or 0)}" for gpu in small)
         return warned(
-            f"BAR1 covers only a part of the memory: {told}",
+            f"BAR1 covers only a part of the memory: {listing}",
             "enable 'above 4G decoding' and 'resizable BAR' in the host's firmware",
         )
     smaller = [gpu for gpu in known if (gpu.bar1 or 0) < (gpu.memory or 0)]
     if smaller:
-        told = named(f"GPU {gpu.index}: {amount(gpu.bar1 or 0)} of {amount(gpu.memory or 0)}" for gpu in smaller)
-        return passed(f"BAR1 covers at least half of the memory: {told}")
+        listing = named(f"GPU {gpu.index}: {amount(gpu.bar1 or 0)} of {amount(gpu.memory or 0)}" for gpu in smaller)
+        return passed(f"BAR1 covers at least half of the memory: {listing}")
     return passed(f"BAR1 of {plural(len(known), 'GPU')} is as large as the memory")
 
 
@@ -545,9 +545,9 @@ def gpu_nics(facts: Facts, wanted: Requirements) -> Judgement:
     if each is not None:
         fewer = {gpu: count for gpu, count in beside.items() if count < each}
         if fewer:
-            told = named(f"GPU {gpu} has {count}" for gpu, count in fewer.items())
-            others = f"; near no GPU: {named(idle)}" if idle else ""
-            reason = f"fewer network cards near a GPU than the profile's {each}: {told}{others}"
+            listing = named(f"GPU {gpu} has {count}" for gpu, count in fewer.items())
+            suffix = f"; near no GPU: {named(idle)}" if idle else ""
+            reason = f"fewer network cards near a GPU than the profile's {each}: {listing}{suffix}"
             return failed(reason, remedy)
     node = {gpu.name: gpu.node for gpu in topology.gpus}
     far = [f"GPU {near.gpu} ({node[str(near.gpu)]})" for near in facts.near if near.how == FAR]

@@ -64,15 +64,15 @@ def nixl_plugins(facts: Facts, wanted: Requirements) -> Judgement:
         if not file.missing or any(each.versions for each in file.missing):
             remedies[_remedy(file)] = None
     if bad:
-        told = f"{len(bad)} of the {plural(len(asked), 'plugin')} that the profile wants cannot be loaded"
-        return failed(f"{told} (folder {plugins.source}): {'; '.join(bad)}", "; ".join(remedies))
+        listing = f"{len(bad)} of the {plural(len(asked), 'plugin')} that the profile wants cannot be loaded"
+        return failed(f"{listing} (folder {plugins.source}): {'; '.join(bad)}", "; ".join(remedies))
     rest = [
         f"{name} ({named((each.soname for each in file.missing), 3) or file.error})"
         for name, file in files.items()
         if file.error
     ]
-    told = f"{named(loading, _MOST) or 'none'} can be loaded"
-    return passed(f"{told}; not wanted and cannot be loaded: {named(rest, _MOST)}" if rest else told)
+    listing = f"{named(loading, _MOST) or 'none'} can be loaded"
+    return passed(f"{listing}; not wanted and cannot be loaded: {named(rest, _MOST)}" if rest else listing)
 
 
 def _in_use(file: PluginFile, facts: Facts, wanted: Requirements) -> PluginFile:
@@ -127,14 +127,14 @@ def nixl_cuda(facts: Facts, wanted: Requirements) -> Judgement:
     software, image = facts.software, facts.image
     package, version, cuda = software.nixl_package.value or "NIXL", software.nixl.value, image.nixl_cuda.value
     others = [f"{name} {each}" for name, each in image.nixl_packages.items() if name not in (package, "nixl")]
-    beside = f"; installed, but not loaded: {named(others)}" if others else ""
+    suffix = f"; installed, but not loaded: {named(others)}" if others else ""
     if cuda is None:
         return not_applicable(f"{package} {version} is loaded, and its CUDA version is unknown: {image.nixl_cuda.why}")
-    told = f"{package} {version} is loaded, built for CUDA {cuda} ({image.nixl_cuda.source}){beside}"
+    description = f"{package} {version} is loaded, built for CUDA {cuda} ({image.nixl_cuda.source}){suffix}"
     torch = None if image.torch_cuda.value is None else int(image.torch_cuda.value.partition(".")[0])
     highest = None if wanted.image else facts.gpu.cuda.value
     driver = None if highest is None else int(highest.partition(".")[0])
-    reason = told
+    reason = description
     if torch is not None and torch != cuda:
         reason += (
             f", but torch {image.torch.value} is built for CUDA {image.torch_cuda.value} ({image.torch_cuda.source})"
@@ -151,7 +151,7 @@ def nixl_cuda(facts: Facts, wanted: Requirements) -> Judgement:
     of_torch = f"torch {image.torch.value} is built for CUDA {image.torch_cuda.value}"
     if image.torch_cuda.value is None:
         of_torch = image.torch_cuda.why
-    return passed(f"{told}; {of_torch}" + (f"; the driver supports CUDA up to {highest}" if highest else ""))
+    return passed(f"{description}; {of_torch}" + (f"; the driver supports CUDA up to {highest}" if highest else ""))
 
 
 @check("image-versions", "Does the software have the versions that the profile wants?", image=True)
@@ -172,11 +172,11 @@ def image_versions(facts: Facts, wanted: Requirements) -> Judgement:
         except ValueError as error:
             unread.append(f"{name}: {error} ({found.source})")
             continue
-        told = f"{name} {found.value} ({found.source})"
+        description = f"{name} {found.value} ({found.source})"
         if fits:
-            good.append(told)
+            good.append(description)
         else:
-            bad.append(f"{told}, not {accepted.text}")
+            bad.append(f"{description}, not {accepted.text}")
     patched = facts.software.etcd_client_patched
     if image.etcd_uri_patch is not None:
         has = f"{PATCH} is {'' if patched.value else 'not '}in {patched.source}"
@@ -185,9 +185,9 @@ def image_versions(facts: Facts, wanted: Requirements) -> Judgement:
         else:
             (good if patched.value is image.etcd_uri_patch else bad).append(has)
     if bad:
-        rest = f"; cannot be read: {'; '.join(unread)}" if unread else ""
+        suffix = f"; cannot be read: {'; '.join(unread)}" if unread else ""
         return failed(
-            f"not as the profile wants: {'; '.join(bad)}{rest}",
+            f"not as the profile wants: {'; '.join(bad)}{suffix}",
             "install these versions in the image, or correct [versions] and [image] of the profile",
         )
     if unread:
@@ -219,12 +219,12 @@ def verbs_providers(facts: Facts, wanted: Requirements) -> Judgement:
     fits, faults = [], {}
     for kind, name in kinds.items():
         providers = providers_of(kind, facts)
-        have = named(each.path for each in providers) or "none"
+        have = named(provider.path for provider in providers) or "none"
         fits.append(have)
         for copy in facts.image.verbs:
-            if all(each.abi != copy.abi or not registers_in(each, copy) for each in providers):
+            if all(provider.abi != copy.abi or not registers_in(provider, copy) for provider in providers):
                 needed = f"needs lib{kind}-rdmav{copy.abi}.so"
-                if any(each.abi == copy.abi for each in providers):
+                if any(provider.abi == copy.abi for provider in providers):
                     needed += " linked to it"
                 faults[f"{copy.path} {needed}, and the {name} providers are: {have}"] = copy.path
     if faults:
@@ -237,7 +237,7 @@ def verbs_providers(facts: Facts, wanted: Requirements) -> Judgement:
             "or the EFA installer); with NIXL's wheel, whose libibverbs is its own, follow the remedy of ucx-uses-rdma "
             "or use a NIXL built on this image",
         )
-    return passed(f"{named(each.path for each in facts.image.verbs)} accepts {named(fits)}")
+    return passed(f"{named(verb.path for verb in facts.image.verbs)} accepts {named(fits)}")
 
 
 @check("gpu-code", "Does each plugin with CUDA code have some for the GPU of this host or of the profile?", image=True)
@@ -255,10 +255,10 @@ def gpu_code(facts: Facts, wanted: Requirements) -> Judgement:
         models = {wanted.machine.gpu: None}
     capabilities = {model: capability(model) if by_nvml is None else by_nvml for model, by_nvml in models.items()}
     known = {model: number for model, number in capabilities.items() if number is not None}
-    told = "; ".join(f"{name}: {code.words}" for name, code in codes.items())
+    listing = "; ".join(f"{name}: {code.words}" for name, code in codes.items())
     if not known:
-        why = f"the compute capability of {named(models)} is not known" if models else "no GPU is known"
-        return not_applicable(f"{why}, here and from the profile; CUDA code of plugins: {told}")
+        reason = f"the compute capability of {named(models)} is not known" if models else "no GPU is known"
+        return not_applicable(f"{reason}, here and from the profile; CUDA code of plugins: {listing}")
     gpus = named(f"{model} ({dotted(number)})" for model, number in known.items())
     without = [name for name, code in codes.items() if not all(map(code.runs_on, known.values()))]
     asked = {*wanted.profile.image.plugins, *map(plugin_of, wanted.backends)}
@@ -268,8 +268,8 @@ def gpu_code(facts: Facts, wanted: Requirements) -> Judgement:
             f"no CUDA code for {gpus} in {named(f'{name} (it has {codes[name].words})' for name in bad)}",
             "use a NIXL whose plugins are built for this GPU, or do not ask for the plugin",
         )
-    rest = f"; not wanted, and without code for {gpus}: {named(without)}" if without else f", which fits {gpus}"
-    return passed(f"CUDA code of plugins: {told}{rest}")
+    suffix = f"; not wanted, and without code for {gpus}: {named(without)}" if without else f", which fits {gpus}"
+    return passed(f"CUDA code of plugins: {listing}{suffix}")
 
 
 @check("nixl-packages-agree", "Have all installed packages of NIXL one version, and do they fit torch?", image=True)
@@ -285,22 +285,22 @@ def nixl_packages_agree(facts: Facts, wanted: Requirements) -> Judgement:
     installed = facts.image.nixl_packages
     if not installed:
         return not_applicable("no package of NIXL is installed: this is a build of its own")
-    told = named((f"{name} {each}" for name, each in installed.items()), 6)
+    listing = named((f"{name} {each}" for name, each in installed.items()), 6)
     if len(set(installed.values())) > 1:
         pins = " ".join(f"{name}=={version}" for name in installed)
         return failed(
-            f"packages of NIXL with different versions are installed: {told}; {loaded} {version} is loaded",
+            f"packages of NIXL with different versions are installed: {listing}; {loaded} {version} is loaded",
             f"run `pip install --no-deps {pins}` with the version that you want, or uninstall what is not loaded",
         )
     flavours = [name for name in installed if name != "nixl"]
     both = f"; {loaded} is loaded" if len(flavours) > 1 else ""
     kernels = facts.image.nixl_ep
     if kernels.value is not False:
-        return passed(f"{told}{both}")
+        return passed(f"{listing}{both}")
     reason = f"nixl_ep cannot be imported from {kernels.source}: {kernels.why}"
     if "nixl" in facts.environment.get(_ALL2ALL).lower():
         return failed(
             f"{_ALL2ALL}={facts.environment.get(_ALL2ALL)}, but {reason}",
             f"install the torch for which it is built, or another {loaded}; keep one of {' and '.join(flavours)}",
         )
-    return passed(f"{told}{both}; {reason} (only expert parallelism needs it)")
+    return passed(f"{listing}{both}; {reason} (only expert parallelism needs it)")

@@ -112,7 +112,7 @@ def huge_pages(facts: Facts, wanted: Requirements) -> Judgement:
     )
     if not pages:
         return warned("no huge pages are reserved, and EFA keeps its buffers in huge pages", remedy)
-    told = ", ".join(f"{page.free} of {page.total} of {amount(page.size)} free" for page in pages)
+    listing = ", ".join(f"{page.free} of {page.total} of {amount(page.size)} free" for page in pages)
     if not any(page.free for page in pages):
-        return warned(f"huge pages: {told}; none is left for EFA's buffers", remedy)
-    return passed(f"huge pages: {told}")
+        return warned(f"huge pages: {listing}; none is left for EFA's buffers", remedy)
+    return passed(f"huge pages: {listing}")

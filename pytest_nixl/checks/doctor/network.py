@@ -57,9 +57,9 @@ def nics_up(facts: Facts, wanted: Requirements) -> Judgement:
         return not_applicable("only loopback has an address: no traffic leaves this host")
     down = [nic for nic in used if nic.state not in ("up", "unknown")]
     if down:
-        told = named(f"{nic.name} is {nic.state}" for nic in down)
+        listing = named(f"{nic.name} is {nic.state}" for nic in down)
         return failed(
-            f"{plural(len(down), 'interface')} in use not up: {told}",
+            f"{plural(len(down), 'interface')} in use not up: {listing}",
             f"run `ip link set {down[0].name} up`; if it stays down, check the cable and the switch",
         )
     return passed(f"up: {named(nic.name for nic in used)}")
@@ -80,9 +80,9 @@ def nic_rate(facts: Facts, wanted: Requirements) -> Judgement:
         return unknown("no interface reports its rate", "run `ethtool DEVICE`, or ask the network's administrator")
     slow = {name: rate for name, rate in rates.items() if rate < wanted.machine.nic_rate * 0.999}
     if slow:
-        told = named(f"{name} at {gigabits(rate)} Gb/s" for name, rate in slow.items())
+        listing = named(f"{name} at {gigabits(rate)} Gb/s" for name, rate in slow.items())
         return failed(
-            f"below the profile's {gigabits(wanted.machine.nic_rate)} Gb/s: {told}",
+            f"below the profile's {gigabits(wanted.machine.nic_rate)} Gb/s: {listing}",
             "check the negotiated speed (`ethtool DEVICE`), the cable and the switch port",
         )
     return passed(named(f"{name} at {gigabits(rate)} Gb/s" for name, rate in rates.items()))
@@ -103,9 +103,9 @@ def mtu(facts: Facts, wanted: Requirements) -> Judgement:
         return not_applicable("this host has no two interfaces with the same driver")
     for driver, found in several.items():
         if len(set(found.values())) > 1:
-            told = named(f"{name} has {value}" for name, value in found.items())
+            listing = named(f"{name} has {value}" for name, value in found.items())
             return failed(
-                f"the interfaces with driver {driver} have different MTUs: {told}",
+                f"the interfaces with driver {driver} have different MTUs: {listing}",
                 "give them the same MTU (9001 on EC2, 9000 or 4096 elsewhere): `ip link set DEVICE mtu N`",
             )
     return passed(named(f"{driver}: {set(found.values()).pop()}" for driver, found in several.items()))
@@ -121,7 +121,7 @@ def link_local(facts: Facts, wanted: Requirements) -> Judgement:
     local = {nic.name: nic.link_local() for nic in facts.network.nics if nic.link_local()}
     if not local:
         return passed("no interface has an IPv4 link-local address")
-    told = named(f"{address} of {name}" for name, addresses in local.items() for address in addresses)
+    listing = named(f"{address} of {name}" for name, addresses in local.items() for address in addresses)
     others = [nic.name for nic in facts.network.nics if nic.routable()]
     remedy = (
         f"set UCX_NET_DEVICES={others[0]} in the environment of every rank" if others else "give the host an address"
@@ -131,13 +131,14 @@ def link_local(facts: Facts, wanted: Requirements) -> Judgement:
         return failed(f"UCX advertises the link-local address {named(given)}, which no other host reaches", remedy)
     if not others:
         return failed(
-            f"every IPv4 address except loopback is link-local ({told}), so no other host reaches this host", remedy
+            f"every IPv4 address except loopback is link-local ({listing}), so no other host reaches this host", remedy
         )
     if not facts.software.advertised:
         return unknown(
-            f"{told} is link-local, and no UCX agent was created that would show which address UCX advertises", remedy
+            f"{listing} is link-local, and no UCX agent was created that would show which address UCX advertises",
+            remedy,
         )
-    return passed(f"UCX leaves out {told} and advertises {named(facts.software.advertised)}")
+    return passed(f"UCX leaves out {listing} and advertises {named(facts.software.advertised)}")
 
 
 @check("names-resolve", "Do the host names in etcd's addresses resolve?")

@@ -158,9 +158,9 @@ def _namespaces(hosts: Sequence[Facts]) -> Iterator[RankDifference]:
     if len(set(values)) < 2:
         return
     bare = {value.removesuffix(" (the default)").strip("/") for value in values}
-    why = "; the names differ only in slashes, but etcd keeps them apart" if len(bare) == 1 else ""
+    reason = "; the names differ only in slashes, but etcd keeps them apart" if len(bare) == 1 else ""
     remedy = f"set {_NAMESPACE}=/nixl/agents on every rank; with different values the ranks never find each other"
-    yield _finding(_NAMESPACE, hosts, values, remedy, why=why)
+    yield _finding(_NAMESPACE, hosts, values, remedy, why=reason)
 
 
 def _variables(hosts: Sequence[Facts]) -> Iterator[RankDifference]:
@@ -192,6 +192,8 @@ def _finding(
     usual, most = counts.most_common(1)[0]
     clear = most > len(values) / 2
     odd = tuple(rank for rank, value in enumerate(values) if not clear or value != usual)
-    told = named((f"{_rank(hosts, rank)} has {values[rank]}" for rank in odd), 8)
-    rest = f"; the other {most} have {usual}" if clear and most > 1 else f"; the other has {usual}" if clear else ""
-    return RankDifference(subject, odd, (failed if grave else warned)(f"{subject} differs: {told}{rest}{why}", remedy))
+    listing = named((f"{_rank(hosts, rank)} has {values[rank]}" for rank in odd), 8)
+    suffix = f"; the other {most} have {usual}" if clear and most > 1 else f"; the other has {usual}" if clear else ""
+    return RankDifference(
+        subject, odd, (failed if grave else warned)(f"{subject} differs: {listing}{suffix}{why}", remedy)
+    )

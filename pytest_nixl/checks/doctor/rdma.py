@@ -101,9 +101,11 @@ def rdma_ports(facts: Facts, wanted: Requirements) -> Judgement:
         return failed("this host has no RDMA device", "follow the remedy of rdma-devices")
     down = [device for device in facts.rdma if not device.active]
     if down:
-        told = named(f"{device.name} ({', '.join(port.state for port in device.ports)})" for device in down)
+        listing = named(f"{device.name} ({', '.join(port.state for port in device.ports)})" for device in down)
         remedy = "check the cable, the switch and the subnet manager (`ibstat`, `rdma link`), or replace the node"
-        return failed(f"{len(down)} of {plural(len(facts.rdma), 'RDMA device')} without an active port: {told}", remedy)
+        return failed(
+            f"{len(down)} of {plural(len(facts.rdma), 'RDMA device')} without an active port: {listing}", remedy
+        )
     bad = _with_errors(facts.rdma) if len(facts.rdma) >= _FEWEST_COMPARED else []
     if bad:
         return warned(
@@ -127,14 +129,16 @@ def rdma_rate(facts: Facts, wanted: Requirements) -> Judgement:
     if wanted.rdma and wanted.machine is not None:
         slow = {name: rate for name, rate in rates.items() if rate < wanted.machine.nic_rate * 0.999}
         if slow:
-            told = named(f"{name} at {gigabits(rate)} Gb/s" for name, rate in slow.items())
+            listing = named(f"{name} at {gigabits(rate)} Gb/s" for name, rate in slow.items())
             reason = f"{plural(len(slow), 'RDMA device')} below the profile's {gigabits(wanted.machine.nic_rate)} Gb/s"
-            return failed(f"{reason}: {told}", "check cable, switch port and FEC; or correct nic_rate in the profile")
+            return failed(
+                f"{reason}: {listing}", "check cable, switch port and FEC; or correct nic_rate in the profile"
+            )
     usual = Counter(rates.values()).most_common(1)[0][0]
     odd = {name: rate for name, rate in rates.items() if rate != usual}
     if odd:
-        told = named(f"{name} at {gigabits(rate)} Gb/s" for name, rate in odd.items())
-        reason = f"the RDMA devices have different rates: most are at {gigabits(usual)} Gb/s, {told}"
+        listing = named(f"{name} at {gigabits(rate)} Gb/s" for name, rate in odd.items())
+        reason = f"the RDMA devices have different rates: most are at {gigabits(usual)} Gb/s, {listing}"
         return warned(
             reason, "check cable and switch port of the device that differs, or leave it out with UCX_NET_DEVICES"
         )
@@ -161,6 +165,6 @@ def uverbs_open(facts: Facts, wanted: Requirements) -> Judgement:
     if closed and all("not recorded" in device.closed for device in closed):
         return unknown("the recorded tree does not say whether the device nodes can be opened", "record the tree again")
     if closed:
-        told = named(f"{device.uverbs} of {device.name} ({device.closed})" for device in closed)
-        return failed(f"{len(closed)} of {plural(len(facts.rdma), 'uverbs node')} cannot be opened: {told}", remedy)
+        listing = named(f"{device.uverbs} of {device.name} ({device.closed})" for device in closed)
+        return failed(f"{len(closed)} of {plural(len(facts.rdma), 'uverbs node')} cannot be opened: {listing}", remedy)
     return passed(f"{plural(len(facts.rdma), 'uverbs node')} can be opened")

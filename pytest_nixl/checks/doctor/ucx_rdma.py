@@ -72,8 +72,8 @@ def ucx_uses_rdma(facts: Facts, wanted: Requirements) -> Judgement:
         reason = (
             f"UCX cannot use {len(causes)} of {plural(len(devices), 'RDMA device')}, and takes TCP or another device"
         )
-        told = named(f"{name}: {cause.words}" for name, cause in causes.items())
-        return failed(f"{reason}: {told}", first.remedy)
+        listing = named(f"{name}: {cause.words}" for name, cause in causes.items())
+        return failed(f"{reason}: {listing}", first.remedy)
     chosen = facts.environment.get("UCX_NET_DEVICES")
     names = {part.partition(":")[0] for part in chosen.split(",")}
     if names <= {nic.name for nic in facts.network.nics}:  # devices-there reports other names
@@ -81,8 +81,8 @@ def ucx_uses_rdma(facts: Facts, wanted: Requirements) -> Judgement:
             f"UCX_NET_DEVICES={chosen} leaves out every RDMA device: {named(device.name for device in devices)}",
             f"unset UCX_NET_DEVICES, or add {devices[0].name}:1",
         )
-    told = named(f"{name} ({', '.join(transports)})" for name, transports in found.offered.items())
-    return passed(f"UCX can use {plural(len(devices), 'RDMA device')}: {told}")
+    listing = named(f"{name} ({', '.join(transports)})" for name, transports in found.offered.items())
+    return passed(f"UCX can use {plural(len(devices), 'RDMA device')}: {listing}")
 
 
 def _causes(device: RdmaDevice, found: UcxRdma, facts: Facts) -> Iterator[_Cause]:
@@ -102,8 +102,8 @@ def _causes(device: RdmaDevice, found: UcxRdma, facts: Facts) -> Iterator[_Cause
     if answer.registered:
         memlock = facts.host.memlock.value
         limit = memlock.soft if memlock is not None else None
-        told = f" (a process may lock {limit >> 10} KiB)" if limit is not None else ""
-        yield _Cause(f"1 MiB of memory cannot be registered with it: {answer.registered}{told}", MEMLOCK_REMEDY)
+        description = f" (a process may lock {limit >> 10} KiB)" if limit is not None else ""
+        yield _Cause(f"1 MiB of memory cannot be registered with it: {answer.registered}{description}", MEMLOCK_REMEDY)
     here = {nic.name for nic in facts.network.nics}
     elsewhere = [name for port in device.ports for name in port.interfaces if name not in here]
     if elsewhere:
@@ -192,10 +192,10 @@ def _without_provider(device: RdmaDevice, found: UcxRdma, facts: Facts) -> _Caus
             f"no provider of libibverbs is installed for it (installed are: {installed})",
             "install the providers (apt: ibverbs-providers), then ask again: a wheel's libibverbs may not find them",
         )
-    told = named(provider.path for provider in providers)
+    listing = named(provider.path for provider in providers)
     if copy is not None and copy.abi and all(provider.abi != copy.abi for provider in providers):
         return _Cause(
-            f"{where} needs a provider of interface {copy.abi}, and the installed one is {told}", _SAME_RELEASE
+            f"{where} needs a provider of interface {copy.abi}, and the installed one is {listing}", _SAME_RELEASE
         )
     others = [provider for provider in providers if provider.library and not _same(provider.library, found.libibverbs)]
     if others:
@@ -206,7 +206,7 @@ def _without_provider(device: RdmaDevice, found: UcxRdma, facts: Facts) -> _Caus
             f"export LD_LIBRARY_PATH=/opt/verbs:{folder}`, or use a NIXL that was built on this image",
         )
     return _Cause(
-        f"{where} does not find its provider {told}",
+        f"{where} does not find its provider {listing}",
         f"add the provider's folder: `export LD_LIBRARY_PATH={os.path.dirname(providers[0].path)}`",
     )
 

@@ -58,11 +58,13 @@ def transports_allowed(facts: Facts, wanted: Requirements) -> Judgement:
     if not tls.carriers() and not works:
         strange, absent = tls.strange(), tls.absent()
         if strange or absent:
-            told = " and ".join(filter(None, [
+            listing = " and ".join(filter(None, [
                 f"UCX does not know {named(map(ascii, strange))}{tls.meant()}" if strange else "",
                 tls.without_device(absent) if absent else "",
             ]))  # fmt: skip
-            return failed(f"UCX_TLS={text} names no transport that can carry NIXL on this host: {told}", tls.remedy())
+            return failed(
+                f"UCX_TLS={text} names no transport that can carry NIXL on this host: {listing}", tls.remedy()
+            )
         return failed(
             f"UCX_TLS={text} {'leaves' if tls.without else 'names'} no transport that reports a failed peer, "
             "so NIXL refuses UCX (NIXL_ERR_BACKEND)",

@@ -217,8 +217,8 @@ class _Run:
         if self._group is None:
             if rank.number == 0 and _TAKEN in rank.text:
                 raise _PortTaken
-            return rank.begun or any(each.over for each in self._ranks)
-        return rank.begun or self._group.registered(rank.number) or any(each.over for each in self._ranks)
+            return rank.begun or any(rank.over for rank in self._ranks)
+        return rank.begun or self._group.registered(rank.number) or any(rank.over for rank in self._ranks)
 
     def _wait(self, done: Callable[[], bool], what: str) -> None:
         """Wait until ``done`` returns true, as long as the processes produce new output.
@@ -298,9 +298,9 @@ class _Run:
     def _died(self, rank: _Rank) -> NixlbenchError:
         known = [fault for fault in rank.faults if fault.trouble is not Trouble.OTHER]
         words = known or rank.faults
-        said = f": {words[0].text[:_QUOTED]}" if words else ""
+        description = f": {words[0].text[:_QUOTED]}" if words else ""
         assert rank.code is not None
-        reason = f"{rank.name} {ended(rank.code)} {self._where(rank)}{said}"
+        reason = f"{rank.name} {ended(rank.code)} {self._where(rank)}{description}"
         others = [each.name for each in self._ranks if each is not rank and not each.over]
         if others:
             reason += f"; pytest-nixl then ended {others[0]}"

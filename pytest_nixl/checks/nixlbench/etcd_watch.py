@@ -125,12 +125,12 @@ class EtcdWatch:
             return None
         try:
             dead = self._own.why_dead()
-            why = dead or self._own.why_silent()
+            cause = dead or self._own.why_silent()
         except NixlPluginError as error:
-            dead = why = f"{error.reason}\n{error.detail}"
-        if why is None:
+            dead = cause = f"{error.reason}\n{error.detail}"
+        if cause is None:
             return None
-        reason, _, lines = why.partition("\n")
+        reason, _, lines = cause.partition("\n")
         return EtcdError(reason, "", lines, cause="died" if dead else "stopped", endpoint=self.endpoint)
 
 

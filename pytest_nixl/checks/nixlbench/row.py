@@ -54,12 +54,14 @@ def judge_row(ran: Ran, plain: RowKey, key: RowKey, profile: Profile, rates: Map
     if ran.inconsistent:
         reason = f"{name}: {ran.inconsistent}"
         return JudgedRow(Judgement(Verdict.CORRUPT, reason, REMEDIES[Trouble.INCONSISTENT]))
-    row = next((each for each in ran.output.rows if (each.block, each.batch) == (plain.block, plain.batch)), None)
+    row = next((row for row in ran.output.rows if (row.block, row.batch) == (plain.block, plain.batch)), None)
     transfers = ran.output.configuration.transfers(plain.block)
     if row is None or transfers is None or not 0 < row.bandwidth < math.inf:
-        said = "did not print this row" if row is None else f"printed a bandwidth of {row.bandwidth / 1e9:g} GB/s"
+        description = (
+            "did not print this row" if row is None else f"printed a bandwidth of {row.bandwidth / 1e9:g} GB/s"
+        )
         remedy = "Increase --nixl-iterations, and read what nixlbench prints when run by hand."
-        return JudgedRow(Judgement(Verdict.ERROR, f"{name}: nixlbench {said}", remedy))
+        return JudgedRow(Judgement(Verdict.ERROR, f"{name}: nixlbench {description}", remedy))
     seconds = transfers[0] * row.block * row.batch / row.bandwidth
     transports = BACKENDS[plain.backend].transports(ran.log, plain.op, plain.block)
     samples = Samples(

@@ -151,14 +151,14 @@ def _disturbed(results: list[Result], spreads: list[float]) -> Iterator[Result]:
         if not _below_floor(result) or not (alone or (spread >= _DISTURBED_SPREAD and not among_slow)):
             yield result
             continue
-        why = (
+        reason = (
             "the rows before and after it are not below theirs"
             if alone
             else f"the slowest hundredth of its transfers took {spread:.2g} times as long as the average"
         )
         yield replace(
             result, verdict=Verdict.INCONCLUSIVE, remedy=_QUIET_REMEDY,
-            reason=f"{result.reason}, but {why}, and the load of the host during the run is unknown",
+            reason=f"{result.reason}, but {reason}, and the load of the host during the run is unknown",
         )  # fmt: skip
 
 
@@ -412,7 +412,7 @@ def _missing(output: NixlbenchOutput, missing: list[tuple[int, int]]) -> Iterato
             reason = f"{key.words}: nixlbench was to print this row, but did not: {cut}"
             yield _result("bandwidth", Judgement(Verdict.MISSING, reason, _RANKS_REMEDY), key)
     if not output.rows:
-        ranks = sorted({one.rank for one in output.registrations})
+        ranks = sorted({registration.rank for registration in output.registrations})
         whose = f": this is the output of rank {ranks[0]}, but rank 0 prints the table" if ranks and ranks[0] else ""
         yield _result("bandwidth", Judgement(Verdict.MISSING, f"nixlbench printed no row{whose}", _RANKS_REMEDY))
 
@@ -437,7 +437,7 @@ def _described(output: NixlbenchOutput) -> Iterator[str]:
     configuration = output.configuration
     if configuration.backend:
         key = configuration.key(1, 1)
-        size = max((one.size for one in output.registrations), default=0)
+        size = max((registration.size for registration in output.registrations), default=0)
         ranks = f", {size} ranks" if size else ""
         yield f"nixlbench: {key.backend} {key.op} {key.memory}{ranks}, --device_list={','.join(configuration.devices)}"
     if configuration.values.get("check_consistency") == "0":

@@ -93,41 +93,47 @@ def amplify(
     start = time.monotonic()
     group = f"{group}{secrets.token_hex(4)}/"
     names = {group: "<group>/"}
-    ways = [path.client(f"claimant {number}") for number in range(clients)]
+    proxy_clients = [path.client(f"claimant {number}") for number in range(clients)]
     running: list[Running] = []
     try:
         if loses is not None:
-            ways[loses[0]].lose_answer(nth=loses[1])
-        for way in ways:
-            way.hold()
-            running.append(subject.start(way, group, clients))
-        claims = _Claims(path, etcd, subject, group, ways, running)
+            proxy_clients[loses[0]].lose_answer(nth=loses[1])
+        for proxy_client in proxy_clients:
+            proxy_client.hold()
+            running.append(subject.start(proxy_client, group, clients))
+        claims = _Claims(path, etcd, subject, group, proxy_clients, running)
         unmet = claims.wait_for_first_requests(seconds)
         stands = claims.wait_for_first_writes(0.0 if unmet else seconds, in_turn=loses is not None)
         met = all(stand is _Stands.WRITES for stand in stands)
         locked = _Stands.WRITES in stands and _Stands.WAITS in stands
         locked = locked and set(stands) <= {_Stands.WRITES, _Stands.WAITS}
         if not unmet and not met and not locked:
-            unmet = _why_apart(ways, running, stands, names, seconds)
+            unmet = _why_apart(proxy_clients, running, stands, names, seconds)
         if not unmet:
             locked |= claims.go_on_in_step(seconds)
-        for way in ways:
-            way.release()
-        left = min(seconds, _LAST_LOOK) if unmet else seconds
-        done = path.wait_quietly(lambda: all(one.outcome() is not None for one in running), seconds=left)
+        for proxy_client in proxy_clients:
+            proxy_client.release()
+        remaining = min(seconds, _LAST_LOOK) if unmet else seconds
+        done = path.wait_quietly(lambda: all(one.outcome() is not None for one in running), seconds=remaining)
         outcomes = tuple(outcome for one in running if (outcome := one.outcome()) is not None)
         if not done:
-            late = [way.name for way, one in zip(ways, running, strict=True) if one.outcome() is None]
+            late = [
+                proxy_client.name
+                for proxy_client, one in zip(proxy_clients, running, strict=True)
+                if one.outcome() is None
+            ]
             unmet = unmet or f"{' and '.join(late)} had no rank {seconds:g} s after the first writes"
         if not locked:
-            unmet = unmet or read_too_late(ways, names)
+            unmet = unmet or read_too_late(proxy_clients, names)
         found = faults(outcomes, clients, etcd.get_prefix(subject.keys(group))) if done else given_twice(outcomes)
-        cause = overlap(ways, owners_of_one_rank(outcomes), names)
-        lost = any(request.state is State.ANSWER_LOST for way in ways for request in way.requests)
-        order = describe_order(ways, names)
+        cause = overlap(proxy_clients, owners_of_one_rank(outcomes), names)
+        lost = any(
+            request.state is State.ANSWER_LOST for proxy_client in proxy_clients for request in proxy_client.requests
+        )
+        order = describe_order(proxy_clients, names)
         return Amplified(outcomes, tuple(found), lost, met, locked, unmet, cause, order, time.monotonic() - start)
     finally:
-        clean_up(etcd, subject, group, ways, running)
+        clean_up(etcd, subject, group, proxy_clients, running)
 
 
 def clean_up(
@@ -136,9 +142,9 @@ def clean_up(
     """End claimants, close their paths through the proxy, and remove their leases and keys."""
     for one in running:
         one.kill()
-    granted = [lease for way in ways for lease in leases(way)]
-    for way in ways:
-        way.close()
+    granted = [lease for proxy_client in ways for lease in leases(proxy_client)]
+    for proxy_client in ways:
+        proxy_client.close()
     for lease in granted:
         etcd.revoke(lease)
     etcd.delete_prefix(subject.keys(group))
@@ -168,10 +174,12 @@ class _Claims:
         """Wait until the first request of each claimant is held; return why that failed, empty if it succeeded."""
 
         def all_there() -> bool:
-            return all(bool(way.held) or one.outcome() is not None for way, one in self.both)
+            return all(bool(proxy_client.held) or one.outcome() is not None for proxy_client, one in self.both)
 
         if not self.path.wait_quietly(all_there, seconds=seconds):
-            silent = [way.name for way, one in self.both if not way.held and one.outcome() is None]
+            silent = [
+                proxy_client.name for proxy_client, one in self.both if not proxy_client.held and one.outcome() is None
+            ]
             return f"{' and '.join(silent)} sent no request to etcd within {seconds:g} s"
         ended = [outcome for one in self.running if (outcome := one.outcome()) is not None]
         return "; ".join(f"{outcome.name} ended before the claims could overlap: {outcome}" for outcome in ended)
@@ -181,18 +189,18 @@ class _Claims:
 
         :param in_turn: whether each claimant goes on only when the one before has sent its first write or has ended.
         """
-        for way, one in self.both:
-            way.hold(_is_write)
-            for request in way.held:
+        for proxy_client, one in self.both:
+            proxy_client.hold(_is_write)
+            for request in proxy_client.held:
                 if not _is_write(request):
-                    way.release_if_held(request)
-            if in_turn and way is not self.ways[-1]:
-                self.path.wait_quietly(partial(_writes_or_ended, way, one), seconds=seconds)
+                    proxy_client.release_if_held(request)
+            if in_turn and proxy_client is not self.ways[-1]:
+                self.path.wait_quietly(partial(_writes_or_ended, proxy_client, one), seconds=seconds)
 
         def all_stand() -> list[_Stands]:
-            locks = any(request.method == "Lock" for way in self.ways for request in way.requests)
+            locks = any(request.method == "Lock" for proxy_client in self.ways for request in proxy_client.requests)
             keys = self.keys() if locks else {}
-            return [_stand(way, one, keys) for way, one in self.both]
+            return [_stand(proxy_client, one, keys) for proxy_client, one in self.both]
 
         deadline = time.monotonic() + seconds
         while True:
@@ -210,20 +218,24 @@ class _Claims:
         """
         locked, end = False, time.monotonic() + seconds
         while time.monotonic() < end:
-            for way in self.ways:
-                for request in way.held:
-                    way.release_if_held(request)
+            for proxy_client in self.ways:
+                for request in proxy_client.held:
+                    proxy_client.release_if_held(request)
             deadline = min(end, time.monotonic() + _STEP)
             while True:
                 keys = self.keys()
-                states = [self._state(way, one, keys) for way, one in self.both]
+                states = [self._state(proxy_client, one, keys) for proxy_client, one in self.both]
                 if _Stands.MOVING not in states or time.monotonic() > deadline:
                     break
                 self.path.wait_quietly(lambda: False, seconds=_LOOK)
             if _Stands.MOVING in states or _Stands.WRITES not in states:
                 return locked
-            waiting = [way for way, state in zip(self.ways, states, strict=True) if state is _Stands.WAITS]
-            locked |= len(waiting) == len(self.ways) - 1 and all(waits_for_lock(way, keys) for way in waiting)
+            waiting = [
+                proxy_client for proxy_client, state in zip(self.ways, states, strict=True) if state is _Stands.WAITS
+            ]
+            locked |= len(waiting) == len(self.ways) - 1 and all(
+                waits_for_lock(proxy_client, keys) for proxy_client in waiting
+            )
         return locked
 
     def _state(self, way: ProxyClient, one: Running, keys: Mapping[str, bytes]) -> _Stands:
@@ -249,12 +261,14 @@ def _why_apart(
     seconds: float,
 ) -> str:
     said = []
-    for way, one, stand in zip(ways, running, stands, strict=True):
-        last = way.requests[-1].label(names) if way.requests else "none"
+    for proxy_client, one, stand in zip(ways, running, stands, strict=True):
+        last = proxy_client.requests[-1].label(names) if proxy_client.requests else "none"
         if stand is _Stands.MOVING:
-            said.append(f"{way.name} neither wrote nor waited in a lock within {seconds:g} s; its last request: {last}")
+            said.append(
+                f"{proxy_client.name} neither wrote nor waited in a lock within {seconds:g} s; its last request: {last}"
+            )
         elif stand is _Stands.ENDED:
-            said.append(f"{way.name} ended before the other one wrote: {one.outcome()}")
+            said.append(f"{proxy_client.name} ended before the other one wrote: {one.outcome()}")
     return "; ".join(said) or "all claimants wait in etcd's lock, but none of them holds it"
 
 

@@ -47,4 +47,4 @@ def given_twice(outcomes: Sequence[ClaimOutcome]) -> list[str]:
 def owners_of_one_rank(outcomes: Sequence[ClaimOutcome]) -> frozenset[str]:
     """Return the names of the claimants that share a rank with another claimant."""
     ranks = [outcome.rank for outcome in outcomes if outcome.rank is not None]
-    return frozenset(each.name for each in outcomes if each.rank is not None and ranks.count(each.rank) > 1)
+    return frozenset(outcome.name for outcome in outcomes if outcome.rank is not None and ranks.count(outcome.rank) > 1)

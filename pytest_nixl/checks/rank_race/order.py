@@ -13,7 +13,9 @@ SHOWN = 40
 
 def sent_requests(ways: Sequence[ProxyClient]) -> list[Request]:
     """Return the requests of all clients in the order of forwarding to etcd, without streams."""
-    sent = [request for way in ways for request in way.requests if request.sent and not request.stream]
+    sent = [
+        request for proxy_client in ways for request in proxy_client.requests if request.sent and not request.stream
+    ]
     return sorted(sent, key=lambda request: request.sent)
 
 
@@ -72,14 +74,17 @@ def _listed_too_early(requests: Sequence[Request], names: Mapping[str, str]) -> 
         for keys in listing.accesses:
             if keys.write or keys.end == keys.start + b"\0":
                 continue
-            writes = [one for one in requests if any(_writes_in(access, keys) for access in one.accesses)]
-            before = any(one.client == listing.client and one.sent < listing.sent for one in writes)
-            later = next((one for one in writes if one.client != listing.client and one.sent > listing.sent), None)
+            writes = [request for request in requests if any(_writes_in(access, keys) for access in request.accesses)]
+            before = any(write.client == listing.client and write.sent < listing.sent for write in writes)
+            later = next(
+                (write for write in writes if write.client != listing.client and write.sent > listing.sent), None
+            )
             listed_again = later is not None and any(
-                one.client == listing.client and one.sent > later.sent and keys in one.accesses for one in requests
+                request.client == listing.client and request.sent > later.sent and keys in request.accesses
+                for request in requests
             )
             if before and later is not None and not listed_again:
-                lock = "behind" if any(one.method == "Lock" for one in requests) else "without"
+                lock = "behind" if any(request.method == "Lock" for request in requests) else "without"
                 return (
                     f"{listing.client} listed the keys under {_name(keys, names)!r} before {later.client} wrote one "
                     f"there, and took its rank by them, {lock} etcd's lock"
@@ -100,7 +105,7 @@ def read_too_late(ways: Sequence[ProxyClient], names: Mapping[str, str]) -> str:
     :param ways: the clients.
     :param names: replacements for parts of keys that differ from run to run.
     """
-    requests = [one for one in sent_requests(ways) if one.method in ("Range", "Put", "DeleteRange")]
+    requests = [request for request in sent_requests(ways) if request.method in ("Range", "Put", "DeleteRange")]
     for key in _read_and_written(requests):
         first_read: dict[str, int] = {}
         for request in requests:

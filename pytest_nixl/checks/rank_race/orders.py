@@ -104,9 +104,9 @@ class _Pair:
         pair = cls(path, etcd, subject, f"{group}{secrets.token_hex(4)}/")
         pair._ways = [path.client(f"claimant {number}") for number in range(2)]
         try:
-            for way in pair._ways:
-                way.hold(_decides)
-                pair._running[way] = subject.start(way, pair._group, 2)
+            for proxy_client in pair._ways:
+                proxy_client.hold(_decides)
+                pair._running[proxy_client] = subject.start(proxy_client, pair._group, 2)
             yield pair
         finally:
             clean_up(etcd, subject, pair._group, pair._ways, list(pair._running.values()))
@@ -118,11 +118,11 @@ class _Pair:
         :returns: whether both begin with a write of a key of their own.
         """
         firsts: list[Request] = []
-        for way in self._ways:
-            while self._wait_for_request(way, seconds) and not way.held[0].accesses:
-                self._release(way, seconds)
-            firsts += way.held[:1]
-        own_keys = len(firsts) == 2 and all(one.writes for one in firsts) and firsts[0].key != firsts[1].key
+        for proxy_client in self._ways:
+            while self._wait_for_request(proxy_client, seconds) and not proxy_client.held[0].accesses:
+                self._release(proxy_client, seconds)
+            firsts += proxy_client.held[:1]
+        own_keys = len(firsts) == 2 and all(first.writes for first in firsts) and firsts[0].key != firsts[1].key
         if own_keys and (firsts[0].key < firsts[1].key) == last_first:
             self._ways.reverse()
         return own_keys
@@ -145,7 +145,7 @@ class _Pair:
         self._wait(second, lambda: False, min(seconds, _SECOND))
         first.release()
         if not self._path.wait_quietly(lambda: all(map(self._ended, self._ways)), seconds=seconds):
-            names = [way.name for way in self._ways if not self._ended(way)]
+            names = [proxy_client.name for proxy_client in self._ways if not self._ended(proxy_client)]
             self._late = f"{' and '.join(names)} had no rank after {seconds:g} s"
         return ended
 

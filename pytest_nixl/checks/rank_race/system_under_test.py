@@ -261,8 +261,8 @@ def read_outcome(name: str, text: str, *, rank: int | None, pid: int = 0, host: 
 
 def remedy_for(outcomes: Sequence[ClaimOutcome]) -> str:
     """Return the remedy for the first known failure; by default that for a duplicate rank."""
-    said = "\n".join(outcome.error for outcome in outcomes) + "\n"
-    faults = read_output(said).faults
+    listing = "\n".join(outcome.error for outcome in outcomes) + "\n"
+    faults = read_output(listing).faults
     return faults[0].remedy if faults else REMEDIES[Trouble.DUPLICATE_RANK]
 
 

@@ -139,10 +139,10 @@ def judge_failures(found: Sequence[FailureCount]) -> tuple[Judgement | None, boo
 
     :returns: a failure, if an error was counted wrongly; whether one was not counted at all; and what was seen.
     """
-    said = "; ".join(map(str, found))
+    listing = "; ".join(map(str, found))
     raised = [each for each in found if each.failure.raised]
     wrong = [each for each in raised if each.counted and dict(each.counted) != {each.status: 1}]
     if wrong:
         expected = "; ".join(f"{each}, expected 1 of status {each.status}" for each in wrong)
-        return Judgement(Verdict.FAIL, expected, _REMEDY), False, said
-    return None, any(not each.counted for each in raised), said
+        return Judgement(Verdict.FAIL, expected, _REMEDY), False, listing
+    return None, any(not each.counted for each in raised), listing

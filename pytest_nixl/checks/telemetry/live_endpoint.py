@@ -115,15 +115,15 @@ class EndpointValue:
         if self.value is None or math.isnan(self.value):
             verdict = Verdict.NO_EXPECTATION if self.at_most is None else Verdict.UNKNOWN
             return Judgement(verdict, f"{self.name}: unknown, because {self.source}")
-        said = f"{self.name}: {_number(self.value)}{self.unit} ({self.source})"
+        description = f"{self.name}: {_number(self.value)}{self.unit} ({self.source})"
         if self.at_most is None:
-            return Judgement(Verdict.NO_EXPECTATION, f"{said}, no bound")
+            return Judgement(Verdict.NO_EXPECTATION, f"{description}, no bound")
         if self.value < 0:
-            return Judgement(Verdict.UNKNOWN, f"{said}, which is negative")
+            return Judgement(Verdict.UNKNOWN, f"{description}, which is negative")
         if self.value > self.at_most:
-            above = f"{said}, above its bound of {_number(self.at_most)}{self.unit}"
+            above = f"{description}, above its bound of {_number(self.at_most)}{self.unit}"
             return Judgement(Verdict.FAIL, above, self.remedy)
-        return Judgement(Verdict.PASS, f"{said}, at most {_number(self.at_most)}{self.unit}")
+        return Judgement(Verdict.PASS, f"{description}, at most {_number(self.at_most)}{self.unit}")
 
 
 def _number(value: float) -> str:
@@ -168,8 +168,8 @@ def answer_questions(samples: Sequence[MetricSample]) -> list[Answer]:
 
 def require_marks(samples: Sequence[MetricSample]) -> None:
     """Refuse a page that has no metric of NIXL or of an engine. :raises NixlPluginError: it has none."""
-    if not any(each.name.startswith((*_MARKS, *REQUESTS)) for each in samples):
-        some = ", ".join(sorted({printable(each.name[:60]) for each in samples})[:3])
+    if not any(sample.name.startswith((*_MARKS, *REQUESTS)) for sample in samples):
+        some = ", ".join(sorted({printable(sample.name[:60]) for sample in samples})[:3])
         raise NixlPluginError(
             f"the endpoint has {len(samples)} series and none of NIXL or of an engine's transfers (it has {some}, …)",
             "set NIXL_TELEMETRY_ENABLE=y and NIXL_TELEMETRY_EXPORTER=prometheus before NIXL is loaded; start vLLM with "
@@ -178,9 +178,9 @@ def require_marks(samples: Sequence[MetricSample]) -> None:
 
 
 def _counted(samples: Sequence[MetricSample], counter: CounterNames, bound: float | None) -> EndpointValue:
-    found = [(each, value) for each in counter.names if (value := _sum(samples, each)) is not None]
+    found = [(name, value) for name in counter.names if (value := _sum(samples, name)) is not None]
     if not found:
-        listed = ", ".join(" + ".join(each) for each in counter.names)
+        listed = ", ".join(" + ".join(name) for name in counter.names)
         return EndpointValue(counter.what, None, f"the endpoint has none of {listed}", "", bound)
     # The engine's counter and NIXL's count the same failures, so that their sum would count them twice.
     names, value = max(found, key=lambda each: (math.isnan(each[1]), each[1]))
@@ -208,5 +208,5 @@ def _mean_time(samples: Sequence[MetricSample], time: TimeNames, bound: float | 
     if spent is not None and sum(counts) > 0:
         source = f"{time.sum}, {sum(counts):.15g} transfers"
         return EndpointValue(time.what, spent / sum(counts), source, " us", bound)
-    why = idle or "the endpoint has no metric of it, or no transfer was made"
-    return EndpointValue(time.what, None, why, " us", bound)
+    reason = idle or "the endpoint has no metric of it, or no transfer was made"
+    return EndpointValue(time.what, None, reason, " us", bound)

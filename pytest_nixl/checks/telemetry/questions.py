@@ -101,12 +101,12 @@ def _used(samples: Sequence[MetricSample], requests: float | None, transfers: fl
             return Answer(question, Verdict.WARN, f"Hardly: {transfers:.15g} transfers{counted}.", remedy)
         return Answer(question, Verdict.PASS, f"Yes: {transfers:.15g} transfers{counted}.")
     if not requests:
-        why = "no request was completed yet" if requests == 0 else "the page has no count of requests"
-        return Answer(question, Verdict.UNKNOWN, f"It cannot be said: no transfer, and {why}.")
+        reason = "no request was completed yet" if requests == 0 else "the page has no count of requests"
+        return Answer(question, Verdict.UNKNOWN, f"It cannot be said: no transfer, and {reason}.")
     tokens = _first(samples, [(name,) for name in _TOKENS])
     if tokens is not None and tokens <= requests:
-        why = "this is a prefill side (one token a request), which counts no transfers"
-        return Answer(question, Verdict.UNKNOWN, f"It cannot be said: {why}. Give the page of a decode engine.")
+        reason = "this is a prefill side (one token a request), which counts no transfers"
+        return Answer(question, Verdict.UNKNOWN, f"It cannot be said: {reason}. Give the page of a decode engine.")
     if transfers is None and total(samples, "vllm:nixl_num_failed_transfers_total") is None:
         if _first(samples, [(name,) for name in REQUESTS[:2]]) is None:
             return Answer(question, Verdict.UNKNOWN, f"It cannot be said: the page counts no transfers{counted}.")

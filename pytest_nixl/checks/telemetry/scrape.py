@@ -60,10 +60,12 @@ def scrape(url: str, seconds: float) -> list[MetricSample]:
         raise ScrapeError(reason, "check host, port and firewall") from None
     except (requests.exceptions.RequestException, OSError, ValueError) as error:
         causes = [*related(error)]
-        if any(isinstance(each, (requests.exceptions.Timeout, TimeoutError)) for each in causes):
+        if any(isinstance(cause, (requests.exceptions.Timeout, TimeoutError)) for cause in causes):
             reason = f"{shown} did not complete its answer within {seconds:g} s"
             raise ScrapeError(reason, "check that this is the port of the metrics, or give --timeout") from None
-        said = next((each.strerror for each in causes if isinstance(each, OSError) and each.strerror), str(causes[-1]))
+        said = next(
+            (cause.strerror for cause in causes if isinstance(cause, OSError) and cause.strerror), str(causes[-1])
+        )
         reason = f"{shown} cannot be read: {printable(redact(said))}"
         raise ScrapeError(reason, "check that the process runs, and its port") from None
     return _parse(data, f"what {shown} answers")

@@ -91,10 +91,10 @@ class EtcdProxy:
             while True:
                 self.check()
                 value = condition()
-                left = deadline - time.monotonic()
-                if value or left <= 0:
+                remaining = deadline - time.monotonic()
+                if value or remaining <= 0:
                     return value
-                self.changed.wait(left)
+                self.changed.wait(remaining)
 
     def describe(self) -> str:
         """Return the last 8 requests of each client, one per line."""

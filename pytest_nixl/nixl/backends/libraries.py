@@ -194,10 +194,10 @@ def locate(finder: Finder, library: FoundLibrary, soname: str, plugin: str | Non
             raise
         if loader_finds(soname):  # from a folder that only the loader knows
             return [soname], {}
-        why = driver_standin.refusal(finder.environ)
+        reason = driver_standin.refusal(finder.environ)
         directory = finder.environ.get(RUN_DIRECTORY)
-        if why or not directory:
-            raise LibraryError(f"{error.reason}{'; ' if why else ''}{why}", error.remedy) from None
+        if reason or not directory:
+            raise LibraryError(f"{error.reason}{'; ' if reason else ''}{reason}", error.remedy) from None
     return [_standin(directory, plugin)], {driver_standin.RECORDED: driver_standin.VALUE}
 
 

@@ -83,8 +83,8 @@ def _error(error: BaseException) -> dict[str, Any]:
             passthrough_fault(os.environ) if of_gpu else ("", ""),
         ):
             if fault:
-                words = f"{error}: {fault}"
-                return {"kind": kind, "type": name, "message": words, "remedy": remedy, "traceback": ""}
+                description = f"{error}: {fault}"
+                return {"kind": kind, "type": name, "message": description, "remedy": remedy, "traceback": ""}
         if of_devices and wants_rdma(os.environ):
             first = f"{PEER_REMEDY}; " if name == "nixlRemoteDisconnectError" else ""
             remedy = f"{first}{ASK_DOCTOR}; and read NIXL's log lines below"
@@ -97,8 +97,8 @@ def _error(error: BaseException) -> dict[str, Any]:
     elif isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         fault = address_space_fault() or "the kernel gives it no more"
         remedy = ADDRESS_SPACE_REMEDY if address_space_fault() else "end other processes, or measure smaller blocks"
-        words = f"memory cannot be allocated: {fault}"
-        return {"kind": "ours", "type": module, "message": words, "remedy": remedy, "traceback": ""}
+        description = f"memory cannot be allocated: {fault}"
+        return {"kind": "ours", "type": module, "message": description, "remedy": remedy, "traceback": ""}
     text = "".join(traceback.format_exception(error))
     return {"kind": kind, "type": type(error).__name__, "message": str(error), "traceback": text}
 

@@ -186,7 +186,7 @@ class Commands:
             found = vendor()
         except NotApplicableError as error:
             return {"devices": [], "by": "", "why": error.reason, "remedy": error.remedy}
-        return {"devices": [asdict(each) for each in found.devices()], "by": found.name, "why": "", "remedy": ""}
+        return {"devices": [asdict(device) for device in found.devices()], "by": found.name, "why": "", "remedy": ""}
 
     def do_activate(self, device: int) -> None:
         """Make a GPU the current one of this worker before the agent is created, as programs with GPU memory do."""

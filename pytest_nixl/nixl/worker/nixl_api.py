@@ -152,8 +152,8 @@ def _owner(file: str) -> tuple[str, str] | None:
 
 def _files(package: importlib.metadata.Distribution, name: str) -> Iterator[str]:
     """Yield the existing files of a package with a given name."""
-    for each in package.files or ():
-        if each.name == name and os.path.exists(path := os.fspath(each.locate())):
+    for file in package.files or ():
+        if file.name == name and os.path.exists(path := os.fspath(file.locate())):
             yield path
 
 

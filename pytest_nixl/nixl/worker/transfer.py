@@ -337,7 +337,7 @@ class Transfers:
 
     def acknowledged(self) -> set[int]:
         """Return the numbers of the windows whose acknowledgements have arrived since the last call."""
-        messages = (message for each in self._agent.get_new_notifs().values() for message in each)
+        messages = (message for new_notif in self._agent.get_new_notifs().values() for message in new_notif)
         return {int(found[1]) for message in messages if (found := _ARRIVED.fullmatch(message))}
 
     def wait_for_the_target(self) -> None:

@@ -196,7 +196,7 @@ def test_what_changes_after_the_look_is_kept(
     refused = [each for each in done if each.why_not]
     assert [each.keys for each in refused] == [0]
     assert len(done) == 3
-    recorded = {each["key"]: each["removed"] for each in json.loads(file.read_text())["keys"]}
+    recorded = {load["key"]: load["removed"] for load in json.loads(file.read_text())["keys"]}
     assert all(removed is not key.startswith(prefix) for key, removed in recorded.items())
     assert everything(client).items() >= {**kept, f"{DEFAULT}/living/": b""}.items()
 
@@ -251,7 +251,7 @@ def test_an_etcd_that_goes_while_keys_are_removed_leaves_a_record(
     file = tmp_path / "record.json"
     with pytest.raises(EtcdError):
         list(remove(client, plan, RemovalRecord(file, client.endpoints, plan.revision)))
-    recorded = {each["key"]: each["removed"] for each in json.loads(file.read_text())["keys"]}
+    recorded = {load["key"]: load["removed"] for load in json.loads(file.read_text())["keys"]}
     assert recorded == {DEAD[3]: None, DEAD[2]: False, DEAD[0]: False, DEAD[1]: False}
 
 

@@ -61,7 +61,7 @@ def bad(*devices: Nic, row: NicRow) -> Moves:
 
 
 def test_devices_of_two_hosts_are_paired_by_order_and_none_is_left_out() -> None:
-    assert [(str(each.initiator.device), each.target.device) for each in nic_pairs(ONE[:3], OTHER[:2])] == [
+    assert [(str(nic_pair.initiator.device), nic_pair.target.device) for nic_pair in nic_pairs(ONE[:3], OTHER[:2])] == [
         ("mlx5_0:1", "mlx5_0:1"), ("mlx5_1:1", "mlx5_1:1"), ("mlx5_2:1", "mlx5_0:1"),
     ]  # fmt: skip
 

@@ -81,8 +81,8 @@ def _library(path: str) -> Callable[[Tree], None]:
 
 def _all(*plants: Callable[[Tree], Any]) -> Callable[[Tree], None]:
     def plant(tree: Tree) -> None:
-        for each in plants:
-            each(tree)
+        for plant in plants:
+            plant(tree)
 
     return plant
 
@@ -238,7 +238,7 @@ assert (len(FIRST), len(SECOND)) == (19, 34)
 
 
 def _ids(reports: Sequence[Report]) -> list[str]:
-    return [each.reports.partition(",")[0] for each in reports]
+    return [report.reports.partition(",")[0] for report in reports]
 
 
 @pytest.fixture(scope="module")
@@ -266,7 +266,7 @@ def test_a_fault_of_a_host_is_named(report: Report, healthy: Tree, tmp_path: Pat
 
 
 def test_only_a_card_near_no_gpu_is_left_out(healthy: Tree, tmp_path: Path) -> None:
-    report = next(each for each in TREES if each.reports == "dynamo#10852")
+    report = next(tree for tree in TREES if tree.reports == "dynamo#10852")
     moved, near = healthy.copy(tmp_path / "moved"), healthy.copy(tmp_path / "near")
     _management_card(moved)
     _change("nixl", backends=_UCX_REFUSES)(near)
@@ -298,7 +298,7 @@ def _pod(folder: Path, role: str, changes: Mapping[str, Any]) -> str:
 
 def _bad_fields(folder: Path, pods: tuple[Mapping[str, Any], Mapping[str, Any]]) -> set[str]:
     sides = [read_engine(_pod(folder, role, pod)) for role, pod in zip(("prefill", "decode"), pods, strict=True)]
-    return {each.rule.field for each in compare_connectors(*sides).results if each.verdict is Verdict.FAIL}
+    return {result.rule.field for result in compare_connectors(*sides).results if result.verdict is Verdict.FAIL}
 
 
 PODS = [each for each in ALL if each.pods is not None]
@@ -321,7 +321,7 @@ def _tests_of(file: str) -> frozenset[str]:
 
 
 def test_each_report_is_caught_by_a_check_that_exists_or_says_why_not(capsys: pytest.CaptureFixture[str]) -> None:
-    known = {each.id for each in suite_checks()} | {rule.field for rule in RULES} | OTHERS
+    known = {suite_check.id for suite_check in suite_checks()} | {rule.field for rule in RULES} | OTHERS
     for each in ALL:
         file, _, name = each.test.partition("::")
         assert bool(each.id) is not bool(each.why), each.reports

@@ -278,13 +278,13 @@ def test_each_pair_uses_its_own_network_card(links: list[Link], cables: tuple[Ho
 
     before = sent()
     samples = measure_at_once(links, BLOCK, 1)
-    assert starving([each.bandwidth for each in samples]) is None
-    assert [each.corruption for each in samples] == [None] * 3
-    assert [each.transports for each in samples] == [(f"tcp/card{number}",) for number in range(3)]
-    for each, first, last in zip(samples, before, sent(), strict=True):
-        assert last - first >= BLOCK * sum(each.transfers)
+    assert starving([sample.bandwidth for sample in samples]) is None
+    assert [sample.corruption for sample in samples] == [None] * 3
+    assert [sample.transports for sample in samples] == [(f"tcp/card{number}",) for number in range(3)]
+    for sample, first, last in zip(samples, before, sent(), strict=True):
+        assert last - first >= BLOCK * sum(sample.transfers)
     # All were timed for the same duration: none continues alone after the others have ended.
-    assert {round(sum(each.windows)) for each in samples} <= {1, 2}
+    assert {round(sum(sample.windows)) for sample in samples} <= {1, 2}
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ def samples(*requests: RequestTimes, alone: bool = True) -> KvSamples:
 
 
 def test_a_request_lasts_until_its_notification_was_there() -> None:
-    found = samples(RequestTimes(0.0, 0.0, TIMES), RequestTimes(1.5, 1.5, tuple(2 * each for each in TIMES)))
+    found = samples(RequestTimes(0.0, 0.0, TIMES), RequestTimes(1.5, 1.5, tuple(2 * time_ for time_ in TIMES)))
     assert found.requests == pytest.approx((1.0, 2.0))
     assert found.bandwidth == pytest.approx((4096 + 2048) / 2)
     assert found.descriptors_per_second == pytest.approx(found.bandwidth / 1024)
@@ -58,7 +58,7 @@ def test_requests_in_flight_together_are_one_window() -> None:
 def test_launches_are_kept_apart() -> None:
     one = samples(RequestTimes(0.0, 0.0, TIMES), RequestTimes(1.0, 1.0, TIMES))
     wrong = KvCorruption("after the timed requests", 1, 1, "layer 0 K, block 1, offset 2", 3, 4, "")
-    slow = tuple(4 * each for each in TIMES)
+    slow = tuple(4 * time_ for time_ in TIMES)
     other = replace(samples(RequestTimes(0.0, 0.0, slow)), corruption=wrong, prepares=(0.75,), contention=(0.5,))
     one, other = (
         replace(each, lossy=(LossyDevice("node-a", "rxe0", packets, {"rcvd_seq_err": packets // 100}),))

@@ -139,7 +139,9 @@ def wrong_cuts(name: str, step: int = 1) -> list[int]:
     # The first byte at which each row is complete: the byte after its line break.
     header = next((n for n, line in enumerate(lines) if line.startswith("Block Size")), len(lines))
     ends = [
-        sum(len(one) + 1 for one in lines[: n + 1]) for n, line in enumerate(lines) if n > header and line[:1].isdigit()
+        sum(len(line) + 1 for line in lines[: n + 1])
+        for n, line in enumerate(lines)
+        if n > header and line[:1].isdigit()
     ]
     assert len(ends) == len(whole.rows)
     wrong = []
@@ -216,7 +218,7 @@ def test_each_batch_is_a_separate_row() -> None:
     text = (FIXTURES / "nixlbench/01_normal.rank_a.out").read_text()
     row = next(line for line in text.splitlines() if line.startswith("8192 "))
     batched = text.replace(row, row + "\n" + row.replace("8192                1 ", "8192                16"))
-    assert [(one.block, one.batch) for one in read_output(batched).rows[:4]] == [
+    assert [(row.block, row.batch) for row in read_output(batched).rows[:4]] == [
         (4096, 1), (8192, 1), (8192, 16), (16384, 1)]  # fmt: skip
     limits = text.replace(
         "Max batch size (--max_batch_size=N)                         : 1", "x (--max_batch_size=N) : 4"
@@ -318,7 +320,7 @@ def test_malformed_rows_are_skipped(row: str) -> None:
     header = (FIXTURES / "nixlbench/01_normal.rank_a.out").read_text().partition("Block Size")[2].partition("\n")[0]
     good = "8192 1 0.265866 15.4 25.0 25.0 6.4 9.0 8.8 15.0"
     output = read_output(f"Block Size{header}\n{row}\n{good}\n")
-    assert [one.block for one in output.rows] == [8192]
+    assert [row.block for row in output.rows] == [8192]
     assert read_output(f"{good}\n").rows == ()
 
 

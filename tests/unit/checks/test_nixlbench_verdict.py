@@ -173,7 +173,7 @@ def slowed(block: int, factor: float = 10.0, text: str = P5) -> str:
     def longer(match: re.Match[str]) -> str:
         first, *times = match[0].split()[2:]
         return " ".join(
-            [f"{block} 1", f"{float(first) / factor:.6f}", *(f"{float(each) * factor:.1f}" for each in times)]
+            [f"{block} 1", f"{float(first) / factor:.6f}", *(f"{float(time_) * factor:.1f}" for time_ in times)]
         )
 
     return re.sub(rf"(?m)^{block} .*$", longer, text)
@@ -337,7 +337,7 @@ def labelled(texts: Sequence[str], form: str) -> str:
     lines = [[form.format(rank) + line for line in text.splitlines(keepends=True)] for rank, text in enumerate(texts)]
     mixed = []
     for number in range(max(map(len, lines))):
-        mixed += [each[number] for each in lines if number < len(each)]
+        mixed += [line[number] for line in lines if number < len(line)]
     return "".join(mixed)
 
 
@@ -431,7 +431,7 @@ def test_a_large_recording_is_read_in_a_stream(tmp_path: Path, filler: str) -> N
     output = read_files([path])
     run = judge_run(output, profile(tmp_path))
     assert time.process_time() - start < 30
-    assert [(one.block, one.bandwidth) for one in output.rows] == [(65536, 0.015982e9)]
+    assert [(row.block, row.bandwidth) for row in output.rows] == [(65536, 0.015982e9)]
     assert verdicts(run) == [Verdict.PASS]
     assert len(output.report) + sum(map(len, output.warnings)) < 4 * 20_000 * 120
 

@@ -264,7 +264,7 @@ def test_server_that_refuses_the_checksums_of_nixl_is_told_from_others(ask: Ask,
         assert judged.verdict is Verdict.FAIL
         assert "so does NIXL with req_checksum=required" in judged.reason
         assert judged.remedy.startswith("use --nixl-backend-params=OBJ:req_checksum=required")
-        assert any(each.startswith("HEAD") for each in requests)  # query_memory
+        assert any(request.startswith("HEAD") for request in requests)  # query_memory
         # The remedy helps.
         assert ask(url, (BackendParameter("OBJ", "req_checksum", "required"),)).verdict is Verdict.PASS
 

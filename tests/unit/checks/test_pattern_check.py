@@ -99,7 +99,7 @@ def test_a_kind_is_measured_once_with_its_own_agents_and_its_workers_end(
     assert flows.closed
     assert agent.progress_thread is True
     assert names == (["rank 0 on a", "b", "c"] if several else ["rank 0", "rank 1", "rank 2"])
-    assert (hosts if several else [each.rank for each in hosts]) == (list("abc") if several else [0, 1, 2])
+    assert (hosts if several else [host.rank for host in hosts]) == (list("abc") if several else [0, 1, 2])
     assert launches.versions(kind) == {"nixl": "1.5.1"}
     assert launches.versions(KIND) == {}
 

@@ -27,7 +27,7 @@ def samples(
     for flow in pattern.flows:
         found = rate(flow)
         rates = [found] * 5 if isinstance(found, (int, float)) else list(found)
-        windows = tuple((10, 10 * SIZE / each / 1e6) for each in rates)
+        windows = tuple((10, 10 * SIZE / rate / 1e6) for rate in rates)
         flows.append(FlowSamples(flow, windows, windows, ((ALONE, others), (TOGETHER, others))))
     names = [f"rank {rank} on {host}" for rank, host in enumerate(hosts)]
     kind = PatternKind(pattern, "UCX", "WRITE", MemoryPair("DRAM", "DRAM"))

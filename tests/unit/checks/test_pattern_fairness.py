@@ -76,7 +76,7 @@ def test_flows_without_a_full_end_share_the_network_between(pattern: str, rates:
 
 @pytest.mark.parametrize(("slowed", "more"), [({(0, 1), (0, 2)}, ""), ({(0, 1), (0, 2), (1, 0)}, ", and 2 more")])
 def test_at_most_three_full_ends_are_named(slowed: set[tuple[int, int]], more: str) -> None:
-    pairs = [(one, other) for one in range(3) for other in range(3) if one != other]
+    pairs = [(number, other) for number in range(3) for other in range(3) if number != other]
     said = slowed_by(samples("alltoall:3", {pair: (100, 50 if pair in slowed else 100) for pair in pairs}))
     assert said.count("share what rank") == 3
     assert said.endswith(f"through{more}")

@@ -68,17 +68,17 @@ def connect(make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPa
 def test_each_flow_is_measured_alone_and_together(connect: Connect, text: str, op: str, depth: int) -> None:
     found = connect(text, op, depth=depth).measure(repeats=2)
     pattern = PatternChoice.parse(text).of(1, 64 * KIB)
-    assert [each.flow for each in found.flows] == list(pattern.flows)
-    for each in found.flows:
-        assert each.corruption is None
-        assert each.transports
+    assert [flow.flow for flow in found.flows] == list(pattern.flows)
+    for flow in found.flows:
+        assert flow.corruption is None
+        assert flow.transports
         for load in LOADS:
-            assert len(each.windows(load)) == 2
-            assert all(count >= depth and seconds > 0 for count, seconds in each.windows(load))
-            samples = each.samples(found.kind.key(each.flow, load), load)
-            assert samples.bandwidth == pytest.approx(each.rate(load))
+            assert len(flow.windows(load)) == 2
+            assert all(count >= depth and seconds > 0 for count, seconds in flow.windows(load))
+            samples = flow.samples(found.kind.key(flow.flow, load), load)
+            assert samples.bandwidth == pytest.approx(flow.rate(load))
             assert len(samples.contention) == 1
-    assert found.total == pytest.approx(sum(each.rate(TOGETHER) for each in found.flows))
+    assert found.total == pytest.approx(sum(flow.rate(TOGETHER) for flow in found.flows))
 
 
 @pytest.mark.long
@@ -119,8 +119,8 @@ def test_a_matrix_has_flows_of_its_own_sizes(connect: Connect, tmp_path: str) ->
     with open(file, "w", encoding="utf-8") as stream:
         stream.write("0 1M 0\n0 0 5000\n64K 0 0\n")
     found = connect(file).measure(repeats=1)
-    assert [each.flow.size for each in found.flows] == [1 << 20, 5000, 64 * KIB]
-    assert all(each.corruption is None for each in found.flows)
+    assert [flow.flow.size for flow in found.flows] == [1 << 20, 5000, 64 * KIB]
+    assert all(flow.corruption is None for flow in found.flows)
 
 
 @pytest.mark.long
@@ -175,7 +175,7 @@ def test_commands_about_bytes_do_not_grow_with_the_flows_of_a_rank(
     found = []
     for text in ("incast:3", "incast:4"):
         counts.clear()
-        assert all(each.corruption is None for each in connect(text).measure(repeats=1).flows)
+        assert all(flow.corruption is None for flow in connect(text).measure(repeats=1).flows)
         found.append({command: counts[0, command] for command in ("fill", "compare")})
     assert found == [{"fill": 2, "compare": 3}] * 2
 
@@ -268,7 +268,7 @@ def test_four_busy_loops_on_a_healthy_host_accuse_no_rank_and_no_flow(make_setti
             for _ in range(4):
                 busy.enter_context(spinning())
             found = flows.measure()
-    assert {len(each.windows(load)) for each in found.flows for load in LOADS} == {REPEATS}
+    assert {len(flow.windows(load)) for flow in found.flows for load in LOADS} == {REPEATS}
     for judged in (judge_pattern_culprit(found), judge_fairness(found)):
         assert judged.verdict in (Verdict.PASS, Verdict.INCONCLUSIVE), (judged, found.disturbed)
         assert "culprit" not in judged.reason

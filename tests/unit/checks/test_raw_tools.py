@@ -124,11 +124,11 @@ def test_the_ratio_is_in_record_page_and_summary_but_in_no_row_key(tcp: tuple[Fi
     assert f"<td>{first}</td>" in page
     assert "| row | NIXL : raw | raw GB/s | by | over |" in summary
     assert f" | {first} | " in summary
-    [again] = [one for one in parse_recorded(record, "record").results if one.check == "nixl-to-raw"][:1]
+    [again] = [result for result in parse_recorded(record, "record").results if result.check == "nixl-to-raw"][:1]
     assert [str(ratio.row) for ratio in again.ratios] == [ratio["row"] for ratio in ratios][: len(again.ratios)]
     for result in record["nixl"]["results"]:
         del result["ratios"]  # as in a record of an earlier version
-    assert {one.ratios for one in parse_recorded(record, "record").results} == {()}
+    assert {result.ratios for result in parse_recorded(record, "record").results} == {()}
 
 
 #: A bound for one block size, and for another a floor that ucx_perftest reaches and the slowed NIXL does not.

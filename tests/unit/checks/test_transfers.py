@@ -33,8 +33,10 @@ def devices(host: Facts, value: str) -> Facts:
     """Return the facts of a host whose UCX refuses this value of UCX_NET_DEVICES."""
     environment = replace(host.environment, steering={**host.environment.steering, "UCX_NET_DEVICES": value})
     backends = tuple(
-        replace(each, error=REFUSED, memories=(), said=("x - no peer failure handler",)) if each.name == "UCX" else each
-        for each in host.software.backends
+        replace(backend, error=REFUSED, memories=(), said=("x - no peer failure handler",))
+        if backend.name == "UCX"
+        else backend
+        for backend in host.software.backends
     )
     return replace(host, environment=environment, software=replace(host.software, backends=backends))
 
@@ -105,7 +107,7 @@ def test_refused_copy_between_processes_warns_if_the_profile_accepts_no_other_tr
 def test_libraries_are_those_of_the_processes_that_moved_the_bytes(host: Facts) -> None:
     moved = with_transfers(host, (MOVED,)).software.libraries
     assert [each.path for each in moved if each.name == "libucp"] == [UCP]
-    others = [each for each in host.software.libraries if each.name != "libucp"]
+    others = [library for library in host.software.libraries if library.name != "libucp"]
     assert [each for each in moved if each.name != "libucp"] == others != []
 
 
@@ -126,7 +128,7 @@ def test_backend_follows_from_its_variable_also_without_a_transfer(host: Facts) 
 
 
 def test_backend_that_fails_for_another_reason_follows_from_nothing(host: Facts) -> None:
-    backends = tuple(replace(each, error=REFUSED, memories=()) for each in host.software.backends)
+    backends = tuple(replace(backend, error=REFUSED, memories=()) for backend in host.software.backends)
     broken = replace(host, software=replace(host.software, backends=backends))
     fault = TransferProof("LIBFABRIC", "DRAM:DRAM", REFUSED, culprits=(("FI_PROVIDER", "tcp"),))
     failed = {answer.check.id: answer.judgement.reason for answer in results(with_transfers(broken, (fault,)))}

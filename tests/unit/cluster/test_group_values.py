@@ -194,7 +194,7 @@ class TestRoster:
             assert [member.rank for member in members] == [0, 1]
             stranger.put(f"{ROOT}run/frozen", value)
             barrier(members)
-            assert {one.host for one in members[1].members} == {"h"}
+            assert {member.host for member in members[1].members} == {"h"}
 
     def test_the_last_rank_at_a_barrier_learns_of_the_other_although_its_roster_was_overwritten(
         self, etcd: Etcd, stranger: EtcdClient

@@ -493,7 +493,7 @@ class TestToken:
             ]
             members = [[registration.result(SECONDS) for registration in claims] for claims in groups]
             roots = [{member.root for member in each} for each in members]
-            assert [len(each) for each in roots] == [1, 1, 1]
+            assert [len(root) for root in roots] == [1, 1, 1]
             assert len(set.union(*roots)) == 3
             assert {member.group for each in members for member in each} == {"same"}
             for each in members:

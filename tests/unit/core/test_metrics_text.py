@@ -90,11 +90,13 @@ def test_it_reads_what_the_library_of_prometheus_writes_as_its_parser_does(value
         histogram.observe(number)
     text = generate_latest(registry)
     expected = {
-        (each.name, tuple(sorted(each.labels.items())), each.value)
+        (sample.name, tuple(sorted(sample.labels.items())), sample.value)
         for family in text_string_to_metric_families(text.decode())
-        for each in family.samples
+        for sample in family.samples
     }
-    assert {(each.name, tuple(sorted(each.labels.items())), each.value) for each in read_metrics(text)} == expected
+    assert {
+        (metric.name, tuple(sorted(metric.labels.items())), metric.value) for metric in read_metrics(text)
+    } == expected
 
 
 def test_series_of_a_metric_are_added_by_labels() -> None:

@@ -90,7 +90,7 @@ class Link:
             h2.events.RequestReceived, h2.events.ResponseReceived, h2.events.DataReceived, h2.events.TrailersReceived,
             h2.events.StreamEnded, h2.events.StreamReset,
         )  # fmt: skip
-        return (type(each).__name__ for each in events if isinstance(each, ours))
+        return (type(event).__name__ for event in events if isinstance(event, ours))
 
 
 def test_a_request_and_its_answer_pass_whole() -> None:

@@ -88,9 +88,12 @@ READERS = pytest.mark.parametrize("read", [read_groups, read_keys])
         (lambda number, start, limit: full("/a/b" if number else "/a/c", limit), "and sent '/a/b'"),
         (lambda number, start, limit: ["/b"], "was asked for keys after '/a/' and sent '/b'"),
         (lambda number, start, limit: [], "sent 0, and says that there are more"),
-        (lambda number, start, limit: [f"/a/{each:05}" for each in range(limit // 2)], "and says that there are more"),
         (
-            lambda number, start, limit: [f"/a/{each:05}" for each in range(1001)],
+            lambda number, start, limit: [f"/a/{number:05}" for number in range(limit // 2)],
+            "and says that there are more",
+        ),
+        (
+            lambda number, start, limit: [f"/a/{number:05}" for number in range(1001)],
             "sent 1001, and says that there are more",
         ),
     ],

@@ -156,7 +156,7 @@ def test_held_requests_are_released_or_dropped_and_a_lost_answer_is_lost_once() 
     client.hold(is_put)
     first, second, third = (client.arrived(link, "Put", (), partial(sent.append, name)) for name in "abc")
     assert client.arrived(link, "Range", (), lambda: None).state is State.SENT
-    assert (client.held, [each.sent for each in client.requests]) == ((first, second, third), [0, 0, 0, 1])
+    assert (client.held, [request.sent for request in client.requests]) == ((first, second, third), [0, 0, 0, 1])
     client.lose_answer(lambda request: request is second)
     assert client.release_if_held(second)
     assert not client.release_if_held(second)

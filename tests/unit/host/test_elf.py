@@ -50,7 +50,7 @@ def test_the_segments_say_the_same_as_the_sections(path: Path) -> None:
         assert isinstance(dynamic, DynamicSection)
         needed = [getattr(tag, "needed") for tag in dynamic.iter_tags("DT_NEEDED")]  # noqa: B009
         assert isinstance(versions, GNUVerNeedSection)
-        wanted = {need.name: tuple(one.name for one in names) for need, names in versions.iter_versions()}
+        wanted = {need.name: tuple(name.name for name in names) for need, names in versions.iter_versions()}
     assert list(found.needed) == needed
     assert dict(found.wanted) == wanted
     assert needed

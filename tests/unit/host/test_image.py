@@ -162,6 +162,6 @@ def test_interface_number_of_a_real_libibverbs_is_read() -> None:
 
     path = str(installed_library("libibverbs-*.so*"))
     # The library's code has the same number in the name of the providers that it opens.
-    [abi] = {each["abi"] for each in ask_verbs([path], {}, [])["libraries"]}
+    [abi] = {verb["abi"] for verb in ask_verbs([path], {}, [])["libraries"]}
     assert f"lib%s-rdmav{abi}.so".encode() in Path(path).read_bytes()
     assert ask_verbs([__file__.replace(".py", "/libibverbs.so.1")], {}, []) == {"libraries": [], "providers": []}

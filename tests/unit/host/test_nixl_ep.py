@@ -34,7 +34,7 @@ def needed(module: str) -> list[str]:
     with path.open("rb") as stream:
         symbols = ELFFile(stream).get_section_by_name(".dynsym")
         assert isinstance(symbols, SymbolTableSection)
-        undefined = [each.name for each in symbols.iter_symbols() if each["st_shndx"] == "SHN_UNDEF"]
+        undefined = [symbol.name for symbol in symbols.iter_symbols() if symbol["st_shndx"] == "SHN_UNDEF"]
     return [name for name in undefined if name.startswith("_Z") and any(
         part in name for part in ("3c10", "2at", "5torch"))]  # fmt: skip
 

@@ -51,14 +51,14 @@ def ring(*slow: int) -> list[Result]:
 def test_the_largest_block_of_each_failed_pair_is_measured_again() -> None:
     small = replace(pair(WRITE, 1, 2), block=4096)
     found = results((small, Verdict.FAIL), (pair(WRITE, 1, 2), Verdict.FAIL), (pair(WRITE, 0, 1), Verdict.PASS))
-    assert [each.key for each in failed_pairs(found)] == [pair(WRITE, 1, 2)]
+    assert [failed_pair.key for failed_pair in failed_pairs(found)] == [pair(WRITE, 1, 2)]
     found += results((pair(READ, 1, 2), Verdict.FAIL))
-    assert [each.key for each in failed_pairs(found)] == [pair(READ, 1, 2)], "of equal blocks the last"
+    assert [failed_pair.key for failed_pair in failed_pairs(found)] == [pair(READ, 1, 2)], "of equal blocks the last"
 
 
 def test_pairs_of_the_ranks_that_failed_most_come_first() -> None:
     found = results(*((pair(WRITE, *ranks), Verdict.FAIL) for ranks in ((0, 1), (2, 3), (4, 3))))
-    assert [each.ranks for each in failed_pairs(found)] == [(2, 3), (4, 3), (0, 1)]
+    assert [failed_pair.ranks for failed_pair in failed_pairs(found)] == [(2, 3), (4, 3), (0, 1)]
 
 
 @pytest.mark.parametrize("verdict", [Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.ERROR, Verdict.NOT_APPLICABLE])

@@ -63,7 +63,7 @@ def test_slope_and_first_time_are_those_of_the_line() -> None:
 def test_a_machine_that_becomes_slower_is_no_growth() -> None:
     """Both rounds are made of the same call: the second on a machine that becomes three times slower meanwhile."""
     references = [[1e-5] * 40, [1e-5] * 20 + [3e-5] * 20]
-    rounds = [[1.0] * 40, [100 * each for each in references[1]]]
+    rounds = [[1.0] * 40, [100 * reference for reference in references[1]]]
     rounds[0][20:] = [9.0] * 20  # disturbed
     found = Growth.of([[1e-3 * second for second in rounds[0]], rounds[1]], references)
     assert found.first == pytest.approx(1e-3)

@@ -112,9 +112,9 @@ def test_a_loss_of_all_rows_is_proven_by_the_pool() -> None:
     for _ in range(40):
         before, now = (random.normal(1, 0.06, (ROWS, 5)) for _ in range(2))
         verdicts.append(compared(before, 0.88 * now))
-    pooled = [one.pooled.verdict for one in verdicts if one.pooled is not None]
+    pooled = [verdict.pooled.verdict for verdict in verdicts if verdict.pooled is not None]
     assert pooled.count(Verdict.REGRESSED) >= 38
-    alone = [effect.verdict is Verdict.REGRESSED for one in verdicts for effect in one.rows.values()]
+    alone = [effect.verdict is Verdict.REGRESSED for verdict in verdicts for effect in verdict.rows.values()]
     assert sum(alone) < len(alone) / 2
 
 

@@ -89,7 +89,9 @@ def test_launches_that_other_processes_disturbed_prove_no_loss() -> None:
     for rows in ({KEY: LOST}, {KEY: LOST, key("1MiB"): QUIET}):
         before = run("a:1", dict.fromkeys(rows, QUIET))
         compared = compare_runs(before, beside("a:2", rows, {KEY: BUSY}), 0.05)
-        assert {each.verdict for each in compared.results} == {compared.comparison.verdict} == {Verdict.INCONCLUSIVE}
+        assert (
+            {result.verdict for result in compared.results} == {compared.comparison.verdict} == {Verdict.INCONCLUSIVE}
+        )
         result = compared.results[-1]
         assert result.reason.startswith(KEY)
         assert result.reason.endswith(
@@ -152,7 +154,7 @@ def test_a_disturbed_baseline_proves_that_something_was_lost_and_not_that_nothin
         assert compared.comparison.verdict is Verdict.INCONCLUSIVE
         assert result.verdict is Verdict.NO_EXPECTATION, "it needs another baseline, and no other run"
         both = beside("a:2", {KEY: now}, {KEY: [0.0] * (len(now) - 1) + [1.0]})
-        assert [each.verdict for each in compare_runs(disturbed, both, 0.05).results] == [Verdict.INCONCLUSIVE]
+        assert [result.verdict for result in compare_runs(disturbed, both, 0.05).results] == [Verdict.INCONCLUSIVE]
         assert "in 2 of 5 launches of a:1, which prove nothing" in result.reason
         assert result.remedy.lower().count("record a:1 again") == 1, result.remedy
     apart = run("a:1", {KEY: [1.1, *QUIET, 1.0]})
@@ -192,9 +194,11 @@ def test_a_first_baseline_is_told_to_be_as_good_as_its_launches_are() -> None:
 
 def test_no_change_is_unchanged_and_a_gain_is_improved() -> None:
     before = run("a:1", {KEY: QUIET})
-    assert [one.verdict for one in compare_runs(before, run("a:2", {KEY: QUIET}), 0.05).results] == [Verdict.UNCHANGED]
+    assert [result.verdict for result in compare_runs(before, run("a:2", {KEY: QUIET}), 0.05).results] == [
+        Verdict.UNCHANGED
+    ]
     better = compare_runs(run("a:1", {KEY: LOST}), run("a:2", {KEY: QUIET}), 0.05)
-    assert [one.verdict for one in better.results] == [Verdict.IMPROVED]
+    assert [result.verdict for result in better.results] == [Verdict.IMPROVED]
 
 
 def test_a_row_of_the_baseline_without_a_measurement_is_missing() -> None:
@@ -294,7 +298,7 @@ def test_a_variable_that_changes_the_transport_of_all_rows_is_one_result() -> No
         for benchmark in data["benchmarks"]:
             benchmark["extra_info"]["transports"] = [way]
     compared = compare_runs(parse_recorded(there, "a:1.json"), parse_recorded(here, "now"), 0.05)
-    assert [(one.verdict, one.reason, one.remedy) for one in compared.results] == [
+    assert [(result.verdict, result.reason, result.remedy) for result in compared.results] == [
         (
             Verdict.WRONG_TRANSPORT,
             "UCX_TLS=tcp is set in this run, and was not set before; 3 rows went over tcp/lo instead of cma/memory as "
@@ -455,7 +459,7 @@ def test_rows_that_failed_alike_are_one_result(rows: int) -> None:
             for name, remedy in zip(names, remedies, strict=False)
         ]
         compared = compare_runs(before, run("a:2", dict.fromkeys(names, QUIET), results=results), 0.05)
-        missing = [one for one in compared.results if one.verdict is Verdict.MISSING]
+        missing = [result for result in compared.results if result.verdict is Verdict.MISSING]
         assert len(missing) == expected
         count = "2 rows" if rows == 2 and expected == 1 else KEY
         assert missing[0].reason == (

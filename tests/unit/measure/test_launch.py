@@ -282,7 +282,7 @@ class LaunchedWorker:
 
     def call(self, command: str, **given: Any) -> Any:
         if command == "devices":
-            return {"devices": [{"number": n, "name": "", "uuid": each, "pci": ""} for n, each in enumerate(self.gpus)]}
+            return {"devices": [{"number": n, "name": "", "uuid": gpu, "pci": ""} for n, gpu in enumerate(self.gpus)]}
         return self.told.append((command, given))
 
     def kill(self) -> None:

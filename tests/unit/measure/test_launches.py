@@ -231,10 +231,10 @@ def test_links_of_several_pairs_of_ranks_run_at_the_same_time(
     pairs = pairs_of(make_settings(progress_thread=progress))
     pairs.link(**{"backend": "UCX", "op": "WRITE", "memory": HOST, **first})
     links = pairs.together("UCX", "READ", HOST, [(0, 1), (2, 3)])
-    assert [launch_of(each).hosts for each in links] == [("a", "b"), ("c", "d")]
-    assert {each.op for each in links} == {"READ"}
+    assert [launch_of(link).hosts for link in links] == [("a", "b"), ("c", "d")]
+    assert {link.op for link in links} == {"READ"}
     assert made[0].ended == ended
-    assert all(launch_of(each).ended == "" for each in links)
+    assert all(launch_of(link).ended == "" for link in links)
 
 
 def test_links_between_gpus_have_their_variables_and_nothing_runs_beside_them(

@@ -86,11 +86,11 @@ def test_a_result_keeps_its_figures_and_one_without_figures_is_written_as_before
 
 def test_the_table_has_a_column_of_limits_only_if_there_is_one() -> None:
     result = Result("kv-requests", "t.py::t", Verdict.PASS, measured=(FIGURE,))
-    heads, line = (one.text for one in figure_lines([result], gate=False))
+    heads, line = (figure_line.text for figure_line in figure_lines([result], gate=False))
     assert (heads.split(), line.split()[0]) == (["figure", "of", "value"], "kv-request-p50")
     assert line.endswith("1.27 ms")
     limited = replace(result, measured=(FIGURE, replace(FIGURE, at_most=0.05)))
-    heads, plain, line = (one.text for one in figure_lines([limited], gate=False))
+    heads, plain, line = (figure_line.text for figure_line in figure_lines([limited], gate=False))
     assert heads.split() == ["figure", "of", "value", "bound"]
     assert plain.endswith("1.27 ms  -")
     assert line.endswith("1.27 ms  at most 50 ms")
@@ -98,7 +98,7 @@ def test_the_table_has_a_column_of_limits_only_if_there_is_one() -> None:
 
 def test_the_table_is_limited_in_length() -> None:
     result = Result("kv-requests", "t.py::t", Verdict.PASS, measured=(FIGURE,) * (MOST + 3))
-    shown = [one.text for one in figure_lines([result], gate=False)]
+    shown = [figure_line.text for figure_line in figure_lines([result], gate=False)]
     assert len(shown) == 1 + MOST + 1
     assert shown[-1] == "and 3 more figures: --nixl-report=FILE.html shows all of them"
 
@@ -106,7 +106,7 @@ def test_the_table_is_limited_in_length() -> None:
 def test_many_figures_without_a_bound_are_counted_unless_everything_is_wanted() -> None:
     bounded = replace(FIGURE, at_most=0.05)
     result = Result("kv-requests", "t.py::t", Verdict.PASS, measured=(*(FIGURE,) * (FEW + 1), bounded))
-    shown = [one.text for one in figure_lines([result], gate=False, everything=False)]
+    shown = [figure_line.text for figure_line in figure_lines([result], gate=False, everything=False)]
     assert len(shown) == 3
     assert shown[1].endswith("at most 50 ms")
     assert shown[2] == f"{FEW + 1} figures without a bound were recorded; -v shows them"

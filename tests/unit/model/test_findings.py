@@ -170,7 +170,7 @@ def _limit(id: str, verdict: Verdict = Verdict.PASS) -> Result:
 def test_a_finding_that_affects_the_deployment_does_not_count_as_known_limit() -> None:
     results = [_limit("A"), _limit("A"), _limit("B"), _limit("A", Verdict.FAIL)]
     assert known_limits(results) == ["B"]
-    assert known_limits([Result.from_plain(json.loads(json.dumps(one.plain()))) for one in results]) == ["B"]
+    assert known_limits([Result.from_plain(json.loads(json.dumps(result.plain()))) for result in results]) == ["B"]
     assert known_limits_line([_limit("A")], "") == (
         "1 known limit of NIXL, seen only under conditions that the checks made: `pytest-nixl explain --findings`"
     )

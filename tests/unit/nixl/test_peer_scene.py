@@ -100,5 +100,5 @@ def test_wrong_bytes_are_counted_after_the_notification_of_their_own_transfer(
     made.peer.get_agent_metadata = lambda: "metadata"
     assert made.wrong_bytes() == count
     assert asked == [b"compared"]
-    (source, target) = ([(each.address, SIZE, 0, "")] for each in made._buffers)
+    (source, target) = ([(buffer.address, SIZE, 0, "")] for buffer in made._buffers)
     assert registered == [source, target, "metadata"]

@@ -199,5 +199,5 @@ def test_queue_is_a_variant_of_the_row_and_is_really_used(make_pairs: MakePairs,
     assert moved.move(65536) is None
     assert str(moved.key(65536)) == f"POSIX/WRITE/DRAM:FILE/64KiB/batch1/depth1/0-0/{queue}=true"
     process = Path(f"/proc/{moved.initiator.worker.pid}")
-    used = "\n".join(os.readlink(each) for each in (process / "fd").iterdir()) + (process / "maps").read_text()
+    used = "\n".join(os.readlink(path) for path in (process / "fd").iterdir()) + (process / "maps").read_text()
     assert [each for each in ("anon_inode:[io_uring]", "/[aio]") if each in used] == ([trace] if trace else [])

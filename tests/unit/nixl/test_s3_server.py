@@ -58,7 +58,7 @@ def run(
 
 
 def buckets(server: S3Server) -> list[str]:
-    return [each["Name"] for each in server.client.list_buckets()["Buckets"]]
+    return [bucket["Name"] for bucket in server.client.list_buckets()["Buckets"]]
 
 
 @pytest.mark.long

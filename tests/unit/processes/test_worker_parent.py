@@ -120,7 +120,7 @@ def test_a_run_ends_the_parent_that_it_started_early(pytester: pytest.Pytester) 
     assert run_pytest(pytester, "-k", "no_such_test", in_process=True).ret == pytest.ExitCode.NO_TESTS_COLLECTED
     assert parent_of_workers() == 0
     children = [path.read_text().split() for path in Path("/proc/self/task").glob("*/children")]
-    assert not [pid for each in children for pid in each if str(worker_parent.SCRIPT) in command_line(pid)]
+    assert not [pid for child in children for pid in child if str(worker_parent.SCRIPT) in command_line(pid)]
 
 
 def command_line(pid: str) -> str:
@@ -157,7 +157,7 @@ def test_an_interrupted_request_leaves_the_next_answers_right(start: Start) -> N
         signal.signal(signal.SIGALRM, previous)
         os.kill(parent, signal.SIGCONT)
     workers = [start() for _ in range(2)]
-    assert all(forked(each) for each in workers)
+    assert all(forked(worker) for worker in workers)
     codes = {}
     for each in (first, *workers):
         each.signal(signal.SIGSEGV)

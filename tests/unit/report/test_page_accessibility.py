@@ -98,31 +98,33 @@ def faults(text: str) -> list[str]:
     """Return what keeps a reader from the page: one sentence for each fault."""
     elements = Elements(text).found
     found = []
-    [root] = [each for each in elements if each.tag == "html"]
+    [root] = [element for element in elements if element.tag == "html"]
     if not root.attributes.get("lang"):
         found.append("the page has no language")
-    if [each.tag for each in elements].count("main") != 1:
+    if [element.tag for element in elements].count("main") != 1:
         found.append("the page has not one main part")
     level = 0
-    for each in elements:
-        if re.fullmatch("h[1-6]", each.tag):
-            if int(each.tag[1]) > level + 1:
-                found.append(f"{each.tag} {each.words.strip()} follows h{level}")
-            level = int(each.tag[1])
-        named = (each.attributes.get("aria-label") or each.words).strip()
-        if each.tag in ("th", "button", "a", "summary", "h1", "h2", "h3", "title") and not named:
-            found.append(f"a {each.tag} has no name")
-        if each.tag == "th" and each.attributes.get("scope") not in ("col", "row"):
+    for element in elements:
+        if re.fullmatch("h[1-6]", element.tag):
+            if int(element.tag[1]) > level + 1:
+                found.append(f"{element.tag} {element.words.strip()} follows h{level}")
+            level = int(element.tag[1])
+        named = (element.attributes.get("aria-label") or element.words).strip()
+        if element.tag in ("th", "button", "a", "summary", "h1", "h2", "h3", "title") and not named:
+            found.append(f"a {element.tag} has no name")
+        if element.tag == "th" and element.attributes.get("scope") not in ("col", "row"):
             found.append(f"th {named} has no scope")
-        if each.tag == "table" and not any(_can_be_scrolled(outer) for outer in each.around):
+        if element.tag == "table" and not any(_can_be_scrolled(outer) for outer in element.around):
             found.append("a table is in no region that the keyboard can scroll")
-        if each.tag == "svg" and not (each.attributes.get("role") == "img" and each.attributes.get("aria-label")):
+        if element.tag == "svg" and not (
+            element.attributes.get("role") == "img" and element.attributes.get("aria-label")
+        ):
             found.append("a picture has no text for it")
-        if each.tag == "button" and each.attributes.get("type") != "button":
+        if element.tag == "button" and element.attributes.get("type") != "button":
             found.append(f"button {named} has no type")
-    ids = [each.attributes["id"] for each in elements if "id" in each.attributes]
+    ids = [element.attributes["id"] for element in elements if "id" in element.attributes]
     found += [f"the id {id} occurs twice" for id in set(ids) if ids.count(id) > 1]
-    targets = [each.attributes.get("href") or "" for each in elements if each.tag == "a"]
+    targets = [element.attributes.get("href") or "" for element in elements if element.tag == "a"]
     found += [f"{to} leads nowhere" for to in targets if to.startswith("#") and to[1:] not in ids]
     return found
 
@@ -215,9 +217,9 @@ def test_paper_is_printed_in_the_colours_of_light(text: str) -> None:
 
 def test_every_command_of_a_group_is_there_once_with_its_button(text: str) -> None:
     commands = [each for each in Elements(text).found if "command" in (each.attributes.get("class") or "").split()]
-    said = [each.inside[0].words for each in commands]
+    said = [command.inside[0].words for command in commands]
     assert [text for text in said if text.startswith("pytest")] == [COMMAND, f"{COMMAND} -x"]
-    buttons = [[inner for inner in each.inside if inner.tag == "button"] for each in commands]
+    buttons = [[inner for inner in command.inside if inner.tag == "button"] for command in commands]
     assert all(len(of) == 1 and "hidden" in of[0].attributes for of in buttons)
 
 

@@ -42,11 +42,11 @@ def rows(factor: float) -> dict[str, list[float]]:
         for power in range(12, 27, 2):
             rate = 12.0 * 2**power / (2**power + 300e3) * share
             found[key(format_size(1 << power), op)] = [rate * (1 + 0.002 * launch) for launch in range(-2, 3)]
-    for one in range(4):
+    for number in range(4):
         for other in range(4):
-            if one != other and (one, other) != (0, 1):
-                rate = 7.1 if (one, other) == SLOW else 11.9
-                found[key("64MiB", "WRITE", f"{one}-{other}")] = [rate * (1 + 0.002 * n) for n in range(-2, 3)]
+            if number != other and (number, other) != (0, 1):
+                rate = 7.1 if (number, other) == SLOW else 11.9
+                found[key("64MiB", "WRITE", f"{number}-{other}")] = [rate * (1 + 0.002 * n) for n in range(-2, 3)]
     return found
 
 
@@ -209,7 +209,7 @@ def test_rows_of_kv_requests_differ_in_every_report() -> None:
     heads = [text.split()[:8] for text in texts if text.startswith("backend ")]
     columns = ["backend", "op", "memory", "block", "batch", "depth"]
     assert [head[:7] for head in heads] == [[*columns, "GB/s"], [*columns, "variant"]]  # a table for each
-    assert [one for one in texts if " : " in one] == []
+    assert [text for text in texts if " : " in text] == []
     restored = [Result.from_plain(result.plain()) for result in results]
     assert restored == results
     assert restored[0].summary is not None
@@ -253,19 +253,19 @@ def test_a_run_of_which_no_row_can_be_compared_says_so() -> None:
 
 def test_the_parser_of_prometheus_accepts_the_metrics(report: RunReport, tmp_path: Path) -> None:
     write(report, tmp_path / "m.prom")
-    families = {one.name: one for one in text_string_to_metric_families((tmp_path / "m.prom").read_text())}
+    families = {family.name: family for family in text_string_to_metric_families((tmp_path / "m.prom").read_text())}
     assert {name for name, one in families.items() if one.type != "gauge"} == {"nixl_latency_seconds"}
     rates = families["nixl_bandwidth_bytes_per_second"].samples
     assert len(rates) == len(report.run.rows)
-    found = {(one.labels["op"], one.labels["block_bytes"], one.labels["pair"]): one.value for one in rates}
+    found = {(rate.labels["op"], rate.labels["block_bytes"], rate.labels["pair"]): rate.value for rate in rates}
     assert found["READ", "65536", "0-1"] == pytest.approx(report.run.rows[RowKey.parse(key("64KiB", "READ"))].bandwidth)
     [about] = families["nixl_run_info"].samples
     assert (about.labels["image"], about.labels["ucx_version"]) == ("registry.example/nixl:1.9.0", "1.20.0")
-    assert [one.value for one in families["nixl_run_passed"].samples] == [0.0]
-    assert [one.value for one in families["nixl_regressed"].samples] == [1.0]
-    ratios = {one.labels["op"]: one.value for one in families["nixl_bandwidth_change_ratio"].samples}
+    assert [sample.value for sample in families["nixl_run_passed"].samples] == [0.0]
+    assert [sample.value for sample in families["nixl_regressed"].samples] == [1.0]
+    ratios = {sample.labels["op"]: sample.value for sample in families["nixl_bandwidth_change_ratio"].samples}
     assert ratios["READ"] == pytest.approx(0.86, rel=0.01)
-    assert {one.labels["quantile"] for one in families["nixl_latency_seconds"].samples} == {
+    assert {sample.labels["quantile"] for sample in families["nixl_latency_seconds"].samples} == {
         "0.5",
         "0.9",
         "0.99",
@@ -358,7 +358,7 @@ def test_labels_of_metrics_are_escaped(tmp_path: Path) -> None:
     image = 'a"b\\c\nd'
     run = parse_recorded(record(image, {key("4KiB"): [1.0]}), "x")
     write(RunReport(run), tmp_path / "m.prom")
-    families = {one.name: one for one in text_string_to_metric_families((tmp_path / "m.prom").read_text())}
+    families = {family.name: family for family in text_string_to_metric_families((tmp_path / "m.prom").read_text())}
     assert families["nixl_run_info"].samples[0].labels["image"] == image
 
 

@@ -163,9 +163,9 @@ def create_at_once(agent: Any, backend: str, count: int, seconds: float) -> dict
 
     errors = _at_once(count, create, seconds)
     scene, wrong = PeerScene(agent, backend, seconds), 0
-    for each in new_agents.values():
-        each.add_remote_agent(scene.peer.get_agent_metadata())
-        scene.agent = each
+    for new_agent in new_agents.values():
+        new_agent.add_remote_agent(scene.peer.get_agent_metadata())
+        scene.agent = new_agent
         wrong += scene.wrong_bytes()
     return {"moved": len(new_agents), "wrong_bytes": wrong, "lost": 0, "doubled": 0, "errors": errors}
 
