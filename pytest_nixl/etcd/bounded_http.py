@@ -118,7 +118,10 @@ class _Adapter(HTTPAdapter):
         super().__init__()
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
-        super().init_poolmanager(*args, assert_hostname=self._server_name or None, **kwargs)
+        # Old releases of urllib3 give the option to a connection without TLS, too, which does not know it.
+        if self._server_name:
+            kwargs["assert_hostname"] = self._server_name
+        super().init_poolmanager(*args, **kwargs)
         self.poolmanager.pool_classes_by_scheme = {"http": _Pool, "https": _TlsPool}
 
     def build_response(self, req: requests.PreparedRequest, resp: Any) -> requests.Response:
