@@ -245,7 +245,7 @@ def stages(profile: str, out: str, more: list[str], gpus: int) -> list[tuple[str
         ("near", [python, "-m", "pytest_nixl.cli", "facts", "--near"]),
         ("facts", [python, "-m", "pytest_nixl.cli", "facts", "--output", f"{out}/facts.json"]),
         ("recorded", [python, "-m", "pytest_nixl.cli", "facts", "--record", f"{out}/recorded"]),
-        ("doctor", [python, "-m", "pytest_nixl.cli", "doctor", "--profile", profile]),
+        ("doctor", [python, "-m", "pytest_nixl.cli", "doctor", "-v", "--profile", profile]),
         # Host memory comes first: if this stage fails, the GPUs are not the cause.
         run("pytest-host", ("bandwidth",), "--nixl-memory=DRAM:DRAM", "--nixl-blocks=64KiB,4MiB"),
         run("pytest-gpu", SUITES, "--nixl-level=extended", "--nixl-memory=VRAM:VRAM,DRAM:VRAM,VRAM:DRAM",

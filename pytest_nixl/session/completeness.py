@@ -6,7 +6,6 @@ A run that ended early is INTERRUPTED. It never passes, because the remaining ch
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
@@ -193,8 +192,8 @@ def refuse_exit_code_0(session: pytest.Session, error: BaseException) -> None:
     elif isinstance(error, SystemExit):
         error.code = error.code or interrupted
         session.exitstatus = error.code if isinstance(error.code, int) else pytest.ExitCode.TESTS_FAILED
-    else:  # Python ends with it: by SIGINT, or with 1 after a traceback
-        session.exitstatus = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+    else:  # Ctrl-C again changes nothing; Python ends with 1 after another traceback
+        session.exitstatus = interrupted if isinstance(error, KeyboardInterrupt) else 1
 
 
 _COMPLETENESS = pytest.StashKey[Completeness]()

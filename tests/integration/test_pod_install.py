@@ -46,7 +46,7 @@ def test_the_environment_sees_the_packages_of_the_image_and_replaces_none(tmp_pa
     assert runs[0][:2] == runs[1][:2], "NIXL and numpy are those of the image"
     assert runs[1][2].startswith(str(tmp_path / "check"))
     done = subprocess.run(
-        [tmp_path / "check/bin/pytest-nixl", "doctor", "--image"], cwd=tmp_path, env=environment(), check=False,
+        [tmp_path / "check/bin/pytest-nixl", "doctor", "--image", "-v"], cwd=tmp_path, env=environment(), check=False,
         capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert re.search(r"^PASS +nixl-loads +nixl-cu12 ", done.stdout, re.MULTILINE), done.stdout + done.stderr

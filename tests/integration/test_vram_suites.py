@@ -291,13 +291,14 @@ def test_suites_pass_with_gpu_memory(
     """One run for all of them."""
     path = profile(tmp_path / "expected.toml", CUDA_IPC)
     options = ("--nixl-memory=VRAM:VRAM", "--nixl-blocks=64KiB", f"--nixl-op={','.join(ops)}", "--nixl-kv-tokens=64")
-    done = run(*suites, *options, "-rA", *SHORT[:2], f"--nixl-profile={path}", env=driver)
+    report = tmp_path / "verdict.json"
+    done = run(*suites, *options, "-rA", *SHORT[:2], f"--nixl-profile={path}", f"--nixl-report={report}", env=driver)
     assert done.code == 0, done.output
     passed = {f"{op} VRAM:VRAM": ("cuda_ipc/cuda", "PASS") for op in ops}
     assert rows(done) == passed, done.output
     requests = rf"^UCX VRAM:VRAM .* over cuda_ipc/cuda: {2 * len(ops)} PASS$"
     assert re.search(requests, done.output, re.MULTILINE), done.output
-    assert "UCX READ VRAM:VRAM of 64KiB, 2 GPUs at once" in done.output
+    assert "UCX READ VRAM:VRAM of 64KiB, 2 GPUs at once" in report.read_text()
     for test in (
         "test_the_initiator_is_told_that_its_target_died",
         "test_a_target_that_dies_is_named_and_the_initiator_lives",
