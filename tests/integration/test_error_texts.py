@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from helpers.cli_run import environment
+from helpers.cli_run import ROOT, environment
 
 from pytest_nixl.cli.log_scan import LogScan, read_messages
 from pytest_nixl.core.texts import parse_texts, text_file
@@ -179,3 +179,9 @@ def test_texts_of_libraries_are_in_the_installed_wheel() -> None:
                 data = Path(os.fspath(file.locate())).read_bytes().lower()
                 missing -= {literal for literal in missing if literal in data}
     assert {titles[literal] for literal in missing} <= NOT_IN_THE_WHEEL
+
+
+def test_the_suites_that_an_entry_names_exist() -> None:
+    named = set(re.findall(r"pytest suites/(\w+)", (ROOT / "docs/reference/error-texts.toml").read_text(encoding="utf-8")))
+    assert named
+    assert [name for name in sorted(named) if not list((ROOT / "suites" / name).glob("test_*.py"))] == []
