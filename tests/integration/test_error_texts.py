@@ -182,6 +182,7 @@ def test_texts_of_libraries_are_in_the_installed_wheel() -> None:
 
 
 def test_the_suites_that_an_entry_names_exist() -> None:
-    named = set(re.findall(r"pytest suites/(\w+)", (ROOT / "docs/reference/error-texts.toml").read_text(encoding="utf-8")))
+    text = (ROOT / "docs/reference/error-texts.toml").read_text(encoding="utf-8")
+    named = set(re.findall(r"pytest suites/(\w+)", text))
     assert named
     assert [name for name in sorted(named) if not list((ROOT / "suites" / name).glob("test_*.py"))] == []
