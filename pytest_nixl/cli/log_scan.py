@@ -8,7 +8,8 @@ speaker's sign and the lines before compared. No comparison looks further than a
 may have any length.
 
 An error of a known program that has no entry is explained by its class: the part of the program that reports it (its
-source file) and the reason (the text of an errno or of a status). A class counts only on lines that no entry matches.
+source file) and the reason (the text of an errno or of a status). A class counts only on lines that no entry matches,
+unless its reason alone is the cause, such as too many open files.
 """
 
 from __future__ import annotations
@@ -137,6 +138,7 @@ class Message:
     :param after: one of these must be on the line or on a line shortly before it; empty: no condition.
     :param signed: the form is too short to be known without its speaker's sign.
     :param source: of a class: the source files whose errors it explains. It has no forms.
+    :param decides: of a class: its reason is the cause, whatever failed for it: it counts before an entry.
     """
 
     title: str
@@ -149,6 +151,7 @@ class Message:
     signed: bool
     fields: Mapping[str, Any]
     source: re.Pattern[bytes] | None = None
+    decides: bool = False
 
     @property
     def is_class(self) -> bool:
@@ -200,6 +203,7 @@ def read_messages(document: Mapping[str, Any]) -> tuple[tuple[Message, ...], dic
                 signed=error.get("signed", False),
                 fields=error,
                 source=re.compile(error["source"].lower().encode()) if is_class else None,
+                decides=error.get("decides", False),
             )
         )
     return tuple(messages), speakers
@@ -257,7 +261,8 @@ class LogScan:
         for speaker in self._speakers.values():
             for part in speaker.error_parts:
                 for line, position in _candidates(text, part, start):
-                    if line not in best and (error_class := self._class_of(text, line, position, speaker)) is not None:
+                    error_class = self._class_of(text, line, position, speaker)
+                    if error_class is not None and (line not in best or error_class.decides):
                         best[line] = {error_class: 0}
         offset, number = start, self.line_count + 1
         for line, messages in sorted(best.items()):

@@ -28,6 +28,8 @@ AS_GIVEN = "--as-given"
 #: The options of this command that take a value, and those that take none. Every other option is pytest's.
 _VALUED = ("--backend", "--nixl-backend", "--profile", "--nixl-profile", "--nixl-level", "--suite")
 _PLAIN = (AS_GIVEN, "--no-gate", "--print", "-h", "--help")
+#: The short options of pytest and its common plugins that take a value. Other short ones, such as -x, take none.
+_SHORT_VALUED = ("-c", "-k", "-m", "-n", "-o", "-p", "-r", "-W")
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -78,7 +80,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Separate the arguments of ``pytest-nixl run`` from those of pytest.
 
-    An option that is not ours is pytest's, and so is the word after it, unless the option has its value behind ``=``.
+    An option that is not ours is pytest's, and so is the word after it, unless the option has its value behind ``=``
+    or takes none.
     After ``--`` only an option of pytest's for which this command has an argument is ours, and with ``--as-given``
     nothing.
 
@@ -91,18 +94,24 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
     value_of: list[str] | None = None
     options: tuple[str, ...] = (*_VALUED, *_PLAIN)
     for word in words:
-        flag, equals, _ = word.partition("=")
+        flag = word.partition("=")[0]
         if word == SEPARATOR and positional is ours:
             positional = theirs
             options = () if AS_GIVEN in ours else tuple(option for option in _VALUED if option.startswith("--nixl-"))
         elif word.startswith("-"):
             side = ours if flag in options else theirs
             side.append(word)
-            value_of = None if equals or flag in _PLAIN else side
+            value_of = side if _takes_next(word) else None
         else:
             (positional if value_of is None else value_of).append(word)
             value_of = None
     return ours, theirs
+
+
+def _takes_next(option: str) -> bool:
+    """Return whether the word after an option is its value, as far as this command can know."""
+    switches = (*_PLAIN, *(known.flag for known in OPTIONS if known.switch))
+    return option in _SHORT_VALUED or (option.startswith("--") and "=" not in option and option not in switches)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -166,6 +175,8 @@ def _free(page: str) -> str:
 def _chosen(arguments: argparse.Namespace) -> RunChoice:
     facts = None
     level = arguments.level or arguments.named_level
+    if arguments.named_level not in (None, level):
+        raise ValueError(f"two levels are given, {level} and {arguments.named_level}: expected one")
     if needs_facts(level, arguments.backend):
         from pytest_nixl.host.facts import gather
         from pytest_nixl.host.recorded_tree import FactsRoot

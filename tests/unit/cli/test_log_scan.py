@@ -168,6 +168,12 @@ def test_an_entry_counts_before_a_class() -> None:
     assert [(seen.line, seen.message.weight) for seen in scan(log).seen()] == [(2, "likely"), (1, "likely")]
 
 
+def test_a_reason_that_is_the_cause_counts_before_an_entry() -> None:
+    failed = "[1] mlx5_devx.c:77 UCX ERROR mlx5dv_devx_obj_create(CQ) failed, syndrome 0x1: {}"
+    assert titles(failed.format("Too many open files")) == ["UCX: Too many open files"]
+    assert titles(failed.format("Remote I/O error")) == ["mlx5dv_devx_obj_create(…) failed"]
+
+
 def test_a_line_has_one_finding_that_of_the_longest_form() -> None:
     line = "E1127 10:00:00.1  77 nixl_etcd_metadata_backend.cpp:73] Failed to store agent a in etcd: "
     assert titles(f"{line}the target uri is not valid") == ["the target uri is not valid"]
