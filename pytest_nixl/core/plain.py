@@ -12,7 +12,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from pytest_nixl.core.strict import TEXTS, StrictError, check, form_of
 
@@ -52,7 +52,7 @@ def from_plain(kind: type[T], data: Any, *, exact: bool = False) -> T:
     :raises ValueError: the values do not fit the class.
     """
     try:
-        restored: T = check(form_of(kind, sys.maxsize, exact=exact), data, kind.__name__)
+        restored: T = check(form_of(cast(Any, kind), sys.maxsize, exact=exact), data, kind.__name__)
     except StrictError as error:
         raise ValueError(str(error)) from None
     return restored

@@ -166,7 +166,7 @@ def form_of(annotation: Any, most: int = MOST_ITEMS, *, exact: bool = False) -> 
     if issubclass(kind, Enum):
         return Restored(Any, kind)
     hints = get_type_hints(kind, include_extras=True)
-    if is_typeddict(kind):
+    if is_typeddict(annotation):
         return _Fields({name: part(hint) for name, hint in hints.items()}, kind.__required_keys__)
     if arguments:  # Fact is the only generic dataclass
         hints["value"] = arguments[0] | None

@@ -55,7 +55,7 @@ def test_a_whole_number_is_a_float_and_a_field_with_a_default_may_be_missing() -
     found = from_plain(Whole, few)
     assert found == Whole((Part("a", 2.0),), (3, "b"), Colour.RED)
     assert type(found.parts[0].size) is float
-    with pytest.raises(ValueError, match="^Whole has no field 'more'$"):
+    with pytest.raises(ValueError, match=r"^Whole has no field 'more'$"):
         from_plain(Whole, few, exact=True)
 
 
