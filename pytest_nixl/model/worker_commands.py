@@ -119,7 +119,7 @@ def _accept(extension: Extension, loaded: Any) -> WorkerCommand:
     if isfunction(loaded):
         return command_of(loaded)
     if not isinstance(loaded, WorkerCommand) or not loaded.function:
-        raise extension.fault("is not a WorkerCommand whose function is given as module:function")
+        raise extension.fault("is not an annotated function, and not a WorkerCommand with a function")
     return loaded
 
 
