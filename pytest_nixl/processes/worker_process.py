@@ -16,8 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from pytest_nixl.core.errors import GpuMemoryError
-from pytest_nixl.core.peer_failure import peer_failure_remedy
-from pytest_nixl.core.rdma_fault import MEMLOCK_REMEDY, PORT_REMEDY, failed_device, refused_locks
+from pytest_nixl.core.rdma_fault import MEMLOCK_REMEDY, PORT_REMEDY, failed_device, peer_failure_remedy, refused_locks
 from pytest_nixl.core.resource_limits import (
     ADDRESS_SPACE_REMEDY,
     AGENT_NEEDS,

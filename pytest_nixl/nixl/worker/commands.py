@@ -22,7 +22,7 @@ from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
 from pytest_nixl.core.strict import Number, RefTo, StrictError, Text, check
 from pytest_nixl.core.wire import Ref
 from pytest_nixl.model.carrier_bytes import CarrierBytes
-from pytest_nixl.model.lost_packets import read_loss_counters
+from pytest_nixl.model.device_counters import read_loss_counters
 from pytest_nixl.model.worker_commands import (
     DESCRIPTOR_LISTS,
     WORKER_COMMANDS,
