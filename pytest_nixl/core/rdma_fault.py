@@ -210,7 +210,8 @@ def _faults(environ: Mapping[str, str], root: Path) -> Iterator[tuple[str, str]]
 
 
 def _of_device(device: Path, environ: Mapping[str, str], root: Path) -> Iterator[tuple[str, str]]:
-    node = next((path for path in (root / "sys/class/infiniband_verbs").glob("uverbs*") if _is_of(path, device)), None)
+    nodes = (root / "sys/class/infiniband_verbs").glob("uverbs*")
+    node = next((path for path in nodes if _read(path / "ibdev") == device.name), None)
     if node is None:
         yield f"the kernel has no uverbs node for {device.name}", "load its module on the host: `modprobe ib_uverbs`"
         return
@@ -240,18 +241,13 @@ def _of_gids(device: Path, port: Path, environ: Mapping[str, str]) -> Iterator[t
             f"UCX_IB_GID_INDEX={index} names no GID of {device.name}'s port {port.name}, which has {has}",
             GID_INDEX_REMEDY,
         )
-    elif all(gid.startswith("fe80:") for gid in gids.values()) and _has_no_address(interface):
+    elif (
+        all(gid.startswith("fe80:") for gid in gids.values())
+        and os.path.isdir(f"/sys/class/net/{interface}")
+        and not ask_addresses().get(interface)
+    ):
         gid = next(iter(gids.values()))
         yield f"{device.name}'s port {port.name} has only a link-local GID ({gid}): {interface} has no address", remedy
-
-
-def _has_no_address(interface: str) -> bool:
-    """Return whether a network interface of this process's namespace has no IP address."""
-    return os.path.isdir(f"/sys/class/net/{interface}") and not ask_addresses().get(interface)
-
-
-def _is_of(node: Path, device: Path) -> bool:
-    return _read(node / "ibdev") == device.name
 
 
 def _may_lock(root: Path) -> bool:

@@ -231,10 +231,6 @@ def _read_union(form: UnionType, value: Any) -> Any:
     raise _differs(value, " or ".join("null" if kind is type(None) else kind.__name__ for kind in form.__args__))
 
 
-def _read_none(form: None, value: Any) -> None:
-    _read_class(type(None), value)
-
-
 def _read_number(form: Number, value: Any) -> Any:
     kinds: tuple[type, ...] = (int,) if form.whole else (int, float)
     # bool is a subclass of int, so compare types. NaN fails the comparison.
@@ -256,10 +252,6 @@ def _read_reference(form: RefTo, value: Any) -> Any:
     if getattr(value, "kind", None) != form.kind:
         raise _differs(value, f"a reference to an object of kind {form.kind!r}")
     return value
-
-
-def _read_restored(form: Restored, value: Any) -> Any:
-    return form.build(_read(form.form, value))
 
 
 def _read_one_of(form: OneOf, value: Any) -> Any:
@@ -338,7 +330,7 @@ _READERS: Mapping[type, Callable[[Any, Any], Any]] = {
     Number: _read_number,
     OneOf: _read_one_of,
     RefTo: _read_reference,
-    Restored: _read_restored,
+    Restored: lambda form, value: form.build(_read(form.form, value)),
     Text: _read_text,
     UnionType: _read_union,
     _Fields: _read_fields,
@@ -346,7 +338,7 @@ _READERS: Mapping[type, Callable[[Any, Any], Any]] = {
     tuple: _read_items,
     type: _read_class,
     type(Any): lambda _, value: value,
-    type(None): _read_none,
+    type(None): lambda _, value: _read_class(type(None), value),
 }
 
 

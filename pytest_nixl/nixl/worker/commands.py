@@ -61,8 +61,6 @@ Part: TypeAlias = tuple[Count, Place, Place]
 
 
 class Corruption(TypedDict):
-    """The wrong bytes of a buffer, and the first of them."""
-
     wrong_bytes: Count
     total_bytes: Count
     offset: Count
@@ -71,14 +69,10 @@ class Corruption(TypedDict):
 
 
 class CorruptTransfer(Corruption):
-    """The wrong bytes of a transfer, and its number."""
-
     transfer: Count
 
 
 class CorruptTransfers(TypedDict):
-    """The number of corrupt transfers, and the first of them."""
-
     corrupt: Count
     first: CorruptTransfer | None
 
@@ -105,16 +99,12 @@ class MeasuredTransfers(TypedDict):
 
 
 class AllocatedBuffer(TypedDict):
-    """A buffer, its address, and its device."""
-
     buffer: BufferRef
     address: Count
     device: Count
 
 
 class CreatedAgent(TypedDict):
-    """An agent, and the versions of what was loaded for it."""
-
     agent: AgentRef
     versions: dict[str, Annotated[str, Text(1024)]]
 
@@ -138,8 +128,6 @@ class VisibleGpus(TypedDict):
 
 
 class LoadedNixl(TypedDict, total=False):
-    """NIXL's version, its package and its file."""
-
     nixl: Line
     nixl_package: Line
     nixl_module: Line
@@ -154,8 +142,6 @@ class WorkerProcess(LoadedNixl):
 
 
 class StartedProgram(TypedDict):
-    """A program, and its process id."""
-
     program: ProgramRef
     pid: Count
 

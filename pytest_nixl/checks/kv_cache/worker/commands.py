@@ -65,8 +65,6 @@ class WrongBlock(TypedDict):
 
 
 class PreparedRequests(TypedDict):
-    """Requests, and the seconds that it took to prepare them."""
-
     requests: RequestsRef
     seconds: Seconds
 
