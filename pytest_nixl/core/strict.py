@@ -165,15 +165,16 @@ def form_of(annotation: Any, most: int = MOST_ITEMS, *, exact: bool = False) -> 
         return Restored(str, TEXTS[annotation])
     if issubclass(kind, Enum):
         return Restored(Any, kind)
-    hints = get_type_hints(kind, include_extras=True)
+    record: Any = kind
+    hints = get_type_hints(record, include_extras=True)
     if is_typeddict(annotation):
-        return _Fields({name: part(hint) for name, hint in hints.items()}, kind.__required_keys__)
+        return _Fields({name: part(hint) for name, hint in hints.items()}, record.__required_keys__)
     if arguments:  # Fact is the only generic dataclass
         hints["value"] = arguments[0] | None
-    optional = {field.name for field in fields(kind) if (field.default, field.default_factory) != (MISSING, MISSING)}
-    forms = {field.name: part(hints[field.name]) for field in fields(kind)}
+    optional = {field.name for field in fields(record) if (field.default, field.default_factory) != (MISSING, MISSING)}
+    forms = {field.name: part(hints[field.name]) for field in fields(record)}
     return Restored(
-        _Fields(forms, frozenset(forms if exact else forms.keys() - optional)), functools.partial(_build, kind)
+        _Fields(forms, frozenset(forms if exact else forms.keys() - optional)), functools.partial(_build, record)
     )
 
 
