@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from pytest_nixl.model.samples import Samples as Samples
     from pytest_nixl.model.settings import Settings as Settings
     from pytest_nixl.model.verdicts import Judgement as Judgement, Outcome as Outcome, Verdict as Verdict
-    from pytest_nixl.model.worker_command import WorkerCommand as WorkerCommand
+    from pytest_nixl.model.worker_commands import WorkerCommand as WorkerCommand
     from pytest_nixl.nixl.agent import Agents as Agents, NixlAgent as NixlAgent
     from pytest_nixl.nixl.agent_calls import DescriptorList as DescriptorList, TransferTelemetry as TransferTelemetry
     from pytest_nixl.nixl.backends import (
@@ -144,7 +144,7 @@ _MODULES = {
     "nixl.agent": ("Agents", "NixlAgent"),
     "nixl.agent_calls": ("DescriptorList", "TransferTelemetry"),
     "nixl.backends": ("BACKENDS", "Backend", "between_agents", "shake_hands"),
-    "model.worker_command": ("WorkerCommand",),
+    "model.worker_commands": ("WorkerCommand",),
     "nixl.backends.ucx": ("UcxBackend",),
     "nixl.buffer": ("Buffer",),
     "nixl.endpoint_reading": ("ReadOutcome",),

@@ -16,7 +16,7 @@ from pytest_nixl.cluster.group import JoinRefusedError
 from pytest_nixl.cluster.peer_server import Ending
 from pytest_nixl.cluster.rank_session import RankSession
 from pytest_nixl.core.errors import NixlPluginError
-from pytest_nixl.core.own_version import own_version
+from pytest_nixl.core.extras import own_version
 from pytest_nixl.core.signals import sigterm_ends_in_order
 from pytest_nixl.model.conclusion import failed_beside, summary_line, told
 from pytest_nixl.model.results import Result

@@ -20,7 +20,7 @@ from importlib import import_module
 from typing import NoReturn, TextIO
 
 from pytest_nixl.core.errors import NixlPluginError
-from pytest_nixl.core.own_version import own_version
+from pytest_nixl.core.extras import own_version
 from pytest_nixl.core.strict import error_text, printable
 
 PASSED, FAILED, COULD_NOT_RUN = 0, 1, 2

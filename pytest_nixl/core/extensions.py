@@ -125,16 +125,25 @@ def _loaded(entry: EntryPoint) -> Any:
 class Registry(MutableMapping[str, T]):
     """A table by name: first what pytest-nixl brings, then what other distributions add.
 
-    :param own: what pytest-nixl brings.
+    :param own: what pytest-nixl brings, or a function that returns it when it is first needed.
     :param accept: returns a loaded extension as it is used; raises :meth:`Extension.fault` if it cannot be.
 
     A look-up of an own name reads no entry point; iterating reads all, and so refuses a name that has two owners.
     """
 
-    def __init__(self, point: ExtensionPoint, own: Mapping[str, T], accept: Callable[[Extension, Any], T]) -> None:
+    def __init__(
+        self,
+        point: ExtensionPoint,
+        own: Mapping[str, T] | Callable[[], Mapping[str, T]],
+        accept: Callable[[Extension, Any], T],
+    ) -> None:
         self.point = point
-        self._own = dict(own)
+        self._source = own
         self._accept = accept
+
+    @functools.cached_property
+    def _own(self) -> dict[str, T]:
+        return dict(self._source() if callable(self._source) else self._source)
 
     def extensions(self) -> dict[str, Extension]:
         """Return what others add, by name, not loaded. :raises ExtensionError: if a name has two owners."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command that installs what an extra of this package contains."""
+"""The installed pytest-nixl: its version, and the command that installs what an extra contains."""
 
 from __future__ import annotations
 
@@ -21,3 +21,11 @@ def pip_install(extra: str) -> str:
     parts = [text.partition(";") for text in required]
     packages = [package.strip() for package, _, condition in parts if marker.search(condition)]
     return f"pip install {shlex.join(packages) or shlex.quote(f'pytest-nixl[{extra}]')}"
+
+
+def own_version() -> str:
+    """Return the version of the installed pytest-nixl; ``from a clone`` if it is not installed."""
+    try:
+        return importlib.metadata.version("pytest-nixl")
+    except importlib.metadata.PackageNotFoundError:
+        return "from a clone"

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from pytest_nixl.core.addresses import ask_addresses
+from pytest_nixl.core.words import named
 
 #: What to do about each cause. The doctor's check ucx-uses-rdma says the same.
 PORT_REMEDY = "check the cable, the switch and the subnet manager (`ibstat`, `rdma link`)"
@@ -209,7 +210,8 @@ def _faults(environ: Mapping[str, str], root: Path) -> Iterator[tuple[str, str]]
 
 
 def _of_device(device: Path, environ: Mapping[str, str], root: Path) -> Iterator[tuple[str, str]]:
-    node = next((path for path in (root / "sys/class/infiniband_verbs").glob("uverbs*") if _is_of(path, device)), None)
+    nodes = (root / "sys/class/infiniband_verbs").glob("uverbs*")
+    node = next((path for path in nodes if _read(path / "ibdev") == device.name), None)
     if node is None:
         yield f"the kernel has no uverbs node for {device.name}", "load its module on the host: `modprobe ib_uverbs`"
         return
@@ -239,18 +241,13 @@ def _of_gids(device: Path, port: Path, environ: Mapping[str, str]) -> Iterator[t
             f"UCX_IB_GID_INDEX={index} names no GID of {device.name}'s port {port.name}, which has {has}",
             GID_INDEX_REMEDY,
         )
-    elif all(gid.startswith("fe80:") for gid in gids.values()) and _has_no_address(interface):
+    elif (
+        all(gid.startswith("fe80:") for gid in gids.values())
+        and os.path.isdir(f"/sys/class/net/{interface}")
+        and not ask_addresses().get(interface)
+    ):
         gid = next(iter(gids.values()))
         yield f"{device.name}'s port {port.name} has only a link-local GID ({gid}): {interface} has no address", remedy
-
-
-def _has_no_address(interface: str) -> bool:
-    """Return whether a network interface of this process's namespace has no IP address."""
-    return os.path.isdir(f"/sys/class/net/{interface}") and not ask_addresses().get(interface)
-
-
-def _is_of(node: Path, device: Path) -> bool:
-    return _read(node / "ibdev") == device.name
 
 
 def _may_lock(root: Path) -> bool:
@@ -263,3 +260,37 @@ def _read(path: Path) -> str:
         return path.read_text(errors="replace").strip()
     except OSError:
         return ""
+
+
+_NO_HANDLER = "no peer failure handler"
+#: UCX's warning about devices that it was told to use, with the devices that it has.
+_NOT_AVAILABLE = re.compile(r"network devices? ('.*') (?:is|are) not available, please use one or more of: (.*)")
+_TCP_DEVICE = re.compile(r"'([^']+)'\(tcp\)")
+
+
+def peer_failure_remedy(log: str, environ: Mapping[str, str]) -> str:
+    """Return what to do if UCX says that no transport handles the failure of a peer; empty if it does not say so.
+
+    :param log: the stdout and stderr of the process that uses UCX.
+    :param environ: the variables of that process.
+    """
+    if _NO_HANDLER not in log:
+        return ""
+    devices, transports = environ.get("UCX_NET_DEVICES", "all"), environ.get("UCX_TLS", "all")
+    warning = _NOT_AVAILABLE.search(log)
+    if devices not in ("", "all"):
+        absent = re.findall("'([^']*)'", warning[1]) if warning else []
+        there = [name for name in devices.split(",") if name not in absent]
+        offered = _TCP_DEVICE.findall(warning[2]) if warning else []
+        tcp = next((name for name in (*offered, *ask_addresses()) if name != "lo" and name not in there), "lo")
+        value = shlex.quote(",".join([*there, tcp]))
+        unknown = f"correct {named(absent)} in UCX_NET_DEVICES, and " if absent else ""
+        return (
+            f"{unknown}add a TCP device (`export UCX_NET_DEVICES={value}`), or unset UCX_NET_DEVICES: NIXL needs a "
+            "transport that notices a failed peer"
+        )
+    if transports not in ("", "all"):
+        return "add tcp to UCX_TLS, or unset UCX_TLS: NIXL needs a transport that notices a failed peer"
+    return (
+        "bring up a network interface with an address: NIXL needs a transport that notices a failed peer, such as TCP"
+    )

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
 import json
 import math
+import operator
 import re
 import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from enum import Enum
 from types import UnionType
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias, Union, get_args, get_origin, get_type_hints, is_typeddict
 from unicodedata import category
 
 #: Maximum size of a value in bytes, and maximum nesting of lists and objects in it.
@@ -23,6 +26,10 @@ MOST_BYTES, MOST_DEPTH = 1 << 21, 32
 #: Maximum number of digits of an integer, enough for 64 bits.
 _DIGITS = 20
 _SHOWN = 60
+#: Maximum number of items of a list or an object, unless its form has another one.
+MOST_ITEMS = 1 << 16
+#: The least integer that :func:`check` does not convert to a float.
+_TOO_LARGE = 1 << 1023
 #: A character that may not be printable.
 _UNUSUAL = re.compile(r"[^\n\t -~]")
 #: A JSON string, whose brackets do not count, or a bracket. An unterminated string matches too, so one pass suffices.
@@ -62,7 +69,7 @@ class Every:
     """Form of a list of at most ``most`` items that all have ``form``; with ``keys``, of an object with such values."""
 
     form: Any
-    most: int = 1 << 16
+    most: int = MOST_ITEMS
     keys: bool = False
 
 
@@ -73,9 +80,23 @@ class RefTo:
     kind: str
 
 
-#: A form for :func:`check`: one of the above, a type, None, a tuple with the forms of a list's items, or a dict of
-#: forms by field name. ``"name?"`` marks an optional field; ``"*"`` is the form of all fields without a name here.
+@dataclass(frozen=True)
+class Restored:
+    """Form of a value from which ``build`` makes the object that :func:`check` returns in its place."""
+
+    form: Any
+    build: Callable[[Any], Any]
+
+
+#: A form for :func:`check` is a type annotation. ``Annotated[int, Number(0, 9)]`` bounds a value by one of the above,
+#: which is a form by itself, too. A tuple has the forms of a list's items, and a dict those of an object's fields:
+#: ``"name?"`` marks an optional field; ``"*"`` is the form of all fields without a name here.
 Form: TypeAlias = Any
+
+#: Classes whose objects are not taken apart.
+ATOMS: set[type] = {str, int, float, bool, bytes, list, dict, type(None)}
+#: The function that reads objects of a class from the text that ``str`` gives.
+TEXTS: dict[type, Callable[[str], Any]] = {}
 
 
 def loads(data: bytes, *, most: int = MOST_BYTES, depth: int = MOST_DEPTH) -> Any:
@@ -102,63 +123,171 @@ def loads(data: bytes, *, most: int = MOST_BYTES, depth: int = MOST_DEPTH) -> An
         raise StrictError(f"it is not JSON ({shorten(str(error))})") from None
 
 
-def check(form: Form, value: Any, where: str = "it") -> None:
-    """Check that a decoded value has the given form.
+def check(form: Form, value: Any, where: str = "it") -> Any:
+    """Check that a decoded value has the given form, and return it: an object in place of each dataclass's fields.
 
     :param where: name of the value in messages.
     :raises StrictError: if it differs; the message names the first part that differs.
     """
-    if isinstance(form, Every):
-        _check_every(form, value, where)
-    elif isinstance(form, dict):
-        _check_fields(form, value, where)
-    elif isinstance(form, tuple):
-        if not isinstance(value, list) or len(value) != len(form):
-            raise StrictError(f"{where} is {shorten(value)}: expected a list of {len(form)}")
-        for number, (part, item) in enumerate(zip(form, value, strict=True)):
-            check(part, item, f"{where}[{number}]")
-    elif isinstance(form, OneOf):
-        _check_one_of(form, value, where)
-    elif isinstance(form, RefTo):
-        if getattr(value, "kind", None) != form.kind:
-            raise StrictError(f"{where} is {shorten(value)}: expected a reference to an object of kind {form.kind!r}")
-    else:
-        _check_scalar(form, value, where)
+    try:
+        return _read(form, value)
+    except _MisfitError as misfit:
+        raise StrictError(misfit.describe(where)) from None
 
 
-def _check_scalar(form: Form, value: Any, where: str) -> None:
-    if form is Any:
-        return
-    if form is None:
-        if value is not None:
-            raise StrictError(f"{where} is {shorten(value)}: expected null")
-    elif isinstance(form, Number):
-        kinds: tuple[type, ...] = (int,) if form.whole else (int, float)
-        # bool is a subclass of int, so compare types. NaN fails the comparison.
-        if type(value) not in kinds or not form.least <= value <= form.most:
-            expected = "an integer" if form.whole else "a number"
-            raise StrictError(f"{where} is {shorten(value)}: expected {expected} from {form.least:g} to {form.most:g}")
-    elif isinstance(form, Text):
-        if not isinstance(value, str) or len(value) > form.most:
-            raise StrictError(f"{where} is {shorten(value)}: expected a text of at most {form.most} characters")
-        if form.pattern and not re.fullmatch(form.pattern, value):
-            raise StrictError(f"{where} is {shorten(value)}: expected a text that matches {form.pattern}")
-    else:
-        kinds_of_union = form.__args__ if isinstance(form, UnionType) else (form,)
-        if type(value) not in kinds_of_union:
-            names = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds_of_union)
-            raise StrictError(f"{where} is {shorten(value)}: expected {names}")
+@functools.cache
+def form_of(annotation: Any, most: int = MOST_ITEMS, *, exact: bool = False) -> Form:
+    """Return the form that a type annotation stands for.
+
+    :param most: maximum number of items of a list or an object.
+    :param exact: whether no field of a dataclass may be missing, even if it has a default.
+    """
+    part = functools.partial(form_of, most=most, exact=exact)
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return arguments[1]
+    if origin in (UnionType, Union):
+        if ATOMS.issuperset(arguments):
+            return functools.reduce(operator.or_, arguments)
+        null_first = sorted(arguments, key=lambda argument: argument is not type(None))  # an error names the last form
+        return OneOf(tuple(map(part, null_first)))
+    if origin is tuple and arguments[-1] is not ...:
+        return Restored(tuple(map(part, arguments)), tuple)
+    if origin in (tuple, list):
+        every = Every(part(arguments[0]), most)
+        return Restored(every, tuple) if origin is tuple else every
+    if origin in (dict, Mapping):
+        return Every(part(arguments[1]), most, keys=True)
+    kind: Any = origin or annotation
+    if annotation is Any or annotation in ATOMS or not isinstance(kind, type):
+        return annotation
+    if annotation in TEXTS:
+        return Restored(str, TEXTS[annotation])
+    if issubclass(kind, Enum):
+        return Restored(Any, kind)
+    record: Any = kind
+    hints = get_type_hints(record, include_extras=True)
+    if is_typeddict(annotation):
+        return _Fields({name: part(hint) for name, hint in hints.items()}, record.__required_keys__)
+    if arguments:  # Fact is the only generic dataclass
+        hints["value"] = arguments[0] | None
+    optional = {field.name for field in fields(record) if (field.default, field.default_factory) != (MISSING, MISSING)}
+    forms = {field.name: part(hints[field.name]) for field in fields(record)}
+    return Restored(
+        _Fields(forms, frozenset(forms if exact else forms.keys() - optional)), functools.partial(_build, record)
+    )
 
 
-def _check_every(form: Every, value: Any, where: str) -> None:
+def _build(kind: Any, values: dict[str, Any]) -> Any:
+    built = kind(**values)
+    if hasattr(kind, "check_plain"):
+        built.check_plain()
+    return built
+
+
+class _MisfitError(Exception):
+    """A value does not have its form; ``text`` says how, and ``path`` is where it is in the outermost value."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text, self.path = text, ""
+
+    def within(self, step: str) -> _MisfitError:
+        """Return the error for the value that this one is in."""
+        self.path = f"{step}{self.path}"
+        return self
+
+    def describe(self, where: str) -> str:
+        """Return the sentence for a value named ``where``."""
+        path = self.path.removeprefix(".") if where == "it" and self.path.startswith(".") else f"{where}{self.path}"
+        return f"{path} {self.text}"
+
+
+def _differs(value: Any, expected: str) -> _MisfitError:
+    return _MisfitError(f"is {shorten(value)}: expected {expected}")
+
+
+def _read(form: Form, value: Any) -> Any:
+    reader = _READERS.get(type(form))
+    return reader(form, value) if reader is not None else _read(form_of(form), value)
+
+
+def _read_class(form: Any, value: Any) -> Any:
+    if type(value) is form:
+        return value
+    if form not in ATOMS:
+        return _read(form_of(form), value)
+    if form is float and type(value) is int and abs(value) < _TOO_LARGE:
+        return float(value)
+    raise _differs(value, "null" if form is type(None) else form.__name__)
+
+
+def _read_union(form: UnionType, value: Any) -> Any:
+    if not ATOMS.issuperset(form.__args__):
+        return _read(form_of(form), value)
+    if type(value) in form.__args__:
+        return value
+    if float in form.__args__ and type(value) is int:
+        return _read_class(float, value)
+    raise _differs(value, " or ".join("null" if kind is type(None) else kind.__name__ for kind in form.__args__))
+
+
+def _read_number(form: Number, value: Any) -> Any:
+    kinds: tuple[type, ...] = (int,) if form.whole else (int, float)
+    # bool is a subclass of int, so compare types. NaN fails the comparison.
+    if type(value) not in kinds or not form.least <= value <= form.most:
+        expected = "an integer" if form.whole else "a number"
+        raise _differs(value, f"{expected} from {form.least:g} to {form.most:g}")
+    return value
+
+
+def _read_text(form: Text, value: Any) -> Any:
+    if not isinstance(value, str) or len(value) > form.most:
+        raise _differs(value, f"a text of at most {form.most} characters")
+    if form.pattern and not re.fullmatch(form.pattern, value):
+        raise _differs(value, f"a text that matches {form.pattern}")
+    return value
+
+
+def _read_reference(form: RefTo, value: Any) -> Any:
+    if getattr(value, "kind", None) != form.kind:
+        raise _differs(value, f"a reference to an object of kind {form.kind!r}")
+    return value
+
+
+def _read_one_of(form: OneOf, value: Any) -> Any:
+    refusals = []
+    for part in form.forms:
+        try:
+            return _read(part, value)
+        except _MisfitError as error:
+            refusals.append(error)
+    raise refusals[-1]
+
+
+def _read_items(form: tuple[Form, ...], value: Any) -> Any:
+    if not isinstance(value, list) or len(value) != len(form):
+        raise _differs(value, f"a list of {len(form)}")
+    return [_read_part(part, item, number) for number, (part, item) in enumerate(zip(form, value, strict=True))]
+
+
+def _read_every(form: Every, value: Any) -> Any:
     if not isinstance(value, dict if form.keys else list):
-        raise StrictError(f"{where} is {shorten(value)}: expected {'an object' if form.keys else 'a list'}")
+        raise _differs(value, "an object" if form.keys else "a list")
     if len(value) > form.most:
-        raise StrictError(f"{where} has {len(value)} items: expected at most {form.most}")
-    if isinstance(value, list) and isinstance(form.form, Number) and _are_numbers(form.form, value):
-        return
-    for key, part in value.items() if isinstance(value, dict) else enumerate(value):
-        check(form.form, part, f"{where}[{shorten(key)}]")
+        raise _MisfitError(f"has {len(value)} items: expected at most {form.most}")
+    if isinstance(value, dict):
+        return {key: _read_part(form.form, part, key) for key, part in value.items()}
+    if isinstance(form.form, Number) and _are_numbers(form.form, value):
+        return value
+    return [_read_part(form.form, part, number) for number, part in enumerate(value)]
+
+
+def _read_part(form: Form, value: Any, key: Any) -> Any:
+    try:
+        return _read(form, value)
+    except _MisfitError as error:
+        raise error.within(f"[{shorten(key)}]") from None
 
 
 def _are_numbers(form: Number, values: list[Any]) -> bool:
@@ -167,30 +296,51 @@ def _are_numbers(form: Number, values: list[Any]) -> bool:
     return set(map(type, values)) <= kinds and all(form.least <= value <= form.most for value in values)
 
 
-def _check_fields(form: Mapping[str, Form], value: Any, where: str) -> None:
+@dataclass(frozen=True)
+class _Fields:
+    """The forms of an object's fields by name, and the names of those that may not be missing."""
+
+    forms: Mapping[str, Form]
+    required: frozenset[str]
+
+    @classmethod
+    def of(cls, form: Mapping[str, Form]) -> _Fields:
+        required = frozenset(name for name in form if not name.endswith("?") and name != "*")
+        return cls({name.rstrip("?"): part for name, part in form.items()}, required)
+
+
+def _read_fields(form: _Fields, value: Any) -> Any:
     if not isinstance(value, dict):
-        raise StrictError(f"{where} is {shorten(value)}: expected an object")
-    forms = {name.rstrip("?"): part for name, part in form.items()}
-    for name in value:
-        if name not in forms and "*" not in forms:
-            raise StrictError(f"{where} has an unknown field {shorten(name)}")
-    for name in form:
-        if not name.endswith("?") and name != "*" and name not in value:
-            raise StrictError(f"{where} has no field {name!r}")
-    for name, part in value.items():
-        check(forms.get(name, forms.get("*")), part, f"{where}.{_field(name)}" if where != "it" else _field(name))
+        raise _differs(value, "an object")
+    forms = form.forms
+    if "*" not in forms and (unknown := [name for name in value if name not in forms]):
+        raise _MisfitError(f"has an unknown field {shorten(unknown[0])}")
+    if missing := form.required - value.keys():
+        raise _MisfitError(f"has no field {next(name for name in forms if name in missing)!r}")
+    read, name = {}, ""
+    try:
+        for name, part in value.items():
+            read[name] = _read(forms[name] if name in forms else forms["*"], part)
+    except _MisfitError as error:
+        raise error.within(f".{_field(name)}") from None
+    return read
 
 
-def _check_one_of(form: OneOf, value: Any, where: str) -> None:
-    refusals = []
-    for part in form.forms:
-        try:
-            check(part, value, where)
-        except StrictError as error:
-            refusals.append(error)
-        else:
-            return
-    raise refusals[-1]
+_READERS: Mapping[type, Callable[[Any, Any], Any]] = {
+    Every: _read_every,
+    Number: _read_number,
+    OneOf: _read_one_of,
+    RefTo: _read_reference,
+    Restored: lambda form, value: form.build(_read(form.form, value)),
+    Text: _read_text,
+    UnionType: _read_union,
+    _Fields: _read_fields,
+    dict: lambda form, value: _read_fields(_Fields.of(form), value),
+    tuple: _read_items,
+    type: _read_class,
+    type(Any): lambda _, value: value,
+    type(None): lambda _, value: _read_class(type(None), value),
+}
 
 
 def unpack(text: str, *, most: int) -> bytes:

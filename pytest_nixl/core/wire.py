@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from pytest_nixl.core.strict import StrictError
+from pytest_nixl.core.strict import ATOMS, StrictError
 
 _SHOWN = 100
 
@@ -30,6 +30,9 @@ class Ref:
     def __deepcopy__(self, memo: dict[int, Any]) -> Ref:
         """Return itself: a copy names the same object of the same worker."""
         return self
+
+
+ATOMS.add(Ref)
 
 
 class ForeignRefError(Exception):

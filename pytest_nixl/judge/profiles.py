@@ -35,12 +35,11 @@ from pytest_nixl.judge.profile_table import (
 from pytest_nixl.model.bound import Bound
 from pytest_nixl.model.expectation import Expectation, ReferenceRun
 from pytest_nixl.model.findings import Acceptance, known_finding
-from pytest_nixl.model.image import NOTHING_WANTED, SOFTWARE, ImageRequirements
+from pytest_nixl.model.image import NOTHING_WANTED, SOFTWARE, VERSION_FORM, ImageRequirements, VersionRange
 from pytest_nixl.model.machine import Machine
 from pytest_nixl.model.memory import OPS, MemoryPair
 from pytest_nixl.model.row_key import EACH, LAST
 from pytest_nixl.model.transports import is_network
-from pytest_nixl.model.version_range import VERSION_FORM, VersionRange
 
 
 def read_image(document: ProfileTable) -> ImageRequirements:

@@ -16,8 +16,8 @@ from pytest_nixl.core.wire import Ref
 from pytest_nixl.measure.launch import Launch, versions_named
 from pytest_nixl.model import nixl_releases
 from pytest_nixl.model.carrier_bytes import CarrierBytes
+from pytest_nixl.model.device_counters import lossy_devices
 from pytest_nixl.model.findings import FindingError
-from pytest_nixl.model.lost_packets import lossy_devices
 from pytest_nixl.model.row_key import EACH, RowKey
 from pytest_nixl.model.samples import Corruption, Samples
 from pytest_nixl.model.settings import Settings
@@ -418,7 +418,7 @@ def ucx_tls_of_ranks(one: Worker, other: Worker) -> tuple[tuple[str, str], ...]:
 
 
 def loss_counters(workers: Iterable[Worker], before: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return by host what its devices count of packets, for :func:`pytest_nixl.model.lost_packets.lossy_devices`.
+    """Return by host what its devices count of packets, for :func:`pytest_nixl.model.device_counters.lossy_devices`.
 
     :param before: what this returned earlier: a host that had no counters is not asked again. None: ask all.
     """

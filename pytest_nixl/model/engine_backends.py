@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where each inference engine reads the backend of NIXL that it uses, and its default."""
+"""What engines read: the backend of NIXL that each uses, and the variable of torch's allocator of GPU memory."""
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 #: The variable that pytest-nixl and recipes of deployments read. No engine does.
@@ -56,3 +57,12 @@ ENGINE_BACKENDS = (
 def engine_backend(engine: str) -> EngineBackend | None:
     """Return where an engine reads its backend; None if that is not known."""
     return next((each for each in ENGINE_BACKENDS if each.engine == engine), None)
+
+
+#: The variable's names in torch: the older one, and that of newer releases.
+ALLOC_CONF = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+
+
+def expands_segments(text: str) -> bool:
+    """Return whether torch allocates GPU memory that CUDA IPC cannot share (ai-dynamo/nixl#1754)."""
+    return re.search(r"(?:^|,)\s*expandable_segments\s*:\s*true\b", text, re.IGNORECASE) is not None

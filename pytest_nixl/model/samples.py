@@ -10,7 +10,7 @@ from itertools import islice
 from statistics import median
 
 from pytest_nixl.model.carrier_bytes import CarrierBytes
-from pytest_nixl.model.lost_packets import LossyDevice, add_launch
+from pytest_nixl.model.device_counters import LossyDevice, add_launch
 from pytest_nixl.model.row_key import RowKey
 
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import permutations
 from pathlib import Path
 
 from pytest_nixl.core.strict import printable
@@ -161,29 +162,12 @@ class TrafficPattern:
         return f"{self.name} of {self.ranks} ranks"
 
 
-def _pairs(ranks: int) -> Iterator[tuple[int, int]]:
-    half = ranks // 2
-    yield from ((rank, rank + half) for rank in range(half))
-
-
-def _incast(ranks: int) -> Iterator[tuple[int, int]]:
-    yield from ((rank, 0) for rank in range(1, ranks))
-
-
-def _outcast(ranks: int) -> Iterator[tuple[int, int]]:
-    yield from ((0, rank) for rank in range(1, ranks))
-
-
-def _alltoall(ranks: int) -> Iterator[tuple[int, int]]:
-    yield from ((source, target) for source in range(ranks) for target in range(ranks) if source != target)
-
-
 #: The pairs of source and target of each named pattern.
 _KINDS: Mapping[str, Callable[[int], Iterator[tuple[int, int]]]] = {
-    "pairs": _pairs,
-    "incast": _incast,
-    "outcast": _outcast,
-    "alltoall": _alltoall,
+    "pairs": lambda ranks: ((rank, rank + ranks // 2) for rank in range(ranks // 2)),
+    "incast": lambda ranks: ((rank, 0) for rank in range(1, ranks)),
+    "outcast": lambda ranks: ((0, rank) for rank in range(1, ranks)),
+    "alltoall": lambda ranks: permutations(range(ranks), 2),
 }
 #: The least number of ranks for which a named pattern says something: two flows.
 _LEAST_RANKS = {"pairs": 4, "incast": 3, "outcast": 3, "alltoall": 2}

@@ -16,12 +16,16 @@ from pytest_nixl.nixl.endpoint_reading import (
     Address,
     EndpointReading,
     ReadOutcome,
+    Resolver,
+    is_address,
+    is_ipv6,
+    is_short_number,
     may_be_torn,
     quoted,
     read_as_nixl,
     read_port,
+    resolve,
 )
-from pytest_nixl.nixl.name_resolution import Resolver, is_address, is_ipv6, is_short_number, resolve
 
 #: etcd's default port for clients.
 _DEFAULT_PORT = 2379

@@ -16,8 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from pytest_nixl.core.errors import GpuMemoryError
-from pytest_nixl.core.peer_failure import peer_failure_remedy
-from pytest_nixl.core.rdma_fault import MEMLOCK_REMEDY, PORT_REMEDY, failed_device, refused_locks
+from pytest_nixl.core.rdma_fault import MEMLOCK_REMEDY, PORT_REMEDY, failed_device, peer_failure_remedy, refused_locks
 from pytest_nixl.core.resource_limits import (
     ADDRESS_SPACE_REMEDY,
     AGENT_NEEDS,
@@ -27,8 +26,7 @@ from pytest_nixl.core.resource_limits import (
 )
 from pytest_nixl.core.strict import Form, OneOf, StrictError, Text, check
 from pytest_nixl.core.wire import ForeignRefError, Ref, decode, encode
-from pytest_nixl.model.worker_command import COUNT
-from pytest_nixl.model.worker_commands import WORKER_COMMANDS
+from pytest_nixl.model.worker_commands import WORKER_COMMANDS, Count
 from pytest_nixl.processes.worker_errors import (
     GpuFullError,
     NixlAbsentError,
@@ -42,9 +40,9 @@ from pytest_nixl.processes.worker_errors import (
 #: One line: the answer to a request, or an error.
 REPLY: Form = OneOf(
     (
-        {"number": COUNT, "result": Any},
+        {"number": Count, "result": Any},
         {
-            "number": COUNT,
+            "number": Count,
             "error": {"kind": Text(64), "type": Text(1024), "message": Text(), "traceback": Text(), "remedy?": Text()},
         },
     )

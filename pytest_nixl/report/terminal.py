@@ -14,7 +14,7 @@ from importlib.util import find_spec
 import pytest
 
 from pytest_nixl.cluster.placement import Placement
-from pytest_nixl.core.own_version import own_version
+from pytest_nixl.core.extras import own_version
 from pytest_nixl.core.strict import printable
 from pytest_nixl.host import library_versions
 from pytest_nixl.judge.profiles import load_profile

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from pytest_nixl.core.own_version import own_version
+from pytest_nixl.core.extras import own_version
 from pytest_nixl.core.redaction import hide_all, hider
 from pytest_nixl.model.conclusion import VERDICT_FORMAT
 from pytest_nixl.model.results import Result, RowSummary

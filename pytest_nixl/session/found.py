@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
     from pytest_nixl.judge.run_comparison import RunComparison
     from pytest_nixl.model.figure import Figure
-    from pytest_nixl.model.raw_comparison import RawRatio
-    from pytest_nixl.model.results import RowSummary
+    from pytest_nixl.model.results import RawRatio, RowSummary
     from pytest_nixl.model.row_key import RowKey
     from pytest_nixl.model.samples import Samples
     from pytest_nixl.store.record_reader import RecordedRun

@@ -127,7 +127,6 @@ TESTS = {
     "checks/endurance/worker/cycles": "checks/test_resources checks/test_endurance",
     "nixl/worker/peer_scene": "checks/test_misuse checks/test_threads",
     "nixl/worker/s3": "checks/test_object_store nixl/test_s3_server nixl/test_store_deadlines nixl/test_obj",
-    "nixl/worker/s3_faults": "nixl/test_obj",
     "checks/telemetry/worker": "checks/test_telemetry_counts",
     "checks/faults/worker/threads": "checks/test_threads",
     "nixl/worker/tools": "nixl/test_guard processes/test_external_program",

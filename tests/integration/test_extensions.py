@@ -232,12 +232,17 @@ def count(objects, text, letter):
 
 it = WorkerCommand({"text": str, "letter": str}, {"count": int}, function=f"{__name__}:count")
 """
+ANNOTATED = """
+def it(objects, text: str, letter: str) -> dict[str, int]:
+    return {"count": text.count(letter)}
+"""
 
 
+@pytest.mark.parametrize("command", [COUNT.replace("WRONG", "0"), ANNOTATED], ids=["entry", "function"])
 def test_command_of_another_package_is_run_by_a_worker_and_its_arguments_are_checked(
-    install: Install, nixl_agent: NixlAgent
+    install: Install, nixl_agent: NixlAgent, command: str
 ) -> None:
-    install("worker_commands", "acme_count", COUNT.replace("WRONG", "0"))
+    install("worker_commands", "acme_count", command)
     worker = nixl_agent.another().worker
     assert worker.call("acme_count", text="banana", letter="a") == {"count": 3}
     with pytest.raises(WorkerError, match="invalid arguments of 'acme_count': it has no field 'letter'"):
@@ -252,7 +257,7 @@ def test_answer_of_a_command_of_another_package_is_checked(install: Install, nix
 
 def test_command_without_a_function_is_refused_with_its_package(install: Install, nixl_agent: NixlAgent) -> None:
     install("worker_commands", "acme_count", "it = 3")
-    with pytest.raises(WorkerError, match=r"'acme_count' of acme-nixl 2.0 .* is not a WorkerCommand"):
+    with pytest.raises(WorkerError, match=r"'acme_count' of acme-nixl 2.0 .* is not an annotated function"):
         nixl_agent.another().worker.call("acme_count")
 
 

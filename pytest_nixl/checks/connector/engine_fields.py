@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from pytest_nixl.checks.connector.command_line import Launch, is_resolved
 from pytest_nixl.checks.connector.containers import ConfiguredEngine
-from pytest_nixl.core.alloc_conf import ALLOC_CONF
-from pytest_nixl.model.engine_backends import GENERAL_VARIABLE
+from pytest_nixl.model.engine_backends import ALLOC_CONF, GENERAL_VARIABLE
 
 #: The most characters of a value.
 _MOST_CHARACTERS = 1 << 12

@@ -8,14 +8,13 @@ import re
 from pytest_nixl.checks.connector.engine_fields import EngineSide
 from pytest_nixl.checks.connector.relations import Mismatch, SidePair, is_loopback, reference, undecided
 from pytest_nixl.checks.connector.releases import installed, older_than
-from pytest_nixl.core.alloc_conf import expands_segments
 from pytest_nixl.etcd.endpoints import Endpoint, parse_endpoint
 from pytest_nixl.host.ucx_transports import UcxTransports
-from pytest_nixl.model.engine_backends import engine_backend
+from pytest_nixl.model.engine_backends import engine_backend, expands_segments
 from pytest_nixl.model.nixl_releases import PACKAGES, TELEMETRY_OFF, telemetry_off_raises
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.nixl.endpoint_explanation import explain
-from pytest_nixl.nixl.name_resolution import suppose
+from pytest_nixl.nixl.endpoint_reading import suppose
 
 #: NIXL's plugins that move bytes between two agents, and those that only reach storage.
 BETWEEN_AGENTS = frozenset({"UCX", "LIBFABRIC", "MOONCAKE", "UCCL", "GPUNETIO"})

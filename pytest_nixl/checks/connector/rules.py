@@ -12,8 +12,7 @@ from pytest_nixl.checks.connector.engines import LMCACHE, NIXL, ROLE
 from pytest_nixl.checks.connector.relations import Relation, different, divisible, equal, only, prefill_listens
 from pytest_nixl.checks.connector.releases import Holds
 from pytest_nixl.checks.connector.settings_read import unread_settings
-from pytest_nixl.core.alloc_conf import ALLOC_CONF
-from pytest_nixl.model.engine_backends import GENERAL_VARIABLE
+from pytest_nixl.model.engine_backends import ALLOC_CONF, GENERAL_VARIABLE
 from pytest_nixl.model.nixl_releases import TELEMETRY_VARIABLE
 
 

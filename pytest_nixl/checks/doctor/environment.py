@@ -14,12 +14,12 @@ from pytest_nixl.checks.doctor.check import (
     warned,
 )
 from pytest_nixl.checks.doctor.network import devices_named
-from pytest_nixl.core.alloc_conf import ALLOC_CONF, expands_segments
 from pytest_nixl.core.words import named, plural
 from pytest_nixl.host.cuda_visible import visible
 from pytest_nixl.host.driver_questions import VISIBLE_DEVICES
 from pytest_nixl.host.etcd import ETCD_VARIABLES
 from pytest_nixl.host.facts import Facts
+from pytest_nixl.model.engine_backends import ALLOC_CONF, expands_segments
 from pytest_nixl.model.verdicts import Judgement
 
 #: The names of libfabric's providers, without utility providers (after the ``;``).

@@ -8,7 +8,7 @@ import os
 from pytest_nixl.checks.doctor.check import Requirements, check, failed, not_applicable, passed, unknown, warned
 from pytest_nixl.checks.doctor.environment import devices_there
 from pytest_nixl.checks.doctor.ucx_tls import transports_allowed
-from pytest_nixl.core.peer_failure import peer_failure_remedy
+from pytest_nixl.core.rdma_fault import peer_failure_remedy
 from pytest_nixl.core.words import named
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.gpu_nic_affinity import Topology

@@ -22,8 +22,7 @@ from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.nixl.agent import Agents
 from pytest_nixl.nixl.backends import between_agents
 from pytest_nixl.nixl.endpoint_explanation import Explanation, explain
-from pytest_nixl.nixl.endpoint_reading import Address
-from pytest_nixl.nixl.name_resolution import suppose
+from pytest_nixl.nixl.endpoint_reading import Address, suppose
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import SupervisorClient
 from pytest_nixl.processes.worker_errors import WorkerError

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias
 
+from pytest_nixl.model.worker_commands import Count
+
 if TYPE_CHECKING:  # pytest imports this module too, and has no other need for numpy
     import numpy as np
     import numpy.typing as npt
@@ -55,12 +57,12 @@ class KvLayout:
         flight move the same block.
     """
 
-    tensors: int
-    blocks: int
-    block_bytes: int
-    per_layer: int = 2
-    pieces: tuple[int, int] = (1, 1)
-    ranges: int = 1
+    tensors: Count
+    blocks: Count
+    block_bytes: Count
+    per_layer: Count = 2
+    pieces: tuple[Count, Count] = (1, 1)
+    ranges: Count = 1
 
     @property
     def tensor_bytes(self) -> int:

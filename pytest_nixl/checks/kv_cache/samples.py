@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pytest_nixl.checks.kv_cache.blocks import BlockOrder, KvCorruption
 from pytest_nixl.model.carrier_bytes import CarrierBytes
-from pytest_nixl.model.lost_packets import LossyDevice, add_launch
+from pytest_nixl.model.device_counters import LossyDevice, add_launch
 from pytest_nixl.model.samples import Samples, percentile
 
 if TYPE_CHECKING:

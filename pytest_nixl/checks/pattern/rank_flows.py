@@ -18,7 +18,7 @@ from pytest_nixl.core.wire import Ref
 from pytest_nixl.measure.launch import connect_partners, versions_named
 from pytest_nixl.measure.link import loss_counters, obstacle_between
 from pytest_nixl.model.agent_options import AgentOptions
-from pytest_nixl.model.lost_packets import LossyDevice, lossy_devices
+from pytest_nixl.model.device_counters import LossyDevice, lossy_devices
 from pytest_nixl.model.samples import Corruption
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.traffic_pattern import Flow, rounds

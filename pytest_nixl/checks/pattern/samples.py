@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
 
-from pytest_nixl.model.lost_packets import LossyDevice
+from pytest_nixl.model.device_counters import LossyDevice
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.row_key import LOAD, PATTERN, RowKey, Variant
 from pytest_nixl.model.samples import Corruption, Samples

@@ -9,8 +9,7 @@ from pytest_nixl.checks.raw_tools.judge import RawComparison, judge_ratio, judge
 from pytest_nixl.checks.raw_tools.pair import RawPair
 from pytest_nixl.checks.raw_tools.tools import RAW_TOOLS
 from pytest_nixl.judge.profiles import Profile
-from pytest_nixl.model.raw_comparison import RawRatio
-from pytest_nixl.model.results import Result, measured_rows
+from pytest_nixl.model.results import RawRatio, Result, measured_rows
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.tools import TOOLS
 from pytest_nixl.model.verdicts import NO_BANDWIDTH, Judgement, Verdict

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from pytest_nixl.judge.row import percentage, rate
 from pytest_nixl.model.expectation import Expectation
-from pytest_nixl.model.raw_comparison import RawRatio
+from pytest_nixl.model.results import RawRatio
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.samples import DISTURBED_CORES
 from pytest_nixl.model.verdicts import Judgement, Verdict, most_severe

@@ -11,7 +11,7 @@ from types import TracebackType
 from pytest_nixl.checks.raw_tools.line import RawToolLine
 from pytest_nixl.checks.raw_tools.tools import RawTool
 from pytest_nixl.model.memory import MemoryPair
-from pytest_nixl.model.raw_comparison import RawMeasurement
+from pytest_nixl.model.results import RawMeasurement
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.processes.external_program import RunningProgram, Tool, others_beside
 from pytest_nixl.processes.hosts import Host

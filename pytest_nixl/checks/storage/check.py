@@ -23,10 +23,9 @@ from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.nixl.agent import Agents, NixlAgent
 from pytest_nixl.nixl.backends import plugin_of
 from pytest_nixl.nixl.backends.storage import OBJECT_PLUGINS
-from pytest_nixl.nixl.worker.object_stores import MOST_SKEW, PREFIX, ObjectStoreError, StoreClient
+from pytest_nixl.nixl.worker.object_stores import CHECKSUM, MOST_SKEW, PREFIX, ObjectStoreError, StoreClient
 from pytest_nixl.nixl.worker.object_stores import SECONDS as CLIENT_SECONDS
 from pytest_nixl.nixl.worker.s3 import ObjectClient
-from pytest_nixl.nixl.worker.s3_faults import CHECKSUM
 from pytest_nixl.processes.worker_errors import NixlError, WorkerHungError
 
 #: The bytes of the object.

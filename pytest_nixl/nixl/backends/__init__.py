@@ -12,8 +12,8 @@ from pytest_nixl.core import extensions
 from pytest_nixl.core.extensions import Extension, Registry
 from pytest_nixl.model.memory import HOST, MemoryPair
 from pytest_nixl.model.nixl_releases import PACKAGES
-from pytest_nixl.nixl.backends import driver_standin, libfabric, libraries, posix, ucx
-from pytest_nixl.nixl.backends.storage import OBJECT_PLUGINS, ObjectBackend
+from pytest_nixl.nixl.backends import driver_standin, libfabric, libraries, ucx
+from pytest_nixl.nixl.backends.storage import OBJECT_PLUGINS, ObjectBackend, PosixBackend
 
 __all__ = ["BACKENDS", "UNSUPPORTED", "Backend", "between_agents", "plugin_of", "shake_hands", "with_driver_standin"]
 
@@ -74,7 +74,7 @@ def _accept(extension: Extension, loaded: Any) -> Backend:
     return accepted
 
 
-_OWN: tuple[Backend, ...] = (ucx.BACKEND, libfabric.BACKEND, posix.BACKEND, *map(ObjectBackend, OBJECT_PLUGINS))
+_OWN: tuple[Backend, ...] = (ucx.BACKEND, libfabric.BACKEND, PosixBackend(), *map(ObjectBackend, OBJECT_PLUGINS))
 #: By name: ours, and those that other distributions add.
 BACKENDS: Registry[Backend] = Registry(
     extensions.BACKENDS,

@@ -18,6 +18,7 @@ OBJECT_PARAMETERS = {
     "AZURE_BLOB": ("ca_bundle", "container_name"),
 }  # fmt: skip
 OBJECT_PLUGINS = tuple(OBJECT_PARAMETERS)
+_FILE = re.compile(r"^pytest-nixl: file (\S+)$", re.MULTILINE)
 _SERVER = re.compile(r"^pytest-nixl: objects (\S+)$", re.MULTILINE)
 
 
@@ -63,3 +64,15 @@ class ObjectBackend(StorageBackend):
     def transports(self, log: str, op: str, block: int, memory: MemoryPair = HOST) -> tuple[str, ...]:
         """Return how the server is reached: ``http/HOST:PORT`` or ``https/HOST:PORT``."""
         return tuple(_SERVER.findall(log)[-1:])
+
+
+class PosixBackend(StorageBackend):
+    """The POSIX backend. DONE means that the kernel has the bytes; storage has them only after a sync."""
+
+    NAME = "POSIX"
+    PLUGIN = "POSIX"
+    COMPLETION_IMPLIES_DELIVERY = False
+
+    def transports(self, log: str, op: str, block: int, memory: MemoryPair = HOST) -> tuple[str, ...]:
+        """Return how the file was opened, and its file system: ``direct/ext4``, ``cached/ext4``, ``memory/tmpfs``."""
+        return tuple(_FILE.findall(log)[-1:])

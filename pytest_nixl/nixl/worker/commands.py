@@ -11,31 +11,139 @@ import platform
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from inspect import isfunction
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeAlias, TypedDict, cast
 
 from pytest_nixl.core.cpu_contention import CpuContention
 from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
-from pytest_nixl.core.strict import StrictError, check
+from pytest_nixl.core.strict import Number, RefTo, StrictError, Text, check
 from pytest_nixl.core.wire import Ref
 from pytest_nixl.model.carrier_bytes import CarrierBytes
-from pytest_nixl.model.lost_packets import read_loss_counters
-from pytest_nixl.model.worker_commands import DESCRIPTOR_LISTS, KERNEL_COMMANDS, WORKER_COMMANDS
+from pytest_nixl.model.device_counters import read_loss_counters
+from pytest_nixl.model.worker_commands import (
+    DESCRIPTOR_LISTS,
+    WORKER_COMMANDS,
+    AgentRef,
+    BufferRef,
+    Byte,
+    Carriers,
+    Cores,
+    Count,
+    Line,
+    Name,
+    Place,
+    Port,
+    Refs,
+    Seconds,
+    ShortName,
+    Side,
+    TransferCount,
+    TransfersRef,
+    WindowSeconds,
+)
 from pytest_nixl.nixl.backends import BACKENDS, plugin_of
 from pytest_nixl.nixl.backends.storage import OBJECT_PLUGINS
 from pytest_nixl.nixl.worker import nixl_api, transfer
-from pytest_nixl.nixl.worker.files import FileBuffer
 from pytest_nixl.nixl.worker.foreign_memory import obstacle
 from pytest_nixl.nixl.worker.imported_files import import_file
-from pytest_nixl.nixl.worker.memory import DramBuffer, PatternBuffer
 from pytest_nixl.nixl.worker.row_transfers import prepare_row
-from pytest_nixl.nixl.worker.tools import Tools
+from pytest_nixl.nixl.worker.tools import ToolOutput, Tools
 
 #: The most characters of UCX_TLS that are told.
 _LONGEST_TLS = 200
+
+ProgramRef: TypeAlias = Annotated[Ref, RefTo("program")]
+#: Seed, offset and size in bytes.
+Part: TypeAlias = tuple[Count, Place, Place]
+
+
+class Corruption(TypedDict):
+    wrong_bytes: Count
+    total_bytes: Count
+    offset: Count
+    expected: Byte
+    found: Byte
+
+
+class CorruptTransfer(Corruption):
+    transfer: Count
+
+
+class CorruptTransfers(TypedDict):
+    corrupt: Count
+    first: CorruptTransfer | None
+
+
+class RowEndFields(TypedDict):
+    """The arguments of :class:`transfer.RowEnd`."""
+
+    buffer: BufferRef
+    size: Count
+    seed: Count
+    receives: bool
+    new_patterns: bool
+
+
+class MeasuredTransfers(TypedDict):
+    """What :func:`transfer.measure` returns, what devices carried, and the cores that other processes took."""
+
+    corruption: Corruption | None
+    windows: list[WindowSeconds]
+    transfers: list[TransferCount]
+    latencies: list[Seconds]
+    counted: Carriers
+    contention: Cores
+
+
+class AllocatedBuffer(TypedDict):
+    buffer: BufferRef
+    address: Count
+    device: Count
+
+
+class CreatedAgent(TypedDict):
+    agent: AgentRef
+    versions: dict[str, Annotated[str, Text(1024)]]
+
+
+class Gpu(TypedDict):
+    """A GPU: see :class:`pytest_nixl.nixl.worker.devices.FoundDevices`."""
+
+    number: Count
+    name: Name
+    uuid: Name
+    pci: Name
+
+
+class VisibleGpus(TypedDict):
+    """The GPUs that a worker sees and the library that it used, or why it sees none."""
+
+    devices: list[Gpu]
+    by: Name
+    why: Line
+    remedy: Line
+
+
+class LoadedNixl(TypedDict, total=False):
+    nixl: Line
+    nixl_package: Line
+    nixl_module: Line
+
+
+class WorkerProcess(LoadedNixl):
+    """A worker's process, and the NIXL that it has loaded, if it has."""
+
+    pid: Count
+    python: ShortName
+    host: Annotated[str, Text(255)]
+
+
+class StartedProgram(TypedDict):
+    program: ProgramRef
+    pid: Count
 
 
 class CommandRefusedError(Exception):
@@ -65,31 +173,30 @@ class Commands:
         if entry is None or not entry.answered:
             raise CommandRefusedError(f"there is no command {command!r}")
         try:
-            check(entry.arguments, arguments)
+            read: dict[str, Any] = check(entry.arguments, arguments)
         except StrictError as error:
             raise CommandRefusedError(f"invalid arguments of {command!r}: {error}") from None
-        if entry.function:
-            return _function(entry.function)(self, **arguments)
-        return _METHODS[command](self, **arguments)
+        function = _function(entry.function) if isinstance(entry.function, str) else entry.function
+        return function(self, **read)
 
-    def do_hello(self, path: list[str], loads: bool) -> dict[str, Any]:
+    def do_hello(self, path: list[Line], loads: bool) -> WorkerProcess:
         """Load NIXL if ``loads``, and return its version; ``path`` is pytest's ``sys.path``, for functions of tests."""
         sys.path.extend(entry for entry in path if entry not in sys.path)
-        found = {"pid": os.getpid(), "python": platform.python_version(), "host": platform.node()}
-        return {**found, **nixl_api.load()} if loads else found
+        loaded = cast(LoadedNixl, nixl_api.load()) if loads else LoadedNixl()
+        return {"pid": os.getpid(), "python": platform.python_version(), "host": platform.node(), **loaded}
 
     def do_create_agent(
         self,
-        name: str,
-        backends: list[str],
+        name: Line,
+        backends: list[Line],
         progress_thread: bool,
         listen_thread: bool,
-        listen_port: int,
+        listen_port: Port,
         telemetry: bool,
-        threads: int = 0,
-        sync_mode: str = "auto",
-        parameters: dict[str, dict[str, str]] | None = None,
-    ) -> dict[str, Any]:
+        threads: Count = 0,
+        sync_mode: Name = "auto",
+        parameters: dict[str, dict[str, Line]] | None = None,
+    ) -> CreatedAgent:
         """Load the backends' libraries, create an agent, then each backend separately, so that an error names it."""
         nixl = nixl_api.load()
         store = next((backend for backend in backends if plugin_of(backend) in OBJECT_PLUGINS), None)
@@ -132,7 +239,7 @@ class Commands:
             versions |= {name: text for name, text in told.items() if text}
         return {"agent": self.keep(agent, "agent"), "versions": versions}
 
-    def do_call(self, agent: Ref, method: str, arguments: list[Any], keywords: dict[str, Any]) -> Any:
+    def do_call(self, agent: AgentRef, method: Name, arguments: list[Any], keywords: dict[str, Any]) -> Any:
         """Call a public method of the agent. A result that JSON cannot express stays in the worker as a reference."""
         raw = self.get(agent)
         if method.startswith("_") or not isfunction(getattr(type(raw), method, None)):
@@ -154,7 +261,7 @@ class Commands:
             return {name: int(getattr(result, name)) for name in nixl_api.TELEMETRY_FIELDS}
         return self.keep(result, kind) if kind and result is not None else self._reply(result)
 
-    def do_descriptor_list(self, descriptors: Ref, method: str, arguments: list[Any]) -> Any:
+    def do_descriptor_list(self, descriptors: Ref, method: Name, arguments: list[Any]) -> Any:
         """Call a method of a descriptor list of NIXL."""
         kept = self.get(descriptors)
         if descriptors.kind not in DESCRIPTOR_LISTS or method not in nixl_api.LIST_METHODS:
@@ -168,7 +275,7 @@ class Commands:
             raise nixl_api.NixlCallError(error) from error
         return str(result.name) if method == "getType" else self._reply(result)
 
-    def do_run(self, agent: Ref, function: str, arguments: dict[str, Any], file: str = "") -> Any:
+    def do_run(self, agent: AgentRef, function: Line, arguments: dict[str, Any], file: Line = "") -> Any:
         """Call ``module:function`` with the raw agent and ``arguments``, and return its JSON values or bytes.
 
         References in the arguments are replaced by their objects, such as a buffer.
@@ -178,26 +285,32 @@ class Commands:
         given = {key: self.get(value) if isinstance(value, Ref) else value for key, value in arguments.items()}
         return _function(function, file)(self.get(agent), **given)
 
-    def do_devices(self) -> dict[str, Any]:
+    def do_devices(self) -> VisibleGpus:
         """Return the GPUs that this worker sees and the library that it used, or why it sees none."""
         from pytest_nixl.nixl.worker.devices import vendor
 
         try:
-            found = vendor()
+            library = vendor()
         except NotApplicableError as error:
             return {"devices": [], "by": "", "why": error.reason, "remedy": error.remedy}
-        return {"devices": [asdict(device) for device in found.devices()], "by": found.name, "why": "", "remedy": ""}
+        gpus = [cast(Gpu, asdict(device)) for device in library.devices()]
+        return {"devices": gpus, "by": library.name, "why": "", "remedy": ""}
 
-    def do_activate(self, device: int) -> None:
+    def do_activate(self, device: Count) -> None:
         """Make a GPU the current one of this worker before the agent is created, as programs with GPU memory do."""
         from pytest_nixl.nixl.worker.devices import device as of
 
         of(device).activate()
 
     def do_allocate(
-        self, size: int, memory_type: str, directory: str = "", alignment: int = 1, device: int = 0
-    ) -> dict[str, Any]:
-        """Allocate a buffer; ``device`` applies to VRAM, ``directory`` and ``alignment`` to a :class:`FileBuffer`."""
+        self, size: Count, memory_type: Name, directory: Line = "", alignment: Count = 1, device: Count = 0
+    ) -> AllocatedBuffer:
+        """Allocate a buffer; ``device`` applies to VRAM, ``directory`` and ``alignment`` to FILE."""
+        from pytest_nixl.nixl.worker.files import (
+            FileBuffer,  # pytest imports this module too, and has no need for numpy
+        )
+        from pytest_nixl.nixl.worker.memory import DramBuffer, PatternBuffer
+
         buffer: PatternBuffer
         if memory_type == "OBJ":
             from pytest_nixl.nixl.worker.objects import ObjectBuffer, open_store
@@ -215,58 +328,75 @@ class Commands:
             raise CommandRefusedError(f"there are no buffers of type {memory_type}: expected DRAM, VRAM, FILE or OBJ")
         return {"buffer": self.keep(buffer, "buffer"), "address": buffer.address, "device": buffer.device}
 
-    def do_register(self, agent: Ref, buffer: Ref) -> Any:
+    def do_register(self, agent: AgentRef, buffer: BufferRef) -> Ref:
         """Register a whole buffer, and return the argument for ``deregister_memory``."""
-        whole: PatternBuffer = self.get(buffer)
+        whole = self.get(buffer)
         whole.activate()
         descriptor = (whole.address, whole.size, whole.device, "")
-        return self._reply(self.get(agent).register_memory([descriptor], whole.memory))
+        registered = self.get(agent).register_memory([descriptor], whole.memory)
+        return self.keep(registered, type(registered).__name__)
 
-    def do_prepare_objects(self, agent: Ref, buffer: Ref, block: int, count: int) -> None:
+    def do_prepare_objects(self, agent: AgentRef, buffer: BufferRef, block: Count, count: Count) -> None:
         """Register ``count`` objects of ``block`` bytes; 0 of them: deregister and delete those that there are."""
         objects = self.get(buffer)
         objects.prepare(self.get(agent), block, count) if count else objects.release(self.get(agent))
 
-    def do_probe_objects(self, buffer: Ref) -> None:
+    def do_probe_objects(self, buffer: BufferRef) -> None:
         """Store and delete an object without NIXL, so that an error names what is wrong with the server."""
         self.get(buffer).name_fault()
 
-    def do_fill(self, buffer: Ref, parts: list[list[int]], inverted: bool) -> None:
+    def do_fill(self, buffer: BufferRef, parts: list[Part], inverted: bool) -> None:
         """Fill parts of a buffer (seed, offset and size in bytes) with the patterns of their seeds or complements."""
         for part in parts:
             self.get(buffer).fill(*part, inverted=inverted)
 
-    def do_compare(self, buffer: Ref, parts: list[list[int]]) -> list[dict[str, int] | None]:
+    def do_compare(self, buffer: BufferRef, parts: list[Part]) -> list[Corruption | None]:
         """Compare parts of a buffer with the patterns of their seeds."""
         return [self.get(buffer).compare(*part) for part in parts]
 
-    def do_gpu_wait(self, buffer: Ref) -> float:
+    def do_gpu_wait(self, buffer: BufferRef) -> Seconds:
         """Return the seconds that the GPU of a buffer takes for a kernel over 8 bytes."""
         seconds: float = self.get(buffer).wait()
         return seconds
 
-    def do_read(self, buffer: Ref, offset: int, size: int) -> bytes:
+    def do_read(self, buffer: BufferRef, offset: Place, size: Place) -> bytes:
         """Return bytes of a buffer."""
         data: bytes = self.get(buffer).read(offset, size)
         return data
 
-    def do_write(self, buffer: Ref, offset: int, data: bytes) -> None:
+    def do_write(self, buffer: BufferRef, offset: Place, data: bytes) -> None:
         """Write bytes to a buffer."""
         self.get(buffer).write(offset, data)
 
-    def do_add_agents(self, agent: Ref, metadata: list[bytes]) -> None:
+    def do_add_agents(self, agent: AgentRef, metadata: list[bytes]) -> None:
         """Load the metadata of agents."""
-        for each in metadata:
-            self.get(agent).add_remote_agent(each)
+        for remote in metadata:
+            self.get(agent).add_remote_agent(remote)
 
-    def do_connect(self, agent: Ref, targets: list[str], timeout: float) -> None:
+    def do_connect(self, agent: AgentRef, targets: list[Line], timeout: Seconds) -> None:
         """Connect to targets that run ``serve``."""
         for target in targets:
             how: dict[str, Any] = {"depth": 0, "acknowledged": True, "notify_each": False}
             deadline = time.monotonic() + timeout
             transfer.Transfers(self.get(agent), target, [], {}, **how, deadline=deadline).greet()
 
-    def do_row_prepare(self, agent: Ref, storage: Ref | None, objects: Ref | None, **how: Any) -> Ref:
+    def do_row_prepare(
+        self,
+        agent: AgentRef,
+        op: Name,
+        target: Line,
+        plugin: Name,
+        sides: tuple[Side, Side],
+        block: Count,
+        batch: Count,
+        count: Count,
+        depth: Count,
+        acknowledged: bool,
+        notify_each: bool,
+        announced: bool,
+        storage: BufferRef | None,
+        objects: BufferRef | None,
+    ) -> TransfersRef:
         """Prepare the transfers of a row; the other arguments are those of :func:`prepare_row`.
 
         :param storage: the file to sync at the end of a window.
@@ -274,36 +404,54 @@ class Commands:
         """
         sync = self.get(storage).sync if storage is not None else None
         watch = self.get(objects) if objects is not None else None
-        return self.keep(prepare_row(self.get(agent), **how, sync=sync, watch=watch), "transfers")
+        transfers = prepare_row(
+            self.get(agent),
+            op,
+            target,
+            plugin,
+            list(map(list, sides)),
+            block=block,
+            batch=batch,
+            count=count,
+            depth=depth,
+            acknowledged=acknowledged,
+            notify_each=notify_each,
+            announced=announced,
+            sync=sync,
+            watch=watch,
+        )
+        return self.keep(transfers, "transfers")
 
-    def do_row_release(self, transfers: Ref) -> None:
+    def do_row_release(self, transfers: TransfersRef) -> None:
         """Release the transfers of a row, and forget them."""
         self.get(transfers).release()
         self.do_forget([transfers])
 
-    def do_move(self, transfers: Ref, timeout: float) -> None:
+    def do_move(self, transfers: TransfersRef, timeout: Seconds) -> None:
         """Run each prepared transfer once, and wait until its bytes have arrived."""
         prepared = self._prepared(transfers, timeout)
         prepared.window(prepared.count, transfer.stamps_for(prepared.count))
 
-    def do_move_each(self, transfers: Ref, timeout: float, count: int, end: dict[str, Any]) -> dict[str, Any]:
+    def do_move_each(
+        self, transfers: TransfersRef, timeout: Seconds, count: Count, end: RowEndFields
+    ) -> CorruptTransfers:
         """Run transfers with a pattern each, compared before the next is posted; return how many were corrupt."""
-        side = self._row_end(end)
-        assert side is not None
-        return transfer.move_each(self._prepared(transfers, timeout), side, count)
+        row_end = self._row_end(end)
+        assert row_end is not None
+        return cast(CorruptTransfers, transfer.move_each(self._prepared(transfers, timeout), row_end, count))
 
     def do_measure(
         self,
-        transfers: Ref,
-        timeout: float,
-        op: str,
-        own: list[int],
-        iterations: int,
-        warmup: int,
-        warmup_seconds: float,
-        duration: float,
-        end: dict[str, Any] | None = None,
-    ) -> dict[str, Any]:
+        transfers: TransfersRef,
+        timeout: Seconds,
+        op: Name,
+        own: list[Count],
+        iterations: Count,
+        warmup: Count,
+        warmup_seconds: Seconds,
+        duration: Seconds,
+        end: RowEndFields | None = None,
+    ) -> MeasuredTransfers:
         """Time windows of the prepared transfers, and measure this host's device counters and contention.
 
         :param own: the pids of other processes on this host that belong to the row.
@@ -318,7 +466,7 @@ class Commands:
                 yield
             counted.extend(carried)
 
-        found = transfer.measure(
+        measured = transfer.measure(
             prepared,
             iterations=iterations,
             warmup=warmup,
@@ -327,54 +475,59 @@ class Commands:
             around=around(),
             end=self._row_end(end),
         )
-        return {**found, "counted": counted, "contention": contention.cores}
+        return cast(MeasuredTransfers, {**measured, "counted": counted, "contention": contention.cores})
 
-    def do_loss_counters(self) -> list[tuple[str, str, int]]:
+    def do_loss_counters(self) -> list[tuple[Name, Name, Count]]:
         """Return the counters of this host's RDMA devices that tell of lost packets."""
         return read_loss_counters()
 
-    def do_serve(self, agent: Ref, timeout: float, idle: bool = False, end: dict[str, Any] | None = None) -> int:
+    def do_serve(self, agent: AgentRef, timeout: Seconds, idle: bool = False, end: RowEndFields | None = None) -> Count:
         """Be the target of another worker's commands until cancelled, and return the number of windows served."""
         how: dict[str, Any] = {"deadline": time.monotonic() + timeout, "idle": idle, "end": self._row_end(end)}
         return transfer.serve(self.get(agent), cancelled=self.cancelled, **how)
 
-    def do_free_port(self) -> int:
+    def do_free_port(self) -> Annotated[int, Number(1, 65535, whole=True)]:
         """Return a free TCP port of this host, for a program that cannot choose one itself."""
         with socket.create_server(("", 0)) as server:
             return int(server.getsockname()[1])
 
-    def do_tool_find(self, tool: str) -> dict[str, str] | None:
+    def do_tool_find(self, tool: Name) -> dict[str, Line] | None:
         """Return path and versions of a program on this rank; None if it has none."""
         return self._tools.find(tool)
 
-    def do_tool_start(self, tool: str, arguments: list[str], variables: dict[str, str | None]) -> dict[str, Any]:
+    def do_tool_start(
+        self,
+        tool: Name,
+        arguments: list[Annotated[str, Text()]],
+        variables: dict[str, Annotated[str, Text()] | None],
+    ) -> StartedProgram:
         """Start a program."""
         program = self._tools.start(tool, arguments, variables)
         return {"program": self.keep(program, "program"), "pid": program.pid}
 
-    def do_tool_look(self, program: Ref, seen: int, timeout: float) -> dict[str, Any]:
+    def do_tool_look(self, program: ProgramRef, seen: Count, timeout: Seconds) -> ToolOutput:
         """Return a program's output after the first ``seen`` bytes, and its exit code."""
         return self._tools.look(self.get(program), seen, timeout)
 
-    def do_tool_listens(self, program: Ref, port: int) -> bool:
+    def do_tool_listens(self, program: ProgramRef, port: Port) -> bool:
         """Return whether a program listens on a TCP port."""
         return self._tools.listens(self.get(program), port)
 
-    def do_tool_end(self, program: Ref, number: int) -> None:
+    def do_tool_end(self, program: ProgramRef, number: Count) -> None:
         """Send a signal to a program."""
         self._tools.end(self.get(program), number)
 
-    def do_forget(self, objects: list[Ref]) -> None:
+    def do_forget(self, objects: Refs) -> None:
         """Drop references, which frees buffers and releases NIXL's objects."""
         for ref in objects:
             if self._dropped(ref):
                 continue
             dropped = self.get(ref)
             del self._objects[ref.number]
-            if isinstance(dropped, PatternBuffer):
+            if ref.kind == "buffer":
                 dropped.free()
 
-    def _row_end(self, end: dict[str, Any] | None) -> transfer.RowEnd | None:
+    def _row_end(self, end: RowEndFields | None) -> transfer.RowEnd | None:
         return None if end is None else transfer.RowEnd(**{**end, "buffer": self.get(end["buffer"])})
 
     def _prepared(self, transfers: Ref, timeout: float) -> transfer.Transfers:
@@ -438,12 +591,6 @@ def _function(text: str, file: str = "") -> Callable[..., Any]:
     loaded = import_file(module, file) if file else importlib.import_module(module)
     function: Callable[..., Any] = getattr(loaded, name)
     return function
-
-
-#: The method of each of the kernel's commands. An import without the method of a command fails.
-_METHODS: Mapping[str, Callable[..., Any]] = {
-    name: getattr(Commands, f"do_{name}") for name, command in KERNEL_COMMANDS.items() if command.answered
-}
 
 
 def ucx_version() -> str:

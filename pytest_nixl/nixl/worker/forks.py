@@ -36,7 +36,8 @@ def serve_forks(channel: socket.socket, become_worker: Callable[[socket.socket, 
     :param channel: the connection to pytest's process, with whose end this process ends.
     :param become_worker: serves the commands of a worker; it gets the worker's channel and the id of this process.
     """
-    import pytest_nixl.nixl.worker.commands  # noqa: F401 - imports numpy too
+    import pytest_nixl.nixl.worker.commands
+    import pytest_nixl.nixl.worker.files  # noqa: F401 - imports numpy
 
     alone = len(os.listdir("/proc/self/task")) == 1  # a process with threads cannot fork safely
     inherited = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is ignored, no exit code is known

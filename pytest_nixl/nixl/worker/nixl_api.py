@@ -259,7 +259,9 @@ def empty_list(agent: Any, method: str, mem_type: str) -> Any:
 def creation_remedy(error: str, port: int) -> str:
     """Return what to do if NIXL refuses to create an agent with this error."""
     if "bind metadata listener" in error:
-        return _port_remedy(port)
+        return (
+            f"find the process that has port {port} with `ss -tanp 'sport = :{port}'`; or create the agent with another"
+        )
     if "telemetry" in error or "Conversion to bool" in error:
         return "correct or unset the variables NIXL_TELEMETRY_…"
     if "filesystem error" in error and "/.nixl.cfg" in error:
@@ -268,10 +270,6 @@ def creation_remedy(error: str, port: int) -> str:
             "searches HOME for one"
         )
     return plugin_remedy()
-
-
-def _port_remedy(port: int) -> str:
-    return f"find the process that has port {port} with `ss -tanp 'sport = :{port}'`; or create the agent with another"
 
 
 def plugin_remedy() -> str:

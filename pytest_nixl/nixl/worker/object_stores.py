@@ -21,6 +21,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple, TypeVar
 
 from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.core.texts import Entries
 
 T = TypeVar("T")
 
@@ -242,3 +243,18 @@ def fault_of(error: BaseException, faults: ConnectionFaults, seconds: float = SE
     if isinstance(error, http.client.HTTPException):
         return f"closed the connection or does not speak HTTP ({type(error).__name__})", faults.address
     return f"cannot be reached ({getattr(error, 'strerror', '') or error})", faults.address
+
+
+_FAULTS = Entries("store-faults", StoreFault, "s3")
+BY_CODE, BY_STATUS, CONNECTION_FAULTS = faults_by_code(_FAULTS), faults_by_status(_FAULTS), connection_faults(_FAULTS)
+#: For other answers.
+UNKNOWN = _FAULTS["unknown"]
+CHECKSUM = _FAULTS["checksum"]
+
+
+def trusted_by(bundle: str) -> str:
+    """Return what makes NIXL's plugin trust a server, as an imperative.
+
+    :param bundle: the file with the certificates; empty: it is not known.
+    """
+    return f"use --nixl-backend-params=OBJ:ca_bundle={bundle or 'FILE'}, and give the engine's OBJ that parameter too"

@@ -19,15 +19,19 @@ from urllib.parse import urlsplit
 from pytest_nixl.core.extras import pip_install
 from pytest_nixl.core.redaction import redact
 from pytest_nixl.nixl.worker.object_stores import (
+    BY_CODE,
+    BY_STATUS,
+    CONNECTION_FAULTS,
     SECONDS,
     SYSTEM_BUNDLE,
+    UNKNOWN,
     ObjectStoreError,
     StoreClient,
     cause_of,
     clock_ahead,
     fault_of,
+    trusted_by,
 )
-from pytest_nixl.nixl.worker.s3_faults import BY_CODE, BY_STATUS, CONNECTION_FAULTS, UNKNOWN, trusted_by
 
 _KEYS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 

@@ -19,12 +19,14 @@ import time
 import tty
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, TypedDict
 
 from pytest_nixl.core.cpu_contention import busy_seconds, own_processors
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.ring_buffer import RingBuffer
+from pytest_nixl.core.strict import Number
 from pytest_nixl.model.tools import FROM_OTHER_RANKS, TOOLS, not_from_other_ranks, variable
+from pytest_nixl.model.worker_commands import Count, Seconds
 
 
 class ProgramGuard:
@@ -166,6 +168,21 @@ class Program:
             self.changed.notify_all()
 
 
+#: A program's new output: ``from`` is the offset of the first returned byte, and ``more`` says whether more bytes are
+#: ready. ``code`` is negative for a signal, and None while the program runs or has unread output. After its end it has
+#: the ``cost`` (see :class:`Program`).
+ToolOutput = TypedDict(
+    "ToolOutput",
+    {
+        "from": Count,
+        "bytes": bytes,
+        "more": bool,
+        "code": Annotated[int, Number(-128, 255, whole=True)] | None,
+        "cost": dict[str, Seconds],
+    },
+)
+
+
 class Tools:
     """The programs of one worker.
 
@@ -211,13 +228,10 @@ class Tools:
         self._guard.watch(program.pid)
         return program
 
-    def look(self, program: Program, seen: int, timeout: float) -> dict[str, Any]:
+    def look(self, program: Program, seen: int, timeout: float) -> ToolOutput:
         """Wait until a program has written more than ``seen`` bytes or has ended, and return its new output.
 
         :param timeout: the longest time to wait, in seconds.
-        :returns: ``from`` (the offset of the first returned byte), ``bytes``, ``more`` (whether more bytes are ready),
-            ``code`` (negative for a signal; None while the program runs or has unread output) and, after its end,
-            ``cost`` (see :class:`Program`).
         """
         deadline = time.monotonic() + timeout
         with program.changed:

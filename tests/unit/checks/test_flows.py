@@ -261,13 +261,13 @@ def test_the_commands_of_a_rank_prepare_run_report_and_release_its_flows(op: str
     agent = PreparingAgent({"b": [b"pytest-nixl:flow-arrived:3:2"]} if tag else {})
     objects: Any = SimpleNamespace(get=lambda kept: kept, keep=lambda made, _: made, cancelled=lambda: True)
     slots = [[[1, 64, 0], [2, 64, 7]], [[65, 64, 0], [66, 64, 7]]]
-    told = [{"number": 3, "partner": "b", "slots": slots}]
-    endpoint: Any = commands.flows_prepare(objects, cast(Any, agent), op, "UCX", ["DRAM", "VRAM"], told)
+    told: Any = [{"number": 3, "partner": "b", "slots": slots}]
+    endpoint: Any = commands.flows_prepare(objects, cast(Any, agent), op, "UCX", ("DRAM", "VRAM"), told)
     assert agent.made == [
         (op, ([tuple(here)], "DRAM"), ([tuple(there)], "VRAM"), "b", tag, ["UCX"]) for here, there in slots
     ]
-    gate = {"coordinator": "", "members": []}
-    step = {"group": gate, "flows": [3], "durations": [0.0], "busy": 1}
+    gate: Any = {"coordinator": "", "members": []}
+    step: Any = {"group": gate, "flows": [3], "durations": [0.0], "busy": 1}
     commands.flows_run(objects, endpoint, 1, gate, [None, step], [], 60)
     rested, measured = commands.flows_report(objects, endpoint)
     assert rested is None

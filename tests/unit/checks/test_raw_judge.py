@@ -8,7 +8,7 @@ import pytest
 from pytest_nixl.checks.raw_tools.judge import RawComparison, judge_ratio, judge_raw, same_way
 from pytest_nixl.model.expectation import Expectation
 from pytest_nixl.model.memory import MemoryPair
-from pytest_nixl.model.raw_comparison import RawMeasurement, RawRatio
+from pytest_nixl.model.results import RawMeasurement, RawRatio
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.samples import DISTURBED_CORES
 from pytest_nixl.model.verdicts import Verdict

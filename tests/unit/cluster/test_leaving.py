@@ -27,8 +27,8 @@ from pytest_nixl.cluster.joining import join
 from pytest_nixl.cluster.messages import PeerRequest
 from pytest_nixl.cluster.peer_client import PeerError
 from pytest_nixl.cluster.peer_server import LARGEST_OUTPUT, PeerServer
+from pytest_nixl.core.extras import own_version
 from pytest_nixl.core.free_ports import free_ports
-from pytest_nixl.core.own_version import own_version
 from pytest_nixl.core.strict import unpack
 from pytest_nixl.etcd.client import connect
 from pytest_nixl.etcd.endpoints import parse_endpoints

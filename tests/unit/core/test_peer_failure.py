@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_nixl.core import peer_failure
-from pytest_nixl.core.peer_failure import peer_failure_remedy
+from pytest_nixl.core import rdma_fault
+from pytest_nixl.core.rdma_fault import peer_failure_remedy
 
 SELECT = (
     "[1795816696.859106] [node:31936:0]  select.c:722  UCX  ERROR  no active messages transport to <no debug data>: "
@@ -19,7 +19,7 @@ TWO = f"ucp_context.c:1508 UCX  WARN  network devices 'mlx5_7:1','mlx5_8:1' are 
 
 @pytest.fixture(autouse=True)
 def interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_failure, "ask_addresses", lambda: {"lo": ["127.0.0.1/8"], "ens5": ["10.0.0.2/24"]})
+    monkeypatch.setattr(rdma_fault, "ask_addresses", lambda: {"lo": ["127.0.0.1/8"], "ens5": ["10.0.0.2/24"]})
 
 
 @pytest.mark.parametrize(

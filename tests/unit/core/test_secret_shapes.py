@@ -14,11 +14,10 @@ import pytest
 from helpers.secret_shapes import HARMLESS, PLACES, SHAPES, letters, visible_parts
 
 from pytest_nixl import cli
-from pytest_nixl.core.alloc_conf import ALLOC_CONF
-from pytest_nixl.core.redaction import HIDDEN, hide_command, hider, recorded, redact, shown
-from pytest_nixl.core.variables import is_known
+from pytest_nixl.core.redaction import HIDDEN, hide_command, hider, is_known, recorded, redact, shown
 from pytest_nixl.host.environment import read_environment
 from pytest_nixl.host.recorded_tree import FactsRoot
+from pytest_nixl.model.engine_backends import ALLOC_CONF
 
 
 @pytest.mark.parametrize(("around", "secret"), SHAPES, ids=[around for around, _ in SHAPES])

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from pytest_nixl.judge.row import another_launch, judge
+from pytest_nixl.model.device_counters import LossyDevice, lossy_devices, read_loss_counters
 from pytest_nixl.model.expectation import Expectation
-from pytest_nixl.model.lost_packets import LossyDevice, lossy_devices, read_loss_counters
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.samples import Samples

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_nixl.model.version_range import VersionRange
+from pytest_nixl.model.image import VersionRange
 
 
 @pytest.mark.parametrize(

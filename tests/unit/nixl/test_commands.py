@@ -7,6 +7,8 @@ NIXL is a double, because a real one does not tell what was loaded before it.
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -209,3 +211,8 @@ def test_contention_and_counters_are_of_the_timed_windows(monkeypatch: pytest.Mo
     found = commands.do_measure(Ref(1, "transfers"), 1.0, "READ", [5], **how)
     assert found == {"windows": [7], "counted": ["counted READ"], "contention": 0.25}
     assert log == ["[5] begin", "READ begin", "timed", "READ end", "[5] end"]
+
+
+def test_pytest_reads_the_table_of_commands_without_numpy() -> None:
+    read = "import sys; from pytest_nixl.model.worker_commands import WORKER_COMMANDS; len(WORKER_COMMANDS)"
+    subprocess.run([sys.executable, "-c", f"{read}; assert 'numpy' not in sys.modules"], check=True)

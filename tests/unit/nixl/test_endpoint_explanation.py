@@ -24,8 +24,7 @@ from pytest_nixl.etcd_servers.binary import etcd_binary
 from pytest_nixl.model.findings import FINDINGS
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.nixl.endpoint_explanation import Explanation, explain
-from pytest_nixl.nixl.endpoint_reading import Address, ReadOutcome
-from pytest_nixl.nixl.name_resolution import Resolver, resolve_numeric, suppose
+from pytest_nixl.nixl.endpoint_reading import Address, ReadOutcome, Resolver, resolve_numeric, suppose
 from suites.uri_validation.corpus import Entry, load_corpus
 
 CORPUS = load_corpus()

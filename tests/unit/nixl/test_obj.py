@@ -19,9 +19,8 @@ from pytest_nixl.measure.launches import Launches
 from pytest_nixl.measure.link import Link
 from pytest_nixl.model.agent_options import BackendParameter
 from pytest_nixl.model.memory import MemoryPair
-from pytest_nixl.nixl.worker.object_stores import PREFIX, ObjectStoreError
+from pytest_nixl.nixl.worker.object_stores import BY_CODE, PREFIX, ObjectStoreError
 from pytest_nixl.nixl.worker.s3 import ObjectClient, ObjectStore
-from pytest_nixl.nixl.worker.s3_faults import BY_CODE
 from pytest_nixl.processes.worker_errors import WorkerError
 
 OBJ = MemoryPair("DRAM", "OBJ")

@@ -24,7 +24,7 @@ def looked(
 ) -> dict[str, Any]:
     """Look at a program that writes nothing more, and return the answer without its cost."""
     program = SimpleNamespace(output=kept, changed=threading.Condition(), over=over, code=3, cost={})
-    return Tools(lambda: cancelled).look(cast(Program, program), seen, within)
+    return {**Tools(lambda: cancelled).look(cast(Program, program), seen, within)}
 
 
 def test_a_look_returns_what_is_new_and_says_whether_there_is_more() -> None:

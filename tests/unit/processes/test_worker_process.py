@@ -3,22 +3,18 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from pytest_nixl.model.settings import Settings
-from pytest_nixl.model.worker_commands import WORKER_COMMANDS
 from pytest_nixl.nixl.agent import Agents, NixlAgent
-from pytest_nixl.nixl.worker.commands import Commands
 from pytest_nixl.processes import worker_process
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
@@ -367,19 +363,6 @@ def test_empty_descriptor_list_gives_metadata_with_only_connections(agents: Agen
     assert len(connections) < len(agent.get_agent_metadata())
     with pytest.raises(WorkerError, match="list index out of range"):
         agent.run("helpers.agent_functions:empty_list")
-
-
-def test_the_methods_of_the_worker_take_the_arguments_in_the_table_of_commands() -> None:
-    named_so = {name.removeprefix("do_"): getattr(Commands, name) for name in dir(Commands) if name.startswith("do_")}
-    assert set(named_so) == {name for name, row in WORKER_COMMANDS.items() if row.answered and not row.function}
-    by_rooms = {name: row.function.partition(":") for name, row in WORKER_COMMANDS.items() if row.function}
-    functions = {name: getattr(import_module(module), end) for name, (module, _, end) in by_rooms.items()}
-    for name, method in {**named_so, **functions}.items():
-        _, *taken = inspect.signature(method).parameters.values()
-        named = {one.name: one.default is one.empty for one in taken if one.kind is not one.VAR_KEYWORD}
-        told = {key.rstrip("?"): not key.endswith("?") for key in WORKER_COMMANDS[name].arguments}
-        assert named.items() <= told.items(), name
-        assert len(named) == len(told) or taken[-1].kind is inspect.Parameter.VAR_KEYWORD, name
 
 
 def test_worker_refuses_wrong_arguments(survivor: NixlAgent) -> None:

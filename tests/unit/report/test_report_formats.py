@@ -20,8 +20,7 @@ from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.units import format_size
 from pytest_nixl.judge.run_comparison import compare_runs
 from pytest_nixl.model.figure import Figure
-from pytest_nixl.model.raw_comparison import RawMeasurement, RawRatio
-from pytest_nixl.model.results import Result, RowSummary
+from pytest_nixl.model.results import RawMeasurement, RawRatio, Result, RowSummary
 from pytest_nixl.model.row_key import RowKey, read_key
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.report.files import write

@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 
 from pytest_nixl import cli
 from pytest_nixl.judge.run_comparison import compare_runs
-from pytest_nixl.model.raw_comparison import RawMeasurement, RawRatio
-from pytest_nixl.model.results import Result, RowSummary
+from pytest_nixl.model.results import RawMeasurement, RawRatio, Result, RowSummary
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.report.history import courses, lines, of_one_machine
 from pytest_nixl.report.run_report import RunReport

@@ -6,10 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pytest_nixl.model import nixl_releases
-from pytest_nixl.model.worker_command import BUFFER, WorkerCommand, done_by
-
-#: Rank 0 may send it to a worker of another rank, which refuses the command ``run``.
-COMMANDS = done_by(f"{__name__}.commands", {"unmap": WorkerCommand({"buffer": BUFFER})})
 
 
 def error_of(call: Callable[[], object]) -> str:

@@ -14,7 +14,7 @@ import pytest
 from elftools.elf.dynamic import DynamicSegment
 from elftools.elf.elffile import ELFFile
 
-from pytest_nixl.core.shared_object import shared_object, supported
+from pytest_nixl.nixl.backends.driver_standin import shared_object, supported
 
 #: What ends each function, after its landing pad: "return 100" of both machines.
 RETURNS_100 = {"x86_64": bytes.fromhex("b864000000c3"), "aarch64": struct.pack("<2I", 0x52800C80, 0xD65F03C0)}
