@@ -105,6 +105,7 @@ KERNEL_COMMANDS: Mapping[str, WorkerCommand] = {
             "warmup_seconds": SECONDS,
             "duration": SECONDS,
             "end?": OneOf((None, _ROW_END)),
+            "clear_rate?": OneOf((None, Number(0, 1 << 53))),
         },
         {
             "corruption": OneOf((None, _CORRUPTION)),

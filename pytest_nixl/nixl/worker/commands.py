@@ -303,11 +303,13 @@ class Commands:
         warmup_seconds: float,
         duration: float,
         end: dict[str, Any] | None = None,
+        clear_rate: float | None = None,
     ) -> dict[str, Any]:
         """Time windows of the prepared transfers, and measure this host's device counters and contention.
 
         :param own: the pids of other processes on this host that belong to the row.
         :param end: the initiator's end of the row, if bytes are compared between the windows.
+        :param clear_rate: as for :func:`pytest_nixl.nixl.worker.transfer.measure`.
         """
         prepared = self._prepared(transfers, timeout)
         contention, counted = CpuContention(own), list[Any]()
@@ -326,6 +328,7 @@ class Commands:
             duration=duration,
             around=around(),
             end=self._row_end(end),
+            clear_rate=clear_rate,
         )
         return {**found, "counted": counted, "contention": contention.cores}
 

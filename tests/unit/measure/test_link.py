@@ -591,13 +591,15 @@ def test_a_row_is_launched_until_no_launch_is_wanted(monkeypatch: pytest.MonkeyP
     log: list[object] = []
     one = KeptCalls().link()
 
-    def measure(self: Link, block: int, **given: int) -> _Launches:
+    def measure(self: Link, block: int, **given: float) -> _Launches:
         log.append((block, given))
         return _Launches([log.count("relaunch")])
 
     monkeypatch.setattr(Link, "measure", measure)
     monkeypatch.setattr(Link, "relaunch", lambda _: log.append("relaunch"))
-    found = one.measure_launches(256, batch=2, depth=3, another=lambda samples: len(cast(Any, samples)) < wanted)
+    found = one.measure_launches(
+        256, batch=2, depth=3, another=lambda samples: len(cast(Any, samples)) < wanted, clear_above=1e9
+    )
     assert found == cast(Any, tuple(range(wanted)))
-    measured = (256, {"batch": 2, "depth": 3})
-    assert log == [measured, *["relaunch", measured] * (wanted - 1)]
+    first, measured = (256, {"batch": 2, "depth": 3, "clear_above": 1e9}), (256, {"batch": 2, "depth": 3})
+    assert log == [first, *["relaunch", measured] * (wanted - 1)], "only the first launch may end early"

@@ -312,6 +312,21 @@ def test_windows_go_on_until_the_duration_has_passed() -> None:
 
 
 @pytest.mark.parametrize(
+    ("slowest", "rate", "windows"),
+    [(1.029, 900.0, 4), (1.0, 0.0, 4), (1.031, 900.0, WINDOWS), (1.0, 1001.0, WINDOWS), (1.0, None, WINDOWS)],
+    ids=["clear", "no rate is needed", "windows differ", "not fast enough", "more is wanted"],
+)
+def test_a_clear_row_ends_after_four_windows(slowest: float, rate: float | None, windows: int) -> None:
+    seconds = [0.001] * 3 + [0.001 * slowest, 0.001]  # the first is that of the warm-up
+    assert len(timed(TimedInitiator(seconds), clear_rate=rate)["windows"]) == windows
+
+
+def test_windows_that_agree_later_do_not_end_a_row() -> None:
+    one = TimedInitiator([0.001, 0.0011, 0.001])
+    assert len(timed(one, clear_rate=0.0)["windows"]) == WINDOWS
+
+
+@pytest.mark.parametrize(
     ("options", "size"),
     [({"iterations": 201}, 21), ({"depth": 32}, 32), ({"transfers": 301}, 31), ({}, 8)],
     ids=["iterations", "depth", "footprint", "duration of a window"],
