@@ -322,7 +322,7 @@ def test_a_clear_row_ends_after_four_windows(slowest: float, rate: float | None,
 
 
 def test_windows_that_agree_later_do_not_end_a_row() -> None:
-    one = TimedInitiator([0.001, 0.0011, 0.001])
+    one = TimedInitiator([0.001, 0.001, 0.0011, 0.001])
     assert len(timed(one, clear_rate=0.0)["windows"]) == WINDOWS
 
 
