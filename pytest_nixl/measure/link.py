@@ -352,8 +352,11 @@ class Link:
 
     def _measures_more(self, beside: Callable[[], object] | None) -> bool:
         """Whether something else than the speed says how long a row is measured."""
-        settings = self._settings
-        return beside is not None or bool(settings.iterations or settings.duration or self.footprint)
+        return beside is not None or bool(self._settings.iterations or self.footprint) or self._given("duration")
+
+    def _given(self, option: str) -> bool:
+        """Whether an option has a value that the user gave."""
+        return self._settings.sources.get(option, "default") != "default"
 
     def _row_ends(self, size: int, seed: int, *, new_patterns: bool = False) -> _RowEnds:
         """Return what the workers of initiator and target need to compare and write ``size`` bytes between windows."""
@@ -382,8 +385,7 @@ class Link:
         settings = self._settings
         usual = WINDOWS if self.memory.target == "OBJ" else usual_iterations(block)
         iterations = 1 if together else settings.iterations or usual
-        given = settings.sources.get("warmup", "default") != "default"
-        warmup = settings.warmup if given else usual_warmup(block, settings.warmup)
+        warmup = settings.warmup if self._given("warmup") else usual_warmup(block, settings.warmup)
         duration = max(settings.duration, BESIDE_SECONDS) if together else settings.duration
         found: dict[str, Any] = self._run(
             "measure",

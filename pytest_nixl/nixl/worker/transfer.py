@@ -34,8 +34,10 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 WINDOWS = 10
-#: A row that is clear may end after this many windows, if the slowest takes at most this share longer than the fastest.
-CLEAR_WINDOWS, CLEAR_SPREAD = 4, 0.03
+#: A row that is clear ends after this many windows if so many of them agree: the slowest of these takes at most this
+#: share longer than the fastest. In 96 rows of 4 KiB to 64 MiB over cma 75 ended so; their medians were at most 4 % (in
+#: the mean 0.4 %) from those of ten windows, and from row to row they differed no more.
+CLEAR_WINDOWS, CLEAR_AGREEING, CLEAR_SPREAD = 4, 3, 0.02
 #: The least duration of a window in seconds, so that its one acknowledgement hardly counts.
 WINDOW_SECONDS = 0.007
 #: Windows are planned that much longer, so that ten of them rarely last less than ten times the least.
@@ -467,8 +469,9 @@ def _clear(windows: Sequence[float], count: int, rate: float | None) -> bool:
     """
     if rate is None or len(windows) != CLEAR_WINDOWS:
         return False
-    slowest = max(windows)
-    return slowest <= (1 + CLEAR_SPREAD) * min(windows) and count >= rate * slowest
+    ordered = sorted(windows)
+    pairs = zip(ordered, ordered[CLEAR_AGREEING - 1 :], strict=False)
+    return count >= rate * ordered[-1] and any(slow <= (1 + CLEAR_SPREAD) * fast for fast, slow in pairs)
 
 
 def _warm_up(transfers: Transfers, least: float, done: int, seconds: float) -> float:
