@@ -8,7 +8,6 @@ import logging
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from pytest_nixl.core.errors import NixlPluginError
@@ -23,7 +22,7 @@ from pytest_nixl.model.row_key import EACH, RowKey
 from pytest_nixl.model.samples import Corruption, Samples
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.nixl.backends.ucx import VRAM_AS_HOST, protocol
-from pytest_nixl.nixl.worker.transfer import WINDOWS
+from pytest_nixl.nixl.worker.transfer import WINDOW_SECONDS, WINDOWS
 from pytest_nixl.processes.worker_errors import NixlError, WorkerError, WorkerLateError
 from pytest_nixl.processes.worker_process import Pending, Worker, results
 
@@ -84,7 +83,10 @@ class Link:
         :raises WorkerError: a worker dies or hangs, or NIXL reports an error; both workers are then ended.
         """
         with self._transfers(block, batch, depth) as transfers:
-            return self._verify("after a transfer", transfers, block * batch * self._count(block * batch, depth))
+            size = block * batch * self._count(block * batch, depth)
+            seed = self._fill(size)
+            self._run("move", transfers, self._settings.timeout)
+            return self._compare("after a transfer", seed, size)
 
     def move_each(self, block: int, count: int) -> Corruption | None:
         """Run transfers one at a time, each with a pattern of its own, which is compared before the next one is posted.
@@ -99,7 +101,7 @@ class Link:
         corrupt, first = 0, None
         with self._transfers(block, 1, 1) as transfers:
             for start in range(0, count, EACH_PER_COMMAND):
-                ends = self._row_ends(block, self._fill(block, poison=True), new_patterns=True)
+                ends = self._row_ends(block, self._fill(block), new_patterns=True)
                 number = min(EACH_PER_COMMAND, count - start)
                 checked = self._run("move_each", transfers, self._settings.timeout, ends=ends, count=number)
                 corrupt += checked["corrupt"]
@@ -158,24 +160,29 @@ class Link:
             the other rows. All are then timed for the same duration, whatever the number of iterations.
         :param links: the links that are measured at the same time, whose workers are not contention.
         :param clear_above: bytes per second: the first four windows suffice if they agree and none is slower; None: no
-            row is clear. It does not apply if ``--nixl-iterations`` or ``--nixl-duration`` says how much to measure,
-            or if the transfers walk a footprint.
+            row is clear. It does not apply if ``--nixl-iterations`` is given, if ``--nixl-duration`` is more than ten
+            windows take, if other rows are timed at the same time, or if the transfers walk a footprint.
         :raises WorkerError: a worker dies or hangs, or NIXL reports an error; both workers are then ended.
         :raises FindingError: GPU memory was moved as host memory.
         """
         key = self.key(block, batch=batch, depth=depth)
         size = block * batch * self._count(block * batch, depth)
         with self._transfers(block, batch, depth) as transfers:
-            seed, last = random.getrandbits(63), random.getrandbits(63)
-            filling = partial(self._filling, seed, size, poison=False)
-            corruption = self._verify("before the timed transfers", transfers, size, filling)
+            first, seed, last = self._fill(size), random.getrandbits(63), random.getrandbits(63)
+            self._run("move", transfers, self._settings.timeout)
+            filling = self.source.fill(seed, size=size)
+            corruption = self._compare("before the timed transfers", first, size)
+            filling.result()
             waits = [] if beside is not None else [self._launch.gpu_wait()]
             if beside is not None:
                 beside()
             before = loss_counters((self.target.worker, self.initiator.worker))
             between = beside is None and not self.footprint and not self._launch.backend.STORAGE
             ends = self._row_ends(min(size, BETWEEN_WINDOWS_BYTES), seed) if between else None
-            clear_rate = None if clear_above is None or self._measures_more(beside) else clear_above / (block * batch)
+            longer = self._settings.iterations or self._settings.duration > WINDOWS * WINDOW_SECONDS
+            if longer or self.footprint or beside is not None:
+                clear_above = None
+            clear_rate = None if clear_above is None else clear_above / (block * batch)
             found = self._timed(
                 transfers, block, [self, *links], ends, clear_rate=clear_rate, together=beside is not None
             )
@@ -184,8 +191,9 @@ class Link:
             after = loss_counters((self.target.worker, self.initiator.worker), before)
             if corruption is None and found["corruption"] is not None:
                 corruption = Corruption(phase="between the timed transfers", **found["corruption"])
-            filling = partial(self._filling, last, size, poison=True)
-            corruption = corruption or self._compare("after the timed transfers", seed, size, filling)
+            filling = self.source.fill(last, size=size)
+            corruption = corruption or self._compare("after the timed transfers", seed, size)
+            results([filling, self.destination.fill(last, size=size, inverted=True)])
             if corruption is None:
                 self._run("move", transfers, self._settings.timeout)
                 corruption = self._compare("in the transfers after the timed ones", last, size)
@@ -317,46 +325,15 @@ class Link:
             version
         )
 
-    def _verify(
-        self, phase: str, transfers: Ref, size: int, filling: Callable[[], list[Pending]] = list
-    ) -> Corruption | None:
-        """Move a new pattern and compare every byte. :param filling: as for :meth:`_compare`."""
-        seed = self._fill(size, poison=True)
-        self._run("move", transfers, self._settings.timeout)
-        return self._compare(phase, seed, size, filling)
-
-    def _fill(self, size: int, *, poison: bool) -> int:
-        """Write a new pattern as :meth:`_filling` does, and return its seed."""
+    def _fill(self, size: int) -> int:
+        """Write a new pattern to the source, and its complement to the destination; return its seed."""
         seed = random.getrandbits(63)
-        results(self._filling(seed, size, poison=poison))
+        results([self.source.fill(seed, size=size), self.destination.fill(seed, size=size, inverted=True)])
         return seed
 
-    def _filling(self, seed: int, size: int, *, poison: bool) -> list[Pending]:
-        """Start to write a pattern to the source and, with ``poison``, its complement to the destination."""
-        filling = [self.source.fill(seed, size=size)]
-        if poison:
-            filling.append(self.destination.fill(seed, size=size, inverted=True))
-        return filling
-
-    def _compare(
-        self, phase: str, seed: int, size: int, filling: Callable[[], list[Pending]] = list
-    ) -> Corruption | None:
-        """Compare the destination with a pattern.
-
-        :param filling: starts what the ends do next, meanwhile; a worker compares before it fills.
-        """
-        comparing = self.destination.compare_parts([(seed, 0, size)])
-        answer, *_ = results([comparing, *filling()])
-        [found] = self.destination.compared(answer, 1)
+    def _compare(self, phase: str, seed: int, size: int) -> Corruption | None:
+        found = self.destination.compare(seed, size=size)
         return None if found is None else Corruption(phase=phase, **found)
-
-    def _measures_more(self, beside: Callable[[], object] | None) -> bool:
-        """Whether something else than the speed says how long a row is measured."""
-        return beside is not None or bool(self._settings.iterations or self.footprint) or self._given("duration")
-
-    def _given(self, option: str) -> bool:
-        """Whether an option has a value that the user gave."""
-        return self._settings.sources.get(option, "default") != "default"
 
     def _row_ends(self, size: int, seed: int, *, new_patterns: bool = False) -> _RowEnds:
         """Return what the workers of initiator and target need to compare and write ``size`` bytes between windows."""
@@ -385,7 +362,8 @@ class Link:
         settings = self._settings
         usual = WINDOWS if self.memory.target == "OBJ" else usual_iterations(block)
         iterations = 1 if together else settings.iterations or usual
-        warmup = settings.warmup if self._given("warmup") else usual_warmup(block, settings.warmup)
+        given = settings.sources.get("warmup", "default") != "default"
+        warmup = settings.warmup if given else usual_warmup(block, settings.warmup)
         duration = max(settings.duration, BESIDE_SECONDS) if together else settings.duration
         found: dict[str, Any] = self._run(
             "measure",
