@@ -12,7 +12,7 @@ import pytest
 
 from pytest_nixl.checks.kv_cache.blocks import BlockDraw, BlockOrder, KvLayout, draw
 from pytest_nixl.checks.kv_cache.worker import commands
-from pytest_nixl.checks.kv_cache.worker.cache import KvPattern, compare, fill
+from pytest_nixl.checks.kv_cache.worker.commands import KvPattern, compare, fill
 from pytest_nixl.core.wire import Ref
 from pytest_nixl.nixl.worker.memory import DramBuffer
 from pytest_nixl.nixl.worker.pattern import TILE, chunks

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from pytest_nixl.judge.slope import Slope
+from pytest_nixl.judge.growth import Slope
 
 
 def test_a_line_has_its_slope_without_an_interval() -> None:
