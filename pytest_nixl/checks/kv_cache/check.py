@@ -65,7 +65,7 @@ class KvRequestKind:
     def key(self) -> RowKey:
         """The key of the row. Its block is what one descriptor moves, and its batch the descriptors of a request."""
         plan = self.plan
-        variant = {"kv": self.way, "model": _name(plan.model), "tokens": str(plan.tokens), **dict(self.settings)}
+        variant = {"kv": self.way, "model": _model_name(plan.model), "tokens": str(plan.tokens), **dict(self.settings)}
         variant |= {"tp": format_tp(plan.tp)} if plan.tp != (1, 1) else {}
         variant |= {"requests": str(self.requests)} if self.requests != 1 else {}
         variant |= {"rate": f"{self.rate:.9g}"} if self.rate is not None else {}
@@ -80,18 +80,13 @@ class KvRequestKind:
         return f"{self.backend}-{self.op}-{self.memory}{ranks}-{self.way}{settings}"
 
 
-def _name(model: KvModel) -> str:
+def _model_name(model: KvModel) -> str:
     """Return a name for a row key: of a ``config.json``, whose path says nothing on another machine, its shape."""
     if KV_MODELS.get(model.name) is model:
         return model.name
     heads = "mla" if model.mla else f"{model.kv_heads}heads"
     return f"{model.layers}layers-{heads}-{model.head_dim}"
 
-
-__all__ = [
-    "EXTENDED_WAYS", "POOL", "STANDARD_WAYS", "WAYS", "KvLaunches", "KvRequestKind", "KvSamples", "describe",
-    "in_turn", "judge_requests", "layout_of", "recorded", "summary_of", "with_bounds",
-]  # fmt: skip
 
 #: A cache has this many times the blocks of one request, so that the blocks of a request are scattered over it.
 POOL = 2

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from pytest_nixl.checks.kv_cache.blocks import BlockDraw, BlockOrder, KvLayout, KvMethod, Numbers, draw
-from pytest_nixl.checks.kv_cache.worker import cache as kv_cache
 from pytest_nixl.checks.kv_cache.worker.requests import CacheSide, KvRequests
 from pytest_nixl.core.cpu_contention import CpuContention
 from pytest_nixl.core.wire import Ref
@@ -111,7 +110,7 @@ def compare(
 
 def kv_fill(objects: WorkerObjects, buffer: Ref, layout: dict[str, Any], seed: int, inverted: bool) -> None:
     """Fill a KV cache with the pattern of ``seed`` or its complement."""
-    kv_cache.fill(objects.get(buffer), KvLayout(**layout), seed, inverted=inverted)
+    fill(objects.get(buffer), KvLayout(**layout), seed, inverted=inverted)
 
 
 def kv_compare(
@@ -126,7 +125,7 @@ def kv_compare(
     ranges = [each.get("range", 0) * cache.range_blocks for each in draws]
     drawn = [each.moved(blocks) for each, blocks in zip(_drawn(cache, draws), ranges, strict=True)]
     moves = [(each.local, each.remote) if initiator else (each.remote, each.local) for each in drawn]
-    return kv_cache.compare(objects.get(buffer), cache, seed, moves)
+    return compare(objects.get(buffer), cache, seed, moves)
 
 
 def kv_prepare(
