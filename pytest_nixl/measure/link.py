@@ -84,7 +84,7 @@ class Link:
         """
         with self._transfers(block, batch, depth) as transfers:
             size = block * batch * self._count(block * batch, depth)
-            seed = self._fill(size)
+            seed = self._fill(size, poison=True)
             self._run("move", transfers, self._settings.timeout)
             return self._compare("after a transfer", seed, size)
 
@@ -101,7 +101,7 @@ class Link:
         corrupt, first = 0, None
         with self._transfers(block, 1, 1) as transfers:
             for start in range(0, count, EACH_PER_COMMAND):
-                ends = self._row_ends(block, self._fill(block), new_patterns=True)
+                ends = self._row_ends(block, self._fill(block, poison=True), new_patterns=True)
                 number = min(EACH_PER_COMMAND, count - start)
                 checked = self._run("move_each", transfers, self._settings.timeout, ends=ends, count=number)
                 corrupt += checked["corrupt"]
@@ -168,7 +168,7 @@ class Link:
         key = self.key(block, batch=batch, depth=depth)
         size = block * batch * self._count(block * batch, depth)
         with self._transfers(block, batch, depth) as transfers:
-            first, seed, last = self._fill(size), random.getrandbits(63), random.getrandbits(63)
+            first, seed, last = self._fill(size, poison=True), random.getrandbits(63), random.getrandbits(63)
             self._run("move", transfers, self._settings.timeout)
             filling = self.source.fill(seed, size=size)
             corruption = self._compare("before the timed transfers", first, size)
@@ -325,10 +325,13 @@ class Link:
             version
         )
 
-    def _fill(self, size: int) -> int:
-        """Write a new pattern to the source, and its complement to the destination; return its seed."""
+    def _fill(self, size: int, *, poison: bool) -> int:
+        """Write a new pattern to the source and, with ``poison``, its complement to the destination."""
         seed = random.getrandbits(63)
-        results([self.source.fill(seed, size=size), self.destination.fill(seed, size=size, inverted=True)])
+        filling = [self.source.fill(seed, size=size)]
+        if poison:
+            filling.append(self.destination.fill(seed, size=size, inverted=True))
+        results(filling)
         return seed
 
     def _compare(self, phase: str, seed: int, size: int) -> Corruption | None:

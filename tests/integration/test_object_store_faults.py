@@ -113,7 +113,7 @@ def test_a_server_that_dies_with_a_request_in_its_hands_is_named_before_the_row_
 
     began = time.monotonic()
     with pytest.raises(WorkerError) as caught, moved._transfers(BLOCK, 1, 1) as transfers:
-        moved._fill(BLOCK)
+        moved._fill(BLOCK, poison=True)
         server.hold()
         dying = threading.Thread(target=die)
         dying.start()
@@ -229,7 +229,7 @@ def test_objects_of_64_mib_arrive(plugin: str, parts: bool, op: str, start: Star
     told = tuple(BackendParameter(plugin, *each) for each in sorted(given.items()))
     moved = link(make_pairs(blocks=(size,), timeout=300.0, backend_params=told), plugin, op)
     with moved._transfers(size, 1, 1) as transfers:
-        seed = moved._fill(size)
+        seed = moved._fill(size, poison=True)
         moved._run("move", transfers, 300)
         assert moved._compare("moved", seed, size) is None
         assert len(server.keys) == 1
