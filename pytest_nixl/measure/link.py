@@ -170,9 +170,9 @@ class Link:
         with self._transfers(block, batch, depth) as transfers:
             first, seed, last = self._fill(size, poison=True), random.getrandbits(63), random.getrandbits(63)
             self._run("move", transfers, self._settings.timeout)
-            filling = self.source.fill(seed, size=size)
+            filling = self._start_filling(seed, size)
             corruption = self._compare("before the timed transfers", first, size)
-            filling.result()
+            results(filling)
             waits = [] if beside is not None else [self._launch.gpu_wait()]
             if beside is not None:
                 beside()
@@ -191,9 +191,9 @@ class Link:
             after = loss_counters((self.target.worker, self.initiator.worker), before)
             if corruption is None and found["corruption"] is not None:
                 corruption = Corruption(phase="between the timed transfers", **found["corruption"])
-            filling = self.source.fill(last, size=size)
+            filling = self._start_filling(last, size)
             corruption = corruption or self._compare("after the timed transfers", seed, size)
-            results([filling, self.destination.fill(last, size=size, inverted=True)])
+            results([*filling, self.destination.fill(last, size=size, inverted=True)])
             if corruption is None:
                 self._run("move", transfers, self._settings.timeout)
                 corruption = self._compare("in the transfers after the timed ones", last, size)
@@ -333,6 +333,14 @@ class Link:
             filling.append(self.destination.fill(seed, size=size, inverted=True))
         results(filling)
         return seed
+
+    def _start_filling(self, seed: int, size: int) -> list[Pending]:
+        """Start to write a pattern to the source, and return what to wait for."""
+        filling = [self.source.fill(seed, size=size)]
+        if self._launch.backend.STORAGE:  # one worker has both ends, and answers in turn
+            results(filling)
+            return []
+        return filling
 
     def _compare(self, phase: str, seed: int, size: int) -> Corruption | None:
         found = self.destination.compare(seed, size=size)
