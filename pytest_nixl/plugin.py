@@ -327,8 +327,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         _log_profile(run)
         if not session.config.option.collectonly:
             from pytest_nixl.session.agent_check import refuse_agent_options
+            from pytest_nixl.session.benchmark import read_machine_early
 
             refuse_agent_options(run.settings)
+            read_machine_early(session.config, stored=bool(run.settings.store))
     if gates and not run.parallel:
         from pytest_nixl.judge.profiles import load_profile
         from pytest_nixl.session.silent_profile import refuse_silence

@@ -18,13 +18,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
-if TYPE_CHECKING:
-    import numpy
+import numpy
 
-    Floats: TypeAlias = numpy.ndarray[Any, numpy.dtype[numpy.float64]]
-    Levels: TypeAlias = numpy.ndarray[Any, numpy.dtype[numpy.uint8]]
+Floats: TypeAlias = numpy.ndarray[Any, numpy.dtype[numpy.float64]]
+Levels: TypeAlias = numpy.ndarray[Any, numpy.dtype[numpy.uint8]]
 
 #: The least number of runs on each side of a change point, and the least change of the median, as a share.
 FEWEST_RUNS, LEAST_CHANGE = 3, 0.05
@@ -83,8 +82,6 @@ def _spread(logs: Sequence[float]) -> float:
 
 
 def _cheapest(logs: Sequence[float], spread: float) -> list[int]:
-    import numpy
-
     signal = numpy.array(_without_spikes(logs, 3 * spread))
     penalty = 5 * spread**2 * math.log(len(signal))
     places: list[int] = []
@@ -99,8 +96,6 @@ def _partition(signal: Floats, penalty: float) -> list[int]:
 
     The cost of a part is the sum of squared distances from its mean, and the penalty.
     """
-    import numpy
-
     count = len(signal)
     sums = numpy.concatenate(([0.0], numpy.cumsum(signal - signal.mean())))
     shares = 1 / numpy.arange(count, 0, -1)  # by the length of a part, the longest first
@@ -145,8 +140,6 @@ def _without_spikes(logs: Sequence[float], most: float) -> list[float]:
 
 
 def _e_divisive(logs: Sequence[float], seed: int) -> list[int]:
-    import numpy
-
     values = numpy.array(logs)
     most = int(_SIGNIFICANCE * (_PERMUTATIONS + 1))
     random = numpy.random.default_rng(seed)
@@ -178,8 +171,6 @@ def _levels(values: Floats) -> tuple[Levels, Floats]:
     """Return for each run the index of the first grid value that is not below its value, and the distances between
     grid values.
     """
-    import numpy
-
     grid = numpy.unique(values)
     if len(grid) > _GRID:
         grid = numpy.unique(numpy.quantile(values, numpy.linspace(0, 1, _GRID), method="nearest"))
@@ -192,8 +183,6 @@ def _best_split(levels: Levels, widths: Floats, stride: int = 1) -> tuple[int, f
     Only positions that are multiples of ``stride`` are tried. The mean distance of two values is
     the integral of F (1 - G) + G (1 - F) over their distribution functions.
     """
-    import numpy
-
     count = len(levels)
     first = -(-FEWEST_RUNS // stride) * stride
     # How many of the first runs are at most each grid value. Sums of integers along rows are the fastest.

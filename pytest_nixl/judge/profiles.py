@@ -7,7 +7,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 from importlib import resources
 from itertools import combinations
 from pathlib import Path
@@ -187,27 +187,22 @@ def load_profile(name_or_path: str) -> Profile:
     """
     added = added_profiles()
     if name_or_path in bundled_profiles():
-        return _load_bundled(name_or_path)
+        content = resources.files("pytest_nixl").joinpath("profiles").joinpath(f"{name_or_path}.toml").read_bytes()
+        return _parsed(content, f"{name_or_path}.toml of pytest-nixl")
     if name_or_path in added:
         extension, file = added[name_or_path]
-        return _load_added(name_or_path, extension, file.read_bytes())
+        return _parsed(file.read_bytes(), f"{name_or_path}.toml of {extension.owner}")
     form = f"expected {', '.join((*bundled_profiles(), *added))}, or the path of a TOML file"
     try:
         path = Path(name_or_path)
-        stat = path.stat()
+        path.stat()
         if not path.is_file():
             raise ValueError(f"profile {name_or_path!r} is not a file: {form}")
-        return _load_file(name_or_path, str(path.resolve()), stat.st_mtime_ns, stat.st_size)
+        return _parsed(read_regular(path, _LARGEST, PROFILE_FORM), name_or_path)
     except FileNotFoundError:
         raise ValueError(f"there is no profile {name_or_path!r}: {form}") from None
     except OSError as error:
         raise ValueError(f"profile {name_or_path!r} cannot be read ({error.strerror}): {form}") from None
-
-
-@cache
-def _load_bundled(name: str) -> Profile:
-    content = resources.files("pytest_nixl").joinpath("profiles").joinpath(f"{name}.toml").read_bytes()
-    return parse_profile(content, f"{name}.toml of pytest-nixl")
 
 
 def bundled_text(name: str) -> str:
@@ -215,14 +210,9 @@ def bundled_text(name: str) -> str:
     return resources.files("pytest_nixl").joinpath("profiles").joinpath(f"{name}.toml").read_text(encoding="utf-8")
 
 
-@lru_cache(maxsize=8)
-def _load_added(name: str, extension: Extension, content: bytes) -> Profile:
-    return parse_profile(content, f"{name}.toml of {extension.owner}")
-
-
-@lru_cache(maxsize=8)
-def _load_file(origin: str, path: str, modified: int, size: int) -> Profile:
-    return parse_profile(read_regular(Path(path), _LARGEST, PROFILE_FORM), origin)
+@lru_cache(maxsize=32)
+def _parsed(content: bytes, origin: str) -> Profile:
+    return parse_profile(content, origin)
 
 
 def parse_profile(content: bytes, origin: str) -> Profile:

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from pytest_nixl.core import units
 from pytest_nixl.core.rdma_fault import TCP_ALONE
 from pytest_nixl.core.resource_limits import NO_SPACE_REMEDY, full_file_system
-from pytest_nixl.judge.floor_test import decide_floor
+from pytest_nixl.judge.floor_test import FAR, decide_floor
 from pytest_nixl.model.expectation import Ceiling, Expectation, row_ceiling
 from pytest_nixl.model.machine import Machine
 from pytest_nixl.model.samples import DISTURBED_CORES, Samples
@@ -388,6 +388,18 @@ def another_launch(samples: Samples, expectation: Expectation | None, machine: M
     if rest.verdict not in (Verdict.PASS, Verdict.INCONCLUSIVE):
         return False
     return decide_floor(samples.values, expectation.floor, contention=samples.contention)[0] is None
+
+
+def clear_above(expectation: Expectation | None) -> float | None:
+    """Return the bandwidth above which a launch whose windows agree needs no more of them, in bytes per second.
+
+    :returns: 0 if no floor has to be decided; None if a latency bound needs all windows.
+    """
+    if expectation is None:
+        return 0.0
+    if expectation.p50 is not None or expectation.p99 is not None:
+        return None
+    return FAR * (expectation.floor or 0.0)
 
 
 def _below(reason: str, samples: Samples, machine: Machine | None) -> Judgement:

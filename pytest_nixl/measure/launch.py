@@ -90,10 +90,7 @@ class Launch:
         self.shortage: GpuFullError | None = None
         self._directory, self._alignment, self._regions = settings.file_dir, alignment, regions
         self._warmup_seconds = FIRST_WARMUP_SECONDS
-        # Metadata is exchanged over the workers' own channel, so these agents never wait for an etcd that is down.
-        environment: dict[str, str | None] = {"NIXL_ETCD_ENDPOINTS": None}
-        wanted = backend.environment(os.environ)
-        environment |= {name: value for name, value in wanted.items() if name not in os.environ}
+        environment = worker_environment(backend)
         workers: list[Worker] = []
         try:
             # Start both workers before waiting for one.
@@ -193,6 +190,13 @@ class Launch:
         """End both workers immediately."""
         self.initiator.worker.kill()
         self.target.worker.kill()
+
+
+def worker_environment(backend: Backend) -> dict[str, str | None]:
+    """Return the changes to this process's environment variables in workers with one agent of a backend each."""
+    variables = backend.environment(os.environ)
+    # Metadata is exchanged over the workers' own channel, so these agents never wait for an etcd that is down.
+    return {"NIXL_ETCD_ENDPOINTS": None, **{key: value for key, value in variables.items() if key not in os.environ}}
 
 
 def choose_gpus(one: Worker, other: Worker, memory: MemoryPair, wanted: DevicePair | None) -> DevicePair:

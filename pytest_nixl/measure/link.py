@@ -22,7 +22,7 @@ from pytest_nixl.model.row_key import EACH, RowKey
 from pytest_nixl.model.samples import Corruption, Samples
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.nixl.backends.ucx import VRAM_AS_HOST, protocol
-from pytest_nixl.nixl.worker.transfer import WINDOWS
+from pytest_nixl.nixl.worker.transfer import WINDOW_SECONDS, WINDOWS
 from pytest_nixl.processes.worker_errors import NixlError, WorkerError, WorkerLateError
 from pytest_nixl.processes.worker_process import Pending, Worker, results
 
@@ -83,7 +83,10 @@ class Link:
         :raises WorkerError: a worker dies or hangs, or NIXL reports an error; both workers are then ended.
         """
         with self._transfers(block, batch, depth) as transfers:
-            return self._verify("after a transfer", transfers, block * batch * self._count(block * batch, depth))
+            size = block * batch * self._count(block * batch, depth)
+            seed = self._fill(size, poison=True)
+            self._run("move", transfers, self._settings.timeout)
+            return self._compare("after a transfer", seed, size)
 
     def move_each(self, block: int, count: int) -> Corruption | None:
         """Run transfers one at a time, each with a pattern of its own, which is compared before the next one is posted.
@@ -109,15 +112,22 @@ class Link:
         return Corruption(f"in transfer {first[0]} ({corrupt} of {count} are corrupt)", **first[1])
 
     def measure_launches(
-        self, block: int, *, batch: int = 1, depth: int = 1, another: Callable[[Samples], bool]
+        self,
+        block: int,
+        *,
+        batch: int = 1,
+        depth: int = 1,
+        another: Callable[[Samples], bool],
+        clear_above: float | None = None,
     ) -> Samples:
         """Measure one row in several launches.
 
         :param block: the size of one block in bytes.
         :param another: returns whether one more launch is needed, from the samples so far.
+        :param clear_above: as for :meth:`measure`, for the first launch.
         :raises WorkerError: as :meth:`measure`.
         """
-        samples = self.measure(block, batch=batch, depth=depth)
+        samples = self.measure(block, batch=batch, depth=depth, clear_above=clear_above)
         while another(samples):
             self.relaunch()
             samples = samples.with_launch(self.measure(block, batch=batch, depth=depth))
@@ -135,6 +145,7 @@ class Link:
         depth: int = 1,
         beside: Callable[[], object] | None = None,
         links: Sequence[Link] = (),
+        clear_above: float | None = None,
     ) -> Samples:
         """Measure one row in one launch.
 
@@ -148,28 +159,44 @@ class Link:
         :param beside: for rows that are measured at the same time: called before the transfers are timed, to wait for
             the other rows. All are then timed for the same duration, whatever the number of iterations.
         :param links: the links that are measured at the same time, whose workers are not contention.
+        :param clear_above: bytes per second: the first four windows suffice if they agree and none is slower; None: no
+            row is clear. It does not apply if ``--nixl-iterations`` is given, if ``--nixl-duration`` is more than ten
+            windows take, if other rows are timed at the same time, or if the transfers walk a footprint.
         :raises WorkerError: a worker dies or hangs, or NIXL reports an error; both workers are then ended.
         :raises FindingError: GPU memory was moved as host memory.
         """
         key = self.key(block, batch=batch, depth=depth)
         size = block * batch * self._count(block * batch, depth)
         with self._transfers(block, batch, depth) as transfers:
-            corruption = self._verify("before the timed transfers", transfers, size)
-            seed = self._fill(size, poison=False)
+            first, seed, last = self._fill(size, poison=True), random.getrandbits(63), random.getrandbits(63)
+            self._run("move", transfers, self._settings.timeout)
+            filling = self._start_filling(seed, size)
+            corruption = self._compare("before the timed transfers", first, size)
+            results(filling)
             waits = [] if beside is not None else [self._launch.gpu_wait()]
             if beside is not None:
                 beside()
             before = loss_counters((self.target.worker, self.initiator.worker))
             between = beside is None and not self.footprint and not self._launch.backend.STORAGE
             ends = self._row_ends(min(size, BETWEEN_WINDOWS_BYTES), seed) if between else None
-            found = self._timed(transfers, block, [self, *links], ends, together=beside is not None)
+            longer = self._settings.iterations or self._settings.duration > WINDOWS * WINDOW_SECONDS
+            if longer or self.footprint or beside is not None:
+                clear_above = None
+            clear_rate = None if clear_above is None else clear_above / (block * batch)
+            found = self._timed(
+                transfers, block, [self, *links], ends, clear_rate=clear_rate, together=beside is not None
+            )
             if beside is None:
                 waits.append(self._launch.gpu_wait())
             after = loss_counters((self.target.worker, self.initiator.worker), before)
             if corruption is None and found["corruption"] is not None:
                 corruption = Corruption(phase="between the timed transfers", **found["corruption"])
+            filling = self._start_filling(last, size)
             corruption = corruption or self._compare("after the timed transfers", seed, size)
-            corruption = corruption or self._verify("in the transfers after the timed ones", transfers, size)
+            results([*filling, self.destination.fill(last, size=size, inverted=True)])
+            if corruption is None:
+                self._run("move", transfers, self._settings.timeout)
+                corruption = self._compare("in the transfers after the timed ones", last, size)
         carried = CarrierBytes.from_plain(found["counted"], block * batch * sum(found["transfers"]))
         log, backend = self.initiator.worker.output(), self._launch.backend
         if corruption is None and (mistaken := backend.mistaken(log, self.op, self.memory)):
@@ -183,7 +210,8 @@ class Link:
             transports=transports,
             corruption=corruption,
             counted=carried,
-            contention=(found["contention"],),
+            # Windows that agree are proof of none. The kernel counts in steps of 10 ms, too coarse for four windows.
+            contention=(found["contention"] if len(found["windows"]) >= WINDOWS else 0.0,),
             obstacle=obstacle_between(self.initiator.worker, self.target.worker),
             protocol=protocol(log, self.op, block, self.memory),
             hosts=tuple(str(end.worker.versions["host"]) for end in (self.initiator, self.target)),
@@ -297,11 +325,6 @@ class Link:
             version
         )
 
-    def _verify(self, phase: str, transfers: Ref, size: int) -> Corruption | None:
-        seed = self._fill(size, poison=True)
-        self._run("move", transfers, self._settings.timeout)
-        return self._compare(phase, seed, size)
-
     def _fill(self, size: int, *, poison: bool) -> int:
         """Write a new pattern to the source and, with ``poison``, its complement to the destination."""
         seed = random.getrandbits(63)
@@ -310,6 +333,14 @@ class Link:
             filling.append(self.destination.fill(seed, size=size, inverted=True))
         results(filling)
         return seed
+
+    def _start_filling(self, seed: int, size: int) -> list[Pending]:
+        """Start to write a pattern to the source, and return what to wait for."""
+        filling = [self.source.fill(seed, size=size)]
+        if self._launch.backend.STORAGE:  # one worker has both ends, and answers in turn
+            results(filling)
+            return []
+        return filling
 
     def _compare(self, phase: str, seed: int, size: int) -> Corruption | None:
         found = self.destination.compare(seed, size=size)
@@ -330,7 +361,14 @@ class Link:
         return initiator, target
 
     def _timed(
-        self, transfers: Ref, block: int, links: Sequence[Link], ends: _RowEnds | None = None, *, together: bool
+        self,
+        transfers: Ref,
+        block: int,
+        links: Sequence[Link],
+        ends: _RowEnds | None = None,
+        *,
+        clear_rate: float | None = None,
+        together: bool,
     ) -> dict[str, Any]:
         settings = self._settings
         usual = WINDOWS if self.memory.target == "OBJ" else usual_iterations(block)
@@ -347,6 +385,7 @@ class Link:
             warmup=min(warmup, 1) if together else warmup,
             warmup_seconds=self._launch.warmup_seconds(),
             duration=duration,
+            clear_rate=clear_rate,
             op=self.op,
             own=self._beside_the_initiator(links),
         )
@@ -366,7 +405,7 @@ class Link:
         transfers: Ref,
         seconds: float,
         ends: _RowEnds | None = None,
-        **arguments: int | float | str | list[int],
+        **arguments: int | float | str | list[int] | None,
     ) -> Any:
         """Run ``command`` in the initiator and return its answer; meanwhile the target serves, if it is an agent.
 

@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import pytest_benchmark.plugin
 
 from pytest_nixl.model.samples import Samples, percentile
 
@@ -40,6 +43,40 @@ class _ReplayClock:
 
 #: The clock that a test's ``benchmark`` fixture reads, on its item.
 _CLOCK = pytest.StashKey[_ReplayClock]()
+
+
+class MachineFacts:
+    """A pytest plugin that reads what pytest-benchmark's files say of the machine while the first workers start.
+
+    At the end of a run pytest-benchmark would wait 0.15 s for it, for each file: it starts a Python to read CPUID.
+    """
+
+    def __init__(self) -> None:
+        self._facts: dict[str, Any] | None = None
+        self._thread = threading.Thread(target=self._read, name="machine facts", daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        with contextlib.suppress(Exception):  # pytest-benchmark will raise it
+            self._facts = pytest_benchmark.plugin.pytest_benchmark_generate_machine_info()
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_benchmark_generate_machine_info(self) -> dict[str, Any] | None:
+        """Return what was read; None: pytest-benchmark reads it."""
+        self._thread.join()
+        return copy.deepcopy(self._facts)
+
+
+def read_machine_early(config: pytest.Config, *, stored: bool) -> None:
+    """Begin to read what files say of the machine, if any is written and no other plugin says it.
+
+    :param stored: whether the run has a record of its own, besides the files of pytest-benchmark's options.
+    """
+    options = ("benchmark_json", "benchmark_save", "benchmark_autosave")
+    if not config.pluginmanager.has_plugin("benchmark") or not (stored or any(map(config.getoption, options))):
+        return
+    if len(config.hook.pytest_benchmark_generate_machine_info.get_hookimpls()) == 1:
+        config.pluginmanager.register(MachineFacts(), "nixl-machine-facts")
 
 
 def records_figures(item: pytest.Item) -> bool:

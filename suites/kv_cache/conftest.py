@@ -26,7 +26,6 @@ from pytest_nixl.checks.kv_cache.check import (
     STANDARD_WAYS,
     KvLaunches,
     KvRequestKind,
-    KvSamples,
     describe,
     in_turn,
     judge_requests,
@@ -35,6 +34,7 @@ from pytest_nixl.checks.kv_cache.check import (
     times_of,
     with_bounds,
 )
+from pytest_nixl.checks.kv_cache.samples import KvSamples
 
 from ..conftest import Rows
 

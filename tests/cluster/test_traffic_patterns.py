@@ -18,7 +18,7 @@ from helpers.namespaces import Network, network, require_tools
 from ranks import Ranks, all_end_with, report_options, reports
 from servers import etcd
 
-from pytest_nixl.checks.pattern.culprit import judge_pattern_culprit, paired_again
+from pytest_nixl.checks.pattern.check import judge_pattern_culprit, paired_again
 from pytest_nixl.checks.pattern.fairness import judge_fairness
 from pytest_nixl.checks.pattern.rank_flows import RankFlows
 from pytest_nixl.checks.pattern.samples import ALONE, TOGETHER, PatternKind, PatternSamples

@@ -56,9 +56,9 @@ from helpers import child_lines
 
 #: What is sampled. The three modules left out need nvcc, torch and an account of Azure.
 WHERE = (
-    "judge", "session/gate", "cluster", "measure", "nixl/worker", "etcd",
-    "checks/bandwidth/gpu_judge", "checks/control_path/worker", "checks/endpoints/worker", "checks/endurance/worker",
-    "checks/faults/worker", "checks/kv_cache/link", "checks/kv_cache/worker", "checks/pattern/culprit",
+    "judge", "session/gate", "cluster", "measure", "nixl/worker", "etcd", "checks/bandwidth/gpus_together",
+    "checks/control_path/worker", "checks/endpoints/worker", "checks/endurance/worker",
+    "checks/faults/worker", "checks/kv_cache/link", "checks/kv_cache/worker", "checks/pattern/check",
     "checks/pattern/fairness", "checks/pattern/rank_flows", "checks/pattern/worker", "checks/raw_tools/judge",
     "checks/telemetry/worker",
 )  # fmt: skip
@@ -92,11 +92,11 @@ TESTS = {
     "judge/concurrent": "judge/test_concurrent checks/test_gpus_together",
     "judge/profiles": "checks/test_doctor_image model/test_machine model/test_findings",
     "judge/profile_table": "judge/test_profiles model/test_findings",
-    "checks/bandwidth/gpu_judge": "checks/test_gpus_together",
+    "checks/bandwidth/gpus_together": "checks/test_gpus_together",
     "checks/endpoints/worker": "nixl/test_endpoint_explanation",
     "nixl/endpoint_reading": "nixl/test_endpoint_explanation",
     "checks/kv_cache/link": "checks/test_kv_link",
-    "checks/pattern/culprit": "checks/test_pattern_culprit checks/test_pattern_figures",
+    "checks/pattern/check": "checks/test_pattern_culprit checks/test_pattern_figures",
     "checks/pattern/fairness": "checks/test_pattern_fairness checks/test_pattern_figures",
     "checks/pattern/rank_flows": "checks/test_rank_flows checks/test_flow_steps",
     "checks/raw_tools/judge": "checks/test_raw_judge checks/test_raw_tools",

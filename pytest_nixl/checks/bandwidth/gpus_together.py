@@ -4,23 +4,199 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from pytest_nixl.checks.bandwidth.gpu_judge import GpuEnd, measure_gpus, pairs_of, seats
 from pytest_nixl.core.errors import NotApplicableError
+from pytest_nixl.core.units import format_size, gigabytes
 from pytest_nixl.host.cuda_visible import visible
 from pytest_nixl.host.devices import UCX_CARDS, HostDevices
-from pytest_nixl.host.gpu import read_gpus
+from pytest_nixl.host.gpu import GpuFacts, read_gpus
+from pytest_nixl.host.gpu_nic_affinity import NOT_NEAR, GpuNics, Placed, Topology
+from pytest_nixl.host.rdma import RdmaDevice, network_cards
 from pytest_nixl.host.recorded_tree import FactsRoot
+from pytest_nixl.judge.concurrent import (
+    QUIET,
+    ConcurrentRates,
+    corrupt,
+    disturbance,
+    measure_at_once,
+    spread,
+)
 from pytest_nixl.judge.profiles import Profile
 from pytest_nixl.measure.launches import Launches
-from pytest_nixl.model.memory import MemoryPair
+from pytest_nixl.measure.link import Link
+from pytest_nixl.model.memory import DevicePair, MemoryPair
+from pytest_nixl.model.samples import Samples
 from pytest_nixl.model.settings import Settings
-from pytest_nixl.model.verdicts import Judgement, most_severe
-from pytest_nixl.nixl.gpus import gpus
+from pytest_nixl.model.transports import card, is_network
+from pytest_nixl.model.verdicts import Judgement, Verdict, most_severe
+from pytest_nixl.nixl.gpus import LinkGpu, gpus
 from pytest_nixl.processes.worker_process import Worker
 from pytest_nixl.session.cluster import Cluster
 from pytest_nixl.session.run import Run
+
+REMEDY = (
+    "measure that GPU alone with --nixl-devices; check `nvidia-smi topo -m`, its PCIe link, its NVLinks and its "
+    "network card"
+)
+
+
+def pairs_of(initiators: int, targets: int, *, one_host: bool) -> list[DevicePair]:
+    """Return the pairs of GPUs to measure: GPUs of the same number on two hosts, neighbours on one host.
+
+    A GPU without a partner is left out, so a single GPU on one host gives no pair.
+
+    :param initiators: the number of GPUs of the initiator; ``targets`` is the target's.
+    """
+    if one_host:
+        count = min(initiators, targets)
+        return [DevicePair(number, (number + 1) % count) for number in range(count)] if count > 1 else []
+    return [DevicePair(number, number) for number in range(min(initiators, targets))]
+
+
+@dataclass(frozen=True)
+class GpuEnd:
+    """A GPU and the network cards nearest to it.
+
+    :param near: the nearest network cards; None: the GPU's position on the PCIe bus is not known.
+    :param node: its NUMA node, in words; empty: not known.
+    """
+
+    gpu: LinkGpu
+    near: GpuNics | None
+    node: str = ""
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """The network cards for this GPU when all GPUs are in use; empty: every card is far away."""
+        return self.near.own if self.near is not None else ()
+
+    def variables(self) -> dict[str, str]:
+        """Return the environment variables that make UCX use the own network cards; empty: there are none."""
+        return {UCX_CARDS: ",".join(f"{name}:1" for name in self.own)} if self.own else {}
+
+    def __str__(self) -> str:
+        return f"GPU {self.gpu.number} ({', '.join(filter(None, [self.gpu.pci, self.node]))})"
+
+
+def seats(gpus: Sequence[LinkGpu], known: Sequence[GpuFacts], cards: Sequence[RdmaDevice]) -> list[GpuEnd]:
+    """Return each GPU of a worker with its position on the bus and its share of the usable network cards.
+
+    :param gpus: the GPUs that the worker sees, with its numbers.
+    :param known: all GPUs of the host, with their positions on the bus.
+    :param cards: the RDMA devices of the host.
+    """
+    places = {gpu.pci: gpu for gpu in known if gpu.pci and gpu.path}
+    placed = [Placed(str(gpu.number), gpu.pci, places[gpu.pci].path, places[gpu.pci].numa)
+              for gpu in gpus if gpu.pci in places]  # fmt: skip
+    usable = [Placed(nic.name, nic.pci, nic.path, nic.numa) for nic in network_cards(cards)
+              if nic.active and nic.uverbs and not nic.closed and nic.path]  # fmt: skip
+    near = {each.gpu: each for each in Topology(tuple(placed), tuple(usable)).nearest()}
+    nodes = {int(each.name): each.node for each in placed}
+    return [GpuEnd(gpu, near.get(gpu.number), nodes.get(gpu.number, "")) for gpu in gpus]
+
+
+@dataclass(frozen=True)
+class GpuPair:
+    """One pair of GPUs.
+
+    :param initiator: the GPU of the initiator; ``target`` is the GPU of the target.
+    :param alone: bytes per second if no other pair is measured.
+    :param transports: the transports that carried the bytes, as the backend reports them.
+    """
+
+    initiator: GpuEnd
+    target: GpuEnd
+    alone: float
+    transports: tuple[str, ...]
+
+    def __str__(self) -> str:
+        over = f" over {', '.join(self.transports)}" if self.transports else ""
+        return f"{self.initiator} to GPU {self.target.gpu.number}{over}"
+
+    @property
+    def astray(self) -> tuple[str, ...]:
+        """The network cards that carried bytes of this pair but are not nearest to the initiator's GPU."""
+        near = self.initiator.near
+        if near is None or near.how in NOT_NEAR or not near.devices:
+            return ()
+        used = [card(transport) for transport in self.transports if is_network(transport)]
+        return tuple(dict.fromkeys(name for name in used if name and name not in near.devices))
+
+
+def judge_gpus(
+    what: str, block: int, lanes: Sequence[GpuPair], found: ConcurrentRates, scaling: float | None, took: str = ""
+) -> Judgement:
+    """Judge the bandwidth of GPUs that were measured at the same time.
+
+    :param what: the kind of link, in words.
+    :param block: block size in bytes.
+    :param found: the bandwidth of each lane while all were measured.
+    :param scaling: the least ratio of the bandwidth together to the sum of the bandwidths alone; None: the profile has
+        none, and only a GPU that starves is a fault.
+    :param took: a clause about what other processes took from the lanes; empty: too little to slow one.
+    """
+    efficiency = found.total / sum(lane.alone for lane in lanes)
+    slowest = lanes[found.slowest]
+    each = ", ".join(
+        f"{lane.initiator.gpu.number}: {gigabytes(rate)}" for lane, rate in zip(lanes, found.rates, strict=True)
+    )
+    words = (
+        f"{what} of {format_size(block)}, {len(lanes)} GPUs at once: {gigabytes(found.total)} GB/s together, "
+        f"{efficiency:.0%} of the sum of each alone; by GPU {each} GB/s; the slowest is {slowest}, with "
+        f"{gigabytes(found.rates[found.slowest])} of the {gigabytes(slowest.alone)} GB/s that it moves alone"
+    )
+    slow = ""
+    if found.starving is not None:
+        slow = "it starves while the others are measured"
+    elif scaling is not None and efficiency < scaling:
+        slow = f"the profile requires {scaling:.0%}"
+    if slow and took:
+        return Judgement(Verdict.INCONCLUSIVE, f"{words}: {slow}, but {took}", QUIET)
+    if slow:
+        return Judgement(Verdict.FAIL, f"{words}: {slow}", REMEDY)
+    strayed = [f"GPU {lane.initiator.gpu.number} by {', '.join(lane.astray)}" for lane in lanes if lane.astray]
+    if strayed:
+        remedy = f"unset the variables that name devices ({UCX_CARDS}, FI_EFA_IFACE), so that the backend chooses"
+        return Judgement(
+            Verdict.WARN, f"{words}; over network cards that are not nearest to the GPU: {'; '.join(strayed)}", remedy
+        )
+    if scaling is None:
+        words += "; no GPU starves, and the profile has no `scaling` that requires more"
+    return Judgement(Verdict.PASS, words)
+
+
+def measure_gpus(
+    what: str,
+    links: Sequence[Link],
+    seated: Sequence[tuple[GpuEnd, GpuEnd]],
+    block: int,
+    depth: int,
+    scaling: float | None,
+) -> Judgement:
+    """Measure one row of each link alone, then of all links at the same time, and judge the latter by the former.
+
+    :param what: the kind of link, in words.
+    :param seated: the GPUs of the two ends of each link.
+    :param block: block size in bytes; ``depth`` is the number of transfers in flight.
+    :param scaling: as in :func:`judge_gpus`.
+    """
+    names = [f"{one} to GPU {other.gpu.number}" for one, other in seated]
+    alone = [measure_at_once([link], block, depth)[0] for link in links]
+    beside: list[Samples] = []
+
+    def rates() -> list[float]:
+        beside.extend(measure_at_once(links, block, depth))
+        return [each.bandwidth for each in beside[-len(links) :]]
+
+    found = spread(rates)
+    fault = corrupt(what, names, [*alone, *beside])
+    if fault is not None:
+        return fault
+    lanes = [GpuPair(one, other, before.bandwidth, now.transports)
+             for (one, other), before, now in zip(seated, alone, beside[-len(links) :], strict=True)]  # fmt: skip
+    return judge_gpus(what, block, lanes, found, scaling, disturbance(beside))
 
 
 def judge_gpus_together(run: Run, settings: Settings, cluster: Cluster, pairs: Launches, profile: Profile) -> Judgement:

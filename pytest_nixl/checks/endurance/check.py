@@ -11,8 +11,7 @@ from typing import cast
 
 from pytest_nixl.core.strict import Number, check
 from pytest_nixl.judge.figure_bounds import judge_figures
-from pytest_nixl.judge.growth import Growth
-from pytest_nixl.judge.slope import Slope
+from pytest_nixl.judge.growth import Growth, Slope
 from pytest_nixl.model.bound import Bound
 from pytest_nixl.model.figure import FIGURE_KINDS, MOST_SAMPLES, UNITS, Figure
 from pytest_nixl.model.verdicts import Judgement, Verdict

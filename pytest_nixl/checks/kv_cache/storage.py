@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
-from pytest_nixl.checks.kv_cache.check import KvLaunches, KvRequestKind, KvSamples, judge_requests, times_of
+from pytest_nixl.checks.kv_cache.check import KvLaunches, KvRequestKind, judge_requests, times_of
+from pytest_nixl.checks.kv_cache.samples import KvSamples
 from pytest_nixl.core.units import format_size, gigabytes
 from pytest_nixl.model.figure import Figure
 from pytest_nixl.model.memory import MemoryPair

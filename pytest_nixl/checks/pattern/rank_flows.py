@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Any
 from pytest_nixl.checks.pattern.samples import ALONE, TOGETHER, FlowSamples, PatternKind, PatternSamples, Window
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.core.wire import Ref
-from pytest_nixl.measure.launch import connect_partners, versions_named
+from pytest_nixl.measure.launch import connect_partners, versions_named, worker_environment
 from pytest_nixl.measure.link import loss_counters, obstacle_between
 from pytest_nixl.model.agent_options import AgentOptions
 from pytest_nixl.model.device_counters import LossyDevice, lossy_devices
@@ -152,9 +151,7 @@ class RankFlows:
         self._posts = {flow: (kind.initiator(flow), number) for number, flow in enumerate(self._flows)}
         self._runs = itertools.count(random.getrandbits(48))
         self._places = self._placed()
-        environment: dict[str, str | None] = {"NIXL_ETCD_ENDPOINTS": None}
-        variables = self._backend.environment(os.environ)
-        environment |= {name: value for name, value in variables.items() if name not in os.environ}
+        environment = worker_environment(self._backend)
         self._workers: list[Worker] = []
         self._gpus: list[LinkGpu] = []  # of each rank, if the flows use GPU memory
         try:

@@ -451,11 +451,13 @@ class Commands:
         warmup_seconds: Seconds,
         duration: Seconds,
         end: RowEndFields | None = None,
+        clear_rate: Annotated[float, Number(0, 1 << 53)] | None = None,
     ) -> MeasuredTransfers:
         """Time windows of the prepared transfers, and measure this host's device counters and contention.
 
         :param own: the pids of other processes on this host that belong to the row.
         :param end: the initiator's end of the row, if bytes are compared between the windows.
+        :param clear_rate: as for :func:`pytest_nixl.nixl.worker.transfer.measure`.
         """
         prepared = self._prepared(transfers, timeout)
         contention, counted = CpuContention(own), list[Any]()
@@ -474,6 +476,7 @@ class Commands:
             duration=duration,
             around=around(),
             end=self._row_end(end),
+            clear_rate=clear_rate,
         )
         return cast(MeasuredTransfers, {**measured, "counted": counted, "contention": contention.cores})
 

@@ -11,6 +11,7 @@ left from another seed therefore differ in about 255 of 256 bytes.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +27,14 @@ _ALL = (1 << 64) - 1
 
 
 def tile(seed: int, words: int = TILE) -> Words:
-    """Return the first ``words`` words of the tile of ``seed``, at most the whole tile."""
-    tile_words: Words = np.random.SFC64(seed).random_raw(min(words, TILE))
+    """Return the first ``words`` words of the tile of ``seed``, at most the whole tile; they are not to be written."""
+    return _tile(seed, min(words, TILE))
+
+
+@lru_cache(maxsize=1)  # between two windows one pattern is compared and written again and again
+def _tile(seed: int, words: int) -> Words:
+    tile_words: Words = np.random.SFC64(seed).random_raw(words)
+    tile_words.flags.writeable = False
     return tile_words
 
 
@@ -42,7 +49,7 @@ def key(seed: int, number: int) -> int:
 def byte_at(seed: int, offset: int) -> int:
     """Return the byte of the pattern at ``offset``."""
     number, place = divmod(offset // 8, TILE)
-    word = int(tile(seed, place + 1)[place]) ^ key(seed, number)
+    word = int(np.random.SFC64(seed).random_raw(place + 1)[place]) ^ key(seed, number)
     return (word >> 8 * (offset % 8)) & 0xFF
 
 

@@ -34,6 +34,10 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 WINDOWS = 10
+#: A row that is clear ends after this many windows if so many of them agree: the slowest of these takes at most this
+#: share longer than the fastest. In 96 rows of 4 KiB to 64 MiB over cma 75 ended so; their medians were at most 4 % (in
+#: the mean 0.4 %) from those of ten windows, and from row to row they differed no more.
+CLEAR_WINDOWS, CLEAR_AGREEING, CLEAR_SPREAD = 4, 3, 0.02
 #: The least duration of a window in seconds, so that its one acknowledgement hardly counts.
 WINDOW_SECONDS = 0.007
 #: Windows are planned that much longer, so that ten of them rarely last less than ten times the least.
@@ -414,8 +418,11 @@ def measure(
     duration: float,
     around: AbstractContextManager[object],
     end: RowEnd | None = None,
+    clear_rate: float | None = None,
 ) -> dict[str, Any]:
     """Warm up, time at least :data:`WINDOWS` windows, and return their seconds, transfers and latencies.
+
+    The first :data:`CLEAR_WINDOWS` windows suffice if they agree, and each has at least ``clear_rate``.
 
     :param iterations: the least number of transfers to time.
     :param warmup: the number of transfers before anything else.
@@ -423,6 +430,7 @@ def measure(
     :param duration: the least time to measure, in seconds.
     :param around: a context manager that is entered before the first window and exited after the last.
     :param end: the initiator's end of the row, if bytes are compared and overwritten between the windows.
+    :param clear_rate: transfers per second; None: no rate makes the row clear.
     :raises StepTimeoutError: the deadline has passed.
     """
     warmed = transfers.window(warmup, stamps_for(warmup)) if warmup else 0.0
@@ -436,7 +444,7 @@ def measure(
     timed = spent = 0.0
     corruption = None
     with around:
-        while len(windows) < WINDOWS or timed < duration:
+        while (len(windows) < WINDOWS or timed < duration) and not _clear(windows, per_window, clear_rate):
             if end is not None and windows and (len(windows) < WINDOWS or spent < timed * _TURNS_SHARE):
                 start = time.perf_counter()
                 corruption = corruption or transfers.turn(end)
@@ -450,6 +458,20 @@ def measure(
         "transfers": [per_window] * len(windows),
         "latencies": [stamp / 1e9 for stamp in _order_statistics(latencies)],
     }
+
+
+def _clear(windows: Sequence[float], count: int, rate: float | None) -> bool:
+    """Whether more windows would tell nothing new.
+
+    :param windows: the seconds of each.
+    :param count: the transfers of each.
+    :param rate: transfers per second, which each window must have; None: more windows always tell something.
+    """
+    if rate is None or len(windows) != CLEAR_WINDOWS:
+        return False
+    ordered = sorted(windows)
+    pairs = zip(ordered, ordered[CLEAR_AGREEING - 1 :], strict=False)
+    return count >= rate * ordered[-1] and any(slow <= (1 + CLEAR_SPREAD) * fast for fast, slow in pairs)
 
 
 def _warm_up(transfers: Transfers, least: float, done: int, seconds: float) -> float:

@@ -18,9 +18,17 @@ from helpers.forked_runs import save_time
 from helpers.namespaces import SLOW, four_cables, require_tools
 
 from pytest_nixl.checks.bandwidth import each_nic
-from pytest_nixl.checks.bandwidth.each_nic import NicLinks, nearest_gpus, ports
-from pytest_nixl.checks.bandwidth.gpu_judge import seats
-from pytest_nixl.checks.bandwidth.nic_judge import Nic, NicPair, NicRow, NicTrial, nic_pairs
+from pytest_nixl.checks.bandwidth.each_nic import (
+    Nic,
+    NicLinks,
+    NicPair,
+    NicRow,
+    NicTrial,
+    nearest_gpus,
+    nic_pairs,
+    ports,
+)
+from pytest_nixl.checks.bandwidth.gpus_together import seats
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.host.devices import HostDevices
 from pytest_nixl.host.rdma import Port
@@ -268,7 +276,7 @@ def test_a_slow_card_between_two_hosts_is_named(
     save_time(monkeypatch.setattr)  # the slow card is far below the other
     monkeypatch.setattr("pytest_nixl.measure.link.BESIDE_SECONDS", 0.3)
     # Each pair gets new workers each time. The tests on made rates have all three measurements.
-    monkeypatch.setattr("pytest_nixl.checks.bandwidth.nic_judge.TRIES", 2)
+    monkeypatch.setattr("pytest_nixl.checks.bandwidth.each_nic.TRIES", 2)
     monkeypatch.setenv("UCX_TLS", "tcp")
     settings = replace(read_settings(pytestconfig, environ={}), blocks=(32768,), batch=(1,), iterations=20, warmup=2)
     with four_cables() as hosts:

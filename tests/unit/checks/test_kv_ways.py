@@ -12,12 +12,11 @@ from pytest_nixl.checks.kv_cache.blocks import BlockOrder, KvCorruption
 from pytest_nixl.checks.kv_cache.check import (
     KvLaunches,
     KvRequestKind,
-    KvSamples,
     describe,
     judge_requests,
     with_bounds,
 )
-from pytest_nixl.checks.kv_cache.samples import RequestTimes
+from pytest_nixl.checks.kv_cache.samples import KvSamples, RequestTimes
 from pytest_nixl.checks.kv_cache.storage import StoredRequests, judge_stored
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.measure.launch import Launch

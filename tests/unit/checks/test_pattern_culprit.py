@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
-from pytest_nixl.checks.pattern.culprit import PARTNERS, judge_pattern_culprit, paired_again
+from pytest_nixl.checks.pattern.check import PARTNERS, judge_pattern_culprit, paired_again
 from pytest_nixl.checks.pattern.samples import ALONE, TOGETHER, FlowSamples, PatternKind, PatternSamples
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.samples import DISTURBED_CORES

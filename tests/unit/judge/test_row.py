@@ -11,7 +11,7 @@ import pytest
 
 from pytest_nixl.core.resource_limits import NO_SPACE_REMEDY
 from pytest_nixl.judge.profiles import load_profile
-from pytest_nixl.judge.row import another_launch, judge, percentage
+from pytest_nixl.judge.row import another_launch, clear_above, judge, percentage
 from pytest_nixl.model.carrier_bytes import Carrier, CarrierBytes
 from pytest_nixl.model.expectation import Expectation
 from pytest_nixl.model.memory import DevicePair, MemoryPair
@@ -485,6 +485,23 @@ def test_several_launches_are_judged_by_their_spread(values: tuple[float, ...], 
 )
 def test_another_launch_is_needed_while_it_could_decide(values: tuple[float, ...], more: bool) -> None:
     assert another_launch(launches(*values), FLOOR) is more
+
+
+@pytest.mark.parametrize(
+    ("expectation", "bandwidth"),
+    [
+        (None, 0.0),
+        (replace(FLOOR, floor=None), 0.0),
+        (FLOOR, 4e9),
+        (replace(FLOOR, p50=1e-3), None),
+        (replace(FLOOR, p99=1e-3), None),
+    ],
+    ids=["nothing is expected", "no floor", "far above the floor", "p50", "p99"],
+)
+def test_windows_that_agree_suffice_far_above_the_floor_unless_latencies_are_judged(
+    expectation: Expectation | None, bandwidth: float | None
+) -> None:
+    assert clear_above(expectation) == bandwidth
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,34 @@ def test_the_first_corrupt_transfer_and_their_number_are_told(
 
 
 @pytest.mark.parametrize(
+    ("changes", "named", "rate"),
+    [
+        ({}, {"batch": 4, "clear_above": 1e6}, 1e6 / 16384),
+        ({}, {}, None),
+        ({"iterations": 1000}, {"clear_above": 1e6}, None),
+        ({"duration": 0.2}, {"clear_above": 1e6}, None),
+        ({}, {"clear_above": 1e6, "beside": lambda: None}, None),
+    ],
+    ids=["clear above a bandwidth", "never", "iterations given", "a long duration", "beside others"],
+)
+def test_a_row_may_end_early_unless_something_else_says_how_long_it_takes(
+    make_pairs: MakePairs, changes: dict[str, Any], named: dict[str, Any], rate: float | None
+) -> None:
+    one, rates = link(make_pairs(blocks=(4096,), batch=(4,), **changes)), list[float | None]()
+
+    def time_row(*_: Any, clear_rate: float | None, **__: Any) -> dict[str, Any]:
+        rates.append(clear_rate)
+        windows = {"windows": [0.01] * 4, "transfers": [10] * 4, "latencies": [0.001]}
+        return {**windows, "corruption": None, "counted": [], "contention": 0.7}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(one, "_timed", time_row)
+        samples = one.measure(4096, **named)
+    assert rates == [rate]
+    assert samples.contention == (0.0,), "windows that agree were not disturbed"
+
+
+@pytest.mark.parametrize(
     ("block", "footprint", "named", "size"),
     [
         (65536, 0, {}, 65536),
@@ -591,13 +619,15 @@ def test_a_row_is_launched_until_no_launch_is_wanted(monkeypatch: pytest.MonkeyP
     log: list[object] = []
     one = KeptCalls().link()
 
-    def measure(self: Link, block: int, **given: int) -> _Launches:
+    def measure(self: Link, block: int, **given: float) -> _Launches:
         log.append((block, given))
         return _Launches([log.count("relaunch")])
 
     monkeypatch.setattr(Link, "measure", measure)
     monkeypatch.setattr(Link, "relaunch", lambda _: log.append("relaunch"))
-    found = one.measure_launches(256, batch=2, depth=3, another=lambda samples: len(cast(Any, samples)) < wanted)
+    found = one.measure_launches(
+        256, batch=2, depth=3, another=lambda samples: len(cast(Any, samples)) < wanted, clear_above=1e9
+    )
     assert found == cast(Any, tuple(range(wanted)))
-    measured = (256, {"batch": 2, "depth": 3})
-    assert log == [measured, *["relaunch", measured] * (wanted - 1)]
+    first, measured = (256, {"batch": 2, "depth": 3, "clear_above": 1e9}), (256, {"batch": 2, "depth": 3})
+    assert log == [first, *["relaunch", measured] * (wanted - 1)], "only the first launch may end early"

@@ -312,6 +312,28 @@ def test_windows_go_on_until_the_duration_has_passed() -> None:
 
 
 @pytest.mark.parametrize(
+    ("factors", "rate", "windows"),
+    [
+        ((1.019, 1, 2, 1.01), 490.0, 4),
+        ((2, 1.019, 2.03, 2.04), 0.0, 4),
+        ((1, 1, 1.021, 1.03), 0.0, WINDOWS),
+        ((1, 1, 1, 1.02), 981.0, WINDOWS),
+        ((1, 1, 1, 1), None, WINDOWS),
+    ],
+    ids=["the fastest agree", "the slowest agree", "windows differ", "one is not fast enough", "all are needed"],
+)
+def test_a_clear_row_ends_after_four_windows(factors: Sequence[float], rate: float | None, windows: int) -> None:
+    warming = [0.001, 0.001]
+    one = TimedInitiator([*warming, *(0.001 * factor for factor in factors), 0.001])
+    assert len(timed(one, clear_rate=rate)["windows"]) == windows
+
+
+def test_windows_that_agree_later_do_not_end_a_row() -> None:
+    one = TimedInitiator([0.001, 0.001, 0.0011, 0.0012, 0.001])
+    assert len(timed(one, clear_rate=0.0)["windows"]) == WINDOWS
+
+
+@pytest.mark.parametrize(
     ("options", "size"),
     [({"iterations": 201}, 21), ({"depth": 32}, 32), ({"transfers": 301}, 31), ({}, 8)],
     ids=["iterations", "depth", "footprint", "duration of a window"],

@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_benchmark.plugin
 from helpers.cli_run import ROOT, WITHOUT, bandwidth, environment, run
+
+from pytest_nixl.session.benchmark import MachineFacts
 
 KEY = "UCX/WRITE/DRAM:DRAM/64KiB/batch1/depth1/0-1"
 
@@ -128,3 +131,12 @@ def test_the_wheel_carries_the_suites_profiles_and_templates(tmp_path: Path) -> 
     )
     assert written.returncode == 0, written.stdout + written.stderr
     assert (tmp_path / "files" / "indexed-job.yaml").is_file()
+
+
+def test_the_facts_are_those_of_pytest_benchmark_and_each_file_has_its_own() -> None:
+    facts = MachineFacts()
+    one, other = (facts.pytest_benchmark_generate_machine_info() for _ in range(2))
+    assert one is not None
+    assert one.keys() == pytest_benchmark.plugin.pytest_benchmark_generate_machine_info().keys()
+    assert one == other
+    assert one["cpu"] is not other["cpu"], "hooks may change it"

@@ -123,7 +123,7 @@ class TorchDevice:
         return shortest(once)
 
     def _pattern(self, seed: int, size: int) -> Any:
-        first = torch.from_numpy(tile(seed, -(-size // 8)).view(np.int64)).to(self._device)
+        first = torch.from_numpy(tile(seed, -(-size // 8)).view(np.int64).copy()).to(self._device)
         for number, start in enumerate(range(0, size, 8 * TILE)):
             # torch XORs only signed words; the bits are the same.
             word = int(np.uint64(key(seed, number)).view(np.int64))
