@@ -50,7 +50,14 @@ KERNEL_COMMANDS: Mapping[str, WorkerCommand] = {
     "activate": WorkerCommand({"device": COUNT}),
     "add_agents": WorkerCommand({"agent": AGENT, "metadata": Every(bytes)}),
     "allocate": WorkerCommand(
-        {"size": COUNT, "memory_type": NAME, "directory?": WORDS, "alignment?": COUNT, "device?": COUNT},
+        {
+            "size": COUNT,
+            "memory_type": NAME,
+            "directory?": WORDS,
+            "alignment?": COUNT,
+            "device?": COUNT,
+            "pages?": NAME,
+        },
         {"buffer": BUFFER, "address": COUNT, "device": COUNT},
     ),
     # The methods of NIXL's own agent may take and return any JSON value.

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from pytest_nixl.checks.nixlbench.driver import Ran
-from pytest_nixl.checks.nixlbench.verdict import judge_latency, key_for_expectations, told_for_which, told_how_to_see
+from pytest_nixl.checks.nixlbench.verdict import judge_latency, key_for_expectations, name_conditions, told_how_to_see
 from pytest_nixl.core import units
 from pytest_nixl.judge.profiles import Profile
 from pytest_nixl.judge.row import judge, percentage, rate
@@ -72,10 +72,11 @@ def judge_row(ran: Ran, plain: RowKey, key: RowKey, profile: Profile, rates: Map
         transports=transports,
         contention=() if ran.contention is None else (ran.contention,),
     )
-    expectation = profile.expectation(key_for_expectations(plain))
+    similar = key_for_expectations(plain, ran.output.configuration)
+    expectation = profile.expectation(similar)
     # The table has no percentiles of whole transfers. judge_latency judges these bounds by the parts.
     bare = replace(expectation, p50=None, p99=None) if expectation is not None else None
-    judgement = told_for_which(judge(samples, bare, profile.machine), plain, profile)
+    judgement = name_conditions(judge(samples, bare, profile.machine), similar, profile)
     judgement = told_how_to_see(judgement, samples)
     judgement = judge_latency(row, judgement, plain.words, expectation)
     if judgement.verdict is Verdict.PASS and ran.uncompared:

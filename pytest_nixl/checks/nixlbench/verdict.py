@@ -15,7 +15,7 @@ from pytest_nixl.model.machine import Machine
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.nixlbench_output import STORAGE, Configuration, NixlbenchOutput, NixlbenchRow, Trouble
 from pytest_nixl.model.results import Result, RowSummary
-from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.model.row_key import BASE, EACH, HUGE, LAST, RowKey
 from pytest_nixl.model.samples import Samples
 from pytest_nixl.model.transports import WITHIN_A_HOST
 from pytest_nixl.model.verdicts import Judgement, Outcome, Verdict, outcome
@@ -39,10 +39,6 @@ _OUTPUTS_REMEDY = (
 _EXIT_REMEDY = (
     'Record the exit code of each rank at the end of its output: nixlbench ... > FILE 2>&1; echo "exit code $?" >> '
     "FILE. If nixlbench crashes at its exit (two copies of libnl-route), run it with UCX_MODULES=^ib."
-)
-_NOTIFY_REMEDY = (
-    "Learn a profile from runs with --nixl-notify=each (pytest-nixl profile learn), or add an [[expect]] with "
-    'notify = ["each"] to this one.'
 )
 _TRANSPORT_REMEDY = (
     "Run nixlbench with UCX_PROTO_INFO=y (LIBFABRIC: NIXL_LOG_LEVEL=info) and without UCX_LOG_FILE, so that the "
@@ -173,7 +169,8 @@ def _above_floor(result: Result) -> bool:
 
 def _judged(row: NixlbenchRow, configuration: Configuration, profile: Profile, transports: tuple[str, ...]) -> Result:
     key = configuration.key(row.block, row.batch)
-    expectation = profile.expectation(key_for_expectations(key))
+    similar = key_for_expectations(key, configuration)
+    expectation = profile.expectation(similar)
     if not 0 < row.bandwidth < math.inf:
         reason = f"{key.words}: nixlbench printed a bandwidth of {row.bandwidth / 1e9:g} GB/s, which is not valid"
         return _result("bandwidth", Judgement(Verdict.ERROR, reason, "Run it again with a larger --num_iter."), key)
@@ -188,7 +185,7 @@ def _judged(row: NixlbenchRow, configuration: Configuration, profile: Profile, t
     samples = Samples(key, windows=(seconds,), transfers=(transfers,), latencies=(), transports=transports)
     # The table has no percentiles of whole transfers. These bounds are judged below.
     bare = replace(expectation, p50=None, p99=None) if expectation is not None else None
-    judgement = told_for_which(judge(samples, bare), key, profile)
+    judgement = name_conditions(judge(samples, bare), similar, profile)
     if judgement.verdict is Verdict.UNKNOWN and bare is not None and bare.floor is not None:
         # A row below its floor fails with any transport.
         slow = judge(samples, replace(bare, transports=None))
@@ -330,23 +327,38 @@ def _exit(output: NixlbenchOutput, missing: list[tuple[int, int]]) -> Iterator[s
         yield f"nixlbench: after its last row, {last}, so the figures are not affected: {causes[0]}"
 
 
-def key_for_expectations(key: RowKey) -> RowKey:
-    """Return the key by which a profile expects something of a row of nixlbench: each transfer has a notification.
+def key_for_expectations(key: RowKey, configuration: Configuration) -> RowKey:
+    """Return the key of the row that pytest-nixl would have to measure for a floor that applies to one of nixlbench.
 
-    :param key: the key of the same row as measured by pytest-nixl itself.
+    :param key: the key of the same row as pytest-nixl measures it by default.
     """
-    return key if key.memory.stored else key.notified
+    pages = HUGE if configuration.values.get("use_hugepages") == "1" else BASE
+    return key.under(LAST if key.memory.stored else EACH, pages if key.pages else "")
 
 
-def told_for_which(judgement: Judgement, key: RowKey, profile: Profile) -> Judgement:
-    """Say why a profile expects nothing of a row of nixlbench, if it expects something of such a row of ours."""
-    if judgement.verdict is not Verdict.NO_EXPECTATION or profile.expectation(key) is None:
+def name_conditions(judgement: Judgement, key: RowKey, profile: Profile) -> Judgement:
+    """Say why a profile expects nothing of a row of nixlbench, if it does so of rows that are measured otherwise.
+
+    :param key: that of :func:`key_for_expectations`.
+    """
+    others = [(notify, pages) for notify in (EACH, LAST) for pages in (HUGE, BASE)]
+    conditions = {_conditions(other) for ways in others if profile.expectation(other := key.under(*ways)) is not None}
+    if judgement.verdict is not Verdict.NO_EXPECTATION or not conditions:
         return judgement
     reason = (
-        f"{key.words}: the profile expects something of rows with notify = last only, and nixlbench sends a "
-        "notification with each transfer, which takes time"
+        f"{key.under(LAST, HUGE).words}: the profile expects something of rows with {' or '.join(sorted(conditions))} "
+        f"only, and those of nixlbench have {_conditions(key)}, which takes another time"
     )
-    return replace(judgement, reason=reason, remedy=_NOTIFY_REMEDY)
+    options = [f"--nixl-notify={key.notify}", *([f"--nixl-pages={key.pages}"] if key.pages else [])]
+    remedy = (
+        "Learn a profile (pytest-nixl profile learn) from three runs of `pytest --pyargs pytest_nixl.suites.bandwidth "
+        f"{' '.join(options)} --benchmark-json=FILE`."
+    )
+    return replace(judgement, reason=reason, remedy=remedy)
+
+
+def _conditions(key: RowKey) -> str:
+    return f"notify = {key.notify}" + (f" and {key.pages} pages" if key.pages else "")
 
 
 def told_how_to_see(judgement: Judgement, samples: Samples) -> Judgement:

@@ -23,6 +23,7 @@ from pytest_nixl.core.strict import StrictError, check
 from pytest_nixl.core.wire import Ref
 from pytest_nixl.model.carrier_bytes import CarrierBytes
 from pytest_nixl.model.lost_packets import read_loss_counters
+from pytest_nixl.model.row_key import HUGE
 from pytest_nixl.model.worker_commands import DESCRIPTOR_LISTS, KERNEL_COMMANDS, WORKER_COMMANDS
 from pytest_nixl.nixl.backends import BACKENDS, plugin_of
 from pytest_nixl.nixl.backends.storage import OBJECT_PLUGINS
@@ -195,9 +196,18 @@ class Commands:
         of(device).activate()
 
     def do_allocate(
-        self, size: int, memory_type: str, directory: str = "", alignment: int = 1, device: int = 0
+        self,
+        size: int,
+        memory_type: str,
+        directory: str = "",
+        alignment: int = 1,
+        device: int = 0,
+        pages: str = HUGE,
     ) -> dict[str, Any]:
-        """Allocate a buffer; ``device`` applies to VRAM, ``directory`` and ``alignment`` to a :class:`FileBuffer`."""
+        """Allocate a buffer.
+
+        ``device`` applies to VRAM, ``pages`` to DRAM, ``directory`` and ``alignment`` to a :class:`FileBuffer`.
+        """
         buffer: PatternBuffer
         if memory_type == "OBJ":
             from pytest_nixl.nixl.worker.objects import ObjectBuffer, open_store
@@ -210,7 +220,7 @@ class Commands:
 
             buffer = VramBuffer(size, device)
         elif memory_type == "DRAM":
-            buffer = DramBuffer(size)
+            buffer = DramBuffer(size, huge=pages == HUGE)
         else:
             raise CommandRefusedError(f"there are no buffers of type {memory_type}: expected DRAM, VRAM, FILE or OBJ")
         return {"buffer": self.keep(buffer, "buffer"), "address": buffer.address, "device": buffer.device}

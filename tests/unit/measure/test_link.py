@@ -23,7 +23,7 @@ from pytest_nixl.measure.link import (
     usual_warmup,
 )
 from pytest_nixl.model.memory import MemoryPair
-from pytest_nixl.model.row_key import RowKey, row_variant
+from pytest_nixl.model.row_key import HUGE, RowKey, row_variant
 from pytest_nixl.model.samples import Corruption, Samples
 from pytest_nixl.nixl.backends import BACKENDS
 from pytest_nixl.nixl.backends.ucx import UcxBackend
@@ -478,7 +478,7 @@ class KeptCalls:
         self.killed = True
 
     def link(self, op: str = "WRITE", footprint: int = 0, notify: str = "last") -> Link:
-        row = RowKey("UCX", op, self.memory, 1, variant=row_variant((), footprint, notify))
+        row = RowKey("UCX", op, self.memory, 1, variant=row_variant((), footprint, notify, HUGE))
         return Link(cast(Any, None), cast(Any, self), row, cast(Any, SimpleNamespace(timeout=3.0)))
 
 
