@@ -21,7 +21,6 @@ from pytest_nixl.session.run import Run
 
 #: Maximum number of rank pairs that are measured.
 MOST_PAIRS = 4
-#: Rows with these verdicts moved no correct bytes over an accepted transport, so they cannot be compared.
 
 
 def link_kinds(run: Run) -> dict[str, RowKey]:
@@ -49,9 +48,10 @@ def compare(kind: RowKey, run: Run, cluster: Cluster, profile: Profile) -> tuple
     for ranks, chosen in _chosen(rows, profile).items():
         hosts = cluster.hosts[ranks[0]], cluster.hosts[ranks[1]]
         limits = run.settings.timeout, run.settings.start_timeout
-        with RawPair(tool, hosts, _address(cluster, ranks), *limits) as pair:
+        address = str(cluster.ask("address")[ranks[1]]) if cluster.several else "127.0.0.1"
+        with RawPair(tool, hosts, address, *limits) as pair:
             if pair.missing:
-                return _not_applicable(f"{pair.missing} was not found: {TOOLS[tool.NAME]}"), ()
+                return _not_applicable(f"{pair.missing} was not found: {TOOLS[tool.name]}"), ()
             if obstacle := pair.cannot(kind.memory):
                 return _not_applicable(obstacle), ()
             try:
@@ -127,11 +127,6 @@ def _failed(result: Result) -> bool:
     """Whether a row is below its floor. Latency bounds do not count."""
     summary = result.summary
     return result.verdict is Verdict.FAIL and summary is not None and summary.bandwidth < summary.floor
-
-
-def _address(cluster: Cluster, ranks: tuple[int, int]) -> str:
-    """Return the address at which the initiator reaches the target's host."""
-    return str(cluster.ask("address")[ranks[1]]) if cluster.several else "127.0.0.1"
 
 
 def _not_applicable(reason: str) -> Judgement:
