@@ -41,8 +41,9 @@ def test_rows_of_both_programs_are_shown_and_recorded(program: str, tmp_path: Pa
     path = tmp_path / "run.json"
     both = ("suites/bandwidth/test_bandwidth.py", SUITE)
     reports = f"--nixl-report={tmp_path / 'page.html'},{tmp_path / 'rows.csv'},{tmp_path / 'rows.prom'}"
-    done = run(*both, *ONE, "-v", "--nixl-notify=each", "--nixl-pages=base", f"--nixl-nixlbench={program}", f"--benchmark-json={path}",
-               f"--nixl-store={tmp_path}", reports, env={"STANDIN_PLAY": "normal"})  # fmt: skip
+    like = ("--nixl-notify=each", "--nixl-pages=base", f"--nixl-nixlbench={program}")
+    done = run(*both, *ONE, "-v", *like, f"--benchmark-json={path}", f"--nixl-store={tmp_path}", reports,
+               env={"STANDIN_PLAY": "normal"})  # fmt: skip
     assert done.code == 0, done.output
     # The recorded row of the real nixlbench, and the transport that the real UCX reported.
     assert "nixlbench:UCX  WRITE  DRAM:DRAM  64KiB      1      1  3.64" in done.output

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from pytest_nixl.checks.nixlbench.command import Meeting, command, known_flags
 from pytest_nixl.checks.nixlbench.driver import NixlbenchError, Ran, run_at, run_in
-from pytest_nixl.checks.nixlbench.etcd_watch import Removal
-from pytest_nixl.checks.nixlbench.group import Group, finish_removals
+from pytest_nixl.checks.nixlbench.group import Group
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd_servers.sources import EtcdServer, SessionEtcd
@@ -49,7 +48,6 @@ class Nixlbench:
         self._supervisor = supervisor
         self._tools: dict[int, Tool] = {}
         self._flags: dict[int, frozenset[str]] = {}
-        self._removals: list[Removal] = []
 
     def __enter__(self) -> Nixlbench:
         return self
@@ -57,7 +55,6 @@ class Nixlbench:
     def __exit__(self, *_: object) -> None:
         for tool in self._tools.values():
             tool.close()
-        finish_removals(self._removals)
 
     @staticmethod
     def plain(row: RowKey) -> RowKey:
@@ -106,7 +103,7 @@ class Nixlbench:
         server = self._etcd.server()
         own = None if server.kind == "external" else server
         with server.client() as client:
-            group = Group(client, server.endpoint, self._supervisor(), own=own, removals=self._removals)
+            group = Group(client, server.endpoint, self._supervisor(), own=own)
             try:
                 return run_in(tools, group, arguments, variables, settings.timeout)
             except NixlPluginError:
