@@ -326,7 +326,7 @@ class NixlAgent(AgentCalls):
             gpu = require_gpu(self.worker, device, memory)
             self.worker.versions["gpu"] = str(gpu)
             of = {"device": gpu.number}
-        elif pages != HUGE:
+        elif memory == "DRAM" and pages != HUGE:
             of["pages"] = pages
         request = self.worker.request("allocate", size=size, memory_type=memory, **of)
         return PendingBuffer(request, size, memory)

@@ -57,6 +57,7 @@ def test_rows_of_both_programs_are_shown_and_recorded(program: str, tmp_path: Pa
     assert rows[f"nixlbench:{OURS}"]["GB/s"] == pytest.approx(3.640889)
     assert rows[f"nixlbench:{OURS}"]["nixlbench_runtime"] == "ASIO"
     assert rows[f"nixlbench:{OURS}"]["transports"] == ["cma/memory"]
+    assert {row["pages"] for row in rows.values()} == {"base"}
     assert "p50_us" not in rows[f"nixlbench:{OURS}"]
     # History and reports show it as a separate row. Learned profiles and comparisons leave it out.
     found = parse_recorded(record, "this")

@@ -169,8 +169,6 @@ def _above_floor(result: Result) -> bool:
 
 def _judged(row: NixlbenchRow, configuration: Configuration, profile: Profile, transports: tuple[str, ...]) -> Result:
     key = configuration.key(row.block, row.batch)
-    similar = key_for_expectations(key, configuration)
-    expectation = profile.expectation(similar)
     if not 0 < row.bandwidth < math.inf:
         reason = f"{key.words}: nixlbench printed a bandwidth of {row.bandwidth / 1e9:g} GB/s, which is not valid"
         return _result("bandwidth", Judgement(Verdict.ERROR, reason, "Run it again with a larger --num_iter."), key)
@@ -179,26 +177,19 @@ def _judged(row: NixlbenchRow, configuration: Configuration, profile: Profile, t
     if any(value is not None and value < 0 for value in times):
         reason = f"{key.words}: nixlbench printed a time below zero: the clock of its host was set back during the run"
         return _result("bandwidth", Judgement(Verdict.ERROR, reason, "Run it again."), key)
-    limit = _card_limit(key, expectation, profile.machine, transports)
-    transfers = (configuration.transfers(row.block) or (1, 0))[0]
-    seconds = transfers * row.block * row.batch / row.bandwidth
-    samples = Samples(key, windows=(seconds,), transfers=(transfers,), latencies=(), transports=transports)
-    # The table has no percentiles of whole transfers. These bounds are judged below.
-    bare = replace(expectation, p50=None, p99=None) if expectation is not None else None
-    judgement = name_conditions(judge(samples, bare), similar, profile)
-    if judgement.verdict is Verdict.UNKNOWN and bare is not None and bare.floor is not None:
+    judgement, samples, expectation = judge_figures(row, key, configuration, profile, transports)
+    if judgement.verdict is Verdict.UNKNOWN and expectation is not None and expectation.floor is not None:
         # A row below its floor fails with any transport.
-        slow = judge(samples, replace(bare, transports=None))
+        slow = judge(samples, replace(expectation, transports=None, p50=None, p99=None))
         judgement = slow if slow.verdict is Verdict.FAIL else judgement
-    judgement = told_how_to_see(judgement, samples)
-    judgement = judge_latency(row, judgement, key.words, expectation)
+    limit = _card_limit(key, expectation, profile.machine, transports)
     judgement = _implausible(row, key.words, judgement, expectation, limit)
     ceilings = [value for value in ((expectation and expectation.ceiling), limit) if value]
     summary = RowSummary(
         bandwidth=row.bandwidth,
         p50=math.nan,
         p99=math.nan,
-        transfers=transfers,
+        transfers=sum(samples.transfers),
         floor=(expectation and expectation.floor) or 0.0,
         ceiling=min(ceilings, default=0.0),
         transports=transports,
@@ -327,19 +318,39 @@ def _exit(output: NixlbenchOutput, missing: list[tuple[int, int]]) -> Iterator[s
         yield f"nixlbench: after its last row, {last}, so the figures are not affected: {causes[0]}"
 
 
-def key_for_expectations(key: RowKey, configuration: Configuration) -> RowKey:
-    """Return the key of the row that pytest-nixl would have to measure for a floor that applies to one of nixlbench.
+def judge_figures(
+    row: NixlbenchRow,
+    key: RowKey,
+    configuration: Configuration,
+    profile: Profile,
+    transports: tuple[str, ...],
+    machine: Machine | None = None,
+    contention: tuple[float, ...] = (),
+) -> tuple[Judgement, Samples, Expectation | None]:
+    """Judge a row by what the profile expects of such a row of ours with nixlbench's notifications and pages.
 
     :param key: the key of the same row as pytest-nixl measures it by default.
+    :param machine: the machine whose network cards limit the row; None: they are not considered.
+    :return: also its samples, and what the profile expects.
     """
+    transfers = (configuration.transfers(row.block) or (1, 0))[0]
+    seconds = transfers * row.block * row.batch / row.bandwidth
+    samples = Samples(key, (seconds,), (transfers,), latencies=(), transports=transports, contention=contention)
     pages = HUGE if configuration.values.get("use_hugepages") == "1" else BASE
-    return key.under(LAST if key.memory.stored else EACH, pages if key.pages else "")
+    similar = key.under(LAST if key.memory.stored else EACH, pages if key.pages else "")
+    expectation = profile.expectation(similar)
+    # The table has no percentiles of whole transfers. Their bounds are judged by the parts.
+    bare = replace(expectation, p50=None, p99=None) if expectation is not None else None
+    judgement = _name_conditions(judge(samples, bare, machine), similar, profile)
+    if judgement.verdict is Verdict.UNKNOWN and not transports:  # nixlbench has no worker whose log could be read
+        judgement = replace(judgement, remedy=_TRANSPORT_REMEDY)
+    return _judge_latency(row, judgement, key.words, expectation), samples, expectation
 
 
-def name_conditions(judgement: Judgement, key: RowKey, profile: Profile) -> Judgement:
+def _name_conditions(judgement: Judgement, key: RowKey, profile: Profile) -> Judgement:
     """Say why a profile expects nothing of a row of nixlbench, if it does so of rows that are measured otherwise.
 
-    :param key: that of :func:`key_for_expectations`.
+    :param key: the key of a row of ours with nixlbench's notifications and pages.
     """
     others = [(notify, pages) for notify in (EACH, LAST) for pages in (HUGE, BASE)]
     conditions = {_conditions(other) for ways in others if profile.expectation(other := key.under(*ways)) is not None}
@@ -361,14 +372,7 @@ def _conditions(key: RowKey) -> str:
     return f"notify = {key.notify}" + (f" and {key.pages} pages" if key.pages else "")
 
 
-def told_how_to_see(judgement: Judgement, samples: Samples) -> Judgement:
-    """Replace the remedy of a row whose transport is unknown: nixlbench has no worker whose log could be read."""
-    if judgement.verdict is not Verdict.UNKNOWN or samples.transports:
-        return judgement
-    return replace(judgement, remedy=_TRANSPORT_REMEDY)
-
-
-def judge_latency(row: NixlbenchRow, judgement: Judgement, name: str, expectation: Expectation | None) -> Judgement:
+def _judge_latency(row: NixlbenchRow, judgement: Judgement, name: str, expectation: Expectation | None) -> Judgement:
     """Judge latency bounds by the table: FAIL if a part exceeds the bound on the whole; otherwise UNKNOWN."""
     if expectation is None or judgement.verdict not in (Verdict.PASS, Verdict.NO_EXPECTATION):
         return judgement
