@@ -14,7 +14,7 @@ from pytest_nixl.checks.nixlbench.driver import NixlbenchError, Ran, run_at, run
 from pytest_nixl.checks.nixlbench.group import Group
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd.errors import EtcdError
-from pytest_nixl.etcd_servers.sources import EtcdServer, SessionEtcd
+from pytest_nixl.etcd_servers.sources import SessionEtcd
 from pytest_nixl.host.network import read_network
 from pytest_nixl.host.rdma import read_rdma
 from pytest_nixl.host.recorded_tree import FactsRoot
@@ -182,7 +182,10 @@ class Nixlbench:
                 return None
             return "this nixlbench has no ASIO runtime: give --nixl-nixlbench-runtime=ETCD"
         server = self._etcd.server()
-        if (self._cluster.several and self._cluster.etcd() is None) or _is_secured(self._settings, server):
+        settings = self._settings
+        secret = settings.etcd_user or settings.etcd_cacert or settings.etcd_cert
+        is_secured = server.kind == "external" and (secret or "https://" in server.endpoint or "@" in settings.etcd)
+        if (self._cluster.several and self._cluster.etcd() is None) or is_secured:
             return (
                 "nixlbench cannot use this run's etcd, because nixlbench speaks plaintext and sends no password; give "
                 "--nixl-nixlbench-runtime=ASIO if this nixlbench has it"
@@ -199,11 +202,3 @@ class Nixlbench:
                 "name the etcd by an address that is not loopback, or give --nixl-nixlbench-runtime=ETCD",
             )
         return address
-
-
-def _is_secured(settings: Settings, server: EtcdServer) -> bool:
-    """Whether an etcd needs TLS or a password, which nixlbench cannot use."""
-    if server.kind != "external":
-        return False
-    secret = settings.etcd_user or settings.etcd_cacert or settings.etcd_cert
-    return bool(secret) or "https://" in server.endpoint or "@" in settings.etcd

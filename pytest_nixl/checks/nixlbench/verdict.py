@@ -75,7 +75,12 @@ def judge_run(output: NixlbenchOutput, profile: Profile) -> JudgedRun:
     _check(output)
     configuration = output.configuration
     if output.tables and (lacking := configuration.lacking()):
-        incomplete = _result("nixlbench", _incomplete(output, lacking))
+        options = " and ".join((", ".join(lacking[:-1]), lacking[-1])) if len(lacking) > 1 else lacking[0]
+        reason = (
+            f"the output is incomplete, and none of its {len(output.rows)} rows is judged: its configuration has no "
+            f"{options}"
+        )
+        incomplete = _result("nixlbench", Judgement(Verdict.INCONCLUSIVE, reason, _WHOLE_REMEDY))
         return JudgedRun((incomplete, *_crashed(output, None, []), *_faults(output)), tuple(_described(output)))
     planned = configuration.planned()
     printed = {(row.block, row.batch) for row in output.rows}
@@ -118,17 +123,6 @@ def _check(output: NixlbenchOutput) -> None:
                 f"contains a row of {units.format_size(row.block)} with batch {row.batch}, which the configuration "
                 "above it does not have: expected the unchanged output of one run"
             )
-
-
-def _incomplete(output: NixlbenchOutput, lacking: tuple[str, ...]) -> Judgement:
-    """Return INCONCLUSIVE for an output that does not say which rows it should have, or how they were measured."""
-    options = " and ".join((", ".join(lacking[:-1]), lacking[-1])) if len(lacking) > 1 else lacking[0]
-    return Judgement(
-        Verdict.INCONCLUSIVE,
-        f"the output is incomplete, and none of its {len(output.rows)} rows is judged: its configuration has no "
-        f"{options}",
-        _WHOLE_REMEDY,
-    )
 
 
 def _disturbed(results: list[Result], spreads: list[float]) -> Iterator[Result]:

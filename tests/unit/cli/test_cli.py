@@ -300,7 +300,8 @@ def test_a_wrong_command_line_is_refused_in_one_sentence(
 def test_a_profile_is_shown(command: Command) -> None:
     command.machine(nics(32))
     path = command.file(
-        "rack.toml", PROFILE.replace('floor = "0.1 GB/s"', 'floor = "0.1 GB/s"\nbatch = [1, 2]\nnotify = ["each"]\nraw = "0.5"')
+        "rack.toml",
+        PROFILE.replace('floor = "0.1 GB/s"', 'floor = "0.1 GB/s"\nbatch = [1, 2]\nnotify = ["each"]\nraw = "0.5"'),
     )
     assert command.run("profile", "show", path) == Ended(
         0,
