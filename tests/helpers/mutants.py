@@ -59,7 +59,7 @@ WHERE = (
     "judge", "session/gate", "cluster", "measure", "nixl/worker", "etcd",
     "checks/bandwidth/gpu_judge", "checks/control_path/worker", "checks/endpoints/worker", "checks/endurance/worker",
     "checks/faults/worker", "checks/kv_cache/link", "checks/kv_cache/worker", "checks/pattern/culprit",
-    "checks/pattern/fairness", "checks/pattern/rank_flows", "checks/pattern/worker", "checks/raw_tools/judge",
+    "checks/pattern/fairness", "checks/pattern/rank_flows", "checks/pattern/worker", "checks/raw_tools/check",
     "checks/telemetry/worker",
 )  # fmt: skip
 LEFT_OUT = ("nixl/worker/devices/make_ptx", "nixl/worker/devices/by_torch", "nixl/worker/azure_blob")
@@ -99,7 +99,7 @@ TESTS = {
     "checks/pattern/culprit": "checks/test_pattern_culprit checks/test_pattern_figures",
     "checks/pattern/fairness": "checks/test_pattern_fairness checks/test_pattern_figures",
     "checks/pattern/rank_flows": "checks/test_rank_flows checks/test_flow_steps",
-    "checks/raw_tools/judge": "checks/test_raw_judge checks/test_raw_tools",
+    "checks/raw_tools/check": "checks/test_raw_judge checks/test_raw_tools",
     "judge/regression": "judge/test_run_comparison",
     "judge/row": "model/test_carrier_bytes model/test_machine core/test_cpu_contention",
     "measure": "measure/test_launch measure/test_link",
