@@ -35,7 +35,7 @@ PROFILE = """
 [profile]
 name = "here"
 [[expect]]
-backend = ["UCX", "LIBFABRIC"]
+backend = ["UCX", "LIBFABRIC", "POSIX"]
 floor = "{floor}"
 source = "made by a test"
 """
@@ -65,6 +65,8 @@ def said(run: JudgedRun, check: str = "nixlbench") -> list[str]:
     return [f"{result.verdict} {result.reason}" for result in run.results if result.check == check]
 
 
+#: Transfers to a file carry no notification.
+STORED = (RECORDINGS / "06_posix_write.out").read_text()
 HUGE_PAGES = NORMAL.replace("Use hugepages (--use_hugepages=[0,1])                       : 0", "(--use_hugepages) : 1")
 
 
@@ -97,6 +99,7 @@ def test_a_floor_that_was_learned_under_other_conditions_judges_no_row_of_nixlbe
         (NORMAL, ""),
         (HUGE_PAGES, 'notify = ["each"]\npages = ["huge"]\n'),
         (HUGE_PAGES, 'notify = ["each"]\n'),
+        (STORED, 'notify = ["last"]\npages = ["base"]\n'),
     ],
 )
 def test_a_floor_of_the_same_notifications_and_pages_judges_nixlbench(

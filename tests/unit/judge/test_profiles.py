@@ -572,3 +572,10 @@ def test_profiles_of_other_distributions_are_found_by_name(
         "rack": f"{names[0]} 1.0", "row": f"{names[0]} 1.0", "hall": f"{names[1]} 1.0",
     }  # fmt: skip
     assert load_profile("hall").path_or_origin == f"hall.toml of {names[1]} 1.0"
+
+
+def test_pages_do_not_matter_to_a_row_without_host_memory() -> None:
+    of_gpus, of_hosts = (RowKey("UCX", "READ", MemoryPair(kind, kind), 4096) for kind in ("VRAM", "DRAM"))
+    base = profile(f"{BASE}pages = ['base']")
+    assert base.expectation(of_gpus) is not None
+    assert base.expectation(of_hosts) is None

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import mmap
-import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -134,17 +132,6 @@ def test_each_wrong_byte_in_host_memory_is_found(offset: int, size: int, data: s
         "expected": byte_at(9, places[0]),
         "found": 0x10 ^ byte_at(9, places[0]),
     }
-
-
-@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="this kernel has no huge pages")
-@pytest.mark.parametrize("huge", [True, False])
-def test_the_kernel_is_asked_for_huge_pages_only_if_they_are_requested(huge: bool) -> None:
-    buffer = DramBuffer(4 << 20, huge=huge)
-    mappings = re.findall(
-        r"^([0-9a-f]+)-([0-9a-f]+) (?:.*\n)+?VmFlags:(.*)$", Path("/proc/self/smaps").read_text(), re.M
-    )
-    [flags] = [flags for first, end, flags in mappings if int(first, 16) <= buffer.address < int(end, 16)]
-    assert ("hg" in flags.split()) is huge
 
 
 def test_a_buffer_begins_with_a_huge_page(monkeypatch: pytest.MonkeyPatch) -> None:
