@@ -188,15 +188,10 @@ def _rows(expectation: Expectation) -> str:
         parts.append("any block")
     else:
         parts.append("..".join(units.format_size(size) for size in dict.fromkeys(expectation.blocks)))
-    parts += [f"{name} {','.join(map(str, values))}" for name, values in _counts(expectation)]
+    for name in ("batch", "depth", "notify", "pages"):
+        if (values := getattr(expectation, name)) is not None:
+            parts.append(f"{name} {','.join(map(str, values))}")
     return " ".join(parts)
-
-
-def _counts(expectation: Expectation) -> Iterator[tuple[str, tuple[int, ...]]]:
-    if expectation.batch is not None:
-        yield "batch", expectation.batch
-    if expectation.depth is not None:
-        yield "depth", expectation.depth
 
 
 def _figures(expectation: Expectation) -> Iterator[str]:

@@ -204,6 +204,8 @@ def _lines(
         yield f"batch = [{key.batch}]"
         yield f"depth = [{key.depth}]"
         yield f"notify = [{_quoted(key.notify)}]"
+        if key.pages:
+            yield f"pages = [{_quoted(key.pages)}]"
         if found.floor is not None:
             yield f"floor = {_quoted(f'{found.floor / 1e9:.6g} GB/s')}"
         if transports[key]:

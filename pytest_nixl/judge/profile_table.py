@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 from pytest_nixl.core import units
 from pytest_nixl.model.memory import OPS
-from pytest_nixl.model.row_key import EACH, LAST
 
 T = TypeVar("T")
 
@@ -202,11 +201,15 @@ def size_range(text: str) -> tuple[int, int]:
     return sizes
 
 
-def notified(text: str) -> str:
-    """Read which transfers carry a notification. :raises ValueError: if the text is something else."""
-    if text not in (EACH, LAST):
-        raise ValueError(f"{text!r} is neither {EACH} nor {LAST}")
-    return text
+def one_of(first: str, second: str) -> Callable[[str], str]:
+    """Return a function that reads one of two texts. It raises ValueError if the text is something else."""
+
+    def parse(text: str) -> str:
+        if text not in (first, second):
+            raise ValueError(f"{text!r} is neither {first} nor {second}")
+        return text
+
+    return parse
 
 
 def transport_name(text: str) -> str:

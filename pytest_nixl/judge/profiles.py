@@ -24,8 +24,8 @@ from pytest_nixl.judge.profile_table import (
     backend_name,
     check_name,
     filled,
-    notified,
     one_line,
+    one_of,
     operation,
     positive,
     share,
@@ -38,7 +38,7 @@ from pytest_nixl.model.findings import Acceptance, known_finding
 from pytest_nixl.model.image import NOTHING_WANTED, SOFTWARE, VERSION_FORM, ImageRequirements, VersionRange
 from pytest_nixl.model.machine import Machine
 from pytest_nixl.model.memory import OPS, MemoryPair
-from pytest_nixl.model.row_key import EACH, LAST
+from pytest_nixl.model.row_key import BASE, EACH, HUGE, LAST
 from pytest_nixl.model.transports import is_network
 
 
@@ -340,8 +340,9 @@ def _check_line_rate(table: ProfileTable, item: Expectation, machine: Machine) -
 
 
 def _expectation(table: ProfileTable, machine: Machine | None) -> Expectation:
-    table.allow("backend", "op", "memory", "blocks", "batch", "depth", "notify", "floor", "ceiling", "p50", "p99",
-                "transports", "raw", "source")  # fmt: skip
+    table.allow("backend", "op", "memory", "blocks", "batch", "depth", "notify", "pages", "floor", "ceiling", "p50",
+                "p99", "transports", "raw", "source")  # fmt: skip
+    notify = table.texts("notify", f"{EACH} or {LAST}", one_of(EACH, LAST))
     item = Expectation(
         source=table.text("source", SOURCE_FORM, filled, mandatory=True) or "",
         backend=table.texts("backend", 'names of backends such as "UCX"', backend_name),
@@ -350,7 +351,9 @@ def _expectation(table: ProfileTable, machine: Machine | None) -> Expectation:
         batch=table.counts("batch"),
         depth=table.counts("depth"),
         blocks=table.text("blocks", RANGE_FORM, size_range),
-        notify=table.texts("notify", f"{EACH} or {LAST}", notified),
+        notify=notify,
+        # Without the key, an expectation that was learned is of a version whose buffers were always in huge pages.
+        pages=table.texts("pages", f"{HUGE} or {BASE}", one_of(HUGE, BASE)) or (notify and (HUGE,)),
         floor=table.text("floor", RATE_FORM, positive(units.parse_rate)),
         ceiling=table.text("ceiling", RATE_FORM, positive(units.parse_rate)),
         p50=table.text("p50", TIME_FORM, positive(units.parse_time)),
@@ -372,7 +375,7 @@ def _expectation(table: ProfileTable, machine: Machine | None) -> Expectation:
 def _shared_row(one: Expectation, other: Expectation) -> str | None:
     """Describe a row that both expectations apply to; None: there is none."""
     parts = []
-    for name in ("backend", "op", "memory", "batch", "depth", "notify"):
+    for name in ("backend", "op", "memory", "batch", "depth", "notify", "pages"):
         mine, theirs = getattr(one, name), getattr(other, name)
         if mine is None and theirs is None:
             continue

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.model.agent_options import AgentOptions
 from pytest_nixl.model.memory import DevicePair, MemoryPair
+from pytest_nixl.model.row_key import HUGE
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.nixl.agent import NixlAgent
 from pytest_nixl.nixl.backends import Backend
@@ -66,6 +67,7 @@ class Launch:
         ``capacity`` is then the one for which it has, and ``shortage`` says why.
     :param regions: the number of equal parts in which each buffer is registered.
     :param agent_options: how the agents are created; None for the first of the settings.
+    :param pages: the pages of buffers in host memory: ``huge`` or ``base``.
     :raises NotApplicableError: an end does not have this memory.
     :raises WorkerError: a worker or an agent cannot be started, or the agents cannot connect.
     """
@@ -83,12 +85,14 @@ class Launch:
         regions: int = 1,
         agent_options: AgentOptions | None = None,
         smaller: Sequence[int] = (),
+        pages: str = HUGE,
     ) -> None:
         self.backend = backend
         self.agent_options = agent_options or settings.agents[0]
         self.memory = memory
         self.shortage: GpuFullError | None = None
         self._directory, self._alignment, self._regions = settings.file_dir, alignment, regions
+        self._pages = pages
         self._warmup_seconds = FIRST_WARMUP_SECONDS
         environment = worker_environment(backend)
         workers: list[Worker] = []
@@ -153,7 +157,9 @@ class Launch:
                     f"{self.memory} needs a backend that supports GPU memory, but {moves}",
                     "use --nixl-backend=UCX, or remove VRAM from --nixl-memory",
                 )
-        return agent.request_buffer(size, memory, device=device, directory=self._directory, alignment=self._alignment)
+        return agent.request_buffer(
+            size, memory, device=device, directory=self._directory, alignment=self._alignment, pages=self._pages
+        )
 
     def _register(self, agent: NixlAgent, buffer: Buffer) -> None:
         if buffer.memory == "OBJ":

@@ -131,7 +131,8 @@ class Launches:
         notify, plugin = self._settings.notify, BACKENDS[backend].PLUGIN
         if BACKENDS[backend].STORAGE:
             ranks, notify = (ranks[0], ranks[0]), LAST
-        variant = row_variant(options.variant(backend, plugin), footprint, notify)
+        pages = self._settings.pages if "DRAM" in (memory.initiator, memory.target) else ""
+        variant = row_variant(options.variant(backend, plugin), footprint, notify, pages)
         return RowKey(backend, op, memory, self._settings.blocks[0], pair=ranks, devices=asked, variant=variant)
 
     def _links(
@@ -154,6 +155,7 @@ class Launches:
                 "devices": row.devices,
                 "variables": own,
                 "agent_options": options,
+                "pages": row.pages,
                 # The transfers of a row with a footprint walk the whole buffer.
                 "smaller": () if row.footprint else tuple(smaller),
             }

@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 class Expectation:
     """An ``[[expect]]`` table of a profile: which rows it applies to, and what it expects of them.
 
-    The fields from ``backend`` to ``notify`` select the rows; None selects any. The other fields are expectations; None
+    The fields from ``backend`` to ``pages`` select the rows; None selects any. The other fields are expectations; None
     expects nothing.
 
     :param source: where each figure is from.
     :param blocks: the first and the last block size in bytes.
     :param notify: which transfers of a row carry a notification: ``each`` or ``last``. Those of nixlbench all do.
+    :param pages: the pages of a row's buffers in host memory: ``huge`` or ``base``. Those of nixlbench are ``base``.
     :param floor: bytes per second; ``ceiling`` too.
     :param p50: upper bound of the latency in seconds; ``p99`` too.
     :param transports: the accepted transports, without devices.
@@ -39,6 +40,7 @@ class Expectation:
     depth: tuple[int, ...] | None = None
     blocks: tuple[int, int] | None = None
     notify: tuple[str, ...] | None = None
+    pages: tuple[str, ...] | None = None
     floor: float | None = None
     ceiling: float | None = None
     p50: float | None = None
@@ -55,6 +57,7 @@ class Expectation:
             and (self.batch is None or key.batch in self.batch)
             and (self.depth is None or key.depth in self.depth)
             and (self.notify is None or key.notify in self.notify)
+            and (self.pages is None or not key.pages or key.pages in self.pages)
             and (self.blocks is None or self.blocks[0] <= key.block <= self.blocks[1])
         )
 

@@ -15,6 +15,8 @@ from pytest_nixl.model.memory import DevicePair, MemoryPair
 FOOTPRINT = "footprint"
 #: The name in a variant of which transfers of a window carry a notification: the last one, or each.
 NOTIFY, LAST, EACH = "notify", "last", "each"
+#: The name in a variant of the pages of buffers in host memory: 2 MiB if the kernel has them, or those of ``malloc``.
+PAGES, HUGE, BASE = "pages", "huge", "base"
 #: The names in the variant of a row of a traffic pattern: the pattern, and how its flows were measured.
 PATTERN, LOAD = "pattern", "load"
 KEY_FORM = "BACKEND/OP/INITIATOR:TARGET/BLOCK/batchN/depthN/RANK-RANK[/NAME=VALUE,NAME=VALUE]"
@@ -30,6 +32,9 @@ _PATTERN = re.compile(
     re.ASCII,
 )
 _SETTING = re.compile(r"([A-Za-z][A-Za-z0-9_.-]{0,60})=([^/,=\s\x00-\x1f\x7f]{1,200})")
+
+#: nixlbench's flag for huge pages in the name of a program, if it is on.
+_HUGE_FLAG = re.compile(r"\buse_hugepages\b(?!=(?:0|f|n))", re.IGNORECASE)
 
 #: The most characters of a text that is not a row key which an error message quotes.
 _QUOTED = 200
@@ -122,14 +127,30 @@ class RowKey:
         return dict(self.variant).get(NOTIFY, LAST)
 
     @property
-    def notified(self) -> RowKey:
-        """The key of the same row if each transfer carries a notification, as those of nixlbench do."""
-        return replace(self, variant=row_variant(self.agent_variant, self.footprint, EACH))
+    def pages(self) -> str:
+        """The pages of the row's buffers in host memory: ``huge`` or ``base``; empty: there are no such buffers.
+
+        Those of nixlbench are ``base`` unless its flag ``use_hugepages``, which is in the name of the program, is on.
+        """
+        if "DRAM" not in (self.memory.initiator, self.memory.target):
+            return ""
+        if self.program:
+            return HUGE if _HUGE_FLAG.search(self.program) else BASE
+        return dict(self.variant).get(PAGES, HUGE)
+
+    def under(self, notify: str, pages: str) -> RowKey:
+        """Return the key of the same row with these notifications and these pages."""
+        return replace(self, variant=row_variant(self.agent_variant, self.footprint, notify, pages))
+
+    @property
+    def as_nixlbench(self) -> RowKey:
+        """The key of our row that is measured as nixlbench measures this one: a notification each, and its pages."""
+        return self.under(LAST if self.memory.stored else EACH, self.pages)
 
     @property
     def agent_variant(self) -> Variant:
         """What differs from the default in how the agents of the row are created."""
-        return tuple(setting for setting in self.variant if setting[0] not in (FOOTPRINT, NOTIFY))
+        return tuple(setting for setting in self.variant if setting[0] not in (FOOTPRINT, NOTIFY, PAGES))
 
     @property
     def in_place(self) -> RowKey:
@@ -207,15 +228,17 @@ class UnknownKey:
         return self.text
 
 
-def row_variant(agent: Variant, footprint: int, notify: str) -> Variant:
+def row_variant(agent: Variant, footprint: int, notify: str, pages: str) -> Variant:
     """Return the variant of rows.
 
     :param agent: what differs from the default in how their agents are created.
     :param footprint: the bytes of the buffers that their transfers walk; 0: they do not.
     :param notify: which transfers carry a notification: :data:`EACH` or :data:`LAST`.
+    :param pages: the pages of their buffers in host memory: :data:`HUGE` or :data:`BASE`; empty: there are none.
     """
     walked = [(FOOTPRINT, units.format_size(footprint))] if footprint else []
-    return tuple(sorted((*agent, *walked, *([] if notify == LAST else [(NOTIFY, notify)]))))
+    notified = [] if notify == LAST else [(NOTIFY, notify)]
+    return tuple(sorted((*agent, *walked, *notified, *([(PAGES, pages)] if pages == BASE else []))))
 
 
 def read_key(text: str) -> RowKey | UnknownKey:

@@ -287,6 +287,9 @@ class Settings:
         ("each", "last"), default="last", help="transfers of a bandwidth row that carry a notification: each, as "
         "inference engines and nixlbench do, or the last one of a window; rows with each have keys of their own",
         metavar="WHICH")
+    pages: str = option(
+        ("huge", "base"), default="huge", help="pages of the host memory of a bandwidth row: huge, if the kernel has "
+        "them, or base, those of malloc and of nixlbench; rows with base have keys of their own", metavar="PAGES")
     kv_model: KvModel = option(
         "model.kv_model:kv_model", KV_MODEL_FORM, default="generic",
         help="model whose KV cache is transferred; the sizes and counts of its blocks are computed",

@@ -16,6 +16,7 @@ from pytest_nixl.core.wire import Ref
 from pytest_nixl.model.agent_options import AgentOptions
 from pytest_nixl.model.findings import FindingError
 from pytest_nixl.model.memory import HOST
+from pytest_nixl.model.row_key import HUGE
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.tools import own_variables
 from pytest_nixl.nixl.agent_calls import AgentCalls, DescriptorList, with_methods
@@ -304,10 +305,18 @@ class NixlAgent(AgentCalls):
         return wanted.result()
 
     def request_buffer(
-        self, size: int, memory: str = "DRAM", *, device: int = 0, directory: str = "", alignment: int = 1
+        self,
+        size: int,
+        memory: str = "DRAM",
+        *,
+        device: int = 0,
+        directory: str = "",
+        alignment: int = 1,
+        pages: str = HUGE,
     ) -> PendingBuffer:
         """Start to allocate a buffer like :meth:`allocate`; ``.result()`` of what is returned waits for it.
 
+        :param pages: the pages of a buffer in host memory: ``huge`` or ``base``.
         :raises NotApplicableError: the worker does not see this GPU.
         """
         of: dict[str, Any] = {"directory": directory, "alignment": alignment}
@@ -317,6 +326,8 @@ class NixlAgent(AgentCalls):
             gpu = require_gpu(self.worker, device, memory)
             self.worker.versions["gpu"] = str(gpu)
             of = {"device": gpu.number}
+        elif memory == "DRAM" and pages != HUGE:
+            of["pages"] = pages
         request = self.worker.request("allocate", size=size, memory_type=memory, **of)
         return PendingBuffer(request, size, memory)
 

@@ -10,7 +10,7 @@ from pytest_nixl.core import units
 from pytest_nixl.judge.run_comparison import CHECK as REGRESSION
 from pytest_nixl.model.conclusion import summary_line
 from pytest_nixl.model.results import Result
-from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.model.row_key import HUGE, PAGES, RowKey
 from pytest_nixl.model.verdicts import GOOD, NO_BANDWIDTH, SEVERITY, Outcome, TextLine, Verdict, outcome
 from pytest_nixl.report.figures import figure_lines
 from pytest_nixl.report.row_table import tables
@@ -103,8 +103,8 @@ def _ratios(rows: Sequence[Result]) -> Iterator[TextLine]:
     for row in rows:
         key = row.row
         if isinstance(key, RowKey) and row.summary is not None and row.verdict not in NO_BANDWIDTH:
-            # Each transfer of nixlbench carries a notification, so that only such a row of ours is like its rows.
-            kind = key.notified if key.program else key
+            # Like nixlbench's rows are only those of ours with a notification each, and with its pages.
+            kind = key.as_nixlbench if key.program else key
             alike.setdefault(replace(kind, backend=""), []).append((key, row.summary.bandwidth))
     for measured in alike.values():
         of_nixl = [each for each in measured if not each[0].program]
@@ -141,11 +141,12 @@ def _raw_ratios(results: Sequence[Result]) -> Iterator[TextLine]:
 
 
 def _rest(key: RowKey) -> str:
-    """Return a row's key without the backend as text. Default counts, ranks and variant are left out."""
+    """Return a row's key without the backend as text, with its pages. Other defaults are left out."""
     counts = [f"batch{key.batch}"] if key.batch != 1 else []
     counts += [f"depth{key.depth}"] if key.depth != 1 else []
     counts += [] if key.default_ranks else [key.ranks_text]
     counts += [key.variant_text] if key.variant else []
+    counts += [f"{PAGES}={HUGE}"] if key.pages == HUGE else []
     return "  ".join((f"{key.op:<5}", key.memory_text, f"{units.format_size(key.block):>6}", *counts))
 
 

@@ -164,6 +164,7 @@ def described(samples: Samples) -> dict[str, object]:
     latencies = {f"p{percent:g}_us": percentile(samples.latencies, percent) * 1e6 for percent in percents}
     return {
         "key": str(samples.key),
+        **({"pages": samples.key.pages} if samples.key.pages else {}),
         "GB/s": samples.bandwidth / 1e9,
         "Gb/s": samples.bandwidth * 8 / 1e9,
         "launches": list(samples.values),

@@ -36,6 +36,7 @@ OPTION_TABLE: tuple[tuple[str, str | None, str], ...] = (
     ("depth", "N[,N]", "transfers in flight; a positive integer, or a list of them (default: 1)"),
     ("footprint", "SIZE", "buffer that the transfers of a bandwidth row walk; row: every transfer has the same bytes, which stay in the processor's caches; auto: a size that does not fit into the last-level cache of this host; row, auto, or a size such as 1GiB (default: row)"),
     ("notify", "WHICH", "transfers of a bandwidth row that carry a notification: each, as inference engines and nixlbench do, or the last one of a window; rows with each have keys of their own; each | last (default: last)"),
+    ("pages", "PAGES", "pages of the host memory of a bandwidth row: huge, if the kernel has them, or base, those of malloc and of nixlbench; rows with base have keys of their own; huge | base (default: huge)"),
     ("kv_model", "NAME|FILE", "model whose KV cache is transferred; the sizes and counts of its blocks are computed; generic, llama-3-8b, llama-3-70b, qwen3-8b, qwen3-14b, qwen3-32b, qwen3-30b-a3b, qwen3-235b-a22b, deepseek-r1, gpt-oss-20b, gpt-oss-120b, or the path of a Hugging Face config.json (default: generic)"),
     ("kv_tokens", "N", "tokens of a request whose KV cache is transferred; a positive integer (default: 1024)"),
     ("kv_tp", "N[:N]", "size of tensor parallelism, of both sides or of each; it splits the KV heads, but not MLA; a positive integer, or PREFILL:DECODE (default: 1)"),

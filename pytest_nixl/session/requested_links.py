@@ -39,7 +39,8 @@ def requested_links(settings: Settings, placement: Placement) -> list[RowKey]:
         devices = settings.devices if memory.on_gpu else None
         for options, ranks, op in product(settings.agents, between, settings.op):
             walked, notify = (0, LAST) if BACKENDS[backend].STORAGE else (settings.footprint or 0, settings.notify)
-            variant = row_variant(options.variant(backend, BACKENDS[backend].PLUGIN), walked, notify)
+            pages = settings.pages if "DRAM" in (memory.initiator, memory.target) else ""
+            variant = row_variant(options.variant(backend, BACKENDS[backend].PLUGIN), walked, notify, pages)
             links[RowKey(backend, op, memory, block, pair=ranks, devices=devices, variant=variant)] = None
     return list(links)
 

@@ -106,9 +106,11 @@ def gather(
     :param environ: the environment variables.
     :param ranks: the host of each rank; empty: there is one rank.
     """
+    driver = _first_line(Path("/sys/module/nvidia/version"))
+    system = {"kernel": platform.release(), **({"nvidia_driver": driver} if driver else {})}
     return Provenance(
         image=image_of(reference, environ),
-        versions={**{name: versions[name] for name in sorted(versions)}, **_system_versions()},
+        versions={**{name: versions[name] for name in sorted(versions)}, **system},
         environment=steering(environ),
         host={**host(environ), **({"ranks": list(ranks)} if ranks else {})},
     )
@@ -158,11 +160,6 @@ def host(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
         "nics": dict(_nics()),
         "gpus": len(list(Path("/proc/driver/nvidia/gpus").glob("*"))),
     }
-
-
-def _system_versions() -> dict[str, str]:
-    driver = _first_line(Path("/sys/module/nvidia/version"))
-    return {"kernel": platform.release(), **({"nvidia_driver": driver} if driver else {})}
 
 
 def _cpu_model() -> str:

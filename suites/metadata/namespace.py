@@ -146,21 +146,18 @@ class Namespace:
             ),
         )
 
-    def await_watch(self, way: ProxyClient, finder: NixlAgent, owner: NixlAgent) -> None:
-        """Wait until etcd has confirmed that an agent watches another agent's anchor.
+    def await_watch(
+        self, way: ProxyClient, finder: NixlAgent, owner: NixlAgent, label: str = "",
+        purpose: str = "so as to hear when it is withdrawn",
+    ) -> None:  # fmt: skip
+        """Wait until etcd has confirmed that an agent watches a key of another agent, by default its anchor.
 
         The watch begins a moment after the metadata is loaded. The agent never learns of a removal in that moment.
         """
-        self._await_watch(way, finder, self.key(owner, ""), "so as to hear when it is withdrawn")
-
-    def await_search(self, way: ProxyClient, finder: NixlAgent, owner: NixlAgent) -> None:
-        """Wait until an agent watches for another agent's metadata that is not published yet."""
-        self._await_watch(way, finder, self.key(owner), "which is not there yet")
-
-    def _await_watch(self, way: ProxyClient, finder: NixlAgent, key: str, why: str) -> None:
+        key = self.key(owner, label)
         way.path.wait(
             lambda: any(request.confirmed and request.key == key for request in way.requests),
-            f"{finder.worker.name} to watch {key}, {why}",
+            f"{finder.worker.name} to watch {key}, {purpose}",
             seconds=self.seconds,
         )
 

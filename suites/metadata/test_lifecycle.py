@@ -47,7 +47,7 @@ def test_what_an_agent_withdraws_the_others_forget(
     if not shake_hands([agent_backend]):
         write_and_compare(finder, publisher, target, namespace.seconds)
         return
-    refused = _why_not_reached_again(namespace, finder, publisher, target, _handshake_deadline(usual))
+    refused = _why_not_reached(namespace, finder, publisher, target, _handshake_deadline(usual))
     finding(
         "LIBFABRIC-NO-RECONNECT",
         bool(refused),
@@ -63,7 +63,7 @@ def test_an_agent_is_found_that_publishes_after_it_was_looked_for(namespace: Nam
     publisher, finder = namespace.reached_by(way.endpoint).start("publisher", "finder")
     target = registered(publisher)
     finder.fetch_remote_metadata(publisher.name)
-    namespace.await_search(way, finder, publisher)
+    namespace.await_watch(way, finder, publisher, "metadata", "which is not there yet")
     namespace.publish(publisher)
     namespace.await_found(finder, publisher, target)
     write_and_compare(finder, publisher, target, namespace.seconds)
@@ -146,7 +146,7 @@ def test_an_agent_that_was_restarted_is_found_by_those_who_knew_it(
     finder.fetch_remote_metadata(after.name)
     namespace.await_fetches(finder)
     reason = complaint(finder)
-    refused = not _reaches(namespace, finder, after, target)
+    refused = bool(_why_not_reached(namespace, finder, after, target))
     if refused:
         finder.remove_remote_agent(after.name)
         namespace.find(finder, after, target)
@@ -226,27 +226,21 @@ def _handshake_deadline(usual: float) -> float:
     return max(_HANDSHAKE_SECONDS, _TIMES_AS_LONG * usual)
 
 
-def _why_not_reached_again(
-    namespace: Namespace, writer: NixlAgent, owner: NixlAgent, target: Buffer, seconds: float
+def _why_not_reached(
+    namespace: Namespace, writer: NixlAgent, owner: NixlAgent, target: Buffer, handshake_seconds: float | None = None
 ) -> str:
-    """Return why bytes do not reach an agent that was forgotten and found again; empty if they do.
+    """Return why bytes do not reach an agent that was found again; empty if they do.
 
-    A writer that does not answer for ``seconds`` waits for a handshake, and is ended.
+    :param handshake_seconds: a writer that does not answer for so long waits for a handshake, and is ended; None: a
+        worker's own deadline applies, and a late answer is an error.
     """
-    writer.worker.timeout = seconds
+    writer.worker.timeout = handshake_seconds or writer.worker.timeout
     try:
         write_and_compare(writer, owner, target, namespace.seconds)
     except WorkerHungError:
-        return f"the call did not return within {seconds:.1f} s"
+        if handshake_seconds is None:
+            raise
+        return f"the call did not return within {handshake_seconds:.1f} s"
     except NixlError as error:
         return error.reason
     return ""
-
-
-def _reaches(namespace: Namespace, writer: NixlAgent, owner: NixlAgent, target: Buffer) -> bool:
-    """Return whether a write to another agent's memory succeeds without an error of NIXL."""
-    try:
-        write_and_compare(writer, owner, target, namespace.seconds)
-    except NixlError:
-        return False
-    return True

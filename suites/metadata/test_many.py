@@ -40,7 +40,12 @@ def test_many_agents_find_each_other(
         )
     finders = namespace.start(*(f"finder-{number}" for number in range(WORKERS)))
     with ThreadPoolExecutor(WORKERS) as pool:  # one thread per worker, because a worker runs one command at a time
-        crews = list(pool.map(lambda finder: _crew(finder, count), finders))
+        crews = list(
+            pool.map(
+                lambda finder: [finder, *(finder.beside(f"{finder.name}-{number}") for number in range(1, count))],
+                finders,
+            )
+        )
         everybody = [agent for crew in crews for agent in crew]
         targets = [registered(crew[-1]) for crew in crews]
         list(pool.map(lambda crew: [agent.send_local_metadata() for agent in crew], crews))
@@ -59,10 +64,6 @@ def test_many_agents_find_each_other(
         namespace.await_forgotten(finder, crews[number - 1][-1])
     more = "" if nixl_settings.extended else f"; --nixl-level=extended tries {WORKERS * EXTENDED}"
     verdict(Judgement(Verdict.PASS, f"{len(everybody)} agents in {WORKERS} processes found each other{more}"))
-
-
-def _crew(finder: NixlAgent, size: int) -> list[NixlAgent]:
-    return [finder, *(finder.beside(f"{finder.name}-{number}") for number in range(1, size))]
 
 
 def _fetch_others(finder: NixlAgent, everybody: Sequence[NixlAgent]) -> None:

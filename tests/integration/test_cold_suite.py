@@ -43,7 +43,9 @@ def test_hot_and_cold_rows_are_side_by_side_and_two_rows(tmp_path: Path) -> None
     keys = {load["fullname"] for load in json.loads(record.read_text())["benchmarks"]}
     hot = {f"UCX/{op}/DRAM:DRAM/{size}/batch1/depth1/0-1" for op in ("WRITE", "READ") for size in ("64KiB", "128KiB")}
     assert keys == hot | {f"{key}/footprint=2MiB" for key in hot}
-    lines = re.findall(r"^cold : hot  UCX  (\w+) +DRAM:DRAM +(\w+)  footprint=2MiB  [\d.]+  \(", done.output, re.M)
+    lines = re.findall(
+        r"^cold : hot  UCX  (\w+) +DRAM:DRAM +(\w+)  footprint=2MiB  pages=huge  [\d.]+  \(", done.output, re.M
+    )
     assert sorted(lines) == sorted((op, size) for op in ("WRITE", "READ") for size in ("64KiB", "128KiB"))
 
 

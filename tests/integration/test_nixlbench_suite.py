@@ -24,7 +24,7 @@ SUITE = "suites/bandwidth/test_nixlbench.py"
 ONE = ("--nixl-blocks=64KiB", "--nixl-op=WRITE", "--nixl-level=extended")
 OURS = "UCX/WRITE/DRAM:DRAM/64KiB/batch1/depth1/0-1"
 #: The row of ours that is like those of nixlbench.
-LIKE = f"{OURS}/notify=each"
+LIKE = f"{OURS}/notify=each,pages=base"
 
 
 @pytest.fixture(scope="module")
@@ -41,13 +41,14 @@ def test_rows_of_both_programs_are_shown_and_recorded(program: str, tmp_path: Pa
     path = tmp_path / "run.json"
     both = ("suites/bandwidth/test_bandwidth.py", SUITE)
     reports = f"--nixl-report={tmp_path / 'page.html'},{tmp_path / 'rows.csv'},{tmp_path / 'rows.prom'}"
-    done = run(*both, *ONE, "-v", "--nixl-notify=each", f"--nixl-nixlbench={program}", f"--benchmark-json={path}",
-               f"--nixl-store={tmp_path}", reports, env={"STANDIN_PLAY": "normal"})  # fmt: skip
+    like = ("--nixl-notify=each", "--nixl-pages=base", f"--nixl-nixlbench={program}")
+    done = run(*both, *ONE, "-v", *like, f"--benchmark-json={path}", f"--nixl-store={tmp_path}", reports,
+               env={"STANDIN_PLAY": "normal"})  # fmt: skip
     assert done.code == 0, done.output
     # The recorded row of the real nixlbench, and the transport that the real UCX reported.
     assert "nixlbench:UCX  WRITE  DRAM:DRAM  64KiB      1      1  3.64" in done.output
     assert "cma/memory  PASS" in done.output
-    assert "\nUCX : nixlbench:UCX  WRITE  DRAM:DRAM   64KiB  notify=each  " in done.output
+    assert "\nUCX : nixlbench:UCX  WRITE  DRAM:DRAM   64KiB  notify=each,pages=base  " in done.output
     text = path.read_text()
     record = json.loads(text)
     assert "NaN" not in text
@@ -56,6 +57,7 @@ def test_rows_of_both_programs_are_shown_and_recorded(program: str, tmp_path: Pa
     assert rows[f"nixlbench:{OURS}"]["GB/s"] == pytest.approx(3.640889)
     assert rows[f"nixlbench:{OURS}"]["nixlbench_runtime"] == "ASIO"
     assert rows[f"nixlbench:{OURS}"]["transports"] == ["cma/memory"]
+    assert {row["pages"] for row in rows.values()} == {"base"}
     assert "p50_us" not in rows[f"nixlbench:{OURS}"]
     # History and reports show it as a separate row. Learned profiles and comparisons leave it out.
     found = parse_recorded(record, "this")

@@ -110,7 +110,7 @@ def test_two_backends_are_compared(host: Host, tmp_path: Path) -> None:
     assert done.code == 0, done.output
     lines = [line.split() for line in done.output.splitlines() if line.startswith("LIBFABRIC : UCX ")]
     assert [line[3:6] for line in lines] == [["WRITE", "DRAM:DRAM", "1MiB"], ["READ", "DRAM:DRAM", "1MiB"]]
-    assert all(float(line[6]) > 0 for line in lines)
+    assert all(float(line[7]) > 0 for line in lines)
 
 
 def test_transport_that_is_not_accepted_is_wrong_transport(host: Host, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def cold_rows(run: Run) -> dict[str, RowKey]:
     rows = {}
     for link, block, batch, depth in product(links, sizes, settings.batch, settings.depth):
         name = f"{link_id(link, several=run.placement.several)}-{format_size(block)}-batch{batch}-depth{depth}"
-        variant = row_variant(link.agent_variant, footprint, link.notify)
+        variant = row_variant(link.agent_variant, footprint, link.notify, link.pages)
         rows[name] = replace(link, block=block, batch=batch, depth=depth, variant=variant)
     return rows
 

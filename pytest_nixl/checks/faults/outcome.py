@@ -46,7 +46,7 @@ class FaultOutcome:
 
     @property
     def defects(self) -> list[str]:
-        """What is wrong with this outcome, whatever the fault."""
+        """What is wrong with this outcome."""
         if self.early:
             return ["the transfers ended before the fault was made, although the target runs"]
         defects = []
@@ -62,6 +62,8 @@ class FaultOutcome:
             defects.append(f"{self.changed} bytes were written after NIXL had reported the end of the transfers")
         if self.lost_requests:
             defects.append(f"{lost_words(self.lost_requests)} without an error")
+        if self.fault in MUST_TELL and not self.survivor and self.said in ("PROC", "DONE"):
+            defects.append(f"NIXL did not tell the initiator of the target's death in {self.seconds:.0f} s")
         return defects
 
     def __str__(self) -> str:
@@ -73,8 +75,7 @@ class FaultOutcome:
 
 def judge_faults(outcomes: Sequence[FaultOutcome]) -> Judgement:
     """Return the verdict on what followed a fault with several operations and transports."""
-    wrong = [f"{outcome}; {'; '.join(defects)}" for outcome in outcomes if (defects := _defects(outcome))]
-    if wrong:
+    if wrong := [f"{outcome}; {'; '.join(outcome.defects)}" for outcome in outcomes if outcome.defects]:
         remedy = (
             "restart the process that survived the fault; report this output at "
             "https://github.com/ai-dynamo/nixl/issues"
@@ -110,9 +111,3 @@ def without(outcomes: Sequence[FaultOutcome], **known: Any) -> list[FaultOutcome
     :param known: the fields of an outcome in which the defect shows, with the values of an outcome without it.
     """
     return [replace(outcome, **known) for outcome in outcomes]
-
-
-def _defects(outcome: FaultOutcome) -> list[str]:
-    if outcome.fault in MUST_TELL and not outcome.survivor and outcome.said in ("PROC", "DONE"):
-        return [*outcome.defects, f"NIXL did not tell the initiator of the target's death in {outcome.seconds:.0f} s"]
-    return outcome.defects

@@ -16,7 +16,7 @@ from pytest_nixl.checks.faults.worker.traffic import FINISH, NOT_CALLED
 from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.core.rdma_fault import TCP_ALONE, over_tcp, wants_rdma
 from pytest_nixl.core.strict import Every, Text, check
-from pytest_nixl.nixl.agent import Agents
+from pytest_nixl.nixl.agent import Agents, NixlAgent
 from pytest_nixl.processes.hosts import Host
 from pytest_nixl.processes.worker_errors import NixlError, WorkerDiedError, WorkerError
 from pytest_nixl.processes.worker_process import Pending
@@ -36,11 +36,6 @@ def _killed(scene: FaultScene) -> FaultOutcome:
         began = time.monotonic()
         scene.target.worker.signal(signal.SIGKILL)
         return _kept(scene, pending, began)
-
-
-def _target_killed(scene: FaultScene) -> FaultOutcome:
-    outcome = _killed(scene)
-    return _survivor(outcome, scene, lambda: scene.move(scene.initiator, scene.third))
 
 
 def _initiator_killed(scene: FaultScene) -> FaultOutcome:
@@ -71,11 +66,16 @@ def kept_while(scene: FaultScene, passing: Callable[[], None]) -> FaultOutcome:
     return _survivor(outcome, scene, lambda: scene.move(scene.initiator, scene.target))
 
 
+def _pause(agent: NixlAgent) -> None:
+    """Stop the process of an agent for a time, which is the fault itself."""
+    agent.worker.signal(signal.SIGSTOP)
+    time.sleep(PAUSE)
+    agent.worker.signal(signal.SIGCONT)
+
+
 def _target_paused(scene: FaultScene) -> FaultOutcome:
     def pause() -> None:
-        scene.target.worker.signal(signal.SIGSTOP)
-        time.sleep(PAUSE)  # the fault itself
-        scene.target.worker.signal(signal.SIGCONT)
+        _pause(scene.target)
         scene.target.get_plugin_list()
 
     return kept_while(scene, pause)
@@ -91,19 +91,6 @@ def lost_with(scene: FaultScene, lasting: Callable[[], None]) -> FaultOutcome:
         lasting()
         outcome = _kept(scene, pending, began)
     return _survivor(outcome, scene, lambda: scene.move(scene.initiator, scene.third))
-
-
-def _target_stopped(scene: FaultScene) -> FaultOutcome:
-    return lost_with(scene, lambda: scene.target.worker.signal(signal.SIGSTOP))
-
-
-def _initiator_paused(scene: FaultScene) -> FaultOutcome:
-    def pause() -> None:
-        scene.initiator.worker.signal(signal.SIGSTOP)
-        time.sleep(PAUSE)  # the fault itself
-        scene.initiator.worker.signal(signal.SIGCONT)
-
-    return kept_while(scene, pause)
 
 
 def _target_unmapped(scene: FaultScene) -> FaultOutcome:
@@ -214,14 +201,14 @@ def _target_replaced(scene: FaultScene) -> FaultOutcome:
 
 #: The faults by their id.
 FAULTS: dict[str, Callable[[FaultScene], FaultOutcome]] = {
-    "target-killed": _target_killed,
+    "target-killed": lambda scene: _survivor(_killed(scene), scene, lambda: scene.move(scene.initiator, scene.third)),
     "initiator-killed": _initiator_killed,
     "target-paused": _target_paused,
-    "target-stopped": _target_stopped,
+    "target-stopped": lambda scene: lost_with(scene, lambda: scene.target.worker.signal(signal.SIGSTOP)),
     "target-restarted": _target_restarted,
     "listener-restarted": _listener_restarted,
     "target-replaced": _target_replaced,
-    "initiator-paused": _initiator_paused,
+    "initiator-paused": lambda scene: kept_while(scene, lambda: _pause(scene.initiator)),
     "target-unmapped": _target_unmapped,
     "notified-after-death": _notified_after_death,
     "target-removed": _interrupted("remove_remote_agent"),

@@ -257,14 +257,20 @@ class _Run:
         # At the last barrier each process waits for the other, so a process that still runs waits for one that never
         # arrived. A later crash, while libraries are unloaded, does not affect the result.
         broken = any(rank.code is None or rank.killed for rank in self._ranks)
-        if not inconsistent and (broken or not self._whole() or self._said()):
-            culprit = self._culprit()
+        reported = any(fault.trouble is not Trouble.OTHER for rank in self._ranks for fault in rank.faults)
+        if not inconsistent and (broken or not self._whole() or reported):
+            culprit = min((rank for rank in self._ranks if rank.over), key=_how_far)
             # A process that ended because it lost its etcd reports something else, or nothing.
             if self._group is not None and not culprit.killed and (gone := self._group.trouble(_ETCD_DOUBT)):
                 raise self._etcd_gone(self._group, gone)
             raise self._died(culprit)
         first = self._ranks[0]
-        remarks = () if inconsistent else tuple(filter(None, map(_remark, self._ranks)))
+        remarks = tuple(
+            f"the {_ROLES[rank.number]}, {rank.started.tool.where}, {ended(rank.code)} after all rows were printed: "
+            "the figure is not affected"
+            for rank in self._ranks
+            if rank.code and not inconsistent
+        )
         contention = others_beside(*(rank.started for rank in self._ranks))
         return Ran(read_output(first.text), first.text, inconsistent, self._uncompared(), remarks, contention)
 
@@ -288,12 +294,6 @@ class _Run:
                 if fault.trouble is Trouble.INCONSISTENT:
                     return f"{rank.name} says: {fault.text}"
         return ""
-
-    def _said(self) -> tuple[Fault, ...]:
-        return tuple(fault for rank in self._ranks for fault in rank.faults if fault.trouble is not Trouble.OTHER)
-
-    def _culprit(self) -> _Rank:
-        return min((rank for rank in self._ranks if rank.over), key=_how_far)
 
     def _died(self, rank: _Rank) -> NixlbenchError:
         known = [fault for fault in rank.faults if fault.trouble is not Trouble.OTHER]
@@ -352,12 +352,6 @@ class _Run:
 
     def _tails(self, rank: _Rank) -> str:
         return "\n".join(each.tail() for each in sorted(self._ranks, key=lambda each: each is not rank))
-
-
-def _remark(rank: _Rank) -> str:
-    """Return a remark if a process failed after all rows were printed; empty if it ended normally."""
-    name = f"the {_ROLES[rank.number]}, {rank.started.tool.where},"
-    return f"{name} {ended(rank.code)} after all rows were printed: the figure is not affected" if rank.code else ""
 
 
 def _how_far(rank: _Rank) -> int:

@@ -11,11 +11,10 @@ from pathlib import Path
 
 from pytest_nixl.checks.nixlbench.command import Meeting, command, known_flags
 from pytest_nixl.checks.nixlbench.driver import NixlbenchError, Ran, run_at, run_in
-from pytest_nixl.checks.nixlbench.etcd_watch import Removal
-from pytest_nixl.checks.nixlbench.group import Group, finish_removals
+from pytest_nixl.checks.nixlbench.group import Group
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd.errors import EtcdError
-from pytest_nixl.etcd_servers.sources import EtcdServer, SessionEtcd
+from pytest_nixl.etcd_servers.sources import SessionEtcd
 from pytest_nixl.host.network import read_network
 from pytest_nixl.host.rdma import read_rdma
 from pytest_nixl.host.recorded_tree import FactsRoot
@@ -49,7 +48,6 @@ class Nixlbench:
         self._supervisor = supervisor
         self._tools: dict[int, Tool] = {}
         self._flags: dict[int, frozenset[str]] = {}
-        self._removals: list[Removal] = []
 
     def __enter__(self) -> Nixlbench:
         return self
@@ -57,7 +55,6 @@ class Nixlbench:
     def __exit__(self, *_: object) -> None:
         for tool in self._tools.values():
             tool.close()
-        finish_removals(self._removals)
 
     @staticmethod
     def plain(row: RowKey) -> RowKey:
@@ -106,7 +103,7 @@ class Nixlbench:
         server = self._etcd.server()
         own = None if server.kind == "external" else server
         with server.client() as client:
-            group = Group(client, server.endpoint, self._supervisor(), own=own, removals=self._removals)
+            group = Group(client, server.endpoint, self._supervisor(), own=own)
             try:
                 return run_in(tools, group, arguments, variables, settings.timeout)
             except NixlPluginError:
@@ -185,7 +182,10 @@ class Nixlbench:
                 return None
             return "this nixlbench has no ASIO runtime: give --nixl-nixlbench-runtime=ETCD"
         server = self._etcd.server()
-        if (self._cluster.several and self._cluster.etcd() is None) or _is_secured(self._settings, server):
+        settings = self._settings
+        secret = settings.etcd_user or settings.etcd_cacert or settings.etcd_cert
+        is_secured = server.kind == "external" and (secret or "https://" in server.endpoint or "@" in settings.etcd)
+        if (self._cluster.several and self._cluster.etcd() is None) or is_secured:
             return (
                 "nixlbench cannot use this run's etcd, because nixlbench speaks plaintext and sends no password; give "
                 "--nixl-nixlbench-runtime=ASIO if this nixlbench has it"
@@ -202,11 +202,3 @@ class Nixlbench:
                 "name the etcd by an address that is not loopback, or give --nixl-nixlbench-runtime=ETCD",
             )
         return address
-
-
-def _is_secured(settings: Settings, server: EtcdServer) -> bool:
-    """Whether an etcd needs TLS or a password, which nixlbench cannot use."""
-    if server.kind != "external":
-        return False
-    secret = settings.etcd_user or settings.etcd_cacert or settings.etcd_cert
-    return bool(secret) or "https://" in server.endpoint or "@" in settings.etcd

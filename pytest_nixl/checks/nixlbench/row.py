@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from pytest_nixl.checks.nixlbench.driver import Ran
-from pytest_nixl.checks.nixlbench.verdict import judge_latency, key_for_expectations, told_for_which, told_how_to_see
+from pytest_nixl.checks.nixlbench.verdict import judge_figures
 from pytest_nixl.core import units
 from pytest_nixl.judge.profiles import Profile
-from pytest_nixl.judge.row import judge, percentage, rate
+from pytest_nixl.judge.row import percentage, rate
 from pytest_nixl.model.expectation import Ceiling, row_ceiling
 from pytest_nixl.model.nixlbench_output import REMEDIES, NixlbenchRow, Trouble
 from pytest_nixl.model.results import RowSummary
@@ -55,32 +55,21 @@ def judge_row(ran: Ran, plain: RowKey, key: RowKey, profile: Profile, rates: Map
         reason = f"{name}: {ran.inconsistent}"
         return JudgedRow(Judgement(Verdict.CORRUPT, reason, REMEDIES[Trouble.INCONSISTENT]))
     row = next((row for row in ran.output.rows if (row.block, row.batch) == (plain.block, plain.batch)), None)
-    transfers = ran.output.configuration.transfers(plain.block)
-    if row is None or transfers is None or not 0 < row.bandwidth < math.inf:
+    configuration = ran.output.configuration
+    if row is None or configuration.transfers(plain.block) is None or not 0 < row.bandwidth < math.inf:
         description = (
             "did not print this row" if row is None else f"printed a bandwidth of {row.bandwidth / 1e9:g} GB/s"
         )
         remedy = "Increase --nixl-iterations, and read what nixlbench prints when run by hand."
         return JudgedRow(Judgement(Verdict.ERROR, f"{name}: nixlbench {description}", remedy))
-    seconds = transfers[0] * row.block * row.batch / row.bandwidth
     transports = BACKENDS[plain.backend].transports(ran.log, plain.op, plain.block)
-    samples = Samples(
-        plain,
-        windows=(seconds,),
-        transfers=(transfers[0],),
-        latencies=(),
-        transports=transports,
-        contention=() if ran.contention is None else (ran.contention,),
+    contention = () if ran.contention is None else (ran.contention,)
+    judgement, samples, expectation = judge_figures(
+        row, plain, configuration, profile, transports, profile.machine, contention
     )
-    expectation = profile.expectation(key_for_expectations(plain))
-    # The table has no percentiles of whole transfers. judge_latency judges these bounds by the parts.
-    bare = replace(expectation, p50=None, p99=None) if expectation is not None else None
-    judgement = told_for_which(judge(samples, bare, profile.machine), plain, profile)
-    judgement = told_how_to_see(judgement, samples)
-    judgement = judge_latency(row, judgement, plain.words, expectation)
     if judgement.verdict is Verdict.PASS and ran.uncompared:
         judgement = Judgement(Verdict.UNKNOWN, f"{plain.words}: {ran.uncompared}", _UNCOMPARED_REMEDY)
-    contradiction = ran.output.configuration.contradiction(row)
+    contradiction = configuration.contradiction(row)
     if contradiction and outcome(judgement.verdict, gate=False) is not Outcome.FAIL:
         judgement = Judgement(Verdict.INCONCLUSIVE, f"{plain.words}: {contradiction}", _CONTRADICTED_REMEDY)
     ceiling = row_ceiling(samples, expectation, profile.machine)

@@ -15,7 +15,7 @@ from pytest_nixl.model.machine import Machine
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.nixlbench_output import STORAGE, Configuration, NixlbenchOutput, NixlbenchRow, Trouble
 from pytest_nixl.model.results import Result, RowSummary
-from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.model.row_key import BASE, EACH, HUGE, LAST, RowKey
 from pytest_nixl.model.samples import Samples
 from pytest_nixl.model.transports import WITHIN_A_HOST
 from pytest_nixl.model.verdicts import Judgement, Outcome, Verdict, outcome
@@ -39,10 +39,6 @@ _OUTPUTS_REMEDY = (
 _EXIT_REMEDY = (
     'Record the exit code of each rank at the end of its output: nixlbench ... > FILE 2>&1; echo "exit code $?" >> '
     "FILE. If nixlbench crashes at its exit (two copies of libnl-route), run it with UCX_MODULES=^ib."
-)
-_NOTIFY_REMEDY = (
-    "Learn a profile from runs with --nixl-notify=each (pytest-nixl profile learn), or add an [[expect]] with "
-    'notify = ["each"] to this one.'
 )
 _TRANSPORT_REMEDY = (
     "Run nixlbench with UCX_PROTO_INFO=y (LIBFABRIC: NIXL_LOG_LEVEL=info) and without UCX_LOG_FILE, so that the "
@@ -79,7 +75,12 @@ def judge_run(output: NixlbenchOutput, profile: Profile) -> JudgedRun:
     _check(output)
     configuration = output.configuration
     if output.tables and (lacking := configuration.lacking()):
-        incomplete = _result("nixlbench", _incomplete(output, lacking))
+        options = " and ".join((", ".join(lacking[:-1]), lacking[-1])) if len(lacking) > 1 else lacking[0]
+        reason = (
+            f"the output is incomplete, and none of its {len(output.rows)} rows is judged: its configuration has no "
+            f"{options}"
+        )
+        incomplete = _result("nixlbench", Judgement(Verdict.INCONCLUSIVE, reason, _WHOLE_REMEDY))
         return JudgedRun((incomplete, *_crashed(output, None, []), *_faults(output)), tuple(_described(output)))
     planned = configuration.planned()
     printed = {(row.block, row.batch) for row in output.rows}
@@ -124,17 +125,6 @@ def _check(output: NixlbenchOutput) -> None:
             )
 
 
-def _incomplete(output: NixlbenchOutput, lacking: tuple[str, ...]) -> Judgement:
-    """Return INCONCLUSIVE for an output that does not say which rows it should have, or how they were measured."""
-    options = " and ".join((", ".join(lacking[:-1]), lacking[-1])) if len(lacking) > 1 else lacking[0]
-    return Judgement(
-        Verdict.INCONCLUSIVE,
-        f"the output is incomplete, and none of its {len(output.rows)} rows is judged: its configuration has no "
-        f"{options}",
-        _WHOLE_REMEDY,
-    )
-
-
 def _disturbed(results: list[Result], spreads: list[float]) -> Iterator[Result]:
     """Change FAIL to INCONCLUSIVE for a row that other processes may have slowed down: the load of the run is unknown.
 
@@ -173,7 +163,6 @@ def _above_floor(result: Result) -> bool:
 
 def _judged(row: NixlbenchRow, configuration: Configuration, profile: Profile, transports: tuple[str, ...]) -> Result:
     key = configuration.key(row.block, row.batch)
-    expectation = profile.expectation(key_for_expectations(key))
     if not 0 < row.bandwidth < math.inf:
         reason = f"{key.words}: nixlbench printed a bandwidth of {row.bandwidth / 1e9:g} GB/s, which is not valid"
         return _result("bandwidth", Judgement(Verdict.ERROR, reason, "Run it again with a larger --num_iter."), key)
@@ -182,26 +171,19 @@ def _judged(row: NixlbenchRow, configuration: Configuration, profile: Profile, t
     if any(value is not None and value < 0 for value in times):
         reason = f"{key.words}: nixlbench printed a time below zero: the clock of its host was set back during the run"
         return _result("bandwidth", Judgement(Verdict.ERROR, reason, "Run it again."), key)
-    limit = _card_limit(key, expectation, profile.machine, transports)
-    transfers = (configuration.transfers(row.block) or (1, 0))[0]
-    seconds = transfers * row.block * row.batch / row.bandwidth
-    samples = Samples(key, windows=(seconds,), transfers=(transfers,), latencies=(), transports=transports)
-    # The table has no percentiles of whole transfers. These bounds are judged below.
-    bare = replace(expectation, p50=None, p99=None) if expectation is not None else None
-    judgement = told_for_which(judge(samples, bare), key, profile)
-    if judgement.verdict is Verdict.UNKNOWN and bare is not None and bare.floor is not None:
+    judgement, samples, expectation = judge_figures(row, key, configuration, profile, transports)
+    if judgement.verdict is Verdict.UNKNOWN and expectation is not None and expectation.floor is not None:
         # A row below its floor fails with any transport.
-        slow = judge(samples, replace(bare, transports=None))
+        slow = judge(samples, replace(expectation, transports=None, p50=None, p99=None))
         judgement = slow if slow.verdict is Verdict.FAIL else judgement
-    judgement = told_how_to_see(judgement, samples)
-    judgement = judge_latency(row, judgement, key.words, expectation)
+    limit = _card_limit(key, expectation, profile.machine, transports)
     judgement = _implausible(row, key.words, judgement, expectation, limit)
     ceilings = [value for value in ((expectation and expectation.ceiling), limit) if value]
     summary = RowSummary(
         bandwidth=row.bandwidth,
         p50=math.nan,
         p99=math.nan,
-        transfers=transfers,
+        transfers=sum(samples.transfers),
         floor=(expectation and expectation.floor) or 0.0,
         ceiling=min(ceilings, default=0.0),
         transports=transports,
@@ -330,33 +312,61 @@ def _exit(output: NixlbenchOutput, missing: list[tuple[int, int]]) -> Iterator[s
         yield f"nixlbench: after its last row, {last}, so the figures are not affected: {causes[0]}"
 
 
-def key_for_expectations(key: RowKey) -> RowKey:
-    """Return the key by which a profile expects something of a row of nixlbench: each transfer has a notification.
+def judge_figures(
+    row: NixlbenchRow,
+    key: RowKey,
+    configuration: Configuration,
+    profile: Profile,
+    transports: tuple[str, ...],
+    machine: Machine | None = None,
+    contention: tuple[float, ...] = (),
+) -> tuple[Judgement, Samples, Expectation | None]:
+    """Judge a row by what the profile expects of such a row of ours with nixlbench's notifications and pages.
 
-    :param key: the key of the same row as measured by pytest-nixl itself.
+    :param key: the key of the same row as pytest-nixl measures it by default.
+    :param machine: the machine whose network cards limit the row; None: they are not considered.
+    :return: also its samples, and what the profile expects.
     """
-    return key if key.memory.stored else key.notified
+    transfers = (configuration.transfers(row.block) or (1, 0))[0]
+    seconds = transfers * row.block * row.batch / row.bandwidth
+    samples = Samples(key, (seconds,), (transfers,), latencies=(), transports=transports, contention=contention)
+    pages = HUGE if configuration.values.get("use_hugepages") == "1" else BASE
+    similar = key.under(LAST if key.memory.stored else EACH, pages if key.pages else "")
+    expectation = profile.expectation(similar)
+    # The table has no percentiles of whole transfers. Their bounds are judged by the parts.
+    bare = replace(expectation, p50=None, p99=None) if expectation is not None else None
+    judgement = _name_conditions(judge(samples, bare, machine), similar, profile)
+    if judgement.verdict is Verdict.UNKNOWN and not transports:  # nixlbench has no worker whose log could be read
+        judgement = replace(judgement, remedy=_TRANSPORT_REMEDY)
+    return _judge_latency(row, judgement, key.words, expectation), samples, expectation
 
 
-def told_for_which(judgement: Judgement, key: RowKey, profile: Profile) -> Judgement:
-    """Say why a profile expects nothing of a row of nixlbench, if it expects something of such a row of ours."""
-    if judgement.verdict is not Verdict.NO_EXPECTATION or profile.expectation(key) is None:
+def _name_conditions(judgement: Judgement, key: RowKey, profile: Profile) -> Judgement:
+    """Say why a profile expects nothing of a row of nixlbench, if it does so of rows that are measured otherwise.
+
+    :param key: the key of a row of ours with nixlbench's notifications and pages.
+    """
+    others = [(notify, pages) for notify in (EACH, LAST) for pages in (HUGE, BASE)]
+    conditions = {_conditions(other) for ways in others if profile.expectation(other := key.under(*ways)) is not None}
+    if judgement.verdict is not Verdict.NO_EXPECTATION or not conditions:
         return judgement
     reason = (
-        f"{key.words}: the profile expects something of rows with notify = last only, and nixlbench sends a "
-        "notification with each transfer, which takes time"
+        f"{key.under(LAST, HUGE).words}: the profile expects something of rows with {' or '.join(sorted(conditions))} "
+        f"only, and those of nixlbench have {_conditions(key)}, which takes another time"
     )
-    return replace(judgement, reason=reason, remedy=_NOTIFY_REMEDY)
+    options = [f"--nixl-notify={key.notify}", *([f"--nixl-pages={key.pages}"] if key.pages else [])]
+    remedy = (
+        "Learn a profile (pytest-nixl profile learn) from three runs of `pytest --pyargs pytest_nixl.suites.bandwidth "
+        f"{' '.join(options)} --benchmark-json=FILE`."
+    )
+    return replace(judgement, reason=reason, remedy=remedy)
 
 
-def told_how_to_see(judgement: Judgement, samples: Samples) -> Judgement:
-    """Replace the remedy of a row whose transport is unknown: nixlbench has no worker whose log could be read."""
-    if judgement.verdict is not Verdict.UNKNOWN or samples.transports:
-        return judgement
-    return replace(judgement, remedy=_TRANSPORT_REMEDY)
+def _conditions(key: RowKey) -> str:
+    return f"notify = {key.notify}" + (f" and {key.pages} pages" if key.pages else "")
 
 
-def judge_latency(row: NixlbenchRow, judgement: Judgement, name: str, expectation: Expectation | None) -> Judgement:
+def _judge_latency(row: NixlbenchRow, judgement: Judgement, name: str, expectation: Expectation | None) -> Judgement:
     """Judge latency bounds by the table: FAIL if a part exceeds the bound on the whole; otherwise UNKNOWN."""
     if expectation is None or judgement.verdict not in (Verdict.PASS, Verdict.NO_EXPECTATION):
         return judgement

@@ -6,9 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from types import TracebackType
 
-from pytest_nixl.checks.raw_tools.line import RawToolLine
 from pytest_nixl.checks.raw_tools.tools import RawTool
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.results import RawMeasurement
@@ -48,16 +46,14 @@ class RawPair:
         self._timeout = timeout
         with ExitStack() as stack:
             self.client, self.server = (
-                stack.enter_context(Tool(host, tool.NAME, timeout, start_timeout)) for host in hosts
+                stack.enter_context(Tool(host, tool.name, timeout, start_timeout)) for host in hosts
             )
             self._stack = stack.pop_all()
 
     def __enter__(self) -> RawPair:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     @property
@@ -85,20 +81,19 @@ class RawPair:
         server, port = self._serve(key, count, warmup, transports)
         with server:
             arguments = self._tool.client(key, count, warmup, port, transports, self._address)
-            with self.client.start(arguments, self._tool.ENVIRONMENT) as client:
-                line = self._read(client, server, key.block)
+            with self.client.start(arguments, self._tool.environment) as client:
+                value = self._read(client, server, key.block)
             # Wait for the end of both, because their CPU time is known only then.
             if client.poll() != 0:
                 server.kill()
             server.wait(self._timeout)
         text = client.output()
-        library = {"UCX": "ucx", "LIBFABRIC": "libfabric"}[key.backend]
-        version = self.client.versions.get(library, "")
+        version = self.client.versions.get(self._tool.library, "")
         return RawMeasurement(
-            tool=self._tool.NAME,
-            test=self._tool.test(key.op),
-            value=line.value,
-            version=self._tool.version(text) or (version and f"{library} {version}"),
+            tool=self._tool.name,
+            test=self._tool.tests[key.op],
+            value=value,
+            version=self._tool.version(text) or (version and f"{self._tool.library} {version}"),
             transports=self._tool.transports(text, key, transports),
             others=others_beside(client, server) or 0.0,
         )
@@ -108,33 +103,33 @@ class RawPair:
         for _ in range(_PORTS):
             port = int(self.server.worker.call("free_port"))
             arguments = self._tool.server(key, count, warmup, port, transports)
-            started = self.server.start(arguments, self._tool.ENVIRONMENT)
+            started = self.server.start(arguments, self._tool.environment)
             deadline = time.monotonic() + self._timeout
             while started.poll_within(_LOOK) is None and time.monotonic() < deadline:
                 if started.listens(port):
                     return started, port
-            if self._tool.TAKEN not in started.output():
+            if self._tool.taken not in started.output():
                 break
         code = started.poll()
         started.kill()
         raise started.failure(f"did not listen within {self._timeout:g} s" if code is None else ended(code))
 
-    def _read(self, client: RunningProgram, server: RunningProgram, block: int) -> RawToolLine:
-        """Wait for the last line of the tool's table; after ``LONGEST`` seconds, accept an intermediate line."""
+    def _read(self, client: RunningProgram, server: RunningProgram, block: int) -> float:
+        """Return the rate of the last line of the tool's table; after ``LONGEST`` seconds, of an intermediate line."""
         start = time.monotonic()
         while True:
             code = client.poll_within(_LOOK)
             try:
-                line = self._tool.read(client.output(), block)
+                value = self._tool.read(client.output(), block)
             except ValueError as error:
                 raise client.failure(f"printed output that cannot be read: {error}", _UNREADABLE) from None
             if code not in (None, 0):
                 raise client.failure(f"{ended(code or 0)} against {self._address}")
-            if code == 0 and line is None:
+            if code == 0 and value is None:
                 raise client.failure("ended without printing a figure", _UNREADABLE)
             waited = time.monotonic() - start
-            if line is not None and (code == 0 or waited > LONGEST):
-                return line
+            if value is not None and (code == 0 or waited > LONGEST):
+                return value
             if server.poll() not in (None, 0):
                 raise server.failure(f"{ended(server.poll() or 0)} while its client was connected to {self._address}")
             if waited > self._timeout:

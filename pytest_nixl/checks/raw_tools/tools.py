@@ -1,29 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The raw tool for each backend of NIXL."""
+"""The raw tool for each backend of NIXL: its arguments and its output."""
 
 from __future__ import annotations
 
+import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import ClassVar
 
-from pytest_nixl.checks.raw_tools import fabtests, ucx_perftest
-from pytest_nixl.checks.raw_tools.line import RawToolLine
+from pytest_nixl.core.units import MIB
 from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.nixl.backends.ucx import BACKEND
+
+_MB = 1_000_000
 
 
-class RawTool(Protocol):
-    """Arguments and output of a raw tool."""
+class RawTool(ABC):
+    """Arguments and output of a raw tool.
 
-    NAME: str
+    :cvar name: the program.
+    :cvar tests: its name of each operation.
+    :cvar library: the library whose version a worker knows, if the tool does not print it.
+    :cvar environment: variables for both sides; None unsets a variable.
+    """
+
+    name: ClassVar[str]
+    tests: ClassVar[Mapping[str, str]]
+    library: ClassVar[str]
+    environment: ClassVar[Mapping[str, str | None]] = {}
     #: Its message if another process uses its port.
-    TAKEN: str
-    #: Environment variables for both sides; None unsets a variable.
-    ENVIRONMENT: Mapping[str, str | None]
+    taken = "Address already in use"
 
-    def test(self, op: str) -> str:
-        """Return the tool's name of an operation."""
-        ...
-
+    @abstractmethod
     def server(self, key: RowKey, count: int, warmup: int, port: int, transports: Sequence[str]) -> list[str]:
         """Return the arguments of the target's side.
 
@@ -33,37 +41,149 @@ class RawTool(Protocol):
         :param port: port on which it listens.
         :param transports: transports that carried NIXL's bytes.
         """
-        ...
 
+    @abstractmethod
     def client(
         self, key: RowKey, count: int, warmup: int, port: int, transports: Sequence[str], address: str
     ) -> list[str]:
         """Return the arguments of the initiator's side; ``address`` is that of the target."""
-        ...
 
-    def read(self, text: str, block: int) -> RawToolLine | None:
-        """Read the last line of the initiator's table; return None if there is none yet.
+    @abstractmethod
+    def read(self, text: str, block: int) -> float | None:
+        """Return the bytes per second of the last line of the initiator's table; None if there is no line yet.
 
         :param text: output of the initiator's side.
         :param block: block size in bytes.
         :raises ValueError: if the figures contradict each other, so that their units are not the expected ones.
         """
-        ...
+
+    @abstractmethod
+    def transports(self, text: str, key: RowKey, given: Sequence[str]) -> tuple[str, ...]:
+        """Return the transports that carried the bytes, from its output; empty if it prints none.
+
+        :param given: NIXL's transports, which the tool was given.
+        """
 
     def version(self, text: str) -> str:
         """Return the version of the tool's library from its output; empty if it prints none."""
-        ...
-
-    def transports(self, text: str, key: RowKey, asked: Sequence[str]) -> tuple[str, ...]:
-        """Return the transports that carried the bytes, from its output; empty if it prints none.
-
-        :param asked: NIXL's transports, which the tool was given.
-        """
-        ...
+        return ""
 
     def can(self, help: str, memory: str) -> bool:
         """Whether the tool supports a type of memory, according to its help."""
-        ...
+        return memory == "DRAM"
 
 
-RAW_TOOLS: dict[str, RawTool] = {"UCX": ucx_perftest.TOOL, "LIBFABRIC": fabtests.TOOL}
+class UcxPerftest(RawTool):
+    """``ucx_perftest`` of UCX.
+
+    Its MB are 2^20 bytes (``perftest_run.c`` divides by 1024.0 * 1024.0). Its times are microseconds per message.
+    ``ucp_put_bw`` keeps the given number of puts in flight, each until the sender may reuse its memory. At the end it
+    flushes, and the server acknowledges the last byte, so the time includes all deliveries (``ucp_tests.cc``,
+    ``run_stream_uni``). ``ucp_get`` completes a message when its bytes have arrived.
+    """
+
+    name = "ucx_perftest"
+    tests: ClassVar = {"WRITE": "ucp_put_bw", "READ": "ucp_get"}
+    library = "ucx"
+    #: Let UCX print its version and its transports in the output, even if the user's UCX_LOG_FILE names a file.
+    environment: ClassVar = {"UCX_LOG_LEVEL": "info", "UCX_PROTO_INFO": "y", "UCX_LOG_FILE": None}
+    _memory: ClassVar = {"DRAM": "host", "VRAM": "cuda"}
+    # [thread 0]  148  183.362  6792.494  6792.494  147.22  147.22  147  147; or with "Final:" or nothing in front
+    _line = re.compile(
+        r"^(?:\[thread \d+\]|Final:)?\s*\d+\s+[\d.]+\s+[\d.]+\s+(?P<overall>[\d.]+)\s+[\d.]+\s+(?P<mb>[\d.]+)"
+        r"\s+\d+\s+\d+\s*$",
+        re.MULTILINE,
+    )
+    _version = re.compile(r"UCX\s+INFO\s+Version (\S+)")
+    # ep_cfg[0]: rma(sysv/memory posix/memory); or rma_am if put and get are emulated by active messages
+    _lanes = re.compile(r"ep_cfg\[\d+\]:.*?\brma(?:_am)?\(([^)]*)\)")
+
+    def server(self, key: RowKey, count: int, warmup: int, port: int, transports: Sequence[str]) -> list[str]:
+        return ["-p", str(port)]  # the client sends everything else to the server
+
+    def client(
+        self, key: RowKey, count: int, warmup: int, port: int, transports: Sequence[str], address: str
+    ) -> list[str]:
+        memory = f"{self._memory[key.memory.initiator]},{self._memory[key.memory.target]}"
+        size = ["-s", str(key.block), "-n", str(count), "-w", str(warmup), "-O", str(key.depth)]
+        return [address, "-p", str(port), "-t", self.tests[key.op], *size, "-m", memory]
+
+    def read(self, text: str, block: int) -> float | None:
+        lines = list(self._line.finditer(text))
+        if not lines:
+            return None
+        seconds = float(lines[-1]["overall"]) / 1e6
+        if seconds <= 0:
+            raise ValueError(f"the time per message is 0: {lines[-1][0].strip()!r}")
+        value, printed_rate = block / seconds, float(lines[-1]["mb"]) * MIB
+        # Allow for rounding: it prints 2 decimals of MB/s and 3 of microseconds.
+        if abs(value - printed_rate) > 0.02 * value + 0.01 * MIB + value * 0.0005e-6 / seconds:
+            raise ValueError(
+                f"contradictory figures: {block} bytes in {lines[-1]['overall']} us are not {lines[-1]['mb']} MB/s of "
+                "2^20 bytes"
+            )
+        return value
+
+    def version(self, text: str) -> str:
+        match = self._version.search(text)
+        return f"UCX {match[1]}" if match else ""
+
+    def transports(self, text: str, key: RowKey, given: Sequence[str]) -> tuple[str, ...]:
+        # Not every version prints the table of protocols; the last endpoint's lanes are printed by all.
+        lanes = self._lanes.findall(text)[-1:]
+        return BACKEND.transports(text, key.op, key.block) or tuple(dict.fromkeys("".join(lanes).split()))
+
+    def can(self, help: str, memory: str) -> bool:
+        return re.search(rf"^\s+{self._memory[memory]} - ", help, re.MULTILINE) is not None
+
+
+class FiRmaBw(RawTool):
+    """``fi_rma_bw`` of libfabric's fabtests, for DRAM only.
+
+    Its MB are 10^6 bytes (``shared.c``, ``show_perf``: bytes per microsecond). For WRITE it runs ``writedata``, only
+    from the client to the server. Its ``read`` goes both ways at once, and each side reports what it has read itself.
+    ``-U`` (FI_DELIVERY_COMPLETE) requests delivery; without it, a write completes as soon as it has left the sender.
+    """
+
+    name = "fi_rma_bw"
+    tests: ClassVar = {"WRITE": "writedata", "READ": "read"}
+    library = "libfabric"
+    # bytes   iters   total       time     MB/sec    usec/xfer   Mxfers/sec
+    # 64k     1k      62m        0.05s   1318.27      49.71       0.02
+    _line = re.compile(
+        r"^(?P<size>\d+)(?P<unit>[kmg]?)\s+\S+\s+\S+\s+[\d.]+s\s+(?P<mb>[\d.]+)\s+(?P<us>[\d.]+)\s+[\d.]+\s*$",
+        re.MULTILINE,
+    )
+
+    def server(self, key: RowKey, count: int, warmup: int, port: int, transports: Sequence[str]) -> list[str]:
+        (provider,) = self.transports("", key, transports)
+        size, window = ["-S", str(key.block), "-I", str(count), "-w", str(warmup)], ["-W", str(key.depth)]
+        return ["-p", provider, "-e", "rdm", "-o", self.tests[key.op], *size, *window, "-U", f"-E={port}"]
+
+    def client(
+        self, key: RowKey, count: int, warmup: int, port: int, transports: Sequence[str], address: str
+    ) -> list[str]:
+        return [*self.server(key, count, warmup, port, transports), address]
+
+    def read(self, text: str, block: int) -> float | None:
+        lines = list(self._line.finditer(text))
+        if not lines:
+            return None
+        last = lines[-1]
+        size, microseconds, printed_rate = (
+            int(last["size"]) * {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}[last["unit"]],
+            float(last["us"]),
+            float(last["mb"]) * _MB,
+        )
+        if microseconds > 1 and abs(size / microseconds * 1e6 - printed_rate) > 0.02 * printed_rate + 0.01 * _MB:
+            raise ValueError(
+                f"contradictory figures: {size} bytes in {microseconds:g} us are not {last['mb']} MB/s of 10^6 bytes"
+            )
+        return printed_rate
+
+    def transports(self, text: str, key: RowKey, given: Sequence[str]) -> tuple[str, ...]:
+        # It uses the provider that it was given, and prints none. If NIXL's is unknown: every host has tcp.
+        return (given[0].partition("/")[0] if given else "tcp",)
+
+
+RAW_TOOLS: dict[str, RawTool] = {"UCX": UcxPerftest(), "LIBFABRIC": FiRmaBw()}

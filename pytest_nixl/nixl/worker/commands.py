@@ -23,6 +23,7 @@ from pytest_nixl.core.strict import Number, RefTo, StrictError, Text, check
 from pytest_nixl.core.wire import Ref
 from pytest_nixl.model.carrier_bytes import CarrierBytes
 from pytest_nixl.model.device_counters import read_loss_counters
+from pytest_nixl.model.row_key import HUGE
 from pytest_nixl.model.worker_commands import (
     DESCRIPTOR_LISTS,
     WORKER_COMMANDS,
@@ -303,12 +304,17 @@ class Commands:
         of(device).activate()
 
     def do_allocate(
-        self, size: Count, memory_type: Name, directory: Line = "", alignment: Count = 1, device: Count = 0
+        self,
+        size: Count,
+        memory_type: Name,
+        directory: Line = "",
+        alignment: Count = 1,
+        device: Count = 0,
+        pages: Name = HUGE,
     ) -> AllocatedBuffer:
-        """Allocate a buffer; ``device`` applies to VRAM, ``directory`` and ``alignment`` to FILE."""
-        from pytest_nixl.nixl.worker.files import (
-            FileBuffer,  # pytest imports this module too, and has no need for numpy
-        )
+        """Allocate a buffer; ``device`` applies to VRAM, ``pages`` to DRAM, ``directory`` and ``alignment`` to FILE."""
+        # pytest imports this module too, and has no need for numpy
+        from pytest_nixl.nixl.worker.files import FileBuffer
         from pytest_nixl.nixl.worker.memory import DramBuffer, PatternBuffer
 
         buffer: PatternBuffer
@@ -323,7 +329,7 @@ class Commands:
 
             buffer = VramBuffer(size, device)
         elif memory_type == "DRAM":
-            buffer = DramBuffer(size)
+            buffer = DramBuffer(size, huge=pages == HUGE)
         else:
             raise CommandRefusedError(f"there are no buffers of type {memory_type}: expected DRAM, VRAM, FILE or OBJ")
         return {"buffer": self.keep(buffer, "buffer"), "address": buffer.address, "device": buffer.device}

@@ -93,18 +93,23 @@ class _Comparison:
 
 
 class DramBuffer(PatternBuffer):
-    """A buffer in private host memory, in huge pages if the kernel has them; every page is touched."""
+    """A buffer in private host memory; every page is touched.
+
+    :param size: in bytes.
+    :param huge: whether to ask the kernel for huge pages, if it has them. Else the pages are those of ``malloc``.
+    """
 
     memory = "DRAM"
     device = 0
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, *, huge: bool = True) -> None:
         super().__init__(size)
         # Aligned whole huge pages, because otherwise the bandwidth of a small block would depend on the buffer's size.
         length = -(-size // _HUGE_PAGE) * _HUGE_PAGE
         pages = mmap.mmap(-1, length + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        with contextlib.suppress(OSError):  # a kernel without huge pages
-            pages.madvise(mmap.MADV_HUGEPAGE)
+        if huge:
+            with contextlib.suppress(OSError):  # a kernel without huge pages
+                pages.madvise(mmap.MADV_HUGEPAGE)
         everything: Bytes = np.frombuffer(pages, dtype=np.uint8)
         start = -everything.ctypes.data % _HUGE_PAGE
         self._bytes = everything[start : start + size]

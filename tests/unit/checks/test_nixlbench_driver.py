@@ -18,11 +18,11 @@ from helpers.cli_run import ROOT
 from helpers.etcd import mentioning, wait_until
 from helpers.nixlbench import standin
 
-from pytest_nixl.checks.nixlbench import driver, etcd_watch, programs
+from pytest_nixl.checks.nixlbench import driver, programs
+from pytest_nixl.checks.nixlbench import group as group_module
 from pytest_nixl.checks.nixlbench.command import Meeting, command, known_flags
 from pytest_nixl.checks.nixlbench.driver import NixlbenchError, Ran, run_at, run_in
-from pytest_nixl.checks.nixlbench.etcd_watch import EtcdWatch, Removal
-from pytest_nixl.checks.nixlbench.group import Group
+from pytest_nixl.checks.nixlbench.group import EtcdWatch, Group
 from pytest_nixl.checks.nixlbench.programs import Nixlbench
 from pytest_nixl.checks.nixlbench.row import judge_row
 from pytest_nixl.core.errors import NixlPluginError
@@ -39,7 +39,7 @@ from pytest_nixl.model.tools import own_variables
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.processes.external_program import Tool
 from pytest_nixl.processes.hosts import LocalHost
-from pytest_nixl.processes.supervisor import supervisor
+from pytest_nixl.processes.supervisor import _start, supervisor
 from pytest_nixl.session.cluster import Cluster
 
 pytestmark = pytest.mark.long
@@ -230,9 +230,9 @@ def test_an_etcd_lost_during_a_row_is_reported_and_cleaned_later(
 ) -> None:
     monkeypatch.setenv("STANDIN_PLAY", "wait")
     if whose == "external":  # the real limits allow for a slow etcd
-        monkeypatch.setattr(etcd_watch, "REFUSED_SECONDS", 2.0)
-        monkeypatch.setattr(etcd_watch, "ANSWER_SECONDS", 4.0)
-    server, removals = EmbeddedServer.start(supervisor()), list[Removal]()
+        monkeypatch.setattr(group_module, "REFUSED_SECONDS", 2.0)
+        monkeypatch.setattr(group_module, "ANSWER_SECONDS", 4.0)
+    server, cleaner = EmbeddedServer.start(supervisor()), _start()
     tools = [
         Tool(LocalHost(supervisor(), rank, own=own_variables({"nixlbench": str(program)})), "nixlbench", SECONDS)
         for rank in (0, 1)
@@ -250,9 +250,7 @@ def test_an_etcd_lost_during_a_row_is_reported_and_cleaned_later(
     thread.start()
     try:
         with server.client() as client:
-            group = Group(
-                client, server.endpoint, supervisor(), own=server if whose == "ours" else None, removals=removals
-            )
+            group = Group(client, server.endpoint, cleaner, own=server if whose == "ours" else None)
             with pytest.raises(NixlbenchError) as raised:
                 run_in((tools[0], tools[1]), group, lambda meeting: command(ROW, "UCX", meeting, iterations=None,
                        warmup=10), {}, 160.0)  # fmt: skip
@@ -266,10 +264,10 @@ def test_an_etcd_lost_during_a_row_is_reported_and_cleaned_later(
         if (whose, how) == ("ours", "killed"):
             assert f"pid {server.pid}, at {server.endpoint}, ended by SIGKILL; " in reason
             assert group.prefix not in reason, "its data end with it"
-            assert removals == []
             return
         if whose == "ours":
             assert f"kill -CONT {server.pid}" in reason
+            return  # the run ends it, with its keys
         else:
             assert ("connection refused" if how == "killed" else "no answer within 4 s") in reason
         assert f"3 keys under {group.prefix} (/rank/0, /rank/1, /size) are still in it" in reason
@@ -278,11 +276,11 @@ def test_an_etcd_lost_during_a_row_is_reported_and_cleaned_later(
             server.restart()
         else:
             supervisor().signal(server.pid, signal.SIGCONT)
-        [removal] = removals
-        assert removal.close(120.0)
+        cleaner.close()
         with server.client() as client:
-            assert client.count_prefix("xferbench/") == 0
+            wait_until(lambda: client.count_prefix("xferbench/") == 0, 120, "the supervisor has deleted the keys")
     finally:
+        cleaner.close()
         thread.join()
         for tool in tools:
             tool.close()

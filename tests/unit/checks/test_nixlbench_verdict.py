@@ -35,7 +35,7 @@ PROFILE = """
 [profile]
 name = "here"
 [[expect]]
-backend = ["UCX", "LIBFABRIC"]
+backend = ["UCX", "LIBFABRIC", "POSIX"]
 floor = "{floor}"
 source = "made by a test"
 """
@@ -65,14 +65,48 @@ def said(run: JudgedRun, check: str = "nixlbench") -> list[str]:
     return [f"{result.verdict} {result.reason}" for result in run.results if result.check == check]
 
 
-def test_a_floor_of_rows_that_notify_once_judges_no_row_of_nixlbench(tmp_path: Path) -> None:
-    """Each transfer of nixlbench carries a notification, so that its small rows take several times as long."""
-    run = judged(tmp_path, NORMAL, floor="100 GB/s", more='notify = ["last"]\n')
+#: Transfers to a file carry no notification.
+STORED = (RECORDINGS / "06_posix_write.out").read_text()
+HUGE_PAGES = NORMAL.replace("Use hugepages (--use_hugepages=[0,1])                       : 0", "(--use_hugepages) : 1")
+
+
+@pytest.mark.parametrize(
+    ("output", "learned", "others", "options"),
+    [
+        (NORMAL, 'notify = ["last"]', "notify = last and huge pages", "--nixl-pages=base"),
+        (NORMAL, 'notify = ["each"]', "notify = each and huge pages", "--nixl-pages=base"),
+        (NORMAL, 'notify = ["last"]\npages = ["base"]', "notify = last and base pages", "--nixl-pages=base"),
+        (NORMAL, 'pages = ["huge"]', "notify = each and huge pages or notify = last and huge pages",
+         "--nixl-pages=base"),
+        (HUGE_PAGES, 'notify = ["each"]\npages = ["base"]', "notify = each and base pages", "--nixl-pages=huge"),
+    ],
+)  # fmt: skip
+def test_a_floor_that_was_learned_under_other_conditions_judges_no_row_of_nixlbench(
+    tmp_path: Path, output: str, learned: str, others: str, options: str
+) -> None:
+    """Each transfer of nixlbench carries a notification, and its buffers are those of malloc; both take time."""
+    run = judged(tmp_path, output, floor="100 GB/s", more=f"{learned}\n")
     assert verdicts(run) == [Verdict.NO_EXPECTATION] * 15
-    assert "the profile expects something of rows with notify = last only" in run.results[0].reason
-    assert "--nixl-notify=each" in run.results[0].remedy
-    assert verdicts(judged(tmp_path, NORMAL, more='notify = ["each"]\n')) == [Verdict.PASS] * 15
-    assert set(verdicts(judged(tmp_path, NORMAL, floor="100 GB/s", more='notify = ["each"]\n'))) == {Verdict.FAIL}
+    expected = f"UCX WRITE DRAM:DRAM of 4KiB: the profile expects something of rows with {others} only, and those of "
+    assert run.results[0].reason.startswith(expected)
+    assert f"pytest_nixl.suites.bandwidth --nixl-notify=each {options} --benchmark-json=FILE" in run.results[0].remedy
+
+
+@pytest.mark.parametrize(
+    ("output", "learned"),
+    [
+        (NORMAL, 'notify = ["each"]\npages = ["base"]\n'),
+        (NORMAL, ""),
+        (HUGE_PAGES, 'notify = ["each"]\npages = ["huge"]\n'),
+        (HUGE_PAGES, 'notify = ["each"]\n'),
+        (STORED, 'notify = ["last"]\npages = ["base"]\n'),
+    ],
+)
+def test_a_floor_of_the_same_notifications_and_pages_judges_nixlbench(
+    tmp_path: Path, output: str, learned: str
+) -> None:
+    assert verdicts(judged(tmp_path, output, more=learned)) == [Verdict.PASS] * 15
+    assert set(verdicts(judged(tmp_path, output, floor="100 GB/s", more=learned))) == {Verdict.FAIL}
 
 
 def test_an_unknown_transport_has_a_remedy_without_a_worker(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_nixl.checks.raw_tools.judge import RawComparison, judge_ratio, judge_raw, same_way
+from pytest_nixl.checks.raw_tools.check import RawComparison, judge_ratio, judge_raw, same_way
 from pytest_nixl.model.expectation import Expectation
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.results import RawMeasurement, RawRatio

@@ -13,9 +13,8 @@ import pytest
 from helpers.cli_run import BANDWIDTH_OF_RANKS, Finished, profile, run, undisturbed
 
 from pytest_nixl.checks.raw_tools.check import few
-from pytest_nixl.checks.raw_tools.fabtests import TOOL as FI_RMA_BW
 from pytest_nixl.checks.raw_tools.pair import RawPair
-from pytest_nixl.checks.raw_tools.ucx_perftest import TOOL as UCX_PERFTEST
+from pytest_nixl.checks.raw_tools.tools import RAW_TOOLS
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.tools import own_variables
@@ -26,11 +25,12 @@ from pytest_nixl.store.record_reader import parse_recorded
 
 pytestmark = pytest.mark.long
 
+UCX_PERFTEST, FI_RMA_BW = RAW_TOOLS["UCX"], RAW_TOOLS["LIBFABRIC"]
 HOST = MemoryPair("DRAM", "DRAM")
 WRITE = RowKey("UCX", "WRITE", HOST, 65536)
 #: A line of the table: the ratio and its source.
 RATIO = re.compile(
-    r"^UCX : ucx_perftest +(WRITE|READ) +DRAM:DRAM +(\w+) +([\d.]+) +of ([\d.]+) GB/s by ucx_perftest "
+    r"^UCX : ucx_perftest +(WRITE|READ) +DRAM:DRAM +(\w+) +pages=huge +([\d.]+) +of ([\d.]+) GB/s by ucx_perftest "
     r"\((ucp_put_bw|ucp_get), UCX [\d.]+\) over (\S+)$",
     re.MULTILINE,
 )
@@ -239,13 +239,8 @@ Final:                  2000      6.599   366.636   366.636     2727.50    2727.
 
 
 def test_the_last_line_of_the_table_is_read_in_bytes_per_second() -> None:
-    read = UCX_PERFTEST.read(SAID, 1 << 20)
-    assert read is not None
-    assert read.count == 2000
-    assert read.value == pytest.approx((1 << 20) / 366.636e-6)
-    early = UCX_PERFTEST.read(SAID.partition("Final:")[0], 1 << 20)
-    assert early is not None
-    assert early.count == 324
+    assert UCX_PERFTEST.read(SAID, 1 << 20) == pytest.approx((1 << 20) / 366.636e-6)
+    assert UCX_PERFTEST.read(SAID.partition("Final:")[0], 1 << 20) == pytest.approx((1 << 20) / 6261.056e-6)
     assert UCX_PERFTEST.read(SAID.partition("[thread 0]")[0], 1 << 20) is None
     assert UCX_PERFTEST.version(SAID) == "UCX 1.13.1"
     assert UCX_PERFTEST.transports(SAID, WRITE, ()) == ("tcp/lo",)
@@ -268,9 +263,7 @@ bytes   iters   total       time     MB/sec    usec/xfer   Mxfers/sec
 
 
 def test_the_table_of_fabtests_is_read_in_bytes_per_second() -> None:
-    read = FI_RMA_BW.read(FABTESTS, 65536)
-    assert read is not None
-    assert read.value == pytest.approx(15.60e6)
+    assert FI_RMA_BW.read(FABTESTS, 65536) == pytest.approx(15.60e6)
     assert FI_RMA_BW.transports(FABTESTS, WRITE, ("tcp/veth0",)) == ("tcp",)
     with pytest.raises(ValueError, match=r"65536 bytes in 4200.91 us are not 14.88 MB/s of 10\^6 bytes"):
         FI_RMA_BW.read(FABTESTS.replace("15.60", "14.88"), 65536)

@@ -300,7 +300,8 @@ def test_a_wrong_command_line_is_refused_in_one_sentence(
 def test_a_profile_is_shown(command: Command) -> None:
     command.machine(nics(32))
     path = command.file(
-        "rack.toml", PROFILE.replace('floor = "0.1 GB/s"', 'floor = "0.1 GB/s"\nbatch = [1, 2]\nraw = "0.5"')
+        "rack.toml",
+        PROFILE.replace('floor = "0.1 GB/s"', 'floor = "0.1 GB/s"\nbatch = [1, 2]\nnotify = ["each"]\nraw = "0.5"'),
     )
     assert command.run("profile", "show", path) == Ended(
         0,
@@ -310,7 +311,7 @@ required checks: none
 machine: 32 NICs of 12.5 GB/s (100 Gb/s) each (efa), 8 H100 GPUs, 4 of the NICs for each GPU
     source: made by a test
 
-LIBFABRIC WRITE VRAM:VRAM 4KiB..512KiB batch 1,2
+LIBFABRIC WRITE VRAM:VRAM 4KiB..512KiB batch 1,2 notify each pages huge
     at least 0.1 GB/s (0.8 Gb/s), over efa, raw: at least 50 % of what the raw tool moves
     source: half of what was recorded
 

@@ -13,7 +13,7 @@ from helpers.etcd import wait_until
 from helpers.two_ranks import two
 
 from pytest_nixl.checks.faults.transfers import environments
-from pytest_nixl.checks.raw_tools.ucx_perftest import UcxPerftest
+from pytest_nixl.checks.raw_tools.tools import UcxPerftest
 from pytest_nixl.cluster.peer_client import PeerError
 from pytest_nixl.fixtures.etcd import PrivateEtcd
 from pytest_nixl.model.settings import Settings
@@ -52,7 +52,7 @@ def test_a_peer_refuses_variables_that_can_run_a_program_or_write_a_file(nixl_pr
 def test_a_rank_may_give_what_pytest_nixl_itself_gives() -> None:
     for backend in BACKENDS.values():
         assert not_from_other_ranks(backend.environment({})) == []
-    assert not_from_other_ranks(UcxPerftest.ENVIRONMENT) == []
+    assert not_from_other_ranks(UcxPerftest.environment) == []
     for given in environments("UCX", {}):
         assert not_from_other_ranks(given) == []
     assert not_from_other_ranks({"UCX_LOG_FILE": None, "PATH": None, "HOME": None}) == ["PATH", "HOME"]

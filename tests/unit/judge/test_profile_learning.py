@@ -46,14 +46,20 @@ def test_the_floor_is_below_every_good_run_and_an_outlier_is_reported(
     assert "4 of 5 runs: median 10 GB/s, median absolute deviation 0.05 GB/s; floor = " in expectation.source
 
 
-@pytest.mark.parametrize(("variant", "notify"), [("", "last"), ("/notify=each", "each")])
-def test_floors_are_for_rows_of_the_same_notifications(tmp_path: Path, variant: str, notify: str) -> None:
+@pytest.mark.parametrize(
+    ("variant", "notify", "pages"),
+    [("", "last", "huge"), ("/notify=each", "each", "huge"), ("/notify=each,pages=base", "each", "base")],
+)
+def test_floors_are_for_rows_of_the_same_notifications_and_pages(
+    tmp_path: Path, variant: str, notify: str, pages: str
+) -> None:
     runs = [record(tmp_path / f"{number}.json", 10.0, key=f"{KEY}{variant}") for number in range(3)]
     assert learn(tmp_path, *runs) == 0
     learned = load_profile(str(tmp_path / "mine.toml"))
-    assert [item.notify for item in learned.expectations] == [(notify,)]
-    assert (learned.expectation(KEY) is None) == (notify == "each")
-    assert (learned.expectation(KEY.notified) is None) == (notify == "last")
+    assert [(item.notify, item.pages) for item in learned.expectations] == [((notify,), (pages,))]
+    conditions = [(one, other) for one in ("last", "each") for other in ("huge", "base")]
+    applies = [ways for ways in conditions if learned.expectation(KEY.under(*ways)) is not None]
+    assert applies == [(notify, pages)]
 
 
 def test_a_floor_far_below_the_median_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

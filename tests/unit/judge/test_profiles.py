@@ -195,6 +195,7 @@ SHARE = 'expected a share of the bandwidth of a raw tool, above 0 and at most 1,
         ("depth = [true]", "depth: a boolean, not an integer: expected a list of positive integers"),
         ("depth = 4", "depth: the bare number 4, not a list: expected a list of positive integers"),
         ("notify = ['all']", "notify: 'all' is neither each nor last: expected a list of each or last"),
+        ("pages = ['2MiB']", "pages: '2MiB' is neither huge nor base: expected a list of huge or base"),
         ("depth = [4, 4]", "depth: 4 is named twice: expected a list of positive integers"),
         ('blocks = "1MiB..4KiB"', "blocks: '1MiB..4KiB' is a reversed range, because 1MiB is more than 4KiB"),
         ('blocks = "4KiB.."', "blocks: '4KiB..' is neither a size nor a range, because '' is"),
@@ -263,7 +264,8 @@ BASE = 'transports = ["cma"]\nsource = "s"\n'
         ('backend = ["UCX", "GDS"]', 'backend = ["LIBFABRIC", "GDS"]', "backend GDS"),
         ('memory = ["DRAM:VRAM"]', 'memory = ["DRAM:VRAM"]', "memory DRAM:VRAM"),
         ("batch = [1, 2]\ndepth = [3]", "batch = [2, 4]", "batch 2, depth 3"),
-        ("notify = ['last']", "", "notify last"),
+        ("notify = ['last']", "", "notify last, pages huge"),
+        ("pages = ['base']", "", "pages base"),
         ('blocks = "1KiB..4KiB"', 'blocks = "4KiB..8KiB"', "blocks of 4KiB"),
         ('blocks = "1KiB..64KiB"', 'blocks = "2KiB"', "blocks of 2KiB"),
         ('blocks = "1KiB..64KiB"', "", "blocks of 1KiB"),
@@ -290,6 +292,7 @@ def test_an_overlap_is_reported_with_the_numbers_of_both_tables() -> None:
         ("batch = [1, 2]", "batch = [3]"),
         ("depth = [1, 2]", "depth = [3]"),
         ("notify = ['last']", "notify = ['each']"),
+        ("notify = ['last']", "notify = ['last']\npages = ['base']"),
         ('blocks = "1KiB..4095B"', 'blocks = "4KiB..8KiB"'),
     ],
 )
@@ -569,3 +572,10 @@ def test_profiles_of_other_distributions_are_found_by_name(
         "rack": f"{names[0]} 1.0", "row": f"{names[0]} 1.0", "hall": f"{names[1]} 1.0",
     }  # fmt: skip
     assert load_profile("hall").path_or_origin == f"hall.toml of {names[1]} 1.0"
+
+
+def test_pages_do_not_matter_to_a_row_without_host_memory() -> None:
+    of_gpus, of_hosts = (RowKey("UCX", "READ", MemoryPair(kind, kind), 4096) for kind in ("VRAM", "DRAM"))
+    base = profile(f"{BASE}pages = ['base']")
+    assert base.expectation(of_gpus) is not None
+    assert base.expectation(of_hosts) is None

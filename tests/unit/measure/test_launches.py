@@ -34,11 +34,11 @@ class Launch:
 
     def __init__(
         self, hosts: Any, settings: Settings, backend: Any, memory: MemoryPair, capacity: int, alignment: int,
-        devices: DevicePair | None, variables: Any, *, agent_options: AgentOptions, smaller: Any = (),
+        devices: DevicePair | None, variables: Any, *, agent_options: AgentOptions, pages: str, smaller: Any = (),
     ) -> None:  # fmt: skip
         self.hosts, self.backend, self.memory = hosts, backend, memory
         self.capacity, self.alignment, self.variables = capacity, alignment, variables
-        self.devices, self.agent_options = devices, agent_options
+        self.devices, self.agent_options, self.pages = devices, agent_options, pages
         self.initiator = self.target = None
         self.buffers = None, None
         self.healthy, self.ended = True, ""
@@ -126,8 +126,10 @@ def test_the_settings_choose_agents_and_gpus_unless_a_link_does(
     assert [each.agent_options.progress_thread for each in made] == [True, True, False]
 
 
-@pytest.mark.parametrize("notify", ["last", "each"])
-def test_a_requested_row_is_measured_with_its_key(make_settings: MakeSettings, made: list[Launch], notify: str) -> None:
+@pytest.mark.parametrize(("notify", "pages"), [("last", "huge"), ("each", "base")])
+def test_a_requested_row_is_measured_with_its_key(
+    make_settings: MakeSettings, made: list[Launch], notify: str, pages: str
+) -> None:
     settings = make_settings(
         backend=("UCX", "POSIX"),
         memory=(HOST, GPU),
@@ -135,6 +137,7 @@ def test_a_requested_row_is_measured_with_its_key(make_settings: MakeSettings, m
         devices=DevicePair(5, 6),
         footprint=4096,
         notify=notify,
+        pages=pages,
         blocks=(16, 32),
     )
     pairs = pairs_of(settings)
@@ -146,6 +149,7 @@ def test_a_requested_row_is_measured_with_its_key(make_settings: MakeSettings, m
         assert (made[-1].agent_options.progress_thread, made[-1].devices) == (
             ("progress-thread", "on") in row.variant, row.devices
         )  # fmt: skip
+        assert made[-1].pages == row.pages
         agent = made[-1].agent_options
         again = pairs.link(row.backend, row.op, row.memory, agent_options=agent, footprint=row.footprint)
         assert again.key(32, batch=2, depth=3) == same

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -23,7 +25,7 @@ from pytest_nixl.measure.link import (
     usual_warmup,
 )
 from pytest_nixl.model.memory import MemoryPair
-from pytest_nixl.model.row_key import RowKey, row_variant
+from pytest_nixl.model.row_key import HUGE, RowKey, row_variant
 from pytest_nixl.model.samples import Corruption, Samples
 from pytest_nixl.nixl.backends import BACKENDS
 from pytest_nixl.nixl.backends.ucx import UcxBackend
@@ -244,6 +246,17 @@ def test_each_transfer_carries_a_notification_if_that_is_asked_for(
     assert prepared["notify_each"] is (notify == "each")
     # Only what the target acknowledges cannot be taken for an acknowledgement of a later row.
     assert prepared["acknowledged"] is (notify == "each" or op == "WRITE")
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="this kernel has no huge pages")
+@pytest.mark.parametrize("pages", ["huge", "base"])
+def test_the_kernel_is_asked_for_huge_pages_only_for_rows_that_have_them(shared_pairs: MakePairs, pages: str) -> None:
+    one = link(shared_pairs(pages=pages, blocks=(4096,)), "WRITE")
+    for agent, buffer in ((one.initiator, one.source), (one.target, one.destination)):
+        maps = Path(f"/proc/{agent.worker.pid}/smaps").read_text()
+        mappings = re.findall(r"^([0-9a-f]+)-([0-9a-f]+) (?:.*\n)+?VmFlags:(.*)$", maps, re.MULTILINE)
+        [flags] = [flags for first, end, flags in mappings if int(first, 16) <= buffer.address < int(end, 16)]
+        assert ("hg" in flags.split()) is (pages == "huge")
 
 
 @pytest.mark.long
@@ -506,7 +519,7 @@ class KeptCalls:
         self.killed = True
 
     def link(self, op: str = "WRITE", footprint: int = 0, notify: str = "last") -> Link:
-        row = RowKey("UCX", op, self.memory, 1, variant=row_variant((), footprint, notify))
+        row = RowKey("UCX", op, self.memory, 1, variant=row_variant((), footprint, notify, HUGE))
         return Link(cast(Any, None), cast(Any, self), row, cast(Any, SimpleNamespace(timeout=3.0)))
 
 

@@ -96,6 +96,27 @@ def test_a_text_that_is_not_a_key_is_refused_in_one_sentence(text: str) -> None:
     assert len(str(refused.value)) < 1000
 
 
+@pytest.mark.parametrize(
+    ("key", "pages"),
+    [
+        ("UCX/READ/DRAM:VRAM/4KiB/batch1/depth1/0-1", "huge"),
+        ("UCX/READ/VRAM:DRAM/4KiB/batch1/depth1/0-1/notify=each,pages=base", "base"),
+        ("UCX/READ/VRAM:VRAM/4KiB/batch1/depth1/0-1/notify=each", ""),
+        ("nixlbench:UCX/READ/DRAM:DRAM/4KiB/batch1/depth1/0-1", "base"),
+        ("nixlbench[use_hugepages]:UCX/READ/DRAM:DRAM/4KiB/batch1/depth1/0-1", "huge"),
+        ("nixlbench[use_hugepages=true]:UCX/READ/DRAM:DRAM/4KiB/batch1/depth1/0-1", "huge"),
+        ("nixlbench[use_hugepages=0]:UCX/READ/DRAM:DRAM/4KiB/batch1/depth1/0-1", "base"),
+        ("nixlbench[use_hugepages=False]:UCX/READ/DRAM:DRAM/4KiB/batch1/depth1/0-1", "base"),
+        ("nixlbench[use_hugepages=1]:UCX/READ/VRAM:VRAM/4KiB/batch1/depth1/0-1", ""),
+    ],
+)
+def test_a_row_has_the_pages_of_its_buffers_in_host_memory(key: str, pages: str) -> None:
+    row = RowKey.parse(key)
+    assert row.pages == pages
+    assert row.agent_variant == ()
+    assert row.as_nixlbench.variant == (("notify", "each"), *([("pages", "base")] if pages == "base" else []))
+
+
 def test_a_gpu_number_counts_only_at_an_end_with_gpu_memory() -> None:
     one, other = (
         RowKey("UCX", "WRITE", MemoryPair("DRAM", "VRAM"), 65536, devices=DevicePair(number, 3)) for number in (0, 1)

@@ -40,3 +40,14 @@ def test_agents_that_wait_for_each_other_connect_while_the_other_is_polled(backe
     one, other = (NotedAgent(name, backend, noted) for name in "ab")
     one.connect_to(other)
     assert noted == expected
+
+
+@pytest.mark.parametrize(
+    ("memory", "pages", "sent"), [("DRAM", "base", "base"), ("DRAM", "huge", None), ("FILE", "", None)]
+)
+def test_only_a_buffer_in_host_memory_is_requested_with_pages(memory: str, pages: str, sent: str | None) -> None:
+    agent = NotedAgent("one", "UCX", [])
+    requests: list[dict[str, Any]] = []
+    agent.worker = cast("Any", SimpleNamespace(request=lambda _, **arguments: requests.append(arguments)))
+    agent.request_buffer(64, memory, pages=pages)
+    assert requests[0].get("pages") == sent

@@ -178,7 +178,7 @@ def test_rows_of_two_backends_are_compared() -> None:
         key = f"{backend}/WRITE/DRAM:DRAM/1MiB/batch1/depth1/0-1"
         return Result("bandwidth", key, verdict, row=RowKey.parse(key), summary=figures)
 
-    ratio = "LIBFABRIC : UCX  WRITE  DRAM:DRAM    1MiB  0.45"
+    ratio = "LIBFABRIC : UCX  WRITE  DRAM:DRAM    1MiB  pages=huge  0.45"
     good = [line.text for line in lines([row("UCX", 2e9), row("LIBFABRIC", 0.9e9)], gate=False)]
     assert ratio in good
     wrong = [row("UCX", 2e9, Verdict.WRONG_TRANSPORT), row("LIBFABRIC", 0.9e9)]

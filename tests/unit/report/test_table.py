@@ -194,7 +194,7 @@ def test_many_rows_with_the_same_fault_are_named_in_one_line() -> None:
     assert len([line for line in apart if line.startswith("WRONG-TRANSPORT: UCX WRITE DRAM:DRAM of ")]) == 15
 
 
-def test_nixlbench_is_compared_with_rows_whose_transfers_all_carry_a_notification() -> None:
+def test_nixlbench_is_compared_with_rows_of_its_notifications_and_pages() -> None:
     def measured(key: str, bandwidth: float) -> Result:
         figures = RowSummary(
             bandwidth=bandwidth, p50=1e-6, p99=1e-6, transfers=1, floor=0.0, ceiling=0.0, transports=()
@@ -204,9 +204,13 @@ def test_nixlbench_is_compared_with_rows_whose_transfers_all_carry_a_notificatio
     plain = "UCX/WRITE/DRAM:DRAM/4KiB/batch1/depth1/0-1"
     nixlbench, last = measured(f"nixlbench:{plain}", 0.4e9), measured(plain, 2.4e9)
     assert not [line for line in lines([last, nixlbench], gate=False) if ": nixlbench" in line.text]
-    rows = [last, measured(f"{plain}/notify=each", 0.5e9), nixlbench]
+    huge, base = (measured(f"{plain}/notify=each{pages}", 0.5e9) for pages in ("", ",pages=base"))
+    [said] = [line.text for line in lines([last, huge, base, nixlbench], gate=False) if ": nixlbench" in line.text]
+    assert re.fullmatch(r"UCX : nixlbench:UCX  WRITE  DRAM:DRAM +4KiB  notify=each,pages=base  1\.25", said)
+    program = "nixlbench[use_hugepages=1]"
+    rows = [huge, base, measured(f"{program}:{plain}", 0.4e9)]
     [said] = [line.text for line in lines(rows, gate=False) if ": nixlbench" in line.text]
-    assert re.fullmatch(r"UCX : nixlbench:UCX  WRITE  DRAM:DRAM +4KiB  notify=each  1\.25", said)
+    assert said.endswith("  notify=each  pages=huge  1.25")
 
 
 def test_one_cause_of_many_checks_stands_once_above_them() -> None:

@@ -42,6 +42,7 @@ HEADER = [
     "  --nixl-depth=1 (default)",
     "  --nixl-footprint=row (default)",
     "  --nixl-notify=last (default)",
+    "  --nixl-pages=huge (default)",
     "  --nixl-kv-model=generic (default)",
     "  --nixl-kv-tokens=1024 (default)",
     "  --nixl-kv-tp=1 (default)",

@@ -89,14 +89,18 @@ def test_only_rows_between_agents_walk(pytester: pytest.Pytester) -> None:
     assert link_id(links[1], several=True) == "UCX-READ-DRAM:DRAM-0:1-footprint=1GiB"
 
 
-def test_only_rows_between_agents_notify(pytester: pytest.Pytester) -> None:
+def test_only_rows_between_agents_notify_and_only_host_memory_has_pages(pytester: pytest.Pytester) -> None:
     from pytest_nixl.session.run import Run
 
-    options = ("--nixl-notify=each", "--nixl-footprint=1GiB", "--nixl-backend=POSIX,UCX", "--nixl-op=READ")
+    options = ("--nixl-notify=each", "--nixl-footprint=1GiB", "--nixl-backend=POSIX,UCX", "--nixl-op=READ",
+               "--nixl-pages=base", "--nixl-memory=DRAM:DRAM,VRAM:VRAM")  # fmt: skip
     keys = Run.of(parse_config(pytester, *options, "--nixl-blocks=4KiB")).links
+    keys = [key for key in keys if key.memory.initiator == "DRAM" or not key.memory.stored]
     assert [str(key) for key in keys] == [
-        "POSIX/READ/DRAM:FILE/4KiB/batch1/depth1/0-0",
-        "UCX/READ/DRAM:DRAM/4KiB/batch1/depth1/0-1/footprint=1GiB,notify=each",
+        "POSIX/READ/DRAM:FILE/4KiB/batch1/depth1/0-0/pages=base",
+        "UCX/READ/DRAM:DRAM/4KiB/batch1/depth1/0-1/footprint=1GiB,notify=each,pages=base",
+        "UCX/READ/VRAM:VRAM/4KiB/batch1/depth1/0-1/footprint=1GiB,notify=each",
     ]
-    assert [key.notify for key in keys] == ["last", "each"]
+    assert [key.notify for key in keys] == ["last", "each", "each"]
+    assert [key.pages for key in keys] == ["base", "base", ""]
     assert keys[1].agent_variant == ()

@@ -309,6 +309,7 @@ WRONG = (
     Wrong(
         "notify", "each | last", {value: f"{value!r} is not one of the choices" for value in ("", "all", "each,last")}
     ),
+    Wrong("pages", "huge | base", {value: f"{value!r} is not one of the choices" for value in ("", "2MiB", "auto")}),
     Wrong(
         "kv_rate",
         "auto, or a number of requests each second, such as 50/s",
@@ -719,7 +720,7 @@ def test_contradicting_settings_are_refused(
         pytest.param(
             'flor = "1 GB/s"\nsource = "test"',
             "profile own.toml, expect #1, flor: unknown key (did you mean floor?): expected backend, op, memory, "
-            "blocks, batch, depth, notify, floor, ceiling, p50, p99, transports, raw, source",
+            "blocks, batch, depth, notify, pages, floor, ceiling, p50, p99, transports, raw, source",
             id="unknown-key",
         ),
         pytest.param(
