@@ -3,7 +3,8 @@
 
 Without a path, the change is what git finds changed since the last commit. The tests of a module are the file named
 like it, and the test files that import it; if there are none, those of the modules that import it. Those of a helper
-are the test files that import it; those of a page are its commands. Tests marked ``long``, ``whole``, ``soak`` or
+are the test files that import it; those of a page are its commands, and those of
+a suite the files that run it. Tests marked ``long``, ``whole``, ``soak`` or
 ``alone`` do not run: ``tox`` and ``tox -e runs`` have them.
 """
 
@@ -67,6 +68,8 @@ def dotted_name(path: Path) -> str:
 
 def of_module(path: Path) -> set[Path]:
     """Return the test files of a module of the package, of the suites or of the helpers."""
+    if path.parts[0] == "suites":
+        return of_suite(path)
     seen, files = {path}, [path]
     while files:
         if found := set().union(*map(of_one, files)):
@@ -77,6 +80,14 @@ def of_module(path: Path) -> set[Path]:
     # Only pytest imports a plugin, and only another process a program.
     folder = TESTS / "unit" / path.parts[1]
     return set(folder.glob("test_*.py")) if folder.is_dir() else set((TESTS / "integration").glob("test_*.py"))
+
+
+def of_suite(path: Path) -> set[Path]:
+    """Return the test files that run a file of the suites; if none names it, those that run another of its folder."""
+    named = [
+        {file for file in test_files() if str(name) in file.read_text(encoding="utf-8")} for name in (path, path.parent)
+    ]
+    return of_one(path) | (named[0] or named[1])
 
 
 def of_one(path: Path) -> set[Path]:
