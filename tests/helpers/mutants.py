@@ -249,9 +249,10 @@ class Tests:
         return None
 
     def near(self, mutant: Mutant) -> str:
-        """Return what :meth:`run` returns first with a change, of the nearest short tests."""
+        """Return what :meth:`run` returns first with a change, of the nearest short tests. To be late says nothing."""
         files = tests_of(mutant.module)[:NEAREST]
-        return self.run(files, QUICK, NEAR_SECONDS, mutant)[0] if files else "none"
+        result = self.run(files, QUICK, NEAR_SECONDS, mutant)[0] if files else "none"
+        return "none" if result == "late" else result
 
     def reaching(self, mutant: Mutant, covering: Covering) -> str:
         """Return what :meth:`run` returns first with a change, of the tests that run its line."""
