@@ -52,9 +52,9 @@ class _Tracer:
         test = os.environ.get(TEST, "")
         if test != self._test:  # a forked process has other variables
             self._test, self._seen = test, {}
-        seen = self._seen.setdefault(code, set())
-        left = {line for _, _, line in code.co_lines() if line} - seen
-        return self._of(seen, left) if left else None
+        visited = self._seen.setdefault(code, set())
+        remaining = {line for _, _, line in code.co_lines() if line} - visited
+        return self._of(visited, remaining) if remaining else None
 
     def _of(self, seen: set[int], left: set[int]) -> Any:
         old = 0

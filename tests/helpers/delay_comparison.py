@@ -121,11 +121,11 @@ def check_delay(
     """
     with contextlib.ExitStack() as beside:
         loops = [beside.enter_context(spinning()) for _ in range(BUSY_LOOPS * (repeat % 4 == 3))]
-        found = compare_delay(timed(healthy, loops), timed(other, loops))
+        comparison = compare_delay(timed(healthy, loops), timed(other, loops))
         for _ in range(ATTEMPTS - 1):
-            if not delayed or found.verdict is not Verdict.INCONCLUSIVE:
+            if not delayed or comparison.verdict is not Verdict.INCONCLUSIVE:
                 break
-            found = compare_delay(timed(healthy, loops), timed(other, loops))
+            comparison = compare_delay(timed(healthy, loops), timed(other, loops))
     with capsys.disabled():
-        print(f"\n{'delayed' if delayed else 'healthy'} {repeat}, beside {len(loops)} busy loops: {found}")
-    assert (found.verdict is Verdict.REGRESSED) is delayed
+        print(f"\n{'delayed' if delayed else 'healthy'} {repeat}, beside {len(loops)} busy loops: {comparison}")
+    assert (comparison.verdict is Verdict.REGRESSED) is delayed

@@ -168,7 +168,7 @@ def other_side(node: ast.AST, source: Source) -> Iterator[Edit]:
     if not isinstance(node, (ast.Name, ast.Attribute)) or not isinstance(node.ctx, ast.Load) or not name:
         return
     parts = name.split("_")
-    for first, second in (pair for words in SIDES for pair in (words.split(), words.split()[::-1])):
+    for first, second in (pair for arguments in SIDES for pair in (arguments.split(), arguments.split()[::-1])):
         for at, part in enumerate(parts):
             renamed = "_".join([*parts[:at], second, *parts[at + 1 :]])
             if part == first and renamed in source.names:
@@ -186,9 +186,9 @@ def other_unit(node: ast.AST, source: Source) -> Iterator[Edit]:
 def drop_clause(node: ast.AST, source: Source) -> Iterator[Edit]:
     """Leave out a clause of a condition, or decide it."""
     if isinstance(node, ast.BoolOp):
-        rest = [[value for value in node.values if value is not clause] for clause in node.values]
+        remainder = [[value for value in node.values if value is not clause] for clause in node.values]
         word = " and " if isinstance(node.op, ast.And) else " or "
-        yield from (source.replace(node, f"({word.join(map(source.text, values))})") for values in rest)
+        yield from (source.replace(node, f"({word.join(map(source.text, values))})") for values in remainder)
     if isinstance(node, ast.comprehension):
         yield from (source.replace(clause, "True") for clause in node.ifs)
     if isinstance(node, ast.IfExp):
@@ -253,8 +253,10 @@ def change_operator(node: ast.AST, source: Source) -> Iterator[Edit]:
         start, end = source.span(node.left)[1], source.span(node.right)[0]
         yield start, end, source.bytes[start:end].decode().replace(operator, other, 1)
     if isinstance(node, ast.Compare):
-        for left, operation, right in zip([node.left, *node.comparators], node.ops, node.comparators, strict=False):
-            start, end = source.span(left)[1], source.span(right)[0]
+        for remaining, operation, right in zip(
+            [node.left, *node.comparators], node.ops, node.comparators, strict=False
+        ):
+            start, end = source.span(remaining)[1], source.span(right)[0]
             if b"(" not in source.bytes[start:end] + source.bytes[end:end]:
                 yield start, end, f" {COMPARISONS[type(operation)]} "
     if isinstance(node, ast.BoolOp):

@@ -29,22 +29,22 @@ NOTHING, NONE = 2, 5
 
 def changed() -> list[str]:
     """Return the files that differ from the last commit, and the new ones that git does not ignore."""
-    said = subprocess.run(["git", "status", "--porcelain", "-uall", "--no-renames"], capture_output=True, text=True,
+    output = subprocess.run(["git", "status", "--porcelain", "-uall", "--no-renames"], capture_output=True, text=True,
                           check=True).stdout  # fmt: skip
-    return [line[3:] for line in said.splitlines() if Path(line[3:]).exists()]
+    return [line[3:] for line in output.splitlines() if Path(line[3:]).exists()]
 
 
 @functools.cache
 def imports(file: Path) -> frozenset[str]:
     """Return the dotted names that a Python file imports."""
-    found: set[str] = set()
+    results: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
+            results.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found.add(node.module)
-            found.update(f"{node.module}.{alias.name}" for alias in node.names)
-    return frozenset(found)
+            results.add(node.module)
+            results.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return frozenset(results)
 
 
 @functools.cache
@@ -70,13 +70,13 @@ def of_module(path: Path) -> set[Path]:
     """Return the test files of a module of the package, of the suites or of the helpers."""
     if path.parts[0] == "suites":
         return of_suite(path)
-    seen, files = {path}, [path]
+    visited, files = {path}, [path]
     while files:
-        if found := set().union(*map(of_one, files)):
-            return found
+        if values := set().union(*map(of_one, files)):
+            return values
         names = set(map(dotted_name, files))
-        files = [file for file in package_files() if file not in seen and names & imports(file)]
-        seen.update(files)
+        files = [file for file in package_files() if file not in visited and names & imports(file)]
+        visited.update(files)
     # Only pytest imports a plugin, and only another process a program.
     folder = TESTS / "unit" / path.parts[1]
     return set(folder.glob("test_*.py")) if folder.is_dir() else set((TESTS / "integration").glob("test_*.py"))

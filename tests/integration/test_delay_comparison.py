@@ -20,31 +20,31 @@ QUIET, BUSY = 0.0, 1.0
 
 
 def launches(rates: Iterable[float], others: float) -> Measure:
-    found: Iterator[float] = iter(rates)
-    return lambda: TimedLaunches((next(found),), (others,))
+    results: Iterator[float] = iter(rates)
+    return lambda: TimedLaunches((next(results),), (others,))
 
 
 @pytest.mark.long
 def test_a_loss_in_quiet_launches_is_found_at_once() -> None:
-    found = compare_delay(launches(FAST, QUIET), launches(SLOW, QUIET))
-    assert (found.verdict, len(found.pairs)) == (Verdict.REGRESSED, 1)
+    comparison = compare_delay(launches(FAST, QUIET), launches(SLOW, QUIET))
+    assert (comparison.verdict, len(comparison.pairs)) == (Verdict.REGRESSED, 1)
 
 
 @pytest.mark.long
 def test_a_loss_in_disturbed_launches_that_is_there_again_is_found() -> None:
-    found = compare_delay(launches(FAST + FAST, BUSY), launches(SLOW[:5] + SLOW, QUIET))
-    assert (found.verdict, len(found.pairs)) == (Verdict.REGRESSED, 2)
+    comparison = compare_delay(launches(FAST + FAST, BUSY), launches(SLOW[:5] + SLOW, QUIET))
+    assert (comparison.verdict, len(comparison.pairs)) == (Verdict.REGRESSED, 2)
 
 
 @pytest.mark.parametrize("again", [FAST, [200.0 + number for number in range(7)]], ids=["unchanged", "improved"])
 def test_a_loss_in_disturbed_launches_that_is_not_there_again_is_inconclusive(again: list[float]) -> None:
-    found = compare_delay(launches(FAST + FAST, QUIET), launches(SLOW[:5] + again, BUSY))
-    assert (found.verdict, len(found.pairs)) == (Verdict.INCONCLUSIVE, 2)
+    comparison = compare_delay(launches(FAST + FAST, QUIET), launches(SLOW[:5] + again, BUSY))
+    assert (comparison.verdict, len(comparison.pairs)) == (Verdict.INCONCLUSIVE, 2)
 
 
 def test_disturbed_launches_without_a_loss_are_not_repeated() -> None:
-    found = compare_delay(launches(FAST, BUSY), launches(FAST, BUSY))
-    assert (found.verdict, len(found.pairs)) == (Verdict.UNCHANGED, 1)
+    comparison = compare_delay(launches(FAST, BUSY), launches(FAST, BUSY))
+    assert (comparison.verdict, len(comparison.pairs)) == (Verdict.UNCHANGED, 1)
 
 
 def test_busy_loops_beside_a_launch_are_seen() -> None:
@@ -56,5 +56,5 @@ def test_busy_loops_beside_a_launch_are_seen() -> None:
             wait_until(lambda: sum(map(own_seconds, loops)) > until, "the loops to use 0.2 s", seconds=120)
             return 1.0
 
-        (others,) = timed(launch, loops)().others
-    assert others > 0
+        (remainder,) = timed(launch, loops)().others
+    assert remainder > 0

@@ -70,8 +70,8 @@ def test_pages_with_printed_tests_are_found() -> None:
 
 @pytest.mark.parametrize("block", [block for block in BLOCKS if block.is_command], ids=str)
 def test_a_block_of_commands_is_run_or_says_why_not(block: Block) -> None:
-    said = f"{block.page}, block {block.number}: write <!-- run --> or <!-- not run: REASON --> on the line above it"
-    assert block.runs or block.why_not, said
+    text = f"{block.page}, block {block.number}: write <!-- run --> or <!-- not run: REASON --> on the line above it"
+    assert block.runs or block.why_not, text
 
 
 @_of([block for block in BLOCKS if block.why_not])

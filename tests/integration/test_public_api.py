@@ -28,13 +28,13 @@ def test_exported_name_is_there(name: str) -> None:
 def test_type_checkers_see_what_is_exported() -> None:
     """The imports under TYPE_CHECKING, each under its own name, and the table of modules name the same."""
     tree = ast.parse(SOURCE.read_text())
-    seen = {
+    visited = {
         (node.module, alias.asname)
         for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names
         if node.module and node.module.startswith("pytest_nixl.")
     }  # fmt: skip
     table = {(f"pytest_nixl.{module}", name) for module, names in pytest_nixl._MODULES.items() for name in names}
-    assert seen == table
+    assert visited == table
     assert {name for _, name in table} | {"__version__"} == set(pytest_nixl.__all__)
     assert len(pytest_nixl.__all__) == len(table) + 1
 

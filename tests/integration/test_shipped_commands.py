@@ -59,13 +59,13 @@ def judged(settings: Settings, profile: Profile) -> tuple[dict[str, bool], list[
 
 def test_every_kind_of_file_has_command_lines_that_measure() -> None:
     folders = (command.file.rpartition("/")[0] for command in MEASURING)
-    found = Counter("docs" if folder.startswith("docs/") else folder for folder in folders)
-    assert {"deploy/kubernetes", "deploy/slurm", "deploy/mpi", "deploy/ci", "deploy/docker", "docs", ""} <= set(found)
-    assert found["deploy/kubernetes"] == 5
-    assert sum(count for folder, count in found.items() if folder.startswith("deploy/overlays/")) == 4
-    assert found["deploy/ci"] == 9
-    assert found["deploy/mpi"] == 2
-    assert found["docs"] > 10
+    results = Counter("docs" if folder.startswith("docs/") else folder for folder in folders)
+    assert {"deploy/kubernetes", "deploy/slurm", "deploy/mpi", "deploy/ci", "deploy/docker", "docs", ""} <= set(results)
+    assert results["deploy/kubernetes"] == 5
+    assert sum(count for folder, count in results.items() if folder.startswith("deploy/overlays/")) == 4
+    assert results["deploy/ci"] == 9
+    assert results["deploy/mpi"] == 2
+    assert results["docs"] > 10
 
 
 @EACH
@@ -87,4 +87,4 @@ def test_its_profile_has_a_figure_for_each_kind_of_row(pytester: pytest.Pytester
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command.learns], ids=str)
 def test_what_a_profile_is_learned_from_is_recorded(command: Command) -> None:
-    assert any(word.startswith("--benchmark-json") for word in command.words)
+    assert any(argument.startswith("--benchmark-json") for argument in command.words)

@@ -108,7 +108,7 @@ def test_only_an_interface_that_is_up_needs_the_same_mtu(state: str, verdict: Ve
     nic = next(nic for nic in facts.nics if nic.state == "up" and nic.driver)
     spare = replace(nic, name="spare0", state=state, mtu=1500)
     network = replace(facts.network, nics=(*facts.network.nics, spare, replace(nic, name="spare1")))
-    judgement = mtu(replace(facts, network=network), Requirements(("UCX",), profile()))
+    judgement = mtu(replace(facts, network=network), Requirements(profile(), ("UCX",)))
     assert judgement.verdict is verdict
 
 
