@@ -21,15 +21,19 @@ from pytest_nixl.checks.connector.comparison import compare_connectors
 from pytest_nixl.checks.connector.containers import read_engine
 from pytest_nixl.checks.doctor.check import Requirements
 from pytest_nixl.checks.doctor.network import mtu
+from pytest_nixl.core.rdma_fault import wants_rdma
 from pytest_nixl.host.network import read_network
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.judge.profiles import Profile, parse_profile
+from pytest_nixl.model.expectation import Expectation
 from pytest_nixl.model.figure import Figure
 from pytest_nixl.model.memory import MemoryPair
-from pytest_nixl.model.results import Result
+from pytest_nixl.model.nixlbench_table import read_output
+from pytest_nixl.model.results import Result, RowSummary
 from pytest_nixl.model.samples import Samples
 from pytest_nixl.model.verdicts import SEVERITY, Judgement, Verdict, most_severe
 from pytest_nixl.report.prometheus import metrics
+from pytest_nixl.report.row_table import tables
 from pytest_nixl.report.run_report import RunReport
 from pytest_nixl.session.gate import failed, missed
 from pytest_nixl.session.outcome import Reruns
@@ -239,3 +243,61 @@ def test_a_required_check_that_was_skipped_is_a_failed_case_of_its_own(tmp_path:
     suite = junit_suite(tmp_path / "r.xml")
     failed = [str(case.attrib["name"]) for case in suite.findall("testcase") if case.find("failure") is not None]
     assert failed == ["mine"]
+
+
+def test_a_row_has_the_floor_and_the_values_that_it_was_judged_by() -> None:
+    samples = Samples(ROW, (1.0, 2.0), (10, 10), (0.1, 0.4))
+    expectation = Expectation(source="made by a test", floor=3e9, ceiling=9e9)
+    summary = RowSummary.of(samples, expectation)
+    assert (summary.floor, summary.ceiling, summary.transfers) == (3e9, 9e9, 20)
+    assert (RowSummary.of(samples, None).floor, RowSummary.of(samples, None).ceiling) == (0.0, 0.0)
+    assert summary.p50 <= summary.p90 <= summary.p99 <= summary.p999 <= 0.4
+
+
+@pytest.mark.parametrize(
+    ("text", "rdma"),
+    [
+        *((name, True) for name in ("rc", "rc_x", "ud", "ud_v", "dc", "dc_x", "ib", "srd", "gga_x", "efa", "tcp,rc")),
+        *((name, False) for name in ("", "tcp", "sm", "cuda_copy", "_x", "rcx", "all", "^rc", "^rc,ud")),
+    ],
+)
+def test_transports_of_rdma_devices_are_recognised(text: str, rdma: bool) -> None:
+    assert wants_rdma({"UCX_TLS": text}) is rdma
+
+
+@pytest.mark.parametrize(
+    ("line", "fails"),
+    [
+        ("Failed to acquire lock: no", True),
+        ("Timeout waiting for rank 1", True),
+        ("E1128 10:00:00 worker.cpp] no", True),
+        ("[1764000000.1] [node-a:1:0] ib.c:1 UCX  ERROR no device", True),
+        ("[1764000000.1] [node-a:1:0] ib.c:1 UCX  FATAL no device", True),
+        ("[1764000000.1] [node-a:1:0] ib.c:1 UCX  WARN no device", False),
+        ("W1128 10:00:00 worker.cpp] no", False),
+    ],
+)
+def test_a_line_of_nixlbench_is_a_failure_or_a_warning(line: str, fails: bool) -> None:
+    output = read_output(f"{line}\n")
+    assert bool(output.faults) is fails
+
+
+def test_devices_of_the_pci_bus_are_counted_by_their_kind() -> None:
+    kinds = [device.kind for device in facts_of("p5.48xl").pci]
+    assert {kind: kinds.count(kind) for kind in set(kinds)} == {"gpu": 8, "efa": 32}
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200, None])
+def test_no_line_of_a_table_ends_with_a_blank(width: int | None) -> None:
+    rows = [
+        Result(
+            "bandwidth", f"{op} {block}", verdict, row=replace(ROW, op=op, block=block), summary=recorded().rows[ROW]
+        )
+        for op in ("WRITE", "READ")
+        for block in (4096, 65536)
+        for verdict in (Verdict.PASS, Verdict.FAIL)
+    ]
+    for several in (rows, rows[::2], rows[:1]):
+        texts = [line.text for line in tables(several, gate=True, width=width)]
+        assert texts
+        assert [text for text in texts if text != text.rstrip()] == []
