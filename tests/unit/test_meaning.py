@@ -21,6 +21,7 @@ from pytest_nixl.checks.connector.comparison import compare_connectors
 from pytest_nixl.checks.connector.containers import read_engine
 from pytest_nixl.checks.doctor.check import Requirements
 from pytest_nixl.checks.doctor.network import mtu
+from pytest_nixl.core.metrics_text import read_metrics
 from pytest_nixl.core.rdma_fault import wants_rdma
 from pytest_nixl.host.network import read_network
 from pytest_nixl.host.recorded_tree import FactsRoot
@@ -28,9 +29,9 @@ from pytest_nixl.judge.profiles import Profile, parse_profile
 from pytest_nixl.model.expectation import Expectation
 from pytest_nixl.model.figure import Figure
 from pytest_nixl.model.memory import MemoryPair
-from pytest_nixl.model.nixlbench_table import read_output
+from pytest_nixl.model.nixlbench_table import read_files, read_output
 from pytest_nixl.model.results import Result, RowSummary
-from pytest_nixl.model.samples import Samples
+from pytest_nixl.model.samples import BUSY_GPU, DISTURBED_CORES, Samples
 from pytest_nixl.model.verdicts import SEVERITY, Judgement, Verdict, most_severe
 from pytest_nixl.report.prometheus import metrics
 from pytest_nixl.report.row_table import tables
@@ -297,7 +298,59 @@ def test_no_line_of_a_table_ends_with_a_blank(width: int | None) -> None:
         for block in (4096, 65536)
         for verdict in (Verdict.PASS, Verdict.FAIL)
     ]
-    for several in (rows, rows[::2], rows[:1]):
+    for several in (rows, rows[::2], rows[::2][:3], rows[:1]):
         texts = [line.text for line in tables(several, gate=True, width=width)]
         assert texts
         assert [text for text in texts if text != text.rstrip()] == []
+
+
+@pytest.mark.parametrize(
+    "text", ['a{x="1" } 2', 'a { x="1"} 2', 'a\t{x="1"}\t2', 'a  {x="1"}   2 1764000000', 'a{x="1",} 2']
+)
+def test_blanks_between_the_parts_of_a_series_mean_nothing(text: str) -> None:
+    [sample] = read_metrics(f"{text}\n".encode())
+    assert (sample.name, sample.labels, sample.value) == ("a", {"x": "1"}, 2.0)
+
+
+def test_each_launch_is_undisturbed_by_its_own_cores_and_gpu() -> None:
+    values, busy, waiting = (1.0, 2.0, 3.0), 2 * DISTURBED_CORES, 2 * BUSY_GPU
+    for place in range(3):
+        one = tuple(busy if number == place else 0.0 for number in range(3))
+        summary = RowSummary.of_launches(values, ("tcp",), contention=one)
+        assert summary.undisturbed == tuple(value for number, value in enumerate(values) if number != place)
+        other = tuple(waiting if number == place else 0.0 for number in range(3))
+        summary = RowSummary.of_launches(values, ("tcp",), contention=one, gpu_waits=other)
+        assert [by for by in summary.used_by_others if by] == [("cores", "a GPU")]
+
+
+def test_outputs_of_two_ranks_of_nixlbench_are_one_output(tmp_path: Path) -> None:
+    paths = [tmp_path / f"rank{rank}.out" for rank in range(2)]
+    for rank, path in enumerate(paths):
+        path.write_text(
+            f"etcd: Registered as rank {rank} item 1 of 2\n"
+            f"W1128 10:00:00 worker.cpp] odd {rank}\nW1128 10:00:00 worker.cpp] both\nFailed to do {rank}\n"
+        )
+    output = read_files(paths)
+    assert [registration.rank for registration in output.registrations] == [0, 1]
+    assert [text.rpartition("] ")[2] for text in output.warnings] == ["odd 0", "both", "odd 1"]
+    assert [fault.text.rpartition(" ")[2] for fault in output.faults] == ["0", "1"]
+    assert [read_files([path]).registrations[0].rank for path in paths] == [0, 1]
+
+
+@pytest.mark.parametrize("own", [None, "of-the-container"])
+def test_a_container_overrides_the_namespace_of_its_service(tmp_path: Path, own: str | None) -> None:
+    service = {
+        "dynamoNamespace": "of-the-service",
+        "extraPodSpec": {
+            "mainContainer": {
+                "image": "vllm-runtime:1",
+                "command": ["python3", "-m", "dynamo.vllm"],
+                "args": ["--model", "m"],
+                "env": [{"name": "DYN_NAMESPACE", "value": own}] if own else [],
+            }
+        },
+    }
+    path = tmp_path / "graph.json"
+    path.write_text(json.dumps({"metadata": {"name": "g"}, "spec": {"services": {"decode": service}}}))
+    environment = read_engine(f"{path}#decode").launch.environment
+    assert environment["DYN_NAMESPACE"] == (own or "of-the-service")
