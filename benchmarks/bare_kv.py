@@ -38,10 +38,10 @@ def make_agent(name: str, tensors: int, size: int) -> tuple[Any, int]:
 
 def rows(address: int, count: int, block: int) -> Any:
     """Return descriptors of all blocks of a cache."""
-    found = np.zeros((count, 3), dtype=np.uint64)
-    found[:, 0] = address + np.arange(count, dtype=np.uint64) * np.uint64(block)
-    found[:, 1] = block
-    return found
+    results = np.zeros((count, 3), dtype=np.uint64)
+    results[:, 0] = address + np.arange(count, dtype=np.uint64) * np.uint64(block)
+    results[:, 1] = block
+    return results
 
 
 def drive(agent: Any, address: int, channel: socket.socket, op: str, shape: tuple[int, int, int, int, int]) -> float:

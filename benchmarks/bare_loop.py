@@ -80,7 +80,7 @@ def drive(channel: socket.socket, op: str, blocks: list[int], per_window: list[i
     agent.make_connection(target)
     agent.send_notif(target, b"hello")
     answered(agent)
-    found = []
+    results = []
     for block, count in zip(blocks, per_window, strict=True):
         here = agent.get_xfer_descs([(address, block, 0)], "DRAM")
         there = agent.get_xfer_descs([(remote, block, 0)], "DRAM")
@@ -105,8 +105,8 @@ def drive(channel: socket.socket, op: str, blocks: list[int], per_window: list[i
             else:
                 post(plain)
             rates.append(count * block / (time.perf_counter() - start))
-        found.append(median(rates))
-    return found
+        results.append(median(rates))
+    return results
 
 
 def main() -> None:

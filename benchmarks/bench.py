@@ -97,12 +97,12 @@ def processor_time(*arguments: str, directory: Path, writes_bytecode: bool = Tru
 
 def alternate(repeats: int, *measures: Callable[[], float]) -> list[list[float]]:
     """Call the measures in turn, forwards and backwards (ABBA), and return the values of each."""
-    found: list[list[float]] = [[] for _ in measures]
+    results: list[list[float]] = [[] for _ in measures]
     for repeat in range(repeats):
         order = list(enumerate(measures))
         for number, measure in order if repeat % 2 == 0 else reversed(order):
-            found[number].append(measure())
-    return found
+            results[number].append(measure())
+    return results
 
 
 def sweep(asked: argparse.Namespace) -> Iterator[Figure]:
@@ -114,7 +114,7 @@ def sweep(asked: argparse.Namespace) -> Iterator[Figure]:
             path = Path(directory, "rows.json")
             taken = pytest(ROWS, "--nixl-op=WRITE", f"--nixl-blocks={SWEEP}", f"--benchmark-json={path}")
             records = json.loads(path.read_text())["benchmarks"]
-        ours.append({each["extra_info"]["transfer_bytes"]: each["extra_info"]["GB/s"] for each in records})
+        ours.append({record["extra_info"]["transfer_bytes"]: record["extra_info"]["GB/s"] for record in records})
         return taken
 
     fifteen, whole, more = alternate(
@@ -125,8 +125,8 @@ def sweep(asked: argparse.Namespace) -> Iterator[Figure]:
     )
     peers = {name: [nixlbench_sweep.sweep(asked.nixlbench, *how) for _ in range(asked.repeats)]
              for name, how in nixlbench_sweep.PEERS.items() if asked.nixlbench}  # fmt: skip
-    times = [f"{name} {median(seconds for seconds, _ in found):.1f} s" for name, found in peers.items()]
-    apart = {name: nixlbench_sweep.spreads([rates for _, rates in found]) for name, found in peers.items()}
+    times = [f"{name} {median(seconds for seconds, _ in results):.1f} s" for name, results in peers.items()]
+    apart = {name: nixlbench_sweep.spreads([rates for _, rates in results]) for name, results in peers.items()}
     yield Figure(
         f"15 rows ({SWEEP}), WRITE, verified", tuple(fifteen), "s", FIFTEEN,
         peer=f"nixlbench by {', '.join(times)}" if times else "",
@@ -167,10 +167,10 @@ def ranks(_: argparse.Namespace) -> Iterator[Figure]:
             [sys.executable, str(ROOT / "benchmarks" / "scale.py"), *options], capture_output=True, text=True,
             check=False,
         )  # fmt: skip
-        found = re.search(form, done.stdout)
-        if done.returncode or found is None:
+        match = re.search(form, done.stdout)
+        if done.returncode or match is None:
             raise SystemExit(f"scale.py {' '.join(options)} failed:\n{done.stdout}{done.stderr}")
-        yield Figure(name, (float(found[1]),), "s", bound, digits=0)
+        yield Figure(name, (float(match[1]),), "s", bound, digits=0)
 
 
 def rows(op: str) -> list[dict[str, Any]]:
@@ -195,7 +195,7 @@ def bare(op: str, records: Sequence[dict[str, Any]]) -> list[float]:
         check=True,
     )
     [line] = [line for line in done.stdout.splitlines() if line.startswith("rates:")]
-    return [float(word) for word in line.split()[1:]]
+    return [float(argument) for argument in line.split()[1:]]
 
 
 def beside_bare_loop(asked: argparse.Namespace) -> Iterator[Figure]:
@@ -219,10 +219,10 @@ def beside_bare_loop(asked: argparse.Namespace) -> Iterator[Figure]:
 def kv_beside_bare_loop(asked: argparse.Namespace) -> Iterator[Figure]:
     """Measure the ratio of the bandwidth of requests for KV blocks to that of a bare loop with the same requests."""
     for op in ("WRITE", "READ"):
-        ours, others = alternate(asked.repeats, partial(kv_row, op), partial(bare_kv, op))
+        ours, remainder = alternate(asked.repeats, partial(kv_row, op), partial(bare_kv, op))
         yield Figure(
             f"requests for KV blocks, {op} scattered-prepped, {KV_TOKENS} tokens : the same in a bare NIXL loop",
-            tuple(one / other for one, other in zip(ours, others, strict=True)), "", BARE, at_least=True, digits=2,
+            tuple(one / other for one, other in zip(ours, remainder, strict=True)), "", BARE, at_least=True, digits=2,
         )  # fmt: skip
 
 
@@ -348,7 +348,7 @@ def measured(asked: argparse.Namespace, failed: list[str] | None = None) -> Iter
 
     :param failed: gets the name of each figure that could not be measured; None: the first ends the program.
     """
-    for name in asked.figures or [each for each in FIGURES if each not in asked.without]:
+    for name in asked.figures or [figure for figure in FIGURES if figure not in asked.without]:
         try:
             for figure in FIGURES[name](asked):
                 print(figure, flush=True)
@@ -378,26 +378,26 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--without", action="append", default=[], metavar="FIGURE", choices=tuple(FIGURES),
                         help="a figure that is not measured, and is named so in the table")  # fmt: skip
     parser.add_argument("figures", nargs="*", metavar="FIGURE", help=f"{', '.join(FIGURES)} (default: all)")
-    asked = parser.parse_args(arguments)
-    if unknown := [name for name in asked.figures if name not in FIGURES]:
+    options = parser.parse_args(arguments)
+    if unknown := [name for name in options.figures if name not in FIGURES]:
         parser.error(f"{unknown[0]!r} is not a figure: expected {', '.join(FIGURES)}")
-    if asked.write and asked.figures:
+    if options.write and options.figures:
         parser.error("--write needs every figure: do not name some")
-    return asked
+    return options
 
 
 def main() -> None:
     """Print every figure, and write the table."""
-    asked = parsed()
-    print(f"{machine()}; medians of {asked.repeats}; {load()}", flush=True)
+    options = parsed()
+    print(f"{machine()}; medians of {options.repeats}; {load()}", flush=True)
     failed: list[str] = []
-    found = list(measured(asked, failed))
-    text = table(found, without=asked.without)
+    results = list(measured(options, failed))
+    text = table(results, without=options.without)
     print(f"\n{text}")
     if failed:
         raise SystemExit(f"not measured: {', '.join(failed)}; the reasons are above")
-    if asked.write:
-        write_table(asked.write, text)
+    if options.write:
+        write_table(options.write, text)
 
 
 if __name__ == "__main__":

@@ -73,11 +73,17 @@ def claims(server: EmbeddedServer, repeats: int, sizes: Sequence[int]) -> None:
         turns = range(repeats if size <= 128 else 1)
         times = [meet([server.endpoint] * size, f"{size}-{turn}") for turn in turns]
         with EtcdProxy(server.endpoint) as path:
-            ways = [path.client() for _ in range(size)]
-            meet([way.endpoint for way in ways], f"{size}-counted")
+            proxy_clients = [path.client() for _ in range(size)]
+            meet([proxy_client.endpoint for proxy_client in proxy_clients], f"{size}-counted")
             # The first request of a barrier writes an arrival key. The first request to leave ends the lease.
-            joined = [first(way.requests, lambda request: "/arrived/" in request.key) for way in ways]
-            passed = [first(way.requests, lambda request: request.method == "LeaseRevoke") for way in ways]
+            joined = [
+                first(proxy_client.requests, lambda request: "/arrived/" in request.key)
+                for proxy_client in proxy_clients
+            ]
+            passed = [
+                first(proxy_client.requests, lambda request: request.method == "LeaseRevoke")
+                for proxy_client in proxy_clients
+            ]
         print(
             f"{size:4} ranks: {median(times):.2f} s (min {min(times):.2f}, max {max(times):.2f}); each sends "
             f"{min(joined)} to {max(joined)} requests to join, at most {max(passed)} to join and pass a barrier",
@@ -148,7 +154,7 @@ def latency(protocol: str, endpoint: str) -> None:
 def path_cost(server: EmbeddedServer, repeats: int) -> None:
     """Print the time that a proxy without disturbances adds to a put, for both protocols."""
     with EtcdProxy(server.endpoint) as path:
-        way = path.client()
+        proxy_client = path.client()
 
         def measured(protocol: str, endpoint: str) -> float:
             command = [sys.executable, __file__, "--latency", protocol, endpoint]
@@ -157,11 +163,11 @@ def path_cost(server: EmbeddedServer, repeats: int) -> None:
         for protocol, name in (("grpc", "gRPC (HTTP/2)"), ("gateway", "gateway (HTTP/1.1)")):
             added, plain = [], []
             for turn in range(repeats):
-                pair = [(0, server.endpoint), (1, way.endpoint)]
+                pair = [(0, server.endpoint), (1, proxy_client.endpoint)]
                 order = pair if turn % 2 else pair[::-1]
-                found = {place: measured(protocol, endpoint) for place, endpoint in order}
-                plain.append(found[0])
-                added.append(found[1] - found[0])
+                results = {place: measured(protocol, endpoint) for place, endpoint in order}
+                plain.append(results[0])
+                added.append(results[1] - results[0])
             print(
                 f"the etcd proxy, {name}: {median(added):+.2f} ms a request "
                 f"(min {min(added):+.2f}, max {max(added):+.2f}), of {median(plain):.2f} ms",

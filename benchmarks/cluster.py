@@ -73,12 +73,12 @@ def main() -> None:
     arguments = parser.parse_args()
     server = EmbeddedServer.start(supervisor())
     try:
-        found = [once(server, arguments.trips) for _ in range(arguments.repeat)]
+        results = [once(server, arguments.trips) for _ in range(arguments.repeat)]
     finally:
         server.discard()
         close_supervisor()
-    trips = [1e3 * one for took, _ in found for one in took]
-    named = [one for _, one in found]
+    trips = [1e3 * one for took, _ in results for one in took]
+    named = [one for _, one in results]
     print(f"round trip of a request: median {median(trips):.2f} ms, 99 % within {quantiles(trips, n=100)[98]:.1f} ms "
           f"({len(trips)} trips)")  # fmt: skip
     print(f"a killed peer is named after {median(named):.1f} s, at most {max(named):.1f} s ({len(named)} kills)")

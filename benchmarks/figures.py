@@ -100,8 +100,8 @@ def table(figures: Sequence[Figure], day: date | None = None, without: Sequence[
 
     :param without: the names of the figures that were left out.
     """
-    rows = [f"| {each.name} | {each.limit} | {each.measured} | {each.peer or '–'} |" for each in figures]
-    busiest = max((each.load for each in figures), key=lambda text: float(text.split()[-1]), default=load())
+    rows = [f"| {figure.name} | {figure.limit} | {figure.measured} | {figure.peer or '–'} |" for figure in figures]
+    busiest = max((figure.load for figure in figures), key=lambda text: float(text.split()[-1]), default=load())
     head = f"`tox -e bench` measures each figure; on {day or date.today()}, on {machine()}, {busiest} at most"
     head += f" (not measured: {', '.join(without)}):" if without else ":"
     return "\n".join([head, "", "| figure | bound | median (range) | peer |", "| --- | --- | --- | --- |", *rows])
@@ -115,5 +115,5 @@ def write_table(path: Path, text: str) -> None:
     whole = path.read_text(encoding="utf-8")
     if whole.count(BEGIN) != 1 or whole.count(END) != 1 or whole.index(BEGIN) > whole.index(END):
         raise ValueError(f"{path} does not have the lines {BEGIN!r} and {END!r}, once each and in this order")
-    before, _, rest = whole.partition(BEGIN)
-    path.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+    before, _, remainder = whole.partition(BEGIN)
+    path.write_text(f"{before}{BEGIN}\n{text}\n{END}{remainder.partition(END)[2]}", encoding="utf-8")

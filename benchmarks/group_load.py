@@ -111,8 +111,8 @@ def waited(ranks: int, ttl: int = TTL) -> float:
 
     :param ttl: the seconds of a lease.
     """
-    said = SAID_EVERY * max(1.0, ranks / SAID_BY)
-    return ranks * (3 / ttl + 1 / said + 1 / min(said, ttl))
+    printed = SAID_EVERY * max(1.0, ranks / SAID_BY)
+    return ranks * (3 / ttl + 1 / printed + 1 / min(printed, ttl))
 
 
 def roster_bytes(ranks: int, host: int = 16, *, sealed: bool = True) -> int:

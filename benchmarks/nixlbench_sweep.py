@@ -62,7 +62,7 @@ def rates_of(texts: Sequence[str]) -> dict[int, float]:
 
 def spreads(sweeps: Sequence[Mapping[int, float]]) -> list[float]:
     """Return how far each row's figures of several sweeps are apart, in percent of their median."""
-    rows = [[each[block] for each in sweeps if block in each] for block in sweeps[0]]
+    rows = [[entry[block] for entry in sweeps if block in entry] for block in sweeps[0]]
     return [100 * (max(values) - min(values)) / median(values) for values in rows]
 
 

@@ -84,8 +84,8 @@ class EtcdCounts:
             kind = "refreshes" if method == "LeaseKeepAlive" else "requests"
             counts[kind] += float(count) if method in _METHODS else 0.0
         for name in ("received", "sent"):
-            found = re.search(rf"^etcd_network_client_grpc_{name}_bytes_total (\S+)$", text, re.MULTILINE)
-            counts[name] = float(found[1]) if found else 0.0
+            match = re.search(rf"^etcd_network_client_grpc_{name}_bytes_total (\S+)$", text, re.MULTILINE)
+            counts[name] = float(match[1]) if match else 0.0
         return counts
 
 
@@ -169,7 +169,7 @@ def simulate(server: EmbeddedServer, size: int) -> None:
             for host in hosts:
                 if host.wait(SECONDS):
                     raise SystemExit("a process of simulated ranks failed")
-            found = counts.since()
+            results = counts.since()
     finally:
         for host in hosts:
             host.kill()
@@ -178,10 +178,10 @@ def simulate(server: EmbeddedServer, size: int) -> None:
     rosters = size * roster_bytes(size, len("node-000000"))
     print(f"{size} simulated ranks: " + ", ".join(f"{what} {seconds:.2f} s" for what, seconds in took.items()))
     print(
-        f"  {found['requests']:.0f} requests, the model says {model.total} "
-        f"({found['requests'] / model.total - 1:+.1%}); "
-        f"{model.each} of a rank, {model.one} of rank 0; etcd received {found['received'] / 1e6:.2f} MB and sent "
-        f"{found['sent'] / 1e6:.2f} MB, of which {rosters / 1e6:.2f} MB are rosters",
+        f"  {results['requests']:.0f} requests, the model says {model.total} "
+        f"({results['requests'] / model.total - 1:+.1%}); "
+        f"{model.each} of a rank, {model.one} of rank 0; etcd received {results['received'] / 1e6:.2f} MB and sent "
+        f"{results['sent'] / 1e6:.2f} MB, of which {rosters / 1e6:.2f} MB are rosters",
         flush=True,
     )
 
@@ -282,18 +282,18 @@ def schedule(server: EmbeddedServer, name: str, size: int, folder: Path) -> None
                 time.sleep(0.2)
         finally:
             ranks.kill()
-        took, found = time.perf_counter() - start, counts.since()
+        took, elapsed = time.perf_counter() - start, counts.since()
     shown = (folder / "rank-0.log").read_text(errors="replace")
     if ranks.returncode:
-        why = ranks.stdout.read() if ranks.stdout is not None else ""
-        raise SystemExit(f"{size} ranks, {name}: {why}\nrank 0:\n{shown[-1000:]}")
+        reason = ranks.stdout.read() if ranks.stdout is not None else ""
+        raise SystemExit(f"{size} ranks, {name}: {reason}\nrank 0:\n{shown[-1000:]}")
     verdict = re.search(r"^NIXL verdict: (.*)$", shown, re.MULTILINE)
     print(
         f"{size} ranks, {name}: {took:.0f} s, of which {met:.0f} s until all had met; "
-        f"{found['requests'] / size:.0f} requests of a rank to etcd in the mean, {found['requests'] / took:.0f} "
-        f"a second in all, {found['refreshes'] / took:.1f} refreshes of leases a second "
+        f"{elapsed['requests'] / size:.0f} requests of a rank to etcd in the mean, {elapsed['requests'] / took:.0f} "
+        f"a second in all, {elapsed['refreshes'] / took:.1f} refreshes of leases a second "
         f"(the model says {kept(size, LEASE):.0f} with renewed watches); "
-        f"{found['received'] / 1e6:.1f} MB received, {found['sent'] / 1e6:.1f} MB sent; "
+        f"{elapsed['received'] / 1e6:.1f} MB received, {elapsed['sent'] / 1e6:.1f} MB sent; "
         f"{(free - least) / 2**30:.1f} GiB of memory; {verdict[1] if verdict else 'no verdict'}",
         flush=True,
     )
@@ -301,8 +301,8 @@ def schedule(server: EmbeddedServer, name: str, size: int, folder: Path) -> None
 
 def available() -> int:
     """Return the bytes of memory that are available."""
-    found = re.search(r"^MemAvailable: +(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    return int(found[1]) << 10 if found else 0
+    match = re.search(r"^MemAvailable: +(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    return int(match[1]) << 10 if match else 0
 
 
 def main() -> None:
@@ -316,23 +316,23 @@ def main() -> None:
                         help="for internal use: be some ranks of a simulated group")  # fmt: skip
     if sys.argv[1:2] == ["--forked-ranks"]:  # for internal use
         raise SystemExit(forked_ranks(int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:]))
-    given = parser.parse_args()
+    options = parser.parse_args()
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    if given.simulated_ranks:
-        url, group, *numbers = given.simulated_ranks
+    if options.simulated_ranks:
+        url, group, *numbers = options.simulated_ranks
         simulated_ranks(url, group, *map(int, numbers))
         return
     server = EmbeddedServer.start(supervisor())
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, etcd {server.version}", flush=True)
     try:
-        for size in [int(text) for text in given.simulate.split(",") if text]:
+        for size in [int(text) for text in options.simulate.split(",") if text]:
             simulate(server, size)
         took = timed(lambda: factors(1024))
         print(f"the schedule of 1024 ranks: {len(factors(1024))} rounds of 512 pairs, made in {took:.2f} s", flush=True)
         with tempfile.TemporaryDirectory() as folder:
-            for name in [text for text in given.schedules.split(",") if text]:
-                schedule(server, name, given.ranks, Path(folder) / name)
+            for name in [text for text in options.schedules.split(",") if text]:
+                schedule(server, name, options.ranks, Path(folder) / name)
     finally:
         server.discard()
         close_supervisor()

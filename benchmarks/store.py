@@ -91,14 +91,14 @@ def main() -> None:
             time.sleep(5)  # the index contains only files that are at least a few seconds old
             page = f"{folder}/report.html"
             image = f"nixl:{(count - 1) // 50}"
-            for words, arguments in (
+            for parts, arguments in (
                 ("a command that reads no store", ("profile", "show", "loopback")),
                 ("history, without an index", ("history", str(store))),
                 ("history", ("history", str(store))),
                 ("report", ("report", image, page, "--store", str(store))),
                 ("compare with a baseline", ("compare", image, image, "--store", str(store))),
             ):
-                print(f"{count} runs: {words}: {timed(*arguments):.1f} s", flush=True)
+                print(f"{count} runs: {parts}: {timed(*arguments):.1f} s", flush=True)
 
 
 if __name__ == "__main__":

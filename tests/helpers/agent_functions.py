@@ -104,13 +104,13 @@ def surroundings(agent: Any, *, names: list[str]) -> dict[str, Any]:
     """Return variables as Python and as libraries see them, and where new memory is mapped."""
     libc = ctypes.CDLL(None)
     libc.getenv.restype = ctypes.c_char_p
-    found = {name: libc.getenv(name.encode()) for name in names}
+    results = {name: libc.getenv(name.encode()) for name in names}
     # More than fits between what the parent of workers has mapped, which is the same in all of them.
     buffer = mmap.mmap(-1, 4 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
     return {
         "python": {name: os.environ[name] for name in names if name in os.environ},
-        "libc": {name: value.decode() for name, value in found.items() if value is not None},
+        "libc": {name: value.decode() for name, value in results.items() if value is not None},
         "address": address,
     }
 

@@ -55,13 +55,13 @@ class Azurite:
         assert self._process.stdout is not None
         self._reading = threading.Thread(target=self._process.stdout.read, daemon=True)
         try:
-            said = []
+            output = []
             for line in self._process.stdout:
-                said.append(line)
+                output.append(line)
                 if "successfully listens" in line:
                     break
             else:
-                raise AssertionError("".join(said))
+                raise AssertionError("".join(output))
             self._reading.start()
             self.client.create_container()
         except BaseException:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Record which lines of the plugin the processes run that a test starts: workers, runs of pytest and commands.
+"""Record which lines the processes run that a test starts: workers, runs of pytest and commands.
 
 coverage.py writes what it saw when a process ends; most workers are killed, or leave by ``os._exit``. Here a line is
 written when it first runs. A process knows its test by a variable, which this file sets as a plugin of pytest; a
@@ -29,7 +29,8 @@ FILE = "CHILD_LINES_FILE"
 TEST = "CHILD_LINES_OF"
 #: A frame that has run this many lines without a new one is not traced any more.
 _OLD = 2000
-_HERE = f"{Path(__file__).resolve().parents[2] / 'pytest_nixl'}{os.sep}"
+_ROOT = f"{Path(__file__).resolve().parents[2]}{os.sep}"
+_SAMPLED = (f"{_ROOT}pytest_nixl{os.sep}", f"{_ROOT}suites{os.sep}")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -38,7 +39,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 class _Tracer:
-    """Writes each line of the plugin once for each test."""
+    """Writes each line once for each test."""
 
     def __init__(self) -> None:
         self._test = ""
@@ -46,14 +47,14 @@ class _Tracer:
 
     def __call__(self, frame: FrameType, event: str, argument: object) -> Any:
         code = frame.f_code
-        if not code.co_filename.startswith(_HERE):
+        if not code.co_filename.startswith(_SAMPLED):
             return None
         test = os.environ.get(TEST, "")
         if test != self._test:  # a forked process has other variables
             self._test, self._seen = test, {}
-        seen = self._seen.setdefault(code, set())
-        left = {line for _, _, line in code.co_lines() if line} - seen
-        return self._of(seen, left) if left else None
+        visited = self._seen.setdefault(code, set())
+        remaining = {line for _, _, line in code.co_lines() if line} - visited
+        return self._of(visited, remaining) if remaining else None
 
     def _of(self, seen: set[int], left: set[int]) -> Any:
         old = 0
@@ -77,7 +78,7 @@ class _Tracer:
     def _write(self, file: str, line: int) -> None:
         with contextlib.suppress(Exception):
             path, test = json.loads(self._test)
-            text = json.dumps([test, file.removeprefix(_HERE).removesuffix(".py"), line])
+            text = json.dumps([test, file.removeprefix(_ROOT).removesuffix(".py"), line])
             number = os.open(path, os.O_WRONLY | os.O_APPEND)
             try:
                 os.write(number, text.encode() + b"\n")

@@ -47,8 +47,8 @@ class Finished:
 
 def environment(**changes: str) -> dict[str, str]:
     """Return the environment without what steers a run, and with ``changes``."""
-    kept = {name: value for name, value in os.environ.items() if not _STEERING.match(name)}
-    return {**kept, **changes}
+    variables = {name: value for name, value in os.environ.items() if not _STEERING.match(name)}
+    return {**variables, **changes}
 
 
 #: Plugins that no inner run needs. That of hypothesis imports hypothesis at the end of a run, which takes 0.2 s.
@@ -74,7 +74,7 @@ def run(
 
     :param fork: whether it may be forked from a process that has imported Python's modules, as :func:`execute` says.
     """
-    loaded = [word for plugin in plugins for word in ("-p", plugin)]
+    loaded = [argument for plugin in plugins for argument in ("-p", plugin)]
     with tempfile.TemporaryFile("w+") as output:
         code = execute(
             command(*loaded, *arguments, quiet=quiet),

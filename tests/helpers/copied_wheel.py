@@ -53,9 +53,9 @@ class CopiedWheel:
 
     def remove(self, pattern: str) -> str:
         """Remove the only library that a pattern matches, wherever it is, and return its name."""
-        found = list(self.site.rglob(pattern))
-        [name] = {path.name for path in found}
-        for path in found:
+        results = list(self.site.rglob(pattern))
+        [name] = {path.name for path in results}
+        for path in results:
             path.unlink()
         return name
 
@@ -65,8 +65,8 @@ def copy_wheel(site: Path) -> CopiedWheel:
 
     :param site: a folder that does not exist.
     """
-    said = subprocess.run([sys.executable, "-c", _LIBNIXL], capture_output=True, text=True, check=True).stdout
-    library = Path(said.strip())
+    output = subprocess.run([sys.executable, "-c", _LIBNIXL], capture_output=True, text=True, check=True).stdout
+    library = Path(output.strip())
     original, folder = library.parents[1], library.parent.name
     module = folder.removeprefix(".").partition(".")[0]  # .nixl_cu12.mesonpy.libs
     version = importlib.metadata.version(module.replace("_", "-"))

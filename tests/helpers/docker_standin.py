@@ -31,8 +31,8 @@ def install(folder: Path, images: Mapping[str, Mapping[str, str]]) -> None:
     """
     program = folder / "docker"
     told = json.dumps({name: dict(values) for name, values in images.items()})
-    words = [f"PYTHONPATH={Path(__file__).parents[1]}", sys.executable, "-m", "helpers.docker_standin", told]
-    program.write_text(f'#!/bin/sh\nexec env {shlex.join(words)} "$@"\n')
+    arguments = [f"PYTHONPATH={Path(__file__).parents[1]}", sys.executable, "-m", "helpers.docker_standin", told]
+    program.write_text(f'#!/bin/sh\nexec env {shlex.join(arguments)} "$@"\n')
     program.chmod(0o755)
 
 
@@ -53,21 +53,21 @@ def main(images: Mapping[str, Mapping[str, str]], arguments: list[str]) -> int:
     if arguments[:1] != ["run"]:
         print(f"docker: {shlex.join(arguments)}: the stand-in knows only run", file=sys.stderr)
         return NO_CONTAINER
-    asked = _parsed(arguments[1:])
-    if asked.image not in images:
-        print(f"docker: Unable to find image {asked.image!r} locally", file=sys.stderr)
+    options = _parsed(arguments[1:])
+    if options.image not in images:
+        print(f"docker: Unable to find image {options.image!r} locally", file=sys.stderr)
         return NO_CONTAINER
-    variables = dict(images[asked.image])
-    for given in asked.e:
+    variables = dict(images[options.image])
+    for given in options.e:
         name, equals, value = given.partition("=")
         if equals or name in os.environ:
             variables[name] = value if equals else os.environ[name]
     volumes = []
-    for given in asked.v:
+    for given in options.v:
         source, target, *mode = given.split(":")
         volumes.append((source, target, mode[0] if mode else "rw"))
     with tempfile.TemporaryDirectory() as root:
-        command = in_own_root(root, volumes, *asked.command)
+        command = in_own_root(root, volumes, *options.command)
         path = {"PATH": os.environ["PATH"]}
         return subprocess.run(command, env={**path, **variables}, cwd="/", check=False).returncode
 

@@ -19,7 +19,7 @@ DOCKERFILE = "deploy/docker/Dockerfile"
 def copied() -> list[str]:
     """Return the files and folders of a clone that the Dockerfile copies."""
     text = (ROOT / DOCKERFILE).read_text(encoding="utf-8")
-    return [word for line in re.findall(r"^COPY (?!--)(.*) \S+$", text, re.MULTILINE) for word in line.split()]
+    return [name for line in re.findall(r"^COPY (?!--)(.*) \S+$", text, re.MULTILINE) for name in line.split()]
 
 
 def context() -> io.BytesIO:
@@ -47,19 +47,21 @@ def build(
     """
     import docker
 
-    said = error = ""
+    output = error = ""
     try:
         for part in engine.api.build(
             fileobj=context(), custom_context=True, dockerfile=DOCKERFILE, tag=tag, rm=True, forcerm=True,
             nocache=not cached, network_mode="none", buildargs={"BASE": base, **arguments}, decode=True,
         ):  # fmt: skip
-            said += str(part.get("stream", ""))
+            output += str(part.get("stream", ""))
             error += str(part.get("error", ""))
-        yield error, said
+        yield error, output
     finally:
         kept = engine.images.get(base).id.removeprefix("sha256:")
-        own = re.sub(r"---> Using cache\n ---> [0-9a-f]{12}", "", said)
-        made = [match for match in re.findall(r"---> ([0-9a-f]{12})$", own, re.MULTILINE) if not kept.startswith(match)]
-        for identity in reversed(made):
+        own = re.sub(r"---> Using cache\n ---> [0-9a-f]{12}", "", output)
+        matches = [
+            match for match in re.findall(r"---> ([0-9a-f]{12})$", own, re.MULTILINE) if not kept.startswith(match)
+        ]
+        for identity in reversed(matches):
             with contextlib.suppress(docker.errors.ImageNotFound):  # it went with the one that was made of it
                 engine.images.remove(identity, force=True)

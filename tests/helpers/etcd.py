@@ -70,15 +70,15 @@ def running(pid: int) -> bool:
 
 def mentioning(text: str) -> list[int]:
     """Return the pids of the processes with ``text`` in their command line."""
-    found = []
+    results = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and int(entry.name) != os.getpid():
             try:
                 if text.encode() in (entry / "cmdline").read_bytes():
-                    found.append(int(entry.name))
+                    results.append(int(entry.name))
             except OSError:
                 continue
-    return found
+    return results
 
 
 def environment(**more: str | None) -> dict[str, str]:

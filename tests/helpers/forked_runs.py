@@ -152,16 +152,16 @@ class _Parent:
     @classmethod
     def of(cls, read_first: Mapping[str, str]) -> _Parent | None:
         """Return that of this process for some variables; None as long as it would save nothing."""
-        wanted = tuple(sorted(read_first.items()))
+        expected = tuple(sorted(read_first.items()))
         with cls._lock:
             if cls._owners_pid != os.getpid():
                 cls._owners_pid, cls._all, cls._asked = os.getpid(), {}, Counter()
-            cls._asked[wanted] += 1
-            if wanted not in cls._all:
-                if read_first != _read_first(os.environ) and cls._asked[wanted] <= _EXECUTED:
+            cls._asked[expected] += 1
+            if expected not in cls._all:
+                if read_first != _read_first(os.environ) and cls._asked[expected] <= _EXECUTED:
                     return None
-                cls._all[wanted] = cls(read_first)
-            return cls._all[wanted]
+                cls._all[expected] = cls(read_first)
+            return cls._all[expected]
 
     def shadowed_by(self, path: str) -> bool:
         """Whether a folder has a module that a new Python would import in place of one that is imported already."""
@@ -311,8 +311,8 @@ class _Planted:
         """Return what a process has from its start on. The template has the variable of numpy's threads, too."""
         from pytest_nixl.processes import worker_parent
 
-        own = {name: value for name, value in environment.items() if name != worker_parent.BLAS_THREADS}
-        return worker_parent._read_first(own), worker_parent._situation()
+        variables = {name: value for name, value in environment.items() if name != worker_parent.BLAS_THREADS}
+        return worker_parent._read_first(variables), worker_parent._situation()
 
     @staticmethod
     def _wait_until_wanted(channel: socket.socket) -> None:

@@ -68,8 +68,8 @@ def build(folder: Path, *libraries: str, bindings: bool = True) -> dict[str, str
     :param libraries: the sonames; none: all.
     :param bindings: whether the test needs cuda-bindings, without which our workers see no GPU.
     """
-    if found := real_driver() or ctypes.util.find_library("cuda"):
-        lack(f"a host without a CUDA driver, which a stand-in would hide ({found})")
+    if results := real_driver() or ctypes.util.find_library("cuda"):
+        lack(f"a host without a CUDA driver, which a stand-in would hide ({results})")
     if bindings and find_spec("cuda") is None:
         lack("cuda-bindings")
     need_programs("gcc")

@@ -67,5 +67,5 @@ def _device(item: ElementTree.Element, place: str, numa: int) -> HwlocDevice:
     names = {node.attrib["name"]: node.attrib["osdev_type"] for node in item.iter("object")
              if node.attrib.get("type") == "OSDev"}  # fmt: skip
     fabric = next((name for name, kind in names.items() if kind == _FABRIC), "")
-    others = tuple(name for name in names if name != fabric)
-    return HwlocDevice(address, match[1], match[2], match[3], f"{place}/{address}", numa, fabric, others)
+    remainder = tuple(name for name in names if name != fabric)
+    return HwlocDevice(address, match[1], match[2], match[3], f"{place}/{address}", numa, fabric, remainder)

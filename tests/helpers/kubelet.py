@@ -44,19 +44,19 @@ def container_of(pod: Pod) -> Document:
 
 def variables_of(pod: Pod, given: Given) -> dict[str, str]:
     """Return the variables of the one container of a pod."""
-    found = dict(given.variables)
+    results = dict(given.variables)
     for each in container_of(pod).get("env", ()):
         name, value = each["name"], each.get("value")
-        found[name] = _read(each["valueFrom"], pod, given) if value is None else _expanded(value, found)
-    return found
+        results[name] = _read(each["valueFrom"], pod, given) if value is None else _expanded(value, results)
+    return results
 
 
 def command_of(pod: Pod, given: Given) -> list[str]:
     """Return the command line of the one container of a pod, with its volumes at their paths."""
     container = container_of(pod)
     variables = variables_of(pod, given)
-    words = [_expanded(word, variables) for word in (*container["command"], *container.get("args", ()))]
-    volumes = {each["name"]: each for each in pod.spec.get("volumes", ())}
+    arguments = [_expanded(argument, variables) for argument in (*container["command"], *container.get("args", ()))]
+    volumes = {entry["name"]: entry for entry in pod.spec.get("volumes", ())}
     mounts = [
         (str(_folder(volumes[mount["name"]], given)), mount["mountPath"], "ro" if mount.get("readOnly") else "rw")
         for mount in container.get("volumeMounts", ())
@@ -64,7 +64,7 @@ def command_of(pod: Pod, given: Given) -> list[str]:
     ]
     root = given.folder / "root"
     root.mkdir(parents=True)
-    return in_own_root(str(root), mounts, *words)
+    return in_own_root(str(root), mounts, *arguments)
 
 
 def _is_of_huge_pages(volume: Document) -> bool:

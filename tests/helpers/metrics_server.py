@@ -45,7 +45,7 @@ def altered(url: str, change: Callable[[str], str]) -> Callable[[], bytes]:
     """Return a function that reads the text of an endpoint and changes it."""
 
     def answer() -> bytes:
-        with urlopen(url, timeout=30) as found:
-            return change(found.read().decode()).encode()
+        with urlopen(url, timeout=30) as response:
+            return change(response.read().decode()).encode()
 
     return answer

@@ -41,8 +41,8 @@ def lowest(project: dict[str, Any]) -> list[str]:
 
 def project() -> dict[str, Any]:
     """Return what ``pyproject.toml`` says of the project."""
-    found: dict[str, Any] = tomllib.loads(PYPROJECT.read_text())["project"]
-    return found
+    document: dict[str, Any] = tomllib.loads(PYPROJECT.read_text())["project"]
+    return document
 
 
 if __name__ == "__main__":

@@ -38,8 +38,8 @@ def _serving(name: str, log: Path, *options: str) -> Iterator[str]:
         def address() -> str:
             if process.poll() is not None:
                 pytest.fail(f"{name} ended with code {process.returncode}:\n{log.read_text()}")
-            found = _LISTENING.search(log.read_text())
-            return found[1] if found else ""
+            match = _LISTENING.search(log.read_text())
+            return match[1] if match else ""
 
         try:
             yield wait_until(address, f"{name} to listen", seconds=SECONDS, remedy=log.read_text)

@@ -44,8 +44,8 @@ def _import_image(engine: Any) -> None:
         "EXPOSE 5000",
         f"ENTRYPOINT {json.dumps(command)}",
     ]
-    found = packages(with_dependencies("moto[s3,server]"), _SITE)
-    import_image(engine, IMAGE, dict([*python(), *((name, path) for name, path in found if _wanted(name))]), changes)
+    results = packages(with_dependencies("moto[s3,server]"), _SITE)
+    import_image(engine, IMAGE, dict([*python(), *((name, path) for name, path in results if _wanted(name))]), changes)
 
 
 def _wanted(name: str) -> bool:

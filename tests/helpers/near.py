@@ -3,7 +3,8 @@
 
 Without a path, the change is what git finds changed since the last commit. The tests of a module are the file named
 like it, and the test files that import it; if there are none, those of the modules that import it. Those of a helper
-are the test files that import it; those of a page are its commands. Tests marked ``long``, ``whole``, ``soak`` or
+are the test files that import it; those of a page are its commands, and those of
+a suite the files that run it. Tests marked ``long``, ``whole``, ``soak`` or
 ``alone`` do not run: ``tox`` and ``tox -e runs`` have them.
 """
 
@@ -28,22 +29,22 @@ NOTHING, NONE = 2, 5
 
 def changed() -> list[str]:
     """Return the files that differ from the last commit, and the new ones that git does not ignore."""
-    said = subprocess.run(["git", "status", "--porcelain", "-uall", "--no-renames"], capture_output=True, text=True,
+    output = subprocess.run(["git", "status", "--porcelain", "-uall", "--no-renames"], capture_output=True, text=True,
                           check=True).stdout  # fmt: skip
-    return [line[3:] for line in said.splitlines() if Path(line[3:]).exists()]
+    return [line[3:] for line in output.splitlines() if Path(line[3:]).exists()]
 
 
 @functools.cache
 def imports(file: Path) -> frozenset[str]:
     """Return the dotted names that a Python file imports."""
-    found: set[str] = set()
+    results: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
+            results.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found.add(node.module)
-            found.update(f"{node.module}.{alias.name}" for alias in node.names)
-    return frozenset(found)
+            results.add(node.module)
+            results.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return frozenset(results)
 
 
 @functools.cache
@@ -67,16 +68,26 @@ def dotted_name(path: Path) -> str:
 
 def of_module(path: Path) -> set[Path]:
     """Return the test files of a module of the package, of the suites or of the helpers."""
-    seen, files = {path}, [path]
+    if path.parts[0] == "suites":
+        return of_suite(path)
+    visited, files = {path}, [path]
     while files:
-        if found := set().union(*map(of_one, files)):
-            return found
+        if values := set().union(*map(of_one, files)):
+            return values
         names = set(map(dotted_name, files))
-        files = [file for file in package_files() if file not in seen and names & imports(file)]
-        seen.update(files)
+        files = [file for file in package_files() if file not in visited and names & imports(file)]
+        visited.update(files)
     # Only pytest imports a plugin, and only another process a program.
     folder = TESTS / "unit" / path.parts[1]
     return set(folder.glob("test_*.py")) if folder.is_dir() else set((TESTS / "integration").glob("test_*.py"))
+
+
+def of_suite(path: Path) -> set[Path]:
+    """Return the test files that run a file of the suites; if none names it, those that run another of its folder."""
+    named = [
+        {file for file in test_files() if str(name) in file.read_text(encoding="utf-8")} for name in (path, path.parent)
+    ]
+    return of_one(path) | (named[0] or named[1])
 
 
 def of_one(path: Path) -> set[Path]:

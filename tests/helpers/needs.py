@@ -37,5 +37,5 @@ def program(*names: str, package: str = "") -> str:
 
     :param package: the Debian package that has it, if its name differs.
     """
-    found = next(filter(None, map(shutil.which, names)), None)
-    return found or lack(f"{names[0]}{package and f' (Debian: {package})'}")
+    result = next(filter(None, map(shutil.which, names)), None)
+    return result or lack(f"{names[0]}{package and f' (Debian: {package})'}")

@@ -154,8 +154,8 @@ def print_table(flags: dict[str, str], rows: bool) -> None:
     first = next(number for number, line in enumerate(lines) if line.startswith("****"))
     head = next(number for number, line in enumerate(lines) if line.startswith("Block Size"))
     for line in lines[first : head + 2]:
-        found = re.match(r"(.*\(--(\w+)=.*\) *: ).*", line)
-        say(f"{found[1]}{flags[found[2]]}" if found and found[2] in flags else line)
+        match = re.match(r"(.*\(--(\w+)=.*\) *: ).*", line)
+        say(f"{match[1]}{flags[match[2]]}" if match and match[2] in flags else line)
     if "UCX_PROTO_INFO" in os.environ:
         say("\n".join(line for line in recording("20_asio.rank_a.out").splitlines() if line.startswith("[")))
     for line in lines[head + 2 :] if rows else ():
@@ -196,7 +196,10 @@ def main() -> None:
     if sys.argv[1:] == ["--help"]:
         say(recording("help-1.4.0.txt"))
         sys.exit(1)
-    flags = {name: value or "1" for name, _, value in (word.removeprefix("--").partition("=") for word in sys.argv[1:])}
+    flags = {
+        name: value or "1"
+        for name, _, value in (argument.removeprefix("--").partition("=") for argument in sys.argv[1:])
+    }
     if flags.get("runtime_type") == "ASIO":
         take_part(Asio(flags["asio_address"], int(flags["asio_port"])), flags)
         return

@@ -36,5 +36,18 @@ def in_own_root(root: str, volumes: Sequence[tuple[str, str, str]], *command: st
     :param root: an empty folder. It stays empty, because only the command sees what is mounted there.
     :param volumes: the folder, the path that it gets, and ``rw`` or ``ro``; a folder that does not exist is made.
     """
-    words = [word for volume in volumes for word in volume]
-    return ["unshare", "--mount", "--propagation", "private", "sh", "-c", _ENTER, "sh", root, *words, "--", *command]
+    arguments = [argument for volume in volumes for argument in volume]
+    return [
+        "unshare",
+        "--mount",
+        "--propagation",
+        "private",
+        "sh",
+        "-c",
+        _ENTER,
+        "sh",
+        root,
+        *arguments,
+        "--",
+        *command,
+    ]

@@ -59,12 +59,12 @@ def run_pytest(
     """
     if plugin is None:
         plugin = WITHOUT if in_process else PLUGIN
-    wanted = environment(**(_LOADED if in_process else {}), **(env or {}))
-    wanted["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), wanted.get("PYTHONPATH"))))
+    variables = environment(**(_LOADED if in_process else {}), **(env or {}))
+    variables["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), variables.get("PYTHONPATH"))))
     with pytest.MonkeyPatch.context() as patch:
-        for name in set(os.environ).difference(wanted):
+        for name in set(os.environ).difference(variables):
             patch.delenv(name)
-        for name, value in wanted.items():
+        for name, value in variables.items():
             patch.setenv(name, value)
         if in_process:
             imported = _InProcess(str(pytester.path))

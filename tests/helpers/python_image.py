@@ -38,8 +38,8 @@ def import_image(engine: Any, image: str, files: Files, changes: Sequence[str]) 
     """
     repository, tag = image.rsplit(":", 1)
     linked = [str(path) for path in files.values() if _is_linked(path)]
-    found = subprocess.run(["ldd", *linked], capture_output=True, text=True, check=False).stdout
-    needed = {os.path.normpath(library) for library in _LIBRARY.findall(found) if not library.startswith(sys.prefix)}
+    output = subprocess.run(["ldd", *linked], capture_output=True, text=True, check=False).stdout
+    needed = {os.path.normpath(library) for library in _LIBRARY.findall(output) if not library.startswith(sys.prefix)}
     archive = supervisor().directory / "image.tar"
     with tarfile.open(archive, "w") as tar:
         temporary = tarfile.TarInfo("/tmp")
@@ -73,17 +73,17 @@ def with_dependencies(*names: str) -> list[str]:
 
     :param names: requirements, such as ``moto[s3]``.
     """
-    waiting, seen = [Requirement(name) for name in names], list[str]()
+    waiting, visited = [Requirement(name) for name in names], list[str]()
     while waiting:
-        wanted = waiting.pop()
-        name = canonicalize_name(wanted.name)
-        if name not in seen:
-            seen.append(name)
+        expected = waiting.pop()
+        name = canonicalize_name(expected.name)
+        if name not in visited:
+            visited.append(name)
             for needed in map(Requirement, importlib.metadata.distribution(name).requires or ()):
-                extras = ({"extra": extra} for extra in ("", *wanted.extras))
+                extras = ({"extra": extra} for extra in ("", *expected.extras))
                 if needed.marker is None or any(map(needed.marker.evaluate, extras)):
                     waiting.append(needed)
-    return seen
+    return visited
 
 
 def packages(names: Iterable[str], site: str) -> Iterator[tuple[str, Path]]:

@@ -150,8 +150,10 @@ class ExploredRun:
     def describe(self) -> str:
         """Return the order with one event per line, the faults, and the seed."""
         lines = [f"  {number}. {event}" for number, event in enumerate(self.events, 1)]
-        why = [f"  {self.overlap}"] if self.overlap else []
-        return "\n".join(["the order:", *lines, *(f"  {fault}" for fault in self.faults), *why, f"  seed {self.seed}"])
+        reason = [f"  {self.overlap}"] if self.overlap else []
+        return "\n".join(
+            ["the order:", *lines, *(f"  {fault}" for fault in self.faults), *reason, f"  seed {self.seed}"]
+        )
 
 
 @dataclass(frozen=True)
@@ -235,14 +237,14 @@ class Explorer:
         start = time.monotonic()
         tree: DepthFirst | RandomScheduler = RandomScheduler() if by_chance else DepthFirst()
         bad: list[ExploredRun] = []
-        ran = left = orders = bad_orders = 0
+        ran = remaining = orders = bad_orders = 0
         stopped = ""
         while tree.more:
             if stopped:
                 break
             run, replaced = self._run(tree.choose, by_chance=by_chance)
             if run is None:
-                left += 1
+                remaining += 1
             else:
                 ran += 1
                 count = 1 if by_chance else linear_extensions(run.events, replaced)
@@ -253,12 +255,12 @@ class Explorer:
             tree.advance()
             if bad and run is bad[-1] and until(run):
                 stopped = "at the first bad order, as requested"
-            elif tree.more and ran + left >= runs:
+            elif tree.more and ran + remaining >= runs:
                 stopped = f"after {runs} runs (the limit)"
             elif tree.more and time.monotonic() - start > seconds:
                 stopped = f"after {seconds:g} s (the limit)"
         return ExplorationReport(
-            self.subject.name, self.clients, self.crashes, self.losses, ran, left, orders, tuple(bad), bad_orders,
+            self.subject.name, self.clients, self.crashes, self.losses, ran, remaining, orders, tuple(bad), bad_orders,
             stopped if tree.more else "", time.monotonic() - start,
         )  # fmt: skip
 
@@ -280,13 +282,13 @@ class Explorer:
             move = next(moves, None)
             if move is None:
                 raise DivergenceError(f"seed {seed} has ended, but {enabled[0]} is still pending")
-            found = next((event for event in enabled if event.move == move), None)
-            if found is None:
+            result = next((event for event in enabled if event.move == move), None)
+            if result is None:
                 possible = ", ".join(map(str, enabled))
                 raise DivergenceError(
                     f"step {depth + 1} of seed {seed} is {move}, but the possible events are {possible}"
                 )
-            return found
+            return result
 
         run, _ = self._run(choose)
         assert run is not None, "a replay is never abandoned"
@@ -326,10 +328,10 @@ class Explorer:
                     )
             outcomes = scene.outcomes()
             keys = self.etcd.get_prefix(self.subject.keys(scene.group))
-            found = faults(outcomes, self.clients, [key.replace(scene.group, "<group>/") for key in keys])
-            why = overlap(scene.ways, owners_of_one_rank(outcomes), {scene.group: "<group>/"})
+            results = faults(outcomes, self.clients, [key.replace(scene.group, "<group>/") for key in keys])
+            reason = overlap(scene.ways, owners_of_one_rank(outcomes), {scene.group: "<group>/"})
             return ExploredRun(
-                seed_of(self.clients, events), tuple(events), outcomes, tuple(found), why
+                seed_of(self.clients, events), tuple(events), outcomes, tuple(results), reason
             ), scene.replaced
         finally:
             scene.close()
@@ -337,11 +339,11 @@ class Explorer:
     def _enabled(self, scene: Scene, events: Sequence[RequestEvent]) -> Iterator[RequestEvent]:
         """Yield the events that may happen next, always in the same order."""
         spent = any(event.fault for event in events)
-        for number, way in enumerate(scene.ways):
+        for number, proxy_client in enumerate(scene.ways):
             if number in scene.dead:
                 yield from scene.endings(number)
                 continue
-            requests = scene.events(number, way)
+            requests = scene.events(number, proxy_client)
             yield from requests
             if spent:
                 continue

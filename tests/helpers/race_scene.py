@@ -35,10 +35,10 @@ class Scene:
 
     def start(self, number: int) -> None:
         """Start a claimant. Each of its requests is held."""
-        way = self._path.client(f"client {number}")
-        way.hold()
-        self.ways.append(way)
-        self._running.append(self._subject.start(way, self.group, self._size))
+        proxy_client = self._path.client(f"client {number}")
+        proxy_client.hold()
+        self.ways.append(proxy_client)
+        self._running.append(self._subject.start(proxy_client, self.group, self._size))
 
     def settle(self) -> None:
         """Wait until no client can continue. :raises DivergenceError: if one neither sends a request nor is blocked."""
@@ -72,8 +72,8 @@ class Scene:
 
     def _keys(self) -> dict[str, bytes]:
         """Return keys and values of the group, oldest first."""
-        found = self._etcd.by_creation(self._subject.keys(self.group))
-        return {item.key: item.value for item in found}
+        results = self._etcd.by_creation(self._subject.keys(self.group))
+        return {item.key: item.value for item in results}
 
     def events(self, number: int, way: ProxyClient) -> list[RequestEvent]:
         """Return the held requests of a living client as events."""
@@ -150,9 +150,10 @@ class Scene:
         return tuple(
             running.outcome()
             or ClaimOutcome(
-                way.name, error=f"waits forever; its last request was {way.requests[-1].label(self._names())}"
+                proxy_client.name,
+                error=f"waits forever; its last request was {proxy_client.requests[-1].label(self._names())}",
             )
-            for number, (way, running) in enumerate(zip(self.ways, self._running, strict=True))
+            for number, (proxy_client, running) in enumerate(zip(self.ways, self._running, strict=True))
             if number not in self.dead
         )
 
@@ -160,9 +161,9 @@ class Scene:
         """Kill every claimant and delete its keys."""
         for running in self._running:
             running.kill()
-        granted = [lease for way in self.ways for lease in leases(way)]
-        for way in self.ways:
-            way.close()
+        granted = [lease for proxy_client in self.ways for lease in leases(proxy_client)]
+        for proxy_client in self.ways:
+            proxy_client.close()
         for lease in granted:
             self._etcd.revoke(lease)
         self._etcd.delete_prefix(self._subject.keys(self.group))

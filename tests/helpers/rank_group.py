@@ -49,7 +49,7 @@ class RankGroup:
 
     def count_again(self) -> None:
         """Count from here on."""
-        self._counted = [len(way.requests) for way in self._ways]
+        self._counted = [len(proxy_client.requests) for proxy_client in self._ways]
 
     def join(self) -> None:
         """Let all ranks join."""

@@ -49,7 +49,7 @@ class S3Server:
     @property
     def keys(self) -> list[str]:
         """The keys of all objects."""
-        return [each["Key"] for each in self.client.list_objects_v2(Bucket="bucket").get("Contents", ())]
+        return [entry["Key"] for entry in self.client.list_objects_v2(Bucket="bucket").get("Contents", ())]
 
     def kill(self) -> None:
         """End the process."""

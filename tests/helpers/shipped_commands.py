@@ -49,17 +49,17 @@ class Command:
     @property
     def measures(self) -> bool:
         """Whether it measures rows."""
-        named = [word for word in self.words if word.startswith(("suites", "pytest_nixl.suites"))]
-        return not named or any(_MEASURE.match(word) for word in named)
+        named = [argument for argument in self.words if argument.startswith(("suites", "pytest_nixl.suites"))]
+        return not named or any(_MEASURE.match(argument) for argument in named)
 
     def option(self, name: str) -> str | None:
         """The value of an option of ours, in either form; None: it is not given; empty: it takes none."""
-        flag, found = f"--nixl-{name}", None
-        for word, following in zip(self.words, (*self.words[1:], ""), strict=True):
-            given, equals, value = word.partition("=")
+        flag, results = f"--nixl-{name}", None
+        for argument, following in zip(self.words, (*self.words[1:], ""), strict=True):
+            given, equals, value = argument.partition("=")
             if given == flag:
-                found = value if equals else "" if following.startswith("-") else following
-        return found
+                results = value if equals else "" if following.startswith("-") else following
+        return results
 
     def __str__(self) -> str:
         return f"{self.file}: pytest {shlex.join(self.words)}"
@@ -83,9 +83,9 @@ def shipped(root: Path = ROOT) -> list[Command]:
 def _manifests(root: Path) -> Iterator[Command]:
     for manifest in read(sorted((root / "deploy/kubernetes").glob("*.yaml"))):
         for pod in (pod for document in manifest.documents for pod in pods_of(document)):
-            words = arguments_of_pytest(pod.arguments)
-            if any(word.startswith("--nixl-") for word in words):
-                yield Command(f"deploy/kubernetes/{manifest.name}", tuple(words))
+            arguments = arguments_of_pytest(pod.arguments)
+            if any(argument.startswith("--nixl-") for argument in arguments):
+                yield Command(f"deploy/kubernetes/{manifest.name}", tuple(arguments))
 
 
 #: The values of an overlay that are options of the command line.
@@ -101,9 +101,9 @@ def _overlays(root: Path) -> Iterator[Command]:
     for path in sorted((root / "deploy/overlays").glob("*/cluster.yaml")):
         text = path.read_text(encoding="utf-8")
         values = yaml.safe_load(text)["data"]
-        words = {f"--nixl-{option}": str(values[name]) for name, option in _OVERLAY_OPTIONS.items()}
-        line = (f"{flag}={words.get(flag, value)}" if equals else flag
-                for flag, equals, value in (word.partition("=") for word in job.words))  # fmt: skip
+        arguments = {f"--nixl-{option}": str(values[name]) for name, option in _OVERLAY_OPTIONS.items()}
+        line = (f"{flag}={arguments.get(flag, value)}" if equals else flag
+                for flag, equals, value in (argument.partition("=") for argument in job.words))  # fmt: skip
         yield Command(str(path.relative_to(root)), tuple(line), text=text.replace("\n# ", " "))
 
 
@@ -132,8 +132,8 @@ def _recipes(root: Path) -> Iterator[Command]:
         for line in (line for line in lines if JUDGED in line):
             for variable, value in variables.items():
                 line = line.replace(f"${variable}", str(value))
-            words = shlex.split(line.partition(";")[0])  # a comparison is a function, with what follows it
-            yield Command(name, tuple(arguments_of_pytest(words)), tuple(variables.items()), text)
+            arguments = shlex.split(line.partition(";")[0])  # a comparison is a function, with what follows it
+            yield Command(name, tuple(arguments_of_pytest(arguments)), tuple(variables.items()), text)
 
 
 def _dockerfile(root: Path) -> Iterator[Command]:
@@ -167,8 +167,8 @@ def _typed(name: str, block: str, text: str = "") -> Iterator[Command]:
         started = _TYPED.match(line)
         if started is None:
             continue
-        words = shlex.split(line[started.end() :], comments=True)
+        arguments = shlex.split(line[started.end() :], comments=True)
         if started["choice"]:
-            words = _chosen(words)
-        run = tuple(words)
+            arguments = _chosen(arguments)
+        run = tuple(arguments)
         yield Command(name, run, text=text or block, learns=learns and "--nixl-gate" not in run)

@@ -45,15 +45,15 @@ def run_on_terminal(
 
 def _read_all(descriptor: int, deadline: float) -> str:
     """Read until no process has the other end open."""
-    found = b""
+    results = b""
     while True:
         ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
         if not ready:
-            raise TimeoutError(f"the program on the terminal has not ended; it wrote {found!r}")
+            raise TimeoutError(f"the program on the terminal has not ended; it wrote {results!r}")
         try:
             part = os.read(descriptor, 65536)
         except OSError:  # EIO: the other end is closed
             part = b""
         if not part:
-            return found.decode(errors="replace")
-        found += part
+            return results.decode(errors="replace")
+        results += part

@@ -19,12 +19,12 @@ def _change_notifications(agent: Any, doubled: int) -> None:
     changed: list[int] = []
 
     def get_new_notifs(self: Any, *given: Any, **named: Any) -> Any:
-        found = original(self, *given, **named)
-        for sender, messages in found.items():
+        results = original(self, *given, **named)
+        for sender, messages in results.items():
             if messages and not changed:
                 changed.append(1)
-                found[sender] = [*[messages[0]] * doubled, *messages[1:]]
-        return found
+                results[sender] = [*[messages[0]] * doubled, *messages[1:]]
+        return results
 
     kind.get_new_notifs = get_new_notifs
 

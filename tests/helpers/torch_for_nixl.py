@@ -35,8 +35,8 @@ def install(folder: Path, *, stand_in: bool) -> None:
 
 def wants_cuda(report: dict[str, Any]) -> bool:
     """Return whether the torch that pip would install needs CUDA's libraries, or pip finds none."""
-    found = [each["metadata"].get("requires_dist", []) for each in report["install"]]
-    return not found or any(name.startswith(("nvidia-", "cuda-")) for names in found for name in names)
+    results = [entry["metadata"].get("requires_dist", []) for entry in report["install"]]
+    return not results or any(name.startswith(("nvidia-", "cuda-")) for names in results for name in names)
 
 
 def _report() -> dict[str, Any]:

@@ -147,8 +147,8 @@ def command(choice: random.Random, folder: Path) -> str:
             return choice.choice(around)
         return mutated(choice, choice.choice(NEAR)) if kind < 0.7 else noise(choice)
 
-    words = [part.replace("OUT", str(folder / "OUT")) for part in choice.choice(COMMANDS)]
-    return _command([part.replace("WORD", word()[:100_000]) if "WORD" in part else part for part in words], secret)
+    arguments = [part.replace("OUT", str(folder / "OUT")) for part in choice.choice(COMMANDS)]
+    return _command([part.replace("WORD", word()[:100_000]) if "WORD" in part else part for part in arguments], secret)
 
 
 # --- Files ------------------------------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ SEEDS: dict[tuple[str, ...], Callable[[], str]] = {
 
 def file(choice: random.Random, folder: Path) -> str:
     """Give a command a hostile file: changed text, random bytes, or what is not a file."""
-    words, seed = choice.choice([*SEEDS.items()])
+    arguments, seed = choice.choice([*SEEDS.items()])
     secret = f"{letters(choice, 12)}Zq"
     path = folder / "FILE.json"
     path.unlink(missing_ok=True)
@@ -191,9 +191,9 @@ def file(choice: random.Random, folder: Path) -> str:
         text = seed().replace("image:1", f"http://me:{secret}@h/image:1")
         path.write_bytes(mutated(choice, text).encode("utf-8", "surrogateescape"))
     (folder / "OUT").mkdir(exist_ok=True)
-    given = [word.replace("FILE", str(path)).replace("OUT", str(folder / "OUT")).replace("FOLDER", str(folder))
-             for word in words]  # fmt: skip
-    return _command(given, secret)
+    options = [argument.replace("FILE", str(path)).replace("OUT", str(folder / "OUT")).replace("FOLDER", str(folder))
+             for argument in arguments]  # fmt: skip
+    return _command(options, secret)
 
 
 def tree(choice: random.Random, folder: Path, node: Path) -> str:
@@ -215,8 +215,8 @@ def tree(choice: random.Random, folder: Path, node: Path) -> str:
     else:
         path.write_bytes(mutated(choice, healthy.decode()).encode("utf-8", "surrogateescape"))
     try:
-        words = choice.choice((["facts"], ["doctor"], ["init", str(folder / "new"), "--image=a/b:1"]))
-        return _command([*words, f"--root={node}"], "no secret was planted")
+        arguments = choice.choice((["facts"], ["doctor"], ["init", str(folder / "new"), "--image=a/b:1"]))
+        return _command([*arguments, f"--root={node}"], "no secret was planted")
     finally:
         shutil.rmtree(folder / "new", ignore_errors=True)
         path.rmdir() if kind >= 0.3 and kind < 0.4 else path.unlink()

@@ -110,8 +110,8 @@ def test_the_page_of_claims_has_the_markers() -> None:
 def test_the_second_command_is_given_in_seconds_or_as_junit(tmp_path: Path) -> None:
     junit = tmp_path / "junit.xml"
     junit.write_text('<testsuites><testsuite time="100.5"/><testsuite time="20"/></testsuites>')
-    asked = bench.parsed(["--second-command", "200", "--second-command", str(junit), "second"])
-    [figure] = bench.measured(asked)
+    options = bench.parsed(["--second-command", "200", "--second-command", str(junit), "second"])
+    [figure] = bench.measured(options)
     assert figure.values == (200.0, 120.5)
 
 
@@ -128,8 +128,8 @@ def test_the_second_command_runs_in_a_fresh_clone(
     assert bench.TESTS in (ROOT / "README.md").read_text(encoding="utf-8")
     monkeypatch.setenv("TOX_WORK_DIR", "elsewhere")
     (tmp_path / "committed").write_text("")
-    for words in ("init -q", "add committed", "-c user.name=a -c user.email=a@b commit -q -m first"):
-        subprocess.run(["git", *words.split()], cwd=tmp_path, check=True)
+    for text in ("init -q", "add committed", "-c user.name=a -c user.email=a@b commit -q -m first"):
+        subprocess.run(["git", *text.split()], cwd=tmp_path, check=True)
     (tmp_path / "new").write_text("")
     command = 'test -f committed && ! test -e new && test -z "$TOX_WORK_DIR"'
     assert bench.time_of_a_clone(command, tmp_path) > 0

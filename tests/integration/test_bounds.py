@@ -33,7 +33,7 @@ def test_pytest_wants_the_version_that_is_declared() -> None:
 def test_the_lowest_versions_are_what_is_installed() -> None:
     for pin in lowest(project()):
         name, version = pin.partition(";")[0].strip().split("==")
-        found = importlib.metadata.version(name)
-        parts = found.split(".")
-        wanted = version.split(".")
-        assert parts[: len(wanted)] == wanted, f"{name} {found} is installed, and {version} is declared"
+        results = importlib.metadata.version(name)
+        parts = results.split(".")
+        expected = version.split(".")
+        assert parts[: len(expected)] == expected, f"{name} {results} is installed, and {version} is declared"

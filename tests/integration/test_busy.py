@@ -71,8 +71,8 @@ def busy(loops: int) -> Iterator[None]:
 
 def verdicts(done: Finished) -> dict[str, str]:
     """Return the verdict of each check that did not pass, from the report at the end."""
-    told = re.findall(r"^(FAIL|ERROR|INCONCLUSIVE|WARN) ([a-z, -]+): ", done.output, re.MULTILINE)
-    return {check: verdict for verdict, checks in told for check in checks.split(", ")}
+    matches = re.findall(r"^(FAIL|ERROR|INCONCLUSIVE|WARN) ([a-z, -]+): ", done.output, re.MULTILINE)
+    return {check: verdict for verdict, checks in matches for check in checks.split(", ")}
 
 
 @pytest.fixture

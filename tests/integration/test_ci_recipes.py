@@ -27,9 +27,9 @@ FOLDER = ROOT / "deploy" / "ci"
 
 
 def load(name: str) -> dict[Any, Any]:
-    found = yaml.safe_load((FOLDER / name).read_text())
-    assert isinstance(found, dict)
-    return found
+    document = yaml.safe_load((FOLDER / name).read_text())
+    assert isinstance(document, dict)
+    return document
 
 
 GITHUB = ("github.yml", "github-rdma.yml")
@@ -59,7 +59,11 @@ def test_the_recipe_without_a_card_gives_the_container_an_rdma_device_that_it_ma
     page = (ROOT / "docs" / "how-to" / "rdma-without-a-card.md").read_text()
     command = next(line for line in page.splitlines() if "--nixl-profile=soft-roce" in line)
     ours = {"-p", "no:cacheprovider", "--nixl-backend=UCX", "--nixl-image=$IMAGE"}
-    typed = [word for word in ["pytest", *arguments_of_pytest(given)] if word not in ours and "=/out/" not in word]
+    typed = [
+        argument
+        for argument in ["pytest", *arguments_of_pytest(given)]
+        if argument not in ours and "=/out/" not in argument
+    ]
     assert shlex.split(command) == ["UCX_TLS=rc,ud,self", "UCX_NET_DEVICES=rxe0:1", *typed]
 
 
@@ -155,9 +159,9 @@ def measure_in_a_container(capabilities: list[str]) -> Finished:
 
 @pytest.mark.long
 def test_containers_of_the_github_recipe_let_ucx_copy_between_processes() -> None:
-    options, *others = github_containers()
+    options, *remainder = github_containers()
     assert options[options.index("--ipc") + 1] == options[options.index("--network") + 1] == "host"
-    assert [added_capabilities(each) for each in others] == [added_capabilities(options)] * 3
+    assert [added_capabilities(each) for each in remainder] == [added_capabilities(options)] * 3
     done = measure_in_a_container(added_capabilities(options))
     assert set(done.verdicts) == {"WRITE 64KiB"}, done.output
     assert "WRONG-TRANSPORT" not in done.output
@@ -177,10 +181,10 @@ def test_a_container_that_forbids_cma_names_the_missing_capability() -> None:
 def test_the_first_screen_of_the_page_records_judges_and_fails_on_purpose(tmp_path: Path) -> None:
     """As it is printed, but with one row. Of figures, only those of the second run decide, and any verdict is right."""
     text = (ROOT / "docs/how-to/ci.md").read_text(encoding="utf-8")
-    found = re.search(r"```console\n(gate\(\) .*?)```", text, re.DOTALL)
-    assert found is not None
+    match = re.search(r"```console\n(gate\(\) .*?)```", text, re.DOTALL)
+    assert match is not None
     step = "cp verdict.json $((n += 1)).json\n"
-    script = re.sub(r"(gate; echo .*\n)", rf"\1{step}", found[1]).replace("=64KiB,1MiB ", "=64KiB ")
+    script = re.sub(r"(gate; echo .*\n)", rf"\1{step}", match[1]).replace("=64KiB,1MiB ", "=64KiB ")
     variables = {**undisturbed({})["env"], "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     plugins = "-p helpers.no_contention -p helpers.short_launches"
     one_row = "--nixl-level=quick --nixl-op=WRITE --nixl-duration=20ms"

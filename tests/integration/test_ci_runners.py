@@ -78,8 +78,8 @@ class Pipeline:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
         identity = ("-c", "user.name=test", "-c", "user.email=test@localhost")
-        for words in (("init", "--quiet"), ("add", "."), (*identity, "commit", "--quiet", "--message=recipe")):
-            subprocess.run(["git", *words], cwd=self.folder, env=environment(HOME=str(self.own)), check=True)
+        for arguments in (("init", "--quiet"), ("add", "."), (*identity, "commit", "--quiet", "--message=recipe")):
+            subprocess.run(["git", *arguments], cwd=self.folder, env=environment(HOME=str(self.own)), check=True)
 
     def run(self, *command: str, env: dict[str, str]) -> Finished:
         """Run a runner in the work tree, with the programs of this Python first on PATH."""
@@ -100,9 +100,9 @@ def pipeline(tmp_path: Path) -> Pipeline:
 
 def subject() -> dict[str, str]:
     """Return the variables of an image: this Python, with what the tests need of the suites."""
-    known: dict[str, str] = undisturbed({"PYTHONPATH": os.environ.get("PYTHONPATH", "")})["env"]
+    variables: dict[str, str] = undisturbed({"PYTHONPATH": os.environ.get("PYTHONPATH", "")})["env"]
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-    return {"PATH": path, "PYTHONPATH": known["PYTHONPATH"], "PYTEST_ADDOPTS": SHORT}
+    return {"PATH": path, "PYTHONPATH": variables["PYTHONPATH"], "PYTEST_ADDOPTS": SHORT}
 
 
 def next_step(folder: Path) -> str:
@@ -131,18 +131,20 @@ class TestGitLab:
         need_programs("rsync")
         recipe = (RECIPES / "gitlab.yml").read_text()
         pipeline.commit({"nixl.yml": recipe, ".gitlab-ci.yml": "include:\n  - local: nixl.yml\n"}, baseline)
-        given = (f"CI_PIPELINE_SOURCE={source}", f"STORE={pipeline.own}/store")
-        options = [f"--variable={each}" for each in given]
+        arguments = (f"CI_PIPELINE_SOURCE={source}", f"STORE={pipeline.own}/store")
+        options = [f"--variable={each}" for each in arguments]
         return pipeline.run(runner, "--force-shell-executor", *options, env={**subject(), **(broken or {})})
 
     def artifacts(self, pipeline: Pipeline, *jobs: str) -> dict[str, Path]:
         """Return the folder of each job that has artifacts."""
-        found = {path.parent.name: path for path in (pipeline.folder / ".gitlab-ci-local" / "artifacts").glob("*/out")}
-        assert found.keys() == {job.replace(" ", "IA") for job in jobs}, "the program's word for a space"
-        for folder in found.values():
+        results = {
+            path.parent.name: path for path in (pipeline.folder / ".gitlab-ci-local" / "artifacts").glob("*/out")
+        }
+        assert results.keys() == {job.replace(" ", "IA") for job in jobs}, "the program's word for a space"
+        for folder in results.values():
             assert {path.name for path in folder.iterdir()} >= REPORTS
             assert junit_suite(folder / "junit.xml").findall("testcase")
-        return found
+        return results
 
     @pytest.mark.whole  # test_ci_recipes.py executes the line that judges once more
     @pytest.mark.parametrize("interrupted", [1, 2])
@@ -159,8 +161,8 @@ class TestGitLab:
         assert "NIXL gate: PASS (" in done.output
         assert "nixl nightly" not in done.output
         assert done.output.count("= test session starts =") == 3, "only what may pass is judged twice"
-        found = self.artifacts(pipeline, "nixl image", "nixl acceptance", "nixl regression")
-        assert {next_step(folder) for folder in found.values()} == {"accept"}
+        results = self.artifacts(pipeline, "nixl image", "nixl acceptance", "nixl regression")
+        assert {next_step(folder) for folder in results.values()} == {"accept"}
 
     @pytest.mark.whole  # TestGitHub's fails, and the job whose night is slower
     def test_the_acceptance_job_fails_on_a_broken_subject(self, pipeline: Pipeline) -> None:
@@ -170,8 +172,8 @@ class TestGitLab:
         assert done.code == 1, done.output
         assert "ERROR nixl-loads: " in done.output
         assert "NIXL gate: FAIL" in done.output
-        found = self.artifacts(pipeline, "nixl image", "nixl acceptance")
-        assert {next_step(folder) for folder in found.values()} == {"reject"}
+        results = self.artifacts(pipeline, "nixl image", "nixl acceptance")
+        assert {next_step(folder) for folder in results.values()} == {"reject"}
 
     @pytest.mark.parametrize(("baseline", "verdict"), NIGHTS)
     def test_the_nightly_job_compares_with_the_baseline(
@@ -217,12 +219,12 @@ class TestGitHub:
 
     def artifacts(self, pipeline: Pipeline, *names: str) -> dict[str, Path]:
         """Return the folder of each artifact."""
-        found = {path.name: path for path in (pipeline.own / "artifacts").iterdir()}
-        assert found.keys() == set(names)
-        for folder in found.values():
+        results = {path.name: path for path in (pipeline.own / "artifacts").iterdir()}
+        assert results.keys() == set(names)
+        for folder in results.values():
             assert {path.name for path in folder.iterdir()} >= {*REPORTS, "summary.md"}
             assert junit_suite(folder / "junit.xml").findall("testcase")
-        return found
+        return results
 
     @pytest.mark.whole  # test_ci_recipes.py executes the line that judges once more
     @pytest.mark.parametrize("interrupted", [1, 2])
@@ -239,16 +241,16 @@ class TestGitHub:
         assert "NIXL gate: PASS (" in done.output
         assert "nightly regression" not in done.output
         assert done.output.count("= test session starts =") == 3, "only what may pass is judged twice"
-        found = self.artifacts(pipeline, "nixl-image", "nixl-acceptance", "nixl-regression")
-        assert {next_step(folder) for folder in found.values()} == {"accept"}
+        results = self.artifacts(pipeline, "nixl-image", "nixl-acceptance", "nixl-regression")
+        assert {next_step(folder) for folder in results.values()} == {"accept"}
 
     def test_the_acceptance_job_fails_on_a_broken_image(self, pipeline: Pipeline) -> None:
         done = self.run(pipeline, "pull_request", SLOW, "broken")
         assert done.code == 1, done.output
         assert "WRONG-TRANSPORT" in done.output
         assert "NIXL gate: FAIL (" in done.output
-        found = self.artifacts(pipeline, "nixl-image", "nixl-acceptance")
-        assert {next_step(folder) for folder in found.values()} == {"reject"}
+        results = self.artifacts(pipeline, "nixl-image", "nixl-acceptance")
+        assert {next_step(folder) for folder in results.values()} == {"reject"}
 
     @pytest.mark.whole  # the comparison is the line that TestGitLab runs
     @pytest.mark.parametrize(("baseline", "verdict"), NIGHTS)

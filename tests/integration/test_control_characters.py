@@ -41,9 +41,9 @@ def test_no_report_of_a_run_has_a_control_character(pytester: pytest.Pytester) -
         pytester, "-v", "--nixl-report=" + ",".join(FILES[:-1]), f"--nixl-image={HOSTILE}",
         env={"NIXL_NODE_NAME": HOSTILE, "GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(summary)}, in_process=True,
     )  # fmt: skip
-    said = "\n".join([*done.outlines, *done.errlines])
-    assert f"the error says {ESCAPED}" in said
-    assert signs(said) == set()
+    output = "\n".join([*done.outlines, *done.errlines])
+    assert f"the error says {ESCAPED}" in output
+    assert signs(output) == set()
     for name in FILES:
         assert signs((pytester.path / name).read_text(encoding="utf-8")) == set(), name
     assert "h\\\\x1b" in summary.read_text()  # Markdown escapes the backslash
@@ -55,9 +55,9 @@ def test_commands_escape_what_a_record_says(tmp_path: Path, capsys: pytest.Captu
     hostile = HOSTILE[:-1]
     path = write(tmp_path / "a.json", record(f"registry/{hostile}", {KEY: [5.0, 5.1, 5.2, 5.3, 5.4]}))
     main(["compare", str(path), str(path)])
-    said = capsys.readouterr().out
-    assert ESCAPED[: -len(r"\udcff")] in said
-    assert signs(said) == set()
+    output = capsys.readouterr().out
+    assert ESCAPED[: -len(r"\udcff")] in output
+    assert signs(output) == set()
 
 
 def test_the_table_of_the_rows_of_a_hostile_host_and_image_has_no_control_character(tmp_path: Path) -> None:
@@ -95,6 +95,6 @@ def test_pytest_prints_a_refusal_short_and_without_control_characters_and_secret
 
 def test_a_refusal_escapes_the_words_of_the_user(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["profile", "show", HOSTILE]) == 2
-    said = capsys.readouterr().err
-    assert "x1b" in said
-    assert signs(said) == set()
+    errors = capsys.readouterr().err
+    assert "x1b" in errors
+    assert signs(errors) == set()

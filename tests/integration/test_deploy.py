@@ -95,8 +95,8 @@ class TestManifests:
     @pytest.mark.parametrize("name", STARTING)
     def test_every_option_has_a_valid_value(self, name: str) -> None:
         parsers = {item.flag: item.parse for item in OPTIONS}
-        for word in rank_pod(name).arguments:
-            flag, _, value = word.partition("=")
+        for argument in rank_pod(name).arguments:
+            flag, _, value = argument.partition("=")
             if flag in parsers and "$(" not in value:
                 parsers[flag](value)
 
@@ -291,10 +291,12 @@ class TestScripts:
         place.mkdir()
         executable(place / "pytest-nixl", SUBJECT)
         executable(place / "srun", SRUN)
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("NIXL_", "SLURM_", "OMPI_"))}
+        environment_ = {
+            name: value for name, value in os.environ.items() if not name.startswith(("NIXL_", "SLURM_", "OMPI_"))
+        }
         path = os.pathsep.join((str(place), PROGRAMS))
         return subprocess.run(
-            command, env={**kept, "PATH": path, **variables}, cwd=tmp_path, capture_output=True, text=True,
+            command, env={**environment_, "PATH": path, **variables}, cwd=tmp_path, capture_output=True, text=True,
             timeout=300, check=False,
         )  # fmt: skip
 
@@ -321,22 +323,22 @@ class TestScripts:
         image = "registry.example#inference:latest"
         done = self.slurm(tmp_path, "0 0", PROFILE="ours.toml", CONTAINER_IMAGE=image, CONTAINER_MOUNTS="/data:/data")
         assert done.returncode == 0, done.stdout + done.stderr
-        words = (tmp_path / "srun-arguments").read_text().splitlines()
+        arguments = (tmp_path / "srun-arguments").read_text().splitlines()
         results, profile = tmp_path / "nixl-17", tmp_path / "ours.toml"
-        before = words[: words.index("pytest-nixl")]
+        before = arguments[: arguments.index("pytest-nixl")]
         assert before[-2:] == [
             f"--container-image={image}",
             f"--container-mounts={results}:{results},/data:/data,{profile}:{profile}:ro",
         ]
-        assert {f"--nixl-profile={profile}", "--nixl-gate", "pytest_nixl.suites"} < set(words)
+        assert {f"--nixl-profile={profile}", "--nixl-gate", "pytest_nixl.suites"} < set(arguments)
 
     def test_slurm_without_an_image_and_a_profile_measures_on_the_node(self, tmp_path: Path) -> None:
         done = self.slurm(tmp_path, "0 0")
         assert done.returncode == 0, done.stdout + done.stderr
-        words = (tmp_path / "srun-arguments").read_text().splitlines()
-        assert not [word for word in words if word.startswith("--container")]
-        assert {"pytest_nixl.suites.bandwidth", f"--benchmark-json={tmp_path}/nixl-17/run.json"} < set(words)
-        assert not [word for word in words if word.startswith(("--nixl-gate", "--nixl-profile"))]
+        arguments = (tmp_path / "srun-arguments").read_text().splitlines()
+        assert not [argument for argument in arguments if argument.startswith("--container")]
+        assert {"pytest_nixl.suites.bandwidth", f"--benchmark-json={tmp_path}/nixl-17/run.json"} < set(arguments)
+        assert not [argument for argument in arguments if argument.startswith(("--nixl-gate", "--nixl-profile"))]
         assert "measured, and not judged, because PROFILE is not set" in done.stdout
 
     def test_slurm_without_a_started_task_fails(self, tmp_path: Path) -> None:
@@ -374,8 +376,8 @@ class TestDocker:
     @pytest.mark.parametrize(("changed", "code"), [("", 0), ("pytest==1.0", 1), ("gone==1", 1)])
     def test_a_replaced_package_ends_the_build(self, tmp_path: Path, changed: str, code: int) -> None:
         command = [sys.executable, str(DOCKER / "pins.py")]
-        there = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
-        (tmp_path / "pins.txt").write_text(f"{there}{changed}")
+        output = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+        (tmp_path / "pins.txt").write_text(f"{output}{changed}")
         done = subprocess.run(
             [*command, "--unchanged", str(tmp_path / "pins.txt")], stderr=subprocess.PIPE, text=True, check=False
         )

@@ -23,14 +23,14 @@ def etcd() -> Iterator[Etcd]:
 
 @pytest.mark.long
 def test_the_keys_of_a_given_etcd_are_judged(etcd: Etcd) -> None:
-    given = f"--nixl-etcd={etcd.url}"
+    options = f"--nixl-etcd={etcd.url}"
     with connect([etcd.endpoint]) as client:
         publish(client, "prefill-0", DOCUMENTED)
-        fine = run(CHECK, given, "-rA", env={"NIXL_ETCD_NAMESPACE": DOCUMENTED})
+        fine = run(CHECK, options, "-rA", env={"NIXL_ETCD_NAMESPACE": DOCUMENTED})
         publish(client, "prefill-0", DEFAULT)
         publish(client, "empty", DEFAULT, value=b"")
-        split = run(CHECK, given, "-rA")
-        left = sorted(client.get_prefix("/"))
+        split = run(CHECK, options, "-rA")
+        remaining = sorted(client.get_prefix("/"))
     assert fine.code == 0, fine.output
     assert "PASS (1 PASS" in fine.output or "1 passed" in fine.output
     assert split.code == 0, split.output
@@ -38,7 +38,7 @@ def test_the_keys_of_a_given_etcd_are_judged(etcd: Etcd) -> None:
     assert "agent 'prefill-0' is published 2 times" in split.output
     assert "no agent can load /nixl/agents//empty/metadata" in split.output
     assert f"run `pytest-nixl etcd {etcd.url} --namespace=/nixl/agents/`" in split.output
-    assert len(left) == 6, "the check changed the etcd"
+    assert len(remaining) == 6, "the check changed the etcd"
 
 
 @pytest.mark.long

@@ -34,8 +34,8 @@ PROGRAMS = ("sh", "ls", "rm", "env")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """An engine that has the image ``BASE``: Python, pip, numpy, NIXL, and the wheels that the layer needs."""
     try:
-        with container_engine() as found:
-            found.api.timeout = 600  # a busy machine takes long to remove images
+        with container_engine() as results:
+            results.api.timeout = 600  # a busy machine takes long to remove images
             wheels = tmp_path_factory.mktemp("wheels")
             download(wheels)
             site = sysconfig.get_path("purelib", vars={"base": sys.base_prefix, "platbase": sys.base_prefix})
@@ -50,19 +50,19 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             files |= {f"{WHEELS}/{path.name}": path for path in wheels.iterdir()}
             search = f"/bin:{Path(PYTHON).parent}"
             changes = [f"ENV PATH={search}", f"ENV PIP_FIND_LINKS={WHEELS}", "ENV PIP_NO_INDEX=1", "ENV HOME=/tmp"]
-            import_image(found, BASE, files, changes)
-            yield found
-            found.images.remove(BASE, force=True)
+            import_image(results, BASE, files, changes)
+            yield results
+            results.images.remove(BASE, force=True)
     except ContainerError as error:
         lack(f"a container engine: {error.reason}")
 
 
 def download(folder: Path) -> None:
     """Download what the layer installs, and what builds its wheel."""
-    wanted = [Requirement(text) for text in importlib.metadata.requires("pytest-nixl") or ()]
+    expected = [Requirement(text) for text in importlib.metadata.requires("pytest-nixl") or ()]
     told = [
         f"{each.name}{each.specifier}"
-        for each in wanted
+        for each in expected
         if each.marker is None or each.marker.evaluate({"extra": "embedded"})
     ]
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:", "--dest", str(folder)]
@@ -72,9 +72,9 @@ def download(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def built(engine: Any) -> Iterator[str]:
     """The image ``BUILT``; yields what was printed."""
-    with build(engine, BASE, BUILT, PYTHON=PYTHON, EXTRAS="embedded", BACKENDS="UCX") as (error, said):
-        assert not error, said[-3000:]
-        yield said
+    with build(engine, BASE, BUILT, PYTHON=PYTHON, EXTRAS="embedded", BACKENDS="UCX") as (error, output):
+        assert not error, output[-3000:]
+        yield output
 
 
 def test_the_layer_is_built_checked_and_run(engine: Any, built: str) -> None:
@@ -92,17 +92,20 @@ def test_the_layer_is_built_checked_and_run(engine: Any, built: str) -> None:
     finally:
         run.remove(force=True)
     # A row that other tests disturb may be undecided, and then the gate is not passed. Nothing else may be wrong.
-    others = "WARN|INCONCLUSIVE|NOT-APPLICABLE"
-    told = re.search(rf"^NIXL gate: .* \(\d+ PASS((?:, \d+ (?:{others}))*); 6 rows measured", output, re.MULTILINE)
-    assert told is not None, output[-6000:]
-    assert code == ("INCONCLUSIVE" in told[1]), output[-6000:]
+    remainder = "WARN|INCONCLUSIVE|NOT-APPLICABLE"
+    match = re.search(rf"^NIXL gate: .* \(\d+ PASS((?:, \d+ (?:{remainder}))*); 6 rows measured", output, re.MULTILINE)
+    assert match is not None, output[-6000:]
+    assert code == ("INCONCLUSIVE" in match[1]), output[-6000:]
 
 
 def test_a_build_ends_if_the_image_lacks_a_library(engine: Any, built: str) -> None:
     """The steps before the check are those of the image that was built."""
-    with build(engine, BASE, cached=True, PYTHON=PYTHON, EXTRAS="embedded", BACKENDS="UCX,LIBFABRIC") as (error, said):
-        assert said.count("Using cache") > 15, said
+    with build(engine, BASE, cached=True, PYTHON=PYTHON, EXTRAS="embedded", BACKENDS="UCX,LIBFABRIC") as (
+        error,
+        output,
+    ):
+        assert output.count("Using cache") > 15, output
         assert error.endswith("returned a non-zero code: 1")
-        last = said.rpartition("doctor --image --gate")[2]
+        last = output.rpartition("doctor --image --gate")[2]
         assert re.search(r"^FAIL +plugin-libraries .*libfabric\.so\.1, which libplugin_LIBFABRIC", last, re.MULTILINE)
         assert re.search(r"^NIXL doctor: FAIL", last, re.MULTILINE)

@@ -22,6 +22,7 @@ from pytest_nixl.judge.profiles import load_profile
 
 BLOCKS = list(blocks())
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
+_FILE = re.compile(r"(?:tests|deploy|\.ci)/[\w./-]*\w")
 
 
 def _of(selected: list[Block], proven: Collection[str] = ()) -> pytest.MarkDecorator:
@@ -68,21 +69,17 @@ def test_pages_with_printed_tests_are_found() -> None:
     assert {block.page for block in PRINTED} >= {"README.md", "docs/how-to/gpu.md", "docs/how-to/rank-race.md"}
 
 
-@pytest.mark.parametrize("block", [block for block in BLOCKS if block.is_command], ids=str)
-def test_a_block_of_commands_is_run_or_says_why_not(block: Block) -> None:
-    said = f"{block.page}, block {block.number}: write <!-- run --> or <!-- not run: REASON --> on the line above it"
-    assert block.runs or block.why_not, said
+def test_each_block_names_its_language_and_is_run_or_says_why_not() -> None:
+    """Its language is console, text, toml, ini or python; above one of commands stands whether a test runs it."""
+    assert [str(block) for block in BLOCKS if not block.language] == []
+    unclear = [str(block) for block in BLOCKS if block.is_command and not (block.runs or block.why_not)]
+    assert unclear == [], "write <!-- run --> or <!-- not run: REASON --> on the line above"
 
 
-@_of([block for block in BLOCKS if block.why_not])
-def test_the_files_that_a_reason_names_exist(block: Block) -> None:
-    named = re.findall(r"(?:tests|deploy|\.ci)/[\w./-]*\w", block.why_not)
-    assert [name for name in named if not (ROOT / name).exists()] == []
-
-
-@pytest.mark.parametrize("block", BLOCKS, ids=str)
-def test_a_block_names_its_language(block: Block) -> None:
-    assert block.language, f"{block.page}, block {block.number}: write console, text, toml, ini or python"
+def test_the_files_that_a_reason_names_exist() -> None:
+    named = {(str(block), name) for block in BLOCKS for name in _FILE.findall(block.why_not)}
+    assert named
+    assert [(block, name) for block, name in sorted(named) if not (ROOT / name).exists()] == []
 
 
 @pytest.fixture
@@ -170,17 +167,17 @@ def test_a_printed_profile_is_loaded(block: Block, tmp_path: Path) -> None:
     assert profile.expectations or (profile.image.plugins and profile.image.versions)
 
 
-@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
-def test_a_page_links_only_to_files_and_sections_that_exist(page: Path) -> None:
-    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+def test_pages_link_only_to_files_and_sections_that_exist() -> None:
     broken = []
-    for link in _LINK.findall(text):
-        if link.startswith(("http://", "https://")):
-            continue
-        name, _, anchor = link.partition("#")
-        target = (page.parent / name).resolve() if name else page
-        if not target.exists() or (anchor and anchor not in _anchors(target)):
-            broken.append(link)
+    for page in pages():
+        text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        for link in _LINK.findall(text):
+            if link.startswith(("http://", "https://")):
+                continue
+            name, _, anchor = link.partition("#")
+            target = (page.parent / name).resolve() if name else page
+            if not target.exists() or (anchor and anchor not in _anchors(target)):
+                broken.append(f"{page.relative_to(ROOT)}: {link}")
     assert broken == []
 
 

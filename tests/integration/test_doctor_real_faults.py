@@ -48,8 +48,10 @@ def doctor(
     variables = {**(env or {}), **changes}
     done = run_command("doctor", "--json", *arguments, env=variables, prefix=prefix, fork=fork, host=host)
     assert done.returncode in (0, 1), done.stderr
-    found = json.loads(done.stdout)["checks"]
-    return Seen(done.returncode, {one["id"]: (one["verdict"], one["reason"], one["remedy"]) for one in found})
+    document = json.loads(done.stdout)["checks"]
+    return Seen(
+        done.returncode, {entry["id"]: (entry["verdict"], entry["reason"], entry["remedy"]) for entry in document}
+    )
 
 
 @contextlib.contextmanager
@@ -81,16 +83,16 @@ def plugins() -> Path:
 
 def test_machine_without_faults_passes() -> None:
     # If the host has libibverbs, UCX's ib module would load a second copy, which is a warning.
-    seen = doctor(UCX_MODULES="^ib", fork=False)  # executed as a user does it
-    assert {verdict for verdict, _, _ in seen.checks.values()} == {"PASS", "NOT-APPLICABLE"}
-    assert all(reason for verdict, reason, _ in seen.checks.values() if verdict == "NOT-APPLICABLE")
-    assert seen.code == 0
+    report = doctor(UCX_MODULES="^ib", fork=False)  # executed as a user does it
+    assert {verdict for verdict, _, _ in report.checks.values()} == {"PASS", "NOT-APPLICABLE"}
+    assert all(reason for verdict, reason, _ in report.checks.values() if verdict == "NOT-APPLICABLE")
+    assert report.code == 0
 
 
 def test_telemetry_that_is_off_and_would_fail_every_request_of_vllm_is_reported() -> None:
-    seen = doctor("--image", NIXL_TELEMETRY_ENABLE="n")
-    assert seen.failed("telemetry-in-process", "NIXL_TELEMETRY_ENABLE=n", "nixlNoTelemetryError", "vLLM")
-    assert [name for name, (verdict, _, _) in seen.checks.items() if verdict == "FAIL"] == ["telemetry-in-process"]
+    report = doctor("--image", NIXL_TELEMETRY_ENABLE="n")
+    assert report.failed("telemetry-in-process", "NIXL_TELEMETRY_ENABLE=n", "nixlNoTelemetryError", "vLLM")
+    assert [name for name, (verdict, _, _) in report.checks.items() if verdict == "FAIL"] == ["telemetry-in-process"]
 
 
 @pytest.mark.parametrize(
@@ -105,20 +107,20 @@ def test_telemetry_that_is_off_and_would_fail_every_request_of_vllm_is_reported(
     ],
 )
 def test_telemetry_with_which_no_agent_is_created_is_reported(variables: dict[str, str], words: str) -> None:
-    seen = doctor("--image", env=variables)
-    assert seen.failed("telemetry-in-process", words)
-    assert "NIXL_TELEMETRY_" in seen.checks["nixl-loads"][2]
+    report = doctor("--image", env=variables)
+    assert report.failed("telemetry-in-process", words)
+    assert "NIXL_TELEMETRY_" in report.checks["nixl-loads"][2]
 
 
 def test_plugin_whose_libraries_are_missing_is_reported(plugins: Path, tmp_path: Path) -> None:
     """And an etcd whose name does not resolve."""
     # A copy in another folder does not find the libraries beside the original.
     shutil.copy(plugins / "libplugin_UCX.so", tmp_path)
-    seen = doctor("--etcd=http://no-such-host.invalid:2379", NIXL_PLUGIN_DIR=str(tmp_path))
-    assert seen.failed("names-resolve", "no-such-host.invalid")
-    assert seen.failed("plugin-libraries", "which libplugin_UCX.so needs, was not found")
-    assert re.search(r"libucp\S*\.so\S*, which libplugin_UCX\.so needs", seen.checks["plugin-libraries"][1])
-    assert seen.failed("backend-loads", "UCX")
+    report = doctor("--etcd=http://no-such-host.invalid:2379", NIXL_PLUGIN_DIR=str(tmp_path))
+    assert report.failed("names-resolve", "no-such-host.invalid")
+    assert report.failed("plugin-libraries", "which libplugin_UCX.so needs, was not found")
+    assert re.search(r"libucp\S*\.so\S*, which libplugin_UCX\.so needs", report.checks["plugin-libraries"][1])
+    assert report.failed("backend-loads", "UCX")
 
 
 def test_libfabric_without_the_symbol_versions_of_the_plugin_is_reported(tmp_path: Path) -> None:
@@ -128,15 +130,15 @@ def test_libfabric_without_the_symbol_versions_of_the_plugin_is_reported(tmp_pat
     library = tmp_path / "libfabric.so.1"
     command = ["gcc", "-shared", "-fPIC", "-Wl,-soname,libfabric.so.1", f"-Wl,--version-script={tmp_path}/versions"]
     subprocess.run([*command, "-o", str(library), str(tmp_path / "fabric.c")], check=True)
-    seen = doctor("--backend=LIBFABRIC", LD_LIBRARY_PATH=str(tmp_path))
-    assert seen.failed("plugin-libraries", str(library), "FABRIC_1.", "libplugin_LIBFABRIC.so")
+    report = doctor("--backend=LIBFABRIC", LD_LIBRARY_PATH=str(tmp_path))
+    assert report.failed("plugin-libraries", str(library), "FABRIC_1.", "libplugin_LIBFABRIC.so")
 
 
 def test_missing_libraries_of_libfabric_are_listed_and_those_of_the_driver_are_not_expected_in_an_image() -> None:
     if Path("/dev/nvidiactl").exists():
         pytest.skip("this host has an NVIDIA driver, so none of the driver's libraries is missing")
-    seen = doctor("--backend=LIBFABRIC")
-    assert seen.failed("plugin-libraries", "libcuda.so.1", "libfabric.so.1", "libplugin_LIBFABRIC.so")
+    report = doctor("--backend=LIBFABRIC")
+    assert report.failed("plugin-libraries", "libcuda.so.1", "libfabric.so.1", "libplugin_LIBFABRIC.so")
     image = doctor("--backend=LIBFABRIC", "--image")
     assert "libcuda.so.1" not in image.checks["plugin-libraries"][1]
     assert image.failed("plugin-libraries", "libfabric.so.1", "libplugin_LIBFABRIC.so")
@@ -148,9 +150,9 @@ def test_locked_memory_of_64_kib_and_dev_shm_of_64_mib_are_reported() -> None:
     limited = ["prlimit", "--memlock=65536:65536"]
     # With this capability root may exceed the limit.
     without = ["setpriv", "--bounding-set=-ipc_lock", "--inh-caps=-ipc_lock"]
-    seen = doctor("--profile=p5.48xlarge", prefix=["unshare", "--mount", "sh", "-c", small, "-", *limited, *without])
-    assert seen.failed("memlock", "64 KiB", "/proc/self/limits")
-    assert seen.failed("shm", "/dev/shm", "64 MiB")
+    report = doctor("--profile=p5.48xlarge", prefix=["unshare", "--mount", "sh", "-c", small, "-", *limited, *without])
+    assert report.failed("memlock", "64 KiB", "/proc/self/limits")
+    assert report.failed("shm", "/dev/shm", "64 MiB")
     assert doctor("--profile=p5.48xlarge", prefix=limited).checks["memlock"][0] == "PASS"
     with namespaces(small, "--mount") as host:
         verdict, reason, remedy = doctor(host=host).checks["shm"]
@@ -195,8 +197,8 @@ def test_queues_of_files_that_others_hold_or_seccomp_forbids_are_reported() -> N
     ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "0\n"
-        seen = doctor("--backend=POSIX")
-        verdict, reason, remedy = seen.checks["storage-queues"]
+        report = doctor("--backend=POSIX")
+        verdict, reason, remedy = report.checks["storage-queues"]
         assert verdict == "WARN"
         assert f"aio: {most - 100} of {most} requests are reserved on this host" in reason
         assert "fs.aio-max-nr = 1048576" in remedy
@@ -227,8 +229,8 @@ def doctor_in_network(setup: str, *arguments: str, **changes: str) -> Seen:
 
 def test_host_with_only_a_link_local_address_is_reported() -> None:
     up = "ip address add 169.254.7.9/16 dev pod0; ip link set pod1 up; ip link set pod0 up"
-    seen = doctor_in_network(up)
-    verdict, reason, remedy = seen.checks["link-local"]
+    report = doctor_in_network(up)
+    verdict, reason, remedy = report.checks["link-local"]
     # An older UCX advertises the address; a newer one leaves it out and then has none.
     assert verdict == "FAIL"
     assert "169.254.7.9" in reason
@@ -252,9 +254,9 @@ def test_link_local_address_that_ucx_leaves_out_passes() -> None:
 
 def test_interface_that_is_down_and_peer_without_a_route_are_reported() -> None:
     down = "ip address add 10.9.9.9/24 dev pod0"
-    seen = doctor_in_network(down, "--peer=192.0.2.77", UCX_NET_DEVICES="pod0,lo")
-    assert seen.failed("nics-up", "1 interface", "pod0 is down")
-    assert seen.failed("peer-reachable", "1 of 1 host", "192.0.2.77: 192.0.2.77 port 1: Network is unreachable")
+    report = doctor_in_network(down, "--peer=192.0.2.77", UCX_NET_DEVICES="pod0,lo")
+    assert report.failed("nics-up", "1 interface", "pod0 is down")
+    assert report.failed("peer-reachable", "1 of 1 host", "192.0.2.77: 192.0.2.77 port 1: Network is unreachable")
 
 
 @pytest.fixture(scope="module")
@@ -298,7 +300,7 @@ def test_variables_that_no_program_reads_are_reported(several: Seen) -> None:
 
 
 def test_variables_that_are_read_pass() -> None:
-    seen = doctor(
+    report = doctor(
         UCX_TLS="tcp,self,sm",
         UCX_LOG_LEVEL="warn",
         NIXL_LOG_LEVEL="info",
@@ -311,10 +313,10 @@ def test_variables_that_are_read_pass() -> None:
         UCX_DIR="/usr",
         UCX_VERSION="v1.20.0",
     )
-    assert seen.checks["variables-known"][0] == "PASS"
+    assert report.checks["variables-known"][0] == "PASS"
     # These transports can carry NIXL.
-    assert {seen.checks[name][0] for name in ("transports-allowed", "backend-loads")} == {"PASS"}
-    assert seen.code == 0
+    assert {report.checks[name][0] for name in ("transports-allowed", "backend-loads")} == {"PASS"}
+    assert report.code == 0
 
 
 def test_two_copies_of_libucs_are_reported(plugins: Path, tmp_path: Path) -> None:
@@ -325,8 +327,8 @@ def test_two_copies_of_libucs_are_reported(plugins: Path, tmp_path: Path) -> Non
     assert wheel is not None
     copy = tmp_path / original.name.replace(wheel[1], "00000000")
     copy.write_bytes(original.read_bytes().replace(f"libucs-{wheel[1]}".encode(), b"libucs-00000000"))
-    seen = doctor(LD_PRELOAD=str(copy), LD_LIBRARY_PATH=str(libraries))
-    assert seen.failed("libraries-once", "2 copies of libucs", str(copy))
+    report = doctor(LD_PRELOAD=str(copy), LD_LIBRARY_PATH=str(libraries))
+    assert report.failed("libraries-once", "2 copies of libucs", str(copy))
 
 
 def test_etcd_that_does_not_listen_is_reported(several: Seen) -> None:
@@ -335,13 +337,13 @@ def test_etcd_that_does_not_listen_is_reported(several: Seen) -> None:
 
 def test_missing_nixl_is_reported(tmp_path: Path) -> None:
     (tmp_path / "nixl.py").write_text("raise ImportError(\"No module named 'nixl'\")\n")
-    seen = doctor(PYTHONPATH=str(tmp_path))
-    assert seen.failed("nixl-loads", "No module named 'nixl'")
+    report = doctor(PYTHONPATH=str(tmp_path))
+    assert report.failed("nixl-loads", "No module named 'nixl'")
 
 
 def test_nixl_without_plugins_is_reported(tmp_path: Path) -> None:
-    seen = doctor(NIXL_PLUGIN_DIR=str(tmp_path))
-    assert seen.failed("nixl-loads", "No plugins available for NIXL")
+    report = doctor(NIXL_PLUGIN_DIR=str(tmp_path))
+    assert report.failed("nixl-loads", "No plugins available for NIXL")
 
 
 def test_plugin_that_crashes_does_not_crash_the_doctor(tmp_path: Path) -> None:
@@ -351,18 +353,18 @@ def test_plugin_that_crashes_does_not_crash_the_doctor(tmp_path: Path) -> None:
     )
     plugin = tmp_path / "libplugin_UCX.so"
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(plugin), str(tmp_path / "crash.c")], check=True)
-    seen = doctor(NIXL_PLUGIN_DIR=str(tmp_path))
-    assert seen.failed("backend-loads", "was ended by SIGABRT")
-    assert "SIGABRT" in seen.checks["nixl-plugins"][1]
+    report = doctor(NIXL_PLUGIN_DIR=str(tmp_path))
+    assert report.failed("backend-loads", "was ended by SIGABRT")
+    assert "SIGABRT" in report.checks["nixl-plugins"][1]
     # What was found before the crash is still judged.
     for check in ("nixl-loads", "plugin-libraries", "libraries-once", "etcd-client-library", "shm"):
-        assert seen.checks[check][0] == "PASS", seen.checks[check]
+        assert report.checks[check][0] == "PASS", report.checks[check]
 
 
 def test_transport_that_cannot_carry_nixl_fails_both_checks() -> None:
-    seen = doctor(UCX_TLS="sm")
-    assert seen.failed("transports-allowed", "UCX_TLS=sm", "NIXL_ERR_BACKEND")
-    assert seen.failed("backend-loads", "UCX", "nixlBackendError: NIXL_ERR_BACKEND")
+    report = doctor(UCX_TLS="sm")
+    assert report.failed("transports-allowed", "UCX_TLS=sm", "NIXL_ERR_BACKEND")
+    assert report.failed("backend-loads", "UCX", "nixlBackendError: NIXL_ERR_BACKEND")
 
 
 def test_missing_device_and_provider_are_reported(several: Seen) -> None:
@@ -371,22 +373,22 @@ def test_missing_device_and_provider_are_reported(several: Seen) -> None:
 
 
 def test_nixlbench_whose_library_is_missing_is_reported(several: Seen, program_without_library: Path) -> None:
-    said = f"{program_without_library}: error while loading shared libraries: libgflags.so.2.1"
-    assert several.failed("nixlbench-starts", said)
+    text = f"{program_without_library}: error while loading shared libraries: libgflags.so.2.1"
+    assert several.failed("nixlbench-starts", text)
 
 
 def test_checks_of_an_image_leave_out_gpus_networks_and_etcd() -> None:
-    seen = doctor("--image", NIXL_ETCD_ENDPOINTS="http://127.0.0.1:1", NIXL_TELEMETRY_ENABLE="y")
-    assert set(seen.checks) == {
+    report = doctor("--image", NIXL_ETCD_ENDPOINTS="http://127.0.0.1:1", NIXL_TELEMETRY_ENABLE="y")
+    assert set(report.checks) == {
         "nixl-loads", "backend-loads", "plugin-libraries", "libraries-once", "etcd-client-library", "etcd-client-patch",
         "nixlbench-starts", "nixl-plugins", "nixl-cuda", "image-versions", "verbs-providers", "gpu-code",
         "variables-known", "namespace-plain", "nixl-packages-agree", "telemetry-in-process",
     }  # fmt: skip
-    verdict, reason, _ = seen.checks["telemetry-in-process"]
+    verdict, reason, _ = report.checks["telemetry-in-process"]
     assert (verdict, reason.rpartition("; ")[2]) == (
         "PASS", "no exporter is set, so only the program itself can read it"
     )  # fmt: skip
-    assert seen.code == 0
+    assert report.code == 0
 
 
 def test_gate_of_an_image_passes_or_fails_by_what_its_profile_wants(tmp_path: Path) -> None:
@@ -441,9 +443,9 @@ def test_transports_that_cannot_carry_nixl_are_reported_with_the_message_of_ucx(
 ) -> None:
     if Path("/sys/class/infiniband").exists() or Path("/dev/nvidiactl").exists():
         pytest.skip("this host has RDMA or a GPU, so the requested transports may work")
-    seen = doctor(UCX_TLS=text)
-    assert seen.failed("transports-allowed", *values)
-    assert seen.failed("backend-loads", said_by_ucx)
+    report = doctor(UCX_TLS=text)
+    assert report.failed("transports-allowed", *values)
+    assert report.failed("backend-loads", said_by_ucx)
 
 
 @pytest.mark.parametrize(
@@ -451,16 +453,16 @@ def test_transports_that_cannot_carry_nixl_are_reported_with_the_message_of_ucx(
     [("tcp,tpc", "'tpc' (did you mean tcp?)"), pytest.param("^tpc", "did you mean tcp?", marks=pytest.mark.whole)],
 )
 def test_misspelt_transport_among_good_ones_is_a_warning(text: str, words: str) -> None:
-    seen = doctor(UCX_TLS=text, UCX_MODULES="^ib")
-    verdict, reason, remedy = seen.checks["transports-allowed"]
+    report = doctor(UCX_TLS=text, UCX_MODULES="^ib")
+    verdict, reason, remedy = report.checks["transports-allowed"]
     assert verdict == "WARN"
     assert words in reason
     assert "UCX_TLS" in remedy
-    assert seen.checks["backend-loads"][0] == "PASS"
+    assert report.checks["backend-loads"][0] == "PASS"
 
 
 @pytest.mark.whole  # test_variables_that_are_read_pass has one of them
 @pytest.mark.parametrize("text", ["tcp", "\\tcp", "all", "^ib", "^rc,ud"])
 def test_transports_that_can_carry_nixl_pass(text: str) -> None:
-    seen = doctor(UCX_TLS=text, UCX_MODULES="^ib")
-    assert {seen.checks[name][0] for name in ("transports-allowed", "backend-loads")} == {"PASS"}
+    report = doctor(UCX_TLS=text, UCX_MODULES="^ib")
+    assert {report.checks[name][0] for name in ("transports-allowed", "backend-loads")} == {"PASS"}

@@ -118,7 +118,7 @@ def explained(said: str) -> set[str]:
     """Return the titles of what ``pytest-nixl explain`` recognises in an output."""
     scan = LogScan(*read_messages(parse_texts(text_file("error-texts"))))
     scan.read(io.BytesIO(said.encode()))
-    return {seen.message.title for seen in scan.seen()}
+    return {visited.message.title for visited in scan.seen()}
 
 
 def run(script: str, **variables: str) -> str:
@@ -130,9 +130,9 @@ def run(script: str, **variables: str) -> str:
 
 
 def test_errors_of_the_real_nixl_are_on_the_page() -> None:
-    said = run(PROVOKE, NIXL_TELEMETRY_ENABLE="n")
-    found = dict(re.findall(r"^([a-z-]+) (nixl\w+Error) ", said, re.M))
-    assert found == {
+    output = run(PROVOKE, NIXL_TELEMETRY_ENABLE="n")
+    matches = dict(re.findall(r"^([a-z-]+) (nixl\w+Error) ", output, re.M))
+    assert matches == {
         "unknown-agent": "nixlNotFoundError",
         "unregistered": "nixlNotFoundError",
         "lengths": "nixlInvalidParamError",
@@ -142,8 +142,8 @@ def test_errors_of_the_real_nixl_are_on_the_page() -> None:
         "beyond-the-cache": "nixlNotFoundError",
         "view-of-host": "nixlBackendError",
         "view-of-unknown": "nixlNotFoundError",
-    }, said
-    assert explained(said) >= {
+    }, output
+    assert explained(output) >= {
         "NIXL_ERR_NOT_FOUND",
         "NIXL_ERR_INVALID_PARAM",
         "NIXL_ERR_MISMATCH",

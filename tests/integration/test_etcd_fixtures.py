@@ -219,25 +219,25 @@ def test_nothing_is_left_behind(tmp_path: Path, server: str, how: str) -> None:
         process = start_pytest(tmp_path, inner, *arguments)
         wait_until(lambda: (tmp_path / "told").exists() or process.poll() is not None, 300, "the test is under way")
         assert (tmp_path / "told").exists(), process.communicate()[0]
-        told = json.loads((tmp_path / "told").read_text())
+        document = json.loads((tmp_path / "told").read_text())
         if how != "end":
             if server == "external":
-                assert client.count_prefix(told["prefix"]) == 1
+                assert client.count_prefix(document["prefix"]) == 1
             if server == "container":
-                assert told["name"] in container_names()
-            assert running(told["etcd"])
+                assert document["name"] in container_names()
+            assert running(document["etcd"])
             process.send_signal(getattr(signal, how))
         output = process.communicate(timeout=300)[0]
         expected = {"SIGKILL": -signal.SIGKILL, "SIGINT": pytest.ExitCode.INTERRUPTED, "end": pytest.ExitCode.OK}
         assert process.returncode == expected[how], output
-        directory = Path(told["directory"])
+        directory = Path(document["directory"])
         wait_until(lambda: not directory.exists(), 60, "the run directory has gone")
         wait_until(lambda: not mentioning(str(directory)), 60, "no process of the run is left")
-        assert not running(told["etcd"])
-        wait_until(lambda: not running(told["supervisor"]), 60, "the supervisor, which ends last, has gone")
+        assert not running(document["etcd"])
+        wait_until(lambda: not running(document["supervisor"]), 60, "the supervisor, which ends last, has gone")
         assert client.count_prefix("/") == 0
         if server == "container":
-            assert told["name"] not in container_names()
+            assert document["name"] not in container_names()
 
 
 def test_clean_removes_a_killed_run_with_an_embedded_etcd(
@@ -247,13 +247,13 @@ def test_clean_removes_a_killed_run_with_an_embedded_etcd(
     inner = INNER.replace("WAIT", "True")
     process = start_pytest(tmp_path, inner, EMBEDDED, TMPDIR=str(tmp_path))
     wait_until((tmp_path / "told").exists, 300, "the test is under way")
-    told = json.loads((tmp_path / "told").read_text())
-    for pid in (told["supervisor"], process.pid):
+    document = json.loads((tmp_path / "told").read_text())
+    for pid in (document["supervisor"], process.pid):
         os.kill(pid, signal.SIGKILL)
     process.communicate(timeout=300)
     assert cli.main(["clean"]) == 0
-    assert f"removed what a killed run left: {told['directory']}\n" in capsys.readouterr().out
-    assert not Path(told["directory"]).exists()
+    assert f"removed what a killed run left: {document['directory']}\n" in capsys.readouterr().out
+    assert not Path(document["directory"]).exists()
 
 
 def test_nothing_is_left_behind_by_killed_workers(tmp_path: Path) -> None:

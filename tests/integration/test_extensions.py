@@ -110,9 +110,9 @@ def test_examples_of_four_kinds_are_used_in_one_run(site: Path, tmp_path: Path, 
 
 def test_doctor_asks_the_check_of_the_example(site: Path) -> None:
     done = run_command("doctor", "--json", site=site)
-    [found] = [load for load in json.loads(done.stdout)["checks"] if load["id"] == "loopback-is-up"]
-    assert found["verdict"] == "PASS"
-    assert "127.0.0.1" in found["reason"]
+    [results] = [load for load in json.loads(done.stdout)["checks"] if load["id"] == "loopback-is-up"]
+    assert results["verdict"] == "PASS"
+    assert "127.0.0.1" in results["reason"]
 
 
 def test_infrastructure_suite_asks_the_check_of_the_example(site: Path) -> None:
@@ -140,18 +140,18 @@ def test_commands_of_the_pages_run(site: Path, tmp_path: Path) -> None:
     blocks = [re.search(r"^```console\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL) for page in pages]
     [printed] = {block[1] for block in blocks if block is not None}
     assert None not in blocks
-    install_it, *others = [shlex.split(line.removeprefix("$ ")) for line in printed.splitlines()]
+    install_it, *remainder = [shlex.split(line.removeprefix("$ ")) for line in printed.splitlines()]
     assert install_it[:2] == ["pip", "install"]
     assert ROOT / install_it[-1] == EXAMPLE
-    for words in others:
-        module = ["-m", "pytest_nixl.cli"] if words[0] == "pytest-nixl" else []
-        given = [word.replace("rows.md", str(tmp_path / "rows.md")) for word in words[1:]]
+    for arguments in remainder:
+        module = ["-m", "pytest_nixl.cli"] if arguments[0] == "pytest-nixl" else []
+        options = [argument.replace("rows.md", str(tmp_path / "rows.md")) for argument in arguments[1:]]
         done = subprocess.run(
-            [sys.executable, *module, *given], cwd=ROOT, env=environment(PYTHONPATH=str(site)), capture_output=True,
+            [sys.executable, *module, *options], cwd=ROOT, env=environment(PYTHONPATH=str(site)), capture_output=True,
             text=True, check=False,
         )  # fmt: skip
         # The doctor may find something wrong with this machine.
-        assert done.returncode in ((0, 1) if "doctor" in words else (0,)), done.stdout + done.stderr
+        assert done.returncode in ((0, 1) if "doctor" in arguments else (0,)), done.stdout + done.stderr
     assert ROW in (tmp_path / "rows.md").read_text()
 
 
@@ -267,10 +267,10 @@ def test_doctor_check_that_raises_is_unknown(install: Install) -> None:
         "from pytest_nixl import Check\nit = Check('acme-check', 'Why?', lambda facts, wanted: 1 / 0, image=True)",
     )  # fmt: skip
     done = run_command("doctor", "--image", "--json")
-    [found] = [load for load in json.loads(done.stdout)["checks"] if load["id"] == "acme-check"]
-    assert found["verdict"] == "UNKNOWN"
-    assert "acme-nixl 2.0" in found["reason"]
-    assert "ZeroDivisionError" in found["reason"]
+    [results] = [load for load in json.loads(done.stdout)["checks"] if load["id"] == "acme-check"]
+    assert results["verdict"] == "UNKNOWN"
+    assert "acme-nixl 2.0" in results["reason"]
+    assert "ZeroDivisionError" in results["reason"]
 
 
 def test_profile_package_without_profiles_is_refused(install: Install) -> None:

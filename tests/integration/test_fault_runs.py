@@ -89,9 +89,9 @@ def test_each_outcome_of_a_misuse_has_its_words(
 def cells(fault_runs: Any, *outcomes: FaultOutcome) -> list[str]:
     """Return the cells of the fault of :data:`TOLD` for each release."""
     runs = [fault_runs.FaultRun.of_fault(DATE, MACHINE, outcome) for outcome in outcomes]
-    ((id, found),) = fault_runs.rows_of(runs, UCX, misuse=False, ids=["target-killed"])
+    ((id, results),) = fault_runs.rows_of(runs, UCX, misuse=False, ids=["target-killed"])
     assert id == "target-killed"
-    return list(found)
+    return list(results)
 
 
 def test_a_fault_that_was_not_run_says_so(fault_runs: Any) -> None:
@@ -138,12 +138,12 @@ def test_every_fault_is_recorded_with_every_release(fault_runs: Any) -> None:
     # LIBFABRIC of 1.5.1 needs a libfabric that is built from source, which was not done again for this one.
     missing = ["1.5.1 LIBFABRIC  True released-in-flight 2"]
     assert fault_runs.missing_runs(runs, FAULTS) == missing
-    rest = [
+    remainder = [
         run
         for run in runs
         if (run.id, run.op, run.backend, run.nixl) != ("target-killed", "READ", "LIBFABRIC", "1.5.1")
     ]
-    assert fault_runs.missing_runs(rest, FAULTS) == ["1.5.1 LIBFABRIC  False target-killed 1", *missing]
+    assert fault_runs.missing_runs(remainder, FAULTS) == ["1.5.1 LIBFABRIC  False target-killed 1", *missing]
 
 
 def test_rows_that_differ_only_in_backend_and_times_are_one(fault_runs: Any) -> None:
@@ -165,9 +165,9 @@ def test_the_script_records_what_the_suite_sees(fault_runs: Any, tmp_path: Path)
         timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    found = fault_runs.read_runs(path)
-    assert done.stdout.splitlines()[-1] == f"{len(found)} records were added to {path}"
-    killed = {(run.transports, run.op): run.cell for run in found if run.id == "target-killed"}
+    results = fault_runs.read_runs(path)
+    assert done.stdout.splitlines()[-1] == f"{len(results)} records were added to {path}"
+    killed = {(run.transports, run.op): run.cell for run in results if run.id == "target-killed"}
     assert set(killed) == {("", "WRITE"), ("", "READ"), ("tcp", "WRITE"), ("tcp", "READ")}
     assert all("told in" in cell and "nixlRemoteDisconnectError" in cell for cell in killed.values())
-    assert {run.cell for run in found if run.id == "duplicate-descriptor"} == {"**SIGSEGV**"}
+    assert {run.cell for run in results if run.id == "duplicate-descriptor"} == {"**SIGSEGV**"}

@@ -73,7 +73,7 @@ def test_a_rank_of_a_launcher_writes_no_escape_codes(tmp_path: Path, forced: dic
     """``mpirun`` gives each rank a terminal, and what all of them write ends in one file."""
     (tmp_path / "test_mine.py").write_text("def test_mine(nixl_settings): assert False\n")
     ranks = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "TERM": "xterm"}
-    words = [
+    arguments = [
         sys.executable,
         "-m",
         "pytest",
@@ -82,9 +82,9 @@ def test_a_rank_of_a_launcher_writes_no_escape_codes(tmp_path: Path, forced: dic
         "--nixl-etcd=http://127.0.0.1:9",
         "--nixl-join-timeout=1s",
     ]
-    kept = environment(**ranks, **forced)
+    variables = environment(**ranks, **forced)
     code, output = run_on_terminal(
-        words, cwd=tmp_path, env={k: v for k, v in kept.items() if k not in ("CI", "NO_COLOR")}
+        arguments, cwd=tmp_path, env={k: v for k, v in variables.items() if k not in ("CI", "NO_COLOR")}
     )
     assert code == 1
     assert "connection refused" in output
@@ -141,12 +141,12 @@ def test_two_ranks_of_one_host_learn_that_the_profile_is_for_two_and_how_to_repe
     (code, output), (other, _) = ranks_on_this_host([f"env MASTER_ADDR=127.0.0.1 {line}{rank}" for rank in (0, 1)])
     assert (code, other) == (1, 1), output
     assert f": both ranks are on one host, {platform.node()}, and this profile is for rows between two hosts" in output
-    [again] = {found.strip() for found in output.splitlines() if found.strip().startswith("repeat: ")}
+    [again] = {results.strip() for results in output.splitlines() if results.strip().startswith("repeat: ")}
     command, _, how = again.removeprefix("repeat: ").partition("  # ")
     assert command.startswith("MASTER_ADDR=127.0.0.1 pytest ")
     assert how == "at the same time on the other rank, with its --nixl-rank, and with the same NIXL_GROUP_TOKEN on all"
     second = ranks_on_this_host([f"env {command}", f"env {command.replace('--nixl-rank=0', '--nixl-rank=1')}"])
-    assert [found for found, _ in second] == [1, 1], second
+    assert [results for results, _ in second] == [1, 1], second
     assert "both ranks are on one host" in second[0][1]
 
 
@@ -158,5 +158,5 @@ def test_nixl_that_cannot_be_loaded_is_one_cause_and_one_worker(tmp_path: Path) 
     done = bandwidth(blocks="4KiB,64KiB", env={"PYTHONPATH": str(tmp_path)})
     assert done.code == 1
     assert "4 ERROR; 0 rows measured" in done.output
-    told = re.findall(r"NIXL cannot be loaded in rank 0 \(initiator worker, pid (\d+)\): it is broken", done.output)
-    assert len(set(told)) == 1, done.output
+    matches = re.findall(r"NIXL cannot be loaded in rank 0 \(initiator worker, pid (\d+)\): it is broken", done.output)
+    assert len(set(matches)) == 1, done.output

@@ -73,7 +73,7 @@ def on_the_host(env: Mapping[str, str], *command: str, given: str = "") -> str:
 
 
 def by_check(told: Mapping[str, Sequence[Mapping[str, str]]]) -> Found:
-    return {each["id"]: (each["verdict"], each["reason"], each["remedy"]) for each in told["checks"]}
+    return {entry["id"]: (entry["verdict"], entry["reason"], entry["remedy"]) for entry in told["checks"]}
 
 
 def doctor(env: Mapping[str, str]) -> Found:
@@ -88,12 +88,12 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def test_healthy_gpus_pass(driver: dict[str, str]) -> None:
-    found = doctor(driver)
-    assert {id: found[id][0] for id in GPU_CHECKS} == dict.fromkeys(GPU_CHECKS, "PASS"), found
-    assert found["gpus"][1] == "1 Stand-in 0, 1 Stand-in 1"
-    assert found["gpu-driver"][1] == "driver 580.95.05, CUDA up to 12.9"
-    assert "libcudart.so.12, which the loader does not find" in found["ucx-cuda"][1]
-    assert "UCX VRAM:VRAM: 64 KiB each way over cuda_ipc/cuda" in found["transfers-arrive"][1]
+    report = doctor(driver)
+    assert {id: report[id][0] for id in GPU_CHECKS} == dict.fromkeys(GPU_CHECKS, "PASS"), report
+    assert report["gpus"][1] == "1 Stand-in 0, 1 Stand-in 1"
+    assert report["gpu-driver"][1] == "driver 580.95.05, CUDA up to 12.9"
+    assert "libcudart.so.12, which the loader does not find" in report["ucx-cuda"][1]
+    assert "UCX VRAM:VRAM: 64 KiB each way over cuda_ipc/cuda" in report["transfers-arrive"][1]
 
 
 #: Other states of the GPUs.
@@ -116,19 +116,19 @@ SMALLER_SETS = [{"CUDA_VISIBLE_DEVICES": "1"}, {"CUDA_VISIBLE_DEVICES": "GPU-11"
 def examined(driver: dict[str, str]) -> Mapping[str, Found]:
     """What the checks find with each of these variables, by the variable and its value."""
     every = [NOT_GIVEN, IN_MIG_MODE, WITHOUT_ECC, *SMALLER_SETS, *UNEXPLAINED, *(fault["env"] for fault in FAULTS)]
-    told = json.loads(on_the_host(driver, "-c", EXAMINE, given=json.dumps(every)))
-    return {str(variables): by_check(each) for variables, each in zip(every, told, strict=True)}
+    document = json.loads(on_the_host(driver, "-c", EXAMINE, given=json.dumps(every)))
+    return {str(variables): by_check(each) for variables, each in zip(every, document, strict=True)}
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault["name"])
 def test_fault_is_named_by_one_check(fault: Mapping[str, Any], examined: Mapping[str, Found]) -> None:
-    found, id = examined[str(fault["env"])], fault["check"]
-    verdict, reason, remedy = found[id]
-    assert verdict == fault.get("verdict", "FAIL"), found[id]
+    results, id = examined[str(fault["env"])], fault["check"]
+    verdict, reason, remedy = results[id]
+    assert verdict == fault.get("verdict", "FAIL"), results[id]
     assert fault["said"] in reason
     assert fault["remedy"] in remedy
     # No other check accuses the GPUs that are left.
-    judged = {other: found[other][0] for other in (*GPU_CHECKS, "variables-agree")}
+    judged = {other: results[other][0] for other in (*GPU_CHECKS, "variables-agree")}
     accusers = [other for other, verdict in judged.items() if verdict in ("FAIL", "WARN")]
     assert accusers == [id, *fault.get("also", ())]
 
@@ -161,22 +161,22 @@ def test_state_that_explains_nothing_is_no_fault(variables: Mapping[str, str], e
 def test_the_doctor_says_the_same_where_nixl_and_ucx_have_that_nvml_too(
     fault: Mapping[str, Any], driver: dict[str, str], examined: Mapping[str, Found]
 ) -> None:
-    found, expected = doctor({**driver, **fault["env"]}), examined[str(fault["env"])]
-    assert {id: found[id] for id in GPU_CHECKS} == {id: expected[id] for id in GPU_CHECKS}
+    report, expected = doctor({**driver, **fault["env"]}), examined[str(fault["env"])]
+    assert {id: report[id] for id in GPU_CHECKS} == {id: expected[id] for id in GPU_CHECKS}
 
 
 def test_gpu_that_is_not_given_to_this_process_is_no_fault(examined: Mapping[str, Found]) -> None:
-    found = examined[str(NOT_GIVEN)]
-    assert found["gpus"][:2] == ("PASS", "1 Stand-in 0")
-    assert [id for id in GPU_CHECKS if found[id][0] not in ("PASS", "NOT-APPLICABLE")] == []
+    results = examined[str(NOT_GIVEN)]
+    assert results["gpus"][:2] == ("PASS", "1 Stand-in 0")
+    assert [id for id in GPU_CHECKS if results[id][0] not in ("PASS", "NOT-APPLICABLE")] == []
 
 
 def test_mig_mode_is_named(examined: Mapping[str, Found]) -> None:
-    found = examined[str(IN_MIG_MODE)]
-    assert found["gpus"][0] == found["gpu-p2p"][0] == "WARN", found
-    assert "1 Stand-in 0, 1 Stand-in 1; in MIG mode: GPU 1: CUDA gives a process one part" in found["gpus"][1]
-    assert "in 2 of 2 pairs one GPU cannot read the other's memory, because of MIG mode: GPU 1" in found["gpu-p2p"][1]
-    assert all("nvidia-smi -i 0000:1b:00.0 -mig 0" in found[id][2] for id in ("gpus", "gpu-p2p"))
+    results = examined[str(IN_MIG_MODE)]
+    assert results["gpus"][0] == results["gpu-p2p"][0] == "WARN", results
+    assert "1 Stand-in 0, 1 Stand-in 1; in MIG mode: GPU 1: CUDA gives a process one part" in results["gpus"][1]
+    assert "in 2 of 2 pairs one GPU cannot read the other's memory, because of MIG mode: GPU 1" in results["gpu-p2p"][1]
+    assert all("nvidia-smi -i 0000:1b:00.0 -mig 0" in results[id][2] for id in ("gpus", "gpu-p2p"))
 
 
 def test_gpus_without_ecc_have_no_errors_to_count(examined: Mapping[str, Found]) -> None:
@@ -184,11 +184,11 @@ def test_gpus_without_ecc_have_no_errors_to_count(examined: Mapping[str, Found])
 
 
 def test_missing_nvml_is_named(tmp_path_factory: pytest.TempPathFactory) -> None:
-    found = doctor(gpu_standin.build(tmp_path_factory.mktemp("driver"), gpu_standin.DRIVER))
-    assert found["gpus"][1] == "2 Stand-in"
-    verdict, reason, remedy = found["gpu-driver"]
+    report = doctor(gpu_standin.build(tmp_path_factory.mktemp("driver"), gpu_standin.DRIVER))
+    assert report["gpus"][1] == "2 Stand-in"
+    verdict, reason, remedy = report["gpu-driver"]
     assert (verdict, "NVML (libnvidia-ml.so.1) was not found" in reason) == ("UNKNOWN", True)
     assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in remedy
-    verdict, reason, remedy = found["ucx-cuda"]
+    verdict, reason, remedy = report["ucx-cuda"]
     assert (verdict, "libuct_cuda needs libnvidia-ml.so.1" in reason) == ("FAIL", True)
     assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in remedy

@@ -57,9 +57,9 @@ def sorted_as(load: PhaseLoad, size: int) -> list[int]:
 def settled(group: RankGroup, total: int, *watched: str) -> list[int]:
     """Return the requests of each rank once they are as many as the model says: a thread may send one later."""
     wait_until(lambda: sum(group.requests(*watched)) >= total, 60, f"{total} requests: {group.requests(*watched)}")
-    found = group.requests(*watched)
+    results = group.requests(*watched)
     group.count_again()
-    return found
+    return results
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -70,10 +70,10 @@ def test_each_phase_has_the_requests_of_the_model(etcd: Etcd, size: int, token: 
 
     def check(load: PhaseLoad, *watched: str) -> list[int]:
         nonlocal everything
-        found = settled(group, load.total, *watched)
-        everything += sum(found)
-        assert sorted(found) == sorted_as(load, size)
-        return found
+        results = settled(group, load.total, *watched)
+        everything += sum(results)
+        assert sorted(results) == sorted_as(load, size)
+        return results
 
     with rank_group(etcd.url, size, token) as group:
         group.join()
@@ -85,8 +85,8 @@ def test_each_phase_has_the_requests_of_the_model(etcd: Etcd, size: int, token: 
         for number in range(COUNT):
             assert group.driver.ask_all("echo", text=str(number)) == dict.fromkeys(range(1, size), str(number))
             assert not any(peer._answers for peer in group.driver.peers.values()), "no answer is expected any more"
-        found = check(exchanges(size, COUNT))
-        assert found[0] == exchanges(size, COUNT).one
+        results = check(exchanges(size, COUNT))
+        assert results[0] == exchanges(size, COUNT).one
         group.end()
         before, after = exchanges(size, COUNT), exchanges(size, COUNT + 1)
         assert sum(settled(group, after.total - before.total)) == after.total - before.total
@@ -101,7 +101,7 @@ def test_each_phase_has_the_requests_of_the_model(etcd: Etcd, size: int, token: 
 @pytest.mark.long
 def test_the_bytes_that_etcd_sends_grow_with_the_rosters_alone(etcd: Etcd) -> None:
     """Each rank receives one roster. Nothing else that it receives grows with the number of ranks."""
-    rest = {}
+    remainder = {}
     with connect([etcd.endpoint], timeout=60) as client:
         for size in SIZES:
             before = client.maintenance.counters()[SENT]
@@ -111,8 +111,8 @@ def test_the_bytes_that_etcd_sends_grow_with_the_rosters_alone(etcd: Etcd) -> No
                     group.barrier()
                 sent = client.maintenance.counters()[SENT] - before
                 group.leave()
-            rest[size] = (sent - size * roster_bytes(size, len("node-000000"), sealed=False)) / size
-    assert rest[8] <= 1.25 * rest[2], rest
+            remainder[size] = (sent - size * roster_bytes(size, len("node-000000"), sealed=False)) / size
+    assert remainder[8] <= 1.25 * remainder[2], remainder
 
 
 def test_requests_of_a_rank_do_not_grow_with_the_group() -> None:

@@ -83,9 +83,9 @@ class Ended:
 
     @property
     def page_verdict(self) -> str:
-        found = re.search(r"<strong>([^<]*)</strong>", (self.folder / "r.html").read_text())
-        assert found is not None
-        return found[1]
+        match = re.search(r"<strong>([^<]*)</strong>", (self.folder / "r.html").read_text())
+        assert match is not None
+        return match[1]
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -134,12 +134,12 @@ def test_a_run_that_ends_early_is_interrupted_and_writes_its_reports(
 ) -> None:
     ended = end_run(how, *arguments)
     ran = 3 if failed else 2
-    said = f"{'FAIL, ' if failed else ''}INTERRUPTED after {ran} of 10 checks: {why}"
+    text = f"{'FAIL, ' if failed else ''}INTERRUPTED after {ran} of 10 checks: {why}"
     kind = "gate" if GATE in arguments else "verdict"
     assert ended.code == code, ended.output
-    assert ended.last_line.startswith(f"NIXL {kind}: {said} (2 PASS"), ended.output
+    assert ended.last_line.startswith(f"NIXL {kind}: {text} (2 PASS"), ended.output
     assert not re.search(r"^NIXL (gate|verdict): PASS", ended.output, re.M)
-    assert ended.page_verdict == said
+    assert ended.page_verdict == text
     assert ended.metrics["nixl_run_passed"] == 0
     assert ended.metrics["nixl_run_interrupted"] == 1
     suite = ended.junit
@@ -157,9 +157,9 @@ def test_a_plugin_that_stops_the_run_interrupts_it(end_run: Callable[..., Ended]
 def test_a_crash_while_reports_are_written_is_not_a_pass(end_run: Callable[..., Ended]) -> None:
     ended = end_run("late crash")
     assert ended.code != 0
-    said = "INTERRUPTED after 10 of 10 checks: pytest or one of its plugins failed: RuntimeError: planted"
-    assert ended.page_verdict == said
-    assert f"NIXL verdict: {said} (10 PASS; 0 rows measured)" in ended.output
+    text = "INTERRUPTED after 10 of 10 checks: pytest or one of its plugins failed: RuntimeError: planted"
+    assert ended.page_verdict == text
+    assert f"NIXL verdict: {text} (10 PASS; 0 rows measured)" in ended.output
 
 
 def test_a_failure_of_the_last_check_is_not_an_interruption(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_the_record_of_an_interrupted_run_is_stored_but_refused_as_a_baseline(
     assert [key.block for key in stored.rows] == [4 * KIB, 8 * KIB]
     assert stored.interrupted == "INTERRUPTED after 2 of 5 checks: Ctrl-C (SIGINT)"
 
-    for baseline, words in (
+    for baseline, arguments in (
         (
             stored.source,
             "cannot be a baseline (INTERRUPTED after 2 of 5 checks: Ctrl-C (SIGINT)): expected the record",
@@ -202,7 +202,7 @@ def test_the_record_of_an_interrupted_run_is_stored_but_refused_as_a_baseline(
     ):
         refused = run(BANDWIDTH, f"--nixl-baseline={baseline}")
         assert refused.code == pytest.ExitCode.USAGE_ERROR
-        assert words in refused.output
+        assert arguments in refused.output
     assert main(["report", stored.source, str(tmp_path / "again.html")]) == 0
     capsys.readouterr()
     assert f"<strong>{stored.interrupted}</strong>" in (tmp_path / "again.html").read_text()
@@ -259,9 +259,9 @@ def test_a_run_has_one_verdict(
     assert summary_line(results, gate=gate, interrupted=interrupted).text.startswith(
         f"NIXL {'gate' if gate else 'verdict'}: {text} ("
     )
-    found = json.loads(json.dumps(told(results, gate=gate, interrupted=interrupted)))
-    assert (found["verdict"], found["interrupted"]) == (word, interrupted)
-    assert len(found["failing"]) == sum(
+    document = json.loads(json.dumps(told(results, gate=gate, interrupted=interrupted)))
+    assert (document["verdict"], document["interrupted"]) == (word, interrupted)
+    assert len(document["failing"]) == sum(
         result in (FAILED, MISSED) or (gate and result is DOUBTED) for result in results
     )
 

@@ -52,10 +52,10 @@ def test_all_ways_to_make_a_request_are_measured_and_verified() -> None:
         "scattered-prepped", "scattered-unmerged", "scattered-initialized", "contiguous-merged", "contiguous-unmerged",
         "contiguous-initialized", "scattered-strided", "repeated-prepped",
     )  # fmt: skip
-    found = results(done)
-    assert set(found) == {f"{op} {way}" for op in ("WRITE", "READ") for way in ways}
-    assert {count for _, count in found.values()} == {4 * 64}
-    assert all(rate > 0 for rate, _ in found.values())
+    result = results(done)
+    assert set(result) == {f"{op} {way}" for op in ("WRITE", "READ") for way in ways}
+    assert {count for _, count in result.values()} == {4 * 64}
+    assert all(rate > 0 for rate, _ in result.values())
     # On a busy machine kv-post-scaling, and nothing else, may be undecided.
     busy = "INCONCLUSIVE kv-post-scaling: " in done.output
     counts = "16 PASS, 1 INCONCLUSIVE" if busy else "17 PASS"
@@ -103,9 +103,9 @@ def test_a_changed_byte_of_a_piece_is_reported_with_the_offset_in_its_block(tmp_
     env = {"PYTHONPATH": str(tmp_path)}
     done = run(SUITE, SMALL, "--nixl-kv-tp=8:4", "--nixl-op=WRITE", plugins=["poker"], env=env)
     # The planted place is byte 3 * 8 * 32 KiB + 5 * 32 KiB + 77; a tensor has 16 pieces of 4 KiB.
-    tensor, rest = divmod(29 * 32768 + 77, 16 * 4096)
+    tensor, remainder = divmod(29 * 32768 + 77, 16 * 4096)
     layer, part = divmod(tensor, 2)
-    block, offset = divmod(rest, 2 * 4096)
+    block, offset = divmod(remainder, 2 * 4096)
     where = f"layer {layer} {'KV'[part]}, block {block}, offset {offset}: expected 0x"
     assert re.search(rf"^CORRUPT: KV requests UCX WRITE .*{where}", done.output, re.MULTILINE)
     assert done.code == 1
@@ -197,10 +197,10 @@ def test_a_request_above_the_bound_of_the_profile_fails_and_its_time_is_recorded
     assert re.search(rf"^kv-request-p99  {of} +[\d.]+ \w+  -$", done.output, re.MULTILINE)
     assert "NIXL verdict: FAIL (1 PASS, 1 FAIL; " in done.output
     recorded = json.loads(record.read_text())
-    keys = {one["fullname"] for one in recorded["benchmarks"]}
+    keys = {entry["fullname"] for entry in recorded["benchmarks"]}
     key = "UCX/READ/DRAM:DRAM/32KiB/batch256/depth1/0-1/kv={},model=generic,tokens=64"
     assert keys == {key.format("scattered-prepped"), key.format("contiguous-merged")}
-    [one] = [one for one in recorded["benchmarks"] if one["fullname"] == key.format("scattered-prepped")]
+    [entry] = [entry for entry in recorded["benchmarks"] if entry["fullname"] == key.format("scattered-prepped")]
     [median] = [
         figure
         for result in recorded["nixl"]["results"]
@@ -208,7 +208,7 @@ def test_a_request_above_the_bound_of_the_profile_fails_and_its_time_is_recorded
         if figure["name"] == "kv-request-p50" and figure["labels"]["way"] == "scattered-prepped"
     ]
     assert (median["labels"]["tokens"], median["unit"], median["at_most"]) == ("64", "s", 1e-9)
-    assert one["stats"]["min"] <= median["value"] <= one["stats"]["max"]
+    assert entry["stats"]["min"] <= median["value"] <= entry["stats"]["max"]
     assert "<h2>Figures</h2>" in page.read_text()
     assert done.code == 1
 

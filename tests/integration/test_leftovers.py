@@ -75,18 +75,18 @@ class Scene:
             text=True,
         )
         assert process.stdout is not None
-        said = []
+        output = []
         for line in process.stdout:
-            said.append(line)
+            output.append(line)
             if "BUSY" in line:
                 return process
-        raise AssertionError("".join(said))
+        raise AssertionError("".join(output))
 
     def left(self) -> list[str]:
         """Return what is left, one sentence each."""
-        found = [f"process {pid}: {line}" for pid, line in marked(self.mark)]
-        found += [f"directory {path}" for path in self.directory.glob("pytest-nixl*")]
-        return [*found, *self.keys(), *_left_segments(self.segments)]
+        results = [f"process {pid}: {line}" for pid, line in marked(self.mark)]
+        results += [f"directory {path}" for path in self.directory.glob("pytest-nixl*")]
+        return [*results, *self.keys(), *_left_segments(self.segments)]
 
     def keys(self) -> list[str]:
         """Return the keys of runs in etcd, one sentence each."""
@@ -206,14 +206,14 @@ def test_a_run_ended_while_workers_start_leaves_nothing(tmp_path: Path, number: 
             stderr=subprocess.DEVNULL,
         )))  # fmt: skip
     processes = [process for _, _, process in waiting]
-    seen: dict[Path, float] = {}
+    visited: dict[Path, float] = {}
     while waiting:
         for each in tuple(waiting):
             moment, folder, process = each
             assert process.poll() is None, "the run ended by itself"
-            if folder not in seen and any(folder.glob("pytest-nixl*")):
-                seen[folder] = time.monotonic()
-            if folder in seen and time.monotonic() >= seen[folder] + moment:
+            if folder not in visited and any(folder.glob("pytest-nixl*")):
+                visited[folder] = time.monotonic()
+            if folder in visited and time.monotonic() >= visited[folder] + moment:
                 process.send_signal(number)
                 waiting.remove(each)
         time.sleep(0.001)
@@ -221,9 +221,9 @@ def test_a_run_ended_while_workers_start_leaves_nothing(tmp_path: Path, number: 
         assert process.wait(300) != 0
 
     def left() -> list[str]:
-        found = [f"process {pid}: {line}" for pid, line in marked(mark)]
-        found += [f"directory {path}" for path in tmp_path.glob("*/pytest-nixl*")]
-        return found + _left_segments(segments)
+        results = [f"process {pid}: {line}" for pid, line in marked(mark)]
+        results += [f"directory {path}" for path in tmp_path.glob("*/pytest-nixl*")]
+        return results + _left_segments(segments)
 
     assert eventually(lambda: not left(), 60), left()
 

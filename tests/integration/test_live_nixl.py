@@ -67,17 +67,17 @@ def test_the_backend_of_a_child_of_the_server_is_named(capsys: pytest.CaptureFix
         assert main(["telemetry", f"http://127.0.0.1:{port}"]) == PASSED
         [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("NIXL of pid ")]
         assert main(["telemetry", f"localhost:{port}", "--json"]) == PASSED
-        [found] = json.loads(capsys.readouterr().out)["processes"]
+        [output] = json.loads(capsys.readouterr().out)["processes"]
     assert "uses UCX; it has opened no RDMA device, so its transfers between hosts use TCP" in line
     assert line.endswith(", NIXL_BACKEND=LIBFABRIC, SGLANG_DISAGGREGATION_NIXL_BACKEND=UCX, UCX_TLS=tcp")
-    assert found["pid"] != pid
-    assert (found["backends"], found["devices"], found["variables"]["UCX_TLS"]) == (["UCX"], [], "tcp")
+    assert output["pid"] != pid
+    assert (output["backends"], output["devices"], output["variables"]["UCX_TLS"]) == (["UCX"], [], "tcp")
 
 
 def test_each_backend_of_an_agent_is_named() -> None:
     with engine("UCX,POSIX") as (_, port):
-        [live], why = live_nixl(port)
-    assert (set(live.backends), why) == ({"UCX", "POSIX"}, "")
+        [live], reason = live_nixl(port)
+    assert (set(live.backends), reason) == ({"UCX", "POSIX"}, "")
 
 
 def test_an_open_rdma_device_is_named(tmp_path: Path) -> None:

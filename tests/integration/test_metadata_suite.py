@@ -225,8 +225,8 @@ Namespace.reached_by = lambda self, endpoint: self
 
 def test_transfer_that_sends_a_request_to_etcd_fails_with_the_request(tmp_path: Path) -> None:
     done = broken(tmp_path, ASKS, DATA_PATH, "-k", "do_not_touch", seconds=60)
-    words = r"FAIL data-path-without-etcd: 25 transfers made \d+ requests to etcd: agents \d+: Put\(/pytest-nixl/"
-    assert re.search(words, done.output)
+    pattern = r"FAIL data-path-without-etcd: 25 transfers made \d+ requests to etcd: agents \d+: Put\(/pytest-nixl/"
+    assert re.search(pattern, done.output)
     assert done.code == 1
 
 

@@ -77,10 +77,14 @@ ALERTS = {
 def push(url: str, report: RunReport, directory: Path) -> None:
     """Push the metrics of a run with the command of the docs, as it is printed."""
     (directory / "nixl.prom").write_text(metrics(report))
-    kept = {name: value for name, value in environment().items() if not name.lower().endswith("_proxy")}
+    variables = {name: value for name, value in environment().items() if not name.lower().endswith("_proxy")}
     program("curl")
     subprocess.run(
-        ["bash", "-e", "-c", RECIPE.text], cwd=directory, env={**kept, "PUSHGATEWAY": url}, timeout=SECONDS, check=True
+        ["bash", "-e", "-c", RECIPE.text],
+        cwd=directory,
+        env={**variables, "PUSHGATEWAY": url},
+        timeout=SECONDS,
+        check=True,
     )
 
 
@@ -108,11 +112,11 @@ def monitored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
 
 def queries() -> list[str]:
     """Every query of the dashboard, of all instances and rows, as Grafana asks them first."""
-    found = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
+    results = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
     variables = {item["name"] for item in DASHBOARD["templating"]["list"] if item["type"] == "query"}
-    used = {name for text in found for name in re.findall(r"\$(\w+)", text)}
+    used = {name for text in results for name in re.findall(r"\$(\w+)", text)}
     assert used == variables
-    return [re.sub(r"\$\w+", ".*", text) for text in found]
+    return [re.sub(r"\$\w+", ".*", text) for text in results]
 
 
 @pytest.mark.long
@@ -122,10 +126,10 @@ def test_every_query_of_the_dashboard_has_data(monitored: Prometheus) -> None:
     monitored.eventually(lambda: [expression for expression in expressions if not monitored.query(expression)], [])
     assert monitored.query(expressions[0].replace("nixl_run_passed", "nixl_run_past")) == []
     for item in DASHBOARD["templating"]["list"][1:]:
-        asked = re.fullmatch(r"label_values\((\w+), (\w+)\)", item["query"]["query"])
-        assert asked is not None
-        assert asked[2] == item["name"]
-        assert monitored.get(f"label/{asked[2]}/values", **{"match[]": asked[1]})
+        match = re.fullmatch(r"label_values\((\w+), (\w+)\)", item["query"]["query"])
+        assert match is not None
+        assert match[2] == item["name"]
+        assert monitored.get(f"label/{match[2]}/values", **{"match[]": match[1]})
 
 
 @pytest.mark.long
@@ -141,7 +145,9 @@ def test_every_metric_of_a_report_is_in_the_dashboard(monitored: Prometheus) -> 
 @pytest.mark.long
 def test_alerts_fire_for_the_runs_that_they_are_for_and_not_for_a_healthy_one(monitored: Prometheus) -> None:
     instances = {*REPORTS, PUSHED}
-    monitored.eventually(lambda: {one["metric"]["instance"] for one in monitored.query("nixl_run_passed")}, instances)
+    monitored.eventually(
+        lambda: {entry["metric"]["instance"] for entry in monitored.query("nixl_run_passed")}, instances
+    )
     scraped = time.time()
 
     def firing() -> set[tuple[str, str]]:

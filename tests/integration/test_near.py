@@ -19,6 +19,8 @@ def in_the_clone(monkeypatch: pytest.MonkeyPatch) -> None:
         ("pytest_nixl/judge/floor_test.py", {"tests/unit/judge/test_floor_test.py"}),  # named like it
         ("pytest_nixl/report/svg.py", {"tests/unit/report/test_page_accessibility.py"}),  # of a module that imports it
         ("pytest_nixl/plugin.py", {"tests/integration/test_bounds.py"}),  # imported by pytest only
+        ("suites/early.py", {"tests/integration/test_early.py"}),  # named like it
+        ("suites/metadata/test_many.py", {"tests/integration/test_metadata_suite.py"}),  # runs it
         ("tests/helpers/s3.py", {"tests/unit/nixl/test_obj.py"}),
         ("tests/unit/core/test_units.py", {"tests/unit/core/test_units.py"}),
         ("README.md", {"tests/integration/test_docs.py"}),

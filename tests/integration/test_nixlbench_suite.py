@@ -60,10 +60,10 @@ def test_rows_of_both_programs_are_shown_and_recorded(program: str, tmp_path: Pa
     assert {row["pages"] for row in rows.values()} == {"base"}
     assert "p50_us" not in rows[f"nixlbench:{OURS}"]
     # History and reports show it as a separate row. Learned profiles and comparisons leave it out.
-    found = parse_recorded(record, "this")
-    assert set(map(str, found.rows)) == {LIKE, f"nixlbench:{OURS}"}
+    results = parse_recorded(record, "this")
+    assert set(map(str, results.rows)) == {LIKE, f"nixlbench:{OURS}"}
     assert set(map(str, read_run(path))) == {LIKE}
-    compared = compare_runs(found, found, 0.05)
+    compared = compare_runs(results, results, 0.05)
     assert set(map(str, compared.comparison.rows)) == {LIKE}
     assert Verdict.MISSING not in {result.verdict for result in compared.results}
     assert f"nixlbench:{OURS}" in (tmp_path / "rows.csv").read_text()
@@ -86,10 +86,10 @@ def test_a_row_below_the_floor_fails(program: str, tmp_path: Path) -> None:
         '[[expect]]\nbackend = ["UCX"]\nfloor = "5 GB/s"\nsource = "made by a test"\n'
     )
     done = bench(program, f"--nixl-profile={profile}")
-    words = "nixlbench UCX WRITE DRAM:DRAM of 64KiB: 3.64 GB/s (29.1 Gb/s) is 73 % of the floor"
+    text = "nixlbench UCX WRITE DRAM:DRAM of 64KiB: 3.64 GB/s (29.1 Gb/s) is 73 % of the floor"
     # Beside others on this machine it fails no row.
-    disturbed = f"INCONCLUSIVE: {words}" in done.output and "of this row's cores" in done.output
-    assert disturbed or f"FAIL: {words}" in done.output
+    disturbed = f"INCONCLUSIVE: {text}" in done.output and "of this row's cores" in done.output
+    assert disturbed or f"FAIL: {text}" in done.output
     assert done.code == (0 if disturbed else 1)
 
 

@@ -60,14 +60,14 @@ def test_nixl_takes_the_values_that_allow_cuda_memory() -> None:
 def test_the_refusal_is_named(tmp_path: Path) -> None:
     remedy = "add cuda_copy to UCX_TLS (`export UCX_TLS=tcp,cuda_copy`), or unset UCX_TLS"
     (tmp_path / "test_it.py").write_text("def test_it(nixl_agent):\n    assert nixl_agent.get_plugin_list()\n")
-    said = run(*command("-q", "--nixl-backend=UCX", "test_it.py"), cwd=tmp_path, UCX_TLS="tcp")
+    output = run(*command("-q", "--nixl-backend=UCX", "test_it.py"), cwd=tmp_path, UCX_TLS="tcp")
     reason = "UCX_TLS=tcp is set here, and allows no CUDA memory, but this host has an NVIDIA GPU (0000:1a:00.0): NIXL "
-    assert f"{reason}refuses UCX (NIXL_ERR_BACKEND) (in rank 0 (" in said
-    assert f"remedy: {remedy}\n" in said
+    assert f"{reason}refuses UCX (NIXL_ERR_BACKEND) (in rank 0 (" in output
+    assert f"remedy: {remedy}\n" in output
     told = run(sys.executable, "-m", "pytest_nixl.cli", "doctor", "--json", "--backend=UCX", UCX_TLS="tcp")
-    [found] = [load for load in json.loads(told)["checks"] if load["id"] == "transports-allowed"]
-    assert (found["verdict"], found["remedy"]) == ("FAIL", remedy)
-    assert found["reason"] == (
+    [results] = [load for load in json.loads(told)["checks"] if load["id"] == "transports-allowed"]
+    assert (results["verdict"], results["remedy"]) == ("FAIL", remedy)
+    assert results["reason"] == (
         "UCX_TLS=tcp allows no CUDA memory, but this host has an NVIDIA GPU, so NIXL refuses UCX (NIXL_ERR_BACKEND)"
     )
 
@@ -75,5 +75,5 @@ def test_the_refusal_is_named(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_faults_are_also_made_over_tcp() -> None:
     test = "suites/faults/test_transfers.py::test_a_notification_to_a_dead_agent_returns"
-    said = run(*command("-q", "--nixl-backend=UCX", "--nixl-level=extended", "-rA", test))
-    assert re.search(r"NIXL verdict: PASS \(1 PASS", said), said
+    output = run(*command("-q", "--nixl-backend=UCX", "--nixl-level=extended", "-rA", test))
+    assert re.search(r"NIXL verdict: PASS \(1 PASS", output), output

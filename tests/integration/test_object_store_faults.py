@@ -104,10 +104,10 @@ def test_a_server_that_dies_with_a_request_in_its_hands_is_named_before_the_row_
     # NIXL's OBJ tries again for 25 s after a connection ended, and for minutes if no answer comes.
     late = 300.0
     moved = link(make_pairs(timeout=late), plugin, op)
-    seen: list[bool] = []
+    visited: list[bool] = []
 
     def die() -> None:
-        seen.append(eventually(lambda: unread(server.url)))
+        visited.append(eventually(lambda: unread(server.url)))
         if not held:
             server.kill()
 
@@ -121,10 +121,10 @@ def test_a_server_that_dies_with_a_request_in_its_hands_is_named_before_the_row_
             moved._run("move", transfers, late)
         finally:
             dying.join()
-    assert seen == [True]
+    assert visited == [True]
     assert time.monotonic() - began < late
-    said = "did not answer within 20 s" if held else "cannot be reached"
-    assert f"{server.url} {said}" in caught.value.reason
+    text = "did not answer within 20 s" if held else "cannot be reached"
+    assert f"{server.url} {text}" in caught.value.reason
     assert "during 'move'" in caught.value.reason
     # NIXL tries for minutes to reach a server that does not answer. It gives up one that ended after a few seconds, so
     # that on a busy machine its error may come first; then the reason has both.

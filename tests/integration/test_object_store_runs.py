@@ -47,11 +47,11 @@ def test_a_run_whose_bucket_is_named_by_parameters_is_measured_and_judged(
     with open_bucket("embedded", supervisor) as bucket:
         given = {name: value for name, value in bucket.parameters.items() if name not in SECRET}
         assert {"bucket", "endpoint_override", "region", "scheme", "use_virtual_addressing"} == set(given)
-        told = ",".join(f"OBJ:{name}={value}" for name, value in {**given, "req_checksum": "required"}.items())
+        text = ",".join(f"OBJ:{name}={value}" for name, value in {**given, "req_checksum": "required"}.items())
         keys = {name: bucket.environment[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
         done = run(
             BANDWIDTH, "-v", "--nixl-backend=obj", "--nixl-blocks=64KiB", "--nixl-batch=2", f"--nixl-profile={profile}",
-            f"--nixl-backend-params={told}", "--nixl-gate", f"--benchmark-json={written}", **undisturbed(keys),
+            f"--nixl-backend-params={text}", "--nixl-gate", f"--benchmark-json={written}", **undisturbed(keys),
         )  # fmt: skip
         assert bucket.client.keys() == []
     assert done.code == 1, done.output

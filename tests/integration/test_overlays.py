@@ -123,7 +123,7 @@ def api_server(answers: Sequence[Sequence[str] | None]) -> Iterator[str]:
 
     :param answers: the conditions of the Job at each request, the last one for all later ones; None: an error.
     """
-    left = list(answers)
+    remaining = list(answers)
     version = {"groupVersion": "batch/v1", "version": "v1"}
     job = {"name": "jobs", "singularName": "job", "namespaced": True, "kind": "Job", "verbs": ["get"]}
     plain: dict[str, dict[str, Any]] = {
@@ -142,7 +142,7 @@ def api_server(answers: Sequence[Sequence[str] | None]) -> Iterator[str]:
             body: dict[str, Any] = plain.get(path, {})
             status = 200
             if path == "/apis/batch/v1/namespaces/default/jobs/nixl":
-                conditions = left.pop(0) if len(left) > 1 else left[0]
+                conditions = remaining.pop(0) if len(remaining) > 1 else remaining[0]
                 body = {"kind": "Job", "apiVersion": "batch/v1", "metadata": {"name": "nixl"}, "status": {
                     "conditions": [{"type": condition, "status": "True"} for condition in conditions or ()],
                 }}  # fmt: skip
@@ -186,8 +186,8 @@ class TestWait:
         self, tmp_path: Path, answers: list[list[str] | None], code: int, words: str
     ) -> None:
         program("kubectl")
-        kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
-        env = {**kept, "INTERVAL": "0", "HOME": str(tmp_path), "KUBECONFIG": str(tmp_path / "none")}
+        variables = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+        env = {**variables, "INTERVAL": "0", "HOME": str(tmp_path), "KUBECONFIG": str(tmp_path / "none")}
         with api_server(answers) as url:
             done = subprocess.run(
                 [str(WAIT), "job/nixl", f"--server={url}"], env=env, capture_output=True, text=True, timeout=SECONDS,

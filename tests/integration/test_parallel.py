@@ -49,14 +49,14 @@ def test_what_must_run_alone_waits_for_the_tests_of_the_other_command(tmp_path: 
         assert eventually((tmp_path / "begun").exists, 300)
         with started(tmp_path, "--workers=1", "--in=test_alone.py", "not long") as other:
             assert other.stdout is not None
-            said = []
+            output = []
             for line in other.stdout:
-                said.append(line)
+                output.append(line)
                 if line.startswith("waiting until the tests of another environment have ended"):
                     break
-            assert not (tmp_path / "alone").exists(), "".join(said)
+            assert not (tmp_path / "alone").exists(), "".join(output)
             (tmp_path / "enough").touch()
-            assert other.wait(300) == 0, "".join([*said, *other.stdout])
+            assert other.wait(300) == 0, "".join([*output, *other.stdout])
         assert one.wait(300) == 0
     assert (tmp_path / "alone").exists()
 
@@ -133,12 +133,12 @@ def test_without_a_test_that_runs_alone_there_is_one_command(tmp_path: Path) -> 
 def test_of_tests_with_a_mark_only_the_files_that_name_it_are_collected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     (_, several), _ = parallel.commands("long and not whole", [], 4)
-    chosen = [word for word in several if word.endswith(".py")]
+    chosen = [argument for argument in several if argument.endswith(".py")]
     assert f"tests/integration/{Path(__file__).name}" in chosen
     assert 10 < len(chosen) < len(parallel.test_files([]))
 
 
 def test_what_somebody_names_runs_whatever_its_marks() -> None:
-    asked = parallel.parsed(["--in=tests/cluster", "not soak", "tests/cluster/test_hosts.py", "-k", "name"])
-    assert asked.wanted == ["tests/cluster/test_hosts.py", "-k", "name"]
-    assert asked.workers == parallel.WORKERS
+    options = parallel.parsed(["--in=tests/cluster", "not soak", "tests/cluster/test_hosts.py", "-k", "name"])
+    assert options.wanted == ["tests/cluster/test_hosts.py", "-k", "name"]
+    assert options.workers == parallel.WORKERS

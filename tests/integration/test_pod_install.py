@@ -19,9 +19,9 @@ PAGE = ROOT / "docs" / "how-to" / "slow-engine.md"
 
 def commands(folder: Path, python: str) -> str:
     """Return the lines of the page that run in the container, with places of this machine."""
-    found = re.search(r"<<'END'\n(.*?)^END$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    assert found is not None
-    text = found[1].replace("/tmp/check", f"{folder}/check").replace("/tmp/pytest_nixl-", f"{folder}/pytest_nixl-")
+    match = re.search(r"<<'END'\n(.*?)^END$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert match is not None
+    text = match[1].replace("/tmp/check", f"{folder}/check").replace("/tmp/pytest_nixl-", f"{folder}/pytest_nixl-")
     # The tests need no package index. This Python has pytest-nixl already, which no image has: it is installed again.
     text = text.replace(" install ", " install --no-index --no-deps --ignore-installed --quiet ")
     return re.sub(r"^python3 ", f"{python} ", text, flags=re.MULTILINE)

@@ -42,8 +42,8 @@ def test_every_suite_of_agents_is_run_with_and_without_a_progress_thread(no_floo
     assert "NIXL verdict: PASS" in done.output
     ended = re.findall(r"^suites/(\w+)/\S*progress-thread=(\w+)\S* (?:PASS(?:ED)?|NO-EXPECTATION)\b", done.output, re.M)
     for suite in ("faults", "metadata"):
-        found = [progress for name, progress in ended if name == suite]
-        assert found.count("off") == found.count("on") > 0, done.output
+        results = [progress for name, progress in ended if name == suite]
+        assert results.count("off") == results.count("on") > 0, done.output
     assert "KV requests UCX WRITE DRAM:DRAM scattered-prepped: " in done.output
     assert "KV requests UCX WRITE DRAM:DRAM scattered-prepped progress-thread=on: " in done.output
     assert re.search(r"^UCX +WRITE +DRAM:DRAM +64KiB +1 +1 +[\d.]+ ", done.output, re.M), done.output
@@ -67,9 +67,9 @@ def test_agents_of_an_engine_are_in_header_key_record_and_repeat_command(tmp_pat
     assert header <= {line.strip() for line in done.output.splitlines()}
     record = record_of(store)
     variants = ("num_workers=2,threads=4", "num_workers=2,progress-thread=on,threads=4")
-    assert {each["fullname"] for each in record["benchmarks"]} == {f"{ROW}/{variant}" for variant in variants}
-    told = record["nixl"]["provenance"]["environment"]["(agents)"]
-    assert told == (
+    assert {entry["fullname"] for entry in record["benchmarks"]} == {f"{ROW}/{variant}" for variant in variants}
+    variables = record["nixl"]["provenance"]["environment"]["(agents)"]
+    assert variables == (
         "progress-thread=off,threads=4,telemetry=on,UCX:num_workers=2; "
         "progress-thread=on,threads=4,telemetry=on,UCX:num_workers=2"
     )

@@ -84,8 +84,8 @@ def suite(tmp_path: Path, plugin: str, *tests: str) -> Finished:
 
 def test_each_check_detects_the_known_race(tmp_path: Path) -> None:
     done = suite(tmp_path, SEEDS_OWN, *CHECKS)
-    for words in itertools.chain.from_iterable(CHECKS.values()):
-        assert words in done.output
+    for arguments in itertools.chain.from_iterable(CHECKS.values()):
+        assert arguments in done.output
     assert "remedy: report this output: " in done.output
     assert "Traceback" not in done.output
     assert " PASS" not in done.output.rsplit("NIXL verdict", 1)[1]
@@ -107,8 +107,8 @@ def test_a_claimant_that_loses_its_lease_before_it_is_killed_gets_a_longer_one(t
 
 def test_a_claimant_that_loses_every_lease_before_it_is_killed_is_inconclusive(tmp_path: Path) -> None:
     done = suite(tmp_path, TOO_SLOW, "test_a_killed_claimant")
-    words = "first-after-2: the claimant lost its lease of 1 s before it could be killed"
-    assert f"INCONCLUSIVE ranks-after-a-kill: {words}" in done.output
+    text = "first-after-2: the claimant lost its lease of 1 s before it could be killed"
+    assert f"INCONCLUSIVE ranks-after-a-kill: {text}" in done.output
 
 
 def test_an_undetected_known_race_is_an_error(tmp_path: Path) -> None:
@@ -179,8 +179,8 @@ def test_a_search_that_had_no_time_for_each_answer_is_inconclusive(standin: str,
         f"{SUITE}/test_nixlbench.py", "--nixl-level=extended", f"--nixl-nixlbench={standin}", "-k", "lost_answer",
         plugins=("hurried",), env={"PYTHONPATH": str(tmp_path)},
     )  # fmt: skip
-    words = "INCONCLUSIVE nixlbench-lost-answer: no rank was given twice, but there was time to lose 1 answers of each"
-    assert words in done.output
+    text = "INCONCLUSIVE nixlbench-lost-answer: no rank was given twice, but there was time to lose 1 answers of each"
+    assert text in done.output
 
 
 def test_without_nixlbench_its_checks_are_not_applicable() -> None:

@@ -154,9 +154,9 @@ def assert_red(folder: Path, done: Finished, kind: RedRun) -> dict[str, Any]:
         assert kind.shown in done.output
     elif kind.code != pytest.ExitCode.NO_TESTS_COLLECTED:
         assert set(verdicts) == {kind.verdict}, done.output
-    found = read_verdict_file(folder)
-    assert (found["verdict"], found["exit_code"]) == (kind.verdict, kind.code)
-    assert kind.named in json.dumps(found)
+    results = read_verdict_file(folder)
+    assert (results["verdict"], results["exit_code"]) == (kind.verdict, kind.code)
+    assert kind.named in json.dumps(results)
     suite = junit_suite(folder / "junit.xml")
     assert int(suite.attrib["failures"]) + int(suite.attrib["errors"]) >= 1
     assert kind.named in (folder / "junit.xml").read_text()
@@ -168,7 +168,7 @@ def assert_red(folder: Path, done: Finished, kind: RedRun) -> dict[str, Any]:
     assert re.match(rf"## NIXL (verdict|gate): {kind.verdict}\b", summary)
     families = text_string_to_metric_families((folder / "metrics.prom").read_text())
     assert [sample.value for family in families for sample in family.samples if sample.name == "nixl_run_passed"] == [0]
-    return found
+    return results
 
 
 @pytest.mark.parametrize("name", RED)
@@ -202,6 +202,6 @@ def test_a_run_that_loses_a_rank_is_red_everywhere(tmp_path: Path, nixl_private_
         ranks[1].kill()
         output, _ = ranks[0].communicate(timeout=400)
     lost = RedRun(checks(), 1, "FAIL", "is gone", "is gone")
-    found = assert_red(tmp_path, Finished(ranks[0].returncode, output), lost)
-    assert [one["check"] for one in found["failing"]] == ["ranks"]
-    assert found["interrupted"].startswith("INTERRUPTED after ")
+    results = assert_red(tmp_path, Finished(ranks[0].returncode, output), lost)
+    assert [entry["check"] for entry in results["failing"]] == ["ranks"]
+    assert results["interrupted"].startswith("INTERRUPTED after ")

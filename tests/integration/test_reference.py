@@ -80,9 +80,9 @@ def test_every_command_has_a_section() -> None:
 
 
 def test_every_fixture_has_a_section(generate: Any) -> None:
-    found = {fixture.name for fixture in generate.fixtures()}
-    assert found >= {"nixl_link", "nixl_agent", "nixl_etcd", "nixl_cluster", "nixl_settings"}
-    assert headings("fixtures") >= found
+    results = {fixture.name for fixture in generate.fixtures()}
+    assert results >= {"nixl_link", "nixl_agent", "nixl_etcd", "nixl_cluster", "nixl_settings"}
+    assert headings("fixtures") >= results
 
 
 def test_an_option_without_a_help_text_is_undocumented(generate: Any) -> None:
@@ -97,9 +97,9 @@ def test_a_check_without_a_fault_is_undocumented(generate: Any) -> None:
 
 
 def test_a_check_without_a_docstring_is_undocumented(generate: Any) -> None:
-    first, *others = generate.declared_checks()
+    first, *remainder = generate.declared_checks()
     with pytest.raises(generate.UndocumentedError, match="has no docstring"):
-        generate.checks_page([replace(first, text=""), *others])
+        generate.checks_page([replace(first, text=""), *remainder])
 
 
 def test_a_fault_of_a_check_that_is_gone_is_an_error(generate: Any) -> None:

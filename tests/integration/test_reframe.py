@@ -44,25 +44,25 @@ def reframe(folder: Path, *arguments: str, **changes: str) -> tuple[int, str, di
     )  # fmt: skip
     assert report.exists(), done.stdout + done.stderr
     # ReFrame keeps its logs in the folder of temporary files, which is otherwise the system's.
-    left = [*temporary.iterdir()]
-    assert left
-    assert all(each.match("rfm-*.log") for each in left), left
-    [found] = json.loads(report.read_text())["runs"][0]["testcases"]
-    return done.returncode, done.stdout, found
+    remaining = [*temporary.iterdir()]
+    assert remaining
+    assert all(each.match("rfm-*.log") for each in remaining), remaining
+    [document] = json.loads(report.read_text())["runs"][0]["testcases"]
+    return done.returncode, done.stdout, document
 
 
 def test_a_healthy_machine_passes_and_its_rows_are_performance_variables(tmp_path: Path) -> None:
-    code, output, found = reframe(tmp_path)
-    assert (code, found["result"]) == (0, "pass"), output
-    assert [name.rpartition(":")[2] for name in found["perfvalues"]] == [ROW]
-    [(value, *_, unit, _)] = found["perfvalues"].values()
+    code, output, results = reframe(tmp_path)
+    assert (code, results["result"]) == (0, "pass"), output
+    assert [name.rpartition(":")[2] for name in results["perfvalues"]] == [ROW]
+    [(value, *_, unit, _)] = results["perfvalues"].values()
     assert value > 0
     assert unit == "GB/s"
 
 
 def test_a_backend_that_falls_back_to_tcp_fails_with_its_reason_and_remedy(tmp_path: Path) -> None:
-    code, output, found = reframe(tmp_path, UCX_TLS="tcp")
-    assert (code, found["result"]) == (1, "fail"), output
+    code, output, results = reframe(tmp_path, UCX_TLS="tcp")
+    assert (code, results["result"]) == (1, "fail"), output
     assert "the verdict is FAIL; WRONG-TRANSPORT bandwidth: UCX WRITE DRAM:DRAM of 64KiB: went over " in output
     assert "remedy: Unset UCX_TLS on every rank: UCX_TLS=tcp is set in this run." in output
 

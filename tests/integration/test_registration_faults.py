@@ -56,11 +56,15 @@ def is_transaction(request: Request) -> bool:
 @pytest.mark.parametrize("nth", [1, 2, 3])
 def test_a_claim_whose_answer_is_lost_is_not_made_twice(race: Race, nth: int) -> None:
     """The second attempt of an executed write finds the first. The membership has three writes."""
-    ways = [race.path.client(f"claimant {number}") for number in range(2)]
-    for way in ways:
-        way.lose_answer(is_transaction, nth=nth)
-    assert_each_rank_once(race, [race.claim("lost", 2, endpoint=way.endpoint, ttl=TTL) for way in ways], "lost")
-    assert any(request.state is State.ANSWER_LOST for way in ways for request in way.requests)
+    proxy_clients = [race.path.client(f"claimant {number}") for number in range(2)]
+    for proxy_client in proxy_clients:
+        proxy_client.lose_answer(is_transaction, nth=nth)
+    assert_each_rank_once(
+        race, [race.claim("lost", 2, endpoint=proxy_client.endpoint, ttl=TTL) for proxy_client in proxy_clients], "lost"
+    )
+    assert any(
+        request.state is State.ANSWER_LOST for proxy_client in proxy_clients for request in proxy_client.requests
+    )
     assert race.etcd.count_prefix(f"{race.prefix}lost/members/") == 2
 
 
@@ -89,8 +93,8 @@ def test_late_processes_are_refused_and_harm_no_member(race: Race) -> None:
     assert_each_rank_once(race, members, "live")
     for outcome in race.outcomes([race.claim("live", size, ttl=TTL) for size in (2, 2, 2, 3)], SECONDS):
         assert outcome.rank is None
-        for words in ("'live'", f"rank 0 on {outcome.host} (pid", f"rank 1 on {outcome.host} (pid"):
-            assert words in outcome.error
+        for text in ("'live'", f"rank 0 on {outcome.host} (pid", f"rank 1 on {outcome.host} (pid"):
+            assert text in outcome.error
     for member in members:
         member.go_on()  # it passes one more barrier and leaves
     for member in members:

@@ -44,13 +44,13 @@ def test_ci_runs_each_environment_of_the_matrix_once() -> None:
 
 
 def test_the_wheel_has_each_package_of_the_clone() -> None:
-    told = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    document = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
     ours = [ROOT / "pytest_nixl", ROOT / "suites"]
     folders = {file.parent.relative_to(ROOT) for top in ours for file in top.rglob("*.py")}
     inside = {
         ".".join(("pytest_nixl", *folder.parts) if folder.parts[0] == "suites" else folder.parts) for folder in folders
     }
-    files = {name for name in told["packages"] if not name.startswith("pytest_nixl.docs")}
+    files = {name for name in document["packages"] if not name.startswith("pytest_nixl.docs")}
     assert sorted(inside) == sorted(files)
 
 

@@ -47,16 +47,16 @@ def said_with(folder: Path, prefix: Sequence[str], test: str = TEST, **env: str)
 @pytest.mark.long
 def test_a_small_shared_memory_is_named_when_a_worker_crashes(tmp_path: Path) -> None:
     need_programs("unshare", "mount", root=True)
-    said = said_with(tmp_path, SMALL_SHM)
-    assert "of 16 MiB free, which UCX needs for its queues" in said
-    assert "remedy: mount it: `mount -t tmpfs" in said
+    output = said_with(tmp_path, SMALL_SHM)
+    assert "of 16 MiB free, which UCX needs for its queues" in output
+    assert "remedy: mount it: `mount -t tmpfs" in output
 
 
 @pytest.mark.long
 def test_a_limit_of_the_size_of_files_is_named(tmp_path: Path) -> None:
-    said = said_with(tmp_path, ["prlimit", "--fsize=4096"])
-    assert "this process may write at most 4096 bytes to a file" in said
-    assert "remedy: raise the limit: `ulimit -f unlimited`" in said
+    output = said_with(tmp_path, ["prlimit", "--fsize=4096"])
+    assert "this process may write at most 4096 bytes to a file" in output
+    assert "remedy: raise the limit: `ulimit -f unlimited`" in output
 
 
 @pytest.mark.long
@@ -82,12 +82,12 @@ def test_a_file_system_without_inodes_is_named(inodes: int, what: str, test: str
     need_programs("unshare", "mount", root=True)
     (tmp_path / "tmp").mkdir()
     prefix = (*FEW_INODES, str(inodes))
-    said = said_with(tmp_path, prefix, test=test, TMPDIR=str(tmp_path / "tmp"))
-    assert what in said
-    assert f"df -i {tmp_path / 'tmp'}" in said
-    assert "delete files there, or set TMPDIR to a directory" in said
-    assert "Traceback" not in said
-    assert "def test_it" not in said
+    output = said_with(tmp_path, prefix, test=test, TMPDIR=str(tmp_path / "tmp"))
+    assert what in output
+    assert f"df -i {tmp_path / 'tmp'}" in output
+    assert "delete files there, or set TMPDIR to a directory" in output
+    assert "Traceback" not in output
+    assert "def test_it" not in output
 
 
 @pytest.mark.long
@@ -100,14 +100,16 @@ def test_a_file_system_without_inodes_is_named(inodes: int, what: str, test: str
     ],
 )
 def test_an_etcd_with_too_little_address_space_is_named(kib: int, tmp_path: Path) -> None:
-    said = said_with(tmp_path, ["prlimit", f"--as={kib << 10}"], test=ETCD_TEST)
-    assert f"a process may have at most {kib >> 10} MiB of address space here (ulimit -v), and etcd maps 10 GiB" in said
-    assert "remedy: raise the limit: `ulimit -v unlimited`; or use an etcd that is already running" in said
+    output = said_with(tmp_path, ["prlimit", f"--as={kib << 10}"], test=ETCD_TEST)
+    assert (
+        f"a process may have at most {kib >> 10} MiB of address space here (ulimit -v), and etcd maps 10 GiB" in output
+    )
+    assert "remedy: raise the limit: `ulimit -v unlimited`; or use an etcd that is already running" in output
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("kib", "test"), [(150_000, TEST), (200_000, TEST), (262_144, BUFFER_TEST)])
 def test_a_worker_with_too_little_address_space_is_named(kib: int, test: str, tmp_path: Path) -> None:
-    said = said_with(tmp_path, ["prlimit", f"--as={kib << 10}"], test=test)
-    assert f"a process may have at most {kib >> 10} MiB of address space here (ulimit -v)" in said
-    assert "remedy: raise the limit: `ulimit -v unlimited`" in said
+    output = said_with(tmp_path, ["prlimit", f"--as={kib << 10}"], test=test)
+    assert f"a process may have at most {kib >> 10} MiB of address space here (ulimit -v)" in output
+    assert "remedy: raise the limit: `ulimit -v unlimited`" in output

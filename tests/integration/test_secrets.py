@@ -38,9 +38,9 @@ def test_no_secret_is_in_what_a_run_with_a_crash_prints_and_writes(pytester: pyt
         "--nixl-nixlbench-args=--azure_blob_connection_string=AccountKey=Sw0rdfish-8",
         env=VARIABLES, in_process=True,
     )  # fmt: skip
-    said = "\n".join([*done.outlines, *done.errlines, *((pytester.path / file).read_text() for file in files)])
-    assert "the registry refuses ***" in said
-    assert [line for line in said.splitlines() if "Sw0rdfish" in line] == []
+    output = "\n".join([*done.outlines, *done.errlines, *((pytester.path / file).read_text() for file in files)])
+    assert "the registry refuses ***" in output
+    assert [line for line in output.splitlines() if "Sw0rdfish" in line] == []
 
 
 def test_a_refused_option_does_not_print_its_secret(pytester: pytest.Pytester) -> None:
@@ -65,9 +65,9 @@ def test_a_secret_is_hidden_in_every_way_in_which_pytest_shows_a_failure(pyteste
     )
     done = run_pytest(pytester, f"--tb={style}", "-rA", "--junit-xml=j.xml", in_process=True)
     done.assert_outcomes(errors=1, failed=1)
-    said = "\n".join([*done.outlines, *done.errlines, (pytester.path / "j.xml").read_text()])
-    assert "test_chain" in said
-    assert [line for line in said.splitlines() if "Sw0rdfish" in line] == []
+    output = "\n".join([*done.outlines, *done.errlines, (pytester.path / "j.xml").read_text()])
+    assert "test_chain" in output
+    assert [line for line in output.splitlines() if "Sw0rdfish" in line] == []
 
 
 def test_a_test_that_uses_only_the_proxy_hides_its_secret_and_shows_its_own_lines(pytester: pytest.Pytester) -> None:
@@ -80,6 +80,6 @@ def test_a_test_that_uses_only_the_proxy_hides_its_secret_and_shows_its_own_line
     )
     done = run_pytest(pytester, "--showlocals", in_process=True)
     done.assert_outcomes(failed=1)
-    said = "\n".join([*done.outlines, *done.errlines])
-    assert "ProxyLateError: waited 0 s for a request to http://***@127.0.0.1:1" in said
-    assert [line for line in said.splitlines() if "Sw0rdfish" in line or "/pytest_nixl/" in line] == []
+    output = "\n".join([*done.outlines, *done.errlines])
+    assert "ProxyLateError: waited 0 s for a request to http://***@127.0.0.1:1" in output
+    assert [line for line in output.splitlines() if "Sw0rdfish" in line or "/pytest_nixl/" in line] == []

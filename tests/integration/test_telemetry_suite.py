@@ -288,15 +288,17 @@ def test_the_overhead_of_telemetry_is_recorded_and_judged_by_a_bound(tmp_path: P
         f"--benchmark-json={record}", plugins=["fewer"], env={"PYTHONPATH": str(tmp_path)}, timeout=900,
     )  # fmt: skip
     assert done.code == slower, done.output
-    found = {load["fullname"]: load for load in json.loads(record.read_text())["benchmarks"]}
-    assert set(found) == {"telemetry-transfer/UCX/none", "telemetry-transfer/UCX/prometheus"}
-    for each in found.values():
+    results = {load["fullname"]: load for load in json.loads(record.read_text())["benchmarks"]}
+    assert set(results) == {"telemetry-transfer/UCX/none", "telemetry-transfer/UCX/prometheus"}
+    for each in results.values():
         assert each["stats"]["rounds"] == 2
         ratio, least, most = (figure["value"] for figure in each["extra_info"]["figures"])
         assert 0 < least <= ratio <= most
         assert (least > 10) == slower
-    words = r"^FAIL telemetry-overhead: telemetry-overhead-least \(UCX prometheus\): [\d.e+]+, above its bound of 10 \("
-    assert bool(re.search(words, done.output, re.M)) == slower
+    pattern = (
+        r"^FAIL telemetry-overhead: telemetry-overhead-least \(UCX prometheus\): [\d.e+]+, above its bound of 10 \("
+    )
+    assert bool(re.search(pattern, done.output, re.M)) == slower
 
 
 def test_a_live_endpoint_of_nixl_is_judged(started: Agents, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -305,8 +307,8 @@ def test_a_live_endpoint_of_nixl_is_judged(started: Agents, tmp_path: Path, caps
     pair.ask_an_unknown_agent()
     pair.counts(pair.initiator)
     assert main(["telemetry", pair.sink.place(INITIATOR), "--max-failed=1", "--max-post-us=1e9"]) == PASSED
-    said = capsys.readouterr().out
-    assert "PASS: failed transfers: 1 (agent_errors_total), at most 1\n" in said
-    assert "us (agent_xfer_post_time_us, 2 transfers), at most 1000000000 us\n" in said
+    output = capsys.readouterr().out
+    assert "PASS: failed transfers: 1 (agent_errors_total), at most 1\n" in output
+    assert "us (agent_xfer_post_time_us, 2 transfers), at most 1000000000 us\n" in output
     assert main(["telemetry", pair.sink.place(INITIATOR), "--max-failed=0"]) == FAILED
     assert "FAIL: failed transfers: 1 (agent_errors_total), above its bound of 0\n" in capsys.readouterr().out

@@ -56,8 +56,8 @@ def test_the_cause_is_in_the_first_five_lines_after_the_dots_and_its_repeat_comm
     given, env, cause = PLANTED[fault]
     directory = ROOT if is_clone else tmp_path
     slow = profile(tmp_path / "slow.toml", "p99 = '1 ns'")
-    words = [each.replace("{slow}", slow) for each in given]
-    arguments = words if is_clone else [part for word in words for part in by_package(word)]
+    text = [each.replace("{slow}", slow) for each in given]
+    arguments = text if is_clone else [part for argument in text for part in by_package(argument)]
     done = run(*arguments, "--nixl-backend=UCX", env=env, directory=directory, quiet=False)
     assert done.code == 1, done.output
     lines = done.output.splitlines()

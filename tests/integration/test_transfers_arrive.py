@@ -43,10 +43,10 @@ def busy_loops(count: int) -> Iterator[None]:
 @pytest.mark.parametrize("loops", [0, 2])
 def test_bytes_arrive_on_a_healthy_host_also_while_others_keep_it_busy(loops: int) -> None:
     with busy_loops(loops):
-        seen = doctor()
-    verdict, reason, remedy = seen[ARRIVE]
+        report = doctor()
+    verdict, reason, remedy = report[ARRIVE]
     assert (verdict, remedy) == ("PASS", ""), reason
-    assert {verdict for verdict, _, _ in seen.values()} == {"PASS", "NOT-APPLICABLE"}
+    assert {verdict for verdict, _, _ in report.values()} == {"PASS", "NOT-APPLICABLE"}
     # The file of the library is the one that a process had loaded which moved bytes.
     assert Path(reason.rpartition(" by ")[2]).name.startswith("libucp")
     assert Path(reason.rpartition(" by ")[2]).is_file()
@@ -84,12 +84,12 @@ def test_variables_with_which_nothing_can_be_moved_are_named(faults: dict[str, s
 
 
 def test_check_that_knows_the_variable_comes_before_what_follows_from_it() -> None:
-    seen = doctor(env={"UCX_NET_DEVICES": "mlx5_77:1"})
-    failed = [id for id, (verdict, _, _) in seen.items() if verdict == "FAIL"]
+    report = doctor(env={"UCX_NET_DEVICES": "mlx5_77:1"})
+    failed = [id for id, (verdict, _, _) in report.items() if verdict == "FAIL"]
     assert failed == ["devices-there", "backend-loads", ARRIVE]
-    assert "mlx5_77" in seen["devices-there"][1]
-    assert all(seen[id][1].startswith("follows from devices-there: ") for id in failed[1:])
-    assert "add a TCP device" in seen["backend-loads"][2]
+    assert "mlx5_77" in report["devices-there"][1]
+    assert all(report[id][1].startswith("follows from devices-there: ") for id in failed[1:])
+    assert "add a TCP device" in report["backend-loads"][2]
 
 
 def test_filter_of_system_calls_that_forbids_a_copy_between_processes_is_named() -> None:
@@ -102,11 +102,11 @@ def test_filter_of_system_calls_that_forbids_a_copy_between_processes_is_named()
 
 def test_host_on_which_nothing_can_be_moved_without_any_variable_either_is_the_cause() -> None:
     need_programs("unshare", root=True)
-    seen = doctor(prefix=["unshare", "--net"])
-    verdict, reason, _ = seen[ARRIVE]
+    report = doctor(prefix=["unshare", "--net"])
+    verdict, reason, _ = report[ARRIVE]
     assert verdict == "FAIL"
     assert "without any variable that steers NIXL either, so this host is the cause" in reason
-    assert "bring up a network interface" in seen["backend-loads"][2]
+    assert "bring up a network interface" in report["backend-loads"][2]
 
 
 def test_run_of_which_no_transfer_succeeds_names_the_variable() -> None:

@@ -48,14 +48,14 @@ def test_wheels_of_two_versions_are_named(tmp_path: Path) -> None:
     # Two real wheels; only the version that one of them says of itself is another one.
     [info] = wheel.site.glob(f"{other}-*.dist-info")
     info = info.rename(info.with_name(f"{other}-1.3.2.dist-info"))
-    told = (info / "METADATA").read_text()
+    text = (info / "METADATA").read_text()
     (info / "METADATA").unlink()  # it is a link to the other wheel's file
-    (info / "METADATA").write_text(re.sub(r"(?m)^Version: .*$", "Version: 1.3.2", told))
+    (info / "METADATA").write_text(re.sub(r"(?m)^Version: .*$", "Version: 1.3.2", text))
     record = (info / "RECORD").read_text()
     (info / "RECORD").unlink()
     (info / "RECORD").write_text(re.sub(r"-[0-9.]+\.dist-info/", "-1.3.2.dist-info/", record))
-    said, reason, remedy, failed = verdict(wheel.site, check="nixl-packages-agree")
-    assert (said, failed) == ("FAIL", ["nixl-packages-agree"]), reason
+    output, reason, remedy, failed = verdict(wheel.site, check="nixl-packages-agree")
+    assert (output, failed) == ("FAIL", ["nixl-packages-agree"]), reason
     assert f"{other.replace('_', '-')} 1.3.2" in reason
     assert reason.endswith(f"; {other.replace('_', '-')} 1.3.2 is loaded")
     assert "pip install --no-deps" in remedy
@@ -69,9 +69,9 @@ def verdict(*folders: Path, check: str = "nixl-cuda") -> tuple[str, str, str, li
         env=environment(PYTHONPATH=path), cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode in (0, 1), done.stderr
-    found = {load["id"]: load for load in json.loads(done.stdout)["checks"]}
-    one = found[check]
-    failed = [each["id"] for each in found.values() if each["verdict"] == "FAIL"]
+    results = {load["id"]: load for load in json.loads(done.stdout)["checks"]}
+    one = results[check]
+    failed = [entry["id"] for entry in results.values() if entry["verdict"] == "FAIL"]
     assert done.returncode == bool(failed)
     return one["verdict"], one["reason"], one["remedy"], failed
 
@@ -84,8 +84,8 @@ def test_loaded_wheel_is_named_and_fails_only_if_it_is_not_for_the_cuda_of_torch
     ours, theirs = int(module[-2:]), int(other[-2:])
     torch(wheel.site, ours)
 
-    said, reason, _, failed = verdict(wheel.site)
-    assert (said, failed) == ("PASS", []), reason
+    output, reason, _, failed = verdict(wheel.site)
+    assert (output, failed) == ("PASS", []), reason
     assert f"{wheel.package} " in reason.partition(" is loaded")[0] + " "
     assert f"built for CUDA {ours} ({wheel.site / module / '_api.py'})" in reason
     assert f"installed, but not loaded: {other.replace('_', '-')} " in reason
@@ -93,8 +93,8 @@ def test_loaded_wheel_is_named_and_fails_only_if_it_is_not_for_the_cuda_of_torch
 
     # NIXL takes the CUDA version of a cuda-python that is already imported, and not that of torch.
     imported_first(tmp_path / "first", theirs)
-    said, reason, remedy, failed = verdict(tmp_path / "first", wheel.site)
-    assert (said, failed) == ("FAIL", ["nixl-cuda"]), reason
+    output, reason, remedy, failed = verdict(tmp_path / "first", wheel.site)
+    assert (output, failed) == ("FAIL", ["nixl-cuda"]), reason
     assert f"{other.replace('_', '-')} " in reason.partition(" is loaded")[0] + " "
     assert f"built for CUDA {theirs} ({wheel.site / other / '_api.py'})" in reason
     assert f"but torch 2.9.0+cu{ours}8 is built for CUDA {ours}.8 ({wheel.site / 'torch' / 'version.py'})" in reason

@@ -71,8 +71,8 @@ def test_a_healthy_deployment_passes_and_leaves_no_keys(etcd: Etcd) -> None:
 
 def test_agents_that_only_use_storage_have_nothing_to_publish(etcd: Etcd) -> None:
     done = _deployment(etcd, "-v", "--nixl-backend=POSIX", NIXL_ETCD_ENDPOINTS=etcd.url)
-    why = "--nixl-backend=POSIX moves bytes only to storage"
-    assert re.search(f"^NOT-APPLICABLE endpoints-publish: {why}", done.output, re.MULTILINE)
+    reason = "--nixl-backend=POSIX moves bytes only to storage"
+    assert re.search(f"^NOT-APPLICABLE endpoints-publish: {reason}", done.output, re.MULTILINE)
     assert "NIXL verdict: PASS (7 PASS, 1 NOT-APPLICABLE; 0 rows measured)" in done.output
     assert done.code == 0
 
@@ -314,9 +314,9 @@ def test_an_accepted_finding_that_no_longer_occurs_fails(tmp_path: Path) -> None
 @pytest.fixture
 def library(agents: Agents) -> EtcdLibrary:
     """The etcd client library that the real NIXL loads."""
-    found = loaded_library(agents.start(backends=[]).worker.pid)
-    assert found is not None
-    return found
+    results = loaded_library(agents.start(backends=[]).worker.pid)
+    assert results is not None
+    return results
 
 
 def _patched(library: EtcdLibrary, folder: Path) -> Path:

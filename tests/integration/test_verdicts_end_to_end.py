@@ -29,14 +29,14 @@ def test_a_floor_above_the_bandwidth_fails(tmp_path: Path) -> None:
 
 
 def test_a_failure_names_the_command_that_repeats_its_row(tmp_path: Path) -> None:
-    given = f"--nixl-profile={profile(tmp_path / 'p.toml', f'floor = {HIGH!r}')}"
-    done = bandwidth(given, "--nixl-op=READ", "--nixl-warmup=3", blocks="64KiB,128KiB")
+    options = f"--nixl-profile={profile(tmp_path / 'p.toml', f'floor = {HIGH!r}')}"
+    done = bandwidth(options, "--nixl-op=READ", "--nixl-warmup=3", blocks="64KiB,128KiB")
     lines = {line.strip() for line in done.output.splitlines()}
     [repeat] = {line for line in lines if line.startswith("repeat: ") and "131072" in line}
-    words = repeat.removeprefix("repeat: ").split()
-    assert words[:2] == ["pytest", "suites/bandwidth/test_bandwidth.py"]
-    assert {given, "--nixl-op=READ", "--nixl-blocks=131072", "--nixl-warmup=3"} <= set(words)
-    again = bandwidth(*words[2:])
+    arguments = repeat.removeprefix("repeat: ").split()
+    assert arguments[:2] == ["pytest", "suites/bandwidth/test_bandwidth.py"]
+    assert {options, "--nixl-op=READ", "--nixl-blocks=131072", "--nixl-warmup=3"} <= set(arguments)
+    again = bandwidth(*arguments[2:])
     assert again.verdicts == {"READ 128KiB": "FAIL"}
 
 

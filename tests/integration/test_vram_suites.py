@@ -38,8 +38,8 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def rows(done: Finished) -> dict[str, tuple[str, str]]:
     """Return transport and verdict of each row, by operation and memory."""
-    found = re.findall(r"^UCX +(WRITE|READ) +(\S+) .* (\S+) +(\S+)$", done.output, re.MULTILINE)
-    return {f"{op} {memory}": (transport, verdict) for op, memory, transport, verdict in found}
+    matches = re.findall(r"^UCX +(WRITE|READ) +(\S+) .* (\S+) +(\S+)$", done.output, re.MULTILINE)
+    return {f"{op} {memory}": (transport, verdict) for op, memory, transport, verdict in matches}
 
 
 def measured(
@@ -56,8 +56,8 @@ def test_rows_of_every_pair_pass(driver: dict[str, str], tmp_path: Path) -> None
     done = measured(tmp_path, {**driver, "STANDIN_LOG": str(log)}, "--nixl-op=WRITE,READ", memory=pairs,
                     expect=any_transport)  # fmt: skip
     by = {"VRAM:VRAM": "cuda_ipc/cuda", "DRAM:VRAM": "tcp/lo", "VRAM:DRAM": "tcp/lo"}
-    wanted = {f"{op} {memory}": (transport, "PASS") for op in ("WRITE", "READ") for memory, transport in by.items()}
-    assert rows(done) == wanted, done.output
+    expected = {f"{op} {memory}": (transport, "PASS") for op in ("WRITE", "READ") for memory, transport in by.items()}
+    assert rows(done) == expected, done.output
     assert done.code == 0
     # The driver opened the other process's memory, and copied from host memory where UCX staged the bytes.
     assert {"export", "open", "from-host", "to-host"} <= {line.split()[0] for line in log.read_text().splitlines()}
@@ -166,10 +166,10 @@ def test_a_row_on_a_gpu_that_others_use_is_not_accused(
     env = {**driver, **others, **undisturbed()["env"]}
     done = measured(tmp_path, env, "--nixl-op=WRITE", "-p", "helpers.no_contention", expect=floor)
     assert rows(done) == {"WRITE VRAM:VRAM": ("cuda_ipc/cuda", verdict)}, done.output
-    words = " ".join(done.output.split())
-    used = re.search(r"but other processes used a GPU of this row: a kernel over 8 bytes took \d+\.\d ms on it", words)
+    text = " ".join(done.output.split())
+    used = re.search(r"but other processes used a GPU of this row: a kernel over 8 bytes took \d+\.\d ms on it", text)
     remedy = "remedy: Stop the other processes that use the GPU (`nvidia-smi` shows them), and run the row again."
-    assert bool(used) == (remedy in words) == bool(others), done.output
+    assert bool(used) == (remedy in text) == bool(others), done.output
 
 
 #: A plugin of a run: the target dies after transfers were verified, so that the initiator has the target's memory open.
@@ -214,8 +214,8 @@ def test_flows_of_a_pattern_on_one_gpu_name_it(driver: dict[str, str], tmp_path:
         *SHORT[:2], f"--nixl-profile={path}", "-p", "slowed",
         env={**driver, "STANDIN_GPUS": "1", "STANDIN_NVLINKS": "0", "PYTHONPATH": str(tmp_path)},
     )  # fmt: skip
-    words = "no end of 1->0 and 2->0 is full: ranks 0, 1 and 2 share GPU 0, Stand-in 0 (0000:1a:00.0), and processes on"
-    assert done.output.count(words) == 1, done.output
+    text = "no end of 1->0 and 2->0 is full: ranks 0, 1 and 2 share GPU 0, Stand-in 0 (0000:1a:00.0), and processes on"
+    assert done.output.count(text) == 1, done.output
     assert "64KiB (load alone, pattern incast:3): went over tcp/lo as software emulation, not as RMA" in done.output
 
 

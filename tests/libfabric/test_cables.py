@@ -74,9 +74,9 @@ def losing_packets(scene: FaultScene, hosts: tuple[Host, Host]) -> FaultOutcome:
         hosts[1].run("iptables", "-A", "INPUT", "-i", "veth0", *chance, "-j", "DROP")
         time.sleep(2)  # the fault itself
         # On a busy machine the agents may not have had their turn yet.
-        found = eventually(lambda: lost() > 0, 8)
+        results = eventually(lambda: lost() > 0, 8)
         hosts[1].run("iptables", "-F", "INPUT")
-        assert found, "no packet was lost"
+        assert results, "no packet was lost"
 
     return kept_while(scene, passing)
 

@@ -40,11 +40,11 @@ def test_gpu_memory_cannot_be_registered_over_tcp(tmp_path: Path, pytestconfig: 
     topology = tmp_path / "topology.xml"
     topology.write_text(TOPOLOGY.format(both='cpuset="0x3"', node='nodeset="0x1"'))
     driver = gpu_standin.build(tmp_path, bindings=False)
-    told = {**driver, "HWLOC_XMLFILE": str(topology), "HWLOC_THISSYSTEM": "1", "PYTHONPATH": str(ROOT / "tests"),
+    variables = {**driver, "HWLOC_XMLFILE": str(topology), "HWLOC_THISSYSTEM": "1", "PYTHONPATH": str(ROOT / "tests"),
             "NIXL_LOG_LEVEL": "DEBUG", "STANDIN_DMABUF": "1"}  # fmt: skip
     settings = replace(read_settings(pytestconfig, environ={}), backend=("LIBFABRIC",))
     with Agents(LocalHost(supervisor()), settings) as agents:
-        agent = agents.start(environment=told)
+        agent = agents.start(environment=variables)
         assert agent.get_backend_mem_types("LIBFABRIC") == ["DRAM_SEG"]
         with pytest.raises(NixlError, match="NIXL_ERR_BACKEND"):
             agent.run("helpers.vram_functions:register_by_the_driver", size=4096)

@@ -59,5 +59,5 @@ def test_every_way_moves_the_right_blocks_over_tcp(host: Host, tmp_path: Path) -
         f"--nixl-profile={profile(tmp_path / 'p.toml', ACCEPTS_TCP)}",
     )  # fmt: skip
     assert done.code == 0, done.output
-    found = re.findall(r"^LIBFABRIC +(\S+) .* kv=([^,]+),\S+ .* tcp/veth0 +PASS$", done.output, re.MULTILINE)
-    assert sorted(found) == sorted((op, way) for op in ("READ", "WRITE") for way in WAYS)
+    matches = re.findall(r"^LIBFABRIC +(\S+) .* kv=([^,]+),\S+ .* tcp/veth0 +PASS$", done.output, re.MULTILINE)
+    assert sorted(matches) == sorted((op, way) for op in ("READ", "WRITE") for way in WAYS)

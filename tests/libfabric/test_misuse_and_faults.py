@@ -208,6 +208,6 @@ def test_a_death_that_libfabric_does_not_report_fails_with_its_finding(host: Hos
         if "did not answer 'run' before its deadline" not in done.output:
             break
     assert done.code == 1, done.output
-    said = "FAIL LIBFABRIC-DEAD-TARGET-SILENT: with LIBFABRIC a transfer to a target that has died stays PROC: "
-    assert said in done.output, done.output
+    text = "FAIL LIBFABRIC-DEAD-TARGET-SILENT: with LIBFABRIC a transfer to a target that has died stays PROC: "
+    assert text in done.output, done.output
     assert "remedy: give every transfer a deadline in the program that waits for it" in done.output

@@ -76,8 +76,8 @@ def test_bandwidth_suite_passes_and_records(host: Host, tmp_path: Path) -> None:
 @pytest.mark.alone  # a row that others disturb is measured up to seven times
 def test_run_without_a_profile_is_judged_by_the_default_profile(host: Host) -> None:
     done = run_in(host, BANDWIDTH, "--nixl-backend=LIBFABRIC", "--nixl-blocks=4KiB,1MiB", prefix=["env"])
-    name, why = default_profile(("LIBFABRIC",))
-    assert f"--nixl-profile={name} (default: {why})" in done.output
+    name, reason = default_profile(("LIBFABRIC",))
+    assert f"--nixl-profile={name} (default: {reason})" in done.output
     assert set(done.verdicts) == {f"{op} {block}" for op in ("WRITE", "READ") for block in ("4KiB", "1MiB")}
     assert set(done.verdicts.values()) <= {"PASS", "INCONCLUSIVE"}, done.output  # INCONCLUSIVE with contention
     assert re.findall(r" (\S+)  tcp/veth0 ", done.output) == ["0.0095", "0.15"] * 2  # the floors

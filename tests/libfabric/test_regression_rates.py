@@ -60,14 +60,14 @@ def busy(processes: int) -> Iterator[None]:
 
 def in_turn(links: Sequence[Link], count: int, *, depth: int) -> list[Values]:
     """Measure ``count`` launches of each link in the order ABBA ABBA ..., each in new workers."""
-    found: list[Values] = [[] for _ in links]
+    results: list[Values] = [[] for _ in links]
     for number in range(count):
         for place in range(len(links)) if number % 2 == 0 else reversed(range(len(links))):
             samples = links[place].measure(MIB, depth=depth)
             assert samples.corruption is None
-            found[place] += samples.values
+            results[place] += samples.values
             links[place].relaunch()
-    return found
+    return results
 
 
 def verdict(before: Values, now: Values) -> Verdict:
@@ -82,39 +82,39 @@ def verdict(before: Values, now: Values) -> Verdict:
 def drawn(before: Values, now: Values, seed: int, count: int) -> Counter[Verdict]:
     """Compare randomly drawn launches; if both sides are of the same image, no launch is on both sides."""
     choose = random.Random(seed)
-    found: Counter[Verdict] = Counter()
+    results: Counter[Verdict] = Counter()
     for _ in range(count):
         if before is now:
             both = choose.sample(before, 2 * MOST_LAUNCHES)
             one, other = both[:MOST_LAUNCHES], both[MOST_LAUNCHES:]
         else:
             one, other = choose.sample(before, MOST_LAUNCHES), choose.sample(now, MOST_LAUNCHES)
-        found[verdict(one, other)] += 1
-    return found
+        results[verdict(one, other)] += 1
+    return results
 
 
 def successive(before: Values, now: Values) -> Counter[Verdict]:
     """Compare consecutive launches, including drift and lasting changes."""
-    found: Counter[Verdict] = Counter()
+    results: Counter[Verdict] = Counter()
     if before is now:  # ABBA ABBA ... among the launches of one image
         sides = ([v for n, v in enumerate(before) if n % 4 in kept] for kept in ((0, 3), (1, 2)))
         before, now = sides
     for start in range(0, len(before) - MOST_LAUNCHES + 1):
-        found[verdict(before[start:], now[start:])] += 1
-    return found
+        results[verdict(before[start:], now[start:])] += 1
+    return results
 
 
 def between(before: Values, now: Values, wanted: Verdict) -> tuple[float, float]:
     """Return the 95 % confidence interval of a verdict's rate, from resampled launches."""
-    choose, others = random.Random(1), []
+    choose, remainder = random.Random(1), []
     for number in range(100):
         again = choose.choices(before, k=len(before))
         other = again if before is now else choose.choices(now, k=len(now))
         # Drawn again, a launch may be there twice: a hair apart, as the test takes no two for equal.
         again[:] = [value * (1 + 1e-9 * place) for place, value in enumerate(again)]
-        others.append(drawn(again, other, number, 100)[wanted] / 100)
-    others.sort()
-    return others[2], others[-3]
+        remainder.append(drawn(again, other, number, 100)[wanted] / 100)
+    remainder.sort()
+    return remainder[2], remainder[-3]
 
 
 def told(name: str, before: Values, now: Values, wanted: Verdict) -> tuple[float, str]:
@@ -122,12 +122,12 @@ def told(name: str, before: Values, now: Values, wanted: Verdict) -> tuple[float
     low, high = between(before, now, wanted)
     all_ = drawn(before, now, 0, DRAWN)
     share = all_[wanted] / DRAWN
-    said = ", ".join(f"{100 * all_[one] / DRAWN:.1f} % {one}" for one in Verdict if all_[one])
+    text = ", ".join(f"{100 * all_[one] / DRAWN:.1f} % {one}" for one in Verdict if all_[one])
     row = successive(before, now)
     in_row = ", ".join(f"{row[one]} {one}" for one in Verdict if row[one])
     return share, (
         f"{name}: {wanted} in {100 * share:.2f} % of {DRAWN} drawn (95 % between {100 * low:.0f} and "
-        f"{100 * high:.0f} %); all: {said}; of {sum(row.values())} made of successive launches: {in_row}"
+        f"{100 * high:.0f} %); all: {text}; of {sum(row.values())} made of successive launches: {in_row}"
     )
 
 
@@ -146,17 +146,17 @@ def test_loss_of_ten_percent_is_found_and_no_loss_is_not(
         with busy(load):
             whole, lost = in_turn(links, launches(), depth=2)
     name = "loaded" if load else "quiet"
-    found, words = told(f"{name}, 10 % lost, {len(lost)} launches", whole, lost, Verdict.REGRESSED)
+    results, text = told(f"{name}, 10 % lost, {len(lost)} launches", whole, lost, Verdict.REGRESSED)
     alarms, none = told(f"{name}, nothing lost, {len(whole)} launches", whole, whole, Verdict.REGRESSED)
     slower, more = told(f"{name}, nothing lost at 900 Mbit/s", lost, lost, Verdict.REGRESSED)
     with capsys.disabled():
-        print(f"\n{words}\n{none}\n{more}")
+        print(f"\n{text}\n{none}\n{more}")
         print(f"load of the machine: {os.getloadavg()}, cores: {os.cpu_count()}")
         for label, values in (("1gbit", whole), ("900mbit", lost)):
             print(f"MB/s at {label}: {' '.join(f'{value / 1e6:.4g}' for value in values)}")
     assert max(alarms, slower) <= 0.01
     if not load:
-        assert found >= 0.95
+        assert results >= 0.95
 
 
 @pytest.mark.soak
@@ -171,8 +171,8 @@ def test_loopback_may_be_inconclusive_but_not_regressed(
         [values] = in_turn([pairs.link("UCX", "WRITE", MemoryPair("DRAM", "DRAM"))], launches(), depth=2)
     finally:
         pairs.close()
-    alarms, words = told(f"loopback, nothing lost, {len(values)} launches", values, values, Verdict.REGRESSED)
+    alarms, text = told(f"loopback, nothing lost, {len(values)} launches", values, values, Verdict.REGRESSED)
     with capsys.disabled():
         spread = f"{min(values) / 1e9:.3g} to {max(values) / 1e9:.3g} GB/s"
-        print(f"\n{words}; {spread}; load of the machine: {os.getloadavg()}")
+        print(f"\n{text}; {spread}; load of the machine: {os.getloadavg()}")
     assert alarms <= 0.01

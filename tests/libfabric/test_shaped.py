@@ -144,20 +144,20 @@ def test_no_verdict_about_the_cable_is_wrong(
     """Judge PYTEST_NIXL_REPEAT rows at each rate, in turn for both backends and operations."""
     count = int(os.environ.get("PYTEST_NIXL_REPEAT", "4"))
     kinds = [(backend, op) for backend in ("UCX", "LIBFABRIC") for op in ("WRITE", "READ")]
-    found: dict[str, Counter[Verdict]] = {rate: Counter() for rate in RATES}
+    results: dict[str, Counter[Verdict]] = {rate: Counter() for rate in RATES}
     for number in range(count):
         for rate in RATES:
             with two_hosts(rate) as hosts, shaped_link(make_settings, *kinds[number % 4], hosts) as one:
                 judgement, _ = verdict(one, tmp_path / "profile.toml")
-            found[rate][judgement.verdict] += 1
+            results[rate][judgement.verdict] += 1
             with capsys.disabled():
                 print(f"\n{number + 1} of {count}, {rate}: {judgement}", end="", flush=True)
-    alarms = count - found["1gbit"][Verdict.PASS] - found["1gbit"][Verdict.INCONCLUSIVE]
-    misses = count - found["800mbit"][Verdict.FAIL] - found["800mbit"][Verdict.INCONCLUSIVE]
+    alarms = count - results["1gbit"][Verdict.PASS] - results["1gbit"][Verdict.INCONCLUSIVE]
+    misses = count - results["800mbit"][Verdict.FAIL] - results["800mbit"][Verdict.INCONCLUSIVE]
     # The rate at which none of n independent verdicts would be wrong in one of twenty soaks.
     bound = 1 - 0.05 ** (1 / count)
     with capsys.disabled():
-        undecided = sum(verdicts[Verdict.INCONCLUSIVE] for verdicts in found.values())
+        undecided = sum(verdicts[Verdict.INCONCLUSIVE] for verdicts in results.values())
         print(
             f"\n{alarms} false alarms in {count} at 1 Gbit/s, {misses} misses in {count} at 800 Mbit/s; inconclusive: "
             f"{undecided}. None in {count} proves a rate below {100 * bound:.1f} %, with 95 % confidence."

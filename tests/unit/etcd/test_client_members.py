@@ -97,14 +97,16 @@ def test_a_watch_continues_at_another_member_without_loss(trio: ThreeNodeEtcd, c
     since = TransactionResult.of(client.transaction(txn([], [get("/w/0")]))).revision + 1
     others = [member for place, member in enumerate(trio.members) if place != in_use(trio, client)]
 
+    seen: list[str] = []
+
     def write() -> None:
-        time.sleep(1)  # the watch is open by then, at the member in use; if it is not, it opens at another one
-        trio.stop(in_use(trio, client))
         with connect(others) as writer:
-            for number in range(1, 11):
+            writer.put("/w/1", b"")
+            wait_until(lambda: seen == ["/w/1"], 60, "the watch has an event of the member in use")
+            trio.stop(in_use(trio, client))
+            for number in range(2, 11):
                 writer.put(f"/w/{number}", b"")
 
-    seen = []
     with ThreadPoolExecutor(1) as pool:
         writing = pool.submit(write)
         for event in client.watch(Watched("/w/", since, prefix=True), seconds=60):

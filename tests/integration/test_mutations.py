@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``tests/helpers/mutations.py``: the changes of meaning that ``tox -e mutants`` makes."""
+
+from __future__ import annotations
+
+import pytest
+from helpers.mutations import MEANING, OPERATORS, mutants_of
+
+
+@pytest.mark.parametrize(
+    ("operator", "code", "changed"),
+    [
+        ("swap_arguments", "move(initiator, target)", "move(target, initiator)"),
+        ("swap_arguments", "Row(sent=a.b, received=c.d)", "Row(sent=c.d, received=a.b)"),
+        ("drop_element", "'\\n'.join([a, b, c])", "'\\n'.join([a, c])"),
+        ("drop_element", "last = {(f.name, f.labels): f for f in x}", "last = {(f.name,): f for f in x}"),
+        ("drop_element", "merge(self.transports + other.transports)", "merge((self.transports))"),
+        ("drop_element", "outcome(verdict, gate=gate, required=required)", "outcome(verdict, gate=gate)"),
+        ("take_another", "worst = max(values)", "worst = min(values)"),
+        ("take_another", "value = values[0]", "value = values[-1]"),
+        ("take_another", "first.setdefault(key, value)", "first[key] = value"),
+        ("other_side", "use(initiator, target)", "use(target, target)"),
+        ("other_unit", "rate = size / 1e9", "rate = size / 2**30"),
+        ("drop_clause", "x = row.kv or row.pattern", "x = (row.kv)"),
+        ("drop_clause", "x = [r for r in rows if r.up]", "x = [r for r in rows if True]"),
+        ("drop_clause", "if nic.up and nic.driver: use(nic)", "if (nic.driver): use(nic)"),
+        ("drop_clause", "if done: stop()", "if False: stop()"),
+        ("skip_one", "for rank in ranks: stop(rank)", "for rank in list(ranks)[1:]: stop(rank)"),
+        ("skip_one", "proxy.close()", "pass"),
+        ("reorder_clock", "start = monotonic()\nsend()", "send()\nstart = monotonic()"),
+        ("weaken_pattern", "re.compile(r'^a(b|c)')", "re.compile(r'^a(b)')"),
+        ("weaken_pattern", "re.compile(r'^a(b|c)')", "re.compile(r'^a(b|c)?')"),
+        ("weaken_pattern", "re.compile(r'^a(b|c)')", "re.compile(r'a(b|c)')"),
+        ("return_input", "text = hide(line)", "text = (line)"),
+        ("return_input", "name = text.strip()", "name = text"),
+        ("change_operator", "fast = rate > floor", "fast = rate >= floor"),
+        ("change_value", "gate = True", "gate = False"),
+        ("change_flow", "for rank in ranks: break", "for rank in ranks: continue"),
+    ],
+)
+def test_an_operator_makes_the_change_that_it_names(operator: str, code: str, changed: str) -> None:
+    mutants = mutants_of("module", code, {operator: {**MEANING, **OPERATORS}[operator]})
+    assert changed in [mutant.code(code) for mutant in mutants if mutant.is_python(code)]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import os, sys",
+        "def f(x: tuple[int, str]): ...",
+        "__all__ = ['a', 'b']",
+        "TIMEOUT_SECONDS = 10",
+        "wait(timeout=5.0)",
+        "_log.debug('%s and %s', a, b)",
+        "if __name__ == '__main__': main()",
+    ],
+)
+def test_what_no_test_could_notice_is_not_changed(code: str) -> None:
+    operators = {name: MEANING[name] for name in MEANING if name != "drop_element"} | dict(OPERATORS)
+    assert mutants_of("module", code, operators) == [
+        mutant for mutant in mutants_of("module", code, operators) if mutant.edit[2] == "pass"
+    ]
