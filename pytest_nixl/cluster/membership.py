@@ -7,7 +7,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -22,9 +22,8 @@ from pytest_nixl.cluster.group import (
     longer_lease,
 )
 from pytest_nixl.cluster.group_values import GroupValues
-from pytest_nixl.etcd.client import EtcdClient
+from pytest_nixl.etcd.client import EtcdClient, Lease
 from pytest_nixl.etcd.errors import EtcdError
-from pytest_nixl.etcd.lease import Lease
 from pytest_nixl.etcd.transaction import (
     FoundKey,
     KeyValue,
@@ -53,6 +52,8 @@ Waiting = Callable[[str], None]
 #: reads the keys of all ranks, so that in larger groups each rank says it less often.
 SAID_EVERY = 5.0
 SAID_BY = 64
+#: Seconds after which :meth:`Membership.follow` replaces a watch by a new one.
+WATCH_SECONDS = 20.0
 #: Seconds that etcd may take to notice that a lease expired: it checks twice a second.
 LATE = 2.0
 #: The largest number of keys without a seal that the last member to leave removes.
@@ -265,7 +266,7 @@ class Membership:
             self._left.wait(pause)
             pause = min(2 * pause, 0.5)
 
-    def transact(self, transaction: Part, deadline: float, busy_until: float = 0.0) -> TransactionResult:
+    def transact(self, transaction: Part, deadline: float | None, busy_until: float = 0.0) -> TransactionResult:
         """Return the result of a transaction; parameters as :meth:`retry`."""
         return self.retry(
             lambda: TransactionResult.of(self.client.transaction(transaction, repeatable=True)),
@@ -309,10 +310,32 @@ class Membership:
                 tick()
                 due = time.monotonic() + pause
 
+    def follow(
+        self, client: EtcdClient, *watched: Watched, closed: threading.Event, known: Collection[str] = ()
+    ) -> Iterator[WatchEvent]:
+        """Yield what watched keys show now, and then their events, until ``closed`` is set.
+
+        An event may be yielded twice.
+
+        :param client: a client that nothing else uses, because a watch is always open on it.
+        :param known: watched keys that existed. One that is gone is reported as deleted.
+        """
+        while not closed.is_set():
+            with anew_if_compacted():
+                watched, missed = self._read_anew(watched, known)
+                events: Iterable[WatchEvent] = missed
+                while not closed.is_set():
+                    for event in events:
+                        if closed.is_set():
+                            return
+                        watched = tuple(watch.after(event) for watch in watched)
+                        yield event
+                    events = client.watch(*watched, seconds=WATCH_SECONDS)
+
     def _read_anew(
-        self, watched: Sequence[Watched], known: Collection[str], deadline: float
+        self, watched: Sequence[Watched], known: Collection[str], deadline: float | None = None
     ) -> tuple[tuple[Watched, ...], list[WatchEvent]]:
-        """Read the watched keys after etcd has compacted their history.
+        """Read the watched keys, as after etcd has compacted their history.
 
         :returns: what to watch from this revision on, and the missed events that the keys still show: the last write
             of each key, and the deletion of known keys.

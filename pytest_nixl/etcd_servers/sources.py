@@ -13,9 +13,8 @@ from pytest_nixl.core.redaction import redact
 from pytest_nixl.etcd.client import Credentials, EtcdClient, connect
 from pytest_nixl.etcd.endpoints import Endpoint, parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError
-from pytest_nixl.etcd_servers.binary import find_binary
 from pytest_nixl.etcd_servers.container import ContainerServer
-from pytest_nixl.etcd_servers.embedded import EmbeddedServer
+from pytest_nixl.etcd_servers.embedded import EmbeddedServer, find_binary
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.processes.container import engine_may_answer, image_present, testcontainers_installed
 from pytest_nixl.processes.supervisor import SupervisorClient, SupervisorError

@@ -31,9 +31,8 @@ from pytest_nixl.cluster.mailbox import LARGEST, Mailbox, MailError, _text
 from pytest_nixl.cluster.membership import LATE, Membership
 from pytest_nixl.cluster.messages import Message, WorkerLine
 from pytest_nixl.core.errors import NixlPluginError
-from pytest_nixl.etcd.client import EtcdClient
+from pytest_nixl.etcd.client import EtcdClient, Lease
 from pytest_nixl.etcd.errors import EtcdError
-from pytest_nixl.etcd.lease import Lease
 from pytest_nixl.etcd.transaction import FoundKey, KeyValue, TransactionResult
 from pytest_nixl.etcd.watch import Watched, WatchEvent
 from pytest_nixl.session import check_result
@@ -353,8 +352,10 @@ def test_a_mailbox_goes_on_after_the_last_event_that_it_has_read(box: Box, monke
             yield WatchEvent(KeyValue(key, line_of(100), revision, revision, 1), deleted=False)
 
     done = {"header": {"revision": "7"}, "succeeded": True, "responses": [{"response_range": {}}]}
-    monkeypatch.setattr(one, "_client", SimpleNamespace(transaction=lambda *_, **__: done, watch=watch))
-    one._read_on()
+    client = SimpleNamespace(transaction=lambda *_, **__: done, watch=watch)
+    monkeypatch.setattr(one, "_client", client)
+    monkeypatch.setattr(one._membership, "client", client)
+    one._read()
     assert began == [8, 26, 46]
     assert len(read) == 4
 
@@ -372,7 +373,7 @@ def test_a_mailbox_that_cannot_be_read_says_so_unless_it_is_closed(box: Box, mon
 
     monkeypatch.setattr(one, "_failed", told.append)
     for read_on in (gone, closed):
-        monkeypatch.setattr(one, "_read_on", read_on)
+        monkeypatch.setattr(one._membership, "follow", lambda *_, read_on=read_on, **__: read_on())
         one._read()
     assert [error.reason for error in told] == ["etcd is gone"]
 
