@@ -100,15 +100,7 @@ class ExternalServer:
                 f"set {name} to {ENDPOINTS_FORM}",
                 cause="malformed",
             ) from None
-        user, _, password = settings.etcd_user.partition(":")
-        return cls(
-            endpoints,
-            cacert=settings.etcd_cacert,
-            cert=settings.etcd_cert,
-            key=settings.etcd_key,
-            user=user,
-            password=password,
-        )
+        return cls(endpoints, **credentials_of(settings))
 
     @property
     def endpoint(self) -> str:
@@ -156,6 +148,13 @@ class ExternalServer:
 
     def discard(self) -> None:
         """Do nothing: pytest-nixl did not start it."""
+
+
+def credentials_of(settings: Settings) -> Credentials:
+    """Return the credentials that the settings have for an existing etcd."""
+    user, _, password = settings.etcd_user.partition(":")
+    files = Credentials(cacert=settings.etcd_cacert, cert=settings.etcd_cert, key=settings.etcd_key)
+    return {**files, "user": user, "password": password}
 
 
 def choose_kind(settings: Settings) -> str:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from pytest_nixl.checks.endpoints.trial import EndpointTrial, try_texts
 from pytest_nixl.etcd.client import EtcdClient
@@ -15,6 +15,8 @@ from pytest_nixl.nixl.endpoint_explanation import explain
 from pytest_nixl.nixl.endpoint_reading import Address, ReadOutcome
 from pytest_nixl.processes.supervisor import SupervisorClient
 
+#: The namespace of the agents in the test's etcd.
+NAMESPACE = "/conformance"
 REMEDY = "report this output with the version of NIXL to pytest-nixl: NIXL reads endpoints differently than predicted"
 
 
@@ -27,7 +29,7 @@ def judge_readings(
     :param client: a client of the etcd that some of the texts name.
     """
     expected = {text: explain(text).predict(answers) for text in texts}
-    trials = _tried(expected, client, settings, supervisor)
+    trials = list(try_texts(expected, client, settings, supervisor, namespace=NAMESPACE))
     differences = [line for trial in trials if (line := _difference(trial))]
     if differences:
         description = f"{len(differences)} of {len(texts)} texts are not read as predicted: {'; '.join(differences)}"
@@ -52,7 +54,8 @@ def judge_suggestions(
     :param rewrites: what :func:`suggestions` returned.
     :param client: a client of the etcd that they name.
     """
-    trials = _tried(dict.fromkeys(rewrites, ReadOutcome.PUBLISHES), client, settings, supervisor)
+    expected = dict.fromkeys(rewrites, ReadOutcome.PUBLISHES)
+    trials = list(try_texts(expected, client, settings, supervisor, namespace=NAMESPACE))
     broken = [
         f"{trial.text}: {trial.outcome} ({trial.words})"
         for trial in trials
@@ -84,18 +87,3 @@ def _difference(trial: EndpointTrial) -> str:
 def _answering_ports(text: str) -> set[int]:
     members = [Address(endpoint.host, endpoint.port) for endpoint in parse_endpoints(text)]
     return {member.port for member in members if answers(member)}
-
-
-def _tried(
-    texts: Mapping[str, ReadOutcome], client: EtcdClient, settings: Settings, supervisor: SupervisorClient
-) -> list[EndpointTrial]:
-    return list(
-        try_texts(
-            texts,
-            supervisor=supervisor,
-            client=client,
-            namespace="/conformance",
-            timeout=settings.timeout,
-            start_timeout=settings.start_timeout,
-        )
-    )

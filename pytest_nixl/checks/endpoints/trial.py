@@ -16,11 +16,12 @@ from dataclasses import dataclass
 
 from pytest_nixl.core.redaction import redact
 from pytest_nixl.etcd.client import EtcdClient
+from pytest_nixl.model.settings import Settings
 from pytest_nixl.nixl.agent import NixlAgent
 from pytest_nixl.nixl.endpoint_reading import INVALID, ReadOutcome
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import SupervisorClient
-from pytest_nixl.processes.worker_process import START_SECONDS, Worker
+from pytest_nixl.processes.worker_process import Worker
 
 #: Maximum number of workers at a time.
 WORKERS = 4
@@ -55,22 +56,20 @@ class EndpointTrial:
 
 def try_texts(
     texts: Mapping[str, ReadOutcome],
-    *,
-    supervisor: SupervisorClient,
     client: EtcdClient,
+    settings: Settings,
+    supervisor: SupervisorClient,
+    *,
     namespace: str,
-    timeout: float,
-    start_timeout: float = START_SECONDS,
     environment: Mapping[str, str | None] | None = None,
 ) -> Iterator[EndpointTrial]:
     """Give each value to a new agent, and yield the results in the same order.
 
-    :param texts: values of NIXL_ETCD_ENDPOINTS with their expected outcomes; wait up to ``timeout`` for a key.
-    :param supervisor: the supervisor that owns the workers.
+    :param texts: values of NIXL_ETCD_ENDPOINTS with their expected outcomes.
     :param client: client of the etcd in which the agents would store their keys.
+    :param settings: has the time limits: of each step, as the wait for a key, and of the start of a worker.
+    :param supervisor: the supervisor that owns the workers.
     :param namespace: ``NIXL_ETCD_NAMESPACE`` of all agents; the caller deletes the keys under it.
-    :param timeout: seconds for each step.
-    :param start_timeout: seconds for each worker to start.
     :param environment: further variables of the agents; None unsets a variable.
     :raises WorkerError: if NIXL dies or hangs on one of the values.
     """
@@ -81,10 +80,11 @@ def try_texts(
         **(environment or {}),
     }
     count = max(1, min(WORKERS, len(texts) // 8))
-    workers = [LocalHost(supervisor).start("trial", variables, timeout, start_timeout) for _ in range(count)]
+    limits = settings.timeout, settings.start_timeout
+    workers = [LocalHost(supervisor).start("trial", variables, *limits) for _ in range(count)]
     try:
         queue = deque(texts.items())
-        benches = [_Bench(worker, queue, client, namespace, timeout) for worker in workers]
+        benches = [_Bench(worker, queue, client, namespace, settings.timeout) for worker in workers]
         done: dict[str, EndpointTrial] = {}
         while len(done) < len(texts):
             trials = [trial for bench in benches if (trial := bench.step()) is not None]
