@@ -264,7 +264,7 @@ def test_a_wrong_prediction_fails_the_suite(tmp_path: Path) -> None:
 def test_a_suggested_rewrite_that_does_not_work_fails_the_suite(tmp_path: Path) -> None:
     """A wrong suggestion stands in for those of the corpus, which all work."""
     (tmp_path / "bent.py").write_text(
-        "import pytest_nixl.checks.endpoints.conformance as check\n"
+        "import pytest_nixl.checks.endpoints.trial as check\n"
         "check.suggestions = lambda texts, port: ['http://127.0.0.1:1']\n"
     )
     (tmp_path / "sitecustomize.py").touch()
