@@ -266,7 +266,7 @@ class Membership:
             self._left.wait(pause)
             pause = min(2 * pause, 0.5)
 
-    def transact(self, transaction: Part, deadline: float | None, busy_until: float = 0.0) -> TransactionResult:
+    def transact(self, transaction: Part, deadline: float, busy_until: float = 0.0) -> TransactionResult:
         """Return the result of a transaction; parameters as :meth:`retry`."""
         return self.retry(
             lambda: TransactionResult.of(self.client.transaction(transaction, repeatable=True)),
@@ -304,7 +304,7 @@ class Membership:
                 compacted = False
             self.check()
             if compacted:
-                watched, missed = self._read_anew(watched, known, deadline)
+                watched, missed = self._read_anew(self.client, watched, known, deadline)
                 yield from missed
             if tick is not None and time.monotonic() >= due:
                 tick()
@@ -322,7 +322,7 @@ class Membership:
         """
         while not closed.is_set():
             with anew_if_compacted():
-                watched, missed = self._read_anew(watched, known)
+                watched, missed = self._read_anew(client, watched, known)
                 events: Iterable[WatchEvent] = missed
                 while not closed.is_set():
                     for event in events:
@@ -333,7 +333,7 @@ class Membership:
                     events = client.watch(*watched, seconds=WATCH_SECONDS)
 
     def _read_anew(
-        self, watched: Sequence[Watched], known: Collection[str], deadline: float | None = None
+        self, client: EtcdClient, watched: Sequence[Watched], known: Collection[str], deadline: float | None = None
     ) -> tuple[tuple[Watched, ...], list[WatchEvent]]:
         """Read the watched keys, as after etcd has compacted their history.
 
@@ -343,7 +343,8 @@ class Membership:
         requests = [
             get_prefix(watch.key, keys_only=watch.deletions) if watch.prefix else get(watch.key) for watch in watched
         ]
-        done = self.transact(txn([], requests), deadline)
+        reading = txn([], requests)
+        done = self.retry(lambda: TransactionResult.of(client.transaction(reading)), deadline)
         item_lists = [done.found(place).items for place in range(len(watched))]
         present = {item.key for items in item_lists for item in items}
         return tuple(replace(watch, since=done.revision + 1) for watch in watched), [

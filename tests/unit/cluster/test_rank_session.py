@@ -196,7 +196,7 @@ def test_members_that_are_gone_are_told_and_a_watch_goes_on_after_its_last_event
     lost: list[tuple[int, str]] = []
     opened: list[dict[str, int]] = []
 
-    def read(payload: Any, *, repeatable: bool) -> dict[str, Any]:
+    def read(payload: Any) -> dict[str, Any]:
         """Return that the keys of ranks 0 and 2 are there."""
         places = [[0, 2]] if ranks is None else [[0], []]
         assert len(payload["success"]) == len(places)

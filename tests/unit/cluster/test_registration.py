@@ -352,9 +352,7 @@ def test_a_mailbox_goes_on_after_the_last_event_that_it_has_read(box: Box, monke
             yield WatchEvent(KeyValue(key, line_of(100), revision, revision, 1), deleted=False)
 
     done = {"header": {"revision": "7"}, "succeeded": True, "responses": [{"response_range": {}}]}
-    client = SimpleNamespace(transaction=lambda *_, **__: done, watch=watch)
-    monkeypatch.setattr(one, "_client", client)
-    monkeypatch.setattr(one._membership, "client", client)
+    monkeypatch.setattr(one, "_client", SimpleNamespace(transaction=lambda *_, **__: done, watch=watch))
     one._read()
     assert began == [8, 26, 46]
     assert len(read) == 4
@@ -548,9 +546,9 @@ def test_what_a_watch_has_missed_is_what_was_written_from_its_revision_on_and_wh
     one = registration()
     old, new, member = (KeyValue(key, b"", 1, revision, 1) for key, revision in (("r/a", 7), ("r/b", 8), ("m/x", 9)))
     found = [FoundKey(2, (old, new)), FoundKey(1, (member,))]
-    monkeypatch.setattr(one, "transact", lambda *_: SimpleNamespace(revision=20, found=found.__getitem__))
+    monkeypatch.setattr(one, "retry", lambda *_: SimpleNamespace(revision=20, found=found.__getitem__))
     watched = (Watched("r/", 8, prefix=True), Watched("m/", 8, prefix=True, deletions=True))
-    again, missed = one._read_anew(watched, ["m/x", "m/gone"], 110.0)
+    again, missed = one._read_anew(one.client, watched, ["m/x", "m/gone"], 110.0)
     assert again == (Watched("r/", 21, prefix=True), Watched("m/", 21, prefix=True, deletions=True))
     assert missed == [
         WatchEvent(new, deleted=False), WatchEvent(KeyValue("m/gone", b"", 0, 20, 0), deleted=True),
