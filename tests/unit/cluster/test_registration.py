@@ -27,7 +27,7 @@ from pytest_nixl.cluster.group import (
 )
 from pytest_nixl.cluster.group_values import GroupValues
 from pytest_nixl.cluster.joining import Joining
-from pytest_nixl.cluster.mailbox import LARGEST, Mailbox, MailError, _text
+from pytest_nixl.cluster.mailbox import LARGEST, TOGETHER, Mailbox, MailError, _text
 from pytest_nixl.cluster.membership import LATE, Membership
 from pytest_nixl.cluster.messages import Message, WorkerLine
 from pytest_nixl.core.errors import NixlPluginError
@@ -356,6 +356,30 @@ def test_a_mailbox_goes_on_after_the_last_event_that_it_has_read(box: Box, monke
     one._read()
     assert began == [8, 26, 46]
     assert len(read) == 4
+
+
+def test_a_mailbox_deletes_what_it_has_read_once_and_reads_no_deletion(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, _, read = box
+    deleted: list[int] = []
+
+    def watch(*_: Watched, seconds: float) -> Iterator[WatchEvent]:
+        for number in range(1, 2 * TOGETHER + 2):
+            item = KeyValue(f"{ROOT}mail/000000/000001/{number:012d}", line_of(100), number, number, 1)
+            yield WatchEvent(item, deleted=False)
+            yield WatchEvent(KeyValue(item.key, b"", 0, number, 0), deleted=True)
+        one.close()
+
+    def transaction(payload: dict[str, Any]) -> dict[str, Any]:
+        deleted.append(sum("request_delete_range" in part for part in payload["success"]))
+        return {"header": {"revision": "7"}, "succeeded": True, "responses": [{"response_range": {}}]}
+
+    monkeypatch.setattr(one, "_client", SimpleNamespace(transaction=transaction, watch=watch))
+    one._read()
+    assert len(read) == 2 * TOGETHER + 1
+    assert deleted == [0, TOGETHER, TOGETHER]
+    assert one._membership.values.ignored == {}
 
 
 def test_a_mailbox_that_cannot_be_read_says_so_unless_it_is_closed(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
