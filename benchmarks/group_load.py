@@ -11,10 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from pytest_nixl.cluster.driver import WATCH_SECONDS
 from pytest_nixl.cluster.group import TTL, Roster
 from pytest_nixl.cluster.mailbox import TOGETHER
-from pytest_nixl.cluster.membership import SAID_BY, SAID_EVERY
+from pytest_nixl.cluster.membership import SAID_BY, SAID_EVERY, WATCH_SECONDS
 from pytest_nixl.etcd.transaction import REQUEST_LIMIT
 
 #: The bytes of a seal and the space behind it.

@@ -147,7 +147,7 @@ def _remove(arguments: argparse.Namespace, client: EtcdClient, found: Deployment
 
 def _dry_run(arguments: argparse.Namespace, plan: RemovalPlan, command: str, namespace: str) -> None:
     """Print which keys would be removed, and the command that removes them."""
-    from pytest_nixl.checks.deployment_etcd.key_text import quoted
+    from pytest_nixl.checks.deployment_etcd.problem import quoted
     from pytest_nixl.core.strict import escape
     from pytest_nixl.core.words import plural
 

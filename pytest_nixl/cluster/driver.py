@@ -19,14 +19,11 @@ from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.signals import what_ended
 from pytest_nixl.core.strict import printable
 from pytest_nixl.etcd.client import EtcdClient
-from pytest_nixl.etcd.transaction import TransactionResult, get, get_prefix, txn
-from pytest_nixl.etcd.watch import Watched, anew_if_compacted
+from pytest_nixl.etcd.watch import Watched
 from pytest_nixl.model.tools import own_variables
 from pytest_nixl.processes.supervisor import SupervisorClient
 
 Connect = Callable[[], EtcdClient]
-#: Seconds after which a watch of the members is replaced by a new one.
-WATCH_SECONDS = 20.0
 #: Seconds that the last message of a member that is gone may take.
 LAST_MESSAGE_SECONDS = 1.0
 #: Seconds for which a member that leaves early waits until rank 0 has read why.
@@ -66,39 +63,21 @@ class MembershipWatch:
         self._closed.set()
 
     def _watch(self) -> None:
-        prefix = f"{self._membership.root}members/"
+        """Tell of the members that are gone, and then of those that go, until this is closed."""
+        prefix = self._membership.member_keys
         members = {
             f"{prefix}{member.token}": member
             for member in self._membership.members
             if self._ranks is None or member.rank in self._ranks
         }
+        keys = [prefix] if self._ranks is None else members
+        watched = [Watched(key, 1, prefix=self._ranks is None, deletions=True) for key in keys]
         try:
-            while not self._closed.is_set():
-                with anew_if_compacted():
-                    self._watch_on(prefix, members)
+            for event in self._membership.follow(self._client, *watched, closed=self._closed, known=members):
+                if event.item.key in members:
+                    self._gone(members[event.item.key])
         except NixlPluginError as error:
             self._lose_own(error)
-
-    def _watch_on(self, prefix: str, members: Mapping[str, Member]) -> None:
-        """Tell of the members that are gone, and then of those that go, until this is closed."""
-        requests = [get_prefix(prefix, keys_only=True)] if self._ranks is None else [get(key) for key in members]
-        done = TransactionResult.of(self._membership.retry(lambda: self._client.transaction(txn([], requests))))
-        present = {item.key for place in range(len(requests)) for item in done.found(place).items}
-        for key, member in members.items():
-            if key not in present:
-                self._gone(member)
-        watched = [prefix] if self._ranks is None else list(members)
-        # Each key has its own revision: the events of two keys may come in another order.
-        since = dict.fromkeys(watched, done.revision + 1)
-        while not self._closed.is_set():
-            every = [Watched(key, since[key], prefix=self._ranks is None, deletions=True) for key in watched]
-            for event in self._client.watch(*every, seconds=WATCH_SECONDS):
-                since[prefix if self._ranks is None else event.item.key] = event.item.mod_revision + 1
-                if self._closed.is_set():
-                    return
-                found = members.get(event.item.key)
-                if found is not None:
-                    self._gone(found)
 
     def _check(self) -> None:
         """Check every second, by the clock of this host, that the own lease is alive."""

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pytest_nixl.cluster.group import PREFIX, TTL, Candidate, JoinRefusedError, group_name
 from pytest_nixl.cluster.group_values import unsealed
 from pytest_nixl.core.words import named
-from pytest_nixl.etcd.client import EtcdClient
-from pytest_nixl.etcd.paging import Pager
+from pytest_nixl.etcd.client import EtcdClient, Pager
 from pytest_nixl.etcd.transaction import TransactionResult, delete_prefix, empty, get_prefix, txn
 
 

@@ -242,7 +242,7 @@ def seat(candidates: Sequence[Candidate], size: int) -> list[Candidate]:
 def quarrel(candidates: Sequence[Candidate], size: int) -> str:
     """Say why the processes cannot all have the ranks that they request; empty if they can."""
     sentences = [
-        f"rank {rank} is requested {_times(len(owners))}, by {_and(owners)}"
+        f"rank {rank} is requested {'twice' if len(owners) == 2 else f'{len(owners)} times'}, by {_and(owners)}"
         for rank, owners in _rivals(candidates).items()
     ]
     sentences += [
@@ -299,10 +299,6 @@ def _out_of_range(candidates: Iterable[Candidate], size: int) -> list[Candidate]
 def _sizes(candidates: Iterable[Candidate]) -> list[str]:
     sizes = sorted({candidate.size for candidate in candidates})
     return [f"the processes expect different numbers of ranks: {', '.join(map(str, sizes))}"] if len(sizes) > 1 else []
-
-
-def _times(count: int) -> str:
-    return "twice" if count == 2 else f"{count} times"
 
 
 def _and(words: Sequence[object]) -> str:

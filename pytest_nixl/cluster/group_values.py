@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 from pytest_nixl.cluster.group import Candidate, Member, Roster, not_of_a_rank
 from pytest_nixl.core.strict import Number, StrictError, check, loads
-from pytest_nixl.etcd.lease import Lease
+from pytest_nixl.etcd.client import Lease
 from pytest_nixl.etcd.transaction import (
     FoundKey,
     KeyValue,

@@ -108,13 +108,7 @@ def join(
 
 
 class Joining:
-    """One attempt to join a group.
-
-    :param membership: what this process holds: a lease and its member key, and at the end its rank.
-    :param timeout: seconds to wait until all ranks have joined.
-    :param waiting: called every five seconds of the wait (less often with more than 64 ranks), with a sentence that
-        names the missing ranks.
-    """
+    """One attempt to join a group. Parameters as :func:`join`; the membership has its rank at the end."""
 
     def __init__(self, membership: Membership, timeout: float, waiting: Waiting | None) -> None:
         self._membership = membership
@@ -158,16 +152,13 @@ class Joining:
         """
         this = self._membership
         run, members = f"{this.root}run/", this.member_keys
-        write, count = (
-            put(this.own_key, this.value(), this.lease),
-            get_prefix(members, count_only=True),
-        )
+        write, count = put(this.own_key, this.value(), this.lease), get_prefix(members, count_only=True)
         # The first member removes the keys that an earlier group left. A group with a frozen roster takes no further
         # member. A process that finds its own key has already registered: the answer was lost.
         join = txn(
             [absent(this.own_key), absent(this.roster_key)],
             [write, count],
-            [get(this.own_key), get_prefix(members, count_only=True), get_prefix(run)],
+            [get(this.own_key), count, get_prefix(run)],
         )
         done = this.transact(txn([empty(members)], [delete_prefix(run), write, count], [nested(join)]), self._deadline)
         self._seen = done.revision
@@ -255,12 +246,11 @@ class Joining:
     def _value_to_freeze(self, candidates: Sequence[Candidate]) -> bytes:
         """Return the value to freeze: the roster, or the refusal if requests conflict."""
         this = self._membership
-        if problem := quarrel(candidates, this.size):
-            refusal = f"group {this.group!r} cannot start: {problem}"
-            listed = [(member.token, member.host, member.pid) for member in candidates]
-            return this.values.frozen(this.roster_key, this.ttl, listed, refusal=refusal)
-        listed = [(member.token, member.host, member.pid) for member in seat(candidates, this.size)]
-        return this.values.frozen(this.roster_key, this.ttl, listed)
+        problem = quarrel(candidates, this.size)
+        refusal = f"group {this.group!r} cannot start: {problem}" if problem else ""
+        seated = candidates if problem else seat(candidates, this.size)
+        listed = [(member.token, member.host, member.pid) for member in seated]
+        return this.values.frozen(this.roster_key, this.ttl, listed, refusal=refusal)
 
     def _wait_for_roster(self) -> Roster:
         this = self._membership
@@ -369,10 +359,12 @@ class Joining:
             if not present:
                 return None
             if vacant is not None and not why_not:
-                if (taken := self._replace(frozen, vacant)) is not None:
-                    return taken
+                if (replaced := self._replace(frozen, vacant)) is not None:
+                    return replaced
             elif not self._wait_for_change(present, until):
-                raise self._refused(frozen, why_not or self._occupied(bool(free)))
+                all_taken = "all its ranks are taken"
+                taken = f"rank {this.wanted}, which this process requests, is taken" if free else all_taken
+                raise self._refused(frozen, why_not or taken)
 
     def _why_not(self, frozen: Roster, started: bool) -> str:
         """Say why this process could not join even if a rank were free; empty if it could."""
@@ -382,11 +374,6 @@ class Joining:
         if size != self._membership.size:
             return f"it has {size} ranks, but this process has --nixl-ranks={self._membership.size}"
         return "the run has already started" if started else ""
-
-    def _occupied(self, others_are_free: bool) -> str:
-        if others_are_free:
-            return f"rank {self._membership.wanted}, which this process requests, is taken"
-        return "all its ranks are taken"
 
     def _replace(self, frozen: Roster, vacant: Member) -> Roster | None:
         this = self._membership

@@ -23,15 +23,13 @@ from pytest_nixl.cluster.messages import Message, read_message
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.strict import StrictError, loads
 from pytest_nixl.etcd.client import EtcdClient
-from pytest_nixl.etcd.transaction import TransactionResult, delete, get_prefix, put, txn
-from pytest_nixl.etcd.watch import Watched, anew_if_compacted
+from pytest_nixl.etcd.transaction import delete, put, txn
+from pytest_nixl.etcd.watch import Watched
 
 #: The largest message in bytes: etcd accepts 1.5 MiB a request, and the gateway's base64 adds a third.
 LARGEST = 1 << 20
 #: The number of messages that one request writes, and that one deletes. etcd accepts 128 operations of a request.
 TOGETHER = 32
-#: Seconds after which a watch is replaced by a new one.
-WATCH_SECONDS = 20.0
 #: The end of a key after the receiver: the sender and the number.
 _PLACE = re.compile(r"([0-9]{6})/([0-9]{12})")
 
@@ -171,33 +169,21 @@ class Mailbox:
             self._closed.set()
 
     def _read(self) -> None:
-        try:
-            while not self._closed.is_set():
-                with anew_if_compacted():
-                    self._read_on()
-        except NixlPluginError as error:
-            if not self._closed.is_set():
-                self._failed(error)
-
-    def _read_on(self) -> None:
         """Read the messages that wait, and then those that come, until the mailbox is closed."""
         read: list[str] = []
-        waiting = txn([], [get_prefix(self._own)])
-        done = TransactionResult.of(self._membership.retry(lambda: self._client.transaction(waiting)))
-        since = done.revision + 1
-        for item in sorted(done.found(0).items, key=lambda item: item.create_revision):
-            self._take(item.key, item.value)
-            read.append(item.key)
-        while not self._closed.is_set():
-            for event in self._client.watch(Watched(self._own, since, prefix=True), seconds=WATCH_SECONDS):
-                since = event.item.mod_revision + 1
-                if self._closed.is_set():
-                    return
+        mail = Watched(self._own, 1, prefix=True)
+        try:
+            for event in self._membership.follow(self._client, mail, closed=self._closed):
                 if not event.deleted:
                     self._take(event.item.key, event.item.value)
                     read.append(event.item.key)
                 if len(read) >= TOGETHER:
-                    read = self._delete(read)
+                    deletion = txn([], [delete(key) for key in read])
+                    self._membership.retry(partial(self._client.transaction, deletion))
+                    read.clear()
+        except NixlPluginError as error:
+            if not self._closed.is_set():
+                self._failed(error)
 
     def _take(self, key: str, value: bytes) -> None:
         values, members = self._membership.values, self._membership.members
@@ -216,13 +202,6 @@ class Mailbox:
             return
         self._last[sender] = number
         self._handle(sender, message)
-
-    def _delete(self, read: list[str]) -> list[str]:
-        """Delete the keys of messages that were read, and return the empty list of remaining keys."""
-        for first in range(0, len(read), TOGETHER):
-            deletion = txn([], [delete(key) for key in read[first : first + TOGETHER]])
-            self._membership.retry(partial(self._client.transaction, deletion))
-        return []
 
 
 def _text(rank: int, message: dict[str, Any]) -> bytes:

@@ -7,7 +7,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -22,9 +22,8 @@ from pytest_nixl.cluster.group import (
     longer_lease,
 )
 from pytest_nixl.cluster.group_values import GroupValues
-from pytest_nixl.etcd.client import EtcdClient
+from pytest_nixl.etcd.client import EtcdClient, Lease
 from pytest_nixl.etcd.errors import EtcdError
-from pytest_nixl.etcd.lease import Lease
 from pytest_nixl.etcd.transaction import (
     FoundKey,
     KeyValue,
@@ -53,6 +52,8 @@ Waiting = Callable[[str], None]
 #: reads the keys of all ranks, so that in larger groups each rank says it less often.
 SAID_EVERY = 5.0
 SAID_BY = 64
+#: Seconds after which :meth:`Membership.follow` replaces a watch by a new one.
+WATCH_SECONDS = 20.0
 #: Seconds that etcd may take to notice that a lease expired: it checks twice a second.
 LATE = 2.0
 #: The largest number of keys without a seal that the last member to leave removes.
@@ -303,16 +304,38 @@ class Membership:
                 compacted = False
             self.check()
             if compacted:
-                watched, missed = self._read_anew(watched, known, deadline)
+                watched, missed = self._read_anew(self.client, watched, known, deadline)
                 yield from missed
             if tick is not None and time.monotonic() >= due:
                 tick()
                 due = time.monotonic() + pause
 
+    def follow(
+        self, client: EtcdClient, *watched: Watched, closed: threading.Event, known: Collection[str] = ()
+    ) -> Iterator[WatchEvent]:
+        """Yield what watched keys show now, and then their events, until ``closed`` is set.
+
+        An event may be yielded twice.
+
+        :param client: a client that nothing else uses, because a watch is always open on it.
+        :param known: watched keys that existed. One that is gone is reported as deleted.
+        """
+        while not closed.is_set():
+            with anew_if_compacted():
+                watched, missed = self._read_anew(client, watched, known)
+                events: Iterable[WatchEvent] = missed
+                while not closed.is_set():
+                    for event in events:
+                        if closed.is_set():
+                            return
+                        watched = tuple(watch.after(event) for watch in watched)
+                        yield event
+                    events = client.watch(*watched, seconds=WATCH_SECONDS)
+
     def _read_anew(
-        self, watched: Sequence[Watched], known: Collection[str], deadline: float
+        self, client: EtcdClient, watched: Sequence[Watched], known: Collection[str], deadline: float | None = None
     ) -> tuple[tuple[Watched, ...], list[WatchEvent]]:
-        """Read the watched keys after etcd has compacted their history.
+        """Read the watched keys, as after etcd has compacted their history.
 
         :returns: what to watch from this revision on, and the missed events that the keys still show: the last write
             of each key, and the deletion of known keys.
@@ -320,7 +343,8 @@ class Membership:
         requests = [
             get_prefix(watch.key, keys_only=watch.deletions) if watch.prefix else get(watch.key) for watch in watched
         ]
-        done = self.transact(txn([], requests), deadline)
+        reading = txn([], requests)
+        done = self.retry(lambda: TransactionResult.of(client.transaction(reading)), deadline)
         item_lists = [done.found(place).items for place in range(len(watched))]
         present = {item.key for items in item_lists for item in items}
         return tuple(replace(watch, since=done.revision + 1) for watch in watched), [

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -61,12 +61,6 @@ REQUESTS: Mapping[str, tuple[Form, Form]] = {
     "claim": ({"group": Text(128), "size": SIZE, "seconds": Number(0, 86_400)}, _NUMBER),
     "last_words": ({}, Every(Text(), keys=True)),
 }
-_ASK = {"ask": _NAME, "number": _NUMBER, "*": Any}
-_WORKER_LINE = {"worker": _NUMBER, "line": _LINE}
-_ANSWER = {"answer": _NUMBER, "result": Any}
-_REFUSAL = {"answer": _NUMBER, "error": Text(), "remedy?": Text()}
-_ENDED = {"worker": _NUMBER, "ended": _CODE}
-_LEFT = {"left": Text(256)}
 
 
 @dataclass(frozen=True)
@@ -130,6 +124,21 @@ class PeerLeft:
 
 
 Message: TypeAlias = "PeerRequest | WorkerLine | PeerAnswer | WorkerEnded | PeerLeft"
+#: The form of each message, and what it is, by the field that tells it from the others.
+_MESSAGES: Mapping[str, tuple[Form, Callable[..., Message]]] = {
+    "ask": (
+        {"ask": _NAME, "number": _NUMBER, "*": Any},
+        lambda ask, number, **arguments: PeerRequest(ask, number, arguments),
+    ),
+    "error": (
+        {"answer": _NUMBER, "error": Text(), "remedy?": Text()},
+        lambda answer, error, remedy="": PeerAnswer(answer, None, error, remedy),
+    ),
+    "answer": ({"answer": _NUMBER, "result": Any}, lambda answer, result: PeerAnswer(answer, result)),
+    "ended": ({"worker": _NUMBER, "ended": _CODE}, lambda worker, ended: WorkerEnded(worker, ended)),
+    "left": ({"left": Text(256)}, lambda left: PeerLeft(left)),
+    "line": ({"worker": _NUMBER, "line": _LINE}, WorkerLine),
+}
 
 
 def read_message(plain: Any) -> Message:
@@ -139,24 +148,9 @@ def read_message(plain: Any) -> Message:
     """
     if not isinstance(plain, dict):
         raise StrictError("it is not a message: expected a JSON object")
-    if "ask" in plain:
-        check(_ASK, plain)
-        arguments = {name: value for name, value in plain.items() if name not in ("ask", "number")}
-        return PeerRequest(plain["ask"], plain["number"], arguments)
-    if "error" in plain:
-        check(_REFUSAL, plain)
-        return PeerAnswer(plain["answer"], None, plain["error"], plain.get("remedy", ""))
-    if "answer" in plain:
-        check(_ANSWER, plain)
-        return PeerAnswer(plain["answer"], plain["result"])
-    if "ended" in plain:
-        check(_ENDED, plain)
-        return WorkerEnded(plain["worker"], plain["ended"])
-    if "left" in plain:
-        check(_LEFT, plain)
-        return PeerLeft(plain["left"])
-    check(_WORKER_LINE, plain)
-    return WorkerLine(plain["worker"], plain["line"])
+    form, make = next((_MESSAGES[name] for name in _MESSAGES if name in plain), _MESSAGES["line"])
+    check(form, plain)
+    return make(**plain)
 
 
 def check_ask(what: str, arguments: Mapping[str, Any]) -> None:

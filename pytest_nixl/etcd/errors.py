@@ -144,17 +144,11 @@ def _explain_tls(
             "correct --nixl-etcd-cacert, --nixl-etcd-cert and --nixl-etcd-key",
         )
     if any(name in text.replace(" ", "_").upper() for name in _CERTIFICATE_ALERTS):
+        remedy = "give a valid certificate, signed by a CA of the etcd's --trusted-ca-file, with clientAuth usage"
         if has_certificate:
-            return because(
-                "certificate-refused",
-                "it refuses the client certificate",
-                "give a valid certificate, signed by a CA of the etcd's --trusted-ca-file, with clientAuth usage",
-            )
-        return because(
-            "certificate-required",
-            "it asks for a client certificate",
-            "give --nixl-etcd-cert FILE and --nixl-etcd-key FILE",
-        )
+            return because("certificate-refused", "it refuses the client certificate", remedy)
+        remedy = "give --nixl-etcd-cert FILE and --nixl-etcd-key FILE"
+        return because("certificate-required", "it asks for a client certificate", remedy)
     if speaks_http(endpoint):
         return _plaintext_error(endpoint)
     what = str(next(item for item in chain if isinstance(item, ssl.SSLError)).reason or "").lower().replace("_", " ")

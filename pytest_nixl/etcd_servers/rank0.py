@@ -227,26 +227,22 @@ def wait_for_etcd(
         if error.cause not in _NOT_YET:
             raise error
         remaining = deadline - time.monotonic()
-        if remaining <= 0 and error.cause == "unresolved":
-            raise EtcdError(
-                f"the host in {endpoint}, where rank 0 serves the etcd ({_OPTION}), did not resolve within "
-                f"{seconds:g} s",
-                "set MASTER_ADDR on this rank to a name or an IPv4 address of rank 0's host that resolves here, or "
-                "give --nixl-etcd http://HOST:PORT",
-                f"the last attempt: {error.reason}",
-                cause=error.cause,
-                endpoint=endpoint,
-            )
         if remaining <= 0:
-            raise EtcdError(
+            reason, remedy = (
                 f"no etcd answered at {endpoint} within {seconds:g} s: rank 0 serves it ({_OPTION}), and has not "
                 "started or cannot be reached there",
                 "check that rank 0 runs, read its output, and check that no firewall blocks that port; if rank 0 has "
                 "another address, name it with --nixl-etcd http://HOST:PORT",
-                f"the last attempt: {error.reason}",
-                cause=error.cause,
-                endpoint=endpoint,
             )
+            if error.cause == "unresolved":
+                reason, remedy = (
+                    f"the host in {endpoint}, where rank 0 serves the etcd ({_OPTION}), did not resolve within "
+                    f"{seconds:g} s",
+                    "set MASTER_ADDR on this rank to a name or an IPv4 address of rank 0's host that resolves here, or "
+                    "give --nixl-etcd http://HOST:PORT",
+                )
+            last = f"the last attempt: {error.reason}"
+            raise EtcdError(reason, remedy, last, cause=error.cause, endpoint=endpoint)
         if waiting is not None and time.monotonic() >= due:
             so_far = f"{seconds - remaining:.0f} s of {seconds:g} s"
             waiting(f"waiting for the etcd that rank 0 serves at {endpoint}; {so_far}; last attempt: {error.reason}")

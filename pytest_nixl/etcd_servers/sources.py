@@ -13,9 +13,8 @@ from pytest_nixl.core.redaction import redact
 from pytest_nixl.etcd.client import Credentials, EtcdClient, connect
 from pytest_nixl.etcd.endpoints import Endpoint, parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError
-from pytest_nixl.etcd_servers.binary import find_binary
 from pytest_nixl.etcd_servers.container import ContainerServer
-from pytest_nixl.etcd_servers.embedded import EmbeddedServer
+from pytest_nixl.etcd_servers.embedded import EmbeddedServer, find_binary
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.processes.container import engine_may_answer, image_present, testcontainers_installed
 from pytest_nixl.processes.supervisor import SupervisorClient, SupervisorError
@@ -101,15 +100,7 @@ class ExternalServer:
                 f"set {name} to {ENDPOINTS_FORM}",
                 cause="malformed",
             ) from None
-        user, _, password = settings.etcd_user.partition(":")
-        return cls(
-            endpoints,
-            cacert=settings.etcd_cacert,
-            cert=settings.etcd_cert,
-            key=settings.etcd_key,
-            user=user,
-            password=password,
-        )
+        return cls(endpoints, **credentials_of(settings))
 
     @property
     def endpoint(self) -> str:
@@ -157,6 +148,13 @@ class ExternalServer:
 
     def discard(self) -> None:
         """Do nothing: pytest-nixl did not start it."""
+
+
+def credentials_of(settings: Settings) -> Credentials:
+    """Return the credentials that the settings have for an existing etcd."""
+    user, _, password = settings.etcd_user.partition(":")
+    files = Credentials(cacert=settings.etcd_cacert, cert=settings.etcd_cert, key=settings.etcd_key)
+    return {**files, "user": user, "password": password}
 
 
 def choose_kind(settings: Settings) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from pytest_nixl import Judgement, PrivateEtcd, Settings, free_ports, parse_endpoints, supervisor
-from pytest_nixl.checks.endpoints.conformance import judge_readings, judge_suggestions, suggestions
+from pytest_nixl.checks.endpoints.trial import judge_readings, judge_suggestions, suggestions
 
 from .. import early
 from .corpus import load_corpus

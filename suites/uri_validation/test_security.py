@@ -18,7 +18,7 @@ from pytest_nixl import (
     supervisor,
     wait_until,
 )
-from pytest_nixl.checks.endpoints.trial import EndpointTrial, complaint, try_texts
+from pytest_nixl.checks.endpoints.trial import complaint, try_texts
 
 from ..conftest import FindingFixture
 
@@ -53,7 +53,8 @@ def test_https_is_encrypted(nixl_agent: NixlAgent, nixl_settings: Settings, find
 def test_credentials_are_used(nixl_private_etcd: PrivateEtcd, nixl_settings: Settings, finding: FindingFixture) -> None:
     """An agent with a user and password in its endpoint reaches an etcd, even one that needs none."""
     bare = nixl_private_etcd.endpoint.removeprefix("http://")
-    trial = _try(f"http://user:password@{bare}", nixl_private_etcd, nixl_settings)
+    texts = {f"http://user:password@{bare}": ReadOutcome.INVALID}
+    [trial] = try_texts(texts, nixl_private_etcd.client, nixl_settings, supervisor(), namespace="/trial")
     how = f"with http://user:password@… of a healthy etcd an agent {trial.outcome} and wrote {trial.words!r}"
     finding("NIXL-ETCD-CREDENTIALS-DROPPED", trial.outcome is not ReadOutcome.PUBLISHES, how)
 
@@ -98,18 +99,6 @@ def test_a_failure_to_publish_is_raised(
     outcome = f"raised {raised}" if raised else "returned, but nothing is in etcd"
     how = f"with an endpoint that NIXL cannot read, send_local_metadata() {outcome}"
     finding("NIXL-ETCD-SILENT-FAILURE", not raised, how)
-
-
-def _try(text: str, etcd: PrivateEtcd, settings: Settings) -> EndpointTrial:
-    (trial,) = try_texts(
-        {text: ReadOutcome.INVALID},
-        supervisor=supervisor(),
-        client=etcd.client,
-        namespace="/trial",
-        timeout=settings.timeout,
-        start_timeout=settings.start_timeout,
-    )
-    return trial
 
 
 class _Listener:

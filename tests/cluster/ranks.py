@@ -6,20 +6,33 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 from xml.etree import ElementTree
 
+import pytest
 from helpers.cli_run import ROOT, Finished, environment, eventually
 from helpers.forked_runs import ForkedRun, start_forked
-from helpers.namespaces import Host
+from helpers.namespaces import Host, Network, network, require_tools
 
 #: Seconds for a run of pytest on all ranks: many times what it takes on an idle machine.
 PATIENCE = 1500.0
 #: The number of characters that an error shows from the end of a rank's output.
 SHOWN = 3000
+
+
+def hosts(*names: str) -> Any:
+    """Return a fixture ``net`` for a module: a network with hosts of these names."""
+
+    @pytest.fixture(scope="module")
+    def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+        require_tools()
+        with network(tmp_path_factory.mktemp("network"), *names) as made:
+            yield made
+
+    return net
 
 
 class Ranks:
@@ -101,14 +114,28 @@ class Ranks:
 
 
 def run_ranks(
-    hosts: Sequence[Host], folder: Path, *command: str, seconds: float = PATIENCE, env: Mapping[str, str] | None = None
+    hosts: Sequence[Host],
+    folder: Path,
+    *command: str,
+    own: Sequence[Sequence[str]] = (),
+    fork: bool = True,
+    env: Mapping[str, str] | None = None,
 ) -> list[Finished]:
-    """Run one command on every host at the same time, and wait until all have ended. A run of pytest may be forked."""
+    """Run one command on every host at the same time, and wait until all have ended.
+
+    :param own: the options that each host has in addition.
+    :param fork: whether a run of pytest may be forked: not if its figures are judged.
+    """
     with Ranks(folder, env) as ranks:
-        start = ranks.start_run if command[1:3] == ("-m", "pytest") else ranks.start
-        for host in hosts:
-            start(host, *command)
-        return ranks.finish(seconds)
+        start = ranks.start_run if fork and command[1:3] == ("-m", "pytest") else ranks.start
+        for number, host in enumerate(hosts):
+            start(host, *command, *(own[number] if own else ()))
+        return ranks.finish()
+
+
+def numbered(ranks: int) -> list[list[str]]:
+    """Return the options that number the ranks."""
+    return [[f"--nixl-rank={rank}"] for rank in range(ranks)]
 
 
 def _last_words(ranks: Iterable[tuple[int | None, str]]) -> str:

@@ -12,7 +12,7 @@ from helpers.cli_run import environment, eventually
 from helpers.namespaces import ENDS_WITH_ALL, Host, Network
 from helpers.needs import need_programs
 
-from pytest_nixl.etcd_servers.binary import etcd_binary
+from pytest_nixl.etcd_servers.embedded import etcd_binary
 
 ETCD_PORT = 2379
 

@@ -20,8 +20,8 @@ from xml.etree import ElementTree
 
 import pytest
 from helpers.cli_run import ROOT, Finished, command, eventually
-from helpers.namespaces import Host, Network, network, require_tools
-from ranks import Ranks
+from helpers.namespaces import Host, Network
+from ranks import Ranks, hosts
 from servers import ETCD_PORT, etcd, keys
 
 from pytest_nixl.cluster.group import TTL
@@ -439,12 +439,8 @@ def rank_0_is_terminated(net: Network, folder: Path) -> None:
             assert "rank 0 on node-0 was ended by SIGTERM: every rank ends with exit code 143" in one.output
 
 
-@pytest.fixture(scope="module")
-def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
-    """Hosts for the ranks and for etcd."""
-    require_tools()
-    with network(tmp_path_factory.mktemp("network"), *NODES, *CUT, *DYING, "head") as made:
-        yield made
+#: Hosts for the ranks and for etcd.
+net = hosts(*NODES, *CUT, *DYING, "head")
 
 
 @pytest.fixture(scope="module")

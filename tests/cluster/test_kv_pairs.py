@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from helpers.cli_run import command, profile
-from helpers.namespaces import Network, network, require_tools
-from ranks import all_end_with, report_options, reports, run_ranks
+from helpers.namespaces import Network
+from ranks import all_end_with, hosts, report_options, reports, run_ranks
 from servers import etcd
 
 NODES = ("node-0", "node-1", "node-2")
@@ -18,12 +16,8 @@ OVER_TCP = "transports = ['tcp']"
 VARIABLES = {"UCX_TLS": "tcp", "NIXL_GROUP_TOKEN": "hunter2"}
 
 
-@pytest.fixture(scope="module")
-def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
-    """Three nodes, and the host of an existing etcd."""
-    require_tools()
-    with network(tmp_path_factory.mktemp("network"), *NODES, "head") as made:
-        yield made
+#: Three nodes, and the host of an existing etcd.
+net = hosts(*NODES, "head")
 
 
 def test_each_pair_of_two_prefill_ranks_and_a_decode_rank_is_measured(net: Network, tmp_path: Path) -> None:

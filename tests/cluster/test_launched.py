@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from helpers.cli_run import BANDWIDTH, Finished, command, profile
-from helpers.namespaces import ENDS_WITH_ALL, Network, network, require_tools
-from ranks import all_end_with, report_options, reports, run_ranks
+from helpers.namespaces import ENDS_WITH_ALL, Network
+from ranks import all_end_with, hosts, report_options, reports, run_ranks
 from servers import ETCD_PORT, require_slurm, slurm
 
 NODES = ("node-0", "node-1", "node-2", "node-3")
@@ -21,12 +21,8 @@ TAKEN, NOT_TAKEN = "tcp", "rc"
 Launch = Callable[..., Finished]
 
 
-@pytest.fixture(scope="module")
-def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
-    """Four nodes, and the host on which jobs are started."""
-    require_tools()
-    with network(tmp_path_factory.mktemp("network"), *NODES, "login") as made:
-        yield made
+#: Four nodes, and the host on which jobs are started.
+net = hosts(*NODES, "login")
 
 
 def mpirun() -> str:

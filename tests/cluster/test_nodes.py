@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from helpers.cli_run import BANDWIDTH, BANDWIDTH_OF_RANKS, command, profile
-from helpers.namespaces import Network, network, require_tools
+from helpers.namespaces import Network
 from helpers.nixlbench import standin
-from ranks import Ranks, all_end_with, report_options, reports, run_ranks
+from ranks import all_end_with, hosts, numbered, report_options, reports, run_ranks
 from servers import ETCD_PORT, etcd, keys
 
 NODES = ("node-0", "node-1", "node-2", "node-3")
@@ -32,12 +31,8 @@ FAST, SLOW = "500mbit", "50mbit"
 BETWEEN = "transports = ['tcp']\nfloor = '0.018 GB/s'"
 
 
-@pytest.fixture(scope="module")
-def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
-    """Four nodes, and the host of an existing etcd."""
-    require_tools()
-    with network(tmp_path_factory.mktemp("network"), *NODES, "head") as made:
-        yield made
+#: Four nodes, and the host of an existing etcd.
+net = hosts(*NODES, "head")
 
 
 @pytest.fixture(scope="module")
@@ -86,11 +81,9 @@ def test_four_ranks_run_the_suites_with_the_etcd_of_rank_0(
     accepted = f"--nixl-profile={profile(tmp_path / 'p.toml', OVER_TCP)}"
     whole = command(*suites, *FEW, accepted, "--nixl-ranks=4", f"--nixl-etcd-listen=0.0.0.0:{ETCD_PORT}")
     # A token makes that etcd require a password.
-    own = {"MASTER_ADDR": net.hosts[0].address, "NIXL_GROUP_TOKEN": "hunter2"}
-    with Ranks(tmp_path / "ranks", {**env, **own}) as ranks:
-        for number, host in enumerate(net.hosts[:4]):
-            ranks.start_run(host, *whole, *report_options(tmp_path), f"--nixl-rank={number}")
-        done = ranks.finish()
+    env = {**env, "MASTER_ADDR": net.hosts[0].address, "NIXL_GROUP_TOKEN": "hunter2"}
+    whole += report_options(tmp_path)
+    done = run_ranks(net.hosts[:4], tmp_path / "ranks", *whole, own=numbered(4), env=env)
     all_end_with(0, done)
     assert [report["host"] for report in reports(tmp_path, 4)] == list(NODES)
     assert {report["exit_code"] for report in reports(tmp_path, 4)} == {0}
@@ -110,10 +103,9 @@ def test_a_slow_cable_fails_the_run_and_names_its_node(
         BANDWIDTH_OF_RANKS, "--nixl-blocks=128KiB", "--nixl-op=WRITE", "--nixl-iterations=40", expected,
         "--nixl-ranks=4", "--nixl-pairs=0:1,2:3", f"--nixl-etcd={url}",
     )  # fmt: skip
-    with net.shaped({**dict.fromkeys(NODES, FAST), "node-2": SLOW}), Ranks(tmp_path / "ranks", env) as ranks:
-        for number, host in enumerate(net.hosts[:4]):
-            ranks.start(host, *measure, *report_options(tmp_path), f"--nixl-rank={number}")
-        done = ranks.finish()
+    measure += report_options(tmp_path)
+    with net.shaped({**dict.fromkeys(NODES, FAST), "node-2": SLOW}):
+        done = run_ranks(net.hosts[:4], tmp_path / "ranks", *measure, own=numbered(4), fork=False, env=env)
     all_end_with(1, done)
     for report in reports(tmp_path, 4):
         assert report["exit_code"] == 1
@@ -129,13 +121,12 @@ def test_the_slow_direction_between_two_ranks_names_the_node(
         BANDWIDTH_OF_RANKS, "--nixl-blocks=128KiB", "--nixl-iterations=40", expected, "--nixl-ranks=2",
         f"--nixl-etcd={url}",
     )  # fmt: skip
-    with ExitStack() as stack:
-        net["node-1"].shape("veth0", SLOW)
-        stack.callback(net["node-1"].unshape, "veth0")
-        ranks = stack.enter_context(Ranks(tmp_path / "ranks", env))
-        for number, host in enumerate(net.hosts[:2]):
-            ranks.start(host, *measure, *report_options(tmp_path), f"--nixl-rank={number}")
-        done = ranks.finish()
+    measure += report_options(tmp_path)
+    net["node-1"].shape("veth0", SLOW)
+    try:
+        done = run_ranks(net.hosts[:2], tmp_path / "ranks", *measure, own=numbered(2), fork=False, env=env)
+    finally:
+        net["node-1"].unshape("veth0")
     all_end_with(1, done)
     for report in reports(tmp_path, 2):
         assert "bytes from rank 1 on node-1 to rank 0 on node-0 are slow" in report["text"]
@@ -163,10 +154,7 @@ def test_ranks_with_different_commands_are_refused(
     net: Network, env: dict[str, str], url: str, tmp_path: Path, own: tuple[list[str], ...], difference: str
 ) -> None:
     small = command(BANDWIDTH, "--nixl-blocks=4KiB", "--nixl-ranks=2", f"--nixl-etcd={url}")
-    with Ranks(tmp_path / "ranks", env) as ranks:
-        for host, options in zip(net.hosts, own, strict=False):
-            ranks.start_run(host, *small, *options)
-        done = ranks.finish()
+    done = run_ranks(net.hosts[:2], tmp_path / "ranks", *small, own=own, env=env)
     all_end_with(4, done)
     for one in done:
         assert difference in one.output

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 from helpers.cli_run import ROOT, Finished
-from helpers.namespaces import ENDS_WITH_ALL, Host, Network, network, require_tools
+from helpers.namespaces import ENDS_WITH_ALL, Host, Network
 from helpers.needs import need_programs
-from ranks import PATIENCE, run_ranks
+from ranks import PATIENCE, hosts, run_ranks
 from servers import Slurm, require_slurm, slurm
 from shipped import NOT_TCP, OVER_TCP, SHORT, failures, passed, variables, went_over_tcp
 
@@ -26,12 +26,8 @@ NODES = ("node-0", "node-1")
 SBATCH, RUN = ROOT / "deploy" / "slurm" / "pytest-nixl.sbatch", ROOT / "deploy" / "mpi" / "run.sh"
 
 
-@pytest.fixture(scope="module")
-def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
-    """Two nodes, and the host on which jobs are started."""
-    require_tools()
-    with network(tmp_path_factory.mktemp("network"), *NODES, "login") as made:
-        yield made
+#: Two nodes, and the host on which jobs are started.
+net = hosts(*NODES, "login")
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from ranks import Ranks, all_end_with
 from servers import ETCD_PORT, keys
 from shipped import NOT_TCP, OVER_TCP, SHORT, failures, passed, variables, went_over_tcp
 
-from pytest_nixl.etcd_servers.binary import etcd_binary
+from pytest_nixl.etcd_servers.embedded import etcd_binary
 
 #: A pod on the network of its node has the node's name, and another one its own name.
 NODES, PODS = ("node-0", "node-1"), ("nixl-0", "nixl-1")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
@@ -15,7 +15,7 @@ import pytest
 from helpers.cli_run import command, profile
 from helpers.contention import spinning
 from helpers.namespaces import Network, network, require_tools
-from ranks import Ranks, all_end_with, report_options, reports
+from ranks import all_end_with, hosts, numbered, report_options, reports, run_ranks
 from servers import etcd
 
 from pytest_nixl.checks.pattern.check import judge_pattern_culprit, paired_again
@@ -42,12 +42,8 @@ OVER_TCP = "transports = ['tcp']"
 MakeSettings = Callable[..., Settings]
 
 
-@pytest.fixture(scope="module")
-def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
-    """Four nodes, and the host of an existing etcd."""
-    require_tools()
-    with network(tmp_path_factory.mktemp("network"), *NODES, "head") as made:
-        yield made
+#: Four nodes, and the host of an existing etcd.
+net = hosts(*NODES, "head")
 
 
 @pytest.fixture(autouse=True)
@@ -145,10 +141,9 @@ def test_four_ranks_measure_an_incast_and_name_the_node_with_a_slow_uplink(net: 
             "suites/pattern", "-v", "--nixl-pattern=incast", "--nixl-blocks=32KiB", "--nixl-op=WRITE", "--nixl-depth=2",
             "--nixl-ranks=4", f"--nixl-profile={profile(tmp_path / 'p.toml', OVER_TCP)}", f"--nixl-etcd={url}",
         )  # fmt: skip
-        with Ranks(tmp_path / "ranks", {"UCX_TLS": "tcp"}) as ranks:
-            for number, host in enumerate(net.hosts[:4]):
-                ranks.start(host, *suite, *report_options(tmp_path), f"--nixl-rank={number}")
-            done = ranks.finish()
+        suite += report_options(tmp_path)
+        env = {"UCX_TLS": "tcp"}
+        done = run_ranks(net.hosts[:4], tmp_path / "ranks", *suite, own=numbered(4), fork=False, env=env)
     all_end_with(1, done)
     [shown] = [one.output for one in done if " variant " in one.output]  # rank 0 shows the rows
     form = r"^UCX +WRITE .* (\d-0) +load=(alone|together),pattern=incast:4 .* tcp/veth0 +PASS$"

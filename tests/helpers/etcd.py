@@ -29,7 +29,7 @@ from helpers.cli_run import WITHOUT
 from helpers.needs import lack
 from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.etcd.endpoints import Endpoint
-from pytest_nixl.etcd_servers.binary import etcd_binary
+from pytest_nixl.etcd_servers.embedded import etcd_binary
 from pytest_nixl.processes.container import LABEL, ContainerError, container_engine
 from pytest_nixl.processes.supervisor import SupervisorClient, close_supervisor, supervisor
 

@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from pytest_nixl.etcd.client import EtcdClient
-from pytest_nixl.etcd.lease import Lease
+from pytest_nixl.etcd.client import EtcdClient, Lease
 
 DEFAULT, DOCUMENTED = "/nixl/agents/", "/nixl/agents"
 

@@ -4,7 +4,7 @@
 Four independent parts work together. The proxy holds requests. :class:`~helpers.race_scene.Scene`
 decides by rules when no client can continue. :class:`DepthFirst` chooses the next event depth first and prunes by sleep
 sets; alternatively :class:`~helpers.race_explorer.RandomScheduler` chooses at random.
-:mod:`pytest_nixl.checks.rank_race.invariants` checks the ranks.
+:mod:`pytest_nixl.checks.rank_race.system_under_test` checks the ranks.
 
 If the order of two events cannot matter (they share no key, or both only read it), only one order is run. A crash cuts
 a client off between two requests, kills it and starts another claimant in its place; the end of its leases is a further
@@ -23,9 +23,8 @@ from dataclasses import dataclass, field
 
 from helpers.race_events import DivergenceError, RequestEvent
 from helpers.race_scene import Scene
-from pytest_nixl.checks.rank_race.invariants import faults, owners_of_one_rank
 from pytest_nixl.checks.rank_race.order import overlap
-from pytest_nixl.checks.rank_race.system_under_test import ClaimOutcome, Subject
+from pytest_nixl.checks.rank_race.system_under_test import ClaimOutcome, Subject, faults, owners_of_one_rank
 from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd.proxy import EtcdProxy
 

@@ -13,8 +13,7 @@ from pytest_nixl.core.polling import wait_until
 from pytest_nixl.etcd.client import EtcdClient, connect
 from pytest_nixl.etcd.endpoints import Endpoint
 from pytest_nixl.etcd.errors import EtcdError
-from pytest_nixl.etcd_servers.binary import etcd_binary, find_binary
-from pytest_nixl.etcd_servers.embedded import READY_SECONDS, healthy
+from pytest_nixl.etcd_servers.embedded import READY_SECONDS, etcd_binary, find_binary, healthy
 from pytest_nixl.processes.supervisor import SupervisorClient
 
 _HOST = "127.0.0.1"

@@ -21,7 +21,7 @@ from helpers.terminal_screen import run_on_terminal
 
 from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.etcd.errors import EtcdError
-from pytest_nixl.etcd_servers import binary
+from pytest_nixl.etcd_servers import embedded
 from pytest_nixl.nixl import installed
 from pytest_nixl.report import terminal
 
@@ -60,10 +60,10 @@ def test_without_nixl_the_header_says_so_and_how_to_install_it(
 
 
 def test_a_missing_etcd_does_not_print_the_whole_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(binary, "find_binary", lambda: None)
+    monkeypatch.setattr(embedded, "find_binary", lambda: None)
     monkeypatch.setenv("PATH", "/a/long/path:/and/another")
     with pytest.raises(EtcdError) as caught:
-        binary.etcd_binary()
+        embedded.etcd_binary()
     assert "could not find the program 'etcd': it is neither in a directory of PATH nor in" in caught.value.reason
     assert "/a/long/path" not in str(caught.value)
 

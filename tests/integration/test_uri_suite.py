@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -20,8 +20,9 @@ from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.core.polling import wait_until
 from pytest_nixl.etcd.client import EtcdClient, connect
 from pytest_nixl.etcd.endpoints import parse_endpoint
-from pytest_nixl.etcd_servers.binary import etcd_binary
+from pytest_nixl.etcd_servers.embedded import etcd_binary
 from pytest_nixl.host.etcd_library import PATCH, EtcdLibrary, loaded_library
+from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.nixl.agent import Agents, NixlAgent
 from pytest_nixl.nixl.endpoint_explanation import explain
@@ -263,7 +264,7 @@ def test_a_wrong_prediction_fails_the_suite(tmp_path: Path) -> None:
 def test_a_suggested_rewrite_that_does_not_work_fails_the_suite(tmp_path: Path) -> None:
     """A wrong suggestion stands in for those of the corpus, which all work."""
     (tmp_path / "bent.py").write_text(
-        "import pytest_nixl.checks.endpoints.conformance as check\n"
+        "import pytest_nixl.checks.endpoints.trial as check\n"
         "check.suggestions = lambda texts, port: ['http://127.0.0.1:1']\n"
     )
     (tmp_path / "sitecustomize.py").touch()
@@ -388,7 +389,9 @@ def _linked_to(library: EtcdLibrary) -> Path:
     raise AssertionError("no file of the wheel links the etcd client library")
 
 
-def test_outcomes_are_distinguished_for_each_version_of_nixl(etcd: Etcd) -> None:
+def test_outcomes_are_distinguished_for_each_version_of_nixl(
+    etcd: Etcd, make_settings: Callable[..., Settings]
+) -> None:
     """A trial distinguishes agents that publish, cannot read their endpoint, or cannot reach it."""
     texts = {
         etcd.url: ReadOutcome.PUBLISHES,
@@ -397,7 +400,7 @@ def test_outcomes_are_distinguished_for_each_version_of_nixl(etcd: Etcd) -> None
         "": ReadOutcome.NO_AGENT,
     }
     with connect([parse_endpoint(etcd.url)]) as client:
-        trials = list(try_texts(texts, supervisor=supervisor(), client=client, namespace="/trials", timeout=120))
+        trials = list(try_texts(texts, client, make_settings(timeout=120.0), supervisor(), namespace="/trials"))
         client.delete_prefix("/trials/")
     assert [trial.text for trial in trials] == list(texts)
     assert all(trial.agrees(texts[trial.text]) for trial in trials)

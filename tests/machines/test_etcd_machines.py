@@ -17,7 +17,7 @@ from helpers.cli_run import ROOT, Finished, command, environment, eventually
 from helpers.namespaces import Host, require_tools
 from machine import PYTHON, Machine, MakeMachine
 
-from pytest_nixl.etcd_servers.binary import etcd_binary
+from pytest_nixl.etcd_servers.embedded import etcd_binary
 
 pytest_plugins = ["machine_fixtures"]
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]

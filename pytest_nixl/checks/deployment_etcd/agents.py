@@ -13,8 +13,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from pytest_nixl.checks.deployment_etcd.key_survey import SurveyedKey
-from pytest_nixl.checks.deployment_etcd.key_text import quoted
-from pytest_nixl.checks.deployment_etcd.problem import EtcdProblem
+from pytest_nixl.checks.deployment_etcd.problem import EtcdProblem, quoted
 from pytest_nixl.core.strict import escape
 from pytest_nixl.core.words import plural
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pytest_nixl.checks.deployment_etcd.agents import NamespaceName, PublishedAgent, judge_agents, removing
 from pytest_nixl.checks.deployment_etcd.groups import NIXLBENCH, OWN_GROUPS, KnownGroups, nixlbench_groups, own_groups
 from pytest_nixl.checks.deployment_etcd.key_survey import SurveyedKey, survey
-from pytest_nixl.checks.deployment_etcd.key_text import quoted
-from pytest_nixl.checks.deployment_etcd.problem import DeadKeys, EtcdProblem
+from pytest_nixl.checks.deployment_etcd.problem import DeadKeys, EtcdProblem, quoted
 from pytest_nixl.checks.deployment_etcd.server_state import EtcdState, judge_state, read_state
 from pytest_nixl.core.strict import escape
 from pytest_nixl.core.words import plural

@@ -14,8 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from pytest_nixl.checks.deployment_etcd.key_survey import SurveyedKey
-from pytest_nixl.checks.deployment_etcd.key_text import quoted
-from pytest_nixl.checks.deployment_etcd.problem import DeadKeys, EtcdProblem
+from pytest_nixl.checks.deployment_etcd.problem import DeadKeys, EtcdProblem, quoted
 from pytest_nixl.cluster.group import PREFIX, group_name
 from pytest_nixl.core.strict import escape
 from pytest_nixl.core.words import named, plural

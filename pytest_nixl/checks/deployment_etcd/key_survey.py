@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 
 from pytest_nixl.checks.deployment_etcd.metadata_value import AgentMetadata, read_metadata
 from pytest_nixl.core.errors import NixlPluginError
-from pytest_nixl.etcd.client import EtcdClient
+from pytest_nixl.etcd.client import MOST_SECONDS, EtcdClient, Pager
 from pytest_nixl.etcd.errors import EtcdError
-from pytest_nixl.etcd.paging import MOST_SECONDS, Pager
 from pytest_nixl.etcd.transaction import KeyPage, KeyValue
 
 #: The most keys that are read of one prefix, and the most bytes of values that are read altogether.

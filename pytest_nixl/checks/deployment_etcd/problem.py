@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 
 from pytest_nixl.checks.deployment_etcd.key_survey import SurveyedKey
@@ -41,3 +42,11 @@ class DeadKeys:
     owner: str
     prefix: str
     keys: tuple[SurveyedKey, ...]
+
+
+def quoted(key: str) -> str:
+    """Return a key as one word that can be typed in bash, also if it has control characters or is not UTF-8."""
+    if key and key.isprintable():
+        return shlex.quote(key)
+    data = key.encode(errors="surrogateescape")
+    return "$'" + "".join(chr(c) if 32 <= c < 127 and c not in b"'\\" else f"\\x{c:02x}" for c in data) + "'"

@@ -19,8 +19,7 @@ from typing import Any
 from pytest_nixl.checks.deployment_etcd.deployment import DeploymentEtcd
 from pytest_nixl.checks.deployment_etcd.deployment_text import key_fields
 from pytest_nixl.checks.deployment_etcd.key_survey import pages
-from pytest_nixl.checks.deployment_etcd.key_text import quoted
-from pytest_nixl.checks.deployment_etcd.problem import DeadKeys
+from pytest_nixl.checks.deployment_etcd.problem import DeadKeys, quoted
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.strict import escape
 from pytest_nixl.etcd.client import EtcdClient

@@ -74,13 +74,6 @@ def outcome_with(
     text: str, setting: str | None, client: EtcdClient, settings: Settings, supervisor: SupervisorClient
 ) -> ReadOutcome:
     """Return what an agent does with a text if the patch's variable has this setting; None: it is not set."""
-    (trial,) = try_texts(
-        {text: ReadOutcome.INVALID},
-        supervisor=supervisor,
-        client=client,
-        namespace="/patch",
-        timeout=settings.timeout,
-        start_timeout=settings.start_timeout,
-        environment={PATCH: setting},
-    )
+    texts = {text: ReadOutcome.INVALID}
+    (trial,) = try_texts(texts, client, settings, supervisor, namespace="/patch", environment={PATCH: setting})
     return trial.outcome

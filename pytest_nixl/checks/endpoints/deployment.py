@@ -8,14 +8,14 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from pytest_nixl.checks.endpoints.trial import SILENCE, complaint
-from pytest_nixl.etcd.client import EtcdClient, connect
+from pytest_nixl.etcd.client import Credentials, EtcdClient, connect
 from pytest_nixl.etcd.endpoints import Endpoint, parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError, speaks_http, speaks_tls
+from pytest_nixl.etcd_servers.sources import credentials_of
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.tools import own_variables
 from pytest_nixl.model.verdicts import Judgement, Verdict
@@ -54,24 +54,16 @@ class Deployment:
     source: str
     text: str = field(repr=False)
     explanation: Explanation
-    credentials: Mapping[str, Any] = field(repr=False, default_factory=dict)
+    credentials: Credentials = field(repr=False, default_factory=Credentials)
 
     @classmethod
     def of(cls, settings: Settings, own: str) -> Deployment:
         """Read the settings. ``own`` is the endpoint of this run's etcd, used if the settings name none."""
-        user, _, password = settings.etcd_user.partition(":")
-        credentials = {
-            "cacert": settings.etcd_cacert,
-            "cert": settings.etcd_cert,
-            "key": settings.etcd_key,
-            "user": user,
-            "password": password,
-        }
         source = settings.sources.get("etcd", "")
         if settings.etcd:
             names = {"option": "--nixl-etcd", "ini": "the ini value nixl_etcd"}
             name = names.get(source, source.removeprefix("environment "))
-            return cls(name, settings.etcd, explain(settings.etcd), credentials)
+            return cls(name, settings.etcd, explain(settings.etcd), credentials_of(settings))
         if is_set_and_empty(settings):
             return cls("NIXL_ETCD_ENDPOINTS", "", explain(""))
         return cls("the etcd of this run", own, explain(own))

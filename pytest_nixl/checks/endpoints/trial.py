@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Give values of NIXL_ETCD_ENDPOINTS to real agents, and see in etcd and on stderr what each agent does.
+"""Give values of NIXL_ETCD_ENDPOINTS to real agents, see in etcd and on stderr what each does, and judge it.
 
 A new agent stores an empty key ``<namespace>/<agent>/`` at once, with the client that later publishes its metadata.
 This module looks for that key, so the agents need no backend.
@@ -9,18 +9,23 @@ from __future__ import annotations
 
 import re
 import secrets
+import socket
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_nixl.core.redaction import redact
 from pytest_nixl.etcd.client import EtcdClient
+from pytest_nixl.etcd.endpoints import parse_endpoints
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.nixl.agent import NixlAgent
-from pytest_nixl.nixl.endpoint_reading import INVALID, ReadOutcome
+from pytest_nixl.nixl.endpoint_explanation import explain
+from pytest_nixl.nixl.endpoint_reading import INVALID, Address, ReadOutcome
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import SupervisorClient
-from pytest_nixl.processes.worker_process import START_SECONDS, Worker
+from pytest_nixl.processes.worker_process import Worker
 
 #: Maximum number of workers at a time.
 WORKERS = 4
@@ -55,22 +60,20 @@ class EndpointTrial:
 
 def try_texts(
     texts: Mapping[str, ReadOutcome],
-    *,
-    supervisor: SupervisorClient,
     client: EtcdClient,
+    settings: Settings,
+    supervisor: SupervisorClient,
+    *,
     namespace: str,
-    timeout: float,
-    start_timeout: float = START_SECONDS,
     environment: Mapping[str, str | None] | None = None,
 ) -> Iterator[EndpointTrial]:
     """Give each value to a new agent, and yield the results in the same order.
 
-    :param texts: values of NIXL_ETCD_ENDPOINTS with their expected outcomes; wait up to ``timeout`` for a key.
-    :param supervisor: the supervisor that owns the workers.
+    :param texts: values of NIXL_ETCD_ENDPOINTS with their expected outcomes.
     :param client: client of the etcd in which the agents would store their keys.
+    :param settings: has the time limits: of each step, as the wait for a key, and of the start of a worker.
+    :param supervisor: the supervisor that owns the workers.
     :param namespace: ``NIXL_ETCD_NAMESPACE`` of all agents; the caller deletes the keys under it.
-    :param timeout: seconds for each step.
-    :param start_timeout: seconds for each worker to start.
     :param environment: further variables of the agents; None unsets a variable.
     :raises WorkerError: if NIXL dies or hangs on one of the values.
     """
@@ -81,10 +84,11 @@ def try_texts(
         **(environment or {}),
     }
     count = max(1, min(WORKERS, len(texts) // 8))
-    workers = [LocalHost(supervisor).start("trial", variables, timeout, start_timeout) for _ in range(count)]
+    limits = settings.timeout, settings.start_timeout
+    workers = [LocalHost(supervisor).start("trial", variables, *limits) for _ in range(count)]
     try:
         queue = deque(texts.items())
-        benches = [_Bench(worker, queue, client, namespace, timeout) for worker in workers]
+        benches = [_Bench(worker, queue, client, namespace, settings.timeout) for worker in workers]
         done: dict[str, EndpointTrial] = {}
         while len(done) < len(texts):
             trials = [trial for bench in benches if (trial := bench.step()) is not None]
@@ -145,3 +149,77 @@ def complaint(output: str, agent: str) -> str:
         if name == agent:
             return redact(message)
     return ""
+
+
+#: The namespace of the agents in the test's etcd.
+NAMESPACE = "/conformance"
+REMEDY = "report this output with the version of NIXL to pytest-nixl: NIXL reads endpoints differently than predicted"
+
+
+def judge_readings(
+    texts: Sequence[str], client: EtcdClient, settings: Settings, supervisor: SupervisorClient
+) -> Judgement:
+    """Give each text to a real agent, and judge whether the outcome is the predicted one.
+
+    :param texts: values of NIXL_ETCD_ENDPOINTS, at least one.
+    :param client: a client of the etcd that some of the texts name.
+    """
+    expected = {text: explain(text).predict(answers) for text in texts}
+    trials = list(try_texts(expected, client, settings, supervisor, namespace=NAMESPACE))
+    differences = [line for trial in trials if (line := _difference(trial))]
+    if differences:
+        description = f"{len(differences)} of {len(texts)} texts are not read as predicted: {'; '.join(differences)}"
+        return Judgement(Verdict.FAIL, description, REMEDY)
+    return Judgement(Verdict.PASS, f"NIXL {trials[0].version} reads {len(texts)} texts as predicted")
+
+
+def suggestions(texts: Sequence[str], port: int) -> list[str]:
+    """Return the values that ``pytest-nixl endpoint`` suggests for these texts and that name one etcd and no other.
+
+    :param port: the port of that etcd, on this host.
+    """
+    rewrites = dict.fromkeys(rewrite for text in texts if (rewrite := explain(text).rewrite))
+    return [rewrite for rewrite in rewrites if _answering_ports(rewrite) == {port}]
+
+
+def judge_suggestions(
+    rewrites: Sequence[str], client: EtcdClient, settings: Settings, supervisor: SupervisorClient
+) -> Judgement:
+    """Give each suggested value to a real agent, and judge whether the agent publishes with it.
+
+    :param rewrites: what :func:`suggestions` returned.
+    :param client: a client of the etcd that they name.
+    """
+    expected = dict.fromkeys(rewrites, ReadOutcome.PUBLISHES)
+    trials = list(try_texts(expected, client, settings, supervisor, namespace=NAMESPACE))
+    broken = [
+        f"{trial.text}: {trial.outcome} ({trial.words})"
+        for trial in trials
+        if trial.outcome is not ReadOutcome.PUBLISHES
+    ]
+    if broken:
+        return Judgement(Verdict.FAIL, f"suggested values that do not work: {'; '.join(broken)}", REMEDY)
+    return Judgement(Verdict.PASS, f"{len(rewrites)} rewrites work")
+
+
+def answers(address: Address) -> bool:
+    """Whether something accepts a TCP connection at this address."""
+    try:
+        socket.create_connection((address.host, address.port), timeout=2).close()
+    except OSError:
+        return False
+    return True
+
+
+def _difference(trial: EndpointTrial) -> str:
+    explanation = explain(trial.text)
+    predicted = explanation.predict(answers, trial.version)
+    if trial.agrees(predicted):
+        return ""
+    answer = f" ({trial.words})" if trial.words else ""
+    return f"{explanation.text!r}: predicted: {predicted}; NIXL {trial.version}: {trial.outcome}{answer}"
+
+
+def _answering_ports(text: str) -> set[int]:
+    members = [Address(endpoint.host, endpoint.port) for endpoint in parse_endpoints(text)]
+    return {member.port for member in members if answers(member)}

@@ -224,7 +224,9 @@ class RankFlows:
         return PatternSamples(self._kind, tuple(flows), self._names, tuple(self._hosts()), tuple(self._gpus))
 
     def close(self) -> None:
-        """End all workers."""
+        """End all workers, at the same time."""
+        for worker in self._workers:
+            worker.ask_to_end()
         for worker in self._workers:
             worker.close()
 

@@ -16,9 +16,17 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 
-from pytest_nixl.checks.rank_race.invariants import faults, given_twice, owners_of_one_rank
 from pytest_nixl.checks.rank_race.order import describe_order, overlap, read_too_late
-from pytest_nixl.checks.rank_race.system_under_test import ClaimOutcome, Running, Subject, leases, waits_for_lock
+from pytest_nixl.checks.rank_race.system_under_test import (
+    ClaimOutcome,
+    Running,
+    Subject,
+    faults,
+    given_twice,
+    leases,
+    owners_of_one_rank,
+    waits_for_lock,
+)
 from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd.proxy import EtcdProxy, ProxyClient, Request, State
 

@@ -15,9 +15,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from pytest_nixl.checks.rank_race.amplify import SECONDS, clean_up
-from pytest_nixl.checks.rank_race.invariants import faults, given_twice, owners_of_one_rank
 from pytest_nixl.checks.rank_race.order import describe_order, overlap
-from pytest_nixl.checks.rank_race.system_under_test import ClaimOutcome, Running, Subject
+from pytest_nixl.checks.rank_race.system_under_test import (
+    ClaimOutcome,
+    Running,
+    Subject,
+    faults,
+    given_twice,
+    owners_of_one_rank,
+)
 from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd.proxy import EtcdProxy, ProxyClient, Request, State
 

@@ -10,8 +10,13 @@ from functools import partial
 from typing import Any
 
 from pytest_nixl.checks.rank_race.claimants import Claimant
-from pytest_nixl.checks.rank_race.invariants import faults
-from pytest_nixl.checks.rank_race.system_under_test import ClaimOutcome, FunctionSubject, MembershipSubject, outcome_of
+from pytest_nixl.checks.rank_race.system_under_test import (
+    ClaimOutcome,
+    FunctionSubject,
+    MembershipSubject,
+    faults,
+    outcome_of,
+)
 from pytest_nixl.core.cpu_contention import HostLoad
 from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd.proxy import EtcdProxy, ProxyClient, Request, State

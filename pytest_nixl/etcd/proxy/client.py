@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd.proxy.http1 import Http1
 from pytest_nixl.etcd.proxy.http2 import PREFACE, Http2
-from pytest_nixl.etcd.proxy.interfaces import ProxyControl
 from pytest_nixl.etcd.proxy.request import Access, BadClientError, Request, State, main_key
 
 #: Tells whether a rule applies to a request.
@@ -20,6 +21,36 @@ _HOST = "127.0.0.1"
 
 class ProxyError(NixlPluginError):
     """The proxy failed, or was used in a wrong way."""
+
+
+T = TypeVar("T")
+
+
+class ProxyControl(Protocol):
+    """The proxy, as its clients and their connections see it."""
+
+    host: str
+    port: int
+    clients: list[Any]
+    #: Notified after every event of the proxy.
+    changed: threading.Condition
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop: ...
+
+    def start(self, work: Any) -> None: ...
+
+    def failed(self, error: BaseException) -> None: ...
+
+    def wait(self, condition: Callable[[], T], what: str, *, seconds: float) -> T: ...
+
+    def call(self, function: Callable[[], T]) -> T: ...
+
+    def later(self, seconds: float, function: Callable[[], None]) -> None: ...
+
+    def next_place(self) -> int: ...
+
+    def notify(self) -> None: ...
 
 
 class _Rule:

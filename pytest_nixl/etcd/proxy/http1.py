@@ -7,8 +7,14 @@ from typing import Any
 
 import h11
 
-from pytest_nixl.etcd.proxy.interfaces import ClientLink
-from pytest_nixl.etcd.proxy.request import BadClientError, Request, gateway_accesses, gateway_confirms, gateway_method
+from pytest_nixl.etcd.proxy.request import (
+    BadClientError,
+    ClientLink,
+    Request,
+    gateway_accesses,
+    gateway_confirms,
+    gateway_method,
+)
 
 
 class Http1:

@@ -19,10 +19,10 @@ import h2.events
 import h2.exceptions
 import h2.settings
 
-from pytest_nixl.etcd.proxy.interfaces import ClientLink
 from pytest_nixl.etcd.proxy.request import (
     STREAMS,
     BadClientError,
+    ClientLink,
     Request,
     grpc_accesses,
     grpc_confirms,

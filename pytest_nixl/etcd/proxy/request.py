@@ -9,10 +9,10 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
 _VARINT, _EIGHT_BYTES, _LENGTH, _FOUR_BYTES = 0, 1, 2, 5
 _HIGHEST_FIELD = (1 << 29) - 1
@@ -162,6 +162,33 @@ class Request:
 
     def __str__(self) -> str:
         return f"{self.client} {self.number}: {self.method}({self.key}), {self.state}"
+
+
+class RequestObserver(Protocol):
+    """A client of the proxy, as a protocol's reader sees it: it is told of each request, and may hold or lose it."""
+
+    def passed(self, method: str, accesses: tuple[Access, ...]) -> Request: ...
+
+    def confirmed(self, request: Request) -> None: ...
+
+    def withdrawn(self, request: Request) -> None: ...
+
+    def arrived(self, link: Any, method: str, accesses: tuple[Access, ...], forward: Callable[[], None]) -> Request: ...
+
+    def answered(self, link: Any, request: Request, answer: bytes, deliver: Callable[[], None]) -> None: ...
+
+
+class ClientLink(Protocol):
+    """A connection, as the reader of its protocol sees it."""
+
+    @property
+    def client(self) -> RequestObserver: ...
+
+    def to_client(self, data: bytes) -> None: ...
+
+    def to_server(self, data: bytes) -> None: ...
+
+    def close(self) -> None: ...
 
 
 def gateway_method(verb: str, target: str) -> str:

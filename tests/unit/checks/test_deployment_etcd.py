@@ -22,8 +22,8 @@ from pytest_nixl.checks.deployment_etcd import deployment, key_survey
 from pytest_nixl.checks.deployment_etcd.agents import NamespaceName
 from pytest_nixl.checks.deployment_etcd.deployment import DeploymentEtcd, judge_published, look
 from pytest_nixl.checks.deployment_etcd.deployment_text import lines
-from pytest_nixl.checks.deployment_etcd.key_text import quoted
 from pytest_nixl.checks.deployment_etcd.metadata_value import read_metadata
+from pytest_nixl.checks.deployment_etcd.problem import quoted
 from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.core.strict import escape
 from pytest_nixl.etcd.client import EtcdClient, connect

@@ -539,3 +539,17 @@ def test_a_rank_prepares_the_flows_that_it_posts(
         [{"number": 0, "partner": "agent 0", "slots": [[[1, 64, 0], [0, 64, 0]]]}],
         [{"number": 1, "partner": "agent 0", "slots": [[[2, 64, 0], [0, 64, 0]]]}],
     ]
+
+
+def test_the_workers_of_a_pattern_end_at_the_same_time() -> None:
+    calls: list[str] = []
+
+    def worker(name: str) -> SimpleNamespace:
+        return SimpleNamespace(
+            ask_to_end=lambda: calls.append(f"ask {name}"), close=lambda: calls.append(f"close {name}")
+        )
+
+    flows = RankFlows.__new__(RankFlows)
+    vars(flows)["_workers"] = [worker("a"), worker("b")]
+    flows.close()
+    assert calls == ["ask a", "ask b", "close a", "close b"]

@@ -26,7 +26,6 @@ from helpers.race_explorer import DepthFirst, ExploredRun, Explorer, RandomSched
 from pytest_nixl.checks.rank_race import amplify as amplified
 from pytest_nixl.checks.rank_race.amplify import Amplified, amplify
 from pytest_nixl.checks.rank_race.claimants import Claimant
-from pytest_nixl.checks.rank_race.invariants import faults
 from pytest_nixl.checks.rank_race.orders import TriedOrders, try_orders
 from pytest_nixl.checks.rank_race.system_under_test import (
     ClaimOutcome,
@@ -35,6 +34,7 @@ from pytest_nixl.checks.rank_race.system_under_test import (
     MembershipSubject,
     NixlbenchSubject,
     Running,
+    faults,
     read_outcome,
     remedy_for,
 )

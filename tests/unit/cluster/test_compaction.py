@@ -11,7 +11,7 @@ import pytest
 from helpers.etcd import Etcd, running_etcd, wait_until
 from helpers.rank_group import RankGroup, rank_group
 
-from pytest_nixl.cluster import driver, mailbox, membership
+from pytest_nixl.cluster import membership
 from pytest_nixl.cluster.driver import MembershipWatch
 from pytest_nixl.cluster.group import MemberLostError
 from pytest_nixl.cluster.joining import join
@@ -35,9 +35,8 @@ def etcd() -> Iterator[Etcd]:
 
 @pytest.fixture(autouse=True)
 def short_watches(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (mailbox, driver):
-        monkeypatch.setattr(module, "WATCH_SECONDS", SOON)
-    monkeypatch.setattr(membership, "SAID_EVERY", SOON)
+    for name in ("WATCH_SECONDS", "SAID_EVERY"):
+        monkeypatch.setattr(membership, name, SOON)
 
 
 @pytest.fixture

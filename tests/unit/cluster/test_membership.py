@@ -38,10 +38,9 @@ from pytest_nixl.cluster.joining import join
 from pytest_nixl.cluster.membership import Membership
 from pytest_nixl.cluster.placement import ALONE
 from pytest_nixl.core.polling import wait_until
-from pytest_nixl.etcd.client import EtcdClient, connect
+from pytest_nixl.etcd.client import EtcdClient, Lease, connect
 from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError, explain_answer
-from pytest_nixl.etcd.lease import Lease
 from pytest_nixl.etcd.proxy import EtcdProxy
 from pytest_nixl.etcd.watch import Watched
 from pytest_nixl.model.settings import OPTIONS

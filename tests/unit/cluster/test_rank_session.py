@@ -22,11 +22,12 @@ from pytest_nixl import cluster_hooks
 from pytest_nixl.cluster import rank_session
 from pytest_nixl.cluster.command_check import Command
 from pytest_nixl.cluster.driver import MembershipWatch
-from pytest_nixl.cluster.group import LeaseLostError, Member, MemberLostError, MissingRanksError
+from pytest_nixl.cluster.group import LeaseLostError, Member, MemberLostError, MissingRanksError, Roster
+from pytest_nixl.cluster.membership import Membership
 from pytest_nixl.cluster.peer_server import Ending
-from pytest_nixl.cluster.rank_session import RankSession
-from pytest_nixl.cluster.request_handlers import RequestHandlers
+from pytest_nixl.cluster.rank_session import RankSession, RequestHandlers
 from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd.transaction import KeyValue, encode
 from pytest_nixl.etcd.watch import Watched, WatchEvent
 from pytest_nixl.etcd_servers.embedded import EmbeddedServer
@@ -169,7 +170,7 @@ def test_a_rank_whose_lease_is_over_is_lost_although_the_etcd_is_silent(rank: in
     lost, silent = SimpleQueue[tuple[int, NixlPluginError]](), threading.Event()
     over = LeaseLostError("the lease is over")
 
-    def retry(_: object) -> None:
+    def follow(*_: object, **__: object) -> None:
         silent.wait(60)
         raise over
 
@@ -177,7 +178,9 @@ def test_a_rank_whose_lease_is_over_is_lost_although_the_etcd_is_silent(rank: in
         raise over
 
     members = [Member(number, f"t{number}", "h", 1) for number in range(2)]
-    membership = cast(Any, SimpleNamespace(root="/g/", rank=rank, retry=retry, check=check, members=members))
+    membership = cast(
+        Any, SimpleNamespace(member_keys="/g/members/", rank=rank, follow=follow, check=check, members=members)
+    )
     watch = MembershipWatch(cast(Any, None), membership, lambda member, error: lost.put((member.rank, error)))
     assert lost.get(timeout=60) == (rank, over)
     watch.close()
@@ -209,17 +212,17 @@ def test_members_that_are_gone_are_told_and_a_watch_goes_on_after_its_last_event
         for key in ("t0", "stranger"):
             yield WatchEvent(KeyValue(f"/g/members/{key}", b"", 0, 15, 0), deleted=True)
 
-    membership = SimpleNamespace(
-        root="/g/", rank=0, group="g", ttl=6, members=[Member(number, f"t{number}", "h", 1) for number in range(3)],
-        retry=lambda ask: ask(), lease_lost=lambda: LeaseLostError("it is over"),
-    )  # fmt: skip
+    client = cast(EtcdClient, SimpleNamespace(transaction=read, watch=watch))
+    membership = Membership(client, "g", 3, ttl=6, root="/g/", host="h", wanted=None)
+    members = tuple(Member(number, f"t{number}", "h", 1) for number in range(3))
+    membership.accept(Roster(KeyValue("/g/run/frozen", b"", 9, 9, 1), 6, members, ""), 0, 10)
     vars(guard).update(
-        _client=SimpleNamespace(transaction=read, watch=watch), _membership=membership, _ranks=ranks,
+        _client=client, _membership=membership, _ranks=ranks,
         _lost=lambda member, error: lost.append((member.rank, error.reason)), _closed=threading.Event(),
     )  # fmt: skip
     guard._watch()
     [(first, why), own] = lost
-    assert (first, own) == (1, (0, "it is over"))
+    assert (first, own) == (1, (0, membership.lease_lost().reason))
     assert why.startswith("rank 1 on h (pid 1) of group 'g' is gone: ")
     assert opened == ([{"": 11}, {"": 16}] if ranks is None else [{"t0": 11, "t1": 11}, {"t0": 16, "t1": 11}])
 

@@ -27,13 +27,12 @@ from pytest_nixl.cluster.group import (
 )
 from pytest_nixl.cluster.group_values import GroupValues
 from pytest_nixl.cluster.joining import Joining
-from pytest_nixl.cluster.mailbox import LARGEST, Mailbox, MailError, _text
+from pytest_nixl.cluster.mailbox import LARGEST, TOGETHER, Mailbox, MailError, _text
 from pytest_nixl.cluster.membership import LATE, Membership
 from pytest_nixl.cluster.messages import Message, WorkerLine
 from pytest_nixl.core.errors import NixlPluginError
-from pytest_nixl.etcd.client import EtcdClient
+from pytest_nixl.etcd.client import EtcdClient, Lease
 from pytest_nixl.etcd.errors import EtcdError
-from pytest_nixl.etcd.lease import Lease
 from pytest_nixl.etcd.transaction import FoundKey, KeyValue, TransactionResult
 from pytest_nixl.etcd.watch import Watched, WatchEvent
 from pytest_nixl.session import check_result
@@ -354,9 +353,33 @@ def test_a_mailbox_goes_on_after_the_last_event_that_it_has_read(box: Box, monke
 
     done = {"header": {"revision": "7"}, "succeeded": True, "responses": [{"response_range": {}}]}
     monkeypatch.setattr(one, "_client", SimpleNamespace(transaction=lambda *_, **__: done, watch=watch))
-    one._read_on()
+    one._read()
     assert began == [8, 26, 46]
     assert len(read) == 4
+
+
+def test_a_mailbox_deletes_what_it_has_read_once_and_reads_no_deletion(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, _, read = box
+    deleted: list[int] = []
+
+    def watch(*_: Watched, seconds: float) -> Iterator[WatchEvent]:
+        for number in range(1, 2 * TOGETHER + 2):
+            item = KeyValue(f"{ROOT}mail/000000/000001/{number:012d}", line_of(100), number, number, 1)
+            yield WatchEvent(item, deleted=False)
+            yield WatchEvent(KeyValue(item.key, b"", 0, number, 0), deleted=True)
+        one.close()
+
+    def transaction(payload: dict[str, Any]) -> dict[str, Any]:
+        deleted.append(sum("request_delete_range" in part for part in payload["success"]))
+        return {"header": {"revision": "7"}, "succeeded": True, "responses": [{"response_range": {}}]}
+
+    monkeypatch.setattr(one, "_client", SimpleNamespace(transaction=transaction, watch=watch))
+    one._read()
+    assert len(read) == 2 * TOGETHER + 1
+    assert deleted == [0, TOGETHER, TOGETHER]
+    assert one._membership.values.ignored == {}
 
 
 def test_a_mailbox_that_cannot_be_read_says_so_unless_it_is_closed(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,7 +395,7 @@ def test_a_mailbox_that_cannot_be_read_says_so_unless_it_is_closed(box: Box, mon
 
     monkeypatch.setattr(one, "_failed", told.append)
     for read_on in (gone, closed):
-        monkeypatch.setattr(one, "_read_on", read_on)
+        monkeypatch.setattr(one._membership, "follow", lambda *_, read_on=read_on, **__: read_on())
         one._read()
     assert [error.reason for error in told] == ["etcd is gone"]
 
@@ -547,9 +570,9 @@ def test_what_a_watch_has_missed_is_what_was_written_from_its_revision_on_and_wh
     one = registration()
     old, new, member = (KeyValue(key, b"", 1, revision, 1) for key, revision in (("r/a", 7), ("r/b", 8), ("m/x", 9)))
     found = [FoundKey(2, (old, new)), FoundKey(1, (member,))]
-    monkeypatch.setattr(one, "transact", lambda *_: SimpleNamespace(revision=20, found=found.__getitem__))
+    monkeypatch.setattr(one, "retry", lambda *_: SimpleNamespace(revision=20, found=found.__getitem__))
     watched = (Watched("r/", 8, prefix=True), Watched("m/", 8, prefix=True, deletions=True))
-    again, missed = one._read_anew(watched, ["m/x", "m/gone"], 110.0)
+    again, missed = one._read_anew(one.client, watched, ["m/x", "m/gone"], 110.0)
     assert again == (Watched("r/", 21, prefix=True), Watched("m/", 21, prefix=True, deletions=True))
     assert missed == [
         WatchEvent(new, deleted=False), WatchEvent(KeyValue("m/gone", b"", 0, 20, 0), deleted=True),

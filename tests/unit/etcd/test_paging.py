@@ -21,11 +21,10 @@ import pytest
 from pytest_nixl.checks.deployment_etcd import key_survey
 from pytest_nixl.checks.deployment_etcd.key_survey import survey
 from pytest_nixl.cluster.garbage_collection import clean
-from pytest_nixl.etcd import paging
-from pytest_nixl.etcd.client import EtcdClient, connect
+from pytest_nixl.etcd import client as paging
+from pytest_nixl.etcd.client import EtcdClient, Pager, connect
 from pytest_nixl.etcd.endpoints import Endpoint
 from pytest_nixl.etcd.errors import EtcdError
-from pytest_nixl.etcd.paging import Pager
 from pytest_nixl.etcd.transaction import KeyPage
 
 #: The keys of one page, by the number of the page from 0, the start of the range, and the number of keys asked for.

@@ -25,7 +25,7 @@ from pytest_nixl.etcd.client import EtcdClient, connect
 from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd.proxy import Access, EtcdProxy, ProxyClient, ProxyError, Request, State
-from pytest_nixl.etcd_servers.binary import etcd_binary
+from pytest_nixl.etcd_servers.embedded import etcd_binary
 from pytest_nixl.nixl.agent import Agents
 
 #: Seconds for each step on a busy machine.

@@ -13,9 +13,9 @@ from typing import Any, cast
 import pytest
 
 from pytest_nixl.etcd import watch as watch_module
+from pytest_nixl.etcd.client import Lease
 from pytest_nixl.etcd.endpoints import Endpoint
 from pytest_nixl.etcd.errors import EtcdError
-from pytest_nixl.etcd.lease import Lease
 from pytest_nixl.etcd.members import ATTEMPT_SECONDS, EtcdMembers
 from pytest_nixl.etcd.transaction import KeyValue, encode, key_range
 from pytest_nixl.etcd.watch import Watched, WatchEvent, _watch_once, watch

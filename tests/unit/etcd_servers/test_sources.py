@@ -32,9 +32,8 @@ from pytest_nixl.etcd import client as module
 from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd_servers import sources
-from pytest_nixl.etcd_servers.binary import ExecutableMissingError, etcd_binary, find_binary
 from pytest_nixl.etcd_servers.container import ContainerServer, ensure_image
-from pytest_nixl.etcd_servers.embedded import EmbeddedServer
+from pytest_nixl.etcd_servers.embedded import EmbeddedServer, ExecutableMissingError, etcd_binary, find_binary
 from pytest_nixl.etcd_servers.sources import ExternalServer, SessionEtcd, choose_kind, choose_server, start_private
 from pytest_nixl.model.settings import DEFAULT_ETCD_IMAGE, Settings
 from pytest_nixl.processes.container import image_present
@@ -64,7 +63,7 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 def no_binary(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     # The package may be installed: hide it.
-    monkeypatch.setattr("pytest_nixl.etcd_servers.binary.PACKAGE", "no_such_package")
+    monkeypatch.setattr("pytest_nixl.etcd_servers.embedded.PACKAGE", "no_such_package")
 
 
 class TestEmbedded:

@@ -20,7 +20,7 @@ from pytest_nixl.checks.endpoints.deployment import Deployment, judge_form
 from pytest_nixl.cli import main
 from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.etcd.endpoints import parse_endpoints
-from pytest_nixl.etcd_servers.binary import etcd_binary
+from pytest_nixl.etcd_servers.embedded import etcd_binary
 from pytest_nixl.model.findings import FINDINGS
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.nixl.endpoint_explanation import Explanation, explain
