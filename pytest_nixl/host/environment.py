@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import InitVar, dataclass
 
 from pytest_nixl.core.redaction import HIDDEN, hider, recorded
-from pytest_nixl.host.fact import Fact
-from pytest_nixl.host.recorded_tree import FactsRoot
+from pytest_nixl.host.recorded_tree import Fact, FactsRoot
 
 _STEERING = re.compile(
     r"(?:UCX|NIXL|NIXLBENCH|XFERBENCH|FI|OFI|RDMAV|IBV|MLX5|EFA|NCCL|GDRCOPY|ETCD|ETCDCTL|ETCD_CPP|PYTEST_NIXL|NVIDIA|CUDA)_\w+|"

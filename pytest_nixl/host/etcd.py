@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.redaction import redact
 from pytest_nixl.etcd.endpoints import Endpoint, parse_endpoints
-from pytest_nixl.host.fact import Fact
-from pytest_nixl.host.recorded_tree import FactsRoot
+from pytest_nixl.host.recorded_tree import Fact, FactsRoot
 
 if TYPE_CHECKING:
     from pytest_nixl.etcd.client import EtcdClient

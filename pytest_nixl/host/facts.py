@@ -23,8 +23,7 @@ from pytest_nixl.host.plugin_files import PluginsInAdvance, installed_libnixl
 from pytest_nixl.host.rdma import RdmaDevice, read_rdma
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.host.software import Software, nixl_worker, read_software
-from pytest_nixl.host.storage_queues import StorageQueues, read_storage_queues
-from pytest_nixl.host.system import HostFacts, read_host
+from pytest_nixl.host.system import HostFacts, StorageQueues, read_host, read_storage_queues
 from pytest_nixl.model.transfer_proof import TransferProof
 
 

@@ -7,9 +7,8 @@ import ipaddress
 from dataclasses import dataclass
 
 from pytest_nixl.core.addresses import ask_addresses
-from pytest_nixl.host.fact import Fact
 from pytest_nixl.host.pci import address_of
-from pytest_nixl.host.recorded_tree import FactsRoot
+from pytest_nixl.host.recorded_tree import Fact, FactsRoot
 
 _NET = "/sys/class/net"
 _LOOPBACK_TYPE = 772

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_nixl.core.errors import NixlPluginError
-from pytest_nixl.host.fact import Fact
 from pytest_nixl.host.process_maps import etcd_client, libraries_of_nixl
-from pytest_nixl.host.recorded_tree import FactsRoot
+from pytest_nixl.host.recorded_tree import Fact, FactsRoot
 from pytest_nixl.host.ucx_rdma import UcxRdma, other_abi
 from pytest_nixl.nixl.backends.cuda_modules import LOADED, lacking
 

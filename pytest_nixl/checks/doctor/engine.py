@@ -64,10 +64,7 @@ def telemetry_in_process(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("engine-backend-fits", "Do engines use the backend that is validated, and one that fits this host?")
 def engine_backend_fits(facts: Facts, wanted: Requirements) -> Judgement:
-    """Engines use the backend that this run validates, as far as variables say it, and one that fits the host.
-
-    Judge the backend that engines will use. None reads NIXL_BACKEND; NIXL's wheels bring UCX no provider for EFA.
-    """
+    """Judge the backend that engines will use. None reads NIXL_BACKEND; NIXL's wheels bring UCX no provider for EFA."""
     asked = {
         engine_backend: facts.environment.get(engine_backend.variable)
         for engine_backend in ENGINE_BACKENDS

@@ -6,8 +6,7 @@ from __future__ import annotations
 import os
 
 from pytest_nixl.checks.doctor.check import Requirements, check, failed, not_applicable, passed, unknown, warned
-from pytest_nixl.checks.doctor.environment import devices_there
-from pytest_nixl.checks.doctor.ucx_tls import transports_allowed
+from pytest_nixl.checks.doctor.variables import devices_there, transports_allowed
 from pytest_nixl.core.peer_failure import peer_failure_remedy
 from pytest_nixl.core.words import named
 from pytest_nixl.host.facts import Facts
@@ -123,10 +122,7 @@ def _remedy(plugin: str) -> str:
 @check("plugin-libraries", "Does this host have every library that the plugins of the requested backends need?",
        image=True, unless=not_loaded)  # fmt: skip
 def plugin_libraries(facts: Facts, wanted: Requirements) -> Judgement:
-    """The host has every library and symbol version that the plugins of the requested backends need.
-
-    Judge the plugins' libraries, including symbol versions and indirect dependencies.
-    """
+    """Judge the plugins' libraries, including symbol versions and indirect dependencies."""
     lacking: list[Lacking] = []
     without: list[str] = []
     for name in wanted.backends:
@@ -155,10 +151,7 @@ def plugin_libraries(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("libraries-once", "Does a process with NIXL load each library only once?", image=True, unless=not_loaded)
 def libraries_once(facts: Facts, wanted: Requirements) -> Judgement:
-    """No process with NIXL has two copies of UCX, libfabric or another library.
-
-    Judge duplicate libraries. LD_PRELOAD, LD_LIBRARY_PATH or another package can bring a second copy.
-    """
+    """Judge duplicate libraries. LD_PRELOAD, LD_LIBRARY_PATH or another package can bring a second copy."""
     copies = facts.software.copies()
     remedy = (
         "keep one copy: unset LD_PRELOAD, remove the other copy's folder from LD_LIBRARY_PATH, or uninstall the "
@@ -182,10 +175,7 @@ def libraries_once(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("etcd-client-library", "Does NIXL load its client library of etcd?", image=True, unless=not_loaded)
 def etcd_client_library(facts: Facts, wanted: Requirements) -> Judgement:
-    """NIXL was built with etcd, and loads its client library.
-
-    Judge etcd's client library. Without it, agents exchange metadata only by side channel.
-    """
+    """Judge etcd's client library. Without it, agents exchange metadata only by side channel."""
     client = facts.software.etcd_client
     if client.value is None:
         return failed(
@@ -201,10 +191,7 @@ def etcd_client_library(facts: Facts, wanted: Requirements) -> Judgement:
     image=True,
 )
 def etcd_client_patch(facts: Facts, wanted: Requirements) -> Judgement:
-    """If the image has the patch that skips the validation of addresses, the library contains it.
-
-    Report whether the library is patched to skip the validation of addresses. Some images have it on purpose.
-    """
+    """Report whether the library is patched to skip the validation of addresses. Some images have it on purpose."""
     patched = facts.software.etcd_client_patched
     if patched.value is None:
         return not_applicable(f"NIXL has no client library of etcd: {patched.why}")
@@ -217,10 +204,7 @@ def etcd_client_patch(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("nixlbench-starts", "Does nixlbench start?", image=True)
 def nixlbench_starts(facts: Facts, wanted: Requirements) -> Judgement:
-    """If nixlbench is installed, it starts.
-
-    Judge whether nixlbench prints its help.
-    """
+    """Judge whether nixlbench prints its help."""
     path, fault = facts.software.nixlbench, facts.software.nixlbench_fault
     if path.value is None:
         return not_applicable(f"{path.why}; nixlbench is optional")

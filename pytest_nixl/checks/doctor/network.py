@@ -48,10 +48,7 @@ def _used(facts: Facts) -> list[Nic]:
 
 @check("nics-up", "Is every interface that carries traffic up?")
 def nics_up(facts: Facts, wanted: Requirements) -> Judgement:
-    """Every interface that carries traffic is up.
-
-    Judge the interfaces with the default route or an address, and those that a variable names.
-    """
+    """Judge the interfaces with the default route or an address, and those that a variable names."""
     used = _used(facts)
     if not used:
         return not_applicable("only loopback has an address: no traffic leaves this host")
@@ -67,10 +64,7 @@ def nics_up(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("nic-rate", "Is every interface as fast as the profile says?")
 def nic_rate(facts: Facts, wanted: Requirements) -> Judgement:
-    """No interface is slower than the profile says.
-
-    Compare network cards without RDMA with the profile's rate; rdma-rate judges those with RDMA.
-    """
+    """Compare network cards without RDMA with the profile's rate; rdma-rate judges those with RDMA."""
     if wanted.machine is None or not wanted.machine.nics:
         return not_applicable("the profile describes no network cards")
     if wanted.rdma:
@@ -90,10 +84,7 @@ def nic_rate(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("mtu", "Do all interfaces of one kind have the same MTU?")
 def mtu(facts: Facts, wanted: Requirements) -> Judgement:
-    """Interfaces of one kind have the same MTU.
-
-    Compare the interfaces of this host that have the same driver; ranks-agree compares hosts.
-    """
+    """Compare the interfaces of this host that have the same driver; ranks-agree compares hosts."""
     kinds: dict[str, dict[str, int]] = {}
     for nic in facts.nics:
         if nic.mtu is not None and nic.driver and nic.state == "up":
@@ -143,10 +134,7 @@ def link_local(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("names-resolve", "Do the host names in etcd's addresses resolve?")
 def names_resolve(facts: Facts, wanted: Requirements) -> Judgement:
-    """The host names in etcd's addresses resolve, also in a pod with hostNetwork.
-
-    Judge the names. Without a dnsPolicy, a pod with hostNetwork uses the node's resolver, which knows no Service.
-    """
+    """Judge the names. Without a dnsPolicy, a pod with hostNetwork uses the node's resolver, which knows no Service."""
     names = [name for name in facts.etcd.names if not _is_address(name.host)]
     search = facts.network.search.value or ()
     servers = facts.network.nameservers.value or ()
@@ -176,10 +164,7 @@ def names_resolve(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("peer-reachable", "Can this host reach the other hosts?")
 def peer_reachable(facts: Facts, wanted: Requirements) -> Judgement:
-    """The host reaches every other host.
-
-    Judge whether packets reach each named host and come back.
-    """
+    """Judge whether packets reach each named host and come back."""
     if not facts.peers:
         return not_applicable("no other host is named (`pytest-nixl doctor --peer=HOST`), and this run has one rank")
     lost = [f"{peer.name}: {peer.fault}" for peer in facts.peers if peer.fault]
@@ -210,10 +195,7 @@ _SIDE_CHANNEL = {
 
 @check("side-channel", "Does the NIXL side channel of the other engine answer?")
 def side_channel(facts: Facts, wanted: Requirements) -> Judgement:
-    """The NIXL side channel of the other vLLM engine answers.
-
-    Judge whether ZMQ answers at the address where vLLM's engines exchange their agents' metadata.
-    """
+    """Judge whether ZMQ answers at the address where vLLM's engines exchange their agents' metadata."""
     if not facts.side_channels:
         return not_applicable("no side channel is named (in decode's pod: `pytest-nixl doctor --side-channel=PREFILL`)")
     silent = [f"{engine.name}: {engine.fault}" for engine in facts.side_channels if engine.fault]

@@ -11,7 +11,7 @@ import pytest
 
 from pytest_nixl.core.shared_object import shared_object
 from pytest_nixl.host import library_versions
-from pytest_nixl.host.verbs_providers import ask_verbs
+from pytest_nixl.host.image import ask_verbs
 from pytest_nixl.nixl.installed import constants, cuda_of_nixl, nixl_packages, torch_version
 
 #: The file of a real torch for CUDA 12.8, with other revisions.
