@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass
 
 from pytest_nixl.core.redaction import HIDDEN, hider, recorded
@@ -80,6 +80,24 @@ def read_environment(root: FactsRoot, environ: Mapping[str, str] = os.environ) -
         image=_image(root, found.get("image", {})),
         raw=environ if root.live else None,
     )
+
+
+def read_ucx_files(root: FactsRoot, environ: Mapping[str, str], libraries: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Return the settings in the files ``ucx.conf`` that UCX reads, by file. A variable of the same name wins.
+
+    :param libraries: the paths of the libraries that a process with NIXL has loaded.
+    """
+    installed = [os.path.dirname(path) for path in libraries if os.path.basename(path).startswith("libucs")]
+    folders = [environ.get("UCX_CONFIG_DIR"), environ.get("HOME"), os.curdir, "/etc/ucx"]
+    folders += [f"{folder}/../etc/ucx" for folder in installed]
+
+    def ask() -> dict[str, list[str]]:
+        files = {os.path.realpath(f"{folder}/ucx.conf") for folder in folders if folder}
+        settings = {file: re.findall(r"^[ \t]*(UCX_\w+=.*?)[ \t]*$", text, re.MULTILINE)
+                    for file in sorted(files) if (text := FactsRoot().read(file))}  # fmt: skip
+        return {file: listed for file, listed in settings.items() if listed}
+
+    return {file: tuple(listed) for file, listed in root.ask("ucx_files", ask).items() if file != "why"}
 
 
 def _ask(environ: Mapping[str, str]) -> dict[str, dict[str, str]]:

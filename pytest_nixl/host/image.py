@@ -18,7 +18,7 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.hash import GNUHashSection
 from elftools.elf.sections import SymbolTableSection
 
-from pytest_nixl.core.plain import to_plain
+from pytest_nixl.core.plain import from_plain, to_plain
 from pytest_nixl.host import elf, library_versions
 from pytest_nixl.host.device_code import DeviceCode, device_code
 from pytest_nixl.host.plugin_files import PluginFile, PluginsInAdvance, libnixl, plugin_folder
@@ -72,17 +72,23 @@ def read_image(
     torch, verbs = answer.get("torch", {}), answer.get("verbs", {})
     other = reason or (f"{torch['path']} says that it is built without CUDA" if torch else "torch is not installed")
     where = torch.get("path", "torch/version.py")
-    versions = {key: _version(*each) for key, each in answer.get("versions", {}).items()}
+    versions = {
+        key: Fact.read(version or None, source, absent)
+        for key, (version, source, absent) in answer.get("versions", {}).items()
+    }
+    folder = answer.get("plugin_folder", "")
     release = software.libfabric if software.libfabric.value else versions.get("libfabric", software.libfabric)
-    torch_fact = Fact(torch["version"], where) if torch else Fact[str](None, where, reason or "torch is not installed")
+    torch_fact = Fact[str].read(torch.get("version"), where, reason or "torch is not installed")
     return ImageFacts(
-        plugins=_plugins(answer),
+        plugins=Fact(from_plain(tuple[PluginFile, ...], answer["plugins"]), folder)
+        if folder
+        else Fact(None, "the folder of NIXL's plugins", reason or "there is no such folder beside NIXL's library"),
         nixl_packages=dict(answer.get("packages", {})),
         nixl_cuda=Fact(*cuda)
         if cuda
         else Fact(None, module or "the loaded module", "neither the loaded module nor a loaded libcudart says it"),
         torch=torch_fact,
-        torch_cuda=Fact(torch["cuda"], where) if torch.get("cuda") else Fact(None, where, other),
+        torch_cuda=Fact.read(torch.get("cuda") or None, where, other),
         nixl_ep=_nixl_ep(answer.get("nixl_ep", {}), reason),
         versions={
             **versions,
@@ -92,12 +98,9 @@ def read_image(
             "efa_installer": software.efa_installer,
             "torch": torch_fact,
         },
-        device_code=tuple(
-            DeviceCode(each["path"], tuple(each["cubins"]), tuple(each["ptx"]))
-            for each in answer.get("device_code", ())
-        ),
-        verbs=tuple(VerbsLibrary(**each) for each in verbs.get("libraries", ())),
-        providers=tuple(VerbsProvider(**each) for each in verbs.get("providers", ())),
+        device_code=from_plain(tuple[DeviceCode, ...], answer.get("device_code", [])),
+        verbs=from_plain(tuple[VerbsLibrary, ...], verbs.get("libraries", [])),
+        providers=from_plain(tuple[VerbsProvider, ...], verbs.get("providers", [])),
     )
 
 
@@ -139,19 +142,6 @@ def _nixl_ep(found: Mapping[str, str], why: str) -> Fact[bool]:
     if found.get("unknown"):
         return Fact(None, found["path"], found["unknown"])
     return Fact(not found["why"], found["path"], found["why"])
-
-
-def _version(value: str, source: str, why: str) -> Fact[str]:
-    return Fact(value, source) if value else Fact(None, source, why)
-
-
-def _plugins(found: Mapping[str, Any]) -> Fact[tuple[PluginFile, ...]]:
-    folder = found.get("plugin_folder", "")
-    if not folder:
-        return Fact(
-            None, "the folder of NIXL's plugins", found.get("why") or "there is no such folder beside NIXL's library"
-        )
-    return Fact(tuple(PluginFile.of(each) for each in found["plugins"]), folder)
 
 
 _FLAVOUR = re.compile(r"nixl_(cu\d+|rocm)")

@@ -44,6 +44,11 @@ class Fact(Generic[T]):
     source: str
     why: str = ""
 
+    @classmethod
+    def read(cls, value: T | None, source: str, reason: str) -> Fact[T]:
+        """Return a fact. The reason counts only if there is no value."""
+        return cls(value, source, "" if value is not None else reason)
+
 
 class FactsRoot:
     """A file tree with the layout of ``/``. Paths begin with a slash and do not include the tree's own folder.

@@ -149,10 +149,11 @@ def _cause(
     named = {match["cause"] for answer in attempts if (match := _FOLLOWS.match(answer.judgement.reason))}
     failed = [answer for answer in answers if answer.judgement.verdict is Verdict.FAIL]
     others = [answer for answer in failed if answer not in attempts]
+    tried = ["transfers-arrive"] if variables else ["backend-loads", "transfers-arrive"]
     known = [
         *(answer for answer in others if answer.check.id in named),
         *(answer for answer in others if any(_names(answer, name) for name in variables)),
-        *(answer for answer in failed if answer.check.id == ("transfers-arrive" if variables else "backend-loads")),
+        *(answer for id in tried for answer in failed if answer.check.id == id),
     ]
     return next(iter(known), None)
 

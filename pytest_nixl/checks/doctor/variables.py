@@ -88,7 +88,7 @@ def _known(name: str, facts: Facts) -> tuple[str, ...] | None:
     """Return the names that a variable may have; None if they are unknown."""
     software = facts.software
     if name.startswith("UCX_"):
-        return (*software.ucx_variables, *_of_families(software.ucx_variables)) or _UCX.split()
+        return (*software.ucx_variables, *_of_families(software.ucx_variables)) or tuple(_UCX.split())
     if name.startswith("NIXL_"):
         return (*software.nixl_variables, *_OTHER_NIXL.split())
     if name.startswith("FI_"):
