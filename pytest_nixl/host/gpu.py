@@ -20,6 +20,8 @@ from pytest_nixl.host.recorded_tree import NOT_RECORDED, Fact, FactsRoot
 _DRIVER = "/proc/driver/nvidia"
 _MPS = "/tmp/nvidia-mps/control"
 _NO_GPU = "this host has no GPU"
+#: Kernel modules that give network cards access to GPU memory where CUDA exports no DMA-BUF.
+_PEERMEM = ("nvidia_peermem", "nv_peer_mem")
 
 
 @dataclass(frozen=True)
@@ -202,116 +204,69 @@ def read_gpus(root: FactsRoot, questions: DriverQuestions | None = None) -> Gpus
     """Return the facts of GPUs.
 
     :param questions: the questions to the driver, asked before; None: they are asked now.
+    :raises ValueError: a recorded answer is damaged.
     """
     if questions is None:
         with closing(DriverQuestions(root)) as questions:
             return read_gpus(root, questions)
-    version = root.read(f"{_DRIVER}/version")
+    path = f"{_DRIVER}/version"
+    version = root.read(path)
+    number = re.search(r"Kernel Module(?: for \S+)?\s+(\d+\.[\d.]+)", version or "")
     nvml, cuda = root.ask("nvml", questions.nvml), root.ask("cuda_driver", questions.cuda)
+    unsaid = nvml.get("why", "NVML does not report it")
+    pairs = from_plain(tuple[GpuPairFacts, ...], nvml["pairs"]) if "pairs" in nvml else None
     gpus = _by_nvml(root, nvml) if "gpus" in nvml else _by_proc(root)
+    dma_buf = root.ask("dma_buf", lambda: _dma_buf_answer(cuda) if gpus else {"why": _NO_GPU})
+    peermem = next((name for name in _PEERMEM if root.exists(f"/sys/module/{name}")), None)
+    no_gdrcopy = "the module gdrdrv is not loaded"
+    if root.exists("/sys/module/gdrdrv"):
+        present = root.exists("/dev/gdrdrv")
+        no_gdrcopy = "" if present else "gdrdrv is loaded, but this container has no /dev/gdrdrv"
     return Gpus(
         gpus=gpus,
-        pairs=_pairs(nvml),
-        driver=_driver(version),
-        open=_open(version),
-        cuda=_from(nvml, "cuda"),
-        library=_from(nvml, "driver"),
-        dma_buf=_dma_buf(root.ask("dma_buf", lambda: _dma_buf_answer(cuda) if gpus else {"why": _NO_GPU})),
-        peermem=_module(root, "nvidia_peermem", "nv_peer_mem"),
-        gdrcopy=_gdrcopy(root),
+        pairs=Fact.read(pairs, "NVML", unsaid),
+        driver=Fact.read(number and number[1], path, _no_driver() if version is None else "it names no version"),
+        open=Fact.read(None if version is None else "Open Kernel Module" in version, path, _no_driver()),
+        cuda=Fact.read(nvml.get("cuda") or None, "NVML", unsaid),
+        library=Fact.read(nvml.get("driver") or None, "NVML", unsaid),
+        dma_buf=Fact(dma_buf.get("supported"), "cuDeviceGetAttribute(DMA_BUF_SUPPORTED)", dma_buf.get("why", "")),
+        peermem=Fact(peermem is not None, f"/sys/module/{peermem or _PEERMEM[0]}"),
+        gdrcopy=Fact(not no_gdrcopy, "/dev/gdrdrv", no_gdrcopy),
         xids=_xids(root.ask("kernel_log", _ask_kernel_log)),
-        unusable=tuple(UnusableGpu(**each) for each in nvml.get("unusable", [])),
-        cuda_driver=_cuda_answer(cuda),
+        unusable=from_plain(tuple[UnusableGpu, ...], nvml.get("unusable", [])),
+        cuda_driver=from_plain(CudaAnswer, {name: value for name, value in cuda.items() if name != "dma_buf"}),
         confidential=nvml.get("confidential", False),
         mps=bool(gpus) and root.exists(_MPS),
     )
-
-
-def _cuda_answer(answer: dict[str, Any]) -> CudaAnswer:
-    """Return the facts of an answer of the CUDA driver.
-
-    :raises ValueError: a recorded answer is damaged.
-    """
-    return from_plain(CudaAnswer, {name: value for name, value in answer.items() if name != "dma_buf"})
 
 
 def _no_driver() -> str:
     return f"no NVIDIA driver is loaded: {_DRIVER}/version does not exist"
 
 
-def _driver(version: str | None) -> Fact[str]:
-    path = f"{_DRIVER}/version"
-    match = re.search(r"Kernel Module(?: for \S+)?\s+(\d+\.[\d.]+)", version or "")
-    return (
-        Fact(match[1], path) if match else Fact(None, path, _no_driver() if version is None else "it names no version")
-    )
-
-
-def _open(version: str | None) -> Fact[bool]:
-    path = f"{_DRIVER}/version"
-    return Fact(None, path, _no_driver()) if version is None else Fact("Open Kernel Module" in version, path)
-
-
 def _by_proc(root: FactsRoot) -> tuple[GpuFacts, ...]:
-    found = []
+    gpus = []
     for number, address in enumerate(root.entries(f"{_DRIVER}/gpus")):
         place = f"{_DRIVER}/gpus/{address}"
         match = re.search(r"^Model:\s+(.*)$", root.read(f"{place}/information") or "", re.MULTILINE)
-        name = match[1] if match else ""
-        path, numa = _place(root, address)
-        found.append(
-            GpuFacts(number, name, address, path, None, None, None, None, None, None, place, numa, _uuid(root, address))
-        )
-    return tuple(found)
+        unknown = dict.fromkeys(("memory", "ecc", "uncorrected", "bar1", "persistence", "nvlinks"))
+        values = {"index": number, "name": match[1] if match else "", "pci": address, "source": place, **unknown}
+        gpus.append(from_plain(GpuFacts, {**values, **_placed(root, address)}))
+    return tuple(gpus)
 
 
 def _by_nvml(root: FactsRoot, nvml: dict[str, Any]) -> tuple[GpuFacts, ...]:
-    found = []
-    for each in nvml["gpus"]:
-        path, numa = _place(root, each["pci"])
-        uuid = _uuid(root, each["pci"])
-        state = from_plain(GpuState, each.get("state", {}))
-        found.append(GpuFacts(**{**each, "path": path, "source": "NVML", "numa": numa, "uuid": uuid, "state": state}))
-    return tuple(found)
+    return from_plain(
+        tuple[GpuFacts, ...], [{**gpu, "source": "NVML", **_placed(root, gpu["pci"])} for gpu in nvml["gpus"]]
+    )
 
 
-def _place(root: FactsRoot, address: str) -> tuple[str, int]:
-    """Return a PCI device's path in sysfs, and its NUMA node or -1."""
+def _placed(root: FactsRoot, address: str) -> dict[str, str | int]:
+    """Return a GPU's path in sysfs, its NUMA node or -1, and its UUID; an empty text if it is unknown."""
     path = root.resolve(f"/sys/bus/pci/devices/{address}") or ""
-    return path, numa_node(root, path)
-
-
-def _uuid(root: FactsRoot, address: str) -> str:
     text = root.read(f"{_DRIVER}/gpus/{address}/information") or ""
     match = re.search(r"^GPU UUID:\s+(GPU-[0-9a-fA-F-]+)", text, re.MULTILINE)
-    return match[1] if match else ""
-
-
-def _pairs(nvml: dict[str, Any]) -> Fact[tuple[GpuPairFacts, ...]]:
-    if "pairs" not in nvml:
-        return Fact(None, "NVML", nvml.get("why", "NVML does not report it"))
-    return Fact(tuple(GpuPairFacts(**each) for each in nvml["pairs"]), "NVML")
-
-
-def _from(nvml: dict[str, Any], name: str) -> Fact[str]:
-    return Fact(nvml.get(name), "NVML", "" if nvml.get(name) else nvml.get("why", "NVML does not report it"))
-
-
-def _module(root: FactsRoot, *names: str) -> Fact[bool]:
-    loaded = next((name for name in names if root.exists(f"/sys/module/{name}")), None)
-    return Fact(loaded is not None, f"/sys/module/{loaded or names[0]}")
-
-
-def _gdrcopy(root: FactsRoot) -> Fact[bool]:
-    if not root.exists("/sys/module/gdrdrv"):
-        return Fact(False, "/sys/module/gdrdrv", "the module gdrdrv is not loaded")
-    node = root.exists("/dev/gdrdrv")
-    return Fact(node, "/dev/gdrdrv", "" if node else "gdrdrv is loaded, but this container has no /dev/gdrdrv")
-
-
-def _dma_buf(answer: dict[str, Any]) -> Fact[bool]:
-    source = "cuDeviceGetAttribute(DMA_BUF_SUPPORTED)"
-    return Fact(answer["supported"], source) if "supported" in answer else Fact(None, source, answer["why"])
+    return {"path": path, "numa": numa_node(root, path), "uuid": match[1] if match else ""}
 
 
 def _dma_buf_answer(cuda: dict[str, Any]) -> dict[str, Any]:

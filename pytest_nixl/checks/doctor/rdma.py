@@ -33,6 +33,13 @@ from pytest_nixl.host.ucx_rdma import UcxRdma, VerbsAnswer
 from pytest_nixl.model.verdicts import Judgement
 
 
+def _no_device(facts: Facts, wanted: Requirements) -> Judgement | None:
+    """Return the verdict of a host without an RDMA device: FAIL if the profile expects one."""
+    if facts.rdma:
+        return None
+    return no_rdma(facts, wanted) or failed("this host has no RDMA device", "follow the remedy of rdma-devices")
+
+
 def _devices(facts: Facts, wanted: Requirements) -> tuple[RdmaDevice, ...]:
     """Return the EFA devices if the profile expects EFA, otherwise all RDMA devices."""
     return facts.efa if wanted.efa else facts.rdma
@@ -94,13 +101,10 @@ def _with_errors(devices: tuple[RdmaDevice, ...]) -> list[str]:
     return list(found.values())
 
 
-@check(
-    "rdma-ports", "Is a port of every RDMA device active, and is no link much worse than the others?", unless=no_rdma
-)
+@check("rdma-ports", "Is a port of every RDMA device active, and is no link much worse than the others?",
+       unless=_no_device)  # fmt: skip
 def rdma_ports(facts: Facts, wanted: Requirements) -> Judgement:
     """Judge the port states. A port that is not ACTIVE carries nothing, so the other ports are overloaded."""
-    if not facts.rdma:
-        return failed("this host has no RDMA device", "follow the remedy of rdma-devices")
     down = [device for device in facts.rdma if not device.active]
     if down:
         listing = named(f"{device.name} ({', '.join(port.state for port in device.ports)})" for device in down)
@@ -144,11 +148,9 @@ def rdma_rate(facts: Facts, wanted: Requirements) -> Judgement:
     return passed(f"{plural(len(rates), 'RDMA device')} at {gigabits(usual)} Gb/s")
 
 
-@check("uverbs-open", "Can a process open the device node of every RDMA device?", unless=no_rdma)
+@check("uverbs-open", "Can a process open the device node of every RDMA device?", unless=_no_device)
 def uverbs_open(facts: Facts, wanted: Requirements) -> Judgement:
     """Judge the device nodes. One node that cannot be opened makes libfabric drop EFA (ofiwg/libfabric#12708)."""
-    if not facts.rdma:
-        return failed("this host has no RDMA device", "follow the remedy of rdma-devices")
     remedy = (
         "give the container the device nodes (--device=/dev/infiniband, or the device plugin's resource), and check "
         "their permissions; hide devices that the container is not meant to have"
@@ -188,11 +190,7 @@ def ucx_uses_rdma(facts: Facts, wanted: Requirements) -> Judgement:
     """Judge whether UCX offers each device, and name the cause for each that it does not offer or cannot open."""
     if "UCX" not in wanted.backends:
         return not_applicable("UCX is not requested")
-    if not has_rdma(facts, wanted):
-        return not_applicable(NO_RDMA)
-    if not facts.rdma:
-        return failed("this host has no RDMA device", "follow the remedy of rdma-devices")
-    absent = not_loaded(facts, wanted)
+    absent = _no_device(facts, wanted) or not_loaded(facts, wanted)
     if absent is not None:
         return absent
     found, devices = facts.software.ucx_rdma, network_cards(facts.rdma)

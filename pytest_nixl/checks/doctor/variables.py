@@ -276,63 +276,43 @@ def namespace_plain(facts: Facts, wanted: Requirements) -> Judgement:
 def variables_agree(facts: Facts, wanted: Requirements) -> Judgement:
     """Judge variables that disable hardware of this host, and pairs of which one silently overrides the other."""
     get = facts.environment.get
-    found: list[tuple[str, str]] = []
     first, second = (get(name) for name in ETCD_VARIABLES)
-    if first and second and first.rstrip("/") != second.rstrip("/"):
-        found.append(
-            (
-                f"{ETCD_VARIABLES[0]}={first} and {ETCD_VARIABLES[1]}={second} name different servers",
-                f"unset {ETCD_VARIABLES[1]}, or set both to the same value",
-            )
-        )
     proxy = next((name for name in ("grpc_proxy", "https_proxy", "http_proxy") if get(name)), "")
-    if proxy and first and not _bypassed(first, get("no_grpc_proxy") or get("no_proxy") or get("NO_PROXY")):
-        found.append(
-            (
-                f"{proxy} is set, so NIXL's gRPC connection to etcd goes through that proxy",
-                "add etcd's host to no_proxy",
-            )
-        )
-    if get("FI_EFA_USE_DEVICE_RDMA") == "0" and (facts.efa or wanted.efa):
-        found.append(("FI_EFA_USE_DEVICE_RDMA=0 disables EFA's RDMA", "unset FI_EFA_USE_DEVICE_RDMA"))
+    exempt = get("no_grpc_proxy") or get("no_proxy") or get("NO_PROXY")
     gpu = bool(facts.gpu.gpus) or wanted.has_gpus
-    if gpu and get("FI_HMEM_DISABLE_P2P").lower() in ("1", "yes", "on", "true"):
-        found.append(
-            (
-                f"FI_HMEM_DISABLE_P2P={get('FI_HMEM_DISABLE_P2P')} denies network cards access to GPU memory",
-                "unset FI_HMEM_DISABLE_P2P",
-            )
-        )
-    if gpu and get("UCX_IB_GPU_DIRECT_RDMA").lower() in ("n", "no", "0", "off"):
-        found.append(
-            (
-                f"UCX_IB_GPU_DIRECT_RDMA={get('UCX_IB_GPU_DIRECT_RDMA')} denies network cards access to GPU memory",
-                "unset UCX_IB_GPU_DIRECT_RDMA",
-            )
-        )
-    for name in ALLOC_CONF:
-        if gpu and expands_segments(get(name)):
-            found.append((f"{name}={get(name)}: UCX moves such GPU memory by TCP, 600 times slower", f"unset {name}"))
-    if gpu and (reason := _hidden_gpus(facts)):
-        found.append((reason, f"unset {VISIBLE_DEVICES}, or set it to GPUs that `nvidia-smi -L` lists"))
-    if facts.efa and (get("RDMAV_FORK_SAFE") or get("IBV_FORK_SAFE")):
-        found.append(
-            (
-                "RDMAV_FORK_SAFE or IBV_FORK_SAFE is set, so EFA does not use huge pages",
-                "unset RDMAV_FORK_SAFE and IBV_FORK_SAFE",
-            )
-        )
-    plugins = get("NIXL_PLUGIN_DIR")
-    if (
-        plugins
-        and facts.software.nixl.value
-        and not any(backend.plugin.startswith(plugins) for backend in facts.software.backends)
-    ):
-        found.append(
-            (f"NIXL_PLUGIN_DIR={plugins} has no plugin of a requested backend", "correct or unset NIXL_PLUGIN_DIR")
-        )
-    if found:
-        return failed("; ".join(reason for reason, _ in found), "; ".join(dict.fromkeys(remedy for _, remedy in found)))
+    hidden = _hidden_gpus(facts) if gpu else ""
+    plugins, backends = get("NIXL_PLUGIN_DIR"), facts.software.backends
+    without_plugin = (
+        plugins and facts.software.nixl.value and not any(backend.plugin.startswith(plugins) for backend in backends)
+    )
+    denied = "denies network cards access to GPU memory"
+    p2p, direct = get("FI_HMEM_DISABLE_P2P"), get("UCX_IB_GPU_DIRECT_RDMA")
+    # Whether it is so, the reason, and the remedy.
+    faults = [
+        (first and second and first.rstrip("/") != second.rstrip("/"),
+         f"{ETCD_VARIABLES[0]}={first} and {ETCD_VARIABLES[1]}={second} name different servers",
+         f"unset {ETCD_VARIABLES[1]}, or set both to the same value"),
+        (proxy and first and not _bypassed(first, exempt),
+         f"{proxy} is set, so NIXL's gRPC connection to etcd goes through that proxy", "add etcd's host to no_proxy"),
+        (get("FI_EFA_USE_DEVICE_RDMA") == "0" and (facts.efa or wanted.efa),
+         "FI_EFA_USE_DEVICE_RDMA=0 disables EFA's RDMA", "unset FI_EFA_USE_DEVICE_RDMA"),
+        (gpu and p2p.lower() in ("1", "yes", "on", "true"),
+         f"FI_HMEM_DISABLE_P2P={p2p} {denied}", "unset FI_HMEM_DISABLE_P2P"),
+        (gpu and direct.lower() in ("n", "no", "0", "off"),
+         f"UCX_IB_GPU_DIRECT_RDMA={direct} {denied}", "unset UCX_IB_GPU_DIRECT_RDMA"),
+        *((gpu and expands_segments(get(name)),
+           f"{name}={get(name)}: UCX moves such GPU memory by TCP, 600 times slower", f"unset {name}")
+          for name in ALLOC_CONF),
+        (hidden, hidden, f"unset {VISIBLE_DEVICES}, or set it to GPUs that `nvidia-smi -L` lists"),
+        (facts.efa and (get("RDMAV_FORK_SAFE") or get("IBV_FORK_SAFE")),
+         "RDMAV_FORK_SAFE or IBV_FORK_SAFE is set, so EFA does not use huge pages",
+         "unset RDMAV_FORK_SAFE and IBV_FORK_SAFE"),
+        (without_plugin,
+         f"NIXL_PLUGIN_DIR={plugins} has no plugin of a requested backend", "correct or unset NIXL_PLUGIN_DIR"),
+    ]  # fmt: skip
+    reasons = [reason for fault, reason, _ in faults if fault]
+    if reasons:
+        return failed("; ".join(reasons), "; ".join(dict.fromkeys(remedy for fault, _, remedy in faults if fault)))
     return passed("the variables that are set do not contradict each other")
 
 
