@@ -64,7 +64,7 @@ def telemetry_in_process(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("engine-backend-fits", "Do engines use the backend that is validated, and one that fits this host?")
 def engine_backend_fits(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the backend that engines will use. None reads NIXL_BACKEND; NIXL's wheels bring UCX no provider for EFA."""
+    """Engines use the backend that this run validates, as far as variables say it, and one that fits the host."""
     asked = {
         backend: text for backend in ENGINE_BACKENDS
         if backend.variable and (text := facts.environment.get(backend.variable))

@@ -112,7 +112,7 @@ def _not_shown(facts: Facts) -> list[GpuFacts]:
 
 @check("gpus", "Does this host have the number and model of GPUs that the profile says?", unless=no_gpu)
 def gpus(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the GPUs of the driver against the profile and the PCI bus."""
+    """The host has the number and model of GPUs that the profile says."""
     here = facts.gpu.gpus
     bus = [device for device in facts.pci if device.kind == "gpu"]
     models = Counter(gpu.name or "of unknown model" for gpu in here)
@@ -207,7 +207,7 @@ def gpus(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("gpu-driver", "Does the GPU driver match the container's libraries and NIXL's CUDA version?", unless=no_gpu)
 def gpu_driver(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge whether the container's NVML and CUDA match the kernel's driver, and suffice for NIXL's CUDA version."""
+    """The driver has the same version as its libraries, and is new enough for NIXL's CUDA version."""
     driver, library, cuda = facts.gpu.driver, facts.gpu.library, facts.gpu.cuda
     if driver.value is None:
         return failed(f"no NVIDIA driver is loaded ({driver.source})", "install the NVIDIA driver on the host")
@@ -243,7 +243,7 @@ def gpu_driver(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("ucx-cuda", "Does UCX find the libraries that its CUDA modules need?", unless=no_gpu)
 def ucx_cuda(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the libraries of UCX's CUDA modules. Without them, UCX takes GPU memory for host memory."""
+    """UCX finds every library that its CUDA modules need."""
     if "UCX" not in wanted.backends:
         return not_applicable("UCX is not requested")
     absent = not_loaded(facts, wanted)

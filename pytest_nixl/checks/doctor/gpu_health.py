@@ -42,7 +42,7 @@ def _too_few(reason: str, *, expected: bool) -> Judgement:
 
 @check("gpu-p2p", "Can every GPU read every other's memory?", unless=no_gpu)
 def gpu_p2p(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge peer-to-peer access. Without it, transfers between GPUs of one host are copied through host memory."""
+    """Every GPU can read every other's memory."""
     if len(facts.gpu.gpus) < 2:
         return _too_few("this host has fewer than two GPUs", expected=wanted.gpus > 1)
     pairs = facts.gpu.pairs
@@ -75,7 +75,7 @@ def gpu_p2p(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("gpu-nvlink", "Does every GPU have the same number of active NVLinks?", unless=no_gpu)
 def gpu_nvlink(facts: Facts, wanted: Requirements) -> Judgement:
-    """Compare the GPUs' active NVLinks. A missing NVLink reduces bandwidth and raises no error."""
+    """Every GPU has the same number of active NVLinks."""
     links = {gpu.index: gpu.nvlinks for gpu in facts.gpu.gpus if gpu.nvlinks is not None}
     if not links:
         return _too_few("no GPU of this host reports NVLinks", expected=wanted.has_gpus and not facts.gpu.gpus)
@@ -107,7 +107,7 @@ def _nvlinks_of_model(name: str) -> int:
 
 @check("gpu-direct", "Can the network cards access GPU memory?", unless=no_gpu)
 def gpu_direct(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge whether DMA-BUF, nvidia_peermem or EFA's own driver gives network cards access to GPU memory."""
+    """Network cards access GPU memory by DMA-BUF, nvidia_peermem or EFA's own driver."""
     if not has_rdma(facts, wanted):
         return not_applicable("this host has no RDMA device to access GPU memory, and the profile expects none")
     gpu = facts.gpu
@@ -135,7 +135,7 @@ def gpu_direct(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("gdrcopy", "Is GDRCopy usable for small messages?")
 def gdrcopy(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge GDRCopy, which a UCX that is built with it uses to copy small messages to GPUs faster."""
+    """GDRCopy is usable for small messages."""
     if not facts.gpu.gpus:
         return _too_few("this host has no GPU", expected=wanted.has_gpus)
     variables = facts.software.ucx_variables
@@ -154,7 +154,7 @@ def gdrcopy(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("gpu-xid", "Is the kernel's log free of GPU errors (Xid) since the host started?", unless=no_gpu)
 def gpu_xid(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the Xid errors in the kernel's log."""
+    """The kernel's log has no Xid error."""
     xids = facts.gpu.xids
     if xids.value is None:
         return unknown(
@@ -193,7 +193,7 @@ def _action(xid: Xid) -> str:
 
 @check("gpu-ecc", "Is the memory of every GPU free of uncorrectable errors?", unless=no_gpu)
 def gpu_ecc(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the uncorrectable ECC errors since each GPU's last reset."""
+    """No GPU has an uncorrectable memory error."""
     counts = {gpu.index: gpu.uncorrected for gpu in facts.gpu.gpus if gpu.uncorrected is not None}
     if not counts:
         if any(gpu.ecc is False for gpu in facts.gpu.gpus):
@@ -217,7 +217,7 @@ def gpu_ecc(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("gpu-bar1", "Does every GPU's BAR1 cover its memory?", unless=no_gpu)
 def gpu_bar1(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the size of BAR1, the window through which a network card accesses a GPU's memory."""
+    """BAR1 of every GPU covers its memory."""
     known = [gpu for gpu in facts.gpu.gpus if gpu.bar1 is not None and gpu.memory is not None]
     if not known:
         return unknown("no GPU reports the size of its BAR1", unreported(facts))
@@ -237,7 +237,7 @@ def gpu_bar1(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("gpu-persistence", "Does the driver stay loaded while no process uses a GPU?", unless=no_gpu)
 def gpu_persistence(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge persistence mode. Without it, the first use of a GPU takes seconds."""
+    """The driver stays loaded while no process uses a GPU."""
     known = {gpu.index: gpu.persistence for gpu in facts.gpu.gpus if gpu.persistence is not None}
     if not known:
         return unknown("no GPU reports its persistence mode", unreported(facts))
@@ -252,7 +252,7 @@ def gpu_persistence(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("gpu-nics", "Does every GPU have as many network cards near it as the profile says?", unless=no_gpu)
 def gpu_nics(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the positions on the PCI bus. Traffic to a card on another NUMA node passes through both processors."""
+    """Every GPU has as many network cards near it as the profile says."""
     if not has_rdma(facts, wanted):
         return not_applicable("this host has no RDMA device to be near a GPU, and the profile expects none")
     if not facts.near or not facts.rdma:

@@ -147,7 +147,7 @@ def _near_cards(facts: Facts) -> tuple[str, str] | None:
 @check("plugin-libraries", "Does this host have every library that the plugins of the requested backends need?",
        image=True, unless=not_loaded)  # fmt: skip
 def plugin_libraries(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the plugins' libraries, including symbol versions and indirect dependencies."""
+    """The host has every library and symbol version that the plugins of the requested backends need."""
     lacking: list[Lacking] = []
     without: list[str] = []
     for name in wanted.backends:
@@ -176,7 +176,7 @@ def plugin_libraries(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("libraries-once", "Does a process with NIXL load each library only once?", image=True, unless=not_loaded)
 def libraries_once(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge duplicate libraries. LD_PRELOAD, LD_LIBRARY_PATH or another package can bring a second copy."""
+    """No process with NIXL has two copies of UCX, libfabric or another library."""
     copies = facts.software.copies()
     remedy = (
         "keep one copy: unset LD_PRELOAD, remove the other copy's folder from LD_LIBRARY_PATH, or uninstall the "
@@ -200,7 +200,7 @@ def libraries_once(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("etcd-client-library", "Does NIXL load its client library of etcd?", image=True, unless=not_loaded)
 def etcd_client_library(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge etcd's client library. Without it, agents exchange metadata only by side channel."""
+    """NIXL was built with etcd, and loads its client library."""
     client = facts.software.etcd_client
     if client.value is None:
         return failed(
@@ -216,7 +216,7 @@ def etcd_client_library(facts: Facts, wanted: Requirements) -> Judgement:
     image=True,
 )
 def etcd_client_patch(facts: Facts, wanted: Requirements) -> Judgement:
-    """Report whether the library is patched to skip the validation of addresses. Some images have it on purpose."""
+    """If the image has the patch that skips the validation of addresses, the library contains it."""
     patched = facts.software.etcd_client_patched
     if patched.value is None:
         return not_applicable(f"NIXL has no client library of etcd: {patched.why}")
@@ -229,7 +229,7 @@ def etcd_client_patch(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("nixlbench-starts", "Does nixlbench start?", image=True)
 def nixlbench_starts(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge whether nixlbench prints its help."""
+    """If nixlbench is installed, it starts."""
     path, fault = facts.software.nixlbench, facts.software.nixlbench_fault
     if path.value is None:
         return not_applicable(f"{path.why}; nixlbench is optional")

@@ -39,7 +39,7 @@ def amount(size: int) -> str:
 
 @check("memlock", "May a process lock as much memory as RDMA registers?")
 def memlock(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the limit of locked memory. Above it RDMA registration fails, often only with 'Cannot allocate memory'."""
+    """A process may lock as much memory as RDMA registers."""
     if not has_rdma(facts, wanted):
         return not_applicable(f"{NO_RDMA}: no memory has to be locked")
     limit = facts.host.memlock
@@ -63,7 +63,7 @@ def memlock(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("shm", "Does /dev/shm exist, and is it larger than a container's default of 64 MiB?")
 def shm(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the size of /dev/shm. Transports within a host keep queues there, and die of SIGBUS when it is full."""
+    """/dev/shm is larger than a container's default of 64 MiB, and has free space."""
     size = facts.host.shm
     remedy = (
         "start the container with `docker run --shm-size=8g` or --ipc=host; in Kubernetes mount an emptyDir with "
@@ -94,7 +94,7 @@ def shm(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("huge-pages", "Are huge pages free for EFA's buffers?")
 def huge_pages(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the free huge pages. EFA's provider keeps its bounce buffers there, and without them in slower pages."""
+    """Huge pages are free for EFA's buffers, if there is EFA."""
     if not (facts.efa or wanted.efa):
         return not_applicable("this host has no EFA, and the profile expects none: only EFA uses huge pages")
     pages = [page for page in facts.host.huge_pages if page.total]
@@ -122,7 +122,7 @@ _SECCOMP = (
 
 @check("storage-queues", "May a process set up the kernel's queues for files, aio and io_uring?")
 def storage_queues(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge aio and io_uring, which POSIX uses. If they are forbidden, NIXL reports only NIXL_ERR_BACKEND."""
+    """With POSIX, a process may set up the kernel's queues for files, aio and io_uring."""
     if "POSIX" not in wanted.backends:
         asked = ",".join(wanted.backends)
         return not_applicable(f"--nixl-backend={asked} uses no files: only POSIX does")

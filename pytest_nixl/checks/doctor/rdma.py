@@ -47,7 +47,7 @@ def _devices(facts: Facts, wanted: Requirements) -> tuple[RdmaDevice, ...]:
 
 @check("rdma-devices", "Does this host have as many RDMA devices as the profile says?")
 def rdma_devices(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the number of RDMA devices, and whether each card on the PCI bus has a driver."""
+    """The host has as many RDMA devices as the profile says, each with a driver."""
     kind, here = "EFA device" if wanted.efa else "RDMA device", _devices(facts, wanted)
     bus = [device for device in facts.pci if device.kind == "efa" or (device.kind == "mlx" and not wanted.efa)]
     unbound = [device for device in bus if not device.driver]
@@ -104,7 +104,7 @@ def _with_errors(devices: tuple[RdmaDevice, ...]) -> list[str]:
 @check("rdma-ports", "Is a port of every RDMA device active, and is no link much worse than the others?",
        unless=_no_device)  # fmt: skip
 def rdma_ports(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the port states. A port that is not ACTIVE carries nothing, so the other ports are overloaded."""
+    """Every RDMA device has an active port, and no link has errors that most others do not have."""
     down = [device for device in facts.rdma if not device.active]
     if down:
         listing = named(f"{device.name} ({', '.join(port.state for port in device.ports)})" for device in down)
@@ -125,7 +125,7 @@ def rdma_ports(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("rdma-rate", "Is every RDMA device as fast as the profile says, and as the others?", unless=no_rdma)
 def rdma_rate(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the rates. One slow device slows every transfer that is spread over all devices."""
+    """No RDMA device is slower than the profile says, or slower than the others."""
     rates = {device.name: device.rate for device in _devices(facts, wanted) if device.rate}
     if not rates:
         return unknown("no RDMA device reports its rate", "read /sys/class/infiniband/*/ports/*/rate")
@@ -150,7 +150,7 @@ def rdma_rate(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("uverbs-open", "Can a process open the device node of every RDMA device?", unless=_no_device)
 def uverbs_open(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the device nodes. One node that cannot be opened makes libfabric drop EFA (ofiwg/libfabric#12708)."""
+    """A process can open the device node of every RDMA device."""
     remedy = (
         "give the container the device nodes (--device=/dev/infiniband, or the device plugin's resource), and check "
         "their permissions; hide devices that the container is not meant to have"
@@ -159,6 +159,7 @@ def uverbs_open(facts: Facts, wanted: Requirements) -> Judgement:
     if without:
         reason = f"the kernel has no uverbs node for {named(without)}: the module ib_uverbs is not loaded"
         return failed(reason, "modprobe ib_uverbs on the host")
+    # One node that cannot be opened makes libfabric drop EFA (ofiwg/libfabric#12708).
     closed = [device for device in facts.rdma if device.closed]
     if closed and all("not recorded" in device.closed for device in closed):
         return unknown("the recorded tree does not say whether the device nodes can be opened", "record the tree again")
@@ -187,7 +188,7 @@ class _Cause:
 
 @check("ucx-uses-rdma", "Can the UCX that NIXL loads use every RDMA device of this host?")
 def ucx_uses_rdma(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge whether UCX offers each device, and name the cause for each that it does not offer or cannot open."""
+    """The UCX that NIXL loads finds, opens and offers every RDMA device of the host."""
     if "UCX" not in wanted.backends:
         return not_applicable("UCX is not requested")
     absent = _no_device(facts, wanted) or not_loaded(facts, wanted)

@@ -57,7 +57,7 @@ _TRANSPORT_VARIABLE = re.compile(r"UCX_(RC|DC|UD|SRD)_(?:(?:VERBS|MLX5|GDA)_)?(\
 
 @check("variables-known", "Does NIXL, UCX or libfabric know every variable that starts with their prefix?", image=True)
 def variables_known(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the names of variables. A misspelt variable has no effect, and at most one log line says so."""
+    """NIXL, UCX and libfabric know every variable that starts with their prefix."""
     steering, software = facts.environment.steering, facts.software
     strange: dict[str, str] = {}
     for name in steering:
@@ -114,7 +114,7 @@ def _of_families(names: tuple[str, ...]) -> Iterator[str]:
 
 @check("transports-allowed", "Does UCX_TLS allow the transports that this host supports?")
 def transports_allowed(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge UCX_TLS: a list without RDMA on an RDMA host, one that cannot carry NIXL, or a name unknown to UCX."""
+    """UCX_TLS allows the transports that this host supports."""
     if "UCX" not in wanted.backends:
         return not_applicable("UCX is not requested")
     if "UCX_TLS" not in facts.environment.steering:
@@ -189,7 +189,7 @@ _PROVIDERS = """
 
 @check("devices-there", "Does this host have every network device that a variable names?")
 def devices_there(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the devices in UCX_NET_DEVICES, FI_TCP_IFACE and FI_SOCKETS_IFACE."""
+    """The host has every network device that a variable names."""
     asked = devices_named(facts)
     if not asked:
         return passed("no variable names a network device")
@@ -214,7 +214,7 @@ def devices_there(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("provider-there", "Does FI_PROVIDER name a provider that works on this host?")
 def provider_there(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge FI_PROVIDER. Libfabric uses no other provider, so with a wrong name LIBFABRIC cannot be created."""
+    """FI_PROVIDER names a provider that works on this host."""
     text = facts.environment.get("FI_PROVIDER")
     if not text:
         return passed("FI_PROVIDER is not set: NIXL chooses the provider")
@@ -249,7 +249,7 @@ def provider_there(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("namespace-plain", "Does NIXL_ETCD_NAMESPACE begin with a slash and end without one?", image=True)
 def namespace_plain(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the namespace. Keys are NAMESPACE/AGENT/…, so ranks whose namespaces differ by a slash never meet."""
+    """NIXL_ETCD_NAMESPACE begins with a slash and ends without one."""
     text = facts.environment.get("NIXL_ETCD_NAMESPACE")
     if not text:
         return passed(
@@ -274,7 +274,7 @@ def namespace_plain(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("variables-agree", "Do the variables agree with each other and with this host?")
 def variables_agree(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge variables that disable hardware of this host, and pairs of which one silently overrides the other."""
+    """The variables do not contradict each other or this host."""
     get = facts.environment.get
     first, second = (get(name) for name in ETCD_VARIABLES)
     proxy = next((name for name in ("grpc_proxy", "https_proxy", "http_proxy") if get(name)), "")
