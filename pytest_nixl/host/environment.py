@@ -23,6 +23,7 @@ _LAUNCHERS = re.compile(
 )
 #: Variables in which deployments name their image; a container does not know its own image.
 _IMAGES = ("PYTEST_NIXL_IMAGE", "NIXL_IMAGE", "CONTAINER_IMAGE", "IMAGE")
+_NO_POD = "this process does not run in a Kubernetes pod"
 _NAMESPACE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 
@@ -76,7 +77,9 @@ def read_environment(root: FactsRoot, environ: Mapping[str, str] = os.environ) -
     return Environment(
         steering=found.get("steering", {}),
         launcher=found.get("launcher", {}),
-        kubernetes=_namespace(root),
+        kubernetes=Fact.read(
+            root.read(_NAMESPACE) or None, _NAMESPACE, "this process does not run in a Kubernetes pod"
+        ),
         image=_image(root, found.get("image", {})),
         raw=environ if root.live else None,
     )
@@ -107,11 +110,6 @@ def _ask(environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
 
     image = {name: recorded(name, environ[name]) for name in _IMAGES if environ.get(name)}
     return {"steering": matching(_STEERING), "launcher": matching(_LAUNCHERS), "image": image}
-
-
-def _namespace(root: FactsRoot) -> Fact[str]:
-    text = root.read(_NAMESPACE)
-    return Fact(text, _NAMESPACE, "" if text else "this process does not run in a Kubernetes pod")
 
 
 def _image(root: FactsRoot, named: Mapping[str, str]) -> Fact[str]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from collections.abc import Callable
+from itertools import permutations
 from typing import Any
 
 from pytest_nixl.host.driver_questions import NVML, pci_address, silent
@@ -78,10 +79,12 @@ def _nvml_facts(nvml: Any) -> dict[str, Any]:
         "cuda": f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else None,
         "gpus": [_nvml_gpu(nvml, ask, index, handle) for index, handle in handles.items()],
         "pairs": [
-            {"one": handle, "other": other, "status": _p2p(nvml, ask, handles[handle], handles[other])}
-            for handle in handles
-            for other in handles
-            if handle != other
+            {
+                "one": one,
+                "other": other,
+                "status": _P2P.get(ask(nvml.nvmlDeviceGetP2PStatus, handles[one], handles[other], _READ), _P2P[6]),
+            }
+            for one, other in permutations(handles, 2)
         ],
         "unusable": unusable,
         "confidential": query_confidential(nvml, ask),
@@ -135,11 +138,6 @@ def _instances(nvml: Any, ask: Callable[..., Any], handle: Any) -> int | None:
     if most is None:
         return None
     return sum(ask(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, number) is not None for number in range(most))
-
-
-def _p2p(nvml: Any, ask: Callable[..., Any], one: Any, other: Any) -> str:
-    status = ask(nvml.nvmlDeviceGetP2PStatus, one, other, _READ)
-    return _P2P.get(status, _P2P[6]) if status is not None else _P2P[6]
 
 
 def query_state(nvml: Any, ask: Callable[..., Any], handle: Any) -> dict[str, Any]:

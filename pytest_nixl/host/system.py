@@ -101,19 +101,17 @@ def read_host(root: FactsRoot) -> HostFacts:
 
 
 def _text(root: FactsRoot, path: str) -> Fact[str]:
-    text = root.read(path)
-    return Fact(text, path, "" if text is not None else "it cannot be read")
+    return Fact.read(root.read(path), path, "it cannot be read")
 
 
 def whole(root: FactsRoot, path: str) -> Fact[int]:
     """Return the integer in a file."""
-    number = root.number(path)
-    return Fact(number, path, "" if number is not None else "it cannot be read")
+    return Fact.read(root.number(path), path, "it cannot be read")
 
 
 def _found(pattern: str, text: str, source: str) -> Fact[str]:
     match = re.search(pattern, text, re.MULTILINE)
-    return Fact(match[1], source) if match else Fact(None, source, "it has no such line")
+    return Fact.read(match and match[1], source, "it has no such line")
 
 
 def _system(root: FactsRoot) -> Fact[str]:
@@ -143,9 +141,7 @@ def _container(root: FactsRoot) -> Fact[str]:
 def _cpus(root: FactsRoot) -> Fact[int]:
     path = "/sys/devices/system/cpu/online"
     text = root.read(path)
-    if not text:
-        return Fact(None, path, "it cannot be read")
-    return Fact(len(cpu_numbers(text)), path)
+    return Fact.read(len(cpu_numbers(text)) if text else None, path, "it cannot be read")
 
 
 def _numa(root: FactsRoot) -> list[Numa]:
@@ -161,7 +157,7 @@ def _numa(root: FactsRoot) -> list[Numa]:
 
 def _kilobytes(name: str, text: str) -> Fact[int]:
     match = re.search(rf"^{name}:\s*(\d+) kB$", text, re.MULTILINE)
-    return Fact(int(match[1]) << 10, "/proc/meminfo") if match else Fact(None, "/proc/meminfo", "it has no such line")
+    return Fact.read(int(match[1]) << 10 if match else None, "/proc/meminfo", "it has no such line")
 
 
 def _huge_pages(root: FactsRoot) -> list[HugePages]:
@@ -242,11 +238,8 @@ class Cores:
 
 def read_cores(root: FactsRoot) -> Cores:
     match = re.search(r"^Cpus_allowed_list:\s*(\S+)$", root.read(_STATUS) or "", re.MULTILINE)
-    allowed = match[1] if match else None
-    return Cores(
-        Fact(allowed, _STATUS) if allowed else Fact(None, _STATUS, "it has no line Cpus_allowed_list"),
-        tuple(_policies(root)),
-    )
+    allowed = Fact.read(match and match[1], _STATUS, "it has no line Cpus_allowed_list")
+    return Cores(allowed, tuple(_policies(root)))
 
 
 def _policies(root: FactsRoot) -> Iterable[FrequencyPolicy]:
@@ -257,11 +250,10 @@ def _policies(root: FactsRoot) -> Iterable[FrequencyPolicy]:
         if governor:
             # The kernel separates these processors by spaces.
             cpus = ",".join((root.read(f"{place}/affected_cpus") or "").split())
-            driver, preference = (root.read(f"{place}/{file}") or "" for file in _OF_POLICY)
-            yield FrequencyPolicy(cpus, governor, driver, preference, place)
-
-
-_OF_POLICY = ("scaling_driver", "energy_performance_preference")
+            driver = root.read(f"{place}/scaling_driver") or ""
+            yield FrequencyPolicy(
+                cpus, governor, driver, root.read(f"{place}/energy_performance_preference") or "", place
+            )
 
 
 def cpu_numbers(listed: str) -> frozenset[int]:
@@ -322,7 +314,7 @@ def read_storage_queues(root: FactsRoot) -> StorageQueues:
         uring_disabled=whole(root, _DISABLED),
         aio_max=whole(root, _AIO_MAX),
         aio_used=whole(root, _AIO_USED),
-        seccomp=Fact(int(mode), _STATUS) if mode.isdecimal() else Fact(None, _STATUS, "it has no line Seccomp"),
+        seccomp=Fact.read(int(mode) if mode.isdecimal() else None, _STATUS, "it has no line Seccomp"),
         calls=Fact(queues or None, "io_setup and io_uring_setup", str(answer.get("why", ""))),
     )
 
