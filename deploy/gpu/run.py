@@ -6,12 +6,14 @@ PyTorch; if PyTorch is installed, one more stage makes and compares buffers with
 folder: see README.md in the folder of this source.
 
     python3 pytest-nixl-gpu.pyz --out results
+    python3 pytest-nixl-gpu.pyz --out results --hosts gpu-a,gpu-b     # the same on both hosts
     python3 pytest-nixl-gpu.pyz --out results -- --nixl-blocks=1MiB -k bandwidth
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import glob
 import importlib.util
@@ -20,26 +22,57 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
 import tempfile
 import time
 import zipfile
+from typing import Any, NamedTuple
 
 #: Patterns for the names of GPUs, and their profiles. A GH200 is not an H200: its link to the host is different.
-PROFILES = ((r"\bH200\b", "h200"), (r"\bH100\b", "h100"))
+PROFILES = ((r"\bB200\b", "b200"), (r"\bH200\b", "h200"), (r"\bH100\b", "h100"), (r"\bA100\b", "a100"))
 SIZES = "4KiB,64KiB,1MiB,16MiB,64MiB"
 #: Packed libraries that are used if the system has none.
 FALLBACK = ("libz.so.1", "libcrypto.so.3", "libssl.so.3")
 #: The stage that uses PyTorch instead of the bindings of the CUDA driver.
 TORCH = "pytest-torch"
 SUITES = ("infrastructure", "bandwidth", "metadata", "uri_validation", "faults")
+#: Suites of engines' requests and of long use. The suite pattern needs two ranks.
+ENGINE_SUITES = ("kv_cache", "control_path", "endurance")
 #: What the driver and the fabric report of this machine. A program that is not installed says so in the file.
 REPORTS = ("nvidia-smi topo -m", "nvidia-smi topo -p2p r", "nvidia-smi nvlink -s", "nvidia-smi nvlink -e",
            "nvidia-smi -q", "ibstat", "dmesg | grep Xid")  # fmt: skip
+#: The exit code of pytest if the options selected no test.
+NO_TESTS = 5
 #: How the stage of a pair of GPUs begins; the numbers of the GPUs follow.
 PAIR = "pytest-pair"
+#: The block of such a stage, in KiB: the least that NVLinks count if they carry the bytes.
+PAIR_KIB = 64 << 10
+#: Where rank 0 of two hosts serves an etcd, and how long a rank waits for the other one at the beginning of a stage.
+ETCD_PORT, JOIN_TIMEOUT = 23790, "30min"
+#: Kernel modules that give network cards access to GPU memory where CUDA exports no DMA-BUF.
+PEERMEM = ("/sys/module/nvidia_peermem", "/sys/module/nv_peer_mem")
+#: Prints the KiB that the NVLinks of all GPUs have sent and received, or nothing if no GPU counts them. A process of
+#: its own runs it, because a call into a broken driver may never return.
+COUNT_LINKS = """
+import ctypes
+class Field(ctypes.Structure):
+    _fields_ = [("field", ctypes.c_uint), ("scope", ctypes.c_uint), ("time", ctypes.c_longlong),
+                ("latency", ctypes.c_longlong), ("type", ctypes.c_int), ("code", ctypes.c_int),
+                ("value", ctypes.c_ulonglong)]
+nvml, count, total = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_uint(), []
+assert nvml.nvmlInit_v2() == 0 and nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0
+for index in range(count.value):
+    handle = ctypes.c_void_p()
+    # NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX and _RX of NVML_NVLINK_MAX_LINKS
+    fields = (Field * 36)(*(Field(id, link) for id in (138, 139) for link in range(18)))
+    if not nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)):
+        if not nvml.nvmlDeviceGetFieldValues(handle, len(fields), fields):
+            total += [field.value for field in fields if field.code == 0]
+print(sum(total) if total else "")
+"""
 
 
 class NoRunError(Exception):
@@ -217,42 +250,100 @@ def profile_of(names: list[str]) -> str:
     return "loopback"
 
 
-def stages(profile: str, out: str, more: list[str], gpus: int) -> list[tuple[str, list[str]]]:
-    """Return the name and the command of each stage, in order. Stages named ``pytest-…`` decide the exit code.
+def rank_here(hosts: list[str]) -> int:
+    """Return which of two hosts this is: the one whose address this machine has.
+
+    :raises NoRunError: both are, or neither is.
+    """
+    local = []
+    for rank, host in enumerate(hosts):
+        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.bind((host, 0))
+            local.append(rank)
+    if len(local) != 1:
+        reason = "both are addresses" if local else "neither is an address"
+        raise NoRunError(
+            f"--hosts={','.join(hosts)}: {reason} of this host; add --rank=0 on the first and --rank=1 on the second"
+        )
+    return local[0]
+
+
+class Stage(NamedTuple):
+    """One stage. Those named ``pytest-…`` decide the exit code.
+
+    :param environment: the variables that only this stage has.
+    """
+
+    name: str
+    command: list[str]
+    environment: dict[str, str]
+
+
+def stages(profile: str, out: str, more: list[str], gpus: int, hosts: list[str], rank: int) -> list[Stage]:
+    """Return the stages, in order.
 
     :param gpus: the number of GPUs. Each ordered pair of them has a stage.
+    :param hosts: the two hosts of the stages that need two; empty: there are no such stages.
+    :param rank: which of them this one is.
     """
     python = sys.executable
     reports = "".join(f"echo '== {command}'; {command} 2>&1; " for command in REPORTS)
+    peer = ["--peer", hosts[1 - rank]] if hosts else []
 
-    def run(name: str, suites: tuple[str, ...], *options: str) -> tuple[str, list[str]]:
-        return name, [
+    def run(name: str, suites: tuple[str, ...], *options: str, ranks: int = 1, **variables: str) -> Stage:
+        group = ["--nixl-etcd-server=embedded"]
+        if ranks > 1:
+            group = [f"--nixl-rank={rank}", f"--nixl-etcd-listen=0.0.0.0:{ETCD_PORT}",
+                     f"--nixl-join-timeout={JOIN_TIMEOUT}"]  # fmt: skip
+            variables["MASTER_ADDR"] = hosts[0]
+        return Stage(name, [
             python, "-m", "pytest", "-p", "pytest_nixl.plugin", "-p", "benchmark",
-            "-p", "no:cacheprovider", *(f"suites/{suite}" for suite in suites), "--nixl-backend=UCX",
-            "--nixl-etcd-server=embedded", "--nixl-ranks=1", "--nixl-op=WRITE,READ", f"--nixl-store={out}/store",
+            "-p", "no:cacheprovider", *(f"suites/{suite}" for suite in suites), "--nixl-backend=UCX", *group,
+            f"--nixl-ranks={ranks}", "--nixl-op=WRITE,READ", f"--nixl-store={out}/store",
             f"--nixl-report={out}/{name}.html,{out}/{name}.csv", f"--junitxml={out}/{name}.xml",
             f"--benchmark-json={out}/{name}.json", *options, *more,
-        ]  # fmt: skip
+        ], variables)  # fmt: skip
 
-    def run_pair(one: int, other: int) -> tuple[str, list[str]]:
-        return run(f"{PAIR}-{one}-{other}", ("bandwidth/test_bandwidth.py",), "--nixl-memory=VRAM:VRAM",
-                   f"--nixl-devices={one}:{other}", f"--nixl-blocks={SIZES.rpartition(',')[2]}",
+    def run_pair(initiator: int, target: int) -> Stage:
+        return run(f"{PAIR}-{initiator}-{target}", ("bandwidth/test_bandwidth.py",), "--nixl-memory=VRAM:VRAM",
+                   f"--nixl-devices={initiator}:{target}", f"--nixl-blocks={PAIR_KIB}KiB",
                    f"--nixl-profile={profile}")  # fmt: skip
 
-    pairs = [(one, other) for one in range(gpus) for other in range(gpus) if one != other]
+    def run_direct(name: str, dma_buf: str, *options: str) -> Stage:
+        """A stage in which nothing but RDMA can carry bytes between the GPUs of two hosts."""
+        suites = ("bandwidth/test_bandwidth.py", "bandwidth/test_integrity.py")
+        return run(f"pytest-hosts-{name}", suites, "--nixl-memory=VRAM:VRAM", *options, ranks=2, UCX_TLS="rc,cuda",
+                   UCX_CUDA_COPY_DMABUF=dma_buf)  # fmt: skip
+
+    small = ("--nixl-blocks=4KiB", "--nixl-iterations=1000000", "--nixl-op=WRITE")
+    on_two_hosts = [
+        run("pytest-hosts-host", ("bandwidth",), "--nixl-memory=DRAM:DRAM", "--nixl-blocks=64KiB,64MiB", ranks=2),
+        run("pytest-hosts-gpu", ("bandwidth",), "--nixl-memory=VRAM:VRAM,DRAM:VRAM,VRAM:DRAM",
+            f"--nixl-blocks={SIZES}", ranks=2),
+        run_direct("dma-buf", "yes", f"--nixl-blocks={SIZES}"),
+        *([run_direct("peermem", "no", f"--nixl-blocks={SIZES}")] if any(map(os.path.exists, PEERMEM)) else []),
+        run_direct("small-notified", "try", *small, "--nixl-notify=each"),
+        run_direct("small", "try", *small, "--nixl-notify=last"),
+        run("pytest-hosts-engine", (*ENGINE_SUITES, "pattern"), "--nixl-memory=VRAM:VRAM", "--nixl-pattern=alltoall",
+            ranks=2),
+    ] if hosts else []  # fmt: skip
+    pairs = [(initiator, target) for initiator in range(gpus) for target in range(gpus) if initiator != target]
     return [
-        ("driver", ["sh", "-c", f"{reports}true"]),
-        ("near", [python, "-m", "pytest_nixl.cli", "facts", "--near"]),
-        ("facts", [python, "-m", "pytest_nixl.cli", "facts", "--output", f"{out}/facts.json"]),
-        ("recorded", [python, "-m", "pytest_nixl.cli", "facts", "--record", f"{out}/recorded"]),
-        ("doctor", [python, "-m", "pytest_nixl.cli", "doctor", "-v", "--profile", profile]),
+        Stage("driver", ["sh", "-c", f"{reports}true"], {}),
+        Stage("near", [python, "-m", "pytest_nixl.cli", "facts", "--near"], {}),
+        Stage("facts", [python, "-m", "pytest_nixl.cli", "facts", "--output", f"{out}/facts.json"], {}),
+        Stage("recorded", [python, "-m", "pytest_nixl.cli", "facts", "--record", f"{out}/recorded"], {}),
+        Stage("doctor", [python, "-m", "pytest_nixl.cli", "doctor", "-v", "--profile", profile, *peer], {}),
+        # Two hosts come first, while the other one waits the least.
+        *on_two_hosts,
         # Host memory comes first: if this stage fails, the GPUs are not the cause.
         run("pytest-host", ("bandwidth",), "--nixl-memory=DRAM:DRAM", "--nixl-blocks=64KiB,4MiB"),
         run("pytest-gpu", SUITES, "--nixl-level=extended", "--nixl-memory=VRAM:VRAM,DRAM:VRAM,VRAM:DRAM",
             f"--nixl-blocks={SIZES}", f"--nixl-profile={profile}"),
+        run("pytest-engine", ENGINE_SUITES, "--nixl-memory=VRAM:VRAM", f"--nixl-profile={profile}"),
         run(TORCH, ("bandwidth",), "--nixl-memory=VRAM:VRAM", "--nixl-blocks=1MiB", f"--nixl-profile={profile}"),
-        *(run_pair(one, other) for one, other in pairs),
-        *([("driver-after", ["sh", "-c", f"{reports}true"])] if pairs else []),
+        *(run_pair(initiator, target) for initiator, target in pairs),
+        *([Stage("driver-after", ["sh", "-c", f"{reports}true"], {})] if pairs or hosts else []),
     ]  # fmt: skip
 
 
@@ -262,37 +353,67 @@ def matrix(out: str, gpus: int) -> list[str]:
     :param out: the folder of the results; a pair without a result has a dash.
     """
     rates: dict[str, dict[tuple[int, int], str]] = {}
-    for one in range(gpus):
-        for other in range(gpus):
+    for initiator in range(gpus):
+        for target in range(gpus):
             try:
-                with open(os.path.join(out, f"{PAIR}-{one}-{other}.json")) as file:
+                with open(os.path.join(out, f"{PAIR}-{initiator}-{target}.json")) as file:
                     rows = json.load(file)["benchmarks"]
             except (OSError, ValueError, LookupError):
                 continue
             for row in rows:
                 figures = row["extra_info"]
-                rates.setdefault(figures["key"].split("/")[1], {})[one, other] = f"{figures['GB/s']:.3g}"
-    lines = []
-    for op, cells in rates.items():
-        lines.append(f"{op}, GB/s" + "".join(f"{f'to {other}':>8}" for other in range(gpus)))
-        lines += [f"from GPU {one:<2}" + "".join(f"{cells.get((one, other), '-'):>8}" for other in range(gpus))
-                  for one in range(gpus)]  # fmt: skip
+                cells = rates.setdefault(figures["key"].split("/")[1], {})
+                cells[initiator, target] = f"{figures['GB/s']:.3g}"
+    return [line for op, cells in rates.items() for line in table(f"{op}, GB/s", cells, gpus)]
+
+
+def table(title: str, cells: dict[tuple[int, int], str], gpus: int) -> list[str]:
+    """Return the lines of a table with a cell for each ordered pair of GPUs."""
+    lines = [title + "".join(f"{f'to {target}':>8}" for target in range(gpus))]
+    for initiator in range(gpus):
+        row = "".join(f"{cells.get((initiator, target), '-'):>8}" for target in range(gpus))
+        lines.append(f"from GPU {initiator:<2}{row}")
     return lines
 
 
-def carry_out(name: str, command: list[str], changed: dict[str, str], folder: str, out: str) -> int:
+def nvlink_kib() -> int | None:
+    """Return the KiB that the NVLinks of this host have carried; None if NVML does not say it."""
+    command = [sys.executable, "-c", COUNT_LINKS]
+    try:
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    except subprocess.TimeoutExpired:
+        return None
+    return int(asked.stdout) if asked.stdout.strip() else None
+
+
+def nvlinks(results: list[dict[str, Any]], gpus: int) -> list[str]:
+    """Return the lines of a table that says of each pair whether NVLinks counted its bytes, which cuda_ipc moved.
+
+    Without NVLink, cuda_ipc moves them over PCIe. What another process moves at that time is counted as well.
+    """
+    cells = {}
+    for result in results:
+        if result.get("nvlink_kib") is not None:
+            initiator, target = map(int, result["stage"].split("-")[2:])
+            cells[initiator, target] = "NVLink" if result["nvlink_kib"] >= PAIR_KIB else "PCIe"
+    return table("carried by  ", cells, gpus) if cells else []
+
+
+def carry_out(stage: Stage, changed: dict[str, str], folder: str, out: str) -> int:
     """Run one stage, write its output to the terminal and to a file, and return its exit code.
 
     :raises SystemExit: after Ctrl-C or SIGTERM. The signal is passed on to the stage, which cleans up first.
     """
-    print(f"== {name}: {' '.join(command[1:])}", flush=True)
+    extra = "".join(f"{name}={value} " for name, value in stage.environment.items())
+    print(f"== {stage.name}: {extra}{' '.join(stage.command[1:])}", flush=True)
     libc, stopped = ctypes.CDLL(None), []
 
     def end_with_us() -> None:
         libc.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
-    with open(os.path.join(out, f"{name}.txt"), "w") as log:
-        process = subprocess.Popen(command, cwd=os.path.join(folder, "source"), env=changed, stdout=subprocess.PIPE,
+    with open(os.path.join(out, f"{stage.name}.txt"), "w") as log:
+        process = subprocess.Popen(stage.command, cwd=os.path.join(folder, "source"),
+                                   env={**changed, **stage.environment}, stdout=subprocess.PIPE,
                                    stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
                                    preexec_fn=end_with_us)  # fmt: skip
 
@@ -318,55 +439,71 @@ def carry_out(name: str, command: list[str], changed: dict[str, str], folder: st
 
 
 def main() -> int:
-    """Run every stage; return the first exit code of pytest that is not 0."""
+    """Run every stage; return the first exit code of pytest that says that something failed."""
     parser = argparse.ArgumentParser(prog=os.path.basename(sys.argv[0]), description=(__doc__ or "").split("\n\n")[0],
                                      epilog="options after -- are passed on to pytest")  # fmt: skip
     parser.add_argument("--out", default=os.environ.get("OUT") or "pytest-nixl-results", metavar="DIR",
                         help="the folder of the results (default: $OUT, else pytest-nixl-results)")  # fmt: skip
     parser.add_argument("--profile", default="", help="the profile to judge by (default: by the model of the GPUs)")
+    parser.add_argument("--hosts", default="", metavar="FIRST,SECOND",
+                        help="two hosts that both run this command: measure between them as well")  # fmt: skip
+    parser.add_argument("--rank", type=int, choices=(0, 1),
+                        help="which of --hosts this is (default: the one whose address this host has)")  # fmt: skip
     parser.add_argument("--only", default="", metavar="STAGE[,STAGE]", help="run only these stages")
     given = sys.argv[1:]
     cut = given.index("--") if "--" in given else len(given)
     arguments = parser.parse_args(given[:cut])
-    out, names = os.path.abspath(arguments.out), models()
+    hosts = arguments.hosts.split(",") if arguments.hosts else []
+    if hosts and (len(hosts) != 2 or not all(hosts)):
+        parser.error(f"--hosts={arguments.hosts}: expected two hosts, such as gpu-a,gpu-b")
+    if hosts and not os.environ.get("NIXL_GROUP_TOKEN"):
+        parser.error("--hosts needs a secret that both hosts share: `export NIXL_GROUP_TOKEN=some-secret` on both")
+    out, names, folder = os.path.abspath(arguments.out), models(), ""
     profile = arguments.profile or profile_of(names)
-    chosen = stages(profile, out, given[cut + 1 :], len(names))
-    wanted = arguments.only.split(",") if arguments.only else [name for name, _ in chosen]
-    unknown = [name for name in wanted if name not in dict(chosen)]
-    if unknown:
-        parser.error(f"--only={','.join(unknown)} is not a stage: expected {', '.join(name for name, _ in chosen)}")
-    os.makedirs(out, exist_ok=True)
-    folder = tempfile.mkdtemp(prefix="pytest-nixl-gpu-")
+    results: list[dict[str, Any]] = []
     try:
+        rank = rank_here(hosts) if hosts and arguments.rank is None else arguments.rank or 0
+        chosen = stages(profile, out, given[cut + 1 :], len(names), hosts, rank)
+        if arguments.only:
+            by_name = {stage.name: stage for stage in chosen}
+            unknown = [name for name in arguments.only.split(",") if name not in by_name]
+            if unknown:
+                parser.error(f"--only={','.join(unknown)} is not a stage: expected {', '.join(by_name)}")
+            chosen = [stage for stage in chosen if stage.name in arguments.only.split(",")]
+        os.makedirs(out, exist_ok=True)
+        folder = tempfile.mkdtemp(prefix="pytest-nixl-gpu-")
         manifest = unpack(os.path.abspath(sys.argv[0]), folder)
-        changed, said = environment(folder, manifest["nixl"])
+        changed, libraries = environment(folder, manifest["nixl"])
         print(f"packed: {manifest}; GPUs: {', '.join(names) or 'none'}; profile: {profile}")
-        print("; ".join(said), flush=True)
-        done = []
-        for name, command in chosen:
-            if name not in wanted:
+        print("; ".join(libraries), flush=True)
+        for stage in chosen:
+            if stage.name == TORCH and not imports("torch"):
+                print(f"== {stage.name}: skipped: this machine has no PyTorch")
                 continue
-            if name == TORCH and not imports("torch"):
-                print(f"== {name}: skipped: this machine has no PyTorch")
-            else:
-                start = time.monotonic()
-                variables = without_bindings(changed, folder) if name == TORCH else changed
-                code = carry_out(name, command, variables, folder, out)
-                done.append({"stage": name, "exit": code, "seconds": round(time.monotonic() - start, 1)})
-                summary = {"packed": manifest, "gpus": names, "profile": profile, "libraries": said, "stages": done}
-                with open(os.path.join(out, "summary.json"), "w") as file:
-                    json.dump(summary, file, indent=1)
+            before, start = nvlink_kib() if stage.name.startswith(PAIR) else None, time.monotonic()
+            variables = without_bindings(changed, folder) if stage.name == TORCH else changed
+            code = carry_out(stage, variables, folder, out)
+            result = {"stage": stage.name, "exit": code, "seconds": round(time.monotonic() - start, 1)}
+            after = nvlink_kib() if before is not None else None
+            if before is not None and after is not None:
+                result["nvlink_kib"] = after - before
+            results.append(result)
+            summary = {"packed": manifest, "gpus": names, "profile": profile, "libraries": libraries, "stages": results}
+            with open(os.path.join(out, "summary.json"), "w") as file:
+                json.dump(summary, file, indent=1)
     except NoRunError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    for each in done:
-        print(f"{each['stage']:<12} exit {each['exit']:>3} after {each['seconds']} s")
-    for line in matrix(out, len(names)):
+    for result in results:
+        print(f"{result['stage']:<12} exit {result['exit']:>3} after {result['seconds']} s")
+    for line in [*matrix(out, len(names)), *nvlinks(results, len(names))]:
         print(line)
     print(f"all results are in {out}")
-    return next((int(each["exit"]) for each in done if each["stage"].startswith("pytest-") and each["exit"]), 0)
+    codes = [result["exit"] for result in results if result["stage"].startswith("pytest-")]
+    # A stage from which the options after -- take every test has checked nothing; that is a fault if no stage did.
+    return next((code for code in codes if code not in (0, NO_TESTS)), 0 if 0 in codes or not codes else NO_TESTS)
 
 
 if __name__ == "__main__":

@@ -58,10 +58,6 @@ def add_sources(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from pytest_nixl.checks.doctor.check import Requirements
-    from pytest_nixl.checks.doctor.examine import examine, failed, lines, plain
-    from pytest_nixl.core.redaction import hide_all, hider
-    from pytest_nixl.core.strict import printable
     from pytest_nixl.host.recorded_tree import FactsRoot
     from pytest_nixl.judge.profiles import load_profile
 
@@ -69,6 +65,12 @@ def _run(arguments: argparse.Namespace) -> int:
     root = FactsRoot(arguments.root)
     transfer = arguments.transfer and root.live and not arguments.image
     facts, backends = gathered(arguments, root, image=arguments.image, transfer=transfer)
+
+    from pytest_nixl.checks.doctor.check import Requirements
+    from pytest_nixl.checks.doctor.examine import examine, failed, lines, plain
+    from pytest_nixl.core.redaction import hide_all, hider
+    from pytest_nixl.core.strict import printable
+
     wanted = Requirements(profile, backends, image=arguments.image)
     answers = examine(facts, wanted, gate=arguments.gate)
     hide = hider(os.environ)
@@ -102,8 +104,6 @@ def gathered(
     :returns: the facts, and the backends to judge.
     :raises ValueError: if the recorded tree is not one that this version can read.
     """
-    from pytest_nixl.checks.doctor.transfers import with_transfers
-    from pytest_nixl.host.facts import gather
     from pytest_nixl.measure.transfer_proof import ProofsInAdvance
     from pytest_nixl.processes.supervisor import close_supervisor
 
@@ -111,6 +111,10 @@ def gathered(
     backends = parse_backends(given or "UCX")
     proofs = ProofsInAdvance(backends) if transfer else None
     try:
+        # The first workers load NIXL while this process imports the rest.
+        from pytest_nixl.checks.doctor.transfers import with_transfers
+        from pytest_nixl.host.facts import gather
+
         with refuse_unreadable_tree(root):
             facts = gather(
                 root,

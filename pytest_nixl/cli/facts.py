@@ -12,10 +12,10 @@ from pathlib import Path
 
 from pytest_nixl.cli.doctor import add_sources, gathered
 from pytest_nixl.core.units import gigabits
-from pytest_nixl.host.fact import Fact
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.gpu_nic_affinity import WORDS, Topology
 from pytest_nixl.host.rdma import RdmaDevice, network_cards
+from pytest_nixl.host.recorded_tree import Fact
 
 _UNKNOWN = "unknown"
 

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
+from elftools.elf.elffile import ELFFile
+
 _SECTION = ".nv_fatbin"
 _MAGIC = 0xBA55ED50
 _BUNDLE, _PART = struct.Struct("<IHHQ"), struct.Struct("<HHIQ12xI")
@@ -77,9 +79,6 @@ def device_code(path: str) -> DeviceCode | None:
     with open(path, "rb") as file:
         if not _mentions(file, _SECTION):
             return None
-        # pyelftools takes 0.2 s to import, and most libraries contain no CUDA code.
-        from elftools.elf.elffile import ELFFile
-
         try:
             section = ELFFile(file).get_section_by_name(_SECTION)
             content = b""

@@ -31,7 +31,7 @@ _BY_VARIABLE = (100, 101)
 _DMA_BUF = 124
 #: The functions that answer, by what is asked.
 _FUNCTIONS = {
-    NVML: "from pytest_nixl.host.gpu import query_nvml as query",
+    NVML: "from pytest_nixl.host.nvml import query_nvml as query",
     CUDA: "from pytest_nixl.host.driver_questions import query_cuda as query",
 }
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass
 
 from pytest_nixl.core.redaction import HIDDEN, hider, recorded
-from pytest_nixl.host.fact import Fact
-from pytest_nixl.host.recorded_tree import FactsRoot
+from pytest_nixl.host.recorded_tree import Fact, FactsRoot
 
 _STEERING = re.compile(
     r"(?:UCX|NIXL|NIXLBENCH|XFERBENCH|FI|OFI|RDMAV|IBV|MLX5|EFA|NCCL|GDRCOPY|ETCD|ETCDCTL|ETCD_CPP|PYTEST_NIXL|NVIDIA|CUDA)_\w+|"
@@ -24,6 +23,7 @@ _LAUNCHERS = re.compile(
 )
 #: Variables in which deployments name their image; a container does not know its own image.
 _IMAGES = ("PYTEST_NIXL_IMAGE", "NIXL_IMAGE", "CONTAINER_IMAGE", "IMAGE")
+_NO_POD = "this process does not run in a Kubernetes pod"
 _NAMESPACE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 
@@ -77,10 +77,30 @@ def read_environment(root: FactsRoot, environ: Mapping[str, str] = os.environ) -
     return Environment(
         steering=found.get("steering", {}),
         launcher=found.get("launcher", {}),
-        kubernetes=_namespace(root),
+        kubernetes=Fact.read(
+            root.read(_NAMESPACE) or None, _NAMESPACE, "this process does not run in a Kubernetes pod"
+        ),
         image=_image(root, found.get("image", {})),
         raw=environ if root.live else None,
     )
+
+
+def read_ucx_files(root: FactsRoot, environ: Mapping[str, str], libraries: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Return the settings in the files ``ucx.conf`` that UCX reads, by file. A variable of the same name wins.
+
+    :param libraries: the paths of the libraries that a process with NIXL has loaded.
+    """
+    installed = [os.path.dirname(path) for path in libraries if os.path.basename(path).startswith("libucs")]
+    folders = [environ.get("UCX_CONFIG_DIR"), environ.get("HOME"), os.curdir, "/etc/ucx"]
+    folders += [f"{folder}/../etc/ucx" for folder in installed]
+
+    def ask() -> dict[str, list[str]]:
+        files = {os.path.realpath(f"{folder}/ucx.conf") for folder in folders if folder}
+        settings = {file: re.findall(r"^[ \t]*(UCX_\w+=.*?)[ \t]*$", text, re.MULTILINE)
+                    for file in sorted(files) if (text := FactsRoot().read(file))}  # fmt: skip
+        return {file: listed for file, listed in settings.items() if listed}
+
+    return {file: tuple(listed) for file, listed in root.ask("ucx_files", ask).items() if file != "why"}
 
 
 def _ask(environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
@@ -90,11 +110,6 @@ def _ask(environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
 
     image = {name: recorded(name, environ[name]) for name in _IMAGES if environ.get(name)}
     return {"steering": matching(_STEERING), "launcher": matching(_LAUNCHERS), "image": image}
-
-
-def _namespace(root: FactsRoot) -> Fact[str]:
-    text = root.read(_NAMESPACE)
-    return Fact(text, _NAMESPACE, "" if text else "this process does not run in a Kubernetes pod")
 
 
 def _image(root: FactsRoot, named: Mapping[str, str]) -> Fact[str]:

@@ -14,10 +14,10 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.core.plain import from_plain
 from pytest_nixl.core.redaction import redact
 from pytest_nixl.etcd.endpoints import Endpoint, parse_endpoints
-from pytest_nixl.host.fact import Fact
-from pytest_nixl.host.recorded_tree import FactsRoot
+from pytest_nixl.host.recorded_tree import Fact, FactsRoot
 
 if TYPE_CHECKING:
     from pytest_nixl.etcd.client import EtcdClient
@@ -69,15 +69,11 @@ def read_etcd(root: FactsRoot, endpoints: str, source: str, connect: Callable[[]
     where = f"the etcd at {answer.get('endpoints') or 'no address'}"
     fault = answer.get("fault") or answer.get("why", "")
     return EtcdFacts(
-        endpoints=Fact(answer.get("endpoints"), answer.get("source", ""), "" if answer.get("endpoints") else fault),
-        names=tuple(Name(each["host"], tuple(each["addresses"]), each["fault"]) for each in answer.get("names", ())),
-        version=Fact(answer.get("version"), where, "" if answer.get("version") else fault),
-        latency=Fact(answer.get("latency"), where, "" if answer.get("latency") is not None else fault),
-        clock=Fact(
-            answer.get("clock"),
-            where,
-            "" if answer.get("clock") is not None else fault or "it does not report its time",
-        ),
+        endpoints=Fact.read(answer.get("endpoints"), answer.get("source", ""), fault),
+        names=from_plain(tuple[Name, ...], answer.get("names", [])),
+        version=Fact.read(answer.get("version"), where, fault),
+        latency=Fact.read(answer.get("latency"), where, fault),
+        clock=Fact.read(answer.get("clock"), where, fault or "it does not report its time"),
         fault=answer.get("fault", ""),
         remedy=answer.get("remedy", ""),
     )

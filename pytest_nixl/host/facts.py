@@ -6,12 +6,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_nixl.core.plain import from_plain, to_plain
 from pytest_nixl.core.redaction import hide_all, hider
-from pytest_nixl.host.environment import Environment, read_environment
+from pytest_nixl.host.environment import Environment, read_environment, read_ucx_files
 from pytest_nixl.host.etcd import ETCD_VARIABLES, EtcdFacts, read_etcd
 from pytest_nixl.host.gpu import DriverQuestions, Gpus, read_gpus
 from pytest_nixl.host.gpu_nic_affinity import GpuNics, Topology
@@ -23,8 +23,7 @@ from pytest_nixl.host.plugin_files import PluginsInAdvance, installed_libnixl
 from pytest_nixl.host.rdma import RdmaDevice, read_rdma
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.host.software import Software, nixl_worker, read_software
-from pytest_nixl.host.storage_queues import StorageQueues, read_storage_queues
-from pytest_nixl.host.system import HostFacts, read_host
+from pytest_nixl.host.system import HostFacts, StorageQueues, read_host, read_storage_queues
 from pytest_nixl.model.transfer_proof import TransferProof
 
 
@@ -47,6 +46,8 @@ class Facts:
     storage_queues: StorageQueues
     #: What came of moving bytes between two workers; empty if that was not tried.
     transfers: tuple[TransferProof, ...] = ()
+    #: The settings in UCX's configuration files, as ``NAME=VALUE``, by file.
+    ucx_files: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def nics(self) -> tuple[Nic, ...]:
@@ -126,6 +127,7 @@ def gather(
         peers=read_peers(root, peers),
         side_channels=read_side_channels(root, side_channels),
         storage_queues=queues,
+        ucx_files=read_ucx_files(root, environ, [library.path for library in software.libraries]),
     )
     # Each reader hides the secrets that it knows; this hides secrets that came another way, such as in a message.
     return Facts.of(hide_all(facts.plain(), hider(environ)))

@@ -3,30 +3,43 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import re
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
 from pytest_nixl.core.plain import from_plain
-from pytest_nixl.host.driver_questions import CUDA, NVML, DriverQuestion, ask_cuda, pci_address, silent
-from pytest_nixl.host.fact import Fact
-from pytest_nixl.host.gpu_state import GpuState, query_confidential, query_state
+from pytest_nixl.host.driver_questions import CUDA, NVML, DriverQuestion, ask_cuda
+from pytest_nixl.host.nvml import query_nvml
 from pytest_nixl.host.pci import numa_node
-from pytest_nixl.host.recorded_tree import NOT_RECORDED, FactsRoot
+from pytest_nixl.host.recorded_tree import NOT_RECORDED, Fact, FactsRoot
 
 _DRIVER = "/proc/driver/nvidia"
-#: How the reason begins if there is an NVML, but it does not work.
-NVML_FAILS = ("NVML cannot be initialised", silent(NVML))
 _MPS = "/tmp/nvidia-mps/control"
 _NO_GPU = "this host has no GPU"
-#: NVML_P2P_CAPS_INDEX_READ, which NVML's Python package defines as a tuple that its own functions refuse.
-_READ = 0
+#: Kernel modules that give network cards access to GPU memory where CUDA exports no DMA-BUF.
+_PEERMEM = ("nvidia_peermem", "nv_peer_mem")
+
+
+@dataclass(frozen=True)
+class GpuState:
+    """What NVML says of a GPU. A value that the driver does not have is that of a healthy GPU.
+
+    :param remap_pending: whether rows of its memory are replaced at its next reset.
+    :param remap_failed: whether a row could not be replaced.
+    :param slowed: why its clocks are slow now; empty: nothing is wrong with cooling and power.
+    :param fabric: how far it is from joining the NVLink fabric; empty: it has joined, or it has no fabric.
+    :param compute_mode: its compute mode; empty: several processes may use it.
+    """
+
+    remap_pending: bool = False
+    remap_failed: bool = False
+    slowed: tuple[str, ...] = ()
+    fabric: str = ""
+    compute_mode: str = ""
 
 
 @dataclass(frozen=True)
@@ -191,116 +204,69 @@ def read_gpus(root: FactsRoot, questions: DriverQuestions | None = None) -> Gpus
     """Return the facts of GPUs.
 
     :param questions: the questions to the driver, asked before; None: they are asked now.
+    :raises ValueError: a recorded answer is damaged.
     """
     if questions is None:
         with closing(DriverQuestions(root)) as questions:
             return read_gpus(root, questions)
-    version = root.read(f"{_DRIVER}/version")
+    path = f"{_DRIVER}/version"
+    version = root.read(path)
+    number = re.search(r"Kernel Module(?: for \S+)?\s+(\d+\.[\d.]+)", version or "")
     nvml, cuda = root.ask("nvml", questions.nvml), root.ask("cuda_driver", questions.cuda)
+    unsaid = nvml.get("why", "NVML does not report it")
+    pairs = from_plain(tuple[GpuPairFacts, ...], nvml["pairs"]) if "pairs" in nvml else None
     gpus = _by_nvml(root, nvml) if "gpus" in nvml else _by_proc(root)
+    dma_buf = root.ask("dma_buf", lambda: _dma_buf_answer(cuda) if gpus else {"why": _NO_GPU})
+    peermem = next((name for name in _PEERMEM if root.exists(f"/sys/module/{name}")), None)
+    no_gdrcopy = "the module gdrdrv is not loaded"
+    if root.exists("/sys/module/gdrdrv"):
+        present = root.exists("/dev/gdrdrv")
+        no_gdrcopy = "" if present else "gdrdrv is loaded, but this container has no /dev/gdrdrv"
     return Gpus(
         gpus=gpus,
-        pairs=_pairs(nvml),
-        driver=_driver(version),
-        open=_open(version),
-        cuda=_from(nvml, "cuda"),
-        library=_from(nvml, "driver"),
-        dma_buf=_dma_buf(root.ask("dma_buf", lambda: _dma_buf_answer(cuda) if gpus else {"why": _NO_GPU})),
-        peermem=_module(root, "nvidia_peermem", "nv_peer_mem"),
-        gdrcopy=_gdrcopy(root),
+        pairs=Fact.read(pairs, "NVML", unsaid),
+        driver=Fact.read(number and number[1], path, _no_driver() if version is None else "it names no version"),
+        open=Fact.read(None if version is None else "Open Kernel Module" in version, path, _no_driver()),
+        cuda=Fact.read(nvml.get("cuda") or None, "NVML", unsaid),
+        library=Fact.read(nvml.get("driver") or None, "NVML", unsaid),
+        dma_buf=Fact(dma_buf.get("supported"), "cuDeviceGetAttribute(DMA_BUF_SUPPORTED)", dma_buf.get("why", "")),
+        peermem=Fact(peermem is not None, f"/sys/module/{peermem or _PEERMEM[0]}"),
+        gdrcopy=Fact(not no_gdrcopy, "/dev/gdrdrv", no_gdrcopy),
         xids=_xids(root.ask("kernel_log", _ask_kernel_log)),
-        unusable=tuple(UnusableGpu(**each) for each in nvml.get("unusable", [])),
-        cuda_driver=_cuda_answer(cuda),
+        unusable=from_plain(tuple[UnusableGpu, ...], nvml.get("unusable", [])),
+        cuda_driver=from_plain(CudaAnswer, {name: value for name, value in cuda.items() if name != "dma_buf"}),
         confidential=nvml.get("confidential", False),
         mps=bool(gpus) and root.exists(_MPS),
     )
-
-
-def _cuda_answer(answer: dict[str, Any]) -> CudaAnswer:
-    """Return the facts of an answer of the CUDA driver.
-
-    :raises ValueError: a recorded answer is damaged.
-    """
-    return from_plain(CudaAnswer, {name: value for name, value in answer.items() if name != "dma_buf"})
 
 
 def _no_driver() -> str:
     return f"no NVIDIA driver is loaded: {_DRIVER}/version does not exist"
 
 
-def _driver(version: str | None) -> Fact[str]:
-    path = f"{_DRIVER}/version"
-    match = re.search(r"Kernel Module(?: for \S+)?\s+(\d+\.[\d.]+)", version or "")
-    return (
-        Fact(match[1], path) if match else Fact(None, path, _no_driver() if version is None else "it names no version")
-    )
-
-
-def _open(version: str | None) -> Fact[bool]:
-    path = f"{_DRIVER}/version"
-    return Fact(None, path, _no_driver()) if version is None else Fact("Open Kernel Module" in version, path)
-
-
 def _by_proc(root: FactsRoot) -> tuple[GpuFacts, ...]:
-    found = []
+    gpus = []
     for number, address in enumerate(root.entries(f"{_DRIVER}/gpus")):
         place = f"{_DRIVER}/gpus/{address}"
         match = re.search(r"^Model:\s+(.*)$", root.read(f"{place}/information") or "", re.MULTILINE)
-        name = match[1] if match else ""
-        path, numa = _place(root, address)
-        found.append(
-            GpuFacts(number, name, address, path, None, None, None, None, None, None, place, numa, _uuid(root, address))
-        )
-    return tuple(found)
+        unknown = dict.fromkeys(("memory", "ecc", "uncorrected", "bar1", "persistence", "nvlinks"))
+        values = {"index": number, "name": match[1] if match else "", "pci": address, "source": place, **unknown}
+        gpus.append(from_plain(GpuFacts, {**values, **_placed(root, address)}))
+    return tuple(gpus)
 
 
 def _by_nvml(root: FactsRoot, nvml: dict[str, Any]) -> tuple[GpuFacts, ...]:
-    found = []
-    for each in nvml["gpus"]:
-        path, numa = _place(root, each["pci"])
-        uuid = _uuid(root, each["pci"])
-        state = from_plain(GpuState, each.get("state", {}))
-        found.append(GpuFacts(**{**each, "path": path, "source": "NVML", "numa": numa, "uuid": uuid, "state": state}))
-    return tuple(found)
+    return from_plain(
+        tuple[GpuFacts, ...], [{**gpu, "source": "NVML", **_placed(root, gpu["pci"])} for gpu in nvml["gpus"]]
+    )
 
 
-def _place(root: FactsRoot, address: str) -> tuple[str, int]:
-    """Return a PCI device's path in sysfs, and its NUMA node or -1."""
+def _placed(root: FactsRoot, address: str) -> dict[str, str | int]:
+    """Return a GPU's path in sysfs, its NUMA node or -1, and its UUID; an empty text if it is unknown."""
     path = root.resolve(f"/sys/bus/pci/devices/{address}") or ""
-    return path, numa_node(root, path)
-
-
-def _uuid(root: FactsRoot, address: str) -> str:
     text = root.read(f"{_DRIVER}/gpus/{address}/information") or ""
     match = re.search(r"^GPU UUID:\s+(GPU-[0-9a-fA-F-]+)", text, re.MULTILINE)
-    return match[1] if match else ""
-
-
-def _pairs(nvml: dict[str, Any]) -> Fact[tuple[GpuPairFacts, ...]]:
-    if "pairs" not in nvml:
-        return Fact(None, "NVML", nvml.get("why", "NVML does not report it"))
-    return Fact(tuple(GpuPairFacts(**each) for each in nvml["pairs"]), "NVML")
-
-
-def _from(nvml: dict[str, Any], name: str) -> Fact[str]:
-    return Fact(nvml.get(name), "NVML", "" if nvml.get(name) else nvml.get("why", "NVML does not report it"))
-
-
-def _module(root: FactsRoot, *names: str) -> Fact[bool]:
-    loaded = next((name for name in names if root.exists(f"/sys/module/{name}")), None)
-    return Fact(loaded is not None, f"/sys/module/{loaded or names[0]}")
-
-
-def _gdrcopy(root: FactsRoot) -> Fact[bool]:
-    if not root.exists("/sys/module/gdrdrv"):
-        return Fact(False, "/sys/module/gdrdrv", "the module gdrdrv is not loaded")
-    node = root.exists("/dev/gdrdrv")
-    return Fact(node, "/dev/gdrdrv", "" if node else "gdrdrv is loaded, but this container has no /dev/gdrdrv")
-
-
-def _dma_buf(answer: dict[str, Any]) -> Fact[bool]:
-    source = "cuDeviceGetAttribute(DMA_BUF_SUPPORTED)"
-    return Fact(answer["supported"], source) if "supported" in answer else Fact(None, source, answer["why"])
+    return {"path": path, "numa": numa_node(root, path), "uuid": match[1] if match else ""}
 
 
 def _dma_buf_answer(cuda: dict[str, Any]) -> dict[str, Any]:
@@ -309,121 +275,6 @@ def _dma_buf_answer(cuda: dict[str, Any]) -> dict[str, Any]:
     if "init" in cuda:
         return {"why": f"the CUDA driver cannot be asked (cuInit returned {cuda['init']})"}
     return {"why": cuda.get("why") or f"the CUDA driver cannot be asked ({cuda.get('library', NOT_RECORDED)})"}
-
-
-def query_nvml() -> dict[str, Any]:
-    """Return what NVML says, or why it says nothing."""
-    try:
-        import pynvml
-    except ImportError:
-        return {"why": "NVML's Python package is not installed: run `pip install nvidia-ml-py`"}
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        if error.value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
-            return {"why": "NVML (libnvidia-ml.so.1) was not found"}
-        return {"why": f"{NVML_FAILS[0]}: {error}"}
-    try:
-        return _nvml_facts(pynvml)
-    except pynvml.NVMLError as error:
-        return {"why": f"{NVML_FAILS[1]}: {error}"}
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _nvml_facts(nvml: Any) -> dict[str, Any]:
-    def ask(function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function of NVML; return None if this GPU or driver does not support it."""
-        with contextlib.suppress(nvml.NVMLError):
-            answer = function(*arguments)
-            return answer.decode() if isinstance(answer, bytes) else answer
-        return None
-
-    handles, unusable = {}, []
-    for index in range(nvml.nvmlDeviceGetCount()):
-        try:
-            handles[index] = _handle(nvml, index)
-        except nvml.NVMLError as error:
-            unusable.append({"index": index, "error": str(error)})
-    cuda = ask(nvml.nvmlSystemGetCudaDriverVersion_v2)
-    return {
-        "driver": ask(nvml.nvmlSystemGetDriverVersion),
-        "cuda": f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else None,
-        "gpus": [_nvml_gpu(nvml, ask, index, handle) for index, handle in handles.items()],
-        "pairs": [
-            {"one": handle, "other": other, "status": _p2p(nvml, ask, handles[handle], handles[other])}
-            for handle in handles
-            for other in handles
-            if handle != other
-        ],
-        "unusable": unusable,
-        "confidential": query_confidential(nvml, ask),
-    }
-
-
-def _handle(nvml: Any, index: int) -> Any:
-    """Return NVML's handle of a GPU.
-
-    :raises NVMLError: the GPU cannot be used. NVML says so when it is asked for the handle, or when the GPU is used.
-    """
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    try:
-        nvml.nvmlDeviceGetMemoryInfo(handle)
-    except nvml.NVMLError as error:
-        if error.value in (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_RESET_REQUIRED):
-            raise
-    return handle
-
-
-def _nvml_gpu(nvml: Any, ask: Callable[..., Any], index: int, handle: Any) -> dict[str, Any]:
-    pci, memory, bar1 = (
-        ask(function, handle)
-        for function in (nvml.nvmlDeviceGetPciInfo, nvml.nvmlDeviceGetMemoryInfo, nvml.nvmlDeviceGetBAR1MemoryInfo)
-    )
-    ecc, persistence = ask(nvml.nvmlDeviceGetEccMode, handle), ask(nvml.nvmlDeviceGetPersistenceMode, handle)
-    capability, mig = ask(nvml.nvmlDeviceGetCudaComputeCapability, handle), ask(nvml.nvmlDeviceGetMigMode, handle)
-    uncorrected = ask(nvml.nvmlDeviceGetTotalEccErrors, handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
-                      nvml.NVML_VOLATILE_ECC)  # fmt: skip
-    links = [ask(nvml.nvmlDeviceGetNvLinkState, handle, link) for link in range(nvml.NVML_NVLINK_MAX_LINKS)]
-    return {
-        "index": index,
-        "name": ask(nvml.nvmlDeviceGetName, handle) or "",
-        "pci": pci_address(pci.busId.decode() if isinstance(pci.busId, bytes) else pci.busId) if pci else "",
-        "memory": memory.total if memory else None,
-        "ecc": None if ecc is None else bool(ecc[0]),
-        "uncorrected": uncorrected,
-        "bar1": bar1.bar1Total if bar1 else None,
-        "persistence": None if persistence is None else bool(persistence),
-        "nvlinks": None if all(link is None for link in links) else sum(link == 1 for link in links),
-        "capability": 10 * capability[0] + capability[1] if capability else None,
-        "mig": None if mig is None else bool(mig[0]),
-        "instances": _instances(nvml, ask, handle) if mig and mig[0] else None,
-        "state": query_state(nvml, ask, handle),
-    }
-
-
-def _instances(nvml: Any, ask: Callable[..., Any], handle: Any) -> int | None:
-    """Return the number of a GPU's MIG instances; None if NVML does not say."""
-    most = ask(nvml.nvmlDeviceGetMaxMigDeviceCount, handle)
-    if most is None:
-        return None
-    return sum(ask(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, number) is not None for number in range(most))
-
-
-_P2P = {
-    0: "ok",
-    1: "the chipset does not support it",
-    2: "the GPU does not support it",
-    3: "the IOH topology does not support it",
-    4: "it is disabled by a registry key of the driver",
-    5: "it is not supported",
-    6: "the driver does not know",
-}
-
-
-def _p2p(nvml: Any, ask: Callable[..., Any], one: Any, other: Any) -> str:
-    status = ask(nvml.nvmlDeviceGetP2PStatus, one, other, _READ)
-    return _P2P.get(status, _P2P[6]) if status is not None else _P2P[6]
 
 
 def _xids(answer: dict[str, Any]) -> Fact[tuple[Xid, ...]]:

@@ -7,9 +7,8 @@ import ipaddress
 from dataclasses import dataclass
 
 from pytest_nixl.core.addresses import ask_addresses
-from pytest_nixl.host.fact import Fact
 from pytest_nixl.host.pci import address_of
-from pytest_nixl.host.recorded_tree import FactsRoot
+from pytest_nixl.host.recorded_tree import Fact, FactsRoot
 
 _NET = "/sys/class/net"
 _LOOPBACK_TYPE = 772
@@ -72,15 +71,15 @@ def read_network(root: FactsRoot) -> Network:
     answer = root.ask("addresses", ask_addresses)
     resolver = root.read("/etc/resolv.conf")
     return Network(
-        nics=tuple(_nic(root, name, answer.get(name, [])) for name in root.entries(_NET) if _is_nic(root, name)),
+        nics=tuple(
+            _nic(root, name, answer.get(name, []))
+            for name in root.entries(_NET)
+            if root.read(f"{_NET}/{name}/operstate") is not None
+        ),
         default=_default(root),
         nameservers=_words(resolver, "nameserver"),
         search=_words(resolver, "search"),
     )
-
-
-def _is_nic(root: FactsRoot, name: str) -> bool:
-    return root.read(f"{_NET}/{name}/operstate") is not None
 
 
 def _nic(root: FactsRoot, name: str, addresses: list[str]) -> Nic:
@@ -109,7 +108,7 @@ def _default(root: FactsRoot) -> Fact[str]:
         return Fact(None, path, "it cannot be read")
     rows = [line.split() for line in text.splitlines()[1:]]
     names = [row[0] for row in rows if len(row) > 7 and row[1] == "00000000" and row[7] == "00000000"]
-    return Fact(names[0], path) if names else Fact(None, path, "it has no default route")
+    return Fact.read(next(iter(names), None), path, "it has no default route")
 
 
 def _words(text: str | None, keyword: str) -> Fact[tuple[str, ...]]:

@@ -107,12 +107,6 @@ class PluginFile:
     missing: tuple[Lacking, ...]
     remedies: dict[str, str]
 
-    @classmethod
-    def of(cls, found: Mapping[str, Any]) -> PluginFile:
-        """Return the plugin of one of the answers of :class:`PluginLoading`."""
-        missing = tuple(Lacking(each["soname"], tuple(each["versions"]), each["words"]) for each in found["missing"])
-        return cls(found["name"], found["path"], found["error"], missing, dict(found["remedies"]))
-
     def without(self, sonames: Collection[str]) -> PluginFile:
         """Return the plugin as it is where some libraries are not missing.
 
@@ -187,21 +181,19 @@ class PluginLoading:
     def result(self) -> list[dict[str, Any]]:
         """Wait for the end, and return what each plugin lacks, as JSON values."""
         lines, _ = self._process.communicate()
-        answers = {each["path"]: each for each in map(json.loads, lines.splitlines())}
+        answers = {answer["path"]: answer for answer in map(json.loads, lines.splitlines())}
         ended = f"it was not tried: the loading program ended with code {self._process.returncode}"
-        tried = [(path, answers.get(path, {"error": ended, "missing": []})) for path in self._paths]
-        known = remedies(each["soname"] for _, answer in tried for each in answer["missing"] if not each["versions"])
+        results = [answers.get(path, {"path": path, "error": ended, "missing": []}) for path in self._paths]
+        lacking = {path: [lack["soname"] for lack in missing if not lack["versions"]]
+                   for path, missing in ((result["path"], result["missing"]) for result in results)}  # fmt: skip
+        known = remedies(soname for sonames in lacking.values() for soname in sonames)
         return [
             {
-                "name": plugin_name(path),
-                "path": path,
-                "error": answer["error"],
-                "missing": answer["missing"],
-                "remedies": {
-                    each["soname"]: known[each["soname"]] for each in answer["missing"] if not each["versions"]
-                },
+                "name": plugin_name(result["path"]),
+                **result,
+                "remedies": {soname: known[soname] for soname in lacking[result["path"]]},
             }
-            for path, answer in tried
+            for result in results
         ]
 
     def close(self) -> None:

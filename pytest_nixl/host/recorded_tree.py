@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from pytest_nixl.core.redaction import hide_all
 from pytest_nixl.core.strict import loads
@@ -25,6 +27,27 @@ MOST = 1 << 20
 _LARGEST_ANSWER = 64 << 20
 
 NOT_RECORDED = "it was not recorded"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Fact(Generic[T]):
+    """A value and its source.
+
+    :param value: the value; None if it is unknown.
+    :param source: the path or the interface that it was read from, such as ``/proc/meminfo`` or ``NVML``.
+    :param why: why the value is unknown; otherwise empty.
+    """
+
+    value: T | None
+    source: str
+    why: str = ""
+
+    @classmethod
+    def read(cls, value: T | None, source: str, reason: str) -> Fact[T]:
+        """Return a fact. The reason counts only if there is no value."""
+        return cls(value, source, "" if value is not None else reason)
 
 
 class FactsRoot:
@@ -191,6 +214,4 @@ def _place(folder: Path, path: str) -> Path:
 
 def _natural(name: str) -> tuple[Any, ...]:
     """Return a sort key that places ``eth10`` after ``eth9``."""
-    import re
-
     return tuple(int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name))

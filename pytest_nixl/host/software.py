@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_nixl.core.errors import NixlPluginError
-from pytest_nixl.host.fact import Fact
+from pytest_nixl.core.plain import from_plain
 from pytest_nixl.host.process_maps import etcd_client, libraries_of_nixl
-from pytest_nixl.host.recorded_tree import FactsRoot
+from pytest_nixl.host.recorded_tree import Fact, FactsRoot
 from pytest_nixl.host.ucx_rdma import UcxRdma, other_abi
 from pytest_nixl.nixl.backends.cuda_modules import LOADED, lacking
 
@@ -185,32 +185,38 @@ def read_software(
     bench = root.ask("nixlbench", lambda: _ask_nixlbench(nixlbench))
     source, client = "a worker that loaded NIXL", nixl.get("etcd_client", {})
     reason = nixl.get("why", "")
-    fabric = [each["versions"].get("libfabric") for each in nixl.get("backends", {}).values()]
+    client_path, no_client = client.get("path") or None, reason or "NIXL was built without etcd"
+    fabric = [backend["versions"].get("libfabric") for backend in nixl.get("backends", {}).values()]
+    installer = re.search(r"EFA installer version:\s*(\S+)", root.read(_EFA_INSTALLER) or "")
+    transfer = nixl.get("telemetry", {})
     return Software(
-        python=_fact(nixl.get("python"), source, reason),
-        nixl=_fact(nixl.get("nixl"), source, reason),
-        nixl_package=_fact(nixl.get("nixl_package"), source, reason),
-        nixl_file=_fact(nixl.get("nixl_module"), source, reason),
+        python=Fact.read(nixl.get("python"), source, reason),
+        nixl=Fact.read(nixl.get("nixl"), source, reason),
+        nixl_package=Fact.read(nixl.get("nixl_package"), source, reason),
+        nixl_file=Fact.read(nixl.get("nixl_module"), source, reason),
         nixl_remedy=nixl.get("remedy", ""),
-        ucx=_fact(nixl.get("ucx"), source, reason or "UCX was not loaded"),
-        libfabric=_fact(next(filter(None, fabric), None), source, reason or "libfabric was not loaded"),
-        efa_installer=_efa_installer(root),
-        etcd_client=_fact(client.get("path"), source, reason or "NIXL was built without etcd"),
-        etcd_client_patched=Fact(client.get("patched") if client.get("path") else None, client.get("path") or source,
-                                 "" if client.get("path") else reason or "NIXL was built without etcd"),
+        ucx=Fact.read(nixl.get("ucx") or None, source, reason or "UCX was not loaded"),
+        libfabric=Fact.read(next(filter(None, fabric), None), source, reason or "libfabric was not loaded"),
+        efa_installer=Fact.read(installer and installer[1], _EFA_INSTALLER, "it is not installed"),
+        etcd_client=Fact.read(client_path, source, no_client),
+        etcd_client_patched=Fact.read(client.get("patched") if client_path else None, client_path or source, no_client),
         plugins=tuple(nixl.get("plugins", ())),
-        backends=tuple(_backend(name, each) for name, each in nixl.get("backends", {}).items()),
+        backends=tuple(_backend(name, backend) for name, backend in nixl.get("backends", {}).items()),
         libraries=tuple(library(path) for path in nixl.get("libraries", ())),
         unused=nixl.get("unused", {}),
         ucx_variables=tuple(nixl.get("ucx_variables", ())),
         fabric_variables=tuple(nixl.get("fabric_variables", ())),
         nixl_variables=tuple(nixl.get("nixl_variables", ())),
         advertised=tuple(nixl.get("advertised", ())),
-        nixlbench=_fact(bench.get("path"), bench.get("path") or "PATH", bench.get("why", "")),
+        nixlbench=Fact.read(bench.get("path"), bench.get("path") or "PATH", bench.get("why", "")),
         nixlbench_fault=bench.get("fault", ""),
-        telemetry=_telemetry(nixl),
-        ucx_rdma=UcxRdma.of(nixl["ucx_rdma"]) if nixl.get("ucx_rdma") else None,
-    )  # fmt: skip
+        telemetry=Fact(
+            transfer.get("bytes"),
+            "get_xfer_telemetry() of a transfer by UCX",
+            transfer.get("error", "" if transfer else NOT_TRIED),
+        ),
+        ucx_rdma=from_plain(UcxRdma, nixl["ucx_rdma"]) if nixl.get("ucx_rdma") else None,
+    )
 
 
 def library(path: str) -> LoadedLibrary:
@@ -248,25 +254,10 @@ def words_of_ucx(log: str) -> list[str]:
     return [words for words in dict.fromkeys(_SAID.findall(log)) if not words.startswith("unused environment")]
 
 
-def _fact(value: str | None, source: str, why: str) -> Fact[str]:
-    return Fact(value, source) if value else Fact(None, source, why)
-
-
-def _telemetry(nixl: Mapping[str, Any]) -> Fact[int]:
-    answer, source = nixl.get("telemetry", {}), "get_xfer_telemetry() of a transfer by UCX"
-    return Fact(answer.get("bytes"), source, answer.get("error", "" if answer else NOT_TRIED))
-
-
-def _backend(name: str, found: Mapping[str, Any]) -> BackendFacts:
-    missing = tuple(Lacking(each["soname"], tuple(each["versions"]), each["words"]) for each in found["missing"])
-    versions = found["versions"]
-    return BackendFacts(name, found["plugin"], missing, found["error"], found["remedy"], tuple(found["memories"]),
-                         tuple(found.get("said", ())), lacking(versions), versions.get(LOADED, ""))  # fmt: skip
-
-
-def _efa_installer(root: FactsRoot) -> Fact[str]:
-    match = re.search(r"EFA installer version:\s*(\S+)", root.read(_EFA_INSTALLER) or "")
-    return Fact(match[1], _EFA_INSTALLER) if match else Fact(None, _EFA_INSTALLER, "it is not installed")
+def _backend(name: str, answer: dict[str, Any]) -> BackendFacts:
+    versions = answer["versions"]
+    others = {"name": name, "cuda_lacks": lacking(versions), "cuda_runtime": versions.get(LOADED, "")}
+    return from_plain(BackendFacts, {**{key: answer[key] for key in answer if key != "versions"}, **others})
 
 
 def _ask_nixl(worker: Worker, backends: Sequence[str], loaded: Callable[[Sequence[str]], None]) -> dict[str, Any]:

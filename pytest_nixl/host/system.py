@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Facts of the operating system, the processors and the memory of a host."""
+"""Facts of the operating system, its limits and queues, the processors and the memory of a host."""
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 import platform
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pytest_nixl.host.cores import Cores, cpu_numbers, read_cores
-from pytest_nixl.host.fact import Fact
-from pytest_nixl.host.recorded_tree import FactsRoot
+from pytest_nixl.host.recorded_tree import Fact, FactsRoot
 
 _CAP_IPC_LOCK = 14
 
@@ -100,19 +101,17 @@ def read_host(root: FactsRoot) -> HostFacts:
 
 
 def _text(root: FactsRoot, path: str) -> Fact[str]:
-    text = root.read(path)
-    return Fact(text, path, "" if text is not None else "it cannot be read")
+    return Fact.read(root.read(path), path, "it cannot be read")
 
 
 def whole(root: FactsRoot, path: str) -> Fact[int]:
     """Return the integer in a file."""
-    number = root.number(path)
-    return Fact(number, path, "" if number is not None else "it cannot be read")
+    return Fact.read(root.number(path), path, "it cannot be read")
 
 
 def _found(pattern: str, text: str, source: str) -> Fact[str]:
     match = re.search(pattern, text, re.MULTILINE)
-    return Fact(match[1], source) if match else Fact(None, source, "it has no such line")
+    return Fact.read(match and match[1], source, "it has no such line")
 
 
 def _system(root: FactsRoot) -> Fact[str]:
@@ -142,9 +141,7 @@ def _container(root: FactsRoot) -> Fact[str]:
 def _cpus(root: FactsRoot) -> Fact[int]:
     path = "/sys/devices/system/cpu/online"
     text = root.read(path)
-    if not text:
-        return Fact(None, path, "it cannot be read")
-    return Fact(len(cpu_numbers(text)), path)
+    return Fact.read(len(cpu_numbers(text)) if text else None, path, "it cannot be read")
 
 
 def _numa(root: FactsRoot) -> list[Numa]:
@@ -160,7 +157,7 @@ def _numa(root: FactsRoot) -> list[Numa]:
 
 def _kilobytes(name: str, text: str) -> Fact[int]:
     match = re.search(rf"^{name}:\s*(\d+) kB$", text, re.MULTILINE)
-    return Fact(int(match[1]) << 10, "/proc/meminfo") if match else Fact(None, "/proc/meminfo", "it has no such line")
+    return Fact.read(int(match[1]) << 10 if match else None, "/proc/meminfo", "it has no such line")
 
 
 def _huge_pages(root: FactsRoot) -> list[HugePages]:
@@ -201,3 +198,137 @@ def _ask_shm() -> dict[str, int | str]:
     if file_system.f_flag & os.ST_RDONLY:
         return {"why": "it is mounted read-only"}
     return {"size": file_system.f_blocks * file_system.f_frsize, "free": file_system.f_bavail * file_system.f_frsize}
+
+
+_STATUS = "/proc/self/status"
+_POLICIES = "/sys/devices/system/cpu/cpufreq"
+#: No list of processors names a higher number.
+_MOST_CPUS = 1 << 16
+
+
+@dataclass(frozen=True)
+class FrequencyPolicy:
+    """How the kernel sets the frequency of some processors.
+
+    :param cpus: the processors, such as ``0-3``.
+    :param governor: such as ``performance`` or ``powersave``.
+    :param driver: such as ``intel_pstate`` or ``acpi-cpufreq``; empty if unknown.
+    :param preference: the energy-performance preference, such as ``balance_power``; empty if the driver has none.
+    """
+
+    cpus: str
+    governor: str
+    driver: str
+    preference: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Cores:
+    """The processors that this process may use.
+
+    :param allowed: the processors as the kernel lists them, such as ``0-47``.
+    :param policies: how their frequency is set, of all processors of the host; none where the kernel does not set it,
+        as in most virtual machines.
+    """
+
+    allowed: Fact[str]
+    policies: tuple[FrequencyPolicy, ...]
+
+
+def read_cores(root: FactsRoot) -> Cores:
+    match = re.search(r"^Cpus_allowed_list:\s*(\S+)$", root.read(_STATUS) or "", re.MULTILINE)
+    allowed = Fact.read(match and match[1], _STATUS, "it has no line Cpus_allowed_list")
+    return Cores(allowed, tuple(_policies(root)))
+
+
+def _policies(root: FactsRoot) -> Iterable[FrequencyPolicy]:
+    names = [name for name in root.entries(_POLICIES) if re.fullmatch(r"policy\d+", name)]
+    for name in sorted(names, key=lambda name: int(name.removeprefix("policy"))):
+        place = f"{_POLICIES}/{name}"
+        governor = root.read(f"{place}/scaling_governor")
+        if governor:
+            # The kernel separates these processors by spaces.
+            cpus = ",".join((root.read(f"{place}/affected_cpus") or "").split())
+            driver = root.read(f"{place}/scaling_driver") or ""
+            yield FrequencyPolicy(
+                cpus, governor, driver, root.read(f"{place}/energy_performance_preference") or "", place
+            )
+
+
+def cpu_numbers(listed: str) -> frozenset[int]:
+    """Return the processors in a list of the kernel: ``0-3,8`` are five; none if it is not such a list."""
+    numbers: set[int] = set()
+    for part in filter(None, listed.split(",")):
+        match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part, re.ASCII)
+        if match is None:
+            return frozenset()
+        first, last = int(match[1]), int(match[2] or match[1])
+        numbers.update(range(first, min(last, _MOST_CPUS) + 1))
+    return frozenset(numbers)
+
+
+def cpu_list(numbers: Iterable[int]) -> str:
+    """Return processors as the kernel lists them: five of them are ``0-3,8``."""
+    spans: list[list[int]] = []
+    for number in sorted(numbers):
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+
+
+_DISABLED = "/proc/sys/kernel/io_uring_disabled"
+_AIO_MAX, _AIO_USED = "/proc/sys/fs/aio-max-nr", "/proc/sys/fs/aio-nr"
+#: The system calls that set up a queue, by architecture. With null arguments a kernel that allows the call answers
+#: EFAULT or EINVAL.
+_NUMBERS = {"x86_64": {"io_setup": 206, "io_uring_setup": 425}, "aarch64": {"io_setup": 0, "io_uring_setup": 425}}
+
+
+@dataclass(frozen=True)
+class StorageQueues:
+    """What decides whether a process may set up the kernel's queues.
+
+    :param uring_disabled: ``kernel.io_uring_disabled``: 0 for nobody, 1 for unprivileged processes, 2 for all.
+    :param aio_max: ``fs.aio-max-nr``: the requests that all processes together may reserve.
+    :param aio_used: ``fs.aio-nr``: the requests that they have reserved.
+    :param seccomp: ``0`` if no filter applies to this process, otherwise the mode.
+    :param calls: the answer to each call that sets up a queue, as a name of errno.
+    """
+
+    uring_disabled: Fact[int]
+    aio_max: Fact[int]
+    aio_used: Fact[int]
+    seccomp: Fact[int]
+    calls: Fact[dict[str, str]]
+
+
+def read_storage_queues(root: FactsRoot) -> StorageQueues:
+    """Read what decides about the kernel's queues."""
+    answer = root.ask("storage-queues", _try_calls)
+    queues = {str(name): str(value) for name, value in answer.items() if name != "why"}
+    status = root.read(_STATUS) or ""
+    mode = next((line.split()[1] for line in status.splitlines() if line.startswith("Seccomp:")), "")
+    return StorageQueues(
+        uring_disabled=whole(root, _DISABLED),
+        aio_max=whole(root, _AIO_MAX),
+        aio_used=whole(root, _AIO_USED),
+        seccomp=Fact.read(int(mode) if mode.isdecimal() else None, _STATUS, "it has no line Seccomp"),
+        calls=Fact(queues or None, "io_setup and io_uring_setup", str(answer.get("why", ""))),
+    )
+
+
+def _try_calls() -> dict[str, str]:
+    numbers = _NUMBERS.get(platform.machine())
+    if numbers is None:
+        return {"why": f"the numbers of the system calls of {platform.machine()} are not known"}
+    library = ctypes.CDLL(None, use_errno=True)
+    queues = {}
+    for name, number in numbers.items():
+        result = library.syscall(ctypes.c_long(number), ctypes.c_long(1), ctypes.c_void_p(None))
+        code = 0 if result >= 0 else ctypes.get_errno()
+        if result > 0:
+            os.close(result)
+        queues[name] = errno.errorcode.get(code, str(code)) if code else "OK"
+    return queues

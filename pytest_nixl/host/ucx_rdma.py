@@ -6,8 +6,8 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -51,18 +51,7 @@ class UcxRdma:
     libibverbs: str
     offered: dict[str, tuple[str, ...]]
     answers: dict[str, VerbsAnswer]
-    other_abi: dict[str, str]
-
-    @classmethod
-    def of(cls, found: Mapping[str, Any]) -> UcxRdma:
-        """Return the answer of :func:`ask_ucx_rdma`, with the words that :func:`other_abi` found."""
-        return cls(
-            found["module"],
-            found["libibverbs"],
-            {name: tuple(each) for name, each in found["offered"].items()},
-            {name: VerbsAnswer(**each) for name, each in found["answers"].items()},
-            dict(found.get("other_abi", {})),
-        )
+    other_abi: dict[str, str] = field(default_factory=dict)
 
 
 def other_abi(log: str) -> dict[str, str]:
@@ -82,7 +71,7 @@ def ask_ucx_rdma(libraries: Callable[[], Sequence[str]]) -> dict[str, Any] | Non
     """Ask UCX and its libibverbs in this process about each RDMA device of this host.
 
     :param libraries: returns the paths of the libraries that this process has loaded; one of them is UCX.
-    :return: JSON values for :meth:`UcxRdma.of`; None if UCX is not loaded.
+    :return: JSON values of an :class:`UcxRdma`; None if UCX is not loaded.
     """
     names, ucp = os.listdir(_CLASS), _file(libraries(), "libucp")
     if not ucp:

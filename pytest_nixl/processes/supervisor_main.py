@@ -385,6 +385,8 @@ def _make_shared_memory(name: str) -> str:
     """Make a private directory in /dev/shm; return its path, or an empty string if it cannot be made."""
     directory = f"{SHARED_MEMORY}/{name}"
     try:
+        if not os.statvfs(SHARED_MEMORY).f_bavail:  # no file in the directory could be written
+            return ""
         os.mkdir(directory, 0o700)
     except OSError:
         return ""

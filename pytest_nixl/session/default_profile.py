@@ -16,8 +16,8 @@ RDMA_DEVICES, PRODUCT_NAME = "sys/class/infiniband", "sys/class/dmi/id/product_n
 
 #: The most bytes of that file. The kernel says that it has a page.
 _LARGEST_NAME = 1 << 16
-#: Profiles of one host with GPUs, each with the pattern of their model. A GH200 is no H200: its host link differs.
-GPU_PROFILES = {"h200": r"\bH200\b", "h100": r"\bH100\b"}
+#: Profiles of one host with GPUs, each with the pattern of their model. A GH200 is not an H200: its host link differs.
+GPU_PROFILES = {"b200": r"\bB200\b", "h200": r"\bH200\b", "h100": r"\bH100\b", "a100": r"\bA100\b"}
 
 
 def gpu_profile(models: Sequence[str]) -> str:

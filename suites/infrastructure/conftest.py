@@ -10,8 +10,7 @@ import pytest
 
 from pytest_nixl import Cluster, EtcdFixture, Facts, Judgement, Profile, Requirements, Settings
 from pytest_nixl.checks.doctor.catalogue import judge
-from pytest_nixl.checks.doctor.hosts import gather_hosts, with_etcd
-from pytest_nixl.checks.doctor.ranks import everywhere
+from pytest_nixl.checks.doctor.ranks import everywhere, gather_hosts, with_etcd
 
 #: Runs a check by its id.
 Ask = Callable[[str], Judgement]

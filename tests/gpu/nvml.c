@@ -2,7 +2,7 @@
 // A stand-in for NVML (libnvidia-ml.so.1), for tests on machines without a GPU. Names and structures are those of NVML's
 // header. The GPUs are those of driver.c: STANDIN_GPUS (2).
 // A variable with a list, such as STANDIN_NVLINKS=18,17, has a value for each GPU; the last one is for all that follow:
-// STANDIN_MEMORY (bytes; 1 GiB), STANDIN_NVLINKS (active NVLinks; 0), STANDIN_DOWN (NVLinks that are down; 0), STANDIN_ECC_ERRORS (uncorrectable ones; 0),
+// STANDIN_MEMORY (bytes; 1 GiB), STANDIN_NVLINKS (active NVLinks; 0), STANDIN_DOWN (NVLinks that are down; 0), STANDIN_LINK_RATE (KiB that active NVLinks carry each second; 0), STANDIN_ECC_ERRORS (uncorrectable ones; 0),
 // STANDIN_ECC (1), STANDIN_PERSISTENCE (1), STANDIN_BAR1 (bytes; as the memory), STANDIN_P2P (0: others' memory can be
 // read; 1: the chipset does not support it), STANDIN_CC (the compute capability, major; 9; 0: not supported).
 // STANDIN_MIG (1: MIG mode, in which no other GPU's memory can be read; 0), STANDIN_INSTANCES (of a GPU in MIG mode; 1),
@@ -22,6 +22,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 typedef unsigned int u32;
@@ -144,8 +145,13 @@ int nvmlSystemGetConfComputeState(u32 *state) { return state[0] = state[2] = 0, 
 int nvmlDeviceGetFieldValues(void *handle, int count, Field *fields) {
     GPU(handle);
     for (Field *each = fields; each < fields + count; each++) {
-        each->code = each->field == 91 ? OK : UNSUPPORTED; // NVML_FI_DEV_NVLINK_LINK_COUNT
-        if (!each->code) each->type = 1, each->value.u = number("STANDIN_NVLINKS", i, 0);
+        u64 rate = number("STANDIN_LINK_RATE", i, 0);
+        struct timespec now;
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        bool counts = (each->field == 138 || each->field == 139) && each->scope < number("STANDIN_NVLINKS", i, 0);
+        each->code = each->field == 91 || counts ? OK : UNSUPPORTED; // NVML_FI_DEV_NVLINK_LINK_COUNT
+        if (counts) each->type = 3, each->value.l = now.tv_sec * rate; // NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, _RX
+        else if (!each->code) each->type = 1, each->value.u = number("STANDIN_NVLINKS", i, 0);
     }
     return OK;
 }

@@ -207,6 +207,7 @@ def _answers(tree: Tree, gpus: list[str], efa: list[str], nics: list[str], model
     )
     tree.answer("peers", {})
     tree.answer("side-channels", {})
+    tree.answer("ucx_files", {})
     tree.answer("nixlbench", {"path": "/usr/local/bin/nixlbench"})
     tree.answer("environment", {"steering": {}, "launcher": {}, "image": {}})
     tree.answer(

@@ -25,7 +25,7 @@ from xml.etree import ElementTree
 import pytest
 from helpers import gpu_standin
 from helpers.cli_run import ROOT, environment
-from helpers.namespaces import require_tools
+from helpers.namespaces import network, require_tools
 
 pytestmark = pytest.mark.long
 
@@ -182,7 +182,7 @@ def test_it_runs_without_a_network_and_without_any_package(packed: Path, bare: P
     "chosen",
     [
         # The imports of the other checks are made. Two GPUs at once are measured in test_vram_suites.py.
-        pytest.param(("-k", "infrastructure or test_bandwidth"), id="gpus-and-rows"),
+        pytest.param(("-k", "infrastructure or test_bandwidth or control_path"), id="gpus-and-rows"),
         pytest.param((), id="all", marks=pytest.mark.whole),
     ],
 )
@@ -194,20 +194,24 @@ def test_every_stage_runs_with_gpus(
     The stage of GPUs runs at level standard, and with one block size: at level extended it takes three times as long.
     """
     require_tools()
-    driver = {**gpu_standin.build(tmp_path_factory.mktemp("driver")), "STANDIN_NVLINKS": "18"}
+    links = {"STANDIN_NVLINKS": "18", "STANDIN_LINK_RATE": "999999"}
+    driver = {**gpu_standin.build(tmp_path_factory.mktemp("driver")), **links}
     out = tmp_path / "out"
     options = ["--nixl-level=standard", "--nixl-blocks=16KiB", "--nixl-op=WRITE", "--nixl-duration=10ms", *chosen]
     done = run(bare, packed, "--out", str(out), "--", *options, env=driver, tree=gpu_standin.DRIVER_TREE)
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads((out / "summary.json").read_text())
     exits = {each["stage"]: each["exit"] for each in summary["stages"]}
-    stages = ("driver", "near", "facts", "recorded", "doctor", "pytest-host", "pytest-gpu", "pytest-pair-0-1",
-              "pytest-pair-1-0", "driver-after")  # fmt: skip
+    stages = ("driver", "near", "facts", "recorded", "doctor", "pytest-host", "pytest-gpu", "pytest-engine",
+              "pytest-pair-0-1", "pytest-pair-1-0", "driver-after")  # fmt: skip
     assert exits == dict.fromkeys(stages, 0), done.stdout
     assert "cuda.bindings.driver: carried" in summary["libraries"]
     assert any(re.fullmatch(r"CUDA runtime: .*/fallback/libcudart\.so\.12", words) for words in summary["libraries"])
     assert re.search(
         r"^WRITE, GB/s    to 0    to 1\nfrom GPU 0        - +\d\S*\nfrom GPU 1  +\d\S* +-$", done.stdout, re.M
+    )
+    assert re.search(
+        r"^carried by      to 0    to 1\nfrom GPU 0        -  NVLink\nfrom GPU 1   NVLink       -$", done.stdout, re.M
     )
     assert "== nvidia-smi nvlink -e" in (out / "driver.txt").read_text()
     said = (out / "pytest-gpu.txt").read_text()
@@ -282,3 +286,67 @@ def test_another_version_of_nixl_than_the_installed_one_is_refused() -> None:
     assert done.returncode == 1
     assert f"--nixl={_nixl()}.99" in done.stderr
     assert "--download" in done.stderr
+
+
+def test_one_command_on_two_hosts_measures_between_their_gpus(
+    packed: Path, bare: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    require_tools()
+    driver = gpu_standin.build(tmp_path_factory.mktemp("driver"))
+    options = ["--only=doctor,pytest-hosts-gpu", "--", "--nixl-blocks=16KiB", "--nixl-memory=VRAM:VRAM",
+               "-k", "test_bandwidth", "--nixl-duration=10ms"]  # fmt: skip
+    env = {**_alone(), **driver, "NIXL_GROUP_TOKEN": "secret"}
+    with network(tmp_path, "gpu-a", "gpu-b") as cabled:
+        shown = ["unshare", "--mount", "--propagation", "private", "sh", "-c", gpu_standin.DRIVER_TREE, "sh"]
+        logs = [tmp_path / f"host-{rank}" for rank in range(2)]
+        processes = [
+            host.start(
+                *shown, str(bare), str(packed), f"--out={log}.out", "--hosts=gpu-a,gpu-b", *options, log=log, env=env
+            )
+            for host, log in zip(cabled.hosts, logs, strict=True)
+        ]
+        codes = [process.wait(timeout=300) for process in processes]
+    first, second = (log.read_text() for log in logs)
+    assert codes == [0, 0], first + second
+    assert re.search(r"^UCX +WRITE +VRAM:VRAM +16KiB .* NO-EXPECTATION$", first, re.MULTILINE), first
+    assert re.search(r"^PASS +peer-reachable ", (tmp_path / "host-0.out" / "doctor.txt").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("options", "env", "message"),
+    [
+        (["--hosts=gpu-a"], {}, "--hosts=gpu-a: expected two hosts"),
+        (["--hosts=198.51.100.1,198.51.100.2"], {}, "`export NIXL_GROUP_TOKEN=some-secret` on both"),
+        (["--hosts=198.51.100.1,198.51.100.2"], {"NIXL_GROUP_TOKEN": "x"}, "neither is an address of this host"),
+        (["--hosts=127.0.0.1,127.0.0.2"], {"NIXL_GROUP_TOKEN": "x"}, "both are addresses of this host"),
+    ],
+)
+def test_hosts_that_cannot_be_told_apart_are_refused(
+    small: Path, bare: Path, tmp_path: Path, options: list[str], env: dict[str, str], message: str
+) -> None:
+    done = subprocess.run([str(bare), str(small), *options], env={**_alone(), **env}, cwd=tmp_path,
+                          capture_output=True, text=True, check=False)  # fmt: skip
+    assert (done.returncode, list(tmp_path.iterdir())) == (2, [])
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("direct", [False, True], ids=["without-peermem", "with-peermem"])
+def test_between_two_hosts_gpus_are_reached_by_rdma_alone(direct: bool, tmp_path: Path) -> None:
+    module = tmp_path / "nvidia_peermem"
+    if direct:
+        module.mkdir()
+    script = run_path(str(GPU / "run.py"))
+    script["stages"].__globals__["PEERMEM"] = (str(module),)
+    made = {stage.name: stage for stage in script["stages"]("h100", "out", [], 2, ["gpu-a", "gpu-b"], 1)}
+    by_dma_buf = {name: stage.environment.get("UCX_CUDA_COPY_DMABUF") for name, stage in made.items()
+                  if stage.environment.get("UCX_TLS") == "rc,cuda"}  # fmt: skip
+    assert by_dma_buf == {
+        "pytest-hosts-dma-buf": "yes",
+        **({"pytest-hosts-peermem": "no"} if direct else {}),
+        "pytest-hosts-small-notified": "try",
+        "pytest-hosts-small": "try",
+    }
+    assert {"--nixl-notify=each", "--nixl-blocks=4KiB"} <= set(made["pytest-hosts-small-notified"].command)
+    assert {"--nixl-notify=last", "--nixl-blocks=4KiB"} <= set(made["pytest-hosts-small"].command)
+    assert made["doctor"].command[-2:] == ["--peer", "gpu-a"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 from pytest_nixl.checks.doctor.check import REGISTERED, Check, Requirements, unknown
@@ -12,6 +13,12 @@ from pytest_nixl.core import extensions
 from pytest_nixl.core.extensions import Extension, ExtensionError, Registry
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.model.verdicts import Judgement
+
+#: The modules with checks, in the order in which their checks run.
+_MODULES = (
+    "libraries", "image", "limits", "cores", "rdma", "network", "gpu", "gpu_health", "etcd", "variables", "engine",
+    "transfers",
+)  # fmt: skip
 
 
 def checks() -> Mapping[str, Check]:
@@ -35,29 +42,9 @@ def other_checks() -> list[str]:
 
 def own_checks() -> Mapping[str, Check]:
     """Return the checks of pytest-nixl itself by id, in the order in which they run."""
-    from pytest_nixl.checks.doctor import (
-        cores,
-        engine,
-        environment,
-        etcd,
-        gpu,
-        image,
-        libraries,
-        limits,
-        network,
-        rdma,
-        storage_queues,
-        transfers,
-        ucx_rdma,
-        ucx_tls,
-        variable_names,
-    )
-
-    order = (
-        libraries, image, limits, storage_queues, cores, rdma, ucx_rdma, network, gpu, etcd, variable_names,
-        ucx_tls, environment, engine, transfers,
-    )  # fmt: skip
-    place = {module.__name__: number for number, module in enumerate(order)}
+    for module in _MODULES:
+        import_module(f"{__package__}.{module}")
+    place = {f"{__package__}.{module}": number for number, module in enumerate(_MODULES)}
     return dict(sorted(REGISTERED.items(), key=lambda item: place[item[1].judge.__module__]))
 
 

@@ -81,10 +81,7 @@ class Check:
 
 
 #: How a topic is called, where its module's name does not say it.
-_TOPICS = {
-    "environment": "variables", "image": "versions", "rdma": "RDMA", "storage_queues": "limits", "ucx_rdma": "RDMA",
-    "ucx_tls": "variables", "variable_names": "variables", "gpu": "GPU",
-}  # fmt: skip
+_TOPICS = {"image": "versions", "rdma": "RDMA", "gpu": "GPU", "gpu_health": "GPU"}
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from pytest_nixl.checks.doctor.check import (
     warned,
 )
 from pytest_nixl.core.words import named, plural
-from pytest_nixl.host.cores import FrequencyPolicy, cpu_list, cpu_numbers
 from pytest_nixl.host.cuda_visible import visible
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.rdma import network_cards
+from pytest_nixl.host.system import FrequencyPolicy, cpu_list, cpu_numbers
 from pytest_nixl.model.verdicts import Judgement
 
 #: With these drivers the governor ``powersave`` is the usual one, and the preference decides how fast a core becomes.
@@ -28,10 +28,7 @@ _STATUS_REMEDY = "run `grep Cpus_allowed_list /proc/self/status` where the ranks
 
 @check("cpu-governor", "Do the processors that this process may use run at full speed while they work?")
 def cpu_governor(facts: Facts, wanted: Requirements) -> Judgement:
-    """The kernel does not slow down the cores that a process may use to save power.
-
-    Judge the frequency governor. Cores that save power make posts, polling and copies of host memory slower.
-    """
+    """The kernel does not slow down the cores that a process may use to save power."""
     allowed = facts.host.cores.allowed
     policies = facts.host.cores.policies
     if not policies:
@@ -68,12 +65,7 @@ def _told(policy: FrequencyPolicy) -> str:
 
 @check("numa-cores", "May this process use cores of the NUMA nodes of its GPUs and of a network card?")
 def numa_cores(facts: Facts, wanted: Requirements) -> Judgement:
-    """A process may use cores of the NUMA nodes of its GPUs and of a network card.
-
-    Judge the cores by the NUMA nodes of devices. From a far node, posts and copies cross the link of processors.
-
-    Only GPUs that CUDA shows to this process count.
-    """
+    """A process may use cores of the NUMA nodes of its GPUs and of a network card."""
     nodes = {node.number: cpu_numbers(node.cpus) for node in facts.host.numa}
     with_cores = [number for number, cpus in nodes.items() if cpus]
     if len(with_cores) < 2:

@@ -64,31 +64,26 @@ def telemetry_in_process(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("engine-backend-fits", "Do engines use the backend that is validated, and one that fits this host?")
 def engine_backend_fits(facts: Facts, wanted: Requirements) -> Judgement:
-    """Engines use the backend that this run validates, as far as variables say it, and one that fits the host.
-
-    Judge the backend that engines will use. None reads NIXL_BACKEND; NIXL's wheels bring UCX no provider for EFA.
-    """
+    """Engines use the backend that this run validates, as far as variables say it, and one that fits the host."""
     asked = {
-        engine_backend: facts.environment.get(engine_backend.variable)
-        for engine_backend in ENGINE_BACKENDS
-        if engine_backend.variable
-    }
-    asked = {each: text for each, text in asked.items() if text}
+        backend: text for backend in ENGINE_BACKENDS
+        if backend.variable and (text := facts.environment.get(backend.variable))
+    }  # fmt: skip
     validated, efa = named(wanted.backends), facts.efa
-    for each, text in asked.items():
+    for backend, text in asked.items():
         names = {part.strip().upper() for part in text.split(",")}
         if efa and "LIBFABRIC" not in names:
             return failed(
-                f"{each.variable}={text}, but this host has {plural(len(efa), 'EFA device')}, for which NIXL's wheels "
-                f"bring no provider but LIBFABRIC's: {each.engine} transfers over TCP",
-                f"set {each.variable}=LIBFABRIC",
+                f"{backend.variable}={text}, but this host has {plural(len(efa), 'EFA device')}, for which NIXL's "
+                f"wheels bring no provider but LIBFABRIC's: {backend.engine} transfers over TCP",
+                f"set {backend.variable}=LIBFABRIC",
             )
         if not names & set(wanted.backends):
             return failed(
-                f"{each.variable}={text}: {each.engine} uses {text}, but {validated} is validated here",
-                f"validate {text} (--backend={text}, --nixl-backend={text}), or correct {each.variable}",
+                f"{backend.variable}={text}: {backend.engine} uses {text}, but {validated} is validated here",
+                f"validate {text} (--backend={text}, --nixl-backend={text}), or correct {backend.variable}",
             )
-    reads = "; ".join(f"{engine_backend.engine}: {engine_backend.reads}" for engine_backend in ENGINE_BACKENDS)
+    reads = "; ".join(f"{backend.engine}: {backend.reads}" for backend in ENGINE_BACKENDS)
     if efa and "LIBFABRIC" not in wanted.backends:
         return warned(
             f"this host has {plural(len(efa), 'EFA device')}, for which NIXL's wheels bring no provider but "
@@ -96,7 +91,7 @@ def engine_backend_fits(facts: Facts, wanted: Requirements) -> Judgement:
             f"validate with --backend=LIBFABRIC (--nixl-backend=LIBFABRIC), and give it to the engine ({reads})",
         )
     if asked:
-        return passed("; ".join(f"{each.engine} uses {text}, as validated" for each, text in asked.items()))
+        return passed("; ".join(f"{backend.engine} uses {text}, as validated" for backend, text in asked.items()))
     if efa:
         return passed(f"{validated} is validated; engines use UCX unless it is given to them ({reads})")
     return not_applicable("this host has no EFA, and no variable names an engine's backend")

@@ -46,10 +46,7 @@ def etcd_version(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("etcd-latency", "Does the etcd answer within a tenth of a second?", unless=_silent)
 def etcd_latency(facts: Facts, wanted: Requirements) -> Judgement:
-    """Etcd answers within a tenth of a second.
-
-    Judge the median of five requests: N ranks that start send tens of requests, one after the other.
-    """
+    """Etcd answers within a tenth of a second."""
     seconds = facts.etcd.latency.value
     if seconds is None:
         return unknown(f"the latency of etcd is unknown: {facts.etcd.latency.why}", "record the tree again")
@@ -62,10 +59,7 @@ def etcd_latency(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("etcd-clock", "Do the clocks of the etcd and of this host agree?", unless=_silent)
 def etcd_clock(facts: Facts, wanted: Requirements) -> Judgement:
-    """The clocks of etcd's host and of this host agree.
-
-    Judge the clock offset. Leases do not depend on it, but certificates and comparisons of logs do.
-    """
+    """The clocks of etcd's host and of this host agree."""
     ahead = facts.etcd.clock.value
     if ahead is None:
         return not_applicable("this etcd does not report its time over plain HTTP")

@@ -15,7 +15,7 @@ from pytest_nixl.checks.doctor.check import (
     warned,
 )
 from pytest_nixl.checks.doctor.libraries import OF_THE_DRIVER, not_loaded
-from pytest_nixl.checks.doctor.ucx_rdma import providers_of, registers_in
+from pytest_nixl.checks.doctor.rdma import providers_of, registers_in
 from pytest_nixl.core.words import named, plural
 from pytest_nixl.host.device_code import capability, dotted
 from pytest_nixl.host.etcd_library import PATCH
@@ -35,10 +35,7 @@ _ALL2ALL = "VLLM_ALL2ALL_BACKEND"
 @check("nixl-plugins", "Can every NIXL plugin that the profile wants be loaded, and which others can?",
        image=True, unless=not_loaded)  # fmt: skip
 def nixl_plugins(facts: Facts, wanted: Requirements) -> Judgement:
-    """Every NIXL plugin that the profile wants can be loaded; the others are listed with what they lack.
-
-    Judge the plugin files against ``[image] plugins`` of the profile, and report the others in one line.
-    """
+    """Every NIXL plugin that the profile wants can be loaded; the others are listed with what they lack."""
     plugins = facts.image.plugins
     if plugins.value is None:
         remedy = "set NIXL_PLUGIN_DIR to the folder of NIXL's plugins; record the tree again if it is a recorded one"
@@ -120,10 +117,7 @@ def _remedy_of_torch(image: ImageFacts, package: str, version: str | None, cuda:
 @check("nixl-cuda", "Is the loaded NIXL built for torch's CUDA version, and does the driver support it?",
        image=True, unless=not_loaded)  # fmt: skip
 def nixl_cuda(facts: Facts, wanted: Requirements) -> Judgement:
-    """The NIXL that is loaded, whatever else is installed, is built for the CUDA version of torch and of the driver.
-
-    Judge the loaded package of NIXL, which need not be the only installed one, by its CUDA version.
-    """
+    """The NIXL that is loaded, whatever else is installed, is built for the CUDA version of torch and of the driver."""
     software, image = facts.software, facts.image
     package, version, cuda = software.nixl_package.value or "NIXL", software.nixl.value, image.nixl_cuda.value
     others = [f"{name} {each}" for name, each in image.nixl_packages.items() if name not in (package, "nixl")]
@@ -156,10 +150,7 @@ def nixl_cuda(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("image-versions", "Does the software have the versions that the profile wants?", image=True)
 def image_versions(facts: Facts, wanted: Requirements) -> Judgement:
-    """NIXL, UCX, CUDA, torch and other software have the versions that the profile wants.
-
-    Judge the versions against ``[versions]`` of the profile, and the patch against ``[image] etcd_uri_patch``.
-    """
+    """NIXL, UCX, CUDA, torch and other software have the versions that the profile wants."""
     image = wanted.profile.image
     good, bad, unread = list[str](), list[str](), list[str]()
     for key, accepted in image.versions.items():
@@ -202,10 +193,7 @@ def image_versions(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("verbs-providers", "Does libibverbs accept the providers of the RDMA devices?", image=True)
 def verbs_providers(facts: Facts, wanted: Requirements) -> Judgement:
-    """Each copy of libibverbs finds a provider of EFA with its interface number.
-
-    Judge whether each copy of libibverbs has a provider of its interface number for each kind of RDMA device.
-    """
+    """Each copy of libibverbs finds a provider of EFA with its interface number."""
     kinds = {device.kind: device.kind.upper() if device.kind == "efa" else device.kind for device in facts.rdma}
     if wanted.efa:
         kinds["efa"] = "EFA"
@@ -242,10 +230,7 @@ def verbs_providers(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("gpu-code", "Does each plugin with CUDA code have some for the GPU of this host or of the profile?", image=True)
 def gpu_code(facts: Facts, wanted: Requirements) -> Judgement:
-    """Every wanted plugin with CUDA code has some for the compute capability of the GPU.
-
-    Judge the CUDA code of plugins by the GPU's compute capability: as NVML says, otherwise by the GPU's name.
-    """
+    """Every wanted plugin with CUDA code has some for the compute capability of the GPU."""
     codes = {plugin_name(each.path): each for each in facts.image.device_code}
     if not codes:
         return not_applicable("no plugin of NIXL contains CUDA code")
@@ -274,10 +259,7 @@ def gpu_code(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("nixl-packages-agree", "Have all installed packages of NIXL one version, and do they fit torch?", image=True)
 def nixl_packages_agree(facts: Facts, wanted: Requirements) -> Judgement:
-    """All installed packages of NIXL have one version, and its expert-parallel kernels fit torch if they are used.
-
-    Judge nixl, nixl-cu12, nixl-cu13 and nixl-rocm: an upgrade of one of these packages leaves the others behind.
-    """
+    """All installed packages of NIXL have one version, and its expert-parallel kernels fit torch if they are used."""
     absent = not_loaded(facts, wanted)
     if absent is not None:
         return not_applicable(f"NIXL cannot be loaded: {absent.reason}")

@@ -4,19 +4,26 @@
 from __future__ import annotations
 
 import os
+import re
 
 from pytest_nixl.checks.doctor.check import Requirements, check, failed, not_applicable, passed, unknown, warned
-from pytest_nixl.checks.doctor.environment import devices_there
-from pytest_nixl.checks.doctor.ucx_tls import transports_allowed
+from pytest_nixl.checks.doctor.limits import shm
+from pytest_nixl.checks.doctor.variables import devices_there, transports_allowed
 from pytest_nixl.core.rdma_fault import peer_failure_remedy
 from pytest_nixl.core.words import named
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.gpu_nic_affinity import Topology
-from pytest_nixl.host.software import Lacking
+from pytest_nixl.host.software import BackendFacts, Lacking
 from pytest_nixl.model.verdicts import Judgement, Verdict
 
 #: Libraries that the host's driver provides when a container starts; no image contains them.
 OF_THE_DRIVER = ("libcuda.so.1", "libnvidia-ml.so.1")
+READ_LOG = "run it again with NIXL_LOG_LEVEL=info and UCX_LOG_LEVEL=info and read the log"
+#: By a pattern of what UCX says while it is created: what to do.
+_REMEDIES_BY_LOG = (
+    (r"scandir\(/sys", "mount sysfs, from which UCX takes the interfaces: `mount -t sysfs sysfs /sys`"),
+    ("number of files that could be opened", "raise the limit of open files where the ranks start: `ulimit -n 65536`"),
+)
 #: Libraries with global state: a process with two copies works with two separate states.
 _ONCE = (
     "libucs",
@@ -30,6 +37,17 @@ _ONCE = (
 )
 #: The UCX in NIXL's wheels has its own copies of these, and its EFA module also loads the system's copies.
 _CRASH_AT_THE_END = ("libibverbs", "libnl")
+
+
+def settings_of_files(facts: Facts) -> str:
+    """Return a clause with the settings that UCX reads from files, where no variable shows them."""
+    files = (f"{', '.join(settings)} from {file}" for file, settings in facts.ucx_files.items())
+    return f"UCX reads {named(files)}"
+
+
+def remedy_of_files(facts: Facts) -> str:
+    """Return what to do about these files if UCX does not work."""
+    return f"correct {named(facts.ucx_files)}, or move it away, and run it again"
 
 
 def not_loaded(facts: Facts, wanted: Requirements) -> Judgement | None:
@@ -66,24 +84,7 @@ def backend_loads(facts: Facts, wanted: Requirements) -> Judgement:
             made.append(f"{name} needs {found.missing[0].soname}, which comes with the host's driver")
             continue
         if found.error:
-            follows, missing = "", f" ({named(each.words for each in found.missing)})" if found.missing else ""
-            said = f"; UCX says: {'; '.join(found.said[:4])}" if found.said else ""
-            remedy = found.remedy or _remedy(found.plugin)
-            if found.said and not found.remedy:
-                remedy = peer_failure_remedy("\n".join(found.said), facts.environment.steering) or (
-                    "correct what UCX names; transports-allowed lists the values that UCX_TLS may have on this host"
-                )
-            devices = devices_there(facts, wanted)
-            if name == "UCX" and devices.verdict is Verdict.FAIL and "UCX_NET_DEVICES" in devices.reason:
-                follows = "follows from devices-there: "
-                remedy = peer_failure_remedy("\n".join(found.said), facts.environment.steering) or devices.remedy
-            if name == "UCX" and not (found.said or found.missing or found.remedy):
-                tls = transports_allowed(facts, wanted)
-                if tls.verdict is Verdict.FAIL:
-                    said, remedy = f"; {tls.reason}", tls.remedy
-                elif choice := _near_cards(facts):
-                    said, remedy = f"; {choice[0]}", choice[1]
-            return failed(f"{follows}{name} cannot be created: {found.error}{missing}{said}", remedy)
+            return _not_created(found, facts, wanted)
         if not any("DRAM" in memory for memory in found.memories):
             return failed(
                 f"{name} was created, but supports {named(found.memories) or 'no memory'}, not host memory (DRAM)",
@@ -91,6 +92,35 @@ def backend_loads(facts: Facts, wanted: Requirements) -> Judgement:
             )
         made.append(f"{name} supports {named(found.memories)}")
     return passed("; ".join(made) or "none of the requested backends can be created on a build machine")
+
+
+def _not_created(backend: BackendFacts, facts: Facts, wanted: Requirements) -> Judgement:
+    """Return why a backend cannot be created, and the remedy of what knows the cause."""
+    log, follows = "\n".join(backend.said), ""
+    missing = f" ({named(lack.words for lack in backend.missing)})" if backend.missing else ""
+    said = f"; UCX says: {'; '.join(backend.said[:4])}" if backend.said else ""
+    no_plugin = "set NIXL_PLUGIN_DIR to the plugin folder of this NIXL build, or unset it"
+    remedy = backend.remedy or (READ_LOG if backend.plugin else no_plugin)
+    peer_failure = peer_failure_remedy(log, facts.environment.steering)
+    if log and not backend.remedy:
+        known = next((text for pattern, text in _REMEDIES_BY_LOG if re.search(pattern, log)), "")
+        allowed = "transports-allowed lists the values that UCX_TLS may have on this host"
+        remedy = known or peer_failure or f"correct what UCX names; {allowed}"
+    if backend.name == "UCX":
+        devices, memory = devices_there(facts, wanted), shm(facts, wanted)
+        if devices.verdict is Verdict.FAIL and "UCX_NET_DEVICES" in devices.reason:
+            follows, remedy = "follows from devices-there: ", peer_failure or devices.remedy
+        elif memory.verdict is Verdict.FAIL and re.search("shm_open|Shared memory", log):
+            follows, remedy = "follows from shm: ", memory.remedy
+        if not (backend.said or backend.missing or backend.remedy):
+            tls = transports_allowed(facts, wanted)
+            if tls.verdict is Verdict.FAIL:
+                said, remedy = f"; {tls.reason}", tls.remedy
+            elif choice := _near_cards(facts):
+                said, remedy = f"; {choice[0]}", choice[1]
+        if facts.ucx_files and not follows:
+            said, remedy = f"{said}; {settings_of_files(facts)}", remedy_of_files(facts)
+    return failed(f"{follows}{backend.name} cannot be created: {backend.error}{missing}{said}", remedy)
 
 
 def _near_cards(facts: Facts) -> tuple[str, str] | None:
@@ -114,19 +144,10 @@ def _near_cards(facts: Facts) -> tuple[str, str] | None:
     )
 
 
-def _remedy(plugin: str) -> str:
-    if not plugin:
-        return "set NIXL_PLUGIN_DIR to the plugin folder of this NIXL build, or unset it"
-    return "run it again with NIXL_LOG_LEVEL=info and UCX_LOG_LEVEL=info and read the log"
-
-
 @check("plugin-libraries", "Does this host have every library that the plugins of the requested backends need?",
        image=True, unless=not_loaded)  # fmt: skip
 def plugin_libraries(facts: Facts, wanted: Requirements) -> Judgement:
-    """The host has every library and symbol version that the plugins of the requested backends need.
-
-    Judge the plugins' libraries, including symbol versions and indirect dependencies.
-    """
+    """The host has every library and symbol version that the plugins of the requested backends need."""
     lacking: list[Lacking] = []
     without: list[str] = []
     for name in wanted.backends:
@@ -155,10 +176,7 @@ def plugin_libraries(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("libraries-once", "Does a process with NIXL load each library only once?", image=True, unless=not_loaded)
 def libraries_once(facts: Facts, wanted: Requirements) -> Judgement:
-    """No process with NIXL has two copies of UCX, libfabric or another library.
-
-    Judge duplicate libraries. LD_PRELOAD, LD_LIBRARY_PATH or another package can bring a second copy.
-    """
+    """No process with NIXL has two copies of UCX, libfabric or another library."""
     copies = facts.software.copies()
     remedy = (
         "keep one copy: unset LD_PRELOAD, remove the other copy's folder from LD_LIBRARY_PATH, or uninstall the "
@@ -182,10 +200,7 @@ def libraries_once(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("etcd-client-library", "Does NIXL load its client library of etcd?", image=True, unless=not_loaded)
 def etcd_client_library(facts: Facts, wanted: Requirements) -> Judgement:
-    """NIXL was built with etcd, and loads its client library.
-
-    Judge etcd's client library. Without it, agents exchange metadata only by side channel.
-    """
+    """NIXL was built with etcd, and loads its client library."""
     client = facts.software.etcd_client
     if client.value is None:
         return failed(
@@ -201,10 +216,7 @@ def etcd_client_library(facts: Facts, wanted: Requirements) -> Judgement:
     image=True,
 )
 def etcd_client_patch(facts: Facts, wanted: Requirements) -> Judgement:
-    """If the image has the patch that skips the validation of addresses, the library contains it.
-
-    Report whether the library is patched to skip the validation of addresses. Some images have it on purpose.
-    """
+    """If the image has the patch that skips the validation of addresses, the library contains it."""
     patched = facts.software.etcd_client_patched
     if patched.value is None:
         return not_applicable(f"NIXL has no client library of etcd: {patched.why}")
@@ -217,10 +229,7 @@ def etcd_client_patch(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("nixlbench-starts", "Does nixlbench start?", image=True)
 def nixlbench_starts(facts: Facts, wanted: Requirements) -> Judgement:
-    """If nixlbench is installed, it starts.
-
-    Judge whether nixlbench prints its help.
-    """
+    """If nixlbench is installed, it starts."""
     path, fault = facts.software.nixlbench, facts.software.nixlbench_fault
     if path.value is None:
         return not_applicable(f"{path.why}; nixlbench is optional")

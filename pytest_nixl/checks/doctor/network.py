@@ -48,10 +48,7 @@ def _used(facts: Facts) -> list[Nic]:
 
 @check("nics-up", "Is every interface that carries traffic up?")
 def nics_up(facts: Facts, wanted: Requirements) -> Judgement:
-    """Every interface that carries traffic is up.
-
-    Judge the interfaces with the default route or an address, and those that a variable names.
-    """
+    """Every interface that carries traffic is up."""
     used = _used(facts)
     if not used:
         return not_applicable("only loopback has an address: no traffic leaves this host")
@@ -67,10 +64,7 @@ def nics_up(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("nic-rate", "Is every interface as fast as the profile says?")
 def nic_rate(facts: Facts, wanted: Requirements) -> Judgement:
-    """No interface is slower than the profile says.
-
-    Compare network cards without RDMA with the profile's rate; rdma-rate judges those with RDMA.
-    """
+    """No interface is slower than the profile says."""
     if wanted.machine is None or not wanted.machine.nics:
         return not_applicable("the profile describes no network cards")
     if wanted.rdma:
@@ -90,10 +84,7 @@ def nic_rate(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("mtu", "Do all interfaces of one kind have the same MTU?")
 def mtu(facts: Facts, wanted: Requirements) -> Judgement:
-    """Interfaces of one kind have the same MTU.
-
-    Compare the interfaces of this host that have the same driver; ranks-agree compares hosts.
-    """
+    """Interfaces of one kind have the same MTU."""
     kinds: dict[str, dict[str, int]] = {}
     for nic in facts.nics:
         if nic.mtu is not None and nic.driver and nic.state == "up":
@@ -113,11 +104,8 @@ def mtu(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("link-local", "Do agents keep link-local addresses (169.254.0.0/16) to themselves?")
 def link_local(facts: Facts, wanted: Requirements) -> Judgement:
-    """UCX agents advertise no address of 169.254.0.0/16.
-
-    Judge the addresses that UCX advertises. UCX before openucx/ucx#11504 advertises link-local addresses, which no
-    other host can reach.
-    """
+    """UCX agents advertise no address of 169.254.0.0/16."""
+    # UCX before openucx/ucx#11504 advertises such addresses, which no other host can reach.
     local = {nic.name: nic.link_local() for nic in facts.network.nics if nic.link_local()}
     if not local:
         return passed("no interface has an IPv4 link-local address")
@@ -143,10 +131,7 @@ def link_local(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("names-resolve", "Do the host names in etcd's addresses resolve?")
 def names_resolve(facts: Facts, wanted: Requirements) -> Judgement:
-    """The host names in etcd's addresses resolve, also in a pod with hostNetwork.
-
-    Judge the names. Without a dnsPolicy, a pod with hostNetwork uses the node's resolver, which knows no Service.
-    """
+    """The host names in etcd's addresses resolve, also in a pod with hostNetwork."""
     names = [name for name in facts.etcd.names if not _is_address(name.host)]
     search = facts.network.search.value or ()
     servers = facts.network.nameservers.value or ()
@@ -176,10 +161,7 @@ def names_resolve(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("peer-reachable", "Can this host reach the other hosts?")
 def peer_reachable(facts: Facts, wanted: Requirements) -> Judgement:
-    """The host reaches every other host.
-
-    Judge whether packets reach each named host and come back.
-    """
+    """The host reaches every other host."""
     if not facts.peers:
         return not_applicable("no other host is named (`pytest-nixl doctor --peer=HOST`), and this run has one rank")
     lost = [f"{peer.name}: {peer.fault}" for peer in facts.peers if peer.fault]
@@ -210,10 +192,7 @@ _SIDE_CHANNEL = {
 
 @check("side-channel", "Does the NIXL side channel of the other engine answer?")
 def side_channel(facts: Facts, wanted: Requirements) -> Judgement:
-    """The NIXL side channel of the other vLLM engine answers.
-
-    Judge whether ZMQ answers at the address where vLLM's engines exchange their agents' metadata.
-    """
+    """The NIXL side channel of the other vLLM engine answers."""
     if not facts.side_channels:
         return not_applicable("no side channel is named (in decode's pod: `pytest-nixl doctor --side-channel=PREFILL`)")
     silent = [f"{engine.name}: {engine.fault}" for engine in facts.side_channels if engine.fault]

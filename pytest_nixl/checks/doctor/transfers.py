@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pytest_nixl.checks.doctor.check import Requirements, check, failed, not_applicable, passed, unknown, warned
-from pytest_nixl.checks.doctor.libraries import not_loaded
+from pytest_nixl.checks.doctor.libraries import READ_LOG, not_loaded, remedy_of_files, settings_of_files
 from pytest_nixl.core.words import named
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.software import library
@@ -49,7 +49,7 @@ def transfers_arrive(facts: Facts, wanted: Requirements) -> Judgement:
     if absent is not None:
         return not_applicable(f"NIXL cannot be loaded: {absent.reason}")
     if fault is not None:
-        return _without_culprit(fault)
+        return _without_culprit(fault, facts)
     slower = next((proof for proof in facts.transfers if proof.obstacle and _is_refused(proof, wanted.profile)), None)
     moved = "; ".join(f"{_subject(proof)}: 64 KiB each way{_carried(proof)}" for proof in facts.transfers)
     if slower is not None:
@@ -57,7 +57,7 @@ def transfers_arrive(facts: Facts, wanted: Requirements) -> Judgement:
     return passed(moved)
 
 
-def _without_culprit(proof: TransferProof) -> Judgement:
+def _without_culprit(proof: TransferProof, facts: Facts) -> Judgement:
     if proof.late:
         return unknown(
             f"{_subject(proof)}: no bytes arrived before the deadline ({proof.fault})",
@@ -66,10 +66,16 @@ def _without_culprit(proof: TransferProof) -> Judgement:
     without = (
         "nothing can be moved without any variable that steers NIXL either" if proof.bare else "no variable steers it"
     )
+    if proof.backend == "UCX" and facts.ucx_files:
+        return failed(
+            f"{_subject(proof)}: nothing can be moved: {proof.fault}; {without}, but {settings_of_files(facts)}",
+            remedy_of_files(facts),
+        )
     return failed(
         f"{_subject(proof)}: nothing can be moved: {proof.fault}; {without}, so this host is the cause"
         f"{f': {proof.obstacle}' if proof.obstacle else ''}",
-        proof.remedy or "follow the remedy of backend-loads",
+        # A worker's remedy may refer to lines that a failed test prints, and the doctor does not.
+        READ_LOG if proof.remedy.endswith(" below") else proof.remedy or "follow the remedy of backend-loads",
     )
 
 

@@ -10,9 +10,9 @@ from helpers.fake_sysfs import Tree, p5
 
 from pytest_nixl.checks.doctor.catalogue import judge
 from pytest_nixl.checks.doctor.check import Requirements
-from pytest_nixl.host.cores import cpu_list, cpu_numbers, read_cores
 from pytest_nixl.host.facts import gather
 from pytest_nixl.host.recorded_tree import FactsRoot
+from pytest_nixl.host.system import cpu_list, cpu_numbers, read_cores
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.model.verdicts import Judgement, Verdict
 

@@ -19,7 +19,7 @@ from pytest_nixl.checks.doctor.check import Requirements
 from pytest_nixl.core.plain import from_plain, to_plain
 from pytest_nixl.host.facts import gather
 from pytest_nixl.host.recorded_tree import FactsRoot
-from pytest_nixl.host.storage_queues import StorageQueues, read_storage_queues
+from pytest_nixl.host.system import StorageQueues, read_storage_queues
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.model.verdicts import Judgement, Verdict
 
@@ -131,7 +131,7 @@ FILTER = """
 import ctypes, json, platform, struct
 from pytest_nixl.core.plain import to_plain
 from pytest_nixl.host.recorded_tree import FactsRoot
-from pytest_nixl.host.storage_queues import read_storage_queues
+from pytest_nixl.host.system import read_storage_queues
 program = b"".join(struct.pack("HBBI", *each) for each in (
     (0x20, 0, 0, 0),            # load the number of the call
     (0x15, 0, 1, 425),          # if it is io_uring_setup

@@ -26,9 +26,8 @@ from pytest_nixl.checks.doctor.check import Requirements
 from pytest_nixl.checks.doctor.ranks import compare_hosts, ranks_agree
 from pytest_nixl.core.plain import from_plain
 from pytest_nixl.core.redaction import hider, is_secret, redact
-from pytest_nixl.host.fact import Fact
 from pytest_nixl.host.facts import Facts, gather
-from pytest_nixl.host.recorded_tree import ASKED, FactsRoot
+from pytest_nixl.host.recorded_tree import ASKED, Fact, FactsRoot
 from pytest_nixl.host.software import library, unused_variables
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.model.verdicts import Verdict

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pytest_nixl.host import library_versions
-from pytest_nixl.host.verbs_providers import ask_verbs
+from pytest_nixl.host.image import ask_verbs
 from pytest_nixl.nixl.backends.driver_standin import shared_object
 from pytest_nixl.nixl.installed import constants, cuda_of_nixl, nixl_packages, torch_version
 

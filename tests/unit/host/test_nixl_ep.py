@@ -13,7 +13,7 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 from helpers.needs import need_programs
 
-from pytest_nixl.host.nixl_ep import ask_nixl_ep
+from pytest_nixl.host.image import ask_nixl_ep
 from pytest_nixl.nixl.installed import nixl_packages
 
 TORCH = {"version": "2.13.0+cu128", "cuda": "12.8"}

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from helpers.copied_wheel import CopiedWheel, copy_wheel
 
+from pytest_nixl.core.plain import from_plain
 from pytest_nixl.host import plugin_files
 from pytest_nixl.host.facts import gather
 from pytest_nixl.host.plugin_files import PluginFile, PluginsInAdvance, plugin_folder, remedies
@@ -45,7 +46,7 @@ def loaded(wheel: CopiedWheel) -> dict[str, PluginFile]:
 def load_plugins(folder: str, library: str) -> list[PluginFile]:
     """Load each plugin of a folder. :param library: NIXL's library, which is loaded first; empty to load none."""
     with closing(PluginsInAdvance({})) as plugins:
-        return [PluginFile.of(each) for each in plugins.load(folder, library)]
+        return [from_plain(PluginFile, plugin) for plugin in plugins.load(folder, library)]
 
 
 @pytest.mark.long
