@@ -7,6 +7,7 @@ import contextlib
 import functools
 import inspect
 import os
+import re
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
@@ -95,6 +96,13 @@ def _suite(item: pytest.Item) -> list[str]:
 #: What to do about a missed deadline on a busy host.
 LESS_TO_DO = "stop other processes on this host, and run it again"
 
+#: How pytest-timeout ends a test, and what to do then.
+_BY_TIMEOUT = re.compile(r"Timeout \(?>.*pytest-timeout")
+MORE_TIME = (
+    "Give the test more time: --timeout=SECONDS of pytest-timeout, or its marker. If it then waits as long, see where "
+    "in its traceback, and let --nixl-timeout end the calls of NIXL that wait."
+)
+
 #: A test may share the reading of one that began so many seconds before: a deadline is much longer.
 _SHARED_SECONDS = 0.5
 _LOAD = pytest.StashKey[HostLoad]()
@@ -182,6 +190,8 @@ def add_result(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Te
     :param report: the report of setup, call or teardown, which is changed in place.
     """
     run = Run.of(item.config)
+    if (suite := suite_of(item.path)) is not None:
+        vars(report)["nixl_module"] = f"pytest_nixl.suites.{suite}.{item.path.stem}"
     if check_of(item) is not None:
         restore_outcome(item, call, report)
     if call.excinfo is not None:
@@ -263,7 +273,8 @@ def _judgement(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Te
     if isinstance(error, NixlPluginError):
         return Judgement(Verdict.ERROR, error.reason, error.remedy)
     kind = Verdict.FAIL if isinstance(error, (AssertionError, pytest.fail.Exception)) else Verdict.ERROR
-    return Judgement(kind, _first_line(error))
+    reason = _first_line(error)
+    return Judgement(kind, reason, MORE_TIME if _BY_TIMEOUT.match(reason) else "")
 
 
 def _skip_reason(report: pytest.TestReport) -> str:
