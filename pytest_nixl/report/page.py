@@ -26,11 +26,10 @@ from pytest_nixl.model.row_key import RowKey, UnknownKey
 from pytest_nixl.model.verdicts import GOOD, Outcome, Verdict, outcome
 from pytest_nixl.nixl.reproductions import reproduction
 from pytest_nixl.report.charts import bandwidth, history, latency, time_text
-from pytest_nixl.report.figures import figure_rows
 from pytest_nixl.report.matrix import matrices
 from pytest_nixl.report.run_report import RunReport
 from pytest_nixl.report.svg import change_bar, change_scale, changes_axis
-from pytest_nixl.report.table import reasons, repeats
+from pytest_nixl.report.table import figure_rows, reasons, repeats
 from pytest_nixl.session.suites import suite_checks
 from pytest_nixl.store.provenance import changes
 
