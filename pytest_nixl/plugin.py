@@ -109,7 +109,12 @@ class _Results:
         self._run = run
         self._reruns: Reruns | None = None
 
+    @pytest.hookimpl(tryfirst=True)  # before pytest writes the report to its JUnit file
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if hasattr(report, "nixl_module"):
+            from pytest_nixl.report.junit import name_by_module
+
+            name_by_module(self._run.config, report)
         result = getattr(report, "nixl_result", None)
         if result is not None:
             from pytest_nixl.session.outcome import Reruns
@@ -271,6 +276,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         from pytest_nixl.session.check_result import watch_call
 
         watch_call(item)
+        places = item.config.stash[_RUN].collected.places
+        places[item.nodeid] = len(places)
     if "nixl_agent" in getattr(item, "fixturenames", ()) and not item.config.option.collectonly:
         _prepare_workers(item.config.stash[_RUN])
 
@@ -485,6 +492,7 @@ def _conclude(session: pytest.Session, run: Run) -> None:
     settings = run.settings
     profile = load_profile(settings.profile)
     found = run.found
+    found.order_rows(run.collected.places)
     if found.interrupted and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.INTERRUPTED
     if found.ended or not found.interrupted:

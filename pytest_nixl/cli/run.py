@@ -4,19 +4,25 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import shlex
 import shutil
+import signal
+import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 
-from pytest_nixl.cli.judged_run import run_judged
 from pytest_nixl.cli.run_choice import RunChoice, choose, needs_facts
 from pytest_nixl.core.redaction import redact
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.model.engine_backends import ENGINE_BACKENDS, GENERAL_VARIABLE
 from pytest_nixl.model.settings import LEVELS, OPTIONS
+from pytest_nixl.session.ending import ENDING, read_ending
 from pytest_nixl.session.suites import checks_of_suites, suites_folder
 
 #: The page that the run writes in the current directory.
@@ -30,6 +36,11 @@ _VALUED = ("--backend", "--nixl-backend", "--profile", "--nixl-profile", "--nixl
 _PLAIN = (AS_GIVEN, "--no-gate", "--print", "-h", "--help")
 #: The short options of pytest and its common plugins that take a value. Other short ones, such as -x, take none.
 _SHORT_VALUED = ("-c", "-k", "-m", "-n", "-o", "-p", "-r", "-W")
+_PR_SET_PDEATHSIG = 1
+_NOT_JUDGED = (
+    "the run ended before it was judged: pytest ended with exit code 0, but no verdict of this run has that code; a "
+    "conftest.py or another plugin of pytest ended it, or an option by which pytest runs no test"
+)
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -240,3 +251,47 @@ def _without_secrets(words: Sequence[str]) -> list[str]:
         shown.append("***" if hide else f"{flag}=***" if flag in secret and equals else redact(word))
         hide = flag in secret and not equals
     return shown
+
+
+def run_judged(command: Sequence[str]) -> int:
+    """Run pytest and return its exit code; 1 if it ends with 0 and the plugin did not judge the run.
+
+    SIGTERM, SIGHUP and SIGINT go to pytest, unless the terminal sends it Ctrl-C itself.
+    """
+    with tempfile.TemporaryDirectory(prefix="nixl-ending-") as folder:
+        path = Path(folder) / "ending.json"
+        libc = ctypes.CDLL(None)
+        child = subprocess.Popen(
+            command,
+            env={**os.environ, ENDING: str(path)},
+            # pytest ends in order if this process is killed
+            preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0),
+        )
+
+        def forward(number: int, frame: FrameType | None) -> None:
+            if number != signal.SIGINT or not _in_foreground():
+                child.send_signal(number)
+
+        previous = {
+            number: signal.signal(number, forward)
+            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+            if signal.getsignal(number) != signal.SIG_IGN
+        }
+        code = child.wait()
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        if code == 0 and read_ending(path) != 0:
+            print(f"pytest-nixl run: {_NOT_JUDGED}", file=sys.stderr)
+            return 1
+    return 128 - code if code < 0 else code
+
+
+def _in_foreground() -> bool:
+    """Whether a terminal sends Ctrl-C to this process and its children."""
+    with suppress(OSError):
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+        try:
+            return os.tcgetpgrp(terminal) == os.getpgrp()
+        finally:
+            os.close(terminal)
+    return False

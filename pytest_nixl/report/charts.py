@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from markupsafe import Markup
@@ -64,7 +64,7 @@ def bandwidth(run: RecordedRun, before: RecordedRun | None = None) -> list[Chart
 
     :param before: the baseline, which is drawn below; None: there is none.
     """
-    cards = []
+    drawn = []
     earlier = _groups(before) if before is not None else {}
     for group, by_op in _groups(run).items():
         rows = [row for rows in by_op.values() for row in rows]
@@ -84,9 +84,31 @@ def bandwidth(run: RecordedRun, before: RecordedRun | None = None) -> list[Chart
                 series.append(Series(name, tuple((size, bound) for size in sizes), "limit"))
             elif bound:
                 remarks.append(f"{name} {_rate(bound)}, far above")
-        values = [value for one in series for _, value in (*one.points, *one.spread)]
-        axes = sizes_axis(sizes, _size), value_axis(values, _gigabytes, "GB/s")
-        cards.append(ChartCard(_name(group), lines(*axes, series, f"bandwidth of {_name(group)}"), series, remarks))
+        drawn.append((_name(group), series, remarks))
+    return _cards("bandwidth", drawn, _gigabytes, "GB/s")
+
+
+def _cards(
+    kind: str,
+    drawn: Sequence[tuple[str, Sequence[Series], Sequence[str]]],
+    show: Callable[[float], str],
+    unit: str,
+    *,
+    log: bool | None = None,
+) -> list[ChartCard]:
+    """Return charts over block sizes, whose values all have the same scale, so that charts can be compared.
+
+    :param drawn: the title, the lines and the remarks of each chart.
+    :param show: the name of a value on the scale.
+    """
+    values = [value for _, series, _ in drawn for line in series for _, value in (*line.points, *line.spread)]
+    if not values:
+        return []
+    scale = value_axis(values, show, unit, log=log)
+    cards = []
+    for title, series, remarks in drawn:
+        sizes = sizes_axis([size for line in series for size, _ in line.points], _size)
+        cards.append(ChartCard(title, lines(sizes, scale, series, f"{kind} of {title}"), series, remarks))
     return cards
 
 
@@ -99,7 +121,7 @@ def _line(name: str, rows: Sequence[tuple[int, RowSummary]], style: str) -> Seri
 
 def latency(run: RecordedRun) -> list[ChartCard]:
     """Return a card for each operation of each group of rows: latency percentiles of single transfers."""
-    cards = []
+    drawn: list[tuple[str, list[Series], list[str]]] = []
     for group, by_op in _groups(run).items():
         for op, rows in by_op.items():
             names = dict.fromkeys(name for _, row in rows for name in row.latencies)
@@ -107,15 +129,11 @@ def latency(run: RecordedRun) -> list[ChartCard]:
             for number, name in enumerate(names):
                 points = [(float(size), row.latencies[name]) for size, row in rows if row.latencies.get(name, 0) > 0]
                 if points:
-                    labels = tuple(f"{name} of {_size(size)}: {_time(seconds)}" for size, seconds in points)
+                    labels = tuple(f"{name} of {_size(size)}: {time_text(seconds)}" for size, seconds in points)
                     series.append(Series(name, tuple(points), f"s{number % 6}", (), labels))
-            if not series:
-                continue
-            values = [value for line in series for _, value in line.points]
-            axes = sizes_axis([size for size, _ in rows], _size), value_axis(values, _time, "", log=True)
-            title = f"{_name(group)}, {op}"
-            cards.append(ChartCard(title, lines(*axes, series, f"latency of {title}"), series, []))
-    return cards
+            if series:
+                drawn.append((f"{_name(group)}, {op}", series, []))
+    return _cards("latency", drawn, time_text, "", log=True)
 
 
 def history(runs: Sequence[RecordedRun]) -> list[ChartCard]:
@@ -188,14 +206,15 @@ def _rate(value: float) -> str:
 
 
 def _gigabytes(value: float) -> str:
-    return f"{value / 1e9:g}" if value >= 1e6 or not value else f"{value / 1e9:.0e}"
+    return f"{value / 1e9:g}"
 
 
 def _size(value: float) -> str:
     return units.format_size(int(value))
 
 
-def _time(seconds: float) -> str:
+def time_text(seconds: float) -> str:
+    """Return a time with its unit and three significant digits."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if seconds >= scale * 0.999:
             return f"{seconds / scale:.3g} {unit}"

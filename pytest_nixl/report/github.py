@@ -14,6 +14,7 @@ from pytest_nixl.core.untrusted_file import write_regular
 from pytest_nixl.judge.run_comparison import shown_change
 from pytest_nixl.model.conclusion import NEXT_STEPS, counted, known_limits_line
 from pytest_nixl.model.verdicts import INTERRUPTED, Outcome, Verdict, outcome
+from pytest_nixl.report.charts import time_text
 from pytest_nixl.report.run_report import RunReport
 from pytest_nixl.report.table import reasons
 
@@ -59,12 +60,12 @@ def summary(report: RunReport) -> Iterator[str]:
     if run.rows:
         change_column = " change |" if compared is not None else ""
         yield ""
-        yield f"| row | verdict | GB/s | floor | p50 µs | p99 µs | transport |{change_column}"
+        yield f"| row | verdict | GB/s | floor | p50 | p99 | transport |{change_column}"
         yield f"| --- | --- | ---: | ---: | ---: | ---: | --- |{' ---: |' if compared is not None else ''}"
     verdicts = {result.row: result.verdict for result in run.results if result.summary is not None}
     for key, row in run.rows.items():
         latencies = [
-            units.microseconds(row.latencies[name]) if row.latencies.get(name, 0) > 0 else "" for name in ("p50", "p99")
+            time_text(row.latencies[name]) if row.latencies.get(name, 0) > 0 else "" for name in ("p50", "p99")
         ]
         floor = units.gigabytes(row.floor) if row.floor else ""
         verdict = str(verdicts.get(key, ""))

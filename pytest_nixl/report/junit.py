@@ -37,6 +37,13 @@ def name_by_rank(config: pytest.Config, rank: int) -> None:
         writer.logfile = str(_of_rank(Path(writer.logfile), rank))
 
 
+def name_by_module(config: pytest.Config, report: pytest.TestReport) -> None:
+    """Name the class of a suite's test case by its module, wherever the suites are installed."""
+    module = getattr(report, "nixl_module", "")
+    for writer in junit_files(config) if module else ():
+        writer.node_reporter(report).add_attribute("classname", module)
+
+
 def _of_rank(path: Path, rank: int) -> Path:
     return path.with_name(f"{path.stem}.rank{rank}{path.suffix}") if rank else path
 

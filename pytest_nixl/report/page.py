@@ -9,11 +9,12 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 from typing import Any
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from pytest_nixl.core import units
 from pytest_nixl.judge.run_comparison import CHECK as REGRESSION
@@ -24,13 +25,12 @@ from pytest_nixl.model.results import Result
 from pytest_nixl.model.row_key import RowKey, UnknownKey
 from pytest_nixl.model.verdicts import GOOD, Outcome, Verdict, outcome
 from pytest_nixl.nixl.reproductions import reproduction
-from pytest_nixl.report.charts import bandwidth, history, latency
-from pytest_nixl.report.docs_links import docs_of
-from pytest_nixl.report.figures import figure_rows
+from pytest_nixl.report.charts import bandwidth, history, latency, time_text
 from pytest_nixl.report.matrix import matrices
 from pytest_nixl.report.run_report import RunReport
 from pytest_nixl.report.svg import change_bar, change_scale, changes_axis
-from pytest_nixl.report.table import reasons, repeats
+from pytest_nixl.report.table import figure_rows, reasons, repeats
+from pytest_nixl.session.suites import suite_checks
 from pytest_nixl.store.provenance import changes
 
 _STYLES = {Outcome.PASS: "pass", Outcome.WARN: "warn", Outcome.FAIL: "fail", Outcome.SKIP: "soft"}
@@ -44,6 +44,10 @@ _GOOD_ROW = (None, *GOOD)
 _MOST_COMMANDS = 12
 #: A rank in a sentence.
 _RANK = re.compile(r"\branks? (\d+)")
+#: In a sentence: code between backticks, or an option.
+_CODE = re.compile(r"`([^`]+)`|(?<!\S)(\(?--?[a-z]\S*)")
+#: The name in ``[project.urls]`` of the address of the site.
+_SITE = "Documentation"
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -81,12 +85,31 @@ def _template() -> jinja2.Template:
         trim_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters.update(gigabytes=units.gigabytes, reason=_reason)
+    environment.filters.update(
+        css_text=_css_text, gigabytes=units.gigabytes, sentence=_sentence, whole_words=_whole_words
+    )
     return environment.get_template("page.html.j2")
 
 
-def _reason(result: Result) -> str:
-    return result.reason or str(result.row or result.check)
+def _whole_words(text: str) -> Markup:
+    """Return a command as HTML that is broken between its words, and not inside an option."""
+    return Markup(" ").join(Markup("<b class=word>{}</b>").format(word) for word in text.split(" "))
+
+
+def _sentence(text: str) -> Markup:
+    """Return a sentence as HTML: code between backticks is shown as code, and an option is not broken."""
+    parts, end = [], 0
+    for match in _CODE.finditer(text):
+        code, option = match.groups()
+        shown = Markup("<code>{}</code>").format(_whole_words(code)) if code else _whole_words(option)
+        parts += [escape(text[end : match.start()]), shown]
+        end = match.end()
+    return Markup().join((*parts, escape(text[end:])))
+
+
+def _css_text(text: str) -> Markup:
+    """Return a text as a string of a style sheet, whatever its characters are."""
+    return Markup("".join(sign if sign.isascii() and sign.isalnum() else f"\\{ord(sign):x} " for sign in text))
 
 
 def _outcome(report: RunReport, result: Result) -> Outcome:
@@ -194,7 +217,7 @@ def _findings(report: RunReport) -> list[Mapping[str, Any]]:
             "reasons": reasons(group),
             "remedy": group[0].remedy,
             "commands": list(dict.fromkeys(_commands(group)))[:_MOST_COMMANDS],
-            "docs": docs_of(group),
+            "docs": _docs(group),
         }
         for group in report.problems
         if _outcome(report, group[0]) is not Outcome.SKIP
@@ -202,11 +225,34 @@ def _findings(report: RunReport) -> list[Mapping[str, Any]]:
 
 
 def _commands(results: Sequence[Result]) -> Iterator[str]:
-    """Yield the commands that repeat results, then those that reproduce their findings with NIXL alone."""
+    """Yield the commands that repeat results, that reproduce findings with NIXL alone, and that explain both."""
     yield from repeats(results)
     for result in results:
         if result.finding in FINDINGS and reproduction(result.finding) is not None:
             yield f"pytest-nixl explain {result.finding} --reproduce | python -"
+    yield from (f"pytest-nixl explain {anchor}" for _, anchor in _sections(results))
+
+
+def _sections(results: Sequence[Result]) -> Iterator[tuple[str, str]]:
+    """Yield page and name of what the docs have of results. A check of another package has nothing there."""
+    checks = {check.id for check in suite_checks()}
+    for result in results:
+        if result.finding in FINDINGS:
+            yield "findings", result.finding
+        if result.check in checks:
+            yield "checks", result.check
+
+
+def _docs(results: Sequence[Result]) -> dict[str, str]:
+    """Return the address of each section of the docs on the site that the distribution names, by the section's name."""
+    try:
+        urls = metadata("pytest-nixl").get_all("Project-URL") or []
+    except PackageNotFoundError:
+        return {}
+    site = dict(url.split(", ", 1) for url in urls if ", " in url).get(_SITE, "").rstrip("/")
+    if not site.startswith(("https://", "http://")):
+        return {}
+    return {name: f"{site}/reference/{page}.html#{name.lower()}" for page, name in _sections(results)}
 
 
 def _anchors(results: Sequence[Result], used: set[str]) -> dict[str, str]:
@@ -262,7 +308,7 @@ def _rows(report: RunReport) -> list[Mapping[str, Any]]:
                 "marks": _marks(key, ""),
                 "numbers": [
                     *((value, units.gigabytes(value) if value else missing) for value, missing in rates),
-                    *((value, units.microseconds(value) if value else "–") for value in times),
+                    *((value, time_text(value) if value else "–") for value in times),
                 ],
                 "transport": "+".join(summary.transports) or "unknown",
                 "verdict": str(verdict or "–"),
@@ -322,7 +368,7 @@ def _not_applicable(report: RunReport) -> Mapping[str, Sequence[str]]:
     for result in report.run.results:
         if result.verdict is Verdict.NOT_APPLICABLE:
             name = result.row.short if result.row is not None else result.finding or result.check
-            found.setdefault(_reason(result), []).append(name)
+            found.setdefault(result.reason or name, []).append(name)
     return found
 
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from pytest_nixl.core import units
@@ -12,13 +12,16 @@ from pytest_nixl.model.conclusion import summary_line
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.row_key import HUGE, PAGES, RowKey
 from pytest_nixl.model.verdicts import GOOD, NO_BANDWIDTH, SEVERITY, Outcome, TextLine, Verdict, outcome
-from pytest_nixl.report.figures import figure_lines
 from pytest_nixl.report.row_table import tables
 from pytest_nixl.session.suites import checks_of_suites
 
 #: More results than this that do not apply are only counted, unless everything is wanted. So are the commands that
 #: repeat failures of one kind: only the first is printed.
 _FEW = 5
+#: The most figures that the terminal shows.
+MOST = 60
+#: More figures than this are only counted if no bound applies to them, unless everything is wanted.
+FEW = 6
 
 
 def lines(
@@ -244,3 +247,48 @@ def _page(result: Result) -> str:
 
 def _outcome(result: Result, gate: bool) -> Outcome:
     return outcome(result.verdict, gate=gate)
+
+
+def figure_rows(results: Iterable[Result]) -> list[tuple[tuple[str, str, str, str], Result]]:
+    """Return name, labels, value and limit of each figure, and the result of the check that measured it."""
+    return [
+        ((figure.name, figure.labels_text, figure.show(figure.value), figure.limit_text or "-"), result)
+        for result in results
+        for figure in result.measured
+    ]
+
+
+def figure_lines(results: Iterable[Result], *, gate: bool, everything: bool = True) -> Iterator[TextLine]:
+    """Yield the table of figures for the terminal. It has a column of limits if a bound applies to one of them.
+
+    :param gate: whether ``--nixl-gate`` is given.
+    :param everything: whether to show also each of many figures without a bound.
+    """
+    rows = figure_rows(results)
+    free = [row for row in rows if row[0][3] == "-"]
+    folded = len(free) > FEW and not everything
+    if folded:
+        rows = [row for row in rows if row[0][3] != "-"]
+    if rows:
+        yield from _figure_table(rows, gate)
+    if folded:
+        yield TextLine(f"{len(free)} figures without a bound were recorded; -v shows them")
+
+
+def _figure_table(rows: Sequence[tuple[tuple[str, str, str, str], Result]], gate: bool) -> Iterator[TextLine]:
+    limited = any(cells[3] != "-" for cells, _ in rows)
+    shown = rows[:MOST]
+    heads = ("figure", "of", "value", "bound")
+    widths = [max(len(cells[n]) for cells in (heads, *(cells for cells, _ in shown))) for n in range(4)]
+
+    def line(cells: tuple[str, ...]) -> str:
+        texts = [cells[0].ljust(widths[0]), cells[1].ljust(widths[1]), cells[2].rjust(widths[2])]
+        if limited:
+            texts.append(cells[3].ljust(widths[3]))
+        return "  ".join(texts).rstrip()
+
+    yield TextLine(line(heads))
+    for cells, result in shown:
+        yield TextLine(line(cells), outcome(result.verdict, gate=gate))
+    if len(rows) > MOST:
+        yield TextLine(f"and {len(rows) - MOST} more figures: --nixl-report=FILE.html shows all of them")

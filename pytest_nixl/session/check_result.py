@@ -7,6 +7,7 @@ import contextlib
 import functools
 import inspect
 import os
+import re
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,16 +20,19 @@ from pytest_nixl.core.cpu_contention import HostLoad
 from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
 from pytest_nixl.core.strict import printable
 from pytest_nixl.judge.profiles import load_profile
+from pytest_nixl.measure.steering_search import steering_names
 from pytest_nixl.model.findings import FindingError
+from pytest_nixl.model.memory import HOST
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.settings import OPTIONS
+from pytest_nixl.model.transfer_proof import TransferProof
 from pytest_nixl.model.verdicts import Judgement, Verdict
+from pytest_nixl.processes.worker_errors import WorkerError
 from pytest_nixl.session.given_options import given_options
 from pytest_nixl.session.outcome import JUDGEMENT, check_of, is_own
 from pytest_nixl.session.requested_links import row_of
 from pytest_nixl.session.run import Run
-from pytest_nixl.session.steering_fault import name_steering_fault
 from pytest_nixl.session.suites import suite_of
 
 #: Options that judge or write a whole run.
@@ -94,6 +98,13 @@ def _suite(item: pytest.Item) -> list[str]:
 
 #: What to do about a missed deadline on a busy host.
 LESS_TO_DO = "stop other processes on this host, and run it again"
+
+#: How pytest-timeout ends a test, and what to do then.
+_BY_TIMEOUT = re.compile(r"Timeout \(?>.*pytest-timeout")
+MORE_TIME = (
+    "Give the test more time: --timeout=SECONDS of pytest-timeout, or its marker. If it then waits as long, see where "
+    "in its traceback, and let --nixl-timeout end the calls of NIXL that wait."
+)
 
 #: A test may share the reading of one that began so many seconds before: a deadline is much longer.
 _SHARED_SECONDS = 0.5
@@ -182,6 +193,8 @@ def add_result(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Te
     :param report: the report of setup, call or teardown, which is changed in place.
     """
     run = Run.of(item.config)
+    if (suite := suite_of(item.path)) is not None:
+        vars(report)["nixl_module"] = f"pytest_nixl.suites.{suite}.{item.path.stem}"
     if check_of(item) is not None:
         restore_outcome(item, call, report)
     if call.excinfo is not None:
@@ -263,7 +276,8 @@ def _judgement(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Te
     if isinstance(error, NixlPluginError):
         return Judgement(Verdict.ERROR, error.reason, error.remedy)
     kind = Verdict.FAIL if isinstance(error, (AssertionError, pytest.fail.Exception)) else Verdict.ERROR
-    return Judgement(kind, _first_line(error))
+    reason = _first_line(error)
+    return Judgement(kind, reason, MORE_TIME if _BY_TIMEOUT.match(reason) else "")
 
 
 def _skip_reason(report: pytest.TestReport) -> str:
@@ -327,3 +341,39 @@ def _own_lines(item: pytest.Item, excinfo: pytest.ExceptionInfo[BaseException], 
         last = own(excinfo)[-1]
         crash.path, crash.lineno, crash.message = str(last.path), last.lineno + 1, error.reason
     return shown
+
+
+#: The proofs of this run by backend, each made once.
+_PROOFS = pytest.StashKey[dict[str, "TransferProof | None"]]()
+
+
+def name_steering_fault(item: pytest.Item, error: BaseException) -> None:
+    """Add to the error of a worker that nothing can be moved with a variable, and that bytes arrive without it.
+
+    The variable is searched once for each backend, by transfers between two workers of this host. No search is made
+    after a row was measured, or if no variable steers NIXL.
+
+    :param error: the error, whose reason and remedy are changed in place.
+    """
+    if not isinstance(error, WorkerError) or error.late or check_of(item) is None:
+        return
+    run, names = Run.of(item.config), steering_names(os.environ)
+    if not names or any(name in error.reason for name in names) or not run.usable:
+        return
+    if any(result.summary is not None for result in run.found.results):
+        return
+    row = row_of(item)
+    backend = row.plain_backend if row is not None else run.settings.backend[0]
+    proof = _proof(run, backend)
+    if proof is not None and proof.culprits:
+        error.reason = f"{error.reason}; {proof.steering_fault}"
+        error.remedy = proof.steering_remedy
+
+
+def _proof(run: Run, backend: str) -> TransferProof | None:
+    from pytest_nixl.measure.transfer_proof import Prover, provable
+
+    proofs = run.config.stash.setdefault(_PROOFS, {})
+    if backend not in proofs:
+        proofs[backend] = Prover(run.settings).prove(backend, HOST) if provable([backend]) else None
+    return proofs[backend]

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -93,6 +93,15 @@ class Found:
     def add_run_results(self, results: Iterable[Result]) -> None:
         """Add results that no test made, such as a required check that did not run."""
         self.results = (*self.results, *map(self._hidden, results))
+
+    def order_rows(self, places: Mapping[str, int]) -> None:
+        """Put the results of rows into the order of collection, whatever the order was in which the rows were measured.
+
+        :param places: by node id the place of each test.
+        """
+        rows = [result for result in self.results if result.row is not None]
+        ordered = iter(sorted(rows, key=lambda result: places.get(result.nodeid, len(places))))
+        self.results = tuple(result if result.row is None else next(ordered) for result in self.results)
 
     def _clean(self, text: str) -> str:
         return printable(self.hide(text))

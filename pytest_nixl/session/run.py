@@ -31,11 +31,13 @@ class Collected:
     :param used: whether a test that uses the plugin was selected.
     :param checks: whether a test that makes a check was collected.
     :param suites: the suites of which a test was collected.
+    :param places: by node id the place of each test in the order of collection, which another plugin may shuffle.
     """
 
     used: bool = False
     checks: bool = False
     suites: set[str] = field(default_factory=set)
+    places: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)

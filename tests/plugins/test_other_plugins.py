@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from helpers.cli_run import BANDWIDTH, run
+from helpers.pytester_run import run_pytest
 
 from pytest_nixl.store.store import Store
 
@@ -47,6 +48,37 @@ def test_rows_are_measured_with_all_plugins(tmp_path: Path) -> None:
     (stored,), skipped = Store(tmp_path / "store").runs()
     assert (len(stored.rows), skipped) == (1, [])
     assert (tmp_path / "r.html").exists()
+
+
+def test_rows_keep_their_order_and_their_names_when_they_are_shuffled(tmp_path: Path) -> None:
+    """And JUnit's class names do not depend on where the suites are."""
+    found = []
+    for seed in ("no:randomly", "randomly"):
+        file = tmp_path / f"{seed[:2]}.xml"
+        done = run(
+            BANDWIDTH,
+            "--nixl-duration=20ms",
+            "--nixl-blocks=64KiB,128KiB,256KiB",
+            "-p",
+            seed,
+            "-v",
+            f"--junit-xml={file}",
+        )
+        shown = re.findall(r"^UCX +(\S+) +DRAM:DRAM +(\S+)", done.output, re.M)
+        found.append(shown)
+        assert set(re.findall('classname="([^"]*)"', file.read_text())) == {
+            "pytest_nixl.suites.bandwidth.test_bandwidth"
+        }
+    assert len(found[0]) >= 3
+    assert found[0] == found[1]
+
+
+def test_a_check_that_pytest_timeout_ended_has_a_remedy(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        "import time, pytest\n@pytest.mark.nixl_check('mine')\ndef test_it(nixl_settings): time.sleep(60)"
+    )
+    done = run_pytest(pytester, "--timeout=0.5")
+    done.stdout.fnmatch_lines(["FAIL mine: Timeout*", "    remedy: Give the test more time: --timeout=SECONDS*"])
 
 
 def test_checks_run_in_parallel_and_in_any_order_with_all_plugins(tmp_path: Path) -> None:

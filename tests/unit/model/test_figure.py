@@ -14,7 +14,7 @@ from pytest_nixl.core.plain import from_plain
 from pytest_nixl.model.figure import BANDWIDTH, BYTES, FIGURE_KINDS, MOST_SAMPLES, PER_SECOND, SECONDS, Figure
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.verdicts import Verdict
-from pytest_nixl.report.figures import FEW, MOST, figure_lines
+from pytest_nixl.report.table import FEW, MOST, figure_lines
 
 LABELS = {"backend": "UCX", "op": "READ", "memory": "DRAM:DRAM", "way": "scattered-prepped", "model": "generic",
           "tokens": 64}  # fmt: skip

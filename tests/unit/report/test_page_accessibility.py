@@ -18,11 +18,12 @@ from helpers.records import key, record
 from pytest_nixl.judge.run_comparison import compare_runs
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.verdicts import Verdict
-from pytest_nixl.report import docs_links
+from pytest_nixl.report import page as page_module
 from pytest_nixl.report.page import page
 from pytest_nixl.report.run_report import RunReport
 from pytest_nixl.store.record_reader import RecordedRun, parse_recorded
 
+ROOT = Path(__file__).parents[3]
 COMMAND = "pytest 'suites/bandwidth/test_bandwidth.py::test_row[UCX/WRITE]' --nixl-backend=UCX"
 #: Elements that have no end tag.
 VOID = {"meta", "link", "br", "img", "input"}
@@ -218,7 +219,7 @@ def test_paper_is_printed_in_the_colours_of_light(text: str) -> None:
 def test_every_command_of_a_group_is_there_once_with_its_button(text: str) -> None:
     commands = [each for each in Elements(text).found if "command" in (each.attributes.get("class") or "").split()]
     said = [command.inside[0].words for command in commands]
-    assert [text for text in said if text.startswith("pytest")] == [COMMAND, f"{COMMAND} -x"]
+    assert [text for text in said if text.startswith("pytest ")] == [COMMAND, f"{COMMAND} -x"]
     buttons = [[inner for inner in command.inside if inner.tag == "button"] for command in commands]
     assert all(len(of) == 1 and "hidden" in of[0].attributes for of in buttons)
 
@@ -230,36 +231,19 @@ def test_a_finding_has_the_command_that_reproduces_it() -> None:
     assert "pytest-nixl explain NIXL-DEAD-TARGET-CRASHES --reproduce | python -" in said
 
 
-def test_the_sections_of_the_documentation_are_named_and_exist(text: str) -> None:
-    named = re.findall(r"<code>(docs/reference/\w+\.md)#([\w-]+)</code>", text)
-    assert named == [
-        ("docs/reference/checks.md", "bandwidth"),
-        ("docs/reference/findings.md", "nixl-etcd-https-plaintext"),
-        ("docs/reference/checks.md", "endpoints-encrypted"),
-    ]  # and nothing of another package's check
-    for file, anchor in named:
-        heads = re.findall(r"^#+ (\S+)$", (Path(__file__).parents[3] / file).read_text(), re.MULTILINE)
-        assert anchor in [head.lower() for head in heads]
-
-
-def test_they_are_links_if_the_distribution_names_its_site(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(docs_links, "_site", lambda: "https://docs.example/nixl/")
-    run = recorded(2.0, (Result("bandwidth", "x", Verdict.FAIL, "slow", "Look."),))
-    text = page(RunReport(run))
-    address = "https://docs.example/nixl/reference/checks.html#bandwidth"
-    assert f'<a href="{address}">docs/reference/checks.md#bandwidth</a>' in text
-
-
 @pytest.mark.parametrize(
     ("urls", "site"),
     [
-        (["Documentation, https://docs.example"], "https://docs.example"),
+        (
+            ["NVIDIA NIXL, https://nixl.example", "Documentation, https://docs.example/nixl/"],
+            "https://docs.example/nixl",
+        ),
         (["NVIDIA NIXL, https://nixl.example"], ""),
         (["Documentation, javascript:alert(1)"], ""),
         (None, ""),
     ],
 )
-def test_only_an_address_of_the_web_is_a_site(
+def test_a_section_of_the_docs_is_a_command_and_on_a_site_a_link(
     monkeypatch: pytest.MonkeyPatch, urls: list[str] | None, site: str
 ) -> None:
     class Metadata:
@@ -267,8 +251,44 @@ def test_only_an_address_of_the_web_is_a_site(
             assert name == "Project-URL"
             return urls
 
-    monkeypatch.setattr(docs_links, "metadata", lambda name: Metadata())
-    assert docs_links._site() == site
+    monkeypatch.setattr(page_module, "metadata", lambda name: Metadata())
+    finding = Result("endpoints-encrypted", "e", Verdict.FAIL, "plain", "Write.", finding="NIXL-ETCD-HTTPS-PLAINTEXT")
+    elements = Elements(page(RunReport(recorded(2.0, (finding, Result("theirs", "t", Verdict.WARN, "odd")))))).found
+    commands = [element.words for element in elements if element.tag == "code"]
+    names = ["NIXL-ETCD-HTTPS-PLAINTEXT", "endpoints-encrypted"]  # and nothing of another package's check
+    assert [text for text in commands if text.endswith(tuple(names))] == [f"pytest-nixl explain {id}" for id in names]
+    addresses = [element.attributes["href"] or "" for element in elements if element.tag == "a"]
+    pages = [("findings", "nixl-etcd-https-plaintext"), ("checks", "endpoints-encrypted")]
+    expected = [f"{site}/reference/{file}.html#{anchor}" for file, anchor in pages] if site else []
+    assert [address for address in addresses if not address.startswith("#")] == expected
+    for file, anchor in pages:
+        heads = re.findall(r"^#+ (\S+)$", (ROOT / f"docs/reference/{file}.md").read_text(), re.MULTILINE)
+        assert anchor in [head.lower() for head in heads]
+
+
+def test_a_sentence_has_no_backtick_and_an_option_is_not_broken() -> None:
+    remedy = "Run `pytest-nixl doctor --peer=HOST`, or choose <one>: --nixl-profile=tcp-loopback."
+    text = page(RunReport(recorded(2.0, (Result("theirs", "t", Verdict.FAIL, "see `ibstat -l`", remedy),))))
+    body = text.partition("<script>")[0]
+    assert "`" not in body
+    whole = [element.words for element in Elements(text).found if element.attributes.get("class") == "word"]
+    assert {"--peer=HOST", "--nixl-profile=tcp-loopback.", "-l"} <= set(whole)
+    said = [element.inside[0].words for element in Elements(text).found if element.attributes.get("class") == "command"]
+    assert said[0] == remedy.replace("`", "")
+    rule = re.search(r"\.word \{([^}]*)\}", text)
+    assert rule is not None
+    assert "display: inline-block" in rule[1]
+
+
+def test_paper_has_the_verdict_and_the_run_on_each_page_whatever_the_name_is() -> None:
+    name = 'evil"; } body { display: none } </style>\\'
+    run = recorded(2.0)
+    image = replace(run.provenance.image, reference=name)
+    text = page(RunReport(replace(run, provenance=replace(run.provenance, image=image))))
+    rules = text.partition("@page {")[2].partition("</style>")[0]
+    contents = re.findall(r'content: "([^"]*)"', rules)
+    shown = [re.sub(r"\\([0-9a-f]+) ", lambda match: chr(int(match[1], 16)), content) for content in contents]
+    assert shown[:2] == ["NIXL NO CHECK IS RECORDED", name]
 
 
 def test_a_press_on_a_button_copies_its_command(text: str, tmp_path: Path) -> None:
@@ -324,7 +344,7 @@ def test_the_page_is_read_without_javascript(text: str, tmp_path: Path) -> None:
     )
     shown = html.unescape(open_page(outer, tmp_path, "--virtual-time-budget=20000").document.rpartition("</script>")[2])
     heads = [each.words for each in Elements(text).found if each.tag == "h2"]
-    rows = [each.inside[0].words for each in Elements(text).found if "data-verdict" in each.attributes]
+    rows = [each.inside[1].words for each in Elements(text).found if "data-verdict" in each.attributes]
     assert len(heads) > 5
     assert len(rows) > 5
     assert [head for head in heads if head not in shown] == []

@@ -23,6 +23,7 @@ from pytest_nixl.model.figure import Figure
 from pytest_nixl.model.results import RawMeasurement, RawRatio, Result, RowSummary
 from pytest_nixl.model.row_key import RowKey, read_key
 from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.report.charts import bandwidth as bandwidth_cards
 from pytest_nixl.report.files import write
 from pytest_nixl.report.github import add_summary, summary, workflow_commands
 from pytest_nixl.report.page import page as html_page
@@ -123,7 +124,7 @@ def test_a_heading_sorts_the_table_of_rows(page: Path, tmp_path: Path) -> None:
     const press = (name) => [...document.querySelectorAll("table.sortable th button")]
       .find((button) => button.textContent === name).click();
     const rates = () => [...document.querySelectorAll("table.sortable tbody tr")]
-      .map((row) => Number(row.cells[1].dataset.value));
+      .map((row) => Number(row.cells[2].dataset.value));
     press("GB/s"); document.title = String(rates().every((rate, n, all) => !n || all[n - 1] <= rate));
     press("GB/s"); document.title += String(rates().every((rate, n, all) => !n || all[n - 1] >= rate));
     """
@@ -402,7 +403,7 @@ def test_the_summary_of_a_step_has_each_remedy_once_and_verdict_and_floor_of_eac
         "  - Set it.",
     ]
     [head, _, row, _] = [line for line in text if line.startswith("|")]
-    assert head == "| row | verdict | GB/s | floor | p50 µs | p99 µs | transport |"
+    assert head == "| row | verdict | GB/s | floor | p50 | p99 | transport |"
     assert row.startswith("| UCX WRITE DRAM:DRAM 4KiB | FAIL | ")
 
 
@@ -487,7 +488,7 @@ def test_a_row_that_ended_in_an_error_is_among_the_rows_and_the_worst_stands_fir
     [table] = re.findall(
         r'<table class="sortable">.*?</table>', html_page(RunReport(run, chosen={"level": "quick"})), re.S
     )
-    assert re.findall(r'<td class="text (\w+)">(\S+)</td></tr>', table) == [("fail", "ERROR"), ("soft", "–")]
+    assert re.findall(r'><td class="text (\w+)">(\S+)</td>', table) == [("fail", "ERROR"), ("soft", "–")]
     assert table.index(other.short) < table.index(key.short)
 
 
@@ -511,7 +512,7 @@ def test_the_changes_of_a_table_are_drawn_over_one_axis_that_holds_them(tmp_path
     assert scale is not None
     assert int(scale[1]) >= 77
     [rows_table] = re.findall(r'<table class="sortable">.*?</table>', text, re.DOTALL)
-    assert re.findall(r'<td class="text (\w+)">(\S+)</td></tr>', rows_table) == [
+    assert re.findall(r'><td class="text (\w+)">(\S+)</td>', rows_table) == [
         ("fail", "REGRESSED"), ("fail", "REGRESSED"), ("soft", "–"),
     ]  # fmt: skip
     last = re.search(r'<text class="tick" text-anchor="end" x="518.0" y="275.0">16MiB</text>', text)
@@ -538,3 +539,27 @@ def test_page_shows_rows_that_ended_in_an_error() -> None:
     healthy = html_page(RunReport(parse_recorded(record("image", {str(good): [12.0]}, results=results[:1]), "r")))
     assert "1 measured<" in healthy
     assert ">ERROR<" not in healthy
+
+
+def test_charts_of_one_kind_have_one_scale_and_its_names_differ() -> None:
+    """Rows of tens of GB/s beside rows of some KB/s, as a mistake leaves them."""
+    fast, slow = (
+        {key(size, pair=pair): [rate] for size in ("64KiB", "1MiB")} for pair, rate in (("0-1", 40.0), ("1-0", 4e-6))
+    )
+    for rates in ({**fast, **slow}, slow):
+        cards = bandwidth_cards(parse_recorded(record("image:1", rates), "r.json"))
+        scales = {tuple(re.findall(r'text-anchor="end" x="60.0"[^>]*>([^<]+)', card.drawing)) for card in cards}
+        assert len(cards) > len(scales) == 1 or len(cards) == 1
+        [names] = scales
+        assert len(set(names)) == len(names) > 1
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.166919, "167 ms"), (3.71e-6, "3.71 µs"), (1.5, "1.5 s"), (9e-8, "90 ns")]
+)
+def test_a_time_has_the_unit_that_fits_it(seconds: float, text: str) -> None:
+    run = parse_recorded(record("image:1", {key("1MiB"): [1.0]}), "r.json")
+    [(name, row)] = run.rows.items()
+    report = RunReport(replace(run, rows={name: replace(row, p99=seconds)}))
+    assert f">{text}</td>" in html_page(report)
+    assert any(f"| {text} |" in line for line in summary(report))
