@@ -29,7 +29,7 @@ _PATTERN = re.compile(
     r"/batch([0-9]{1,15})/depth([0-9]{1,15})/([0-9]{1,9})-([0-9]{1,9})(?:/(.{1,4000}))?",
     re.ASCII,
 )
-_SETTING = re.compile(r"([A-Za-z][A-Za-z0-9_.-]{0,60})=([^/,=\s\x00-\x1f\x7f]{1,200})")
+_SETTING = re.compile(r"([A-Za-z][A-Za-z0-9_.-]{0,60})=([^/,\s\x00-\x1f\x7f]{1,200})")
 
 #: The most characters of a text that is not a row key which an error message quotes.
 _QUOTED = 200
