@@ -46,6 +46,7 @@ class Speaker:
 
     :param sign: how one of its lines is recognised, in lower case.
     :param native: its own logger writes the whole line, so that another speaker's message cannot be on it.
+    :param quiet: how its logger marks a line that reports no problem, such as one for debugging.
     :param error: how its logger begins a line that reports an error. The first group is the source file. A line that
         was copied without it is known by the function that failed.
     :param error_parts: one of these is on each such line.
@@ -55,6 +56,7 @@ class Speaker:
     name: str
     sign: re.Pattern[bytes]
     native: bool = False
+    quiet: re.Pattern[bytes] | None = None
     error: re.Pattern[bytes] | None = None
     error_parts: tuple[bytes, ...] = ()
     calls: tuple[tuple[bytes, re.Pattern[bytes]], ...] = ()
@@ -66,7 +68,8 @@ class Speaker:
             name=name,
             sign=re.compile(fields["sign"].lower().encode()),
             native=fields.get("native", False),
-            error=re.compile(fields["error"].lower().encode()) if "error" in fields else None,
+            quiet=_pattern(fields.get("quiet")),
+            error=_pattern(fields.get("error")),
             error_parts=_folded(fields.get("error_parts", ())),
             calls=tuple(
                 (library.encode(), re.compile(function.lower().encode()))
@@ -202,11 +205,15 @@ def read_messages(document: Mapping[str, Any]) -> tuple[tuple[Message, ...], dic
                 after=_folded(error.get("after", ())),
                 signed=error.get("signed", False),
                 fields=error,
-                source=re.compile(error["source"].lower().encode()) if is_class else None,
+                source=_pattern(error.get("source")),
                 decides=error.get("decides", False),
             )
         )
     return tuple(messages), speakers
+
+
+def _pattern(text: str | None) -> re.Pattern[bytes] | None:
+    return None if text is None else re.compile(text.lower().encode())
 
 
 def _folded(parts: Iterable[str]) -> tuple[bytes, ...]:
@@ -329,6 +336,9 @@ class LogScan:
         near = text[max(start, position - _SIGN_BYTES) : min(end, position + _SIGN_BYTES)]
         said_by = self._speakers_of(near)
         if message.by not in said_by and (message.signed or any(self._speakers[name].native for name in said_by)):
+            return False
+        quiet = (self._speakers[name].quiet for name in said_by)
+        if message.weight != "harmless" and any(mark is not None and mark.search(near) for mark in quiet):
             return False
         if not message.after:
             return True

@@ -102,9 +102,9 @@ def parse_parameters(text: str) -> tuple[BackendParameter, ...]:
             raise ValueError(f"{part[:80]!r} is set by another option: expected --nixl-threads=N")
         if variable := _BY_VARIABLE.get((backend.upper(), name)):
             raise ValueError(f"{name} may hold a secret, and parameters are recorded: set {variable} instead")
-        if not re.fullmatch(r"[^/=\s\x00-\x1f\x7f]{1,200}", value):
+        if not re.fullmatch(r"[^/\s\x00-\x1f\x7f]{1,200}", value):
             raise ValueError(
-                f"{redact(value)[:80]!r} has a space, a / or a =, or over 200 characters, which a row key cannot hold"
+                f"{redact(value)[:80]!r} has a space or a /, or over 200 characters, which a row key cannot hold"
             )
         if is_secret(name) or redact(value) != value:
             raise ValueError(

@@ -31,7 +31,7 @@ _PATTERN = re.compile(
     r"/batch([0-9]{1,15})/depth([0-9]{1,15})/([0-9]{1,9})-([0-9]{1,9})(?:/(.{1,4000}))?",
     re.ASCII,
 )
-_SETTING = re.compile(r"([A-Za-z][A-Za-z0-9_.-]{0,60})=([^/,=\s\x00-\x1f\x7f]{1,200})")
+_SETTING = re.compile(r"([A-Za-z][A-Za-z0-9_.-]{0,60})=([^/,\s\x00-\x1f\x7f]{1,200})")
 
 #: nixlbench's flag for huge pages in the name of a program, if it is on.
 _HUGE_FLAG = re.compile(r"\buse_hugepages\b(?!=(?:0|f|n))", re.IGNORECASE)

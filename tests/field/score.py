@@ -3,8 +3,9 @@
 
 It also prints the score of pairs of files and of pages of metrics: see ``score_files.py``.
 
-``python tests/field/score.py`` prints the score of each set: ``lines``, ``held_out``, and ``public``, whose lines come
-from public reports with the answers of their threads. ``-v`` also prints the wrong lines of the set that may be read.
+``python tests/field/score.py`` prints the score of each set: ``lines``, ``held_out``, ``public``, whose lines come
+from public reports with the answers of their threads, and ``set_aside``, which are such lines that no entry was written
+for. ``-v`` also prints the wrong lines of the set that may be read.
 Right: the first cause that is printed has the word that the line's answer must have; a harmless line is called harmless
 or passed over; nothing is said of an unknown line. Generic: only a symptom is named where the cause is known.
 """
@@ -26,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from field.score_files import print_scores
 
 FIELD = Path(__file__).parent
-SETS = ("lines", "held_out", "public")
+SETS = ("lines", "held_out", "public", "set_aside")
 SCORES = ("right", "generic", "silent", "false")
 
 

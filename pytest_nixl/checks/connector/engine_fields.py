@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -116,7 +117,11 @@ def json_option(source: ConfiguredEngine, option: str) -> dict[str, object]:
             if mark := next((mark for mark in text if mark in "\u201c\u201d\u2018\u2019"), ""):
                 reason = f"typographic quotation mark {mark} (U+{ord(mark):04X})"
                 raise ValueError(f"{source.label}: the value of {option} is not a JSON object: it has the {reason}")
-            reason = ": it is in quotes that no shell removes, so delete them" if quoted else ": expected {…} in quotes"
+            reason = (
+                ": it is in quotes that no shell removes, so delete them" if quoted
+                else ": write \" around names and texts, and not '" if re.match(r"\{\s*'", text)
+                else ": expected {…} in quotes"
+            )  # fmt: skip
             raise ValueError(f"{source.label}: the value of {option} is not a JSON object{reason}")
         found = read
     for name, values in launch.options.items():

@@ -99,6 +99,9 @@ def _transfer(source: ConfiguredEngine) -> Iterator[tuple[str, FieldValue]]:
     yield "wrapping connector", FieldValue(wrapper if wraps else "", is_set=wraps, is_readable=readable)
     inner = [part for part in nested if isinstance(part, dict)] if wraps and isinstance(nested, list) else []
     names = [str(part.get("kv_connector")) for part in inner]
+    unread = [name for part, name in zip(inner, names, strict=True)
+              if _kind(part) == UNREAD and name not in OTHER_CONNECTORS]  # fmt: skip
+    yield "unread connectors", FieldValue(", ".join(unread), is_set=bool(unread), is_readable=readable)
     uses_kvbm = "DynamoConnector" in (*names, wrapper) or "kvbm" in listed
     yield "KVBM", _text("true" if uses_kvbm else None, "false", readable)
     if wraps:

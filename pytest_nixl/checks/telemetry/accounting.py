@@ -7,8 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_nixl.checks.telemetry.event_buffer import EVENTS
-from pytest_nixl.checks.telemetry.exporters import TelemetrySink, UnreadableTelemetryError
+from pytest_nixl.checks.telemetry.exporters import EVENTS, TelemetrySink, UnreadableTelemetryError
 from pytest_nixl.checks.telemetry.measured_agents import KnownTransfers, MeasuredAgents, TransferFailure
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.model.verdicts import Judgement, Verdict

@@ -197,6 +197,10 @@ def _sync_mode(api: Any, name: str) -> Any:
     return getattr(modes, f"NIXL_THREAD_SYNC_{name.upper()}")
 
 
+#: Parameters that NIXL's UCX plugin reads and does not list; engines set them.
+_UNLISTED = ("device_list", "engine_config")
+
+
 def backend_parameters(agent: Any, backend: str, given: Mapping[str, str], threads: int) -> dict[str, str]:
     """Return the parameters to create a backend with. NIXL ignores a parameter that its plugin does not know.
 
@@ -208,7 +212,7 @@ def backend_parameters(agent: Any, backend: str, given: Mapping[str, str], threa
     plugin = plugin_of(backend)
     known = [*agent.get_plugin_params(plugin), *OBJECT_PARAMETERS.get(plugin, ())]
     for name in given:
-        if name not in known:
+        if name not in known and not (plugin == "UCX" and name in _UNLISTED):
             has = f"it has {', '.join(sorted(known))}" if known else "it has none"
             raise NixlPluginError(
                 f"{backend} of NIXL {installed()[1]} has no parameter {name!r}: {has}", "correct --nixl-backend-params"

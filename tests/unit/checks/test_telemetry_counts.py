@@ -19,8 +19,14 @@ from hypothesis import strategies as st
 from pytest_nixl import NotApplicableError
 from pytest_nixl.checks.telemetry import worker
 from pytest_nixl.checks.telemetry.accounting import FailureCount, differences, judge_failures, require_error
-from pytest_nixl.checks.telemetry.event_buffer import EVENTS, read_event_buffer
-from pytest_nixl.checks.telemetry.exporters import BUFFER, PROMETHEUS, TelemetrySink, UnreadableTelemetryError
+from pytest_nixl.checks.telemetry.exporters import (
+    BUFFER,
+    EVENTS,
+    PROMETHEUS,
+    TelemetrySink,
+    UnreadableTelemetryError,
+    read_event_buffer,
+)
 from pytest_nixl.checks.telemetry.measured_agents import KnownTransfers, TransferFailure
 from pytest_nixl.checks.telemetry.worker import Region, exporter_file, fail, move, time_transfers
 from pytest_nixl.core.strict import StrictError

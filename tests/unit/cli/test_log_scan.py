@@ -50,6 +50,14 @@ def test_one_device_is_not_a_transport_and_two_transports_are_not_devices() -> N
         ("etcdserver: request is too large", "error: request is too large: 130000 tokens"),
         ("etcd: " + "-" * 500 + " request is too large", "etcd: " + "-" * 1500 + " request is too large"),
         (f"{UCX}different pid namespaces", "two processes in different pid namespaces"),
+        # A line that its logger calls information or debugging reports no problem, whatever it says.
+        (f"{RDMA}ibv_open_device(mlx5_0) failed: Permission denied",
+         f"{RDMA.replace('ERROR', 'DEBUG')}ibv_open_device(mlx5_0) failed: Permission denied"),
+        ("E1127 10:00:00.1  77 a.cpp:9] Conversion to bool failed",
+         "I1127 10:00:00.1  77 a.cpp:9] Conversion to bool failed"),
+        # A library that logs as UCX does is not UCX.
+        ("[1.1] [pod-a:211 :0]  cache.c:231  UCX  ERROR failed to open ipc mem handle. addr:0x7",
+         "[1.1] [pod-a:211 :0]  cache.c:231  UCC  ERROR failed to open ipc mem handle. addr:0x7"),
         # A line that another native logger wrote is not this speaker's.
         ("Transport retry count exceeded on mlx5_0:1/IB (synd 0x15 vend 0x81)",
          "[ 12.345678] Transport retry count exceeded on mlx5_0:1/IB (synd 0x15 vend 0x81)"),
@@ -147,6 +155,12 @@ def test_10_mb_take_a_second_or_two() -> None:
         ("new_file.c:12   UCX  ERROR new_call(1) failed: initialization error", "UCX: an error without an entry"),
         ("E1127 10:00:00.1  77 libfabric_rail.cpp:9] fi_new failed: Connection timed out",
          "NIXL: LIBFABRIC: the other side is not reached"),
+        ("[TensorRT-LLM][ERROR] Assertion failed: a == b (/src/tensorrt_llm/executor/nixl_utils/transferAgent.cpp:5)",
+         "TensorRT-LLM: the transfer of the cache failed at an assertion"),
+        ("ray.exceptions.NodeDiedError: the node", "Ray: a worker is gone"),
+        ("2026-11-28T10:00:00Z ERROR dynamo_runtime::transports::nats: weird",
+         "Dynamo: NATS: an error without an entry"),
+        ("2026-11-28T10:00:00Z  INFO dynamo_runtime::transports::nats: weird", None),
         # A reason before the position in the source is of another program.
         ("Connection timed out: E1127 10:00:00.1  77 libfabric_rail.cpp:9] fi_new failed",
          "NIXL: LIBFABRIC: an error without an entry"),

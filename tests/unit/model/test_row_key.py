@@ -133,3 +133,9 @@ def test_a_short_name_leaves_defaults_out() -> None:
     assert varied.variant == (("progress-thread", "on"), ("threads", "4"))
     assert varied.short == "UCX WRITE DRAM:DRAM 64KiB progress-thread=on,threads=4"
     assert read_key("a key/of a/later version").short == "a key/of a/later version"
+
+
+def test_a_value_may_have_an_equals_sign() -> None:
+    assert RowKey.parse(f"{KEY}/UCX.engine_config=MAX_RMA_RAILS=2").variant == (
+        ("UCX.engine_config", "MAX_RMA_RAILS=2"),
+    )

@@ -27,6 +27,8 @@ def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_parameters_that_the_plugin_lists_are_passed_on() -> None:
     assert nixl_api.backend_parameters(AGENT, "UCX", {"engines": "2"}, 0) == {"engines": "2"}
     assert nixl_api.backend_parameters(AGENT, "OBJ", {"bucket": "b"}, 0) == {"bucket": "b"}, "it lists none"
+    unlisted = {"device_list": "mlx5_0:1", "engine_config": "MAX_RMA_RAILS=2"}
+    assert nixl_api.backend_parameters(AGENT, "UCX", unlisted, 0) == unlisted, "UCX reads them without listing them"
 
 
 @pytest.mark.parametrize(
