@@ -168,13 +168,13 @@ def _print_seen(seen: list[tuple[str, Seen]], arguments: argparse.Namespace, *, 
     harmful = [(label, match) for label, match in seen if match.message.weight != "harmless"]
     printed = harmful if arguments.all else harmful[:_MOST]
     for label, match in printed:
-        print(f"{_place_in_log(label, match) if log else 'error'} {match.message.title}")
+        print(f"{_place_in_log(label, match) if log else 'error'} {match.text}")
         for line in _lines(match.message.fields):
             print(f"    {line}")
     if len(harmful) > len(printed):
         print(f"and {len(harmful) - len(printed)} more: --all prints them")
     if len(harmful) < len(seen):
-        harmless = [f"{match.message.title} ({match.message.fields['means']})" for _, match in seen[len(harmful) :]]
+        harmless = [f"{match.text} ({match.message.fields['means']})" for _, match in seen[len(harmful) :]]
         print(f"{'also seen, harmless' if harmful else 'seen, harmless'}: {'; '.join(harmless)}")
     return 0
 

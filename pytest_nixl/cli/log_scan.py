@@ -82,9 +82,11 @@ class Speaker:
 class Form:
     """One form of a message: parts that follow each other on a line.
 
+    :param text: the form as the entry has it.
     :param whole: whether the first part begins a word, and the last part ends one. A gap there says no.
     """
 
+    text: str
     parts: tuple[bytes, ...]
     whole: tuple[bool, bool]
 
@@ -92,7 +94,7 @@ class Form:
     def read(cls, text: str) -> Form:
         """Return the form that a text with gaps describes. Case does not count."""
         parts = tuple(part.strip().encode() for part in text.lower().split(GAP) if part.strip())
-        return cls(parts, (not text.startswith(GAP), not text.endswith(GAP)))
+        return cls(text, parts, (not text.startswith(GAP), not text.endswith(GAP)))
 
     @property
     def literal(self) -> bytes:
@@ -176,9 +178,13 @@ class Message:
 
 @dataclass
 class Seen:
-    """A message, the first line of a log that has it, and the number of these lines."""
+    """A message, the first line of a log that has it, and the number of these lines.
+
+    :param text: the form that the first of them has; of a class its title.
+    """
 
     message: Message
+    text: str
     line: int
     count: int = 0
 
@@ -213,7 +219,13 @@ def read_messages(document: Mapping[str, Any]) -> tuple[tuple[Message, ...], dic
 
 
 def _pattern(text: str | None) -> re.Pattern[bytes] | None:
-    return None if text is None else re.compile(text.lower().encode())
+    if text is None:
+        return None
+    if re.search(r"\\[A-Z]", text):
+        raise ValueError(
+            f"error-texts.toml: {text!r} is compared in lower case, which turns its \\S, \\W or \\D around"
+        )
+    return re.compile(text.lower().encode())
 
 
 def _folded(parts: Iterable[str]) -> tuple[bytes, ...]:
@@ -255,7 +267,7 @@ class LogScan:
             return
         text = self._before + block.lower()
         start = len(self._before)
-        best: dict[int, dict[Message, int]] = {}
+        best: dict[int, dict[Message, tuple[int, str]]] = {}
         words = frozenset(text.translate(_TO_WORDS).split())
         for (literal, needed), forms in self._forms.items():
             if not needed <= words:
@@ -263,20 +275,21 @@ class LogScan:
             for line, position in _candidates(text, literal, start):
                 for message, form in forms:
                     length = sum(map(len, form.parts))
-                    if best.get(line, {}).get(message, 0) < length and self._matches(text, position, message, form):
-                        best.setdefault(line, {})[message] = length
+                    longest, _ = best.get(line, {}).get(message, (0, ""))
+                    if longest < length and self._matches(text, position, message, form):
+                        best.setdefault(line, {})[message] = length, form.text
         for speaker in self._speakers.values():
             for part in speaker.error_parts:
                 for line, position in _candidates(text, part, start):
                     error_class = self._class_of(text, line, position, speaker)
                     if error_class is not None and (line not in best or error_class.decides):
-                        best[line] = {error_class: 0}
+                        best[line] = {error_class: (0, error_class.title)}
         offset, number = start, self.line_count + 1
         for line, messages in sorted(best.items()):
             number += text.count(b"\n", offset, line)
             offset = line
-            message = min(messages, key=lambda message: (message.rank, -messages[message]))
-            self._seen.setdefault(message.title, Seen(message, number)).count += 1
+            message = min(messages, key=lambda message: (message.rank, -messages[message][0]))
+            self._seen.setdefault(message.title, Seen(message, messages[message][1], number)).count += 1
         self.line_count += block.count(b"\n")
         self._before = text[-_BYTES_BEFORE:]
 

@@ -90,7 +90,7 @@ def test_whole_words_come_before_longer_ones_and_parts_of_words_only_if_there_is
     assert explained(capsys, "mtu")[0] == "check mtu", "its own id is before the faults that name it"
     assert "error NIXL compatibility hash mismatch" in explained(capsys, "ompatib")
     line = "ERROR 11-25 worker.py:88] Remote NIXL agent engine ID mismatch. Expected a, received b."
-    assert explained(capsys, line) == ["error agent engine ID mismatch. Expected"], "a whole line of a log"
+    assert explained(capsys, line) == ["error Remote NIXL agent engine ID mismatch"], "a whole line of a log"
 
 
 LOG = """\
@@ -115,7 +115,7 @@ def test_a_log_is_explained_cause_first_without_an_echo(
     assert cli.main(["explain", str(file)]) == 0
     out = capsys.readouterr().out
     heads = [line for line in out.splitlines() if not line.startswith(" ")]
-    assert heads[0] == "line 5: transport … not available, please use one or more of"
+    assert heads[0] == "line 5: transports … not available, please use one or more of"
     assert heads[1] == "line 3, 2 times: NIXL_ERR_BACKEND"
     assert heads[2].startswith("also seen, harmless: unused environment variable (UCX does not read")
     assert len(heads) == 3

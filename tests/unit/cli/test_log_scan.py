@@ -31,6 +31,26 @@ def titles(log: str) -> list[str]:
     return [seen.message.title for seen in scan(log).seen()]
 
 
+def test_a_finding_is_named_by_the_form_that_its_first_line_has() -> None:
+    etcd = '{"level":"warn","caller":"etcdserver/%s.go:1","msg":"%s","took":"2.2s"}\n'
+    log = etcd % ("wal", "slow fdatasync") + etcd % ("raft", "leader failed to send out heartbeat on time")
+    assert [(seen.text, seen.count) for seen in scan(log).seen()] == [("slow fdatasync", 2)]
+
+
+def test_an_unused_variable_is_harmless_unless_ucx_knows_a_similar_name() -> None:
+    unused = f"{UCX}unused environment variable: UCX_NET_DEVICE"
+    (harmless,) = scan(unused).seen()
+    (typing_error,) = scan(f"{unused} (maybe: UCX_NET_DEVICES?)").seen()
+    assert (harmless.message.weight, typing_error.message.weight) == ("harmless", "likely")
+
+
+def test_a_pattern_that_lower_case_would_turn_around_is_refused() -> None:
+    document = parse_texts(text_file("error-texts"))
+    document["speaker"]["UCX"]["quiet"] = r"\S+ debug"
+    with pytest.raises(ValueError, match="in lower case"):
+        read_messages(document)
+
+
 def test_one_device_is_not_a_transport_and_two_transports_are_not_devices() -> None:
     assert titles(f"{UCX}network device 'mlx5_9:1' is not available, please use one or more of: 'eth0'(tcp)") == [
         DEVICES
