@@ -213,6 +213,7 @@ def abandoned_run(tmp_path: Path) -> dict[str, Any]:
     for pid in (has["supervisor"], process.pid):
         os.kill(pid, signal.SIGKILL)
     end(process)
+    wait_until(lambda: not running(has["supervisor"]), 60, "the supervisor has ended")
     forget(has)
     assert Path(has["directory"]).is_dir()
     assert Path("/dev/shm", Path(has["directory"]).name).is_dir()
@@ -322,6 +323,7 @@ with connect(endpoints, user=user, password=password) as etcd:
     etcd.put("/bob/forgotten/a", b"1")
 os.kill(own.pid, signal.SIGKILL)
 if both:
+    os.waitpid(own.pid, 0)
     os.kill(os.getpid(), signal.SIGKILL)
 try:
     own.alive(1)
