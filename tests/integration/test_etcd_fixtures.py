@@ -252,7 +252,7 @@ def test_clean_removes_a_killed_run_with_an_embedded_etcd(
         os.kill(pid, signal.SIGKILL)
     process.communicate(timeout=300)
     # A supervisor that is still dying holds its directory's lock.
-    wait_until(lambda: not running(told["supervisor"]), 60, "the supervisor has ended")
+    wait_until(lambda: not running(document["supervisor"]), 60, "the supervisor has ended")
     assert cli.main(["clean"]) == 0
     assert f"removed what a killed run left: {document['directory']}\n" in capsys.readouterr().out
     assert not Path(document["directory"]).exists()

@@ -251,7 +251,7 @@ def pair_of_doubles(regions: int = 1) -> Any:
     pair: Any = Launch.__new__(Launch)
     vars(pair).update(
         backend=SimpleNamespace(NAME="POSIX"), memory=MemoryPair("DRAM", "VRAM"), capacity=64, _directory="/d",
-        _alignment=8, _regions=regions, _warmup_seconds=measure_launch.FIRST_WARMUP_SECONDS,
+        _alignment=8, _pages="huge", _regions=regions, _warmup_seconds=measure_launch.FIRST_WARMUP_SECONDS,
         initiator=AgentOfEnd(), target=AgentOfEnd(),
     )  # fmt: skip
     return pair
@@ -260,7 +260,7 @@ def pair_of_doubles(regions: int = 1) -> Any:
 def test_the_memory_of_an_end_is_registered_in_its_regions() -> None:
     one, parts, objects = AgentOfEnd(), AgentOfEnd(), AgentOfEnd()
     buffer = pair_of_doubles()._request_buffer(one, "DRAM", 3, 64).result()
-    assert (buffer.size, buffer.device, buffer.directory, buffer.alignment) == (64, 3, "/d", 8)
+    assert (buffer.size, buffer.device, buffer.directory, buffer.alignment, buffer.pages) == (64, 3, "/d", 8, "huge")
     pair_of_doubles()._register(one, buffer)
     assert one.registered == [buffer]
     pair_of_doubles(4)._register(parts, buffer)
