@@ -156,7 +156,7 @@ def _first_numbers(report: RunReport) -> list[tuple[str, str]]:
     rows = {key: row for key, row in report.run.rows.items() if row.floor}
     if rows:
         key = min(rows, key=lambda key: rows[key].bandwidth / rows[key].floor)
-        margin = f"{rows[key].bandwidth / rows[key].floor:.2g} × its floor"
+        margin = f"{rows[key].bandwidth / rows[key].floor:.2f} × its floor"
         count = f"{len(rows)} row{'s' if len(rows) > 1 else ''}"
         found.append((margin, f"{key.short} at {units.gigabytes(rows[key].bandwidth)} GB/s, the lowest of {count}"))
     return found
