@@ -143,8 +143,8 @@ def other_launches(nixl_settings: Settings) -> Iterator[Launches | None]:
     if nixl_settings.compare_image is None:
         yield None
         return
-    one, other = (LocalHost(supervisor(), rank, nixl_settings.compare_image.prefix) for rank in range(2))
-    launches = Launches((one, other), nixl_settings)
+    initiator, target = (LocalHost(supervisor(), rank, nixl_settings.compare_image.prefix) for rank in range(2))
+    launches = Launches((initiator, target), nixl_settings)
     yield launches
     launches.close()
 

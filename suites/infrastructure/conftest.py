@@ -53,5 +53,5 @@ def ask(hosts: Sequence[Facts], nixl_cluster: Cluster, wanted: Requirements) -> 
 @pytest.fixture
 def ask_etcd(nixl_etcd: EtcdFixture, facts: Facts, wanted: Requirements) -> Ask:
     """A function that runs a check on the etcd of this run."""
-    found = with_etcd(facts, nixl_etcd.endpoint, nixl_etcd.client)
-    return lambda check: judge(check, found, wanted)
+    etcd_facts = with_etcd(facts, nixl_etcd.endpoint, nixl_etcd.client)
+    return lambda check: judge(check, etcd_facts, wanted)

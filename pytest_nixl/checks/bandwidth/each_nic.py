@@ -185,19 +185,19 @@ class NicTrial:
         """Return the bad device of a pair: the one that is also bad with a device of a good pair."""
         if pair.initiator == pair.target:
             return str(pair)
-        one, other = bad(NicPair(pair.initiator, good.target)), bad(NicPair(good.initiator, pair.target))
-        if one == other:  # such as rails that are not connected with each other
+        initiator_fails, other = bad(NicPair(pair.initiator, good.target)), bad(NicPair(good.initiator, pair.target))
+        if initiator_fails == other:  # such as rails that are not connected with each other
             return f"{pair} (which of the two is not known)"
-        return str(pair.initiator if one else pair.target)
+        return str(pair.initiator if initiator_fails else pair.target)
 
     def _rates(self, rows: Mapping[NicPair, NicRow]) -> str:
-        told = []
+        descriptions = []
         for op in next(iter(rows.values())).rates:
             rates = {pair: row.rates[op] for pair, row in rows.items()}
             least, most = (how(rates, key=rates.__getitem__) for how in (min, max))
-            told.append(f"{op} {gigabytes(rates[least])} ({least.initiator.device}) to "
+            descriptions.append(f"{op} {gigabytes(rates[least])} ({least.initiator.device}) to "
                         f"{gigabytes(rates[most])} GB/s ({most.initiator.device})")  # fmt: skip
-        return f"{self._what}, each of {len(rows)} RDMA devices alone: {', '.join(told)}"
+        return f"{self._what}, each of {len(rows)} RDMA devices alone: {', '.join(descriptions)}"
 
 
 def _starves(op: str, row: NicRow, beside: NicRow) -> bool:
@@ -254,7 +254,7 @@ class _Rows:
         self._block = block
         self._left_out: dict[str, None] = {}
         # One rank for each host: those of one host would share its devices.
-        ranks = {each.name or str(rank): rank for rank, each in reversed(list(enumerate(hosts)))}
+        ranks = {host.name or str(rank): rank for rank, host in reversed(list(enumerate(hosts)))}
         first = sorted(ranks.values())
         self._one_host = len(first) == 1
         self._nics = {rank: self._usable(rank, hosts[rank]) for rank in first}
@@ -272,9 +272,9 @@ class _Rows:
 
     def judge(self, ranks: tuple[int, int]) -> Judgement:
         """Measure and judge the devices of two hosts, or of one."""
-        one, other = (self._nics[rank] for rank in ranks)
-        pairs = [NicPair(nic, nic) for nic in one] if self._one_host else nic_pairs(one, other)
-        where = "" if self._one_host else f" from {one[0].host} to {other[0].host}"
+        initiator_nics, target_nics = (self._nics[rank] for rank in ranks)
+        pairs = [NicPair(nic, nic) for nic in initiator_nics] if self._one_host else nic_pairs(initiator_nics, target_nics)
+        where = "" if self._one_host else f" from {initiator_nics[0].host} to {target_nics[0].host}"
         subject = f"UCX {self._memory} of {format_size(self._block)}{where}"
         measure = NicLinks(self._cluster.hosts, self._settings, self._ops, self._memory, one_host=self._one_host)
         try:
@@ -329,9 +329,9 @@ class NicLinks:
 
     def __call__(self, pair: NicPair) -> NicRow:
         """Return what a pair of devices moves."""
-        one, other = pair.initiator, pair.target
-        ranks = (0, 1) if self._one_host else (one.rank, other.rank)
-        variables, devices = (self._variables(one), self._variables(other)), DevicePair(one.gpu, other.gpu)
+        initiator, target = pair.initiator, pair.target
+        ranks = (0, 1) if self._one_host else (initiator.rank, target.rank)
+        variables, devices = (self._variables(initiator), self._variables(target)), DevicePair(initiator.gpu, target.gpu)
         rates, contention = {}, 0.0
         try:
             for op in self._ops:
@@ -340,7 +340,7 @@ class NicLinks:
                 if samples.corruption is not None:
                     return NicRow(corruption=str(samples.corruption))
                 used = [transport.partition("/")[2] for transport in samples.transports]
-                if used and one.device not in used:
+                if used and initiator.device not in used:
                     return NicRow(elsewhere=", ".join(samples.transports))
                 rates[op] = samples.bandwidth
                 contention = max(contention, *samples.contention)

@@ -92,8 +92,8 @@ def seats(gpus: Sequence[LinkGpu], known: Sequence[GpuFacts], cards: Sequence[Rd
               for gpu in gpus if gpu.pci in places]  # fmt: skip
     usable = [Placed(nic.name, nic.pci, nic.path, nic.numa) for nic in network_cards(cards)
               if nic.active and nic.uverbs and not nic.closed and nic.path]  # fmt: skip
-    near = {each.gpu: each for each in Topology(tuple(placed), tuple(usable)).nearest()}
-    nodes = {int(each.name): each.node for each in placed}
+    near = {place.gpu: place for place in Topology(tuple(placed), tuple(usable)).nearest()}
+    nodes = {int(place.name): place.node for place in placed}
     return [GpuEnd(gpu, near.get(gpu.number), nodes.get(gpu.number, "")) for gpu in gpus]
 
 
@@ -139,12 +139,12 @@ def judge_gpus(
     """
     efficiency = found.total / sum(lane.alone for lane in lanes)
     slowest = lanes[found.slowest]
-    each = ", ".join(
+    rates_by_gpu = ", ".join(
         f"{lane.initiator.gpu.number}: {gigabytes(rate)}" for lane, rate in zip(lanes, found.rates, strict=True)
     )
-    words = (
+    description = (
         f"{what} of {format_size(block)}, {len(lanes)} GPUs at once: {gigabytes(found.total)} GB/s together, "
-        f"{efficiency:.0%} of the sum of each alone; by GPU {each} GB/s; the slowest is {slowest}, with "
+        f"{efficiency:.0%} of the sum of each alone; by GPU {rates_by_gpu} GB/s; the slowest is {slowest}, with "
         f"{gigabytes(found.rates[found.slowest])} of the {gigabytes(slowest.alone)} GB/s that it moves alone"
     )
     slow = ""
@@ -153,18 +153,18 @@ def judge_gpus(
     elif scaling is not None and efficiency < scaling:
         slow = f"the profile requires {scaling:.0%}"
     if slow and took:
-        return Judgement(Verdict.INCONCLUSIVE, f"{words}: {slow}, but {took}", QUIET)
+        return Judgement(Verdict.INCONCLUSIVE, f"{description}: {slow}, but {took}", QUIET)
     if slow:
-        return Judgement(Verdict.FAIL, f"{words}: {slow}", REMEDY)
+        return Judgement(Verdict.FAIL, f"{description}: {slow}", REMEDY)
     strayed = [f"GPU {lane.initiator.gpu.number} by {', '.join(lane.astray)}" for lane in lanes if lane.astray]
     if strayed:
         remedy = f"unset the variables that name devices ({UCX_CARDS}, FI_EFA_IFACE), so that the backend chooses"
         return Judgement(
-            Verdict.WARN, f"{words}; over network cards that are not nearest to the GPU: {'; '.join(strayed)}", remedy
+            Verdict.WARN, f"{description}; over network cards that are not nearest to the GPU: {'; '.join(strayed)}", remedy
         )
     if scaling is None:
-        words += "; no GPU starves, and the profile has no `scaling` that requires more"
-    return Judgement(Verdict.PASS, words)
+        description += "; no GPU starves, and the profile has no `scaling` that requires more"
+    return Judgement(Verdict.PASS, description)
 
 
 def measure_gpus(
@@ -182,21 +182,21 @@ def measure_gpus(
     :param block: block size in bytes; ``depth`` is the number of transfers in flight.
     :param scaling: as in :func:`judge_gpus`.
     """
-    names = [f"{one} to GPU {other.gpu.number}" for one, other in seated]
+    names = [f"{initiator} to GPU {target.gpu.number}" for initiator, target in seated]
     alone = [measure_at_once([link], block, depth)[0] for link in links]
-    beside: list[Samples] = []
+    together: list[Samples] = []
 
     def rates() -> list[float]:
-        beside.extend(measure_at_once(links, block, depth))
-        return [each.bandwidth for each in beside[-len(links) :]]
+        together.extend(measure_at_once(links, block, depth))
+        return [each.bandwidth for each in together[-len(links) :]]
 
-    found = spread(rates)
-    fault = corrupt(what, names, [*alone, *beside])
+    summary = spread(rates)
+    fault = corrupt(what, names, [*alone, *together])
     if fault is not None:
         return fault
-    lanes = [GpuPair(one, other, before.bandwidth, now.transports)
-             for (one, other), before, now in zip(seated, alone, beside[-len(links) :], strict=True)]  # fmt: skip
-    return judge_gpus(what, block, lanes, found, scaling, disturbance(beside))
+    lanes = [GpuPair(initiator, target, before.bandwidth, now.transports)
+             for (initiator, target), before, now in zip(seated, alone, together[-len(links) :], strict=True)]  # fmt: skip
+    return judge_gpus(what, block, lanes, summary, scaling, disturbance(together))
 
 
 def judge_gpus_together(run: Run, settings: Settings, cluster: Cluster, pairs: Launches, profile: Profile) -> Judgement:
@@ -232,10 +232,10 @@ def _seats(cluster: Cluster, settings: Settings, memory: MemoryPair) -> tuple[li
     try:
         for host in cluster.hosts[:2]:
             workers.append(host.start("gpus", {}, settings.timeout, settings.start_timeout))
-        one, other = (
+        initiators, targets = (
             seats(gpus(worker, memory), hosts[worker.rank].gpus, hosts[worker.rank].rdma) for worker in workers
         )
-        return one, other, len({worker.versions["host"] for worker in workers}) == 1
+        return initiators, targets, len({worker.versions["host"] for worker in workers}) == 1
     finally:
         for worker in workers:
             worker.kill()

@@ -147,8 +147,8 @@ def _published(client: EtcdClient, namespace: NamespaceName) -> tuple[list[Surve
     :returns: the keys, the revision before the first one was read, and what could not be read, in sentences.
     :raises EtcdError: if etcd does not answer, or this user may not read the namespace as it is spelled.
     """
-    own, *more_prefixes = namespace.prefixes
-    first = survey(client, [own], values=True, wanted=namespace.has)
+    first_prefix, *more_prefixes = namespace.prefixes
+    first = survey(client, [first_prefix], values=True, wanted=namespace.has)
     keys, unread = list(first.keys), []
     for prefix in more_prefixes:
         try:

@@ -95,21 +95,21 @@ def survey(
     :param wanted: whether a key is kept; keys that are not are counted in no result.
     :raises NixlPluginError: if there are too many keys.
     """
-    found: dict[str, SurveyedKey] = {}
+    keys_by_name: dict[str, SurveyedKey] = {}
     revision = 0
     deadline = time.monotonic() + MOST_SECONDS
     for prefix in prefixes:
         for page in pages(client, prefix, keys_only=True, deadline=deadline):
             revision = revision or page.revision
-            found |= {item.key: SurveyedKey.of(item) for item in page.items if wanted(item.key)}
-            if len(found) > MOST_KEYS:
+            keys_by_name |= {item.key: SurveyedKey.of(item) for item in page.items if wanted(item.key)}
+            if len(keys_by_name) > MOST_KEYS:
                 raise NixlPluginError(
                     f"etcd has more than {MOST_KEYS:,} keys under {prefix}",
                     "give --namespace NAME to look at one namespace of it",
                 )
-    if values and found:
-        found = _with_values(client, prefixes, found, deadline)
-    return SurveyedKeys(tuple(found[key] for key in sorted(found)), revision)
+    if values and keys_by_name:
+        keys_by_name = _with_values(client, prefixes, keys_by_name, deadline)
+    return SurveyedKeys(tuple(keys_by_name[key] for key in sorted(keys_by_name)), revision)
 
 
 def _with_values(

@@ -161,7 +161,7 @@ class Endurance:
     def _sample(self) -> None:
         label = f"sampled-{self.cycles}" if self._published else ""
         began = time.monotonic()
-        found = self._agent.run(
+        answer = self._agent.run(
             "pytest_nixl.checks.endurance.worker.cycles:repeat",
             cycle=self.kind.id,
             backend=self.backend,
@@ -169,8 +169,8 @@ class Endurance:
             seconds=self._agent.worker.timeout / _DEADLINE_SHARE,
             label=label,
         )
-        check(_SAMPLE, found)
-        sample = cast("dict[str, float]", found)
+        check(_SAMPLE, answer)
+        sample = cast("dict[str, float]", answer)
         if self._published is not None:
             sample["etcd-keys"] = self._published(label)
             # The call only asks for a publication, so the time until etcd has the last one counts.

@@ -225,7 +225,7 @@ class _Run:
 
         :raises NixlPluginError: if the etcd is gone, or there is no output for too long.
         """
-        seen, deadline, turn = "", time.monotonic() + self._timeout, 0
+        last_text, deadline, turn = "", time.monotonic() + self._timeout, 0
         while True:
             self._ranks[turn % len(self._ranks)].look(_LOOK)
             for rank in self._ranks:
@@ -235,8 +235,8 @@ class _Run:
                 return
             if self._group is not None and (gone := self._group.trouble()) is not None:
                 raise self._etcd_gone(self._group, gone)
-            if (now := "".join(rank.text for rank in self._ranks)) != seen:
-                seen, deadline = now, time.monotonic() + self._timeout
+            if (current_text := "".join(rank.text for rank in self._ranks)) != last_text:
+                last_text, deadline = current_text, time.monotonic() + self._timeout
             elif time.monotonic() > deadline:
                 raise self._silent(what)
 
@@ -296,15 +296,15 @@ class _Run:
         return ""
 
     def _died(self, rank: _Rank) -> NixlbenchError:
-        known = [fault for fault in rank.faults if fault.trouble is not Trouble.OTHER]
-        words = known or rank.faults
-        description = f": {words[0].text[:_QUOTED]}" if words else ""
+        known_faults = [fault for fault in rank.faults if fault.trouble is not Trouble.OTHER]
+        quoted_faults = known_faults or rank.faults
+        description = f": {quoted_faults[0].text[:_QUOTED]}" if quoted_faults else ""
         assert rank.code is not None
         reason = f"{rank.name} {ended(rank.code)} {self._where(rank)}{description}"
-        others = [each.name for each in self._ranks if each is not rank and not each.over]
-        if others:
-            reason += f"; pytest-nixl then ended {others[0]}"
-        return NixlbenchError(reason, self._remedy(rank, known), self._tails(rank))
+        survivors = [each.name for each in self._ranks if each is not rank and not each.over]
+        if survivors:
+            reason += f"; pytest-nixl then ended {survivors[0]}"
+        return NixlbenchError(reason, self._remedy(rank, known_faults), self._tails(rank))
 
     def _remedy(self, rank: _Rank, known: Sequence[Fault]) -> str:
         if known:
@@ -356,11 +356,11 @@ class _Run:
 
 def _how_far(rank: _Rank) -> int:
     """Rate an ended process as the cause, from 0 (likely: it reports a fault or was killed) to 3 (unlikely)."""
-    said = rank.faults
-    if any(fault.trouble is not Trouble.OTHER for fault in said):
+    faults = rank.faults
+    if any(fault.trouble is not Trouble.OTHER for fault in faults):
         return 0
-    if any(words in rank.text for words in _CONSEQUENCES):
+    if any(consequence in rank.text for consequence in _CONSEQUENCES):
         return 3
     if rank.code is not None and rank.code < 0:
-        return 0 if not said else 1
+        return 0 if not faults else 1
     return 2

@@ -71,8 +71,8 @@ class EtcdWatch:
     def trouble(self) -> EtcdError | None:
         """Return an error if the etcd answered before and is now gone; otherwise None."""
         now = time.monotonic()
-        asked = self._asked_at
-        hangs = asked is not None and now - asked > SUSPICIOUS_SECONDS
+        asked_at = self._asked_at
+        hangs = asked_at is not None and now - asked_at > SUSPICIOUS_SECONDS
         if self._trouble is None and hangs and now - self._looked_at > SUSPICIOUS_SECONDS:
             self._looked_at = now
             self._trouble = self._own_ended()
@@ -81,12 +81,12 @@ class EtcdWatch:
     def settled(self, seconds: float) -> EtcdError | None:
         """Return the same as :meth:`trouble`, but wait up to ``seconds`` if the etcd is not answering now."""
         deadline = time.monotonic() + seconds
-        while (found := self.trouble()) is None and time.monotonic() < deadline:
-            asked = self._asked_at
-            if self._failing_since is None and (asked is None or time.monotonic() - asked < SUSPICIOUS_SECONDS):
+        while (trouble := self.trouble()) is None and time.monotonic() < deadline:
+            asked_at = self._asked_at
+            if self._failing_since is None and (asked_at is None or time.monotonic() - asked_at < SUSPICIOUS_SECONDS):
                 return None
             time.sleep(0.05)
-        return found
+        return trouble
 
     def _run(self) -> None:
         with connect(parse_endpoints(self.endpoint), timeout=self._seconds) as client:

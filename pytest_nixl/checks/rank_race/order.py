@@ -129,8 +129,8 @@ def _read_and_written(requests: Sequence[Request]) -> Iterator[Access]:
 
 def _name(key: Access, names: Mapping[str, str]) -> str:
     name = key.start.decode(errors="replace")
-    for part, word in names.items():
-        name = name.replace(part, word)
+    for part, replacement in names.items():
+        name = name.replace(part, replacement)
     return name
 
 

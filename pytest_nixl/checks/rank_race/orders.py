@@ -157,7 +157,7 @@ class _Pair:
 
     def judged(self, count: int, complete: bool) -> TriedOrders:
         """Judge the ranks of this order."""
-        outcomes = tuple(outcome for one in self._running.values() if (outcome := one.outcome()) is not None)
+        outcomes = tuple(outcome for claim in self._running.values() if (outcome := claim.outcome()) is not None)
         names = {self._group: "<group>/"}
         if self._late:
             wrong = [*given_twice(outcomes), self._late]

@@ -86,11 +86,11 @@ class Race:
 
     def faults(self, claimants: Sequence[Claimant], size: int, group: str, seconds: float) -> list[str]:
         """Wait for claims and return the faults of their ranks; faults that are only late go to ``late``."""
-        found = self.outcomes(claimants, seconds)
-        wrong = faults(found, size, self.etcd.get_prefix(f"{self.prefix}{group}/"))
-        ranks = [outcome.rank for outcome in found if outcome.rank is not None]
+        outcomes = self.outcomes(claimants, seconds)
+        wrong = faults(outcomes, size, self.etcd.get_prefix(f"{self.prefix}{group}/"))
+        ranks = [outcome.rank for outcome in outcomes if outcome.rank is not None]
         sound = len(set(ranks)) == len(ranks) and set(ranks) <= set(range(size))
-        if sound and any(is_late(outcome) for outcome in found):
+        if sound and any(is_late(outcome) for outcome in outcomes):
             self.late += wrong
             return []
         return wrong
@@ -102,9 +102,9 @@ def _answered(request: Request) -> bool:
 
 def is_late(outcome: ClaimOutcome) -> bool:
     """Whether a claim failed only because of a timeout."""
-    words = outcome.error
+    error = outcome.error
     return outcome.rank is None and (
-        words == _IN_TIME or (words.startswith(_LATE) and (not words.startswith("EtcdError") or ": timeout, " in words))
+        error == _IN_TIME or (error.startswith(_LATE) and (not error.startswith("EtcdError") or ": timeout, " in error))
     )
 
 

@@ -133,10 +133,10 @@ class _Forked:
         self._claimant = claimant
 
     def outcome(self) -> ClaimOutcome | None:
-        found = outcome_of(self._name, self._claimant)
-        if found is None and self._claimant.ended:
+        outcome = outcome_of(self._name, self._claimant)
+        if outcome is None and self._claimant.ended:
             return ClaimOutcome(self._name, pid=self._claimant.pid, error="its process ended without a message")
-        return found
+        return outcome
 
     def kill(self) -> None:
         self._claimant.close()
@@ -166,8 +166,8 @@ class CommandSubject:
         self._prefix = prefix
 
     def start(self, way: ProxyClient, group: str, size: int) -> Running:
-        words = [word.format(endpoint=way.endpoint, group=group.rstrip("/"), size=size) for word in self._command]
-        return _Command(words, self._pattern, way)
+        arguments = [argument.format(endpoint=way.endpoint, group=group.rstrip("/"), size=size) for argument in self._command]
+        return _Command(arguments, self._pattern, way)
 
     def keys(self, group: str) -> str:
         return self._prefix.format(group=group.rstrip("/"))
@@ -248,15 +248,15 @@ def read_outcome(name: str, text: str, *, rank: int | None, pid: int = 0, host: 
     :param rank: its rank; None if it got none.
     :param host: its host, if the output does not name it.
     """
-    said = _HOST.search(text)
+    host_match = _HOST.search(text)
     faults = [fault for fault in read_output(text).faults if fault.trouble is not Trouble.OTHER]
     keys = tuple(
-        dict.fromkeys(word for fault in faults for word in fault.text.split() if "/" in word and word[0] != "(")
+        dict.fromkeys(token for fault in faults for token in fault.text.split() if "/" in token and token[0] != "(")
     )
     last = text.rstrip().rsplit("\n", 1)[-1]
     error = "; ".join(fault.text for fault in faults) or (last if rank is None else "")
     keys = tuple(key for key in keys if key.startswith("xferbench/"))
-    return ClaimOutcome(name, rank, said[1] if said else host, pid, error, keys)
+    return ClaimOutcome(name, rank, host_match[1] if host_match else host, pid, error, keys)
 
 
 def remedy_for(outcomes: Sequence[ClaimOutcome]) -> str:
@@ -268,16 +268,16 @@ def remedy_for(outcomes: Sequence[ClaimOutcome]) -> str:
 
 def waits_for_lock(way: ProxyClient, keys: Mapping[str, bytes]) -> bool:
     """Whether a client waits in etcd's lock behind another client: its key exists and is not the first."""
-    asked = [request for request in way.requests if request.method == "Lock" and request.state is State.SENT]
-    if not asked:
+    lock_requests = [request for request in way.requests if request.method == "Lock" and request.state is State.SENT]
+    if not lock_requests:
         return False
-    queue = [key for key in keys if key.startswith(f"{asked[-1].key}/")]
-    own = [key for key in queue for lease in leases(way) if key.endswith(f"/{lease:x}")]
-    if not own and any(
+    queue = [key for key in keys if key.startswith(f"{lock_requests[-1].key}/")]
+    our_keys = [key for key in queue for lease in leases(way) if key.endswith(f"/{lease:x}")]
+    if not our_keys and any(
         request.method == "LeaseGrant" and request.state is State.ANSWER_LOST for request in way.requests
     ):
         return len(queue) > 1  # the answer with its lease was lost, so one of these keys is its own
-    return bool(own) and own[0] != queue[0]
+    return bool(our_keys) and our_keys[0] != queue[0]
 
 
 def leases(way: ProxyClient) -> list[int]:
@@ -292,33 +292,33 @@ def faults(outcomes: Sequence[ClaimOutcome], size: int, keys: Iterable[str] = ()
     :param size: size of the group.
     :param keys: keys of the group in etcd.
     """
-    found = given_twice(outcomes)
+    descriptions = given_twice(outcomes)
     for rank in sorted({outcome.rank for outcome in outcomes if outcome.rank is not None}):
         if not 0 <= rank < size:
             owner = next(outcome for outcome in outcomes if outcome.rank == rank)
-            found.append(f"rank {rank} is outside a group of {size}: {owner}")
+            descriptions.append(f"rank {rank} is outside a group of {size}: {owner}")
     missing = sorted(set(range(size)) - {outcome.rank for outcome in outcomes if outcome.rank is not None})
     if missing:
-        found.append(f"nobody has rank {', '.join(map(str, missing))} of {size}")
-    found += [str(outcome) for outcome in outcomes if outcome.rank is None]
-    found += [
+        descriptions.append(f"nobody has rank {', '.join(map(str, missing))} of {size}")
+    descriptions += [str(outcome) for outcome in outcomes if outcome.rank is None]
+    descriptions += [
         f"{outcome.name} said: {outcome.error}" for outcome in outcomes if outcome.rank is not None and outcome.error
     ]
     named = sorted({*keys, *(key for outcome in outcomes for key in outcome.keys)})
-    if found and named:
-        found.append(f"keys in etcd: {', '.join(named)}")
-    return found
+    if descriptions and named:
+        descriptions.append(f"keys in etcd: {', '.join(named)}")
+    return descriptions
 
 
 def given_twice(outcomes: Sequence[ClaimOutcome]) -> list[str]:
     """Return one sentence for each rank that several claimants got."""
-    found = []
+    duplicates = []
     for rank in sorted({outcome.rank for outcome in outcomes if outcome.rank is not None}):
         owners = [outcome for outcome in outcomes if outcome.rank == rank]
         if len(owners) > 1:
-            who = " and ".join(str(owner).removesuffix(f": rank {rank}") for owner in owners)
-            found.append(f"rank {rank} was given {len(owners)} times: to {who}")
-    return found
+            owner_list = " and ".join(str(owner).removesuffix(f": rank {rank}") for owner in owners)
+            duplicates.append(f"rank {rank} was given {len(owners)} times: to {owner_list}")
+    return duplicates
 
 
 def owners_of_one_rank(outcomes: Sequence[ClaimOutcome]) -> frozenset[str]:
