@@ -87,12 +87,12 @@ class Nixlbench:
         tools = (self._tool(row.pair[0]), self._tool(row.pair[1]))
 
         def arguments(meeting: Meeting) -> list[str]:
-            found = command(
+            command_line = command(
                 plain, BACKENDS[plain.backend].PLUGIN, meeting, iterations=settings.iterations, warmup=settings.warmup,
                 more=settings.nixlbench_args,
             )  # fmt: skip
-            self._check_known(row, found)
-            return found
+            self._check_known(row, command_line)
+            return command_line
 
         environment = BACKENDS[plain.backend].environment(os.environ)
         variables: dict[str, str | None] = {name: text for name, text in environment.items() if name not in os.environ}

@@ -84,7 +84,7 @@ def judge_run(output: NixlbenchOutput, profile: Profile) -> JudgedRun:
         return JudgedRun((incomplete, *_crashed(output, None, []), *_faults(output)), tuple(_described(output)))
     planned = configuration.planned()
     printed = {(row.block, row.batch) for row in output.rows}
-    missing = [each for each in planned or () if each not in printed]
+    missing = [planned_row for planned_row in planned or () if planned_row not in printed]
     results: list[Result] = list(_crashed(output, planned, missing))
     unheard = _unheard(output) or _unended(output)
     by_size: dict[tuple[int, int], dict[NixlbenchRow, None]] = {}

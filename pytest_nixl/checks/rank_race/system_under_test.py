@@ -223,7 +223,7 @@ class _Command:
         text = "".join(self._lines)
         # Only a complete line counts.
         match = next(
-            (found for line in self._lines if line.endswith("\n") and (found := self._pattern.search(line))), None
+            (line_match for line in self._lines if line.endswith("\n") and (line_match := self._pattern.search(line))), None
         )
         if match is not None:
             rank: int | None = int(match["rank"])

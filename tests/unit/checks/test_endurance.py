@@ -113,8 +113,8 @@ def test_sockets_of_removed_agents_are_a_finding_only_if_they_stay(
 ) -> None:
     with Agents(LocalHost(supervisor()), replace(nixl_settings, backend=("UCX",), timeout=120)) as agents:
         agent = agents.start(progress_thread=None)
-        given = {"method": "remove_remote_agent"} if function == "nothing" else {}
-        agent.run(f"helpers.leak_functions:{function}", **given)
+        arguments = {"method": "remove_remote_agent"} if function == "nothing" else {}
+        agent.run(f"helpers.leak_functions:{function}", **arguments)
         figures = Endurance(agent, CYCLES["connection"], "UCX", 0.0).figures()
     assert kept_sockets(figures) is kept
     assert judge_figures(figures, CYCLES["connection"].limits).verdict is Verdict.PASS

@@ -321,14 +321,14 @@ def _tests_of(file: str) -> frozenset[str]:
 
 
 def test_each_report_is_caught_by_a_check_that_exists_or_says_why_not(capsys: pytest.CaptureFixture[str]) -> None:
-    known = {suite_check.id for suite_check in suite_checks()} | {rule.field for rule in RULES} | OTHERS
-    for each in ALL:
-        file, _, name = each.test.partition("::")
-        assert bool(each.id) is not bool(each.why), each.reports
-        assert not each.id or each.id in known, each.reports
-        assert not each.id or bool(each.tree or each.pods) is not bool(each.test), each.reports
-        assert not each.test or name in _tests_of(file), each.test
-    kinds = Counter("not" if each.why else "symptom" if each.only_symptom else "named" for each in ALL)
+    known_ids = {suite_check.id for suite_check in suite_checks()} | {rule.field for rule in RULES} | OTHERS
+    for failure in ALL:
+        file, _, name = failure.test.partition("::")
+        assert bool(failure.id) is not bool(failure.why), failure.reports
+        assert not failure.id or failure.id in known_ids, failure.reports
+        assert not failure.id or bool(failure.tree or failure.pods) is not bool(failure.test), failure.reports
+        assert not failure.test or name in _tests_of(file), failure.test
+    kinds = Counter("not" if failure.why else "symptom" if failure.only_symptom else "named" for failure in ALL)
     with capsys.disabled():
         print(f"\nof {len(ALL)} reports {kinds['named']} are named by their cause, {kinds['symptom']} by their "
               f"symptom, and {kinds['not']} by nothing")  # fmt: skip

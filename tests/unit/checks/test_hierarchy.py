@@ -32,9 +32,9 @@ NAMES = ["object to host memory", "host memory to host memory", "host memory to 
 
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[S3Bucket]:
-    with open_bucket("embedded", supervisor) as made:
-        yield made
-        assert made.client.keys() == []
+    with open_bucket("embedded", supervisor) as opened:
+        yield opened
+        assert opened.client.keys() == []
 
 
 @pytest.fixture

@@ -20,17 +20,17 @@ def judged(
     *answers: Corruption | None, blocks: tuple[int, ...] = (4096, 1 << 20), extended: bool = False, backend: str = "UCX"
 ) -> tuple[Judgement, list[tuple[int, int]]]:
     """Return the judgement of a link that answers so, and the size and the number of the transfers of each request."""
-    asked, left = list[tuple[int, int]](), list(answers)
+    requests, remaining = list[tuple[int, int]](), list(answers)
 
     def move_each(block: int, count: int) -> Corruption | None:
-        asked.append((block, count))
-        return left.pop(0) if left else None
+        requests.append((block, count))
+        return remaining.pop(0) if remaining else None
 
     def key(block: int) -> RowKey:
         return RowKey(backend, "WRITE", MemoryPair("DRAM", "DRAM"), block)
 
     link = cast(Any, SimpleNamespace(backend=backend, move_each=move_each, key=key))
-    return judge_every_transfer(link, cast(Any, SimpleNamespace(blocks=blocks, extended=extended))), asked
+    return judge_every_transfer(link, cast(Any, SimpleNamespace(blocks=blocks, extended=extended))), requests
 
 
 def test_the_figures_of_the_docs_are_those_of_the_check() -> None:

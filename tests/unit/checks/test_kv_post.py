@@ -56,9 +56,9 @@ def test_the_message_names_counts_times_and_the_limit() -> None:
 
 @pytest.mark.long
 def test_posts_of_the_real_nixl_grow_with_their_descriptors(make_settings: Callable[..., Settings]) -> None:
-    found = posts(make_settings())
-    assert tuple(found.seconds) == COUNTS
-    judgement = judge_posts({"UCX WRITE": found})
+    measured = posts(make_settings())
+    assert tuple(measured.seconds) == COUNTS
+    judgement = judge_posts({"UCX WRITE": measured})
     assert judgement.verdict in (Verdict.PASS, Verdict.INCONCLUSIVE), judgement.reason  # INCONCLUSIVE with contention
 
 

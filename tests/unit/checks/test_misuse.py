@@ -104,11 +104,11 @@ def test_calls_on_bytes_or_agents_that_are_not_there_fail_if_they_are_accepted()
 @pytest.mark.parametrize("wrong", [-1, 0.5, None])
 def test_an_answer_of_another_form_is_an_error_and_no_outcome(wrong: object) -> None:
     """The worker is a double. Two transfers that are never done end before it misses its own deadline."""
-    asked: list[Any] = []
+    requests: list[Any] = []
     answer = {"raised": "", "after": "", "wrong_bytes": wrong}
 
     def request(command: str, **given: Any) -> Any:
-        asked.append(given["arguments"])
+        requests.append(given["arguments"])
         return SimpleNamespace(result=lambda: answer)
 
     agent: Any = SimpleNamespace(
@@ -116,7 +116,7 @@ def test_an_answer_of_another_form_is_an_error_and_no_outcome(wrong: object) -> 
     )
     with pytest.raises(WorkerError, match=r"rank 0 sent a wrong answer to released-twice: .*wrong_bytes"):
         misuse(agent, KINDS["released-twice"], "UCX")
-    assert [(each["misuse"], each["backend"], each["seconds"] < 6.0 / 2) for each in asked] == [
+    assert [(each["misuse"], each["backend"], each["seconds"] < 6.0 / 2) for each in requests] == [
         ("released-twice", "UCX", True)
     ]
 
@@ -124,51 +124,51 @@ def test_an_answer_of_another_form_is_an_error_and_no_outcome(wrong: object) -> 
 @pytest.mark.parametrize("id", WITHOUT_DEFECT)
 def test_a_nixl_without_the_defect_passes_the_same_check(agent: NixlAgent, id: str) -> None:
     agent.run(f"helpers.misuse_functions:{WITHOUT_DEFECT[id]}")
-    found = misuse(agent, KINDS[id], "UCX")
-    assert (found.ending, found.said, found.wrong_bytes) == (MisuseEnding.REFUSED, "nixlInvalidParamError", 0)
+    outcome = misuse(agent, KINDS[id], "UCX")
+    assert (outcome.ending, outcome.said, outcome.wrong_bytes) == (MisuseEnding.REFUSED, "nixlInvalidParamError", 0)
     judgement = judge_finding(
-        FINDINGS[KINDS[id].finding], occurs=bool(found.fault), reason=misuse_reason(found), affects=False,
+        FINDINGS[KINDS[id].finding], occurs=bool(outcome.fault), reason=misuse_reason(outcome), affects=False,
         acceptance=None, today=date(2026, 11, 22),
     )  # fmt: skip
     assert (judgement.verdict, judgement.known_limit) == (Verdict.PASS, False)
-    assert f"with UCX of NIXL {found.nixl}, {KINDS[id].what}: refused (nixlInvalidParamError), and the next" in (
+    assert f"with UCX of NIXL {outcome.nixl}, {KINDS[id].what}: refused (nixlInvalidParamError), and the next" in (
         judgement.reason
     )
 
 
 @pytest.mark.parametrize("id", ["duplicate-descriptor", "released-handle"])
 def test_a_crash_of_the_real_nixl_is_an_outcome(agent: NixlAgent, id: str) -> None:
-    found = misuse(agent, KINDS[id], "UCX")
-    assert (found.ending, found.said, found.wrong_bytes) == (MisuseEnding.CRASHED, "was ended by SIGSEGV", None)
-    assert found.fault == f"{KINDS[id].what}: crashed (was ended by SIGSEGV)"
+    outcome = misuse(agent, KINDS[id], "UCX")
+    assert (outcome.ending, outcome.said, outcome.wrong_bytes) == (MisuseEnding.CRASHED, "was ended by SIGSEGV", None)
+    assert outcome.fault == f"{KINDS[id].what}: crashed (was ended by SIGSEGV)"
 
 
 @pytest.mark.parametrize("id", ["posted-twice", "beyond-peers-region", "released-in-flight"])
 def test_a_misuse_of_larger_buffers_does_no_harm_to_the_real_nixl(agent: NixlAgent, id: str) -> None:
-    found = misuse(agent, KINDS[id], "UCX")
-    assert found.ending in (MisuseEnding.REFUSED, MisuseEnding.ACCEPTED)
-    assert (found.fault, found.wrong_bytes) == ("", 0)
+    outcome = misuse(agent, KINDS[id], "UCX")
+    assert outcome.ending in (MisuseEnding.REFUSED, MisuseEnding.ACCEPTED)
+    assert (outcome.fault, outcome.wrong_bytes) == ("", 0)
 
 
 def test_cut_metadata_of_the_real_nixl_spoils_its_agent(agent: NixlAgent) -> None:
-    found = misuse(agent, KINDS["cut-metadata"], "UCX")
-    assert (found.ending, found.said) == (MisuseEnding.REFUSED, "nixlNotFoundError")
+    outcome = misuse(agent, KINDS["cut-metadata"], "UCX")
+    assert (outcome.ending, outcome.said) == (MisuseEnding.REFUSED, "nixlNotFoundError")
     after = "; after that, NIXL refuses a transfer to the peer (nixlInvalidParamError)"
-    assert found.fault == f"{KINDS['cut-metadata'].what}: refused (nixlNotFoundError){after}"
-    assert misuse_reason(found).endswith(f"refused (nixlNotFoundError){after}")
+    assert outcome.fault == f"{KINDS['cut-metadata'].what}: refused (nixlNotFoundError){after}"
+    assert misuse_reason(outcome).endswith(f"refused (nixlNotFoundError){after}")
 
 
 def test_a_new_crash_is_caught(agent: NixlAgent) -> None:
     agent.run("helpers.misuse_functions:crash", method="send_notif")
-    found = misuse(agent, KINDS["notification-to-unknown-agent"], "UCX")
-    assert found.fault == "a notification is sent to an unknown agent: crashed (was ended by SIGSEGV)"
+    outcome = misuse(agent, KINDS["notification-to-unknown-agent"], "UCX")
+    assert outcome.fault == "a notification is sent to an unknown agent: crashed (was ended by SIGSEGV)"
 
 
 def test_a_transfer_that_must_be_refused_is_caught_if_it_is_accepted(agent: NixlAgent) -> None:
     agent.run("helpers.misuse_functions:accept_every_transfer")
-    found = misuse(agent, KINDS["different-lengths"], "UCX")
-    assert "accepted, but only an error is right" in found.fault
-    assert found.wrong_bytes == SIZE - 1024, "of what did not arrive, no byte is right by chance"
+    outcome = misuse(agent, KINDS["different-lengths"], "UCX")
+    assert "accepted, but only an error is right" in outcome.fault
+    assert outcome.wrong_bytes == SIZE - 1024, "of what did not arrive, no byte is right by chance"
 
 
 def test_wrong_bytes_after_a_misuse_are_caught(agent: NixlAgent) -> None:
@@ -259,9 +259,9 @@ class WatchingAgent:
         return {"": [MOVED]}
 
     def prep_xfer_dlist(self, peer: str, listed: Sequence[tuple[int, int, int]], memory: str) -> list[range]:
-        found = self.get_xfer_descs(listed, memory)
-        self._note(not held(self._known[peer] if peer else self.regions, found), "memory is not registered")
-        return found
+        descriptors = self.get_xfer_descs(listed, memory)
+        self._note(not held(self._known[peer] if peer else self.regions, descriptors), "memory is not registered")
+        return descriptors
 
     def make_prepped_xfer(
         self, op: str, here: list[range], own: list[int], there: list[range], others: list[int]
@@ -285,7 +285,7 @@ def held(regions: Sequence[range], parts: Sequence[range]) -> bool:
 
 
 def overlap(parts: Sequence[range]) -> bool:
-    return any(one.start < other.stop and other.start < one.stop for one, other in combinations(parts, 2))
+    return any(first.start < second.stop and second.start < first.stop for first, second in combinations(parts, 2))
 
 
 @pytest.mark.parametrize(

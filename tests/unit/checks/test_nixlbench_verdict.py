@@ -130,8 +130,8 @@ def test_a_write_whose_target_is_not_heard_is_not_passed(tmp_path: Path) -> None
 def test_a_write_is_not_passed_without_the_word_of_its_target_that_it_compared(tmp_path: Path, end: str) -> None:
     run = judged(tmp_path, COMPARED + ENDED, TARGET + end)
     assert verdicts(run) == [Verdict.UNKNOWN] * 9
-    words = "rank 1 ended with exit code 1" if end.endswith("\n") else "the output of rank 1 has no exit code"
-    assert f"only the target compares the bytes of a WRITE, and {words}" in run.results[0].reason
+    ending = "rank 1 ended with exit code 1" if end.endswith("\n") else "the output of rank 1 has no exit code"
+    assert f"only the target compares the bytes of a WRITE, and {ending}" in run.results[0].reason
     assert 'echo "exit code $?" >> FILE' in run.results[0].remedy
     # An output of both ranks, one after the other: each exit code belongs to the rank above it.
     assert verdicts(judged(tmp_path, COMPARED + ENDED + TARGET + end)) == [Verdict.UNKNOWN] * 9
@@ -168,10 +168,10 @@ def test_the_command_takes_the_output_of_both_ranks(tmp_path: Path, capsys: pyte
     profile(tmp_path)
     for name, text in (("a", COMPARED), ("b", TARGET)):
         (tmp_path / name).write_text(text)
-    one = ["profile", "judge", "--gate", "--nixlbench", str(tmp_path / "a")]
-    assert cli.main([*one, str(tmp_path / "profile.toml")]) == 1
+    arguments = ["profile", "judge", "--gate", "--nixlbench", str(tmp_path / "a")]
+    assert cli.main([*arguments, str(tmp_path / "profile.toml")]) == 1
     (tmp_path / "b").write_text(TARGET + ENDED)
-    assert cli.main([*one, "--nixlbench", str(tmp_path / "b"), str(tmp_path / "profile.toml")]) == 0
+    assert cli.main([*arguments, "--nixlbench", str(tmp_path / "b"), str(tmp_path / "profile.toml")]) == 0
     assert capsys.readouterr().out.endswith("NIXL gate: PASS (9 PASS; 9 rows measured)\n")
 
 
@@ -347,22 +347,22 @@ def cut(text: str, rows: int) -> str:
 def test_a_stranger_in_the_group_is_told(tmp_path: Path) -> None:
     lost = "nixlbench: peer rank 1 key missing (or etcd error) -- peer may have died\n"
     run = judged(tmp_path, cut(NORMAL, 3) + lost, TARGET, REFUSED)
-    assert any("ERROR nixlbench says: Rank 2 is greater" in one and "deleted the keys" in one for one in said(run))
-    assert any("after 3 of 15 rows: nixlbench: peer rank 1 key missing" in one for one in said(run))
+    assert any("ERROR nixlbench says: Rank 2 is greater" in line and "deleted the keys" in line for line in said(run))
+    assert any("after 3 of 15 rows: nixlbench: peer rank 1 key missing" in line for line in said(run))
     # Without the stranger's own words.
     run = judged(tmp_path, cut(NORMAL, 3) + lost, TARGET)
-    [told] = said(run)
-    assert told.startswith(
+    [last_line] = said(run)
+    assert last_line.startswith(
         "ERROR nixlbench lost one of its ranks, or the key of a rank, in the row UCX/WRITE/DRAM:DRAM/32KiB/"
     )
     # A fourth process takes the rank of one whose keys the third has deleted.
     fourth = TARGET.replace("rank 1 item 2", "rank 0 item 1").replace("rank 1, type target", "rank 0, type initiator")
     run = judged(tmp_path, NORMAL, TARGET, REFUSED, fourth)
-    assert any("two processes registered as rank 0 of 2: the second process joined after" in one for one in said(run))
+    assert any("two processes registered as rank 0 of 2: the second process joined after" in line for line in said(run))
 
 
 def test_two_files_of_one_rank_are_two_processes_of_that_rank(tmp_path: Path) -> None:
-    texts = [(RECORDINGS / f"07_racy_same_rank.rank_{one}.out").read_text() for one in "ab"]
+    texts = [(RECORDINGS / f"07_racy_same_rank.rank_{process}.out").read_text() for process in "ab"]
     assert said(judged(tmp_path, *texts)) == ["ERROR nixlbench says: two processes registered as rank 0 of 2"]
 
 

@@ -36,10 +36,10 @@ Ask = Callable[..., Judgement]
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[S3Server]:
-    made = S3Server()
-    yield made
-    assert made.keys == []
-    made.kill()
+    s3_server = S3Server()
+    yield s3_server
+    assert s3_server.keys == []
+    s3_server.kill()
 
 
 @pytest.fixture

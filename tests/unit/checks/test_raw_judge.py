@@ -116,10 +116,10 @@ def test_limits_of_a_ratio_are_exact() -> None:
 
 def test_without_a_profile_no_row_has_a_bound_or_a_floor() -> None:
     figure = RawMeasurement("tool", "test", 1e8)
-    one = RawComparison(WRITE, RawRatio(WRITE, 1e7, figure), None, failed=True)
-    assert one.bound is None
-    assert judge_ratio(one).verdict is Verdict.FAIL
-    assert "NIXL is slow" in judge_ratio(one).reason
+    comparison = RawComparison(WRITE, RawRatio(WRITE, 1e7, figure), None, failed=True)
+    assert comparison.bound is None
+    assert judge_ratio(comparison).verdict is Verdict.FAIL
+    assert "NIXL is slow" in judge_ratio(comparison).reason
     lone = RawComparison(WRITE, RawRatio(WRITE, 1e7, figure, comparable=False), None)
     assert judge_ratio(lone).reason.endswith("tool (test) used a transport that it does not report and NIXL did not, "
                                              "so the two cannot be compared")  # fmt: skip

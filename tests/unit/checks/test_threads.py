@@ -174,9 +174,9 @@ class ToldAgent:
 
 def test_notifications_of_several_senders_are_counted_until_some_polls_after_the_last() -> None:
     agent = ToldAgent({"a": [b"a/0", b"a/0", b"a/1"]}, {}, {"b": [b"b/0", b"a/1"]}, {"b": [b"b/1"]}, {"b": [b"b/1"]})
-    found = collect(agent, ["a", "b"], 2, 60)
+    counts = collect(agent, ["a", "b"], 2, 60)
     errors = ["1 notifications have the name of another sender"]
-    assert found == {"moved": 4, "wrong_bytes": 0, "lost": 0, "doubled": 3, "errors": errors}
+    assert counts == {"moved": 4, "wrong_bytes": 0, "lost": 0, "doubled": 3, "errors": errors}
     assert agent.sent == [("a", _ALL), ("b", _ALL)]
 
 
@@ -195,6 +195,6 @@ def test_a_sender_polls_until_all_its_notifications_are_there() -> None:
 
 
 def test_notifications_that_come_late_are_counted_too() -> None:
-    with _Collector(ToldAgent({"a": [b"1"]}, *[{}] * 50, {"a": [b"1", b"2"]})) as found:
+    with _Collector(ToldAgent({"a": [b"1"]}, *[{}] * 50, {"a": [b"1", b"2"]})) as collector:
         pass
-    assert found.counts == Counter({"1": 2, "2": 1})
+    assert collector.counts == Counter({"1": 2, "2": 1})

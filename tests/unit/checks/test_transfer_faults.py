@@ -97,8 +97,8 @@ def test_lost_requests_are_counted_in_words() -> None:
 
 def test_ucx_is_also_tried_over_tcp(tmp_path: Path) -> None:
     """With a value that NIXL takes on this host, and on others, and once if the deployment has nothing else."""
-    here, root = {"UCX_TLS": "cma,self"}, str(tmp_path)
-    assert environments("UCX", {}, root) == environments("UCX", here, root) == [{}, {"UCX_TLS": "tcp"}]
+    environment, root = {"UCX_TLS": "cma,self"}, str(tmp_path)
+    assert environments("UCX", {}, root) == environments("UCX", environment, root) == [{}, {"UCX_TLS": "tcp"}]
     assert environments("LIBFABRIC", {}, root) == [{}]
     assert environments("UCX", {"UCX_TLS": "tcp"}, root) == [{"UCX_TLS": "tcp"}]
     assert environments("UCX", {"UCX_TLS": "tcp,cuda_copy"}, root) == [{"UCX_TLS": "tcp"}]
