@@ -33,7 +33,7 @@ class ClockedAgent:
     name = "clocked"
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **answers: Sequence[Any]) -> None:
-        self._answers = {name: iter(each) for name, each in answers.items()}
+        self._answers = {name: iter(results) for name, results in answers.items()}
         self.now = 100.0
         self.calls: list[tuple[Any, ...]] = []
         monkeypatch.setattr(control_path, "_clock", lambda: self.now)

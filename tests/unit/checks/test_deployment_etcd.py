@@ -292,8 +292,8 @@ class TestServer:
             both = f"{etcd.url},{other.url}"
             with connect(parse_endpoints(both), timeout=60) as two:
                 assert kinds(look(two, NAMESPACE)) == ["several-etcds"]
-        with connect(parse_endpoints(both), timeout=60) as one:
-            [problem] = look(one, NAMESPACE).problems
+        with connect(parse_endpoints(both), timeout=60) as member_client:
+            [problem] = look(member_client, NAMESPACE).problems
         assert problem.kind == "member-silent"
         assert other.url in problem.sentence
 

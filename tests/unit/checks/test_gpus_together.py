@@ -229,9 +229,9 @@ def test_a_profile_gives_the_scaling_of_gpus(tmp_path: Path) -> None:
     def machine(text: str) -> float | None:
         path = tmp_path / "p.toml"
         path.write_text(f'[profile]\nname = "p"\n[machine]\nnics = 4\nnic_rate = "100 Gb/s"\nsource = "s"\n{text}\n')
-        found = load_profile(str(path)).machine
-        assert found is not None
-        return found.scaling
+        section = load_profile(str(path)).machine
+        assert section is not None
+        return section.scaling
 
     assert machine('scaling = "90%"') == 0.9
     assert machine("") is None

@@ -116,7 +116,7 @@ def test_an_answer_of_another_form_is_an_error_and_no_outcome(wrong: object) -> 
     )
     with pytest.raises(WorkerError, match=r"rank 0 sent a wrong answer to released-twice: .*wrong_bytes"):
         misuse(agent, KINDS["released-twice"], "UCX")
-    assert [(each["misuse"], each["backend"], each["seconds"] < 6.0 / 2) for each in requests] == [
+    assert [(arguments["misuse"], arguments["backend"], arguments["seconds"] < 6.0 / 2) for arguments in requests] == [
         ("released-twice", "UCX", True)
     ]
 

@@ -343,8 +343,8 @@ def test_a_taken_port_is_replaced_by_another(play: Play, monkeypatch: pytest.Mon
         free = driver.free_meeting
 
         def meeting(address: str) -> Meeting:
-            made = free(address)
-            return Meeting("ASIO", {**made.flags, "asio_port": str(ports.pop())}) if ports else made
+            free_meeting = free(address)
+            return Meeting("ASIO", {**free_meeting.flags, "asio_port": str(ports.pop())}) if ports else free_meeting
 
         monkeypatch.setattr(driver, "free_meeting", meeting)
         assert len(play("normal", endpoint="ASIO").output.rows) == 1

@@ -147,7 +147,7 @@ def wrong_cuts(name: str, step: int = 1) -> list[int]:
     wrong = []
     for end in range(0, len(content) + 1, step):
         cut = read_output(content[:end].decode())
-        printed = sum(end >= each for each in ends)
+        printed = sum(end >= row_end for row_end in ends)
         values = cut.configuration.values
         if (
             cut.rows != whole.rows[:printed]
