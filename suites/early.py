@@ -221,8 +221,8 @@ def _beside_each_other(config: pytest.Config) -> bool:
 
 
 @contextmanager
-def _opened_agent(own: Own) -> Iterator[NixlAgent]:
-    with opened_agents(own["nixl_settings"]) as agents:
+def _opened_agent(arguments: Own) -> Iterator[NixlAgent]:
+    with opened_agents(arguments["nixl_settings"]) as agents:
         yield agents.start()
 
 

@@ -169,10 +169,10 @@ def _fail_silence(finding: FindingFixture, verdict: Decide, id: str, outcomes: S
 
 def _conclude(
     finding: FindingFixture, verdict: Decide, id: str, occurs: bool, outcomes: Sequence[FaultOutcome],
-    rest: Sequence[FaultOutcome] = (),
+    other_outcomes: Sequence[FaultOutcome] = (),
 ) -> None:  # fmt: skip
     """End with the finding, or with the failure of whatever else is wrong."""
-    other = judge_faults(rest or outcomes)
+    other = judge_faults(other_outcomes or outcomes)
     if other.verdict.value == "FAIL":
         verdict(other)
     finding(id, occurs, fault_reason(outcomes))

@@ -102,5 +102,5 @@ def _told(couple: Couple) -> WorkerError | None:
     return None
 
 
-def _concluded(found: list[str], good: str) -> Judgement:
-    return Judgement(Verdict.FAIL, "; ".join(found), REPORT) if found else Judgement(Verdict.PASS, good)
+def _concluded(faults: list[str], good: str) -> Judgement:
+    return Judgement(Verdict.FAIL, "; ".join(faults), REPORT) if faults else Judgement(Verdict.PASS, good)

@@ -50,13 +50,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             metafunc.parametrize(name, (list(_kinds(run, methods)) if run.usable else []) or [None], ids=str)
 
 
-def _kinds(run: Run, ways: Iterable[str]) -> Iterator[KvRequestKind]:
+def _kinds(run: Run, methods: Iterable[str]) -> Iterator[KvRequestKind]:
     """Yield what to measure, one pair of ranks after another."""
     settings, pairs = run.settings, run.placement.pairs
     memories = dict.fromkeys(memory_pair for memory_pair in settings.memory if not memory_pair.stored)
     backends = between_agents(settings.backend)
     for backend, memory, agent, ranks, op, method in product(
-        backends, memories, settings.agents, pairs, settings.op, ways
+        backends, memories, settings.agents, pairs, settings.op, methods
     ):
         devices = settings.devices if memory.on_gpu else None
         variant = agent.variant(backend, BACKENDS[backend].PLUGIN)

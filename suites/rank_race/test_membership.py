@@ -77,10 +77,10 @@ def kill_after(race: Race, group: str, requests: int, ttl: int, *, first: bool) 
     return Kill(group, ttl, claimants, killed)
 
 
-def _concluded(race: Race, found: Sequence[str], good: str) -> Judgement:
+def _concluded(race: Race, faults: Sequence[str], good: str) -> Judgement:
     """Judge a check of pytest-nixl itself: on a busy host, mere lateness does not fail the run."""
-    if found:
-        return Judgement(Verdict.FAIL, "; ".join(found), REPORT)
+    if faults:
+        return Judgement(Verdict.FAIL, "; ".join(faults), REPORT)
     if not race.late:
         return Judgement(Verdict.PASS, good)
     late, busy = "; ".join(race.late), race.load.words()

@@ -88,21 +88,21 @@ class NicRow:
 Measure = Callable[[NicPair], NicRow]
 
 
-def nic_pairs(ones: Sequence[Nic], others: Sequence[Nic]) -> list[NicPair]:
+def nic_pairs(initiators: Sequence[Nic], targets: Sequence[Nic]) -> list[NicPair]:
     """Return pairs with every device of two hosts, by their order; devices of the shorter list are used again."""
-    return [NicPair(ones[number % len(ones)], others[number % len(others)])
-            for number in range(max(len(ones), len(others)))]  # fmt: skip
+    return [NicPair(initiators[number % len(initiators)], targets[number % len(targets)])
+            for number in range(max(len(initiators), len(targets)))]  # fmt: skip
 
 
 class NicTrial:
     """The rows of some pairs of devices, each measured alone, and what follows from them.
 
-    :param what: the rows in words, such as ``UCX DRAM:DRAM of 64KiB``.
+    :param label: the rows in words, such as ``UCX DRAM:DRAM of 64KiB``.
     :param pairs: two or more pairs.
     """
 
-    def __init__(self, what: str, pairs: Sequence[NicPair], measure: Measure) -> None:
-        self._what, self._pairs, self._ask = what, pairs, measure
+    def __init__(self, label: str, pairs: Sequence[NicPair], measure: Measure) -> None:
+        self._what, self._pairs, self._ask = label, pairs, measure
         self._contention = 0.0
 
     def judge(self) -> Judgement:
@@ -163,22 +163,22 @@ class NicTrial:
             good = next(nic_pair for nic_pair, rate in other_rates.items() if rate == middle)
             yield from self._again(op, pair, row, good, rows[good])
 
-    def _again(self, op: str, pair: NicPair, row: NicRow, good: NicPair, beside: NicRow) -> Iterator[str]:
+    def _again(self, op: str, pair: NicPair, row: NicRow, good: NicPair, good_row: NicRow) -> Iterator[str]:
         """Yield the words about a slow pair, if it is also slow when it is measured again in turn with another."""
         for _ in range(TRIES - 1):
-            row, beside = self._measure(pair), self._measure(good)
+            row, good_row = self._measure(pair), self._measure(good)
             if row.error:
                 yield self._name_broken(pair, row, good)
-            if row.error or beside.error or not _starves(op, row, beside):
+            if row.error or good_row.error or not _starves(op, row, good_row):
                 return
 
         def bad(crossed: NicPair) -> bool:
             row = self._measure(crossed)
-            return not row.error and _starves(op, row, beside)
+            return not row.error and _starves(op, row, good_row)
 
         yield (
             f"{self._culprit(pair, good, bad)} moves {gigabytes(row.rates[op])} GB/s ({op}), less than half of the "
-            f"{gigabytes(beside.rates[op])} GB/s of {good}, in {TRIES} of {TRIES} measurements"
+            f"{gigabytes(good_row.rates[op])} GB/s of {good}, in {TRIES} of {TRIES} measurements"
         )
 
     def _culprit(self, pair: NicPair, good: NicPair, bad: Callable[[NicPair], bool]) -> str:
@@ -200,8 +200,8 @@ class NicTrial:
         return f"{self._what}, each of {len(rows)} RDMA devices alone: {', '.join(descriptions)}"
 
 
-def _starves(op: str, row: NicRow, beside: NicRow) -> bool:
-    return op not in row.rates or row.rates[op] < STARVED * beside.rates[op]
+def _starves(op: str, row: NicRow, good_row: NicRow) -> bool:
+    return op not in row.rates or row.rates[op] < STARVED * good_row.rates[op]
 
 
 def _remedy(pair: NicPair) -> str:

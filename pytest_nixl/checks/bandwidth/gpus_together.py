@@ -80,14 +80,14 @@ class GpuEnd:
         return f"GPU {self.gpu.number} ({', '.join(filter(None, [self.gpu.pci, self.node]))})"
 
 
-def seats(gpus: Sequence[LinkGpu], known: Sequence[GpuFacts], cards: Sequence[RdmaDevice]) -> list[GpuEnd]:
+def seats(gpus: Sequence[LinkGpu], gpu_facts: Sequence[GpuFacts], cards: Sequence[RdmaDevice]) -> list[GpuEnd]:
     """Return each GPU of a worker with its position on the bus and its share of the usable network cards.
 
     :param gpus: the GPUs that the worker sees, with its numbers.
-    :param known: all GPUs of the host, with their positions on the bus.
+    :param gpu_facts: all GPUs of the host, with their positions on the bus.
     :param cards: the RDMA devices of the host.
     """
-    places = {gpu.pci: gpu for gpu in known if gpu.pci and gpu.path}
+    places = {gpu.pci: gpu for gpu in gpu_facts if gpu.pci and gpu.path}
     placed = [Placed(str(gpu.number), gpu.pci, places[gpu.pci].path, places[gpu.pci].numa)
               for gpu in gpus if gpu.pci in places]  # fmt: skip
     usable = [Placed(nic.name, nic.pci, nic.path, nic.numa) for nic in network_cards(cards)
@@ -126,29 +126,29 @@ class GpuPair:
 
 
 def judge_gpus(
-    what: str, block: int, lanes: Sequence[GpuPair], found: ConcurrentRates, scaling: float | None, took: str = ""
+    label: str, block: int, lanes: Sequence[GpuPair], rates: ConcurrentRates, scaling: float | None, took: str = ""
 ) -> Judgement:
     """Judge the bandwidth of GPUs that were measured at the same time.
 
-    :param what: the kind of link, in words.
+    :param label: the kind of link, in words.
     :param block: block size in bytes.
-    :param found: the bandwidth of each lane while all were measured.
+    :param rates: the bandwidth of each lane while all were measured.
     :param scaling: the least ratio of the bandwidth together to the sum of the bandwidths alone; None: the profile has
         none, and only a GPU that starves is a fault.
     :param took: a clause about what other processes took from the lanes; empty: too little to slow one.
     """
-    efficiency = found.total / sum(lane.alone for lane in lanes)
-    slowest = lanes[found.slowest]
+    efficiency = rates.total / sum(lane.alone for lane in lanes)
+    slowest = lanes[rates.slowest]
     rates_by_gpu = ", ".join(
-        f"{lane.initiator.gpu.number}: {gigabytes(rate)}" for lane, rate in zip(lanes, found.rates, strict=True)
+        f"{lane.initiator.gpu.number}: {gigabytes(rate)}" for lane, rate in zip(lanes, rates.rates, strict=True)
     )
     description = (
-        f"{what} of {format_size(block)}, {len(lanes)} GPUs at once: {gigabytes(found.total)} GB/s together, "
+        f"{label} of {format_size(block)}, {len(lanes)} GPUs at once: {gigabytes(rates.total)} GB/s together, "
         f"{efficiency:.0%} of the sum of each alone; by GPU {rates_by_gpu} GB/s; the slowest is {slowest}, with "
-        f"{gigabytes(found.rates[found.slowest])} of the {gigabytes(slowest.alone)} GB/s that it moves alone"
+        f"{gigabytes(rates.rates[rates.slowest])} of the {gigabytes(slowest.alone)} GB/s that it moves alone"
     )
     slow = ""
-    if found.starving is not None:
+    if rates.starving is not None:
         slow = "it starves while the others are measured"
     elif scaling is not None and efficiency < scaling:
         slow = f"the profile requires {scaling:.0%}"
@@ -168,7 +168,7 @@ def judge_gpus(
 
 
 def measure_gpus(
-    what: str,
+    label: str,
     links: Sequence[Link],
     seated: Sequence[tuple[GpuEnd, GpuEnd]],
     block: int,
@@ -177,7 +177,7 @@ def measure_gpus(
 ) -> Judgement:
     """Measure one row of each link alone, then of all links at the same time, and judge the latter by the former.
 
-    :param what: the kind of link, in words.
+    :param label: the kind of link, in words.
     :param seated: the GPUs of the two ends of each link.
     :param block: block size in bytes; ``depth`` is the number of transfers in flight.
     :param scaling: as in :func:`judge_gpus`.
@@ -191,12 +191,12 @@ def measure_gpus(
         return [each.bandwidth for each in together[-len(links) :]]
 
     summary = spread(rates)
-    fault = corrupt(what, names, [*alone, *together])
+    fault = corrupt(label, names, [*alone, *together])
     if fault is not None:
         return fault
     lanes = [GpuPair(initiator, target, before.bandwidth, now.transports)
              for (initiator, target), before, now in zip(seated, alone, together[-len(links) :], strict=True)]  # fmt: skip
-    return judge_gpus(what, block, lanes, summary, scaling, disturbance(together))
+    return judge_gpus(label, block, lanes, summary, scaling, disturbance(together))
 
 
 def judge_gpus_together(run: Run, settings: Settings, cluster: Cluster, pairs: Launches, profile: Profile) -> Judgement:
@@ -241,9 +241,9 @@ def _seats(cluster: Cluster, settings: Settings, memory: MemoryPair) -> tuple[li
             worker.kill()
 
 
-def _few(found: list[GpuEnd]) -> str:
+def _few(ends: list[GpuEnd]) -> str:
     """Return a sentence about why there are fewer than two GPUs."""
     reason = visible(read_gpus(FactsRoot()).gpus, os.environ).why
-    return f"only one GPU is visible, {found[0].gpu.name} {found[0].gpu.pci}, but this check needs two" + (
+    return f"only one GPU is visible, {ends[0].gpu.name} {ends[0].gpu.pci}, but this check needs two" + (
         f" ({reason})" if reason else ""
     )

@@ -179,9 +179,9 @@ class ControlPath:
         )
 
 
-def find_all(finder: NixlAgent, others: Sequence[NixlAgent], seconds: float) -> list[str]:
+def find_all(finder: NixlAgent, owners: Sequence[NixlAgent], seconds: float) -> list[str]:
     """Let an agent fetch the metadata of others from etcd; return the names of those that it did not load in time."""
-    names = [other.name for other in others]
+    names = [other.name for other in owners]
     return cast("list[str]", finder.run(f"{_IN_WORKER}:find", names=names, timeout=seconds))
 
 

@@ -148,11 +148,11 @@ def _published(client: EtcdClient, namespace: NamespaceName) -> tuple[list[Surve
     :raises EtcdError: if etcd does not answer, or this user may not read the namespace as it is spelled.
     """
     first_prefix, *more_prefixes = namespace.prefixes
-    first = survey(client, [first_prefix], values=True, wanted=namespace.has)
+    first = survey(client, [first_prefix], values=True, matches=namespace.has)
     keys, unread = list(first.keys), []
     for prefix in more_prefixes:
         try:
-            keys += survey(client, [prefix], values=True, wanted=namespace.has).keys
+            keys += survey(client, [prefix], values=True, matches=namespace.has).keys
         except EtcdError as error:
             if error.cause != "denied":
                 raise

@@ -105,9 +105,9 @@ def _after(outcome: FaultOutcome) -> str:
     return "".join(f", and {fact}" for fact in facts)
 
 
-def without(outcomes: Sequence[FaultOutcome], **known: Any) -> list[FaultOutcome]:
+def without(outcomes: Sequence[FaultOutcome], **conditions: Any) -> list[FaultOutcome]:
     """Return outcomes without the defect of a finding, to judge what else is wrong.
 
-    :param known: the fields of an outcome in which the defect shows, with the values of an outcome without it.
+    :param conditions: the fields of an outcome in which the defect shows, with the values of an outcome without it.
     """
-    return [replace(outcome, **known) for outcome in outcomes]
+    return [replace(outcome, **conditions) for outcome in outcomes]

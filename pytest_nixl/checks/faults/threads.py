@@ -125,7 +125,7 @@ def _request(agent: NixlAgent, function: str, **arguments: Any) -> Pending:
     )
 
 
-def _outcome(what: str, agent: NixlAgent, backend: str, wanted: int, pending: Pending) -> ConcurrentUse:
+def _outcome(label: str, agent: NixlAgent, backend: str, expected: int, pending: Pending) -> ConcurrentUse:
     """Wait for the answer of a worker.
 
     :raises WorkerError: it fails in another way than by its death.
@@ -135,7 +135,7 @@ def _outcome(what: str, agent: NixlAgent, backend: str, wanted: int, pending: Pe
         answer = pending.result()
         check(_ANSWER, answer)
     except WorkerDiedError as error:
-        return ConcurrentUse(what, backend, nixl, wanted, ended=error.ending)
+        return ConcurrentUse(label, backend, nixl, expected, ended=error.ending)
     except StrictError as error:
-        raise WorkerError(f"{agent.worker.name} sent a wrong answer about {what}: {error}") from None
-    return ConcurrentUse(what, backend, nixl, wanted, **{**answer, "errors": tuple(answer["errors"])})
+        raise WorkerError(f"{agent.worker.name} sent a wrong answer about {label}: {error}") from None
+    return ConcurrentUse(label, backend, nixl, expected, **{**answer, "errors": tuple(answer["errors"])})

@@ -160,11 +160,11 @@ def _notify(scene: FaultScene) -> tuple[str, str]:
     return f"send_notif returned {NOTIFICATIONS} times", ""
 
 
-def _interrupt(scene: FaultScene, action: str, **given: Any) -> FaultOutcome:
+def _interrupt(scene: FaultScene, action: str, **arguments: Any) -> FaultOutcome:
     """Let the initiator do something to its own transfers in flight, and return what followed, without the bytes."""
     region = [scene.source.address, scene.source.size, 0]
     quiet = scene.initiator.worker.timeout / 2
-    pending = scene.request("interrupt", action=action, regions=[region], quiet=quiet, **given)
+    pending = scene.request("interrupt", action=action, regions=[region], quiet=quiet, **arguments)
     try:
         answer = pending.result()
     except WorkerDiedError as error:

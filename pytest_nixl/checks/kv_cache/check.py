@@ -154,14 +154,14 @@ class KvLaunches:
         traffic = KvTraffic(kind.plan.blocks, order, method, merge, kind.requests, kind.rate)
         return self._link.measure(traffic, duration=settings.duration)
 
-    def measure_launches(self, kind: KvRequestKind, another: Callable[[Samples], bool]) -> KvSamples:
+    def measure_launches(self, kind: KvRequestKind, needs_launch: Callable[[Samples], bool]) -> KvSamples:
         """Measure the requests of one kind in several launches.
 
-        :param another: returns whether one more launch is needed, from the samples so far.
+        :param needs_launch: returns whether one more launch is needed, from the samples so far.
         :raises NixlPluginError: as :meth:`measure`.
         """
         samples = self.measure(kind)
-        while another(samples.row(kind.key)):
+        while needs_launch(samples.row(kind.key)):
             self.close()
             samples = samples.with_launch(self.measure(kind))
         return samples
@@ -218,13 +218,13 @@ def in_turn(
     kind: KvRequestKind,
     one: KvLaunches,
     other: KvLaunches,
-    another: Callable[[Samples], bool],
-    kept: dict[RowKey, Samples],
+    needs_launch: Callable[[Samples], bool],
+    stored_rows: dict[RowKey, Samples],
 ) -> KvSamples:
     """Measure one kind of request with two sets of workers in the order ABBA ABBA …, each launch in new workers.
 
-    :param another: returns whether both need one more launch, from the samples of the first so far.
-    :param kept: gets the samples of the other set after each pair of launches.
+    :param needs_launch: returns whether both need one more launch, from the samples of the first so far.
+    :param stored_rows: gets the samples of the other set after each pair of launches.
     :raises NixlPluginError: as :meth:`KvLaunches.measure`.
     """
 
@@ -234,10 +234,10 @@ def in_turn(
         finally:
             launches.close()  # two caches at a time use memory
 
-    def more(samples: KvSamples, others: KvSamples) -> bool:
-        kept[kind.key] = others.row(kind.key)
-        again = len(samples.timed) < MOST_LAUNCHES and others.corruption is None
-        return again and another(samples.row(kind.key))
+    def more(samples: KvSamples, other_samples: KvSamples) -> bool:
+        stored_rows[kind.key] = other_samples.row(kind.key)
+        again = len(samples.timed) < MOST_LAUNCHES and other_samples.corruption is None
+        return again and needs_launch(samples.row(kind.key))
 
     one.close()
     other.close()

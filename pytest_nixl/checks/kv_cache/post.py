@@ -85,9 +85,9 @@ def judge_posts(posts: Mapping[str, PostTimes]) -> Judgement:
     )
 
 
-def _grown(found: Mapping[int, float]) -> str:
+def _grown(seconds_by_count: Mapping[int, float]) -> str:
     """Return where the post of one descriptor takes too much longer; empty: nowhere."""
-    costs = {count: seconds / count for count, seconds in found.items()}
+    costs = {count: seconds / count for count, seconds in seconds_by_count.items()}
     for less, more in pairwise(sorted(costs)):
         if costs[more] > MOST_GROWTH * costs[less]:
             times = costs[more] / costs[less]
@@ -98,8 +98,8 @@ def _grown(found: Mapping[int, float]) -> str:
     return ""
 
 
-def _listed(found: Iterable[tuple[int, float]]) -> str:
-    return ", ".join(f"{count} in {_us(seconds)} us" for count, seconds in found)
+def _listed(seconds_by_count: Iterable[tuple[int, float]]) -> str:
+    return ", ".join(f"{count} in {_us(seconds)} us" for count, seconds in seconds_by_count)
 
 
 def _us(seconds: float) -> str:

@@ -68,20 +68,20 @@ def measure_stored(launches: KvLaunches, kind: KvRequestKind) -> StoredRequests:
     return StoredRequests(kind, fragments, None if objects else launches.measure(replace(kind, way=PIECES)))
 
 
-def judge_stored(found: StoredRequests) -> Judgement:
+def judge_stored(requests: StoredRequests) -> Judgement:
     """Judge the bytes of both kinds of request, and say how much the fragments cost."""
-    for method, samples in ((FRAGMENTS, found.fragments), (PIECES, found.pieces)):
+    for method, samples in ((FRAGMENTS, requests.fragments), (PIECES, requests.pieces)):
         if samples is not None:
-            judged = judge_requests(replace(found.kind, way=method), samples, None)
+            judged = judge_requests(replace(requests.kind, way=method), samples, None)
             if judged.verdict is not Verdict.PASS:
                 return judged
-    many, few = found.fragments, found.pieces
+    many, few = requests.fragments, requests.pieces
     block = many.request_bytes // many.descriptors
-    name = f"{found.kind.backend} {found.kind.op} {found.kind.memory} over {' and '.join(many.transports) or 'storage'}"
+    name = f"{requests.kind.backend} {requests.kind.op} {requests.kind.memory} over {' and '.join(many.transports) or 'storage'}"
     if few is None:
         rate_text = f"{gigabytes(many.bandwidth)} GB/s in {many.descriptors} objects of {format_size(block)}"
         return Judgement(Verdict.PASS, f"{name}: {rate_text}")
-    tensors = found.kind.plan.layers * found.kind.plan.tensors_per_layer
+    tensors = requests.kind.plan.layers * requests.kind.plan.tensors_per_layer
     times = few.bandwidth / many.bandwidth
     cost = f"; fragments take {times:.1f} times as long: an engine that keeps the blocks of a request together in its "
     return Judgement(

@@ -220,7 +220,7 @@ class _Run:
             return rank.begun or any(rank.over for rank in self._ranks)
         return rank.begun or self._group.registered(rank.number) or any(rank.over for rank in self._ranks)
 
-    def _wait(self, done: Callable[[], bool], what: str) -> None:
+    def _wait(self, done: Callable[[], bool], event: str) -> None:
         """Wait until ``done`` returns true, as long as the processes produce new output.
 
         :raises NixlPluginError: if the etcd is gone, or there is no output for too long.
@@ -238,7 +238,7 @@ class _Run:
             if (current_text := "".join(rank.text for rank in self._ranks)) != last_text:
                 last_text, deadline = current_text, time.monotonic() + self._timeout
             elif time.monotonic() > deadline:
-                raise self._silent(what)
+                raise self._silent(event)
 
     def _concluded(self) -> Ran:
         """Wait a short time for the other process, and return the result of the run or raise its failure."""
@@ -306,9 +306,9 @@ class _Run:
             reason += f"; pytest-nixl then ended {survivors[0]}"
         return NixlbenchError(reason, self._remedy(rank, known_faults), self._tails(rank))
 
-    def _remedy(self, rank: _Rank, known: Sequence[Fault]) -> str:
-        if known:
-            return known[0].remedy
+    def _remedy(self, rank: _Rank, known_faults: Sequence[Fault]) -> str:
+        if known_faults:
+            return known_faults[0].remedy
         if "ASIO Receive timeout" in rank.text or "ASIO Connection" in rank.text:
             return _WANTS_PORT
         if rank.code is not None and rank.code < 0 and not rank.faults:
@@ -317,10 +317,10 @@ class _Run:
             )
         return "read the last lines of both processes below"
 
-    def _silent(self, what: str) -> NixlbenchError:
+    def _silent(self, event: str) -> NixlbenchError:
         stopped = [rank for rank in self._ranks if not rank.begun]
         rank = stopped[0] if stopped else self._ranks[0]
-        reason = f"nixlbench: no output from either process for {self._timeout:g} s, while waiting for {what}"
+        reason = f"nixlbench: no output from either process for {self._timeout:g} s, while waiting for {event}"
         if self._group is not None and not rank.begun and len(self._ranks) == 2 and self._ranks[0].begun:
             reason += f": {self._ranks[0].name} is alone"
         if self._group is not None and self._group.failure:

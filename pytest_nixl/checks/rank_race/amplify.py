@@ -145,13 +145,13 @@ def amplify(
 
 
 def clean_up(
-    etcd: EtcdClient, subject: Subject, group: str, ways: Sequence[ProxyClient], running: Sequence[Running]
+    etcd: EtcdClient, subject: Subject, group: str, proxy_clients: Sequence[ProxyClient], running: Sequence[Running]
 ) -> None:
     """End claimants, close their paths through the proxy, and remove their leases and keys."""
     for claim in running:
         claim.kill()
-    granted = [lease for proxy_client in ways for lease in leases(proxy_client)]
-    for proxy_client in ways:
+    granted = [lease for proxy_client in proxy_clients for lease in leases(proxy_client)]
+    for proxy_client in proxy_clients:
         proxy_client.close()
     for lease in granted:
         etcd.revoke(lease)
@@ -246,30 +246,30 @@ class _Claims:
             )
         return locked
 
-    def _state(self, way: ProxyClient, one: Running, keys: Mapping[str, bytes]) -> _Stands:
-        stand = _stand(way, one, keys)
+    def _state(self, proxy_client: ProxyClient, claim: Running, keys: Mapping[str, bytes]) -> _Stands:
+        stand = _stand(proxy_client, claim, keys)
         if stand is _Stands.ENDED:
-            way.release()  # it has its rank: what it writes now does not decide about one
-        return _Stands.WAITS if stand is _Stands.MOVING and self.subject.blocked(way, self.group, keys) else stand
+            proxy_client.release()  # it has its rank: what it writes now does not decide about one
+        return _Stands.WAITS if stand is _Stands.MOVING and self.subject.blocked(proxy_client, self.group, keys) else stand
 
 
-def _stand(way: ProxyClient, one: Running, keys: Mapping[str, bytes]) -> _Stands:
-    if one.outcome() is not None:
+def _stand(proxy_client: ProxyClient, claim: Running, keys: Mapping[str, bytes]) -> _Stands:
+    if claim.outcome() is not None:
         return _Stands.ENDED
-    if way.held:
+    if proxy_client.held:
         return _Stands.WRITES
-    return _Stands.WAITS if waits_for_lock(way, keys) else _Stands.MOVING
+    return _Stands.WAITS if waits_for_lock(proxy_client, keys) else _Stands.MOVING
 
 
 def _why_apart(
-    ways: Sequence[ProxyClient],
+    proxy_clients: Sequence[ProxyClient],
     running: Sequence[Running],
     stands: Sequence[_Stands],
     names: Mapping[str, str],
     seconds: float,
 ) -> str:
     reasons = []
-    for proxy_client, claim, stand in zip(ways, running, stands, strict=True):
+    for proxy_client, claim, stand in zip(proxy_clients, running, stands, strict=True):
         last = proxy_client.requests[-1].label(names) if proxy_client.requests else "none"
         if stand is _Stands.MOVING:
             reasons.append(
@@ -280,8 +280,8 @@ def _why_apart(
     return "; ".join(reasons) or "all claimants wait in etcd's lock, but none of them holds it"
 
 
-def _writes_or_ended(way: ProxyClient, one: Running) -> bool:
-    return bool(way.held) or one.outcome() is not None
+def _writes_or_ended(proxy_client: ProxyClient, claim: Running) -> bool:
+    return bool(proxy_client.held) or claim.outcome() is not None
 
 
 def _is_write(request: Request) -> bool:

@@ -168,30 +168,30 @@ class _Pair:
             describe_order(self._ways, names),
         )  # fmt: skip
 
-    def _wait_for_request(self, way: ProxyClient, seconds: float) -> bool:
+    def _wait_for_request(self, proxy_client: ProxyClient, seconds: float) -> bool:
         """Wait until a request of a claimant is held; return False if it has its rank, or waits for the other one."""
-        self._wait(way, lambda: bool(way.held), seconds)
-        return bool(way.held) and not self._ended(way)
+        self._wait(proxy_client, lambda: bool(proxy_client.held), seconds)
+        return bool(proxy_client.held) and not self._ended(proxy_client)
 
-    def _release(self, way: ProxyClient, seconds: float) -> None:
+    def _release(self, proxy_client: ProxyClient, seconds: float) -> None:
         """Forward one request of a claimant, and wait for its answer, or until it waits in a lock."""
-        request = way.held[0]
-        if way.release_if_held(request):
-            self._wait(way, lambda: request.state is not State.SENT, seconds)
+        request = proxy_client.held[0]
+        if proxy_client.release_if_held(request):
+            self._wait(proxy_client, lambda: request.state is not State.SENT, seconds)
 
-    def _wait(self, way: ProxyClient, condition: Callable[[], bool], seconds: float) -> None:
+    def _wait(self, proxy_client: ProxyClient, condition: Callable[[], bool], seconds: float) -> None:
         """Wait until a claimant has met a condition, has its rank or waits for the other one."""
         deadline = time.monotonic() + seconds
-        while not self._path.wait_quietly(lambda: condition() or self._ended(way), seconds=_LOOK):
-            if self._waits(way) or time.monotonic() > deadline:
+        while not self._path.wait_quietly(lambda: condition() or self._ended(proxy_client), seconds=_LOOK):
+            if self._waits(proxy_client) or time.monotonic() > deadline:
                 return
 
-    def _ended(self, way: ProxyClient) -> bool:
-        return self._running[way].outcome() is not None
+    def _ended(self, proxy_client: ProxyClient) -> bool:
+        return self._running[proxy_client].outcome() is not None
 
-    def _waits(self, way: ProxyClient) -> bool:
+    def _waits(self, proxy_client: ProxyClient) -> bool:
         keys = {item.key: item.value for item in self._etcd.by_creation(self._subject.keys(self._group))}
-        return self._subject.blocked(way, self._group, keys)
+        return self._subject.blocked(proxy_client, self._group, keys)
 
 
 def _decides(request: Request) -> bool:

@@ -63,16 +63,16 @@ class Race:
         self.claimants.append(claimant)
         return claimant
 
-    def let_through(self, way: ProxyClient, count: int, *, seconds: float) -> bool:
+    def let_through(self, proxy_client: ProxyClient, count: int, *, seconds: float) -> bool:
         """Let ``count`` requests of a claimant pass through the proxy, and wait for the answer to each.
 
         :returns: whether it made them; False if it leaves before, as one does that was too slow to keep its lease.
         """
         for _ in range(count):
-            [request] = self.path.wait(lambda: way.held, f"a request of {way.name}", seconds=seconds)
+            [request] = self.path.wait(lambda: proxy_client.held, f"a request of {proxy_client.name}", seconds=seconds)
             if request.method == "LeaseRevoke":
                 return False
-            way.release(request)
+            proxy_client.release(request)
             self.path.wait(partial(_answered, request), f"the answer to {request}", seconds=seconds)
         return True
 

@@ -68,10 +68,10 @@ class Subject(Protocol):
     def name(self) -> str:
         """Its name in messages."""
 
-    def start(self, way: ProxyClient, group: str, size: int) -> Running:
+    def start(self, proxy_client: ProxyClient, group: str, size: int) -> Running:
         """Start a claimant.
 
-        :param way: the proxy's client through which it reaches etcd.
+        :param proxy_client: the proxy's client through which it reaches etcd.
         :param group: name of the group, the same for all its claimants.
         :param size: number of ranks of the group.
         """
@@ -79,7 +79,7 @@ class Subject(Protocol):
     def keys(self, group: str) -> str:
         """Return the prefix of the keys that a group uses."""
 
-    def blocked(self, way: ProxyClient, group: str, keys: Mapping[str, bytes]) -> bool:
+    def blocked(self, proxy_client: ProxyClient, group: str, keys: Mapping[str, bytes]) -> bool:
         """Whether a claimant waits for other claimants. ``keys`` are all keys of the group, oldest first."""
 
 
@@ -89,15 +89,15 @@ class FunctionSubject:
     def __init__(self, function: str) -> None:
         self.name = function
 
-    def start(self, way: ProxyClient, group: str, size: int) -> Running:
-        arguments = {"endpoint": way.endpoint, "group": group, "size": size}
-        return _Forked(way.name, Claimant(self.name, arguments, way.path.changed))
+    def start(self, proxy_client: ProxyClient, group: str, size: int) -> Running:
+        arguments = {"endpoint": proxy_client.endpoint, "group": group, "size": size}
+        return _Forked(proxy_client.name, Claimant(self.name, arguments, proxy_client.path.changed))
 
     def keys(self, group: str) -> str:
         return group
 
-    def blocked(self, way: ProxyClient, group: str, keys: Mapping[str, bytes]) -> bool:
-        return waits_for_lock(way, keys)
+    def blocked(self, proxy_client: ProxyClient, group: str, keys: Mapping[str, bytes]) -> bool:
+        return waits_for_lock(proxy_client, keys)
 
 
 class MembershipSubject(FunctionSubject):
@@ -106,8 +106,8 @@ class MembershipSubject(FunctionSubject):
     def __init__(self, function: str = "pytest_nixl.checks.rank_race.functions:membership") -> None:
         super().__init__(function)
 
-    def blocked(self, way: ProxyClient, group: str, keys: Mapping[str, bytes]) -> bool:
-        last = way.requests[-1] if way.requests else None
+    def blocked(self, proxy_client: ProxyClient, group: str, keys: Mapping[str, bytes]) -> bool:
+        last = proxy_client.requests[-1] if proxy_client.requests else None
         if last is None or last.method != "Watch" or last.state is not State.SENT:
             return False
         frozen = keys.get(f"{group}run/frozen")
@@ -165,15 +165,15 @@ class CommandSubject:
         self._command = tuple(command)
         self._prefix = prefix
 
-    def start(self, way: ProxyClient, group: str, size: int) -> Running:
-        arguments = [argument.format(endpoint=way.endpoint, group=group.rstrip("/"), size=size) for argument in self._command]
-        return _Command(arguments, self._pattern, way)
+    def start(self, proxy_client: ProxyClient, group: str, size: int) -> Running:
+        arguments = [argument.format(endpoint=proxy_client.endpoint, group=group.rstrip("/"), size=size) for argument in self._command]
+        return _Command(arguments, self._pattern, proxy_client)
 
     def keys(self, group: str) -> str:
         return self._prefix.format(group=group.rstrip("/"))
 
-    def blocked(self, way: ProxyClient, group: str, keys: Mapping[str, bytes]) -> bool:
-        return waits_for_lock(way, keys)
+    def blocked(self, proxy_client: ProxyClient, group: str, keys: Mapping[str, bytes]) -> bool:
+        return waits_for_lock(proxy_client, keys)
 
 
 class NixlbenchSubject(CommandSubject):
@@ -186,13 +186,13 @@ class NixlbenchSubject(CommandSubject):
 
 
 class _Command:
-    def __init__(self, words: Sequence[str], pattern: re.Pattern[str], way: ProxyClient) -> None:
-        self._name, self._pattern, self._changed = way.name, pattern, way.path.changed
+    def __init__(self, arguments: Sequence[str], pattern: re.Pattern[str], proxy_client: ProxyClient) -> None:
+        self._name, self._pattern, self._changed = proxy_client.name, pattern, proxy_client.path.changed
         self._lines: list[str] = []
         self._ended = False
         try:
             self._process = subprocess.Popen(
-                words,
+                arguments,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -202,7 +202,7 @@ class _Command:
             )
         except OSError as error:
             raise NixlPluginError(
-                f"{words[0]} cannot be started: {error.strerror or error}", "give a program that can run on this host"
+                f"{arguments[0]} cannot be started: {error.strerror or error}", "give a program that can run on this host"
             ) from None
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -266,23 +266,23 @@ def remedy_for(outcomes: Sequence[ClaimOutcome]) -> str:
     return faults[0].remedy if faults else REMEDIES[Trouble.DUPLICATE_RANK]
 
 
-def waits_for_lock(way: ProxyClient, keys: Mapping[str, bytes]) -> bool:
+def waits_for_lock(proxy_client: ProxyClient, keys: Mapping[str, bytes]) -> bool:
     """Whether a client waits in etcd's lock behind another client: its key exists and is not the first."""
-    lock_requests = [request for request in way.requests if request.method == "Lock" and request.state is State.SENT]
+    lock_requests = [request for request in proxy_client.requests if request.method == "Lock" and request.state is State.SENT]
     if not lock_requests:
         return False
     queue = [key for key in keys if key.startswith(f"{lock_requests[-1].key}/")]
-    our_keys = [key for key in queue for lease in leases(way) if key.endswith(f"/{lease:x}")]
+    our_keys = [key for key in queue for lease in leases(proxy_client) if key.endswith(f"/{lease:x}")]
     if not our_keys and any(
-        request.method == "LeaseGrant" and request.state is State.ANSWER_LOST for request in way.requests
+        request.method == "LeaseGrant" and request.state is State.ANSWER_LOST for request in proxy_client.requests
     ):
         return len(queue) > 1  # the answer with its lease was lost, so one of these keys is its own
     return bool(our_keys) and our_keys[0] != queue[0]
 
 
-def leases(way: ProxyClient) -> list[int]:
+def leases(proxy_client: ProxyClient) -> list[int]:
     """Return the ids of all leases that a client was granted."""
-    return [lease for request in way.requests if (lease := request.granted()) is not None]
+    return [lease for request in proxy_client.requests if (lease := request.granted()) is not None]
 
 
 def faults(outcomes: Sequence[ClaimOutcome], size: int, keys: Iterable[str] = ()) -> list[str]:

@@ -173,15 +173,15 @@ def _not_applicable(reason: str) -> Judgement:
     return Judgement(Verdict.NOT_APPLICABLE, reason)
 
 
-def judge_raw(beside: Sequence[RawComparison]) -> Judgement:
+def judge_raw(comparisons: Sequence[RawComparison]) -> Judgement:
     """Judge one kind of link: the worst verdict of its rows, with the reasons of all rows that have it."""
-    judgements = [judge_ratio(comparison) for comparison in beside]
+    judgements = [judge_ratio(comparison) for comparison in comparisons]
     worst = most_severe(judgements)
     reasons = dict.fromkeys(comparison.reason for comparison in judgements if comparison.verdict is worst.verdict)
     return replace(worst, reason="; ".join(reasons))
 
 
-def judge_ratio(one: RawComparison) -> Judgement:
+def judge_ratio(comparison: RawComparison) -> Judgement:
     """Judge one row by the ratio of its bandwidth to the raw tool's.
 
     The verdict is UNKNOWN if the two used different transports and the row failed or has a bound; it is NOT-APPLICABLE
@@ -189,33 +189,33 @@ def judge_ratio(one: RawComparison) -> Judgement:
     cores. It is FAIL if the row failed, and the reason says which of the two is slow, or if the bound is not met. In
     all other cases it is PASS.
     """
-    row, raw = one.key.words, one.ratio.raw
-    required = one.failed or one.bound is not None
-    if not one.ratio.comparable:
+    row, raw = comparison.key.words, comparison.ratio.raw
+    required = comparison.failed or comparison.bound is not None
+    if not comparison.ratio.comparable:
         over = " and ".join(raw.transports) or "a transport that it does not report"
         reason = f"{row}: {raw.words} used {over} and NIXL did not, so the two cannot be compared"
         return Judgement(
             Verdict.UNKNOWN if required else Verdict.NOT_APPLICABLE, reason, _OTHERWISE if required else ""
         )
-    nixl, theirs = rate(one.ratio.nixl), rate(raw.value)
+    nixl, theirs = rate(comparison.ratio.nixl), rate(raw.value)
     figures = f"{raw.words} moves {theirs} over the same transport ({'+'.join(raw.transports)})"
     if required and raw.others > DISTURBED_CORES:
         reason = (
             f"{row}: NIXL moves {nixl} and {figures}, but other processes used {raw.others:.1f} of the raw tool's cores"
         )
         return Judgement(Verdict.INCONCLUSIVE, reason, _DISTURBED)
-    share = percentage(one.ratio.nixl, raw.value)
-    floor = one.expectation.floor if one.expectation is not None else None
-    if one.failed and floor is not None and raw.value < floor:
-        both = f", and NIXL moves only {share} of that" if one.ratio.value < BOTH else f", and NIXL moves {share} of it"
+    share = percentage(comparison.ratio.nixl, raw.value)
+    floor = comparison.expectation.floor if comparison.expectation is not None else None
+    if comparison.failed and floor is not None and raw.value < floor:
+        both = f", and NIXL moves only {share} of that" if comparison.ratio.value < BOTH else f", and NIXL moves {share} of it"
         reason = f"{row}: the fabric is slow: {figures}, which is also below the floor of {rate(floor)}{both}"
         return Judgement(Verdict.FAIL, reason, _FABRIC)
-    if one.failed:
+    if comparison.failed:
         reason = f"{row}: NIXL is slow: it moves {nixl}, {share} of what the fabric carries: {figures}"
         return Judgement(Verdict.FAIL, reason, _NIXL)
-    if one.bound is not None and one.ratio.value < one.bound:
+    if comparison.bound is not None and comparison.ratio.value < comparison.bound:
         reason = f"{row}: NIXL is slow: it moves {nixl}, {share} of the raw tool, and the profile requires "
-        return Judgement(Verdict.FAIL, f"{reason}{100 * one.bound:g} %: {figures}", _NIXL)
+        return Judgement(Verdict.FAIL, f"{reason}{100 * comparison.bound:g} %: {figures}", _NIXL)
     return Judgement(Verdict.PASS, f"{row}: NIXL moves {nixl}, {share} of the raw tool: {figures}")
 
 

@@ -168,7 +168,7 @@ class _Trial(NamedTuple):
     remedy: str
 
 
-def _trials(given: Mapping[str, str], client: StoreClient) -> Iterator[_Trial]:
+def _trials(parameters: Mapping[str, str], client: StoreClient) -> Iterator[_Trial]:
     """Yield what may help OBJ; first that without which NIXL fails only when its time is up."""
     if isinstance(client, ObjectClient) and (doubt := client.doubt()) is not None and client.store.bundle:
         means = (
@@ -176,7 +176,7 @@ def _trials(given: Mapping[str, str], client: StoreClient) -> Iterator[_Trial]:
             "nor, in a wheel, the certificates of Debian or Ubuntu"
         )
         yield _Trial("ca_bundle", client.store.bundle, means, doubt.remedy)
-    mode = given.get(_CHECKSUM_MODE, "supported")
+    mode = parameters.get(_CHECKSUM_MODE, "supported")
     if mode != "required":
         means = f"this server does not accept the checksums that NIXL sends with {_CHECKSUM_MODE}={mode}"
         yield _Trial(_CHECKSUM_MODE, "required", means, CHECKSUM.remedy)
@@ -341,10 +341,10 @@ def _unfound(agent: NixlAgent, name: str, key: str) -> Judgement | None:
 
 
 def _corrupt(
-    what: str, client: StoreClient, key: str, but: str = "its bytes are not those that were written"
+    operation: str, client: StoreClient, key: str, but: str = "its bytes are not those that were written"
 ) -> Judgement:
     return Judgement(
         Verdict.CORRUPT,
-        f"{what} of object {key} on {client.server} is DONE, but {but}",
+        f"{operation} of object {key} on {client.server} is DONE, but {but}",
         "use another release of NIXL or of the server, and keep the worker's log",
     )

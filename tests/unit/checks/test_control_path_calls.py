@@ -180,17 +180,17 @@ def test_each_transfer_is_timed_until_it_is_complete(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("states", "error", "words"),
+    ("states", "error", "message"),
     [
         (["ERR"], RuntimeError, "transfer 2 to peer ended with ERR"),
         (["PROC"] * 9, TimeoutError, "transfer 2 to peer was not complete in time"),
     ],
 )
 def test_a_transfer_that_is_not_complete_is_named(
-    monkeypatch: pytest.MonkeyPatch, states: list[str], error: type[Exception], words: str
+    monkeypatch: pytest.MonkeyPatch, states: list[str], error: type[Exception], message: str
 ) -> None:
     agent = ClockedAgent(monkeypatch, transfer=["DONE", "PROC"], check_xfer_state=states)
-    with pytest.raises(error, match=words):
+    with pytest.raises(error, match=message):
         control_path.connect_and_write(agent, target="peer", local=[1], remote=[2], repeats=2, timeout=60)
     assert len(agent.named("check_xfer_state")) == (1 if error is RuntimeError else 3)
 

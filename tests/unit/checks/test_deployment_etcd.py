@@ -52,8 +52,8 @@ def client(etcd: Etcd) -> Iterator[EtcdClient]:
             opened.delete_prefix(prefix)
 
 
-def kinds(found: DeploymentEtcd) -> list[str]:
-    return [problem.kind for problem in found.problems]
+def kinds(deployment: DeploymentEtcd) -> list[str]:
+    return [problem.kind for problem in deployment.problems]
 
 
 def plant(client: EtcdClient) -> None:

@@ -117,12 +117,12 @@ def test_an_error_after_transfers_were_completed_is_the_answer(call: str, capsys
     assert capsys.readouterr().out == f"{FLOWS}\n"
 
 
-@pytest.mark.parametrize(("call", "words"), [("", FLOWS), ("transfer", ENDED_EARLY)])
-def test_what_the_scene_waits_for_is_written_at_once(monkeypatch: pytest.MonkeyPatch, call: str, words: str) -> None:
+@pytest.mark.parametrize(("call", "line"), [("", FLOWS), ("transfer", ENDED_EARLY)])
+def test_what_the_scene_waits_for_is_written_at_once(monkeypatch: pytest.MonkeyPatch, call: str, line: str) -> None:
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written))
     keep(Agent(call), limit=0.01)
-    assert written.getvalue().decode() == f"{words}\n"
+    assert written.getvalue().decode() == f"{line}\n"
 
 
 def test_nothing_is_posted_after_an_error() -> None:
@@ -178,9 +178,9 @@ def test_transfers_that_are_in_flight_after_the_interruption_are_counted() -> No
     assert interrupt(Agent(), "release_xfer_handle", [], quiet=60, **TRAFFIC)["states"] == {}
 
 
-def scene(said: str, output: str) -> FaultScene:
+def scene(ending: str, output: str) -> FaultScene:
     """Return a scene whose initiator has already ended its transfers."""
-    answer = {"said": said, "completed": 0, "longest": 0.0, "unended": 0}
+    answer = {"said": ending, "completed": 0, "longest": 0.0, "unended": 0}
     answered = SimpleNamespace(result=lambda: answer)
     worker = SimpleNamespace(output=lambda: output, alive=True, timeout=240.0, request=lambda *_, **__: answered)
     fault_scene = FaultScene.__new__(FaultScene)

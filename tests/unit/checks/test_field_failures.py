@@ -63,9 +63,9 @@ class Report:
     why: str = ""
 
 
-def _variables(**given: str) -> Callable[[Tree], None]:
+def _variables(**variables: str) -> Callable[[Tree], None]:
     def plant(tree: Tree) -> None:
-        for name, value in given.items():
+        for name, value in variables.items():
             tree.variable(name, value)
 
     return plant
@@ -91,10 +91,10 @@ def _change_ucx_rdma(how: Callable[[Any], Any]) -> Callable[[Tree], None]:
     return lambda tree: tree.change("nixl", lambda found: how(found["ucx_rdma"]))
 
 
-def _other_kernel_abi(found: Any) -> None:
-    del found["offered"]["rdmap79s0"]
-    found["answers"]["rdmap79s0"].update(listed=False, shared_queues=None)
-    found["other_abi"].update(rdmap79s0="Driver efa does not support the kernel ABI of 3")
+def _other_kernel_abi(nixl: Any) -> None:
+    del nixl["offered"]["rdmap79s0"]
+    nixl["answers"]["rdmap79s0"].update(listed=False, shared_queues=None)
+    nixl["other_abi"].update(rdmap79s0="Driver efa does not support the kernel ABI of 3")
 
 
 def _management_card(tree: Tree) -> None:

@@ -251,8 +251,8 @@ class PreparingAgent(TalkingAgent):
     def get_xfer_descs(self, listed: list[Any], memory: str) -> Any:
         return listed, memory
 
-    def initialize_xfer(self, *given: Any, backends: list[str]) -> str:
-        self.made.append((*given, backends))
+    def initialize_xfer(self, *arguments: Any, backends: list[str]) -> str:
+        self.made.append((*arguments, backends))
         return f"handle {len(self.made)}"
 
 
@@ -278,10 +278,10 @@ def test_the_commands_of_a_rank_prepare_run_report_and_release_its_flows(op: str
     assert agent.released == ["handle 1", "handle 2"]
 
 
-@pytest.mark.parametrize(("gate", "what"), [(Gate("c", []), "the coordinator to let"), (Gate("", ["a"]), "the other")])
-def test_a_gate_that_stays_shut_ends_at_its_deadline(gate: Gate, what: str) -> None:
+@pytest.mark.parametrize(("gate", "awaited"), [(Gate("c", []), "the coordinator to let"), (Gate("", ["a"]), "the other")])
+def test_a_gate_that_stays_shut_ends_at_its_deadline(gate: Gate, awaited: str) -> None:
     endpoint = FlowEndpoint(TalkingAgent(), [], lambda: False)
-    with pytest.raises(StepTimeoutError, match=f"the deadline passed while waiting for {what}"):
+    with pytest.raises(StepTimeoutError, match=f"the deadline passed while waiting for {awaited}"):
         endpoint.run(1, gate, [], [], 0.05)
 
 

@@ -173,7 +173,7 @@ def test_slow_gpus_of_a_busy_host_are_inconclusive(rates: list[float], scaling: 
 
 
 @pytest.mark.parametrize(
-    ("transports", "said"),
+    ("transports", "ending"),
     [
         (("rc_mlx5/near1:1",), ""),
         (("rc_mlx5/near1:1", "rc_mlx5/also1:1"), ""),
@@ -181,11 +181,11 @@ def test_slow_gpus_of_a_busy_host_are_inconclusive(rates: list[float], scaling: 
         (("rc_mlx5/far3:1",), "GPU 1 by far3"),
     ],
 )
-def test_a_gpu_that_uses_a_far_network_card_is_reported(transports: tuple[str, ...], said: str) -> None:
+def test_a_gpu_that_uses_a_far_network_card_is_reported(transports: tuple[str, ...], ending: str) -> None:
     lanes = [LANES[0], lane(1, transports=transports), *LANES[2:]]
     verdict, reason = judged([39e9] * 4, 0.9, lanes)
-    assert verdict is (Verdict.WARN if said else Verdict.PASS)
-    assert reason.endswith(said)
+    assert verdict is (Verdict.WARN if ending else Verdict.PASS)
+    assert reason.endswith(ending)
     assert f"over {', '.join(transports)}" in judged([39e9, 30e9, 39e9, 39e9], 0.9, lanes)[1]
 
 

@@ -140,9 +140,9 @@ def test_a_transfer_that_fails_is_an_error(states: list[str], in_flight: int) ->
         requests(HeldAgent([], states)).run([DRAW], 60, in_flight=in_flight)
 
 
-@pytest.mark.parametrize(("in_flight", "words"), [(1, "the target's acknowledgement"), (2, "one of several requests")])
-def test_a_request_that_nobody_acknowledges_ends_at_its_deadline(in_flight: int, words: str) -> None:
-    with pytest.raises(StepTimeoutError, match=words):
+@pytest.mark.parametrize(("in_flight", "message"), [(1, "the target's acknowledgement"), (2, "one of several requests")])
+def test_a_request_that_nobody_acknowledges_ends_at_its_deadline(in_flight: int, message: str) -> None:
+    with pytest.raises(StepTimeoutError, match=message):
         requests(HeldAgent([])).run([DRAW], 0.05, in_flight=in_flight)
 
 

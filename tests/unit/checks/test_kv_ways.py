@@ -88,7 +88,7 @@ def test_what_fragments_of_a_file_cost_is_named_if_it_is_much() -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "bounded", "wanted"),
+    ("verdict", "bounded", "expected"),
     [
         ("PASS", "PASS", "PASS: own"),
         ("PASS", "FAIL", "FAIL: bounds"),
@@ -98,9 +98,9 @@ def test_what_fragments_of_a_file_cost_is_named_if_it_is_much() -> None:
         ("CORRUPT", "PASS", "CORRUPT: own"),
     ],
 )
-def test_the_bounds_decide_only_about_requests_that_pass(own: str, bounded: str, wanted: str) -> None:
-    judgement = with_bounds(Judgement(Verdict(own), "own"), Judgement(Verdict(bounded), "bounds"))
-    assert f"{judgement.verdict}: {judgement.reason}" == wanted
+def test_the_bounds_decide_only_about_requests_that_pass(verdict: str, bounded: str, expected: str) -> None:
+    judgement = with_bounds(Judgement(Verdict(verdict), "own"), Judgement(Verdict(bounded), "bounds"))
+    assert f"{judgement.verdict}: {judgement.reason}" == expected
 
 
 def test_a_release_without_strided_descriptors_is_not_asked_for_them(

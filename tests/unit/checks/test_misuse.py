@@ -50,9 +50,9 @@ def agent(nixl_settings: Settings) -> Iterator[NixlAgent]:
         yield agents.start(progress_thread=None)
 
 
-def outcome(id: str, ending: MisuseEnding, said: str = "", wrong: int | None = 0) -> MisuseOutcome:
+def outcome(id: str, ending: MisuseEnding, error: str = "", wrong: int | None = 0) -> MisuseOutcome:
     """Return an outcome of UCX."""
-    return MisuseOutcome(KINDS[id], "UCX", "1.5.1", ending, said, wrong)
+    return MisuseOutcome(KINDS[id], "UCX", "1.5.1", ending, error, wrong)
 
 
 def test_the_worker_can_carry_out_every_misuse_and_no_other() -> None:
@@ -75,7 +75,7 @@ def test_refused_and_accepted_misuses_pass() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "words"),
+    ("bad", "reason"),
     [
         (outcome("empty-transfer", MisuseEnding.CRASHED, "was ended by SIGSEGV", None),
          "a transfer has 0 bytes: crashed (was ended by SIGSEGV)"),
@@ -87,11 +87,11 @@ def test_refused_and_accepted_misuses_pass() -> None:
          "a region of 0 bytes is registered: accepted; after that, a transfer to the peer stays PROC"),
     ],
 )  # fmt: skip
-def test_one_bad_outcome_fails_among_good_ones(found: MisuseOutcome, words: str) -> None:
-    judgement = judge_misuses([outcome("released-twice", MisuseEnding.ACCEPTED), found])
+def test_one_bad_outcome_fails_among_good_ones(bad: MisuseOutcome, reason: str) -> None:
+    judgement = judge_misuses([outcome("released-twice", MisuseEnding.ACCEPTED), bad])
     assert judgement.verdict is Verdict.FAIL
-    assert judgement.reason == f"NIXL 1.5.1 with UCX: {words}"
-    assert found.kind.what in judgement.remedy
+    assert judgement.reason == f"NIXL 1.5.1 with UCX: {reason}"
+    assert bad.kind.what in judgement.remedy
 
 
 def test_calls_on_bytes_or_agents_that_are_not_there_fail_if_they_are_accepted() -> None:
@@ -107,8 +107,8 @@ def test_an_answer_of_another_form_is_an_error_and_no_outcome(wrong: object) -> 
     requests: list[Any] = []
     answer = {"raised": "", "after": "", "wrong_bytes": wrong}
 
-    def request(command: str, **given: Any) -> Any:
-        requests.append(given["arguments"])
+    def request(command: str, **keywords: Any) -> Any:
+        requests.append(keywords["arguments"])
         return SimpleNamespace(result=lambda: answer)
 
     agent: Any = SimpleNamespace(
@@ -222,14 +222,14 @@ class WatchingAgent:
             if region in self.regions:
                 self.regions.remove(region)
 
-    def initialize_xfer(self, op: str, here: list[range], there: list[range], peer: str, said: bytes) -> object:
-        self._note(not all([*here, *there]), "an empty transfer")
-        self._note([*map(len, here)] != [*map(len, there)], "different lengths")
-        self._note(overlap(here) and overlap(there), "overlapping descriptors")
-        self._note(not held(self.regions, here), "own memory is not registered")
+    def initialize_xfer(self, op: str, local: list[range], remote: list[range], peer: str, notification: bytes) -> object:
+        self._note(not all([*local, *remote]), "an empty transfer")
+        self._note([*map(len, local)] != [*map(len, remote)], "different lengths")
+        self._note(overlap(local) and overlap(remote), "overlapping descriptors")
+        self._note(not held(self.regions, local), "own memory is not registered")
         self._note(peer not in self._known, "unknown agent")
-        self._note(peer in self._known and not held(self._known[peer], there), "the peer's memory is not registered")
-        self._handles[handle := object()] = here
+        self._note(peer in self._known and not held(self._known[peer], remote), "the peer's memory is not registered")
+        self._handles[handle := object()] = local
         self._note(len(self._handles) == 10_000, "10,000 handles")
         return handle
 
@@ -264,9 +264,9 @@ class WatchingAgent:
         return descriptors
 
     def make_prepped_xfer(
-        self, op: str, here: list[range], own: list[int], there: list[range], others: list[int]
+        self, op: str, local: list[range], local_indices: list[int], remote: list[range], remote_indices: list[int]
     ) -> None:
-        for listed, chosen in ((here, own), (there, others)):
+        for listed, chosen in ((local, local_indices), (remote, remote_indices)):
             self._note(max(chosen) >= len(listed), f"descriptor {max(chosen)} of {len(listed)}")
 
     def get_agent_metadata(self) -> bytes:

@@ -71,7 +71,7 @@ HUGE_PAGES = NORMAL.replace("Use hugepages (--use_hugepages=[0,1])              
 
 
 @pytest.mark.parametrize(
-    ("output", "learned", "others", "options"),
+    ("output", "learned", "conditions", "options"),
     [
         (NORMAL, 'notify = ["last"]', "notify = last and huge pages", "--nixl-pages=base"),
         (NORMAL, 'notify = ["each"]', "notify = each and huge pages", "--nixl-pages=base"),
@@ -82,12 +82,12 @@ HUGE_PAGES = NORMAL.replace("Use hugepages (--use_hugepages=[0,1])              
     ],
 )  # fmt: skip
 def test_a_floor_that_was_learned_under_other_conditions_judges_no_row_of_nixlbench(
-    tmp_path: Path, output: str, learned: str, others: str, options: str
+    tmp_path: Path, output: str, learned: str, conditions: str, options: str
 ) -> None:
     """Each transfer of nixlbench carries a notification, and its buffers are those of malloc; both take time."""
     run = judged(tmp_path, output, floor="100 GB/s", more=f"{learned}\n")
     assert verdicts(run) == [Verdict.NO_EXPECTATION] * 15
-    expected = f"UCX WRITE DRAM:DRAM of 4KiB: the profile expects something of rows with {others} only, and those of "
+    expected = f"UCX WRITE DRAM:DRAM of 4KiB: the profile expects something of rows with {conditions} only, and those of "
     assert run.results[0].reason.startswith(expected)
     assert f"pytest_nixl.suites.bandwidth --nixl-notify=each {options} --benchmark-json=FILE" in run.results[0].remedy
 

@@ -167,9 +167,9 @@ def test_commands_about_bytes_do_not_grow_with_the_flows_of_a_rank(
 ) -> None:
     request, counts = Worker.request, Counter[tuple[int, str]]()
 
-    def count(self: Worker, command: str, **given: Any) -> Pending:
+    def count(self: Worker, command: str, **keywords: Any) -> Pending:
         counts[self.rank, command] += 1
-        return request(self, command, **given)
+        return request(self, command, **keywords)
 
     monkeypatch.setattr(Worker, "request", count)
     command_counts = []
@@ -361,7 +361,7 @@ def allocated(
 
 
 @pytest.mark.parametrize(
-    ("op", "memory", "made"),
+    ("op", "memory", "allocations"),
     [
         ("WRITE", "DRAM:VRAM", [[(192, "DRAM", 4)], [(384, "VRAM", 5)], [(256, "DRAM", 4), (64, "VRAM", 4)]]),
         ("READ", "DRAM:VRAM", [[(192, "VRAM", 4)], [(384, "DRAM", 5)], [(256, "VRAM", 4), (64, "DRAM", 4)]]),
@@ -369,14 +369,14 @@ def allocated(
     ],
 )
 def test_each_rank_has_memory_for_the_flows_that_leave_and_for_those_that_arrive(
-    op: str, memory: str, made: list[Any], make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+    op: str, memory: str, allocations: list[Any], make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    agents = [AllocatingAgent(*(f"{place}_SEG" for _, place, _ in of_rank)) for of_rank in made]
+    agents = [AllocatingAgent(*(f"{place}_SEG" for _, place, _ in of_rank)) for of_rank in allocations]
     flows = allocated(monkeypatch, make_settings(), op, memory, agents)
-    assert [agent.made for agent in agents] == made
-    assert [agent.registered for agent in agents] == made
+    assert [agent.made for agent in agents] == allocations
+    assert [agent.registered for agent in agents] == allocations
     assert [(rank.outgoing, rank.incoming) for rank in flows._ranks] == [
-        (made[0][0], None), (None, made[1][0]), tuple(made[2]),
+        (allocations[0][0], None), (None, allocations[1][0]), tuple(allocations[2]),
     ]  # fmt: skip
     assert [(place.source, place.target) for place in flows._placed().values()] == [(0, 0), (0, 128), (128, 0)]
 
@@ -417,8 +417,8 @@ class AskedWorker:
         self.pid, self.versions = pid, {"host": host}
         self.asked: list[tuple[str, dict[str, Any]]] = []
 
-    def request(self, command: str, **given: Any) -> str:
-        self.asked.append((command, given))
+    def request(self, command: str, **arguments: Any) -> str:
+        self.asked.append((command, arguments))
         return command
 
     call = request
@@ -515,9 +515,9 @@ def test_every_rank_is_waited_for_and_the_coordinator_only_serves(
 ) -> None:
     flows, waited = asked_flows[0], list[tuple[int, int]]()
 
-    def answers(asked: list[str], serving: Sequence[str] = ()) -> list[list[Any]]:
-        waited.append((len(asked), len(serving)))
-        return [[] for _ in asked]
+    def answers(requests: list[str], serving: Sequence[str] = ()) -> list[list[Any]]:
+        waited.append((len(requests), len(serving)))
+        return [[] for _ in requests]
 
     monkeypatch.setattr(rank_flows, "results", answers)
     with pytest.raises(WorkerError, match="did not report each step"):

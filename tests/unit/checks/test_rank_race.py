@@ -137,8 +137,8 @@ class Mixed(FunctionSubject):
         super().__init__(functions[0])
         self._each = [FunctionSubject(function) for function in functions]
 
-    def start(self, way: ProxyClient, group: str, size: int) -> Running:
-        return self._each[int(way.name.rpartition(" ")[2])].start(way, group, size)
+    def start(self, proxy_client: ProxyClient, group: str, size: int) -> Running:
+        return self._each[int(proxy_client.name.rpartition(" ")[2])].start(proxy_client, group, size)
 
 
 class TestAmplified:

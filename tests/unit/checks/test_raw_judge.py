@@ -18,15 +18,15 @@ WRITE = RowKey("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), 65536)
 
 def beside(
     nixl: float, raw: float, *, floor: float = 1e9, bound: float | None = None, failed: bool = False,
-    comparable: bool = True, others: float = 0.0,
+    comparable: bool = True, contention: float = 0.0,
 ) -> RawComparison:  # fmt: skip
-    figure = RawMeasurement("ucx_perftest", "ucp_put_bw", raw, "UCX 1.13.1", ("tcp/eth0",), others)
+    figure = RawMeasurement("ucx_perftest", "ucp_put_bw", raw, "UCX 1.13.1", ("tcp/eth0",), contention)
     expected = Expectation("made by a test", floor=floor, raw=bound)
     return RawComparison(WRITE, RawRatio(WRITE, nixl, figure, comparable), expected, failed)
 
 
 @pytest.mark.parametrize(
-    ("one", "verdict", "words"),
+    ("comparison", "verdict", "reason"),
     [
         (beside(2e9, 4e9), Verdict.PASS, "50 % of the raw tool: ucx_perftest (ucp_put_bw, UCX 1.13.1) moves 4 GB/s"),
         (beside(2e9, 4e9, bound=0.5), Verdict.PASS, "50 % of the raw tool"),
@@ -39,14 +39,14 @@ def beside(
         (beside(2e8, 4e9, failed=True, comparable=False), Verdict.UNKNOWN, "used tcp/eth0 and NIXL did not"),
         (beside(2e9, 4e9, bound=0.1, comparable=False), Verdict.UNKNOWN, "used tcp/eth0 and NIXL did not"),
         (beside(2e9, 4e9, comparable=False), Verdict.NOT_APPLICABLE, "used tcp/eth0 and NIXL did not"),
-        (beside(2e8, 4e9, failed=True, others=1.5), Verdict.INCONCLUSIVE, "used 1.5 of the raw tool's cores"),
-        (beside(2e9, 4e9, others=1.5), Verdict.PASS, "50 % of the raw tool"),
+        (beside(2e8, 4e9, failed=True, contention=1.5), Verdict.INCONCLUSIVE, "used 1.5 of the raw tool's cores"),
+        (beside(2e9, 4e9, contention=1.5), Verdict.PASS, "50 % of the raw tool"),
     ],
 )  # fmt: skip
-def test_each_ratio_has_its_verdict(one: RawComparison, verdict: Verdict, words: str) -> None:
-    judgement = judge_ratio(one)
+def test_each_ratio_has_its_verdict(comparison: RawComparison, verdict: Verdict, reason: str) -> None:
+    judgement = judge_ratio(comparison)
     assert judgement.verdict is verdict
-    assert words in judgement.reason
+    assert reason in judgement.reason
     assert judgement.reason.startswith("UCX WRITE DRAM:DRAM of 64KiB: ")
     assert bool(judgement.remedy) == (verdict not in (Verdict.PASS, Verdict.NOT_APPLICABLE))
     assert DISTURBED_CORES < 1.5
@@ -80,7 +80,7 @@ def test_transports_with_a_common_name_and_device_are_comparable(
 
 
 @pytest.mark.parametrize(
-    ("one", "reason", "remedy"),
+    ("comparison", "reason", "remedy"),
     [
         (beside(2e9, 4e9, comparable=False),
          "ucx_perftest (ucp_put_bw, UCX 1.13.1) used tcp/eth0 and NIXL did not, so the two cannot be compared", ""),
@@ -93,7 +93,7 @@ def test_transports_with_a_common_name_and_device_are_comparable(
         (beside(1e9, 4e9, bound=0.5),
          "NIXL is slow: it moves 1 GB/s (8 Gb/s), 25 % of the raw tool, and the profile requires 50 %: ucx_perftest "
          "(ucp_put_bw, UCX 1.13.1) moves 4 GB/s (32 Gb/s) over the same transport (tcp/eth0)", "The network is not "),
-        (beside(1e9, 4e9, bound=0.5, others=1.5),
+        (beside(1e9, 4e9, bound=0.5, contention=1.5),
          "NIXL moves 1 GB/s (8 Gb/s) and ucx_perftest (ucp_put_bw, UCX 1.13.1) moves 4 GB/s (32 Gb/s) over the same "
          "transport (tcp/eth0), but other processes used 1.5 of the raw tool's cores", "Stop other processes on the "),
         (beside(2e8, 4e9, failed=True, comparable=False),
@@ -101,8 +101,8 @@ def test_transports_with_a_common_name_and_device_are_comparable(
          "Make both use the same transport: "),
     ],
 )  # fmt: skip
-def test_the_whole_sentence_of_each_ratio(one: RawComparison, reason: str, remedy: str) -> None:
-    judged = judge_ratio(one)
+def test_the_whole_sentence_of_each_ratio(comparison: RawComparison, reason: str, remedy: str) -> None:
+    judged = judge_ratio(comparison)
     assert judged.reason == f"UCX WRITE DRAM:DRAM of 64KiB: {reason}"
     assert judged.remedy.startswith(remedy)
 
@@ -110,8 +110,8 @@ def test_the_whole_sentence_of_each_ratio(one: RawComparison, reason: str, remed
 def test_limits_of_a_ratio_are_exact() -> None:
     assert judge_ratio(beside(2e9, 4e9, bound=0.5)).verdict is Verdict.PASS, "at the bound"
     assert judge_ratio(beside(1e8, 1e9, failed=True)).reason.count("NIXL is slow"), "the raw tool is at the floor"
-    assert judge_ratio(beside(1e8, 4e9, failed=True, others=DISTURBED_CORES)).verdict is Verdict.FAIL
-    assert judge_ratio(beside(1e8, 4e9, failed=True, others=DISTURBED_CORES + 0.01)).verdict is Verdict.INCONCLUSIVE
+    assert judge_ratio(beside(1e8, 4e9, failed=True, contention=DISTURBED_CORES)).verdict is Verdict.FAIL
+    assert judge_ratio(beside(1e8, 4e9, failed=True, contention=DISTURBED_CORES + 0.01)).verdict is Verdict.INCONCLUSIVE
 
 
 def test_without_a_profile_no_row_has_a_bound_or_a_floor() -> None:
@@ -130,7 +130,7 @@ def test_the_reasons_of_all_rows_with_the_worst_verdict_are_told_once() -> None:
     judged = judge_raw([bad, beside(2e9, 4e9), worse, bad])
     assert judged.reason == f"{judge_ratio(bad).reason}; {judge_ratio(worse).reason}"
     assert judged.remedy == judge_ratio(bad).remedy
-    order = [beside(2e8, 4e9, failed=True, comparable=False), beside(2e8, 4e9, failed=True, others=1.0),
+    order = [beside(2e8, 4e9, failed=True, comparable=False), beside(2e8, 4e9, failed=True, contention=1.0),
              beside(2e9, 4e9), beside(2e9, 4e9, comparable=False)]  # fmt: skip
     verdicts = [judge_raw(order[start:]).verdict for start in range(4)]
     assert verdicts == [Verdict.UNKNOWN, Verdict.INCONCLUSIVE, Verdict.PASS, Verdict.NOT_APPLICABLE]

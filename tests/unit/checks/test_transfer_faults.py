@@ -30,13 +30,13 @@ def make(nixl_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Make:
     """Make a fault with UCX over tcp, with a call of the initiator's or the target's NIXL replaced by a function."""
 
     def made(
-        fault: str, op: str = "WRITE", function: str = "", timeout: float = 60, *, target: str = "", **given: object
+        fault: str, op: str = "WRITE", function: str = "", timeout: float = 60, *, target: str = "", **fields: object
     ) -> FaultOutcome:
         class Replaced(FaultScene):
             def __init__(self, *arguments: object) -> None:
                 super().__init__(*arguments)  # type: ignore[arg-type]
                 if function:
-                    self.initiator.run(f"helpers.misuse_functions:{function}", **given)
+                    self.initiator.run(f"helpers.misuse_functions:{function}", **fields)
                 if target:
                     self.target.run(f"helpers.misuse_functions:{target}")
 
@@ -58,7 +58,7 @@ def test_a_good_outcome_passes_in_words() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bad", "words"),
+    ("bad", "reason"),
     [
         (replace(GOOD, survivor="was ended by SIGSEGV", wrong_bytes=None), "the surviving agent was ended by SIGSEGV"),
         (replace(GOOD, wrong_bytes=None), "the surviving agent could not move bytes to another agent"),
@@ -72,10 +72,10 @@ def test_a_good_outcome_passes_in_words() -> None:
         (replace(GOOD, said="PROC", seconds=30), "NIXL did not tell the initiator of the target's death in 30 s"),
     ],
 )
-def test_each_defect_fails_among_good_outcomes(bad: FaultOutcome, words: str) -> None:
+def test_each_defect_fails_among_good_outcomes(bad: FaultOutcome, reason: str) -> None:
     judgement = judge_faults([GOOD, bad])
     assert judgement.verdict is Verdict.FAIL
-    assert judgement.reason.endswith(f"; {words}")
+    assert judgement.reason.endswith(f"; {reason}")
 
 
 def test_a_stopped_target_need_not_be_reported() -> None:
