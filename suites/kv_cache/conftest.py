@@ -97,8 +97,8 @@ def measure_requests(
 
     def measure(kind: KvRequestKind) -> KvSamples:
         if other_kv_launches is None:
-            return kv_launches.measure_launches(kind, nixl_rows.another)
-        samples = in_turn(kind, kv_launches, other_kv_launches, nixl_rows.another, nixl_run.found.other_samples)
+            return kv_launches.measure_launches(kind, nixl_rows.needs_launch)
+        samples = in_turn(kind, kv_launches, other_kv_launches, nixl_rows.needs_launch, nixl_run.found.other_samples)
         nixl_run.found.other_versions.update(other_kv_launches.versions)
         return samples
 

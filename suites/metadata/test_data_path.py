@@ -82,11 +82,11 @@ def fetch_after_cut(namespace: Namespace, proxy_client: ProxyClient) -> tuple[bo
     requests_before = len(proxy_client.requests)
     proxy_client.restore()
 
-    def found() -> bool:
+    def has_fetched() -> bool:
         finder.fetch_remote_metadata(publisher.name)
         return comes_true(lambda: knows(finder, publisher), seconds=0.5)
 
-    back = comes_true(found, seconds=NOTICED)
+    back = comes_true(has_fetched, seconds=NOTICED)
     finder.worker.kill()  # it would not end otherwise
     return not back, (
         f"after a fetch with etcd cut off, fetches {'succeed again' if back else 'did not succeed'} with etcd back: "

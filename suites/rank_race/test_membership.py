@@ -38,19 +38,19 @@ class Kill:
 
     :param group: its group, without the test's prefix.
     :param ttl: seconds of its lease.
-    :param others: the claimants that get all ranks of the group.
+    :param claimants: the claimants that get all ranks of the group.
     :param at: when it was killed, by :func:`time.monotonic`.
     """
 
     group: str
     ttl: int
-    others: Sequence[Claimant]
+    claimants: Sequence[Claimant]
     at: float
 
     @property
     def seconds(self) -> float:
         """The time from the kill until the last of the others had its rank."""
-        return max(claimant.heard for claimant in self.others) - self.at
+        return max(claimant.heard for claimant in self.claimants) - self.at
 
 
 def kill_after(race: Race, group: str, requests: int, ttl: int, *, first: bool) -> Kill | None:
@@ -108,7 +108,7 @@ def test_a_killed_claimant_blocks_nobody_longer_than_its_lease(race: Race, verdi
     faults, deadline = [], time.monotonic() + SECONDS
     for kill in kills:
         remaining = deadline - time.monotonic()
-        faults += [f"{kill.group}: {fault}" for fault in race.faults(kill.others, 2, kill.group, remaining)]
+        faults += [f"{kill.group}: {fault}" for fault in race.faults(kill.claimants, 2, kill.group, remaining)]
     latest = max(kills, key=lambda kill: kill.seconds - kill.ttl)
     if not faults and latest.seconds > latest.ttl + LATE:
         late = f"all ranks were claimed again, but only after {latest.seconds:.1f} s, with a lease of {latest.ttl} s"

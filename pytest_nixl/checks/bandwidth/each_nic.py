@@ -102,7 +102,7 @@ class NicTrial:
     """
 
     def __init__(self, label: str, pairs: Sequence[NicPair], measure: Measure) -> None:
-        self._what, self._pairs, self._ask = label, pairs, measure
+        self._label, self._pairs, self._ask = label, pairs, measure
         self._contention = 0.0
 
     def judge(self) -> Judgement:
@@ -110,12 +110,12 @@ class NicTrial:
         rows = {pair: self._measure(pair) for pair in self._pairs}
         wrong = [f"{pair}: {row.corruption}" for pair, row in rows.items() if row.corruption]
         if wrong:
-            return Judgement(Verdict.CORRUPT, f"{self._what}: {named(wrong)}", _remedy(self._pairs[0]))
+            return Judgement(Verdict.CORRUPT, f"{self._label}: {named(wrong)}", _remedy(self._pairs[0]))
         elsewhere = {row.elsewhere for row in rows.values()} - {""}
         if elsewhere:
             return Judgement(
                 Verdict.NOT_APPLICABLE,
-                f"{self._what}: the bytes went over {named(sorted(elsewhere))}, and not over the chosen RDMA device",
+                f"{self._label}: the bytes went over {named(sorted(elsewhere))}, and not over the chosen RDMA device",
                 "unset UCX_TLS, or let it allow only transports of RDMA devices, such as UCX_TLS=rc,ud,self,cuda_copy",
             )
         broken = {pair: row for pair, row in rows.items() if row.error}
@@ -123,7 +123,7 @@ class NicTrial:
             first = next(iter(rows.values()))
             return Judgement(
                 Verdict.FAIL,
-                f"{self._what}: none of {len(rows)} RDMA devices moved a byte, the first with: {first.error}",
+                f"{self._label}: none of {len(rows)} RDMA devices moved a byte, the first with: {first.error}",
                 "run `pytest-nixl doctor`: its check ucx-uses-rdma names why UCX cannot use an RDMA device",
             )
         sentences = [self._name_broken(pair, row, self._best(rows, pair)) for pair, row in broken.items()]
@@ -134,8 +134,8 @@ class NicTrial:
         bad = next(iter(broken), self._pairs[0])
         if not broken and self._contention > DISTURBED_CORES:
             used = f"other processes used up to {self._contention:.1f} of the cores that a row needs"
-            return Judgement(Verdict.INCONCLUSIVE, f"{self._what}: {'; '.join(sentences)}, but {used}", QUIET)
-        return Judgement(Verdict.FAIL, f"{self._what}: {'; '.join(sentences)}", _remedy(bad))
+            return Judgement(Verdict.INCONCLUSIVE, f"{self._label}: {'; '.join(sentences)}, but {used}", QUIET)
+        return Judgement(Verdict.FAIL, f"{self._label}: {'; '.join(sentences)}", _remedy(bad))
 
     def _measure(self, pair: NicPair) -> NicRow:
         row = self._ask(pair)
@@ -144,8 +144,8 @@ class NicTrial:
 
     def _best(self, rows: Mapping[NicPair, NicRow], pair: NicPair) -> NicPair:
         """Return the fastest pair, of the same kind as ``pair`` if there is one."""
-        good = [each for each, row in rows.items() if not row.error]
-        return max(good, key=lambda each: (each.kind == pair.kind, max(rows[each].rates.values())))
+        good = [nics for nics, row in rows.items() if not row.error]
+        return max(good, key=lambda nics: (nics.kind == pair.kind, max(rows[nics].rates.values())))
 
     def _name_broken(self, pair: NicPair, row: NicRow, good: NicPair) -> str:
         def bad(crossed: NicPair) -> bool:
@@ -197,7 +197,7 @@ class NicTrial:
             least, most = (how(rates, key=rates.__getitem__) for how in (min, max))
             descriptions.append(f"{op} {gigabytes(rates[least])} ({least.initiator.device}) to "
                         f"{gigabytes(rates[most])} GB/s ({most.initiator.device})")  # fmt: skip
-        return f"{self._what}, each of {len(rows)} RDMA devices alone: {', '.join(descriptions)}"
+        return f"{self._label}, each of {len(rows)} RDMA devices alone: {', '.join(descriptions)}"
 
 
 def _starves(op: str, row: NicRow, good_row: NicRow) -> bool:
@@ -377,6 +377,6 @@ def ports(host: HostDevices, rank: int) -> Iterator[tuple[Nic, str]]:
 
 def nearest_gpus(ends: Sequence[GpuEnd]) -> dict[str, int]:
     """Return by network card the number of its GPU: the one that it is assigned to, else one that it is nearest to."""
-    near = [(end.gpu.number, end.near.devices, end.own) for end in reversed(ends) if end.near is not None and end.own]
+    near = [(end.gpu.number, end.near.devices, end.cards) for end in reversed(ends) if end.near is not None and end.cards]
     by_device = {name: gpu for gpu, devices, _ in near for name in devices}
     return by_device | {name: gpu for gpu, _, gpu_devices in near for name in gpu_devices}

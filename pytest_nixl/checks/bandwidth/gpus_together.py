@@ -68,13 +68,13 @@ class GpuEnd:
     node: str = ""
 
     @property
-    def own(self) -> tuple[str, ...]:
+    def cards(self) -> tuple[str, ...]:
         """The network cards for this GPU when all GPUs are in use; empty: every card is far away."""
         return self.near.own if self.near is not None else ()
 
     def variables(self) -> dict[str, str]:
         """Return the environment variables that make UCX use the own network cards; empty: there are none."""
-        return {UCX_CARDS: ",".join(f"{name}:1" for name in self.own)} if self.own else {}
+        return {UCX_CARDS: ",".join(f"{name}:1" for name in self.cards)} if self.cards else {}
 
     def __str__(self) -> str:
         return f"GPU {self.gpu.number} ({', '.join(filter(None, [self.gpu.pci, self.node]))})"
@@ -188,7 +188,7 @@ def measure_gpus(
 
     def rates() -> list[float]:
         together.extend(measure_at_once(links, block, depth))
-        return [each.bandwidth for each in together[-len(links) :]]
+        return [samples.bandwidth for samples in together[-len(links) :]]
 
     summary = spread(rates)
     fault = corrupt(label, names, [*alone, *together])

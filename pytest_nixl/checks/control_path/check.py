@@ -103,7 +103,7 @@ class ControlPath:
         if any(steps.slower for steps in growth.values()):
             again = self._growth()
             growth = {
-                name: min(steps, again[name], key=lambda each: each.least_factor) for name, steps in growth.items()
+                name: min(steps, again[name], key=lambda growth_step: growth_step.least_factor) for name, steps in growth.items()
             }
         return growth
 

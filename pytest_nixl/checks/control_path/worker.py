@@ -109,13 +109,13 @@ def accumulate(agent: Any, *, count: int, repeats: int, rounds: int) -> dict[str
 
 
 #: Memory that is there until the worker ends.
-_kept: list[Any] = []
+_kept_alive: list[Any] = []
 
 
 def _kept_memory(size: int) -> int:
     """Return the address of this many bytes of memory that stay until the worker ends."""
     memory = mmap.mmap(-1, size)
-    _kept.append((memory, view := ctypes.c_char.from_buffer(memory)))
+    _kept_alive.append((memory, view := ctypes.c_char.from_buffer(memory)))
     return ctypes.addressof(view)
 
 

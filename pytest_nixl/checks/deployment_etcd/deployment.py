@@ -98,14 +98,14 @@ class DeploymentEtcd:
     agents: tuple[PublishedAgent, ...]
     silent: dict[tuple[str, int], str]
     nixlbench: KnownGroups
-    own: KnownGroups
+    our_groups: KnownGroups
     problems: tuple[EtcdProblem, ...]
     notes: tuple[str, ...]
 
     @property
     def dead(self) -> list[DeadKeys]:
         """The keys of groups whose members have lost their leases."""
-        return [*self.nixlbench.dead, *self.own.dead]
+        return [*self.nixlbench.dead, *self.our_groups.dead]
 
 
 def look(

@@ -28,7 +28,7 @@ def lines(deployment: DeploymentEtcd, *, everything: bool = False) -> Iterator[s
     yield from describe_state(deployment.state, deployment.revision)
     yield from _agent_lines(deployment, everything)
     yield _group_line("nixlbench", deployment.nixlbench)
-    yield _group_line("pytest-nixl", deployment.own)
+    yield _group_line("pytest-nixl", deployment.our_groups)
     for note in deployment.notes:
         yield f"note: {note}"
     counts: Counter[str] = Counter()
@@ -112,7 +112,7 @@ def plain(deployment: DeploymentEtcd) -> dict[str, Any]:
         ],
         "groups": {
             name: {"living": groups.living, "dead": [escape(status.prefix) for status in groups.dead]}
-            for name, groups in (("nixlbench", deployment.nixlbench), ("pytest-nixl", deployment.own))
+            for name, groups in (("nixlbench", deployment.nixlbench), ("pytest-nixl", deployment.our_groups))
         },
         "notes": list(deployment.notes),
         "problems": [

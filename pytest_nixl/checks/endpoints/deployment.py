@@ -227,13 +227,13 @@ def _published(
             time.sleep(0.01)
 
 
-def _unpublished(deployment: Deployment, words: str) -> Judgement:
+def _unpublished(deployment: Deployment, condition: str) -> Judgement:
     reading = deployment.explanation.nixl
-    from_nixl = f"NIXL wrote {words!r}" if words else "NIXL wrote nothing"
+    from_nixl = f"NIXL wrote {condition!r}" if condition else "NIXL wrote nothing"
     reason = f"{deployment}: an agent published, but nothing is in etcd, and Python got no error: {from_nixl}"
     if not reading.works:
         return Judgement(Verdict.FAIL, f"{reason}; {reading.why}", deployment.explanation.remedy)
-    if "user name is empty" in words:
+    if "user name is empty" in condition:
         reason = f"{reason}; that etcd asks for a user and password, which NIXL cannot send"
         remedy = "give NIXL an etcd without authentication on a separate network; a grpc-proxy does not help here"
         return Judgement(Verdict.FAIL, reason, remedy)

@@ -48,7 +48,7 @@ class EarlyEndError(NixlPluginError):
 
     def __init__(self, answer: str, seconds: float) -> None:
         super().__init__(f"the transfers ended in {answer} before the fault")
-        self.said, self.seconds = answer, seconds
+        self.answer, self.seconds = answer, seconds
 
 
 class FaultScene:

@@ -33,15 +33,15 @@ _THREADS_SHARE, _WORKER_SHARE = 2, 3
 class ConcurrentUse:
     """What followed when NIXL was used at the same time.
 
-    :param what: what was done, as a phrase.
-    :param wanted: how many transfers, agents or notifications there should be; ``moved``: how many there were.
+    :param description: what was done, as a phrase.
+    :param expected: how many transfers, agents or notifications there should be; ``moved``: how many there were.
     :param ended: how the process ended; empty if it lives.
     """
 
-    what: str
+    description: str
     backend: str
     nixl: str
-    wanted: int
+    expected: int
     moved: int = 0
     wrong_bytes: int = 0
     lost: int = 0
@@ -55,7 +55,7 @@ class ConcurrentUse:
         if self.ended:
             return [f"the process {self.ended}"]
         counted = (
-            (self.wanted - self.moved, "missing"),
+            (self.expected - self.moved, "missing"),
             (self.wrong_bytes, "bytes are wrong"),
             (self.lost, "notifications are lost"),
             (self.doubled, "notifications arrived twice"),
@@ -64,7 +64,7 @@ class ConcurrentUse:
 
     def __str__(self) -> str:
         """Return it as a phrase."""
-        return f"{self.what} ({self.backend} of NIXL {self.nixl})"
+        return f"{self.description} ({self.backend} of NIXL {self.nixl})"
 
 
 def has_modes(agent: NixlAgent) -> bool:

@@ -40,7 +40,7 @@ class StoredRequests:
     @property
     def figures(self) -> tuple[Figure, ...]:
         """The times of the requests, which a profile may bound."""
-        pieces = () if self.pieces is None else times_of(replace(self.kind, way=PIECES), self.pieces)
+        pieces = () if self.pieces is None else times_of(replace(self.kind, method=PIECES), self.pieces)
         return (*times_of(self.kind, self.fragments), *pieces)
 
 
@@ -65,14 +65,14 @@ def measure_stored(launches: KvLaunches, kind: KvRequestKind) -> StoredRequests:
     """
     fragments = launches.measure(kind)
     objects = kind.memory.target == "OBJ"
-    return StoredRequests(kind, fragments, None if objects else launches.measure(replace(kind, way=PIECES)))
+    return StoredRequests(kind, fragments, None if objects else launches.measure(replace(kind, method=PIECES)))
 
 
 def judge_stored(requests: StoredRequests) -> Judgement:
     """Judge the bytes of both kinds of request, and say how much the fragments cost."""
     for method, samples in ((FRAGMENTS, requests.fragments), (PIECES, requests.pieces)):
         if samples is not None:
-            judged = judge_requests(replace(requests.kind, way=method), samples, None)
+            judged = judge_requests(replace(requests.kind, method=method), samples, None)
             if judged.verdict is not Verdict.PASS:
                 return judged
     many, few = requests.fragments, requests.pieces

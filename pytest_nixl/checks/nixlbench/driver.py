@@ -301,7 +301,7 @@ class _Run:
         description = f": {quoted_faults[0].text[:_QUOTED]}" if quoted_faults else ""
         assert rank.code is not None
         reason = f"{rank.name} {ended(rank.code)} {self._where(rank)}{description}"
-        survivors = [each.name for each in self._ranks if each is not rank and not each.over]
+        survivors = [other.name for other in self._ranks if other is not rank and not other.over]
         if survivors:
             reason += f"; pytest-nixl then ended {survivors[0]}"
         return NixlbenchError(reason, self._remedy(rank, known_faults), self._tails(rank))
@@ -351,7 +351,7 @@ class _Run:
         return "during the run" if not self._whole() else "after all rows were printed"
 
     def _tails(self, rank: _Rank) -> str:
-        return "\n".join(each.tail() for each in sorted(self._ranks, key=lambda each: each is not rank))
+        return "\n".join(other.tail() for other in sorted(self._ranks, key=lambda other: other is not rank))
 
 
 def _how_far(rank: _Rank) -> int:

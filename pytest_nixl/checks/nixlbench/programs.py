@@ -103,7 +103,7 @@ class Nixlbench:
         server = self._etcd.server()
         our_server = None if server.kind == "external" else server
         with server.client() as client:
-            group = Group(client, server.endpoint, self._supervisor(), own=our_server)
+            group = Group(client, server.endpoint, self._supervisor(), our_server=our_server)
             try:
                 return run_in(tools, group, arguments, variables, settings.timeout)
             except NixlPluginError:
@@ -140,7 +140,7 @@ class Nixlbench:
             )
         return tool
 
-    def _known(self, rank: int) -> frozenset[str]:
+    def _known_flags(self, rank: int) -> frozenset[str]:
         """Return the flags that a rank's nixlbench lists in its help. :raises ToolError: if it lists none."""
         if rank not in self._flags:
             with ExitStack() as stack:
@@ -156,11 +156,11 @@ class Nixlbench:
         return self._flags[rank]
 
     def _all_know(self, row: RowKey, flag: str) -> bool:
-        return all(flag in self._known(rank) for rank in row.pair)
+        return all(flag in self._known_flags(rank) for rank in row.pair)
 
     def _check_known(self, row: RowKey, arguments: list[str]) -> None:
         for rank in row.pair:
-            unknown = [f"--{name_of(flag)}" for flag in arguments if name_of(flag) not in self._known(rank)]
+            unknown = [f"--{name_of(flag)}" for flag in arguments if name_of(flag) not in self._known_flags(rank)]
             if unknown:
                 raise NixlbenchError(
                     f"{self._tool(rank).where} has no {', '.join(unknown)}",

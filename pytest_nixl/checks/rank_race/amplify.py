@@ -166,13 +166,13 @@ class _Claims:
     etcd: EtcdClient
     subject: Subject
     group: str
-    ways: Sequence[ProxyClient]
+    proxy_clients: Sequence[ProxyClient]
     running: Sequence[Running]
 
     @property
     def both(self) -> Iterator[tuple[ProxyClient, Running]]:
         """Each way with its claimant."""
-        return zip(self.ways, self.running, strict=True)
+        return zip(self.proxy_clients, self.running, strict=True)
 
     def keys(self) -> dict[str, bytes]:
         """Return the keys of the group in the order in which they were made."""
@@ -202,11 +202,11 @@ class _Claims:
             for request in proxy_client.held:
                 if not _is_write(request):
                     proxy_client.release_if_held(request)
-            if in_turn and proxy_client is not self.ways[-1]:
+            if in_turn and proxy_client is not self.proxy_clients[-1]:
                 self.path.wait_quietly(partial(_writes_or_ended, proxy_client, claim), seconds=seconds)
 
         def all_stand() -> list[_Stands]:
-            locks = any(request.method == "Lock" for proxy_client in self.ways for request in proxy_client.requests)
+            locks = any(request.method == "Lock" for proxy_client in self.proxy_clients for request in proxy_client.requests)
             keys = self.keys() if locks else {}
             return [_stand(proxy_client, claim, keys) for proxy_client, claim in self.both]
 
@@ -226,7 +226,7 @@ class _Claims:
         """
         locked, end = False, time.monotonic() + seconds
         while time.monotonic() < end:
-            for proxy_client in self.ways:
+            for proxy_client in self.proxy_clients:
                 for request in proxy_client.held:
                     proxy_client.release_if_held(request)
             deadline = min(end, time.monotonic() + _STEP)
@@ -239,9 +239,9 @@ class _Claims:
             if _Stands.MOVING in states or _Stands.WRITES not in states:
                 return locked
             waiting = [
-                proxy_client for proxy_client, state in zip(self.ways, states, strict=True) if state is _Stands.WAITS
+                proxy_client for proxy_client, state in zip(self.proxy_clients, states, strict=True) if state is _Stands.WAITS
             ]
-            locked |= len(waiting) == len(self.ways) - 1 and all(
+            locked |= len(waiting) == len(self.proxy_clients) - 1 and all(
                 waits_for_lock(proxy_client, keys) for proxy_client in waiting
             )
         return locked

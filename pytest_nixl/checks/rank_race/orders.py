@@ -99,7 +99,7 @@ class _Pair:
 
     def __init__(self, path: EtcdProxy, etcd: EtcdClient, subject: Subject, group: str) -> None:
         self._path, self._etcd, self._subject, self._group = path, etcd, subject, group
-        self._ways: list[ProxyClient] = []
+        self._proxy_clients: list[ProxyClient] = []
         self._running: dict[ProxyClient, Running] = {}
         self._late = ""
 
@@ -108,14 +108,14 @@ class _Pair:
     def of(cls, path: EtcdProxy, etcd: EtcdClient, subject: Subject, group: str) -> Iterator[_Pair]:
         """Start the claimants; they end with the context, and their keys are removed."""
         pair = cls(path, etcd, subject, f"{group}{secrets.token_hex(4)}/")
-        pair._ways = [path.client(f"claimant {number}") for number in range(2)]
+        pair._proxy_clients = [path.client(f"claimant {number}") for number in range(2)]
         try:
-            for proxy_client in pair._ways:
+            for proxy_client in pair._proxy_clients:
                 proxy_client.hold(_decides)
                 pair._running[proxy_client] = subject.start(proxy_client, pair._group, 2)
             yield pair
         finally:
-            clean_up(etcd, subject, pair._group, pair._ways, list(pair._running.values()))
+            clean_up(etcd, subject, pair._group, pair._proxy_clients, list(pair._running.values()))
 
     def meet(self, seconds: float, *, last_first: bool) -> bool:
         """Wait until the first read or write of each claimant is held, and choose which one goes first.
@@ -124,13 +124,13 @@ class _Pair:
         :returns: whether both begin with a write of a key of their own.
         """
         firsts: list[Request] = []
-        for proxy_client in self._ways:
+        for proxy_client in self._proxy_clients:
             while self._wait_for_request(proxy_client, seconds) and not proxy_client.held[0].accesses:
                 self._release(proxy_client, seconds)
             firsts += proxy_client.held[:1]
         own_keys = len(firsts) == 2 and all(first.writes for first in firsts) and firsts[0].key != firsts[1].key
         if own_keys and (firsts[0].key < firsts[1].key) == last_first:
-            self._ways.reverse()
+            self._proxy_clients.reverse()
         return own_keys
 
     def claim_after(self, step: int, seconds: float) -> bool:
@@ -138,7 +138,7 @@ class _Pair:
 
         :returns: whether no order is left: the first one had its rank before, or waits for the second one.
         """
-        first, second = self._ways
+        first, second = self._proxy_clients
         ended = False
         for _ in range(step):
             ended = not self._wait_for_request(first, seconds)
@@ -150,8 +150,8 @@ class _Pair:
         second.release()
         self._wait(second, lambda: False, min(seconds, _SECOND))
         first.release()
-        if not self._path.wait_quietly(lambda: all(map(self._ended, self._ways)), seconds=seconds):
-            names = [proxy_client.name for proxy_client in self._ways if not self._ended(proxy_client)]
+        if not self._path.wait_quietly(lambda: all(map(self._ended, self._proxy_clients)), seconds=seconds):
+            names = [proxy_client.name for proxy_client in self._proxy_clients if not self._ended(proxy_client)]
             self._late = f"{' and '.join(names)} had no rank after {seconds:g} s"
         return ended
 
@@ -164,8 +164,8 @@ class _Pair:
         else:
             wrong = faults(outcomes, 2, self._etcd.get_prefix(self._subject.keys(self._group)))
         return TriedOrders(
-            count, complete, outcomes, tuple(wrong), overlap(self._ways, owners_of_one_rank(outcomes), names),
-            describe_order(self._ways, names),
+            count, complete, outcomes, tuple(wrong), overlap(self._proxy_clients, owners_of_one_rank(outcomes), names),
+            describe_order(self._proxy_clients, names),
         )  # fmt: skip
 
     def _wait_for_request(self, proxy_client: ProxyClient, seconds: float) -> bool:

@@ -95,9 +95,9 @@ def compare(kind: RowKey, run: Run, cluster: Cluster, profile: Profile) -> tuple
             if obstacle := pair.cannot(kind.memory):
                 return _not_applicable(obstacle), ()
             try:
-                comparisons += [_beside(pair, key, result, profile) for key, result in chosen.items()]
+                comparisons += [_compare(pair, key, result, profile) for key, result in chosen.items()]
             except ToolError as error:
-                required = any(_wanted(key, result, profile) for key, result in chosen.items())
+                required = any(_needs_comparison(key, result, profile) for key, result in chosen.items())
                 verdict = Verdict.UNKNOWN if required else Verdict.WARN
                 fault = Judgement(
                     verdict, f"no raw figure to compare with: {error.reason}", f"{error.remedy}\n{error.detail}"
@@ -113,7 +113,7 @@ def compare(kind: RowKey, run: Run, cluster: Cluster, profile: Profile) -> tuple
     return judgement, tuple(comparison.ratio for comparison in comparisons)
 
 
-def _beside(pair: RawPair, key: RowKey, result: Result, profile: Profile) -> RawComparison:
+def _compare(pair: RawPair, key: RowKey, result: Result, profile: Profile) -> RawComparison:
     """Measure one row with the raw tool."""
     summary = result.summary
     assert summary is not None
@@ -122,7 +122,7 @@ def _beside(pair: RawPair, key: RowKey, result: Result, profile: Profile) -> Raw
     return RawComparison(key, ratio, profile.expectation(key), _failed(result))
 
 
-def _wanted(key: RowKey, result: Result, profile: Profile) -> bool:
+def _needs_comparison(key: RowKey, result: Result, profile: Profile) -> bool:
     """Whether a row failed, or the profile has a bound for its share of the raw figure."""
     expectation = profile.expectation(key)
     return _failed(result) or (expectation is not None and expectation.raw is not None)
@@ -150,7 +150,7 @@ def _chosen(rows: Mapping[RowKey, Result], profile: Profile) -> dict[tuple[int, 
     for key in sorted(rows, key=lambda key: key.block):
         pairs.setdefault(key.pair, []).append(key)
     first, *further = sorted(pairs)
-    chosen = {first: few(pairs[first], lambda key: _wanted(key, rows[key], profile))}
+    chosen = {first: few(pairs[first], lambda key: _needs_comparison(key, rows[key], profile))}
     for pair in further:
         if len(chosen) < MOST_PAIRS and (bad := [key for key in pairs[pair] if _failed(rows[key])]):
             chosen[pair] = bad[-1:]

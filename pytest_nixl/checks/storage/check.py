@@ -262,14 +262,14 @@ class _Attempt:
             content = secrets.token_bytes(SIZE)
             buffer.write(content)
             _transfer(agent, name, "WRITE", buffer.descriptor(), self._waiting("WRITE", until, ask))
-            if (wrong := _not_stored(client, key, content, self._left(until))) is not None:
+            if (wrong := _not_stored(client, key, content, self._remaining(until))) is not None:
                 return wrong
-            usual, agent.worker.timeout = agent.worker.timeout, self._left(until)  # this step waits for the server
+            usual, agent.worker.timeout = agent.worker.timeout, self._remaining(until)  # this step waits for the server
             if (unfound := _unfound(agent, name, key)) is not None:
                 return unfound
             agent.worker.timeout = usual
             buffer.write(bytes(SIZE))
-            until = self._watch.passed + self._left(until)
+            until = self._watch.passed + self._remaining(until)
             _transfer(agent, name, "READ", buffer.descriptor(), self._waiting("READ", until, ask))
             return None if buffer.read() == content else _corrupt("NIXL's READ", client, key)
         except (NixlError, WorkerHungError) as error:
@@ -280,7 +280,7 @@ class _Attempt:
             if not ask:
                 client.discard(key, LAST_SECONDS)
 
-    def _left(self, until: float) -> float:
+    def _remaining(self, until: float) -> float:
         """Return the seconds for a step after WRITE."""
         return max(LAST_SECONDS, until - self._watch.passed)
 

@@ -102,12 +102,12 @@ def test_each_reference_is_timed_beside_its_call(monkeypatch: pytest.MonkeyPatch
 
 
 def test_regions_that_are_kept_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control_path, "_kept", [])
+    monkeypatch.setattr(control_path, "_kept_alive", [])
     agent = ClockedAgent(monkeypatch)
     control_path.keep_registered(agent, count=2)
     [(regions, memory)] = agent.named("register_memory")
     assert (_sizes(regions, PAGE), memory) == (2, "DRAM")
-    assert len(control_path._kept) == 1
+    assert len(control_path._kept_alive) == 1
     ctypes.memset(regions[0][0], 7, 2 * PAGE)
 
 
@@ -157,10 +157,10 @@ def test_what_was_published_too_late_is_fetched_again(monkeypatch: pytest.Monkey
     agent = ClockedAgent(monkeypatch)
     fetches = agent.named
 
-    def known(name: str) -> bool:
+    def is_known(name: str) -> bool:
         return fetches("fetch_remote_metadata").count((name,)) > {"a": 1, "b": 0, "c": 2, "d": 9}[name]
 
-    monkeypatch.setattr(agent, "check_remote_metadata", known, raising=False)
+    monkeypatch.setattr(agent, "check_remote_metadata", is_known, raising=False)
     assert control_path.find(agent, names=["a", "b", "c"], timeout=60) == []
     assert fetches("fetch_remote_metadata") == [("a",), ("b",), ("c",), ("a",), ("c",), ("c",)]
     assert 100 + 2 * FETCH_AGAIN_SECONDS <= agent.now < 100.1 + 2 * FETCH_AGAIN_SECONDS

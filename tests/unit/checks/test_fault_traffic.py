@@ -52,14 +52,14 @@ class Agent:
     """
 
     def __init__(self, at: str = "", after: int = 0, error: type[Exception] | None = GONE) -> None:
-        self._at, self._left, self._error, self._stuck = at, after, error, False
-        self.asked: Counter[str] = Counter()
+        self._at, self._calls_left, self._error, self._stuck = at, after, error, False
+        self.calls: Counter[str] = Counter()
 
-    def _asked(self, call: str, answer: object) -> Any:
-        self.asked[call] += 1
+    def _answer_call(self, call: str, answer: object) -> Any:
+        self.calls[call] += 1
         if call == self._at:
-            self._left -= 1
-        if self._left < 0:
+            self._calls_left -= 1
+        if self._calls_left < 0:
             if self._error is None:
                 return "PROC"
             if call == self._at:
@@ -73,19 +73,19 @@ class Agent:
         return regions
 
     def initialize_xfer(self, *_: object) -> object:
-        return self._asked("initialize_xfer", object())
+        return self._answer_call("initialize_xfer", object())
 
     def transfer(self, _: object) -> Any:
-        return self._asked("transfer", "PROC")
+        return self._answer_call("transfer", "PROC")
 
     def check_xfer_state(self, _: object) -> Any:
-        return self._asked("check_xfer_state", "DONE")
+        return self._answer_call("check_xfer_state", "DONE")
 
     def remove_remote_agent(self, _: str) -> None:
-        self._asked("remove_remote_agent", None)
+        self._answer_call("remove_remote_agent", None)
 
     def release_xfer_handle(self, _: object) -> None:
-        self._asked("release_xfer_handle", None)
+        self._answer_call("release_xfer_handle", None)
 
 
 @pytest.fixture(autouse=True)
@@ -128,7 +128,7 @@ def test_what_the_scene_waits_for_is_written_at_once(monkeypatch: pytest.MonkeyP
 def test_nothing_is_posted_after_an_error() -> None:
     agent = Agent("transfer")
     keep(agent)
-    assert agent.asked["transfer"] == 1
+    assert agent.calls["transfer"] == 1
 
 
 def test_an_error_that_is_not_of_nixl_is_raised() -> None:
@@ -198,7 +198,7 @@ def test_an_error_before_the_fault_ends_the_wait_at_once_and_fails() -> None:
         scene("nixlRemoteDisconnectError", ENDED_EARLY).traffic(quiet=1, limit=1),
     ):
         pytest.fail("no fault is to be made")
-    outcome = FaultOutcome("target-killed", "UCX", "WRITE", "1.5.1", caught.value.said, 0.5, early=True)
+    outcome = FaultOutcome("target-killed", "UCX", "WRITE", "1.5.1", caught.value.answer, 0.5, early=True)
     judgement = judge_faults([outcome])
     assert judgement.verdict is Verdict.FAIL
     assert judgement.reason == (

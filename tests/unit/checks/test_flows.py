@@ -246,24 +246,24 @@ class PreparingAgent(TalkingAgent):
 
     def __init__(self, *polls: dict[str, list[bytes]]) -> None:
         super().__init__(*polls)
-        self.made: list[Any] = []
+        self.creations: list[Any] = []
 
     def get_xfer_descs(self, listed: list[Any], memory: str) -> Any:
         return listed, memory
 
     def initialize_xfer(self, *arguments: Any, backends: list[str]) -> str:
-        self.made.append((*arguments, backends))
-        return f"handle {len(self.made)}"
+        self.creations.append((*arguments, backends))
+        return f"handle {len(self.creations)}"
 
 
 @pytest.mark.parametrize(("op", "tag"), [("WRITE", notification(3)), ("READ", b"")])
 def test_the_commands_of_a_rank_prepare_run_report_and_release_its_flows(op: str, tag: bytes) -> None:
     agent = PreparingAgent({"b": [b"pytest-nixl:flow-arrived:3:2"]} if tag else {})
-    objects: Any = SimpleNamespace(get=lambda kept: kept, keep=lambda made, _: made, cancelled=lambda: True)
+    objects: Any = SimpleNamespace(get=lambda key: key, keep=lambda endpoint, _: endpoint, cancelled=lambda: True)
     slots = [[[1, 64, 0], [2, 64, 7]], [[65, 64, 0], [66, 64, 7]]]
     prepared_flows: Any = [{"number": 3, "partner": "b", "slots": slots}]
     endpoint: Any = commands.flows_prepare(objects, cast(Any, agent), op, "UCX", ("DRAM", "VRAM"), prepared_flows)
-    assert agent.made == [
+    assert agent.creations == [
         (op, ([tuple(local)], "DRAM"), ([tuple(remote)], "VRAM"), "b", tag, ["UCX"]) for local, remote in slots
     ]
     gate: Any = {"coordinator": "", "members": []}

@@ -135,7 +135,7 @@ def test_requests_are_made_while_the_card_and_other_processes_are_watched(monkey
         return [0.25]
 
     monkeypatch.setattr("pytest_nixl.model.carrier_bytes.CarrierBytes.counting", lambda op: Watching(f"bytes of {op}"))
-    monkeypatch.setattr(commands, "CpuContention", lambda own: Watching(f"processes beside {own}"))
+    monkeypatch.setattr(commands, "CpuContention", lambda pids: Watching(f"processes beside {pids}"))
     objects: Any = SimpleNamespace(get=lambda _: SimpleNamespace(layout=LAYOUT, run=run))
     draws: list[Any] = [{"count": 2, "order": "scattered", "seed": seed, "sender": 0} for seed in range(3)]
     answer: Any = commands.kv_request(objects, Ref(1, "requests"), draws, 2.0, [7], "READ", in_flight=4, interval=0.5)

@@ -108,11 +108,11 @@ def test_the_target_of_one_host_is_no_contention(connect: Connect, monkeypatch: 
     initiator, target = (end.worker for end in (link.initiator, link.target))
     request, excluded = initiator.request, []
 
-    def asked(command: str, **arguments: Any) -> Any:
+    def record_request(command: str, **arguments: Any) -> Any:
         excluded.extend([arguments["own"]] if command == "kv_request" else [])
         return request(command, **arguments)
 
-    monkeypatch.setattr(initiator, "request", asked)
+    monkeypatch.setattr(initiator, "request", record_request)
     link.measure(KvTraffic(16), duration=0.0, least=1)
     assert excluded
     assert {tuple(pids) for pids in excluded} == {(target.pid,)}
@@ -275,7 +275,7 @@ def test_requests_in_flight_at_the_same_time_move_the_right_blocks(connect: Conn
         [launch] = samples.timed
         assert len(launch) == 32
         assert not samples.alone
-        starts, ends = [times.start for times in launch], [times.told for times in launch]
+        starts, ends = [times.start for times in launch], [times.acknowledged for times in launch]
         assert starts == sorted(starts)
         assert any(start < end for start, end in zip(starts[1:], ends, strict=False)), "some were in flight together"
         assert samples.bandwidth == pytest.approx(samples.request_bytes * 32 / (max(ends) - min(starts)))

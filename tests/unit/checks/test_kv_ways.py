@@ -50,7 +50,7 @@ def test_descriptors_that_take_long_to_prepare_are_named_with_what_prepares_them
         "and later take strided descriptors, one for each tensor"
     )
     assert "descriptors of both caches" not in describe(KIND, samples(0.5))
-    assert "descriptors of both caches" not in describe(replace(KIND, way="scattered-strided"), samples(5.04))
+    assert "descriptors of both caches" not in describe(replace(KIND, method="scattered-strided"), samples(5.04))
 
 
 @pytest.mark.parametrize("expectation", [None, Expectation("a test"), Expectation("a test", transports=("rc_verbs",))])
@@ -106,7 +106,7 @@ def test_the_bounds_decide_only_about_requests_that_pass(verdict: str, bounded: 
 def test_a_release_without_strided_descriptors_is_not_asked_for_them(
     make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small = replace(KIND, way="scattered-strided", plan=KvPlan.of(KV_MODELS["generic"], tokens=16))
+    small = replace(KIND, method="scattered-strided", plan=KvPlan.of(KV_MODELS["generic"], tokens=16))
     launches = KvLaunches([LocalHost(supervisor(), rank) for rank in range(2)], make_settings())
     init = Launch.__init__
 

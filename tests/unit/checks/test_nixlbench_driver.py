@@ -250,7 +250,7 @@ def test_an_etcd_lost_during_a_row_is_reported_and_cleaned_later(
     thread.start()
     try:
         with server.client() as client:
-            group = Group(client, server.endpoint, cleaner, own=server if whose == "ours" else None)
+            group = Group(client, server.endpoint, cleaner, our_server=server if whose == "ours" else None)
             with pytest.raises(NixlbenchError) as raised:
                 run_in((tools[0], tools[1]), group, lambda meeting: command(ROW, "UCX", meeting, iterations=None,
                        warmup=10), {}, 160.0)  # fmt: skip

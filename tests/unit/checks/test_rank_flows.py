@@ -321,11 +321,11 @@ def test_the_ranks_of_one_host_share_its_gpus_in_turn(
     }.items():  # fmt: skip
         setattr(flows, name, value)
 
-    def made(*_: object, progress_thread: bool, **__: object) -> None:
+    def record_creation(*_: object, progress_thread: bool, **__: object) -> None:
         raise WorkerError(f"progress thread: {progress_thread}")
 
     monkeypatch.setattr(rank_flows, "gpus", lambda *_: [SimpleNamespace(number=4), SimpleNamespace(number=5)])
-    monkeypatch.setattr(NixlAgent, "within_each", made)
+    monkeypatch.setattr(NixlAgent, "within_each", record_creation)
     with pytest.raises(WorkerError, match=f"^progress thread: {bool(progress)}"):
         flows._prepared(replace(make_settings().agents[0], progress_thread=progress))
     assert [worker.active for worker in workers] == [[device] for device in devices]
@@ -336,15 +336,15 @@ class AllocatingAgent:
     """An agent that keeps what is allocated and registered. It is a double, because no machine of CI has GPU memory."""
 
     def __init__(self, *types: str) -> None:
-        self.types, self.made, self.registered = list(types), list[Any](), list[Any]()
+        self.types, self.creations, self.registered = list(types), list[Any](), list[Any]()
         self.register = self.registered.append
 
     def get_backend_mem_types(self, backend: str) -> list[str]:
         return self.types
 
     def request_buffer(self, size: int, memory: str, *, device: int) -> Any:
-        self.made.append((size, memory, device))
-        return SimpleNamespace(result=partial(self.made.__getitem__, -1))
+        self.creations.append((size, memory, device))
+        return SimpleNamespace(result=partial(self.creations.__getitem__, -1))
 
 
 def allocated(
@@ -373,7 +373,7 @@ def test_each_rank_has_memory_for_the_flows_that_leave_and_for_those_that_arrive
 ) -> None:
     agents = [AllocatingAgent(*(f"{place}_SEG" for _, place, _ in of_rank)) for of_rank in allocations]
     flows = allocated(monkeypatch, make_settings(), op, memory, agents)
-    assert [agent.made for agent in agents] == allocations
+    assert [agent.creations for agent in agents] == allocations
     assert [agent.registered for agent in agents] == allocations
     assert [(rank.outgoing, rank.incoming) for rank in flows._ranks] == [
         (allocations[0][0], None), (None, allocations[1][0]), tuple(allocations[2]),
@@ -415,10 +415,10 @@ class AskedWorker:
 
     def __init__(self, pid: int, host: str) -> None:
         self.pid, self.versions = pid, {"host": host}
-        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.requests: list[tuple[str, dict[str, Any]]] = []
 
     def request(self, command: str, **arguments: Any) -> str:
-        self.asked.append((command, arguments))
+        self.requests.append((command, arguments))
         return command
 
     call = request
@@ -438,7 +438,7 @@ def asked_flows(monkeypatch: pytest.MonkeyPatch) -> tuple[RankFlows, list[AskedW
             for rank, worker in enumerate(workers)
         ],
     )  # fmt: skip
-    monkeypatch.setattr(rank_flows, "results", lambda asked, **_: reports if asked[0] == "flows_report" else None)
+    monkeypatch.setattr(rank_flows, "results", lambda request, **_: reports if request[0] == "flows_report" else None)
     return flows, workers, reports
 
 
@@ -455,7 +455,7 @@ def test_each_rank_is_told_its_flows_its_coordinator_and_who_shares_its_host(
     steps = flows._run([FlowStep(ALONE, [[first_flow]], (2.0,)), FlowStep(ALONE, [[second_flow]])])
     assert [measured.windows for measured in steps] == [{first_flow: [(3, 0.5)]}, {second_flow: [(4, 0.25)]}]
     assert [measured.contention for measured in steps] == [{0: 0.0, 1: 0.0}, {0: 0.5, 2: 1.0}]
-    run_arguments = [next(arguments for command, arguments in worker.asked if command == "flows_run") for worker in workers]
+    run_arguments = [next(arguments for command, arguments in worker.requests if command == "flows_run") for worker in workers]
     assert [arguments["own"] for arguments in run_arguments] == [[11], [10], []]
     # Of a step, all ranks wait for the first to arrive, and for the last to finish.
     assert {(arguments["timeout"], arguments["seconds"]) for arguments in run_arguments} == {(66.0, 2 * 66.0 * (2 + 1) + 5)}
@@ -533,7 +533,7 @@ def test_a_rank_prepares_the_flows_that_it_posts(
     flows._ends = lambda flow, slot: ((flow.source, 64, 0), (flow.target, 64, 0))  # type: ignore[method-assign]
     monkeypatch.setattr(rank_flows, "results", list)
     flows._prepare(range(3))
-    posted = [arguments["flows"] for worker in workers for _, arguments in worker.asked]
+    posted = [arguments["flows"] for worker in workers for _, arguments in worker.requests]
     assert posted == [
         [],
         [{"number": 0, "partner": "agent 0", "slots": [[[1, 64, 0], [0, 64, 0]]]}],

@@ -135,10 +135,10 @@ class Mixed(FunctionSubject):
 
     def __init__(self, *functions: str) -> None:
         super().__init__(functions[0])
-        self._each = [FunctionSubject(function) for function in functions]
+        self._subjects = [FunctionSubject(function) for function in functions]
 
     def start(self, proxy_client: ProxyClient, group: str, size: int) -> Running:
-        return self._each[int(proxy_client.name.rpartition(" ")[2])].start(proxy_client, group, size)
+        return self._subjects[int(proxy_client.name.rpartition(" ")[2])].start(proxy_client, group, size)
 
 
 class TestAmplified:

@@ -196,10 +196,10 @@ def test_a_port_in_use_is_avoided(pair: RawPair, monkeypatch: pytest.MonkeyPatch
         assert first.listens(port)
         call, ports = pair.server.worker.call, iter([port])
 
-        def asked(command: str, **arguments: Any) -> Any:
+        def record_request(command: str, **arguments: Any) -> Any:
             return next(ports, None) or call(command) if command == "free_port" else call(command, **arguments)
 
-        monkeypatch.setattr(pair.server.worker, "call", asked)
+        monkeypatch.setattr(pair.server.worker, "call", record_request)
         monkeypatch.setenv("UCX_TLS", "tcp")
         assert pair.measure(WRITE, 1e8).value > 0
 
