@@ -178,9 +178,9 @@ class Rows:
             link.backend, link.op, link.memory, agent_options=link.agent_options, footprint=link.footprint
         )
 
-        def more(samples: Samples, other_samples: Samples) -> bool:
-            self._run.found.other_samples[other_samples.key] = other_samples
-            return len(samples.values) < MOST_LAUNCHES and other_samples.corruption is None and self.needs_launch(samples)
+        def more(samples: Samples, second: Samples) -> bool:
+            self._run.found.other_samples[second.key] = second
+            return len(samples.values) < MOST_LAUNCHES and second.corruption is None and self.needs_launch(samples)
 
         samples, _ = alternate(link, other, block, batch=batch, depth=depth, another=more)
         self._run.found.other_versions.update(versions_of(other.initiator, other.target))

@@ -58,7 +58,9 @@ def test_what_an_agent_withdraws_the_others_forget(
 
 @pytest.mark.nixl_check("metadata-of-a-later-agent")
 @pytest.mark.nixl_early
-def test_an_agent_is_found_that_publishes_after_it_was_looked_for(namespace: Namespace, proxy_client: ProxyClient) -> None:
+def test_an_agent_is_found_that_publishes_after_it_was_looked_for(
+    namespace: Namespace, proxy_client: ProxyClient
+) -> None:
     """A fetch before the agent publishes watches for its key, and loads the metadata when it is published."""
     publisher, finder = namespace.reached_by(proxy_client.endpoint).start("publisher", "finder")
     target = registered(publisher)

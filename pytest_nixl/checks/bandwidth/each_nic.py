@@ -272,9 +272,9 @@ class _Rows:
 
     def judge(self, ranks: tuple[int, int]) -> Judgement:
         """Measure and judge the devices of two hosts, or of one."""
-        initiator_nics, target_nics = (self._nics[rank] for rank in ranks)
-        pairs = [NicPair(nic, nic) for nic in initiator_nics] if self._one_host else nic_pairs(initiator_nics, target_nics)
-        where = "" if self._one_host else f" from {initiator_nics[0].host} to {target_nics[0].host}"
+        initiators, targets = (self._nics[rank] for rank in ranks)
+        pairs = [NicPair(nic, nic) for nic in initiators] if self._one_host else nic_pairs(initiators, targets)
+        where = "" if self._one_host else f" from {initiators[0].host} to {targets[0].host}"
         subject = f"UCX {self._memory} of {format_size(self._block)}{where}"
         measure = NicLinks(self._cluster.hosts, self._settings, self._ops, self._memory, one_host=self._one_host)
         try:
@@ -331,7 +331,8 @@ class NicLinks:
         """Return what a pair of devices moves."""
         initiator, target = pair.initiator, pair.target
         ranks = (0, 1) if self._one_host else (initiator.rank, target.rank)
-        variables, devices = (self._variables(initiator), self._variables(target)), DevicePair(initiator.gpu, target.gpu)
+        variables = self._variables(initiator), self._variables(target)
+        devices = DevicePair(initiator.gpu, target.gpu)
         rates, contention = {}, 0.0
         try:
             for op in self._ops:
@@ -377,6 +378,6 @@ def ports(host: HostDevices, rank: int) -> Iterator[tuple[Nic, str]]:
 
 def nearest_gpus(ends: Sequence[GpuEnd]) -> dict[str, int]:
     """Return by network card the number of its GPU: the one that it is assigned to, else one that it is nearest to."""
-    near = [(end.gpu.number, end.near.devices, end.cards) for end in reversed(ends) if end.near is not None and end.cards]
+    near = [(end.gpu.number, end.near.devices, end.nics) for end in reversed(ends) if end.near is not None and end.nics]
     by_device = {name: gpu for gpu, devices, _ in near for name in devices}
     return by_device | {name: gpu for gpu, _, gpu_devices in near for name in gpu_devices}

@@ -68,13 +68,13 @@ class GpuEnd:
     node: str = ""
 
     @property
-    def cards(self) -> tuple[str, ...]:
+    def nics(self) -> tuple[str, ...]:
         """The network cards for this GPU when all GPUs are in use; empty: every card is far away."""
         return self.near.own if self.near is not None else ()
 
     def variables(self) -> dict[str, str]:
         """Return the environment variables that make UCX use the own network cards; empty: there are none."""
-        return {UCX_CARDS: ",".join(f"{name}:1" for name in self.cards)} if self.cards else {}
+        return {UCX_CARDS: ",".join(f"{name}:1" for name in self.nics)} if self.nics else {}
 
     def __str__(self) -> str:
         return f"GPU {self.gpu.number} ({', '.join(filter(None, [self.gpu.pci, self.node]))})"
@@ -142,7 +142,7 @@ def judge_gpus(
     rates_by_gpu = ", ".join(
         f"{lane.initiator.gpu.number}: {gigabytes(rate)}" for lane, rate in zip(lanes, rates.rates, strict=True)
     )
-    description = (
+    reason = (
         f"{label} of {format_size(block)}, {len(lanes)} GPUs at once: {gigabytes(rates.total)} GB/s together, "
         f"{efficiency:.0%} of the sum of each alone; by GPU {rates_by_gpu} GB/s; the slowest is {slowest}, with "
         f"{gigabytes(rates.rates[rates.slowest])} of the {gigabytes(slowest.alone)} GB/s that it moves alone"
@@ -153,18 +153,18 @@ def judge_gpus(
     elif scaling is not None and efficiency < scaling:
         slow = f"the profile requires {scaling:.0%}"
     if slow and took:
-        return Judgement(Verdict.INCONCLUSIVE, f"{description}: {slow}, but {took}", QUIET)
+        return Judgement(Verdict.INCONCLUSIVE, f"{reason}: {slow}, but {took}", QUIET)
     if slow:
-        return Judgement(Verdict.FAIL, f"{description}: {slow}", REMEDY)
+        return Judgement(Verdict.FAIL, f"{reason}: {slow}", REMEDY)
     strayed = [f"GPU {lane.initiator.gpu.number} by {', '.join(lane.astray)}" for lane in lanes if lane.astray]
     if strayed:
         remedy = f"unset the variables that name devices ({UCX_CARDS}, FI_EFA_IFACE), so that the backend chooses"
         return Judgement(
-            Verdict.WARN, f"{description}; over network cards that are not nearest to the GPU: {'; '.join(strayed)}", remedy
+            Verdict.WARN, f"{reason}; over network cards that are not nearest to the GPU: {'; '.join(strayed)}", remedy
         )
     if scaling is None:
-        description += "; no GPU starves, and the profile has no `scaling` that requires more"
-    return Judgement(Verdict.PASS, description)
+        reason += "; no GPU starves, and the profile has no `scaling` that requires more"
+    return Judgement(Verdict.PASS, reason)
 
 
 def measure_gpus(
@@ -182,7 +182,7 @@ def measure_gpus(
     :param block: block size in bytes; ``depth`` is the number of transfers in flight.
     :param scaling: as in :func:`judge_gpus`.
     """
-    names = [f"{initiator} to GPU {target.gpu.number}" for initiator, target in seated]
+    names = [f"{first} to GPU {second.gpu.number}" for first, second in seated]
     alone = [measure_at_once([link], block, depth)[0] for link in links]
     together: list[Samples] = []
 
@@ -194,8 +194,8 @@ def measure_gpus(
     fault = corrupt(label, names, [*alone, *together])
     if fault is not None:
         return fault
-    lanes = [GpuPair(initiator, target, before.bandwidth, now.transports)
-             for (initiator, target), before, now in zip(seated, alone, together[-len(links) :], strict=True)]  # fmt: skip
+    lanes = [GpuPair(first, second, before.bandwidth, now.transports)
+             for (first, second), before, now in zip(seated, alone, together[-len(links) :], strict=True)]  # fmt: skip
     return judge_gpus(label, block, lanes, summary, scaling, disturbance(together))
 
 

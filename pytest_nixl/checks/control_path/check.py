@@ -102,9 +102,7 @@ class ControlPath:
         growth = self._growth()
         if any(steps.slower for steps in growth.values()):
             again = self._growth()
-            growth = {
-                name: min(steps, again[name], key=lambda growth_step: growth_step.least_factor) for name, steps in growth.items()
-            }
+            growth = {name: min(steps, again[name], key=lambda fit: fit.least_factor) for name, steps in growth.items()}
         return growth
 
     def _growth(self) -> dict[str, Growth]:

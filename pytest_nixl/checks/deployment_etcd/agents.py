@@ -158,14 +158,14 @@ def _twice(agents: Collection[PublishedAgent], command: str) -> Iterator[EtcdPro
     for name, same in names.items():
         if len(same) > 1:
             same.sort(key=lambda agent: agent.written)
-            where = " and ".join(f"{escape(duplicate.prefix)} (last written at revision {duplicate.written})" for duplicate in same)
+            where = " and ".join(f"{escape(copy.prefix)} (last written at revision {copy.written})" for copy in same)
             oldest = same[0]
             yield EtcdProblem(
                 "agent-twice",
                 f"agent {escape(name)!r} is published {len(same)} times, as {where}: a peer loads the one that its own "
                 "spelling of the namespace leads to, dead or not",
                 f"if the older one is dead, {removing(oldest, command)}",
-                tuple(duplicate.prefix for duplicate in same),
+                tuple(copy.prefix for copy in same),
             )
 
 

@@ -41,7 +41,7 @@ class CycleKind:
     """Work that an agent repeats.
 
     :param id: its name in figures, and in the worker.
-    :param description: what is repeated, as a phrase.
+    :param label: what is repeated, as a phrase.
     :param count: how many cycles there are between two samples, or fewer if each takes long.
     :param heap: the bytes in use by ``malloc`` by which a cycle may grow; ``memory``: those of anonymous memory.
     :param slowdown: how many times the first cycle the last one may take.
@@ -50,7 +50,7 @@ class CycleKind:
     """
 
     id: str
-    description: str
+    label: str
     count: int
     heap: int = 512
     memory: int = 512
@@ -156,7 +156,7 @@ class Endurance:
             if slope.low or slope.high
         ]
         growing = ", ".join(grows) or "nothing grows"
-        return f"{self.cycles} times {self.kind.description}; growth with each (99 % interval): {growing}"
+        return f"{self.cycles} times {self.kind.label}; growth with each (99 % interval): {growing}"
 
     def _sample(self) -> None:
         label = f"sampled-{self.cycles}" if self._published else ""

@@ -33,12 +33,12 @@ _THREADS_SHARE, _WORKER_SHARE = 2, 3
 class ConcurrentUse:
     """What followed when NIXL was used at the same time.
 
-    :param description: what was done, as a phrase.
+    :param label: what was done, as a phrase.
     :param expected: how many transfers, agents or notifications there should be; ``moved``: how many there were.
     :param ended: how the process ended; empty if it lives.
     """
 
-    description: str
+    label: str
     backend: str
     nixl: str
     expected: int
@@ -64,7 +64,7 @@ class ConcurrentUse:
 
     def __str__(self) -> str:
         """Return it as a phrase."""
-        return f"{self.description} ({self.backend} of NIXL {self.nixl})"
+        return f"{self.label} ({self.backend} of NIXL {self.nixl})"
 
 
 def has_modes(agent: NixlAgent) -> bool:

@@ -65,7 +65,9 @@ class KvRequestKind:
     def key(self) -> RowKey:
         """The key of the row. Its block is what one descriptor moves, and its batch the descriptors of a request."""
         plan = self.plan
-        variant = {"kv": self.method, "model": _model_name(plan.model), "tokens": str(plan.tokens), **dict(self.settings)}
+        variant = {"kv": self.method, "model": _model_name(plan.model), "tokens": str(plan.tokens)} | dict(
+            self.settings
+        )
         variant |= {"tp": format_tp(plan.tp)} if plan.tp != (1, 1) else {}
         variant |= {"requests": str(self.requests)} if self.requests != 1 else {}
         variant |= {"rate": f"{self.rate:.9g}"} if self.rate is not None else {}

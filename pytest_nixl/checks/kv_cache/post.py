@@ -50,10 +50,12 @@ def measure_posts(hosts: Sequence[Host], settings: Settings, backend: str, op: s
     launch = Launch((hosts[0], hosts[1]), settings, BACKENDS[backend], HOST, _LAYOUT.size)
     with closing(launch):
         link = KvLink(launch, _LAYOUT, op, settings.timeout)
-        samples_by_count = {count: link.measure(KvTraffic(count, merge=False), duration=0.0, least=_REQUESTS) for count in COUNTS}
+        measured = {
+            count: link.measure(KvTraffic(count, merge=False), duration=0.0, least=_REQUESTS) for count in COUNTS
+        }
     return PostTimes(
-        {count: samples.step("post", 0) for count, samples in samples_by_count.items()},
-        max(max(samples.contention) for samples in samples_by_count.values()),
+        {count: samples.step("post", 0) for count, samples in measured.items()},
+        max(max(samples.contention) for samples in measured.values()),
     )
 
 

@@ -347,7 +347,9 @@ def _name_conditions(judgement: Judgement, key: RowKey, profile: Profile) -> Jud
     :param key: the key of a row of ours with nixlbench's notifications and pages.
     """
     condition_pairs = [(notify, pages) for notify in (EACH, LAST) for pages in (HUGE, BASE)]
-    conditions = {_conditions(other) for pair in condition_pairs if profile.expectation(other := key.under(*pair)) is not None}
+    conditions = {
+        _conditions(other) for pair in condition_pairs if profile.expectation(other := key.under(*pair)) is not None
+    }
     if judgement.verdict is not Verdict.NO_EXPECTATION or not conditions:
         return judgement
     reason = (

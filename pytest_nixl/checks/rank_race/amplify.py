@@ -166,13 +166,13 @@ class _Claims:
     etcd: EtcdClient
     subject: Subject
     group: str
-    proxy_clients: Sequence[ProxyClient]
+    clients: Sequence[ProxyClient]
     running: Sequence[Running]
 
     @property
     def both(self) -> Iterator[tuple[ProxyClient, Running]]:
         """Each way with its claimant."""
-        return zip(self.proxy_clients, self.running, strict=True)
+        return zip(self.clients, self.running, strict=True)
 
     def keys(self) -> dict[str, bytes]:
         """Return the keys of the group in the order in which they were made."""
@@ -182,12 +182,10 @@ class _Claims:
         """Wait until the first request of each claimant is held; return why that failed, empty if it succeeded."""
 
         def all_there() -> bool:
-            return all(bool(proxy_client.held) or claim.outcome() is not None for proxy_client, claim in self.both)
+            return all(bool(client.held) or claim.outcome() is not None for client, claim in self.both)
 
         if not self.path.wait_quietly(all_there, seconds=seconds):
-            silent = [
-                proxy_client.name for proxy_client, claim in self.both if not proxy_client.held and claim.outcome() is None
-            ]
+            silent = [client.name for client, claim in self.both if not client.held and claim.outcome() is None]
             return f"{' and '.join(silent)} sent no request to etcd within {seconds:g} s"
         ended = [outcome for claim in self.running if (outcome := claim.outcome()) is not None]
         return "; ".join(f"{outcome.name} ended before the claims could overlap: {outcome}" for outcome in ended)
@@ -202,11 +200,11 @@ class _Claims:
             for request in proxy_client.held:
                 if not _is_write(request):
                     proxy_client.release_if_held(request)
-            if in_turn and proxy_client is not self.proxy_clients[-1]:
+            if in_turn and proxy_client is not self.clients[-1]:
                 self.path.wait_quietly(partial(_writes_or_ended, proxy_client, claim), seconds=seconds)
 
         def all_stand() -> list[_Stands]:
-            locks = any(request.method == "Lock" for proxy_client in self.proxy_clients for request in proxy_client.requests)
+            locks = any(request.method == "Lock" for proxy_client in self.clients for request in proxy_client.requests)
             keys = self.keys() if locks else {}
             return [_stand(proxy_client, claim, keys) for proxy_client, claim in self.both]
 
@@ -226,7 +224,7 @@ class _Claims:
         """
         locked, end = False, time.monotonic() + seconds
         while time.monotonic() < end:
-            for proxy_client in self.proxy_clients:
+            for proxy_client in self.clients:
                 for request in proxy_client.held:
                     proxy_client.release_if_held(request)
             deadline = min(end, time.monotonic() + _STEP)
@@ -239,18 +237,18 @@ class _Claims:
             if _Stands.MOVING in states or _Stands.WRITES not in states:
                 return locked
             waiting = [
-                proxy_client for proxy_client, state in zip(self.proxy_clients, states, strict=True) if state is _Stands.WAITS
+                proxy_client for proxy_client, state in zip(self.clients, states, strict=True) if state is _Stands.WAITS
             ]
-            locked |= len(waiting) == len(self.proxy_clients) - 1 and all(
+            locked |= len(waiting) == len(self.clients) - 1 and all(
                 waits_for_lock(proxy_client, keys) for proxy_client in waiting
             )
         return locked
 
-    def _state(self, proxy_client: ProxyClient, claim: Running, keys: Mapping[str, bytes]) -> _Stands:
-        stand = _stand(proxy_client, claim, keys)
+    def _state(self, client: ProxyClient, claim: Running, keys: Mapping[str, bytes]) -> _Stands:
+        stand = _stand(client, claim, keys)
         if stand is _Stands.ENDED:
-            proxy_client.release()  # it has its rank: what it writes now does not decide about one
-        return _Stands.WAITS if stand is _Stands.MOVING and self.subject.blocked(proxy_client, self.group, keys) else stand
+            client.release()  # it has its rank: what it writes now does not decide about one
+        return _Stands.WAITS if stand is _Stands.MOVING and self.subject.blocked(client, self.group, keys) else stand
 
 
 def _stand(proxy_client: ProxyClient, claim: Running, keys: Mapping[str, bytes]) -> _Stands:

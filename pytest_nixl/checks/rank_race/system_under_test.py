@@ -166,7 +166,9 @@ class CommandSubject:
         self._prefix = prefix
 
     def start(self, proxy_client: ProxyClient, group: str, size: int) -> Running:
-        arguments = [argument.format(endpoint=proxy_client.endpoint, group=group.rstrip("/"), size=size) for argument in self._command]
+        arguments = [
+            part.format(endpoint=proxy_client.endpoint, group=group.rstrip("/"), size=size) for part in self._command
+        ]
         return _Command(arguments, self._pattern, proxy_client)
 
     def keys(self, group: str) -> str:
@@ -202,7 +204,8 @@ class _Command:
             )
         except OSError as error:
             raise NixlPluginError(
-                f"{arguments[0]} cannot be started: {error.strerror or error}", "give a program that can run on this host"
+                f"{arguments[0]} cannot be started: {error.strerror or error}",
+                "give a program that can run on this host",
             ) from None
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -223,7 +226,7 @@ class _Command:
         text = "".join(self._lines)
         # Only a complete line counts.
         match = next(
-            (line_match for line in self._lines if line.endswith("\n") and (line_match := self._pattern.search(line))), None
+            (matched for line in self._lines if line.endswith("\n") and (matched := self._pattern.search(line))), None
         )
         if match is not None:
             rank: int | None = int(match["rank"])
@@ -268,10 +271,10 @@ def remedy_for(outcomes: Sequence[ClaimOutcome]) -> str:
 
 def waits_for_lock(proxy_client: ProxyClient, keys: Mapping[str, bytes]) -> bool:
     """Whether a client waits in etcd's lock behind another client: its key exists and is not the first."""
-    lock_requests = [request for request in proxy_client.requests if request.method == "Lock" and request.state is State.SENT]
-    if not lock_requests:
+    locks = [request for request in proxy_client.requests if request.method == "Lock" and request.state is State.SENT]
+    if not locks:
         return False
-    queue = [key for key in keys if key.startswith(f"{lock_requests[-1].key}/")]
+    queue = [key for key in keys if key.startswith(f"{locks[-1].key}/")]
     our_keys = [key for key in queue for lease in leases(proxy_client) if key.endswith(f"/{lease:x}")]
     if not our_keys and any(
         request.method == "LeaseGrant" and request.state is State.ANSWER_LOST for request in proxy_client.requests

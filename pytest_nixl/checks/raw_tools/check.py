@@ -207,7 +207,11 @@ def judge_ratio(comparison: RawComparison) -> Judgement:
     share = percentage(comparison.ratio.nixl, raw.value)
     floor = comparison.expectation.floor if comparison.expectation is not None else None
     if comparison.failed and floor is not None and raw.value < floor:
-        both = f", and NIXL moves only {share} of that" if comparison.ratio.value < BOTH else f", and NIXL moves {share} of it"
+        both = (
+            f", and NIXL moves only {share} of that"
+            if comparison.ratio.value < BOTH
+            else f", and NIXL moves {share} of it"
+        )
         reason = f"{row}: the fabric is slow: {figures}, which is also below the floor of {rate(floor)}{both}"
         return Judgement(Verdict.FAIL, reason, _FABRIC)
     if comparison.failed:

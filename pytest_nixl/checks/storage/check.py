@@ -211,12 +211,12 @@ class _Attempt:
         :param reason: what NIXL reported.
         """
         self._try_parameters()
-        description = f"{reason}; another client stores, reads and deletes objects of {self._client.server}"
+        failure = f"{reason}; another client stores, reads and deletes objects of {self._client.server}"
         if (trial := self._helps) is not None:
             helps = f"so does NIXL with {trial.parameter}={trial.value}"
-            return Judgement(Verdict.FAIL, f"{description}, and {helps}: {trial.means}", trial.remedy)
+            return Judgement(Verdict.FAIL, f"{failure}, and {helps}: {trial.means}", trial.remedy)
         return Judgement(
-            Verdict.FAIL, description, "set NIXL_LOG_LEVEL=debug, run it again, and read the worker's log and the server's"
+            Verdict.FAIL, failure, "set NIXL_LOG_LEVEL=debug, run it again, and read the worker's log and the server's"
         )
 
     def _ask(self) -> None:
@@ -234,11 +234,13 @@ class _Attempt:
             return
         self._tried = True
         for trial in _trials(self._options.parameters_of(self._name), self._client):
-            trial_parameter = BackendParameter(self._name, trial.parameter, trial.value)
+            changed = BackendParameter(self._name, trial.parameter, trial.value)
             kept_parameters = (
-                parameter for parameter in self._options.parameters if (parameter.backend, parameter.name) != trial_parameter[:2]
+                parameter
+                for parameter in self._options.parameters
+                if (parameter.backend, parameter.name) != changed[:2]
             )
-            options = replace(self._options, parameters=tuple(sorted((*kept_parameters, trial_parameter))))
+            options = replace(self._options, parameters=tuple(sorted((*kept_parameters, changed))))
             with contextlib.suppress(_RefusedError):
                 if self._by_nixl(options, self._watch.passed + TRIAL_SECONDS) is None:
                     self._helps = trial
@@ -330,13 +332,13 @@ def _unfound(agent: NixlAgent, name: str, key: str) -> Judgement | None:
         queries = [(0, SIZE, 0, key), (0, SIZE, 0, f"{key}-absent")]
         present, absent = agent.query_memory(queries, plugin_of(name), "OBJ")
     except NixlError as error:
-        description = f"query_memory of NIXL fails for objects, although NIXL can write them: {error.reason}"
+        failure = f"query_memory of NIXL fails for objects, although NIXL can write them: {error.reason}"
     else:
         if present is not None and absent is None:
             return None
-        description = f"query_memory of NIXL answers {present} for an object that exists and {absent} for one that does not"
+        failure = f"query_memory of NIXL answers {present} for an object that exists and {absent} for one that does not"
     return Judgement(
-        Verdict.FAIL, description, "give this key the rights to read and list objects: query_memory sends HEAD requests"
+        Verdict.FAIL, failure, "give this key the rights to read and list objects: query_memory sends HEAD requests"
     )
 
 

@@ -284,7 +284,9 @@ class TestServer:
             assert kinds(deployment) == ["alarm", "near-quota"]
             alarm, quota = deployment.problems
             assert "member 'default' raised the alarm NOSPACE" in alarm.sentence
-            assert f"`etcdctl compact {deployment.revision} && etcdctl defrag --cluster && etcdctl alarm" in alarm.remedy
+            assert (
+                f"`etcdctl compact {deployment.revision} && etcdctl defrag --cluster && etcdctl alarm" in alarm.remedy
+            )
             assert "of the quota of 262,144" in quota.sentence
 
     def test_a_silent_member_and_members_of_two_etcds_are_named(self, etcd: Etcd, client: EtcdClient) -> None:

@@ -107,7 +107,9 @@ def test_a_device_that_is_slow_in_one_direction_is_named_for_it() -> None:
 def test_the_slow_end_of_a_pair_is_named_with_its_host(culprit: Nic) -> None:
     judgement = judged(ACROSS, bad(culprit, row=rate(2e9)))
     assert judgement.verdict is Verdict.FAIL
-    assert judgement.reason.startswith(f"rows: {culprit} moves 2 GB/s (WRITE), less than half of the 40 GB/s of mlx5_0:1")
+    assert judgement.reason.startswith(
+        f"rows: {culprit} moves 2 GB/s (WRITE), less than half of the 40 GB/s of mlx5_0:1"
+    )
 
 
 def test_two_slow_devices_of_eight_are_both_named() -> None:

@@ -68,7 +68,7 @@ def test_a_leak_of_a_kibibyte_or_a_descriptor_is_found(run: Run, cycle: str, lea
     judgement = run(cycle, leak, method=ONCE[cycle])
     assert judgement.verdict is Verdict.FAIL
     assert judgement.reason.startswith(reason.format(cycle=cycle))
-    assert f" times {CYCLES[cycle].description}; growth with each (99 % interval): " in judgement.reason
+    assert f" times {CYCLES[cycle].label}; growth with each (99 % interval): " in judgement.reason
     assert judgement.remedy.startswith("Run the suite endurance again with a longer --nixl-duration")
 
 
@@ -78,7 +78,7 @@ def test_a_leak_of_a_kibibyte_or_a_descriptor_is_found(run: Run, cycle: str, lea
 def test_a_healthy_cycle_passes(run: Run, cycle: str) -> None:
     judgement = run(cycle, "nothing", method=ONCE[cycle])
     assert judgement.verdict is Verdict.PASS, judgement.reason
-    assert f"times {CYCLES[cycle].description}" in judgement.reason
+    assert f"times {CYCLES[cycle].label}" in judgement.reason
 
 
 @pytest.mark.long

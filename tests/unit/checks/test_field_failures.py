@@ -50,7 +50,7 @@ class Report:
     :param reason: what the check must say of a fault in a tree, so that the cause is named.
     :param test: the test that makes the fault, ``FILE::NAME``.
     :param only_symptom: what the check does not name; empty if it names the cause.
-    :param obstacle: why nothing catches it.
+    :param gap: why nothing catches it.
     """
 
     reports: str
@@ -60,7 +60,7 @@ class Report:
     reason: str = ""
     test: str = ""
     only_symptom: str = ""
-    obstacle: str = ""
+    gap: str = ""
 
 
 def _variables(**variables: str) -> Callable[[Tree], None]:
@@ -158,7 +158,7 @@ FIRST = (
            "test_metadata_of_40000_regions_is_refused_by_etcd_and_reported"),
     Report("nixl#1044", "endpoints-well-formed",
            test="integration/test_uri_suite.py::test_each_broken_form_is_reported_with_cause_and_rewrite"),
-    Report("nixl#1921", obstacle="the hang of FI_MORE needs EFA hardware: no provider that runs here has it"),
+    Report("nixl#1921", gap="the hang of FI_MORE needs EFA hardware: no provider that runs here has it"),
     Report("the survivor of a restarted peer", "transfer-target-restarted", test="unit/checks/test_transfer_faults.py::"
            "test_a_survivor_that_reaches_no_other_agent_is_caught", only_symptom="never run over RDMA"),
     Report("telemetry", "telemetry-in-process", tree=_all(
@@ -218,12 +218,12 @@ SECOND = (
     Report("nixl#1161", "variables-known", tree=_variables(FI_EFA_MAX_RAIL="4")),
     Report("smg#2382, smg#2503", "transfer-target-restarted", test="unit/checks/test_transfer_faults.py::"
            "test_a_target_that_listens_is_fetched_again_after_its_restart", only_symptom="never run over RDMA"),
-    Report("vllm#58063", obstacle="the mapping of a dead peer's GPU memory by CUDA IPC needs two real GPUs to be held"),
+    Report("vllm#58063", gap="the mapping of a dead peer's GPU memory by CUDA IPC needs two real GPUs to be held"),
     Report("vllm#55157, nixl#1978", "kv-requests", test="unit/checks/test_kv_ways.py::"
            "test_descriptors_that_take_long_to_prepare_are_named_with_what_prepares_them_faster"),
     Report("dynamo#12750", "kv-storage", test="integration/test_kv_cache_suite.py::"
            "test_blocks_move_to_a_file_and_back_in_fragments_and_in_pieces"),
-    Report("nixl#1769", obstacle="a default of OBJ that halves a fast server's rate shows only above 10 GB/s, which no S3 "
+    Report("nixl#1769", gap="a default of OBJ that halves a fast server's rate shows only above 10 GB/s, which no S3 "
            "server here reaches"),
     Report("vllm#52234, vllm#52276", "pytest-nixl telemetry", test="unit/cli/test_telemetry.py::"
            "test_failures_that_vllm_counts_may_be_wrong_answers"),
@@ -324,11 +324,11 @@ def test_each_report_is_caught_by_a_check_that_exists_or_says_why_not(capsys: py
     known_ids = {suite_check.id for suite_check in suite_checks()} | {rule.field for rule in RULES} | OTHERS
     for failure in ALL:
         file, _, name = failure.test.partition("::")
-        assert bool(failure.id) is not bool(failure.obstacle), failure.reports
+        assert bool(failure.id) is not bool(failure.gap), failure.reports
         assert not failure.id or failure.id in known_ids, failure.reports
         assert not failure.id or bool(failure.tree or failure.pods) is not bool(failure.test), failure.reports
         assert not failure.test or name in _tests_of(file), failure.test
-    kinds = Counter("not" if failure.obstacle else "symptom" if failure.only_symptom else "named" for failure in ALL)
+    kinds = Counter("not" if failure.gap else "symptom" if failure.only_symptom else "named" for failure in ALL)
     with capsys.disabled():
         print(f"\nof {len(ALL)} reports {kinds['named']} are named by their cause, {kinds['symptom']} by their "
               f"symptom, and {kinds['not']} by nothing")  # fmt: skip

@@ -278,10 +278,10 @@ def test_the_commands_of_a_rank_prepare_run_report_and_release_its_flows(op: str
     assert agent.released == ["handle 1", "handle 2"]
 
 
-@pytest.mark.parametrize(("gate", "awaited"), [(Gate("c", []), "the coordinator to let"), (Gate("", ["a"]), "the other")])
-def test_a_gate_that_stays_shut_ends_at_its_deadline(gate: Gate, awaited: str) -> None:
+@pytest.mark.parametrize(("gate", "peer"), [(Gate("c", []), "the coordinator to let"), (Gate("", ["a"]), "the other")])
+def test_a_gate_that_stays_shut_ends_at_its_deadline(gate: Gate, peer: str) -> None:
     endpoint = FlowEndpoint(TalkingAgent(), [], lambda: False)
-    with pytest.raises(StepTimeoutError, match=f"the deadline passed while waiting for {awaited}"):
+    with pytest.raises(StepTimeoutError, match=f"the deadline passed while waiting for {peer}"):
         endpoint.run(1, gate, [], [], 0.05)
 
 

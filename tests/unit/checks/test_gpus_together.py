@@ -73,7 +73,7 @@ def test_each_gpu_gets_the_cards_nearest_to_it() -> None:
     placed = seats(GPUS, P5.gpu.gpus, CARDS)
     assert [seat.gpu for seat in placed] == GPUS
     assert placed[0].variables() == {"UCX_NET_DEVICES": "rdmap79s0:1,rdmap80s0:1,rdmap81s0:1,rdmap82s0:1"}
-    assert len({name for seat in placed for name in seat.cards}) == 32
+    assert len({name for seat in placed for name in seat.nics}) == 32
     assert str(placed[4]) == "GPU 4 (0000:97:00.0, NUMA node 1)"
 
 
@@ -81,25 +81,25 @@ def test_a_gpu_keeps_its_cards_if_cuda_numbers_it_first() -> None:
     """CUDA numbers GPUs like this with CUDA_VISIBLE_DEVICES=5,0."""
     shown = [replace(GPUS[5], number=0), replace(GPUS[0], number=1)]
     placed = seats(shown, P5.gpu.gpus, CARDS)
-    assert [seat.cards[0] for seat in placed] == ["rdmap164s0", "rdmap79s0"]
+    assert [seat.nics[0] for seat in placed] == ["rdmap164s0", "rdmap79s0"]
 
 
 def test_visible_gpus_share_the_cards_of_hidden_ones() -> None:
     facts = facts_of("p6-b200.48xl")
     all_of_them = [LinkGpu(gpu.index, "B200", f"GPU-{gpu.index}", gpu.pci) for gpu in facts.gpu.gpus]
-    assert seats(all_of_them, facts.gpu.gpus, facts.efa)[0].cards == ("rdmap79s0",)
-    assert seats(all_of_them[:1], facts.gpu.gpus, facts.efa)[0].cards == ("rdmap79s0", "rdmap80s0")
+    assert seats(all_of_them, facts.gpu.gpus, facts.efa)[0].nics == ("rdmap79s0",)
+    assert seats(all_of_them[:1], facts.gpu.gpus, facts.efa)[0].nics == ("rdmap79s0", "rdmap80s0")
 
 
 @pytest.mark.parametrize("bad", [replace(CARDS[0], closed="Permission denied"), replace(CARDS[0], uverbs="")])
 def test_an_unusable_card_is_assigned_to_no_gpu(bad: RdmaDevice) -> None:
     cards = [bad, *CARDS[1:]]
-    assert seats(GPUS, P5.gpu.gpus, cards)[0].cards == ("rdmap80s0", "rdmap81s0", "rdmap82s0")
+    assert seats(GPUS, P5.gpu.gpus, cards)[0].nics == ("rdmap80s0", "rdmap81s0", "rdmap82s0")
 
 
 def test_a_gpu_with_an_unknown_position_has_no_card() -> None:
     [seat] = seats([replace(GPUS[0], pci="0000:00:1e.0")], P5.gpu.gpus, CARDS)
-    assert (seat.near, seat.cards, seat.variables(), str(seat)) == (None, (), {}, "GPU 0 (0000:00:1e.0)")
+    assert (seat.near, seat.nics, seat.variables(), str(seat)) == (None, (), {}, "GPU 0 (0000:00:1e.0)")
 
 
 # The verdict on their bandwidth

@@ -40,7 +40,7 @@ def test_the_figures_of_the_docs_are_those_of_the_check() -> None:
 
 
 @pytest.mark.parametrize(
-    ("blocks", "extended", "expected"),
+    ("blocks", "extended", "sizes"),
     [
         ((1 << 20, 4096), False, [(4096, 100), (65536, 100)]),
         ((1 << 20, 4096), True, [(4096, 2500), (65536, 2500)]),
@@ -49,9 +49,9 @@ def test_the_figures_of_the_docs_are_those_of_the_check() -> None:
         ((4096,), False, [(4096, 200)]),
     ],
 )
-def test_half_of_the_transfers_are_small(blocks: tuple[int, ...], extended: bool, expected: list[tuple[int, int]]) -> None:
+def test_half_of_the_transfers_are_small(blocks: tuple[int, ...], extended: bool, sizes: list[tuple[int, int]]) -> None:
     judgement, requests = judged(blocks=blocks, extended=extended)
-    assert (judgement.verdict, requests) == (Verdict.PASS, expected)
+    assert (judgement.verdict, requests) == (Verdict.PASS, sizes)
 
 
 def test_a_corrupt_transfer_is_named_with_its_size() -> None:

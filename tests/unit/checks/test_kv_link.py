@@ -275,7 +275,7 @@ def test_requests_in_flight_at_the_same_time_move_the_right_blocks(connect: Conn
         [launch] = samples.timed
         assert len(launch) == 32
         assert not samples.alone
-        starts, ends = [times.start for times in launch], [times.acknowledged for times in launch]
+        starts, ends = [times.start for times in launch], [times.notified for times in launch]
         assert starts == sorted(starts)
         assert any(start < end for start, end in zip(starts[1:], ends, strict=False)), "some were in flight together"
         assert samples.bandwidth == pytest.approx(samples.request_bytes * 32 / (max(ends) - min(starts)))
@@ -375,9 +375,9 @@ def test_a_corruption_is_told_by_layer_block_and_what_it_holds(
     }  # fmt: skip
     link = KvLink.__new__(KvLink)
     link._layout, link._op = KvLayout(tensors=4, blocks=16, block_bytes=64), op
-    corruption = link._corruption("after", answer)
-    assert (corruption.phase, corruption.wrong_blocks, corruption.wrong_bytes, corruption.expected, corruption.found) == ("after", 2, 6, 1, 2)
-    assert (corruption.where, corruption.holds) == (where, holds)
+    fault = link._corruption("after", answer)
+    assert (fault.phase, fault.wrong_blocks, fault.wrong_bytes, fault.expected, fault.found) == ("after", 2, 6, 1, 2)
+    assert (fault.where, fault.holds) == (where, holds)
 
 
 def test_a_corrupted_piece_is_told_by_its_block() -> None:
@@ -388,9 +388,9 @@ def test_a_corrupted_piece_is_told_by_its_block() -> None:
     }  # fmt: skip
     link._layout = KvLayout(tensors=4, blocks=16, block_bytes=64, pieces=(1, 4))
     link._op = "WRITE"  # the target has four pieces of each block
-    corruption = link._corruption("after", answer)
-    assert (corruption.where, corruption.holds) == ("layer 0 V, block 2, offset 195", "it holds block 7 instead of block 4")
+    fault = link._corruption("after", answer)
+    assert (fault.where, fault.holds) == ("layer 0 V, block 2, offset 195", "it holds block 7 instead of block 4")
     link._op = "READ"
-    corruption = link._corruption("after", answer)
-    assert corruption.where == "layer 0 V, block 11, offset 3"
-    assert corruption.holds == "it holds piece 3 of block 1 instead of piece 0 of block 1"
+    fault = link._corruption("after", answer)
+    assert fault.where == "layer 0 V, block 11, offset 3"
+    assert fault.holds == "it holds piece 3 of block 1 instead of piece 0 of block 1"

@@ -23,7 +23,7 @@ def posts(settings: Settings) -> PostTimes:
 
 
 @pytest.mark.parametrize(
-    ("seconds_by_count", "verdict"),
+    ("seconds", "verdict"),
     [
         ({1: 2e-6, 100: 60e-6, 10_000: 5e-3}, Verdict.PASS),
         ({1: 2e-6, 100: 60e-6, 10_000: 30e-3}, Verdict.PASS),  # exactly five times
@@ -31,8 +31,8 @@ def posts(settings: Settings) -> PostTimes:
         ({1: 2e-6, 100: 1.1e-3, 10_000: 5e-3}, Verdict.FAIL),
     ],
 )
-def test_a_post_that_grows_faster_than_its_descriptors_fails(seconds_by_count: dict[int, float], verdict: Verdict) -> None:
-    assert judge_posts({"UCX WRITE": PostTimes(seconds_by_count, 0.0)}).verdict is verdict
+def test_a_post_that_grows_faster_than_its_descriptors_fails(seconds: dict[int, float], verdict: Verdict) -> None:
+    assert judge_posts({"UCX WRITE": PostTimes(seconds, 0.0)}).verdict is verdict
 
 
 @pytest.mark.parametrize(

@@ -32,14 +32,14 @@ class HeldAgent:
         self._polls, self._states = iter(polls), iter(states)
         #: What happened, in order: the names of functions, with the token or the handle.
         self.log: list[Any] = []
-        self.creations: list[tuple[Any, ...]] = []
+        self.calls: list[tuple[Any, ...]] = []
 
     def prep_xfer_dlist(self, name: str, rows: Any, memory: str, plugins: list[str]) -> str:
-        self.creations.append((name, rows.tolist(), memory, plugins))
-        return f"prepared {len(self.creations)}"
+        self.calls.append((name, rows.tolist(), memory, plugins))
+        return f"prepared {len(self.calls)}"
 
     def make_prepped_xfer(self, *arguments: Any) -> str:
-        self.creations.append(arguments)
+        self.calls.append(arguments)
         self.log.append(("make", arguments[5]))
         number = arguments[5].decode().split(":")[2:3]
         return " ".join(["handle", *number])
@@ -48,7 +48,7 @@ class HeldAgent:
         return rows.tolist(), memory
 
     def initialize_xfer(self, *arguments: Any) -> str:
-        self.creations.append(arguments)
+        self.calls.append(arguments)
         self.log.append(("make", arguments[4]))
         return "handle 1"
 
@@ -112,7 +112,7 @@ def test_of_several_requests_each_is_released_after_its_own_acknowledgement() ->
     assert [len(entry["steps"]) for entry in times] == [5, 5, 5]
     assert all(entry["intended"] == entry["start"] > 0 for entry in times)
     # The blocks of the second range are those of the first, four blocks further in each tensor.
-    first, second = (creation for creation in agent.creations if creation[0] == "WRITE" and creation[5].endswith((b":1:1", b":2:1")))
+    first, second = (call for call in agent.calls if call[0] == "WRITE" and call[5].endswith((b":1:1", b":2:1")))
     assert (second[2] - first[2]).tolist() == [4] * 4
     assert (second[4] - first[4]).tolist() == [4] * 4
 
@@ -140,16 +140,16 @@ def test_a_transfer_that_fails_is_an_error(states: list[str], in_flight: int) ->
         requests(HeldAgent([], states)).run([DRAW], 60, in_flight=in_flight)
 
 
-@pytest.mark.parametrize(("in_flight", "message"), [(1, "the target's acknowledgement"), (2, "one of several requests")])
-def test_a_request_that_nobody_acknowledges_ends_at_its_deadline(in_flight: int, message: str) -> None:
-    with pytest.raises(StepTimeoutError, match=message):
+@pytest.mark.parametrize(("in_flight", "text"), [(1, "the target's acknowledgement"), (2, "one of several requests")])
+def test_a_request_that_nobody_acknowledges_ends_at_its_deadline(in_flight: int, text: str) -> None:
+    with pytest.raises(StepTimeoutError, match=text):
         requests(HeldAgent([])).run([DRAW], 0.05, in_flight=in_flight)
 
 
 def test_prepared_descriptors_are_those_of_both_whole_caches() -> None:
     agent = HeldAgent([])
     kv_requests = requests(agent)
-    local, remote = agent.creations
+    local, remote = agent.calls
     assert local == ("NIXL_INIT_AGENT", [[4096 + 64 * number, 64, 0] for number in range(16)], "DRAM", ["UCX"])
     assert remote == ("target", [[65536 + 64 * number, 64, 3] for number in range(16)], "VRAM", ["UCX"])
     kv_requests.close()
@@ -161,7 +161,7 @@ def test_prepared_descriptors_are_those_of_both_whole_caches() -> None:
 def test_a_request_names_the_blocks_of_each_tensor(merge: bool) -> None:
     agent = HeldAgent([[1]])
     requests(agent, merge=merge).request(DRAW, 60)
-    op, local, mine, remote, theirs, token, plugins, skip = agent.creations[-1]
+    op, local, mine, remote, theirs, token, plugins, skip = agent.calls[-1]
     assert (op, local, remote, token, plugins) == (
         "WRITE", "prepared 1", "prepared 2", b"pytest-nixl:window:1:1", ["UCX"],
     )  # fmt: skip
@@ -171,7 +171,7 @@ def test_a_request_names_the_blocks_of_each_tensor(merge: bool) -> None:
     kv_requests = requests(agent, KvMethod.INITIALIZED)
     assert kv_requests.prepare_seconds == 0.0
     kv_requests.request(DRAW, 60)
-    assert agent.creations == [
+    assert agent.calls == [
         (
             "WRITE",
             ([[4096 + 64 * number, 64, 0] for number in (1, 3, 9, 11)], "DRAM"),
@@ -185,11 +185,11 @@ def test_strided_descriptors_are_one_row_for_each_tensor() -> None:
     """The numbers of the blocks are those of separate descriptors."""
     agent = HeldAgent([[1]])
     requests(agent, KvMethod.STRIDED).request(DRAW, 60)
-    assert agent.creations[:2] == [
+    assert agent.calls[:2] == [
         ("NIXL_INIT_AGENT", [[4096, 64, 0, 64, 8], [4096 + 512, 64, 0, 64, 8]], "DRAM", ["UCX"]),
         ("target", [[65536, 64, 3, 64, 8], [65536 + 512, 64, 3, 64, 8]], "VRAM", ["UCX"]),
     ]
-    assert agent.creations[2][2].tolist() == [1, 3, 9, 11]
+    assert agent.calls[2][2].tolist() == [1, 3, 9, 11]
 
 
 class File(FileBuffer):
@@ -207,9 +207,11 @@ def test_a_request_to_a_file_ends_with_its_sync_and_sends_no_notification(op: st
     agent, file = HeldAgent([]), File()
     initiator = Transfers(agent, "target", [], {}, depth=1, acknowledged=True, notify_each=False, deadline=0.0)
     sides = CacheSide(4096, "DRAM", 0), CacheSide(0, "FILE", 9)
-    kv_requests = KvRequests(agent, initiator, "self", op, "POSIX", LAYOUT, sides, KvMethod.PREPPED, merge=True, file=file)
+    kv_requests = KvRequests(
+        agent, initiator, "self", op, "POSIX", LAYOUT, sides, KvMethod.PREPPED, merge=True, file=file
+    )
     assert len(kv_requests.request(DRAW, 60)) == 5
-    assert [entry for entry in agent.log if entry != "poll"] == [("make", b""), ("post", "handle"), ("release", "handle")]
+    assert [step for step in agent.log if step != "poll"] == [("make", b""), ("post", "handle"), ("release", "handle")]
     assert "poll" not in agent.log
     assert file.syncs == syncs
 

@@ -91,7 +91,7 @@ def test_one_bad_outcome_fails_among_good_ones(bad: MisuseOutcome, reason: str) 
     judgement = judge_misuses([outcome("released-twice", MisuseEnding.ACCEPTED), bad])
     assert judgement.verdict is Verdict.FAIL
     assert judgement.reason == f"NIXL 1.5.1 with UCX: {reason}"
-    assert bad.kind.description in judgement.remedy
+    assert bad.kind.label in judgement.remedy
 
 
 def test_calls_on_bytes_or_agents_that_are_not_there_fail_if_they_are_accepted() -> None:
@@ -131,7 +131,7 @@ def test_a_nixl_without_the_defect_passes_the_same_check(agent: NixlAgent, id: s
         acceptance=None, today=date(2026, 11, 22),
     )  # fmt: skip
     assert (judgement.verdict, judgement.known_limit) == (Verdict.PASS, False)
-    assert f"with UCX of NIXL {outcome.nixl}, {KINDS[id].description}: refused (nixlInvalidParamError), and the next" in (
+    assert f"with UCX of NIXL {outcome.nixl}, {KINDS[id].label}: refused (nixlInvalidParamError), and the next" in (
         judgement.reason
     )
 
@@ -140,7 +140,7 @@ def test_a_nixl_without_the_defect_passes_the_same_check(agent: NixlAgent, id: s
 def test_a_crash_of_the_real_nixl_is_an_outcome(agent: NixlAgent, id: str) -> None:
     outcome = misuse(agent, KINDS[id], "UCX")
     assert (outcome.ending, outcome.error, outcome.wrong_bytes) == (MisuseEnding.CRASHED, "was ended by SIGSEGV", None)
-    assert outcome.fault == f"{KINDS[id].description}: crashed (was ended by SIGSEGV)"
+    assert outcome.fault == f"{KINDS[id].label}: crashed (was ended by SIGSEGV)"
 
 
 @pytest.mark.parametrize("id", ["posted-twice", "beyond-peers-region", "released-in-flight"])
@@ -154,7 +154,7 @@ def test_cut_metadata_of_the_real_nixl_spoils_its_agent(agent: NixlAgent) -> Non
     outcome = misuse(agent, KINDS["cut-metadata"], "UCX")
     assert (outcome.ending, outcome.error) == (MisuseEnding.REFUSED, "nixlNotFoundError")
     after = "; after that, NIXL refuses a transfer to the peer (nixlInvalidParamError)"
-    assert outcome.fault == f"{KINDS['cut-metadata'].description}: refused (nixlNotFoundError){after}"
+    assert outcome.fault == f"{KINDS['cut-metadata'].label}: refused (nixlNotFoundError){after}"
     assert misuse_reason(outcome).endswith(f"refused (nixlNotFoundError){after}")
 
 
@@ -196,7 +196,7 @@ class WatchingAgent:
         self.removed: list[str] = []
         self.regions: list[range] = []
         #: The regions of the peers when their metadata was added.
-        self._peer_regions: dict[str, list[range]] = {}
+        self._loaded: dict[str, list[range]] = {}
         self._handles: dict[object, list[range]] = {}
         self._in_flight: set[object] = set()
         self.done = 0
@@ -222,13 +222,13 @@ class WatchingAgent:
             if region in self.regions:
                 self.regions.remove(region)
 
-    def initialize_xfer(self, op: str, local: list[range], remote: list[range], peer: str, notification: bytes) -> object:
+    def initialize_xfer(self, op: str, local: list[range], remote: list[range], peer: str, token: bytes) -> object:
         self._note(not all([*local, *remote]), "an empty transfer")
         self._note([*map(len, local)] != [*map(len, remote)], "different lengths")
         self._note(overlap(local) and overlap(remote), "overlapping descriptors")
         self._note(not held(self.regions, local), "own memory is not registered")
-        self._note(peer not in self._peer_regions, "unknown agent")
-        self._note(peer in self._peer_regions and not held(self._peer_regions[peer], remote), "the peer's memory is not registered")
+        self._note(peer not in self._loaded, "unknown agent")
+        self._note(peer in self._loaded and not held(self._loaded[peer], remote), "the peer's memory is not registered")
         self._handles[handle := object()] = local
         self._note(len(self._handles) == 10_000, "10,000 handles")
         return handle
@@ -259,9 +259,9 @@ class WatchingAgent:
         return {"": [MOVED]}
 
     def prep_xfer_dlist(self, peer: str, listed: Sequence[tuple[int, int, int]], memory: str) -> list[range]:
-        descriptors = self.get_xfer_descs(listed, memory)
-        self._note(not held(self._peer_regions[peer] if peer else self.regions, descriptors), "memory is not registered")
-        return descriptors
+        blocks = self.get_xfer_descs(listed, memory)
+        self._note(not held(self._loaded[peer] if peer else self.regions, blocks), "memory is not registered")
+        return blocks
 
     def make_prepped_xfer(
         self, op: str, local: list[range], local_indices: list[int], remote: list[range], remote_indices: list[int]
@@ -274,7 +274,7 @@ class WatchingAgent:
 
     def add_remote_agent(self, metadata: bytes) -> None:
         self._note(metadata != b"metadata", f"metadata without {8 - len(metadata)} byte")
-        self._peer_regions = {name: list(peer.regions) for name, peer in self._peers.items()}
+        self._loaded = {name: list(peer.regions) for name, peer in self._peers.items()}
 
     def _note(self, wrong: bool, fault: str) -> None:
         self.faults += [fault] if wrong else []

@@ -288,7 +288,7 @@ def test_reported_failures_are_recognised(line: str, trouble: Trouble) -> None:
 
 
 def test_two_processes_with_the_same_rank_are_a_fault() -> None:
-    first, second = ((FIXTURES / f"nixlbench/07_racy_same_rank.rank_{process}.out").read_text() for process in ("a", "b"))
+    first, second = ((FIXTURES / f"nixlbench/07_racy_same_rank.rank_{name}.out").read_text() for name in ("a", "b"))
     assert read_output(first).faults == ()
     assert read_output(first + second).faults == (
         Fault(Trouble.DUPLICATE_RANK, "two processes registered as rank 0 of 2"),
@@ -296,7 +296,7 @@ def test_two_processes_with_the_same_rank_are_a_fault() -> None:
 
 
 def test_two_ranks_or_two_runs_are_not_a_duplicate_rank() -> None:
-    first, second = ((FIXTURES / f"nixlbench/01_normal.rank_{process}.out").read_text() for process in ("a", "b"))
+    first, second = ((FIXTURES / f"nixlbench/01_normal.rank_{name}.out").read_text() for name in ("a", "b"))
     assert read_output(first + second).faults == ()
     twice = read_output(first + first)
     assert (twice.faults, twice.tables, len(twice.rows)) == ((), 2, 30)

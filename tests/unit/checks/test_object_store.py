@@ -220,7 +220,7 @@ def region_of(headers: Message) -> str:
     ("refuse", "skew", "reason", "remedy"),
     [
         # A bucket of another region, as AWS refuses the region of a signature.
-        (lambda *arguments: "" if region_of(arguments[2]) == "eu-west-1" else "AuthorizationHeaderMalformed", 0,
+        (lambda *args: "" if region_of(args[2]) == "eu-west-1" else "AuthorizationHeaderMalformed", 0,
          "answered AuthorizationHeaderMalformed", "AWS_DEFAULT_REGION"),
         (lambda *_: "SlowDown", 0, "answered SlowDown", "limits requests"),
         (lambda *_: "RequestTimeTooSkewed", 4000, "clock is 4000 s ahead of this host's, and such", "chronyc"),
@@ -310,7 +310,7 @@ def test_query_memory_that_finds_nothing_is_named(ask: Ask, server: S3Server) ->
 def test_wrong_bytes_are_corruption(ask: Ask, server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     get = ObjectClient.get
     monkeypatch.setattr(
-        ObjectClient, "get", lambda *arguments: bytes(arguments[3]) if arguments[3] == object_store.SIZE else get(*arguments)
+        ObjectClient, "get", lambda *args: bytes(args[3]) if args[3] == object_store.SIZE else get(*args)
     )
     judged = ask()
     assert judged.verdict is Verdict.CORRUPT

@@ -361,7 +361,7 @@ def allocated(
 
 
 @pytest.mark.parametrize(
-    ("op", "memory", "allocations"),
+    ("op", "memory", "segments"),
     [
         ("WRITE", "DRAM:VRAM", [[(192, "DRAM", 4)], [(384, "VRAM", 5)], [(256, "DRAM", 4), (64, "VRAM", 4)]]),
         ("READ", "DRAM:VRAM", [[(192, "VRAM", 4)], [(384, "DRAM", 5)], [(256, "VRAM", 4), (64, "DRAM", 4)]]),
@@ -369,14 +369,14 @@ def allocated(
     ],
 )
 def test_each_rank_has_memory_for_the_flows_that_leave_and_for_those_that_arrive(
-    op: str, memory: str, allocations: list[Any], make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+    op: str, memory: str, segments: list[Any], make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    agents = [AllocatingAgent(*(f"{place}_SEG" for _, place, _ in of_rank)) for of_rank in allocations]
+    agents = [AllocatingAgent(*(f"{place}_SEG" for _, place, _ in of_rank)) for of_rank in segments]
     flows = allocated(monkeypatch, make_settings(), op, memory, agents)
-    assert [agent.creations for agent in agents] == allocations
-    assert [agent.registered for agent in agents] == allocations
+    assert [agent.creations for agent in agents] == segments
+    assert [agent.registered for agent in agents] == segments
     assert [(rank.outgoing, rank.incoming) for rank in flows._ranks] == [
-        (allocations[0][0], None), (None, allocations[1][0]), tuple(allocations[2]),
+        (segments[0][0], None), (None, segments[1][0]), tuple(segments[2]),
     ]  # fmt: skip
     assert [(place.source, place.target) for place in flows._placed().values()] == [(0, 0), (0, 128), (128, 0)]
 
@@ -401,7 +401,7 @@ def test_a_window_is_long_enough_for_the_slowest_flow_and_a_quarter_of_the_deadl
     first, second = pattern_kind().pattern.flows[:2]
     # Neither the first transfers count, which also connect, nor those that something else held up.
     tried = {first: [5.0, 9.0, slowest, 8.0], second: [7.0, 0.0001, 0.0002, 6.0]}
-    measured = SimpleNamespace(windows={flow: [(1, seconds) for seconds in durations] for flow, durations in tried.items()})
+    measured = SimpleNamespace(windows={flow: [(1, seconds) for seconds in times] for flow, times in tried.items()})
     for name, value in {
         "_settings": SimpleNamespace(duration=duration, timeout=timeout), "_run": lambda steps: [measured] * len(steps),
     }.items():  # fmt: skip
@@ -455,18 +455,18 @@ def test_each_rank_is_told_its_flows_its_coordinator_and_who_shares_its_host(
     steps = flows._run([FlowStep(ALONE, [[first_flow]], (2.0,)), FlowStep(ALONE, [[second_flow]])])
     assert [measured.windows for measured in steps] == [{first_flow: [(3, 0.5)]}, {second_flow: [(4, 0.25)]}]
     assert [measured.contention for measured in steps] == [{0: 0.0, 1: 0.0}, {0: 0.5, 2: 1.0}]
-    run_arguments = [next(arguments for command, arguments in worker.requests if command == "flows_run") for worker in workers]
-    assert [arguments["own"] for arguments in run_arguments] == [[11], [10], []]
+    runs = [next(sent for command, sent in worker.requests if command == "flows_run") for worker in workers]
+    assert [sent["own"] for sent in runs] == [[11], [10], []]
     # Of a step, all ranks wait for the first to arrive, and for the last to finish.
-    assert {(arguments["timeout"], arguments["seconds"]) for arguments in run_arguments} == {(66.0, 2 * 66.0 * (2 + 1) + 5)}
-    assert [arguments["everyone"] for arguments in run_arguments] == [
+    assert {(sent["timeout"], sent["seconds"]) for sent in runs} == {(66.0, 2 * 66.0 * (2 + 1) + 5)}
+    assert [sent["everyone"] for sent in runs] == [
         {"coordinator": "", "members": ["agent 1", "agent 2"]}, *[{"coordinator": "agent 0", "members": []}] * 2,
     ]  # fmt: skip
     # The rank that does not post coordinates a flow that is measured alone.
-    first_step, second_step = run_arguments[0]["steps"][0], run_arguments[1]["steps"][0]
-    assert (first_step["flows"], first_step["group"], first_step["busy"]) == ([], {"coordinator": "", "members": ["agent 1"]}, 2)
-    assert (second_step["flows"], second_step["group"]) == ([0], {"coordinator": "agent 0", "members": []})
-    assert [arguments["steps"][1] is None for arguments in run_arguments] == [False, True, False]
+    waiting, posting = runs[0]["steps"][0], runs[1]["steps"][0]
+    assert (waiting["flows"], waiting["group"], waiting["busy"]) == ([], {"coordinator": "", "members": ["agent 1"]}, 2)
+    assert (posting["flows"], posting["group"]) == ([0], {"coordinator": "agent 0", "members": []})
+    assert [sent["steps"][1] is None for sent in runs] == [False, True, False]
     flows._posts[first_flow] = (0, 0)
     assert flows._parts(FlowStep(ALONE, [[first_flow]]))[1]["group"] == {"coordinator": "", "members": ["agent 0"]}
 
@@ -491,10 +491,10 @@ def test_the_log_of_each_rank_is_read_once(
     for worker, host in zip(workers, "aba", strict=True):
         worker.versions = {"host": host}
         monkeypatch.setattr(worker, "output", partial(output, f"rank {worker.pid - 10}"), raising=False)
-    rank_flows = [Flow(1, 0, 64), Flow(1, 2, other)]
-    vars(flows).update(_flows=[*rank_flows, Flow(0, 2, 64)], _backend=SimpleNamespace(transports=transports))
+    pair = [Flow(1, 0, 64), Flow(1, 2, other)]
+    vars(flows).update(_flows=[*pair, Flow(0, 2, 64)], _backend=SimpleNamespace(transports=transports))
     assert flows._reported() == {
-        rank_flows[0]: (("WRITE 64 of rank 1",), ""), rank_flows[1]: ((f"WRITE {other} of rank 1",), ""), Flow(0, 2, 64): ((), "")
+        pair[0]: (("WRITE 64 of rank 1",), ""), pair[1]: ((f"WRITE {other} of rank 1",), ""), Flow(0, 2, 64): ((), "")
     }  # fmt: skip
     assert (read, sizes) == (["rank 1"], [64] if other == 64 else [64, 128])
 
