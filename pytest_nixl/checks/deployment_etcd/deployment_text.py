@@ -48,8 +48,8 @@ def _agent_lines(deployment: DeploymentEtcd, everything: bool) -> Iterator[str]:
         return
     keys = sum(len(agent.keys) for agent in deployment.agents)
     size = sum(agent.size or 0 for agent in deployment.agents)
-    yield f"{plural(len(deployment.agents), 'agent')}, {plural(keys, 'key')}, {size:,} bytes; the oldest write comes first "\
-          "(etcd stores no times, only revisions)"  # fmt: skip
+    yield f"{plural(len(deployment.agents), 'agent')}, {plural(keys, 'key')}, {size:,} bytes; the oldest write comes "\
+          "first (etcd stores no times, only revisions)"  # fmt: skip
     oldest = sorted(deployment.agents, key=lambda agent: agent.written)
     for agent in oldest if everything else oldest[:MOST_AGENTS]:
         yield f"  {_agent_line(agent, deployment)}"

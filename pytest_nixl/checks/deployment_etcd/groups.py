@@ -76,8 +76,8 @@ def _judge_nixlbench(
         )
     elif size is None:
         groups.notes.append(
-            f"{name} has {plural(len(keys), 'key')} under {escape(prefix)}, but neither size nor ranks, so that nothing "
-            f"tells whose they are; if no process of this group runs, `etcdctl del --prefix -- {quoted(prefix)}`"
+            f"{name} has {plural(len(keys), 'key')} under {escape(prefix)}, but neither size nor ranks, so that "
+            f"nothing tells whose they are; if no process of this group runs, `etcdctl del --prefix -- {quoted(prefix)}`"
         )
     else:
         groups.dead.append(DeadKeys(name, prefix, keys))

@@ -77,11 +77,12 @@ def judge_stored(requests: StoredRequests) -> Judgement:
                 return judged
     many, few = requests.fragments, requests.pieces
     block = many.request_bytes // many.descriptors
-    name = f"{requests.kind.backend} {requests.kind.op} {requests.kind.memory} over {' and '.join(many.transports) or 'storage'}"
+    kind, transports = requests.kind, " and ".join(many.transports) or "storage"
+    name = f"{kind.backend} {kind.op} {kind.memory} over {transports}"
     if few is None:
         rate_text = f"{gigabytes(many.bandwidth)} GB/s in {many.descriptors} objects of {format_size(block)}"
         return Judgement(Verdict.PASS, f"{name}: {rate_text}")
-    tensors = requests.kind.plan.layers * requests.kind.plan.tensors_per_layer
+    tensors = kind.plan.layers * kind.plan.tensors_per_layer
     times = few.bandwidth / many.bandwidth
     cost = f"; fragments take {times:.1f} times as long: an engine that keeps the blocks of a request together in its "
     return Judgement(

@@ -364,8 +364,8 @@ def test_a_stranger_in_the_group_is_told(tmp_path: Path) -> None:
 
 
 def test_two_files_of_one_rank_are_two_processes_of_that_rank(tmp_path: Path) -> None:
-    texts = [(RECORDINGS / f"07_racy_same_rank.rank_{process}.out").read_text() for process in "ab"]
-    assert texts(judged(tmp_path, *texts)) == ["ERROR nixlbench says: two processes registered as rank 0 of 2"]
+    outputs = [(RECORDINGS / f"07_racy_same_rank.rank_{process}.out").read_text() for process in "ab"]
+    assert texts(judged(tmp_path, *outputs)) == ["ERROR nixlbench says: two processes registered as rank 0 of 2"]
 
 
 def labelled(texts: Sequence[str], form: str) -> str:
