@@ -64,7 +64,8 @@ def _judge_nixlbench(
     if size is not None and registered is None:
         groups.problems.append(EtcdProblem(
             "bad-size", f"{escape(size.key)} of {name} is not a number of ranks: every process that joins it ends",
-            f"if no process of this group runs, `etcdctl del --prefix -- {quoted(prefix)}`", (size.key,),
+            f"if no process of this group runs, "
+            f"`etcdctl del --prefix -- {quoted(prefix)}`", (size.key,),
         ))  # fmt: skip
     elif leased:
         _judge_ranks(name, prefix, ranks, registered or 0, groups)

@@ -38,8 +38,8 @@ class EtcdWatch:
 
     :param endpoint: URLs of the etcd, plaintext and without credentials.
     :param prefix: prefix of the group's keys.
-    :param our_server: the etcd, if this run started it. As long as it has neither ended nor been stopped, it only counts
-        as slow and is never reported.
+    :param our_server: the etcd, if this run started it. As long as it has neither ended nor been stopped, it only
+        counts as slow and is never reported.
     """
 
     def __init__(self, endpoint: str, prefix: str, our_server: EtcdServer | None = None) -> None:
