@@ -78,7 +78,8 @@ def _judge_nixlbench(
     elif size is None:
         groups.notes.append(
             f"{name} has {plural(len(keys), 'key')} under {escape(prefix)}, but neither size nor ranks, so that "
-            f"nothing tells whose they are; if no process of this group runs, `etcdctl del --prefix -- {quoted(prefix)}`"
+            "nothing tells whose they are; if no process of this group runs, "
+            f"`etcdctl del --prefix -- {quoted(prefix)}`"
         )
     else:
         groups.dead.append(DeadKeys(name, prefix, keys))
