@@ -35,19 +35,19 @@ def fault_runs() -> Iterator[Any]:
     ("changed", "words"),
     [
         ({}, "told in 0.02 s, `nixlRemoteDisconnectError`"),
-        ({"said": "PROC"}, "**not told**, `PROC`"),
-        ({"said": "DONE"}, "transfers go on"),
-        ({"said": "the target is not told"}, "target not told, memory unchanged"),
-        ({"said": "send_notif returned 3 times and then raised nixlBackendError"}, "told, `nixlBackendError`"),
-        ({"said": "send_notif returned 200 times"}, "lost without an error"),
-        ({"said": "send_notif returned 1 times and then not", "survivor": "did not answer"}, "**never returns**"),
+        ({"answer": "PROC"}, "**not told**, `PROC`"),
+        ({"answer": "DONE"}, "transfers go on"),
+        ({"answer": "the target is not told"}, "target not told, memory unchanged"),
+        ({"answer": "send_notif returned 3 times and then raised nixlBackendError"}, "told, `nixlBackendError`"),
+        ({"answer": "send_notif returned 200 times"}, "lost without an error"),
+        ({"answer": "send_notif returned 1 times and then not", "survivor": "did not answer"}, "**never returns**"),
         (
-            {"said": "deregister_memory returned with 4 of 4 transfers in flight, which end as 1 PROC, 3 DONE"},
+            {"answer": "deregister_memory returned with 4 of 4 transfers in flight, which end as 1 PROC, 3 DONE"},
             "returns, transfers end as `PROC` or `DONE`",
         ),
         (
             {
-                "said": "release_xfer_handle returned with 4 of 4 transfers in flight, which end as none is asked for",
+                "answer": "release_xfer_handle returned with 4 of 4 transfers in flight, which end as none is asked for",
                 "changed": 9,
             },
             "returns, **bytes are written after that**",
@@ -55,7 +55,7 @@ def fault_runs() -> Iterator[Any]:
         ({"unended": 2}, "told in 0.02 s, `nixlRemoteDisconnectError`, **2 transfers do not end**"),
         ({"lost_requests": 1}, "told in 0.02 s, `nixlRemoteDisconnectError`, **the first fetch is lost**"),
         (
-            {"said": "no answer", "survivor": "was ended by SIGSEGV", "wrong_bytes": None},
+            {"answer": "no answer", "survivor": "was ended by SIGSEGV", "wrong_bytes": None},
             "**the survivor was ended by SIGSEGV**",
         ),
         ({"wrong_bytes": 3}, "told in 0.02 s, `nixlRemoteDisconnectError`, **the next transfer has wrong bytes**"),
