@@ -61,8 +61,9 @@ class FaultRun:
     @classmethod
     def of_fault(cls, date: str, machine: str, outcome: FaultOutcome) -> FaultRun:
         """Return the record of a fault of transfers in flight."""
-        names = ("said", "seconds", "survivor", "wrong_bytes", "changed", "unended", "lost_requests")
-        found = {name: value for name in names if (value := getattr(outcome, name)) or name == "wrong_bytes"}
+        names = ("seconds", "survivor", "wrong_bytes", "changed", "unended", "lost_requests")
+        found: dict[str, Any] = {"said": outcome.answer} if outcome.answer else {}
+        found |= {name: value for name in names if (value := getattr(outcome, name)) or name == "wrong_bytes"}
         found["seconds"] = round(outcome.seconds, 2)
         about = outcome.nixl, outcome.backend, outcome.transports
         return cls(date, machine, *about, False, outcome.fault, outcome.op, found)
@@ -70,7 +71,7 @@ class FaultRun:
     @classmethod
     def of_misuse(cls, date: str, machine: str, outcome: MisuseOutcome) -> FaultRun:
         """Return the record of a misuse."""
-        found = {"ending": outcome.ending.value, "said": outcome.said, "wrong_bytes": outcome.wrong_bytes}
+        found = {"ending": outcome.ending.value, "said": outcome.error, "wrong_bytes": outcome.wrong_bytes}
         if outcome.after:
             found["after"] = outcome.after
         return cls(date, machine, outcome.nixl, outcome.backend, "", True, outcome.kind.id, "", found)

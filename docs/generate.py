@@ -679,7 +679,7 @@ def _misuse_rows(runs: Sequence[FaultRun]) -> Iterator[list[str]]:
                 remedy = "remove the call" if "**SIG" in seen else "as the finding says"
                 remedy += f" ([{kind.finding}](findings.md#{kind.finding.lower()}))" if kind.finding else ""
             rows.append((name, cells, remedy))
-        yield from ([kind.what, *row] for row in merged_rows(rows))
+        yield from ([kind.label, *row] for row in merged_rows(rows))
 
 
 def _recorded(runs: Sequence[FaultRun], libfabrics: Mapping[str, str]) -> Iterator[list[str]]:

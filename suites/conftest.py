@@ -143,8 +143,8 @@ def other_launches(nixl_settings: Settings) -> Iterator[Launches | None]:
     if nixl_settings.compare_image is None:
         yield None
         return
-    one, other = (LocalHost(supervisor(), rank, nixl_settings.compare_image.prefix) for rank in range(2))
-    launches = Launches((one, other), nixl_settings)
+    initiator, target = (LocalHost(supervisor(), rank, nixl_settings.compare_image.prefix) for rank in range(2))
+    launches = Launches((initiator, target), nixl_settings)
     yield launches
     launches.close()
 
@@ -173,20 +173,20 @@ class Rows:
             if self._run.settings.fewest_launches == 1:  # the values of a row in several launches are compared
                 key = link.key(block, batch=batch, depth=depth)
                 clear = clear_above(self._profile.expectation_in(self._run.settings, key))
-            return link.measure_launches(block, batch=batch, depth=depth, another=self.another, clear_above=clear)
+            return link.measure_launches(block, batch=batch, depth=depth, another=self.needs_launch, clear_above=clear)
         other = self._other_launches.link(
             link.backend, link.op, link.memory, agent_options=link.agent_options, footprint=link.footprint
         )
 
-        def more(samples: Samples, others: Samples) -> bool:
-            self._run.found.other_samples[others.key] = others
-            return len(samples.values) < MOST_LAUNCHES and others.corruption is None and self.another(samples)
+        def more(samples: Samples, second: Samples) -> bool:
+            self._run.found.other_samples[second.key] = second
+            return len(samples.values) < MOST_LAUNCHES and second.corruption is None and self.needs_launch(samples)
 
         samples, _ = alternate(link, other, block, batch=batch, depth=depth, another=more)
         self._run.found.other_versions.update(versions_of(other.initiator, other.target))
         return samples
 
-    def another(self, samples: Samples) -> bool:
+    def needs_launch(self, samples: Samples) -> bool:
         """Whether one more launch is required, or could decide what the launches so far leave open."""
         self._run.found.samples_so_far = samples
         if samples.corruption is not None:

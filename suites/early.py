@@ -96,7 +96,7 @@ class _Check:
             with ExitStack() as stack:
                 own_fixtures = Own(self.item, self._shared, stack)
                 names = inspect.signature(self.item.function).parameters
-                arguments = {name: self._kept(name) if name in _CONCLUDE else own_fixtures[name] for name in names}
+                arguments = {name: self._concluder(name) if name in _CONCLUDE else own_fixtures[name] for name in names}
                 with suppress(_ConcludedError):
                     self.item.function(**arguments)
         except BaseException as error:  # it is raised in the main thread
@@ -118,7 +118,7 @@ class _Check:
         """Wait for the end of the body. Each of its steps has a deadline of its own."""
         self._ended.wait()
 
-    def _kept(self, name: str) -> Callable[..., None]:
+    def _concluder(self, name: str) -> Callable[..., None]:
         def keep(*positional: Any, **named: Any) -> None:
             self._conclusion = name, positional, named
             raise _ConcludedError
@@ -221,15 +221,15 @@ def _beside_each_other(config: pytest.Config) -> bool:
 
 
 @contextmanager
-def _opened_agent(own: Own) -> Iterator[NixlAgent]:
-    with opened_agents(own["nixl_settings"]) as agents:
+def _opened_agent(arguments: Own) -> Iterator[NixlAgent]:
+    with opened_agents(arguments["nixl_settings"]) as agents:
         yield agents.start()
 
 
 #: The plugin's fixtures that checks take, each with the context that it is.
 _OPENED: dict[str, Callable[[Own], AbstractContextManager[Any]]] = {
-    "nixl_etcd": lambda own: opened_etcd(own["nixl_etcd_server"], own.name),
-    "nixl_private_etcd": lambda own: opened_private_etcd(own["nixl_settings"]),
-    "nixl_etcd_proxy": lambda own: opened_etcd_proxies(),
+    "nixl_etcd": lambda arguments: opened_etcd(arguments["nixl_etcd_server"], arguments.name),
+    "nixl_private_etcd": lambda arguments: opened_private_etcd(arguments["nixl_settings"]),
+    "nixl_etcd_proxy": lambda arguments: opened_etcd_proxies(),
     "nixl_agent": _opened_agent,
 }

@@ -22,7 +22,7 @@ def test_no_rank_is_to_blame_for_a_slow_pair(
     verdict: Callable[[Judgement], None],
 ) -> None:
     """Each end of a failed pair is measured again with a rank that is not suspected, which shows the culprit."""
-    verdict(judge_culprit(nixl_run, nixl_cluster, nixl_launches, nixl_rows.another, nixl_rows.judge))
+    verdict(judge_culprit(nixl_run, nixl_cluster, nixl_launches, nixl_rows.needs_launch, nixl_rows.judge))
 
 
 @pytest.mark.nixl_check("pairs-together")

@@ -93,7 +93,7 @@ def test_the_initiator_is_told_that_its_target_stopped(make: Make, verdict: Deci
     """Transfers to a stopped target end or report an error, and the initiator writes to a third agent."""
     outcomes = make("target-stopped")
     _conclude(
-        finding, verdict, "NIXL-STOPPED-TARGET-SILENT", any(outcome.said == "PROC" for outcome in outcomes), outcomes
+        finding, verdict, "NIXL-STOPPED-TARGET-SILENT", any(outcome.answer == "PROC" for outcome in outcomes), outcomes
     )
 
 
@@ -161,18 +161,18 @@ def test_an_agent_survives_that_memory_in_use_is_deregistered(make: Make, verdic
 
 def _fail_silence(finding: FindingFixture, verdict: Decide, id: str, outcomes: Sequence[FaultOutcome]) -> None:
     """Fail with the finding of LIBFABRIC if a death was not reported and nothing else is wrong; else return."""
-    silent = [outcome for outcome in outcomes if outcome.backend == "LIBFABRIC" and outcome.said == "PROC"]
-    remaining = [outcome for outcome in outcomes if outcome not in silent] + without(silent, said="told")
+    silent = [outcome for outcome in outcomes if outcome.backend == "LIBFABRIC" and outcome.answer == "PROC"]
+    remaining = [outcome for outcome in outcomes if outcome not in silent] + without(silent, answer="told")
     if silent and judge_faults(remaining).verdict.value == "PASS":
         finding(id, True, fault_reason(outcomes), affects=True)
 
 
 def _conclude(
     finding: FindingFixture, verdict: Decide, id: str, occurs: bool, outcomes: Sequence[FaultOutcome],
-    rest: Sequence[FaultOutcome] = (),
+    other_outcomes: Sequence[FaultOutcome] = (),
 ) -> None:  # fmt: skip
     """End with the finding, or with the failure of whatever else is wrong."""
-    other = judge_faults(rest or outcomes)
+    other = judge_faults(other_outcomes or outcomes)
     if other.verdict.value == "FAIL":
         verdict(other)
     finding(id, occurs, fault_reason(outcomes))

@@ -30,7 +30,7 @@ def test_a_target_that_dies_is_named_and_the_initiator_lives(couple: Couple, ver
     """Kill the process of a target: a request to it raises an error that names it, and the initiator still answers."""
     write_and_compare(couple.initiator, couple.target, couple.memory, couple.seconds)
     couple.target.worker.signal(signal.SIGKILL)
-    error = _told(couple)
+    error = _call_error(couple)
     faults = [] if isinstance(error, WorkerDiedError) else [f"a dead target is reported as {error!r}"]
     if couple.target.worker.name not in str(error) or "SIGKILL" not in str(error):
         faults.append(f"{couple.target.worker.name} was ended by SIGKILL, but the error says: {error}")
@@ -46,7 +46,7 @@ def test_a_target_that_stops_is_told_before_its_deadline_is_long_over(couple: Co
     couple.target.worker.timeout = PATIENCE
     couple.target.worker.signal(signal.SIGSTOP)
     started = time.monotonic()
-    error = _told(couple)
+    error = _call_error(couple)
     took = time.monotonic() - started
     faults = [] if isinstance(error, WorkerHungError) else [f"a stopped target is reported as {error!r}"]
     if "stopped by a signal" not in str(error):
@@ -93,7 +93,7 @@ def come_back(initiator: NixlAgent, again: NixlAgent, write: Callable[[], None])
     return Judgement(Verdict.PASS, description)
 
 
-def _told(couple: Couple) -> WorkerError | None:
+def _call_error(couple: Couple) -> WorkerError | None:
     """Send a request to the target, and return the error that it raises; None if it answers."""
     try:
         couple.target.get_plugin_list()
@@ -102,5 +102,5 @@ def _told(couple: Couple) -> WorkerError | None:
     return None
 
 
-def _concluded(found: list[str], good: str) -> Judgement:
-    return Judgement(Verdict.FAIL, "; ".join(found), REPORT) if found else Judgement(Verdict.PASS, good)
+def _concluded(faults: list[str], good: str) -> Judgement:
+    return Judgement(Verdict.FAIL, "; ".join(faults), REPORT) if faults else Judgement(Verdict.PASS, good)

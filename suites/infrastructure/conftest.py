@@ -21,7 +21,7 @@ OWN_TEST = ("nixl-loads", "backend-loads", "etcd-answers", "telemetry-in-process
 COMMAND_ONLY = ("transfers-arrive",)
 
 
-def asked(checks: Iterable[str]) -> list[Any]:
+def check_parameters(checks: Iterable[str]) -> list[Any]:
     """Return the parameters of a test that asks checks of the doctor by their ids."""
     return [pytest.param(id, id=id, marks=pytest.mark.nixl_check(id, level="quick")) for id in checks]
 
@@ -39,19 +39,19 @@ def facts(hosts: Sequence[Facts]) -> Facts:
 
 
 @pytest.fixture(scope="session")
-def wanted(nixl_settings: Settings, profile: Profile) -> Requirements:
+def requirements(nixl_settings: Settings, profile: Profile) -> Requirements:
     """The expected state of every host."""
     return Requirements(profile, nixl_settings.backend)
 
 
 @pytest.fixture
-def ask(hosts: Sequence[Facts], nixl_cluster: Cluster, wanted: Requirements) -> Ask:
+def ask(hosts: Sequence[Facts], nixl_cluster: Cluster, requirements: Requirements) -> Ask:
     """A function that runs a check on the facts of every rank's host."""
-    return lambda check: everywhere(nixl_cluster.names, [judge(check, host, wanted) for host in hosts])
+    return lambda check: everywhere(nixl_cluster.names, [judge(check, host, requirements) for host in hosts])
 
 
 @pytest.fixture
-def ask_etcd(nixl_etcd: EtcdFixture, facts: Facts, wanted: Requirements) -> Ask:
+def ask_etcd(nixl_etcd: EtcdFixture, facts: Facts, requirements: Requirements) -> Ask:
     """A function that runs a check on the etcd of this run."""
-    found = with_etcd(facts, nixl_etcd.endpoint, nixl_etcd.client)
-    return lambda check: judge(check, found, wanted)
+    etcd_facts = with_etcd(facts, nixl_etcd.endpoint, nixl_etcd.client)
+    return lambda check: judge(check, etcd_facts, requirements)

@@ -9,7 +9,7 @@ import pytest
 
 from pytest_nixl import EtcdFixture, Judgement
 
-from .conftest import OF_ETCD, asked
+from .conftest import OF_ETCD, check_parameters
 
 
 @pytest.mark.nixl_check("etcd-answers", level="quick")
@@ -20,7 +20,7 @@ def test_etcd_answers(nixl_etcd: EtcdFixture) -> None:
     assert nixl_etcd.client.delete_prefix(nixl_etcd.prefix) == 1
 
 
-@pytest.mark.parametrize("check", asked(OF_ETCD))
+@pytest.mark.parametrize("check", check_parameters(OF_ETCD))
 def test_etcd(check: str, ask_etcd: Callable[[str], Judgement], verdict: Callable[[Judgement], None]) -> None:
     """A check of ``pytest-nixl doctor``, on the etcd of this run."""
     verdict(ask_etcd(check))

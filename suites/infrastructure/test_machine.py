@@ -10,7 +10,7 @@ import pytest
 from pytest_nixl import Judgement
 from pytest_nixl.checks.doctor.catalogue import other_checks, own_checks
 
-from .conftest import COMMAND_ONLY, OF_ETCD, OWN_TEST, asked
+from .conftest import COMMAND_ONLY, OF_ETCD, OWN_TEST, check_parameters
 
 #: Every check of the doctor, except for those of etcd and those that have a test of their own.
 MACHINE = [id for id in own_checks() if id not in (*OF_ETCD, *OWN_TEST, *COMMAND_ONLY)]
@@ -18,7 +18,7 @@ MACHINE = [id for id in own_checks() if id not in (*OF_ETCD, *OWN_TEST, *COMMAND
 OTHERS = [pytest.param(id, id=id, marks=pytest.mark.nixl_check(id)) for id in other_checks()]
 
 
-@pytest.mark.parametrize("check", [*asked(MACHINE), *OTHERS])
+@pytest.mark.parametrize("check", [*check_parameters(MACHINE), *OTHERS])
 def test_machine(check: str, ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]) -> None:
     """A check of ``pytest-nixl doctor``, on the host of every rank."""
     verdict(ask(check))

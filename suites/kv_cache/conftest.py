@@ -50,13 +50,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             metafunc.parametrize(name, (list(_kinds(run, methods)) if run.usable else []) or [None], ids=str)
 
 
-def _kinds(run: Run, ways: Iterable[str]) -> Iterator[KvRequestKind]:
+def _kinds(run: Run, methods: Iterable[str]) -> Iterator[KvRequestKind]:
     """Yield what to measure, one pair of ranks after another."""
     settings, pairs = run.settings, run.placement.pairs
     memories = dict.fromkeys(memory_pair for memory_pair in settings.memory if not memory_pair.stored)
     backends = between_agents(settings.backend)
     for backend, memory, agent, ranks, op, method in product(
-        backends, memories, settings.agents, pairs, settings.op, ways
+        backends, memories, settings.agents, pairs, settings.op, methods
     ):
         devices = settings.devices if memory.on_gpu else None
         variant = agent.variant(backend, BACKENDS[backend].PLUGIN)
@@ -97,8 +97,8 @@ def measure_requests(
 
     def measure(kind: KvRequestKind) -> KvSamples:
         if other_kv_launches is None:
-            return kv_launches.measure_launches(kind, nixl_rows.another)
-        samples = in_turn(kind, kv_launches, other_kv_launches, nixl_rows.another, nixl_run.found.other_samples)
+            return kv_launches.measure_launches(kind, nixl_rows.needs_launch)
+        samples = in_turn(kind, kv_launches, other_kv_launches, nixl_rows.needs_launch, nixl_run.found.other_samples)
         nixl_run.found.other_versions.update(other_kv_launches.versions)
         return samples
 

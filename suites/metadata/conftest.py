@@ -76,6 +76,6 @@ def namespace(nixl_etcd: EtcdFixture, agents: Agents, nixl_cluster: Cluster) -> 
 
 
 @early.fixture
-def way(nixl_etcd: EtcdFixture, nixl_etcd_proxy: Callable[[str], EtcdProxy]) -> ProxyClient:
+def proxy_client(nixl_etcd: EtcdFixture, nixl_etcd_proxy: Callable[[str], EtcdProxy]) -> ProxyClient:
     """A proxy to the run's etcd that counts the agents' requests, and that can be cut without harm to other clients."""
     return nixl_etcd_proxy(nixl_etcd.endpoint).client("agents")

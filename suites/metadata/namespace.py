@@ -147,7 +147,7 @@ class Namespace:
         )
 
     def await_watch(
-        self, way: ProxyClient, finder: NixlAgent, owner: NixlAgent, label: str = "",
+        self, proxy_client: ProxyClient, finder: NixlAgent, owner: NixlAgent, label: str = "",
         purpose: str = "so as to hear when it is withdrawn",
     ) -> None:  # fmt: skip
         """Wait until etcd has confirmed that an agent watches a key of another agent, by default its anchor.
@@ -155,8 +155,8 @@ class Namespace:
         The watch begins a moment after the metadata is loaded. The agent never learns of a removal in that moment.
         """
         key = self.key(owner, label)
-        way.path.wait(
-            lambda: any(request.confirmed and request.key == key for request in way.requests),
+        proxy_client.path.wait(
+            lambda: any(request.confirmed and request.key == key for request in proxy_client.requests),
             f"{finder.worker.name} to watch {key}, {purpose}",
             seconds=self.seconds,
         )

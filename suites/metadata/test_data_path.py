@@ -23,23 +23,23 @@ NOTICED = 5.0
 
 @pytest.mark.nixl_check("data-path-without-etcd")
 @pytest.mark.nixl_early
-def test_transfers_do_not_touch_etcd(namespace: Namespace, way: ProxyClient) -> None:
+def test_transfers_do_not_touch_etcd(namespace: Namespace, proxy_client: ProxyClient) -> None:
     """Transfers send no request through the proxy to etcd that both agents use, and continue while it is cut."""
-    publisher, finder = namespace.reached_by(way.endpoint).start("publisher", "finder")
+    publisher, finder = namespace.reached_by(proxy_client.endpoint).start("publisher", "finder")
     target = registered(publisher)
     namespace.publish(publisher)
     namespace.find(finder, publisher, target)
-    assert way.requests, "the agents found each other, but the proxy to etcd counted no request"
-    namespace.await_watch(way, finder, publisher)  # it begins a moment after the metadata is loaded
+    assert proxy_client.requests, "the agents found each other, but the proxy to etcd counted no request"
+    namespace.await_watch(proxy_client, finder, publisher)  # it begins a moment after the metadata is loaded
     write_and_compare(finder, publisher, target, namespace.seconds)  # connects
-    requests_before = len(way.requests)
+    requests_before = len(proxy_client.requests)
     for _ in range(TRANSFERS):
         write_and_compare(finder, publisher, target, namespace.seconds)
-    new_requests = way.requests[requests_before:]
+    new_requests = proxy_client.requests[requests_before:]
     assert not new_requests, (
         f"{TRANSFERS} transfers made {len(new_requests)} requests to etcd: {', '.join(map(str, new_requests[:3]))}"
     )
-    way.cut()
+    proxy_client.cut()
     for _ in range(TRANSFERS):
         write_and_compare(finder, publisher, target, namespace.seconds)
 
@@ -47,12 +47,12 @@ def test_transfers_do_not_touch_etcd(namespace: Namespace, way: ProxyClient) -> 
 @pytest.mark.nixl_check("metadata-while-etcd-is-away")
 @pytest.mark.nixl_early(waits=2)
 def test_an_agent_is_told_that_nothing_was_published(
-    namespace: Namespace, way: ProxyClient, finding: FindingFixture
+    namespace: Namespace, proxy_client: ProxyClient, finding: FindingFixture
 ) -> None:
     """Publishing is an error while etcd cannot be reached, and succeeds when etcd is back."""
-    (publisher,) = namespace.reached_by(way.endpoint).start("publisher")
+    (publisher,) = namespace.reached_by(proxy_client.endpoint).start("publisher")
     namespace.publish(publisher)
-    way.cut()
+    proxy_client.cut()
     registered(publisher)
     try:
         publisher.send_local_metadata()
@@ -62,16 +62,16 @@ def test_an_agent_is_told_that_nothing_was_published(
         # A request that still waits for etcd is no failure; it is one when NIXL logs that it gave up.
         silent = comes_true(lambda: bool(complaint(publisher)), seconds=NOTICED)
         description = f"returned like after a success; NIXL wrote {complaint(publisher) or 'nothing'}"
-    way.restore()
+    proxy_client.restore()
     _publish_repeatedly(namespace, publisher)
     finding("NIXL-ETCD-SILENT-FAILURE", silent, f"with etcd cut off, send_local_metadata() {description}")
 
 
-def fetch_after_cut(namespace: Namespace, way: ProxyClient) -> tuple[bool, str]:
+def fetch_after_cut(namespace: Namespace, proxy_client: ProxyClient) -> tuple[bool, str]:
     """Return whether fetches stay stuck after a fetch with etcd cut off, and what was seen."""
-    (publisher,), (finder,) = namespace.start("publisher"), namespace.reached_by(way.endpoint).start("finder")
+    (publisher,), (finder,) = namespace.start("publisher"), namespace.reached_by(proxy_client.endpoint).start("finder")
     namespace.publish(publisher)
-    way.cut()
+    proxy_client.cut()
     finder.fetch_remote_metadata(publisher.name)
     wait_until(
         lambda: complaint(finder),
@@ -79,38 +79,38 @@ def fetch_after_cut(namespace: Namespace, way: ProxyClient) -> tuple[bool, str]:
         seconds=namespace.seconds,
         remedy=lambda: "it has logged nothing: its request was answered before the cut, or its log has another form",
     )
-    requests_before = len(way.requests)
-    way.restore()
+    requests_before = len(proxy_client.requests)
+    proxy_client.restore()
 
-    def found() -> bool:
+    def has_fetched() -> bool:
         finder.fetch_remote_metadata(publisher.name)
         return comes_true(lambda: knows(finder, publisher), seconds=0.5)
 
-    back = comes_true(found, seconds=NOTICED)
+    back = comes_true(has_fetched, seconds=NOTICED)
     finder.worker.kill()  # it would not end otherwise
     return not back, (
         f"after a fetch with etcd cut off, fetches {'succeed again' if back else 'did not succeed'} with etcd back: "
-        f"{len(way.requests) - requests_before} requests in {NOTICED:g} s; NIXL wrote: {complaint(finder)}"
+        f"{len(proxy_client.requests) - requests_before} requests in {NOTICED:g} s; NIXL wrote: {complaint(finder)}"
     )
 
 
 @pytest.mark.nixl_check("metadata-fetch-after-etcd-was-away")
 @pytest.mark.nixl_early(waits=5)
 def test_an_agent_fetches_again_when_etcd_is_back(
-    namespace: Namespace, way: ProxyClient, finding: FindingFixture
+    namespace: Namespace, proxy_client: ProxyClient, finding: FindingFixture
 ) -> None:
     """A fetch fails while etcd cannot be reached, and the next fetch succeeds when etcd is back."""
-    finding("NIXL-ETCD-FETCH-STUCK", *fetch_after_cut(namespace, way))
+    finding("NIXL-ETCD-FETCH-STUCK", *fetch_after_cut(namespace, proxy_client))
 
 
-def withdraw_after_cut(namespace: Namespace, way: ProxyClient) -> tuple[bool, str]:
+def withdraw_after_cut(namespace: Namespace, proxy_client: ProxyClient) -> tuple[bool, str]:
     """Return whether an agent that was cut off from etcd misses a removal, and what was seen."""
-    (publisher,), (finder,) = namespace.start("publisher"), namespace.reached_by(way.endpoint).start("finder")
+    (publisher,), (finder,) = namespace.start("publisher"), namespace.reached_by(proxy_client.endpoint).start("finder")
     namespace.publish(publisher)
     namespace.find(finder, publisher)
-    namespace.await_watch(way, finder, publisher)
-    way.cut()
-    way.restore()
+    namespace.await_watch(proxy_client, finder, publisher)
+    proxy_client.cut()
+    proxy_client.restore()
     _publish_repeatedly(
         namespace, finder
     )  # waits until it reaches etcd again, because an earlier fetch would never end
@@ -126,10 +126,10 @@ def withdraw_after_cut(namespace: Namespace, way: ProxyClient) -> tuple[bool, st
 @pytest.mark.nixl_check("metadata-invalidation-after-etcd-was-away")
 @pytest.mark.nixl_early(waits=5)
 def test_what_is_withdrawn_after_etcd_was_away_is_forgotten(
-    namespace: Namespace, way: ProxyClient, finding: FindingFixture
+    namespace: Namespace, proxy_client: ProxyClient, finding: FindingFixture
 ) -> None:
     """An agent whose connection to etcd was cut and restored still learns of removals."""
-    finding("NIXL-ETCD-WATCH-LOST", *withdraw_after_cut(namespace, way))
+    finding("NIXL-ETCD-WATCH-LOST", *withdraw_after_cut(namespace, proxy_client))
 
 
 def _publish_repeatedly(namespace: Namespace, agent: NixlAgent) -> None:

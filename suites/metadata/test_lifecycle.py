@@ -27,10 +27,10 @@ _TIMES_AS_LONG, _HANDSHAKE_SECONDS = 10, 5.0
 @pytest.mark.nixl_check("metadata-invalidation")
 @pytest.mark.nixl_early
 def test_what_an_agent_withdraws_the_others_forget(
-    namespace: Namespace, way: ProxyClient, agent_backend: str, finding: FindingFixture
+    namespace: Namespace, proxy_client: ProxyClient, agent_backend: str, finding: FindingFixture
 ) -> None:
     """After a removal, an agent that had fetched the metadata forgets the owner, and finds it after it publishes."""
-    (publisher,), (finder,) = namespace.start("publisher"), namespace.reached_by(way.endpoint).start("finder")
+    (publisher,), (finder,) = namespace.start("publisher"), namespace.reached_by(proxy_client.endpoint).start("finder")
     target = registered(publisher)
     namespace.publish(publisher)
     namespace.find(finder, publisher, target)
@@ -38,7 +38,7 @@ def test_what_an_agent_withdraws_the_others_forget(
     if shake_hands([agent_backend]):
         write_and_compare(finder, publisher, target, namespace.seconds)
     usual = time.monotonic() - start
-    namespace.await_watch(way, finder, publisher)
+    namespace.await_watch(proxy_client, finder, publisher)
     publisher.invalidate_local_metadata()
     namespace.await_gone(publisher)
     namespace.await_forgotten(finder, publisher)
@@ -58,12 +58,14 @@ def test_what_an_agent_withdraws_the_others_forget(
 
 @pytest.mark.nixl_check("metadata-of-a-later-agent")
 @pytest.mark.nixl_early
-def test_an_agent_is_found_that_publishes_after_it_was_looked_for(namespace: Namespace, way: ProxyClient) -> None:
+def test_an_agent_is_found_that_publishes_after_it_was_looked_for(
+    namespace: Namespace, proxy_client: ProxyClient
+) -> None:
     """A fetch before the agent publishes watches for its key, and loads the metadata when it is published."""
-    publisher, finder = namespace.reached_by(way.endpoint).start("publisher", "finder")
+    publisher, finder = namespace.reached_by(proxy_client.endpoint).start("publisher", "finder")
     target = registered(publisher)
     finder.fetch_remote_metadata(publisher.name)
-    namespace.await_watch(way, finder, publisher, "metadata", "which is not there yet")
+    namespace.await_watch(proxy_client, finder, publisher, "metadata", "which is not there yet")
     namespace.publish(publisher)
     namespace.await_found(finder, publisher, target)
     write_and_compare(finder, publisher, target, namespace.seconds)

@@ -93,12 +93,12 @@ def _await_others(namespace: Namespace, finder: NixlAgent, everybody: Sequence[N
 def _await_keys(namespace: Namespace, everybody: Sequence[NixlAgent], *, present: bool) -> None:
     expected = {namespace.key(agent) for agent in everybody} if present else set()
 
-    def found() -> set[str]:
+    def stored_keys() -> set[str]:
         return {key for key, value in namespace.client.get_prefix(f"{namespace.name}/finder").items() if value}
 
     wait_until(
-        lambda: found() == expected,
+        lambda: stored_keys() == expected,
         f"etcd to have the metadata of {len(expected)} agents under {namespace.name}/",
         seconds=namespace.seconds,
-        remedy=lambda: f"etcd has {len(found())}: read what NIXL wrote: {complaint(everybody[0]) or 'nothing'}",
+        remedy=lambda: f"etcd has {len(stored_keys())}: read what NIXL wrote: {complaint(everybody[0]) or 'nothing'}",
     )

@@ -52,12 +52,12 @@ def test_the_default_namespace_is_the_documented_one(
     unset, documented = (
         Namespace(agents, server.client, server.endpoint, name, nixl_settings.timeout) for name in (None, DOCUMENTED)
     )
-    (one,), (other,) = unset.start("one"), documented.start("other")
-    documented.publish(other)
-    unset.publish_anywhere(one)
+    (unset_agent,), (documented_agent,) = unset.start("one"), documented.start("other")
+    documented.publish(documented_agent)
+    unset.publish_anywhere(unset_agent)
     finding(
         "NIXL-ETCD-NAMESPACE-SLASH",
-        server.client.get(documented.key(one)) is None,
+        server.client.get(documented.key(unset_agent)) is None,
         f"in etcd are {', '.join(sorted(server.client.get_prefix('/')))}",
     )
 

@@ -38,19 +38,19 @@ class Kill:
 
     :param group: its group, without the test's prefix.
     :param ttl: seconds of its lease.
-    :param others: the claimants that get all ranks of the group.
+    :param claimants: the claimants that get all ranks of the group.
     :param at: when it was killed, by :func:`time.monotonic`.
     """
 
     group: str
     ttl: int
-    others: Sequence[Claimant]
+    claimants: Sequence[Claimant]
     at: float
 
     @property
     def seconds(self) -> float:
         """The time from the kill until the last of the others had its rank."""
-        return max(each.heard for each in self.others) - self.at
+        return max(claimant.heard for claimant in self.claimants) - self.at
 
 
 def kill_after(race: Race, group: str, requests: int, ttl: int, *, first: bool) -> Kill | None:
@@ -60,27 +60,27 @@ def kill_after(race: Race, group: str, requests: int, ttl: int, *, first: bool) 
     :param first: whether it is the first claimant of the group.
     :returns: None if it lost its lease before.
     """
-    others = [] if first else [race.claim(group, 2, ttl=LONG)]
-    _wait_for_members(race.etcd, f"{race.prefix}{group}/", len(others))
+    claimants = [] if first else [race.claim(group, 2, ttl=LONG)]
+    _wait_for_members(race.etcd, f"{race.prefix}{group}/", len(claimants))
     proxy_client = race.path.client(group)
     proxy_client.hold(lambda request: request.method != "LeaseKeepAliveOnce")  # it refreshes its lease beside the claim
     victim = race.claim(group, 2, endpoint=proxy_client.endpoint, function="membership", ttl=ttl)
-    kept = race.let_through(proxy_client, requests, seconds=SECONDS)
+    reached = race.let_through(proxy_client, requests, seconds=SECONDS)
     proxy_client.cut()
     victim.kill()
-    if not kept:
-        for each in others:
-            each.close()
+    if not reached:
+        for claimant in claimants:
+            claimant.close()
         return None
     killed = time.monotonic()
-    others += [race.claim(group, 2, ttl=LONG) for _ in range(2 - len(others))]
-    return Kill(group, ttl, others, killed)
+    claimants += [race.claim(group, 2, ttl=LONG) for _ in range(2 - len(claimants))]
+    return Kill(group, ttl, claimants, killed)
 
 
-def _concluded(race: Race, found: Sequence[str], good: str) -> Judgement:
+def _concluded(race: Race, faults: Sequence[str], good: str) -> Judgement:
     """Judge a check of pytest-nixl itself: on a busy host, mere lateness does not fail the run."""
-    if found:
-        return Judgement(Verdict.FAIL, "; ".join(found), REPORT)
+    if faults:
+        return Judgement(Verdict.FAIL, "; ".join(faults), REPORT)
     if not race.late:
         return Judgement(Verdict.PASS, good)
     late, busy = "; ".join(race.late), race.load.words()
@@ -98,24 +98,24 @@ def test_a_killed_claimant_blocks_nobody_longer_than_its_lease(race: Race, verdi
         # The first claimant sends two requests and waits; the last one sends four and has joined.
         for requests in range(3 if first else 5):
             case = f"{'first' if first else 'last'}-after-{requests}"
-            made = (kill_after(race, f"{case}-lease-{ttl}", requests, ttl, first=first) for ttl in LEASES)
-            kill = next(filter(None, made), None)
+            candidates = (kill_after(race, f"{case}-lease-{ttl}", requests, ttl, first=first) for ttl in LEASES)
+            kill = next(filter(None, candidates), None)
             if kill is None:
                 lost = f"{case}: the claimant lost its lease of {LEASES[-1]} s before it could be killed"
                 verdict(Judgement(Verdict.INCONCLUSIVE, lost, LESS))
                 return
             kills.append(kill)
-    found, deadline = [], time.monotonic() + SECONDS
+    faults, deadline = [], time.monotonic() + SECONDS
     for kill in kills:
         remaining = deadline - time.monotonic()
-        found += [f"{kill.group}: {fault}" for fault in race.faults(kill.others, 2, kill.group, remaining)]
+        faults += [f"{kill.group}: {fault}" for fault in race.faults(kill.claimants, 2, kill.group, remaining)]
     latest = max(kills, key=lambda kill: kill.seconds - kill.ttl)
-    if not found and latest.seconds > latest.ttl + LATE:
+    if not faults and latest.seconds > latest.ttl + LATE:
         late = f"all ranks were claimed again, but only after {latest.seconds:.1f} s, with a lease of {latest.ttl} s"
         verdict(Judgement(Verdict.WARN, late, "run it again on a host that is less busy"))
         return
     longest = max(kill.seconds for kill in kills)
-    verdict(_concluded(race, found, f"killed at {len(kills)} points; all ranks claimed after at most {longest:.1f} s"))
+    verdict(_concluded(race, faults, f"killed at {len(kills)} points; all ranks claimed after at most {longest:.1f} s"))
 
 
 @pytest.mark.nixl_check("rank-race-is-seen", own=True)
@@ -135,22 +135,22 @@ def test_the_known_race_is_detected(race: Race, verdict: Decide) -> None:
 def test_simultaneous_claims_give_each_rank_once(race: Race, verdict: Decide, claimants: int) -> None:
     """Claims whose first writes reach etcd at the same time get the ranks 0 to n-1, each once."""
     done = amplify(race.path, race.etcd, race.membership, claimants, group=race.prefix)
-    found = done.faults
+    faults = done.faults
     if done.unmet and not done.twice:
-        found = ()
+        faults = ()
         race.late.append(f"the claims did not overlap: {done.unmet}")
-    verdict(_concluded(race, found, f"{claimants} claims that overlapped got {claimants} ranks"))
+    verdict(_concluded(race, faults, f"{claimants} claims that overlapped got {claimants} ranks"))
 
 
 def follow_dead_group(race: Race) -> Judgement:
     """Judge whether a group starts after a dead group of the same name."""
     dead = [race.claim("again", 2, ttl=DYING) for _ in range(2)]
-    found = race.faults(dead, 2, "again", SECONDS)
+    faults = race.faults(dead, 2, "again", SECONDS)
     for claimant in dead:
         claimant.kill()
     stale = race.etcd.count_prefix(race.prefix)
-    found += race.faults([race.claim("again", 2, ttl=LONG) for _ in range(2)], 2, "again", SECONDS)
-    return _concluded(race, found, f"a new group started although a dead group had left {stale} keys")
+    faults += race.faults([race.claim("again", 2, ttl=LONG) for _ in range(2)], 2, "again", SECONDS)
+    return _concluded(race, faults, f"a new group started although a dead group had left {stale} keys")
 
 
 @pytest.mark.nixl_check("ranks-stale-keys", own=True)

@@ -38,7 +38,7 @@ def test_two_nixlbench_processes_that_start_at_once_get_two_ranks(
     for run in range(1, RUNS + 1):
         done = amplify(race.path, race.etcd, nixlbench, 2, group=f"race-{run}-")
         if done.twice or (done.faults and not done.unmet):
-            verdict(Judgement(Verdict.FAIL, _told(done), remedy_for(done.outcomes)))
+            verdict(Judgement(Verdict.FAIL, _describe(done), remedy_for(done.outcomes)))
             return
         if done.unmet:
             verdict(Judgement(Verdict.INCONCLUSIVE, f"{APART}: {'; '.join((done.unmet, *done.faults))}", NOT_TRIED))
@@ -46,7 +46,7 @@ def test_two_nixlbench_processes_that_start_at_once_get_two_ranks(
     how = "a lock made one wait while the other wrote" if done.locked else "both wrote at once"
     tried = try_orders(race.path, race.etcd, nixlbench, group="race-order-")
     if tried.faults:
-        verdict(Judgement(Verdict.FAIL, _told(tried), remedy_for(tried.outcomes)))
+        verdict(Judgement(Verdict.FAIL, _describe(tried), remedy_for(tried.outcomes)))
         return
     good = f"two processes that registered at once got two ranks, {RUNS} times: {how}"
     orders = f"{tried.count} orders of their requests" + ("" if tried.complete else ", for more there was no time")
@@ -70,10 +70,10 @@ def test_nixlbench_gives_no_rank_twice_after_a_lost_answer(
         runs = [_lose(nixlbench, race, claimant, answer) for claimant in range(2)]
         twice = next((run for run in runs if run.twice), None)
         if twice is not None and not twice.lost:
-            verdict(Judgement(Verdict.FAIL, f"{WITHOUT_LOSS}: {_told(twice)}", remedy_for(twice.outcomes)))
+            verdict(Judgement(Verdict.FAIL, f"{WITHOUT_LOSS}: {_describe(twice)}", remedy_for(twice.outcomes)))
             return
         if twice is not None:
-            finding("NIXLBENCH-RANK-TWICE", True, f"answer {answer} of a process was lost: {_told(twice)}")
+            finding("NIXLBENCH-RANK-TWICE", True, f"answer {answer} of a process was lost: {_describe(twice)}")
             return
         if not any(run.lost for run in runs):  # both registrations have fewer answers
             finding("NIXLBENCH-RANK-TWICE", False, f"each of {answer - 1} answers of both processes was lost once")
@@ -89,7 +89,7 @@ def _lose(nixlbench: NixlbenchSubject, race: Race, claimant: int, answer: int) -
     return amplify(race.path, race.etcd, nixlbench, 2, group=group, seconds=STEP, loses=(claimant, answer))
 
 
-def _told(done: Amplified | TriedOrders) -> str:
+def _describe(done: Amplified | TriedOrders) -> str:
     """Return the faults, their cause and the order of requests."""
     first, *more = done.faults
     return "; ".join(filter(None, (first, done.cause, *more))) + f"\n{done.order}"

@@ -55,7 +55,7 @@ def test_credentials_are_used(nixl_private_etcd: PrivateEtcd, nixl_settings: Set
     bare = nixl_private_etcd.endpoint.removeprefix("http://")
     texts = {f"http://user:password@{bare}": ReadOutcome.INVALID}
     [trial] = try_texts(texts, nixl_private_etcd.client, nixl_settings, supervisor(), namespace="/trial")
-    how = f"with http://user:password@… of a healthy etcd an agent {trial.outcome} and wrote {trial.words!r}"
+    how = f"with http://user:password@… of a healthy etcd an agent {trial.outcome} and wrote {trial.message!r}"
     finding("NIXL-ETCD-CREDENTIALS-DROPPED", trial.outcome is not ReadOutcome.PUBLISHES, how)
 
 

@@ -35,19 +35,19 @@ def fault_runs() -> Iterator[Any]:
     ("changed", "words"),
     [
         ({}, "told in 0.02 s, `nixlRemoteDisconnectError`"),
-        ({"said": "PROC"}, "**not told**, `PROC`"),
-        ({"said": "DONE"}, "transfers go on"),
-        ({"said": "the target is not told"}, "target not told, memory unchanged"),
-        ({"said": "send_notif returned 3 times and then raised nixlBackendError"}, "told, `nixlBackendError`"),
-        ({"said": "send_notif returned 200 times"}, "lost without an error"),
-        ({"said": "send_notif returned 1 times and then not", "survivor": "did not answer"}, "**never returns**"),
+        ({"answer": "PROC"}, "**not told**, `PROC`"),
+        ({"answer": "DONE"}, "transfers go on"),
+        ({"answer": "the target is not told"}, "target not told, memory unchanged"),
+        ({"answer": "send_notif returned 3 times and then raised nixlBackendError"}, "told, `nixlBackendError`"),
+        ({"answer": "send_notif returned 200 times"}, "lost without an error"),
+        ({"answer": "send_notif returned 1 times and then not", "survivor": "did not answer"}, "**never returns**"),
         (
-            {"said": "deregister_memory returned with 4 of 4 transfers in flight, which end as 1 PROC, 3 DONE"},
+            {"answer": "deregister_memory returned with 4 of 4 transfers in flight, which end as 1 PROC, 3 DONE"},
             "returns, transfers end as `PROC` or `DONE`",
         ),
         (
             {
-                "said": "release_xfer_handle returned with 4 of 4 transfers in flight, which end as none is asked for",
+                "answer": "release_xfer_handle returned with 4 of 4 transfers in flight, which end as none is asked for",
                 "changed": 9,
             },
             "returns, **bytes are written after that**",
@@ -55,7 +55,7 @@ def fault_runs() -> Iterator[Any]:
         ({"unended": 2}, "told in 0.02 s, `nixlRemoteDisconnectError`, **2 transfers do not end**"),
         ({"lost_requests": 1}, "told in 0.02 s, `nixlRemoteDisconnectError`, **the first fetch is lost**"),
         (
-            {"said": "no answer", "survivor": "was ended by SIGSEGV", "wrong_bytes": None},
+            {"answer": "no answer", "survivor": "was ended by SIGSEGV", "wrong_bytes": None},
             "**the survivor was ended by SIGSEGV**",
         ),
         ({"wrong_bytes": 3}, "told in 0.02 s, `nixlRemoteDisconnectError`, **the next transfer has wrong bytes**"),
@@ -102,7 +102,7 @@ def test_a_fault_that_was_not_run_says_so(fault_runs: Any) -> None:
 def test_operations_that_differ_only_in_time_have_one_text(fault_runs: Any) -> None:
     slower = replace(TOLD, op="READ", seconds=0.5)
     assert cells(fault_runs, TOLD, slower)[-1] == "told in 0.50 s, `nixlRemoteDisconnectError`"
-    silent = replace(TOLD, op="READ", said="PROC")
+    silent = replace(TOLD, op="READ", answer="PROC")
     assert cells(fault_runs, TOLD, silent)[-1] == (
         "WRITE: told in 0.02 s, `nixlRemoteDisconnectError`; READ: **not told**, `PROC`"
     )
@@ -112,7 +112,7 @@ def test_operations_that_differ_only_in_time_have_one_text(fault_runs: Any) -> N
 def test_a_record_replaces_the_earlier_one_of_the_same_fault(fault_runs: Any, tmp_path: Path) -> None:
     path, read = tmp_path / "runs.jsonl", replace(TOLD, op="READ")
     fault_runs.add_runs([fault_runs.FaultRun.of_fault("2026-01-01", MACHINE, each) for each in (TOLD, read)], path)
-    fault_runs.add_runs([fault_runs.FaultRun.of_fault(DATE, MACHINE, replace(TOLD, said="PROC"))], path)
+    fault_runs.add_runs([fault_runs.FaultRun.of_fault(DATE, MACHINE, replace(TOLD, answer="PROC"))], path)
     assert [(run.date, run.op, run.found["said"]) for run in fault_runs.read_runs(path)] == [
         (DATE, "WRITE", "PROC"),
         ("2026-01-01", "READ", "nixlRemoteDisconnectError"),

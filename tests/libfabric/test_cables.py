@@ -97,7 +97,7 @@ def slow_for_a_while(scene: FaultScene, hosts: tuple[Host, Host]) -> FaultOutcom
 def cut_for_good(scene: FaultScene, hosts: tuple[Host, Host]) -> FaultOutcome:
     """Neither backend reports it soon; the initiator can still write to an agent on its own host."""
     outcome = lost_with(scene, lambda: cut(hosts))
-    assert outcome.said == "PROC"
+    assert outcome.answer == "PROC"
     return outcome
 
 

@@ -88,21 +88,21 @@ class NicRow:
 Measure = Callable[[NicPair], NicRow]
 
 
-def nic_pairs(ones: Sequence[Nic], others: Sequence[Nic]) -> list[NicPair]:
+def nic_pairs(initiators: Sequence[Nic], targets: Sequence[Nic]) -> list[NicPair]:
     """Return pairs with every device of two hosts, by their order; devices of the shorter list are used again."""
-    return [NicPair(ones[number % len(ones)], others[number % len(others)])
-            for number in range(max(len(ones), len(others)))]  # fmt: skip
+    return [NicPair(initiators[number % len(initiators)], targets[number % len(targets)])
+            for number in range(max(len(initiators), len(targets)))]  # fmt: skip
 
 
 class NicTrial:
     """The rows of some pairs of devices, each measured alone, and what follows from them.
 
-    :param what: the rows in words, such as ``UCX DRAM:DRAM of 64KiB``.
+    :param label: the rows in words, such as ``UCX DRAM:DRAM of 64KiB``.
     :param pairs: two or more pairs.
     """
 
-    def __init__(self, what: str, pairs: Sequence[NicPair], measure: Measure) -> None:
-        self._what, self._pairs, self._ask = what, pairs, measure
+    def __init__(self, label: str, pairs: Sequence[NicPair], measure: Measure) -> None:
+        self._label, self._pairs, self._ask = label, pairs, measure
         self._contention = 0.0
 
     def judge(self) -> Judgement:
@@ -110,12 +110,12 @@ class NicTrial:
         rows = {pair: self._measure(pair) for pair in self._pairs}
         wrong = [f"{pair}: {row.corruption}" for pair, row in rows.items() if row.corruption]
         if wrong:
-            return Judgement(Verdict.CORRUPT, f"{self._what}: {named(wrong)}", _remedy(self._pairs[0]))
+            return Judgement(Verdict.CORRUPT, f"{self._label}: {named(wrong)}", _remedy(self._pairs[0]))
         elsewhere = {row.elsewhere for row in rows.values()} - {""}
         if elsewhere:
             return Judgement(
                 Verdict.NOT_APPLICABLE,
-                f"{self._what}: the bytes went over {named(sorted(elsewhere))}, and not over the chosen RDMA device",
+                f"{self._label}: the bytes went over {named(sorted(elsewhere))}, and not over the chosen RDMA device",
                 "unset UCX_TLS, or let it allow only transports of RDMA devices, such as UCX_TLS=rc,ud,self,cuda_copy",
             )
         broken = {pair: row for pair, row in rows.items() if row.error}
@@ -123,7 +123,7 @@ class NicTrial:
             first = next(iter(rows.values()))
             return Judgement(
                 Verdict.FAIL,
-                f"{self._what}: none of {len(rows)} RDMA devices moved a byte, the first with: {first.error}",
+                f"{self._label}: none of {len(rows)} RDMA devices moved a byte, the first with: {first.error}",
                 "run `pytest-nixl doctor`: its check ucx-uses-rdma names why UCX cannot use an RDMA device",
             )
         sentences = [self._name_broken(pair, row, self._best(rows, pair)) for pair, row in broken.items()]
@@ -134,8 +134,8 @@ class NicTrial:
         bad = next(iter(broken), self._pairs[0])
         if not broken and self._contention > DISTURBED_CORES:
             used = f"other processes used up to {self._contention:.1f} of the cores that a row needs"
-            return Judgement(Verdict.INCONCLUSIVE, f"{self._what}: {'; '.join(sentences)}, but {used}", QUIET)
-        return Judgement(Verdict.FAIL, f"{self._what}: {'; '.join(sentences)}", _remedy(bad))
+            return Judgement(Verdict.INCONCLUSIVE, f"{self._label}: {'; '.join(sentences)}, but {used}", QUIET)
+        return Judgement(Verdict.FAIL, f"{self._label}: {'; '.join(sentences)}", _remedy(bad))
 
     def _measure(self, pair: NicPair) -> NicRow:
         row = self._ask(pair)
@@ -144,8 +144,8 @@ class NicTrial:
 
     def _best(self, rows: Mapping[NicPair, NicRow], pair: NicPair) -> NicPair:
         """Return the fastest pair, of the same kind as ``pair`` if there is one."""
-        good = [each for each, row in rows.items() if not row.error]
-        return max(good, key=lambda each: (each.kind == pair.kind, max(rows[each].rates.values())))
+        good = [nics for nics, row in rows.items() if not row.error]
+        return max(good, key=lambda nics: (nics.kind == pair.kind, max(rows[nics].rates.values())))
 
     def _name_broken(self, pair: NicPair, row: NicRow, good: NicPair) -> str:
         def bad(crossed: NicPair) -> bool:
@@ -163,45 +163,45 @@ class NicTrial:
             good = next(nic_pair for nic_pair, rate in other_rates.items() if rate == middle)
             yield from self._again(op, pair, row, good, rows[good])
 
-    def _again(self, op: str, pair: NicPair, row: NicRow, good: NicPair, beside: NicRow) -> Iterator[str]:
+    def _again(self, op: str, pair: NicPair, row: NicRow, good: NicPair, good_row: NicRow) -> Iterator[str]:
         """Yield the words about a slow pair, if it is also slow when it is measured again in turn with another."""
         for _ in range(TRIES - 1):
-            row, beside = self._measure(pair), self._measure(good)
+            row, good_row = self._measure(pair), self._measure(good)
             if row.error:
                 yield self._name_broken(pair, row, good)
-            if row.error or beside.error or not _starves(op, row, beside):
+            if row.error or good_row.error or not _starves(op, row, good_row):
                 return
 
         def bad(crossed: NicPair) -> bool:
             row = self._measure(crossed)
-            return not row.error and _starves(op, row, beside)
+            return not row.error and _starves(op, row, good_row)
 
         yield (
             f"{self._culprit(pair, good, bad)} moves {gigabytes(row.rates[op])} GB/s ({op}), less than half of the "
-            f"{gigabytes(beside.rates[op])} GB/s of {good}, in {TRIES} of {TRIES} measurements"
+            f"{gigabytes(good_row.rates[op])} GB/s of {good}, in {TRIES} of {TRIES} measurements"
         )
 
     def _culprit(self, pair: NicPair, good: NicPair, bad: Callable[[NicPair], bool]) -> str:
         """Return the bad device of a pair: the one that is also bad with a device of a good pair."""
         if pair.initiator == pair.target:
             return str(pair)
-        one, other = bad(NicPair(pair.initiator, good.target)), bad(NicPair(good.initiator, pair.target))
-        if one == other:  # such as rails that are not connected with each other
+        initiator_fails, other = bad(NicPair(pair.initiator, good.target)), bad(NicPair(good.initiator, pair.target))
+        if initiator_fails == other:  # such as rails that are not connected with each other
             return f"{pair} (which of the two is not known)"
-        return str(pair.initiator if one else pair.target)
+        return str(pair.initiator if initiator_fails else pair.target)
 
     def _rates(self, rows: Mapping[NicPair, NicRow]) -> str:
-        told = []
+        descriptions = []
         for op in next(iter(rows.values())).rates:
             rates = {pair: row.rates[op] for pair, row in rows.items()}
             least, most = (how(rates, key=rates.__getitem__) for how in (min, max))
-            told.append(f"{op} {gigabytes(rates[least])} ({least.initiator.device}) to "
+            descriptions.append(f"{op} {gigabytes(rates[least])} ({least.initiator.device}) to "
                         f"{gigabytes(rates[most])} GB/s ({most.initiator.device})")  # fmt: skip
-        return f"{self._what}, each of {len(rows)} RDMA devices alone: {', '.join(told)}"
+        return f"{self._label}, each of {len(rows)} RDMA devices alone: {', '.join(descriptions)}"
 
 
-def _starves(op: str, row: NicRow, beside: NicRow) -> bool:
-    return op not in row.rates or row.rates[op] < STARVED * beside.rates[op]
+def _starves(op: str, row: NicRow, good_row: NicRow) -> bool:
+    return op not in row.rates or row.rates[op] < STARVED * good_row.rates[op]
 
 
 def _remedy(pair: NicPair) -> str:
@@ -254,7 +254,7 @@ class _Rows:
         self._block = block
         self._left_out: dict[str, None] = {}
         # One rank for each host: those of one host would share its devices.
-        ranks = {each.name or str(rank): rank for rank, each in reversed(list(enumerate(hosts)))}
+        ranks = {host.name or str(rank): rank for rank, host in reversed(list(enumerate(hosts)))}
         first = sorted(ranks.values())
         self._one_host = len(first) == 1
         self._nics = {rank: self._usable(rank, hosts[rank]) for rank in first}
@@ -272,9 +272,9 @@ class _Rows:
 
     def judge(self, ranks: tuple[int, int]) -> Judgement:
         """Measure and judge the devices of two hosts, or of one."""
-        one, other = (self._nics[rank] for rank in ranks)
-        pairs = [NicPair(nic, nic) for nic in one] if self._one_host else nic_pairs(one, other)
-        where = "" if self._one_host else f" from {one[0].host} to {other[0].host}"
+        initiators, targets = (self._nics[rank] for rank in ranks)
+        pairs = [NicPair(nic, nic) for nic in initiators] if self._one_host else nic_pairs(initiators, targets)
+        where = "" if self._one_host else f" from {initiators[0].host} to {targets[0].host}"
         subject = f"UCX {self._memory} of {format_size(self._block)}{where}"
         measure = NicLinks(self._cluster.hosts, self._settings, self._ops, self._memory, one_host=self._one_host)
         try:
@@ -329,9 +329,10 @@ class NicLinks:
 
     def __call__(self, pair: NicPair) -> NicRow:
         """Return what a pair of devices moves."""
-        one, other = pair.initiator, pair.target
-        ranks = (0, 1) if self._one_host else (one.rank, other.rank)
-        variables, devices = (self._variables(one), self._variables(other)), DevicePair(one.gpu, other.gpu)
+        initiator, target = pair.initiator, pair.target
+        ranks = (0, 1) if self._one_host else (initiator.rank, target.rank)
+        variables = self._variables(initiator), self._variables(target)
+        devices = DevicePair(initiator.gpu, target.gpu)
         rates, contention = {}, 0.0
         try:
             for op in self._ops:
@@ -340,7 +341,7 @@ class NicLinks:
                 if samples.corruption is not None:
                     return NicRow(corruption=str(samples.corruption))
                 used = [transport.partition("/")[2] for transport in samples.transports]
-                if used and one.device not in used:
+                if used and initiator.device not in used:
                     return NicRow(elsewhere=", ".join(samples.transports))
                 rates[op] = samples.bandwidth
                 contention = max(contention, *samples.contention)
@@ -377,6 +378,6 @@ def ports(host: HostDevices, rank: int) -> Iterator[tuple[Nic, str]]:
 
 def nearest_gpus(ends: Sequence[GpuEnd]) -> dict[str, int]:
     """Return by network card the number of its GPU: the one that it is assigned to, else one that it is nearest to."""
-    near = [(end.gpu.number, end.near.devices, end.own) for end in reversed(ends) if end.near is not None and end.own]
+    near = [(end.gpu.number, end.near.devices, end.nics) for end in reversed(ends) if end.near is not None and end.nics]
     by_device = {name: gpu for gpu, devices, _ in near for name in devices}
     return by_device | {name: gpu for gpu, _, gpu_devices in near for name in gpu_devices}

@@ -68,32 +68,32 @@ class GpuEnd:
     node: str = ""
 
     @property
-    def own(self) -> tuple[str, ...]:
+    def nics(self) -> tuple[str, ...]:
         """The network cards for this GPU when all GPUs are in use; empty: every card is far away."""
         return self.near.own if self.near is not None else ()
 
     def variables(self) -> dict[str, str]:
         """Return the environment variables that make UCX use the own network cards; empty: there are none."""
-        return {UCX_CARDS: ",".join(f"{name}:1" for name in self.own)} if self.own else {}
+        return {UCX_CARDS: ",".join(f"{name}:1" for name in self.nics)} if self.nics else {}
 
     def __str__(self) -> str:
         return f"GPU {self.gpu.number} ({', '.join(filter(None, [self.gpu.pci, self.node]))})"
 
 
-def seats(gpus: Sequence[LinkGpu], known: Sequence[GpuFacts], cards: Sequence[RdmaDevice]) -> list[GpuEnd]:
+def seats(gpus: Sequence[LinkGpu], gpu_facts: Sequence[GpuFacts], cards: Sequence[RdmaDevice]) -> list[GpuEnd]:
     """Return each GPU of a worker with its position on the bus and its share of the usable network cards.
 
     :param gpus: the GPUs that the worker sees, with its numbers.
-    :param known: all GPUs of the host, with their positions on the bus.
+    :param gpu_facts: all GPUs of the host, with their positions on the bus.
     :param cards: the RDMA devices of the host.
     """
-    places = {gpu.pci: gpu for gpu in known if gpu.pci and gpu.path}
+    places = {gpu.pci: gpu for gpu in gpu_facts if gpu.pci and gpu.path}
     placed = [Placed(str(gpu.number), gpu.pci, places[gpu.pci].path, places[gpu.pci].numa)
               for gpu in gpus if gpu.pci in places]  # fmt: skip
     usable = [Placed(nic.name, nic.pci, nic.path, nic.numa) for nic in network_cards(cards)
               if nic.active and nic.uverbs and not nic.closed and nic.path]  # fmt: skip
-    near = {each.gpu: each for each in Topology(tuple(placed), tuple(usable)).nearest()}
-    nodes = {int(each.name): each.node for each in placed}
+    near = {place.gpu: place for place in Topology(tuple(placed), tuple(usable)).nearest()}
+    nodes = {int(place.name): place.node for place in placed}
     return [GpuEnd(gpu, near.get(gpu.number), nodes.get(gpu.number, "")) for gpu in gpus]
 
 
@@ -126,49 +126,49 @@ class GpuPair:
 
 
 def judge_gpus(
-    what: str, block: int, lanes: Sequence[GpuPair], found: ConcurrentRates, scaling: float | None, took: str = ""
+    label: str, block: int, lanes: Sequence[GpuPair], rates: ConcurrentRates, scaling: float | None, took: str = ""
 ) -> Judgement:
     """Judge the bandwidth of GPUs that were measured at the same time.
 
-    :param what: the kind of link, in words.
+    :param label: the kind of link, in words.
     :param block: block size in bytes.
-    :param found: the bandwidth of each lane while all were measured.
+    :param rates: the bandwidth of each lane while all were measured.
     :param scaling: the least ratio of the bandwidth together to the sum of the bandwidths alone; None: the profile has
         none, and only a GPU that starves is a fault.
     :param took: a clause about what other processes took from the lanes; empty: too little to slow one.
     """
-    efficiency = found.total / sum(lane.alone for lane in lanes)
-    slowest = lanes[found.slowest]
-    each = ", ".join(
-        f"{lane.initiator.gpu.number}: {gigabytes(rate)}" for lane, rate in zip(lanes, found.rates, strict=True)
+    efficiency = rates.total / sum(lane.alone for lane in lanes)
+    slowest = lanes[rates.slowest]
+    rates_by_gpu = ", ".join(
+        f"{lane.initiator.gpu.number}: {gigabytes(rate)}" for lane, rate in zip(lanes, rates.rates, strict=True)
     )
-    words = (
-        f"{what} of {format_size(block)}, {len(lanes)} GPUs at once: {gigabytes(found.total)} GB/s together, "
-        f"{efficiency:.0%} of the sum of each alone; by GPU {each} GB/s; the slowest is {slowest}, with "
-        f"{gigabytes(found.rates[found.slowest])} of the {gigabytes(slowest.alone)} GB/s that it moves alone"
+    reason = (
+        f"{label} of {format_size(block)}, {len(lanes)} GPUs at once: {gigabytes(rates.total)} GB/s together, "
+        f"{efficiency:.0%} of the sum of each alone; by GPU {rates_by_gpu} GB/s; the slowest is {slowest}, with "
+        f"{gigabytes(rates.rates[rates.slowest])} of the {gigabytes(slowest.alone)} GB/s that it moves alone"
     )
     slow = ""
-    if found.starving is not None:
+    if rates.starving is not None:
         slow = "it starves while the others are measured"
     elif scaling is not None and efficiency < scaling:
         slow = f"the profile requires {scaling:.0%}"
     if slow and took:
-        return Judgement(Verdict.INCONCLUSIVE, f"{words}: {slow}, but {took}", QUIET)
+        return Judgement(Verdict.INCONCLUSIVE, f"{reason}: {slow}, but {took}", QUIET)
     if slow:
-        return Judgement(Verdict.FAIL, f"{words}: {slow}", REMEDY)
+        return Judgement(Verdict.FAIL, f"{reason}: {slow}", REMEDY)
     strayed = [f"GPU {lane.initiator.gpu.number} by {', '.join(lane.astray)}" for lane in lanes if lane.astray]
     if strayed:
         remedy = f"unset the variables that name devices ({UCX_CARDS}, FI_EFA_IFACE), so that the backend chooses"
         return Judgement(
-            Verdict.WARN, f"{words}; over network cards that are not nearest to the GPU: {'; '.join(strayed)}", remedy
+            Verdict.WARN, f"{reason}; over network cards that are not nearest to the GPU: {'; '.join(strayed)}", remedy
         )
     if scaling is None:
-        words += "; no GPU starves, and the profile has no `scaling` that requires more"
-    return Judgement(Verdict.PASS, words)
+        reason += "; no GPU starves, and the profile has no `scaling` that requires more"
+    return Judgement(Verdict.PASS, reason)
 
 
 def measure_gpus(
-    what: str,
+    label: str,
     links: Sequence[Link],
     seated: Sequence[tuple[GpuEnd, GpuEnd]],
     block: int,
@@ -177,26 +177,26 @@ def measure_gpus(
 ) -> Judgement:
     """Measure one row of each link alone, then of all links at the same time, and judge the latter by the former.
 
-    :param what: the kind of link, in words.
+    :param label: the kind of link, in words.
     :param seated: the GPUs of the two ends of each link.
     :param block: block size in bytes; ``depth`` is the number of transfers in flight.
     :param scaling: as in :func:`judge_gpus`.
     """
-    names = [f"{one} to GPU {other.gpu.number}" for one, other in seated]
+    names = [f"{first} to GPU {second.gpu.number}" for first, second in seated]
     alone = [measure_at_once([link], block, depth)[0] for link in links]
-    beside: list[Samples] = []
+    together: list[Samples] = []
 
     def rates() -> list[float]:
-        beside.extend(measure_at_once(links, block, depth))
-        return [each.bandwidth for each in beside[-len(links) :]]
+        together.extend(measure_at_once(links, block, depth))
+        return [samples.bandwidth for samples in together[-len(links) :]]
 
-    found = spread(rates)
-    fault = corrupt(what, names, [*alone, *beside])
+    summary = spread(rates)
+    fault = corrupt(label, names, [*alone, *together])
     if fault is not None:
         return fault
-    lanes = [GpuPair(one, other, before.bandwidth, now.transports)
-             for (one, other), before, now in zip(seated, alone, beside[-len(links) :], strict=True)]  # fmt: skip
-    return judge_gpus(what, block, lanes, found, scaling, disturbance(beside))
+    lanes = [GpuPair(first, second, before.bandwidth, now.transports)
+             for (first, second), before, now in zip(seated, alone, together[-len(links) :], strict=True)]  # fmt: skip
+    return judge_gpus(label, block, lanes, summary, scaling, disturbance(together))
 
 
 def judge_gpus_together(run: Run, settings: Settings, cluster: Cluster, pairs: Launches, profile: Profile) -> Judgement:
@@ -232,18 +232,18 @@ def _seats(cluster: Cluster, settings: Settings, memory: MemoryPair) -> tuple[li
     try:
         for host in cluster.hosts[:2]:
             workers.append(host.start("gpus", {}, settings.timeout, settings.start_timeout))
-        one, other = (
+        initiators, targets = (
             seats(gpus(worker, memory), hosts[worker.rank].gpus, hosts[worker.rank].rdma) for worker in workers
         )
-        return one, other, len({worker.versions["host"] for worker in workers}) == 1
+        return initiators, targets, len({worker.versions["host"] for worker in workers}) == 1
     finally:
         for worker in workers:
             worker.kill()
 
 
-def _few(found: list[GpuEnd]) -> str:
+def _few(ends: list[GpuEnd]) -> str:
     """Return a sentence about why there are fewer than two GPUs."""
     reason = visible(read_gpus(FactsRoot()).gpus, os.environ).why
-    return f"only one GPU is visible, {found[0].gpu.name} {found[0].gpu.pci}, but this check needs two" + (
+    return f"only one GPU is visible, {ends[0].gpu.name} {ends[0].gpu.pci}, but this check needs two" + (
         f" ({reason})" if reason else ""
     )

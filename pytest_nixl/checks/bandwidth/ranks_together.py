@@ -30,12 +30,12 @@ def judge_culprit(
     run: Run,
     cluster: Cluster,
     pairs: Launches,
-    another: Callable[[Samples], bool],
+    needs_launch: Callable[[Samples], bool],
     judge: Callable[[Samples], Judgement],
 ) -> Judgement:
     """Measure each end of a failed pair again with a rank that is not suspected, and name the culprit.
 
-    :param another: returns whether a row needs one more launch, from the samples so far.
+    :param needs_launch: returns whether a row needs one more launch, from the samples so far.
     :param judge: judges samples by what the profile expects of their row.
     :raises NotApplicableError: the run has only one rank.
     """
@@ -53,7 +53,7 @@ def judge_culprit(
         tried = []
         for key in trials(failure, failed, cluster.ranks):
             link = pairs.link_of(key, key.pair)
-            samples = link.measure_launches(key.block, batch=key.batch, depth=key.depth, another=another)
+            samples = link.measure_launches(key.block, batch=key.batch, depth=key.depth, another=needs_launch)
             tried.append(RetestResult(key, judge(samples), samples.transports))
         ranks, sentence = blame(failure, tried, names)
         guilty += ranks

@@ -102,9 +102,7 @@ class ControlPath:
         growth = self._growth()
         if any(steps.slower for steps in growth.values()):
             again = self._growth()
-            growth = {
-                name: min(steps, again[name], key=lambda each: each.least_factor) for name, steps in growth.items()
-            }
+            growth = {name: min(steps, again[name], key=lambda fit: fit.least_factor) for name, steps in growth.items()}
         return growth
 
     def _growth(self) -> dict[str, Growth]:
@@ -179,9 +177,9 @@ class ControlPath:
         )
 
 
-def find_all(finder: NixlAgent, others: Sequence[NixlAgent], seconds: float) -> list[str]:
+def find_all(finder: NixlAgent, owners: Sequence[NixlAgent], seconds: float) -> list[str]:
     """Let an agent fetch the metadata of others from etcd; return the names of those that it did not load in time."""
-    names = [other.name for other in others]
+    names = [other.name for other in owners]
     return cast("list[str]", finder.run(f"{_IN_WORKER}:find", names=names, timeout=seconds))
 
 

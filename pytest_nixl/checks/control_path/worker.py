@@ -85,7 +85,7 @@ def accumulate(agent: Any, *, count: int, repeats: int, rounds: int) -> dict[str
     :returns: for ``registration`` and ``deregistration`` the times of each round, by the number of the call, and in the
         same shape those of a computation beside each call that is always the same.
     """
-    found: dict[str, list[list[list[float]]]] = {"registration": [[], []], "deregistration": [[], []]}
+    timings: dict[str, list[list[list[float]]]] = {"registration": [[], []], "deregistration": [[], []]}
     with _memory(count * repeats * PAGE) as address:
         calls = [_regions(address + number * count * PAGE, count, PAGE) for number in range(repeats)]
         for _ in range(rounds):
@@ -95,27 +95,27 @@ def accumulate(agent: Any, *, count: int, repeats: int, rounds: int) -> dict[str
                 start = _clock()
                 registered.append(agent.register_memory(regions, "DRAM"))
                 times.append(_clock() - start)
-            found["registration"][0].append(times)
-            found["registration"][1].append(references)
+            timings["registration"][0].append(times)
+            timings["registration"][1].append(references)
             times, references = [], []
             for registration in registered:
                 references.append(_reference())
                 start = _clock()
                 agent.deregister_memory(registration)
                 times.append(_clock() - start)
-            found["deregistration"][0].append(times)
-            found["deregistration"][1].append(references)
-    return found
+            timings["deregistration"][0].append(times)
+            timings["deregistration"][1].append(references)
+    return timings
 
 
 #: Memory that is there until the worker ends.
-_kept: list[Any] = []
+_kept_alive: list[Any] = []
 
 
 def _kept_memory(size: int) -> int:
     """Return the address of this many bytes of memory that stay until the worker ends."""
     memory = mmap.mmap(-1, size)
-    _kept.append((memory, view := ctypes.c_char.from_buffer(memory)))
+    _kept_alive.append((memory, view := ctypes.c_char.from_buffer(memory)))
     return ctypes.addressof(view)
 
 

@@ -108,11 +108,11 @@ class NamespaceName:
 
 
 def judge_agents(
-    agents: Collection[PublishedAgent], others: Iterable[SurveyedKey], *, limit: int, command: str
+    agents: Collection[PublishedAgent], other_keys: Iterable[SurveyedKey], *, limit: int, command: str
 ) -> Iterator[EtcdProblem]:
     """Yield what is wrong with the keys of agents.
 
-    :param others: keys under the namespace that have not the form of a key of NIXL.
+    :param other_keys: keys under the namespace that have not the form of a key of NIXL.
     :param limit: the most bytes of a request that the etcd accepts.
     :param command: ``pytest-nixl etcd`` with the etcd's URL, for remedies.
     """
@@ -122,7 +122,7 @@ def judge_agents(
         for key in agent.keys:
             yield from _oversize(key, limit)
             yield from _unusable(agent, key, command)
-    for key in others:
+    for key in other_keys:
         yield EtcdProblem(
             "foreign-key",
             f"{escape(key.key)} is in the namespace, but is not NAMESPACE/AGENT/LABEL: NIXL did not write it",
@@ -158,14 +158,14 @@ def _twice(agents: Collection[PublishedAgent], command: str) -> Iterator[EtcdPro
     for name, same in names.items():
         if len(same) > 1:
             same.sort(key=lambda agent: agent.written)
-            where = " and ".join(f"{escape(each.prefix)} (last written at revision {each.written})" for each in same)
+            where = " and ".join(f"{escape(copy.prefix)} (last written at revision {copy.written})" for copy in same)
             oldest = same[0]
             yield EtcdProblem(
                 "agent-twice",
                 f"agent {escape(name)!r} is published {len(same)} times, as {where}: a peer loads the one that its own "
                 "spelling of the namespace leads to, dead or not",
                 f"if the older one is dead, {removing(oldest, command)}",
-                tuple(each.prefix for each in same),
+                tuple(copy.prefix for copy in same),
             )
 
 

@@ -98,14 +98,14 @@ class DeploymentEtcd:
     agents: tuple[PublishedAgent, ...]
     silent: dict[tuple[str, int], str]
     nixlbench: KnownGroups
-    own: KnownGroups
+    our_groups: KnownGroups
     problems: tuple[EtcdProblem, ...]
     notes: tuple[str, ...]
 
     @property
     def dead(self) -> list[DeadKeys]:
         """The keys of groups whose members have lost their leases."""
-        return [*self.nixlbench.dead, *self.own.dead]
+        return [*self.nixlbench.dead, *self.our_groups.dead]
 
 
 def look(
@@ -147,12 +147,12 @@ def _published(client: EtcdClient, namespace: NamespaceName) -> tuple[list[Surve
     :returns: the keys, the revision before the first one was read, and what could not be read, in sentences.
     :raises EtcdError: if etcd does not answer, or this user may not read the namespace as it is spelled.
     """
-    own, *more_prefixes = namespace.prefixes
-    first = survey(client, [own], values=True, wanted=namespace.has)
+    first_prefix, *more_prefixes = namespace.prefixes
+    first = survey(client, [first_prefix], values=True, matches=namespace.has)
     keys, unread = list(first.keys), []
     for prefix in more_prefixes:
         try:
-            keys += survey(client, [prefix], values=True, wanted=namespace.has).keys
+            keys += survey(client, [prefix], values=True, matches=namespace.has).keys
         except EtcdError as error:
             if error.cause != "denied":
                 raise

@@ -20,61 +20,61 @@ from pytest_nixl.etcd.maintenance import MemberStatus
 MOST_AGENTS, MOST_OF_A_KIND = 20, 50
 
 
-def lines(found: DeploymentEtcd, *, everything: bool = False) -> Iterator[str]:
+def lines(deployment: DeploymentEtcd, *, everything: bool = False) -> Iterator[str]:
     """Yield the lines of the report.
 
     :param everything: print all agents and all problems.
     """
-    yield from describe_state(found.state, found.revision)
-    yield from _agent_lines(found, everything)
-    yield _group_line("nixlbench", found.nixlbench)
-    yield _group_line("pytest-nixl", found.own)
-    for note in found.notes:
+    yield from describe_state(deployment.state, deployment.revision)
+    yield from _agent_lines(deployment, everything)
+    yield _group_line("nixlbench", deployment.nixlbench)
+    yield _group_line("pytest-nixl", deployment.our_groups)
+    for note in deployment.notes:
         yield f"note: {note}"
     counts: Counter[str] = Counter()
-    for problem in found.problems:
+    for problem in deployment.problems:
         counts[problem.kind] += 1
         if everything or counts[problem.kind] <= MOST_OF_A_KIND:
             yield str(problem)
     for kind, number in counts.items():
         if not everything and number > MOST_OF_A_KIND:
             yield f"{kind}: {number - MOST_OF_A_KIND} more; --all prints them"
-    yield f"{plural(len(found.problems), 'problem')} found" if found.problems else "no problem found"
+    yield f"{plural(len(deployment.problems), 'problem')} found" if deployment.problems else "no problem found"
 
 
-def _agent_lines(found: DeploymentEtcd, everything: bool) -> Iterator[str]:
-    if not found.agents:
-        yield f"no agent has keys under {escape(found.namespace.text)}"
+def _agent_lines(deployment: DeploymentEtcd, everything: bool) -> Iterator[str]:
+    if not deployment.agents:
+        yield f"no agent has keys under {escape(deployment.namespace.text)}"
         return
-    keys = sum(len(agent.keys) for agent in found.agents)
-    size = sum(agent.size or 0 for agent in found.agents)
-    yield f"{plural(len(found.agents), 'agent')}, {plural(keys, 'key')}, {size:,} bytes; the oldest write comes first "\
-          "(etcd stores no times, only revisions)"  # fmt: skip
-    oldest = sorted(found.agents, key=lambda agent: agent.written)
+    keys = sum(len(agent.keys) for agent in deployment.agents)
+    size = sum(agent.size or 0 for agent in deployment.agents)
+    yield f"{plural(len(deployment.agents), 'agent')}, {plural(keys, 'key')}, {size:,} bytes; the oldest write comes "\
+          "first (etcd stores no times, only revisions)"  # fmt: skip
+    oldest = sorted(deployment.agents, key=lambda agent: agent.written)
     for agent in oldest if everything else oldest[:MOST_AGENTS]:
-        yield f"  {_agent_line(agent, found)}"
+        yield f"  {_agent_line(agent, deployment)}"
     if not everything and len(oldest) > MOST_AGENTS:
         yield f"  {len(oldest) - MOST_AGENTS:,} more; --all prints them"
 
 
-def _agent_line(agent: PublishedAgent, found: DeploymentEtcd) -> str:
+def _agent_line(agent: PublishedAgent, deployment: DeploymentEtcd) -> str:
     labels = ", ".join(escape(label, 30) for label in agent.labels[:4]) or "no metadata"
     more = f", {len(agent.labels) - 4} more" if len(agent.labels) > 4 else ""
     size = "size not read" if agent.size is None else f"{agent.size:,} bytes"
-    ago = max(0, found.revision - agent.written)
+    ago = max(0, deployment.revision - agent.written)
     writes = max(key.version for key in agent.keys)
     lease = ", with a lease" if agent.leased else ""
     return (
         f"{escape(agent.prefix)}: {labels}{more}; {size}; last written at revision {agent.written}, "
         f"{plural(ago, 'revision')} before the newest; written {plural(writes, 'time')}{lease}; "
-        f"{_address_text(agent, found)}"
+        f"{_address_text(agent, deployment)}"
     )
 
 
-def _address_text(agent: PublishedAgent, found: DeploymentEtcd) -> str:
+def _address_text(agent: PublishedAgent, deployment: DeploymentEtcd) -> str:
     if not agent.addresses:
         return "address not readable"
-    tried = [found.silent[address] for address in agent.addresses if address in found.silent]
+    tried = [deployment.silent[address] for address in agent.addresses if address in deployment.silent]
     state = "not tried" if not tried else "answers" if not all(tried) else "does not answer"
     return f"{', '.join(f'{host} port {port}' for host, port in agent.addresses[:3])} {state}"
 
@@ -83,12 +83,12 @@ def _group_line(whose: str, groups: KnownGroups) -> str:
     return f"groups of {whose}: {groups.living} with a lease, {len(groups.dead)} dead"
 
 
-def plain(found: DeploymentEtcd) -> dict[str, Any]:
+def plain(deployment: DeploymentEtcd) -> dict[str, Any]:
     """Return the report for JSON. Keys are given escaped and, byte for byte, in base64."""
-    state = found.state
+    state = deployment.state
     return {
-        "revision": found.revision,
-        "namespace": found.namespace.text,
+        "revision": deployment.revision,
+        "namespace": deployment.namespace.text,
         "etcd": {
             "members": [
                 {"endpoint": endpoint, "version": status.version, "name": state.name(status.member), "learner":
@@ -106,19 +106,19 @@ def plain(found: DeploymentEtcd) -> dict[str, Any]:
             {"namespace": escape(agent.namespace), "name": escape(agent.name), **key_fields(agent.prefix),
              "labels": [escape(label) for label in agent.labels], "size": agent.size, "written": agent.written,
              "lease": agent.leased, "addresses": [
-                 {"host": host, "port": port, "silent": found.silent.get((host, port))}
+                 {"host": host, "port": port, "silent": deployment.silent.get((host, port))}
                  for host, port in agent.addresses]}
-            for agent in found.agents
+            for agent in deployment.agents
         ],
         "groups": {
             name: {"living": groups.living, "dead": [escape(status.prefix) for status in groups.dead]}
-            for name, groups in (("nixlbench", found.nixlbench), ("pytest-nixl", found.own))
+            for name, groups in (("nixlbench", deployment.nixlbench), ("pytest-nixl", deployment.our_groups))
         },
-        "notes": list(found.notes),
+        "notes": list(deployment.notes),
         "problems": [
             {"kind": problem.kind, "text": problem.sentence, "remedy": problem.remedy, "finding": problem.finding,
              "keys": [key_fields(key) for key in problem.keys]}
-            for problem in found.problems
+            for problem in deployment.problems
         ],
     }  # fmt: skip
 

@@ -52,48 +52,52 @@ def nixlbench_groups(keys: Iterable[SurveyedKey], command: str) -> KnownGroups:
     return groups
 
 
-def _judge_nixlbench(folder: str, prefix: str, own: tuple[SurveyedKey, ...], found: KnownGroups, command: str) -> None:
+def _judge_nixlbench(
+    folder: str, prefix: str, keys: tuple[SurveyedKey, ...], groups: KnownGroups, command: str
+) -> None:
     name = f"nixlbench's group {escape(folder)!r}"
-    ranks = {int(match[1]): key for key in own if (match := _RANK.fullmatch(key.key[len(prefix) :]))}
-    size = next((key for key in own if key.key[len(prefix) :].lstrip("/") == "size"), None)
+    ranks = {int(match[1]): key for key in keys if (match := _RANK.fullmatch(key.key[len(prefix) :]))}
+    size = next((key for key in keys if key.key[len(prefix) :].lstrip("/") == "size"), None)
     registered = _registered(size)
-    leased = any(key.lease for key in own)
-    found.living += leased
+    leased = any(key.lease for key in keys)
+    groups.living += leased
     if size is not None and registered is None:
-        found.problems.append(EtcdProblem(
+        groups.problems.append(EtcdProblem(
             "bad-size", f"{escape(size.key)} of {name} is not a number of ranks: every process that joins it ends",
-            f"if no process of this group runs, `etcdctl del --prefix -- {quoted(prefix)}`", (size.key,),
+            f"if no process of this group runs, "
+            f"`etcdctl del --prefix -- {quoted(prefix)}`", (size.key,),
         ))  # fmt: skip
     elif leased:
-        _judge_ranks(name, prefix, ranks, registered or 0, found)
+        _judge_ranks(name, prefix, ranks, registered or 0, groups)
     elif ranks:
-        found.notes.append(
-            f"{name} has {plural(len(own), 'key')}, and its rank keys have no lease, as in older releases of "
+        groups.notes.append(
+            f"{name} has {plural(len(keys), 'key')}, and its rank keys have no lease, as in older releases of "
             "nixlbench: etcd cannot tell whether its processes live; if none runs, "
             f"`etcdctl del --prefix -- {quoted(prefix)}`"
         )
     elif size is None:
-        found.notes.append(
-            f"{name} has {plural(len(own), 'key')} under {escape(prefix)}, but neither size nor ranks, so that nothing "
-            f"tells whose they are; if no process of this group runs, `etcdctl del --prefix -- {quoted(prefix)}`"
+        groups.notes.append(
+            f"{name} has {plural(len(keys), 'key')} under {escape(prefix)}, but neither size nor ranks, so that "
+            "nothing tells whose they are; if no process of this group runs, "
+            f"`etcdctl del --prefix -- {quoted(prefix)}`"
         )
     else:
-        found.dead.append(DeadKeys(name, prefix, own))
-        found.problems.append(EtcdProblem(
+        groups.dead.append(DeadKeys(name, prefix, keys))
+        groups.problems.append(EtcdProblem(
             "dead-nixlbench-group",
             f"{name} is dead: {escape(size.key)} says that {plural(registered or 0, 'rank')} registered, and the lease "
             "of none is left; the next processes of this group are refused a rank, or wait 181 s",
-            f"`{command} --remove-dead` prints its {plural(len(own), 'key')}",
-            tuple(key.key for key in own),
+            f"`{command} --remove-dead` prints its {plural(len(keys), 'key')}",
+            tuple(key.key for key in keys),
         ))  # fmt: skip
 
 
-def _judge_ranks(name: str, prefix: str, ranks: dict[int, SurveyedKey], registered: int, found: KnownGroups) -> None:
+def _judge_ranks(name: str, prefix: str, ranks: dict[int, SurveyedKey], registered: int, groups: KnownGroups) -> None:
     """Report ranks that registered and whose lease has ended, while another one lives or registers."""
     lost = [rank for rank in range(registered) if rank not in ranks]
     if lost and ranks:
         numbers = named(map(str, lost), _SHOWN_RANKS)
-        found.problems.append(EtcdProblem(
+        groups.problems.append(EtcdProblem(
             "stale-rank",
             f"of the {registered} ranks that registered in {name}, {plural(len(lost), 'rank')} ({numbers}) lost the "
             f"lease and {len(ranks)} did not: the living wait up to 181 s for the dead",

@@ -87,33 +87,33 @@ def pages(
 
 
 def survey(
-    client: EtcdClient, prefixes: Sequence[str], *, values: bool, wanted: Callable[[str], bool] = lambda key: True
+    client: EtcdClient, prefixes: Sequence[str], *, values: bool, matches: Callable[[str], bool] = lambda key: True
 ) -> SurveyedKeys:
     """Read the keys under some prefixes, of which none begins with another.
 
     :param values: whether to read sizes and values, too.
-    :param wanted: whether a key is kept; keys that are not are counted in no result.
+    :param matches: whether a key is kept; keys that are not are counted in no result.
     :raises NixlPluginError: if there are too many keys.
     """
-    found: dict[str, SurveyedKey] = {}
+    keys_by_name: dict[str, SurveyedKey] = {}
     revision = 0
     deadline = time.monotonic() + MOST_SECONDS
     for prefix in prefixes:
         for page in pages(client, prefix, keys_only=True, deadline=deadline):
             revision = revision or page.revision
-            found |= {item.key: SurveyedKey.of(item) for item in page.items if wanted(item.key)}
-            if len(found) > MOST_KEYS:
+            keys_by_name |= {item.key: SurveyedKey.of(item) for item in page.items if matches(item.key)}
+            if len(keys_by_name) > MOST_KEYS:
                 raise NixlPluginError(
                     f"etcd has more than {MOST_KEYS:,} keys under {prefix}",
                     "give --namespace NAME to look at one namespace of it",
                 )
-    if values and found:
-        found = _with_values(client, prefixes, found, deadline)
-    return SurveyedKeys(tuple(found[key] for key in sorted(found)), revision)
+    if values and keys_by_name:
+        keys_by_name = _with_values(client, prefixes, keys_by_name, deadline)
+    return SurveyedKeys(tuple(keys_by_name[key] for key in sorted(keys_by_name)), revision)
 
 
 def _with_values(
-    client: EtcdClient, prefixes: Sequence[str], found: dict[str, SurveyedKey], deadline: float
+    client: EtcdClient, prefixes: Sequence[str], keys_by_name: dict[str, SurveyedKey], deadline: float
 ) -> dict[str, SurveyedKey]:
     """Return the keys with what their values say. Keys that have gone meanwhile are left out, new ones too.
 
@@ -124,14 +124,14 @@ def _with_values(
     for prefix in prefixes:
         try:
             for page in pages(client, prefix, deadline=deadline):
-                read |= {item.key: _judged(item) for item in page.items if item.key in found}
+                read |= {item.key: _judged(item) for item in page.items if item.key in keys_by_name}
                 budget -= sum(len(item.value) for item in page.items)
                 if budget < 0:
-                    return {**found, **read}
+                    return {**keys_by_name, **read}
         except EtcdError as error:
             if error.cause != "endless":
                 raise
-            return {**found, **read}
+            return {**keys_by_name, **read}
     return read
 
 

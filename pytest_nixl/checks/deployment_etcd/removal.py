@@ -45,25 +45,25 @@ class RemovalPlan:
     refused: list[str] = field(default_factory=list)
 
 
-def plan_removal(found: DeploymentEtcd, agents: Sequence[str], unchanged_since: int | None = None) -> RemovalPlan:
+def plan_removal(deployment: DeploymentEtcd, agents: Sequence[str], unchanged_since: int | None = None) -> RemovalPlan:
     """Choose the keys that may be removed.
 
     :param agents: the names of agents that the user says are dead, under exactly this spelling of the namespace.
     :param unchanged_since: the revision after which none of these agents may have written.
     :raises NixlPluginError: if an agent has no keys under this spelling.
     """
-    plan = RemovalPlan(found.revision, list(found.dead))
+    plan = RemovalPlan(deployment.revision, list(deployment.dead))
     for name in dict.fromkeys(agents):
-        same = [agent for agent in found.agents if agent.name == name]
-        same_spelling = next((agent for agent in same if agent.namespace == found.namespace.text), None)
+        same = [agent for agent in deployment.agents if agent.name == name]
+        same_spelling = next((agent for agent in same if agent.namespace == deployment.namespace.text), None)
         if same_spelling is None:
             elsewhere = "; ".join(f"give --namespace={quoted(agent.namespace)}" for agent in same)
             raise NixlPluginError(
-                f"agent {escape(name)!r} has no key under {escape(found.namespace.text)}/{escape(name)}/",
+                f"agent {escape(name)!r} has no key under {escape(deployment.namespace.text)}/{escape(name)}/",
                 elsewhere or "correct --agent: `pytest-nixl etcd --all` lists the agents",
             )
         owner = f"agent {escape(name)!r} under {escape(same_spelling.prefix)}"
-        answers = [address for address in same_spelling.addresses if found.silent.get(address) == ""]
+        answers = [address for address in same_spelling.addresses if deployment.silent.get(address) == ""]
         if same_spelling.leased:
             plan.refused.append(f"{owner} has a lease, so it lives")
         elif answers:

@@ -151,8 +151,8 @@ def _leaders(state: EtcdState, answered: list[MemberStatus]) -> Iterator[EtcdPro
         yield EtcdProblem(
             "leader-disputed",
             "the members name different leaders: "
-            + ", ".join(f"{state.name(each.member)} names {state.name(each.leader)} in term {each.raft_term}"
-                        for each in answered),
+            + ", ".join(f"{state.name(answer.member)} names {state.name(answer.leader)} in term {answer.raft_term}"
+                        for answer in answered),
             "run this command again: an election takes a second; if it stays, check the network between the members",
         )  # fmt: skip
 

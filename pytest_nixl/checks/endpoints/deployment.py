@@ -57,8 +57,8 @@ class Deployment:
     credentials: Credentials = field(repr=False, default_factory=Credentials)
 
     @classmethod
-    def of(cls, settings: Settings, own: str) -> Deployment:
-        """Read the settings. ``own`` is the endpoint of this run's etcd, used if the settings name none."""
+    def of(cls, settings: Settings, our_name: str) -> Deployment:
+        """Read the settings. ``our_name`` is the endpoint of this run's etcd, used if the settings name none."""
         source = settings.sources.get("etcd", "")
         if settings.etcd:
             names = {"option": "--nixl-etcd", "ini": "the ini value nixl_etcd"}
@@ -66,7 +66,7 @@ class Deployment:
             return cls(name, settings.etcd, explain(settings.etcd), credentials_of(settings))
         if is_set_and_empty(settings):
             return cls("NIXL_ETCD_ENDPOINTS", "", explain(""))
-        return cls("the etcd of this run", own, explain(own))
+        return cls("the etcd of this run", our_name, explain(our_name))
 
     def __str__(self) -> str:
         return f"{self.source}={self.explanation.text}" if " " not in self.source else self.explanation.text
@@ -227,13 +227,13 @@ def _published(
             time.sleep(0.01)
 
 
-def _unpublished(deployment: Deployment, words: str) -> Judgement:
+def _unpublished(deployment: Deployment, condition: str) -> Judgement:
     reading = deployment.explanation.nixl
-    from_nixl = f"NIXL wrote {words!r}" if words else "NIXL wrote nothing"
+    from_nixl = f"NIXL wrote {condition!r}" if condition else "NIXL wrote nothing"
     reason = f"{deployment}: an agent published, but nothing is in etcd, and Python got no error: {from_nixl}"
     if not reading.works:
         return Judgement(Verdict.FAIL, f"{reason}; {reading.why}", deployment.explanation.remedy)
-    if "user name is empty" in words:
+    if "user name is empty" in condition:
         reason = f"{reason}; that etcd asks for a user and password, which NIXL cannot send"
         remedy = "give NIXL an etcd without authentication on a separate network; a grpc-proxy does not help here"
         return Judgement(Verdict.FAIL, reason, remedy)

@@ -42,18 +42,18 @@ class EndpointTrial:
     """What a real agent did with one value.
 
     :param text: the value of NIXL_ETCD_ENDPOINTS.
-    :param words: NIXL's message without credentials; empty if there was none.
+    :param message: NIXL's message without credentials; empty if there was none.
     :param version: version of NIXL.
     """
 
     text: str
     outcome: ReadOutcome
-    words: str
+    message: str
     version: str
 
     def agrees(self, prediction: ReadOutcome) -> bool:
         """Whether the outcome is the predicted one; NIXL before 1.5 does not distinguish kinds of failure."""
-        if not self.words and ReadOutcome.PUBLISHES not in (self.outcome, prediction):
+        if not self.message and ReadOutcome.PUBLISHES not in (self.outcome, prediction):
             return ReadOutcome.NO_AGENT not in (self.outcome, prediction)
         return self.outcome is prediction
 
@@ -138,9 +138,9 @@ class _Bench:
         self._until = time.monotonic() + (self._timeout if expected is ReadOutcome.PUBLISHES else SILENCE)
         return None
 
-    def _end(self, outcome: ReadOutcome, words: str) -> EndpointTrial:
+    def _end(self, outcome: ReadOutcome, message: str) -> EndpointTrial:
         self._until = None
-        return EndpointTrial(self._text, outcome, words, str(self._first.worker.versions["nixl"]))
+        return EndpointTrial(self._text, outcome, message, str(self._first.worker.versions["nixl"]))
 
 
 def complaint(output: str, agent: str) -> str:
@@ -193,7 +193,7 @@ def judge_suggestions(
     expected = dict.fromkeys(rewrites, ReadOutcome.PUBLISHES)
     trials = list(try_texts(expected, client, settings, supervisor, namespace=NAMESPACE))
     broken = [
-        f"{trial.text}: {trial.outcome} ({trial.words})"
+        f"{trial.text}: {trial.outcome} ({trial.message})"
         for trial in trials
         if trial.outcome is not ReadOutcome.PUBLISHES
     ]
@@ -216,7 +216,7 @@ def _difference(trial: EndpointTrial) -> str:
     predicted = explanation.predict(answers, trial.version)
     if trial.agrees(predicted):
         return ""
-    answer = f" ({trial.words})" if trial.words else ""
+    answer = f" ({trial.message})" if trial.message else ""
     return f"{explanation.text!r}: predicted: {predicted}; NIXL {trial.version}: {trial.outcome}{answer}"
 
 

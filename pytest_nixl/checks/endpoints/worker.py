@@ -9,7 +9,7 @@ from typing import Any
 from pytest_nixl.nixl.worker import nixl_api
 
 #: The agents are kept until the worker ends, because an agent that cannot reach etcd may take minutes to end.
-_kept: list[Any] = []
+_kept_alive: list[Any] = []
 
 
 def make(agent: Any, name: str, endpoints: str) -> str:
@@ -24,7 +24,7 @@ def make(agent: Any, name: str, endpoints: str) -> str:
     """
     os.environ["NIXL_ETCD_ENDPOINTS"] = endpoints
     try:
-        _kept.append(nixl_api.make_agent(name, listen_thread=True))
+        _kept_alive.append(nixl_api.make_agent(name, listen_thread=True))
     except RuntimeError as error:
         return str(error) or type(error).__name__
     return ""

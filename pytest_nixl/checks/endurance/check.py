@@ -41,7 +41,7 @@ class CycleKind:
     """Work that an agent repeats.
 
     :param id: its name in figures, and in the worker.
-    :param what: what is repeated, as a phrase.
+    :param label: what is repeated, as a phrase.
     :param count: how many cycles there are between two samples, or fewer if each takes long.
     :param heap: the bytes in use by ``malloc`` by which a cycle may grow; ``memory``: those of anonymous memory.
     :param slowdown: how many times the first cycle the last one may take.
@@ -50,7 +50,7 @@ class CycleKind:
     """
 
     id: str
-    what: str
+    label: str
     count: int
     heap: int = 512
     memory: int = 512
@@ -147,7 +147,7 @@ class Endurance:
             self._count = max(self._least, min(2 * self._count, int(self._count * room / took)))
         return self._growths()
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Return by how much each resource grows with each cycle, with the interval, without those that do not."""
         grows = [
             f"{figure.name.removeprefix('growth-')} {shown(figure, slope.value)} ({shown(figure, slope.low)} to "
@@ -156,12 +156,12 @@ class Endurance:
             if slope.low or slope.high
         ]
         growing = ", ".join(grows) or "nothing grows"
-        return f"{self.cycles} times {self.kind.what}; growth with each (99 % interval): {growing}"
+        return f"{self.cycles} times {self.kind.label}; growth with each (99 % interval): {growing}"
 
     def _sample(self) -> None:
         label = f"sampled-{self.cycles}" if self._published else ""
         began = time.monotonic()
-        found = self._agent.run(
+        answer = self._agent.run(
             "pytest_nixl.checks.endurance.worker.cycles:repeat",
             cycle=self.kind.id,
             backend=self.backend,
@@ -169,8 +169,8 @@ class Endurance:
             seconds=self._agent.worker.timeout / _DEADLINE_SHARE,
             label=label,
         )
-        check(_SAMPLE, found)
-        sample = cast("dict[str, float]", found)
+        check(_SAMPLE, answer)
+        sample = cast("dict[str, float]", answer)
         if self._published is not None:
             sample["etcd-keys"] = self._published(label)
             # The call only asks for a publication, so the time until etcd has the last one counts.
@@ -222,14 +222,14 @@ def endure(endurance: Endurance, bounds: Sequence[Bound]) -> tuple[Figure, ...]:
     figures = endurance.figures()
     if judge_figures(figures, (*bounds, *endurance.kind.limits)).verdict is Verdict.PASS:
         return figures
-    return tuple(min(pair, key=lambda each: each.value) for pair in zip(figures, endurance.figures(), strict=True))
+    return tuple(min(pair, key=lambda figure: figure.value) for pair in zip(figures, endurance.figures(), strict=True))
 
 
 def judge_endurance(judged: Judgement, endurance: Endurance) -> Judgement:
     """Return the verdict on the figures of an endurance check, with what was repeated in its reason."""
     if judged.verdict is Verdict.PASS:
-        return Judgement(Verdict.PASS, endurance.told())
-    return Judgement(judged.verdict, f"{judged.reason}; {endurance.told()}", judged.remedy)
+        return Judgement(Verdict.PASS, endurance.describe())
+    return Judgement(judged.verdict, f"{judged.reason}; {endurance.describe()}", judged.remedy)
 
 
 def kept_sockets(figures: Sequence[Figure]) -> bool:

@@ -34,14 +34,14 @@ class MisuseKind:
     """A call that a correct program does not make.
 
     :param id: the name of its function in the worker.
-    :param what: what the program does, as a phrase.
+    :param label: what the program does, as a phrase.
     :param finding: the id of the finding that says what NIXL does; empty: none does.
     :param must_refuse: whether only an error is a right answer, because bytes outside of what was registered would be
         read or written.
     """
 
     id: str
-    what: str
+    label: str
     finding: str = ""
     must_refuse: bool = False
 
@@ -50,7 +50,7 @@ class MisuseKind:
 class MisuseOutcome:
     """What NIXL did.
 
-    :param said: NIXL's error class, or how the process ended; empty if the call was accepted.
+    :param error: NIXL's error class, or how the process ended; empty if the call was accepted.
     :param wrong_bytes: of a transfer after the misuse; 0 also if NIXL refused it; None if the process has ended.
     :param after: the class of the error with which NIXL refused that transfer, or ``PROC`` if it was never done; empty
         if it was done.
@@ -61,14 +61,14 @@ class MisuseOutcome:
     backend: str
     nixl: str
     ending: MisuseEnding
-    said: str = ""
+    error: str = ""
     wrong_bytes: int | None = None
     after: str = ""
 
     def __str__(self) -> str:
         """Return it as part of a sentence."""
-        detail = f" ({self.said})" if self.said else ""
-        return f"{self.kind.what}: {self.ending.value}{detail}"
+        detail = f" ({self.error})" if self.error else ""
+        return f"{self.kind.label}: {self.ending.value}{detail}"
 
     @property
     def fault(self) -> str:
@@ -76,7 +76,7 @@ class MisuseOutcome:
         if self.ending is MisuseEnding.CRASHED:
             return str(self)
         if self.ending is MisuseEnding.ACCEPTED and self.kind.must_refuse:
-            return f"{self.kind.what}: accepted, but only an error is right"
+            return f"{self.kind.label}: accepted, but only an error is right"
         if self.after == NEVER_DONE:
             return f"{self}; after that, a transfer to the peer stays {NEVER_DONE}"
         if self.after:
@@ -160,7 +160,7 @@ def judge_misuses(outcomes: Sequence[MisuseOutcome]) -> Judgement:
     """Return the verdict on misuses that NIXL should survive."""
     if faults := [outcome for outcome in outcomes if outcome.fault]:
         reason = f"NIXL {faults[0].nixl} with {faults[0].backend}: " + "; ".join(fault.fault for fault in faults)
-        return Judgement(Verdict.FAIL, reason, _REPORT.format(", ".join(fault.kind.what for fault in faults)))
+        return Judgement(Verdict.FAIL, reason, _REPORT.format(", ".join(fault.kind.label for fault in faults)))
     first = outcomes[0]
     parts = []
     for ending in (MisuseEnding.REFUSED, MisuseEnding.ACCEPTED):

@@ -19,7 +19,7 @@ MUST_TELL = ("target-killed", "target-restarted", "listener-restarted")
 class FaultOutcome:
     """What followed a fault.
 
-    :param said: what NIXL's interface answered: an error class, ``PROC`` (no answer), or ``DONE``.
+    :param answer: what NIXL's interface answered: an error class, ``PROC`` (no answer), or ``DONE``.
     :param seconds: from the fault to that answer.
     :param survivor: empty if the surviving agent lives; otherwise how it ended.
     :param wrong_bytes: of a transfer between the survivor and a third agent, or a new target; None if there was none.
@@ -34,7 +34,7 @@ class FaultOutcome:
     backend: str
     op: str
     nixl: str
-    said: str = ""
+    answer: str = ""
     seconds: float = 0.0
     survivor: str = ""
     wrong_bytes: int | None = None
@@ -62,7 +62,7 @@ class FaultOutcome:
             defects.append(f"{self.changed} bytes were written after NIXL had reported the end of the transfers")
         if self.lost_requests:
             defects.append(f"{lost_words(self.lost_requests)} without an error")
-        if self.fault in MUST_TELL and not self.survivor and self.said in ("PROC", "DONE"):
+        if self.fault in MUST_TELL and not self.survivor and self.answer in ("PROC", "DONE"):
             defects.append(f"NIXL did not tell the initiator of the target's death in {self.seconds:.0f} s")
         return defects
 
@@ -70,7 +70,7 @@ class FaultOutcome:
         """Return it as a sentence without a full stop."""
         over = f" with UCX_TLS={self.transports}" if self.transports else ""
         where = f"{self.op}, {self.backend} of NIXL {self.nixl}{over}"
-        return f"{self.fault} ({where}): {self.said} after {self.seconds:.2f} s"
+        return f"{self.fault} ({where}): {self.answer} after {self.seconds:.2f} s"
 
 
 def judge_faults(outcomes: Sequence[FaultOutcome]) -> Judgement:
@@ -105,9 +105,9 @@ def _after(outcome: FaultOutcome) -> str:
     return "".join(f", and {fact}" for fact in facts)
 
 
-def without(outcomes: Sequence[FaultOutcome], **known: Any) -> list[FaultOutcome]:
+def without(outcomes: Sequence[FaultOutcome], **conditions: Any) -> list[FaultOutcome]:
     """Return outcomes without the defect of a finding, to judge what else is wrong.
 
-    :param known: the fields of an outcome in which the defect shows, with the values of an outcome without it.
+    :param conditions: the fields of an outcome in which the defect shows, with the values of an outcome without it.
     """
-    return [replace(outcome, **known) for outcome in outcomes]
+    return [replace(outcome, **conditions) for outcome in outcomes]

@@ -42,13 +42,13 @@ seeds = itertools.count(1)
 class EarlyEndError(NixlPluginError):
     """NIXL reported an error of the transfers before the fault was made.
 
-    :param said: NIXL's error class.
+    :param answer: NIXL's error class.
     :param seconds: from the beginning of the transfers.
     """
 
-    def __init__(self, said: str, seconds: float) -> None:
-        super().__init__(f"the transfers ended in {said} before the fault")
-        self.said, self.seconds = said, seconds
+    def __init__(self, answer: str, seconds: float) -> None:
+        super().__init__(f"the transfers ended in {answer} before the fault")
+        self.answer, self.seconds = answer, seconds
 
 
 class FaultScene:

@@ -33,15 +33,15 @@ _THREADS_SHARE, _WORKER_SHARE = 2, 3
 class ConcurrentUse:
     """What followed when NIXL was used at the same time.
 
-    :param what: what was done, as a phrase.
-    :param wanted: how many transfers, agents or notifications there should be; ``moved``: how many there were.
+    :param label: what was done, as a phrase.
+    :param expected: how many transfers, agents or notifications there should be; ``moved``: how many there were.
     :param ended: how the process ended; empty if it lives.
     """
 
-    what: str
+    label: str
     backend: str
     nixl: str
-    wanted: int
+    expected: int
     moved: int = 0
     wrong_bytes: int = 0
     lost: int = 0
@@ -55,7 +55,7 @@ class ConcurrentUse:
         if self.ended:
             return [f"the process {self.ended}"]
         counted = (
-            (self.wanted - self.moved, "missing"),
+            (self.expected - self.moved, "missing"),
             (self.wrong_bytes, "bytes are wrong"),
             (self.lost, "notifications are lost"),
             (self.doubled, "notifications arrived twice"),
@@ -64,7 +64,7 @@ class ConcurrentUse:
 
     def __str__(self) -> str:
         """Return it as a phrase."""
-        return f"{self.what} ({self.backend} of NIXL {self.nixl})"
+        return f"{self.label} ({self.backend} of NIXL {self.nixl})"
 
 
 def has_modes(agent: NixlAgent) -> bool:
@@ -125,7 +125,7 @@ def _request(agent: NixlAgent, function: str, **arguments: Any) -> Pending:
     )
 
 
-def _outcome(what: str, agent: NixlAgent, backend: str, wanted: int, pending: Pending) -> ConcurrentUse:
+def _outcome(label: str, agent: NixlAgent, backend: str, expected: int, pending: Pending) -> ConcurrentUse:
     """Wait for the answer of a worker.
 
     :raises WorkerError: it fails in another way than by its death.
@@ -135,7 +135,7 @@ def _outcome(what: str, agent: NixlAgent, backend: str, wanted: int, pending: Pe
         answer = pending.result()
         check(_ANSWER, answer)
     except WorkerDiedError as error:
-        return ConcurrentUse(what, backend, nixl, wanted, ended=error.ending)
+        return ConcurrentUse(label, backend, nixl, expected, ended=error.ending)
     except StrictError as error:
-        raise WorkerError(f"{agent.worker.name} sent a wrong answer about {what}: {error}") from None
-    return ConcurrentUse(what, backend, nixl, wanted, **{**answer, "errors": tuple(answer["errors"])})
+        raise WorkerError(f"{agent.worker.name} sent a wrong answer about {label}: {error}") from None
+    return ConcurrentUse(label, backend, nixl, expected, **{**answer, "errors": tuple(answer["errors"])})

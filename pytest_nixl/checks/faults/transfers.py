@@ -35,7 +35,7 @@ def _killed(scene: FaultScene) -> FaultOutcome:
     with scene.traffic(quiet=scene.initiator.worker.timeout / 2, limit=scene.initiator.worker.timeout) as pending:
         began = time.monotonic()
         scene.target.worker.signal(signal.SIGKILL)
-        return _kept(scene, pending, began)
+        return _await_traffic(scene, pending, began)
 
 
 def _initiator_killed(scene: FaultScene) -> FaultOutcome:
@@ -43,7 +43,7 @@ def _initiator_killed(scene: FaultScene) -> FaultOutcome:
     with scene.traffic(quiet=scene.initiator.worker.timeout, limit=scene.initiator.worker.timeout):
         began = time.monotonic()
         scene.initiator.worker.kill()
-    outcome = replace(scene.outcome, said="the target is not told", seconds=time.monotonic() - began)
+    outcome = replace(scene.outcome, answer="the target is not told", seconds=time.monotonic() - began)
 
     def moved() -> int:
         scene.mark(scene.destination, seed)
@@ -62,7 +62,7 @@ def kept_while(scene: FaultScene, passing: Callable[[], None]) -> FaultOutcome:
         began = time.monotonic()
         passing()
         scene.initiator.worker.signal(FINISH)
-        outcome = _kept(scene, pending, began)
+        outcome = _await_traffic(scene, pending, began)
     return _survivor(outcome, scene, lambda: scene.move(scene.initiator, scene.target))
 
 
@@ -89,7 +89,7 @@ def lost_with(scene: FaultScene, lasting: Callable[[], None]) -> FaultOutcome:
     with scene.traffic(quiet=SILENCE, limit=2 * SILENCE) as pending:
         began = time.monotonic()
         lasting()
-        outcome = _kept(scene, pending, began)
+        outcome = _await_traffic(scene, pending, began)
     return _survivor(outcome, scene, lambda: scene.move(scene.initiator, scene.third))
 
 
@@ -144,7 +144,7 @@ def _notified_after_death(scene: FaultScene) -> FaultOutcome:
         reports, survivor = _notify(scene)
     finally:
         scene.initiator.worker.timeout = usual
-    outcome = replace(scene.outcome, said=reports, survivor=survivor, seconds=time.monotonic() - began)
+    outcome = replace(scene.outcome, answer=reports, survivor=survivor, seconds=time.monotonic() - began)
     return _survivor(outcome, scene, lambda: scene.move(scene.initiator, scene.third))
 
 
@@ -160,15 +160,15 @@ def _notify(scene: FaultScene) -> tuple[str, str]:
     return f"send_notif returned {NOTIFICATIONS} times", ""
 
 
-def _interrupt(scene: FaultScene, action: str, **given: Any) -> FaultOutcome:
+def _interrupt(scene: FaultScene, action: str, **arguments: Any) -> FaultOutcome:
     """Let the initiator do something to its own transfers in flight, and return what followed, without the bytes."""
     region = [scene.source.address, scene.source.size, 0]
     quiet = scene.initiator.worker.timeout / 2
-    pending = scene.request("interrupt", action=action, regions=[region], quiet=quiet, **given)
+    pending = scene.request("interrupt", action=action, regions=[region], quiet=quiet, **arguments)
     try:
         answer = pending.result()
     except WorkerDiedError as error:
-        return replace(scene.outcome, said=action, survivor=_ended(error))
+        return replace(scene.outcome, answer=action, survivor=_ended(error))
     check(_INTERRUPTED, answer)
     if answer["act"] == NOT_CALLED:
         raise EarlyEndError(" ".join(answer["states"]), answer["seconds"])
@@ -176,7 +176,7 @@ def _interrupt(scene: FaultScene, action: str, **given: Any) -> FaultOutcome:
     description = (
         f"{action} {answer['act']} with {answer['in_flight']} of {REGIONS} transfers in flight, which end as {ends}"
     )
-    return replace(scene.outcome, said=description, seconds=answer["seconds"])
+    return replace(scene.outcome, answer=description, seconds=answer["seconds"])
 
 
 def _interrupted(action: str) -> Callable[[FaultScene], FaultOutcome]:
@@ -246,7 +246,7 @@ def make_fault(
     try:
         outcome = FAULTS[fault](scene)
     except EarlyEndError as error:
-        outcome = replace(scene.outcome, said=error.said, seconds=error.seconds, early=True)
+        outcome = replace(scene.outcome, answer=error.answer, seconds=error.seconds, early=True)
     return replace(outcome, fault=fault)
 
 
@@ -269,14 +269,14 @@ def environments(
     return [tcp] if environ.get("UCX_TLS") in TCP_ALONE else [{}, tcp]
 
 
-def _kept(scene: FaultScene, pending: Pending, began: float) -> FaultOutcome:
+def _await_traffic(scene: FaultScene, pending: Pending, began: float) -> FaultOutcome:
     """Return what the traffic of the initiator ended with."""
     try:
         answer = pending.result()
         check(KEPT, answer)
     except WorkerDiedError as error:
-        return replace(scene.outcome, said="no answer", seconds=time.monotonic() - began, survivor=_ended(error))
-    return replace(scene.outcome, said=answer["said"], unended=answer["unended"], seconds=time.monotonic() - began)
+        return replace(scene.outcome, answer="no answer", seconds=time.monotonic() - began, survivor=_ended(error))
+    return replace(scene.outcome, answer=answer["said"], unended=answer["unended"], seconds=time.monotonic() - began)
 
 
 def _survivor(outcome: FaultOutcome, scene: FaultScene, move: Callable[[], int]) -> FaultOutcome:

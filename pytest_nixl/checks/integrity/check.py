@@ -50,5 +50,5 @@ def judge_every_transfer(link: Link, settings: Settings) -> Judgement:
                 "--nixl-level=extended over another transport, such as UCX_TLS=tcp,cuda_copy with UCX. If that one is "
                 "right, report the first.",
             )
-    each = " and ".join(map(format_size, sizes))
-    return Judgement(Verdict.PASS, f"{total} transfers of {each} were compared, each with a pattern of its own")
+    size_list = " and ".join(map(format_size, sizes))
+    return Judgement(Verdict.PASS, f"{total} transfers of {size_list} were compared, each with a pattern of its own")

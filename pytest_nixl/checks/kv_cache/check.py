@@ -40,7 +40,7 @@ class KvRequestKind:
     """What one test of the suite measures.
 
     :param ranks: the ranks of initiator and target.
-    :param way: how the blocks lie and how the transfer is made, such as ``scattered-prepped``.
+    :param method: how the blocks lie and how the transfer is made, such as ``scattered-prepped``.
     :param plan: how many blocks of how many bytes.
     :param devices: the GPUs that were requested by number; None: none were, or there is no GPU memory.
     :param requests: the number of requests in flight.
@@ -53,7 +53,7 @@ class KvRequestKind:
     op: str
     memory: MemoryPair
     ranks: tuple[int, int]
-    way: str
+    method: str
     plan: KvPlan
     devices: DevicePair | None = None
     requests: int = 1
@@ -65,7 +65,9 @@ class KvRequestKind:
     def key(self) -> RowKey:
         """The key of the row. Its block is what one descriptor moves, and its batch the descriptors of a request."""
         plan = self.plan
-        variant = {"kv": self.way, "model": _model_name(plan.model), "tokens": str(plan.tokens), **dict(self.settings)}
+        variant = {"kv": self.method, "model": _model_name(plan.model), "tokens": str(plan.tokens)} | dict(
+            self.settings
+        )
         variant |= {"tp": format_tp(plan.tp)} if plan.tp != (1, 1) else {}
         variant |= {"requests": str(self.requests)} if self.requests != 1 else {}
         variant |= {"rate": f"{self.rate:.9g}"} if self.rate is not None else {}
@@ -77,7 +79,7 @@ class KvRequestKind:
     def __str__(self) -> str:
         ranks = "" if self.ranks == (0, 1) else f"-{self.ranks[0]}:{self.ranks[1]}"
         settings = "".join(f"-{name}={value}" for name, value in self.settings)
-        return f"{self.backend}-{self.op}-{self.memory}{ranks}-{self.way}{settings}"
+        return f"{self.backend}-{self.op}-{self.memory}{ranks}-{self.method}{settings}"
 
 
 def _model_name(model: KvModel) -> str:
@@ -145,7 +147,7 @@ class KvLaunches:
         """
         settings = self._settings
         layout = layout_of(kind.plan, kind.op, kind.requests)
-        order, method, merge = WAYS[kind.way]
+        order, method, merge = WAYS[kind.method]
         launch = self._launch(kind, layout)
         version = str(launch.initiator.worker.versions["nixl"])
         if method is KvMethod.STRIDED and not takes_strided_descriptors(version):
@@ -154,14 +156,14 @@ class KvLaunches:
         traffic = KvTraffic(kind.plan.blocks, order, method, merge, kind.requests, kind.rate)
         return self._link.measure(traffic, duration=settings.duration)
 
-    def measure_launches(self, kind: KvRequestKind, another: Callable[[Samples], bool]) -> KvSamples:
+    def measure_launches(self, kind: KvRequestKind, needs_launch: Callable[[Samples], bool]) -> KvSamples:
         """Measure the requests of one kind in several launches.
 
-        :param another: returns whether one more launch is needed, from the samples so far.
+        :param needs_launch: returns whether one more launch is needed, from the samples so far.
         :raises NixlPluginError: as :meth:`measure`.
         """
         samples = self.measure(kind)
-        while another(samples.row(kind.key)):
+        while needs_launch(samples.row(kind.key)):
             self.close()
             samples = samples.with_launch(self.measure(kind))
         return samples
@@ -216,15 +218,15 @@ def _require_room(layout: KvLayout, caches: int) -> None:
 
 def in_turn(
     kind: KvRequestKind,
-    one: KvLaunches,
+    our_launches: KvLaunches,
     other: KvLaunches,
-    another: Callable[[Samples], bool],
-    kept: dict[RowKey, Samples],
+    needs_launch: Callable[[Samples], bool],
+    stored_rows: dict[RowKey, Samples],
 ) -> KvSamples:
     """Measure one kind of request with two sets of workers in the order ABBA ABBA …, each launch in new workers.
 
-    :param another: returns whether both need one more launch, from the samples of the first so far.
-    :param kept: gets the samples of the other set after each pair of launches.
+    :param needs_launch: returns whether both need one more launch, from the samples of the first so far.
+    :param stored_rows: gets the samples of the other set after each pair of launches.
     :raises NixlPluginError: as :meth:`KvLaunches.measure`.
     """
 
@@ -234,14 +236,14 @@ def in_turn(
         finally:
             launches.close()  # two caches at a time use memory
 
-    def more(samples: KvSamples, others: KvSamples) -> bool:
-        kept[kind.key] = others.row(kind.key)
-        again = len(samples.timed) < MOST_LAUNCHES and others.corruption is None
-        return again and another(samples.row(kind.key))
+    def more(samples: KvSamples, other_samples: KvSamples) -> bool:
+        stored_rows[kind.key] = other_samples.row(kind.key)
+        again = len(samples.timed) < MOST_LAUNCHES and other_samples.corruption is None
+        return again and needs_launch(samples.row(kind.key))
 
-    one.close()
+    our_launches.close()
     other.close()
-    return take_turns(lambda: launch(one), lambda: launch(other), KvSamples.with_launch, more)[0]
+    return take_turns(lambda: launch(our_launches), lambda: launch(other), KvSamples.with_launch, more)[0]
 
 
 def summary_of(kind: KvRequestKind, samples: KvSamples, expectation: Expectation | None) -> RowSummary:
@@ -267,7 +269,7 @@ def _steps(samples: KvSamples) -> dict[str, float]:
 def times_of(kind: KvRequestKind, samples: KvSamples) -> tuple[Figure, ...]:
     """Return the time of a request until the target has its notification, which a profile may bound."""
     times = samples.requests
-    labels = {"backend": kind.backend, "op": kind.op, "memory": kind.memory, "way": kind.way,
+    labels = {"backend": kind.backend, "op": kind.op, "memory": kind.memory, "way": kind.method,
               "model": kind.plan.model.name, "tokens": kind.plan.tokens}  # fmt: skip
     return (
         Figure.of("kv-request-p50", percentile(times, 50), labels),
@@ -291,7 +293,7 @@ def describe(kind: KvRequestKind, samples: KvSamples) -> str:
 
 def _slow_preparation(kind: KvRequestKind, samples: KvSamples) -> str:
     """Return that strided descriptors would make an engine start faster, if preparing the cache took long."""
-    if samples.prepare < _LONG_PREPARATION or WAYS[kind.way][1] is not KvMethod.PREPPED:
+    if samples.prepare < _LONG_PREPARATION or WAYS[kind.method][1] is not KvMethod.PREPPED:
         return ""
     layout = layout_of(kind.plan, kind.op, kind.requests)
     count = 2 * layout.tensors * layout.blocks
@@ -337,4 +339,4 @@ def with_bounds(judged: Judgement, bounded: Judgement) -> Judgement:
 def _name(kind: KvRequestKind) -> str:
     ranks = "" if kind.ranks in ((0, 1), (0, 0)) else f" ranks {kind.ranks[0]}-{kind.ranks[1]}"
     settings = "".join(f" {name}={value}" for name, value in kind.settings)
-    return f"KV requests {kind.backend} {kind.op} {kind.memory}{ranks} {kind.way}{settings}"
+    return f"KV requests {kind.backend} {kind.op} {kind.memory}{ranks} {kind.method}{settings}"

@@ -201,12 +201,12 @@ class KvLink:
     def _request(self, requests: Ref, draws: Sequence[dict[str, Any]], traffic: KvTraffic) -> dict[str, Any]:
         initiator, target = self.initiator, self.target
         seconds = self._timeout * len(draws) + 5
-        one, other = initiator.worker, target.worker
-        processes = [other.pid] if one.versions["host"] == other.versions["host"] else []
+        initiator_worker, target_worker = initiator.worker, target.worker
+        processes = [target_worker.pid] if initiator_worker.versions["host"] == target_worker.versions["host"] else []
         serving: list[Pending] = []
         if not self._launch.backend.STORAGE:
-            serving = [other.request("serve", seconds=seconds + 5, agent=target.ref, timeout=seconds)]
-        running = one.request(
+            serving = [target_worker.request("serve", seconds=seconds + 5, agent=target.ref, timeout=seconds)]
+        running = initiator_worker.request(
             "kv_request",
             seconds=seconds,
             requests=requests,

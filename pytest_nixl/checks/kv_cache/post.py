@@ -50,10 +50,12 @@ def measure_posts(hosts: Sequence[Host], settings: Settings, backend: str, op: s
     launch = Launch((hosts[0], hosts[1]), settings, BACKENDS[backend], HOST, _LAYOUT.size)
     with closing(launch):
         link = KvLink(launch, _LAYOUT, op, settings.timeout)
-        found = {count: link.measure(KvTraffic(count, merge=False), duration=0.0, least=_REQUESTS) for count in COUNTS}
+        measured = {
+            count: link.measure(KvTraffic(count, merge=False), duration=0.0, least=_REQUESTS) for count in COUNTS
+        }
     return PostTimes(
-        {count: samples.step("post", 0) for count, samples in found.items()},
-        max(max(samples.contention) for samples in found.values()),
+        {count: samples.step("post", 0) for count, samples in measured.items()},
+        max(max(samples.contention) for samples in measured.values()),
     )
 
 
@@ -85,9 +87,9 @@ def judge_posts(posts: Mapping[str, PostTimes]) -> Judgement:
     )
 
 
-def _grown(found: Mapping[int, float]) -> str:
+def _grown(seconds_by_count: Mapping[int, float]) -> str:
     """Return where the post of one descriptor takes too much longer; empty: nowhere."""
-    costs = {count: seconds / count for count, seconds in found.items()}
+    costs = {count: seconds / count for count, seconds in seconds_by_count.items()}
     for less, more in pairwise(sorted(costs)):
         if costs[more] > MOST_GROWTH * costs[less]:
             times = costs[more] / costs[less]
@@ -98,8 +100,8 @@ def _grown(found: Mapping[int, float]) -> str:
     return ""
 
 
-def _listed(found: Iterable[tuple[int, float]]) -> str:
-    return ", ".join(f"{count} in {_us(seconds)} us" for count, seconds in found)
+def _listed(seconds_by_count: Iterable[tuple[int, float]]) -> str:
+    return ", ".join(f"{count} in {_us(seconds)} us" for count, seconds in seconds_by_count)
 
 
 def _us(seconds: float) -> str:

@@ -32,14 +32,14 @@ class RequestTimes:
     steps: tuple[float, ...]
 
     @property
-    def told(self) -> float:
+    def notified(self) -> float:
         """When the initiator knew that the target was notified; the release comes after it."""
         return self.start + sum(self.steps[: STEPS.index("release")])
 
     @property
     def latency(self) -> float:
         """Seconds from the intended start until the initiator knew that the target was notified."""
-        return self.told - self.intended
+        return self.notified - self.intended
 
 
 @dataclass(frozen=True)
@@ -155,4 +155,4 @@ class KvSamples:
         """
         if self.alone:
             return [(request.latency, 1) for request in launch]
-        return [(max(request.told for request in launch) - min(request.start for request in launch), len(launch))]
+        return [(max(request.notified for request in launch) - min(request.start for request in launch), len(launch))]

@@ -40,7 +40,7 @@ class StoredRequests:
     @property
     def figures(self) -> tuple[Figure, ...]:
         """The times of the requests, which a profile may bound."""
-        pieces = () if self.pieces is None else times_of(replace(self.kind, way=PIECES), self.pieces)
+        pieces = () if self.pieces is None else times_of(replace(self.kind, method=PIECES), self.pieces)
         return (*times_of(self.kind, self.fragments), *pieces)
 
 
@@ -65,23 +65,24 @@ def measure_stored(launches: KvLaunches, kind: KvRequestKind) -> StoredRequests:
     """
     fragments = launches.measure(kind)
     objects = kind.memory.target == "OBJ"
-    return StoredRequests(kind, fragments, None if objects else launches.measure(replace(kind, way=PIECES)))
+    return StoredRequests(kind, fragments, None if objects else launches.measure(replace(kind, method=PIECES)))
 
 
-def judge_stored(found: StoredRequests) -> Judgement:
+def judge_stored(requests: StoredRequests) -> Judgement:
     """Judge the bytes of both kinds of request, and say how much the fragments cost."""
-    for method, samples in ((FRAGMENTS, found.fragments), (PIECES, found.pieces)):
+    for method, samples in ((FRAGMENTS, requests.fragments), (PIECES, requests.pieces)):
         if samples is not None:
-            judged = judge_requests(replace(found.kind, way=method), samples, None)
+            judged = judge_requests(replace(requests.kind, method=method), samples, None)
             if judged.verdict is not Verdict.PASS:
                 return judged
-    many, few = found.fragments, found.pieces
+    many, few = requests.fragments, requests.pieces
     block = many.request_bytes // many.descriptors
-    name = f"{found.kind.backend} {found.kind.op} {found.kind.memory} over {' and '.join(many.transports) or 'storage'}"
+    kind, transports = requests.kind, " and ".join(many.transports) or "storage"
+    name = f"{kind.backend} {kind.op} {kind.memory} over {transports}"
     if few is None:
         rate_text = f"{gigabytes(many.bandwidth)} GB/s in {many.descriptors} objects of {format_size(block)}"
         return Judgement(Verdict.PASS, f"{name}: {rate_text}")
-    tensors = found.kind.plan.layers * found.kind.plan.tensors_per_layer
+    tensors = kind.plan.layers * kind.plan.tensors_per_layer
     times = few.bandwidth / many.bandwidth
     cost = f"; fragments take {times:.1f} times as long: an engine that keeps the blocks of a request together in its "
     return Judgement(

@@ -96,7 +96,7 @@ def use_each(
         for transfer in transfers:
             if waiting[transfer.backend] != "DONE":
                 waiting[transfer.backend] = initiator.check_xfer_state(transfer.handle)
-        missing[:] = [each for each in missing if not target.check_remote_xfer_done(initiator.name, each.notification)]
+        missing[:] = [move for move in missing if not target.check_remote_xfer_done(initiator.name, move.notification)]
         return not missing and set(waiting.values()) == {"DONE"}
 
     wait_until(
@@ -107,11 +107,11 @@ def use_each(
     )
     log = initiator.worker.output()
     uses = []
-    for each in transfers:
-        initiator.release_xfer_handle(each.handle)
-        memory = MemoryPair(each.source.memory, each.destination.memory)
-        transports = BACKENDS[each.backend].transports(log, "WRITE", SIZE, memory)
-        uses.append(BackendUse(each.backend, each.used, memory, transports, each.destination.compare(each.seed)))
+    for move in transfers:
+        initiator.release_xfer_handle(move.handle)
+        memory = MemoryPair(move.source.memory, move.destination.memory)
+        transports = BACKENDS[move.backend].transports(log, "WRITE", SIZE, memory)
+        uses.append(BackendUse(move.backend, move.used, memory, transports, move.destination.compare(move.seed)))
     return uses
 
 

@@ -39,12 +39,12 @@ def label(more: Sequence[str]) -> str:
 
     ``--check_consistency`` does not change the name, because it only checks the bytes.
     """
-    said = {name_of(flag): flag.partition("=")[2] for flag in more}
-    said.pop("check_consistency", None)
-    counts = [said.pop(name, "1") for name in ("num_initiator_dev", "num_target_dev")]
-    words = [f"MG{counts[0]}x{counts[1]}"] if said.pop("mode", "SG") == "MG" else []
-    words += [f"{name}={value}" if value else name for name, value in said.items()]
-    return f"nixlbench[{','.join(words)}]" if words else "nixlbench"
+    flags = {name_of(flag): flag.partition("=")[2] for flag in more}
+    flags.pop("check_consistency", None)
+    counts = [flags.pop(name, "1") for name in ("num_initiator_dev", "num_target_dev")]
+    parts = [f"MG{counts[0]}x{counts[1]}"] if flags.pop("mode", "SG") == "MG" else []
+    parts += [f"{name}={value}" if value else name for name, value in flags.items()]
+    return f"nixlbench[{','.join(parts)}]" if parts else "nixlbench"
 
 
 def known_flags(help_text: str) -> frozenset[str]:
@@ -63,8 +63,8 @@ def command(
     :param warmup: least number of transfers before them.
     :param more: the user's extra flags.
     """
-    said = {name_of(flag): flag.partition("=")[2] for flag in more}
-    devices = max(int(said.get(name) or 1) for name in ("num_initiator_dev", "num_target_dev"))
+    extra_flags = {name_of(flag): flag.partition("=")[2] for flag in more}
+    devices = max(int(extra_flags.get(name) or 1) for name in ("num_initiator_dev", "num_target_dev"))
     size = row.block * row.batch
     timed = iterations or max(_FEWEST, min(_MOST, _BYTES // size))
     factor = _STEP if row.block > LARGE_BLOCK else 1
@@ -83,7 +83,7 @@ def command(
     }
     if row.depth > 1:
         flags["pipeline_depth"] = str(row.depth)
-    if "total_buffer_size" not in said:
+    if "total_buffer_size" not in extra_flags:
         # The default is 8 GiB per process. Use whole MiB, so that any number of threads can share it.
         flags["total_buffer_size"] = str(-(-size * row.depth // MIB) * MIB * devices)
     return [*(f"--{name}={value}" for name, value in flags.items()), *more]

@@ -220,12 +220,12 @@ class _Run:
             return rank.begun or any(rank.over for rank in self._ranks)
         return rank.begun or self._group.registered(rank.number) or any(rank.over for rank in self._ranks)
 
-    def _wait(self, done: Callable[[], bool], what: str) -> None:
+    def _wait(self, done: Callable[[], bool], event: str) -> None:
         """Wait until ``done`` returns true, as long as the processes produce new output.
 
         :raises NixlPluginError: if the etcd is gone, or there is no output for too long.
         """
-        seen, deadline, turn = "", time.monotonic() + self._timeout, 0
+        last_text, deadline, turn = "", time.monotonic() + self._timeout, 0
         while True:
             self._ranks[turn % len(self._ranks)].look(_LOOK)
             for rank in self._ranks:
@@ -235,10 +235,10 @@ class _Run:
                 return
             if self._group is not None and (gone := self._group.trouble()) is not None:
                 raise self._etcd_gone(self._group, gone)
-            if (now := "".join(rank.text for rank in self._ranks)) != seen:
-                seen, deadline = now, time.monotonic() + self._timeout
+            if (current_text := "".join(rank.text for rank in self._ranks)) != last_text:
+                last_text, deadline = current_text, time.monotonic() + self._timeout
             elif time.monotonic() > deadline:
-                raise self._silent(what)
+                raise self._silent(event)
 
     def _concluded(self) -> Ran:
         """Wait a short time for the other process, and return the result of the run or raise its failure."""
@@ -296,19 +296,19 @@ class _Run:
         return ""
 
     def _died(self, rank: _Rank) -> NixlbenchError:
-        known = [fault for fault in rank.faults if fault.trouble is not Trouble.OTHER]
-        words = known or rank.faults
-        description = f": {words[0].text[:_QUOTED]}" if words else ""
+        known_faults = [fault for fault in rank.faults if fault.trouble is not Trouble.OTHER]
+        quoted_faults = known_faults or rank.faults
+        description = f": {quoted_faults[0].text[:_QUOTED]}" if quoted_faults else ""
         assert rank.code is not None
         reason = f"{rank.name} {ended(rank.code)} {self._where(rank)}{description}"
-        others = [each.name for each in self._ranks if each is not rank and not each.over]
-        if others:
-            reason += f"; pytest-nixl then ended {others[0]}"
-        return NixlbenchError(reason, self._remedy(rank, known), self._tails(rank))
+        survivors = [other.name for other in self._ranks if other is not rank and not other.over]
+        if survivors:
+            reason += f"; pytest-nixl then ended {survivors[0]}"
+        return NixlbenchError(reason, self._remedy(rank, known_faults), self._tails(rank))
 
-    def _remedy(self, rank: _Rank, known: Sequence[Fault]) -> str:
-        if known:
-            return known[0].remedy
+    def _remedy(self, rank: _Rank, known_faults: Sequence[Fault]) -> str:
+        if known_faults:
+            return known_faults[0].remedy
         if "ASIO Receive timeout" in rank.text or "ASIO Connection" in rank.text:
             return _WANTS_PORT
         if rank.code is not None and rank.code < 0 and not rank.faults:
@@ -317,10 +317,10 @@ class _Run:
             )
         return "read the last lines of both processes below"
 
-    def _silent(self, what: str) -> NixlbenchError:
+    def _silent(self, event: str) -> NixlbenchError:
         stopped = [rank for rank in self._ranks if not rank.begun]
         rank = stopped[0] if stopped else self._ranks[0]
-        reason = f"nixlbench: no output from either process for {self._timeout:g} s, while waiting for {what}"
+        reason = f"nixlbench: no output from either process for {self._timeout:g} s, while waiting for {event}"
         if self._group is not None and not rank.begun and len(self._ranks) == 2 and self._ranks[0].begun:
             reason += f": {self._ranks[0].name} is alone"
         if self._group is not None and self._group.failure:
@@ -351,16 +351,16 @@ class _Run:
         return "during the run" if not self._whole() else "after all rows were printed"
 
     def _tails(self, rank: _Rank) -> str:
-        return "\n".join(each.tail() for each in sorted(self._ranks, key=lambda each: each is not rank))
+        return "\n".join(other.tail() for other in sorted(self._ranks, key=lambda other: other is not rank))
 
 
 def _how_far(rank: _Rank) -> int:
     """Rate an ended process as the cause, from 0 (likely: it reports a fault or was killed) to 3 (unlikely)."""
-    said = rank.faults
-    if any(fault.trouble is not Trouble.OTHER for fault in said):
+    faults = rank.faults
+    if any(fault.trouble is not Trouble.OTHER for fault in faults):
         return 0
-    if any(words in rank.text for words in _CONSEQUENCES):
+    if any(consequence in rank.text for consequence in _CONSEQUENCES):
         return 3
     if rank.code is not None and rank.code < 0:
-        return 0 if not said else 1
+        return 0 if not faults else 1
     return 2

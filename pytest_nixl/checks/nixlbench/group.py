@@ -38,18 +38,18 @@ class EtcdWatch:
 
     :param endpoint: URLs of the etcd, plaintext and without credentials.
     :param prefix: prefix of the group's keys.
-    :param own: the etcd, if this run started it. As long as it has neither ended nor been stopped, it only counts as
-        slow and is never reported.
+    :param our_server: the etcd, if this run started it. As long as it has neither ended nor been stopped, it only
+        counts as slow and is never reported.
     """
 
-    def __init__(self, endpoint: str, prefix: str, own: EtcdServer | None = None) -> None:
+    def __init__(self, endpoint: str, prefix: str, our_server: EtcdServer | None = None) -> None:
         self.endpoint = endpoint
         #: The keys of the group in the last answer.
         self.keys: frozenset[str] = frozenset()
         #: Why the last request failed; empty if it succeeded.
         self.last_failure = ""
         self._prefix = prefix
-        self._own = own
+        self._our_server = our_server
         #: Timeout of one member in seconds, so that all members together need the time of one answer.
         self._seconds = ANSWER_SECONDS / len(parse_endpoints(endpoint))
         self._trouble: EtcdError | None = None
@@ -71,8 +71,8 @@ class EtcdWatch:
     def trouble(self) -> EtcdError | None:
         """Return an error if the etcd answered before and is now gone; otherwise None."""
         now = time.monotonic()
-        asked = self._asked_at
-        hangs = asked is not None and now - asked > SUSPICIOUS_SECONDS
+        asked_at = self._asked_at
+        hangs = asked_at is not None and now - asked_at > SUSPICIOUS_SECONDS
         if self._trouble is None and hangs and now - self._looked_at > SUSPICIOUS_SECONDS:
             self._looked_at = now
             self._trouble = self._own_ended()
@@ -81,12 +81,12 @@ class EtcdWatch:
     def settled(self, seconds: float) -> EtcdError | None:
         """Return the same as :meth:`trouble`, but wait up to ``seconds`` if the etcd is not answering now."""
         deadline = time.monotonic() + seconds
-        while (found := self.trouble()) is None and time.monotonic() < deadline:
-            asked = self._asked_at
-            if self._failing_since is None and (asked is None or time.monotonic() - asked < SUSPICIOUS_SECONDS):
+        while (trouble := self.trouble()) is None and time.monotonic() < deadline:
+            asked_at = self._asked_at
+            if self._failing_since is None and (asked_at is None or time.monotonic() - asked_at < SUSPICIOUS_SECONDS):
                 return None
             time.sleep(0.05)
-        return found
+        return trouble
 
     def _run(self) -> None:
         with connect(parse_endpoints(self.endpoint), timeout=self._seconds) as client:
@@ -120,17 +120,17 @@ class EtcdWatch:
             return
         if self._failing_since is None:
             self._failing_since = start
-        if silent and self._own is not None:
+        if silent and self._our_server is not None:
             return  # The etcd of this run is still running: it is only slow.
         if silent or now - self._failing_since >= REFUSED_SECONDS:
             self._trouble = error
 
     def _own_ended(self) -> EtcdError | None:
-        if self._own is None:
+        if self._our_server is None:
             return None
         try:
-            dead = self._own.why_dead()
-            cause = dead or self._own.why_silent()
+            dead = self._our_server.why_dead()
+            cause = dead or self._our_server.why_silent()
         except NixlPluginError as error:
             dead = cause = f"{error.reason}\n{error.detail}"
         if cause is None:
@@ -148,7 +148,7 @@ class Group:
     :param client: client of the etcd.
     :param endpoint: URLs of the etcd, without credentials: nixlbench sends none.
     :param supervisor: the supervisor, which deletes the keys if this process is killed.
-    :param own: the etcd, if this run started it.
+    :param our_server: the etcd, if this run started it.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class Group:
         endpoint: str,
         supervisor: SupervisorClient,
         *,
-        own: EtcdServer | None = None,
+        our_server: EtcdServer | None = None,
     ) -> None:
         self.name = f"pytest-nixl-{secrets.token_hex(8)}"
         #: Prefix of all its keys.
@@ -169,11 +169,11 @@ class Group:
         self.endpoint = endpoint
         self._endpoints = parse_endpoints(endpoint)
         self._supervisor = supervisor
-        self._own = own
-        self._watch = EtcdWatch(endpoint, self.prefix, own)
+        self._our_server = our_server
+        self._watch = EtcdWatch(endpoint, self.prefix, our_server)
 
     def __enter__(self) -> Group:
-        if self._own is None:  # the run's own etcd ends with its keys
+        if self._our_server is None:  # the run's own etcd ends with its keys
             self._supervisor.watch_prefix(self.prefix, self._endpoints)
         self._watch.__enter__()
         return self

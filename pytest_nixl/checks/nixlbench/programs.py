@@ -72,8 +72,8 @@ class Nixlbench:
             return f"{row.memory} needs a GPU, and this host has no NVIDIA driver (no /dev/nvidiactl)"
         for rank in row.pair:
             if not self._tool(rank).found:
-                who = f"rank {rank}" if self._cluster.several else "this host"
-                return f"{who} has no nixlbench on its PATH, and --nixl-nixlbench PATH names none"
+                host_label = f"rank {rank}" if self._cluster.several else "this host"
+                return f"{host_label} has no nixlbench on its PATH, and --nixl-nixlbench PATH names none"
         if row.depth > 1 and not self._all_know(row, "pipeline_depth"):
             return f"this nixlbench has no --pipeline_depth, which rows of depth {row.depth} need"
         return self._why_no_meeting(row)
@@ -87,23 +87,23 @@ class Nixlbench:
         tools = (self._tool(row.pair[0]), self._tool(row.pair[1]))
 
         def arguments(meeting: Meeting) -> list[str]:
-            found = command(
+            command_line = command(
                 plain, BACKENDS[plain.backend].PLUGIN, meeting, iterations=settings.iterations, warmup=settings.warmup,
                 more=settings.nixlbench_args,
             )  # fmt: skip
-            self._check_known(row, found)
-            return found
+            self._check_known(row, command_line)
+            return command_line
 
-        wanted = BACKENDS[plain.backend].environment(os.environ)
-        variables: dict[str, str | None] = {name: text for name, text in wanted.items() if name not in os.environ}
+        environment = BACKENDS[plain.backend].environment(os.environ)
+        variables: dict[str, str | None] = {name: text for name, text in environment.items() if name not in os.environ}
         # The agents of nixlbench meet through its own runtime, so an etcd that is down must not delay them.
         variables["NIXL_ETCD_ENDPOINTS"] = None
         if self._runtime(row) == "ASIO":
             return run_at(tools, self._address(row.pair[0]), arguments, variables, settings.timeout)
         server = self._etcd.server()
-        own = None if server.kind == "external" else server
+        our_server = None if server.kind == "external" else server
         with server.client() as client:
-            group = Group(client, server.endpoint, self._supervisor(), own=own)
+            group = Group(client, server.endpoint, self._supervisor(), our_server=our_server)
             try:
                 return run_in(tools, group, arguments, variables, settings.timeout)
             except NixlPluginError:
@@ -114,14 +114,14 @@ class Nixlbench:
 
     def described(self, row: RowKey) -> dict[str, object]:
         """Return the details of the programs that are recorded with a row."""
-        known: dict[str, object] = {"nixlbench_runtime": self._runtime(row)}
+        description: dict[str, object] = {"nixlbench_runtime": self._runtime(row)}
         if self._settings.nixlbench_args:
-            known["nixlbench_args"] = list(self._settings.nixlbench_args)
+            description["nixlbench_args"] = list(self._settings.nixlbench_args)
         for role, rank in zip(("initiator", "target"), row.pair, strict=True):
             tool = self._tool(rank)
-            known |= {f"{role}_{name}": text for name, text in tool.versions.items()}
-            known[f"{role}_host"] = tool.worker.versions["host"]
-        return known
+            description |= {f"{role}_{name}": text for name, text in tool.versions.items()}
+            description[f"{role}_host"] = tool.worker.versions["host"]
+        return description
 
     def line_rates(self, row: RowKey) -> dict[str, float]:
         """Return the line rates in bytes/s of the initiator's network cards; empty if it is on another host."""
@@ -140,15 +140,15 @@ class Nixlbench:
             )
         return tool
 
-    def _known(self, rank: int) -> frozenset[str]:
+    def _known_flags(self, rank: int) -> frozenset[str]:
         """Return the flags that a rank's nixlbench lists in its help. :raises ToolError: if it lists none."""
         if rank not in self._flags:
             with ExitStack() as stack:
-                asked = stack.enter_context(self._tool(rank).start(["--help"]))
-                code = asked.wait(_HELP_SECONDS)  # gflags ends with 1 after its help
-                flags = known_flags(asked.output())
+                help_process = stack.enter_context(self._tool(rank).start(["--help"]))
+                code = help_process.wait(_HELP_SECONDS)  # gflags ends with 1 after its help
+                flags = known_flags(help_process.output())
                 if "backend" not in flags or "start_block_size" not in flags:
-                    raise asked.failure(
+                    raise help_process.failure(
                         f"does not list its flags (exit code {code} of nixlbench --help)",
                         "check that it starts on that host: `ldd` names missing libraries",
                     )
@@ -156,11 +156,11 @@ class Nixlbench:
         return self._flags[rank]
 
     def _all_know(self, row: RowKey, flag: str) -> bool:
-        return all(flag in self._known(rank) for rank in row.pair)
+        return all(flag in self._known_flags(rank) for rank in row.pair)
 
     def _check_known(self, row: RowKey, arguments: list[str]) -> None:
         for rank in row.pair:
-            unknown = [f"--{name_of(flag)}" for flag in arguments if name_of(flag) not in self._known(rank)]
+            unknown = [f"--{name_of(flag)}" for flag in arguments if name_of(flag) not in self._known_flags(rank)]
             if unknown:
                 raise NixlbenchError(
                     f"{self._tool(rank).where} has no {', '.join(unknown)}",
@@ -168,9 +168,9 @@ class Nixlbench:
                 )
 
     def _runtime(self, row: RowKey) -> str:
-        asked = self._settings.nixlbench_runtime
-        if asked != "auto":
-            return asked
+        runtime = self._settings.nixlbench_runtime
+        if runtime != "auto":
+            return runtime
         has_asio = self._all_know(row, "asio_address")
         if self._cluster.several:
             return "ASIO" if has_asio and self._cluster.etcd() is None else "ETCD"

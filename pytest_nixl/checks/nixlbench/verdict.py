@@ -84,7 +84,7 @@ def judge_run(output: NixlbenchOutput, profile: Profile) -> JudgedRun:
         return JudgedRun((incomplete, *_crashed(output, None, []), *_faults(output)), tuple(_described(output)))
     planned = configuration.planned()
     printed = {(row.block, row.batch) for row in output.rows}
-    missing = [each for each in planned or () if each not in printed]
+    missing = [planned_row for planned_row in planned or () if planned_row not in printed]
     results: list[Result] = list(_crashed(output, planned, missing))
     unheard = _unheard(output) or _unended(output)
     by_size: dict[tuple[int, int], dict[NixlbenchRow, None]] = {}
@@ -110,8 +110,8 @@ def _check(output: NixlbenchOutput) -> None:
     if output.tables > 1:
         raise ValueError(f"contains {output.tables} tables: expected the output of one run")
     configuration = output.configuration
-    wanted = (configuration.backend, configuration.op, configuration.initiator_memory, configuration.target_memory)
-    if output.tables and not all(wanted):
+    required = (configuration.backend, configuration.op, configuration.initiator_memory, configuration.target_memory)
+    if output.tables and not all(required):
         raise ValueError(
             "contains a table, but no configuration with backend, operation and memory types above it: "
             "expected the whole output of rank 0"
@@ -226,12 +226,12 @@ def _unheard(output: NixlbenchOutput) -> str:
     role = "target" if configuration.op == "WRITE" and configuration.backend not in STORAGE else "initiator"
     devices = configuration.count(f"num_{role}_dev") if configuration.values.get("mode") == "SG" else 1
     expected = output.expected.get(role) or devices or 1
-    here = len({rank for rank, its in output.roles if its == role})
-    if here >= expected:
+    present = len({rank for rank, its in output.roles if its == role})
+    if present >= expected:
         return ""
     whose = f"the {role}" if expected == 1 else f"{expected} {role}s"
-    which = "whose output is missing" if expected == 1 else f"and the output of only {here} is here"
-    return f"only {whose} compare{'s' if expected == 1 else ''} the bytes of a {configuration.op}, {which}"
+    absence = "whose output is missing" if expected == 1 else f"and the output of only {present} is here"
+    return f"only {whose} compare{'s' if expected == 1 else ''} the bytes of a {configuration.op}, {absence}"
 
 
 def _unended(output: NixlbenchOutput) -> str:
@@ -275,10 +275,10 @@ def _unproven(result: Result, unheard: str) -> Result:
 
 def _doubted(judged: list[Result]) -> Result:
     """Return the result of a row that was printed several times with different figures: a failure or INCONCLUSIVE."""
-    bad = [one for one in judged if outcome(one.verdict, gate=False) is Outcome.FAIL]
+    bad = [result for result in judged if outcome(result.verdict, gate=False) is Outcome.FAIL]
     if bad:
         return bad[0]
-    rates = ", ".join(rate(one.summary.bandwidth) for one in judged[:4] if one.summary is not None)
+    rates = ", ".join(rate(result.summary.bandwidth) for result in judged[:4] if result.summary is not None)
     reason = f"the row {judged[0].row} was printed {len(judged)} times with different figures: {rates}"
     remedy = "Give the unchanged output of one run: this output was edited, or contains parts of several runs."
     return replace(judged[0], verdict=Verdict.INCONCLUSIVE, reason=reason, remedy=remedy)
@@ -298,10 +298,10 @@ def _crashed(
     elif output.rows:
         at = f"after the row {output.configuration.key(output.rows[-1].block, output.rows[-1].batch)}"
     if output.crashes:
-        words, remedy = f"nixlbench crashed {at}: {causes[0]}", _CRASH_REMEDY
+        reason, remedy = f"nixlbench crashed {at}: {causes[0]}", _CRASH_REMEDY
     else:
-        words, remedy = f"nixlbench lost one of its ranks, or the key of a rank, {at}: {causes[0]}", _LOSS_REMEDY
-    yield _result("nixlbench", Judgement(Verdict.ERROR, words, remedy))
+        reason, remedy = f"nixlbench lost one of its ranks, or the key of a rank, {at}: {causes[0]}", _LOSS_REMEDY
+    yield _result("nixlbench", Judgement(Verdict.ERROR, reason, remedy))
 
 
 def _exit(output: NixlbenchOutput, missing: list[tuple[int, int]]) -> Iterator[str]:
@@ -346,8 +346,10 @@ def _name_conditions(judgement: Judgement, key: RowKey, profile: Profile) -> Jud
 
     :param key: the key of a row of ours with nixlbench's notifications and pages.
     """
-    others = [(notify, pages) for notify in (EACH, LAST) for pages in (HUGE, BASE)]
-    conditions = {_conditions(other) for ways in others if profile.expectation(other := key.under(*ways)) is not None}
+    condition_pairs = [(notify, pages) for notify in (EACH, LAST) for pages in (HUGE, BASE)]
+    conditions = {
+        _conditions(other) for pair in condition_pairs if profile.expectation(other := key.under(*pair)) is not None
+    }
     if judgement.verdict is not Verdict.NO_EXPECTATION or not conditions:
         return judgement
     reason = (
@@ -370,7 +372,7 @@ def _judge_latency(row: NixlbenchRow, judgement: Judgement, name: str, expectati
     """Judge latency bounds by the table: FAIL if a part exceeds the bound on the whole; otherwise UNKNOWN."""
     if expectation is None or judgement.verdict not in (Verdict.PASS, Verdict.NO_EXPECTATION):
         return judgement
-    bounds = [which for which in ("p50", "p99") if getattr(expectation, which) is not None]
+    bounds = [percentile for percentile in ("p50", "p99") if getattr(expectation, percentile) is not None]
     parts = [value for value in (row.post_p99, row.transfer_p99, row.latency_p99) if value is not None]
     part = max(parts, default=0.0)
     if expectation.p99 is not None and part > expectation.p99:
@@ -428,19 +430,19 @@ def _missing(output: NixlbenchOutput, missing: list[tuple[int, int]]) -> Iterato
 
 
 def _faults(output: NixlbenchOutput) -> Iterator[Result]:
-    known = [fault for fault in output.faults if fault.trouble is not Trouble.OTHER]
-    stranger = any(fault.trouble is Trouble.STALE_GROUP for fault in known)
-    for fault in dict.fromkeys(known or output.faults):
+    known_faults = [fault for fault in output.faults if fault.trouble is not Trouble.OTHER]
+    stranger = any(fault.trouble is Trouble.STALE_GROUP for fault in known_faults)
+    for fault in dict.fromkeys(known_faults or output.faults):
         verdict = Verdict.CORRUPT if fault.trouble is Trouble.INCONSISTENT else Verdict.ERROR
-        words = f"nixlbench says: {fault.text}"
+        reason = f"nixlbench says: {fault.text}"
         if fault.trouble is Trouble.STALE_GROUP:
-            words += (
+            reason += (
                 ": this process joined a group that was full, or full of keys of an earlier run, and deleted the keys "
                 "of all its ranks"
             )
         elif stranger and fault.trouble is Trouble.DUPLICATE_RANK:
-            words += ": the second process joined after the keys had been deleted"
-        yield _result("nixlbench", Judgement(verdict, words, fault.remedy))
+            reason += ": the second process joined after the keys had been deleted"
+        yield _result("nixlbench", Judgement(verdict, reason, fault.remedy))
 
 
 def _described(output: NixlbenchOutput) -> Iterator[str]:

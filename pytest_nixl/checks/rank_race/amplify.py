@@ -122,36 +122,36 @@ def amplify(
         for proxy_client in proxy_clients:
             proxy_client.release()
         remaining = min(seconds, _LAST_LOOK) if unmet else seconds
-        done = path.wait_quietly(lambda: all(one.outcome() is not None for one in running), seconds=remaining)
-        outcomes = tuple(outcome for one in running if (outcome := one.outcome()) is not None)
+        done = path.wait_quietly(lambda: all(claim.outcome() is not None for claim in running), seconds=remaining)
+        outcomes = tuple(outcome for claim in running if (outcome := claim.outcome()) is not None)
         if not done:
             late = [
                 proxy_client.name
-                for proxy_client, one in zip(proxy_clients, running, strict=True)
-                if one.outcome() is None
+                for proxy_client, claim in zip(proxy_clients, running, strict=True)
+                if claim.outcome() is None
             ]
             unmet = unmet or f"{' and '.join(late)} had no rank {seconds:g} s after the first writes"
         if not locked:
             unmet = unmet or read_too_late(proxy_clients, names)
-        found = faults(outcomes, clients, etcd.get_prefix(subject.keys(group))) if done else given_twice(outcomes)
+        all_faults = faults(outcomes, clients, etcd.get_prefix(subject.keys(group))) if done else given_twice(outcomes)
         cause = overlap(proxy_clients, owners_of_one_rank(outcomes), names)
         lost = any(
             request.state is State.ANSWER_LOST for proxy_client in proxy_clients for request in proxy_client.requests
         )
         order = describe_order(proxy_clients, names)
-        return Amplified(outcomes, tuple(found), lost, met, locked, unmet, cause, order, time.monotonic() - start)
+        return Amplified(outcomes, tuple(all_faults), lost, met, locked, unmet, cause, order, time.monotonic() - start)
     finally:
         clean_up(etcd, subject, group, proxy_clients, running)
 
 
 def clean_up(
-    etcd: EtcdClient, subject: Subject, group: str, ways: Sequence[ProxyClient], running: Sequence[Running]
+    etcd: EtcdClient, subject: Subject, group: str, proxy_clients: Sequence[ProxyClient], running: Sequence[Running]
 ) -> None:
     """End claimants, close their paths through the proxy, and remove their leases and keys."""
-    for one in running:
-        one.kill()
-    granted = [lease for proxy_client in ways for lease in leases(proxy_client)]
-    for proxy_client in ways:
+    for claim in running:
+        claim.kill()
+    granted = [lease for proxy_client in proxy_clients for lease in leases(proxy_client)]
+    for proxy_client in proxy_clients:
         proxy_client.close()
     for lease in granted:
         etcd.revoke(lease)
@@ -166,13 +166,13 @@ class _Claims:
     etcd: EtcdClient
     subject: Subject
     group: str
-    ways: Sequence[ProxyClient]
+    clients: Sequence[ProxyClient]
     running: Sequence[Running]
 
     @property
     def both(self) -> Iterator[tuple[ProxyClient, Running]]:
         """Each way with its claimant."""
-        return zip(self.ways, self.running, strict=True)
+        return zip(self.clients, self.running, strict=True)
 
     def keys(self) -> dict[str, bytes]:
         """Return the keys of the group in the order in which they were made."""
@@ -182,14 +182,12 @@ class _Claims:
         """Wait until the first request of each claimant is held; return why that failed, empty if it succeeded."""
 
         def all_there() -> bool:
-            return all(bool(proxy_client.held) or one.outcome() is not None for proxy_client, one in self.both)
+            return all(bool(client.held) or claim.outcome() is not None for client, claim in self.both)
 
         if not self.path.wait_quietly(all_there, seconds=seconds):
-            silent = [
-                proxy_client.name for proxy_client, one in self.both if not proxy_client.held and one.outcome() is None
-            ]
+            silent = [client.name for client, claim in self.both if not client.held and claim.outcome() is None]
             return f"{' and '.join(silent)} sent no request to etcd within {seconds:g} s"
-        ended = [outcome for one in self.running if (outcome := one.outcome()) is not None]
+        ended = [outcome for claim in self.running if (outcome := claim.outcome()) is not None]
         return "; ".join(f"{outcome.name} ended before the claims could overlap: {outcome}" for outcome in ended)
 
     def wait_for_first_writes(self, seconds: float, *, in_turn: bool) -> list[_Stands]:
@@ -197,25 +195,25 @@ class _Claims:
 
         :param in_turn: whether each claimant goes on only when the one before has sent its first write or has ended.
         """
-        for proxy_client, one in self.both:
+        for proxy_client, claim in self.both:
             proxy_client.hold(_is_write)
             for request in proxy_client.held:
                 if not _is_write(request):
                     proxy_client.release_if_held(request)
-            if in_turn and proxy_client is not self.ways[-1]:
-                self.path.wait_quietly(partial(_writes_or_ended, proxy_client, one), seconds=seconds)
+            if in_turn and proxy_client is not self.clients[-1]:
+                self.path.wait_quietly(partial(_writes_or_ended, proxy_client, claim), seconds=seconds)
 
         def all_stand() -> list[_Stands]:
-            locks = any(request.method == "Lock" for proxy_client in self.ways for request in proxy_client.requests)
+            locks = any(request.method == "Lock" for proxy_client in self.clients for request in proxy_client.requests)
             keys = self.keys() if locks else {}
-            return [_stand(proxy_client, one, keys) for proxy_client, one in self.both]
+            return [_stand(proxy_client, claim, keys) for proxy_client, claim in self.both]
 
         deadline = time.monotonic() + seconds
         while True:
             self.path.wait_quietly(lambda: _Stands.MOVING not in all_stand(), seconds=_LOOK)
-            found = all_stand()
-            if _Stands.MOVING not in found or time.monotonic() > deadline:
-                return found
+            stands = all_stand()
+            if _Stands.MOVING not in stands or time.monotonic() > deadline:
+                return stands
 
     def go_on_in_step(self, seconds: float) -> bool:
         """Release the held writes, and hold the next ones until each claimant has sent one, waits or has its rank.
@@ -226,62 +224,62 @@ class _Claims:
         """
         locked, end = False, time.monotonic() + seconds
         while time.monotonic() < end:
-            for proxy_client in self.ways:
+            for proxy_client in self.clients:
                 for request in proxy_client.held:
                     proxy_client.release_if_held(request)
             deadline = min(end, time.monotonic() + _STEP)
             while True:
                 keys = self.keys()
-                states = [self._state(proxy_client, one, keys) for proxy_client, one in self.both]
+                states = [self._state(proxy_client, claim, keys) for proxy_client, claim in self.both]
                 if _Stands.MOVING not in states or time.monotonic() > deadline:
                     break
                 self.path.wait_quietly(lambda: False, seconds=_LOOK)
             if _Stands.MOVING in states or _Stands.WRITES not in states:
                 return locked
             waiting = [
-                proxy_client for proxy_client, state in zip(self.ways, states, strict=True) if state is _Stands.WAITS
+                proxy_client for proxy_client, state in zip(self.clients, states, strict=True) if state is _Stands.WAITS
             ]
-            locked |= len(waiting) == len(self.ways) - 1 and all(
+            locked |= len(waiting) == len(self.clients) - 1 and all(
                 waits_for_lock(proxy_client, keys) for proxy_client in waiting
             )
         return locked
 
-    def _state(self, way: ProxyClient, one: Running, keys: Mapping[str, bytes]) -> _Stands:
-        found = _stand(way, one, keys)
-        if found is _Stands.ENDED:
-            way.release()  # it has its rank: what it writes now does not decide about one
-        return _Stands.WAITS if found is _Stands.MOVING and self.subject.blocked(way, self.group, keys) else found
+    def _state(self, client: ProxyClient, claim: Running, keys: Mapping[str, bytes]) -> _Stands:
+        stand = _stand(client, claim, keys)
+        if stand is _Stands.ENDED:
+            client.release()  # it has its rank: what it writes now does not decide about one
+        return _Stands.WAITS if stand is _Stands.MOVING and self.subject.blocked(client, self.group, keys) else stand
 
 
-def _stand(way: ProxyClient, one: Running, keys: Mapping[str, bytes]) -> _Stands:
-    if one.outcome() is not None:
+def _stand(proxy_client: ProxyClient, claim: Running, keys: Mapping[str, bytes]) -> _Stands:
+    if claim.outcome() is not None:
         return _Stands.ENDED
-    if way.held:
+    if proxy_client.held:
         return _Stands.WRITES
-    return _Stands.WAITS if waits_for_lock(way, keys) else _Stands.MOVING
+    return _Stands.WAITS if waits_for_lock(proxy_client, keys) else _Stands.MOVING
 
 
 def _why_apart(
-    ways: Sequence[ProxyClient],
+    proxy_clients: Sequence[ProxyClient],
     running: Sequence[Running],
     stands: Sequence[_Stands],
     names: Mapping[str, str],
     seconds: float,
 ) -> str:
-    said = []
-    for proxy_client, one, stand in zip(ways, running, stands, strict=True):
+    reasons = []
+    for proxy_client, claim, stand in zip(proxy_clients, running, stands, strict=True):
         last = proxy_client.requests[-1].label(names) if proxy_client.requests else "none"
         if stand is _Stands.MOVING:
-            said.append(
+            reasons.append(
                 f"{proxy_client.name} neither wrote nor waited in a lock within {seconds:g} s; its last request: {last}"
             )
         elif stand is _Stands.ENDED:
-            said.append(f"{proxy_client.name} ended before the other one wrote: {one.outcome()}")
-    return "; ".join(said) or "all claimants wait in etcd's lock, but none of them holds it"
+            reasons.append(f"{proxy_client.name} ended before the other one wrote: {claim.outcome()}")
+    return "; ".join(reasons) or "all claimants wait in etcd's lock, but none of them holds it"
 
 
-def _writes_or_ended(way: ProxyClient, one: Running) -> bool:
-    return bool(way.held) or one.outcome() is not None
+def _writes_or_ended(proxy_client: ProxyClient, claim: Running) -> bool:
+    return bool(proxy_client.held) or claim.outcome() is not None
 
 
 def _is_write(request: Request) -> bool:

@@ -70,10 +70,10 @@ class Claimant:
         """Wait for a message or its end, at most ``seconds``; return its last message."""
         return self.wait_for(lambda message: True, seconds)
 
-    def wait_for(self, wanted: Callable[[dict[str, Any]], bool], seconds: float) -> dict[str, Any] | None:
-        """Wait until ``wanted`` accepts its last message, or it ends, at most ``seconds``; return its last message."""
+    def wait_for(self, matches: Callable[[dict[str, Any]], bool], seconds: float) -> dict[str, Any] | None:
+        """Wait until ``matches`` accepts its last message, or it ends, at most ``seconds``; return its last message."""
         with self._changed:
-            self._changed.wait_for(lambda: self.ended or (self.message is not None and wanted(self.message)), seconds)
+            self._changed.wait_for(lambda: self.ended or (self.message is not None and matches(self.message)), seconds)
         return self.message
 
     def wait_until_ended(self, seconds: float) -> bool:

@@ -11,21 +11,19 @@ from pytest_nixl.etcd.proxy import Access, ProxyClient, Request, State
 SHOWN = 40
 
 
-def sent_requests(ways: Sequence[ProxyClient]) -> list[Request]:
+def sent_requests(clients: Sequence[ProxyClient]) -> list[Request]:
     """Return the requests of all clients in the order of forwarding to etcd, without streams."""
-    sent = [
-        request for proxy_client in ways for request in proxy_client.requests if request.sent and not request.stream
-    ]
+    sent = [request for client in clients for request in client.requests if request.sent and not request.stream]
     return sorted(sent, key=lambda request: request.sent)
 
 
-def describe_order(ways: Sequence[ProxyClient], names: Mapping[str, str]) -> str:
+def describe_order(clients: Sequence[ProxyClient], names: Mapping[str, str]) -> str:
     """Return the order of the requests, one per line.
 
-    :param ways: the clients.
+    :param clients: the clients.
     :param names: replacements for parts of keys that differ from run to run.
     """
-    requests = sent_requests(ways)
+    requests = sent_requests(clients)
     lines = [
         f"  {number}. {request.client}: {request.label(names)}{_end(request)}"
         for number, request in enumerate(requests[:SHOWN], 1)
@@ -40,16 +38,16 @@ def _end(request: Request) -> str:
     return ", its connection ended before the answer" if request.state is State.UNANSWERED else ""
 
 
-def overlap(ways: Sequence[ProxyClient], owners: Collection[str], names: Mapping[str, str]) -> str:
+def overlap(clients: Sequence[ProxyClient], owners: Collection[str], names: Mapping[str, str]) -> str:
     """Return one sentence if two clients read the same key before either wrote it; otherwise an empty string.
 
     Such an overlap explains why both took the same rank, without a lost answer.
 
-    :param ways: the clients.
+    :param clients: the clients.
     :param owners: names of the clients that took the same rank.
     :param names: replacements for parts of keys that differ from run to run.
     """
-    requests = [request for request in sent_requests(ways) if request.client in owners]
+    requests = [request for request in sent_requests(clients) if request.client in owners]
     for key in _read_and_written(requests):
         first_write = min(request.sent for request in requests if _touches(request, key, write=True))
         readers = [
@@ -96,16 +94,16 @@ def _writes_in(access: Access, keys: Access) -> bool:
     return access.write and access.end == access.start + b"\0" and keys.start <= access.start < keys.end
 
 
-def read_too_late(ways: Sequence[ProxyClient], names: Mapping[str, str]) -> str:
+def read_too_late(clients: Sequence[ProxyClient], names: Mapping[str, str]) -> str:
     """Return one sentence if a client read and wrote a key before another one read it; otherwise an empty string.
 
     These two claims did not overlap, so that good ranks prove nothing. Writes in a transaction are left out, because it
     compares what it has read.
 
-    :param ways: the clients.
+    :param clients: the clients.
     :param names: replacements for parts of keys that differ from run to run.
     """
-    requests = [request for request in sent_requests(ways) if request.method in ("Range", "Put", "DeleteRange")]
+    requests = [request for request in sent_requests(clients) if request.method in ("Range", "Put", "DeleteRange")]
     for key in _read_and_written(requests):
         first_read: dict[str, int] = {}
         for request in requests:
@@ -129,8 +127,8 @@ def _read_and_written(requests: Sequence[Request]) -> Iterator[Access]:
 
 def _name(key: Access, names: Mapping[str, str]) -> str:
     name = key.start.decode(errors="replace")
-    for part, word in names.items():
-        name = name.replace(part, word)
+    for part, replacement in names.items():
+        name = name.replace(part, replacement)
     return name
 
 

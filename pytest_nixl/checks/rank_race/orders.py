@@ -99,7 +99,7 @@ class _Pair:
 
     def __init__(self, path: EtcdProxy, etcd: EtcdClient, subject: Subject, group: str) -> None:
         self._path, self._etcd, self._subject, self._group = path, etcd, subject, group
-        self._ways: list[ProxyClient] = []
+        self._proxy_clients: list[ProxyClient] = []
         self._running: dict[ProxyClient, Running] = {}
         self._late = ""
 
@@ -108,14 +108,14 @@ class _Pair:
     def of(cls, path: EtcdProxy, etcd: EtcdClient, subject: Subject, group: str) -> Iterator[_Pair]:
         """Start the claimants; they end with the context, and their keys are removed."""
         pair = cls(path, etcd, subject, f"{group}{secrets.token_hex(4)}/")
-        pair._ways = [path.client(f"claimant {number}") for number in range(2)]
+        pair._proxy_clients = [path.client(f"claimant {number}") for number in range(2)]
         try:
-            for proxy_client in pair._ways:
+            for proxy_client in pair._proxy_clients:
                 proxy_client.hold(_decides)
                 pair._running[proxy_client] = subject.start(proxy_client, pair._group, 2)
             yield pair
         finally:
-            clean_up(etcd, subject, pair._group, pair._ways, list(pair._running.values()))
+            clean_up(etcd, subject, pair._group, pair._proxy_clients, list(pair._running.values()))
 
     def meet(self, seconds: float, *, last_first: bool) -> bool:
         """Wait until the first read or write of each claimant is held, and choose which one goes first.
@@ -124,13 +124,13 @@ class _Pair:
         :returns: whether both begin with a write of a key of their own.
         """
         firsts: list[Request] = []
-        for proxy_client in self._ways:
+        for proxy_client in self._proxy_clients:
             while self._wait_for_request(proxy_client, seconds) and not proxy_client.held[0].accesses:
                 self._release(proxy_client, seconds)
             firsts += proxy_client.held[:1]
         own_keys = len(firsts) == 2 and all(first.writes for first in firsts) and firsts[0].key != firsts[1].key
         if own_keys and (firsts[0].key < firsts[1].key) == last_first:
-            self._ways.reverse()
+            self._proxy_clients.reverse()
         return own_keys
 
     def claim_after(self, step: int, seconds: float) -> bool:
@@ -138,7 +138,7 @@ class _Pair:
 
         :returns: whether no order is left: the first one had its rank before, or waits for the second one.
         """
-        first, second = self._ways
+        first, second = self._proxy_clients
         ended = False
         for _ in range(step):
             ended = not self._wait_for_request(first, seconds)
@@ -150,48 +150,48 @@ class _Pair:
         second.release()
         self._wait(second, lambda: False, min(seconds, _SECOND))
         first.release()
-        if not self._path.wait_quietly(lambda: all(map(self._ended, self._ways)), seconds=seconds):
-            names = [proxy_client.name for proxy_client in self._ways if not self._ended(proxy_client)]
+        if not self._path.wait_quietly(lambda: all(map(self._ended, self._proxy_clients)), seconds=seconds):
+            names = [proxy_client.name for proxy_client in self._proxy_clients if not self._ended(proxy_client)]
             self._late = f"{' and '.join(names)} had no rank after {seconds:g} s"
         return ended
 
     def judged(self, count: int, complete: bool) -> TriedOrders:
         """Judge the ranks of this order."""
-        outcomes = tuple(outcome for one in self._running.values() if (outcome := one.outcome()) is not None)
+        outcomes = tuple(outcome for claim in self._running.values() if (outcome := claim.outcome()) is not None)
         names = {self._group: "<group>/"}
         if self._late:
             wrong = [*given_twice(outcomes), self._late]
         else:
             wrong = faults(outcomes, 2, self._etcd.get_prefix(self._subject.keys(self._group)))
         return TriedOrders(
-            count, complete, outcomes, tuple(wrong), overlap(self._ways, owners_of_one_rank(outcomes), names),
-            describe_order(self._ways, names),
+            count, complete, outcomes, tuple(wrong), overlap(self._proxy_clients, owners_of_one_rank(outcomes), names),
+            describe_order(self._proxy_clients, names),
         )  # fmt: skip
 
-    def _wait_for_request(self, way: ProxyClient, seconds: float) -> bool:
+    def _wait_for_request(self, proxy_client: ProxyClient, seconds: float) -> bool:
         """Wait until a request of a claimant is held; return False if it has its rank, or waits for the other one."""
-        self._wait(way, lambda: bool(way.held), seconds)
-        return bool(way.held) and not self._ended(way)
+        self._wait(proxy_client, lambda: bool(proxy_client.held), seconds)
+        return bool(proxy_client.held) and not self._ended(proxy_client)
 
-    def _release(self, way: ProxyClient, seconds: float) -> None:
+    def _release(self, proxy_client: ProxyClient, seconds: float) -> None:
         """Forward one request of a claimant, and wait for its answer, or until it waits in a lock."""
-        request = way.held[0]
-        if way.release_if_held(request):
-            self._wait(way, lambda: request.state is not State.SENT, seconds)
+        request = proxy_client.held[0]
+        if proxy_client.release_if_held(request):
+            self._wait(proxy_client, lambda: request.state is not State.SENT, seconds)
 
-    def _wait(self, way: ProxyClient, condition: Callable[[], bool], seconds: float) -> None:
+    def _wait(self, proxy_client: ProxyClient, condition: Callable[[], bool], seconds: float) -> None:
         """Wait until a claimant has met a condition, has its rank or waits for the other one."""
         deadline = time.monotonic() + seconds
-        while not self._path.wait_quietly(lambda: condition() or self._ended(way), seconds=_LOOK):
-            if self._waits(way) or time.monotonic() > deadline:
+        while not self._path.wait_quietly(lambda: condition() or self._ended(proxy_client), seconds=_LOOK):
+            if self._waits(proxy_client) or time.monotonic() > deadline:
                 return
 
-    def _ended(self, way: ProxyClient) -> bool:
-        return self._running[way].outcome() is not None
+    def _ended(self, proxy_client: ProxyClient) -> bool:
+        return self._running[proxy_client].outcome() is not None
 
-    def _waits(self, way: ProxyClient) -> bool:
+    def _waits(self, proxy_client: ProxyClient) -> bool:
         keys = {item.key: item.value for item in self._etcd.by_creation(self._subject.keys(self._group))}
-        return self._subject.blocked(way, self._group, keys)
+        return self._subject.blocked(proxy_client, self._group, keys)
 
 
 def _decides(request: Request) -> bool:

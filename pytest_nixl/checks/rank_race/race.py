@@ -63,16 +63,16 @@ class Race:
         self.claimants.append(claimant)
         return claimant
 
-    def let_through(self, way: ProxyClient, count: int, *, seconds: float) -> bool:
+    def let_through(self, proxy_client: ProxyClient, count: int, *, seconds: float) -> bool:
         """Let ``count`` requests of a claimant pass through the proxy, and wait for the answer to each.
 
         :returns: whether it made them; False if it leaves before, as one does that was too slow to keep its lease.
         """
         for _ in range(count):
-            [request] = self.path.wait(lambda: way.held, f"a request of {way.name}", seconds=seconds)
+            [request] = self.path.wait(lambda: proxy_client.held, f"a request of {proxy_client.name}", seconds=seconds)
             if request.method == "LeaseRevoke":
                 return False
-            way.release(request)
+            proxy_client.release(request)
             self.path.wait(partial(_answered, request), f"the answer to {request}", seconds=seconds)
         return True
 
@@ -86,11 +86,11 @@ class Race:
 
     def faults(self, claimants: Sequence[Claimant], size: int, group: str, seconds: float) -> list[str]:
         """Wait for claims and return the faults of their ranks; faults that are only late go to ``late``."""
-        found = self.outcomes(claimants, seconds)
-        wrong = faults(found, size, self.etcd.get_prefix(f"{self.prefix}{group}/"))
-        ranks = [outcome.rank for outcome in found if outcome.rank is not None]
+        outcomes = self.outcomes(claimants, seconds)
+        wrong = faults(outcomes, size, self.etcd.get_prefix(f"{self.prefix}{group}/"))
+        ranks = [outcome.rank for outcome in outcomes if outcome.rank is not None]
         sound = len(set(ranks)) == len(ranks) and set(ranks) <= set(range(size))
-        if sound and any(is_late(outcome) for outcome in found):
+        if sound and any(is_late(outcome) for outcome in outcomes):
             self.late += wrong
             return []
         return wrong
@@ -102,9 +102,9 @@ def _answered(request: Request) -> bool:
 
 def is_late(outcome: ClaimOutcome) -> bool:
     """Whether a claim failed only because of a timeout."""
-    words = outcome.error
+    error = outcome.error
     return outcome.rank is None and (
-        words == _IN_TIME or (words.startswith(_LATE) and (not words.startswith("EtcdError") or ": timeout, " in words))
+        error == _IN_TIME or (error.startswith(_LATE) and (not error.startswith("EtcdError") or ": timeout, " in error))
     )
 
 

@@ -68,10 +68,10 @@ class Subject(Protocol):
     def name(self) -> str:
         """Its name in messages."""
 
-    def start(self, way: ProxyClient, group: str, size: int) -> Running:
+    def start(self, proxy_client: ProxyClient, group: str, size: int) -> Running:
         """Start a claimant.
 
-        :param way: the proxy's client through which it reaches etcd.
+        :param proxy_client: the proxy's client through which it reaches etcd.
         :param group: name of the group, the same for all its claimants.
         :param size: number of ranks of the group.
         """
@@ -79,7 +79,7 @@ class Subject(Protocol):
     def keys(self, group: str) -> str:
         """Return the prefix of the keys that a group uses."""
 
-    def blocked(self, way: ProxyClient, group: str, keys: Mapping[str, bytes]) -> bool:
+    def blocked(self, proxy_client: ProxyClient, group: str, keys: Mapping[str, bytes]) -> bool:
         """Whether a claimant waits for other claimants. ``keys`` are all keys of the group, oldest first."""
 
 
@@ -89,15 +89,15 @@ class FunctionSubject:
     def __init__(self, function: str) -> None:
         self.name = function
 
-    def start(self, way: ProxyClient, group: str, size: int) -> Running:
-        arguments = {"endpoint": way.endpoint, "group": group, "size": size}
-        return _Forked(way.name, Claimant(self.name, arguments, way.path.changed))
+    def start(self, proxy_client: ProxyClient, group: str, size: int) -> Running:
+        arguments = {"endpoint": proxy_client.endpoint, "group": group, "size": size}
+        return _Forked(proxy_client.name, Claimant(self.name, arguments, proxy_client.path.changed))
 
     def keys(self, group: str) -> str:
         return group
 
-    def blocked(self, way: ProxyClient, group: str, keys: Mapping[str, bytes]) -> bool:
-        return waits_for_lock(way, keys)
+    def blocked(self, proxy_client: ProxyClient, group: str, keys: Mapping[str, bytes]) -> bool:
+        return waits_for_lock(proxy_client, keys)
 
 
 class MembershipSubject(FunctionSubject):
@@ -106,8 +106,8 @@ class MembershipSubject(FunctionSubject):
     def __init__(self, function: str = "pytest_nixl.checks.rank_race.functions:membership") -> None:
         super().__init__(function)
 
-    def blocked(self, way: ProxyClient, group: str, keys: Mapping[str, bytes]) -> bool:
-        last = way.requests[-1] if way.requests else None
+    def blocked(self, proxy_client: ProxyClient, group: str, keys: Mapping[str, bytes]) -> bool:
+        last = proxy_client.requests[-1] if proxy_client.requests else None
         if last is None or last.method != "Watch" or last.state is not State.SENT:
             return False
         frozen = keys.get(f"{group}run/frozen")
@@ -133,10 +133,10 @@ class _Forked:
         self._claimant = claimant
 
     def outcome(self) -> ClaimOutcome | None:
-        found = outcome_of(self._name, self._claimant)
-        if found is None and self._claimant.ended:
+        outcome = outcome_of(self._name, self._claimant)
+        if outcome is None and self._claimant.ended:
             return ClaimOutcome(self._name, pid=self._claimant.pid, error="its process ended without a message")
-        return found
+        return outcome
 
     def kill(self) -> None:
         self._claimant.close()
@@ -165,15 +165,17 @@ class CommandSubject:
         self._command = tuple(command)
         self._prefix = prefix
 
-    def start(self, way: ProxyClient, group: str, size: int) -> Running:
-        words = [word.format(endpoint=way.endpoint, group=group.rstrip("/"), size=size) for word in self._command]
-        return _Command(words, self._pattern, way)
+    def start(self, proxy_client: ProxyClient, group: str, size: int) -> Running:
+        arguments = [
+            part.format(endpoint=proxy_client.endpoint, group=group.rstrip("/"), size=size) for part in self._command
+        ]
+        return _Command(arguments, self._pattern, proxy_client)
 
     def keys(self, group: str) -> str:
         return self._prefix.format(group=group.rstrip("/"))
 
-    def blocked(self, way: ProxyClient, group: str, keys: Mapping[str, bytes]) -> bool:
-        return waits_for_lock(way, keys)
+    def blocked(self, proxy_client: ProxyClient, group: str, keys: Mapping[str, bytes]) -> bool:
+        return waits_for_lock(proxy_client, keys)
 
 
 class NixlbenchSubject(CommandSubject):
@@ -186,13 +188,13 @@ class NixlbenchSubject(CommandSubject):
 
 
 class _Command:
-    def __init__(self, words: Sequence[str], pattern: re.Pattern[str], way: ProxyClient) -> None:
-        self._name, self._pattern, self._changed = way.name, pattern, way.path.changed
+    def __init__(self, arguments: Sequence[str], pattern: re.Pattern[str], proxy_client: ProxyClient) -> None:
+        self._name, self._pattern, self._changed = proxy_client.name, pattern, proxy_client.path.changed
         self._lines: list[str] = []
         self._ended = False
         try:
             self._process = subprocess.Popen(
-                words,
+                arguments,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -202,7 +204,8 @@ class _Command:
             )
         except OSError as error:
             raise NixlPluginError(
-                f"{words[0]} cannot be started: {error.strerror or error}", "give a program that can run on this host"
+                f"{arguments[0]} cannot be started: {error.strerror or error}",
+                "give a program that can run on this host",
             ) from None
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -223,7 +226,7 @@ class _Command:
         text = "".join(self._lines)
         # Only a complete line counts.
         match = next(
-            (found for line in self._lines if line.endswith("\n") and (found := self._pattern.search(line))), None
+            (matched for line in self._lines if line.endswith("\n") and (matched := self._pattern.search(line))), None
         )
         if match is not None:
             rank: int | None = int(match["rank"])
@@ -248,15 +251,15 @@ def read_outcome(name: str, text: str, *, rank: int | None, pid: int = 0, host: 
     :param rank: its rank; None if it got none.
     :param host: its host, if the output does not name it.
     """
-    said = _HOST.search(text)
+    host_match = _HOST.search(text)
     faults = [fault for fault in read_output(text).faults if fault.trouble is not Trouble.OTHER]
     keys = tuple(
-        dict.fromkeys(word for fault in faults for word in fault.text.split() if "/" in word and word[0] != "(")
+        dict.fromkeys(token for fault in faults for token in fault.text.split() if "/" in token and token[0] != "(")
     )
     last = text.rstrip().rsplit("\n", 1)[-1]
     error = "; ".join(fault.text for fault in faults) or (last if rank is None else "")
     keys = tuple(key for key in keys if key.startswith("xferbench/"))
-    return ClaimOutcome(name, rank, said[1] if said else host, pid, error, keys)
+    return ClaimOutcome(name, rank, host_match[1] if host_match else host, pid, error, keys)
 
 
 def remedy_for(outcomes: Sequence[ClaimOutcome]) -> str:
@@ -266,23 +269,23 @@ def remedy_for(outcomes: Sequence[ClaimOutcome]) -> str:
     return faults[0].remedy if faults else REMEDIES[Trouble.DUPLICATE_RANK]
 
 
-def waits_for_lock(way: ProxyClient, keys: Mapping[str, bytes]) -> bool:
+def waits_for_lock(proxy_client: ProxyClient, keys: Mapping[str, bytes]) -> bool:
     """Whether a client waits in etcd's lock behind another client: its key exists and is not the first."""
-    asked = [request for request in way.requests if request.method == "Lock" and request.state is State.SENT]
-    if not asked:
+    locks = [request for request in proxy_client.requests if request.method == "Lock" and request.state is State.SENT]
+    if not locks:
         return False
-    queue = [key for key in keys if key.startswith(f"{asked[-1].key}/")]
-    own = [key for key in queue for lease in leases(way) if key.endswith(f"/{lease:x}")]
-    if not own and any(
-        request.method == "LeaseGrant" and request.state is State.ANSWER_LOST for request in way.requests
+    queue = [key for key in keys if key.startswith(f"{locks[-1].key}/")]
+    our_keys = [key for key in queue for lease in leases(proxy_client) if key.endswith(f"/{lease:x}")]
+    if not our_keys and any(
+        request.method == "LeaseGrant" and request.state is State.ANSWER_LOST for request in proxy_client.requests
     ):
         return len(queue) > 1  # the answer with its lease was lost, so one of these keys is its own
-    return bool(own) and own[0] != queue[0]
+    return bool(our_keys) and our_keys[0] != queue[0]
 
 
-def leases(way: ProxyClient) -> list[int]:
+def leases(proxy_client: ProxyClient) -> list[int]:
     """Return the ids of all leases that a client was granted."""
-    return [lease for request in way.requests if (lease := request.granted()) is not None]
+    return [lease for request in proxy_client.requests if (lease := request.granted()) is not None]
 
 
 def faults(outcomes: Sequence[ClaimOutcome], size: int, keys: Iterable[str] = ()) -> list[str]:
@@ -292,33 +295,33 @@ def faults(outcomes: Sequence[ClaimOutcome], size: int, keys: Iterable[str] = ()
     :param size: size of the group.
     :param keys: keys of the group in etcd.
     """
-    found = given_twice(outcomes)
+    descriptions = given_twice(outcomes)
     for rank in sorted({outcome.rank for outcome in outcomes if outcome.rank is not None}):
         if not 0 <= rank < size:
             owner = next(outcome for outcome in outcomes if outcome.rank == rank)
-            found.append(f"rank {rank} is outside a group of {size}: {owner}")
+            descriptions.append(f"rank {rank} is outside a group of {size}: {owner}")
     missing = sorted(set(range(size)) - {outcome.rank for outcome in outcomes if outcome.rank is not None})
     if missing:
-        found.append(f"nobody has rank {', '.join(map(str, missing))} of {size}")
-    found += [str(outcome) for outcome in outcomes if outcome.rank is None]
-    found += [
+        descriptions.append(f"nobody has rank {', '.join(map(str, missing))} of {size}")
+    descriptions += [str(outcome) for outcome in outcomes if outcome.rank is None]
+    descriptions += [
         f"{outcome.name} said: {outcome.error}" for outcome in outcomes if outcome.rank is not None and outcome.error
     ]
     named = sorted({*keys, *(key for outcome in outcomes for key in outcome.keys)})
-    if found and named:
-        found.append(f"keys in etcd: {', '.join(named)}")
-    return found
+    if descriptions and named:
+        descriptions.append(f"keys in etcd: {', '.join(named)}")
+    return descriptions
 
 
 def given_twice(outcomes: Sequence[ClaimOutcome]) -> list[str]:
     """Return one sentence for each rank that several claimants got."""
-    found = []
+    duplicates = []
     for rank in sorted({outcome.rank for outcome in outcomes if outcome.rank is not None}):
         owners = [outcome for outcome in outcomes if outcome.rank == rank]
         if len(owners) > 1:
-            who = " and ".join(str(owner).removesuffix(f": rank {rank}") for owner in owners)
-            found.append(f"rank {rank} was given {len(owners)} times: to {who}")
-    return found
+            owner_list = " and ".join(str(owner).removesuffix(f": rank {rank}") for owner in owners)
+            duplicates.append(f"rank {rank} was given {len(owners)} times: to {owner_list}")
+    return duplicates
 
 
 def owners_of_one_rank(outcomes: Sequence[ClaimOutcome]) -> frozenset[str]:

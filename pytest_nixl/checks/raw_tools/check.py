@@ -95,9 +95,9 @@ def compare(kind: RowKey, run: Run, cluster: Cluster, profile: Profile) -> tuple
             if obstacle := pair.cannot(kind.memory):
                 return _not_applicable(obstacle), ()
             try:
-                comparisons += [_beside(pair, key, result, profile) for key, result in chosen.items()]
+                comparisons += [_compare(pair, key, result, profile) for key, result in chosen.items()]
             except ToolError as error:
-                required = any(_wanted(key, result, profile) for key, result in chosen.items())
+                required = any(_needs_comparison(key, result, profile) for key, result in chosen.items())
                 verdict = Verdict.UNKNOWN if required else Verdict.WARN
                 fault = Judgement(
                     verdict, f"no raw figure to compare with: {error.reason}", f"{error.remedy}\n{error.detail}"
@@ -113,7 +113,7 @@ def compare(kind: RowKey, run: Run, cluster: Cluster, profile: Profile) -> tuple
     return judgement, tuple(comparison.ratio for comparison in comparisons)
 
 
-def _beside(pair: RawPair, key: RowKey, result: Result, profile: Profile) -> RawComparison:
+def _compare(pair: RawPair, key: RowKey, result: Result, profile: Profile) -> RawComparison:
     """Measure one row with the raw tool."""
     summary = result.summary
     assert summary is not None
@@ -122,7 +122,7 @@ def _beside(pair: RawPair, key: RowKey, result: Result, profile: Profile) -> Raw
     return RawComparison(key, ratio, profile.expectation(key), _failed(result))
 
 
-def _wanted(key: RowKey, result: Result, profile: Profile) -> bool:
+def _needs_comparison(key: RowKey, result: Result, profile: Profile) -> bool:
     """Whether a row failed, or the profile has a bound for its share of the raw figure."""
     expectation = profile.expectation(key)
     return _failed(result) or (expectation is not None and expectation.raw is not None)
@@ -150,7 +150,7 @@ def _chosen(rows: Mapping[RowKey, Result], profile: Profile) -> dict[tuple[int, 
     for key in sorted(rows, key=lambda key: key.block):
         pairs.setdefault(key.pair, []).append(key)
     first, *further = sorted(pairs)
-    chosen = {first: few(pairs[first], lambda key: _wanted(key, rows[key], profile))}
+    chosen = {first: few(pairs[first], lambda key: _needs_comparison(key, rows[key], profile))}
     for pair in further:
         if len(chosen) < MOST_PAIRS and (bad := [key for key in pairs[pair] if _failed(rows[key])]):
             chosen[pair] = bad[-1:]
@@ -173,15 +173,15 @@ def _not_applicable(reason: str) -> Judgement:
     return Judgement(Verdict.NOT_APPLICABLE, reason)
 
 
-def judge_raw(beside: Sequence[RawComparison]) -> Judgement:
+def judge_raw(comparisons: Sequence[RawComparison]) -> Judgement:
     """Judge one kind of link: the worst verdict of its rows, with the reasons of all rows that have it."""
-    judgements = [judge_ratio(comparison) for comparison in beside]
+    judgements = [judge_ratio(comparison) for comparison in comparisons]
     worst = most_severe(judgements)
     reasons = dict.fromkeys(comparison.reason for comparison in judgements if comparison.verdict is worst.verdict)
     return replace(worst, reason="; ".join(reasons))
 
 
-def judge_ratio(one: RawComparison) -> Judgement:
+def judge_ratio(comparison: RawComparison) -> Judgement:
     """Judge one row by the ratio of its bandwidth to the raw tool's.
 
     The verdict is UNKNOWN if the two used different transports and the row failed or has a bound; it is NOT-APPLICABLE
@@ -189,33 +189,37 @@ def judge_ratio(one: RawComparison) -> Judgement:
     cores. It is FAIL if the row failed, and the reason says which of the two is slow, or if the bound is not met. In
     all other cases it is PASS.
     """
-    row, raw = one.key.words, one.ratio.raw
-    required = one.failed or one.bound is not None
-    if not one.ratio.comparable:
+    row, raw = comparison.key.words, comparison.ratio.raw
+    required = comparison.failed or comparison.bound is not None
+    if not comparison.ratio.comparable:
         over = " and ".join(raw.transports) or "a transport that it does not report"
         reason = f"{row}: {raw.words} used {over} and NIXL did not, so the two cannot be compared"
         return Judgement(
             Verdict.UNKNOWN if required else Verdict.NOT_APPLICABLE, reason, _OTHERWISE if required else ""
         )
-    nixl, theirs = rate(one.ratio.nixl), rate(raw.value)
+    nixl, theirs = rate(comparison.ratio.nixl), rate(raw.value)
     figures = f"{raw.words} moves {theirs} over the same transport ({'+'.join(raw.transports)})"
     if required and raw.others > DISTURBED_CORES:
         reason = (
             f"{row}: NIXL moves {nixl} and {figures}, but other processes used {raw.others:.1f} of the raw tool's cores"
         )
         return Judgement(Verdict.INCONCLUSIVE, reason, _DISTURBED)
-    share = percentage(one.ratio.nixl, raw.value)
-    floor = one.expectation.floor if one.expectation is not None else None
-    if one.failed and floor is not None and raw.value < floor:
-        both = f", and NIXL moves only {share} of that" if one.ratio.value < BOTH else f", and NIXL moves {share} of it"
+    share = percentage(comparison.ratio.nixl, raw.value)
+    floor = comparison.expectation.floor if comparison.expectation is not None else None
+    if comparison.failed and floor is not None and raw.value < floor:
+        both = (
+            f", and NIXL moves only {share} of that"
+            if comparison.ratio.value < BOTH
+            else f", and NIXL moves {share} of it"
+        )
         reason = f"{row}: the fabric is slow: {figures}, which is also below the floor of {rate(floor)}{both}"
         return Judgement(Verdict.FAIL, reason, _FABRIC)
-    if one.failed:
+    if comparison.failed:
         reason = f"{row}: NIXL is slow: it moves {nixl}, {share} of what the fabric carries: {figures}"
         return Judgement(Verdict.FAIL, reason, _NIXL)
-    if one.bound is not None and one.ratio.value < one.bound:
+    if comparison.bound is not None and comparison.ratio.value < comparison.bound:
         reason = f"{row}: NIXL is slow: it moves {nixl}, {share} of the raw tool, and the profile requires "
-        return Judgement(Verdict.FAIL, f"{reason}{100 * one.bound:g} %: {figures}", _NIXL)
+        return Judgement(Verdict.FAIL, f"{reason}{100 * comparison.bound:g} %: {figures}", _NIXL)
     return Judgement(Verdict.PASS, f"{row}: NIXL moves {nixl}, {share} of the raw tool: {figures}")
 
 

@@ -58,10 +58,10 @@ class RawTool(ABC):
         """
 
     @abstractmethod
-    def transports(self, text: str, key: RowKey, given: Sequence[str]) -> tuple[str, ...]:
+    def transports(self, text: str, key: RowKey, requested: Sequence[str]) -> tuple[str, ...]:
         """Return the transports that carried the bytes, from its output; empty if it prints none.
 
-        :param given: NIXL's transports, which the tool was given.
+        :param requested: NIXL's transports, which the tool was given.
         """
 
     def version(self, text: str) -> str:
@@ -128,7 +128,7 @@ class UcxPerftest(RawTool):
         match = self._version.search(text)
         return f"UCX {match[1]}" if match else ""
 
-    def transports(self, text: str, key: RowKey, given: Sequence[str]) -> tuple[str, ...]:
+    def transports(self, text: str, key: RowKey, requested: Sequence[str]) -> tuple[str, ...]:
         # Not every version prints the table of protocols; the last endpoint's lanes are printed by all.
         lanes = self._lanes.findall(text)[-1:]
         return BACKEND.transports(text, key.op, key.block) or tuple(dict.fromkeys("".join(lanes).split()))
@@ -181,9 +181,9 @@ class FiRmaBw(RawTool):
             )
         return printed_rate
 
-    def transports(self, text: str, key: RowKey, given: Sequence[str]) -> tuple[str, ...]:
+    def transports(self, text: str, key: RowKey, requested: Sequence[str]) -> tuple[str, ...]:
         # It uses the provider that it was given, and prints none. If NIXL's is unknown: every host has tcp.
-        return (given[0].partition("/")[0] if given else "tcp",)
+        return (requested[0].partition("/")[0] if requested else "tcp",)
 
 
 RAW_TOOLS: dict[str, RawTool] = {"UCX": UcxPerftest(), "LIBFABRIC": FiRmaBw()}

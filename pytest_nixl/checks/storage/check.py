@@ -88,9 +88,9 @@ def judge_object_store(agents: Agents, settings: Settings) -> Judgement:
     """
     names = [name for name in settings.backend if plugin_of(name) in OBJECT_PLUGINS]
     if not names:
-        asked = ",".join(settings.backend)
+        backends = ",".join(settings.backend)
         only = " and ".join(OBJECT_PLUGINS)
-        return Judgement(Verdict.NOT_APPLICABLE, f"--nixl-backend={asked} uses no object store: only {only} do")
+        return Judgement(Verdict.NOT_APPLICABLE, f"--nixl-backend={backends} uses no object store: only {only} do")
     reasons = []
     for name in names:
         judged = _judge(agents, name, settings.agents[0])
@@ -115,14 +115,14 @@ def _judge(agents: Agents, name: str, options: AgentOptions) -> Judgement:
             return fault
         attempt = _Attempt(agents, name, options, client, key, watch)
         try:
-            found = attempt.judge()
+            judgement = attempt.judge()
         except _StoreFaultError as error:
             return error.judgement
         except _RefusedError as error:
             return _fault(client, key, LAST_SECONDS) or attempt.compared(str(error))
         finally:
             client.discard(key, LAST_SECONDS)
-        return found or _clock(client) or Judgement(Verdict.PASS, _described(client, options, name))
+        return judgement or _clock(client) or Judgement(Verdict.PASS, _described(client, options, name))
 
 
 def _described(client: StoreClient, options: AgentOptions, name: str) -> str:
@@ -168,7 +168,7 @@ class _Trial(NamedTuple):
     remedy: str
 
 
-def _trials(given: Mapping[str, str], client: StoreClient) -> Iterator[_Trial]:
+def _trials(parameters: Mapping[str, str], client: StoreClient) -> Iterator[_Trial]:
     """Yield what may help OBJ; first that without which NIXL fails only when its time is up."""
     if isinstance(client, ObjectClient) and (doubt := client.doubt()) is not None and client.store.bundle:
         means = (
@@ -176,7 +176,7 @@ def _trials(given: Mapping[str, str], client: StoreClient) -> Iterator[_Trial]:
             "nor, in a wheel, the certificates of Debian or Ubuntu"
         )
         yield _Trial("ca_bundle", client.store.bundle, means, doubt.remedy)
-    mode = given.get(_CHECKSUM_MODE, "supported")
+    mode = parameters.get(_CHECKSUM_MODE, "supported")
     if mode != "required":
         means = f"this server does not accept the checksums that NIXL sends with {_CHECKSUM_MODE}={mode}"
         yield _Trial(_CHECKSUM_MODE, "required", means, CHECKSUM.remedy)
@@ -211,12 +211,12 @@ class _Attempt:
         :param reason: what NIXL reported.
         """
         self._try_parameters()
-        says = f"{reason}; another client stores, reads and deletes objects of {self._client.server}"
+        failure = f"{reason}; another client stores, reads and deletes objects of {self._client.server}"
         if (trial := self._helps) is not None:
             helps = f"so does NIXL with {trial.parameter}={trial.value}"
-            return Judgement(Verdict.FAIL, f"{says}, and {helps}: {trial.means}", trial.remedy)
+            return Judgement(Verdict.FAIL, f"{failure}, and {helps}: {trial.means}", trial.remedy)
         return Judgement(
-            Verdict.FAIL, says, "set NIXL_LOG_LEVEL=debug, run it again, and read the worker's log and the server's"
+            Verdict.FAIL, failure, "set NIXL_LOG_LEVEL=debug, run it again, and read the worker's log and the server's"
         )
 
     def _ask(self) -> None:
@@ -234,11 +234,13 @@ class _Attempt:
             return
         self._tried = True
         for trial in _trials(self._options.parameters_of(self._name), self._client):
-            told = BackendParameter(self._name, trial.parameter, trial.value)
-            others = (
-                parameter for parameter in self._options.parameters if (parameter.backend, parameter.name) != told[:2]
+            changed = BackendParameter(self._name, trial.parameter, trial.value)
+            kept_parameters = (
+                parameter
+                for parameter in self._options.parameters
+                if (parameter.backend, parameter.name) != changed[:2]
             )
-            options = replace(self._options, parameters=tuple(sorted((*others, told))))
+            options = replace(self._options, parameters=tuple(sorted((*kept_parameters, changed))))
             with contextlib.suppress(_RefusedError):
                 if self._by_nixl(options, self._watch.passed + TRIAL_SECONDS) is None:
                     self._helps = trial
@@ -262,14 +264,14 @@ class _Attempt:
             content = secrets.token_bytes(SIZE)
             buffer.write(content)
             _transfer(agent, name, "WRITE", buffer.descriptor(), self._waiting("WRITE", until, ask))
-            if (wrong := _not_stored(client, key, content, self._left(until))) is not None:
+            if (wrong := _not_stored(client, key, content, self._remaining(until))) is not None:
                 return wrong
-            usual, agent.worker.timeout = agent.worker.timeout, self._left(until)  # this step waits for the server
+            usual, agent.worker.timeout = agent.worker.timeout, self._remaining(until)  # this step waits for the server
             if (unfound := _unfound(agent, name, key)) is not None:
                 return unfound
             agent.worker.timeout = usual
             buffer.write(bytes(SIZE))
-            until = self._watch.passed + self._left(until)
+            until = self._watch.passed + self._remaining(until)
             _transfer(agent, name, "READ", buffer.descriptor(), self._waiting("READ", until, ask))
             return None if buffer.read() == content else _corrupt("NIXL's READ", client, key)
         except (NixlError, WorkerHungError) as error:
@@ -280,7 +282,7 @@ class _Attempt:
             if not ask:
                 client.discard(key, LAST_SECONDS)
 
-    def _left(self, until: float) -> float:
+    def _remaining(self, until: float) -> float:
         """Return the seconds for a step after WRITE."""
         return max(LAST_SECONDS, until - self._watch.passed)
 
@@ -316,35 +318,35 @@ def _transfer(
 def _not_stored(client: StoreClient, key: str, content: bytes, seconds: float) -> Judgement | None:
     """Return what the other client finds wrong in some seconds with an object whose WRITE is DONE; None: nothing."""
     try:
-        found = client.within(seconds, lambda: client.get(key, 0, SIZE))
+        stored = client.within(seconds, lambda: client.get(key, 0, SIZE))
     except ObjectStoreError as error:
         if error.kind == "key":
             return _corrupt("NIXL's WRITE", client, key, "the object does not exist")
         return Judgement(Verdict.FAIL, error.reason, error.remedy)
-    return None if found == content else _corrupt("NIXL's WRITE", client, key)
+    return None if stored == content else _corrupt("NIXL's WRITE", client, key)
 
 
 def _unfound(agent: NixlAgent, name: str, key: str) -> Judgement | None:
     """Return what is wrong with NIXL's answers for an object that exists and one that does not; None: nothing."""
     try:
-        asked = [(0, SIZE, 0, key), (0, SIZE, 0, f"{key}-absent")]
-        present, absent = agent.query_memory(asked, plugin_of(name), "OBJ")
+        queries = [(0, SIZE, 0, key), (0, SIZE, 0, f"{key}-absent")]
+        present, absent = agent.query_memory(queries, plugin_of(name), "OBJ")
     except NixlError as error:
-        says = f"query_memory of NIXL fails for objects, although NIXL can write them: {error.reason}"
+        failure = f"query_memory of NIXL fails for objects, although NIXL can write them: {error.reason}"
     else:
         if present is not None and absent is None:
             return None
-        says = f"query_memory of NIXL answers {present} for an object that exists and {absent} for one that does not"
+        failure = f"query_memory of NIXL answers {present} for an object that exists and {absent} for one that does not"
     return Judgement(
-        Verdict.FAIL, says, "give this key the rights to read and list objects: query_memory sends HEAD requests"
+        Verdict.FAIL, failure, "give this key the rights to read and list objects: query_memory sends HEAD requests"
     )
 
 
 def _corrupt(
-    what: str, client: StoreClient, key: str, but: str = "its bytes are not those that were written"
+    operation: str, client: StoreClient, key: str, but: str = "its bytes are not those that were written"
 ) -> Judgement:
     return Judgement(
         Verdict.CORRUPT,
-        f"{what} of object {key} on {client.server} is DONE, but {but}",
+        f"{operation} of object {key} on {client.server} is DONE, but {but}",
         "use another release of NIXL or of the server, and keep the worker's log",
     )

@@ -40,16 +40,16 @@ def keys(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, *options: s
 def test_three_sizes_of_each_link_between_agents_are_measured(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = keys(pytester, monkeypatch, "--nixl-backend=UCX,POSIX", "--nixl-op=READ")
-    rest = "batch1/depth1/0-1/footprint=64MiB"
-    assert found == [f"UCX/READ/DRAM:DRAM/{size}/{rest}" for size in ("64KiB", "2MiB", "64MiB")]
+    row_keys = keys(pytester, monkeypatch, "--nixl-backend=UCX,POSIX", "--nixl-op=READ")
+    suffix = "batch1/depth1/0-1/footprint=64MiB"
+    assert row_keys == [f"UCX/READ/DRAM:DRAM/{size}/{suffix}" for size in ("64KiB", "2MiB", "64MiB")]
 
 
 def test_small_blocks_are_measured_only_if_there_are_no_others(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    [found] = keys(pytester, monkeypatch, "--nixl-blocks=4KiB,8KiB", "--nixl-op=READ")
-    assert "/8KiB/" in found
+    [row_key] = keys(pytester, monkeypatch, "--nixl-blocks=4KiB,8KiB", "--nixl-op=READ")
+    assert "/8KiB/" in row_key
 
 
 def test_nothing_is_measured_twice(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,19 +60,19 @@ def test_nothing_is_measured_twice(pytester: pytest.Pytester, monkeypatch: pytes
 def test_the_id_of_a_test_is_the_same_on_hosts_with_other_caches(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = []
+    ids = []
     for cache in (1 << 20, 300 << 20):
         monkeypatch.setattr(footprint, "last_level_cache", lambda _, size=cache: size)
-        found.append(list(cold_rows.cold_rows(Run.of(parse_config(pytester)))))
-    assert found[0] == found[1]
-    assert found[0][0] == "UCX-WRITE-DRAM:DRAM-64KiB-batch1-depth1"
+        ids.append(list(cold_rows.cold_rows(Run.of(parse_config(pytester)))))
+    assert ids[0] == ids[1]
+    assert ids[0][0] == "UCX-WRITE-DRAM:DRAM-64KiB-batch1-depth1"
 
 
 def test_floors_and_latency_bounds_are_for_rows_in_place(make_settings: Callable[..., Settings]) -> None:
     settings = make_settings()
     assert PROFILE.expectation_in(settings, HOT) == EXPECTED
-    found = PROFILE.expectation_in(settings, COLD)
-    assert found == Expectation("a test", ceiling=100e9, transports=("cma",))
+    expectation = PROFILE.expectation_in(settings, COLD)
+    assert expectation == Expectation("a test", ceiling=100e9, transports=("cma",))
     # whoever lets all rows walk has chosen a profile for such rows
     assert PROFILE.expectation_in(make_settings(footprint=64 << 20), COLD) == EXPECTED
     assert replace(PROFILE, expectations=()).expectation_in(settings, COLD) is None

@@ -33,7 +33,7 @@ class ClockedAgent:
     name = "clocked"
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **answers: Sequence[Any]) -> None:
-        self._answers = {name: iter(each) for name, each in answers.items()}
+        self._answers = {name: iter(results) for name, results in answers.items()}
         self.now = 100.0
         self.calls: list[tuple[Any, ...]] = []
         monkeypatch.setattr(control_path, "_clock", lambda: self.now)
@@ -57,7 +57,7 @@ class ClockedAgent:
 
 def _sizes(regions: Sequence[tuple[int, int, int, str]], size: int) -> int:
     """Check that these regions of one size lie one behind another, and return their number."""
-    assert [(address, *rest) for address, *rest in regions] == [
+    assert [(address, *region_tail) for address, *region_tail in regions] == [
         (regions[0][0] + number * size, size, 0, "") for number in range(len(regions))
     ]
     return len(regions)
@@ -82,32 +82,32 @@ def test_a_registration_and_its_end_are_timed_apart(monkeypatch: pytest.MonkeyPa
 
 def test_regions_accumulate_and_all_of_them_end(monkeypatch: pytest.MonkeyPatch) -> None:
     agent = ClockedAgent(monkeypatch, register_memory=["a", "b", "c", "d"])
-    found = control_path.accumulate(agent, count=3, repeats=2, rounds=2)
-    assert found == {
+    timings = control_path.accumulate(agent, count=3, repeats=2, rounds=2)
+    assert timings == {
         "registration": [[[2.0, 2.0]] * 2, [[0.0, 0.0]] * 2],
         "deregistration": [[[3.0, 3.0]] * 2, [[0.0, 0.0]] * 2],
     }
     assert [name for name, *_ in agent.calls] == (["register_memory"] * 2 + ["deregister_memory"] * 2) * 2
-    one, two, *_ = (regions for regions, _ in agent.named("register_memory"))
-    assert _sizes([*one, *two], PAGE) == 6, "the second call has the regions behind those of the first"
+    first, second, *_ = (regions for regions, _ in agent.named("register_memory"))
+    assert _sizes([*first, *second], PAGE) == 6, "the second call has the regions behind those of the first"
     assert [name for (name,) in agent.named("deregister_memory")] == ["a", "b", "c", "d"]
 
 
 def test_each_reference_is_timed_beside_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
     agent = ClockedAgent(monkeypatch)
     monkeypatch.setattr(control_path, "_reference", lambda: agent.now)
-    found = control_path.accumulate(agent, count=1, repeats=2, rounds=1)
-    assert found["registration"][1] == [[100.0, 102.0]]
-    assert found["deregistration"][1] == [[104.0, 107.0]]
+    timings = control_path.accumulate(agent, count=1, repeats=2, rounds=1)
+    assert timings["registration"][1] == [[100.0, 102.0]]
+    assert timings["deregistration"][1] == [[104.0, 107.0]]
 
 
 def test_regions_that_are_kept_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control_path, "_kept", [])
+    monkeypatch.setattr(control_path, "_kept_alive", [])
     agent = ClockedAgent(monkeypatch)
     control_path.keep_registered(agent, count=2)
     [(regions, memory)] = agent.named("register_memory")
     assert (_sizes(regions, PAGE), memory) == (2, "DRAM")
-    assert len(control_path._kept) == 1
+    assert len(control_path._kept_alive) == 1
     ctypes.memset(regions[0][0], 7, 2 * PAGE)
 
 
@@ -123,8 +123,8 @@ def test_no_export_has_the_addresses_of_an_earlier_one(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("count", [0, 2])
 def test_exports_are_timed_while_the_regions_are_registered(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     agent = ClockedAgent(monkeypatch, register_memory=["regions"], get_agent_metadata=[b"one", b"two"])
-    found = control_path.export(agent, count=count, repeats=2)
-    assert found == {"seconds": [5.0, 5.0], "metadata": b"two"}
+    timings = control_path.export(agent, count=count, repeats=2)
+    assert timings == {"seconds": [5.0, 5.0], "metadata": b"two"}
     names = [name for name, *_ in agent.calls]
     assert names == ["register_memory", "get_agent_metadata", "get_agent_metadata", "deregister_memory"]
     [(regions, memory)] = agent.named("register_memory")
@@ -157,10 +157,10 @@ def test_what_was_published_too_late_is_fetched_again(monkeypatch: pytest.Monkey
     agent = ClockedAgent(monkeypatch)
     fetches = agent.named
 
-    def known(name: str) -> bool:
+    def is_known(name: str) -> bool:
         return fetches("fetch_remote_metadata").count((name,)) > {"a": 1, "b": 0, "c": 2, "d": 9}[name]
 
-    monkeypatch.setattr(agent, "check_remote_metadata", known, raising=False)
+    monkeypatch.setattr(agent, "check_remote_metadata", is_known, raising=False)
     assert control_path.find(agent, names=["a", "b", "c"], timeout=60) == []
     assert fetches("fetch_remote_metadata") == [("a",), ("b",), ("c",), ("a",), ("c",), ("c",)]
     assert 100 + 2 * FETCH_AGAIN_SECONDS <= agent.now < 100.1 + 2 * FETCH_AGAIN_SECONDS
@@ -170,27 +170,27 @@ def test_what_was_published_too_late_is_fetched_again(monkeypatch: pytest.Monkey
 def test_each_transfer_is_timed_until_it_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     agent = ClockedAgent(monkeypatch, transfer=["DONE", "PROC"], check_xfer_state=["PROC", "DONE"],
                          get_xfer_descs=["from", "to"], initialize_xfer=["handle"])  # fmt: skip
-    found = control_path.connect_and_write(
+    timings = control_path.connect_and_write(
         agent, target="peer", local=[1, 2, 0], remote=[3, 2, 0], repeats=2, timeout=60
     )
-    assert found == {"connect": 11.0, "transfers": [13.0, 13.0 + 2 * 17.0]}
+    assert timings == {"connect": 11.0, "transfers": [13.0, 13.0 + 2 * 17.0]}
     assert agent.named("get_xfer_descs") == [([(1, 2, 0)], "DRAM"), ([(3, 2, 0)], "DRAM")]
     assert agent.named("initialize_xfer") == [("WRITE", "from", "to", "peer", b"")]
     assert agent.calls[-2:] == [("release_xfer_handle", "handle"), ("send_notif", "peer", b"one of many")]
 
 
 @pytest.mark.parametrize(
-    ("states", "error", "words"),
+    ("states", "error", "message"),
     [
         (["ERR"], RuntimeError, "transfer 2 to peer ended with ERR"),
         (["PROC"] * 9, TimeoutError, "transfer 2 to peer was not complete in time"),
     ],
 )
 def test_a_transfer_that_is_not_complete_is_named(
-    monkeypatch: pytest.MonkeyPatch, states: list[str], error: type[Exception], words: str
+    monkeypatch: pytest.MonkeyPatch, states: list[str], error: type[Exception], message: str
 ) -> None:
     agent = ClockedAgent(monkeypatch, transfer=["DONE", "PROC"], check_xfer_state=states)
-    with pytest.raises(error, match=words):
+    with pytest.raises(error, match=message):
         control_path.connect_and_write(agent, target="peer", local=[1], remote=[2], repeats=2, timeout=60)
     assert len(agent.named("check_xfer_state")) == (1 if error is RuntimeError else 3)
 
@@ -208,8 +208,8 @@ def test_round_trips_end_after_their_time_or_number_and_are_ten_at_least(monkeyp
     answers = [{"p": [b"answer"]}] * 100
     for single, seconds, count in ((3, 60.0, 3), (50, 0.0, 10), (50, 4.0, 16), (50, 60.0, 50)):
         agent = ClockedAgent(monkeypatch, get_new_notifs=answers)
-        found = control_path.notify(agent, peer="p", single=single, seconds=seconds, burst=4, timeout=60)
-        assert found == {"round_trips": [0.25] * count, "burst": 1.0}
+        timings = control_path.notify(agent, peer="p", single=single, seconds=seconds, burst=4, timeout=60)
+        assert timings == {"round_trips": [0.25] * count, "burst": 1.0}
         assert agent.named("send_notif") == [("p", b"question")] * count + [("p", b"one of many")] * 4
 
 
@@ -230,13 +230,13 @@ def test_a_peer_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_each_agent_that_is_created_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    agent, made = ClockedAgent(monkeypatch), list[tuple[str, bool]]()
+    agent, created = ClockedAgent(monkeypatch), list[tuple[str, bool]]()
 
     def make(name: str, *, progress_thread: bool) -> Any:
-        made.append((name, progress_thread))
+        created.append((name, progress_thread))
         agent.now += 4.0
-        return SimpleNamespace(create_backend=lambda plugin: made.append((plugin, True)))
+        return SimpleNamespace(create_backend=lambda plugin: created.append((plugin, True)))
 
     monkeypatch.setattr(nixl_api, "make_agent", make)
     assert control_path.create_agents(agent, backend="UCX", count=2, progress_thread=False) == [4.0, 4.0]
-    assert made == [("clocked-0", False), ("UCX", True), ("clocked-1", False), ("UCX", True)]
+    assert created == [("clocked-0", False), ("UCX", True), ("clocked-1", False), ("UCX", True)]

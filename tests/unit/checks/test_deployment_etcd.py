@@ -52,8 +52,8 @@ def client(etcd: Etcd) -> Iterator[EtcdClient]:
             opened.delete_prefix(prefix)
 
 
-def kinds(found: DeploymentEtcd) -> list[str]:
-    return [problem.kind for problem in found.problems]
+def kinds(deployment: DeploymentEtcd) -> list[str]:
+    return [problem.kind for problem in deployment.problems]
 
 
 def plant(client: EtcdClient) -> None:
@@ -126,12 +126,12 @@ def test_an_etcd_without_faults_is_fine(
 def test_json_holds_every_key(client: EtcdClient, etcd: Etcd, capsys: pytest.CaptureFixture[str]) -> None:
     plant(client)
     assert cli.main(["etcd", etcd.url, "--json", f"--namespace={DOCUMENTED}"]) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert {problem["kind"] for problem in found["problems"]} >= {"split-namespace", "agent-twice", "oversize"}
-    assert all(problem["text"] and problem["remedy"] and problem["keys"] for problem in found["problems"])
-    assert len(found["agents"]) == 6
-    assert found["etcd"]["members"][0]["leader"] is True
-    assert found["etcd"]["quota"] == 2 << 30
+    deployment = json.loads(capsys.readouterr().out)
+    assert {problem["kind"] for problem in deployment["problems"]} >= {"split-namespace", "agent-twice", "oversize"}
+    assert all(problem["text"] and problem["remedy"] and problem["keys"] for problem in deployment["problems"])
+    assert len(deployment["agents"]) == 6
+    assert deployment["etcd"]["members"][0]["leader"] is True
+    assert deployment["etcd"]["quota"] == 2 << 30
 
 
 HOSTILE = {
@@ -149,15 +149,15 @@ HOSTILE = {
 @pytest.mark.parametrize("name", ["a", "\x1b]0;x\x07\r\n", "\udcff\udcfe", "a/b", "n" * 5000, "it's $(x)"], ids=ascii)
 def test_hostile_keys_and_values_end_in_one_sentence(client: EtcdClient, name: str, value: bytes) -> None:
     publish(client, name, value=value)
-    found = look(client, NAMESPACE)
-    unusable = [problem for problem in found.problems if problem.kind in ("bad-metadata", "other-agent")]
+    deployment = look(client, NAMESPACE)
+    unusable = [problem for problem in deployment.problems if problem.kind in ("bad-metadata", "other-agent")]
     assert len(unusable) == 1
-    assert {*kinds(found)} <= {"bad-metadata", "other-agent", "near-limit"}
-    for problem in found.problems:
+    assert {*kinds(deployment)} <= {"bad-metadata", "other-agent", "near-limit"}
+    for problem in deployment.problems:
         assert problem.sentence.isprintable()
         assert problem.remedy.isprintable()
         assert len(problem.sentence) < 600
-    for line in lines(found, everything=True):
+    for line in lines(deployment, everything=True):
         assert line.replace("\n  remedy: ", "").isprintable()
 
 
@@ -167,11 +167,11 @@ def test_hostile_groups_end_in_one_sentence(client: EtcdClient) -> None:
     client.put("xferbench/text//rank/99999999999999999999", b"active")
     client.put("xferbench/lost//barrier/a/0/1", b"1")
     client.put("/pytest-nixl/groups/\x07/run/frozen", b"[" * 10_000)
-    found = look(client, NAMESPACE)
-    assert sorted(kinds(found)) == ["bad-size", "bad-size", "dead-group"]
-    assert all(problem.sentence.isprintable() and problem.remedy.isprintable() for problem in found.problems)
-    assert [note for note in found.notes if "group 'lost' has 1 key under xferbench/lost/, but neither" in note]
-    assert [dead.prefix for dead in found.dead] == ["/pytest-nixl/groups/\x07/"]
+    deployment = look(client, NAMESPACE)
+    assert sorted(kinds(deployment)) == ["bad-size", "bad-size", "dead-group"]
+    assert all(problem.sentence.isprintable() and problem.remedy.isprintable() for problem in deployment.problems)
+    assert [note for note in deployment.notes if "group 'lost' has 1 key under xferbench/lost/, but neither" in note]
+    assert [dead.prefix for dead in deployment.dead] == ["/pytest-nixl/groups/\x07/"]
 
 
 def test_metadata_that_ends_anywhere_too_early_is_named() -> None:
@@ -215,9 +215,9 @@ def test_real_metadata_is_read(client: EtcdClient, etcd: Etcd) -> None:
             )
         finally:
             process.kill()
-    found = look(client, NAMESPACE)
-    assert kinds(found) == []
-    [agent] = found.agents
+    deployment = look(client, NAMESPACE)
+    assert kinds(deployment) == []
+    [agent] = deployment.agents
     assert agent.labels == ("metadata", "part")
     assert [key.metadata.backends for key in agent.keys if key.metadata][1:] == [("UCX",), ("UCX",)]
     assert agent.addresses == ()
@@ -236,8 +236,8 @@ class TestAddresses:
         with closing(create_server(("127.0.0.1", 0))) as listening:
             for name, port in (("living", listening.getsockname()[1]), ("dead", closed)):
                 publish(client, name, value=metadata(name, "Mooncake", f"127.0.0.1:{port}".encode()))
-            found = look(client, NAMESPACE)
-        [problem] = found.problems
+            deployment = look(client, NAMESPACE)
+        [problem] = deployment.problems
         assert problem.kind == "address-silent"
         assert f"agent 'dead' published under {DEFAULT}/dead/ an address" in problem.sentence
         assert f"127.0.0.1:{closed}: connection refused" in problem.sentence
@@ -251,25 +251,25 @@ class TestNixlbench:
     def test_a_rank_without_lease_beside_a_living_one_is_named(self, client: EtcdClient) -> None:
         bench_rank(client, "g", 0).revoke()
         bench_rank(client, "g", 1)
-        found = look(client, NAMESPACE)
-        [problem] = found.problems
+        deployment = look(client, NAMESPACE)
+        [problem] = deployment.problems
         assert problem.kind == "stale-rank"
         assert "1 rank (0) lost the lease and 1 did not" in problem.sentence
-        assert found.dead == []
+        assert deployment.dead == []
 
     def test_a_group_that_registers_is_not_dead(self, client: EtcdClient) -> None:
         """An older release writes ``size`` before its rank, while it holds the lock."""
         client.put("xferbench/g//lock/1", b"", client.lease(60))
         client.put("xferbench/g//size", b"1")
-        found = look(client, NAMESPACE)
-        assert (kinds(found), found.dead) == ([], [])
+        deployment = look(client, NAMESPACE)
+        assert (kinds(deployment), deployment.dead) == ([], [])
 
     def test_ranks_that_never_had_a_lease_are_a_note(self, client: EtcdClient) -> None:
         client.put("xferbench//size", b"1")
         client.put("xferbench//rank/0", b"active")
-        found = look(client, NAMESPACE)
-        assert (kinds(found), found.dead) == ([], [])
-        assert any("etcd cannot tell whether its processes live" in note for note in found.notes)
+        deployment = look(client, NAMESPACE)
+        assert (kinds(deployment), deployment.dead) == ([], [])
+        assert any("etcd cannot tell whether its processes live" in note for note in deployment.notes)
 
 
 class TestServer:
@@ -280,11 +280,13 @@ class TestServer:
             with pytest.raises(EtcdError, match="database is full"):
                 for number in range(1000):
                     client.put(f"/other/{number}", b"x" * 20_000)
-            found = look(client, NAMESPACE)
-            assert kinds(found) == ["alarm", "near-quota"]
-            alarm, quota = found.problems
+            deployment = look(client, NAMESPACE)
+            assert kinds(deployment) == ["alarm", "near-quota"]
+            alarm, quota = deployment.problems
             assert "member 'default' raised the alarm NOSPACE" in alarm.sentence
-            assert f"`etcdctl compact {found.revision} && etcdctl defrag --cluster && etcdctl alarm" in alarm.remedy
+            assert (
+                f"`etcdctl compact {deployment.revision} && etcdctl defrag --cluster && etcdctl alarm" in alarm.remedy
+            )
             assert "of the quota of 262,144" in quota.sentence
 
     def test_a_silent_member_and_members_of_two_etcds_are_named(self, etcd: Etcd, client: EtcdClient) -> None:
@@ -292,17 +294,17 @@ class TestServer:
             both = f"{etcd.url},{other.url}"
             with connect(parse_endpoints(both), timeout=60) as two:
                 assert kinds(look(two, NAMESPACE)) == ["several-etcds"]
-        with connect(parse_endpoints(both), timeout=60) as one:
-            [problem] = look(one, NAMESPACE).problems
+        with connect(parse_endpoints(both), timeout=60) as member_client:
+            [problem] = look(member_client, NAMESPACE).problems
         assert problem.kind == "member-silent"
         assert other.url in problem.sentence
 
     def test_a_dead_member_of_three_and_members_that_are_not_asked_are_named(self) -> None:
         with ThreeNodeEtcd(supervisor()) as three:
-            with connect(parse_endpoints(three.endpoint)[:1], timeout=60) as one:
-                found = look(one, NAMESPACE)
-            assert kinds(found) == []
-            assert "2 of its 3 members were not asked: give the URLs of all" in found.notes
+            with connect(parse_endpoints(three.endpoint)[:1], timeout=60) as first_member:
+                deployment = look(first_member, NAMESPACE)
+            assert kinds(deployment) == []
+            assert "2 of its 3 members were not asked: give the URLs of all" in deployment.notes
             three.kill_leader()
             with connect(parse_endpoints(three.endpoint), timeout=60) as every:
                 looks: list[DeploymentEtcd] = []
@@ -314,10 +316,10 @@ class TestServer:
 
                 # The third member may learn of the new leader a little later.
                 wait_until(only_one_is_silent, 60, "only one member is silent")
-                found = looks[-1]
-            assert "does not answer: etcd at" in found.problems[0].sentence
-            assert found.state.leader_changes is not None
-            assert found.state.leader_changes >= 2
+                deployment = looks[-1]
+            assert "does not answer: etcd at" in deployment.problems[0].sentence
+            assert deployment.state.leader_changes is not None
+            assert deployment.state.leader_changes >= 2
 
     def test_an_etcd_that_has_lost_most_of_its_members_has_no_leader(self) -> None:
         with ThreeNodeEtcd(supervisor()) as three:
@@ -325,14 +327,14 @@ class TestServer:
                 three.stop(place)
             with connect(three.members, timeout=5) as client:
                 wait_until(lambda: not client.status().get("leader"), 60, "the second member knows no leader")
-                with pytest.raises(EtcdError, match="has no leader") as told:
+                with pytest.raises(EtcdError, match="has no leader") as caught:
                     look(client, NAMESPACE)
         first, _, third = map(str, three.members)
-        assert told.value.reason == (
+        assert caught.value.reason == (
             f"the etcd at {three.endpoint} has no leader, and so reads and writes no key: 2 of 3 members do not "
             f"answer: {first}: timeout, no answer within 5 s; {third}: timeout, no answer within 5 s"
         )
-        assert told.value.remedy == "start the missing members: more than half of them must be up"
+        assert caught.value.remedy == "start the missing members: more than half of them must be up"
 
     def test_what_a_user_may_not_read_is_a_note(self) -> None:
         with running_etcd() as guarded:
@@ -340,9 +342,9 @@ class TestServer:
             with connect([guarded.endpoint], user="bob", password="b", timeout=60) as bob:
                 publish(bob, "a", "/bob/agents")
                 publish(bob, "a", "/bob/agents/")
-                found = look(bob, NamespaceName("/bob/agents"))
-                assert kinds(found) == ["split-namespace", "agent-twice"]
-                unknown = [note for note in found.notes if "permission denied" in note]
+                deployment = look(bob, NamespaceName("/bob/agents"))
+                assert kinds(deployment) == ["split-namespace", "agent-twice"]
+                unknown = [note for note in deployment.notes if "permission denied" in note]
                 for prefix in ("bob/agents", "//bob/agents", "xferbench/", "/pytest-nixl/groups/"):
                     assert any(note.startswith(f"the keys under {prefix} are unknown") for note in unknown), prefix
                 with pytest.raises(EtcdError, match="permission denied"):
@@ -359,8 +361,8 @@ def test_a_page_that_is_too_large_is_read_in_smaller_ones(client: EtcdClient, mo
         publish(client, f"a{number}", value=metadata(f"a{number}", info=b"\0" * 40_000))
     monkeypatch.setattr("pytest_nixl.etcd.bounded_http.LARGEST_ANSWER", 150_000)
     monkeypatch.setattr(key_survey, "_PAGE_BYTES", 1 << 30)
-    found = look(client, NAMESPACE)
-    assert (len(found.agents), kinds(found)) == (40, [])
+    deployment = look(client, NAMESPACE)
+    assert (len(deployment.agents), kinds(deployment)) == (40, [])
 
 
 def test_a_value_beyond_the_limit_of_all_values_is_not_judged(
@@ -369,9 +371,9 @@ def test_a_value_beyond_the_limit_of_all_values_is_not_judged(
     for number in range(40):
         publish(client, f"a{number}")
     monkeypatch.setattr(key_survey, "MOST_BYTES", 100)
-    found = look(client, NAMESPACE)
-    assert len(found.agents) == 40
-    assert any("were not all read" in note for note in found.notes)
+    deployment = look(client, NAMESPACE)
+    assert len(deployment.agents) == 40
+    assert any("were not all read" in note for note in deployment.notes)
 
 
 def test_the_verdict_of_the_suite_names_what_is_wrong(client: EtcdClient, etcd: Etcd) -> None:
@@ -392,9 +394,9 @@ def test_the_line_of_an_agent_counts_writes_and_revisions(client: EtcdClient) ->
     publish(client, "often")
     publish(client, "later")
     client.put("/nixl/agents//later/", b"")
-    found = look(client, NAMESPACE)
-    newest = found.revision
-    often, later = (line for line in lines(found) if line.startswith("  /nixl/agents//"))
+    deployment = look(client, NAMESPACE)
+    newest = deployment.revision
+    often, later = (line for line in lines(deployment) if line.startswith("  /nixl/agents//"))
     assert f"; last written at revision {newest - 3}, 3 revisions before the newest; written 2 times; " in often
     assert f"; last written at revision {newest}, 0 revisions before the newest; written 2 times; " in later
     client.put("/nixl/agents//new/", b"")

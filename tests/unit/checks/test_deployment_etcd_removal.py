@@ -90,12 +90,12 @@ def test_the_printed_command_removes_what_was_printed(
     assert [path.name for path in tmp_path.iterdir()] == ["removed.json"]
     record = json.loads(file.read_text())
     assert record["finished"] is True
-    recorded = {base64.b64decode(each["key_base64"]).decode(): each for each in record["keys"]}
+    recorded = {base64.b64decode(record_key["key_base64"]).decode(): record_key for record_key in record["keys"]}
     assert sorted(recorded) == sorted(DEAD)
-    for key, each in recorded.items():
-        assert each["removed"] is True
-        assert base64.b64decode(each["value_base64"]) == before[key]
-        assert each["mod_revision"] > 0
+    for key, record_key in recorded.items():
+        assert record_key["removed"] is True
+        assert base64.b64decode(record_key["value_base64"]) == before[key]
+        assert record_key["mod_revision"] > 0
     assert cli.main(["etcd", etcd.url, "--remove-dead"]) == 0
     assert capsys.readouterr().out == "nothing to remove\n"
 
@@ -188,17 +188,17 @@ def test_what_changes_after_the_look_is_kept(
         plan.dead.sort(key=lambda dead: dead.prefix != prefix)
     else:
         act(client)
-    kept: dict[str, bytes] = {}
+    remaining: dict[str, bytes] = {}
     file = tmp_path / "record.json"
     done = list(remove(client, plan, RemovalRecord(file, client.endpoints, plan.revision)))
-    kept = client.get_prefix(prefix)
-    assert kept, "keys of an owner that came back were removed"
-    refused = [each for each in done if each.why_not]
-    assert [each.keys for each in refused] == [0]
+    remaining = client.get_prefix(prefix)
+    assert remaining, "keys of an owner that came back were removed"
+    refused = [removal for removal in done if removal.why_not]
+    assert [removal.keys for removal in refused] == [0]
     assert len(done) == 3
     recorded = {load["key"]: load["removed"] for load in json.loads(file.read_text())["keys"]}
     assert all(removed is not key.startswith(prefix) for key, removed in recorded.items())
-    assert everything(client).items() >= {**kept, f"{DEFAULT}/living/": b""}.items()
+    assert everything(client).items() >= {**remaining, f"{DEFAULT}/living/": b""}.items()
 
 
 def test_an_agent_that_may_live_is_kept(
@@ -303,8 +303,8 @@ class LiveAgents:
 
     def close(self) -> None:
         self._stop.set()
-        for each in self._running:
-            each.result(120)
+        for future in self._running:
+            future.result(120)
         self._pool.shutdown()
 
 
@@ -331,13 +331,13 @@ def test_no_live_key_is_removed_while_agents_come_and_go(client: EtcdClient, etc
                 live = LiveAgents(etcd, ["a", "b"], revived, number)
                 stack.callback(live.close)
             done = list(remove(client, plan, RemovalRecord(file, client.endpoints, plan.revision)))
-        found = everything(client)
-        missing = {key for key, value in live.keys.items() if found.get(key) != value}
+        stored = everything(client)
+        missing = {key for key, value in live.keys.items() if stored.get(key) != value}
         assert missing == set(), f"try {number}: keys of living owners are missing"
-        assert not any(f"{DEFAULT}/{name}/" in found for name in dead)
-        assert "xferbench/gone//size" not in found
-        outcomes["removed"] += sum(not each.why_not for each in done)
-        outcomes["kept"] += sum(bool(each.why_not) for each in done) + len(plan.refused)
+        assert not any(f"{DEFAULT}/{name}/" in stored for name in dead)
+        assert "xferbench/gone//size" not in stored
+        outcomes["removed"] += sum(not removal.why_not for removal in done)
+        outcomes["kept"] += sum(bool(removal.why_not) for removal in done) + len(plan.refused)
         for prefix in ("/nixl", "xferbench"):
             client.delete_prefix(prefix)
     print(outcomes)

@@ -44,7 +44,7 @@ KIND = ("mlx", 50e9)
 
 
 def nics(rank: int, number: int = 4) -> list[Nic]:
-    return [Nic(rank, f"node-{'ab'[rank]}", f"mlx5_{each}:1", KIND) for each in range(number)]
+    return [Nic(rank, f"node-{'ab'[rank]}", f"mlx5_{index}:1", KIND) for index in range(number)]
 
 
 ONE, OTHER = nics(0), nics(1)
@@ -76,8 +76,8 @@ def test_devices_of_two_hosts_are_paired_by_order_and_none_is_left_out() -> None
 
 def test_healthy_devices_pass_with_the_slowest_and_the_fastest() -> None:
     rates = dict(zip(ONE, (40e9, 39e9, 42e9, 21e9), strict=True))
-    said = judged(LOOPS, lambda pair, _: rate(rates[pair.initiator]))
-    assert (said.verdict, said.reason, said.remedy) == (
+    judgement = judged(LOOPS, lambda pair, _: rate(rates[pair.initiator]))
+    assert (judgement.verdict, judgement.reason, judgement.remedy) == (
         Verdict.PASS,
         "rows, each of 4 RDMA devices alone: WRITE 21 (mlx5_3:1) to 42 GB/s (mlx5_2:1), "
         "READ 21 (mlx5_3:1) to 42 GB/s (mlx5_2:1)",
@@ -87,49 +87,51 @@ def test_healthy_devices_pass_with_the_slowest_and_the_fastest() -> None:
 
 @pytest.mark.parametrize("number", [2, 4])
 def test_a_slow_device_of_one_host_is_named(number: int) -> None:
-    said = judged(LOOPS[:number], bad(ONE[1], row=rate(19e9)))
-    assert said.verdict is Verdict.FAIL
-    assert said.reason.startswith(
+    judgement = judged(LOOPS[:number], bad(ONE[1], row=rate(19e9)))
+    assert judgement.verdict is Verdict.FAIL
+    assert judgement.reason.startswith(
         "rows: mlx5_1:1 of node-a (rank 0) moves 19 GB/s (WRITE), less than half of the 40 GB/s of mlx5_0:1 of node-a "
         "(rank 0), in 3 of 3 measurements; mlx5_1:1 of node-a (rank 0) moves 19 GB/s (READ)"
     )
-    assert "leave the device out of UCX_NET_DEVICES" in said.remedy
+    assert "leave the device out of UCX_NET_DEVICES" in judgement.remedy
 
 
 def test_a_device_that_is_slow_in_one_direction_is_named_for_it() -> None:
-    said = judged(LOOPS, bad(ONE[2], row=NicRow({"WRITE": 40e9, "READ": 1e9})))
-    assert said.verdict is Verdict.FAIL
-    assert "moves 1 GB/s (READ)" in said.reason
-    assert "(WRITE)" not in said.reason
+    judgement = judged(LOOPS, bad(ONE[2], row=NicRow({"WRITE": 40e9, "READ": 1e9})))
+    assert judgement.verdict is Verdict.FAIL
+    assert "moves 1 GB/s (READ)" in judgement.reason
+    assert "(WRITE)" not in judgement.reason
 
 
 @pytest.mark.parametrize("culprit", [ONE[2], OTHER[2]])
 def test_the_slow_end_of_a_pair_is_named_with_its_host(culprit: Nic) -> None:
-    said = judged(ACROSS, bad(culprit, row=rate(2e9)))
-    assert said.verdict is Verdict.FAIL
-    assert said.reason.startswith(f"rows: {culprit} moves 2 GB/s (WRITE), less than half of the 40 GB/s of mlx5_0:1")
+    judgement = judged(ACROSS, bad(culprit, row=rate(2e9)))
+    assert judgement.verdict is Verdict.FAIL
+    assert judgement.reason.startswith(
+        f"rows: {culprit} moves 2 GB/s (WRITE), less than half of the 40 GB/s of mlx5_0:1"
+    )
 
 
 def test_two_slow_devices_of_eight_are_both_named() -> None:
     many = nics(0, 8)
-    said = judged([NicPair(nic, nic) for nic in many], bad(many[3], many[6], row=rate(2e9)))
-    assert [f"mlx5_{number}:1 of node-a (rank 0) moves" in said.reason for number in range(8)] == [
+    judgement = judged([NicPair(nic, nic) for nic in many], bad(many[3], many[6], row=rate(2e9)))
+    assert [f"mlx5_{number}:1 of node-a (rank 0) moves" in judgement.reason for number in range(8)] == [
         number in (3, 6) for number in range(8)
     ]
 
 
 def test_a_path_that_is_slow_only_between_two_devices_is_named_with_both() -> None:
     slow = ACROSS[1]
-    said = judged(ACROSS, lambda pair, _: rate(2e9 if pair == slow else 40e9))
+    judgement = judged(ACROSS, lambda pair, _: rate(2e9 if pair == slow else 40e9))
     assert (
         "rows: mlx5_1:1 of node-a (rank 0) to mlx5_1:1 of node-b (rank 1) (which of the two is not known) moves"
-        in said.reason
+        in judgement.reason
     )
 
 
 def test_a_device_without_a_connection_is_named_with_its_error() -> None:
-    said = judged(ACROSS, bad(OTHER[3], row=NicRow(error="nixlRemoteDisconnectError (…)")))
-    assert (said.verdict, said.reason) == (
+    judgement = judged(ACROSS, bad(OTHER[3], row=NicRow(error="nixlRemoteDisconnectError (…)")))
+    assert (judgement.verdict, judgement.reason) == (
         Verdict.FAIL,
         "rows: mlx5_3:1 of node-b (rank 1) fails where the others do not: nixlRemoteDisconnectError (…)",
     )
@@ -142,10 +144,10 @@ def test_the_error_of_a_pair_whose_rails_are_separate_names_both_ends() -> None:
         crossed = pair.initiator.device != pair.target.device
         return NicRow(error="unreachable") if crossed or pair == ACROSS[2] else rate(40e9)
 
-    said = judged(ACROSS, moves)
+    judgement = judged(ACROSS, moves)
     assert (
         "mlx5_2:1 of node-a (rank 0) to mlx5_2:1 of node-b (rank 1) (which of the two is not known) fails"
-        in said.reason
+        in judgement.reason
     )
 
 
@@ -155,29 +157,29 @@ def test_a_device_that_fails_when_it_is_measured_again_is_named_with_its_error()
             return rate(40e9)
         return NicRow(error="gone") if before else rate(1e9)
 
-    said = judged(LOOPS, moves)
-    assert "rows: mlx5_0:1 of node-a (rank 0) fails where the others do not: gone" in said.reason
+    judgement = judged(LOOPS, moves)
+    assert "rows: mlx5_0:1 of node-a (rank 0) fails where the others do not: gone" in judgement.reason
 
 
 def test_wrong_bytes_are_corrupt() -> None:
-    said = judged(ACROSS, bad(ONE[1], row=NicRow(corruption="3 of 64 bytes are wrong")))
-    assert (said.verdict, said.reason) == (
+    judgement = judged(ACROSS, bad(ONE[1], row=NicRow(corruption="3 of 64 bytes are wrong")))
+    assert (judgement.verdict, judgement.reason) == (
         Verdict.CORRUPT,
         "rows: mlx5_1:1 of node-a (rank 0) to mlx5_1:1 of node-b (rank 1): 3 of 64 bytes are wrong",
     )
 
 
 def test_no_device_is_accused_if_none_works() -> None:
-    said = judged(LOOPS, bad(*ONE, row=NicRow(error="NIXL_ERR_BACKEND")))
-    assert said.verdict is Verdict.FAIL
-    assert said.reason == "rows: none of 4 RDMA devices moved a byte, the first with: NIXL_ERR_BACKEND"
-    assert "ucx-uses-rdma" in said.remedy
+    judgement = judged(LOOPS, bad(*ONE, row=NicRow(error="NIXL_ERR_BACKEND")))
+    assert judgement.verdict is Verdict.FAIL
+    assert judgement.reason == "rows: none of 4 RDMA devices moved a byte, the first with: NIXL_ERR_BACKEND"
+    assert "ucx-uses-rdma" in judgement.remedy
 
 
 def test_bytes_that_went_another_way_say_nothing_about_devices() -> None:
-    said = judged(LOOPS, bad(*ONE, row=NicRow(elsewhere="cma/memory")))
-    assert said.verdict is Verdict.NOT_APPLICABLE
-    assert "the bytes went over cma/memory, and not over the chosen RDMA device" in said.reason
+    judgement = judged(LOOPS, bad(*ONE, row=NicRow(elsewhere="cma/memory")))
+    assert judgement.verdict is Verdict.NOT_APPLICABLE
+    assert "the bytes went over cma/memory, and not over the chosen RDMA device" in judgement.reason
 
 
 def test_a_device_of_another_kind_is_not_compared() -> None:
@@ -189,15 +191,15 @@ def test_a_device_of_another_kind_is_not_compared() -> None:
 @pytest.mark.parametrize("good", [1, 2])
 def test_a_device_that_is_slow_only_once_or_twice_is_not_named(good: int) -> None:
     """What other processes do hits any device; one good measurement beside another device is enough."""
-    said = judged(LOOPS, lambda pair, before: rate(1e9 if pair.initiator is ONE[0] and before < good else 40e9))
-    assert said.verdict is Verdict.PASS
+    judgement = judged(LOOPS, lambda pair, before: rate(1e9 if pair.initiator is ONE[0] and before < good else 40e9))
+    assert judgement.verdict is Verdict.PASS
 
 
 def test_a_slow_device_on_a_busy_host_is_named_but_not_failed() -> None:
-    said = judged(LOOPS, bad(ONE[1], row=rate(2e9, contention=0.8)))
-    assert said.verdict is Verdict.INCONCLUSIVE
-    assert "mlx5_1:1 of node-a (rank 0) moves 2 GB/s" in said.reason
-    assert said.reason.endswith("but other processes used up to 0.8 of the cores that a row needs")
+    judgement = judged(LOOPS, bad(ONE[1], row=rate(2e9, contention=0.8)))
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert "mlx5_1:1 of node-a (rank 0) moves 2 GB/s" in judgement.reason
+    assert judgement.reason.endswith("but other processes used up to 0.8 of the cores that a row needs")
 
 
 def test_healthy_devices_on_a_busy_host_are_not_accused() -> None:
@@ -214,9 +216,9 @@ def test_healthy_devices_on_a_busy_host_are_not_accused() -> None:
 def test_a_card_is_measured_with_the_gpu_that_it_is_assigned_to() -> None:
     facts = facts_of("p5.48xl")
     gpus = [LinkGpu(gpu.index, "H100", f"GPU-{gpu.index}", gpu.pci) for gpu in facts.gpu.gpus]
-    found = nearest_gpus(seats(gpus, facts.gpu.gpus, facts.rdma))
-    assert len(found) == 32
-    assert [found[f"rdmap{number}s0"] for number in (79, 82, 164)] == [0, 0, 5]
+    gpu_by_card = nearest_gpus(seats(gpus, facts.gpu.gpus, facts.rdma))
+    assert len(gpu_by_card) == 32
+    assert [gpu_by_card[f"rdmap{number}s0"] for number in (79, 82, 164)] == [0, 0, 5]
 
 
 @pytest.mark.parametrize(
@@ -239,8 +241,8 @@ def test_devices_that_are_not_to_be_used_or_have_no_link_are_left_out(chosen: st
         replace(card, name="mlx5_0", kind="mlx", ports=(port(1, "ACTIVE"), port(2, "ACTIVE"))),
         replace(card, name="mlx5_1", kind="mlx", ports=(port(1, "DOWN"),)),
     )
-    found = {nic.device: why for nic, why in ports(HostDevices("node-a", cards, (), chosen), 0)}
-    assert {device: why for device, why in found.items() if why} == left_out
+    reasons = {nic.device: reason for nic, reason in ports(HostDevices("node-a", cards, (), chosen), 0)}
+    assert {device: reason for device, reason in reasons.items() if reason} == left_out
 
 
 def test_one_rank_of_each_host_measures_its_devices_with_the_next_host(pytestconfig: pytest.Config) -> None:
@@ -251,13 +253,13 @@ def test_one_rank_of_each_host_measures_its_devices_with_the_next_host(pytestcon
                       for device in devices)  # fmt: skip
         return json.loads(json.dumps(HostDevices(name, cards, (), "").plain()))
 
-    told = [host("a", "m0", "m1"), host("a", "m0", "m1"), host("b", "m0", "m1"), host("c", "m0")]
-    asked = cast(Cluster, SimpleNamespace(ask={"devices": told}.__getitem__))
+    answers = [host("a", "m0", "m1"), host("a", "m0", "m1"), host("b", "m0", "m1"), host("c", "m0")]
+    cluster = cast(Cluster, SimpleNamespace(ask={"devices": answers}.__getitem__))
     settings, rows = read_settings(pytestconfig, environ={}), [("WRITE", MemoryPair("DRAM", "DRAM"))]
-    assert each_nic._Rows(settings, asked, rows).hosts == [(0, 2), (3, 2)]
-    told[:] = [host("a", "m0"), host("b", "m0")]
+    assert each_nic._Rows(settings, cluster, rows).hosts == [(0, 2), (3, 2)]
+    answers[:] = [host("a", "m0"), host("b", "m0")]
     with pytest.raises(NotApplicableError, match=r"of a host to compare: a has 1 \(m0:1\), b has 1 \(m0:1\)"):
-        each_nic._Rows(settings, asked, rows)
+        each_nic._Rows(settings, cluster, rows)
 
 
 def test_a_host_without_rdma_has_nothing_to_compare() -> None:
@@ -286,14 +288,14 @@ def test_a_slow_card_between_two_hosts_is_named(
         places = [LocalHost(supervisor(), rank, host.prefix) for rank, host in enumerate(hosts)]
         links = NicLinks(places, settings, ("WRITE", "READ"), MemoryPair("DRAM", "DRAM"), one_host=False)
         try:
-            said = NicTrial("rows", nic_pairs(*nics), lambda pair: replace(links(pair), contention=0.0)).judge()
+            judgement = NicTrial("rows", nic_pairs(*nics), lambda pair: replace(links(pair), contention=0.0)).judge()
         finally:
             links.close()
-    print(said)
+    print(judgement)
     if not slow:
-        assert said.verdict is Verdict.PASS, said.reason
+        assert judgement.verdict is Verdict.PASS, judgement.reason
         return
-    assert said.verdict is Verdict.FAIL, said.reason
+    assert judgement.verdict is Verdict.FAIL, judgement.reason
     # The cables are networks of their own: no device reaches another one. The second host sends in a READ.
-    assert f"{nics[0][1]} to {nics[1][1]} (which of the two is not known) moves 0.00" in said.reason
-    assert "(READ), less than half of the" in said.reason
+    assert f"{nics[0][1]} to {nics[1][1]} (which of the two is not known) moves 0.00" in judgement.reason
+    assert "(READ), less than half of the" in judgement.reason

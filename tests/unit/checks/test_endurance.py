@@ -46,11 +46,11 @@ def judged(endurance: Endurance, kind: CycleKind) -> Judgement:
 def run(nixl_settings: Settings) -> Run:
     """Repeat a cycle with UCX, with a leak planted in the worker, and judge it by the default limits."""
 
-    def repeated(cycle: str, leak: str = "", **given: str) -> Judgement:
+    def repeated(cycle: str, leak: str = "", **arguments: str) -> Judgement:
         with Agents(LocalHost(supervisor()), replace(nixl_settings, backend=("UCX",), timeout=120)) as agents:
             agent = agents.start(progress_thread=None)
             if leak:
-                agent.run(f"helpers.leak_functions:{leak}", **given)
+                agent.run(f"helpers.leak_functions:{leak}", **arguments)
             return judged(Endurance(agent, CYCLES[cycle], "UCX", 0.0), CYCLES[cycle])
 
     return repeated
@@ -63,12 +63,12 @@ LEAKS = [
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("cycle", "leak", "words"), [("transfer", *LEAKS[0]), ("registration", *LEAKS[1])])
-def test_a_leak_of_a_kibibyte_or_a_descriptor_is_found(run: Run, cycle: str, leak: str, words: str) -> None:
+@pytest.mark.parametrize(("cycle", "leak", "reason"), [("transfer", *LEAKS[0]), ("registration", *LEAKS[1])])
+def test_a_leak_of_a_kibibyte_or_a_descriptor_is_found(run: Run, cycle: str, leak: str, reason: str) -> None:
     judgement = run(cycle, leak, method=ONCE[cycle])
     assert judgement.verdict is Verdict.FAIL
-    assert judgement.reason.startswith(words.format(cycle=cycle))
-    assert f" times {CYCLES[cycle].what}; growth with each (99 % interval): " in judgement.reason
+    assert judgement.reason.startswith(reason.format(cycle=cycle))
+    assert f" times {CYCLES[cycle].label}; growth with each (99 % interval): " in judgement.reason
     assert judgement.remedy.startswith("Run the suite endurance again with a longer --nixl-duration")
 
 
@@ -78,12 +78,12 @@ def test_a_leak_of_a_kibibyte_or_a_descriptor_is_found(run: Run, cycle: str, lea
 def test_a_healthy_cycle_passes(run: Run, cycle: str) -> None:
     judgement = run(cycle, "nothing", method=ONCE[cycle])
     assert judgement.verdict is Verdict.PASS, judgement.reason
-    assert f"times {CYCLES[cycle].what}" in judgement.reason
+    assert f"times {CYCLES[cycle].label}" in judgement.reason
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("cycle", "leak", "given", "figure"),
+    ("cycle", "leak", "arguments", "figure"),
     [
         ("transfer", "connected", {"method": "release_xfer_handle"}, "growth-sockets"),
         ("registration", "region", {}, "growth-metadata"),
@@ -100,23 +100,23 @@ def test_a_healthy_cycle_passes(run: Run, cycle: str) -> None:
         ),
     ],
 )
-def test_what_grows_is_named(run: Run, cycle: str, leak: str, given: dict[str, str], figure: str) -> None:
-    judgement = run(cycle, leak, **given)
+def test_what_grows_is_named(run: Run, cycle: str, leak: str, arguments: dict[str, str], figure: str) -> None:
+    judgement = run(cycle, leak, **arguments)
     assert judgement.verdict is Verdict.FAIL
     assert f"{figure} (UCX {cycle}): " in judgement.reason
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("function", "kept"), [("nothing", True), ("close_connections", False)])
+@pytest.mark.parametrize(("function", "sockets_stay"), [("nothing", True), ("close_connections", False)])
 def test_sockets_of_removed_agents_are_a_finding_only_if_they_stay(
-    nixl_settings: Settings, function: str, kept: bool
+    nixl_settings: Settings, function: str, sockets_stay: bool
 ) -> None:
     with Agents(LocalHost(supervisor()), replace(nixl_settings, backend=("UCX",), timeout=120)) as agents:
         agent = agents.start(progress_thread=None)
-        given = {"method": "remove_remote_agent"} if function == "nothing" else {}
-        agent.run(f"helpers.leak_functions:{function}", **given)
+        arguments = {"method": "remove_remote_agent"} if function == "nothing" else {}
+        agent.run(f"helpers.leak_functions:{function}", **arguments)
         figures = Endurance(agent, CYCLES["connection"], "UCX", 0.0).figures()
-    assert kept_sockets(figures) is kept
+    assert kept_sockets(figures) is sockets_stay
     assert judge_figures(figures, CYCLES["connection"].limits).verdict is Verdict.PASS
 
 
@@ -137,13 +137,13 @@ def test_an_agent_of_libfabric_may_leave_what_its_finding_says_and_no_kibibyte_m
     assert judge_figures(figures, CYCLES["agent"].limits).verdict is verdict
 
 
-@pytest.mark.parametrize(("grown", "kept"), [(300, False), (1700, True)])
+@pytest.mark.parametrize(("grown", "is_finding"), [(300, False), (1700, True)])
 def test_memory_of_deleted_agents_is_a_finding_only_if_it_is_more_than_a_healthy_backend_leaves(
-    grown: float, kept: bool
+    grown: float, is_finding: bool
 ) -> None:
     labels = {"backend": "LIBFABRIC", "cycle": "agent"}
     figures = (Figure.of("growth-memory", 20_000, labels), Figure.of("growth-heap", grown, labels))
-    assert kept_memory(figures) is kept
+    assert kept_memory(figures) is is_finding
 
 
 def test_each_resource_has_a_figure_and_each_cycle_a_limit_for_it() -> None:

@@ -52,14 +52,14 @@ class Agent:
     """
 
     def __init__(self, at: str = "", after: int = 0, error: type[Exception] | None = GONE) -> None:
-        self._at, self._left, self._error, self._stuck = at, after, error, False
-        self.asked: Counter[str] = Counter()
+        self._at, self._calls_left, self._error, self._stuck = at, after, error, False
+        self.calls: Counter[str] = Counter()
 
-    def _asked(self, call: str, answer: object) -> Any:
-        self.asked[call] += 1
+    def _answer_call(self, call: str, answer: object) -> Any:
+        self.calls[call] += 1
         if call == self._at:
-            self._left -= 1
-        if self._left < 0:
+            self._calls_left -= 1
+        if self._calls_left < 0:
             if self._error is None:
                 return "PROC"
             if call == self._at:
@@ -73,19 +73,19 @@ class Agent:
         return regions
 
     def initialize_xfer(self, *_: object) -> object:
-        return self._asked("initialize_xfer", object())
+        return self._answer_call("initialize_xfer", object())
 
     def transfer(self, _: object) -> Any:
-        return self._asked("transfer", "PROC")
+        return self._answer_call("transfer", "PROC")
 
     def check_xfer_state(self, _: object) -> Any:
-        return self._asked("check_xfer_state", "DONE")
+        return self._answer_call("check_xfer_state", "DONE")
 
     def remove_remote_agent(self, _: str) -> None:
-        self._asked("remove_remote_agent", None)
+        self._answer_call("remove_remote_agent", None)
 
     def release_xfer_handle(self, _: object) -> None:
-        self._asked("release_xfer_handle", None)
+        self._answer_call("release_xfer_handle", None)
 
 
 @pytest.fixture(autouse=True)
@@ -104,31 +104,31 @@ def keep(agent: Agent, quiet: float = 60, limit: float = 60, timeout: float = 60
 def test_an_error_at_the_first_call_is_an_answer_and_ends_the_wait(
     call: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = keep(Agent(call))
-    assert (found["said"], found["completed"]) == ("nixlRemoteDisconnectError", 0)
+    answer = keep(Agent(call))
+    assert (answer["said"], answer["completed"]) == ("nixlRemoteDisconnectError", 0)
     assert capsys.readouterr().out == f"{ENDED_EARLY}\n"
 
 
 @pytest.mark.parametrize("call", ["transfer", "check_xfer_state"])
 def test_an_error_after_transfers_were_completed_is_the_answer(call: str, capsys: pytest.CaptureFixture[str]) -> None:
-    found = keep(Agent(call, after=20))
-    assert found["said"] == "nixlRemoteDisconnectError"
-    assert found["completed"] >= 19
+    answer = keep(Agent(call, after=20))
+    assert answer["said"] == "nixlRemoteDisconnectError"
+    assert answer["completed"] >= 19
     assert capsys.readouterr().out == f"{FLOWS}\n"
 
 
-@pytest.mark.parametrize(("call", "words"), [("", FLOWS), ("transfer", ENDED_EARLY)])
-def test_what_the_scene_waits_for_is_written_at_once(monkeypatch: pytest.MonkeyPatch, call: str, words: str) -> None:
+@pytest.mark.parametrize(("call", "line"), [("", FLOWS), ("transfer", ENDED_EARLY)])
+def test_what_the_scene_waits_for_is_written_at_once(monkeypatch: pytest.MonkeyPatch, call: str, line: str) -> None:
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written))
     keep(Agent(call), limit=0.01)
-    assert written.getvalue().decode() == f"{words}\n"
+    assert written.getvalue().decode() == f"{line}\n"
 
 
 def test_nothing_is_posted_after_an_error() -> None:
     agent = Agent("transfer")
     keep(agent)
-    assert agent.asked["transfer"] == 1
+    assert agent.calls["transfer"] == 1
 
 
 def test_an_error_that_is_not_of_nixl_is_raised() -> None:
@@ -137,59 +137,59 @@ def test_an_error_that_is_not_of_nixl_is_raised() -> None:
 
 
 def test_transfers_that_never_end_are_an_answer(capsys: pytest.CaptureFixture[str]) -> None:
-    found = keep(Agent("check_xfer_state", after=20, error=None), quiet=0.02)
-    assert (found["said"], found["unended"]) == ("PROC", 0)
-    assert found["longest"] > 0.02
+    answer = keep(Agent("check_xfer_state", after=20, error=None), quiet=0.02)
+    assert (answer["said"], answer["unended"]) == ("PROC", 0)
+    assert answer["longest"] > 0.02
     assert capsys.readouterr().out == f"{FLOWS}\n"
 
 
 def test_the_first_transfers_may_take_longer_than_those_after_a_fault(capsys: pytest.CaptureFixture[str]) -> None:
     """A slow machine is not taken for a silent NIXL before the fault is made."""
-    found = keep(Agent("transfer", error=None), quiet=0, limit=0, timeout=0.02)
-    assert (found["said"], found["longest"] > 0.02) == ("PROC", True)
+    answer = keep(Agent("transfer", error=None), quiet=0, limit=0, timeout=0.02)
+    assert (answer["said"], answer["longest"] > 0.02) == ("PROC", True)
     assert capsys.readouterr().out == f"{ENDED_EARLY}\n"
 
 
 def test_the_loop_ends_after_its_limit() -> None:
-    found = keep(Agent(), limit=0.01)
-    assert (found["said"], found["unended"]) == ("DONE", 0)
-    assert found["completed"] >= 4
+    answer = keep(Agent(), limit=0.01)
+    assert (answer["said"], answer["unended"]) == ("DONE", 0)
+    assert answer["completed"] >= 4
 
 
 @pytest.mark.parametrize(("call", "act"), [("initialize_xfer", "was not called"), ("transfer", "returned")])
 def test_an_interrupted_transfer_that_nixl_refuses_is_counted(call: str, act: str) -> None:
-    found = interrupt(Agent(call), "remove_remote_agent", [], quiet=60, **TRAFFIC)
-    assert (found["act"], found["in_flight"]) == (act, 0)
-    assert found["states"] == {"nixlRemoteDisconnectError": 1 if call == "initialize_xfer" else 2}
+    answer = interrupt(Agent(call), "remove_remote_agent", [], quiet=60, **TRAFFIC)
+    assert (answer["act"], answer["in_flight"]) == (act, 0)
+    assert answer["states"] == {"nixlRemoteDisconnectError": 1 if call == "initialize_xfer" else 2}
 
 
 @pytest.mark.parametrize("call", ["remove_remote_agent", "check_xfer_state"])
 def test_an_error_of_the_interruption_and_of_the_transfers_after_it_is_an_answer(call: str) -> None:
-    found = interrupt(Agent(call), "remove_remote_agent", [], quiet=60, **TRAFFIC)
-    assert found["in_flight"] == 2
-    told = call == "remove_remote_agent"
-    assert found["act"] == ("nixlRemoteDisconnectError" if told else "returned")
-    assert found["states"] == {"DONE" if told else "nixlRemoteDisconnectError": 2}
+    answer = interrupt(Agent(call), "remove_remote_agent", [], quiet=60, **TRAFFIC)
+    assert answer["in_flight"] == 2
+    refused = call == "remove_remote_agent"
+    assert answer["act"] == ("nixlRemoteDisconnectError" if refused else "returned")
+    assert answer["states"] == {"DONE" if refused else "nixlRemoteDisconnectError": 2}
 
 
 def test_transfers_that_are_in_flight_after_the_interruption_are_counted() -> None:
-    found = interrupt(Agent("transfer", error=None), "remove_remote_agent", [], quiet=0.01, **TRAFFIC)
-    assert found["states"] == {"PROC": 2}
+    answer = interrupt(Agent("transfer", error=None), "remove_remote_agent", [], quiet=0.01, **TRAFFIC)
+    assert answer["states"] == {"PROC": 2}
     assert interrupt(Agent(), "release_xfer_handle", [], quiet=60, **TRAFFIC)["states"] == {}
 
 
-def scene(said: str, output: str) -> FaultScene:
+def scene(ending: str, output: str) -> FaultScene:
     """Return a scene whose initiator has already ended its transfers."""
-    found = {"said": said, "completed": 0, "longest": 0.0, "unended": 0}
-    answered = SimpleNamespace(result=lambda: found)
+    answer = {"said": ending, "completed": 0, "longest": 0.0, "unended": 0}
+    answered = SimpleNamespace(result=lambda: answer)
     worker = SimpleNamespace(output=lambda: output, alive=True, timeout=240.0, request=lambda *_, **__: answered)
-    made = FaultScene.__new__(FaultScene)
+    fault_scene = FaultScene.__new__(FaultScene)
     buffer: Any = SimpleNamespace(address=0)
     agent: Any = SimpleNamespace(name="initiator", ref=None, worker=worker)
-    made.initiator = made.target = agent
-    made.source = made.destination = buffer
-    made.op = "WRITE"
-    return made
+    fault_scene.initiator = fault_scene.target = agent
+    fault_scene.source = fault_scene.destination = buffer
+    fault_scene.op = "WRITE"
+    return fault_scene
 
 
 def test_an_error_before_the_fault_ends_the_wait_at_once_and_fails() -> None:
@@ -198,7 +198,7 @@ def test_an_error_before_the_fault_ends_the_wait_at_once_and_fails() -> None:
         scene("nixlRemoteDisconnectError", ENDED_EARLY).traffic(quiet=1, limit=1),
     ):
         pytest.fail("no fault is to be made")
-    outcome = FaultOutcome("target-killed", "UCX", "WRITE", "1.5.1", caught.value.said, 0.5, early=True)
+    outcome = FaultOutcome("target-killed", "UCX", "WRITE", "1.5.1", caught.value.answer, 0.5, early=True)
     judgement = judge_faults([outcome])
     assert judgement.verdict is Verdict.FAIL
     assert judgement.reason == (
@@ -220,11 +220,11 @@ CALLS = ("remove_remote_agent", "add_remote_agent", "write")
 
 def written(at: str, times: int, kind: str = "nixlRemoteDisconnectError") -> Any:
     """Write to a target that came back, while one of the calls raises some times."""
-    left = [times]
+    remaining = [times]
 
     def call(name: str) -> None:
-        if name == at and left[0]:
-            left[0] -= 1
+        if name == at and remaining[0]:
+            remaining[0] -= 1
             raise NixlError(f"{kind} raised", "", "", kind)
 
     initiator: Any = SimpleNamespace(
@@ -278,14 +278,14 @@ def test_transfers_in_flight_are_waited_for_longer_if_nothing_failed(
 @pytest.mark.parametrize("failed", [0, -1])
 def test_only_whole_pages_are_given_back(monkeypatch: pytest.MonkeyPatch, failed: int) -> None:
     """The kernel is a double, because the process would lose its memory."""
-    asked: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
 
     def munmap(start: int, size: int) -> int:
-        asked.append((start, size))
+        ranges.append((start, size))
         return failed
 
     monkeypatch.setattr("ctypes.CDLL", lambda *_, **__: SimpleNamespace(munmap=munmap))
     page = mmap.PAGESIZE
     with pytest.raises(OSError, match="munmap failed") if failed else nullcontext():
         unmap(10 * page - 1, 3 * page)
-    assert asked == [(10 * page, 2 * page)]
+    assert ranges == [(10 * page, 2 * page)]

@@ -47,36 +47,36 @@ class Report:
     :param id: the check, or the connector's field, that names it; empty if nothing does.
     :param tree: puts the fault into a host's tree.
     :param pods: for prefill and decode what differs from a right pod: ``env``, ``transfer``, ``args`` or ``efa``.
-    :param words: what the check must say of a fault in a tree, so that the cause is named.
+    :param reason: what the check must say of a fault in a tree, so that the cause is named.
     :param test: the test that makes the fault, ``FILE::NAME``.
     :param only_symptom: what the check does not name; empty if it names the cause.
-    :param why: why nothing catches it.
+    :param gap: why nothing catches it.
     """
 
     reports: str
     id: str = ""
     tree: Callable[[Tree], Any] | None = None
     pods: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
-    words: str = ""
+    reason: str = ""
     test: str = ""
     only_symptom: str = ""
-    why: str = ""
+    gap: str = ""
 
 
-def _variables(**given: str) -> Callable[[Tree], None]:
+def _variables(**variables: str) -> Callable[[Tree], None]:
     def plant(tree: Tree) -> None:
-        for name, value in given.items():
+        for name, value in variables.items():
             tree.variable(name, value)
 
     return plant
 
 
 def _change(answer: str, **values: Any) -> Callable[[Tree], None]:
-    return lambda tree: tree.change(answer, lambda found: found.update(values))
+    return lambda tree: tree.change(answer, lambda answers: answers.update(values))
 
 
 def _library(path: str) -> Callable[[Tree], None]:
-    return lambda tree: tree.change("nixl", lambda found: found["libraries"].append(path))
+    return lambda tree: tree.change("nixl", lambda answers: answers["libraries"].append(path))
 
 
 def _all(*plants: Callable[[Tree], Any]) -> Callable[[Tree], None]:
@@ -88,13 +88,13 @@ def _all(*plants: Callable[[Tree], Any]) -> Callable[[Tree], None]:
 
 
 def _change_ucx_rdma(how: Callable[[Any], Any]) -> Callable[[Tree], None]:
-    return lambda tree: tree.change("nixl", lambda found: how(found["ucx_rdma"]))
+    return lambda tree: tree.change("nixl", lambda answers: how(answers["ucx_rdma"]))
 
 
-def _other_kernel_abi(found: Any) -> None:
-    del found["offered"]["rdmap79s0"]
-    found["answers"]["rdmap79s0"].update(listed=False, shared_queues=None)
-    found["other_abi"].update(rdmap79s0="Driver efa does not support the kernel ABI of 3")
+def _other_kernel_abi(nixl: Any) -> None:
+    del nixl["offered"]["rdmap79s0"]
+    nixl["answers"]["rdmap79s0"].update(listed=False, shared_queues=None)
+    nixl["other_abi"].update(rdmap79s0="Driver efa does not support the kernel ABI of 3")
 
 
 def _management_card(tree: Tree) -> None:
@@ -146,7 +146,7 @@ FIRST = (
     Report("LIBFABRIC silently over tcp", "bandwidth",
            test="libfabric/test_real_libfabric.py::test_transport_that_is_not_accepted_is_wrong_transport"),
     Report("interface number of libefa", "verbs-providers", tree=lambda tree: tree.change(
-        "image", lambda found: found["verbs"]["providers"][0].update(abi=59))),
+        "image", lambda answers: answers["verbs"]["providers"][0].update(abi=59))),
     Report("OBJ, io_uring", "storage-queues",
            test="unit/checks/test_storage_queues.py::test_host_that_allows_neither_fails"),
     Report("plugins that do not load", "plugin-libraries",
@@ -158,7 +158,7 @@ FIRST = (
            "test_metadata_of_40000_regions_is_refused_by_etcd_and_reported"),
     Report("nixl#1044", "endpoints-well-formed",
            test="integration/test_uri_suite.py::test_each_broken_form_is_reported_with_cause_and_rewrite"),
-    Report("nixl#1921", why="the hang of FI_MORE needs EFA hardware: no provider that runs here has it"),
+    Report("nixl#1921", gap="the hang of FI_MORE needs EFA hardware: no provider that runs here has it"),
     Report("the survivor of a restarted peer", "transfer-target-restarted", test="unit/checks/test_transfer_faults.py::"
            "test_a_survivor_that_reaches_no_other_agent_is_caught", only_symptom="never run over RDMA"),
     Report("telemetry", "telemetry-in-process", tree=_all(
@@ -189,20 +189,20 @@ SECOND = (
     Report("dynamo#12463", "bandwidth", test="unit/core/test_rdma_fault.py::"
            "test_gpu_and_card_passed_through_under_one_switch_are_named"),
     Report("dynamo#10852", "backend-loads", tree=_management_card,
-           words="UCX uses all 32 RDMA devices, and rdmap79s0 is near no GPU"),
+           reason="UCX uses all 32 RDMA devices, and rdmap79s0 is near no GPU"),
     Report("InferenceX#1944, sglang#29127", "rdma-ports", tree=_bad_link,
-           words="rdmap79s0 has counted 12 link_downed, and half of the others at most 0"),
+           reason="rdmap79s0 has counted 12 link_downed, and half of the others at most 0"),
     Report("ucx#11259", "gpus-together",
            test="unit/checks/test_gpus_together.py::test_a_gpu_that_uses_a_far_network_card_is_reported"),
     Report("modelexpress#449", "bandwidth",
            test="unit/judge/test_row.py::test_cards_that_a_slow_row_left_idle_are_named"),
-    Report("sglang#30099", "ucx-uses-rdma", tree=_change_ucx_rdma(lambda found: found["offered"].pop("rdmap79s0")),
-           words="rdmap79s0: it has no shared receive queues (max_srq is 0), which UCX's rc needs"),
+    Report("sglang#30099", "ucx-uses-rdma", tree=_change_ucx_rdma(lambda answers: answers["offered"].pop("rdmap79s0")),
+           reason="rdmap79s0: it has no shared receive queues (max_srq is 0), which UCX's rc needs"),
     Report("nixl#1642", "ucx-uses-rdma", tree=_change_ucx_rdma(_other_kernel_abi),
-           words="libibverbs says: Driver efa does not support the kernel ABI of 3"),
+           reason="libibverbs says: Driver efa does not support the kernel ABI of 3"),
     Report("prime-rl#2761, prime-rl#3204", "ucx-uses-rdma",
-           tree=_change_ucx_rdma(lambda found: found.update(module="")),
-           words="this UCX has no RDMA module (libuct_ib.so)"),
+           tree=_change_ucx_rdma(lambda answers: answers.update(module="")),
+           reason="this UCX has no RDMA module (libuct_ib.so)"),
     Report("awsome-inference#72, ray#62339", "EFA devices", pods=_both(efa=32, env={"NIXL_BACKEND": "LIBFABRIC"})),
     Report("ray#60817", "VLLM_NIXL_SIDE_CHANNEL_HOST", pods=_both(env={"VLLM_NIXL_SIDE_CHANNEL_HOST": "localhost"})),
     Report("vllm#47636", "VLLM_NIXL_SIDE_CHANNEL_HOST", pods=_both(
@@ -218,12 +218,12 @@ SECOND = (
     Report("nixl#1161", "variables-known", tree=_variables(FI_EFA_MAX_RAIL="4")),
     Report("smg#2382, smg#2503", "transfer-target-restarted", test="unit/checks/test_transfer_faults.py::"
            "test_a_target_that_listens_is_fetched_again_after_its_restart", only_symptom="never run over RDMA"),
-    Report("vllm#58063", why="the mapping of a dead peer's GPU memory by CUDA IPC needs two real GPUs to be held"),
+    Report("vllm#58063", gap="the mapping of a dead peer's GPU memory by CUDA IPC needs two real GPUs to be held"),
     Report("vllm#55157, nixl#1978", "kv-requests", test="unit/checks/test_kv_ways.py::"
            "test_descriptors_that_take_long_to_prepare_are_named_with_what_prepares_them_faster"),
     Report("dynamo#12750", "kv-storage", test="integration/test_kv_cache_suite.py::"
            "test_blocks_move_to_a_file_and_back_in_fragments_and_in_pieces"),
-    Report("nixl#1769", why="a default of OBJ that halves a fast server's rate shows only above 10 GB/s, which no S3 "
+    Report("nixl#1769", gap="a default of OBJ that halves a fast server's rate shows only above 10 GB/s, which no S3 "
            "server here reaches"),
     Report("vllm#52234, vllm#52276", "pytest-nixl telemetry", test="unit/cli/test_telemetry.py::"
            "test_failures_that_vllm_counts_may_be_wrong_answers"),
@@ -251,7 +251,7 @@ def _judged(tree: Tree, report: Report) -> Judgement:
     return judge(report.id, facts, Requirements(load_profile("p5.48xlarge"), BACKENDS))
 
 
-TREES = [each for each in ALL if each.tree is not None]
+TREES = [report for report in ALL if report.tree is not None]
 
 
 @pytest.mark.parametrize("report", TREES, ids=_ids(TREES))
@@ -262,7 +262,7 @@ def test_a_fault_of_a_host_is_named(report: Report, healthy: Tree, tmp_path: Pat
     report.tree(tree)
     judged = _judged(tree, report)
     assert judged.verdict in BAD
-    assert report.words in judged.reason
+    assert report.reason in judged.reason
 
 
 def test_only_a_card_near_no_gpu_is_left_out(healthy: Tree, tmp_path: Path) -> None:
@@ -301,7 +301,7 @@ def _bad_fields(folder: Path, pods: tuple[Mapping[str, Any], Mapping[str, Any]])
     return {result.rule.field for result in compare_connectors(*sides).results if result.verdict is Verdict.FAIL}
 
 
-PODS = [each for each in ALL if each.pods is not None]
+PODS = [report for report in ALL if report.pods is not None]
 
 
 def test_right_pods_are_not_accused(tmp_path: Path) -> None:
@@ -321,14 +321,14 @@ def _tests_of(file: str) -> frozenset[str]:
 
 
 def test_each_report_is_caught_by_a_check_that_exists_or_says_why_not(capsys: pytest.CaptureFixture[str]) -> None:
-    known = {suite_check.id for suite_check in suite_checks()} | {rule.field for rule in RULES} | OTHERS
-    for each in ALL:
-        file, _, name = each.test.partition("::")
-        assert bool(each.id) is not bool(each.why), each.reports
-        assert not each.id or each.id in known, each.reports
-        assert not each.id or bool(each.tree or each.pods) is not bool(each.test), each.reports
-        assert not each.test or name in _tests_of(file), each.test
-    kinds = Counter("not" if each.why else "symptom" if each.only_symptom else "named" for each in ALL)
+    known_ids = {suite_check.id for suite_check in suite_checks()} | {rule.field for rule in RULES} | OTHERS
+    for failure in ALL:
+        file, _, name = failure.test.partition("::")
+        assert bool(failure.id) is not bool(failure.gap), failure.reports
+        assert not failure.id or failure.id in known_ids, failure.reports
+        assert not failure.id or bool(failure.tree or failure.pods) is not bool(failure.test), failure.reports
+        assert not failure.test or name in _tests_of(file), failure.test
+    kinds = Counter("not" if failure.gap else "symptom" if failure.only_symptom else "named" for failure in ALL)
     with capsys.disabled():
         print(f"\nof {len(ALL)} reports {kinds['named']} are named by their cause, {kinds['symptom']} by their "
               f"symptom, and {kinds['not']} by nothing")  # fmt: skip

@@ -26,9 +26,9 @@ HEALTHY: dict[int, Any] = {
 
 
 def test_each_flow_has_the_windows_of_the_rank_that_posts_it() -> None:
-    found = STEP.measured(HEALTHY, POSTS)
-    assert found.windows == {ONE: [(4, 0.1), (20, 0.5)], OTHER: [(3, 0.2), (15, 0.6)]}
-    assert found.contention == {0: 0.25, 1: 0.0, 2: 0.0, 3: 0.0}
+    measured = STEP.measured(HEALTHY, POSTS)
+    assert measured.windows == {ONE: [(4, 0.1), (20, 0.5)], OTHER: [(3, 0.2), (15, 0.6)]}
+    assert measured.contention == {0: 0.25, 1: 0.0, 2: 0.0, 3: 0.0}
 
 
 @pytest.mark.parametrize(

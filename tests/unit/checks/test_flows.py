@@ -39,9 +39,9 @@ class _PostingAgent:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
-    made = _Clock()
-    monkeypatch.setattr(flows, "time", made)
-    return made
+    fake_clock = _Clock()
+    monkeypatch.setattr(flows, "time", fake_clock)
+    return fake_clock
 
 
 def windowed(clock: _Clock, arrivals: list[tuple[float, int]], *, posted: int, slots: int = 1) -> OutgoingFlow:
@@ -211,7 +211,7 @@ def test_the_coordinator_of_all_polls_until_it_is_ended() -> None:
     agent = TalkingAgent({"a": [notification(3)]}, {"a": [notification(3)]})
     ended = iter([False, False, True])
     FlowEndpoint(agent, [], lambda: next(ended)).run(1, Gate("", []), [], [], 60)
-    assert [said for _, said in agent.sent] == [b"pytest-nixl:flow-arrived:3:1", b"pytest-nixl:flow-arrived:3:2"]
+    assert [message for _, message in agent.sent] == [b"pytest-nixl:flow-arrived:3:1", b"pytest-nixl:flow-arrived:3:2"]
 
 
 def test_a_window_ends_its_duration_after_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +227,7 @@ def test_a_rank_that_only_receives_polls_until_the_end_of_the_window(monkeypatch
     clock = SimpleNamespace(perf_counter=lambda: next(ticks), monotonic=lambda: 0.0, sleep=lambda _: None)
     monkeypatch.setattr(flows, "time", clock)
     FlowEndpoint(agent, [], lambda: False)._window([], 0.0, 3.0)
-    assert [said for _, said in agent.sent] == [b"pytest-nixl:flow-arrived:3:1", b"pytest-nixl:flow-arrived:3:2"]
+    assert [message for _, message in agent.sent] == [b"pytest-nixl:flow-arrived:3:1", b"pytest-nixl:flow-arrived:3:2"]
     assert list(ticks) == []
 
 
@@ -246,25 +246,25 @@ class PreparingAgent(TalkingAgent):
 
     def __init__(self, *polls: dict[str, list[bytes]]) -> None:
         super().__init__(*polls)
-        self.made: list[Any] = []
+        self.creations: list[Any] = []
 
     def get_xfer_descs(self, listed: list[Any], memory: str) -> Any:
         return listed, memory
 
-    def initialize_xfer(self, *given: Any, backends: list[str]) -> str:
-        self.made.append((*given, backends))
-        return f"handle {len(self.made)}"
+    def initialize_xfer(self, *arguments: Any, backends: list[str]) -> str:
+        self.creations.append((*arguments, backends))
+        return f"handle {len(self.creations)}"
 
 
 @pytest.mark.parametrize(("op", "tag"), [("WRITE", notification(3)), ("READ", b"")])
 def test_the_commands_of_a_rank_prepare_run_report_and_release_its_flows(op: str, tag: bytes) -> None:
     agent = PreparingAgent({"b": [b"pytest-nixl:flow-arrived:3:2"]} if tag else {})
-    objects: Any = SimpleNamespace(get=lambda kept: kept, keep=lambda made, _: made, cancelled=lambda: True)
+    objects: Any = SimpleNamespace(get=lambda key: key, keep=lambda endpoint, _: endpoint, cancelled=lambda: True)
     slots = [[[1, 64, 0], [2, 64, 7]], [[65, 64, 0], [66, 64, 7]]]
-    told: Any = [{"number": 3, "partner": "b", "slots": slots}]
-    endpoint: Any = commands.flows_prepare(objects, cast(Any, agent), op, "UCX", ("DRAM", "VRAM"), told)
-    assert agent.made == [
-        (op, ([tuple(here)], "DRAM"), ([tuple(there)], "VRAM"), "b", tag, ["UCX"]) for here, there in slots
+    prepared_flows: Any = [{"number": 3, "partner": "b", "slots": slots}]
+    endpoint: Any = commands.flows_prepare(objects, cast(Any, agent), op, "UCX", ("DRAM", "VRAM"), prepared_flows)
+    assert agent.creations == [
+        (op, ([tuple(local)], "DRAM"), ([tuple(remote)], "VRAM"), "b", tag, ["UCX"]) for local, remote in slots
     ]
     gate: Any = {"coordinator": "", "members": []}
     step: Any = {"group": gate, "flows": [3], "durations": [0.0], "busy": 1}
@@ -278,10 +278,10 @@ def test_the_commands_of_a_rank_prepare_run_report_and_release_its_flows(op: str
     assert agent.released == ["handle 1", "handle 2"]
 
 
-@pytest.mark.parametrize(("gate", "what"), [(Gate("c", []), "the coordinator to let"), (Gate("", ["a"]), "the other")])
-def test_a_gate_that_stays_shut_ends_at_its_deadline(gate: Gate, what: str) -> None:
+@pytest.mark.parametrize(("gate", "peer"), [(Gate("c", []), "the coordinator to let"), (Gate("", ["a"]), "the other")])
+def test_a_gate_that_stays_shut_ends_at_its_deadline(gate: Gate, peer: str) -> None:
     endpoint = FlowEndpoint(TalkingAgent(), [], lambda: False)
-    with pytest.raises(StepTimeoutError, match=f"the deadline passed while waiting for {what}"):
+    with pytest.raises(StepTimeoutError, match=f"the deadline passed while waiting for {peer}"):
         endpoint.run(1, gate, [], [], 0.05)
 
 
@@ -289,9 +289,9 @@ def test_a_rank_waits_twice_as_long_for_the_steps_of_others_as_its_own_step_may_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     endpoint = FlowEndpoint(TalkingAgent(), [], lambda: True)
-    left: list[float] = []
+    remaining: list[float] = []
     monkeypatch.setattr(flows, "time", SimpleNamespace(monotonic=lambda: 100.0))
-    monkeypatch.setattr(endpoint, "_gate", lambda *_: left.append(endpoint._deadline - 100.0))
-    monkeypatch.setattr(endpoint, "_step", lambda *_: left.append(endpoint._deadline - 100.0))
+    monkeypatch.setattr(endpoint, "_gate", lambda *_: remaining.append(endpoint._deadline - 100.0))
+    monkeypatch.setattr(endpoint, "_step", lambda *_: remaining.append(endpoint._deadline - 100.0))
     endpoint.run(1, Gate("", []), [StepPart(Gate("", []), [], [], 1)], [], 7.0)
-    assert left == [14.0, 7.0, 14.0]
+    assert remaining == [14.0, 7.0, 14.0]

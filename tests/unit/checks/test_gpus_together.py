@@ -70,36 +70,36 @@ def test_gpus_are_paired_by_number(
 
 
 def test_each_gpu_gets_the_cards_nearest_to_it() -> None:
-    found = seats(GPUS, P5.gpu.gpus, CARDS)
-    assert [seat.gpu for seat in found] == GPUS
-    assert found[0].variables() == {"UCX_NET_DEVICES": "rdmap79s0:1,rdmap80s0:1,rdmap81s0:1,rdmap82s0:1"}
-    assert len({name for seat in found for name in seat.own}) == 32
-    assert str(found[4]) == "GPU 4 (0000:97:00.0, NUMA node 1)"
+    placed = seats(GPUS, P5.gpu.gpus, CARDS)
+    assert [seat.gpu for seat in placed] == GPUS
+    assert placed[0].variables() == {"UCX_NET_DEVICES": "rdmap79s0:1,rdmap80s0:1,rdmap81s0:1,rdmap82s0:1"}
+    assert len({name for seat in placed for name in seat.nics}) == 32
+    assert str(placed[4]) == "GPU 4 (0000:97:00.0, NUMA node 1)"
 
 
 def test_a_gpu_keeps_its_cards_if_cuda_numbers_it_first() -> None:
     """CUDA numbers GPUs like this with CUDA_VISIBLE_DEVICES=5,0."""
     shown = [replace(GPUS[5], number=0), replace(GPUS[0], number=1)]
-    found = seats(shown, P5.gpu.gpus, CARDS)
-    assert [seat.own[0] for seat in found] == ["rdmap164s0", "rdmap79s0"]
+    placed = seats(shown, P5.gpu.gpus, CARDS)
+    assert [seat.nics[0] for seat in placed] == ["rdmap164s0", "rdmap79s0"]
 
 
 def test_visible_gpus_share_the_cards_of_hidden_ones() -> None:
-    told = facts_of("p6-b200.48xl")
-    all_of_them = [LinkGpu(gpu.index, "B200", f"GPU-{gpu.index}", gpu.pci) for gpu in told.gpu.gpus]
-    assert seats(all_of_them, told.gpu.gpus, told.efa)[0].own == ("rdmap79s0",)
-    assert seats(all_of_them[:1], told.gpu.gpus, told.efa)[0].own == ("rdmap79s0", "rdmap80s0")
+    facts = facts_of("p6-b200.48xl")
+    all_of_them = [LinkGpu(gpu.index, "B200", f"GPU-{gpu.index}", gpu.pci) for gpu in facts.gpu.gpus]
+    assert seats(all_of_them, facts.gpu.gpus, facts.efa)[0].nics == ("rdmap79s0",)
+    assert seats(all_of_them[:1], facts.gpu.gpus, facts.efa)[0].nics == ("rdmap79s0", "rdmap80s0")
 
 
 @pytest.mark.parametrize("bad", [replace(CARDS[0], closed="Permission denied"), replace(CARDS[0], uverbs="")])
 def test_an_unusable_card_is_assigned_to_no_gpu(bad: RdmaDevice) -> None:
     cards = [bad, *CARDS[1:]]
-    assert seats(GPUS, P5.gpu.gpus, cards)[0].own == ("rdmap80s0", "rdmap81s0", "rdmap82s0")
+    assert seats(GPUS, P5.gpu.gpus, cards)[0].nics == ("rdmap80s0", "rdmap81s0", "rdmap82s0")
 
 
 def test_a_gpu_with_an_unknown_position_has_no_card() -> None:
     [seat] = seats([replace(GPUS[0], pci="0000:00:1e.0")], P5.gpu.gpus, CARDS)
-    assert (seat.near, seat.own, seat.variables(), str(seat)) == (None, (), {}, "GPU 0 (0000:00:1e.0)")
+    assert (seat.near, seat.nics, seat.variables(), str(seat)) == (None, (), {}, "GPU 0 (0000:00:1e.0)")
 
 
 # The verdict on their bandwidth
@@ -107,9 +107,9 @@ def test_a_gpu_with_an_unknown_position_has_no_card() -> None:
 
 def lane(number: int, alone: float = 40e9, transports: tuple[str, ...] = ()) -> GpuPair:
     near = GpuNics(number, (f"near{number}", f"also{number}"), SWITCH, (f"near{number}",))
-    one, other = (GpuEnd(LinkGpu(each, "H100", f"{each}", f"0000:{each}0:00.0"), near, "NUMA node 0")
-                  for each in (number, number + 1))  # fmt: skip
-    return GpuPair(one, other, alone, transports)
+    initiator, target = (GpuEnd(LinkGpu(index, "H100", f"{index}", f"0000:{index}0:00.0"), near, "NUMA node 0")
+                  for index in (number, number + 1))  # fmt: skip
+    return GpuPair(initiator, target, alone, transports)
 
 
 LANES = [lane(number) for number in range(4)]
@@ -118,15 +118,15 @@ LANES = [lane(number) for number in range(4)]
 def judged(
     rates: Sequence[float], scaling: float | None = None, lanes: Sequence[GpuPair] = LANES, took: str = ""
 ) -> tuple[Verdict, str]:
-    found = spread(lambda: rates)
-    said = judge_gpus("UCX WRITE VRAM:VRAM", 64 << 20, lanes, found, scaling, took)
-    return said.verdict, said.reason
+    summary = spread(lambda: rates)
+    judgement = judge_gpus("UCX WRITE VRAM:VRAM", 64 << 20, lanes, summary, scaling, took)
+    return judgement.verdict, judgement.reason
 
 
 def test_the_bandwidth_together_is_reported_with_the_slowest_gpu() -> None:
-    verdict, words = judged([39e9, 38e9, 36e9, 39e9], 0.9)
+    verdict, reason = judged([39e9, 38e9, 36e9, 39e9], 0.9)
     assert verdict is Verdict.PASS
-    assert words == (
+    assert reason == (
         "UCX WRITE VRAM:VRAM of 64MiB, 4 GPUs at once: 152 GB/s together, 95% of the sum of each alone; by GPU "
         "0: 39, 1: 38, 2: 36, 3: 39 GB/s; the slowest is GPU 2 (0000:20:00.0, NUMA node 0) to GPU 3, with 36 of the "
         "40 GB/s that it moves alone"
@@ -134,22 +134,22 @@ def test_the_bandwidth_together_is_reported_with_the_slowest_gpu() -> None:
 
 
 def test_a_starved_gpu_fails_and_is_named() -> None:
-    verdict, words = judged([39e9, 38e9, 12e9, 39e9])
+    verdict, reason = judged([39e9, 38e9, 12e9, 39e9])
     assert verdict is Verdict.FAIL
-    assert "the slowest is GPU 2 (0000:20:00.0, NUMA node 0) to GPU 3, with 12 of the 40 GB/s" in words
-    assert words.endswith(": it starves while the others are measured")
+    assert "the slowest is GPU 2 (0000:20:00.0, NUMA node 0) to GPU 3, with 12 of the 40 GB/s" in reason
+    assert reason.endswith(": it starves while the others are measured")
 
 
 def test_gpus_that_slow_each_other_down_fail_if_the_profile_has_a_scaling() -> None:
     even = [20e9] * 4
     assert judged(even, 0.5)[0] is Verdict.PASS
-    verdict, words = judged(even, 0.9)
+    verdict, reason = judged(even, 0.9)
     assert verdict is Verdict.FAIL
-    assert "80 GB/s together, 50% of " in words
-    assert words.endswith(" 90%")
-    verdict, words = judged(even)
+    assert "80 GB/s together, 50% of " in reason
+    assert reason.endswith(" 90%")
+    verdict, reason = judged(even)
     assert verdict is Verdict.PASS
-    assert words.endswith("; no GPU starves, and the profile has no `scaling` that requires more")
+    assert reason.endswith("; no GPU starves, and the profile has no `scaling` that requires more")
 
 
 @pytest.mark.parametrize("name", bundled_profiles())
@@ -166,14 +166,14 @@ def test_gpus_of_every_shipped_profile_pass(name: str) -> None:
     ],
 )
 def test_slow_gpus_of_a_busy_host_are_inconclusive(rates: list[float], scaling: float | None, slow: str) -> None:
-    verdict, words = judged(rates, scaling, took="other processes used up to 0.7 of the cores that the links need")
+    verdict, reason = judged(rates, scaling, took="other processes used up to 0.7 of the cores that the links need")
     assert verdict is Verdict.INCONCLUSIVE
-    assert words.endswith(f": {slow}, but other processes used up to 0.7 of the cores that the links need")
+    assert reason.endswith(f": {slow}, but other processes used up to 0.7 of the cores that the links need")
     assert judged([39e9] * 4, 0.9, took="other processes used up to 0.7 of …")[0] is Verdict.PASS
 
 
 @pytest.mark.parametrize(
-    ("transports", "said"),
+    ("transports", "ending"),
     [
         (("rc_mlx5/near1:1",), ""),
         (("rc_mlx5/near1:1", "rc_mlx5/also1:1"), ""),
@@ -181,19 +181,19 @@ def test_slow_gpus_of_a_busy_host_are_inconclusive(rates: list[float], scaling: 
         (("rc_mlx5/far3:1",), "GPU 1 by far3"),
     ],
 )
-def test_a_gpu_that_uses_a_far_network_card_is_reported(transports: tuple[str, ...], said: str) -> None:
+def test_a_gpu_that_uses_a_far_network_card_is_reported(transports: tuple[str, ...], ending: str) -> None:
     lanes = [LANES[0], lane(1, transports=transports), *LANES[2:]]
-    verdict, words = judged([39e9] * 4, 0.9, lanes)
-    assert verdict is (Verdict.WARN if said else Verdict.PASS)
-    assert words.endswith(said)
+    verdict, reason = judged([39e9] * 4, 0.9, lanes)
+    assert verdict is (Verdict.WARN if ending else Verdict.PASS)
+    assert reason.endswith(ending)
     assert f"over {', '.join(transports)}" in judged([39e9, 30e9, 39e9, 39e9], 0.9, lanes)[1]
 
 
 @pytest.mark.parametrize("near", [None, GpuNics(1, ("near1",), FAR), GpuNics(1, (), SWITCH)], ids=repr)
 def test_no_card_is_far_from_a_gpu_whose_nearest_card_is_unknown(near: GpuNics | None) -> None:
-    one = lane(1, transports=("rc_mlx5/far3:1",))
-    assert one.astray == ("far3",)
-    assert replace(one, initiator=replace(one.initiator, near=near)).astray == ()
+    pair = lane(1, transports=("rc_mlx5/far3:1",))
+    assert pair.astray == ("far3",)
+    assert replace(pair, initiator=replace(pair.initiator, near=near)).astray == ()
 
 
 @pytest.mark.parametrize(
@@ -210,14 +210,14 @@ def test_a_gpu_counts_as_starved_only_if_all_measurements_agree(
     tries: list[list[float]], starved: int | None, measured: int
 ) -> None:
     waiting = iter(tries)
-    made: list[list[float]] = []
+    measurements: list[list[float]] = []
 
     def measure() -> list[float]:
-        made.append(next(waiting))
-        return made[-1]
+        measurements.append(next(waiting))
+        return measurements[-1]
 
     assert spread(measure) == ConcurrentRates(tuple(tries[measured - 1]), starved)
-    assert len(made) == measured
+    assert len(measurements) == measured
 
 
 def test_a_gpu_below_half_of_the_median_starves() -> None:
@@ -229,9 +229,9 @@ def test_a_profile_gives_the_scaling_of_gpus(tmp_path: Path) -> None:
     def machine(text: str) -> float | None:
         path = tmp_path / "p.toml"
         path.write_text(f'[profile]\nname = "p"\n[machine]\nnics = 4\nnic_rate = "100 Gb/s"\nsource = "s"\n{text}\n')
-        found = load_profile(str(path)).machine
-        assert found is not None
-        return found.scaling
+        section = load_profile(str(path)).machine
+        assert section is not None
+        return section.scaling
 
     assert machine('scaling = "90%"') == 0.9
     assert machine("") is None
@@ -257,18 +257,18 @@ def links(cables: tuple[Host, Host], pytestconfig: pytest.Config) -> Iterator[li
     places = [LocalHost(supervisor(), rank, host.prefix) for rank, host in enumerate(cables)]
     pairs = Launches(places, settings)
     devices = [DevicePair(number, number) for number in range(3)]
-    own = [{"UCX_TLS": "tcp", "UCX_NET_DEVICES": f"card{number}"} for number in range(3)]
+    card_variables = [{"UCX_TLS": "tcp", "UCX_NET_DEVICES": f"card{number}"} for number in range(3)]
     try:
         yield pairs.between_devices("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), devices,
-                                    variables=[(each, each) for each in own])  # fmt: skip
+                                    variables=[(variables, variables) for variables in card_variables])  # fmt: skip
     finally:
         pairs.close()
 
 
 def seated() -> list[tuple[GpuEnd, GpuEnd]]:
     """Return the GPUs of each link, each nearest to the card of its number."""
-    own = [GpuNics(number, (f"card{number}",), SWITCH, (f"card{number}",)) for number in range(3)]
-    return [(replace(each.initiator, near=near), each.target) for each, near in zip(LANES[:3], own, strict=True)]
+    gpu_nics = [GpuNics(number, (f"card{number}",), SWITCH, (f"card{number}",)) for number in range(3)]
+    return [(replace(lane.initiator, near=near), lane.target) for lane, near in zip(LANES[:3], gpu_nics, strict=True)]
 
 
 @pytest.mark.long
@@ -301,10 +301,10 @@ def test_the_slowest_of_three_starves_if_its_card_is_slow(links: list[Link], mon
     monkeypatch.setattr("pytest_nixl.measure.link.BESIDE_SECONDS", 0.3)
     # This machine may be busy, which excuses a slow link.
     monkeypatch.setattr("pytest_nixl.judge.concurrent.DISTURBED_CORES", math.inf)
-    said = measure_gpus("UCX WRITE DRAM:DRAM", links, seated(), BLOCK, 1, 0.01)
-    assert said.verdict is Verdict.FAIL, said.reason
-    assert "the slowest is GPU 2 (0000:20:00.0, NUMA node 0) to GPU 3 over tcp/card2, with 0.00" in said.reason
-    assert "starves" in said.reason
+    judgement = measure_gpus("UCX WRITE DRAM:DRAM", links, seated(), BLOCK, 1, 0.01)
+    assert judgement.verdict is Verdict.FAIL, judgement.reason
+    assert "the slowest is GPU 2 (0000:20:00.0, NUMA node 0) to GPU 3 over tcp/card2, with 0.00" in judgement.reason
+    assert "starves" in judgement.reason
 
 
 @pytest.mark.whole  # test_vram_suites.py has such a run, and tests/unit/judge/test_concurrent.py such pairs of ranks
@@ -315,11 +315,11 @@ def test_a_link_that_starves_while_other_processes_take_the_cores_is_inconclusiv
             stack.enter_context(spinning())
         gpus = measure_gpus("UCX WRITE DRAM:DRAM", links, seated(), BLOCK, 1, None)
         ranks = at_once("UCX WRITE", links, BLOCK, 1)
-    for said in (gpus, ranks):
-        assert said.verdict is Verdict.INCONCLUSIVE, said.reason
-        words = r"starves while .*, but other processes used up to \d\.\d of the cores that the links need$"
-        assert re.search(words, said.reason), said.reason
-        assert said.remedy == "stop other processes on the host, and run this check again"
+    for judgement in (gpus, ranks):
+        assert judgement.verdict is Verdict.INCONCLUSIVE, judgement.reason
+        pattern = r"starves while .*, but other processes used up to \d\.\d of the cores that the links need$"
+        assert re.search(pattern, judgement.reason), judgement.reason
+        assert judgement.remedy == "stop other processes on the host, and run this check again"
 
 
 @pytest.mark.long
@@ -327,19 +327,19 @@ def test_the_workers_of_links_measured_together_are_not_other_processes(
     links: list[Link], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of them keeps a core busy."""
-    own: dict[int, set[int]] = {}
+    our_pids: dict[int, set[int]] = {}
     request = Worker.request
 
     def noted(worker: Worker, command: str, **arguments: Any) -> Pending:
         if command == "measure":
-            own[worker.pid] = {worker.pid, *arguments["own"]}
+            our_pids[worker.pid] = {worker.pid, *arguments["own"]}
         return request(worker, command, **arguments)
 
     monkeypatch.setattr(Worker, "request", noted)
     monkeypatch.setattr("pytest_nixl.measure.link.BESIDE_SECONDS", 0.1)
     measure_at_once(links, BLOCK, 1)
     workers = {end.worker.pid for link in links for end in (link.initiator, link.target)}
-    assert own == dict.fromkeys((link.initiator.worker.pid for link in links), workers)
+    assert our_pids == dict.fromkeys((link.initiator.worker.pid for link in links), workers)
 
 
 @pytest.mark.long

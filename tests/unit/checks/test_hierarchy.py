@@ -32,9 +32,9 @@ NAMES = ["object to host memory", "host memory to host memory", "host memory to 
 
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[S3Bucket]:
-    with open_bucket("embedded", supervisor) as made:
-        yield made
-        assert made.client.keys() == []
+    with open_bucket("embedded", supervisor) as opened:
+        yield opened
+        assert opened.client.keys() == []
 
 
 @pytest.fixture
@@ -48,9 +48,9 @@ def pair(make_settings: Callable[..., Settings], bucket: S3Bucket) -> Iterator[t
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("one", [False, True], ids=["two agents", "one agent"])
-def test_bytes_are_right_after_each_leg(pair: tuple[NixlAgent, NixlAgent], bucket: S3Bucket, one: bool) -> None:
-    reader, writer = pair[0], pair[0 if one else 1]
+@pytest.mark.parametrize("same_agent", [False, True], ids=["two agents", "one agent"])
+def test_bytes_are_right_after_each_leg(pair: tuple[NixlAgent, NixlAgent], bucket: S3Bucket, same_agent: bool) -> None:
+    reader, writer = pair[0], pair[0 if same_agent else 1]
     add_storage(reader, writer, bucket)
     legs = move_through(reader, writer, "UCX", bucket, directory="", seconds=120)
     assert [(leg.name, leg.backend, leg.used, leg.wrong) for leg in legs] == [

@@ -20,17 +20,17 @@ def judged(
     *answers: Corruption | None, blocks: tuple[int, ...] = (4096, 1 << 20), extended: bool = False, backend: str = "UCX"
 ) -> tuple[Judgement, list[tuple[int, int]]]:
     """Return the judgement of a link that answers so, and the size and the number of the transfers of each request."""
-    asked, left = list[tuple[int, int]](), list(answers)
+    requests, remaining = list[tuple[int, int]](), list(answers)
 
     def move_each(block: int, count: int) -> Corruption | None:
-        asked.append((block, count))
-        return left.pop(0) if left else None
+        requests.append((block, count))
+        return remaining.pop(0) if remaining else None
 
     def key(block: int) -> RowKey:
         return RowKey(backend, "WRITE", MemoryPair("DRAM", "DRAM"), block)
 
     link = cast(Any, SimpleNamespace(backend=backend, move_each=move_each, key=key))
-    return judge_every_transfer(link, cast(Any, SimpleNamespace(blocks=blocks, extended=extended))), asked
+    return judge_every_transfer(link, cast(Any, SimpleNamespace(blocks=blocks, extended=extended))), requests
 
 
 def test_the_figures_of_the_docs_are_those_of_the_check() -> None:
@@ -40,7 +40,7 @@ def test_the_figures_of_the_docs_are_those_of_the_check() -> None:
 
 
 @pytest.mark.parametrize(
-    ("blocks", "extended", "asked"),
+    ("blocks", "extended", "sizes"),
     [
         ((1 << 20, 4096), False, [(4096, 100), (65536, 100)]),
         ((1 << 20, 4096), True, [(4096, 2500), (65536, 2500)]),
@@ -49,9 +49,9 @@ def test_the_figures_of_the_docs_are_those_of_the_check() -> None:
         ((4096,), False, [(4096, 200)]),
     ],
 )
-def test_half_of_the_transfers_are_small(blocks: tuple[int, ...], extended: bool, asked: list[tuple[int, int]]) -> None:
+def test_half_of_the_transfers_are_small(blocks: tuple[int, ...], extended: bool, sizes: list[tuple[int, int]]) -> None:
     judgement, requests = judged(blocks=blocks, extended=extended)
-    assert (judgement.verdict, requests) == (Verdict.PASS, asked)
+    assert (judgement.verdict, requests) == (Verdict.PASS, sizes)
 
 
 def test_a_corrupt_transfer_is_named_with_its_size() -> None:

@@ -51,9 +51,9 @@ def test_a_block_is_sent_to_several_places(sender: int) -> None:
 
 
 def test_both_sides_draw_the_same_blocks_from_the_same_seed() -> None:
-    one, other = (draw(KvLayout(2, 1000, 8), 500, BlockOrder.SCATTERED, 5) for _ in range(2))
-    assert np.array_equal(one.local, other.local)
-    assert np.array_equal(one.remote, other.remote)
+    first, second = (draw(KvLayout(2, 1000, 8), 500, BlockOrder.SCATTERED, 5) for _ in range(2))
+    assert np.array_equal(first.local, second.local)
+    assert np.array_equal(first.remote, second.remote)
 
 
 def test_blocks_of_the_two_sides_are_drawn_apart() -> None:

@@ -29,9 +29,9 @@ def moved() -> Iterator[DramBuffer]:
     fill(source, LAYOUT, SEED, inverted=False)
     fill(target, LAYOUT, SEED, inverted=True)
     for tensor in range(LAYOUT.tensors):
-        for here, there in zip(DRAW.local, DRAW.remote, strict=True):
-            data = source.read(LAYOUT.offset(tensor, int(here)), LAYOUT.block_bytes)
-            target.write(LAYOUT.offset(tensor, int(there)), data)
+        for local, remote in zip(DRAW.local, DRAW.remote, strict=True):
+            data = source.read(LAYOUT.offset(tensor, int(local)), LAYOUT.block_bytes)
+            target.write(LAYOUT.offset(tensor, int(remote)), data)
     yield target
     source.free()
     target.free()
@@ -48,36 +48,36 @@ def test_one_wrong_byte_is_found_with_tensor_block_and_offset(moved: DramBuffer)
     place = LAYOUT.offset(2, 7) + 1000
     [byte] = moved.read(place, 1)
     moved.write(place, bytes([byte ^ 1]))
-    found = compare(moved, LAYOUT, SEED, MOVES)
-    assert found == {
+    corruption = compare(moved, LAYOUT, SEED, MOVES)
+    assert corruption == {
         "wrong_blocks": 1, "wrong_bytes": 1, "tensor": 2, "block": 7, "source": 9, "offset": 1000, "expected": byte,
         "found": byte ^ 1, "holds": -1, "unchanged": False,
     }  # fmt: skip
 
 
 def test_two_exchanged_blocks_are_found_with_the_block_that_each_holds(moved: DramBuffer) -> None:
-    one, other = LAYOUT.offset(1, 0), LAYOUT.offset(1, 7)
-    first, second = moved.read(one, LAYOUT.block_bytes), moved.read(other, LAYOUT.block_bytes)
-    moved.write(one, second)
-    moved.write(other, first)
-    found = compare(moved, LAYOUT, SEED, MOVES)
-    assert found is not None
-    assert {name: found[name] for name in ("wrong_blocks", "tensor", "block", "source", "holds")} == {
+    first_offset, second_offset = LAYOUT.offset(1, 0), LAYOUT.offset(1, 7)
+    first, second = moved.read(first_offset, LAYOUT.block_bytes), moved.read(second_offset, LAYOUT.block_bytes)
+    moved.write(first_offset, second)
+    moved.write(second_offset, first)
+    corruption = compare(moved, LAYOUT, SEED, MOVES)
+    assert corruption is not None
+    assert {name: corruption[name] for name in ("wrong_blocks", "tensor", "block", "source", "holds")} == {
         "wrong_blocks": 2, "tensor": 1, "block": 0, "source": 3, "holds": 9,
     }  # fmt: skip
 
 
 def test_a_block_that_was_not_moved_is_wrong(moved: DramBuffer) -> None:
     more = [(np.array([0, 7, 2, 11], dtype=np.int32), np.array([3, 9, 5, 1], dtype=np.int32))]
-    found = compare(moved, LAYOUT, SEED, more)
-    assert found is not None
-    assert (found["wrong_blocks"], found["block"], found["unchanged"]) == (LAYOUT.tensors, 11, True)
+    corruption = compare(moved, LAYOUT, SEED, more)
+    assert corruption is not None
+    assert (corruption["wrong_blocks"], corruption["block"], corruption["unchanged"]) == (LAYOUT.tensors, 11, True)
 
 
 def test_a_block_that_was_moved_without_a_request_is_wrong(moved: DramBuffer) -> None:
-    found = compare(moved, LAYOUT, SEED, [(DRAW.remote[:2], DRAW.local[:2])])
-    assert found is not None
-    assert (found["block"], found["source"], found["holds"]) == (2, -1, 5)
+    corruption = compare(moved, LAYOUT, SEED, [(DRAW.remote[:2], DRAW.local[:2])])
+    assert corruption is not None
+    assert (corruption["block"], corruption["source"], corruption["holds"]) == (2, -1, 5)
 
 
 def test_the_last_request_that_moved_a_block_counts(moved: DramBuffer) -> None:
@@ -107,8 +107,8 @@ def test_a_drawn_request_is_compared_through_its_permutation(order: BlockOrder) 
     fill(cache, layout, SEED, inverted=True)
     pattern = KvPattern(SEED)
     for tensor in range(layout.tensors):
-        for here, there in zip(drawn.local, drawn.remote, strict=True):
-            cache.write(layout.offset(tensor, int(there)), pattern.at(layout.offset(tensor, int(here)), 64).data)
+        for local, remote in zip(drawn.local, drawn.remote, strict=True):
+            cache.write(layout.offset(tensor, int(remote)), pattern.at(layout.offset(tensor, int(local)), 64).data)
     assert compare(cache, layout, SEED, [(drawn.remote, drawn.local)]) is None
     cache.free()
 
@@ -135,7 +135,7 @@ def test_requests_are_made_while_the_card_and_other_processes_are_watched(monkey
         return [0.25]
 
     monkeypatch.setattr("pytest_nixl.model.carrier_bytes.CarrierBytes.counting", lambda op: Watching(f"bytes of {op}"))
-    monkeypatch.setattr(commands, "CpuContention", lambda own: Watching(f"processes beside {own}"))
+    monkeypatch.setattr(commands, "CpuContention", lambda pids: Watching(f"processes beside {pids}"))
     objects: Any = SimpleNamespace(get=lambda _: SimpleNamespace(layout=LAYOUT, run=run))
     draws: list[Any] = [{"count": 2, "order": "scattered", "seed": seed, "sender": 0} for seed in range(3)]
     answer: Any = commands.kv_request(objects, Ref(1, "requests"), draws, 2.0, [7], "READ", in_flight=4, interval=0.5)

@@ -82,14 +82,14 @@ def test_every_kind_of_request_moves_the_right_blocks(connect: Connect, op: str)
 
 def test_lost_packets_are_counted_while_requests_are_timed(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     link, done = connect("WRITE"), []
-    verified, given = link._verified, []
+    verified, calls = link._verified, []
 
     def time_requests(phase: str, *arguments: Any) -> Any:
         done.append(phase)
         return verified(phase, *arguments)
 
     def compare(*arguments: Any) -> tuple[str, ...]:
-        given.append(arguments)
+        calls.append(arguments)
         return ("lossy",)
 
     # No host of these tests has RDMA.
@@ -99,27 +99,27 @@ def test_lost_packets_are_counted_while_requests_are_timed(connect: Connect, mon
     samples = link.measure(KvTraffic(16), duration=0.0, least=2)
     assert samples.lossy == cast(Any, ("lossy",))
     first, timed = "after the first request", "after the timed requests"
-    assert given == [({"a": [first]}, {"a": [first, timed]}, samples.transports, 2 * samples.request_bytes)]
+    assert calls == [({"a": [first]}, {"a": [first, timed]}, samples.transports, 2 * samples.request_bytes)]
 
 
 def test_the_target_of_one_host_is_no_contention(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     """The initiator's worker knows its own pid; that of the target is its own too if both are on one host."""
     link = connect("WRITE")
     initiator, target = (end.worker for end in (link.initiator, link.target))
-    request, told = initiator.request, []
+    request, excluded = initiator.request, []
 
-    def asked(command: str, **arguments: Any) -> Any:
-        told.extend([arguments["own"]] if command == "kv_request" else [])
+    def record_request(command: str, **arguments: Any) -> Any:
+        excluded.extend([arguments["own"]] if command == "kv_request" else [])
         return request(command, **arguments)
 
-    monkeypatch.setattr(initiator, "request", asked)
+    monkeypatch.setattr(initiator, "request", record_request)
     link.measure(KvTraffic(16), duration=0.0, least=1)
-    assert told
-    assert {tuple(own) for own in told} == {(target.pid,)}
-    told.clear()
+    assert excluded
+    assert {tuple(pids) for pids in excluded} == {(target.pid,)}
+    excluded.clear()
     monkeypatch.setitem(target.versions, "host", "another")
     link.measure(KvTraffic(16), duration=0.0, least=1)
-    assert {tuple(own) for own in told} == {()}
+    assert {tuple(pids) for pids in excluded} == {()}
 
 
 def test_a_gpu_that_others_use_before_or_after_the_requests_is_told(
@@ -127,9 +127,9 @@ def test_a_gpu_that_others_use_before_or_after_the_requests_is_told(
 ) -> None:
     link, waits = connect("WRITE"), [1e-5, 2e-3, 3e-3, 1e-5, 0.0, 0.0]
     monkeypatch.setattr(link._launch, "gpu_wait", lambda: waits.pop(0))
-    found = [link.measure(KvTraffic(16), duration=0.0, least=1) for _ in range(3)]
-    assert [each.gpu_waits for each in found] == [(2e-3,), (3e-3,), ()]
-    assert found[0].with_launch(found[1]).row(ROW).gpu_waits == (2e-3, 3e-3)
+    launches = [link.measure(KvTraffic(16), duration=0.0, least=1) for _ in range(3)]
+    assert [launch.gpu_waits for launch in launches] == [(2e-3,), (3e-3,), ()]
+    assert launches[0].with_launch(launches[1]).row(ROW).gpu_waits == (2e-3, 3e-3)
 
 
 @pytest.mark.long
@@ -148,11 +148,11 @@ def change(monkeypatch: pytest.MonkeyPatch) -> Callable[[KvLink, Callable[[int],
         request = link._request
 
         def changed(*arguments: Any) -> dict[str, Any]:
-            found = request(*arguments)
+            answer = request(*arguments)
             memory = os.open(f"/proc/{link.destination.worker.pid}/mem", os.O_RDWR)
             fault(memory)
             os.close(memory)
-            return found
+            return answer
 
         monkeypatch.setattr(link, "_request", changed)
 
@@ -181,12 +181,12 @@ ALL = KvTraffic(LAYOUT.blocks, BlockOrder.CONTIGUOUS)
 @pytest.mark.parametrize("op", ["WRITE", "READ"])
 def test_two_exchanged_blocks_are_reported_with_what_the_first_holds(connect: Connect, change: Change, op: str) -> None:
     link = connect(op)
-    one, other = (link.destination.address + LAYOUT.offset(4, block) for block in (3, 9))
+    first_address, second_address = (link.destination.address + LAYOUT.offset(4, block) for block in (3, 9))
 
     def exchange(memory: int) -> None:
-        first, second = (os.pread(memory, LAYOUT.block_bytes, place) for place in (one, other))
-        _put(memory, one, second)
-        _put(memory, other, first)
+        first, second = (os.pread(memory, LAYOUT.block_bytes, place) for place in (first_address, second_address))
+        _put(memory, first_address, second)
+        _put(memory, second_address, first)
 
     change(link, exchange)
     corruption = link.measure(ALL, duration=0.0).corruption
@@ -252,12 +252,12 @@ def test_a_corrupted_piece_is_reported_with_the_block_that_it_is_in(connect: Con
 def test_an_exchanged_piece_is_reported_with_the_piece_that_should_be_there(connect: Connect, change: Change) -> None:
     layout = SPLIT["WRITE"]  # the sending side has larger blocks, of which one piece goes to each block here
     link = connect("WRITE", layout)
-    one, other = (link.destination.address + layout.offset(4, block) for block in (3, 9))
+    first_address, second_address = (link.destination.address + layout.offset(4, block) for block in (3, 9))
 
     def exchange(memory: int) -> None:
-        first, second = (os.pread(memory, layout.block_bytes, place) for place in (one, other))
-        _put(memory, one, second)
-        _put(memory, other, first)
+        first, second = (os.pread(memory, layout.block_bytes, place) for place in (first_address, second_address))
+        _put(memory, first_address, second)
+        _put(memory, second_address, first)
 
     change(link, exchange)
     corruption = link.measure(KvTraffic(64, BlockOrder.CONTIGUOUS), duration=0.0, least=1).corruption
@@ -275,7 +275,7 @@ def test_requests_in_flight_at_the_same_time_move_the_right_blocks(connect: Conn
         [launch] = samples.timed
         assert len(launch) == 32
         assert not samples.alone
-        starts, ends = [each.start for each in launch], [each.told for each in launch]
+        starts, ends = [times.start for times in launch], [times.notified for times in launch]
         assert starts == sorted(starts)
         assert any(start < end for start, end in zip(starts[1:], ends, strict=False)), "some were in flight together"
         assert samples.bandwidth == pytest.approx(samples.request_bytes * 32 / (max(ends) - min(starts)))
@@ -315,14 +315,14 @@ def test_a_stall_of_the_target_is_not_hidden_from_the_latency(
     assert samples.corruption is None
     [launch] = samples.timed
     assert len(launch) == 201
-    assert [each.intended for each in launch] == [pytest.approx(number / rate) for number in range(201)]
+    assert [times.intended for times in launch] == [pytest.approx(number / rate) for number in range(201)]
     # The first request waits for the whole stall; the others should have started meanwhile, and did not.
     assert percentile(samples.requests, 99) > stall / 2
-    late = sum(each.latency > stall / 2 for each in launch)
+    late = sum(times.latency > stall / 2 for times in launch)
     # Half of those that should have started in the first half of the stall: a busy machine starts the first one late.
     assert late >= stall / 4 * rate
     # By their own steps only those in flight were late, so that percentiles of the steps would hide the stall.
-    assert 1 <= sum(sum(each.steps) > stall / 2 for each in launch) < late / 4
+    assert 1 <= sum(sum(times.steps) > stall / 2 for times in launch) < late / 4
 
 
 @pytest.mark.parametrize(
@@ -369,28 +369,28 @@ def test_a_kind_of_request_is_named_by_what_differs() -> None:
 def test_a_corruption_is_told_by_layer_block_and_what_it_holds(
     op: str, wrong: dict[str, Any], where: str, holds: str
 ) -> None:
-    found = {
+    answer = {
         "block": 5, "tensor": 2, "offset": 3, "unchanged": False, "holds": -1, "source": -1, "wrong_blocks": 2,
         "wrong_bytes": 6, "expected": 1, "found": 2, **wrong,
     }  # fmt: skip
     link = KvLink.__new__(KvLink)
     link._layout, link._op = KvLayout(tensors=4, blocks=16, block_bytes=64), op
-    told = link._corruption("after", found)
-    assert (told.phase, told.wrong_blocks, told.wrong_bytes, told.expected, told.found) == ("after", 2, 6, 1, 2)
-    assert (told.where, told.holds) == (where, holds)
+    fault = link._corruption("after", answer)
+    assert (fault.phase, fault.wrong_blocks, fault.wrong_bytes, fault.expected, fault.found) == ("after", 2, 6, 1, 2)
+    assert (fault.where, fault.holds) == (where, holds)
 
 
 def test_a_corrupted_piece_is_told_by_its_block() -> None:
     link = KvLink.__new__(KvLink)
-    found = {
+    answer = {
         "block": 11, "tensor": 1, "offset": 3, "unchanged": False, "holds": 7, "source": 4, "wrong_blocks": 1,
         "wrong_bytes": 1, "expected": 1, "found": 2,
     }  # fmt: skip
     link._layout = KvLayout(tensors=4, blocks=16, block_bytes=64, pieces=(1, 4))
     link._op = "WRITE"  # the target has four pieces of each block
-    told = link._corruption("after", found)
-    assert (told.where, told.holds) == ("layer 0 V, block 2, offset 195", "it holds block 7 instead of block 4")
+    fault = link._corruption("after", answer)
+    assert (fault.where, fault.holds) == ("layer 0 V, block 2, offset 195", "it holds block 7 instead of block 4")
     link._op = "READ"
-    told = link._corruption("after", found)
-    assert told.where == "layer 0 V, block 11, offset 3"
-    assert told.holds == "it holds piece 3 of block 1 instead of piece 0 of block 1"
+    fault = link._corruption("after", answer)
+    assert fault.where == "layer 0 V, block 11, offset 3"
+    assert fault.holds == "it holds piece 3 of block 1 instead of piece 0 of block 1"

@@ -23,7 +23,7 @@ def posts(settings: Settings) -> PostTimes:
 
 
 @pytest.mark.parametrize(
-    ("found", "verdict"),
+    ("seconds", "verdict"),
     [
         ({1: 2e-6, 100: 60e-6, 10_000: 5e-3}, Verdict.PASS),
         ({1: 2e-6, 100: 60e-6, 10_000: 30e-3}, Verdict.PASS),  # exactly five times
@@ -31,8 +31,8 @@ def posts(settings: Settings) -> PostTimes:
         ({1: 2e-6, 100: 1.1e-3, 10_000: 5e-3}, Verdict.FAIL),
     ],
 )
-def test_a_post_that_grows_faster_than_its_descriptors_fails(found: dict[int, float], verdict: Verdict) -> None:
-    assert judge_posts({"UCX WRITE": PostTimes(found, 0.0)}).verdict is verdict
+def test_a_post_that_grows_faster_than_its_descriptors_fails(seconds: dict[int, float], verdict: Verdict) -> None:
+    assert judge_posts({"UCX WRITE": PostTimes(seconds, 0.0)}).verdict is verdict
 
 
 @pytest.mark.parametrize(
@@ -56,9 +56,9 @@ def test_the_message_names_counts_times_and_the_limit() -> None:
 
 @pytest.mark.long
 def test_posts_of_the_real_nixl_grow_with_their_descriptors(make_settings: Callable[..., Settings]) -> None:
-    found = posts(make_settings())
-    assert tuple(found.seconds) == COUNTS
-    judgement = judge_posts({"UCX WRITE": found})
+    measured = posts(make_settings())
+    assert tuple(measured.seconds) == COUNTS
+    judgement = judge_posts({"UCX WRITE": measured})
     assert judgement.verdict in (Verdict.PASS, Verdict.INCONCLUSIVE), judgement.reason  # INCONCLUSIVE with contention
 
 

@@ -24,7 +24,7 @@ OWN = KvModel("/models/mine/config.json", 12, 16, 4, 64, "bf16", "/models/mine/c
     [
         (KIND, "UCX/WRITE/DRAM:DRAM/32KiB/batch4096/depth1/0-1/kv=scattered-prepped,model=llama-3-8b,tokens=1024"),
         (
-            replace(KIND, op="READ", ranks=(2, 3), way="contiguous-merged", requests=4, rate=12.5),
+            replace(KIND, op="READ", ranks=(2, 3), method="contiguous-merged", requests=4, rate=12.5),
             "UCX/READ/DRAM:DRAM/32KiB/batch4096/depth1/2-3/"
             "kv=contiguous-merged,model=llama-3-8b,rate=12.5,requests=4,tokens=1024",
         ),
@@ -47,7 +47,7 @@ OWN = KvModel("/models/mine/config.json", 12, 16, 4, 64, "bf16", "/models/mine/c
 def test_a_key_is_read_again_from_its_text(kind: KvRequestKind, text: str) -> None:
     assert str(kind.key) == text
     assert RowKey.parse(text) == kind.key
-    assert kind.key.kv == kind.way
+    assert kind.key.kv == kind.method
 
 
 def test_rows_of_two_models_of_one_shape_are_two_rows() -> None:

@@ -32,14 +32,14 @@ class HeldAgent:
         self._polls, self._states = iter(polls), iter(states)
         #: What happened, in order: the names of functions, with the token or the handle.
         self.log: list[Any] = []
-        self.made: list[tuple[Any, ...]] = []
+        self.calls: list[tuple[Any, ...]] = []
 
     def prep_xfer_dlist(self, name: str, rows: Any, memory: str, plugins: list[str]) -> str:
-        self.made.append((name, rows.tolist(), memory, plugins))
-        return f"prepared {len(self.made)}"
+        self.calls.append((name, rows.tolist(), memory, plugins))
+        return f"prepared {len(self.calls)}"
 
     def make_prepped_xfer(self, *arguments: Any) -> str:
-        self.made.append(arguments)
+        self.calls.append(arguments)
         self.log.append(("make", arguments[5]))
         number = arguments[5].decode().split(":")[2:3]
         return " ".join(["handle", *number])
@@ -48,7 +48,7 @@ class HeldAgent:
         return rows.tolist(), memory
 
     def initialize_xfer(self, *arguments: Any) -> str:
-        self.made.append(arguments)
+        self.calls.append(arguments)
         self.log.append(("make", arguments[4]))
         return "handle 1"
 
@@ -90,17 +90,17 @@ def test_a_request_is_released_after_the_target_has_acknowledged_it() -> None:
 
 def test_the_steps_of_a_request_are_its_times_without_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([100.0, 101.0, 103.0, 107.0, 115.0, 131.0])
-    made = requests(HeldAgent([[1]], ["PROC", "DONE"]))
+    kv_requests = requests(HeldAgent([[1]], ["PROC", "DONE"]))
     monkeypatch.setattr("pytest_nixl.checks.kv_cache.worker.requests.time.perf_counter", lambda: next(times))
-    steps = made.request(DRAW, 60)
+    steps = kv_requests.request(DRAW, 60)
     monkeypatch.undo()
     assert steps == [1, 2, 4, 8, 16], "to make, post, complete, be told, and release"
 
 
 def test_of_several_requests_each_is_released_after_its_own_acknowledgement() -> None:
     agent = HeldAgent([[], [2], [], [3], [1]], ["PROC", "DONE", "PROC"])
-    found = requests(agent).run([DRAW] * 3, 60, in_flight=2)
-    assert [each for each in agent.log if each != "poll"] == [
+    times = requests(agent).run([DRAW] * 3, 60, in_flight=2)
+    assert [entry for entry in agent.log if entry != "poll"] == [
         ("make", b"pytest-nixl:window:1:1"), ("post", "handle 1"),
         ("make", b"pytest-nixl:window:2:1"), ("post", "handle 2"),
         ("release", "handle 2"),
@@ -108,11 +108,11 @@ def test_of_several_requests_each_is_released_after_its_own_acknowledgement() ->
         ("release", "handle 3"), ("release", "handle 1"),
     ]  # fmt: skip
     assert agent.log.index(("release", "handle 2")) > 4
-    assert [each["range"] for each in found] == [0, 1, 1], "the third takes the range that is free again"
-    assert [len(each["steps"]) for each in found] == [5, 5, 5]
-    assert all(each["intended"] == each["start"] > 0 for each in found)
+    assert [entry["range"] for entry in times] == [0, 1, 1], "the third takes the range that is free again"
+    assert [len(entry["steps"]) for entry in times] == [5, 5, 5]
+    assert all(entry["intended"] == entry["start"] > 0 for entry in times)
     # The blocks of the second range are those of the first, four blocks further in each tensor.
-    first, second = (made for made in agent.made if made[0] == "WRITE" and made[5].endswith((b":1:1", b":2:1")))
+    first, second = (call for call in agent.calls if call[0] == "WRITE" and call[5].endswith((b":1:1", b":2:1")))
     assert (second[2] - first[2]).tolist() == [4] * 4
     assert (second[4] - first[4]).tolist() == [4] * 4
 
@@ -124,13 +124,13 @@ def test_requests_at_a_rate_start_when_they_should(monkeypatch: pytest.MonkeyPat
         now[0] += seconds
         return now[0]
 
-    made = requests(HeldAgent([[number] for number in range(1, 4)]))
+    kv_requests = requests(HeldAgent([[number] for number in range(1, 4)]))
     monkeypatch.setattr("pytest_nixl.checks.kv_cache.worker.requests.time.perf_counter", passes)
     monkeypatch.setattr("pytest_nixl.checks.kv_cache.worker.requests.time.sleep", passes)
-    found = made.run([DRAW] * 3, 60, in_flight=2, interval=0.02)
+    times = kv_requests.run([DRAW] * 3, 60, in_flight=2, interval=0.02)
     monkeypatch.undo()
-    assert [each["intended"] for each in found] == [0.0, 0.02, 0.04]
-    assert all(0 <= each["start"] - each["intended"] < 1e-4 for each in found), "a sleep does not make them late"
+    assert [entry["intended"] for entry in times] == [0.0, 0.02, 0.04]
+    assert all(0 <= entry["start"] - entry["intended"] < 1e-4 for entry in times), "a sleep does not make them late"
 
 
 @pytest.mark.parametrize("states", [["ERR"], ["PROC", "ERR"]])
@@ -140,20 +140,20 @@ def test_a_transfer_that_fails_is_an_error(states: list[str], in_flight: int) ->
         requests(HeldAgent([], states)).run([DRAW], 60, in_flight=in_flight)
 
 
-@pytest.mark.parametrize(("in_flight", "words"), [(1, "the target's acknowledgement"), (2, "one of several requests")])
-def test_a_request_that_nobody_acknowledges_ends_at_its_deadline(in_flight: int, words: str) -> None:
-    with pytest.raises(StepTimeoutError, match=words):
+@pytest.mark.parametrize(("in_flight", "text"), [(1, "the target's acknowledgement"), (2, "one of several requests")])
+def test_a_request_that_nobody_acknowledges_ends_at_its_deadline(in_flight: int, text: str) -> None:
+    with pytest.raises(StepTimeoutError, match=text):
         requests(HeldAgent([])).run([DRAW], 0.05, in_flight=in_flight)
 
 
 def test_prepared_descriptors_are_those_of_both_whole_caches() -> None:
     agent = HeldAgent([])
-    made = requests(agent)
-    here, there = agent.made
-    assert here == ("NIXL_INIT_AGENT", [[4096 + 64 * number, 64, 0] for number in range(16)], "DRAM", ["UCX"])
-    assert there == ("target", [[65536 + 64 * number, 64, 3] for number in range(16)], "VRAM", ["UCX"])
-    made.close()
-    made.close()
+    kv_requests = requests(agent)
+    local, remote = agent.calls
+    assert local == ("NIXL_INIT_AGENT", [[4096 + 64 * number, 64, 0] for number in range(16)], "DRAM", ["UCX"])
+    assert remote == ("target", [[65536 + 64 * number, 64, 3] for number in range(16)], "VRAM", ["UCX"])
+    kv_requests.close()
+    kv_requests.close()
     assert agent.log == [("release", "prepared 1"), ("release", "prepared 2")]
 
 
@@ -161,17 +161,17 @@ def test_prepared_descriptors_are_those_of_both_whole_caches() -> None:
 def test_a_request_names_the_blocks_of_each_tensor(merge: bool) -> None:
     agent = HeldAgent([[1]])
     requests(agent, merge=merge).request(DRAW, 60)
-    op, local, mine, remote, theirs, token, plugins, skip = agent.made[-1]
+    op, local, mine, remote, theirs, token, plugins, skip = agent.calls[-1]
     assert (op, local, remote, token, plugins) == (
         "WRITE", "prepared 1", "prepared 2", b"pytest-nixl:window:1:1", ["UCX"],
     )  # fmt: skip
     assert (mine.tolist(), theirs.tolist()) == ([1, 3, 9, 11], [0, 2, 8, 10])
     assert skip is not merge
     agent = HeldAgent([[1]])
-    made = requests(agent, KvMethod.INITIALIZED)
-    assert made.prepare_seconds == 0.0
-    made.request(DRAW, 60)
-    assert agent.made == [
+    kv_requests = requests(agent, KvMethod.INITIALIZED)
+    assert kv_requests.prepare_seconds == 0.0
+    kv_requests.request(DRAW, 60)
+    assert agent.calls == [
         (
             "WRITE",
             ([[4096 + 64 * number, 64, 0] for number in (1, 3, 9, 11)], "DRAM"),
@@ -185,11 +185,11 @@ def test_strided_descriptors_are_one_row_for_each_tensor() -> None:
     """The numbers of the blocks are those of separate descriptors."""
     agent = HeldAgent([[1]])
     requests(agent, KvMethod.STRIDED).request(DRAW, 60)
-    assert agent.made[:2] == [
+    assert agent.calls[:2] == [
         ("NIXL_INIT_AGENT", [[4096, 64, 0, 64, 8], [4096 + 512, 64, 0, 64, 8]], "DRAM", ["UCX"]),
         ("target", [[65536, 64, 3, 64, 8], [65536 + 512, 64, 3, 64, 8]], "VRAM", ["UCX"]),
     ]
-    assert agent.made[2][2].tolist() == [1, 3, 9, 11]
+    assert agent.calls[2][2].tolist() == [1, 3, 9, 11]
 
 
 class File(FileBuffer):
@@ -207,9 +207,11 @@ def test_a_request_to_a_file_ends_with_its_sync_and_sends_no_notification(op: st
     agent, file = HeldAgent([]), File()
     initiator = Transfers(agent, "target", [], {}, depth=1, acknowledged=True, notify_each=False, deadline=0.0)
     sides = CacheSide(4096, "DRAM", 0), CacheSide(0, "FILE", 9)
-    made = KvRequests(agent, initiator, "self", op, "POSIX", LAYOUT, sides, KvMethod.PREPPED, merge=True, file=file)
-    assert len(made.request(DRAW, 60)) == 5
-    assert [each for each in agent.log if each != "poll"] == [("make", b""), ("post", "handle"), ("release", "handle")]
+    kv_requests = KvRequests(
+        agent, initiator, "self", op, "POSIX", LAYOUT, sides, KvMethod.PREPPED, merge=True, file=file
+    )
+    assert len(kv_requests.request(DRAW, 60)) == 5
+    assert [step for step in agent.log if step != "poll"] == [("make", b""), ("post", "handle"), ("release", "handle")]
     assert "poll" not in agent.log
     assert file.syncs == syncs
 

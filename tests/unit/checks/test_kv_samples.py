@@ -26,23 +26,23 @@ def samples(*requests: RequestTimes, alone: bool = True) -> KvSamples:
 
 
 def test_a_request_lasts_until_its_notification_was_there() -> None:
-    found = samples(RequestTimes(0.0, 0.0, TIMES), RequestTimes(1.5, 1.5, tuple(2 * time_ for time_ in TIMES)))
-    assert found.requests == pytest.approx((1.0, 2.0))
-    assert found.bandwidth == pytest.approx((4096 + 2048) / 2)
-    assert found.descriptors_per_second == pytest.approx(found.bandwidth / 1024)
-    assert [found.step(name) for name in STEPS] == list(TIMES)
-    row = found.row(KEY)
-    assert row.windows == found.requests
+    measured = samples(RequestTimes(0.0, 0.0, TIMES), RequestTimes(1.5, 1.5, tuple(2 * time_ for time_ in TIMES)))
+    assert measured.requests == pytest.approx((1.0, 2.0))
+    assert measured.bandwidth == pytest.approx((4096 + 2048) / 2)
+    assert measured.descriptors_per_second == pytest.approx(measured.bandwidth / 1024)
+    assert [measured.step(name) for name in STEPS] == list(TIMES)
+    row = measured.row(KEY)
+    assert row.windows == measured.requests
     assert row.transfers == (1, 1)
     assert row.transfer_bytes == 4096
-    assert row.bandwidth == found.bandwidth
+    assert row.bandwidth == measured.bandwidth
 
 
 def test_the_latency_of_a_late_start_is_counted_from_the_intended_one() -> None:
-    found = samples(RequestTimes(0.0, 0.0, TIMES), RequestTimes(0.1, 1.5, TIMES), alone=False)
-    assert found.requests == pytest.approx((1.0, 2.4))
-    row = found.row(KEY)
-    assert row.latencies == found.requests
+    measured = samples(RequestTimes(0.0, 0.0, TIMES), RequestTimes(0.1, 1.5, TIMES), alone=False)
+    assert measured.requests == pytest.approx((1.0, 2.4))
+    row = measured.row(KEY)
+    assert row.latencies == measured.requests
     assert row.p99 == pytest.approx(2.4)
 
 
@@ -56,15 +56,15 @@ def test_requests_in_flight_together_are_one_window() -> None:
 
 
 def test_launches_are_kept_apart() -> None:
-    one = samples(RequestTimes(0.0, 0.0, TIMES), RequestTimes(1.0, 1.0, TIMES))
+    first = samples(RequestTimes(0.0, 0.0, TIMES), RequestTimes(1.0, 1.0, TIMES))
     wrong = KvCorruption("after the timed requests", 1, 1, "layer 0 K, block 1, offset 2", 3, 4, "")
     slow = tuple(4 * time_ for time_ in TIMES)
-    other = replace(samples(RequestTimes(0.0, 0.0, slow)), corruption=wrong, prepares=(0.75,), contention=(0.5,))
-    one, other = (
-        replace(each, lossy=(LossyDevice("node-a", "rxe0", packets, {"rcvd_seq_err": packets // 100}),))
-        for each, packets in ((one, 100), (other, 300))
+    second = replace(samples(RequestTimes(0.0, 0.0, slow)), corruption=wrong, prepares=(0.75,), contention=(0.5,))
+    first, second = (
+        replace(launch, lossy=(LossyDevice("node-a", "rxe0", packets, {"rcvd_seq_err": packets // 100}),))
+        for launch, packets in ((first, 100), (second, 300))
     )
-    both = one.with_launch(other)
+    both = first.with_launch(second)
     row = both.row(KEY)
     assert row.windows_of_launches == (2, 1)
     assert row.values == pytest.approx((4096.0, 1024.0))

@@ -44,13 +44,13 @@ def samples(prepare: float) -> KvSamples:
 
 
 def test_descriptors_that_take_long_to_prepare_are_named_with_what_prepares_them_faster() -> None:
-    said = describe(KIND, samples(5.04))
-    assert said.endswith(
+    description = describe(KIND, samples(5.04))
+    assert description.endswith(
         "; to prepare the 2097152 descriptors of both caches took 5.0 s, by which an engine starts later: NIXL 1.5.0 "
         "and later take strided descriptors, one for each tensor"
     )
     assert "descriptors of both caches" not in describe(KIND, samples(0.5))
-    assert "descriptors of both caches" not in describe(replace(KIND, way="scattered-strided"), samples(5.04))
+    assert "descriptors of both caches" not in describe(replace(KIND, method="scattered-strided"), samples(5.04))
 
 
 @pytest.mark.parametrize("expectation", [None, Expectation("a test"), Expectation("a test", transports=("rc_verbs",))])
@@ -74,21 +74,21 @@ def test_what_fragments_of_a_file_cost_is_named_if_it_is_much() -> None:
     kind = replace(KIND, backend="POSIX", memory=MemoryPair("DRAM", "FILE"))
     fast, slow = samples(0.1), samples(0.1)
     slow = replace(slow, timed=((replace(TIMES, steps=(0.1, 0.2, 0.3, 1.0, 0.5)),),))
-    found = StoredRequests(kind, slow, fast)
+    stored = StoredRequests(kind, slow, fast)
     assert "; fragments take 1.6 times as long: an engine that keeps the blocks of a request together" in str(
-        judge_stored(found)
+        judge_stored(stored)
     )
-    judged = judge_stored(replace(found, fragments=fast))
+    judged = judge_stored(replace(stored, fragments=fast))
     assert judged.verdict is Verdict.PASS
     assert "times as long" not in judged.reason
     wrong = KvCorruption("after the first request", 1, 2, "layer 1 V, block 5, offset 77", 1, 2, "")
     bad = replace(fast, corruption=wrong)
-    assert judge_stored(replace(found, fragments=bad)).verdict is Verdict.CORRUPT
-    assert judge_stored(replace(found, pieces=bad)).verdict is Verdict.CORRUPT
+    assert judge_stored(replace(stored, fragments=bad)).verdict is Verdict.CORRUPT
+    assert judge_stored(replace(stored, pieces=bad)).verdict is Verdict.CORRUPT
 
 
 @pytest.mark.parametrize(
-    ("own", "bounded", "wanted"),
+    ("verdict", "bounded", "expected"),
     [
         ("PASS", "PASS", "PASS: own"),
         ("PASS", "FAIL", "FAIL: bounds"),
@@ -98,15 +98,15 @@ def test_what_fragments_of_a_file_cost_is_named_if_it_is_much() -> None:
         ("CORRUPT", "PASS", "CORRUPT: own"),
     ],
 )
-def test_the_bounds_decide_only_about_requests_that_pass(own: str, bounded: str, wanted: str) -> None:
-    found = with_bounds(Judgement(Verdict(own), "own"), Judgement(Verdict(bounded), "bounds"))
-    assert f"{found.verdict}: {found.reason}" == wanted
+def test_the_bounds_decide_only_about_requests_that_pass(verdict: str, bounded: str, expected: str) -> None:
+    judgement = with_bounds(Judgement(Verdict(verdict), "own"), Judgement(Verdict(bounded), "bounds"))
+    assert f"{judgement.verdict}: {judgement.reason}" == expected
 
 
 def test_a_release_without_strided_descriptors_is_not_asked_for_them(
     make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small = replace(KIND, way="scattered-strided", plan=KvPlan.of(KV_MODELS["generic"], tokens=16))
+    small = replace(KIND, method="scattered-strided", plan=KvPlan.of(KV_MODELS["generic"], tokens=16))
     launches = KvLaunches([LocalHost(supervisor(), rank) for rank in range(2)], make_settings())
     init = Launch.__init__
 

@@ -50,9 +50,9 @@ def agent(nixl_settings: Settings) -> Iterator[NixlAgent]:
         yield agents.start(progress_thread=None)
 
 
-def outcome(id: str, ending: MisuseEnding, said: str = "", wrong: int | None = 0) -> MisuseOutcome:
+def outcome(id: str, ending: MisuseEnding, error: str = "", wrong: int | None = 0) -> MisuseOutcome:
     """Return an outcome of UCX."""
-    return MisuseOutcome(KINDS[id], "UCX", "1.5.1", ending, said, wrong)
+    return MisuseOutcome(KINDS[id], "UCX", "1.5.1", ending, error, wrong)
 
 
 def test_the_worker_can_carry_out_every_misuse_and_no_other() -> None:
@@ -75,7 +75,7 @@ def test_refused_and_accepted_misuses_pass() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "words"),
+    ("bad", "reason"),
     [
         (outcome("empty-transfer", MisuseEnding.CRASHED, "was ended by SIGSEGV", None),
          "a transfer has 0 bytes: crashed (was ended by SIGSEGV)"),
@@ -87,11 +87,11 @@ def test_refused_and_accepted_misuses_pass() -> None:
          "a region of 0 bytes is registered: accepted; after that, a transfer to the peer stays PROC"),
     ],
 )  # fmt: skip
-def test_one_bad_outcome_fails_among_good_ones(found: MisuseOutcome, words: str) -> None:
-    judgement = judge_misuses([outcome("released-twice", MisuseEnding.ACCEPTED), found])
+def test_one_bad_outcome_fails_among_good_ones(bad: MisuseOutcome, reason: str) -> None:
+    judgement = judge_misuses([outcome("released-twice", MisuseEnding.ACCEPTED), bad])
     assert judgement.verdict is Verdict.FAIL
-    assert judgement.reason == f"NIXL 1.5.1 with UCX: {words}"
-    assert found.kind.what in judgement.remedy
+    assert judgement.reason == f"NIXL 1.5.1 with UCX: {reason}"
+    assert bad.kind.label in judgement.remedy
 
 
 def test_calls_on_bytes_or_agents_that_are_not_there_fail_if_they_are_accepted() -> None:
@@ -104,11 +104,11 @@ def test_calls_on_bytes_or_agents_that_are_not_there_fail_if_they_are_accepted()
 @pytest.mark.parametrize("wrong", [-1, 0.5, None])
 def test_an_answer_of_another_form_is_an_error_and_no_outcome(wrong: object) -> None:
     """The worker is a double. Two transfers that are never done end before it misses its own deadline."""
-    asked: list[Any] = []
+    requests: list[Any] = []
     answer = {"raised": "", "after": "", "wrong_bytes": wrong}
 
-    def request(command: str, **given: Any) -> Any:
-        asked.append(given["arguments"])
+    def request(command: str, **keywords: Any) -> Any:
+        requests.append(keywords["arguments"])
         return SimpleNamespace(result=lambda: answer)
 
     agent: Any = SimpleNamespace(
@@ -116,7 +116,7 @@ def test_an_answer_of_another_form_is_an_error_and_no_outcome(wrong: object) -> 
     )
     with pytest.raises(WorkerError, match=r"rank 0 sent a wrong answer to released-twice: .*wrong_bytes"):
         misuse(agent, KINDS["released-twice"], "UCX")
-    assert [(each["misuse"], each["backend"], each["seconds"] < 6.0 / 2) for each in asked] == [
+    assert [(arguments["misuse"], arguments["backend"], arguments["seconds"] < 6.0 / 2) for arguments in requests] == [
         ("released-twice", "UCX", True)
     ]
 
@@ -124,51 +124,51 @@ def test_an_answer_of_another_form_is_an_error_and_no_outcome(wrong: object) -> 
 @pytest.mark.parametrize("id", WITHOUT_DEFECT)
 def test_a_nixl_without_the_defect_passes_the_same_check(agent: NixlAgent, id: str) -> None:
     agent.run(f"helpers.misuse_functions:{WITHOUT_DEFECT[id]}")
-    found = misuse(agent, KINDS[id], "UCX")
-    assert (found.ending, found.said, found.wrong_bytes) == (MisuseEnding.REFUSED, "nixlInvalidParamError", 0)
+    outcome = misuse(agent, KINDS[id], "UCX")
+    assert (outcome.ending, outcome.error, outcome.wrong_bytes) == (MisuseEnding.REFUSED, "nixlInvalidParamError", 0)
     judgement = judge_finding(
-        FINDINGS[KINDS[id].finding], occurs=bool(found.fault), reason=misuse_reason(found), affects=False,
+        FINDINGS[KINDS[id].finding], occurs=bool(outcome.fault), reason=misuse_reason(outcome), affects=False,
         acceptance=None, today=date(2026, 11, 22),
     )  # fmt: skip
     assert (judgement.verdict, judgement.known_limit) == (Verdict.PASS, False)
-    assert f"with UCX of NIXL {found.nixl}, {KINDS[id].what}: refused (nixlInvalidParamError), and the next" in (
+    assert f"with UCX of NIXL {outcome.nixl}, {KINDS[id].label}: refused (nixlInvalidParamError), and the next" in (
         judgement.reason
     )
 
 
 @pytest.mark.parametrize("id", ["duplicate-descriptor", "released-handle"])
 def test_a_crash_of_the_real_nixl_is_an_outcome(agent: NixlAgent, id: str) -> None:
-    found = misuse(agent, KINDS[id], "UCX")
-    assert (found.ending, found.said, found.wrong_bytes) == (MisuseEnding.CRASHED, "was ended by SIGSEGV", None)
-    assert found.fault == f"{KINDS[id].what}: crashed (was ended by SIGSEGV)"
+    outcome = misuse(agent, KINDS[id], "UCX")
+    assert (outcome.ending, outcome.error, outcome.wrong_bytes) == (MisuseEnding.CRASHED, "was ended by SIGSEGV", None)
+    assert outcome.fault == f"{KINDS[id].label}: crashed (was ended by SIGSEGV)"
 
 
 @pytest.mark.parametrize("id", ["posted-twice", "beyond-peers-region", "released-in-flight"])
 def test_a_misuse_of_larger_buffers_does_no_harm_to_the_real_nixl(agent: NixlAgent, id: str) -> None:
-    found = misuse(agent, KINDS[id], "UCX")
-    assert found.ending in (MisuseEnding.REFUSED, MisuseEnding.ACCEPTED)
-    assert (found.fault, found.wrong_bytes) == ("", 0)
+    outcome = misuse(agent, KINDS[id], "UCX")
+    assert outcome.ending in (MisuseEnding.REFUSED, MisuseEnding.ACCEPTED)
+    assert (outcome.fault, outcome.wrong_bytes) == ("", 0)
 
 
 def test_cut_metadata_of_the_real_nixl_spoils_its_agent(agent: NixlAgent) -> None:
-    found = misuse(agent, KINDS["cut-metadata"], "UCX")
-    assert (found.ending, found.said) == (MisuseEnding.REFUSED, "nixlNotFoundError")
+    outcome = misuse(agent, KINDS["cut-metadata"], "UCX")
+    assert (outcome.ending, outcome.error) == (MisuseEnding.REFUSED, "nixlNotFoundError")
     after = "; after that, NIXL refuses a transfer to the peer (nixlInvalidParamError)"
-    assert found.fault == f"{KINDS['cut-metadata'].what}: refused (nixlNotFoundError){after}"
-    assert misuse_reason(found).endswith(f"refused (nixlNotFoundError){after}")
+    assert outcome.fault == f"{KINDS['cut-metadata'].label}: refused (nixlNotFoundError){after}"
+    assert misuse_reason(outcome).endswith(f"refused (nixlNotFoundError){after}")
 
 
 def test_a_new_crash_is_caught(agent: NixlAgent) -> None:
     agent.run("helpers.misuse_functions:crash", method="send_notif")
-    found = misuse(agent, KINDS["notification-to-unknown-agent"], "UCX")
-    assert found.fault == "a notification is sent to an unknown agent: crashed (was ended by SIGSEGV)"
+    outcome = misuse(agent, KINDS["notification-to-unknown-agent"], "UCX")
+    assert outcome.fault == "a notification is sent to an unknown agent: crashed (was ended by SIGSEGV)"
 
 
 def test_a_transfer_that_must_be_refused_is_caught_if_it_is_accepted(agent: NixlAgent) -> None:
     agent.run("helpers.misuse_functions:accept_every_transfer")
-    found = misuse(agent, KINDS["different-lengths"], "UCX")
-    assert "accepted, but only an error is right" in found.fault
-    assert found.wrong_bytes == SIZE - 1024, "of what did not arrive, no byte is right by chance"
+    outcome = misuse(agent, KINDS["different-lengths"], "UCX")
+    assert "accepted, but only an error is right" in outcome.fault
+    assert outcome.wrong_bytes == SIZE - 1024, "of what did not arrive, no byte is right by chance"
 
 
 def test_wrong_bytes_after_a_misuse_are_caught(agent: NixlAgent) -> None:
@@ -196,7 +196,7 @@ class WatchingAgent:
         self.removed: list[str] = []
         self.regions: list[range] = []
         #: The regions of the peers when their metadata was added.
-        self._known: dict[str, list[range]] = {}
+        self._loaded: dict[str, list[range]] = {}
         self._handles: dict[object, list[range]] = {}
         self._in_flight: set[object] = set()
         self.done = 0
@@ -222,14 +222,14 @@ class WatchingAgent:
             if region in self.regions:
                 self.regions.remove(region)
 
-    def initialize_xfer(self, op: str, here: list[range], there: list[range], peer: str, said: bytes) -> object:
-        self._note(not all([*here, *there]), "an empty transfer")
-        self._note([*map(len, here)] != [*map(len, there)], "different lengths")
-        self._note(overlap(here) and overlap(there), "overlapping descriptors")
-        self._note(not held(self.regions, here), "own memory is not registered")
-        self._note(peer not in self._known, "unknown agent")
-        self._note(peer in self._known and not held(self._known[peer], there), "the peer's memory is not registered")
-        self._handles[handle := object()] = here
+    def initialize_xfer(self, op: str, local: list[range], remote: list[range], peer: str, token: bytes) -> object:
+        self._note(not all([*local, *remote]), "an empty transfer")
+        self._note([*map(len, local)] != [*map(len, remote)], "different lengths")
+        self._note(overlap(local) and overlap(remote), "overlapping descriptors")
+        self._note(not held(self.regions, local), "own memory is not registered")
+        self._note(peer not in self._loaded, "unknown agent")
+        self._note(peer in self._loaded and not held(self._loaded[peer], remote), "the peer's memory is not registered")
+        self._handles[handle := object()] = local
         self._note(len(self._handles) == 10_000, "10,000 handles")
         return handle
 
@@ -259,14 +259,14 @@ class WatchingAgent:
         return {"": [MOVED]}
 
     def prep_xfer_dlist(self, peer: str, listed: Sequence[tuple[int, int, int]], memory: str) -> list[range]:
-        found = self.get_xfer_descs(listed, memory)
-        self._note(not held(self._known[peer] if peer else self.regions, found), "memory is not registered")
-        return found
+        blocks = self.get_xfer_descs(listed, memory)
+        self._note(not held(self._loaded[peer] if peer else self.regions, blocks), "memory is not registered")
+        return blocks
 
     def make_prepped_xfer(
-        self, op: str, here: list[range], own: list[int], there: list[range], others: list[int]
+        self, op: str, local: list[range], local_indices: list[int], remote: list[range], remote_indices: list[int]
     ) -> None:
-        for listed, chosen in ((here, own), (there, others)):
+        for listed, chosen in ((local, local_indices), (remote, remote_indices)):
             self._note(max(chosen) >= len(listed), f"descriptor {max(chosen)} of {len(listed)}")
 
     def get_agent_metadata(self) -> bytes:
@@ -274,7 +274,7 @@ class WatchingAgent:
 
     def add_remote_agent(self, metadata: bytes) -> None:
         self._note(metadata != b"metadata", f"metadata without {8 - len(metadata)} byte")
-        self._known = {name: list(peer.regions) for name, peer in self._peers.items()}
+        self._loaded = {name: list(peer.regions) for name, peer in self._peers.items()}
 
     def _note(self, wrong: bool, fault: str) -> None:
         self.faults += [fault] if wrong else []
@@ -285,7 +285,7 @@ def held(regions: Sequence[range], parts: Sequence[range]) -> bool:
 
 
 def overlap(parts: Sequence[range]) -> bool:
-    return any(one.start < other.stop and other.start < one.stop for one, other in combinations(parts, 2))
+    return any(first.start < second.stop and second.start < first.stop for first, second in combinations(parts, 2))
 
 
 @pytest.mark.parametrize(

@@ -67,9 +67,9 @@ def etcd() -> Iterator[EmbeddedServer]:
 
 @pytest.fixture(scope="module")
 def client(etcd: EmbeddedServer) -> Iterator[EtcdClient]:
-    with etcd.client() as made:
-        made.put("xferbench/somebody-elses//size", b"1")
-        yield made
+    with etcd.client() as etcd_client:
+        etcd_client.put("xferbench/somebody-elses//size", b"1")
+        yield etcd_client
 
 
 Play = Callable[..., Ran]
@@ -83,8 +83,8 @@ def play(program: Path, etcd: EmbeddedServer, client: EtcdClient, monkeypatch: p
     def run(play: str, *, endpoint: str = "", timeout: float = SECONDS, more: tuple[str, ...] = (), **env: str) -> Ran:
         for name, value in {"STANDIN_PLAY": play, **env}.items():
             monkeypatch.setenv(name, value)
-        own = own_variables({"nixlbench": str(program)})
-        tools.extend(Tool(LocalHost(supervisor(), rank, own=own), "nixlbench", SECONDS) for rank in (0, 1))
+        variables = own_variables({"nixlbench": str(program)})
+        tools.extend(Tool(LocalHost(supervisor(), rank, own=variables), "nixlbench", SECONDS) for rank in (0, 1))
 
         def arguments(meeting: Meeting) -> list[str]:
             return command(ROW, "UCX", meeting, iterations=None, warmup=10, more=more)
@@ -250,7 +250,7 @@ def test_an_etcd_lost_during_a_row_is_reported_and_cleaned_later(
     thread.start()
     try:
         with server.client() as client:
-            group = Group(client, server.endpoint, cleaner, own=server if whose == "ours" else None)
+            group = Group(client, server.endpoint, cleaner, our_server=server if whose == "ours" else None)
             with pytest.raises(NixlbenchError) as raised:
                 run_in((tools[0], tools[1]), group, lambda meeting: command(ROW, "UCX", meeting, iterations=None,
                        warmup=10), {}, 160.0)  # fmt: skip
@@ -303,8 +303,8 @@ def test_the_row_after_a_stopped_etcd_runs_in_another_one(
         raise NixlbenchError("the etcd is gone")
 
     monkeypatch.setattr(programs, "run_in", stop)
-    own = own_variables({"nixlbench": str(program)})
-    cluster = Cluster([LocalHost(supervisor(), rank, own=own) for rank in (0, 1)], None)
+    variables = own_variables({"nixlbench": str(program)})
+    cluster = Cluster([LocalHost(supervisor(), rank, own=variables) for rank in (0, 1)], None)
     with Nixlbench(settings, cluster, session, supervisor) as bench:
         for _ in range(2):
             with pytest.raises(NixlbenchError, match="the etcd is gone"):
@@ -318,18 +318,18 @@ def test_the_row_after_a_stopped_etcd_runs_in_another_one(
 
 def test_a_slow_or_restored_etcd_is_not_reported(etcd: EmbeddedServer) -> None:
     with EtcdProxy(etcd.endpoint) as path, etcd.client() as direct:
-        way = path.client("a slow one")
+        proxy_client = path.client("a slow one")
         direct.put("xferbench/slow//size", b"1")
-        with EtcdWatch(way.endpoint, "xferbench/slow/") as watch:
+        with EtcdWatch(proxy_client.endpoint, "xferbench/slow/") as watch:
             wait_until(lambda: watch.keys == {"xferbench/slow//size"}, 60, "the watch has seen the key")
-            way.delay(1.5)
-            count = len(way.requests)
-            wait_until(lambda: len(way.requests) > count + 2, 60, "answers come late")
+            proxy_client.delay(1.5)
+            count = len(proxy_client.requests)
+            wait_until(lambda: len(proxy_client.requests) > count + 2, 60, "answers come late")
             assert watch.settled(10.0) is None
-            way.delay(0.0)
-            way.cut()
+            proxy_client.delay(0.0)
+            proxy_client.cut()
             wait_until(lambda: watch.last_failure != "", 60, "the watch is refused")
-            way.restore()
+            proxy_client.restore()
             wait_until(lambda: watch.last_failure == "", 60, "the watch goes on")
             assert watch.trouble() is None
         direct.delete_prefix("xferbench/slow/")
@@ -343,8 +343,8 @@ def test_a_taken_port_is_replaced_by_another(play: Play, monkeypatch: pytest.Mon
         free = driver.free_meeting
 
         def meeting(address: str) -> Meeting:
-            made = free(address)
-            return Meeting("ASIO", {**made.flags, "asio_port": str(ports.pop())}) if ports else made
+            free_meeting = free(address)
+            return Meeting("ASIO", {**free_meeting.flags, "asio_port": str(ports.pop())}) if ports else free_meeting
 
         monkeypatch.setattr(driver, "free_meeting", meeting)
         assert len(play("normal", endpoint="ASIO").output.rows) == 1
@@ -360,11 +360,11 @@ def test_a_missing_address_is_reported(play: Play, monkeypatch: pytest.MonkeyPat
 
 
 def test_the_flags_of_the_real_help_are_known() -> None:
-    known = known_flags((ROOT / "fixtures/nixlbench/help-1.4.0.txt").read_text())
+    flags = known_flags((ROOT / "fixtures/nixlbench/help-1.4.0.txt").read_text())
     row = command(ROW, "UCX", Meeting("ETCD", {"runtime_type": "ETCD"}), iterations=None, warmup=10)
-    assert {word.removeprefix("--").partition("=")[0] for word in row} <= known
-    assert {"asio_address", "pipeline_depth", "device_list", "check_consistency"} <= known
-    assert "no_such_flag" not in known
+    assert {argument.removeprefix("--").partition("=")[0] for argument in row} <= flags
+    assert {"asio_address", "pipeline_depth", "device_list", "check_consistency"} <= flags
+    assert "no_such_flag" not in flags
 
 
 def test_the_keys_of_a_group_are_deleted_after_kill(etcd: EmbeddedServer) -> None:

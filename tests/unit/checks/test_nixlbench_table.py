@@ -147,7 +147,7 @@ def wrong_cuts(name: str, step: int = 1) -> list[int]:
     wrong = []
     for end in range(0, len(content) + 1, step):
         cut = read_output(content[:end].decode())
-        printed = sum(end >= each for each in ends)
+        printed = sum(end >= row_end for row_end in ends)
         values = cut.configuration.values
         if (
             cut.rows != whole.rows[:printed]
@@ -260,12 +260,12 @@ def test_crlf_line_endings_are_read() -> None:
     ],
 )
 def test_recorded_failures_are_recognised(name: str, trouble: Trouble, text: str) -> None:
-    first, *others = read(f"nixlbench/{name}").faults
+    first, *later = read(f"nixlbench/{name}").faults
     assert first.trouble is trouble
     assert first.text.startswith(text)
     assert first.remedy
-    assert others
-    assert {fault.trouble for fault in others} == {Trouble.OTHER}
+    assert later
+    assert {fault.trouble for fault in later} == {Trouble.OTHER}
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_reported_failures_are_recognised(line: str, trouble: Trouble) -> None:
 
 
 def test_two_processes_with_the_same_rank_are_a_fault() -> None:
-    first, second = ((FIXTURES / f"nixlbench/07_racy_same_rank.rank_{which}.out").read_text() for which in ("a", "b"))
+    first, second = ((FIXTURES / f"nixlbench/07_racy_same_rank.rank_{name}.out").read_text() for name in ("a", "b"))
     assert read_output(first).faults == ()
     assert read_output(first + second).faults == (
         Fault(Trouble.DUPLICATE_RANK, "two processes registered as rank 0 of 2"),
@@ -296,7 +296,7 @@ def test_two_processes_with_the_same_rank_are_a_fault() -> None:
 
 
 def test_two_ranks_or_two_runs_are_not_a_duplicate_rank() -> None:
-    first, second = ((FIXTURES / f"nixlbench/01_normal.rank_{which}.out").read_text() for which in ("a", "b"))
+    first, second = ((FIXTURES / f"nixlbench/01_normal.rank_{name}.out").read_text() for name in ("a", "b"))
     assert read_output(first + second).faults == ()
     twice = read_output(first + first)
     assert (twice.faults, twice.tables, len(twice.rows)) == ((), 2, 30)

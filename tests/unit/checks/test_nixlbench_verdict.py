@@ -61,7 +61,7 @@ def verdicts(run: JudgedRun) -> list[Verdict]:
     return [result.verdict for result in run.results if result.check == "bandwidth"]
 
 
-def said(run: JudgedRun, check: str = "nixlbench") -> list[str]:
+def texts(run: JudgedRun, check: str = "nixlbench") -> list[str]:
     return [f"{result.verdict} {result.reason}" for result in run.results if result.check == check]
 
 
@@ -71,7 +71,7 @@ HUGE_PAGES = NORMAL.replace("Use hugepages (--use_hugepages=[0,1])              
 
 
 @pytest.mark.parametrize(
-    ("output", "learned", "others", "options"),
+    ("output", "learned", "needed", "options"),
     [
         (NORMAL, 'notify = ["last"]', "notify = last and huge pages", "--nixl-pages=base"),
         (NORMAL, 'notify = ["each"]', "notify = each and huge pages", "--nixl-pages=base"),
@@ -82,12 +82,12 @@ HUGE_PAGES = NORMAL.replace("Use hugepages (--use_hugepages=[0,1])              
     ],
 )  # fmt: skip
 def test_a_floor_that_was_learned_under_other_conditions_judges_no_row_of_nixlbench(
-    tmp_path: Path, output: str, learned: str, others: str, options: str
+    tmp_path: Path, output: str, learned: str, needed: str, options: str
 ) -> None:
     """Each transfer of nixlbench carries a notification, and its buffers are those of malloc; both take time."""
     run = judged(tmp_path, output, floor="100 GB/s", more=f"{learned}\n")
     assert verdicts(run) == [Verdict.NO_EXPECTATION] * 15
-    expected = f"UCX WRITE DRAM:DRAM of 4KiB: the profile expects something of rows with {others} only, and those of "
+    expected = f"UCX WRITE DRAM:DRAM of 4KiB: the profile expects something of rows with {needed} only, and those of "
     assert run.results[0].reason.startswith(expected)
     assert f"pytest_nixl.suites.bandwidth --nixl-notify=each {options} --benchmark-json=FILE" in run.results[0].remedy
 
@@ -130,8 +130,8 @@ def test_a_write_whose_target_is_not_heard_is_not_passed(tmp_path: Path) -> None
 def test_a_write_is_not_passed_without_the_word_of_its_target_that_it_compared(tmp_path: Path, end: str) -> None:
     run = judged(tmp_path, COMPARED + ENDED, TARGET + end)
     assert verdicts(run) == [Verdict.UNKNOWN] * 9
-    words = "rank 1 ended with exit code 1" if end.endswith("\n") else "the output of rank 1 has no exit code"
-    assert f"only the target compares the bytes of a WRITE, and {words}" in run.results[0].reason
+    ending = "rank 1 ended with exit code 1" if end.endswith("\n") else "the output of rank 1 has no exit code"
+    assert f"only the target compares the bytes of a WRITE, and {ending}" in run.results[0].reason
     assert 'echo "exit code $?" >> FILE' in run.results[0].remedy
     # An output of both ranks, one after the other: each exit code belongs to the rank above it.
     assert verdicts(judged(tmp_path, COMPARED + ENDED + TARGET + end)) == [Verdict.UNKNOWN] * 9
@@ -156,7 +156,7 @@ def test_a_bandwidth_that_contradicts_its_own_latency_is_doubted(
 
 def test_wrong_bytes_that_the_target_found_are_corrupt(tmp_path: Path) -> None:
     run = judged(tmp_path, COMPARED, f"{TARGET}Consistency check failed for iov 0:0\n")
-    assert "CORRUPT nixlbench says: Consistency check failed for iov 0:0" in said(run)
+    assert "CORRUPT nixlbench says: Consistency check failed for iov 0:0" in texts(run)
 
 
 def test_a_read_is_compared_by_rank_0_itself(tmp_path: Path) -> None:
@@ -168,10 +168,10 @@ def test_the_command_takes_the_output_of_both_ranks(tmp_path: Path, capsys: pyte
     profile(tmp_path)
     for name, text in (("a", COMPARED), ("b", TARGET)):
         (tmp_path / name).write_text(text)
-    one = ["profile", "judge", "--gate", "--nixlbench", str(tmp_path / "a")]
-    assert cli.main([*one, str(tmp_path / "profile.toml")]) == 1
+    arguments = ["profile", "judge", "--gate", "--nixlbench", str(tmp_path / "a")]
+    assert cli.main([*arguments, str(tmp_path / "profile.toml")]) == 1
     (tmp_path / "b").write_text(TARGET + ENDED)
-    assert cli.main([*one, "--nixlbench", str(tmp_path / "b"), str(tmp_path / "profile.toml")]) == 0
+    assert cli.main([*arguments, "--nixlbench", str(tmp_path / "b"), str(tmp_path / "profile.toml")]) == 0
     assert capsys.readouterr().out.endswith("NIXL gate: PASS (9 PASS; 9 rows measured)\n")
 
 
@@ -347,23 +347,25 @@ def cut(text: str, rows: int) -> str:
 def test_a_stranger_in_the_group_is_told(tmp_path: Path) -> None:
     lost = "nixlbench: peer rank 1 key missing (or etcd error) -- peer may have died\n"
     run = judged(tmp_path, cut(NORMAL, 3) + lost, TARGET, REFUSED)
-    assert any("ERROR nixlbench says: Rank 2 is greater" in one and "deleted the keys" in one for one in said(run))
-    assert any("after 3 of 15 rows: nixlbench: peer rank 1 key missing" in one for one in said(run))
+    assert any("ERROR nixlbench says: Rank 2 is greater" in line and "deleted the keys" in line for line in texts(run))
+    assert any("after 3 of 15 rows: nixlbench: peer rank 1 key missing" in line for line in texts(run))
     # Without the stranger's own words.
     run = judged(tmp_path, cut(NORMAL, 3) + lost, TARGET)
-    [told] = said(run)
-    assert told.startswith(
+    [last_line] = texts(run)
+    assert last_line.startswith(
         "ERROR nixlbench lost one of its ranks, or the key of a rank, in the row UCX/WRITE/DRAM:DRAM/32KiB/"
     )
     # A fourth process takes the rank of one whose keys the third has deleted.
     fourth = TARGET.replace("rank 1 item 2", "rank 0 item 1").replace("rank 1, type target", "rank 0, type initiator")
     run = judged(tmp_path, NORMAL, TARGET, REFUSED, fourth)
-    assert any("two processes registered as rank 0 of 2: the second process joined after" in one for one in said(run))
+    assert any(
+        "two processes registered as rank 0 of 2: the second process joined after" in line for line in texts(run)
+    )
 
 
 def test_two_files_of_one_rank_are_two_processes_of_that_rank(tmp_path: Path) -> None:
-    texts = [(RECORDINGS / f"07_racy_same_rank.rank_{one}.out").read_text() for one in "ab"]
-    assert said(judged(tmp_path, *texts)) == ["ERROR nixlbench says: two processes registered as rank 0 of 2"]
+    outputs = [(RECORDINGS / f"07_racy_same_rank.rank_{process}.out").read_text() for process in "ab"]
+    assert texts(judged(tmp_path, *outputs)) == ["ERROR nixlbench says: two processes registered as rank 0 of 2"]
 
 
 def labelled(texts: Sequence[str], form: str) -> str:
@@ -380,7 +382,7 @@ def test_a_launchers_labels_tell_the_ranks_apart(tmp_path: Path, form: str) -> N
     run = judged(tmp_path, labelled([COMPARED, TARGET + ENDED], form))
     assert verdicts(run) == [Verdict.PASS] * 9
     wrong = f"{TARGET}Consistency check failed for iov 0:0\n"
-    assert "CORRUPT nixlbench says: Consistency check failed for iov 0:0" in said(
+    assert "CORRUPT nixlbench says: Consistency check failed for iov 0:0" in texts(
         judged(tmp_path, labelled([COMPARED, wrong], form))
     )
 
@@ -411,7 +413,7 @@ def test_colours_and_carriage_returns_are_left_out(tmp_path: Path) -> None:
 def test_a_refused_command_line_is_told(tmp_path: Path, line: str) -> None:
     assert [fault.trouble for fault in read_output(f"{line}\n").faults] == [Trouble.REFUSED]
     run = judged(tmp_path, f"{line}\n")
-    assert said(run) == [f"ERROR nixlbench says: {line}"]
+    assert texts(run) == [f"ERROR nixlbench says: {line}"]
     assert "nixlbench --help" in run.results[-1].remedy
 
 
@@ -425,14 +427,14 @@ CRASH = "[node-a:4711 :0:4711] Caught signal 11 (Segmentation fault: address not
 )  # fmt: skip
 def test_a_crash_names_its_row_and_its_cause(tmp_path: Path, cause: str) -> None:
     run = judged(tmp_path, cut(NORMAL, 4) + cause)
-    assert said(run) == [
+    assert texts(run) == [
         "ERROR nixlbench crashed in the row UCX/WRITE/DRAM:DRAM/64KiB/batch1/depth1/0-1, after 4 of 15 rows: "
         + cause.strip()
     ]
     assert verdicts(run) == [Verdict.PASS] * 4 + [Verdict.MISSING] * 11
     # Once all rows are there it is a note.
     run = judged(tmp_path, NORMAL + cause)
-    assert (said(run), verdicts(run)) == ([], [Verdict.PASS] * 15)
+    assert (texts(run), verdicts(run)) == ([], [Verdict.PASS] * 15)
     assert (
         "nixlbench: after its last row, UCX/WRITE/DRAM:DRAM/64MiB/batch1/depth1/0-1, so the figures are not affected: "
         + cause.strip()

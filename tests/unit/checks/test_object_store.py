@@ -36,10 +36,10 @@ Ask = Callable[..., Judgement]
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[S3Server]:
-    made = S3Server()
-    yield made
-    assert made.keys == []
-    made.kill()
+    s3_server = S3Server()
+    yield s3_server
+    assert s3_server.keys == []
+    s3_server.kill()
 
 
 @pytest.fixture
@@ -220,7 +220,7 @@ def region_of(headers: Message) -> str:
     ("refuse", "skew", "reason", "remedy"),
     [
         # A bucket of another region, as AWS refuses the region of a signature.
-        (lambda *each: "" if region_of(each[2]) == "eu-west-1" else "AuthorizationHeaderMalformed", 0,
+        (lambda *args: "" if region_of(args[2]) == "eu-west-1" else "AuthorizationHeaderMalformed", 0,
          "answered AuthorizationHeaderMalformed", "AWS_DEFAULT_REGION"),
         (lambda *_: "SlowDown", 0, "answered SlowDown", "limits requests"),
         (lambda *_: "RequestTimeTooSkewed", 4000, "clock is 4000 s ahead of this host's, and such", "chronyc"),
@@ -310,7 +310,7 @@ def test_query_memory_that_finds_nothing_is_named(ask: Ask, server: S3Server) ->
 def test_wrong_bytes_are_corruption(ask: Ask, server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     get = ObjectClient.get
     monkeypatch.setattr(
-        ObjectClient, "get", lambda *each: bytes(each[3]) if each[3] == object_store.SIZE else get(*each)
+        ObjectClient, "get", lambda *args: bytes(args[3]) if args[3] == object_store.SIZE else get(*args)
     )
     judged = ask()
     assert judged.verdict is Verdict.CORRUPT

@@ -66,19 +66,19 @@ def connect(make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPa
 @pytest.mark.long
 @pytest.mark.parametrize(("text", "op", "depth"), [("outcast:3", "READ", 1), ("alltoall:3", "WRITE", 2)])
 def test_each_flow_is_measured_alone_and_together(connect: Connect, text: str, op: str, depth: int) -> None:
-    found = connect(text, op, depth=depth).measure(repeats=2)
+    measured = connect(text, op, depth=depth).measure(repeats=2)
     pattern = PatternChoice.parse(text).of(1, 64 * KIB)
-    assert [flow.flow for flow in found.flows] == list(pattern.flows)
-    for flow in found.flows:
+    assert [flow.flow for flow in measured.flows] == list(pattern.flows)
+    for flow in measured.flows:
         assert flow.corruption is None
         assert flow.transports
         for load in LOADS:
             assert len(flow.windows(load)) == 2
             assert all(count >= depth and seconds > 0 for count, seconds in flow.windows(load))
-            samples = flow.samples(found.kind.key(flow.flow, load), load)
+            samples = flow.samples(measured.kind.key(flow.flow, load), load)
             assert samples.bandwidth == pytest.approx(flow.rate(load))
             assert len(samples.contention) == 1
-    assert found.total == pytest.approx(sum(flow.rate(TOGETHER) for flow in found.flows))
+    assert measured.total == pytest.approx(sum(flow.rate(TOGETHER) for flow in measured.flows))
 
 
 @pytest.mark.long
@@ -87,14 +87,14 @@ def test_lost_packets_of_the_two_hosts_of_a_flow_are_counted_while_flows_are_tim
 ) -> None:
     flows, timed = connect("incast:3"), RankFlows._timed
     done: list[str] = []
-    given: list[tuple[Any, ...]] = []
+    calls: list[tuple[Any, ...]] = []
 
     def time_flows(self: RankFlows, *arguments: Any) -> None:
         done.append("timed")
         timed(self, *arguments)
 
     def compare(*arguments: Any) -> tuple[str, ...]:
-        given.append(arguments)
+        calls.append(arguments)
         return tuple(arguments[1])
 
     monkeypatch.setattr(RankFlows, "_timed", time_flows)
@@ -102,15 +102,15 @@ def test_lost_packets_of_the_two_hosts_of_a_flow_are_counted_while_flows_are_tim
     monkeypatch.setattr(rank_flows, "loss_counters", lambda workers, before=None: {name: list(done) for name in "abc"})
     monkeypatch.setattr(rank_flows, "lossy_devices", compare)
     monkeypatch.setattr(RankFlows, "_hosts", lambda self: ["a", "b", "c"])
-    found = flows.measure(repeats=2).flows
-    for each, (before, after, transports, moved) in zip(found, given, strict=True):
+    measured = flows.measure(repeats=2).flows
+    for flow, (before, after, transports, moved) in zip(measured, calls, strict=True):
         assert set(before) == {"a", "b", "c"}
-        assert sorted(after) == sorted("abc"[rank] for rank in each.flow.ranks)
+        assert sorted(after) == sorted("abc"[rank] for rank in flow.flow.ranks)
         assert [*before["a"], *after["a"]] == ["timed", "timed"]
-        assert transports == each.transports
-        assert moved == each.flow.size * sum(count for load in LOADS for count, _ in each.windows(load))
+        assert transports == flow.transports
+        assert moved == flow.flow.size * sum(count for load in LOADS for count, _ in flow.windows(load))
         for load in LOADS:
-            assert each.samples(flows._kind.key(each.flow, load), load).lossy == tuple(after)
+            assert flow.samples(flows._kind.key(flow.flow, load), load).lossy == tuple(after)
 
 
 @pytest.mark.long
@@ -118,9 +118,9 @@ def test_a_matrix_has_flows_of_its_own_sizes(connect: Connect, tmp_path: str) ->
     file = os.path.join(tmp_path, "matrix.txt")
     with open(file, "w", encoding="utf-8") as stream:
         stream.write("0 1M 0\n0 0 5000\n64K 0 0\n")
-    found = connect(file).measure(repeats=1)
-    assert [flow.flow.size for flow in found.flows] == [1 << 20, 5000, 64 * KIB]
-    assert all(flow.corruption is None for flow in found.flows)
+    measured = connect(file).measure(repeats=1)
+    assert [flow.flow.size for flow in measured.flows] == [1 << 20, 5000, 64 * KIB]
+    assert all(flow.corruption is None for flow in measured.flows)
 
 
 @pytest.mark.long
@@ -137,10 +137,10 @@ def test_a_corrupted_flow_is_named_and_no_other(connect: Connect, monkeypatch: p
         compare(self, phase, *more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(RankFlows, "_compare", spoil)
-    one, other = flows.measure(repeats=1).flows
-    assert one.corruption is None
-    assert other.corruption is not None
-    assert str(other.corruption).startswith(
+    intact, corrupted = flows.measure(repeats=1).flows
+    assert intact.corruption is None
+    assert corrupted.corruption is not None
+    assert str(corrupted.corruption).startswith(
         "1 of 65536 bytes are wrong after the timed transfers, the first at offset 0"
     )
 
@@ -154,9 +154,9 @@ def test_a_flow_whose_bytes_never_arrive_is_corrupt_in_every_byte(
     [step] = flows._run([flows._all_flows])
     assert {transfers for windows in step.windows.values() for transfers, _ in windows} == {2}, "each slot once"
     monkeypatch.setattr(RankFlows, "_run", lambda *_: [])
-    found: dict[Flow, Corruption] = {}
-    flows._verify("before the timed transfers", found)
-    assert {flow: corruption.wrong_bytes for flow, corruption in found.items()} == dict.fromkeys(
+    corruptions: dict[Flow, Corruption] = {}
+    flows._verify("before the timed transfers", corruptions)
+    assert {flow: corruption.wrong_bytes for flow, corruption in corruptions.items()} == dict.fromkeys(
         flows._flows, 2 * 64 * KIB
     )
 
@@ -167,17 +167,17 @@ def test_commands_about_bytes_do_not_grow_with_the_flows_of_a_rank(
 ) -> None:
     request, counts = Worker.request, Counter[tuple[int, str]]()
 
-    def count(self: Worker, command: str, **given: Any) -> Pending:
+    def count(self: Worker, command: str, **keywords: Any) -> Pending:
         counts[self.rank, command] += 1
-        return request(self, command, **given)
+        return request(self, command, **keywords)
 
     monkeypatch.setattr(Worker, "request", count)
-    found = []
+    command_counts = []
     for text in ("incast:3", "incast:4"):
         counts.clear()
         assert all(flow.corruption is None for flow in connect(text).measure(repeats=1).flows)
-        found.append({command: counts[0, command] for command in ("fill", "compare")})
-    assert found == [{"fill": 2, "compare": 3}] * 2
+        command_counts.append({command: counts[0, command] for command in ("fill", "compare")})
+    assert command_counts == [{"fill": 2, "compare": 3}] * 2
 
 
 @pytest.mark.long
@@ -267,10 +267,10 @@ def test_four_busy_loops_on_a_healthy_host_accuse_no_rank_and_no_flow(make_setti
         with ExitStack() as busy:
             for _ in range(4):
                 busy.enter_context(spinning())
-            found = flows.measure()
-    assert {len(flow.windows(load)) for flow in found.flows for load in LOADS} == {REPEATS}
-    for judged in (judge_pattern_culprit(found), judge_fairness(found)):
-        assert judged.verdict in (Verdict.PASS, Verdict.INCONCLUSIVE), (judged, found.disturbed)
+            measured = flows.measure()
+    assert {len(flow.windows(load)) for flow in measured.flows for load in LOADS} == {REPEATS}
+    for judged in (judge_pattern_culprit(measured), judge_fairness(measured)):
+        assert judged.verdict in (Verdict.PASS, Verdict.INCONCLUSIVE), (judged, measured.disturbed)
         assert "culprit" not in judged.reason
 
 
@@ -321,11 +321,11 @@ def test_the_ranks_of_one_host_share_its_gpus_in_turn(
     }.items():  # fmt: skip
         setattr(flows, name, value)
 
-    def made(*_: object, progress_thread: bool, **__: object) -> None:
+    def record_creation(*_: object, progress_thread: bool, **__: object) -> None:
         raise WorkerError(f"progress thread: {progress_thread}")
 
     monkeypatch.setattr(rank_flows, "gpus", lambda *_: [SimpleNamespace(number=4), SimpleNamespace(number=5)])
-    monkeypatch.setattr(NixlAgent, "within_each", made)
+    monkeypatch.setattr(NixlAgent, "within_each", record_creation)
     with pytest.raises(WorkerError, match=f"^progress thread: {bool(progress)}"):
         flows._prepared(replace(make_settings().agents[0], progress_thread=progress))
     assert [worker.active for worker in workers] == [[device] for device in devices]
@@ -336,15 +336,15 @@ class AllocatingAgent:
     """An agent that keeps what is allocated and registered. It is a double, because no machine of CI has GPU memory."""
 
     def __init__(self, *types: str) -> None:
-        self.types, self.made, self.registered = list(types), list[Any](), list[Any]()
+        self.types, self.creations, self.registered = list(types), list[Any](), list[Any]()
         self.register = self.registered.append
 
     def get_backend_mem_types(self, backend: str) -> list[str]:
         return self.types
 
     def request_buffer(self, size: int, memory: str, *, device: int) -> Any:
-        self.made.append((size, memory, device))
-        return SimpleNamespace(result=partial(self.made.__getitem__, -1))
+        self.creations.append((size, memory, device))
+        return SimpleNamespace(result=partial(self.creations.__getitem__, -1))
 
 
 def allocated(
@@ -361,7 +361,7 @@ def allocated(
 
 
 @pytest.mark.parametrize(
-    ("op", "memory", "made"),
+    ("op", "memory", "segments"),
     [
         ("WRITE", "DRAM:VRAM", [[(192, "DRAM", 4)], [(384, "VRAM", 5)], [(256, "DRAM", 4), (64, "VRAM", 4)]]),
         ("READ", "DRAM:VRAM", [[(192, "VRAM", 4)], [(384, "DRAM", 5)], [(256, "VRAM", 4), (64, "DRAM", 4)]]),
@@ -369,16 +369,16 @@ def allocated(
     ],
 )
 def test_each_rank_has_memory_for_the_flows_that_leave_and_for_those_that_arrive(
-    op: str, memory: str, made: list[Any], make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+    op: str, memory: str, segments: list[Any], make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    agents = [AllocatingAgent(*(f"{each}_SEG" for _, each, _ in of_rank)) for of_rank in made]
+    agents = [AllocatingAgent(*(f"{place}_SEG" for _, place, _ in of_rank)) for of_rank in segments]
     flows = allocated(monkeypatch, make_settings(), op, memory, agents)
-    assert [agent.made for agent in agents] == made
-    assert [agent.registered for agent in agents] == made
+    assert [agent.creations for agent in agents] == segments
+    assert [agent.registered for agent in agents] == segments
     assert [(rank.outgoing, rank.incoming) for rank in flows._ranks] == [
-        (made[0][0], None), (None, made[1][0]), tuple(made[2]),
+        (segments[0][0], None), (None, segments[1][0]), tuple(segments[2]),
     ]  # fmt: skip
-    assert [(each.source, each.target) for each in flows._placed().values()] == [(0, 0), (0, 128), (128, 0)]
+    assert [(place.source, place.target) for place in flows._placed().values()] == [(0, 0), (0, 128), (128, 0)]
 
 
 def test_a_backend_without_gpu_memory_is_named(
@@ -398,15 +398,15 @@ def test_a_window_is_long_enough_for_the_slowest_flow_and_a_quarter_of_the_deadl
     duration: float, timeout: float, slowest: float, window: float
 ) -> None:
     flows = RankFlows.__new__(RankFlows)
-    one, other = pattern_kind().pattern.flows[:2]
+    first, second = pattern_kind().pattern.flows[:2]
     # Neither the first transfers count, which also connect, nor those that something else held up.
-    tried = {one: [5.0, 9.0, slowest, 8.0], other: [7.0, 0.0001, 0.0002, 6.0]}
-    measured = SimpleNamespace(windows={flow: [(1, seconds) for seconds in each] for flow, each in tried.items()})
+    tried = {first: [5.0, 9.0, slowest, 8.0], second: [7.0, 0.0001, 0.0002, 6.0]}
+    measured = SimpleNamespace(windows={flow: [(1, seconds) for seconds in times] for flow, times in tried.items()})
     for name, value in {
         "_settings": SimpleNamespace(duration=duration, timeout=timeout), "_run": lambda steps: [measured] * len(steps),
     }.items():  # fmt: skip
         setattr(flows, name, value)
-    [step] = flows._with_durations([FlowStep("together", [(one, other)], (9.0, 9.0))])
+    [step] = flows._with_durations([FlowStep("together", [(first, second)], (9.0, 9.0))])
     assert list(step.durations) == pytest.approx([0.1 * window, window])
 
 
@@ -415,10 +415,10 @@ class AskedWorker:
 
     def __init__(self, pid: int, host: str) -> None:
         self.pid, self.versions = pid, {"host": host}
-        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.requests: list[tuple[str, dict[str, Any]]] = []
 
-    def request(self, command: str, **given: Any) -> str:
-        self.asked.append((command, given))
+    def request(self, command: str, **arguments: Any) -> str:
+        self.requests.append((command, arguments))
         return command
 
     call = request
@@ -438,7 +438,7 @@ def asked_flows(monkeypatch: pytest.MonkeyPatch) -> tuple[RankFlows, list[AskedW
             for rank, worker in enumerate(workers)
         ],
     )  # fmt: skip
-    monkeypatch.setattr(rank_flows, "results", lambda asked, **_: reports if asked[0] == "flows_report" else None)
+    monkeypatch.setattr(rank_flows, "results", lambda request, **_: reports if request[0] == "flows_report" else None)
     return flows, workers, reports
 
 
@@ -446,29 +446,29 @@ def test_each_rank_is_told_its_flows_its_coordinator_and_who_shares_its_host(
     asked_flows: tuple[RankFlows, list[AskedWorker], list[Any]],
 ) -> None:
     flows, workers, reports = asked_flows
-    one, other = flows._flows
+    first_flow, second_flow = flows._flows
     reports += [
         [{"windows": [], "contention": 0.0}, {"windows": [], "contention": 0.5}],
         [{"windows": [[0, [3], [0.5]]], "contention": 0.0}, None],
         [None, {"windows": [[1, [4], [0.25]]], "contention": 1.0}],
     ]
-    found = flows._run([FlowStep(ALONE, [[one]], (2.0,)), FlowStep(ALONE, [[other]])])
-    assert [each.windows for each in found] == [{one: [(3, 0.5)]}, {other: [(4, 0.25)]}]
-    assert [each.contention for each in found] == [{0: 0.0, 1: 0.0}, {0: 0.5, 2: 1.0}]
-    told = [next(given for command, given in worker.asked if command == "flows_run") for worker in workers]
-    assert [given["own"] for given in told] == [[11], [10], []]
+    steps = flows._run([FlowStep(ALONE, [[first_flow]], (2.0,)), FlowStep(ALONE, [[second_flow]])])
+    assert [measured.windows for measured in steps] == [{first_flow: [(3, 0.5)]}, {second_flow: [(4, 0.25)]}]
+    assert [measured.contention for measured in steps] == [{0: 0.0, 1: 0.0}, {0: 0.5, 2: 1.0}]
+    runs = [next(sent for command, sent in worker.requests if command == "flows_run") for worker in workers]
+    assert [sent["own"] for sent in runs] == [[11], [10], []]
     # Of a step, all ranks wait for the first to arrive, and for the last to finish.
-    assert {(given["timeout"], given["seconds"]) for given in told} == {(66.0, 2 * 66.0 * (2 + 1) + 5)}
-    assert [given["everyone"] for given in told] == [
+    assert {(sent["timeout"], sent["seconds"]) for sent in runs} == {(66.0, 2 * 66.0 * (2 + 1) + 5)}
+    assert [sent["everyone"] for sent in runs] == [
         {"coordinator": "", "members": ["agent 1", "agent 2"]}, *[{"coordinator": "agent 0", "members": []}] * 2,
     ]  # fmt: skip
     # The rank that does not post coordinates a flow that is measured alone.
-    first, rest = told[0]["steps"][0], told[1]["steps"][0]
-    assert (first["flows"], first["group"], first["busy"]) == ([], {"coordinator": "", "members": ["agent 1"]}, 2)
-    assert (rest["flows"], rest["group"]) == ([0], {"coordinator": "agent 0", "members": []})
-    assert [given["steps"][1] is None for given in told] == [False, True, False]
-    flows._posts[one] = (0, 0)
-    assert flows._parts(FlowStep(ALONE, [[one]]))[1]["group"] == {"coordinator": "", "members": ["agent 0"]}
+    waiting, posting = runs[0]["steps"][0], runs[1]["steps"][0]
+    assert (waiting["flows"], waiting["group"], waiting["busy"]) == ([], {"coordinator": "", "members": ["agent 1"]}, 2)
+    assert (posting["flows"], posting["group"]) == ([0], {"coordinator": "agent 0", "members": []})
+    assert [sent["steps"][1] is None for sent in runs] == [False, True, False]
+    flows._posts[first_flow] = (0, 0)
+    assert flows._parts(FlowStep(ALONE, [[first_flow]]))[1]["group"] == {"coordinator": "", "members": ["agent 0"]}
 
 
 @pytest.mark.parametrize("other", [64, 128])
@@ -491,10 +491,10 @@ def test_the_log_of_each_rank_is_read_once(
     for worker, host in zip(workers, "aba", strict=True):
         worker.versions = {"host": host}
         monkeypatch.setattr(worker, "output", partial(output, f"rank {worker.pid - 10}"), raising=False)
-    one = [Flow(1, 0, 64), Flow(1, 2, other)]
-    vars(flows).update(_flows=[*one, Flow(0, 2, 64)], _backend=SimpleNamespace(transports=transports))
+    pair = [Flow(1, 0, 64), Flow(1, 2, other)]
+    vars(flows).update(_flows=[*pair, Flow(0, 2, 64)], _backend=SimpleNamespace(transports=transports))
     assert flows._reported() == {
-        one[0]: (("WRITE 64 of rank 1",), ""), one[1]: ((f"WRITE {other} of rank 1",), ""), Flow(0, 2, 64): ((), "")
+        pair[0]: (("WRITE 64 of rank 1",), ""), pair[1]: ((f"WRITE {other} of rank 1",), ""), Flow(0, 2, 64): ((), "")
     }  # fmt: skip
     assert (read, sizes) == (["rank 1"], [64] if other == 64 else [64, 128])
 
@@ -515,9 +515,9 @@ def test_every_rank_is_waited_for_and_the_coordinator_only_serves(
 ) -> None:
     flows, waited = asked_flows[0], list[tuple[int, int]]()
 
-    def answers(asked: list[str], serving: Sequence[str] = ()) -> list[list[Any]]:
-        waited.append((len(asked), len(serving)))
-        return [[] for _ in asked]
+    def answers(requests: list[str], serving: Sequence[str] = ()) -> list[list[Any]]:
+        waited.append((len(requests), len(serving)))
+        return [[] for _ in requests]
 
     monkeypatch.setattr(rank_flows, "results", answers)
     with pytest.raises(WorkerError, match="did not report each step"):
@@ -533,7 +533,7 @@ def test_a_rank_prepares_the_flows_that_it_posts(
     flows._ends = lambda flow, slot: ((flow.source, 64, 0), (flow.target, 64, 0))  # type: ignore[method-assign]
     monkeypatch.setattr(rank_flows, "results", list)
     flows._prepare(range(3))
-    posted = [given["flows"] for worker in workers for _, given in worker.asked]
+    posted = [arguments["flows"] for worker in workers for _, arguments in worker.requests]
     assert posted == [
         [],
         [{"number": 0, "partner": "agent 0", "slots": [[[1, 64, 0], [0, 64, 0]]]}],

@@ -135,10 +135,10 @@ class Mixed(FunctionSubject):
 
     def __init__(self, *functions: str) -> None:
         super().__init__(functions[0])
-        self._each = [FunctionSubject(function) for function in functions]
+        self._subjects = [FunctionSubject(function) for function in functions]
 
-    def start(self, way: ProxyClient, group: str, size: int) -> Running:
-        return self._each[int(way.name.rpartition(" ")[2])].start(way, group, size)
+    def start(self, proxy_client: ProxyClient, group: str, size: int) -> Running:
+        return self._subjects[int(proxy_client.name.rpartition(" ")[2])].start(proxy_client, group, size)
 
 
 class TestAmplified:
@@ -177,9 +177,9 @@ class TestAmplified:
         assert lines[0] == "the order of requests:"
         moves = [line.partition(". ")[2] for line in lines[1:]]
         assert sorted(moves) == sorted(
-            f"claimant {number}: {what}"
+            f"claimant {number}: {request}"
             for number in (0, 1)
-            for what in ("Range(<group>/size)", "LeaseGrant()", "Put(<group>/rank/0)", "Put(<group>/size)")
+            for request in ("Range(<group>/size)", "LeaseGrant()", "Put(<group>/rank/0)", "Put(<group>/size)")
         )
         first_write = min(number for number, move in enumerate(moves) if "size" in move and "Put" in move)
         assert all(moves.index(f"claimant {number}: Range(<group>/size)") < first_write for number in (0, 1))
@@ -285,7 +285,7 @@ class TestExplored:
 
     @pytest.mark.soak
     @pytest.mark.parametrize(
-        "fault", ["none", *(pytest.param(each, marks=pytest.mark.whole) for each in ("losses", "crashes"))]
+        "fault", ["none", *(pytest.param(kind, marks=pytest.mark.whole) for kind in ("losses", "crashes"))]
     )
     def test_membership_survives_the_orders_of_three_clients(
         self, path: EtcdProxy, direct: EtcdClient, fault: str
@@ -464,8 +464,8 @@ class TestCommands:
             first, second = map(str, delay)
             # The process that can make the folder is the first.
             sleep = ["sh", "-c", 'mkdir "$1" 2>/dev/null && sleep "$2" || sleep "$3"; shift 3; exec "$@"', "late"]
-            words = [*sleep, f"{tmp_path}/{{group}}", first, second, *command]
-            subject = CommandSubject(words, r"as rank (?P<rank>\d+)", prefix="xferbench/{group}/")
+            arguments = [*sleep, f"{tmp_path}/{{group}}", first, second, *command]
+            subject = CommandSubject(arguments, r"as rank (?P<rank>\d+)", prefix="xferbench/{group}/")
             with EtcdProxy(etcd.url) as path, connect([etcd.endpoint], timeout=60) as direct:
                 return amplify(path, direct, subject, 2, group="c-")
 
@@ -509,8 +509,8 @@ class TestRecorded:
 
     def test_a_duplicate_rank_is_reported(self) -> None:
         outcomes = self.read("07_racy_same_rank", ".rank_a", ".rank_b")
-        found = faults(outcomes, 2)
-        assert found == [
+        descriptions = faults(outcomes, 2)
+        assert descriptions == [
             "rank 0 was given 2 times: to process 0 (vm) and process 1 (vm)",
             "nobody has rank 1 of 2",
             "process 0 said: Error in barrier wait xferbench/g07/barrier/start_barrier/0/ rank 0 completed 1/2 ranks)",
@@ -541,8 +541,8 @@ class TestRecorded:
 
 
 def test_the_time_after_a_kill_ends_with_the_last_rank_and_not_when_the_check_looks() -> None:
-    others = [SimpleNamespace(heard=103.0), SimpleNamespace(heard=102.0)]
-    assert Kill("group", 1, cast("list[Claimant]", others), at=100.0).seconds == 3.0
+    claimants = [SimpleNamespace(heard=103.0), SimpleNamespace(heard=102.0)]
+    assert Kill("group", 1, cast("list[Claimant]", claimants), at=100.0).seconds == 3.0
 
 
 @pytest.mark.long

@@ -74,18 +74,18 @@ def test_each_end_of_a_failed_pair_is_measured_again_with_a_rank_of_no_failed_pa
     slow: int | None, verdict: Verdict
 ) -> None:
     links = Links(slow)
-    said = judged(links, (2, 3))
+    judgement = judged(links, (2, 3))
     again = (ROW.block, ROW.batch, ROW.depth)
     assert links.measured == [("WRITE", (2, 0), again), ("READ", (3, 0), again)]
-    assert (said.verdict, said.remedy) == (verdict, ACTION)
+    assert (judgement.verdict, judgement.remedy) == (verdict, ACTION)
     culprit = f"rank {slow} on node-{slow} (its tcp/of-{slow}) is the culprit in the pair 2-3 (rank 2 with rank 0: "
-    assert said.reason.startswith(culprit if slow else "rank 2 on node-2 and rank 3 on node-3 are each good")
+    assert judgement.reason.startswith(culprit if slow else "rank 2 on node-2 and rank 3 on node-3 are each good")
 
 
 def test_all_culprits_are_named_and_no_more_than_four_pairs_are_measured_again() -> None:
     links = Links(5)
-    said = judged(links, *((5, other) for other in (0, 1, 2, 3, 4)), ranks=8, passed=(6, 7))
-    assert said.reason.count("rank 5 on node-5 (its tcp/of-5) is the culprit in the pair") == 4
+    judgement = judged(links, *((5, other) for other in (0, 1, 2, 3, 4)), ranks=8, passed=(6, 7))
+    assert judgement.reason.count("rank 5 on node-5 (its tcp/of-5) is the culprit in the pair") == 4
     assert [ranks[1] for _, ranks, _ in links.measured] == [6] * 8
 
 
@@ -102,8 +102,8 @@ def test_wrong_bytes_win_over_a_pair_that_starves(monkeypatch: pytest.MonkeyPatc
     remaining = iter(judgements)
     monkeypatch.setattr(ranks_together, "at_once", lambda *_: next(remaining))
     run = SimpleNamespace(links=[ROW, replace(ROW, op="READ")])
-    said = ranks_together.judge_pairs_together(
+    judgement = ranks_together.judge_pairs_together(
         cast(Run, run), cast(Settings, SimpleNamespace(blocks=[4096], depth=[1])),
         cast(Cluster, SimpleNamespace(ranks=4)), cast(Launches, SimpleNamespace(together=lambda *_: [])),
     )  # fmt: skip
-    assert said == Judgement(Verdict.CORRUPT, "one starves; 3 bytes", "run alone")
+    assert judgement == Judgement(Verdict.CORRUPT, "one starves; 3 bytes", "run alone")

@@ -16,45 +16,45 @@ from pytest_nixl.model.verdicts import Verdict
 WRITE = RowKey("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), 65536)
 
 
-def beside(
+def versus(
     nixl: float, raw: float, *, floor: float = 1e9, bound: float | None = None, failed: bool = False,
-    comparable: bool = True, others: float = 0.0,
+    comparable: bool = True, busy: float = 0.0,
 ) -> RawComparison:  # fmt: skip
-    figure = RawMeasurement("ucx_perftest", "ucp_put_bw", raw, "UCX 1.13.1", ("tcp/eth0",), others)
+    figure = RawMeasurement("ucx_perftest", "ucp_put_bw", raw, "UCX 1.13.1", ("tcp/eth0",), busy)
     expected = Expectation("made by a test", floor=floor, raw=bound)
     return RawComparison(WRITE, RawRatio(WRITE, nixl, figure, comparable), expected, failed)
 
 
 @pytest.mark.parametrize(
-    ("one", "verdict", "words"),
+    ("comparison", "verdict", "reason"),
     [
-        (beside(2e9, 4e9), Verdict.PASS, "50 % of the raw tool: ucx_perftest (ucp_put_bw, UCX 1.13.1) moves 4 GB/s"),
-        (beside(2e9, 4e9, bound=0.5), Verdict.PASS, "50 % of the raw tool"),
-        (beside(2e9, 5e9, bound=0.5), Verdict.FAIL, "NIXL is slow: it moves 2 GB/s (16 Gb/s), 40 % of the raw tool"),
-        (beside(8e7, 1e8, failed=True), Verdict.FAIL, "the fabric is slow: ucx_perftest (ucp_put_bw, UCX 1.13.1) moves "
+        (versus(2e9, 4e9), Verdict.PASS, "50 % of the raw tool: ucx_perftest (ucp_put_bw, UCX 1.13.1) moves 4 GB/s"),
+        (versus(2e9, 4e9, bound=0.5), Verdict.PASS, "50 % of the raw tool"),
+        (versus(2e9, 5e9, bound=0.5), Verdict.FAIL, "NIXL is slow: it moves 2 GB/s (16 Gb/s), 40 % of the raw tool"),
+        (versus(8e7, 1e8, failed=True), Verdict.FAIL, "the fabric is slow: ucx_perftest (ucp_put_bw, UCX 1.13.1) moves "
          "0.1 GB/s (0.8 Gb/s) over the same transport (tcp/eth0), which is also below the floor of 1 GB/s"),
-        (beside(2e7, 1e8, failed=True), Verdict.FAIL, "and NIXL moves only 20 % of that"),
-        (beside(2e8, 4e9, failed=True), Verdict.FAIL, "NIXL is slow: it moves 0.2 GB/s (1.6 Gb/s), 5 % of what the "
+        (versus(2e7, 1e8, failed=True), Verdict.FAIL, "and NIXL moves only 20 % of that"),
+        (versus(2e8, 4e9, failed=True), Verdict.FAIL, "NIXL is slow: it moves 0.2 GB/s (1.6 Gb/s), 5 % of what the "
          "fabric carries: ucx_perftest (ucp_put_bw, UCX 1.13.1) moves 4 GB/s"),
-        (beside(2e8, 4e9, failed=True, comparable=False), Verdict.UNKNOWN, "used tcp/eth0 and NIXL did not"),
-        (beside(2e9, 4e9, bound=0.1, comparable=False), Verdict.UNKNOWN, "used tcp/eth0 and NIXL did not"),
-        (beside(2e9, 4e9, comparable=False), Verdict.NOT_APPLICABLE, "used tcp/eth0 and NIXL did not"),
-        (beside(2e8, 4e9, failed=True, others=1.5), Verdict.INCONCLUSIVE, "used 1.5 of the raw tool's cores"),
-        (beside(2e9, 4e9, others=1.5), Verdict.PASS, "50 % of the raw tool"),
+        (versus(2e8, 4e9, failed=True, comparable=False), Verdict.UNKNOWN, "used tcp/eth0 and NIXL did not"),
+        (versus(2e9, 4e9, bound=0.1, comparable=False), Verdict.UNKNOWN, "used tcp/eth0 and NIXL did not"),
+        (versus(2e9, 4e9, comparable=False), Verdict.NOT_APPLICABLE, "used tcp/eth0 and NIXL did not"),
+        (versus(2e8, 4e9, failed=True, busy=1.5), Verdict.INCONCLUSIVE, "used 1.5 of the raw tool's cores"),
+        (versus(2e9, 4e9, busy=1.5), Verdict.PASS, "50 % of the raw tool"),
     ],
 )  # fmt: skip
-def test_each_ratio_has_its_verdict(one: RawComparison, verdict: Verdict, words: str) -> None:
-    judgement = judge_ratio(one)
+def test_each_ratio_has_its_verdict(comparison: RawComparison, verdict: Verdict, reason: str) -> None:
+    judgement = judge_ratio(comparison)
     assert judgement.verdict is verdict
-    assert words in judgement.reason
+    assert reason in judgement.reason
     assert judgement.reason.startswith("UCX WRITE DRAM:DRAM of 64KiB: ")
     assert bool(judgement.remedy) == (verdict not in (Verdict.PASS, Verdict.NOT_APPLICABLE))
     assert DISTURBED_CORES < 1.5
 
 
 def test_the_worst_row_decides_the_verdict_of_the_link() -> None:
-    good, bad = beside(2e9, 4e9), beside(2e8, 4e9, failed=True)
-    other = beside(2e9, 4e9, comparable=False)
+    good, bad = versus(2e9, 4e9), versus(2e8, 4e9, failed=True)
+    other = versus(2e9, 4e9, comparable=False)
     assert judge_raw([good, bad, other]).verdict is Verdict.FAIL
     assert "50 %" not in judge_raw([good, bad]).reason
     assert judge_raw([good, other]).verdict is Verdict.PASS
@@ -80,58 +80,58 @@ def test_transports_with_a_common_name_and_device_are_comparable(
 
 
 @pytest.mark.parametrize(
-    ("one", "reason", "remedy"),
+    ("comparison", "reason", "remedy"),
     [
-        (beside(2e9, 4e9, comparable=False),
+        (versus(2e9, 4e9, comparable=False),
          "ucx_perftest (ucp_put_bw, UCX 1.13.1) used tcp/eth0 and NIXL did not, so the two cannot be compared", ""),
-        (beside(2e9, 4e9),
+        (versus(2e9, 4e9),
          "NIXL moves 2 GB/s (16 Gb/s), 50 % of the raw tool: ucx_perftest (ucp_put_bw, UCX 1.13.1) moves 4 GB/s "
          "(32 Gb/s) over the same transport (tcp/eth0)", ""),
-        (beside(5e7, 1e8, failed=True),  # half of the raw tool is not "only"
+        (versus(5e7, 1e8, failed=True),  # half of the raw tool is not "only"
          "the fabric is slow: ucx_perftest (ucp_put_bw, UCX 1.13.1) moves 0.1 GB/s (0.8 Gb/s) over the same transport "
          "(tcp/eth0), which is also below the floor of 1 GB/s (8 Gb/s), and NIXL moves 50 % of it", "Search for the "),
-        (beside(1e9, 4e9, bound=0.5),
+        (versus(1e9, 4e9, bound=0.5),
          "NIXL is slow: it moves 1 GB/s (8 Gb/s), 25 % of the raw tool, and the profile requires 50 %: ucx_perftest "
          "(ucp_put_bw, UCX 1.13.1) moves 4 GB/s (32 Gb/s) over the same transport (tcp/eth0)", "The network is not "),
-        (beside(1e9, 4e9, bound=0.5, others=1.5),
+        (versus(1e9, 4e9, bound=0.5, busy=1.5),
          "NIXL moves 1 GB/s (8 Gb/s) and ucx_perftest (ucp_put_bw, UCX 1.13.1) moves 4 GB/s (32 Gb/s) over the same "
          "transport (tcp/eth0), but other processes used 1.5 of the raw tool's cores", "Stop other processes on the "),
-        (beside(2e8, 4e9, failed=True, comparable=False),
+        (versus(2e8, 4e9, failed=True, comparable=False),
          "ucx_perftest (ucp_put_bw, UCX 1.13.1) used tcp/eth0 and NIXL did not, so the two cannot be compared",
          "Make both use the same transport: "),
     ],
 )  # fmt: skip
-def test_the_whole_sentence_of_each_ratio(one: RawComparison, reason: str, remedy: str) -> None:
-    judged = judge_ratio(one)
+def test_the_whole_sentence_of_each_ratio(comparison: RawComparison, reason: str, remedy: str) -> None:
+    judged = judge_ratio(comparison)
     assert judged.reason == f"UCX WRITE DRAM:DRAM of 64KiB: {reason}"
     assert judged.remedy.startswith(remedy)
 
 
 def test_limits_of_a_ratio_are_exact() -> None:
-    assert judge_ratio(beside(2e9, 4e9, bound=0.5)).verdict is Verdict.PASS, "at the bound"
-    assert judge_ratio(beside(1e8, 1e9, failed=True)).reason.count("NIXL is slow"), "the raw tool is at the floor"
-    assert judge_ratio(beside(1e8, 4e9, failed=True, others=DISTURBED_CORES)).verdict is Verdict.FAIL
-    assert judge_ratio(beside(1e8, 4e9, failed=True, others=DISTURBED_CORES + 0.01)).verdict is Verdict.INCONCLUSIVE
+    assert judge_ratio(versus(2e9, 4e9, bound=0.5)).verdict is Verdict.PASS, "at the bound"
+    assert judge_ratio(versus(1e8, 1e9, failed=True)).reason.count("NIXL is slow"), "the raw tool is at the floor"
+    assert judge_ratio(versus(1e8, 4e9, failed=True, busy=DISTURBED_CORES)).verdict is Verdict.FAIL
+    assert judge_ratio(versus(1e8, 4e9, failed=True, busy=DISTURBED_CORES + 0.01)).verdict is Verdict.INCONCLUSIVE
 
 
 def test_without_a_profile_no_row_has_a_bound_or_a_floor() -> None:
     figure = RawMeasurement("tool", "test", 1e8)
-    one = RawComparison(WRITE, RawRatio(WRITE, 1e7, figure), None, failed=True)
-    assert one.bound is None
-    assert judge_ratio(one).verdict is Verdict.FAIL
-    assert "NIXL is slow" in judge_ratio(one).reason
+    comparison = RawComparison(WRITE, RawRatio(WRITE, 1e7, figure), None, failed=True)
+    assert comparison.bound is None
+    assert judge_ratio(comparison).verdict is Verdict.FAIL
+    assert "NIXL is slow" in judge_ratio(comparison).reason
     lone = RawComparison(WRITE, RawRatio(WRITE, 1e7, figure, comparable=False), None)
     assert judge_ratio(lone).reason.endswith("tool (test) used a transport that it does not report and NIXL did not, "
                                              "so the two cannot be compared")  # fmt: skip
 
 
 def test_the_reasons_of_all_rows_with_the_worst_verdict_are_told_once() -> None:
-    bad, worse = beside(2e8, 4e9, failed=True), beside(1e8, 4e9, failed=True)
-    judged = judge_raw([bad, beside(2e9, 4e9), worse, bad])
+    bad, worse = versus(2e8, 4e9, failed=True), versus(1e8, 4e9, failed=True)
+    judged = judge_raw([bad, versus(2e9, 4e9), worse, bad])
     assert judged.reason == f"{judge_ratio(bad).reason}; {judge_ratio(worse).reason}"
     assert judged.remedy == judge_ratio(bad).remedy
-    order = [beside(2e8, 4e9, failed=True, comparable=False), beside(2e8, 4e9, failed=True, others=1.0),
-             beside(2e9, 4e9), beside(2e9, 4e9, comparable=False)]  # fmt: skip
+    order = [versus(2e8, 4e9, failed=True, comparable=False), versus(2e8, 4e9, failed=True, busy=1.0),
+             versus(2e9, 4e9), versus(2e9, 4e9, comparable=False)]  # fmt: skip
     verdicts = [judge_raw(order[start:]).verdict for start in range(4)]
     assert verdicts == [Verdict.UNKNOWN, Verdict.INCONCLUSIVE, Verdict.PASS, Verdict.NOT_APPLICABLE]
 

@@ -79,8 +79,8 @@ def raw_run(
         (path / "changed_run.py").write_text(plugin)
         arguments = ("-p", "changed_run", *arguments)
         env["PYTHONPATH"] = str(path)
-    given = f"--nixl-profile={profile(path / 'p.toml', expectation)}"
-    return run(BANDWIDTH_OF_RANKS, given, "--nixl-duration=20ms", *arguments, **undisturbed(env))
+    profile_option = f"--nixl-profile={profile(path / 'p.toml', expectation)}"
+    return run(BANDWIDTH_OF_RANKS, profile_option, "--nixl-duration=20ms", *arguments, **undisturbed(env))
 
 
 LOW = "floor = '0.000001 GB/s'"
@@ -146,8 +146,8 @@ def test_if_only_nixl_is_slow_the_run_and_the_failed_row_report_it(tmp_path: Pat
     done = raw_run(tmp_path, BOTH, *rows, plugin=SLOWED)
     row = r"^FAIL: UCX READ DRAM:DRAM of 1MiB: .* of the floor of .*; NIXL is slow: it moves "
     assert re.search(row, done.output, re.MULTILINE), done.output
-    [said] = re.findall(r"^FAIL nixl-to-raw: (.*)$", done.output, re.MULTILINE)
-    bound, floor = said.split("; ")
+    [reason] = re.findall(r"^FAIL nixl-to-raw: (.*)$", done.output, re.MULTILINE)
+    bound, floor = reason.split("; ")
     assert bound.startswith("UCX READ DRAM:DRAM of 256KiB: NIXL is slow: it moves ")
     assert "of the raw tool, and the profile requires 100 %: ucx_perftest (ucp_get, UCX " in bound
     assert floor.startswith("UCX READ DRAM:DRAM of 1MiB: NIXL is slow: it moves ")
@@ -173,20 +173,20 @@ def test_a_failed_raw_tool_does_not_decide_about_nixl(tmp_path: Path, more: str,
     script = tools / "ucx_perftest"
     script.write_text("#!/bin/sh\necho no such device\nexit 7\n")
     script.chmod(0o755)
-    given = ("--nixl-blocks=4KiB", "--nixl-op=WRITE", f"--nixl-raw-tools-dir={tools}")
-    done = raw_run(tmp_path, f"{LOW}{more}", *given)
-    words = (
+    options = ("--nixl-blocks=4KiB", "--nixl-op=WRITE", f"--nixl-raw-tools-dir={tools}")
+    done = raw_run(tmp_path, f"{LOW}{more}", *options)
+    pattern = (
         rf"^{verdict} nixl-to-raw: no raw figure to compare with: ucx_perftest of rank 1 on \S+ ended with exit code 7$"
     )
-    assert re.search(words, done.output, re.MULTILINE), done.output
+    assert re.search(pattern, done.output, re.MULTILINE), done.output
     assert "  | no such device" in done.output
     assert done.code == 0
 
 
 @pytest.fixture
 def pair() -> Iterator[RawPair]:
-    with RawPair(UCX_PERFTEST, (LocalHost(supervisor()), LocalHost(supervisor(), 1)), "127.0.0.1", 60) as made:
-        yield made
+    with RawPair(UCX_PERFTEST, (LocalHost(supervisor()), LocalHost(supervisor(), 1)), "127.0.0.1", 60) as raw_pair:
+        yield raw_pair
 
 
 def test_a_port_in_use_is_avoided(pair: RawPair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,10 +196,10 @@ def test_a_port_in_use_is_avoided(pair: RawPair, monkeypatch: pytest.MonkeyPatch
         assert first.listens(port)
         call, ports = pair.server.worker.call, iter([port])
 
-        def asked(command: str, **arguments: Any) -> Any:
+        def record_request(command: str, **arguments: Any) -> Any:
             return next(ports, None) or call(command) if command == "free_port" else call(command, **arguments)
 
-        monkeypatch.setattr(pair.server.worker, "call", asked)
+        monkeypatch.setattr(pair.server.worker, "call", record_request)
         monkeypatch.setenv("UCX_TLS", "tcp")
         assert pair.measure(WRITE, 1e8).value > 0
 
@@ -209,9 +209,9 @@ def test_a_server_that_does_not_start_is_reported(tmp_path: Path) -> None:
     script.write_text("#!/bin/sh\necho no such device\nexit 7\n")
     script.chmod(0o755)
     places = LocalHost(supervisor()), LocalHost(supervisor(), 1, own=own_variables({"ucx_perftest": str(script)}))
-    with RawPair(UCX_PERFTEST, places, "127.0.0.1", 60) as made:
+    with RawPair(UCX_PERFTEST, places, "127.0.0.1", 60) as raw_pair:
         with pytest.raises(ToolError, match=r"ucx_perftest of rank 1 on \S+ ended with exit code 7") as caught:
-            made.measure(WRITE, 1e8)
+            raw_pair.measure(WRITE, 1e8)
     assert "  | no such device" in caught.value.detail
 
 

@@ -26,8 +26,8 @@ def test_what_is_opened_is_counted_under_its_kind_and_gone_when_it_is_closed(tmp
     ended = threading.Event()
     with ExitStack() as open_now:
         for pair in range(2):
-            for each in socket.socketpair():
-                open_now.enter_context(each)
+            for end in socket.socketpair():
+                open_now.enter_context(end)
             open_now.enter_context((tmp_path / str(pair)).open("w"))
         open_now.enter_context((tmp_path / "third").open("w"))
         started = threading.Thread(target=ended.wait, args=(60,))
@@ -35,10 +35,10 @@ def test_what_is_opened_is_counted_under_its_kind_and_gone_when_it_is_closed(tmp
         now = held()
         ended.set()
         started.join(60)
-    found = {name: now[name] - before[name] for name in ("sockets", "descriptors", "threads", "shared-memory")}
-    assert found == {"sockets": 4, "descriptors": 3, "threads": 1, "shared-memory": 0}
+    opened = {name: now[name] - before[name] for name in ("sockets", "descriptors", "threads", "shared-memory")}
+    assert opened == {"sockets": 4, "descriptors": 3, "threads": 1, "shared-memory": 0}
     after = held()
-    assert all(after[name] == before[name] for name in found)
+    assert all(after[name] == before[name] for name in opened)
 
 
 def test_a_file_of_shared_memory_is_counted_once_however_often_it_is_mapped() -> None:
@@ -49,8 +49,8 @@ def test_a_file_of_shared_memory_is_counted_once_however_often_it_is_mapped() ->
         os.ftruncate(file, MIB)
         maps += [mmap.mmap(file, MIB), mmap.mmap(file, MIB)]
     assert _shared_files() - before == 2
-    for each in maps:
-        each.close()
+    for mapping in maps:
+        mapping.close()
     for file in files:
         os.close(file)
     assert _shared_files() == before
@@ -69,9 +69,9 @@ def test_memory_is_counted_in_bytes_when_it_is_touched() -> None:
 @pytest.fixture
 def library() -> ctypes.CDLL:
     """The C library, whose ``malloc`` and ``free`` take and return addresses."""
-    found = ctypes.CDLL(None)
-    found.malloc.restype, found.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
-    return found
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    return libc
 
 
 def test_blocks_of_malloc_are_counted_whether_or_not_they_have_a_map_of_their_own(library: ctypes.CDLL) -> None:
@@ -106,8 +106,8 @@ def test_memory_is_also_read_of_a_kernel_without_sums(tmp_path: Path, monkeypatc
 def test_a_descriptor_that_is_gone_has_no_link() -> None:
     read, write = os.pipe()
     assert _link(str(read)).startswith("pipe:")
-    for each in (read, write):
-        os.close(each)
+    for descriptor in (read, write):
+        os.close(descriptor)
     assert _link(str(read)) == ""
 
 
@@ -146,13 +146,13 @@ def test_only_cycles_of_connections_begin_without_one(
 
 
 def test_an_agent_of_a_cycle_is_deleted_with_its_memory_and_its_peer(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene, usual, made = MagicMock(backend="UCX", numbers=iter([4])), MagicMock(), MagicMock()
+    scene, usual, cycle_agent = MagicMock(backend="UCX", numbers=iter([4])), MagicMock(), MagicMock()
     usual.name, scene.agent = "a", usual
-    create = MagicMock(return_value=made)
+    create = MagicMock(return_value=cycle_agent)
     monkeypatch.setattr(nixl_api, "make_agent", create)
     cycles.CYCLES["agent"](scene)
     assert create.call_args.args == ("a-child-4",)
-    assert [name for name, _, _ in made.mock_calls] == [
+    assert [name for name, _, _ in cycle_agent.mock_calls] == [
         "create_backend", "register_memory", "add_remote_agent", "release_xfer_handle", "deregister_memory",
         "remove_remote_agent",
     ]  # fmt: skip

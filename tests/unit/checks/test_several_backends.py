@@ -43,11 +43,11 @@ def pair(make_settings: Callable[..., Settings]) -> Iterator[Pair]:
 
 def test_bytes_go_to_an_agent_by_one_backend_and_to_a_file_by_another(pair: Pair) -> None:
     uses = use_each(*pair, BOTH, directory="", seconds=120)
-    assert [(each.chosen, each.used, str(each.memory), each.wrong) for each in uses] == [
+    assert [(use.chosen, use.used, str(use.memory), use.wrong) for use in uses] == [
         ("UCX", "UCX", "DRAM:DRAM", None),
         ("POSIX", "POSIX", "DRAM:FILE", None),
     ]
-    assert all(each.transports for each in uses)
+    assert all(use.transports for use in uses)
     judged = judge_uses(uses)
     assert judged.verdict is Verdict.PASS
     assert judged.reason.startswith("an agent with UCX and POSIX: DRAM:DRAM by UCX over ")

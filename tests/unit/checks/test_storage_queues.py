@@ -120,10 +120,10 @@ def test_tree_without_the_answer_is_unknown(tree: Tree) -> None:
 
 
 def test_facts_of_this_host_are_read_and_restored() -> None:
-    found = read_storage_queues(FactsRoot())
-    assert found.calls.value is not None
-    assert set(found.calls.value) == {"io_setup", "io_uring_setup"}
-    assert from_plain(StorageQueues, to_plain(found)) == found
+    queues = read_storage_queues(FactsRoot())
+    assert queues.calls.value is not None
+    assert set(queues.calls.value) == {"io_setup", "io_uring_setup"}
+    assert from_plain(StorageQueues, to_plain(queues)) == queues
 
 
 #: Forbids io_uring_setup to itself with EPERM, as the default profile of container engines does, and reads the facts.
@@ -149,10 +149,10 @@ print(json.dumps(to_plain(read_storage_queues(FactsRoot()))))
 
 def test_real_seccomp_filter_is_named(tree: Tree) -> None:
     done = subprocess.run([sys.executable, "-c", FILTER], cwd=ROOT, capture_output=True, text=True, check=True)
-    found = from_plain(StorageQueues, json.loads(done.stdout))
+    queues = from_plain(StorageQueues, json.loads(done.stdout))
     facts = gather(FactsRoot(tree.folder), backends=(), etcd="", environ={})
     # Of this host, only what the filter changes.
-    facts = replace(facts, storage_queues=replace(facts.storage_queues, calls=found.calls, seccomp=found.seccomp))
+    facts = replace(facts, storage_queues=replace(facts.storage_queues, calls=queues.calls, seccomp=queues.seccomp))
     judged = judge("storage-queues", facts, Requirements(load_profile("loopback"), ("POSIX",)))
     assert judged.verdict is Verdict.WARN
     assert "io_uring: seccomp forbids io_uring_setup (EPERM)" in judged.reason

@@ -55,7 +55,7 @@ def test_a_good_outcome_passes_in_words() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bad", "words"),
+    ("bad", "reason"),
     [
         (replace(GOOD, ended="was ended by SIGSEGV"), "the process was ended by SIGSEGV"),
         (replace(GOOD, moved=399), "1 missing"),
@@ -64,10 +64,10 @@ def test_a_good_outcome_passes_in_words() -> None:
         (replace(GOOD, errors=("nixlBackendError", "nixlBackendError")), "nixlBackendError"),
     ],
 )
-def test_each_fault_fails_among_good_outcomes(bad: ConcurrentUse, words: str) -> None:
+def test_each_fault_fails_among_good_outcomes(bad: ConcurrentUse, reason: str) -> None:
     judgement = judge_concurrent_use([GOOD, bad])
     assert judgement.verdict is Verdict.FAIL
-    assert judgement.reason == f"threads on one agent (UCX of NIXL 1.5.1): {words}"
+    assert judgement.reason == f"threads on one agent (UCX of NIXL 1.5.1): {reason}"
 
 
 @pytest.mark.long
@@ -80,16 +80,16 @@ def test_threads_on_one_agent_move_every_byte(agent: NixlAgent, mode: str) -> No
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("function", "words"),
+    ("function", "reasons"),
     [
         ("crash_in_threads", ["the process was ended by SIGSEGV"]),
         ("double", ["1 notifications arrived twice"]),
         ("spoil", [f"{THREADS * TRANSFERS} bytes are wrong"]),
     ],
 )
-def test_a_fault_of_threads_is_seen(agent: NixlAgent, function: str, words: list[str]) -> None:
+def test_a_fault_of_threads_is_seen(agent: NixlAgent, function: str, reasons: list[str]) -> None:
     agent.run(f"helpers.thread_functions:{function}")
-    assert transfer_in_threads(agent, "UCX", "strict").faults == words
+    assert transfer_in_threads(agent, "UCX", "strict").faults == reasons
 
 
 @pytest.mark.long
@@ -107,17 +107,17 @@ def test_an_agent_that_cannot_be_created_beside_others_is_missing(agent: NixlAge
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("function", "words"),
+    ("function", "reasons"),
     [("", []), ("lose", ["1 missing", "1 notifications are lost"]), ("double", ["1 notifications arrived twice"])],
 )
-def test_notifications_of_many_peers_are_counted(agents: Agents, function: str, words: list[str]) -> None:
+def test_notifications_of_many_peers_are_counted(agents: Agents, function: str, reasons: list[str]) -> None:
     receiver, *senders = agents.start_each([None] * 3, progress_thread=None)
     if function:
         receiver.run(f"helpers.thread_functions:{function}")
     if function == "lose":
         receiver.worker.timeout = 5  # it waits in vain for twice as long, and polls all the time
     outcome = notify_at_once(receiver, senders, "UCX")
-    assert outcome.faults == words
+    assert outcome.faults == reasons
     assert outcome.moved == 2 * NOTIFICATIONS - (function == "lose")
 
 
@@ -126,19 +126,19 @@ class nixlBackendError(Exception):  # noqa: N801 (as NIXL's own error is named)
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "expected"),
     [
         (ValueError("x" * 300), f"ValueError: {'x' * 188}"),
         (TimeoutError("late"), "TimeoutError"),
         (nixlBackendError("NIXL_ERR_BACKEND"), "nixlBackendError"),
     ],
 )
-def test_errors_of_threads_are_named_and_those_of_nixl_without_their_text(error: Exception, said: str) -> None:
+def test_errors_of_threads_are_named_and_those_of_nixl_without_their_text(error: Exception, expected: str) -> None:
     def act(number: int) -> None:
         if number:
             raise error
 
-    assert _at_once(3, act, 60) == [said, said]
+    assert _at_once(3, act, 60) == [expected, expected]
 
 
 def test_threads_begin_together_and_late_ones_are_counted() -> None:
@@ -174,9 +174,9 @@ class ToldAgent:
 
 def test_notifications_of_several_senders_are_counted_until_some_polls_after_the_last() -> None:
     agent = ToldAgent({"a": [b"a/0", b"a/0", b"a/1"]}, {}, {"b": [b"b/0", b"a/1"]}, {"b": [b"b/1"]}, {"b": [b"b/1"]})
-    found = collect(agent, ["a", "b"], 2, 60)
+    counts = collect(agent, ["a", "b"], 2, 60)
     errors = ["1 notifications have the name of another sender"]
-    assert found == {"moved": 4, "wrong_bytes": 0, "lost": 0, "doubled": 3, "errors": errors}
+    assert counts == {"moved": 4, "wrong_bytes": 0, "lost": 0, "doubled": 3, "errors": errors}
     assert agent.sent == [("a", _ALL), ("b", _ALL)]
 
 
@@ -195,6 +195,6 @@ def test_a_sender_polls_until_all_its_notifications_are_there() -> None:
 
 
 def test_notifications_that_come_late_are_counted_too() -> None:
-    with _Collector(ToldAgent({"a": [b"1"]}, *[{}] * 50, {"a": [b"1", b"2"]})) as found:
+    with _Collector(ToldAgent({"a": [b"1"]}, *[{}] * 50, {"a": [b"1", b"2"]})) as collector:
         pass
-    assert found.counts == Counter({"1": 2, "2": 1})
+    assert collector.counts == Counter({"1": 2, "2": 1})

@@ -29,14 +29,14 @@ Make = Callable[..., FaultOutcome]
 def make(nixl_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Make:
     """Make a fault with UCX over tcp, with a call of the initiator's or the target's NIXL replaced by a function."""
 
-    def made(
-        fault: str, op: str = "WRITE", function: str = "", timeout: float = 60, *, target: str = "", **given: object
+    def make_outcome(
+        fault: str, op: str = "WRITE", function: str = "", timeout: float = 60, *, target: str = "", **fields: object
     ) -> FaultOutcome:
         class Replaced(FaultScene):
             def __init__(self, *arguments: object) -> None:
                 super().__init__(*arguments)  # type: ignore[arg-type]
                 if function:
-                    self.initiator.run(f"helpers.misuse_functions:{function}", **given)
+                    self.initiator.run(f"helpers.misuse_functions:{function}", **fields)
                 if target:
                     self.target.run(f"helpers.misuse_functions:{target}")
 
@@ -44,7 +44,7 @@ def make(nixl_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Make:
         with Agents(LocalHost(supervisor()), replace(nixl_settings, timeout=timeout)) as agents:
             return make_fault(fault, agents, "UCX", op, {"UCX_TLS": "tcp"})
 
-    return made
+    return make_outcome
 
 
 def test_a_good_outcome_passes_in_words() -> None:
@@ -58,7 +58,7 @@ def test_a_good_outcome_passes_in_words() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bad", "words"),
+    ("bad", "reason"),
     [
         (replace(GOOD, survivor="was ended by SIGSEGV", wrong_bytes=None), "the surviving agent was ended by SIGSEGV"),
         (replace(GOOD, wrong_bytes=None), "the surviving agent could not move bytes to another agent"),
@@ -69,18 +69,18 @@ def test_a_good_outcome_passes_in_words() -> None:
             replace(GOOD, lost_requests=1),
             "NIXL lost 1 request for the metadata of the restarted target without an error",
         ),
-        (replace(GOOD, said="PROC", seconds=30), "NIXL did not tell the initiator of the target's death in 30 s"),
+        (replace(GOOD, answer="PROC", seconds=30), "NIXL did not tell the initiator of the target's death in 30 s"),
     ],
 )
-def test_each_defect_fails_among_good_outcomes(bad: FaultOutcome, words: str) -> None:
+def test_each_defect_fails_among_good_outcomes(bad: FaultOutcome, reason: str) -> None:
     judgement = judge_faults([GOOD, bad])
     assert judgement.verdict is Verdict.FAIL
-    assert judgement.reason.endswith(f"; {words}")
+    assert judgement.reason.endswith(f"; {reason}")
 
 
 def test_a_stopped_target_need_not_be_reported() -> None:
     assert set(FAULTS) > set(MUST_TELL)
-    assert judge_faults([replace(GOOD, fault="target-stopped", said="PROC")]).verdict is Verdict.PASS
+    assert judge_faults([replace(GOOD, fault="target-stopped", answer="PROC")]).verdict is Verdict.PASS
 
 
 def test_a_known_defect_does_not_hide_another() -> None:
@@ -97,8 +97,8 @@ def test_lost_requests_are_counted_in_words() -> None:
 
 def test_ucx_is_also_tried_over_tcp(tmp_path: Path) -> None:
     """With a value that NIXL takes on this host, and on others, and once if the deployment has nothing else."""
-    here, root = {"UCX_TLS": "cma,self"}, str(tmp_path)
-    assert environments("UCX", {}, root) == environments("UCX", here, root) == [{}, {"UCX_TLS": "tcp"}]
+    environment, root = {"UCX_TLS": "cma,self"}, str(tmp_path)
+    assert environments("UCX", {}, root) == environments("UCX", environment, root) == [{}, {"UCX_TLS": "tcp"}]
     assert environments("LIBFABRIC", {}, root) == [{}]
     assert environments("UCX", {"UCX_TLS": "tcp"}, root) == [{"UCX_TLS": "tcp"}]
     assert environments("UCX", {"UCX_TLS": "tcp,cuda_copy"}, root) == [{"UCX_TLS": "tcp"}]
@@ -125,7 +125,7 @@ def test_ucx_is_also_tried_over_tcp(tmp_path: Path) -> None:
 def test_the_death_of_a_target_is_told_and_survived(make: Make, op: str) -> None:
     outcome = make("target-killed", op)
     assert judge_faults([outcome]).verdict is Verdict.PASS
-    assert (outcome.said, outcome.wrong_bytes) == ("nixlRemoteDisconnectError", 0)
+    assert (outcome.answer, outcome.wrong_bytes) == ("nixlRemoteDisconnectError", 0)
 
 
 @pytest.mark.long
@@ -134,7 +134,7 @@ def test_a_target_survives_the_death_of_its_initiator(make: Make, op: str) -> No
     outcome = make("initiator-killed", op)
     if "SIGABRT" not in outcome.survivor:  # NIXL-DEAD-INITIATOR-ABORTS, in a few of 100 rounds with READ
         assert judge_faults([outcome]).verdict is Verdict.PASS
-        assert (outcome.said, outcome.wrong_bytes) == ("the target is not told", 0)
+        assert (outcome.answer, outcome.wrong_bytes) == ("the target is not told", 0)
     else:
         assert op == "READ"
 
@@ -151,7 +151,7 @@ def test_a_target_that_aborts_after_the_death_of_its_initiator_is_caught(make: M
 @pytest.mark.long
 def test_a_nixl_that_does_not_tell_is_caught(make: Make) -> None:
     outcome = make("target-killed", function="never_fail", timeout=20)
-    assert outcome.said == "PROC"
+    assert outcome.answer == "PROC"
     # Ten seconds, and more on a busy machine.
     assert re.search(r"NIXL did not tell the initiator of the target's death in \d\d s", judge_faults([outcome]).reason)
 
@@ -160,7 +160,7 @@ def test_a_nixl_that_does_not_tell_is_caught(make: Make) -> None:
 def test_a_nixl_that_tells_of_one_transfer_only_is_caught(make: Make) -> None:
     for _ in range(10):
         outcome = make("target-killed", function="never_fail", told=1)
-        assert outcome.said == "nixlRemoteDisconnectError"
+        assert outcome.answer == "nixlRemoteDisconnectError"
         if outcome.unended:  # more than one transfer was in flight when the target died
             break
     assert outcome.unended > 0
@@ -197,7 +197,7 @@ def test_a_crash_while_memory_is_withdrawn_is_caught(make: Make) -> None:
 def test_a_target_that_crashes_on_the_memory_that_it_freed_is_no_fault_of_the_initiator(make: Make) -> None:
     outcome = make("target-unmapped", target="use_what_is_unmapped")
     assert judge_faults([outcome]).verdict is Verdict.PASS, str(outcome)
-    assert (outcome.said, outcome.wrong_bytes) == ("nixlRemoteDisconnectError", 0)
+    assert (outcome.answer, outcome.wrong_bytes) == ("nixlRemoteDisconnectError", 0)
 
 
 @pytest.mark.long
@@ -223,7 +223,7 @@ def test_a_nixl_that_waits_before_it_releases_has_no_late_write(make: Make) -> N
 def test_a_target_that_listens_is_fetched_again_after_its_restart(make: Make) -> None:
     outcome = make("listener-restarted")
     assert outcome.lost_requests > 0  # the finding NIXL-RESTARTED-LISTENER-LOSES-FETCH
-    assert (outcome.said, outcome.wrong_bytes) == ("nixlRemoteDisconnectError", 0)
+    assert (outcome.answer, outcome.wrong_bytes) == ("nixlRemoteDisconnectError", 0)
     assert judge_faults(without([outcome], lost_requests=0)).verdict is Verdict.PASS
 
 

@@ -106,9 +106,9 @@ def test_refused_copy_between_processes_warns_if_the_profile_accepts_no_other_tr
 
 def test_libraries_are_those_of_the_processes_that_moved_the_bytes(host: Facts) -> None:
     moved = with_transfers(host, (MOVED,)).software.libraries
-    assert [each.path for each in moved if each.name == "libucp"] == [UCP]
-    others = [library for library in host.software.libraries if library.name != "libucp"]
-    assert [each for each in moved if each.name != "libucp"] == others != []
+    assert [library_file.path for library_file in moved if library_file.name == "libucp"] == [UCP]
+    other_libraries = [library for library in host.software.libraries if library.name != "libucp"]
+    assert [library_file for library_file in moved if library_file.name != "libucp"] == other_libraries != []
 
 
 def test_check_that_knows_the_variable_precedes_what_follows_from_it(host: Facts) -> None:

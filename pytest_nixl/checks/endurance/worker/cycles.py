@@ -190,5 +190,5 @@ def repeat(agent: Any, cycle: str, backend: str, count: int, seconds: float, lab
         fastest, reference = min(fastest, _clock() - middle), min(reference, middle - start)
     if label:
         agent.send_partial_agent_metadata(scene.regions(scene.source, size=SIZE), False, label=label)
-    metadata = sum(len(each.get_agent_metadata()) for each in (agent, scene.peer))
+    metadata = sum(len(exporter.get_agent_metadata()) for exporter in (agent, scene.peer))
     return {**held(), "metadata": metadata, "seconds": fastest, "reference": reference}

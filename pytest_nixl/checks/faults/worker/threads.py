@@ -23,7 +23,7 @@ _NAP_SECONDS = 0.0001
 _seeds = itertools.count(1000)
 
 
-def _made(name: str, backend: str, sync_mode: str = "auto") -> Any:
+def _create_agent(name: str, backend: str, sync_mode: str = "auto") -> Any:
     """Return a new agent with a backend."""
     agent = nixl_api.make_agent(name, progress_thread=shake_hands([backend]), sync_mode=sync_mode)
     with BACKENDS[backend].creating():
@@ -96,7 +96,7 @@ def transfer_at_once(
     :param seconds: the deadline of all threads.
     :return: ``moved``, ``wrong_bytes``, ``lost`` and ``doubled`` notifications, and ``errors``.
     """
-    shared = _made(f"{agent.name}-{sync_mode}", backend, sync_mode)
+    shared = _create_agent(f"{agent.name}-{sync_mode}", backend, sync_mode)
     scene = PeerScene(shared, backend, seconds)
     buffers = [(scene.buffer(), scene.buffer()) for _ in range(threads)]
     for _, target in buffers:
@@ -159,7 +159,7 @@ def create_at_once(agent: Any, backend: str, count: int, seconds: float) -> dict
     new_agents: dict[int, Any] = {}
 
     def create(number: int) -> None:
-        new_agents[number] = _made(f"{agent.name}-at-once-{number}", backend)
+        new_agents[number] = _create_agent(f"{agent.name}-at-once-{number}", backend)
 
     errors = _at_once(count, create, seconds)
     scene, wrong = PeerScene(agent, backend, seconds), 0

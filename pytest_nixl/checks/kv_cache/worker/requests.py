@@ -242,9 +242,9 @@ class KvRequests:
         layout = self.layout
         local, remote = layout.descriptors(draw.local), layout.descriptors(draw.remote)
         if self._prepared is not None:
-            here, there = self._prepared
+            local_side, remote_side = self._prepared
             return self._agent.make_prepped_xfer(
-                self._op, here, local, there, remote, notification, self._plugins, not self._merge
+                self._op, local_side, local, remote_side, remote, notification, self._plugins, not self._merge
             )
         descriptors = [
             self._agent.get_xfer_descs(side.rows(layout, numbers), side.memory)
