@@ -78,7 +78,9 @@ def _differences(first: Command, name: str, other: Command) -> Iterator[str]:
 
 
 def _unlike(first: Sequence[str], other: Sequence[str]) -> str:
-    missing, more = ([test for test in one if test not in set(two)] for one, two in ((first, other), (other, first)))
+    missing, more = (
+        [test for test in tests if test not in set(two)] for tests, two in ((first, other), (other, first))
+    )
     sentences = []
     if missing:
         sentences.append(f"did not collect tests that rank 0 collected ({named(missing, _SHOWN)})")

@@ -166,7 +166,9 @@ class RankDriver:
         """
         peers = {rank: peer for rank, peer in self.peers.items() if not peer.gone}
         answers = self._ask(peers, what, within, {})
-        return {rank: each for rank, each in answers.items() if not isinstance(each, (NixlPluginError, type(None)))}
+        return {
+            rank: answer for rank, answer in answers.items() if not isinstance(answer, (NixlPluginError, type(None)))
+        }
 
     def _ask(
         self, peers: Mapping[int, PeerClient], what: str, within: float | None, arguments: Mapping[str, Any]

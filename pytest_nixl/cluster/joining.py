@@ -279,8 +279,10 @@ class Joining:
             if planted
             else ""
         )
-        self._arrived |= {each.token: each for each in present}
-        gone = [each for token, each in self._arrived.items() if token not in {one.token for one in present}]
+        self._arrived |= {presence.token: presence for presence in present}
+        gone = [
+            presence for token, presence in self._arrived.items() if token not in {member.token for member in present}
+        ]
         gone_again = f"; registered, and is gone again: {named(map(_named, gone), 8)}" if gone else ""
         return who_is_missing(present, this.group, this.size) + gone_again + hint
 

@@ -117,11 +117,11 @@ class Mailbox:
             outgoing = [self._outgoing(rank, text) for rank, text in texts.items()]
             self._waiting += outgoing
         with self._sending:
-            while not all(each.written for each in outgoing):  # else another thread has written them
+            while not all(letter.written for letter in outgoing):  # else another thread has written them
                 self._write(self._next_to_write())
-        for each in outgoing:
-            if each.error is not None:
-                raise each.error
+        for letter in outgoing:
+            if letter.error is not None:
+                raise letter.error
 
     def _outgoing(self, rank: int, text: bytes) -> _Outgoing:
         key = f"{self._mail}{rank:06d}/{self._membership.rank:06d}/{self._sent[rank]:012d}"

@@ -222,10 +222,12 @@ class RankSession:
             timeout=self.settings.timeout,
             on_lease_lost=on_lease_lost,
         )
-        others = self.driver.ask_all("command")
-        found = differences(self._command, {self.name_of(rank): self._unpacked(rank, others[rank]) for rank in others})
-        if found:
-            refusal = "; ".join(found) + ": start every rank with the same command on the same tests"
+        commands = self.driver.ask_all("command")
+        differing = differences(
+            self._command, {self.name_of(rank): self._unpacked(rank, commands[rank]) for rank in commands}
+        )
+        if differing:
+            refusal = "; ".join(differing) + ": start every rank with the same command on the same tests"
             self.finish(Ending(int(pytest.ExitCode.USAGE_ERROR), refusal=refusal))
             raise pytest.UsageError(refusal)
 
@@ -275,20 +277,20 @@ class RankSession:
         """
         if self._left:
             return []
-        said = []
+        sentences = []
         try:
             self._keep(ending)
-            told = len(self.faults)
+            reported = len(self.faults)
             self._part(ending)
-            if len(self.faults) > told:
-                said += [str(error) for error in self.faults[told:]]
+            if len(self.faults) > reported:
+                sentences += [str(error) for error in self.faults[reported:]]
                 code = ending.code or int(pytest.ExitCode.TESTS_FAILED)
-                late = interrupted_before(ending.told, self.faults[told].reason)
+                late = interrupted_before(ending.told, self.faults[reported].reason)
                 self._keep(replace(ending, code=code, told=late))
         except NixlPluginError as error:
-            said.append(str(error))
+            sentences.append(str(error))
         self.close()
-        return said
+        return sentences
 
     def _keep(self, ending: Ending) -> None:
         keep(self, ending, self.look() if self.faults else [])
@@ -312,9 +314,9 @@ class RankSession:
 
     def ignored(self) -> list[str]:
         """Return sentences that name the keys under the group's root that no member wrote."""
-        found = self.membership.values.ignored
-        told = [f"the key {key!r} was ignored: {reason}" for key, reason in list(found.items())[:_TOLD]]
-        return [*told, *([f"and {len(found) - _TOLD} more keys were ignored"] if len(found) > _TOLD else [])]
+        ignored = self.membership.values.ignored
+        sentences = [f"the key {key!r} was ignored: {reason}" for key, reason in list(ignored.items())[:_TOLD]]
+        return [*sentences, *([f"and {len(ignored) - _TOLD} more keys were ignored"] if len(ignored) > _TOLD else [])]
 
     def close(self) -> None:
         """Leave without waiting for the other ranks' reports."""
@@ -346,9 +348,9 @@ class RankSession:
             return []
         if self._seen is None:
             logs = self.services.last_words()
-            others = self.driver.ask_those_left("last_words", SECONDS) if self.driver is not None else {}
-            for rank in sorted(others):
-                logs |= others[rank]
+            last_words = self.driver.ask_those_left("last_words", SECONDS) if self.driver is not None else {}
+            for rank in sorted(last_words):
+                logs |= last_words[rank]
             self._seen = forensics(
                 self._client,
                 self.membership.root,

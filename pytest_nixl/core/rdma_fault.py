@@ -149,7 +149,7 @@ def passthrough_fault(environ: Mapping[str, str], root: str = "/") -> tuple[str,
     for card, place in sorted(cards.items()):
         gpu = next((name for name, path in sorted(gpus.items()) if _one_bridge(place, path)), None)
         if gpu is not None and ("all" in named or card in named):
-            far_cards = [each for each, path in sorted(cards.items()) if not _one_bridge(path, gpus[gpu])]
+            far_cards = [far_card for far_card, path in sorted(cards.items()) if not _one_bridge(path, gpus[gpu])]
             to = f"`export UCX_NET_DEVICES={far_cards[0]}:1`" if far_cards else "another host"
             return (
                 f"this host is a guest of QEMU, and {card} and GPU {gpu} are under one PCI switch: if they were "
@@ -196,10 +196,10 @@ def _faults(environ: Mapping[str, str], root: Path) -> Iterator[tuple[str, str]]
             f"unset UCX_NET_DEVICES, or set it to {min(ports)}",
         )
         return
-    found = [next(_of_device(folder / name, environ, root), None) for name in devices]
-    faults = [fault for fault in found if fault is not None]
+    first_faults = [next(_of_device(folder / name, environ, root), None) for name in devices]
+    faults = [fault for fault in first_faults if fault is not None]
     # UCX goes on with the devices that it can use, if it may choose.
-    if faults and (len(faults) == len(found) or named != "all"):
+    if faults and (len(faults) == len(first_faults) or named != "all"):
         yield faults[0]
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     if limit != resource.RLIM_INFINITY and limit < _LEAST_LOCKED and not _may_lock(root):
@@ -280,10 +280,10 @@ def peer_failure_remedy(log: str, environ: Mapping[str, str]) -> str:
     warning = _NOT_AVAILABLE.search(log)
     if devices not in ("", "all"):
         absent = re.findall("'([^']*)'", warning[1]) if warning else []
-        there = [name for name in devices.split(",") if name not in absent]
+        present = [name for name in devices.split(",") if name not in absent]
         offered = _TCP_DEVICE.findall(warning[2]) if warning else []
-        tcp = next((name for name in (*offered, *ask_addresses()) if name != "lo" and name not in there), "lo")
-        value = shlex.quote(",".join([*there, tcp]))
+        tcp = next((name for name in (*offered, *ask_addresses()) if name != "lo" and name not in present), "lo")
+        value = shlex.quote(",".join([*present, tcp]))
         unknown = f"correct {named(absent)} in UCX_NET_DEVICES, and " if absent else ""
         return (
             f"{unknown}add a TCP device (`export UCX_NET_DEVICES={value}`), or unset UCX_NET_DEVICES: NIXL needs a "

@@ -153,8 +153,8 @@ def redact(text: str) -> str:
 def _without_users(text: str) -> str:
     if "@" not in text:
         return text
-    words = (_to_last_at(word, _BARE, r"\g<before>***@") for word in _SPACES.split(text))
-    lines = (_to_last_at(line, _IN_URL, r"\g<scheme>***@") for line in "".join(words).split("\n"))
+    parts = (_to_last_at(part, _BARE, r"\g<before>***@") for part in _SPACES.split(text))
+    lines = (_to_last_at(line, _IN_URL, r"\g<scheme>***@") for line in "".join(parts).split("\n"))
     return "\n".join(lines)
 
 
@@ -198,19 +198,19 @@ def hide_command(command: str) -> str:
     if len(command) > MOST_COMMAND:
         return HIDDEN
     try:
-        words = shlex.split(redact(command))
+        arguments = shlex.split(redact(command))
     except ValueError:  # its quotes are not balanced, so its words are unknown
         return HIDDEN
     hidden: list[str] = []
     after_flag = False
-    for word in words:
-        name, sign, _ = word.partition("=")
+    for argument in arguments:
+        name, sign, _ = argument.partition("=")
         secret = is_secret(name.lstrip("-").replace("-", "_"))
-        if after_flag and not word.startswith("-"):
+        if after_flag and not argument.startswith("-"):
             hidden.append(HIDDEN)
         else:
-            hidden.append(f"{name}={HIDDEN}" if sign and secret else redact(word))
-        after_flag = secret and not sign and word.startswith("-")
+            hidden.append(f"{name}={HIDDEN}" if sign and secret else redact(argument))
+        after_flag = secret and not sign and argument.startswith("-")
     return shlex.join(hidden)
 
 
@@ -219,20 +219,24 @@ def hider(environ: Mapping[str, str], *texts: str) -> Callable[[str], str]:
 
     :param texts: texts whose secrets are to be hidden too, such as the values of options.
     """
-    found: set[str] = set()
+    candidates: set[str] = set()
     for name, value in environ.items():
         if _has_secret(name, value):
-            found |= {value, value.partition(":")[2], *_ACCOUNT_KEY.findall(value)}
+            candidates |= {value, value.partition(":")[2], *_ACCOUNT_KEY.findall(value)}
     for value in (*environ.values(), *texts):
         text = value[:MOST_COMMAND]
         values = {match["value"] for shape in _SHAPES for match in shape.finditer(text)}
         # That of ``--user`` has the password behind the colon.
-        found |= values | {match["value"].partition(":")[2] for match in _USER_FLAG.finditer(text)}
-        found |= {match[0] for start, shape in _ISSUED.items() if start in text for match in re.finditer(shape, text)}
+        candidates |= values | {match["value"].partition(":")[2] for match in _USER_FLAG.finditer(text)}
+        candidates |= {
+            match[0] for start, shape in _ISSUED.items() if start in text for match in re.finditer(shape, text)
+        }
         for part in _CREDENTIALS.findall(value):
             user, _, password = part.partition(":")
-            found |= {part, password, unquote(password)} if password else {user, unquote(user)}
-    secrets = sorted((each for each in found if len(each) >= _SHORTEST and each not in _WORDS), key=len, reverse=True)
+            candidates |= {part, password, unquote(password)} if password else {user, unquote(user)}
+    secrets = sorted(
+        (secret for secret in candidates if len(secret) >= _SHORTEST and secret not in _WORDS), key=len, reverse=True
+    )
     pattern = re.compile("|".join(map(re.escape, secrets))) if secrets else None
 
     def hide(text: str) -> str:

@@ -56,8 +56,8 @@ class Lease:
 
         remaining = self._members.post("/lease/keepalive", {"ID": self.id}, read)
         if remaining < 1:
-            what = "the lease does not exist: it expired or was revoked"
-            raise error_at(self._members.last, "no-lease", what, "refresh a lease before it expires")
+            explanation = "the lease does not exist: it expired or was revoked"
+            raise error_at(self._members.last, "no-lease", explanation, "refresh a lease before it expires")
         return remaining
 
     def revoke(self) -> None:
@@ -126,13 +126,13 @@ class EtcdClient:
 
     def get(self, key: str) -> bytes | None:
         """Return the value of ``key``; None if the key does not exist."""
-        found = self._range({"key": encode(key)})
-        return found[0].value if found else None
+        pairs = self._range({"key": encode(key)})
+        return pairs[0].value if pairs else None
 
     def get_prefix(self, prefix: str) -> dict[str, bytes]:
         """Return keys and values of all keys that start with ``prefix``, sorted by key."""
-        found = self._range({**key_range(prefix), "sort_order": "ASCEND", "sort_target": "KEY"})
-        return {item.key: item.value for item in found}
+        pairs = self._range({**key_range(prefix), "sort_order": "ASCEND", "sort_target": "KEY"})
+        return {item.key: item.value for item in pairs}
 
     def by_creation(self, prefix: str) -> tuple[KeyValue, ...]:
         """Return all keys that start with ``prefix``, oldest first."""
@@ -149,15 +149,15 @@ class EtcdClient:
             payload["key"] = encode(f"{after}\0")
 
         def read(answer: Mapping[str, Any]) -> KeyPage:
-            found = tuple(KeyValue.of(item) for item in items(answer, "kvs"))
-            return KeyPage(found, answer.get("more", False) is True, _revision(answer))
+            pairs = tuple(KeyValue.of(item) for item in items(answer, "kvs"))
+            return KeyPage(pairs, answer.get("more", False) is True, _revision(answer))
 
         return self._members.post("/kv/range", payload, read)
 
     def lease_of(self, key: str) -> int | None:
         """Return the lease id of ``key``: 0 if it has no lease, None if the key does not exist."""
-        found = self._range({"key": encode(key), "keys_only": True})
-        return found[0].lease if found else None
+        pairs = self._range({"key": encode(key), "keys_only": True})
+        return pairs[0].lease if pairs else None
 
     def _range(self, payload: Mapping[str, Any]) -> tuple[KeyValue, ...]:
         def read(answer: Mapping[str, Any]) -> tuple[KeyValue, ...]:

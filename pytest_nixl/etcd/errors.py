@@ -48,13 +48,13 @@ def error_at(endpoint: Endpoint, cause: str, what: str, remedy: str = "", detail
 
 def related(error: BaseException | None) -> Iterator[BaseException]:
     """Yield an exception and every exception that it wraps: context, cause, urllib3's ``reason`` and arguments."""
-    seen: set[int] = set()
+    visited: set[int] = set()
     todo = [error]
     while todo:
         item = todo.pop(0)
-        if not isinstance(item, BaseException) or id(item) in seen:
+        if not isinstance(item, BaseException) or id(item) in visited:
             continue
-        seen.add(id(item))
+        visited.add(id(item))
         yield item
         todo += [getattr(item, "reason", None), item.__cause__, item.__context__, *item.args]
 
@@ -151,9 +151,11 @@ def _explain_tls(
         return because("certificate-required", "it asks for a client certificate", remedy)
     if speaks_http(endpoint):
         return _plaintext_error(endpoint)
-    what = str(next(item for item in chain if isinstance(item, ssl.SSLError)).reason or "").lower().replace("_", " ")
+    alert = str(next(item for item in chain if isinstance(item, ssl.SSLError)).reason or "").lower().replace("_", " ")
     return because(
-        "tls", f"the TLS handshake failed ({what or 'connection ended'})", "check that this port is the etcd's TLS port"
+        "tls",
+        f"the TLS handshake failed ({alert or 'connection ended'})",
+        "check that this port is the etcd's TLS port",
     )
 
 
@@ -216,9 +218,9 @@ def explain_answer(endpoint: Endpoint, text: str) -> EtcdError | None:
     message = None if message is None else printable(message)
     if "HTTP request to an HTTPS server" in text:
         return _speaks_tls_error(endpoint)
-    for part, cause, what, remedy in _ANSWERS:
+    for part, cause, explanation, remedy in _ANSWERS:
         if part in (message or text):
-            return error_at(endpoint, cause, what, remedy, f"etcd says: {message}" if message else "")
+            return error_at(endpoint, cause, explanation, remedy, f"etcd says: {message}" if message else "")
     if message is None:
         return None
     if "tls:" in message and "certificate" in message:

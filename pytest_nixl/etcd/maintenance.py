@@ -82,8 +82,8 @@ class Maintenance:
 
     def each_status(self) -> dict[str, MemberStatus | EtcdError]:
         """Return the state of the member at each endpoint of the client, or why that member does not answer."""
-        found = self._members.post_each("/maintenance/status", {}, MemberStatus.of)
-        return {str(endpoint): answer for endpoint, answer in found.items()}
+        statuses = self._members.post_each("/maintenance/status", {}, MemberStatus.of)
+        return {str(endpoint): answer for endpoint, answer in statuses.items()}
 
     def listed(self) -> tuple[ListedMember, ...]:
         """Return etcd's list of its members."""
@@ -117,12 +117,12 @@ class Maintenance:
 
     def counters(self) -> dict[str, float]:
         """Return the metrics without labels of the member that answered last; empty if it serves none here."""
-        found = {}
+        counters = {}
         for name, value in _SAMPLE.findall(self.metrics()):
             try:
                 sample = float(value)
             except ValueError:
                 continue
             if math.isfinite(sample):
-                found[name] = sample
-        return found
+                counters[name] = sample
+        return counters

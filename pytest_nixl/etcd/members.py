@@ -180,15 +180,17 @@ class EtcdMembers:
         if answer.status_code != 200:
             raise self.explain_refusal(member, answer.content, answer.reason)
         try:
-            found = json.loads(answer.content)
+            document = json.loads(answer.content)
         except RecursionError as error:
             raise not_etcd(member, "its answer is nested too deeply") from error
         except ValueError as error:
             raise not_etcd(member, "its answer is not JSON") from error
-        if not isinstance(found, dict) or not any(isinstance(found.get(name), dict) for name in ("header", "result")):
+        if not isinstance(document, dict) or not any(
+            isinstance(document.get(name), dict) for name in ("header", "result")
+        ):
             raise not_etcd(member, "its answer does not have the form of an etcd answer")
         try:
-            return read(found)
+            return read(document)
         except MALFORMED as error:
             raise not_etcd(member, f"its answer to /v3{path} does not have the form of an etcd answer") from error
 
@@ -302,10 +304,10 @@ class _TokenAuth:
 def _all_failed(errors: list[EtcdError]) -> EtcdError:
     if len(errors) == 1:
         return errors[0]
-    what = "; ".join(error.reason.removeprefix("etcd at ") for error in errors)
+    reasons = "; ".join(error.reason.removeprefix("etcd at ") for error in errors)
     causes = {error.cause for error in errors}
     return EtcdError(
-        f"no member of the etcd answered: {what}",
+        f"no member of the etcd answered: {reasons}",
         errors[0].remedy,
         cause=causes.pop() if len(causes) == 1 else "no-member",
         endpoint=",".join(error.endpoint for error in errors),

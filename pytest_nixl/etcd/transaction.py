@@ -257,9 +257,9 @@ def _check_answers(payload: Mapping[str, Any], answer: Mapping[str, Any]) -> Non
     if not succeeded and not payload.get("compare"):
         raise ValueError("a transaction without a condition did not succeed")
     parts = payload.get("success" if succeeded else "failure", ())
-    for part, one in zip(parts, items(answer, "responses"), strict=True):
+    for part, response in zip(parts, items(answer, "responses"), strict=True):
         kind = next(iter(part))
-        inner = one[_ANSWERED_BY[kind]]
+        inner = response[_ANSWERED_BY[kind]]
         if kind == "request_txn":
             _check_answers(part[kind], inner)
         elif kind == "request_range":

@@ -140,12 +140,12 @@ def _watch_once(
 
 def _ended(member: Endpoint, error: Any) -> EtcdError:
     """Make the error for a watch that the server ended; an etcd that shuts down sends a message to each watch."""
-    if known := explain_answer(member, json.dumps(error)):
-        return known
-    words = error.get("message") if isinstance(error, dict) else None
-    if not isinstance(words, str) or not isinstance(error.get("grpc_code", error.get("code")), int):
+    if explained := explain_answer(member, json.dumps(error)):
+        return explained
+    message = error.get("message") if isinstance(error, dict) else None
+    if not isinstance(message, str) or not isinstance(error.get("grpc_code", error.get("code")), int):
         return not_etcd(member, "its answer is not a watch")
-    return error_at(member, "closed", f"the server ended the watch: {printable(words)}")
+    return error_at(member, "closed", f"the server ended the watch: {printable(message)}")
 
 
 def _events(member: Endpoint, line: bytes) -> list[tuple[int, WatchEvent]]:

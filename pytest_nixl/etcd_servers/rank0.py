@@ -159,8 +159,8 @@ def claim_address(listen: ListenAddress) -> str:
             if error.errno == errno.EADDRINUSE:
                 raise _taken(listen) from None
             if error.errno == errno.EADDRNOTAVAIL:
-                what = listen.host if listen.host == address else f"{listen.host} ({address})"
-                raise _refused(listen, f"{what} is not an address of this host") from None
+                label = listen.host if listen.host == address else f"{listen.host} ({address})"
+                raise _refused(listen, f"{label} is not an address of this host") from None
             raise _refused(listen, f"this process cannot listen there: {error.strerror}") from None
     return address
 
@@ -202,8 +202,8 @@ def own_address() -> str:
             # Sends nothing: connect() only chooses a route, here to an unused documentation address.
             asking.connect(("192.0.2.1", 9))
             return str(asking.getsockname()[0])
-    found = [ipaddress.ip_interface(text).ip for texts in ask_addresses().values() for text in texts]
-    return next((str(ip) for ip in found if ip.version == 4 and not ip.is_loopback), "127.0.0.1")
+    addresses = [ipaddress.ip_interface(text).ip for texts in ask_addresses().values() for text in texts]
+    return next((str(ip) for ip in addresses if ip.version == 4 and not ip.is_loopback), "127.0.0.1")
 
 
 def wait_for_etcd(

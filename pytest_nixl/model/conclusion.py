@@ -77,8 +77,8 @@ class Conclusion:
         :param code: pytest's exit code; None: not known.
         """
         outcomes = [outcome(result.verdict, gate=gate) for result in results]
-        worst = next((one for one in (Outcome.FAIL, Outcome.WARN) if one in outcomes), Outcome.PASS)
-        failing = [result for result, one in zip(results, outcomes, strict=True) if one is Outcome.FAIL]
+        worst = next((candidate for candidate in (Outcome.FAIL, Outcome.WARN) if candidate in outcomes), Outcome.PASS)
+        failing = [result for result, candidate in zip(results, outcomes, strict=True) if candidate is Outcome.FAIL]
         if failing and all(result.check == UNMEASURED for result in failing) and not gate and not interrupted:
             reasons = "; ".join(result.reason for result in failing)
             return cls(Outcome.FAIL, failed=False, nothing=True, unmeasured=reasons)
@@ -181,12 +181,12 @@ def summary_line(
     rows = f"{measured} row{'' if measured == 1 else 's'} measured"
     if gate and (bare := sum(_passed_without_a_floor(result) for result in results)):
         rows += f", {bare} of them passed without a floor"
-    others = f"; suites not selected: {', '.join(left_out)}" if left_out else ""
+    unselected = f"; suites not selected: {', '.join(left_out)}" if left_out else ""
     if deselected:
         more = f" and {len(deselected) - _NAMED} more" if len(deselected) > _NAMED else ""
-        others += f"; checks deselected: {', '.join(deselected[:_NAMED])}{more}"
+        unselected += f"; checks deselected: {', '.join(deselected[:_NAMED])}{more}"
     verdict = Conclusion.of(results, gate=gate, interrupted=interrupted, code=code)
-    text = f"NIXL {'gate' if gate else 'verdict'}: {verdict} ({listing or 'no check ran'}; {rows}{others})"
+    text = f"NIXL {'gate' if gate else 'verdict'}: {verdict} ({listing or 'no check ran'}; {rows}{unselected})"
     return TextLine(text, verdict.outcome)
 
 
@@ -238,9 +238,11 @@ def next_step(found: Mapping[str, Any]) -> str:
     """
     if found["verdict"] in ("REFUSED", NOTHING_CHECKED):
         return "correct"  # the command, or the machine: nothing is known of what was to be validated
-    failing = {one["verdict"] for one in found["failing"]}
+    failing = {failure["verdict"] for failure in found["failing"]}
     if found["failing_left_out"]:
-        failing |= {one for one in found["checks"] if outcome(Verdict(one), gate=found["gate"]) is Outcome.FAIL}
+        failing |= {
+            failure for failure in found["checks"] if outcome(Verdict(failure), gate=found["gate"]) is Outcome.FAIL
+        }
     if failing - {Verdict.INCONCLUSIVE, Verdict.NO_EXPECTATION}:
         return "reject"
     if Verdict.NO_EXPECTATION in failing:

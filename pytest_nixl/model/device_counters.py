@@ -262,10 +262,10 @@ def lossy_devices(
 def add_launch(one: Iterable[LossyDevice], other: Iterable[LossyDevice]) -> tuple[LossyDevice, ...]:
     """Return the sums over two launches, of which a device may be in only one."""
     sums: dict[tuple[str, str], LossyDevice] = {}
-    for each in (*one, *other):
-        key = each.host, each.device
+    for counter in (*one, *other):
+        key = counter.host, counter.device
         if (so_far := sums.get(key)) is not None:
-            grown = Counter(so_far.grown) + Counter(each.grown)
-            each = LossyDevice(*key, so_far.packets + each.packets, dict(grown))
-        sums[key] = each
+            grown = Counter(so_far.grown) + Counter(counter.grown)
+            counter = LossyDevice(*key, so_far.packets + counter.packets, dict(grown))
+        sums[key] = counter
     return tuple(sums.values())

@@ -56,7 +56,7 @@ ENGINE_BACKENDS = (
 
 def engine_backend(engine: str) -> EngineBackend | None:
     """Return where an engine reads its backend; None if that is not known."""
-    return next((each for each in ENGINE_BACKENDS if each.engine == engine), None)
+    return next((backend for backend in ENGINE_BACKENDS if backend.engine == engine), None)
 
 
 #: The variable's names in torch: the older one, and that of newer releases.

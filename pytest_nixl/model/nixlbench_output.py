@@ -271,6 +271,6 @@ class NixlbenchOutput:
     @property
     def recognised(self) -> bool:
         """Whether the text contains any output of nixlbench."""
-        known = any(fault.trouble is not Trouble.OTHER for fault in self.faults)
-        said = self.tables or self.configuration.values or self.registrations or self.endpoint
-        return bool(said or known or self.ready or self.roles)
+        named_fault = any(fault.trouble is not Trouble.OTHER for fault in self.faults)
+        printed = self.tables or self.configuration.values or self.registrations or self.endpoint
+        return bool(printed or named_fault or self.ready or self.roles)

@@ -194,9 +194,9 @@ def _merged(outputs: Sequence[NixlbenchOutput]) -> NixlbenchOutput:
     main = next((output for output in outputs if output.tables), outputs[0])
     registrations = [registration for output in outputs for registration in output.registrations]
     faults = [fault for output in outputs for fault in output.faults]
-    seen = Counter((registration.rank, registration.size) for registration in registrations)
+    occurrences = Counter((registration.rank, registration.size) for registration in registrations)
     already = {fault.text for fault in faults if fault.trouble is Trouble.DUPLICATE_RANK}
-    for (rank, size), count in seen.items():
+    for (rank, size), count in occurrences.items():
         fault = _duplicate(rank, size)
         if count > 1 and fault.text not in already:
             faults.append(fault)
@@ -268,8 +268,8 @@ class _Reader:
             self._told(line)
 
     def _told(self, line: str) -> None:
-        for word in _TELLING:
-            if word in line:
+        for marker in _TELLING:
+            if marker in line:
                 break
         else:
             if line[0] != "E" or not _GLOG.match(line):
@@ -343,31 +343,31 @@ def _headings(line: str) -> tuple[tuple[str, Decimal], ...]:
     for text in re.split(r" {2,}", line):
         match = _HEADING.fullmatch(text)
         name, unit = (match["name"], match["unit"]) if match else (text, None)
-        known = name in _FIELDS and unit in _UNITS
-        columns.append((_FIELDS[name] if known else "", _UNITS[unit] if known else Decimal(1)))
+        recognised = name in _FIELDS and unit in _UNITS
+        columns.append((_FIELDS[name] if recognised else "", _UNITS[unit] if recognised else Decimal(1)))
     return tuple(columns) if {name for name, _ in columns} >= _NEEDED else ()
 
 
 def _row(line: str, columns: tuple[tuple[str, Decimal], ...]) -> NixlbenchRow | None:
-    words = line.split()
-    if len(words) != len(columns) or not all(_NUMBER.fullmatch(word) for word in words):
+    cells = line.split()
+    if len(cells) != len(columns) or not all(_NUMBER.fullmatch(cell) for cell in cells):
         return None
-    named = {name: (word, factor) for (name, factor), word in zip(columns, words, strict=True) if name}
+    named = {name: (cell, factor) for (name, factor), cell in zip(columns, cells, strict=True) if name}
     block, batch = named.pop("block")[0], named.pop("batch")[0]
     if not COUNT.fullmatch(block) or not COUNT.fullmatch(batch):
         return None
-    figures = {name: float(Decimal(word) * factor) for name, (word, factor) in named.items()}
+    figures = {name: float(Decimal(cell) * factor) for name, (cell, factor) in named.items()}
     return NixlbenchRow(block=int(block), batch=int(batch), **figures)
 
 
 def _option(line: str) -> Iterator[tuple[str, str]]:
     """Yield flag and value of a configuration line, such as ``Op type (--op_type=[READ,WRITE])    : WRITE``."""
-    words, colon, value = line.partition(": ")
+    label, colon, value = line.partition(": ")
     if not colon:
-        words, colon, value = line.removesuffix(":"), line[-1:], ""
+        label, colon, value = line.removesuffix(":"), line[-1:], ""
     if colon.strip() == ":":
-        flag = _FLAG.search(words)
-        yield (flag[1] if flag else words.strip().lower().replace(" ", "_")), value.strip()
+        flag = _FLAG.search(label)
+        yield (flag[1] if flag else label.strip().lower().replace(" ", "_")), value.strip()
 
 
 def _fault(line: str) -> Fault | None:

@@ -91,7 +91,7 @@ class RowSummary:
         :param gpu_waits: of each launch, the seconds of a kernel over 8 bytes on its GPU; of another length: not known.
         """
         p50, p90, p99, p999 = (latencies.get(name, math.nan) for name in PERCENTILES)
-        cores, waits = (each if len(each) == len(values) else () for each in (contention, gpu_waits))
+        cores, waits = (figures if len(figures) == len(values) else () for figures in (contention, gpu_waits))
         return cls(
             median(values), p50, p99, transfers, floor, ceiling, transports, values, p90, p999,
             contention=cores, gpu_waits=waits,
@@ -105,7 +105,7 @@ class RowSummary:
     @property
     def used_by_others(self) -> tuple[tuple[str, ...], ...]:
         """Of each launch, what other processes used so much that it may be slower: ``cores``, ``a GPU``, or nothing."""
-        cores = [each > DISTURBED_CORES for each in self.contention or [0.0] * len(self.values)]
+        cores = [used > DISTURBED_CORES for used in self.contention or [0.0] * len(self.values)]
         gpus = [gpu_wait > BUSY_GPU for gpu_wait in self.gpu_waits or [0.0] * len(self.values)]
         return tuple(
             (*(("cores",) if busy else ()), *(("a GPU",) if taken else ()))

@@ -435,8 +435,8 @@ class Settings:
 
         telemetry = engine_agent(self.agent, self.backend).telemetry
         return tuple(
-            AgentOptions(PROGRESS_THREAD[each], self.threads, self.sync_mode, self.backend_params, telemetry)
-            for each in self.progress_thread
+            AgentOptions(PROGRESS_THREAD[thread], self.threads, self.sync_mode, self.backend_params, telemetry)
+            for thread in self.progress_thread
         )
 
     @property

@@ -80,15 +80,15 @@ class Container:
         ensure_image(image, pull=pull)
         for attempt in range(_ATTEMPTS):
             name = f"pytest-nixl-{program.name}-{secrets.token_hex(6)}"
-            made = cls(program, supervisor, image, name, _published_host(), free_ports(1)[0])
+            container = cls(program, supervisor, image, name, _published_host(), free_ports(1)[0])
             try:
-                made._run()
+                container._run()
             except ContainerError as error:
-                made.remove()
+                container.remove()
                 if error.cause != "port-taken" or attempt == _ATTEMPTS - 1:
                     raise
             else:
-                return made
+                return container
         raise AssertionError("the last attempt returns or raises")
 
     @property
@@ -181,8 +181,8 @@ class Container:
                     cause="port-taken" if taken else "not-started",
                 ) from None
             except (TimeoutError, RuntimeError, OSError) as error:
-                with self.found() as found:
-                    lines = last_lines(found)
+                with self.found() as created:
+                    lines = last_lines(created)
                 raise self.not_ready(lines) from error
         self.id = str(container.get_wrapped_container().id)
         self.supervisor.watch_container(self.name)
@@ -268,8 +268,8 @@ def container_engine() -> Iterator[Any]:
         engine = docker.from_env(timeout=ENGINE_SECONDS, use_ssh_client=where.startswith("ssh://"))
         engine.ping()
     except docker.errors.DockerException as error:
-        known = ("Permission denied", "Connection refused", "No such file")
-        reason = next((part for part in known if part in str(error)), str(error))
+        expected = ("Permission denied", "Connection refused", "No such file")
+        reason = next((part for part in expected if part in str(error)), str(error))
         raise ContainerError(
             f"no container engine answers at {where}: {reason}",
             "start one, or set DOCKER_HOST to its address",

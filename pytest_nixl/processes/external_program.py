@@ -82,12 +82,12 @@ class Tool:
         if not self.found:
             raise ToolError(f"{self.where} was not found: it is not on that rank's PATH", TOOLS[self.name])
         try:
-            found = self.worker.call(
+            started = self.worker.call(
                 "tool_start", tool=self.name, arguments=list(arguments), variables=dict(variables or {})
             )
         except WorkerError as error:
             raise ToolError(error.reason, error.remedy, error.detail) from None
-        return RunningProgram(self, found["program"], found["pid"], [self.path, *arguments])
+        return RunningProgram(self, started["program"], started["pid"], [self.path, *arguments])
 
     def close(self) -> None:
         """End the worker and every program that it started."""
@@ -192,19 +192,19 @@ class RunningProgram:
 
     def _look(self, timeout: float) -> None:
         while self._code is None:
-            found: dict[str, Any] = self.tool.worker.call(
+            state: dict[str, Any] = self.tool.worker.call(
                 "tool_look",
                 seconds=self.tool.worker.timeout + timeout,
                 program=self._ref,
                 seen=self._seen,
                 timeout=timeout,
             )
-            if lost := found["from"] - self._seen:
+            if lost := state["from"] - self._seen:
                 self._output.write(b"\n[%d bytes of output dropped]\n" % lost)
-            self._output.write(found["bytes"])
-            self._seen = found["from"] + len(found["bytes"])
-            if not found["more"]:
-                self._code, self.cost = found["code"], found["cost"]
+            self._output.write(state["bytes"])
+            self._seen = state["from"] + len(state["bytes"])
+            if not state["more"]:
+                self._code, self.cost = state["code"], state["cost"]
                 return
             timeout = 0.0
 
@@ -214,11 +214,11 @@ def others_beside(first: RunningProgram, second: RunningProgram) -> float | None
 
     None if it is unknown because one of the programs has not ended.
     """
-    here = [first, *([second] if _host(first) == _host(second) else [])]
-    if not all(each.cost for each in here):
+    local = [first, *([second] if _host(first) == _host(second) else [])]
+    if not all(program.cost for program in local):
         return None
-    taken = (first.cost["all"] - sum(each.cost["own"] for each in here)) / first.cost["clock"]
-    return too_many(max(0.0, taken), int(first.cost["processors"]), len(here))
+    taken = (first.cost["all"] - sum(program.cost["own"] for program in local)) / first.cost["clock"]
+    return too_many(max(0.0, taken), int(first.cost["processors"]), len(local))
 
 
 def _host(started: RunningProgram) -> str:

@@ -133,8 +133,8 @@ class LocalProcess:
         except BaseException as error:
             self.channel.close()
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-                words, remedy = file_fault(error)
-                raise SupervisorError(f"a worker cannot be started: {words}", remedy) from None
+                reason, remedy = file_fault(error)
+                raise SupervisorError(f"a worker cannot be started: {reason}", remedy) from None
             raise
         supervisor.watch_process(self._process.pid)
 
@@ -205,6 +205,6 @@ def _new_log(directory: Path, name: str) -> Path:
         except FileExistsError:
             continue
         except OSError as error:
-            words, remedy = file_fault(error)
-            raise SupervisorError(f"the log of a worker cannot be made: {words}", remedy) from None
+            reason, remedy = file_fault(error)
+            raise SupervisorError(f"the log of a worker cannot be made: {reason}", remedy) from None
     raise AssertionError("numbers do not end")

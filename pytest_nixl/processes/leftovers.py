@@ -180,7 +180,9 @@ def remove_run(directory: str, known: dict[str, dict[str, Any]] | None = None) -
     """
     with _taken(directory) as (path, name):
         written = watched(path) if path else {}
-        remaining = {key: said for key, item in {**written, **(known or {})}.items() if (said := clean_remote([item]))}
+        remaining = {
+            key: sentences for key, item in {**written, **(known or {})}.items() if (sentences := clean_remote([item]))
+        }
         if path and name.startswith("pytest-nixl-"):
             remove(f"{SHARED_MEMORY}/{name}")
         if path:
@@ -188,7 +190,7 @@ def remove_run(directory: str, known: dict[str, dict[str, Any]] | None = None) -
         elif _is_emptied(directory):
             with contextlib.suppress(OSError):
                 os.rmdir(directory)
-    return [sentence for said in remaining.values() for sentence in said]
+    return [sentence for sentences in remaining.values() for sentence in sentences]
 
 
 def _remove_but(path: str, left: dict[str, dict[str, Any]]) -> None:

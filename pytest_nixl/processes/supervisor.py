@@ -170,8 +170,8 @@ class SupervisorClient:
             raise self._gone("it closed the connection")
         answer = json.loads(line)
         if "error" in answer:
-            what = f" {request['argv'][0]}" if "argv" in request else ""
-            raise SupervisorError(f"the supervisor could not {operation.replace('_', ' ')}{what}: {answer['error']}")
+            program = f" {request['argv'][0]}" if "argv" in request else ""
+            raise SupervisorError(f"the supervisor could not {operation.replace('_', ' ')}{program}: {answer['error']}")
         return answer.get("result")
 
     def _gone(self, why: str) -> SupervisorError:
@@ -199,8 +199,8 @@ def supervisor() -> SupervisorClient:
             try:
                 _current = _start()
             except OSError as error:
-                words, remedy = file_fault(error)
-                raise SupervisorError(f"the supervisor of this run cannot be started: {words}", remedy) from None
+                reason, remedy = file_fault(error)
+                raise SupervisorError(f"the supervisor of this run cannot be started: {reason}", remedy) from None
         return _current
 
 
@@ -264,8 +264,8 @@ def _start() -> SupervisorClient:
     try:
         ours.settimeout(ANSWER_SECONDS)
         with theirs, tempfile.TemporaryFile() as log:
-            said = _launch(log, theirs.fileno())
-        return SupervisorClient(Path(os.fsdecode(said)), ours)
+            answer = _launch(log, theirs.fileno())
+        return SupervisorClient(Path(os.fsdecode(answer)), ours)
     except BaseException:
         ours.close()
         raise

@@ -97,8 +97,8 @@ class Supervisor:
             _write_log(self.directory)
             self._own()
         except BaseException:
-            for made in filter(None, (self.shm, self.directory)):
-                remove(made)
+            for path in filter(None, (self.shm, self.directory)):
+                remove(path)
             raise
         self.selector.register(connection, selectors.EVENT_READ)
         # The process that waits for this line may be dead. Then its connection ends.

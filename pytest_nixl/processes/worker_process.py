@@ -314,15 +314,15 @@ class Worker:
             raise self._failed(pending.words, message["error"])
 
     def _line(self, pending: Pending) -> bytes:
-        seen = 0  # an answer with memory is large, and each part of it is searched once
-        while (end := self._buffer.find(b"\n", seen)) < 0:
-            seen = len(self._buffer)
+        searched = 0  # an answer with memory is large, and each part of it is searched once
+        while (end := self._buffer.find(b"\n", searched)) < 0:
+            searched = len(self._buffer)
             remaining = pending.wait_seconds
             if remaining <= 0:
                 raise self._hung(pending)
             if not _readable([self], remaining):
-                if told := pending.endless:
-                    raise self._endless(pending, told)
+                if tail := pending.endless:
+                    raise self._endless(pending, tail)
                 continue
             chunk = self._receive()
             if not chunk:
@@ -370,12 +370,12 @@ class Worker:
         tail = self.tail()
         self.kill()
         limit = f"{pending.seconds:g} s"
-        what = _START_STEPS.get(pending.step)
-        did_not = f"did not {what}" if what else f"did not answer {pending.words}"
+        step = _START_STEPS.get(pending.step)
+        did_not = f"did not {step}" if step else f"did not answer {pending.words}"
         reason = f"{self.name}, which was {state}, {did_not} before its deadline of {limit}, and was ended"
         busy = "if the machine is only busy, run it again with less load"
         if self.by_option:
-            busy += f", or set {'--nixl-start-timeout' if what else '--nixl-timeout'} to more than {limit}"
+            busy += f", or set {'--nixl-start-timeout' if step else '--nixl-timeout'} to more than {limit}"
         remedy = f"read the stacks of its threads below; {busy}"
         error = WorkerHungError(reason, remedy, _quoted(tail))
         # A process that was stopped by a signal is not late because of load.
@@ -422,8 +422,8 @@ class Worker:
             remedy = remedy or _NIXL_REMEDIES.get(type_name, _NIXL_REMEDY)
             return NixlError(reason, remedy, detail, type_name)
         if kind == "ours":
-            made = GpuFullError if type_name == GpuMemoryError.__name__ else WorkerError
-            return made(f"{message} (in {self.name} during {step})", error["remedy"])
+            error_type = GpuFullError if type_name == GpuMemoryError.__name__ else WorkerError
+            return error_type(f"{message} (in {self.name} during {step})", error["remedy"])
         if kind == "import":
             reason = f"NIXL cannot be loaded in {self.name}: {message}"
             return NixlAbsentError(reason, error.get("remedy", ""), detail)
@@ -453,8 +453,8 @@ def results(pending: Sequence[Pending], *, serving: Sequence[Pending] = ()) -> l
     waiting, to_cancel = [*pending, *serving], list(serving)
     while waiting:
         if to_cancel and not set(waiting).intersection(pending):
-            for each in to_cancel:
-                each.worker.cancel()
+            for request in to_cancel:
+                request.worker.cancel()
             to_cancel = []
         for item in _ready(waiting):
             waiting.remove(item)

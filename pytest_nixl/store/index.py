@@ -121,10 +121,10 @@ def _entries(data: Any) -> list[tuple[str, IndexEntry]]:
         raise ValueError("a host is nested too deep")
     keys = [RowKey.parse(str(key)) for key in data["keys"]]
     transports = [tuple(str(name) for name in names) for names in data["transports"]]
-    found = []
+    entries = []
     for name, (size, changed, *fields) in data["files"].items():
         if len(fields) == 1:
-            found.append((name, IndexEntry((size, changed), None, str(fields[0]))))
+            entries.append((name, IndexEntry((size, changed), None, str(fields[0]))))
             continue
         when, place, told_rows, interrupted = fields
         rows = {}
@@ -135,8 +135,8 @@ def _entries(data: Any) -> list[tuple[str, IndexEntry]]:
         run = RecordedRun(name, datetime.fromisoformat(when), provenances[place], rows, interrupted=str(interrupted))
         if run.when.tzinfo is None:
             raise ValueError("a time has no zone")
-        found.append((name, IndexEntry((size, changed), run)))
-    return found
+        entries.append((name, IndexEntry((size, changed), run)))
+    return entries
 
 
 def _mark(state: os.stat_result | tuple[int, int]) -> tuple[int, int]:

@@ -123,13 +123,13 @@ def parse_recorded(data: Any, source: str) -> RecordedRun:
     if isinstance(by, str) and by.startswith("pytest-nixl "):
         raise ReportFileError(f"{source} is a report of a run, and not the run's record: expected {RECORD_FORM}")
     try:
-        found = _parse(data, source)
+        parsed = _parse(data, source)
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         reason = escape(f"{type(error).__name__}: {error}", _QUOTED)
         raise ValueError(f"{source} is not a record of a run ({reason}): expected {RECORD_FORM}") from None
-    if not found.rows and not found.results:
+    if not parsed.rows and not parsed.results:
         raise ValueError(f"{source} has no row of the bandwidth suite: expected {RECORD_FORM}")
-    return found
+    return parsed
 
 
 #: The most characters of a file that a message quotes.
@@ -155,7 +155,7 @@ def _parse(data: Any, source: str) -> RecordedRun:
         when=when,
         provenance=_hidden(provenance),
         rows=rows,
-        results=tuple(Result.from_plain(hide_all(one, _hide)) for one in ours.get("results", ())),
+        results=tuple(Result.from_plain(hide_all(result, _hide)) for result in ours.get("results", ())),
         notes=tuple(_hide(str(note)) for note in ours.get("notes", ())),
         interrupted=_hide(str(ours.get("interrupted", ""))),
     )
@@ -199,7 +199,7 @@ def _rows(records: Any) -> Iterator[tuple[RowKey, RowSummary]]:
         latencies = {name: value for name, value in latencies.items() if not math.isnan(value)}
         floor, ceiling = float(extra.get("floor", 0.0)), float(extra.get("ceiling", 0.0))
         contention = tuple(float(cores) for cores in extra.get("others_cores") or ())
-        gpu_waits = tuple(float(each) / 1e6 for each in extra.get("gpu_waits_us") or ())
+        gpu_waits = tuple(float(microseconds) / 1e6 for microseconds in extra.get("gpu_waits_us") or ())
         if not all(0 <= value < math.inf for value in (floor, ceiling, *latencies.values(), *contention, *gpu_waits)):
             raise ValueError(
                 f"the row {key} has a floor, a ceiling, a latency, a contention or a GPU's wait that is not a number "
@@ -209,10 +209,10 @@ def _rows(records: Any) -> Iterator[tuple[RowKey, RowSummary]]:
         if not isinstance(transports, (list, tuple)):
             raise TypeError(f"the row {key} has transports that are not a list")
         names = tuple(str(name) for name in transports)
-        found = RowSummary.of_launches(
+        summary = RowSummary.of_launches(
             values, names, latencies, floor=floor, ceiling=ceiling, contention=contention, gpu_waits=gpu_waits
         )
-        yield key, replace(found, steps=_steps(key, extra.get("steps_us") or {}))
+        yield key, replace(summary, steps=_steps(key, extra.get("steps_us") or {}))
 
 
 def _steps(key: RowKey, recorded: Any) -> dict[str, float]:
@@ -229,8 +229,10 @@ def shallow(value: Any) -> bool:
     for _ in range(_DEEPEST):
         level = [
             inner
-            for one in level
-            for inner in (one.values() if isinstance(one, Mapping) else one if isinstance(one, list) else ())
+            for element in level
+            for inner in (
+                element.values() if isinstance(element, Mapping) else element if isinstance(element, list) else ()
+            )
         ]
         if not level:
             return True

@@ -144,8 +144,8 @@ class ProxyClient:
                 self._holding = None
             elif request not in self._held:
                 raise ProxyError(f"cannot release this request, because it is not held: {request}")
-            for one in [request] if request is not None else list(self._held):
-                self._do_release(one)
+            for held in [request] if request is not None else list(self._held):
+                self._do_release(held)
 
         self.path.call(do)
 

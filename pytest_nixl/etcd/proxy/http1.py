@@ -102,8 +102,8 @@ class Http1:
     def _read_answer_of_watch(self, request: Request, data: bytes) -> None:
         if request.method != "Watch" or request.confirmed:
             return
-        *lines, rest = (bytes(self._answer_body) + data).split(b"\n")
-        self._answer_body[:] = rest
+        *lines, incomplete = (bytes(self._answer_body) + data).split(b"\n")
+        self._answer_body[:] = incomplete
         if any(gateway_confirms(line) for line in lines):
             self._link.client.confirmed(request)
 

@@ -163,11 +163,11 @@ class Http2:
                 self._open(event.stream_id, stream)
         elif isinstance(event, h2.events.DataReceived):
             self._down.connection.acknowledge_received_data(event.flow_controlled_length or 0, event.stream_id)
-            if (found := self._streams.get(event.stream_id)) is not None:
-                self._body(found, event.data or b"")
+            if (open_stream := self._streams.get(event.stream_id)) is not None:
+                self._body(open_stream, event.data or b"")
         elif isinstance(event, h2.events.StreamEnded):
-            if (found := self._streams.get(event.stream_id)) is not None:
-                self._ended(event.stream_id, found)
+            if (open_stream := self._streams.get(event.stream_id)) is not None:
+                self._ended(event.stream_id, open_stream)
         elif isinstance(event, h2.events.StreamReset):
             self._withdrawn(event.stream_id, int(event.error_code or 0))
         elif isinstance(event, h2.events.ConnectionTerminated):

@@ -292,9 +292,9 @@ _OPERATION_FIELDS = {1: "Range", 2: "Put", 3: "DeleteRange", 4: "Txn"}
 
 def _of_message(method: str, message: bytes) -> Iterator[Access]:
     if method in ("Range", "Put", "DeleteRange"):
-        found = dict(fields(message))
-        end = b"" if method == "Put" else _blob(found.get(2))
-        yield _access(_blob(found.get(1)), end, method != "Range")
+        values = dict(fields(message))
+        end = b"" if method == "Put" else _blob(values.get(2))
+        yield _access(_blob(values.get(1)), end, method != "Range")
     elif method == "Watch":
         for number, value in fields(message):
             if number == 1:
@@ -302,8 +302,8 @@ def _of_message(method: str, message: bytes) -> Iterator[Access]:
     elif method == "Txn":
         for number, value in fields(message):
             if number == 1:
-                found = dict(fields(_blob(value)))
-                yield _access(_blob(found.get(3)), _blob(found.get(64)), False)
+                values = dict(fields(_blob(value)))
+                yield _access(_blob(values.get(3)), _blob(values.get(64)), False)
             elif number in (2, 3):
                 for kind, operation in fields(_blob(value)):
                     yield from _of_message(_OPERATION_FIELDS.get(kind, ""), _blob(operation))
