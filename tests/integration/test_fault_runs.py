@@ -47,7 +47,8 @@ def fault_runs() -> Iterator[Any]:
         ),
         (
             {
-                "answer": "release_xfer_handle returned with 4 of 4 transfers in flight, which end as none is asked for",
+                "answer": "release_xfer_handle returned with 4 of 4 transfers in flight, "
+                "which end as none is asked for",
                 "changed": 9,
             },
             "returns, **bytes are written after that**",
