@@ -52,7 +52,7 @@ def drive(agent: Any, address: int, channel: socket.socket, op: str, shape: tupl
     agent.send_notif(target, b"hello")
     answered(agent)
     here = agent.prep_xfer_dlist("NIXL_INIT_AGENT", rows(address, tensors * blocks, block), "DRAM")
-    there = agent.prep_xfer_dlist(target, rows(remote, tensors * blocks, block), "DRAM")
+    far = agent.prep_xfer_dlist(target, rows(remote, tensors * blocks, block), "DRAM")
     starts = np.arange(tensors, dtype=np.int32) * np.int32(blocks)
     draw = np.random.default_rng()
     drawn = [[draw.permutation(blocks)[:count].astype(np.int32) for _ in range(2)] for _ in range(requests + 1)]
@@ -60,7 +60,7 @@ def drive(agent: Any, address: int, channel: socket.socket, op: str, shape: tupl
     for number, sides in enumerate(drawn):
         start = time.perf_counter()
         local, other = ((starts[:, None] + side[None, :]).ravel() for side in sides)
-        handle = agent.make_prepped_xfer(op, here, local, there, other, b"request-%d" % number, ["UCX"], False)
+        handle = agent.make_prepped_xfer(op, here, local, far, other, b"request-%d" % number, ["UCX"], False)
         state = agent.transfer(handle)
         while state == "PROC":
             os.sched_yield()

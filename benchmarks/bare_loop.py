@@ -82,9 +82,9 @@ def drive(channel: socket.socket, op: str, blocks: list[int], per_window: list[i
     answered(agent)
     results = []
     for block, count in zip(blocks, per_window, strict=True):
-        here = agent.get_xfer_descs([(address, block, 0)], "DRAM")
-        there = agent.get_xfer_descs([(remote, block, 0)], "DRAM")
-        plain, last = (agent.initialize_xfer(op, here, there, target) for _ in range(2))
+        local = agent.get_xfer_descs([(address, block, 0)], "DRAM")
+        far = agent.get_xfer_descs([(remote, block, 0)], "DRAM")
+        plain, last = (agent.initialize_xfer(op, local, far, target) for _ in range(2))
 
         def post(handle: Any, tag: bytes = b"") -> None:
             state = agent.transfer(handle, tag)

@@ -77,8 +77,8 @@ def main() -> None:
     finally:
         server.discard()
         close_supervisor()
-    trips = [1e3 * one for took, _ in results for one in took]
-    named = [one for _, one in results]
+    trips = [1e3 * seconds for took, _ in results for seconds in took]
+    named = [seconds for _, seconds in results]
     print(f"round trip of a request: median {median(trips):.2f} ms, 99 % within {quantiles(trips, n=100)[98]:.1f} ms "
           f"({len(trips)} trips)")  # fmt: skip
     print(f"a killed peer is named after {median(named):.1f} s, at most {max(named):.1f} s ({len(named)} kills)")

@@ -48,8 +48,8 @@ def joining(ranks: int, *, sealed: bool) -> PhaseLoad:
 
     :param sealed: whether the group has a token. Each rank then writes a second key.
     """
-    each = 3 + sealed
-    return PhaseLoad(each, each + 1, each * ranks + 1)
+    requests = 3 + sealed
+    return PhaseLoad(requests, requests + 1, requests * ranks + 1)
 
 
 def barrier(ranks: int, *, sealed: bool) -> PhaseLoad:
@@ -77,8 +77,8 @@ def exchanges(ranks: int, count: int = 1) -> PhaseLoad:
     """
     peers = ranks - 1
     answers = count + count // TOGETHER
-    asked = count * ceil(peers / TOGETHER) + count * peers // TOGETHER
-    return PhaseLoad(answers, asked, peers * answers + asked)
+    requests = count * ceil(peers / TOGETHER) + count * peers // TOGETHER
+    return PhaseLoad(answers, requests, peers * answers + requests)
 
 
 def leaving(ranks: int) -> PhaseLoad:

@@ -66,10 +66,10 @@ def main() -> None:
     config = SimpleNamespace(getoption=lambda name, default=None: default, getini=lambda name: None)
     settings: Settings = replace(read_settings(cast(Any, config), environ={}), blocks=BLOCKS)
     for _ in range(3):
-        one, other = (
+        first, other = (
             LocalHost(supervisor(), rank, shlex.split(prefix)) for rank, prefix in enumerate(sys.argv[1:] or ("", ""))
         )
-        pairs = Launches((one, other), settings)
+        pairs = Launches((first, other), settings)
         link = pairs.link("LIBFABRIC", "WRITE", MemoryPair("DRAM", "DRAM"))
         for block in BLOCKS:
             samples = link.measure(block)

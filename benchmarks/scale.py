@@ -148,14 +148,14 @@ def simulate(server: EmbeddedServer, size: int) -> None:
             assert host.stdout is not None
             if host.stdout.readline().strip() != "ready":
                 raise SystemExit("a process of simulated ranks did not start")
-        with client() as own:
-            counts = EtcdCounts(own)
+        with client() as rank_client:
+            counts = EtcdCounts(rank_client)
             start = time.perf_counter()
             for host in hosts:
                 assert host.stdin is not None
                 host.stdin.write("go\n")
                 host.stdin.flush()
-            membership = joined(own, group, size, 0)
+            membership = joined(rank_client, group, size, 0)
             took = {"join": time.perf_counter() - start}
             took["first barrier"] = timed(lambda: membership.barrier(SECONDS))
             driver = RankDriver(membership, client, timeout=SECONDS)
@@ -176,7 +176,7 @@ def simulate(server: EmbeddedServer, size: int) -> None:
             host.wait()
     model = whole_run(size, TURNS + 2, sealed=True)
     rosters = size * roster_bytes(size, len("node-000000"))
-    print(f"{size} simulated ranks: " + ", ".join(f"{what} {seconds:.2f} s" for what, seconds in took.items()))
+    print(f"{size} simulated ranks: " + ", ".join(f"{label} {seconds:.2f} s" for label, seconds in took.items()))
     print(
         f"  {results['requests']:.0f} requests, the model says {model.total} "
         f"({results['requests'] / model.total - 1:+.1%}); "

@@ -34,7 +34,7 @@ KEYS = [f"UCX/{op}/DRAM:DRAM/{block}/batch1/depth1/0-1" for op in ("WRITE", "REA
 def records(count: int) -> Iterator[str]:
     """Yield the text of each record, oldest first. Half of the rows vary little, the other half much."""
     chance = random.Random(1)
-    here = host()
+    measured_host = host()
     for number in range(count):
         slow = 0.9 if number > count // 2 else 1.0
         rows = {
@@ -50,7 +50,9 @@ def records(count: int) -> Iterator[str]:
             )
             for key, values in rows.items()
         ]  # fmt: skip
-        provenance = Provenance(ImageIdentity(f"nixl:{number // 50}", "", "benchmark"), {"nixl": "1.5.1"}, {}, here)
+        provenance = Provenance(
+            ImageIdentity(f"nixl:{number // 50}", "", "benchmark"), {"nixl": "1.5.1"}, {}, measured_host
+        )
         benchmarks = [
             {
                 "fullname": key,

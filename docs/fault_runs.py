@@ -62,19 +62,19 @@ class FaultRun:
     def of_fault(cls, date: str, machine: str, outcome: FaultOutcome) -> FaultRun:
         """Return the record of a fault of transfers in flight."""
         names = ("seconds", "survivor", "wrong_bytes", "changed", "unended", "lost_requests")
-        found: dict[str, Any] = {"said": outcome.answer} if outcome.answer else {}
-        found |= {name: value for name in names if (value := getattr(outcome, name)) or name == "wrong_bytes"}
-        found["seconds"] = round(outcome.seconds, 2)
+        fields: dict[str, Any] = {"said": outcome.answer} if outcome.answer else {}
+        fields |= {name: value for name in names if (value := getattr(outcome, name)) or name == "wrong_bytes"}
+        fields["seconds"] = round(outcome.seconds, 2)
         about = outcome.nixl, outcome.backend, outcome.transports
-        return cls(date, machine, *about, False, outcome.fault, outcome.op, found)
+        return cls(date, machine, *about, False, outcome.fault, outcome.op, fields)
 
     @classmethod
     def of_misuse(cls, date: str, machine: str, outcome: MisuseOutcome) -> FaultRun:
         """Return the record of a misuse."""
-        found = {"ending": outcome.ending.value, "said": outcome.error, "wrong_bytes": outcome.wrong_bytes}
+        fields = {"ending": outcome.ending.value, "said": outcome.error, "wrong_bytes": outcome.wrong_bytes}
         if outcome.after:
-            found["after"] = outcome.after
-        return cls(date, machine, outcome.nixl, outcome.backend, "", True, outcome.kind.id, "", found)
+            fields["after"] = outcome.after
+        return cls(date, machine, outcome.nixl, outcome.backend, "", True, outcome.kind.id, "", fields)
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -92,7 +92,7 @@ def read_runs(path: Path = RECORDS) -> list[FaultRun]:
 
     :raises ValueError: a line has another form.
     """
-    found = []
+    runs = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
             run = FaultRun(**json.loads(line))
@@ -101,15 +101,15 @@ def read_runs(path: Path = RECORDS) -> list[FaultRun]:
             raise ValueError(f"{path.name}, line {number}: {error!r}") from None
         if not text or run.op not in _OPS or (run.backend, run.transports) not in BACKENDS | RDMA:
             raise ValueError(f"{path.name}, line {number}: {run.backend} {run.transports} {run.op} is not on the page")
-        found.append(run)
-    return found
+        runs.append(run)
+    return runs
 
 
 def add_runs(new: Iterable[FaultRun], path: Path = RECORDS) -> None:
     """Add records; each replaces an earlier one of the same fault, backend, release and operation."""
-    known = {run.key: run for run in (read_runs(path) if path.exists() else [])}
-    known.update((run.key, run) for run in new)
-    ordered = sorted(known.values(), key=lambda run: tuple(map(str, run.key)))
+    runs_by_key = {run.key: run for run in (read_runs(path) if path.exists() else [])}
+    runs_by_key.update((run.key, run) for run in new)
+    ordered = sorted(runs_by_key.values(), key=lambda run: tuple(map(str, run.key)))
     path.write_text("".join(f"{json.dumps(asdict(run))}\n" for run in ordered), encoding="utf-8")
 
 
@@ -118,14 +118,14 @@ def missing_runs(runs: Iterable[FaultRun], faults: Iterable[str]) -> list[str]:
 
     :param faults: the ids of the faults of transfers in flight.
     """
-    wanted = {
+    expected = {
         (release, *backend, False, fault, _OPS.index(op))
         for fault in faults for backend in BACKENDS for release in RELEASES for op in ("WRITE", "READ")
     }  # fmt: skip
-    wanted |= {
+    expected |= {
         (release, *backend, True, id, _OPS.index("")) for id in KINDS for backend in MISUSED for release in RELEASES
     }
-    return sorted(" ".join(map(str, key)) for key in wanted - {run.key for run in runs})
+    return sorted(" ".join(map(str, key)) for key in expected - {run.key for run in runs})
 
 
 def rows_of(
@@ -152,10 +152,10 @@ def merged_rows(rows: Iterable[tuple[str, list[str], str]]) -> list[list[str]]:
     """
     merged: list[tuple[list[str], list[str], str]] = []
     for backend, cells, remedy in rows:
-        for names, others, same in merged:
-            if same == remedy and [_timeless(cell) for cell in cells] == [_timeless(cell) for cell in others]:
+        for names, variants, same in merged:
+            if same == remedy and [_timeless(cell) for cell in cells] == [_timeless(cell) for cell in variants]:
                 names.append(backend)
-                others[:] = [max(pair, key=_seconds) for pair in zip(others, cells, strict=True)]
+                variants[:] = [max(pair, key=_seconds) for pair in zip(variants, cells, strict=True)]
                 break
         else:
             merged.append(([backend], list(cells), remedy))
@@ -185,25 +185,25 @@ def _together(by_op: Mapping[str, FaultRun]) -> str:
 
 
 def _fault(found: Mapping[str, Any]) -> Iterator[str]:
-    said = found["said"]
-    if match := _TOLD.fullmatch(said):
+    answer = found["said"]
+    if match := _TOLD.fullmatch(answer):
         yield f"told, `{match[2]}`" if match[2] else "**never returns**" if match[3] else "lost without an error"
-    elif match := _ENDS.fullmatch(said):
+    elif match := _ENDS.fullmatch(answer):
         ends = [f"`{end.split()[-1]}`" for end in match[2].split(", ") if end != "none is asked for"]
         act = "returns" if match[1] == "returned" else f"raises `{match[1]}`"
         yield act
         if ends:
             yield f"transfers end as {' or '.join(ends)}"
-    elif said == "PROC":
+    elif answer == "PROC":
         yield "**not told**, `PROC`"
-    elif said == "DONE":
+    elif answer == "DONE":
         yield "transfers go on"
-    elif said == "the target is not told":
+    elif answer == "the target is not told":
         yield "target not told" if found.get("changed") else "target not told, memory unchanged"
-    elif re.fullmatch(r"\w+", said):
-        yield f"told in {found['seconds']:.2f} s, `{said}`"
+    elif re.fullmatch(r"\w+", answer):
+        yield f"told in {found['seconds']:.2f} s, `{answer}`"
     elif "survivor" not in found:
-        yield said
+        yield answer
     if found.get("unended"):
         yield f"**{found['unended']} transfers do not end**"
     if found.get("changed"):
@@ -217,11 +217,11 @@ def _fault(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _misuse(id: str, found: Mapping[str, Any]) -> Iterator[str]:
-    ending, said = MisuseEnding(found["ending"]), found["said"]
+    ending, answer = MisuseEnding(found["ending"]), found["said"]
     if ending is MisuseEnding.CRASHED:
-        yield f"**{said.removeprefix('was ended by ')}**"
+        yield f"**{answer.removeprefix('was ended by ')}**"
     elif ending is MisuseEnding.REFUSED:
-        yield f"refused, `{said}`"
+        yield f"refused, `{answer}`"
     else:
         yield "**accepted**" if KINDS[id].must_refuse else "accepted"
     if found.get("after") == NEVER_DONE:

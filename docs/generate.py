@@ -108,9 +108,9 @@ def markdown(docstring: str | None) -> str:
         match = re.match(r":(param|raises?|returns?)(?: ([^:]+))?: *(.*)", part.strip().rstrip(","), re.DOTALL)
         if match is None:
             raise ValueError(f"cannot read the field {part!r} of a docstring")
-        kind, name, words = match[1], match[2], " ".join(match[3].split())
+        kind, name, description = match[1], match[2], " ".join(match[3].split())
         label = {"param": f"`{name}`", "raises": f"raises `{name}`", "raise": f"raises `{name}`"}.get(kind, "returns")
-        fields.append(f"- {label}: {words}")
+        fields.append(f"- {label}: {description}")
     return "\n\n".join(filter(None, (body, "\n".join(fields))))
 
 
@@ -132,8 +132,8 @@ def texts(name: str) -> dict[str, Any]:
 
 def complete(what: str, of_code: Iterable[str], of_texts: Iterable[str], file: str) -> None:
     """:raises UndocumentedError: if the texts do not describe exactly what the code has."""
-    has, says = set(of_code), set(of_texts)
-    missing, extra = sorted(has - says), sorted(says - has)
+    has, described = set(of_code), set(of_texts)
+    missing, extra = sorted(has - described), sorted(described - has)
     if missing:
         raise UndocumentedError(f"docs/reference/{file} does not describe the {what} {', '.join(missing)}: add it")
     if extra:
@@ -186,20 +186,20 @@ class Fixture:
 
 def fixtures() -> list[Fixture]:
     """Return every fixture that the package defines, by name."""
-    found = []
+    results = []
     for path in sorted(PACKAGE.rglob("*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if not isinstance(node, ast.FunctionDef):
                 continue
             for mark in node.decorator_list:
                 if ast.unparse(mark).split("(")[0] == "pytest.fixture":
-                    scope = next((ast.literal_eval(word.value) for word in getattr(mark, "keywords", ())
-                                  if word.arg == "scope"), "function")  # fmt: skip
+                    scope = next((ast.literal_eval(keyword.value) for keyword in getattr(mark, "keywords", ())
+                                  if keyword.arg == "scope"), "function")  # fmt: skip
                     gives = ast.unparse(node.returns) if node.returns is not None else "None"
                     gives = re.sub(r"^(?:Iterator|Generator)\[(.*?)(?:, None, None)?\]$", r"\1", gives)
                     module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-                    found.append(Fixture(node.name, scope, gives, ast.get_docstring(node) or "", module))
-    return sorted(found, key=lambda each: each.name)
+                    results.append(Fixture(node.name, scope, gives, ast.get_docstring(node) or "", module))
+    return sorted(results, key=lambda each: each.name)
 
 
 def members(fixture: Fixture) -> list[tuple[str, str]]:
@@ -209,7 +209,7 @@ def members(fixture: Fixture) -> list[tuple[str, str]]:
     owner = getattr(module, name, None)
     if owner is None:
         for node in ast.walk(ast.parse(inspect.getsource(module))):
-            if isinstance(node, ast.ImportFrom) and node.module and any(each.name == name for each in node.names):
+            if isinstance(node, ast.ImportFrom) and node.module and any(alias.name == name for alias in node.names):
                 owner = getattr(importlib.import_module(node.module), name, None)
     if not inspect.isclass(owner) or not owner.__module__.startswith("pytest_nixl") or owner.__name__ == "Settings":
         return []
@@ -219,11 +219,11 @@ def members(fixture: Fixture) -> list[tuple[str, str]]:
 def members_of(owner: type) -> list[tuple[str, str]]:
     """Return the documented public members of a class of this package, its own before those of its bases."""
     rows = list(_fields(owner))
-    found: dict[str, Any] = {}
-    for each in owner.__mro__:
-        if each.__module__.startswith("pytest_nixl"):
-            found = {**found, **{key: value for key, value in vars(each).items() if key not in found}}
-    for key, value in found.items():
+    results: dict[str, Any] = {}
+    for base in owner.__mro__:
+        if base.__module__.startswith("pytest_nixl"):
+            results = {**results, **{key: value for key, value in vars(base).items() if key not in results}}
+    for key, value in results.items():
         target = (
             value.fget
             if isinstance(value, property)
@@ -261,56 +261,66 @@ def _fields(owner: type) -> Iterator[tuple[str, str]]:
 def parameters(function: Any) -> str:
     """Return the names of a method's parameters with their defaults, without annotations."""
     shown, star = [], False
-    for each in list(inspect.signature(function).parameters.values()):
-        if each.name in ("self", "cls"):
+    for parameter in list(inspect.signature(function).parameters.values()):
+        if parameter.name in ("self", "cls"):
             continue
-        if each.kind is each.KEYWORD_ONLY and not star:
+        if parameter.kind is parameter.KEYWORD_ONLY and not star:
             shown.append("*")
             star = True
-        star = star or each.kind is each.VAR_POSITIONAL
-        prefix = "*" if each.kind is each.VAR_POSITIONAL else "**" if each.kind is each.VAR_KEYWORD else ""
-        default = (
-            "" if each.default is each.empty else "=…" if inspect.isfunction(each.default) else f"={each.default!r}"
+        star = star or parameter.kind is parameter.VAR_POSITIONAL
+        prefix = (
+            "*"
+            if parameter.kind is parameter.VAR_POSITIONAL
+            else "**"
+            if parameter.kind is parameter.VAR_KEYWORD
+            else ""
         )
-        shown.append(f"{prefix}{each.name}{default}")
+        default = (
+            ""
+            if parameter.default is parameter.empty
+            else "=…"
+            if inspect.isfunction(parameter.default)
+            else f"={parameter.default!r}"
+        )
+        shown.append(f"{prefix}{parameter.name}{default}")
     return ", ".join(shown)
 
 
 def fixtures_page() -> str:
     """Return the page of fixtures."""
-    found = fixtures()
+    all_fixtures = fixtures()
     parts = [
         "Every test can use these fixtures once the plugin is installed. [Your own tests](../how-to/own-tests.md) "
         "shows them in use.",
         table(("fixture", "scope", "what it gives"),
-              ((f"[`{each.name}`](#{each.name})", each.scope, first_line(each.text)) for each in found)),
+              ((f"[`{item.name}`](#{item.name})", item.scope, first_line(item.text)) for item in all_fixtures)),
     ]  # fmt: skip
     parts += ["Functions make more fixtures of a kind: several in one test, or with another scope.", factories()]
-    for each in found:
-        if not each.text:
-            raise UndocumentedError(f"the fixture {each.name} of {each.module} has no docstring")
-        parts.append(f"## {each.name}\n\nScope: {each.scope}. Type: `{each.gives}`.\n\n{markdown(each.text)}")
-        rows = members(each)
+    for item in all_fixtures:
+        if not item.text:
+            raise UndocumentedError(f"the fixture {item.name} of {item.module} has no docstring")
+        parts.append(f"## {item.name}\n\nScope: {item.scope}. Type: `{item.gives}`.\n\n{markdown(item.text)}")
+        rows = members(item)
         if rows:
-            parts.append(table(("member", "what it does"), ((code(name), words) for name, words in rows)))
+            parts.append(table(("member", "what it does"), ((code(name), summary) for name, summary in rows)))
     return page("Fixtures", *parts)
 
 
 def types_page() -> str:
     """Return the page of the public classes that no fixture gives."""
-    given = {re.sub(r"^Callable\[.*, (\w+)\]$", r"\1", each.gives) for each in fixtures()}
-    found = {name: getattr(pytest_nixl, name) for name in sorted(pytest_nixl.__all__) if name not in given}
-    found = {name: each for name, each in found.items() if inspect.isclass(each) and each.__doc__}
+    provided = {re.sub(r"^Callable\[.*, (\w+)\]$", r"\1", item.gives) for item in fixtures()}
+    types = {name: getattr(pytest_nixl, name) for name in sorted(pytest_nixl.__all__) if name not in provided}
+    types = {name: item for name, item in types.items() if inspect.isclass(item) and item.__doc__}
     parts = [
         "What tests import from `pytest_nixl`, besides [what fixtures give](fixtures.md). "
         "[The cookbook](../how-to/cookbook.md) shows some of them in use.",
         table(("type", "what it is"),
-              ((f"[`{name}`](#{name.lower()})", first_line(each.__doc__ or "")) for name, each in found.items())),
+              ((f"[`{name}`](#{name.lower()})", first_line(item.__doc__ or "")) for name, item in types.items())),
     ]  # fmt: skip
-    for name, each in found.items():
-        parts.append(f"## {name}\n\n{first_line(each.__doc__ or '')}{_constructor(each)}")
-        if each.__module__.startswith("pytest_nixl") and (rows := members_of(each)):
-            parts.append(table(("member", "what it does"), ((code(member), words) for member, words in rows)))
+    for name, item in types.items():
+        parts.append(f"## {name}\n\n{first_line(item.__doc__ or '')}{_constructor(item)}")
+        if item.__module__.startswith("pytest_nixl") and (rows := members_of(item)):
+            parts.append(table(("member", "what it does"), ((code(member), summary) for member, summary in rows)))
     return page("Types", *parts)
 
 
@@ -330,8 +340,11 @@ def _constructor(owner: type) -> str:
 
 def factories() -> str:
     """Return the table of the public functions that make fixtures."""
-    made = {name: getattr(pytest_nixl, name) for name in sorted(pytest_nixl.__all__) if name.endswith("_fixture")}
-    rows = ((code(f"{name}({parameters(each)})"), first_line(each.__doc__ or "")) for name, each in made.items())
+    functions = {name: getattr(pytest_nixl, name) for name in sorted(pytest_nixl.__all__) if name.endswith("_fixture")}
+    rows = (
+        (code(f"{name}({parameters(function)})"), first_line(function.__doc__ or ""))
+        for name, function in functions.items()
+    )
     return table(("function of `pytest_nixl`", "what it does"), rows)
 
 
@@ -349,7 +362,7 @@ def declared_checks() -> tuple[SuiteCheck, ...]:
     What a check of the doctor proves says the docstring of the function that judges it, unless its test is its own.
     """
     sys.path.insert(0, str(ROOT))
-    doctor, found = own_checks(), []
+    doctor, checks = own_checks(), []
     for file in sorted(SUITES.glob("*/test_*.py")):
         place = f"suites/{file.parent.name}/{file.name}"
         for name, test in vars(importlib.import_module(f"suites.{file.parent.name}.{file.stem}")).items():
@@ -357,28 +370,30 @@ def declared_checks() -> tuple[SuiteCheck, ...]:
             text, constants = inspect.getdoc(test) or "", tuple(_constants(test.__code__)) if marks else ()
             for mark in marks:
                 if mark.name == "nixl_check":
-                    found.append(_declared(mark, f"{place}::{name}", constants, text))
+                    checks.append(_declared(mark, f"{place}::{name}", constants, text))
                 for case in mark.args[1] if mark.name == "parametrize" else ():
                     for each in (each for each in getattr(case, "marks", ()) if each.name == "nixl_check"):
                         if (id := each.args[0]) in doctor:
                             proves = (inspect.getdoc(doctor[id].judge) or "").partition("\n\n")[0]
-                            found.append(_declared(each, f"{place}::{name}[{case.id}]", (), proves))
+                            checks.append(_declared(each, f"{place}::{name}[{case.id}]", (), proves))
                         elif file.name != "test_machine.py":  # else it is of another package that is installed here
-                            found.append(_declared(each, f"{place}::{name}", case.values, text))
+                            checks.append(_declared(each, f"{place}::{name}", case.values, text))
     sys.path.remove(str(ROOT))
-    return tuple(found)
+    return tuple(checks)
 
 
 def _declared(mark: Any, test: str, named: Iterable[object], text: str) -> SuiteCheck:
     """Return the check of a marker. :param named: texts of the test, among them the ids of findings."""
-    findings = tuple(dict.fromkeys(str(each) for each in named if each in FINDINGS))
+    findings = tuple(dict.fromkeys(str(finding) for finding in named if finding in FINDINGS))
     return SuiteCheck(mark.args[0], test, mark.kwargs.get("level", DEFAULT_LEVEL), findings, text)
 
 
 def _constants(code: CodeType) -> Iterator[str]:
     """Yield the texts that a function and those within it name."""
-    for each in code.co_consts:
-        yield from (each,) if isinstance(each, str) else _constants(each) if isinstance(each, CodeType) else ()
+    for constant in code.co_consts:
+        yield from (
+            (constant,) if isinstance(constant, str) else _constants(constant) if isinstance(constant, CodeType) else ()
+        )
 
 
 def checks_file() -> str:
@@ -390,21 +405,21 @@ def checks_page(found: Iterable[SuiteCheck] | None = None) -> str:
     """Return the page of checks: for each what it proves, and its faults and remedies."""
     found = list(declared_checks() if found is None else found)
     doctor = own_checks()
-    said = texts("checks")
+    check_texts = texts("checks")
     faults: dict[str, list[Mapping[str, Any]]] = {}
-    for fault in said["fault"]:
+    for fault in check_texts["fault"]:
         for id in fault["checks"]:
             faults.setdefault(id, []).append(fault)
     needed = [check.id for check in found if not check.findings]
-    complete("check", needed, [id for id in faults if id in needed or id not in {each.id for each in found}],
+    complete("check", needed, [id for id in faults if id in needed or id not in {check.id for check in found}],
              "checks.toml")  # fmt: skip
-    complete("suite", {check.suite for check in found}, said["suites"], "checks.toml")
-    parts = [said["intro"]]
-    for suite, about in said["suites"].items():
-        own = [check for check in found if check.suite == suite]
+    complete("suite", {check.suite for check in found}, check_texts["suites"], "checks.toml")
+    parts = [check_texts["intro"]]
+    for suite, about in check_texts["suites"].items():
+        in_suite = [check for check in found if check.suite == suite]
         parts.append(f"## Suite {suite}\n\n{about}")
-        parts.append(", ".join(f"[{check.id}](#{check.id})" for check in own))
-        for check in own:
+        parts.append(", ".join(f"[{check.id}](#{check.id})" for check in in_suite))
+        for check in in_suite:
             if not check.text:
                 raise UndocumentedError(f"the test of the check {check.id} has no docstring: {check.test}")
             parts.append(f"### {check.id}\n\n**Proves:** {sentence(markdown(check.text))}")
@@ -422,7 +437,7 @@ def checks_page(found: Iterable[SuiteCheck] | None = None) -> str:
             command = shlex.join(["pytest", check.test, *options])
             level = f" with `--nixl-level={check.level}`" if above else ""
             parts.append(f"**Level:** {check.level}. Run it alone, in a clone: `{command}`{level}")
-    parts.append(said["outro"])
+    parts.append(check_texts["outro"])
     return page("Checks", *parts)
 
 
@@ -465,14 +480,14 @@ def findings_page() -> str:
 
 def error_texts_page() -> str:
     """Return the page that says of the text of an error what it means, and which check finds the cause."""
-    said = texts("error-texts")
-    read_messages(said)
-    known = {check.id for check in declared_checks()}
-    parts = [said["intro"]]
-    groups = ((said["error"], ""), (said["class"], "any other error of this part of the program"))
+    entry_texts = texts("error-texts")
+    read_messages(entry_texts)
+    check_ids = {check.id for check in declared_checks()}
+    parts = [entry_texts["intro"]]
+    groups = ((entry_texts["error"], ""), (entry_texts["class"], "any other error of this part of the program"))
     for errors, pattern in groups:
         for error in sorted(errors, key=lambda error: error.get("weight") == "harmless"):
-            if strange := sorted(set(error["checks"]) - known):
+            if strange := sorted(set(error["checks"]) - check_ids):
                 raise UndocumentedError(f"docs/reference/error-texts.toml names the check {strange[0]}: there is none")
             facts = {
                 "said by": error["by"],
@@ -492,13 +507,13 @@ def error_texts_page() -> str:
 
 def verdicts_page() -> str:
     """Return the page of verdicts."""
-    said = texts("verdicts")
-    complete("verdict", (str(verdict) for verdict in Verdict), said["verdict"], "verdicts.toml")
-    rows = ((f"**{verdict}**", said["verdict"][str(verdict)], str(outcome(verdict, gate=False).value),
+    verdict_texts = texts("verdicts")
+    complete("verdict", (str(verdict) for verdict in Verdict), verdict_texts["verdict"], "verdicts.toml")
+    rows = ((f"**{verdict}**", verdict_texts["verdict"][str(verdict)], str(outcome(verdict, gate=False).value),
              outcome(verdict, gate=True).value, outcome(verdict, gate=True, required=True).value)
             for verdict in Verdict)  # fmt: skip
     header = ("verdict", "meaning", "without `--nixl-gate`", "with it", "with it, if the profile requires the check")
-    return page("Verdicts", said["intro"], table(header, rows), said["outro"])
+    return page("Verdicts", verdict_texts["intro"], table(header, rows), verdict_texts["outro"])
 
 
 # --- Environment ------------------------------------------------------------------------------------------------------
@@ -509,21 +524,21 @@ def variables_read() -> set[str]:
     trees = [ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))]
     constants: dict[str, str] = {}
     for tree in trees:
-        for each in tree.body:
-            if isinstance(each, ast.Assign) and _text(each.value):
-                constants.update({target.id: _text(each.value) for target in each.targets
+        for statement in tree.body:
+            if isinstance(statement, ast.Assign) and _text(statement.value):
+                constants.update({target.id: _text(statement.value) for target in statement.targets
                                   if isinstance(target, ast.Name)})  # fmt: skip
-    found = {name for option in OPTIONS for name in option.environment}
-    found |= {library.variable for library in libraries.LIBRARIES}
+    variables = {name for option in OPTIONS for name in option.environment}
+    variables |= {library.variable for library in libraries.LIBRARIES}
     for launcher in launchers._LAUNCHERS:
-        found |= {launcher.rank, *launcher.ranks, *launcher.group, *launcher.first, *launcher.needs}
+        variables |= {launcher.rank, *launcher.ranks, *launcher.group, *launcher.first, *launcher.needs}
     for tree in trees:
         for node in ast.walk(tree):
             key = _variable(node)
             name = constants.get(key.id, "") if isinstance(key, ast.Name) else _text(key) if key is not None else ""
             if re.fullmatch(r"[A-Z][A-Z0-9_]+", name):
-                found.add(name)
-    return found
+                variables.add(name)
+    return variables
 
 
 def _variable(node: ast.AST) -> ast.expr | None:
@@ -541,21 +556,21 @@ def _is_environ(node: ast.expr) -> bool:
 
 def environment_page() -> str:
     """Return the page of environment variables."""
-    said = texts("environment")
-    described = {name for group in said["group"] for name in group["variables"]}
+    variable_texts = texts("environment")
+    described = {name for group in variable_texts["group"] for name in group["variables"]}
     # A variable that is read through a list of names is described too, but variables_read does not find it.
     source = "".join(path.read_text(encoding="utf-8") for path in sorted(PACKAGE.rglob("*.py")))
     listed = {name for name in described if f'"{name}"' in source}
     complete("variable", variables_read() | listed, described, "environment.toml")
     options = {name: option.flag for option in OPTIONS for name in option.environment}
-    parts = [said["intro"]]
-    for group in said["group"]:
+    parts = [variable_texts["intro"]]
+    for group in variable_texts["group"]:
         rows = (
             (code(name), text + (f" ([`{options[name]}`](options.md))" if name in options else ""))
             for name, text in group["variables"].items()
         )
         parts += [f"## {group['title']}", group.get("text", ""), table(("variable", "what it does"), rows)]
-    parts.append(said["outro"])
+    parts.append(variable_texts["outro"])
     return page("Environment variables", *parts)
 
 
@@ -597,11 +612,11 @@ def _command(parser: argparse.ArgumentParser, help: str = "", level: int = 1) ->
 
 def _shown(action: argparse.Action) -> str:
     values = action.metavar if action.nargs != 0 else None
-    words = " ".join(values) if isinstance(values, tuple) else values or ""
+    shown = " ".join(values) if isinstance(values, tuple) else values or ""
     if action.option_strings:
         many = " …" if action.nargs in ("+", "*") else ""
-        return f"{action.option_strings[-1]} {words}{many}".strip()
-    return f"[{words}]…" if action.nargs == "*" else f"{words}…" if action.nargs == "+" else words or action.dest
+        return f"{action.option_strings[-1]} {shown}{many}".strip()
+    return f"[{shown}]…" if action.nargs == "*" else f"{shown}…" if action.nargs == "+" else shown or action.dest
 
 
 # --- Rules of the connectors ------------------------------------------------------------------------------------------
@@ -631,22 +646,24 @@ def connector_rules_page() -> str:
 
 def faults_page() -> str:
     """Return the page of what each release of NIXL did with each fault, from the records of real runs."""
-    said = texts("faults")
-    complete("fault", FAULTS, said["fault"], "faults.toml")
-    complete("release", RELEASES, said["libfabric"], "faults.toml")
+    fault_texts = texts("faults")
+    complete("fault", FAULTS, fault_texts["fault"], "faults.toml")
+    complete("release", RELEASES, fault_texts["libfabric"], "faults.toml")
     runs = read_runs()
     return page(
         "Faults and what NIXL does",
-        said["intro"],
-        table(("fault", "backend", *RELEASES, "what to do"), _fault_rows(runs, said["fault"], fault_runs.BACKENDS)),
-        said["after_faults"],
-        table(("fault", "backend", *RELEASES, "what to do"), _fault_rows(runs, said["fault"], fault_runs.RDMA)),
+        fault_texts["intro"],
+        table(
+            ("fault", "backend", *RELEASES, "what to do"), _fault_rows(runs, fault_texts["fault"], fault_runs.BACKENDS)
+        ),
+        fault_texts["after_faults"],
+        table(("fault", "backend", *RELEASES, "what to do"), _fault_rows(runs, fault_texts["fault"], fault_runs.RDMA)),
         "## Misuse",
-        said["misuse"],
+        fault_texts["misuse"],
         table(("misuse", "backend", *RELEASES, "what to do"), _misuse_rows(runs)),
-        said["outro"],
-        table(("NIXL", "backend", "libfabric", "machine", "recorded on"), _recorded(runs, said["libfabric"])),
-        said["record"],
+        fault_texts["outro"],
+        table(("NIXL", "backend", "libfabric", "machine", "recorded on"), _recorded(runs, fault_texts["libfabric"])),
+        fault_texts["record"],
     )
 
 
@@ -673,10 +690,10 @@ def _misuse_rows(runs: Sequence[FaultRun]) -> Iterator[list[str]]:
         rows = []
         for backend, name in fault_runs.MISUSED.items():
             ((_, cells),) = rows_of(runs, backend, misuse=True, ids=[id])
-            seen = " ".join(cells)
-            remedy = "catch the error" if "refused" in seen else "nothing"
-            if "**" in seen:
-                remedy = "remove the call" if "**SIG" in seen else "as the finding says"
+            shown = " ".join(cells)
+            remedy = "catch the error" if "refused" in shown else "nothing"
+            if "**" in shown:
+                remedy = "remove the call" if "**SIG" in shown else "as the finding says"
                 remedy += f" ([{kind.finding}](findings.md#{kind.finding.lower()}))" if kind.finding else ""
             rows.append((name, cells, remedy))
         yield from ([kind.label, *row] for row in merged_rows(rows))
@@ -737,14 +754,14 @@ def deploy_files() -> dict[Path, str]:
 
 def gpu_faults_page() -> str:
     """Return the page with the faults that the stand-ins for the CUDA driver and NVML make."""
-    made = parse_texts((ROOT / "tests" / "gpu" / "faults.toml").read_text(encoding="utf-8"))
+    faults = parse_texts((ROOT / "tests" / "gpu" / "faults.toml").read_text(encoding="utf-8"))
     doctor = []
-    for fault in made["fault"]:
+    for fault in faults["fault"]:
         verdict, remedy = fault.get("verdict", "FAIL"), fault["remedy"]
         check = f"[{fault['check']}](checks.md#{fault['check']})"
         remedy = remedy if "`" in remedy else code(remedy)
         doctor.append([fault["name"], check, code(fault["said"]), remedy, verdict, int(verdict == "FAIL")])
-    rows = [[row["name"], "bandwidth", code(row["said"]), "", row["verdict"], 1] for row in made["row"]]
+    rows = [[row["name"], "bandwidth", code(row["said"]), "", row["verdict"], 1] for row in faults["row"]]
     header = ("fault", "said by", "what it says", "part of the remedy", "verdict", "exit code")
     return page(
         "Faults of GPUs",
@@ -776,12 +793,12 @@ PAGES = {
 
 def landing_page() -> str:
     """Return the first page of the site: README as far as its two commands, then the rest of the page as it is."""
-    start, words, _ = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Two commands\n")
-    assert words
+    start, screen, _ = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Two commands\n")
+    assert screen
     start = start.replace("docs/", "").replace("(index.md)", "(#all-pages)")
     start = re.sub(r"<!-- (not )?run.*?-->", "<!-- not run: README has it, from which this is generated -->", start)
-    _, heading, rest = LANDING_PAGE.read_text(encoding="utf-8").partition("## All pages\n")
-    return f"{start}{heading}{rest}"
+    _, heading, index = LANDING_PAGE.read_text(encoding="utf-8").partition("## All pages\n")
+    return f"{start}{heading}{index}"
 
 
 def option_table(options: Iterable[Option] = OPTIONS) -> str:
@@ -801,8 +818,8 @@ def option_table(options: Iterable[Option] = OPTIONS) -> str:
     for item in options:
         text = item.help if item.switch else f"{item.help}; {item.form} (default: {item.default or 'none'})"
         # argparse formats help texts with %
-        words = (item.field, None if item.switch else item.metavar, text.replace("%", "%%"))
-        lines.append(f"    ({', '.join('None' if word is None else quoted(word) for word in words)}),")
+        cells = (item.field, None if item.switch else item.metavar, text.replace("%", "%%"))
+        lines.append(f"    ({', '.join('None' if cell is None else quoted(cell) for cell in cells)}),")
     return "\n".join([*lines, ")", ""])
 
 

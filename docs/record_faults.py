@@ -59,8 +59,8 @@ def main(arguments: list[str]) -> int:
     """Run the suite, and add the records to those of the docs. Return 0 if there are any."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--records", metavar="FILE", type=Path, default=RECORDS, help="add the records to this file")
-    given, options = parser.parse_known_args(arguments)
-    records, recorder = given.records.resolve(), OutcomeRecorder()
+    pytest_options, options = parser.parse_known_args(arguments)
+    records, recorder = pytest_options.records.resolve(), OutcomeRecorder()
     os.chdir(ROOT)
     code = pytest.main([*SUITES, "-p", "no:cacheprovider", "--nixl-level=extended", *options], plugins=[recorder])
     add_runs(recorder.runs, records)

@@ -60,11 +60,11 @@ def _pairs(make_settings: Callable[..., Settings], *, warm_up: bool) -> Iterator
 
     :param warm_up: whether workers are executed, and make transfers for 0.3 s before the first row, as in a run.
     """
-    made: list[Launches] = []
+    opened: list[Launches] = []
 
     def make(**changes: Any) -> Launches:
-        made.append(Launches((LocalHost(supervisor(), 0), LocalHost(supervisor(), 1)), make_settings(**changes)))
-        return made[-1]
+        opened.append(Launches((LocalHost(supervisor(), 0), LocalHost(supervisor(), 1)), make_settings(**changes)))
+        return opened[-1]
 
     with pytest.MonkeyPatch.context() as patch:
         if not warm_up:
@@ -72,7 +72,7 @@ def _pairs(make_settings: Callable[..., Settings], *, warm_up: bool) -> Iterator
         try:
             yield make
         finally:
-            for pairs in made:
+            for pairs in opened:
                 pairs.close()
 
 
@@ -88,13 +88,13 @@ def make_pairs(request: pytest.FixtureRequest, make_settings: Callable[..., Sett
 def shared_pairs(make_settings: Callable[..., Settings]) -> Iterator[MakePairs]:
     """Make pairs of workers that stay for later tests of the module with the same settings: tests must not end them."""
     with _pairs(make_settings, warm_up=False) as make:
-        made: dict[tuple[tuple[str, object], ...], Launches] = {}
+        opened: dict[tuple[tuple[str, object], ...], Launches] = {}
 
         def shared(**changes: Any) -> Launches:
-            wanted = tuple(sorted(changes.items()))
-            if wanted not in made:
-                made[wanted] = make(**changes)
-            return made[wanted]
+            settings_key = tuple(sorted(changes.items()))
+            if settings_key not in opened:
+                opened[settings_key] = make(**changes)
+            return opened[settings_key]
 
         yield shared
 

@@ -96,6 +96,6 @@ def use_azure(monkeypatch: pytest.MonkeyPatch, url: str, **changes: str) -> None
     """
     for name in [name for name in os.environ if name.startswith("AZURE_")]:
         monkeypatch.delenv(name)
-    given = {"AZURE_STORAGE_CONNECTION_STRING": connection_string(url), "AZURE_STORAGE_CONTAINER_NAME": CONTAINER}
-    for name, value in {**given, **changes}.items():
+    variables = {"AZURE_STORAGE_CONNECTION_STRING": connection_string(url), "AZURE_STORAGE_CONTAINER_NAME": CONTAINER}
+    for name, value in {**variables, **changes}.items():
         monkeypatch.setenv(name, value)

@@ -20,11 +20,11 @@ class Certificates:
 
 def make_certificates(folder: Path) -> Certificates:
     """Make them in a folder."""
-    made = Certificates(folder / "server.pem", folder / "server.key", folder / "authority.pem")
+    certificates = Certificates(folder / "server.pem", folder / "server.key", folder / "authority.pem")
     authority = trustme.CA()
     issued = authority.issue_cert("127.0.0.1")
-    issued.private_key_pem.write_to_path(str(made.key))
+    issued.private_key_pem.write_to_path(str(certificates.key))
     for pem in issued.cert_chain_pems:
-        pem.write_to_path(str(made.chain), append=True)
-    authority.cert_pem.write_to_path(str(made.authority))
-    return made
+        pem.write_to_path(str(certificates.chain), append=True)
+    authority.cert_pem.write_to_path(str(certificates.authority))
+    return certificates

@@ -30,8 +30,8 @@ def install(folder: Path, images: Mapping[str, Mapping[str, str]]) -> None:
     :param images: the variables of each image, by its name.
     """
     program = folder / "docker"
-    told = json.dumps({name: dict(values) for name, values in images.items()})
-    arguments = [f"PYTHONPATH={Path(__file__).parents[1]}", sys.executable, "-m", "helpers.docker_standin", told]
+    document = json.dumps({name: dict(values) for name, values in images.items()})
+    arguments = [f"PYTHONPATH={Path(__file__).parents[1]}", sys.executable, "-m", "helpers.docker_standin", document]
     program.write_text(f'#!/bin/sh\nexec env {shlex.join(arguments)} "$@"\n')
     program.chmod(0o755)
 
@@ -58,13 +58,13 @@ def main(images: Mapping[str, Mapping[str, str]], arguments: list[str]) -> int:
         print(f"docker: Unable to find image {options.image!r} locally", file=sys.stderr)
         return NO_CONTAINER
     variables = dict(images[options.image])
-    for given in options.e:
-        name, equals, value = given.partition("=")
+    for variable in options.e:
+        name, equals, value = variable.partition("=")
         if equals or name in os.environ:
             variables[name] = value if equals else os.environ[name]
     volumes = []
-    for given in options.v:
-        source, target, *mode = given.split(":")
+    for variable in options.v:
+        source, target, *mode = variable.split(":")
         volumes.append((source, target, mode[0] if mode else "rw"))
     with tempfile.TemporaryDirectory() as root:
         command = in_own_root(root, volumes, *options.command)

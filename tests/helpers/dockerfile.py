@@ -57,10 +57,12 @@ def build(
             error += str(part.get("error", ""))
         yield error, output
     finally:
-        kept = engine.images.get(base).id.removeprefix("sha256:")
-        own = re.sub(r"---> Using cache\n ---> [0-9a-f]{12}", "", output)
+        base_id = engine.images.get(base).id.removeprefix("sha256:")
+        printed = re.sub(r"---> Using cache\n ---> [0-9a-f]{12}", "", output)
         matches = [
-            match for match in re.findall(r"---> ([0-9a-f]{12})$", own, re.MULTILINE) if not kept.startswith(match)
+            match
+            for match in re.findall(r"---> ([0-9a-f]{12})$", printed, re.MULTILINE)
+            if not base_id.startswith(match)
         ]
         for identity in reversed(matches):
             with contextlib.suppress(docker.errors.ImageNotFound):  # it went with the one that was made of it

@@ -126,10 +126,10 @@ def running_etcd(*options: str, scheme: str = "http") -> Iterator[Etcd]:
     port, peer = free_ports(2)
     endpoint = Endpoint(scheme, "127.0.0.1", port)
     peer_url = f"http://127.0.0.1:{peer}"
-    own = supervisor()
+    client = supervisor()
     argv = [
         etcd_binary(),
-        f"--data-dir={own.directory / f'test-{port}.data'}",
+        f"--data-dir={client.directory / f'test-{port}.data'}",
         f"--listen-client-urls={endpoint}",
         f"--advertise-client-urls={endpoint}",
         f"--listen-peer-urls={peer_url}",
@@ -141,10 +141,10 @@ def running_etcd(*options: str, scheme: str = "http") -> Iterator[Etcd]:
         "--unsafe-no-fsync",
         *options,
     ]
-    pid = own.spawn(argv, log=f"test-{port}.log")
+    pid = client.spawn(argv, log=f"test-{port}.log")
 
     def listens() -> bool:
-        assert own.alive(pid), (own.directory / f"test-{port}.log").read_text()
+        assert client.alive(pid), (client.directory / f"test-{port}.log").read_text()
         try:
             socket.create_connection(("127.0.0.1", port), timeout=1).close()
         except OSError:
@@ -155,7 +155,7 @@ def running_etcd(*options: str, scheme: str = "http") -> Iterator[Etcd]:
         wait_until(listens, 60, f"an etcd with {options} is ready")
         yield Etcd(endpoint, pid)
     finally:
-        own.stop(pid)
+        client.stop(pid)
 
 
 @contextmanager

@@ -76,6 +76,6 @@ def build(folder: Path, *libraries: str, bindings: bool = True) -> dict[str, str
     for soname in libraries or _FILES:
         options = ["-shared", "-fPIC", "-O2", "-Wall", "-Werror", "-Wno-unknown-pragmas", "-Wno-format-truncation"]
         options += ["-Wno-unused-function", "-Wl,-Bsymbolic", f"-Wl,-soname,{soname}", f'-DKERNELS="{make_ptx.SOURCE}"']
-        source, made = SOURCES / _FILES[soname], folder / soname
-        subprocess.run(["gcc", *options, "-o", str(made), str(source), "-ldl", "-lpthread"], check=True)
+        source, library = SOURCES / _FILES[soname], folder / soname
+        subprocess.run(["gcc", *options, "-o", str(library), str(source), "-ldl", "-lpthread"], check=True)
     return {"LD_LIBRARY_PATH": str(folder), "STANDIN_LOG": str(folder / "log")}

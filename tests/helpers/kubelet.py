@@ -45,9 +45,9 @@ def container_of(pod: Pod) -> Document:
 def variables_of(pod: Pod, given: Given) -> dict[str, str]:
     """Return the variables of the one container of a pod."""
     results = dict(given.variables)
-    for each in container_of(pod).get("env", ()):
-        name, value = each["name"], each.get("value")
-        results[name] = _read(each["valueFrom"], pod, given) if value is None else _expanded(value, results)
+    for variable in container_of(pod).get("env", ()):
+        name, value = variable["name"], variable.get("value")
+        results[name] = _read(variable["valueFrom"], pod, given) if value is None else _expanded(value, results)
     return results
 
 

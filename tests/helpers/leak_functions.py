@@ -21,8 +21,8 @@ def _after(agent: Any, method: str, action: Callable[[], Any]) -> None:
 
     def call(self: Any, *given: Any, **named: Any) -> Any:
         answer = original(self, *given, **named)
-        if (kept := action()) is not None:
-            _kept.append(kept)
+        if (result := action()) is not None:
+            _kept.append(result)
         return answer
 
     setattr(kind, method, call)
@@ -86,12 +86,12 @@ def slower(agent: Any, method: str) -> None:
 def close_connections(agent: Any) -> None:
     """Let ``remove_remote_agent`` do nothing and ``add_remote_agent`` load a peer once: no connection is left."""
     kind, original = type(agent), type(agent).add_remote_agent
-    known: dict[tuple[str, bytes], Any] = {}
+    descriptors: dict[tuple[str, bytes], Any] = {}
 
     def add_remote_agent(self: Any, metadata: bytes) -> Any:
-        if (self.name, metadata) not in known:
-            known[self.name, metadata] = original(self, metadata)
-        return known[self.name, metadata]
+        if (self.name, metadata) not in descriptors:
+            descriptors[self.name, metadata] = original(self, metadata)
+        return descriptors[self.name, metadata]
 
     kind.add_remote_agent = add_remote_agent
     kind.remove_remote_agent = lambda *_: None

@@ -37,7 +37,7 @@ def refuse_released_handles(agent: Any) -> None:
     released: list[Any] = []
 
     def transfer(self: Any, handle: Any, *rest: Any, **named: Any) -> Any:
-        if any(handle is each for each in released):
+        if any(handle is released_handle for released_handle in released):
             _refuse()
         return post(self, handle, *rest, **named)
 

@@ -142,10 +142,10 @@ class Covering:
         of a file use counts as the first one's: the file's others come last.
         """
         nearest = tests_of(mutant.module)
-        here, there = (lines.get(mutant.module, {}) for lines in (self.lines, self.elsewhere))
-        line = next((line for line in range(mutant.line, mutant.line - 6, -1) if here.get(line) or there.get(line)), 0)
-        reaching = here.get(line, set()) | there.get(line, set()) or set().union(*here.values(), *there.values())
-        files = {name.partition("::")[0] for name in there.get(line, ())}
+        near, far = (lines.get(mutant.module, {}) for lines in (self.lines, self.elsewhere))
+        line = next((line for line in range(mutant.line, mutant.line - 6, -1) if near.get(line) or far.get(line)), 0)
+        reaching = near.get(line, set()) | far.get(line, set()) or set().union(*near.values(), *far.values())
+        files = {name.partition("::")[0] for name in far.get(line, ())}
         after = {name for name in self.seconds if name.partition("::")[0] in files} - reaching
         names = sorted(
             reaching | after or {name for name in self.seconds if name.partition("::")[0] in nearest},

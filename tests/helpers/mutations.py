@@ -187,8 +187,8 @@ def drop_clause(node: ast.AST, source: Source) -> Iterator[Edit]:
     """Leave out a clause of a condition, or decide it."""
     if isinstance(node, ast.BoolOp):
         remainder = [[value for value in node.values if value is not clause] for clause in node.values]
-        word = " and " if isinstance(node.op, ast.And) else " or "
-        yield from (source.replace(node, f"({word.join(map(source.text, values))})") for values in remainder)
+        operator = " and " if isinstance(node.op, ast.And) else " or "
+        yield from (source.replace(node, f"({operator.join(map(source.text, values))})") for values in remainder)
     if isinstance(node, ast.comprehension):
         yield from (source.replace(clause, "True") for clause in node.ifs)
     if isinstance(node, ast.IfExp):

@@ -23,9 +23,9 @@ OWN_FILES = ("/etc/hosts", "/etc/nsswitch.conf", "/proc/stat")
 def require_tools() -> None:
     """Skip where hosts cannot be made; in CI, where what is missing can be installed, fail."""
     need_programs(*_TOOLS, packages="hostname iproute2 util-linux", root=True)
-    made = subprocess.run(["unshare", "--net", "true"], capture_output=True, text=True, check=False)
-    if made.returncode:
-        lack(f"network namespaces: {made.stderr.strip()}")
+    unshared = subprocess.run(["unshare", "--net", "true"], capture_output=True, text=True, check=False)
+    if unshared.returncode:
+        lack(f"network namespaces: {unshared.stderr.strip()}")
 
 
 class Host:
@@ -135,8 +135,8 @@ def two_hosts(rate: str = "") -> Iterator[tuple[Host, Host]]:
     """Two hosts, 10.99.0.1 and 10.99.0.2, joined by a cable: ``veth0`` of each, shaped to ``rate`` both ways."""
     hosts = Host(), Host()
     try:
-        one, other = hosts
-        cable = ["ip", "link", "add", "veth0", "netns", str(one.pid), "type", "veth"]
+        first, other = hosts
+        cable = ["ip", "link", "add", "veth0", "netns", str(first.pid), "type", "veth"]
         subprocess.run([*cable, "peer", "name", "veth0", "netns", str(other.pid)], check=True)
         for number, host in enumerate(hosts, 1):
             host.run("ip", "address", "add", f"10.99.0.{number}/24", "dev", "veth0")
@@ -212,15 +212,15 @@ FAST, SLOW = "40mbit", "4mbit"
 def four_cables() -> Iterator[tuple[Host, Host]]:
     """Yield two hosts with four cables, ``card0`` to ``card3`` on each, shaped to 40 Mbit/s."""
     with contextlib.ExitStack() as stack:
-        one, other = (stack.enter_context(contextlib.closing(Host())) for _ in range(2))
+        first, other = (stack.enter_context(contextlib.closing(Host())) for _ in range(2))
         for number in range(4):
             name = f"card{number}"
-            cable = ["ip", "link", "add", name, "netns", str(one.pid), "type", "veth"]
+            cable = ["ip", "link", "add", name, "netns", str(first.pid), "type", "veth"]
             subprocess.run([*cable, "peer", "name", name, "netns", str(other.pid)], check=True)
-            for last, host in enumerate((one, other), 1):
+            for last, host in enumerate((first, other), 1):
                 host.run("ip", "address", "add", f"10.97.{number}.{last}/24", "dev", name)
                 host.run("ip", "link", "set", name, "addrgenmode", "none", "up")
                 host.shape(name, FAST)
-        for host in (one, other):
+        for host in (first, other):
             host.wait_for("card3")
-        yield one, other
+        yield first, other

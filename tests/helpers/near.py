@@ -95,11 +95,11 @@ def of_one(path: Path) -> set[Path]:
     dotted = dotted_name(path)
     module = Path(*dotted.split("."))
     named = {f"test_{part}.py" for part in module.parts}
-    own = {file for file in test_files() if file.name in named and set(file.parts[2:-1]) <= set(module.parts)}
+    matching = {file for file in test_files() if file.name in named and set(file.parts[2:-1]) <= set(module.parts)}
     users = {file for file in test_files() if dotted in imports(file)}
     if len(users) > MANY:
         users = {file for file in users if file.parent.name in module.parts}
-    return own | users
+    return matching | users
 
 
 def near(paths: Iterable[str]) -> list[str]:

@@ -15,8 +15,8 @@ def field(tag: bytes, value: bytes) -> bytes:
 
 def metadata(agent: str, backend: str = "UCX", info: bytes = b"\x00\xff" * 100) -> bytes:
     """Return the beginning of metadata as NIXL 1.5.1 writes it, with one backend and no memory."""
-    one = (1).to_bytes(8, "little")
-    parts = [field(b"Agent", agent.encode(errors="surrogateescape")), field(b"Conns", one)]
+    count = (1).to_bytes(8, "little")
+    parts = [field(b"Agent", agent.encode(errors="surrogateescape")), field(b"Conns", count)]
     return b"".join([b"nixlSerDes|", *parts, field(b"t", backend.encode()), field(b"c", info),
                      field(b"", b"MemSection")])  # fmt: skip
 

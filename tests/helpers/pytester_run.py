@@ -91,9 +91,9 @@ def _subprocess(
         print(*argv, f"in {Path.cwd()}")
         output.seek(0)
         errors.seek(0)
-        told, complained = output.read(), errors.read()
-        print(told, complained)
-    return pytest.RunResult(code, told.splitlines(), complained.splitlines(), time.monotonic() - started)
+        printed, errors_printed = output.read(), errors.read()
+        print(printed, errors_printed)
+    return pytest.RunResult(code, printed.splitlines(), errors_printed.splitlines(), time.monotonic() - started)
 
 
 def parse_config(pytester: pytest.Pytester, *options: str) -> pytest.Config:

@@ -52,8 +52,8 @@ class RequestEvent:
         return f"{self.client}{self.kind}{f'#{self.place}' if self.place else ''}"
 
     def __str__(self) -> str:
-        what = f"{self.label}{_WORDS[self.kind]}" if self.label else _WORDS[self.kind]
-        return f"client {self.client}: {what}"
+        description = f"{self.label}{_WORDS[self.kind]}" if self.label else _WORDS[self.kind]
+        return f"client {self.client}: {description}"
 
     def dependent(self, other: RequestEvent, replaced: Mapping[int, int]) -> bool:
         """Whether the order of the two events can matter.
@@ -66,4 +66,4 @@ class RequestEvent:
             return True
         if replaced.get(other.client) == self.client and self.kind == "c":
             return True
-        return any(conflict(access, another) for access in self.accesses for another in other.accesses)
+        return any(conflict(access, access_of_other) for access in self.accesses for access_of_other in other.accesses)

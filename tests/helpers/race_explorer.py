@@ -181,7 +181,7 @@ class ExplorationReport:
         return self.orders - self.run
 
     def __str__(self) -> str:
-        extra = [name for name, asked in (("one crash", self.crashes), ("one lost answer", self.losses)) if asked]
+        extra = [name for name, included in (("one crash", self.crashes), ("one lost answer", self.losses)) if included]
         with_ = f" with {' or '.join(extra)}" if extra else ""
         total = f"at least {self.orders}" if self.stopped else f"{self.orders}"
         text = (
@@ -372,17 +372,17 @@ def linear_extensions(events: Sequence[RequestEvent], replaced: Mapping[int, int
         for place, event in enumerate(events)
     ]
     names = sorted(chains)
-    known: dict[tuple[int, ...], int] = {}
+    counts: dict[tuple[int, ...], int] = {}
 
     def count(state: tuple[int, ...]) -> int:
-        if state not in known:
+        if state not in counts:
             gone = {place for name, taken in zip(names, state, strict=True) for place in chains[name][:taken]}
             total = 0
             for index, name in enumerate(names):
                 taken = state[index]
                 if taken < len(chains[name]) and gone.issuperset(before[chains[name][taken]]):
                     total += count((*state[:index], taken + 1, *state[index + 1 :]))
-            known[state] = total or 1
-        return known[state]
+            counts[state] = total or 1
+        return counts[state]
 
     return count((0,) * len(names))

@@ -48,7 +48,7 @@ class Scene:
             return all(self._quiet(number) for number in missing)
 
         def all_started() -> bool:
-            return all(self.ways[each].requests or self._running[each].outcome() is not None for each in missing)
+            return all(self.ways[client].requests or self._running[client].outcome() is not None for client in missing)
 
         self._path.wait_quietly(all_started, seconds=START_SECONDS)
         if not self._path.wait_quietly(all_quiet, seconds=QUIET_SECONDS):
@@ -60,15 +60,15 @@ class Scene:
             )
 
     def _quiet(self, number: int) -> bool:
-        way = self.ways[number]
+        proxy_client = self.ways[number]
         if self._running[number].outcome() is not None:
             return True
-        if way.held:
+        if proxy_client.held:
             return True
-        sent = [request for request in way.requests if request.state is State.SENT]
+        sent = [request for request in proxy_client.requests if request.state is State.SENT]
         if any(not request.stream and request.method != "Lock" for request in sent):
             return False  # an answer is pending
-        return bool(sent) and self._subject.blocked(way, self.group, self._keys())
+        return bool(sent) and self._subject.blocked(proxy_client, self.group, self._keys())
 
     def _keys(self) -> dict[str, bytes]:
         """Return keys and values of the group, oldest first."""
@@ -97,28 +97,28 @@ class Scene:
         The client may have ended or cancelled its request in the meantime. Then return what happened instead: None for
         nothing, or the same request without the fault.
         """
-        way = self.ways[event.client]
+        proxy_client = self.ways[event.client]
         if event.kind == "c":
             # Cut it off before killing it, so that it cannot reconnect in between.
             self.dead.add(event.client)
-            way.cut()
+            proxy_client.cut()
             self._running[event.client].kill()
             self.replaced[len(self.ways)] = event.client
             self.start(len(self.ways))
             return event
         if event.kind == "e":
             self._ended.add(event.client)
-            for lease in leases(way):
+            for lease in leases(proxy_client):
                 self._etcd.revoke(lease)
             return event
-        held = sorted(way.held, key=self._label)
+        held = sorted(proxy_client.held, key=self._label)
         request = held[event.place] if event.place < len(held) else None
         if request is None or self._label(request) != event.label:
             return None
         queue = self._queue(request)
         if event.kind == "l":
-            way.lose_answer(lambda answered: answered is request)
-        if not way.release_if_held(request):
+            proxy_client.lose_answer(lambda answered: answered is request)
+        if not proxy_client.release_if_held(request):
             return None
         self._done[event.client, event.label] = event.nth
         over = {State.ANSWERED, State.ANSWER_LOST, State.DROPPED, State.UNANSWERED}

@@ -45,7 +45,10 @@ class RankGroup:
 
         :param watched: parts of the keys that this phase watches; the watch of a key counts once.
         """
-        return [_count(way.requests[before:], watched) for way, before in zip(self._ways, self._counted, strict=True)]
+        return [
+            _count(proxy_client.requests[before:], watched)
+            for proxy_client, before in zip(self._ways, self._counted, strict=True)
+        ]
 
     def count_again(self) -> None:
         """Count from here on."""
@@ -60,7 +63,7 @@ class RankGroup:
             )
             for rank in range(self._size)
         ]  # fmt: skip
-        self.members = [each.result(SECONDS) for each in joining]
+        self.members = [future.result(SECONDS) for future in joining]
 
     def barrier(self) -> None:
         """Let all ranks pass a barrier."""
@@ -77,8 +80,8 @@ class RankGroup:
     def end(self) -> None:
         """End the run of the peers."""
         self.driver.end(Ending(0))
-        for each in self._serving:
-            assert each.result(SECONDS).code == 0
+        for thread in self._serving:
+            assert thread.result(SECONDS).code == 0
 
     def leave(self) -> None:
         """Let all ranks leave."""
@@ -89,8 +92,8 @@ class RankGroup:
         return lambda: connect(parse_endpoints(self._ways[rank].endpoint), timeout=SECONDS)
 
     def _all(self, tasks: Sequence[Callable[[], None]]) -> None:
-        for each in [self._pool.submit(task) for task in tasks]:
-            each.result(SECONDS)
+        for future in [self._pool.submit(task) for task in tasks]:
+            future.result(SECONDS)
 
 
 def _count(requests: Sequence[Request], watched: tuple[str, ...]) -> int:

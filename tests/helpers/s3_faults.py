@@ -34,9 +34,9 @@ class _Handler(BaseHTTPRequestHandler):
         body = self._body()
         code = self.server.refuse(self.command, self.path, self.headers)
         if code:
-            told = {"x-ms-error-code": code}  # Azure's servers say it there
+            error_headers = {"x-ms-error-code": code}  # Azure's servers say it there
             busy = code in ("SlowDown", "ServerBusy")
-            self._answer(503 if busy else 403, told, f"<Error><Code>{code}</Code></Error>".encode())
+            self._answer(503 if busy else 403, error_headers, f"<Error><Code>{code}</Code></Error>".encode())
             return
         upstream = http.client.HTTPConnection(self.server.upstream, timeout=60)
         kept = {name: value for name, value in self.headers.items() if name.lower() != "transfer-encoding"}
@@ -60,8 +60,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, status: int, headers: dict[str, str], content: bytes, length: str | None = None) -> None:
         self.send_response_only(status)
-        told = datetime.now(timezone.utc) + timedelta(seconds=self.server.skew)
-        self.send_header("date", format_datetime(told, usegmt=True))
+        date = datetime.now(timezone.utc) + timedelta(seconds=self.server.skew)
+        self.send_header("date", format_datetime(date, usegmt=True))
         for name, value in headers.items():
             self.send_header(name, value)
         head = self.command == "HEAD"

@@ -56,8 +56,8 @@ class Command:
         """The value of an option of ours, in either form; None: it is not given; empty: it takes none."""
         flag, results = f"--nixl-{name}", None
         for argument, following in zip(self.words, (*self.words[1:], ""), strict=True):
-            given, equals, value = argument.partition("=")
-            if given == flag:
+            name_given, equals, value = argument.partition("=")
+            if name_given == flag:
                 results = value if equals else "" if following.startswith("-") else following
         return results
 
@@ -114,10 +114,10 @@ def _scripts(root: Path) -> Iterator[Command]:
         assert array is not None, f"{name} has no array of options"
         judged = re.search(r"^judged=\((.*)\)$", text, re.MULTILINE)
         inner = array[1].replace('"${suites[@]}"', judged[1] if judged is not None else "")
-        own = shlex.split(inner, comments=True)
+        parts = shlex.split(inner, comments=True)
         usages = re.findall(rf"{name} \d+((?: (?:--\S+|\\\n# +--\S+))*)", text) or [""]
         for usage in usages:
-            yield Command(name, (*own, *re.findall(r"--\S+", usage)), text=text)
+            yield Command(name, (*parts, *re.findall(r"--\S+", usage)), text=text)
 
 
 def _recipes(root: Path) -> Iterator[Command]:

@@ -42,11 +42,11 @@ class Two:
 @contextmanager
 def two(etcd: PrivateEtcd) -> Iterator[Two]:
     with ThreadPoolExecutor() as pool:
-        made = Two(etcd, pool)
+        ranks = Two(etcd, pool)
         try:
-            yield made
+            yield ranks
         finally:
-            made.driver.end(Ending(0))
-            made.serving.exception(timeout=SECONDS)
-            for membership in (made.other, made.membership):
+            ranks.driver.end(Ending(0))
+            ranks.serving.exception(timeout=SECONDS)
+            for membership in (ranks.other, ranks.membership):
                 membership.leave()

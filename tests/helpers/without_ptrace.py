@@ -26,7 +26,7 @@ def instructions() -> bytes:
     program = [(load, 0, 0, 0)]
     program += [(equal, len(CALLS) - index, 0, call) for index, call in enumerate(CALLS)]
     program += [(give, 0, 0, ALLOW), (give, 0, 0, REFUSE)]
-    return b"".join(struct.pack("HBBI", *each) for each in program)
+    return b"".join(struct.pack("HBBI", *instruction) for instruction in program)
 
 
 def main() -> None:

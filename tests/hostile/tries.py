@@ -199,8 +199,8 @@ def file(choice: random.Random, folder: Path) -> str:
 def tree(choice: random.Random, folder: Path, node: Path) -> str:
     """Put a hostile file into the recorded tree of a host, and let a command read it."""
     files = sorted(path for path in node.rglob("*") if path.is_file() and not path.is_symlink())
-    own = [path for path in files if path.parent.name in ("pytest-nixl", "id")]
-    path = choice.choice(own if own and choice.random() < 0.5 else files)
+    private = [path for path in files if path.parent.name in ("pytest-nixl", "id")]
+    path = choice.choice(private if private and choice.random() < 0.5 else files)
     healthy = path.read_bytes()
     path.unlink()
     kind = choice.random()

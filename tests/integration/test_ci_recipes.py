@@ -53,15 +53,15 @@ def test_the_recipe_without_a_card_gives_the_container_an_rdma_device_that_it_ma
     steps = [step["run"] for step in job["steps"] if "run" in step]
     assert steps[0].startswith("sudo modprobe rdma_rxe || ")
     assert steps[1].startswith("sudo rdma link add rxe0 type rxe netdev ")
-    given = shlex.split(steps[2])
-    assert {"--device", "/dev/infiniband", "--ulimit", "memlock=-1", "UCX_NET_DEVICES=rxe0:1"} <= set(given)
+    arguments = shlex.split(steps[2])
+    assert {"--device", "/dev/infiniband", "--ulimit", "memlock=-1", "UCX_NET_DEVICES=rxe0:1"} <= set(arguments)
     # The page has the same command for a runner without containers.
     page = (ROOT / "docs" / "how-to" / "rdma-without-a-card.md").read_text()
     command = next(line for line in page.splitlines() if "--nixl-profile=soft-roce" in line)
     ours = {"-p", "no:cacheprovider", "--nixl-backend=UCX", "--nixl-image=$IMAGE"}
     typed = [
         argument
-        for argument in ["pytest", *arguments_of_pytest(given)]
+        for argument in ["pytest", *arguments_of_pytest(arguments)]
         if argument not in ours and "=/out/" not in argument
     ]
     assert shlex.split(command) == ["UCX_TLS=rc,ud,self", "UCX_NET_DEVICES=rxe0:1", *typed]
@@ -161,7 +161,7 @@ def measure_in_a_container(capabilities: list[str]) -> Finished:
 def test_containers_of_the_github_recipe_let_ucx_copy_between_processes() -> None:
     options, *remainder = github_containers()
     assert options[options.index("--ipc") + 1] == options[options.index("--network") + 1] == "host"
-    assert [added_capabilities(each) for each in remainder] == [added_capabilities(options)] * 3
+    assert [added_capabilities(container) for container in remainder] == [added_capabilities(options)] * 3
     done = measure_in_a_container(added_capabilities(options))
     assert set(done.verdicts) == {"WRITE 64KiB"}, done.output
     assert "WRONG-TRANSPORT" not in done.output

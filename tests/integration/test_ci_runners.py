@@ -132,7 +132,7 @@ class TestGitLab:
         recipe = (RECIPES / "gitlab.yml").read_text()
         pipeline.commit({"nixl.yml": recipe, ".gitlab-ci.yml": "include:\n  - local: nixl.yml\n"}, baseline)
         arguments = (f"CI_PIPELINE_SOURCE={source}", f"STORE={pipeline.own}/store")
-        options = [f"--variable={each}" for each in arguments]
+        options = [f"--variable={argument}" for argument in arguments]
         return pipeline.run(runner, "--force-shell-executor", *options, env={**subject(), **(broken or {})})
 
     def artifacts(self, pipeline: Pipeline, *jobs: str) -> dict[str, Path]:

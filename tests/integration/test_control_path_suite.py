@@ -103,14 +103,14 @@ def test_every_figure_of_the_suite_is_measured_recorded_and_reported(tmp_path: P
     assert "NIXL verdict: PASS (9 PASS; " in done.output
     assert shown(done) == SUMMARY
     recorded = json.loads(record.read_text())["benchmarks"]
-    timed = {one["extra_info"]["figure"]["name"] for one in recorded}
-    others = {one["name"] for each in recorded for one in each["extra_info"].get("figures", ())}
-    assert timed | others == SUMMARY
-    assert others == {"metadata-size", "notification-rate"}
+    timed = {benchmark["extra_info"]["figure"]["name"] for benchmark in recorded}
+    further = {benchmark["name"] for each in recorded for benchmark in each["extra_info"].get("figures", ())}
+    assert timed | further == SUMMARY
+    assert further == {"metadata-size", "notification-rate"}
     assert {"registration/UCX/256/4KiB", "publish-to-found/UCX/2", "publish-to-found/UCX/16"} <= {
-        one["fullname"] for one in recorded
+        benchmark["fullname"] for benchmark in recorded
     }
-    assert all(one["stats"]["min"] > 0 for one in recorded)
+    assert all(benchmark["stats"]["min"] > 0 for benchmark in recorded)
 
 
 def test_a_bound_of_the_control_path_fails_its_check_alone(tmp_path: Path) -> None:
@@ -165,8 +165,8 @@ def test_a_delay_in_registration_is_found_by_a_bound(tmp_path: Path, delay: str,
     options = ("-k", "deregistered", f"--nixl-profile={profile}")
     done = run(GROWTH, *options, plugins=["run_slower"], env={"PYTHONPATH": str(tmp_path)})
     assert f"NIXL verdict: {verdict} (1 {verdict}; " in done.output
-    words = r"^FAIL registration: registration \(UCX count 1 1MiB\): [\d.]+ ms, above its bound of 30 ms \("
-    assert bool(re.search(words, done.output, re.M)) == (verdict == "FAIL")
+    pattern = r"^FAIL registration: registration \(UCX count 1 1MiB\): [\d.]+ ms, above its bound of 30 ms \("
+    assert bool(re.search(pattern, done.output, re.M)) == (verdict == "FAIL")
 
 
 #: In pytest: 40,000 regions, and a line in a file for each wait of the check: how it ended, and for what it waited.

@@ -81,8 +81,8 @@ class TestManifests:
     def test_the_manifests_start_the_same_pod(self) -> None:
         def common(pod: Pod) -> dict[str, Any]:
             (container,) = pod.containers
-            own = ("command", "args", "env", "readinessProbe")
-            kept = {name: value for name, value in container.items() if name not in own}
+            differing = ("command", "args", "env", "readinessProbe")
+            kept = {name: value for name, value in container.items() if name not in differing}
             spec = {name: value for name, value in pod.spec.items() if name not in ("restartPolicy", "subdomain")}
             return {**spec, "containers": [kept]}
 
@@ -102,12 +102,12 @@ class TestManifests:
 
 
 def test_every_option_in_the_files_exists() -> None:
-    known = {item.flag for item in OPTIONS}
+    flags = {item.flag for item in OPTIONS}
     files = [path for path in DEPLOY.rglob("*") if path.is_file() and path.suffix != ".pyc"]
     assert len(files) > 10
     for path in files:
         used = set(re.findall(r"--nixl-[a-z]+(?:-[a-z]+)*", path.read_text(encoding="utf-8")))
-        assert used <= known, f"{path.relative_to(ROOT)}: {sorted(used - known)}"
+        assert used <= flags, f"{path.relative_to(ROOT)}: {sorted(used - flags)}"
 
 
 def kill_session(leader: int) -> None:
@@ -264,8 +264,8 @@ CASES = [
 
 def needed(program: str, package: str) -> str:
     """Return the path of a program. If it is not installed, skip the test; in CI, fail it."""
-    found = shutil.which(program, path=PROGRAMS)
-    return found or lack(f"{program} (pip install {package})")
+    path = shutil.which(program, path=PROGRAMS)
+    return path or lack(f"{program} (pip install {package})")
 
 
 class TestScripts:
@@ -399,5 +399,7 @@ class TestDocker:
             assert "nixl" not in extra[1]
 
     def test_copied_files_are_not_ignored(self) -> None:
-        kept = {line[1:] for line in (DOCKER / "Dockerfile.dockerignore").read_text().splitlines() if line[:1] == "!"}
-        assert set(copied()) == kept
+        included = {
+            line[1:] for line in (DOCKER / "Dockerfile.dockerignore").read_text().splitlines() if line[:1] == "!"
+        }
+        assert set(copied()) == included

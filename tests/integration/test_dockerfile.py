@@ -60,13 +60,13 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def download(folder: Path) -> None:
     """Download what the layer installs, and what builds its wheel."""
     expected = [Requirement(text) for text in importlib.metadata.requires("pytest-nixl") or ()]
-    told = [
-        f"{each.name}{each.specifier}"
-        for each in expected
-        if each.marker is None or each.marker.evaluate({"extra": "embedded"})
+    messages = [
+        f"{message.name}{message.specifier}"
+        for message in expected
+        if message.marker is None or message.marker.evaluate({"extra": "embedded"})
     ]
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:", "--dest", str(folder)]
-    subprocess.run([*command, *told, "setuptools>=77", "wheel"], check=True)
+    subprocess.run([*command, *messages, "setuptools>=77", "wheel"], check=True)
 
 
 @pytest.fixture(scope="module")

@@ -87,8 +87,8 @@ def workplace(tmp_path: Path) -> Path:
     """A directory with the files that the printed commands read."""
     for rank, name in enumerate(("01_normal.rank_a.out", "01_normal.rank_b.out")):
         shutil.copy(ROOT / "fixtures" / "nixlbench" / name, tmp_path / f"rank{rank}.out")
-    own = [block.text for block in PRINTED if block.page == "docs/how-to/own-tests.md"]
-    for name, text in zip(("test_mine.py", "test_more.py", "test_layout.py", "test_ported.py"), own, strict=True):
+    sources = [block.text for block in PRINTED if block.page == "docs/how-to/own-tests.md"]
+    for name, text in zip(("test_mine.py", "test_more.py", "test_layout.py", "test_ported.py"), sources, strict=True):
         (tmp_path / name).write_text(text)
     rows = {"UCX/WRITE/DRAM:DRAM/64KiB/batch1/depth1/0-1": [4.0, 4.1, 4.0, 4.05, 4.02]}
     store = tmp_path / "store"

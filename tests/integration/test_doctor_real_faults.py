@@ -289,14 +289,14 @@ def test_peer_that_refuses_is_reached_and_one_without_an_address_is_not(several:
 
 
 def test_variables_that_no_program_reads_are_reported(several: Seen) -> None:
-    for words in (
+    for expected in (
         "UCX_TSL (did you mean UCX_TLS?)",
         "NIXL_ETCD_ENDPOINT (did you mean NIXL_ETCD_ENDPOINTS?)",
         "FI_PROVIDERS (did you mean FI_PROVIDER?)",
         "NIXL_PLUGIN_DIRS (did you mean NIXL_PLUGIN_DIR?)",
         "UCX_IB_NUM_PATH (did you mean UCX_IB_NUM_PATHS?)",
     ):
-        assert several.failed("variables-known", words)
+        assert several.failed("variables-known", expected)
 
 
 def test_variables_that_are_read_pass() -> None:
@@ -464,31 +464,31 @@ def test_misspelt_transport_among_good_ones_is_a_warning(text: str, words: str) 
 @pytest.mark.whole  # test_variables_that_are_read_pass has one of them
 @pytest.mark.parametrize("text", ["tcp", "\\tcp", "all", "^ib", "^rc,ud"])
 def test_transports_that_can_carry_nixl_pass(text: str) -> None:
-    seen = doctor(UCX_TLS=text, UCX_MODULES="^ib")
-    assert {seen.checks[name][0] for name in ("transports-allowed", "backend-loads")} == {"PASS"}
+    results = doctor(UCX_TLS=text, UCX_MODULES="^ib")
+    assert {results.checks[name][0] for name in ("transports-allowed", "backend-loads")} == {"PASS"}
 
 
 @pytest.mark.parametrize("setting", ["UCX_TLS=rc", "UCX_PROTO_ENABLE=n"])
 def test_settings_that_ucx_reads_from_a_file_are_named(setting: str, tmp_path: Path) -> None:
     """No variable shows them."""
     (tmp_path / "ucx.conf").write_text(f"# UCX_TLS=tcp\n{setting}\n")
-    seen = doctor(HOME=str(tmp_path))
-    assert seen.failed("transfers-arrive", f"UCX reads {setting} from {tmp_path}/ucx.conf")
-    verdict, reason, remedy = seen.checks["telemetry-in-process"]
+    results = doctor(HOME=str(tmp_path))
+    assert results.failed("transfers-arrive", f"UCX reads {setting} from {tmp_path}/ucx.conf")
+    verdict, reason, remedy = results.checks["telemetry-in-process"]
     assert verdict != "UNKNOWN" or remedy == "follow the remedy of transfers-arrive", reason
 
 
 def test_settings_of_a_file_with_which_ucx_works_are_not_named(tmp_path: Path) -> None:
     (tmp_path / "ucx.conf").write_text("UCX_TLS=tcp\n")
-    seen = doctor(HOME=str(tmp_path))
-    assert seen.code == 0
-    assert "ucx.conf" not in str(seen.checks)
+    results = doctor(HOME=str(tmp_path))
+    assert results.code == 0
+    assert "ucx.conf" not in str(results.checks)
 
 
 def test_too_few_open_files_are_named_with_the_limit() -> None:
-    seen = doctor(prefix=["sh", "-c", 'ulimit -n 24; exec "$@"', "sh"])
-    assert seen.failed("backend-loads", "the maximal number of files that could be opened")
-    assert "`ulimit -n 65536`" in seen.checks["backend-loads"][2]
+    results = doctor(prefix=["sh", "-c", 'ulimit -n 24; exec "$@"', "sh"])
+    assert results.failed("backend-loads", "the maximal number of files that could be opened")
+    assert "`ulimit -n 65536`" in results.checks["backend-loads"][2]
 
 
 @pytest.mark.parametrize(
@@ -500,6 +500,6 @@ def test_too_few_open_files_are_named_with_the_limit() -> None:
 )
 def test_what_ucx_lacks_of_the_file_system_is_named(script: str, words: str) -> None:
     with namespaces(f'{script}; exec "$@"', "--mount") as host:
-        seen = doctor(host=host, fork=False)
-    assert seen.failed("backend-loads", words)
-    assert "mount" in seen.checks["backend-loads"][2]
+        results = doctor(host=host, fork=False)
+    assert results.failed("backend-loads", words)
+    assert "mount" in results.checks["backend-loads"][2]

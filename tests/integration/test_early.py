@@ -48,8 +48,8 @@ import threading
 def run(pytester: pytest.Pytester, tests: str, *arguments: str, after: str = "pass") -> pytest.RunResult:
     """Run the tests of a package, and one test after it, of a package that measures."""
     pytester.makeconftest(CONFTEST)
-    own = pytester.mkpydir("own")
-    (own / "test_own.py").write_text(f"import threading, time, pytest\n{dedent(tests)}")
+    package = pytester.mkpydir("own")
+    (package / "test_own.py").write_text(f"import threading, time, pytest\n{dedent(tests)}")
     (pytester.mkpydir("sub") / "bandwidth").mkdir()
     (pytester.path / "sub" / "bandwidth" / "__init__.py").touch()
     (pytester.path / "sub" / "bandwidth" / "test_z.py").write_text(

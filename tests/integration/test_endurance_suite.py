@@ -71,11 +71,11 @@ def test_nothing_grows_but_the_sockets_of_removed_agents(tmp_path: Path) -> None
     assert "1 known limit of NIXL 1.5" in done.output
     assert "NIXL verdict: PASS (5 PASS; " in done.output
     recorded = json.loads(record.read_text())["benchmarks"]
-    assert {one["fullname"] for one in recorded} == {
+    assert {figure["fullname"] for figure in recorded} == {
         f"cycle-time/UCX/{cycle}" for cycle in ("transfer", "connection", "registration", "publication", "agent")
     }
-    others = {one["name"] for each in recorded for one in each["extra_info"]["figures"]}
-    assert others | {"cycle-time"} == SUMMARY
+    further = {figure["name"] for each in recorded for figure in each["extra_info"]["figures"]}
+    assert further | {"cycle-time"} == SUMMARY
 
 
 def test_keys_that_stay_in_etcd_are_found(tmp_path: Path) -> None:

@@ -181,9 +181,9 @@ def test_each_worker_of_xdist_has_its_own_server(run: Run, pytester: pytest.Pyte
         "-n2",
     )
     result.assert_outcomes(passed=6)
-    told = [json.loads(path.read_text()) for path in pytester.path.glob("told-*")]
-    assert len(told) == 6
-    workers, servers, directories, prefixes = map(set, zip(*told, strict=True))
+    documents = [json.loads(path.read_text()) for path in pytester.path.glob("told-*")]
+    assert len(documents) == 6
+    workers, servers, directories, prefixes = map(set, zip(*documents, strict=True))
     assert [len(values) for values in (workers, servers, directories, prefixes)] == [2, 2, 2, 6]
     wait_until(lambda: not any(map(os.path.exists, directories)), 60, "the run directories have gone")
     wait_until(lambda: not any(map(mentioning, directories)), 60, "no process of the run is left")
@@ -265,11 +265,11 @@ def test_nothing_is_left_behind_by_killed_workers(tmp_path: Path) -> None:
     inner = inner.replace('"told.new"', 'f"{n}.new"').replace('"told"', 'f"told-{n}"').replace("WAIT", "True")
     process = start_pytest(tmp_path, inner, "-n2", "--nixl-etcd-server=container", f"--nixl-etcd-image={image}")
     wait_until(lambda: len(list(tmp_path.glob("told-*"))) == 2, 300, "both tests are under way")
-    told = [json.loads(path.read_text()) for path in tmp_path.glob("told-*")]
-    assert {run["name"] for run in told} <= set(container_names())
+    documents = [json.loads(path.read_text()) for path in tmp_path.glob("told-*")]
+    assert {run["name"] for run in documents} <= set(container_names())
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate(timeout=300)
-    directories = [run["directory"] for run in told]
+    directories = [run["directory"] for run in documents]
     wait_until(lambda: not any(map(os.path.exists, directories)), 60, "the run directories have gone")
-    assert not {run["name"] for run in told} & set(container_names())
+    assert not {run["name"] for run in documents} & set(container_names())
     wait_until(lambda: not any(map(mentioning, directories)), 60, "no process of the run is left")

@@ -112,7 +112,7 @@ def test_operations_that_differ_only_in_time_have_one_text(fault_runs: Any) -> N
 
 def test_a_record_replaces_the_earlier_one_of_the_same_fault(fault_runs: Any, tmp_path: Path) -> None:
     path, read = tmp_path / "runs.jsonl", replace(TOLD, op="READ")
-    fault_runs.add_runs([fault_runs.FaultRun.of_fault("2026-01-01", MACHINE, each) for each in (TOLD, read)], path)
+    fault_runs.add_runs([fault_runs.FaultRun.of_fault("2026-01-01", MACHINE, fault) for fault in (TOLD, read)], path)
     fault_runs.add_runs([fault_runs.FaultRun.of_fault(DATE, MACHINE, replace(TOLD, answer="PROC"))], path)
     assert [(run.date, run.op, run.found["said"]) for run in fault_runs.read_runs(path)] == [
         (DATE, "WRITE", "PROC"),

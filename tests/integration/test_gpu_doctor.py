@@ -117,7 +117,7 @@ def examined(driver: dict[str, str]) -> Mapping[str, Found]:
     """What the checks find with each of these variables, by the variable and its value."""
     every = [NOT_GIVEN, IN_MIG_MODE, WITHOUT_ECC, *SMALLER_SETS, *UNEXPLAINED, *(fault["env"] for fault in FAULTS)]
     document = json.loads(on_the_host(driver, "-c", EXAMINE, given=json.dumps(every)))
-    return {str(variables): by_check(each) for variables, each in zip(every, document, strict=True)}
+    return {str(variables): by_check(results) for variables, results in zip(every, document, strict=True)}
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault["name"])

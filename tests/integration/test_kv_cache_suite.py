@@ -43,17 +43,17 @@ def results(done: Finished) -> dict[str, tuple[float, int]]:
         done.output,
         re.MULTILINE,
     )
-    return {f"{op} {way}": (float(rate), int(count)) for op, way, rate, count in lines}
+    return {f"{op} {method}": (float(rate), int(count)) for op, method, rate, count in lines}
 
 
 def test_all_ways_to_make_a_request_are_measured_and_verified() -> None:
     done = run(SUITE, SMALL, "--nixl-level=extended")
-    ways = (
+    methods = (
         "scattered-prepped", "scattered-unmerged", "scattered-initialized", "contiguous-merged", "contiguous-unmerged",
         "contiguous-initialized", "scattered-strided", "repeated-prepped",
     )  # fmt: skip
     result = results(done)
-    assert set(result) == {f"{op} {way}" for op in ("WRITE", "READ") for way in ways}
+    assert set(result) == {f"{op} {method}" for op in ("WRITE", "READ") for method in methods}
     assert {count for _, count in result.values()} == {4 * 64}
     assert all(rate > 0 for rate, _ in result.values())
     # On a busy machine kv-post-scaling, and nothing else, may be undecided.
@@ -114,8 +114,8 @@ def test_a_changed_byte_of_a_piece_is_reported_with_the_offset_in_its_block(tmp_
 def test_requests_are_recorded_as_rows_and_compared(tmp_path: Path) -> None:
     store, report = tmp_path / "store", tmp_path / "run.csv"
     # Twelve launches: one block in each request, and one way to make it.
-    one = ("--nixl-kv-tokens=16", "--nixl-op=WRITE", "-k", "scattered-prepped")
-    options = (SUITE, *one, f"--nixl-store={store}")
+    arguments = ("--nixl-kv-tokens=16", "--nixl-op=WRITE", "-k", "scattered-prepped")
+    options = (SUITE, *arguments, f"--nixl-store={store}")
     first = run(*options, "--nixl-min-launches=5", "--nixl-image=nixl:1", f"--nixl-report={report}")
     assert first.code == 0, first.output
     [path] = store.glob("*.json")

@@ -114,7 +114,7 @@ def _left_segments(before: frozenset[str]) -> list[str]:
     held = {f"sysv {line.split()[1]}" for line in _system_v() if int(line.split()[6])}
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            paths = [os.readlink(each) for each in [path / "cwd", *(path / "fd").iterdir()]]
+            paths = [os.readlink(link) for link in [path / "cwd", *(path / "fd").iterdir()]]
             held.update(_SEGMENT.findall("\n".join([(path / "maps").read_text(), *paths])))
             held.update(_RUN.findall("\n".join(paths)))
         except OSError:

@@ -231,8 +231,8 @@ def test_transfer_that_sends_a_request_to_etcd_fails_with_the_request(tmp_path: 
 
 
 def test_agents_that_bypass_the_counting_proxy_fail(tmp_path: Path) -> None:
-    which = "do_not_touch or after_it_was_looked_for or fetches_again"
-    done = broken(tmp_path, ELSEWHERE, DATA_PATH, LIFECYCLE, "-k", which)
+    selection = "do_not_touch or after_it_was_looked_for or fetches_again"
+    done = broken(tmp_path, ELSEWHERE, DATA_PATH, LIFECYCLE, "-k", selection)
     assert "FAIL data-path-without-etcd: " in done.output
     assert "ERROR metadata-of-a-later-agent: waited 10 s for rank 0 (agent worker, pid " in done.output
     assert "ERROR metadata-fetch-after-etcd-was-away: waited 10 s for rank 0 (agent worker, pid " in done.output

@@ -190,12 +190,12 @@ def test_promtool_accepts_the_metrics(name: str) -> None:
 
 
 def test_promtool_accepts_rules_and_configuration_and_sees_each_alert_fire() -> None:
-    for words in (
+    for expected in (
         ("check", "rules", "--lint=all", "--lint-fatal", MONITORING / "alerts.yml"),
         ("check", "config", MONITORING / "prometheus.yml"),
         ("test", "rules", ROOT / "tests" / "alerts.test.yml"),
     ):
-        done = promtool(*words)
+        done = promtool(*expected)
         assert done.returncode == 0, done.stdout
     tested = set(re.findall(r"alertname: (\w+)\n *exp_alerts", (ROOT / "tests" / "alerts.test.yml").read_text()))
     (group,) = yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"]
@@ -205,10 +205,18 @@ def test_promtool_accepts_rules_and_configuration_and_sees_each_alert_fire() -> 
 def lost(given: Any, kept: Any, path: str = "") -> list[str]:
     """The fields of a JSON document that another one does not have, or has with another value."""
     if isinstance(given, dict) and isinstance(kept, dict):
-        return [one for name, value in given.items() for one in lost(value, kept.get(name), f"{path}.{name}")]
+        return [
+            path_of_value
+            for name, value in given.items()
+            for path_of_value in lost(value, kept.get(name), f"{path}.{name}")
+        ]
     if isinstance(given, list) and isinstance(kept, list) and len(given) == len(kept):
         pairs = enumerate(zip(given, kept, strict=True))
-        return [one for number, (value, other) in pairs for one in lost(value, other, f"{path}[{number}]")]
+        return [
+            path_of_value
+            for number, (value, other) in pairs
+            for path_of_value in lost(value, other, f"{path}[{number}]")
+        ]
     return [] if given == kept else [path]
 
 

@@ -60,8 +60,8 @@ def start(plugin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
         return started[0]
 
     yield start
-    for each in started:
-        each.kill()
+    for server in started:
+        server.kill()
 
 
 @pytest.fixture
@@ -139,11 +139,11 @@ def test_a_server_whose_certificate_is_trusted_passes(
 ) -> None:
     certificates = make_certificates(tmp_path)
     server = start(certificates)
-    told: tuple[BackendParameter, ...] = (BackendParameter("OBJ", "ca_bundle", str(certificates.authority)),)
+    parameters: tuple[BackendParameter, ...] = (BackendParameter("OBJ", "ca_bundle", str(certificates.authority)),)
     if plugin == "AZURE_BLOB":
         monkeypatch.setenv("AZURE_CA_BUNDLE", str(certificates.authority))
-        told = ()
-    judged = judge(*told)
+        parameters = ()
+    judged = judge(*parameters)
     assert judged.verdict is Verdict.PASS, judged
     assert f"{server.url} stores, returns and deletes objects" in judged.reason
     assert server.keys == []
@@ -219,15 +219,15 @@ def test_a_server_that_never_answers_is_named(plugin: str, start: Start, judge: 
 def test_objects_of_64_mib_arrive(plugin: str, parts: bool, op: str, start: Start, make_pairs: MakePairs) -> None:
     size = 64 << 20
     server = start()
-    given = {}
+    values = {}
     if plugin == "OBJ":
-        given["req_checksum"] = "required"  # moto reads a body in the pieces of a checksum for minutes
+        values["req_checksum"] = "required"  # moto reads a body in the pieces of a checksum for minutes
     if parts:
         address = server.url.partition("//")[2]
-        given |= {"crtMinLimit": str(8 << 20), "endpoint_override": address, "scheme": "http"}
-        given["use_virtual_addressing"] = "false"
-    told = tuple(BackendParameter(plugin, *each) for each in sorted(given.items()))
-    moved = link(make_pairs(blocks=(size,), timeout=300.0, backend_params=told), plugin, op)
+        values |= {"crtMinLimit": str(8 << 20), "endpoint_override": address, "scheme": "http"}
+        values["use_virtual_addressing"] = "false"
+    parameters = tuple(BackendParameter(plugin, *item) for item in sorted(values.items()))
+    moved = link(make_pairs(blocks=(size,), timeout=300.0, backend_params=parameters), plugin, op)
     with moved._transfers(size, 1, 1) as transfers:
         seed = moved._fill(size, poison=True)
         moved._run("move", transfers, 300)

@@ -45,9 +45,9 @@ def test_a_run_whose_bucket_is_named_by_parameters_is_measured_and_judged(
     written, profile = tmp_path / "run.json", tmp_path / "p.toml"
     profile.write_text(PROFILE)
     with open_bucket("embedded", supervisor) as bucket:
-        given = {name: value for name, value in bucket.parameters.items() if name not in SECRET}
-        assert {"bucket", "endpoint_override", "region", "scheme", "use_virtual_addressing"} == set(given)
-        text = ",".join(f"OBJ:{name}={value}" for name, value in {**given, "req_checksum": "required"}.items())
+        parameters = {name: value for name, value in bucket.parameters.items() if name not in SECRET}
+        assert {"bucket", "endpoint_override", "region", "scheme", "use_virtual_addressing"} == set(parameters)
+        text = ",".join(f"OBJ:{name}={value}" for name, value in {**parameters, "req_checksum": "required"}.items())
         keys = {name: bucket.environment[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
         done = run(
             BANDWIDTH, "-v", "--nixl-backend=obj", "--nixl-blocks=64KiB", "--nixl-batch=2", f"--nixl-profile={profile}",

@@ -54,9 +54,9 @@ class TestOverlays:
     def test_the_overlay_for_p5_is_the_manifest_for_p5(self) -> None:
         folder = ROOT / "deploy" / "kubernetes"
         names = ("etcd.yaml", "results.yaml", "indexed-job.yaml")
-        plain = [each for name in names for each in yaml.safe_load_all((folder / name).read_text()) if each]
-        made = built(OVERLAYS / "p5.48xlarge").documents
-        assert sorted(map(json.dumps, sort(made))) == sorted(map(json.dumps, sort(plain)))
+        plain = [document for name in names for document in yaml.safe_load_all((folder / name).read_text()) if document]
+        overlay = built(OVERLAYS / "p5.48xlarge").documents
+        assert sorted(map(json.dumps, sort(overlay))) == sorted(map(json.dumps, sort(plain)))
 
     def test_every_value_arrives_at_all_of_its_places(self, copied: Path) -> None:
         """Other values than in the file, and no trace of the old ones."""

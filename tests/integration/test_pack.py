@@ -165,16 +165,16 @@ def test_it_runs_without_a_network_and_without_any_package(packed: Path, bare: P
     done = run(bare, packed, "--out", str(out), "--only", "near,pytest-gpu", "--", *options)
     assert done.returncode == 1, "memory of a GPU was asked for by name"
     assert "no GPU has a known position on the PCI bus" in (out / "near.txt").read_text()
-    said = (out / "pytest-gpu.txt").read_text()
-    assert said in done.stdout
-    assert "(2 PASS, 1 MISSING, 2 NOT-APPLICABLE; 2 rows" in said  # one row is cold
-    assert "DRAM:VRAM needs a GPU, and this host has no NVIDIA driver (no /dev/nvidiactl)" in said
+    output = (out / "pytest-gpu.txt").read_text()
+    assert output in done.stdout
+    assert "(2 PASS, 1 MISSING, 2 NOT-APPLICABLE; 2 rows" in output  # one row is cold
+    assert "DRAM:VRAM needs a GPU, and this host has no NVIDIA driver (no /dev/nvidiactl)" in output
     summary = json.loads((out / "summary.json").read_text())
-    assert [(each["stage"], each["exit"]) for each in summary["stages"]] == [("near", 0), ("pytest-gpu", 1)]
+    assert [(stage["stage"], stage["exit"]) for stage in summary["stages"]] == [("near", 0), ("pytest-gpu", 1)]
     assert (summary["gpus"], summary["profile"]) == ([], "loopback")
     assert "numpy: carried" in summary["libraries"]
-    left = {f"pytest-gpu.{ending}" for ending in ("html", "csv", "xml", "json", "txt")}
-    assert left | {"store", "near.txt", "summary.json"} == {path.name for path in out.iterdir()}
+    files = {f"pytest-gpu.{ending}" for ending in ("html", "csv", "xml", "json", "txt")}
+    assert files | {"store", "near.txt", "summary.json"} == {path.name for path in out.iterdir()}
     assert set(Path("/tmp").glob("pytest-nixl-gpu-*")) == before
 
 
@@ -201,12 +201,14 @@ def test_every_stage_runs_with_gpus(
     done = run(bare, packed, "--out", str(out), "--", *options, env=driver, tree=gpu_standin.DRIVER_TREE)
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads((out / "summary.json").read_text())
-    exits = {each["stage"]: each["exit"] for each in summary["stages"]}
+    exits = {stage["stage"]: stage["exit"] for stage in summary["stages"]}
     stages = ("driver", "near", "facts", "recorded", "doctor", "pytest-host", "pytest-gpu", "pytest-engine",
               "pytest-pair-0-1", "pytest-pair-1-0", "driver-after")  # fmt: skip
     assert exits == dict.fromkeys(stages, 0), done.stdout
     assert "cuda.bindings.driver: carried" in summary["libraries"]
-    assert any(re.fullmatch(r"CUDA runtime: .*/fallback/libcudart\.so\.12", words) for words in summary["libraries"])
+    assert any(
+        re.fullmatch(r"CUDA runtime: .*/fallback/libcudart\.so\.12", library) for library in summary["libraries"]
+    )
     assert re.search(
         r"^WRITE, GB/s    to 0    to 1\nfrom GPU 0        - +\d\S*\nfrom GPU 1  +\d\S* +-$", done.stdout, re.M
     )
@@ -214,14 +216,16 @@ def test_every_stage_runs_with_gpus(
         r"^carried by      to 0    to 1\nfrom GPU 0        -  NVLink\nfrom GPU 1   NVLink       -$", done.stdout, re.M
     )
     assert "== nvidia-smi nvlink -e" in (out / "driver.txt").read_text()
-    said = (out / "pytest-gpu.txt").read_text()
+    output = (out / "pytest-gpu.txt").read_text()
     by = {"VRAM:VRAM": "cuda_ipc/cuda", "DRAM:VRAM": "tcp/lo", "VRAM:DRAM": "tcp/lo"}
     for memory, transport in by.items():
-        assert re.search(rf"^UCX +WRITE +{memory} .* {transport} ", said, re.MULTILINE), said
+        assert re.search(rf"^UCX +WRITE +{memory} .* {transport} ", output, re.MULTILINE), output
     assert re.search(r"^PASS +gpus +1 Stand-in 0, 1 Stand-in 1$", (out / "doctor.txt").read_text(), re.MULTILINE)
     # Nothing is left out for want of a GPU, a driver or one of its libraries.
     reasons = [skipped.get("message", "") for skipped in ElementTree.parse(out / "pytest-gpu.xml").iter("skipped")]
-    assert [why for why in reasons if re.search("no GPU|two GPUs|no NVIDIA driver|no VRAM|NVML", why)] == [], said
+    assert [reason for reason in reasons if re.search("no GPU|two GPUs|no NVIDIA driver|no VRAM|NVML", reason)] == [], (
+        output
+    )
     for check in ("vram-known", "ucx-cuda", "gpu-driver", "gpu-p2p"):
         assert check in (out / "pytest-gpu.xml").read_text()
 
@@ -251,9 +255,9 @@ def test_another_python_is_refused_in_one_sentence(packed: Path, bare: Path, tmp
                           text=True, check=False)  # fmt: skip
     assert done.returncode == 2
     [sentence] = done.stderr.splitlines()
-    here = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    for words in ("other.pyz: ", "CPython 3.9", f"cpython {here}: ", "python3.9", f"pack.py --python {here}"):
-        assert words in sentence
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    for part in ("other.pyz: ", "CPython 3.9", f"cpython {version}: ", "python3.9", f"pack.py --python {version}"):
+        assert part in sentence
 
 
 def test_a_file_that_is_too_large_names_its_largest_parts() -> None:
@@ -338,8 +342,8 @@ def test_between_two_hosts_gpus_are_reached_by_rdma_alone(direct: bool, tmp_path
         module.mkdir()
     script = run_path(str(GPU / "run.py"))
     script["stages"].__globals__["PEERMEM"] = (str(module),)
-    made = {stage.name: stage for stage in script["stages"]("h100", "out", [], 2, ["gpu-a", "gpu-b"], 1)}
-    by_dma_buf = {name: stage.environment.get("UCX_CUDA_COPY_DMABUF") for name, stage in made.items()
+    stages = {stage.name: stage for stage in script["stages"]("h100", "out", [], 2, ["gpu-a", "gpu-b"], 1)}
+    by_dma_buf = {name: stage.environment.get("UCX_CUDA_COPY_DMABUF") for name, stage in stages.items()
                   if stage.environment.get("UCX_TLS") == "rc,cuda"}  # fmt: skip
     assert by_dma_buf == {
         "pytest-hosts-dma-buf": "yes",
@@ -347,6 +351,6 @@ def test_between_two_hosts_gpus_are_reached_by_rdma_alone(direct: bool, tmp_path
         "pytest-hosts-small-notified": "try",
         "pytest-hosts-small": "try",
     }
-    assert {"--nixl-notify=each", "--nixl-blocks=4KiB"} <= set(made["pytest-hosts-small-notified"].command)
-    assert {"--nixl-notify=last", "--nixl-blocks=4KiB"} <= set(made["pytest-hosts-small"].command)
-    assert made["doctor"].command[-2:] == ["--peer", "gpu-a"]
+    assert {"--nixl-notify=each", "--nixl-blocks=4KiB"} <= set(stages["pytest-hosts-small-notified"].command)
+    assert {"--nixl-notify=last", "--nixl-blocks=4KiB"} <= set(stages["pytest-hosts-small"].command)
+    assert stages["doctor"].command[-2:] == ["--peer", "gpu-a"]

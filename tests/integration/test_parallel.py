@@ -45,7 +45,7 @@ def test_what_must_run_alone_waits_for_the_tests_of_the_other_command(tmp_path: 
     for name, text in {"pytest.ini": MARKERS, "test_beside.py": BESIDE, "test_alone.py": ALONE,
                        "parallel.py": Path(parallel.__file__).read_text(encoding="utf-8")}.items():  # fmt: skip
         (tmp_path / name).write_text(text, encoding="utf-8")
-    with started(tmp_path, "--workers=1", "--in=test_beside.py", "not long") as one:
+    with started(tmp_path, "--workers=1", "--in=test_beside.py", "not long") as first:
         assert eventually((tmp_path / "begun").exists, 300)
         with started(tmp_path, "--workers=1", "--in=test_alone.py", "not long") as other:
             assert other.stdout is not None
@@ -57,7 +57,7 @@ def test_what_must_run_alone_waits_for_the_tests_of_the_other_command(tmp_path: 
             assert not (tmp_path / "alone").exists(), "".join(output)
             (tmp_path / "enough").touch()
             assert other.wait(300) == 0, "".join([*output, *other.stdout])
-        assert one.wait(300) == 0
+        assert first.wait(300) == 0
     assert (tmp_path / "alone").exists()
 
 
@@ -66,9 +66,9 @@ def test_a_failure_of_either_part_is_the_exit_code(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text(MARKERS)
     (tmp_path / "parallel.py").write_text(Path(parallel.__file__).read_text(encoding="utf-8"), encoding="utf-8")
     (tmp_path / "test_it.py").write_text("def test_beside(): pass\n" + ALONE)  # nobody has written the file "ended"
-    with started(tmp_path, "--workers=1", "--in=test_it.py", "not long") as one:
-        output = one.communicate(timeout=300)[0]
-    assert one.returncode == 1, output
+    with started(tmp_path, "--workers=1", "--in=test_it.py", "not long") as command:
+        output = command.communicate(timeout=300)[0]
+    assert command.returncode == 1, output
     assert "1 passed, 1 deselected" in output
     assert "1 failed, 1 deselected" in output
 
@@ -84,9 +84,9 @@ def test_a_test_that_waits_for_ever_fails_and_is_named(tmp_path: Path) -> None:
         "        fcntl.flock(one, fcntl.LOCK_EX)\n        fcntl.flock(other, fcntl.LOCK_EX)\n\n\n"
         "def test_passes(): pass\n"
     )
-    with started(tmp_path, "--workers=1", "--in=test_it.py", "not long") as one:
-        output = one.communicate(timeout=300)[0]
-    assert one.returncode == 1, output
+    with started(tmp_path, "--workers=1", "--in=test_it.py", "not long") as command:
+        output = command.communicate(timeout=300)[0]
+    assert command.returncode == 1, output
     assert "FAILED test_it.py::test_waits - Failed: Timeout" in output
     assert "1 failed, 1 passed" in output
     assert not list(tmp_path.glob(".pytest_cache"))

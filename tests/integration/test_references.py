@@ -78,9 +78,9 @@ class Objects:
 @pytest.mark.parametrize("use", USES)
 def test_an_object_of_another_worker_is_refused_before_anything_is_sent(agents: Agents, use: str) -> None:
     kind, call = USES[use]
-    own, foreign = (Objects(agent) for agent in agents.start_each(["b", "a"], backends=["UCX"]))
-    foreign_ref, b = foreign.refs[kind], own.agent
-    assert foreign_ref.number == own.refs[kind].number, "by its number it would be an object of b"
+    native, foreign = (Objects(agent) for agent in agents.start_each(["b", "a"], backends=["UCX"]))
+    foreign_ref, b = foreign.refs[kind], native.agent
+    assert foreign_ref.number == native.refs[kind].number, "by its number it would be an object of b"
     b.worker.signal(signal.SIGSTOP)  # so that a request would end at its deadline
     with pytest.raises(WorkerError) as caught:
         call(b, foreign_ref)
@@ -168,7 +168,7 @@ def test_numpy_arrays_and_scalars_are_descriptors(agents: Agents) -> None:
     rows = np.array([[address, 64, 0], [address + 64, 64, 0]], dtype=np.uint64)
     registered = agent.register_memory(rows, "DRAM")
     lists = [agent.get_xfer_descs(descs, "DRAM") for descs in (rows, [tuple(row) for row in rows], rows.tolist())]
-    serialized = [agent.get_serialized_descs(each) for each in lists]
+    serialized = [agent.get_serialized_descs(descriptors) for descriptors in lists]
     assert serialized[0] == serialized[1] == serialized[2]
     prepared = agent.prep_xfer_dlist("", rows, "DRAM")
     remote = agent.prep_xfer_dlist("a", rows, "DRAM")

@@ -32,10 +32,10 @@ def is_learned(command: Command) -> bool:
 
 
 def read(pytester: pytest.Pytester, command: Command) -> Settings:
-    given = {name: value for name in OF_ROWS if (value := command.option(name)) is not None}
+    options = {name: value for name in OF_ROWS if (value := command.option(name)) is not None}
     if is_learned(command):
-        del given["profile"]
-    config = parse_config(pytester, *(f"--nixl-{name}={value}" for name, value in given.items()))
+        del options["profile"]
+    config = parse_config(pytester, *(f"--nixl-{name}={value}" for name, value in options.items()))
     return read_settings(config, dict(command.variables))
 
 

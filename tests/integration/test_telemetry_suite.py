@@ -106,11 +106,11 @@ def test_a_count_that_is_altered_or_missing_fails_with_its_name(
 
 def test_a_transfer_that_nobody_knows_of_fails(started: Agents, tmp_path: Path) -> None:
     pair = MeasuredAgents(started, BUFFER, tmp_path)
-    known = pair.known[INITIATOR].counts.copy()
+    counts = pair.known[INITIATOR].counts.copy()
     pair.move("WRITE", count=1, size=16 << 10)
     assert judge_counts(pair).verdict is Verdict.PASS
-    known["agent_memory_registered"] = pair.known[INITIATOR].counts["agent_memory_registered"]
-    pair.known[INITIATOR].counts = known
+    counts["agent_memory_registered"] = pair.known[INITIATOR].counts["agent_memory_registered"]
+    pair.known[INITIATOR].counts = counts
     judgement = judge_counts(pair)
     assert judgement.verdict is Verdict.FAIL
     assert "agent_tx_bytes of agent telemetry-initiator is 65536, expected 0" in judgement.reason
@@ -290,9 +290,9 @@ def test_the_overhead_of_telemetry_is_recorded_and_judged_by_a_bound(tmp_path: P
     assert done.code == slower, done.output
     results = {load["fullname"]: load for load in json.loads(record.read_text())["benchmarks"]}
     assert set(results) == {"telemetry-transfer/UCX/none", "telemetry-transfer/UCX/prometheus"}
-    for each in results.values():
-        assert each["stats"]["rounds"] == 2
-        ratio, least, most = (figure["value"] for figure in each["extra_info"]["figures"])
+    for result in results.values():
+        assert result["stats"]["rounds"] == 2
+        ratio, least, most = (figure["value"] for figure in result["extra_info"]["figures"])
         assert 0 < least <= ratio <= most
         assert (least > 10) == slower
     pattern = (

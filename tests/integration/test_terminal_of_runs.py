@@ -53,10 +53,10 @@ def by_package(argument: str) -> tuple[str, ...]:
 def test_the_cause_is_in_the_first_five_lines_after_the_dots_and_its_repeat_command_runs(
     fault: str, is_clone: bool, tmp_path: Path
 ) -> None:
-    given, env, cause = PLANTED[fault]
+    options, env, cause = PLANTED[fault]
     directory = ROOT if is_clone else tmp_path
     slow = profile(tmp_path / "slow.toml", "p99 = '1 ns'")
-    text = [each.replace("{slow}", slow) for each in given]
+    text = [option.replace("{slow}", slow) for option in options]
     arguments = text if is_clone else [part for argument in text for part in by_package(argument)]
     done = run(*arguments, "--nixl-backend=UCX", env=env, directory=directory, quiet=False)
     assert done.code == 1, done.output

@@ -70,10 +70,10 @@ def verdict(*folders: Path, check: str = "nixl-cuda") -> tuple[str, str, str, li
     )  # fmt: skip
     assert done.returncode in (0, 1), done.stderr
     results = {load["id"]: load for load in json.loads(done.stdout)["checks"]}
-    one = results[check]
+    result = results[check]
     failed = [entry["id"] for entry in results.values() if entry["verdict"] == "FAIL"]
     assert done.returncode == bool(failed)
-    return one["verdict"], one["reason"], one["remedy"], failed
+    return result["verdict"], result["reason"], result["remedy"], failed
 
 
 def test_loaded_wheel_is_named_and_fails_only_if_it_is_not_for_the_cuda_of_torch(tmp_path: Path) -> None:

@@ -363,14 +363,14 @@ def test_a_nixlbench_with_another_library_is_reported(library: EtcdLibrary, tmp_
     program.parent.mkdir()
     shutil.copy(_linked_to(library), program)
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    other, own = _patched(library, tmp_path), Path(library.path)
+    other, loaded = _patched(library, tmp_path), Path(library.path)
     path = f"{program.parent}:{os.environ['PATH']}"
     # Only ldd uses these paths. NIXL's own files contain the path of their library.
     for folders, line in (
-        ([own.parent], f"NIXL loads {own}, and {program} loads the same from {own}"),
+        ([loaded.parent], f"NIXL loads {loaded}, and {program} loads the same from {loaded}"),
         (
-            [other.parent, own.parent],
-            f"WARN etcd-library: NIXL loads {own}, but {program} loads another one, {other} "
+            [other.parent, loaded.parent],
+            f"WARN etcd-library: NIXL loads {loaded}, but {program} loads another one, {other} "
             f"(only that of nixlbench has {PATCH})",
         ),
     ):

@@ -192,9 +192,9 @@ def test_dead_target_whose_memory_is_open_is_named(driver: dict[str, str], tmp_p
     done = measured(tmp_path, env, "--nixl-op=WRITE", "-p", "dead_target")
     assert done.code == 1
     assert re.search(r"^ERROR .*target worker.*SIGKILL", done.output, re.MULTILINE), done.output
-    told = [line.split()[0] for line in log.read_text().splitlines()]
-    assert "open" in told
-    assert "close" not in told
+    calls = [line.split()[0] for line in log.read_text().splitlines()]
+    assert "open" in calls
+    assert "close" not in calls
 
 
 #: A plugin of a run: every flow is slowed, and no end is full. A double, because GPUs that are this host's cores slow

@@ -31,8 +31,8 @@ Fault = Callable[[FaultScene, tuple[Host, Host]], FaultOutcome]
 @pytest.fixture
 def hosts() -> Iterator[tuple[Host, Host]]:
     require_tools()
-    with two_hosts() as made:
-        yield made
+    with two_hosts() as pair:
+        yield pair
 
 
 @pytest.fixture

@@ -49,15 +49,15 @@ def test_gpu_memory_cannot_be_registered_over_tcp(tmp_path: Path, pytestconfig: 
         with pytest.raises(NixlError, match="NIXL_ERR_BACKEND"):
             agent.run("helpers.vram_functions:register_by_the_driver", size=4096)
         log = agent.worker.output()
-    for words in (
+    for expected in (
         "Using simplified topology for tcp devices (no topology mapping needed)",
         "1 NICs, 0 NVIDIA GPUs, 0 AWS accelerators",
         "No accelerator runtime, skipping VRAM support",
         "Memory type 1 is not supported by libfabric backend",
     ):
-        assert words in log, log
-    asked = {line.split()[0] for line in Path(driver["STANDIN_LOG"]).read_text().splitlines()}
-    assert ("allocate" in asked, "dma-buf" in asked) == (True, False)
+        assert expected in log, log
+    calls = {line.split()[0] for line in Path(driver["STANDIN_LOG"]).read_text().splitlines()}
+    assert ("allocate" in calls, "dma-buf" in calls) == (True, False)
 
 
 def test_topology_file_of_hwloc_is_what_the_plugin_reads(tmp_path: Path, pytestconfig: pytest.Config) -> None:

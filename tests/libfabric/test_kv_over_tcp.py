@@ -29,8 +29,8 @@ LAYOUT, BLOCKS = KvLayout(tensors=64, blocks=320, block_bytes=512), 157
 @pytest.fixture(scope="module")
 def host() -> Iterator[Host]:
     require_tools()
-    with one_host() as made:
-        yield made
+    with one_host() as namespace:
+        yield namespace
 
 
 @pytest.fixture(autouse=True)
@@ -43,8 +43,8 @@ def test_ten_thousand_descriptors_are_verified_over_tcp(
     host: Host, make_settings: Callable[..., Settings], op: str
 ) -> None:
     settings = make_settings()
-    one, other = (LocalHost(supervisor(), rank, host.prefix) for rank in range(2))
-    pair = Launch((one, other), settings, BACKENDS["LIBFABRIC"], DRAM, LAYOUT.size, regions=LAYOUT.tensors)
+    first, other = (LocalHost(supervisor(), rank, host.prefix) for rank in range(2))
+    pair = Launch((first, other), settings, BACKENDS["LIBFABRIC"], DRAM, LAYOUT.size, regions=LAYOUT.tensors)
     with closing(pair):
         samples = KvLink(pair, LAYOUT, op, settings.timeout).measure(KvTraffic(BLOCKS), duration=0.0, least=2)
     assert samples.corruption is None
@@ -60,4 +60,4 @@ def test_every_way_moves_the_right_blocks_over_tcp(host: Host, tmp_path: Path) -
     )  # fmt: skip
     assert done.code == 0, done.output
     matches = re.findall(r"^LIBFABRIC +(\S+) .* kv=([^,]+),\S+ .* tcp/veth0 +PASS$", done.output, re.MULTILINE)
-    assert sorted(matches) == sorted((op, way) for op in ("READ", "WRITE") for way in WAYS)
+    assert sorted(matches) == sorted((op, method) for op in ("READ", "WRITE") for method in WAYS)

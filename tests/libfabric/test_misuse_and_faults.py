@@ -38,8 +38,8 @@ SHOW_SHARED_MEMORY = "echo shared memory: $(ls -A /dev/shm; tail -n +2 /proc/sys
 @pytest.fixture(scope="module")
 def host() -> Iterator[Host]:
     require_tools()
-    with one_host() as made:
-        yield made
+    with one_host() as namespace:
+        yield namespace
 
 
 @pytest.fixture

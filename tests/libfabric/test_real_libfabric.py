@@ -36,8 +36,8 @@ MakeSettings = Callable[..., Settings]
 @pytest.fixture(scope="module")
 def host() -> Iterator[Host]:
     require_tools()
-    with one_host() as made:
-        yield made
+    with one_host() as namespace:
+        yield namespace
 
 
 def run_in(host: Host, *arguments: str, timeout: float = 900, prefix: Sequence[str] = (), **env: str) -> Finished:
@@ -136,8 +136,8 @@ def test_missing_driver_is_reported_with_its_library_and_variable(host: Host) ->
 @contextmanager
 def link(settings: Settings, backend: str, op: str, hosts: tuple[Host, Host]) -> Iterator[Link]:
     """A link between two hosts."""
-    one, other = (LocalHost(supervisor(), rank, host.prefix) for rank, host in enumerate(hosts))
-    pairs = Launches((one, other), settings)
+    first, other = (LocalHost(supervisor(), rank, host.prefix) for rank, host in enumerate(hosts))
+    pairs = Launches((first, other), settings)
     try:
         yield pairs.link(backend, op, DRAM)
     finally:
@@ -150,10 +150,10 @@ def test_bytes_cross_from_one_host_to_another(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, backend: str, op: str
 ) -> None:
     monkeypatch.setenv("UCX_TLS", "tcp")
-    with two_hosts() as hosts, link(make_settings(), backend, op, hosts) as one:
+    with two_hosts() as hosts, link(make_settings(), backend, op, hosts) as row_link:
         sender, receiver = hosts if op == "WRITE" else hosts[::-1]
         before = sender.counter("veth0", "tx_bytes"), receiver.counter("veth0", "rx_bytes")
-        samples = one.measure(65536)
+        samples = row_link.measure(65536)
         assert samples.corruption is None
         assert samples.transports == ("tcp/veth0",)
         payload = 65536 * sum(samples.transfers)
@@ -165,7 +165,7 @@ def test_bytes_cross_from_one_host_to_another(
         assert carrier.device == "veth0"
         assert payload <= carrier.carried <= 1.1 * payload  # with headers
         # NIXL logs nothing per transfer, because logging would slow the transfers.
-        assert len(one.initiator.worker.output().splitlines()) < 1000
+        assert len(row_link.initiator.worker.output().splitlines()) < 1000
 
 
 @pytest.mark.parametrize("backend", ["UCX", "LIBFABRIC"])
@@ -178,8 +178,8 @@ def test_row_whose_device_counted_nothing_is_wrong_transport(
         counters = "/sys/class/net/veth0/statistics"
         freeze = "mount -t tmpfs none $0 && echo 7 > $0/tx_bytes && echo 7 > $0/rx_bytes"
         hosts[0].run("sh", "-c", freeze, counters)
-        with link(make_settings(), backend, "WRITE", hosts) as one:
-            samples = one.measure(65536)
+        with link(make_settings(), backend, "WRITE", hosts) as row_link:
+            samples = row_link.measure(65536)
     judgement = judge(samples, Expectation(source="a test", transports=("tcp",), floor=1.0))
     assert judgement.verdict is Verdict.WRONG_TRANSPORT
     assert re.search(rf"{backend} reported tcp/veth0, .*veth0 and lo .* 0 bytes", judgement.reason)

@@ -53,9 +53,9 @@ def busy(processes: int) -> Iterator[None]:
     try:
         yield
     finally:
-        for one in spinning:
-            one.kill()
-            one.wait()
+        for process in spinning:
+            process.kill()
+            process.wait()
 
 
 def in_turn(links: Sequence[Link], count: int, *, depth: int) -> list[Values]:
@@ -97,7 +97,7 @@ def successive(before: Values, now: Values) -> Counter[Verdict]:
     """Compare consecutive launches, including drift and lasting changes."""
     results: Counter[Verdict] = Counter()
     if before is now:  # ABBA ABBA ... among the launches of one image
-        sides = ([v for n, v in enumerate(before) if n % 4 in kept] for kept in ((0, 3), (1, 2)))
+        sides = ([v for n, v in enumerate(before) if n % 4 in phases] for phases in ((0, 3), (1, 2)))
         before, now = sides
     for start in range(0, len(before) - MOST_LAUNCHES + 1):
         results[verdict(before[start:], now[start:])] += 1
@@ -122,9 +122,9 @@ def told(name: str, before: Values, now: Values, wanted: Verdict) -> tuple[float
     low, high = between(before, now, wanted)
     all_ = drawn(before, now, 0, DRAWN)
     share = all_[wanted] / DRAWN
-    text = ", ".join(f"{100 * all_[one] / DRAWN:.1f} % {one}" for one in Verdict if all_[one])
+    text = ", ".join(f"{100 * all_[verdict] / DRAWN:.1f} % {verdict}" for verdict in Verdict if all_[verdict])
     row = successive(before, now)
-    in_row = ", ".join(f"{row[one]} {one}" for one in Verdict if row[one])
+    in_row = ", ".join(f"{row[verdict]} {verdict}" for verdict in Verdict if row[verdict])
     return share, (
         f"{name}: {wanted} in {100 * share:.2f} % of {DRAWN} drawn (95 % between {100 * low:.0f} and "
         f"{100 * high:.0f} %); all: {text}; of {sum(row.values())} made of successive launches: {in_row}"

@@ -33,8 +33,8 @@ RELEASES = [
 @pytest.fixture(scope="module")
 def host() -> Iterator[Host]:
     require_tools()
-    with one_host() as made:
-        yield made
+    with one_host() as namespace:
+        yield namespace
 
 
 @pytest.mark.parametrize(("version", "provider"), RELEASES)

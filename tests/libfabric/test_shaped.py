@@ -77,8 +77,8 @@ def over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def shaped_link(make_settings: MakeSettings, backend: str, op: str, hosts: tuple[Host, Host]) -> Iterator[Link]:
     settings = make_settings(blocks=(MIB,), depth=(2,), iterations=40)
-    with link(settings, backend, op, hosts) as one:
-        yield one
+    with link(settings, backend, op, hosts) as row_link:
+        yield row_link
 
 
 def verdict(one: Link, path: Path) -> tuple[Judgement, Samples]:
@@ -123,9 +123,9 @@ def agrees(samples: Samples, rate: float, plain: float) -> None:
 def test_measured_bandwidth_is_that_of_the_cable(
     make_settings: MakeSettings, tmp_path: Path, backend: str, op: str, rate: str, expected: Verdict
 ) -> None:
-    with two_hosts(rate) as hosts, shaped_link(make_settings, backend, op, hosts) as one:
+    with two_hosts(rate) as hosts, shaped_link(make_settings, backend, op, hosts) as row_link:
         for _ in range(ATTEMPTS):
-            judgement, samples = verdict(one, tmp_path / "profile.toml")
+            judgement, samples = verdict(row_link, tmp_path / "profile.toml")
             # What runs beside others tells of them, not of the cable.
             if not beside_others(samples):
                 break
@@ -147,8 +147,8 @@ def test_no_verdict_about_the_cable_is_wrong(
     results: dict[str, Counter[Verdict]] = {rate: Counter() for rate in RATES}
     for number in range(count):
         for rate in RATES:
-            with two_hosts(rate) as hosts, shaped_link(make_settings, *kinds[number % 4], hosts) as one:
-                judgement, _ = verdict(one, tmp_path / "profile.toml")
+            with two_hosts(rate) as hosts, shaped_link(make_settings, *kinds[number % 4], hosts) as row_link:
+                judgement, _ = verdict(row_link, tmp_path / "profile.toml")
             results[rate][judgement.verdict] += 1
             with capsys.disabled():
                 print(f"\n{number + 1} of {count}, {rate}: {judgement}", end="", flush=True)

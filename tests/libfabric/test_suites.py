@@ -37,8 +37,8 @@ UCX_STARTS = "UCX  INFO  Version"
 @pytest.fixture(scope="module")
 def host() -> Iterator[Host]:
     require_tools()
-    with one_host() as made:
-        yield made
+    with one_host() as namespace:
+        yield namespace
 
 
 def made(written: list[str]) -> Counter[str]:

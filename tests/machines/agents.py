@@ -56,8 +56,8 @@ def main(names: list[str]) -> None:
     """Make each fault and print what was said."""
     for name in names:
         with BEFORE[name]():
-            told = create()
-        print(f"{name}\t{json.dumps(told)}", flush=True)
+            report = create()
+        print(f"{name}\t{json.dumps(report)}", flush=True)
 
 
 if __name__ == "__main__":

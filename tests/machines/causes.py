@@ -114,13 +114,13 @@ def without_other_plugins() -> Iterator[None]:
 
 def main(names: list[str]) -> None:
     """Make each fault and print what the checks say."""
-    wanted = Requirements(load_profile("loopback"), ("UCX",))
+    requirements = Requirements(load_profile("loopback"), ("UCX",))
     for name in names:
         with FAULTS[name](), without_other_plugins():
             facts = gather(FactsRoot(), etcd="")
-            found = {id: judge(id, facts, wanted) for id in ASKED}
-        told = {id: [each.verdict.value, each.reason, each.remedy] for id, each in found.items()}
-        print(f"{name}\t{json.dumps(told)}", flush=True)
+            results = {id: judge(id, facts, requirements) for id in ASKED}
+        report = {id: [result.verdict.value, result.reason, result.remedy] for id, result in results.items()}
+        print(f"{name}\t{json.dumps(report)}", flush=True)
 
 
 if __name__ == "__main__":

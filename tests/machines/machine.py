@@ -200,8 +200,8 @@ class Machine:
             connection.connect(str(self.out / "qmp"))
             with connection.makefile("rw") as file:
                 file.readline()  # its greeting
-                for each in ({"execute": "qmp_capabilities"}, {"execute": command, "arguments": arguments}):
-                    file.write(json.dumps(each) + "\n")
+                for command_document in ({"execute": "qmp_capabilities"}, {"execute": command, "arguments": arguments}):
+                    file.write(json.dumps(command_document) + "\n")
                     file.flush()
                     answer = json.loads(file.readline())
                     while "event" in answer:
@@ -241,10 +241,10 @@ class Machine:
     def _tail(self, job: Job | None) -> str:
         parts = [("its console's last lines", self.out / "console"), ("QEMU says", self.out / "qemu.log")]
         told = []
-        for what, path in parts:
+        for label, path in parts:
             with contextlib.suppress(OSError):
                 lines = path.read_text(errors="replace").splitlines()[-20:]
-                told += [f"\n{what}:", *lines] if lines else []
+                told += [f"\n{label}:", *lines] if lines else []
         if job is not None and job.output:
             told += ["\nthe command's last lines:", *job.output.splitlines()[-40:]]
         return "\n".join(told)
@@ -281,8 +281,8 @@ def prepared() -> Path:
     """
     if os.geteuid():
         lack("root: a machine of QEMU sees the files of this one")
-    given = os.environ.get("PYTEST_NIXL_MACHINES")
-    base = Path(given or PROJECT / ".tox" / "qemu")
+    folder = os.environ.get("PYTEST_NIXL_MACHINES")
+    base = Path(folder or PROJECT / ".tox" / "qemu")
     if not (base / "complete").exists():
         lack(f"QEMU and a kernel in {base}: run `sh tests/machines/prepare.sh {shlex.quote(str(base))}`")
     return base

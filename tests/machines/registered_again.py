@@ -25,30 +25,30 @@ def mapped(address: int, size: int) -> int:
     libc = ctypes.CDLL(None)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    found: int = libc.mmap(address, size, READ_WRITE, ANONYMOUS | (FIXED if address else 0), -1, 0)
-    ctypes.memset(found, 1, size)
-    return found
+    mapping: int = libc.mmap(address, size, READ_WRITE, ANONYMOUS | (FIXED if address else 0), -1, 0)
+    ctypes.memset(mapping, 1, size)
+    return mapping
 
 
 def main(arguments: list[str]) -> None:
     """Register, export and load twice."""
     nixl_api.load()
-    one, other = (nixl_api.make_agent(name, progress_thread=False) for name in ("one", "other"))
-    for agent in (one, other):
+    first, other = (nixl_api.make_agent(name, progress_thread=False) for name in ("one", "other"))
+    for agent in (first, other):
         agent.create_backend("UCX")
     start = mapped(0, PAGES * PAGE)
     pages = [(start + number * PAGE, PAGE, 0, "") for number in range(PAGES)]
-    registered = one.register_memory(pages[-1:], "DRAM")
-    other.add_remote_agent(one.get_agent_metadata())
-    one.deregister_memory(registered)
+    registered = first.register_memory(pages[-1:], "DRAM")
+    other.add_remote_agent(first.get_agent_metadata())
+    first.deregister_memory(registered)
     if "unmapped" in arguments:
         mapped(pages[-1][0], PAGE)
-    one.register_memory(pages, "DRAM")
+    first.register_memory(pages, "DRAM")
     if "removed" in arguments:
         other.remove_remote_agent("one")
     for _ in range(2):
         try:
-            other.add_remote_agent(one.get_agent_metadata())
+            other.add_remote_agent(first.get_agent_metadata())
         except Exception as error:
             print(type(error).__name__, flush=True)
             other.remove_remote_agent("one")

@@ -63,7 +63,7 @@ class Members:
     def _start(self, number: int) -> None:
         """Start a member in its machine, which boots; it has the data of its disk."""
         url, peer = self.urls[number], f"http://{ADDRESSES[number]}:2380"
-        peers = ",".join(f"{each}=http://{address}:2380" for each, address in enumerate(ADDRESSES))
+        peers = ",".join(f"{number_of_peer}=http://{address}:2380" for number_of_peer, address in enumerate(ADDRESSES))
         machine = self.machines[number].booted()
         machine.check(f"ip address add {ADDRESSES[number]}/24 dev eth0 && ip link set eth0 up")
         machine.check("mkdir /disk && mount -t 9p -o trans=virtio,version=9p2000.L,cache=mmap disk /disk")
@@ -77,9 +77,9 @@ class Members:
         """Wait until these members answer and follow one of them."""
 
         def agree() -> bool:
-            said = [self._status(number) for number in numbers]
-            leaders = {each.get("leader") for each in said}
-            return len(leaders) == 1 and leaders <= {each["header"]["member_id"] for each in said if each}
+            statuses = [self._status(number) for number in numbers]
+            leaders = {status.get("leader") for status in statuses}
+            return len(leaders) == 1 and leaders <= {status["header"]["member_id"] for status in statuses if status}
 
         assert eventually(agree, SECONDS), [machine.out for machine in self.machines]
 
@@ -90,8 +90,8 @@ class Members:
 
     def leader(self) -> int:
         """Return the number of the leader."""
-        said = [self._status(number) for number in range(3)]
-        return [each["header"]["member_id"] for each in said].index(said[0]["leader"])
+        statuses = [self._status(number) for number in range(3)]
+        return [status["header"]["member_id"] for status in statuses].index(statuses[0]["leader"])
 
     def left(self) -> list[str]:
         """Return the keys in the etcd."""
@@ -99,9 +99,9 @@ class Members:
 
     def _etcdctl(self, *words: str, urls: Sequence[str] = (), check: bool = False) -> subprocess.CompletedProcess[str]:
         program = str(Path(etcd_binary()).with_name("etcdctl"))
-        given = f"--endpoints={','.join(urls or self.urls)}"
+        endpoints = f"--endpoints={','.join(urls or self.urls)}"
         return subprocess.run(
-            [*self.host.prefix, program, given, *words],
+            [*self.host.prefix, program, endpoints, *words],
             env=environment(), capture_output=True, text=True, check=check,
         )  # fmt: skip
 
@@ -137,9 +137,9 @@ class Members:
 def members(make_machine: MakeMachine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Members]:
     """Three members that know one leader."""
     require_tools()
-    made = Members(make_machine, tmp_path_factory.mktemp("disks"))
-    with closing(made.host):
-        yield made
+    cluster = Members(make_machine, tmp_path_factory.mktemp("disks"))
+    with closing(cluster.host):
+        yield cluster
 
 
 class Moving:
@@ -150,11 +150,11 @@ class Moving:
 
     def __init__(self, members: Members, folder: Path) -> None:
         self._folder = folder
-        given = ["--nixl-ranks=2", f"--nixl-etcd={','.join(members.urls)}", f"--nixl-lease={LEASE}s"]
+        options = ["--nixl-ranks=2", f"--nixl-etcd={','.join(members.urls)}", f"--nixl-lease={LEASE}s"]
         self._logs = [folder / f"{rank}.log" for rank in range(2)]
         self._ranks = [
             members.host.start(
-                *command(MOVING, *given, "--nixl-timeout=120s", f"--nixl-rank={rank}"), log=log,
+                *command(MOVING, *options, "--nixl-timeout=120s", f"--nixl-rank={rank}"), log=log,
                 env=environment(UCX_TLS="tcp", MOVING=str(folder)),
             )
             for rank, log in enumerate(self._logs)
@@ -202,22 +202,22 @@ def test_run_goes_on_while_the_leader_of_the_etcd_loses_power(members: Members, 
             while time.monotonic() < began + 1.5 * LEASE:
                 run.wait_for_a_transfer()
             done = run.end()
-            said = members.say()
+            answers = members.say()
             checks = members.run(
                 "pytest", "-p", "no:cacheprovider", "-q", "-rA", "suites/uri_validation/test_deployment.py",
                 "suites/metadata/test_namespaces.py::test_the_keys_in_the_etcd_of_this_deployment_are_sound",
                 f"--nixl-etcd={','.join(members.urls)}",
             )  # fmt: skip
-            left = members.left()
+            remaining = members.left()
         again = members.say()
-    assert [one.code for one in done] == [0, 0], done[0].output
+    assert [rank.code for rank in done] == [0, 0], done[0].output
     assert "NIXL verdict: PASS" in done[0].output
-    assert said.code == 1
-    assert f"member-silent: the member at {members.urls[lost]} does not answer: " in said.output
-    assert "remedy: start that host, or check its address" in said.output
+    assert answers.code == 1
+    assert f"member-silent: the member at {members.urls[lost]} does not answer: " in answers.output
+    assert "remedy: start that host, or check its address" in answers.output
     assert f"1 of 3 do not answer: {ADDRESSES[lost]}:2379: " in checks.output
     assert "NIXL verdict: PASS, with warnings (7 PASS, 2 WARN;" in checks.output
-    assert left == []
+    assert remaining == []
     assert again.code == 0, again.output
 
 
@@ -226,15 +226,15 @@ def test_run_ends_if_two_members_of_the_etcd_lose_power(members: Members, tmp_pa
         began = time.monotonic()
         done = run.wait()
         print(f"both ranks ended {time.monotonic() - began:.1f} s after the loss; the lease is {LEASE} s")
-        said = members.say()
-    for one in done:
-        assert one.code == 1
-        assert "lost its etcd lease: etcd heard nothing from it for 40 s" in one.output
-        assert f"(last refresh: no member of the etcd answered: {members.urls[0]}: " in one.output
-        assert "remedy: check that etcd runs" in one.output
-    assert said.code == 2
-    assert "has no leader, and so reads and writes no key: 2 of 3 members do not answer: " in said.output
-    assert "remedy: start the missing members: more than half of them must be up" in said.output
+        answers = members.say()
+    for rank in done:
+        assert rank.code == 1
+        assert "lost its etcd lease: etcd heard nothing from it for 40 s" in rank.output
+        assert f"(last refresh: no member of the etcd answered: {members.urls[0]}: " in rank.output
+        assert "remedy: check that etcd runs" in rank.output
+    assert answers.code == 2
+    assert "has no leader, and so reads and writes no key: 2 of 3 members do not answer: " in answers.output
+    assert "remedy: start the missing members: more than half of them must be up" in answers.output
     # Leases end when a leader is there again. What has none is left, because no rank lived to remove it.
     assert eventually(lambda: all("/run/" in key for key in members.left()), SECONDS), members.left()
     cleaned = members.run("pytest_nixl.cli", "clean", f"--etcd={','.join(members.urls)}")

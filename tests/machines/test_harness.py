@@ -22,12 +22,12 @@ def test_machine_that_does_not_boot_shows_its_console(tmp_path: Path) -> None:
     try:
         with pytest.raises(
             MachineError, match=r"machine broken ended \(QEMU's code 0\) before the end of its boot"
-        ) as said:
+        ) as caught:
             broken.booted()
     finally:
         broken.power_off()
-    assert "its console's last lines:" in str(said.value)
-    assert "Unable to mount root fs" in str(said.value)
+    assert "its console's last lines:" in str(caught.value)
+    assert "Unable to mount root fs" in str(caught.value)
 
 
 @pytest.mark.parametrize("ci", [False, True])

@@ -42,13 +42,13 @@ ORDINARY = (
 
 def told(machine: Machine, names: str, before: str = "") -> dict[str, Told]:
     """Make faults of agents.py in a machine, over rc, and return what was said of each."""
-    said = machine.check(
+    output = machine.check(
         f'cd "$PROJECT" && {before} "$PYTHON" tests/machines/agents.py {names} 2> /out/agents.log || '
         "{ tail -n 20 /out/agents.log; exit 1; }",
         UCX_TLS="rc,self", UCX_NET_DEVICES="rxe0:1",
     )  # fmt: skip
-    print(said)
-    return {name: json.loads(rest) for name, _, rest in (line.partition("\t") for line in said.splitlines())}
+    print(output)
+    return {name: json.loads(document) for name, _, document in (line.partition("\t") for line in output.splitlines())}
 
 
 @pytest.fixture(scope="module")
@@ -79,8 +79,8 @@ def test_device_nodes_that_a_user_may_not_open_are_named(rxe_machine: Machine) -
 
 
 def test_agent_that_would_never_be_created_for_want_of_locked_memory_is_named(rxe_machine: Machine) -> None:
-    found = told(rxe_machine, "'as it is'", ORDINARY.format(limit="65536:65536"))
-    reason, remedy = found["as it is"]
+    results = told(rxe_machine, "'as it is'", ORDINARY.format(limit="65536:65536"))
+    reason, remedy = results["as it is"]
     assert "would never end 'create_agent', and was ended: UCX has tried" in reason
     assert "a process may lock 64 kbytes" in reason
     assert "ulimit -l unlimited" in remedy
@@ -115,17 +115,17 @@ def test_initiator_is_told_of_a_dead_peer_and_not_of_one_that_is_stopped(
     rxe_machine: Machine, fault: str, told: str, release: str
 ) -> None:
     before = ":" if release == "installed" else use_release(release)
-    said = rxe_machine.check(
+    output = rxe_machine.check(
         f'cd "$PROJECT" && {before} && "$PYTHON" tests/machines/in_flight.py {fault}/WRITE 2> /out/in_flight.log',
         UCX_TLS="rc,self", UCX_NET_DEVICES="rxe0:1",
     )  # fmt: skip
-    print(said)
-    record = json.loads(said)
+    print(output)
+    record = json.loads(output)
     assert release in (record["nixl"], "installed")
-    found = record["found"]
-    assert found["said"] == told
+    ended = record["found"]
+    assert ended["said"] == told
     # The survivor then moved correct bytes to another agent.
-    assert ("survivor" in found, found["wrong_bytes"]) == (False, 0)
+    assert ("survivor" in ended, ended["wrong_bytes"]) == (False, 0)
 
 
 @pytest.mark.soak
@@ -134,10 +134,10 @@ def test_memory_that_was_freed_and_registered_again_is_refused_by_an_agent_that_
     rxe_machine: Machine, transport: str
 ) -> None:
     run = '"$PYTHON" tests/machines/registered_again.py'
-    said = rxe_machine.check(
+    output = rxe_machine.check(
         f'cd "$PROJECT" && {{ {run}; {run} unmapped; {run} unmapped removed; }} 2> /out/registered_again.log',
         UCX_TLS=f"{transport},self", UCX_NET_DEVICES="rxe0:1",
     )  # fmt: skip
     # NIXL's own lines have a time before them.
-    found = [line for line in said.splitlines() if line.isalpha()]
-    assert found == ["loaded", "nixlNotAllowedError", "nixlInvalidParamError", "loaded"]
+    errors = [line for line in output.splitlines() if line.isalpha()]
+    assert errors == ["loaded", "nixlNotAllowedError", "nixlInvalidParamError", "loaded"]

@@ -54,7 +54,7 @@ def is_listening(port: int) -> bool:
 
 def add_devices(machine: Machine, number: int) -> None:
     """Install the RDMA libraries in a machine that has booted, and add rxe0 and rxe1 over its ends of the cables."""
-    added = [f"add_rxe rxe{each} {network}.{number + 1} eth{each}" for each, network in enumerate(NETWORKS)]
+    added = [f"add_rxe rxe{device} {network}.{number + 1} eth{device}" for device, network in enumerate(NETWORKS)]
     machine.check(" && ".join(("install_rdma", *added, "one_libibverbs")))
 
 
@@ -63,9 +63,9 @@ def nodes(make_machine: MakeMachine) -> Nodes:
     """Two machines that two cables connect, each with rxe0 and rxe1 over its ends of the cables."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in NETWORKS]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        ports = [each.getsockname()[1] for each in sockets]
+        for socket_of_node in sockets:
+            socket_of_node.bind(("127.0.0.1", 0))
+        ports = [socket_of_node.getsockname()[1] for socket_of_node in sockets]
     first = make_machine(NAMES[0], arguments=cables(0, ports))
     first.wait_until(lambda: all(map(is_listening, ports)), "its ends of the cables", BOOT_SECONDS)
     second = make_machine(NAMES[1], arguments=cables(1, ports))
@@ -91,10 +91,10 @@ def start(nodes: Nodes, what: str, device: int = 0, transport: str = "rc") -> tu
 
 def run_suite(nodes: Nodes, device: int = 0, transport: str = "rc", suite: str = SUITE) -> tuple[Done, Done]:
     """Run one row on both nodes, over the given cable, and print the last line of each rank."""
-    one, other = (job.wait(RUN_SECONDS) for job in start(nodes, suite, device, transport))
-    for done in (one, other):
+    first, other = (job.wait(RUN_SECONDS) for job in start(nodes, suite, device, transport))
+    for done in (first, other):
         last_words(done)
-    return one, other
+    return first, other
 
 
 class Moving:
@@ -112,14 +112,14 @@ class Moving:
 
         :param what: what is waited for, for the message.
         """
-        asked = time.monotonic()
+        start = time.monotonic()
         for _ in range(2):  # the first may have begun before
             before = self._moved()
             self._node.wait_until(
                 lambda before=before: self._moved() != before or self.driver.ended, what, RUN_SECONDS, self.driver
             )
             assert self._moved() != before, self.driver.output
-        return time.monotonic() - asked
+        return time.monotonic() - start
 
     def _moved(self) -> int:
         """Return when the last transfer ended, in nanoseconds of some clock; 0: none has ended."""
@@ -172,8 +172,8 @@ def last_words(done: Done) -> str:
 def nothing_is_left(*machines: Machine) -> None:
     """Fail if a process or a segment of shared memory of a run is left on a machine."""
     for machine in machines:
-        left = machine.run("pgrep -af '[p]ytest_nixl|[n]ixl-etcd-listen|[e]tcd-distro'")
-        assert left.code == 1, left.output
+        remaining = machine.run("pgrep -af '[p]ytest_nixl|[n]ixl-etcd-listen|[e]tcd-distro'")
+        assert remaining.code == 1, remaining.output
         assert machine.check("ls -A /dev/shm") == ""
 
 
@@ -182,7 +182,7 @@ def test_bytes_move_over_rdma_between_two_kernels(nodes: Nodes) -> None:
     boot_ids = {machine.check("cat /proc/sys/kernel/random/boot_id") for machine in nodes}
     assert len(boot_ids) == 2
     done = run_suite(nodes)
-    assert [one.code for one in done] == [0, 0], done[0].output
+    assert [rank.code for rank in done] == [0, 0], done[0].output
     assert "rc_verbs/rxe0:1" in done[0].output
     assert "packets were lost" not in done[0].output
     assert "rank 1 on node-b" in done[0].output or "node-b" in done[1].output
@@ -194,7 +194,7 @@ def test_bytes_move_over_rdma_between_two_kernels(nodes: Nodes) -> None:
 @pytest.mark.soak
 def test_bytes_move_over_datagrams(nodes: Nodes) -> None:
     done = run_suite(nodes, transport="ud")
-    assert [one.code for one in done] == [0, 0], done[0].output
+    assert [rank.code for rank in done] == [0, 0], done[0].output
     assert "ud_verbs/rxe0:1" in done[0].output
     assert "packets were lost" not in done[0].output
 
@@ -206,15 +206,15 @@ def test_short_faults_end_no_run(nodes: Nodes) -> None:
         ("was cut off for 3 s", cut(nodes[1], 0), 3),
         ("was frozen for 10 s", frozen(nodes[1]), 10),
     ]
-    for what, fault, seconds in faults:
+    for label, fault, seconds in faults:
         with fault:
             time.sleep(seconds)
-        took = run.wait_for_a_transfer(f"a transfer after node-b {what}")
-        print(f"node-b {what}: transfers go on {took:.1f} s later")
+        took = run.wait_for_a_transfer(f"a transfer after node-b {label}")
+        print(f"node-b {label}: transfers go on {took:.1f} s later")
     done = run.end()
-    for one in done:
-        last_words(one)
-    assert [one.code for one in done] == [0, 0], done[0].output
+    for rank in done:
+        last_words(rank)
+    assert [rank.code for rank in done] == [0, 0], done[0].output
     nothing_is_left(*nodes)
 
 
@@ -242,7 +242,7 @@ def test_cut_cable_is_named_by_both_ranks(nodes: Nodes) -> None:
         print(f"both ranks ended {time.monotonic() - began:.1f} s after the cut; the lease is {LEASE} s")
     assert re.search(GONE, last_words(done[0])), done[0].output
     assert LOST in last_words(done[1]), done[1].output
-    assert [one.code for one in done] == [1, 1]
+    assert [rank.code for rank in done] == [1, 1]
     nothing_is_left(*nodes)
 
 
@@ -262,9 +262,9 @@ def test_clocks_that_differ_by_an_hour_do_no_harm(nodes: Nodes) -> None:
     finally:
         for machine in nodes:
             machine.check(f"date -s '@{time.time():.0f}'")
-    for one in done:
-        last_words(one)
-    assert [one.code for one in done] == [0, 0], done[0].output
+    for rank in done:
+        last_words(rank)
+    assert [rank.code for rank in done] == [0, 0], done[0].output
     assert "NIXL verdict: PASS" in done[0].output
 
 
@@ -286,14 +286,14 @@ def test_row_that_loses_1_percent_of_its_packets_passes_and_names_the_device(nod
     finally:
         for machine in nodes:
             print(machine.check("tc -s qdisc show dev eth1; tc qdisc del dev eth1 root"))
-    assert [one.code for one in done] == [0, 0], done[0].output
-    said = " ".join(done[0].output.split())
-    assert ", but packets were lost: " in said, said
+    assert [rank.code for rank in done] == [0, 0], done[0].output
+    output = " ".join(done[0].output.split())
+    assert ", but packets were lost: " in output, output
     # The initiator is told of a gap, and the target sees it. In a pattern each node is both.
     for node, counter in (("node-a", "rcvd_seq_err"), ("node-b", "out_of_seq_request")):
         counted = r"\w+" if "pattern" in suite else counter
-        assert re.search(rf"rxe1 of {node} counted [\d,]+ {counted} in [\d,]+ packets", said), said
-    assert "Check the cables" in said
+        assert re.search(rf"rxe1 of {node} counted [\d,]+ {counted} in [\d,]+ packets", output), output
+    assert "Check the cables" in output
 
 
 @pytest.mark.soak
@@ -312,9 +312,9 @@ def test_lost_packets_are_sent_again(nodes: Nodes, loss: int) -> None:
         for machine in nodes:
             machine.check("tc qdisc del dev eth1 root")
     done = run.end()
-    for one in done:
-        last_words(one)
-    assert [one.code for one in done] == [0, 0], done[0].output
+    for rank in done:
+        last_words(rank)
+    assert [rank.code for rank in done] == [0, 0], done[0].output
 
 
 @pytest.mark.soak
@@ -327,7 +327,7 @@ def test_mtu_that_differs(nodes: Nodes) -> None:
         done = run_suite(nodes, device=1)
     finally:
         nodes[1].check("ip link set eth1 mtu 1500")
-    assert [one.code for one in done] == [0, 0], done[0].output
+    assert [rank.code for rank in done] == [0, 0], done[0].output
     assert "rc_verbs/rxe1:1" in done[0].output
 
 
@@ -338,10 +338,10 @@ def test_cut_cable_of_the_device_alone_is_no_fault_of_the_own_host(nodes: Nodes)
         began = time.monotonic()
         done = run.wait()
         print(f"both ranks ended {time.monotonic() - began:.1f} s after the cut")
-    for one in done:
-        last_words(one)
-        assert one.code == 1
-        assert "NIXL reported nixlRemoteDisconnectError (NIXL_ERR_REMOTE_DISCONNECT) in rank 0" in one.output
+    for rank in done:
+        last_words(rank)
+        assert rank.code == 1
+        assert "NIXL reported nixlRemoteDisconnectError (NIXL_ERR_REMOTE_DISCONNECT) in rank 0" in rank.output
     assert "remedy: check that the other agent's process runs, and the port and the cable of its host" in done[0].output
     nothing_is_left(*nodes)
 
@@ -356,12 +356,12 @@ def test_interface_that_goes_down_is_named(nodes: Nodes) -> None:
         print(f"both ranks ended {time.monotonic() - began:.1f} s after the interface went down")
     finally:
         nodes[1].check("ip link set eth1 up")
-    for one in done:
-        last_words(one)
-        assert one.code == 1
+    for rank in done:
+        last_words(rank)
+        assert rank.code == 1
         # UCX aborts the process that uses the device.
-        assert re.search(r"ERROR:? bandwidth: rank 1 \(target worker, pid \d+\) was ended by SIGABRT", one.output)
-        assert "during 'serve': rxe1 went down or was removed, and UCX aborts then" in one.output
+        assert re.search(r"ERROR:? bandwidth: rank 1 \(target worker, pid \d+\) was ended by SIGABRT", rank.output)
+        assert "during 'serve': rxe1 went down or was removed, and UCX aborts then" in rank.output
     assert "remedy: check the cable, the switch and the subnet manager (`ibstat`, `rdma link`)" in done[0].output
     nothing_is_left(*nodes)
 
@@ -384,4 +384,4 @@ def test_node_that_loses_power_or_is_reset_is_named_and_takes_part_again(nodes: 
         nodes[1].power_on()
     add_devices(nodes[1].booted(), 1)
     assert nodes[1].check("cat /proc/sys/kernel/random/boot_id") != before
-    assert [one.code for one in run_suite(nodes)] == [0, 0]
+    assert [rank.code for rank in run_suite(nodes)] == [0, 0]

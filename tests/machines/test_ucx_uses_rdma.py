@@ -36,8 +36,10 @@ SHOWN_BY_FILES = {
 
 def verdicts(machine: Machine, arguments: str, before: str = "") -> dict[str, Told]:
     """Make the faults of causes.py in a machine, and return what each check said."""
-    said = machine.check(f'cd "$PROJECT" && {before} "$PYTHON" tests/machines/causes.py {arguments} 2> /out/causes.log')
-    return {name: json.loads(told) for name, _, told in (line.partition("\t") for line in said.splitlines())}
+    output = machine.check(
+        f'cd "$PROJECT" && {before} "$PYTHON" tests/machines/causes.py {arguments} 2> /out/causes.log'
+    )
+    return {name: json.loads(document) for name, _, document in (line.partition("\t") for line in output.splitlines())}
 
 
 @pytest.fixture(scope="module")
@@ -72,13 +74,13 @@ def assert_named(told: Told, verdict: str, words: str) -> None:
 
 def test_providers_are_judged_for_soft_roce_too(made: dict[str, Told]) -> None:
     assert made["healthy"]["verbs-providers"][0] == "PASS"
-    for cause, words in (
+    for cause, expected in (
         ("another copy", "needs librxe-rdmav34.so linked to it"),
         ("no provider", "the rxe providers are: none"),
         ("provider of another interface", "the rxe providers are: "),
     ):
         verdict, reason, _ = made[cause]["verbs-providers"]
-        assert (verdict, words in reason) == ("FAIL", True), reason
+        assert (verdict, expected in reason) == ("FAIL", True), reason
 
 
 def test_transports_of_devices_that_ucx_does_not_use_are_not_said_to_have_no_device(made: dict[str, Told]) -> None:
@@ -93,10 +95,10 @@ def test_transports_of_devices_that_ucx_does_not_use_are_not_said_to_have_no_dev
 @pytest.mark.soak
 def test_limit_of_locked_memory_is_named(rxe_machine: Machine) -> None:
     # As in a container without IPC_LOCK, whose limit is 64 KiB.
-    found = verdicts(
+    results = verdicts(
         rxe_machine, "'as it is'", "setpriv --bounding-set -ipc_lock --inh-caps -ipc_lock prlimit --memlock=65536:65536"
     )
-    verdict, reason, remedy = found["as it is"]["ucx-uses-rdma"]
+    verdict, reason, remedy = results["as it is"]["ucx-uses-rdma"]
     assert verdict == "FAIL"
     assert "1 MiB of memory cannot be registered with it: Cannot allocate memory (a process may lock 64 KiB)" in reason
     assert "ulimit -l unlimited" in remedy
@@ -104,7 +106,7 @@ def test_limit_of_locked_memory_is_named(rxe_machine: Machine) -> None:
 
 @pytest.mark.soak
 def test_other_network_namespace_is_named(rxe_machine: Machine) -> None:
-    found = verdicts(rxe_machine, "'as it is'", "ip netns add other && ip netns exec other")
-    verdict, reason, _ = found["as it is"]["ucx-uses-rdma"]
+    results = verdicts(rxe_machine, "'as it is'", "ip netns add other && ip netns exec other")
+    verdict, reason, _ = results["as it is"]["ucx-uses-rdma"]
     assert verdict == "FAIL"
     assert "its network interface v0 is in another network namespace" in reason

@@ -60,14 +60,14 @@ def places(request: pytest.FixtureRequest) -> Places:
 @pytest.fixture
 def make(places: Places, make_settings: Callable[..., Settings]) -> Iterator[Callable[..., Launches]]:
     """Create pairs with the two releases, which end with the test."""
-    made: list[Launches] = []
+    opened: list[Launches] = []
 
     def make(**changes: Any) -> Launches:
-        made.append(Launches(places, make_settings(**changes)))
-        return made[-1]
+        opened.append(Launches(places, make_settings(**changes)))
+        return opened[-1]
 
     yield make
-    for pairs in made:
+    for pairs in opened:
         pairs.close()
 
 

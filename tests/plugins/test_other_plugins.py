@@ -52,7 +52,7 @@ def test_rows_are_measured_with_all_plugins(tmp_path: Path) -> None:
 
 def test_rows_keep_their_order_and_their_names_when_they_are_shuffled(tmp_path: Path) -> None:
     """And JUnit's class names do not depend on where the suites are."""
-    found = []
+    names = []
     for seed in ("no:randomly", "randomly"):
         file = tmp_path / f"{seed[:2]}.xml"
         done = run(
@@ -65,12 +65,12 @@ def test_rows_keep_their_order_and_their_names_when_they_are_shuffled(tmp_path: 
             f"--junit-xml={file}",
         )
         shown = re.findall(r"^UCX +(\S+) +DRAM:DRAM +(\S+)", done.output, re.M)
-        found.append(shown)
+        names.append(shown)
         assert set(re.findall('classname="([^"]*)"', file.read_text())) == {
             "pytest_nixl.suites.bandwidth.test_bandwidth"
         }
-    assert len(found[0]) >= 3
-    assert found[0] == found[1]
+    assert len(names[0]) >= 3
+    assert names[0] == names[1]
 
 
 def test_a_check_that_pytest_timeout_ended_has_a_remedy(pytester: pytest.Pytester) -> None:

@@ -157,9 +157,9 @@ def test_two_launches_of_a_row_keep_what_both_measured() -> None:
     for field in fields:
         assert tuple(getattr(both, field)) == tuple(dict.fromkeys(getattr(first, field) + getattr(second, field)))
     assert both.windows_of_launches == (1, 1)
-    for one, other in ((first, second), (second, first)):
-        assert one.with_launch(replace(other, corruption="wrong")).corruption == "wrong"
-        assert replace(one, corruption="wrong").with_launch(other).corruption == "wrong"
+    for earlier, other in ((first, second), (second, first)):
+        assert earlier.with_launch(replace(other, corruption="wrong")).corruption == "wrong"
+        assert replace(earlier, corruption="wrong").with_launch(other).corruption == "wrong"
 
 
 #: Verdicts from the most to the least severe. What a gate fails is worse than what it passes with a warning.
@@ -298,11 +298,11 @@ def test_blanks_between_the_parts_of_a_series_mean_nothing(text: str) -> None:
 def test_each_launch_is_undisturbed_by_its_own_cores_and_gpu() -> None:
     values, busy, waiting = (1.0, 2.0, 3.0), 2 * DISTURBED_CORES, 2 * BUSY_GPU
     for place in range(3):
-        one = tuple(busy if number == place else 0.0 for number in range(3))
-        summary = RowSummary.of_launches(values, ("tcp",), contention=one)
+        cores = tuple(busy if number == place else 0.0 for number in range(3))
+        summary = RowSummary.of_launches(values, ("tcp",), contention=cores)
         assert summary.undisturbed == tuple(value for number, value in enumerate(values) if number != place)
         other = tuple(waiting if number == place else 0.0 for number in range(3))
-        summary = RowSummary.of_launches(values, ("tcp",), contention=one, gpu_waits=other)
+        summary = RowSummary.of_launches(values, ("tcp",), contention=cores, gpu_waits=other)
         assert [by for by in summary.used_by_others if by] == [("cores", "a GPU")]
 
 

@@ -29,10 +29,14 @@ def test_torch_writes_and_compares_the_same_pattern_as_the_processor(size: int, 
         was = device.read(address + offset + place, 1)[0]
         device.write(address + offset + place, memoryview(bytes([was ^ 0x40])))
         dram.write(offset + place, bytes([was ^ 0x40]))
-    wrong, found = device.compare(address + offset, size, seed), dram.compare(seed, offset, size)
+    wrong, first_wrong = device.compare(address + offset, size, seed), dram.compare(seed, offset, size)
     assert wrong is not None
-    assert found is not None
-    assert (wrong.count, wrong.offset, wrong.found) == (found["wrong_bytes"], found["offset"], found["found"])
+    assert first_wrong is not None
+    assert (wrong.count, wrong.offset, wrong.found) == (
+        first_wrong["wrong_bytes"],
+        first_wrong["offset"],
+        first_wrong["found"],
+    )
     device.free(address)
     with pytest.raises(IndexError, match="1 bytes at 0x"):
         device.read(address, 1)
