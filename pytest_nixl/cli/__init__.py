@@ -91,12 +91,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(_FIRST)
         return PASSED
     try:
-        words, pytest_arguments = _split(sys.argv[1:] if argv is None else argv)
-        parser = _parser(words[0] if words else "")
-        for word in words:
-            if word.startswith("--") and word.endswith("=--"):  # argparse would drop the value
-                parser.error(f"argument {word[:-3]}: expected a value other than --")
-        arguments, unknown = parser.parse_known_args(words)
+        our_arguments, pytest_arguments = _split(sys.argv[1:] if argv is None else argv)
+        parser = _parser(our_arguments[0] if our_arguments else "")
+        for argument in our_arguments:
+            if argument.startswith("--") and argument.endswith("=--"):  # argparse would drop the value
+                parser.error(f"argument {argument[:-3]}: expected a value other than --")
+        arguments, unknown = parser.parse_known_args(our_arguments)
         if unknown:
             parser.error(f"unrecognized arguments: {shlex.join(_without_values(unknown))}")
         if pytest_arguments:
@@ -142,13 +142,13 @@ def _one_line(sentence: str) -> str:
 def _without_values(words: Sequence[str]) -> list[str]:
     """Hide the values of unknown flags: they may be secrets of any shape. A value of a few characters is none."""
     hidden: list[str] = []
-    for word, before in zip(words, ("", *words), strict=False):
-        flag, _, value = word.partition("=")
-        if word.startswith("-"):
-            hidden.append(f"{flag}=***" if len(value) > _SHORT_VALUE else word)
+    for argument, before in zip(words, ("", *words), strict=False):
+        flag, _, value = argument.partition("=")
+        if argument.startswith("-"):
+            hidden.append(f"{flag}=***" if len(value) > _SHORT_VALUE else argument)
         else:
             after_flag = before.startswith("-") and "=" not in before
-            hidden.append("***" if after_flag and len(word) > _SHORT_VALUE else word)
+            hidden.append("***" if after_flag and len(argument) > _SHORT_VALUE else argument)
     return hidden
 
 

@@ -91,20 +91,20 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def _explain(arguments: argparse.Namespace) -> int:
-    word = " ".join(arguments.words).strip()
+    query = " ".join(arguments.words).strip()
     if arguments.reproduce:
-        return _reproduce(word)
+        return _reproduce(query)
     logs = [] if arguments.kind else _logs(arguments.words)
     if logs:
         return _explain_logs(logs, arguments)
-    if word and not arguments.kind and (seen := _scan(io.BytesIO(os.fsencode(word))).seen()):
-        return _print_seen([("", match) for match in seen], arguments)
-    if len(word) > _MOST_LETTERS:
+    if query and not arguments.kind and (matches := _scan(io.BytesIO(os.fsencode(query))).seen()):
+        return _print_seen([("", match) for match in matches], arguments)
+    if len(query) > _MOST_LETTERS:
         raise ValueError("nothing is known of these words")
     entries = [entry for entry in _entries() if arguments.kind in ("", entry.kind)]
     whole_list = bool(arguments.kind) and not arguments.words
     if not whole_list:
-        entries = _matches(word, entries)
+        entries = _matches(query, entries)
     more = 0 if whole_list or arguments.all else max(len(entries) - _MOST, 0)
     printed = entries[: len(entries) - more]
     if arguments.json:
@@ -123,7 +123,7 @@ def _logs(words: list[str]) -> list[str]:
     """Return the logs that the words name: files, or ``-`` for the standard input."""
     if not words and sys.stdin is not None and not sys.stdin.isatty():
         return ["-"]
-    if all(word == "-" or os.path.isfile(word) for word in words):
+    if all(path == "-" or os.path.isfile(path) for path in words):
         return words
     if len(words) == 1 and words[0].endswith((".log", ".txt", ".out", ".err")):
         raise ValueError("there is no file of this name")
@@ -131,7 +131,7 @@ def _logs(words: list[str]) -> list[str]:
 
 
 def _explain_logs(logs: list[str], arguments: argparse.Namespace) -> int:
-    seen: list[tuple[str, Seen]] = []
+    matches: list[tuple[str, Seen]] = []
     lines = 0
     for log in logs:
         if log == "-":
@@ -141,12 +141,12 @@ def _explain_logs(logs: list[str], arguments: argparse.Namespace) -> int:
                 scan = _scan(stream)
         lines += scan.line_count
         label = f"{'the standard input' if log == '-' else log}: " if len(logs) > 1 else ""
-        seen += ((label, match) for match in scan.seen())
-    if not seen:
+        matches += ((label, match) for match in scan.seen())
+    if not matches:
         length = f"{lines} line{'s' if lines > 1 else ''}"
         raise ValueError(f"nothing is known of this log of {length}" if lines else "the log is empty")
-    seen.sort(key=lambda pair: WEIGHTS.index(pair[1].message.weight))
-    return _print_seen(seen, arguments, log=True)
+    matches.sort(key=lambda pair: WEIGHTS.index(pair[1].message.weight))
+    return _print_seen(matches, arguments, log=True)
 
 
 def _scan(stream: BinaryIO) -> LogScan:

@@ -47,8 +47,8 @@ def _told(fact: Fact[str] | Fact[int]) -> str:
 
 def _address(facts: Facts) -> str:
     nics = sorted(facts.network.nics, key=lambda nic: nic.name != facts.network.default.value)
-    found = [text.partition("/")[0] for nic in nics for text in nic.routable()]
-    return found[0] if found else f"{_UNKNOWN} (no interface has an IPv4 address that other hosts can reach)"
+    addresses = [text.partition("/")[0] for nic in nics for text in nic.routable()]
+    return addresses[0] if addresses else f"{_UNKNOWN} (no interface has an IPv4 address that other hosts can reach)"
 
 
 def _gpus(facts: Facts) -> str:
@@ -103,9 +103,9 @@ def near_lines(facts: Facts) -> Iterator[str]:
         gpu = placed[str(near.gpu)]
         lacks = "no network card" if facts.rdma else "this host has no RDMA device"
         cards = f"{', '.join(near.devices)} ({WORDS[near.how]})" if near.devices else lacks
-        own = f"; when all GPUs are used, only: {', '.join(near.own)}" if 0 < len(near.own) < len(near.devices) else ""
+        sole = f"; when all GPUs are used, only: {', '.join(near.own)}" if 0 < len(near.own) < len(near.devices) else ""
         write = _write(device for device in facts.rdma if device.name in (near.own or near.devices))
-        yield f"GPU {near.gpu} ({gpu.pci}, {gpu.node}): {cards}{own}{write}"
+        yield f"GPU {near.gpu} ({gpu.pci}, {gpu.node}): {cards}{sole}{write}"
     if not facts.near:
         yield f"no GPU has a known position on the PCI bus{_write(network_cards(facts.rdma))}"
     idle = [f"{nic.name} ({nic.node})" for nic in topology.idle()]

@@ -81,8 +81,8 @@ class Growth:
         smooth = _smoothed([second for reference in references for second in reference])
         usual, count = median(smooth), len(rounds[0])
         scaled = [
-            [second * usual / smooth[place * count + number] for number, second in enumerate(each)]
-            for place, each in enumerate(rounds)
+            [second * usual / smooth[place * count + number] for number, second in enumerate(figures)]
+            for place, figures in enumerate(rounds)
         ]
         times = [min(values) for values in zip(*scaled, strict=True)]
         slope = Slope.of(times)

@@ -281,7 +281,7 @@ def _disturbed(rows: Mapping[RowKey, RowSummary], keys: Iterable[RowKey]) -> lis
 
 def _used(*launches: Sequence[tuple[str, ...]]) -> str:
     """Return what other processes used in some launches, as the beginning of a sentence."""
-    used = sorted({what for each in launches for launch in each for what in launch}, reverse=True)
+    used = sorted({transport for pair in launches for launch in pair for transport in launch}, reverse=True)
     return f"other processes used {' and '.join(used)} that {'were' if 'cores' in used else 'was'} needed in"
 
 
@@ -303,7 +303,7 @@ def steadiness(rows: Mapping[RowKey, RowSummary]) -> tuple[str, bool]:
 
 def _taken(before: RecordedRun, there: Sequence[tuple[str, ...]], here: Sequence[tuple[str, ...]]) -> str:
     """Return that other processes disturbed launches, which then prove nothing; empty: they disturbed none."""
-    runs = [f"{_count(each)} of {name}" for each, name in ((here, "this run"), (there, before.name)) if any(each)]
+    runs = [f"{_count(counts)} of {name}" for counts, name in ((here, "this run"), (there, before.name)) if any(counts)]
     return f"{_used(here, there)} {' and in '.join(runs)}, which prove nothing" if runs else ""
 
 

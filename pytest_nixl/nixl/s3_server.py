@@ -99,8 +99,8 @@ def open_bucket(asked: str, supervisor: Callable[[], SupervisorClient]) -> Itera
     :raises NotApplicableError: no server is named, and none can be embedded.
     """
     name = f"pytest-nixl-{secrets.token_hex(8)}"
-    told = asked or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or EMBEDDED
-    kind, _, image = told.partition(":")
+    endpoint_text = asked or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or EMBEDDED
+    kind, _, image = endpoint_text.partition(":")
     if kind in (EMBEDDED, CONTAINER):
         with (
             _embedded(supervisor(), required=asked == EMBEDDED)
@@ -113,7 +113,7 @@ def open_bucket(asked: str, supervisor: Callable[[], SupervisorClient]) -> Itera
                 client.create_bucket()
                 yield S3Bucket(kind, client)  # the bucket ends with its server
         return
-    client = ObjectClient.of({"endpoint_override": told, "bucket": name})
+    client = ObjectClient.of({"endpoint_override": endpoint_text, "bucket": name})
     with contextlib.closing(client):
         client.create_bucket()
         try:

@@ -72,7 +72,7 @@ def bandwidth(run: RecordedRun, before: RecordedRun | None = None) -> list[Chart
         series = []
         sizes = sorted({float(size) for size, _ in rows})
         for number, (op, rows_of_op) in enumerate(by_op.items()):
-            old = [one for one in earlier.get(group, {}).get(op, ()) if sizes[0] <= one[0] <= sizes[-1]]
+            old = [point for point in earlier.get(group, {}).get(op, ()) if sizes[0] <= point[0] <= sizes[-1]]
             for name, style, of in ((f"{op} before", " before", old), (op, "", rows_of_op)):
                 if of:
                     series.append(_line(name, of, f"s{number % 6}{style}"))

@@ -93,8 +93,8 @@ def add_refusal(config: pytest.Config, why: str, rank: int) -> None:
         for report in _reports("refused", message, [("nixl_verdict", "REFUSED")]):
             writer.pytest_runtest_logreport(report)
         return
-    if given := config.getoption("xmlpath", None):
-        path = _of_rank(Path(given), rank)
+    if xml_path := config.getoption("xmlpath", None):
+        path = _of_rank(Path(xml_path), rank)
         counts = {"errors": "0", "failures": "1", "skipped": "0", "tests": "1", "time": "0"}
         root = ElementTree.Element("testsuites")
         suite = ElementTree.SubElement(root, "testsuite", {"name": "pytest", **counts})

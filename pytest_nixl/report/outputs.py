@@ -94,8 +94,8 @@ def leave_session_refusal(config: pytest.Config, run: Run) -> None:
     if run.usable and run.placement.several and run.placement.rank is None and run.rank_session is None:
         return
     error = sys.exc_info()[1]  # pytest calls the hook pytest_sessionfinish while it passes the error on
-    known = isinstance(error, pytest.UsageError) and str(error)
-    leave_refusal(config, run, known or "pytest refused the command line: its output says why")
+    usage_error = isinstance(error, pytest.UsageError) and str(error)
+    leave_refusal(config, run, usage_error or "pytest refused the command line: its output says why")
 
 
 def _store(config: pytest.Config, run: Run) -> None:
@@ -112,9 +112,9 @@ def _store(config: pytest.Config, run: Run) -> None:
         other = other_run(run, run.settings.compare_image)
         records.append((other_record(record, run, other), run.settings.compare_image.image))
     stored = []
-    for each, label in records:
+    for run_record, label in records:
         try:
-            path = store.write(each, label)
+            path = store.write(run_record, label)
         except NixlPluginError as error:
             run.found.note(f"{error.reason}. {error.remedy}")
         else:

@@ -110,8 +110,9 @@ def _ratios(rows: Sequence[Result]) -> Iterator[TextLine]:
             kind = key.as_nixlbench if key.program else key
             alike.setdefault(replace(kind, backend=""), []).append((key, row.summary.bandwidth))
     for measured in alike.values():
-        of_nixl = [each for each in measured if not each[0].program]
-        pairs = [(each, of_nixl[0]) for each in of_nixl[1:] if each[0] != of_nixl[0][0]]  # a row may be measured twice
+        of_nixl = [measurement for measurement in measured if not measurement[0].program]
+        # A row may be measured twice.
+        pairs = [(measurement, of_nixl[0]) for measurement in of_nixl[1:] if measurement[0] != of_nixl[0][0]]
         pairs += [(mine, other) for mine in of_nixl for other in measured if _is_by_program(other[0], mine[0])]
         for (key, bandwidth), (other, reference) in pairs:
             yield TextLine(f"{key.backend} : {other.backend}  {_rest(key)}  {bandwidth / reference:.2f}")

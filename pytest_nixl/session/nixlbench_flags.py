@@ -48,25 +48,25 @@ def parse_arguments(text: str) -> tuple[str, ...]:
     :raises ValueError: if a flag is malformed, given twice or not allowed; the message is one sentence.
     """
     try:
-        words = shlex.split(text)
+        arguments = shlex.split(text)
     except ValueError as error:
         raise ValueError(f"{text!r} cannot be split into words ({error})") from None
-    given: dict[str, str | None] = {}
+    flags: dict[str, str | None] = {}
     name = ""
-    for word in words:
-        match = _FLAG.fullmatch(word)
+    for argument in arguments:
+        match = _FLAG.fullmatch(argument)
         if match is None:
-            if not name or given[name] is not None:
-                raise ValueError(f"{word!r} is not a flag")
-            given[name] = word
+            if not name or flags[name] is not None:
+                raise ValueError(f"{argument!r} is not a flag")
+            flags[name] = argument
             continue
         name = match[1]
-        if name in given:
+        if name in flags:
             raise ValueError(f"--{name} is given twice")
         _refuse(name)
-        given[name] = match[2]
-    _check_processes(given)
-    return tuple(f"--{name}" if value is None else f"--{name}={value}" for name, value in given.items())
+        flags[name] = match[2]
+    _check_processes(flags)
+    return tuple(f"--{name}" if value is None else f"--{name}={value}" for name, value in flags.items())
 
 
 def _refuse(name: str) -> None:

@@ -27,8 +27,8 @@ def report_ending(name: str, endings: Iterable[str]) -> str:
 
     :param name: such as ``report.html``.
     """
-    found = [ending for ending in endings if name.endswith(ending) and (name != ending or not ending.startswith("."))]
-    return max(found, key=len, default="")
+    matches = [ending for ending in endings if name.endswith(ending) and (name != ending or not ending.startswith("."))]
+    return max(matches, key=len, default="")
 
 
 def join_flags(words: list[str]) -> None:

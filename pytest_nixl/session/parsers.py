@@ -32,9 +32,9 @@ def parse_backends(text: str) -> tuple[str, ...]:
     from pytest_nixl.nixl.backends import BACKENDS, UNSUPPORTED
 
     names = tuple(part.strip() for part in text.split(","))
-    known = list(BACKENDS)
+    backends = list(BACKENDS)
     for name in names:
-        if name.upper() in known:
+        if name.upper() in backends:
             BACKENDS[name.upper()]  # refuses one of another distribution that cannot be loaded
         else:
             reason = UNSUPPORTED.get(name.upper())

@@ -34,12 +34,12 @@ def find_pasted(words: Iterable[str], folder: Path) -> dict[str, str]:
     :param folder: the directory in which pytest was started.
     """
     pasted = {}
-    for word in words:
-        name, colons, test = word.partition("::")
+    for argument in words:
+        name, colons, test = argument.partition("::")
         if re.fullmatch(r"(\w+/)?test_\w+\.py", name) and not (folder / name).exists():
             files = [path for path in suites_folder().glob("*/test_*.py") if path.as_posix().endswith(f"/{name}")]
             if len(files) == 1:
-                pasted[word] = f"pytest_nixl.suites.{files[0].parent.name}.{files[0].stem}{colons}{test}"
+                pasted[argument] = f"pytest_nixl.suites.{files[0].parent.name}.{files[0].stem}{colons}{test}"
     return pasted
 
 
