@@ -153,7 +153,7 @@ class NixlAgent(AgentCalls):
             "listen_thread": listen_thread,
             "telemetry": telemetry or agent_options.telemetry,
         }
-        deadline_arguments: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             **options,
             "sync_mode": agent_options.sync_mode,
             "parameters": {name: agent_options.parameters_of(name) for name in backends},
@@ -170,7 +170,7 @@ class NixlAgent(AgentCalls):
                         name=name,
                         listen_port=listen_port,
                         threads=agent_options.threads_of(worker.role),
-                        **deadline_arguments,
+                        **arguments,
                     )
                     for worker, name in zip(workers, called, strict=True)
                 ]

@@ -94,16 +94,16 @@ class TorchDevice:
 
     def fill(self, address: int, size: int, seed: int, *, inverted: bool) -> None:
         """Write the pattern, one tile at a time."""
-        for start, tile in self._pattern(seed, size):
-            self._part(address + start, len(tile)).copy_(torch.bitwise_not(tile) if inverted else tile)
+        for start, pattern in self._pattern(seed, size):
+            self._part(address + start, len(pattern)).copy_(torch.bitwise_not(pattern) if inverted else pattern)
         self._wait()
 
     def compare(self, address: int, size: int, seed: int) -> WrongBytes | None:
         """Compare with the pattern, one tile at a time."""
         count, offset, actual = 0, -1, 0
-        for start, tile in self._pattern(seed, size):
-            copied = self._part(address + start, len(tile)).clone()
-            differ = copied != tile
+        for start, pattern in self._pattern(seed, size):
+            copied = self._part(address + start, len(pattern)).clone()
+            differ = copied != pattern
             wrong = int(differ.sum())
             if wrong and not count:
                 place = int(differ.to(torch.uint8).argmax())
