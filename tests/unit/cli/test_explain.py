@@ -22,8 +22,8 @@ from pytest_nixl.session.suites import checks_of_suites
 def test_every_check_of_the_suites_is_listed_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["explain", "--checks", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
-    found = [(check["suite"], check["id"]) for check in listed]
-    assert sorted(found) == sorted((suite, id) for suite, ids in checks_of_suites().items() for id in ids)
+    checks = [(check["suite"], check["id"]) for check in listed]
+    assert sorted(checks) == sorted((suite, id) for suite, ids in checks_of_suites().items() for id in ids)
     assert all(check["proves"].endswith(".") for check in listed)
 
 
@@ -84,9 +84,9 @@ def explained(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
 def test_whole_words_come_before_longer_ones_and_parts_of_words_only_if_there_is_nothing_else(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    found = explained(capsys, "--all", "hang")
-    assert "check ranks-leader-change" not in found, "the hang of change"
-    assert "finding LIBFABRIC-NOTIFICATION-HANGS" in found
+    titles = explained(capsys, "--all", "hang")
+    assert "check ranks-leader-change" not in titles, "the hang of change"
+    assert "finding LIBFABRIC-NOTIFICATION-HANGS" in titles
     assert explained(capsys, "mtu")[0] == "check mtu", "its own id is before the faults that name it"
     assert "error NIXL compatibility hash mismatch" in explained(capsys, "ompatib")
     line = "ERROR 11-25 worker.py:88] Remote NIXL agent engine ID mismatch. Expected a, received b."
@@ -120,9 +120,9 @@ def test_a_log_is_explained_cause_first_without_an_echo(
     assert heads[2].startswith("also seen, harmless: unused environment variable (UCX does not read")
     assert len(heads) == 3
     assert "hunter2" not in out
-    for words in (["-"], []):
+    for arguments in (["-"], []):
         feed(monkeypatch, LOG)
-        assert cli.main(["explain", *words]) == 0
+        assert cli.main(["explain", *arguments]) == 0
         assert capsys.readouterr().out == out
 
 

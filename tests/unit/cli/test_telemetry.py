@@ -199,9 +199,11 @@ def test_an_infinite_value_fails() -> None:
 
 def test_json_has_the_same_values(capsys: pytest.CaptureFixture[str]) -> None:
     assert ask(VLLM, "--json", "--max-expired=1") == FAILED
-    found = json.loads(capsys.readouterr().out)
-    assert found["verdict"] == "FAIL"
-    assert [(each["name"], each["verdict"], each["value"], each["at_most"]) for each in found["values"]] == [
+    document = json.loads(capsys.readouterr().out)
+    assert document["verdict"] == "FAIL"
+    assert [
+        (figure["name"], figure["verdict"], figure["value"], figure["at_most"]) for figure in document["values"]
+    ] == [
         ("failed transfers", "NO-EXPECTATION", 3.0, None),
         ("expired requests", "FAIL", 4.0, 1.0),
         ("mean post time", "NO-EXPECTATION", 250.0, None),
@@ -228,9 +230,9 @@ def test_what_is_not_metrics_of_nixl_is_one_sentence(
     text: bytes, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert ask(text) == COULD_NOT_RUN
-    sentence, *rest = capsys.readouterr().err.splitlines()
+    sentence, *more_lines = capsys.readouterr().err.splitlines()
     assert said in sentence
-    assert [line.partition(":")[0] for line in rest] == ["remedy"]
+    assert [line.partition(":")[0] for line in more_lines] == ["remedy"]
 
 
 def test_another_status_is_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -243,9 +245,9 @@ def test_another_status_is_named(capsys: pytest.CaptureFixture[str]) -> None:
 def test_no_message_has_the_secret_of_a_url(text: bytes, status: int, capsys: pytest.CaptureFixture[str]) -> None:
     with metrics_server(lambda: text, status=status) as port:
         assert main(["telemetry", f"http://127.0.0.1:{port}/?token=Sw0rdfish", "--timeout=300"]) == COULD_NOT_RUN
-    said = capsys.readouterr()
-    assert f"http://127.0.0.1:{port}/metrics?token=***" in said.err
-    assert "Sw0rdfish" not in said.out + said.err
+    output = capsys.readouterr()
+    assert f"http://127.0.0.1:{port}/metrics?token=***" in output.err
+    assert "Sw0rdfish" not in output.out + output.err
 
 
 @pytest.mark.parametrize(

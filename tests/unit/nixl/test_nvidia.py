@@ -44,9 +44,9 @@ def test_every_reason_for_no_gpu_has_its_own_message(
     code: int | None, fault: str, node_exists: bool, visible: str | None, reason: str
 ) -> None:
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    said, remedy = why_not(code, fault, node_exists=node_exists, environ=environ)
-    assert said.startswith(reason)
-    assert "\n" not in said
+    sentence, remedy = why_not(code, fault, node_exists=node_exists, environ=environ)
+    assert sentence.startswith(reason)
+    assert "\n" not in sentence
     assert remedy
 
 

@@ -85,8 +85,8 @@ def test_a_probe_that_fails_says_why_and_deletes_its_object(fails: list[str], wo
 
 def test_other_bytes_than_were_stored_are_a_fault_of_the_server() -> None:
     store = KeptStore(wrong=True)
-    words = "the server s returned other bytes than were stored in bucket b"
-    with pytest.raises(ObjectStoreError, match=words) as caught:
+    expected_text = "the server s returned other bytes than were stored in bucket b"
+    with pytest.raises(ObjectStoreError, match=expected_text) as caught:
         store.probe("k")
     assert (caught.value.kind, store.objects) == ("server", {})
 
@@ -145,6 +145,6 @@ def tls_error(kind: type[ssl.SSLError], **given: str) -> ssl.SSLError:
     ],
 )  # fmt: skip
 def test_each_failed_connection_has_its_words_and_its_fault(error: BaseException, words: str, kind: str) -> None:
-    said, fault = fault_of(error, FAULTS, 2.5)
-    assert said.startswith(words)
+    description, fault = fault_of(error, FAULTS, 2.5)
+    assert description.startswith(words)
     assert fault.kind == kind

@@ -45,8 +45,8 @@ def test_a_script_counts_the_bytes_that_are_written_too_late(id: str, tmp_path: 
             text=True, timeout=300, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
-        said, counted = done.stdout.splitlines()[-2:]
-        assert "has returned" in said
+        sentence, counted = done.stdout.splitlines()[-2:]
+        assert "has returned" in sentence
         if "healthy: 0 bytes" not in counted:
             break
     assert counted == "DEFECT: 65536 bytes were overwritten after that"
@@ -175,9 +175,9 @@ def test_a_script_counts_the_processes_that_end_with_a_dead_peer(
         capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    rounds = [each for each in done.stdout.splitlines() if re.match(line, each)]
+    rounds = [output_line for output_line in done.stdout.splitlines() if re.match(line, output_line)]
     assert len(rounds) == 2
-    ended = sum(end in each for each in rounds)
+    ended = sum(end in output_line for output_line in rounds)
     assert ended == 0 or id == "NIXL-DEAD-INITIATOR-ABORTS"
     assert done.stdout.splitlines()[-1] == f"{'DEFECT' if ended else 'healthy'}: {counted.format(ended)}"
 

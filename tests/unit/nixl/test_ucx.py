@@ -262,15 +262,15 @@ def test_real_ucx_replaces_the_same_functions_whatever_the_wait() -> None:
     if package is None or package.origin is None:
         pytest.skip("this environment has no package nixl-cu12")
     [plugin] = Path(package.origin).parents[1].glob(".nixl_cu12.mesonpy.libs/plugins/libplugin_UCX.so")
-    found = []
+    replaced = []
     for variables in ({}, {GRACE: "1ms"}):
         environment = {name: value for name, value in os.environ.items() if not name.startswith("UCX_")} | variables
         done = subprocess.run(
             [sys.executable, "-c", REPLACED, str(plugin)], env=environment, capture_output=True, text=True, check=True
         )
-        found.append(json.loads(done.stdout))
-    assert found[0] == found[1]
-    assert "munmap" in found[0]
+        replaced.append(json.loads(done.stdout))
+    assert replaced[0] == replaced[1]
+    assert "munmap" in replaced[0]
 
 
 @pytest.mark.parametrize(("version", "kind"), [("1.4.1", RuntimeError), ("1.5.0", NixlPluginError)])

@@ -82,9 +82,9 @@ def test_a_level_selects_its_checks_and_those_of_the_levels_below(pytester: pyte
     result = run_pytest(pytester, f"--nixl-level={given}", in_process=True)
     passed, line = SELECTED[given.lower() if not given.isdecimal() else LEVELS[int(given) - 1]]
     result.assert_outcomes(passed=passed, deselected=6 - passed)
-    told = [each for each in result.outlines if "left out" in each]
-    assert len(told) == bool(line)
-    assert not line or told[0].startswith(line)
+    left_out = [text for text in result.outlines if "left out" in text]
+    assert len(left_out) == bool(line)
+    assert not line or left_out[0].startswith(line)
 
 
 def test_the_default_level_and_that_of_an_ini_file(pytester: pytest.Pytester) -> None:
@@ -176,8 +176,8 @@ def test_a_record_names_another_level_than_the_default(pytester: pytest.Pytester
         provenance = json.loads(path.read_text())[OURS]["provenance"]
         assert provenance["environment"].get("(level)") == recorded
         if recorded is not None:  # it is no variable, whose unknown values are hidden
-            found = parse_recorded({**json.loads(path.read_text()), "benchmarks": []}, "a test")
-            assert found.provenance.environment["(level)"] == recorded
+            parsed = parse_recorded({**json.loads(path.read_text()), "benchmarks": []}, "a test")
+            assert parsed.provenance.environment["(level)"] == recorded
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="this process may use one core only")
