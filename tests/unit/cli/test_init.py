@@ -225,7 +225,7 @@ def test_no_file_is_overwritten_and_none_is_added(
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--nodes=0"], "--nodes '0' is not a positive integer"),
         (["--image=two words"], "--image 'two words' is not the name of an image: expected "),
@@ -233,11 +233,11 @@ def test_no_file_is_overwritten_and_none_is_added(
     ],
 )
 def test_bad_input_is_one_sentence(
-    options: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["init", str(tmp_path / "nixl"), *options]) == 2
     printed = capsys.readouterr()
-    assert printed.err.startswith(f"pytest-nixl: {said}")
+    assert printed.err.startswith(f"pytest-nixl: {message}")
     assert printed.err.count("\n") == 1
     assert not (tmp_path / "nixl").exists()
 

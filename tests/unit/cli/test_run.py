@@ -27,9 +27,9 @@ from pytest_nixl.host.recorded_tree import FactsRoot
 NOTHING = ("run", "quick", "--backend=UCX", "--suite=uri_validation", "--", "-k", "no_such_test or none")
 
 
-def ended(*words: str, directory: Path = ROOT, **changes: str) -> subprocess.CompletedProcess[str]:
+def ended(*arguments: str, directory: Path = ROOT, **changes: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "pytest_nixl.cli", *words], cwd=directory, env=environment(**changes),
+        [sys.executable, "-m", "pytest_nixl.cli", *arguments], cwd=directory, env=environment(**changes),
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
 
@@ -204,7 +204,7 @@ def test_the_run_writes_the_page_unless_the_user_names_reports(
 
 
 @pytest.mark.parametrize(
-    ("given", "ours", "theirs"),
+    ("arguments", "ours", "theirs"),
     [
         (["quick", "--nixl-memory=VRAM:VRAM"], ["quick"], ["--nixl-memory=VRAM:VRAM"]),
         (["-k", "quick", "standard"], ["standard"], ["-k", "quick"]),
@@ -216,8 +216,8 @@ def test_the_run_writes_the_page_unless_the_user_names_reports(
         (["--", "--nixl-backend=UCX", "--backend", "x"], ["--nixl-backend=UCX"], ["--backend", "x"]),
     ],
 )
-def test_an_option_that_is_not_of_run_goes_to_pytest(given: list[str], ours: list[str], theirs: list[str]) -> None:
-    assert split(["run", *given]) == (["run", *ours], theirs)
+def test_an_option_that_is_not_of_run_goes_to_pytest(arguments: list[str], ours: list[str], theirs: list[str]) -> None:
+    assert split(["run", *arguments]) == (["run", *ours], theirs)
 
 
 def test_options_that_run_shares_with_pytest_are_given_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -284,7 +284,7 @@ def test_secrets_are_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "message"),
     [
         (["slow"], "argument LEVEL: invalid choice: 'slow'"),
         (["--backend=FOO"], "'FOO' is not a supported backend: expected UCX, LIBFABRIC, POSIX, OBJ or AZURE_BLOB"),
@@ -296,15 +296,15 @@ def test_secrets_are_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
         (["--as-given"], "--as-given needs the arguments of pytest after --"),
     ],
 )
-def test_bad_input_is_one_sentence(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_is_one_sentence(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     try:
-        code = cli.main(["run", *words])
+        code = cli.main(["run", *arguments])
     except SystemExit as error:  # what argparse refuses
         code = int(error.code or 0)
     printed = capsys.readouterr()
     assert code == 2
     assert printed.out == ""
-    assert said in printed.err
+    assert message in printed.err
     assert printed.err.count("\n") == 1
 
 

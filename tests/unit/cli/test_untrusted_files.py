@@ -44,10 +44,10 @@ def huge(path: Path) -> None:
         file.truncate((1 << 30) + 1)  # a file with a hole, which takes no space
 
 
-def refusal(folder: Path, capsys: pytest.CaptureFixture[str], *words: str) -> str:
+def refusal(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """Run a command and return its one sentence."""
     (folder / "OUTPUT").write_text("")
-    assert main([argument.replace(FILE, str(folder / FILE)) for argument in words]) == 2
+    assert main([argument.replace(FILE, str(folder / FILE)) for argument in arguments]) == 2
     error_output = capsys.readouterr().err.strip()
     assert len(error_output.splitlines()) == 1
     return error_output
@@ -149,11 +149,11 @@ def test_a_profile_of_too_many_tables_is_refused(tmp_path: Path, capsys: pytest.
     assert "expect: 1,001 tables: expected at most 1,000" in message
 
 
-@pytest.mark.parametrize("words", [("explain", FILE), ("profile", "show", FILE)], ids=["explain", "profile"])
+@pytest.mark.parametrize("arguments", [("explain", FILE), ("profile", "show", FILE)], ids=["explain", "profile"])
 def test_a_file_of_the_kernel_that_waits_for_more_is_refused(
-    words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Not every container may read it, and then that is the sentence."""
     (tmp_path / FILE).symlink_to("/proc/kmsg")
-    message = refusal(tmp_path, capsys, *words)
+    message = refusal(tmp_path, capsys, *arguments)
     assert "is a stream that does not end" in message or os.strerror(errno.EPERM) in message

@@ -94,7 +94,7 @@ def test_a_wrong_byte_is_named_with_its_link() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rates", "verdict", "words"),
+    ("rates", "verdict", "message"),
     [
         ((4e9, 3e9, 2e9), Verdict.PASS,
          "rows of 64KiB, 3 pairs at once: 9 GB/s together, from 2 (ranks 2-5) to 4 GB/s"),
@@ -104,7 +104,7 @@ def test_a_wrong_byte_is_named_with_its_link() -> None:
     ],
 )  # fmt: skip
 def test_pairs_at_once_are_told_with_the_slowest(
-    rates: tuple[float, ...], verdict: Verdict, words: str, monkeypatch: pytest.MonkeyPatch
+    rates: tuple[float, ...], verdict: Verdict, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requests: list[tuple[int, int]] = []
 
@@ -114,7 +114,7 @@ def test_pairs_at_once_are_told_with_the_slowest(
 
     monkeypatch.setattr(concurrent, "measure_at_once", measure)
     judgement = at_once("rows", [link(pair) for pair in disjoint(6)], 65536, 4)
-    assert (judgement.verdict, judgement.reason) == (verdict, words)
+    assert (judgement.verdict, judgement.reason) == (verdict, message)
     assert bool(judgement.remedy) == (verdict is Verdict.WARN)
     assert set(requests) == {(65536, 4)}
 
@@ -138,15 +138,15 @@ def test_a_wrong_byte_of_one_pair_decides(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize(
-    ("contention", "words"),
+    ("contention", "message"),
     [
         ([(), ()], ""),
         ([(0.1,), (0.3, 0.2)], ""),
         ([(0.1,), (0.2, 0.94, 0.3)], "other processes used up to 0.9 of the cores that the links need"),
     ],
 )
-def test_the_most_contention_of_any_link_is_told(contention: list[tuple[float, ...]], words: str) -> None:
-    assert disturbance([cast(Samples, SimpleNamespace(contention=shares)) for shares in contention]) == words
+def test_the_most_contention_of_any_link_is_told(contention: list[tuple[float, ...]], message: str) -> None:
+    assert disturbance([cast(Samples, SimpleNamespace(contention=shares)) for shares in contention]) == message
 
 
 def test_links_begin_together_and_each_has_its_answer() -> None:

@@ -111,7 +111,7 @@ def test_two_ranks_give_no_trial() -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "guilty", "said"),
+    ("first", "second", "guilty", "sentence"),
     [
         (
             FAIL,
@@ -135,7 +135,7 @@ def test_two_ranks_give_no_trial() -> None:
         (PASS, Judgement(Verdict.INCONCLUSIVE, "?"), [], "which of rank 1 on node-1 and rank 2 on node-2"),
     ],
 )
-def test_two_trials_name_the_culprits(first: Judgement, second: Judgement, guilty: list[int], said: str) -> None:
+def test_two_trials_name_the_culprits(first: Judgement, second: Judgement, guilty: list[int], sentence: str) -> None:
     failed = FailedPair(pair(WRITE, 1, 2), FAIL)
     tried = [
         RetestResult(trial, judgement, ("tcp/eth0",))
@@ -143,7 +143,7 @@ def test_two_trials_name_the_culprits(first: Judgement, second: Judgement, guilt
     ]
     ranks, description = blame(failed, tried, NAMES)
     assert ranks == guilty
-    assert description.startswith(said)
+    assert description.startswith(sentence)
 
 
 def test_the_slow_direction_of_two_ranks_is_named() -> None:

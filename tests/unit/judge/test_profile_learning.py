@@ -101,7 +101,7 @@ LARGE = str(KEY).replace("64KiB", "1MiB")
 
 
 @pytest.mark.parametrize(
-    ("rows", "words"),
+    ("rows", "message"),
     [
         ([str(KEY), LARGE], f"{LARGE} is in {{2}} and not in {{0}}: expected"),
         ([LARGE], f"{LARGE} is in {{2}} and not in {{0}}: expected"),
@@ -109,7 +109,7 @@ LARGE = str(KEY).replace("64KiB", "1MiB")
     ],
 )
 def test_runs_with_different_rows_are_refused_with_the_row_and_both_runs(
-    tmp_path: Path, rows: list[str], words: str
+    tmp_path: Path, rows: list[str], message: str
 ) -> None:
     small = str(KEY).replace("64KiB", "4KiB")
     paths = [tmp_path / f"{number}.json" for number in range(3)]
@@ -117,7 +117,7 @@ def test_runs_with_different_rows_are_refused_with_the_row_and_both_runs(
         record_of(path, dict.fromkeys([*keys, small], 10.0))
     with pytest.raises(ValueError) as caught:
         learned_profile("mine", paths)
-    assert str(caught.value).startswith(f"{paths[2]} and {paths[0]} have different rows: {words.format(*paths)}")
+    assert str(caught.value).startswith(f"{paths[2]} and {paths[0]} have different rows: {message.format(*paths)}")
 
 
 def test_only_rows_of_blocks_that_nixl_moved_are_learned(tmp_path: Path) -> None:

@@ -256,7 +256,7 @@ BASE = 'transports = ["cma"]\nsource = "s"\n'
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "row"),
+    ("first", "other", "row"),
     [
         ("", "", "every row"),
         ("", 'op = ["READ"]', "op READ"),
@@ -271,8 +271,8 @@ BASE = 'transports = ["cma"]\nsource = "s"\n'
         ('blocks = "1KiB..64KiB"', "", "blocks of 1KiB"),
     ],
 )
-def test_two_expectations_for_one_row_are_refused(one: str, other: str, row: str) -> None:
-    message = expect_fault(f"{BASE}{one}", f"{BASE}{other}")
+def test_two_expectations_for_one_row_are_refused(first: str, other: str, row: str) -> None:
+    message = expect_fault(f"{BASE}{first}", f"{BASE}{other}")
     assert message == (
         f"profile t.toml, expect #2: applies to {row}, as expect #1 does: expected at most one [[expect]] for each row"
     )
@@ -284,7 +284,7 @@ def test_an_overlap_is_reported_with_the_numbers_of_both_tables() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("first", "other"),
     [
         ('backend = ["UCX"]', 'backend = ["GDS"]'),
         ('op = ["READ"]', 'op = ["WRITE"]'),
@@ -296,18 +296,18 @@ def test_an_overlap_is_reported_with_the_numbers_of_both_tables() -> None:
         ('blocks = "1KiB..4095B"', 'blocks = "4KiB..8KiB"'),
     ],
 )
-def test_expectations_that_share_no_row_are_accepted(one: str, other: str) -> None:
-    assert len(profile(f"{BASE}{one}", f"{BASE}{other}").expectations) == 2
+def test_expectations_that_share_no_row_are_accepted(first: str, other: str) -> None:
+    assert len(profile(f"{BASE}{first}", f"{BASE}{other}").expectations) == 2
 
 
 @pytest.mark.parametrize(
-    ("block", "found"),
+    ("block", "index"),
     [(1, None), (4 * KIB - 1, None), (4 * KIB, 0), (5000, 0), (512 * KIB, 0), (512 * KIB + 1, None),
      (MIB - 1, None), (MIB, 1), (MIB + 1, None)],
 )  # fmt: skip
-def test_a_range_includes_both_ends(block: int, found: int | None) -> None:
+def test_a_range_includes_both_ends(block: int, index: int | None) -> None:
     ranged = profile(f'{BASE}blocks = "4KiB..512KiB"', f'{BASE}blocks = "1MiB"')
-    expected = None if found is None else ranged.expectations[found]
+    expected = None if index is None else ranged.expectations[index]
     assert ranged.expectation(replace(KEY, block=block)) is expected
 
 
@@ -496,11 +496,11 @@ def test_a_profile_of_the_largest_size_is_read_and_a_larger_one_refused(tmp_path
         load_profile(str(path))
 
 
-@pytest.mark.parametrize(("tables", "words"), [(1000, ""), (1001, "reference: 1,001 tables: expected at most 1,000")])
-def test_a_profile_has_at_most_a_thousand_tables_of_a_kind(tables: int, words: str) -> None:
+@pytest.mark.parametrize(("tables", "message"), [(1000, ""), (1001, "reference: 1,001 tables: expected at most 1,000")])
+def test_a_profile_has_at_most_a_thousand_tables_of_a_kind(tables: int, message: str) -> None:
     text = '[profile]\nname = "n"\n' + '[[reference]]\nsource = "s"\np50 = "1 us"\n' * tables
-    if words:
-        assert fault_of(text) == f"profile t.toml, {words}"
+    if message:
+        assert fault_of(text) == f"profile t.toml, {message}"
     else:
         assert len(parse_profile(text.encode(), "t.toml").references) == tables
 
@@ -523,16 +523,18 @@ def test_the_transports_of_a_backend_are_those_of_its_expectations() -> None:
     assert loaded.transports("POSIX") == (("tcp",),)
 
 
-@pytest.mark.parametrize(("walks", "footprint", "kept"), [(False, None, True), (True, None, False), (True, 4096, True)])
+@pytest.mark.parametrize(
+    ("walks", "footprint", "retained"), [(False, None, True), (True, None, False), (True, 4096, True)]
+)
 def test_rows_that_walk_a_buffer_have_floors_only_if_the_run_asks_for_it(
-    make_settings: Callable[..., Settings], walks: bool, footprint: int | None, kept: bool
+    make_settings: Callable[..., Settings], walks: bool, footprint: int | None, retained: bool
 ) -> None:
     loaded = profile(f'{BASE}floor = "1 GB/s"\nceiling = "9 GB/s"\np50 = "1 us"\np99 = "2 us"\nraw = "0.5"')
     key = replace(KEY, variant=(("footprint", "4KiB"),) if walks else ())
     settings = make_settings(footprint=footprint)
     expected = loaded.expectation_in(settings, key)
     assert expected is not None
-    assert {getattr(expected, name) is not None for name in ("floor", "p50", "p99", "raw")} == {kept}
+    assert {getattr(expected, name) is not None for name in ("floor", "p50", "p99", "raw")} == {retained}
     assert (expected.ceiling, expected.transports) == (9e9, ("cma",))
     assert profile(f'{BASE}op = ["READ"]').expectation_in(settings, key) is None
 

@@ -145,7 +145,7 @@ def test_an_accepted_transport_is_identified_by_its_name_before_the_slash(transp
 
 
 @pytest.mark.parametrize(
-    ("backend", "accepted", "words", "absent"),
+    ("backend", "accepted", "required", "absent"),
     [
         ("UCX", ("cma",), ("UCX_TLS", "UCX_NET_DEVICES", "SYS_PTRACE", "ptrace_scope", "/dev/shm"), ("ulimit",)),
         ("UCX", ("rc_mlx5",), ("UCX_TLS", "/dev/infiniband", "ulimit -l", "ibv_devinfo"), ("PTRACE", "fi_info")),
@@ -154,11 +154,11 @@ def test_an_accepted_transport_is_identified_by_its_name_before_the_slash(transp
     ],
 )  # fmt: skip
 def test_the_remedy_for_a_wrong_transport_is_for_the_accepted_one(
-    backend: str, accepted: tuple[str, ...], words: tuple[str, ...], absent: tuple[str, ...]
+    backend: str, accepted: tuple[str, ...], required: tuple[str, ...], absent: tuple[str, ...]
 ) -> None:
     expectation = replace(FULL, transports=accepted)
     remedy = judge(samples(2, transports=("tcp/eth0",), key=replace(KEY, backend=backend)), expectation).remedy
-    assert [fragment for fragment in words if fragment not in remedy] == []
+    assert [fragment for fragment in required if fragment not in remedy] == []
     assert [fragment for fragment in absent if fragment in remedy] == []
     assert remedy.startswith("Check ")
 
@@ -189,7 +189,7 @@ def test_no_profile_for_tcp_on_one_machine_is_named_to_a_row_with_gpu_memory(mem
 
 
 @pytest.mark.parametrize(
-    ("told", "start"),
+    ("settings", "start"),
     [
         ([("rank 1 on b", "tcp")], "Unset UCX_TLS on rank 1 on b: UCX_TLS=tcp is set there."),
         ([("rank 0 on a", "all"), ("rank 1 on b", "tcp")], "Unset UCX_TLS on rank 1 on b: UCX_TLS=tcp is set there."),
@@ -198,10 +198,10 @@ def test_no_profile_for_tcp_on_one_machine_is_named_to_a_row_with_gpu_memory(mem
     ],
 )
 def test_the_only_rank_whose_ucx_tls_forbids_the_accepted_transports_is_named(
-    told: list[tuple[str, str]], start: str
+    settings: list[tuple[str, str]], start: str
 ) -> None:
-    expectation, setting = replace(FULL, transports=("cma",)), dict(told).get("rank 0 on a", "")
-    row = replace(samples(2, transports=("tcp/lo",)), ucx_tls=tuple(told))
+    expectation, setting = replace(FULL, transports=("cma",)), dict(settings).get("rank 0 on a", "")
+    row = replace(samples(2, transports=("tcp/lo",)), ucx_tls=tuple(settings))
     assert judge(row, expectation, None, {"UCX_TLS": setting} if setting else {}).remedy.startswith(start)
 
 
@@ -235,7 +235,7 @@ def test_one_transfer_less_than_the_floor_fails() -> None:
 
 
 @pytest.mark.parametrize(
-    ("windows", "verdict", "words"),
+    ("windows", "verdict", "message"),
     [
         ((2, 2, 2, 0.5), Verdict.PASS, "200 % of the floor"),
         ((2, 2, 2, 2, 0.5, 0.5), Verdict.INCONCLUSIVE, "only 4 of 6 windows are at or above it"),
@@ -250,25 +250,25 @@ def test_one_transfer_less_than_the_floor_fails() -> None:
     ],
 )
 def test_three_quarters_of_the_windows_must_agree_for_a_verdict(
-    windows: tuple[float, ...], verdict: Verdict, words: str
+    windows: tuple[float, ...], verdict: Verdict, message: str
 ) -> None:
     judgement = judge(samples(*windows), FLOOR)
     assert judgement.verdict is verdict
-    assert words in judgement.reason
+    assert message in judgement.reason
 
 
 @pytest.mark.parametrize(
-    ("windows", "words"),
+    ("windows", "message"),
     [
         ((0.5, 0.5, 0.5), "50 % of the floor of 1 GB/s (8 Gb/s), but other processes used 0.4 of this row's cores"),
         # Other processes made none of the windows faster.
         ((2, 2, 0.5), "but only 2 of 3 windows are at or above it"),
     ],
 )
-def test_contention_excuses_only_a_row_below_its_floor(windows: tuple[float, ...], words: str) -> None:
+def test_contention_excuses_only_a_row_below_its_floor(windows: tuple[float, ...], message: str) -> None:
     judgement = judge(replace(samples(*windows), contention=(0.4,)), FLOOR)
     assert judgement.verdict is Verdict.INCONCLUSIVE
-    assert words in judgement.reason
+    assert message in judgement.reason
 
 
 @pytest.mark.parametrize(("cores", "verdict"), [(0.04, Verdict.FAIL), (0.06, Verdict.INCONCLUSIVE)])
@@ -459,7 +459,7 @@ def launches(*gigabytes: float) -> Samples:
 
 
 @pytest.mark.parametrize(
-    ("values", "verdict", "words"),
+    ("values", "verdict", "message"),
     [
         ((1.25, 1.25, 1.25), Verdict.PASS, "125 % of the floor"),
         ((2, 2), Verdict.INCONCLUSIVE, "200 % of the floor of 1 GB/s (8 Gb/s); 2 of the 3 launches needed at least"),
@@ -468,10 +468,10 @@ def launches(*gigabytes: float) -> Samples:
         ((0.5, 1.25, 2, 0.5, 1.25, 2, 1), Verdict.INCONCLUSIVE, "no further launch is made"),
     ],
 )
-def test_several_launches_are_judged_by_their_spread(values: tuple[float, ...], verdict: Verdict, words: str) -> None:
+def test_several_launches_are_judged_by_their_spread(values: tuple[float, ...], verdict: Verdict, message: str) -> None:
     judgement = judge(launches(*values), FLOOR)
     assert judgement.verdict is verdict
-    assert words in judgement.reason
+    assert message in judgement.reason
 
 
 @pytest.mark.parametrize(

@@ -373,7 +373,7 @@ def test_the_remedy_of_noise_names_no_number_that_was_measured(before: int, now:
 
 
 @pytest.mark.parametrize(
-    ("fact", "there", "words"),
+    ("fact", "other", "message"),
     [
         ("cpu", "x86_64 Imaginary 9000", "cpu x86_64 Imaginary 9000 there, "),
         ("cores", 4096, "cores 4096 there, "),
@@ -381,11 +381,11 @@ def test_the_remedy_of_noise_names_no_number_that_was_measured(before: int, now:
         ("gpus", 8, "gpus 8 there, "),
     ],
 )
-def test_another_kind_of_machine_is_refused(fact: str, there: object, words: str) -> None:
-    before = run("a:1", {KEY: QUIET}, **{fact: there})
+def test_another_kind_of_machine_is_refused(fact: str, other: object, message: str) -> None:
+    before = run("a:1", {KEY: QUIET}, **{fact: other})
     with pytest.raises(ValueError) as caught:
         refuse_other_machine(before, run("a:2", {KEY: QUIET}))
-    assert str(caught.value).startswith(f"a:1.json was measured on another kind of machine ({words}")
+    assert str(caught.value).startswith(f"a:1.json was measured on another kind of machine ({message}")
 
 
 def test_another_host_of_the_same_kind_is_compared_and_reported() -> None:

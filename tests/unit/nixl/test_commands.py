@@ -66,7 +66,9 @@ def nixl(monkeypatch: pytest.MonkeyPatch) -> LoggedNixl:
     monkeypatch.setattr(worker_commands, "BACKENDS", {name: logged.backend(name) for name in ("UCX", "POSIX", "GDS")})
     monkeypatch.setattr(nixl_api, "load", lambda: {"nixl": "1.5.1"})
     monkeypatch.setattr(nixl_api, "make_agent", logged.make_agent)
-    monkeypatch.setattr(nixl_api, "backend_parameters", lambda *given: {**given[2], "threads": f"{given[3]}"})
+    monkeypatch.setattr(
+        nixl_api, "backend_parameters", lambda *arguments: {**arguments[2], "threads": f"{arguments[3]}"}
+    )
     monkeypatch.setattr(worker_commands, "ucx_version", lambda: "1.23.0")
     monkeypatch.setattr(worker_commands, "obstacle", lambda: "Yama forbids it")
     return logged
@@ -118,7 +120,7 @@ def test_an_agent_that_nixl_refuses_has_its_words(nixl: LoggedNixl) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "arguments", "words"),
+    ("command", "arguments", "message"),
     [
         ("eat", {}, "there is no command 'eat'"),
         ("cancel", {}, "there is no command 'cancel'"),
@@ -130,13 +132,13 @@ def test_an_agent_that_nixl_refuses_has_its_words(nixl: LoggedNixl) -> None:
     ],
 )  # fmt: skip
 def test_a_command_that_cannot_be_carried_out_is_refused_in_words(
-    command: str, arguments: dict[str, Any], words: str
+    command: str, arguments: dict[str, Any], message: str
 ) -> None:
     commands = Commands(lambda: False)
     commands.keep(object(), "agent")
     with pytest.raises(CommandRefusedError) as caught:
         commands.handle(command, arguments)
-    assert words in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_gpu_becomes_the_current_one_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,7 @@ def test_loader_is_searched_before_known_folders_and_packages(tmp_path: Path) ->
     assert search.candidates(FABRIC, "libfabric.so.1") == [by_path, cached, efa, package]
 
 
-@pytest.mark.parametrize("missing", LIBRARIES, ids=lambda one: one.usual)
+@pytest.mark.parametrize("missing", LIBRARIES, ids=lambda library: library.usual)
 def test_missing_library_is_reported_with_searched_places_and_three_remedies(missing: FoundLibrary) -> None:
     with pytest.raises(LibraryError) as caught:
         finder(Path("/opt/fabric"), LD_LIBRARY_PATH="/some/lib").candidates(missing, missing.usual)

@@ -103,8 +103,8 @@ def test_without_nvidias_bindings_torch_is_used_if_it_sees_a_gpu(
 def test_a_kernel_has_a_thread_for_each_word_up_to_the_most_blocks(size: int, blocks: int) -> None:
     launched: list[tuple[Any, ...]] = []
 
-    def launch(*given: Any) -> tuple[int]:
-        launched.append(given)
+    def launch(*arguments: Any) -> tuple[int]:
+        launched.append(arguments)
         return (0,)
 
     driver = SimpleNamespace(cuLaunchKernel=launch, cuCtxSynchronize=lambda: (0,))

@@ -132,7 +132,7 @@ def test_a_buffer_that_is_freed_leaves_no_object(buffer: ObjectBuffer, store: St
 
 
 @pytest.mark.parametrize(
-    ("seconds", "arrived", "blocks", "told"),
+    ("seconds", "arrived", "blocks", "doubted"),
     [
         (objects._DOUBT_SECONDS, False, objects._DOUBT_BYTES // BLOCK, True),
         (objects._DOUBT_SECONDS - 1e-6, False, 1, False),
@@ -141,14 +141,14 @@ def test_a_buffer_that_is_freed_leaves_no_object(buffer: ObjectBuffer, store: St
     ],
 )
 def test_a_small_row_that_never_moved_is_doubted_after_a_while(
-    store: Store, seconds: float, arrived: bool, blocks: int, told: bool
+    store: Store, seconds: float, arrived: bool, blocks: int, doubted: bool
 ) -> None:
     object_buffer = ObjectBuffer(BLOCK, store)  # type: ignore[arg-type]
     object_buffer.prepare(Agent(), BLOCK * blocks, 1)
     store.doubted = ObjectStoreError("NIXL does not trust its certificate", "set ca_bundle")
     if arrived:
         object_buffer.arrived()
-    if told:
+    if doubted:
         with pytest.raises(ObjectStoreError, match="does not trust"):
             object_buffer.stalled(seconds)
     else:
@@ -165,13 +165,13 @@ def test_a_store_that_answers_may_be_doubted_when_a_fault_is_looked_for(buffer: 
         worker.handle("probe_objects", {"buffer": reference})
 
 
-@pytest.mark.parametrize(("looking", "found"), [(60.0, False), (-1.0, True)])
+@pytest.mark.parametrize(("looking", "detected"), [(60.0, False), (-1.0, True)])
 def test_each_object_is_looked_for_while_there_is_time(
-    buffer: ObjectBuffer, store: Store, monkeypatch: pytest.MonkeyPatch, looking: float, found: bool
+    buffer: ObjectBuffer, store: Store, monkeypatch: pytest.MonkeyPatch, looking: float, detected: bool
 ) -> None:
     monkeypatch.setattr(objects, "_LOOKING_SECONDS", looking)
     buffer.fill(1, 0, 3 * BLOCK)
     buffer.probe()
     store.delete(list(store.kept)[2])
-    with nullcontext() if found else pytest.raises(ObjectStoreError, match=r"no object .*/2"):
+    with nullcontext() if detected else pytest.raises(ObjectStoreError, match=r"no object .*/2"):
         buffer.probe()

@@ -43,16 +43,16 @@ def test_a_transfer_has_ended_when_it_is_done_and_its_peer_was_told(
 
 
 @pytest.mark.parametrize(
-    ("states", "polls", "words"),
+    ("states", "polls", "message"),
     [
         (["DONE"], [[b"of another"]], "done: True, notified: False"),
         (["PROC"], [[MOVED]], "done: False, notified: True"),
     ],
 )
 def test_a_transfer_that_is_only_done_or_only_told_is_late(
-    states: list[str], polls: list[list[bytes]], words: str
+    states: list[str], polls: list[list[bytes]], message: str
 ) -> None:
-    with pytest.raises(StepTimeoutError, match=rf"not finished after 0\.01 s \({words}\)"):
+    with pytest.raises(StepTimeoutError, match=rf"not finished after 0\.01 s \({message}\)"):
         scene(states, polls, 0.01).wait_for(None)
 
 
@@ -76,8 +76,8 @@ def test_wrong_bytes_are_counted_after_the_notification_of_their_own_transfer(
     posted: list[Any] = []
     polls = iter([[MOVED], [b"compared"]])
 
-    def transfer_of(local: list[tuple[int, int]], remote: list[tuple[int, int]], said: bytes) -> Any:
-        requests.append(said)
+    def transfer_of(local: list[tuple[int, int]], remote: list[tuple[int, int]], notification: bytes) -> Any:
+        requests.append(notification)
         return local[0], remote[0]
 
     def get_new_notifs() -> dict[str, list[bytes]]:

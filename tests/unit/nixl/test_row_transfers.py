@@ -72,8 +72,8 @@ def test_the_timed_transfers_of_a_walk_reach_its_end(shared_pairs: MakePairs, mo
     # Only the timed transfers: those before and after them are not made.
     run, compare = Link._run, Link._compare
 
-    def timed_only(self: Link, command: str, *given: Any, **named: Any) -> Any:
-        return run(self, command, *given, **named) if command == "measure" else None
+    def timed_only(self: Link, command: str, *arguments: Any, **named: Any) -> Any:
+        return run(self, command, *arguments, **named) if command == "measure" else None
 
     def compared_after(self: Link, phase: str, seed: int, size: int) -> Corruption | None:
         return compare(self, phase, seed, size) if phase == "after the timed transfers" else None
@@ -139,8 +139,8 @@ class ShownAgent:
     def get_xfer_descs(self, blocks: list[tuple[int, int, int]], memory: str) -> Any:
         return memory, blocks
 
-    def initialize_xfer(self, *given: object, backends: list[str]) -> Any:
-        return *given, *backends
+    def initialize_xfer(self, *arguments: object, backends: list[str]) -> Any:
+        return *arguments, *backends
 
     def row(self, **options: Any) -> Transfers:
         how: dict[str, Any] = {"depth": 2, "notify_each": False, "announced": False, "acknowledged": True, **options}

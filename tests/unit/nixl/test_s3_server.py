@@ -125,7 +125,7 @@ def test_more_objects_than_one_list_names_are_removed(server: S3Server, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("value", "words"),
+    ("value", "message"),
     [
         ("ftp://host", "'ftp://host' is not the URL of an S3 server"),
         ("http://host/path", "'http://host/path' is not the URL of an S3 server"),
@@ -135,17 +135,17 @@ def test_more_objects_than_one_list_names_are_removed(server: S3Server, monkeypa
         ("container:an image", "'an image' is not an image reference"),
     ],
 )
-def test_bad_option_is_one_sentence(pytester: pytest.Pytester, value: str, words: str) -> None:
+def test_bad_option_is_one_sentence(pytester: pytest.Pytester, value: str, message: str) -> None:
     done, _ = run(pytester, f"--nixl-s3={value}")
     assert done.ret == pytest.ExitCode.USAGE_ERROR
     [line] = [text for text in done.errlines if text]
-    assert words in line
+    assert message in line
     assert "expected http://HOST[:PORT], https://HOST[:PORT], embedded, container, or container:IMAGE" in line
     assert "secret" not in line
 
 
 @pytest.mark.parametrize(
-    ("variables", "words"),
+    ("variables", "message"),
     [
         ({"AWS_ENDPOINT_URL": "http://127.0.0.1:1"}, "the S3 server http://127.0.0.1:1 cannot be reached"),
         ({"AWS_ENDPOINT_URL": "host:1/x"}, "the endpoint 'https://host:1/x' is not http"),
@@ -153,14 +153,14 @@ def test_bad_option_is_one_sentence(pytester: pytest.Pytester, value: str, words
     ],
 )
 def test_server_that_cannot_be_used_is_named(
-    variables: dict[str, str], words: str, monkeypatch: pytest.MonkeyPatch
+    variables: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_s3(monkeypatch, "")
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ObjectStoreError) as caught, s3_server.open_bucket("", supervisor):
         pass
-    assert words in caught.value.reason
+    assert message in caught.value.reason
     assert caught.value.remedy
 
 

@@ -20,10 +20,10 @@ from pytest_nixl.nixl.worker.tools import Program, Tools
 
 
 def looked(
-    kept: RingBuffer, seen: int, *, over: bool = False, cancelled: bool = False, within: float = 0.01
+    ring: RingBuffer, seen: int, *, over: bool = False, cancelled: bool = False, within: float = 0.01
 ) -> dict[str, Any]:
     """Look at a program that writes nothing more, and return the answer without its cost."""
-    program = SimpleNamespace(output=kept, changed=threading.Condition(), over=over, code=3, cost={})
+    program = SimpleNamespace(output=ring, changed=threading.Condition(), over=over, code=3, cost={})
     return {**Tools(lambda: cancelled).look(cast(Program, program), seen, within)}
 
 

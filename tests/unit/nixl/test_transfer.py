@@ -272,7 +272,7 @@ class TimedInitiator(Transfers):
         return transfers * seconds
 
 
-def timed(one: TimedInitiator, **options: Any) -> dict[str, Any]:
+def timed(sender: TimedInitiator, **options: Any) -> dict[str, Any]:
     usual: dict[str, Any] = {
         "iterations": 1,
         "warmup": 0,
@@ -280,7 +280,7 @@ def timed(one: TimedInitiator, **options: Any) -> dict[str, Any]:
         "duration": 0.0,
         "around": nullcontext(),
     }
-    return measure(one, **{**usual, **options})
+    return measure(sender, **{**usual, **options})
 
 
 def test_the_fastest_burst_gives_the_size_of_a_window() -> None:

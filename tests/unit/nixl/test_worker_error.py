@@ -62,7 +62,7 @@ def test_a_worker_that_is_told_to_use_rdma_names_doctor_and_the_log(monkeypatch:
 
 
 @pytest.mark.parametrize(
-    ("error", "kind", "said"),
+    ("error", "kind", "expected"),
     [
         (CommandRefusedError("no"), "refused", "no"),
         (StepTimeoutError("late"), "timeout", "late"),
@@ -74,13 +74,13 @@ def test_a_worker_that_is_told_to_use_rdma_names_doctor_and_the_log(monkeypatch:
         (NixlPluginError("it is full", "empty it"), "ours", "it is full"),
     ],
 )
-def test_each_kind_of_error_is_told(error: Exception, kind: str, said: str) -> None:
+def test_each_kind_of_error_is_told(error: Exception, kind: str, expected: str) -> None:
     reply = worker._error(error)
-    assert (reply["kind"], reply["message"]) == (kind, said)
+    assert (reply["kind"], reply["message"]) == (kind, expected)
     memory = "end other processes, or measure smaller blocks"
     remedies = {"it is full": "empty it", f"{error}": getattr(error, "remedy", None)}
-    assert reply.get("remedy") == remedies.get(said, memory)
-    assert (type(error).__name__ in reply["traceback"]) is not said.startswith(("memory", "none"))
+    assert reply.get("remedy") == remedies.get(expected, memory)
+    assert (type(error).__name__ in reply["traceback"]) is not expected.startswith(("memory", "none"))
 
 
 def test_a_worker_answers_each_command_until_it_is_told_to_end() -> None:

@@ -172,7 +172,7 @@ def palettes(text: str) -> dict[str, dict[str, str]]:
     return {names.get(media, "dark"): dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", inner)) for media, inner in blocks}
 
 
-def contrast(one: str, other: str) -> float:
+def contrast(first: str, other: str) -> float:
     """Return the contrast of two colours by WCAG 2: 1 for equal ones, 21 for black and white."""
 
     def luminance(colour: str) -> float:
@@ -180,13 +180,13 @@ def contrast(one: str, other: str) -> float:
         parts = [share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
         return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
 
-    bright, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    bright, dark = sorted((luminance(first), luminance(other)), reverse=True)
     return (bright + 0.05) / (dark + 0.05)
 
 
-def mixed(one: str, other: str, share: float) -> str:
+def mixed(first: str, other: str, share: float) -> str:
     """Return a colour between two, as ``color-mix`` does."""
-    channels = [(int(one[n : n + 2], 16), int(other[n : n + 2], 16)) for n in (1, 3, 5)]
+    channels = [(int(first[n : n + 2], 16), int(other[n : n + 2], 16)) for n in (1, 3, 5)]
     return "#" + "".join(f"{round(share * a + (1 - share) * b):02x}" for a, b in channels)
 
 

@@ -203,7 +203,7 @@ def in_small_disk(directory: Path, mount: str, *arguments: str) -> Finished:
 
 
 @pytest.mark.parametrize(
-    ("mount", "why", "expected", "code"),
+    ("mount", "reason", "expected", "code"),
     [
         ("-o size=4k", "No space left on device", "100 s", 0),
         # The same with another error of the file system. A failing verdict is the easier one to keep.
@@ -212,7 +212,7 @@ def in_small_disk(directory: Path, mount: str, *arguments: str) -> Finished:
     ids=["full-pass", "ro-fail"],
 )
 def test_a_store_that_cannot_be_written_is_reported_and_the_verdict_stands(
-    tmp_path: Path, mount: str, why: str, expected: str, code: int
+    tmp_path: Path, mount: str, reason: str, expected: str, code: int
 ) -> None:
     (tmp_path / "store").mkdir()
     (tmp_path / "p.toml").write_text(
@@ -222,8 +222,8 @@ def test_a_store_that_cannot_be_written_is_reported_and_the_verdict_stands(
         tmp_path / "store", mount, *FAST, f"--nixl-store={tmp_path / 'store'}", f"--nixl-profile={tmp_path / 'p.toml'}",
         f"--nixl-report={tmp_path / 'store'}/r.html",
     )  # fmt: skip
-    assert f"cannot be written ({why}): this run's verdict is not affected, but its record is lost" in done.output
-    assert f"r.html cannot be written ({why})" in done.output
+    assert f"cannot be written ({reason}): this run's verdict is not affected, but its record is lost" in done.output
+    assert f"r.html cannot be written ({reason})" in done.output
     assert f"NIXL verdict: {'PASS' if code == 0 else 'FAIL'} (" in done.output
     assert "INTERNALERROR" not in done.output
     assert done.code == code

@@ -156,10 +156,10 @@ def test_a_required_check_is_missing_if_tests_of_it_were_skipped(settings: Setti
 
 
 @pytest.mark.parametrize(
-    ("source", "asked"),
+    ("source", "requested"),
     [("option", "--nixl-memory"), ("environment NIXL_MEMORY", "NIXL_MEMORY"), ("nixl_memory in the ini file",) * 2],
 )
-def test_requested_gpu_memory_of_which_no_row_ran_is_missing(settings: Settings, source: str, asked: str) -> None:
+def test_requested_gpu_memory_of_which_no_row_ran_is_missing(settings: Settings, source: str, requested: str) -> None:
     both = replace(settings, memory=(HOST, GPU), sources={**settings.sources, "memory": source})
     host, skipped = (
         [row(key) for key in keys(both, HOST)],
@@ -169,14 +169,16 @@ def test_requested_gpu_memory_of_which_no_row_ran_is_missing(settings: Settings,
     [missing] = missed(profile(), a_run(both, *host, *skipped))
     # Without a gate, only an option asks for it by name.
     assert unchecked(a_run(both, *host, *skipped)) == ([missing] if source == "option" else [])
-    assert missing.reason == f"VRAM:VRAM was requested ({asked}), but none of its 2 rows ran: VRAM needs a GPU"
+    assert missing.reason == f"VRAM:VRAM was requested ({requested}), but none of its 2 rows ran: VRAM needs a GPU"
     assert (missing.check, missing.remedy, missing.nodeid) == ("bandwidth", "get one", "test_bandwidth")
     ran = row(keys(both, GPU)[0])
     assert said(profile(), a_run(both, *host, ran, skipped[1])) == []
     single_size = replace(both, blocks=(4096,))
     reason = "bandwidth: VRAM:VRAM was requested ({}), but its only row did not run: VRAM needs a GPU"
     alone_skipped = replace(skipped[1], reason="VRAM needs a GPU")
-    assert said(profile(), a_run(single_size, row(keys(single_size, HOST)[0]), alone_skipped)) == [reason.format(asked)]
+    assert said(profile(), a_run(single_size, row(keys(single_size, HOST)[0]), alone_skipped)) == [
+        reason.format(requested)
+    ]
     # Host memory is not such memory, and no row of it needs to be there.
     alone = replace(settings, sources={**settings.sources, "memory": source})
     assert len(said(profile(), a_run(alone, row(keys(alone)[0]), row(keys(alone)[1], Verdict.NOT_APPLICABLE)))) == 0
@@ -206,7 +208,7 @@ class GivenConfig:
 
 
 @pytest.mark.parametrize(
-    ("config", "words"),
+    ("config", "message"),
     [
         (GivenConfig(collectonly=True), "--collect-only"),
         (GivenConfig(numprocesses=2), "pytest-xdist"),
@@ -219,8 +221,8 @@ class GivenConfig:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_an_option_by_which_nothing_is_measured_is_refused(settings: Settings, config: object, words: str) -> None:
-    with pytest.raises(pytest.UsageError, match=f"is refused with {words}"):
+def test_an_option_by_which_nothing_is_measured_is_refused(settings: Settings, config: object, message: str) -> None:
+    with pytest.raises(pytest.UsageError, match=f"is refused with {message}"):
         refuse_accidents(cast(pytest.Config, config), settings)
 
 

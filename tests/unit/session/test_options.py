@@ -562,7 +562,7 @@ def test_a_wrong_option_is_refused_in_one_sentence(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "row", "wanted"),
+    ("arguments", "row", "required"),
     [
         (("--nixl-blocks=1024GiB",), "1099511627776 bytes a block, batch 1, depth 1", 2 * (1 << 40) + 1024),
         (
@@ -578,16 +578,16 @@ def test_a_wrong_option_is_refused_in_one_sentence(
     ],
 )
 def test_a_row_that_does_not_fit_into_memory_is_refused_with_bytes_needed_and_available(
-    pytester: pytest.Pytester, arguments: tuple[str, ...], row: str, wanted: int
+    pytester: pytest.Pytester, arguments: tuple[str, ...], row: str, required: int
 ) -> None:
     message = sentence(run_pytest(pytester, *arguments, in_process=True))
     assert message.startswith(f"the largest row ({row}) needs ")
-    assert f"({wanted} bytes) of host memory on this host, but " in message
+    assert f"({required} bytes) of host memory on this host, but " in message
     match = re.search(
         r"but \S+ \S+ \(([0-9]+) bytes\) according to (MemAvailable|the limit of .*) are available", message
     )
     assert match is not None, message
-    assert 0 <= int(match[1]) < wanted
+    assert 0 <= int(match[1]) < required
 
 
 def test_a_row_that_fits_is_not_refused(pytester: pytest.Pytester) -> None:
@@ -875,11 +875,13 @@ def test_flags_of_nixlbench_may_be_a_separate_word(value: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "what"), [([], "nothing"), (["--nixl-gate"], "'--nixl-gate'"), (["--verbose"], "'--verbose'")]
+    ("arguments", "message"), [([], "nothing"), (["--nixl-gate"], "'--nixl-gate'"), (["--verbose"], "'--verbose'")]
 )
-def test_missing_flags_of_nixlbench_are_a_usage_error(words: list[str], what: str) -> None:
-    with pytest.raises(pytest.UsageError, match=f"^{TAKES_FLAGS} is followed by {what}: expected flags of nixlbench"):
-        join_flags([TAKES_FLAGS, *words])
+def test_missing_flags_of_nixlbench_are_a_usage_error(arguments: list[str], message: str) -> None:
+    with pytest.raises(
+        pytest.UsageError, match=f"^{TAKES_FLAGS} is followed by {message}: expected flags of nixlbench"
+    ):
+        join_flags([TAKES_FLAGS, *arguments])
 
 
 def test_an_option_and_its_value_in_one_word_leave_the_root_directory_of_pytest(pytester: pytest.Pytester) -> None:
