@@ -139,10 +139,10 @@ def _one_line(sentence: str) -> str:
     return "\\n".join(sentence.splitlines())
 
 
-def _without_values(words: Sequence[str]) -> list[str]:
+def _without_values(arguments: Sequence[str]) -> list[str]:
     """Hide the values of unknown flags: they may be secrets of any shape. A value of a few characters is none."""
     hidden: list[str] = []
-    for argument, before in zip(words, ("", *words), strict=False):
+    for argument, before in zip(arguments, ("", *arguments), strict=False):
         flag, _, value = argument.partition("=")
         if argument.startswith("-"):
             hidden.append(f"{flag}=***" if len(value) > _SHORT_VALUE else argument)
@@ -178,16 +178,16 @@ class _Parser(argparse.ArgumentParser):
         self.exit(COULD_NOT_RUN, f"{self.prog}: {_hide(_one_line(message))} (see {self.prog} --help)\n")
 
 
-def _split(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+def _split(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     """Separate the arguments of pytest, which ``pytest-nixl run`` passes on, from ours."""
-    if words and words[0] == "run":
+    if arguments and arguments[0] == "run":
         from pytest_nixl.cli.run import split
 
-        return split(words)
-    return words, ()
+        return split(arguments)
+    return arguments, ()
 
 
-def _parser(word: str = "") -> argparse.ArgumentParser:
+def _parser(command: str = "") -> argparse.ArgumentParser:
     """Return the command's parser, with the subcommand that a word names, or with all if it names none.
 
     What the others import takes a third of a second.
@@ -195,6 +195,6 @@ def _parser(word: str = "") -> argparse.ArgumentParser:
     parser = _Parser(prog="pytest-nixl", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--version", action="version", version=f"pytest-nixl {own_version()}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name in (word,) if word in COMMANDS else COMMANDS:
+    for name in (command,) if command in COMMANDS else COMMANDS:
         import_module(f"pytest_nixl.cli.{name}").add(commands)
     return parser

@@ -111,29 +111,29 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ValueError(f"{arguments.record} already exists: give --record the name of a new file")
 
 
-def _report(arguments: argparse.Namespace, found: DeploymentEtcd) -> int:
+def _report(arguments: argparse.Namespace, contents: DeploymentEtcd) -> int:
     from pytest_nixl.checks.deployment_etcd.deployment_text import lines, plain
 
     if arguments.json:
-        print(json.dumps(plain(found), indent=1))
+        print(json.dumps(plain(contents), indent=1))
     else:
-        for line in lines(found, everything=arguments.all):
+        for line in lines(contents, everything=arguments.all):
             print(line)
-    return int(bool(found.problems))
+    return int(bool(contents.problems))
 
 
-def _remove(arguments: argparse.Namespace, client: EtcdClient, found: DeploymentEtcd, command: str) -> int:
+def _remove(arguments: argparse.Namespace, client: EtcdClient, contents: DeploymentEtcd, command: str) -> int:
     from pytest_nixl.checks.deployment_etcd.removal import RemovalRecord, plan_removal, remove
     from pytest_nixl.core.words import plural
 
-    plan = plan_removal(found, arguments.agent, arguments.unchanged_since)
+    plan = plan_removal(contents, arguments.agent, arguments.unchanged_since)
     refusals = len(plan.refused)
     for refused in plan.refused:
         print(f"kept: {refused}")
     if not plan.dead:
         print("nothing to remove")
     elif not arguments.yes:
-        _dry_run(arguments, plan, command, found.namespace.text)
+        _dry_run(arguments, plan, command, contents.namespace.text)
     else:
         removed = 0
         for removal in remove(client, plan, RemovalRecord(arguments.record, client.endpoints, plan.revision)):

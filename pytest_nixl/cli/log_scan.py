@@ -297,7 +297,7 @@ class LogScan:
         """Return each message once: causes first, entries before classes, then by line."""
         return sorted(
             self._seen.values(),
-            key=lambda seen: (WEIGHTS.index(seen.message.weight), seen.message.is_class, seen.line),
+            key=lambda match: (WEIGHTS.index(match.message.weight), match.message.is_class, match.line),
         )
 
     def _class_of(self, text: bytes, line: int, position: int, speaker: Speaker) -> Message | None:

@@ -88,7 +88,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     run.set_defaults(run=_run, pytest_arguments=())
 
 
-def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Separate the arguments of ``pytest-nixl run`` from those of pytest.
 
     An option that is not ours is pytest's, and so is the word after it, unless the option has its value behind ``=``
@@ -96,7 +96,7 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
     After ``--`` only an option of pytest's for which this command has an argument is ours, and with ``--as-given``
     nothing.
 
-    :param words: the command line, from the word ``run``.
+    :param arguments: the command line, from the word ``run``.
     :returns: the arguments of this command, and those of pytest.
     """
     ours: list[str] = []
@@ -104,7 +104,7 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
     positional = ours
     value_of: list[str] | None = None
     options: tuple[str, ...] = (*_VALUED, *_PLAIN)
-    for argument in words:
+    for argument in arguments:
         flag = argument.partition("=")[0]
         if argument == SEPARATOR and positional is ours:
             positional = theirs
@@ -162,10 +162,10 @@ def _run(arguments: argparse.Namespace) -> int:
     return run_judged([*program, *command_line])
 
 
-def _shown(program: Sequence[str], words: Sequence[str]) -> str:
+def _shown(program: Sequence[str], arguments: Sequence[str]) -> str:
     """Return a command as a line of a shell, without secrets."""
     name = Path(program[0]).name if len(program) == 1 else program[0]
-    return f"$ {shlex.join([name, *program[1:], *_without_secrets(words)])}"
+    return f"$ {shlex.join([name, *program[1:], *_without_secrets(arguments)])}"
 
 
 def _page(theirs: Sequence[str]) -> list[str]:
@@ -243,12 +243,12 @@ def _pytest() -> list[str]:
     return [sys.executable, "-m", "pytest"]
 
 
-def _without_secrets(words: Sequence[str]) -> list[str]:
+def _without_secrets(arguments: Sequence[str]) -> list[str]:
     """Hide passwords and tokens in what is printed."""
     secret = {option.flag for option in OPTIONS if option.secret}
     shown: list[str] = []
     hide = False
-    for argument in words:
+    for argument in arguments:
         flag, equals, _ = argument.partition("=")
         shown.append("***" if hide else f"{flag}=***" if flag in secret and equals else redact(argument))
         hide = flag in secret and not equals

@@ -74,7 +74,7 @@ def failed_pairs(results: Sequence[Result]) -> list[FailedPair]:
         if worse is None or key.block >= worse.key.block:
             worst[place] = FailedPair(key, Judgement(result.verdict, result.reason, result.remedy))
     often = Counter(rank for backend, pair in worst for rank in pair)
-    return sorted(worst.values(), key=lambda each: -sum(often[rank] for rank in each.ranks))
+    return sorted(worst.values(), key=lambda row: -sum(often[rank] for rank in row.ranks))
 
 
 def trials(failed: FailedPair, all_failed: Sequence[FailedPair], ranks: int) -> list[RowKey]:

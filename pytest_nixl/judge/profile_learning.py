@@ -141,16 +141,16 @@ def _slowest_pairs(run: Mapping[RowKey, MeasuredRow]) -> dict[RowKey, MeasuredRo
     return slowest
 
 
-def _remarks(key: RowKey, found: LearnedFloor, paths: Sequence[Path]) -> Iterator[str]:
-    for number in found.outliers:
+def _remarks(key: RowKey, learned: LearnedFloor, paths: Sequence[Path]) -> Iterator[str]:
+    for number in learned.outliers:
         yield f"{key}: {paths[number]} was left out, because it is far from the other runs"
-    if found.floor is None:
+    if learned.floor is None:
         yield f"{key}: no floor, because fewer than {FEWEST_LAUNCHES} runs agree or their spread is too large"
-    elif found.floor < _LOW * found.median:
-        share = f"{100 * found.floor / found.median:.0f} %"
+    elif learned.floor < _LOW * learned.median:
+        share = f"{100 * learned.floor / learned.median:.0f} %"
         yield (
-            f"{key}: its floor of {units.gigabytes(found.floor)} GB/s is only {share} of the median "
-            f"of {units.gigabytes(found.median)} GB/s, because the runs differ: a loss down to it passes. "
+            f"{key}: its floor of {units.gigabytes(learned.floor)} GB/s is only {share} of the median "
+            f"of {units.gigabytes(learned.median)} GB/s, because the runs differ: a loss down to it passes. "
             "Learn from runs on a quiet machine, or write a floor by hand"
         )
 
@@ -231,11 +231,11 @@ def _machine(machine: Machine) -> Iterator[str]:
     yield f"source = {_quoted(machine.source)}"
 
 
-def _source(found: LearnedFloor) -> str:
-    used = found.runs - len(found.outliers)
+def _source(learned: LearnedFloor) -> str:
+    used = learned.runs - len(learned.outliers)
     return (
-        f"{used} of {found.runs} runs: median {units.gigabytes(found.median)} GB/s, median absolute deviation "
-        f"{found.mad / 1e9:.3g} GB/s; floor = min(0.95 median, median - 5 MAD)"
+        f"{used} of {learned.runs} runs: median {units.gigabytes(learned.median)} GB/s, median absolute deviation "
+        f"{learned.mad / 1e9:.3g} GB/s; floor = min(0.95 median, median - 5 MAD)"
     )
 
 

@@ -102,16 +102,18 @@ def _compared(
     return of_two_times(comparison, losses, gains)
 
 
-def _quiet(rows: Mapping[RowKey, RowSummary], others: Mapping[RowKey, RowSummary]) -> dict[RowKey, tuple[float, ...]]:
+def _quiet(
+    rows: Mapping[RowKey, RowSummary], other_rows: Mapping[RowKey, RowSummary]
+) -> dict[RowKey, tuple[float, ...]]:
     """Return the undisturbed launches of each row that has enough of them to prove a change, or was never disturbed.
 
-    :param others: the rows of the other run.
+    :param other_rows: the rows of the other run.
     """
     return {
         key: row.undisturbed
         for key, row in rows.items()
         if row.undisturbed == row.values
-        or (key in others and least_p(len(row.undisturbed), len(others[key].values)) <= PROOF)
+        or (key in other_rows and least_p(len(row.undisturbed), len(other_rows[key].values)) <= PROOF)
     }
 
 
@@ -301,10 +303,12 @@ def steadiness(rows: Mapping[RowKey, RowSummary]) -> tuple[str, bool]:
     return f"{spread}{disturbance}", not any(disturbed)
 
 
-def _taken(before: RecordedRun, there: Sequence[tuple[str, ...]], here: Sequence[tuple[str, ...]]) -> str:
+def _taken(before: RecordedRun, earlier: Sequence[tuple[str, ...]], current: Sequence[tuple[str, ...]]) -> str:
     """Return that other processes disturbed launches, which then prove nothing; empty: they disturbed none."""
-    runs = [f"{_count(counts)} of {name}" for counts, name in ((here, "this run"), (there, before.name)) if any(counts)]
-    return f"{_used(here, there)} {' and in '.join(runs)}, which prove nothing" if runs else ""
+    runs = [
+        f"{_count(counts)} of {name}" for counts, name in ((current, "this run"), (earlier, before.name)) if any(counts)
+    ]
+    return f"{_used(current, earlier)} {' and in '.join(runs)}, which prove nothing" if runs else ""
 
 
 def _remedy(effect: Effect, margin: float, different: tuple[Change, ...], before: RecordedRun, in_turn: bool) -> str:

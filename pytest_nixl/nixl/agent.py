@@ -62,10 +62,10 @@ class AnotherOptions(AgentKeywords, total=False):
     host: Host | None
 
 
-def _refuse_unknown(method: str, options: Mapping[str, object], known: type) -> None:
+def _refuse_unknown(method: str, options: Mapping[str, object], options_type: type) -> None:
     """Blame the call that has an unknown option, and not the one that creates the agent."""
     __tracebackhide__ = True
-    names = sorted(known.__annotations__)  # those of a TypedDict are with the inherited ones
+    names = sorted(options_type.__annotations__)  # those of a TypedDict are with the inherited ones
     for name in options:
         if name not in names:
             raise TypeError(f"{method}() has no option {name!r}; it has name, {', '.join(names)}")

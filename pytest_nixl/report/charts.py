@@ -45,7 +45,7 @@ def _groups(run: RecordedRun) -> dict[RowKey, dict[str, list[tuple[int, RowSumma
         groups.setdefault(replace(key, op="", block=0), {}).setdefault(key.op, []).append((key.block, row))
     for by_op in groups.values():
         for rows in by_op.values():
-            rows.sort(key=lambda one: one[0])
+            rows.sort(key=lambda point: point[0])
     # For many links at one block size the matrix is clearer than charts of one point.
     wide = {group: by_op for group, by_op in groups.items() if any(len(rows) > 1 for rows in by_op.values())}
     return wide or groups

@@ -69,25 +69,25 @@ def write_again(config: pytest.Config, run: Run) -> None:
         writer.pytest_sessionfinish()
 
 
-def add_early_end(config: pytest.Config, words: str) -> None:
+def add_early_end(config: pytest.Config, message: str) -> None:
     """Add a failed test case for a peer that was interrupted: it ran no test, and its file would be green without.
 
-    :param words: how it ended.
+    :param message: how it ended.
     """
     for writer in junit_files(config):
-        for report in _reports(INTERRUPTED.lower(), words, [("nixl_verdict", INTERRUPTED)]):
+        for report in _reports(INTERRUPTED.lower(), message, [("nixl_verdict", INTERRUPTED)]):
             writer.pytest_runtest_logreport(report)
 
 
-def add_refusal(config: pytest.Config, why: str, rank: int) -> None:
+def add_refusal(config: pytest.Config, reason: str, rank: int) -> None:
     """Write a JUnit file with a failed test case for a run that is refused before its first test.
 
     pytest may have no writer yet, because it makes it after this plugin has read its options.
 
-    :param why: why it is refused, in one sentence.
+    :param reason: why it is refused, in one sentence.
     :param rank: the rank of this process. From rank 1 the file has the rank in its name.
     """
-    message = f"REFUSED: {why}"
+    message = f"REFUSED: {reason}"
     name_by_rank(config, rank)
     for writer in junit_files(config):
         for report in _reports("refused", message, [("nixl_verdict", "REFUSED")]):
@@ -128,7 +128,7 @@ def _words(result: Result) -> str:
     return f"{text}\nremedy: {result.remedy}" if result.remedy else text
 
 
-def _reports(name: str, words: str, properties: list[tuple[str, object]]) -> Iterator[pytest.TestReport]:
+def _reports(name: str, message: str, properties: list[tuple[str, object]]) -> Iterator[pytest.TestReport]:
     """Yield the reports of a failed test as pytest creates them."""
     nodeid = f"{RUN_CASES}.py::{name}"
     location = (f"{RUN_CASES}.py", None, name)
@@ -139,7 +139,7 @@ def _reports(name: str, words: str, properties: list[tuple[str, object]]) -> Ite
             location,
             {},
             "failed" if failed else "passed",
-            words if failed else None,
+            message if failed else None,
             when,
             user_properties=properties,
         )

@@ -130,9 +130,9 @@ def _cold_ratios(rows: Sequence[Result]) -> Iterator[TextLine]:
         yield TextLine(f"cold : hot  {key.backend}  {_rest(key)}  {cold / hot:.2f}  ({rates})")
 
 
-def _is_by_program(key: RowKey, own: RowKey) -> bool:
+def _is_by_program(key: RowKey, nixl_row: RowKey) -> bool:
     """Whether an external program measured a row, and its backend is that of ``own``."""
-    return bool(key.program) and key.plain_backend == own.backend
+    return bool(key.program) and key.plain_backend == nixl_row.backend
 
 
 def _raw_ratios(results: Sequence[Result]) -> Iterator[TextLine]:

@@ -329,8 +329,8 @@ def _own_lines(item: pytest.Item, excinfo: pytest.ExceptionInfo[BaseException], 
     """Return the failure of a user's test as pytest shows it with ``--tb``, without the lines of this package."""
     package = Path(__file__).parents[1]
 
-    def own(found: pytest.ExceptionInfo[BaseException]) -> Any:
-        whole = found.traceback.cut(path=item.path)
+    def own(caught: pytest.ExceptionInfo[BaseException]) -> Any:
+        whole = caught.traceback.cut(path=item.path)
         outside = whole.filter(lambda entry: package not in Path(entry.path).parents)
         return outside or whole
 

@@ -76,15 +76,15 @@ def _refuse(name: str) -> None:
         raise ValueError(f"--{name} cannot be added: {_REFUSED[name]}")
 
 
-def _check_processes(given: Mapping[str, str | None]) -> None:
+def _check_processes(flags: Mapping[str, str | None]) -> None:
     """Check the device counts. :raises ValueError: if one is malformed, or they need more than two processes."""
     counts = {}
     for name in ("num_initiator_dev", "num_target_dev"):
-        text = given.get(name, "1") or ""
+        text = flags.get(name, "1") or ""
         if not re.fullmatch(r"[1-9][0-9]{0,3}", text):
             raise ValueError(f"--{name}={text} is not a number of devices")
         counts[name] = int(text)
-    if (given.get("mode") or "SG") != "MG" and max(counts.values()) > 1:
+    if (flags.get("mode") or "SG") != "MG" and max(counts.values()) > 1:
         raise ValueError(
             f"without --mode=MG the {sum(counts.values())} devices need one process each, but the suite starts two"
         )

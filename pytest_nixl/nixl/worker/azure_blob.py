@@ -119,7 +119,7 @@ class BlobClient(StoreClient):
         self.ahead = clock_ahead(answer.http_response.headers.get("date"))
 
     @contextlib.contextmanager
-    def _named(self, what: str) -> Iterator[None]:
+    def _named(self, action: str) -> Iterator[None]:
         """Turn an error of the package into one with the fault and its remedy."""
         from azure.core.exceptions import AzureError, HttpResponseError
 
@@ -133,7 +133,7 @@ class BlobClient(StoreClient):
             code = str(getattr(error_code, "value", error_code))  # the package has a member for each code that it knows
             fault = BY_CODE.get(code) or _BY_STATUS.get(error.status_code or 0, _UNKNOWN)
             raise ObjectStoreError(
-                f"{self.server} answered {code} to {what} in {self.space}", fault.remedy, kind=fault.kind
+                f"{self.server} answered {code} to {action} in {self.space}", fault.remedy, kind=fault.kind
             ) from None
         except (AzureError, OSError) as error:
             raise self._unanswered(error) from None

@@ -80,14 +80,14 @@ class _Comparison:
         self._total = total
         self.found: dict[str, int] | None = None
 
-    def add(self, start: int, found: Bytes, expected: Bytes) -> None:
+    def add(self, start: int, actual: Bytes, expected: Bytes) -> None:
         """Compare the bytes at offset ``start`` with the expected ones."""
-        if np.array_equal(found, expected):
+        if np.array_equal(actual, expected):
             return
-        places = np.flatnonzero(found != expected)
+        places = np.flatnonzero(actual != expected)
         if self.found is None:
             place = int(places[0])
-            first = {"offset": start + place, "expected": int(expected[place]), "found": int(found[place])}
+            first = {"offset": start + place, "expected": int(expected[place]), "found": int(actual[place])}
             self.found = {"wrong_bytes": 0, "total_bytes": self._total, **first}
         self.found["wrong_bytes"] += len(places)
 

@@ -201,17 +201,17 @@ def _sync_mode(api: Any, name: str) -> Any:
 _UNLISTED = ("device_list", "engine_config")
 
 
-def backend_parameters(agent: Any, backend: str, given: Mapping[str, str], threads: int) -> dict[str, str]:
+def backend_parameters(agent: Any, backend: str, requested: Mapping[str, str], threads: int) -> dict[str, str]:
     """Return the parameters to create a backend with. NIXL ignores a parameter that its plugin does not know.
 
     :param backend: the backend's name.
-    :param given: the requested parameters.
+    :param requested: the requested parameters.
     :param threads: the number of worker threads; 0 for none. A backend without threads ignores it.
     :raises NixlPluginError: the plugin does not list a parameter.
     """
     plugin = plugin_of(backend)
     known_parameters = [*agent.get_plugin_params(plugin), *OBJECT_PARAMETERS.get(plugin, ())]
-    for name in given:
+    for name in requested:
         if name not in known_parameters and not (plugin == "UCX" and name in _UNLISTED):
             has = f"it has {', '.join(sorted(known_parameters))}" if known_parameters else "it has none"
             raise NixlPluginError(
@@ -221,8 +221,8 @@ def backend_parameters(agent: Any, backend: str, given: Mapping[str, str], threa
         # UCX of every release takes it without listing it.
         if plugin != "UCX" and THREADS_PARAMETER not in known_parameters:
             raise NixlPluginError(f"{backend} of NIXL {installed()[1]} has no worker threads", "omit --nixl-threads")
-        return {**given, THREADS_PARAMETER: str(threads)}
-    return dict(given)
+        return {**requested, THREADS_PARAMETER: str(threads)}
+    return dict(requested)
 
 
 def port_for(version: str, port: int) -> int:

@@ -26,14 +26,14 @@ _TILES = 4
 _ALL = (1 << 64) - 1
 
 
-def tile(seed: int, words: int = TILE) -> Words:
-    """Return the first ``words`` words of the tile of ``seed``, at most the whole tile; they are not to be written."""
-    return _tile(seed, min(words, TILE))
+def tile(seed: int, word_count: int = TILE) -> Words:
+    """Return the first ``word_count`` words of the tile of ``seed``, at most the whole tile. Do not write them."""
+    return _tile(seed, min(word_count, TILE))
 
 
 @lru_cache(maxsize=1)  # between two windows one pattern is compared and written again and again
-def _tile(seed: int, words: int) -> Words:
-    tile_words: Words = np.random.SFC64(seed).random_raw(words)
+def _tile(seed: int, word_count: int) -> Words:
+    tile_words: Words = np.random.SFC64(seed).random_raw(word_count)
     tile_words.flags.writeable = False
     return tile_words
 

@@ -373,12 +373,12 @@ class Transfers:
             polls += 1
             self._pause(polls, "the target's acknowledgement that the bytes have arrived")
 
-    def _pause(self, polls: int, what: str) -> None:
+    def _pause(self, polls: int, awaited: str) -> None:
         os.sched_yield()
         if polls % _POLLS_BETWEEN_LOOKS == 0:
             now = time.monotonic()
             if now > self.deadline:
-                raise StepTimeoutError(f"the deadline passed while waiting for {what}")
+                raise StepTimeoutError(f"the deadline passed while waiting for {awaited}")
             if self._watch is not None:
                 self._ask(self._watch, now)
 

@@ -285,11 +285,11 @@ class DriverDevice:
 
 
 class _Room:
-    """A context manager for device memory with a copy of ``words``; its value is the address."""
+    """A context manager for device memory with a copy of ``array``; its value is the address."""
 
-    def __init__(self, device: DriverDevice, words: Any) -> None:
+    def __init__(self, device: DriverDevice, array: Any) -> None:
         self._device = device
-        self._words = words
+        self._words = array
         self._address: Any = None
 
     def __enter__(self) -> int:
