@@ -114,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _refuse("standard output cannot be written: the program that was reading it has ended")
         return FAILED
     except OSError as error:
-        return _refuse(_one_line(_words(error)))
+        return _refuse(_one_line(_system_error_text(error)))
     except ValueError as error:
         return _refuse(_one_line(str(error)))
     except NixlPluginError as error:
@@ -152,7 +152,7 @@ def _without_values(arguments: Sequence[str]) -> list[str]:
     return hidden
 
 
-def _words(error: OSError) -> str:
+def _system_error_text(error: OSError) -> str:
     """Say in one sentence which operation the system refused."""
     if error.filename is not None:
         return f"{error.filename} cannot be read ({error.strerror})"

@@ -24,24 +24,24 @@ def markdown(facts: Facts) -> Iterator[str]:
     """Yield the lines of the template; an unknown value is printed with its reason."""
     software, gpu = facts.software, facts.gpu
     yield "Node:"
-    yield f"- Hostname: {_told(facts.host.name)}"
+    yield f"- Hostname: {_text(facts.host.name)}"
     yield f"- IP Address: {_address(facts)}"
     yield f"- GPUs: {_gpus(facts)}"
     yield f"- Network: {_network(facts)}"
-    yield f"- OS: {_told(facts.host.system)}"
-    yield f"- CUDA: {_told(gpu.cuda)}"
+    yield f"- OS: {_text(facts.host.system)}"
+    yield f"- CUDA: {_text(gpu.cuda)}"
     yield f"- Role: {_role(facts)}"
-    yield f"- Kernel: {_told(facts.host.kernel)} ({_told(facts.host.architecture)})"
-    yield f"- Container: {_told(facts.host.container)}"
-    yield f"- CPUs: {_told(facts.host.cpus)} ({_told(facts.host.processor)}), {len(facts.host.numa)} NUMA nodes"
-    yield f"- GPU driver: {_told(gpu.driver)}"
-    yield f"- NIXL: {_told(software.nixl)}; UCX: {_told(software.ucx)}; libfabric: {_told(software.libfabric)}"
-    yield f"- EFA installer: {_told(software.efa_installer)}"
-    yield f"- etcd: {_told(facts.etcd.version)}"
-    yield f"- Image: {_told(facts.environment.image)}"
+    yield f"- Kernel: {_text(facts.host.kernel)} ({_text(facts.host.architecture)})"
+    yield f"- Container: {_text(facts.host.container)}"
+    yield f"- CPUs: {_text(facts.host.cpus)} ({_text(facts.host.processor)}), {len(facts.host.numa)} NUMA nodes"
+    yield f"- GPU driver: {_text(gpu.driver)}"
+    yield f"- NIXL: {_text(software.nixl)}; UCX: {_text(software.ucx)}; libfabric: {_text(software.libfabric)}"
+    yield f"- EFA installer: {_text(software.efa_installer)}"
+    yield f"- etcd: {_text(facts.etcd.version)}"
+    yield f"- Image: {_text(facts.environment.image)}"
 
 
-def _told(fact: Fact[str] | Fact[int]) -> str:
+def _text(fact: Fact[str] | Fact[int]) -> str:
     return str(fact.value) if fact.value is not None else f"{_UNKNOWN} ({fact.why})"
 
 

@@ -167,7 +167,7 @@ def _transport(row: str, samples: Samples, expectation: Expectation, environ: Ma
     wrong = [name for name in samples.transports if name.partition("/")[0] not in accepted]
     if not wrong:
         return None
-    went = f"went over {' and '.join(wrong)}{_emulation(samples)}{_told(samples, wrong)}"
+    went = f"went over {' and '.join(wrong)}{_emulation(samples)}{_emulation_remark(samples, wrong)}"
     reason = f"{row}: {went}, but the profile accepts only {_any(accepted)}"
     if placed := _wrong_hosts(samples, wrong, accepted):
         where, remedy = placed
@@ -206,7 +206,7 @@ def _emulation(samples: Samples) -> str:
     return f" as {samples.protocol}, not as RMA" if samples.protocol == SOFTWARE_EMULATION else ""
 
 
-def _told(samples: Samples, wrong: Sequence[str]) -> str:
+def _emulation_remark(samples: Samples, wrong: Sequence[str]) -> str:
     """Return what the devices counted, if that shows that RDMA did not move the bytes; else an empty text."""
     if samples.counted is None or not any(name.partition("/")[0].endswith(EMULATED) for name in wrong):
         return ""

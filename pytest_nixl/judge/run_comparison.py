@@ -71,7 +71,7 @@ def compare_runs(before: RecordedRun, now: RecordedRun, margin: float, *, in_tur
     :param margin: the loss up to which a row is unchanged: 0.05 is 5 %.
     :param in_turn: whether both images were measured now, in alternating launches.
     """
-    before, now = _own(before), _own(now)
+    before, now = _nixl_rows(before), _nixl_rows(now)
     old, new = usable_rows(before), usable_rows(now)
     comparison = _compared(old, new, margin, in_turn)
     # Workers report versions: a run in which none measured a row did not lose them.
@@ -117,7 +117,7 @@ def _quiet(
     }
 
 
-def _own(run: RecordedRun) -> RecordedRun:
+def _nixl_rows(run: RecordedRun) -> RecordedRun:
     return replace(run, rows={key: row for key, row in run.rows.items() if not key.program})
 
 
@@ -187,14 +187,14 @@ def _failed(before: RecordedRun, now: RecordedRun, different: tuple[Change, ...]
             continue
         prefixes = _STEERED_BY.get(keys[0].plain_backend, ())
         causes = [str(change) for change in different if change.variable.startswith(prefixes)] if prefixes else []
-        transports_before, transports_now = (_ways([run.rows[key] for key in keys]) for run in (before, now))
+        transports_before, transports_now = (_transports_text([run.rows[key] for key in keys]) for run in (before, now))
         earlier = transports_before or "an unknown transport"
         went = f"{count} went over {transports_now} instead of {earlier} as in {before.name}"
         figures = f"{_rates([now.rows[key] for key in keys])} after {_rates([before.rows[key] for key in keys])}"
         yield _result(verdict, f"{'; '.join((*causes, went))}: {figures}", remedy, subject)
 
 
-def _ways(rows: Sequence[RowSummary]) -> str:
+def _transports_text(rows: Sequence[RowSummary]) -> str:
     return " or ".join(dict.fromkeys("+".join(row.transports) for row in rows if row.transports))
 
 

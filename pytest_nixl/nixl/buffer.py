@@ -81,16 +81,16 @@ class Buffer:
         """Start to compare parts of the buffer; pass the result to :meth:`compared`."""
         return self.worker.request("compare", buffer=self.ref, parts=[list(part) for part in parts])
 
-    def compared(self, replies: list[dict[str, int] | None], parts: int) -> list[dict[str, int] | None]:
+    def compared(self, found: list[dict[str, int] | None], parts: int) -> list[dict[str, int] | None]:
         """Return the answer to :meth:`compare_parts`: what :meth:`compare` returns, for each part.
 
         :param parts: the number of parts.
         :raises WorkerError: the worker did not compare that many.
         """
-        if len(replies) != parts:
+        if len(found) != parts:
             rank = self.worker.rank
-            raise WorkerError(f"rank {rank} compared {len(replies)} of {parts} parts of a buffer", SAME_VERSION)
-        return replies
+            raise WorkerError(f"rank {rank} compared {len(found)} of {parts} parts of a buffer", SAME_VERSION)
+        return found
 
     def gpu_wait(self) -> float:
         """Return the seconds that the buffer's GPU takes for a kernel over 8 bytes; 0 if it is not in VRAM.

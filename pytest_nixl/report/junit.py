@@ -120,10 +120,10 @@ def _cases(run: Run) -> Iterator[tuple[str, str, list[tuple[str, object]]]]:
         names[name] = names.get(name, 0) + 1
         if names[name] > 1:
             name = f"{name}#{names[name]}"
-        yield name, _words(result), result.properties()
+        yield name, _reason_and_remedy(result), result.properties()
 
 
-def _words(result: Result) -> str:
+def _reason_and_remedy(result: Result) -> str:
     text = f"{result.verdict}: {result.reason}"
     return f"{text}\nremedy: {result.remedy}" if result.remedy else text
 

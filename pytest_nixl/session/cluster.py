@@ -66,10 +66,10 @@ class Cluster:
         """Return the group's etcd if the NIXL agents of all ranks can use it, else None."""
         return self._rank_session.agents_etcd() if self._rank_session is not None else None
 
-    def ask(self, command: str, **arguments: Any) -> list[Any]:
+    def ask(self, what: str, **arguments: Any) -> list[Any]:
         """Send a request to every rank at the same time, this one included, and return the answers by rank.
 
-        :param command: the name of the request.
+        :param what: the name of the request.
         :param arguments: its arguments, as JSON values.
         :raises NixlPluginError: if a rank does not answer, or refuses.
         """
@@ -78,6 +78,6 @@ class Cluster:
         if self._rank_session is None or self._rank_session.driver is None:
             return []
         with ThreadPoolExecutor(1) as pool:
-            own_answer = pool.submit(self._rank_session.services.by_name()[command], **arguments)
-            answers = self._rank_session.driver.ask_all(command, **arguments)
+            own_answer = pool.submit(self._rank_session.services.by_name()[what], **arguments)
+            answers = self._rank_session.driver.ask_all(what, **arguments)
         return [own_answer.result(), *(answers[rank] for rank in sorted(answers))]

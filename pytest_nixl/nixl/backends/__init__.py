@@ -34,8 +34,8 @@ class Backend(Protocol):
     #: Whether loading another agent's metadata waits until that agent also makes progress.
     SHAKES_HANDS: bool
 
-    def environment(self, variables: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment variables that a worker needs in addition to ``variables``."""
+    def environment(self, given: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment variables that a worker needs in addition to ``given``."""
 
     def load(self, nixl: Mapping[str, str]) -> dict[str, str]:
         """Load the libraries that NIXL's plugin needs but does not contain, and return their versions to record.

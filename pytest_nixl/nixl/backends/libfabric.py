@@ -145,7 +145,7 @@ class LibfabricBackend:
     COMPLETION_IMPLIES_DELIVERY = False
     SHAKES_HANDS = True
 
-    def environment(self, variables: Mapping[str, str]) -> dict[str, str]:
+    def environment(self, given: Mapping[str, str]) -> dict[str, str]:
         """Return the variable that makes NIXL log its provider."""
         return {"NIXL_LOG_LEVEL": "INFO"}
 

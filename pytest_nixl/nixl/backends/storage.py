@@ -32,7 +32,7 @@ class StorageBackend:
     STORAGE = True
     SHAKES_HANDS = False
 
-    def environment(self, variables: Mapping[str, str]) -> dict[str, str]:
+    def environment(self, given: Mapping[str, str]) -> dict[str, str]:
         """Return no variables."""
         return {}
 

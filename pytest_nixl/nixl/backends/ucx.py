@@ -86,7 +86,7 @@ class UcxBackend:
     #: The version of NIXL in this worker; empty: unknown.
     _nixl = ""
 
-    def environment(self, variables: Mapping[str, str]) -> dict[str, str]:
+    def environment(self, given: Mapping[str, str]) -> dict[str, str]:
         """Return the variable that makes UCX print its protocol report."""
         return {"UCX_PROTO_INFO": "y"}
 
