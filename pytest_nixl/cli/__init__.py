@@ -91,12 +91,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(_FIRST)
         return PASSED
     try:
-        words, pytest_arguments = _split(sys.argv[1:] if argv is None else argv)
-        parser = _parser(words[0] if words else "")
-        for word in words:
-            if word.startswith("--") and word.endswith("=--"):  # argparse would drop the value
-                parser.error(f"argument {word[:-3]}: expected a value other than --")
-        arguments, unknown = parser.parse_known_args(words)
+        our_arguments, pytest_arguments = _split(sys.argv[1:] if argv is None else argv)
+        parser = _parser(our_arguments[0] if our_arguments else "")
+        for argument in our_arguments:
+            if argument.startswith("--") and argument.endswith("=--"):  # argparse would drop the value
+                parser.error(f"argument {argument[:-3]}: expected a value other than --")
+        arguments, unknown = parser.parse_known_args(our_arguments)
         if unknown:
             parser.error(f"unrecognized arguments: {shlex.join(_without_values(unknown))}")
         if pytest_arguments:
@@ -114,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _refuse("standard output cannot be written: the program that was reading it has ended")
         return FAILED
     except OSError as error:
-        return _refuse(_one_line(_words(error)))
+        return _refuse(_one_line(_system_error_text(error)))
     except ValueError as error:
         return _refuse(_one_line(str(error)))
     except NixlPluginError as error:
@@ -139,20 +139,20 @@ def _one_line(sentence: str) -> str:
     return "\\n".join(sentence.splitlines())
 
 
-def _without_values(words: Sequence[str]) -> list[str]:
+def _without_values(arguments: Sequence[str]) -> list[str]:
     """Hide the values of unknown flags: they may be secrets of any shape. A value of a few characters is none."""
     hidden: list[str] = []
-    for word, before in zip(words, ("", *words), strict=False):
-        flag, _, value = word.partition("=")
-        if word.startswith("-"):
-            hidden.append(f"{flag}=***" if len(value) > _SHORT_VALUE else word)
+    for argument, before in zip(arguments, ("", *arguments), strict=False):
+        flag, _, value = argument.partition("=")
+        if argument.startswith("-"):
+            hidden.append(f"{flag}=***" if len(value) > _SHORT_VALUE else argument)
         else:
             after_flag = before.startswith("-") and "=" not in before
-            hidden.append("***" if after_flag and len(word) > _SHORT_VALUE else word)
+            hidden.append("***" if after_flag and len(argument) > _SHORT_VALUE else argument)
     return hidden
 
 
-def _words(error: OSError) -> str:
+def _system_error_text(error: OSError) -> str:
     """Say in one sentence which operation the system refused."""
     if error.filename is not None:
         return f"{error.filename} cannot be read ({error.strerror})"
@@ -178,16 +178,16 @@ class _Parser(argparse.ArgumentParser):
         self.exit(COULD_NOT_RUN, f"{self.prog}: {_hide(_one_line(message))} (see {self.prog} --help)\n")
 
 
-def _split(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+def _split(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     """Separate the arguments of pytest, which ``pytest-nixl run`` passes on, from ours."""
-    if words and words[0] == "run":
+    if arguments and arguments[0] == "run":
         from pytest_nixl.cli.run import split
 
-        return split(words)
-    return words, ()
+        return split(arguments)
+    return arguments, ()
 
 
-def _parser(word: str = "") -> argparse.ArgumentParser:
+def _parser(command: str = "") -> argparse.ArgumentParser:
     """Return the command's parser, with the subcommand that a word names, or with all if it names none.
 
     What the others import takes a third of a second.
@@ -195,6 +195,6 @@ def _parser(word: str = "") -> argparse.ArgumentParser:
     parser = _Parser(prog="pytest-nixl", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--version", action="version", version=f"pytest-nixl {own_version()}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name in (word,) if word in COMMANDS else COMMANDS:
+    for name in (command,) if command in COMMANDS else COMMANDS:
         import_module(f"pytest_nixl.cli.{name}").add(commands)
     return parser

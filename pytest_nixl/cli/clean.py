@@ -65,8 +65,8 @@ def _clean_runs(*, dry_run: bool) -> int:
     from pytest_nixl.host.etcd import etcdctl_credentials
     from pytest_nixl.processes.leftovers import abandoned, remove_run, watched
 
-    code, found = 0, abandoned(tempfile.gettempdir())
-    for directory in found:
+    code, abandoned_runs = 0, abandoned(tempfile.gettempdir())
+    for directory in abandoned_runs:
         items = {
             key: item
             if item["kind"] == "container"
@@ -79,7 +79,7 @@ def _clean_runs(*, dry_run: bool) -> int:
         for reason in remaining:
             print(f"pytest-nixl: {reason}", file=sys.stderr)
             code = 1
-    if not found:
+    if not abandoned_runs:
         print("nothing to remove on this host")
     return code
 

@@ -38,8 +38,8 @@ def _compare(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         raise ValueError(f"--max-regression: {error}: expected a percentage, such as 5%") from None
     (before, skipped), (now, more) = (
-        find_baseline(wanted, arguments.store or ".", whole=wanted is arguments.before)
-        for wanted in (arguments.before, arguments.now)
+        find_baseline(name, arguments.store or ".", whole=name is arguments.before)
+        for name in (arguments.before, arguments.now)
     )
     refuse_other_machine(before, now)
     compared = compare_runs(before, now, margin)

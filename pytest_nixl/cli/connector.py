@@ -72,7 +72,9 @@ def _lines(compared: ConnectorComparison, failed: bool) -> Iterator[str]:
         yield f"note:    {sentence}"
     judged = [result for result in compared.results if result.verdict is not Verdict.NOT_APPLICABLE]
     for layer in ConfigurationLayer:
-        for result in (one for one in judged if one.rule.layer is layer and one.verdict is not Verdict.PASS):
+        for result in (
+            finding for finding in judged if finding.rule.layer is layer and finding.verdict is not Verdict.PASS
+        ):
             yield f"{result.verdict} {layer.value}: {result.sentence}"
             yield f"    remedy: {result.remedy}"
             yield f"    source: {result.rule.source}"
@@ -85,14 +87,14 @@ def _summary(judged: list[RuleResult], skipped: list[str], failed: bool) -> str:
 
     counts = {verdict: sum(result.verdict is verdict for result in judged) for verdict in Verdict}
     suffix = f" (not in both files: {named(skipped, 6)})" if skipped else ""
-    others = counts[Verdict.WARN] + counts[Verdict.INCONCLUSIVE]
-    doubt = f", and {others} may" if others else ""
+    unproven = counts[Verdict.WARN] + counts[Verdict.INCONCLUSIVE]
+    doubt = f", and {unproven} may" if unproven else ""
     if counts[Verdict.FAIL]:
         order = "correct them from the top: infrastructure, NIXL, connector"
         return f"FAIL: {counts[Verdict.FAIL]} of {len(judged)} fields do not match{doubt}; {order}{suffix}"
-    if others:
+    if unproven:
         verdict = "FAIL" if failed else "PASS"
-        return f"{verdict}: no field is wrong for sure, but {others} of {len(judged)} may be: see above{suffix}"
+        return f"{verdict}: no field is wrong for sure, but {unproven} of {len(judged)} may be: see above{suffix}"
     return f"PASS: prefill and decode match in all {len(judged)} fields{suffix}"
 
 

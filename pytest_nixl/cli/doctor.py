@@ -71,11 +71,11 @@ def _run(arguments: argparse.Namespace) -> int:
     from pytest_nixl.core.redaction import hide_all, hider
     from pytest_nixl.core.strict import printable
 
-    wanted = Requirements(profile, backends, image=arguments.image)
-    answers = examine(facts, wanted, gate=arguments.gate)
+    requirements = Requirements(profile, backends, image=arguments.image)
+    answers = examine(facts, requirements, gate=arguments.gate)
     hide = hider(os.environ)
     if arguments.json:
-        print(json.dumps(hide_all(plain(facts, wanted, answers), hide), indent=1))
+        print(json.dumps(hide_all(plain(facts, requirements, answers), hide), indent=1))
     else:
         colours = _colours()
         note = ""
@@ -107,8 +107,8 @@ def gathered(
     from pytest_nixl.measure.transfer_proof import ProofsInAdvance
     from pytest_nixl.processes.supervisor import close_supervisor
 
-    given = arguments.backend or (os.environ.get("NIXL_BACKEND") if root.live else "")
-    backends = parse_backends(given or "UCX")
+    backend_text = arguments.backend or (os.environ.get("NIXL_BACKEND") if root.live else "")
+    backends = parse_backends(backend_text or "UCX")
     proofs = ProofsInAdvance(backends) if transfer else None
     try:
         # The first workers load NIXL while this process imports the rest.
@@ -131,7 +131,7 @@ def gathered(
             proofs.close()
         close_supervisor()
     recorded = tuple(backend.name for backend in facts.software.backends)
-    return facts, backends if root.live or given else recorded or backends
+    return facts, backends if root.live or backend_text else recorded or backends
 
 
 @contextmanager

@@ -78,23 +78,23 @@ def _run(arguments: argparse.Namespace) -> int:
     from pytest_nixl.host.etcd import client_of
 
     _check(arguments)
-    given = arguments.namespace if arguments.namespace is not None else os.environ.get("NIXL_ETCD_NAMESPACE")
-    namespace = NamespaceName(DEFAULT_NAMESPACE if given is None else given)
+    explicit = arguments.namespace if arguments.namespace is not None else os.environ.get("NIXL_ETCD_NAMESPACE")
+    namespace = NamespaceName(DEFAULT_NAMESPACE if explicit is None else explicit)
     limit = parse_size(arguments.max_request_bytes)
     with client_of(arguments.endpoints, "give its URL", _TIMEOUT) as client:
         command = f"pytest-nixl etcd {','.join(client.endpoints)}"
-        found = look(client, namespace, command=command, limit=limit, connect=not arguments.no_connect)
+        contents = look(client, namespace, command=command, limit=limit, connect=not arguments.no_connect)
         if arguments.remove_dead:
-            return _remove(arguments, client, found, command)
-    return _report(arguments, found)
+            return _remove(arguments, client, contents, command)
+    return _report(arguments, contents)
 
 
 def _check(arguments: argparse.Namespace) -> None:
     """Check that the options fit together. :raises ValueError: if they do not."""
     for name in ("agent", "unchanged_since", "yes", "record"):
         value = getattr(arguments, name)
-        given = value is not None and value is not False and value != []
-        if given and not arguments.remove_dead:
+        present = value is not None and value is not False and value != []
+        if present and not arguments.remove_dead:
             raise ValueError(f"--{name.replace('_', '-')} has no effect without --remove-dead: give both")
     if arguments.remove_dead and arguments.json:
         raise ValueError("--remove-dead prints no JSON: leave out --json; --record writes JSON")
@@ -111,38 +111,38 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ValueError(f"{arguments.record} already exists: give --record the name of a new file")
 
 
-def _report(arguments: argparse.Namespace, found: DeploymentEtcd) -> int:
+def _report(arguments: argparse.Namespace, contents: DeploymentEtcd) -> int:
     from pytest_nixl.checks.deployment_etcd.deployment_text import lines, plain
 
     if arguments.json:
-        print(json.dumps(plain(found), indent=1))
+        print(json.dumps(plain(contents), indent=1))
     else:
-        for line in lines(found, everything=arguments.all):
+        for line in lines(contents, everything=arguments.all):
             print(line)
-    return int(bool(found.problems))
+    return int(bool(contents.problems))
 
 
-def _remove(arguments: argparse.Namespace, client: EtcdClient, found: DeploymentEtcd, command: str) -> int:
+def _remove(arguments: argparse.Namespace, client: EtcdClient, contents: DeploymentEtcd, command: str) -> int:
     from pytest_nixl.checks.deployment_etcd.removal import RemovalRecord, plan_removal, remove
     from pytest_nixl.core.words import plural
 
-    plan = plan_removal(found, arguments.agent, arguments.unchanged_since)
-    kept = len(plan.refused)
+    plan = plan_removal(contents, arguments.agent, arguments.unchanged_since)
+    refusals = len(plan.refused)
     for refused in plan.refused:
         print(f"kept: {refused}")
     if not plan.dead:
         print("nothing to remove")
     elif not arguments.yes:
-        _dry_run(arguments, plan, command, found.namespace.text)
+        _dry_run(arguments, plan, command, contents.namespace.text)
     else:
         removed = 0
-        for each in remove(client, plan, RemovalRecord(arguments.record, client.endpoints, plan.revision)):
-            removed += each.keys
-            kept += bool(each.why_not)
-            reason = f"; the others were kept, because {each.why_not}" if each.why_not else ""
-            print(f"removed {plural(each.keys, 'key')} of {each.owner}{reason}")
+        for removal in remove(client, plan, RemovalRecord(arguments.record, client.endpoints, plan.revision)):
+            removed += removal.keys
+            refusals += bool(removal.why_not)
+            reason = f"; the others were kept, because {removal.why_not}" if removal.why_not else ""
+            print(f"removed {plural(removal.keys, 'key')} of {removal.owner}{reason}")
         print(f"removed {plural(removed, 'key')}; {arguments.record} has them with their values")
-    return int(kept > 0)
+    return int(refusals > 0)
 
 
 def _dry_run(arguments: argparse.Namespace, plan: RemovalPlan, command: str, namespace: str) -> None:

@@ -91,20 +91,20 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def _explain(arguments: argparse.Namespace) -> int:
-    word = " ".join(arguments.words).strip()
+    query = " ".join(arguments.words).strip()
     if arguments.reproduce:
-        return _reproduce(word)
+        return _reproduce(query)
     logs = [] if arguments.kind else _logs(arguments.words)
     if logs:
         return _explain_logs(logs, arguments)
-    if word and not arguments.kind and (seen := _scan(io.BytesIO(os.fsencode(word))).seen()):
-        return _print_seen([("", match) for match in seen], arguments)
-    if len(word) > _MOST_LETTERS:
+    if query and not arguments.kind and (matches := _scan(io.BytesIO(os.fsencode(query))).seen()):
+        return _print_seen([("", match) for match in matches], arguments)
+    if len(query) > _MOST_LETTERS:
         raise ValueError("nothing is known of these words")
     entries = [entry for entry in _entries() if arguments.kind in ("", entry.kind)]
     whole_list = bool(arguments.kind) and not arguments.words
     if not whole_list:
-        entries = _matches(word, entries)
+        entries = _matches(query, entries)
     more = 0 if whole_list or arguments.all else max(len(entries) - _MOST, 0)
     printed = entries[: len(entries) - more]
     if arguments.json:
@@ -119,19 +119,19 @@ def _explain(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _logs(words: list[str]) -> list[str]:
+def _logs(paths: list[str]) -> list[str]:
     """Return the logs that the words name: files, or ``-`` for the standard input."""
-    if not words and sys.stdin is not None and not sys.stdin.isatty():
+    if not paths and sys.stdin is not None and not sys.stdin.isatty():
         return ["-"]
-    if all(word == "-" or os.path.isfile(word) for word in words):
-        return words
-    if len(words) == 1 and words[0].endswith((".log", ".txt", ".out", ".err")):
+    if all(path == "-" or os.path.isfile(path) for path in paths):
+        return paths
+    if len(paths) == 1 and paths[0].endswith((".log", ".txt", ".out", ".err")):
         raise ValueError("there is no file of this name")
     return []
 
 
 def _explain_logs(logs: list[str], arguments: argparse.Namespace) -> int:
-    seen: list[tuple[str, Seen]] = []
+    matches: list[tuple[str, Seen]] = []
     lines = 0
     for log in logs:
         if log == "-":
@@ -141,12 +141,12 @@ def _explain_logs(logs: list[str], arguments: argparse.Namespace) -> int:
                 scan = _scan(stream)
         lines += scan.line_count
         label = f"{'the standard input' if log == '-' else log}: " if len(logs) > 1 else ""
-        seen += ((label, match) for match in scan.seen())
-    if not seen:
+        matches += ((label, match) for match in scan.seen())
+    if not matches:
         length = f"{lines} line{'s' if lines > 1 else ''}"
         raise ValueError(f"nothing is known of this log of {length}" if lines else "the log is empty")
-    seen.sort(key=lambda pair: WEIGHTS.index(pair[1].message.weight))
-    return _print_seen(seen, arguments, log=True)
+    matches.sort(key=lambda pair: WEIGHTS.index(pair[1].message.weight))
+    return _print_seen(matches, arguments, log=True)
 
 
 def _scan(stream: BinaryIO) -> LogScan:
@@ -155,17 +155,17 @@ def _scan(stream: BinaryIO) -> LogScan:
     return scan
 
 
-def _print_seen(seen: list[tuple[str, Seen]], arguments: argparse.Namespace, *, log: bool = False) -> int:
+def _print_seen(matches: list[tuple[str, Seen]], arguments: argparse.Namespace, *, log: bool = False) -> int:
     """Print what messages mean, the most likely cause first, and those that are harmless in one line.
 
     :param log: say on which lines they are.
     """
     if arguments.json:
-        places = [{"line": match.line, "count": match.count} if log else {} for _, match in seen]
+        places = [{"line": match.line, "count": match.count} if log else {} for _, match in matches]
         print(json.dumps([{"kind": "error", **place, **match.message.fields}
-                          for place, (_, match) in zip(places, seen, strict=True)], indent=2))  # fmt: skip
+                          for place, (_, match) in zip(places, matches, strict=True)], indent=2))  # fmt: skip
         return 0
-    harmful = [(label, match) for label, match in seen if match.message.weight != "harmless"]
+    harmful = [(label, match) for label, match in matches if match.message.weight != "harmless"]
     printed = harmful if arguments.all else harmful[:_MOST]
     for label, match in printed:
         print(f"{_place_in_log(label, match) if log else 'error'} {match.text}")
@@ -173,15 +173,15 @@ def _print_seen(seen: list[tuple[str, Seen]], arguments: argparse.Namespace, *, 
             print(f"    {line}")
     if len(harmful) > len(printed):
         print(f"and {len(harmful) - len(printed)} more: --all prints them")
-    if len(harmful) < len(seen):
-        harmless = [f"{match.text} ({match.message.fields['means']})" for _, match in seen[len(harmful) :]]
+    if len(harmful) < len(matches):
+        harmless = [f"{match.text} ({match.message.fields['means']})" for _, match in matches[len(harmful) :]]
         print(f"{'also seen, harmless' if harmful else 'seen, harmless'}: {'; '.join(harmless)}")
     return 0
 
 
-def _place_in_log(label: str, seen: Seen) -> str:
-    times = f", {seen.count} times" if seen.count > 1 else ""
-    return f"{label}line {seen.line}{times}:"
+def _place_in_log(label: str, match: Seen) -> str:
+    times = f", {match.count} times" if match.count > 1 else ""
+    return f"{label}line {match.line}{times}:"
 
 
 def _lines(error: Mapping[str, Any]) -> tuple[str, ...]:
@@ -189,33 +189,33 @@ def _lines(error: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(f"{name + ':':7} {text}" for name, text in facts if text)
 
 
-def _matches(word: str, entries: list[Entry]) -> list[Entry]:
+def _matches(query: str, entries: list[Entry]) -> list[Entry]:
     """Return the entries that contain a word, the best first. :raises ValueError: there is none."""
-    if not word:
+    if not query:
         raise ValueError("the word is empty: give a log, a part of a message, an id, --checks or --findings")
     ranked = sorted(
-        ((place, entry) for entry in entries if (place := _place(word, entry)) is not None), key=lambda pair: pair[0]
+        ((place, entry) for entry in entries if (place := _place(query, entry)) is not None), key=lambda pair: pair[0]
     )
     # A part of a longer word, such as the "hang" of "change", counts only if no entry has the word itself.
     matches = [entry for place, entry in ranked if place <= _WHOLE_WORDS or ranked[0][0] > _WHOLE_WORDS]
     if not matches:
-        names = [] if " " in word else [name.casefold() for entry in entries for name in entry.names]
-        near = get_close_matches(word.casefold(), names, n=1)
+        names = [] if " " in query else [name.casefold() for entry in entries for name in entry.names]
+        near = get_close_matches(query.casefold(), names, n=1)
         hint = f"did you mean {near[0]}?" if near else "give a shorter part of the message, --checks or --findings"
         raise ValueError(f"no entry matches: {hint}")
     return matches
 
 
-def _place(word: str, entry: Entry) -> int | None:
+def _place(query: str, entry: Entry) -> int | None:
     """Return the place of an entry among those that contain a word, the best first; None: it does not contain it."""
-    folded = word.casefold()
+    folded = query.casefold()
     if any(folded == name.casefold() for name in entry.names):
         return 0
     names, text = "\n".join(entry.names), "\n".join((*entry.names, *entry.lines))
-    whole = rf"(?<![^\W_]){re.escape(word)}(?![^\W_])"
-    begun = [rf"(?<![^\W_]){re.escape(part)}" for part in word.split()]
+    whole = rf"(?<![^\W_]){re.escape(query)}(?![^\W_])"
+    begun = [rf"(?<![^\W_]){re.escape(part)}" for part in query.split()]
     for place, (patterns, searched) in enumerate(
-        (([whole], names), (begun, names), ([whole], text), (begun, text), ([re.escape(word)], text)), 1
+        (([whole], names), (begun, names), ([whole], text), (begun, text), ([re.escape(query)], text)), 1
     ):
         if all(re.search(pattern, searched, re.IGNORECASE) for pattern in patterns):
             return place

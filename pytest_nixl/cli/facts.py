@@ -24,31 +24,31 @@ def markdown(facts: Facts) -> Iterator[str]:
     """Yield the lines of the template; an unknown value is printed with its reason."""
     software, gpu = facts.software, facts.gpu
     yield "Node:"
-    yield f"- Hostname: {_told(facts.host.name)}"
+    yield f"- Hostname: {_text(facts.host.name)}"
     yield f"- IP Address: {_address(facts)}"
     yield f"- GPUs: {_gpus(facts)}"
     yield f"- Network: {_network(facts)}"
-    yield f"- OS: {_told(facts.host.system)}"
-    yield f"- CUDA: {_told(gpu.cuda)}"
+    yield f"- OS: {_text(facts.host.system)}"
+    yield f"- CUDA: {_text(gpu.cuda)}"
     yield f"- Role: {_role(facts)}"
-    yield f"- Kernel: {_told(facts.host.kernel)} ({_told(facts.host.architecture)})"
-    yield f"- Container: {_told(facts.host.container)}"
-    yield f"- CPUs: {_told(facts.host.cpus)} ({_told(facts.host.processor)}), {len(facts.host.numa)} NUMA nodes"
-    yield f"- GPU driver: {_told(gpu.driver)}"
-    yield f"- NIXL: {_told(software.nixl)}; UCX: {_told(software.ucx)}; libfabric: {_told(software.libfabric)}"
-    yield f"- EFA installer: {_told(software.efa_installer)}"
-    yield f"- etcd: {_told(facts.etcd.version)}"
-    yield f"- Image: {_told(facts.environment.image)}"
+    yield f"- Kernel: {_text(facts.host.kernel)} ({_text(facts.host.architecture)})"
+    yield f"- Container: {_text(facts.host.container)}"
+    yield f"- CPUs: {_text(facts.host.cpus)} ({_text(facts.host.processor)}), {len(facts.host.numa)} NUMA nodes"
+    yield f"- GPU driver: {_text(gpu.driver)}"
+    yield f"- NIXL: {_text(software.nixl)}; UCX: {_text(software.ucx)}; libfabric: {_text(software.libfabric)}"
+    yield f"- EFA installer: {_text(software.efa_installer)}"
+    yield f"- etcd: {_text(facts.etcd.version)}"
+    yield f"- Image: {_text(facts.environment.image)}"
 
 
-def _told(fact: Fact[str] | Fact[int]) -> str:
+def _text(fact: Fact[str] | Fact[int]) -> str:
     return str(fact.value) if fact.value is not None else f"{_UNKNOWN} ({fact.why})"
 
 
 def _address(facts: Facts) -> str:
     nics = sorted(facts.network.nics, key=lambda nic: nic.name != facts.network.default.value)
-    found = [text.partition("/")[0] for nic in nics for text in nic.routable()]
-    return found[0] if found else f"{_UNKNOWN} (no interface has an IPv4 address that other hosts can reach)"
+    addresses = [text.partition("/")[0] for nic in nics for text in nic.routable()]
+    return addresses[0] if addresses else f"{_UNKNOWN} (no interface has an IPv4 address that other hosts can reach)"
 
 
 def _gpus(facts: Facts) -> str:
@@ -103,9 +103,9 @@ def near_lines(facts: Facts) -> Iterator[str]:
         gpu = placed[str(near.gpu)]
         lacks = "no network card" if facts.rdma else "this host has no RDMA device"
         cards = f"{', '.join(near.devices)} ({WORDS[near.how]})" if near.devices else lacks
-        own = f"; when all GPUs are used, only: {', '.join(near.own)}" if 0 < len(near.own) < len(near.devices) else ""
+        sole = f"; when all GPUs are used, only: {', '.join(near.own)}" if 0 < len(near.own) < len(near.devices) else ""
         write = _write(device for device in facts.rdma if device.name in (near.own or near.devices))
-        yield f"GPU {near.gpu} ({gpu.pci}, {gpu.node}): {cards}{own}{write}"
+        yield f"GPU {near.gpu} ({gpu.pci}, {gpu.node}): {cards}{sole}{write}"
     if not facts.near:
         yield f"no GPU has a known position on the PCI bus{_write(network_cards(facts.rdma))}"
     idle = [f"{nic.name} ({nic.node})" for nic in topology.idle()]

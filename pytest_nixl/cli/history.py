@@ -28,9 +28,9 @@ def _history(arguments: argparse.Namespace) -> int:
     if not runs:
         raise ValueError(f"{arguments.store} has no record of a run: give the directory of --nixl-store")
     text = arguments.row.replace(" of ", "/").replace(" ", "/")  # as the terminal and the page write a row
-    found = [course for course in courses(runs) if text in str(course.key)]
-    if not found:
+    matches = [course for course in courses(runs) if text in str(course.key)]
+    if not matches:
         raise ValueError(f"no row key contains {arguments.row!r}")
-    for line in lines(runs, found):
+    for line in lines(runs, matches):
         print(line.text)
     return 0

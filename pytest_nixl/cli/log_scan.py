@@ -104,13 +104,13 @@ class Form:
     @property
     def words(self) -> frozenset[bytes]:
         """Return the words that each line of this form has. At a gap a part may begin or end inside a word."""
-        words: set[bytes] = set()
+        required: set[bytes] = set()
         for number, part in enumerate(self.parts):
             begins = self.whole[0] and number == 0
             ends = self.whole[1] and number == len(self.parts) - 1
             spelt = (b"" if begins else b"x") + part.translate(_TO_WORDS) + (b"" if ends else b"x")
-            words.update(spelt.split()[(0 if begins else 1) : (None if ends else -1)])
-        return frozenset(words)
+            required.update(spelt.split()[(0 if begins else 1) : (None if ends else -1)])
+        return frozenset(required)
 
     def is_on(self, line: bytes) -> bool:
         """Return whether the parts follow each other on a line."""
@@ -252,14 +252,14 @@ class LogScan:
 
     def read(self, stream: BinaryIO) -> None:
         """Scan a whole stream."""
-        rest = b""
+        remainder = b""
         while block := stream.read(_BLOCK_BYTES):
-            block = rest + block
+            block = remainder + block
             end = block.rfind(b"\n") + 1 or (len(block) if len(block) >= _BLOCK_BYTES else 0)
             self.feed(block[:end])
-            rest = block[end:]
-        self.feed(rest)
-        self.line_count += bool(rest)
+            remainder = block[end:]
+        self.feed(remainder)
+        self.line_count += bool(remainder)
 
     def feed(self, block: bytes) -> None:
         """Scan some lines."""
@@ -268,9 +268,9 @@ class LogScan:
         text = self._before + block.lower()
         start = len(self._before)
         best: dict[int, dict[Message, tuple[int, str]]] = {}
-        words = frozenset(text.translate(_TO_WORDS).split())
+        line_words = frozenset(text.translate(_TO_WORDS).split())
         for (literal, needed), forms in self._forms.items():
-            if not needed <= words:
+            if not needed <= line_words:
                 continue
             for line, position in _candidates(text, literal, start):
                 for message, form in forms:
@@ -297,7 +297,7 @@ class LogScan:
         """Return each message once: causes first, entries before classes, then by line."""
         return sorted(
             self._seen.values(),
-            key=lambda seen: (WEIGHTS.index(seen.message.weight), seen.message.is_class, seen.line),
+            key=lambda match: (WEIGHTS.index(match.message.weight), match.message.is_class, match.line),
         )
 
     def _class_of(self, text: bytes, line: int, position: int, speaker: Speaker) -> Message | None:

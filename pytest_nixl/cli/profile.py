@@ -115,7 +115,7 @@ def _shown(profile: Profile) -> Iterator[str]:
         must = "must" if profile.image.etcd_uri_patch else "must not"
         yield f"etcd's client library {must} skip the validation of addresses"
     if profile.image.versions:
-        yield f"versions: {'; '.join(f'{SOFTWARE[key]} {each.text}' for key, each in profile.image.versions.items())}"
+        yield f"versions: {'; '.join(f'{SOFTWARE[key]} {limit.text}' for key, limit in profile.image.versions.items())}"
     for expectation in profile.expectations:
         yield ""
         yield _rows(expectation)
@@ -152,7 +152,7 @@ def _bound(bound: Bound) -> Iterator[str]:
     ]
     limits = (("at most", bound.at_most), ("at least", bound.at_least))
     yield f"{bound.figure} of {', '.join(parts)}"
-    yield f"    {', '.join(f'{word} {kind.unit.show(value)}' for word, value in limits if value is not None)}"
+    yield f"    {', '.join(f'{direction} {kind.unit.show(value)}' for direction, value in limits if value is not None)}"
     yield from _sources(bound.source)
 
 
@@ -160,12 +160,12 @@ def _recorded(figure: ReferenceRun) -> Iterator[str]:
     parts = [figure.backend or "any backend", figure.op or "any operation", str(figure.memory or "any memory")]
     if figure.blocks is not None:
         parts.append("..".join(units.format_size(size) for size in dict.fromkeys(figure.blocks)))
-    said = [rate(figure.bandwidth)] if figure.bandwidth is not None else []
+    texts = [rate(figure.bandwidth)] if figure.bandwidth is not None else []
     for name, value in (("p50", figure.p50), ("p99", figure.p99), ("latency", figure.latency)):
         if value is not None:
-            said.append(f"{name} {units.microseconds(value)} us")
+            texts.append(f"{name} {units.microseconds(value)} us")
     doubt = "" if figure.plausible else " (implausible)"
-    yield f"for reference only: {' '.join(parts)}: {', '.join(said)}{doubt}"
+    yield f"for reference only: {' '.join(parts)}: {', '.join(texts)}{doubt}"
     if figure.note:
         yield f"    {figure.note}"
     yield from _sources(figure.source)

@@ -88,7 +88,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     run.set_defaults(run=_run, pytest_arguments=())
 
 
-def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Separate the arguments of ``pytest-nixl run`` from those of pytest.
 
     An option that is not ours is pytest's, and so is the word after it, unless the option has its value behind ``=``
@@ -96,7 +96,7 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
     After ``--`` only an option of pytest's for which this command has an argument is ours, and with ``--as-given``
     nothing.
 
-    :param words: the command line, from the word ``run``.
+    :param arguments: the command line, from the word ``run``.
     :returns: the arguments of this command, and those of pytest.
     """
     ours: list[str] = []
@@ -104,24 +104,24 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
     positional = ours
     value_of: list[str] | None = None
     options: tuple[str, ...] = (*_VALUED, *_PLAIN)
-    for word in words:
-        flag = word.partition("=")[0]
-        if word == SEPARATOR and positional is ours:
+    for argument in arguments:
+        flag = argument.partition("=")[0]
+        if argument == SEPARATOR and positional is ours:
             positional = theirs
             options = () if AS_GIVEN in ours else tuple(option for option in _VALUED if option.startswith("--nixl-"))
-        elif word.startswith("-"):
+        elif argument.startswith("-"):
             side = ours if flag in options else theirs
-            side.append(word)
-            value_of = side if _takes_next(word) else None
+            side.append(argument)
+            value_of = side if _takes_next(argument) else None
         else:
-            (positional if value_of is None else value_of).append(word)
+            (positional if value_of is None else value_of).append(argument)
             value_of = None
     return ours, theirs
 
 
 def _takes_next(option: str) -> bool:
     """Return whether the word after an option is its value, as far as this command can know."""
-    switches = (*_PLAIN, *(known.flag for known in OPTIONS if known.switch))
+    switches = (*_PLAIN, *(switch_option.flag for switch_option in OPTIONS if switch_option.switch))
     return option in _SHORT_VALUED or (option.startswith("--") and "=" not in option and option not in switches)
 
 
@@ -139,7 +139,7 @@ def _run(arguments: argparse.Namespace) -> int:
         load_profile(arguments.profile)
     chosen = _chosen(arguments)
     gate = [] if arguments.no_gate else ["--nixl-gate"]
-    words = [
+    command_line = [
         *where,
         *gate,
         f"--nixl-level={chosen.level.value}",
@@ -150,28 +150,30 @@ def _run(arguments: argparse.Namespace) -> int:
     ]
     print(f"pytest-nixl run: {chosen}")
     remark = chosen.for_gpu_memory()
-    if remark and not any(word.startswith("--nixl-memory") for word in theirs):
+    if remark and not any(argument.startswith("--nixl-memory") for argument in theirs):
         print(remark)
     if "LIBFABRIC" in chosen.backend.value:
         reads = "; ".join(f"{engine_backend.engine}: {engine_backend.reads}" for engine_backend in ENGINE_BACKENDS)
         print(f"engines use UCX unless they are told otherwise, and none reads {GENERAL_VARIABLE}: {reads}")
-    print(_shown(program, words))
+    print(_shown(program, command_line))
     if arguments.print:
         return 0
     sys.stdout.flush()
-    return run_judged([*program, *words])
+    return run_judged([*program, *command_line])
 
 
-def _shown(program: Sequence[str], words: Sequence[str]) -> str:
+def _shown(program: Sequence[str], arguments: Sequence[str]) -> str:
     """Return a command as a line of a shell, without secrets."""
     name = Path(program[0]).name if len(program) == 1 else program[0]
-    return f"$ {shlex.join([name, *program[1:], *_without_secrets(words)])}"
+    return f"$ {shlex.join([name, *program[1:], *_without_secrets(arguments)])}"
 
 
 def _page(theirs: Sequence[str]) -> list[str]:
     """Return the option that writes the page, unless the user says which reports to write."""
-    said = (*theirs, *shlex.split(os.environ.get("PYTEST_ADDOPTS", "")))
-    return [] if any(word.startswith("--nixl-report") for word in said) else [f"--nixl-report={_free(PAGE)}"]
+    arguments = (*theirs, *shlex.split(os.environ.get("PYTEST_ADDOPTS", "")))
+    return (
+        [] if any(argument.startswith("--nixl-report") for argument in arguments) else [f"--nixl-report={_free(PAGE)}"]
+    )
 
 
 def _free(page: str) -> str:
@@ -218,17 +220,17 @@ def _where(suites: Sequence[str]) -> list[str]:
     :param suites: the names of the suites; none: all.
     :raises ValueError: a suite is not known, or the suites are not installed.
     """
-    folder, known = suites_folder(), checks_of_suites()
-    if not known:
+    folder, checks = suites_folder(), checks_of_suites()
+    if not checks:
         raise ValueError(f"there are no suites in {folder}: install pytest-nixl whole, or run this command in a clone")
     for name in suites:
-        if name not in known:
-            raise ValueError(f"{name!r} is not a suite: expected one of {', '.join(known)}")
+        if name not in checks:
+            raise ValueError(f"{name!r} is not a suite: expected one of {', '.join(checks)}")
     names = list(dict.fromkeys(suites))
     if folder.parent.name == "pytest_nixl":
         return ["--pyargs", *([f"pytest_nixl.suites.{name}" for name in names] or ["pytest_nixl.suites"])]
-    here = Path.cwd()
-    shown = folder.relative_to(here) if here in folder.parents else folder
+    directory = Path.cwd()
+    shown = folder.relative_to(directory) if directory in folder.parents else folder
     return [str(shown / name) for name in names] or [str(shown)]
 
 
@@ -241,14 +243,14 @@ def _pytest() -> list[str]:
     return [sys.executable, "-m", "pytest"]
 
 
-def _without_secrets(words: Sequence[str]) -> list[str]:
+def _without_secrets(arguments: Sequence[str]) -> list[str]:
     """Hide passwords and tokens in what is printed."""
     secret = {option.flag for option in OPTIONS if option.secret}
     shown: list[str] = []
     hide = False
-    for word in words:
-        flag, equals, _ = word.partition("=")
-        shown.append("***" if hide else f"{flag}=***" if flag in secret and equals else redact(word))
+    for argument in arguments:
+        flag, equals, _ = argument.partition("=")
+        shown.append("***" if hide else f"{flag}=***" if flag in secret and equals else redact(argument))
         hide = flag in secret and not equals
     return shown
 

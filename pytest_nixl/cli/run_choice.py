@@ -126,5 +126,5 @@ def _backend(facts: Facts) -> Choice:
 
 def _devices(facts: Facts) -> str:
     rdma = [device for device in facts.rdma if not device.manages_nvlink]
-    found = [(len(facts.gpu.gpus), "GPU"), (len(rdma), "RDMA device")]
-    return " and ".join(plural(number, noun) for number, noun in found if number)
+    counts = [(len(facts.gpu.gpus), "GPU"), (len(rdma), "RDMA device")]
+    return " and ".join(plural(number, noun) for number, noun in counts if number)

@@ -117,8 +117,12 @@ def enroot_name(image: str) -> str:
 
     :param image: the name as Docker reads it, such as ``registry.example/inference:1.2``.
     """
-    registry, slash, rest = image.partition("/")
-    return f"{registry}#{rest}" if slash and ("." in registry or ":" in registry or registry == "localhost") else image
+    registry, slash, repository = image.partition("/")
+    return (
+        f"{registry}#{repository}"
+        if slash and ("." in registry or ":" in registry or registry == "localhost")
+        else image
+    )
 
 
 def _node_label(cluster: ClusterPlan) -> str:

@@ -119,8 +119,8 @@ def _processes(url: str) -> tuple[list[LiveNixl], str]:
     from pytest_nixl.host.live_nixl import live_nixl
 
     parts = urlsplit(url)
-    here = {text.partition("/")[0] for listed in ask_addresses().values() for text in listed} | {"localhost"}
-    if parts.hostname not in here:
+    local_addresses = {text.partition("/")[0] for listed in ask_addresses().values() for text in listed} | {"localhost"}
+    if parts.hostname not in local_addresses:
         return [], "the endpoint is not an address of this host: run the command beside the engine"
     return live_nixl(parts.port or (443 if parts.scheme == "https" else 80))
 

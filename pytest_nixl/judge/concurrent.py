@@ -100,7 +100,7 @@ def measure_at_once(links: Sequence[Link], block: int, depth: int) -> list[Sampl
     with ThreadPoolExecutor(len(links)) as pool:
         futures = [pool.submit(one, link) for link in links]
     faults = [fault for future in futures if (fault := future.exception()) is not None]
-    for fault in sorted(faults, key=lambda each: isinstance(each, BrokenBarrierError)):
+    for fault in sorted(faults, key=lambda error: isinstance(error, BrokenBarrierError)):
         raise fault
     return [future.result() for future in futures]
 
@@ -111,27 +111,27 @@ def disturbance(samples: Sequence[Samples]) -> str:
     return f"other processes used up to {most:.1f} of the cores that the links need" if most > DISTURBED_CORES else ""
 
 
-def corrupt(what: str, names: Sequence[str], samples: Sequence[Samples]) -> Judgement | None:
+def corrupt(subject: str, names: Sequence[str], samples: Sequence[Samples]) -> Judgement | None:
     """Return the verdict CORRUPT if one of the links moved a wrong byte; None: all bytes were right.
 
-    :param what: the kind of link, in words.
+    :param subject: the kind of link, in words.
     :param names: the name of each link.
     :param samples: those of each link, in order, once or more times.
     """
     for number, sample in enumerate(samples):
         if sample.corruption is not None:
             name, count = names[number % len(names)], len(set(names)) - 1
-            description = f"{what} of {name}, measured at the same time as {count} others: {sample.corruption}"
+            description = f"{subject} of {name}, measured at the same time as {count} others: {sample.corruption}"
             return Judgement(
                 Verdict.CORRUPT, description, "run that pair alone; check the memory and NICs of both hosts"
             )
     return None
 
 
-def at_once(what: str, links: Sequence[Link], block: int, depth: int) -> Judgement:
+def at_once(subject: str, links: Sequence[Link], block: int, depth: int) -> Judgement:
     """Measure one row of every pair of ranks at the same time, and judge whether the network starves one of them.
 
-    :param what: the kind of link, in words.
+    :param subject: the kind of link, in words.
     :param block: block size in bytes; ``depth`` is the number of transfers in flight.
     """
     moved: list[Samples] = []
@@ -142,13 +142,13 @@ def at_once(what: str, links: Sequence[Link], block: int, depth: int) -> Judgeme
         return [link_samples.bandwidth for link_samples in moved[-len(links) :]]
 
     together = spread(rates)
-    fault = corrupt(what, names, moved)
+    fault = corrupt(subject, names, moved)
     if fault is not None:
         return fault
     least = together.slowest
     description = (
-        f"{what} of {format_size(block)}, {len(links)} pairs at once: {gigabytes(together.total)} GB/s together, from "
-        f"{gigabytes(together.rates[least])} ({names[least]}) to {gigabytes(max(together.rates))} GB/s"
+        f"{subject} of {format_size(block)}, {len(links)} pairs at once: {gigabytes(together.total)} GB/s together, "
+        f"from {gigabytes(together.rates[least])} ({names[least]}) to {gigabytes(max(together.rates))} GB/s"
     )
     if together.starving is not None:
         remedy = "check what these two ranks share with others: the uplink of a switch, a host, a NIC"

@@ -74,7 +74,7 @@ def failed_pairs(results: Sequence[Result]) -> list[FailedPair]:
         if worse is None or key.block >= worse.key.block:
             worst[place] = FailedPair(key, Judgement(result.verdict, result.reason, result.remedy))
     often = Counter(rank for backend, pair in worst for rank in pair)
-    return sorted(worst.values(), key=lambda each: -sum(often[rank] for rank in each.ranks))
+    return sorted(worst.values(), key=lambda row: -sum(often[rank] for rank in row.ranks))
 
 
 def trials(failed: FailedPair, all_failed: Sequence[FailedPair], ranks: int) -> list[RowKey]:
@@ -85,12 +85,12 @@ def trials(failed: FailedPair, all_failed: Sequence[FailedPair], ranks: int) -> 
 
     :param ranks: the number of ranks of the run.
     """
-    often = Counter(rank for each in all_failed if each.key.backend == failed.key.backend for rank in each.ranks)
+    often = Counter(rank for row in all_failed if row.key.backend == failed.key.backend for rank in row.ranks)
     partners = sorted((rank for rank in range(ranks) if rank not in failed.ranks), key=lambda rank: (often[rank], rank))
     if not partners:
         return []
-    one, other = failed.ranks
-    first = replace(failed.key, pair=(one, partners[0]))
+    initiator, other = failed.ranks
+    first = replace(failed.key, pair=(initiator, partners[0]))
     return [first, replace(first, op=_OTHER[first.op], pair=(other, partners[0]))]
 
 
@@ -102,9 +102,9 @@ def blame(failed: FailedPair, tried: Sequence[RetestResult], names: Sequence[str
     """
     pair = f"{failed.ranks[0]}-{failed.ranks[1]}"
     attempts = "; ".join(f"rank {e.key.pair[0]} with rank {e.key.pair[1]}: {e.judgement.reason}" for e in tried)
-    bad = [each for each in tried if each.bad]
-    guilty = [f"{names[each.key.pair[0]]} (its {_over(each.transports)})" for each in bad]
-    ranks = [each.key.pair[0] for each in bad]
+    bad = [trial for trial in tried if trial.bad]
+    guilty = [f"{names[trial.key.pair[0]]} (its {_over(trial.transports)})" for trial in bad]
+    ranks = [trial.key.pair[0] for trial in bad]
     if len(bad) == 1:
         return ranks, f"{guilty[0]} is the culprit in the pair {pair} ({attempts})"
     if bad:
@@ -114,7 +114,7 @@ def blame(failed: FailedPair, tried: Sequence[RetestResult], names: Sequence[str
             f"the culprits are {' and '.join(guilty)}, or {partner}, because both were measured with it ({attempts})",
         )
     ends = " and ".join(names[rank] for rank in failed.ranks)
-    if all(each.judgement.verdict is Verdict.PASS for each in tried):
+    if all(trial.judgement.verdict is Verdict.PASS for trial in tried):
         return (
             [],
             f"{ends} are each good with another rank: the network between these two is bad, or the fault is over "
@@ -132,32 +132,32 @@ def by_direction(failed: Sequence[FailedPair], results: Sequence[Result], names:
 
     The bytes of a WRITE leave the initiator, and those of a READ reach it. A wrong transport says nothing of speed.
     """
-    for each in failed:
-        one, other = each.ranks
+    for row in failed:
+        first, second = row.ranks
         of_backend = [(key, result.verdict) for key, result in measured_rows(results) if not key.kv and not key.pattern]
-        bad = {key.op for key, verdict in of_backend if key.backend == each.key.backend and verdict in BAD}
-        good = {key.op for key, verdict in of_backend if key.backend == each.key.backend and verdict in FAST}
-        if each.judgement.verdict is Verdict.WRONG_TRANSPORT:
+        bad = {key.op for key, verdict in of_backend if key.backend == row.key.backend and verdict in BAD}
+        good = {key.op for key, verdict in of_backend if key.backend == row.key.backend and verdict in FAST}
+        if row.judgement.verdict is Verdict.WRONG_TRANSPORT:
             yield (
-                f"bytes between {names[one]} and {names[other]} took a transport that the profile does not accept: "
+                f"bytes between {names[first]} and {names[second]} took a transport that the profile does not accept: "
                 "with only two ranks nothing shows which one is the culprit"
             )
         elif len(bad) == 1 and good - bad:
-            source, destination = each.ranks if bad == {"WRITE"} else each.ranks[::-1]
+            source, destination = row.ranks if bad == {"WRITE"} else row.ranks[::-1]
             yield (
                 f"bytes from {names[source]} to {names[destination]} are slow, and bytes in the other direction are "
                 f"not: check what {names[source]} sends through first, then what {names[destination]} receives through"
             )
         else:
             yield (
-                f"{names[one]} and {names[other]} are slow in both directions: with only two ranks nothing shows which "
-                "one is the culprit"
+                f"{names[first]} and {names[second]} are slow in both directions: with only two ranks nothing shows "
+                "which one is the culprit"
             )
 
 
 def remedy_of_two(failed: Sequence[FailedPair]) -> str:
     """Return the remedy of a run with two ranks: that of a row with a wrong transport, if there is one."""
-    for each in failed:
-        if each.judgement.verdict is Verdict.WRONG_TRANSPORT and each.judgement.remedy:
-            return each.judgement.remedy
+    for row in failed:
+        if row.judgement.verdict is Verdict.WRONG_TRANSPORT and row.judgement.remedy:
+            return row.judgement.remedy
     return f"start a third rank, or {ACTION}"

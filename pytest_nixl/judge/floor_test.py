@@ -129,8 +129,8 @@ def interval(values: Sequence[float]) -> tuple[float, float, float]:
 _LAST = "; no further launch is made"
 
 
-def _undecided(k: int, words: str, budget: int) -> tuple[Verdict | None, str]:
-    return (None, words) if k < min(budget, MOST_LAUNCHES) else (Verdict.INCONCLUSIVE, f"{words}{_LAST}")
+def _undecided(k: int, description: str, budget: int) -> tuple[Verdict | None, str]:
+    return (None, description) if k < min(budget, MOST_LAUNCHES) else (Verdict.INCONCLUSIVE, f"{description}{_LAST}")
 
 
 def _percent(share: float) -> str:

@@ -81,8 +81,8 @@ class Growth:
         smooth = _smoothed([second for reference in references for second in reference])
         usual, count = median(smooth), len(rounds[0])
         scaled = [
-            [second * usual / smooth[place * count + number] for number, second in enumerate(each)]
-            for place, each in enumerate(rounds)
+            [second * usual / smooth[place * count + number] for number, second in enumerate(figures)]
+            for place, figures in enumerate(rounds)
         ]
         times = [min(values) for values in zip(*scaled, strict=True)]
         slope = Slope.of(times)
@@ -112,17 +112,17 @@ def _smoothed(seconds: Sequence[float]) -> list[float]:
     return [median(seconds[max(0, place - _NEIGHBOURS) : place + _NEIGHBOURS + 1]) for place in range(len(seconds))]
 
 
-def judge_growth(what: str, growth: Growth, remedy: str) -> Judgement:
+def judge_growth(subject: str, growth: Growth, remedy: str) -> Judgement:
     """Judge whether a call becomes slower: FAIL if its last repeat takes at least three times as long as the first.
 
-    :param what: the call, in words.
+    :param subject: the call, in words.
     :param remedy: what to do if it becomes slower.
     """
     if growth.slower:
         return Judgement(
             Verdict.FAIL,
-            f"{what} becomes slower with each repeat: {growth}; the last takes at least {growth.least_factor:.1f} "
+            f"{subject} becomes slower with each repeat: {growth}; the last takes at least {growth.least_factor:.1f} "
             f"times as long as the first, and the limit is {SLOWER:g} times",
             remedy,
         )
-    return Judgement(Verdict.PASS, f"{what} does not become {SLOWER:g} times slower: {growth}")
+    return Judgement(Verdict.PASS, f"{subject} does not become {SLOWER:g} times slower: {growth}")

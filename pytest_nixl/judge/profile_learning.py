@@ -47,12 +47,14 @@ def read_run(path: Path) -> dict[RowKey, MeasuredRow]:
     text = read_regular(path, LARGEST, RUNS_FORM)
     try:
         record = json.loads(text)
-        found = [each["extra_info"] for each in record["benchmarks"] if "key" in each.get("extra_info", {})]
+        extras = [
+            benchmark["extra_info"] for benchmark in record["benchmarks"] if "key" in benchmark.get("extra_info", {})
+        ]
         results = record.get(OURS, {}).get("results", [])
         against = {str(result.get("row")): result["verdict"] for result in results if result["verdict"] in _AGAINST}
         rows = {
             RowKey.parse(key): MeasuredRow(float(extra["GB/s"]) * 1e9, tuple(extra["transports"]), against.get(key, ""))
-            for extra in found
+            for extra in extras
             for key in [str(extra["key"])]
         }
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -76,9 +78,9 @@ def _of_one_variant(rows: Mapping[RowKey, MeasuredRow], path: Path) -> dict[RowK
     :raises ValueError: the rows have several variants, and none is the default.
     """
     plain = {key: row for key, row in rows.items() if not key.variant}
-    if not plain and len(found := sorted({key.variant_text for key in rows})) > 1:
+    if not plain and len(variants := sorted({key.variant_text for key in rows})) > 1:
         raise ValueError(
-            f"{path} has rows of several variants ({'; '.join(found)}), and floors are learned from one: expected "
+            f"{path} has rows of several variants ({'; '.join(variants)}), and floors are learned from one: expected "
             "records of runs with one value of --nixl-progress-thread"
         )
     return plain or dict(rows)
@@ -106,13 +108,13 @@ def learned_profile(name: str, paths: Sequence[Path], like: Profile | None = Non
     runs = [_slowest_pairs(run) for run in runs]
     floors = learn({key: [run[key].bandwidth for run in runs] for key in runs[0]})
     transports = {key: _names(runs, key) for key in floors}
-    remarks = [remark for key, found in floors.items() for remark in _remarks(key, found, paths)]
+    remarks = [remark for key, floor_rows in floors.items() for remark in _remarks(key, floor_rows, paths)]
     remarks += _doubts(paths, runs, transports)
     if pairs > len(floors):
         remarks.append(
             "an expectation is for all pairs of ranks and GPUs: each row is learned from the slowest pair of each run"
         )
-    if without := [found for found in floors.values() if found.floor is None]:
+    if without := [floor_rows for floor_rows in floors.values() if floor_rows.floor is None]:
         remarks.append(
             f"{len(without)} OF {len(floors)} ROWS HAVE NO FLOOR, and will pass however slow they are: make more "
             "runs on quiet machines and learn from all of them, or write these floors by hand"
@@ -127,28 +129,28 @@ def _slowest_pairs(run: Mapping[RowKey, MeasuredRow]) -> dict[RowKey, MeasuredRo
 
     An expectation names neither ranks nor GPUs.
     """
-    found: dict[RowKey, MeasuredRow] = {}
+    slowest: dict[RowKey, MeasuredRow] = {}
     for key, row in run.items():
         same = replace(key, pair=(0, 1), devices=None)
-        other = found.get(same, row)
-        found[same] = MeasuredRow(
+        other = slowest.get(same, row)
+        slowest[same] = MeasuredRow(
             min(row.bandwidth, other.bandwidth),
             tuple(dict.fromkeys((*other.transports, *row.transports))),
             other.verdict or row.verdict,
         )
-    return found
+    return slowest
 
 
-def _remarks(key: RowKey, found: LearnedFloor, paths: Sequence[Path]) -> Iterator[str]:
-    for number in found.outliers:
+def _remarks(key: RowKey, learned: LearnedFloor, paths: Sequence[Path]) -> Iterator[str]:
+    for number in learned.outliers:
         yield f"{key}: {paths[number]} was left out, because it is far from the other runs"
-    if found.floor is None:
+    if learned.floor is None:
         yield f"{key}: no floor, because fewer than {FEWEST_LAUNCHES} runs agree or their spread is too large"
-    elif found.floor < _LOW * found.median:
-        share = f"{100 * found.floor / found.median:.0f} %"
+    elif learned.floor < _LOW * learned.median:
+        share = f"{100 * learned.floor / learned.median:.0f} %"
         yield (
-            f"{key}: its floor of {units.gigabytes(found.floor)} GB/s is only {share} of the median "
-            f"of {units.gigabytes(found.median)} GB/s, because the runs differ: a loss down to it passes. "
+            f"{key}: its floor of {units.gigabytes(learned.floor)} GB/s is only {share} of the median "
+            f"of {units.gigabytes(learned.median)} GB/s, because the runs differ: a loss down to it passes. "
             "Learn from runs on a quiet machine, or write a floor by hand"
         )
 
@@ -191,8 +193,8 @@ def _lines(
     if like is not None and like.machine is not None:
         yield ""
         yield from _machine(like.machine)
-    for key, found in floors.items():
-        if found.floor is None and not transports[key]:
+    for key, floor in floors.items():
+        if floor.floor is None and not transports[key]:
             continue  # there is nothing to expect
         yield ""
         yield "[[expect]]"
@@ -206,11 +208,11 @@ def _lines(
         yield f"notify = [{_quoted(key.notify)}]"
         if key.pages:
             yield f"pages = [{_quoted(key.pages)}]"
-        if found.floor is not None:
-            yield f"floor = {_quoted(f'{found.floor / 1e9:.6g} GB/s')}"
+        if floor.floor is not None:
+            yield f"floor = {_quoted(f'{floor.floor / 1e9:.6g} GB/s')}"
         if transports[key]:
             yield f"transports = [{', '.join(map(_quoted, transports[key]))}]"
-        yield f"source = {_quoted(_source(found))}"
+        yield f"source = {_quoted(_source(floor))}"
 
 
 def _machine(machine: Machine) -> Iterator[str]:
@@ -229,11 +231,11 @@ def _machine(machine: Machine) -> Iterator[str]:
     yield f"source = {_quoted(machine.source)}"
 
 
-def _source(found: LearnedFloor) -> str:
-    used = found.runs - len(found.outliers)
+def _source(learned: LearnedFloor) -> str:
+    used = learned.runs - len(learned.outliers)
     return (
-        f"{used} of {found.runs} runs: median {units.gigabytes(found.median)} GB/s, median absolute deviation "
-        f"{found.mad / 1e9:.3g} GB/s; floor = min(0.95 median, median - 5 MAD)"
+        f"{used} of {learned.runs} runs: median {units.gigabytes(learned.median)} GB/s, median absolute deviation "
+        f"{learned.mad / 1e9:.3g} GB/s; floor = min(0.95 median, median - 5 MAD)"
     )
 
 

@@ -51,11 +51,11 @@ def read_image(document: ProfileTable) -> ImageRequirements:
     image.allow("plugins", "etcd_uri_patch")
     versions = document.table("versions")
     versions.allow(*SOFTWARE)
-    wanted = {key: versions.text(key, VERSION_FORM, VersionRange.parse) for key in versions.data}
+    ranges = {key: versions.text(key, VERSION_FORM, VersionRange.parse) for key in versions.data}
     return ImageRequirements(
         plugins=image.texts("plugins", 'names of NIXL plugins such as "UCX"', backend_name) or (),
         etcd_uri_patch=image.flag("etcd_uri_patch", default=True) if "etcd_uri_patch" in image.data else None,
-        versions={key: each for key, each in wanted.items() if each is not None},
+        versions={key: version_range for key, version_range in ranges.items() if version_range is not None},
     )
 
 
@@ -114,12 +114,12 @@ class Profile:
 
     def transports(self, backend: str) -> tuple[tuple[str, ...], ...]:
         """Return the different lists of transports that the expectations of a backend accept."""
-        found = (
+        matches = (
             expectation.transports
             for expectation in self.expectations
             if expectation.backend is None or backend in expectation.backend
         )
-        return tuple(dict.fromkeys(names for names in found if names is not None))
+        return tuple(dict.fromkeys(names for names in matches if names is not None))
 
     def expectation(self, key: RowKey) -> Expectation | None:
         """Return the expectation that applies to the row ``key``; None: there is none.
@@ -130,8 +130,8 @@ class Profile:
         if not key.kv and not key.pattern:
             return next((item for item in self.expectations if item.applies(key)), None)
         block = replace(key, batch=1, variant=())
-        found = next((item for item in self.expectations if item.applies(block)), None)
-        return found and replace(found, floor=None, ceiling=None, p50=None, p99=None, raw=None)
+        match = next((item for item in self.expectations if item.applies(block)), None)
+        return match and replace(match, floor=None, ceiling=None, p50=None, p99=None, raw=None)
 
     def expectation_in(self, settings: Settings, key: RowKey) -> Expectation | None:
         """Return the expectation that applies to a row in a run with these settings; None: there is none.
@@ -140,10 +140,10 @@ class Profile:
         whose transfers walk a buffer. They are for the rows of a run with ``--nixl-footprint``, because whoever gives
         that option chooses the profile as well.
         """
-        found = self.expectation(key)
-        if found is None or not key.walks or settings.footprint is not None:
-            return found
-        return replace(found, floor=None, p50=None, p99=None, raw=None)
+        expectation = self.expectation(key)
+        if expectation is None or not key.walks or settings.footprint is not None:
+            return expectation
+        return replace(expectation, floor=None, p50=None, p99=None, raw=None)
 
 
 def bundled_profiles() -> tuple[str, ...]:
@@ -159,23 +159,23 @@ def added_profiles() -> dict[str, tuple[Extension, Traversable]]:
 
     :raises ExtensionError: if one cannot be loaded, or has a name that is taken.
     """
-    found: dict[str, tuple[Extension, Traversable]] = {}
+    profiles: dict[str, tuple[Extension, Traversable]] = {}
     for extension in extensions.PROFILES.extensions(()).values():
         files = extension.call(partial(_files, extension.load()), "names no package")
         if not files:
             raise extension.fault("has no .toml file")
         for file in files:
             name = file.name.removesuffix(".toml")
-            if name in found or name in bundled_profiles():
-                other = found[name][0].owner if name in found else "pytest-nixl"
+            if name in profiles or name in bundled_profiles():
+                other = profiles[name][0].owner if name in profiles else "pytest-nixl"
                 raise extension.fault(f"has a profile {name!r}, and so has {other}")
-            found[name] = extension, file
-    return found
+            profiles[name] = extension, file
+    return profiles
 
 
 def _files(package: Any) -> list[Traversable]:
-    found = [item for item in resources.files(package).iterdir() if item.name.endswith(".toml")]
-    return sorted(found, key=lambda item: item.name)
+    files = [item for item in resources.files(package).iterdir() if item.name.endswith(".toml")]
+    return sorted(files, key=lambda item: item.name)
 
 
 def load_profile(name_or_path: str) -> Profile:
@@ -237,8 +237,8 @@ def parse_profile(content: bytes, origin: str) -> Profile:
     required.allow("checks")
     machine = _machine(document.table("machine")) if "machine" in data else None
     expectations = tuple(_expectation(table, machine) for table in document.tables("expect"))
-    for (first, one), (second, other) in combinations(enumerate(expectations, 1), 2):
-        row = _shared_row(one, other)
+    for (first, earlier), (second, other) in combinations(enumerate(expectations, 1), 2):
+        row = _shared_row(earlier, other)
         if row is not None:
             raise ValueError(
                 f"{where}, expect #{second}: applies to {row}, as expect #{first} does: "

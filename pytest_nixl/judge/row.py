@@ -87,7 +87,7 @@ def judge(
 
 def name_losses(judgement: Judgement, samples: Samples) -> Judgement:
     """Return the judgement of a row, which names the devices that lost packets; a row that passed is then a WARN."""
-    losing = " and ".join(str(each) for each in samples.lossy if each.loses)
+    losing = " and ".join(str(loss) for loss in samples.lossy if loss.loses)
     if not losing or judgement.verdict not in _BY_SPEED:
         return judgement
     reason, verdict = judgement.reason, judgement.verdict
@@ -167,7 +167,7 @@ def _transport(row: str, samples: Samples, expectation: Expectation, environ: Ma
     wrong = [name for name in samples.transports if name.partition("/")[0] not in accepted]
     if not wrong:
         return None
-    went = f"went over {' and '.join(wrong)}{_emulation(samples)}{_told(samples, wrong)}"
+    went = f"went over {' and '.join(wrong)}{_emulation(samples)}{_emulation_remark(samples, wrong)}"
     reason = f"{row}: {went}, but the profile accepts only {_any(accepted)}"
     if placed := _wrong_hosts(samples, wrong, accepted):
         where, remedy = placed
@@ -184,17 +184,17 @@ def _wrong_hosts(samples: Samples, wrong: Sequence[str], accepted: tuple[str, ..
     """
     if len(samples.hosts) != 2:
         return None
-    one, other = samples.hosts
+    initiator, other = samples.hosts
     inside = {name.partition("/")[0] for name in wrong} <= SHARED_MEMORY | {"cuda_ipc"}
-    if one == other and inside and not {*accepted} & (SHARED_MEMORY | {"cuda_ipc"}):
+    if initiator == other and inside and not {*accepted} & (SHARED_MEMORY | {"cuda_ipc"}):
         both = "both ranks" if samples.key.pair[0] != samples.key.pair[1] else "initiator and target"
         return (
-            f"{both} are on one host, {one}, and this profile is for rows between two hosts",
+            f"{both} are on one host, {initiator}, and this profile is for rows between two hosts",
             "Start each rank on a host of its own. To rehearse on one host, give --nixl-profile=loopback.",
         )
-    if one != other and {*accepted} <= SHARED_MEMORY:
+    if initiator != other and {*accepted} <= SHARED_MEMORY:
         return (
-            f"the ranks are on two hosts, {one} and {other}, and this profile is for rows within one",
+            f"the ranks are on two hosts, {initiator} and {other}, and this profile is for rows within one",
             "Give the profile of your hosts with --nixl-profile: `pytest-nixl init` writes a first one, and "
             "`pytest-nixl profile learn` writes one from three good runs.",
         )
@@ -206,7 +206,7 @@ def _emulation(samples: Samples) -> str:
     return f" as {samples.protocol}, not as RMA" if samples.protocol == SOFTWARE_EMULATION else ""
 
 
-def _told(samples: Samples, wrong: Sequence[str]) -> str:
+def _emulation_remark(samples: Samples, wrong: Sequence[str]) -> str:
     """Return what the devices counted, if that shows that RDMA did not move the bytes; else an empty text."""
     if samples.counted is None or not any(name.partition("/")[0].endswith(EMULATED) for name in wrong):
         return ""
@@ -235,10 +235,10 @@ def _transport_remedy(samples: Samples, accepted: set[str], environ: Mapping[str
         return f"Unset UCX_TLS on {rank}: UCX_TLS={tls} is set there."
     tls = environ.get("UCX_TLS", "") if backend == "UCX" else ""
     if tls and not ucx_tls_allows(tls, accepted):
-        here = f"UCX_TLS={tls} is set in this run"
+        setting = f"UCX_TLS={tls} is set in this run"
         of_host = tls in TCP_ALONE and not key.memory.on_gpu
         where, name = (", on one machine only,", "=tcp-loopback") if of_host else ("", "")
-        return f"Unset UCX_TLS on every rank: {here}. Or{where} choose a profile for it: --nixl-profile{name}."
+        return f"Unset UCX_TLS on every rank: {setting}. Or{where} choose a profile for it: --nixl-profile{name}."
     emulated_read = key.op == "READ" and samples.protocol == SOFTWARE_EMULATION
     needs_nvlink = emulated_read and "cuda_ipc" in accepted and len({*samples.hosts}) < 2
     if needs_nvlink:
@@ -384,8 +384,8 @@ def another_launch(samples: Samples, expectation: Expectation | None, machine: M
     if expectation is None or expectation.floor is None:
         return False
     # Judge everything but the floor: every row is above the smallest possible floor.
-    rest = _judge(samples, replace(expectation, floor=math.ulp(0.0)), machine, {})
-    if rest.verdict not in (Verdict.PASS, Verdict.INCONCLUSIVE):
+    without_floor = _judge(samples, replace(expectation, floor=math.ulp(0.0)), machine, {})
+    if without_floor.verdict not in (Verdict.PASS, Verdict.INCONCLUSIVE):
         return False
     return decide_floor(samples.values, expectation.floor, contention=samples.contention)[0] is None
 
@@ -428,13 +428,13 @@ def _below(reason: str, samples: Samples, machine: Machine | None) -> Judgement:
 
 def _speed_of_launches(row: str, samples: Samples, floor: float, machine: Machine | None) -> Judgement | None:
     values = samples.values
-    verdict, words = decide_floor(values, floor, contention=samples.contention)
+    verdict, description = decide_floor(values, floor, contention=samples.contention)
     if verdict is Verdict.PASS:
         return None
     figures = f"{row}: {rate(median(values))} is {percentage(median(values), floor)} of the floor of {rate(floor)}"
     if verdict is Verdict.FAIL:
-        return _below(f"{figures}; {words}", samples, machine)
-    return Judgement(Verdict.INCONCLUSIVE, f"{figures}; {words}", _DISTURBED)
+        return _below(f"{figures}; {description}", samples, machine)
+    return Judgement(Verdict.INCONCLUSIVE, f"{figures}; {description}", _DISTURBED)
 
 
 def _latency(row: str, samples: Samples, expectation: Expectation) -> Judgement | None:

@@ -71,7 +71,7 @@ def compare_runs(before: RecordedRun, now: RecordedRun, margin: float, *, in_tur
     :param margin: the loss up to which a row is unchanged: 0.05 is 5 %.
     :param in_turn: whether both images were measured now, in alternating launches.
     """
-    before, now = _own(before), _own(now)
+    before, now = _nixl_rows(before), _nixl_rows(now)
     old, new = usable_rows(before), usable_rows(now)
     comparison = _compared(old, new, margin, in_turn)
     # Workers report versions: a run in which none measured a row did not lose them.
@@ -102,20 +102,22 @@ def _compared(
     return of_two_times(comparison, losses, gains)
 
 
-def _quiet(rows: Mapping[RowKey, RowSummary], others: Mapping[RowKey, RowSummary]) -> dict[RowKey, tuple[float, ...]]:
+def _quiet(
+    rows: Mapping[RowKey, RowSummary], other_rows: Mapping[RowKey, RowSummary]
+) -> dict[RowKey, tuple[float, ...]]:
     """Return the undisturbed launches of each row that has enough of them to prove a change, or was never disturbed.
 
-    :param others: the rows of the other run.
+    :param other_rows: the rows of the other run.
     """
     return {
         key: row.undisturbed
         for key, row in rows.items()
         if row.undisturbed == row.values
-        or (key in others and least_p(len(row.undisturbed), len(others[key].values)) <= PROOF)
+        or (key in other_rows and least_p(len(row.undisturbed), len(other_rows[key].values)) <= PROOF)
     }
 
 
-def _own(run: RecordedRun) -> RecordedRun:
+def _nixl_rows(run: RecordedRun) -> RecordedRun:
     return replace(run, rows={key: row for key, row in run.rows.items() if not key.program})
 
 
@@ -185,14 +187,14 @@ def _failed(before: RecordedRun, now: RecordedRun, different: tuple[Change, ...]
             continue
         prefixes = _STEERED_BY.get(keys[0].plain_backend, ())
         causes = [str(change) for change in different if change.variable.startswith(prefixes)] if prefixes else []
-        transports_before, transports_now = (_ways([run.rows[key] for key in keys]) for run in (before, now))
+        transports_before, transports_now = (_transports_text([run.rows[key] for key in keys]) for run in (before, now))
         earlier = transports_before or "an unknown transport"
         went = f"{count} went over {transports_now} instead of {earlier} as in {before.name}"
         figures = f"{_rates([now.rows[key] for key in keys])} after {_rates([before.rows[key] for key in keys])}"
         yield _result(verdict, f"{'; '.join((*causes, went))}: {figures}", remedy, subject)
 
 
-def _ways(rows: Sequence[RowSummary]) -> str:
+def _transports_text(rows: Sequence[RowSummary]) -> str:
     return " or ".join(dict.fromkeys("+".join(row.transports) for row in rows if row.transports))
 
 
@@ -281,7 +283,7 @@ def _disturbed(rows: Mapping[RowKey, RowSummary], keys: Iterable[RowKey]) -> lis
 
 def _used(*launches: Sequence[tuple[str, ...]]) -> str:
     """Return what other processes used in some launches, as the beginning of a sentence."""
-    used = sorted({what for each in launches for launch in each for what in launch}, reverse=True)
+    used = sorted({transport for pair in launches for launch in pair for transport in launch}, reverse=True)
     return f"other processes used {' and '.join(used)} that {'were' if 'cores' in used else 'was'} needed in"
 
 
@@ -301,10 +303,12 @@ def steadiness(rows: Mapping[RowKey, RowSummary]) -> tuple[str, bool]:
     return f"{spread}{disturbance}", not any(disturbed)
 
 
-def _taken(before: RecordedRun, there: Sequence[tuple[str, ...]], here: Sequence[tuple[str, ...]]) -> str:
+def _taken(before: RecordedRun, earlier: Sequence[tuple[str, ...]], current: Sequence[tuple[str, ...]]) -> str:
     """Return that other processes disturbed launches, which then prove nothing; empty: they disturbed none."""
-    runs = [f"{_count(each)} of {name}" for each, name in ((here, "this run"), (there, before.name)) if any(each)]
-    return f"{_used(here, there)} {' and in '.join(runs)}, which prove nothing" if runs else ""
+    runs = [
+        f"{_count(counts)} of {name}" for counts, name in ((current, "this run"), (earlier, before.name)) if any(counts)
+    ]
+    return f"{_used(current, earlier)} {' and in '.join(runs)}, which prove nothing" if runs else ""
 
 
 def _remedy(effect: Effect, margin: float, different: tuple[Change, ...], before: RecordedRun, in_turn: bool) -> str:

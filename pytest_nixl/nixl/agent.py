@@ -62,10 +62,10 @@ class AnotherOptions(AgentKeywords, total=False):
     host: Host | None
 
 
-def _refuse_unknown(method: str, options: Mapping[str, object], known: type) -> None:
+def _refuse_unknown(method: str, options: Mapping[str, object], options_type: type) -> None:
     """Blame the call that has an unknown option, and not the one that creates the agent."""
     __tracebackhide__ = True
-    names = sorted(known.__annotations__)  # those of a TypedDict are with the inherited ones
+    names = sorted(options_type.__annotations__)  # those of a TypedDict are with the inherited ones
     for name in options:
         if name not in names:
             raise TypeError(f"{method}() has no option {name!r}; it has name, {', '.join(names)}")
@@ -153,7 +153,7 @@ class NixlAgent(AgentCalls):
             "listen_thread": listen_thread,
             "telemetry": telemetry or agent_options.telemetry,
         }
-        told: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             **options,
             "sync_mode": agent_options.sync_mode,
             "parameters": {name: agent_options.parameters_of(name) for name in backends},
@@ -170,7 +170,7 @@ class NixlAgent(AgentCalls):
                         name=name,
                         listen_port=listen_port,
                         threads=agent_options.threads_of(worker.role),
-                        **told,
+                        **arguments,
                     )
                     for worker, name in zip(workers, called, strict=True)
                 ]
@@ -273,10 +273,10 @@ class NixlAgent(AgentCalls):
             :func:`pytest_nixl.nixl.worker.arrays.descriptor_of` in the function to give arrays to NIXL.
         :raises WorkerError: the function raises an exception, or the worker dies or hangs.
         """
-        given = {name: value.ref if isinstance(value, Buffer) else value for name, value in arguments.items()}
+        wire_arguments = {name: value.ref if isinstance(value, Buffer) else value for name, value in arguments.items()}
         file = getattr(sys.modules.get(function.partition(":")[0]), "__file__", None)
         source = {"file": file} if file else {}  # pytest may have it from a file that is not on sys.path
-        return self.worker.call("run", agent=self.ref, function=function, arguments=given, **source)
+        return self.worker.call("run", agent=self.ref, function=function, arguments=wire_arguments, **source)
 
     def gpus(self) -> list[LinkGpu]:
         """Return the GPUs that the worker sees.
@@ -301,8 +301,8 @@ class NixlAgent(AgentCalls):
         :raises NotApplicableError: the worker does not see this GPU; the test is then skipped.
         :raises WorkerError: the memory cannot be allocated.
         """
-        wanted = self.request_buffer(size, memory, device=device, directory=directory, alignment=alignment)
-        return wanted.result()
+        request = self.request_buffer(size, memory, device=device, directory=directory, alignment=alignment)
+        return request.result()
 
     def request_buffer(
         self,
@@ -379,8 +379,8 @@ class Agents:
         if settings is None:
             raise TypeError("Agents() needs settings=nixl_settings, the value of the fixture of that name")
         if host is None:
-            own = own_variables(settings.programs, memory=settings.memory)
-            host = LocalHost(supervisor(), own=own)
+            our_variables = own_variables(settings.programs, memory=settings.memory)
+            host = LocalHost(supervisor(), own=our_variables)
         self._host = host
         self.settings = settings
         self._workers: list[Worker] = []
@@ -423,8 +423,8 @@ class Agents:
         """
         # No agent uses an etcd, in particular the deployment's, unless a test gives it the address.
         changed = {"NIXL_ETCD_ENDPOINTS": None, "NIXL_ETCD_NAMESPACE": None, **(environment or {})}
-        asked = self.settings.backend
-        chosen = (between_agents(asked) or asked)[:1] if backends is None else backends
+        requested = self.settings.backend
+        chosen = (between_agents(requested) or requested)[:1] if backends is None else backends
         run_options = self.settings.agents[0]
         if options.get("progress_thread") is None and run_options.progress_thread is not None:
             options["progress_thread"] = run_options.progress_thread

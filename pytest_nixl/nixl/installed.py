@@ -24,16 +24,16 @@ _RUNTIME = re.compile(r"libcudart(?:-[0-9a-f]{8})?\.so\.(\d+)")
 
 def nixl_packages() -> dict[str, str]:
     """Return the versions of all installed packages of NIXL, by name. Only one of them is loaded."""
-    found: dict[str, str] = {}
+    packages: dict[str, str] = {}
     for folder in sys.path:
         for path in sorted(Path(folder or ".").glob("nixl*.dist-info")):
             if match := _DISTRIBUTION.fullmatch(path.name):
                 # As for an import, the first folder counts.
-                found.setdefault(match["name"].lower().replace("_", "-"), match["version"])
+                packages.setdefault(match["name"].lower().replace("_", "-"), match["version"])
     for name in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found.setdefault(name, importlib.metadata.version(name))
-    return found
+            packages.setdefault(name, importlib.metadata.version(name))
+    return packages
 
 
 def cuda_of_nixl(module: str, libraries: Sequence[str]) -> tuple[int, str] | None:
@@ -89,7 +89,7 @@ def constants(source: str) -> dict[str, Any]:
 
     :raises SyntaxError: it is not Python.
     """
-    found: dict[str, Any] = {}
+    constant_values: dict[str, Any] = {}
     for statement in ast.parse(source).body:
         targets = list(statement.targets) if isinstance(statement, ast.Assign) else []
         if isinstance(statement, ast.AnnAssign):
@@ -97,5 +97,5 @@ def constants(source: str) -> dict[str, Any]:
         value = getattr(statement, "value", None)
         for target in targets:
             if isinstance(target, ast.Name) and isinstance(value, ast.Constant):
-                found[target.id] = value.value
-    return found
+                constant_values[target.id] = value.value
+    return constant_values

@@ -89,21 +89,23 @@ class S3Bucket:
 
 
 @contextlib.contextmanager
-def open_bucket(asked: str, supervisor: Callable[[], SupervisorClient]) -> Iterator[S3Bucket]:
+def open_bucket(server_text: str, supervisor: Callable[[], SupervisorClient]) -> Iterator[S3Bucket]:
     """Create a bucket on the S3 server of a run; delete it with all its objects at the end.
 
-    :param asked: the URL of an existing server; ``embedded``; ``container`` or ``container:IMAGE``; or empty for the
-        server that AWS's variables name, or else an embedded one.
+    :param server_text: the URL of an existing server; ``embedded``; ``container`` or ``container:IMAGE``; or empty for
+        the server that AWS's variables name, or else an embedded one.
     :param supervisor: returns the client of the supervisor, which ends the run's own server even if pytest is killed.
     :raises ObjectStoreError: the server cannot be used, with the reason and a remedy.
     :raises NotApplicableError: no server is named, and none can be embedded.
     """
     name = f"pytest-nixl-{secrets.token_hex(8)}"
-    told = asked or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or EMBEDDED
-    kind, _, image = told.partition(":")
+    endpoint_text = (
+        server_text or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or EMBEDDED
+    )
+    kind, _, image = endpoint_text.partition(":")
     if kind in (EMBEDDED, CONTAINER):
         with (
-            _embedded(supervisor(), required=asked == EMBEDDED)
+            _embedded(supervisor(), required=server_text == EMBEDDED)
             if kind == EMBEDDED
             else _container(supervisor(), image or IMAGE)
         ) as address:
@@ -113,7 +115,7 @@ def open_bucket(asked: str, supervisor: Callable[[], SupervisorClient]) -> Itera
                 client.create_bucket()
                 yield S3Bucket(kind, client)  # the bucket ends with its server
         return
-    client = ObjectClient.of({"endpoint_override": told, "bucket": name})
+    client = ObjectClient.of({"endpoint_override": endpoint_text, "bucket": name})
     with contextlib.closing(client):
         client.create_bucket()
         try:

@@ -45,7 +45,7 @@ def _groups(run: RecordedRun) -> dict[RowKey, dict[str, list[tuple[int, RowSumma
         groups.setdefault(replace(key, op="", block=0), {}).setdefault(key.op, []).append((key.block, row))
     for by_op in groups.values():
         for rows in by_op.values():
-            rows.sort(key=lambda one: one[0])
+            rows.sort(key=lambda point: point[0])
     # For many links at one block size the matrix is clearer than charts of one point.
     wide = {group: by_op for group, by_op in groups.items() if any(len(rows) > 1 for rows in by_op.values())}
     return wide or groups
@@ -72,7 +72,7 @@ def bandwidth(run: RecordedRun, before: RecordedRun | None = None) -> list[Chart
         series = []
         sizes = sorted({float(size) for size, _ in rows})
         for number, (op, rows_of_op) in enumerate(by_op.items()):
-            old = [one for one in earlier.get(group, {}).get(op, ()) if sizes[0] <= one[0] <= sizes[-1]]
+            old = [point for point in earlier.get(group, {}).get(op, ()) if sizes[0] <= point[0] <= sizes[-1]]
             for name, style, of in ((f"{op} before", " before", old), (op, "", rows_of_op)):
                 if of:
                     series.append(_line(name, of, f"s{number % 6}{style}"))

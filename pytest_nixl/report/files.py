@@ -83,10 +83,10 @@ def _accept(extension: Extension, loaded: Any) -> ReportFormat:
         raise extension.fault("is not a function of a RunReport")
 
     def text(report: RunReport) -> str:
-        made = extension.call(lambda: loaded(report))
-        if not isinstance(made, str):
-            raise extension.fault(f"returned {type(made).__name__} instead of text")
-        return made
+        content = extension.call(lambda: loaded(report))
+        if not isinstance(content, str):
+            raise extension.fault(f"returned {type(content).__name__} instead of text")
+        return content
 
     return text
 

@@ -81,8 +81,14 @@ def summary(report: RunReport) -> Iterator[str]:
         yield "| --- | ---: | ---: | --- | --- |"
     for ratio in ratios:
         raw = ratio.raw
-        told = (ratio.row.short, f"{ratio.value:.2f}", units.gigabytes(raw.value), raw.words, "+".join(raw.transports))
-        yield f"| {' | '.join(_plain(cell) for cell in told)} |"
+        columns = (
+            ratio.row.short,
+            f"{ratio.value:.2f}",
+            units.gigabytes(raw.value),
+            raw.words,
+            "+".join(raw.transports),
+        )
+        yield f"| {' | '.join(_plain(cell) for cell in columns)} |"
     if compared is not None and compared.changes:
         yield ""
         yield f"Changed since {_plain(compared.before.name)}:"

@@ -67,17 +67,17 @@ def of_one_machine(runs: Sequence[RecordedRun]) -> tuple[list[RecordedRun], list
     return comparable, notes
 
 
-def lines(runs: Sequence[RecordedRun], found: Sequence[RowHistory]) -> Iterator[TextLine]:
+def lines(runs: Sequence[RecordedRun], histories: Sequence[RowHistory]) -> Iterator[TextLine]:
     """Yield a line for each row, and lines for each change point of it.
 
     :param runs: all runs, the oldest first.
-    :param found: the history of each row.
+    :param histories: the history of each row.
     """
     if not runs:
         yield TextLine("no run")
         return
     yield TextLine(f"{len(runs)} runs from {runs[0].when:%Y-%m-%d %H:%M} to {runs[-1].when:%Y-%m-%d %H:%M} UTC")
-    for course in found:
+    for course in histories:
         values = course.values
         text = f"{course.key}: {len(values)} runs, {units.gigabytes(values[0])} to {units.gigabytes(values[-1])} GB/s"
         if len(values) < 2 * FEWEST_RUNS:

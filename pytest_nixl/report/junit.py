@@ -69,32 +69,32 @@ def write_again(config: pytest.Config, run: Run) -> None:
         writer.pytest_sessionfinish()
 
 
-def add_early_end(config: pytest.Config, words: str) -> None:
+def add_early_end(config: pytest.Config, message: str) -> None:
     """Add a failed test case for a peer that was interrupted: it ran no test, and its file would be green without.
 
-    :param words: how it ended.
+    :param message: how it ended.
     """
     for writer in junit_files(config):
-        for report in _reports(INTERRUPTED.lower(), words, [("nixl_verdict", INTERRUPTED)]):
+        for report in _reports(INTERRUPTED.lower(), message, [("nixl_verdict", INTERRUPTED)]):
             writer.pytest_runtest_logreport(report)
 
 
-def add_refusal(config: pytest.Config, why: str, rank: int) -> None:
+def add_refusal(config: pytest.Config, reason: str, rank: int) -> None:
     """Write a JUnit file with a failed test case for a run that is refused before its first test.
 
     pytest may have no writer yet, because it makes it after this plugin has read its options.
 
-    :param why: why it is refused, in one sentence.
+    :param reason: why it is refused, in one sentence.
     :param rank: the rank of this process. From rank 1 the file has the rank in its name.
     """
-    message = f"REFUSED: {why}"
+    message = f"REFUSED: {reason}"
     name_by_rank(config, rank)
     for writer in junit_files(config):
         for report in _reports("refused", message, [("nixl_verdict", "REFUSED")]):
             writer.pytest_runtest_logreport(report)
         return
-    if given := config.getoption("xmlpath", None):
-        path = _of_rank(Path(given), rank)
+    if xml_path := config.getoption("xmlpath", None):
+        path = _of_rank(Path(xml_path), rank)
         counts = {"errors": "0", "failures": "1", "skipped": "0", "tests": "1", "time": "0"}
         root = ElementTree.Element("testsuites")
         suite = ElementTree.SubElement(root, "testsuite", {"name": "pytest", **counts})
@@ -120,15 +120,15 @@ def _cases(run: Run) -> Iterator[tuple[str, str, list[tuple[str, object]]]]:
         names[name] = names.get(name, 0) + 1
         if names[name] > 1:
             name = f"{name}#{names[name]}"
-        yield name, _words(result), result.properties()
+        yield name, _reason_and_remedy(result), result.properties()
 
 
-def _words(result: Result) -> str:
+def _reason_and_remedy(result: Result) -> str:
     text = f"{result.verdict}: {result.reason}"
     return f"{text}\nremedy: {result.remedy}" if result.remedy else text
 
 
-def _reports(name: str, words: str, properties: list[tuple[str, object]]) -> Iterator[pytest.TestReport]:
+def _reports(name: str, message: str, properties: list[tuple[str, object]]) -> Iterator[pytest.TestReport]:
     """Yield the reports of a failed test as pytest creates them."""
     nodeid = f"{RUN_CASES}.py::{name}"
     location = (f"{RUN_CASES}.py", None, name)
@@ -139,7 +139,7 @@ def _reports(name: str, words: str, properties: list[tuple[str, object]]) -> Ite
             location,
             {},
             "failed" if failed else "passed",
-            words if failed else None,
+            message if failed else None,
             when,
             user_properties=properties,
         )

@@ -58,12 +58,12 @@ def leave(config: pytest.Config, run: Run) -> None:
         _report(config, run, run.settings, this_run(run))
 
 
-def leave_refusal(config: pytest.Config, run: Run, why: str) -> None:
+def leave_refusal(config: pytest.Config, run: Run, reason: str) -> None:
     """Write the reports of a run that is refused before its first test, so that no file of an earlier run stays.
 
     The first reason counts. With several ranks, rank 0 writes the reports; the others write only their JUnit file.
 
-    :param why: why it is refused, in one sentence.
+    :param reason: why it is refused, in one sentence.
     """
     from pytest_nixl.report.junit import add_refusal
     from pytest_nixl.session.record_writer import refused_run
@@ -72,16 +72,16 @@ def leave_refusal(config: pytest.Config, run: Run, why: str) -> None:
     if config.stash.get(_REFUSED, False):
         return
     config.stash[_REFUSED] = True
-    why = error_text(run.hide(why), _LONGEST_REFUSAL)
+    reason = error_text(run.hide(reason), _LONGEST_REFUSAL)
     rank = run.placement.rank if run.usable else None
     if run.rank_session is not None:  # without a launcher, the group gave this process its rank
         rank = run.rank_session.rank
-    add_refusal(config, why, rank or 0)
+    add_refusal(config, reason, rank or 0)
     if rank:
         return  # the report files are those of rank 0
     settings = run.settings if run.usable else readable_settings(config)
     if settings.report or in_action():
-        _report(config, run, settings, refused_run(run, settings), refused=why)
+        _report(config, run, settings, refused_run(run, settings), refused=reason)
     for text in (*run.found.notes, *run.found.annotations):
         print(text, file=sys.stderr)
 
@@ -94,8 +94,8 @@ def leave_session_refusal(config: pytest.Config, run: Run) -> None:
     if run.usable and run.placement.several and run.placement.rank is None and run.rank_session is None:
         return
     error = sys.exc_info()[1]  # pytest calls the hook pytest_sessionfinish while it passes the error on
-    known = isinstance(error, pytest.UsageError) and str(error)
-    leave_refusal(config, run, known or "pytest refused the command line: its output says why")
+    usage_error = isinstance(error, pytest.UsageError) and str(error)
+    leave_refusal(config, run, usage_error or "pytest refused the command line: its output says why")
 
 
 def _store(config: pytest.Config, run: Run) -> None:
@@ -112,9 +112,9 @@ def _store(config: pytest.Config, run: Run) -> None:
         other = other_run(run, run.settings.compare_image)
         records.append((other_record(record, run, other), run.settings.compare_image.image))
     stored = []
-    for each, label in records:
+    for run_record, label in records:
         try:
-            path = store.write(each, label)
+            path = store.write(run_record, label)
         except NixlPluginError as error:
             run.found.note(f"{error.reason}. {error.remedy}")
         else:
@@ -150,7 +150,7 @@ def _next_step(report: RunReport, run: Run, page: str) -> str:
     )
 
 
-def _report(config: pytest.Config, run: Run, settings: Settings, found: RecordedRun, refused: str = "") -> None:
+def _report(config: pytest.Config, run: Run, settings: Settings, record: RecordedRun, refused: str = "") -> None:
     from pytest_nixl.report.files import write
     from pytest_nixl.report.github import add_summary, workflow_commands
     from pytest_nixl.report.run_report import RunReport
@@ -167,7 +167,7 @@ def _report(config: pytest.Config, run: Run, settings: Settings, found: Recorded
     completeness = completeness_of(run)
     checks = {result.nodeid for result in run.found.results}
     report = RunReport(
-        found,
+        record,
         run.found.comparison,
         tuple(history),
         gate=settings.gate,

@@ -93,7 +93,7 @@ def _template() -> jinja2.Template:
 
 def _whole_words(text: str) -> Markup:
     """Return a command as HTML that is broken between its words, and not inside an option."""
-    return Markup(" ").join(Markup("<b class=word>{}</b>").format(word) for word in text.split(" "))
+    return Markup(" ").join(Markup("<b class=word>{}</b>").format(part) for part in text.split(" "))
 
 
 def _sentence(text: str) -> Markup:
@@ -149,17 +149,17 @@ def _verdict(report: RunReport) -> Mapping[str, Any]:
 
 def _first_numbers(report: RunReport) -> list[tuple[str, str]]:
     """Return the figures that a reader sees first, each with what it is of."""
-    found = []
+    numbers = []
     if report.compared is not None and report.compared.comparison.pooled is not None:
         change = shown_change(report.compared.comparison.pooled)
-        found.append((change.partition(" [")[0], f"all rows together against {report.compared.before.name}"))
+        numbers.append((change.partition(" [")[0], f"all rows together against {report.compared.before.name}"))
     rows = {key: row for key, row in report.run.rows.items() if row.floor}
     if rows:
         key = min(rows, key=lambda key: rows[key].bandwidth / rows[key].floor)
         margin = f"{rows[key].bandwidth / rows[key].floor:.2f} × its floor"
         count = f"{len(rows)} row{'s' if len(rows) > 1 else ''}"
-        found.append((margin, f"{key.short} at {units.gigabytes(rows[key].bandwidth)} GB/s, the lowest of {count}"))
-    return found
+        numbers.append((margin, f"{key.short} at {units.gigabytes(rows[key].bandwidth)} GB/s, the lowest of {count}"))
+    return numbers
 
 
 def _comparison(report: RunReport) -> Mapping[str, Any] | None:
@@ -364,12 +364,12 @@ def _checks(report: RunReport) -> list[Mapping[str, Any]]:
 
 def _not_applicable(report: RunReport) -> Mapping[str, Sequence[str]]:
     """Return the checks that do not apply, by their reason."""
-    found: dict[str, list[str]] = {}
+    reasons: dict[str, list[str]] = {}
     for result in report.run.results:
         if result.verdict is Verdict.NOT_APPLICABLE:
             name = result.row.short if result.row is not None else result.finding or result.check
-            found.setdefault(result.reason or name, []).append(name)
-    return found
+            reasons.setdefault(result.reason or name, []).append(name)
+    return reasons
 
 
 def _known_limits(report: RunReport) -> list[Result]:
@@ -391,7 +391,7 @@ def _provenance(report: RunReport) -> Mapping[str, Any]:
         if before is not None:
             cells.insert(0, item.before if item is not None else cells[0])
         rows.append({"name": name, "changed": item is not None, "cells": cells})
-    words, heads = "The circumstances in which this run was measured.", ["what", "this run"]
+    summary, heads = "The circumstances in which this run was measured.", ["what", "this run"]
     if before is not None:
-        words, heads = f"The differences from {before.name} come first.", ["what", before.name, "this run"]
-    return {"words": words, "heads": heads, "rows": rows, "notes": run.notes}
+        summary, heads = f"The differences from {before.name} come first.", ["what", before.name, "this run"]
+    return {"words": summary, "heads": heads, "rows": rows, "notes": run.notes}

@@ -125,8 +125,8 @@ def _common(name: str, value: str) -> str:
     return value and (f"{name} {value}" if name == "ranks" else f"{name}={value}")
 
 
-def _side_by_side(found: Mapping[str, RowSummary], ops: Sequence[str], figures: Sequence[str]) -> list[str]:
-    return [_FIGURE[name](found[op]) if op in found else "-" for op in ops for name in figures]
+def _side_by_side(summaries: Mapping[str, RowSummary], ops: Sequence[str], figures: Sequence[str]) -> list[str]:
+    return [_FIGURE[name](summaries[op]) if op in summaries else "-" for op in ops for name in figures]
 
 
 def _table(rows: Sequence[Result], gate: bool, width: int | None) -> Iterator[TextLine]:

@@ -106,20 +106,20 @@ def lines(x: Axis, y: Axis, series: Sequence[Series], label: str, marks: Sequenc
         at = _x(x, place)
         title = f"<title>{escape(text)}</title>"
         parts.append(f'<line class="mark" x1="{at}" x2="{at}" y1="{_TOP}" y2="{HEIGHT - _BOTTOM}">{title}</line>')
-    for one in series:
+    for curve in series:
         parts += [
-            f'<circle class="dot {one.style}" cx="{_x(x, a)}" cy="{_y(y, b)}" r="2.6">'
-            f"<title>{escape(one.name)}, one launch: {units.gigabytes(b)} GB/s</title></circle>"
-            for a, b in one.spread
+            f'<circle class="dot {curve.style}" cx="{_x(x, a)}" cy="{_y(y, b)}" r="2.6">'
+            f"<title>{escape(curve.name)}, one launch: {units.gigabytes(b)} GB/s</title></circle>"
+            for a, b in curve.spread
         ]
-        path = " ".join(f"{_x(x, a)},{_y(y, b)}" for a, b in one.points)
-        parts.append(f'<polyline class="line {one.style}" points="{path}"/>')
-        labels = one.labels or ("",) * len(one.points)
-        if one.labels or len(one.points) == 1:
+        path = " ".join(f"{_x(x, a)},{_y(y, b)}" for a, b in curve.points)
+        parts.append(f'<polyline class="line {curve.style}" points="{path}"/>')
+        labels = curve.labels or ("",) * len(curve.points)
+        if curve.labels or len(curve.points) == 1:
             parts += [
-                f'<circle class="point {one.style}" cx="{_x(x, a)}" cy="{_y(y, b)}" r="4">'
+                f'<circle class="point {curve.style}" cx="{_x(x, a)}" cy="{_y(y, b)}" r="4">'
                 f"<title>{escape(text)}</title></circle>"
-                for (a, b), text in zip(one.points, labels, strict=True)
+                for (a, b), text in zip(curve.points, labels, strict=True)
             ]
     return _svg(parts, label)
 

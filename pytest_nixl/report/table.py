@@ -110,11 +110,12 @@ def _ratios(rows: Sequence[Result]) -> Iterator[TextLine]:
             kind = key.as_nixlbench if key.program else key
             alike.setdefault(replace(kind, backend=""), []).append((key, row.summary.bandwidth))
     for measured in alike.values():
-        of_nixl = [each for each in measured if not each[0].program]
-        pairs = [(each, of_nixl[0]) for each in of_nixl[1:] if each[0] != of_nixl[0][0]]  # a row may be measured twice
+        of_nixl = [measurement for measurement in measured if not measurement[0].program]
+        # A row may be measured twice.
+        pairs = [(measurement, of_nixl[0]) for measurement in of_nixl[1:] if measurement[0] != of_nixl[0][0]]
         pairs += [(mine, other) for mine in of_nixl for other in measured if _is_by_program(other[0], mine[0])]
         for (key, bandwidth), (other, reference) in pairs:
-            yield TextLine(f"{key.backend} : {other.backend}  {_rest(key)}  {bandwidth / reference:.2f}")
+            yield TextLine(f"{key.backend} : {other.backend}  {_row_text(key)}  {bandwidth / reference:.2f}")
 
 
 def _cold_ratios(rows: Sequence[Result]) -> Iterator[TextLine]:
@@ -126,12 +127,12 @@ def _cold_ratios(rows: Sequence[Result]) -> Iterator[TextLine]:
             continue
         cold, hot = row.summary.bandwidth, other.summary.bandwidth
         rates = f"{units.gigabytes(cold)} of {units.gigabytes(hot)} GB/s with the bytes of each transfer in the caches"
-        yield TextLine(f"cold : hot  {key.backend}  {_rest(key)}  {cold / hot:.2f}  ({rates})")
+        yield TextLine(f"cold : hot  {key.backend}  {_row_text(key)}  {cold / hot:.2f}  ({rates})")
 
 
-def _is_by_program(key: RowKey, own: RowKey) -> bool:
+def _is_by_program(key: RowKey, nixl_row: RowKey) -> bool:
     """Whether an external program measured a row, and its backend is that of ``own``."""
-    return bool(key.program) and key.plain_backend == own.backend
+    return bool(key.program) and key.plain_backend == nixl_row.backend
 
 
 def _raw_ratios(results: Sequence[Result]) -> Iterator[TextLine]:
@@ -139,11 +140,11 @@ def _raw_ratios(results: Sequence[Result]) -> Iterator[TextLine]:
     for ratio in (ratio for result in results for ratio in result.ratios if ratio.comparable):
         raw, key = ratio.raw, ratio.row
         by = f"{units.gigabytes(raw.value)} GB/s by {raw.words} over {'+'.join(raw.transports)}"
-        names = f"{key.backend} : {raw.tool}  {_rest(key)}" if isinstance(key, RowKey) else f"{key} : {raw.tool}"
+        names = f"{key.backend} : {raw.tool}  {_row_text(key)}" if isinstance(key, RowKey) else f"{key} : {raw.tool}"
         yield TextLine(f"{names}  {ratio.value:.2f}  of {by}")
 
 
-def _rest(key: RowKey) -> str:
+def _row_text(key: RowKey) -> str:
     """Return a row's key without the backend as text, with its pages. Other defaults are left out."""
     counts = [f"batch{key.batch}"] if key.batch != 1 else []
     counts += [f"depth{key.depth}"] if key.depth != 1 else []

@@ -67,8 +67,8 @@ def header(settings: Settings, placement: Placement, verbosity: int) -> Iterator
         yield f"  no baseline yet: {settings.baseline} does not exist, so this run is compared with none"
     if silent := silence(load_profile(settings.profile)):
         yield f"  {silent}"
-    own = {name: value for name, value in own_variables({}, memory=settings.memory).items() if value is not None}
-    if lacking := with_driver_standin(settings.backend, {**os.environ, **own}):
+    ours = {name: value for name, value in own_variables({}, memory=settings.memory).items() if value is not None}
+    if lacking := with_driver_standin(settings.backend, {**os.environ, **ours}):
         yield f"  {' and '.join(lacking)}: workers load a stand-in for libcuda.so.1, as this host has no NVIDIA driver"
     if placement.several or placement.by_launcher is not None:
         yield f"  {placement}"
@@ -84,13 +84,13 @@ def write_problems(terminal: pytest.TerminalReporter, run: Run) -> None:
     run.config.stash[_PROBLEMS] = True
     if run.rank_session is not None and run.rank_session.ending is not None:
         return
-    found = list(wrong_lines(run.found.results, _summary(run), gate=run.settings.gate, width=_width(terminal)))
-    if found:
+    problem_lines = list(wrong_lines(run.found.results, _summary(run), gate=run.settings.gate, width=_width(terminal)))
+    if problem_lines:
         terminal.section("NIXL: what is wrong, and what to do")
         changes = run.found.comparison.changes if run.found.comparison is not None else ()
         variables = (TextLine(f"changed: {item}") for item in changes if item.variable)
         # The first line is the verdict, which the report ends with.
-        _write(terminal, (*variables, *found[1:]))
+        _write(terminal, (*variables, *problem_lines[1:]))
 
 
 def write_report(terminal: pytest.TerminalReporter, run: Run) -> None:
@@ -105,8 +105,8 @@ def write_report(terminal: pytest.TerminalReporter, run: Run) -> None:
         return
     gate, everything = run.settings.gate, terminal.verbosity > 0
     shown = list(measured_lines(run.found.results, gate=gate, everything=everything, width=_width(terminal)))
-    if known := known_limits_line(run.found.results, nixl_version(run)):
-        shown.append(TextLine(known))
+    if limits_line := known_limits_line(run.found.results, nixl_version(run)):
+        shown.append(TextLine(limits_line))
     if levels := left_out_line(run.config):
         shown.append(TextLine(levels))
     if run.found.comparison is not None:
@@ -122,11 +122,11 @@ def write_report(terminal: pytest.TerminalReporter, run: Run) -> None:
 def _summary(run: Run) -> TextLine:
     left_out = not_chosen(run.collected.suites) if run.settings.gate else ()
     deselected = completeness_of(run).deselected if run.settings.gate else ()
-    found = run.found
+    results = run.found
     return summary_line(
-        found.results,
+        results.results,
         gate=run.settings.gate,
-        interrupted=found.interrupted,
+        interrupted=results.interrupted,
         left_out=left_out,
         deselected=deselected,
         code=exit_code(run.config),
@@ -164,8 +164,8 @@ def last_word(config: pytest.Config, run: Run) -> None:
 
 def nixl_version(run: Run) -> str:
     """Return the version of NIXL: as the workers report it, else of the installed package; empty: not known."""
-    told = run.found.versions.get("nixl") or installed_nixl()
-    return "" if told == _UNKNOWN else told
+    version = run.found.versions.get("nixl") or installed_nixl()
+    return "" if version == _UNKNOWN else version
 
 
 def installed_nixl() -> str:
@@ -183,8 +183,8 @@ def installed_nixl() -> str:
 
 def nothing_collected(terminal: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Write the command to type, because ``--nixl-*`` options were given but no test of the plugin was collected."""
-    given = (flag if flag == "--nixl-gate" else f"{flag}={value}" for flag, value in given_options(config).items())
-    command = shlex.join(["pytest", "--pyargs", "pytest_nixl.suites", *given])
+    flags = (flag if flag == "--nixl-gate" else f"{flag}={value}" for flag, value in given_options(config).items())
+    command = shlex.join(["pytest", "--pyargs", "pytest_nixl.suites", *flags])
     terminal.section("NIXL")
     terminal.write_line("no NIXL check ran, because the validation suites were not selected; to run them")
     terminal.write_line(f"type: {command}")

@@ -38,10 +38,10 @@ def refuse_agent_options(settings: Settings) -> None:
         if not options.variant(backend, BACKENDS[backend].PLUGIN) and options.sync_mode == "auto":
             continue
         if (fault := _fault(settings, backend, options)) and not _fault(settings, backend, AgentOptions()):
-            raise pytest.UsageError(f"{' '.join(_given(settings))}: {fault}")
+            raise pytest.UsageError(f"{' '.join(_typed_options(settings))}: {fault}")
 
 
-def _given(settings: Settings) -> Iterator[str]:
+def _typed_options(settings: Settings) -> Iterator[str]:
     """Yield the options that are not the default, as typed."""
     for item in OPTIONS:
         if item.field in _TRIED and settings.sources.get(item.field) != "default":

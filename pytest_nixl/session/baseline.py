@@ -115,10 +115,11 @@ def _make_first(run: Run) -> Result:
     description, idle = steadiness(rows)
     # A disturbed launch may be slower than its image is: a baseline with such launches hides a loss.
     again = "" if idle else " Better record it again on an idle machine: such launches prove nothing later."
-    if kept := run.config.getoption("benchmark_json", None):
-        kept = kept if isinstance(kept, Path) else kept.name  # an older pytest-benchmark opens the file
+    if json_file := run.config.getoption("benchmark_json", None):
+        # An older pytest-benchmark opens the file.
+        json_file = json_file if isinstance(json_file, Path) else json_file.name
         reason = f"{reason}; the record of this run can be the first baseline: {description}"
-        remedy = f"review {kept}, and put it at {path}: the next run is compared with it.{again}"
+        remedy = f"review {json_file}, and put it at {path}: the next run is compared with it.{again}"
         return Result("regression", "", Verdict.NO_EXPECTATION, reason, remedy)
     try:
         write_whole(Path(path), json.dumps(record_of(run.config, run), indent=1, default=str))

@@ -43,13 +43,13 @@ _ADDRESS = "MASTER_ADDR"
 
 def repeat_command(item: pytest.Item, row: RowKey | None) -> str:
     """Return the command that runs this test, or this row, again. Secrets are left out."""
-    given = {flag: value for flag, value in given_options(item.config).items() if flag not in _LEFT_OUT}
+    options = {flag: value for flag, value in given_options(item.config).items() if flag not in _LEFT_OUT}
     if row is None or row.kv or row.pattern or (row.walks and Run.of(item.config).settings.footprint is None):
         where = _suite(item)
         where[-1] += "".join(f"::{part}" for part in item.nodeid.split("::", 1)[1:])
     else:
         where = _suite(item)
-        given |= {
+        options |= {
             "--nixl-backend": row.plain_backend,
             "--nixl-op": row.op,
             "--nixl-memory": str(row.memory),
@@ -59,13 +59,13 @@ def repeat_command(item: pytest.Item, row: RowKey | None) -> str:
         }
         progress = Run.of(item.config).settings.progress_thread
         if len(progress) > 1 and not row.program:
-            given["--nixl-progress-thread"] = "on" if ("progress-thread", "on") in row.variant else "off"
+            options["--nixl-progress-thread"] = "on" if ("progress-thread", "on") in row.variant else "off"
         if Run.of(item.config).in_cluster and row.pair[0] != row.pair[1]:
-            given["--nixl-pairs"] = f"{row.pair[0]}:{row.pair[1]}"
+            options["--nixl-pairs"] = f"{row.pair[0]}:{row.pair[1]}"
     for option in OPTIONS:
         if option.secret:
-            given.pop(option.flag, None)
-    command = shlex.join(["pytest", *where, *(f"{flag}={value}" for flag, value in given.items())])
+            options.pop(option.flag, None)
+    command = shlex.join(["pytest", *where, *(f"{flag}={value}" for flag, value in options.items())])
     return _on_every_rank(command, Run.of(item.config))
 
 
@@ -231,9 +231,9 @@ def _hidden(value: Any, hide: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return hide(value)
     if isinstance(value, (list, tuple)):
-        return type(value)(_hidden(each, hide) for each in value)
+        return type(value)(_hidden(element, hide) for element in value)
     if isinstance(value, dict):
-        return {name: _hidden(each, hide) for name, each in value.items()}
+        return {name: _hidden(element, hide) for name, element in value.items()}
     return value
 
 
@@ -329,10 +329,10 @@ def _own_lines(item: pytest.Item, excinfo: pytest.ExceptionInfo[BaseException], 
     """Return the failure of a user's test as pytest shows it with ``--tb``, without the lines of this package."""
     package = Path(__file__).parents[1]
 
-    def own(found: pytest.ExceptionInfo[BaseException]) -> Any:
-        whole = found.traceback.cut(path=item.path)
-        kept = whole.filter(lambda entry: package not in Path(entry.path).parents)
-        return kept or whole
+    def own(caught: pytest.ExceptionInfo[BaseException]) -> Any:
+        whole = caught.traceback.cut(path=item.path)
+        outside = whole.filter(lambda entry: package not in Path(entry.path).parents)
+        return outside or whole
 
     style = item.config.getoption("tbstyle", "auto")
     shown = excinfo.getrepr(style="short" if style in ("auto", "line", "no") else style, tbfilter=own, chain=False)

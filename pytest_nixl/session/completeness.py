@@ -71,8 +71,8 @@ class Completeness:
     def deselected(self) -> list[str]:
         """The ids of the checks without a test in this run: by ``-k`` or a plugin, not by the level; and ``--lf``."""
         ran = {result.check for result in self._run.found.results}
-        found = sorted(self._deselected - ran - left_out_of(self._run.config).keys())
-        return ["those that did not fail last time (--lf)", *found] if self._only_failed else found
+        missing = sorted(self._deselected - ran - left_out_of(self._run.config).keys())
+        return ["those that did not fail last time (--lf)", *missing] if self._only_failed else missing
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:

@@ -110,12 +110,12 @@ class Found:
         reason, remedy, repeat = map(self._clean, (result.reason, result.remedy, result.repeat))
         return replace(result, reason=reason, remedy=remedy, repeat=repeat)
 
-    def explain(self, row: RowKey, why: str) -> None:
+    def explain(self, row: RowKey, reason: str) -> None:
         """Append an explanation to the reason of a row's result.
 
-        :param why: the explanation.
+        :param reason: the explanation.
         """
-        hidden = self._clean(why)
+        hidden = self._clean(reason)
         explained = (
             replace(result, reason=f"{result.reason}; {hidden}") if result.row == row else result
             for result in self.results
@@ -136,12 +136,12 @@ class Found:
         self.note(sentence)
         self.details = self.details | {self._clean(sentence)}
 
-    def end(self, why: str) -> None:
+    def end(self, reason: str) -> None:
         """Note that a required check ended the run before its last test.
 
-        :param why: which check, as a sentence.
+        :param reason: which check, as a sentence.
         """
-        self.ended = self._clean(why)
+        self.ended = self._clean(reason)
 
     def interrupt(self, how_far: str) -> None:
         """Note that the run was ended early. The first cause stays.

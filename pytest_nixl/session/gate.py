@@ -103,7 +103,7 @@ def unchecked(run: Run) -> list[Result]:
     ours = [result for result in results if any(result.check in checks for checks in checks_of_suites().values())]
     if named or not ours or any(result.verdict is not Verdict.NOT_APPLICABLE for result in results):
         return named
-    reasons, remedies = (list(dict.fromkeys(getattr(one, of) for one in ours)) for of in ("reason", "remedy"))
+    reasons, remedies = (list(dict.fromkeys(getattr(skipped, of) for skipped in ours)) for of in ("reason", "remedy"))
     more = [f"and {len(reasons) - _TOLD} more reasons: -rs shows them"] if len(reasons) > _TOLD else []
     count = "the only check was" if len(ours) == 1 else f"all {len(ours)} checks were"
     reason = f"nothing was checked, because {count} skipped: {'; '.join([*reasons[:_TOLD], *more])}"

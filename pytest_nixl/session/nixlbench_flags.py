@@ -48,25 +48,25 @@ def parse_arguments(text: str) -> tuple[str, ...]:
     :raises ValueError: if a flag is malformed, given twice or not allowed; the message is one sentence.
     """
     try:
-        words = shlex.split(text)
+        arguments = shlex.split(text)
     except ValueError as error:
         raise ValueError(f"{text!r} cannot be split into words ({error})") from None
-    given: dict[str, str | None] = {}
+    flags: dict[str, str | None] = {}
     name = ""
-    for word in words:
-        match = _FLAG.fullmatch(word)
+    for argument in arguments:
+        match = _FLAG.fullmatch(argument)
         if match is None:
-            if not name or given[name] is not None:
-                raise ValueError(f"{word!r} is not a flag")
-            given[name] = word
+            if not name or flags[name] is not None:
+                raise ValueError(f"{argument!r} is not a flag")
+            flags[name] = argument
             continue
         name = match[1]
-        if name in given:
+        if name in flags:
             raise ValueError(f"--{name} is given twice")
         _refuse(name)
-        given[name] = match[2]
-    _check_processes(given)
-    return tuple(f"--{name}" if value is None else f"--{name}={value}" for name, value in given.items())
+        flags[name] = match[2]
+    _check_processes(flags)
+    return tuple(f"--{name}" if value is None else f"--{name}={value}" for name, value in flags.items())
 
 
 def _refuse(name: str) -> None:
@@ -76,15 +76,15 @@ def _refuse(name: str) -> None:
         raise ValueError(f"--{name} cannot be added: {_REFUSED[name]}")
 
 
-def _check_processes(given: Mapping[str, str | None]) -> None:
+def _check_processes(flags: Mapping[str, str | None]) -> None:
     """Check the device counts. :raises ValueError: if one is malformed, or they need more than two processes."""
     counts = {}
     for name in ("num_initiator_dev", "num_target_dev"):
-        text = given.get(name, "1") or ""
+        text = flags.get(name, "1") or ""
         if not re.fullmatch(r"[1-9][0-9]{0,3}", text):
             raise ValueError(f"--{name}={text} is not a number of devices")
         counts[name] = int(text)
-    if (given.get("mode") or "SG") != "MG" and max(counts.values()) > 1:
+    if (flags.get("mode") or "SG") != "MG" and max(counts.values()) > 1:
         raise ValueError(
             f"without --mode=MG the {sum(counts.values())} devices need one process each, but the suite starts two"
         )

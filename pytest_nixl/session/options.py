@@ -27,23 +27,23 @@ def report_ending(name: str, endings: Iterable[str]) -> str:
 
     :param name: such as ``report.html``.
     """
-    found = [ending for ending in endings if name.endswith(ending) and (name != ending or not ending.startswith("."))]
-    return max(found, key=len, default="")
+    matches = [ending for ending in endings if name.endswith(ending) and (name != ending or not ending.startswith("."))]
+    return max(matches, key=len, default="")
 
 
-def join_flags(words: list[str]) -> None:
+def join_flags(arguments: list[str]) -> None:
     """Join ``--nixl-nixlbench-args '--flag=1'`` into one word, in place, because argparse takes ``--flag=1`` for an
     option.
 
-    :param words: the command line.
+    :param arguments: the command line.
     :raises pytest.UsageError: if no value follows the option.
     """
     import pytest
 
     place = 0
-    while place < len(words) and words[place] != "--":
-        if words[place] == TAKES_FLAGS:
-            value = words[place + 1] if place + 1 < len(words) else None
+    while place < len(arguments) and arguments[place] != "--":
+        if arguments[place] == TAKES_FLAGS:
+            value = arguments[place + 1] if place + 1 < len(arguments) else None
             # argparse takes a word with a space for a value, even if it begins with a dash.
             option = value is not None and value.startswith("-") and " " not in value
             if value is None or (option and not re.fullmatch(_FLAG_AS_VALUE, value, re.DOTALL)):
@@ -51,7 +51,7 @@ def join_flags(words: list[str]) -> None:
                     f"{TAKES_FLAGS} is followed by {'nothing' if value is None else repr(value)}: expected flags of "
                     f"nixlbench, such as {TAKES_FLAGS}='--check_consistency=1'"
                 )
-            words[place : place + 2] = [f"{TAKES_FLAGS}={value}"]
+            arguments[place : place + 2] = [f"{TAKES_FLAGS}={value}"]
         place += 1
 
 

@@ -32,9 +32,9 @@ def parse_backends(text: str) -> tuple[str, ...]:
     from pytest_nixl.nixl.backends import BACKENDS, UNSUPPORTED
 
     names = tuple(part.strip() for part in text.split(","))
-    known = list(BACKENDS)
+    backends = list(BACKENDS)
     for name in names:
-        if name.upper() in known:
+        if name.upper() in backends:
             BACKENDS[name.upper()]  # refuses one of another distribution that cannot be loaded
         else:
             reason = UNSUPPORTED.get(name.upper())
@@ -83,7 +83,7 @@ def _at_most(text: str, most: int) -> int:
     return int(digits)
 
 
-def _one(most: int) -> Callable[[str], int]:
+def _parse_up_to(most: int) -> Callable[[str], int]:
     return lambda text: _count(text, most)
 
 
@@ -93,8 +93,8 @@ def _several(most: int) -> Callable[[str], tuple[int, ...]]:
 
 #: Each parses an integer from 1 to its maximum, or a list of them.
 parse_batch, parse_depth = _several(MOST_BATCH), _several(MOST_DEPTH)
-parse_kv_block_tokens, parse_kv_requests = _one(MOST_BLOCK_TOKENS), _one(MOST_KV_REQUESTS)
-parse_kv_tokens, parse_ranks = _one(MOST_TOKENS), _one(MOST_RANKS)
+parse_kv_block_tokens, parse_kv_requests = _parse_up_to(MOST_BLOCK_TOKENS), _parse_up_to(MOST_KV_REQUESTS)
+parse_kv_tokens, parse_ranks = _parse_up_to(MOST_TOKENS), _parse_up_to(MOST_RANKS)
 #: Parses the time after which etcd ends the lease of a rank.
 parse_lease = units.whole_seconds(LEAST_LEASE, MOST_LEASE)
 

@@ -79,5 +79,5 @@ def row_of(item: pytest.Item) -> RowKey | None:
         if isinstance(key, RowKey):
             if name != "nixl_link":
                 return key
-            return replace(key, **{each: params[each] for each in ("block", "batch", "depth") if each in params})
+            return replace(key, **{field: params[field] for field in ("block", "batch", "depth") if field in params})
     return None

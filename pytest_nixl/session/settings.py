@@ -175,10 +175,10 @@ def _check_together(settings: Settings) -> None:
     _check_kv_plan(settings)
     _check_comparison(settings)
     if bool(settings.etcd_cert) != bool(settings.etcd_key):
-        given, missing = ("cert", "key") if settings.etcd_cert else ("key", "cert")
-        source = settings.sources[f"etcd_{given}"]
+        present, missing = ("cert", "key") if settings.etcd_cert else ("key", "cert")
+        source = settings.sources[f"etcd_{present}"]
         raise pytest.UsageError(
-            f"--nixl-etcd-{given}={getattr(settings, f'etcd_{given}')} ({source}) cannot be used alone: "
+            f"--nixl-etcd-{present}={getattr(settings, f'etcd_{present}')} ({source}) cannot be used alone: "
             f"expected --nixl-etcd-{missing} FILE or ETCDCTL_{missing.upper()} as well"
         )
 
@@ -186,16 +186,16 @@ def _check_together(settings: Settings) -> None:
 def _check_agents(settings: Settings) -> None:
     from pytest_nixl.nixl.backends import plugin_of
 
-    asked = ",".join(settings.backend)
+    chosen = ",".join(settings.backend)
     for parameter in settings.backend_params:
         if parameter.backend not in settings.backend:
             raise pytest.UsageError(
-                f"--nixl-backend-params={parameter} is for a backend that is not requested by --nixl-backend={asked}: "
-                f"expected parameters of {asked} only, or {parameter.backend} in --nixl-backend as well"
+                f"--nixl-backend-params={parameter} is for a backend that is not requested by --nixl-backend={chosen}: "
+                f"expected parameters of {chosen} only, or {parameter.backend} in --nixl-backend as well"
             )
     if settings.threads is not None and not any(plugin_of(name) in THREADED for name in settings.backend):
         raise pytest.UsageError(
-            f"--nixl-threads={settings.threads} has no effect on --nixl-backend={asked}: "
+            f"--nixl-threads={settings.threads} has no effect on --nixl-backend={chosen}: "
             f"expected a backend with worker threads, {' or '.join(THREADED)}"
         )
 
@@ -221,19 +221,21 @@ def _check_memory(settings: Settings) -> None:
 
     :raises pytest.UsageError: with the bytes needed and the bytes available.
     """
-    given = [name for name in ("blocks", "batch", "depth") if not settings.sources.get(name, "").startswith("default")]
-    if not given:
+    set_here = [
+        name for name in ("blocks", "batch", "depth") if not settings.sources.get(name, "").startswith("default")
+    ]
+    if not set_here:
         return
     from pytest_nixl.host.memory import available_memory, in_bytes
     from pytest_nixl.host.recorded_tree import FactsRoot
 
     block, batch, depth = max(settings.blocks), max(settings.batch), max(settings.depth)
-    wanted = ends_here(settings) * block * batch * depth + batch * depth * _DESCRIPTOR
+    required = ends_here(settings) * block * batch * depth + batch * depth * _DESCRIPTOR
     available = available_memory(FactsRoot())
-    if available is not None and wanted > available.size:
-        flags = ", ".join(f"--nixl-{name}" for name in given)
+    if available is not None and required > available.size:
+        flags = ", ".join(f"--nixl-{name}" for name in set_here)
         raise pytest.UsageError(
-            f"the largest row ({block} bytes a block, batch {batch}, depth {depth}) needs {in_bytes(wanted)} of host "
+            f"the largest row ({block} bytes a block, batch {batch}, depth {depth}) needs {in_bytes(required)} of host "
             f"memory on this host, but {available} are available: expected smaller values of {flags}"
         )
 

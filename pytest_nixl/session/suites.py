@@ -25,21 +25,21 @@ def suites_folder() -> Path:
     return inside if inside.is_dir() else package.parent / "suites"
 
 
-def find_pasted(words: Iterable[str], folder: Path) -> dict[str, str]:
+def find_pasted(arguments: Iterable[str], folder: Path) -> dict[str, str]:
     """Return the name for ``--pyargs`` of each word that is a node id of the suites and no path.
 
     With ``--pyargs`` pytest prints ``metadata/test_exchange.py::test_it``, which is no path in the user's directory.
 
-    :param words: the command line.
+    :param arguments: the command line.
     :param folder: the directory in which pytest was started.
     """
     pasted = {}
-    for word in words:
-        name, colons, test = word.partition("::")
+    for argument in arguments:
+        name, colons, test = argument.partition("::")
         if re.fullmatch(r"(\w+/)?test_\w+\.py", name) and not (folder / name).exists():
             files = [path for path in suites_folder().glob("*/test_*.py") if path.as_posix().endswith(f"/{name}")]
             if len(files) == 1:
-                pasted[word] = f"pytest_nixl.suites.{files[0].parent.name}.{files[0].stem}{colons}{test}"
+                pasted[argument] = f"pytest_nixl.suites.{files[0].parent.name}.{files[0].stem}{colons}{test}"
     return pasted
 
 

@@ -141,13 +141,13 @@ class Finder:
                     f"correct {library.variable}, or unset it to search for {soname}",
                 )
             return [os.path.abspath(named)]
-        found = self.found(library, soname)
-        if not found:
+        path = self.found(library, soname)
+        if not path:
             raise LibraryError(
                 f"{self.backend} needs {soname} ({library.what}), which was not found: {self.where(library)}",
                 remedies(library),
             )
-        return found
+        return path
 
     def found(self, library: FoundLibrary, soname: str) -> list[str]:
         """Return the existing files of a library, the preferred first; if the variable names a file, only that."""
@@ -251,8 +251,8 @@ def needed(plugin: str | None, libraries: Sequence[FoundLibrary] = LIBRARIES) ->
     if plugin is None:
         return [(library, library.usual) for library in libraries]
     content = Path(plugin).read_bytes()
-    found = ((library, re.search(rb"\0(" + library.soname.encode() + rb")\0", content)) for library in libraries)
-    return [(library, match[1].decode()) for library, match in found if match]
+    matches = ((library, re.search(rb"\0(" + library.soname.encode() + rb")\0", content)) for library in libraries)
+    return [(library, match[1].decode()) for library, match in matches if match]
 
 
 def find_plugin(environ: Mapping[str, str], maps: str, packages: Sequence[str], name: str) -> str | None:

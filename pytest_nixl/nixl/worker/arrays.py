@@ -75,14 +75,14 @@ def descriptor_of(array: Any) -> DescribedArray:
     )
 
 
-def _by_interface(array: Any, kind: str, told: dict[str, Any], memory: str) -> DescribedArray:
-    address, read_only = told["data"]
+def _by_interface(array: Any, kind: str, interface: dict[str, Any], memory: str) -> DescribedArray:
+    address, read_only = interface["data"]
     if read_only:
         raise ValueError(f"this {kind} is read-only, but NIXL registers memory for writing: pass a copy")
-    if told.get("mask") is not None:
+    if interface.get("mask") is not None:
         raise ValueError(f"this {kind} has a mask: pass the array without the mask")
-    item = np.dtype(told["typestr"]).itemsize
-    size = _block(kind, told["shape"], told.get("strides"), item)
+    item = np.dtype(interface["typestr"]).itemsize
+    size = _block(kind, interface["shape"], interface.get("strides"), item)
     return DescribedArray(int(address), size, _device(array, int(address)) if memory == "VRAM" else 0, memory)
 
 

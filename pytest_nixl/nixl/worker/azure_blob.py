@@ -60,13 +60,13 @@ class BlobClient(StoreClient):
             the extra ``azure`` is missing.
         """
         name = parameters.get("container_name") or environ.get(_CONTAINER, "")
-        told, url = environ.get(_CONNECTION, ""), environ.get(_ACCOUNT, "")
+        connection, url = environ.get(_CONNECTION, ""), environ.get(_ACCOUNT, "")
         if not name:
             raise ObjectStoreError(
                 "no container is named for AZURE_BLOB",
                 f"set {_CONTAINER}=NAME, or --nixl-backend-params=AZURE_BLOB:container_name=NAME",
             )
-        if not told and not url:
+        if not connection and not url:
             raise ObjectStoreError(
                 f"neither {_CONNECTION} nor {_ACCOUNT} is set",
                 f"set {_CONNECTION} to the account's connection string, or {_ACCOUNT} to its URL",
@@ -76,8 +76,8 @@ class BlobClient(StoreClient):
         try:
             from azure.storage.blob import ContainerClient
 
-            if told:
-                return cls(ContainerClient.from_connection_string(told, name, **options))
+            if connection:
+                return cls(ContainerClient.from_connection_string(connection, name, **options))
             return cls(ContainerClient(url, name, credential=_credential(), **options))
         except ImportError as error:
             raise ObjectStoreError(
@@ -85,7 +85,7 @@ class BlobClient(StoreClient):
                 f"run {pip_install('azure')} in the environment of every rank",
             ) from None
         except ValueError as error:
-            variable = _CONNECTION if told else _ACCOUNT
+            variable = _CONNECTION if connection else _ACCOUNT
             raise ObjectStoreError(f"{variable} is malformed: {redact(str(error))}", f"correct {variable}") from None
 
     def put(self, key: str, content: bytes) -> None:
@@ -96,10 +96,10 @@ class BlobClient(StoreClient):
     def get(self, key: str, offset: int, size: int) -> bytes:
         """Return ``size`` bytes of a blob from ``offset``. :raises ObjectStoreError: as :meth:`put`."""
         with self._named("GET of a blob"):
-            found: bytes = self._container.download_blob(
+            content: bytes = self._container.download_blob(
                 key, offset=offset, length=size, raw_response_hook=self._heard
             ).readall()
-        return found
+        return content
 
     def delete(self, key: str) -> None:
         """Delete a blob, which may be missing. :raises ObjectStoreError: as :meth:`put`."""
@@ -119,7 +119,7 @@ class BlobClient(StoreClient):
         self.ahead = clock_ahead(answer.http_response.headers.get("date"))
 
     @contextlib.contextmanager
-    def _named(self, what: str) -> Iterator[None]:
+    def _named(self, action: str) -> Iterator[None]:
         """Turn an error of the package into one with the fault and its remedy."""
         from azure.core.exceptions import AzureError, HttpResponseError
 
@@ -129,11 +129,11 @@ class BlobClient(StoreClient):
             if error.response is None:
                 raise self._unanswered(error) from None
             self.ahead = clock_ahead(error.response.headers.get("date"))
-            found = getattr(error, "error_code", None) or f"HTTP {error.status_code}"
-            code = str(getattr(found, "value", found))  # the package has a member for each code that it knows
+            error_code = getattr(error, "error_code", None) or f"HTTP {error.status_code}"
+            code = str(getattr(error_code, "value", error_code))  # the package has a member for each code that it knows
             fault = BY_CODE.get(code) or _BY_STATUS.get(error.status_code or 0, _UNKNOWN)
             raise ObjectStoreError(
-                f"{self.server} answered {code} to {what} in {self.space}", fault.remedy, kind=fault.kind
+                f"{self.server} answered {code} to {action} in {self.space}", fault.remedy, kind=fault.kind
             ) from None
         except (AzureError, OSError) as error:
             raise self._unanswered(error) from None
@@ -143,8 +143,8 @@ class BlobClient(StoreClient):
         from azure.core.exceptions import ClientAuthenticationError
 
         if not isinstance(error, ClientAuthenticationError):
-            words, fault = fault_of(cause_of(error), CONNECTION_FAULTS)
-            return ObjectStoreError(f"{self.server} {words}", fault.remedy, kind=fault.kind)
+            description, fault = fault_of(cause_of(error), CONNECTION_FAULTS)
+            return ObjectStoreError(f"{self.server} {description}", fault.remedy, kind=fault.kind)
         first = redact(str(error.message).strip().partition("\n")[0])
         if type(error).__name__ == "AzureSigningError":  # it is exported by no public module
             return ObjectStoreError(f"the key for {self.server} is malformed: {first}", _KEY.remedy, kind=_KEY.kind)

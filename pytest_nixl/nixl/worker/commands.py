@@ -230,14 +230,14 @@ class Commands:
             if plugin not in agent.get_plugin_list():
                 has = ", ".join(agent.get_plugin_list())
                 raise NixlPluginError(f"NIXL has no plugin {plugin}: it has {has}", nixl_api.plugin_remedy())
-            given = nixl_api.backend_parameters(agent, backend, (parameters or {}).get(backend, {}), threads)
+            backend_options = nixl_api.backend_parameters(agent, backend, (parameters or {}).get(backend, {}), threads)
             with BACKENDS[backend].creating() if backend in BACKENDS else contextlib.nullcontext():
-                agent.create_backend(plugin, given)
+                agent.create_backend(plugin, backend_options)
         if ucx := ucx_version():
             versions["ucx"] = ucx
         if "UCX" in map(plugin_of, backends):
-            told = {"obstacle": obstacle(), "ucx_tls": os.environ.get("UCX_TLS", "")[:_LONGEST_TLS]}
-            versions |= {name: text for name, text in told.items() if text}
+            facts = {"obstacle": obstacle(), "ucx_tls": os.environ.get("UCX_TLS", "")[:_LONGEST_TLS]}
+            versions |= {name: text for name, text in facts.items() if text}
         return {"agent": self.keep(agent, "agent"), "versions": versions}
 
     def do_call(self, agent: AgentRef, method: Name, arguments: list[Any], keywords: dict[str, Any]) -> Any:
@@ -264,14 +264,14 @@ class Commands:
 
     def do_descriptor_list(self, descriptors: Ref, method: Name, arguments: list[Any]) -> Any:
         """Call a method of a descriptor list of NIXL."""
-        kept = self.get(descriptors)
+        source = self.get(descriptors)
         if descriptors.kind not in DESCRIPTOR_LISTS or method not in nixl_api.LIST_METHODS:
             raise CommandRefusedError(f"{method!r} is not a method of a descriptor list ({descriptors.kind})")
-        if not hasattr(kept, method):
+        if not hasattr(source, method):
             raise CommandRefusedError(f"a {descriptors.kind} has no method {method!r}")
-        given = [tuple(value) if isinstance(value, list) else value for value in arguments]
+        rows = [tuple(value) if isinstance(value, list) else value for value in arguments]
         try:
-            result = getattr(kept, method)(*given)
+            result = getattr(source, method)(*rows)
         except (IndexError, KeyError, ValueError) as error:
             raise nixl_api.NixlCallError(error) from error
         return str(result.name) if method == "getType" else self._reply(result)
@@ -283,8 +283,8 @@ class Commands:
 
         :param file: the file from which pytest has the module; empty: pytest has not loaded it.
         """
-        given = {key: self.get(value) if isinstance(value, Ref) else value for key, value in arguments.items()}
-        return _function(function, file)(self.get(agent), **given)
+        resolved = {key: self.get(value) if isinstance(value, Ref) else value for key, value in arguments.items()}
+        return _function(function, file)(self.get(agent), **resolved)
 
     def do_devices(self) -> VisibleGpus:
         """Return the GPUs that this worker sees and the library that it used, or why it sees none."""

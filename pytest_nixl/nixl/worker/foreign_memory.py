@@ -52,7 +52,7 @@ def obstacle(environ: Mapping[str, str] = os.environ, proc: Path = Path("/proc")
 
 def _asked_for(transports: str) -> bool:
     """Return whether a value of UCX_TLS permits cma."""
-    names = {word.strip() for word in transports.removeprefix("^").split(",") if word.strip()}
+    names = {name.strip() for name in transports.removeprefix("^").split(",") if name.strip()}
     named = bool(names & _HAVE_CMA)
     return not named if transports.startswith("^") else named or not names
 

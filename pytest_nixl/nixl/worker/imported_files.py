@@ -59,5 +59,5 @@ def _load(name: str, file: str, folders: list[str] | None) -> ModuleType:
     return module
 
 
-def _same(one: str, other: str) -> bool:
-    return os.path.exists(one) and os.path.exists(other) and os.path.samefile(one, other)
+def _same(first: str, other: str) -> bool:
+    return os.path.exists(first) and os.path.exists(other) and os.path.samefile(first, other)

@@ -80,14 +80,14 @@ class _Comparison:
         self._total = total
         self.found: dict[str, int] | None = None
 
-    def add(self, start: int, found: Bytes, expected: Bytes) -> None:
+    def add(self, start: int, actual: Bytes, expected: Bytes) -> None:
         """Compare the bytes at offset ``start`` with the expected ones."""
-        if np.array_equal(found, expected):
+        if np.array_equal(actual, expected):
             return
-        places = np.flatnonzero(found != expected)
+        places = np.flatnonzero(actual != expected)
         if self.found is None:
             place = int(places[0])
-            first = {"offset": start + place, "expected": int(expected[place]), "found": int(found[place])}
+            first = {"offset": start + place, "expected": int(expected[place]), "found": int(actual[place])}
             self.found = {"wrong_bytes": 0, "total_bytes": self._total, **first}
         self.found["wrong_bytes"] += len(places)
 
@@ -129,8 +129,8 @@ class DramBuffer(PatternBuffer):
         self._check(offset, size)
         target = self._bytes[offset : offset + size]
         mask = np.uint64((1 << 64) - 1 if inverted else 0)
-        for start, words, key in tiles(seed, size):  # in place: each byte is written once and nothing is copied
-            np.bitwise_xor(words, key ^ mask, out=target[start : start + 8 * len(words)].view(np.uint64))
+        for start, tile, key in tiles(seed, size):  # in place: each byte is written once and nothing is copied
+            np.bitwise_xor(tile, key ^ mask, out=target[start : start + 8 * len(tile)].view(np.uint64))
         last_bytes = tail(seed, size)
         target[size - len(last_bytes) :] = np.bitwise_not(last_bytes) if inverted else last_bytes
 
@@ -138,11 +138,11 @@ class DramBuffer(PatternBuffer):
         self._check(offset, size)
         target, wrong = self._bytes[offset : offset + size], _Comparison(size)
         room: Words = np.empty(min(size // 8, TILE), dtype=np.uint64)
-        for start, words, key in tiles(seed, size):
+        for start, tile, key in tiles(seed, size):
             # The bytes are read once, so that the compared ones are reported even if another process writes them.
-            read = np.bitwise_xor(target[start : start + 8 * len(words)].view(np.uint64), words, out=room[: len(words)])
+            read = np.bitwise_xor(target[start : start + 8 * len(tile)].view(np.uint64), tile, out=room[: len(tile)])
             if not (read == key).all():
-                wrong.add(start, (read ^ words).view(np.uint8), (words ^ key).view(np.uint8))
+                wrong.add(start, (read ^ tile).view(np.uint8), (tile ^ key).view(np.uint8))
         last_bytes = tail(seed, size)
         wrong.add(size - len(last_bytes), target[size - len(last_bytes) :].copy(), last_bytes)
         return wrong.found

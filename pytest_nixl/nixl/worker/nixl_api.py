@@ -114,7 +114,7 @@ def load() -> dict[str, str]:
                 "install a torch that is built for CUDA 12 or newer",
             ) from error
         if "nixl" in packages and wheel and wheel not in packages:
-            have = named(f"{name} {each}" for name, each in packages.items() if name != "nixl")
+            have = named(f"{name} {release}" for name, release in packages.items() if name != "nixl")
             raise NixlImportError(
                 f"torch is built for CUDA {cuda}, and beside it NIXL loads only {wheel}; installed: {have or 'none'}"
             ) from error
@@ -144,9 +144,9 @@ def _owner(file: str) -> tuple[str, str] | None:
     """Return name and version of the NIXL package that installed a file; None if there is none."""
     for name in nixl_releases.PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found = importlib.metadata.distribution(name)
-            if any(os.path.samefile(path, file) for path in _files(found, os.path.basename(file))):
-                return name, found.version
+            distribution = importlib.metadata.distribution(name)
+            if any(os.path.samefile(path, file) for path in _files(distribution, os.path.basename(file))):
+                return name, distribution.version
     return None
 
 
@@ -201,28 +201,28 @@ def _sync_mode(api: Any, name: str) -> Any:
 _UNLISTED = ("device_list", "engine_config")
 
 
-def backend_parameters(agent: Any, backend: str, given: Mapping[str, str], threads: int) -> dict[str, str]:
+def backend_parameters(agent: Any, backend: str, requested: Mapping[str, str], threads: int) -> dict[str, str]:
     """Return the parameters to create a backend with. NIXL ignores a parameter that its plugin does not know.
 
     :param backend: the backend's name.
-    :param given: the requested parameters.
+    :param requested: the requested parameters.
     :param threads: the number of worker threads; 0 for none. A backend without threads ignores it.
     :raises NixlPluginError: the plugin does not list a parameter.
     """
     plugin = plugin_of(backend)
-    known = [*agent.get_plugin_params(plugin), *OBJECT_PARAMETERS.get(plugin, ())]
-    for name in given:
-        if name not in known and not (plugin == "UCX" and name in _UNLISTED):
-            has = f"it has {', '.join(sorted(known))}" if known else "it has none"
+    known_parameters = [*agent.get_plugin_params(plugin), *OBJECT_PARAMETERS.get(plugin, ())]
+    for name in requested:
+        if name not in known_parameters and not (plugin == "UCX" and name in _UNLISTED):
+            has = f"it has {', '.join(sorted(known_parameters))}" if known_parameters else "it has none"
             raise NixlPluginError(
                 f"{backend} of NIXL {installed()[1]} has no parameter {name!r}: {has}", "correct --nixl-backend-params"
             )
     if threads and plugin in THREADED:
         # UCX of every release takes it without listing it.
-        if plugin != "UCX" and THREADS_PARAMETER not in known:
+        if plugin != "UCX" and THREADS_PARAMETER not in known_parameters:
             raise NixlPluginError(f"{backend} of NIXL {installed()[1]} has no worker threads", "omit --nixl-threads")
-        return {**given, THREADS_PARAMETER: str(threads)}
-    return dict(given)
+        return {**requested, THREADS_PARAMETER: str(threads)}
+    return dict(requested)
 
 
 def port_for(version: str, port: int) -> int:
@@ -279,5 +279,5 @@ def creation_remedy(error: str, port: int) -> str:
 def plugin_remedy() -> str:
     """Return what to do if NIXL does not find a plugin."""
     folder = os.environ.get("NIXL_PLUGIN_DIR")
-    what = f"unset NIXL_PLUGIN_DIR (now {folder}), or set it" if folder else "set NIXL_PLUGIN_DIR"
-    return f"{what} to the plugin folder of this NIXL build; run with NIXL_LOG_LEVEL=info to see why a plugin fails"
+    advice = f"unset NIXL_PLUGIN_DIR (now {folder}), or set it" if folder else "set NIXL_PLUGIN_DIR"
+    return f"{advice} to the plugin folder of this NIXL build; run with NIXL_LOG_LEVEL=info to see why a plugin fails"

@@ -153,8 +153,8 @@ class StoreClient(ABC):
         thread.start()
         thread.join(seconds)
         if thread.is_alive():
-            words, fault = fault_of(TimeoutError(), self._faults, seconds)
-            self._silent = ObjectStoreError(f"{self.server} {words}", fault.remedy, kind=fault.kind)
+            description, fault = fault_of(TimeoutError(), self._faults, seconds)
+            self._silent = ObjectStoreError(f"{self.server} {description}", fault.remedy, kind=fault.kind)
             raise self._silent
         if failed:
             raise failed[0]

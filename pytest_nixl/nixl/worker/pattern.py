@@ -26,40 +26,40 @@ _TILES = 4
 _ALL = (1 << 64) - 1
 
 
-def tile(seed: int, words: int = TILE) -> Words:
-    """Return the first ``words`` words of the tile of ``seed``, at most the whole tile; they are not to be written."""
-    return _tile(seed, min(words, TILE))
+def tile(seed: int, word_count: int = TILE) -> Words:
+    """Return the first ``word_count`` words of the tile of ``seed``, at most the whole tile. Do not write them."""
+    return _tile(seed, min(word_count, TILE))
 
 
 @lru_cache(maxsize=1)  # between two windows one pattern is compared and written again and again
-def _tile(seed: int, words: int) -> Words:
-    tile_words: Words = np.random.SFC64(seed).random_raw(words)
+def _tile(seed: int, word_count: int) -> Words:
+    tile_words: Words = np.random.SFC64(seed).random_raw(word_count)
     tile_words.flags.writeable = False
     return tile_words
 
 
 def key(seed: int, number: int) -> int:
     """Return the word that is XORed with repetition ``number`` of the tile: SplitMix64 of the seed, counted from 0."""
-    word = (seed + (number + 1) * 0x9E3779B97F4A7C15) & _ALL
-    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _ALL
-    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _ALL
-    return word ^ (word >> 31)
+    state = (seed + (number + 1) * 0x9E3779B97F4A7C15) & _ALL
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _ALL
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _ALL
+    return state ^ (state >> 31)
 
 
 def byte_at(seed: int, offset: int) -> int:
     """Return the byte of the pattern at ``offset``."""
     number, place = divmod(offset // 8, TILE)
-    word = int(np.random.SFC64(seed).random_raw(place + 1)[place]) ^ key(seed, number)
-    return (word >> 8 * (offset % 8)) & 0xFF
+    random_word = int(np.random.SFC64(seed).random_raw(place + 1)[place]) ^ key(seed, number)
+    return (random_word >> 8 * (offset % 8)) & 0xFF
 
 
 def chunks(seed: int, size: int) -> Iterator[tuple[int, Bytes]]:
     """Yield ``size`` bytes of the pattern as (offset, bytes). The next item overwrites the bytes of the last one."""
-    words = -(-size // 8)
-    first = tile(seed, words)
-    room: Words = np.empty(min(words, _TILES * TILE), dtype=np.uint64)
-    for start in range(0, words, len(room) or 1):
-        chunk = room[: words - start]
+    word_count = -(-size // 8)
+    first = tile(seed, word_count)
+    room: Words = np.empty(min(word_count, _TILES * TILE), dtype=np.uint64)
+    for start in range(0, word_count, len(room) or 1):
+        chunk = room[: word_count - start]
         for place in range(0, len(chunk), TILE):
             part = chunk[place : place + TILE]
             np.bitwise_xor(first[: len(part)], np.uint64(key(seed, (start + place) // TILE)), out=part)
@@ -68,10 +68,10 @@ def chunks(seed: int, size: int) -> Iterator[tuple[int, Bytes]]:
 
 def tiles(seed: int, size: int) -> Iterator[tuple[int, Words, np.uint64]]:
     """Yield the whole words of ``size`` bytes of the pattern as (offset, tile, key), whose XOR they are."""
-    words = size // 8
-    first = tile(seed, words)
-    for number, start in enumerate(range(0, words, TILE)):
-        yield 8 * start, first[: words - start], np.uint64(key(seed, number))
+    word_count = size // 8
+    first = tile(seed, word_count)
+    for number, start in enumerate(range(0, word_count, TILE)):
+        yield 8 * start, first[: word_count - start], np.uint64(key(seed, number))
 
 
 def tail(seed: int, size: int) -> Bytes:

@@ -52,15 +52,19 @@ class PeerScene:
         return self.agent.get_reg_descs([(buffer.address, size, 0, "") for buffer in buffers], "DRAM")
 
     def transfer_of(
-        self, local: Sequence[tuple[int, int]], remote: Sequence[tuple[int, int]], peer: str = PEER, said: bytes = MOVED
+        self,
+        local: Sequence[tuple[int, int]],
+        remote: Sequence[tuple[int, int]],
+        peer: str = PEER,
+        notification: bytes = MOVED,
     ) -> Any:
         """Return the handle of a WRITE from ``(address, size)`` of this agent to those of its peer.
 
-        :param said: its notification.
+        :param notification: its notification.
         """
         local_list = self.agent.get_xfer_descs([(address, size, 0) for address, size in local], "DRAM")
         remote_list = self.agent.get_xfer_descs([(address, size, 0) for address, size in remote], "DRAM")
-        return self.agent.initialize_xfer("WRITE", local_list, remote_list, peer, said)
+        return self.agent.initialize_xfer("WRITE", local_list, remote_list, peer, notification)
 
     def transfer_all(self) -> Any:
         """Return the handle of a WRITE of the whole source buffer."""
@@ -74,7 +78,7 @@ class PeerScene:
         self.agent.transfer(handle)
         self.wait_for(handle)
 
-    def wait_for(self, handle: Any, said: bytes = MOVED) -> None:
+    def wait_for(self, handle: Any, notification: bytes = MOVED) -> None:
         """Wait until a transfer that was posted is done and its notification is at the peer.
 
         :raises StepTimeoutError: the deadline has passed.
@@ -83,7 +87,7 @@ class PeerScene:
         done = notified = False
         while not (done and notified):
             done = done or self.agent.check_xfer_state(handle) == "DONE"
-            notified = notified or any(said in messages for messages in self.peer.get_new_notifs().values())
+            notified = notified or any(notification in messages for messages in self.peer.get_new_notifs().values())
             if time.monotonic() > deadline:
                 raise StepTimeoutError(f"not finished after {self.seconds:g} s (done: {done}, notified: {notified})")
             time.sleep(0)
@@ -98,7 +102,7 @@ class PeerScene:
         self.agent.add_remote_agent(self.peer.get_agent_metadata())
         # A notification of its own, because that of a transfer before it may come late.
         text = b"compared"
-        handle = self.transfer_of([(source.address, SIZE)], [(target.address, SIZE)], said=text)
+        handle = self.transfer_of([(source.address, SIZE)], [(target.address, SIZE)], notification=text)
         self.agent.transfer(handle)
         self.wait_for(handle, text)
         comparison = target.compare(seed, 0, SIZE)

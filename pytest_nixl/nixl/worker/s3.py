@@ -56,8 +56,8 @@ class ObjectStore:
     @property
     def bundle(self) -> str:
         """The file with the certificates that this client trusts; empty: none is known."""
-        known = (self.authority, ssl.get_default_verify_paths().cafile, SYSTEM_BUNDLE)
-        return next((path for path in known if path and os.path.isfile(path)), "")
+        candidates = (self.authority, ssl.get_default_verify_paths().cafile, SYSTEM_BUNDLE)
+        return next((path for path in candidates if path and os.path.isfile(path)), "")
 
     @property
     def url(self) -> str:

@@ -314,8 +314,8 @@ class Transfers:
         """
         self._turns += 1
         self._agent.send_notif(self._target, b"pytest-nixl:turn:%d" % self._turns)
-        here = end.turn()
-        return self._wait_for_turn() or here
+        position = end.turn()
+        return self._wait_for_turn() or position
 
     def _wait_for_turn(self) -> dict[str, int] | None:
         """Wait for the target's end of the row, and return the corruption of the bytes that it received."""
@@ -342,7 +342,7 @@ class Transfers:
     def acknowledged(self) -> set[int]:
         """Return the numbers of the windows whose acknowledgements have arrived since the last call."""
         messages = (message for new_notif in self._agent.get_new_notifs().values() for message in new_notif)
-        return {int(found[1]) for message in messages if (found := _ARRIVED.fullmatch(message))}
+        return {int(match[1]) for message in messages if (match := _ARRIVED.fullmatch(message))}
 
     def wait_for_the_target(self) -> None:
         """Wait until the target has acknowledged the current window. :raises StepTimeoutError: the deadline passed."""
@@ -373,12 +373,12 @@ class Transfers:
             polls += 1
             self._pause(polls, "the target's acknowledgement that the bytes have arrived")
 
-    def _pause(self, polls: int, what: str) -> None:
+    def _pause(self, polls: int, awaited: str) -> None:
         os.sched_yield()
         if polls % _POLLS_BETWEEN_LOOKS == 0:
             now = time.monotonic()
             if now > self.deadline:
-                raise StepTimeoutError(f"the deadline passed while waiting for {what}")
+                raise StepTimeoutError(f"the deadline passed while waiting for {awaited}")
             if self._watch is not None:
                 self._ask(self._watch, now)
 
@@ -524,24 +524,24 @@ def serve(agent: Any, *, deadline: float, cancelled: Callable[[], bool], idle: b
         for sender, messages in agent.get_new_notifs().items():
             busy_until = time.monotonic() + _BUSY_SECONDS
             for message in messages:
-                if told := _ANNOUNCEMENT.fullmatch(message):
-                    expected[sender] = int(told[1]), int(told[2])
+                if announcement := _ANNOUNCEMENT.fullmatch(message):
+                    expected[sender] = int(announcement[1]), int(announcement[2])
                     continue
                 if message == COUNTED:
                     arrived[sender, COUNTED] = arrived.get((sender, COUNTED), 0) + 1
                     continue
-                if end is not None and (asked := _TURN.fullmatch(message)):
+                if end is not None and (turn_request := _TURN.fullmatch(message)):
                     answer = json.dumps(end.turn()).encode()
-                    agent.send_notif(sender, b"pytest-nixl:turned:%d:%b" % (int(asked[1]), answer))
+                    agent.send_notif(sender, b"pytest-nixl:turned:%d:%b" % (int(turn_request[1]), answer))
                     continue
-                found = _NOTIFICATION.fullmatch(message)
-                if found is None:  # LIBFABRIC of NIXL 0.7 sends an empty notification for transfers without one
+                notification = _NOTIFICATION.fullmatch(message)
+                if notification is None:  # LIBFABRIC of NIXL 0.7 sends an empty notification for transfers without one
                     continue
                 count = arrived[sender, message] = arrived.get((sender, message), 0) + 1
-                if count == int(found[2]):
+                if count == int(notification[2]):
                     del arrived[sender, message]
                     windows += 1
-                    agent.send_notif(sender, _acknowledgement(int(found[1])))
+                    agent.send_notif(sender, _acknowledgement(int(notification[1])))
             if sender in expected and arrived.get((sender, COUNTED), 0) >= expected[sender][1]:
                 number, needed_here = expected.pop(sender)
                 arrived[sender, COUNTED] -= needed_here

@@ -224,7 +224,7 @@ def test_an_output_cut_off_at_any_line_never_passes(command: Command) -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "said"),
+    ("files", "message"),
     [
         (["01_normal.rank_b.out"], "MISSING bandwidth: nixlbench printed no row: this is the output of rank 1"),
         (["03_unresolvable_host.out", "03_unresolvable_host.err"],
@@ -235,11 +235,11 @@ def test_an_output_cut_off_at_any_line_never_passes(command: Command) -> None:
          "ERROR nixlbench: nixlbench says: two processes registered as rank 0 of 2"),
     ],
 )  # fmt: skip
-def test_a_run_that_failed_fails(command: Command, files: list[str], said: str) -> None:
+def test_a_run_that_failed_fails(command: Command, files: list[str], message: str) -> None:
     text = "".join((FIXTURES / "nixlbench" / name).read_text() for name in files)
     ended = command.judge(command.file("run.out", text))
     assert (ended.code, ended.err) == (1, "")
-    assert said in ended.out
+    assert message in ended.out
     assert "    remedy: " in ended.out
 
 
@@ -404,12 +404,12 @@ def test_two_dashes_as_a_value_are_refused(capsys: pytest.CaptureFixture[str]) -
     )
 
 
-@pytest.mark.parametrize("words", [("history", "no such\nfolder"), ("compare", "--unknown=\n")])
+@pytest.mark.parametrize("arguments", [("history", "no such\nfolder"), ("compare", "--unknown=\n")])
 def test_a_refusal_is_one_line_whatever_the_words_are(
-    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:
-        code = cli.main(words)
+        code = cli.main(arguments)
     except SystemExit as error:  # what argparse refuses
         code = int(error.code or 0)
     assert code == 2

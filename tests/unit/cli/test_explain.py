@@ -22,8 +22,8 @@ from pytest_nixl.session.suites import checks_of_suites
 def test_every_check_of_the_suites_is_listed_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["explain", "--checks", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
-    found = [(check["suite"], check["id"]) for check in listed]
-    assert sorted(found) == sorted((suite, id) for suite, ids in checks_of_suites().items() for id in ids)
+    checks = [(check["suite"], check["id"]) for check in listed]
+    assert sorted(checks) == sorted((suite, id) for suite, ids in checks_of_suites().items() for id in ids)
     assert all(check["proves"].endswith(".") for check in listed)
 
 
@@ -58,7 +58,7 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "sentences"),
     [
         (["nixl_err_backend"], ["error NIXL_ERR_BACKEND", "do:     `pytest-nixl doctor --backend UCX`"]),
         (["target", "uri", "is", "not"], ["error the target uri is not valid"]),
@@ -69,24 +69,24 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_a_word_is_explained_by_what_comes_with_the_package(
-    words: list[str], said: list[str], capsys: pytest.CaptureFixture[str]
+    arguments: list[str], sentences: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["explain", *words]) == 0
+    assert cli.main(["explain", *arguments]) == 0
     printed = capsys.readouterr().out
-    assert [text for text in said if text not in printed] == []
+    assert [text for text in sentences if text not in printed] == []
 
 
-def explained(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
-    assert cli.main(["explain", *words]) == 0
+def explained(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    assert cli.main(["explain", *arguments]) == 0
     return [line for line in capsys.readouterr().out.splitlines() if not line.startswith(" ")]
 
 
 def test_whole_words_come_before_longer_ones_and_parts_of_words_only_if_there_is_nothing_else(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    found = explained(capsys, "--all", "hang")
-    assert "check ranks-leader-change" not in found, "the hang of change"
-    assert "finding LIBFABRIC-NOTIFICATION-HANGS" in found
+    titles = explained(capsys, "--all", "hang")
+    assert "check ranks-leader-change" not in titles, "the hang of change"
+    assert "finding LIBFABRIC-NOTIFICATION-HANGS" in titles
     assert explained(capsys, "mtu")[0] == "check mtu", "its own id is before the faults that name it"
     assert "error NIXL compatibility hash mismatch" in explained(capsys, "ompatib")
     line = "ERROR 11-25 worker.py:88] Remote NIXL agent engine ID mismatch. Expected a, received b."
@@ -120,9 +120,9 @@ def test_a_log_is_explained_cause_first_without_an_echo(
     assert heads[2].startswith("also seen, harmless: unused environment variable (UCX does not read")
     assert len(heads) == 3
     assert "hunter2" not in out
-    for words in (["-"], []):
+    for arguments in (["-"], []):
         feed(monkeypatch, LOG)
-        assert cli.main(["explain", *words]) == 0
+        assert cli.main(["explain", *arguments]) == 0
         assert capsys.readouterr().out == out
 
 
@@ -165,7 +165,7 @@ def test_json_has_the_line_and_the_count(tmp_path: Path, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("INFO the secret is hunter2\n" * 5, "nothing is known of this log of 5 lines"),
         ("no end of line", "nothing is known of this log of 1 line"),
@@ -173,11 +173,11 @@ def test_json_has_the_line_and_the_count(tmp_path: Path, capsys: pytest.CaptureF
     ],
 )
 def test_a_log_of_which_nothing_is_known_is_one_sentence(
-    text: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    text: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     feed(monkeypatch, text)
     assert cli.main(["explain", "-"]) == 2
-    assert capsys.readouterr() == ("", f"pytest-nixl: {said}\n")
+    assert capsys.readouterr() == ("", f"pytest-nixl: {message}\n")
 
 
 def test_many_entries_are_counted_unless_all_are_wanted(capsys: pytest.CaptureFixture[str]) -> None:
@@ -200,7 +200,7 @@ def test_commands_name_the_suites_as_they_are_installed(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "message"),
     [
         (["xyzzy"], "no entry matches: give a shorter part of the message, --checks or --findings"),
         (["memlick"], "no entry matches: did you mean memlock?"),
@@ -214,10 +214,10 @@ def test_commands_name_the_suites_as_they_are_installed(
     ],
 )
 def test_a_word_that_no_entry_matches_is_one_sentence(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["explain", *words]) == 2
+    assert cli.main(["explain", *arguments]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert printed.err.startswith(f"pytest-nixl: {said}")
+    assert printed.err.startswith(f"pytest-nixl: {message}")
     assert printed.err.count("\n") == 1

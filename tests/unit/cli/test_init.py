@@ -61,24 +61,24 @@ def check_manifests(folder: Path) -> list[dict[str, Any]]:
 
 
 def container(spec: dict[str, Any]) -> dict[str, Any]:
-    [found] = spec["containers"]
-    assert isinstance(found, dict)
-    return found
+    [main_container] = spec["containers"]
+    assert isinstance(main_container, dict)
+    return main_container
 
 
 def row(backend: str, memory: str, block: int) -> RowKey:
-    one, other = memory.split(":")
-    return RowKey(backend, "READ", MemoryPair(one, other), block, 1, 1, (0, 1))
+    first, other = memory.split(":")
+    return RowKey(backend, "READ", MemoryPair(first, other), block, 1, 1, (0, 1))
 
 
 @pytest.mark.long
 def test_the_files_of_a_node_with_efa(node: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = written(tmp_path, node, "--image=registry/vllm:7", "--nodes=4")
     assert {path.name for path in folder.iterdir()} == FILES
-    said = capsys.readouterr().out.splitlines()
+    output = capsys.readouterr().out.splitlines()
     names = ("profile.toml", "github.yml", "pytest-nixl.sbatch", "indexed-job.yaml", "etcd.yaml", "results.yaml")
-    assert [line.partition(":")[0] for line in said[:6]] == [str(folder / name) for name in names]
-    assert said[6].startswith("next: grep -n yours ")
+    assert [line.partition(":")[0] for line in output[:6]] == [str(folder / name) for name in names]
+    assert output[6].startswith("next: grep -n yours ")
     [spec] = check_manifests(folder)
     rank = container(spec)
     assert rank["image"] == "registry/vllm:7"
@@ -127,8 +127,8 @@ def test_the_profile_of_a_node_with_gpus_alone_describes_them(
     assert (profile.machine.nics, profile.machine.gpus, profile.machine.gpu) == (0, 2, model)
     assert {"gpus", "gpu-driver"} < set(profile.required)
     assert "rdma-devices" not in profile.required
-    said = capsys.readouterr().out
-    assert "the profile says nothing of network cards, because this node has no RDMA device: " in said
+    output = capsys.readouterr().out
+    assert "the profile says nothing of network cards, because this node has no RDMA device: " in output
 
 
 def test_the_profile_of_a_node_with_soft_roce_says_rc(plain_node: Path, tmp_path: Path) -> None:
@@ -179,8 +179,8 @@ def test_the_ci_file_differs_from_the_shipped_one_in_image_and_gpus_only(
         "tags: [nixl]", "tags: [gpu]"
     )
     assert restored == shipped.replace(" --gpus all", "").replace("[self-hosted, gpu]", "[self-hosted]")
-    known = {item.flag for item in OPTIONS}
-    assert {word.partition("=")[0] for word in re.findall(r"--nixl-\S+", text)} <= known
+    known_flags = {item.flag for item in OPTIONS}
+    assert {argument.partition("=")[0] for argument in re.findall(r"--nixl-\S+", text)} <= known_flags
 
 
 @pytest.mark.long
@@ -199,10 +199,12 @@ def test_an_instance_with_a_profile_gets_a_copy_of_it(node: Path, tmp_path: Path
 def test_pytest_reads_the_options_of_the_job(plain_node: Path, tmp_path: Path) -> None:
     folder = written(tmp_path, plain_node)
     [spec] = check_manifests(folder)
-    words = [word for word in container(spec)["args"] if word.startswith(("--nixl-backend", "--nixl-memory"))]
-    words += [f"--nixl-profile={folder / 'profile.toml'}", "--collect-only", "-q", "-p", "no:cacheprovider"]
+    arguments = [
+        argument for argument in container(spec)["args"] if argument.startswith(("--nixl-backend", "--nixl-memory"))
+    ]
+    arguments += [f"--nixl-profile={folder / 'profile.toml'}", "--collect-only", "-q", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "suites/bandwidth/test_bandwidth.py", *words], cwd=ROOT, env=environment(),
+        [sys.executable, "-m", "pytest", "suites/bandwidth/test_bandwidth.py", *arguments], cwd=ROOT, env=environment(),
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -223,7 +225,7 @@ def test_no_file_is_overwritten_and_none_is_added(
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--nodes=0"], "--nodes '0' is not a positive integer"),
         (["--image=two words"], "--image 'two words' is not the name of an image: expected "),
@@ -231,11 +233,11 @@ def test_no_file_is_overwritten_and_none_is_added(
     ],
 )
 def test_bad_input_is_one_sentence(
-    options: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["init", str(tmp_path / "nixl"), *options]) == 2
     printed = capsys.readouterr()
-    assert printed.err.startswith(f"pytest-nixl: {said}")
+    assert printed.err.startswith(f"pytest-nixl: {message}")
     assert printed.err.count("\n") == 1
     assert not (tmp_path / "nixl").exists()
 

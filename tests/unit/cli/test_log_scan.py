@@ -28,13 +28,13 @@ def scan(log: str | bytes) -> LogScan:
 
 
 def titles(log: str) -> list[str]:
-    return [seen.message.title for seen in scan(log).seen()]
+    return [match.message.title for match in scan(log).seen()]
 
 
 def test_a_finding_is_named_by_the_form_that_its_first_line_has() -> None:
     etcd = '{"level":"warn","caller":"etcdserver/%s.go:1","msg":"%s","took":"2.2s"}\n'
     log = etcd % ("wal", "slow fdatasync") + etcd % ("raft", "leader failed to send out heartbeat on time")
-    assert [(seen.text, seen.count) for seen in scan(log).seen()] == [("slow fdatasync", 2)]
+    assert [(match.text, match.count) for match in scan(log).seen()] == [("slow fdatasync", 2)]
 
 
 def test_an_unused_variable_is_harmless_unless_ucx_knows_a_similar_name() -> None:
@@ -113,20 +113,20 @@ def test_causes_come_first_then_usual_causes_then_symptoms() -> None:
         f"{UCX}unused environment variable: UCX_FOO",
         "AssertionError: Local block size 16 is not divisible by remote block size 32 or vice versa.",
     ]
-    assert [seen.line for seen in scan("\n".join(log)).seen()] == [4, 1, 2, 3]
+    assert [match.line for match in scan("\n".join(log)).seen()] == [4, 1, 2, 3]
 
 
 def test_a_message_is_counted_and_its_first_line_numbered_across_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_scan, "_BLOCK_BYTES", 100)
     result = scan("nothing\n" * 40 + f"{RAISED}\nnothing\n" * 30)
-    [seen] = result.seen()
-    assert (seen.line, seen.count, result.line_count) == (41, 30, 100)
+    [match] = result.seen()
+    assert (match.line, match.count, result.line_count) == (41, 30, 100)
 
 
 def test_lines_are_counted_and_not_the_candidates_on_them() -> None:
     log = f"{RAISED} " * 25 + "\n" + f"{RAISED}\n" * 25
-    [seen] = scan(log).seen()
-    assert seen.count == 26
+    [match] = scan(log).seen()
+    assert match.count == 26
 
 
 def test_a_gap_needs_no_space() -> None:
@@ -155,13 +155,13 @@ def test_10_mb_take_a_second_or_two() -> None:
     log = (line * 19 + RAISED.encode() + b"\n") * 5_000
     assert len(log) > 10_000_000
     started = process_time()
-    [seen] = scan(log).seen()
+    [match] = scan(log).seen()
     assert process_time() - started < 4, "1 s on two busy cores"
-    assert seen.count == 5_000
+    assert match.count == 5_000
     started = process_time()
-    [seen] = scan(f"{RDMA}ibv_new_call(1) failed: Bad address\n" * 100_000).seen()
+    [match] = scan(f"{RDMA}ibv_new_call(1) failed: Bad address\n" * 100_000).seen()
     assert process_time() - started < 4, "1.5 s on two busy cores"
-    assert seen.count == 100_000
+    assert match.count == 100_000
 
 
 @pytest.mark.parametrize(
@@ -197,9 +197,9 @@ def test_an_error_without_an_entry_is_explained_by_its_part_and_reason(line: str
 
 def test_an_entry_counts_before_a_class() -> None:
     loading = "[1.0] [pod-a:2:0]  module.c:304  UCX  ERROR loading modules for uct_cuda"
-    assert [seen.message.weight for seen in scan(loading).seen()] == ["harmless"]
+    assert [match.message.weight for match in scan(loading).seen()] == ["harmless"]
     log = f"{RDMA}ibv_new_call(1) failed: Bad address\nzmq.error.Again: Resource temporarily unavailable"
-    assert [(seen.line, seen.message.weight) for seen in scan(log).seen()] == [(2, "likely"), (1, "likely")]
+    assert [(match.line, match.message.weight) for match in scan(log).seen()] == [(2, "likely"), (1, "likely")]
 
 
 def test_a_reason_that_is_the_cause_counts_before_an_entry() -> None:

@@ -27,9 +27,9 @@ from pytest_nixl.host.recorded_tree import FactsRoot
 NOTHING = ("run", "quick", "--backend=UCX", "--suite=uri_validation", "--", "-k", "no_such_test or none")
 
 
-def ended(*words: str, directory: Path = ROOT, **changes: str) -> subprocess.CompletedProcess[str]:
+def ended(*arguments: str, directory: Path = ROOT, **changes: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "pytest_nixl.cli", *words], cwd=directory, env=environment(**changes),
+        [sys.executable, "-m", "pytest_nixl.cli", *arguments], cwd=directory, env=environment(**changes),
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
 
@@ -87,8 +87,10 @@ def test_the_backend_follows_from_devices_and_plugins(
 def test_what_is_given_wins_over_the_environment_and_the_facts(node: Facts, tmp_path: Path) -> None:
     named = choose(node, environ={"NIXL_BACKEND": "posix"}, root=tmp_path)
     assert str(named.backend) == "POSIX (NIXL_BACKEND)"
-    given = choose(None, level="quick", backend="ucx", profile="h100", environ={"NIXL_BACKEND": "posix"}, root=tmp_path)
-    assert str(given) == "level quick (given), backend UCX (given), profile h100 (given)"
+    choice = choose(
+        None, level="quick", backend="ucx", profile="h100", environ={"NIXL_BACKEND": "posix"}, root=tmp_path
+    )
+    assert str(choice) == "level quick (given), backend UCX (given), profile h100 (given)"
 
 
 @pytest.mark.parametrize(
@@ -108,8 +110,8 @@ def test_on_a_host_with_gpus_the_command_for_their_memory_is_named(
 ) -> None:
     gpus = tuple(replace(node.gpu.gpus[0], name=model) for model in models)
     chosen = choose(replace(node, gpu=replace(node.gpu, gpus=gpus)), environ={}, root=tmp_path)
-    wanted = f"for GPU memory: pytest-nixl run --profile {profile} --nixl-memory=VRAM:VRAM"
-    assert chosen.for_gpu_memory() == f"it measures host memory; {wanted}"
+    expected = f"for GPU memory: pytest-nixl run --profile {profile} --nixl-memory=VRAM:VRAM"
+    assert chosen.for_gpu_memory() == f"it measures host memory; {expected}"
     assert choose(without(node, devices=False), environ={}, root=tmp_path).for_gpu_memory() == ""
 
 
@@ -126,10 +128,10 @@ def test_the_printed_command_has_the_same_end_as_the_run(tmp_path: Path) -> None
         ["/bin/sh", "-c", printed(done.stdout)], cwd=tmp_path, env=environment(), capture_output=True, text=True,
         timeout=300, check=False,
     )  # fmt: skip
-    said = [line for line in done.stdout.splitlines() if line.startswith("NIXL gate: ")]
-    assert said
+    gate_lines = [line for line in done.stdout.splitlines() if line.startswith("NIXL gate: ")]
+    assert gate_lines
     assert copied.returncode == 1
-    assert [line for line in copied.stdout.splitlines() if line.startswith("NIXL gate: ")] == said
+    assert [line for line in copied.stdout.splitlines() if line.startswith("NIXL gate: ")] == gate_lines
 
 
 @pytest.mark.long
@@ -143,8 +145,8 @@ def test_the_printed_command_has_the_same_end_as_the_run(tmp_path: Path) -> None
     ],
 )
 def test_pytest_ends_with_its_own_exit_code(options: tuple[str, ...], code: int) -> None:
-    words = ("run", "quick", "--backend=UCX", "--suite=uri_validation", "--no-gate", "--")
-    assert ended(*words, *options).returncode == code
+    arguments = ("run", "quick", "--backend=UCX", "--suite=uri_validation", "--no-gate", "--")
+    assert ended(*arguments, *options).returncode == code
 
 
 @pytest.mark.long
@@ -163,8 +165,8 @@ def test_it_runs_where_the_plugin_is_installed(tmp_path: Path) -> None:
     leave = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "pytest_nixl", site / "pytest_nixl", ignore=leave)
     shutil.copytree(ROOT / "suites", site / "pytest_nixl" / "suites", ignore=leave)
-    words = ("run", "quick", "--backend=UCX", "--suite=uri_validation", "--no-gate", "--", "--collect-only", "-q")
-    done = ended(*words, directory=work, PYTHONPATH=str(site))
+    arguments = ("run", "quick", "--backend=UCX", "--suite=uri_validation", "--no-gate", "--", "--collect-only", "-q")
+    done = ended(*arguments, directory=work, PYTHONPATH=str(site))
     assert " --pyargs pytest_nixl.suites.uri_validation --nixl-level=quick" in printed(done.stdout)
     assert " tests collected" in done.stdout
     assert done.returncode == 0, done.stdout + done.stderr
@@ -197,12 +199,12 @@ def test_the_run_writes_the_page_unless_the_user_names_reports(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTEST_ADDOPTS", addopts)
     assert cli.main(["run", "quick", "--backend=UCX", "--print", "--", *theirs]) == 0
-    words = shlex.split(printed(capsys.readouterr().out))
-    assert [word for word in words if word.startswith("--nixl-report")] == reports
+    arguments = shlex.split(printed(capsys.readouterr().out))
+    assert [argument for argument in arguments if argument.startswith("--nixl-report")] == reports
 
 
 @pytest.mark.parametrize(
-    ("given", "ours", "theirs"),
+    ("arguments", "ours", "theirs"),
     [
         (["quick", "--nixl-memory=VRAM:VRAM"], ["quick"], ["--nixl-memory=VRAM:VRAM"]),
         (["-k", "quick", "standard"], ["standard"], ["-k", "quick"]),
@@ -214,8 +216,8 @@ def test_the_run_writes_the_page_unless_the_user_names_reports(
         (["--", "--nixl-backend=UCX", "--backend", "x"], ["--nixl-backend=UCX"], ["--backend", "x"]),
     ],
 )
-def test_an_option_that_is_not_of_run_goes_to_pytest(given: list[str], ours: list[str], theirs: list[str]) -> None:
-    assert split(["run", *given]) == (["run", *ours], theirs)
+def test_an_option_that_is_not_of_run_goes_to_pytest(arguments: list[str], ours: list[str], theirs: list[str]) -> None:
+    assert split(["run", *arguments]) == (["run", *ours], theirs)
 
 
 def test_options_that_run_shares_with_pytest_are_given_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -268,16 +270,21 @@ def test_a_link_to_the_pytest_of_another_python_is_not_used(
 
 
 def test_secrets_are_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--nixl-etcd-user=me:hunter22", "--nixl-group-token", "hunter33", "--nixl-etcd=http://me:hunter44@h:2379"]
-    assert cli.main(["run", "quick", "--backend=UCX", "--print", "--", *words]) == 0
-    said = capsys.readouterr().out
-    assert "hunter" not in said
-    assert said.count("***") == 3
+    arguments = [
+        "--nixl-etcd-user=me:hunter22",
+        "--nixl-group-token",
+        "hunter33",
+        "--nixl-etcd=http://me:hunter44@h:2379",
+    ]
+    assert cli.main(["run", "quick", "--backend=UCX", "--print", "--", *arguments]) == 0
+    output = capsys.readouterr().out
+    assert "hunter" not in output
+    assert output.count("***") == 3
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "message"),
     [
         (["slow"], "argument LEVEL: invalid choice: 'slow'"),
         (["--backend=FOO"], "'FOO' is not a supported backend: expected UCX, LIBFABRIC, POSIX, OBJ or AZURE_BLOB"),
@@ -289,15 +296,15 @@ def test_secrets_are_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
         (["--as-given"], "--as-given needs the arguments of pytest after --"),
     ],
 )
-def test_bad_input_is_one_sentence(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_is_one_sentence(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     try:
-        code = cli.main(["run", *words])
+        code = cli.main(["run", *arguments])
     except SystemExit as error:  # what argparse refuses
         code = int(error.code or 0)
     printed = capsys.readouterr()
     assert code == 2
     assert printed.out == ""
-    assert said in printed.err
+    assert message in printed.err
     assert printed.err.count("\n") == 1
 
 
@@ -357,9 +364,9 @@ def test_sigterm_reaches_the_pytest_of_a_run(tmp_path: Path) -> None:
         "import os, time\ndef pytest_runtestloop():\n    os.mkfifo(os.environ['STARTED'])\n    time.sleep(60)\n"
     )
     started = tmp_path / "started"
-    words = ("run", "quick", "--backend=UCX", "--suite=uri_validation", "--", "-p", "waits")
+    arguments = ("run", "quick", "--backend=UCX", "--suite=uri_validation", "--", "-p", "waits")
     process = subprocess.Popen(
-        [sys.executable, "-m", "pytest_nixl.cli", *words], cwd=ROOT, stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-m", "pytest_nixl.cli", *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True,
         env=environment(PYTHONPATH=os.pathsep.join((str(tmp_path), str(ROOT))), STARTED=str(started)),
     )  # fmt: skip
     assert eventually(started.exists)

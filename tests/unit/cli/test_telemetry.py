@@ -90,7 +90,7 @@ def test_values_of_all_engines_are_added_and_at_their_bounds_pass(capsys: pytest
 
 
 @pytest.mark.parametrize(
-    ("bound", "said"),
+    ("bound", "message"),
     [
         ("--max-failed=2", "FAIL: failed transfers: 3 (vllm:nixl_num_failed_transfers_total), above its bound of 2"),
         ("--max-expired=3.5", "FAIL: expired requests: 4 (vllm:nixl_num_kv_expired_reqs_total), above its bound of 3"),
@@ -98,10 +98,10 @@ def test_values_of_all_engines_are_added_and_at_their_bounds_pass(capsys: pytest
         ("--max-transfer-us=499", "FAIL: mean transfer time: 500 us (vllm:nixl_xfer_time_seconds, 8 transfers), above"),
     ],
 )  # fmt: skip
-def test_each_value_above_its_bound_fails(bound: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_value_above_its_bound_fails(bound: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert ask(VLLM, bound) == FAILED
     out = capsys.readouterr().out
-    assert said in out
+    assert message in out
     assert out.endswith("FAIL: 1 of 1 bounded values do not keep their bounds\n")
 
 
@@ -144,7 +144,7 @@ def test_an_engine_with_both_kinds_of_metrics_is_not_counted_twice(capsys: pytes
 
 
 @pytest.mark.parametrize(
-    ("text", "bounds", "said"),
+    ("text", "bounds", "message"),
     [
         (VLLM, BOUNDS, "failed transfers: 3 (vllm:nixl_num_failed_transfers_total), at most 3"),
         (TRTLLM, ("--max-transfer-us=500",),
@@ -158,13 +158,13 @@ def test_an_engine_with_both_kinds_of_metrics_is_not_counted_twice(capsys: pytes
     ids=["vllm", "tensorrt-llm", "sglang", "sglang-time", "kvbm"],
 )  # fmt: skip
 def test_a_worker_of_dynamo_is_judged_by_the_metrics_of_its_engine(
-    text: bytes, bounds: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+    text: bytes, bounds: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert ask(DYNAMO + text, "--gate", *bounds) == PASSED
-    assert f"PASS: {said}\n" in capsys.readouterr().out
+    assert f"PASS: {message}\n" in capsys.readouterr().out
     name, _, bound = bounds[0].partition("=")
     assert ask(DYNAMO + text, f"{name}={int(bound) - 1}") == FAILED
-    assert f"FAIL: {said.partition(', at most')[0]}, above its bound of {int(bound) - 1}" in capsys.readouterr().out
+    assert f"FAIL: {message.partition(', at most')[0]}, above its bound of {int(bound) - 1}" in capsys.readouterr().out
 
 
 def test_a_frontend_of_dynamo_has_no_metrics_of_transfers(capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,7 +175,7 @@ def test_a_frontend_of_dynamo_has_no_metrics_of_transfers(capsys: pytest.Capture
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("text", "reason"),
     [
         (NIXL, "the endpoint has none of vllm:nixl_num_kv_expired_reqs_total"),
         (NIXL + b"vllm:nixl_num_kv_expired_reqs_total NaN\n", "unknown, because vllm:nixl_num_kv_expired_reqs_total"),
@@ -183,13 +183,13 @@ def test_a_frontend_of_dynamo_has_no_metrics_of_transfers(capsys: pytest.Capture
     ],
 )
 def test_a_bounded_value_that_is_unknown_fails_only_the_gate(
-    text: bytes, why: str, capsys: pytest.CaptureFixture[str]
+    text: bytes, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert ask(text, "--max-expired=0") == PASSED
     out = capsys.readouterr().out
     assert "UNKNOWN: expired requests: " in out
     assert out.endswith("NOTHING CHECKED: none of 1 bounded values is known\n")
-    assert why in out
+    assert reason in out
     assert ask(text, "--max-expired=0", "--gate") == FAILED
 
 
@@ -199,9 +199,11 @@ def test_an_infinite_value_fails() -> None:
 
 def test_json_has_the_same_values(capsys: pytest.CaptureFixture[str]) -> None:
     assert ask(VLLM, "--json", "--max-expired=1") == FAILED
-    found = json.loads(capsys.readouterr().out)
-    assert found["verdict"] == "FAIL"
-    assert [(each["name"], each["verdict"], each["value"], each["at_most"]) for each in found["values"]] == [
+    document = json.loads(capsys.readouterr().out)
+    assert document["verdict"] == "FAIL"
+    assert [
+        (figure["name"], figure["verdict"], figure["value"], figure["at_most"]) for figure in document["values"]
+    ] == [
         ("failed transfers", "NO-EXPECTATION", 3.0, None),
         ("expired requests", "FAIL", 4.0, 1.0),
         ("mean post time", "NO-EXPECTATION", 250.0, None),
@@ -210,7 +212,7 @@ def test_json_has_the_same_values(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (b"<html>hello</html>", "is not Prometheus metrics: line 1 is '<html>hello</html>'"),
         (b"\xff\xfe", "is not Prometheus metrics: it is not UTF-8"),
@@ -225,12 +227,12 @@ def test_json_has_the_same_values(capsys: pytest.CaptureFixture[str]) -> None:
     ids=["html", "binary", "empty", "another-program", "one-broken-line", "large"],
 )
 def test_what_is_not_metrics_of_nixl_is_one_sentence(
-    text: bytes, said: str, capsys: pytest.CaptureFixture[str]
+    text: bytes, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert ask(text) == COULD_NOT_RUN
-    sentence, *rest = capsys.readouterr().err.splitlines()
-    assert said in sentence
-    assert [line.partition(":")[0] for line in rest] == ["remedy"]
+    sentence, *more_lines = capsys.readouterr().err.splitlines()
+    assert message in sentence
+    assert [line.partition(":")[0] for line in more_lines] == ["remedy"]
 
 
 def test_another_status_is_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -243,13 +245,13 @@ def test_another_status_is_named(capsys: pytest.CaptureFixture[str]) -> None:
 def test_no_message_has_the_secret_of_a_url(text: bytes, status: int, capsys: pytest.CaptureFixture[str]) -> None:
     with metrics_server(lambda: text, status=status) as port:
         assert main(["telemetry", f"http://127.0.0.1:{port}/?token=Sw0rdfish", "--timeout=300"]) == COULD_NOT_RUN
-    said = capsys.readouterr()
-    assert f"http://127.0.0.1:{port}/metrics?token=***" in said.err
-    assert "Sw0rdfish" not in said.out + said.err
+    output = capsys.readouterr()
+    assert f"http://127.0.0.1:{port}/metrics?token=***" in output.err
+    assert "Sw0rdfish" not in output.out + output.err
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "message"),
     [
         ("", "is not the URL of a host"),
         ("ftp://h/metrics", "has the scheme 'ftp': expected http or https"),
@@ -260,10 +262,10 @@ def test_no_message_has_the_secret_of_a_url(text: bytes, status: int, capsys: py
         ("http://h/\x1b[31m", "is not the URL of a host"),
     ],
 )
-def test_a_bad_url_is_one_sentence(url: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bad_url_is_one_sentence(url: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["telemetry", url]) == COULD_NOT_RUN
     error = capsys.readouterr().err
-    assert said in error
+    assert message in error
     assert "secret" not in error
     assert "\x1b" not in error
 
@@ -323,7 +325,7 @@ def pours(connection: socket.socket, ended: threading.Event) -> None:
 
 
 @pytest.mark.parametrize(
-    ("talk", "said"),
+    ("talk", "message"),
     [
         (drips, "did not complete its answer within 1 s"),
         (lambda _, ended: ended.wait(), "did not complete its answer within 1 s"),
@@ -331,11 +333,11 @@ def pours(connection: socket.socket, ended: threading.Event) -> None:
     ids=["drips", "silent"],
 )
 def test_an_answer_without_an_end_is_ended_at_the_deadline(
-    talk: Callable[[socket.socket, threading.Event], None], said: str, capsys: pytest.CaptureFixture[str]
+    talk: Callable[[socket.socket, threading.Event], None], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with talking(talk) as port:
         assert main(["telemetry", f"127.0.0.1:{port}", "--timeout=1"]) == COULD_NOT_RUN
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_an_endless_fast_answer_is_ended_at_its_limit(capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,13 +44,13 @@ def huge(path: Path) -> None:
         file.truncate((1 << 30) + 1)  # a file with a hole, which takes no space
 
 
-def refusal(folder: Path, capsys: pytest.CaptureFixture[str], *words: str) -> str:
+def refusal(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """Run a command and return its one sentence."""
     (folder / "OUTPUT").write_text("")
-    assert main([word.replace(FILE, str(folder / FILE)) for word in words]) == 2
-    said = capsys.readouterr().err.strip()
-    assert len(said.splitlines()) == 1
-    return said
+    assert main([argument.replace(FILE, str(folder / FILE)) for argument in arguments]) == 2
+    error_output = capsys.readouterr().err.strip()
+    assert len(error_output.splitlines()) == 1
+    return error_output
 
 
 @pytest.mark.parametrize("make", [fifo, device, huge])
@@ -66,19 +66,19 @@ def test_a_file_that_never_ends_is_refused(
     if reader == "tree":
         (tmp_path / "TREE" / ASKED).mkdir(parents=True)
         make(tmp_path / "TREE" / ASKED / "environment.json")
-        made = "environment.json"
+        file_name = "environment.json"
     else:
         make(tmp_path / FILE)
-        made = FILE
-    said = refusal(tmp_path, capsys, *READERS[reader])
-    words = "has more than" if make is huge else "is a FIFO" if make is fifo else "is a device"
+        file_name = FILE
+    message = refusal(tmp_path, capsys, *READERS[reader])
+    expected_text = "has more than" if make is huge else "is a FIFO" if make is fifo else "is a device"
     if reader == "profile" and make is not huge:
-        words = "is not a file"
+        expected_text = "is not a file"
     if reader == "tree" and make is device:
-        words = "lies outside the recorded tree"
-    assert made in said
-    assert words in said
-    assert "expected" in said
+        expected_text = "lies outside the recorded tree"
+    assert file_name in message
+    assert expected_text in message
+    assert "expected" in message
 
 
 @pytest.mark.parametrize("endless", ["/proc/kmsg", "/proc/self/pagemap"])
@@ -89,9 +89,9 @@ def test_a_file_of_proc_that_never_ends_is_refused(
     """Such a file is a regular one of size 0, which waits for more, or has more bytes than any memory."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / FILE).symlink_to(endless)
-    said = refusal(tmp_path, capsys, *READERS[reader])
-    assert str(tmp_path / FILE) in said or Path(endless).name in said
-    assert "has more than" in said or "is a stream that does not end" in said or "cannot be read" in said
+    message = refusal(tmp_path, capsys, *READERS[reader])
+    assert str(tmp_path / FILE) in message or Path(endless).name in message
+    assert "has more than" in message or "is a stream that does not end" in message or "cannot be read" in message
 
 
 @pytest.mark.parametrize("command", ["init", "doctor"])
@@ -101,8 +101,10 @@ def test_a_recorded_answer_of_another_form_is_refused(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "TREE" / ASKED).mkdir(parents=True)
     (tmp_path / "TREE" / ASKED / "kernel_log.json").write_text("{}")
-    said = refusal(tmp_path, capsys, command, "--root=TREE")
-    assert said.startswith(f"pytest-nixl: {tmp_path}/TREE is not a tree that this version can read (KeyError('why'))")
+    message = refusal(tmp_path, capsys, command, "--root=TREE")
+    assert message.startswith(
+        f"pytest-nixl: {tmp_path}/TREE is not a tree that this version can read (KeyError('why'))"
+    )
     assert not (tmp_path / "nixl").exists()
 
 
@@ -129,8 +131,8 @@ def test_facts_are_not_written_to_what_is_not_a_file(
 ) -> None:
     make(tmp_path / FILE)
     (tmp_path / "TREE" / ASKED).mkdir(parents=True)
-    said = refusal(tmp_path, capsys, "facts", f"--root={tmp_path}/TREE", f"--output={FILE}")
-    assert "expected the name of a new or a regular file" in said
+    message = refusal(tmp_path, capsys, "facts", f"--root={tmp_path}/TREE", f"--output={FILE}")
+    assert "expected the name of a new or a regular file" in message
 
 
 def test_answers_that_are_nested_too_deeply_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,15 +145,15 @@ def test_answers_that_are_nested_too_deeply_are_refused(tmp_path: Path, capsys: 
 
 def test_a_profile_of_too_many_tables_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / FILE).write_text(HEAD + "".join(ROW.format(size) for size in range(1, MOST_TABLES + 2)))
-    said = refusal(tmp_path, capsys, "profile", "show", FILE)
-    assert "expect: 1,001 tables: expected at most 1,000" in said
+    message = refusal(tmp_path, capsys, "profile", "show", FILE)
+    assert "expect: 1,001 tables: expected at most 1,000" in message
 
 
-@pytest.mark.parametrize("words", [("explain", FILE), ("profile", "show", FILE)], ids=["explain", "profile"])
+@pytest.mark.parametrize("arguments", [("explain", FILE), ("profile", "show", FILE)], ids=["explain", "profile"])
 def test_a_file_of_the_kernel_that_waits_for_more_is_refused(
-    words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Not every container may read it, and then that is the sentence."""
     (tmp_path / FILE).symlink_to("/proc/kmsg")
-    said = refusal(tmp_path, capsys, *words)
-    assert "is a stream that does not end" in said or os.strerror(errno.EPERM) in said
+    message = refusal(tmp_path, capsys, *arguments)
+    assert "is a stream that does not end" in message or os.strerror(errno.EPERM) in message

@@ -35,13 +35,13 @@ def test_a_history_without_a_change_has_no_change_point(spread: float) -> None:
 
 @pytest.mark.parametrize(("spread", "ratio"), [(0.002, 0.93), (0.01, 0.9), (0.08, 0.7), (0.002, 1.1)])
 def test_a_change_is_found_at_its_run(spread: float, ratio: float) -> None:
-    found = 0
+    hits = 0
     for seed in range(20):
         values = noise(seed, 40, spread)
         values[25:] *= ratio
         [*all_] = steps((1e9 * values).tolist())
-        found += len(all_) == 1 and abs(all_[0].place - 25) <= 1 and all_[0].ratio == pytest.approx(ratio, rel=0.1)
-    assert found >= 18
+        hits += len(all_) == 1 and abs(all_[0].place - 25) <= 1 and all_[0].ratio == pytest.approx(ratio, rel=0.1)
+    assert hits >= 18
 
 
 @pytest.mark.parametrize("spread", [0.01, 0.08], ids=["quiet", "noisy"])
@@ -51,9 +51,9 @@ def test_a_history_of_4000_runs_takes_seconds(spread: float) -> None:
     values[1000:] *= 0.85
     values[3900:] *= 1.3
     start = time.process_time()
-    found = steps((1e9 * values).tolist())
+    changes = steps((1e9 * values).tolist())
     assert time.process_time() - start < 60
-    assert [round(step.place, -1) for step in found] == [1000, 3900]
+    assert [round(step.place, -1) for step in changes] == [1000, 3900]
     assert steps((1e9 * noise(6, 4000, spread)).tolist()) == []
 
 
@@ -118,10 +118,10 @@ def test_a_change_is_reported_with_its_image_and_the_differences() -> None:
 
 
 def test_runs_of_another_kind_of_machine_are_left_out_and_reported() -> None:
-    kept, said = of_one_machine(history(cores=4096))
-    assert len(kept) == 5
-    assert len(said) == 7
-    assert said[0].startswith("left out: 0.json was measured on another kind of machine (cores: ")
+    runs, remark = of_one_machine(history(cores=4096))
+    assert len(runs) == 5
+    assert len(remark) == 7
+    assert remark[0].startswith("left out: 0.json was measured on another kind of machine (cores: ")
 
 
 def test_the_command_shows_a_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,24 +150,24 @@ def test_the_command_compares_two_runs(tmp_path: Path, capsys: pytest.CaptureFix
         values = [factor * (1 + 0.001 * number) for number in range(5)]
         paths.append(folder / f"{name}.json")
         paths[-1].write_text(json.dumps(record(f"nixl:{name}", {KEY: values}, week=len(paths))))
-    one, two, three = map(str, paths)
-    assert main(["compare", one, two]) == 1
-    said = capsys.readouterr().out
-    assert f"REGRESSED {KEY} against nixl:one: -20.0 %" in said
-    assert "regression: REGRESSED" in said
-    assert main(["compare", one, three, "--gate"]) == 0
+    first, two, three = map(str, paths)
+    assert main(["compare", first, two]) == 1
+    output = capsys.readouterr().out
+    assert f"REGRESSED {KEY} against nixl:one: -20.0 %" in output
+    assert "regression: REGRESSED" in output
+    assert main(["compare", first, three, "--gate"]) == 0
     assert "regression: UNCHANGED" in capsys.readouterr().out
     assert main(["compare", "nixl:one", "nixl:two", "--store", str(folder), "--max-regression", "30%"]) == 0
     assert "regression: UNCHANGED" in capsys.readouterr().out
-    for given, words in (
-        ((one, "/nowhere"), "has no run of the image /nowhere"),
+    for options, fragment in (
+        ((first, "/nowhere"), "has no run of the image /nowhere"),
         (
-            (one, two, "--max-regression", "5"),
+            (first, two, "--max-regression", "5"),
             "--max-regression: '5' is not a percentage: expected a percentage, such as 5%",
         ),
     ):
-        assert main(["compare", *given]) == 2
-        assert words in capsys.readouterr().err
+        assert main(["compare", *options]) == 2
+        assert fragment in capsys.readouterr().err
 
 
 def test_the_best_split_has_the_largest_distance_of_all_pairs() -> None:
@@ -183,9 +183,9 @@ def test_the_best_split_has_the_largest_distance_of_all_pairs() -> None:
         return n * m / (n + m) * (2 * distance(one, other, n * m) - within)
 
     expected = max(range(FEWEST_RUNS, len(values) - FEWEST_RUNS + 1), key=energy)
-    place, found = change_points._best_split(*change_points._levels(numpy.array(values)))
+    place, best_distance = change_points._best_split(*change_points._levels(numpy.array(values)))
     assert place == expected
-    assert found == pytest.approx(energy(expected))
+    assert best_distance == pytest.approx(energy(expected))
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -260,12 +260,12 @@ def test_the_test_of_each_part_tries_as_many_positions(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("count", [1, 255, 256, 512, 513, 767, 768, 1000, 1024, 2000])
 def test_each_position_of_a_history_is_decided_by_one_window_and_not_near_its_ends(count: int) -> None:
     decided: list[int] = []
-    for begin, end, own in change_points._windows(count):
+    for begin, end, positions in change_points._windows(count):
         assert 0 <= begin < end <= count
         assert end - begin in (512, count)
-        assert own.start - begin >= 128 or own.start == 0
-        assert end - own.stop >= 128 or own.stop == count
-        decided += own
+        assert positions.start - begin >= 128 or positions.start == 0
+        assert end - positions.stop >= 128 or positions.stop == count
+        decided += positions
     assert decided == list(range(count))
 
 

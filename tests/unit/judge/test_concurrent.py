@@ -66,11 +66,11 @@ def test_a_link_starves_below_half_of_the_median(rates: list[float], index: int 
 def test_a_link_starves_if_three_measurements_agree(
     tries: list[list[float]], measured: int, index: int | None, slowest: int
 ) -> None:
-    left: Iterator[list[float]] = iter([*tries, [9.0, 9.0, 9.0]])
-    found = spread(lambda: next(left))
-    assert len(list(left)) == 1 + len(tries) - measured
-    assert (found.starving, found.slowest, found.rates) == (index, slowest, tuple(tries[measured - 1]))
-    assert found.total == sum(tries[measured - 1])
+    measurements: Iterator[list[float]] = iter([*tries, [9.0, 9.0, 9.0]])
+    judgement = spread(lambda: next(measurements))
+    assert len(list(measurements)) == 1 + len(tries) - measured
+    assert (judgement.starving, judgement.slowest, judgement.rates) == (index, slowest, tuple(tries[measured - 1]))
+    assert judgement.total == sum(tries[measured - 1])
 
 
 def samples(bandwidth: float = 1e9, corruption: object = None, contention: tuple[float, ...] = ()) -> Any:
@@ -84,15 +84,17 @@ def link(pair: tuple[int, int], measure: Callable[..., Any] | None = None) -> An
 def test_a_wrong_byte_is_named_with_its_link() -> None:
     names = ["a", "b", "c"]
     assert corrupt("rows", names, [samples()] * 3) is None
-    found = corrupt("rows", names, [samples(), samples(corruption="3 bytes are wrong"), samples(corruption="other")])
-    assert found is not None
-    assert found.verdict is Verdict.CORRUPT
-    assert found.reason == "rows of b, measured at the same time as 2 others: 3 bytes are wrong"
-    assert found.remedy == "run that pair alone; check the memory and NICs of both hosts"
+    judgement = corrupt(
+        "rows", names, [samples(), samples(corruption="3 bytes are wrong"), samples(corruption="other")]
+    )
+    assert judgement is not None
+    assert judgement.verdict is Verdict.CORRUPT
+    assert judgement.reason == "rows of b, measured at the same time as 2 others: 3 bytes are wrong"
+    assert judgement.remedy == "run that pair alone; check the memory and NICs of both hosts"
 
 
 @pytest.mark.parametrize(
-    ("rates", "verdict", "words"),
+    ("rates", "verdict", "message"),
     [
         ((4e9, 3e9, 2e9), Verdict.PASS,
          "rows of 64KiB, 3 pairs at once: 9 GB/s together, from 2 (ranks 2-5) to 4 GB/s"),
@@ -102,49 +104,49 @@ def test_a_wrong_byte_is_named_with_its_link() -> None:
     ],
 )  # fmt: skip
 def test_pairs_at_once_are_told_with_the_slowest(
-    rates: tuple[float, ...], verdict: Verdict, words: str, monkeypatch: pytest.MonkeyPatch
+    rates: tuple[float, ...], verdict: Verdict, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[int, int]] = []
+    requests: list[tuple[int, int]] = []
 
     def measure(links: Any, block: int, depth: int) -> list[Any]:
-        asked.append((block, depth))
+        requests.append((block, depth))
         return [samples(rate) for rate in rates]
 
     monkeypatch.setattr(concurrent, "measure_at_once", measure)
-    found = at_once("rows", [link(pair) for pair in disjoint(6)], 65536, 4)
-    assert (found.verdict, found.reason) == (verdict, words)
-    assert bool(found.remedy) == (verdict is Verdict.WARN)
-    assert set(asked) == {(65536, 4)}
+    judgement = at_once("rows", [link(pair) for pair in disjoint(6)], 65536, 4)
+    assert (judgement.verdict, judgement.reason) == (verdict, message)
+    assert bool(judgement.remedy) == (verdict is Verdict.WARN)
+    assert set(requests) == {(65536, 4)}
 
 
 def test_a_pair_that_starves_beside_other_processes_is_inconclusive(monkeypatch: pytest.MonkeyPatch) -> None:
-    beside = [samples(4e9), samples(1e9, contention=(0.94,))]
-    monkeypatch.setattr(concurrent, "measure_at_once", lambda *_: beside)
-    found = at_once("rows", [link(pair) for pair in disjoint(4)], 65536, 1)
-    assert found.verdict is Verdict.INCONCLUSIVE
-    assert found.reason.endswith("starves while the others are measured, but " + disturbance(beside))
-    assert found.remedy == "stop other processes on the host, and run this check again"
+    disturbed = [samples(4e9), samples(1e9, contention=(0.94,))]
+    monkeypatch.setattr(concurrent, "measure_at_once", lambda *_: disturbed)
+    judgement = at_once("rows", [link(pair) for pair in disjoint(4)], 65536, 1)
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert judgement.reason.endswith("starves while the others are measured, but " + disturbance(disturbed))
+    assert judgement.remedy == "stop other processes on the host, and run this check again"
 
 
 def test_a_wrong_byte_of_one_pair_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     results = iter([[samples(4e9, "bad"), samples(4e9)]])
     monkeypatch.setattr(concurrent, "measure_at_once", lambda *_: next(results))
-    found = at_once("rows", [link(pair) for pair in disjoint(4)], 65536, 1)
-    assert (found.verdict, found.reason) == (
+    judgement = at_once("rows", [link(pair) for pair in disjoint(4)], 65536, 1)
+    assert (judgement.verdict, judgement.reason) == (
         Verdict.CORRUPT, "rows of ranks 0-2, measured at the same time as 1 others: bad"
     )  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("contention", "words"),
+    ("contention", "message"),
     [
         ([(), ()], ""),
         ([(0.1,), (0.3, 0.2)], ""),
         ([(0.1,), (0.2, 0.94, 0.3)], "other processes used up to 0.9 of the cores that the links need"),
     ],
 )
-def test_the_most_contention_of_any_link_is_told(contention: list[tuple[float, ...]], words: str) -> None:
-    assert disturbance([cast(Samples, SimpleNamespace(contention=each)) for each in contention]) == words
+def test_the_most_contention_of_any_link_is_told(contention: list[tuple[float, ...]], message: str) -> None:
+    assert disturbance([cast(Samples, SimpleNamespace(contention=shares)) for shares in contention]) == message
 
 
 def test_links_begin_together_and_each_has_its_answer() -> None:
@@ -155,8 +157,8 @@ def test_links_begin_together_and_each_has_its_answer() -> None:
 
         return one
 
-    found = measure_at_once([link((0, 1), measure(number)) for number in range(1, 4)], 8, 2)
-    assert [each.bandwidth for each in found] == [16, 32, 48]
+    link_samples = measure_at_once([link((0, 1), measure(number)) for number in range(1, 4)], 8, 2)
+    assert [result.bandwidth for result in link_samples] == [16, 32, 48]
 
 
 def test_the_error_of_one_link_ends_the_wait_of_the_others_and_is_the_one_that_is_raised() -> None:
@@ -175,6 +177,6 @@ def test_the_error_of_one_link_ends_the_wait_of_the_others_and_is_the_one_that_i
 
     for order in ([waits, fails], [fails, waits]):
         with pytest.raises(ValueError, match="the worker died"):
-            measure_at_once([link((0, 1), each) for each in order], 8, 2)
+            measure_at_once([link((0, 1), action) for action in order], 8, 2)
     assert len(waited) == 2
     assert max(waited) < PATIENCE, "it waits no longer than until the error"

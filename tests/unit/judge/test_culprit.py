@@ -50,15 +50,17 @@ def ring(*slow: int) -> list[Result]:
 
 def test_the_largest_block_of_each_failed_pair_is_measured_again() -> None:
     small = replace(pair(WRITE, 1, 2), block=4096)
-    found = results((small, Verdict.FAIL), (pair(WRITE, 1, 2), Verdict.FAIL), (pair(WRITE, 0, 1), Verdict.PASS))
-    assert [failed_pair.key for failed_pair in failed_pairs(found)] == [pair(WRITE, 1, 2)]
-    found += results((pair(READ, 1, 2), Verdict.FAIL))
-    assert [failed_pair.key for failed_pair in failed_pairs(found)] == [pair(READ, 1, 2)], "of equal blocks the last"
+    pair_results = results((small, Verdict.FAIL), (pair(WRITE, 1, 2), Verdict.FAIL), (pair(WRITE, 0, 1), Verdict.PASS))
+    assert [failed_pair.key for failed_pair in failed_pairs(pair_results)] == [pair(WRITE, 1, 2)]
+    pair_results += results((pair(READ, 1, 2), Verdict.FAIL))
+    assert [failed_pair.key for failed_pair in failed_pairs(pair_results)] == [pair(READ, 1, 2)], (
+        "of equal blocks the last"
+    )
 
 
 def test_pairs_of_the_ranks_that_failed_most_come_first() -> None:
-    found = results(*((pair(WRITE, *ranks), Verdict.FAIL) for ranks in ((0, 1), (2, 3), (4, 3))))
-    assert [failed_pair.ranks for failed_pair in failed_pairs(found)] == [(2, 3), (4, 3), (0, 1)]
+    pair_results = results(*((pair(WRITE, *ranks), Verdict.FAIL) for ranks in ((0, 1), (2, 3), (4, 3))))
+    assert [failed_pair.ranks for failed_pair in failed_pairs(pair_results)] == [(2, 3), (4, 3), (0, 1)]
 
 
 @pytest.mark.parametrize("verdict", [Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.ERROR, Verdict.NOT_APPLICABLE])
@@ -68,8 +70,8 @@ def test_a_row_that_did_not_fail_gives_no_failed_pair(verdict: Verdict) -> None:
 
 def test_a_row_that_was_not_measured_or_is_not_of_blocks_moved_by_nixl_gives_no_failed_pair() -> None:
     key = pair(WRITE, 0, 1)
-    others = [replace(key, variant=((name, "x"),)) for name in ("kv", "pattern")]
-    for other in (key.measured_by("nixlbench"), *others):
+    other_keys = [replace(key, variant=((name, "x"),)) for name in ("kv", "pattern")]
+    for other in (key.measured_by("nixlbench"), *other_keys):
         assert failed_pairs(results((other, Verdict.FAIL))) == []
     assert failed_pairs([Result("bandwidth", "test", Verdict.FAIL, "a reason", row=key)]) == []
 
@@ -80,10 +82,10 @@ def test_a_storage_row_of_one_rank_is_not_a_pair() -> None:
 
 def test_each_rank_is_measured_with_a_rank_that_is_in_no_failed_pair() -> None:
     failed = failed_pairs(ring(2))
-    assert {each.ranks for each in failed} == {(1, 2), (2, 3)}
-    one, other = trials(next(each for each in failed if each.ranks == (1, 2)), failed, 4)
+    assert {result.ranks for result in failed} == {(1, 2), (2, 3)}
+    first, other = trials(next(result for result in failed if result.ranks == (1, 2)), failed, 4)
     # Bytes flow in the same direction as in the failed row: out of the initiator of a WRITE, into its target.
-    assert (one.op, one.pair) == ("WRITE", (1, 0))
+    assert (first.op, first.pair) == ("WRITE", (1, 0))
     assert (other.op, other.pair) == ("READ", (2, 0))
 
 
@@ -92,15 +94,15 @@ def of_libfabric(key: RowKey) -> RowKey:
 
 
 def test_a_partner_is_good_if_its_pairs_of_the_same_backend_are() -> None:
-    found = results(
+    pair_results = results(
         (pair(WRITE, 1, 2), Verdict.FAIL),
         (of_libfabric(pair(WRITE, 0, 1)), Verdict.FAIL), (of_libfabric(pair(WRITE, 0, 2)), Verdict.FAIL),
         (pair(WRITE, 3, 2), Verdict.FAIL),
     )  # fmt: skip
-    failed = failed_pairs(found)
-    one, other = trials(next(each for each in failed if each.ranks == (1, 2)), failed, 4)
-    assert (one.pair[1], other.pair[1]) == (0, 0), "only pairs of LIBFABRIC failed with rank 0"
-    assert {one.backend, other.backend} == {"UCX"}
+    failed = failed_pairs(pair_results)
+    first, other = trials(next(result for result in failed if result.ranks == (1, 2)), failed, 4)
+    assert (first.pair[1], other.pair[1]) == (0, 0), "only pairs of LIBFABRIC failed with rank 0"
+    assert {first.backend, other.backend} == {"UCX"}
 
 
 def test_two_ranks_give_no_trial() -> None:
@@ -109,7 +111,7 @@ def test_two_ranks_give_no_trial() -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "guilty", "said"),
+    ("first", "second", "guilty", "sentence"),
     [
         (
             FAIL,
@@ -133,42 +135,44 @@ def test_two_ranks_give_no_trial() -> None:
         (PASS, Judgement(Verdict.INCONCLUSIVE, "?"), [], "which of rank 1 on node-1 and rank 2 on node-2"),
     ],
 )
-def test_two_trials_name_the_culprits(first: Judgement, second: Judgement, guilty: list[int], said: str) -> None:
+def test_two_trials_name_the_culprits(first: Judgement, second: Judgement, guilty: list[int], sentence: str) -> None:
     failed = FailedPair(pair(WRITE, 1, 2), FAIL)
     tried = [
         RetestResult(trial, judgement, ("tcp/eth0",))
         for trial, judgement in zip(trials(failed, [failed], 4), (first, second), strict=True)
     ]
-    ranks, words = blame(failed, tried, NAMES)
+    ranks, description = blame(failed, tried, NAMES)
     assert ranks == guilty
-    assert words.startswith(said)
+    assert description.startswith(sentence)
 
 
 def test_the_slow_direction_of_two_ranks_is_named() -> None:
-    found = results((WRITE, Verdict.PASS), (READ, Verdict.FAIL))
-    [said] = by_direction(failed_pairs(found), found, NAMES)
-    assert said.startswith("bytes from rank 1 on node-1 to rank 0 on node-0 are slow")
-    found = results((WRITE, Verdict.FAIL), (READ, Verdict.PASS))
-    [said] = by_direction(failed_pairs(found), found, NAMES)
-    assert said.startswith("bytes from rank 0 on node-0 to rank 1 on node-1 are slow")
+    pair_results = results((WRITE, Verdict.PASS), (READ, Verdict.FAIL))
+    [sentence] = by_direction(failed_pairs(pair_results), pair_results, NAMES)
+    assert sentence.startswith("bytes from rank 1 on node-1 to rank 0 on node-0 are slow")
+    pair_results = results((WRITE, Verdict.FAIL), (READ, Verdict.PASS))
+    [sentence] = by_direction(failed_pairs(pair_results), pair_results, NAMES)
+    assert sentence.startswith("bytes from rank 0 on node-0 to rank 1 on node-1 are slow")
     # The other direction lost packets, and is not slow.
-    found = results((WRITE, Verdict.FAIL), (READ, Verdict.WARN))
-    [said] = by_direction(failed_pairs(found), found, NAMES)
-    assert said.startswith("bytes from rank 0 on node-0 to rank 1 on node-1 are slow")
+    pair_results = results((WRITE, Verdict.FAIL), (READ, Verdict.WARN))
+    [sentence] = by_direction(failed_pairs(pair_results), pair_results, NAMES)
+    assert sentence.startswith("bytes from rank 0 on node-0 to rank 1 on node-1 are slow")
 
 
 def test_two_ranks_that_are_slow_in_both_directions_have_no_culprit() -> None:
-    found = results((WRITE, Verdict.FAIL), (READ, Verdict.FAIL))
-    [said] = by_direction(failed_pairs(found), found, NAMES)
-    assert said.startswith("rank 0 on node-0 and rank 1 on node-1 are slow in both directions")
+    pair_results = results((WRITE, Verdict.FAIL), (READ, Verdict.FAIL))
+    [sentence] = by_direction(failed_pairs(pair_results), pair_results, NAMES)
+    assert sentence.startswith("rank 0 on node-0 and rank 1 on node-1 are slow in both directions")
 
 
 @pytest.mark.parametrize("read", [Verdict.PASS, Verdict.WRONG_TRANSPORT])
 def test_two_ranks_with_a_wrong_transport_are_not_called_slow(read: Verdict) -> None:
-    found = results((WRITE, Verdict.WRONG_TRANSPORT), (READ, read))
-    [said] = by_direction(failed_pairs(found), found, NAMES)
-    assert said.startswith("bytes between rank 0 on node-0 and rank 1 on node-1 took a transport that the profile does")
-    assert "slow" not in said
+    pair_results = results((WRITE, Verdict.WRONG_TRANSPORT), (READ, read))
+    [sentence] = by_direction(failed_pairs(pair_results), pair_results, NAMES)
+    assert sentence.startswith(
+        "bytes between rank 0 on node-0 and rank 1 on node-1 took a transport that the profile does"
+    )
+    assert "slow" not in sentence
 
 
 def test_the_remedy_of_two_ranks_with_a_wrong_transport_is_that_of_the_row() -> None:
@@ -181,12 +185,12 @@ def test_the_remedy_of_two_ranks_with_a_wrong_transport_is_that_of_the_row() -> 
 
 def test_the_slow_direction_of_a_backend_is_named_by_its_own_rows() -> None:
     # LIBFABRIC is slow in the other direction, and good in both: neither says anything of UCX.
-    found = results((WRITE, Verdict.FAIL), (READ, Verdict.PASS), (of_libfabric(READ), Verdict.FAIL))
-    said = list(by_direction(failed_pairs(found), found, NAMES))
-    assert said[0].startswith("bytes from rank 0 on node-0 to rank 1 on node-1 are slow")
-    assert said[1].startswith("rank 0 on node-0 and rank 1 on node-1 are slow in both directions")
-    found = results((WRITE, Verdict.FAIL), (of_libfabric(READ), Verdict.PASS))
-    [said_of_ucx] = by_direction(failed_pairs(found), found, NAMES)
+    pair_results = results((WRITE, Verdict.FAIL), (READ, Verdict.PASS), (of_libfabric(READ), Verdict.FAIL))
+    sentences = list(by_direction(failed_pairs(pair_results), pair_results, NAMES))
+    assert sentences[0].startswith("bytes from rank 0 on node-0 to rank 1 on node-1 are slow")
+    assert sentences[1].startswith("rank 0 on node-0 and rank 1 on node-1 are slow in both directions")
+    pair_results = results((WRITE, Verdict.FAIL), (of_libfabric(READ), Verdict.PASS))
+    [said_of_ucx] = by_direction(failed_pairs(pair_results), pair_results, NAMES)
     assert said_of_ucx.startswith("rank 0 on node-0 and rank 1 on node-1 are slow in both directions")
 
 
@@ -194,6 +198,6 @@ def test_rows_of_requests_and_patterns_say_nothing_of_a_direction() -> None:
     other = [replace(READ, variant=((name, "x"),)) for name in ("kv", "pattern")]
     assert [bool(key.kv or key.pattern) for key in other] == [True, True]
     for key in other:
-        found = results((WRITE, Verdict.FAIL), (READ, Verdict.PASS), (key, Verdict.FAIL))
-        [said] = by_direction(failed_pairs(found), found, NAMES)
-        assert said.startswith("bytes from rank 0 on node-0 to rank 1 on node-1 are slow")
+        pair_results = results((WRITE, Verdict.FAIL), (READ, Verdict.PASS), (key, Verdict.FAIL))
+        [sentence] = by_direction(failed_pairs(pair_results), pair_results, NAMES)
+        assert sentence.startswith("bytes from rank 0 on node-0 to rank 1 on node-1 are slow")

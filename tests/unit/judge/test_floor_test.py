@@ -53,14 +53,14 @@ def test_two_launches_decide_nothing() -> None:
 
 
 def test_three_launches_decide_by_their_interval() -> None:
-    verdict, words = decide(1.10, 1.11, 1.12)
+    verdict, description = decide(1.10, 1.11, 1.12)
     assert verdict is Verdict.PASS
     logs = [math.log(v) for v in (1.10, 1.11, 1.12)]
     centre = sum(logs) / 3
     half = 9.924843 * math.sqrt(sum((y - centre) ** 2 for y in logs) / 2) / math.sqrt(3)
     low, high, _ = interval([1.10, 1.11, 1.12])
     assert (low, high) == pytest.approx((math.exp(centre - half), math.exp(centre + half)))
-    assert words == "3 launches, spread 0.9 %, between 1.05 GB/s and 1.17 GB/s: above the floor"
+    assert description == "3 launches, spread 0.9 %, between 1.05 GB/s and 1.17 GB/s: above the floor"
     assert decide(0.90, 0.89, 0.88)[0] is Verdict.FAIL
     assert decide(0.90, 0.89, 0.88)[1].endswith(": below the floor")
 
@@ -112,9 +112,9 @@ def test_only_launches_without_contention_fail_a_row() -> None:
 def test_a_row_that_others_may_have_brought_below_its_floor_does_not_fail() -> None:
     """Of a healthy cable, two busy loops took 0.15 to 0.28 core of each launch, and it was 12 % slower."""
     near, taken = [0.9 * G] * 7, [0.2, 0.15, 0.28, 0.16, 0.25, 0.2, 0.18]
-    verdict, words = decide_floor(near, G, contention=taken)
+    verdict, description = decide_floor(near, G, contention=taken)
     assert verdict is Verdict.INCONCLUSIVE
-    assert words.endswith(
+    assert description.endswith(
         ": below the floor, but other processes used up to 0.28 of this row's cores, which may be why; "
         "no further launch is made"
     )
@@ -122,8 +122,8 @@ def test_a_row_that_others_may_have_brought_below_its_floor_does_not_fail() -> N
     # What is further below than that fails, and so does what quieter launches prove.
     assert decide_floor([0.84 * G] * 3, G, contention=[0.15] * 3)[0] is Verdict.FAIL
     assert decide_floor([0.86 * G] * 3, G, contention=[0.15] * 3)[0] is None
-    verdict, words = decide_floor(near, G, contention=[0.0, 0.25, 0.01, 0.25, 0.02, 0.25, 0.25])
-    assert (verdict, words) == (
+    verdict, description = decide_floor(near, G, contention=[0.0, 0.25, 0.01, 0.25, 0.02, 0.25, 0.25])
+    assert (verdict, description) == (
         Verdict.FAIL, f"without 4 that other processes slowed: {decide_floor(near[:3], G)[1]}"
     )  # fmt: skip
     assert decide_floor([G / 4.1], G, contention=[0.02]) == decide_floor([G / 4.1], G)

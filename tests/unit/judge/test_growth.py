@@ -24,14 +24,14 @@ def growth(seed: int, delay: float = 0.0, *, busy: bool = False) -> Growth:
     slow = chance.randrange(ROUNDS * REPEATS) if busy else ROUNDS * REPEATS
 
     def times(base: float, more: float) -> list[list[float]]:
-        found: list[list[float]] = []
-        for each in range(ROUNDS):
-            found.append([])
+        rounds: list[list[float]] = []
+        for index in range(ROUNDS):
+            rounds.append([])
             for number in range(REPEATS):
-                speed = 3.0 if each * REPEATS + number >= slow else 1.0
+                speed = 3.0 if index * REPEATS + number >= slow else 1.0
                 interrupted = chance.uniform(1e-4, 4e-3) if busy and chance.random() < 0.1 else 0.0
-                found[-1].append(speed * (base * chance.uniform(1.0, 1.4) + number * more) + interrupted)
-        return found
+                rounds[-1].append(speed * (base * chance.uniform(1.0, 1.4) + number * more) + interrupted)
+        return rounds
 
     return Growth.of(times(BASE, delay), times(BASE / 2, 0.0))
 
@@ -40,13 +40,13 @@ def growth(seed: int, delay: float = 0.0, *, busy: bool = False) -> Growth:
 def test_a_delay_that_grows_is_found_a_hundred_times_of_a_hundred(busy: bool) -> None:
     # 3 µs more with each repeat: the total is quadratic in the number of repeats.
     judged = [judge_growth("registration", growth(seed, 3e-6, busy=busy), "mend it") for seed in range(100)]
-    assert {one.verdict for one in judged} == {Verdict.FAIL}
+    assert {judgement.verdict for judgement in judged} == {Verdict.FAIL}
 
 
 @pytest.mark.parametrize("busy", [False, True])
 def test_a_healthy_call_is_never_accused(busy: bool) -> None:
     judged = [judge_growth("registration", growth(seed, busy=busy), "mend it") for seed in range(100)]
-    assert {one.verdict for one in judged} == {Verdict.PASS}
+    assert {judgement.verdict for judgement in judged} == {Verdict.PASS}
 
 
 def test_a_call_that_becomes_faster_is_not_slower() -> None:
@@ -54,10 +54,10 @@ def test_a_call_that_becomes_faster_is_not_slower() -> None:
 
 
 def test_slope_and_first_time_are_those_of_the_line() -> None:
-    found = Growth.of([[1e-3 + 1e-4 * number for number in range(20)]], [[1e-5] * 20])
-    assert (found.slope, found.low, found.high) == pytest.approx((1e-4, 1e-4, 1e-4))
-    assert found.first == pytest.approx(1e-3)
-    assert found.least_factor == pytest.approx(2.9)
+    grown = Growth.of([[1e-3 + 1e-4 * number for number in range(20)]], [[1e-5] * 20])
+    assert (grown.slope, grown.low, grown.high) == pytest.approx((1e-4, 1e-4, 1e-4))
+    assert grown.first == pytest.approx(1e-3)
+    assert grown.least_factor == pytest.approx(2.9)
 
 
 def test_a_machine_that_becomes_slower_is_no_growth() -> None:
@@ -65,9 +65,9 @@ def test_a_machine_that_becomes_slower_is_no_growth() -> None:
     references = [[1e-5] * 40, [1e-5] * 20 + [3e-5] * 20]
     rounds = [[1.0] * 40, [100 * reference for reference in references[1]]]
     rounds[0][20:] = [9.0] * 20  # disturbed
-    found = Growth.of([[1e-3 * second for second in rounds[0]], rounds[1]], references)
-    assert found.first == pytest.approx(1e-3)
-    assert found.slope == pytest.approx(0, abs=1e-9)
+    grown = Growth.of([[1e-3 * second for second in rounds[0]], rounds[1]], references)
+    assert grown.first == pytest.approx(1e-3)
+    assert grown.slope == pytest.approx(0, abs=1e-9)
 
 
 def test_the_first_time_is_half_of_the_least_one_at_least() -> None:
@@ -80,8 +80,8 @@ def test_a_call_is_slower_from_three_times_its_first_time(low: float, slower: bo
 
 
 def test_the_message_has_the_times_the_interval_and_the_limit() -> None:
-    found = Growth(1e-6, 9e-7, 1.1e-6, 20e-6, 64)
-    judged = judge_growth("registration", found, "mend it")
+    grown = Growth(1e-6, 9e-7, 1.1e-6, 20e-6, 64)
+    judged = judge_growth("registration", grown, "mend it")
     assert judged.reason == (
         "registration becomes slower with each repeat: 20 us at first, and +1000 ns a repeat over 64 repeats (99 % "
         "interval +900, +1100); the last takes at least 3.8 times as long as the first, and the limit is 3 times"
@@ -121,9 +121,9 @@ def test_one_step_is_no_growth() -> None:
 def test_the_interval_has_the_order_statistics_that_sen_gives() -> None:
     # Of 276 slopes: 276 / 2 less and more 2.576 / 2 standard deviations of Kendall's statistic of 24 points, 40.3.
     values = [1.3**number for number in range(24)]
-    found = Slope.of(values)
+    slope = Slope.of(values)
     slopes = sorted((values[b] - values[a]) / (b - a) for b in range(24) for a in range(b))
-    assert (found.low, found.high) == (slopes[86], slopes[190])
+    assert (slope.low, slope.high) == (slopes[86], slopes[190])
     assert len(set(slopes)) == 276
     few = Slope.of([0.0, 1.0, 8.0])
     assert (few.value, few.low, few.high) == (4, 1, 7), "of few values it is the whole range"
@@ -134,6 +134,6 @@ def test_the_interval_covers_the_slope_of_noise(slope: float) -> None:
     chance = random.Random(19)
     covered = 0
     for _ in range(200):
-        found = Slope.of([slope * number + chance.gauss(0, 3) for number in range(24)])
-        covered += found.low <= slope <= found.high
+        fitted = Slope.of([slope * number + chance.gauss(0, 3) for number in range(24)])
+        covered += fitted.low <= slope <= fitted.high
     assert covered >= 194

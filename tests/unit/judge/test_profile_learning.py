@@ -24,8 +24,8 @@ KEY = RowKey("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), 65536)
 def record(path: Path, gigabytes: float, *, key: str = str(KEY), verdict: Verdict = Verdict.PASS) -> str:
     extra = {"key": key, "GB/s": gigabytes, "transports": ["cma/memory"]}
     results = [Result("bandwidth", "", verdict, "", row=RowKey.parse(key)).plain()]
-    found = {"benchmarks": [{"extra_info": extra}, {"extra_info": {}}], "nixl": {"results": results}}
-    path.write_text(json.dumps(found))
+    document = {"benchmarks": [{"extra_info": extra}, {"extra_info": {}}], "nixl": {"results": results}}
+    path.write_text(json.dumps(document))
     return str(path)
 
 
@@ -57,23 +57,23 @@ def test_floors_are_for_rows_of_the_same_notifications_and_pages(
     assert learn(tmp_path, *runs) == 0
     learned = load_profile(str(tmp_path / "mine.toml"))
     assert [(item.notify, item.pages) for item in learned.expectations] == [((notify,), (pages,))]
-    conditions = [(one, other) for one in ("last", "each") for other in ("huge", "base")]
-    applies = [ways for ways in conditions if learned.expectation(KEY.under(*ways)) is not None]
+    conditions = [(notified, other) for notified in ("last", "each") for other in ("huge", "base")]
+    applies = [condition for condition in conditions if learned.expectation(KEY.under(*condition)) is not None]
     assert applies == [(notify, pages)]
 
 
 def test_a_floor_far_below_the_median_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [record(tmp_path / f"{number}.json", value) for number, value in enumerate((2.33, 1.9, 2.75))]
     assert learn(tmp_path, *runs) == 0
-    said = f"{KEY}: its floor of 0.23 GB/s is only 10 % of the median of 2.33 GB/s, because the runs differ: "
-    assert said in capsys.readouterr().out
+    expected = f"{KEY}: its floor of 0.23 GB/s is only 10 % of the median of 2.33 GB/s, because the runs differ: "
+    assert expected in capsys.readouterr().out
     for values, share in (((2.33, 2.3, 2.35), ""), ((16.9, 16.0, 15.1), "72 %"), ((16.8, 16.0, 15.2), "")):
-        others = [record(tmp_path / f"{number}.json", value) for number, value in enumerate(values)]
+        other_records = [record(tmp_path / f"{number}.json", value) for number, value in enumerate(values)]
         (tmp_path / "mine.toml").unlink()
-        assert learn(tmp_path, *others) == 0
-        said = capsys.readouterr().out
-        assert (f"is only {share} of" in said) == ("is only" in said) == bool(share), "75 % is enough"
-        assert "slowest pair" not in said
+        assert learn(tmp_path, *other_records) == 0
+        expected = capsys.readouterr().out
+        assert (f"is only {share} of" in expected) == ("is only" in expected) == bool(share), "75 % is enough"
+        assert "slowest pair" not in expected
 
 
 def test_a_row_without_agreement_has_no_floor_and_is_reported(
@@ -92,8 +92,8 @@ def record_of(path: Path, rows: dict[str, float], *transports: str, bad: dict[st
     extras = [{"key": key, "GB/s": value, "transports": list(transports)} for key, value in rows.items()]
     results = [Result("bandwidth", "", verdict, "", row=RowKey.parse(key)).plain()
                for key, verdict in (bad or {}).items()]  # fmt: skip
-    found = {"benchmarks": [{"extra_info": extra} for extra in extras], "nixl": {"results": results}}
-    path.write_text(json.dumps(found))
+    document = {"benchmarks": [{"extra_info": extra} for extra in extras], "nixl": {"results": results}}
+    path.write_text(json.dumps(document))
     return str(path)
 
 
@@ -101,7 +101,7 @@ LARGE = str(KEY).replace("64KiB", "1MiB")
 
 
 @pytest.mark.parametrize(
-    ("rows", "words"),
+    ("rows", "message"),
     [
         ([str(KEY), LARGE], f"{LARGE} is in {{2}} and not in {{0}}: expected"),
         ([LARGE], f"{LARGE} is in {{2}} and not in {{0}}: expected"),
@@ -109,7 +109,7 @@ LARGE = str(KEY).replace("64KiB", "1MiB")
     ],
 )
 def test_runs_with_different_rows_are_refused_with_the_row_and_both_runs(
-    tmp_path: Path, rows: list[str], words: str
+    tmp_path: Path, rows: list[str], message: str
 ) -> None:
     small = str(KEY).replace("64KiB", "4KiB")
     paths = [tmp_path / f"{number}.json" for number in range(3)]
@@ -117,14 +117,14 @@ def test_runs_with_different_rows_are_refused_with_the_row_and_both_runs(
         record_of(path, dict.fromkeys([*keys, small], 10.0))
     with pytest.raises(ValueError) as caught:
         learned_profile("mine", paths)
-    assert str(caught.value).startswith(f"{paths[2]} and {paths[0]} have different rows: {words.format(*paths)}")
+    assert str(caught.value).startswith(f"{paths[2]} and {paths[0]} have different rows: {message.format(*paths)}")
 
 
 def test_only_rows_of_blocks_that_nixl_moved_are_learned(tmp_path: Path) -> None:
-    others = [KEY.measured_by("nixlbench"), *(replace(KEY, variant=((name, "x"),)) for name in ("kv", "pattern"))]
-    rows = {str(KEY): 10.0, **{str(key): 1.0 for key in others}}
+    other_keys = [KEY.measured_by("nixlbench"), *(replace(KEY, variant=((name, "x"),)) for name in ("kv", "pattern"))]
+    rows = {str(KEY): 10.0, **{str(key): 1.0 for key in other_keys}}
     assert list(read_run(Path(record_of(tmp_path / "run.json", rows)))) == [KEY]
-    for key in others:
+    for key in other_keys:
         with pytest.raises(ValueError, match=r"has no row of the bandwidth suite"):
             read_run(Path(record_of(tmp_path / "run.json", {str(key): 1.0})))
 
@@ -163,7 +163,7 @@ def test_unusable_runs_are_refused_in_one_sentence(tmp_path: Path, capsys: pytes
     (tmp_path / "empty.json").write_text('{"benchmarks": []}')
     other = record(tmp_path / "other.json", 10.0, key=str(KEY).replace("64KiB", "1MiB"))
     (tmp_path / "mine.toml").write_text("")
-    for runs, words in (
+    for runs, fragment in (
         (good[:2], "2 runs are too few to learn from: expected at least 3"),
         ([*good, str(tmp_path / "foreign.json")], "foreign.json is not a record of a run"),
         ([*good, str(tmp_path / "empty.json")], "empty.json has no row of the bandwidth suite"),
@@ -172,9 +172,9 @@ def test_unusable_runs_are_refused_in_one_sentence(tmp_path: Path, capsys: pytes
         (good, "mine.toml already exists"),
     ):
         assert learn(tmp_path, *runs) == 2
-        said = capsys.readouterr().err
-        assert words in said
-        assert said.count("\n") == 1
+        error_output = capsys.readouterr().err
+        assert fragment in error_output
+        assert error_output.count("\n") == 1
 
 
 def test_a_run_with_corrupt_bytes_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -204,9 +204,9 @@ def test_what_the_runs_were_judged_is_said_where_a_profile_would_expect_it(
 ) -> None:
     runs = [record(tmp_path / f"{number}.json", 10.0, verdict=verdict) for number in range(3)]
     assert learn(tmp_path, *runs) == 0
-    said = capsys.readouterr().out
-    assert said.count(f"1 of 1 rows had the verdict {verdict}, such as {KEY};") == 3
-    assert "over cma: " in said
+    output = capsys.readouterr().out
+    assert output.count(f"1 of 1 rows had the verdict {verdict}, such as {KEY};") == 3
+    assert "over cma: " in output
 
 
 @pytest.mark.long

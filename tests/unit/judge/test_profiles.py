@@ -256,7 +256,7 @@ BASE = 'transports = ["cma"]\nsource = "s"\n'
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "row"),
+    ("first", "other", "row"),
     [
         ("", "", "every row"),
         ("", 'op = ["READ"]', "op READ"),
@@ -271,8 +271,8 @@ BASE = 'transports = ["cma"]\nsource = "s"\n'
         ('blocks = "1KiB..64KiB"', "", "blocks of 1KiB"),
     ],
 )
-def test_two_expectations_for_one_row_are_refused(one: str, other: str, row: str) -> None:
-    message = expect_fault(f"{BASE}{one}", f"{BASE}{other}")
+def test_two_expectations_for_one_row_are_refused(first: str, other: str, row: str) -> None:
+    message = expect_fault(f"{BASE}{first}", f"{BASE}{other}")
     assert message == (
         f"profile t.toml, expect #2: applies to {row}, as expect #1 does: expected at most one [[expect]] for each row"
     )
@@ -284,7 +284,7 @@ def test_an_overlap_is_reported_with_the_numbers_of_both_tables() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("first", "other"),
     [
         ('backend = ["UCX"]', 'backend = ["GDS"]'),
         ('op = ["READ"]', 'op = ["WRITE"]'),
@@ -296,18 +296,18 @@ def test_an_overlap_is_reported_with_the_numbers_of_both_tables() -> None:
         ('blocks = "1KiB..4095B"', 'blocks = "4KiB..8KiB"'),
     ],
 )
-def test_expectations_that_share_no_row_are_accepted(one: str, other: str) -> None:
-    assert len(profile(f"{BASE}{one}", f"{BASE}{other}").expectations) == 2
+def test_expectations_that_share_no_row_are_accepted(first: str, other: str) -> None:
+    assert len(profile(f"{BASE}{first}", f"{BASE}{other}").expectations) == 2
 
 
 @pytest.mark.parametrize(
-    ("block", "found"),
+    ("block", "index"),
     [(1, None), (4 * KIB - 1, None), (4 * KIB, 0), (5000, 0), (512 * KIB, 0), (512 * KIB + 1, None),
      (MIB - 1, None), (MIB, 1), (MIB + 1, None)],
 )  # fmt: skip
-def test_a_range_includes_both_ends(block: int, found: int | None) -> None:
+def test_a_range_includes_both_ends(block: int, index: int | None) -> None:
     ranged = profile(f'{BASE}blocks = "4KiB..512KiB"', f'{BASE}blocks = "1MiB"')
-    expected = None if found is None else ranged.expectations[found]
+    expected = None if index is None else ranged.expectations[index]
     assert ranged.expectation(replace(KEY, block=block)) is expected
 
 
@@ -428,22 +428,22 @@ def test_bundled_profiles_are_the_files_of_the_package() -> None:
     [(1, None), (4 * KIB - 1, None), (4 * KIB, 0.06e9), (MIB - 1, 0.06e9), (MIB, 0.6e9), (GIB, 0.6e9)],
 )
 def test_loopback_floors_are_a_twentieth_of_the_measured_bandwidth(op: str, block: int, floor: float | None) -> None:
-    found = load_profile("loopback").expectation(replace(KEY, op=op, block=block, batch=3, depth=5))
-    assert found is not None
-    assert found.floor == floor
-    assert found.ceiling == 640e9
-    assert found.transports == ("cma", "posix", "sysv")
-    assert floor is None or "sanity floor" in found.source
-    assert floor is None or "one two-core Linux machine" in found.source
+    expectation = load_profile("loopback").expectation(replace(KEY, op=op, block=block, batch=3, depth=5))
+    assert expectation is not None
+    assert expectation.floor == floor
+    assert expectation.ceiling == 640e9
+    assert expectation.transports == ("cma", "posix", "sysv")
+    assert floor is None or "sanity floor" in expectation.source
+    assert floor is None or "one two-core Linux machine" in expectation.source
 
 
 @pytest.mark.parametrize(("block", "floor"), [(4 * KIB, 0.0095e9), (MIB, 0.15e9)])
 def test_loopback_has_the_floors_of_tcp_for_libfabric_over_any_transport(block: int, floor: float) -> None:
     key = replace(KEY, backend="LIBFABRIC", block=block)
-    found, over_tcp = load_profile("loopback").expectation(key), load_profile("tcp-loopback").expectation(key)
-    assert found is not None
+    expectation, over_tcp = load_profile("loopback").expectation(key), load_profile("tcp-loopback").expectation(key)
+    assert expectation is not None
     assert over_tcp is not None
-    assert (found.floor, found.transports) == (floor, None)
+    assert (expectation.floor, expectation.transports) == (floor, None)
     assert (over_tcp.floor, over_tcp.transports) == (floor, ("tcp",))
 
 
@@ -457,9 +457,9 @@ def test_loopback_expects_nothing_of_other_rows(key: RowKey) -> None:
 @pytest.mark.parametrize(("block", "floor"), [(4 * KIB, None), (16 * MIB - 1, None), (16 * MIB, 10e9), (GIB, 10e9)])
 @pytest.mark.parametrize("op", ["WRITE", "READ"])
 def test_h100_has_a_floor_between_gpus_that_pcie_gen5_reaches(op: str, block: int, floor: float | None) -> None:
-    found = load_profile("h100").expectation(RowKey("UCX", op, VRAM, block))
-    assert found is not None
-    assert (found.floor, found.ceiling, found.transports) == (floor, 3900e9, ("cuda_ipc",))
+    expectation = load_profile("h100").expectation(RowKey("UCX", op, VRAM, block))
+    assert expectation is not None
+    assert (expectation.floor, expectation.ceiling, expectation.transports) == (floor, 3900e9, ("cuda_ipc",))
 
 
 def test_loopback_requires_only_checks_that_a_laptop_passes() -> None:
@@ -496,43 +496,45 @@ def test_a_profile_of_the_largest_size_is_read_and_a_larger_one_refused(tmp_path
         load_profile(str(path))
 
 
-@pytest.mark.parametrize(("tables", "words"), [(1000, ""), (1001, "reference: 1,001 tables: expected at most 1,000")])
-def test_a_profile_has_at_most_a_thousand_tables_of_a_kind(tables: int, words: str) -> None:
+@pytest.mark.parametrize(("tables", "message"), [(1000, ""), (1001, "reference: 1,001 tables: expected at most 1,000")])
+def test_a_profile_has_at_most_a_thousand_tables_of_a_kind(tables: int, message: str) -> None:
     text = '[profile]\nname = "n"\n' + '[[reference]]\nsource = "s"\np50 = "1 us"\n' * tables
-    if words:
-        assert fault_of(text) == f"profile t.toml, {words}"
+    if message:
+        assert fault_of(text) == f"profile t.toml, {message}"
     else:
         assert len(parse_profile(text.encode(), "t.toml").references) == tables
 
 
 def test_a_finding_is_accepted_only_by_its_own_id() -> None:
-    known = Acceptance("NIXL-A", "r", date(2030, 1, 31))
-    found = replace(profile(BASE), accepted=(known,))
-    assert (found.acceptance("NIXL-A"), found.acceptance("NIXL-B")) == (known, None)
+    acceptance = Acceptance("NIXL-A", "r", date(2030, 1, 31))
+    loaded = replace(profile(BASE), accepted=(acceptance,))
+    assert (loaded.acceptance("NIXL-A"), loaded.acceptance("NIXL-B")) == (acceptance, None)
 
 
 def test_the_transports_of_a_backend_are_those_of_its_expectations() -> None:
-    found = profile(
+    loaded = profile(
         f'{BASE}backend = ["UCX"]\nblocks = "1KiB"', f'{BASE}backend = ["UCX"]\nblocks = "2KiB"',
         'backend = ["GDS"]\nblocks = "1KiB"\ntransports = ["nvme"]\nsource = "s"',
         'blocks = "4KiB"\ntransports = ["tcp"]\nsource = "s"',
         'backend = ["UCX"]\nblocks = "8KiB"\nfloor = "1 GB/s"\nsource = "s"',
     )  # fmt: skip
-    assert found.transports("UCX") == (("cma",), ("tcp",))
-    assert found.transports("GDS") == (("nvme",), ("tcp",))
-    assert found.transports("POSIX") == (("tcp",),)
+    assert loaded.transports("UCX") == (("cma",), ("tcp",))
+    assert loaded.transports("GDS") == (("nvme",), ("tcp",))
+    assert loaded.transports("POSIX") == (("tcp",),)
 
 
-@pytest.mark.parametrize(("walks", "footprint", "kept"), [(False, None, True), (True, None, False), (True, 4096, True)])
+@pytest.mark.parametrize(
+    ("walks", "footprint", "retained"), [(False, None, True), (True, None, False), (True, 4096, True)]
+)
 def test_rows_that_walk_a_buffer_have_floors_only_if_the_run_asks_for_it(
-    make_settings: Callable[..., Settings], walks: bool, footprint: int | None, kept: bool
+    make_settings: Callable[..., Settings], walks: bool, footprint: int | None, retained: bool
 ) -> None:
-    found = profile(f'{BASE}floor = "1 GB/s"\nceiling = "9 GB/s"\np50 = "1 us"\np99 = "2 us"\nraw = "0.5"')
+    loaded = profile(f'{BASE}floor = "1 GB/s"\nceiling = "9 GB/s"\np50 = "1 us"\np99 = "2 us"\nraw = "0.5"')
     key = replace(KEY, variant=(("footprint", "4KiB"),) if walks else ())
     settings = make_settings(footprint=footprint)
-    expected = found.expectation_in(settings, key)
+    expected = loaded.expectation_in(settings, key)
     assert expected is not None
-    assert {getattr(expected, name) is not None for name in ("floor", "p50", "p99", "raw")} == {kept}
+    assert {getattr(expected, name) is not None for name in ("floor", "p50", "p99", "raw")} == {retained}
     assert (expected.ceiling, expected.transports) == (9e9, ("cma",))
     assert profile(f'{BASE}op = ["READ"]').expectation_in(settings, key) is None
 
@@ -541,8 +543,8 @@ def a_distribution(path: Path, name: str, *profiles: str) -> None:
     """Make a distribution that adds profiles, as pip installs one; its package has the name of the distribution."""
     (path / name).mkdir()
     (path / name / "__init__.py").write_text("")
-    for each in profiles:
-        (path / name / f"{each}.toml").write_text(f'[profile]\nname = "{each}"')
+    for package in profiles:
+        (path / name / f"{package}.toml").write_text(f'[profile]\nname = "{package}"')
     (path / f"{name}-1.0.dist-info").mkdir()
     (path / f"{name}-1.0.dist-info" / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
     (path / f"{name}-1.0.dist-info" / "entry_points.txt").write_text(f"[pytest_nixl.profiles]\n{name} = {name}\n")
@@ -561,14 +563,14 @@ def test_profiles_of_other_distributions_are_found_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profiles: tuple[tuple[str, ...], tuple[str, ...]], fault: str
 ) -> None:
     names = [f"{tmp_path.name}_{part}" for part in "ab"]  # each package is imported once
-    for name, own in zip(names, profiles, strict=True):
-        a_distribution(tmp_path, name, *own)
+    for name, text in zip(names, profiles, strict=True):
+        a_distribution(tmp_path, name, *text)
     monkeypatch.syspath_prepend(tmp_path)
     if fault:
         with pytest.raises(ExtensionError, match=fault.format(*names)):
             added_profiles()
         return
-    assert {name: found.owner for name, (found, _) in added_profiles().items()} == {
+    assert {name: extension.owner for name, (extension, _) in added_profiles().items()} == {
         "rack": f"{names[0]} 1.0", "row": f"{names[0]} 1.0", "hall": f"{names[1]} 1.0",
     }  # fmt: skip
     assert load_profile("hall").path_or_origin == f"hall.toml of {names[1]} 1.0"

@@ -95,14 +95,14 @@ def test_twelve_rows_without_a_loss_are_rarely_regressed(spread: float) -> None:
 
 def test_a_loss_in_one_row_of_twelve_is_found_in_that_row() -> None:
     random = numpy.random.default_rng(8)
-    found = 0
+    hits = 0
     for _ in range(60):
         before, now = drawn(random, 5, 0.003), drawn(random, 5, 0.003)
         now[4] *= 0.9
         comparison = compared(before, now)
-        found += [key for key, effect in comparison.rows.items() if effect.verdict is Verdict.REGRESSED] == ["row 4"]
+        hits += [key for key, effect in comparison.rows.items() if effect.verdict is Verdict.REGRESSED] == ["row 4"]
         assert comparison.verdict in (Verdict.REGRESSED, Verdict.INCONCLUSIVE)
-    assert found >= 57
+    assert hits >= 57
 
 
 def test_a_loss_of_all_rows_is_proven_by_the_pool() -> None:
@@ -141,8 +141,8 @@ def test_constant_launches_are_unchanged() -> None:
 
 
 def test_one_launch_on_one_side_proves_nothing_of_several_rows() -> None:
-    one, several = [[1.0], [2.0]], [[0.5, 0.51, 0.52], [1.0, 1.01, 1.02]]
-    for before, now in ((one, several), (several, one), (one, one)):
+    single, several = [[1.0], [2.0]], [[0.5, 0.51, 0.52], [1.0, 1.01, 1.02]]
+    for before, now in ((single, several), (several, single), (single, single)):
         assert regression._joint_p_values(before, now) == [1.0, 1.0]
 
 

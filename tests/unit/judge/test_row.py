@@ -76,16 +76,20 @@ def test_corrupt_tells_the_first_wrong_byte() -> None:
 def test_a_slow_row_on_a_gpu_that_others_use_is_undecided(
     wait: float, gigabytes: float, latency: float, verdict: Verdict
 ) -> None:
-    found = replace(samples(*[gigabytes] * 4, latencies=(latency,)), gpu_waits=(1e-5, wait))
-    judged = judge(found, FULL)
+    row_samples = replace(samples(*[gigabytes] * 4, latencies=(latency,)), gpu_waits=(1e-5, wait))
+    judged = judge(row_samples, FULL)
     assert judged.verdict is verdict
-    words = "; but other processes used a GPU of this row: a kernel over 8 bytes took 2.0 ms on it"
-    assert judged.reason.endswith(words) is (verdict is Verdict.INCONCLUSIVE)
+    expected_text = "; but other processes used a GPU of this row: a kernel over 8 bytes took 2.0 ms on it"
+    assert judged.reason.endswith(expected_text) is (verdict is Verdict.INCONCLUSIVE)
 
 
 def test_a_row_remembers_the_launch_in_which_its_gpu_was_busy() -> None:
     busy, idle = replace(samples(2), gpu_waits=(2e-3,)), replace(samples(2), gpu_waits=(1e-5,))
-    assert [each.disturbed for each in (busy.with_launch(idle), idle.with_launch(busy), idle)] == [True, True, False]
+    assert [joined.disturbed for joined in (busy.with_launch(idle), idle.with_launch(busy), idle)] == [
+        True,
+        True,
+        False,
+    ]
 
 
 def test_a_row_the_profile_does_not_know_has_no_expectation() -> None:
@@ -141,7 +145,7 @@ def test_an_accepted_transport_is_identified_by_its_name_before_the_slash(transp
 
 
 @pytest.mark.parametrize(
-    ("backend", "accepted", "words", "absent"),
+    ("backend", "accepted", "required", "absent"),
     [
         ("UCX", ("cma",), ("UCX_TLS", "UCX_NET_DEVICES", "SYS_PTRACE", "ptrace_scope", "/dev/shm"), ("ulimit",)),
         ("UCX", ("rc_mlx5",), ("UCX_TLS", "/dev/infiniband", "ulimit -l", "ibv_devinfo"), ("PTRACE", "fi_info")),
@@ -150,12 +154,12 @@ def test_an_accepted_transport_is_identified_by_its_name_before_the_slash(transp
     ],
 )  # fmt: skip
 def test_the_remedy_for_a_wrong_transport_is_for_the_accepted_one(
-    backend: str, accepted: tuple[str, ...], words: tuple[str, ...], absent: tuple[str, ...]
+    backend: str, accepted: tuple[str, ...], required: tuple[str, ...], absent: tuple[str, ...]
 ) -> None:
-    wanted = replace(FULL, transports=accepted)
-    remedy = judge(samples(2, transports=("tcp/eth0",), key=replace(KEY, backend=backend)), wanted).remedy
-    assert [word for word in words if word not in remedy] == []
-    assert [word for word in absent if word in remedy] == []
+    expectation = replace(FULL, transports=accepted)
+    remedy = judge(samples(2, transports=("tcp/eth0",), key=replace(KEY, backend=backend)), expectation).remedy
+    assert [fragment for fragment in required if fragment not in remedy] == []
+    assert [fragment for fragment in absent if fragment in remedy] == []
     assert remedy.startswith("Check ")
 
 
@@ -170,8 +174,8 @@ def test_the_remedy_for_a_wrong_transport_is_for_the_accepted_one(
 def test_a_variable_that_forbids_the_accepted_transports_is_the_remedy(value: str, allowed: bool) -> None:
     """The remedy says first that UCX_TLS is set in this run, and nothing of causes that it makes impossible."""
     assert ucx_tls_allows(value, ["cma"]) is allowed
-    wanted = replace(FULL, transports=("cma",))
-    remedy = judge(samples(2, transports=("tcp/lo",)), wanted, None, {"UCX_TLS": value}).remedy
+    expectation = replace(FULL, transports=("cma",))
+    remedy = judge(samples(2, transports=("tcp/lo",)), expectation, None, {"UCX_TLS": value}).remedy
     assert remedy.startswith(f"Unset UCX_TLS on every rank: UCX_TLS={value} is set in this run. ") is not allowed
     assert ("SYS_PTRACE" in remedy) is allowed
     assert ("Or, on one machine only, choose a profile for it: " in remedy) is (value in ("tcp", "tcp,cuda_copy"))
@@ -179,13 +183,13 @@ def test_a_variable_that_forbids_the_accepted_transports_is_the_remedy(value: st
 
 @pytest.mark.parametrize("memory", ["VRAM:DRAM", "DRAM:VRAM"])
 def test_no_profile_for_tcp_on_one_machine_is_named_to_a_row_with_gpu_memory(memory: str) -> None:
-    wanted, key = replace(FULL, transports=("cuda_ipc",)), replace(KEY, memory=MemoryPair.parse(memory))
-    remedy = judge(samples(2, transports=("tcp/lo",), key=key), wanted, None, {"UCX_TLS": "tcp,cuda_copy"}).remedy
+    expectation, key = replace(FULL, transports=("cuda_ipc",)), replace(KEY, memory=MemoryPair.parse(memory))
+    remedy = judge(samples(2, transports=("tcp/lo",), key=key), expectation, None, {"UCX_TLS": "tcp,cuda_copy"}).remedy
     assert remedy.endswith("is set in this run. Or choose a profile for it: --nixl-profile.")
 
 
 @pytest.mark.parametrize(
-    ("told", "start"),
+    ("settings", "start"),
     [
         ([("rank 1 on b", "tcp")], "Unset UCX_TLS on rank 1 on b: UCX_TLS=tcp is set there."),
         ([("rank 0 on a", "all"), ("rank 1 on b", "tcp")], "Unset UCX_TLS on rank 1 on b: UCX_TLS=tcp is set there."),
@@ -194,11 +198,11 @@ def test_no_profile_for_tcp_on_one_machine_is_named_to_a_row_with_gpu_memory(mem
     ],
 )
 def test_the_only_rank_whose_ucx_tls_forbids_the_accepted_transports_is_named(
-    told: list[tuple[str, str]], start: str
+    settings: list[tuple[str, str]], start: str
 ) -> None:
-    wanted, here = replace(FULL, transports=("cma",)), dict(told).get("rank 0 on a", "")
-    row = replace(samples(2, transports=("tcp/lo",)), ucx_tls=tuple(told))
-    assert judge(row, wanted, None, {"UCX_TLS": here} if here else {}).remedy.startswith(start)
+    expectation, setting = replace(FULL, transports=("cma",)), dict(settings).get("rank 0 on a", "")
+    row = replace(samples(2, transports=("tcp/lo",)), ucx_tls=tuple(settings))
+    assert judge(row, expectation, None, {"UCX_TLS": setting} if setting else {}).remedy.startswith(start)
 
 
 def test_a_row_over_the_ceiling_is_implausible() -> None:
@@ -231,7 +235,7 @@ def test_one_transfer_less_than_the_floor_fails() -> None:
 
 
 @pytest.mark.parametrize(
-    ("windows", "verdict", "words"),
+    ("windows", "verdict", "message"),
     [
         ((2, 2, 2, 0.5), Verdict.PASS, "200 % of the floor"),
         ((2, 2, 2, 2, 0.5, 0.5), Verdict.INCONCLUSIVE, "only 4 of 6 windows are at or above it"),
@@ -246,25 +250,25 @@ def test_one_transfer_less_than_the_floor_fails() -> None:
     ],
 )
 def test_three_quarters_of_the_windows_must_agree_for_a_verdict(
-    windows: tuple[float, ...], verdict: Verdict, words: str
+    windows: tuple[float, ...], verdict: Verdict, message: str
 ) -> None:
     judgement = judge(samples(*windows), FLOOR)
     assert judgement.verdict is verdict
-    assert words in judgement.reason
+    assert message in judgement.reason
 
 
 @pytest.mark.parametrize(
-    ("windows", "words"),
+    ("windows", "message"),
     [
         ((0.5, 0.5, 0.5), "50 % of the floor of 1 GB/s (8 Gb/s), but other processes used 0.4 of this row's cores"),
         # Other processes made none of the windows faster.
         ((2, 2, 0.5), "but only 2 of 3 windows are at or above it"),
     ],
 )
-def test_contention_excuses_only_a_row_below_its_floor(windows: tuple[float, ...], words: str) -> None:
+def test_contention_excuses_only_a_row_below_its_floor(windows: tuple[float, ...], message: str) -> None:
     judgement = judge(replace(samples(*windows), contention=(0.4,)), FLOOR)
     assert judgement.verdict is Verdict.INCONCLUSIVE
-    assert words in judgement.reason
+    assert message in judgement.reason
 
 
 @pytest.mark.parametrize(("cores", "verdict"), [(0.04, Verdict.FAIL), (0.06, Verdict.INCONCLUSIVE)])
@@ -448,14 +452,14 @@ def test_rows_are_judged_by_the_loopback_profile(
 
 def launches(*gigabytes: float) -> Samples:
     """Return launches of four equal windows each."""
-    found = samples(*[gigabytes[0]] * 4)
+    row_samples = samples(*[gigabytes[0]] * 4)
     for value in gigabytes[1:]:
-        found = found.with_launch(samples(*[value] * 4))
-    return found
+        row_samples = row_samples.with_launch(samples(*[value] * 4))
+    return row_samples
 
 
 @pytest.mark.parametrize(
-    ("values", "verdict", "words"),
+    ("values", "verdict", "message"),
     [
         ((1.25, 1.25, 1.25), Verdict.PASS, "125 % of the floor"),
         ((2, 2), Verdict.INCONCLUSIVE, "200 % of the floor of 1 GB/s (8 Gb/s); 2 of the 3 launches needed at least"),
@@ -464,10 +468,10 @@ def launches(*gigabytes: float) -> Samples:
         ((0.5, 1.25, 2, 0.5, 1.25, 2, 1), Verdict.INCONCLUSIVE, "no further launch is made"),
     ],
 )
-def test_several_launches_are_judged_by_their_spread(values: tuple[float, ...], verdict: Verdict, words: str) -> None:
+def test_several_launches_are_judged_by_their_spread(values: tuple[float, ...], verdict: Verdict, message: str) -> None:
     judgement = judge(launches(*values), FLOOR)
     assert judgement.verdict is verdict
-    assert words in judgement.reason
+    assert message in judgement.reason
 
 
 @pytest.mark.parametrize(
@@ -546,8 +550,8 @@ def test_each_accepted_transport_of_gpu_memory_has_its_remedy(
     judgement = judge(samples(2, transports=transports, key=VRAM), Expectation(source="", transports=accepted))
     assert judgement.verdict is Verdict.WRONG_TRANSPORT
     assert judgement.reason.startswith("UCX WRITE VRAM:VRAM of 1000000B (GPUs 0:3): went over tcp/eth0 and shm/memory,")
-    assert all(words in judgement.remedy for words in named)
-    assert not any(words in judgement.remedy for words in unnamed)
+    assert all(fragment in judgement.remedy for fragment in named)
+    assert not any(fragment in judgement.remedy for fragment in unnamed)
 
 
 @pytest.mark.parametrize(
@@ -591,13 +595,13 @@ def test_cards_that_a_slow_row_left_idle_are_named(launches: int) -> None:
     row = replace(samples(*[0.5] * 4, key=VRAM, transports=("rc_mlx5/mlx5_2:1",)), counted=CarrierBytes(cards, 1 << 40))
     for _ in range(launches - 1):
         row = row.with_launch(row)
-    wanted = replace(FLOOR, transports=("rc_mlx5",))
-    judgement = judge(row, wanted, P5)
+    expectation = replace(FLOOR, transports=("rc_mlx5",))
+    judgement = judge(row, expectation, P5)
     assert judgement.verdict is Verdict.FAIL
     assert judgement.reason.endswith("; only 1 of the 4 network cards that a GPU reaches carried it (mlx5_2)")
     assert "`export UCX_MAX_RMA_RAILS=4`" in judgement.remedy
     libfabric = replace(row, key=replace(row.key, backend="LIBFABRIC"))
-    assert judge(libfabric, wanted, P5).remedy.startswith("Give every rank all 4 cards")
+    assert judge(libfabric, expectation, P5).remedy.startswith("Give every rank all 4 cards")
 
 
 @pytest.mark.parametrize(
@@ -622,22 +626,24 @@ def test_cards_are_not_blamed_for_other_slow_rows(carried: int, memory: str, tra
 
 @pytest.mark.parametrize("accepted", [("tcp",), ("rc_mlx5", "dc_mlx5")])
 def test_ranks_that_share_a_host_are_named_where_the_profile_is_for_two(accepted: tuple[str, ...]) -> None:
-    found = judge(replace(samples(2), hosts=("node-a", "node-a")), replace(FULL, transports=accepted))
-    assert found.verdict is Verdict.WRONG_TRANSPORT
-    assert found.reason.endswith(": both ranks are on one host, node-a, and this profile is for rows between two hosts")
-    assert found.remedy.startswith("Start each rank on a host of its own. ")
+    judgement = judge(replace(samples(2), hosts=("node-a", "node-a")), replace(FULL, transports=accepted))
+    assert judgement.verdict is Verdict.WRONG_TRANSPORT
+    assert judgement.reason.endswith(
+        ": both ranks are on one host, node-a, and this profile is for rows between two hosts"
+    )
+    assert judgement.remedy.startswith("Start each rank on a host of its own. ")
     alone = judge(replace(samples(2, key=replace(KEY, pair=(0, 0))), hosts=("node-a", "node-a")),
                   replace(FULL, transports=accepted))  # fmt: skip
     assert ": initiator and target are on one host, node-a, " in alone.reason
 
 
 def test_a_profile_for_one_host_is_named_between_two() -> None:
-    found = judge(replace(samples(2, transports=("tcp/eth0",)), hosts=("node-a", "node-b")), FULL)
-    assert found.verdict is Verdict.WRONG_TRANSPORT
-    assert found.reason.endswith(
+    judgement = judge(replace(samples(2, transports=("tcp/eth0",)), hosts=("node-a", "node-b")), FULL)
+    assert judgement.verdict is Verdict.WRONG_TRANSPORT
+    assert judgement.reason.endswith(
         ": the ranks are on two hosts, node-a and node-b, and this profile is for rows within one"
     )
-    assert "pytest-nixl profile learn" in found.remedy
+    assert "pytest-nixl profile learn" in judgement.remedy
 
 
 @pytest.mark.parametrize(
@@ -654,7 +660,7 @@ def test_a_profile_for_one_host_is_named_between_two() -> None:
 def test_other_wrong_transports_do_not_blame_the_placement(
     hosts: tuple[str, ...], transport: str, accepted: tuple[str, ...]
 ) -> None:
-    found = judge(replace(samples(2, transports=(transport,)), hosts=hosts), replace(FULL, transports=accepted))
-    assert found.verdict is Verdict.WRONG_TRANSPORT
-    assert "host, " not in found.reason
-    assert "hosts, " not in found.reason
+    judgement = judge(replace(samples(2, transports=(transport,)), hosts=hosts), replace(FULL, transports=accepted))
+    assert judgement.verdict is Verdict.WRONG_TRANSPORT
+    assert "host, " not in judgement.reason
+    assert "hosts, " not in judgement.reason

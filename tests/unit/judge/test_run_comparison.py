@@ -40,13 +40,13 @@ def test_a_loss_is_regressed_and_reported_with_the_differences() -> None:
     now = run("a:2", {KEY: LOST}, versions={"ucx": "1.20.0", "nixl": "1.5.1"}, environment={"UCX_RNDV_THRESH": "1"})
     compared = compare_runs(before, now, 0.05)
     assert [result.verdict for result in compared.results] == [Verdict.REGRESSED]
-    said = told(compared)[Verdict.REGRESSED]
-    assert f"{KEY} against a:1: -15.0 % (between -15.2 % and -14.8 %), 5 launches against 5, p = 0.004" in said
+    message = told(compared)[Verdict.REGRESSED]
+    assert f"{KEY} against a:1: -15.0 % (between -15.2 % and -14.8 %), 5 launches against 5, p = 0.004" in message
     assert (
         "Differences from a:1: image: a:1 -> a:2; versions ucx: 1.19.0 -> 1.20.0; UCX_TLS=rc was set before, and is "
         "not set in this run; UCX_RNDV_THRESH=1 is set in this run, and was not set before. Measure the two images in "
         "turn"
-    ) in said
+    ) in message
     shown = [line.text for line in lines(compared, gate=False)]
     assert "changed: versions ucx: 1.19.0 -> 1.20.0" in shown
     assert shown[-1].startswith("regression: REGRESSED (all rows together: -15.0 %")
@@ -59,25 +59,25 @@ def test_the_remedy_does_not_suggest_measuring_in_turn_if_this_was_done() -> Non
     assert "--nixl-compare-image" not in in_turn
     assert "Both images were measured now, in turn" in in_turn
     noisy = run("a:2", {KEY: [0.5, 1.5, 0.6, 1.4, 1.0]})
-    said = told(compare_runs(before, noisy, 0.05, in_turn=True))[Verdict.INCONCLUSIVE]
-    assert "Stop other processes on the machine" in said
-    assert "--nixl-compare-image" not in said
+    message = told(compare_runs(before, noisy, 0.05, in_turn=True))[Verdict.INCONCLUSIVE]
+    assert "Stop other processes on the machine" in message
+    assert "--nixl-compare-image" not in message
 
 
 def test_of_many_differences_eight_are_named() -> None:
     environment = {f"UCX_{number}": "1" for number in range(10)}
     for count, more in ((8, ""), (10, " and 2 more")):
         before = run("a:1", {KEY: QUIET}, environment=dict(list(environment.items())[:count]))
-        said = told(compare_runs(before, run("a:1", {KEY: LOST}), 0.05))[Verdict.REGRESSED]
-        assert f"UCX_7=1 was set before, and is not set in this run{more}. Measure the two images" in said
-        assert said.count("was set before") == 8
+        message = told(compare_runs(before, run("a:1", {KEY: LOST}), 0.05))[Verdict.REGRESSED]
+        assert f"UCX_7=1 was set before, and is not set in this run{more}. Measure the two images" in message
+        assert message.count("was set before") == 8
 
 
 def beside(image: str, rows: dict[str, list[float]], cores: dict[str, list[float]]) -> RecordedRun:
     """Return a run during whose launches other processes used cores, by row; no other row had any."""
     data = record(image, rows)
-    for each in data["benchmarks"]:
-        each["extra_info"]["others_cores"] = cores.get(each["fullname"], [])
+    for benchmark in data["benchmarks"]:
+        benchmark["extra_info"]["others_cores"] = cores.get(benchmark["fullname"], [])
     return parse_recorded(data, f"{image}.json")
 
 
@@ -116,8 +116,8 @@ def test_launches_on_a_gpu_that_other_processes_used_prove_no_loss(cores: list[f
     data["benchmarks"][0]["extra_info"] |= {"others_cores": cores, "gpu_waits_us": BUSY_GPU_US}
     compared = compare_runs(before, parse_recorded(data, "a:2.json"), 0.05)
     assert compared.comparison.verdict is Verdict.INCONCLUSIVE
-    said = f"; other processes used {used} of 5 launches of this run, which prove nothing"
-    assert compared.results[-1].reason.endswith(said)
+    expected = f"; other processes used {used} of 5 launches of this run, which prove nothing"
+    assert compared.results[-1].reason.endswith(expected)
     data["benchmarks"][0]["extra_info"] |= {"others_cores": [], "gpu_waits_us": [31.0] * 5}
     assert compare_runs(before, parse_recorded(data, "a:2.json"), 0.05).comparison.verdict is Verdict.REGRESSED
 
@@ -139,9 +139,11 @@ def test_a_row_that_the_disturbed_launches_of_another_hold_names_those() -> None
         other: [1.01, 1.045, 0.982, 1.011, 1.051, 1.035, 1.006],
     }
     compared = compare_runs(run("a:1", old), beside("a:2", new, {other: [0.0] * 5 + [1.0] * 2}), 0.05)
-    [found] = [result for result in compared.results if result.subject == KEY]
-    assert found.verdict is Verdict.INCONCLUSIVE
-    assert found.reason.endswith("used cores that were needed in 2 of 14 launches of this run, which prove nothing")
+    [result_of_row] = [result for result in compared.results if result.subject == KEY]
+    assert result_of_row.verdict is Verdict.INCONCLUSIVE
+    assert result_of_row.reason.endswith(
+        "used cores that were needed in 2 of 14 launches of this run, which prove nothing"
+    )
 
 
 def test_a_disturbed_baseline_proves_that_something_was_lost_and_not_that_nothing_was() -> None:
@@ -185,10 +187,13 @@ def test_a_loss_that_no_row_proves_is_none_of_two_runs_of_different_times() -> N
 
 def test_a_first_baseline_is_told_to_be_as_good_as_its_launches_are() -> None:
     wide = {KEY: QUIET, key("1MiB"): [1.0, 0.9, 1.3]}
-    said = f"the launches of a row differ by up to 40 % ({key('1MiB')})"
-    assert steadiness(run("a:1", wide).rows) == (said, True)
-    told, idle = steadiness(beside("a:1", wide, {KEY: BUSY}).rows)
-    assert (told, idle) == (f"{said}, and other processes used cores that were needed in 2 of 8 launches", False)
+    expected = f"the launches of a row differ by up to 40 % ({key('1MiB')})"
+    assert steadiness(run("a:1", wide).rows) == (expected, True)
+    description, idle = steadiness(beside("a:1", wide, {KEY: BUSY}).rows)
+    assert (description, idle) == (
+        f"{expected}, and other processes used cores that were needed in 2 of 8 launches",
+        False,
+    )
     assert steadiness(run("a:1", {KEY: [1.0]}).rows) == ("each row has one launch, so its spread is not known", True)
 
 
@@ -203,16 +208,16 @@ def test_no_change_is_unchanged_and_a_gain_is_improved() -> None:
 
 def test_a_row_of_the_baseline_without_a_measurement_is_missing() -> None:
     before = run("a:1", {KEY: QUIET, key("1MiB"): QUIET})
-    said = told(compare_runs(before, run("a:2", {KEY: QUIET}), 0.05))
-    assert f"the row {key('1MiB')} of a:1 is missing in this run" in said[Verdict.MISSING]
+    message = told(compare_runs(before, run("a:2", {KEY: QUIET}), 0.05))
+    assert f"the row {key('1MiB')} of a:1 is missing in this run" in message[Verdict.MISSING]
 
 
 def test_a_row_with_a_changed_key_is_missing_and_new() -> None:
     """For example if a backend is renamed: two rows with different keys are never compared."""
     renamed = KEY.replace("batch1", "batch2")
-    said = told(compare_runs(run("a:1", {KEY: QUIET}), run("a:2", {renamed: LOST}), 0.05))
-    assert set(said) == {Verdict.MISSING, Verdict.NO_EXPECTATION}
-    assert f"the row {renamed} is not in a:1" in said[Verdict.NO_EXPECTATION]
+    message = told(compare_runs(run("a:1", {KEY: QUIET}), run("a:2", {renamed: LOST}), 0.05))
+    assert set(message) == {Verdict.MISSING, Verdict.NO_EXPECTATION}
+    assert f"the row {renamed} is not in a:1" in message[Verdict.NO_EXPECTATION]
 
 
 def test_which_rows_get_a_result_of_their_own_and_why() -> None:
@@ -237,14 +242,14 @@ def test_which_rows_get_a_result_of_their_own_and_why() -> None:
     }
     old, now = (run(name, {key(size): rates for size, rates in rows.items()})
                 for name, rows in (("a:1", before), ("a:2", after)))  # fmt: skip
-    found = {result.subject: result for result in compare_runs(old, now, 0.05).results}
-    assert {name: str(result.verdict) for name, result in found.items() if name} == {
+    results = {result.subject: result for result in compare_runs(old, now, 0.05).results}
+    assert {name: str(result.verdict) for name, result in results.items() if name} == {
         key("1KiB"): "MISSING",
         key("64KiB"): "REGRESSED",
         key("256KiB"): "INCONCLUSIVE",
         key("1GiB"): "NO-EXPECTATION",
     }
-    assert found[key("256KiB")].reason.endswith(
+    assert results[key("256KiB")].reason.endswith(
         "; if it were the only row, this would prove a loss; among 6 rows p is larger, and must be at most 0.005"
     )
 
@@ -255,7 +260,7 @@ def test_each_result_has_a_name_of_its_own_that_is_the_same_in_each_run() -> Non
     before = run("a:1", dict.fromkeys(keys[:3], QUIET))
     now = run("a:2", {keys[0]: LOST, keys[1]: [0.5 * value for value in QUIET], keys[3]: QUIET})
     names = [result.name for result in compare_runs(before, now, 0.05).results]
-    assert sorted(names) == sorted(["regression", *(f"regression[{each}]" for each in keys)])
+    assert sorted(names) == sorted(["regression", *(f"regression[{row_key}]" for row_key in keys)])
 
 
 def test_a_run_without_rows_is_missing() -> None:
@@ -293,11 +298,11 @@ def test_a_variable_that_changes_the_transport_of_all_rows_is_one_result() -> No
         Result("bandwidth", "x", Verdict.WRONG_TRANSPORT, "it took TCP", "Unset UCX_TLS.", row=RowKey.parse(name))
         for name in rows
     ]
-    there, here = record("a:1", rows), record("a:1", slow, results=failed, environment={"UCX_TLS": "tcp"})
-    for data, way in ((there, "cma/memory"), (here, "tcp/lo")):
+    earlier, current = record("a:1", rows), record("a:1", slow, results=failed, environment={"UCX_TLS": "tcp"})
+    for data, transport in ((earlier, "cma/memory"), (current, "tcp/lo")):
         for benchmark in data["benchmarks"]:
-            benchmark["extra_info"]["transports"] = [way]
-    compared = compare_runs(parse_recorded(there, "a:1.json"), parse_recorded(here, "now"), 0.05)
+            benchmark["extra_info"]["transports"] = [transport]
+    compared = compare_runs(parse_recorded(earlier, "a:1.json"), parse_recorded(current, "now"), 0.05)
     assert [(result.verdict, result.reason, result.remedy) for result in compared.results] == [
         (
             Verdict.WRONG_TRANSPORT,
@@ -320,8 +325,8 @@ def test_a_variable_that_changes_the_transport_of_all_rows_is_one_result() -> No
 
 
 def test_facts_of_a_host_that_differ_are_words() -> None:
-    one, other = Provenance(host={"ranks": ["node-a", "node-b"], "nics": {}}), Provenance(host={"ranks": ["node-a"]})
-    assert [str(item) for item in changes(one, other)] == ["host ranks: node-a, node-b -> node-a"]
+    first, other = Provenance(host={"ranks": ["node-a", "node-b"], "nics": {}}), Provenance(host={"ranks": ["node-a"]})
+    assert [str(item) for item in changes(first, other)] == ["host ranks: node-a, node-b -> node-a"]
     versions = Provenance(versions={"python": "3.11.7"})
     assert [str(item) for item in changes(versions, Provenance())] == ["versions python: 3.11.7 -> not recorded"]
     nics = [Provenance(host={"nics": {name: "100 Gb/sec"}}) for name in ("mlx5_0:1", "mlx5_1:1")]
@@ -368,7 +373,7 @@ def test_the_remedy_of_noise_names_no_number_that_was_measured(before: int, now:
 
 
 @pytest.mark.parametrize(
-    ("fact", "there", "words"),
+    ("fact", "other", "message"),
     [
         ("cpu", "x86_64 Imaginary 9000", "cpu x86_64 Imaginary 9000 there, "),
         ("cores", 4096, "cores 4096 there, "),
@@ -376,11 +381,11 @@ def test_the_remedy_of_noise_names_no_number_that_was_measured(before: int, now:
         ("gpus", 8, "gpus 8 there, "),
     ],
 )
-def test_another_kind_of_machine_is_refused(fact: str, there: object, words: str) -> None:
-    before = run("a:1", {KEY: QUIET}, **{fact: there})
+def test_another_kind_of_machine_is_refused(fact: str, other: object, message: str) -> None:
+    before = run("a:1", {KEY: QUIET}, **{fact: other})
     with pytest.raises(ValueError) as caught:
         refuse_other_machine(before, run("a:2", {KEY: QUIET}))
-    assert str(caught.value).startswith(f"a:1.json was measured on another kind of machine ({words}")
+    assert str(caught.value).startswith(f"a:1.json was measured on another kind of machine ({message}")
 
 
 def test_another_host_of_the_same_kind_is_compared_and_reported() -> None:
@@ -419,12 +424,12 @@ def test_the_image_comes_from_its_setting_the_environment_or_the_downward_api(tm
 
 
 def test_provenance_can_be_stored_and_compared() -> None:
-    found = gather("a:1", {"nixl": "1.5.1"}, {"UCX_TLS": "rc"})
-    assert from_plain(Provenance, found.plain()) == found
-    assert {"name", "cpu", "cores", "nics", "gpus"} <= set(found.host)
-    assert found.versions["kernel"]
+    provenance = gather("a:1", {"nixl": "1.5.1"}, {"UCX_TLS": "rc"})
+    assert from_plain(Provenance, provenance.plain()) == provenance
+    assert {"name", "cpu", "cores", "nics", "gpus"} <= set(provenance.host)
+    assert provenance.versions["kernel"]
     other = gather("a:1", {"nixl": "1.6.0"}, {})
-    assert [str(item) for item in changes(found, other)] == [
+    assert [str(item) for item in changes(provenance, other)] == [
         "versions nixl: 1.5.1 -> 1.6.0",
         "UCX_TLS=rc was set before, and is not set in this run",
     ]
@@ -444,9 +449,9 @@ def test_a_command_without_scipy_names_the_package_to_install(
     paths = [str(write(tmp_path / f"{name}.json", record(name, {KEY: QUIET}))) for name in ("a", "b")]
     monkeypatch.setitem(sys.modules, "scipy", None)
     assert main(["compare", *paths]) == 2
-    said = capsys.readouterr().err
-    assert "this command needs scipy, which is not installed" in said
-    assert "pip install 'scipy>=1.11.1'" in said
+    error_output = capsys.readouterr().err
+    assert "this command needs scipy, which is not installed" in error_output
+    assert "pip install 'scipy>=1.11.1'" in error_output
 
 
 @pytest.mark.parametrize("rows", [1, 2])

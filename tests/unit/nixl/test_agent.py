@@ -37,8 +37,8 @@ class NotedAgent(NixlAgent):
 )
 def test_agents_that_wait_for_each_other_connect_while_the_other_is_polled(backend: str, expected: list[str]) -> None:
     noted: list[str] = []
-    one, other = (NotedAgent(name, backend, noted) for name in "ab")
-    one.connect_to(other)
+    first, other = (NotedAgent(name, backend, noted) for name in "ab")
+    first.connect_to(other)
     assert noted == expected
 
 

@@ -62,7 +62,7 @@ def test_part_that_is_one_block_is_described() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "expected"),
+    ("interface", "expected"),
     [
         ({"shape": (10, 10), "typestr": "<f2"}, (4096, 200, 3, "VRAM")),
         ({"shape": (10, 10), "typestr": "<f2", "strides": None, "stream": 1, "mask": None}, (4096, 200, 3, "VRAM")),
@@ -75,9 +75,9 @@ def test_part_that_is_one_block_is_described() -> None:
     ],
 )
 def test_gpu_memory_is_described_by_the_cuda_array_interface(
-    told: dict[str, Any], expected: tuple[int, int, int, str]
+    interface: dict[str, Any], expected: tuple[int, int, int, str]
 ) -> None:
-    assert descriptor_of(OfGpu(data=(4096, False), version=3, **told)) == expected
+    assert descriptor_of(OfGpu(data=(4096, False), version=3, **interface)) == expected
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def read_only(array: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("array", "error", "words"),
+    ("array", "error", "message"),
     [
         (BLOCK[:, ::2], ValueError, "this ndarray is not one block of memory (strides (96, 64, 8))"),
         (BLOCK[::-1], ValueError, "this ndarray is not one block of memory (strides (-96, 32, 8))"),
@@ -139,8 +139,8 @@ def read_only(array: Any) -> Any:
         (b"bytes", TypeError, "expected __cuda_array_interface__, DLPack or __array_interface__"),
     ],
 )  # fmt: skip
-def test_unsupported_array_is_refused_in_one_sentence(array: Any, error: type[Exception], words: str) -> None:
+def test_unsupported_array_is_refused_in_one_sentence(array: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error) as caught:
         descriptor_of(array)
-    assert str(caught.value).startswith(words) or words in str(caught.value)
+    assert str(caught.value).startswith(message) or message in str(caught.value)
     assert "\n" not in str(caught.value)

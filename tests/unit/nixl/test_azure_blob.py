@@ -40,9 +40,9 @@ CLOSED, NOWHERE = "http://127.0.0.1:1", "http://no-host.invalid:80"
 
 @pytest.fixture(scope="module")
 def shared_account(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
-    made = Azurite(tmp_path_factory.mktemp("azurite"))
-    yield made
-    made.kill()
+    server = Azurite(tmp_path_factory.mktemp("azurite"))
+    yield server
+    server.kill()
 
 
 @pytest.fixture
@@ -116,9 +116,9 @@ def test_blob_with_one_wrong_byte_is_corruption(account: Azurite, make_pairs: Ma
         content = bytearray(account.client.download_blob(key).readall())
         content[77] ^= 1
         account.client.upload_blob(key, bytes(content), overwrite=True)
-        found = written._compare("after", seed, 2 * BLOCK)
-    assert found is not None
-    assert (found.wrong_bytes, found.offset) == (1, BLOCK + 77)
+        corruption = written._compare("after", seed, 2 * BLOCK)
+    assert corruption is not None
+    assert (corruption.wrong_bytes, corruption.offset) == (1, BLOCK + 77)
 
 
 def test_a_parameter_names_the_container_without_a_variant(
@@ -202,18 +202,18 @@ def test_a_wrong_setting_of_the_identity_is_named(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_missing_file_of_certificates_is_named() -> None:
-    told = {"AZURE_STORAGE_CONNECTION_STRING": connection_string(CLOSED), "AZURE_CA_BUNDLE": "/nowhere/ca.pem"}
-    error = refusal(told)
+    variables = {"AZURE_STORAGE_CONNECTION_STRING": connection_string(CLOSED), "AZURE_CA_BUNDLE": "/nowhere/ca.pem"}
+    error = refusal(variables)
     assert (error.kind, error.reason) == ("tls", "AZURE_CA_BUNDLE names no file: /nowhere/ca.pem")
     assert "set AZURE_CA_BUNDLE" in error.remedy
 
 
 def test_no_secret_of_a_url_is_shown() -> None:
-    told = connection_string(CLOSED.replace("//", "//user:hunter22@"))
-    store = BlobClient.of({}, {"AZURE_STORAGE_CONTAINER_NAME": "c", "AZURE_STORAGE_CONNECTION_STRING": told})
+    connection = connection_string(CLOSED.replace("//", "//user:hunter22@"))
+    store = BlobClient.of({}, {"AZURE_STORAGE_CONTAINER_NAME": "c", "AZURE_STORAGE_CONNECTION_STRING": connection})
     assert (store.server, store.transport) == (f"the Azure storage account {CLOSED}", CLOSED.replace("://", "/"))
     store.close()
-    assert "hunter22" not in str(refusal({"AZURE_STORAGE_CONNECTION_STRING": told}))
+    assert "hunter22" not in str(refusal({"AZURE_STORAGE_CONNECTION_STRING": connection}))
     assert "hunter22" not in str(refusal({"AZURE_STORAGE_ACCOUNT_URL": "https:///?sv=1&sig=hunter22"}))
 
 
@@ -234,8 +234,8 @@ class _Breaking(BaseHTTPRequestHandler):
 def test_a_connection_that_breaks_is_no_lack_of_credentials() -> None:
     with HTTPServer(("127.0.0.1", 0), _Breaking) as breaking:
         threading.Thread(target=breaking.serve_forever, daemon=True).start()
-        told = connection_string(f"http://127.0.0.1:{breaking.server_port}")
-        client = BlobClient.of({}, {"AZURE_STORAGE_CONNECTION_STRING": told, "AZURE_STORAGE_CONTAINER_NAME": "c"})
+        connection = connection_string(f"http://127.0.0.1:{breaking.server_port}")
+        client = BlobClient.of({}, {"AZURE_STORAGE_CONNECTION_STRING": connection, "AZURE_STORAGE_CONTAINER_NAME": "c"})
         with pytest.raises(ObjectStoreError) as caught:
             client.get("key", 0, 7)
         client.close()
@@ -337,8 +337,8 @@ class _Refusing(BaseHTTPRequestHandler):
 def test_each_answer_of_an_account_has_its_own_remedy(code: str) -> None:
     with HTTPServer(("127.0.0.1", 0), _Refusing) as refusing:
         threading.Thread(target=refusing.handle_request, daemon=True).start()
-        told = connection_string(f"http://127.0.0.1:{refusing.server_port}")
-        environ = {"AZURE_STORAGE_CONNECTION_STRING": told, "AZURE_STORAGE_CONTAINER_NAME": code}
+        connection = connection_string(f"http://127.0.0.1:{refusing.server_port}")
+        environ = {"AZURE_STORAGE_CONNECTION_STRING": connection, "AZURE_STORAGE_CONTAINER_NAME": code}
         client = BlobClient.of({}, environ)
         with pytest.raises(ObjectStoreError) as caught:
             client.put("key", b"x")

@@ -62,29 +62,31 @@ class LoggedNixl:
 
 @pytest.fixture
 def nixl(monkeypatch: pytest.MonkeyPatch) -> LoggedNixl:
-    made = LoggedNixl()
-    monkeypatch.setattr(worker_commands, "BACKENDS", {name: made.backend(name) for name in ("UCX", "POSIX", "GDS")})
+    logged = LoggedNixl()
+    monkeypatch.setattr(worker_commands, "BACKENDS", {name: logged.backend(name) for name in ("UCX", "POSIX", "GDS")})
     monkeypatch.setattr(nixl_api, "load", lambda: {"nixl": "1.5.1"})
-    monkeypatch.setattr(nixl_api, "make_agent", made.make_agent)
-    monkeypatch.setattr(nixl_api, "backend_parameters", lambda *given: {**given[2], "threads": f"{given[3]}"})
+    monkeypatch.setattr(nixl_api, "make_agent", logged.make_agent)
+    monkeypatch.setattr(
+        nixl_api, "backend_parameters", lambda *arguments: {**arguments[2], "threads": f"{arguments[3]}"}
+    )
     monkeypatch.setattr(worker_commands, "ucx_version", lambda: "1.23.0")
     monkeypatch.setattr(worker_commands, "obstacle", lambda: "Yama forbids it")
-    return made
+    return logged
 
 
 def create(backends: list[str], **more: Any) -> dict[str, Any]:
     options = {"progress_thread": True, "listen_thread": True, "listen_port": 5, "telemetry": True, **more}
-    found: dict[str, Any] = Commands(lambda: False).handle(
+    reply: dict[str, Any] = Commands(lambda: False).handle(
         "create_agent", {"name": "a", "backends": backends, **options}
     )
-    return found
+    return reply
 
 
 def test_libraries_are_loaded_before_the_agent_and_each_backend_is_created_by_itself(
     nixl: LoggedNixl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("UCX_TLS", raising=False)
-    found = create(["UCX", "POSIX", "OWN"], parameters={"POSIX": {"a": "b"}}, threads=3)
+    reply = create(["UCX", "POSIX", "OWN"], parameters={"POSIX": {"a": "b"}}, threads=3)
     options = {"progress_thread": True, "listen_thread": True, "listen_port": 5, "telemetry": True, "sync_mode": "auto"}
     assert nixl.log == [
         ("load", "UCX", "1.5.1"), ("load", "POSIX", "1.5.1"), ("agent", "a", options),
@@ -92,7 +94,7 @@ def test_libraries_are_loaded_before_the_agent_and_each_backend_is_created_by_it
         ("begin", "POSIX"), ("create", "POSIX", {"a": "b", "threads": "3"}), ("end", "POSIX"),
         ("create", "OWN", {"threads": "3"}),
     ]  # fmt: skip
-    assert found["versions"] == {
+    assert reply["versions"] == {
         "library of UCX": "1.0", "library of POSIX": "1.0", "ucx": "1.23.0", "obstacle": "Yama forbids it",
     }  # fmt: skip
 
@@ -118,7 +120,7 @@ def test_an_agent_that_nixl_refuses_has_its_words(nixl: LoggedNixl) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "arguments", "words"),
+    ("command", "arguments", "message"),
     [
         ("eat", {}, "there is no command 'eat'"),
         ("cancel", {}, "there is no command 'cancel'"),
@@ -130,13 +132,13 @@ def test_an_agent_that_nixl_refuses_has_its_words(nixl: LoggedNixl) -> None:
     ],
 )  # fmt: skip
 def test_a_command_that_cannot_be_carried_out_is_refused_in_words(
-    command: str, arguments: dict[str, Any], words: str
+    command: str, arguments: dict[str, Any], message: str
 ) -> None:
-    made = Commands(lambda: False)
-    made.keep(object(), "agent")
+    commands = Commands(lambda: False)
+    commands.keep(object(), "agent")
     with pytest.raises(CommandRefusedError) as caught:
-        made.handle(command, arguments)
-    assert words in str(caught.value)
+        commands.handle(command, arguments)
+    assert message in str(caught.value)
 
 
 def test_a_gpu_becomes_the_current_one_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,14 +151,14 @@ def test_a_gpu_becomes_the_current_one_by_its_number(monkeypatch: pytest.MonkeyP
 def test_a_buffer_that_is_forgotten_is_freed_and_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     freed: list[DramBuffer] = []
     monkeypatch.setattr(DramBuffer, "free", lambda self: freed.append(self))
-    made = Commands(lambda: False)
-    one, other = (made.handle("allocate", {"size": 8, "memory_type": "DRAM"})["buffer"] for _ in range(2))
-    buffer = made.get(one)
-    made.handle("forget", {"objects": [one, one]})
+    commands = Commands(lambda: False)
+    first, other = (commands.handle("allocate", {"size": 8, "memory_type": "DRAM"})["buffer"] for _ in range(2))
+    buffer = commands.get(first)
+    commands.handle("forget", {"objects": [first, first]})
     assert freed == [buffer]
-    assert made.get(other).size == 8
+    assert commands.get(other).size == 8
     with pytest.raises(CommandRefusedError, match="this buffer is no longer there"):
-        made.get(one)
+        commands.get(first)
 
 
 def test_a_worker_greets_each_target_before_its_deadline(
@@ -166,16 +168,16 @@ def test_a_worker_greets_each_target_before_its_deadline(
 
     class Transfers:
         def __init__(self, agent: object, target: str, plain: object, tagged: object, **how: Any) -> None:
-            left = how.pop("deadline") - time.monotonic()
-            log.append((agent, target, plain, tagged, how, 0 < left <= 60))
+            remaining = how.pop("deadline") - time.monotonic()
+            log.append((agent, target, plain, tagged, how, 0 < remaining <= 60))
 
         def greet(self) -> None:
             log.append("greet")
 
     monkeypatch.setattr(transfer, "Transfers", Transfers)
-    made = Commands(lambda: False)
-    agent = made.keep("agent", "agent")
-    made.handle("connect", {"agent": agent, "targets": ["a", "b"], "timeout": 60.0})
+    commands = Commands(lambda: False)
+    agent = commands.keep("agent", "agent")
+    commands.handle("connect", {"agent": agent, "targets": ["a", "b"], "timeout": 60.0})
     how = {"depth": 0, "acknowledged": True, "notify_each": False}
     assert log == [("agent", "a", [], {}, how, True), "greet", ("agent", "b", [], {}, how, True), "greet"]
 
@@ -208,8 +210,8 @@ def test_contention_and_counters_are_of_the_timed_windows(monkeypatch: pytest.Mo
     monkeypatch.setattr(transfer, "measure", measure)
     monkeypatch.setattr(commands, "_prepared", lambda *_: None)
     how: dict[str, Any] = {"iterations": 7, "warmup": 0, "warmup_seconds": 0.0, "duration": 0.0}
-    found = commands.do_measure(Ref(1, "transfers"), 1.0, "READ", [5], **how)
-    assert found == {"windows": [7], "counted": ["counted READ"], "contention": 0.25}
+    measurement = commands.do_measure(Ref(1, "transfers"), 1.0, "READ", [5], **how)
+    assert measurement == {"windows": [7], "counted": ["counted READ"], "contention": 0.25}
     assert log == ["[5] begin", "READ begin", "timed", "READ end", "[5] end"]
 
 

@@ -26,9 +26,9 @@ BOUND = {"cuCtxSetCurrent", "cuDeviceGetPCIBusId", "cuPointerGetAttributes"}
 @pytest.fixture
 def plugin() -> str:
     """The LIBFABRIC plugin of the installed NIXL."""
-    found = find_plugin(os.environ, "", PACKAGES, PLUGIN)
-    assert found is not None
-    return found
+    path = find_plugin(os.environ, "", PACKAGES, PLUGIN)
+    assert path is not None
+    return path
 
 
 @pytest.fixture

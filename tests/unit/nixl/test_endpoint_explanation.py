@@ -146,14 +146,14 @@ def keeps(text: str, explanation: Explanation, resolver: Resolver) -> None:
     again = explain(explanation.rewrite, resolver)
     assert again.nixl.works
     assert again.rewrite == explanation.rewrite
-    found = {(plain(address.host), address.port) for address in again.nixl.contacts}
-    assert {(plain(address.host), address.port) for address in explanation.nixl.contacts} <= found
+    contacts = {(plain(address.host), address.port) for address in again.nixl.contacts}
+    assert {(plain(address.host), address.port) for address in explanation.nixl.contacts} <= contacts
     ports = {run.lstrip("0") for run in re.findall("[0-9]+", text)}
     for endpoint in parse_endpoints(explanation.rewrite):
         by_default = endpoint.port == 2379 and "no port is named" in explanation.remedy
         assert str(endpoint.port) in ports or by_default
-        numeric = {found for form in (r"[0-9A-Fa-fx.]+", r"[0-9A-Fa-fx.:]+") for run in re.findall(form, text)
-                   for found in resolve_numeric(run, "1", socket.AF_INET)}  # fmt: skip
+        numeric = {contacts for form in (r"[0-9A-Fa-fx.]+", r"[0-9A-Fa-fx.:]+") for run in re.findall(form, text)
+                   for contacts in resolve_numeric(run, "1", socket.AF_INET)}  # fmt: skip
         assert endpoint.host in text or endpoint.host in numeric or f"::ffff:{endpoint.host}" in text.lower()
 
 
@@ -163,9 +163,9 @@ def keeps(text: str, explanation: Explanation, resolver: Resolver) -> None:
 def test_no_password_is_shown_with_any_character(password: str, scheme: str) -> None:
     text = f"{scheme}USER:{password}SECRET@127.0.0.1:2379"
     explanation = explain(text, suppose)
-    said = repr((explanation.nixl.why, explanation.nixl.notes))
-    assert "USER" not in said + explanation.text + explanation.remedy
-    assert "SECRET" not in said + explanation.text + explanation.remedy
+    message = repr((explanation.nixl.why, explanation.nixl.notes))
+    assert "USER" not in message + explanation.text + explanation.remedy
+    assert "SECRET" not in message + explanation.text + explanation.remedy
 
 
 @pytest.mark.parametrize("text", LEAKY)
@@ -223,9 +223,9 @@ def test_an_invalid_port_is_named_and_not_replaced() -> None:
 
 
 def test_a_hundred_members_are_summarized() -> None:
-    same, others = (",".join(f"http://127.0.0.1:{2379 + step * number}" for number in range(100)) for step in (0, 1))
+    same, different = (",".join(f"http://127.0.0.1:{2379 + step * number}" for number in range(100)) for step in (0, 1))
     assert explain(same).nixl.why == "it contacts 127.0.0.1:2379"
-    reading = explain(others).nixl
+    reading = explain(different).nixl
     assert len(reading.contacts) == 100
     assert reading.why.endswith("127.0.0.1:2386 and 92 more")
     dropped = ",".join(["http://127.0.0.1:1", *(f"http://127.0.0.1:{number}/" for number in range(100))])

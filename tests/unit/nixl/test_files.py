@@ -43,12 +43,12 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("system", "alignment", "said"),
+    ("system", "alignment", "message"),
     [("ext4", 4096, "direct/ext4"), ("ext4", 4097, "cached/ext4"), ("tmpfs", 4096, "memory/tmpfs")],
 )
 def test_a_file_says_whether_the_page_cache_or_the_storage_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
-    system: str, alignment: int, said: str,
+    system: str, alignment: int, message: str,
 ) -> None:  # fmt: skip
     """The file system is a double, because a machine has not each of them."""
     path = tmp_path / "file"
@@ -56,7 +56,7 @@ def test_a_file_says_whether_the_page_cache_or_the_storage_is_measured(
     monkeypatch.setattr(files, "_open", lambda _, *, direct: (os.open(path, os.O_RDWR), direct))
     monkeypatch.setattr(files, "file_system", lambda *_: system)
     FileBuffer(4096, str(tmp_path), alignment).free()
-    assert capfd.readouterr().err == f"pytest-nixl: file {said}\n"
+    assert capfd.readouterr().err == f"pytest-nixl: file {message}\n"
 
 
 def test_bytes_are_read_from_the_storage_and_not_from_the_page_cache(
@@ -64,7 +64,7 @@ def test_bytes_are_read_from_the_storage_and_not_from_the_page_cache(
 ) -> None:
     buffer = FileBuffer(4096, str(tmp_path), 4096)
     advice: list[tuple[int, ...]] = []
-    monkeypatch.setattr(os, "posix_fadvise", lambda _, *given: advice.append(given))
+    monkeypatch.setattr(os, "posix_fadvise", lambda _, *arguments: advice.append(arguments))
     buffer.read(5, 7)
     assert advice == [(5, 7, os.POSIX_FADV_DONTNEED)]
     buffer.free()

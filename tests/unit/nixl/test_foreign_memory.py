@@ -102,7 +102,7 @@ def test_setting_of_yama_is_named(tmp_path: Path, scope: str, capabilities: str,
     if scope:
         (tmp_path / "sys/kernel/yama").mkdir(parents=True)
         (tmp_path / "sys/kernel/yama/ptrace_scope").write_text(f"{scope}\n")
-    said = obstacle({}, tmp_path)
-    assert said.startswith(expected)
-    assert bool(said) is bool(expected)
-    assert (NAMED in said) is (bool(expected) and capabilities == BARE)
+    text = obstacle({}, tmp_path)
+    assert text.startswith(expected)
+    assert bool(text) is bool(expected)
+    assert (NAMED in text) is (bool(expected) and capabilities == BARE)

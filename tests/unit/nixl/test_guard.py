@@ -42,7 +42,7 @@ def test_watched_programs_end_with_a_worker_that_is_killed_and_others_do_not() -
         watched, forgotten, other, guard = map(int, worker.stdout.readline().split())
         try:
             opened = {os.readlink(link) for link in Path(f"/proc/{guard}/fd").iterdir()}
-            assert {each.partition(":")[0] for each in opened} == {"/dev/null", "pipe"}
+            assert {target.partition(":")[0] for target in opened} == {"/dev/null", "pipe"}
             assert len(list(Path(f"/proc/{guard}/fd").iterdir())) == 4, "it holds no descriptor of the worker open"
             os.kill(guard, signal.SIGTERM)  # as a launcher does, to each process of the worker's group
             worker.kill()

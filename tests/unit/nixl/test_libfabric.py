@@ -44,8 +44,8 @@ def library(path: Path, *versions: str) -> str:
 def test_file_named_by_the_variable_comes_first(tmp_path: Path) -> None:
     named = library(tmp_path / "mine.so")
     library(tmp_path / "libfabric.so.1")
-    found = finder(tmp_path, PYTEST_NIXL_LIBFABRIC=named).candidates(FABRIC, "libfabric.so.1")
-    assert found == [named]
+    candidates = finder(tmp_path, PYTEST_NIXL_LIBFABRIC=named).candidates(FABRIC, "libfabric.so.1")
+    assert candidates == [named]
 
 
 def test_missing_file_named_by_the_variable_is_refused() -> None:
@@ -58,11 +58,11 @@ def test_loader_is_searched_before_known_folders_and_packages(tmp_path: Path) ->
         library(tmp_path / name / "libfabric.so.1") for name in ("path", "cached", "efa", "package")
     )
     cache = f"\tlibfabric.so.1 (libc6,x86-64) => {cached}\n\tlibfabric.so.1 (libc6) => /lib32/libfabric.so.1\n"
-    one = finder(tmp_path / "efa", cache=cache, packages=(package,), LD_LIBRARY_PATH=f"{tmp_path}/path")
-    assert one.candidates(FABRIC, "libfabric.so.1") == [by_path, cached, efa, package]
+    search = finder(tmp_path / "efa", cache=cache, packages=(package,), LD_LIBRARY_PATH=f"{tmp_path}/path")
+    assert search.candidates(FABRIC, "libfabric.so.1") == [by_path, cached, efa, package]
 
 
-@pytest.mark.parametrize("missing", LIBRARIES, ids=lambda one: one.usual)
+@pytest.mark.parametrize("missing", LIBRARIES, ids=lambda library: library.usual)
 def test_missing_library_is_reported_with_searched_places_and_three_remedies(missing: FoundLibrary) -> None:
     with pytest.raises(LibraryError) as caught:
         finder(Path("/opt/fabric"), LD_LIBRARY_PATH="/some/lib").candidates(missing, missing.usual)
@@ -77,7 +77,7 @@ def test_missing_library_is_reported_with_searched_places_and_three_remedies(mis
 def test_needed_libraries_are_read_from_the_plugin(tmp_path: Path) -> None:
     plugin = library(tmp_path / "p.so", "libfabric.so.1", "libcudart.so.13", "libnuma.so.1")
     assert [soname for _, soname in needed(plugin)] == ["libcudart.so.13", "libfabric.so.1"]
-    assert [soname for _, soname in needed(None)] == [one.usual for one in LIBRARIES]
+    assert [soname for _, soname in needed(None)] == [library_.usual for library_ in LIBRARIES]
 
 
 def test_libfabric_that_is_too_old_is_not_chosen(tmp_path: Path) -> None:
@@ -134,11 +134,11 @@ def test_versions_before_1_18_are_refused() -> None:
 
 
 def test_plugin_is_found_beside_nixl_and_in_nixl_plugin_dir(tmp_path: Path) -> None:
-    beside = library(tmp_path / "lib" / "plugins" / "libplugin_LIBFABRIC.so")
-    told = library(tmp_path / "told" / "libplugin_LIBFABRIC.so")
+    installed = library(tmp_path / "lib" / "plugins" / "libplugin_LIBFABRIC.so")
+    configured = library(tmp_path / "told" / "libplugin_LIBFABRIC.so")
     maps = f"7f00-7f01 r-xp 0 0:0 1    {tmp_path}/lib/libnixl.so\n"
-    assert find_plugin({}, maps, [], PLUGIN) == beside
-    assert find_plugin({"NIXL_PLUGIN_DIR": f"{tmp_path}/told"}, maps, [], PLUGIN) == told
+    assert find_plugin({}, maps, [], PLUGIN) == installed
+    assert find_plugin({"NIXL_PLUGIN_DIR": f"{tmp_path}/told"}, maps, [], PLUGIN) == configured
     assert find_plugin({}, "", [], PLUGIN) is None
 
 

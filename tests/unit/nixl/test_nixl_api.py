@@ -32,16 +32,16 @@ def test_parameters_that_the_plugin_lists_are_passed_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("backend", "words"),
+    ("backend", "message"),
     [
         ("UCX", "UCX of NIXL 1.5.1 has no parameter 'bucket': it has devices, engines"),
         ("LIBFABRIC", "LIBFABRIC of NIXL 1.5.1 has no parameter 'bucket': it has none"),
     ],
 )
-def test_a_parameter_that_the_plugin_lacks_is_named_with_those_that_it_has(backend: str, words: str) -> None:
+def test_a_parameter_that_the_plugin_lacks_is_named_with_those_that_it_has(backend: str, message: str) -> None:
     with pytest.raises(NixlPluginError) as caught:
         nixl_api.backend_parameters(AGENT, backend, {"bucket": "b"}, 0)
-    assert (caught.value.reason, caught.value.remedy) == (words, "correct --nixl-backend-params")
+    assert (caught.value.reason, caught.value.remedy) == (message, "correct --nixl-backend-params")
 
 
 def test_worker_threads_are_given_to_the_plugins_that_have_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,8 +85,8 @@ class Api:
         vars(self).update(modes)
         self.given: dict[str, Any] = {}
 
-    def nixl_agent_config(self, **given: Any) -> str:
-        self.given = given
+    def nixl_agent_config(self, **options: Any) -> str:
+        self.given = options
         return "config"
 
     def nixl_agent(self, name: str, config: str) -> tuple[str, str]:

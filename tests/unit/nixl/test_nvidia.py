@@ -44,9 +44,9 @@ def test_every_reason_for_no_gpu_has_its_own_message(
     code: int | None, fault: str, node_exists: bool, visible: str | None, reason: str
 ) -> None:
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    said, remedy = why_not(code, fault, node_exists=node_exists, environ=environ)
-    assert said.startswith(reason)
-    assert "\n" not in said
+    sentence, remedy = why_not(code, fault, node_exists=node_exists, environ=environ)
+    assert sentence.startswith(reason)
+    assert "\n" not in sentence
     assert remedy
 
 
@@ -103,8 +103,8 @@ def test_without_nvidias_bindings_torch_is_used_if_it_sees_a_gpu(
 def test_a_kernel_has_a_thread_for_each_word_up_to_the_most_blocks(size: int, blocks: int) -> None:
     launched: list[tuple[Any, ...]] = []
 
-    def launch(*given: Any) -> tuple[int]:
-        launched.append(given)
+    def launch(*arguments: Any) -> tuple[int]:
+        launched.append(arguments)
         return (0,)
 
     driver = SimpleNamespace(cuLaunchKernel=launch, cuCtxSynchronize=lambda: (0,))

@@ -30,9 +30,9 @@ MakePairs = Callable[..., Launches]
 
 @pytest.fixture(scope="module")
 def shared_server() -> Iterator[S3Server]:
-    made = S3Server()
-    yield made
-    made.kill()
+    started = S3Server()
+    yield started
+    started.kill()
 
 
 @pytest.fixture
@@ -113,9 +113,9 @@ def test_object_with_one_wrong_byte_is_corruption(server: S3Server, make_pairs: 
         content = bytearray(server.client.get_object(Bucket="bucket", Key=key)["Body"].read())
         content[77] ^= 1
         server.client.put_object(Bucket="bucket", Key=key, Body=bytes(content))
-        found = written._compare("after", seed, 2 * BLOCK)
-    assert found is not None
-    assert (found.wrong_bytes, found.offset) == (1, BLOCK + 77)
+        corruption = written._compare("after", seed, 2 * BLOCK)
+    assert corruption is not None
+    assert (corruption.wrong_bytes, corruption.offset) == (1, BLOCK + 77)
 
 
 def test_parameters_say_where_the_objects_are_without_a_variant(
@@ -123,9 +123,9 @@ def test_parameters_say_where_the_objects_are_without_a_variant(
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     monkeypatch.delenv("AWS_DEFAULT_BUCKET")
-    given = {"bucket": "bucket", "endpoint_override": server.url.partition("//")[2], "scheme": "http"}
-    told = tuple(BackendParameter("OBJ", *each) for each in sorted({**given, "req_checksum": "required"}.items()))
-    moved = link(make_pairs(backend_params=told))
+    options = {"bucket": "bucket", "endpoint_override": server.url.partition("//")[2], "scheme": "http"}
+    expected = tuple(BackendParameter("OBJ", *pair) for pair in sorted({**options, "req_checksum": "required"}.items()))
+    moved = link(make_pairs(backend_params=expected))
     assert str(moved.key(BLOCK)) == "OBJ/WRITE/DRAM:OBJ/64KiB/batch1/depth1/0-0/req_checksum=required"
     assert moved.move(BLOCK) is None
 
@@ -135,11 +135,11 @@ def test_parameters_say_where_the_objects_are_without_a_variant(
 def test_objects_move_in_parts_from_the_limit_on(server: S3Server, make_pairs: MakePairs, op: str) -> None:
     size = 20 << 20
     # NIXL's client for parts does not read AWS_ENDPOINT_URL.
-    given = {"crtMinLimit": str(8 << 20), "endpoint_override": server.url.partition("//")[2], "scheme": "http"}
-    told = tuple(
-        BackendParameter("OBJ", *each) for each in sorted({**given, "use_virtual_addressing": "false"}.items())
+    options = {"crtMinLimit": str(8 << 20), "endpoint_override": server.url.partition("//")[2], "scheme": "http"}
+    expected = tuple(
+        BackendParameter("OBJ", *pair) for pair in sorted({**options, "use_virtual_addressing": "false"}.items())
     )
-    moved = link(make_pairs(blocks=(size,), backend_params=told), op)
+    moved = link(make_pairs(blocks=(size,), backend_params=expected), op)
     assert str(moved.key(size)).endswith("/crtMinLimit=8388608,use_virtual_addressing=false")
     with moved._transfers(size, 1, 1) as transfers:
         seed = moved._fill(size, poison=True)

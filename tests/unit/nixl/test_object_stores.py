@@ -68,7 +68,7 @@ def test_a_probe_leaves_no_object_and_reads_what_it_stored() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fails", "words", "log"),
+    ("fails", "message", "log"),
     [
         (["put"], "put is refused", ["put"]),
         (["get"], "get is refused", ["put", "get", "delete"]),
@@ -76,17 +76,17 @@ def test_a_probe_leaves_no_object_and_reads_what_it_stored() -> None:
         (["delete"], "delete is refused", ["put", "get", "delete"]),
     ],
 )
-def test_a_probe_that_fails_says_why_and_deletes_its_object(fails: list[str], words: str, log: list[str]) -> None:
+def test_a_probe_that_fails_says_why_and_deletes_its_object(fails: list[str], message: str, log: list[str]) -> None:
     store = KeptStore(*fails)
-    with pytest.raises(ObjectStoreError, match=words):
+    with pytest.raises(ObjectStoreError, match=message):
         store.probe("k")
     assert store.log == log
 
 
 def test_other_bytes_than_were_stored_are_a_fault_of_the_server() -> None:
     store = KeptStore(wrong=True)
-    words = "the server s returned other bytes than were stored in bucket b"
-    with pytest.raises(ObjectStoreError, match=words) as caught:
+    expected_text = "the server s returned other bytes than were stored in bucket b"
+    with pytest.raises(ObjectStoreError, match=expected_text) as caught:
         store.probe("k")
     assert (caught.value.kind, store.objects) == ("server", {})
 
@@ -124,15 +124,15 @@ def test_a_date_that_is_none_says_nothing_of_the_clock(date: str | None) -> None
     assert clock_ahead(date) is None
 
 
-def tls_error(kind: type[ssl.SSLError], **given: str) -> ssl.SSLError:
+def tls_error(kind: type[ssl.SSLError], **attributes: str) -> ssl.SSLError:
     """Return an error with what OpenSSL says of it."""
     error = kind(1, "")
-    vars(error).update(given)
+    vars(error).update(attributes)
     return error
 
 
 @pytest.mark.parametrize(
-    ("error", "words", "kind"),
+    ("error", "message", "kind"),
     [
         (socket.gaierror(-2, "Name or service not known"), "has a host name that does not resolve (Name or", "address"),
         (TimeoutError(), "did not answer within 2.5 s", "address"),
@@ -144,7 +144,7 @@ def tls_error(kind: type[ssl.SSLError], **given: str) -> ssl.SSLError:
         (OSError("no route"), "cannot be reached (no route)", "address"),
     ],
 )  # fmt: skip
-def test_each_failed_connection_has_its_words_and_its_fault(error: BaseException, words: str, kind: str) -> None:
-    said, fault = fault_of(error, FAULTS, 2.5)
-    assert said.startswith(words)
+def test_each_failed_connection_has_its_words_and_its_fault(error: BaseException, message: str, kind: str) -> None:
+    description, fault = fault_of(error, FAULTS, 2.5)
+    assert description.startswith(message)
     assert fault.kind == kind

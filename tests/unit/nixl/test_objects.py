@@ -76,21 +76,21 @@ def store() -> Store:
 @pytest.fixture
 def buffer(store: Store) -> ObjectBuffer:
     """A buffer of three objects."""
-    made = ObjectBuffer(3 * BLOCK, store)  # type: ignore[arg-type]
-    made.prepare(Agent(), BLOCK, 3)
-    return made
+    object_buffer = ObjectBuffer(3 * BLOCK, store)  # type: ignore[arg-type]
+    object_buffer.prepare(Agent(), BLOCK, 3)
+    return object_buffer
 
 
 def test_each_object_is_registered_by_its_number_from_one(store: Store) -> None:
-    agent, made = Agent(), ObjectBuffer(2 * BLOCK, store)  # type: ignore[arg-type]
-    made.prepare(agent, BLOCK, 2)
+    agent, object_buffer = Agent(), ObjectBuffer(2 * BLOCK, store)  # type: ignore[arg-type]
+    object_buffer.prepare(agent, BLOCK, 2)
     [(regions, memory)] = agent.registered
     assert memory == "OBJ"
     assert [region[:3] for region in regions] == [(0, BLOCK, 1), (0, BLOCK, 2)]
     assert [region[3].rpartition("/")[2] for region in regions] == ["0", "1"]
-    made.prepare(agent, BLOCK // 2, 4)
+    object_buffer.prepare(agent, BLOCK // 2, 4)
     assert [len(regions) for regions, _ in agent.registered] == [4], "those before are deregistered"
-    made.release(agent)
+    object_buffer.release(agent)
     assert agent.registered == []
 
 
@@ -100,9 +100,9 @@ def test_a_pattern_over_several_objects_is_compared_byte_by_byte(buffer: ObjectB
     assert buffer.compare(7, 0, 3 * BLOCK) is None
     last = next(key for key in store.kept if key.endswith("/2"))
     store.kept[last] = store.kept[last][:-1] + bytes([store.kept[last][-1] ^ 1])
-    found = buffer.compare(7, 0, 3 * BLOCK)
-    assert found is not None
-    assert (found["wrong_bytes"], found["offset"]) == (1, 3 * BLOCK - 1)
+    corruption = buffer.compare(7, 0, 3 * BLOCK)
+    assert corruption is not None
+    assert (corruption["wrong_bytes"], corruption["offset"]) == (1, 3 * BLOCK - 1)
     assert buffer.read(BLOCK - 1, BLOCK + 2) == b"".join(store.kept.values())[BLOCK - 1 : 2 * BLOCK + 1]
     buffer.fill(8, BLOCK, BLOCK, inverted=True)
     wrong = buffer.compare(8, BLOCK, BLOCK)
@@ -118,11 +118,11 @@ def test_only_whole_objects_are_written(buffer: ObjectBuffer, store: Store, offs
 
 
 def test_nothing_is_written_before_the_space_is_divided(store: Store) -> None:
-    made = ObjectBuffer(BLOCK, store)  # type: ignore[arg-type]
+    object_buffer = ObjectBuffer(BLOCK, store)  # type: ignore[arg-type]
     with pytest.raises(ObjectStoreError, match="only whole objects can be written"):
-        made.write(0, bytes(BLOCK))
+        object_buffer.write(0, bytes(BLOCK))
     with pytest.raises(IndexError, match=f"bytes 0 to {BLOCK + 1} are not inside a buffer of {BLOCK} bytes"):
-        made.fill(1, 0, BLOCK + 1)
+        object_buffer.fill(1, 0, BLOCK + 1)
 
 
 def test_a_buffer_that_is_freed_leaves_no_object(buffer: ObjectBuffer, store: Store) -> None:
@@ -132,7 +132,7 @@ def test_a_buffer_that_is_freed_leaves_no_object(buffer: ObjectBuffer, store: St
 
 
 @pytest.mark.parametrize(
-    ("seconds", "arrived", "blocks", "told"),
+    ("seconds", "arrived", "blocks", "doubted"),
     [
         (objects._DOUBT_SECONDS, False, objects._DOUBT_BYTES // BLOCK, True),
         (objects._DOUBT_SECONDS - 1e-6, False, 1, False),
@@ -141,37 +141,37 @@ def test_a_buffer_that_is_freed_leaves_no_object(buffer: ObjectBuffer, store: St
     ],
 )
 def test_a_small_row_that_never_moved_is_doubted_after_a_while(
-    store: Store, seconds: float, arrived: bool, blocks: int, told: bool
+    store: Store, seconds: float, arrived: bool, blocks: int, doubted: bool
 ) -> None:
-    made = ObjectBuffer(BLOCK, store)  # type: ignore[arg-type]
-    made.prepare(Agent(), BLOCK * blocks, 1)
+    object_buffer = ObjectBuffer(BLOCK, store)  # type: ignore[arg-type]
+    object_buffer.prepare(Agent(), BLOCK * blocks, 1)
     store.doubted = ObjectStoreError("NIXL does not trust its certificate", "set ca_bundle")
     if arrived:
-        made.arrived()
-    if told:
+        object_buffer.arrived()
+    if doubted:
         with pytest.raises(ObjectStoreError, match="does not trust"):
-            made.stalled(seconds)
+            object_buffer.stalled(seconds)
     else:
-        made.stalled(seconds)
+        object_buffer.stalled(seconds)
 
 
 def test_a_store_that_answers_may_be_doubted_when_a_fault_is_looked_for(buffer: ObjectBuffer, store: Store) -> None:
     buffer.fill(7, 0, 3 * BLOCK)
     worker = Commands(lambda: False)
-    kept = worker.keep(buffer, "buffer")
-    worker.handle("probe_objects", {"buffer": kept})
+    reference = worker.keep(buffer, "buffer")
+    worker.handle("probe_objects", {"buffer": reference})
     store.doubted = ObjectStoreError("NIXL does not trust its certificate", "set ca_bundle")
     with pytest.raises(ObjectStoreError, match="does not trust"):
-        worker.handle("probe_objects", {"buffer": kept})
+        worker.handle("probe_objects", {"buffer": reference})
 
 
-@pytest.mark.parametrize(("looking", "found"), [(60.0, False), (-1.0, True)])
+@pytest.mark.parametrize(("looking", "detected"), [(60.0, False), (-1.0, True)])
 def test_each_object_is_looked_for_while_there_is_time(
-    buffer: ObjectBuffer, store: Store, monkeypatch: pytest.MonkeyPatch, looking: float, found: bool
+    buffer: ObjectBuffer, store: Store, monkeypatch: pytest.MonkeyPatch, looking: float, detected: bool
 ) -> None:
     monkeypatch.setattr(objects, "_LOOKING_SECONDS", looking)
     buffer.fill(1, 0, 3 * BLOCK)
     buffer.probe()
     store.delete(list(store.kept)[2])
-    with nullcontext() if found else pytest.raises(ObjectStoreError, match=r"no object .*/2"):
+    with nullcontext() if detected else pytest.raises(ObjectStoreError, match=r"no object .*/2"):
         buffer.probe()

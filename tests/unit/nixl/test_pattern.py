@@ -25,13 +25,13 @@ def pattern(seed: int, size: int) -> Bytes:
 
 
 def test_pattern_follows_its_definition_in_every_numpy() -> None:
-    words = pattern(7, 8 * (TILE + 2)).view(np.uint64)
+    stream_words = pattern(7, 8 * (TILE + 2)).view(np.uint64)
     stream = np.random.SFC64(7).random_raw(TILE)
-    assert int(words[0]) == int(stream[0]) ^ key(7, 0)
-    assert int(words[TILE - 1]) == int(stream[TILE - 1]) ^ key(7, 0)
-    assert int(words[TILE]) == int(stream[0]) ^ key(7, 1)
+    assert int(stream_words[0]) == int(stream[0]) ^ key(7, 0)
+    assert int(stream_words[TILE - 1]) == int(stream[TILE - 1]) ^ key(7, 0)
+    assert int(stream_words[TILE]) == int(stream[0]) ^ key(7, 1)
     # Fixed values, because peers with other versions and the GPU must compute the same.
-    assert [hex(int(word)) for word in (stream[0], key(7, 0), key(0, 0))] == [
+    assert [hex(int(number)) for number in (stream[0], key(7, 0), key(0, 0))] == [
         "0xb3a7273fa505ecf",
         "0x63cbe1e459320dd7",
         "0xe220a8397b1dcdaf",
@@ -67,27 +67,27 @@ def test_shifted_or_repeated_bytes_differ_in_every_block(shift: int) -> None:
     assert (same.sum(axis=1) < 4096 * 0.6).all(), "another block of 4 KiB in this place would not be found"
 
 
-@given(one=SEEDS, other=SEEDS)
+@given(seed=SEEDS, other=SEEDS)
 @settings(max_examples=25, deadline=None)
-def test_bytes_of_another_seed_differ(one: int, other: int) -> None:
-    if one != other:
-        assert (pattern(one, 4096) == pattern(other, 4096)).mean() < 0.03
+def test_bytes_of_another_seed_differ(seed: int, other: int) -> None:
+    if seed != other:
+        assert (pattern(seed, 4096) == pattern(other, 4096)).mean() < 0.03
 
 
 @given(size=st.integers(2, 64), block=st.sampled_from([8, 512, 4096, 65536]), data=st.data())
 @settings(max_examples=25, deadline=None)
 def test_two_swapped_blocks_are_counted(size: int, block: int, data: st.DataObject) -> None:
-    one = data.draw(st.integers(0, size - 2))
-    other = data.draw(st.integers(one + 1, size - 1))
+    first = data.draw(st.integers(0, size - 2))
+    other = data.draw(st.integers(first + 1, size - 1))
     buffer = DramBuffer(size * block)
     buffer.fill(3, 0, size * block)
-    here, there = buffer.read(one * block, block), buffer.read(other * block, block)
-    buffer.write(one * block, there)
-    buffer.write(other * block, here)
-    found = buffer.compare(3, 0, size * block)
-    assert found is not None
-    assert found["wrong_bytes"] > block  # of the 2 * block bytes in the wrong place
-    assert one * block <= found["offset"] < one * block + 8
+    first_block, second_block = buffer.read(first * block, block), buffer.read(other * block, block)
+    buffer.write(first * block, second_block)
+    buffer.write(other * block, first_block)
+    corruption = buffer.compare(3, 0, size * block)
+    assert corruption is not None
+    assert corruption["wrong_bytes"] > block  # of the 2 * block bytes in the wrong place
+    assert first * block <= corruption["offset"] < first * block + 8
 
 
 def test_every_byte_of_the_complement_is_wrong() -> None:
@@ -109,11 +109,11 @@ def test_host_memory_is_filled_with_the_pattern_and_nothing_around_it_is_written
 ) -> None:
     buffer = DramBuffer(SIZE + 32)
     buffer.fill(seed, offset, size, inverted=inverted)
-    wanted = np.bitwise_not(pattern(seed, size)) if inverted else pattern(seed, size)
-    found = np.frombuffer(buffer.read(0, buffer.size), dtype=np.uint8)
-    assert np.array_equal(found[offset : offset + size], wanted)
-    assert not found[:offset].any()
-    assert not found[offset + size :].any()
+    expected = np.bitwise_not(pattern(seed, size)) if inverted else pattern(seed, size)
+    actual = np.frombuffer(buffer.read(0, buffer.size), dtype=np.uint8)
+    assert np.array_equal(actual[offset : offset + size], expected)
+    assert not actual[:offset].any()
+    assert not actual[offset + size :].any()
 
 
 @given(offset=st.integers(0, 17), size=st.integers(1, SIZE), data=st.data())

@@ -19,17 +19,17 @@ from pytest_nixl.nixl.worker.transfer import StepTimeoutError
 
 def scene(states: Sequence[str] = (), polls: Sequence[Sequence[bytes]] = (), seconds: float = 60.0) -> Any:
     """Return a scene whose transfers have these states, the last one for ever, and whose peer finds these messages."""
-    left, found = list(states), iter(polls)
+    remaining, polled = list(states), iter(polls)
 
     def state(_: object) -> str:
-        return left.pop(0) if len(left) > 1 else left[0]
+        return remaining.pop(0) if len(remaining) > 1 else remaining[0]
 
-    made = PeerScene.__new__(PeerScene)
-    vars(made).update(
+    peer_scene = PeerScene.__new__(PeerScene)
+    vars(peer_scene).update(
         agent=SimpleNamespace(check_xfer_state=state), seconds=seconds, _buffers=[],
-        peer=SimpleNamespace(get_new_notifs=lambda: {"agent": list(next(found, ())), "another": [b"x"]}),
+        peer=SimpleNamespace(get_new_notifs=lambda: {"agent": list(next(polled, ())), "another": [b"x"]}),
     )  # fmt: skip
-    return made
+    return peer_scene
 
 
 @pytest.mark.parametrize(
@@ -43,25 +43,25 @@ def test_a_transfer_has_ended_when_it_is_done_and_its_peer_was_told(
 
 
 @pytest.mark.parametrize(
-    ("states", "polls", "words"),
+    ("states", "polls", "message"),
     [
         (["DONE"], [[b"of another"]], "done: True, notified: False"),
         (["PROC"], [[MOVED]], "done: False, notified: True"),
     ],
 )
 def test_a_transfer_that_is_only_done_or_only_told_is_late(
-    states: list[str], polls: list[list[bytes]], words: str
+    states: list[str], polls: list[list[bytes]], message: str
 ) -> None:
-    with pytest.raises(StepTimeoutError, match=rf"not finished after 0\.01 s \({words}\)"):
+    with pytest.raises(StepTimeoutError, match=rf"not finished after 0\.01 s \({message}\)"):
         scene(states, polls, 0.01).wait_for(None)
 
 
 def test_a_transfer_is_posted_and_waited_for() -> None:
     posted: list[str] = []
-    made = scene(["PROC"], seconds=0.01)
-    made.agent.transfer = posted.append
+    peer_scene = scene(["PROC"], seconds=0.01)
+    peer_scene.agent.transfer = posted.append
     with pytest.raises(StepTimeoutError):
-        made.finish("handle")
+        peer_scene.finish("handle")
     assert posted == ["handle"]
 
 
@@ -70,35 +70,35 @@ def test_wrong_bytes_are_counted_after_the_notification_of_their_own_transfer(
     wrong: Sequence[int] | None, count: int
 ) -> None:
     """The bytes arrive with the notification, and some of them wrong, at the offsets ``wrong``; None: none arrives."""
-    made = scene(["DONE"])
+    peer_scene = scene(["DONE"])
     registered: list[Any] = []
-    asked: list[bytes] = []
+    requests: list[bytes] = []
     posted: list[Any] = []
     polls = iter([[MOVED], [b"compared"]])
 
-    def transfer_of(local: list[tuple[int, int]], remote: list[tuple[int, int]], said: bytes) -> Any:
-        asked.append(said)
+    def transfer_of(local: list[tuple[int, int]], remote: list[tuple[int, int]], notification: bytes) -> Any:
+        requests.append(notification)
         return local[0], remote[0]
 
     def get_new_notifs() -> dict[str, list[bytes]]:
         messages = next(polls, [])
         if b"compared" in messages and wrong is not None:
-            [((here, size), (there, _))] = posted
-            data = bytearray(ctypes.string_at(here, size))
+            [((local_address, size), (remote_address, _))] = posted
+            data = bytearray(ctypes.string_at(local_address, size))
             for offset in wrong:
                 data[offset] ^= 0xFF
-            ctypes.memmove(there, bytes(data), size)
+            ctypes.memmove(remote_address, bytes(data), size)
         return {"agent": messages}
 
-    made.transfer_of = transfer_of
-    made.agent.transfer = posted.append
-    made.peer.get_new_notifs = get_new_notifs
-    made.agent.add_remote_agent = registered.append
-    for each in (made.agent, made.peer):
-        each.register_memory = registered.append
-    made.agent.get_reg_descs = lambda regions, memory: regions
-    made.peer.get_agent_metadata = lambda: "metadata"
-    assert made.wrong_bytes() == count
-    assert asked == [b"compared"]
-    (source, target) = ([(buffer.address, SIZE, 0, "")] for buffer in made._buffers)
+    peer_scene.transfer_of = transfer_of
+    peer_scene.agent.transfer = posted.append
+    peer_scene.peer.get_new_notifs = get_new_notifs
+    peer_scene.agent.add_remote_agent = registered.append
+    for agent in (peer_scene.agent, peer_scene.peer):
+        agent.register_memory = registered.append
+    peer_scene.agent.get_reg_descs = lambda regions, memory: regions
+    peer_scene.peer.get_agent_metadata = lambda: "metadata"
+    assert peer_scene.wrong_bytes() == count
+    assert requests == [b"compared"]
+    (source, target) = ([(buffer.address, SIZE, 0, "")] for buffer in peer_scene._buffers)
     assert registered == [source, target, "metadata"]

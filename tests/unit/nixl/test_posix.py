@@ -73,11 +73,11 @@ def test_every_byte_is_compared_in_the_file(make_pairs: MakePairs, op: str) -> N
 
 
 def test_bytes_that_are_not_in_the_file_are_found(make_pairs: MakePairs) -> None:
-    one = link(make_pairs(blocks=(65537,)))  # through the page cache, like the overwriting thread
+    row_link = link(make_pairs(blocks=(65537,)))  # through the page cache, like the overwriting thread
     stop = threading.Event()
 
     def overwrite() -> None:
-        with open(f"/proc/{one.target.worker.pid}/fd/{one.destination.device}", "r+b", buffering=0) as file:
+        with open(f"/proc/{row_link.target.worker.pid}/fd/{row_link.destination.device}", "r+b", buffering=0) as file:
             while not stop.is_set():
                 file.seek(0)
                 file.write(b"stale" * 100)
@@ -86,13 +86,13 @@ def test_bytes_that_are_not_in_the_file_are_found(make_pairs: MakePairs) -> None
     thread.start()
     try:
         # On a busy machine the thread may not run while the bytes move and are compared.
-        found = next((found for _ in range(100) if (found := one.move(65537)) is not None), None)
+        corruption = next((corruption for _ in range(100) if (corruption := row_link.move(65537)) is not None), None)
     finally:
         stop.set()
         thread.join()
-    assert found is not None
-    assert found.offset < 5
-    assert 400 < found.wrong_bytes <= 500
+    assert corruption is not None
+    assert corruption.offset < 5
+    assert 400 < corruption.wrong_bytes <= 500
 
 
 @pytest.mark.long
@@ -200,4 +200,4 @@ def test_queue_is_a_variant_of_the_row_and_is_really_used(make_pairs: MakePairs,
     assert str(moved.key(65536)) == f"POSIX/WRITE/DRAM:FILE/64KiB/batch1/depth1/0-0/{queue}=true"
     process = Path(f"/proc/{moved.initiator.worker.pid}")
     used = "\n".join(os.readlink(path) for path in (process / "fd").iterdir()) + (process / "maps").read_text()
-    assert [each for each in ("anon_inode:[io_uring]", "/[aio]") if each in used] == ([trace] if trace else [])
+    assert [target for target in ("anon_inode:[io_uring]", "/[aio]") if target in used] == ([trace] if trace else [])

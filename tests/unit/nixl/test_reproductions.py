@@ -45,8 +45,8 @@ def test_a_script_counts_the_bytes_that_are_written_too_late(id: str, tmp_path: 
             text=True, timeout=300, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
-        said, counted = done.stdout.splitlines()[-2:]
-        assert "has returned" in said
+        sentence, counted = done.stdout.splitlines()[-2:]
+        assert "has returned" in sentence
         if "healthy: 0 bytes" not in counted:
             break
     assert counted == "DEFECT: 65536 bytes were overwritten after that"
@@ -75,7 +75,7 @@ def test_a_script_of_a_defect_that_ucx_does_not_have_says_so(tmp_path: Path) -> 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("id", "seconds", "said"),
+    ("id", "seconds", "sentence"),
     [
         ("NIXL-STOPPED-TARGET-SILENT", "3", r"DEFECT: the target was stopped, and for 3 s \d transfers were PROC"),
         (
@@ -101,13 +101,13 @@ def test_a_script_of_a_defect_that_ucx_does_not_have_says_so(tmp_path: Path) -> 
     ],
     ids=["stopped", "notified", "released", "loaded-again", "deleted"],
 )
-def test_a_script_says_what_ucx_does_after_a_fault(id: str, seconds: str, said: str, tmp_path: Path) -> None:
+def test_a_script_says_what_ucx_does_after_a_fault(id: str, seconds: str, sentence: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-", "UCX", *filter(None, [seconds])], input=reproduction(id), cwd=tmp_path, env=environment(),
         capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert re.fullmatch(said, done.stdout.splitlines()[-1]), done.stdout
+    assert re.fullmatch(sentence, done.stdout.splitlines()[-1]), done.stdout
 
 
 @pytest.mark.long
@@ -175,9 +175,9 @@ def test_a_script_counts_the_processes_that_end_with_a_dead_peer(
         capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    rounds = [each for each in done.stdout.splitlines() if re.match(line, each)]
+    rounds = [output_line for output_line in done.stdout.splitlines() if re.match(line, output_line)]
     assert len(rounds) == 2
-    ended = sum(end in each for each in rounds)
+    ended = sum(end in output_line for output_line in rounds)
     assert ended == 0 or id == "NIXL-DEAD-INITIATOR-ABORTS"
     assert done.stdout.splitlines()[-1] == f"{'DEFECT' if ended else 'healthy'}: {counted.format(ended)}"
 
@@ -190,7 +190,7 @@ def test_the_scripts_use_nothing_of_this_project() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         ((), "--reproduce prints the script of one finding: name one of LIBFABRIC-NO-RECONNECT, "),
         (("NIXL-ETCD-STALE-KEY",), "there is no script for NIXL-ETCD-STALE-KEY: findings with a script are LIBFABRIC-"),
@@ -198,10 +198,10 @@ def test_the_scripts_use_nothing_of_this_project() -> None:
     ],
 )
 def test_a_finding_without_a_script_is_refused_in_one_sentence(
-    arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["explain", *arguments, "--reproduce"]) == COULD_NOT_RUN
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith(f"pytest-nixl: {words}")
+    assert err.startswith(f"pytest-nixl: {message}")
     assert len(err.splitlines()) == 1

@@ -41,16 +41,16 @@ SHARED = {"blocks": (64, 4 * KIB, 16 * KIB, 64 * KIB, 100_000), "batch": (1, 4),
 def test_every_block_of_the_footprint_is_moved(
     shared_pairs: MakePairs, op: str, block: int, batch: int, depth: int, footprint: int
 ) -> None:
-    one = link(shared_pairs(**SHARED), op, footprint)
-    samples = one.measure(block, batch=batch, depth=depth)
+    row_link = link(shared_pairs(**SHARED), op, footprint)
+    samples = row_link.measure(block, batch=batch, depth=depth)
     assert samples.corruption is None
     assert str(samples.key).endswith(f"/0-1/footprint={footprint // MIB}MiB")
     transfers = footprint // (block * batch)
     assert sum(samples.transfers) >= transfers, "each transfer was timed at least once"
     end = transfers * block * batch
-    assert one.destination.size >= footprint
+    assert row_link.destination.size >= footprint
     far = (end - block, block)
-    assert one.destination.read(*far) == one.source.read(*far)
+    assert row_link.destination.read(*far) == row_link.source.read(*far)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -72,8 +72,8 @@ def test_the_timed_transfers_of_a_walk_reach_its_end(shared_pairs: MakePairs, mo
     # Only the timed transfers: those before and after them are not made.
     run, compare = Link._run, Link._compare
 
-    def timed_only(self: Link, command: str, *given: Any, **named: Any) -> Any:
-        return run(self, command, *given, **named) if command == "measure" else None
+    def timed_only(self: Link, command: str, *arguments: Any, **named: Any) -> Any:
+        return run(self, command, *arguments, **named) if command == "measure" else None
 
     def compared_after(self: Link, phase: str, seed: int, size: int) -> Corruption | None:
         return compare(self, phase, seed, size) if phase == "after the timed transfers" else None
@@ -113,20 +113,20 @@ def test_rows_in_place_and_rows_that_walk_are_two_rows(make_pairs: MakePairs) ->
 
 @pytest.mark.long
 def test_a_launch_keeps_the_footprint_and_a_transfer_alone_moves_all_of_it(make_pairs: MakePairs) -> None:
-    one = link(make_pairs(), footprint=MIB)
-    assert one.move(64 * KIB) is None
-    one.relaunch()
-    assert one.move(64 * KIB) is None
-    assert one.destination.size >= MIB
-    assert one.footprint == MIB
+    row_link = link(make_pairs(), footprint=MIB)
+    assert row_link.move(64 * KIB) is None
+    row_link.relaunch()
+    assert row_link.move(64 * KIB) is None
+    assert row_link.destination.size >= MIB
+    assert row_link.footprint == MIB
 
 
 def test_transfers_that_do_not_fit_into_the_footprint_are_refused(make_pairs: MakePairs) -> None:
-    one = link(make_pairs(depth=(4,)), footprint=128 * KIB)
+    row_link = link(make_pairs(depth=(4,)), footprint=128 * KIB)
     with pytest.raises(NixlPluginError) as caught:
-        one.measure(64 * KIB, depth=4)
-    said: Any = caught.value
-    assert said.reason == "4 transfers of 65536 bytes do not fit into the footprint of 131072 bytes"
+        row_link.measure(64 * KIB, depth=4)
+    message: Any = caught.value
+    assert message.reason == "4 transfers of 65536 bytes do not fit into the footprint of 131072 bytes"
 
 
 class ShownAgent:
@@ -139,8 +139,8 @@ class ShownAgent:
     def get_xfer_descs(self, blocks: list[tuple[int, int, int]], memory: str) -> Any:
         return memory, blocks
 
-    def initialize_xfer(self, *given: object, backends: list[str]) -> Any:
-        return *given, *backends
+    def initialize_xfer(self, *arguments: object, backends: list[str]) -> Any:
+        return *arguments, *backends
 
     def row(self, **options: Any) -> Transfers:
         how: dict[str, Any] = {"depth": 2, "notify_each": False, "announced": False, "acknowledged": True, **options}
@@ -156,14 +156,14 @@ def test_the_blocks_of_a_transfer_are_neighbours_in_memory_or_objects_by_their_n
     options: dict[str, Any], made_now: bool, announced: bool, tag: bytes
 ) -> None:
     agent = ShownAgent()
-    made = agent.row(**options, announced=announced)
+    row = agent.row(**options, announced=announced)
     first = (("DRAM", [(1000, 10, 3), (1010, 10, 3)]), ("OBJ", [(0, 10, 1), (0, 10, 2)]))
     second = (("DRAM", [(1020, 10, 3), (1030, 10, 3)]), ("OBJ", [(0, 10, 3), (0, 10, 4)]))
-    plain, tagged = ([("WRITE", *blocks, "t", each, "P") for blocks in (first, second)] for each in (b"", tag))
-    assert made._plain == plain
-    assert dict(made._notifying) == (dict(enumerate(tagged)) if made_now else {}), "others are made when one is needed"
-    assert made._notifying[1] == tagged[1]
-    made.release()
+    plain, tagged = ([("WRITE", *blocks, "t", tail, "P") for blocks in (first, second)] for tail in (b"", tag))
+    assert row._plain == plain
+    assert dict(row._notifying) == (dict(enumerate(tagged)) if made_now else {}), "others are made when one is needed"
+    assert row._notifying[1] == tagged[1]
+    row.release()
     assert agent.released == [*plain, *(tagged if made_now else tagged[1:])]
 
 

@@ -44,9 +44,9 @@ NO_AWS = {"AWS_ENDPOINT_URL": "", "AWS_ENDPOINT_URL_S3": ""}
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[S3Server]:
-    made = S3Server()
-    yield made
-    made.kill()
+    started = S3Server()
+    yield started
+    started.kill()
 
 
 def run(
@@ -63,9 +63,9 @@ def buckets(server: S3Server) -> list[str]:
 
 @pytest.mark.long
 def test_embedded_server_is_one_for_the_session_and_ends_with_it(pytester: pytest.Pytester) -> None:
-    done, told = run(pytester, in_process=False)
+    done, listing = run(pytester, in_process=False)
     done.assert_outcomes(passed=2)
-    first, second = (json.loads(path.read_text()) for path in told)
+    first, second = (json.loads(path.read_text()) for path in listing)
     assert first[0] == "embedded"
     assert first[:3] == second[:3]
     store = ObjectStore("http", first[1].removeprefix("http://"), first[2], "us-east-1")
@@ -75,10 +75,10 @@ def test_embedded_server_is_one_for_the_session_and_ends_with_it(pytester: pytes
 
 @pytest.mark.long
 def test_each_worker_of_xdist_has_its_own_server(pytester: pytest.Pytester) -> None:
-    done, told = run(pytester, "-n2", "--dist=load", in_process=False)
+    done, listing = run(pytester, "-n2", "--dist=load", in_process=False)
     done.assert_outcomes(passed=2)
-    one, other = (json.loads(path.read_text()) for path in told)
-    assert one[1] != other[1]
+    first, other = (json.loads(path.read_text()) for path in listing)
+    assert first[1] != other[1]
 
 
 @pytest.mark.long
@@ -89,9 +89,9 @@ def test_bucket_of_an_existing_server_is_removed_with_its_objects(
     arguments = [f"--nixl-s3={server.url}"] if how == "option" else []
     if how == "ini":
         pytester.makeini(f"[pytest]\nnixl_s3 = {server.url}")
-    done, told = run(pytester, *arguments, env={**KEYS, **({how: server.url} if how.startswith("AWS") else {})})
+    done, listing = run(pytester, *arguments, env={**KEYS, **({how: server.url} if how.startswith("AWS") else {})})
     done.assert_outcomes(passed=2)
-    kind, url, bucket, keys = json.loads(told[1].read_text())
+    kind, url, bucket, keys = json.loads(listing[1].read_text())
     assert (kind, url, keys) == ("external", server.url, ["a & b/0", "a & b/1"])
     assert bucket.startswith("pytest-nixl-")
     assert buckets(server) == ["bucket"]
@@ -100,32 +100,32 @@ def test_bucket_of_an_existing_server_is_removed_with_its_objects(
 def test_bucket_of_another_region_is_created_there(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     use_s3(monkeypatch, server.url)
     monkeypatch.setenv("AWS_REGION", "eu-west-1")
-    with s3_server.open_bucket("", supervisor) as made:
+    with s3_server.open_bucket("", supervisor) as bucket:
         where = boto3.client("s3", endpoint_url=server.url, aws_access_key_id="a", aws_secret_access_key="b")
-        assert where.get_bucket_location(Bucket=made.bucket)["LocationConstraint"] == "eu-west-1"
-        assert made.parameters["region"] == "eu-west-1"
+        assert where.get_bucket_location(Bucket=bucket.bucket)["LocationConstraint"] == "eu-west-1"
+        assert bucket.parameters["region"] == "eu-west-1"
     assert buckets(server) == ["bucket"]
 
 
 def test_part_of_an_object_is_read(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     use_s3(monkeypatch, "")
-    with s3_server.open_bucket(server.url, supervisor) as made:
-        made.client.put("x", b"0123456789")
-        assert made.client.get("x", 2, 3) == b"234"
+    with s3_server.open_bucket(server.url, supervisor) as bucket:
+        bucket.client.put("x", b"0123456789")
+        assert bucket.client.get("x", 2, 3) == b"234"
 
 
 def test_more_objects_than_one_list_names_are_removed(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     use_s3(monkeypatch, "")
     listed = ObjectClient.keys
     monkeypatch.setattr(ObjectClient, "keys", lambda client: listed(client)[:2])
-    with s3_server.open_bucket(server.url, supervisor) as made:
+    with s3_server.open_bucket(server.url, supervisor) as bucket:
         for number in range(5):
-            made.client.put(str(number), b"x")
+            bucket.client.put(str(number), b"x")
     assert buckets(server) == ["bucket"]
 
 
 @pytest.mark.parametrize(
-    ("value", "words"),
+    ("value", "message"),
     [
         ("ftp://host", "'ftp://host' is not the URL of an S3 server"),
         ("http://host/path", "'http://host/path' is not the URL of an S3 server"),
@@ -135,17 +135,17 @@ def test_more_objects_than_one_list_names_are_removed(server: S3Server, monkeypa
         ("container:an image", "'an image' is not an image reference"),
     ],
 )
-def test_bad_option_is_one_sentence(pytester: pytest.Pytester, value: str, words: str) -> None:
+def test_bad_option_is_one_sentence(pytester: pytest.Pytester, value: str, message: str) -> None:
     done, _ = run(pytester, f"--nixl-s3={value}")
     assert done.ret == pytest.ExitCode.USAGE_ERROR
-    [line] = [each for each in done.errlines if each]
-    assert words in line
+    [line] = [text for text in done.errlines if text]
+    assert message in line
     assert "expected http://HOST[:PORT], https://HOST[:PORT], embedded, container, or container:IMAGE" in line
     assert "secret" not in line
 
 
 @pytest.mark.parametrize(
-    ("variables", "words"),
+    ("variables", "message"),
     [
         ({"AWS_ENDPOINT_URL": "http://127.0.0.1:1"}, "the S3 server http://127.0.0.1:1 cannot be reached"),
         ({"AWS_ENDPOINT_URL": "host:1/x"}, "the endpoint 'https://host:1/x' is not http"),
@@ -153,14 +153,14 @@ def test_bad_option_is_one_sentence(pytester: pytest.Pytester, value: str, words
     ],
 )
 def test_server_that_cannot_be_used_is_named(
-    variables: dict[str, str], words: str, monkeypatch: pytest.MonkeyPatch
+    variables: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_s3(monkeypatch, "")
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ObjectStoreError) as caught, s3_server.open_bucket("", supervisor):
         pass
-    assert words in caught.value.reason
+    assert message in caught.value.reason
     assert caught.value.remedy
 
 
@@ -182,9 +182,9 @@ def test_embedded_server_that_does_not_start_is_named(monkeypatch: pytest.Monkey
 
 @pytest.mark.long
 def test_embedded_server_ends_although_its_test_fails() -> None:
-    with pytest.raises(ZeroDivisionError), s3_server.open_bucket("embedded", supervisor) as made:
+    with pytest.raises(ZeroDivisionError), s3_server.open_bucket("embedded", supervisor) as bucket:
         raise ZeroDivisionError
-    client = made.client
+    client = bucket.client
 
     def gone() -> bool:
         try:
@@ -206,9 +206,9 @@ def test_server_in_a_container_is_removed_at_the_end(pytester: pytest.Pytester, 
     image = moto_image()
     before = set(container_names())
     pytester.makepyfile(test_also=f"def test_it(nixl_s3):\n    assert not {dies}")
-    done, told = run(pytester, f"--nixl-s3=container:{image}", in_process=False)
+    done, listing = run(pytester, f"--nixl-s3=container:{image}", in_process=False)
     done.assert_outcomes(passed=2 if dies else 3, failed=int(dies))
-    first, second = (json.loads(path.read_text()) for path in told)
+    first, second = (json.loads(path.read_text()) for path in listing)
     assert first[0] == "container"
     assert first[:3] == second[:3]
     assert second[3] == ["a & b/0", "a & b/1"]

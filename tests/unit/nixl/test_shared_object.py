@@ -24,12 +24,12 @@ def symbols(content: bytes) -> dict[str, bytes]:
     """Return the code of each function, by its name."""
     elf = ELFFile(io.BytesIO(content))
     [dynamic] = (segment for segment in elf.iter_segments() if isinstance(segment, DynamicSegment))
-    found = {}
+    addresses = {}
     for symbol in dynamic.iter_symbols():
         if symbol.name:
             start = symbol["st_value"]
-            found[symbol.name] = content[start : start + symbol["st_size"]]
-    return found
+            addresses[symbol.name] = content[start : start + symbol["st_size"]]
+    return addresses
 
 
 @pytest.mark.parametrize("count", [1, 2, 300])
@@ -37,9 +37,9 @@ def symbols(content: bytes) -> dict[str, bytes]:
 def test_each_function_has_the_code_that_returns_the_number(machine: str, count: int) -> None:
     names = [f"function{number}" for number in range(count)]
     content = shared_object("libany.so.1", names, 100, machine)
-    found = symbols(content)
-    assert list(found) == names
-    assert all(RETURNS_100[machine] in code for code in found.values())
+    addresses = symbols(content)
+    assert list(addresses) == names
+    assert all(RETURNS_100[machine] in code for code in addresses.values())
     elf = ELFFile(io.BytesIO(content))
     assert elf.get_machine_arch() == {"x86_64": "x64", "aarch64": "AArch64"}[machine]
 
@@ -52,7 +52,7 @@ def test_no_segment_can_be_written_and_executed_and_the_stack_is_not_executable(
     assert not flags["PT_GNU_STACK"] & 1
     loaded = [segment for segment in elf.iter_segments() if segment["p_type"] == "PT_LOAD"]
     # The kernel maps pages of up to 64 KiB: offset and address must agree within a page.
-    assert all((each["p_vaddr"] - each["p_offset"]) % 0x10000 == 0 for each in loaded)
+    assert all((load_segment["p_vaddr"] - load_segment["p_offset"]) % 0x10000 == 0 for load_segment in loaded)
     assert loaded[1]["p_vaddr"] // 0x10000 > (loaded[0]["p_memsz"] - 1) // 0x10000
 
 

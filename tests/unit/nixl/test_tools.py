@@ -20,22 +20,22 @@ from pytest_nixl.nixl.worker.tools import Program, Tools
 
 
 def looked(
-    kept: RingBuffer, seen: int, *, over: bool = False, cancelled: bool = False, within: float = 0.01
+    ring: RingBuffer, seen: int, *, over: bool = False, cancelled: bool = False, within: float = 0.01
 ) -> dict[str, Any]:
     """Look at a program that writes nothing more, and return the answer without its cost."""
-    program = SimpleNamespace(output=kept, changed=threading.Condition(), over=over, code=3, cost={})
+    program = SimpleNamespace(output=ring, changed=threading.Condition(), over=over, code=3, cost={})
     return {**Tools(lambda: cancelled).look(cast(Program, program), seen, within)}
 
 
 def test_a_look_returns_what_is_new_and_says_whether_there_is_more() -> None:
-    kept = RingBuffer(1 << 20)
-    kept.write(b"ab")
-    assert looked(kept, 0) == {"from": 0, "bytes": b"ab", "more": False, "code": None, "cost": {}}
-    assert looked(kept, 1)["bytes"] == b"b"
-    assert looked(kept, 2) == {"from": 2, "bytes": b"", "more": False, "code": None, "cost": {}}
-    kept.write(b"c" * (1 << 19))
-    assert looked(kept, 1)["more"]
-    assert looked(kept, kept.total, over=True)["code"] == 3
+    ring = RingBuffer(1 << 20)
+    ring.write(b"ab")
+    assert looked(ring, 0) == {"from": 0, "bytes": b"ab", "more": False, "code": None, "cost": {}}
+    assert looked(ring, 1)["bytes"] == b"b"
+    assert looked(ring, 2) == {"from": 2, "bytes": b"", "more": False, "code": None, "cost": {}}
+    ring.write(b"c" * (1 << 19))
+    assert looked(ring, 1)["more"]
+    assert looked(ring, ring.total, over=True)["code"] == 3
 
 
 @pytest.mark.parametrize(("within", "cancelled"), [(0.05, False), (60.0, True)])
@@ -49,11 +49,11 @@ def test_a_look_ends_with_its_time_or_when_pytest_has_sent_another_command(withi
 def test_a_program_has_its_output_its_exit_code_and_its_cost() -> None:
     program = Program(["/bin/sh", "-c", "echo $0 $A >&2; exit 3"], {"A": "1"})
     tools = Tools(lambda: False)
-    said, answer = b"", tools.look(program, 0, 60)
+    output, answer = b"", tools.look(program, 0, 60)
     while answer["code"] is None:
-        said += answer["bytes"]
-        answer = tools.look(program, len(said), 60)
-    assert (said + answer["bytes"], answer["code"]) == (b"/bin/sh 1\n", 3)
+        output += answer["bytes"]
+        answer = tools.look(program, len(output), 60)
+    assert (output + answer["bytes"], answer["code"]) == (b"/bin/sh 1\n", 3)
     cost = answer["cost"]
     assert 0 <= cost["own"] <= cost["clock"] < 60
     assert 0 <= cost["all"] <= (cost["clock"] + 1) * cost["processors"]
@@ -71,11 +71,11 @@ def test_a_program_that_cannot_be_executed_leaves_no_descriptor() -> None:
 def test_a_program_listens_on_the_ports_of_its_own_processes() -> None:
     ours, other = (cast(Program, SimpleNamespace(pid=group)) for group in (os.getpgid(0), 1 << 23))
     tools = Tools(lambda: False)
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
         assert not tools.listens(ours, port)
-        one.listen()
+        listener.listen()
         assert tools.listens(ours, port)
         assert not tools.listens(other, port)
 

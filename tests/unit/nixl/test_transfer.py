@@ -63,14 +63,19 @@ class PolledAgent:
 
     @property
     def sent(self) -> list[Any]:
-        return [each for each in self.log if each != "poll"]
+        return [entry for entry in self.log if entry != "poll"]
 
 
 def initiator(agent: PolledAgent, depth: int = 1, handles: int = 1, **options: Any) -> Transfers:
     plain = [f"plain {number}" for number in range(handles)]
     tagged = {number: f"tagged {number}" for number in range(handles)}
-    wanted: dict[str, Any] = {"acknowledged": True, "notify_each": False, "deadline": time.monotonic() + 60, **options}
-    return Transfers(agent, "target", plain, tagged, depth=depth, **wanted)
+    arguments: dict[str, Any] = {
+        "acknowledged": True,
+        "notify_each": False,
+        "deadline": time.monotonic() + 60,
+        **options,
+    }
+    return Transfers(agent, "target", plain, tagged, depth=depth, **arguments)
 
 
 def served(*polls: Sequence[bytes]) -> list[Any]:
@@ -132,8 +137,8 @@ def test_a_window_ends_with_its_own_acknowledgement(depth: int, handles: int, no
 
 def test_a_window_that_needs_no_acknowledgement_ends_with_its_transfers() -> None:
     agent, synced = PolledAgent(), list[int]()
-    one = initiator(agent, acknowledged=False, sync=lambda: synced.append(len(agent.log)))
-    one.window(3, stamps_for(3))
+    sender = initiator(agent, acknowledged=False, sync=lambda: synced.append(len(agent.log)))
+    sender.window(3, stamps_for(3))
     assert agent.log == [("plain 0", b"")] * 3
     assert synced == [3]
 
@@ -160,20 +165,20 @@ def test_a_transfer_that_fails_ends_the_window(depth: int, handles: int, states:
 
 def test_the_acknowledgements_of_several_windows_are_read_together() -> None:
     agent = PolledAgent([[b"pytest-nixl:arrived:3", b"of somebody else", b"pytest-nixl:arrived:12"]])
-    one = initiator(agent)
-    assert one.acknowledged() == {3, 12}
-    assert one.acknowledged() == set()
-    assert [one.next_notification(), one.next_notification(), one.windows] == [
+    sender = initiator(agent)
+    assert sender.acknowledged() == {3, 12}
+    assert sender.acknowledged() == set()
+    assert [sender.next_notification(), sender.next_notification(), sender.windows] == [
         b"pytest-nixl:window:1:1", b"pytest-nixl:window:2:1", 2,
     ]  # fmt: skip
 
 
 def test_a_wait_for_the_target_ends_with_the_acknowledgement_of_the_current_window() -> None:
     agent = PolledAgent([[], [b"pytest-nixl:arrived:1"], [b"pytest-nixl:arrived:2"]])
-    one = initiator(agent)
+    sender = initiator(agent)
     for _ in range(2):
-        one.next_notification()
-    one.wait_for_the_target()
+        sender.next_notification()
+    sender.wait_for_the_target()
     assert agent.log == ["poll"] * 3
 
 
@@ -191,9 +196,9 @@ def test_a_wait_ends_at_its_deadline_and_not_before(clock: list[float]) -> None:
             clock[0] += 0.001
             return "PROC"
 
-    one = initiator(SlowAgent(), deadline=103.0)
+    sender = initiator(SlowAgent(), deadline=103.0)
     with pytest.raises(StepTimeoutError, match="the deadline passed while waiting for a transfer to complete"):
-        one.finish("handle", "PROC")
+        sender.finish("handle", "PROC")
     assert 103.0 < clock[0] < 103.0 + 0.001 * 2 * transfer._POLLS_BETWEEN_LOOKS
 
 
@@ -234,9 +239,9 @@ def test_a_watch_counts_from_the_last_transfer_that_ended(clock: list[float]) ->
             return "PROC"
 
     watch = StoreWatch()
-    one = initiator(TrickleAgent(), 2, 2, acknowledged=False, deadline=200.0, watch=watch)
+    sender = initiator(TrickleAgent(), 2, 2, acknowledged=False, deadline=200.0, watch=watch)
     with pytest.raises(AssertionError, match="no window ends"):
-        one.window(6, stamps_for(6))
+        sender.window(6, stamps_for(6))
     assert watch.asked == [], "each transfer ended within five seconds of the one before"
 
 
@@ -267,7 +272,7 @@ class TimedInitiator(Transfers):
         return transfers * seconds
 
 
-def timed(one: TimedInitiator, **options: Any) -> dict[str, Any]:
+def timed(sender: TimedInitiator, **options: Any) -> dict[str, Any]:
     usual: dict[str, Any] = {
         "iterations": 1,
         "warmup": 0,
@@ -275,39 +280,39 @@ def timed(one: TimedInitiator, **options: Any) -> dict[str, Any]:
         "duration": 0.0,
         "around": nullcontext(),
     }
-    return measure(one, **{**usual, **options})
+    return measure(sender, **{**usual, **options})
 
 
 def test_the_fastest_burst_gives_the_size_of_a_window() -> None:
     # The second burst was interrupted: by its rate windows would be a tenth as long as they should be.
-    one = TimedInitiator([0.0001, 0.001, 0.0001])
-    found = timed(one)
-    assert one.sizes[0] == 5
-    assert set(found["transfers"]) == {72}
-    assert len(found["windows"]) == WINDOWS
-    assert found["windows"][0] == pytest.approx(0.0072)
+    sender = TimedInitiator([0.0001, 0.001, 0.0001])
+    timing = timed(sender)
+    assert sender.sizes[0] == 5
+    assert set(timing["transfers"]) == {72}
+    assert len(timing["windows"]) == WINDOWS
+    assert timing["windows"][0] == pytest.approx(0.0072)
     # So is the warm-up, if it was slow.
     assert set(timed(TimedInitiator([0.001, 0.0001]), warmup=10)["transfers"]) == {72}
     assert set(timed(TimedInitiator([0.0001, 0.001, 0.0001]), warmup=10)["transfers"]) == {72}
 
 
 def test_transfers_are_settled_for_the_least_time() -> None:
-    one = TimedInitiator([0.01])
-    timed(one, warmup_seconds=1.0, warmup=10)
-    assert one.sizes[:2] == [10, 90]
-    one = TimedInitiator([0.01])
-    timed(one, warmup_seconds=0.0, warmup=1000)
-    assert one.sizes[:2] == [1000, 1], "once more even if the warm-up was long enough"
-    one = TimedInitiator([0.01])
-    timed(one, warmup_seconds=0.1, warmup=9)
-    assert one.sizes[:2] == [9, 5], "not in bursts of one"
+    sender = TimedInitiator([0.01])
+    timed(sender, warmup_seconds=1.0, warmup=10)
+    assert sender.sizes[:2] == [10, 90]
+    sender = TimedInitiator([0.01])
+    timed(sender, warmup_seconds=0.0, warmup=1000)
+    assert sender.sizes[:2] == [1000, 1], "once more even if the warm-up was long enough"
+    sender = TimedInitiator([0.01])
+    timed(sender, warmup_seconds=0.1, warmup=9)
+    assert sender.sizes[:2] == [9, 5], "not in bursts of one"
 
 
 def test_windows_go_on_until_the_duration_has_passed() -> None:
-    found = timed(TimedInitiator([0.001]), duration=1.0, iterations=200)
-    assert set(found["transfers"]) == {20}
-    assert len(found["windows"]) == 50
-    assert found["latencies"] == [pytest.approx(0.001)] * 1000
+    timing = timed(TimedInitiator([0.001]), duration=1.0, iterations=200)
+    assert set(timing["transfers"]) == {20}
+    assert len(timing["windows"]) == 50
+    assert timing["latencies"] == [pytest.approx(0.001)] * 1000
     assert len(timed(TimedInitiator([0.001]), iterations=201)["windows"]) == WINDOWS
 
 
@@ -324,13 +329,13 @@ def test_windows_go_on_until_the_duration_has_passed() -> None:
 )
 def test_a_clear_row_ends_after_four_windows(factors: Sequence[float], rate: float | None, windows: int) -> None:
     warming = [0.001, 0.001]
-    one = TimedInitiator([*warming, *(0.001 * factor for factor in factors), 0.001])
-    assert len(timed(one, clear_rate=rate)["windows"]) == windows
+    sender = TimedInitiator([*warming, *(0.001 * factor for factor in factors), 0.001])
+    assert len(timed(sender, clear_rate=rate)["windows"]) == windows
 
 
 def test_windows_that_agree_later_do_not_end_a_row() -> None:
-    one = TimedInitiator([0.001, 0.001, 0.0011, 0.0012, 0.001])
-    assert len(timed(one, clear_rate=0.0)["windows"]) == WINDOWS
+    sender = TimedInitiator([0.001, 0.001, 0.0011, 0.0012, 0.001])
+    assert len(timed(sender, clear_rate=0.0)["windows"]) == WINDOWS
 
 
 @pytest.mark.parametrize(
@@ -340,13 +345,13 @@ def test_windows_that_agree_later_do_not_end_a_row() -> None:
 )
 def test_a_window_is_large_enough_for_each_reason(options: dict[str, int], size: int) -> None:
     iterations = options.pop("iterations", 1)
-    found = timed(TimedInitiator([0.001], **options), iterations=iterations)
-    assert set(found["transfers"]) == {size}
+    timing = timed(TimedInitiator([0.001], **options), iterations=iterations)
+    assert set(timing["transfers"]) == {size}
 
 
 def test_the_order_statistics_are_in_the_middle_of_their_share() -> None:
-    found = transfer._order_statistics(array("q", range(4000, 0, -1)))
-    assert found == list(range(3, 4001, 4))
+    statistics = transfer._order_statistics(array("q", range(4000, 0, -1)))
+    assert statistics == list(range(3, 4001, 4))
     assert transfer._order_statistics(array("q", [3, 1, 2])) == [1, 2, 3]
 
 
@@ -399,9 +404,9 @@ def test_a_target_takes_its_turn_when_it_is_asked_and_answers_after_it() -> None
           end=ScriptedEnd(None, WRONG))  # fmt: skip
     answers = [message for _, message in agent.sent]
     assert answers[0] == b"pytest-nixl:turned:1:null"
-    one = initiator(PolledAgent([[answers[0]], [], [answers[0], answers[1], b"of somebody else"]]))
-    assert one.turn(ScriptedEnd()) is None
-    assert one.turn(ScriptedEnd()) == WRONG, "the answer to another turn does not end the wait"
+    sender = initiator(PolledAgent([[answers[0]], [], [answers[0], answers[1], b"of somebody else"]]))
+    assert sender.turn(ScriptedEnd()) is None
+    assert sender.turn(ScriptedEnd()) == WRONG, "the answer to another turn does not end the wait"
 
 
 def test_a_turn_tells_the_corruption_of_either_end() -> None:
@@ -430,28 +435,30 @@ class TurnedInitiator(TimedInitiator):
 
 
 def test_both_ends_take_turns_between_the_timed_windows() -> None:
-    one, end = TurnedInitiator([0.001]), ScriptedEnd()
-    assert timed(one, end=end)["corruption"] is None
-    settling = len(one.sizes) - WINDOWS
-    assert one.turned == [settling + window for window in range(1, WINDOWS)], "not before the first, nor after the last"
+    sender, end = TurnedInitiator([0.001]), ScriptedEnd()
+    assert timed(sender, end=end)["corruption"] is None
+    settling = len(sender.sizes) - WINDOWS
+    assert sender.turned == [settling + window for window in range(1, WINDOWS)], (
+        "not before the first, nor after the last"
+    )
     assert end.turns == WINDOWS - 1
     end = ScriptedEnd(None, WRONG, {**WRONG, "offset": 5})
-    assert timed(one, end=end)["corruption"] == WRONG, "the first one"
+    assert timed(sender, end=end)["corruption"] == WRONG, "the first one"
 
 
 @pytest.mark.parametrize(("seconds", "turns"), [(0.0001, 99), (0.01, 9)])
 def test_turns_take_a_twentieth_of_a_long_row(monkeypatch: pytest.MonkeyPatch, seconds: float, turns: int) -> None:
     ticks = itertools.count()
     monkeypatch.setattr(time, "perf_counter", lambda: seconds * next(ticks))  # twice a turn
-    one = TurnedInitiator([0.001])
-    windows = timed(one, end=ScriptedEnd(), duration=0.8)["windows"]
+    sender = TurnedInitiator([0.001])
+    windows = timed(sender, end=ScriptedEnd(), duration=0.8)["windows"]
     assert len(windows) == 100
-    assert abs(len(one.turned) - turns) <= 2
+    assert abs(len(sender.turned) - turns) <= 2
 
 
 def test_corrupt_transfers_are_counted_and_the_first_is_known() -> None:
-    one, end = TurnedInitiator([0.001]), ScriptedEnd(None, WRONG, None, {**WRONG, "offset": 5})
-    assert move_each(one, end, 5) == {"corrupt": 2, "first": {"transfer": 2, **WRONG}}
-    assert one.sizes == [1] * 5
-    assert one.turned == [1, 2, 3, 4, 5], "each is compared before the next is posted"
+    sender, end = TurnedInitiator([0.001]), ScriptedEnd(None, WRONG, None, {**WRONG, "offset": 5})
+    assert move_each(sender, end, 5) == {"corrupt": 2, "first": {"transfer": 2, **WRONG}}
+    assert sender.sizes == [1] * 5
+    assert sender.turned == [1, 2, 3, 4, 5], "each is compared before the next is posted"
     assert move_each(TurnedInitiator([0.001]), ScriptedEnd(), 5) == {"corrupt": 0, "first": None}

@@ -37,7 +37,7 @@ CUDA_IPC, STAGED = ("zero-copy", ("cuda_ipc/cuda",)), ("software emulation", ("t
 
 
 @pytest.mark.parametrize(
-    ("nvlinks", "op", "memory", "told"),
+    ("nvlinks", "op", "memory", "expected"),
     [
         (0, "WRITE", "VRAM:VRAM", CUDA_IPC),
         (0, "READ", "VRAM:VRAM", STAGED),
@@ -52,12 +52,12 @@ CUDA_IPC, STAGED = ("zero-copy", ("cuda_ipc/cuda",)), ("software emulation", ("t
     ],
 )
 def test_recorded_tables_of_gpu_memory_are_read(
-    nvlinks: int, op: str, memory: str, told: tuple[str, tuple[str, ...]]
+    nvlinks: int, op: str, memory: str, expected: tuple[str, tuple[str, ...]]
 ) -> None:
     """The tables of UCX 1.23 about remote memory, recorded on a stand-in for the driver with this many NVLinks."""
     log = (RECORDED / f"vram-nvlinks-{nvlinks}.log").read_text()
     pair = MemoryPair.parse(memory)
-    assert (protocol(log, op, 65536, pair), BACKEND.transports(log, op, 65536, pair)) == told
+    assert (protocol(log, op, 65536, pair), BACKEND.transports(log, op, 65536, pair)) == expected
     assert BACKEND.mistaken(log, op, pair) == ""
 
 
@@ -169,7 +169,7 @@ def test_heading_of_a_read_also_has_the_initiators_memory_first(form: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("seen", "asked", "words"),
+    ("seen", "requested", "message"),
     [
         ("DRAM:DRAM", "VRAM:VRAM", "UCX moved the initiator's VRAM and target's VRAM as host memory"),
         ("DRAM:DRAM", "DRAM:VRAM", "UCX moved the target's VRAM as host memory"),
@@ -177,9 +177,9 @@ def test_heading_of_a_read_also_has_the_initiators_memory_first(form: str) -> No
         ("VRAM:VRAM", "DRAM:DRAM", ""),
     ],
 )
-def test_gpu_memory_that_was_moved_as_host_memory_is_reported(seen: str, asked: str, words: str) -> None:
+def test_gpu_memory_that_was_moved_as_host_memory_is_reported(seen: str, requested: str, message: str) -> None:
     log = NEWER.format(heading=HEADINGS[seen], config="cma/memory")
-    assert BACKEND.mistaken(log, "WRITE", MemoryPair.parse(asked)) == words
+    assert BACKEND.mistaken(log, "WRITE", MemoryPair.parse(requested)) == message
 
 
 @pytest.mark.parametrize("log", ["", NEWER.format(heading="remote memory write by ucp_put*", config="cma/memory")])
@@ -196,7 +196,7 @@ def test_table_of_the_agent_itself_is_no_finding() -> None:
 
 
 @pytest.mark.parametrize(
-    ("log", "words"),
+    ("log", "message"),
     [
         ("E1121 ucx_utils.cpp:674] nixlUcxContext a: VRAM memory is detected as host by UCX. UCX is likely not "
          "configured with CUDA/ROCm support. VRAM registration cannot proceed.",
@@ -204,8 +204,8 @@ def test_table_of_the_agent_itself_is_no_finding() -> None:
         ("E1121 ucx_utils.cpp:200] failed to ucp_mem_map: Invalid parameter", ""),
     ],
 )  # fmt: skip
-def test_message_of_nixl_about_refused_gpu_memory_is_parsed(log: str, words: str) -> None:
-    assert taken_for_host(log) == words
+def test_message_of_nixl_about_refused_gpu_memory_is_parsed(log: str, message: str) -> None:
+    assert taken_for_host(log) == message
 
 
 GRACE = "UCX_MEM_BISTRO_GRACE_DURATION"
@@ -225,7 +225,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("content", "given", "left"),
+    ("content", "before", "after"),
     [
         (b"\0BISTRO_GRACE_DURATION\x0050ms\0", None, "1ms"),
         (b"\0BISTRO_GRACE_DURATION\x0050ms\0", "20ms", "20ms"),  # the deployment's own value stays
@@ -234,13 +234,13 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ids=["known", "given", "unknown"],
 )
 def test_worker_shortens_the_wait_of_a_ucx_that_knows_how(
-    content: bytes, given: str | None, left: str | None, site: Path, monkeypatch: pytest.MonkeyPatch
+    content: bytes, before: str | None, after: str | None, site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (site / "nixl_cu12.libs" / "libucs-14c218c5.so.0.0.0").write_bytes(content)
-    if given is not None:
-        monkeypatch.setenv(GRACE, given)
+    if before is not None:
+        monkeypatch.setenv(GRACE, before)
     BACKEND.load({"nixl_package": "nixl-cu12", "nixl": "1.5.1"})
-    assert os.environ.get(GRACE) == left
+    assert os.environ.get(GRACE) == after
 
 
 #: Print the functions of libc whose code changes when the plugin is loaded.
@@ -262,15 +262,15 @@ def test_real_ucx_replaces_the_same_functions_whatever_the_wait() -> None:
     if package is None or package.origin is None:
         pytest.skip("this environment has no package nixl-cu12")
     [plugin] = Path(package.origin).parents[1].glob(".nixl_cu12.mesonpy.libs/plugins/libplugin_UCX.so")
-    found = []
+    replaced = []
     for variables in ({}, {GRACE: "1ms"}):
         environment = {name: value for name, value in os.environ.items() if not name.startswith("UCX_")} | variables
         done = subprocess.run(
             [sys.executable, "-c", REPLACED, str(plugin)], env=environment, capture_output=True, text=True, check=True
         )
-        found.append(json.loads(done.stdout))
-    assert found[0] == found[1]
-    assert "munmap" in found[0]
+        replaced.append(json.loads(done.stdout))
+    assert replaced[0] == replaced[1]
+    assert "munmap" in replaced[0]
 
 
 @pytest.mark.parametrize(("version", "kind"), [("1.4.1", RuntimeError), ("1.5.0", NixlPluginError)])

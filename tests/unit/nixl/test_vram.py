@@ -88,8 +88,8 @@ def held(driver: dict[str, str]) -> Counter[str]:
     count: Counter[str] = Counter()
     log = Path(driver["STANDIN_LOG"])
     for line in log.read_text().splitlines() if log.exists() else ():
-        what, size = line.split()
-        count[size] += {"allocate": 1, "free": -1}.get(what, 0)
+        kind, size = line.split()
+        count[size] += {"allocate": 1, "free": -1}.get(kind, 0)
     return +count
 
 
@@ -143,14 +143,14 @@ def test_gate_fails_if_requested_memory_is_missing(pytester: pytest.Pytester, tm
     pytester.makeconftest("from pytest_nixl.suites.conftest import *")
     pytester.makepyfile("from pytest_nixl.suites.bandwidth.test_bandwidth import test_bandwidth")
     any_speed = profile(tmp_path / "any.toml", "floor = '1 KB/s'")
-    asked = (
+    options = (
         f"--nixl-profile={any_speed}",
         "--nixl-blocks=4KiB,8KiB",
         "--nixl-op=READ",
         "--nixl-duration=10ms",
         "--benchmark-quiet",
     )
-    gated = run_pytest(pytester, *asked, "--nixl-memory=DRAM:DRAM,VRAM:VRAM", "--nixl-gate")
+    gated = run_pytest(pytester, *options, "--nixl-memory=DRAM:DRAM,VRAM:VRAM", "--nixl-gate")
     sentence = f"VRAM:VRAM was requested (--nixl-memory), but none of its 2 rows ran: VRAM:VRAM {NO_DRIVER}"
     gated.stdout.fnmatch_lines(
         [
@@ -161,7 +161,7 @@ def test_gate_fails_if_requested_memory_is_missing(pytester: pytest.Pytester, tm
     )
     assert gated.ret == 1
     # Without the gate it was asked for by name too, and did not run.
-    named = run_pytest(pytester, *asked, "--nixl-memory=VRAM:VRAM")
+    named = run_pytest(pytester, *options, "--nixl-memory=VRAM:VRAM")
     named.stdout.fnmatch_lines(
         [
             f"MISSING bandwidth: {sentence.replace('[', '[[]')}",
@@ -170,7 +170,7 @@ def test_gate_fails_if_requested_memory_is_missing(pytester: pytest.Pytester, tm
     )
     assert named.ret == 1
     # The variable NIXL_TARGET_SEG_TYPE also requests memory.
-    seeds = run_pytest(pytester, *asked, "--nixl-gate", env={"NIXL_TARGET_SEG_TYPE": "VRAM"})
+    seeds = run_pytest(pytester, *options, "--nixl-gate", env={"NIXL_TARGET_SEG_TYPE": "VRAM"})
     asked_by = (
         "MISSING bandwidth: DRAM:VRAM was requested (NIXL_TARGET_SEG_TYPE), but none of its 2 rows ran: DRAM:VRAM *"
     )
@@ -207,10 +207,10 @@ def test_kernels_write_and_compare_the_same_pattern_as_the_processor(agent: Nixl
         assert buffer.compare(seed, offset=offset, size=size) is None
         buffer.fill(seed, offset=offset, size=size, inverted=True).result()
     assert vram.read() == dram.read()
-    found = vram.compare(seed, offset=offset, size=size)
-    assert found is not None
-    assert found["wrong_bytes"] == size
-    assert found == dram.compare(seed, offset=offset, size=size)
+    corruption = vram.compare(seed, offset=offset, size=size)
+    assert corruption is not None
+    assert corruption["wrong_bytes"] == size
+    assert corruption == dram.compare(seed, offset=offset, size=size)
     for buffer in (vram, dram):
         buffer.free()
 
@@ -290,24 +290,24 @@ def test_all_memory_is_freed_and_each_context_is_retained_once(agent: NixlAgent,
 
 
 def test_each_call_uses_the_gpu_of_its_buffer(agent: NixlAgent) -> None:
-    one, other = (agent.allocate(4096, "VRAM", device=device) for device in (0, 1))
-    for buffer in (one, other):
+    first, other = (agent.allocate(4096, "VRAM", device=device) for device in (0, 1))
+    for buffer in (first, other):
         buffer.fill(buffer.device).result()
-    for buffer in (one, other):
+    for buffer in (first, other):
         assert buffer.compare(buffer.device) is None
-    for buffer in (one, other):
+    for buffer in (first, other):
         buffer.write(b"over", offset=7)
-    for buffer in (one, other):
+    for buffer in (first, other):
         assert buffer.read(7, 4) == b"over"
-    for buffer in (one, other):
+    for buffer in (first, other):
         buffer.free()
 
 
 def test_both_ends_share_a_single_gpu(started: Agents, driver: dict[str, str]) -> None:
-    one = started.start(environment={**driver, "STANDIN_GPUS": "1"})
-    assert choose_gpus(one.worker, one.worker, MemoryPair("VRAM", "VRAM"), None) == DevicePair(0, 0)
+    worker = started.start(environment={**driver, "STANDIN_GPUS": "1"})
+    assert choose_gpus(worker.worker, worker.worker, MemoryPair("VRAM", "VRAM"), None) == DevicePair(0, 0)
     with pytest.raises(NotApplicableError, match=r"VRAM:VRAM needs GPU 1, .* GPU 0"):
-        choose_gpus(one.worker, one.worker, MemoryPair("VRAM", "VRAM"), DevicePair(0, 1))
+        choose_gpus(worker.worker, worker.worker, MemoryPair("VRAM", "VRAM"), DevicePair(0, 1))
 
 
 def test_backend_without_gpu_memory_is_reported(
@@ -462,8 +462,8 @@ def test_room_on_a_device_holds_the_words_and_is_given_back(size: int, fails: bo
         return 640
 
     device: Any = SimpleNamespace(_call=driver, reserve=reserve)
-    words = SimpleNamespace(nbytes=size, ctypes=SimpleNamespace(data=7))
-    with pytest.raises(RuntimeError, match="no copy") if fails else nullcontext(), _Room(device, words) as address:
+    array = SimpleNamespace(nbytes=size, ctypes=SimpleNamespace(data=7))
+    with pytest.raises(RuntimeError, match="no copy") if fails else nullcontext(), _Room(device, array) as address:
         assert address == 640
     copied = [("cuMemcpyHtoD", 640, 7, size)] if size else []
     assert calls == [("reserve", max(8, size)), *copied, ("cuMemFree", 640)]

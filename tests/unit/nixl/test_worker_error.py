@@ -40,26 +40,29 @@ def test_passed_through_card_is_named_if_the_worker_has_gpu_memory(monkeypatch: 
     monkeypatch.setattr(rdma_fault, "passthrough_fault", lambda environ: ("a card beside a GPU", "try another card"))
     monkeypatch.delenv("UCX_TLS", raising=False)
     monkeypatch.setitem(sys.modules, VRAM, types.ModuleType(VRAM))
-    said = worker._error(nixlRemoteDisconnectError("NIXL_ERR_REMOTE_DISCONNECT"))
-    assert (said["kind"], said["type"]) == ("nixl", "nixlRemoteDisconnectError")
-    assert (said["message"], said["remedy"]) == ("NIXL_ERR_REMOTE_DISCONNECT: a card beside a GPU", "try another card")
+    reply = worker._error(nixlRemoteDisconnectError("NIXL_ERR_REMOTE_DISCONNECT"))
+    assert (reply["kind"], reply["type"]) == ("nixl", "nixlRemoteDisconnectError")
+    assert (reply["message"], reply["remedy"]) == (
+        "NIXL_ERR_REMOTE_DISCONNECT: a card beside a GPU",
+        "try another card",
+    )
     monkeypatch.delitem(sys.modules, VRAM)
-    said = worker._error(nixlRemoteDisconnectError("NIXL_ERR_REMOTE_DISCONNECT"))
-    assert (said["message"], said.get("remedy")) == ("NIXL_ERR_REMOTE_DISCONNECT", None)
+    reply = worker._error(nixlRemoteDisconnectError("NIXL_ERR_REMOTE_DISCONNECT"))
+    assert (reply["message"], reply.get("remedy")) == ("NIXL_ERR_REMOTE_DISCONNECT", None)
 
 
 def test_a_worker_that_is_told_to_use_rdma_names_doctor_and_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rdma_fault, "rdma_fault", lambda environ: ("", ""))
     monkeypatch.setenv("UCX_TLS", "rc")
-    said = worker._error(nixlBackendError("NIXL_ERR_BACKEND"))
-    assert said["remedy"] == f"{rdma_fault.ASK_DOCTOR}; and read NIXL's log lines below"
+    reply = worker._error(nixlBackendError("NIXL_ERR_BACKEND"))
+    assert reply["remedy"] == f"{rdma_fault.ASK_DOCTOR}; and read NIXL's log lines below"
     monkeypatch.setattr(rdma_fault, "rdma_fault", lambda environ: ("the port is down", "bring it up"))
-    said = worker._error(nixlRemoteDisconnectError("NIXL_ERR_REMOTE_DISCONNECT"))
-    assert (said["message"], said["remedy"]) == ("NIXL_ERR_REMOTE_DISCONNECT: the port is down", "bring it up")
+    reply = worker._error(nixlRemoteDisconnectError("NIXL_ERR_REMOTE_DISCONNECT"))
+    assert (reply["message"], reply["remedy"]) == ("NIXL_ERR_REMOTE_DISCONNECT: the port is down", "bring it up")
 
 
 @pytest.mark.parametrize(
-    ("error", "kind", "said"),
+    ("error", "kind", "expected"),
     [
         (CommandRefusedError("no"), "refused", "no"),
         (StepTimeoutError("late"), "timeout", "late"),
@@ -71,13 +74,13 @@ def test_a_worker_that_is_told_to_use_rdma_names_doctor_and_the_log(monkeypatch:
         (NixlPluginError("it is full", "empty it"), "ours", "it is full"),
     ],
 )
-def test_each_kind_of_error_is_told(error: Exception, kind: str, said: str) -> None:
-    found = worker._error(error)
-    assert (found["kind"], found["message"]) == (kind, said)
+def test_each_kind_of_error_is_told(error: Exception, kind: str, expected: str) -> None:
+    reply = worker._error(error)
+    assert (reply["kind"], reply["message"]) == (kind, expected)
     memory = "end other processes, or measure smaller blocks"
     remedies = {"it is full": "empty it", f"{error}": getattr(error, "remedy", None)}
-    assert found.get("remedy") == remedies.get(said, memory)
-    assert (type(error).__name__ in found["traceback"]) is not said.startswith(("memory", "none"))
+    assert reply.get("remedy") == remedies.get(expected, memory)
+    assert (type(error).__name__ in reply["traceback"]) is not expected.startswith(("memory", "none"))
 
 
 def test_a_worker_answers_each_command_until_it_is_told_to_end() -> None:
@@ -127,9 +130,9 @@ def test_a_worker_ends_at_once_and_with_the_stack_of_its_error(
     with pytest.raises(SystemExit) as caught:
         worker.work(cast(Any, None), 7)
     assert caught.value.code == status
-    said = capsys.readouterr()
-    assert said.out == "7\n"
-    assert ("ValueError: made by a test" in said.err) is bool(status)
+    output = capsys.readouterr()
+    assert output.out == "7\n"
+    assert ("ValueError: made by a test" in output.err) is bool(status)
 
 
 def test_agent_that_does_not_answer_over_rdma_is_looked_for_on_its_own_host(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,6 +140,6 @@ def test_agent_that_does_not_answer_over_rdma_is_looked_for_on_its_own_host(monk
     monkeypatch.setenv("UCX_TLS", "rc")
     remedy = worker._error(nixlRemoteDisconnectError("NIXL_ERR_REMOTE_DISCONNECT"))["remedy"]
     assert "check that the other agent's process runs" in remedy
-    own = worker._error(nixlBackendError("NIXL_ERR_BACKEND"))["remedy"]
-    assert "the other agent" not in own
-    assert remedy.endswith(own), "the doctor of this host, too"
+    local_remedy = worker._error(nixlBackendError("NIXL_ERR_BACKEND"))["remedy"]
+    assert "the other agent" not in local_remedy
+    assert remedy.endswith(local_remedy), "the doctor of this host, too"

@@ -111,8 +111,8 @@ class Ranks:
         codes = [process.wait(400) for process in self.processes]
         outputs = [log.read_text() for log in self.logs]
         paths = [self.folder / "logs" / f"rank-{rank}" / "verdict.json" for rank in range(2)]
-        found = [json.loads(path.read_text()) if path.exists() else {} for path in paths]
-        return codes, outputs, found
+        documents = [json.loads(path.read_text()) if path.exists() else {} for path in paths]
+        return codes, outputs, documents
 
     def close(self) -> None:
         for process in self.processes:
@@ -123,14 +123,14 @@ class Ranks:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Any]:
-    made: list[Ranks] = []
+    started: list[Ranks] = []
 
     def start(how: str, *arguments: str) -> Ranks:
-        made.append(Ranks(tmp_path, how, *arguments))
-        return made[-1]
+        started.append(Ranks(tmp_path, how, *arguments))
+        return started[-1]
 
     yield start
-    for ranks in made:
+    for ranks in started:
         ranks.close()
 
 
@@ -138,14 +138,16 @@ def start(tmp_path: Path) -> Iterator[Any]:
 def test_every_rank_writes_the_same_verdict(start: Any, how: str, code: int, verdict: str) -> None:
     codes, outputs, (first, second) = start(how, *LONG_LEASES).end()
     assert codes == [code, code], outputs
-    for each in (first, second):
-        jsonschema.validate(each, json.loads(SCHEMA.read_text()), jsonschema.Draft202012Validator)
+    for document in (first, second):
+        jsonschema.validate(document, json.loads(SCHEMA.read_text()), jsonschema.Draft202012Validator)
     for name in ("verdict", "gate", "warnings", "interrupted", "checks", "rows", "failing", "exit_code", "text"):
         assert first[name] == second[name]
     assert (first["verdict"], first["exit_code"], first["interrupted"]) == (verdict, code, "")
     assert (first["rank"], second["rank"], first["ranks"]) == (0, 1, 2)
     assert first["checks"] == ({"PASS": 2, "FAIL": 1} if code else {"PASS": 3})
-    failing = [(one["check"], one["verdict"], "the planted fault" in one["reason"]) for one in first["failing"]]
+    failing = [
+        (failure["check"], failure["verdict"], "the planted fault" in failure["reason"]) for failure in first["failing"]
+    ]
     assert failing == ([("fails", "FAIL", True)] if code else [])
     # The last line of every rank is the same.
     assert all(f"NIXL verdict: {verdict} (" in output for output in outputs), outputs
@@ -160,9 +162,9 @@ def test_every_rank_reports_that_rank_0_was_interrupted(start: Any, number: int,
     ranks = start("waits", *LONG_LEASES)
     assert eventually((ranks.folder / "waiting").exists, 240)
     os.kill(ranks.processes[0].pid, number)
-    codes, outputs, found = ranks.end()
+    codes, outputs, reports = ranks.end()
     assert codes == [code, code], outputs
-    for output, report in zip(outputs, found, strict=True):
+    for output, report in zip(outputs, reports, strict=True):
         assert "NIXL verdict: INTERRUPTED after 2 of 3 checks: " in output
         assert "NIXL verdict: PASS" not in output
         assert report["verdict"] == "INTERRUPTED"
@@ -175,13 +177,13 @@ def test_a_lost_rank_interrupts_the_run(start: Any) -> None:
     ranks = start("lost")
     assert eventually((ranks.folder / "waiting").exists, 240)
     ranks.processes[1].kill()  # the check ends when rank 0 knows of it
-    codes, outputs, found = ranks.end()
+    codes, outputs, reports = ranks.end()
     assert codes[0] == 1
-    said = "INTERRUPTED after 3 of 3 checks: rank 1 on "
-    assert f"NIXL verdict: FAIL, {said}" in outputs[0]
-    assert found[0]["interrupted"].startswith(said)
-    assert [one["check"] for one in found[0]["failing"]] == ["ranks"]
-    assert f"<strong>FAIL, {said}" in (ranks.folder / "r.html").read_text()
+    expected = "INTERRUPTED after 3 of 3 checks: rank 1 on "
+    assert f"NIXL verdict: FAIL, {expected}" in outputs[0]
+    assert reports[0]["interrupted"].startswith(expected)
+    assert [failure["check"] for failure in reports[0]["failing"]] == ["ranks"]
+    assert f"<strong>FAIL, {expected}" in (ranks.folder / "r.html").read_text()
     assert junit_suite(ranks.folder / "r.xml").attrib["failures"] == "2"
 
 
@@ -197,9 +199,9 @@ def test_only_known_fields_of_another_ranks_verdict_are_kept() -> None:
 
 def test_a_run_that_pytest_failed_is_not_reported_as_passed() -> None:
     passed, failed = (told([Result("x", "x", verdict)], gate=False) for verdict in (Verdict.PASS, Verdict.FAIL))
-    found = failed_beside(passed, 1)
-    assert (found["verdict"], len(found["failing"])) == ("FAIL", 1)
-    assert found["failing"][0]["reason"] == "a test failed that is not a NIXL check (exit code 1)"
+    report = failed_beside(passed, 1)
+    assert (report["verdict"], len(report["failing"])) == ("FAIL", 1)
+    assert report["failing"][0]["reason"] == "a test failed that is not a NIXL check (exit code 1)"
     assert failed_beside(failed, 1) == failed
 
 

@@ -98,36 +98,36 @@ class Elements(HTMLParser):
 def faults(text: str) -> list[str]:
     """Return what keeps a reader from the page: one sentence for each fault."""
     elements = Elements(text).found
-    found = []
+    problems = []
     [root] = [element for element in elements if element.tag == "html"]
     if not root.attributes.get("lang"):
-        found.append("the page has no language")
+        problems.append("the page has no language")
     if [element.tag for element in elements].count("main") != 1:
-        found.append("the page has not one main part")
+        problems.append("the page has not one main part")
     level = 0
     for element in elements:
         if re.fullmatch("h[1-6]", element.tag):
             if int(element.tag[1]) > level + 1:
-                found.append(f"{element.tag} {element.words.strip()} follows h{level}")
+                problems.append(f"{element.tag} {element.words.strip()} follows h{level}")
             level = int(element.tag[1])
         named = (element.attributes.get("aria-label") or element.words).strip()
         if element.tag in ("th", "button", "a", "summary", "h1", "h2", "h3", "title") and not named:
-            found.append(f"a {element.tag} has no name")
+            problems.append(f"a {element.tag} has no name")
         if element.tag == "th" and element.attributes.get("scope") not in ("col", "row"):
-            found.append(f"th {named} has no scope")
+            problems.append(f"th {named} has no scope")
         if element.tag == "table" and not any(_can_be_scrolled(outer) for outer in element.around):
-            found.append("a table is in no region that the keyboard can scroll")
+            problems.append("a table is in no region that the keyboard can scroll")
         if element.tag == "svg" and not (
             element.attributes.get("role") == "img" and element.attributes.get("aria-label")
         ):
-            found.append("a picture has no text for it")
+            problems.append("a picture has no text for it")
         if element.tag == "button" and element.attributes.get("type") != "button":
-            found.append(f"button {named} has no type")
+            problems.append(f"button {named} has no type")
     ids = [element.attributes["id"] for element in elements if "id" in element.attributes]
-    found += [f"the id {id} occurs twice" for id in set(ids) if ids.count(id) > 1]
+    problems += [f"the id {id} occurs twice" for id in set(ids) if ids.count(id) > 1]
     targets = [element.attributes.get("href") or "" for element in elements if element.tag == "a"]
-    found += [f"{to} leads nowhere" for to in targets if to.startswith("#") and to[1:] not in ids]
-    return found
+    problems += [f"{to} leads nowhere" for to in targets if to.startswith("#") and to[1:] not in ids]
+    return problems
 
 
 def _can_be_scrolled(element: Element) -> bool:
@@ -139,7 +139,7 @@ def _can_be_scrolled(element: Element) -> bool:
 
 def test_a_reader_with_a_keyboard_or_a_screen_reader_finds_everything(text: str) -> None:
     assert faults(text) == []
-    tags = [each.tag for each in Elements(text).found]
+    tags = [element.tag for element in Elements(text).found]
     assert tags.count("table") >= 5
     assert tags.count("svg") > 4
 
@@ -172,7 +172,7 @@ def palettes(text: str) -> dict[str, dict[str, str]]:
     return {names.get(media, "dark"): dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", inner)) for media, inner in blocks}
 
 
-def contrast(one: str, other: str) -> float:
+def contrast(first: str, other: str) -> float:
     """Return the contrast of two colours by WCAG 2: 1 for equal ones, 21 for black and white."""
 
     def luminance(colour: str) -> float:
@@ -180,13 +180,13 @@ def contrast(one: str, other: str) -> float:
         parts = [share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
         return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
 
-    bright, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    bright, dark = sorted((luminance(first), luminance(other)), reverse=True)
     return (bright + 0.05) / (dark + 0.05)
 
 
-def mixed(one: str, other: str, share: float) -> str:
+def mixed(first: str, other: str, share: float) -> str:
     """Return a colour between two, as ``color-mix`` does."""
-    channels = [(int(one[n : n + 2], 16), int(other[n : n + 2], 16)) for n in (1, 3, 5)]
+    channels = [(int(first[n : n + 2], 16), int(other[n : n + 2], 16)) for n in (1, 3, 5)]
     return "#" + "".join(f"{round(share * a + (1 - share) * b):02x}" for a, b in channels)
 
 
@@ -197,7 +197,7 @@ def test_every_text_and_line_stands_out_from_what_is_behind_it(text: str, style:
     backs = ["bg", "card"]
     texts = [(name, back) for name in ("text", "soft") for back in (*backs, "pass-bg", "warn-bg", "fail-bg")]
     texts += [(name, "card") for name in ("pass", "warn", "fail")] + [
-        (f"{one}", f"{one}-bg") for one in ("pass", "warn", "fail")
+        (f"{tone}", f"{tone}-bg") for tone in ("pass", "warn", "fail")
     ]
     drawn = [(name, "card") for name in ("s0", "s1", "s2", "s3", "s4", "s5", "warn", "fail")]
     low = [(*pair, round(contrast(*(colours[name] for name in pair)), 2))
@@ -210,25 +210,27 @@ def test_every_text_and_line_stands_out_from_what_is_behind_it(text: str, style:
 
 
 def test_paper_is_printed_in_the_colours_of_light(text: str) -> None:
-    found = palettes(text)
-    assert found["print"] == found["light"] != found["dark"]
+    themes = palettes(text)
+    assert themes["print"] == themes["light"] != themes["dark"]
     assert contrast("#000000", "#ffffff") == pytest.approx(21)
     assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)
 
 
 def test_every_command_of_a_group_is_there_once_with_its_button(text: str) -> None:
-    commands = [each for each in Elements(text).found if "command" in (each.attributes.get("class") or "").split()]
-    said = [command.inside[0].words for command in commands]
-    assert [text for text in said if text.startswith("pytest ")] == [COMMAND, f"{COMMAND} -x"]
+    commands = [
+        element for element in Elements(text).found if "command" in (element.attributes.get("class") or "").split()
+    ]
+    texts = [command.inside[0].words for command in commands]
+    assert [text for text in texts if text.startswith("pytest ")] == [COMMAND, f"{COMMAND} -x"]
     buttons = [[inner for inner in command.inside if inner.tag == "button"] for command in commands]
     assert all(len(of) == 1 and "hidden" in of[0].attributes for of in buttons)
 
 
 def test_a_finding_has_the_command_that_reproduces_it() -> None:
-    found = Result("dead-target", "d", Verdict.FAIL, "it crashed", "Update.", finding="NIXL-DEAD-TARGET-CRASHES")
-    text = page(RunReport(recorded(2.0, (found,))))
-    said = [each.words for each in Elements(text).found if each.tag == "code"]
-    assert "pytest-nixl explain NIXL-DEAD-TARGET-CRASHES --reproduce | python -" in said
+    result = Result("dead-target", "d", Verdict.FAIL, "it crashed", "Update.", finding="NIXL-DEAD-TARGET-CRASHES")
+    text = page(RunReport(recorded(2.0, (result,))))
+    texts = [element.words for element in Elements(text).found if element.tag == "code"]
+    assert "pytest-nixl explain NIXL-DEAD-TARGET-CRASHES --reproduce | python -" in texts
 
 
 @pytest.mark.parametrize(
@@ -273,8 +275,10 @@ def test_a_sentence_has_no_backtick_and_an_option_is_not_broken() -> None:
     assert "`" not in body
     whole = [element.words for element in Elements(text).found if element.attributes.get("class") == "word"]
     assert {"--peer=HOST", "--nixl-profile=tcp-loopback.", "-l"} <= set(whole)
-    said = [element.inside[0].words for element in Elements(text).found if element.attributes.get("class") == "command"]
-    assert said[0] == remedy.replace("`", "")
+    texts = [
+        element.inside[0].words for element in Elements(text).found if element.attributes.get("class") == "command"
+    ]
+    assert texts[0] == remedy.replace("`", "")
     rule = re.search(r"\.word \{([^}]*)\}", text)
     assert rule is not None
     assert "display: inline-block" in rule[1]
@@ -343,14 +347,14 @@ def test_the_page_is_read_without_javascript(text: str, tmp_path: Path) -> None:
         f"<script>{read}</script>"
     )
     shown = html.unescape(open_page(outer, tmp_path, "--virtual-time-budget=20000").document.rpartition("</script>")[2])
-    heads = [each.words for each in Elements(text).found if each.tag == "h2"]
-    rows = [each.inside[1].words for each in Elements(text).found if "data-verdict" in each.attributes]
+    heads = [element.words for element in Elements(text).found if element.tag == "h2"]
+    rows = [element.inside[1].words for element in Elements(text).found if "data-verdict" in element.attributes]
     assert len(heads) > 5
     assert len(rows) > 5
     assert [head for head in heads if head not in shown] == []
     assert [row for row in rows if row not in shown] == []
-    assert all(words in shown for words in ("too slow, too", "Look at it.", COMMAND, "UCX WRITE DRAM:DRAM 1MiB"))
-    assert [words for words in ("Copy", "search", "Press a heading", "arrow keys") if words in shown] == []
+    assert all(fragment in shown for fragment in ("too slow, too", "Look at it.", COMMAND, "UCX WRITE DRAM:DRAM 1MiB"))
+    assert [fragment for fragment in ("Copy", "search", "Press a heading", "arrow keys") if fragment in shown] == []
 
 
 def test_the_first_number_is_on_the_first_screen_of_a_phone(text: str, tmp_path: Path) -> None:
@@ -397,8 +401,8 @@ def test_the_arrow_keys_read_the_values_of_a_chart(text: str, tmp_path: Path) ->
     """
     first, second = "READ before 64KiB: 2 GB/s (16 Gb/s)", "READ before 1MiB: 2 GB/s (16 Gb/s)"
     last = "WRITE 1MiB: 2 GB/s (16 Gb/s)"
-    found = in_frame(text, tmp_path, script)
-    assert found == f"{last}; {first}; {second}; 0; {first}"
+    readings = in_frame(text, tmp_path, script)
+    assert readings == f"{last}; {first}; {second}; 0; {first}"
 
 
 def test_axe_has_nothing_to_object_to(text: str, tmp_path: Path) -> None:

@@ -48,11 +48,11 @@ def test_the_shipped_schema_is_a_schema_and_describes_each_field() -> None:
 def test_the_file_has_every_result_with_its_ids(tmp_path: Path) -> None:
     verdict = written(recorded(*RESULTS), tmp_path)
     assert (verdict["format"], verdict["verdict"], verdict["host"] != "") == (1, "FAIL", True)
-    assert [one["check"] for one in verdict["results"]] == [result.check for result in RESULTS]
-    assert [one["outcome"] for one in verdict["results"]] == ["FAIL", "WARN", "FAIL", "SKIP", "PASS"]
+    assert [entry["check"] for entry in verdict["results"]] == [result.check for result in RESULTS]
+    assert [entry["outcome"] for entry in verdict["results"]] == ["FAIL", "WARN", "FAIL", "SKIP", "PASS"]
     assert verdict["results"][0]["row"] == KEY
     assert verdict["results"][0]["repeat"] == "pytest t.py"
-    assert [one["row"] for one in verdict["measured_rows"]] == [KEY]
+    assert [entry["row"] for entry in verdict["measured_rows"]] == [KEY]
     assert verdict["findings"] == ["NIXL-ETCD-HTTPS-PLAINTEXT"]
 
 

@@ -37,17 +37,17 @@ SLOW = (2, 3)
 
 def rows(factor: float) -> dict[str, list[float]]:
     """Return rows of two operations and eight sizes, READ times ``factor``, and all links of four ranks, one slow."""
-    found = {}
+    rows_by_key = {}
     for op, share in (("WRITE", 1.0), ("READ", 0.9 * factor)):
         for power in range(12, 27, 2):
             rate = 12.0 * 2**power / (2**power + 300e3) * share
-            found[key(format_size(1 << power), op)] = [rate * (1 + 0.002 * launch) for launch in range(-2, 3)]
+            rows_by_key[key(format_size(1 << power), op)] = [rate * (1 + 0.002 * launch) for launch in range(-2, 3)]
     for number in range(4):
         for other in range(4):
             if number != other and (number, other) != (0, 1):
                 rate = 7.1 if (number, other) == SLOW else 11.9
-                found[key("64MiB", "WRITE", f"{number}-{other}")] = [rate * (1 + 0.002 * n) for n in range(-2, 3)]
-    return found
+                rows_by_key[key("64MiB", "WRITE", f"{number}-{other}")] = [rate * (1 + 0.002 * n) for n in range(-2, 3)]
+    return rows_by_key
 
 
 def week(number: int, results: tuple[Result, ...] = ()) -> RecordedRun:
@@ -162,8 +162,8 @@ def _in_a_frame(page: Path, tmp_path: Path, width: int, number: str) -> int:
         f'<iframe src="inner.html" style="width: {width}px; height: 700px; border: 0"></iframe>'
     )
     opened = open_page(frame, tmp_path, "--virtual-time-budget=3000")
-    [found] = re.findall(r"<title>(\d+)</title>", opened.document)
-    return int(found)
+    [title] = re.findall(r"<title>(\d+)</title>", opened.document)
+    return int(title)
 
 
 def test_an_error_or_a_request_in_the_browser_is_noticed(page: Path, tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ STEPS_US = {"prepare": 1500.0, "make": 300.0, "post": 9000.0, "transfer": 1.4, "
 
 def kv_run() -> RecordedRun:
     """Return a run with five ways to request KV blocks in both operations, beside a row of whole blocks."""
-    ways = (
+    routes = (
         "contiguous-merged",
         "contiguous-unmerged",
         "scattered-initialized",
@@ -189,8 +189,8 @@ def kv_run() -> RecordedRun:
         "scattered-unmerged",
     )
     rates = {
-        f"UCX/{op}/DRAM:DRAM/32KiB/batch4096/depth1/0-1/kv={way},model=generic,tokens=1024": [number + share]
-        for number, way in enumerate(ways, 1)
+        f"UCX/{op}/DRAM:DRAM/32KiB/batch4096/depth1/0-1/kv={route},model=generic,tokens=1024": [number + share]
+        for number, route in enumerate(routes, 1)
         for op, share in (("WRITE", 0.25), ("READ", 0.5))
     }
     data = record("registry.example/nixl:1", {**rates, key("64KiB"): [9.0]}, extra={"steps_us": STEPS_US})
@@ -254,11 +254,17 @@ def test_a_run_of_which_no_row_can_be_compared_says_so() -> None:
 def test_the_parser_of_prometheus_accepts_the_metrics(report: RunReport, tmp_path: Path) -> None:
     write(report, tmp_path / "m.prom")
     families = {family.name: family for family in text_string_to_metric_families((tmp_path / "m.prom").read_text())}
-    assert {name for name, one in families.items() if one.type != "gauge"} == {"nixl_latency_seconds"}
+    assert {name for name, metric_family in families.items() if metric_family.type != "gauge"} == {
+        "nixl_latency_seconds"
+    }
     rates = families["nixl_bandwidth_bytes_per_second"].samples
     assert len(rates) == len(report.run.rows)
-    found = {(rate.labels["op"], rate.labels["block_bytes"], rate.labels["pair"]): rate.value for rate in rates}
-    assert found["READ", "65536", "0-1"] == pytest.approx(report.run.rows[RowKey.parse(key("64KiB", "READ"))].bandwidth)
+    rates_by_labels = {
+        (rate.labels["op"], rate.labels["block_bytes"], rate.labels["pair"]): rate.value for rate in rates
+    }
+    assert rates_by_labels["READ", "65536", "0-1"] == pytest.approx(
+        report.run.rows[RowKey.parse(key("64KiB", "READ"))].bandwidth
+    )
     [about] = families["nixl_run_info"].samples
     assert (about.labels["image"], about.labels["ucx_version"]) == ("registry.example/nixl:1.9.0", "1.20.0")
     assert [sample.value for sample in families["nixl_run_passed"].samples] == [0.0]
@@ -285,33 +291,33 @@ PREFIXES = ("pico", "nano", "micro", "milli", "centi", "deci", "deca", "hecto", 
 
 def lint(text: str) -> list[str]:
     """Return what ``promtool check metrics`` finds wrong, by the rules of promlint in client_golang 1.23."""
-    found = []
-    seen: set[tuple[str, frozenset[tuple[str, str]]]] = set()
+    complaints = []
+    samples_seen: set[tuple[str, frozenset[tuple[str, str]]]] = set()
     for family in text_string_to_metric_families(text):
-        name, words = family.name, family.name.split("_")
+        name, name_parts = family.name, family.name.split("_")
         problems = {
             "no help text": not family.documentation,
-            "a word that is no base unit": any(word in REFUSED_WORDS for word in words),
+            "a word that is no base unit": any(part in REFUSED_WORDS for part in name_parts),
             "a prefix of a unit": any(
-                word.startswith(prefix) and word.removeprefix(prefix) in ("bytes", "seconds")
-                for word in words
+                part.startswith(prefix) and part.removeprefix(prefix) in ("bytes", "seconds")
+                for part in name_parts
                 for prefix in PREFIXES
             ),
             "the suffix of another type": name.endswith(("_total", "_bucket", "_count", "_sum")),
             "a colon": ":" in name,
             "camelCase": any(
-                re.search("[a-z][A-Z]", word) for sample in family.samples for word in (name, *sample.labels)
+                re.search("[a-z][A-Z]", part) for sample in family.samples for part in (name, *sample.labels)
             ),
             "a label of another type": family.type != "summary"
             and any({"le", "quantile"} & sample.labels.keys() for sample in family.samples),
         }
-        found += [f"{name}: {problem}" for problem, occurs in problems.items() if occurs]
+        complaints += [f"{name}: {problem}" for problem, occurs in problems.items() if occurs]
         for sample in family.samples:
             labels = (sample.name, frozenset(sample.labels.items()))
-            if labels in seen:
-                found.append(f"{name}: a metric occurs twice")
-            seen.add(labels)
-    return found
+            if labels in samples_seen:
+                complaints.append(f"{name}: a metric occurs twice")
+            samples_seen.add(labels)
+    return complaints
 
 
 def test_promtool_would_accept_the_metrics(report: RunReport, tmp_path: Path) -> None:
@@ -334,7 +340,7 @@ def test_promtool_would_accept_the_metrics(report: RunReport, tmp_path: Path) ->
     ],
 )
 def test_a_metric_that_promtool_would_refuse_is_noticed(bad: str, problem: str) -> None:
-    assert [each.partition(": ")[2] for each in lint(bad + "\n")] == [problem]
+    assert [problem_line.partition(": ")[2] for problem_line in lint(bad + "\n")] == [problem]
 
 
 def test_a_result_of_a_row_that_a_later_version_wrote_is_shown_as_it_is(tmp_path: Path) -> None:
@@ -365,9 +371,9 @@ def test_labels_of_metrics_are_escaped(tmp_path: Path) -> None:
 def test_the_table_has_a_line_for_each_row(report: RunReport, tmp_path: Path) -> None:
     write(report, tmp_path / "t.csv")
     with (tmp_path / "t.csv").open(newline="") as file:
-        found = list(csv.DictReader(file))
-    assert [line["row"] for line in found] == list(map(str, report.run.rows))
-    line = found[list(map(str, report.run.rows)).index(key("64KiB", "READ"))]
+        table_rows = list(csv.DictReader(file))
+    assert [line["row"] for line in table_rows] == list(map(str, report.run.rows))
+    line = table_rows[list(map(str, report.run.rows)).index(key("64KiB", "READ"))]
     assert (line["block_bytes"], line["op"], line["regression"]) == ("65536", "READ", "REGRESSED")
     assert len(line["launches"].split()) == 5
     assert float(line["change"]) == pytest.approx(-0.14, abs=0.01)
@@ -431,11 +437,15 @@ def test_a_summary_that_is_a_fifo_is_reported_and_not_waited_for(
 @pytest.mark.long
 def test_only_a_github_job_gets_a_summary_and_annotations(tmp_path: Path) -> None:
     path = tmp_path / "summary.md"
-    given = ("--nixl-op=WRITE", "--nixl-duration=20ms", f"--nixl-profile={profile(tmp_path / 'p.toml', IMPOSSIBLE)}")
+    arguments = (
+        "--nixl-op=WRITE",
+        "--nixl-duration=20ms",
+        f"--nixl-profile={profile(tmp_path / 'p.toml', IMPOSSIBLE)}",
+    )
     env = {"GITHUB_STEP_SUMMARY": str(path), "GITHUB_ACTIONS": ""}
-    assert "::error" not in bandwidth(*given, env=env).output
+    assert "::error" not in bandwidth(*arguments, env=env).output
     assert not path.exists()
-    done = bandwidth(*given, "--nixl-image=nixl:7", env={**env, "GITHUB_ACTIONS": "true"})
+    done = bandwidth(*arguments, "--nixl-image=nixl:7", env={**env, "GITHUB_ACTIONS": "true"})
     [line] = [line for line in done.output.splitlines() if line.startswith("::error ")]
     assert line.startswith("::error title=NIXL FAIL bandwidth::UCX WRITE DRAM%3ADRAM of 64KiB".replace("%3A", ":"))
     text = path.read_text()
@@ -499,9 +509,9 @@ def test_the_changes_of_a_table_are_drawn_over_one_axis_that_holds_them(tmp_path
     before, now = (
         parse_recorded(
             record("registry.example/nixl:1", {key(size): [rate * f for f in (1.0, 1.01, 0.99, 1.02, 0.98)]
-                                               for size, rate in zip(sizes, rates, strict=True)}, results=found),
+                                               for size, rate in zip(sizes, rates, strict=True)}, results=classes),
             "run.json")
-        for rates, found in (((10.0, 10.0, 10.0), ()), ((10.0, 3.0, 2.3), pass_of))
+        for rates, classes in (((10.0, 10.0, 10.0), ()), ((10.0, 3.0, 2.3), pass_of))
     )  # fmt: skip
     path = tmp_path / "report.html"
     write(RunReport(now, compare_runs(before, now, 0.05)), path)

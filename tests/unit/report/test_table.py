@@ -22,8 +22,8 @@ CHECKS = sorted({check for checks in checks_of_suites().values() for check in ch
 def pages(check: str, finding: str = "") -> list[str]:
     """Return the pages that the report of one failed check names."""
     failed = Result(check, "t.py::test", Verdict.FAIL, "it is wrong", "mend it", finding=finding)
-    said = [line.text for line in lines([failed], gate=False)]
-    return [line.removeprefix("    about: ") for line in said if line.startswith("    about: ")]
+    shown_lines = [line.text for line in lines([failed], gate=False)]
+    return [line.removeprefix("    about: ") for line in shown_lines if line.startswith("    about: ")]
 
 
 def test_a_failed_check_names_the_command_that_explains_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,31 +65,31 @@ def test_what_is_wrong_comes_first_and_the_gravest_before_the_rest() -> None:
         result("slow", Verdict.FAIL, remedy="mend it"),
         result("wrong-bytes", Verdict.CORRUPT),
     ]
-    said = [line.text for line in lines(results, gate=False)]
-    assert said == [
+    shown_lines = [line.text for line in lines(results, gate=False)]
+    assert shown_lines == [
         "NIXL verdict: FAIL (1 PASS, 1 FAIL, 1 CORRUPT, 1 WARN, 1 NOT-APPLICABLE; 0 rows measured)",
         "CORRUPT wrong-bytes: the reason of wrong-bytes",
         "FAIL slow: the reason of slow",
         "    remedy: mend it",
         "WARN odd: the reason of odd",
         "NOT-APPLICABLE other-machine: the reason of other-machine",
-        said[0],
+        shown_lines[0],
     ]
 
 
 def test_a_healthy_run_has_its_verdict_once() -> None:
-    said = [line.text for line in lines([result("fine", Verdict.PASS)], gate=False)]
-    assert said == ["NIXL verdict: PASS (1 PASS; 0 rows measured)"]
+    shown_lines = [line.text for line in lines([result("fine", Verdict.PASS)], gate=False)]
+    assert shown_lines == ["NIXL verdict: PASS (1 PASS; 0 rows measured)"]
 
 
 @pytest.mark.parametrize("everything", [False, True])
 def test_many_checks_that_do_not_apply_are_counted_unless_everything_is_wanted(everything: bool) -> None:
     results = [result(f"check-{number}", Verdict.NOT_APPLICABLE) for number in range(6)]
-    said = [line.text for line in lines(results, gate=False, everything=everything)][:-1]
+    shown_lines = [line.text for line in lines(results, gate=False, everything=everything)][:-1]
     if everything:
-        assert said == [f"NOT-APPLICABLE check-{number}: the reason of check-{number}" for number in range(6)]
+        assert shown_lines == [f"NOT-APPLICABLE check-{number}: the reason of check-{number}" for number in range(6)]
     else:
-        assert said == ["NOT-APPLICABLE: 6 checks; -v names them, each with its reason"]
+        assert shown_lines == ["NOT-APPLICABLE: 6 checks; -v names them, each with its reason"]
 
 
 def row(block: str, op: str, verdict: Verdict = Verdict.PASS, variant: str = "") -> Result:
@@ -111,11 +111,11 @@ def default_run() -> list[Result]:
 
 
 def test_rows_that_passed_are_beside_each_other_and_fit_the_terminal() -> None:
-    said = [line.text for line in lines(default_run(), gate=False, width=80)]
-    assert max(map(len, said)) <= 80
-    assert len(said) == 2 + len(SIZES) + 2 + len(KV) + 1
-    assert said[0] == "UCX DRAM:DRAM, over cma/memory: 30 PASS"
-    assert said[1].split() == [
+    shown_lines = [line.text for line in lines(default_run(), gate=False, width=80)]
+    assert max(map(len, shown_lines)) <= 80
+    assert len(shown_lines) == 2 + len(SIZES) + 2 + len(KV) + 1
+    assert shown_lines[0] == "UCX DRAM:DRAM, over cma/memory: 30 PASS"
+    assert shown_lines[1].split() == [
         "block",
         "WRITE",
         "GB/s",
@@ -132,31 +132,31 @@ def test_rows_that_passed_are_beside_each_other_and_fit_the_terminal() -> None:
         "us",
         "floor",
     ]
-    assert said[2].split() == ["4KiB", *("1.23", "26", "77777", "0.6") * 2]
-    assert said[17] == "UCX DRAM:DRAM 32KiB batch4096 model=generic tokens=1024, over cma/memory: 4 PASS"
-    assert said[19].split()[:2] == ["scattered-prepped", "1.23"]
+    assert shown_lines[2].split() == ["4KiB", *("1.23", "26", "77777", "0.6") * 2]
+    assert shown_lines[17] == "UCX DRAM:DRAM 32KiB batch4096 model=generic tokens=1024, over cma/memory: 4 PASS"
+    assert shown_lines[19].split()[:2] == ["scattered-prepped", "1.23"]
 
 
 def test_a_wider_terminal_gets_more_columns() -> None:
     heads = {}
     for width in (50, 80, 100, 130):
-        said = [line.text for line in lines(default_run()[:30], gate=False, width=width)]
-        assert max(map(len, said[:-1])) <= width
-        heads[width] = said[1]
+        shown_lines = [line.text for line in lines(default_run()[:30], gate=False, width=width)]
+        assert max(map(len, shown_lines[:-1])) <= width
+        heads[width] = shown_lines[1]
     assert [head.count("us") for head in heads.values()] == [2, 4, 4, 6]
     assert [head.count("Gb/s") for head in heads.values()] == [0, 0, 2, 2]
 
 
 def test_a_row_that_did_not_pass_has_its_own_line_with_its_verdict() -> None:
     results = [*default_run()[1:30], row("4KiB", "WRITE", Verdict.FAIL)]
-    said = [line.text for line in lines(results, gate=False, width=80)]
-    [heads] = [line for line in said if line.startswith("backend ")]
-    [failed] = [line for line in said if line.startswith("UCX ") and line.endswith("FAIL")]
+    shown_lines = [line.text for line in lines(results, gate=False, width=80)]
+    [heads] = [line for line in shown_lines if line.startswith("backend ")]
+    [failed] = [line for line in shown_lines if line.startswith("UCX ") and line.endswith("FAIL")]
     assert heads.split()[:4] == ["backend", "op", "memory", "block"]
     assert failed.split()[:4] == ["UCX", "WRITE", "DRAM:DRAM", "4KiB"]
     assert len(failed) <= 80
-    assert "UCX DRAM:DRAM, over cma/memory: 29 PASS" in said
-    [of_4kib] = [line for line in said if line.lstrip().startswith("4KiB ")]
+    assert "UCX DRAM:DRAM, over cma/memory: 29 PASS" in shown_lines
+    [of_4kib] = [line for line in shown_lines if line.lstrip().startswith("4KiB ")]
     assert of_4kib.split()[1:5] == ["-"] * 4  # WRITE failed; READ is beside it
 
 
@@ -164,9 +164,9 @@ def test_rows_are_not_compared_with_each_other(monkeypatch: pytest.MonkeyPatch) 
     """The time of that grows with the square of their number: 4140 rows took 1.9 s instead of 0.05 s."""
     compared: list[object] = []
 
-    def compare(one: Result, other: object) -> bool:
+    def compare(first: Result, other: object) -> bool:
         compared.append(other)
-        return one is other
+        return first is other
 
     monkeypatch.setattr(Result, "__eq__", compare)
     results = [*default_run()[1:], row("4KiB", "WRITE", Verdict.FAIL)]
@@ -185,8 +185,8 @@ def test_few_rows_or_all_with_v_have_a_line_each() -> None:
 
 def test_many_rows_with_the_same_fault_are_named_in_one_line() -> None:
     results = [row(size, "WRITE", Verdict.WRONG_TRANSPORT) for size in SIZES]
-    said = [line.text for line in lines(results, gate=False, width=80)]
-    assert said[1:3] == [
+    shown_lines = [line.text for line in lines(results, gate=False, width=80)]
+    assert shown_lines[1:3] == [
         "WRONG-TRANSPORT 15 rows: it is too slow",
         f"    rows: UCX WRITE DRAM:DRAM {' '.join(SIZES)}",
     ]
@@ -205,12 +205,14 @@ def test_nixlbench_is_compared_with_rows_of_its_notifications_and_pages() -> Non
     nixlbench, last = measured(f"nixlbench:{plain}", 0.4e9), measured(plain, 2.4e9)
     assert not [line for line in lines([last, nixlbench], gate=False) if ": nixlbench" in line.text]
     huge, base = (measured(f"{plain}/notify=each{pages}", 0.5e9) for pages in ("", ",pages=base"))
-    [said] = [line.text for line in lines([last, huge, base, nixlbench], gate=False) if ": nixlbench" in line.text]
-    assert re.fullmatch(r"UCX : nixlbench:UCX  WRITE  DRAM:DRAM +4KiB  notify=each,pages=base  1\.25", said)
+    [ratio_line] = [
+        line.text for line in lines([last, huge, base, nixlbench], gate=False) if ": nixlbench" in line.text
+    ]
+    assert re.fullmatch(r"UCX : nixlbench:UCX  WRITE  DRAM:DRAM +4KiB  notify=each,pages=base  1\.25", ratio_line)
     program = "nixlbench[use_hugepages=1]"
     rows = [huge, base, measured(f"{program}:{plain}", 0.4e9)]
-    [said] = [line.text for line in lines(rows, gate=False) if ": nixlbench" in line.text]
-    assert said.endswith("  notify=each  pages=huge  1.25")
+    [ratio_line] = [line.text for line in lines(rows, gate=False) if ": nixlbench" in line.text]
+    assert ratio_line.endswith("  notify=each  pages=huge  1.25")
 
 
 def test_one_cause_of_many_checks_stands_once_above_them() -> None:
@@ -220,13 +222,13 @@ def test_one_cause_of_many_checks_stands_once_above_them() -> None:
         "ranks-agree", "metadata-invalidation",
     ]  # fmt: skip
     results = [Result(id, "x", Verdict.ERROR, "etcd: connection refused", "Start that etcd.") for id in ids]
-    said = [line.text for line in lines(results, gate=False, width=200)]
-    assert said[1:] == [
+    shown_lines = [line.text for line in lines(results, gate=False, width=200)]
+    assert shown_lines[1:] == [
         "ERROR 7 checks: etcd: connection refused",
         f"    checks: {', '.join(ids)}",
         "    remedy: Start that etcd.",
         "    about: pytest-nixl explain metadata-by-etcd",
-        said[-1],
+        shown_lines[-1],
     ]
     whole = [line.text for line in lines(results, gate=False)]
     assert sum("about:" in line for line in whole) == 7

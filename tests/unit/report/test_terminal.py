@@ -248,14 +248,14 @@ SUITES = "no NIXL check ran, because the validation suites were not selected; to
 def test_a_run_without_tests_prints_the_command_to_type(pytester: pytest.Pytester) -> None:
     result = run_pytest(pytester, "--nixl-backend=UCX", in_process=True)
     assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
-    said = place(result, SUITES)
-    assert result.outlines[said + 1] == "type: pytest --pyargs pytest_nixl.suites --nixl-backend=UCX"
+    command = place(result, SUITES)
+    assert result.outlines[command + 1] == "type: pytest --pyargs pytest_nixl.suites --nixl-backend=UCX"
     assert result.errlines == []
 
 
 def test_the_command_to_type_has_every_option_and_no_password(pytester: pytest.Pytester) -> None:
-    given = ["--nixl-blocks=4KiB,8KiB", f"--nixl-etcd=http://u:{SECRET}@h:1", f"--nixl-etcd-user=root:{SECRET}"]
-    result = run_pytest(pytester, *given, in_process=True)
+    arguments = ["--nixl-blocks=4KiB,8KiB", f"--nixl-etcd=http://u:{SECRET}@h:1", f"--nixl-etcd-user=root:{SECRET}"]
+    result = run_pytest(pytester, *arguments, in_process=True)
     assert result.outlines[place(result, "type: ")] == (
         "type: pytest --pyargs pytest_nixl.suites '--nixl-etcd=http://***@h:1' '--nixl-etcd-user=***' "
         "--nixl-blocks=4KiB,8KiB"

@@ -24,11 +24,11 @@ def parameter(name: str, value: str) -> dict[str, Any]:
 def test_an_unknown_parameter_is_named_with_the_accepted_ones(make_settings: MakeSettings) -> None:
     with pytest.raises(pytest.UsageError) as caught:
         refuse_agent_options(make_settings(**parameter("banana", "1")))
-    words = str(caught.value)
-    assert "UCX of NIXL " in words
-    assert " has no parameter 'banana': it has " in words
-    assert "num_workers" in words
-    assert "\n" not in words
+    message = str(caught.value)
+    assert "UCX of NIXL " in message
+    assert " has no parameter 'banana': it has " in message
+    assert "num_workers" in message
+    assert "\n" not in message
 
 
 @pytest.mark.long

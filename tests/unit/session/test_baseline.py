@@ -39,8 +39,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def recorded(store: Path) -> dict[str, Any]:
     [path] = store.iterdir()
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
+    document: dict[str, Any] = json.loads(path.read_text())
+    return document
 
 
 def test_a_record_has_launches_versions_environment_host_and_results(store: Path) -> None:
@@ -164,8 +164,8 @@ def test_an_unusable_baseline_is_refused(tmp_path: Path) -> None:
     foreign.write_text('{"hello": "world"}')
     assert f"--nixl-baseline: {torn} is incomplete or not JSON" in refused(f"--nixl-baseline={torn}")
     assert f"--nixl-baseline: {foreign} is not a record of a run" in refused(f"--nixl-baseline={foreign}")
-    there = baseline(tmp_path / "other.json", [1.0] * 5, cpu="Imaginary 9000", cores=4096)
-    assert "was measured on another kind of machine (cpu Imaginary 9000 there, " in refused(there)
+    other_machine = baseline(tmp_path / "other.json", [1.0] * 5, cpu="Imaginary 9000", cores=4096)
+    assert "was measured on another kind of machine (cpu Imaginary 9000 there, " in refused(other_machine)
     image = refused("--nixl-baseline=nixl:9", f"--nixl-store={tmp_path}")
     assert f"{tmp_path} has no run of the image nixl:9; it has nixl:0; skipped: " in image
 
@@ -203,7 +203,7 @@ def in_small_disk(directory: Path, mount: str, *arguments: str) -> Finished:
 
 
 @pytest.mark.parametrize(
-    ("mount", "why", "expected", "code"),
+    ("mount", "reason", "expected", "code"),
     [
         ("-o size=4k", "No space left on device", "100 s", 0),
         # The same with another error of the file system. A failing verdict is the easier one to keep.
@@ -212,7 +212,7 @@ def in_small_disk(directory: Path, mount: str, *arguments: str) -> Finished:
     ids=["full-pass", "ro-fail"],
 )
 def test_a_store_that_cannot_be_written_is_reported_and_the_verdict_stands(
-    tmp_path: Path, mount: str, why: str, expected: str, code: int
+    tmp_path: Path, mount: str, reason: str, expected: str, code: int
 ) -> None:
     (tmp_path / "store").mkdir()
     (tmp_path / "p.toml").write_text(
@@ -222,8 +222,8 @@ def test_a_store_that_cannot_be_written_is_reported_and_the_verdict_stands(
         tmp_path / "store", mount, *FAST, f"--nixl-store={tmp_path / 'store'}", f"--nixl-profile={tmp_path / 'p.toml'}",
         f"--nixl-report={tmp_path / 'store'}/r.html",
     )  # fmt: skip
-    assert f"cannot be written ({why}): this run's verdict is not affected, but its record is lost" in done.output
-    assert f"r.html cannot be written ({why})" in done.output
+    assert f"cannot be written ({reason}): this run's verdict is not affected, but its record is lost" in done.output
+    assert f"r.html cannot be written ({reason})" in done.output
     assert f"NIXL verdict: {'PASS' if code == 0 else 'FAIL'} (" in done.output
     assert "INTERNALERROR" not in done.output
     assert done.code == code
@@ -241,16 +241,18 @@ def test_two_images_measured_in_turn(tmp_path: Path) -> None:
     assert "changed: UCX_TLS=tcp was set before, and is not set in this run" in done.output
     assert "regression: IMPROVED (all rows together: +" in done.output
     assert "hunter2" not in done.output
-    found = {}
+    rows = {}
     for path in tmp_path.iterdir():
         data = json.loads(path.read_text())
         assert "hunter2" not in path.read_text()
-        found[data["nixl"]["provenance"]["image"]["reference"]] = data["benchmarks"][0]
-    ways = {image: {way.split("/")[0] for way in row["extra_info"]["transports"]} for image, row in found.items()}
-    assert ways["nixl:1"] == {"tcp"}
-    assert "tcp" not in ways["nixl:2"]
-    assert len(found["nixl:1"]["extra_info"]["launches"]) == len(found["nixl:2"]["extra_info"]["launches"]) == 5
-    assert found["nixl:1"]["stats"]["rounds"] == len(found["nixl:1"]["stats"]["data"])
+        rows[data["nixl"]["provenance"]["image"]["reference"]] = data["benchmarks"][0]
+    transports = {
+        image: {transport.split("/")[0] for transport in row["extra_info"]["transports"]} for image, row in rows.items()
+    }
+    assert transports["nixl:1"] == {"tcp"}
+    assert "tcp" not in transports["nixl:2"]
+    assert len(rows["nixl:1"]["extra_info"]["launches"]) == len(rows["nixl:2"]["extra_info"]["launches"]) == 5
+    assert rows["nixl:1"]["stats"]["rounds"] == len(rows["nixl:1"]["stats"]["data"])
 
 
 def test_a_slower_image_measured_in_turn_is_regressed(tmp_path: Path) -> None:
@@ -272,28 +274,28 @@ def test_a_run_under_xdist_reports_that_it_stored_nothing(tmp_path: Path) -> Non
 
 def test_the_first_run_makes_the_baseline_and_says_so(tmp_path: Path) -> None:
     path, other = tmp_path / "baseline.json", tmp_path / "out.json"
-    given = ("--nixl-op=WRITE", "--nixl-duration=20ms", "--nixl-min-launches=1", f"--nixl-baseline={path}")
+    arguments = ("--nixl-op=WRITE", "--nixl-duration=20ms", "--nixl-min-launches=1", f"--nixl-baseline={path}")
     # A run that keeps its record writes no second file, also because a checkout may be mounted read-only.
-    kept = bandwidth(*given, "--nixl-gate", f"--benchmark-json={other}")
-    assert f"  no baseline yet: {path} does not exist, so this run is compared with none" in kept.output
-    said = f"NO-EXPECTATION regression: {path} does not exist, so no row was compared with an earlier run; "
-    assert f"{said}the record of this run can be the first baseline: each row has one launch" in kept.output
-    assert f"remedy: review {other}, and put it at {path}: the next run is compared with it" in kept.output
-    assert kept.code == 1, "nobody has reviewed it"
-    assert kept.output.count("NIXL gate: FAIL (") == 1, "the verdict stands once"
+    second_run = bandwidth(*arguments, "--nixl-gate", f"--benchmark-json={other}")
+    assert f"  no baseline yet: {path} does not exist, so this run is compared with none" in second_run.output
+    expected = f"NO-EXPECTATION regression: {path} does not exist, so no row was compared with an earlier run; "
+    assert f"{expected}the record of this run can be the first baseline: each row has one launch" in second_run.output
+    assert f"remedy: review {other}, and put it at {path}: the next run is compared with it" in second_run.output
+    assert second_run.code == 1, "nobody has reviewed it"
+    assert second_run.output.count("NIXL gate: FAIL (") == 1, "the verdict stands once"
     assert not path.exists()
-    first = bandwidth(*given)
-    assert f"{said}this run is the first baseline, and was written there: each row has one launch" in first.output
-    made, also = (json.loads(each.read_text()) for each in (path, other))
-    assert [row["name"] for row in made["benchmarks"]] == [row["name"] for row in also["benchmarks"]] != []
-    second = bandwidth(*given[:3], f"--nixl-baseline={other}", "--nixl-max-regression=99%")
+    first = bandwidth(*arguments)
+    assert f"{expected}this run is the first baseline, and was written there: each row has one launch" in first.output
+    baseline_record, also = (json.loads(record_path.read_text()) for record_path in (path, other))
+    assert [row["name"] for row in baseline_record["benchmarks"]] == [row["name"] for row in also["benchmarks"]] != []
+    second = bandwidth(*arguments[:3], f"--nixl-baseline={other}", "--nixl-max-regression=99%")
     assert "does not exist" not in second.output
     assert "NO-EXPECTATION" not in second.output
-    closed = bandwidth(*given[:3], "--nixl-baseline=/proc/baseline.json")
+    closed = bandwidth(*arguments[:3], "--nixl-baseline=/proc/baseline.json")
     assert "it cannot be written there" in closed.output
     assert "keep this run's record (--benchmark-json FILE, or --nixl-store DIR), review it" in closed.output
     assert closed.code == 0
-    slow = bandwidth(*given[:3], f"--nixl-baseline={tmp_path / 'slow.json'}", env={"UCX_TLS": "tcp"})
+    slow = bandwidth(*arguments[:3], f"--nixl-baseline={tmp_path / 'slow.json'}", env={"UCX_TLS": "tcp"})
     assert "this run cannot be the first baseline, because a check failed" in slow.output
     assert not (tmp_path / "slow.json").exists()
 
@@ -302,6 +304,6 @@ def test_an_interrupted_first_run_says_that_there_is_still_no_baseline(tmp_path:
     path = tmp_path / "baseline.json"
     done = bandwidth("-x", "--nixl-blocks=4KiB,64KiB", *FAST, f"--nixl-baseline={path}", env={"UCX_TLS": "tcp"})
     assert "INTERRUPTED after 1 of 2 checks" in done.output
-    said = f"still no baseline: {path} does not exist, and the record of an interrupted run cannot be one"
-    assert f"{said}: run again to the end" in done.output
+    expected = f"still no baseline: {path} does not exist, and the record of an interrupted run cannot be one"
+    assert f"{expected}: run again to the end" in done.output
     assert not path.exists()

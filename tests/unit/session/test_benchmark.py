@@ -135,8 +135,8 @@ def test_the_wheel_carries_the_suites_profiles_and_templates(tmp_path: Path) -> 
 
 def test_the_facts_are_those_of_pytest_benchmark_and_each_file_has_its_own() -> None:
     facts = MachineFacts()
-    one, other = (facts.pytest_benchmark_generate_machine_info() for _ in range(2))
-    assert one is not None
-    assert one.keys() == pytest_benchmark.plugin.pytest_benchmark_generate_machine_info().keys()
-    assert one == other
-    assert one["cpu"] is not other["cpu"], "hooks may change it"
+    first, other = (facts.pytest_benchmark_generate_machine_info() for _ in range(2))
+    assert first is not None
+    assert first.keys() == pytest_benchmark.plugin.pytest_benchmark_generate_machine_info().keys()
+    assert first == other
+    assert first["cpu"] is not other["cpu"], "hooks may change it"

@@ -39,29 +39,29 @@ def test_the_default_expects_shared_memory_of_one_host(tmp_path: Path, backends:
 
 
 def test_libfabric_without_an_rdma_device_gets_the_tcp_profile(tmp_path: Path) -> None:
-    name, why = default_profile(("LIBFABRIC",), host(tmp_path, product="p5.48xlarge"))
+    name, reason = default_profile(("LIBFABRIC",), host(tmp_path, product="p5.48xlarge"))
     assert name == "tcp-loopback"
-    assert "no RDMA device" in why
+    assert "no RDMA device" in reason
 
 
 def test_libfabric_on_a_known_instance_gets_its_profile(tmp_path: Path) -> None:
-    name, why = default_profile(("LIBFABRIC",), host(tmp_path, "rdmap0s0", product="p5.48xlarge"))
-    assert (name, why) == ("p5.48xlarge", "this host's product name is p5.48xlarge")
+    name, reason = default_profile(("LIBFABRIC",), host(tmp_path, "rdmap0s0", product="p5.48xlarge"))
+    assert (name, reason) == ("p5.48xlarge", "this host's product name is p5.48xlarge")
 
 
 @pytest.mark.parametrize("product", ["", "p4d.24xlarge", "../loopback", "no-such-machine"])
 def test_libfabric_over_an_unknown_card_gets_no_expected_transport(tmp_path: Path, product: str) -> None:
-    name, why = default_profile(("LIBFABRIC",), host(tmp_path, "mlx5_0", product=product))
+    name, reason = default_profile(("LIBFABRIC",), host(tmp_path, "mlx5_0", product=product))
     assert name == "loopback"
-    assert "mlx5_0" in why
+    assert "mlx5_0" in reason
     accepted = {item.transports for item in load_profile(name).expectations if item.backend == ("LIBFABRIC",)}
     assert accepted == {None}
 
 
 def test_the_header_shows_the_reason_for_the_default() -> None:
     done = run("--collect-only", "-vv", "suites/infrastructure/test_etcd.py", "--nixl-backend=LIBFABRIC")
-    name, why = default_profile(("LIBFABRIC",))
-    assert f"  --nixl-profile={name} (default: {why})" in done.output
+    name, reason = default_profile(("LIBFABRIC",))
+    assert f"  --nixl-profile={name} (default: {reason})" in done.output
     done = run("--collect-only", "-vv", "suites/infrastructure/test_etcd.py", "--nixl-backend=UCX")
     assert "  --nixl-profile=loopback (default)" in done.output
 

@@ -49,30 +49,32 @@ def test_anything_else_is_refused(pytester: pytest.Pytester, text: str) -> None:
 
 
 def test_a_footprint_that_is_smaller_than_a_row_is_refused(pytester: pytest.Pytester) -> None:
-    said = refusal(pytester, "--nixl-footprint=1MiB", "--nixl-blocks=64KiB,1MiB", "--nixl-depth=4")
-    assert said == (
+    message = refusal(pytester, "--nixl-footprint=1MiB", "--nixl-blocks=64KiB,1MiB", "--nixl-depth=4")
+    assert message == (
         "--nixl-footprint=1MiB is smaller than the largest row, which has 4MiB (block x batch x depth): expected at "
         "least --nixl-footprint=4MiB, or smaller --nixl-blocks"
     )
 
 
 def test_a_footprint_that_does_not_fit_into_memory_is_refused(pytester: pytest.Pytester) -> None:
-    said = refusal(pytester, f"--nixl-footprint={1 << 50}", f"--nixl-blocks={GIB}")
-    assert said.startswith("--nixl-footprint=1048576GiB needs 2097152.0 GiB (2251799813685248 bytes) of host memory ")
-    assert said.endswith(" are available: expected a smaller footprint")
+    message = refusal(pytester, f"--nixl-footprint={1 << 50}", f"--nixl-blocks={GIB}")
+    assert message.startswith(
+        "--nixl-footprint=1048576GiB needs 2097152.0 GiB (2251799813685248 bytes) of host memory "
+    )
+    assert message.endswith(" are available: expected a smaller footprint")
 
 
 def test_a_walk_of_too_many_transfers_is_refused(pytester: pytest.Pytester) -> None:
-    said = refusal(pytester, "--nixl-footprint=64MiB", "--nixl-blocks=8B")
-    assert said == (
+    message = refusal(pytester, "--nixl-footprint=64MiB", "--nixl-blocks=8B")
+    assert message == (
         "--nixl-footprint=64MiB has 8388608 transfers of 8B, and a row walks at most 1048576: expected a smaller "
         "footprint, or --nixl-blocks of at least 64B"
     )
 
 
 def test_a_footprint_without_a_row_that_walks_it_is_refused(pytester: pytest.Pytester) -> None:
-    said = refusal(pytester, "--nixl-footprint=1GiB", "--nixl-backend=POSIX")
-    assert said.startswith("--nixl-footprint=1GiB has no effect on --nixl-backend=POSIX, whose target is a file: ")
+    message = refusal(pytester, "--nixl-footprint=1GiB", "--nixl-backend=POSIX")
+    assert message.startswith("--nixl-footprint=1GiB has no effect on --nixl-backend=POSIX, whose target is a file: ")
     assert read(pytester, "--nixl-footprint=1GiB", "--nixl-backend=POSIX,UCX").footprint == GIB
 
 

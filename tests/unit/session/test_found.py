@@ -28,9 +28,12 @@ def found() -> Found:
 
 
 def test_the_result_of_a_teardown_replaces_that_of_the_call(found: Found) -> None:
-    for one in (result("a"), result("b"), result("a", Verdict.ERROR)):
-        found.add_result(one)
-    assert [(one.nodeid, one.verdict) for one in found.results] == [("b", Verdict.PASS), ("a", Verdict.ERROR)]
+    for outcome in (result("a"), result("b"), result("a", Verdict.ERROR)):
+        found.add_result(outcome)
+    assert [(outcome.nodeid, outcome.verdict) for outcome in found.results] == [
+        ("b", Verdict.PASS),
+        ("a", Verdict.ERROR),
+    ]
 
 
 def test_results_of_no_test_do_not_replace_each_other(found: Found) -> None:
@@ -44,7 +47,7 @@ def test_an_explanation_follows_the_reason_of_its_row_only(found: Found) -> None
     other = replace(result("b"), row=replace(ROW, block=4096))
     found.add_run_results([result("a"), other, Result("nixl-loads", "c", Verdict.PASS)])
     found.explain(replace(ROW), "NIXL is slow")
-    assert [one.reason for one in found.results] == ["a reason; NIXL is slow", "a reason", ""]
+    assert [outcome.reason for outcome in found.results] == ["a reason; NIXL is slow", "a reason", ""]
 
 
 def test_a_note_is_not_repeated(found: Found) -> None:
@@ -62,17 +65,17 @@ def test_the_first_interruption_stays(found: Found) -> None:
 
 
 def test_tests_that_follow_each_other_at_once_share_a_reading_of_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Any] = []
+    readings: list[Any] = []
 
     def load() -> Any:
-        made.append(SimpleNamespace(seconds=0.0))
-        return made[-1]
+        readings.append(SimpleNamespace(seconds=0.0))
+        return readings[-1]
 
     monkeypatch.setattr(check_result, "HostLoad", load)
     session = SimpleNamespace(stash=pytest.Stash())
     items: list[Any] = [SimpleNamespace(session=session, stash=pytest.Stash()) for _ in range(3)]
     check_result.watch_load(items[0])
     check_result.watch_load(items[1])
-    made[0].seconds = 1.0
+    readings[0].seconds = 1.0
     check_result.watch_load(items[2])
-    assert [made.index(item.stash[check_result._LOAD]) for item in items] == [0, 0, 1]
+    assert [readings.index(item.stash[check_result._LOAD]) for item in items] == [0, 0, 1]

@@ -50,7 +50,7 @@ def test_a_process_outside_a_step_of_a_slurm_job_with_two_tasks_is_refused() -> 
         {"PMI_RANK": "0", "PMI_SIZE": "2"},
         {"RANK": "0", "WORLD_SIZE": "2"},
     ],
-    ids=lambda each: min(each),
+    ids=lambda names: min(names),
 )
 def test_ranks_started_by_a_launcher_need_an_etcd(environment: dict[str, str]) -> None:
     done = bandwidth(GATE, env=environment)
@@ -185,12 +185,12 @@ def test_a_required_check_that_is_skipped_is_missing(tmp_path: Path, gate: tuple
     assert done.code == code
 
 
-@pytest.mark.parametrize(("gate", "word"), [((), "verdict: NOTHING CHECKED"), ((GATE,), "gate: FAIL")])
-def test_missing_memory_is_not_applicable_and_fails_the_run(gate: tuple[str, ...], word: str) -> None:
+@pytest.mark.parametrize(("gate", "verdict"), [((), "verdict: NOTHING CHECKED"), ((GATE,), "gate: FAIL")])
+def test_missing_memory_is_not_applicable_and_fails_the_run(gate: tuple[str, ...], verdict: str) -> None:
     done = bandwidth("--nixl-memory=VRAM:VRAM", "--nixl-op=WRITE", *gate)
     assert done.verdicts == {"WRITE 64KiB": "NOT-APPLICABLE"}
     assert "VRAM:VRAM needs" in done.output
-    assert f"NIXL {word}" in done.output
+    assert f"NIXL {verdict}" in done.output
     assert done.code == 1
 
 

@@ -32,8 +32,8 @@ def profile(*required: str) -> Profile:
 
 @pytest.fixture
 def settings(make_settings: Any) -> Settings:
-    made: Settings = make_settings(blocks=(65536, 4096), memory=(HOST,), op=("WRITE",))
-    return made
+    default: Settings = make_settings(blocks=(65536, 4096), memory=(HOST,), op=("WRITE",))
+    return default
 
 
 def a_run(
@@ -41,12 +41,12 @@ def a_run(
 ) -> Run:
     """Return a run with these results; ``left_out`` has the level of each check above that of the run."""
     config = SimpleNamespace(stash={_LEFT_OUT: left_out})
-    found = SimpleNamespace(results=list(results), ended=ended)
+    run_results = SimpleNamespace(results=list(results), ended=ended)
     links = requested_links(settings, cast(Any, ALONE))
     return cast(
         Run,
         SimpleNamespace(
-            config=config, found=found, settings=settings, placement=ALONE, links=links,
+            config=config, found=run_results, settings=settings, placement=ALONE, links=links,
             collected=SimpleNamespace(suites=frozenset(suites)),
         ),
     )  # fmt: skip
@@ -67,10 +67,10 @@ def keys(settings: Settings, memory: MemoryPair | None = None) -> list[RowKey]:
 
 def said(profile: Profile, run: Run) -> list[str]:
     """Return the check and the reason of everything that is missing."""
-    found = missed(profile, run)
-    assert {each.verdict for each in found} <= {Verdict.MISSING}
-    assert all(each.remedy for each in found)
-    return [f"{each.check}: {each.reason}" for each in found]
+    missing = missed(profile, run)
+    assert {lack.verdict for lack in missing} <= {Verdict.MISSING}
+    assert all(lack.remedy for lack in missing)
+    return [f"{lack.check}: {lack.reason}" for lack in missing]
 
 
 def test_nothing_is_missing_if_each_row_and_required_check_has_a_result(settings: Settings) -> None:
@@ -81,10 +81,10 @@ def test_nothing_is_missing_if_each_row_and_required_check_has_a_result(settings
 
 
 def test_a_requested_row_without_a_result_is_missing(settings: Settings) -> None:
-    one, other = keys(settings)
-    found = missed(profile(), a_run(settings, row(one)))
-    assert [(each.check, each.row) for each in found] == [("bandwidth", other)]
-    assert found[0].reason.startswith(f"the requested row {other} was not measured")
+    first, other = keys(settings)
+    missing = missed(profile(), a_run(settings, row(first)))
+    assert [(lack.check, lack.row) for lack in missing] == [("bandwidth", other)]
+    assert missing[0].reason.startswith(f"the requested row {other} was not measured")
 
 
 def test_a_row_that_did_not_run_is_not_measured(settings: Settings) -> None:
@@ -95,15 +95,15 @@ def test_a_row_that_did_not_run_is_not_measured(settings: Settings) -> None:
 
 
 def test_rows_of_requests_and_patterns_are_not_those_that_were_requested(settings: Settings) -> None:
-    one, other = keys(settings)
-    of_requests = replace(one, variant=(*one.variant, ("kv", "scattered")))
+    first, other = keys(settings)
+    of_requests = replace(first, variant=(*first.variant, ("kv", "scattered")))
     assert of_requests.kv
     assert said(profile(), a_run(settings, row(of_requests), suites=("kv_cache",))) == []
     assert said(profile(), a_run(settings, row(of_requests))) == [
         "bandwidth: no row was measured, so there is nothing to accept"
     ]
     # A user's test that measures a row asks for all rows, whatever suites were selected.
-    assert said(profile(), a_run(settings, row(one), suites=())) == [
+    assert said(profile(), a_run(settings, row(first), suites=())) == [
         f"bandwidth: the requested row {other} was not measured: its test was not selected or did not run"
     ]
 
@@ -115,9 +115,9 @@ def test_a_run_that_ended_early_is_missing_as_a_whole(settings: Settings) -> Non
 
 def test_a_run_without_any_check_is_missing_as_a_whole(settings: Settings) -> None:
     skipped = result("nixl-loads", Verdict.NOT_APPLICABLE)
-    for results, words in (((), "no check ran"), ((skipped,), "all checks were skipped")):
-        [found] = said(profile(), a_run(settings, *results, suites=("infrastructure",)))
-        assert found.startswith(f"whole-run: {words}")
+    for results, fragment in (((), "no check ran"), ((skipped,), "all checks were skipped")):
+        [sentence] = said(profile(), a_run(settings, *results, suites=("infrastructure",)))
+        assert sentence.startswith(f"whole-run: {fragment}")
     assert said(profile(), a_run(settings, skipped, result("etcd-answers"), suites=("infrastructure",))) == []
 
 
@@ -130,9 +130,9 @@ def test_a_required_check_of_a_selected_suite_is_missing_if_it_did_not_run(setti
 
 def test_a_required_check_above_the_level_of_the_run_is_missing(settings: Settings) -> None:
     run = a_run(settings, result("etcd-answers"), suites=("infrastructure",), **{"nixl-loads": "extended"})
-    [found] = missed(profile("nixl-loads"), run)
-    assert found.reason.endswith(f"which is of level extended, and this run is of level {settings.level}")
-    assert found.remedy.startswith("give --nixl-level=extended")
+    [missing] = missed(profile("nixl-loads"), run)
+    assert missing.reason.endswith(f"which is of level extended, and this run is of level {settings.level}")
+    assert missing.remedy.startswith("give --nixl-level=extended")
     # It ran all the same: as a user's test.
     run = a_run(settings, result("nixl-loads"), suites=("infrastructure",), **{"nixl-loads": "extended"})
     assert said(profile("nixl-loads"), run) == []
@@ -140,41 +140,45 @@ def test_a_required_check_above_the_level_of_the_run_is_missing(settings: Settin
 
 def test_a_required_check_is_missing_if_tests_of_it_were_skipped(settings: Settings) -> None:
     skipped = result("nixl-loads", Verdict.NOT_APPLICABLE, "no NIXL here")
-    others = [result("etcd-answers"), skipped, replace(skipped, nodeid="test_other", reason="nor here")]
-    run = a_run(settings, *others, suites=("infrastructure",))
-    [found] = missed(profile("nixl-loads"), run)
-    assert found.reason.endswith("which was skipped: no NIXL here")
-    assert found.nodeid == "test_nixl-loads"
-    assert found.remedy.startswith("remove the reason for the skip; if this kind of machine")
-    given = replace(skipped, remedy="give the container its GPUs")
-    [other] = missed(profile("nixl-loads"), a_run(settings, others[0], given, suites=("infrastructure",)))
+    other_results = [result("etcd-answers"), skipped, replace(skipped, nodeid="test_other", reason="nor here")]
+    run = a_run(settings, *other_results, suites=("infrastructure",))
+    [missing] = missed(profile("nixl-loads"), run)
+    assert missing.reason.endswith("which was skipped: no NIXL here")
+    assert missing.nodeid == "test_nixl-loads"
+    assert missing.remedy.startswith("remove the reason for the skip; if this kind of machine")
+    with_remedy = replace(skipped, remedy="give the container its GPUs")
+    [other] = missed(profile("nixl-loads"), a_run(settings, other_results[0], with_remedy, suites=("infrastructure",)))
     assert other.remedy.startswith("give the container its GPUs; if this kind of machine")
-    [partly] = missed(profile("nixl-loads"), a_run(settings, *others, result("nixl-loads"), suites=("infrastructure",)))
+    [partly] = missed(
+        profile("nixl-loads"), a_run(settings, *other_results, result("nixl-loads"), suites=("infrastructure",))
+    )
     assert partly.reason.endswith("which was skipped in 2 of 3 tests: no NIXL here")
 
 
 @pytest.mark.parametrize(
-    ("source", "asked"),
+    ("source", "requested"),
     [("option", "--nixl-memory"), ("environment NIXL_MEMORY", "NIXL_MEMORY"), ("nixl_memory in the ini file",) * 2],
 )
-def test_requested_gpu_memory_of_which_no_row_ran_is_missing(settings: Settings, source: str, asked: str) -> None:
+def test_requested_gpu_memory_of_which_no_row_ran_is_missing(settings: Settings, source: str, requested: str) -> None:
     both = replace(settings, memory=(HOST, GPU), sources={**settings.sources, "memory": source})
     host, skipped = (
         [row(key) for key in keys(both, HOST)],
         [row(key, Verdict.NOT_APPLICABLE, "VRAM needs a GPU", "get one") for key in keys(both, GPU)],
     )
     skipped[1] = replace(skipped[1], reason="no more memory", nodeid="test_other")
-    [found] = missed(profile(), a_run(both, *host, *skipped))
+    [missing] = missed(profile(), a_run(both, *host, *skipped))
     # Without a gate, only an option asks for it by name.
-    assert unchecked(a_run(both, *host, *skipped)) == ([found] if source == "option" else [])
-    assert found.reason == f"VRAM:VRAM was requested ({asked}), but none of its 2 rows ran: VRAM needs a GPU"
-    assert (found.check, found.remedy, found.nodeid) == ("bandwidth", "get one", "test_bandwidth")
+    assert unchecked(a_run(both, *host, *skipped)) == ([missing] if source == "option" else [])
+    assert missing.reason == f"VRAM:VRAM was requested ({requested}), but none of its 2 rows ran: VRAM needs a GPU"
+    assert (missing.check, missing.remedy, missing.nodeid) == ("bandwidth", "get one", "test_bandwidth")
     ran = row(keys(both, GPU)[0])
     assert said(profile(), a_run(both, *host, ran, skipped[1])) == []
-    one = replace(both, blocks=(4096,))
+    single_size = replace(both, blocks=(4096,))
     reason = "bandwidth: VRAM:VRAM was requested ({}), but its only row did not run: VRAM needs a GPU"
     alone_skipped = replace(skipped[1], reason="VRAM needs a GPU")
-    assert said(profile(), a_run(one, row(keys(one, HOST)[0]), alone_skipped)) == [reason.format(asked)]
+    assert said(profile(), a_run(single_size, row(keys(single_size, HOST)[0]), alone_skipped)) == [
+        reason.format(requested)
+    ]
     # Host memory is not such memory, and no row of it needs to be there.
     alone = replace(settings, sources={**settings.sources, "memory": source})
     assert len(said(profile(), a_run(alone, row(keys(alone)[0]), row(keys(alone)[1], Verdict.NOT_APPLICABLE)))) == 0
@@ -182,8 +186,8 @@ def test_requested_gpu_memory_of_which_no_row_ran_is_missing(settings: Settings,
 
 def test_a_gate_fails_by_what_is_missing_or_failed(settings: Settings) -> None:
     every = [result(verdict.name, verdict) for verdict in Verdict]
-    plain = {each.verdict for each in failed(every, profile(), gate=False)}
-    gate = {each.verdict for each in failed(every, profile(), gate=True)}
+    plain = {failure.verdict for failure in failed(every, profile(), gate=False)}
+    gate = {failure.verdict for failure in failed(every, profile(), gate=True)}
     assert {Verdict.FAIL, Verdict.CORRUPT, Verdict.ERROR} <= plain < gate
     assert Verdict.MISSING in gate
     assert Verdict.PASS not in gate
@@ -204,7 +208,7 @@ class GivenConfig:
 
 
 @pytest.mark.parametrize(
-    ("config", "words"),
+    ("config", "message"),
     [
         (GivenConfig(collectonly=True), "--collect-only"),
         (GivenConfig(numprocesses=2), "pytest-xdist"),
@@ -217,8 +221,8 @@ class GivenConfig:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_an_option_by_which_nothing_is_measured_is_refused(settings: Settings, config: object, words: str) -> None:
-    with pytest.raises(pytest.UsageError, match=f"is refused with {words}"):
+def test_an_option_by_which_nothing_is_measured_is_refused(settings: Settings, config: object, message: str) -> None:
+    with pytest.raises(pytest.UsageError, match=f"is refused with {message}"):
         refuse_accidents(cast(pytest.Config, config), settings)
 
 
@@ -264,9 +268,9 @@ def test_a_job_of_several_tasks_is_refused_outside_a_step(settings: Settings, mo
 def test_a_run_whose_checks_were_all_skipped_says_why_and_what_to_do(
     settings: Settings, skipped: list[tuple[str, str]], reason: str, remedy: str
 ) -> None:
-    results = [result("bandwidth", Verdict.NOT_APPLICABLE, why, remedy=do) for why, do in skipped]
-    [found] = unchecked(a_run(settings, *results))
-    assert (found.verdict, found.reason) == (Verdict.MISSING, f"nothing was checked, because {reason}")
-    assert found.remedy == remedy
+    results = [result("bandwidth", Verdict.NOT_APPLICABLE, cause, remedy=do) for cause, do in skipped]
+    [missing] = unchecked(a_run(settings, *results))
+    assert (missing.verdict, missing.reason) == (Verdict.MISSING, f"nothing was checked, because {reason}")
+    assert missing.remedy == remedy
     assert unchecked(a_run(settings, *results, result("bandwidth"))) == []
     assert unchecked(a_run(settings, result("their-own", Verdict.NOT_APPLICABLE, "no GPU"))) == [], "a user's own test"

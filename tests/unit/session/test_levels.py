@@ -76,15 +76,15 @@ def test_a_quick_run_can_pass_the_gate_of_a_profile_that_comes_with_the_plugin(n
     assert {check for check in load_profile(name).required if LEVEL_OF[check] != "quick"} == set()
 
 
-@pytest.mark.parametrize("given", [*LEVELS, "1", "2", "3", "Quick"])
-def test_a_level_selects_its_checks_and_those_of_the_levels_below(pytester: pytest.Pytester, given: str) -> None:
+@pytest.mark.parametrize("level", [*LEVELS, "1", "2", "3", "Quick"])
+def test_a_level_selects_its_checks_and_those_of_the_levels_below(pytester: pytest.Pytester, level: str) -> None:
     pytester.makepyfile(TESTS)
-    result = run_pytest(pytester, f"--nixl-level={given}", in_process=True)
-    passed, line = SELECTED[given.lower() if not given.isdecimal() else LEVELS[int(given) - 1]]
+    result = run_pytest(pytester, f"--nixl-level={level}", in_process=True)
+    passed, line = SELECTED[level.lower() if not level.isdecimal() else LEVELS[int(level) - 1]]
     result.assert_outcomes(passed=passed, deselected=6 - passed)
-    told = [each for each in result.outlines if "left out" in each]
-    assert len(told) == bool(line)
-    assert not line or told[0].startswith(line)
+    left_out = [text for text in result.outlines if "left out" in text]
+    assert len(left_out) == bool(line)
+    assert not line or left_out[0].startswith(line)
 
 
 def test_the_default_level_and_that_of_an_ini_file(pytester: pytest.Pytester) -> None:
@@ -176,8 +176,8 @@ def test_a_record_names_another_level_than_the_default(pytester: pytest.Pytester
         provenance = json.loads(path.read_text())[OURS]["provenance"]
         assert provenance["environment"].get("(level)") == recorded
         if recorded is not None:  # it is no variable, whose unknown values are hidden
-            found = parse_recorded({**json.loads(path.read_text()), "benchmarks": []}, "a test")
-            assert found.provenance.environment["(level)"] == recorded
+            parsed = parse_recorded({**json.loads(path.read_text()), "benchmarks": []}, "a test")
+            assert parsed.provenance.environment["(level)"] == recorded
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="this process may use one core only")

@@ -562,7 +562,7 @@ def test_a_wrong_option_is_refused_in_one_sentence(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "row", "wanted"),
+    ("arguments", "row", "required"),
     [
         (("--nixl-blocks=1024GiB",), "1099511627776 bytes a block, batch 1, depth 1", 2 * (1 << 40) + 1024),
         (
@@ -578,14 +578,16 @@ def test_a_wrong_option_is_refused_in_one_sentence(
     ],
 )
 def test_a_row_that_does_not_fit_into_memory_is_refused_with_bytes_needed_and_available(
-    pytester: pytest.Pytester, arguments: tuple[str, ...], row: str, wanted: int
+    pytester: pytest.Pytester, arguments: tuple[str, ...], row: str, required: int
 ) -> None:
-    said = sentence(run_pytest(pytester, *arguments, in_process=True))
-    assert said.startswith(f"the largest row ({row}) needs ")
-    assert f"({wanted} bytes) of host memory on this host, but " in said
-    match = re.search(r"but \S+ \S+ \(([0-9]+) bytes\) according to (MemAvailable|the limit of .*) are available", said)
-    assert match is not None, said
-    assert 0 <= int(match[1]) < wanted
+    message = sentence(run_pytest(pytester, *arguments, in_process=True))
+    assert message.startswith(f"the largest row ({row}) needs ")
+    assert f"({required} bytes) of host memory on this host, but " in message
+    match = re.search(
+        r"but \S+ \S+ \(([0-9]+) bytes\) according to (MemAvailable|the limit of .*) are available", message
+    )
+    assert match is not None, message
+    assert 0 <= int(match[1]) < required
 
 
 def test_a_row_that_fits_is_not_refused(pytester: pytest.Pytester) -> None:
@@ -613,9 +615,9 @@ def test_every_option_has_a_wrong_value_in_this_file() -> None:
     "argument", ["--nixl-backend=banana", f"--nixl-etcd=http://u:{SECRET}@h:1/", "--nixl-blocks=8KiB..4KiB"]
 )
 def test_a_separate_process_prints_the_same_message(pytester: pytest.Pytester, argument: str) -> None:
-    here, alone = (run_pytest(pytester, argument, in_process=where) for where in (True, False))
-    assert sentence(here) == sentence(alone)
-    assert here.outlines == alone.outlines == []
+    in_process, alone = (run_pytest(pytester, argument, in_process=where) for where in (True, False))
+    assert sentence(in_process) == sentence(alone)
+    assert in_process.outlines == alone.outlines == []
 
 
 def test_a_switch_takes_no_value(pytester: pytest.Pytester) -> None:
@@ -738,10 +740,10 @@ def test_a_wrong_profile_is_refused_in_one_sentence(pytester: pytest.Pytester, e
 def test_a_profile_that_is_not_toml_is_refused_with_its_line(pytester: pytest.Pytester) -> None:
     pytester.path.joinpath("own.toml").write_text('[profile]\nname = "own\n')
     result = run_pytest(pytester, "--nixl-profile=own.toml", in_process=True)
-    said = sentence(result)
-    assert said.startswith("--nixl-profile: profile own.toml is not TOML (")
-    assert "(at line 2, column 12)" in said
-    assert ": expected a [profile] table with a name" in said
+    message = sentence(result)
+    assert message.startswith("--nixl-profile: profile own.toml is not TOML (")
+    assert "(at line 2, column 12)" in message
+    assert ": expected a [profile] table with a name" in message
 
 
 @pytest.mark.parametrize(
@@ -867,17 +869,19 @@ def test_every_option_is_in_the_help_with_its_form_and_default(pytester: pytest.
 
 @pytest.mark.parametrize("value", ["--check_consistency=1", "--mode=MG", "--recreate_xfer", "--a_b=c d", "a", ""])
 def test_flags_of_nixlbench_may_be_a_separate_word(value: str) -> None:
-    words = ["suites", TAKES_FLAGS, value, "-x", f"{TAKES_FLAGS}={value}", "--", TAKES_FLAGS]
-    join_flags(words)
-    assert words == ["suites", f"{TAKES_FLAGS}={value}", "-x", f"{TAKES_FLAGS}={value}", "--", TAKES_FLAGS]
+    arguments = ["suites", TAKES_FLAGS, value, "-x", f"{TAKES_FLAGS}={value}", "--", TAKES_FLAGS]
+    join_flags(arguments)
+    assert arguments == ["suites", f"{TAKES_FLAGS}={value}", "-x", f"{TAKES_FLAGS}={value}", "--", TAKES_FLAGS]
 
 
 @pytest.mark.parametrize(
-    ("words", "what"), [([], "nothing"), (["--nixl-gate"], "'--nixl-gate'"), (["--verbose"], "'--verbose'")]
+    ("arguments", "message"), [([], "nothing"), (["--nixl-gate"], "'--nixl-gate'"), (["--verbose"], "'--verbose'")]
 )
-def test_missing_flags_of_nixlbench_are_a_usage_error(words: list[str], what: str) -> None:
-    with pytest.raises(pytest.UsageError, match=f"^{TAKES_FLAGS} is followed by {what}: expected flags of nixlbench"):
-        join_flags([TAKES_FLAGS, *words])
+def test_missing_flags_of_nixlbench_are_a_usage_error(arguments: list[str], message: str) -> None:
+    with pytest.raises(
+        pytest.UsageError, match=f"^{TAKES_FLAGS} is followed by {message}: expected flags of nixlbench"
+    ):
+        join_flags([TAKES_FLAGS, *arguments])
 
 
 def test_an_option_and_its_value_in_one_word_leave_the_root_directory_of_pytest(pytester: pytest.Pytester) -> None:
@@ -890,5 +894,5 @@ def test_an_option_and_its_value_in_one_word_leave_the_root_directory_of_pytest(
     pytester.chdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(project)
-        found = run_pytest(pytester, "-s", f"--nixl-store={elsewhere}")
-    found.stdout.fnmatch_lines([f"*root: {project}*"])
+        result = run_pytest(pytester, "-s", f"--nixl-store={elsewhere}")
+    result.stdout.fnmatch_lines([f"*root: {project}*"])

@@ -31,8 +31,8 @@ def processor_seconds() -> float:
 
 def ended(done: Finished) -> str:
     """Return the reason with which pytest stopped."""
-    found = re.search(r"^!+ (the run ended because the check .*) !+$", done.output, re.MULTILINE)
-    return found[1] if found else ""
+    match = re.search(r"^!+ (the run ended because the check .*) !+$", done.output, re.MULTILINE)
+    return match[1] if match else ""
 
 
 @pytest.mark.long
@@ -47,9 +47,9 @@ def test_an_unreachable_etcd_ends_the_run_before_the_first_row(gate: tuple[str, 
     assert ended(done).endswith(f"etcd at {NOTHING}: connection refused, nothing listens there")
     assert done.verdicts == {}
     # The tests that did not run are one sentence, also with the gate.
-    [told] = [line for line in done.output.splitlines() if re.match(r"NIXL (verdict|gate): ", line)][-1:]
+    [last_line] = [line for line in done.output.splitlines() if re.match(r"NIXL (verdict|gate): ", line)][-1:]
     assert re.search(
-        r": FAIL, INTERRUPTED after \d+ of \d+ checks: the run ended because .*: \d+ tests did not run; ", told
+        r": FAIL, INTERRUPTED after \d+ of \d+ checks: the run ended because .*: \d+ tests did not run; ", last_line
     )
     assert done.output.count("MISSING whole-run:") == len(gate)
     assert "NIXL gate: PASS" not in done.output
@@ -141,7 +141,7 @@ def test_every_rank_ends_with_the_code_of_a_run_that_ended_early(tmp_path: Path)
             for rank in range(2)
         ]
         done = [rank.result() for rank in ranks]
-    assert [each.code for each in done] == [1, 1], "\n".join(each.output for each in done)
+    assert [process.code for process in done] == [1, 1], "\n".join(process.output for process in done)
     assert "the check 'rdma-devices'" in ended(done[0])
     assert done[0].verdicts == {}
     assert "MISSING: whole-run: the run ended because the check 'rdma-devices'" in done[1].output

@@ -245,8 +245,8 @@ def test_agents_are_created_as_an_engine_does(pytester: pytest.Pytester, engine:
 
 
 def test_an_option_and_an_ini_value_win_over_the_engine(pytester: pytest.Pytester) -> None:
-    given = {"agent": "sglang", "progress_thread": "off,on", "threads": "none"}
-    settings = read(pytester, given, {"sync_mode": "rw"})
+    options = {"agent": "sglang", "progress_thread": "off,on", "threads": "none"}
+    settings = read(pytester, options, {"sync_mode": "rw"})
     assert settings.agents == (AgentOptions(False, None, "rw"), AgentOptions(True, None, "rw"))
 
 
@@ -279,11 +279,11 @@ def test_an_ini_value_wins_over_the_environment_and_that_over_the_default(
     pytester: pytest.Pytester, name: str, variable: str
 ) -> None:
     text, value = TEXTS[name]
-    beside = BESIDE.get(name, {})
-    settings = read(pytester, beside, environ={variable: text})
+    companions = BESIDE.get(name, {})
+    settings = read(pytester, companions, environ={variable: text})
     assert (getattr(settings, name), settings.sources[name]) == (value, f"environment {variable}")
     assert settings.ignored == ()
-    settings = read(pytester, beside, {name: text}, {variable: "worthless: it is not even read"})
+    settings = read(pytester, companions, {name: text}, {variable: "worthless: it is not even read"})
     assert (getattr(settings, name), settings.sources[name]) == (value, "ini")
     [ignored] = settings.ignored
     assert ignored.startswith(f"{variable}=")
@@ -326,8 +326,8 @@ def test_malformed_endpoints_of_the_deployment_are_accepted(
 
 @pytest.mark.parametrize("how", ["options", "ini"])
 def test_an_etcd_given_by_option_or_ini_is_not_the_deployments(pytester: pytest.Pytester, how: str) -> None:
-    given: dict[str, Any] = {how: {"etcd": "http://h:1"}}
-    settings = read(pytester, **given)
+    options: dict[str, Any] = {how: {"etcd": "http://h:1"}}
+    settings = read(pytester, **options)
     assert settings.etcd == "http://h:1"
 
 
@@ -380,8 +380,8 @@ def test_an_unknown_memory_of_the_target_is_reported_as_ignored(pytester: pytest
 def test_the_targets_memory_is_reported_as_ignored_if_the_memory_is_given(
     pytester: pytest.Pytester, how: str, source: str
 ) -> None:
-    given: dict[str, Any] = {how: {"memory": "DRAM:DRAM"}}
-    settings = read(pytester, **given, environ={"NIXL_TARGET_SEG_TYPE": "VRAM"})
+    options: dict[str, Any] = {how: {"memory": "DRAM:DRAM"}}
+    settings = read(pytester, **options, environ={"NIXL_TARGET_SEG_TYPE": "VRAM"})
     assert settings.memory == (MemoryPair("DRAM", "DRAM"),)
     assert settings.ignored == (f"NIXL_TARGET_SEG_TYPE=VRAM is set and ignored: --nixl-memory is given ({source})",)
 
@@ -396,8 +396,8 @@ def test_another_worker_type_is_reported_as_ignored(pytester: pytest.Pytester) -
 def test_no_secret_is_shown(pytester: pytest.Pytester, how: str) -> None:
     secrets = {"etcd": f"http://root:{SECRET}@h:1,http://root:{SECRET}@g:1", "etcd_user": f"root:{SECRET}"}
     variables = {"NIXL_ETCD_ENDPOINTS": secrets["etcd"], "ETCDCTL_USER": secrets["etcd_user"]}
-    given: dict[str, Any] = {how: variables if how == "environ" else secrets}
-    settings = read(pytester, **given)
+    options: dict[str, Any] = {how: variables if how == "environ" else secrets}
+    settings = read(pytester, **options)
     assert settings.etcd_user == f"root:{SECRET}"
     lines = list(setting_lines(settings))
     source = {"options": "option", "ini": "ini"}.get(how)
@@ -480,8 +480,8 @@ def test_a_comparison_without_scipy_is_refused(
     monkeypatch.setitem(sys.modules, "scipy", None)
     with pytest.raises(pytest.UsageError) as caught:
         read(pytester, {name: TEXTS[name][0]})
-    words = f"--nixl-{name.replace('_', '-')} needs SciPy, which is not installed: pip install 'scipy>=1.11.1'"
-    assert str(caught.value) == words
+    expected_text = f"--nixl-{name.replace('_', '-')} needs SciPy, which is not installed: pip install 'scipy>=1.11.1'"
+    assert str(caught.value) == expected_text
 
 
 def test_compared_runs_have_more_launches(pytester: pytest.Pytester) -> None:

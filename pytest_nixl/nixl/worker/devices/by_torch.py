@@ -22,7 +22,7 @@ class Torch:
 
     def devices(self) -> list[FoundDevices]:
         """Return the GPUs that torch sees."""
-        found = []
+        devices = []
         for number in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
             of = torch.cuda.get_device_properties(number)
             # Older releases of torch report neither UUID nor PCI address: use name and number.
@@ -32,8 +32,8 @@ class Torch:
                 if hasattr(of, "pci_bus_id")
                 else ""
             )
-            found.append(FoundDevices(number, of.name, uuid, pci))
-        return found
+            devices.append(FoundDevices(number, of.name, uuid, pci))
+        return devices
 
     def device(self, number: int) -> Device:
         """Return one GPU."""
@@ -66,15 +66,15 @@ class TorchDevice:
     def allocate(self, size: int) -> int:
         self.activate()
         try:
-            made = torch.zeros(size, dtype=torch.uint8, device=self._device)
+            tensor = torch.zeros(size, dtype=torch.uint8, device=self._device)
         except torch.OutOfMemoryError as error:
             raise GpuMemoryError(
                 f"GPU {self._device.index} cannot allocate {size} bytes: {str(error).splitlines()[0]}",
                 "run `nvidia-smi` to see which processes use its memory, or use smaller blocks, batch or depth",
             ) from None
         self._wait()
-        address: int = made.data_ptr()
-        self._kept[address] = made
+        address: int = tensor.data_ptr()
+        self._kept[address] = tensor
         return address
 
     def free(self, address: int) -> None:
@@ -84,40 +84,40 @@ class TorchDevice:
             torch.cuda.empty_cache()
 
     def read(self, address: int, size: int) -> bytes:
-        found: bytes = self._part(address, size).cpu().numpy().tobytes()
-        return found
+        content: bytes = self._part(address, size).cpu().numpy().tobytes()
+        return content
 
     def write(self, address: int, data: memoryview) -> None:
-        given = np.frombuffer(data, dtype=np.uint8).copy()
-        self._part(address, len(given)).copy_(torch.from_numpy(given))
+        source = np.frombuffer(data, dtype=np.uint8).copy()
+        self._part(address, len(source)).copy_(torch.from_numpy(source))
         self._wait()
 
     def fill(self, address: int, size: int, seed: int, *, inverted: bool) -> None:
         """Write the pattern, one tile at a time."""
-        for start, made in self._pattern(seed, size):
-            self._part(address + start, len(made)).copy_(torch.bitwise_not(made) if inverted else made)
+        for start, pattern in self._pattern(seed, size):
+            self._part(address + start, len(pattern)).copy_(torch.bitwise_not(pattern) if inverted else pattern)
         self._wait()
 
     def compare(self, address: int, size: int, seed: int) -> WrongBytes | None:
         """Compare with the pattern, one tile at a time."""
-        count, offset, found = 0, -1, 0
-        for start, made in self._pattern(seed, size):
-            here = self._part(address + start, len(made)).clone()
-            differ = here != made
+        count, offset, actual = 0, -1, 0
+        for start, pattern in self._pattern(seed, size):
+            copied = self._part(address + start, len(pattern)).clone()
+            differ = copied != pattern
             wrong = int(differ.sum())
             if wrong and not count:
                 place = int(differ.to(torch.uint8).argmax())
-                offset, found = start + place, int(here[place])
+                offset, actual = start + place, int(copied[place])
             count += wrong
-        return WrongBytes(count, offset, found) if count else None
+        return WrongBytes(count, offset, actual) if count else None
 
     def wait(self) -> float:
         """Return the seconds of the shortest of some operations on 8 bytes."""
         self.activate()
-        here = torch.zeros(1, dtype=torch.int64, device=self._device)
+        flag = torch.zeros(1, dtype=torch.int64, device=self._device)
 
         def once() -> None:
-            here.add_(1)
+            flag.add_(1)
             self._wait()
 
         return shortest(once)
@@ -126,9 +126,9 @@ class TorchDevice:
         first = torch.from_numpy(tile(seed, -(-size // 8)).view(np.int64).copy()).to(self._device)
         for number, start in enumerate(range(0, size, 8 * TILE)):
             # torch XORs only signed words; the bits are the same.
-            word = int(np.uint64(key(seed, number)).view(np.int64))
+            key_word = int(np.uint64(key(seed, number)).view(np.int64))
             part = first[: -(-min(size - start, 8 * TILE) // 8)]
-            yield start, torch.bitwise_xor(part, word).view(torch.uint8)[: size - start]
+            yield start, torch.bitwise_xor(part, key_word).view(torch.uint8)[: size - start]
 
     def _part(self, address: int, size: int) -> Any:
         self.activate()

@@ -77,14 +77,14 @@ def _torch(*, node_exists: bool) -> Vendor:
             "this worker's Python has neither NVIDIA's bindings (cuda-bindings) nor torch",
             f"run `{pip_install('gpu')}` for the Python that runs the tests",
         ) from None
-    found = Torch()
-    if not found.devices():
+    torch_devices = Torch()
+    if not torch_devices.devices():
         if not node_exists:
             raise NotApplicableError(*_NO_DRIVER)
         raise NotApplicableError(
             "torch sees no GPU", "give the process a GPU, or install a torch that is built for CUDA"
         )
-    return found
+    return torch_devices
 
 
 _NO_DRIVER = (
@@ -152,19 +152,19 @@ class CudaDriver:
 
     def owner(self, address: int) -> int:
         """Return the number of the GPU to which an address belongs."""
-        wanted = self._driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-        return int(call(self._driver, "cuPointerGetAttribute", wanted, address))
+        attribute = self._driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+        return int(call(self._driver, "cuPointerGetAttribute", attribute, address))
 
     def _describe(self, number: int) -> FoundDevices:
-        one = call(self._driver, "cuDeviceGet", number)
-        name = call(self._driver, "cuDeviceGetName", 128, one)
+        handle = call(self._driver, "cuDeviceGet", number)
+        name = call(self._driver, "cuDeviceGetName", 128, handle)
         # The second version returns the UUID of a MIG instance.
         uuid = "cuDeviceGetUuid_v2" if hasattr(self._driver, "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"
-        pci = call(self._driver, "cuDeviceGetPCIBusId", 64, one)
+        pci = call(self._driver, "cuDeviceGetPCIBusId", 64, handle)
         return FoundDevices(
             number,
             name.split(b"\0")[0].decode(),
-            bytes(call(self._driver, uuid, one).bytes).hex(),
+            bytes(call(self._driver, uuid, handle).bytes).hex(),
             pci.split(b"\0")[0].decode().lower(),
         )
 
@@ -245,9 +245,9 @@ class DriverDevice:
 
     def write(self, address: int, data: memoryview) -> None:
         self.activate()
-        given = np.frombuffer(data, dtype=np.uint8)
-        if len(given):
-            self._call("cuMemcpyHtoD", address, given.ctypes.data, len(given))
+        source = np.frombuffer(data, dtype=np.uint8)
+        if len(source):
+            self._call("cuMemcpyHtoD", address, source.ctypes.data, len(source))
         self._call("cuCtxSynchronize")
 
     def fill(self, address: int, size: int, seed: int, *, inverted: bool) -> None:
@@ -259,16 +259,16 @@ class DriverDevice:
     def compare(self, address: int, size: int, seed: int) -> WrongBytes | None:
         """Compare with the pattern on the GPU."""
         self.activate()
-        with self._room(seed, size) as tile_address, _Room(self, np.array([0, _ALL], np.uint64)) as found:
-            self._launch(self._functions[1], address, size, tile_address, seed & _ALL, found)
-            count, first = np.frombuffer(self.read(found, _RESULT_BYTES), dtype=np.uint64).tolist()
+        with self._room(seed, size) as tile_address, _Room(self, np.array([0, _ALL], np.uint64)) as counters:
+            self._launch(self._functions[1], address, size, tile_address, seed & _ALL, counters)
+            count, first = np.frombuffer(self.read(counters, _RESULT_BYTES), dtype=np.uint64).tolist()
         return WrongBytes(count, first >> 8, first & 0xFF) if count else None
 
     def wait(self) -> float:
         """Return the seconds of the shortest of some kernels over 8 bytes."""
         self.activate()
-        with _Room(self, np.zeros(1, np.uint64)) as here:
-            return shortest(lambda: self._launch(self._functions[0], here, 8, here, 0, 0))
+        with _Room(self, np.zeros(1, np.uint64)) as counter:
+            return shortest(lambda: self._launch(self._functions[0], counter, 8, counter, 0, 0))
 
     def _room(self, seed: int, size: int) -> _Room:
         return _Room(self, tile(seed, -(-size // 8)))
@@ -285,11 +285,11 @@ class DriverDevice:
 
 
 class _Room:
-    """A context manager for device memory with a copy of ``words``; its value is the address."""
+    """A context manager for device memory with a copy of ``array``; its value is the address."""
 
-    def __init__(self, device: DriverDevice, words: Any) -> None:
+    def __init__(self, device: DriverDevice, array: Any) -> None:
         self._device = device
-        self._words = words
+        self._words = array
         self._address: Any = None
 
     def __enter__(self) -> int:
@@ -312,9 +312,9 @@ def call(driver: Any, function: str, *arguments: Any, gpu: str = "") -> Any:
     :param gpu: the GPU that it is about, for the error.
     :raises NixlPluginError: the function returned an error code.
     """
-    code, *found = getattr(driver, function)(*arguments)
+    code, *outputs = getattr(driver, function)(*arguments)
     _check(driver, function, code, gpu)
-    return found[0] if found else None
+    return outputs[0] if outputs else None
 
 
 def _check(driver: Any, function: str, code: Any, gpu: str) -> None:
@@ -323,8 +323,8 @@ def _check(driver: Any, function: str, code: Any, gpu: str) -> None:
         error = CUDA_ERRORS.get(str(int(code)))
         if error is not None:
             raise NixlPluginError(f"{failed}: {error.title}", error.remedy)
-        words = driver.cuGetErrorString(code)[1].decode()
+        description = driver.cuGetErrorString(code)[1].decode()
         raise NixlPluginError(
-            f"{failed}: {driver.cuGetErrorName(code)[1].decode()} ({words})",
+            f"{failed}: {driver.cuGetErrorName(code)[1].decode()} ({description})",
             "run `nvidia-smi` and `dmesg | grep -i xid` on the host: a GPU that had an error may need a reset",
         )
