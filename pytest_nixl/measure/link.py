@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import random
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -168,7 +168,7 @@ class Link:
         key = self.key(block, batch=batch, depth=depth)
         size = block * batch * self._count(block * batch, depth)
         with self._transfers(block, batch, depth) as transfers:
-            first, seed, last = self._fill(size, poison=True), random.getrandbits(63), random.getrandbits(63)
+            first, seed, last = self._fill(size, poison=True), secrets.randbits(63), secrets.randbits(63)
             self._run("move", transfers, self._settings.timeout)
             filling = self._start_filling(seed, size)
             corruption = self._compare("before the timed transfers", first, size)
@@ -327,7 +327,7 @@ class Link:
 
     def _fill(self, size: int, *, poison: bool) -> int:
         """Write a new pattern to the source and, with ``poison``, its complement to the destination."""
-        seed = random.getrandbits(63)
+        seed = secrets.randbits(63)
         filling = [self.source.fill(seed, size=size)]
         if poison:
             filling.append(self.destination.fill(seed, size=size, inverted=True))

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import itertools
-import random
+import secrets
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -149,7 +149,7 @@ class RankFlows:
         self._flows = list(kind.pattern.flows)
         #: The rank that posts each flow, and the number of the flow.
         self._posts = {flow: (kind.initiator(flow), number) for number, flow in enumerate(self._flows)}
-        self._runs = itertools.count(random.getrandbits(48))
+        self._runs = itertools.count(secrets.randbits(48))
         self._places = self._placed()
         environment = worker_environment(self._backend)
         self._workers: list[Worker] = []
@@ -354,7 +354,7 @@ class RankFlows:
 
     def _fill(self, *, poison: bool) -> dict[Flow, int]:
         """Write a new pattern to the source of each flow and, with ``poison``, its complement to the target."""
-        seeds = {flow: random.getrandbits(63) for flow in self._flows}
+        seeds = {flow: secrets.randbits(63) for flow in self._flows}
         sources, targets = self._flow_parts(seeds, arriving=False), self._flow_parts(seeds, arriving=True)
         filling = [buffer.fill_parts(list(parts.values())) for buffer, parts in sources]
         if poison:
