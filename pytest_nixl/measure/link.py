@@ -33,6 +33,9 @@ BESIDE_SECONDS = 1.0
 #: The least number of bytes that the timed transfers of blocks above 1 MiB move: in each window 16 MiB, so that its one
 #: acknowledgement hardly counts.
 LARGE_BYTES = 160 * MIB
+#: The seconds that the timed transfers of a row take at most, whatever the link's speed, if ``--nixl-iterations`` and
+#: ``--nixl-duration`` do not ask for more. Below 80 MB/s the usual number of transfers takes longer.
+LONGEST_SECONDS = 2.0
 #: The most bytes that are compared and overwritten between two timed windows, from the beginning of the destination.
 BETWEEN_WINDOWS_BYTES = MIB
 #: The most transfers with a pattern each that one command makes within its deadline: a second on a busy host.
@@ -210,8 +213,12 @@ class Link:
             transports=transports,
             corruption=corruption,
             counted=carried,
-            # Windows that agree are proof of none. The kernel counts in steps of 10 ms, too coarse for four windows.
-            contention=(found["contention"] if len(found["windows"]) >= WINDOWS else 0.0,),
+            # Windows that agree are proof of none. The kernel counts in steps of 10 ms, too coarse for few short ones.
+            contention=(
+                found["contention"]
+                if len(found["windows"]) >= WINDOWS or sum(found["windows"]) > WINDOWS * WINDOW_SECONDS
+                else 0.0,
+            ),
             obstacle=obstacle_between(self.initiator.worker, self.target.worker),
             protocol=protocol(log, self.op, block, self.memory),
             hosts=tuple(str(end.worker.versions["host"]) for end in (self.initiator, self.target)),
@@ -386,6 +393,7 @@ class Link:
             warmup_seconds=self._launch.warmup_seconds(),
             duration=duration,
             clear_rate=clear_rate,
+            longest=None if settings.iterations else LONGEST_SECONDS,
             op=self.op,
             own=self._beside_the_initiator(links),
         )
