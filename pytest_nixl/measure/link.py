@@ -33,9 +33,9 @@ BESIDE_SECONDS = 1.0
 #: The least number of bytes that the timed transfers of blocks above 1 MiB move: in each window 16 MiB, so that its one
 #: acknowledgement hardly counts.
 LARGE_BYTES = 160 * MIB
-#: The seconds that the timed transfers of a row take at most, whatever the link's speed, if ``--nixl-iterations`` and
-#: ``--nixl-duration`` do not ask for more. Below 80 MB/s the usual number of transfers takes longer.
-LONGEST_SECONDS = 2.0
+#: The seconds that the windows of a row should take at most, whatever the link's speed: on a slow link there are fewer
+#: transfers, and then fewer windows. ``--nixl-iterations`` and ``--nixl-duration`` may ask for more.
+LONGEST_SECONDS = 1.0
 #: The most bytes that are compared and overwritten between two timed windows, from the beginning of the destination.
 BETWEEN_WINDOWS_BYTES = MIB
 #: The most transfers with a pattern each that one command makes within its deadline: a second on a busy host.

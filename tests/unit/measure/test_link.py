@@ -18,6 +18,7 @@ from pytest_nixl.measure import link as measure_link
 from pytest_nixl.measure.launches import Launches
 from pytest_nixl.measure.link import (
     BESIDE_SECONDS,
+    LONGEST_SECONDS,
     Link,
     loss_counters,
     obstacle_between,
@@ -112,6 +113,23 @@ def test_the_first_corrupt_transfer_and_their_number_are_told(
     assert isinstance(row, Corruption)
     assert row.phase == "between the timed transfers"
     assert row.total_bytes == 65536 * 4
+
+
+@pytest.mark.parametrize(("iterations", "longest"), [(None, LONGEST_SECONDS), (1000, None)])
+def test_a_row_is_short_on_a_slow_link_unless_iterations_are_given(
+    make_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch, iterations: int | None, longest: float | None
+) -> None:
+    one = link(make_pairs(blocks=(4096,), iterations=iterations))
+    run, limits = one._run, list[float | None]()
+
+    def note_longest(command: str, *arguments: Any, **named: Any) -> Any:
+        if command == "measure":
+            limits.append(named["longest"])
+        return run(command, *arguments, **named)
+
+    monkeypatch.setattr(one, "_run", note_longest)
+    one.measure(4096)
+    assert limits == [longest]
 
 
 def test_no_pattern_comes_twice_although_each_test_begins_with_the_same_random_seed(
