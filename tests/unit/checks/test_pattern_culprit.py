@@ -151,6 +151,10 @@ def test_a_pattern_is_clear_if_its_sums_agree_and_no_verdict_can_become_worse(
 ) -> None:
     """Eight flows have 100 MB/s in each of two or three repetitions, but for those that a parameter names."""
     count = max(map(len, [*alone.values(), *together.values()]), default=2)
-    loads = (samples(lambda flow, rates=rates: rates.get(flow.ranks, [100.0] * count)) for rates in (alone, together))
-    flows = [replace(one, together=other.together) for one, other in zip(*(load.flows for load in loads), strict=True)]
+
+    def load(rates: dict[tuple[int, int], list[float]]) -> PatternSamples:
+        return samples(lambda flow: rates.get(flow.ranks, [100.0] * count))
+
+    pairs = zip(load(alone).flows, load(together).flows, strict=True)
+    flows = [replace(one, together=other.together) for one, other in pairs]
     assert is_clear(replace(samples(lambda _: 100), flows=tuple(flows))) is clear
