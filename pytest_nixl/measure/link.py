@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import random
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -33,6 +33,9 @@ BESIDE_SECONDS = 1.0
 #: The least number of bytes that the timed transfers of blocks above 1 MiB move: in each window 16 MiB, so that its one
 #: acknowledgement hardly counts.
 LARGE_BYTES = 160 * MIB
+#: The seconds that the windows of a row should take at most, whatever the link's speed: on a slow link there are fewer
+#: transfers, and then fewer windows. ``--nixl-iterations`` and ``--nixl-duration`` may ask for more.
+LONGEST_SECONDS = 1.0
 #: The most bytes that are compared and overwritten between two timed windows, from the beginning of the destination.
 BETWEEN_WINDOWS_BYTES = MIB
 #: The most transfers with a pattern each that one command makes within its deadline: a second on a busy host.
@@ -168,7 +171,7 @@ class Link:
         key = self.key(block, batch=batch, depth=depth)
         size = block * batch * self._count(block * batch, depth)
         with self._transfers(block, batch, depth) as transfers:
-            first, seed, last = self._fill(size, poison=True), random.getrandbits(63), random.getrandbits(63)
+            first, seed, last = self._fill(size, poison=True), secrets.randbits(63), secrets.randbits(63)
             self._run("move", transfers, self._settings.timeout)
             filling = self._start_filling(seed, size)
             corruption = self._compare("before the timed transfers", first, size)
@@ -210,8 +213,12 @@ class Link:
             transports=transports,
             corruption=corruption,
             counted=carried,
-            # Windows that agree are proof of none. The kernel counts in steps of 10 ms, too coarse for four windows.
-            contention=(found["contention"] if len(found["windows"]) >= WINDOWS else 0.0,),
+            # Windows that agree are proof of none. The kernel counts in steps of 10 ms, too coarse for few short ones.
+            contention=(
+                found["contention"]
+                if len(found["windows"]) >= WINDOWS or sum(found["windows"]) > WINDOWS * WINDOW_SECONDS
+                else 0.0,
+            ),
             obstacle=obstacle_between(self.initiator.worker, self.target.worker),
             protocol=protocol(log, self.op, block, self.memory),
             hosts=tuple(str(end.worker.versions["host"]) for end in (self.initiator, self.target)),
@@ -327,7 +334,7 @@ class Link:
 
     def _fill(self, size: int, *, poison: bool) -> int:
         """Write a new pattern to the source and, with ``poison``, its complement to the destination."""
-        seed = random.getrandbits(63)
+        seed = secrets.randbits(63)
         filling = [self.source.fill(seed, size=size)]
         if poison:
             filling.append(self.destination.fill(seed, size=size, inverted=True))
@@ -386,6 +393,7 @@ class Link:
             warmup_seconds=self._launch.warmup_seconds(),
             duration=duration,
             clear_rate=clear_rate,
+            longest=None if settings.iterations else LONGEST_SECONDS,
             op=self.op,
             own=self._beside_the_initiator(links),
         )

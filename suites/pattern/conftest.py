@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_nixl import Cluster, Judgement, NotApplicableError, Run, Settings
+from pytest_nixl import Cluster, Judgement, NotApplicableError, Profile, Run, Settings
 from pytest_nixl.checks.pattern.check import (
     NOTHING,
     REMEDY,
@@ -57,9 +57,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="session")
-def pattern_launches(nixl_cluster: Cluster, nixl_settings: Settings) -> PatternLaunches:
+def pattern_launches(nixl_cluster: Cluster, nixl_settings: Settings, profile: Profile) -> PatternLaunches:
     """What was measured of each pattern, for all tests."""
-    return PatternLaunches(nixl_cluster, nixl_settings)
+    return PatternLaunches(nixl_cluster, nixl_settings, profile.bounds)
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import random
+import secrets
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -160,12 +160,12 @@ class KvLink:
         self, phase: str, requests: Ref, traffic: KvTraffic, count: int
     ) -> tuple[dict[str, Any], KvCorruption | None]:
         """Fill both caches, make requests, and compare the cache to which they moved blocks."""
-        seed = random.getrandbits(63)
+        seed = secrets.randbits(63)
         draws: list[dict[str, Any]] = [
             {
                 "count": traffic.blocks,
                 "order": traffic.order.value,
-                "seed": random.getrandbits(63),
+                "seed": secrets.randbits(63),
                 "sender": 0 if self._op == "WRITE" else 1,
             }
             for _ in range(count)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import random
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -74,7 +74,7 @@ def move_through(
     :raises NixlError: NIXL refused a transfer.
     :raises ObjectStoreError: the server has a fault.
     """
-    content = random.randbytes(SIZE)
+    content = secrets.token_bytes(SIZE)
     bucket.client.put(_KEY, content)
     near, far = reader.allocate(SIZE), writer.allocate(SIZE)
     file = writer.allocate(SIZE, "FILE", directory=directory, alignment=4096)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import random
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -130,7 +130,7 @@ def _prepared(initiator: NixlAgent, target: NixlAgent, backend: str, directory: 
         with target.polled():
             initiator.add_remote_agent(metadata)
         initiator.connect_to(target)
-    seed = random.getrandbits(63)
+    seed = secrets.randbits(63)
     source.fill(seed).result()
     destination.fill(seed, inverted=True).result()
     plugin, notification = BACKENDS[backend].PLUGIN, b"" if storage else b"by %s" % backend.encode()

@@ -8,7 +8,7 @@ dead rank.
 
 from __future__ import annotations
 
-import random
+import secrets
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -122,7 +122,7 @@ class _Rank:
 
 def free_meeting(address: str) -> Meeting:
     """Return an ASIO meeting at ``address`` with a random port, which may be in use."""
-    port = random.choice(_PORTS)
+    port = secrets.choice(_PORTS)
     return Meeting("ASIO", {"runtime_type": "ASIO", "asio_address": address, "asio_port": str(port)})
 
 

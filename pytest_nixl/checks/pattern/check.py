@@ -7,14 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
-from pytest_nixl.checks.pattern.fairness import describe, judge_fairness, judge_pattern_figures
-from pytest_nixl.checks.pattern.rank_flows import RankFlows
+from pytest_nixl.checks.pattern.fairness import collapsing, describe, judge_fairness, judge_pattern_figures, starving
+from pytest_nixl.checks.pattern.rank_flows import LEAST_SECONDS, RankFlows
 from pytest_nixl.checks.pattern.samples import ALONE, LOADS, FlowRow, PatternKind, PatternSamples
 from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
 from pytest_nixl.core.units import MIB, gigabytes
 from pytest_nixl.host.memory import available_memory, in_bytes
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.judge.culprit import ACTION
+from pytest_nixl.model.bound import Bound
 from pytest_nixl.model.samples import DISTURBED_CORES, Samples, percentile
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.tools import own_variables
@@ -30,6 +31,9 @@ from pytest_nixl.session.run import Run
 #: A flow is slow if it has less than this share of what a quarter of all flows exceed, in every repetition. Of three
 #: ranks one may be slow in both acts, and with it two thirds of all flows: the median would be slow as well.
 SLOW, OF_FLOWS = 0.75, 75
+#: If the sums of all flows in two successive repetitions differ by at most this share, alone and together, more
+#: repetitions hardly change them.
+CLEAR_SPREAD = 0.1
 #: The number of partners with which all flows of a rank must be slow.
 PARTNERS = 2
 
@@ -108,6 +112,20 @@ def slow_flows(samples: PatternSamples) -> list[Flow]:
     ]
 
 
+def is_clear(samples: PatternSamples) -> bool:
+    """Whether more repetitions would change no verdict, and hardly any rate.
+
+    A flow starves, is slow, or collapses with others only if it does so in each repetition.
+    """
+    for load in LOADS:
+        totals = [sum(rates) for rates in zip(*(flow.rates(load) for flow in samples.flows), strict=True)][-2:]
+        if len(totals) < 2 or max(totals) > (1 + CLEAR_SPREAD) * min(totals):
+            return False
+    again = samples.only(paired_again(samples.hosts, max(flow.flow.size for flow in samples.flows)))
+    faults = starving(samples.flows), collapsing(samples)
+    return faults == (None, None) and not (again and slow_flows(again))
+
+
 def _culprits(samples: PatternSamples, slow: Sequence[Flow]) -> Iterator[tuple[int, str, list[Flow]]]:
     """Yield each rank whose flows in one direction are all slow, with the direction in words and these flows."""
     for rank in range(samples.kind.pattern.ranks):
@@ -152,10 +170,16 @@ def flow_rows(run: Run) -> list[FlowRow]:
 
 
 class PatternLaunches:
-    """What was measured of each kind, when it was first needed. The workers of a kind end when it is measured."""
+    """What was measured of each kind, when it was first needed. The workers of a kind end when it is measured.
 
-    def __init__(self, cluster: Cluster, settings: Settings) -> None:
+    :param bounds: those of the profile. If one is for a figure of a pattern, no kind ends before all repetitions. Nor
+        does one if the run compares rows, or if ``--nixl-duration`` asks for longer windows.
+    """
+
+    def __init__(self, cluster: Cluster, settings: Settings, bounds: Sequence[Bound] = ()) -> None:
         self._cluster, self._settings = cluster, settings
+        bounded = any(bound.figure.startswith("pattern-") for bound in bounds)
+        self._ends_early = not bounded and settings.fewest_launches == 1 and settings.duration <= LEAST_SECONDS
         self._found: dict[PatternKind, PatternSamples | NixlPluginError] = {}
         self._versions: dict[PatternKind, dict[str, str]] = {}
 
@@ -189,7 +213,7 @@ class PatternLaunches:
         flows = RankFlows(self._hosts(ranks), self._names(ranks), kind, self._settings, same[0])
         try:
             self._versions[kind] = worker_versions(flows.agents)
-            return flows.measure()
+            return flows.measure(clear=is_clear) if self._ends_early else flows.measure()
         finally:
             flows.close()
 

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import itertools
-import random
+import secrets
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -89,7 +89,7 @@ class FlowStep:
         return MeasuredFlows(flow_windows, {rank: reports[rank]["contention"] for rank in self.ranks})
 
 
-#: How often each flow is measured alone, and all together, in turn.
+#: How often at most each flow is measured alone, and all together, in turn.
 REPEATS = 5
 #: The least seconds of a window, and the least number of times that every transfer in flight fits into it.
 LEAST_SECONDS, LEAST_TURNS = 0.1, 10
@@ -149,7 +149,7 @@ class RankFlows:
         self._flows = list(kind.pattern.flows)
         #: The rank that posts each flow, and the number of the flow.
         self._posts = {flow: (kind.initiator(flow), number) for number, flow in enumerate(self._flows)}
-        self._runs = itertools.count(random.getrandbits(48))
+        self._runs = itertools.count(secrets.randbits(48))
         self._places = self._placed()
         environment = worker_environment(self._backend)
         self._workers: list[Worker] = []
@@ -176,10 +176,13 @@ class RankFlows:
         """The buffer at which flows arrive, of each rank that receives."""
         return {number: rank.incoming for number, rank in enumerate(self._ranks) if rank.incoming is not None}
 
-    def measure(self, repeats: int = REPEATS) -> PatternSamples:
+    def measure(
+        self, repeats: int = REPEATS, *, clear: Callable[[PatternSamples], bool] = lambda _: False
+    ) -> PatternSamples:
         """Measure each flow alone and all together, in turn, and compare every byte before, after and in between.
 
-        :param repeats: how often.
+        :param repeats: how often at most.
+        :param clear: returns whether the repetitions so far suffice. Their samples lack transports and corruptions.
         :raises WorkerError: a worker dies or hangs, or NIXL reports an error; all workers are then ended.
         """
         try:
@@ -191,8 +194,11 @@ class RankFlows:
             alone = [[[flow] for flow in each] for each in rounds(self._kind.pattern, self._hosts())]
             steps = self._with_durations([*(FlowStep(ALONE, groups) for groups in alone), self._all_flows])
             before = loss_counters(self._workers)
-            for _ in range(repeats):
-                self._timed(steps, windows, contention)
+            samples = self._repeat(steps, windows, contention)
+            for _ in range(1, repeats):
+                if clear(samples):
+                    break
+                samples = self._repeat(steps, windows, contention)
             after = loss_counters(self._workers, before)
             self._compare("after the timed transfers", seeds, corruption)
             self._verify("in the transfers after the timed ones", corruption)
@@ -208,16 +214,32 @@ class RankFlows:
             return lossy_devices(before, counted, reported[flow][0], moved)
 
         flows = [
+            replace(
+                measured,
+                transports=reported[flow][0],
+                corruption=corruption.get(flow),
+                obstacle=obstacle_between(self._ranks[flow.source].worker, self._ranks[flow.target].worker),
+                protocol=reported[flow][1],
+                lossy=lossy(flow),
+            )
+            for flow, measured in zip(self._flows, samples.flows, strict=True)
+        ]
+        return replace(samples, flows=tuple(flows))
+
+    def _repeat(
+        self,
+        steps: Sequence[FlowStep],
+        windows: dict[str, dict[Flow, list[Window]]],
+        contention: dict[str, dict[Flow, float]],
+    ) -> PatternSamples:
+        """Measure each step once more, and return what was measured so far."""
+        self._timed(steps, windows, contention)
+        flows = [
             FlowSamples(
                 flow,
                 tuple(windows[ALONE][flow]),
                 tuple(windows[TOGETHER][flow]),
                 tuple((load, contention[load][flow]) for load in (ALONE, TOGETHER)),
-                reported[flow][0],
-                corruption.get(flow),
-                obstacle_between(self._ranks[flow.source].worker, self._ranks[flow.target].worker),
-                reported[flow][1],
-                lossy(flow),
             )
             for flow in self._flows
         ]
@@ -354,7 +376,7 @@ class RankFlows:
 
     def _fill(self, *, poison: bool) -> dict[Flow, int]:
         """Write a new pattern to the source of each flow and, with ``poison``, its complement to the target."""
-        seeds = {flow: random.getrandbits(63) for flow in self._flows}
+        seeds = {flow: secrets.randbits(63) for flow in self._flows}
         sources, targets = self._flow_parts(seeds, arriving=False), self._flow_parts(seeds, arriving=True)
         filling = [buffer.fill_parts(list(parts.values())) for buffer, parts in sources]
         if poison:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
+import math
 import os
 import platform
 import socket
@@ -458,12 +459,13 @@ class Commands:
         duration: Seconds,
         end: RowEndFields | None = None,
         clear_rate: Annotated[float, Number(0, 1 << 53)] | None = None,
+        longest: Seconds | None = None,
     ) -> MeasuredTransfers:
         """Time windows of the prepared transfers, and measure this host's device counters and contention.
 
         :param own: the pids of other processes on this host that belong to the row.
         :param end: the initiator's end of the row, if bytes are compared between the windows.
-        :param clear_rate: as for :func:`pytest_nixl.nixl.worker.transfer.measure`.
+        :param clear_rate: as for :func:`pytest_nixl.nixl.worker.transfer.measure`, like ``longest``; None: no limit.
         """
         prepared = self._prepared(transfers, timeout)
         contention, counted = CpuContention(own), list[Any]()
@@ -483,6 +485,7 @@ class Commands:
             around=around(),
             end=self._row_end(end),
             clear_rate=clear_rate,
+            longest=math.inf if longest is None else longest,
         )
         return cast(MeasuredTransfers, {**measured, "counted": counted, "contention": contention.cores})
 

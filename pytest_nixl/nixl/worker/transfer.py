@@ -24,6 +24,7 @@ less than with a spinning thread.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import time
@@ -42,6 +43,8 @@ CLEAR_WINDOWS, CLEAR_AGREEING, CLEAR_SPREAD = 4, 3, 0.02
 WINDOW_SECONDS = 0.007
 #: Windows are planned that much longer, so that ten of them rarely last less than ten times the least.
 _MARGIN = 1.02
+#: If ten windows would take longer than a row may take, there are fewer, but at least this many.
+FEWEST_WINDOWS = 3
 #: The largest number of order statistics of latencies in a result.
 LATENCIES = 1000
 #: After the first windows, the most time that turns between windows take, as a share of the timed windows.
@@ -186,6 +189,8 @@ class Transfers:
         #: The value of ``time.monotonic()`` at which every wait ends.
         self.deadline = deadline
         self._window = self._turns = 0
+        #: The seconds of a transfer in the latest window; 0: there was none.
+        self.pace = 0.0
 
     @property
     def depth(self) -> int:
@@ -221,7 +226,9 @@ class Transfers:
             self._sync()
         if self._watch is not None:
             self._watch.arrived()
-        return (time.perf_counter_ns() - start) / 1e9
+        seconds = (time.perf_counter_ns() - start) / 1e9
+        self.pace = seconds / count
+        return seconds
 
     def release(self) -> None:
         """Release every transfer."""
@@ -419,10 +426,12 @@ def measure(
     around: AbstractContextManager[object],
     end: RowEnd | None = None,
     clear_rate: float | None = None,
+    longest: float = math.inf,
 ) -> dict[str, Any]:
     """Warm up, time at least :data:`WINDOWS` windows, and return their seconds, transfers and latencies.
 
-    The first :data:`CLEAR_WINDOWS` windows suffice if they agree, and each has at least ``clear_rate``.
+    The first :data:`CLEAR_WINDOWS` windows suffice if they agree, and each has at least ``clear_rate``. On a link so
+    slow that all would take more than ``longest``, there are fewer transfers, and then fewer windows.
 
     :param iterations: the least number of transfers to time.
     :param warmup: the number of transfers before anything else.
@@ -431,20 +440,28 @@ def measure(
     :param around: a context manager that is entered before the first window and exited after the last.
     :param end: the initiator's end of the row, if bytes are compared and overwritten between the windows.
     :param clear_rate: transfers per second; None: no rate makes the row clear.
+    :param longest: the seconds that the windows together should take at most; so may the warmup.
     :raises StepTimeoutError: the deadline has passed.
     """
+    if warmup * transfers.pace > longest:
+        warmup = 1
     warmed = transfers.window(warmup, stamps_for(warmup)) if warmup else 0.0
-    estimate = _warm_up(transfers, warmup_seconds, warmup, warmed)
+    estimate = warmed / warmup if warmed > longest else _warm_up(transfers, warmup_seconds, warmup, warmed)
     # Every handle is used at least once, because the bytes of all are compared afterwards.
     least = max(iterations, transfers.count)
-    per_window = max(transfers.depth, -(-least // WINDOWS), int(_MARGIN * WINDOW_SECONDS / estimate) + 1)
+    fewest = max(transfers.depth, -(-transfers.count // WINDOWS))
+    per_window = max(-(-least // WINDOWS), int(_MARGIN * WINDOW_SECONDS / estimate) + 1)
+    per_window = max(fewest, int(min(per_window, longest / WINDOWS / estimate)))
+    needed = WINDOWS
+    if transfers.count == transfers.depth:
+        needed = int(max(FEWEST_WINDOWS, min(WINDOWS, longest / per_window / estimate)))
     stamps = stamps_for(per_window)
     windows: list[float] = []
     latencies: array[int] = array("q")
     timed = spent = 0.0
     corruption = None
     with around:
-        while (len(windows) < WINDOWS or timed < duration) and not _clear(windows, per_window, clear_rate):
+        while (len(windows) < needed or timed < duration) and not _clear(windows, per_window, clear_rate):
             if end is not None and windows and (len(windows) < WINDOWS or spent < timed * _TURNS_SHARE):
                 start = time.perf_counter()
                 corruption = corruption or transfers.turn(end)

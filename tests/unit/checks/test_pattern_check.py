@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -15,10 +15,12 @@ from pytest_nixl.checks.pattern.check import PatternLaunches, judge_culprit_of_p
 from pytest_nixl.checks.pattern.samples import PatternKind
 from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
 from pytest_nixl.host.memory import AvailableMemory
+from pytest_nixl.model.bound import Bound
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.traffic_pattern import Flow, PatternChoice, TrafficPattern
 from pytest_nixl.processes.worker_errors import WorkerError
+from pytest_nixl.session.cluster import Cluster
 
 HOST = MemoryPair("DRAM", "DRAM")
 #: Two flows of 64 bytes.
@@ -49,8 +51,10 @@ class MeasuredOnce:
     def __init__(self, given: list[Any], error: NixlPluginError | None) -> None:
         self.given, self._error, self.closed = given, error, False
         self.agents = [SimpleNamespace(worker=SimpleNamespace(versions={"nixl": "1.5.1"}))]
+        self.clear: Any = None
 
-    def measure(self) -> str:
+    def measure(self, clear: Any = None) -> str:
+        self.clear = clear
         if self._error is not None:
             raise self._error
         return "measured"
@@ -118,6 +122,24 @@ def test_the_buffers_of_all_ranks_of_one_host_must_fit_into_its_memory(
     else:
         launches.samples(replace(KIND, memory=memory))
     assert len(found) == 1 - missing
+
+
+@pytest.mark.parametrize(
+    ("changes", "figure", "ends_early"),
+    [
+        ({}, "latency", True),
+        ({}, "pattern-share", False),
+        ({"min_launches": 2}, "latency", False),
+        ({"duration": 0.2}, "latency", False),
+    ],
+    ids=["nothing else", "a bound", "launches to compare", "a long duration"],
+)
+def test_a_pattern_may_end_early_unless_something_else_says_how_long_it_takes(
+    made: Any, make_settings: MakeSettings, changes: dict[str, Any], figure: str, ends_early: bool
+) -> None:
+    found, cluster = made(None, None), cast(Cluster, SimpleNamespace(several=False))
+    PatternLaunches(cluster, make_settings(**changes), [Bound(figure, "the test")]).samples(KIND)
+    assert found[0].clear is (check.is_clear if ends_early else None)
 
 
 @pytest.mark.parametrize("has_all", [True, False])

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
-from pytest_nixl.checks.pattern.check import PARTNERS, judge_pattern_culprit, paired_again
+from pytest_nixl.checks.pattern.check import CLEAR_SPREAD, PARTNERS, is_clear, judge_pattern_culprit, paired_again
 from pytest_nixl.checks.pattern.samples import ALONE, TOGETHER, FlowSamples, PatternKind, PatternSamples
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.samples import DISTURBED_CORES
@@ -125,3 +126,35 @@ def test_at_most_six_slow_flows_are_listed(slow: int, words: str) -> None:
     judged = judge_pattern_culprit(samples(lambda flow: 25 if flow in chosen else 100, hosts=hosts))
     assert judged.reason.count(" with 0.025 GB/s") == 6
     assert f"{chosen[5]} with 0.025 GB/s{words}" in judged.reason
+
+
+@pytest.mark.parametrize(
+    ("alone", "together", "clear"),
+    [
+        ({}, {}, True),
+        ({(0, 1): [100]}, {(0, 1): [100]}, False),
+        ({(0, 1): [100, 100 + 790 * CLEAR_SPREAD]}, {}, True),
+        ({(0, 1): [100, 100 + 810 * CLEAR_SPREAD]}, {}, False),
+        ({}, {(0, 1): [100, 100 + 810 * CLEAR_SPREAD]}, False),
+        ({(0, 1): [500, 100, 100]}, {}, True),
+        ({(0, 1): [60, 60]}, {(0, 1): [60, 60]}, False),
+        ({(0, 1): [60, 80]}, {(0, 1): [60, 80]}, True),
+        ({}, {(0, 1): [40, 40]}, False),
+        ({}, {(0, 1): [40, 60]}, True),
+        ({}, {(flow.source, flow.target): [30, 30] for flow in paired_again(NODES, SIZE).flows}, False),
+    ],
+    ids=["healthy", "once", "hardly different", "different alone", "different together", "the last two", "slow",
+         "slow once", "starving", "starving once", "collapsing"],
+)  # fmt: skip
+def test_a_pattern_is_clear_if_its_sums_agree_and_no_verdict_can_become_worse(
+    alone: dict[tuple[int, int], list[float]], together: dict[tuple[int, int], list[float]], clear: bool
+) -> None:
+    """Eight flows have 100 MB/s in each of two or three repetitions, but for those that a parameter names."""
+    count = max(map(len, [*alone.values(), *together.values()]), default=2)
+
+    def load(rates: dict[tuple[int, int], list[float]]) -> PatternSamples:
+        return samples(lambda flow: rates.get(flow.ranks, [100.0] * count))
+
+    pairs = zip(load(alone).flows, load(together).flows, strict=True)
+    flows = [replace(one, together=other.together) for one, other in pairs]
+    assert is_clear(replace(samples(lambda _: 100), flows=tuple(flows))) is clear

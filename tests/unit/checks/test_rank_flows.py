@@ -22,7 +22,7 @@ from pytest_nixl.checks.pattern import rank_flows
 from pytest_nixl.checks.pattern.check import judge_pattern_culprit, paired_again
 from pytest_nixl.checks.pattern.fairness import judge_fairness
 from pytest_nixl.checks.pattern.rank_flows import LEAST_SECONDS, LEAST_TURNS, REPEATS, FlowStep, RankFlows
-from pytest_nixl.checks.pattern.samples import ALONE, LOADS, TOGETHER, PatternKind
+from pytest_nixl.checks.pattern.samples import ALONE, LOADS, TOGETHER, PatternKind, PatternSamples
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.samples import Corruption
@@ -79,6 +79,19 @@ def test_each_flow_is_measured_alone_and_together(connect: Connect, text: str, o
             assert samples.bandwidth == pytest.approx(flow.rate(load))
             assert len(samples.contention) == 1
     assert measured.total == pytest.approx(sum(flow.rate(TOGETHER) for flow in measured.flows))
+
+
+@pytest.mark.long
+def test_repetitions_end_when_they_are_clear(connect: Connect) -> None:
+    counts: list[int] = []
+
+    def clear(so_far: PatternSamples) -> bool:
+        counts.append(len(so_far.flows[0].alone))
+        return len(counts) == 2
+
+    measured = connect("incast:3").measure(repeats=4, clear=clear)
+    assert counts == [1, 2]
+    assert {len(flow.windows(load)) for flow in measured.flows for load in LOADS} == {2}
 
 
 @pytest.mark.long

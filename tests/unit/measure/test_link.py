@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import threading
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from pytest_nixl.measure import link as measure_link
 from pytest_nixl.measure.launches import Launches
 from pytest_nixl.measure.link import (
     BESIDE_SECONDS,
+    LONGEST_SECONDS,
     Link,
     loss_counters,
     obstacle_between,
@@ -29,8 +31,9 @@ from pytest_nixl.model.row_key import HUGE, RowKey, row_variant
 from pytest_nixl.model.samples import Corruption, Samples
 from pytest_nixl.nixl.backends import BACKENDS
 from pytest_nixl.nixl.backends.ucx import UcxBackend
+from pytest_nixl.nixl.buffer import Buffer
 from pytest_nixl.processes.worker_errors import NixlError, WorkerError, WorkerLateError
-from pytest_nixl.processes.worker_process import Worker
+from pytest_nixl.processes.worker_process import Pending, Worker
 
 DRAM = MemoryPair("DRAM", "DRAM")
 WRONG = {"wrong_bytes": 1, "total_bytes": 4096, "offset": 3, "expected": 4, "found": 5}
@@ -110,6 +113,40 @@ def test_the_first_corrupt_transfer_and_their_number_are_told(
     assert isinstance(row, Corruption)
     assert row.phase == "between the timed transfers"
     assert row.total_bytes == 65536 * 4
+
+
+@pytest.mark.parametrize(("iterations", "longest"), [(None, LONGEST_SECONDS), (1000, None)])
+def test_a_row_is_short_on_a_slow_link_unless_iterations_are_given(
+    make_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch, iterations: int | None, longest: float | None
+) -> None:
+    one = link(make_pairs(blocks=(4096,), iterations=iterations))
+    run, limits = one._run, list[float | None]()
+
+    def note_longest(command: str, *arguments: Any, **named: Any) -> Any:
+        if command == "measure":
+            limits.append(named["longest"])
+        return run(command, *arguments, **named)
+
+    monkeypatch.setattr(one, "_run", note_longest)
+    one.measure(4096)
+    assert limits == [longest]
+
+
+def test_no_pattern_comes_twice_although_each_test_begins_with_the_same_random_seed(
+    shared_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, fill, seeds = link(shared_pairs(blocks=BLOCKS, batch=BATCHES, depth=DEPTHS)), Buffer.fill, list[int]()
+
+    def fill_source(buffer: Buffer, seed: int, *, size: int | None = None, inverted: bool = False) -> Pending:
+        if not inverted:
+            seeds.append(seed)
+        return fill(buffer, seed, size=size, inverted=inverted)
+
+    monkeypatch.setattr(Buffer, "fill", fill_source)
+    for _ in range(2):
+        random.seed(0)
+        one.measure(4096)
+    assert len(set(seeds)) == len(seeds) == 6
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from pytest_nixl.nixl.worker import transfer
 from pytest_nixl.nixl.worker.memory import DramBuffer
 from pytest_nixl.nixl.worker.transfer import (
     COUNTED,
+    FEWEST_WINDOWS,
     WINDOWS,
     RowEnd,
     StepTimeoutError,
@@ -245,6 +246,12 @@ def test_a_watch_counts_from_the_last_transfer_that_ended(clock: list[float]) ->
     assert watch.asked == [], "each transfer ended within five seconds of the one before"
 
 
+def test_the_latest_window_tells_how_long_a_transfer_takes() -> None:
+    one = initiator(PolledAgent(), 1, 1, acknowledged=False)
+    assert one.pace == 0.0
+    assert one.window(4, stamps_for(4)) == pytest.approx(4 * one.pace)
+
+
 class TimedInitiator(Transfers):
     """An initiator whose windows last as long as it is told.
 
@@ -314,6 +321,31 @@ def test_windows_go_on_until_the_duration_has_passed() -> None:
     assert len(timing["windows"]) == 50
     assert timing["latencies"] == [pytest.approx(0.001)] * 1000
     assert len(timed(TimedInitiator([0.001]), iterations=201)["windows"]) == WINDOWS
+
+
+@pytest.mark.parametrize(
+    ("seconds", "options", "warm_up", "windows"),
+    [
+        (0.0001, {}, [10, 90], [100] * WINDOWS),
+        (0.001, {}, [10, 5], [100] * WINDOWS),
+        (0.01, {}, [10, 2], [20] * WINDOWS),
+        (0.1, {}, [10, 1], [2] * WINDOWS),
+        (0.3, {}, [1, 1], [1] * 6),
+        (3.0, {}, [1], [1] * FEWEST_WINDOWS),
+        (0.1, {"depth": 4, "transfers": 4}, [10, 1], [4] * 5),
+        (0.1, {"depth": 2, "transfers": 41}, [10, 1], [5] * WINDOWS),
+    ],
+    ids=["quick", "just quick enough", "fewer transfers", "hardly any", "fewer windows", "the fewest", "in flight",
+         "footprint"],
+)  # fmt: skip
+def test_a_row_of_a_slow_link_ends_in_time(
+    seconds: float, options: dict[str, int], warm_up: list[int], windows: list[int]
+) -> None:
+    one = TimedInitiator([seconds], **options)
+    one.pace = seconds
+    found = timed(one, iterations=1000, warmup=10, warmup_seconds=0.01, longest=2.0)
+    assert one.sizes == warm_up + windows
+    assert found["transfers"] == windows
 
 
 @pytest.mark.parametrize(
