@@ -10,8 +10,9 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 from pytest_nixl.model.nixl_releases import PACKAGES, wheel_for
@@ -79,9 +80,76 @@ def wheel_for_torch() -> str:
 
 
 def pip_command() -> str:
-    """Return the command that installs the NIXL which this Python can load."""
-    wheel, version = wheel_for_torch() or "nixl-cu12", nixl_packages().get("nixl")
-    return f"pip install --no-deps {wheel}=={version}" if version else f"pip install --no-deps nixl {wheel}"
+    """Return the command that installs the NIXL which this Python can load, also if it is installed and broken."""
+    wheel, packages = wheel_for_torch() or "nixl-cu12", nixl_packages()
+    version = packages.get("nixl") or packages.get(wheel)
+    if version is None:
+        return f"pip install --no-deps nixl {wheel}"
+    needed = wheel if "nixl" in packages else f"nixl=={version} {wheel}"
+    again = "--force-reinstall " if packages.get(wheel) == version and "nixl" in packages else ""
+    return f"pip install {again}--no-deps {needed}=={version}"
+
+
+def import_fault(error: BaseException) -> tuple[str, str]:
+    """Return why NIXL cannot be imported although it may be installed, and what to do; two empty texts if unknown.
+
+    :param error: what the import raised.
+    """
+    frames = [str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__)]
+    modules = [name.partition(".")[0] for name in ("nixl", "numpy", *frames, getattr(error, "name", None) or "")]
+    for name in dict.fromkeys(modules):
+        if name and name not in sys.stdlib_module_names and (shadow := _shadow(name)):
+            return shadow
+    for name in nixl_packages():
+        package = importlib.metadata.distribution(name)
+        damaged = [str(file.locate()) for file in package.files or () if _is_damaged(file)]
+        if damaged:
+            others = f" and {len(damaged) - 1} more" if damaged[1:] else ""
+            return (
+                f"of the files that {name} {package.version} has installed, {damaged[0]}{others} is missing or damaged",
+                f"install it again: `pip install --force-reinstall --no-deps {name}=={package.version}`",
+            )
+    if isinstance(error, ModuleNotFoundError) and not modules[-1].startswith("nixl"):
+        return f"NIXL imports the module {modules[-1]}", f"run `pip install {modules[-1]}`"
+    return "", ""
+
+
+def _shadow(module: str) -> tuple[str, str] | None:
+    """Return that another file is imported as a module than the one that a package has installed, and what to do."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return None
+    file = spec.origin if spec is not None else None
+    installed = {str(path.locate()): package for package, path in _providers(module)}
+    if file is None or not os.path.exists(file) or not installed or any(map(os.path.samefile, installed, [file])):
+        return None
+    path, package = next(iter(installed.items()))
+    folder = os.path.dirname(os.path.dirname(file) if os.path.basename(file).startswith("__init__.") else file)
+    return (
+        f"{file} hides the module {module} of {package.metadata['Name']} {package.version} ({path})",
+        f"rename {file}, or take {folder} out of PYTHONPATH and do not start in it",
+    )
+
+
+def _providers(module: str) -> Iterator[tuple[importlib.metadata.Distribution, importlib.metadata.PackagePath]]:
+    """Yield the packages that have installed a module, with its file."""
+    listed = re.compile(rf"^{re.escape(module)}(?:/__init__)?\.(?:py|[^/,]*so),", re.MULTILINE)
+    for package in importlib.metadata.distributions():
+        if listed.search(package.read_text("RECORD") or ""):
+            for file in package.files or ():
+                if listed.match(f"{file.as_posix()},") and os.path.exists(os.fspath(file.locate())):
+                    yield package, file
+
+
+def _is_damaged(file: importlib.metadata.PackagePath) -> bool:
+    """Return whether a file of code that a package has installed is not there, or has another size."""
+    if file.suffix != ".py" and ".so" not in file.suffixes:
+        return False
+    try:
+        return file.size is not None and os.stat(os.fspath(file.locate())).st_size != file.size
+    except OSError:
+        return True
 
 
 def constants(source: str) -> dict[str, Any]:

@@ -55,6 +55,11 @@ def not_loaded(facts: Facts, wanted: Requirements) -> Judgement | None:
     nixl = facts.software.nixl
     if nixl.value is not None:
         return None
+    for proof in facts.transfers:
+        if proof.culprits:
+            return failed(f"{nixl.why}; {proof.steering_fault}", proof.steering_remedy)
+        if not proof.fault:
+            return unknown(f"{nixl.why}; but two other processes have loaded it", "run it again on a less busy host")
     remedy = facts.software.nixl_remedy or "install NIXL for this Python: `pip install --no-deps nixl nixl-cu12`"
     if "not recorded" in nixl.why:
         return unknown(f"NIXL: {nixl.why}", "record the tree again")

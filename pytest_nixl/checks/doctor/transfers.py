@@ -41,13 +41,13 @@ def transfers_arrive(facts: Facts, wanted: Requirements) -> Judgement:
     arrive, or say that this host is the cause.
     """
     fault = next((proof for proof in facts.transfers if proof.fault), None)
-    if fault is not None and fault.culprits:
-        return failed(f"{_subject(fault)}: {fault.steering_fault} ({fault.fault})", fault.steering_remedy)
     if not facts.transfers:
         return not_applicable("no transfer was tried: --no-transfer, a recorded host, or only backends with a server")
     absent = not_loaded(facts, wanted)
-    if absent is not None:
-        return not_applicable(f"NIXL cannot be loaded: {absent.reason}")
+    if absent is not None and fault is not None:
+        return absent
+    if fault is not None and fault.culprits:
+        return failed(f"{_subject(fault)}: {fault.steering_fault} ({fault.fault})", fault.steering_remedy)
     if fault is not None:
         return _without_culprit(fault, facts)
     slower = next((proof for proof in facts.transfers if proof.obstacle and _is_refused(proof, wanted.profile)), None)
