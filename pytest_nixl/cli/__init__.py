@@ -9,6 +9,7 @@ default ``run`` is a function that takes the arguments and returns the exit code
 from __future__ import annotations
 
 import argparse
+import errno
 import io
 import os
 import shlex
@@ -156,6 +157,10 @@ def _words(error: OSError) -> str:
     """Say in one sentence which operation the system refused."""
     if error.filename is not None:
         return f"{error.filename} cannot be read ({error.strerror})"
+    if error.errno in (errno.EAGAIN, errno.EMFILE, errno.ENFILE):
+        from pytest_nixl.core.resource_limits import file_fault
+
+        return "; remedy: ".join(file_fault(error))
     try:
         os.getcwd()
     except OSError:

@@ -14,6 +14,10 @@ from pathlib import Path
 
 FILE_SIZE_REMEDY = "raise the limit: `ulimit -f unlimited`"
 ADDRESS_SPACE_REMEDY = "raise the limit: `ulimit -v unlimited`"
+PROCESSES_REMEDY = (
+    "raise the limit of processes: `ulimit -u`, `docker run --pids-limit=-1`, or podPidsLimit of the kubelet; or end other "
+    "processes of this user"
+)
 NO_SPACE_REMEDY = "delete files there, or set TMPDIR to a directory on another file system"
 #: Bytes of address space below which an agent may crash. One with UCX 1.23 does with 200 MB, and not with 256 MiB.
 AGENT_NEEDS = 512 << 20
@@ -69,8 +73,20 @@ def address_space_fault(needed: float = float("inf")) -> str:
     return f"a process may have at most {most >> 20} MiB of address space here (ulimit -v)"
 
 
+def start_fault() -> str:
+    """Return a sentence about a kernel that starts no further process or thread."""
+    most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    limit = "" if most == resource.RLIM_INFINITY else f": this user may have {most} (ulimit -u)"
+    return f"the kernel starts no further process or thread{limit}"
+
+
 def file_fault(error: OSError) -> tuple[str, str]:
-    """Say why a file cannot be made or written, and what to do; a full file system is told from one without inodes."""
+    """Say why a file or a process cannot be made, and what to do; a full file system is told from one without inodes."""
+    if error.errno == errno.EAGAIN:
+        return start_fault(), PROCESSES_REMEDY
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return f"{error.strerror}: a process may have {most} (ulimit -n)", "raise the limit: `ulimit -n 65536`"
     path = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else ""
     description = f"{path}: {error.strerror or error}" if path else str(error.strerror or error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):

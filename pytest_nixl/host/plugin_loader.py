@@ -108,7 +108,7 @@ def missing_libraries(plugin: str, loaded: list[str]) -> list[dict[str, Any]]:
         lacking = elf.missing(plugin, os.environ, loaded)
     except (OSError, ValueError):  # the loader's error says it
         return []
-    return [{"soname": each.soname, "versions": list(each.versions), "words": str(each)} for each in lacking]
+    return [{"soname": lack.soname, "versions": list(lack.versions), "words": str(lack)} for lack in lacking]
 
 
 def _ended(status: int) -> str:

@@ -69,7 +69,7 @@ def prepare(agent: Any, name: str, nixl: dict[str, str]) -> dict[str, Any]:
             plugin, os.environ, [*libraries_of_nixl(_maps()), *(v for v in versions.values() if v.startswith("/"))]
         )
         answer["missing"] = [
-            {"soname": each.soname, "versions": list(each.versions), "words": str(each)} for each in lacking
+            {"soname": lack.soname, "versions": list(lack.versions), "words": str(lack)} for lack in lacking
         ]
     return {"backend": answer, "libraries": libraries_of_nixl(_maps())}
 
@@ -99,7 +99,7 @@ def make(agent: Any, name: str) -> dict[str, Any]:
         agent.create_backend(plugin)
     except Exception as error:  # whatever NIXL raises is reported
         return {"error": f"{type(error).__name__}: {error}"}
-    return {"memories": [str(each) for each in agent.get_backend_mem_types(plugin)]}
+    return {"memories": [str(memory) for memory in agent.get_backend_mem_types(plugin)]}
 
 
 def telemetry(agent: Any, name: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
 from pytest_nixl.core.redaction import recorded
+from pytest_nixl.core.resource_limits import PROCESSES_REMEDY, start_fault
 from pytest_nixl.host.process_maps import libraries_of_nixl
 from pytest_nixl.measure.launch import Launch
 from pytest_nixl.measure.link import Link, obstacle_between
@@ -191,7 +192,10 @@ class ProofsInAdvance:
         # A daemon, so that Ctrl-C does not wait for it.
         self._thread = threading.Thread(target=self._prove, name="transfer-proofs", daemon=True)
         self._closed = False
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:
+            raise NixlPluginError(start_fault(), PROCESSES_REMEDY) from None
 
     def results(self, *, gpus: bool) -> tuple[TransferProof, ...]:
         """Wait for the proofs, and return them.
