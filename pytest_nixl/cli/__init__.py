@@ -15,6 +15,7 @@ import os
 import shlex
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
 from contextlib import redirect_stdout, suppress
 from importlib import import_module
@@ -165,8 +166,14 @@ def _words(error: OSError) -> str:
         os.getcwd()
     except OSError:
         return "the working directory has been deleted: change to another one, and run the command again"
-    _lead_nowhere()
-    return f"standard output cannot be written ({error.strerror or type(error).__name__})"
+    reason = error.strerror or type(error).__name__
+    try:
+        sys.stdout.flush()  # it fails again if its last text cannot be written
+    except (OSError, ValueError):
+        _lead_nowhere()
+        return f"standard output cannot be written ({reason})"
+    call = (traceback.extract_tb(error.__traceback__)[-1].line or "").partition("  #")[0]
+    return f"the system refuses a call ({reason}: `{call}`): if this is a container, its seccomp filter has to allow it"
 
 
 def _lead_nowhere() -> None:

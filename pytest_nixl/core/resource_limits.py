@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import resource
+import sys
 from pathlib import Path
 
 FILE_SIZE_REMEDY = "raise the limit: `ulimit -f unlimited`"
@@ -18,6 +20,7 @@ PROCESSES_REMEDY = (
     "raise the limit of processes: `ulimit -u`, `docker run --pids-limit=-1`, or podPidsLimit of the kubelet; or end other "
     "processes of this user"
 )
+MEMORY_REMEDY = "raise the limit of memory: `docker run --memory`, or resources.limits.memory of the pod's container"
 NO_SPACE_REMEDY = "delete files there, or set TMPDIR to a directory on another file system"
 #: Bytes of address space below which an agent may crash. One with UCX 1.23 does with 200 MB, and not with 256 MiB.
 AGENT_NEEDS = 512 << 20
@@ -57,6 +60,40 @@ def shared_memory_fault(path: str = SHM) -> str:
     return "" if os.access(path, os.W_OK) else f"{path} cannot be written by this user"
 
 
+def memory_kills(root: str = "") -> tuple[int, str]:
+    """Return how many processes of this control group the kernel has ended for want of memory, and the limit in words.
+
+    :param root: the folder of /proc and /sys.
+    """
+    for line in _read(f"{root}/proc/self/cgroup").splitlines():
+        controllers, _, group = line.partition(":")[2].partition(":")
+        if controllers not in ("", "memory"):
+            continue
+        folder = f"{root}/sys/fs/cgroup/{controllers}"
+        events, limit_file = ("oom_control", "limit_in_bytes") if controllers else ("events", "max")
+        # In a container the path may be the host's; then only the mounted root of the control groups exists.
+        for path in (f"{folder}{group}", folder):
+            most = _read(f"{path}/memory.{limit_file}").strip()
+            ended = re.search(r"^oom_kill ([1-9][0-9]*)$", _read(f"{path}/memory.{events}"), re.MULTILINE)
+            if ended and most.isdecimal():
+                limit = f"its control group may use {int(most) >> 20} MiB of memory ({os.path.normpath(path)})"
+                return int(ended[1]), f"the kernel ends processes here for want of memory, and {limit}"
+    return 0, ""
+
+
+def be_ended_first() -> None:
+    """Let the kernel end this process before others if memory is short: one that is left can say so."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("500")
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:
+        return ""
+
+
 def file_size_fault() -> str:
     """Return a sentence if this process may write only small files, which shared memory consists of; else nothing."""
     most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
@@ -87,11 +124,24 @@ def file_fault(error: OSError) -> tuple[str, str]:
     if error.errno in (errno.EMFILE, errno.ENFILE):
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return f"{error.strerror}: a process may have {most} (ulimit -n)", "raise the limit: `ulimit -n 65536`"
+    if error.filename is None and error.errno == errno.ENOENT and _is_gone():
+        return "the working directory has been deleted", "change to another one"
     path = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else ""
     description = f"{path}: {error.strerror or error}" if path else str(error.strerror or error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"{description} ({no_space(path)})", NO_SPACE_REMEDY
+    if path == sys.executable:
+        return description, "let this user execute it, and search each of its folders (`namei -l` shows their rights)"
     return description, "set TMPDIR to a directory in which this user can make files"
+
+
+def _is_gone() -> bool:
+    """Return whether the working directory has been deleted."""
+    try:
+        os.getcwd()
+    except OSError:
+        return True
+    return False
 
 
 def full_file_system(folder: str) -> str:

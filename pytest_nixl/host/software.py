@@ -21,6 +21,7 @@ from pytest_nixl.host.process_maps import etcd_client, libraries_of_nixl
 from pytest_nixl.host.recorded_tree import Fact, FactsRoot
 from pytest_nixl.host.ucx_rdma import UcxRdma, other_abi
 from pytest_nixl.nixl.backends.cuda_modules import LOADED, lacking
+from pytest_nixl.nixl.installed import wheel_damage
 
 if TYPE_CHECKING:
     from pytest_nixl.nixl.agent import NixlAgent
@@ -267,7 +268,10 @@ def _ask_nixl(worker: Worker, backends: Sequence[str], loaded: Callable[[Sequenc
         answer: dict[str, Any] = {**worker.versions, "backends": {}}
         agent = NixlAgent.within(worker, backends=[], name="pytest-nixl-facts", telemetry=True)
     except NixlPluginError as error:
-        return {"why": error.reason, "remedy": error.remedy}
+        reason, damage = _reason(error), wheel_damage()
+        if damage is None or damage[0] in reason:
+            return {"why": reason, "remedy": error.remedy}
+        return {"why": f"{reason}; {damage[0]}", "remedy": damage[1]}
     try:
         nixl = {name: answer[name] for name in ("nixl", "nixl_package")}
         for name in backends:
@@ -287,7 +291,7 @@ def _ask_nixl(worker: Worker, backends: Sequence[str], loaded: Callable[[Sequenc
         answer |= _run(agent, answer, "look", plugins=plugins)
     except NixlPluginError as error:
         # The worker ended: the error applies to the backend that was being created, and to those not tried.
-        failure = {"error": error.reason, "remedy": _BY_HAND}
+        failure = {"error": _reason(error), "remedy": _BY_HAND}
         untold = {"plugin": "", "missing": [], "memories": [], "versions": {}, "error": "", "remedy": ""}
         for name in backends:
             backend = answer["backends"].setdefault(name, untold)
@@ -295,6 +299,10 @@ def _ask_nixl(worker: Worker, backends: Sequence[str], loaded: Callable[[Sequenc
                 answer["backends"][name] = {**backend, **failure}
     finally:
         worker.kill()
+    faulty = [backend for backend in answer["backends"].values() if backend["error"] or backend["missing"]]
+    if faulty and (damage := wheel_damage()):
+        for backend in faulty:
+            backend |= {"error": "; ".join(filter(None, (backend["error"], damage[0]))), "remedy": damage[1]}
     client = etcd_client(answer.get("libraries", []))
     library = {"path": client.path, "patched": client.patched} if client else {"path": "", "patched": False}
     if "UCX" in answer["backends"]:
@@ -302,6 +310,13 @@ def _ask_nixl(worker: Worker, backends: Sequence[str], loaded: Callable[[Sequenc
     if answer.get("ucx_rdma"):
         answer["ucx_rdma"]["other_abi"] = other_abi(worker.output())
     return {**answer, "etcd_client": library, "unused": unused_variables(worker.output())}
+
+
+def _reason(error: NixlPluginError) -> str:
+    """Return the reason of an error, with the last line of a worker that has died."""
+    from pytest_nixl.processes.worker_errors import WorkerDiedError
+
+    return error.with_last_line if isinstance(error, WorkerDiedError) else error.reason
 
 
 def _run(agent: NixlAgent, answer: dict[str, Any], function: str, **arguments: Any) -> Any:
@@ -312,8 +327,9 @@ def _run(agent: NixlAgent, answer: dict[str, Any], function: str, **arguments: A
     )
     maps, hurried = Path(f"/proc/{worker.pid}/maps"), False
     while not select.select([worker], [], [], 0.1)[0] and time.monotonic() < pending.deadline:
-        answer["libraries"] = libraries_of_nixl(maps.read_text()) or answer.get("libraries", [])
-        if two_of_ucx(answer["libraries"]) and not hurried:
+        with contextlib.suppress(OSError):  # it has ended
+            answer["libraries"] = libraries_of_nixl(maps.read_text()) or answer.get("libraries", [])
+        if two_of_ucx(answer.get("libraries", [])) and not hurried:
             # Two copies of UCX usually hang the worker.
             hurried, pending.deadline = True, min(pending.deadline, time.monotonic() + _BACKEND_SECONDS_WITH_TWO)
     return pending.result()

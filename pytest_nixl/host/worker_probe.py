@@ -65,9 +65,11 @@ def prepare(agent: Any, name: str, nixl: dict[str, str]) -> dict[str, Any]:
     answer["versions"] = versions
     if plugin is not None:
         # The plugin can use libraries that the worker has already loaded, whatever their folder.
-        lacking = elf.missing(
-            plugin, os.environ, [*libraries_of_nixl(_maps()), *(v for v in versions.values() if v.startswith("/"))]
-        )
+        loaded = [*libraries_of_nixl(_maps()), *(path for path in versions.values() if path.startswith("/"))]
+        try:
+            lacking = elf.missing(plugin, os.environ, loaded)
+        except (OSError, ValueError) as error:
+            lacking, answer["error"] = [], str(error)
         answer["missing"] = [
             {"soname": lack.soname, "versions": list(lack.versions), "words": str(lack)} for lack in lacking
         ]

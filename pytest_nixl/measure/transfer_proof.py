@@ -27,7 +27,7 @@ from pytest_nixl.nixl.backends.storage import OBJECT_PLUGINS
 from pytest_nixl.nixl.worker.foreign_memory import obstacle
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import SupervisorClient, supervisor
-from pytest_nixl.processes.worker_errors import NixlAbsentError
+from pytest_nixl.processes.worker_errors import NixlAbsentError, WorkerDiedError
 from pytest_nixl.processes.worker_process import Process
 
 #: The time in seconds in which an agent with its backend has to be created: two copies of UCX may hang it.
@@ -137,8 +137,9 @@ class Prover:
             raise
         except NixlPluginError as error:
             absent = isinstance(error, NixlAbsentError)
+            fault = error.with_last_line if isinstance(error, WorkerDiedError) else error.reason
             return replace(
-                proof, fault=error.reason, remedy=error.remedy, late=error.late, absent=absent, obstacle=obstacle()
+                proof, fault=fault, remedy=error.remedy, late=error.late, absent=absent, obstacle=obstacle()
             )
         finally:
             if launch is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import csv
 import importlib.metadata
 import importlib.util
 import os
@@ -95,23 +96,47 @@ def import_fault(error: BaseException) -> tuple[str, str]:
 
     :param error: what the import raised.
     """
+    if fault := hidden_module(error) or wheel_damage():
+        return fault
+    module = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if module and not module.startswith("nixl"):
+        return f"NIXL imports the module {module}", f"run `pip install {module}`"
+    return "", ""
+
+
+def hidden_module(error: BaseException) -> tuple[str, str] | None:
+    """Return that a file hides a module that an import needs, and what to do; None if no file does.
+
+    :param error: what the import raised.
+    """
     frames = [str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__)]
-    modules = [name.partition(".")[0] for name in ("nixl", "numpy", *frames, getattr(error, "name", None) or "")]
-    for name in dict.fromkeys(modules):
-        if name and name not in sys.stdlib_module_names and (shadow := _shadow(name)):
-            return shadow
+    modules = [name.partition(".")[0] for name in ("nixl", *frames, str(getattr(error, "name", None) or ""))]
+    names = [name for name in dict.fromkeys(modules) if name and name not in sys.stdlib_module_names]
+    return next(filter(None, map(_shadow, names)), None)
+
+
+def wheel_damage() -> tuple[str, str] | None:
+    """Return that files of code which a package of NIXL has installed are missing or damaged, and what to do."""
     for name in nixl_packages():
         package = importlib.metadata.distribution(name)
-        damaged = [str(file.locate()) for file in package.files or () if _is_damaged(file)]
+        damaged = list(_damaged(package))
         if damaged:
-            others = f" and {len(damaged) - 1} more" if damaged[1:] else ""
+            more = f" (and {len(damaged) - 1} more)" if damaged[1:] else ""
             return (
-                f"of the files that {name} {package.version} has installed, {damaged[0]}{others} is missing or damaged",
+                f"{damaged[0]}{more} of {name} {package.version} is missing or damaged",
                 f"install it again: `pip install --force-reinstall --no-deps {name}=={package.version}`",
             )
-    if isinstance(error, ModuleNotFoundError) and not modules[-1].startswith("nixl"):
-        return f"NIXL imports the module {modules[-1]}", f"run `pip install {modules[-1]}`"
-    return "", ""
+    return None
+
+
+def _damaged(package: importlib.metadata.Distribution) -> Iterator[str]:
+    """Yield the files of code of a package that are not there, or have another size than its list of files says."""
+    # Not ``package.files``, which leaves out missing files from Python 3.12 on.
+    for name, _, size in csv.reader((package.read_text("RECORD") or "").splitlines()):
+        path = os.path.abspath(str(package.locate_file(name)))
+        is_code = size and re.search(r"\.py$|\.so\b", name)
+        if is_code and not (os.path.isfile(path) and os.path.getsize(path) == int(size)):
+            yield path
 
 
 def _shadow(module: str) -> tuple[str, str] | None:
@@ -121,8 +146,16 @@ def _shadow(module: str) -> tuple[str, str] | None:
     except (ImportError, ValueError):
         return None
     file = spec.origin if spec is not None else None
-    installed = {str(path.locate()): package for package, path in _providers(module)}
-    if file is None or not os.path.exists(file) or not installed or any(map(os.path.samefile, installed, [file])):
+    if file is None or not os.path.exists(file):
+        return None
+    listed = re.compile(rf"^{re.escape(module)}(?:/__init__)?\.(?:py|[^/,]*so)(?=,)", re.MULTILINE)
+    providers = {
+        os.path.abspath(str(package.locate_file(match[0]))): package
+        for package in importlib.metadata.distributions()
+        if (match := listed.search(package.read_text("RECORD") or ""))
+    }
+    installed = {path: package for path, package in providers.items() if os.path.exists(path)}
+    if not installed or any(os.path.samefile(path, file) for path in installed):
         return None
     path, package = next(iter(installed.items()))
     folder = os.path.dirname(os.path.dirname(file) if os.path.basename(file).startswith("__init__.") else file)
@@ -130,26 +163,6 @@ def _shadow(module: str) -> tuple[str, str] | None:
         f"{file} hides the module {module} of {package.metadata['Name']} {package.version} ({path})",
         f"rename {file}, or take {folder} out of PYTHONPATH and do not start in it",
     )
-
-
-def _providers(module: str) -> Iterator[tuple[importlib.metadata.Distribution, importlib.metadata.PackagePath]]:
-    """Yield the packages that have installed a module, with its file."""
-    listed = re.compile(rf"^{re.escape(module)}(?:/__init__)?\.(?:py|[^/,]*so),", re.MULTILINE)
-    for package in importlib.metadata.distributions():
-        if listed.search(package.read_text("RECORD") or ""):
-            for file in package.files or ():
-                if listed.match(f"{file.as_posix()},") and os.path.exists(os.fspath(file.locate())):
-                    yield package, file
-
-
-def _is_damaged(file: importlib.metadata.PackagePath) -> bool:
-    """Return whether a file of code that a package has installed is not there, or has another size."""
-    if file.suffix != ".py" and ".so" not in file.suffixes:
-        return False
-    try:
-        return file.size is not None and os.stat(os.fspath(file.locate())).st_size != file.size
-    except OSError:
-        return True
 
 
 def constants(source: str) -> dict[str, Any]:

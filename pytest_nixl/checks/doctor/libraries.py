@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+from collections.abc import Sequence
 
 from pytest_nixl.checks.doctor.check import Requirements, check, failed, not_applicable, passed, unknown, warned
-from pytest_nixl.checks.doctor.limits import shm
+from pytest_nixl.checks.doctor.limits import SECCOMP_REMEDY, shm
 from pytest_nixl.checks.doctor.variables import devices_there, transports_allowed
 from pytest_nixl.core.rdma_fault import peer_failure_remedy
+from pytest_nixl.core.resource_limits import PROCESSES_REMEDY
 from pytest_nixl.core.words import named
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.gpu_nic_affinity import Topology
@@ -22,6 +25,7 @@ READ_LOG = "run it again with NIXL_LOG_LEVEL=info and UCX_LOG_LEVEL=info and rea
 #: By a pattern of what UCX says while it is created: what to do.
 _REMEDIES_BY_LOG = (
     (r"scandir\(/sys", "mount sysfs, from which UCX takes the interfaces: `mount -t sysfs sysfs /sys`"),
+    (os.strerror(errno.EAGAIN), PROCESSES_REMEDY),
     ("number of files that could be opened", "raise the limit of open files where the ranks start: `ulimit -n 65536`"),
 )
 #: Libraries with global state: a process with two copies works with two separate states.
@@ -59,11 +63,13 @@ def not_loaded(facts: Facts, expected: Requirements) -> Judgement | None:
         if proof.culprits:
             return failed(f"{nixl.why}; {proof.steering_fault}", proof.steering_remedy)
         if not proof.fault:
-            return unknown(f"{nixl.why}; but two other processes have loaded it", "run it again on a less busy host")
+            remedy = facts.software.nixl_remedy or "run it again on a less busy host"
+            return unknown(f"{nixl.why}; but two other processes have loaded it", remedy)
     remedy = facts.software.nixl_remedy or "install NIXL for this Python: `pip install --no-deps nixl nixl-cu12`"
     if "not recorded" in nixl.why:
         return unknown(f"NIXL: {nixl.why}", "record the tree again")
-    return failed(nixl.why, remedy)
+    # A worker's remedy may refer to lines that a failed test prints, and the doctor does not.
+    return failed(nixl.why, READ_LOG if " below" in remedy else remedy)
 
 
 @check("nixl-loads", "Can NIXL be loaded and create an agent?", image=True, unless=not_loaded)
@@ -107,10 +113,12 @@ def _not_created(backend: BackendFacts, facts: Facts, expected: Requirements) ->
     no_plugin = "set NIXL_PLUGIN_DIR to the plugin folder of this NIXL build, or unset it"
     remedy = backend.remedy or (READ_LOG if backend.plugin else no_plugin)
     peer_failure = peer_failure_remedy(log, facts.environment.steering)
-    if log and not backend.remedy:
+    if log:
         remedy_by_log = next((text for pattern, text in _REMEDIES_BY_LOG if re.search(pattern, log)), "")
         allowed = "transports-allowed lists the values that UCX_TLS may have on this host"
-        remedy = remedy_by_log or peer_failure or f"correct what UCX names; {allowed}"
+        if "Operation not permitted" in log and facts.storage_queues.seccomp.value:
+            remedy_by_log = SECCOMP_REMEDY.format(call="the system call that UCX names")
+        remedy = remedy_by_log or backend.remedy or peer_failure or f"correct what UCX names; {allowed}"
     if backend.name == "UCX":
         devices, memory = devices_there(facts, expected), shm(facts, expected)
         if devices.verdict is Verdict.FAIL and "UCX_NET_DEVICES" in devices.reason:
@@ -165,7 +173,8 @@ def plugin_libraries(facts: Facts, expected: Requirements) -> Judgement:
     if without:
         return failed(
             f"NIXL has no plugin file for {named(without)}: it has {named(facts.software.plugins, 12)}",
-            "set NIXL_PLUGIN_DIR to the plugin folder of this NIXL build, or build NIXL with that backend",
+            _remedy_of(without, facts)
+            or "set NIXL_PLUGIN_DIR to the plugin folder of this NIXL build, or build NIXL with that backend",
         )
     if lacking:
         remedy = "install what is missing, or add its folder to LD_LIBRARY_PATH"
@@ -175,8 +184,14 @@ def plugin_libraries(facts: Facts, expected: Requirements) -> Judgement:
             )
         if any(lack.soname in OF_THE_DRIVER for lack in lacking):
             remedy += "; libcuda.so.1 comes with the host's driver (docker run --gpus all, the NVIDIA device plugin)"
-        return failed(named((lack.words for lack in lacking), 6), remedy)
+        return failed(named((lack.words for lack in lacking), 6), _remedy_of(expected.backends, facts) or remedy)
     return passed(f"the plugins of {named(expected.backends)} find all libraries that they need")
+
+
+def _remedy_of(names: Sequence[str], facts: Facts) -> str:
+    """Return the remedy of the first of these backends that has one."""
+    backends = filter(None, map(facts.software.backend, names))
+    return next((backend.remedy for backend in backends if backend.remedy and not backend.memories), "")
 
 
 @check("libraries-once", "Does a process with NIXL load each library only once?", image=True, unless=not_loaded)

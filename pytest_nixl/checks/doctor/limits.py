@@ -114,7 +114,7 @@ def huge_pages(facts: Facts, expected: Requirements) -> Judgement:
 _LEAST_AIO = 1024
 #: A ring's pages count as locked memory in kernels before 5.12.
 _LEAST_FOR_URING = 8 * MIB
-_SECCOMP = (
+SECCOMP_REMEDY = (
     "allow {call} in the seccomp profile of the container: `docker run --security-opt seccomp=FILE`, or in Kubernetes "
     "securityContext.seccompProfile"
 )
@@ -148,10 +148,10 @@ def _uring(facts: Facts, queues: StorageQueues) -> list[tuple[str, str]]:
         return [(reason, "set kernel.io_uring_disabled = 0 in /etc/sysctl.d on the host")]
     if answer in ("EPERM", "EACCES"):
         how = "seccomp" if queues.seccomp.value else "a security module"
-        return [(f"io_uring: {how} forbids io_uring_setup ({answer})", _SECCOMP.format(call="io_uring_setup"))]
+        return [(f"io_uring: {how} forbids io_uring_setup ({answer})", SECCOMP_REMEDY.format(call="io_uring_setup"))]
     if answer == "ENOSYS":
         how = "seccomp hides it" if queues.seccomp.value else "this kernel has none"
-        return [(f"io_uring: io_uring_setup answers ENOSYS: {how}", _SECCOMP.format(call="io_uring_setup"))]
+        return [(f"io_uring: io_uring_setup answers ENOSYS: {how}", SECCOMP_REMEDY.format(call="io_uring_setup"))]
     limit = facts.host.memlock.value
     little = limit is not None and limit.soft is not None and not limit.privileged and limit.soft < _LEAST_FOR_URING
     if limit is not None and little and _old(facts.host.kernel.value or ""):
@@ -167,7 +167,7 @@ def _aio(queues: StorageQueues) -> list[tuple[str, str]]:
     answer = (queues.calls.value or {}).get("io_setup", "")
     if answer in ("EPERM", "EACCES", "ENOSYS"):
         how = "seccomp forbids" if queues.seccomp.value else "this kernel does not allow"
-        return [(f"aio: {how} io_setup ({answer})", _SECCOMP.format(call="io_setup"))]
+        return [(f"aio: {how} io_setup ({answer})", SECCOMP_REMEDY.format(call="io_setup"))]
     free = _free(queues)
     if free is not None and free < _LEAST_AIO:
         return [(

@@ -75,7 +75,7 @@ def _without_culprit(proof: TransferProof, facts: Facts) -> Judgement:
         f"{_subject(proof)}: nothing can be moved: {proof.fault}; {without}, so this host is the cause"
         f"{f': {proof.obstacle}' if proof.obstacle else ''}",
         # A worker's remedy may refer to lines that a failed test prints, and the doctor does not.
-        READ_LOG if proof.remedy.endswith(" below") else proof.remedy or "follow the remedy of backend-loads",
+        READ_LOG if " below" in proof.remedy else proof.remedy or "follow the remedy of backend-loads",
     )
 
 
