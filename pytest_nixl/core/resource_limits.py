@@ -17,8 +17,8 @@ from pathlib import Path
 FILE_SIZE_REMEDY = "raise the limit: `ulimit -f unlimited`"
 ADDRESS_SPACE_REMEDY = "raise the limit: `ulimit -v unlimited`"
 PROCESSES_REMEDY = (
-    "raise the limit of processes: `ulimit -u`, `docker run --pids-limit=-1`, or podPidsLimit of the kubelet; or end other "
-    "processes of this user"
+    "raise the limit of processes: `ulimit -u`, `docker run --pids-limit=-1`, or podPidsLimit of the kubelet; or end "
+    "other processes of this user"
 )
 MEMORY_REMEDY = "raise the limit of memory: `docker run --memory`, or resources.limits.memory of the pod's container"
 NO_SPACE_REMEDY = "delete files there, or set TMPDIR to a directory on another file system"
@@ -118,7 +118,10 @@ def start_fault() -> str:
 
 
 def file_fault(error: OSError) -> tuple[str, str]:
-    """Say why a file or a process cannot be made, and what to do; a full file system is told from one without inodes."""
+    """Say why a file or a process cannot be made, and what to do.
+
+    A full file system is told from one without inodes.
+    """
     if error.errno == errno.EAGAIN:
         return start_fault(), PROCESSES_REMEDY
     if error.errno in (errno.EMFILE, errno.ENFILE):

@@ -291,7 +291,10 @@ def _ask_nixl(worker: Worker, backends: Sequence[str], loaded: Callable[[Sequenc
         answer |= _run(agent, answer, "look", plugins=plugins)
     except NixlPluginError as error:
         # The worker ended: the error applies to the backend that was being created, and to those not tried.
-        failure = {"error": _reason(error), "remedy": _BY_HAND}
+        failure = {
+            "error": _reason(error),
+            "remedy": _BY_HAND if " below" in error.remedy else error.remedy or _BY_HAND,
+        }
         untold = {"plugin": "", "missing": [], "memories": [], "versions": {}, "error": "", "remedy": ""}
         for name in backends:
             backend = answer["backends"].setdefault(name, untold)

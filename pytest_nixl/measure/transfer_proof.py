@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
 from pytest_nixl.core.redaction import recorded
-from pytest_nixl.core.resource_limits import PROCESSES_REMEDY, start_fault
+from pytest_nixl.core.resource_limits import MEMORY_REMEDY, PROCESSES_REMEDY, start_fault
 from pytest_nixl.host.process_maps import libraries_of_nixl
 from pytest_nixl.measure.launch import Launch
 from pytest_nixl.measure.link import Link, obstacle_between
@@ -100,7 +100,10 @@ class Prover:
             proof = self._attempt(backend, memory, self._settings)
             if memory.on_gpu and any(error in proof.fault for error in _OCCUPIED):
                 return None
-            return self._search(proof, memory, time.monotonic() - begin) if proof.fault else proof
+            # What a limit of this host forbids fails with one attempt and not with the next.
+            if not proof.fault or proof.remedy in (MEMORY_REMEDY, PROCESSES_REMEDY):
+                return proof
+            return self._search(proof, memory, time.monotonic() - begin)
         except NotApplicableError:
             return None
 
@@ -138,9 +141,7 @@ class Prover:
         except NixlPluginError as error:
             absent = isinstance(error, NixlAbsentError)
             fault = error.with_last_line if isinstance(error, WorkerDiedError) else error.reason
-            return replace(
-                proof, fault=fault, remedy=error.remedy, late=error.late, absent=absent, obstacle=obstacle()
-            )
+            return replace(proof, fault=fault, remedy=error.remedy, late=error.late, absent=absent, obstacle=obstacle())
         finally:
             if launch is not None:
                 launch.kill()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import re
@@ -21,10 +22,12 @@ from pytest_nixl.core.resource_limits import (
     ADDRESS_SPACE_REMEDY,
     AGENT_NEEDS,
     MEMORY_REMEDY,
+    PROCESSES_REMEDY,
     SHM_REMEDY,
     address_space_fault,
     memory_kills,
     shared_memory_shortage,
+    start_fault,
 )
 from pytest_nixl.core.strict import Form, OneOf, StrictError, Text, check
 from pytest_nixl.core.wire import ForeignRefError, Ref, decode, encode
@@ -362,13 +365,16 @@ class Worker:
             kills, shortage = memory_kills()
             if kills > self._kills:
                 reason, remedy = f"{reason}: {shortage}", MEMORY_REMEDY
+        output = self.output()
+        if self._process.here and os.strerror(errno.EAGAIN) in output:
+            reason, remedy = f"{reason}: {start_fault()}", PROCESSES_REMEDY
         if code is None:  # its rank has gone, so its last lines are unknown
             remedy = "read below how the ranks ended"
         tail = self.tail() if code is not None else ""
         if device := failed_device(tail):
             reason, remedy = f"{reason}: {device} went down or was removed, and UCX aborts then", PORT_REMEDY
         error = WorkerDiedError(reason, remedy, _quoted(tail) if code is not None else "")
-        error.last_line = next(reversed(telling(_CRASH.split(self.output(), maxsplit=1)[0])), "").strip()
+        error.last_line = next(reversed(telling(_CRASH.split(output, maxsplit=1)[0])), "").strip()
         self.kill()
         return error
 

@@ -515,17 +515,22 @@ def test_a_file_that_hides_nixl_is_one_cause_and_no_package_is_to_install(tmp_pa
 
 @pytest.mark.parametrize(
     ("check", "pattern"),
-    [("nixl-loads", "nixl_cu*/_bindings*"), ("nixl-loads", "nixl/__init__.py"), ("backend-loads", "nixl_cu*.libs/libucp-*"),
-     ("backend-loads", ".nixl_cu*/plugins/libplugin_UCX.so")],
-)  # fmt: skip
+    [
+        ("nixl-loads", "nixl_cu*/_bindings*"),
+        ("nixl-loads", "nixl/__init__.py"),
+        ("backend-loads", "nixl_cu*.libs/libucp-*"),
+        ("backend-loads", ".nixl_cu*/plugins/libplugin_UCX.so"),
+    ],
+)
 def test_damaged_file_of_the_wheel_is_named_with_the_command_that_brings_it_back(
     check: str, pattern: str, plugins: Path
 ) -> None:
     need_programs("unshare", "mount", root=True)
     [file] = plugins.parents[1].glob(pattern)
-    # In the namespace its first kilobytes are all that is left.
-    cut = f'head -c 5000 {file} > /dev/shm/cut && mount --bind /dev/shm/cut {file} && exec "$@"'
-    report = doctor(prefix=["unshare", "--mount", "sh", "-c", f"mount -t tmpfs -o size=1g tmpfs /dev/shm && {cut}", "-"])
+    # In the namespace the beginning is all that is left of it.
+    cut = f'head -c 2000 {file} > /dev/shm/cut && mount --bind /dev/shm/cut {file} && exec "$@"'
+    cut = f"mount -t tmpfs -o size=1g tmpfs /dev/shm && {cut}"
+    report = doctor(prefix=["unshare", "--mount", "sh", "-c", cut, "-"])
     assert report.failed(check, f"{file} of nixl", "is missing or damaged")
     assert "pip install --force-reinstall" in report.checks[check][2]
     assert report.checks["transfers-arrive"][0] == "FAIL"
@@ -553,7 +558,7 @@ OTHER_USER = ("setpriv", "--reuid=54321", "--regid=54321", "--clear-groups",
               "--inh-caps=-all,+dac_override", "--ambient-caps=-all,+dac_override")  # fmt: skip
 
 
-@pytest.mark.parametrize("most", [1, 6])
+@pytest.mark.parametrize("most", [1, 3])
 def test_processes_that_cannot_be_started_are_named_with_the_limit(most: int) -> None:
     need_programs("setpriv", "prlimit", root=True)
     done = run_command("doctor", prefix=[*OTHER_USER, "prlimit", f"--nproc={most}"], env={"HOME": "/"})
@@ -564,7 +569,7 @@ def test_processes_that_cannot_be_started_are_named_with_the_limit(most: int) ->
 
 def test_last_words_of_a_worker_that_died_are_in_the_reason() -> None:
     report = doctor(UCX_LOG_FILE="/nonexistent/log")
-    assert report.failed("transfers-arrive", "with UCX_LOG_FILE=/nonexistent/log nothing can be moved", "failed to open")
+    assert report.failed("transfers-arrive", "with UCX_LOG_FILE=/nonexistent/log nothing", "failed to open")
     assert report.checks["transfers-arrive"][2] == "`unset UCX_LOG_FILE`"
 
 
@@ -574,11 +579,12 @@ def test_last_words_of_a_worker_that_died_are_in_the_reason() -> None:
         "hostname nowhere.invalid",
         "mount --bind /dev/null /etc/hosts",
         "mount -t tmpfs tmpfs /etc",
-        "mount -t tmpfs -o ro tmpfs /root",
+        "mount --bind $HOME $HOME && mount -o remount,ro,bind $HOME",
         "mount -t tmpfs -o noexec tmpfs /tmp",
     ],
 )
 def test_host_that_lacks_what_nixl_does_not_need_passes(script: str) -> None:
     need_programs("unshare", "mount", root=True)
-    report = doctor(prefix=["unshare", "--mount", "--uts", "sh", "-c", f'{script} && exec "$@"', "-"], UCX_MODULES="^ib")
+    prefix = ["unshare", "--mount", "--uts", "sh", "-c", f'{script} && exec "$@"', "-"]
+    report = doctor(prefix=prefix, UCX_MODULES="^ib")
     assert {verdict for verdict, _, _ in report.checks.values()} == {"PASS", "NOT-APPLICABLE"}

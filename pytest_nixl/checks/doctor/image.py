@@ -234,8 +234,8 @@ def gpu_code(facts: Facts, expected: Requirements) -> Judgement:
     codes = {plugin_name(code.path): code for code in facts.image.device_code}
     if not codes:
         return not_applicable("no plugin of NIXL contains CUDA code")
-    listed = () if expected.image else facts.gpu.gpus
-    models = {gpu.name or f"GPU {gpu.index}": gpu.capability for gpu in listed if gpu.name or gpu.capability is not None}
+    host = () if expected.image else facts.gpu.gpus
+    models = {gpu.name or f"GPU {gpu.index}": gpu.capability for gpu in host if gpu.name or gpu.capability is not None}
     if not models and expected.machine is not None and expected.machine.gpu:
         models = {expected.machine.gpu: None}
     capabilities = {model: capability(model) if by_nvml is None else by_nvml for model, by_nvml in models.items()}

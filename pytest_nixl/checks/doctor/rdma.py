@@ -315,9 +315,7 @@ def providers_of(kind: str, facts: Facts) -> list[VerbsProvider]:
 def _without_provider(device: RdmaDevice, ucx: UcxRdma, facts: Facts) -> _Cause:
     """Return why UCX's libibverbs does not list a device that the kernel has."""
     if text := ucx.other_abi.get(device.name):
-        return _Cause(
-            f"libibverbs says: {text}", "use the libibverbs and the providers of the kernel's driver release"
-        )
+        return _Cause(f"libibverbs says: {text}", "use the libibverbs and the providers of the kernel's driver release")
     copy = next((verb for verb in facts.image.verbs if _same(verb.path, ucx.libibverbs)), None)
     providers = providers_of(device.kind, facts)
     where = f"UCX's libibverbs ({ucx.libibverbs})"

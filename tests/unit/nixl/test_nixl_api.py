@@ -210,6 +210,7 @@ def test_file_that_a_wheel_lacks_is_named_with_the_command_that_brings_it_back(t
 def test_module_that_nixl_imports_and_that_is_not_installed_is_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import sys\n\nclass Hidden:\n    def find_spec(self, name, *_):\n        if name == 'numpy':\n"
-        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n\nsys.meta_path.insert(0, Hidden())\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n\n"
+        "sys.meta_path.insert(0, Hidden())\n"
     )
     assert load_with(tmp_path) == ["No module named 'numpy'; NIXL imports the module numpy", "run `pip install numpy`"]
