@@ -12,6 +12,7 @@ import argparse
 import errno
 import io
 import os
+import re
 import shlex
 import signal
 import sys
@@ -167,12 +168,10 @@ def _words(error: OSError) -> str:
     except OSError:
         return "the working directory has been deleted: change to another one, and run the command again"
     reason = error.strerror or type(error).__name__
-    try:
-        sys.stdout.flush()  # it fails again if its last text cannot be written
-    except (OSError, ValueError):
+    call = (traceback.extract_tb(error.__traceback__)[-1].line or "").partition("  #")[0]
+    if not call or re.search(r"\bprint\(|\.write\(|\.flush\(", call):
         _lead_nowhere()
         return f"standard output cannot be written ({reason})"
-    call = (traceback.extract_tb(error.__traceback__)[-1].line or "").partition("  #")[0]
     return f"the system refuses a call ({reason}: `{call}`): if this is a container, its seccomp filter has to allow it"
 
 

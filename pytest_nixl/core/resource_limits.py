@@ -129,10 +129,14 @@ def file_fault(error: OSError) -> tuple[str, str]:
         return f"{error.strerror}: a process may have {most} (ulimit -n)", "raise the limit: `ulimit -n 65536`"
     if error.filename is None and error.errno == errno.ENOENT and _is_gone():
         return "the working directory has been deleted", "change to another one"
+    if fault := file_size_fault():
+        return fault.partition(", and ")[0], FILE_SIZE_REMEDY
     path = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else ""
     description = f"{path}: {error.strerror or error}" if path else str(error.strerror or error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"{description} ({no_space(path)})", NO_SPACE_REMEDY
+    if path.startswith("/dev/"):
+        return description, "give the container its device files: `mount -t devtmpfs devtmpfs /dev`"
     if path == sys.executable:
         return description, "let this user execute it, and search each of its folders (`namei -l` shows their rights)"
     return description, "set TMPDIR to a directory in which this user can make files"

@@ -98,7 +98,14 @@ def import_fault(error: BaseException) -> tuple[str, str]:
     """
     if fault := hidden_module(error) or wheel_damage():
         return fault
-    module = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if "failed to map segment" in str(error):
+        return (
+            "the kernel refuses to map it",
+            "raise the limits of memory (`ulimit -v unlimited; ulimit -d unlimited`), or install NIXL where programs may "
+            "be executed, on a file system that is mounted without noexec",
+        )
+    name = error.name if isinstance(error, ModuleNotFoundError) else ""
+    module = (name or "").partition(".")[0]
     if module and not module.startswith("nixl"):
         return f"NIXL imports the module {module}", f"run `pip install {module}`"
     return "", ""

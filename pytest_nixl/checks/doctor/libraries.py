@@ -12,7 +12,7 @@ from pytest_nixl.checks.doctor.check import Requirements, check, failed, not_app
 from pytest_nixl.checks.doctor.limits import SECCOMP_REMEDY, shm
 from pytest_nixl.checks.doctor.variables import devices_there, transports_allowed
 from pytest_nixl.core.rdma_fault import peer_failure_remedy
-from pytest_nixl.core.resource_limits import PROCESSES_REMEDY
+from pytest_nixl.core.resource_limits import ADDRESS_SPACE_REMEDY, MEMORY_REMEDY, PROCESSES_REMEDY
 from pytest_nixl.core.words import named
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.gpu_nic_affinity import Topology
@@ -26,7 +26,11 @@ READ_LOG = "run it again with NIXL_LOG_LEVEL=info and UCX_LOG_LEVEL=info and rea
 _REMEDIES_BY_LOG = (
     (r"scandir\(/sys", "mount sysfs, from which UCX takes the interfaces: `mount -t sysfs sysfs /sys`"),
     (os.strerror(errno.EAGAIN), PROCESSES_REMEDY),
-    ("number of files that could be opened", "raise the limit of open files where the ranks start: `ulimit -n 65536`"),
+    (os.strerror(errno.ENOMEM), f"{ADDRESS_SPACE_REMEDY}; {MEMORY_REMEDY}"),
+    (
+        f"number of files that could be opened|{os.strerror(errno.EMFILE)}",
+        "raise the limit of open files where the ranks start: `ulimit -n 65536`",
+    ),
 )
 #: Libraries with global state: a process with two copies works with two separate states.
 _ONCE = (
