@@ -69,7 +69,7 @@ def prepare(agent: Any, name: str, nixl: dict[str, str]) -> dict[str, Any]:
         try:
             lacking = elf.missing(plugin, os.environ, loaded)
         except (OSError, ValueError) as error:
-            lacking, answer["error"] = [], str(error)
+            lacking, answer["error"] = (), str(error)
         answer["missing"] = [
             {"soname": lack.soname, "versions": list(lack.versions), "words": str(lack)} for lack in lacking
         ]

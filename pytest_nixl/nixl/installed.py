@@ -101,8 +101,8 @@ def import_fault(error: BaseException) -> tuple[str, str]:
     if "failed to map segment" in str(error):
         return (
             "the kernel refuses to map it",
-            "raise the limits of memory (`ulimit -v unlimited; ulimit -d unlimited`), or install NIXL where programs may "
-            "be executed, on a file system that is mounted without noexec",
+            "raise the limits of memory (`ulimit -v unlimited; ulimit -d unlimited`), or install NIXL where programs "
+            "may be executed, on a file system that is mounted without noexec",
         )
     name = error.name if isinstance(error, ModuleNotFoundError) else ""
     module = (name or "").partition(".")[0]
