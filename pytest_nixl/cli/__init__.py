@@ -9,11 +9,14 @@ default ``run`` is a function that takes the arguments and returns the exit code
 from __future__ import annotations
 
 import argparse
+import errno
 import io
 import os
+import re
 import shlex
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
 from contextlib import redirect_stdout, suppress
 from importlib import import_module
@@ -156,12 +159,20 @@ def _system_error_text(error: OSError) -> str:
     """Say in one sentence which operation the system refused."""
     if error.filename is not None:
         return f"{error.filename} cannot be read ({error.strerror})"
+    if error.errno in (errno.EAGAIN, errno.EMFILE, errno.ENFILE):
+        from pytest_nixl.core.resource_limits import file_fault
+
+        return "; remedy: ".join(file_fault(error))
     try:
         os.getcwd()
     except OSError:
         return "the working directory has been deleted: change to another one, and run the command again"
-    _lead_nowhere()
-    return f"standard output cannot be written ({error.strerror or type(error).__name__})"
+    reason = error.strerror or type(error).__name__
+    call = (traceback.extract_tb(error.__traceback__)[-1].line or "").partition("  #")[0]
+    if not call or re.search(r"\bprint\(|\.write\(|\.flush\(", call):
+        _lead_nowhere()
+        return f"standard output cannot be written ({reason})"
+    return f"the system refuses a call ({reason}: `{call}`): if this is a container, its seccomp filter has to allow it"
 
 
 def _lead_nowhere() -> None:

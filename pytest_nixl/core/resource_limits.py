@@ -9,11 +9,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import resource
+import sys
 from pathlib import Path
 
 FILE_SIZE_REMEDY = "raise the limit: `ulimit -f unlimited`"
 ADDRESS_SPACE_REMEDY = "raise the limit: `ulimit -v unlimited`"
+PROCESSES_REMEDY = (
+    "raise the limit of processes: `ulimit -u`, `docker run --pids-limit=-1`, or podPidsLimit of the kubelet; or end "
+    "other processes of this user"
+)
+MEMORY_REMEDY = "raise the limit of memory: `docker run --memory`, or resources.limits.memory of the pod's container"
 NO_SPACE_REMEDY = "delete files there, or set TMPDIR to a directory on another file system"
 #: Bytes of address space below which an agent may crash. One with UCX 1.23 does with 200 MB, and not with 256 MiB.
 AGENT_NEEDS = 512 << 20
@@ -53,6 +60,40 @@ def shared_memory_fault(path: str = SHM) -> str:
     return "" if os.access(path, os.W_OK) else f"{path} cannot be written by this user"
 
 
+def memory_kills(root: str = "") -> tuple[int, str]:
+    """Return how many processes of this control group the kernel has ended for want of memory, and the limit in words.
+
+    :param root: the folder of /proc and /sys.
+    """
+    for line in _read(f"{root}/proc/self/cgroup").splitlines():
+        controllers, _, group = line.partition(":")[2].partition(":")
+        if controllers not in ("", "memory"):
+            continue
+        folder = f"{root}/sys/fs/cgroup/{controllers}"
+        events, limit_file = ("oom_control", "limit_in_bytes") if controllers else ("events", "max")
+        # In a container the path may be the host's; then only the mounted root of the control groups exists.
+        for path in (f"{folder}{group}", folder):
+            most = _read(f"{path}/memory.{limit_file}").strip()
+            ended = re.search(r"^oom_kill ([1-9][0-9]*)$", _read(f"{path}/memory.{events}"), re.MULTILINE)
+            if ended and most.isdecimal():
+                limit = f"its control group may use {int(most) >> 20} MiB of memory ({os.path.normpath(path)})"
+                return int(ended[1]), f"the kernel ends processes here for want of memory, and {limit}"
+    return 0, ""
+
+
+def be_ended_first() -> None:
+    """Let the kernel end this process before others if memory is short: one that is left can say so."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("500")
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:
+        return ""
+
+
 def file_size_fault() -> str:
     """Return a sentence if this process may write only small files, which shared memory consists of; else nothing."""
     most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
@@ -69,13 +110,45 @@ def address_space_fault(needed: float = float("inf")) -> str:
     return f"a process may have at most {most >> 20} MiB of address space here (ulimit -v)"
 
 
+def start_fault() -> str:
+    """Return a sentence about a kernel that starts no further process or thread."""
+    most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    limit = "" if most == resource.RLIM_INFINITY else f": this user may have {most} (ulimit -u)"
+    return f"the kernel starts no further process or thread{limit}"
+
+
 def file_fault(error: OSError) -> tuple[str, str]:
-    """Say why a file cannot be made or written, and what to do; a full file system is told from one without inodes."""
+    """Say why a file or a process cannot be made, and what to do.
+
+    A full file system is told from one without inodes.
+    """
+    if error.errno == errno.EAGAIN:
+        return start_fault(), PROCESSES_REMEDY
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return f"{error.strerror}: a process may have {most} (ulimit -n)", "raise the limit: `ulimit -n 65536`"
+    if error.filename is None and error.errno == errno.ENOENT and _is_gone():
+        return "the working directory has been deleted", "change to another one"
+    if fault := file_size_fault():
+        return fault.partition(", and ")[0], FILE_SIZE_REMEDY
     path = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else ""
     description = f"{path}: {error.strerror or error}" if path else str(error.strerror or error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"{description} ({no_space(path)})", NO_SPACE_REMEDY
+    if path.startswith("/dev/"):
+        return description, "give the container its device files: `mount -t devtmpfs devtmpfs /dev`"
+    if path == sys.executable:
+        return description, "let this user execute it, and search each of its folders (`namei -l` shows their rights)"
     return description, "set TMPDIR to a directory in which this user can make files"
+
+
+def _is_gone() -> bool:
+    """Return whether the working directory has been deleted."""
+    try:
+        os.getcwd()
+    except OSError:
+        return True
+    return False
 
 
 def full_file_system(folder: str) -> str:

@@ -48,7 +48,7 @@ class DeviceCode:
     def runs_on(self, capability: int) -> bool:
         """Return whether a GPU can run the code: the same major and no newer minor version, or PTX that is no newer."""
         fits = any(cubin // 10 == capability // 10 and cubin <= capability for cubin in self.cubins)
-        return fits or any(each <= capability for each in self.ptx)
+        return fits or any(version <= capability for version in self.ptx)
 
     @property
     def words(self) -> str:

@@ -38,7 +38,7 @@ class Elf:
     """The dynamic section of a shared library.
 
     :param needed: the sonames of the libraries that it needs.
-    :param wanted: the symbol versions that it needs, by the soname that must define them.
+    :param versions: the symbol versions that it needs, by the soname that must define them.
     :param defined: the symbol versions that it defines.
     :param rpath: the folders of its RPATH, with ``$ORIGIN`` resolved; none if it has a RUNPATH, which replaces it.
     :param runpath: the folders of its RUNPATH, likewise.
@@ -47,7 +47,7 @@ class Elf:
     path: str
     soname: str
     needed: tuple[str, ...]
-    wanted: Mapping[str, tuple[str, ...]]
+    versions: Mapping[str, tuple[str, ...]]
     defined: tuple[str, ...]
     rpath: tuple[str, ...]
     runpath: tuple[str, ...]
@@ -60,18 +60,18 @@ class MissingLibraries:
     :param soname: the library.
     :param needed_by: the path of the library that needs it.
     :param versions: the missing symbol versions; empty if the library itself is missing.
-    :param found: the file that lacks the symbol versions.
+    :param file: the file that lacks the symbol versions.
     """
 
     soname: str
     needed_by: str
     versions: tuple[str, ...] = ()
-    found: str = ""
+    file: str = ""
 
     def __str__(self) -> str:
         by = os.path.basename(self.needed_by)
         if self.versions:
-            return f"{self.found} lacks the symbol version {', '.join(self.versions)} that {by} needs"
+            return f"{self.file} lacks the symbol version {', '.join(self.versions)} that {by} needs"
         return f"{self.soname}, which {by} needs, was not found"
 
 
@@ -133,7 +133,7 @@ def _read(elf: ELFFile, path: str) -> Elf:
         path=path,
         soname=(texts("DT_SONAME") or [os.path.basename(path)])[-1],
         needed=tuple(texts("DT_NEEDED")),
-        wanted=sections,
+        versions=sections,
         defined=tuple(defined),
         rpath=_folders(rpath, path),
         runpath=_folders(runpath, path),
@@ -190,7 +190,9 @@ def find(
     :param rpath: the RPATH of the library that needs it, and of those that loaded that one, whose folders come before
         LD_LIBRARY_PATH. None count if the library that needs it has a RUNPATH.
     """
-    for file in loaded:
+    # To read all loaded files would take longer than to load the plugins: the name of a file begins like its soname.
+    name = soname.partition(".so")[0]
+    for file in (path for path in loaded if os.path.basename(path).startswith(name)):
         with contextlib.suppress(OSError, ValueError):
             if read_elf(file).soname == soname:
                 return file
@@ -252,7 +254,7 @@ def missing(path: str, environ: Mapping[str, str], loaded: Sequence[str] = ()) -
             lacking[MissingLibraries(soname, elf.path)] = None
             continue
         defined = read_elf(file).defined
-        absent = tuple(version for version in elf.wanted.get(soname, ()) if version not in defined)
+        absent = tuple(version for version in elf.versions.get(soname, ()) if version not in defined)
         if absent and defined:
             lacking[MissingLibraries(soname, elf.path, absent, file)] = None
     return tuple(lacking)

@@ -45,11 +45,11 @@ class Environment:
     raw: InitVar[Mapping[str, str] | None] = None
 
     def __post_init__(self, raw: Mapping[str, str] | None) -> None:
-        known = {name: value for name, value in self.steering.items() if value != HIDDEN}
+        values = {name: value for name, value in self.steering.items() if value != HIDDEN}
         if raw is not None:
-            known |= {name: raw[name] for name in self.steering}
-        object.__setattr__(self, "_values", known)
-        object.__setattr__(self, "_hide", None if raw is None else hider(known))
+            values |= {name: raw[name] for name in self.steering}
+        object.__setattr__(self, "_values", values)
+        object.__setattr__(self, "_hide", None if raw is None else hider(values))
 
     @property
     def values(self) -> Mapping[str, str]:
@@ -73,14 +73,14 @@ class Environment:
 
 
 def read_environment(root: FactsRoot, environ: Mapping[str, str] = os.environ) -> Environment:
-    found = root.ask("environment", lambda: _ask(environ))
+    answer = root.ask("environment", lambda: _ask(environ))
     return Environment(
-        steering=found.get("steering", {}),
-        launcher=found.get("launcher", {}),
+        steering=answer.get("steering", {}),
+        launcher=answer.get("launcher", {}),
         kubernetes=Fact.read(
             root.read(_NAMESPACE) or None, _NAMESPACE, "this process does not run in a Kubernetes pod"
         ),
-        image=_image(root, found.get("image", {})),
+        image=_image(root, answer.get("image", {})),
         raw=environ if root.live else None,
     )
 

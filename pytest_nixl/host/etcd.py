@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 #: The variables that may hold etcd's address, in the order in which they are tried.
 ETCD_VARIABLES = ("NIXL_ETCD_ENDPOINTS", "ETCD_ENDPOINTS")
-_ASKED = 5
+_LATENCY_SAMPLES = 5
 
 
 @dataclass(frozen=True)
@@ -87,20 +87,20 @@ def _ask(endpoints: str, source: str, connect: Callable[[], Any] | None) -> dict
         parsed = parse_endpoints(endpoints)
     except ValueError as error:
         return {**answer, "fault": str(error), "remedy": "correct the address: NIXL publishes nothing with it"}
-    answer["names"] = [_resolve(host) for host in dict.fromkeys(each.host for each in parsed)]
+    answer["names"] = [_resolve(host) for host in dict.fromkeys(endpoint.host for endpoint in parsed)]
     try:
         return {**answer, **_measure(connect() if connect is not None else client_as_etcdctl(parsed), parsed)}
     except NixlPluginError as error:
         return {**answer, "fault": error.reason, "remedy": error.remedy}
 
 
-def client_of(given: str | None, how: str, timeout: float = 3) -> EtcdClient:
+def client_of(endpoints: str | None, how: str, timeout: float = 3) -> EtcdClient:
     """Return a client, with etcdctl's credentials, of an etcd that the user gives, or of the one that a variable names.
 
     :param how: how to give one, for the remedy.
     :raises NixlPluginError: there is neither.
     """
-    endpoints_text = given or next((os.environ[name] for name in ETCD_VARIABLES if os.environ.get(name)), "")
+    endpoints_text = endpoints or next((os.environ[name] for name in ETCD_VARIABLES if os.environ.get(name)), "")
     if not endpoints_text:
         raise NixlPluginError("no etcd is given", f"{how}, or set {ETCD_VARIABLES[0]}")
     return client_as_etcdctl(parse_endpoints(endpoints_text), timeout)
@@ -118,21 +118,21 @@ def client_as_etcdctl(members: tuple[Endpoint, ...], timeout: float = 3) -> Etcd
     return connect(members, **etcdctl_credentials(), timeout=timeout)
 
 
-def etcdctl_credentials(known: Mapping[str, str] | None = None) -> dict[str, str]:
+def etcdctl_credentials(defaults: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the files, user and password of etcdctl's variables, as arguments of ``connect``.
 
-    :param known: values for those whose variable is not set.
+    :param defaults: values for those whose variable is not set.
     """
     paths = {name: os.environ.get(f"ETCDCTL_{name.upper()}", "") for name in ("cacert", "cert", "key")}
     user, _, password = os.environ.get("ETCDCTL_USER", "").partition(":")
     paths |= {"user": user, "password": password or os.environ.get("ETCDCTL_PASSWORD", "")}
-    return {**(known or {}), **{name: value for name, value in paths.items() if value or known is None}}
+    return {**(defaults or {}), **{name: value for name, value in paths.items() if value or defaults is None}}
 
 
 def _measure(client: Any, members: tuple[Endpoint, ...]) -> dict[str, Any]:
     client.status()  # the first request also connects
     taken = []
-    for _ in range(_ASKED):
+    for _ in range(_LATENCY_SAMPLES):
         start = time.perf_counter()
         client.status()
         taken.append(time.perf_counter() - start)

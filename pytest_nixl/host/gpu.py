@@ -281,12 +281,12 @@ def _xids(answer: dict[str, Any]) -> Fact[tuple[Xid, ...]]:
     source = "the kernel's log (/dev/kmsg)"
     if "lines" not in answer:
         return Fact(None, source, answer["why"])
-    found = []
+    xids = []
     for line in answer["lines"]:
         match = re.search(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)", line)
         if match:
-            found.append(Xid(int(match[2]), match[1].lower(), line))
-    return Fact(tuple(found), source)
+            xids.append(Xid(int(match[2]), match[1].lower(), line))
+    return Fact(tuple(xids), source)
 
 
 def _ask_kernel_log() -> dict[str, Any]:

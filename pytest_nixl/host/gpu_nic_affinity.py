@@ -87,13 +87,13 @@ class Topology:
 
     def nearest(self) -> tuple[GpuNics, ...]:
         """Return the nearest network cards of each GPU."""
-        found = [nearest_to(gpu, self.nics) for gpu in self.gpus]
-        near = {gpu.name: tuple(nic.name for nic in nics) for gpu, (nics, _) in zip(self.gpus, found, strict=True)}
+        nearest = [nearest_to(gpu, self.nics) for gpu in self.gpus]
+        near = {gpu.name: tuple(nic.name for nic in nics) for gpu, (nics, _) in zip(self.gpus, nearest, strict=True)}
         shares = share({gpu.name: () if how in NOT_NEAR else near[gpu.name]
-                        for gpu, (_, how) in zip(self.gpus, found, strict=True)})  # fmt: skip
+                        for gpu, (_, how) in zip(self.gpus, nearest, strict=True)})  # fmt: skip
         return tuple(
             GpuNics(int(gpu.name), near[gpu.name], how, shares[gpu.name])
-            for gpu, (_, how) in zip(self.gpus, found, strict=True)
+            for gpu, (_, how) in zip(self.gpus, nearest, strict=True)
         )
 
     def idle(self) -> tuple[Placed, ...]:
@@ -102,29 +102,29 @@ class Topology:
         return tuple(nic for nic in self.nics if nic.name not in used)
 
 
-def distance(one: Placed, other: Placed) -> str:
+def distance(first: Placed, second: Placed) -> str:
     """Return the distance of two devices.
 
     A shared bridge is that of a switch or of a root port, because the root itself is not a bridge.
     """
-    if bridges_shared(one.path, other.path):
+    if bridges_shared(first.path, second.path):
         return SWITCH
-    if one.root and one.root == other.root:
+    if first.root and first.root == second.root:
         return ROOT
-    if -1 in (one.numa, other.numa):
+    if -1 in (first.numa, second.numa):
         return UNPLACED
-    return NODE if one.numa == other.numa else FAR
+    return NODE if first.numa == second.numa else FAR
 
 
 def nearest_to(gpu: Placed, nics: Sequence[Placed]) -> tuple[tuple[Placed, ...], str]:
     """Return the cards nearest to a GPU and their distance; of cards with shared bridges, those that share the most."""
     order = (SWITCH, ROOT, NODE, UNPLACED, FAR)
     how = min((distance(gpu, nic) for nic in nics), key=order.index, default=FAR)
-    found = [nic for nic in nics if distance(gpu, nic) == how]
+    nearest = [nic for nic in nics if distance(gpu, nic) == how]
     if how == SWITCH:
-        most = max(bridges_shared(gpu.path, nic.path) for nic in found)
-        found = [nic for nic in found if bridges_shared(gpu.path, nic.path) == most]
-    return tuple(found), how
+        most = max(bridges_shared(gpu.path, nic.path) for nic in nearest)
+        nearest = [nic for nic in nearest if bridges_shared(gpu.path, nic.path) == most]
+    return tuple(nearest), how
 
 
 def share(candidates: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
@@ -142,9 +142,9 @@ def share(candidates: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]
         moved = False
         for gpu, nics in sorted(candidates.items(), key=lambda item: len(item[1])):
             free = [nic for nic in nics if not load[nic]]
-            wanted = free or ([] if taken[gpu] else list(nics))
-            if wanted:
-                nic = min(wanted, key=lambda each: load[each])
+            usable = free or ([] if taken[gpu] else list(nics))
+            if usable:
+                nic = min(usable, key=load.__getitem__)
                 taken[gpu].append(nic)
                 load[nic] += 1
                 moved = True

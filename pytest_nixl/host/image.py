@@ -136,12 +136,12 @@ def _device_code(folder: str) -> list[dict[str, Any]]:
     return codes
 
 
-def _nixl_ep(found: Mapping[str, str], why: str) -> Fact[bool]:
-    if not found:
-        return Fact(None, "nixl_ep", why or "the loaded NIXL has no nixl_ep")
-    if found.get("unknown"):
-        return Fact(None, found["path"], found["unknown"])
-    return Fact(not found["why"], found["path"], found["why"])
+def _nixl_ep(answer: Mapping[str, str], reason: str) -> Fact[bool]:
+    if not answer:
+        return Fact(None, "nixl_ep", reason or "the loaded NIXL has no nixl_ep")
+    if answer.get("unknown"):
+        return Fact(None, answer["path"], answer["unknown"])
+    return Fact(not answer["why"], answer["path"], answer["why"])
 
 
 _FLAVOUR = re.compile(r"nixl_(cu\d+|rocm)")

@@ -15,12 +15,12 @@ from pytest_nixl.host import elf
 from pytest_nixl.model.nixl_releases import PACKAGES
 
 #: A version and where it was read, or an empty version and why it is unknown.
-Found = tuple[str, str, str]
+Version = tuple[str, str, str]
 _CUDA_FILE = "/usr/local/cuda/version.json"
 _EFA_FOLDERS = ("/opt/amazon/efa/lib64", "/opt/amazon/efa/lib")
 
 
-def cuda(environ: Mapping[str, str], major: int, file: str = _CUDA_FILE) -> Found:
+def cuda(environ: Mapping[str, str], major: int, file: str = _CUDA_FILE) -> Version:
     """Return the version of the CUDA runtime that the loader finds, or of the toolkit.
 
     :param environ: the environment variables, for LD_LIBRARY_PATH.
@@ -36,12 +36,12 @@ def cuda(environ: Mapping[str, str], major: int, file: str = _CUDA_FILE) -> Foun
         return "", file, f"{libraries[2]}, and {file} does not say a version"
 
 
-def gdrcopy(environ: Mapping[str, str]) -> Found:
+def gdrcopy(environ: Mapping[str, str]) -> Version:
     """Return the version of GDRCopy's library that the loader finds."""
     return _by_file_name("libgdrapi.so.2", environ)
 
 
-def libfabric(environ: Mapping[str, str]) -> Found:
+def libfabric(environ: Mapping[str, str]) -> Version:
     """Return the release of the libfabric that the loader finds, from the file for pkg-config beside it."""
     path = elf.find("libfabric.so.1", _EFA_FOLDERS, environ)
     if path is None:
@@ -50,7 +50,7 @@ def libfabric(environ: Mapping[str, str]) -> Found:
     return _in_file(file, r"^Version:\s*(\S+)", f"{path} does not contain its release")
 
 
-def ucx(environ: Mapping[str, str]) -> Found:
+def ucx(environ: Mapping[str, str]) -> Version:
     """Return the version of the UCX that NIXL will load: of its wheel, else of the library that the loader finds.
 
     It is read from the library's file, because pytest's process never loads UCX.
@@ -75,7 +75,7 @@ def ucx(environ: Mapping[str, str]) -> Found:
     )
 
 
-def etcd_client(path: str) -> Found:
+def etcd_client(path: str) -> Version:
     """Return the version of etcd-cpp-apiv3 from the file for CMake that it installs beside its library.
 
     :param path: the path of the loaded library; empty if there is none.
@@ -97,7 +97,7 @@ def _versions_in(path: str) -> frozenset[str]:
     return frozenset(versions)
 
 
-def _by_file_name(soname: str, environ: Mapping[str, str]) -> Found:
+def _by_file_name(soname: str, environ: Mapping[str, str]) -> Version:
     path = elf.find(soname, (), environ)
     if path is None:
         return "", soname, f"the loader does not find {soname}"
@@ -106,7 +106,7 @@ def _by_file_name(soname: str, environ: Mapping[str, str]) -> Found:
     return (match[1], real, "") if match else ("", real, f"the name of {real} has no version")
 
 
-def _in_file(file: Path, pattern: str, otherwise: str) -> Found:
+def _in_file(file: Path, pattern: str, otherwise: str) -> Version:
     try:
         match = re.search(pattern, file.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
     except OSError as error:

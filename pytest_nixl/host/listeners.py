@@ -43,7 +43,7 @@ def port_holder(port: int, proc: Path = _PROC) -> PortHolder | None:
     sockets = {f"socket:[{inode}]" for table in ("tcp", "tcp6") for inode in _inodes(proc / "net" / table, port)}
     if not sockets:
         return None
-    for folder in sorted(proc.glob("[0-9]*"), key=lambda each: int(each.name)):
+    for folder in sorted(proc.glob("[0-9]*"), key=lambda folder: int(folder.name)):
         if any(link in sockets for link in _descriptors(folder / "fd")):
             return PortHolder(int(folder.name), command_of(folder), parent_of(folder))
     return None

@@ -134,7 +134,7 @@ def _fullest(links: Sequence[str]) -> str:
     places = Counter(
         f"in {os.path.dirname(link)}" if link.startswith("/") else f"of {link.partition(':')[0]}" for link in links
     )
-    place, count = max(places.items(), key=lambda each: each[1], default=("", 0))
+    place, count = max(places.items(), key=lambda item: item[1], default=("", 0))
     return f"{count} {printable(place[:_MOST_VALUE])}"
 
 

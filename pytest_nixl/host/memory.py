@@ -38,7 +38,7 @@ class AvailableMemory:
 def available_memory(root: FactsRoot) -> AvailableMemory | None:
     """Return the smallest amount that the host or a control group allows; None if unknown."""
     limits = [*_of_host(root), *_of_groups(root)]
-    return min(limits, key=lambda each: each.size, default=None)
+    return min(limits, key=lambda limit: limit.size, default=None)
 
 
 def in_bytes(size: int) -> str:
@@ -63,8 +63,8 @@ def _of_groups(root: FactsRoot) -> Iterator[AvailableMemory]:
             continue
         folder, limit_file, use_file, given_back = _FILES[1 if controllers else 0]
         # In a container the path may be the host's; then only the mounted root of the control groups exists.
-        here = PurePosixPath(path)
-        for group in (here, *here.parents):
+        innermost = PurePosixPath(path)
+        for group in (innermost, *innermost.parents):
             place = f"{folder}{'' if str(group) == '/' else group}"
             limit, use = root.number(f"{place}/{limit_file}"), root.number(f"{place}/{use_file}")
             if limit is None or use is None or limit >= _NO_LIMIT:

@@ -77,8 +77,8 @@ def read_network(root: FactsRoot) -> Network:
             if root.read(f"{_NET}/{name}/operstate") is not None
         ),
         default=_default(root),
-        nameservers=_words(resolver, "nameserver"),
-        search=_words(resolver, "search"),
+        nameservers=_values(resolver, "nameserver"),
+        search=_values(resolver, "search"),
     )
 
 
@@ -111,9 +111,9 @@ def _default(root: FactsRoot) -> Fact[str]:
     return Fact.read(next(iter(names), None), path, "it has no default route")
 
 
-def _words(text: str | None, keyword: str) -> Fact[tuple[str, ...]]:
+def _values(text: str | None, keyword: str) -> Fact[tuple[str, ...]]:
     path = "/etc/resolv.conf"
     if text is None:
         return Fact(None, path, "it cannot be read")
     lines = [line.split()[1:] for line in text.splitlines() if line.split()[:1] == [keyword]]
-    return Fact(tuple(word for words in lines for word in words), path)
+    return Fact(tuple(name for names in lines for name in names), path)

@@ -80,11 +80,11 @@ def _nvml_facts(nvml: Any) -> dict[str, Any]:
         "gpus": [_nvml_gpu(nvml, ask, index, handle) for index, handle in handles.items()],
         "pairs": [
             {
-                "one": one,
+                "one": reader,
                 "other": other,
-                "status": _P2P.get(ask(nvml.nvmlDeviceGetP2PStatus, handles[one], handles[other], _READ), _P2P[6]),
+                "status": _P2P.get(ask(nvml.nvmlDeviceGetP2PStatus, handles[reader], handles[other], _READ), _P2P[6]),
             }
-            for one, other in permutations(handles, 2)
+            for reader, other in permutations(handles, 2)
         ],
         "unusable": unusable,
         "confidential": query_confidential(nvml, ask),

@@ -41,7 +41,7 @@ class PciDevice:
 
 def read_pci(root: FactsRoot) -> tuple[PciDevice, ...]:
     """Return the GPUs and the network adapters with RDMA."""
-    found = []
+    devices = []
     for address in root.entries(_BUS):
         place = f"{_BUS}/{address}"
         path = root.resolve(place)
@@ -54,8 +54,8 @@ def read_pci(root: FactsRoot) -> tuple[PciDevice, ...]:
         kind = _kind(vendor, device, family)
         if kind:
             driver = (root.resolve(f"{path}/driver") or "").rpartition("/")[2]
-            found.append(PciDevice(address, kind, device, path, driver, numa_node(root, path), place))
-    return tuple(found)
+            devices.append(PciDevice(address, kind, device, path, driver, numa_node(root, path), place))
+    return tuple(devices)
 
 
 def _kind(vendor: str, device: str, family: str) -> str:
@@ -80,14 +80,14 @@ def numa_node(root: FactsRoot, path: str) -> int:
 
 def address_of(path: str | None) -> str:
     """Return the PCI address of the last device in a path of sysfs; empty if there is none."""
-    found = _ADDRESS.findall(path or "")
-    return found[-1] if found else ""
+    addresses = _ADDRESS.findall(path or "")
+    return addresses[-1] if addresses else ""
 
 
-def bridges_shared(one: str, other: str) -> int:
+def bridges_shared(first: str, second: str) -> int:
     """Count the PCI bridges that two devices share above them, from the PCI root down.
 
-    :param one: the path of one device in sysfs.
-    :param other: the path of the other device in sysfs.
+    :param first: the path of one device in sysfs.
+    :param second: the path of the other device in sysfs.
     """
-    return len(_ADDRESS.findall(commonpath([one, other])))
+    return len(_ADDRESS.findall(commonpath([first, second])))

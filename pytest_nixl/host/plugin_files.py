@@ -62,7 +62,7 @@ def remedies(sonames: Iterable[str]) -> dict[str, str]:
         for soname in missing:
             if soname in record and soname not in packages and (remedy := _of_package(package, record, soname)):
                 packages[soname] = remedy
-    return {soname: packages.get(soname) or _known(soname) for soname in missing}
+    return {soname: packages.get(soname) or _of_soname(soname) for soname in missing}
 
 
 def _of_package(package: importlib.metadata.Distribution, record: str, soname: str) -> str:
@@ -77,7 +77,7 @@ def _of_package(package: importlib.metadata.Distribution, record: str, soname: s
     return f"reinstall {name}, whose file {path} is missing: {again}"
 
 
-def _known(soname: str) -> str:
+def _of_soname(soname: str) -> str:
     for pattern, remedy in _REMEDIES:
         if match := re.fullmatch(pattern, soname):
             return remedy.format(*match.groups())
@@ -112,7 +112,7 @@ class PluginFile:
 
         :param sonames: the names of these libraries.
         """
-        missing = tuple(each for each in self.missing if each.soname not in sonames)
+        missing = tuple(lack for lack in self.missing if lack.soname not in sonames)
         return replace(self, missing=missing, error=self.error if missing or not self.missing else "")
 
     @property
@@ -135,8 +135,8 @@ def plugin_folder(environ: Mapping[str, str], libraries: Sequence[str]) -> str:
     :param environ: the environment variables: NIXL_PLUGIN_DIR replaces NIXL's own folder.
     :param libraries: the paths of the libraries that a process with NIXL has loaded.
     """
-    if given := environ.get("NIXL_PLUGIN_DIR"):
-        return given
+    if chosen := environ.get("NIXL_PLUGIN_DIR"):
+        return chosen
     library = libnixl(libraries)
     # Wheels have a second copy in the folder "nixl", beside a library of NIXL that the wheel's linker renamed.
     folders = [os.path.join(os.path.dirname(library), name) for name in ("plugins", "nixl")] if library else []
@@ -186,12 +186,12 @@ class PluginLoading:
         results = [answers.get(path, {"path": path, "error": ended, "missing": []}) for path in self._paths]
         lacking = {path: [lack["soname"] for lack in missing if not lack["versions"]]
                    for path, missing in ((result["path"], result["missing"]) for result in results)}  # fmt: skip
-        known = remedies(soname for sonames in lacking.values() for soname in sonames)
+        remedy_of = remedies(soname for sonames in lacking.values() for soname in sonames)
         return [
             {
                 "name": plugin_name(result["path"]),
                 **result,
-                "remedies": {soname: known[soname] for soname in lacking[result["path"]]},
+                "remedies": {soname: remedy_of[soname] for soname in lacking[result["path"]]},
             }
             for result in results
         ]

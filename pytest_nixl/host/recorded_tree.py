@@ -66,7 +66,7 @@ class FactsRoot:
         self.files: dict[str, str | None] = {}
         self.listings: dict[str, tuple[str, ...]] = {}
         self.links: dict[str, str] = {}
-        self.found: dict[str, bool] = {}
+        self.looked_up: dict[str, bool] = {}
         self.answers: dict[str, Any] = {}
         #: The real path of each folder of a recorded tree, which must not change meanwhile: to resolve each of a tree's
         #: thousand paths takes a second.
@@ -114,7 +114,7 @@ class FactsRoot:
             exists = os.path.exists(self._inside(path))
         except OSError:
             exists = False
-        self.found[path] = exists
+        self.looked_up[path] = exists
         return exists
 
     def resolve(self, path: str) -> str | None:
@@ -168,7 +168,7 @@ class FactsRoot:
                 inner = f"{path.rstrip('/')}/{name}"
                 if not any(other == inner or other.startswith(f"{inner}/") for other in self._all()):
                     (place / name).touch()
-        for path, exists in self.found.items():
+        for path, exists in self.looked_up.items():
             if exists and path not in self._all():
                 place = _place(folder, path)
                 place.parent.mkdir(parents=True, exist_ok=True)

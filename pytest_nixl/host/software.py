@@ -21,6 +21,7 @@ from pytest_nixl.host.process_maps import etcd_client, libraries_of_nixl
 from pytest_nixl.host.recorded_tree import Fact, FactsRoot
 from pytest_nixl.host.ucx_rdma import UcxRdma, other_abi
 from pytest_nixl.nixl.backends.cuda_modules import LOADED, lacking
+from pytest_nixl.nixl.installed import wheel_damage
 
 if TYPE_CHECKING:
     from pytest_nixl.nixl.agent import NixlAgent
@@ -37,7 +38,7 @@ _BACKEND_SECONDS_WITH_TWO = 5.0
 NOT_TRIED = "no transfer was tried"
 _HASH = re.compile(r"^(?P<name>lib[\w+.-]+?)(?:-[0-9a-f]{8})?\.so(?:\.|$)")
 _UNUSED = re.compile(r"UCX +WARN +unused environment variables?: (.*)$", re.MULTILINE)
-_SAID = re.compile(r"^\[[^]]*\] *\[[^]]*\].*? UCX +(?:WARN|ERROR) +(.*?)\s*$", re.MULTILINE)
+_UCX_LINE = re.compile(r"^\[[^]]*\] *\[[^]]*\].*? UCX +(?:WARN|ERROR) +(.*?)\s*$", re.MULTILINE)
 _EFA_INSTALLER = "/opt/amazon/efa_installed_packages"
 
 
@@ -251,13 +252,13 @@ def words_of_ucx(log: str) -> list[str]:
 
     :param log: the stderr of a process with UCX.
     """
-    return [words for words in dict.fromkeys(_SAID.findall(log)) if not words.startswith("unused environment")]
+    return [line for line in dict.fromkeys(_UCX_LINE.findall(log)) if not line.startswith("unused environment")]
 
 
 def _backend(name: str, answer: dict[str, Any]) -> BackendFacts:
     versions = answer["versions"]
-    others = {"name": name, "cuda_lacks": lacking(versions), "cuda_runtime": versions.get(LOADED, "")}
-    return from_plain(BackendFacts, {**{key: answer[key] for key in answer if key != "versions"}, **others})
+    derived = {"name": name, "cuda_lacks": lacking(versions), "cuda_runtime": versions.get(LOADED, "")}
+    return from_plain(BackendFacts, {**{key: answer[key] for key in answer if key != "versions"}, **derived})
 
 
 def _ask_nixl(worker: Worker, backends: Sequence[str], loaded: Callable[[Sequence[str]], None]) -> dict[str, Any]:
@@ -267,7 +268,10 @@ def _ask_nixl(worker: Worker, backends: Sequence[str], loaded: Callable[[Sequenc
         answer: dict[str, Any] = {**worker.versions, "backends": {}}
         agent = NixlAgent.within(worker, backends=[], name="pytest-nixl-facts", telemetry=True)
     except NixlPluginError as error:
-        return {"why": error.reason, "remedy": error.remedy}
+        reason, damage = _reason(error), wheel_damage()
+        if damage is None or damage[0] in reason:
+            return {"why": reason, "remedy": error.remedy}
+        return {"why": f"{reason}; {damage[0]}", "remedy": damage[1]}
     try:
         nixl = {name: answer[name] for name in ("nixl", "nixl_package")}
         for name in backends:
@@ -283,11 +287,14 @@ def _ask_nixl(worker: Worker, backends: Sequence[str], loaded: Callable[[Sequenc
                 backend |= _run(agent, answer, "make", name=name)
         if answer["backends"].get("UCX", {}).get("memories"):
             answer["telemetry"] = _run(agent, answer, "telemetry", name="UCX")
-        plugins = [each["plugin"] for each in answer["backends"].values()]
+        plugins = [answer_of["plugin"] for answer_of in answer["backends"].values()]
         answer |= _run(agent, answer, "look", plugins=plugins)
     except NixlPluginError as error:
         # The worker ended: the error applies to the backend that was being created, and to those not tried.
-        failure = {"error": error.reason, "remedy": _BY_HAND}
+        failure = {
+            "error": _reason(error),
+            "remedy": _BY_HAND if " below" in error.remedy else error.remedy or _BY_HAND,
+        }
         untold = {"plugin": "", "missing": [], "memories": [], "versions": {}, "error": "", "remedy": ""}
         for name in backends:
             backend = answer["backends"].setdefault(name, untold)
@@ -295,6 +302,10 @@ def _ask_nixl(worker: Worker, backends: Sequence[str], loaded: Callable[[Sequenc
                 answer["backends"][name] = {**backend, **failure}
     finally:
         worker.kill()
+    faulty = [backend for backend in answer["backends"].values() if backend["error"] or backend["missing"]]
+    if faulty and (damage := wheel_damage()):
+        for backend in faulty:
+            backend |= {"error": "; ".join(filter(None, (backend["error"], damage[0]))), "remedy": damage[1]}
     client = etcd_client(answer.get("libraries", []))
     library = {"path": client.path, "patched": client.patched} if client else {"path": "", "patched": False}
     if "UCX" in answer["backends"]:
@@ -304,7 +315,14 @@ def _ask_nixl(worker: Worker, backends: Sequence[str], loaded: Callable[[Sequenc
     return {**answer, "etcd_client": library, "unused": unused_variables(worker.output())}
 
 
-def _run(agent: NixlAgent, found: dict[str, Any], function: str, **arguments: Any) -> Any:
+def _reason(error: NixlPluginError) -> str:
+    """Return the reason of an error, with the last line of a worker that has died."""
+    from pytest_nixl.processes.worker_errors import WorkerDiedError
+
+    return error.with_last_line if isinstance(error, WorkerDiedError) else error.reason
+
+
+def _run(agent: NixlAgent, answer: dict[str, Any], function: str, **arguments: Any) -> Any:
     """Call a function of ``worker_probe`` in the worker, and keep the list of its loaded libraries in case it dies."""
     worker = agent.worker
     pending = worker.request(
@@ -312,15 +330,16 @@ def _run(agent: NixlAgent, found: dict[str, Any], function: str, **arguments: An
     )
     maps, hurried = Path(f"/proc/{worker.pid}/maps"), False
     while not select.select([worker], [], [], 0.1)[0] and time.monotonic() < pending.deadline:
-        found["libraries"] = libraries_of_nixl(maps.read_text()) or found.get("libraries", [])
-        if two_of_ucx(found["libraries"]) and not hurried:
+        with contextlib.suppress(OSError):  # it has ended
+            answer["libraries"] = libraries_of_nixl(maps.read_text()) or answer.get("libraries", [])
+        if two_of_ucx(answer.get("libraries", [])) and not hurried:
             # Two copies of UCX usually hang the worker.
             hurried, pending.deadline = True, min(pending.deadline, time.monotonic() + _BACKEND_SECONDS_WITH_TWO)
     return pending.result()
 
 
-def _ask_nixlbench(given: str) -> dict[str, str]:
-    path = given or shutil.which("nixlbench")
+def _ask_nixlbench(requested: str) -> dict[str, str]:
+    path = requested or shutil.which("nixlbench")
     if not path:
         return {"why": "nixlbench is not on PATH"}
     try:

@@ -87,7 +87,7 @@ def read_host(root: FactsRoot) -> HostFacts:
         kernel=_text(root, "/proc/sys/kernel/osrelease"),
         architecture=Fact(machine.get("architecture"), "uname", machine.get("why", "")),
         container=_container(root),
-        processor=_found(r"^model name\s*: (.*)$", info, "/proc/cpuinfo"),
+        processor=_match_of(r"^model name\s*: (.*)$", info, "/proc/cpuinfo"),
         cpus=_cpus(root),
         numa=tuple(_numa(root)),
         memory=_kilobytes("MemTotal", memory),
@@ -109,7 +109,7 @@ def whole(root: FactsRoot, path: str) -> Fact[int]:
     return Fact.read(root.number(path), path, "it cannot be read")
 
 
-def _found(pattern: str, text: str, source: str) -> Fact[str]:
+def _match_of(pattern: str, text: str, source: str) -> Fact[str]:
     match = re.search(pattern, text, re.MULTILINE)
     return Fact.read(match and match[1], source, "it has no such line")
 
@@ -118,7 +118,7 @@ def _system(root: FactsRoot) -> Fact[str]:
     for path in ("/etc/os-release", "/usr/lib/os-release"):
         text = root.read(path)
         if text is not None:
-            return _found(r'^PRETTY_NAME="?([^"\n]*)"?$', text, path)
+            return _match_of(r'^PRETTY_NAME="?([^"\n]*)"?$', text, path)
     return Fact(None, "/etc/os-release", "it cannot be read")
 
 

@@ -59,7 +59,7 @@ def other_abi(log: str) -> dict[str, str]:
 
     :param log: the stderr of a process with libibverbs.
     """
-    return {device: words for words, device in _OTHER_ABI.findall(log)}
+    return {device: text for text, device in _OTHER_ABI.findall(log)}
 
 
 def has_devices() -> bool:
@@ -166,7 +166,7 @@ class _Verbs:
         ctypes.set_errno(0)
         context = self._library.ibv_open_device(device)
         if not context:
-            return {"opened": _words(ctypes.get_errno())}
+            return {"opened": _error_text(ctypes.get_errno())}
         try:
             attributes = ctypes.create_string_buffer(_ATTRIBUTES)
             failed = self._library.ibv_query_device(context, attributes)
@@ -180,16 +180,16 @@ class _Verbs:
         ctypes.set_errno(0)
         domain = self._library.ibv_alloc_pd(context)
         if not domain:
-            return _words(ctypes.get_errno())
+            return _error_text(ctypes.get_errno())
         region = self._library.ibv_reg_mr(domain, memory, _REGISTERED, 1)  # IBV_ACCESS_LOCAL_WRITE
-        fault = "" if region else _words(ctypes.get_errno())
+        fault = "" if region else _error_text(ctypes.get_errno())
         if region:
             self._library.ibv_dereg_mr(region)
         self._library.ibv_dealloc_pd(domain)
         return fault
 
 
-def _words(error: int) -> str:
+def _error_text(error: int) -> str:
     return os.strerror(error) if error else "it does not say why"
 
 

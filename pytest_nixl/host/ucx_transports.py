@@ -68,7 +68,7 @@ class UcxTransports:
 
     def absent(self) -> list[str]:
         """Return the known names for which this host has no device, or which this UCX says it cannot use."""
-        return [name for name in self.names if name in UCX_NAMES and not self._here(name)]
+        return [name for name in self.names if name in UCX_NAMES and not self._is_present(name)]
 
     def without_device(self, absent: Sequence[str]) -> str:
         """Say that no device serves some transports."""
@@ -76,7 +76,7 @@ class UcxTransports:
             return f"UCX uses none of this host's RDMA devices ({named(self.unused)}), and ucx-uses-rdma says why"
         return f"this host has no device for {named(absent)}"
 
-    def _here(self, name: str) -> bool:
+    def _is_present(self, name: str) -> bool:
         if name in self.refused:
             return False
         if name in UCX_OF_RDMA:
@@ -88,7 +88,7 @@ class UcxTransports:
         able = {"tcp", *(UCX_OF_RDMA if self.has_rdma else ())}
         if self.without:
             return sorted(able - set(self.names)) if "all" not in self.names else []
-        usable = [name for name in self.names if name not in self.auxiliary and self._here(name)]
+        usable = [name for name in self.names if name not in self.auxiliary and self._is_present(name)]
         return [name for name in usable if name in able or name == "all"]
 
     def meant(self) -> str:

@@ -65,11 +65,13 @@ def prepare(agent: Any, name: str, nixl: dict[str, str]) -> dict[str, Any]:
     answer["versions"] = versions
     if plugin is not None:
         # The plugin can use libraries that the worker has already loaded, whatever their folder.
-        lacking = elf.missing(
-            plugin, os.environ, [*libraries_of_nixl(_maps()), *(v for v in versions.values() if v.startswith("/"))]
-        )
+        loaded = [*libraries_of_nixl(_maps()), *(path for path in versions.values() if path.startswith("/"))]
+        try:
+            lacking = elf.missing(plugin, os.environ, loaded)
+        except (OSError, ValueError) as error:
+            lacking, answer["error"] = (), str(error)
         answer["missing"] = [
-            {"soname": each.soname, "versions": list(each.versions), "words": str(each)} for each in lacking
+            {"soname": lack.soname, "versions": list(lack.versions), "words": str(lack)} for lack in lacking
         ]
     return {"backend": answer, "libraries": libraries_of_nixl(_maps())}
 
@@ -99,7 +101,7 @@ def make(agent: Any, name: str) -> dict[str, Any]:
         agent.create_backend(plugin)
     except Exception as error:  # whatever NIXL raises is reported
         return {"error": f"{type(error).__name__}: {error}"}
-    return {"memories": [str(each) for each in agent.get_backend_mem_types(plugin)]}
+    return {"memories": [str(memory) for memory in agent.get_backend_mem_types(plugin)]}
 
 
 def telemetry(agent: Any, name: str) -> dict[str, Any]:

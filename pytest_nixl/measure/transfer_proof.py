@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
 from pytest_nixl.core.redaction import recorded
+from pytest_nixl.core.resource_limits import MEMORY_REMEDY, PROCESSES_REMEDY, start_fault
 from pytest_nixl.host.process_maps import libraries_of_nixl
 from pytest_nixl.measure.launch import Launch
 from pytest_nixl.measure.link import Link, obstacle_between
@@ -26,7 +27,7 @@ from pytest_nixl.nixl.backends.storage import OBJECT_PLUGINS
 from pytest_nixl.nixl.worker.foreign_memory import obstacle
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import SupervisorClient, supervisor
-from pytest_nixl.processes.worker_errors import NixlAbsentError
+from pytest_nixl.processes.worker_errors import NixlAbsentError, WorkerDiedError
 from pytest_nixl.processes.worker_process import Process
 
 #: The time in seconds in which an agent with its backend has to be created: two copies of UCX may hang it.
@@ -99,7 +100,10 @@ class Prover:
             proof = self._attempt(backend, memory, self._settings)
             if memory.on_gpu and any(error in proof.fault for error in _OCCUPIED):
                 return None
-            return self._search(proof, memory, time.monotonic() - begin) if proof.fault else proof
+            # What a limit of this host forbids fails with one attempt and not with the next.
+            if not proof.fault or proof.remedy in (MEMORY_REMEDY, PROCESSES_REMEDY):
+                return proof
+            return self._search(proof, memory, time.monotonic() - begin)
         except NotApplicableError:
             return None
 
@@ -136,9 +140,8 @@ class Prover:
             raise
         except NixlPluginError as error:
             absent = isinstance(error, NixlAbsentError)
-            return replace(
-                proof, fault=error.reason, remedy=error.remedy, late=error.late, absent=absent, obstacle=obstacle()
-            )
+            fault = error.with_last_line if isinstance(error, WorkerDiedError) else error.reason
+            return replace(proof, fault=fault, remedy=error.remedy, late=error.late, absent=absent, obstacle=obstacle())
         finally:
             if launch is not None:
                 launch.kill()
@@ -191,7 +194,10 @@ class ProofsInAdvance:
         # A daemon, so that Ctrl-C does not wait for it.
         self._thread = threading.Thread(target=self._prove, name="transfer-proofs", daemon=True)
         self._closed = False
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:
+            raise NixlPluginError(start_fault(), PROCESSES_REMEDY) from None
 
     def results(self, *, gpus: bool) -> tuple[TransferProof, ...]:
         """Wait for the proofs, and return them.

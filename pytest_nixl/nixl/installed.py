@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import csv
 import importlib.metadata
 import importlib.util
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 from pytest_nixl.model.nixl_releases import PACKAGES, wheel_for
@@ -79,9 +81,95 @@ def wheel_for_torch() -> str:
 
 
 def pip_command() -> str:
-    """Return the command that installs the NIXL which this Python can load."""
-    wheel, version = wheel_for_torch() or "nixl-cu12", nixl_packages().get("nixl")
-    return f"pip install --no-deps {wheel}=={version}" if version else f"pip install --no-deps nixl {wheel}"
+    """Return the command that installs the NIXL which this Python can load, also if it is installed and broken."""
+    wheel, packages = wheel_for_torch() or "nixl-cu12", nixl_packages()
+    version = packages.get("nixl") or packages.get(wheel)
+    if version is None:
+        return f"pip install --no-deps nixl {wheel}"
+    needed = wheel if "nixl" in packages else f"nixl=={version} {wheel}"
+    again = "--force-reinstall " if packages.get(wheel) == version and "nixl" in packages else ""
+    return f"pip install {again}--no-deps {needed}=={version}"
+
+
+def import_fault(error: BaseException) -> tuple[str, str]:
+    """Return why NIXL cannot be imported although it may be installed, and what to do; two empty texts if unknown.
+
+    :param error: what the import raised.
+    """
+    if fault := hidden_module(error) or wheel_damage():
+        return fault
+    if "failed to map segment" in str(error):
+        return (
+            "the kernel refuses to map it",
+            "raise the limits of memory (`ulimit -v unlimited; ulimit -d unlimited`), or install NIXL where programs "
+            "may be executed, on a file system that is mounted without noexec",
+        )
+    name = error.name if isinstance(error, ModuleNotFoundError) else ""
+    module = (name or "").partition(".")[0]
+    if module and not module.startswith("nixl"):
+        return f"NIXL imports the module {module}", f"run `pip install {module}`"
+    return "", ""
+
+
+def hidden_module(error: BaseException) -> tuple[str, str] | None:
+    """Return that a file hides a module that an import needs, and what to do; None if no file does.
+
+    :param error: what the import raised.
+    """
+    frames = [str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__)]
+    modules = [name.partition(".")[0] for name in ("nixl", *frames, str(getattr(error, "name", None) or ""))]
+    names = [name for name in dict.fromkeys(modules) if name and name not in sys.stdlib_module_names]
+    return next(filter(None, map(_shadow, names)), None)
+
+
+def wheel_damage() -> tuple[str, str] | None:
+    """Return that files of code which a package of NIXL has installed are missing or damaged, and what to do."""
+    for name in nixl_packages():
+        package = importlib.metadata.distribution(name)
+        damaged = list(_damaged(package))
+        if damaged:
+            more = f" (and {len(damaged) - 1} more)" if damaged[1:] else ""
+            return (
+                f"{damaged[0]}{more} of {name} {package.version} is missing or damaged",
+                f"install it again: `pip install --force-reinstall --no-deps {name}=={package.version}`",
+            )
+    return None
+
+
+def _damaged(package: importlib.metadata.Distribution) -> Iterator[str]:
+    """Yield the files of code of a package that are not there, or have another size than its list of files says."""
+    # Not ``package.files``, which leaves out missing files from Python 3.12 on.
+    for name, _, size in csv.reader((package.read_text("RECORD") or "").splitlines()):
+        path = os.path.abspath(str(package.locate_file(name)))
+        is_code = size and re.search(r"\.py$|\.so\b", name)
+        if is_code and not (os.path.isfile(path) and os.path.getsize(path) == int(size)):
+            yield path
+
+
+def _shadow(module: str) -> tuple[str, str] | None:
+    """Return that another file is imported as a module than the one that a package has installed, and what to do."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return None
+    file = spec.origin if spec is not None else None
+    if file is None or not os.path.exists(file):
+        return None
+    listed = re.compile(rf"^{re.escape(module)}(?:/__init__)?\.(?:py|[^/,]*so)(?=,)", re.MULTILINE)
+    providers = {
+        os.path.abspath(str(package.locate_file(match[0]))): package
+        for package in importlib.metadata.distributions()
+        if (match := listed.search(package.read_text("RECORD") or ""))
+    }
+    installed = {path: package for path, package in providers.items() if os.path.exists(path)}
+    if not installed or any(os.path.samefile(path, file) for path in installed):
+        return None
+    path, package = next(iter(installed.items()))
+    folder = os.path.dirname(os.path.dirname(file) if os.path.basename(file).startswith("__init__.") else file)
+    return (
+        f"{file} hides the module {module} of {package.metadata['Name']} {package.version} ({path})",
+        f"rename {file}, or take {folder} out of PYTHONPATH and do not start in it",
+    )
 
 
 def constants(source: str) -> dict[str, Any]:

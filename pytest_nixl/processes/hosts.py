@@ -30,6 +30,8 @@ MEASURED = ("initiator", "target", "flows")
 #: The role of the worker that reads facts. If it is the first of a run, it is executed: to fork it, this process would
 #: have to wait until there is a process to fork from.
 FACTS = "facts"
+#: Errors of a host that gives too little of something.
+_SCARCE = (errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.EMFILE, errno.ENFILE)
 
 
 class Host(ABC):
@@ -132,7 +134,7 @@ class LocalProcess:
                 )
         except BaseException as error:
             self.channel.close()
-            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if isinstance(error, OSError) and error.errno in _SCARCE:
                 reason, remedy = file_fault(error)
                 raise SupervisorError(f"a worker cannot be started: {reason}", remedy) from None
             raise

@@ -21,6 +21,14 @@ class WorkerError(NixlPluginError):
 class WorkerDiedError(WorkerError):
     """The worker's process ended, but pytest had not ended it."""
 
+    #: The last line that it wrote before what Python or UCX writes of a crash; empty if it wrote none.
+    last_line: str = ""
+
+    @property
+    def with_last_line(self) -> str:
+        """The reason with the last line, if there is one."""
+        return f"{self.reason}; its last line: {self.last_line}" if self.last_line else self.reason
+
 
 class GpuFullError(WorkerError):
     """A GPU of the worker does not have enough free memory for a buffer."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import re
@@ -20,9 +21,13 @@ from pytest_nixl.core.rdma_fault import MEMLOCK_REMEDY, PORT_REMEDY, failed_devi
 from pytest_nixl.core.resource_limits import (
     ADDRESS_SPACE_REMEDY,
     AGENT_NEEDS,
+    MEMORY_REMEDY,
+    PROCESSES_REMEDY,
     SHM_REMEDY,
     address_space_fault,
+    memory_kills,
     shared_memory_shortage,
+    start_fault,
 )
 from pytest_nixl.core.strict import Form, OneOf, StrictError, Text, check
 from pytest_nixl.core.wire import ForeignRefError, Ref, decode, encode
@@ -73,6 +78,8 @@ _START_STEPS = {"hello": "start (import NIXL)", "create_agent": "create its agen
 _ENDLESS_STEP, _LOOK_SECONDS = "create_agent", 5.0
 #: The errors of failed imports in a test's function; a failed import of NIXL is another error.
 _IMPORT_ERRORS = ("ImportError", "ModuleNotFoundError")
+#: Where the text begins that Python or UCX writes of a crash.
+_CRASH = re.compile(r"^Fatal Python error|^.*Caught signal|^=+ backtrace", re.MULTILINE)
 #: The time for the other worker of a pair to report its own error after one has died, in seconds.
 _PARTNER_GRACE = 2.0
 #: The exit codes of a process whose memory was not there.
@@ -186,6 +193,7 @@ class Worker:
         self._process = process
         self._buffer = bytearray()
         self._requests = 0
+        self._kills = memory_kills()[0]
         #: The names of its agents, by the numbers of their references.
         self.agent_names: dict[int, str] = {}
         self._ended = self._stopped = self._asked_to_end = False
@@ -353,13 +361,22 @@ class Worker:
                 reason, remedy = f"{reason}: {shortage}, and NIXL needs more", ADDRESS_SPACE_REMEDY
             elif shortage := shared_memory_shortage():
                 reason, remedy = f"{reason}: {shortage}", SHM_REMEDY
+        if code == -signal.SIGKILL and self._process.here:
+            kills, shortage = memory_kills()
+            if kills > self._kills:
+                reason, remedy = f"{reason}: {shortage}", MEMORY_REMEDY
+        output = self.output()
+        if self._process.here and os.strerror(errno.EAGAIN) in output:
+            reason, remedy = f"{reason}: {start_fault()}", PROCESSES_REMEDY
         if code is None:  # its rank has gone, so its last lines are unknown
             remedy = "read below how the ranks ended"
         tail = self.tail() if code is not None else ""
         if device := failed_device(tail):
             reason, remedy = f"{reason}: {device} went down or was removed, and UCX aborts then", PORT_REMEDY
+        error = WorkerDiedError(reason, remedy, _quoted(tail) if code is not None else "")
+        error.last_line = next(reversed(telling(_CRASH.split(output, maxsplit=1)[0])), "").strip()
         self.kill()
-        return WorkerDiedError(reason, remedy, _quoted(tail) if code is not None else "")
+        return error
 
     def _hung(self, pending: Pending) -> WorkerError:
         state = self._process.state()

@@ -336,9 +336,9 @@ def test_etcd_that_does_not_listen_is_reported(several: Seen) -> None:
 
 
 def test_missing_nixl_is_reported(tmp_path: Path) -> None:
-    (tmp_path / "nixl.py").write_text("raise ImportError(\"No module named 'nixl'\")\n")
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['nixl._api'] = None\n")
     report = doctor(PYTHONPATH=str(tmp_path))
-    assert report.failed("nixl-loads", "No module named 'nixl'")
+    assert report.failed("nixl-loads", "import of nixl._api halted")
 
 
 def test_nixl_without_plugins_is_reported(tmp_path: Path) -> None:
@@ -503,3 +503,88 @@ def test_what_ucx_lacks_of_the_file_system_is_named(script: str, words: str) -> 
         results = doctor(host=host, fork=False)
     assert results.failed("backend-loads", words)
     assert "mount" in results.checks["backend-loads"][2]
+
+
+def test_a_file_that_hides_nixl_is_one_cause_and_no_package_is_to_install(tmp_path: Path) -> None:
+    (tmp_path / "nixl.py").touch()
+    report = doctor(PYTHONPATH=str(tmp_path))
+    assert report.failed("nixl-loads", f"{tmp_path}/nixl.py hides the module nixl of nixl")
+    assert report.checks["nixl-loads"][2].startswith(f"rename {tmp_path}/nixl.py")
+    assert report.checks["transfers-arrive"] == report.checks["nixl-loads"]
+
+
+@pytest.mark.parametrize(
+    ("check", "pattern"),
+    [
+        ("nixl-loads", "nixl_cu*/_bindings*"),
+        ("nixl-loads", "nixl/__init__.py"),
+        ("backend-loads", "nixl_cu*.libs/libucp-*"),
+        ("backend-loads", ".nixl_cu*/plugins/libplugin_UCX.so"),
+    ],
+)
+def test_damaged_file_of_the_wheel_is_named_with_the_command_that_brings_it_back(
+    check: str, pattern: str, plugins: Path
+) -> None:
+    need_programs("unshare", "mount", root=True)
+    [file] = plugins.parents[1].glob(pattern)
+    # In the namespace the beginning is all that is left of it.
+    cut = f'head -c 2000 {file} > /dev/shm/cut && mount --bind /dev/shm/cut {file} && exec "$@"'
+    cut = f"mount -t tmpfs -o size=1g tmpfs /dev/shm && {cut}"
+    report = doctor(prefix=["unshare", "--mount", "sh", "-c", cut, "-"])
+    assert report.failed(check, f"{file} of nixl", "is missing or damaged")
+    assert "pip install --force-reinstall" in report.checks[check][2]
+    assert report.checks["transfers-arrive"][0] == "FAIL"
+
+
+def test_memory_that_a_control_group_forbids_is_named() -> None:
+    """The workers are ended before the process that says so."""
+    group = Path("/sys/fs/cgroup/memory/pytest-nixl-test")
+    if not group.parent.is_dir():
+        pytest.skip("this host has no control groups of version 1")
+    need_programs(root=True)
+    group.mkdir(exist_ok=True)
+    try:
+        (group / "memory.limit_in_bytes").write_text(str(64 << 20))
+        report = doctor(prefix=["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "-"])
+        assert report.failed("nixl-loads", "SIGKILL", "may use 64 MiB of memory", str(group))
+        assert "docker run --memory" in report.checks["nixl-loads"][2]
+    finally:
+        assert eventually(lambda: not (group / "cgroup.procs").read_text())
+        group.rmdir()
+
+
+#: A user for whom the limit of processes counts, who may read every file.
+OTHER_USER = ("setpriv", "--reuid=54321", "--regid=54321", "--clear-groups",
+              "--inh-caps=-all,+dac_override", "--ambient-caps=-all,+dac_override")  # fmt: skip
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_processes_that_cannot_be_started_are_named_with_the_limit(most: int) -> None:
+    need_programs("setpriv", "prlimit", root=True)
+    done = run_command("doctor", prefix=[*OTHER_USER, "prlimit", f"--nproc={most}"], env={"HOME": "/"})
+    assert done.returncode == 2
+    assert f"no further process or thread: this user may have {most} (ulimit -u)" in done.stderr
+    assert "remedy: raise the limit of processes" in done.stderr
+
+
+def test_last_words_of_a_worker_that_died_are_in_the_reason() -> None:
+    report = doctor(UCX_LOG_FILE="/nonexistent/log")
+    assert report.failed("transfers-arrive", "with UCX_LOG_FILE=/nonexistent/log nothing", "failed to open")
+    assert report.checks["transfers-arrive"][2] == "`unset UCX_LOG_FILE`"
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "hostname nowhere.invalid",
+        "mount --bind /dev/null /etc/hosts",
+        "mount -t tmpfs tmpfs /etc",
+        "mount --bind $HOME $HOME && mount -o remount,ro,bind $HOME",
+        "mount -t tmpfs -o noexec tmpfs /tmp",
+    ],
+)
+def test_host_that_lacks_what_nixl_does_not_need_passes(script: str) -> None:
+    need_programs("unshare", "mount", root=True)
+    prefix = ["unshare", "--mount", "--uts", "sh", "-c", f'{script} && exec "$@"', "-"]
+    report = doctor(prefix=prefix, UCX_MODULES="^ib")
+    assert {verdict for verdict, _, _ in report.checks.values()} == {"PASS", "NOT-APPLICABLE"}

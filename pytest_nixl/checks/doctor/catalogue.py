@@ -54,9 +54,9 @@ def _accept(extension: Extension, loaded: Any) -> Check:
     if loaded.id != extension.name:
         raise extension.fault(f"has another id in its code, {loaded.id!r}")
 
-    def judge_guarded(facts: Facts, wanted: Requirements) -> Judgement:
+    def judge_guarded(facts: Facts, expected: Requirements) -> Judgement:
         try:
-            judgement = extension.call(lambda: loaded.judge(facts, wanted))
+            judgement = extension.call(lambda: loaded.judge(facts, expected))
         except ExtensionError as error:
             return unknown(error.reason, error.remedy)
         if not isinstance(judgement, Judgement):
@@ -67,9 +67,9 @@ def _accept(extension: Extension, loaded: Any) -> Check:
     return replace(loaded, judge=judge_guarded)
 
 
-def judge(id: str, facts: Facts, wanted: Requirements) -> Judgement:
+def judge(id: str, facts: Facts, expected: Requirements) -> Judgement:
     """Run one check.
 
     :raises KeyError: no check has this id.
     """
-    return checks()[id].judge(facts, wanted)
+    return checks()[id].judge(facts, expected)

@@ -110,10 +110,10 @@ def check(id: str, question: str, *, image: bool = False, unless: Obstacle | Non
 
     def register(judge: Judge) -> Judge:
         @wraps(judge)
-        def answer(facts: Facts, wanted: Requirements) -> Judgement:
-            judgement = unless(facts, wanted) if unless is not None else None
+        def answer(facts: Facts, expected: Requirements) -> Judgement:
+            judgement = unless(facts, expected) if unless is not None else None
             if judgement is None:
-                judgement = judge(facts, wanted)
+                judgement = judge(facts, expected)
             # Checks read the variables as they are.
             hide = facts.environment.hide
             return replace(judgement, reason=hide(judgement.reason), remedy=hide(judgement.remedy))
@@ -153,24 +153,24 @@ def not_applicable(reason: str) -> Judgement:
 NO_RDMA = "this host has no RDMA device, and the profile expects none"
 
 
-def has_rdma(facts: Facts, wanted: Requirements) -> bool:
+def has_rdma(facts: Facts, expected: Requirements) -> bool:
     """Whether checks of RDMA apply: this host or the profile has RDMA devices."""
-    return bool(facts.rdma) or wanted.rdma
+    return bool(facts.rdma) or expected.rdma
 
 
-def has_gpu(facts: Facts, wanted: Requirements) -> bool:
+def has_gpu(facts: Facts, expected: Requirements) -> bool:
     """Whether checks of GPUs apply: the driver or the PCI bus shows a GPU, or the profile expects one."""
     driver = facts.gpu.gpus or facts.gpu.unusable
-    return bool(driver) or any(device.kind == "gpu" for device in facts.pci) or wanted.has_gpus
+    return bool(driver) or any(device.kind == "gpu" for device in facts.pci) or expected.has_gpus
 
 
-def no_rdma(facts: Facts, wanted: Requirements) -> Judgement | None:
+def no_rdma(facts: Facts, expected: Requirements) -> Judgement | None:
     """Return NOT-APPLICABLE if checks of RDMA do not apply."""
-    return None if has_rdma(facts, wanted) else not_applicable(NO_RDMA)
+    return None if has_rdma(facts, expected) else not_applicable(NO_RDMA)
 
 
-def no_gpu(facts: Facts, wanted: Requirements) -> Judgement | None:
+def no_gpu(facts: Facts, expected: Requirements) -> Judgement | None:
     """Return NOT-APPLICABLE if checks of GPUs do not apply."""
-    if has_gpu(facts, wanted):
+    if has_gpu(facts, expected):
         return None
     return not_applicable("this host has no GPU, and the profile expects none")

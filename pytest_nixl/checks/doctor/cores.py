@@ -27,7 +27,7 @@ _STATUS_REMEDY = "run `grep Cpus_allowed_list /proc/self/status` where the ranks
 
 
 @check("cpu-governor", "Do the processors that this process may use run at full speed while they work?")
-def cpu_governor(facts: Facts, wanted: Requirements) -> Judgement:
+def cpu_governor(facts: Facts, expected: Requirements) -> Judgement:
     """The kernel does not slow down the cores that a process may use to save power."""
     allowed = facts.host.cores.allowed
     policies = facts.host.cores.policies
@@ -35,20 +35,20 @@ def cpu_governor(facts: Facts, wanted: Requirements) -> Judgement:
         return not_applicable("the kernel does not set the frequency of the processors, as in most virtual machines")
     if allowed.value is None:
         return unknown(f"{allowed.source}: {allowed.why}", _STATUS_REMEDY)
-    own = cpu_numbers(allowed.value)
-    used = [(policy, own & cpu_numbers(policy.cpus)) for policy in policies]
+    ours = cpu_numbers(allowed.value)
+    used = [(policy, ours & cpu_numbers(policy.cpus)) for policy in policies]
     used = [(policy, cpus) for policy, cpus in used if cpus]
     saving = [(policy, cpus) for policy, cpus in used if _saves(policy)]
     if saving:
         cpus = frozenset().union(*(cpus for _, cpus in saving))
         return warned(
-            f"{plural(len(cpus), 'core')} of the {len(own)} that this process may use save power: {cpu_list(cpus)} "
-            f"({named(dict.fromkeys(map(_told, (policy for policy, _ in saving))))}; {saving[0][0].source})",
+            f"{plural(len(cpus), 'core')} of the {len(ours)} that this process may use save power: {cpu_list(cpus)} "
+            f"({named(dict.fromkeys(map(_describe, (policy for policy, _ in saving))))}; {saving[0][0].source})",
             "while you measure, run `cpupower frequency-set --governor performance` on the host, or write performance "
             "into each /sys/devices/system/cpu/cpufreq/policy*/scaling_governor; in Kubernetes set it in the node's "
             "image or its tuned profile",
         )
-    listing = named(dict.fromkeys(_told(policy) for policy, _ in used)) or "none of these cores has a governor"
+    listing = named(dict.fromkeys(_describe(policy) for policy, _ in used)) or "none of these cores has a governor"
     return passed(f"frequency of cores {allowed.value}: {listing}")
 
 
@@ -58,13 +58,13 @@ def _saves(policy: FrequencyPolicy) -> bool:
     return policy.driver not in _PREFERENCE_DECIDES or policy.preference in _SAVING
 
 
-def _told(policy: FrequencyPolicy) -> str:
+def _describe(policy: FrequencyPolicy) -> str:
     of = f" of {policy.driver}" if policy.driver else ""
     return f"governor {policy.governor}{of}" + (f", preference {policy.preference}" if policy.preference else "")
 
 
 @check("numa-cores", "May this process use cores of the NUMA nodes of its GPUs and of a network card?")
-def numa_cores(facts: Facts, wanted: Requirements) -> Judgement:
+def numa_cores(facts: Facts, expected: Requirements) -> Judgement:
     """A process may use cores of the NUMA nodes of its GPUs and of a network card."""
     nodes = {node.number: cpu_numbers(node.cpus) for node in facts.host.numa}
     with_cores = [number for number, cpus in nodes.items() if cpus]
@@ -78,8 +78,8 @@ def numa_cores(facts: Facts, wanted: Requirements) -> Judgement:
     allowed = facts.host.cores.allowed
     if allowed.value is None:
         return unknown(f"{allowed.source}: {allowed.why}", _STATUS_REMEDY)
-    own = cpu_numbers(allowed.value)
-    near = {number for number, cpus in nodes.items() if cpus & own}
+    ours = cpu_numbers(allowed.value)
+    near = {number for number, cpus in nodes.items() if cpus & ours}
     may_use = f"this process may use cores {allowed.value} of {_nodes(near)}"
     far = {name: node for name, node in gpus.items() if node not in near}
     if cards and not near & set(cards.values()):

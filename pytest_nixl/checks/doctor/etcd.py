@@ -16,7 +16,7 @@ _SLOW, _TOO_SLOW = 0.1, 1.0
 _APART = 5.0
 
 
-def _silent(facts: Facts, wanted: Requirements) -> Judgement | None:
+def _silent(facts: Facts, expected: Requirements) -> Judgement | None:
     """Return the verdict of an etcd that does not answer; None if it answers."""
     etcd = facts.etcd
     if etcd.endpoints.value is None:
@@ -27,13 +27,13 @@ def _silent(facts: Facts, wanted: Requirements) -> Judgement | None:
 
 
 @check("etcd-answers", "Does the etcd answer?", unless=_silent)
-def etcd_answers(facts: Facts, wanted: Requirements) -> Judgement:
+def etcd_answers(facts: Facts, expected: Requirements) -> Judgement:
     """Judge whether etcd answers at the given address."""
     return passed(f"etcd at {facts.etcd.endpoints.value} answers")
 
 
 @check("etcd-version", "Is the etcd new enough?", unless=_silent)
-def etcd_version(facts: Facts, wanted: Requirements) -> Judgement:
+def etcd_version(facts: Facts, expected: Requirements) -> Judgement:
     """The version of etcd is 3.4 or newer."""
     version = facts.etcd.version.value or ""
     match = re.match(r"(\d+)\.(\d+)", version)
@@ -45,7 +45,7 @@ def etcd_version(facts: Facts, wanted: Requirements) -> Judgement:
 
 
 @check("etcd-latency", "Does the etcd answer within a tenth of a second?", unless=_silent)
-def etcd_latency(facts: Facts, wanted: Requirements) -> Judgement:
+def etcd_latency(facts: Facts, expected: Requirements) -> Judgement:
     """Etcd answers within a tenth of a second."""
     seconds = facts.etcd.latency.value
     if seconds is None:
@@ -58,14 +58,14 @@ def etcd_latency(facts: Facts, wanted: Requirements) -> Judgement:
 
 
 @check("etcd-clock", "Do the clocks of the etcd and of this host agree?", unless=_silent)
-def etcd_clock(facts: Facts, wanted: Requirements) -> Judgement:
+def etcd_clock(facts: Facts, expected: Requirements) -> Judgement:
     """The clocks of etcd's host and of this host agree."""
     ahead = facts.etcd.clock.value
     if ahead is None:
         return not_applicable("this etcd does not report its time over plain HTTP")
     if abs(ahead) > _APART:
-        which = "ahead of" if ahead > 0 else "behind"
+        side = "ahead of" if ahead > 0 else "behind"
         return warned(
-            f"the clock of etcd's host is {abs(ahead):.0f} s {which} this host's", "run chrony or ntpd on both hosts"
+            f"the clock of etcd's host is {abs(ahead):.0f} s {side} this host's", "run chrony or ntpd on both hosts"
         )
     return passed(f"the clocks differ by at most {max(1, round(abs(ahead)))} s")

@@ -15,16 +15,16 @@ from pytest_nixl.host.facts import Facts
 from pytest_nixl.model.verdicts import Judgement, Outcome, TextLine, Verdict, outcome
 
 
-def examine(facts: Facts, wanted: Requirements, *, gate: bool) -> tuple[CheckResult, ...]:
-    """Run all checks that apply: with ``wanted.image`` only those of an image.
+def examine(facts: Facts, expected: Requirements, *, gate: bool) -> tuple[CheckResult, ...]:
+    """Run all checks that apply: with ``expected.image`` only those of an image.
 
     :param gate: whether the gate is on: undecided verdicts then fail, and so does NOT-APPLICABLE of a required check.
     """
     answers = []
     for check in checks().values():
-        if check.image or not wanted.image:
-            judgement = check.judge(facts, wanted)
-            required = check.id in wanted.profile.required
+        if check.image or not expected.image:
+            judgement = check.judge(facts, expected)
+            required = check.id in expected.profile.required
             answers.append(
                 CheckResult(check, judgement, outcome(judgement.verdict, gate=gate, required=required), required)
             )
@@ -50,15 +50,15 @@ def lines(results: Sequence[CheckResult], *, every: bool = False, note: str = ""
     alike: dict[tuple[Judgement, Outcome], list[CheckResult]] = {}
     for result in shown:
         alike.setdefault((result.judgement, result.outcome), []).append(result)
-    for result, *others in alike.values():
+    for result, *same_results in alike.values():
         missed = result.outcome is Outcome.FAIL and result.judgement.verdict is Verdict.NOT_APPLICABLE
         reason = f"{result.judgement.reason}; the profile requires it" if missed else result.judgement.reason
         head = f"{result.judgement.verdict.value:<{width}}  {result.check.id:<{names}}  {reason}"
         yield TextLine(head, result.outcome)
         if result.judgement.remedy and result.outcome is not Outcome.PASS:
             yield TextLine(f"{'':<{width}}  {'':<{names}}  remedy: {result.judgement.remedy}")
-        if others:
-            same = ", ".join(other.check.id for other in others)
+        if same_results:
+            same = ", ".join(other.check.id for other in same_results)
             yield TextLine(f"{'':<{width}}  {'':<{names}}  the same: {same}", result.outcome)
     if not every:
         yield TextLine(_by_topic(results))
@@ -84,14 +84,14 @@ def _by_topic(results: Sequence[CheckResult]) -> str:
     return f"passed: {counted}; not applicable here: {idle}; -v lists each check with its reason"
 
 
-def plain(facts: Facts, wanted: Requirements, answers: Sequence[CheckResult]) -> dict[str, Any]:
+def plain(facts: Facts, expected: Requirements, answers: Sequence[CheckResult]) -> dict[str, Any]:
     """Return the results as a dictionary of JSON values."""
     return {
         "verdict": "FAIL" if failed(answers) else "PASS",
         "host": facts.host.name.value,
-        "profile": wanted.profile.name,
-        "backends": list(wanted.backends),
-        "image": wanted.image,
+        "profile": expected.profile.name,
+        "backends": list(expected.backends),
+        "image": expected.image,
         "checks": [
             {
                 "id": answer.check.id,
@@ -132,10 +132,10 @@ def by_cause(answers: Sequence[CheckResult], facts: Facts) -> tuple[CheckResult,
     ]  # fmt: skip
     if not effects:
         return tuple(answers)
-    rest = [answer for answer in answers if answer is not cause]
-    place = rest.index(effects[0])
+    later = [answer for answer in answers if answer is not cause]
+    place = later.index(effects[0])
     return tuple(
-        _following(answer, cause) if answer in effects else answer for answer in [*rest[:place], cause, *rest[place:]]
+        _following(answer, cause) if answer in effects else answer for answer in [*later[:place], cause, *later[place:]]
     )
 
 
@@ -148,14 +148,14 @@ def _cause(
     """
     named = {match["cause"] for answer in attempts if (match := _FOLLOWS.match(answer.judgement.reason))}
     failed = [answer for answer in answers if answer.judgement.verdict is Verdict.FAIL]
-    others = [answer for answer in failed if answer not in attempts]
+    untried = [answer for answer in failed if answer not in attempts]
     tried = ["transfers-arrive"] if variables else ["backend-loads", "transfers-arrive"]
-    known = [
-        *(answer for answer in others if answer.check.id in named),
-        *(answer for answer in others if any(_names(answer, name) for name in variables)),
+    candidates = [
+        *(answer for answer in untried if answer.check.id in named),
+        *(answer for answer in untried if any(_names(answer, name) for name in variables)),
         *(answer for id in tried for answer in failed if answer.check.id == id),
     ]
-    return next(iter(known), None)
+    return next(iter(candidates), None)
 
 
 def _went_wrong(answer: CheckResult) -> bool:

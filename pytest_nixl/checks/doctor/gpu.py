@@ -111,37 +111,38 @@ def _not_shown(facts: Facts) -> list[GpuFacts]:
 
 
 @check("gpus", "Does this host have the number and model of GPUs that the profile says?", unless=no_gpu)
-def gpus(facts: Facts, wanted: Requirements) -> Judgement:
+def gpus(facts: Facts, expected: Requirements) -> Judgement:
     """The host has the number and model of GPUs that the profile says."""
-    here = facts.gpu.gpus
+    listed = facts.gpu.gpus
     bus = [device for device in facts.pci if device.kind == "gpu"]
-    models = Counter(gpu.name or "of unknown model" for gpu in here)
-    told = ", ".join(f"{count} {name}" for name, count in models.items()) or "none"
-    lost = sorted({device.address for device in bus} - {gpu.pci for gpu in here})
+    models = Counter(gpu.name or "of unknown model" for gpu in listed)
+    listing = ", ".join(f"{count} {name}" for name, count in models.items()) or "none"
+    lost = sorted({device.address for device in bus} - {gpu.pci for gpu in listed})
     if bus and facts.gpu.driver.value is None:
         return failed(
             f"{plural(len(bus), 'GPU')} on the PCI bus, but no NVIDIA driver is loaded",
             "install the NVIDIA driver on the host",
         )
-    broken = [gpu for gpu in facts.gpu.unusable if "Permission" not in gpu.error or not here]
+    broken = [gpu for gpu in facts.gpu.unusable if "Permission" not in gpu.error or not listed]
     if broken:
         errors = named(f"GPU {gpu.index} ({gpu.error})" for gpu in broken)
         return failed(
-            f"NVML cannot use {len(broken)} of {plural(len(here) + len(facts.gpu.unusable), 'GPU')}: {errors}",
+            f"NVML cannot use {len(broken)} of {plural(len(listed) + len(facts.gpu.unusable), 'GPU')}: {errors}",
             _nvml_remedy(broken[0].error),
         )
-    if wanted.gpus and len(here) != wanted.gpus:
-        hanging = f"; on the bus but not in the driver: {named(lost)}" if lost and len(bus) == wanted.gpus else ""
+    if expected.gpus and len(listed) != expected.gpus:
+        hanging = f"; on the bus but not in the driver: {named(lost)}" if lost and len(bus) == expected.gpus else ""
         if facts.gpu.unusable:  # none of them is broken
             hanging += f"; not given to this process: {named(f'GPU {gpu.index}' for gpu in facts.gpu.unusable)}"
         return failed(
-            f"{plural(len(here), 'GPU')} instead of the {wanted.gpus} in the profile ({told}){hanging}", _GIVE_GPUS
+            f"{plural(len(listed), 'GPU')} instead of the {expected.gpus} in the profile ({listing}){hanging}",
+            _GIVE_GPUS,
         )
-    if not here and wanted.has_gpus:
+    if not listed and expected.has_gpus:
         return failed("the driver lists no GPU, and the profile's machine has one", _GIVE_GPUS)
     empty = _without_instances(facts)
     if empty:
-        judge = failed if wanted.has_gpus or len(empty) == len(here) else warned
+        judge = failed if expected.has_gpus or len(empty) == len(listed) else warned
         return judge(
             f"{named(f'GPU {gpu.index} ({gpu.pci})' for gpu in empty)} in MIG mode without an instance: no process can "
             "use it",
@@ -151,62 +152,63 @@ def gpus(facts: Facts, wanted: Requirements) -> Judgement:
     absent = _not_shown(facts)
     if absent:
         names = named(f"GPU {gpu.index} ({', '.join(filter(None, (gpu.pci, gpu.uuid)))})" for gpu in absent)
-        judge = failed if wanted.has_gpus else warned
+        judge = failed if expected.has_gpus else warned
         return judge(
-            f"CUDA shows {len(here) - len(absent)} of the {plural(len(here), 'GPU')} that NVML lists, without {names}",
+            f"CUDA shows {len(listed) - len(absent)} of the {plural(len(listed), 'GPU')} that NVML lists, "
+            f"without {names}",
             "run `nvidia-smi` and `dmesg` on the host; give the container the device node of every GPU, such as "
             "/dev/nvidia0; reset the GPU, or reboot the host",
         )
-    machine = wanted.machine
+    machine = expected.machine
     model = machine.gpu if machine is not None else ""
-    others = [gpu.name for gpu in here if machine is not None and gpu.name and not machine.is_model(gpu.name)]
-    if model and others:
+    strangers = [gpu.name for gpu in listed if machine is not None and gpu.name and not machine.is_model(gpu.name)]
+    if model and strangers:
         return failed(
-            f"{plural(len(others), 'GPU')} not of the profile's model {model}: {named(dict.fromkeys(others))}",
+            f"{plural(len(strangers), 'GPU')} not of the profile's model {model}: {named(dict.fromkeys(strangers))}",
             "use the profile of this kind of machine (--nixl-profile)",
         )
-    if model and not all(gpu.name for gpu in here):
+    if model and not all(gpu.name for gpu in listed):
         return unknown(
-            f"{plural(len(here), 'GPU')}; the model of at least one is unknown, and the profile says {model}",
+            f"{plural(len(listed), 'GPU')}; the model of at least one is unknown, and the profile says {model}",
             unreported(facts),
         )
-    prohibited = [gpu for gpu in here if gpu.state.compute_mode == PROHIBITED]
+    prohibited = [gpu for gpu in listed if gpu.state.compute_mode == PROHIBITED]
     if prohibited:
         return failed(
             f"the compute mode of {named(f'GPU {gpu.index} ({gpu.pci})' for gpu in prohibited)} lets no process use it",
             f"run `nvidia-smi -i {','.join(gpu.pci for gpu in prohibited)} -c 0` on the host",
         )
-    parts = [gpu for gpu in here if gpu.mig]
+    parts = [gpu for gpu in listed if gpu.mig]
     if parts:
         names = named(f"GPU {gpu.index}" for gpu in parts)
         return warned(
-            f"{told}; in MIG mode: {names}: CUDA gives a process one part of such a GPU, and two parts have "
+            f"{listing}; in MIG mode: {names}: CUDA gives a process one part of such a GPU, and two parts have "
             "neither cuda_ipc nor peer-to-peer access between them",
             f"if GPUs of this host exchange data, {disable_mig(parts)}",
         )
-    exclusive = [gpu for gpu in here if gpu.state.compute_mode]
+    exclusive = [gpu for gpu in listed if gpu.state.compute_mode]
     if exclusive and not (facts.gpu.mps or facts.environment.get("CUDA_MPS_PIPE_DIRECTORY")):
         return warned(
-            f"{told}; the compute mode of {named(f'GPU {gpu.index} ({gpu.pci})' for gpu in exclusive)} lets only one "
-            "process use it, and MPS does not run: transfers within one GPU need two",
+            f"{listing}; the compute mode of {named(f'GPU {gpu.index} ({gpu.pci})' for gpu in exclusive)} lets only "
+            "one process use it, and MPS does not run: transfers within one GPU need two",
             f"run `nvidia-smi -i {','.join(gpu.pci for gpu in exclusive)} -c 0` on the host, or start MPS with "
             "`nvidia-cuda-mps-control -d`",
         )
-    slowed = [gpu for gpu in here if gpu.state.slowed]
+    slowed = [gpu for gpu in listed if gpu.state.slowed]
     if slowed:
         names = named(f"GPU {gpu.index} ({gpu.pci}): {', '.join(gpu.state.slowed)}" for gpu in slowed)
         return warned(
-            f"{told}; the clocks are slow now: {names}",
+            f"{listing}; the clocks are slow now: {names}",
             f"check cooling and power: `nvidia-smi -i {','.join(gpu.pci for gpu in slowed)} -q -d PERFORMANCE`",
         )
     cuda, visible = facts.gpu.cuda_driver, facts.environment.values.get(VISIBLE_DEVICES)
-    if visible is not None and cuda.init == 0 and len(cuda.devices) < wanted.gpus:
-        told += f"; {VISIBLE_DEVICES}={visible} shows {len(cuda.devices)} of them to this process"
-    return passed(told)
+    if visible is not None and cuda.init == 0 and len(cuda.devices) < expected.gpus:
+        listing += f"; {VISIBLE_DEVICES}={visible} shows {len(cuda.devices)} of them to this process"
+    return passed(listing)
 
 
 @check("gpu-driver", "Does the GPU driver match the container's libraries and NIXL's CUDA version?", unless=no_gpu)
-def gpu_driver(facts: Facts, wanted: Requirements) -> Judgement:
+def gpu_driver(facts: Facts, expected: Requirements) -> Judgement:
     """The driver has the same version as its libraries, and is new enough for NIXL's CUDA version."""
     driver, library, cuda = facts.gpu.driver, facts.gpu.library, facts.gpu.cuda
     if driver.value is None:
@@ -242,24 +244,24 @@ def gpu_driver(facts: Facts, wanted: Requirements) -> Judgement:
 
 
 @check("ucx-cuda", "Does UCX find the libraries that its CUDA modules need?", unless=no_gpu)
-def ucx_cuda(facts: Facts, wanted: Requirements) -> Judgement:
+def ucx_cuda(facts: Facts, expected: Requirements) -> Judgement:
     """UCX finds every library that its CUDA modules need."""
-    if "UCX" not in wanted.backends:
+    if "UCX" not in expected.backends:
         return not_applicable("UCX is not requested")
-    absent = not_loaded(facts, wanted)
+    absent = not_loaded(facts, expected)
     if absent is not None:
         return absent
     fault = _library_fault(facts)
     if fault is not None:
         return fault
-    found = facts.software.backend("UCX")
-    if found is None or not found.plugin:
+    ucx = facts.software.backend("UCX")
+    if ucx is None or not ucx.plugin:
         return unknown("the libraries of UCX were not examined", "follow the remedy of backend-loads")
-    if found.cuda_lacks:
-        return failed(f"{found.cuda_lacks}; UCX takes GPU memory for host memory", remedy(found.cuda_lacks))
-    if found.cuda_runtime:
+    if ucx.cuda_lacks:
+        return failed(f"{ucx.cuda_lacks}; UCX takes GPU memory for host memory", remedy(ucx.cuda_lacks))
+    if ucx.cuda_runtime:
         return passed(
-            f"workers load {found.cuda_runtime}, which the loader does not find: a program that does not import torch "
-            f"needs {os.path.dirname(found.cuda_runtime)} in LD_LIBRARY_PATH"
+            f"workers load {ucx.cuda_runtime}, which the loader does not find: a program that does not import torch "
+            f"needs {os.path.dirname(ucx.cuda_runtime)} in LD_LIBRARY_PATH"
         )
     return passed("UCX's CUDA modules find all libraries that they need")

@@ -41,10 +41,10 @@ def _too_few(reason: str, *, expected: bool) -> Judgement:
 
 
 @check("gpu-p2p", "Can every GPU read every other's memory?", unless=no_gpu)
-def gpu_p2p(facts: Facts, wanted: Requirements) -> Judgement:
+def gpu_p2p(facts: Facts, expected: Requirements) -> Judgement:
     """Every GPU can read every other's memory."""
     if len(facts.gpu.gpus) < 2:
-        return _too_few("this host has fewer than two GPUs", expected=wanted.gpus > 1)
+        return _too_few("this host has fewer than two GPUs", expected=expected.gpus > 1)
     pairs = facts.gpu.pairs
     if pairs.value is None:
         return unknown(f"whether GPUs can read each other's memory is unknown: {pairs.why}", unreported(facts))
@@ -74,11 +74,11 @@ def gpu_p2p(facts: Facts, wanted: Requirements) -> Judgement:
 
 
 @check("gpu-nvlink", "Does every GPU have the same number of active NVLinks?", unless=no_gpu)
-def gpu_nvlink(facts: Facts, wanted: Requirements) -> Judgement:
+def gpu_nvlink(facts: Facts, expected: Requirements) -> Judgement:
     """Every GPU has the same number of active NVLinks."""
     links = {gpu.index: gpu.nvlinks for gpu in facts.gpu.gpus if gpu.nvlinks is not None}
     if not links:
-        return _too_few("no GPU of this host reports NVLinks", expected=wanted.has_gpus and not facts.gpu.gpus)
+        return _too_few("no GPU of this host reports NVLinks", expected=expected.has_gpus and not facts.gpu.gpus)
     most = max(links.values())
     fewer = [f"GPU {index} has {count}" for index, count in links.items() if count < most]
     if fewer:
@@ -91,7 +91,7 @@ def gpu_nvlink(facts: Facts, wanted: Requirements) -> Judgement:
     full = {gpu.index: _nvlinks_of_model(gpu.name) for gpu in facts.gpu.gpus}
     lacking = [f"GPU {index} has {count} of {full[index]}" for index, count in links.items() if count < full[index]]
     if len(links) > 1 and lacking:
-        judge = failed if wanted.has_gpus else warned
+        judge = failed if expected.has_gpus else warned
         return judge(
             f"{plural(len(lacking), 'GPU')} with fewer active NVLinks than the model has: {named(lacking)}"
             f"{explained(facts)}",
@@ -106,9 +106,9 @@ def _nvlinks_of_model(name: str) -> int:
 
 
 @check("gpu-direct", "Can the network cards access GPU memory?", unless=no_gpu)
-def gpu_direct(facts: Facts, wanted: Requirements) -> Judgement:
+def gpu_direct(facts: Facts, expected: Requirements) -> Judgement:
     """Network cards access GPU memory by DMA-BUF, nvidia_peermem or EFA's own driver."""
-    if not has_rdma(facts, wanted):
+    if not has_rdma(facts, expected):
         return not_applicable("this host has no RDMA device to access GPU memory, and the profile expects none")
     gpu = facts.gpu
     if not gpu.gpus:
@@ -134,12 +134,12 @@ def gpu_direct(facts: Facts, wanted: Requirements) -> Judgement:
 
 
 @check("gdrcopy", "Is GDRCopy usable for small messages?")
-def gdrcopy(facts: Facts, wanted: Requirements) -> Judgement:
+def gdrcopy(facts: Facts, expected: Requirements) -> Judgement:
     """GDRCopy is usable for small messages."""
     if not facts.gpu.gpus:
-        return _too_few("this host has no GPU", expected=wanted.has_gpus)
+        return _too_few("this host has no GPU", expected=expected.has_gpus)
     variables = facts.software.ucx_variables
-    if "UCX" in wanted.backends and variables and not any(name.startswith("UCX_GDR_COPY_") for name in variables):
+    if "UCX" in expected.backends and variables and not any(name.startswith("UCX_GDR_COPY_") for name in variables):
         return not_applicable(
             "this UCX has no gdr_copy, as in NIXL's wheels, or cannot load the libgdrapi.so.2 that it needs: small "
             "messages are copied by cuda_copy, whether or not gdrdrv is loaded"
@@ -153,7 +153,7 @@ def gdrcopy(facts: Facts, wanted: Requirements) -> Judgement:
 
 
 @check("gpu-xid", "Is the kernel's log free of GPU errors (Xid) since the host started?", unless=no_gpu)
-def gpu_xid(facts: Facts, wanted: Requirements) -> Judgement:
+def gpu_xid(facts: Facts, expected: Requirements) -> Judgement:
     """The kernel's log has no Xid error."""
     xids = facts.gpu.xids
     if xids.value is None:
@@ -161,21 +161,21 @@ def gpu_xid(facts: Facts, wanted: Requirements) -> Judgement:
             f"{xids.source}: {xids.why}",
             "run this command where the kernel's log can be read, or run `dmesg | grep Xid` on the host",
         )
-    known = [(xid, XIDS[str(xid.number)]) for xid in xids.value if str(xid.number) in XIDS]
-    grave = [(xid, error) for xid, error in known if not error.corrected and not _harmless(xid)]
+    documented = [(xid, XIDS[str(xid.number)]) for xid in xids.value if str(xid.number) in XIDS]
+    grave = [(xid, error) for xid, error in documented if not error.corrected and not _harmless(xid)]
     if grave:
         listing = named(f"Xid {xid.number} of {xid.pci} ({error.title}{_action(xid)})" for xid, error in grave)
         return failed(f"the driver reported {plural(len(grave), 'error')}: {listing}", grave[-1][1].remedy)
-    others = [xid for xid in xids.value if str(xid.number) not in XIDS]
+    unnamed = [xid for xid in xids.value if str(xid.number) not in XIDS]
     reasons = []
-    if others:
-        listing = named(f"Xid {xid.number} of {xid.pci}" for xid in others)
-        reasons.append(f"the driver reported {plural(len(others), 'error')} that a program may have caused: {listing}")
-    if known:
-        listing = named(f"Xid {xid.number} of {xid.pci} ({error.title}{_action(xid)})" for xid, error in known)
+    if unnamed:
+        listing = named(f"Xid {xid.number} of {xid.pci}" for xid in unnamed)
+        reasons.append(f"the driver reported {plural(len(unnamed), 'error')} that a program may have caused: {listing}")
+    if documented:
+        listing = named(f"Xid {xid.number} of {xid.pci} ({error.title}{_action(xid)})" for xid, error in documented)
         reasons.append(f"the driver reported {listing}")
     if reasons:
-        remedy = known[-1][1].remedy if known else "look the number up in NVIDIA's list of Xid errors"
+        remedy = documented[-1][1].remedy if documented else "look the number up in NVIDIA's list of Xid errors"
         return warned("; ".join(reasons), remedy)
     return passed("the kernel's log has no Xid error")
 
@@ -192,7 +192,7 @@ def _action(xid: Xid) -> str:
 
 
 @check("gpu-ecc", "Is the memory of every GPU free of uncorrectable errors?", unless=no_gpu)
-def gpu_ecc(facts: Facts, wanted: Requirements) -> Judgement:
+def gpu_ecc(facts: Facts, expected: Requirements) -> Judgement:
     """No GPU has an uncorrectable memory error."""
     counts = {gpu.index: gpu.uncorrected for gpu in facts.gpu.gpus if gpu.uncorrected is not None}
     if not counts:
@@ -216,32 +216,32 @@ def gpu_ecc(facts: Facts, wanted: Requirements) -> Judgement:
 
 
 @check("gpu-bar1", "Does every GPU's BAR1 cover its memory?", unless=no_gpu)
-def gpu_bar1(facts: Facts, wanted: Requirements) -> Judgement:
+def gpu_bar1(facts: Facts, expected: Requirements) -> Judgement:
     """BAR1 of every GPU covers its memory."""
-    known = [gpu for gpu in facts.gpu.gpus if gpu.bar1 is not None and gpu.memory is not None]
-    if not known:
+    measured = [gpu for gpu in facts.gpu.gpus if gpu.bar1 is not None and gpu.memory is not None]
+    if not measured:
         return unknown("no GPU reports the size of its BAR1", unreported(facts))
-    small = [gpu for gpu in known if (gpu.bar1 or 0) < (gpu.memory or 0) // 2]
+    small = [gpu for gpu in measured if (gpu.bar1 or 0) < (gpu.memory or 0) // 2]
     if small:
         listing = named(f"GPU {gpu.index}: {amount(gpu.bar1 or 0)} of {amount(gpu.memory or 0)}" for gpu in small)
         return warned(
             f"BAR1 covers only a part of the memory: {listing}",
             "enable 'above 4G decoding' and 'resizable BAR' in the host's firmware",
         )
-    smaller = [gpu for gpu in known if (gpu.bar1 or 0) < (gpu.memory or 0)]
+    smaller = [gpu for gpu in measured if (gpu.bar1 or 0) < (gpu.memory or 0)]
     if smaller:
         listing = named(f"GPU {gpu.index}: {amount(gpu.bar1 or 0)} of {amount(gpu.memory or 0)}" for gpu in smaller)
         return passed(f"BAR1 covers at least half of the memory: {listing}")
-    return passed(f"BAR1 of {plural(len(known), 'GPU')} is as large as the memory")
+    return passed(f"BAR1 of {plural(len(measured), 'GPU')} is as large as the memory")
 
 
 @check("gpu-persistence", "Does the driver stay loaded while no process uses a GPU?", unless=no_gpu)
-def gpu_persistence(facts: Facts, wanted: Requirements) -> Judgement:
+def gpu_persistence(facts: Facts, expected: Requirements) -> Judgement:
     """The driver stays loaded while no process uses a GPU."""
-    known = {gpu.index: gpu.persistence for gpu in facts.gpu.gpus if gpu.persistence is not None}
-    if not known:
+    modes = {gpu.index: gpu.persistence for gpu in facts.gpu.gpus if gpu.persistence is not None}
+    if not modes:
         return unknown("no GPU reports its persistence mode", unreported(facts))
-    off = [f"GPU {index}" for index, on in known.items() if not on]
+    off = [f"GPU {index}" for index, on in modes.items() if not on]
     if off:
         return warned(
             f"persistence mode is off: the driver unloads while no process uses {named(off)}",
@@ -251,26 +251,26 @@ def gpu_persistence(facts: Facts, wanted: Requirements) -> Judgement:
 
 
 @check("gpu-nics", "Does every GPU have as many network cards near it as the profile says?", unless=no_gpu)
-def gpu_nics(facts: Facts, wanted: Requirements) -> Judgement:
+def gpu_nics(facts: Facts, expected: Requirements) -> Judgement:
     """Every GPU has as many network cards near it as the profile says."""
-    if not has_rdma(facts, wanted):
+    if not has_rdma(facts, expected):
         return not_applicable("this host has no RDMA device to be near a GPU, and the profile expects none")
     if not facts.near or not facts.rdma:
         return unknown("the PCI paths of GPUs and network cards cannot be compared", "run `nvidia-smi topo -m`")
     # Virtual machines show no PCI switches: a card near a GPU has the same PCI root there.
-    beside = {near.gpu: len(near.devices) if near.how in (SWITCH, ROOT) else 0 for near in facts.near}
-    each = wanted.machine.nics_per_gpu if wanted.machine is not None else None
+    near_counts = {near.gpu: len(near.devices) if near.how in (SWITCH, ROOT) else 0 for near in facts.near}
+    per_gpu = expected.machine.nics_per_gpu if expected.machine is not None else None
     remedy = "run `nvidia-smi topo -m` and give the pod the network cards near its GPUs, or use another profile"
     topology = Topology.of(facts.gpu, facts.rdma)
-    cards = {device.name for device in (facts.efa if wanted.efa else facts.rdma)}
-    all_there = wanted.machine is not None and 0 < wanted.machine.nics <= len(topology.nics)
+    cards = {device.name for device in (facts.efa if expected.efa else facts.rdma)}
+    all_there = expected.machine is not None and 0 < expected.machine.nics <= len(topology.nics)
     idle = [f"{nic.name} ({nic.node})" for nic in topology.idle() if nic.name in cards]
-    if each is not None:
-        fewer = {gpu: count for gpu, count in beside.items() if count < each}
+    if per_gpu is not None:
+        fewer = {gpu: count for gpu, count in near_counts.items() if count < per_gpu}
         if fewer:
             listing = named(f"GPU {gpu} has {count}" for gpu, count in fewer.items())
             suffix = f"; near no GPU: {named(idle)}" if idle else ""
-            reason = f"fewer network cards near a GPU than the profile's {each}: {listing}{suffix}"
+            reason = f"fewer network cards near a GPU than the profile's {per_gpu}: {listing}{suffix}"
             return failed(reason, remedy)
     node = {gpu.name: gpu.node for gpu in topology.gpus}
     far = [f"GPU {near.gpu} ({node[str(near.gpu)]})" for near in facts.near if near.how == FAR]
@@ -298,4 +298,4 @@ def gpu_nics(facts: Facts, wanted: Requirements) -> Judgement:
     apart = [f"GPU {near.gpu}" for near in facts.near if near.how == NODE]
     if apart:
         return passed(f"the network cards nearest to {named(apart)} are at the same processor, on another PCI root")
-    return passed(f"{plural(Counter(beside.values()).most_common(1)[0][0], 'network card')} near each GPU")
+    return passed(f"{plural(Counter(near_counts.values()).most_common(1)[0][0], 'network card')} near each GPU")

@@ -34,20 +34,20 @@ _ALL2ALL = "VLLM_ALL2ALL_BACKEND"
 
 @check("nixl-plugins", "Can every NIXL plugin that the profile wants be loaded, and which others can?",
        image=True, unless=not_loaded)  # fmt: skip
-def nixl_plugins(facts: Facts, wanted: Requirements) -> Judgement:
+def nixl_plugins(facts: Facts, expected: Requirements) -> Judgement:
     """Every NIXL plugin that the profile wants can be loaded; the others are listed with what they lack."""
     plugins = facts.image.plugins
     if plugins.value is None:
         remedy = "set NIXL_PLUGIN_DIR to the folder of NIXL's plugins; record the tree again if it is a recorded one"
         return unknown(f"which plugins NIXL has is unknown: {plugins.why}", remedy)
-    files = {each.name: _in_use(each, facts, wanted) for each in plugins.value}
+    files = {plugin.name: _in_use(plugin, facts, expected) for plugin in plugins.value}
     loading = sorted({*(name for name in facts.software.plugins if name not in files),  # part of NIXL's library
                       *(name for name, file in files.items() if not file.error)})  # fmt: skip
     # A profile's names are in capitals; Mooncake's is not.
     spelled = {name.upper(): name for name in (*files, *loading)}
-    asked = [spelled.get(name.upper(), name) for name in wanted.profile.image.plugins]
+    required_plugins = [spelled.get(name.upper(), name) for name in expected.profile.image.plugins]
     bad, remedies = [], dict[str, None]()
-    for name in asked:
+    for name in required_plugins:
         if name in loading:
             continue
         if name not in files:
@@ -56,32 +56,32 @@ def nixl_plugins(facts: Facts, wanted: Requirements) -> Judgement:
             continue
         file = files[name]
         bad.append(f"{name}: {file.words}")
-        files_absent = [each for each in file.missing if not each.versions]
-        remedies |= dict.fromkeys(file.remedies.get(each.soname, f"install {each.soname}") for each in files_absent)
-        if not file.missing or any(each.versions for each in file.missing):
+        files_absent = [lack for lack in file.missing if not lack.versions]
+        remedies |= dict.fromkeys(file.remedies.get(lack.soname, f"install {lack.soname}") for lack in files_absent)
+        if not file.missing or any(lack.versions for lack in file.missing):
             remedies[_remedy(file)] = None
     if bad:
-        listing = f"{len(bad)} of the {plural(len(asked), 'plugin')} that the profile wants cannot be loaded"
+        listing = f"{len(bad)} of the {plural(len(required_plugins), 'plugin')} that the profile wants cannot be loaded"
         return failed(f"{listing} (folder {plugins.source}): {'; '.join(bad)}", "; ".join(remedies))
-    rest = [
-        f"{name} ({named((each.soname for each in file.missing), 3) or file.error})"
+    unrequired = [
+        f"{name} ({named((lack.soname for lack in file.missing), 3) or file.error})"
         for name, file in files.items()
         if file.error
     ]
     listing = f"{named(loading, _MOST) or 'none'} can be loaded"
-    return passed(f"{listing}; not wanted and cannot be loaded: {named(rest, _MOST)}" if rest else listing)
+    return passed(f"{listing}; not wanted and cannot be loaded: {named(unrequired, _MOST)}" if unrequired else listing)
 
 
-def _in_use(file: PluginFile, facts: Facts, wanted: Requirements) -> PluginFile:
+def _in_use(file: PluginFile, facts: Facts, expected: Requirements) -> PluginFile:
     """Return a plugin without the error of libraries that it has when it is used."""
     tried = facts.software.backend(file.name)
     if file.error and tried is not None and not tried.error and tried.plugin == file.path:
         return replace(file, error="", missing=())  # the worker had loaded the libraries
-    return file.without(OF_THE_DRIVER) if wanted.image else file
+    return file.without(OF_THE_DRIVER) if expected.image else file
 
 
 def _remedy(file: PluginFile) -> str:
-    if any(each.versions for each in file.missing):
+    if any(lack.versions for lack in file.missing):
         return "install the library version that the plugin needs, or a NIXL that was linked with the installed one"
     return f"run `LD_DEBUG=libs python -c 'import ctypes; ctypes.CDLL(\"{file.path}\")'` and read where it stops"
 
@@ -116,17 +116,17 @@ def _remedy_of_torch(image: ImageFacts, package: str, version: str | None, cuda:
 
 @check("nixl-cuda", "Is the loaded NIXL built for torch's CUDA version, and does the driver support it?",
        image=True, unless=not_loaded)  # fmt: skip
-def nixl_cuda(facts: Facts, wanted: Requirements) -> Judgement:
+def nixl_cuda(facts: Facts, expected: Requirements) -> Judgement:
     """The NIXL that is loaded, whatever else is installed, is built for the CUDA version of torch and of the driver."""
     software, image = facts.software, facts.image
     package, version, cuda = software.nixl_package.value or "NIXL", software.nixl.value, image.nixl_cuda.value
-    others = [f"{name} {each}" for name, each in image.nixl_packages.items() if name not in (package, "nixl")]
-    suffix = f"; installed, but not loaded: {named(others)}" if others else ""
+    unloaded = [f"{name} {release}" for name, release in image.nixl_packages.items() if name not in (package, "nixl")]
+    suffix = f"; installed, but not loaded: {named(unloaded)}" if unloaded else ""
     if cuda is None:
         return not_applicable(f"{package} {version} is loaded, and its CUDA version is unknown: {image.nixl_cuda.why}")
     description = f"{package} {version} is loaded, built for CUDA {cuda} ({image.nixl_cuda.source}){suffix}"
     torch = None if image.torch_cuda.value is None else int(image.torch_cuda.value.partition(".")[0])
-    highest = None if wanted.image else facts.gpu.cuda.value
+    highest = None if expected.image else facts.gpu.cuda.value
     driver = None if highest is None else int(highest.partition(".")[0])
     reason = description
     if torch is not None and torch != cuda:
@@ -149,21 +149,21 @@ def nixl_cuda(facts: Facts, wanted: Requirements) -> Judgement:
 
 
 @check("image-versions", "Does the software have the versions that the profile wants?", image=True)
-def image_versions(facts: Facts, wanted: Requirements) -> Judgement:
+def image_versions(facts: Facts, expected: Requirements) -> Judgement:
     """NIXL, UCX, CUDA, torch and other software have the versions that the profile wants."""
-    image = wanted.profile.image
+    image = expected.profile.image
     good, bad, unread = list[str](), list[str](), list[str]()
     for key, accepted in image.versions.items():
-        name, found = SOFTWARE[key], facts.image.versions.get(key)
-        if found is None or found.value is None:
-            unread.append(f"{name}: {found.why if found is not None else 'not recorded'}")
+        name, version = SOFTWARE[key], facts.image.versions.get(key)
+        if version is None or version.value is None:
+            unread.append(f"{name}: {version.why if version is not None else 'not recorded'}")
             continue
         try:
-            fits = accepted.accepts(found.value)
+            fits = accepted.accepts(version.value)
         except ValueError as error:
-            unread.append(f"{name}: {error} ({found.source})")
+            unread.append(f"{name}: {error} ({version.source})")
             continue
-        description = f"{name} {found.value} ({found.source})"
+        description = f"{name} {version.value} ({version.source})"
         if fits:
             good.append(description)
         else:
@@ -192,12 +192,12 @@ def image_versions(facts: Facts, wanted: Requirements) -> Judgement:
 
 
 @check("verbs-providers", "Does libibverbs accept the providers of the RDMA devices?", image=True)
-def verbs_providers(facts: Facts, wanted: Requirements) -> Judgement:
+def verbs_providers(facts: Facts, expected: Requirements) -> Judgement:
     """Each copy of libibverbs finds a provider of EFA with its interface number."""
     kinds = {device.kind: device.kind.upper() if device.kind == "efa" else device.kind for device in facts.rdma}
-    if wanted.efa:
+    if expected.efa:
         kinds["efa"] = "EFA"
-    if not kinds or (wanted.image and not wanted.efa):
+    if not kinds or (expected.image and not expected.efa):
         return not_applicable("this host has no RDMA device, and the profile expects no EFA")
     if not facts.image.verbs:
         return unknown(
@@ -229,25 +229,25 @@ def verbs_providers(facts: Facts, wanted: Requirements) -> Judgement:
 
 
 @check("gpu-code", "Does each plugin with CUDA code have some for the GPU of this host or of the profile?", image=True)
-def gpu_code(facts: Facts, wanted: Requirements) -> Judgement:
+def gpu_code(facts: Facts, expected: Requirements) -> Judgement:
     """Every wanted plugin with CUDA code has some for the compute capability of the GPU."""
-    codes = {plugin_name(each.path): each for each in facts.image.device_code}
+    codes = {plugin_name(code.path): code for code in facts.image.device_code}
     if not codes:
         return not_applicable("no plugin of NIXL contains CUDA code")
-    here = () if wanted.image else facts.gpu.gpus
-    models = {gpu.name or f"GPU {gpu.index}": gpu.capability for gpu in here if gpu.name or gpu.capability is not None}
-    if not models and wanted.machine is not None and wanted.machine.gpu:
-        models = {wanted.machine.gpu: None}
+    host = () if expected.image else facts.gpu.gpus
+    models = {gpu.name or f"GPU {gpu.index}": gpu.capability for gpu in host if gpu.name or gpu.capability is not None}
+    if not models and expected.machine is not None and expected.machine.gpu:
+        models = {expected.machine.gpu: None}
     capabilities = {model: capability(model) if by_nvml is None else by_nvml for model, by_nvml in models.items()}
-    known = {model: number for model, number in capabilities.items() if number is not None}
+    capabilities_by_model = {model: number for model, number in capabilities.items() if number is not None}
     listing = "; ".join(f"{name}: {code.words}" for name, code in codes.items())
-    if not known:
+    if not capabilities_by_model:
         reason = f"the compute capability of {named(models)} is not known" if models else "no GPU is known"
         return not_applicable(f"{reason}, here and from the profile; CUDA code of plugins: {listing}")
-    gpus = named(f"{model} ({dotted(number)})" for model, number in known.items())
-    without = [name for name, code in codes.items() if not all(map(code.runs_on, known.values()))]
-    asked = {*wanted.profile.image.plugins, *map(plugin_of, wanted.backends)}
-    bad = [name for name in without if name in asked]
+    gpus = named(f"{model} ({dotted(number)})" for model, number in capabilities_by_model.items())
+    without = [name for name, code in codes.items() if not all(map(code.runs_on, capabilities_by_model.values()))]
+    plugins = {*expected.profile.image.plugins, *map(plugin_of, expected.backends)}
+    bad = [name for name in without if name in plugins]
     if bad:
         return failed(
             f"no CUDA code for {gpus} in {named(f'{name} (it has {codes[name].words})' for name in bad)}",
@@ -258,16 +258,16 @@ def gpu_code(facts: Facts, wanted: Requirements) -> Judgement:
 
 
 @check("nixl-packages-agree", "Have all installed packages of NIXL one version, and do they fit torch?", image=True)
-def nixl_packages_agree(facts: Facts, wanted: Requirements) -> Judgement:
+def nixl_packages_agree(facts: Facts, expected: Requirements) -> Judgement:
     """All installed packages of NIXL have one version, and its expert-parallel kernels fit torch if they are used."""
-    absent = not_loaded(facts, wanted)
+    absent = not_loaded(facts, expected)
     if absent is not None:
         return not_applicable(f"NIXL cannot be loaded: {absent.reason}")
     loaded, version = facts.software.nixl_package.value or "", facts.software.nixl.value or ""
     installed = facts.image.nixl_packages
     if not installed:
         return not_applicable("no package of NIXL is installed: this is a build of its own")
-    listing = named((f"{name} {each}" for name, each in installed.items()), 6)
+    listing = named((f"{name} {release}" for name, release in installed.items()), 6)
     if len(set(installed.values())) > 1:
         pins = " ".join(f"{name}=={version}" for name in installed)
         return failed(

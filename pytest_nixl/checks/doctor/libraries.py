@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+from collections.abc import Sequence
 
 from pytest_nixl.checks.doctor.check import Requirements, check, failed, not_applicable, passed, unknown, warned
-from pytest_nixl.checks.doctor.limits import shm
+from pytest_nixl.checks.doctor.limits import SECCOMP_REMEDY, shm
 from pytest_nixl.checks.doctor.variables import devices_there, transports_allowed
 from pytest_nixl.core.rdma_fault import peer_failure_remedy
+from pytest_nixl.core.resource_limits import ADDRESS_SPACE_REMEDY, MEMORY_REMEDY, PROCESSES_REMEDY
 from pytest_nixl.core.words import named
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.gpu_nic_affinity import Topology
@@ -22,7 +25,12 @@ READ_LOG = "run it again with NIXL_LOG_LEVEL=info and UCX_LOG_LEVEL=info and rea
 #: By a pattern of what UCX says while it is created: what to do.
 _REMEDIES_BY_LOG = (
     (r"scandir\(/sys", "mount sysfs, from which UCX takes the interfaces: `mount -t sysfs sysfs /sys`"),
-    ("number of files that could be opened", "raise the limit of open files where the ranks start: `ulimit -n 65536`"),
+    (os.strerror(errno.EAGAIN), PROCESSES_REMEDY),
+    (os.strerror(errno.ENOMEM), f"{ADDRESS_SPACE_REMEDY}; {MEMORY_REMEDY}"),
+    (
+        f"number of files that could be opened|{os.strerror(errno.EMFILE)}",
+        "raise the limit of open files where the ranks start: `ulimit -n 65536`",
+    ),
 )
 #: Libraries with global state: a process with two copies works with two separate states.
 _ONCE = (
@@ -50,19 +58,26 @@ def remedy_of_files(facts: Facts) -> str:
     return f"correct {named(facts.ucx_files)}, or move it away, and run it again"
 
 
-def not_loaded(facts: Facts, wanted: Requirements) -> Judgement | None:
+def not_loaded(facts: Facts, expected: Requirements) -> Judgement | None:
     """Return the verdict of a NIXL that cannot be loaded; None if it was loaded."""
     nixl = facts.software.nixl
     if nixl.value is not None:
         return None
+    for proof in facts.transfers:
+        if proof.culprits:
+            return failed(f"{nixl.why}; {proof.steering_fault}", proof.steering_remedy)
+        if not proof.fault:
+            remedy = facts.software.nixl_remedy or "run it again on a less busy host"
+            return unknown(f"{nixl.why}; but two other processes have loaded it", remedy)
     remedy = facts.software.nixl_remedy or "install NIXL for this Python: `pip install --no-deps nixl nixl-cu12`"
     if "not recorded" in nixl.why:
         return unknown(f"NIXL: {nixl.why}", "record the tree again")
-    return failed(nixl.why, remedy)
+    # A worker's remedy may refer to lines that a failed test prints, and the doctor does not.
+    return failed(nixl.why, READ_LOG if " below" in remedy else remedy)
 
 
 @check("nixl-loads", "Can NIXL be loaded and create an agent?", image=True, unless=not_loaded)
-def nixl_loads(facts: Facts, wanted: Requirements) -> Judgement:
+def nixl_loads(facts: Facts, expected: Requirements) -> Judgement:
     """Judge whether NIXL loads in a separate process."""
     software = facts.software
     ucx = f", UCX {software.ucx.value}" if software.ucx.value else ""
@@ -71,56 +86,58 @@ def nixl_loads(facts: Facts, wanted: Requirements) -> Judgement:
 
 
 @check("backend-loads", "Can every requested backend be created?", image=True, unless=not_loaded)
-def backend_loads(facts: Facts, wanted: Requirements) -> Judgement:
+def backend_loads(facts: Facts, expected: Requirements) -> Judgement:
     """Judge whether each backend can be created and supports host memory."""
-    made = []
-    for name in wanted.backends:
-        found = facts.software.backend(name)
-        if found is None:
+    created = []
+    for name in expected.backends:
+        backend = facts.software.backend(name)
+        if backend is None:
             return unknown(f"creating {name} was not tried", f"add --backend={name}")
-        if found.error and wanted.image and any(each.soname in OF_THE_DRIVER for each in found.missing):
-            if len(found.missing) > 1:
+        if backend.error and expected.image and any(lack.soname in OF_THE_DRIVER for lack in backend.missing):
+            if len(backend.missing) > 1:
                 continue  # plugin-libraries says what else is missing
-            made.append(f"{name} needs {found.missing[0].soname}, which comes with the host's driver")
+            created.append(f"{name} needs {backend.missing[0].soname}, which comes with the host's driver")
             continue
-        if found.error:
-            return _not_created(found, facts, wanted)
-        if not any("DRAM" in memory for memory in found.memories):
+        if backend.error:
+            return _not_created(backend, facts, expected)
+        if not any("DRAM" in memory for memory in backend.memories):
             return failed(
-                f"{name} was created, but supports {named(found.memories) or 'no memory'}, not host memory (DRAM)",
+                f"{name} was created, but supports {named(backend.memories) or 'no memory'}, not host memory (DRAM)",
                 "run it again with NIXL_LOG_LEVEL=info and read the log",
             )
-        made.append(f"{name} supports {named(found.memories)}")
-    return passed("; ".join(made) or "none of the requested backends can be created on a build machine")
+        created.append(f"{name} supports {named(backend.memories)}")
+    return passed("; ".join(created) or "none of the requested backends can be created on a build machine")
 
 
-def _not_created(backend: BackendFacts, facts: Facts, wanted: Requirements) -> Judgement:
+def _not_created(backend: BackendFacts, facts: Facts, expected: Requirements) -> Judgement:
     """Return why a backend cannot be created, and the remedy of what knows the cause."""
     log, follows = "\n".join(backend.said), ""
     missing = f" ({named(lack.words for lack in backend.missing)})" if backend.missing else ""
-    said = f"; UCX says: {'; '.join(backend.said[:4])}" if backend.said else ""
+    log_clause = f"; UCX says: {'; '.join(backend.said[:4])}" if backend.said else ""
     no_plugin = "set NIXL_PLUGIN_DIR to the plugin folder of this NIXL build, or unset it"
     remedy = backend.remedy or (READ_LOG if backend.plugin else no_plugin)
     peer_failure = peer_failure_remedy(log, facts.environment.steering)
-    if log and not backend.remedy:
-        known = next((text for pattern, text in _REMEDIES_BY_LOG if re.search(pattern, log)), "")
+    if log:
+        remedy_by_log = next((text for pattern, text in _REMEDIES_BY_LOG if re.search(pattern, log)), "")
         allowed = "transports-allowed lists the values that UCX_TLS may have on this host"
-        remedy = known or peer_failure or f"correct what UCX names; {allowed}"
+        if "Operation not permitted" in log and facts.storage_queues.seccomp.value:
+            remedy_by_log = SECCOMP_REMEDY.format(call="the system call that UCX names")
+        remedy = remedy_by_log or backend.remedy or peer_failure or f"correct what UCX names; {allowed}"
     if backend.name == "UCX":
-        devices, memory = devices_there(facts, wanted), shm(facts, wanted)
+        devices, memory = devices_there(facts, expected), shm(facts, expected)
         if devices.verdict is Verdict.FAIL and "UCX_NET_DEVICES" in devices.reason:
             follows, remedy = "follows from devices-there: ", peer_failure or devices.remedy
         elif memory.verdict is Verdict.FAIL and re.search("shm_open|Shared memory", log):
             follows, remedy = "follows from shm: ", memory.remedy
         if not (backend.said or backend.missing or backend.remedy):
-            tls = transports_allowed(facts, wanted)
+            tls = transports_allowed(facts, expected)
             if tls.verdict is Verdict.FAIL:
-                said, remedy = f"; {tls.reason}", tls.remedy
+                log_clause, remedy = f"; {tls.reason}", tls.remedy
             elif choice := _near_cards(facts):
-                said, remedy = f"; {choice[0]}", choice[1]
+                log_clause, remedy = f"; {choice[0]}", choice[1]
         if facts.ucx_files and not follows:
-            said, remedy = f"{said}; {settings_of_files(facts)}", remedy_of_files(facts)
-    return failed(f"{follows}{backend.name} cannot be created: {backend.error}{missing}{said}", remedy)
+            log_clause, remedy = f"{log_clause}; {settings_of_files(facts)}", remedy_of_files(facts)
+    return failed(f"{follows}{backend.name} cannot be created: {backend.error}{missing}{log_clause}", remedy)
 
 
 def _near_cards(facts: Facts) -> tuple[str, str] | None:
@@ -146,36 +163,43 @@ def _near_cards(facts: Facts) -> tuple[str, str] | None:
 
 @check("plugin-libraries", "Does this host have every library that the plugins of the requested backends need?",
        image=True, unless=not_loaded)  # fmt: skip
-def plugin_libraries(facts: Facts, wanted: Requirements) -> Judgement:
+def plugin_libraries(facts: Facts, expected: Requirements) -> Judgement:
     """The host has every library and symbol version that the plugins of the requested backends need."""
     lacking: list[Lacking] = []
     without: list[str] = []
-    for name in wanted.backends:
-        found = facts.software.backend(name)
-        if found is None:
+    for name in expected.backends:
+        backend = facts.software.backend(name)
+        if backend is None:
             return unknown(f"the libraries of {name} were not examined", f"add --backend={name}")
-        if not found.plugin:
+        if not backend.plugin:
             without.append(name)
-        lacking += [each for each in found.missing if not (wanted.image and each.soname in OF_THE_DRIVER)]
+        lacking += [lack for lack in backend.missing if not (expected.image and lack.soname in OF_THE_DRIVER)]
     if without:
         return failed(
             f"NIXL has no plugin file for {named(without)}: it has {named(facts.software.plugins, 12)}",
-            "set NIXL_PLUGIN_DIR to the plugin folder of this NIXL build, or build NIXL with that backend",
+            _remedy_of(without, facts)
+            or "set NIXL_PLUGIN_DIR to the plugin folder of this NIXL build, or build NIXL with that backend",
         )
     if lacking:
         remedy = "install what is missing, or add its folder to LD_LIBRARY_PATH"
-        if any(each.versions for each in lacking):
+        if any(lack.versions for lack in lacking):
             remedy = (
                 "install the library version that the plugin needs, or a NIXL that was linked with the installed one"
             )
-        if any(each.soname in OF_THE_DRIVER for each in lacking):
+        if any(lack.soname in OF_THE_DRIVER for lack in lacking):
             remedy += "; libcuda.so.1 comes with the host's driver (docker run --gpus all, the NVIDIA device plugin)"
-        return failed(named((each.words for each in lacking), 6), remedy)
-    return passed(f"the plugins of {named(wanted.backends)} find all libraries that they need")
+        return failed(named((lack.words for lack in lacking), 6), _remedy_of(expected.backends, facts) or remedy)
+    return passed(f"the plugins of {named(expected.backends)} find all libraries that they need")
+
+
+def _remedy_of(names: Sequence[str], facts: Facts) -> str:
+    """Return the remedy of the first of these backends that has one."""
+    backends = filter(None, map(facts.software.backend, names))
+    return next((backend.remedy for backend in backends if backend.remedy and not backend.memories), "")
 
 
 @check("libraries-once", "Does a process with NIXL load each library only once?", image=True, unless=not_loaded)
-def libraries_once(facts: Facts, wanted: Requirements) -> Judgement:
+def libraries_once(facts: Facts, expected: Requirements) -> Judgement:
     """No process with NIXL has two copies of UCX, libfabric or another library."""
     copies = facts.software.copies()
     remedy = (
@@ -184,22 +208,22 @@ def libraries_once(facts: Facts, wanted: Requirements) -> Judgement:
     )
     grave = {name: paths for name, paths in copies.items() if name in _ONCE}
     if grave:
-        told = "; ".join(f"{len(paths)} copies of {name}: {', '.join(paths)}" for name, paths in grave.items())
-        return failed(f"a process with NIXL has {told}", remedy)
+        listing = "; ".join(f"{len(paths)} copies of {name}: {', '.join(paths)}" for name, paths in grave.items())
+        return failed(f"a process with NIXL has {listing}", remedy)
     if copies:
-        told = "; ".join(f"{name}: {', '.join(paths)}" for name, paths in copies.items())
+        listing = "; ".join(f"{name}: {', '.join(paths)}" for name, paths in copies.items())
         if any(name.startswith(_CRASH_AT_THE_END) for name in copies):
-            told += ", which crashes Python at exit (exit code 139)"
+            listing += ", which crashes Python at exit (exit code 139)"
             remedy = (
                 "set UCX_MODULES=^ib if this host has no RDMA; otherwise end the process with os._exit, or use a NIXL "
                 "that was built on this image"
             )
-        return warned(f"a process with NIXL has more than one copy of {told}", remedy)
+        return warned(f"a process with NIXL has more than one copy of {listing}", remedy)
     return passed(f"one copy of each of NIXL's {len(facts.software.libraries)} libraries and dependencies")
 
 
 @check("etcd-client-library", "Does NIXL load its client library of etcd?", image=True, unless=not_loaded)
-def etcd_client_library(facts: Facts, wanted: Requirements) -> Judgement:
+def etcd_client_library(facts: Facts, expected: Requirements) -> Judgement:
     """NIXL was built with etcd, and loads its client library."""
     client = facts.software.etcd_client
     if client.value is None:
@@ -215,7 +239,7 @@ def etcd_client_library(facts: Facts, wanted: Requirements) -> Judgement:
     "Does that library skip the validation of addresses (ETCD_CPP_API_DISABLE_URI_VALIDATION)?",
     image=True,
 )
-def etcd_client_patch(facts: Facts, wanted: Requirements) -> Judgement:
+def etcd_client_patch(facts: Facts, expected: Requirements) -> Judgement:
     """If the image has the patch that skips the validation of addresses, the library contains it."""
     patched = facts.software.etcd_client_patched
     if patched.value is None:
@@ -228,7 +252,7 @@ def etcd_client_patch(facts: Facts, wanted: Requirements) -> Judgement:
 
 
 @check("nixlbench-starts", "Does nixlbench start?", image=True)
-def nixlbench_starts(facts: Facts, wanted: Requirements) -> Judgement:
+def nixlbench_starts(facts: Facts, expected: Requirements) -> Judgement:
     """If nixlbench is installed, it starts."""
     path, fault = facts.software.nixlbench, facts.software.nixlbench_fault
     if path.value is None:

@@ -38,9 +38,9 @@ def amount(size: int) -> str:
 
 
 @check("memlock", "May a process lock as much memory as RDMA registers?")
-def memlock(facts: Facts, wanted: Requirements) -> Judgement:
+def memlock(facts: Facts, expected: Requirements) -> Judgement:
     """A process may lock as much memory as RDMA registers."""
-    if not has_rdma(facts, wanted):
+    if not has_rdma(facts, expected):
         return not_applicable(f"{NO_RDMA}: no memory has to be locked")
     limit = facts.host.memlock
     if limit.value is None:
@@ -62,7 +62,7 @@ def memlock(facts: Facts, wanted: Requirements) -> Judgement:
 
 
 @check("shm", "Does /dev/shm exist, and is it larger than a container's default of 64 MiB?")
-def shm(facts: Facts, wanted: Requirements) -> Judgement:
+def shm(facts: Facts, expected: Requirements) -> Judgement:
     """/dev/shm is larger than a container's default of 64 MiB, and has free space."""
     size = facts.host.shm
     remedy = (
@@ -79,7 +79,7 @@ def shm(facts: Facts, wanted: Requirements) -> Judgement:
     if size.value.size <= _DEFAULT_SHM:
         reason = f"{free}; 64 MiB is the default of a container"
         # Enough for two processes on a laptop, but not for one rank per GPU.
-        if has_rdma(facts, wanted) or has_gpu(facts, wanted):
+        if has_rdma(facts, expected) or has_gpu(facts, expected):
             return failed(f"{reason}, which is too little for one rank per GPU", remedy)
         return warned(reason, remedy)
     if size.value.free < _DEFAULT_SHM:
@@ -93,9 +93,9 @@ def shm(facts: Facts, wanted: Requirements) -> Judgement:
 
 
 @check("huge-pages", "Are huge pages free for EFA's buffers?")
-def huge_pages(facts: Facts, wanted: Requirements) -> Judgement:
+def huge_pages(facts: Facts, expected: Requirements) -> Judgement:
     """Huge pages are free for EFA's buffers, if there is EFA."""
-    if not (facts.efa or wanted.efa):
+    if not (facts.efa or expected.efa):
         return not_applicable("this host has no EFA, and the profile expects none: only EFA uses huge pages")
     pages = [page for page in facts.host.huge_pages if page.total]
     remedy = (
@@ -114,22 +114,22 @@ def huge_pages(facts: Facts, wanted: Requirements) -> Judgement:
 _LEAST_AIO = 1024
 #: A ring's pages count as locked memory in kernels before 5.12.
 _LEAST_FOR_URING = 8 * MIB
-_SECCOMP = (
+SECCOMP_REMEDY = (
     "allow {call} in the seccomp profile of the container: `docker run --security-opt seccomp=FILE`, or in Kubernetes "
     "securityContext.seccompProfile"
 )
 
 
 @check("storage-queues", "May a process set up the kernel's queues for files, aio and io_uring?")
-def storage_queues(facts: Facts, wanted: Requirements) -> Judgement:
+def storage_queues(facts: Facts, expected: Requirements) -> Judgement:
     """With POSIX, a process may set up the kernel's queues for files, aio and io_uring."""
-    if "POSIX" not in wanted.backends:
-        asked = ",".join(wanted.backends)
-        return not_applicable(f"--nixl-backend={asked} uses no files: only POSIX does")
+    if "POSIX" not in expected.backends:
+        requested = ",".join(expected.backends)
+        return not_applicable(f"--nixl-backend={requested} uses no files: only POSIX does")
     queues = facts.storage_queues
-    found = [*_uring(facts, queues), *_aio(queues)]
-    if found:
-        reasons, remedies = zip(*found, strict=True)
+    obstacles = [*_uring(facts, queues), *_aio(queues)]
+    if obstacles:
+        reasons, remedies = zip(*obstacles, strict=True)
         both = len({reason.split(":")[0] for reason in reasons}) == 2
         # One queue that works is enough for POSIX, which chooses it if it is asked to.
         return (failed if both else warned)("; ".join(reasons), "; ".join(remedies))
@@ -141,17 +141,17 @@ def storage_queues(facts: Facts, wanted: Requirements) -> Judgement:
 
 def _uring(facts: Facts, queues: StorageQueues) -> list[tuple[str, str]]:
     """Return what forbids io_uring, with the remedy."""
-    disabled, told = queues.uring_disabled.value, (queues.calls.value or {}).get("io_uring_setup", "")
-    if disabled and (disabled == 2 or told in ("EPERM", "")):
+    disabled, answer = queues.uring_disabled.value, (queues.calls.value or {}).get("io_uring_setup", "")
+    if disabled and (disabled == 2 or answer in ("EPERM", "")):
         whom = "all processes" if disabled == 2 else "processes without CAP_SYS_ADMIN"
         reason = f"io_uring: kernel.io_uring_disabled={disabled} forbids it to {whom}"
         return [(reason, "set kernel.io_uring_disabled = 0 in /etc/sysctl.d on the host")]
-    if told in ("EPERM", "EACCES"):
+    if answer in ("EPERM", "EACCES"):
         how = "seccomp" if queues.seccomp.value else "a security module"
-        return [(f"io_uring: {how} forbids io_uring_setup ({told})", _SECCOMP.format(call="io_uring_setup"))]
-    if told == "ENOSYS":
+        return [(f"io_uring: {how} forbids io_uring_setup ({answer})", SECCOMP_REMEDY.format(call="io_uring_setup"))]
+    if answer == "ENOSYS":
         how = "seccomp hides it" if queues.seccomp.value else "this kernel has none"
-        return [(f"io_uring: io_uring_setup answers ENOSYS: {how}", _SECCOMP.format(call="io_uring_setup"))]
+        return [(f"io_uring: io_uring_setup answers ENOSYS: {how}", SECCOMP_REMEDY.format(call="io_uring_setup"))]
     limit = facts.host.memlock.value
     little = limit is not None and limit.soft is not None and not limit.privileged and limit.soft < _LEAST_FOR_URING
     if limit is not None and little and _old(facts.host.kernel.value or ""):
@@ -164,10 +164,10 @@ def _uring(facts: Facts, queues: StorageQueues) -> list[tuple[str, str]]:
 
 def _aio(queues: StorageQueues) -> list[tuple[str, str]]:
     """Return what forbids aio, with the remedy."""
-    told = (queues.calls.value or {}).get("io_setup", "")
-    if told in ("EPERM", "EACCES", "ENOSYS"):
+    answer = (queues.calls.value or {}).get("io_setup", "")
+    if answer in ("EPERM", "EACCES", "ENOSYS"):
         how = "seccomp forbids" if queues.seccomp.value else "this kernel does not allow"
-        return [(f"aio: {how} io_setup ({told})", _SECCOMP.format(call="io_setup"))]
+        return [(f"aio: {how} io_setup ({answer})", SECCOMP_REMEDY.format(call="io_setup"))]
     free = _free(queues)
     if free is not None and free < _LEAST_AIO:
         return [(

@@ -27,27 +27,27 @@ _NAMES_DEVICES = ("UCX_NET_DEVICES", "FI_TCP_IFACE", "FI_SOCKETS_IFACE")
 
 def devices_named(facts: Facts) -> dict[str, tuple[str, ...]]:
     """Return the names of network devices in variables, by variable, without ports: ``mlx5_0:1`` gives mlx5_0."""
-    found = {}
+    by_variable = {}
     for variable in _NAMES_DEVICES:
         text = facts.environment.get(variable)
         if text and text != "all" and not text.startswith("^"):
-            found[variable] = tuple(part.strip().partition(":")[0] for part in text.split(",") if part.strip())
-    return found
+            by_variable[variable] = tuple(part.strip().partition(":")[0] for part in text.split(",") if part.strip())
+    return by_variable
 
 
 def _used(facts: Facts) -> list[Nic]:
     """Return the interfaces that carry traffic: with the default route or an address, or named by a variable."""
-    wanted = {name for names in devices_named(facts).values() for name in names}
+    chosen = {name for names in devices_named(facts).values() for name in names}
     return [
         nic
         for nic in facts.network.nics
         if not nic.loopback
-        and (nic.name in wanted or nic.name == facts.network.default.value or (not nic.virtual and nic.routable()))
+        and (nic.name in chosen or nic.name == facts.network.default.value or (not nic.virtual and nic.routable()))
     ]
 
 
 @check("nics-up", "Is every interface that carries traffic up?")
-def nics_up(facts: Facts, wanted: Requirements) -> Judgement:
+def nics_up(facts: Facts, expected: Requirements) -> Judgement:
     """Every interface that carries traffic is up."""
     used = _used(facts)
     if not used:
@@ -63,61 +63,63 @@ def nics_up(facts: Facts, wanted: Requirements) -> Judgement:
 
 
 @check("nic-rate", "Is every interface as fast as the profile says?")
-def nic_rate(facts: Facts, wanted: Requirements) -> Judgement:
+def nic_rate(facts: Facts, expected: Requirements) -> Judgement:
     """No interface is slower than the profile says."""
-    if wanted.machine is None or not wanted.machine.nics:
+    if expected.machine is None or not expected.machine.nics:
         return not_applicable("the profile describes no network cards")
-    if wanted.rdma:
+    if expected.rdma:
         return not_applicable("the profile's network cards support RDMA: rdma-rate judges them")
     rates = {nic.name: nic.rate for nic in facts.nics if nic.rate}
     if not rates:
         return unknown("no interface reports its rate", "run `ethtool DEVICE`, or ask the network's administrator")
-    slow = {name: rate for name, rate in rates.items() if rate < wanted.machine.nic_rate * 0.999}
+    slow = {name: rate for name, rate in rates.items() if rate < expected.machine.nic_rate * 0.999}
     if slow:
         listing = named(f"{name} at {gigabits(rate)} Gb/s" for name, rate in slow.items())
         return failed(
-            f"below the profile's {gigabits(wanted.machine.nic_rate)} Gb/s: {listing}",
+            f"below the profile's {gigabits(expected.machine.nic_rate)} Gb/s: {listing}",
             "check the negotiated speed (`ethtool DEVICE`), the cable and the switch port",
         )
     return passed(named(f"{name} at {gigabits(rate)} Gb/s" for name, rate in rates.items()))
 
 
 @check("mtu", "Do all interfaces of one kind have the same MTU?")
-def mtu(facts: Facts, wanted: Requirements) -> Judgement:
+def mtu(facts: Facts, expected: Requirements) -> Judgement:
     """Interfaces of one kind have the same MTU."""
     kinds: dict[str, dict[str, int]] = {}
     for nic in facts.nics:
         if nic.mtu is not None and nic.driver and nic.state == "up":
             kinds.setdefault(nic.driver, {})[nic.name] = nic.mtu
-    several = {driver: found for driver, found in kinds.items() if len(found) > 1}
+    several = {driver: mtus for driver, mtus in kinds.items() if len(mtus) > 1}
     if not several:
         return not_applicable("this host has no two interfaces with the same driver")
-    for driver, found in several.items():
-        if len(set(found.values())) > 1:
-            listing = named(f"{name} has {value}" for name, value in found.items())
+    for driver, mtus in several.items():
+        if len(set(mtus.values())) > 1:
+            listing = named(f"{name} has {value}" for name, value in mtus.items())
             return failed(
                 f"the interfaces with driver {driver} have different MTUs: {listing}",
                 "give them the same MTU (9001 on EC2, 9000 or 4096 elsewhere): `ip link set DEVICE mtu N`",
             )
-    return passed(named(f"{driver}: {set(found.values()).pop()}" for driver, found in several.items()))
+    return passed(named(f"{driver}: {set(mtus.values()).pop()}" for driver, mtus in several.items()))
 
 
 @check("link-local", "Do agents keep link-local addresses (169.254.0.0/16) to themselves?")
-def link_local(facts: Facts, wanted: Requirements) -> Judgement:
+def link_local(facts: Facts, expected: Requirements) -> Judgement:
     """UCX agents advertise no address of 169.254.0.0/16."""
     # UCX before openucx/ucx#11504 advertises such addresses, which no other host can reach.
     local = {nic.name: nic.link_local() for nic in facts.network.nics if nic.link_local()}
     if not local:
         return passed("no interface has an IPv4 link-local address")
     listing = named(f"{address} of {name}" for name, addresses in local.items() for address in addresses)
-    others = [nic.name for nic in facts.network.nics if nic.routable()]
+    routable = [nic.name for nic in facts.network.nics if nic.routable()]
     remedy = (
-        f"set UCX_NET_DEVICES={others[0]} in the environment of every rank" if others else "give the host an address"
+        f"set UCX_NET_DEVICES={routable[0]} in the environment of every rank"
+        if routable
+        else "give the host an address"
     ) + ", and FI_TCP_IFACE likewise for LIBFABRIC over TCP; or install a newer UCX, which leaves such addresses out"
-    given = [text for text in facts.software.advertised if ipaddress.ip_address(text).is_link_local]
-    if given:
-        return failed(f"UCX advertises the link-local address {named(given)}, which no other host reaches", remedy)
-    if not others:
+    advertised = [text for text in facts.software.advertised if ipaddress.ip_address(text).is_link_local]
+    if advertised:
+        return failed(f"UCX advertises the link-local address {named(advertised)}, which no other host reaches", remedy)
+    if not routable:
         return failed(
             f"every IPv4 address except loopback is link-local ({listing}), so no other host reaches this host", remedy
         )
@@ -130,7 +132,7 @@ def link_local(facts: Facts, wanted: Requirements) -> Judgement:
 
 
 @check("names-resolve", "Do the host names in etcd's addresses resolve?")
-def names_resolve(facts: Facts, wanted: Requirements) -> Judgement:
+def names_resolve(facts: Facts, expected: Requirements) -> Judgement:
     """The host names in etcd's addresses resolve, also in a pod with hostNetwork."""
     names = [name for name in facts.etcd.names if not _is_address(name.host)]
     search = facts.network.search.value or ()
@@ -160,7 +162,7 @@ def names_resolve(facts: Facts, wanted: Requirements) -> Judgement:
 
 
 @check("peer-reachable", "Can this host reach the other hosts?")
-def peer_reachable(facts: Facts, wanted: Requirements) -> Judgement:
+def peer_reachable(facts: Facts, expected: Requirements) -> Judgement:
     """The host reaches every other host."""
     if not facts.peers:
         return not_applicable("no other host is named (`pytest-nixl doctor --peer=HOST`), and this run has one rank")
@@ -191,13 +193,13 @@ _SIDE_CHANNEL = {
 
 
 @check("side-channel", "Does the NIXL side channel of the other engine answer?")
-def side_channel(facts: Facts, wanted: Requirements) -> Judgement:
+def side_channel(facts: Facts, expected: Requirements) -> Judgement:
     """The NIXL side channel of the other vLLM engine answers."""
     if not facts.side_channels:
         return not_applicable("no side channel is named (in decode's pod: `pytest-nixl doctor --side-channel=PREFILL`)")
     silent = [f"{engine.name}: {engine.fault}" for engine in facts.side_channels if engine.fault]
     if silent:
-        remedies = (remedy for words, remedy in _SIDE_CHANNEL.items() if any(words in fault for fault in silent))
+        remedies = (remedy for text, remedy in _SIDE_CHANNEL.items() if any(text in fault for fault in silent))
         return failed(
             f"{len(silent)} of {plural(len(facts.side_channels), 'side channel')} silent: {named(silent)}",
             next(remedies, "correct the name or the address: it is what prefill has in VLLM_NIXL_SIDE_CHANNEL_HOST"),

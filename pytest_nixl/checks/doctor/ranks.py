@@ -127,12 +127,12 @@ def everywhere(names: Sequence[str], judgements: Sequence[Judgement]) -> Judgeme
         if judgement.verdict is worst:
             having.setdefault(judgement.reason, []).append(name)
     remedies = dict.fromkeys(judgement.remedy for judgement in judgements if judgement.verdict is worst)
-    told = [f"{_whose(names, who)}: {reason}" for reason, who in having.items()]
-    return Judgement(worst, "; ".join(told), "; ".join(filter(None, remedies)))
+    sentences = [f"{_whose(names, ranks)}: {reason}" for reason, ranks in having.items()]
+    return Judgement(worst, "; ".join(sentences), "; ".join(filter(None, remedies)))
 
 
-def _whose(names: Sequence[str], who: Sequence[str]) -> str:
-    return f"all {len(names)} ranks" if len(who) == len(names) else named(who, 8)
+def _whose(names: Sequence[str], ranks: Sequence[str]) -> str:
+    return f"all {len(names)} ranks" if len(ranks) == len(names) else named(ranks, 8)
 
 
 def compare_hosts(hosts: Sequence[Facts]) -> tuple[RankDifference, ...]:
@@ -168,7 +168,7 @@ def _namespaces(hosts: Sequence[Facts]) -> Iterator[RankDifference]:
     bare = {value.removesuffix(" (the default)").strip("/") for value in values}
     reason = "; the names differ only in slashes, but etcd keeps them apart" if len(bare) == 1 else ""
     remedy = f"set {_NAMESPACE}=/nixl/agents on every rank; with different values the ranks never find each other"
-    yield _finding(_NAMESPACE, hosts, values, remedy, why=reason)
+    yield _finding(_NAMESPACE, hosts, values, remedy, note=reason)
 
 
 def _variables(hosts: Sequence[Facts]) -> Iterator[RankDifference]:
@@ -194,7 +194,7 @@ def _rank(hosts: Sequence[Facts], rank: int) -> str:
 
 
 def _finding(
-    subject: str, hosts: Sequence[Facts], values: Sequence[str], remedy: str, *, grave: bool = True, why: str = ""
+    subject: str, hosts: Sequence[Facts], values: Sequence[str], remedy: str, *, grave: bool = True, note: str = ""
 ) -> RankDifference:
     counts = Counter(values)
     usual, most = counts.most_common(1)[0]
@@ -203,7 +203,7 @@ def _finding(
     listing = named((f"{_rank(hosts, rank)} has {values[rank]}" for rank in odd), 8)
     suffix = f"; the other {most} have {usual}" if clear and most > 1 else f"; the other has {usual}" if clear else ""
     return RankDifference(
-        subject, odd, (failed if grave else warned)(f"{subject} differs: {listing}{suffix}{why}", remedy)
+        subject, odd, (failed if grave else warned)(f"{subject} differs: {listing}{suffix}{note}", remedy)
     )
 
 
@@ -214,15 +214,15 @@ def gather_hosts(settings: Settings, cluster: Cluster) -> Sequence[Facts]:
     """
     if cluster.several:
         addresses = cluster.ask("address")
-        told = cluster.ask("facts", peers=addresses)
-        return [_read(name, plain) for name, plain in zip(cluster.names, told, strict=True)]
-    own = gather(
+        answers = cluster.ask("facts", peers=addresses)
+        return [_read(name, plain) for name, plain in zip(cluster.names, answers, strict=True)]
+    facts = gather(
         FactsRoot(),
         backends=settings.backend,
         etcd=settings.etcd,
         connect=lambda: ExternalServer.of(settings).client(),
     )
-    return [own]
+    return [facts]
 
 
 def with_etcd(facts: Facts, endpoint: str, client: EtcdClient) -> Facts:

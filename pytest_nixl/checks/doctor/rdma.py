@@ -33,43 +33,43 @@ from pytest_nixl.host.ucx_rdma import UcxRdma, VerbsAnswer
 from pytest_nixl.model.verdicts import Judgement
 
 
-def _no_device(facts: Facts, wanted: Requirements) -> Judgement | None:
+def _no_device(facts: Facts, expected: Requirements) -> Judgement | None:
     """Return the verdict of a host without an RDMA device: FAIL if the profile expects one."""
     if facts.rdma:
         return None
-    return no_rdma(facts, wanted) or failed("this host has no RDMA device", "follow the remedy of rdma-devices")
+    return no_rdma(facts, expected) or failed("this host has no RDMA device", "follow the remedy of rdma-devices")
 
 
-def _devices(facts: Facts, wanted: Requirements) -> tuple[RdmaDevice, ...]:
+def _devices(facts: Facts, expected: Requirements) -> tuple[RdmaDevice, ...]:
     """Return the EFA devices if the profile expects EFA, otherwise all RDMA devices."""
-    return facts.efa if wanted.efa else facts.rdma
+    return facts.efa if expected.efa else facts.rdma
 
 
 @check("rdma-devices", "Does this host have as many RDMA devices as the profile says?")
-def rdma_devices(facts: Facts, wanted: Requirements) -> Judgement:
+def rdma_devices(facts: Facts, expected: Requirements) -> Judgement:
     """The host has as many RDMA devices as the profile says, each with a driver."""
-    kind, here = "EFA device" if wanted.efa else "RDMA device", _devices(facts, wanted)
-    bus = [device for device in facts.pci if device.kind == "efa" or (device.kind == "mlx" and not wanted.efa)]
+    kind, present = "EFA device" if expected.efa else "RDMA device", _devices(facts, expected)
+    bus = [device for device in facts.pci if device.kind == "efa" or (device.kind == "mlx" and not expected.efa)]
     unbound = [device for device in bus if not device.driver]
-    if not has_rdma(facts, wanted) and not unbound:
+    if not has_rdma(facts, expected) and not unbound:
         return not_applicable(NO_RDMA)
     if unbound:
         reason = f"no driver is bound to {plural(len(unbound), 'network card')} ({named(d.address for d in unbound)})"
-        what = "efa" if unbound[0].kind == "efa" else "mlx5_core and mlx5_ib"
-        return failed(reason, f"load the driver on the host (modprobe {what}), and read `dmesg`")
-    if wanted.rdma and wanted.machine is not None and len(here) != wanted.machine.nics:
-        more = len(here) > wanted.machine.nics
-        names = named(device.name for device in here) or "none"
-        reason = f"{plural(len(here), kind)} instead of the {wanted.machine.nics} in the profile: {names}"
-        seen = f"; the PCI bus has {len(bus)}" if len(bus) != len(here) else ""
+        module = "efa" if unbound[0].kind == "efa" else "mlx5_core and mlx5_ib"
+        return failed(reason, f"load the driver on the host (modprobe {module}), and read `dmesg`")
+    if expected.rdma and expected.machine is not None and len(present) != expected.machine.nics:
+        more = len(present) > expected.machine.nics
+        names = named(device.name for device in present) or "none"
+        reason = f"{plural(len(present), kind)} instead of the {expected.machine.nics} in the profile: {names}"
+        bus_clause = f"; the PCI bus has {len(bus)}" if len(bus) != len(present) else ""
         remedy = (
             "use the profile of this kind of machine (--nixl-profile)"
             if more
             else "give the pod all devices (resource vpc.amazonaws.com/efa or rdma/…) and mount /dev/infiniband; or "
             "use a profile of the devices that the pod is meant to have; or replace the node"
         )
-        return failed(f"{reason}{seen}", remedy)
-    return passed(f"{plural(len(here), kind)}: {named(device.name for device in here)}")
+        return failed(f"{reason}{bus_clause}", remedy)
+    return passed(f"{plural(len(present), kind)}: {named(device.name for device in present)}")
 
 
 #: With fewer devices none is compared with the others.
@@ -89,21 +89,21 @@ _TIMES_THE_MEDIAN = 10
 
 def _with_errors(devices: tuple[RdmaDevice, ...]) -> list[str]:
     """Return the devices whose links have many more errors than those of most devices, each with its worst counter."""
-    found = {}
+    counters = {}
     for counter, least in _MANY_ERRORS.items():
         usual = median_low([device.errors(counter) for device in devices])
         for device in devices:
             count = device.errors(counter)
-            if count >= max(least, _TIMES_THE_MEDIAN * usual) and device.name not in found:
-                found[device.name] = (
+            if count >= max(least, _TIMES_THE_MEDIAN * usual) and device.name not in counters:
+                counters[device.name] = (
                     f"{device.name} has counted {count} {counter}, and half of the others at most {usual}"
                 )
-    return list(found.values())
+    return list(counters.values())
 
 
 @check("rdma-ports", "Is a port of every RDMA device active, and is no link much worse than the others?",
        unless=_no_device)  # fmt: skip
-def rdma_ports(facts: Facts, wanted: Requirements) -> Judgement:
+def rdma_ports(facts: Facts, expected: Requirements) -> Judgement:
     """Every RDMA device has an active port, and no link has errors that most others do not have."""
     down = [device for device in facts.rdma if not device.active]
     if down:
@@ -124,16 +124,17 @@ def rdma_ports(facts: Facts, wanted: Requirements) -> Judgement:
 
 
 @check("rdma-rate", "Is every RDMA device as fast as the profile says, and as the others?", unless=no_rdma)
-def rdma_rate(facts: Facts, wanted: Requirements) -> Judgement:
+def rdma_rate(facts: Facts, expected: Requirements) -> Judgement:
     """No RDMA device is slower than the profile says, or slower than the others."""
-    rates = {device.name: device.rate for device in _devices(facts, wanted) if device.rate}
+    rates = {device.name: device.rate for device in _devices(facts, expected) if device.rate}
     if not rates:
         return unknown("no RDMA device reports its rate", "read /sys/class/infiniband/*/ports/*/rate")
-    if wanted.rdma and wanted.machine is not None:
-        slow = {name: rate for name, rate in rates.items() if rate < wanted.machine.nic_rate * 0.999}
+    if expected.rdma and expected.machine is not None:
+        slow = {name: rate for name, rate in rates.items() if rate < expected.machine.nic_rate * 0.999}
         if slow:
             listing = named(f"{name} at {gigabits(rate)} Gb/s" for name, rate in slow.items())
-            reason = f"{plural(len(slow), 'RDMA device')} below the profile's {gigabits(wanted.machine.nic_rate)} Gb/s"
+            rate = gigabits(expected.machine.nic_rate)
+            reason = f"{plural(len(slow), 'RDMA device')} below the profile's {rate} Gb/s"
             return failed(
                 f"{reason}: {listing}", "check cable, switch port and FEC; or correct nic_rate in the profile"
             )
@@ -149,7 +150,7 @@ def rdma_rate(facts: Facts, wanted: Requirements) -> Judgement:
 
 
 @check("uverbs-open", "Can a process open the device node of every RDMA device?", unless=_no_device)
-def uverbs_open(facts: Facts, wanted: Requirements) -> Judgement:
+def uverbs_open(facts: Facts, expected: Requirements) -> Judgement:
     """A process can open the device node of every RDMA device."""
     remedy = (
         "give the container the device nodes (--device=/dev/infiniband, or the device plugin's resource), and check "
@@ -182,31 +183,31 @@ _IWARP_REMEDY = "if its driver also speaks RoCE, as Intel's irdma does, turn RoC
 class _Cause:
     """Why UCX cannot use an RDMA device, and what to do."""
 
-    words: str
+    text: str
     remedy: str
 
 
 @check("ucx-uses-rdma", "Can the UCX that NIXL loads use every RDMA device of this host?")
-def ucx_uses_rdma(facts: Facts, wanted: Requirements) -> Judgement:
+def ucx_uses_rdma(facts: Facts, expected: Requirements) -> Judgement:
     """The UCX that NIXL loads finds, opens and offers every RDMA device of the host."""
-    if "UCX" not in wanted.backends:
+    if "UCX" not in expected.backends:
         return not_applicable("UCX is not requested")
-    absent = _no_device(facts, wanted) or not_loaded(facts, wanted)
+    absent = _no_device(facts, expected) or not_loaded(facts, expected)
     if absent is not None:
         return absent
-    found, devices = facts.software.ucx_rdma, network_cards(facts.rdma)
-    if found is None:
+    ucx, devices = facts.software.ucx_rdma, network_cards(facts.rdma)
+    if ucx is None:
         return unknown(
             "UCX was not asked about the RDMA devices: it was not loaded, its worker ended, or it was not recorded",
             "follow the remedy of backend-loads, or record the tree again",
         )
-    causes = {device.name: cause for device in devices if (cause := next(_causes(device, found, facts), None))}
+    causes = {device.name: cause for device in devices if (cause := next(_causes(device, ucx, facts), None))}
     if causes:
         first = next(iter(causes.values()))
         reason = (
             f"UCX cannot use {len(causes)} of {plural(len(devices), 'RDMA device')}, and takes TCP or another device"
         )
-        listing = named(f"{name}: {cause.words}" for name, cause in causes.items())
+        listing = named(f"{name}: {cause.text}" for name, cause in causes.items())
         return failed(f"{reason}: {listing}", first.remedy)
     chosen = facts.environment.get("UCX_NET_DEVICES")
     names = {part.partition(":")[0] for part in chosen.split(",")}
@@ -215,22 +216,22 @@ def ucx_uses_rdma(facts: Facts, wanted: Requirements) -> Judgement:
             f"UCX_NET_DEVICES={chosen} leaves out every RDMA device: {named(device.name for device in devices)}",
             f"unset UCX_NET_DEVICES, or add {devices[0].name}:1",
         )
-    listing = named(f"{name} ({', '.join(transports)})" for name, transports in found.offered.items())
+    listing = named(f"{name} ({', '.join(transports)})" for name, transports in ucx.offered.items())
     return passed(f"UCX can use {plural(len(devices), 'RDMA device')}: {listing}")
 
 
-def _causes(device: RdmaDevice, found: UcxRdma, facts: Facts) -> Iterator[_Cause]:
+def _causes(device: RdmaDevice, ucx: UcxRdma, facts: Facts) -> Iterator[_Cause]:
     """Yield the causes why UCX cannot use a device, the one to mend first first; nothing if it can."""
-    if not found.module:
+    if not ucx.module:
         yield _without_module(facts)
         return
-    answer = found.answers.get(device.name, VerbsAnswer(False, "", "", None))
+    answer = ucx.answers.get(device.name, VerbsAnswer(False, "", "", None))
     if not device.uverbs:
         yield _Cause("the kernel has no uverbs node for it: ib_uverbs is not loaded", "modprobe ib_uverbs on the host")
     elif device.closed:
         yield _Cause(f"{device.uverbs} cannot be opened: {device.closed}", NODES_REMEDY)
     elif not answer.listed:
-        yield _without_provider(device, found, facts)
+        yield _without_provider(device, ucx, facts)
     elif answer.opened:
         yield _Cause(f"libibverbs cannot open it: {answer.opened}", NODES_REMEDY)
     if answer.registered:
@@ -238,15 +239,15 @@ def _causes(device: RdmaDevice, found: UcxRdma, facts: Facts) -> Iterator[_Cause
         limit = memlock.soft if memlock is not None else None
         description = f" (a process may lock {limit >> 10} KiB)" if limit is not None else ""
         yield _Cause(f"1 MiB of memory cannot be registered with it: {answer.registered}{description}", MEMLOCK_REMEDY)
-    here = {nic.name for nic in facts.network.nics}
-    elsewhere = [name for port in device.ports for name in port.interfaces if name not in here]
+    interfaces = {nic.name for nic in facts.network.nics}
+    elsewhere = [name for port in device.ports for name in port.interfaces if name not in interfaces]
     if elsewhere:
         yield _Cause(
             f"its network interface {named(elsewhere)} is in another network namespace",
             f"use the host's network, or move the interface here: `ip link set {elsewhere[0]} netns PID`",
         )
     failure = _not_opened(device, facts)
-    if device.name in found.offered and not failure:
+    if device.name in ucx.offered and not failure:
         return
     if device.iwarp:
         yield _Cause("it speaks iWARP, which UCX does not", _IWARP_REMEDY)
@@ -267,8 +268,8 @@ def _causes(device: RdmaDevice, found: UcxRdma, facts: Facts) -> Iterator[_Cause
 
 def _not_opened(device: RdmaDevice, facts: Facts) -> str:
     """Return UCX's words about an interface of a device that it could not open; empty if there are none."""
-    made = facts.software.backend("UCX")
-    matches = filter(None, map(_NOT_OPENED.search, made.said if made is not None else ()))
+    ucx = facts.software.backend("UCX")
+    matches = filter(None, map(_NOT_OPENED.search, ucx.said if ucx is not None else ()))
     return next((match[2] for match in matches if match[1] == device.name), "")
 
 
@@ -311,15 +312,13 @@ def providers_of(kind: str, facts: Facts) -> list[VerbsProvider]:
     ]
 
 
-def _without_provider(device: RdmaDevice, found: UcxRdma, facts: Facts) -> _Cause:
+def _without_provider(device: RdmaDevice, ucx: UcxRdma, facts: Facts) -> _Cause:
     """Return why UCX's libibverbs does not list a device that the kernel has."""
-    if words := found.other_abi.get(device.name):
-        return _Cause(
-            f"libibverbs says: {words}", "use the libibverbs and the providers of the kernel's driver release"
-        )
-    copy = next((verb for verb in facts.image.verbs if _same(verb.path, found.libibverbs)), None)
+    if text := ucx.other_abi.get(device.name):
+        return _Cause(f"libibverbs says: {text}", "use the libibverbs and the providers of the kernel's driver release")
+    copy = next((verb for verb in facts.image.verbs if _same(verb.path, ucx.libibverbs)), None)
     providers = providers_of(device.kind, facts)
-    where = f"UCX's libibverbs ({found.libibverbs})"
+    where = f"UCX's libibverbs ({ucx.libibverbs})"
     if not providers:
         installed = named(sorted({provider.name for provider in facts.image.providers})) or "none"
         return _Cause(
@@ -331,12 +330,12 @@ def _without_provider(device: RdmaDevice, found: UcxRdma, facts: Facts) -> _Caus
         return _Cause(
             f"{where} needs a provider of interface {copy.abi}, and the installed one is {listing}", _SAME_RELEASE
         )
-    others = [provider for provider in providers if provider.library and not _same(provider.library, found.libibverbs)]
-    if others:
-        folder = os.path.dirname(others[0].path)
+    copies = [provider for provider in providers if provider.library and not _same(provider.library, ucx.libibverbs)]
+    if copies:
+        folder = os.path.dirname(copies[0].path)
         return _Cause(
-            f"its provider {others[0].path} registers in {others[0].library}, another copy than {where}",
-            f"make them one copy: `mkdir -p /opt/verbs && ln -sf {found.libibverbs} /opt/verbs/libibverbs.so.1 && "
+            f"its provider {copies[0].path} registers in {copies[0].library}, another copy than {where}",
+            f"make them one copy: `mkdir -p /opt/verbs && ln -sf {ucx.libibverbs} /opt/verbs/libibverbs.so.1 && "
             f"export LD_LIBRARY_PATH=/opt/verbs:{folder}`, or use a NIXL that was built on this image",
         )
     return _Cause(
@@ -350,5 +349,5 @@ def registers_in(provider: VerbsProvider, copy: VerbsLibrary) -> bool:
     return not provider.library or _same(provider.library, copy.path)
 
 
-def _same(one: str, other: str) -> bool:
-    return os.path.realpath(one) == os.path.realpath(other)
+def _same(first: str, second: str) -> bool:
+    return os.path.realpath(first) == os.path.realpath(second)

@@ -27,30 +27,30 @@ def with_transfers(facts: Facts, transfers: tuple[TransferProof, ...]) -> Facts:
     A library that these processes have not loaded stays as another process with NIXL reported it.
     """
     moved = tuple(library(path) for path in dict.fromkeys(path for proof in transfers for path in proof.libraries))
-    names = {each.name for each in moved}
-    others = tuple(each for each in facts.software.libraries if each.name not in names)
-    software = replace(facts.software, libraries=(*moved, *others)) if moved else facts.software
+    names = {loaded.name for loaded in moved}
+    unmoved = tuple(loaded for loaded in facts.software.libraries if loaded.name not in names)
+    software = replace(facts.software, libraries=(*moved, *unmoved)) if moved else facts.software
     return replace(facts, transfers=transfers, software=software)
 
 
 @check("transfers-arrive", "Do bytes arrive that two processes of this host move with each requested backend?")
-def transfers_arrive(facts: Facts, wanted: Requirements) -> Judgement:
+def transfers_arrive(facts: Facts, expected: Requirements) -> Judgement:
     """Two workers move 64 KiB each way with each requested backend and kind of memory, and every byte is right.
 
     Judge real transfers, in the environment of this process. If they fail, name the variables without which the bytes
     arrive, or say that this host is the cause.
     """
     fault = next((proof for proof in facts.transfers if proof.fault), None)
-    if fault is not None and fault.culprits:
-        return failed(f"{_subject(fault)}: {fault.steering_fault} ({fault.fault})", fault.steering_remedy)
     if not facts.transfers:
         return not_applicable("no transfer was tried: --no-transfer, a recorded host, or only backends with a server")
-    absent = not_loaded(facts, wanted)
-    if absent is not None:
-        return not_applicable(f"NIXL cannot be loaded: {absent.reason}")
+    absent = not_loaded(facts, expected)
+    if absent is not None and fault is not None:
+        return absent
+    if fault is not None and fault.culprits:
+        return failed(f"{_subject(fault)}: {fault.steering_fault} ({fault.fault})", fault.steering_remedy)
     if fault is not None:
         return _without_culprit(fault, facts)
-    slower = next((proof for proof in facts.transfers if proof.obstacle and _is_refused(proof, wanted.profile)), None)
+    slower = next((proof for proof in facts.transfers if proof.obstacle and _is_refused(proof, expected.profile)), None)
     moved = "; ".join(f"{_subject(proof)}: 64 KiB each way{_carried(proof)}" for proof in facts.transfers)
     if slower is not None:
         return warned(f"{moved}, not by a copy between the two processes: {slower.obstacle}", NO_CMA)
@@ -75,7 +75,7 @@ def _without_culprit(proof: TransferProof, facts: Facts) -> Judgement:
         f"{_subject(proof)}: nothing can be moved: {proof.fault}; {without}, so this host is the cause"
         f"{f': {proof.obstacle}' if proof.obstacle else ''}",
         # A worker's remedy may refer to lines that a failed test prints, and the doctor does not.
-        READ_LOG if proof.remedy.endswith(" below") else proof.remedy or "follow the remedy of backend-loads",
+        READ_LOG if " below" in proof.remedy else proof.remedy or "follow the remedy of backend-loads",
     )
 
 

@@ -56,18 +56,18 @@ _TRANSPORT_VARIABLE = re.compile(r"UCX_(RC|DC|UD|SRD)_(?:(?:VERBS|MLX5|GDA)_)?(\
 
 
 @check("variables-known", "Does NIXL, UCX or libfabric know every variable that starts with their prefix?", image=True)
-def variables_known(facts: Facts, wanted: Requirements) -> Judgement:
+def variables_known(facts: Facts, expected: Requirements) -> Judgement:
     """NIXL, UCX and libfabric know every variable that starts with their prefix."""
     steering, software = facts.environment.steering, facts.software
     strange: dict[str, str] = {}
     for name in steering:
-        known = _known(name, facts)
-        if known is None or name in known:
+        names = _known(name, facts)
+        if names is None or name in names:
             continue
         if name.startswith("UCX_") and software.ucx_variables and name not in software.unused:
             continue  # UCX has read it: some of its modules have variables that its list lacks
         of_a_build = _OF_BUILDS.search(name) is not None
-        near = get_close_matches(name, known, n=1, cutoff=0.92 if of_a_build else 0.8)
+        near = get_close_matches(name, names, n=1, cutoff=0.92 if of_a_build else 0.8)
         if near or not of_a_build:
             strange[name] = near[0] if near else ""
     misspelt = [f"{name} (did you mean {near}?)" for name, near in strange.items() if near]
@@ -80,8 +80,8 @@ def variables_known(facts: Facts, wanted: Requirements) -> Judgement:
             f"no library that is loaded reads {named(strange, 8)}",
             "unset it, or check in which release it exists",
         )
-    asked = [name for name in steering if _known(name, facts) is not None]
-    return passed(f"{plural(len(asked), 'variable')}: {named(asked)}" if asked else "no variable is set")
+    checked = [name for name in steering if _known(name, facts) is not None]
+    return passed(f"{plural(len(checked), 'variable')}: {named(checked)}" if checked else "no variable is set")
 
 
 def _known(name: str, facts: Facts) -> tuple[str, ...] | None:
@@ -92,14 +92,14 @@ def _known(name: str, facts: Facts) -> tuple[str, ...] | None:
     if name.startswith("NIXL_"):
         return (*software.nixl_variables, *_OTHER_NIXL.split())
     if name.startswith("FI_"):
-        known = (*software.fabric_variables, *_FABRIC.split())
+        names = (*software.fabric_variables, *_FABRIC.split())
         family = "_".join(name.split("_")[:2]) + "_"
         # This libfabric lists no variables of providers that it was built without.
         ours = (
             any(fabric_variable.startswith(family) for fabric_variable in software.fabric_variables)
             or not software.fabric_variables
         )
-        return known if ours or get_close_matches(name, known, n=1, cutoff=0.8) else None
+        return names if ours or get_close_matches(name, names, n=1, cutoff=0.8) else None
     return None
 
 
@@ -113,9 +113,9 @@ def _of_families(names: tuple[str, ...]) -> Iterator[str]:
 
 
 @check("transports-allowed", "Does UCX_TLS allow the transports that this host supports?")
-def transports_allowed(facts: Facts, wanted: Requirements) -> Judgement:
+def transports_allowed(facts: Facts, expected: Requirements) -> Judgement:
     """UCX_TLS allows the transports that this host supports."""
-    if "UCX" not in wanted.backends:
+    if "UCX" not in expected.backends:
         return not_applicable("UCX is not requested")
     if "UCX_TLS" not in facts.environment.steering:
         return passed("UCX_TLS is not set: UCX chooses its transports")
@@ -123,15 +123,15 @@ def transports_allowed(facts: Facts, wanted: Requirements) -> Judgement:
     tls = UcxTransports.of(text, facts)
     if not "".join(tls.names):
         return failed(f"UCX_TLS={text} names no transport, and UCX refuses an empty list", "unset UCX_TLS")
-    made = facts.software.backend("UCX")
-    works = made is not None and not made.error and bool(made.memories)
+    ucx = facts.software.backend("UCX")
+    works = ucx is not None and not ucx.error and bool(ucx.memories)
     # NIXL looks at the PCI bus: the host of a pod without a GPU, or without a driver, counts.
     refused = (
         not works and not allows_cuda(text) and any(device.kind == "gpu" for device in facts.pci)
         and refuses_no_cuda(facts.software.nixl.value or "")
     )  # fmt: skip
     no_cuda = "allows no CUDA memory, but this host has an NVIDIA GPU, so NIXL refuses UCX (NIXL_ERR_BACKEND)"
-    if has_rdma(facts, wanted):
+    if has_rdma(facts, expected):
         rdma = [name for name in tls.names if name in UCX_OF_RDMA or name == "all"]
         shut = tls.without and (
             {"ib", "all"} & set(rdma) or {"rc", "dc", "ud"} <= {name.partition("_")[0] for name in rdma}
@@ -167,8 +167,8 @@ def transports_allowed(facts: Facts, wanted: Requirements) -> Judgement:
     gpu = bool(facts.gpu.gpus) and not tls.without and "all" not in tls.names
     if gpu and not any(name.startswith("cuda") for name in tls.names):
         return warned(f"UCX_TLS={text} excludes cuda_copy and cuda_ipc, but this host has GPUs", "add cuda to UCX_TLS")
-    profile = wanted.profile.name
-    for name in wanted.profile.transports("UCX"):
+    profile = expected.profile.name
+    for name in expected.profile.transports("UCX"):
         if not ucx_tls_allows(text, name):
             only = f" ({profile} is for two processes of one host, and judges no transfer to another host)"
             return warned(
@@ -188,19 +188,19 @@ _PROVIDERS = """
 
 
 @check("devices-there", "Does this host have every network device that a variable names?")
-def devices_there(facts: Facts, wanted: Requirements) -> Judgement:
+def devices_there(facts: Facts, expected: Requirements) -> Judgement:
     """The host has every network device that a variable names."""
-    asked = devices_named(facts)
-    if not asked:
+    by_variable = devices_named(facts)
+    if not by_variable:
         return passed("no variable names a network device")
-    here = [*(nic.name for nic in facts.network.nics), *(device.name for device in facts.rdma)]
-    for variable, names in asked.items():
-        lost = [name for name in names if name not in here and not re.search(r"[*?\[]", name)]
+    present = [*(nic.name for nic in facts.network.nics), *(device.name for device in facts.rdma)]
+    for variable, names in by_variable.items():
+        lost = [name for name in names if name not in present and not re.search(r"[*?\[]", name)]
         if lost:
-            near = get_close_matches(lost[0], here, n=1)
+            near = get_close_matches(lost[0], present, n=1)
             hint = f" (did you mean {near[0]}?)" if near else ""
             return failed(
-                f"{variable} names {named(lost)}, which this host lacks{hint}; it has {named(here, 8)}",
+                f"{variable} names {named(lost)}, which this host lacks{hint}; it has {named(present, 8)}",
                 f"correct {variable}, or unset it if the hosts have different devices",
             )
         loop = [nic.name for nic in facts.network.nics if nic.loopback and nic.name in names]
@@ -209,11 +209,11 @@ def devices_there(facts: Facts, wanted: Requirements) -> Judgement:
                 f"{variable}={loop[0]}: libfabric cannot listen on loopback (fi_enable fails)",
                 f"set {variable} to an interface that is up and is not loopback",
             )
-    return passed("; ".join(f"{variable}={','.join(names)}" for variable, names in asked.items()))
+    return passed("; ".join(f"{variable}={','.join(names)}" for variable, names in by_variable.items()))
 
 
 @check("provider-there", "Does FI_PROVIDER name a provider that works on this host?")
-def provider_there(facts: Facts, wanted: Requirements) -> Judgement:
+def provider_there(facts: Facts, expected: Requirements) -> Judgement:
     """FI_PROVIDER names a provider that works on this host."""
     text = facts.environment.get("FI_PROVIDER")
     if not text:
@@ -248,7 +248,7 @@ def provider_there(facts: Facts, wanted: Requirements) -> Judgement:
 
 
 @check("namespace-plain", "Does NIXL_ETCD_NAMESPACE begin with a slash and end without one?", image=True)
-def namespace_plain(facts: Facts, wanted: Requirements) -> Judgement:
+def namespace_plain(facts: Facts, expected: Requirements) -> Judgement:
     """NIXL_ETCD_NAMESPACE begins with a slash and ends without one."""
     text = facts.environment.get("NIXL_ETCD_NAMESPACE")
     if not text:
@@ -273,13 +273,13 @@ def namespace_plain(facts: Facts, wanted: Requirements) -> Judgement:
 
 
 @check("variables-agree", "Do the variables agree with each other and with this host?")
-def variables_agree(facts: Facts, wanted: Requirements) -> Judgement:
+def variables_agree(facts: Facts, expected: Requirements) -> Judgement:
     """The variables do not contradict each other or this host."""
     get = facts.environment.get
     first, second = (get(name) for name in ETCD_VARIABLES)
     proxy = next((name for name in ("grpc_proxy", "https_proxy", "http_proxy") if get(name)), "")
     exempt = get("no_grpc_proxy") or get("no_proxy") or get("NO_PROXY")
-    gpu = bool(facts.gpu.gpus) or wanted.has_gpus
+    gpu = bool(facts.gpu.gpus) or expected.has_gpus
     hidden = _hidden_gpus(facts) if gpu else ""
     plugins, backends = get("NIXL_PLUGIN_DIR"), facts.software.backends
     without_plugin = (
@@ -294,7 +294,7 @@ def variables_agree(facts: Facts, wanted: Requirements) -> Judgement:
          f"unset {ETCD_VARIABLES[1]}, or set both to the same value"),
         (proxy and first and not _bypassed(first, exempt),
          f"{proxy} is set, so NIXL's gRPC connection to etcd goes through that proxy", "add etcd's host to no_proxy"),
-        (get("FI_EFA_USE_DEVICE_RDMA") == "0" and (facts.efa or wanted.efa),
+        (get("FI_EFA_USE_DEVICE_RDMA") == "0" and (facts.efa or expected.efa),
          "FI_EFA_USE_DEVICE_RDMA=0 disables EFA's RDMA", "unset FI_EFA_USE_DEVICE_RDMA"),
         (gpu and p2p.lower() in ("1", "yes", "on", "true"),
          f"FI_HMEM_DISABLE_P2P={p2p} {denied}", "unset FI_HMEM_DISABLE_P2P"),

@@ -57,6 +57,7 @@ def _error(error: BaseException) -> dict[str, Any]:
         shared_memory_fault,
     )
     from pytest_nixl.model import nixl_releases
+    from pytest_nixl.nixl.installed import hidden_module
     from pytest_nixl.nixl.worker.commands import CommandRefusedError
     from pytest_nixl.nixl.worker.nixl_api import NixlCallError, NixlImportError
     from pytest_nixl.nixl.worker.transfer import StepTimeoutError
@@ -99,6 +100,9 @@ def _error(error: BaseException) -> dict[str, Any]:
         remedy = ADDRESS_SPACE_REMEDY if address_space_fault() else "end other processes, or measure smaller blocks"
         description = f"memory cannot be allocated: {fault}"
         return {"kind": "ours", "type": module, "message": description, "remedy": remedy, "traceback": ""}
+    elif isinstance(error, ImportError) and (hidden := hidden_module(error)):
+        reason = f"{error}; {hidden[0]}"
+        return {"kind": "ours", "type": module, "message": reason, "remedy": hidden[1], "traceback": ""}
     text = "".join(traceback.format_exception(error))
     return {"kind": kind, "type": type(error).__name__, "message": str(error), "traceback": text}
 
@@ -167,6 +171,9 @@ def main(descriptor: str, parent: str = "") -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # pytest says what ended it; Python would print a traceback
     sys.path[0] = str(Path(__file__).resolve().parents[3])
     channel = socket.socket(fileno=int(descriptor))
+    from pytest_nixl.core.resource_limits import be_ended_first
+
+    be_ended_first()
     if parent:
         work(channel, int(parent))
     from pytest_nixl.nixl.worker.forks import serve_forks

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import importlib
 import importlib.metadata
@@ -15,12 +16,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.core.resource_limits import PROCESSES_REMEDY
 from pytest_nixl.core.words import named
 from pytest_nixl.model import nixl_releases
 from pytest_nixl.model.agent_options import THREADED, THREADS_PARAMETER
 from pytest_nixl.nixl.backends import plugin_of
 from pytest_nixl.nixl.backends.storage import OBJECT_PARAMETERS
-from pytest_nixl.nixl.installed import nixl_packages, pip_command, torch_version, wheel_for_torch
+from pytest_nixl.nixl.installed import import_fault, nixl_packages, pip_command, torch_version, wheel_for_torch
 
 #: The methods that return a descriptor list, and the class of the list.
 LISTS = {"get_reg_descs": "nixlRegDList", "get_xfer_descs": "nixlXferDList"}
@@ -81,12 +83,12 @@ class NixlCallError(Exception):
 class NixlImportError(ImportError):
     """NIXL cannot be imported. A failed import in a user's function is another error.
 
-    :ivar remedy: how to install the NIXL that this Python can load.
+    :param remedy: what to do; empty to install the NIXL that this Python can load.
     """
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, remedy: str = "") -> None:
         super().__init__(reason)
-        self.remedy = f"install NIXL for this Python: `{pip_command()}`, or use the image's own build"
+        self.remedy = remedy or f"install NIXL for this Python: `{pip_command()}`, or use the image's own build"
 
 
 def load() -> dict[str, str]:
@@ -97,7 +99,7 @@ def load() -> dict[str, str]:
     """
     try:
         module = importlib.import_module("nixl._api")
-    except ImportError as error:
+    except (Exception, SystemExit) as error:  # a module that only has the name of one of NIXL's may do anything
         package, version = installed()
         # NIXL's own message would only say that there is no NIXL for this CUDA version.
         if nixl_releases.imports_torch(version) and importlib.util.find_spec("torch") is None:
@@ -118,7 +120,9 @@ def load() -> dict[str, str]:
             raise NixlImportError(
                 f"torch is built for CUDA {cuda}, and beside it NIXL loads only {wheel}; installed: {have or 'none'}"
             ) from error
-        raise NixlImportError(str(error)) from error
+        reason = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+        fault, remedy = import_fault(error)
+        raise NixlImportError("; ".join(filter(None, (reason, fault))), remedy) from error
     package, version = installed()
     return {"nixl": version, "nixl_package": package, "nixl_module": str(module.__file__)}
 
@@ -266,6 +270,8 @@ def creation_remedy(error: str, port: int) -> str:
         return (
             f"find the process that has port {port} with `ss -tanp 'sport = :{port}'`; or create the agent with another"
         )
+    if os.strerror(errno.EAGAIN) in error:
+        return PROCESSES_REMEDY
     if "telemetry" in error or "Conversion to bool" in error:
         return "correct or unset the variables NIXL_TELEMETRY_…"
     if "filesystem error" in error and "/.nixl.cfg" in error:

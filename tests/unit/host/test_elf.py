@@ -52,7 +52,7 @@ def test_the_segments_say_the_same_as_the_sections(path: Path) -> None:
         assert isinstance(versions, GNUVerNeedSection)
         wanted = {need.name: tuple(name.name for name in names) for need, names in versions.iter_versions()}
     assert list(found.needed) == needed
-    assert dict(found.wanted) == wanted
+    assert dict(found.versions) == wanted
     assert needed
     assert wanted
 

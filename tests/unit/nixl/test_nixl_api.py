@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from helpers.copied_wheel import copy_wheel
 
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.nixl.worker import nixl_api
@@ -128,11 +129,8 @@ def test_a_release_that_imports_torch_asks_for_it(monkeypatch: pytest.MonkeyPatc
     assert ("nixl-cu12 1.3.2 imports torch" in str(caught.value)) is torch
 
 
-def load_beside_torch(folder: Path, cuda: str) -> list[str]:
-    """Load NIXL beside a torch for this CUDA; return the reason and the remedy of the refusal."""
-    (folder / "torch").mkdir()
-    (folder / "torch" / "__init__.py").write_text("")
-    (folder / "torch" / "version.py").write_text(f"__version__ = '2.11.0'\ncuda = {cuda!r}\n")
+def load_with(folder: Path) -> list[str]:
+    """Load NIXL with a folder in PYTHONPATH; return the reason and the remedy of the refusal, or nothing."""
     script = """
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.nixl.worker import nixl_api
@@ -144,6 +142,14 @@ except (NixlPluginError, nixl_api.NixlImportError) as error:
     env = {**os.environ, "PYTHONPATH": str(folder)}
     done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
     return done.stdout.splitlines()
+
+
+def load_beside_torch(folder: Path, cuda: str) -> list[str]:
+    """Load NIXL beside a torch for this CUDA; return the reason and the remedy of the refusal."""
+    (folder / "torch").mkdir()
+    (folder / "torch" / "__init__.py").write_text("")
+    (folder / "torch" / "version.py").write_text(f"__version__ = '2.11.0'\ncuda = {cuda!r}\n")
+    return load_with(folder)
 
 
 def test_a_torch_for_a_cuda_without_a_nixl_is_what_to_change(tmp_path: Path) -> None:
@@ -160,3 +166,51 @@ def test_a_nixl_for_another_cuda_than_that_of_torch_is_named_with_the_one_to_ins
         f"torch is built for CUDA 99, and beside it NIXL loads only nixl-cu99; installed: {name} {version}",
         f"install NIXL for this Python: `pip install --no-deps nixl-cu99=={version}`, or use the image's own build",
     ]
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "error"),
+    [
+        ("nixl.py", "", "No module named 'nixl._api'; 'nixl' is not a package"),
+        ("nixl.py", "raise SystemExit(3)", "SystemExit: 3"),
+        ("nixl.py", "def (:", "SyntaxError: "),
+        ("nixl_cu12/__init__.py", "", "No module named 'nixl_cu12._bindings'"),
+        ("nixl_meta_utils.py", "", "cannot import name 'detect_cuda_major'"),
+    ],
+)
+def test_file_that_hides_a_module_of_nixl_is_named_and_nothing_is_to_install(
+    file: str, text: str, error: str, tmp_path: Path
+) -> None:
+    path = tmp_path / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    reason, remedy = load_with(tmp_path)
+    module = Path(file).parts[0].removesuffix(".py")
+    assert reason.startswith(error)
+    assert f"{path} hides the module {module} of nixl" in reason
+    assert remedy == f"rename {path}, or take {tmp_path} out of PYTHONPATH and do not start in it"
+
+
+def test_folder_without_a_module_hides_nothing(tmp_path: Path) -> None:
+    """As a clone of NIXL does beside the installed one."""
+    (tmp_path / "nixl").mkdir()
+    assert load_with(tmp_path) == []
+
+
+def test_file_that_a_wheel_lacks_is_named_with_the_command_that_brings_it_back(tmp_path: Path) -> None:
+    copy = copy_wheel(tmp_path / "site")
+    assert load_with(copy.site) == []
+    name = copy.remove("_bindings*.so")
+    reason, remedy = load_with(copy.site)
+    assert f"{copy.site}/nixl_cu12/{name} (and " in reason
+    assert reason.endswith(" is missing or damaged")
+    assert remedy.startswith(f"install it again: `pip install --force-reinstall --no-deps {copy.package}==")
+
+
+def test_module_that_nixl_imports_and_that_is_not_installed_is_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n\nclass Hidden:\n    def find_spec(self, name, *_):\n        if name == 'numpy':\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n\n"
+        "sys.meta_path.insert(0, Hidden())\n"
+    )
+    assert load_with(tmp_path) == ["No module named 'numpy'; NIXL imports the module numpy", "run `pip install numpy`"]
