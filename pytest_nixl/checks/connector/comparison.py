@@ -53,11 +53,17 @@ class ConnectorComparison:
     @property
     def unread(self) -> tuple[str, ...]:
         """Sentences about variables that the files do not contain."""
-        return tuple(
-            f"{name} has {'' if source.startswith(OPTIONS_OF) else 'variables from '}{source}, which is not in the file"
-            for name, side in (("prefill", self.pair.prefill), ("decode", self.pair.decode))
-            for source in side.source.unread
-        )
+        sentences = []
+        for name, side in (("prefill", self.pair.prefill), ("decode", self.pair.decode)):
+            for source in side.source.unread:
+                origin = source if source.startswith(OPTIONS_OF) else f"variables from {source}"
+                sentences.append(f"{name} has {origin}, which is not in the file")
+            lmcache = side.values.get("LMCACHE_CONFIG_FILE")
+            if lmcache is not None and lmcache.is_set:
+                sentences.append(
+                    f"{name} has {OPTIONS_OF} {escape(lmcache.text)} (LMCACHE_CONFIG_FILE), which is not read"
+                )
+        return tuple(sentences)
 
 
 def compare_connectors(

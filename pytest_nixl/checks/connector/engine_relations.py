@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 
-from pytest_nixl.checks.connector.engines import OTHER_CONNECTORS, UNREAD
+from pytest_nixl.checks.connector.engines import DECODE_WAITS, OTHER_CONNECTORS, UNREAD
 from pytest_nixl.checks.connector.relations import (
     Mismatch,
     SidePair,
@@ -135,6 +135,45 @@ def vllm_lease(pair: SidePair, field: str) -> Mismatch | None:
             f"decode renews every {leases[1] // 6} s (a sixth of its own), when prefill's lease of {leases[0]} s has "
             "expired"
         )
+    return None
+
+
+def vllm_both_ways(pair: SidePair, field: str) -> Mismatch | None:
+    """Warn if prefill alone, or decode alone, is to read the other side's blocks of an earlier turn."""
+    prefill, decode = pair.values(field)
+    if prefill.text == decode.text:
+        return None
+    return reference(pair, field) or Mismatch("it has an effect only if both sides have it", "", Verdict.WARN)
+
+
+def vllm_ttl(pair: SidePair, field: str) -> Mismatch | None:
+    """Judge how long decode keeps blocks for prefill's next turn: as long as prefill remembers decode."""
+    keeps = whole(pair, field)
+    if isinstance(keeps, Mismatch):
+        return keeps
+    remembers = whole(pair, "engine_ttl")
+    if isinstance(remembers, Mismatch):
+        return Mismatch(f"engine_ttl: {remembers.why}", "correct engine_ttl")
+    connector, both_ways = pair.values("kv_connector")[1], pair.values("bidirectional_kv_xfer")[1]
+    if both_ways.text != "true" and connector.text != "NixlPushConnector":
+        unread = any(value.is_set for value in pair.values(field))
+        return Mismatch("it has no effect without bidirectional_kv_xfer", "", Verdict.WARN) if unread else None
+    if remembers[0] < keeps[1]:
+        reason = f"prefill forgets decode after {remembers[0]} s (engine_ttl), and decode keeps blocks for longer"
+        return Mismatch(reason, "raise engine_ttl", Verdict.WARN)
+    return None
+
+
+def sglang_waits(pair: SidePair, field: str) -> Mismatch | None:
+    """Judge SGLang's time limits: positive numbers, on the side that reads them."""
+    values = pair.values(field)
+    for name, value in zip(("prefill", "decode"), values, strict=True):
+        if value.is_set and value.is_known and not re.fullmatch(r"0*[1-9]\d{0,9}(\.\d+)?|0*\.0*[1-9]\d*", value.text):
+            return Mismatch(f"{name}'s must be a positive number of seconds or times")
+    reader = 1 if field in DECODE_WAITS else 0
+    if values[1 - reader].is_set and not values[reader].is_set and values[reader].is_readable:
+        name = ("prefill", "decode")[reader]
+        return Mismatch(f"only {name} reads it", f"set it on {name}", Verdict.WARN)
     return None
 
 

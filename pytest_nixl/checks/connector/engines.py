@@ -58,6 +58,7 @@ VLLM_FIELDS = (
     EngineField("--master-port", ("--master-port",)),
     EngineField(TELEMETRY_VARIABLE, variables=(TELEMETRY_VARIABLE,)),
     EngineField("PYTHONHASHSEED", variables=("PYTHONHASHSEED",)),
+    EngineField("LMCACHE_CONFIG_FILE", variables=("LMCACHE_CONFIG_FILE",)),
     EngineField("VLLM_ATTENTION_BACKEND", variables=("VLLM_ATTENTION_BACKEND",)),
     EngineField("VLLM_SSM_CONV_STATE_LAYOUT", variables=("VLLM_SSM_CONV_STATE_LAYOUT",), default="SD"),
     EngineField("VLLM_KV_CACHE_LAYOUT", variables=("VLLM_KV_CACHE_LAYOUT",), default="HND"),
@@ -65,7 +66,7 @@ VLLM_FIELDS = (
     EngineField("VLLM_NIXL_SIDE_CHANNEL_PORT", variables=("VLLM_NIXL_SIDE_CHANNEL_PORT",), default="5600"),
 )
 #: Keys of kv_connector_extra_config that are numbers of seconds, with their defaults.
-_SECONDS = {"kv_lease_duration": "30"}
+_SECONDS = {"kv_lease_duration": "30", "decoder_kv_blocks_ttl": "480", "engine_ttl": "3600"}
 
 
 def read_vllm(source: ConfiguredEngine) -> dict[str, FieldValue]:
@@ -115,6 +116,7 @@ def _transfer(source: ConfiguredEngine) -> Iterator[tuple[str, FieldValue]]:
     yield "enable_permute_local_kv", _text(given.get("enable_permute_local_kv"), "false", readable)
     yield "enable_cross_layers_blocks", _text(extra.get("enable_cross_layers_blocks"), "false", readable)
     yield "enforce_handshake_compat", _text(extra.get("enforce_handshake_compat"), "true", readable)
+    yield "bidirectional_kv_xfer", _text(extra.get("bidirectional_kv_xfer"), "false", readable)
     for name, default in _SECONDS.items():
         yield name, _text(extra.get(name), default, readable)
     backends = extra.get("backends")
@@ -162,6 +164,12 @@ def _text(value: object, default: str, readable: bool) -> FieldValue:
     return FieldValue(str(value).lower() if isinstance(value, bool) or value in ("True", "False") else str(value))
 
 
+#: How long SGLang's decode side waits (300 s), and how often it asks for prefill's health (5 s, twice).
+DECODE_WAITS = (
+    "SGLANG_DISAGGREGATION_WAITING_TIMEOUT",
+    "SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL",
+    "SGLANG_DISAGGREGATION_HEARTBEAT_MAX_FAILURE",
+)
 _POLICY = "--disaggregation-decode-allocation-policy"
 _PARAMETERS = "SGLANG_DISAGGREGATION_NIXL_BACKEND_PARAMS"
 SGLANG_FIELDS = (
@@ -182,6 +190,8 @@ SGLANG_FIELDS = (
     EngineField("--attn-cp-size", ("--attn-cp-size", "--attention-context-parallel-size"), default="1"),
     EngineField("--dcp-size", ("--dcp-size", "--decode-context-parallel-size"), default="1"),
     EngineField("--nccl-port", ("--nccl-port",)),
+    EngineField("SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT", variables=("SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT",)),
+    *(EngineField(variable, variables=(variable,)) for variable in DECODE_WAITS),
     EngineField("SGLANG_DSV4_KV_LAYOUT", variables=("SGLANG_DSV4_KV_LAYOUT",), default="v4"),
     EngineField("SGLANG_DISAGG_STAGING_BUFFER", variables=("SGLANG_DISAGG_STAGING_BUFFER",), default="false"),
     EngineField(_PARAMETERS, variables=(_PARAMETERS,), default="{}"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from pytest_nixl.checks.connector import engine_relations, nixl_relations, pod_relations
-from pytest_nixl.checks.connector.engines import LMCACHE, NIXL, ROLE
+from pytest_nixl.checks.connector.engines import DECODE_WAITS, LMCACHE, NIXL, ROLE
 from pytest_nixl.checks.connector.relations import Relation, different, divisible, equal, only, prefill_listens
 from pytest_nixl.checks.connector.releases import Holds
 from pytest_nixl.checks.connector.settings_read import unread_settings
@@ -196,6 +196,12 @@ RULES: tuple[ConnectorRule, ...] = (
     _vllm(_CONNECTOR, "kv_lease_duration", "longer than decode's way to renew it", engine_relations.vllm_lease,
           "give both sides the same kv_lease_duration", "vLLM kv_connector/v1/nixl/base_scheduler.py (__init__)",
           Holds("vllm", since="0.25.0")),
+    _vllm(_CONNECTOR, "bidirectional_kv_xfer", "equal", engine_relations.vllm_both_ways,
+          "give both sides the same bidirectional_kv_xfer", _USAGE, Holds("vllm", since="0.25.0")),
+    _vllm(_CONNECTOR, "decoder_kv_blocks_ttl", "read, and no longer than engine_ttl", engine_relations.vllm_ttl,
+          "set bidirectional_kv_xfer on both sides, or remove decoder_kv_blocks_ttl",
+          "vLLM kv_connector/v1/nixl/pull_scheduler.py (request_finished); inferred for engine_ttl",
+          Holds("vllm", since="0.25.0")),
     _same(_CONNECTOR, "vLLM", "--attention-backend", _HASH, holds=_HASHED),
     _same(_CONNECTOR, "vLLM", "enable_cross_layers_blocks", _HASH, engine_relations.vllm_cross_layers,
           holds=Holds("vllm", since="0.16.0", before="0.29.0")),
@@ -212,6 +218,11 @@ RULES: tuple[ConnectorRule, ...] = (
                   engine_relations.sglang_backend, "give both sides --disaggregation-transfer-backend nixl", _PD),
     _same(_CONNECTOR, "SGLang", "--disaggregation-decode-allocation-policy",
           "SGLang python/sglang/srt/disaggregation/common/conn.py", holds=Holds("sglang", since="0.5.22")),
+    *(ConnectorRule(_CONNECTOR, "SGLang", variable, f"a positive number, on {side}", engine_relations.sglang_waits,
+                    f"set a positive number on {side}",
+                    "SGLang python/sglang/srt/disaggregation/common/conn.py (__init__)")
+      for side, variables in (("prefill", ("SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT",)), ("decode", DECODE_WAITS))
+      for variable in variables),
     _same(_CONNECTOR, "SGLang", "--model-path", _CACHE),
     _same(_CONNECTOR, "SGLang", "--revision", _CACHE),
     _same(_CONNECTOR, "SGLang", "--dtype", _CACHE, equal(_dtype)),

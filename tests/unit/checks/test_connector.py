@@ -949,3 +949,50 @@ def test_a_launcher_that_is_not_known_is_inconclusive(
     assert cli.main(["connector", prefill, decode]) == 0
     assert cli.main(["connector", prefill, decode, "--gate"]) == 1
     capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "field"),
+    [
+        ({"bidirectional_kv_xfer": True}, {}, "bidirectional_kv_xfer"),
+        ({}, {"decoder_kv_blocks_ttl": 600}, "decoder_kv_blocks_ttl"),
+        ({"bidirectional_kv_xfer": True, "engine_ttl": 60}, {"bidirectional_kv_xfer": True}, "decoder_kv_blocks_ttl"),
+        ({"bidirectional_kv_xfer": True}, {"bidirectional_kv_xfer": True, "decoder_kv_blocks_ttl": 600}, ""),
+    ],
+)
+def test_blocks_of_an_earlier_turn_need_both_sides(
+    prefill: dict[str, Any], decode: dict[str, Any], field: str, tmp_path: Path
+) -> None:
+    sides = sides_of("vLLM")
+    for side, extra in zip(sides.values(), (prefill, decode), strict=True):
+        side["image"] = "vllm/vllm-openai:v0.33.0"
+        side["transfer"]["kv_connector_extra_config"] = {"backends": ["UCX"], **extra}
+    comparison = compared(tmp_path, sides)
+    assert doubtful(comparison) == {field} - {""}
+
+
+@pytest.mark.parametrize(
+    ("role", "variable", "value", "fails", "warns"),
+    [
+        ("prefill", "SGLANG_DISAGGREGATION_WAITING_TIMEOUT", "600", False, True),
+        ("decode", "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT", "600", False, True),
+        ("decode", "SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL", "-5", True, False),
+        ("decode", "SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL", "2.5", False, False),
+        ("prefill", "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT", "600", False, False),
+    ],
+)
+def test_sglangs_time_limits_stand_on_the_side_that_reads_them(
+    role: str, variable: str, value: str, fails: bool, warns: bool, tmp_path: Path
+) -> None:
+    sides = sides_of("SGLang")
+    change("env", variable, value, role)(sides)
+    comparison = compared(tmp_path, sides)
+    assert (variable in wrong(comparison), variable in doubtful(comparison)) == (fails, warns)
+
+
+def test_a_file_of_lmcache_is_said_not_to_be_read(tmp_path: Path) -> None:
+    transfer = """--kv-transfer-config '{"kv_connector":"LMCacheConnectorV1","kv_role":"kv_both"}'"""
+    prefill = script(tmp_path, "prefill.sh", f"PYTHONHASHSEED=0 vllm serve m {transfer}\n")
+    decode = script(tmp_path, "decode.sh", f"PYTHONHASHSEED=0 LMCACHE_CONFIG_FILE=d.yaml vllm serve m {transfer}\n")
+    comparison = compare_connectors(read_engine(prefill), read_engine(decode))
+    assert comparison.unread == ("decode has options of d.yaml (LMCACHE_CONFIG_FILE), which is not read",)

@@ -414,3 +414,8 @@ def test_a_refusal_is_one_line_whatever_the_words_are(
         code = int(error.code or 0)
     assert code == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_python_m_runs_the_command() -> None:
+    command = [sys.executable, "-m", "pytest_nixl", "explain", "--findings", "--json"]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0

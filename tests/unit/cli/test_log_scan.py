@@ -10,7 +10,7 @@ import pytest
 from field.score import read_lines, scores
 
 from pytest_nixl.cli import log_scan
-from pytest_nixl.cli.log_scan import Form, LogScan, read_messages
+from pytest_nixl.cli.log_scan import GAP, Form, LogScan, read_messages
 from pytest_nixl.core.texts import parse_texts, text_file
 
 UCX = "[1763600001.101] [pod-a:211  :0]     ucp_context.c:1268 UCX  WARN  "
@@ -66,6 +66,16 @@ def test_one_device_is_not_a_transport_and_two_transports_are_not_devices() -> N
 @pytest.mark.parametrize(
     ("line", "twin"),
     [
+        # A class of an engine or of NIXL that lacks what another part calls: their releases do not fit.
+        ("TypeError: NixlKVSender.send() takes 2 positional arguments but 3 were given",
+         "TypeError: Sender.send() takes 2 positional arguments but 3 were given"),
+        ("AttributeError: 'CommonKVManager' object has no attribute 'kv_args'",
+         "ERROR [nixl_connector.py:70] AttributeError: 'dict' object has no attribute 'kv_args'"),
+        ("default-scheduler  0/8 nodes are available: 8 Insufficient rdma/hca_a.",
+         "default-scheduler  0/8 nodes are available: 8 Insufficient cpu."),
+        ("[a:1:1:7] Caught signal 11 (Segmentation fault: invalid permissions for mapped object at address 0x7f)",
+         "a page with invalid permissions for mapped object at address 0x7f"),
+        ("nvidia-nvswitch0: SXid (PCI:0000:c5:00.0): 12028, Non-fatal", "nvidia-nvswitch0: Probing PCI 0000:c5:00.0"),
         # A short text needs its speaker's sign.
         ("etcdserver: request is too large", "error: request is too large: 130000 tokens"),
         ("etcd: " + "-" * 500 + " request is too large", "etcd: " + "-" * 1500 + " request is too large"),
@@ -246,10 +256,32 @@ def test_every_entry_has_its_own_title_and_says_what_to_do() -> None:
     ] == []
 
 
-@pytest.mark.parametrize("field_set", ["lines", "held_out", "public"])
+@pytest.mark.parametrize("prefix", ["[1.1] [pod-a:211 :0]  cache.c:231  UCC  ERROR ", "E1127 10:00:00.1  77 a.cpp:9] "])
+def test_no_entry_explains_the_line_of_another_speaker(prefix: str) -> None:
+    messages, speakers = read_messages(parse_texts(text_file("error-texts")))
+    lines = {
+        (message.title, form.text): f"{prefix}{form.text.replace(GAP, 'x')} {b' '.join(message.has).decode()}".lower()
+        for message in messages
+        for form in message.forms
+    }
+    foreign = {
+        key: line for key, line in lines.items()
+        if not any(speakers[message.by].sign.search(line.encode()) for message in messages if message.title == key[0])
+    }  # fmt: skip
+    assert len(foreign) > 200
+    explained = set()
+    for key, line in foreign.items():
+        line_scan = LogScan(messages, speakers)
+        line_scan.feed(line.encode())
+        if key[0] in {seen.message.title for seen in line_scan.seen()}:
+            explained.add(key)
+    assert explained == set()
+
+
+@pytest.mark.parametrize("field_set", ["lines", "held_out", "public", "set_aside"])
 def test_nothing_false_is_said_of_a_line_from_the_field(field_set: str) -> None:
     results = list(scores(field_set))
     assert [line["log"] for line, score in results if score == "false"] == []
     causes = [score for line, score in results if line["answer"] == "cause"]
     assert causes.count("right") >= 0.7 * len(causes)
-    assert len(read_lines(field_set)) >= 75
+    assert len(read_lines(field_set)) >= (60 if field_set == "set_aside" else 75)
