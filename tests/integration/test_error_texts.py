@@ -28,6 +28,7 @@ NOT_IN_THE_WHEEL = {
     "no active messages transport to …: Unsupported operation",
     "(state=…): send(…) failed",
     "Caught signal 11 (Segmentation fault",
+    "Caught signal 11 (Segmentation fault: invalid permissions for mapped object",
     "Error in setting up Batch",
     "Error opening HF3FS driver",
     "Failed to create engine: Missing config entry",
