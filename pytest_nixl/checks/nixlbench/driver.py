@@ -242,17 +242,16 @@ class _Run:
 
     def _concluded(self) -> Ran:
         """Wait a short time for the other process, and return the result of the run or raise its failure."""
-        deadline = 0.0
+        start = time.monotonic()
         while not self._inconsistent() and not all(rank.over for rank in self._ranks):
-            whole = self._whole()
             dead = [rank for rank in self._ranks if rank.over and _how_far(rank) == 0]
-            if any(rank.killed or rank.faults or not whole for rank in dead):
-                break  # the other process cannot be the cause
-            deadline = deadline or time.monotonic() + (SLEEPS if whole else _GRACE)
-            if time.monotonic() > deadline:
-                break
             for rank in self._ranks:
                 rank.look(_LOOK)
+            if any(rank.killed or rank.faults for rank in dead):
+                break  # the other process cannot be the cause
+            # After a crash the other process may be the cause, or have rows that it printed before and nobody has read.
+            if time.monotonic() > start + (SLEEPS if self._whole() else _GRACE):
+                break
         inconsistent = self._inconsistent()
         # At the last barrier each process waits for the other, so a process that still runs waits for one that never
         # arrived. A later crash, while libraries are unloaded, does not affect the result.
