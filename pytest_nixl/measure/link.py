@@ -182,8 +182,7 @@ class Link:
             before = loss_counters((self.target.worker, self.initiator.worker))
             between = beside is None and not self.footprint and not self._launch.backend.STORAGE
             ends = self._row_ends(min(size, BETWEEN_WINDOWS_BYTES), seed) if between else None
-            longer = self._settings.iterations or self._settings.duration > WINDOWS * WINDOW_SECONDS
-            if longer or self.footprint or beside is not None:
+            if self._settings.iterations or self.footprint or beside is not None:
                 clear_above = None
             clear_rate = None if clear_above is None else clear_above / (block * batch)
             found = self._timed(
@@ -383,6 +382,8 @@ class Link:
         given = settings.sources.get("warmup", "default") != "default"
         warmup = settings.warmup if given else usual_warmup(block, settings.warmup)
         duration = max(settings.duration, BESIDE_SECONDS) if together else settings.duration
+        if duration > WINDOWS * WINDOW_SECONDS:
+            clear_rate = None
         found: dict[str, Any] = self._run(
             "measure",
             transfers,

@@ -465,7 +465,7 @@ class Commands:
 
         :param own: the pids of other processes on this host that belong to the row.
         :param end: the initiator's end of the row, if bytes are compared between the windows.
-        :param clear_rate: as for :func:`pytest_nixl.nixl.worker.transfer.measure`, like ``longest``; None: no limit.
+        :param clear_rate: as for :func:`pytest_nixl.nixl.worker.transfer.measure`, like ``longest``; None: never early.
         """
         prepared = self._prepared(transfers, timeout)
         contention, counted = CpuContention(own), list[Any]()

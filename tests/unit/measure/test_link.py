@@ -165,13 +165,14 @@ def test_a_row_may_end_early_unless_something_else_says_how_long_it_takes(
 ) -> None:
     one, rates = link(make_pairs(blocks=(4096,), batch=(4,), **changes)), list[float | None]()
 
-    def time_row(*_: Any, clear_rate: float | None, **__: Any) -> dict[str, Any]:
-        rates.append(clear_rate)
+    def run(command: str, *_: Any, clear_rate: float | None = None, **__: Any) -> dict[str, Any]:
+        if command == "measure":
+            rates.append(clear_rate)
         windows = {"windows": [0.01] * 4, "transfers": [10] * 4, "latencies": [0.001]}
         return {**windows, "corruption": None, "counted": [], "contention": 0.7}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(one, "_timed", time_row)
+        patch.setattr(one, "_run", run)
         samples = one.measure(4096, **named)
     assert rates == [rate]
     assert samples.contention == (0.0,), "windows that agree were not disturbed"
