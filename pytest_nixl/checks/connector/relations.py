@@ -65,7 +65,10 @@ def reference(pair: SidePair, field: str) -> Mismatch | None:
 
 
 def equal(normal: Callable[[str], str] = str.strip) -> Relation:
-    """Return a relation for values that must be equal, after ``normal`` changed each to one spelling."""
+    """Return a relation for values that must be equal.
+
+    :param normal: returns the one spelling of a value; empty if the engine chooses the value.
+    """
 
     def judge(pair: SidePair, field: str) -> Mismatch | None:
         prefill, decode = pair.values(field)
@@ -73,10 +76,8 @@ def equal(normal: Callable[[str], str] = str.strip) -> Relation:
             return None
         if unknown := reference(pair, field):
             return unknown
-        if not all(value.text for value in (prefill, decode)):
-            return undecided(
-                "they must be equal, and the engine chooses the one that is not set", f"set {field} on both sides"
-            )
+        if not all(normal(value.text) for value in (prefill, decode)):
+            return undecided("they must be equal, and the engine chooses one of them", f"set {field} on both sides")
         return Mismatch("they must be equal")
 
     return judge

@@ -50,7 +50,7 @@ class ConnectorRule:
     holds: Holds | None = None
 
 
-_SPELLINGS: Mapping[str, str] = {"half": "float16", "float": "float32"}
+_SPELLINGS: Mapping[str, str] = {"half": "float16", "float": "float32", "auto": ""}
 
 _TLS = "docs/reference/checks.md (transports-allowed)"
 _DEVICES = "inferred: lo reaches this host only, and tcp uses network interfaces only"
