@@ -226,6 +226,8 @@ def libraries_once(facts: Facts, expected: Requirements) -> Judgement:
 def etcd_client_library(facts: Facts, expected: Requirements) -> Judgement:
     """NIXL was built with etcd, and loads its client library."""
     client = facts.software.etcd_client
+    if client.value is None and not facts.software.libraries:
+        return unknown("the process that loaded NIXL ended before its libraries were read", "follow the other remedies")
     if client.value is None:
         return failed(
             f"NIXL loads no libetcd-cpp-api: {client.why}",

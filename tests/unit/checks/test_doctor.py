@@ -789,6 +789,13 @@ def test_cards_without_a_driver_are_reported_whatever_the_profile_expects(health
     assert found.reason == "no driver is bound to 1 network card (0000:4f:00.0)"
 
 
+def test_libraries_that_nobody_has_read_are_unknown(healthy: Tree, tmp_path: Path) -> None:
+    tree = healthy.copy(tmp_path / "tree")
+    nixl(libraries=[], etcd_client={"path": "", "patched": False})(tree)
+    judgement = verdicts(facts_of(tree), Requirements(load_profile("loopback"), BACKENDS))["etcd-client-library"]
+    assert judgement.verdict is Verdict.UNKNOWN, judgement.reason
+
+
 @pytest.mark.parametrize(("profile", "said"), [("loopback", True), ("p5.48xlarge", False)])
 def test_the_doctor_says_that_a_profile_without_a_machine_misses_no_device(
     healthy: Tree, profile: str, said: bool, capsys: pytest.CaptureFixture[str]
