@@ -88,11 +88,11 @@ def unpack(carried: str, folder: str) -> dict[str, str]:
     """
     with zipfile.ZipFile(carried) as archive:
         manifest: dict[str, str] = json.loads(archive.read("manifest.json"))
-        version = f"{sys.version_info[0]}.{sys.version_info[1]}"
-        if manifest["python"] != version or sys.implementation.name != "cpython":
+        ours = f"{sys.version_info[0]}.{sys.version_info[1]}"
+        if manifest["python"] != ours or sys.implementation.name != "cpython":
             raise NoRunError(
-                f"this file was packed for CPython {manifest['python']}, but this is {sys.implementation.name} {version}: "
-                f"run it with python{manifest['python']}, or pack it again with pack.py --python {version}"
+                f"this file was packed for CPython {manifest['python']}, but this is {sys.implementation.name} {ours}: "
+                f"run it with python{manifest['python']}, or pack it again with pack.py --python {ours}"
             )
         try:
             import lzma  # noqa: F401

@@ -126,8 +126,8 @@ def test_a_text_about_secrets_is_unchanged(text: str) -> None:
 @pytest.mark.parametrize(
     "repeated",
     [
-        "password ", "--pass-", '"password":', '"a', "authorization:", "-", "token=' ", "bearer ", "-u ", "pass=", "pwd='",
-        "cookie:", "basic ", "eyJ.", "-----BEGIN PRIVATE KEY-----", "['token', '", "token=;", "hf_",
+        "password ", "--pass-", '"password":', '"a', "authorization:", "-", "token=' ", "bearer ", "-u ", "pass=",
+        "pwd='", "cookie:", "basic ", "eyJ.", "-----BEGIN PRIVATE KEY-----", "['token', '", "token=;", "hf_",
     ],
 )  # fmt: skip
 def test_many_beginnings_of_secrets_take_time_that_grows_with_the_length(repeated: str) -> None:
@@ -138,7 +138,7 @@ def test_many_beginnings_of_secrets_take_time_that_grows_with_the_length(repeate
         redact(repeated * count)
         return time.process_time() - start
 
-    assert seconds(1 << 14) < 24 * seconds(1 << 11) + 0.1
+    assert seconds(1 << 13) < 24 * seconds(1 << 10) + 0.1
 
 
 @pytest.mark.parametrize("name", ["NIXL_APITOKEN", "NIXL_DBPASSWORD", "NIXL_SECRETKEY", "nixl_authtokens"])
