@@ -105,7 +105,7 @@ def alternate(repeats: int, *measures: Callable[[], float]) -> list[list[float]]
     return results
 
 
-def sweep(asked: argparse.Namespace) -> Iterator[Figure]:
+def sweep(options: argparse.Namespace) -> Iterator[Figure]:
     """Measure the time of the whole command with 15 and 30 rows and with more sizes, and the rows' spread."""
     ours: list[dict[int, float]] = []
 
@@ -118,13 +118,13 @@ def sweep(asked: argparse.Namespace) -> Iterator[Figure]:
         return taken
 
     fifteen, whole, more = alternate(
-        asked.repeats,
+        options.repeats,
         writes,
         lambda: pytest(ROWS, f"--nixl-blocks={SWEEP}"),
         lambda: pytest(ROWS, f"--nixl-blocks={LONGER}"),
     )
-    peers = {name: [nixlbench_sweep.sweep(asked.nixlbench, *how) for _ in range(asked.repeats)]
-             for name, how in nixlbench_sweep.PEERS.items() if asked.nixlbench}  # fmt: skip
+    peers = {name: [nixlbench_sweep.sweep(options.nixlbench, *how) for _ in range(options.repeats)]
+             for name, how in nixlbench_sweep.PEERS.items() if options.nixlbench}  # fmt: skip
     times = [f"{name} {median(seconds for seconds, _ in results):.1f} s" for name, results in peers.items()]
     apart = {name: nixlbench_sweep.spreads([rates for _, rates in results]) for name, results in peers.items()}
     yield Figure(
@@ -136,14 +136,14 @@ def sweep(asked: argparse.Namespace) -> Iterator[Figure]:
     yield Figure("one more size, WRITE and READ", added, "s", ADDED, digits=2)
     own = nixlbench_sweep.spreads(ours)
     yield Figure(
-        f"what a row differs by in {asked.repeats} sweeps of the 15 rows, at most (at least {min(own):.0f} %)",
+        f"what a row differs by in {options.repeats} sweeps of the 15 rows, at most (at least {min(own):.0f} %)",
         (max(own),), "%", SPREAD, digits=0,
         peer=f"nixlbench by {', '.join(f'{name} {min(each):.0f} to {max(each):.0f} %' for name, each in apart.items())}"
         if apart else "",
     )  # fmt: skip
 
 
-def history(asked: argparse.Namespace) -> Iterator[Figure]:
+def history(options: argparse.Namespace) -> Iterator[Figure]:
     """Measure the time of ``pytest-nixl history`` of 1,000 and 10,000 runs, with the index of an earlier command."""
     for count, bound in ((1_000, HISTORY), (10_000, math.inf)):
         with tempfile.TemporaryDirectory() as folder:
@@ -151,7 +151,7 @@ def history(asked: argparse.Namespace) -> Iterator[Figure]:
                 Path(folder, f"{number:06d}.json").write_text(text)
             time.sleep(5)  # the index contains only files that are at least a few seconds old
             store.timed("history", folder)
-            taken = tuple(store.timed("history", folder) for _ in range(asked.repeats))
+            taken = tuple(store.timed("history", folder) for _ in range(options.repeats))
         yield Figure(f"`pytest-nixl history` of {count:,} runs of 30 rows", taken, "s", bound, digits=2)
 
 
@@ -198,12 +198,12 @@ def bare(op: str, records: Sequence[dict[str, Any]]) -> list[float]:
     return [float(argument) for argument in line.split()[1:]]
 
 
-def beside_bare_loop(asked: argparse.Namespace) -> Iterator[Figure]:
+def beside_bare_loop(options: argparse.Namespace) -> Iterator[Figure]:
     """Print the ratio of the bandwidth that pytest-nixl measures to that of the bare loop, for each row."""
     pooled: list[float] = []
     for op in ("WRITE", "READ"):
         ratios: dict[str, list[float]] = {}
-        for _ in range(asked.repeats):
+        for _ in range(options.repeats):
             records = rows(op)
             for record, rate in zip(records, bare(op, records), strict=True):
                 ratios.setdefault(record["extra_info"]["key"], []).append(record["extra_info"]["GB/s"] * 1e9 / rate)
@@ -216,10 +216,10 @@ def beside_bare_loop(asked: argparse.Namespace) -> Iterator[Figure]:
     )  # fmt: skip
 
 
-def kv_beside_bare_loop(asked: argparse.Namespace) -> Iterator[Figure]:
+def kv_beside_bare_loop(options: argparse.Namespace) -> Iterator[Figure]:
     """Measure the ratio of the bandwidth of requests for KV blocks to that of a bare loop with the same requests."""
     for op in ("WRITE", "READ"):
-        ours, remainder = alternate(asked.repeats, partial(kv_row, op), partial(bare_kv, op))
+        ours, remainder = alternate(options.repeats, partial(kv_row, op), partial(bare_kv, op))
         yield Figure(
             f"requests for KV blocks, {op} scattered-prepped, {KV_TOKENS} tokens : the same in a bare NIXL loop",
             tuple(one / other for one, other in zip(ours, remainder, strict=True)), "", BARE, at_least=True, digits=2,
@@ -251,7 +251,7 @@ def bare_kv(op: str) -> float:
     return float(line.split()[1])
 
 
-def unused(asked: argparse.Namespace) -> Iterator[Figure]:
+def unused(options: argparse.Namespace) -> Iterator[Figure]:
     """Measure the processor time that the installed but unused plugin adds to pytest with one trivial test.
 
     It is measured from a wheel, where pytest can keep bytecode and where it cannot, as in images with
@@ -280,10 +280,10 @@ def level(name: str, repeats: int, bound: float) -> Iterator[Figure]:
     yield Figure(f"all suites, `--nixl-level {name}`", taken, "s", bound)
 
 
-def doctor(asked: argparse.Namespace) -> Iterator[Figure]:
+def doctor(options: argparse.Namespace) -> Iterator[Figure]:
     """Measure the time of the whole command ``pytest-nixl doctor``."""
     taken = []
-    for _ in range(asked.repeats):
+    for _ in range(options.repeats):
         start = time.perf_counter()
         done = subprocess.run(
             [sys.executable, "-m", "pytest_nixl.cli", "doctor"], capture_output=True, text=True, check=False
@@ -294,10 +294,10 @@ def doctor(asked: argparse.Namespace) -> Iterator[Figure]:
     yield Figure("`pytest-nixl doctor`", tuple(taken), "s", DOCTOR, digits=2)
 
 
-def second_command(asked: argparse.Namespace) -> Iterator[Figure]:
+def second_command(options: argparse.Namespace) -> Iterator[Figure]:
     """Measure the time of README's second command, or read it: seconds, or a file of ``--junit-xml``."""
-    taken = [seconds_of(text) for text in asked.second_command]
-    if asked.tests:
+    taken = [seconds_of(text) for text in options.second_command]
+    if options.tests:
         taken.append(time_of_a_clone())
     if taken:
         yield Figure("README's second command", tuple(taken), "s", SECOND, digits=0)
@@ -330,8 +330,8 @@ def seconds_of(text: str) -> float:
 
 
 FIGURES: dict[str, Callable[[argparse.Namespace], Iterator[Figure]]] = {
-    "quick": lambda asked: level("quick", asked.repeats, QUICK),
-    "standard": lambda asked: level("standard", min(asked.repeats, 3), STANDARD),
+    "quick": lambda options: level("quick", options.repeats, QUICK),
+    "standard": lambda options: level("standard", min(options.repeats, 3), STANDARD),
     "sweep": sweep,
     "history": history,
     "ranks": ranks,
@@ -343,14 +343,14 @@ FIGURES: dict[str, Callable[[argparse.Namespace], Iterator[Figure]]] = {
 }
 
 
-def measured(asked: argparse.Namespace, failed: list[str] | None = None) -> Iterator[Figure]:
+def measured(options: argparse.Namespace, failed: list[str] | None = None) -> Iterator[Figure]:
     """Yield the requested figures, each as soon as it is measured.
 
     :param failed: gets the name of each figure that could not be measured; None: the first ends the program.
     """
-    for name in asked.figures or [figure for figure in FIGURES if figure not in asked.without]:
+    for name in options.figures or [figure for figure in FIGURES if figure not in options.without]:
         try:
-            for figure in FIGURES[name](asked):
+            for figure in FIGURES[name](options):
                 print(figure, flush=True)
                 yield figure
         except SystemExit as error:

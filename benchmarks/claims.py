@@ -39,12 +39,12 @@ def meet(endpoints: Sequence[str], group: str) -> float:
     claimants = [Claimant(FUNCTION, {**arguments, "endpoint": endpoint}) for endpoint in endpoints]
     try:
         for claimant in claimants:
-            if said(claimant, lambda rank: rank == -1) != -1:
+            if announced_rank(claimant, lambda rank: rank == -1) != -1:
                 raise SystemExit(f"a process could not start: {claimant.message}")
         start = time.perf_counter()
         for claimant in claimants:
             claimant.go_on()
-        ranks = [said(claimant, lambda rank: rank >= 0) for claimant in claimants]
+        ranks = [announced_rank(claimant, lambda rank: rank >= 0) for claimant in claimants]
         took = time.perf_counter() - start
         if sorted(ranks) != list(range(size)):
             raise SystemExit(f"{size} processes got the ranks {sorted(ranks)}")
@@ -58,9 +58,9 @@ def meet(endpoints: Sequence[str], group: str) -> float:
             claimant.close()
 
 
-def said(claimant: Claimant, wanted: Callable[[int], bool]) -> int:
+def announced_rank(claimant: Claimant, matches: Callable[[int], bool]) -> int:
     """Wait until a process announces a wanted rank, and return the rank. Exit if it reports an error."""
-    rank = claimant.wait_for(lambda message: "error" in message or wanted(message["rank"]), SECONDS)
+    rank = claimant.wait_for(lambda message: "error" in message or matches(message["rank"]), SECONDS)
     if rank is None or "error" in rank:
         raise SystemExit(f"a process failed: {rank}")
     return int(rank["rank"])
@@ -91,9 +91,9 @@ def claims(server: EmbeddedServer, repeats: int, sizes: Sequence[int]) -> None:
         )
 
 
-def first(requests: Sequence[Request], wanted: Callable[[Request], bool]) -> int:
+def first(requests: Sequence[Request], matches: Callable[[Request], bool]) -> int:
     """Return how many requests were made before the first one that is wanted."""
-    return next(number for number, request in enumerate(requests) if wanted(request))
+    return next(number for number, request in enumerate(requests) if matches(request))
 
 
 class Grpc:

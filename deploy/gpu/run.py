@@ -88,11 +88,11 @@ def unpack(carried: str, folder: str) -> dict[str, str]:
     """
     with zipfile.ZipFile(carried) as archive:
         manifest: dict[str, str] = json.loads(archive.read("manifest.json"))
-        here = f"{sys.version_info[0]}.{sys.version_info[1]}"
-        if manifest["python"] != here or sys.implementation.name != "cpython":
+        ours = f"{sys.version_info[0]}.{sys.version_info[1]}"
+        if manifest["python"] != ours or sys.implementation.name != "cpython":
             raise NoRunError(
-                f"this file was packed for CPython {manifest['python']}, but this is {sys.implementation.name} {here}: "
-                f"run it with python{manifest['python']}, or pack it again with pack.py --python {here}"
+                f"this file was packed for CPython {manifest['python']}, but this is {sys.implementation.name} {ours}: "
+                f"run it with python{manifest['python']}, or pack it again with pack.py --python {ours}"
             )
         try:
             import lzma  # noqa: F401
@@ -113,19 +113,19 @@ def environment(folder: str, packed: str) -> tuple[dict[str, str], list[str]]:
     :param packed: the packages of NIXL, as in the manifest.
     :raises NoRunError: if a package is neither on this machine nor packed.
     """
-    major = nixl_for(sorted(int(each) for each in re.findall(r"nixl-cu(\d+)", packed)), torch_cuda(), driver_cuda())
-    said = [f"NIXL: nixl-cu{major}"]
+    major = nixl_for(sorted(int(text) for text in re.findall(r"nixl-cu(\d+)", packed)), torch_cuda(), driver_cuda())
+    remarks = [f"NIXL: nixl-cu{major}"]
     paths = [os.path.join(folder, name) for name in ("source", "site", f"nixl-cu{major}")]
-    for what, module in (("numpy", "numpy"), ("cuda", "cuda.bindings.driver")):
+    for package, module in (("numpy", "numpy"), ("cuda", "cuda.bindings.driver")):
         if imports(module):
-            said.append(f"{module}: this machine's")
-        elif os.path.isdir(os.path.join(folder, what)):
-            paths.append(os.path.join(folder, what))
-            said.append(f"{module}: carried")
-        elif what == "numpy":
+            remarks.append(f"{module}: this machine's")
+        elif os.path.isdir(os.path.join(folder, package)):
+            paths.append(os.path.join(folder, package))
+            remarks.append(f"{module}: carried")
+        elif package == "numpy":
             raise NoRunError("NumPy is neither installed nor packed: install it, or pack without --without numpy")
         else:
-            said.append(f"{module}: none")
+            remarks.append(f"{module}: none")
     changed = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])]),
@@ -148,9 +148,9 @@ def environment(folder: str, packed: str) -> tuple[dict[str, str], list[str]]:
     if runtime:
         os.symlink(runtime[0], os.path.join(extra, os.path.basename(runtime[0])))
     changed["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, [os.environ.get("LD_LIBRARY_PATH"), extra]))
-    said.append(f"libraries carried and used: {', '.join(libraries) or 'none'}")
-    said.append(f"CUDA runtime: {runtime[0] if runtime else 'none'}")
-    return changed, said
+    remarks.append(f"libraries carried and used: {', '.join(libraries) or 'none'}")
+    remarks.append(f"CUDA runtime: {runtime[0] if runtime else 'none'}")
+    return changed, remarks
 
 
 def nixl_for(packed: list[int], torch: int | None, driver: int | None) -> int:
@@ -163,9 +163,9 @@ def nixl_for(packed: list[int], torch: int | None, driver: int | None) -> int:
     :raises NoRunError: if no packed NIXL is for PyTorch's version.
     """
     if torch is None:
-        return max((each for each in packed if driver is not None and each <= driver), default=packed[0])
+        return max((major for major in packed if driver is not None and major <= driver), default=packed[0])
     if torch not in packed:
-        have = " and ".join(f"nixl-cu{each}" for each in packed)
+        have = " and ".join(f"nixl-cu{major}" for major in packed)
         raise NoRunError(
             f"this file has {have}, but PyTorch on this machine is built for CUDA {torch}, and beside it NIXL loads "
             f"only nixl-cu{torch}: pack the file again with pack.py --download --nixl nixl-cu{torch}"
@@ -175,11 +175,11 @@ def nixl_for(packed: list[int], torch: int | None, driver: int | None) -> int:
 
 def torch_cuda() -> int | None:
     """Return the CUDA version of this machine's PyTorch, from the file that NIXL reads; None if there is none."""
-    found = importlib.util.find_spec("torch")
-    if found is None or not found.origin:
+    spec = importlib.util.find_spec("torch")
+    if spec is None or not spec.origin:
         return None
     try:
-        with open(os.path.join(os.path.dirname(found.origin), "version.py")) as file:
+        with open(os.path.join(os.path.dirname(spec.origin), "version.py")) as file:
             match = re.search(r"^cuda\b[^=]*=\s*['\"](\d+)", file.read(), re.MULTILINE)
     except OSError:
         return None
@@ -221,31 +221,31 @@ def loads(soname: str) -> bool:
 
 def runtimes(major: int) -> list[str]:
     """Return the paths of CUDA runtimes of one version in packages of this Python, such as those for PyTorch."""
-    found = []
+    paths = []
     for place in sys.path:
         for package in ("cuda_runtime", f"cu{major}"):
-            found += glob.glob(os.path.join(place or ".", "nvidia", package, "lib", f"libcudart.so.{major}"))
-    return found
+            paths += glob.glob(os.path.join(place or ".", "nvidia", package, "lib", f"libcudart.so.{major}"))
+    return paths
 
 
 def models() -> list[str]:
     """Return the models of the GPUs of this machine, from the driver's files, else from nvidia-smi."""
-    found = []
+    names = []
     for place in sorted(glob.glob("/proc/driver/nvidia/gpus/*/information")):
         with open(place) as file:
-            found += re.findall(r"^Model:\s+(.*)$", file.read(), re.MULTILINE)
-    if not found and shutil.which("nvidia-smi"):
-        asked = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
+            names += re.findall(r"^Model:\s+(.*)$", file.read(), re.MULTILINE)
+    if not names and shutil.which("nvidia-smi"):
+        listed = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
                                capture_output=True, text=True, check=False)  # fmt: skip
-        if asked.returncode == 0:
-            found = [line.strip() for line in asked.stdout.splitlines() if line.strip()]
-    return found
+        if listed.returncode == 0:
+            names = [line.strip() for line in listed.stdout.splitlines() if line.strip()]
+    return names
 
 
 def profile_of(names: list[str]) -> str:
     """Return the profile for these GPUs; ``loopback`` if there is none."""
-    for word, profile in PROFILES:
-        if names and all(re.search(word, name) for name in names):
+    for pattern, profile in PROFILES:
+        if names and all(re.search(pattern, name) for name in names):
             return profile
     return "loopback"
 
@@ -380,10 +380,10 @@ def nvlink_kib() -> int | None:
     """Return the KiB that the NVLinks of this host have carried; None if NVML does not say it."""
     command = [sys.executable, "-c", COUNT_LINKS]
     try:
-        asked = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        counted = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     except subprocess.TimeoutExpired:
         return None
-    return int(asked.stdout) if asked.stdout.strip() else None
+    return int(counted.stdout) if counted.stdout.strip() else None
 
 
 def nvlinks(results: list[dict[str, Any]], gpus: int) -> list[str]:
@@ -450,9 +450,9 @@ def main() -> int:
     parser.add_argument("--rank", type=int, choices=(0, 1),
                         help="which of --hosts this is (default: the one whose address this host has)")  # fmt: skip
     parser.add_argument("--only", default="", metavar="STAGE[,STAGE]", help="run only these stages")
-    given = sys.argv[1:]
-    cut = given.index("--") if "--" in given else len(given)
-    arguments = parser.parse_args(given[:cut])
+    argv = sys.argv[1:]
+    cut = argv.index("--") if "--" in argv else len(argv)
+    arguments = parser.parse_args(argv[:cut])
     hosts = arguments.hosts.split(",") if arguments.hosts else []
     if hosts and (len(hosts) != 2 or not all(hosts)):
         parser.error(f"--hosts={arguments.hosts}: expected two hosts, such as gpu-a,gpu-b")
@@ -463,7 +463,7 @@ def main() -> int:
     results: list[dict[str, Any]] = []
     try:
         rank = rank_here(hosts) if hosts and arguments.rank is None else arguments.rank or 0
-        chosen = stages(profile, out, given[cut + 1 :], len(names), hosts, rank)
+        chosen = stages(profile, out, argv[cut + 1 :], len(names), hosts, rank)
         if arguments.only:
             by_name = {stage.name: stage for stage in chosen}
             unknown = [name for name in arguments.only.split(",") if name not in by_name]

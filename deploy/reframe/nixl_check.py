@@ -65,15 +65,15 @@ class NixlCheck(rfm.RunOnlyRegressionTest):
     def verdict_is_pass(self) -> Any:
         """Pass if the verdict is PASS and the exit code 0; else fail with the reason and remedy of each failure."""
         sn.evaluate(sn.assert_true(os.path.exists(VERDICT), msg=f"pytest wrote no {VERDICT}: read {self.stdout}"))
-        found = _verdict(self.stagedir)
+        report = _verdict(self.stagedir)
         failures = [
             f"{result['verdict']} {result['check']}: {result['reason']}; remedy: {result['remedy']}"
-            for result in found["results"]
+            for result in report["results"]
             if result["outcome"] == "FAIL"
         ]
-        code = f"exit code {found['exit_code']}"
-        said = "; ".join(filter(None, [found["verdict"], found["text"], *failures, code]))
-        return sn.assert_eq((found["verdict"], found["exit_code"]), ("PASS", 0), msg=f"the verdict is {said}")
+        code = f"exit code {report['exit_code']}"
+        summary = "; ".join(filter(None, [report["verdict"], report["text"], *failures, code]))
+        return sn.assert_eq((report["verdict"], report["exit_code"]), ("PASS", 0), msg=f"the verdict is {summary}")
 
     @run_before("performance")
     def set_performance_figures(self) -> None:
@@ -90,5 +90,5 @@ class NixlCheck(rfm.RunOnlyRegressionTest):
 
 def _verdict(folder: str) -> dict[str, Any]:
     with open(os.path.join(folder, VERDICT), encoding="utf-8") as file:
-        found: dict[str, Any] = json.load(file)
-    return found
+        report: dict[str, Any] = json.load(file)
+    return report

@@ -133,9 +133,9 @@ def write_sbom(wheel: Path, path: Path, when: int, folder: Path) -> None:
     program: list[str | Path] = [sys.executable, "-m", "cyclonedx_py", "environment"]
     options = ("--mc-type=library", "--output-reproducible", "--validate", f"--pyproject={ROOT}/pyproject.toml")
     call([*program, *options, "--output-file", path, python], folder, SOURCE_DATE_EPOCH=str(when))
-    found = json.loads(path.read_text())
-    names = [component["name"] for component in found["components"]]
-    print(f"{path.name}: {found['metadata']['component']['name']} and {len(names)} packages that it needs")
+    sbom = json.loads(path.read_text())
+    names = [component["name"] for component in sbom["components"]]
+    print(f"{path.name}: {sbom['metadata']['component']['name']} and {len(names)} packages that it needs")
 
 
 def main() -> None:
@@ -144,24 +144,24 @@ def main() -> None:
     parser.add_argument("dist", type=Path, help="the folder for the files")
     parser.add_argument("--twice", action="store_true", help="build a second time elsewhere, and compare the bytes")
     parser.add_argument("--sbom", action="store_true", help="install the wheel, and write the SBOM beside it")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     when = int(os.environ.get("SOURCE_DATE_EPOCH") or git("log", "-1", "--format=%ct") or FIRST_TIME)
-    asked.dist.mkdir(parents=True, exist_ok=True)
+    arguments.dist.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         (folder / "first").mkdir()
-        made = build(folder / "first", when)
-        if asked.twice:
-            for first, second in zip(made, build_elsewhere(folder, when), strict=True):
+        built = build(folder / "first", when)
+        if arguments.twice:
+            for first, second in zip(built, build_elsewhere(folder, when), strict=True):
                 if first.read_bytes() != second.read_bytes():
                     sys.exit(f"two builds of {first.name} differ")
             print("two builds in two folders have the same bytes")
-        kept = [Path(shutil.copy(path, asked.dist)) for path in made]
-        if asked.sbom:
-            sbom = asked.dist.resolve() / f"{kept[1].name.removesuffix('-py3-none-any.whl')}.cdx.json"
-            write_sbom(kept[1].resolve(), sbom, when, folder)
-            kept.append(sbom)
-    for path in kept:
+        files = [Path(shutil.copy(path, arguments.dist)) for path in built]
+        if arguments.sbom:
+            sbom = arguments.dist.resolve() / f"{files[1].name.removesuffix('-py3-none-any.whl')}.cdx.json"
+            write_sbom(files[1].resolve(), sbom, when, folder)
+            files.append(sbom)
+    for path in files:
         print(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}")
 
 

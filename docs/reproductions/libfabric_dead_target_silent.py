@@ -37,11 +37,11 @@ def target(pipe: Any) -> None:
 
 def initiator(pipe: Any, op: str) -> None:
     agent, memory = start("initiator")
-    metadata, there = pipe.recv()
+    metadata, address = pipe.recv()
     agent.add_remote_agent(metadata)
     handles = []
     for offset in range(0, COUNT * SIZE, SIZE):
-        ends = [agent.get_xfer_descs([(base + offset, SIZE, 0)], "DRAM") for base in (memory.ctypes.data, there)]
+        ends = [agent.get_xfer_descs([(base + offset, SIZE, 0)], "DRAM") for base in (memory.ctypes.data, address)]
         handles.append(agent.initialize_xfer(op, *ends, "target"))
     in_flight: set[int] = set()
     done, last = 0, time.monotonic()
@@ -58,10 +58,10 @@ def initiator(pipe: Any, op: str) -> None:
                 if done == 2 * COUNT:
                     pipe.send("transfers are completed")
             time.sleep(0.0005)
-        said = ""
+        error_name = ""
     except Exception as error:
-        said = type(error).__name__
-    pipe.send(said)
+        error_name = type(error).__name__
+    pipe.send(error_name)
     os._exit(0)  # because several builds crash or hang at a normal exit of Python
 
 
@@ -90,18 +90,18 @@ for number in range(rounds):
         to_initiator.send(metadata)
     moved = metadata is not None and received(to_initiator) is not None
     first.kill()
-    said = received(to_initiator) if moved else None
+    error_name = received(to_initiator) if moved else None
     second.kill()
     first.join()
     second.join()
     if not moved:
         untried += 1
         shown = "no transfer was completed, before any fault was made"
-    elif said is None:
+    elif error_name is None:
         silent += 1
         shown = "the target was killed, and the initiator ended or hangs in a call of NIXL"
-    elif said:
-        shown = f"the target was killed, and the transfers report {said}"
+    elif error_name:
+        shown = f"the target was killed, and the transfers report {error_name}"
     else:
         silent += 1
         shown = f"the target was killed, and for {seconds:.0f} s the transfers are PROC"

@@ -33,8 +33,8 @@ class Mallinfo2(ctypes.Structure):
 def in_use() -> int:
     """Return the bytes in use by ``malloc``: hblkhd and uordblks of ``mallinfo2``."""
     gc.collect()
-    told = library.mallinfo2()
-    return int(told.member4 + told.member7)
+    counters = library.mallinfo2()
+    return int(counters.member4 + counters.member7)
 
 
 def start(name: str) -> Any:
@@ -51,7 +51,7 @@ def create_and_delete(name: str, connect: bool) -> None:
         agent.remove_remote_agent("peer")
 
 
-def left(connect: bool) -> float:
+def bytes_kept(connect: bool) -> float:
     """Return the bytes that each agent leaves: the median of some rounds, because pools grow in steps."""
     counts = [in_use()]
     for round in range(ROUNDS + 1):
@@ -65,7 +65,7 @@ library.mallinfo2.restype = Mallinfo2
 memory = numpy.zeros(4096, dtype=numpy.uint8)
 peer = start("peer")
 peer.register_memory(peer.get_reg_descs([(memory.ctypes.data, memory.nbytes, 0, "")], "DRAM"))
-alone, connected = left(connect=False), left(connect=True)
+alone, connected = bytes_kept(connect=False), bytes_kept(connect=True)
 print(
     f"{'DEFECT' if min(alone, connected) > HEALTHY else 'healthy'}: each deleted agent left {alone:.0f} B in use, and "
     f"{connected:.0f} B if it had notified another one",

@@ -63,15 +63,15 @@ except EOFError:
     sys.exit("the target did not start")
 agent, memory = start("initiator")
 agent.add_remote_agent(metadata)
-said = write(agent, memory.ctypes.data, destination)
-if not said.startswith("DONE"):
-    sys.exit(f"the first WRITE ended as {said}, before any fault was made")
+outcome = write(agent, memory.ctypes.data, destination)
+if not outcome.startswith("DONE"):
+    sys.exit(f"the first WRITE ended as {outcome}, before any fault was made")
 agent.remove_remote_agent("target")
 time.sleep(1.0)  # UCX ends the old connection meanwhile
 agent.add_remote_agent(metadata)
-said = write(agent, memory.ctypes.data, destination)
-verdict = "healthy" if said.startswith("DONE") else "DEFECT"
-print(f"{verdict}: a WRITE after remove_remote_agent() and add_remote_agent(): {said}", flush=True)
+outcome = write(agent, memory.ctypes.data, destination)
+verdict = "healthy" if outcome.startswith("DONE") else "DEFECT"
+print(f"{verdict}: a WRITE after remove_remote_agent() and add_remote_agent(): {outcome}", flush=True)
 process.kill()
 process.join()
 os._exit(0)  # because several builds crash or hang at a normal exit of Python

@@ -60,10 +60,10 @@ def initiator(pipe: Any, metadata: bytes, address: int) -> None:
     pipe.send(f"send_notif() returned {returned} times")
 
 
-def begin(function: Any, *given: Any) -> Any:
+def begin(function: Any, *arguments: Any) -> Any:
     """Start a process; return it and the end of a pipe to it."""
     ours, theirs = fork.Pipe()
-    process = fork.Process(target=function, args=(theirs, *given), daemon=True)
+    process = fork.Process(target=function, args=(theirs, *arguments), daemon=True)
     process.start()
     theirs.close()
     return process, ours
@@ -88,13 +88,13 @@ if answer(to_initiator) != "DONE":
 target_process.kill()
 target_process.join()
 to_initiator.send("killed")
-said = answer(to_initiator, seconds)
+message = answer(to_initiator, seconds)
 returned = 0
-while isinstance(said, int):
-    returned, said = said, answer(to_initiator, seconds)
+while isinstance(message, int):
+    returned, message = message, answer(to_initiator, seconds)
 initiator_process.join(1.0)
-if said:
-    print(f"healthy: the target was killed, and {said}", flush=True)
+if message:
+    print(f"healthy: the target was killed, and {message}", flush=True)
 elif initiator_process.is_alive():
     print(f"DEFECT: the target was killed, and call {returned + 1} of send_notif() did not return in {seconds:.0f} s")
 else:

@@ -21,8 +21,8 @@ seconds = float(sys.argv[2]) if len(sys.argv) > 2 else 60.0
 config = nixl_agent_config(enable_prog_thread=True, backends=[backend])
 agent, *peers = (nixl_agent(name, config) for name in ("agent", "peer", "other"))
 memory = {name: numpy.zeros(LARGE, dtype=numpy.uint8) for name in ("agent", "peer", "other")}
-for each in (agent, *peers):
-    each.register_memory(each.get_reg_descs([(memory[each.name].ctypes.data, LARGE, 0, "")], "DRAM"))
+for member in (agent, *peers):
+    member.register_memory(member.get_reg_descs([(memory[member.name].ctypes.data, LARGE, 0, "")], "DRAM"))
 for peer in peers:
     agent.add_remote_agent(peer.get_agent_metadata())
     agent.make_connection(peer.name)

@@ -41,12 +41,12 @@ def target(pipe: Any) -> None:
     signal.pause()
 
 
-def initiator(pipe: Any, metadata: bytes, there: int) -> None:
+def initiator(pipe: Any, metadata: bytes, address: int) -> None:
     agent, memory = start(f"initiator-{os.getpid()}")
     agent.add_remote_agent(metadata)
     handles = []
     for offset in range(0, COUNT * SIZE, SIZE):
-        ends = [agent.get_xfer_descs([(base + offset, SIZE, 0)], "DRAM") for base in (memory.ctypes.data, there)]
+        ends = [agent.get_xfer_descs([(base + offset, SIZE, 0)], "DRAM") for base in (memory.ctypes.data, address)]
         handles.append(agent.initialize_xfer("READ", *ends, "target"))
     in_flight: set[int] = set()
     done = 0
@@ -85,12 +85,12 @@ for number in range(rounds):
     second.kill()
     second.join()
     first.join(WATCHED)
-    said = "the target lives"
+    outcome = "the target lives"
     if first.exitcode is not None:
-        said = f"the target was ended by {signal.Signals(-first.exitcode).name}"
+        outcome = f"the target was ended by {signal.Signals(-first.exitcode).name}"
         aborted += first.exitcode == -signal.SIGABRT
         first, metadata, memory = start_target()
-    print(f"round {number + 1}: the initiator was killed: {said}", flush=True)
+    print(f"round {number + 1}: the initiator was killed: {outcome}", flush=True)
 first.kill()
-said = "DEFECT" if aborted else "healthy"
-print(f"{said}: in {aborted} of {rounds} rounds the target was ended by SIGABRT", flush=True)
+outcome = "DEFECT" if aborted else "healthy"
+print(f"{outcome}: in {aborted} of {rounds} rounds the target was ended by SIGABRT", flush=True)

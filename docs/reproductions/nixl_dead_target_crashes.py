@@ -40,11 +40,11 @@ def target(pipe: Any) -> None:
 def initiator(pipe: Any, op: str) -> None:
     faulthandler.enable()
     agent, memory = start("initiator")
-    metadata, there = pipe.recv()
+    metadata, address = pipe.recv()
     agent.add_remote_agent(metadata)
     handles = []
     for offset in range(0, COUNT * SIZE, SIZE):
-        ends = [agent.get_xfer_descs([(base + offset, SIZE, 0)], "DRAM") for base in (memory.ctypes.data, there)]
+        ends = [agent.get_xfer_descs([(base + offset, SIZE, 0)], "DRAM") for base in (memory.ctypes.data, address)]
         handles.append(agent.initialize_xfer(op, *ends, "target"))
     in_flight: set[int] = set()
     done, deadline = 0, time.monotonic() + 60
@@ -60,10 +60,10 @@ def initiator(pipe: Any, op: str) -> None:
                 if done == 2 * COUNT:
                     pipe.send("transfers are completed")
             time.sleep(0.0005)
-        said = "no error in 60 s"
+        outcome = "no error in 60 s"
     except Exception as error:
-        said = type(error).__name__
-    pipe.send(said)
+        outcome = type(error).__name__
+    pipe.send(outcome)
     os._exit(0)  # because several builds crash at a normal exit of Python
 
 
@@ -82,14 +82,14 @@ for number in range(rounds):
     try:
         to_initiator.recv()
         first.kill()
-        said = to_initiator.recv()
+        outcome = to_initiator.recv()
     except EOFError:
-        said = "no answer"
+        outcome = "no answer"
     first.kill()
     first.join()
     second.join()
     if second.exitcode:
-        said = f"the initiator was ended by {signal.Signals(-second.exitcode).name}"
+        outcome = f"the initiator was ended by {signal.Signals(-second.exitcode).name}"
     crashed += second.exitcode == -signal.SIGSEGV
-    print(f"round {number + 1}, {op}: the target was killed: {said}", flush=True)
+    print(f"round {number + 1}, {op}: the target was killed: {outcome}", flush=True)
 print(f"{'DEFECT' if crashed else 'healthy'}: {crashed} of {rounds} initiators were ended by SIGSEGV", flush=True)

@@ -15,11 +15,11 @@ backend = sys.argv[1] if len(sys.argv) > 1 else "UCX"
 config = nixl_agent_config(enable_prog_thread=True, backends=[backend])
 agent, peer = nixl_agent("agent", config), nixl_agent("peer", config)
 memory = [numpy.zeros(1 << 16, dtype=numpy.uint8) for _ in range(2)]
-here, there = ((each.ctypes.data, each.nbytes, 0) for each in memory)
-agent.register_memory(agent.get_reg_descs([(*here, "")], "DRAM"))
-peer.register_memory(peer.get_reg_descs([(*there, "")], "DRAM"))
+source, target = ((buffer.ctypes.data, buffer.nbytes, 0) for buffer in memory)
+agent.register_memory(agent.get_reg_descs([(*source, "")], "DRAM"))
+peer.register_memory(peer.get_reg_descs([(*target, "")], "DRAM"))
 agent.add_remote_agent(peer.get_agent_metadata())
-local, remote = agent.get_xfer_descs([here], "DRAM"), agent.get_xfer_descs([there], "DRAM")
+local, remote = agent.get_xfer_descs([source], "DRAM"), agent.get_xfer_descs([target], "DRAM")
 handle = agent.initialize_xfer("WRITE", local, remote, "peer", b"written")
 state, deadline = agent.transfer(handle), time.monotonic() + 60
 while state != "DONE" and time.monotonic() < deadline:

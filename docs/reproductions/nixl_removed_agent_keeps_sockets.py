@@ -39,16 +39,16 @@ def connect_and_remove() -> None:
 config = nixl_agent_config(enable_prog_thread=True, backends=["UCX"])
 agent, peer = nixl_agent("agent", config), nixl_agent("peer", config)
 memory = [numpy.zeros(4096, dtype=numpy.uint8) for _ in range(2)]
-here, there = ((each.ctypes.data, each.nbytes, 0) for each in memory)
-agent.register_memory(agent.get_reg_descs([(*here, "")], "DRAM"))
-peer.register_memory(peer.get_reg_descs([(*there, "")], "DRAM"))
-local, remote = agent.get_xfer_descs([here], "DRAM"), agent.get_xfer_descs([there], "DRAM")
+source, target = ((buffer.ctypes.data, buffer.nbytes, 0) for buffer in memory)
+agent.register_memory(agent.get_reg_descs([(*source, "")], "DRAM"))
+peer.register_memory(peer.get_reg_descs([(*target, "")], "DRAM"))
+local, remote = agent.get_xfer_descs([source], "DRAM"), agent.get_xfer_descs([target], "DRAM")
 connect_and_remove()
 before = sockets()
 for _ in range(TIMES):
     connect_and_remove()
 deadline = time.monotonic() + SECONDS
-while (kept := sockets() - before) > 0 and time.monotonic() < deadline:
+while (count := sockets() - before) > 0 and time.monotonic() < deadline:
     time.sleep(0.01)  # the progress threads close what they want to close
-print(f"{'DEFECT' if kept >= TIMES else 'healthy'}: {kept} sockets are open after {TIMES} removals", flush=True)
+print(f"{'DEFECT' if count >= TIMES else 'healthy'}: {count} sockets are open after {TIMES} removals", flush=True)
 os._exit(0)  # because several builds crash at a normal exit of Python

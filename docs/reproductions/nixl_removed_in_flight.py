@@ -18,20 +18,20 @@ backend = sys.argv[1] if len(sys.argv) > 1 else "UCX"
 config = nixl_agent_config(enable_prog_thread=True, backends=[backend])
 agent, peer = nixl_agent("agent", config), nixl_agent("peer", config)
 memory = [numpy.zeros(64 << 20, dtype=numpy.uint8) for _ in range(2)]
-here, there = ((each.ctypes.data, each.nbytes, 0) for each in memory)
-agent.register_memory(agent.get_reg_descs([(*here, "")], "DRAM"))
-peer.register_memory(peer.get_reg_descs([(*there, "")], "DRAM"))
+source, target = ((buffer.ctypes.data, buffer.nbytes, 0) for buffer in memory)
+agent.register_memory(agent.get_reg_descs([(*source, "")], "DRAM"))
+peer.register_memory(peer.get_reg_descs([(*target, "")], "DRAM"))
 agent.add_remote_agent(peer.get_agent_metadata())
 agent.make_connection("peer")
-local, remote = agent.get_xfer_descs([here], "DRAM"), agent.get_xfer_descs([there], "DRAM")
+local, remote = agent.get_xfer_descs([source], "DRAM"), agent.get_xfer_descs([target], "DRAM")
 handle = agent.initialize_xfer("READ", local, remote, "peer")
 state = agent.transfer(handle)
 agent.remove_remote_agent("peer")
 try:
-    said = agent.check_xfer_state(handle)
+    outcome = agent.check_xfer_state(handle)
 except Exception as error:
-    said = type(error).__name__
-print(f"the READ was {state}, remove_remote_agent() has returned, and the READ reports {said}", flush=True)
+    outcome = type(error).__name__
+print(f"the READ was {state}, remove_remote_agent() has returned, and the READ reports {outcome}", flush=True)
 end = memory[0][-(64 << 10) :]
 end[:] = 255  # the program uses its memory again
 changed, deadline = 0, time.monotonic() + 30

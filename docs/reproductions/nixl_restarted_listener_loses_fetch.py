@@ -15,7 +15,7 @@ import time
 
 from nixl._api import nixl_agent, nixl_agent_config
 
-HERE, SECONDS = "127.0.0.1", 10
+LOOPBACK, SECONDS = "127.0.0.1", 10
 #: An agent that listens on a port until its standard input is closed.
 PEER = """
 import os, sys
@@ -49,11 +49,11 @@ def free_port() -> int:
 
 
 def fetched() -> bool:
-    agent.fetch_remote_metadata("peer", HERE, port)
+    agent.fetch_remote_metadata("peer", LOOPBACK, port)
     deadline = time.monotonic() + SECONDS
-    while not (found := agent.check_remote_metadata("peer")) and time.monotonic() < deadline:
+    while not (loaded := agent.check_remote_metadata("peer")) and time.monotonic() < deadline:
         time.sleep(0.01)
-    return bool(found)
+    return bool(loaded)
 
 
 port = free_port()

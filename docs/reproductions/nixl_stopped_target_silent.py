@@ -47,7 +47,7 @@ def initiator(pipe: Any, metadata: bytes, address: int) -> None:
         ends = [agent.get_xfer_descs([(base + offset, SIZE, 0)], "DRAM") for base in (memory.ctypes.data, address)]
         handles.append(agent.initialize_xfer("WRITE", *ends, "target"))
     in_flight: set[int] = set()
-    done, told = 0, 0.0
+    done, sent_at = 0, 0.0
     try:
         while True:
             for number, handle in enumerate(handles):
@@ -57,19 +57,19 @@ def initiator(pipe: Any, metadata: bytes, address: int) -> None:
                     continue
                 in_flight.discard(number)
                 done += 1
-            if time.monotonic() - told > 0.1:
-                told = time.monotonic()
-                pipe.send((told, done, len(in_flight)))
+            if time.monotonic() - sent_at > 0.1:
+                sent_at = time.monotonic()
+                pipe.send((sent_at, done, len(in_flight)))
             time.sleep(0.0005)
     except Exception as error:
         pipe.send(type(error).__name__)
         os._exit(0)  # because several builds crash or hang at a normal exit of Python
 
 
-def begin(function: Any, *given: Any) -> Any:
+def begin(function: Any, *arguments: Any) -> Any:
     """Start a process; return it and the end of a pipe to it."""
     ours, theirs = fork.Pipe()
-    process = fork.Process(target=function, args=(theirs, *given), daemon=True)
+    process = fork.Process(target=function, args=(theirs, *arguments), daemon=True)
     process.start()
     theirs.close()
     return process, ours
@@ -85,10 +85,10 @@ def answer(pipe: Any) -> Any:
 
 def report(moment: float, least: int = 0) -> Any:
     """Return what the initiator says after a moment, or for at most 60 s longer until it has completed so many."""
-    said = answer(to_initiator)
-    while isinstance(said, tuple) and (said[0] < moment or (said[1] < least and said[0] < moment + 60.0)):
-        said = answer(to_initiator)
-    return said
+    message = answer(to_initiator)
+    while isinstance(message, tuple) and (message[0] < moment or (message[1] < least and message[0] < moment + 60.0)):
+        message = answer(to_initiator)
+    return message
 
 
 def verdict() -> str:
@@ -119,8 +119,8 @@ if described is None:
     sys.exit("the target did not start")
 initiator_process, to_initiator = begin(initiator, *described)
 try:
-    said = verdict()
+    message = verdict()
 finally:
     for process in (target_process, initiator_process):
         process.kill()
-print(said, flush=True)
+print(message, flush=True)

@@ -48,11 +48,11 @@ def write() -> str:
 config = nixl_agent_config(enable_prog_thread=True, backends=["UCX"])
 agent = nixl_agent("agent" if peer else "peer", config)
 memory = numpy.zeros(4096, dtype=numpy.uint8)
-here = (memory.ctypes.data, memory.nbytes, 0)
-agent.register_memory(agent.get_reg_descs([(*here, "")], "DRAM"))
+source = (memory.ctypes.data, memory.nbytes, 0)
+agent.register_memory(agent.get_reg_descs([(*source, "")], "DRAM"))
 if not peer:
     with os.fdopen(writing, "w") as pipe:
-        pipe.write(f"{here[0]} {agent.get_agent_metadata().hex()}\n")
+        pipe.write(f"{source[0]} {agent.get_agent_metadata().hex()}\n")
     signal.pause()
 
 os.close(writing)
@@ -60,7 +60,7 @@ try:
     with os.fdopen(reading) as pipe:
         address, metadata = pipe.readline().split()
     agent.add_remote_agent(bytes.fromhex(metadata))
-    local = agent.get_xfer_descs([here], "DRAM")
+    local = agent.get_xfer_descs([source], "DRAM")
     remote = agent.get_xfer_descs([(int(address), memory.nbytes, 0)], "DRAM")
     print(f"a transfer to the living agent ends with {write()}")
     before = errors()

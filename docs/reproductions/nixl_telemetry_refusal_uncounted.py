@@ -31,14 +31,14 @@ from nixl._api import nixl_agent, nixl_agent_config
 def errors() -> float:
     time.sleep(2)  # twenty times the interval at which NIXL exports
     with urlopen(f"http://127.0.0.1:{PORT}/metrics", timeout=10) as answer:
-        found = re.findall(r'^agent_errors_total\{.*agent_name="agent".*\} (\S+)$', answer.read().decode(), re.M)
-    return sum(map(float, found))
+        counts = re.findall(r'^agent_errors_total\{.*agent_name="agent".*\} (\S+)$', answer.read().decode(), re.M)
+    return sum(map(float, counts))
 
 
 def refused(length: int, name: str) -> float:
     before = errors()
     try:
-        agent.initialize_xfer("WRITE", local, agent.get_xfer_descs([(there[0], length, 0)], "DRAM"), name)
+        agent.initialize_xfer("WRITE", local, agent.get_xfer_descs([(target_region[0], length, 0)], "DRAM"), name)
         print(f"undecided: a transfer of 4096 bytes to {length} bytes of {name} is accepted", flush=True)
         os._exit(0)
     except Exception as error:
@@ -52,11 +52,11 @@ agent = nixl_agent("agent", config)
 os.environ["NIXL_TELEMETRY_ENABLE"] = "n"
 peer = nixl_agent("peer", config)
 source, target = (numpy.zeros(4096, dtype=numpy.uint8) for _ in range(2))
-here, there = ((memory.ctypes.data, memory.nbytes, 0) for memory in (source, target))
-agent.register_memory(agent.get_reg_descs([(*here, "")], "DRAM"))
-peer.register_memory(peer.get_reg_descs([(*there, "")], "DRAM"))
+source_region, target_region = ((memory.ctypes.data, memory.nbytes, 0) for memory in (source, target))
+agent.register_memory(agent.get_reg_descs([(*source_region, "")], "DRAM"))
+peer.register_memory(peer.get_reg_descs([(*target_region, "")], "DRAM"))
 agent.add_remote_agent(peer.get_agent_metadata())
-local = agent.get_xfer_descs([here], "DRAM")
+local = agent.get_xfer_descs([source_region], "DRAM")
 refused(4096, "nobody")
 counted = refused(2048, "peer")
 print(f"{'DEFECT: no error' if counted == 0 else f'healthy: {counted:g} error'} is counted", flush=True)

@@ -40,7 +40,7 @@ def read_lines(field_set: str) -> list[dict[str, Any]]:
 def score_line(line: dict[str, Any], scan: LogScan) -> str:
     """Return the score of what a scan says of a line."""
     scan.read(io.BytesIO(line["log"].encode()))
-    harmful = [seen.message for seen in scan.seen() if seen.message.weight != "harmless"]
+    harmful = [problem.message for problem in scan.seen() if problem.message.weight != "harmless"]
     if line["answer"] in ("harmless", "unknown"):
         return "false" if harmful or (line["answer"] == "unknown" and scan.seen()) else "right"
     if not harmful:

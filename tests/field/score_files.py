@@ -56,15 +56,15 @@ def score_pair(pair: dict[str, Any], folder: Path) -> tuple[str, list[str]]:
     """Return the score of a pair, and what was printed."""
     printed = read_pair(pair, folder)
     expected = [text.partition(" ")[::2] for text in pair["expect"]]
-    rest = list(printed)
+    remaining = list(printed)
     scores = ["right"]
-    for verdict, word in expected:
-        same = [line for line in rest if line.startswith(verdict)]
-        named = [line for line in same if word.casefold() in line.casefold()]
+    for verdict, phrase in expected:
+        same = [line for line in remaining if line.startswith(verdict)]
+        named = [line for line in same if phrase.casefold() in line.casefold()]
         for line in (named or same)[:1]:
-            rest.remove(line)
+            remaining.remove(line)
         scores.append("right" if named else "generic" if same else "silent")
-    for line in rest:
+    for line in remaining:
         scores.append("generic" if line.startswith("INCONCLUSIVE") else "false")
     return max(scores, key=("right", "generic", "silent", "false").index), printed
 
@@ -81,10 +81,10 @@ def score_page(page: dict[str, Any]) -> tuple[str, list[str]]:
         return "false", printed
     scores = ["right"]
     for question, answer in zip(QUESTIONS, answers, strict=True):
-        verdict, _, word = page[question].partition(" ")
+        verdict, _, phrase = page[question].partition(" ")
         if verdict == str(answer.verdict):
             text = f"{answer.text} {answer.remedy}".casefold()
-            scores.append("right" if word.casefold() in text else "generic")
+            scores.append("right" if phrase.casefold() in text else "generic")
         else:
             scores.append("silent" if answer.verdict is Verdict.UNKNOWN else "false")
     return max(scores, key=("right", "generic", "silent", "false").index), printed

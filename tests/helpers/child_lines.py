@@ -56,19 +56,19 @@ class _Tracer:
         remaining = {line for _, _, line in code.co_lines() if line} - visited
         return self._of(visited, remaining) if remaining else None
 
-    def _of(self, seen: set[int], left: set[int]) -> Any:
+    def _of(self, visited: set[int], remaining: set[int]) -> Any:
         old = 0
 
         def line_runs(frame: FrameType, event: str, argument: object) -> Any:
             nonlocal old
             line = frame.f_lineno
-            if line in left:
-                left.discard(line)
-                seen.add(line)
+            if line in remaining:
+                remaining.discard(line)
+                visited.add(line)
                 self._write(frame.f_code.co_filename, line)
                 old = 0
             old += 1
-            if not left or old > _OLD:
+            if not remaining or old > _OLD:
                 frame.f_trace_lines = False
                 return None
             return line_runs

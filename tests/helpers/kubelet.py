@@ -88,10 +88,10 @@ def _read(source: Mapping[str, Any], pod: Pod, given: Given) -> str:
     return {**pod.labels, **given.labels}[label[1]]
 
 
-def _expanded(word: str, variables: Mapping[str, str]) -> str:
+def _expanded(text: str, variables: Mapping[str, str]) -> str:
     """Replace ``$(NAME)`` as a kubelet does: a name that is not known stays, and ``$$`` is one ``$``."""
     return re.sub(
         r"\$(?:\$|\(([A-Za-z_][\w.-]*)\))",
-        lambda found: "$" if found[1] is None else variables.get(found[1], found[0]),
-        word,
+        lambda match: "$" if match[1] is None else variables.get(match[1], match[0]),
+        text,
     )

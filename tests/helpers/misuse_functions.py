@@ -20,11 +20,11 @@ def refuse_duplicates(agent: Any) -> None:
     """Let ``deregister_memory`` refuse a list that names a region twice, as a NIXL without the defect may do."""
     kind, original = type(agent), type(agent).deregister_memory
 
-    def deregister_memory(self: Any, regions: Any, *rest: Any, **named: Any) -> Any:
+    def deregister_memory(self: Any, regions: Any, *arguments: Any, **named: Any) -> Any:
         listed = [regions[index][:2] for index in range(regions.descCount())]
         if len(set(listed)) != len(listed):
             _refuse()
-        return original(self, regions, *rest, **named)
+        return original(self, regions, *arguments, **named)
 
     kind.deregister_memory = deregister_memory
 
@@ -55,20 +55,20 @@ def refuse_deregistered_source(agent: Any) -> None:
     sources: dict[int, int] = {}
     gone: set[int] = set()
 
-    def initialize_xfer(self: Any, op: str, local: Any, *rest: Any, **named: Any) -> Any:
-        handle = make(self, op, local, *rest, **named)
+    def initialize_xfer(self: Any, op: str, local: Any, *arguments: Any, **named: Any) -> Any:
+        handle = make(self, op, local, *arguments, **named)
         sources[id(handle)] = local[0][0]
         return handle
 
-    def transfer(self: Any, handle: Any, *rest: Any, **named: Any) -> Any:
+    def transfer(self: Any, handle: Any, *arguments: Any, **named: Any) -> Any:
         if sources[id(handle)] in gone:
             gone.clear()
             _refuse()
-        return post(self, handle, *rest, **named)
+        return post(self, handle, *arguments, **named)
 
-    def deregister_memory(self: Any, regions: Any, *rest: Any, **named: Any) -> Any:
+    def deregister_memory(self: Any, regions: Any, *arguments: Any, **named: Any) -> Any:
         gone.update(regions[index][0] for index in range(regions.descCount()))
-        return deregister(self, regions, *rest, **named)
+        return deregister(self, regions, *arguments, **named)
 
     kind.initialize_xfer, kind.transfer, kind.deregister_memory = initialize_xfer, transfer, deregister_memory
 
@@ -132,10 +132,10 @@ def accept_every_transfer(agent: Any) -> None:
     """Let ``initialize_xfer`` cut the target's side to the length of its first descriptor that is registered: none."""
     kind, original = type(agent), type(agent).initialize_xfer
 
-    def initialize_xfer(self: Any, op: str, local: Any, remote: Any, name: str, *rest: Any, **named: Any) -> Any:
+    def initialize_xfer(self: Any, op: str, local: Any, remote: Any, name: str, *arguments: Any, **named: Any) -> Any:
         shorter = self.get_xfer_descs([(local[0][0], 1024, 0)], "DRAM")
         other = self.get_xfer_descs([(remote[0][0], 1024, 0)], "DRAM")
-        return original(self, op, shorter, other, name, *rest, **named)
+        return original(self, op, shorter, other, name, *arguments, **named)
 
     kind.initialize_xfer = initialize_xfer
 
@@ -159,9 +159,9 @@ def never_fail(agent: Any, told: int = 0) -> None:
     raised: list[int] = []
 
     def silent(original: Any) -> Any:
-        def call(self: Any, *given: Any, **named: Any) -> Any:
+        def call(self: Any, *arguments: Any, **named: Any) -> Any:
             try:
-                return original(self, *given, **named)
+                return original(self, *arguments, **named)
             except Exception:
                 if len(raised) < told:
                     raised.append(1)
@@ -180,19 +180,19 @@ def write_late(agent: Any) -> None:
     addresses: list[int] = []
     released: list[int] = []
 
-    def initialize_xfer(self: Any, op: str, local: Any, *rest: Any, **named: Any) -> Any:
+    def initialize_xfer(self: Any, op: str, local: Any, *arguments: Any, **named: Any) -> Any:
         addresses.append(local[0][0] + local[0][1] - 1)
-        return make(self, op, local, *rest, **named)
+        return make(self, op, local, *arguments, **named)
 
     def release_xfer_handle(self: Any, handle: Any) -> None:
         wait_for(self, handle)
         released.append(1)
 
-    def add_remote_agent(self: Any, *given: Any) -> Any:
+    def add_remote_agent(self: Any, *arguments: Any) -> Any:
         if released:
             byte = ctypes.c_uint8.from_address(addresses[0])
             byte.value ^= 255
-        return add(self, *given)
+        return add(self, *arguments)
 
     kind.initialize_xfer, kind.release_xfer_handle = initialize_xfer, release_xfer_handle
     kind.add_remote_agent = add_remote_agent
@@ -219,9 +219,9 @@ def fetch_until_known(agent: Any) -> None:
     """Let ``fetch_remote_metadata`` ask again if its request was lost, as a NIXL without the defect may do."""
     kind, original = type(agent), type(agent).fetch_remote_metadata
 
-    def fetch_remote_metadata(self: Any, name: str, *given: Any, **named: Any) -> None:
+    def fetch_remote_metadata(self: Any, name: str, *arguments: Any, **named: Any) -> None:
         while not self.check_remote_metadata(name):
-            original(self, name, *given, **named)
+            original(self, name, *arguments, **named)
             until = time.monotonic() + 1
             while time.monotonic() < until and not self.check_remote_metadata(name):
                 time.sleep(0.001)

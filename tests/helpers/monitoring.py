@@ -21,10 +21,10 @@ SECONDS = 240.0
 _LISTENING = re.compile(r'msg="Listening on" address=(\S+)')
 
 
-def promtool(*words: str | Path, text: str = "") -> subprocess.CompletedProcess[str]:
+def promtool(*arguments: str | Path, text: str = "") -> subprocess.CompletedProcess[str]:
     """Run promtool with ``text`` as its input; its two outputs are one."""
     return subprocess.run(
-        [program("promtool", package="prometheus"), *map(str, words)], input=text, stdout=subprocess.PIPE,
+        [program("promtool", package="prometheus"), *map(str, arguments)], input=text, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, timeout=SECONDS, check=False,
     )  # fmt: skip
 

@@ -45,9 +45,9 @@ def _import_image(engine: Any) -> None:
         f"ENTRYPOINT {json.dumps(command)}",
     ]
     results = packages(with_dependencies("moto[s3,server]"), _SITE)
-    import_image(engine, IMAGE, dict([*python(), *((name, path) for name, path in results if _wanted(name))]), changes)
+    import_image(engine, IMAGE, dict([*python(), *((name, path) for name, path in results if _needed(name))]), changes)
 
 
-def _wanted(name: str) -> bool:
+def _needed(name: str) -> bool:
     parts = PurePath(name).relative_to(_SITE).parts
     return not (parts[:2] == ("botocore", "data") and len(parts) > 3 and parts[2] not in _SERVICES)

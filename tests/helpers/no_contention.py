@@ -18,8 +18,8 @@ def pytest_configure() -> None:
     from pytest_nixl.measure import link
     from pytest_nixl.model.samples import Samples
 
-    def undisturbed(**found: Any) -> Samples:
-        return Samples(**{**found, "contention": ()})
+    def undisturbed(**fields: Any) -> Samples:
+        return Samples(**{**fields, "contention": ()})
 
     replaced = pytest.MonkeyPatch()
     replaced.setattr(link, "Samples", undisturbed)

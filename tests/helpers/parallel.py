@@ -110,15 +110,15 @@ def commands(marks: str, where: Sequence[str], workers: int) -> Iterator[tuple[i
         yield fcntl.LOCK_EX, [*PYTEST, *SLOWEST, "-m", f"({marks}) and alone", *alone]
 
 
-def main(asked: argparse.Namespace) -> int:
+def main(options: argparse.Namespace) -> int:
     """Run pytest for the tests beside each other, then for those alone; return the first exit code that is not good."""
-    if asked.wanted:
-        return subprocess.run([*PYTEST, *asked.wanted]).returncode
-    if asked.workers > 1:
-        unwanted = files_without_any(asked.marks, asked.where)
-        compile_first([file for file in test_files(asked.where) if str(file) not in unwanted], asked.workers)
+    if options.wanted:
+        return subprocess.run([*PYTEST, *options.wanted]).returncode
+    if options.workers > 1:
+        unwanted = files_without_any(options.marks, options.where)
+        compile_first([file for file in test_files(options.where) if str(file) not in unwanted], options.workers)
     codes = []
-    for kind, command in commands(asked.marks, asked.where, asked.workers):
+    for kind, command in commands(options.marks, options.where, options.workers):
         with beside_others(kind):
             codes.append(subprocess.run([*command, f"--timeout={LONGEST}"]).returncode)
     return next((code for code in codes if code not in (0, NONE)), 0)

@@ -67,7 +67,7 @@ def tries_again(endpoint: str, group: str, size: int, announce: Callable[[int], 
     from pytest_nixl.etcd.endpoints import parse_endpoints
     from pytest_nixl.etcd.errors import EtcdError
 
-    def own(client: EtcdClient, rank: int) -> bool:
+    def claim(client: EtcdClient, rank: int) -> bool:
         while True:
             try:
                 mine = client.create(f"{group}rank/{rank}", str(os.getpid()).encode())
@@ -76,7 +76,7 @@ def tries_again(endpoint: str, group: str, size: int, announce: Callable[[int], 
                 time.sleep(0.01)
 
     with connect(parse_endpoints(endpoint), timeout=60) as client:
-        announce(next(rank for rank in range(size) if own(client, rank)))
+        announce(next(rank for rank in range(size) if claim(client, rank)))
 
 
 def present_then_early(endpoint: str, group: str, size: int, announce: Callable[[int], None]) -> None:

@@ -25,7 +25,7 @@ def open_terminal() -> tuple[int, int]:
 
 
 def run_on_terminal(
-    words: Sequence[str], *, cwd: Path, env: Mapping[str, str], seconds: float = 300
+    command: Sequence[str], *, cwd: Path, env: Mapping[str, str], seconds: float = 300
 ) -> tuple[int, str]:
     """Run a program on a terminal, and return its exit code and all that it wrote.
 
@@ -34,7 +34,7 @@ def run_on_terminal(
     ours, theirs = open_terminal()
     try:
         with subprocess.Popen(
-            words, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs
+            command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs
         ) as program:
             os.close(theirs)
             written = _read_all(ours, time.monotonic() + seconds)

@@ -18,8 +18,8 @@ def _change_notifications(agent: Any, doubled: int) -> None:
     kind, original = type(agent), type(agent).get_new_notifs
     changed: list[int] = []
 
-    def get_new_notifs(self: Any, *given: Any, **named: Any) -> Any:
-        results = original(self, *given, **named)
+    def get_new_notifs(self: Any, *arguments: Any, **named: Any) -> Any:
+        results = original(self, *arguments, **named)
         for sender, messages in results.items():
             if messages and not changed:
                 changed.append(1)
@@ -43,10 +43,10 @@ def crash_in_threads(agent: Any) -> None:
     """Let the process die if a transfer is posted by another thread than the main one."""
     kind, original = type(agent), type(agent).transfer
 
-    def transfer(self: Any, *given: Any, **named: Any) -> Any:
+    def transfer(self: Any, *arguments: Any, **named: Any) -> Any:
         if threading.current_thread() is not threading.main_thread():
             os.kill(os.getpid(), signal.SIGSEGV)
-        return original(self, *given, **named)
+        return original(self, *arguments, **named)
 
     kind.transfer = transfer
 
@@ -56,10 +56,10 @@ def refuse_second_agent(agent: Any) -> None:
     kind, original = type(agent), type(agent).create_backend
     calls: list[int] = []
 
-    def create_backend(self: Any, *given: Any, **named: Any) -> Any:
+    def create_backend(self: Any, *arguments: Any, **named: Any) -> Any:
         calls.append(1)
         if len(calls) == 2:
             raise RuntimeError("refused by the test")
-        return original(self, *given, **named)
+        return original(self, *arguments, **named)
 
     kind.create_backend = create_backend

@@ -14,8 +14,8 @@ from pytest_nixl.nixl.worker.arrays import descriptor_of
 class OfCuda:
     """A stand-in for an array of CuPy or torch, with only its interface."""
 
-    def __init__(self, **told: Any) -> None:
-        self.__cuda_array_interface__ = told
+    def __init__(self, **values: Any) -> None:
+        self.__cuda_array_interface__ = values
 
 
 def describe(agent: Any, *, buffer: Any) -> list[object]:

@@ -223,11 +223,11 @@ def tree(choice: random.Random, folder: Path, node: Path) -> str:
         path.write_bytes(healthy)
 
 
-def _command(words: list[str], secret: str) -> str:
+def _command(arguments: list[str], secret: str) -> str:
     output, errors = io.StringIO(), io.StringIO()
     try:
         with redirect_stdout(output), redirect_stderr(errors):
-            code = cli.main(words)
+            code = cli.main(arguments)
     except SystemExit as error:  # what argparse refuses
         code = int(error.code or 0)
     printed, refusal = output.getvalue(), errors.getvalue()

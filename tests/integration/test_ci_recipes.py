@@ -88,7 +88,7 @@ def judged() -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("said", "made", "code"),
+    ("answers", "comparisons", "code"),
     [
         (["accept", "accept"], 1, 0),
         (["retry", "accept"], 2, 0),
@@ -99,11 +99,11 @@ def judged() -> list[str]:
     ],
 )
 def test_a_comparison_is_made_once_more_only_if_it_says_retry(
-    tmp_path: Path, said: list[str], made: int, code: int
+    tmp_path: Path, answers: list[str], comparisons: int, code: int
 ) -> None:
     """The line as a runner's shell executes it, with comparisons that say one word after the other."""
     (tmp_path / "out").mkdir()
-    (tmp_path / "words").write_text("\n".join(said) + "\n")
+    (tmp_path / "words").write_text("\n".join(answers) + "\n")
     judge = """judge() {
         word=$(head -n 1 words); sed -i 1d words; echo made
         echo "\\"next\\": \\"$word\\"," > out/verdict.json
@@ -113,9 +113,9 @@ def test_a_comparison_is_made_once_more_only_if_it_says_retry(
     done = subprocess.run(
         ["sh", "-e", "-c", judge + judged()[0]], cwd=tmp_path, capture_output=True, text=True, check=False
     )
-    assert done.stdout.count("made") == made, done.stderr
+    assert done.stdout.count("made") == comparisons, done.stderr
     assert done.returncode == code
-    assert (f'"next": "{said[made - 1]}",' in done.stdout) is bool(code)
+    assert (f'"next": "{answers[comparisons - 1]}",' in done.stdout) is bool(code)
 
 
 def github_containers() -> list[list[str]]:

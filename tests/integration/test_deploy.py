@@ -310,11 +310,11 @@ class TestScripts:
         variables = {"CODES": codes, "ALONE": "yes" if "none" in codes else "", "RESULTS": "out"}
         return self.run(tmp_path, "bash", str(SCRIPTS[0]), "2", MPIRUN_OPTIONS=options, **variables)
 
-    @pytest.mark.parametrize(("codes", "expected", "words"), CASES)
-    def test_slurm(self, tmp_path: Path, codes: str, expected: int, words: str) -> None:
+    @pytest.mark.parametrize(("codes", "expected", "message"), CASES)
+    def test_slurm(self, tmp_path: Path, codes: str, expected: int, message: str) -> None:
         done = self.slurm(tmp_path, codes)
         assert done.returncode == expected, done.stdout + done.stderr
-        assert words in done.stderr
+        assert message in done.stderr
         assert f"exit code {expected}, results in {tmp_path}/nixl-17" in done.stdout
 
     def test_slurm_runs_in_the_container_that_is_named(self, tmp_path: Path) -> None:
@@ -351,11 +351,11 @@ class TestScripts:
         assert done.returncode == 124
         assert "no end after 0.5 s" in done.stderr
 
-    @pytest.mark.parametrize(("codes", "expected", "words"), CASES)
-    def test_mpi(self, tmp_path: Path, codes: str, expected: int, words: str) -> None:
+    @pytest.mark.parametrize(("codes", "expected", "message"), CASES)
+    def test_mpi(self, tmp_path: Path, codes: str, expected: int, message: str) -> None:
         done = self.mpi(tmp_path, codes)
         assert done.returncode == expected, done.stdout + done.stderr
-        assert words in done.stderr
+        assert message in done.stderr
 
     def test_mpi_does_not_count_old_verdicts(self, tmp_path: Path) -> None:
         (tmp_path / "out").mkdir()

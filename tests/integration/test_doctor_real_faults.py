@@ -96,7 +96,7 @@ def test_telemetry_that_is_off_and_would_fail_every_request_of_vllm_is_reported(
 
 
 @pytest.mark.parametrize(
-    ("variables", "words"),
+    ("variables", "message"),
     [
         ({"NIXL_TELEMETRY_ENABLE": "maybe"}, "NIXL_TELEMETRY_ENABLE=maybe: NIXL creates no agent with this value"),
         (
@@ -106,9 +106,9 @@ def test_telemetry_that_is_off_and_would_fail_every_request_of_vllm_is_reported(
         ({"NIXL_TELEMETRY_ENABLE": "y", "NIXL_TELEMETRY_DIR": "/proc/none"}, "Failed to create telemetry exporter"),
     ],
 )
-def test_telemetry_with_which_no_agent_is_created_is_reported(variables: dict[str, str], words: str) -> None:
+def test_telemetry_with_which_no_agent_is_created_is_reported(variables: dict[str, str], message: str) -> None:
     report = doctor("--image", env=variables)
-    assert report.failed("telemetry-in-process", words)
+    assert report.failed("telemetry-in-process", message)
     assert "NIXL_TELEMETRY_" in report.checks["nixl-loads"][2]
 
 
@@ -394,8 +394,8 @@ def test_checks_of_an_image_leave_out_gpus_networks_and_etcd() -> None:
 def test_gate_of_an_image_passes_or_fails_by_what_its_profile_wants(tmp_path: Path) -> None:
     profile = tmp_path / "image.toml"
 
-    def gate(wanted: str) -> Seen:
-        profile.write_text(f'[profile]\nname = "image"\n{wanted}')
+    def gate(bounds: str) -> Seen:
+        profile.write_text(f'[profile]\nname = "image"\n{bounds}')
         return doctor("--image", "--gate", f"--profile={profile}", UCX_MODULES="^ib")
 
     good = gate('[image]\nplugins = ["UCX", "POSIX"]\netcd_uri_patch = false\n[versions]\nnixl = ">=1.4"\nucx = "1"\n')
@@ -449,14 +449,14 @@ def test_transports_that_cannot_carry_nixl_are_reported_with_the_message_of_ucx(
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [("tcp,tpc", "'tpc' (did you mean tcp?)"), pytest.param("^tpc", "did you mean tcp?", marks=pytest.mark.whole)],
 )
-def test_misspelt_transport_among_good_ones_is_a_warning(text: str, words: str) -> None:
+def test_misspelt_transport_among_good_ones_is_a_warning(text: str, message: str) -> None:
     report = doctor(UCX_TLS=text, UCX_MODULES="^ib")
     verdict, reason, remedy = report.checks["transports-allowed"]
     assert verdict == "WARN"
-    assert words in reason
+    assert message in reason
     assert "UCX_TLS" in remedy
     assert report.checks["backend-loads"][0] == "PASS"
 

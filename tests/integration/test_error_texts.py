@@ -115,10 +115,10 @@ os._exit(0)
 """
 
 
-def explained(said: str) -> set[str]:
+def explained(message: str) -> set[str]:
     """Return the titles of what ``pytest-nixl explain`` recognises in an output."""
     scan = LogScan(*read_messages(parse_texts(text_file("error-texts"))))
-    scan.read(io.BytesIO(said.encode()))
+    scan.read(io.BytesIO(message.encode()))
     return {visited.message.title for visited in scan.seen()}
 
 

@@ -57,14 +57,14 @@ def test_a_nixl_that_does_not_tell_of_a_death_fails(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("op", "code", "words"),
+    ("op", "code", "message"),
     [
         ("READ", 0, "1 known limit of NIXL "),
         ("WRITE", 1, "FAIL transfer-initiator-killed: initiator-killed (WRITE, UCX of NIXL "),
     ],
 )
 def test_a_target_that_aborts_after_a_read_is_a_known_limit_and_after_a_write_a_failure(
-    op: str, code: int, words: str, tmp_path: Path
+    op: str, code: int, message: str, tmp_path: Path
 ) -> None:
     suite = ("suites/faults/test_transfers.py", "-k", "death_of_its_initiator", "--nixl-level=extended",
              f"--nixl-op={op}")  # fmt: skip
@@ -72,7 +72,7 @@ def test_a_target_that_aborts_after_a_read_is_a_known_limit_and_after_a_write_a_
     # A run without a known limit does not count one.
     done = replaced(tmp_path, ("abort_in_fill", {}), suite=suite, UCX_TLS="tcp")
     assert done.code == code, done.output
-    assert words in done.output
+    assert message in done.output
     assert ("the surviving agent was ended by SIGABRT" in done.output) is (op == "WRITE"), done.output
 
 

@@ -231,7 +231,7 @@ EARLY = "INTERRUPTED after 1 of 2 checks: Ctrl-C"
 
 
 @pytest.mark.parametrize(
-    ("results", "gate", "interrupted", "word", "text", "outcome"),
+    ("results", "gate", "interrupted", "verdict", "text", "outcome"),
     [
         ((PASSED,), True, "", "PASS", "PASS", Outcome.PASS),
         ((PASSED, DOUBTED), False, "", "PASS", "PASS, with warnings", Outcome.WARN),
@@ -252,15 +252,15 @@ EARLY = "INTERRUPTED after 1 of 2 checks: Ctrl-C"
     ],
 )
 def test_a_run_has_one_verdict(
-    results: tuple[Result, ...], gate: bool, interrupted: str, word: str, text: str, outcome: Outcome
+    results: tuple[Result, ...], gate: bool, interrupted: str, verdict: str, text: str, outcome: Outcome
 ) -> None:
     conclusion = Conclusion.of(results, gate=gate, interrupted=interrupted)
-    assert (conclusion.word, str(conclusion), conclusion.outcome) == (word, text, outcome)
+    assert (conclusion.word, str(conclusion), conclusion.outcome) == (verdict, text, outcome)
     assert summary_line(results, gate=gate, interrupted=interrupted).text.startswith(
         f"NIXL {'gate' if gate else 'verdict'}: {text} ("
     )
     document = json.loads(json.dumps(told(results, gate=gate, interrupted=interrupted)))
-    assert (document["verdict"], document["interrupted"]) == (word, interrupted)
+    assert (document["verdict"], document["interrupted"]) == (verdict, interrupted)
     assert len(document["failing"]) == sum(
         result in (FAILED, MISSED) or (gate and result is DOUBTED) for result in results
     )

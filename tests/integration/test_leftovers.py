@@ -136,7 +136,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 @pytest.mark.soak
 @pytest.mark.parametrize("repeat", repeats())
 @pytest.mark.parametrize(
-    ("number", "code", "said"),
+    ("number", "code", "text"),
     [
         (signal.SIGINT, 2, "KeyboardInterrupt"),
         # test_interrupted has how it ends; the test below, that nothing is left then.
@@ -145,14 +145,14 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
     ],
     ids=["ctrl-c", "sigterm", "kill-9"],
 )
-def test_an_ended_run_leaves_nothing(scene: Scene, number: signal.Signals, code: int, said: str, repeat: int) -> None:
+def test_an_ended_run_leaves_nothing(scene: Scene, number: signal.Signals, code: int, text: str, repeat: int) -> None:
     process = scene.start()
     assert len(list(marked(scene.mark))) >= 6, "pytest, its supervisor, at least three workers and an etcd"
     assert scene.keys(), "keys of the run are in etcd"
     process.send_signal(number)
     output, _ = process.communicate(timeout=300)
     assert process.returncode == code, output
-    assert said in output
+    assert text in output
     assert eventually(lambda: not scene.left()), scene.left()
 
 

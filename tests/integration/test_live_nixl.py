@@ -114,15 +114,15 @@ LEAK = """
     print("ready", flush=True)"""
 
 
-@pytest.mark.parametrize(("leaked", "told"), [(330, True), (150, False)])
-def test_files_that_an_engine_leaks_are_named_with_their_folder(leaked: int, told: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("leaked", "named"), [(330, True), (150, False)])
+def test_files_that_an_engine_leaks_are_named_with_their_folder(leaked: int, named: bool, tmp_path: Path) -> None:
     program = ENGINE.replace('\n    print("ready", flush=True)', LEAK)
     assert program != ENGINE
     cache = tmp_path / "hicache"
     with engine("POSIX", str(cache), str(leaked), program=program) as (_, port):
         [live], _ = live_nixl(port)
     assert (live.most_files, live.in_folder) == (400, f"{leaked} in {cache}")
-    assert (f" of at most 400 files open ({leaked} in {cache}): soon it cannot open the next one" in str(live)) is told
+    assert (f" of at most 400 files open ({leaked} in {cache}): soon it cannot open the next one" in str(live)) is named
 
 
 def test_a_process_that_cannot_be_seen_is_unknown_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:

@@ -393,7 +393,7 @@ def test_accepted_finding_that_no_longer_occurs_fails(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "verdict", "words"),
+    ("name", "verdict", "text"),
     [
         (None, Verdict.PASS, "is not set"),
         ("/nixl/agents/", Verdict.PASS, "agents publish under /nixl/agents//<agent>/"),
@@ -403,10 +403,10 @@ def test_accepted_finding_that_no_longer_occurs_fails(tmp_path: Path) -> None:
         ("", Verdict.WARN, "slash"),
     ],
 )
-def test_namespace_of_a_deployment_is_judged(name: str | None, verdict: Verdict, words: str) -> None:
+def test_namespace_of_a_deployment_is_judged(name: str | None, verdict: Verdict, text: str) -> None:
     judgement = judge_namespace(name)
     assert judgement.verdict is verdict
-    assert words in judgement.reason
+    assert text in judgement.reason
 
 
 def test_namespace_of_the_run_is_judged() -> None:

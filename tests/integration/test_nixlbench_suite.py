@@ -21,7 +21,7 @@ from pytest_nixl.store.record_reader import parse_recorded
 pytestmark = pytest.mark.long
 
 SUITE = "suites/bandwidth/test_nixlbench.py"
-ONE = ("--nixl-blocks=64KiB", "--nixl-op=WRITE", "--nixl-level=extended")
+ONE_ROW = ("--nixl-blocks=64KiB", "--nixl-op=WRITE", "--nixl-level=extended")
 OURS = "UCX/WRITE/DRAM:DRAM/64KiB/batch1/depth1/0-1"
 #: The row of ours that is like those of nixlbench.
 LIKE = f"{OURS}/notify=each,pages=base"
@@ -33,7 +33,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def bench(program: str, *arguments: str, play: str = "normal") -> Finished:
-    return run(SUITE, *ONE, f"--nixl-nixlbench={program}", "-W", "error::pytest.PytestWarning", *arguments,
+    return run(SUITE, *ONE_ROW, f"--nixl-nixlbench={program}", "-W", "error::pytest.PytestWarning", *arguments,
                env={"STANDIN_PLAY": play})  # fmt: skip
 
 
@@ -42,7 +42,7 @@ def test_rows_of_both_programs_are_shown_and_recorded(program: str, tmp_path: Pa
     both = ("suites/bandwidth/test_bandwidth.py", SUITE)
     reports = f"--nixl-report={tmp_path / 'page.html'},{tmp_path / 'rows.csv'},{tmp_path / 'rows.prom'}"
     like = ("--nixl-notify=each", "--nixl-pages=base", f"--nixl-nixlbench={program}")
-    done = run(*both, *ONE, "-v", *like, f"--benchmark-json={path}", f"--nixl-store={tmp_path}", reports,
+    done = run(*both, *ONE_ROW, "-v", *like, f"--benchmark-json={path}", f"--nixl-store={tmp_path}", reports,
                env={"STANDIN_PLAY": "normal"})  # fmt: skip
     assert done.code == 0, done.output
     # The recorded row of the real nixlbench, and the transport that the real UCX reported.
@@ -120,7 +120,7 @@ def test_an_unknown_flag_is_reported(program: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "why"),
+    ("arguments", "reason"),
     [
         (("--nixl-backend=POSIX",), "POSIX moves bytes to storage"),
         (("--nixl-memory=VRAM:VRAM",), "VRAM:VRAM needs a GPU"),
@@ -130,17 +130,17 @@ def test_an_unknown_flag_is_reported(program: str) -> None:
         ),
     ],
 )
-def test_rows_that_it_cannot_measure_are_not_applicable(program: str, arguments: tuple[str, ...], why: str) -> None:
-    if "GPU" in why and Path("/dev/nvidiactl").exists():
+def test_rows_that_it_cannot_measure_are_not_applicable(program: str, arguments: tuple[str, ...], reason: str) -> None:
+    if "GPU" in reason and Path("/dev/nvidiactl").exists():
         pytest.skip("this host has a GPU")
     done = bench(program, *arguments)
-    assert f"NOT-APPLICABLE nixlbench-bandwidth: {why}" in done.output
+    assert f"NOT-APPLICABLE nixlbench-bandwidth: {reason}" in done.output
     assert "NIXL verdict: NOTHING CHECKED (1 MISSING, " in done.output
     assert done.code == 1
 
 
 def test_without_nixlbench_its_rows_are_not_applicable() -> None:
-    done = run(SUITE, *ONE, env={"PATH": "/nowhere"})
+    done = run(SUITE, *ONE_ROW, env={"PATH": "/nowhere"})
     assert ": this host has no nixlbench on its PATH, and --nixl-nixlbench PATH names none" in done.output
     assert (
         "MISSING whole-run: nothing was checked, because the only check was skipped: this host has no nixl"
@@ -151,7 +151,7 @@ def test_without_nixlbench_its_rows_are_not_applicable() -> None:
 
 
 def test_a_program_that_is_not_nixlbench_is_reported() -> None:
-    done = run(SUITE, *ONE, "--nixl-nixlbench=/bin/true")
+    done = run(SUITE, *ONE_ROW, "--nixl-nixlbench=/bin/true")
     assert "(exit code 0 of nixlbench --help)" in done.output
     assert done.code == 1
 

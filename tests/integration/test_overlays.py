@@ -173,7 +173,7 @@ class TestWait:
     """``wait.sh`` with the real kubectl."""
 
     @pytest.mark.parametrize(
-        ("answers", "code", "words"),
+        ("answers", "code", "message"),
         [
             ([[], ["SuccessCriteriaMet"], ["SuccessCriteriaMet", "Complete"]], 0, "job/nixl: complete"),
             ([[], ["FailureTarget"], ["FailureTarget", "Failed"]], 1, "job/nixl: failed"),
@@ -183,7 +183,7 @@ class TestWait:
         ids=["complete", "failed", "away for a while", "never there"],
     )
     def test_it_ends_when_the_run_has_ended(
-        self, tmp_path: Path, answers: list[list[str] | None], code: int, words: str
+        self, tmp_path: Path, answers: list[list[str] | None], code: int, message: str
     ) -> None:
         program("kubectl")
         variables = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
@@ -194,7 +194,7 @@ class TestWait:
                 check=False,
             )  # fmt: skip
         assert done.returncode == code, done.stdout + done.stderr
-        assert words in done.stdout + done.stderr
+        assert message in done.stdout + done.stderr
 
     def test_it_ends_after_its_time_limit(self, tmp_path: Path) -> None:
         done = subprocess.run(

@@ -270,7 +270,7 @@ def test_a_file_that_is_too_large_names_its_largest_parts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (("--python=twelve",), "--python=twelve is not a version of Python: "),
         (("--nixl=nixl",), "--nixl=nixl is not a package of NIXL: "),
@@ -278,10 +278,10 @@ def test_a_file_that_is_too_large_names_its_largest_parts() -> None:
         (("--limit=much",), "argument --limit"),
     ],
 )
-def test_invalid_options_are_refused(arguments: tuple[str, ...], words: str) -> None:
+def test_invalid_options_are_refused(arguments: tuple[str, ...], message: str) -> None:
     done = pack("never.pyz", *arguments)
     assert done.returncode == 2
-    assert words in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 

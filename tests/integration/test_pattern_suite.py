@@ -124,14 +124,14 @@ def test_a_run_of_this_suite_without_a_pattern_says_what_to_give(arguments: tupl
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("incst", "incst cannot be read: No such file or directory: expected pairs, incast, outcast or alltoall"),
         ("incast:2", "incast:2: expected 3 to 1024 ranks for incast"),
     ],
 )
-def test_a_pattern_that_does_not_exist_is_a_usage_error(text: str, said: str) -> None:
+def test_a_pattern_that_does_not_exist_is_a_usage_error(text: str, message: str) -> None:
     done = run(SUITE, f"--nixl-pattern={text}")
     assert done.code == 4
-    assert f"--nixl-pattern: {said}" in done.output
+    assert f"--nixl-pattern: {message}" in done.output
     assert "Traceback" not in done.output

@@ -107,7 +107,7 @@ def file_with_an_error(folder: Path) -> Sequence[str]:
     return (*both, "--nixl-op=WRITE", "--continue-on-collection-errors")
 
 
-BESIDE = "a test failed that is not a NIXL check"
+UNRELATED = "a test failed that is not a NIXL check"
 RED: dict[str, RedRun] = {
     "a row fails": RedRun(slow_row, 1, "FAIL", "bandwidth", "p99 latency"),
     "a check is missing": RedRun(
@@ -129,8 +129,8 @@ RED: dict[str, RedRun] = {
     "no test is selected": RedRun(
         checks("-k", "nothing", "--nixl-op=WRITE"), 5, "FAIL", "no test was collected", "no test was collected"
     ),
-    "a test of the user fails": RedRun(checks("--nixl-op=WRITE"), 1, "FAIL", "test_of_a_user", BESIDE, "user"),
-    "a file has an error": RedRun(file_with_an_error, 1, "FAIL", "test_broken", BESIDE),
+    "a test of the user fails": RedRun(checks("--nixl-op=WRITE"), 1, "FAIL", "test_of_a_user", UNRELATED, "user"),
+    "a file has an error": RedRun(file_with_an_error, 1, "FAIL", "test_broken", UNRELATED),
 }
 
 

@@ -61,7 +61,7 @@ def test_a_limit_of_the_size_of_files_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("inodes", "what", "test"),
+    ("inodes", "message", "test"),
     [
         (5, "the supervisor of this run cannot be started", ETCD_TEST),
         (9, "the embedded etcd 3.", ETCD_TEST),
@@ -78,12 +78,12 @@ def test_a_limit_of_the_size_of_files_is_named(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_file_system_without_inodes_is_named(inodes: int, what: str, test: str, tmp_path: Path) -> None:
+def test_a_file_system_without_inodes_is_named(inodes: int, message: str, test: str, tmp_path: Path) -> None:
     need_programs("unshare", "mount", root=True)
     (tmp_path / "tmp").mkdir()
     prefix = (*FEW_INODES, str(inodes))
     output = said_with(tmp_path, prefix, test=test, TMPDIR=str(tmp_path / "tmp"))
-    assert what in output
+    assert message in output
     assert f"df -i {tmp_path / 'tmp'}" in output
     assert "delete files there, or set TMPDIR to a directory" in output
     assert "Traceback" not in output

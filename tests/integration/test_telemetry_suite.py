@@ -84,7 +84,7 @@ def test_a_healthy_nixl_passes_but_does_not_count_dead_agents(
 
 @pytest.mark.parametrize("exporter", [PROMETHEUS, PROMETHEUS_MP])
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda text: text.replace("} 131072\n", "} 131073\n"),
          "agent_tx_bytes_total of agent telemetry-initiator is 131073, expected 131072"),
@@ -94,14 +94,14 @@ def test_a_healthy_nixl_passes_but_does_not_count_dead_agents(
     ids=["altered", "missing"],
 )  # fmt: skip
 def test_a_count_that_is_altered_or_missing_fails_with_its_name(
-    started: Agents, tmp_path: Path, judge_altered: Altered, exporter: str, change: Callable[[str], str], said: str
+    started: Agents, tmp_path: Path, judge_altered: Altered, exporter: str, change: Callable[[str], str], message: str
 ) -> None:
     pair = MeasuredAgents(started, exporter, tmp_path)
     pair.move("WRITE", count=2, size=16 << 10)
     pair.move("READ", count=1, size=4 << 10)
     judgement = judge_altered(pair, change)
     assert judgement.verdict is Verdict.FAIL
-    assert judgement.reason == f"{exporter} of NIXL {pair.nixl}: {said}"
+    assert judgement.reason == f"{exporter} of NIXL {pair.nixl}: {message}"
 
 
 def test_a_transfer_that_nobody_knows_of_fails(started: Agents, tmp_path: Path) -> None:

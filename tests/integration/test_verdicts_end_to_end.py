@@ -155,18 +155,18 @@ Link._timed = ended
 
 
 @pytest.mark.parametrize(
-    ("signal", "words"),
+    ("signal", "message"),
     [
         ("SIGKILL", "rank 1 (target worker, pid {pid}) was ended by SIGKILL during 'serve'"),
         ("SIGSEGV", "rank 1 (target worker, pid {pid}) was ended by SIGSEGV during 'serve'"),
         ("SIGSTOP", "rank 1 (target worker, pid {pid}), which was stopped by a signal, did not answer 'serve'"),
     ],
 )
-def test_a_worker_that_ends_or_hangs_fails_only_its_row(tmp_path: Path, signal: str, words: str) -> None:
+def test_a_worker_that_ends_or_hangs_fails_only_its_row(tmp_path: Path, signal: str, message: str) -> None:
     (tmp_path / "killer.py").write_text(KILLER.replace("{signal}", signal))
     done = bandwidth("-p", "killer", "--nixl-op=WRITE", blocks="64KiB,128KiB", env={"PYTHONPATH": str(tmp_path)})
     assert done.verdicts == {"WRITE 64KiB": "ERROR", "WRITE 128KiB": "PASS"}
-    before, after = words.split("{pid}")
+    before, after = message.split("{pid}")
     assert before in done.output
     assert after in done.output
     assert "Traceback" not in done.output

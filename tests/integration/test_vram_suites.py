@@ -157,19 +157,19 @@ def test_lost_gpu_is_named(driver: dict[str, str], tmp_path: Path) -> None:
     assert done.code == 1
 
 
-@pytest.mark.parametrize(("others", "verdict"), [({}, "FAIL"), ({"STANDIN_BUSY": "2"}, "INCONCLUSIVE")])
+@pytest.mark.parametrize(("busy", "verdict"), [({}, "FAIL"), ({"STANDIN_BUSY": "2"}, "INCONCLUSIVE")])
 def test_a_row_on_a_gpu_that_others_use_is_not_accused(
-    others: dict[str, str], verdict: str, driver: dict[str, str], tmp_path: Path
+    busy: dict[str, str], verdict: str, driver: dict[str, str], tmp_path: Path
 ) -> None:
     """It is below its floor with and without them. Only if a kernel takes long are they the reason."""
     floor = "floor = '100000 GB/s'\nmemory = ['VRAM:VRAM']\ntransports = ['cuda_ipc']"
-    env = {**driver, **others, **undisturbed()["env"]}
+    env = {**driver, **busy, **undisturbed()["env"]}
     done = measured(tmp_path, env, "--nixl-op=WRITE", "-p", "helpers.no_contention", expect=floor)
     assert rows(done) == {"WRITE VRAM:VRAM": ("cuda_ipc/cuda", verdict)}, done.output
     text = " ".join(done.output.split())
     used = re.search(r"but other processes used a GPU of this row: a kernel over 8 bytes took \d+\.\d ms on it", text)
     remedy = "remedy: Stop the other processes that use the GPU (`nvidia-smi` shows them), and run the row again."
-    assert bool(used) == (remedy in text) == bool(others), done.output
+    assert bool(used) == (remedy in text) == bool(busy), done.output
 
 
 #: A plugin of a run: the target dies after transfers were verified, so that the initiator has the target's memory open.

@@ -119,7 +119,7 @@ def test_a_script_ends_as_its_finding_says(id: str, host: Host, driver: Path, tm
 
 
 @pytest.mark.parametrize(
-    ("id", "seconds", "said"),
+    ("id", "seconds", "message"),
     [
         ("NIXL-STOPPED-TARGET-SILENT", "3", r"DEFECT: the target was stopped, and for 3 s \d transfers were PROC"),
         (
@@ -145,7 +145,7 @@ def test_a_script_ends_as_its_finding_says(id: str, host: Host, driver: Path, tm
     ids=["stopped", "notified", "released", "loaded-again", "deleted"],
 )
 def test_a_script_says_what_libfabric_does_after_a_fault(
-    id: str, seconds: str, said: str, host: Host, driver: Path, tmp_path: Path
+    id: str, seconds: str, message: str, host: Host, driver: Path, tmp_path: Path
 ) -> None:
     script = tmp_path / "script.py"
     script.write_text(str(reproduction(id)))
@@ -154,7 +154,7 @@ def test_a_script_says_what_libfabric_does_after_a_fault(
         cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert re.fullmatch(said, done.stdout.splitlines()[-1]), done.stdout
+    assert re.fullmatch(message, done.stdout.splitlines()[-1]), done.stdout
 
 
 def with_release(version: str, folder: Path) -> str:
@@ -171,7 +171,7 @@ def with_release(version: str, folder: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("release", "said"),
+    ("release", "message"),
     [
         ("1.0.1", "DEFECT: in 2 of 2 rounds no error was raised"),
         ("", "healthy: in 0 of 2 rounds no error was raised"),
@@ -179,7 +179,7 @@ def with_release(version: str, folder: Path) -> str:
     ids=["1.0.1", "installed"],
 )
 def test_a_script_counts_the_deaths_that_are_not_reported(
-    release: str, said: str, host: Host, driver: Path, tmp_path: Path
+    release: str, message: str, host: Host, driver: Path, tmp_path: Path
 ) -> None:
     script = tmp_path / "script.py"
     script.write_text(str(reproduction("LIBFABRIC-DEAD-TARGET-SILENT")))
@@ -194,7 +194,7 @@ def test_a_script_counts_the_deaths_that_are_not_reported(
         assert done.returncode == 0, done.stderr
         if "no transfer was completed" not in done.stdout:
             break
-    assert done.stdout.splitlines()[-1] == said, done.stdout
+    assert done.stdout.splitlines()[-1] == message, done.stdout
 
 
 def test_a_death_that_libfabric_does_not_report_fails_with_its_finding(host: Host, tmp_path: Path) -> None:

@@ -81,14 +81,14 @@ def shaped_link(make_settings: MakeSettings, backend: str, op: str, hosts: tuple
         yield row_link
 
 
-def verdict(one: Link, path: Path) -> tuple[Judgement, Samples]:
+def verdict(shaped: Link, path: Path) -> tuple[Judgement, Samples]:
     """Measure 1 MiB like the suite: launch after launch, until the comparison with the profile's floor is decided."""
     expected = load_profile(profile(path, EXPECTED))
 
     def another(samples: Samples) -> bool:
         return another_launch(samples, expected.expectation(samples.key))
 
-    samples = one.measure_launches(MIB, depth=2, another=another)
+    samples = shaped.measure_launches(MIB, depth=2, another=another)
     return judge(samples, expected.expectation(samples.key)), samples
 
 

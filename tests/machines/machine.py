@@ -85,14 +85,14 @@ class Job:
         code = int((self._machine.out / "done" / self._name).read_text())
         return Done(code, self.output, time.monotonic() - self._started)
 
-    def wait_for(self, words: str, seconds: float = COMMAND_SECONDS) -> None:
+    def wait_for(self, text: str, seconds: float = COMMAND_SECONDS) -> None:
         """Wait until its output contains some words.
 
         :raises MachineError: it or the machine ended without them, or the time is over.
         """
-        self._machine.wait_until(lambda: words in self.output or self.ended, f"{words!r}", seconds, self)
-        if words not in self.output:
-            raise MachineError(f"{self._command[:200]!r} ended without {words!r}:\n{self.output[-4000:]}")
+        self._machine.wait_until(lambda: text in self.output or self.ended, f"{text!r}", seconds, self)
+        if text not in self.output:
+            raise MachineError(f"{self._command[:200]!r} ended without {text!r}:\n{self.output[-4000:]}")
 
 
 class Machine:
@@ -223,19 +223,19 @@ class Machine:
         self.qmp("set-action", reboot="reset")
         self.qmp("system_reset")
 
-    def wait_until(self, condition: Any, what: str, seconds: float, job: Job | None = None) -> None:
+    def wait_until(self, condition: Any, awaited: str, seconds: float, job: Job | None = None) -> None:
         """Wait for a condition.
 
-        :param what: what is waited for, for the message.
+        :param awaited: what is waited for, for the message.
         :raises MachineError: the machine ended, or the time is over.
         """
         deadline = time.monotonic() + seconds
         while not condition():
             ended = self._process.poll()
             if ended is not None and not condition():
-                raise MachineError(f"machine {self.name} ended (QEMU's code {ended}) before {what}{self._tail(job)}")
+                raise MachineError(f"machine {self.name} ended (QEMU's code {ended}) before {awaited}{self._tail(job)}")
             if time.monotonic() > deadline:
-                raise MachineError(f"machine {self.name}: no sign of {what} within {seconds:g} s{self._tail(job)}")
+                raise MachineError(f"machine {self.name}: no sign of {awaited} within {seconds:g} s{self._tail(job)}")
             time.sleep(_LOOK_EVERY)
 
     def _tail(self, job: Job | None) -> str:

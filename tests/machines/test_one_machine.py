@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(3600)
 COUNTERS = "/sys/class/infiniband/rxe0/ports/1/hw_counters"
 
 
-def suites(machine: Machine, what: str, transport: str = "rc") -> Done:
+def suites(machine: Machine, args: str, transport: str = "rc") -> Done:
     """Run suites in a machine, and print what they print.
 
     :param transport: the transport of UCX, ``rc`` or ``ud``.
@@ -25,7 +25,7 @@ def suites(machine: Machine, what: str, transport: str = "rc") -> Done:
     # A machine without KVM on a busy host is slow: a step may take minutes.
     options = "-q -rA --nixl-profile=soft-roce --nixl-timeout=300s --nixl-start-timeout=600s"
     done = machine.run(
-        f'cd "$PROJECT" && "$PYTHON" -m pytest {options} {what}',
+        f'cd "$PROJECT" && "$PYTHON" -m pytest {options} {args}',
         UCX_TLS=f"{transport},self", UCX_NET_DEVICES="rxe0:1", PYTHONPATH=str(Path(__file__).parent),
     )  # fmt: skip
     print(done.output)
@@ -69,7 +69,7 @@ def test_every_suite_passes_over_rdma(rxe_machine: Machine, transport: str) -> N
 
 @pytest.mark.soak
 @pytest.mark.parametrize(
-    ("transport", "what"),
+    ("transport", "args"),
     [
         ("rc", "suites/faults"),
         # Misuse and threads do not depend on the transport, and took a third of the time over rc.
@@ -77,9 +77,9 @@ def test_every_suite_passes_over_rdma(rxe_machine: Machine, transport: str) -> N
     ],
     ids=["rc", "ud"],
 )
-def test_every_fault_over_rdma_passes_or_is_a_known_finding(rxe_machine: Machine, transport: str, what: str) -> None:
+def test_every_fault_over_rdma_passes_or_is_a_known_finding(rxe_machine: Machine, transport: str, args: str) -> None:
     report = f"faults-{transport}.json"
-    done = suites(rxe_machine, f"{what} --nixl-level=extended -p slow_transfers --nixl-report=/out/{report}", transport)
+    done = suites(rxe_machine, f"{args} --nixl-level=extended -p slow_transfers --nixl-report=/out/{report}", transport)
     results = json.loads((rxe_machine.out / report).read_text())["results"]
     for result in results:
         print(result["verdict"], result["check"], result["finding"], result["reason"], sep="  ")

@@ -74,12 +74,12 @@ def nodes(make_machine: MakeMachine) -> Nodes:
     return first, second
 
 
-def start(nodes: Nodes, what: str, device: int = 0, transport: str = "rc") -> tuple[Job, Job]:
+def start(nodes: Nodes, tests: str, device: int = 0, transport: str = "rc") -> tuple[Job, Job]:
     """Start a run of two ranks, one on each machine, over the given cable; rank 0 serves the etcd."""
     options = f"--nixl-ranks=2 --nixl-etcd-listen=0.0.0.0:23790 --nixl-profile=soft-roce --nixl-lease={LEASE}s"
     jobs = [
         machine.start(
-            f'cd "$PROJECT" && exec "$PYTHON" -m pytest {what} {options} --nixl-timeout=300s '
+            f'cd "$PROJECT" && exec "$PYTHON" -m pytest {tests} {options} --nixl-timeout=300s '
             f"--nixl-join-timeout=300s --nixl-rank={rank}",
             MASTER_ADDR=f"{NETWORKS[0]}.1", NIXL_GROUP_TOKEN="of this group", UCX_TLS=transport,
             UCX_NET_DEVICES=f"rxe{device}:1", MOVING="/out/moving",
@@ -107,16 +107,16 @@ class Moving:
         self._folder = nodes[0].out / "moving"
         self.wait_for_a_transfer("the first transfer")
 
-    def wait_for_a_transfer(self, what: str) -> float:
+    def wait_for_a_transfer(self, awaited: str) -> float:
         """Wait for a transfer that began after this call, and return the seconds until its end.
 
-        :param what: what is waited for, for the message.
+        :param awaited: what is waited for, for the message.
         """
         start = time.monotonic()
         for _ in range(2):  # the first may have begun before
             before = self._moved()
             self._node.wait_until(
-                lambda before=before: self._moved() != before or self.driver.ended, what, RUN_SECONDS, self.driver
+                lambda before=before: self._moved() != before or self.driver.ended, awaited, RUN_SECONDS, self.driver
             )
             assert self._moved() != before, self.driver.output
         return time.monotonic() - start

@@ -114,7 +114,7 @@ def test_a_rerun_that_passes_is_inconclusive(tmp_path: Path, mark: str, argument
 
 
 @pytest.mark.parametrize(
-    ("mark", "arguments", "words"),
+    ("mark", "arguments", "message"),
     [
         ("plain", ("--reruns=2",), "--nixl-gate is refused with --reruns: a failed check would be repeated"),
         ("plain", ("-o", "reruns=2"), "--nixl-gate is refused with reruns = 2 in the ini file"),
@@ -122,9 +122,9 @@ def test_a_rerun_that_passes_is_inconclusive(tmp_path: Path, mark: str, argument
     ],
     ids=["option", "ini", "mark"],
 )
-def test_the_gate_refuses_reruns(tmp_path: Path, mark: str, arguments: tuple[str, ...], words: str) -> None:
+def test_the_gate_refuses_reruns(tmp_path: Path, mark: str, arguments: tuple[str, ...], message: str) -> None:
     (tmp_path / "test_flaky.py").write_text(FLAKY.replace("MARK", mark))
     done = run(str(tmp_path), "--nixl-gate", *arguments, directory=tmp_path)
-    assert words in done.output
+    assert message in done.output
     assert done.code == pytest.ExitCode.USAGE_ERROR
     assert not (tmp_path / "count").exists()
