@@ -32,6 +32,8 @@ _QUIET_REMEDY = (
 )
 #: From which spread of its transfers a row that is too slow may be slow because of other processes.
 _DISTURBED_SPREAD = 5
+#: Below which share of its floor a row is slower than one program's figures differ from another's on the same host.
+_FAR_BELOW = 0.8
 _OUTPUTS_REMEDY = (
     "Give the output of each rank, its stdout and its stderr in one file (nixlbench ... > FILE 2>&1): "
     "pytest-nixl profile judge --nixlbench RANK0 --nixlbench RANK1 PROFILE."
@@ -128,23 +130,31 @@ def _check(output: NixlbenchOutput) -> None:
 def _disturbed(results: list[Result], spreads: list[float]) -> Iterator[Result]:
     """Change FAIL to INCONCLUSIVE for a row that other processes may have slowed down: the load of the run is unknown.
 
+    Each row is a single average. So a row below its floor fails only if other rows confirm it: at least half of the
+    rows that have a floor are steadily below it, or a row next to it is, like itself, steadily far below its own.
+
     :param results: the rows in the order in which they were measured.
     :param spreads: of each row, how many times longer its slowest transfers took than the average.
     """
-    steadily_slow = [
-        _below_floor(result) and spread < _DISTURBED_SPREAD for result, spread in zip(results, spreads, strict=True)
+    shares = [_share_of_floor(result) for result in results]
+    steady = [spread < _DISTURBED_SPREAD for spread in spreads]
+    with_floor = sum(result.summary is not None and result.summary.floor > 0 for result in results)
+    everywhere = 2 * sum(share < 1 and even for share, even in zip(shares, steady, strict=True)) >= with_floor
+    far_below = [share < _FAR_BELOW and even for share, even in zip(shares, steady, strict=True)]
+    # A row whose transfers differ shows nothing, but it is not faster than two slow rows on both sides of it.
+    far_below = [
+        far or (share < _FAR_BELOW and neighbours == (True, True))
+        for far, share, neighbours in zip(far_below, shares, _neighbours(far_below), strict=True)
     ]
+    confirmed = [far and any(neighbours) for far, neighbours in zip(far_below, _neighbours(far_below), strict=True)]
     for place, (result, spread) in enumerate(zip(results, spreads, strict=True)):
-        neighbours = [other for other in (place - 1, place + 1) if 0 <= other < len(results)]
-        alone = len(neighbours) == 2 and all(_above_floor(results[other]) for other in neighbours)
-        among_slow = bool(neighbours) and all(steadily_slow[other] for other in neighbours)
-        if not _below_floor(result) or not (alone or (spread >= _DISTURBED_SPREAD and not among_slow)):
+        if shares[place] >= 1 or everywhere or confirmed[place]:
             yield result
             continue
         reason = (
-            "the rows before and after it are not below theirs"
-            if alone
-            else f"the slowest hundredth of its transfers took {spread:.2g} times as long as the average"
+            f"the slowest hundredth of its transfers took {spread:.2g} times as long as the average"
+            if spread >= _DISTURBED_SPREAD
+            else "the rows next to it do not confirm that"
         )
         yield replace(
             result, verdict=Verdict.INCONCLUSIVE, remedy=_QUIET_REMEDY,
@@ -152,13 +162,18 @@ def _disturbed(results: list[Result], spreads: list[float]) -> Iterator[Result]:
         )  # fmt: skip
 
 
-def _below_floor(result: Result) -> bool:
+def _neighbours(flags: list[bool]) -> list[tuple[bool, bool]]:
+    """Return for each flag the ones before and after it; beyond the ends they are false."""
+    padded = [False, *flags, False]
+    return list(zip(padded[:-2], padded[2:], strict=True))
+
+
+def _share_of_floor(result: Result) -> float:
+    """Return the share of its floor that a row reached if it failed by that; otherwise 1."""
     summary = result.summary
-    return result.verdict is Verdict.FAIL and summary is not None and 0 < summary.bandwidth < summary.floor
-
-
-def _above_floor(result: Result) -> bool:
-    return result.summary is not None and 0 < result.summary.floor <= result.summary.bandwidth
+    if result.verdict is not Verdict.FAIL or summary is None or not 0 < summary.bandwidth < summary.floor:
+        return 1.0
+    return summary.bandwidth / summary.floor
 
 
 def _judged(row: NixlbenchRow, configuration: Configuration, profile: Profile, transports: tuple[str, ...]) -> Result:

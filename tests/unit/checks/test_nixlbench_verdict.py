@@ -219,13 +219,10 @@ def test_a_row_that_other_processes_may_have_slowed_down_is_inconclusive(tmp_pat
     assert verdicts(run) == [Verdict.INCONCLUSIVE]
     assert "the slowest hundredth of its transfers took 9 times as long as the average" in run.results[0].reason
     assert run.results[0].remedy.startswith("Run nixlbench again on a quiet machine")
-    for block, place, verdict in (
-        (4096, 0, Verdict.FAIL), (1048576, 8, Verdict.INCONCLUSIVE), (67108864, 14, Verdict.FAIL)
-    ):  # fmt: skip
+    for block, place in ((4096, 0), (1048576, 8), (67108864, 14)):
         run = judged(tmp_path, slowed(block, 1000), floor="0.1 GB/s")
-        assert verdicts(run) == [verdict if row == place else Verdict.PASS for row in range(15)]
-        if verdict is Verdict.INCONCLUSIVE:
-            assert "the rows before and after it are not below theirs" in run.results[place].reason
+        assert verdicts(run) == [Verdict.INCONCLUSIVE if row == place else Verdict.PASS for row in range(15)]
+        assert "the rows next to it do not confirm that" in run.results[place].reason
 
 
 def test_rows_that_are_slow_one_after_the_other_fail(tmp_path: Path) -> None:
@@ -237,6 +234,27 @@ def test_rows_that_are_slow_one_after_the_other_fail(tmp_path: Path) -> None:
     assert uneven != slowed(524288, 1000, text)
     run = judged(tmp_path, uneven, floor="0.1 GB/s")
     assert [place for place, verdict in enumerate(verdicts(run)) if verdict is Verdict.FAIL] == [7, 8, 9]
+
+
+@pytest.mark.parametrize(
+    ("places", "share", "verdict"),
+    [
+        ((7, 8), 0.7, Verdict.FAIL),
+        ((7, 8), 0.9, Verdict.INCONCLUSIVE),
+        ((6, 8), 0.7, Verdict.INCONCLUSIVE),
+        (range(7), 0.97, Verdict.INCONCLUSIVE),
+        (range(8), 0.97, Verdict.FAIL),
+    ],
+)
+def test_other_rows_confirm_that_a_row_is_slow(
+    tmp_path: Path, places: Sequence[int], share: float, verdict: Verdict
+) -> None:
+    """Each row is one average of a run whose load is not known."""
+    text = P5
+    for block, bandwidth in (re.findall(r"(?m)^(\d+) +1 +([\d.]+)", P5)[place] for place in places):
+        text = slowed(int(block), float(bandwidth) / (share * 0.1), text)
+    run = judged(tmp_path, text, floor="0.1 GB/s")
+    assert verdicts(run) == [verdict if place in places else Verdict.PASS for place in range(15)]
 
 
 @pytest.mark.parametrize("text", [NORMAL, ASIO, P5, COMPARED], ids=["ETCD", "ASIO", "EFA", "compared"])
