@@ -136,18 +136,17 @@ def _chosen(config: pytest.Config, settings: Settings) -> dict[str, str]:
 
 
 def _next_step(report: RunReport, run: Run, page: str) -> str:
-    """Return what a reader of the page does next, with the word of ``verdict.json``."""
+    """Return what a reader does next, with the word of ``verdict.json``.
+
+    :param page: the page of the run; empty: it has none.
+    """
     step = report.next_step
     if step != "accept":
-        return f"next: {step}: open {page}; {NEXT_STEPS[step]}"
+        return f"next: {step}: {f'open {page}; ' if page else ''}{NEXT_STEPS[step]}"
+    figures = f"; figures: {page}" if page else ""
     if run.found.stored:
-        return (
-            f"next: accept: nothing to do; figures: {page}; compare a later run: --nixl-baseline={run.found.stored[0]}"
-        )
-    return (
-        f"next: accept: nothing to do; figures: {page}; to compare a later run: --nixl-store=DIR, then "
-        "--nixl-baseline=FILE"
-    )
+        return f"next: accept: nothing to do{figures}; compare a later run: --nixl-baseline={run.found.stored[0]}"
+    return f"next: accept: nothing to do{figures}; to compare a later run: --nixl-store=DIR, then --nixl-baseline=FILE"
 
 
 def _report(config: pytest.Config, run: Run, settings: Settings, record: RecordedRun, refused: str = "") -> None:
@@ -184,6 +183,7 @@ def _report(config: pytest.Config, run: Run, settings: Settings, record: Recorde
             add_summary(report)
         except NixlPluginError as error:
             run.found.note(error.reason)
+    pages = []
     for path in settings.report:
         try:
             write(report, Path(path))
@@ -191,6 +191,7 @@ def _report(config: pytest.Config, run: Run, settings: Settings, record: Recorde
             run.found.note(f"{error.reason}. {error.remedy}")
         else:
             run.found.note(f"wrote {path}")
-            if path.endswith(".html") and not refused:
-                run.found.note(_next_step(report, run, path))
+            pages += [path] if path.endswith(".html") else []
+    if not refused:
+        run.found.note(_next_step(report, run, pages[0] if pages else ""))
     run.found.note(*skipped)

@@ -65,6 +65,9 @@ def header(settings: Settings, placement: Placement, verbosity: int) -> Iterator
         yield f"  NIXL is not installed for {sys.executable}: `{pip_command()}`"
     if settings.first_baseline:
         yield f"  no baseline yet: {settings.baseline} does not exist, so this run is compared with none"
+    if settings.compares and settings.fewest_launches > 1:
+        least = settings.fewest_launches
+        yield f"  a comparison needs several launches: each row has at least {least}, so this run takes longer"
     if silent := silence(load_profile(settings.profile)):
         yield f"  {silent}"
     ours = {name: value for name, value in own_variables({}, memory=settings.memory).items() if value is not None}

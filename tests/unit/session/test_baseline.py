@@ -83,6 +83,7 @@ def test_a_run_far_slower_than_its_baseline_is_regressed_and_fails(tmp_path: Pat
     )  # fmt: skip
     assert f"REGRESSED regression: {KEY} against nixl:0: -100.0 %" in done.output
     assert "changed: versions ucx: 0.1 -> 1." in done.output
+    assert "  a comparison needs several launches: each row has at least 3, so this run takes longer\n" in done.output
     assert "NIXL verdict: FAIL (1 PASS, 1 REGRESSED; 1 row measured)" in done.output
     assert done.code == 1
     suite = junit_suite(tmp_path / "junit.xml")

@@ -24,6 +24,8 @@ def test_own_checks_that_were_all_skipped_are_no_pass_and_no_failure(pytester: p
         [
             "NOT-APPLICABLE mine: no such device here",
             "NIXL verdict: NOTHING CHECKED (1 NOT-APPLICABLE; 0 rows measured)",
+            "wrote verdict.json",
+            "next: correct: *",
         ]
     )
     assert result.ret == 0

@@ -152,7 +152,9 @@ def test_a_missing_image_is_reported_with_the_images_of_the_store(tmp_path: Path
     (tmp_path / "torn.json").write_text("{")
     with pytest.raises(ValueError) as caught:
         find_baseline("b:1", str(tmp_path))
-    assert str(caught.value).startswith(f"{tmp_path} has no run of the image b:1; it has a:1; skipped: ")
+    assert str(caught.value).startswith(
+        f"there is no file b:1, and {tmp_path} has no run of the image b:1; it has a:1; skipped: "
+    )
     with pytest.raises(ValueError, match="nowhere cannot be read \\(No such file or directory\\)"):
         find_baseline("b:1", "/nowhere")
     empty = tmp_path / "empty"
