@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 
 from pytest_nixl.checks.doctor.check import (
@@ -30,6 +31,8 @@ from pytest_nixl.model.transports import UCX_OF_RDMA, ucx_tls_allows
 from pytest_nixl.model.verdicts import Judgement
 from pytest_nixl.session.default_profile import ONE_HOST, OVER_TCP
 
+#: The variable with the address at which vLLM's NIXL side channel listens.
+SIDE_CHANNEL_HOST = "VLLM_NIXL_SIDE_CHANNEL_HOST"
 #: Variables of nixlbench, of deployments and of pytest-nixl, which NIXL's libraries do not contain.
 _OTHER_NIXL = """
     NIXL_BACKEND NIXL_WORKER_TYPE NIXL_TARGET_SEG_TYPE NIXL_ETCD_ENDPOINTS NIXL_ETCD_NAMESPACE NIXL_PLUGIN_DIR
@@ -287,6 +290,7 @@ def variables_agree(facts: Facts, expected: Requirements) -> Judgement:
     )
     denied = "denies network cards access to GPU memory"
     p2p, direct = get("FI_HMEM_DISABLE_P2P"), get("UCX_IB_GPU_DIRECT_RDMA")
+    own_addresses = [str(ipaddress.ip_interface(text).ip) for nic in facts.network.nics for text in nic.addresses]
     # Whether it is so, the reason, and the remedy.
     faults = [
         (first and second and first.rstrip("/") != second.rstrip("/"),
@@ -309,11 +313,24 @@ def variables_agree(facts: Facts, expected: Requirements) -> Judgement:
          "unset RDMAV_FORK_SAFE and IBV_FORK_SAFE"),
         (without_plugin,
          f"NIXL_PLUGIN_DIR={plugins} has no plugin of a requested backend", "correct or unset NIXL_PLUGIN_DIR"),
+        (own_addresses and _foreign(get(SIDE_CHANNEL_HOST), own_addresses),
+         f"{SIDE_CHANNEL_HOST}={get(SIDE_CHANNEL_HOST)} is an address of another host (this one has "
+         f"{named(own_addresses)}), so vLLM cannot listen there",
+         f"set {SIDE_CHANNEL_HOST} to the address of this host or pod (fieldRef: status.podIP)"),
     ]  # fmt: skip
     reasons = [reason for fault, reason, _ in faults if fault]
     if reasons:
         return failed("; ".join(reasons), "; ".join(dict.fromkeys(remedy for fault, _, remedy in faults if fault)))
     return passed("the variables that are set do not contradict each other")
+
+
+def _foreign(host: str, own_addresses: Sequence[str]) -> bool:
+    """Return whether a host is the address of another host; a name may be this host's."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return not (address.is_loopback or address.is_unspecified or str(address) in own_addresses)
 
 
 def _hidden_gpus(facts: Facts) -> str:

@@ -465,6 +465,8 @@ FAULTS = (
           ("SGLANG_DISAGGREGATION_NIXL_BACKEND=UCX", "32 EFA devices", "LIBFABRIC", "SGLang")),
     Fault("expandable-segments", variable("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"), "variables-agree",
           ("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", "600")),
+    Fault("side-channel-elsewhere", variable("VLLM_NIXL_SIDE_CHANNEL_HOST", "10.0.0.12"), "variables-agree",
+          ("VLLM_NIXL_SIDE_CHANNEL_HOST=10.0.0.12", "this one has 10.0.0.11")),
     Fault("telemetry-off", both(variable("NIXL_TELEMETRY_ENABLE", "n"), nixl(telemetry={
         "error": "nixlNoTelemetryError: NIXL_ERR_NO_TELEMETRY"})), "telemetry-in-process",
           ("NIXL_TELEMETRY_ENABLE=n", "1.5.0", "nixlNoTelemetryError")),
@@ -600,6 +602,13 @@ def test_gpus_that_cuda_shows_on_purpose_are_no_fault(
     tree = healthy.copy(tmp_path / "tree")
     make(tree)
     assert list(bad(verdicts(facts_of(tree), wanted))) == []
+
+
+@pytest.mark.parametrize("host", ["10.0.0.11", "127.0.0.1", "0.0.0.0", "node-b", ""])
+def test_a_side_channel_may_listen_at_this_host(host: str, healthy: Tree, wanted: Requirements, tmp_path: Path) -> None:
+    tree = healthy.copy(tmp_path / "tree")
+    variable("VLLM_NIXL_SIDE_CHANNEL_HOST", host)(tree)
+    assert verdicts(facts_of(tree), wanted)["variables-agree"].verdict is Verdict.PASS
 
 
 @pytest.mark.parametrize(
