@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import bisect
 import re
 import shlex
 from collections import ChainMap
@@ -12,10 +13,19 @@ from itertools import pairwise
 from pathlib import PurePosixPath
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
+#: A variable that a script sets, in whatever form: ``NAME=``, ``${NAME:=``, also on a line that is not understood.
+_ASSIGNED = re.compile(r"(?<![\w$-])(?:\$\{)?([A-Za-z_]\w*)(?::?=|\+=)")
+#: Words before a command that leave it what it is.
+_KEYWORDS = frozenset({"if", "then", "elif", "else", "while", "until", "do", "{", "!", "time"})
+_DECLARATIONS = frozenset({"export", "declare", "typeset", "local", "readonly"})
 _SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh"})
-#: A reference to a variable: $(NAME), ${NAME}, ${NAME:-default} or $NAME.
+#: Where a text begins that ends in a line with the same word.
+_HERE_DOCUMENT = re.compile(r"<<-?[ \t]*(['\"]?)(\w+)\1")
+#: A command that prints the text of a here-document.
+_PRINTS_TEXT = re.compile(r"\$\(\s*cat\s*$")
+#: A reference to a variable: $(NAME), ${NAME}, ${NAME:-default}, ${NAME:=default} or $NAME.
 _REFERENCE = re.compile(
-    r"\$(?:\((?P<container>[A-Za-z_]\w*)\)|\{(?P<braced>[A-Za-z_]\w*)(?::?-(?P<default>[^{}]*))?\}"
+    r"\$(?:\((?P<container>[A-Za-z_]\w*)\)|\{(?P<braced>[A-Za-z_]\w*)(?::?[-=](?P<default>[^{}]*))?\}"
     r"|(?P<plain>[A-Za-z_]\w*))"
 )
 #: What is left of a reference whose value the file does not contain.
@@ -131,27 +141,35 @@ def launches(words: Sequence[str], environment: Mapping[str, str], image: str = 
         for number, word in enumerate(words[1:-1], 1):
             if re.fullmatch(r"-[a-z]*c", word):
                 return script_launches(words[number + 1], environment)
-    found = _launch(words, environment, " ".join(words)) or _by_option(words, environment, " ".join(words))
-    if found is None and (not words or words[0].startswith("-")):
+    found = _launch(words, environment, " ".join(words))
+    if found is None and _only_arguments(words):
         engine = _IMAGES.get(_image_name(image))
         if engine is not None:
             options, model = _options(words)
             found = Launch(engine, False, options, model, environment)
             if mark := typographic_mark(words):
                 raise ScriptError(_describe_mark(mark))
+    found = found or _by_option(words, environment, " ".join(words))
     if found is None and _serves(words):
         program = image.rpartition("/")[2] if words[0].startswith("-") else _launcher(words)
         found = Launch("", False, {}, "", environment, launcher=program)
     return [] if found is None else [found]
 
 
+def _only_arguments(words: Sequence[str]) -> bool:
+    """Return whether words are options, or a model and options, and so follow a program that the image starts."""
+    return not words or words[0].startswith("-") or (len(words) > 1 and _is_option(words[1]) and ".sh" not in words[0])
+
+
 def script_launches(text: str, environment: Mapping[str, str]) -> list[Launch]:
     """Return the engines that a shell script starts. :raises ScriptError: if a quotation is not closed."""
     seen = dict(environment)
-    found = []
+    found: list[Launch] = []
     unread = []
+    conditions = 0
     for command in split_commands(text):
-        words = command[1:] if command[0] in ("export", "exec", "env", "nohup") else command
+        conditions += {"if": 1, "case": 1, "fi": -1, "esac": -1}.get(command[0], 0)
+        words = _without_keywords(command)
         own: dict[str, str] = {}
         given = ChainMap(own, seen)
         number = 0
@@ -159,18 +177,45 @@ def script_launches(text: str, environment: Mapping[str, str]) -> list[Launch]:
             own[match[1]] = expand(match[2], given, shell=True)
             number += 1
         if number == len(words):
-            seen.update(own)
+            unsure = {name for name in own if conditions and seen.get(name, own[name]) != own[name]}
+            seen.update({name: f"$({name})" if name in unsure else value for name, value in own.items()})
             continue
         expanded = [part for word in words[number:] for part in _expand_word(word, given)]
         launch = _container_launch(expanded, text) or _launch(expanded, given, text)
         launch = launch or _by_option(expanded, given, text)
-        if launch is None and _serves(expanded):
+        nested = [] if launch else _nested_launches(expanded, given)
+        if launch is None and not nested and _serves(expanded):
             unread.append(Launch("", False, {}, "", dict(given), text, launcher=_launcher(expanded)))
-        if launch is not None:
-            found.append(launch)
-            if len(found) == _MOST_LAUNCHES:
-                break
-    return found or unread[:_MOST_LAUNCHES]
+        found += [launch] if launch is not None else nested
+        if len(found) >= _MOST_LAUNCHES:
+            break
+    assigned = dict.fromkeys(_ASSIGNED.findall(_without_comments(text)))
+    return [
+        launch if launch.image else replace(
+            launch, environment={**{name: f"$({name})" for name in assigned}, **launch.environment}
+        )
+        for launch in found or unread[:_MOST_LAUNCHES]
+    ]  # fmt: skip
+
+
+def _without_keywords(command: Sequence[str]) -> Sequence[str]:
+    """Return a command without the words of the shell before it."""
+    first = next((number for number, word in enumerate(command) if word not in _KEYWORDS), len(command))
+    words = command[first:]
+    if words and words[0] in _DECLARATIONS:
+        return [word for word in words[1:] if not word.startswith("-")]
+    return words[1:] if words and words[0] in ("exec", "env", "nohup") else words
+
+
+def _nested_launches(words: Sequence[str], environment: Mapping[str, str]) -> list[Launch]:
+    """Return the engines of a script that is one word of a command, as with ``bash -c``, ``ssh`` and ``su -c``."""
+    for word in words[1:]:
+        if any(program in word for program in (*_PROGRAMS, *_MODULES)) and re.search(r"\s", word):
+            try:
+                return script_launches(word, environment)
+            except ScriptError:
+                continue
+    return []
 
 
 def _expand_word(word: str, environment: Mapping[str, str]) -> list[str]:
@@ -192,21 +237,100 @@ def split_commands(text: str) -> list[list[str]]:
     if len(text) > MOST_SCRIPT:
         raise ScriptError(f"has a script of {len(text)} characters: expected at most {MOST_SCRIPT}")
     original = re.sub(r"(?m)^[ \t]*#.*$", "", text)
-    text = _inline_arrays(re.sub(r"(?m)^[ \t]*#.*$", "", re.sub(r"\\\r?\n", " ", text)))
-    # What a command prints is not known: keep it as one word.
-    text = re.sub(r"\$\(([^()'\"]*)\)", lambda match: re.sub(r"\s", "\u00a0", match[0]), text)
-    reader = shlex.shlex(text, posix=True, punctuation_chars=";|&\n")
+    text = _inline_arrays(_without_comments(re.sub(r"\\\r?\n", " ", _without_copied_texts(text))))
+    reader = shlex.shlex(_join_substitutions(text), posix=True, punctuation_chars=";|&\n()")
     reader.whitespace, reader.whitespace_split, reader.commenters = " \t\r", True, ""
     commands: list[list[str]] = [[]]
     try:
         for word in reader:
-            if word and not word.strip(";|&\n"):
+            if word and not word.strip(";|&\n()"):
                 commands.append([])
             else:
                 commands[-1].append(word)
     except ValueError:
         raise ScriptError(_describe_open_quotation(original)) from None
     return [command for command in commands if command]
+
+
+def _without_copied_texts(text: str) -> str:
+    """Remove the texts that a script only copies into files; one that ``$(cat <<END`` reads becomes a quoted word."""
+    lines = text.split("\n")
+    places: dict[str, list[int]] = {}
+    for number, line in enumerate(lines):
+        places.setdefault(line.strip(), []).append(number)
+    kept = []
+    number = 0
+    while number < len(lines):
+        line = lines[number]
+        number += 1
+        match = _HERE_DOCUMENT.search(line)
+        ends = places.get(match[2], []) if match else []
+        following = bisect.bisect_left(ends, number)
+        if match is None or following == len(ends) or not re.search(r"\b(?:cat|tee)\b", line):
+            kept.append(line)
+            continue
+        start, end = number, ends[following]
+        number = end + 1
+        command, rest = line[: match.start()], line[match.end() :]
+        if _PRINTS_TEXT.search(command) and number < len(lines) and lines[number].lstrip().startswith(")"):
+            command, rest = _PRINTS_TEXT.sub("", command), lines[number].lstrip()[1:]
+            number += 1
+            copied = "\n".join(lines[start:end]).strip()
+            in_quotation = command.count('"') % 2 == 1
+            command += re.sub(r'(["\\`])', r"\\\1", copied) if in_quotation else shlex.quote(copied)
+        kept.append(command + rest)
+    return "\n".join(kept)
+
+
+def _without_comments(text: str) -> str:
+    return _scan(text, join=False)
+
+
+def _join_substitutions(text: str) -> str:
+    """Make one word of each ``$(COMMAND)`` and each command between backticks: what a command prints is not known."""
+    return _scan(text, join=True)
+
+
+def _scan(text: str, *, join: bool) -> str:
+    """Remove comments, or join substitutions of commands, outside the quotations in which they mean nothing."""
+    kept = []
+    place, in_quotation, open_end = 0, False, False
+    comment = "" if join else r"|(?:^|(?<=[\s;]))#[^\n]*"
+    for match in re.finditer(r"\\.|['\"`]|\$\(" + comment, text, re.DOTALL | re.MULTILINE):
+        if match.start() < place:
+            continue
+        kept.append(text[place : match.start()])
+        place, end, part = match.start(), match.end(), match[0]
+        if part == '"':
+            in_quotation = not in_quotation
+        elif part in ("$(", "`") and not open_end:
+            end = _end_of_substitution(text, place)
+            open_end = end == match.end()
+            part = text[place:end]
+            if join:
+                part = re.sub(r"[\s;|&'\"\\]", "\u00a0", part.replace("(", "{").replace(")", "}"))
+        elif part == "'" and not in_quotation:
+            end = text.find("'", end) + 1 or len(text)
+            part = text[place:end]
+        elif part.startswith("#"):
+            part, end = ("#", place + 1) if in_quotation else ("", end)
+        kept.append(part)
+        place = end
+    return "".join([*kept, text[place:]])
+
+
+def _end_of_substitution(text: str, start: int) -> int:
+    """Return where a substitution of a command ends, if it begins at a place; after its mark if it never ends."""
+    mark = re.compile(r"\$\(|`").match(text, start)
+    assert mark is not None
+    depth, place = 1, mark.end()
+    tokens = re.compile(r"\\.|'[^']*'|\"(?:\\.|[^\"\\])*\"|[()]" if mark[0] == "$(" else r"\\.|`", re.DOTALL)
+    while (match := tokens.search(text, place)) is not None:
+        place = match.end()
+        depth += {"(": 1, ")": -1, "`": -1}.get(match[0], 0)
+        if depth == 0:
+            return place
+    return mark.end()
 
 
 def _inline_arrays(text: str) -> str:

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from pytest_nixl import cli
+from pytest_nixl.checks.connector.command_line import is_resolved, script_launches
 from pytest_nixl.checks.connector.comparison import ConnectorComparison, compare_connectors
 from pytest_nixl.checks.connector.containers import read_engine
 from pytest_nixl.checks.connector.rules import RULES, ConfigurationLayer
@@ -472,6 +473,43 @@ def test_a_shell_script_is_read(tmp_path: Path) -> None:
         "Qwen/Qwen3-32B", "4", "kv_both", "UCX",
     ]  # fmt: skip
     assert values["VLLM_NIXL_SIDE_CHANNEL_HOST"].text == "10.0.0.1"
+
+
+#: How scripts set the address of an engine and start it, as shells read it; "": its value is known only where it runs.
+_ADDRESS = "VLLM_NIXL_SIDE_CHANNEL_HOST"
+_START = """vllm serve m --kv-transfer-config '{"kv_connector":"NixlConnector","kv_role":"kv_both"}'"""
+_SCRIPTS = [
+    ("10.0.0.1", f"export {_ADDRESS}=10.0.0.1; {_START}"),
+    ("10.0.0.1", f"declare -x {_ADDRESS}=10.0.0.1  # don't change it\n{_START}"),
+    ("10.0.0.1", f"if true; then export {_ADDRESS}=10.0.0.1; fi\n(cd / && exec {_START}) | tee log"),
+    ("10.0.0.1", f'bash -c "{_ADDRESS}=10.0.0.1 {_START.replace(chr(34), chr(92) + chr(34))}"'),
+    ("10.0.0.1", f"cat > run.txt <<END\nhow it's run\nEND\n{_ADDRESS}=10.0.0.1 {_START}"),
+    ("10.0.0.1", f"{_ADDRESS}=${{A:=10.0.0.1}} {_START}"),
+    ("", f"if [ $1 ]; then {_ADDRESS}=10.0.0.1; else {_ADDRESS}=10.0.0.2; fi\n{_START}"),
+    ("", f"start() {{\n{_START}\n}}\nexport {_ADDRESS}=10.0.0.1\nstart"),
+    ("", f": ${{{_ADDRESS}:=10.0.0.1}}\n{_START}"),
+    ("", f"srun --export=ALL,{_ADDRESS}=10.0.0.1 {_START}"),
+    ("", f"export {_ADDRESS}=$(hostname -I | awk '{{print $1}}')\n{_START}"),
+    ("", f"{_ADDRESS}=$(python3 -c \"print('(', 1)\") {_START}"),
+    ("", f"{_ADDRESS}=`ip addr | grep -oP '(?<=inet )[0-9.]+'` {_START}"),
+    ("", f'{_ADDRESS}="$(get "$A" \';\' | tail -1)" {_START}'),
+]
+
+
+@pytest.mark.parametrize(("address", "script"), _SCRIPTS)
+def test_a_shell_script_is_read_as_a_shell_does(address: str, script: str) -> None:
+    [launch] = script_launches(script, {})
+    value = launch.environment[_ADDRESS]
+    assert value == address if address else not is_resolved(value)
+    assert launch.options == {"--kv-transfer-config": ['{"kv_connector":"NixlConnector","kv_role":"kv_both"}']}
+    assert launch.model == "m"
+
+
+@pytest.mark.parametrize("value", ['"$(cat <<END\n{text}\nEND\n)"', "$(cat <<'END'\n{text}\nEND\n)"])
+def test_a_text_in_a_script_is_the_value_of_its_variable(value: str) -> None:
+    text = '{"kv_connector": "NixlConnector"}'
+    [launch] = script_launches(f'A={value.replace("{text}", text)}\nvllm serve m --kv-transfer-config "$A"', {})
+    assert launch.options == {"--kv-transfer-config": [text]}
 
 
 def test_a_container_that_runs_a_shell_is_read(tmp_path: Path) -> None:
