@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.plain import from_plain
+from pytest_nixl.core.resource_limits import shortage
 from pytest_nixl.host.process_maps import etcd_client, libraries_of_nixl
 from pytest_nixl.host.recorded_tree import Fact, FactsRoot
 from pytest_nixl.host.ucx_rdma import UcxRdma, other_abi
@@ -268,7 +269,7 @@ def _ask_nixl(worker: Worker, backends: Sequence[str], loaded: Callable[[Sequenc
         answer: dict[str, Any] = {**worker.versions, "backends": {}}
         agent = NixlAgent.within(worker, backends=[], name="pytest-nixl-facts", telemetry=True)
     except NixlPluginError as error:
-        reason, damage = _reason(error), wheel_damage()
+        reason, damage = _reason(error), wheel_damage() or shortage()
         if damage is None or damage[0] in reason:
             return {"why": reason, "remedy": error.remedy}
         return {"why": f"{reason}; {damage[0]}", "remedy": damage[1]}
@@ -303,9 +304,11 @@ def _ask_nixl(worker: Worker, backends: Sequence[str], loaded: Callable[[Sequenc
     finally:
         worker.kill()
     faulty = [backend for backend in answer["backends"].values() if backend["error"] or backend["missing"]]
-    if faulty and (damage := wheel_damage()):
+    if faulty and (damage := wheel_damage() or shortage()):
         for backend in faulty:
-            backend |= {"error": "; ".join(filter(None, (backend["error"], damage[0]))), "remedy": damage[1]}
+            if damage[0] not in backend["error"]:
+                backend["error"] = "; ".join(filter(None, (backend["error"], damage[0])))
+            backend["remedy"] = damage[1]
     client = etcd_client(answer.get("libraries", []))
     library = {"path": client.path, "patched": client.patched} if client else {"path": "", "patched": False}
     if "UCX" in answer["backends"]:
