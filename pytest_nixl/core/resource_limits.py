@@ -26,6 +26,10 @@ MEMORY_REMEDY = "raise the limit of memory: `docker run --memory`, or resources.
 DATA_REMEDY = "raise the limit: `ulimit -d unlimited`"
 #: What a limit of this host forbids fails with one attempt and not with the next.
 REMEDIES_OF_LIMITS = (PROCESSES_REMEDY, MEMORY_REMEDY, ADDRESS_SPACE_REMEDY, DATA_REMEDY, FILE_SIZE_REMEDY)
+_CALL_REMEDY = (
+    "if this is a container, `docker run --security-opt seccomp=unconfined` shows whether its seccomp filter has to "
+    "allow it; `strace -f -Z` names the call"
+)
 NO_SPACE_REMEDY = "delete files there, or set TMPDIR to a directory on another file system"
 #: Bytes of address space below which an agent may crash. One with UCX 1.23 does with 200 MB, and not with 256 MiB.
 AGENT_NEEDS = 512 << 20
@@ -194,6 +198,9 @@ def file_fault(error: OSError) -> tuple[str, str]:
         return fault.partition(", and ")[0], FILE_SIZE_REMEDY
     path = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else ""
     description = f"{path}: {error.strerror or error}" if path else str(error.strerror or error)
+    if not path and error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        name = errno.errorcode.get(error.errno or 0, type(error).__name__)
+        return f"the system refuses a call ({name}: {description})", _CALL_REMEDY
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"{description} ({no_space(path)})", NO_SPACE_REMEDY
     if path.startswith("/dev/"):
