@@ -38,6 +38,8 @@ _BACKEND_SECONDS_WITH_TWO = 5.0
 #: Why the telemetry of a transfer is unknown if this process made none.
 NOT_TRIED = "no transfer was tried"
 _HASH = re.compile(r"^(?P<name>lib[\w+.-]+?)(?:-[0-9a-f]{8})?\.so(?:\.|$)")
+#: What the loader says of a file of LD_PRELOAD that it ignores.
+_NOT_PRELOADED = re.compile(r"object '(.*)' from (LD_PRELOAD) cannot be preloaded(?: \((.*)\))?: ignored")
 _UNUSED = re.compile(r"UCX +WARN +unused environment variables?: (.*)$", re.MULTILINE)
 _UCX_LINE = re.compile(r"^\[[^]]*\] *\[[^]]*\].*? UCX +(?:WARN|ERROR) +(.*?)\s*$", re.MULTILINE)
 _EFA_INSTALLER = "/opt/amazon/efa_installed_packages"
@@ -69,6 +71,7 @@ class BackendFacts:
     """The result of creating a backend.
 
     :param plugin: the path of its plugin; empty if there is none.
+    :param release: the version of the package of NIXL that has the plugin; empty if none has it.
     :param missing: what its libraries lack.
     :param error: why it could not be created; empty if it was.
     :param remedy: what to do about the error.
@@ -85,6 +88,7 @@ class BackendFacts:
     remedy: str
     memories: tuple[str, ...]
     said: tuple[str, ...] = ()
+    release: str = ""
     cuda_lacks: str = ""
     cuda_runtime: str = ""
 
@@ -99,7 +103,7 @@ class Software:
     :param plugins: the names of NIXL's plugins.
     :param backends: the result of creating each requested backend.
     :param libraries: the libraries that the worker has loaded and that NIXL uses.
-    :param unused: the ``UCX_`` variables that UCX did not use, each with the name that UCX suggests or an empty text.
+    :param unused: the variables of :func:`unused_variables`.
     :param ucx_variables: all variables that this UCX knows; empty if it was not loaded.
     :param fabric_variables: all variables that this libfabric knows; empty if it was not loaded.
     :param nixl_variables: all variables that this NIXL knows; empty if it was not loaded.
@@ -237,9 +241,11 @@ def two_of_ucx(paths: Sequence[str]) -> bool:
 def unused_variables(log: str) -> dict[str, str]:
     """Return the variables in UCX's warning about unused variables, each with the name that UCX suggests or nothing.
 
+    LD_PRELOAD is among them, with the loader's reason, if the loader ignores a file of it.
+
     :param log: the stderr of a process with UCX.
     """
-    unused = {}
+    unused = {name: f"{file} ({reason})" for file, name, reason in _NOT_PRELOADED.findall(log)}
     for listed in _UNUSED.findall(log):
         for part in listed.split(";"):
             match = re.match(r"\s*(UCX_\w+)(?: \(maybe: (\w+)\?\))?", part)
