@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import sys
 from importlib.machinery import ModuleSpec, PathFinder
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # as in typing, which a file on PYTHONPATH may hide: pytest_nixl.__main__ says so
 if TYPE_CHECKING:
     # isort: off
+    from typing import Any
+
     from pytest_nixl.checks.doctor.check import Check as Check, Requirements as Requirements
     from pytest_nixl.cluster.launchers import LauncherPlacement as LauncherPlacement
     from pytest_nixl.core.errors import (

@@ -9,16 +9,13 @@ default ``run`` is a function that takes the arguments and returns the exit code
 from __future__ import annotations
 
 import argparse
-import errno
 import io
 import os
-import re
 import shlex
 import signal
 import sys
-import traceback
-from collections.abc import Sequence
-from contextlib import redirect_stdout, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
 from importlib import import_module
 from typing import NoReturn, TextIO
 
@@ -66,21 +63,36 @@ class PrintableStream(io.TextIOBase):
     """A text stream that writes control characters as escapes, so that no text can control the terminal."""
 
     def __init__(self, stream: TextIO) -> None:
-        #: The stream without escapes.
-        self.stream = stream
+        self._stream = stream
+        #: The error with which it could not be written; None if it could.
+        self.failure: OSError | None = None
 
     def write(self, text: str, /) -> int:
-        self.stream.write(printable(text))
+        self.write_raw(printable(text))
         return len(text)
 
+    def write_raw(self, text: str) -> None:
+        """Write a text with its control characters."""
+        with self._noting_failure():
+            self._stream.write(text)
+
     def flush(self) -> None:
-        self.stream.flush()
+        with self._noting_failure():
+            self._stream.flush()
 
     def isatty(self) -> bool:
-        return self.stream.isatty()
+        return self._stream.isatty()
 
     def fileno(self) -> int:
-        return self.stream.fileno()
+        return self._stream.fileno()
+
+    @contextmanager
+    def _noting_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.failure = error
+            raise
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -90,38 +102,53 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if sys.stdout is None:
         return _refuse("standard output is closed: redirect it to a file, such as >answer.txt")
-    if not (sys.argv[1:] if argv is None else argv):
-        print(_FIRST)
-        return PASSED
+    if sys.stdin is None or sys.stderr is None:
+        from pytest_nixl.core.terminal_output import fill_closed_descriptors
+
+        fill_closed_descriptors()
+    output = PrintableStream(sys.stdout)
     try:
-        our_arguments, pytest_arguments = _split(sys.argv[1:] if argv is None else argv)
-        parser = _parser(our_arguments[0] if our_arguments else "")
-        for argument in our_arguments:
-            if argument.startswith("--") and argument.endswith("=--"):  # argparse would drop the value
-                parser.error(f"argument {argument[:-3]}: expected a value other than --")
-        arguments, unknown = parser.parse_known_args(our_arguments)
-        if unknown:
-            parser.error(f"unrecognized arguments: {shlex.join(_without_values(unknown))}")
-        if pytest_arguments:
-            arguments.pytest_arguments = pytest_arguments
-        with redirect_stdout(PrintableStream(sys.stdout)):
-            code: int = arguments.run(arguments)
-        sys.stdout.flush()
-        return code
+        with redirect_stdout(output):
+            try:
+                return _run(sys.argv[1:] if argv is None else argv)
+            finally:
+                output.flush()
+                if output.failure is not None:  # argparse ignores it
+                    raise output.failure
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C again ends the clean-up at exit, and prints nothing
         _refuse("ended by Ctrl-C (SIGINT)")
         return _CTRL_C
-    except BrokenPipeError:
-        _lead_nowhere()
-        _refuse("standard output cannot be written: the program that was reading it has ended")
-        return FAILED
     except OSError as error:
-        return _refuse(_one_line(_system_error_text(error)))
+        if error is not output.failure:
+            return _refuse(_one_line(_system_error_text(error)))
+        _lead_nowhere()
+        if isinstance(error, BrokenPipeError):
+            _refuse("standard output cannot be written: the program that was reading it has ended")
+            return FAILED
+        return _refuse(f"standard output cannot be written ({error.strerror or type(error).__name__})")
     except ValueError as error:
         return _refuse(_one_line(str(error)))
     except NixlPluginError as error:
         return _refuse(str(error))
+
+
+def _run(argv: Sequence[str]) -> int:
+    if not argv:
+        print(_FIRST)
+        return PASSED
+    our_arguments, pytest_arguments = _split(argv)
+    parser = _parser(our_arguments[0] if our_arguments else "")
+    for argument in our_arguments:
+        if argument.startswith("--") and argument.endswith("=--"):  # argparse would drop the value
+            parser.error(f"argument {argument[:-3]}: expected a value other than --")
+    arguments, unknown = parser.parse_known_args(our_arguments)
+    if unknown:
+        parser.error(f"unrecognized arguments: {shlex.join(_without_values(unknown))}")
+    if pytest_arguments:
+        arguments.pytest_arguments = pytest_arguments
+    code: int = arguments.run(arguments)
+    return code
 
 
 def _refuse(sentence: str) -> int:
@@ -159,20 +186,9 @@ def _system_error_text(error: OSError) -> str:
     """Say in one sentence which operation the system refused."""
     if error.filename is not None:
         return f"{error.filename} cannot be read ({error.strerror})"
-    if error.errno in (errno.EAGAIN, errno.EMFILE, errno.ENFILE):
-        from pytest_nixl.core.resource_limits import file_fault
+    from pytest_nixl.core.resource_limits import file_fault
 
-        return "; remedy: ".join(file_fault(error))
-    try:
-        os.getcwd()
-    except OSError:
-        return "the working directory has been deleted: change to another one, and run the command again"
-    reason = error.strerror or type(error).__name__
-    call = (traceback.extract_tb(error.__traceback__)[-1].line or "").partition("  #")[0]
-    if not call or re.search(r"\bprint\(|\.write\(|\.flush\(", call):
-        _lead_nowhere()
-        return f"standard output cannot be written ({reason})"
-    return f"the system refuses a call ({reason}: `{call}`): if this is a container, its seccomp filter has to allow it"
+    return "; remedy: ".join(file_fault(error))
 
 
 def _lead_nowhere() -> None:

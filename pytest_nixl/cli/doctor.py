@@ -87,8 +87,8 @@ def _run(arguments: argparse.Namespace) -> int:
         for line in lines(answers, every=arguments.verbose, note=note):
             colour = colours.get(line.outcome.name, "") if line.outcome is not None else ""
             # Only these control characters are ours; what the command prints otherwise is escaped.
-            output = getattr(sys.stdout, "stream", sys.stdout)
-            print(f"{colour}{printable(hide(line.text))}{colour and colours['END']}", file=output)
+            write = getattr(sys.stdout, "write_raw", sys.stdout.write)
+            write(f"{colour}{printable(hide(line.text))}{colour and colours['END']}\n")
     return int(failed(answers))
 
 

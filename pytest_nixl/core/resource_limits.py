@@ -12,6 +12,8 @@ import os
 import re
 import resource
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 FILE_SIZE_REMEDY = "raise the limit: `ulimit -f unlimited`"
@@ -21,9 +23,18 @@ PROCESSES_REMEDY = (
     "other processes of this user"
 )
 MEMORY_REMEDY = "raise the limit of memory: `docker run --memory`, or resources.limits.memory of the pod's container"
+DATA_REMEDY = "raise the limit: `ulimit -d unlimited`"
+#: What a limit of this host forbids fails with one attempt and not with the next.
+REMEDIES_OF_LIMITS = (PROCESSES_REMEDY, MEMORY_REMEDY, ADDRESS_SPACE_REMEDY, DATA_REMEDY, FILE_SIZE_REMEDY)
+_CALL_REMEDY = (
+    "if this is a container, `docker run --security-opt seccomp=unconfined` shows whether its seccomp filter has to "
+    "allow it; `strace -f -Z` names the call"
+)
 NO_SPACE_REMEDY = "delete files there, or set TMPDIR to a directory on another file system"
 #: Bytes of address space below which an agent may crash. One with UCX 1.23 does with 200 MB, and not with 256 MiB.
 AGENT_NEEDS = 512 << 20
+#: Processes and threads that two agents with UCX start at most.
+_THREADS_NEEDED = 16
 #: Bytes of address space that an etcd maps for its data when it starts, before it has any.
 ETCD_NEEDS = 10 << 30
 #: Where POSIX shared memory is.
@@ -65,20 +76,26 @@ def memory_kills(root: str = "") -> tuple[int, str]:
 
     :param root: the folder of /proc and /sys.
     """
+    for path in _control_groups("memory", root):
+        most = _read(f"{path}/memory.max") or _read(f"{path}/memory.limit_in_bytes")
+        events = _read(f"{path}/memory.events") or _read(f"{path}/memory.oom_control")
+        ended = re.search(r"^oom_kill ([1-9][0-9]*)$", events, re.MULTILINE)
+        if ended and most.isdecimal():
+            limit = f"its control group may use {int(most) >> 20} MiB of memory ({path})"
+            return int(ended[1]), f"the kernel ends processes here for want of memory, and {limit}"
+    return 0, ""
+
+
+def _control_groups(controller: str, root: str = "") -> Iterator[str]:
+    """Yield the folders of this process' control group and of those above it, whose limits count for it, too.
+
+    In a container the path may be the host's; then only the mounted root of the control groups exists.
+    """
     for line in _read(f"{root}/proc/self/cgroup").splitlines():
         controllers, _, group = line.partition(":")[2].partition(":")
-        if controllers not in ("", "memory"):
-            continue
-        folder = f"{root}/sys/fs/cgroup/{controllers}"
-        events, limit_file = ("oom_control", "limit_in_bytes") if controllers else ("events", "max")
-        # In a container the path may be the host's; then only the mounted root of the control groups exists.
-        for path in (f"{folder}{group}", folder):
-            most = _read(f"{path}/memory.{limit_file}").strip()
-            ended = re.search(r"^oom_kill ([1-9][0-9]*)$", _read(f"{path}/memory.{events}"), re.MULTILINE)
-            if ended and most.isdecimal():
-                limit = f"its control group may use {int(most) >> 20} MiB of memory ({os.path.normpath(path)})"
-                return int(ended[1]), f"the kernel ends processes here for want of memory, and {limit}"
-    return 0, ""
+        if controllers in ("", controller):
+            folder = f"{root}/sys/fs/cgroup{controllers and f'/{controllers}'}"
+            yield from (os.path.normpath(f"{folder}/{above}") for above in (group, *map(str, Path(group).parents)))
 
 
 def be_ended_first() -> None:
@@ -89,7 +106,7 @@ def be_ended_first() -> None:
 
 def _read(path: str) -> str:
     try:
-        return Path(path).read_text(errors="replace")
+        return Path(path).read_text(errors="replace").strip()
     except OSError:
         return ""
 
@@ -102,19 +119,67 @@ def file_size_fault() -> str:
     return f"this process may write at most {most} bytes to a file, and shared memory is one (ulimit -f)"
 
 
-def address_space_fault(needed: float = float("inf")) -> str:
-    """Return a sentence if this process may have less address space than ``needed`` bytes; else an empty text."""
-    most = resource.getrlimit(resource.RLIMIT_AS)[0]
+def address_space_fault(needed: float = float("inf"), kind: int = resource.RLIMIT_AS) -> str:
+    """Return a sentence if this process may have less memory than ``needed`` bytes; else an empty text.
+
+    :param kind: the limit: of its address space, or of its data (RLIMIT_DATA).
+    """
+    most = resource.getrlimit(kind)[0]
     if most == resource.RLIM_INFINITY or most >= needed:
         return ""
-    return f"a process may have at most {most >> 20} MiB of address space here (ulimit -v)"
+    name = "address space here (ulimit -v)" if kind == resource.RLIMIT_AS else "data here (ulimit -d)"
+    return f"a process may have at most {most >> 20} MiB of {name}"
 
 
-def start_fault() -> str:
-    """Return a sentence about a kernel that starts no further process or thread."""
+def start_fault() -> tuple[str, str]:
+    """Say why the kernel starts no further process or thread, and what to do."""
+    if fault := address_space_fault(AGENT_NEEDS):
+        return f"{fault}, and NIXL needs more", ADDRESS_SPACE_REMEDY
     most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     limit = "" if most == resource.RLIM_INFINITY else f": this user may have {most} (ulimit -u)"
-    return f"the kernel starts no further process or thread{limit}"
+    for path in _control_groups("pids"):
+        allowed, used = _read(f"{path}/pids.max"), _read(f"{path}/pids.current")
+        if allowed.isdecimal() and used.isdecimal() and int(allowed) - int(used) < _THREADS_NEEDED:
+            limit = f": its control group may have {allowed} ({path})"
+            break
+    return f"the kernel starts no further process or thread{limit}", PROCESSES_REMEDY
+
+
+def shortage(*, crashed: bool = False) -> tuple[str, str] | None:
+    """Return what this process has too little of for an agent, and what to do; None if nothing is known.
+
+    :param crashed: whether a process with the limits of this one was ended by a signal.
+    """
+    if fault := shared_memory_fault():
+        return fault, SHM_REMEDY
+    if fault := file_size_fault():
+        return fault, FILE_SIZE_REMEDY
+    if fault := address_space_fault(AGENT_NEEDS):
+        return f"{fault}, and NIXL needs more", ADDRESS_SPACE_REMEDY
+    if fault := address_space_fault(AGENT_NEEDS, resource.RLIMIT_DATA):
+        return f"{fault}, and NIXL needs more", DATA_REMEDY
+    if crashed and not _can_start_threads():
+        return start_fault()
+    if crashed and (fault := shared_memory_shortage()):
+        return fault, SHM_REMEDY
+    return None
+
+
+def _can_start_threads() -> bool:
+    """Return whether as many threads as agents start can be started now."""
+    end, started = threading.Event(), list[threading.Thread]()
+    try:
+        for _ in range(_THREADS_NEEDED):
+            thread = threading.Thread(target=end.wait)
+            thread.start()
+            started.append(thread)
+    except RuntimeError:
+        return False
+    finally:
+        end.set()
+        for thread in started:
+            thread.join()
+    return True
 
 
 def file_fault(error: OSError) -> tuple[str, str]:
@@ -123,7 +188,7 @@ def file_fault(error: OSError) -> tuple[str, str]:
     A full file system is told from one without inodes.
     """
     if error.errno == errno.EAGAIN:
-        return start_fault(), PROCESSES_REMEDY
+        return start_fault()
     if error.errno in (errno.EMFILE, errno.ENFILE):
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return f"{error.strerror}: a process may have {most} (ulimit -n)", "raise the limit: `ulimit -n 65536`"
@@ -133,6 +198,9 @@ def file_fault(error: OSError) -> tuple[str, str]:
         return fault.partition(", and ")[0], FILE_SIZE_REMEDY
     path = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else ""
     description = f"{path}: {error.strerror or error}" if path else str(error.strerror or error)
+    if not path and error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        name = errno.errorcode.get(error.errno or 0, type(error).__name__)
+        return f"the system refuses a call ({name}: {description})", _CALL_REMEDY
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"{description} ({no_space(path)})", NO_SPACE_REMEDY
     if path.startswith("/dev/"):

@@ -24,17 +24,18 @@ UNREADABLE = pytest.ExitCode.INTERNAL_ERROR
 CLOSED = "it is closed"
 
 
-def reopen_closed_output() -> bool:
-    """Redirect standard output to the null device if it is closed; return whether it was."""
-    if sys.stdout is not None:
-        return False
-    null = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.fstat(1)
-    except OSError:
-        os.dup2(null, 1)  # else the next file or socket that is opened would become standard output
+def fill_closed_descriptors() -> None:
+    """Open the null device where stdin, stdout or stderr is closed: else the next file takes its number."""
+    with suppress(OSError):
+        while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+            pass
+        os.close(descriptor)
+
+
+def reopen_closed_output() -> None:
+    """Redirect standard output, which is closed, to the null device."""
+    fill_closed_descriptors()
     sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the process ends
-    return True
 
 
 def lead_nowhere() -> None:

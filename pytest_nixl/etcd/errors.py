@@ -11,6 +11,7 @@ import json
 import socket
 import ssl
 from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
 from functools import partial
 
 from pytest_nixl.core.errors import NixlPluginError
@@ -22,6 +23,8 @@ PROBE_TIMEOUT = 1.0
 _CN = "CommonName of client sending a request against gateway"
 _CERTIFICATE_ALERTS = ("BAD_CERTIFICATE", "CERTIFICATE_REQUIRED", "UNKNOWN_CA", "UNSUPPORTED_CERTIFICATE",
                        "CERTIFICATE_EXPIRED", "CERTIFICATE_UNKNOWN", "CERTIFICATE_REVOKED")  # fmt: skip
+#: OpenSSL's codes of a certificate that is not valid yet, or no longer.
+_OF_THE_CLOCK = (9, 10)
 _UNREADABLE_FILES = ("PEM lib", "NO_CERTIFICATE_OR_CRL_FOUND", "KEY_VALUES_MISMATCH", "NO_START_LINE")
 
 
@@ -131,6 +134,13 @@ def _explain_tls(
                 "untrusted",
                 f"its certificate is for another name ({reason.rstrip('.')})",
                 "use a host name that the certificate contains, or a certificate for this name",
+            )
+        if verification.verify_code in _OF_THE_CLOCK:
+            now = f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC"
+            return because(
+                "untrusted",
+                f"its certificate is not valid at the time of this host's clock, {now} ({reason})",
+                "correct the clock of this host (`date -u`, chrony or ntpd), or renew the certificate",
             )
         return because(
             "untrusted",

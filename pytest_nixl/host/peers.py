@@ -79,7 +79,7 @@ def _ask_side_channel(name: str) -> dict[str, str]:
     except socket.gaierror as error:
         return {"fault": f"its name does not resolve ({error.strerror})"}
     except ConnectionRefusedError:
-        return {"fault": f"{host} port {port}: {REFUSED}"}
+        return {"fault": f"{host} port {port}: {REFUSED}, so no engine listens there"}
     except TimeoutError:
         return {"fault": f"{host} port {port}: {DROPPED} within {_CONNECT_SECONDS:.0f} s"}
     except OSError as error:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.plain import from_plain
+from pytest_nixl.core.resource_limits import shortage
 from pytest_nixl.host.process_maps import etcd_client, libraries_of_nixl
 from pytest_nixl.host.recorded_tree import Fact, FactsRoot
 from pytest_nixl.host.ucx_rdma import UcxRdma, other_abi
@@ -37,6 +38,8 @@ _BACKEND_SECONDS_WITH_TWO = 5.0
 #: Why the telemetry of a transfer is unknown if this process made none.
 NOT_TRIED = "no transfer was tried"
 _HASH = re.compile(r"^(?P<name>lib[\w+.-]+?)(?:-[0-9a-f]{8})?\.so(?:\.|$)")
+#: What the loader says of a file of LD_PRELOAD that it ignores.
+_NOT_PRELOADED = re.compile(r"object '(.*)' from (LD_PRELOAD) cannot be preloaded(?: \((.*)\))?: ignored")
 _UNUSED = re.compile(r"UCX +WARN +unused environment variables?: (.*)$", re.MULTILINE)
 _UCX_LINE = re.compile(r"^\[[^]]*\] *\[[^]]*\].*? UCX +(?:WARN|ERROR) +(.*?)\s*$", re.MULTILINE)
 _EFA_INSTALLER = "/opt/amazon/efa_installed_packages"
@@ -68,6 +71,7 @@ class BackendFacts:
     """The result of creating a backend.
 
     :param plugin: the path of its plugin; empty if there is none.
+    :param release: the version of the package of NIXL that has the plugin; empty if none has it.
     :param missing: what its libraries lack.
     :param error: why it could not be created; empty if it was.
     :param remedy: what to do about the error.
@@ -84,6 +88,7 @@ class BackendFacts:
     remedy: str
     memories: tuple[str, ...]
     said: tuple[str, ...] = ()
+    release: str = ""
     cuda_lacks: str = ""
     cuda_runtime: str = ""
 
@@ -98,7 +103,7 @@ class Software:
     :param plugins: the names of NIXL's plugins.
     :param backends: the result of creating each requested backend.
     :param libraries: the libraries that the worker has loaded and that NIXL uses.
-    :param unused: the ``UCX_`` variables that UCX did not use, each with the name that UCX suggests or an empty text.
+    :param unused: the variables of :func:`unused_variables`.
     :param ucx_variables: all variables that this UCX knows; empty if it was not loaded.
     :param fabric_variables: all variables that this libfabric knows; empty if it was not loaded.
     :param nixl_variables: all variables that this NIXL knows; empty if it was not loaded.
@@ -236,9 +241,11 @@ def two_of_ucx(paths: Sequence[str]) -> bool:
 def unused_variables(log: str) -> dict[str, str]:
     """Return the variables in UCX's warning about unused variables, each with the name that UCX suggests or nothing.
 
+    LD_PRELOAD is among them, with the loader's reason, if the loader ignores a file of it.
+
     :param log: the stderr of a process with UCX.
     """
-    unused = {}
+    unused = {name: f"{file} ({reason})" for file, name, reason in _NOT_PRELOADED.findall(log)}
     for listed in _UNUSED.findall(log):
         for part in listed.split(";"):
             match = re.match(r"\s*(UCX_\w+)(?: \(maybe: (\w+)\?\))?", part)
@@ -268,7 +275,7 @@ def _ask_nixl(worker: Worker, backends: Sequence[str], loaded: Callable[[Sequenc
         answer: dict[str, Any] = {**worker.versions, "backends": {}}
         agent = NixlAgent.within(worker, backends=[], name="pytest-nixl-facts", telemetry=True)
     except NixlPluginError as error:
-        reason, damage = _reason(error), wheel_damage()
+        reason, damage = _reason(error), wheel_damage() or shortage()
         if damage is None or damage[0] in reason:
             return {"why": reason, "remedy": error.remedy}
         return {"why": f"{reason}; {damage[0]}", "remedy": damage[1]}
@@ -303,9 +310,11 @@ def _ask_nixl(worker: Worker, backends: Sequence[str], loaded: Callable[[Sequenc
     finally:
         worker.kill()
     faulty = [backend for backend in answer["backends"].values() if backend["error"] or backend["missing"]]
-    if faulty and (damage := wheel_damage()):
+    if faulty and (damage := wheel_damage() or shortage()):
         for backend in faulty:
-            backend |= {"error": "; ".join(filter(None, (backend["error"], damage[0]))), "remedy": damage[1]}
+            if damage[0] not in backend["error"]:
+                backend["error"] = "; ".join(filter(None, (backend["error"], damage[0])))
+            backend["remedy"] = damage[1]
     client = etcd_client(answer.get("libraries", []))
     library = {"path": client.path, "patched": client.patched} if client else {"path": "", "patched": False}
     if "UCX" in answer["backends"]:

@@ -18,6 +18,7 @@ from pytest_nixl.host.process_maps import libraries_of_nixl
 from pytest_nixl.host.ucx_rdma import ask_ucx_rdma, has_devices, printed
 from pytest_nixl.nixl.backends import BACKENDS, plugin_of
 from pytest_nixl.nixl.backends.libraries import find_plugin
+from pytest_nixl.nixl.installed import release_of
 from pytest_nixl.nixl.worker.commands import ucx_version
 
 #: How long the transfer within one agent may take, in seconds.
@@ -64,6 +65,7 @@ def prepare(agent: Any, name: str, nixl: dict[str, str]) -> dict[str, Any]:
         answer |= {"error": error.reason, "remedy": error.remedy}
     answer["versions"] = versions
     if plugin is not None:
+        answer["release"] = release_of(plugin)
         # The plugin can use libraries that the worker has already loaded, whatever their folder.
         loaded = [*libraries_of_nixl(_maps()), *(path for path in versions.values() if path.startswith("/"))]
         try:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
 from pytest_nixl.core.redaction import recorded
-from pytest_nixl.core.resource_limits import MEMORY_REMEDY, PROCESSES_REMEDY, start_fault
+from pytest_nixl.core.resource_limits import REMEDIES_OF_LIMITS, start_fault
 from pytest_nixl.host.process_maps import libraries_of_nixl
 from pytest_nixl.measure.launch import Launch
 from pytest_nixl.measure.link import Link, obstacle_between
@@ -100,8 +100,7 @@ class Prover:
             proof = self._attempt(backend, memory, self._settings)
             if memory.on_gpu and any(error in proof.fault for error in _OCCUPIED):
                 return None
-            # What a limit of this host forbids fails with one attempt and not with the next.
-            if not proof.fault or proof.remedy in (MEMORY_REMEDY, PROCESSES_REMEDY):
+            if not proof.fault or proof.remedy in REMEDIES_OF_LIMITS:
                 return proof
             return self._search(proof, memory, time.monotonic() - begin)
         except NotApplicableError:
@@ -197,7 +196,7 @@ class ProofsInAdvance:
         try:
             self._thread.start()
         except RuntimeError:
-            raise NixlPluginError(start_fault(), PROCESSES_REMEDY) from None
+            raise NixlPluginError(*start_fault()) from None
 
     def results(self, *, gpus: bool) -> tuple[TransferProof, ...]:
         """Wait for the proofs, and return them.

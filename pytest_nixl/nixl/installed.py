@@ -38,6 +38,18 @@ def nixl_packages() -> dict[str, str]:
     return packages
 
 
+def release_of(plugin: str) -> str:
+    """Return the version of the package of NIXL in whose folder a plugin is; empty if it is in none.
+
+    :param plugin: the path, such as ``…/site-packages/.nixl_cu12.mesonpy.libs/plugins/libplugin_UCX.so``.
+    """
+    folder = Path(plugin).parent.parent
+    for path in folder.parent.glob(f"{folder.name.lstrip('.').partition('.')[0]}-*.dist-info"):
+        if match := _DISTRIBUTION.fullmatch(path.name):
+            return match["version"]
+    return ""
+
+
 def cuda_of_nixl(module: str, libraries: Sequence[str]) -> tuple[int, str] | None:
     """Return the CUDA major version for which a loaded NIXL is built, and where that was read; None if unknown.
 

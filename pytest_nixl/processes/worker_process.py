@@ -19,14 +19,9 @@ from typing import Any, Protocol
 from pytest_nixl.core.errors import GpuMemoryError
 from pytest_nixl.core.rdma_fault import MEMLOCK_REMEDY, PORT_REMEDY, failed_device, peer_failure_remedy, refused_locks
 from pytest_nixl.core.resource_limits import (
-    ADDRESS_SPACE_REMEDY,
-    AGENT_NEEDS,
     MEMORY_REMEDY,
-    PROCESSES_REMEDY,
-    SHM_REMEDY,
-    address_space_fault,
     memory_kills,
-    shared_memory_shortage,
+    shortage,
     start_fault,
 )
 from pytest_nixl.core.strict import Form, OneOf, StrictError, Text, check
@@ -82,8 +77,6 @@ _IMPORT_ERRORS = ("ImportError", "ModuleNotFoundError")
 _CRASH = re.compile(r"^Fatal Python error|^.*Caught signal|^=+ backtrace", re.MULTILINE)
 #: The time for the other worker of a pair to report its own error after one has died, in seconds.
 _PARTNER_GRACE = 2.0
-#: The exit codes of a process whose memory was not there.
-_CRASHES = (-signal.SIGSEGV, -signal.SIGBUS)
 #: The time for a process to end after it has closed its channel, in seconds.
 _END_SECONDS = 30.0
 #: A text in faulthandler's heading of each stack, and the time to print the stacks, in seconds.
@@ -356,18 +349,16 @@ class Worker:
         remedy = (
             "read its last lines below for a crash in NIXL, UCX or a driver; run `dmesg` to look for the OOM killer"
         )
-        if code in _CRASHES and self._process.here:
-            if shortage := address_space_fault(AGENT_NEEDS):
-                reason, remedy = f"{reason}: {shortage}, and NIXL needs more", ADDRESS_SPACE_REMEDY
-            elif shortage := shared_memory_shortage():
-                reason, remedy = f"{reason}: {shortage}", SHM_REMEDY
-        if code == -signal.SIGKILL and self._process.here:
-            kills, shortage = memory_kills()
-            if kills > self._kills:
-                reason, remedy = f"{reason}: {shortage}", MEMORY_REMEDY
         output = self.output()
-        if self._process.here and os.strerror(errno.EAGAIN) in output:
-            reason, remedy = f"{reason}: {start_fault()}", PROCESSES_REMEDY
+        if code is not None and self._process.here:
+            kills, limit = memory_kills()
+            if code == -signal.SIGKILL and kills > self._kills:
+                reason, remedy = f"{reason}: {limit}", MEMORY_REMEDY
+            elif code != -signal.SIGKILL and (short := shortage(crashed=code < 0)):
+                reason, remedy = f"{reason}: {short[0]}", short[1]
+            elif os.strerror(errno.EAGAIN) in output:
+                fault, remedy = start_fault()
+                reason = f"{reason}: {fault}"
         if code is None:  # its rank has gone, so its last lines are unknown
             remedy = "read below how the ranks ended"
         tail = self.tail() if code is not None else ""

@@ -177,10 +177,10 @@ class Certificates:
         self._authority = trustme.CA()
         self.ca = self._write("ca", self._authority.cert_pem.bytes())
         self.other_ca = self._write("other-ca", trustme.CA().cert_pem.bytes())
-        self.server = self._issue("server", "127.0.0.1", "localhost")
-        self.other_name = self._issue("other-name", "elsewhere.example")
-        self.client = self._issue("client", "client.example")
-        self.client_with_cn = self._issue("client-cn", "client.example", common_name="root")
+        self.server = self.issue("server", "127.0.0.1", "localhost")
+        self.other_name = self.issue("other-name", "elsewhere.example")
+        self.client = self.issue("client", "client.example")
+        self.client_with_cn = self.issue("client-cn", "client.example", common_name="root")
         self.server_only = self._write("server-only", self._server_auth_only())
         stranger = trustme.CA().issue_cert("client.example")
         self.stranger = self._write("stranger", stranger.private_key_and_cert_chain_pem.bytes())
@@ -199,8 +199,9 @@ class Certificates:
         path.write_bytes(data)
         return str(path)
 
-    def _issue(self, name: str, *identities: str, common_name: str | None = None) -> str:
-        issued = self._authority.issue_cert(*identities, common_name=common_name)
+    def issue(self, name: str, *identities: str, **options: Any) -> str:
+        """Issue a certificate with the options of trustme's ``issue_cert``, and return its file."""
+        issued = self._authority.issue_cert(*identities, **options)
         return self._write(name, issued.private_key_and_cert_chain_pem.bytes())
 
     def _server_auth_only(self) -> bytes:

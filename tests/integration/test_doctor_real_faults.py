@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import platform
 import re
 import shutil
 import subprocess
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from helpers.cli_run import eventually, run_command
+from helpers.cli_run import ROOT, environment, eventually, run_command
 from helpers.needs import need_programs
 
 pytestmark = pytest.mark.long
@@ -169,18 +170,18 @@ library = ctypes.CDLL(None, use_errno=True)
 print(library.syscall(call, ctypes.c_uint(int(sys.argv[1])), ctypes.byref(context)), flush=True)
 sys.stdin.read()
 """
-#: Forbids io_uring_setup, as the default profile of container engines does, to the command that follows.
-WITHOUT_URING = """
+#: Forbids a system call, as the default profile of container engines forbids io_uring_setup (425), to a command.
+WITHOUT_CALL = """
 import ctypes, os, struct, sys
 program = b"".join(struct.pack("HBBI", *each) for each in (
-    (0x20, 0, 0, 0), (0x15, 0, 1, 425), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7FFF0000)
+    (0x20, 0, 0, 0), (0x15, 0, 1, int(sys.argv[1])), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7FFF0000)
 ))
 class Program(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_char_p)]
 library = ctypes.CDLL(None, use_errno=True)
 assert library.prctl(38, 1, 0, 0, 0) == 0
 assert library.prctl(22, 2, ctypes.byref(Program(4, program))) == 0, ctypes.get_errno()
-os.execvp(sys.argv[1], sys.argv[1:])
+os.execvp(sys.argv[2], sys.argv[2:])
 """
 
 
@@ -202,9 +203,22 @@ def test_queues_of_files_that_others_hold_or_seccomp_forbids_are_reported() -> N
         assert verdict == "WARN"
         assert f"aio: {most - 100} of {most} requests are reserved on this host" in reason
         assert "fs.aio-max-nr = 1048576" in remedy
-        both = doctor("--backend=POSIX", prefix=[sys.executable, "-c", WITHOUT_URING])
+        both = doctor("--backend=POSIX", prefix=[sys.executable, "-c", WITHOUT_CALL, "425"])
         assert both.failed("storage-queues", "io_uring: seccomp forbids io_uring_setup (EPERM)", "aio: ")
         holder.communicate()
+
+
+def test_call_that_seccomp_forbids_to_the_command_is_no_broken_output() -> None:
+    getaffinity = {"x86_64": "204", "aarch64": "123"}[platform.machine()]
+    done = run_command("doctor", prefix=[sys.executable, "-c", WITHOUT_CALL, getaffinity])
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("pytest-nixl: the system refuses a call (EPERM: Operation not permitted); remedy: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_closed_input_and_errors_are_no_fault() -> None:
+    """Else the first files that are opened would be the standard input and the errors of what is started."""
+    assert doctor("--image", prefix=["sh", "-c", 'exec "$@" <&- 2>&-', "-"]).code == 0
 
 
 #: Script that creates interfaces in a new network namespace, and mounts a /sys that shows them.
@@ -329,6 +343,23 @@ def test_two_copies_of_libucs_are_reported(plugins: Path, tmp_path: Path) -> Non
     copy.write_bytes(original.read_bytes().replace(f"libucs-{wheel[1]}".encode(), b"libucs-00000000"))
     report = doctor(LD_PRELOAD=str(copy), LD_LIBRARY_PATH=str(libraries))
     assert report.failed("libraries-once", "2 copies of libucs", str(copy))
+
+
+def test_plugin_of_another_release_and_a_preloaded_file_that_is_absent_are_warnings(
+    plugins: Path, tmp_path: Path
+) -> None:
+    """Bytes move nevertheless."""
+    wheel = plugins.parent.name.split(".")[1]
+    (tmp_path / f"{wheel}-0.9.0.dist-info").mkdir()
+    (tmp_path / f"{wheel}.libs").symlink_to(plugins.parents[1] / f"{wheel}.libs")
+    shutil.copytree(plugins.parent, tmp_path / plugins.parent.name)
+    folder = tmp_path / plugins.parent.name / "plugins"
+    report = doctor(NIXL_PLUGIN_DIR=str(folder), LD_PRELOAD="/absent.so", UCX_MODULES="^ib")
+    warnings = {check: reason for check, (verdict, reason, _) in report.checks.items() if verdict == "WARN"}
+    assert set(warnings) == {"nixl-packages-agree", "variables-agree"}
+    assert f"loads a plugin of NIXL 0.9.0 for UCX: {folder}/libplugin_UCX.so" in warnings["nixl-packages-agree"]
+    assert "LD_PRELOAD: /absent.so (cannot open shared object file)" in warnings["variables-agree"]
+    assert report.checks["transfers-arrive"][0] == "PASS"
 
 
 def test_etcd_that_does_not_listen_is_reported(several: Seen) -> None:
@@ -485,10 +516,19 @@ def test_settings_of_a_file_with_which_ucx_works_are_not_named(tmp_path: Path) -
     assert "ucx.conf" not in str(results.checks)
 
 
-def test_too_few_open_files_are_named_with_the_limit() -> None:
-    results = doctor(prefix=["sh", "-c", 'ulimit -n 24; exec "$@"', "sh"])
-    assert results.failed("backend-loads", "the maximal number of files that could be opened")
-    assert "`ulimit -n 65536`" in results.checks["backend-loads"][2]
+@pytest.mark.parametrize(
+    ("limit", "check", "reason", "remedy"),
+    [
+        ("-n 24", "backend-loads", "the maximal number of files that could be opened", "65536"),
+        ("-f 100", "backend-loads", "this process may write at most ", "unlimited"),
+        ("-v 150000", "nixl-loads", "at most 146 MiB of address space here (ulimit -v)", "unlimited"),
+        ("-d 50000", "nixl-loads", "at most 48 MiB of data here (ulimit -d)", "unlimited"),
+    ],
+)
+def test_limit_of_a_process_is_named(limit: str, check: str, reason: str, remedy: str) -> None:
+    results = doctor(prefix=["sh", "-c", f'ulimit {limit}; exec "$@"', "-"])
+    assert results.failed(check, reason)
+    assert f"`ulimit {limit[:2]} {remedy}`" in results.checks[check][2]
 
 
 @pytest.mark.parametrize(
@@ -511,6 +551,21 @@ def test_a_file_that_hides_nixl_is_one_cause_and_no_package_is_to_install(tmp_pa
     assert report.failed("nixl-loads", f"{tmp_path}/nixl.py hides the module nixl of nixl")
     assert report.checks["nixl-loads"][2].startswith(f"rename {tmp_path}/nixl.py")
     assert report.checks["transfers-arrive"] == report.checks["nixl-loads"]
+
+
+@pytest.mark.parametrize("module", ["typing", "json"])  # one is imported at once, the other is used later
+def test_a_file_that_hides_a_module_of_python_is_named(module: str, tmp_path: Path) -> None:
+    hiding = tmp_path / f"{module}.py"
+    hiding.touch()
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest_nixl", "doctor"],
+        env=environment(PYTHONPATH=str(tmp_path)), cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"pytest-nixl: {hiding} hides the module {module} of Python; remedy: rename {hiding}, or take {tmp_path} out "
+        "of PYTHONPATH and do not start in it\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -561,13 +616,23 @@ OTHER_USER = ("setpriv", "--reuid=54321", "--regid=54321", "--clear-groups",
               "--inh-caps=-all,+dac_override", "--ambient-caps=-all,+dac_override")  # fmt: skip
 
 
-@pytest.mark.parametrize("most", [1, 3])
+@pytest.mark.parametrize("most", [1, 2])
 def test_processes_that_cannot_be_started_are_named_with_the_limit(most: int) -> None:
     need_programs("setpriv", "prlimit", root=True)
     done = run_command("doctor", prefix=[*OTHER_USER, "prlimit", f"--nproc={most}"], env={"HOME": "/"})
     assert done.returncode == 2
     assert f"no further process or thread: this user may have {most} (ulimit -u)" in done.stderr
     assert "remedy: raise the limit of processes" in done.stderr
+
+
+@pytest.mark.parametrize(("most", "arguments"), [(6, ["--no-transfer"]), (10, [])])
+def test_threads_that_nixl_cannot_start_are_named_with_the_limit(most: int, arguments: list[str]) -> None:
+    """With 6 NIXL raises an error. With 10 the attempt that lacks one is ended by SIGABRT or SIGSEGV."""
+    need_programs("setpriv", "prlimit", root=True)
+    results = doctor(*arguments, prefix=[*OTHER_USER, "prlimit", f"--nproc={most}"], HOME="/")
+    bad = [reason for verdict, reason, _ in results.checks.values() if verdict not in ("PASS", "NOT-APPLICABLE")]
+    assert results.code == 1
+    assert [reason for reason in bad if f"this user may have {most} (ulimit -u)" not in reason] == []
 
 
 def test_last_words_of_a_worker_that_died_are_in_the_reason() -> None:

@@ -274,6 +274,12 @@ def nixl_packages_agree(facts: Facts, expected: Requirements) -> Judgement:
             f"packages of NIXL with different versions are installed: {listing}; {loaded} {version} is loaded",
             f"run `pip install --no-deps {pins}` with the version that you want, or uninstall what is not loaded",
         )
+    for backend in facts.software.backends:
+        if backend.release not in ("", version):
+            return warned(
+                f"{loaded} {version} loads a plugin of NIXL {backend.release} for {backend.name}: {backend.plugin}",
+                "unset NIXL_PLUGIN_DIR, or set it to the plugin folder of the NIXL that is loaded",
+            )
     flavours = [name for name in installed if name != "nixl"]
     both = f"; {loaded} is loaded" if len(flavours) > 1 else ""
     kernels = facts.image.nixl_ep

@@ -12,7 +12,7 @@ from pytest_nixl.checks.doctor.check import Requirements, check, failed, not_app
 from pytest_nixl.checks.doctor.limits import SECCOMP_REMEDY, shm
 from pytest_nixl.checks.doctor.variables import devices_there, transports_allowed
 from pytest_nixl.core.rdma_fault import peer_failure_remedy
-from pytest_nixl.core.resource_limits import ADDRESS_SPACE_REMEDY, MEMORY_REMEDY, PROCESSES_REMEDY
+from pytest_nixl.core.resource_limits import MEMORY_REMEDY, REMEDIES_OF_LIMITS
 from pytest_nixl.core.words import named
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.gpu_nic_affinity import Topology
@@ -25,8 +25,7 @@ READ_LOG = "run it again with NIXL_LOG_LEVEL=info and UCX_LOG_LEVEL=info and rea
 #: By a pattern of what UCX says while it is created: what to do.
 _REMEDIES_BY_LOG = (
     (r"scandir\(/sys", "mount sysfs, from which UCX takes the interfaces: `mount -t sysfs sysfs /sys`"),
-    (os.strerror(errno.EAGAIN), PROCESSES_REMEDY),
-    (os.strerror(errno.ENOMEM), f"{ADDRESS_SPACE_REMEDY}; {MEMORY_REMEDY}"),
+    (os.strerror(errno.ENOMEM), MEMORY_REMEDY),
     (
         f"number of files that could be opened|{os.strerror(errno.EMFILE)}",
         "raise the limit of open files where the ranks start: `ulimit -n 65536`",
@@ -66,7 +65,7 @@ def not_loaded(facts: Facts, expected: Requirements) -> Judgement | None:
     for proof in facts.transfers:
         if proof.culprits:
             return failed(f"{nixl.why}; {proof.steering_fault}", proof.steering_remedy)
-        if not proof.fault:
+        if not proof.fault and facts.software.nixl_remedy not in REMEDIES_OF_LIMITS:
             remedy = facts.software.nixl_remedy or "run it again on a less busy host"
             return unknown(f"{nixl.why}; but two other processes have loaded it", remedy)
     remedy = facts.software.nixl_remedy or "install NIXL for this Python: `pip install --no-deps nixl nixl-cu12`"
@@ -122,7 +121,8 @@ def _not_created(backend: BackendFacts, facts: Facts, expected: Requirements) ->
         allowed = "transports-allowed lists the values that UCX_TLS may have on this host"
         if "Operation not permitted" in log and facts.storage_queues.seccomp.value:
             remedy_by_log = SECCOMP_REMEDY.format(call="the system call that UCX names")
-        remedy = remedy_by_log or backend.remedy or peer_failure or f"correct what UCX names; {allowed}"
+        of_limits = backend.remedy if backend.remedy in REMEDIES_OF_LIMITS else ""
+        remedy = of_limits or remedy_by_log or backend.remedy or peer_failure or f"correct what UCX names; {allowed}"
     if backend.name == "UCX":
         devices, memory = devices_there(facts, expected), shm(facts, expected)
         if devices.verdict is Verdict.FAIL and "UCX_NET_DEVICES" in devices.reason:

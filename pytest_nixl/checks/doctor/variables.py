@@ -321,6 +321,8 @@ def variables_agree(facts: Facts, expected: Requirements) -> Judgement:
     reasons = [reason for fault, reason, _ in faults if fault]
     if reasons:
         return failed("; ".join(reasons), "; ".join(dict.fromkeys(remedy for fault, _, remedy in faults if fault)))
+    if ignored := facts.software.unused.get("LD_PRELOAD"):
+        return warned(f"the loader ignores a file of LD_PRELOAD: {ignored}", "correct or unset LD_PRELOAD")
     return passed("the variables that are set do not contradict each other")
 
 

@@ -47,15 +47,7 @@ def _prepare_process(parent: int) -> None:
 def _error(error: BaseException) -> dict[str, Any]:
     from pytest_nixl.core.errors import NixlPluginError
     from pytest_nixl.core.rdma_fault import ASK_DOCTOR, PEER_REMEDY, passthrough_fault, rdma_fault, wants_rdma
-    from pytest_nixl.core.resource_limits import (
-        ADDRESS_SPACE_REMEDY,
-        AGENT_NEEDS,
-        FILE_SIZE_REMEDY,
-        SHM_REMEDY,
-        address_space_fault,
-        file_size_fault,
-        shared_memory_fault,
-    )
+    from pytest_nixl.core.resource_limits import ADDRESS_SPACE_REMEDY, address_space_fault, shortage
     from pytest_nixl.model import nixl_releases
     from pytest_nixl.nixl.installed import hidden_module
     from pytest_nixl.nixl.worker.commands import CommandRefusedError
@@ -77,9 +69,7 @@ def _error(error: BaseException) -> dict[str, Any]:
         of_devices = name in _OF_DEVICES
         of_gpu = of_devices and _OF_GPU_MEMORY in sys.modules
         for fault, remedy in (
-            (shared_memory_fault(), SHM_REMEDY),
-            (file_size_fault(), FILE_SIZE_REMEDY),
-            (address_space_fault(AGENT_NEEDS), ADDRESS_SPACE_REMEDY),
+            shortage() or ("", ""),
             rdma_fault(os.environ) if of_devices else ("", ""),
             passthrough_fault(os.environ) if of_gpu else ("", ""),
         ):

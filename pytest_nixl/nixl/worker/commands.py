@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import importlib
 import math
 import os
@@ -20,6 +21,7 @@ from typing import Annotated, Any, TypeAlias, TypedDict, cast
 
 from pytest_nixl.core.cpu_contention import CpuContention
 from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
+from pytest_nixl.core.resource_limits import start_fault
 from pytest_nixl.core.strict import Number, RefTo, StrictError, Text, check
 from pytest_nixl.core.wire import Ref
 from pytest_nixl.model.carrier_bytes import CarrierBytes
@@ -224,8 +226,11 @@ class Commands:
             raise nixl_api.NixlCallError(error) from error
         except RuntimeError as error:
             # NIXL refuses the agent, for example because it finds no plugin, or a variable is empty.
-            remedy = nixl_api.creation_remedy(str(error), listen_port)
-            raise NixlPluginError(f"NIXL cannot create an agent: {error}", remedy) from error
+            reason, remedy = f"NIXL cannot create an agent: {error}", nixl_api.creation_remedy(str(error), listen_port)
+            if os.strerror(errno.EAGAIN) in reason:
+                fault, remedy = start_fault()
+                reason = f"{reason}: {fault}"
+            raise NixlPluginError(reason, remedy) from error
         for backend in backends:
             plugin = plugin_of(backend)
             if plugin not in agent.get_plugin_list():

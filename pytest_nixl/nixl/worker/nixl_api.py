@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import importlib
 import importlib.metadata
@@ -16,7 +15,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pytest_nixl.core.errors import NixlPluginError
-from pytest_nixl.core.resource_limits import PROCESSES_REMEDY
 from pytest_nixl.core.words import named
 from pytest_nixl.model import nixl_releases
 from pytest_nixl.model.agent_options import THREADED, THREADS_PARAMETER
@@ -270,8 +268,6 @@ def creation_remedy(error: str, port: int) -> str:
         return (
             f"find the process that has port {port} with `ss -tanp 'sport = :{port}'`; or create the agent with another"
         )
-    if os.strerror(errno.EAGAIN) in error:
-        return PROCESSES_REMEDY
     if "telemetry" in error or "Conversion to bool" in error:
         return "correct or unset the variables NIXL_TELEMETRY_…"
     if "filesystem error" in error and "/.nixl.cfg" in error:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -255,6 +256,16 @@ class TestTls:
             assert error.cause == "untrusted"
             assert "its certificate is not trusted (unable to get local issuer certificate)" in error.reason
             assert "--nixl-etcd-cacert" in error.remedy
+
+    def test_a_clock_before_the_beginning_of_the_certificate(self, certificates: Certificates) -> None:
+        later = datetime.now(timezone.utc) + timedelta(days=1)
+        server = certificates.issue("later", "127.0.0.1", not_before=later)
+        with running_etcd(*certificates.tls(server), scheme="https") as etcd:
+            error = failure(etcd.endpoint, cacert=certificates.ca)
+        assert error.cause == "untrusted"
+        assert f"this host's clock, {datetime.now(timezone.utc):%Y-%m-%d} " in error.reason
+        assert "(certificate is not yet valid)" in error.reason
+        assert error.remedy.startswith("correct the clock of this host (`date -u`")
 
     def test_another_name(self, certificates: Certificates) -> None:
         with running_etcd(*certificates.tls(certificates.other_name), scheme="https") as etcd:

@@ -71,7 +71,10 @@ def test_a_closed_port_is_refused_and_the_default_address_is_the_remedy() -> Non
     found = judged(name)
     where, port = name.split(":")
     assert found.verdict is Verdict.FAIL
-    assert found.reason == f"1 of 1 side channel silent: {name}: {where} port {port}: connection refused"
+    assert (
+        found.reason
+        == f"1 of 1 side channel silent: {name}: {where} port {port}: connection refused, so no engine listens there"
+    )
     assert "set VLLM_NIXL_SIDE_CHANNEL_HOST to the pod's address" in found.remedy
 
 
@@ -108,7 +111,7 @@ def test_a_name_without_an_address_is_told_beside_a_side_channel_that_answers() 
 
 def test_the_default_port_is_that_of_vllm() -> None:
     [found] = read_side_channels(FactsRoot(), ["127.0.0.1"])
-    assert found == ReachedPeer("127.0.0.1", (), "127.0.0.1 port 5600: connection refused")
+    assert found == ReachedPeer("127.0.0.1", (), "127.0.0.1 port 5600: connection refused, so no engine listens there")
 
 
 def test_without_a_name_the_command_is_told() -> None:
