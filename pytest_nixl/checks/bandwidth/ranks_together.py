@@ -114,10 +114,12 @@ def _without_culprit(results: Sequence[Result], ranks: int, sentences: Sequence[
     ]  # fmt: skip
     if not undecided and len(hidden) <= len(rows) / 2:
         return Judgement(Verdict.PASS, reason)
-    why = f"{len(undecided)} rows are undecided" if undecided else f"other processes slowed {len(hidden)} rows"
+    why = f"other processes took cores from {len(hidden)} of {len(rows)} rows"
+    if undecided:
+        why = f"{len(undecided)} of {len(rows)} rows are undecided"
     return Judgement(
         Verdict.INCONCLUSIVE,
-        f"{reason}, but {why} of {len(rows)}, which can hide a rank that is more than half as fast as the others",
+        f"{reason}, but {why}, which can hide a rank that is more than half as fast as the others",
         "Stop other processes on the hosts, and run it again with three ranks or more; --nixl-blocks=1MiB is enough.",
     )
 
