@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from pytest_nixl.core.units import gigabytes
+from pytest_nixl.core.units import MIB, gigabytes
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.session.requested_links import row_of
 from pytest_nixl.session.run import Run
@@ -33,12 +33,14 @@ class RowOfRun:
     :param number: its number among the rows of the run, from 1.
     :param rows: the number of these rows.
     :param usual: the mean seconds of the rows before it; None: it is the first.
+    :param ranks: the number of ranks of the run.
     """
 
     key: RowKey
     number: int
     rows: int
     usual: float | None
+    ranks: int = 1
 
     def words(self, seconds: float, bandwidth: float | None) -> str:
         """Describe the progress.
@@ -52,7 +54,9 @@ class RowOfRun:
         if self.usual is not None:
             remaining = max(self.usual - seconds, 0) + self.usual * (self.rows - self.number)
             parts.append(f"about {_duration(remaining)} of rows left")
-        return f"{', '.join(parts)}: {self.key}"
+        # Over a slow link the largest blocks take most of the time, and tell nothing more about a rank.
+        hint = "; to name a slow rank, --nixl-blocks=1MiB is enough" if self.ranks > 2 and self.key.block > MIB else ""
+        return f"{', '.join(parts)}: {self.key}{hint}"
 
 
 class RowProgress:
@@ -97,7 +101,8 @@ class RowProgress:
         results = self._run.found
         results.samples_so_far = None
         self._started = time.monotonic()
-        row = RowOfRun(key, number, len(self._keys), usual)
+        ranks = 1 if self._run.rank_session is None else self._run.rank_session.membership.size
+        row = RowOfRun(key, number, len(self._keys), usual, ranks)
 
         def describe(seconds: float) -> str:
             samples = results.samples_so_far

@@ -179,6 +179,29 @@ def announces_and_lists_by_age(endpoint: str, group: str, size: int, announce: C
         announce(rank)
 
 
+def announces_and_counts(endpoint: str, group: str, size: int, announce: Callable[[int], None]) -> None:
+    """Write a token, and take the number of the other tokens. Wrong if both are written before either is counted."""
+    from pytest_nixl.etcd.client import connect
+    from pytest_nixl.etcd.endpoints import parse_endpoints
+
+    with connect(parse_endpoints(endpoint), timeout=WAIT) as client:
+        client.put(f"{group}tokens/{os.getpid():08d}", b"", client.lease(TTL))
+        announce(client.count_prefix(f"{group}tokens/") - 1)
+
+
+def announces_and_waits(endpoint: str, group: str, size: int, announce: Callable[[int], None]) -> None:
+    """Write a token, list the tokens until all are there, and take the place of the own one. This is correct."""
+    from pytest_nixl.etcd.client import connect
+    from pytest_nixl.etcd.endpoints import parse_endpoints
+
+    with connect(parse_endpoints(endpoint), timeout=WAIT) as client:
+        token = f"{group}tokens/{os.getpid():08d}"
+        client.put(token, b"", client.lease(TTL))
+        while len(tokens := sorted(client.get_prefix(f"{group}tokens/"))) < size:
+            time.sleep(0.02)
+        announce(tokens.index(token))
+
+
 def _present(endpoint: str, group: str) -> None:
     from pytest_nixl.etcd.client import connect
     from pytest_nixl.etcd.endpoints import parse_endpoints

@@ -3,22 +3,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.judge.concurrent import at_once, disjoint
 from pytest_nixl.judge.culprit import (
     ACTION,
+    COMPARISONS,
     MOST_PAIRS,
+    FailedPair,
     RetestResult,
+    SlowerRank,
     blame,
     by_direction,
+    compare,
     failed_pairs,
     remedy_of_two,
+    rows_of_pairs,
+    slower_ranks,
     trials,
 )
 from pytest_nixl.measure.launches import Launches
+from pytest_nixl.model.results import Result
 from pytest_nixl.model.samples import Samples
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Judgement, Verdict, most_severe
@@ -41,12 +48,16 @@ def judge_culprit(
     """
     if not cluster.several:
         raise NotApplicableError("this run has only one rank")
-    failed = failed_pairs(run.found.results)
+    results, names = run.found.results, cluster.names
+    failed = failed_pairs(results)
     if not failed:
-        return Judgement(Verdict.PASS, "no pair of ranks has failed")
-    names = cluster.names
+        slower = slower_ranks(results)[:MOST_PAIRS] if cluster.ranks > 2 else []
+        named, sentences = _name_slower(slower, cluster, pairs)
+        if named:
+            return Judgement(Verdict.FAIL, "; ".join(sentences), ACTION)
+        return _without_culprit(results, cluster.ranks, sentences)
     if cluster.ranks == 2:
-        directions = list(by_direction(failed, run.found.results, names))
+        directions = list(by_direction(failed, results, names))
         return Judgement(Verdict.FAIL, "; ".join(dict.fromkeys(directions)), remedy_of_two(failed))
     guilty, judgements = [], []
     for failure in failed[:MOST_PAIRS]:
@@ -56,9 +67,61 @@ def judge_culprit(
             samples = link.measure_launches(key.block, batch=key.batch, depth=key.depth, another=needs_launch)
             tried.append(RetestResult(key, judge(samples), samples.transports))
         ranks, sentence = blame(failure, tried, names)
+        if not ranks and any(trial.judgement.verdict is Verdict.INCONCLUSIVE for trial in tried):
+            ranks, sentences = _name_slower(_ends(failure), cluster, pairs)
+            sentence = "; ".join((sentence, *sentences))
         guilty += ranks
         judgements.append(sentence)
     return Judgement(Verdict.FAIL if guilty else Verdict.WARN, "; ".join(judgements), ACTION)
+
+
+def _ends(failure: FailedPair) -> list[SlowerRank]:
+    writes = failure.key.op == "WRITE"
+    return [
+        SlowerRank(rank, sends, failure.key) for rank, sends in zip(failure.ranks, (writes, not writes), strict=True)
+    ]
+
+
+def _name_slower(slower: Sequence[SlowerRank], cluster: Cluster, pairs: Launches) -> tuple[list[int], list[str]]:
+    """Measure ranks in turn with others. Return the culprits, and a sentence for each of these, or for each rank."""
+    named: list[int] = []
+    culprits, others = [], []
+    for candidate in slower:
+        keys = candidate.comparison(slower, cluster.ranks)
+        in_turn: list[tuple[Samples, Samples]] = []
+        verdict, sentence = Verdict.FAIL, ""
+        while verdict is Verdict.FAIL and len(in_turn) < COMPARISONS:
+            measured = {}
+            for key in keys if len(in_turn) % 2 == 0 else keys[::-1]:  # a launch between two ranks serves twice
+                link = pairs.link_of(key, key.pair)
+                measured[key] = link.measure(key.block, batch=key.batch, depth=key.depth)
+            in_turn.append((measured[keys[0]], measured[keys[1]]))
+            verdict, sentence = compare(candidate, in_turn, cluster.names)
+        (culprits if verdict is Verdict.FAIL else others).append(sentence)
+        named += [candidate.rank] if verdict is Verdict.FAIL else []
+    return named, culprits or others
+
+
+def _without_culprit(results: Sequence[Result], ranks: int, sentences: Sequence[str]) -> Judgement:
+    """Judge a run in which no pair has failed and no rank is much slower than the others."""
+    rows = list(rows_of_pairs(results))
+    reason = "; ".join(("no pair of ranks has failed", *sentences))
+    undecided = [key for key, result in rows if result.verdict is Verdict.INCONCLUSIVE]
+    hidden = [
+        key for key, result in rows
+        if ranks > 2 and result.verdict is Verdict.NO_EXPECTATION
+        and result.summary is not None and not result.summary.undisturbed
+    ]  # fmt: skip
+    if not undecided and len(hidden) <= len(rows) / 2:
+        return Judgement(Verdict.PASS, reason)
+    why = f"other processes took cores from {len(hidden)} of {len(rows)} rows"
+    if undecided:
+        why = f"{len(undecided)} of {len(rows)} rows are undecided"
+    return Judgement(
+        Verdict.INCONCLUSIVE,
+        f"{reason}, but {why}, which can hide a rank that is more than half as fast as the others",
+        "Stop other processes on the hosts, and run it again with three ranks or more; --nixl-blocks=1MiB is enough.",
+    )
 
 
 def judge_pairs_together(run: Run, settings: Settings, cluster: Cluster, pairs: Launches) -> Judgement:

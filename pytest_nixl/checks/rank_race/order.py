@@ -39,7 +39,7 @@ def _end(request: Request) -> str:
 
 
 def overlap(clients: Sequence[ProxyClient], owners: Collection[str], names: Mapping[str, str]) -> str:
-    """Return one sentence if two clients read the same key before either wrote it; otherwise an empty string.
+    """Return one sentence if two clients took one rank by what they read too early, or listed; else an empty string.
 
     Such an overlap explains why both took the same rank, without a lost answer.
 
@@ -63,7 +63,7 @@ def overlap(clients: Sequence[ProxyClient], owners: Collection[str], names: Mapp
             locked = any(request.method == "Lock" for request in requests)
             lock = "etcd's lock did not separate them" if locked else "none of them took etcd's lock"
             return f"{' and '.join(readers)} read {_name(key, names)!r} before any of them wrote it, and {lock}"
-    return _listed_too_early(requests, names)
+    return _listed_too_early(requests, names) or _counted_together(requests, names)
 
 
 def _listed_too_early(requests: Sequence[Request], names: Mapping[str, str]) -> str:
@@ -87,6 +87,26 @@ def _listed_too_early(requests: Sequence[Request], names: Mapping[str, str]) -> 
                     f"{listing.client} listed the keys under {_name(keys, names)!r} before {later.client} wrote one "
                     f"there, and took its rank by them, {lock} etcd's lock"
                 )
+    return ""
+
+
+def _counted_together(requests: Sequence[Request], names: Mapping[str, str]) -> str:
+    """Return one sentence if each client wrote a key and then listed the keys of all; otherwise an empty string."""
+    clients = {request.client for request in requests}
+    for keys in dict.fromkeys(access for request in requests for access in request.accesses if not access.write):
+        if keys.end == keys.start + b"\0":
+            continue
+        first_write: dict[str, int] = {}
+        for request in requests:
+            if any(_writes_in(access, keys) for access in request.accesses):
+                first_write.setdefault(request.client, request.sent)
+        last_write = max(first_write.values(), default=0)
+        listed = {request.client for request in requests if keys in request.accesses and request.sent > last_write}
+        if len(clients) > 1 and first_write.keys() == clients == listed:
+            return (
+                f"{' and '.join(sorted(clients))} listed the keys under {_name(keys, names)!r} after each of them had "
+                "written one there, and took the same rank by their number"
+            )
     return ""
 
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from pytest_nixl.checks.rank_race.amplify import SECONDS, clean_up
-from pytest_nixl.checks.rank_race.order import describe_order, overlap
+from pytest_nixl.checks.rank_race.order import describe_order, overlap, sent_requests
 from pytest_nixl.checks.rank_race.system_under_test import (
     ClaimOutcome,
     Running,
@@ -31,6 +31,9 @@ from pytest_nixl.etcd.proxy import EtcdProxy, ProxyClient, Request, State
 BUDGET = 90.0
 #: Seconds for the second claimant to get its rank, or to wait for the first one, before the first one goes on.
 _SECOND = 10.0
+#: A claimant that makes the same read so many times in a row waits for another one. One may read twice to be sure. The
+#: second one is not held, and each of its reads costs no time.
+_POLLS, _POLLS_OF_SECOND = 5, 20
 #: Seconds between two looks at the keys of a lock.
 _LOOK = 0.1
 
@@ -136,7 +139,7 @@ class _Pair:
     def claim_after(self, step: int, seconds: float) -> bool:
         """Let the second claimant claim its rank after so many requests of the first one, which then goes on.
 
-        :returns: whether no order is left: the first one had its rank before, or waits for the second one.
+        :returns: whether no order is left: the first one had its rank before, waits for the second one, or polls.
         """
         first, second = self._proxy_clients
         ended = False
@@ -146,9 +149,9 @@ class _Pair:
                 break
             self._release(first, seconds)
         self._wait_for_request(first, seconds)
-        ended |= self._ended(first)
+        ended |= self._ended(first) or _polls(first, _POLLS)
         second.release()
-        self._wait(second, lambda: False, min(seconds, _SECOND))
+        self._wait(second, lambda: _polls(second, _POLLS_OF_SECOND), min(seconds, _SECOND))
         first.release()
         if not self._path.wait_quietly(lambda: all(map(self._ended, self._proxy_clients)), seconds=seconds):
             names = [proxy_client.name for proxy_client in self._proxy_clients if not self._ended(proxy_client)]
@@ -192,6 +195,12 @@ class _Pair:
     def _waits(self, proxy_client: ProxyClient) -> bool:
         keys = {item.key: item.value for item in self._etcd.by_creation(self._subject.keys(self._group))}
         return self._subject.blocked(proxy_client, self._group, keys)
+
+
+def _polls(proxy_client: ProxyClient, count: int) -> bool:
+    """Whether the last ``count`` requests of a claimant that reached etcd are the same read."""
+    last = sent_requests([proxy_client])[-count:]
+    return len(last) == count and not last[0].writes and len({(request.method, request.key) for request in last}) == 1
 
 
 def _decides(request: Request) -> bool:

@@ -43,7 +43,8 @@ CLEAR_WINDOWS, CLEAR_AGREEING, CLEAR_SPREAD = 4, 3, 0.02
 WINDOW_SECONDS = 0.007
 #: Windows are planned that much longer, so that ten of them rarely last less than ten times the least.
 _MARGIN = 1.02
-#: If ten windows would take longer than a row may take, there are fewer, but at least this many.
+#: If ten windows would take longer than a row may take, there are fewer, but at least this many; if one transfer alone
+#: takes longer, there is one.
 FEWEST_WINDOWS = 3
 #: The largest number of order statistics of latencies in a result.
 LATENCIES = 1000
@@ -454,7 +455,8 @@ def measure(
     per_window = max(fewest, int(min(per_window, longest / WINDOWS / estimate)))
     needed = WINDOWS
     if transfers.count == transfers.depth:
-        needed = int(max(FEWEST_WINDOWS, min(WINDOWS, longest / per_window / estimate)))
+        fewest = 1 if estimate > longest else FEWEST_WINDOWS
+        needed = int(max(fewest, min(WINDOWS, longest / per_window / estimate)))
     stamps = stamps_for(per_window)
     windows: list[float] = []
     latencies: array[int] = array("q")

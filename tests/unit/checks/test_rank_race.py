@@ -26,7 +26,7 @@ from helpers.race_explorer import DepthFirst, ExploredRun, Explorer, RandomSched
 from pytest_nixl.checks.rank_race import amplify as amplified
 from pytest_nixl.checks.rank_race.amplify import Amplified, amplify
 from pytest_nixl.checks.rank_race.claimants import Claimant
-from pytest_nixl.checks.rank_race.orders import TriedOrders, try_orders
+from pytest_nixl.checks.rank_race.orders import _POLLS, TriedOrders, try_orders
 from pytest_nixl.checks.rank_race.system_under_test import (
     ClaimOutcome,
     CommandSubject,
@@ -103,6 +103,12 @@ class TestOrders:
         done = orders(path, direct, f"helpers.race_functions:{function}")
         assert (done.faults, done.complete, done.twice) == ((), True, False)
         assert done.count >= count
+
+    @pytest.mark.long
+    def test_the_orders_of_one_that_polls_end_after_a_few_polls(self, path: EtcdProxy, direct: EtcdClient) -> None:
+        done = orders(path, direct, "helpers.race_functions:announces_and_waits")
+        assert (done.faults, done.complete) == ((), True)
+        assert 2 * _POLLS < done.count < 4 * _POLLS
 
     def test_the_orders_of_membership_end_when_the_first_one_waits(self, path: EtcdProxy, direct: EtcdClient) -> None:
         done = try_orders(path, direct, MembershipSubject(), group="/o/")
@@ -183,6 +189,14 @@ class TestAmplified:
         )
         first_write = min(number for number, move in enumerate(moves) if "size" in move and "Put" in move)
         assert all(moves.index(f"claimant {number}: Range(<group>/size)") < first_write for number in (0, 1))
+
+    def test_a_rank_by_the_number_of_keys_has_its_cause_named(self, path: EtcdProxy, direct: EtcdClient) -> None:
+        done = amplify(path, direct, FunctionSubject("helpers.race_functions:announces_and_counts"), 2, group="/a/")
+        assert done.faults[0].startswith("rank 1 was given 2 times: to claimant 0 (")
+        assert done.cause == (
+            "claimant 0 and claimant 1 listed the keys under '<group>/tokens/' after each of them had written one "
+            "there, and took the same rank by their number"
+        )
 
     def test_a_race_behind_a_first_write_and_a_pause_is_detected(self, path: EtcdProxy, direct: EtcdClient) -> None:
         """A nixlbench without a lock that writes that it is there, and looks for its rank after a pause."""

@@ -107,3 +107,98 @@ def test_wrong_bytes_win_over_a_pair_that_starves(monkeypatch: pytest.MonkeyPatc
         cast(Cluster, SimpleNamespace(ranks=4)), cast(Launches, SimpleNamespace(together=lambda *_: [])),
     )  # fmt: skip
     assert judgement == Judgement(Verdict.CORRUPT, "one starves; 3 bytes", "run alone")
+
+
+class BusyLinks(Links):
+    """A double of the pairs of ranks while other processes use the cores, which leaves every row undecided."""
+
+    def judge(self, samples: Any) -> Judgement:
+        return Judgement(Verdict.INCONCLUSIVE, "busy")
+
+    def link_of(self, key: RowKey, ranks: tuple[int, int]) -> Any:
+        def measure(block: int, *, batch: int, depth: int) -> Samples:
+            self.measured.append((key.op, ranks, (block, batch, depth)))
+            return Samples(replace(key, pair=ranks), (1.0,), (20 if self.slow in ranks else 100,), (), ("tcp/eth0",))
+
+        link = super().link_of(key, ranks)
+        return SimpleNamespace(measure_launches=link.measure_launches, measure=measure)
+
+
+def judged_ring(
+    links: Links, verdict: Verdict, *, contention: float = 0.0, rate: float = 1e9, ranks: int = 3
+) -> Judgement:
+    """Judge the rows of three ranks, in which the bytes that rank 2 sends have this rate."""
+    results = [
+        Result(
+            "bandwidth", "test", verdict, "a reason", row=replace(ROW, op=op, pair=pair),
+            summary=replace(
+                SUMMARY, bandwidth=rate if (op, pair) in (("WRITE", (2, 0)), ("READ", (1, 2))) else 1e9,
+                values=(1e9,), contention=(contention,),
+            ),
+        )
+        for op in ("WRITE", "READ")
+        for pair in ((0, 1), (1, 2), (2, 0))
+    ]  # fmt: skip
+    names = [f"rank {rank} on node-{rank}" for rank in range(3)]
+    return judge_culprit(
+        cast(Run, SimpleNamespace(found=SimpleNamespace(results=results))),
+        cast(Cluster, SimpleNamespace(several=True, ranks=ranks, names=names)),
+        cast(Launches, links), cast(Callable[[Samples], bool], lambda _: "as the run decides"), links.judge,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("verdict", [Verdict.INCONCLUSIVE, Verdict.NO_EXPECTATION])
+def test_a_slower_rank_without_a_failed_row_is_compared_in_turn_and_named(verdict: Verdict) -> None:
+    links = BusyLinks(2)
+    judgement = judged_ring(links, verdict, rate=0.2e9)
+    assert [ranks for _, ranks, _ in links.measured] == [(2, 0), (1, 0), (1, 0), (2, 0), (2, 0), (1, 0)]
+    assert judgement.verdict is Verdict.FAIL
+    assert judgement.reason.startswith("rank 2 on node-2 (what it sends, over tcp/eth0) is the culprit")
+
+
+def test_a_rank_that_is_as_fast_as_others_in_turn_is_measured_once_and_not_accused() -> None:
+    links = BusyLinks(None)
+    judgement = judged_ring(links, Verdict.NO_EXPECTATION, rate=0.2e9)
+    assert len(links.measured) == 2
+    assert judgement.verdict is Verdict.PASS
+    assert "rank 2 on node-2 (what it sends) is not slower than half of the others" in judgement.reason
+
+
+@pytest.mark.parametrize(
+    ("verdict", "contention", "expected"),
+    [
+        (Verdict.NO_EXPECTATION, 0.0, "no pair of ranks has failed"),
+        (
+            Verdict.NO_EXPECTATION,
+            0.6,
+            "no pair of ranks has failed, but other processes took cores from 6 of 6 rows, which",
+        ),
+        (Verdict.INCONCLUSIVE, 0.0, "no pair of ranks has failed, but 6 of 6 rows are undecided, which"),
+    ],
+)
+def test_a_run_says_what_it_needs_to_name_a_slow_rank(verdict: Verdict, contention: float, expected: str) -> None:
+    judgement = judged_ring(BusyLinks(None), verdict, contention=contention)
+    assert judgement.reason.startswith(expected)
+    assert judgement.verdict is (Verdict.INCONCLUSIVE if "which" in expected else Verdict.PASS)
+    assert ("Stop other processes" in judgement.remedy) == ("which" in expected)
+
+
+def test_two_ranks_without_floors_are_not_compared() -> None:
+    assert judged_ring(BusyLinks(2), Verdict.NO_EXPECTATION, contention=0.6, ranks=2).verdict is Verdict.PASS
+
+
+def test_a_failed_pair_whose_ends_load_leaves_undecided_is_compared_in_turn() -> None:
+    links = BusyLinks(2)
+    judgement = judged(links, (2, 3))
+    assert judgement.verdict is Verdict.FAIL
+    assert "is undecided" in judgement.reason
+    assert "rank 2 on node-2 (what it sends, over tcp/eth0) is the culprit" in judgement.reason
+    assert "rank 3 on node-3 (what it receives" not in judgement.reason
+
+
+def test_a_rank_that_failed_again_is_named_though_the_other_end_is_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
+    links = BusyLinks(2)
+    monkeypatch.setattr(links, "judge", lambda made: Judgement(
+        Verdict.FAIL if 2 in made.ranks else Verdict.INCONCLUSIVE, "again"))  # fmt: skip
+    assert judged(links, (2, 3)).verdict is Verdict.FAIL
+    assert len(links.measured) == 2

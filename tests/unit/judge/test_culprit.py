@@ -11,15 +11,19 @@ from pytest_nixl.judge.culprit import (
     ACTION,
     FailedPair,
     RetestResult,
+    SlowerRank,
     blame,
     by_direction,
+    compare,
     failed_pairs,
     remedy_of_two,
+    slower_ranks,
     trials,
 )
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.results import Result, RowSummary
 from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.model.samples import Samples
 from pytest_nixl.model.verdicts import Judgement, Verdict
 
 NAMES = [f"rank {rank} on node-{rank}" for rank in range(4)]
@@ -201,3 +205,118 @@ def test_rows_of_requests_and_patterns_say_nothing_of_a_direction() -> None:
         pair_results = results((WRITE, Verdict.FAIL), (READ, Verdict.PASS), (key, Verdict.FAIL))
         [sentence] = by_direction(failed_pairs(pair_results), pair_results, NAMES)
         assert sentence.startswith("bytes from rank 0 on node-0 to rank 1 on node-1 are slow")
+
+
+def test_of_failed_blocks_the_largest_that_are_quick_to_move_are_measured_again() -> None:
+    slow = replace(SUMMARY, bandwidth=12e6)
+    rows = [
+        Result("bandwidth", "test", Verdict.FAIL, row=replace(pair(WRITE, 1, 2), block=block), summary=slow)
+        for block in (4096, 1 << 20, 2 << 20, 64 << 20)
+    ]
+    assert [failed.key.block for failed in failed_pairs(rows)] == [1 << 20]
+    assert [failed.key.block for failed in failed_pairs(rows[2:])] == [2 << 20], "none is quick"
+
+
+def three_ranks(
+    rates: dict[str, float], verdict: Verdict = Verdict.NO_EXPECTATION, *, ops: str = "WR", floor: float = 0.0
+) -> list[Result]:
+    """Return the rows of three ranks in a ring.
+
+    :param rates: GB/s of the bytes from a rank to another one, such as ``2-0``; of the others 1.
+    """
+    rows = []
+    for initiator in range(3):
+        target = (initiator + 1) % 3
+        for key, way in ((WRITE, f"{initiator}-{target}"), (READ, f"{target}-{initiator}")):
+            if key.op[0] in ops:
+                summary = replace(SUMMARY, bandwidth=1e9 * rates.get(way, 1.0), floor=floor)
+                rows.append(Result("bandwidth", "test", verdict, row=pair(key, initiator, target), summary=summary))
+    return rows
+
+
+def directions(results: list[Result]) -> list[tuple[int, bool]]:
+    return [(slower.rank, slower.sends) for slower in slower_ranks(results)]
+
+
+def test_a_rank_is_slower_if_all_its_rows_in_a_direction_are() -> None:
+    assert directions(three_ranks({"2-0": 0.2, "2-1": 0.2})) == [(2, True)]
+    assert directions(three_ranks({"0-2": 0.2, "1-2": 0.2}, Verdict.INCONCLUSIVE, floor=1e9)) == [(2, False)]
+    assert directions(three_ranks({"2-0": 0.2})) == [], "the link to one other rank"
+    assert directions(three_ranks({"2-0": 0.6, "2-1": 0.6})) == [], "more than half as fast"
+    assert directions(three_ranks({"2-0": 0.2, "2-1": 0.2}, Verdict.PASS, floor=1e8)) == [], "fast enough"
+    assert directions(three_ranks({"2-0": 0.2, "2-1": 0.2}, Verdict.PASS)) == [(2, True)], "by its transport alone"
+    both = dict.fromkeys(("0-2", "1-2", "2-0", "2-1"), 0.4)
+    assert directions(three_ranks(both)) == [(2, False), (2, True)]
+    assert directions(three_ranks({"2-0": 0.2, "2-1": 0.2}, ops="W")) == [(2, True), (0, False)], "to be compared"
+
+
+def test_larger_blocks_decide_whether_a_rank_is_slower() -> None:
+    def rows(*shares: float) -> list[Result]:
+        return [
+            replace(result, row=replace(result.row, block=4096 << number))
+            for number, share in enumerate(shares)
+            for result in three_ranks({"2-0": share, "2-1": share})
+            if isinstance(result.row, RowKey)
+        ]
+
+    assert directions(rows(1.0, 1.0, 0.2, 0.2)) == [(2, True)]
+    assert directions(rows(0.2, 0.2, 1.0, 1.0)) == []
+    assert slower_ranks(rows(1.0, 0.2, 0.2, 0.2))[0].key.block == 32 << 10
+    assert slower_ranks(rows(0.2, 0.2, 0.2, 0.2, 0.2, 0.2, 1.0))[0].key.block == 128 << 10, "a slow one"
+
+
+def test_a_row_that_the_slower_rank_initiates_is_repeated() -> None:
+    assert [slower.key for slower in slower_ranks(three_ranks({"0-1": 0.2, "0-2": 0.2}))] == [pair(WRITE, 0, 1)]
+
+
+def test_rows_over_another_transport_are_not_compared() -> None:
+    rows = three_ranks({"0-1": 5.0, "1-0": 5.0})
+    assert directions(rows) == [(2, False), (2, True)]
+    for number, row in enumerate(rows):
+        if row.row in (WRITE, READ) and row.summary is not None:
+            rows[number] = replace(row, summary=replace(row.summary, transports=("cma",)))
+    assert directions(rows) == []
+
+
+@pytest.mark.parametrize(("sends", "op"), [(True, "WRITE"), (False, "READ")])
+def test_a_slower_rank_and_another_are_compared_with_a_third_that_is_good(sends: bool, op: str) -> None:
+    slower = SlowerRank(2, sends, pair(WRITE, 2, 0))
+    first, second = slower.comparison([slower, SlowerRank(0, False, slower.key)], 4)
+    assert [(key.op, key.pair) for key in (first, second)] == [(op, (2, 1)), (op, (3, 1))]
+
+
+def measured(rate: float, *ranks: int, cores: float = 0.0, hosts: str = "ab", over: str = "tcp/eth0") -> Samples:
+    return Samples(
+        pair(WRITE, *ranks), (1.0,), (int(rate * 1000),), (1e-3,), (over,), contention=(cores,), hosts=tuple(hosts)
+    )
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "verdict"),
+    [
+        ([0.2, 0.2, 0.2], [1.0, 0.9, 0.5], Verdict.FAIL),
+        ([0.2, 0.2, 0.3], [1.0, 0.9, 0.5], Verdict.PASS),
+        ([0.2], [1.0], Verdict.FAIL),
+    ],
+)
+def test_a_rank_is_the_culprit_if_it_is_slower_each_time(one: list[float], two: list[float], verdict: Verdict) -> None:
+    slower = SlowerRank(2, True, pair(WRITE, 2, 0))
+    in_turn = [(measured(a, 2, 1), measured(b, 0, 1)) for a, b in zip(one, two, strict=True)]
+    judged, sentence = compare(slower, in_turn, NAMES)
+    assert judged is verdict
+    assert "rank 2 on node-2 (what it sends" in sentence
+    assert f"in turn with rank 0 on node-0, both with rank 1: 0.21 and {1.0486 * two[0]:.3g} GB/s" in sentence
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "reason"),
+    [
+        (measured(0.2, 2, 1, cores=0.6), measured(1, 0, 1), "and only its host is busy"),
+        (measured(0.2, 2, 1, cores=0.6), measured(1, 0, 1, cores=0.4), "is the culprit"),
+        (measured(0.2, 2, 1), measured(1, 0, 1, hosts="aa"), "take another way"),
+        (measured(0.2, 2, 1), measured(1, 0, 1, over="rc_mlx5/mlx5_0:1"), "take another way"),
+        (measured(0.2, 2, 1), measured(1, 0, 1, over="tcp/eth1"), "is the culprit"),
+    ],
+)
+def test_what_else_makes_a_rank_slower_is_said_of_it(one: Samples, two: Samples, reason: str) -> None:
+    assert reason in compare(SlowerRank(2, True, one.key), [(one, two)], NAMES)[1]

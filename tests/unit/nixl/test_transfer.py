@@ -331,12 +331,13 @@ def test_windows_go_on_until_the_duration_has_passed() -> None:
         (0.01, {}, [10, 2], [20] * WINDOWS),
         (0.1, {}, [10, 1], [2] * WINDOWS),
         (0.3, {}, [1, 1], [1] * 6),
-        (3.0, {}, [1], [1] * FEWEST_WINDOWS),
+        (0.9, {}, [1, 1], [1] * FEWEST_WINDOWS),
+        (3.0, {}, [1], [1]),
         (0.1, {"depth": 4, "transfers": 4}, [10, 1], [4] * 5),
         (0.1, {"depth": 2, "transfers": 41}, [10, 1], [5] * WINDOWS),
     ],
-    ids=["quick", "just quick enough", "fewer transfers", "hardly any", "fewer windows", "the fewest", "in flight",
-         "footprint"],
+    ids=["quick", "just quick enough", "fewer transfers", "hardly any", "fewer windows", "the fewest", "one transfer",
+         "in flight", "footprint"],
 )  # fmt: skip
 def test_a_row_of_a_slow_link_ends_in_time(
     seconds: float, options: dict[str, int], warm_up: list[int], windows: list[int]

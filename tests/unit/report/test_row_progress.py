@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -87,6 +88,10 @@ def test_words_of_a_row() -> None:
     third = RowOfRun(KEY, 3, 4, 30.0)
     assert third.words(10.0, 12.34e9) == f"row 3 of 4, 10 s, 12.3 GB/s so far, about 50 s of rows left: {KEY}"
     assert third.words(45.0, None) == f"row 3 of 4, 45 s, about 30 s of rows left: {KEY}"
+    large = replace(KEY, block=2 << 20)
+    hint = "; to name a slow rank, --nixl-blocks=1MiB is enough"
+    assert [hint in RowOfRun(key, 1, 4, None, ranks).words(0.4, None) for key, ranks in
+            ((large, 3), (large, 2), (replace(KEY, block=1 << 20), 3))] == [True, False, False]  # fmt: skip
     assert "about 10 min of rows left" in RowOfRun(KEY, 1, 20, 30.0).words(0.0, None)
 
 
