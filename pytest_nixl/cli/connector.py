@@ -80,6 +80,8 @@ def _lines(compared: ConnectorComparison, failed: bool) -> Iterator[str]:
             yield f"    source: {result.rule.source}"
     skipped = [result.rule.field for result in compared.results if result.verdict is Verdict.NOT_APPLICABLE]
     yield _summary(judged, skipped, failed)
+    if not failed:
+        yield f"next: {next_step(compared)}"
 
 
 def _summary(judged: list[RuleResult], skipped: list[str], failed: bool) -> str:
@@ -94,8 +96,21 @@ def _summary(judged: list[RuleResult], skipped: list[str], failed: bool) -> str:
         return f"FAIL: {counts[Verdict.FAIL]} of {len(judged)} fields do not match{doubt}; {order}{suffix}"
     if unproven:
         verdict = "FAIL" if failed else "PASS"
-        return f"{verdict}: no field is wrong for sure, but {unproven} of {len(judged)} may be: see above{suffix}"
+        slow = "".join(f"{text}; " for text in dict.fromkeys(result.slow for result in judged if result.slow))
+        return f"{verdict}: {slow}no field is wrong for sure, but {unproven} of {len(judged)} may be: see above{suffix}"
     return f"PASS: prefill and decode match in all {len(judged)} fields{suffix}"
+
+
+def next_step(compared: ConnectorComparison) -> str:
+    """Return what to do after a comparison without a mismatch, with prefill's address if the file has it."""
+    prefill, quick = compared.pair.prefill, "on both hosts: pytest-nixl run quick"
+    host, port = (prefill.values.get(f"VLLM_NIXL_SIDE_CHANNEL_{part}") for part in ("HOST", "PORT"))
+    if host is None or port is None or prefill.values["connector kind"].text != "NIXL":
+        return f"on both hosts: pytest-nixl doctor; then {quick}"
+    known = host.is_set and host.is_known and port.is_known
+    address = f"{host.text}:{port.text}" if known else f"HOST:{port.text if port.is_known else 'PORT'}"
+    prefills = "" if known else " (HOST: prefill's address)"
+    return f"on decode's host: pytest-nixl doctor --side-channel {address}{prefills}; then {quick}"
 
 
 def _plain(compared: ConnectorComparison, failed: bool) -> dict[str, object]:
@@ -105,6 +120,8 @@ def _plain(compared: ConnectorComparison, failed: bool) -> dict[str, object]:
         **{name: {"source": side.source.label, "engine": side.values["engine"].text} for name, side in sides.items()},
         "one_host": compared.pair.one_host,
         "notes": list(compared.unread),
+        "slow": list(dict.fromkeys(result.slow for result in compared.results if result.slow)),
+        "next": "" if failed else next_step(compared),
         "fields": [
             {
                 "field": result.rule.field,
