@@ -13,7 +13,7 @@ from pytest_nixl.checks.connector.pod_relations import readable_ports
 from pytest_nixl.checks.connector.relations import Mismatch, SidePair, is_loopback, is_unspecified
 from pytest_nixl.checks.connector.releases import installed
 from pytest_nixl.checks.connector.rules import RULES, ConnectorRule
-from pytest_nixl.checks.connector.settings_read import TRANSFER_VARIABLES
+from pytest_nixl.checks.connector.settings_read import TRANSFER_VARIABLES, unknown_options
 from pytest_nixl.checks.connector.slow_settings import SLOW_SETTINGS
 from pytest_nixl.core.redaction import hider, shown
 from pytest_nixl.core.strict import escape
@@ -54,6 +54,12 @@ class ConnectorComparison:
 
     pair: SidePair
     results: tuple[RuleResult, ...]
+
+    @property
+    def unjudged_options(self) -> tuple[str, ...]:
+        """The options of which no rule knows."""
+        names = (name for side in self.pair.sides for name, reason in unknown_options(side).items() if not reason)
+        return tuple(sorted(set(names)))
 
     @property
     def unread(self) -> tuple[str, ...]:
@@ -132,6 +138,8 @@ def _side(source: ConfiguredEngine) -> EngineSide:
     values["settings"] = FieldValue(", ".join(names), is_set=bool(names))
     steering = [f"{setting.variable}={environment[setting.variable]}" for setting in SLOW_SETTINGS
                 if environment.get(setting.variable)]  # fmt: skip
+    misspelt = [name for name, reason in unknown_options(side).items() if reason]
+    values["options"] = FieldValue(", ".join(misspelt), is_set=bool(misspelt), is_readable=source.launch.has_options)
     values["slow settings"] = FieldValue(", ".join(steering), is_set=bool(steering))
     return side
 

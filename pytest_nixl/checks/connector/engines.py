@@ -236,7 +236,7 @@ DYNAMO_FIELDS = (
     EngineField("NATS_SERVER", variables=("NATS_SERVER",)),
     EngineField("DYN_KVBM_DISK_CACHE_GB", variables=("DYN_KVBM_DISK_CACHE_GB",)),
 )
-_ROLES = (
+ROLE_FIELDS = (
     EngineField("mode", ("--disaggregation-mode",), ("DYN_VLLM_DISAGGREGATION_MODE",)),
     EngineField("prefill", ("--is-prefill-worker",), ("DYN_VLLM_IS_PREFILL_WORKER",), switch=True),
     EngineField("decode", ("--is-decode-worker",), ("DYN_VLLM_IS_DECODE_WORKER",), switch=True),
@@ -255,7 +255,7 @@ def read_dynamo(source: ConfiguredEngine) -> dict[str, FieldValue]:
 
 
 def _role(source: ConfiguredEngine) -> FieldValue:
-    given = read_fields(source.launch, _ROLES)
+    given = read_fields(source.launch, ROLE_FIELDS)
     for role in ("prefill", "decode"):
         if given[role].text.lower() in _TRUE:
             return FieldValue(role)

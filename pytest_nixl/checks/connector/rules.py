@@ -11,7 +11,7 @@ from pytest_nixl.checks.connector import engine_relations, nixl_relations, pod_r
 from pytest_nixl.checks.connector.engines import DECODE_WAITS, LMCACHE, NIXL, ROLE
 from pytest_nixl.checks.connector.relations import Relation, different, divisible, equal, only, prefill_listens
 from pytest_nixl.checks.connector.releases import Holds
-from pytest_nixl.checks.connector.settings_read import unread_settings
+from pytest_nixl.checks.connector.settings_read import unread_options, unread_settings
 from pytest_nixl.model.engine_backends import ALLOC_CONF, GENERAL_VARIABLE
 from pytest_nixl.model.nixl_releases import TELEMETRY_VARIABLE
 
@@ -166,6 +166,9 @@ RULES: tuple[ConnectorRule, ...] = (
                   "set DYN_KVBM_NIXL_BACKEND_POSIX=true, or DYN_KVBM_NIXL_BACKEND_GDS_MT=true", _KVBM),
     ConnectorRule(_NIXL, "", "settings", "each is read by the engine's release", unread_settings,
                   "remove what is not read", _SETTINGS),
+    ConnectorRule(_CONNECTOR, "", "options", "each is one that the engine has", unread_options,
+                  "correct or remove them: an engine ends at an option that it does not have",
+                  "vLLM vllm/engine/arg_utils.py; SGLang python/sglang/srt/server_args.py"),
     ConnectorRule(_CONNECTOR, "Dynamo", "--connector", "unset", engine_relations.dynamo_connector,
                   "give both workers --kv-transfer-config with \"kv_connector\": \"NixlConnector\"", _DYNAMO_VLLM,
                   holds=Holds("ai-dynamo", since="1.0.0")),

@@ -653,8 +653,27 @@ def test_undecided_fields_fail_only_with_gate(tmp_path: Path, capsys: pytest.Cap
     del sides["decode"]["options"]["--block-size"]
     paths = files(tmp_path, sides)
     assert cli.main(["connector", *paths]) == 0
-    assert "but 1 of 38 may be" in capsys.readouterr().out
+    assert "but 1 of 39 may be" in capsys.readouterr().out
     assert cli.main(["connector", *paths, "--gate"]) == 1
+
+
+def test_options_that_no_rule_reads_are_listed_once_if_wanted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sides = sides_of("vLLM")
+    for side in sides.values():
+        side["options"] |= {"--max-model-len": "4096", "--max-modle-len": "1"}
+    sides["prefill"]["options"] |= {"--async-scheduling": "", "--dtypo": "half"}
+    paths = files(tmp_path, sides)
+    assert cli.main(["connector", *paths]) == 0
+    assert "note:" not in capsys.readouterr().out
+    assert cli.main(["connector", *paths, "-v"]) == 0
+    notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note:")]
+    assert notes == ["note:    not read: --async-scheduling, --max-model-len, --max-modle-len (no rule is about them)"]
+    assert cli.main(["connector", *paths, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["unread_options"] == [
+        "--async-scheduling", "--max-model-len", "--max-modle-len"
+    ]  # fmt: skip
 
 
 def test_json_has_every_field(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
