@@ -101,12 +101,12 @@ def _summary(judged: list[RuleResult], skipped: list[str], failed: bool) -> str:
     suffix = f" (not in both files: {named(skipped, 6)})" if skipped else ""
     unproven = counts[Verdict.WARN] + counts[Verdict.INCONCLUSIVE]
     doubt = f", and {unproven} may" if unproven else ""
+    slow = "".join(f"{text}; " for text in dict.fromkeys(result.slow for result in judged if result.slow))
     if counts[Verdict.FAIL]:
         order = "correct them from the top: infrastructure, NIXL, connector"
-        return f"FAIL: {counts[Verdict.FAIL]} of {len(judged)} fields do not match{doubt}; {order}{suffix}"
+        return f"FAIL: {counts[Verdict.FAIL]} of {len(judged)} fields do not match{doubt}; {slow}{order}{suffix}"
     if unproven:
         verdict = "FAIL" if failed else "PASS"
-        slow = "".join(f"{text}; " for text in dict.fromkeys(result.slow for result in judged if result.slow))
         return f"{verdict}: {slow}no field is wrong for sure, but {unproven} of {len(judged)} may be: see above{suffix}"
     return f"PASS: prefill and decode match in all {len(judged)} fields{suffix}"
 

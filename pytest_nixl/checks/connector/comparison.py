@@ -159,9 +159,10 @@ def _on_one_host(prefill: EngineSide, decode: EngineSide) -> bool:
 
 
 def _may_share_host(side: EngineSide) -> bool:
-    """Return whether a side tells no address but a loopback one, outside a pod."""
+    """Return whether a side tells no address by which another host could reach it, outside a pod."""
     host = side.values.get(_SIDE_CHANNEL) or side.values.get("--host", FieldValue("localhost"))
-    return side.source.resources is None and host.is_known and is_loopback(host.text or "localhost")
+    reaches_itself = is_loopback(host.text or "localhost") or is_unspecified(host.text)
+    return side.source.resources is None and host.is_known and reaches_itself
 
 
 def _differ(prefill: EngineSide, decode: EngineSide) -> bool:

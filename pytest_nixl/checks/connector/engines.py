@@ -80,8 +80,8 @@ def read_vllm(source: ConfiguredEngine) -> dict[str, FieldValue]:
     values = read_fields(source.launch, VLLM_FIELDS)
     if source.launch.model and not values["--model"].is_set:
         values["--model"] = FieldValue(source.launch.model)
-    if source.launch.dynamo and not values["VLLM_NIXL_SIDE_CHANNEL_HOST"].is_set:
-        # dynamo.vllm sets the variable to the host's address: ensure_side_channel_host.
+    if (source.launch.dynamo or source.launch.launcher) and not values["VLLM_NIXL_SIDE_CHANNEL_HOST"].is_set:
+        # dynamo.vllm and Ray Serve set it to the host's address: ensure_side_channel_host, _set_side_channel_host.
         values["VLLM_NIXL_SIDE_CHANNEL_HOST"] = FieldValue("", is_set=False)
     for name in ("LMCACHE_CHUNK_SIZE", "LMCACHE_NIXL_BACKENDS"):
         text = re.sub(r"[\[\]'\"\s]", "", values[name].text)

@@ -142,7 +142,7 @@ def _event_ports(name: str, side: EngineSide) -> Iterator[OpenPort]:
 def own_address(pair: SidePair, field: str) -> Mismatch | None:
     """Judge the address that each engine tells the other: one that can be reached, and its own."""
     values = [value for value in pair.values(field) if value.is_known]
-    if any(is_unspecified(value.text) for value in values):
+    if not pair.one_host and any(is_unspecified(value.text) for value in values):
         return Mismatch("it is told to the other side, so it must be an address to which that can connect")
     if not pair.one_host and any(is_loopback(value.text) for value in values):
         return Mismatch("the sides are on different hosts, so neither may be a loopback address")
