@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_nixl.core.strict import escape
 from pytest_nixl.core.words import named
 
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="the folder of NIXL's plugins in the engines' image, to check that the named backends are built in",
     )  # fmt: skip
     connector.add_argument("--gate", action="store_true", help="also fail undecided fields, as --nixl-gate does")
+    connector.add_argument(
+        "-v", "--verbose", action="store_true", help="also list the options of the engines that no rule reads"
+    )
     connector.add_argument("--json", action="store_true", help="print JSON")
     connector.set_defaults(run=_connector)
 
@@ -52,7 +56,11 @@ def _connector(arguments: argparse.Namespace) -> int:
         read_engine(arguments.prefill), read_engine(arguments.decode), one_host=arguments.one_host, plugins=plugins
     )
     failed = any(outcome(result.verdict, gate=arguments.gate) is Outcome.FAIL for result in compared.results)
-    print(json.dumps(_plain(compared, failed), indent=1) if arguments.json else "\n".join(_lines(compared, failed)))
+    print(
+        json.dumps(_plain(compared, failed), indent=1)
+        if arguments.json
+        else "\n".join(_lines(compared, failed, arguments.verbose))
+    )
     return int(failed)
 
 
@@ -62,7 +70,7 @@ def _plugins(folder: Path) -> frozenset[str]:
     return frozenset(match[1] for match in names if match is not None)
 
 
-def _lines(compared: ConnectorComparison, failed: bool) -> Iterator[str]:
+def _lines(compared: ConnectorComparison, failed: bool, verbose: bool) -> Iterator[str]:
     from pytest_nixl.checks.connector.rules import ConfigurationLayer
     from pytest_nixl.model.verdicts import Verdict
 
@@ -70,6 +78,8 @@ def _lines(compared: ConnectorComparison, failed: bool) -> Iterator[str]:
         yield f"{name + ':':<9}{side.source.label} ({side.values['engine'].text})"
     for sentence in compared.unread:
         yield f"note:    {sentence}"
+    if verbose and compared.unjudged_options:
+        yield f"note:    not read: {', '.join(map(escape, compared.unjudged_options))} (no rule is about them)"
     judged = [result for result in compared.results if result.verdict is not Verdict.NOT_APPLICABLE]
     for layer in ConfigurationLayer:
         for result in (
@@ -80,6 +90,8 @@ def _lines(compared: ConnectorComparison, failed: bool) -> Iterator[str]:
             yield f"    source: {result.rule.source}"
     skipped = [result.rule.field for result in compared.results if result.verdict is Verdict.NOT_APPLICABLE]
     yield _summary(judged, skipped, failed)
+    if not failed:
+        yield f"next: {next_step(compared)}"
 
 
 def _summary(judged: list[RuleResult], skipped: list[str], failed: bool) -> str:
@@ -89,13 +101,26 @@ def _summary(judged: list[RuleResult], skipped: list[str], failed: bool) -> str:
     suffix = f" (not in both files: {named(skipped, 6)})" if skipped else ""
     unproven = counts[Verdict.WARN] + counts[Verdict.INCONCLUSIVE]
     doubt = f", and {unproven} may" if unproven else ""
+    slow = "".join(f"{text}; " for text in dict.fromkeys(result.slow for result in judged if result.slow))
     if counts[Verdict.FAIL]:
         order = "correct them from the top: infrastructure, NIXL, connector"
-        return f"FAIL: {counts[Verdict.FAIL]} of {len(judged)} fields do not match{doubt}; {order}{suffix}"
+        return f"FAIL: {counts[Verdict.FAIL]} of {len(judged)} fields do not match{doubt}; {slow}{order}{suffix}"
     if unproven:
         verdict = "FAIL" if failed else "PASS"
-        return f"{verdict}: no field is wrong for sure, but {unproven} of {len(judged)} may be: see above{suffix}"
+        return f"{verdict}: {slow}no field is wrong for sure, but {unproven} of {len(judged)} may be: see above{suffix}"
     return f"PASS: prefill and decode match in all {len(judged)} fields{suffix}"
+
+
+def next_step(compared: ConnectorComparison) -> str:
+    """Return what to do after a comparison without a mismatch, with prefill's address if the file has it."""
+    prefill, quick = compared.pair.prefill, "on both hosts: pytest-nixl run quick"
+    host, port = (prefill.values.get(f"VLLM_NIXL_SIDE_CHANNEL_{part}") for part in ("HOST", "PORT"))
+    if host is None or port is None or prefill.values["connector kind"].text != "NIXL":
+        return f"on both hosts: pytest-nixl doctor; then {quick}"
+    known = host.is_set and host.is_known and port.is_known
+    address = f"{host.text}:{port.text}" if known else f"HOST:{port.text if port.is_known else 'PORT'}"
+    prefills = "" if known else " (HOST: prefill's address)"
+    return f"on decode's host: pytest-nixl doctor --side-channel {address}{prefills}; then {quick}"
 
 
 def _plain(compared: ConnectorComparison, failed: bool) -> dict[str, object]:
@@ -105,6 +130,9 @@ def _plain(compared: ConnectorComparison, failed: bool) -> dict[str, object]:
         **{name: {"source": side.source.label, "engine": side.values["engine"].text} for name, side in sides.items()},
         "one_host": compared.pair.one_host,
         "notes": list(compared.unread),
+        "unread_options": list(compared.unjudged_options),
+        "slow": list(dict.fromkeys(result.slow for result in compared.results if result.slow)),
+        "next": "" if failed else next_step(compared),
         "fields": [
             {
                 "field": result.rule.field,

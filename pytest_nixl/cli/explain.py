@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from pytest_nixl.cli.log_scan import WEIGHTS, LogScan, Seen, read_messages
-from pytest_nixl.core.texts import parse_texts, text_file
+from pytest_nixl.core.texts import parse_texts, text_file, with_plain_links
 from pytest_nixl.core.untrusted_file import open_regular
 from pytest_nixl.model.findings import FINDINGS, known_finding
 from pytest_nixl.model.settings import LEVELS, OPTIONS
@@ -276,11 +276,11 @@ def _command(check: SuiteCheck) -> str:
 
 
 def _shipped_text(name: str) -> dict[str, Any]:
-    """Return a file of texts. Its commands are for a clone; without one they name the suites by ``--pyargs``.
+    """Return a file of texts for a terminal. Its commands are for a clone; without one they have ``--pyargs``.
 
     :param name: its name without ``.toml``.
     """
-    text = text_file(name)
+    text = with_plain_links(text_file(name))
     if _in_package():
         text = re.sub(r"\bpytest suites/(\w+)", r"pytest --pyargs pytest_nixl.suites.\1", text)
     return parse_texts(text)

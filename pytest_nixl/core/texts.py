@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import posixpath
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
@@ -26,6 +28,16 @@ def text_file(name: str) -> str:
     inside = package / "docs" / f"{name}.toml"
     path = inside if inside.is_file() else package.parent / "docs" / "reference" / f"{name}.toml"
     return path.read_text(encoding="utf-8")
+
+
+def with_plain_links(text: str) -> str:
+    """Return a text for a terminal: ``[name](../how-to/page.md)`` becomes ``name (docs/how-to/page.md)``."""
+
+    def plain(match: re.Match[str]) -> str:
+        name, url = match.groups()
+        return f"{name} ({url if '://' in url else posixpath.normpath(f'docs/reference/{url}')})"
+
+    return re.sub(r"\[([^\[\]]+)\]\((https?://[^()\s]+|[\w./-]+\.md(?:#[\w-]+)?)\)", plain, text)
 
 
 def parse_texts(text: str) -> dict[str, Any]:

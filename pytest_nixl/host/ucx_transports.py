@@ -87,9 +87,14 @@ class UcxTransports:
         """Return the allowed transports that can carry NIXL by themselves: tcp, and RDMA if this host has it."""
         able = {"tcp", *(UCX_OF_RDMA if self.has_rdma else ())}
         if self.without:
-            return sorted(able - set(self.names)) if "all" not in self.names else []
+            return sorted(name for name in able - {"ib", "efa"} if not self._is_excluded(name))
         usable = [name for name in self.names if name not in self.auxiliary and self._is_present(name)]
         return [name for name in usable if name in able or name == "all"]
+
+    def _is_excluded(self, name: str) -> bool:
+        """Return whether a list of transports to exclude names one, its family (rc for rc_mlx5) or its group."""
+        groups = {"all", name, name.partition("_")[0], *(("ib",) if name in UCX_OF_RDMA else ())}
+        return bool(groups & set(self.names))
 
     def meant(self) -> str:
         """Return a hint with the known names that are similar to the unknown ones; empty if there are none."""

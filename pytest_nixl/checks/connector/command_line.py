@@ -83,7 +83,7 @@ class Launch:
     :param script: the text of the whole command, which may install packages.
     :param has_options: whether the file contains the engine's options.
     :param has_environment: whether the file contains the engine's variables.
-    :param launcher: the program or kind of object that starts an engine which is not read; else empty.
+    :param launcher: the program or kind of object that starts an engine which is not read, or Ray Serve; else empty.
     :param image: the image that a script runs; else empty.
     :param unknown: words of the command that stand for options which the file does not contain, such as ``$ARGS``.
     """

@@ -13,13 +13,16 @@ from pytest_nixl.checks.connector.pod_relations import readable_ports
 from pytest_nixl.checks.connector.relations import Mismatch, SidePair, is_loopback, is_unspecified
 from pytest_nixl.checks.connector.releases import installed
 from pytest_nixl.checks.connector.rules import RULES, ConnectorRule
-from pytest_nixl.checks.connector.settings_read import TRANSFER_VARIABLES
+from pytest_nixl.checks.connector.settings_read import TRANSFER_VARIABLES, unknown_options
+from pytest_nixl.checks.connector.slow_settings import SLOW_SETTINGS
 from pytest_nixl.core.redaction import hider, shown
 from pytest_nixl.core.strict import escape
 from pytest_nixl.model.verdicts import Verdict
 
 _READERS: dict[str, Callable[[ConfiguredEngine], dict[str, FieldValue]]] = {"vLLM": read_vllm, "SGLang": read_sglang}
 _SIDE_CHANNEL = "VLLM_NIXL_SIDE_CHANNEL_HOST"
+#: The most characters of a reason, which may name several settings.
+_MOST_REASON = 600
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class RuleResult:
 
     :param prefill: prefill's value as a message shows it, without secrets; likewise ``decode``.
     :param why: what is wrong; empty if nothing is.
+    :param slow: what makes the transfer slow although it works; empty if nothing does.
     """
 
     rule: ConnectorRule
@@ -36,6 +40,7 @@ class RuleResult:
     decode: str
     why: str = ""
     remedy: str = ""
+    slow: str = ""
 
     @property
     def sentence(self) -> str:
@@ -49,6 +54,12 @@ class ConnectorComparison:
 
     pair: SidePair
     results: tuple[RuleResult, ...]
+
+    @property
+    def unjudged_options(self) -> tuple[str, ...]:
+        """The options of which no rule knows."""
+        names = (name for side in self.pair.sides for name, reason in unknown_options(side).items() if not reason)
+        return tuple(sorted(set(names)))
 
     @property
     def unread(self) -> tuple[str, ...]:
@@ -122,8 +133,14 @@ def _side(source: ConfiguredEngine) -> EngineSide:
     values["ports"] = FieldValue(opened, is_set=bool(opened))
     unread = ", ".join(text for text in source.unread if text.startswith(OPTIONS_OF))
     values["--config"] = FieldValue(unread, is_set=bool(unread))
-    names = sorted(name for name in source.launch.environment if name.startswith(TRANSFER_VARIABLES))
+    environment = source.launch.environment
+    names = sorted(name for name in environment if name.startswith(TRANSFER_VARIABLES))
     values["settings"] = FieldValue(", ".join(names), is_set=bool(names))
+    steering = [f"{setting.variable}={environment[setting.variable]}" for setting in SLOW_SETTINGS
+                if environment.get(setting.variable)]  # fmt: skip
+    misspelt = [name for name, reason in unknown_options(side).items() if reason]
+    values["options"] = FieldValue(", ".join(misspelt), is_set=bool(misspelt), is_readable=source.launch.has_options)
+    values["slow settings"] = FieldValue(", ".join(steering), is_set=bool(steering))
     return side
 
 
@@ -132,7 +149,7 @@ def _on_one_host(prefill: EngineSide, decode: EngineSide) -> bool:
     if prefill.source.pod is not None and prefill.source.pod == decode.source.pod:
         return True
     hosts = [side.values.get(_SIDE_CHANNEL, FieldValue("", is_set=False)) for side in (prefill, decode)]
-    if all(_chosen_apart(side) for side in (prefill, decode)) and _differ(prefill, decode):
+    if _may_share_host(prefill) and _may_share_host(decode) and _differ(prefill, decode):
         return True
     return all(
         host.is_set and host.is_known and host.text == hosts[0].text and not is_loopback(host.text)
@@ -141,21 +158,20 @@ def _on_one_host(prefill: EngineSide, decode: EngineSide) -> bool:
     )  # fmt: skip
 
 
-def _chosen_apart(side: EngineSide) -> bool:
-    """Return whether a side chooses its GPUs among others, and tells no address but a loopback one."""
-    launch, host = side.source.launch, side.values.get(_SIDE_CHANNEL, FieldValue("localhost"))
-    chooses = "CUDA_VISIBLE_DEVICES" in launch.environment or "--base-gpu-id" in launch.options
-    return chooses and side.source.resources is None and host.is_known and is_loopback(host.text or "localhost")
+def _may_share_host(side: EngineSide) -> bool:
+    """Return whether a side tells no address by which another host could reach it, outside a pod."""
+    host = side.values.get(_SIDE_CHANNEL) or side.values.get("--host", FieldValue("localhost"))
+    reaches_itself = is_loopback(host.text or "localhost") or is_unspecified(host.text)
+    return side.source.resources is None and host.is_known and reaches_itself
 
 
 def _differ(prefill: EngineSide, decode: EngineSide) -> bool:
-    """Return whether two sides choose different GPUs and different ports."""
-    chosen = [
-        (side.source.launch.environment.get("CUDA_VISIBLE_DEVICES"), side.source.launch.options.get("--base-gpu-id"))
-        for side in (prefill, decode)
-    ]
+    """Return whether two sides choose different GPUs and different ports. The first GPU need not be chosen."""
+    launches = [side.source.launch for side in (prefill, decode)]
+    visible = [launch.environment.get("CUDA_VISIBLE_DEVICES") for launch in launches]
+    first = [launch.options.get("--base-gpu-id", ["0"])[-1] for launch in launches]
     ports = [side.values.get("--port", FieldValue("")).text for side in (prefill, decode)]
-    return chosen[0] != chosen[1] and ports[0] != ports[1]
+    return ports[0] != ports[1] and (first[0] != first[1] or (None not in visible and visible[0] != visible[1]))
 
 
 def _applies(rule: ConnectorRule, pair: SidePair) -> bool:
@@ -181,15 +197,15 @@ def _result(rule: ConnectorRule, pair: SidePair, hide: Callable[[str], str]) -> 
         default = _by_default(rule, pair)
         if default is None:
             return RuleResult(rule, Verdict.NOT_APPLICABLE, prefill, decode)
-        reason = escape(hide(f"{default.why}, unless the containers set {rule.field}"))
+        reason = escape(hide(f"{default.why}, unless the containers set {rule.field}"), _MOST_REASON)
         return RuleResult(rule, Verdict.INCONCLUSIVE, prefill, decode, reason, default.remedy or rule.remedy)
     wrong = rule.relation(pair, rule.field)
     if wrong is None:
         return RuleResult(rule, Verdict.PASS, prefill, decode)
-    reason, remedy = (escape(hide(text)) for text in (wrong.why, wrong.remedy or rule.remedy))
+    reason, remedy = (escape(hide(text), _MOST_REASON) for text in (wrong.why, wrong.remedy or rule.remedy))
     if rule.holds is not None:
         reason += f" ({rule.holds})"
-    return RuleResult(rule, wrong.verdict, prefill, decode, reason, remedy)
+    return RuleResult(rule, wrong.verdict, prefill, decode, reason, remedy, wrong.slow)
 
 
 def _by_default(rule: ConnectorRule, pair: SidePair) -> Mismatch | None:

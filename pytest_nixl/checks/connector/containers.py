@@ -183,6 +183,9 @@ def _of_documents(path: str, documents: list[Any]) -> Iterator[ConfiguredEngine]
                 pod = _pod_resources(part, container, *copies.get(id(containers), (1, False)))
                 identity = (str(Path(path).resolve()), number)
                 engines += _of_container(path, owner, container, data, identity, pod)
+        for name, config in part.items():
+            if isinstance(config, dict) and isinstance(config.get("engine_kwargs"), dict):
+                engines.append(_of_ray(path, name, config))
         services = part.get("services")
         if isinstance(services, dict):
             for name, service in services.items():
@@ -339,6 +342,17 @@ def _of_configuration(path: str, document: Mapping[str, Any]) -> Iterator[Config
     elif any(name in document for name in _KV_TRANSFER):
         launch = Launch("vLLM", False, options_of(document), has_options=len(document) > 1, has_environment=False)
         yield ConfiguredEngine(path, (), launch)
+
+
+def _of_ray(path: str, name: str, config: Mapping[str, Any]) -> ConfiguredEngine:
+    """Return the engine of an ``LLMConfig`` of Ray Serve, which runs vLLM."""
+    model, runtime = config.get("model_loading_config"), config.get("runtime_env")
+    variables = runtime.get("env_vars") if isinstance(runtime, dict) else None
+    environment = {str(key): _scalar(value) for key, value in variables.items()} if isinstance(variables, dict) else {}
+    source = (model.get("model_source") or model.get("model_id")) if isinstance(model, dict) else ""
+    launch = Launch("vLLM", False, options_of(config["engine_kwargs"]), _scalar(source), environment,
+                    has_environment=bool(environment), launcher="Ray Serve")  # fmt: skip
+    return ConfiguredEngine(path, (name,), launch)
 
 
 def _launches(label: str, words: list[str], environment: Mapping[str, str], image: str) -> list[Launch]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 
+from pytest_nixl.checks.connector.engine_fields import EngineSide
 from pytest_nixl.checks.connector.engines import DECODE_WAITS, OTHER_CONNECTORS, UNREAD
 from pytest_nixl.checks.connector.relations import (
     Mismatch,
@@ -23,6 +24,7 @@ from pytest_nixl.model.verdicts import Verdict
 _LAYOUT = "VLLM_KV_CACHE_LAYOUT"
 #: The short names of layouts, and the names that vLLM gives them: env_with_choices in vllm/envs.py.
 _LAYOUTS = {"HND": "LBHNC", "NHD": "LBNHC"}
+_LAYOUT_NAMES = frozenset({*_LAYOUTS.values(), "LHBNC", "BLHNC", "BLNHC", "BHLNC"})
 _ROLES = ("kv_producer", "kv_consumer", "kv_both")
 _ON = ("1", "true", "yes", "y", "on")
 #: NIXL's backends that write files, and the variables by which KVBM gets one.
@@ -73,6 +75,10 @@ def vllm_layout(pair: SidePair, field: str) -> Mismatch | None:
     """Judge the layout of vLLM's cache, which has several names: equal, or decode permutes prefill's HND."""
     wrong = equal(_layout)(pair, field)
     prefill, decode = (_layout(value.text) for value in pair.values(field))
+    for value in pair.values(field):
+        if value.is_known and _layout(value.text) not in _LAYOUT_NAMES:
+            return Mismatch(f"vLLM ends at its start, because it has no layout {value.text}",
+                            "write HND on both sides, or unset it")  # fmt: skip
     permutes = pair.values("enable_permute_local_kv")[1].text == "true"
     return None if wrong and permutes and (prefill, decode) == (_LAYOUTS["HND"], _LAYOUTS["NHD"]) else wrong
 
@@ -89,14 +95,14 @@ def vllm_connector(pair: SidePair, field: str) -> Mismatch | None:
                              "see its own documentation; with NixlConnector the fields below are compared")  # fmt: skip
     if not any(value.is_set for value in values) and not pair.prefill.dynamo:
         return Mismatch("without --kv-transfer-config no engine transfers anything")
+    names = []
     for name, value, side in zip(("prefill", "decode"), values, pair.sides, strict=True):
-        if not value.is_set:
-            if older_than(side, "ai-dynamo", "1.0.0"):
-                return undecided("Dynamo before 1.0.0 chose NixlConnector by default")
+        by_default = not value.is_set and side.dynamo and older_than(side, "ai-dynamo", "1.0.0")
+        names.append("NixlConnector" if by_default else value.text.replace("NixlPullConnector", "NixlConnector"))
+        if not value.is_set and not by_default:
             ends = ", and Dynamo from 1.0.0 on ends at its start" if side.dynamo and name == "prefill" else ""
             return Mismatch(f"{name} has no --kv-transfer-config{ends}")
-    prefill, decode = (value.text.replace("NixlPullConnector", "NixlConnector") for value in values)
-    if prefill != decode:
+    if names[0] != names[1]:
         return Mismatch("they must be equal")
     unread = ", ".join(dict.fromkeys(value.text for value in pair.values("unread connectors") if value.is_set))
     if unread:
@@ -198,13 +204,36 @@ def vllm_conv_state(pair: SidePair, field: str) -> Mismatch | None:
 
 
 def buffer_device(pair: SidePair, field: str) -> Mismatch | None:
-    """Warn if one side stages its blocks in host memory and the other does not."""
-    prefill, decode = pair.values(field)
-    staged = [value.text == "cpu" for value in (prefill, decode)]
-    if staged[0] == staged[1]:
-        return None
-    side = "prefill" if staged[0] else "decode"
-    return Mismatch(f"{side} copies each block through host memory, which works and is slower", "", Verdict.WARN)
+    """Warn of blocks that are staged in host memory, and of two kinds of device memory. Some platforms must stage."""
+    staged = [name for name, side, value in zip(("prefill", "decode"), pair.sides, pair.values(field), strict=True)
+              if value.text == "cpu" and not _must_stage(side)]  # fmt: skip
+    if staged:
+        reason = f"{' and '.join(staged)} {'copy' if len(staged) > 1 else 'copies'} each block through host memory"
+        return Mismatch(f"{reason}, which works and is slower", "", Verdict.WARN, "KV goes through host memory: slow")
+    kinds = {value.text for value in pair.values(field) if value.is_set and value.is_known}
+    if len(kinds - {"cpu"}) > 1:
+        return Mismatch(f"{' and '.join(sorted(kinds))} memory may need host memory between them", "", Verdict.WARN)
+    return None
+
+
+def _must_stage(side: EngineSide) -> bool:
+    """Return whether a side runs on a platform without GPU memory that NIXL can register."""
+    resources = () if side.source.resources is None else side.source.resources.requests
+    return any("tpu" in text or "cpu-" in text or "-cpu" in text for text in (side.source.image, *resources))
+
+
+def vllm_attention(pair: SidePair, field: str) -> Mismatch | None:
+    """Judge the attention backend, which releases before 0.16.0 also read from a variable: equal."""
+    variables = pair.values("VLLM_ATTENTION_BACKEND")
+    if all(older_than(side, "vllm", "0.16.0") for side in pair.sides) and variables[0] != variables[1]:
+        texts = [value.text if value.is_set else by_variable.text
+                 for value, by_variable in zip(pair.values(field), variables, strict=True)]  # fmt: skip
+        return (
+            Mismatch(f"VLLM_ATTENTION_BACKEND makes them {' and '.join(text or 'unset' for text in texts)}")
+            if texts[0] != texts[1]
+            else None
+        )
+    return equal()(pair, field)
 
 
 def lmcache_seed(pair: SidePair, field: str) -> Mismatch | None:
@@ -268,19 +297,26 @@ def vllm_cross_layers(pair: SidePair, field: str) -> Mismatch | None:
 
 
 def sglang_tp(pair: SidePair, field: str) -> Mismatch | None:
-    """Judge the ranks that share an attention head in SGLang: TP, divided by DP with ``--enable-dp-attention``."""
-    sizes, ranks = whole(pair, field), whole(pair, "--dp-size")
+    """Judge the ranks that share an attention head in SGLang."""
+    groups = _attention_ranks(pair)
+    if isinstance(groups, Mismatch):
+        return groups
+    if max(groups) % min(groups):
+        return Mismatch("the larger must be a multiple of the smaller (with --enable-dp-attention after / --dp-size)")
+    return None
+
+
+def _attention_ranks(pair: SidePair) -> tuple[int, ...] | Mismatch:
+    """Return for each side SGLang's TP, divided by DP with ``--enable-dp-attention``, or what is wrong with them."""
+    sizes, ranks = whole(pair, "--tp-size"), whole(pair, "--dp-size")
     if isinstance(sizes, Mismatch):
         return sizes
     if isinstance(ranks, Mismatch):
         return ranks
-    groups = [
+    return tuple(
         size // rank if value.text == "true" and not size % rank else size
         for size, rank, value in zip(sizes, ranks, pair.values("--enable-dp-attention"), strict=True)
-    ]
-    if max(groups) % min(groups):
-        return Mismatch("the larger must be a multiple of the smaller (with --enable-dp-attention after / --dp-size)")
-    return None
+    )
 
 
 def sglang_pp(pair: SidePair, field: str) -> Mismatch | None:
@@ -305,11 +341,26 @@ def sglang_context(pair: SidePair, field: str) -> Mismatch | None:
     sizes = whole(pair, field)
     if isinstance(sizes, Mismatch):
         return sizes
-    if sizes[0] == sizes[1]:
+    if sizes[0] not in (1, sizes[1]):
+        return Mismatch("they must be equal, or prefill's 1")
+    if sizes[1] == 1:
         return None
-    if sizes[0] == 1:
-        return undecided("decode's may be larger for MLA models only")
-    return Mismatch("they must be equal, or prefill's 1")
+    if pair.values("--attn-cp-size")[0].text != "1":
+        return Mismatch("decode's may be larger than 1 only if prefill's --attn-cp-size is 1", f"remove {field}")
+    return undecided("decode's may be larger than 1 for MLA models only")
+
+
+def sglang_policy(pair: SidePair, field: str) -> Mismatch | None:
+    """Judge SGLang's allocation policy: equal, and prefill_complete for a prefill that runs on one GPU."""
+    if wrong := equal()(pair, field):
+        return wrong
+    groups = _attention_ranks(pair)
+    sizes = [pair.values(size)[0].text for size in ("--attn-cp-size", "--pp-size")]
+    if pair.values(field)[0].text == "prefill_complete" and (isinstance(groups, Mismatch) or groups[0] > 1
+                                                             or sizes != ["1", "1"]):  # fmt: skip
+        return Mismatch("prefill_complete allows only 1 on prefill: attention TP, --attn-cp-size and --pp-size",
+                        f"remove {field} on both sides")  # fmt: skip
+    return None
 
 
 def sglang_decode_context(pair: SidePair, field: str) -> Mismatch | None:

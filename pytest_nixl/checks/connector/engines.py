@@ -10,7 +10,9 @@ Dynamo's ``components/src/dynamo/common/configuration/groups/runtime_args.py`` a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from pytest_nixl.checks.connector.containers import ConfiguredEngine
 from pytest_nixl.checks.connector.engine_fields import EngineField, FieldValue, bounded, json_option, read_fields
@@ -37,6 +39,8 @@ _WRAPPERS = ("MultiConnector", "PdConnector")
 _KNOWN_MODULES = ("kvbm.", "lmcache.", "vllm.")
 #: The speculative methods whose state is transferred: use_eagle() in vllm/config/speculative.py.
 _HIDDEN_STATE_METHODS = ("eagle", "eagle3", "mtp", "dflash", "dspark")
+#: Parts of a draft model's name by which vLLM chooses the method if none is given: __post_init__ there.
+_METHODS_BY_MODEL = {"eagle-": "eagle", "eagle3": "eagle3", "dflash": "dflash", "dspark": "dspark"}
 
 VLLM_FIELDS = (
     EngineField("--model", ("--model",)),
@@ -59,6 +63,8 @@ VLLM_FIELDS = (
     EngineField(TELEMETRY_VARIABLE, variables=(TELEMETRY_VARIABLE,)),
     EngineField("PYTHONHASHSEED", variables=("PYTHONHASHSEED",)),
     EngineField("LMCACHE_CONFIG_FILE", variables=("LMCACHE_CONFIG_FILE",)),
+    EngineField("LMCACHE_CHUNK_SIZE", variables=("LMCACHE_CHUNK_SIZE",), default="256"),
+    EngineField("LMCACHE_NIXL_BACKENDS", variables=("LMCACHE_NIXL_BACKENDS",), default="UCX"),
     EngineField("VLLM_ATTENTION_BACKEND", variables=("VLLM_ATTENTION_BACKEND",)),
     EngineField("VLLM_SSM_CONV_STATE_LAYOUT", variables=("VLLM_SSM_CONV_STATE_LAYOUT",), default="SD"),
     EngineField("VLLM_KV_CACHE_LAYOUT", variables=("VLLM_KV_CACHE_LAYOUT",), default="HND"),
@@ -74,9 +80,13 @@ def read_vllm(source: ConfiguredEngine) -> dict[str, FieldValue]:
     values = read_fields(source.launch, VLLM_FIELDS)
     if source.launch.model and not values["--model"].is_set:
         values["--model"] = FieldValue(source.launch.model)
-    if source.launch.dynamo and not values["VLLM_NIXL_SIDE_CHANNEL_HOST"].is_set:
-        # dynamo.vllm sets the variable to the host's address: ensure_side_channel_host.
+    if (source.launch.dynamo or source.launch.launcher) and not values["VLLM_NIXL_SIDE_CHANNEL_HOST"].is_set:
+        # dynamo.vllm and Ray Serve set it to the host's address: ensure_side_channel_host, _set_side_channel_host.
         values["VLLM_NIXL_SIDE_CHANNEL_HOST"] = FieldValue("", is_set=False)
+    for name in ("LMCACHE_CHUNK_SIZE", "LMCACHE_NIXL_BACKENDS"):
+        text = re.sub(r"[\[\]'\"\s]", "", values[name].text)
+        in_file = values["LMCACHE_CONFIG_FILE"].is_set and not values[name].is_set
+        values[name] = replace(values[name], text=text, is_readable=values[name].is_readable and not in_file)
     given = {**dict(_transfer(source)), **dict(_speculative(source)), **dict(_attention(source))}
     return values | {name: bounded(name, value) for name, value in given.items()}
 
@@ -141,8 +151,12 @@ def _speculative(source: ConfiguredEngine) -> Iterator[tuple[str, FieldValue]]:
             if source.launch.options.get(option)
         },
     }
-    method = str(given.get("method") or "none")
-    counts = method in _HIDDEN_STATE_METHODS or method.endswith("_mtp")
+    model = str(given.get("model") or "").lower()
+    method = str(
+        given.get("method") or next((_METHODS_BY_MODEL[part] for part in _METHODS_BY_MODEL if part in model), "")
+    )
+    given["method"] = "mtp" if method.endswith("_mtp") else method
+    counts = given["method"] in _HIDDEN_STATE_METHODS
     for name in ("method", "model", "revision"):
         yield f"speculative {name}", _text(given.get(name) if counts else None, "none", source.launch.has_options)
 
@@ -222,7 +236,7 @@ DYNAMO_FIELDS = (
     EngineField("NATS_SERVER", variables=("NATS_SERVER",)),
     EngineField("DYN_KVBM_DISK_CACHE_GB", variables=("DYN_KVBM_DISK_CACHE_GB",)),
 )
-_ROLES = (
+ROLE_FIELDS = (
     EngineField("mode", ("--disaggregation-mode",), ("DYN_VLLM_DISAGGREGATION_MODE",)),
     EngineField("prefill", ("--is-prefill-worker",), ("DYN_VLLM_IS_PREFILL_WORKER",), switch=True),
     EngineField("decode", ("--is-decode-worker",), ("DYN_VLLM_IS_DECODE_WORKER",), switch=True),
@@ -241,7 +255,7 @@ def read_dynamo(source: ConfiguredEngine) -> dict[str, FieldValue]:
 
 
 def _role(source: ConfiguredEngine) -> FieldValue:
-    given = read_fields(source.launch, _ROLES)
+    given = read_fields(source.launch, ROLE_FIELDS)
     for role in ("prefill", "decode"):
         if given[role].text.lower() in _TRUE:
             return FieldValue(role)

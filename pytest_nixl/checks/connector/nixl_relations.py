@@ -6,12 +6,12 @@ from __future__ import annotations
 import re
 
 from pytest_nixl.checks.connector.engine_fields import EngineSide
-from pytest_nixl.checks.connector.relations import Mismatch, SidePair, is_loopback, reference, undecided
-from pytest_nixl.checks.connector.releases import installed, older_than
+from pytest_nixl.checks.connector.relations import Mismatch, SidePair, equal, is_loopback, reference, undecided
+from pytest_nixl.checks.connector.releases import installed, older_than, release_of
 from pytest_nixl.etcd.endpoints import Endpoint, parse_endpoint
 from pytest_nixl.host.ucx_transports import UcxTransports
 from pytest_nixl.model.engine_backends import engine_backend, expands_segments
-from pytest_nixl.model.nixl_releases import PACKAGES, TELEMETRY_OFF, telemetry_off_raises
+from pytest_nixl.model.nixl_releases import PACKAGES, TELEMETRY_OFF, numbers, telemetry_off_raises
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.nixl.endpoint_explanation import explain
 from pytest_nixl.nixl.endpoint_reading import suppose
@@ -20,6 +20,10 @@ from pytest_nixl.nixl.endpoint_reading import suppose
 BETWEEN_AGENTS = frozenset({"UCX", "LIBFABRIC", "MOONCAKE", "UCCL", "GPUNETIO"})
 STORAGE = frozenset({"POSIX", "GDS", "GDS_MT", "OBJ", "GUSLI", "HF3FS", "INFINIA", "AZURE_BLOB"})
 _RDMA = frozenset({"rc", "ud", "dc", "srd"})
+#: What is left if UCX_TLS excludes rc, ud and dc: TCP, and what hardly any host's UCX has.
+_TCP = frozenset({"tcp", "srd", "gga"})
+#: What the last line says if no transport but TCP is left between the engines.
+OVER_TCP = "all KV goes over TCP: slow"
 #: For each engine the field with its backends.
 _BACKENDS = {"vLLM": "backends", "SGLang": "SGLANG_DISAGGREGATION_NIXL_BACKEND"}
 
@@ -73,6 +77,18 @@ def backends(pair: SidePair, field: str) -> Mismatch | None:
     return None
 
 
+def nixl_releases(pair: SidePair, field: str) -> Mismatch | None:
+    """Judge the installed releases: equal, and NIXL's not older than the engine demands."""
+    for name, side in (("prefill", pair.prefill), ("decode", pair.decode)):
+        releases = installed(side)
+        version = next((releases[package] for package in PACKAGES if package in releases), "1.5.0")
+        needs_newer = release_of(side, "vllm") and not older_than(side, "vllm", "0.33.0")
+        if needs_newer and numbers(version) < numbers("1.5.0"):
+            reason = f"vLLM from 0.33.0 on ends at its start with NIXL before 1.5.0, and {name} has {version}"
+            return Mismatch(reason, "install NIXL 1.5.0 or later on both sides")
+    return equal()(pair, field)
+
+
 def namespace(pair: SidePair, field: str) -> Mismatch | None:
     """Judge the prefix of NIXL's keys in etcd, which is used as it is written."""
     prefill, decode = pair.values(field)
@@ -94,6 +110,8 @@ def nixl_endpoints(pair: SidePair, field: str) -> Mismatch | None:
                 return Mismatch(f"NIXL cannot read {explained.text}: {explained.nixl.why}", explained.remedy)
         elif any(side.source.launch.environment.get(field) == "" for side in (pair.prefill, pair.decode)):
             return Mismatch("NIXL creates no agent if it is set but empty", f"unset {field}, or give it an address")
+    if any(value.is_set for value in pair.values("NIXL_TCPSTORE_ENDPOINT")):
+        return None
     if sum(value.is_set for value in pair.values(field)) == 1:
         return undecided("only one side can publish its metadata in etcd")
     return endpoints(pair, field)
@@ -157,8 +175,12 @@ def _perhaps_same(prefill: frozenset[Endpoint | str], decode: frozenset[Endpoint
 
 def transports(pair: SidePair, field: str) -> Mismatch | None:
     """Judge UCX_TLS by the doctor's rules, and whether a transport between hosts is allowed on both sides."""
-    carriers, without_cuda = [], False
-    for value, memory in zip(pair.values(field), pair.values("kv_buffer_device"), strict=True):
+    if not any(map(uses_ucx, pair.sides)):
+        return None
+    carriers, without_cuda, tcp_only = [], False, []
+    for name, value, memory in zip(
+        ("prefill", "decode"), pair.values(field), pair.values("kv_buffer_device"), strict=True
+    ):
         if not value.is_known:
             return reference(pair, field)
         if not value.is_set:
@@ -170,20 +192,25 @@ def transports(pair: SidePair, field: str) -> Mismatch | None:
         carriers.append(_families(allowed.carriers()))
         on_gpu = memory.text != "cpu" and not allowed.without
         without_cuda |= on_gpu and not any(name == "all" or name.startswith("cuda") for name in allowed.names)
+        if allowed.without and carriers[-1] <= _TCP:
+            carriers[-1] &= {"tcp"}
+        if carriers[-1] == {"tcp"}:
+            tcp_only.append(name)
         if not carriers[-1]:
             return Mismatch("each must allow a transport that can carry NIXL, such as tcp or rc")
     common = carriers[0] & carriers[1]
     if not common:
         return Mismatch("they must allow a transport between hosts in common")
-    no_rdma = not pair.one_host and not common & _RDMA
-    told = [
-        *(["together they allow no RDMA, so KV caches go over TCP"] if no_rdma else []),
+    over_tcp = common == {"tcp"} and not pair.one_host
+    reasons = [
+        *([f"together they allow no RDMA, so that {OVER_TCP}"] if over_tcp else []),
         *(["without cuda_copy and cuda_ipc UCX takes GPU memory for host memory"] if without_cuda else []),
     ]
-    if not told:
+    if not reasons:
         return None
-    remedy = "unset UCX_TLS on both sides" if no_rdma else "unset UCX_TLS, or add cuda to it, on both sides"
-    return Mismatch("; ".join(told), remedy, Verdict.WARN)
+    remedy = f"unset UCX_TLS on {tcp_only[0] if len(tcp_only) == 1 else 'both sides'}"
+    remedy = remedy if over_tcp else "unset UCX_TLS, or add cuda to it, on both sides"
+    return Mismatch("; ".join(reasons), remedy, Verdict.WARN, OVER_TCP if over_tcp else "")
 
 
 def _allowed(text: str) -> UcxTransports:
@@ -220,7 +247,7 @@ def telemetry(pair: SidePair, field: str) -> Mismatch | None:
     return None
 
 
-def _used(side: EngineSide) -> tuple[set[str], str]:
+def used_backends(side: EngineSide) -> tuple[set[str], str]:
     """Return the backends that an engine uses, and what sets them."""
     value, known = side.values.get(_BACKENDS.get(side.engine, "")), engine_backend(side.engine)
     if value is None or known is None or not value.is_known:
@@ -228,10 +255,16 @@ def _used(side: EngineSide) -> tuple[set[str], str]:
     return {name.strip().upper() for name in value.text.split(",") if name.strip()}, known.reads
 
 
+def uses_ucx(side: EngineSide) -> bool:
+    """Return whether an engine may use UCX: its backends are not known, or UCX is one of them."""
+    used, _ = used_backends(side)
+    return not used or "UCX" in used
+
+
 def general_variable(pair: SidePair, field: str) -> Mismatch | None:
     """Judge NIXL_BACKEND, which no engine reads: it must not name another backend than the engine uses."""
     for side, value in zip((pair.prefill, pair.decode), pair.values(field), strict=True):
-        used, reads = _used(side)
+        used, reads = used_backends(side)
         if value.is_set and value.is_known and used and value.text.strip().upper() not in used:
             return Mismatch(
                 f"{side.engine} does not read {field}, and uses {', '.join(sorted(used))}", f"set {reads} instead"
@@ -242,7 +275,7 @@ def general_variable(pair: SidePair, field: str) -> Mismatch | None:
 def efa_devices(pair: SidePair, field: str) -> Mismatch | None:
     """Judge the backend of a pod with EFA devices: NIXL's wheels bring UCX no provider for them."""
     for side, value in zip((pair.prefill, pair.decode), pair.values(field), strict=True):
-        used, reads = _used(side)
+        used, reads = used_backends(side)
         if value.is_set and used and "LIBFABRIC" not in used:
             names = ", ".join(sorted(used))
             return Mismatch(

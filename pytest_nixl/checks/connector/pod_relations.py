@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from pytest_nixl.checks.connector.containers import OPTIONS_OF
 from pytest_nixl.checks.connector.engine_fields import EngineSide
-from pytest_nixl.checks.connector.nixl_relations import transport_families
-from pytest_nixl.checks.connector.relations import Mismatch, SidePair, is_loopback, is_unspecified, undecided
+from pytest_nixl.checks.connector.nixl_relations import OVER_TCP, transport_families, uses_ucx
+from pytest_nixl.checks.connector.relations import Mismatch, SidePair, is_loopback, is_unspecified, reference, undecided
 from pytest_nixl.checks.connector.releases import older_than
 from pytest_nixl.model.verdicts import Verdict
 
@@ -142,7 +142,7 @@ def _event_ports(name: str, side: EngineSide) -> Iterator[OpenPort]:
 def own_address(pair: SidePair, field: str) -> Mismatch | None:
     """Judge the address that each engine tells the other: one that can be reached, and its own."""
     values = [value for value in pair.values(field) if value.is_known]
-    if any(is_unspecified(value.text) for value in values):
+    if not pair.one_host and any(is_unspecified(value.text) for value in values):
         return Mismatch("it is told to the other side, so it must be an address to which that can connect")
     if not pair.one_host and any(is_loopback(value.text) for value in values):
         return Mismatch("the sides are on different hosts, so neither may be a loopback address")
@@ -168,7 +168,8 @@ def own_address(pair: SidePair, field: str) -> Mismatch | None:
 
 
 def net_devices(pair: SidePair, field: str) -> Mismatch | None:
-    """Judge whether the devices that UCX may use fit the transports that it may use."""
+    """Judge whether the devices that UCX may use fit the transports that it may use, and whether RDMA is left."""
+    over_tcp = []
     for name, side in (("prefill", pair.prefill), ("decode", pair.decode)):
         devices, allowed = side.values["UCX_NET_DEVICES"], side.values["UCX_TLS"]
         if not devices.is_set or not devices.is_known or not allowed.is_known:
@@ -176,9 +177,12 @@ def net_devices(pair: SidePair, field: str) -> Mismatch | None:
         names = [part.strip() for part in devices.text.split(",") if part.strip()]
         if names == ["lo"] and not pair.one_host:
             return Mismatch("the sides are on different hosts, which the device lo does not connect")
+        listed = transport_families(allowed.text) if allowed.is_set else frozenset()
+        is_decided = listed == {"tcp"} or not uses_ucx(side) or _lacks_rdma(side)
+        if names and all(map(_is_interface, names)) and not is_decided:
+            over_tcp.append(name)
         if not allowed.is_set or allowed.text.startswith("^") or not names or "all" in names:
             continue
-        listed = transport_families(allowed.text)
         local = {"sm", "shm", "posix", "sysv", "cma", "knem", "xpmem"} & set(allowed.text.split(","))
         are_rdma = [bool(_RDMA_DEVICE.fullmatch(part)) for part in names]
         if pair.one_host and local:
@@ -189,19 +193,31 @@ def net_devices(pair: SidePair, field: str) -> Mismatch | None:
         if listed and listed <= _RDMA_TRANSPORTS and not any(are_rdma) and all(map(_is_interface, names)):
             return Mismatch(f"{name} allows RDMA alone, for which {', '.join(names)} is not a device",
                             "name an RDMA device such as mlx5_0:1, or add tcp to UCX_TLS")  # fmt: skip
+    if over_tcp and not pair.one_host:
+        sides = " and ".join(over_tcp)
+        reason = f"{sides} {'name' if len(over_tcp) > 1 else 'names'} network interfaces alone, so that {OVER_TCP}"
+        return Mismatch(reason, f"add the RDMA devices with their ports, such as mlx5_0:1, on {sides}", Verdict.WARN,
+                        OVER_TCP)  # fmt: skip
     return None
 
 
 def _is_interface(device: str) -> bool:
-    return re.fullmatch(r"(?:eth|en[opsx]|bond|lo|net|ib)\w*", device) is not None
+    return re.fullmatch(r"(?:eth|en[opsxP]|bond|team|br|lo|net|hsn|ib\d)[\w.@-]*", device) is not None
+
+
+def _lacks_rdma(side: EngineSide) -> bool:
+    """Return whether a container is known to get no RDMA device."""
+    resources = side.source.resources
+    if resources is None or resources.sees_devices:
+        return False
+    return not any(map(_RDMA_RESOURCE.search, resources.requests))
 
 
 def rdma_devices(pair: SidePair, field: str) -> Mismatch | None:
     """Judge whether a pod that allows RDMA alone gets an RDMA device of its node."""
     for name, side in (("prefill", pair.prefill), ("decode", pair.decode)):
-        resources, allowed = side.source.resources, side.values["UCX_TLS"]
-        devices = side.values["UCX_NET_DEVICES"]
-        if resources is None or resources.sees_devices or any(map(_RDMA_RESOURCE.search, resources.requests)):
+        allowed, devices = side.values["UCX_TLS"], side.values["UCX_NET_DEVICES"]
+        if not _lacks_rdma(side):
             continue
         families = transport_families(allowed.text) if allowed.is_set and allowed.is_known else frozenset()
         names = [part.strip() for part in devices.text.split(",")] if devices.is_set and devices.is_known else []
@@ -245,11 +261,23 @@ def _needed_gpus(side: EngineSide) -> int:
 
 
 def metadata_stores(pair: SidePair, field: str) -> Mismatch | None:
-    """Judge whether one engine names two places for NIXL's metadata."""
-    for name, side in (("prefill", pair.prefill), ("decode", pair.decode)):
-        if side.values["NIXL_ETCD_ENDPOINTS"].is_set and side.values[field].is_set:
+    """Judge NIXL's other place for metadata: the same on both sides, not loopback, and without an etcd."""
+    values, in_etcd = pair.values(field), pair.values("NIXL_ETCD_ENDPOINTS")
+    for name, value, etcd in zip(("prefill", "decode"), values, in_etcd, strict=True):
+        if etcd.is_set and value.is_set:
             return Mismatch(f"{name} also sets NIXL_ETCD_ENDPOINTS, and NIXL accepts one of the two")
-    return None
+    if not any(value.is_set for value in values):
+        return None
+    remedy = f"give both sides the same {field}"
+    if not all(value.is_set for value in values):
+        if any(etcd.is_set for etcd in in_etcd):
+            return Mismatch("one side publishes its metadata there, and the other in etcd", remedy)
+        return undecided("only one side can publish its metadata there", remedy)
+    if not pair.one_host and any(value.is_known and is_loopback(value.text.rpartition(":")[0]) for value in values):
+        return Mismatch("the sides are on different hosts, so neither may be a loopback address", remedy)
+    if values[0].text == values[1].text:
+        return None
+    return reference(pair, field) or Mismatch("they must be equal", remedy)
 
 
 def options_files(pair: SidePair, field: str) -> Mismatch | None:

@@ -41,11 +41,13 @@ class Mismatch:
 
     :param why: what the sides must do and do not, after both values were named.
     :param remedy: replaces the rule's remedy if it is not empty.
+    :param slow: what makes the transfer slow although it works, for the last line; empty if nothing does.
     """
 
     why: str
     remedy: str = ""
     verdict: Verdict = Verdict.FAIL
+    slow: str = ""
 
 
 #: Judges one field of a pair; None if nothing is wrong.

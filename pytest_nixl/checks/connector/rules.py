@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from pytest_nixl.checks.connector import engine_relations, nixl_relations, pod_relations
+from pytest_nixl.checks.connector import engine_relations, nixl_relations, pod_relations, slow_settings
 from pytest_nixl.checks.connector.engines import DECODE_WAITS, LMCACHE, NIXL, ROLE
 from pytest_nixl.checks.connector.relations import Relation, different, divisible, equal, only, prefill_listens
 from pytest_nixl.checks.connector.releases import Holds
-from pytest_nixl.checks.connector.settings_read import unread_settings
+from pytest_nixl.checks.connector.settings_read import unread_options, unread_settings
 from pytest_nixl.model.engine_backends import ALLOC_CONF, GENERAL_VARIABLE
 from pytest_nixl.model.nixl_releases import TELEMETRY_VARIABLE
 
@@ -109,8 +109,8 @@ RULES: tuple[ConnectorRule, ...] = (
                   "vLLM vllm/utils/argparse_utils.py, SGLang python/sglang/srt/server_args.py"),
     _same(_INFRASTRUCTURE, "", "image", _MATRIX, nixl_relations.image,
           "run both sides from the same image"),
-    _same(_INFRASTRUCTURE, "", "installed releases", "docs/reference/versions.md",
-          remedy="install the same release of the engine and of NIXL on both sides"),
+    _same(_INFRASTRUCTURE, "", "installed releases", "docs/reference/versions.md", nixl_relations.nixl_releases,
+          "install the same release of the engine and of NIXL on both sides"),
     ConnectorRule(_INFRASTRUCTURE, "", "GPUs", "as many as the engine's sizes need", pod_relations.gpus,
                   "request as many GPUs, or choose smaller sizes", _POD),
     ConnectorRule(_INFRASTRUCTURE, "", "RDMA devices", "one, if only RDMA is allowed", pod_relations.rdma_devices,
@@ -120,10 +120,12 @@ RULES: tuple[ConnectorRule, ...] = (
     ConnectorRule(_INFRASTRUCTURE, "", "UCX_NET_DEVICES", "devices that UCX_TLS can use, and not lo",
                   pod_relations.net_devices,
                   "unset UCX_NET_DEVICES, or name a device of the network between the hosts", _DEVICES),
+    ConnectorRule(_INFRASTRUCTURE, "", "slow settings", "none", slow_settings.slow_settings, "unset them",
+                  "UCX src/ucp/core/ucp_context.c, src/uct/ib/base/ib_md.c; libfabric man/fi_efa.7.md"),
     ConnectorRule(_INFRASTRUCTURE, "", "NIXL_ETCD_ENDPOINTS", "equal, readable for NIXL, not loopback",
                   nixl_relations.nixl_endpoints, "give both sides the address of one etcd",
                   "docs/reference/endpoint-texts.md"),
-    ConnectorRule(_INFRASTRUCTURE, "", "NIXL_TCPSTORE_ENDPOINT", "not with NIXL_ETCD_ENDPOINTS",
+    ConnectorRule(_INFRASTRUCTURE, "", "NIXL_TCPSTORE_ENDPOINT", "equal, not loopback, without etcd",
                   pod_relations.metadata_stores, "unset NIXL_ETCD_ENDPOINTS or NIXL_TCPSTORE_ENDPOINT", _NIXL_ETCD),
     ConnectorRule(_INFRASTRUCTURE, "Dynamo", "ETCD_ENDPOINTS", "equal, not loopback, with discovery by etcd",
                   nixl_relations.discovery_endpoints, "give both sides the address of one etcd", _RUNTIME),
@@ -158,12 +160,15 @@ RULES: tuple[ConnectorRule, ...] = (
                   f"remove expandable_segments from {ALLOC_CONF[0]} on both sides", _SEGMENTS),
     _vllm(_NIXL, TELEMETRY_VARIABLE, "not off", nixl_relations.telemetry,
           f"unset {TELEMETRY_VARIABLE} on both sides, or set it to y", _TELEMETRY),
-    _vllm(_NIXL, "kv_buffer_device", "equal, or one side stages", engine_relations.buffer_device,
+    _vllm(_NIXL, "kv_buffer_device", "GPU memory, unless it must be staged", engine_relations.buffer_device,
           "remove kv_buffer_device on both sides, unless the GPU's memory cannot be registered", _WORKER),
     ConnectorRule(_NIXL, "Dynamo", "DYN_KVBM_DISK_CACHE_GB", "a backend for files", engine_relations.disk_tier,
                   "set DYN_KVBM_NIXL_BACKEND_POSIX=true, or DYN_KVBM_NIXL_BACKEND_GDS_MT=true", _KVBM),
     ConnectorRule(_NIXL, "", "settings", "each is read by the engine's release", unread_settings,
                   "remove what is not read", _SETTINGS),
+    ConnectorRule(_CONNECTOR, "", "options", "each is one that the engine has", unread_options,
+                  "correct or remove them: an engine ends at an option that it does not have",
+                  "vLLM vllm/engine/arg_utils.py; SGLang python/sglang/srt/server_args.py"),
     ConnectorRule(_CONNECTOR, "Dynamo", "--connector", "unset", engine_relations.dynamo_connector,
                   "give both workers --kv-transfer-config with \"kv_connector\": \"NixlConnector\"", _DYNAMO_VLLM,
                   holds=Holds("ai-dynamo", since="1.0.0")),
@@ -173,6 +178,9 @@ RULES: tuple[ConnectorRule, ...] = (
           "write kv_producer on prefill and kv_consumer on decode", "vLLM vllm/config/kv_transfer.py"),
     _vllm(_CONNECTOR, "PYTHONHASHSEED", "equal", engine_relations.lmcache_seed,
           "set PYTHONHASHSEED=0 on both sides", "LMCache lmcache/v1/token_database.py", kinds=(LMCACHE,)),
+    _same(_CONNECTOR, "vLLM", "LMCACHE_CHUNK_SIZE", "LMCache lmcache/v1/token_database.py", kinds=(LMCACHE,)),
+    _vllm(_CONNECTOR, "LMCACHE_NIXL_BACKENDS", "a common backend", nixl_relations.backends,
+          "give both sides the same backends", "LMCache lmcache/v1/config.py (nixl_backends)", kinds=(LMCACHE,)),
     _vllm(_CONNECTOR, "engine_id", "different", different,
           "remove engine_id, so that vLLM chooses one on each side", _ENGINE_ID),
     _same(_CONNECTOR, "vLLM", "--model", _HASH, kinds=_BOTH),
@@ -202,7 +210,7 @@ RULES: tuple[ConnectorRule, ...] = (
           "set bidirectional_kv_xfer on both sides, or remove decoder_kv_blocks_ttl",
           "vLLM kv_connector/v1/nixl/pull_scheduler.py (request_finished); inferred for engine_ttl",
           Holds("vllm", since="0.25.0")),
-    _same(_CONNECTOR, "vLLM", "--attention-backend", _HASH, holds=_HASHED),
+    _same(_CONNECTOR, "vLLM", "--attention-backend", _HASH, engine_relations.vllm_attention, holds=_HASHED),
     _same(_CONNECTOR, "vLLM", "enable_cross_layers_blocks", _HASH, engine_relations.vllm_cross_layers,
           holds=Holds("vllm", since="0.16.0", before="0.29.0")),
     _same(_CONNECTOR, "vLLM", "--disable-hybrid-kv-cache-manager", _HASH, holds=_HASHED),
@@ -217,7 +225,8 @@ RULES: tuple[ConnectorRule, ...] = (
     ConnectorRule(_CONNECTOR, "SGLang", "--disaggregation-transfer-backend", "nixl on both sides",
                   engine_relations.sglang_backend, "give both sides --disaggregation-transfer-backend nixl", _PD),
     _same(_CONNECTOR, "SGLang", "--disaggregation-decode-allocation-policy",
-          "SGLang python/sglang/srt/disaggregation/common/conn.py", holds=Holds("sglang", since="0.5.22")),
+          "SGLang python/sglang/srt/disaggregation/common/conn.py", engine_relations.sglang_policy,
+          holds=Holds("sglang", since="0.5.22")),
     *(ConnectorRule(_CONNECTOR, "SGLang", variable, f"a positive number, on {side}", engine_relations.sglang_waits,
                     f"set a positive number on {side}",
                     "SGLang python/sglang/srt/disaggregation/common/conn.py (__init__)")

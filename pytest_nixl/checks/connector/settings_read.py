@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator
+from itertools import islice
 from typing import NamedTuple
 
 from pytest_nixl.checks.connector.engine_fields import EngineSide
+from pytest_nixl.checks.connector.engines import DYNAMO_FIELDS, ROLE_FIELDS, SGLANG_FIELDS, VLLM_FIELDS
 from pytest_nixl.checks.connector.relations import Mismatch, SidePair
 from pytest_nixl.checks.connector.releases import Holds
 from pytest_nixl.model.verdicts import Verdict
@@ -66,7 +68,82 @@ RETIRED = (
                    "give --attention-backend, or --attention-config.backend"),
     RetiredSetting("vLLM", "VLLM_NIXL_ABORT_REQUEST_TIMEOUT", Holds("vllm", since="0.25.0"),
                    "set kv_lease_duration in kv_connector_extra_config"),
+    *(RetiredSetting("SGLang", f"--disaggregation-{name}", Holds("sglang", since="0.5.23"),
+                     f"remove --disaggregation-{name}: SGLang learns it from the other side")
+      for name in ("decode-tp", "decode-dp", "prefill-pp")),
 )  # fmt: skip
+
+
+#: Options that are read elsewhere: of what stands in other files, of several hosts, and of GPUs.
+_OTHER_OPTIONS = frozenset({
+    "--version", "--config", "--engine-config-json", "--kv-transfer-config", "--kv-events-config", "--spec-method",
+    "--speculative-config", "--spec-model", "--spec-tokens", "--attention-backend", "--attention-config", "--nnodes",
+    "--node-rank", "--headless", "--base-gpu-id", "--dist-init-addr", "--distributed-executor-backend",
+    *(f"--data-parallel-{name}" for name in (
+        "address", "size-local", "rank", "start-rank", "hybrid-lb", "external-lb", "backend")),
+})  # fmt: skip
+_OPTIONS = {
+    engine: frozenset(option for part in fields for option in part.options)
+    for engine, fields in (("vLLM", VLLM_FIELDS), ("SGLang", SGLANG_FIELDS), ("Dynamo", (*DYNAMO_FIELDS, *ROLE_FIELDS)))
+}
+#: The least likeness of two words of an option's name, one of which is a slip of the other.
+_LIKE = 0.66
+#: The most options of a command that are compared with known ones, and the most letters of one.
+_MOST_OPTIONS, _MOST_LETTERS = 500, 80
+
+
+def unknown_options(side: EngineSide) -> dict[str, str]:
+    """Return the options that no rule knows, each with the reason why the engine does not have it; empty if it may."""
+    launch = side.source.launch
+    if not launch.is_read:
+        return {}
+    known = _OPTIONS[side.engine] | _OTHER_OPTIONS | ({"--connector"} | _OPTIONS["Dynamo"] if side.dynamo else set())
+    retired = {setting.name for setting in RETIRED if setting.engine == side.engine}
+    unknown = {}
+    for name in islice(launch.options, _MOST_OPTIONS):
+        option = f"--{name.partition('.')[0].removeprefix('--').removeprefix('no-')}"
+        if not name.startswith("--") or len(name) > _MOST_LETTERS or option in known or name in retired:
+            continue
+        near = (
+            (difflib.SequenceMatcher(None, option, text).ratio(), text) for text in known if _is_meant(option, text)
+        )
+        _, meant = max(near, default=(0, ""))
+        other = next((engine for engine in VARIABLES if option in _OPTIONS[engine]), "") if not side.dynamo else ""
+        hint = f"meant {meant}?" if meant else f"{other} has" if other else ""
+        unknown[name] = f"{side.engine} has no such option; {hint}" if hint else ""
+        if meant.startswith(f"{option}-"):
+            unknown[name] = f"an abbreviation, write {meant}"
+    return unknown
+
+
+def _is_meant(option: str, known: str) -> bool:
+    """Return whether an option is a slip of a known one: in each word a letter or two, a missing dash, or the end.
+
+    Short words are names of their own, such as tp and dp, so that they must be equal.
+    """
+    if not known.startswith("--"):
+        return False
+    words, right = option[2:].split("-"), known[2:].split("-")
+    if "".join(words) == "".join(right) or (len(words) > 1 and known.startswith(f"{option}-")):
+        return True
+    return len(words) == len(right) and all(
+        word == text or (len(text) > 3 and (
+            (len(word) > 3 and text.startswith(word)) or _likeness(word, text) > _LIKE))
+        for word, text in zip(words, right, strict=True)
+    )  # fmt: skip
+
+
+def _likeness(text: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, text, other).ratio()
+
+
+def unread_options(pair: SidePair, field: str) -> Mismatch | None:
+    """Warn of options that an engine does not have."""
+    reasons = {name: reason for side in pair.sides for name, reason in unknown_options(side).items() if reason}
+    if not reasons:
+        return None
+    listed = "; ".join(f"{name} ({reason})" for name, reason in reasons.items())
+    return Mismatch(f"not read: {listed}", "", Verdict.WARN)
 
 
 def unread_settings(pair: SidePair, field: str) -> Mismatch | None:
@@ -88,7 +165,8 @@ def _of_side(name: str, side: EngineSide) -> Iterator[Mismatch]:
         if variable.startswith(_PREFIXES.get(side.engine, ("\0",))) and variable not in variables:
             yield _misspelt(f"no release of {side.engine} reads {name}'s {variable}", variable, variables)
     for retired in RETIRED:
-        if retired.engine == side.engine and environment.get(retired.name) and not retired.holds.excludes(side):
+        is_set = environment.get(retired.name) or retired.name in side.source.launch.options
+        if retired.engine == side.engine and is_set and not retired.holds.excludes(side):
             reason = f"{name} sets {retired.name}, which {retired.holds} on is not read"
             yield Mismatch(reason, retired.instead, Verdict.WARN)
     if side.engine != "vLLM" or side.values["connector kind"].text != "NIXL":

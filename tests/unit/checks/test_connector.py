@@ -254,6 +254,29 @@ def test_dynamos_own_option_for_connectors_ended_with_1_0_0(
     assert results["kv_connector"] is Verdict.PASS
 
 
+@pytest.mark.parametrize(
+    ("engine", "env", "first"),
+    [
+        ("vLLM", {}, "on decode's host: pytest-nixl doctor --side-channel 10.0.0.1:5600; then "),
+        ("vLLM", {"VLLM_NIXL_SIDE_CHANNEL_HOST": "$(POD_IP)", "VLLM_NIXL_SIDE_CHANNEL_PORT": "5700"},
+         "on decode's host: pytest-nixl doctor --side-channel HOST:5700 (HOST: prefill's address); then "),
+        ("SGLang", {}, "on both hosts: pytest-nixl doctor; then "),
+    ],
+)  # fmt: skip
+def test_after_a_match_the_next_step_is_named(
+    engine: str, env: dict[str, str], first: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sides = sides_of(engine)
+    for side in sides.values():
+        side["env"] = {**side["env"], **({} if side is sides["decode"] else env)}
+    paths = files(tmp_path, sides)
+    assert cli.main(["connector", *paths]) == 0
+    assert capsys.readouterr().out.endswith(f"\nnext: {first}on both hosts: pytest-nixl run quick\n")
+    PLANTED[engine]["--dtype"](sides)
+    assert cli.main(["connector", *files(tmp_path, sides)]) == 1
+    assert "next:" not in capsys.readouterr().out
+
+
 def test_at_least_ten_differences_of_each_engine_are_planted() -> None:
     assert {engine for engine, planted in PLANTED.items() if len(planted) >= 10} == set(SIDES)
 
@@ -556,29 +579,32 @@ def test_a_kv_transfer_config_is_read_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("prefill", "decode", "verdict"),
+    ("prefill", "decode", "unset_on"),
     [
-        ("tcp,cuda_copy", "tcp,cuda_copy", Verdict.WARN),
-        ("tcp,cuda_copy", None, Verdict.WARN),
-        ("tcp,rc,cuda", "all", Verdict.PASS),
-        ("^tcp", None, Verdict.PASS),
-        (None, None, Verdict.PASS),
+        ("tcp,cuda_copy", "tcp,cuda_copy", "both sides"),
+        ("tcp,cuda_copy", None, "prefill"),
+        (None, "^ib", "decode"),
+        ("^rc,ud,dc", "^ib", "both sides"),
+        ("tcp,rc,cuda", "all", ""),
+        ("^rc", "rc_mlx5,dc_x,cuda", ""),
+        ("srd,cuda", "^rc", ""),
+        ("^tcp", None, ""),
+        (None, None, ""),
     ],
 )
 def test_two_engines_that_allow_no_rdma_are_warned_of_tcp(
-    prefill: str | None, decode: str | None, verdict: Verdict, tmp_path: Path
+    prefill: str | None, decode: str | None, unset_on: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sides = sides_of("vLLM")
     for role, value in (("prefill", prefill), ("decode", decode)):
         sides[role]["env"].pop("UCX_TLS")
         if value is not None:
             sides[role]["env"]["UCX_TLS"] = value
-    comparison = compare_connectors(*map(read_engine, files(tmp_path, sides)))
-    [found] = [result for result in comparison.results if result.rule.field == "UCX_TLS"]
-    assert found.verdict is verdict
-    if verdict is Verdict.WARN:
-        assert found.why == "together they allow no RDMA, so KV caches go over TCP"
-        assert found.remedy == "unset UCX_TLS on both sides"
+    assert cli.main(["connector", *files(tmp_path, sides)]) == 0
+    printed = capsys.readouterr().out
+    assert ("PASS: all KV goes over TCP: slow; no field is wrong for sure" in printed) is bool(unset_on)
+    assert ("WARN infrastructure: UCX_TLS: prefill has" in printed) is bool(unset_on)
+    assert not unset_on or f"remedy: unset UCX_TLS on {unset_on}\n" in printed
 
 
 @pytest.mark.parametrize(("memory", "verdict"), [("cuda", Verdict.WARN), ("cpu", Verdict.PASS), (None, Verdict.WARN)])
@@ -665,8 +691,27 @@ def test_undecided_fields_fail_only_with_gate(tmp_path: Path, capsys: pytest.Cap
     del sides["decode"]["options"]["--block-size"]
     paths = files(tmp_path, sides)
     assert cli.main(["connector", *paths]) == 0
-    assert "but 1 of 37 may be" in capsys.readouterr().out
+    assert "but 1 of 39 may be" in capsys.readouterr().out
     assert cli.main(["connector", *paths, "--gate"]) == 1
+
+
+def test_options_that_no_rule_reads_are_listed_once_if_wanted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sides = sides_of("vLLM")
+    for side in sides.values():
+        side["options"] |= {"--max-model-len": "4096", "--max-modle-len": "1"}
+    sides["prefill"]["options"] |= {"--async-scheduling": "", "--dtypo": "half"}
+    paths = files(tmp_path, sides)
+    assert cli.main(["connector", *paths]) == 0
+    assert "note:" not in capsys.readouterr().out
+    assert cli.main(["connector", *paths, "-v"]) == 0
+    notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note:")]
+    assert notes == ["note:    not read: --async-scheduling, --max-model-len, --max-modle-len (no rule is about them)"]
+    assert cli.main(["connector", *paths, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["unread_options"] == [
+        "--async-scheduling", "--max-model-len", "--max-modle-len"
+    ]  # fmt: skip
 
 
 def test_json_has_every_field(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -81,6 +81,12 @@ def explained(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
     return [line for line in capsys.readouterr().out.splitlines() if not line.startswith(" ")]
 
 
+def test_no_entry_prints_a_link_of_markdown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain", "the bucket or container is missing"]) == 0
+    assert "; Object storage (docs/how-to/object-storage.md#faults) lists the messages" in capsys.readouterr().out
+    assert [line for entry in explain._entries() for line in (*entry.names, *entry.lines) if "](" in line] == []
+
+
 def test_whole_words_come_before_longer_ones_and_parts_of_words_only_if_there_is_nothing_else(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
