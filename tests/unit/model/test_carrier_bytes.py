@@ -49,6 +49,7 @@ def test_reported_device_is_kept_and_unread_devices_are_not_added() -> None:
         (["tcp/lo", "tcp/eth0"], [Carrier("eth0", "net", PAYLOAD // 2), Carrier("lo", "net", PAYLOAD // 2)]),
         # Devices that were not read contradict nothing.
         (["tcp/bond0"], IDLE),
+        (["tcp/eth0", "tcp/bond0"], IDLE),
         (["rc_mlx5/mlx5_9:1"], IDLE),
         (["verbs"], IDLE),
         (["cma/memory"], IDLE),
@@ -178,6 +179,9 @@ def test_sum_of_two_launches_has_the_devices_of_both() -> None:
     twice = say(*EMULATED) + say(*EMULATED)
     assert twice.devices[0] == Carrier("rdmap79s0", "efa", 0, packets=PAYLOAD // 2 + 1000)
     assert twice.emulated
+    # What one launch does not count separately, the sum does not.
+    for both in (say(*EMULATED) + say(*EFA), say(*EFA) + say(*EMULATED)):
+        assert both.devices[0] == Carrier("rdmap79s0", "efa", PAYLOAD // 4)
 
 
 def test_counters_of_this_machine_are_read() -> None:

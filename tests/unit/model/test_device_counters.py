@@ -72,7 +72,7 @@ def test_read_counts_received_bytes() -> None:
         ("eth0 tx_bytes=9", "eth1 tx_bytes=9"),
         ("eth0 tx_bytes=9 rx_bytes=1", "eth0 rx_bytes=1"),
         ("eth0 rx_bytes=1", "eth0 tx_bytes=9 rx_bytes=1"),
-        ("mlx4_0 port_xmit_data=9", "mlx4_0 port_xmit_data=4294967295"),
+        *((f"mlx4_0 port_{way}_data=9", f"mlx4_0 port_{way}_data=4294967295") for way in ("xmit", "rcv")),
     ],
 )
 def test_device_with_an_unusable_counter_is_left_out(before: str, after: str) -> None:
@@ -104,6 +104,8 @@ SYSFS = {
     "net/bond0/statistics/tx_bytes": "77\n",
     "net/bond0/bonding/mode": "802.3ad 4\n",
     "net/bonding_masters": "bond0\n",
+    "net/br0/statistics/tx_bytes": "77\n",
+    "net/br0/bridge/bridge_id": "8000.0\n",
 }
 
 
