@@ -26,6 +26,7 @@ from pytest_nixl.core.rdma_fault import wants_rdma
 from pytest_nixl.host.network import read_network
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.judge.profiles import Profile, parse_profile
+from pytest_nixl.model.carrier_bytes import Carrier, CarrierBytes
 from pytest_nixl.model.expectation import Expectation
 from pytest_nixl.model.figure import Figure
 from pytest_nixl.model.memory import MemoryPair
@@ -157,6 +158,9 @@ def test_two_launches_of_a_row_keep_what_both_measured() -> None:
     for field in fields:
         assert tuple(getattr(both, field)) == tuple(dict.fromkeys(getattr(first, field) + getattr(second, field)))
     assert both.windows_of_launches == (1, 1)
+    counted = [replace(one, counted=CarrierBytes((Carrier("eth0", "net", 5),), 9)) for one in (first, second)]
+    assert counted[0].with_launch(counted[1]).counted == CarrierBytes((Carrier("eth0", "net", 10),), 18)
+    assert counted[0].with_launch(second).counted is first.with_launch(counted[1]).counted is None
     for earlier, other in ((first, second), (second, first)):
         assert earlier.with_launch(replace(other, corruption="wrong")).corruption == "wrong"
         assert replace(earlier, corruption="wrong").with_launch(other).corruption == "wrong"
