@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,18 @@ def test_the_file_has_every_result_with_its_ids(tmp_path: Path) -> None:
     assert verdict["results"][0]["repeat"] == "pytest t.py"
     assert [entry["row"] for entry in verdict["measured_rows"]] == [KEY]
     assert verdict["findings"] == ["NIXL-ETCD-HTTPS-PLAINTEXT"]
+
+
+def test_a_row_has_its_bounds_and_launches_in_base_units(tmp_path: Path) -> None:
+    data = record("image:1", {KEY: [3.0, 1.0, 2.0]}, extra={"floor": 5e8, "ceiling": 9e9})
+    [row] = written(RunReport(parse_recorded(data, "r.json")), tmp_path)["measured_rows"]
+    assert (row["bandwidth"], row["floor"], row["ceiling"], row["launches"]) == (2e9, 5e8, 9e9, [3e9, 1e9, 2e9])
+
+
+@pytest.mark.parametrize(("gate", "outcome"), [(False, "WARN"), (True, "FAIL")])
+def test_the_gate_fails_what_is_undecided(tmp_path: Path, gate: bool, outcome: str) -> None:
+    undecided = recorded(Result("etcd-uri", "u.py::u", Verdict.INCONCLUSIVE))
+    assert [result["outcome"] for result in written(replace(undecided, gate=gate), tmp_path)["results"]] == [outcome]
 
 
 def test_secrets_of_the_environment_are_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

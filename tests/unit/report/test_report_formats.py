@@ -420,6 +420,21 @@ def test_annotations_are_one_line_each_and_limited_in_number(report: RunReport) 
     assert lines[0] == "::error title=NIXL FAIL c%2Cd%3Ae::0 %25%0Asecond line"
 
 
+def test_a_refused_run_is_annotated_once_and_a_failed_one_by_what_fails_it(report: RunReport) -> None:
+    healthy = replace(report, run=replace(report.run, results=(Result("x", "x", Verdict.PASS),)), exit_code=4)
+    assert list(workflow_commands(replace(healthy, refused="no etcd, 1"))) == ["::error title=NIXL REFUSED::no etcd, 1"]
+    [line] = workflow_commands(replace(healthy, exit_code=1))
+    assert line.startswith("::error title=NIXL FAIL::")
+
+
+def test_no_sign_of_a_reason_is_markup_in_the_summary(report: RunReport) -> None:
+    signs = "\\`*_[]|"
+    results = [Result("x", "x", verdict, f"{signs}<b>\n") for verdict in (Verdict.FAIL, Verdict.NOT_APPLICABLE)]
+    text = list(summary(replace(report, run=replace(report.run, results=tuple(results)))))
+    escaped = "".join(f"\\{sign}" for sign in signs)
+    assert [line for line in text if line.startswith("- **")] == [f"- **FAIL** {escaped}&lt;b> "]
+
+
 def test_a_summary_that_is_a_fifo_is_reported_and_not_waited_for(
     report: RunReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,8 +73,13 @@ def test_a_plugin_that_sets_the_exit_code_to_0_does_not_pass_the_gate(pytester: 
     assert json.loads(ending.read_text()) == {"exit_code": 1}
 
 
-@pytest.mark.parametrize("hook", ["pytest_sessionfinish(session)", "pytest_terminal_summary(terminalreporter)"])
-@pytest.mark.parametrize("end", ["pytest.exit('enough', returncode=0)", "pytest.exit('enough')", "raise SystemExit(0)"])
+@pytest.mark.parametrize(
+    ("hook", "end"),
+    [
+        ("pytest_sessionfinish(session)", "pytest.exit('enough', returncode=0)"),
+        ("pytest_terminal_summary(terminalreporter)", "raise SystemExit(0)"),
+    ],
+)
 def test_a_plugin_that_ends_the_run_while_it_reports_leaves_no_exit_code_0(
     pytester: pytest.Pytester, hook: str, end: str
 ) -> None:

@@ -121,6 +121,13 @@ def test_a_run_without_any_check_is_missing_as_a_whole(settings: Settings) -> No
     assert said(profile(), a_run(settings, skipped, result("etcd-answers"), suites=("infrastructure",))) == []
 
 
+@pytest.mark.parametrize("required", [(), ("mine",)])
+def test_a_check_without_parameters_is_missing_once(settings: Settings, required: tuple[str, ...]) -> None:
+    empty = result("mine", Verdict.NOT_APPLICABLE, "got empty parameter set ['number']")
+    [missing] = missed(profile(*required), a_run(settings, result("etcd-answers"), empty, suites=()))
+    assert (missing.check, missing.nodeid) == ("mine", "test_mine")
+
+
 def test_a_required_check_of_a_selected_suite_is_missing_if_it_did_not_run(settings: Settings) -> None:
     run = a_run(settings, result("etcd-answers"), suites=("infrastructure",))
     assert said(profile("nixl-loads", "etcd-answers", "bandwidth"), run) == [
