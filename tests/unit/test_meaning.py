@@ -258,6 +258,19 @@ def test_a_row_has_the_floor_and_the_values_that_it_was_judged_by() -> None:
     assert summary.p50 <= summary.p90 <= summary.p99 <= summary.p999 <= 0.4
 
 
+def test_the_properties_of_a_row_have_their_units() -> None:
+    summary = RowSummary(2e9, 1.5e-6, 3e-6, 10, 0.0, 0.0, ("tcp/eth0", "cma"))
+    result = Result("bandwidth", "a", Verdict.WARN, "odd", row=ROW, summary=summary, finding="F", known_limit=True)
+    of_row = [("nixl_gigabytes_per_second", 2.0), ("nixl_p50_microseconds", 1.5), ("nixl_p99_microseconds", 3.0)]
+    assert result.properties() == [
+        ("nixl_check", "bandwidth"), ("nixl_verdict", "WARN"), ("nixl_reason", "odd"), ("nixl_finding", "F"),
+        ("nixl_known_limit", "not met"), ("nixl_row", KEY), *of_row, ("nixl_transports", "tcp/eth0,cma"),
+    ]  # fmt: skip
+    assert Result("x", "y", Verdict.PASS).properties() == [("nixl_check", "x"), ("nixl_verdict", "PASS")]
+    unknown = replace(result, summary=replace(summary, p50=float("nan"), p99=float("nan")))
+    assert [name for name, _ in unknown.properties() if "microseconds" in name] == []
+
+
 @pytest.mark.parametrize(
     ("text", "rdma"),
     [

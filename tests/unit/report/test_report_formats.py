@@ -361,7 +361,7 @@ def test_a_result_of_a_row_that_a_later_version_wrote_is_shown_as_it_is(tmp_path
 
 
 def test_labels_of_metrics_are_escaped(tmp_path: Path) -> None:
-    image = 'a"b\\c\nd'
+    image = 'a"b\\nc\nd\\'
     run = parse_recorded(record(image, {key("4KiB"): [1.0]}), "x")
     write(RunReport(run), tmp_path / "m.prom")
     families = {family.name: family for family in text_string_to_metric_families((tmp_path / "m.prom").read_text())}

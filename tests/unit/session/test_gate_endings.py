@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
+from typing import Any, Literal, cast
 
 import pytest
 from helpers.cli_run import profile
 from helpers.pytester_run import run_pytest
 
+from pytest_nixl.session.check_result import restore_outcome
 from pytest_nixl.session.suites import suites_folder
 
 GATE = "--nixl-gate"
@@ -45,6 +48,20 @@ def test_a_failed_check_that_is_expected_to_fail_fails_the_gate(pytester: pytest
     outcomes = result.parseoutcomes()
     assert outcomes.get("failed", 0) + outcomes.get("errors", 0) == 1
     assert result.ret == 1
+
+
+@pytest.mark.parametrize("made", ["passed", "skipped", "failed"])
+@pytest.mark.parametrize(("raised", "ended"), [("", "passed"), ("skip", "skipped"), ("fail", "failed")])
+def test_a_check_ends_as_it_ended_and_a_plugin_may_only_add_a_failure(
+    request: pytest.FixtureRequest, made: Literal["passed", "skipped", "failed"], raised: str, ended: str
+) -> None:
+    excinfo = None
+    if raised:
+        with pytest.raises(getattr(pytest, raised).Exception) as excinfo:
+            getattr(pytest, raised)("it")
+    report = pytest.TestReport("t.py::test", ("t.py", 1, "test"), {}, made, None, "call")
+    restore_outcome(request.node, cast(Any, SimpleNamespace(excinfo=excinfo)), report)
+    assert report.outcome == ("failed" if made == "failed" else ended)
 
 
 def test_a_check_that_passes_although_a_strict_xfail_expects_a_failure_passes(pytester: pytest.Pytester) -> None:
