@@ -26,6 +26,7 @@ from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.report.charts import bandwidth as bandwidth_cards
 from pytest_nixl.report.files import write
 from pytest_nixl.report.github import add_summary, summary, workflow_commands
+from pytest_nixl.report.matrix import matrices
 from pytest_nixl.report.page import page as html_page
 from pytest_nixl.report.run_report import RunReport
 from pytest_nixl.report.table import lines
@@ -564,6 +565,26 @@ def test_page_shows_rows_that_ended_in_an_error() -> None:
     healthy = html_page(RunReport(parse_recorded(record("image", {str(good): [12.0]}, results=results[:1]), "r")))
     assert "1 measured<" in healthy
     assert ">ERROR<" not in healthy
+
+
+@pytest.mark.parametrize(("op", "slow"), [("WRITE", (0, 1)), ("READ", (1, 0))])
+def test_the_flows_of_a_pattern_stand_from_source_to_target_whatever_reads_or_writes(
+    op: str, slow: tuple[int, int]
+) -> None:
+    rates = {"0-1": 1.0, "0-2": 2.0, "3-1": 4.0}
+    rows = {f"{key('1MiB', op, pair)}/pattern=pairs:4": [rate] for pair, rate in rates.items()}
+    [card] = matrices(parse_recorded(record("image:1", rows), "r.json"))
+    sources, targets = ([0, 3], [1, 2]) if op == "WRITE" else ([1, 2], [0, 3])
+    assert ([rank for rank, _ in card.rows], list(card.targets)) == (sources, targets)
+    shown = {
+        (rank, target): (cell.text, cell.slowest, cell.devices)
+        for rank, cells in card.rows for target, cell in zip(card.targets, cells, strict=True) if cell is not None
+    }  # fmt: skip
+    assert shown == {
+        (int(pair[0]), int(pair[2]))[:: 1 if op == "WRITE" else -1]: (f"{rate:g}", rate == 1.0, "eth0")
+        for pair, rate in rates.items()
+    }
+    assert card.words == f"slowest: rank {slow[0]} to rank {slow[1]}, 1 GB/s, 25 % of the fastest"
 
 
 def test_charts_of_one_kind_have_one_scale_and_its_names_differ() -> None:
