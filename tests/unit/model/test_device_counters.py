@@ -99,6 +99,8 @@ SYSFS = {
     "infiniband/mlx5_0/ports/1/hw_counters/out_of_sequence": "0\n",
     "infiniband/mlx4_0/ports/1/counters/port_xmit_data": "1\n",
     "infiniband/mlx4_0/ports/2/counters/port_xmit_data": "N/A (no PMA)\n",
+    "infiniband/irdma0/ports/1/hw_counters/tx_bytes": "5\n",
+    "infiniband/irdma0/ports/1/hw_counters/rx_bytes": "5\n",
     "net/eth0/statistics/tx_bytes": "77\n",
     "net/eth0/statistics/rx_bytes": "7\n",
     "net/bond0/statistics/tx_bytes": "77\n",
@@ -115,6 +117,7 @@ def test_tree_like_sys_is_read(tmp_path: Path) -> None:
         "mlx4_0:1": "rdma",
         "mlx4_0:2": "rdma",
         "mlx5_0": "rdma",
+        "irdma0": "rdma",
         "rdmap79s0": "efa",
         "eth0": "net",
     }
