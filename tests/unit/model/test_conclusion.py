@@ -12,6 +12,7 @@ from pytest_nixl.core.strict import check
 from pytest_nixl.model.conclusion import (
     MOST_FIGURES,
     UNMEASURED,
+    Conclusion,
     failed_beside,
     interrupted_before,
     next_step,
@@ -96,6 +97,24 @@ def test_each_result_fails_warns_or_does_neither(gate: bool) -> None:
         name for name, worst in outcomes.items() if worst is Outcome.FAIL
     ]
     assert found["warnings"] == list(outcomes.values()).count(Outcome.WARN)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "code", "text"),
+    [
+        ("PASS", 0, "PASS"),
+        ("PASS WARN", 0, "PASS, with warnings"),
+        ("PASS INCONCLUSIVE", 0, "PASS, with warnings"),
+        ("INCONCLUSIVE", 0, "INCONCLUSIVE"),
+        ("PASS FAIL", 1, "FAIL"),
+        ("PASS", 1, "FAIL, because a test failed that is not a NIXL check"),
+        ("PASS WARN", 5, "FAIL, because no test was collected"),
+        ("NOT-APPLICABLE MISSING", 0, "NOTHING CHECKED"),
+    ],
+)
+def test_the_words_of_a_run_name_what_fails_it(verdicts: str, code: int, text: str) -> None:
+    results = [Result("x", "x", Verdict(verdict)) for verdict in verdicts.split()]
+    assert str(Conclusion.of(results, gate=False, code=code)) == text
 
 
 BESIDE = "a test failed that is not a NIXL check (exit code 1)"

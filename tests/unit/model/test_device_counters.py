@@ -140,6 +140,12 @@ def test_infiniband_ports_count_words_of_four_bytes(tmp_path: Path) -> None:
     assert moved["mlx5_0"].rdma_write_bytes is None
 
 
+def test_wide_counters_of_a_port_are_preferred() -> None:
+    both = "mlx5_0 port_xmit_data_64={} port_rcv_data_64={} port_xmit_data=9 port_rcv_data=9"
+    moved = between(both.format(1, 2), both.format(11, 102))["mlx5_0"]
+    assert (moved.tx_bytes, moved.rx_bytes) == (40, 400)
+
+
 def test_loopback_of_this_machine_counts_sent_bytes() -> None:
     payload = 32 * MIB
     before = read_sysfs()
