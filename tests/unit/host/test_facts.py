@@ -28,6 +28,7 @@ from pytest_nixl.core.plain import from_plain
 from pytest_nixl.core.redaction import hider, is_secret, redact
 from pytest_nixl.host.facts import Facts, gather
 from pytest_nixl.host.gpu import read_gpus
+from pytest_nixl.host.rdma import read_rdma
 from pytest_nixl.host.recorded_tree import ASKED, Fact, FactsRoot
 from pytest_nixl.host.software import library, unused_variables
 from pytest_nixl.judge.profiles import load_profile
@@ -154,6 +155,25 @@ def test_the_rate_of_a_device_is_that_of_its_fastest_port(node: Facts) -> None:
     device = node.rdma[0]
     ports = [replace(device.ports[0], rate=rate) for rate in (None, 25e9, 50e9, 12.5e9)]
     assert [replace(device, ports=tuple(ports[:count])).rate for count in range(5)] == [None, None, 25e9, 50e9, 50e9]
+
+
+@pytest.mark.parametrize(
+    ("name", "driver", "kind"),
+    [
+        ("rocep23s0", "mlx5_core", "mlx"), ("mlx5_0", "", "mlx"), ("rdmap79s0", "", "efa"), ("ibp1s0", "efa", "efa"),
+        ("rxe0", "", "rxe"), ("rocep1s0", "irdma", "irdma"),
+    ],
+)  # fmt: skip
+def test_the_kind_of_an_rdma_device_is_that_of_its_driver(tmp_path: Path, name: str, driver: str, kind: str) -> None:
+    tree, device = Tree(tmp_path), "/sys/devices/pci0000:00/0000:00:01.0"
+    tree.write(f"/sys/class/infiniband/{name}/ports/1/state", "4: ACTIVE")
+    tree.write(f"/sys/class/infiniband/{name}/ports/1/rate", "100 Gb/sec (4X EDR)")
+    tree.link(f"/sys/class/infiniband/{name}/device", device)
+    if driver:
+        tree.link(f"{device}/driver", f"/sys/bus/pci/drivers/{driver}")
+    tree.answer("uverbs", {})
+    [found] = read_rdma(FactsRoot(tmp_path))
+    assert (found.kind, found.rate, found.active) == (kind, 12.5e9, True)
 
 
 def test_only_addresses_that_other_hosts_reach_are_routable(node: Facts) -> None:

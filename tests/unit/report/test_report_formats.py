@@ -29,6 +29,7 @@ from pytest_nixl.report.github import add_summary, summary, workflow_commands
 from pytest_nixl.report.matrix import matrices
 from pytest_nixl.report.page import page as html_page
 from pytest_nixl.report.run_report import RunReport
+from pytest_nixl.report.svg import nice_step
 from pytest_nixl.report.table import lines
 from pytest_nixl.store.record_reader import RecordedRun, parse_recorded
 
@@ -585,6 +586,12 @@ def test_the_flows_of_a_pattern_stand_from_source_to_target_whatever_reads_or_wr
         for pair, rate in rates.items()
     }
     assert card.words == f"slowest: rank {slow[0]} to rank {slow[1]}, 1 GB/s, 25 % of the fastest"
+
+
+@pytest.mark.parametrize("value", [1.0, 1.01, 2.0, 2.3, 2.6, 4.9, 5.1, 9.9, 0.03, 7e9])
+def test_a_step_of_an_axis_is_the_least_round_number_that_is_large_enough(value: float) -> None:
+    rounds = [factor * 10.0**power for power in range(-3, 11) for factor in (1, 2, 2.5, 5)]
+    assert nice_step(value) == pytest.approx(min(step for step in rounds if step >= value))
 
 
 def test_charts_of_one_kind_have_one_scale_and_its_names_differ() -> None:
