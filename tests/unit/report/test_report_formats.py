@@ -19,7 +19,6 @@ from pytest_nixl.cli import main
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.units import format_size
 from pytest_nixl.judge.run_comparison import compare_runs
-from pytest_nixl.model.figure import Figure
 from pytest_nixl.model.results import RawMeasurement, RawRatio, Result, RowSummary
 from pytest_nixl.model.row_key import RowKey, read_key
 from pytest_nixl.model.verdicts import Verdict
@@ -279,70 +278,6 @@ def test_the_parser_of_prometheus_accepts_the_metrics(report: RunReport, tmp_pat
         "0.99",
         "0.999",
     }
-
-
-#: Words in the name of a metric that promtool refuses: units that are not base units, abbreviations, and types.
-REFUSED_WORDS = frozenset((
-    "minutes", "hours", "days", "weeks", "kelvins", "fahrenheit", "rankine", "inches", "yards", "miles", "bits",
-    "calories", "pounds", "ounces", "s", "ms", "us", "ns", "sec", "b", "kb", "mb", "gb", "tb", "pb", "m", "h", "d",
-    "counter", "gauge", "summary", "histogram",
-))  # fmt: skip
-PREFIXES = ("pico", "nano", "micro", "milli", "centi", "deci", "deca", "hecto", "kilo", "kibi", "mega", "mibi", "giga",
-            "gibi", "tera", "tebi", "peta", "pebi")  # fmt: skip
-
-
-def lint(text: str) -> list[str]:
-    """Return what ``promtool check metrics`` finds wrong, by the rules of promlint in client_golang 1.23."""
-    complaints = []
-    samples_seen: set[tuple[str, frozenset[tuple[str, str]]]] = set()
-    for family in text_string_to_metric_families(text):
-        name, name_parts = family.name, family.name.split("_")
-        problems = {
-            "no help text": not family.documentation,
-            "a word that is no base unit": any(part in REFUSED_WORDS for part in name_parts),
-            "a prefix of a unit": any(
-                part.startswith(prefix) and part.removeprefix(prefix) in ("bytes", "seconds")
-                for part in name_parts
-                for prefix in PREFIXES
-            ),
-            "the suffix of another type": name.endswith(("_total", "_bucket", "_count", "_sum")),
-            "a colon": ":" in name,
-            "camelCase": any(
-                re.search("[a-z][A-Z]", part) for sample in family.samples for part in (name, *sample.labels)
-            ),
-            "a label of another type": family.type != "summary"
-            and any({"le", "quantile"} & sample.labels.keys() for sample in family.samples),
-        }
-        complaints += [f"{name}: {problem}" for problem, occurs in problems.items() if occurs]
-        for sample in family.samples:
-            labels = (sample.name, frozenset(sample.labels.items()))
-            if labels in samples_seen:
-                complaints.append(f"{name}: a metric occurs twice")
-            samples_seen.add(labels)
-    return complaints
-
-
-def test_promtool_would_accept_the_metrics(report: RunReport, tmp_path: Path) -> None:
-    figure = Figure("notification-latency", 1e-3, "s", {"backend": "UCX"})
-    twice = tuple(Result("notifications", f"n.py::{n}", Verdict.PASS, measured=(figure,)) for n in range(2))
-    write(replace(report, run=replace(report.run, results=(*report.run.results, *twice))), tmp_path / "m.prom")
-    text = (tmp_path / "m.prom").read_text()
-    assert lint(text) == []
-    assert "nixl_figure_seconds{" in text
-
-
-@pytest.mark.parametrize(
-    ("bad", "problem"),
-    [
-        ('# HELP a_seconds A.\n# TYPE a_seconds gauge\na_seconds{quantile="0.5"} 1', "a label of another type"),
-        ("# TYPE a_seconds gauge\na_seconds 1", "no help text"),
-        ("# HELP a_microseconds A.\n# TYPE a_microseconds gauge\na_microseconds 1", "a prefix of a unit"),
-        ("# HELP a_gb A.\n# TYPE a_gb gauge\na_gb 1", "a word that is no base unit"),
-        ('# HELP a A.\n# TYPE a gauge\na{x="1"} 1\na{x="1"} 2', "a metric occurs twice"),
-    ],
-)
-def test_a_metric_that_promtool_would_refuse_is_noticed(bad: str, problem: str) -> None:
-    assert [problem_line.partition(": ")[2] for problem_line in lint(bad + "\n")] == [problem]
 
 
 def test_a_result_of_a_row_that_a_later_version_wrote_is_shown_as_it_is(tmp_path: Path) -> None:

@@ -107,11 +107,22 @@ def test_a_plugin_that_ends_the_run_while_it_reports_leaves_no_exit_code_0(
     assert "INTERRUPTED after 2 of 2 checks: pytest or one of its plugins failed: " in result.outlines[-1]
 
 
-@pytest.mark.parametrize("option", ["--fixtures", "--fixtures-per-test", "--markers", "--cache-show"])
-def test_an_option_by_which_pytest_only_prints_a_list_is_refused(pytester: pytest.Pytester, option: str) -> None:
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        *((option, "pytest would print a list *") for option in ("--fixtures", "--fixtures-per-test", "--markers")),
+        ("--cache-show", "pytest would print a list *"),
+        ("--collect-only", "nothing would be measured*"),
+        ("--benchmark-disable", "no row would be recorded*"),
+        ("--benchmark-skip", "no row would be measured*"),
+        ("-n 2", "bandwidth is not measured in parallel*"),
+    ],
+)
+def test_an_option_by_which_nothing_is_measured_is_refused(pytester: pytest.Pytester, options: str, why: str) -> None:
     pytester.makepyfile(FAILS.format(mark="", holds=True))
-    result = run_pytest(pytester, "-p", "cacheprovider", GATE, option, in_process=True)
-    result.stderr.fnmatch_lines([f"ERROR: --nixl-gate is refused with {option}: pytest would print a list *"])
+    result = run_pytest(pytester, "-p", "cacheprovider", GATE, *options.split(), in_process=options != "-n 2")
+    result.stderr.fnmatch_lines([f"ERROR: --nixl-gate is refused with *: {why}"])
+    assert options.partition("=")[0].split()[0] in result.stderr.str()
     assert result.ret == pytest.ExitCode.USAGE_ERROR
 
 
