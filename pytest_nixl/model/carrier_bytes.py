@@ -104,19 +104,17 @@ class CarrierBytes:
         """
         if not transports or not all(is_network(name) or name == f"tcp/{_LOOPBACK}" for name in transports):
             return ""
-        expected = [item for name in transports for item in self._asked(name)]
-        if not expected or not all(self._asked(name) for name in transports):
+        carried = {item: _bytes_of(name)(item) for name in transports for item in self._asked(name)}
+        if not all(self._asked(name) for name in transports):
             return ""
-        if any(item.kind == "net" for item in expected):
-            expected += [item for item in self.devices if item.device == _LOOPBACK]
-        names = dict.fromkeys(expected)
-        count = _bytes_of(transports[0])
-        carried = sum(count(item) for item in names)
-        if carried >= self.payload * (1 - CARRIED_SHARE):
+        if any(item.kind == "net" for item in carried):
+            carried |= {item: item.carried for item in self.devices if item.device == _LOOPBACK}
+        total = sum(carried.values())
+        if total >= self.payload * (1 - CARRIED_SHARE):
             return ""
-        shown = " and ".join(item.device for item in names)
+        shown = " and ".join(item.device for item in carried)
         return (
-            f"reported {' and '.join(transports)}, but {shown} counted only {carried:,} bytes of a payload of "
+            f"reported {' and '.join(transports)}, but {shown} counted only {total:,} bytes of a payload of "
             f"{self.payload:,}: other devices carried the rest"
         )
 

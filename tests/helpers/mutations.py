@@ -114,9 +114,18 @@ def _elements(node: ast.AST, source: Source) -> Sequence[ast.expr]:
     return () if apart or isinstance(parent, ast.Subscript) else node.elts
 
 
+def _has_order(node: ast.AST, source: Source) -> bool:
+    """Whether the order of a sequence means something: not of a set, nor of what is only looked up."""
+    parent = source.parents.get(node)
+    searched = isinstance(parent, ast.Compare) and isinstance(parent.ops[-1], (ast.In, ast.NotIn))
+    called = source.text(parent.func).rpartition(".")[2] if isinstance(parent, ast.Call) else ""
+    by_name = called in ("set", "frozenset", "isinstance", "startswith", "endswith")
+    return not (searched or by_name or isinstance(node, ast.Set) or isinstance(parent, ast.ExceptHandler))
+
+
 def swap_arguments(node: ast.AST, source: Source) -> Iterator[Edit]:
     """Swap two arguments, fields or elements that look like values of one type."""
-    groups: list[Sequence[ast.expr]] = [_elements(node, source) if not isinstance(node, ast.Set) else ()]
+    groups: list[Sequence[ast.expr]] = [_elements(node, source) if _has_order(node, source) else ()]
     if isinstance(node, ast.Call):
         groups += [node.args, [keyword.value for keyword in node.keywords]]
     for first, second in (pair for group in groups for pair in pairwise(group)):

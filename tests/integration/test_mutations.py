@@ -60,3 +60,8 @@ def test_what_no_test_could_notice_is_not_changed(code: str) -> None:
     assert mutants_of("module", code, operators) == [
         mutant for mutant in mutants_of("module", code, operators) if mutant.edit[2] == "pass"
     ]
+
+
+@pytest.mark.parametrize("code", ["name in ('a', 'b')", "frozenset((a, b))", "try: f()\nexcept (A, B): pass", "{a, b}"])
+def test_what_has_no_order_is_not_swapped(code: str) -> None:
+    assert mutants_of("module", code, {"swap_arguments": MEANING["swap_arguments"]}) == []

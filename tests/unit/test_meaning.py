@@ -26,6 +26,7 @@ from pytest_nixl.core.rdma_fault import wants_rdma
 from pytest_nixl.host.network import read_network
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.judge.profiles import Profile, parse_profile
+from pytest_nixl.model.carrier_bytes import Carrier, CarrierBytes
 from pytest_nixl.model.expectation import Expectation
 from pytest_nixl.model.figure import Figure
 from pytest_nixl.model.memory import MemoryPair
@@ -157,6 +158,9 @@ def test_two_launches_of_a_row_keep_what_both_measured() -> None:
     for field in fields:
         assert tuple(getattr(both, field)) == tuple(dict.fromkeys(getattr(first, field) + getattr(second, field)))
     assert both.windows_of_launches == (1, 1)
+    counted = [replace(one, counted=CarrierBytes((Carrier("eth0", "net", 5),), 9)) for one in (first, second)]
+    assert counted[0].with_launch(counted[1]).counted == CarrierBytes((Carrier("eth0", "net", 10),), 18)
+    assert counted[0].with_launch(second).counted is first.with_launch(counted[1]).counted is None
     for earlier, other in ((first, second), (second, first)):
         assert earlier.with_launch(replace(other, corruption="wrong")).corruption == "wrong"
         assert replace(earlier, corruption="wrong").with_launch(other).corruption == "wrong"
@@ -252,6 +256,19 @@ def test_a_row_has_the_floor_and_the_values_that_it_was_judged_by() -> None:
     assert (summary.floor, summary.ceiling, summary.transfers) == (3e9, 9e9, 20)
     assert (RowSummary.of(samples, None).floor, RowSummary.of(samples, None).ceiling) == (0.0, 0.0)
     assert summary.p50 <= summary.p90 <= summary.p99 <= summary.p999 <= 0.4
+
+
+def test_the_properties_of_a_row_have_their_units() -> None:
+    summary = RowSummary(2e9, 1.5e-6, 3e-6, 10, 0.0, 0.0, ("tcp/eth0", "cma"))
+    result = Result("bandwidth", "a", Verdict.WARN, "odd", row=ROW, summary=summary, finding="F", known_limit=True)
+    of_row = [("nixl_gigabytes_per_second", 2.0), ("nixl_p50_microseconds", 1.5), ("nixl_p99_microseconds", 3.0)]
+    assert result.properties() == [
+        ("nixl_check", "bandwidth"), ("nixl_verdict", "WARN"), ("nixl_reason", "odd"), ("nixl_finding", "F"),
+        ("nixl_known_limit", "not met"), ("nixl_row", KEY), *of_row, ("nixl_transports", "tcp/eth0,cma"),
+    ]  # fmt: skip
+    assert Result("x", "y", Verdict.PASS).properties() == [("nixl_check", "x"), ("nixl_verdict", "PASS")]
+    unknown = replace(result, summary=replace(summary, p50=float("nan"), p99=float("nan")))
+    assert [name for name, _ in unknown.properties() if "microseconds" in name] == []
 
 
 @pytest.mark.parametrize(

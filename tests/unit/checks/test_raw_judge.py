@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A row beside a raw tool over the same transport: the verdict, and which of the two is slow."""
+"""A row beside a raw tool over the same transport: what the tool says, the verdict, and which of the two is slow."""
 
 from __future__ import annotations
 
 import pytest
 
-from pytest_nixl.checks.raw_tools.check import RawComparison, judge_ratio, judge_raw, same_way
+from pytest_nixl.checks.raw_tools.check import RawComparison, few, judge_ratio, judge_raw, same_way
+from pytest_nixl.checks.raw_tools.tools import RAW_TOOLS
 from pytest_nixl.model.expectation import Expectation
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.results import RawMeasurement, RawRatio
@@ -13,7 +14,9 @@ from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.samples import DISTURBED_CORES
 from pytest_nixl.model.verdicts import Verdict
 
-WRITE = RowKey("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), 65536)
+HOST = MemoryPair("DRAM", "DRAM")
+WRITE = RowKey("UCX", "WRITE", HOST, 65536)
+UCX_PERFTEST, FI_RMA_BW = RAW_TOOLS["UCX"], RAW_TOOLS["LIBFABRIC"]
 
 
 def versus(
@@ -142,3 +145,51 @@ def test_the_reasons_of_all_rows_with_the_worst_verdict_are_told_once() -> None:
 )
 def test_one_common_device_is_enough(ours: tuple[str, ...], theirs: tuple[str, ...], same: bool) -> None:
     assert same_way(ours, theirs) is same
+
+
+#: Output of ucx_perftest 1.13.1 of Debian, over TCP.
+SAID = """
+[1795262674.835864] [vm:20842:0]     ucp_context.c:1849 UCX  INFO  Version 1.13.1 (loaded from /lib/libucp.so.0)
+[1795262674.849323] [vm:20842:0]      ucp_worker.c:1763 UCX  INFO    ep_cfg[0]: rma_am(tcp/lo)
+[thread 0]               148    183.362  6792.494  6792.494      147.22     147.22         147         147
+[thread 0]               324    182.681  5814.165  6261.056      171.99     159.72         172         160
+Final:                  2000      6.599   366.636   366.636     2727.50    2727.50        2728        2728
+"""
+
+
+def test_the_last_line_of_the_table_is_read_in_bytes_per_second() -> None:
+    assert UCX_PERFTEST.read(SAID, 1 << 20) == pytest.approx((1 << 20) / 366.636e-6)
+    assert UCX_PERFTEST.read(SAID.partition("Final:")[0], 1 << 20) == pytest.approx((1 << 20) / 6261.056e-6)
+    assert UCX_PERFTEST.read(SAID.partition("[thread 0]")[0], 1 << 20) is None
+    assert UCX_PERFTEST.version(SAID) == "UCX 1.13.1"
+    assert UCX_PERFTEST.transports(SAID, WRITE, ()) == ("tcp/lo",)
+    shared = SAID.replace("rma_am(tcp/lo)", "rma(sysv/memory posix/memory)")
+    assert UCX_PERFTEST.transports(shared, WRITE, ()) == ("sysv/memory", "posix/memory")
+    assert UCX_PERFTEST.transports("", WRITE, ()) == ()
+
+
+def test_another_unit_of_the_tool_is_refused() -> None:
+    """A version whose MB were 10^6 bytes would print 4.9 % more."""
+    with pytest.raises(ValueError, match=r"contradictory figures: 1048576 bytes in 366.636 us are not 2860.00 MB/s of"):
+        UCX_PERFTEST.read(SAID.replace("2727.50", "2860.00"), 1 << 20)
+
+
+#: Output of fi_rma_bw of libfabric 2.5.1, over its tcp provider.
+FABTESTS = """
+bytes   iters   total       time     MB/sec    usec/xfer   Mxfers/sec
+64k     500     31m         2.10s     15.60    4200.91       0.00
+"""
+
+
+def test_the_table_of_fabtests_is_read_in_bytes_per_second() -> None:
+    assert FI_RMA_BW.read(FABTESTS, 65536) == pytest.approx(15.60e6)
+    assert FI_RMA_BW.transports(FABTESTS, WRITE, ("tcp/veth0",)) == ("tcp",)
+    with pytest.raises(ValueError, match=r"65536 bytes in 4200.91 us are not 14.88 MB/s of 10\^6 bytes"):
+        FI_RMA_BW.read(FABTESTS.replace("15.60", "14.88"), 65536)
+
+
+def test_a_few_rows_and_the_largest_failed_one_are_measured_again() -> None:
+    keys = [RowKey("UCX", "WRITE", HOST, 4096 << step) for step in range(15)]
+    assert [key.block for key in few(keys, lambda _: False)] == [4096, 4096 << 7, 4096 << 14]
+    assert [key.block for key in few(keys, lambda key: key.block < 65536)] == [4096, 32768, 4096 << 7, 4096 << 14]
+    assert few(keys[:1], lambda _: True) == keys[:1]

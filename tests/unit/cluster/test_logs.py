@@ -14,6 +14,9 @@ import pytest
 from pytest_nixl.cluster.logs import LARGEST, FinishedRank, as_told, keep, last_words
 from pytest_nixl.cluster.peer_server import Ending
 from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.model.conclusion import told
+from pytest_nixl.model.results import Result
+from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.processes.supervisor import supervisor
 
 TABLE = "[17.95] [node-1:1149 :0]   |  1..65528 | zero-copy  | tcp/veth0  |\n"
@@ -31,10 +34,10 @@ def test_last_words_are_the_last_unusual_lines_without_secrets(make_settings: An
         first.unlink()
         second.unlink()
     assert words[second.name] == ""
-    told = words[first.name].splitlines()
-    assert len(told) == 20
-    assert told[0] == "line 81"
-    assert told[-2:] == ["***, ***", "http://***@h:1"]
+    last = words[first.name].splitlines()
+    assert len(last) == 20
+    assert last[0] == "line 81"
+    assert last[-2:] == ["***, ***", "http://***@h:1"]
 
 
 def finished(settings: Any, directory: Path, *faults: NixlPluginError) -> FinishedRank:
@@ -94,3 +97,13 @@ def test_a_directory_that_cannot_be_written_is_named(make_settings: Any, tmp_pat
         keep(finished(make_settings(log_dir=str(tmp_path / "file")), tmp_path), Ending(0, "", "", {}), [])
     assert caught.value.remedy == "name a directory that every rank can write to"
     assert keep(finished(make_settings(log_dir=""), tmp_path), Ending(0, "", "", {}), []) is None
+
+
+def test_only_known_fields_of_another_ranks_verdict_are_kept() -> None:
+    failed = Result("x", "x", Verdict.MISSING, "why", "how")
+    plain = told([failed], gate=True)
+    assert as_told(Ending(1, "text", told={**plain, "path": "/etc/passwd"})) == plain
+    assert as_told(Ending(1, "text", told=plain))["failing"][0]["remedy"] == "how"
+    for bad in ({}, {"verdict": "GREEN"}, {"verdict": ["PASS"]}):
+        assert as_told(Ending(1, "rank 0 is gone", told=bad))["verdict"] == "INTERRUPTED"
+    assert as_told(Ending(4, refusal="no"))["verdict"] == "REFUSED"

@@ -46,7 +46,7 @@ def test_not_a_number_is_a_value_as_nixl_writes_it(number: str) -> None:
         (b'{"status": "ok"}', "line 1 is"),
         (b"a 1\nb", "line 2 is 'b': expected a blank after"),
         (b"a 1_000", "line 1 has the value '1_000'"),
-        (b"a 0x10", "expected a number"),
+        *((b"a %s" % value, "expected a number") for value in (b"0x10", b"+", b"e5", b".")),
         (b"a 1 2 3", "line 1 has '2 3' after its value: expected a timestamp"),
         (b'a 1 # {x="y"} 1', "after its value"),
         (b"a-b 1", "expected a blank after the metric's name"),

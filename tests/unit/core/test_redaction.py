@@ -169,11 +169,34 @@ def test_what_is_written_of_the_variables_hides_unknown_values() -> None:
 
 
 def test_the_word_after_a_secret_flag_of_a_command_is_hidden() -> None:
-    command = "docker run -e DB_PASS=Sw0rdfish-1 --password 'Sw0rdfish 1' --api-token=Sw0rdfish-1 image --tls"
-    assert hide_command(command) == "docker run -e 'DB_PASS=***' --password '***' '--api-token=***' image --tls"
+    command = "docker run -e DB_PASS=Sw0rdfish-1 --password 'Sw0rdfish 1' --api-token=Sw0rdfish-1 image --token --tls"
+    assert hide_command(command) == "docker run -e 'DB_PASS=***' --password '***' '--api-token=***' image --token --tls"
 
 
 def test_a_secret_of_an_option_is_hidden_wherever_it_comes_again() -> None:
     hide = hider({}, "IMG docker run --password Sw0rdfish-1 image")
     assert hide("docker: Sw0rdfish-1 is refused") == "docker: *** is refused"
     assert hider({}, "curl -u me:Sw0rdfish-1 h")("curl: Sw0rdfish-1 is refused") == "curl: *** is refused"
+
+
+@pytest.mark.parametrize(
+    ("variables", "secrets"),
+    [
+        ({"ETCDCTL_USER": "bob:Sw0rd/fish"}, ["bob:Sw0rd/fish", "Sw0rd/fish"]),
+        ({"ETCD": "http://bob:Sw0rd%2Ffish@a:1"}, ["bob:Sw0rd%2Ffish", "Sw0rd%2Ffish", "Sw0rd/fish"]),
+        ({"ETCD": "http://Sw0rd%2Ffish@a:1"}, ["Sw0rd%2Ffish", "Sw0rd/fish"]),
+        ({"ETCD": "http://bob:Sw0rdfish@a:1,http://eve:Dogf1sh@b:1"}, ["Sw0rdfish", "Dogf1sh"]),
+        ({"A_TOKEN": "Sw0rdfish", "B_TOKEN": "Sw0rdfish-too"}, ["Sw0rdfish", "Sw0rdfish-too"]),
+        ({"B_TOKEN": "Sw0rdfish-too", "A_TOKEN": "fish"}, ["Sw0rdfish-too", "fish"]),
+    ],
+)
+def test_each_form_of_a_secret_of_the_environment_is_hidden_whole(
+    variables: dict[str, str], secrets: list[str]
+) -> None:
+    for hide in (hider(variables), hider({"UCX_TLS": "tcp", **variables}, "text")):
+        assert [hide(f"<{secret}>") for secret in secrets] == [f"<{HIDDEN}>"] * len(secrets)
+
+
+def test_a_word_that_is_too_short_or_common_is_not_hidden_wherever_it_comes_again() -> None:
+    variables = {"A_TOKEN": "abc", "B_SECRET": "true", "C_PASS": "root", "ETCD": "http://root:@h"}
+    assert hider(variables)("abc, true and root") == "abc, true and root"

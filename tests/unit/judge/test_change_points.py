@@ -115,13 +115,19 @@ def test_a_change_is_reported_with_its_image_and_the_differences() -> None:
         "    -12.0 % (1 to 0.881 GB/s) from nixl:3 of 2026-04-20 03:00 UTC on",
         "        versions ucx: 1.19.0 -> 1.20.0",
     ]
+    other = history(extra={"transports": ["tcp/eth0", "cma"]})
+    assert [line.text for line in lines(other, courses(other))][2:] == [
+        *shown[2:], "        transport: tcp/eth0 -> tcp/eth0+cma"
+    ]  # fmt: skip
 
 
 def test_runs_of_another_kind_of_machine_are_left_out_and_reported() -> None:
-    runs, remark = of_one_machine(history(cores=4096))
+    history_of_runs = history(cores=4096)
+    runs, remark = of_one_machine(history_of_runs)
     assert len(runs) == 5
     assert len(remark) == 7
-    assert remark[0].startswith("left out: 0.json was measured on another kind of machine (cores: ")
+    cores = history_of_runs[0].provenance.host["cores"]
+    assert remark[0] == f"left out: 0.json was measured on another kind of machine (cores: {cores} -> 4096)"
 
 
 def test_the_command_shows_a_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from pytest_nixl.judge.run_comparison import RunComparison, compare_runs, refuse
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.settings import COMPARED_LAUNCHES, MOST_LAUNCHES
-from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.model.verdicts import Outcome, Verdict
 from pytest_nixl.report.comparison import lines
 from pytest_nixl.report.table import lines as table_lines
 from pytest_nixl.store.provenance import ImageIdentity, Provenance, changes, gather, image_of, other_machine, steering
@@ -386,6 +386,21 @@ def test_another_kind_of_machine_is_refused(fact: str, other: object, message: s
     with pytest.raises(ValueError) as caught:
         refuse_other_machine(before, run("a:2", {KEY: QUIET}))
     assert str(caught.value).startswith(f"a:1.json was measured on another kind of machine ({message}")
+
+
+@pytest.mark.parametrize(("gate", "ends"), [(False, Outcome.WARN), (True, Outcome.FAIL)])
+def test_the_table_has_a_column_for_each_run_and_ends_with_the_verdict(gate: bool, ends: Outcome) -> None:
+    rows = {key("4KiB"): [0.5, 1.0, 2.0], key("1MiB"): [2.0] * 3}
+    before, wrong = run("a:1", rows), Result("bandwidth", "x", Verdict.ERROR, "no", row=RowKey.parse(key("1MiB")))
+    now = run("a:2", {name: [*values, values[1]] for name, values in rows.items()}, results=[wrong])
+    shown = list(lines(compare_runs(before, now, 0.05), gate=gate))
+    heads, row, failed, last = (line.text for line in shown[-4:])
+    assert " ".join(heads.split()) == "row GB/s before GB/s now change [90 %] launches p verdict"
+    assert (row.split()[4:6], row.split()[-3::2]) == (["1", "1"], ["4:3", "INCONCLUSIVE"])
+    assert row.index("4:3") + len("4:3") == heads.index("launches") + len("launches")
+    assert failed.split()[4:] == ["2", "2", "+0.0", "%", "ERROR"]
+    assert last.startswith("regression: INCONCLUSIVE (all rows together: ")
+    assert shown[-1].outcome is ends
 
 
 def test_another_host_of_the_same_kind_is_compared_and_reported() -> None:

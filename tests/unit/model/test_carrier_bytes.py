@@ -22,6 +22,11 @@ PAYLOAD = 1_000_000
 EFA = [Carrier(f"rdmap{number}s0", "efa", PAYLOAD // 4) for number in range(79, 83)]
 IDLE = [Carrier("rdmap96s0", "efa", 12), Carrier("eth0", "net", 4000), Carrier("lo", "net", 900)]
 
+EMULATED = [replace(item, carried=0, packets=PAYLOAD // 4 + 500) for item in EFA]
+BY_RDMA = [replace(item, packets=PAYLOAD // 4 + 500) for item in EFA]
+#: A device that carries control messages but no payload.
+CONTROL = Carrier("rdmap96s0", "efa", 0, packets=PAYLOAD // 20)
+
 
 def say(*devices: Carrier) -> CarrierBytes:
     return CarrierBytes(devices, PAYLOAD)
@@ -47,8 +52,11 @@ def test_reported_device_is_kept_and_unread_devices_are_not_added() -> None:
         # The kernel uses the loopback to send to an address of its own host.
         (["tcp/eth0"], [Carrier("eth0", "net", 0), Carrier("lo", "net", PAYLOAD)]),
         (["tcp/lo", "tcp/eth0"], [Carrier("eth0", "net", PAYLOAD // 2), Carrier("lo", "net", PAYLOAD // 2)]),
+        (["tcp/eth0", "efa-emulated"], [*EMULATED, IDLE[1]]),
+        (["efa-emulated", "tcp/eth0"], [*EMULATED, IDLE[1]]),
         # Devices that were not read contradict nothing.
         (["tcp/bond0"], IDLE),
+        (["tcp/eth0", "tcp/bond0"], IDLE),
         (["rc_mlx5/mlx5_9:1"], IDLE),
         (["verbs"], IDLE),
         (["cma/memory"], IDLE),
@@ -92,12 +100,6 @@ def test_row_whose_devices_carried_nothing_is_wrong_transport_at_any_bandwidth()
     assert "FI_EFA_ENABLE_SHM_TRANSFER=0" in judgement.remedy
     assert judge(row(["efa"], say(*EFA)), FLOOR).verdict is Verdict.PASS
     assert judge(row(["efa"], None), FLOOR).verdict is Verdict.PASS
-
-
-EMULATED = [replace(item, carried=0, packets=PAYLOAD // 4 + 500) for item in EFA]
-BY_RDMA = [replace(item, packets=PAYLOAD // 4 + 500) for item in EFA]
-#: A device that carries control messages but no payload.
-CONTROL = Carrier("rdmap96s0", "efa", 0, packets=PAYLOAD // 20)
 
 
 @pytest.mark.parametrize("transport", ["efa", "efa/rdmap79s0-rdm", "srd/rdmap79s0:1"])
@@ -178,6 +180,9 @@ def test_sum_of_two_launches_has_the_devices_of_both() -> None:
     twice = say(*EMULATED) + say(*EMULATED)
     assert twice.devices[0] == Carrier("rdmap79s0", "efa", 0, packets=PAYLOAD // 2 + 1000)
     assert twice.emulated
+    # What one launch does not count separately, the sum does not.
+    for both in (say(*EMULATED) + say(*EFA), say(*EFA) + say(*EMULATED)):
+        assert both.devices[0] == Carrier("rdmap79s0", "efa", PAYLOAD // 4)
 
 
 def test_counters_of_this_machine_are_read() -> None:

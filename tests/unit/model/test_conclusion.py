@@ -11,7 +11,10 @@ from pytest_nixl.cluster.messages import REQUESTS
 from pytest_nixl.core.strict import check
 from pytest_nixl.model.conclusion import (
     MOST_FIGURES,
+    UNMEASURED,
+    Conclusion,
     failed_beside,
+    interrupted_before,
     next_step,
     summary_line,
     told,
@@ -21,7 +24,7 @@ from pytest_nixl.model.figure import Figure
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.results import Result, RowSummary
 from pytest_nixl.model.row_key import RowKey
-from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.model.verdicts import Outcome, Verdict, outcome
 
 CREATION = Figure("agent-creation", 0.04, "s", {"backend": "UCX"})
 SIZE = Figure("metadata-size", 11_700.0, "B", {"backend": "UCX", "count": "256"}, at_most=100.0)
@@ -51,9 +54,11 @@ def test_a_figure_is_within_its_bounds_up_to_and_with_them() -> None:
 
 
 def test_other_ranks_accept_the_figures_and_their_number_is_limited() -> None:
-    many = [of(Verdict.PASS, *[RATE] * (MOST_FIGURES + 1)), of(Verdict.PASS, Figure("x", float("nan"), "s"))]
+    long = Result("x", "x", Verdict.FAIL, "w" * 4096, "m" * 4096)
+    many = [of(Verdict.PASS, *[RATE] * (MOST_FIGURES + 1)), of(Verdict.PASS, Figure("x", float("nan"), "s")), long]
     found = json.loads(json.dumps(told(many, gate=False)))
     assert len(found["figures"]) == MOST_FIGURES
+    assert [len(found["failing"][0][name]) for name in ("reason", "remedy")] == [2000, 2000]
     check(REQUESTS["end"][0], {"code": 0, "verdict": "", "refusal": "", "told": found})
     check(REQUESTS["end"][0], {"code": 4, "verdict": "", "refusal": "no", "told": without_results("REFUSED")})
 
@@ -76,6 +81,7 @@ def test_a_run_without_figures_has_an_empty_list() -> None:
         ([Verdict.FAIL], "INTERRUPTED after 1 of 2 checks", "reject"),
         ([Verdict.INCONCLUSIVE] * 101, "", "retry"),
         ([Verdict.INCONCLUSIVE] * 100 + [Verdict.CORRUPT], "", "reject"),
+        ([Verdict.INCONCLUSIVE] * 100 + [Verdict.UNKNOWN], "", "reject"),
     ],
 )
 def test_a_pipeline_is_told_what_to_do_next(verdicts: list[Verdict], interrupted: str, wanted: str) -> None:
@@ -83,10 +89,64 @@ def test_a_pipeline_is_told_what_to_do_next(verdicts: list[Verdict], interrupted
     assert next_step(told(results, gate=True, interrupted=interrupted)) == wanted
 
 
-def test_a_run_that_checked_nothing_or_fails_beside_the_checks_is_not_accepted() -> None:
+@pytest.mark.parametrize("gate", [False, True])
+def test_each_result_fails_warns_or_does_neither(gate: bool) -> None:
+    found = told([Result(str(verdict), "x", verdict) for verdict in Verdict], gate=gate)
+    outcomes = {str(verdict): outcome(verdict, gate=gate) for verdict in Verdict}
+    assert [failure["check"] for failure in found["failing"]] == [
+        name for name, worst in outcomes.items() if worst is Outcome.FAIL
+    ]
+    assert found["warnings"] == list(outcomes.values()).count(Outcome.WARN)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "code", "text"),
+    [
+        ("PASS", 0, "PASS"),
+        ("PASS WARN", 0, "PASS, with warnings"),
+        ("PASS INCONCLUSIVE", 0, "PASS, with warnings"),
+        ("INCONCLUSIVE", 0, "INCONCLUSIVE"),
+        ("PASS FAIL", 1, "FAIL"),
+        ("PASS", 1, "FAIL, because a test failed that is not a NIXL check"),
+        ("PASS WARN", 5, "FAIL, because no test was collected"),
+        ("NOT-APPLICABLE MISSING", 0, "NOTHING CHECKED"),
+    ],
+)
+def test_the_words_of_a_run_name_what_fails_it(verdicts: str, code: int, text: str) -> None:
+    results = [Result("x", "x", Verdict(verdict)) for verdict in verdicts.split()]
+    assert str(Conclusion.of(results, gate=False, code=code)) == text
+
+
+BESIDE = "a test failed that is not a NIXL check (exit code 1)"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "beside", "reason", "lost", "step"),
+    [
+        (Verdict.PASS, "FAIL", BESIDE, "INTERRUPTED", "reject"),
+        (Verdict.INCONCLUSIVE, "FAIL", BESIDE, "INTERRUPTED", "reject"),
+        (Verdict.FAIL, "FAIL", "why", "FAIL", "reject"),
+        (Verdict.NOT_APPLICABLE, "NOTHING CHECKED", None, "INTERRUPTED", "correct"),
+    ],
+)
+def test_what_fails_a_run_after_its_checks_changes_its_verdict(
+    verdict: Verdict, beside: str, reason: str | None, lost: str, step: str
+) -> None:
+    before = told([Result("x", "x", verdict, "why")], gate=False)
+    failed = failed_beside(before, 1)
+    assert (failed["verdict"], next_step(failed)) == (beside, step)
+    assert [failure["reason"] for failure in failed["failing"]] == ([reason] if reason else [])
+    late = interrupted_before(before, "rank 1 is gone")
+    assert (late["verdict"], late["interrupted"]) == (lost, "INTERRUPTED: rank 1 is gone")
+    assert interrupted_before(late, "rank 2 is gone")["interrupted"] == late["interrupted"]
+
+
+def test_a_run_that_checked_nothing_says_what_was_not_measured() -> None:
     assert next_step(without_results("REFUSED")) == "correct"
-    assert next_step(told([Result("x", "x", Verdict.NOT_APPLICABLE)], gate=False)) == "correct"
-    assert next_step(failed_beside(told([Result("x", "x", Verdict.PASS)], gate=True), 1)) == "reject"
+    suites = [Result(UNMEASURED, "", Verdict.MISSING, f"the suite {name} measured nothing") for name in "ab"]
+    text = summary_line(suites, gate=False).text
+    assert text.startswith("NIXL verdict: NOTHING CHECKED, because the suite a measured nothing; the suite b measured")
+    assert summary_line(suites, gate=True).text.startswith("NIXL gate: FAIL (2 MISSING")
 
 
 def row(verdict: Verdict, floor: float, *variant: tuple[str, str]) -> Result:

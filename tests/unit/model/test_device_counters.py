@@ -72,7 +72,7 @@ def test_read_counts_received_bytes() -> None:
         ("eth0 tx_bytes=9", "eth1 tx_bytes=9"),
         ("eth0 tx_bytes=9 rx_bytes=1", "eth0 rx_bytes=1"),
         ("eth0 rx_bytes=1", "eth0 tx_bytes=9 rx_bytes=1"),
-        ("mlx4_0 port_xmit_data=9", "mlx4_0 port_xmit_data=4294967295"),
+        *((f"mlx4_0 port_{way}_data=9", f"mlx4_0 port_{way}_data=4294967295") for way in ("xmit", "rcv")),
     ],
 )
 def test_device_with_an_unusable_counter_is_left_out(before: str, after: str) -> None:
@@ -99,11 +99,15 @@ SYSFS = {
     "infiniband/mlx5_0/ports/1/hw_counters/out_of_sequence": "0\n",
     "infiniband/mlx4_0/ports/1/counters/port_xmit_data": "1\n",
     "infiniband/mlx4_0/ports/2/counters/port_xmit_data": "N/A (no PMA)\n",
+    "infiniband/irdma0/ports/1/hw_counters/tx_bytes": "5\n",
+    "infiniband/irdma0/ports/1/hw_counters/rx_bytes": "5\n",
     "net/eth0/statistics/tx_bytes": "77\n",
     "net/eth0/statistics/rx_bytes": "7\n",
     "net/bond0/statistics/tx_bytes": "77\n",
     "net/bond0/bonding/mode": "802.3ad 4\n",
     "net/bonding_masters": "bond0\n",
+    "net/br0/statistics/tx_bytes": "77\n",
+    "net/br0/bridge/bridge_id": "8000.0\n",
 }
 
 
@@ -113,6 +117,7 @@ def test_tree_like_sys_is_read(tmp_path: Path) -> None:
         "mlx4_0:1": "rdma",
         "mlx4_0:2": "rdma",
         "mlx5_0": "rdma",
+        "irdma0": "rdma",
         "rdmap79s0": "efa",
         "eth0": "net",
     }
@@ -133,6 +138,12 @@ def test_infiniband_ports_count_words_of_four_bytes(tmp_path: Path) -> None:
     assert (moved["rdmap79s0"].tx_bytes, moved["rdmap79s0"].rdma_write_bytes) == (2100, 2000)
     assert moved["eth0"].tx_bytes == 0
     assert moved["mlx5_0"].rdma_write_bytes is None
+
+
+def test_wide_counters_of_a_port_are_preferred() -> None:
+    both = "mlx5_0 port_xmit_data_64={} port_rcv_data_64={} port_xmit_data=9 port_rcv_data=9"
+    moved = between(both.format(1, 2), both.format(11, 102))["mlx5_0"]
+    assert (moved.tx_bytes, moved.rx_bytes) == (40, 400)
 
 
 def test_loopback_of_this_machine_counts_sent_bytes() -> None:

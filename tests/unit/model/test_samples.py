@@ -9,7 +9,7 @@ import pytest
 
 from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.model.row_key import RowKey
-from pytest_nixl.model.samples import Corruption, Samples, percentile
+from pytest_nixl.model.samples import BUSY_GPU, DISTURBED_CORES, Corruption, Samples, percentile
 
 KEY = RowKey("UCX", "WRITE", MemoryPair("DRAM", "VRAM"), 65536)
 LAUNCH = Samples(KEY, (1.0, 2.0, 0.5), (10, 30, 1), (3e-6, 1e-6, 2e-6))
@@ -80,6 +80,13 @@ def test_a_percentile_is_the_smallest_value_that_enough_values_do_not_exceed(per
     for count in range(1, 1201):
         found = int(percentile(range(1, count + 1), percent))
         assert found * 100 >= percent * count > (found - 1) * 100
+
+
+@pytest.mark.parametrize("launches", [(), (0,), (1,), (0, 1), (1, 0), (0, 0)])
+def test_one_disturbed_launch_disturbs_a_row(launches: tuple[int, ...]) -> None:
+    waits, cores = (tuple(2 * bound * launch for launch in launches) for bound in (BUSY_GPU, DISTURBED_CORES))
+    assert replace(LAUNCH, gpu_waits=waits).gpu_is_busy is any(launches)
+    assert replace(LAUNCH, gpu_waits=waits).disturbed is replace(LAUNCH, contention=cores).disturbed is any(launches)
 
 
 def test_a_corruption_is_described_in_one_sentence() -> None:

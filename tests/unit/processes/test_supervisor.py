@@ -33,7 +33,7 @@ from pytest_nixl.etcd.client import connect
 from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.processes import supervisor as supervisor_module
 from pytest_nixl.processes import supervisor_main
-from pytest_nixl.processes.leftovers import remove_tree
+from pytest_nixl.processes.leftovers import remove_tree, watched, write_watched
 from pytest_nixl.processes.supervisor import SupervisorClient, SupervisorError, close_supervisor, supervisor
 
 #: A client in a separate process. It prints what it has started, then waits to be ended or ends itself.
@@ -304,7 +304,9 @@ def test_a_directory_of_another_program_is_not_removed(tmp_path: Path) -> None:
     process, has = client("end", TMPDIR=str(tmp_path))
     end(process)
     forget(has)
-    wait_until(lambda: len(list(tmp_path.iterdir())) == 2, 60, "its own directory has gone")
+    others = ["pytest-nixl-notes", "pytest-nixl-open"]
+    wait_until(lambda: not Path(has["directory"]).exists(), 60, "its own directory has gone")
+    assert sorted(path.name for path in tmp_path.iterdir()) == others
 
 
 #: A client that watches a prefix of an etcd, in which a key is. It is killed together with its supervisor, or alone.
@@ -407,6 +409,21 @@ def test_clean_removes_the_keys_of_a_killed_run_with_a_password(
     assert not any(tmp_path.iterdir())
     assert cli.main(["clean"]) == 0
     assert capsys.readouterr().out == "nothing to remove on this host\n"
+
+
+@pytest.mark.parametrize("secret_of", ["endpoint", "credentials", ""])
+def test_what_is_written_down_has_no_password_and_says_whether_one_is_needed(tmp_path: Path, secret_of: str) -> None:
+    users = {name: ("bob", "Sw0rdfish") if name == secret_of else ("", "") for name in ("endpoint", "credentials")}
+    credentials = dict(zip(("user", "password"), users["credentials"], strict=True))
+    endpoints = [["http", "etcd-0", 2379, "", ""], ["http", "etcd-1", 2379, *users["endpoint"]]]
+    prefix = {"kind": "prefix", "name": "/ours/", "endpoints": endpoints, "credentials": {**credentials, "cacert": "c"}}
+    container = {"kind": "container", "name": "etcd", "environment": {"DOCKER_HOST": "x"}, "expected": True}
+    write_watched(str(tmp_path), {"a": prefix, "b": container})
+    empty = {"user": "", "password": "", "cacert": "c"}
+    hidden = {**prefix, "credentials": empty, "endpoints": [[*endpoint[:3], "", ""] for endpoint in endpoints]}
+    assert watched(str(tmp_path)) == {"a": {**hidden, "login": bool(secret_of)}, "b": container}
+    write_watched(str(tmp_path), watched(str(tmp_path)))
+    assert watched(str(tmp_path))["a"]["login"] is bool(secret_of)
 
 
 def test_the_supervisor_cleans_up_on_sigterm() -> None:

@@ -196,12 +196,18 @@ def test_a_kernel_without_descriptors_of_processes_needs_executed_workers(
     assert parent_of(start().pid) == os.getpid()
 
 
-@pytest.mark.parametrize("limited", ["umask", "address space", "preload"])
+@pytest.mark.usefixtures("own_supervisor")
+@pytest.mark.parametrize("name", ["LD_PRELOAD", "LD_AUDIT"])
+def test_what_the_loader_loads_first_needs_executed_workers(
+    start: Start, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "libm.so.6")
+    assert not forked(start())
+
+
+@pytest.mark.parametrize("limited", ["umask", "address space"])
 def test_what_a_forked_worker_would_not_have_needs_an_executed_one(start: Start, limited: str) -> None:
     assert forked(start())
-    if limited == "preload":
-        assert not forked(start(LD_PRELOAD="libm.so.6"))
-        return
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     mask = os.umask(0o022)
     try:

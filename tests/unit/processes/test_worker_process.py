@@ -220,6 +220,21 @@ def test_worker_that_was_killed_between_requests_is_named(agents: Agents, number
     assert "Traceback" not in str(caught.value)
 
 
+@pytest.mark.parametrize(("kills", "named"), [((0, 0), False), ((3, 3), False), ((0, 1), True), ((3, 4), True)])
+def test_killed_worker_names_the_limit_of_memory_if_the_kernel_has_ended_a_process_since(
+    monkeypatch: pytest.MonkeyPatch, kills: tuple[int, int], named: bool
+) -> None:
+    counted = list(kills)
+    monkeypatch.setattr(worker_process, "memory_kills", lambda: (counted[0], "1 GiB is the limit"))
+    worker = LocalHost(supervisor()).start("tool", {}, 60)
+    assert worker.versions["pid"] == worker.pid
+    counted.pop(0)
+    os.kill(worker.pid, signal.SIGKILL)
+    with pytest.raises(WorkerDiedError, match="was ended by SIGKILL") as caught:
+        worker.call("row_release", transfers=[])
+    assert ("1 GiB is the limit" in caught.value.reason) is named
+
+
 def test_error_of_nixl_is_reported_and_the_worker_survives(survivor: NixlAgent) -> None:
     with pytest.raises(NixlError, match=r"nixl\w+Error \(NIXL_ERR_\w+\) in rank 0") as caught:
         survivor.add_remote_agent(b"no metadata of any agent, but long enough to be looked at")

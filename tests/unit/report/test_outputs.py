@@ -15,12 +15,7 @@ import pytest
 from helpers.cli_run import eventually, junit_suite, run
 from helpers.cli_run import start as start_run
 
-from pytest_nixl.cluster.logs import as_told
-from pytest_nixl.cluster.peer_server import Ending
 from pytest_nixl.etcd_servers.embedded import EmbeddedServer
-from pytest_nixl.model.conclusion import failed_beside, interrupted_before, told
-from pytest_nixl.model.results import Result
-from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.report.verdict_file import SCHEMA
 
@@ -185,29 +180,3 @@ def test_a_lost_rank_interrupts_the_run(start: Any) -> None:
     assert [failure["check"] for failure in reports[0]["failing"]] == ["ranks"]
     assert f"<strong>FAIL, {expected}" in (ranks.folder / "r.html").read_text()
     assert junit_suite(ranks.folder / "r.xml").attrib["failures"] == "2"
-
-
-def test_only_known_fields_of_another_ranks_verdict_are_kept() -> None:
-    failed = Result("x", "x", Verdict.MISSING, "why", "how")
-    plain = told([failed], gate=True)
-    assert as_told(Ending(1, "text", told={**plain, "path": "/etc/passwd"})) == plain
-    assert as_told(Ending(1, "text", told=plain))["failing"][0]["remedy"] == "how"
-    for bad in ({}, {"verdict": "GREEN"}, {"verdict": ["PASS"]}):
-        assert as_told(Ending(1, "rank 0 is gone", told=bad))["verdict"] == "INTERRUPTED"
-    assert as_told(Ending(4, refusal="no"))["verdict"] == "REFUSED"
-
-
-def test_a_run_that_pytest_failed_is_not_reported_as_passed() -> None:
-    passed, failed = (told([Result("x", "x", verdict)], gate=False) for verdict in (Verdict.PASS, Verdict.FAIL))
-    report = failed_beside(passed, 1)
-    assert (report["verdict"], len(report["failing"])) == ("FAIL", 1)
-    assert report["failing"][0]["reason"] == "a test failed that is not a NIXL check (exit code 1)"
-    assert failed_beside(failed, 1) == failed
-
-
-def test_a_rank_lost_after_the_verdict_changes_pass_to_interrupted() -> None:
-    passed = told([Result("x", "x", Verdict.PASS)], gate=True)
-    assert passed["verdict"] == "PASS"
-    late = interrupted_before(passed, "rank 1 is gone")
-    assert (late["verdict"], late["interrupted"]) == ("INTERRUPTED", "INTERRUPTED: rank 1 is gone")
-    assert interrupted_before(told([Result("x", "x", Verdict.FAIL)], gate=True), "gone")["verdict"] == "FAIL"

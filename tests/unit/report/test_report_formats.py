@@ -19,15 +19,16 @@ from pytest_nixl.cli import main
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.units import format_size
 from pytest_nixl.judge.run_comparison import compare_runs
-from pytest_nixl.model.figure import Figure
 from pytest_nixl.model.results import RawMeasurement, RawRatio, Result, RowSummary
 from pytest_nixl.model.row_key import RowKey, read_key
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.report.charts import bandwidth as bandwidth_cards
 from pytest_nixl.report.files import write
 from pytest_nixl.report.github import add_summary, summary, workflow_commands
+from pytest_nixl.report.matrix import matrices
 from pytest_nixl.report.page import page as html_page
 from pytest_nixl.report.run_report import RunReport
+from pytest_nixl.report.svg import nice_step
 from pytest_nixl.report.table import lines
 from pytest_nixl.store.record_reader import RecordedRun, parse_recorded
 
@@ -279,70 +280,6 @@ def test_the_parser_of_prometheus_accepts_the_metrics(report: RunReport, tmp_pat
     }
 
 
-#: Words in the name of a metric that promtool refuses: units that are not base units, abbreviations, and types.
-REFUSED_WORDS = frozenset((
-    "minutes", "hours", "days", "weeks", "kelvins", "fahrenheit", "rankine", "inches", "yards", "miles", "bits",
-    "calories", "pounds", "ounces", "s", "ms", "us", "ns", "sec", "b", "kb", "mb", "gb", "tb", "pb", "m", "h", "d",
-    "counter", "gauge", "summary", "histogram",
-))  # fmt: skip
-PREFIXES = ("pico", "nano", "micro", "milli", "centi", "deci", "deca", "hecto", "kilo", "kibi", "mega", "mibi", "giga",
-            "gibi", "tera", "tebi", "peta", "pebi")  # fmt: skip
-
-
-def lint(text: str) -> list[str]:
-    """Return what ``promtool check metrics`` finds wrong, by the rules of promlint in client_golang 1.23."""
-    complaints = []
-    samples_seen: set[tuple[str, frozenset[tuple[str, str]]]] = set()
-    for family in text_string_to_metric_families(text):
-        name, name_parts = family.name, family.name.split("_")
-        problems = {
-            "no help text": not family.documentation,
-            "a word that is no base unit": any(part in REFUSED_WORDS for part in name_parts),
-            "a prefix of a unit": any(
-                part.startswith(prefix) and part.removeprefix(prefix) in ("bytes", "seconds")
-                for part in name_parts
-                for prefix in PREFIXES
-            ),
-            "the suffix of another type": name.endswith(("_total", "_bucket", "_count", "_sum")),
-            "a colon": ":" in name,
-            "camelCase": any(
-                re.search("[a-z][A-Z]", part) for sample in family.samples for part in (name, *sample.labels)
-            ),
-            "a label of another type": family.type != "summary"
-            and any({"le", "quantile"} & sample.labels.keys() for sample in family.samples),
-        }
-        complaints += [f"{name}: {problem}" for problem, occurs in problems.items() if occurs]
-        for sample in family.samples:
-            labels = (sample.name, frozenset(sample.labels.items()))
-            if labels in samples_seen:
-                complaints.append(f"{name}: a metric occurs twice")
-            samples_seen.add(labels)
-    return complaints
-
-
-def test_promtool_would_accept_the_metrics(report: RunReport, tmp_path: Path) -> None:
-    figure = Figure("notification-latency", 1e-3, "s", {"backend": "UCX"})
-    twice = tuple(Result("notifications", f"n.py::{n}", Verdict.PASS, measured=(figure,)) for n in range(2))
-    write(replace(report, run=replace(report.run, results=(*report.run.results, *twice))), tmp_path / "m.prom")
-    text = (tmp_path / "m.prom").read_text()
-    assert lint(text) == []
-    assert "nixl_figure_seconds{" in text
-
-
-@pytest.mark.parametrize(
-    ("bad", "problem"),
-    [
-        ('# HELP a_seconds A.\n# TYPE a_seconds gauge\na_seconds{quantile="0.5"} 1', "a label of another type"),
-        ("# TYPE a_seconds gauge\na_seconds 1", "no help text"),
-        ("# HELP a_microseconds A.\n# TYPE a_microseconds gauge\na_microseconds 1", "a prefix of a unit"),
-        ("# HELP a_gb A.\n# TYPE a_gb gauge\na_gb 1", "a word that is no base unit"),
-        ('# HELP a A.\n# TYPE a gauge\na{x="1"} 1\na{x="1"} 2', "a metric occurs twice"),
-    ],
-)
-def test_a_metric_that_promtool_would_refuse_is_noticed(bad: str, problem: str) -> None:
-    assert [problem_line.partition(": ")[2] for problem_line in lint(bad + "\n")] == [problem]
-
-
 def test_a_result_of_a_row_that_a_later_version_wrote_is_shown_as_it_is(tmp_path: Path) -> None:
     later = "UCX/WRITE/DRAM:DRAM/64KiB/batch1/depth1/0-1/threads4"
     raw = RawMeasurement("ucx_perftest", "ucp_put_bw", 2e9, "UCX 1.18", ("tcp/eth0",))
@@ -361,7 +298,7 @@ def test_a_result_of_a_row_that_a_later_version_wrote_is_shown_as_it_is(tmp_path
 
 
 def test_labels_of_metrics_are_escaped(tmp_path: Path) -> None:
-    image = 'a"b\\c\nd'
+    image = 'a"b\\nc\nd\\'
     run = parse_recorded(record(image, {key("4KiB"): [1.0]}), "x")
     write(RunReport(run), tmp_path / "m.prom")
     families = {family.name: family for family in text_string_to_metric_families((tmp_path / "m.prom").read_text())}
@@ -418,6 +355,21 @@ def test_annotations_are_one_line_each_and_limited_in_number(report: RunReport) 
     lines = list(workflow_commands(replace(report, run=replace(report.run, results=many))))
     assert len(lines) == 10
     assert lines[0] == "::error title=NIXL FAIL c%2Cd%3Ae::0 %25%0Asecond line"
+
+
+def test_a_refused_run_is_annotated_once_and_a_failed_one_by_what_fails_it(report: RunReport) -> None:
+    healthy = replace(report, run=replace(report.run, results=(Result("x", "x", Verdict.PASS),)), exit_code=4)
+    assert list(workflow_commands(replace(healthy, refused="no etcd, 1"))) == ["::error title=NIXL REFUSED::no etcd, 1"]
+    [line] = workflow_commands(replace(healthy, exit_code=1))
+    assert line.startswith("::error title=NIXL FAIL::")
+
+
+def test_no_sign_of_a_reason_is_markup_in_the_summary(report: RunReport) -> None:
+    signs = "\\`*_[]|"
+    results = [Result("x", "x", verdict, f"{signs}<b>\n") for verdict in (Verdict.FAIL, Verdict.NOT_APPLICABLE)]
+    text = list(summary(replace(report, run=replace(report.run, results=tuple(results)))))
+    escaped = "".join(f"\\{sign}" for sign in signs)
+    assert [line for line in text if line.startswith("- **")] == [f"- **FAIL** {escaped}&lt;b> "]
 
 
 def test_a_summary_that_is_a_fifo_is_reported_and_not_waited_for(
@@ -549,6 +501,32 @@ def test_page_shows_rows_that_ended_in_an_error() -> None:
     healthy = html_page(RunReport(parse_recorded(record("image", {str(good): [12.0]}, results=results[:1]), "r")))
     assert "1 measured<" in healthy
     assert ">ERROR<" not in healthy
+
+
+@pytest.mark.parametrize(("op", "slow"), [("WRITE", (0, 1)), ("READ", (1, 0))])
+def test_the_flows_of_a_pattern_stand_from_source_to_target_whatever_reads_or_writes(
+    op: str, slow: tuple[int, int]
+) -> None:
+    rates = {"0-1": 1.0, "0-2": 2.0, "3-1": 4.0}
+    rows = {f"{key('1MiB', op, pair)}/pattern=pairs:4": [rate] for pair, rate in rates.items()}
+    [card] = matrices(parse_recorded(record("image:1", rows), "r.json"))
+    sources, targets = ([0, 3], [1, 2]) if op == "WRITE" else ([1, 2], [0, 3])
+    assert ([rank for rank, _ in card.rows], list(card.targets)) == (sources, targets)
+    shown = {
+        (rank, target): (cell.text, cell.slowest, cell.devices)
+        for rank, cells in card.rows for target, cell in zip(card.targets, cells, strict=True) if cell is not None
+    }  # fmt: skip
+    assert shown == {
+        (int(pair[0]), int(pair[2]))[:: 1 if op == "WRITE" else -1]: (f"{rate:g}", rate == 1.0, "eth0")
+        for pair, rate in rates.items()
+    }
+    assert card.words == f"slowest: rank {slow[0]} to rank {slow[1]}, 1 GB/s, 25 % of the fastest"
+
+
+@pytest.mark.parametrize("value", [1.0, 1.01, 2.0, 2.3, 2.6, 4.9, 5.1, 9.9, 0.03, 7e9])
+def test_a_step_of_an_axis_is_the_least_round_number_that_is_large_enough(value: float) -> None:
+    rounds = [factor * 10.0**power for power in range(-3, 11) for factor in (1, 2, 2.5, 5)]
+    assert nice_step(value) == pytest.approx(min(step for step in rounds if step >= value))
 
 
 def test_charts_of_one_kind_have_one_scale_and_its_names_differ() -> None:

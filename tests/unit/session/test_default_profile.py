@@ -13,8 +13,6 @@ from pytest_nixl.judge.profiles import bundled_profiles, load_profile
 from pytest_nixl.session.default_profile import PRODUCT_NAME, RDMA_DEVICES, default_profile, read_product
 from pytest_nixl.session.silent_profile import silence
 
-pytestmark = pytest.mark.long
-
 
 def host(root: Path, *devices: str, product: str = "") -> Path:
     """Return a stand-in for a host whose ``/sys`` lists these RDMA devices."""
@@ -33,31 +31,31 @@ def test_a_recorded_name_that_is_a_fifo_is_not_waited_for(tmp_path: Path) -> Non
     assert read_product(tmp_path) == ""
 
 
-@pytest.mark.parametrize("backends", [("UCX",), ("UCX", "LIBFABRIC"), ("POSIX",)])
-def test_the_default_expects_shared_memory_of_one_host(tmp_path: Path, backends: tuple[str, ...]) -> None:
-    assert default_profile(backends, host(tmp_path, "rdmap0s0", product="p5.48xlarge")) == ("loopback", "")
+@pytest.mark.parametrize(
+    ("backends", "devices", "product", "name", "why"),
+    [
+        *((backends, ["rdmap0s0"], "p5.48xlarge", "loopback", "") for backends in ("UCX", "UCX LIBFABRIC", "POSIX")),
+        ("LIBFABRIC", [], "p5.48xlarge", "tcp-loopback", "no RDMA device"),
+        ("LIBFABRIC", ["rdmap0s0"], "p5.48xlarge", "p5.48xlarge", "this host's product name is p5.48xlarge"),
+        *(("LIBFABRIC", ["mlx5_0"], product, "loopback", "mlx5_0")
+          for product in ("", "p4d.24xlarge", "../loopback", "no-such-machine")),
+    ],
+)  # fmt: skip
+def test_a_run_that_names_no_profile_has_that_of_its_host(
+    tmp_path: Path, backends: str, devices: list[str], product: str, name: str, why: str
+) -> None:
+    chosen, reason = default_profile(tuple(backends.split()), host(tmp_path, *devices, product=product))
+    assert chosen == name
+    assert why in reason
+    assert bool(why) is bool(reason)
 
 
-def test_libfabric_without_an_rdma_device_gets_the_tcp_profile(tmp_path: Path) -> None:
-    name, reason = default_profile(("LIBFABRIC",), host(tmp_path, product="p5.48xlarge"))
-    assert name == "tcp-loopback"
-    assert "no RDMA device" in reason
-
-
-def test_libfabric_on_a_known_instance_gets_its_profile(tmp_path: Path) -> None:
-    name, reason = default_profile(("LIBFABRIC",), host(tmp_path, "rdmap0s0", product="p5.48xlarge"))
-    assert (name, reason) == ("p5.48xlarge", "this host's product name is p5.48xlarge")
-
-
-@pytest.mark.parametrize("product", ["", "p4d.24xlarge", "../loopback", "no-such-machine"])
-def test_libfabric_over_an_unknown_card_gets_no_expected_transport(tmp_path: Path, product: str) -> None:
-    name, reason = default_profile(("LIBFABRIC",), host(tmp_path, "mlx5_0", product=product))
-    assert name == "loopback"
-    assert "mlx5_0" in reason
-    accepted = {item.transports for item in load_profile(name).expectations if item.backend == ("LIBFABRIC",)}
+def test_the_default_expects_no_transport_of_libfabric() -> None:
+    accepted = {item.transports for item in load_profile("loopback").expectations if item.backend == ("LIBFABRIC",)}
     assert accepted == {None}
 
 
+@pytest.mark.long
 def test_the_header_shows_the_reason_for_the_default() -> None:
     done = run("--collect-only", "-vv", "suites/infrastructure/test_etcd.py", "--nixl-backend=LIBFABRIC")
     name, reason = default_profile(("LIBFABRIC",))
@@ -73,6 +71,7 @@ def test_some_profiles_expect_nothing() -> None:
     assert "p4d.24xlarge" in SILENT
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [SILENT[0], *(pytest.param(name, marks=pytest.mark.whole) for name in SILENT[1:])])
 def test_a_profile_that_expects_nothing_is_reported_in_the_header(name: str) -> None:
     assert silence(load_profile(name)).startswith(f"the profile {name!r} has no [[expect]]")
@@ -81,6 +80,7 @@ def test_a_profile_that_expects_nothing_is_reported_in_the_header(name: str) -> 
     assert "pytest-nixl profile learn" in done.output
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("selection", [BANDWIDTH, "suites"])
 def test_the_gate_refuses_rows_with_a_profile_that_expects_nothing(selection: str) -> None:
     done = run(selection, "--nixl-gate", "--nixl-profile=p4d.24xlarge")
@@ -89,6 +89,7 @@ def test_the_gate_refuses_rows_with_a_profile_that_expects_nothing(selection: st
     assert done.code == pytest.ExitCode.USAGE_ERROR
 
 
+@pytest.mark.long
 def test_the_gate_judges_the_machine_with_a_profile_that_expects_nothing_of_rows() -> None:
     """Such a profile still has required checks and hardware, which this host does not have."""
     done = run("suites/infrastructure/test_machine.py", "-k", "rdma", "--nixl-gate", "--nixl-profile=p4d.24xlarge")

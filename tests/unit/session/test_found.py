@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from helpers.records import ROW
 
-from pytest_nixl.model.results import Result, RowSummary
+from pytest_nixl.model.figure import Figure
+from pytest_nixl.model.results import RawMeasurement, RawRatio, Result, RowSummary
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.session import check_result
 from pytest_nixl.session.found import Found
@@ -41,6 +42,30 @@ def test_results_of_no_test_do_not_replace_each_other(found: Found) -> None:
     found.add_run_results([missing, missing])
     found.add_result(result("a"))
     assert found.results == (missing, missing, result("a"))
+
+
+def test_each_text_is_added_without_its_secrets() -> None:
+    found = Found(hide=lambda text: text.replace("hunter2", "***"))
+    secret = Result("x", "a", Verdict.FAIL, "it is hunter2", "set hunter2", ROW, repeat="pytest --password hunter2")
+    found.add_result(secret)
+    found.add_run_results([replace(secret, nodeid="")])
+    found.explain(ROW, "because of hunter2")
+    for add in (found.note, found.note_detail, found.end, found.interrupt):
+        add(f"{add.__name__} hunter2")
+    assert "hunter2" not in repr(found)
+    assert (found.ended, found.interrupted) == ("end ***", "interrupt ***")
+    assert found.details == {"note_detail ***"} < set(found.notes)
+
+
+def test_what_a_test_measured_is_kept_together_until_it_is_judged(found: Found) -> None:
+    figures = [Figure(name, 1.0, "s") for name in ("one", "two", "three")]
+    ratios = (RawRatio(ROW, 1e9, RawMeasurement("ucx_perftest", "ucp_put_bw", 2e9)),)
+    found.add_figures("a", (figures[0], figures[1]))
+    found.add_row("a", SUMMARY)
+    found.add_ratios("a", ratios)
+    found.add_figures("a", (figures[2],))
+    assert found.begun("a") == Result("", "a", Verdict.UNKNOWN, summary=SUMMARY, ratios=ratios, measured=tuple(figures))
+    assert found.begun("b") == Result("", "b", Verdict.UNKNOWN)
 
 
 def test_an_explanation_follows_the_reason_of_its_row_only(found: Found) -> None:

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
-from helpers.cli_run import BANDWIDTH, ROOT, bandwidth, profile, run
+from helpers.cli_run import ROOT, bandwidth, profile, run
 
 from pytest_nixl.session.suites import ON_REQUEST, checks_of_suites, suite_checks
 
@@ -16,30 +16,6 @@ pytestmark = pytest.mark.long
 
 GATE = "--nixl-gate"
 ONE_ROW = ("--nixl-blocks=64KiB", "--nixl-op=WRITE", "--nixl-duration=20ms")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (("--collect-only",), "--collect-only"),
-        (("-n", "2"), "pytest-xdist"),
-        (("--dist=loadfile", "--tx=popen"), "pytest-xdist"),
-        (("-p", "no:benchmark"), "-p no:benchmark"),
-        (("--benchmark-disable",), "--benchmark-disable"),
-        (("--benchmark-skip",), "--benchmark-skip"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
-)
-def test_options_that_measure_or_record_nothing_are_refused(arguments: tuple[str, ...], named: str) -> None:
-    done = run(BANDWIDTH, GATE, *arguments, quiet="no:benchmark" not in arguments)
-    assert f"ERROR: --nixl-gate is refused with {named}" in done.output
-    assert done.code == pytest.ExitCode.USAGE_ERROR
-
-
-def test_a_process_outside_a_step_of_a_slurm_job_with_two_tasks_is_refused() -> None:
-    done = bandwidth(GATE, env={"SLURM_NTASKS": "2", "SLURM_PROCID": "0"})
-    assert "ERROR: --nixl-gate is refused with SLURM_NTASKS=2 in the environment: " in done.output
-    assert done.code == pytest.ExitCode.USAGE_ERROR
 
 
 @pytest.mark.parametrize(
@@ -56,13 +32,6 @@ def test_ranks_started_by_a_launcher_need_an_etcd(environment: dict[str, str]) -
     done = bandwidth(GATE, env=environment)
     assert "ERROR: 2 ranks need an etcd to meet in, but none is given: give --nixl-etcd URL, or" in done.output
     assert done.code == pytest.ExitCode.USAGE_ERROR
-
-
-def test_no_row_measured_fails() -> None:
-    done = run("suites/bandwidth/test_raw.py", GATE, "--nixl-blocks=64KiB")
-    assert "MISSING bandwidth: no row was measured" in done.output
-    assert "NIXL gate: FAIL" in done.output
-    assert done.code == 1
 
 
 def test_a_single_suite_passes_on_a_healthy_machine_and_names_the_other_suites() -> None:
@@ -103,34 +72,6 @@ def test_a_required_check_that_is_left_out_of_a_selected_suite_is_missing(
     assert done.code == 1
 
 
-def test_nothing_collected_fails(tmp_path: Path) -> None:
-    done = run(str(tmp_path), GATE)
-    assert "MISSING whole-run: no check ran" in done.output
-    assert done.code == 1
-
-
-def test_a_suite_without_selected_tests_fails() -> None:
-    done = run("suites/infrastructure", GATE, "-k", "nothing_is_called_so")
-    assert "MISSING whole-run: no check ran" in done.output
-    assert done.code == 1
-
-
-def test_a_required_check_that_is_in_no_suite_is_missing(tmp_path: Path) -> None:
-    required = profile(tmp_path / "p.toml", "floor = '1 KB/s'", required="['etcd-answers', 'fabric-answers']")
-    done = run("suites/infrastructure/test_etcd.py", GATE, f"--nixl-profile={required}")
-    assert re.findall(r"^MISSING ([\w-]+):", done.output, re.MULTILINE) == ["fabric-answers"]
-    assert done.code == 1
-
-
-def test_a_required_check_that_has_left_pytest_nixl_warns(tmp_path: Path) -> None:
-    required = profile(tmp_path / "p.toml", "floor = '1 KB/s'", required="['etcd-answers', 'ranks-in-every-order']")
-    done = run("suites/infrastructure/test_etcd.py", GATE, f"--nixl-profile={required}")
-    assert re.findall(r"^(MISSING|WARN) ([\w-]+): .* no longer has", done.output, re.MULTILINE) == [
-        ("WARN", "ranks-in-every-order")
-    ]
-    assert done.code == 0
-
-
 def test_the_listed_checks_are_those_that_pytest_collects() -> None:
     done = run("suites", "--nixl-pattern=incast", "--collect-only", "-q", "-p", "helpers.list_checks",
                env={"PYTHONPATH": os.pathsep.join((str(Path(__file__).parents[2]), str(ROOT)))})  # fmt: skip
@@ -149,42 +90,6 @@ def test_a_row_that_is_deselected_is_missing(tmp_path: Path) -> None:
     assert done.code == 1
 
 
-def test_a_row_that_is_not_selected_is_missing(tmp_path: Path) -> None:
-    any_speed = profile(tmp_path / "p.toml", "floor = '1 KB/s'")
-    name = "suites/bandwidth/test_bandwidth.py::test_bandwidth[UCX-READ-DRAM:DRAM-64KiB-batch1-depth1]"
-    done = run(name, GATE, "--nixl-blocks=64KiB", f"--nixl-profile={any_speed}")
-    assert done.verdicts == {"READ 64KiB": "PASS", "WRITE 64KiB": "MISSING"}
-    assert done.code == 1
-
-
-def test_a_required_check_that_is_deselected_is_missing(tmp_path: Path) -> None:
-    required = profile(tmp_path / "p.toml", "floor = '1 KB/s'", required="['etcd-answers', 'bandwidth']")
-    done = run(BANDWIDTH, "suites/infrastructure/test_etcd.py", GATE, *ONE_ROW, "-k", "not etcd",
-               f"--nixl-profile={required}")  # fmt: skip
-    assert re.search(r"^MISSING etcd-answers: .*'test' .*did not run$", done.output, re.MULTILINE)
-    assert done.code == 1
-
-
-SKIPPED = """
-import pytest
-
-@pytest.mark.nixl_check("fabric-answers")
-def test_fabric():
-    pytest.skip("no fabric here")
-"""
-
-
-@pytest.mark.parametrize(("gate", "code"), [((), 0), ((GATE,), 1)], ids=["plain", "gate"])
-def test_a_required_check_that_is_skipped_is_missing(tmp_path: Path, gate: tuple[str, ...], code: int) -> None:
-    (tmp_path / "test_fabric.py").write_text(SKIPPED)
-    required = profile(tmp_path / "p.toml", "floor = '1 KB/s'", required="['fabric-answers']")
-    done = run(BANDWIDTH, str(tmp_path), *ONE_ROW, f"--nixl-profile={required}", *gate)
-    missing = re.search(r"^MISSING fabric-answers: .*'test' .*: no fabric here$", done.output, re.MULTILINE)
-    assert (missing is not None) is bool(gate)
-    assert "NOT-APPLICABLE fabric-answers: no fabric here" in done.output
-    assert done.code == code
-
-
 @pytest.mark.parametrize(("gate", "verdict"), [((), "verdict: NOTHING CHECKED"), ((GATE,), "gate: FAIL")])
 def test_missing_memory_is_not_applicable_and_fails_the_run(gate: tuple[str, ...], verdict: str) -> None:
     done = bandwidth("--nixl-memory=VRAM:VRAM", "--nixl-op=WRITE", *gate)
@@ -197,10 +102,4 @@ def test_missing_memory_is_not_applicable_and_fails_the_run(gate: tuple[str, ...
 def test_selected_tests_that_did_not_run_fail_the_gate() -> None:
     done = bandwidth(GATE, "--setup-plan")
     assert "no row was measured" in done.output
-    assert done.code == 1
-
-
-def test_the_gate_can_be_set_in_the_ini_file() -> None:
-    done = run("suites/infrastructure/test_etcd.py", "-o", "nixl_gate=yes")
-    assert "NIXL gate: FAIL" in done.output
     assert done.code == 1

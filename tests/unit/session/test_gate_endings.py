@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
+from typing import Any, Literal, cast
 
 import pytest
 from helpers.cli_run import profile
 from helpers.pytester_run import run_pytest
 
+from pytest_nixl.session.check_result import restore_outcome
 from pytest_nixl.session.suites import suites_folder
 
 GATE = "--nixl-gate"
@@ -47,6 +50,20 @@ def test_a_failed_check_that_is_expected_to_fail_fails_the_gate(pytester: pytest
     assert result.ret == 1
 
 
+@pytest.mark.parametrize("made", ["passed", "skipped", "failed"])
+@pytest.mark.parametrize(("raised", "ended"), [("", "passed"), ("skip", "skipped"), ("fail", "failed")])
+def test_a_check_ends_as_it_ended_and_a_plugin_may_only_add_a_failure(
+    request: pytest.FixtureRequest, made: Literal["passed", "skipped", "failed"], raised: str, ended: str
+) -> None:
+    excinfo = None
+    if raised:
+        with pytest.raises(getattr(pytest, raised).Exception) as excinfo:
+            getattr(pytest, raised)("it")
+    report = pytest.TestReport("t.py::test", ("t.py", 1, "test"), {}, made, None, "call")
+    restore_outcome(request.node, cast(Any, SimpleNamespace(excinfo=excinfo)), report)
+    assert report.outcome == ("failed" if made == "failed" else ended)
+
+
 def test_a_check_that_passes_although_a_strict_xfail_expects_a_failure_passes(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(FAILS.format(mark="@pytest.mark.xfail(strict=True)", holds=True))
     result = run_pytest(pytester, GATE, in_process=True)
@@ -73,8 +90,13 @@ def test_a_plugin_that_sets_the_exit_code_to_0_does_not_pass_the_gate(pytester: 
     assert json.loads(ending.read_text()) == {"exit_code": 1}
 
 
-@pytest.mark.parametrize("hook", ["pytest_sessionfinish(session)", "pytest_terminal_summary(terminalreporter)"])
-@pytest.mark.parametrize("end", ["pytest.exit('enough', returncode=0)", "pytest.exit('enough')", "raise SystemExit(0)"])
+@pytest.mark.parametrize(
+    ("hook", "end"),
+    [
+        ("pytest_sessionfinish(session)", "pytest.exit('enough', returncode=0)"),
+        ("pytest_terminal_summary(terminalreporter)", "raise SystemExit(0)"),
+    ],
+)
 def test_a_plugin_that_ends_the_run_while_it_reports_leaves_no_exit_code_0(
     pytester: pytest.Pytester, hook: str, end: str
 ) -> None:
@@ -85,11 +107,22 @@ def test_a_plugin_that_ends_the_run_while_it_reports_leaves_no_exit_code_0(
     assert "INTERRUPTED after 2 of 2 checks: pytest or one of its plugins failed: " in result.outlines[-1]
 
 
-@pytest.mark.parametrize("option", ["--fixtures", "--fixtures-per-test", "--markers", "--cache-show"])
-def test_an_option_by_which_pytest_only_prints_a_list_is_refused(pytester: pytest.Pytester, option: str) -> None:
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        *((option, "pytest would print a list *") for option in ("--fixtures", "--fixtures-per-test", "--markers")),
+        ("--cache-show", "pytest would print a list *"),
+        ("--collect-only", "nothing would be measured*"),
+        ("--benchmark-disable", "no row would be recorded*"),
+        ("--benchmark-skip", "no row would be measured*"),
+        ("-n 2", "bandwidth is not measured in parallel*"),
+    ],
+)
+def test_an_option_by_which_nothing_is_measured_is_refused(pytester: pytest.Pytester, options: str, why: str) -> None:
     pytester.makepyfile(FAILS.format(mark="", holds=True))
-    result = run_pytest(pytester, "-p", "cacheprovider", GATE, option, in_process=True)
-    result.stderr.fnmatch_lines([f"ERROR: --nixl-gate is refused with {option}: pytest would print a list *"])
+    result = run_pytest(pytester, "-p", "cacheprovider", GATE, *options.split(), in_process=options != "-n 2")
+    result.stderr.fnmatch_lines([f"ERROR: --nixl-gate is refused with *: {why}"])
+    assert options.partition("=")[0].split()[0] in result.stderr.str()
     assert result.ret == pytest.ExitCode.USAGE_ERROR
 
 

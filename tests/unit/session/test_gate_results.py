@@ -121,11 +121,22 @@ def test_a_run_without_any_check_is_missing_as_a_whole(settings: Settings) -> No
     assert said(profile(), a_run(settings, skipped, result("etcd-answers"), suites=("infrastructure",))) == []
 
 
+@pytest.mark.parametrize("required", [(), ("mine",)])
+def test_a_check_without_parameters_is_missing_once(settings: Settings, required: tuple[str, ...]) -> None:
+    empty = result("mine", Verdict.NOT_APPLICABLE, "got empty parameter set ['number']")
+    [missing] = missed(profile(*required), a_run(settings, result("etcd-answers"), empty, suites=()))
+    assert (missing.check, missing.nodeid) == ("mine", "test_mine")
+
+
 def test_a_required_check_of_a_selected_suite_is_missing_if_it_did_not_run(settings: Settings) -> None:
     run = a_run(settings, result("etcd-answers"), suites=("infrastructure",))
-    assert said(profile("nixl-loads", "etcd-answers", "bandwidth"), run) == [
-        "nixl-loads: the profile 'mine' requires the check 'nixl-loads', which did not run"
+    assert said(profile("nixl-loads", "etcd-answers", "bandwidth", "of-a-user"), run) == [
+        f"{check}: the profile 'mine' requires the check {check!r}, which did not run"
+        for check in ("nixl-loads", "of-a-user")
     ], "the suite of the third was not selected"
+    [former] = missed(profile("etcd-answers", "ranks-in-every-order"), run)
+    assert (former.check, former.verdict) == ("ranks-in-every-order", Verdict.WARN)
+    assert former.reason.endswith("which pytest-nixl no longer has")
 
 
 def test_a_required_check_above_the_level_of_the_run_is_missing(settings: Settings) -> None:

@@ -553,12 +553,13 @@ def sentence(result: pytest.RunResult) -> str:
 
 
 @pytest.mark.parametrize(("wrong", "value", "fault"), WRONG_VALUES)
-def test_a_wrong_option_is_refused_in_one_sentence(
-    pytester: pytest.Pytester, wrong: Wrong, value: str, fault: str
-) -> None:
-    result = run_pytest(pytester, f"{wrong.flag}={value}", in_process=True)
-    assert sentence(result) == f"{wrong.flag}: {fault}: expected {wrong.form}"
-    assert result.outlines == []
+def test_a_wrong_value_is_refused_with_its_fault_and_the_accepted_form(wrong: Wrong, value: str, fault: str) -> None:
+    [item] = [item for item in OPTIONS if item.field == wrong.field]
+    with pytest.raises(ValueError) as refused:
+        item.parse(value)
+    reason, _, form = str(refused.value).partition(": expected ")
+    assert (reason, form or item.form) == (fault, wrong.form)
+    assert SECRET not in reason
 
 
 @pytest.mark.parametrize(
@@ -747,17 +748,23 @@ def test_a_profile_that_is_not_toml_is_refused_with_its_line(pytester: pytest.Py
 
 
 @pytest.mark.parametrize(
-    ("wrong", "value"),
+    ("wrong", "value", "in_ini"),
     [
-        pytest.param(wrong, next(value for value in wrong.faults if value), id=f"{wrong.field}-{number}")
+        pytest.param(
+            wrong, next(value for value in wrong.faults if value), bool(number % 2), id=f"{wrong.field}-{number}"
+        )
         for number, wrong in enumerate(WRONG)
         if any(wrong.faults)
     ],
 )
-def test_a_wrong_ini_value_is_refused_in_one_sentence(pytester: pytest.Pytester, wrong: Wrong, value: str) -> None:
-    pytester.makeini(f"[pytest]\nnixl_{wrong.field} = {value}")
-    result = run_pytest(pytester, in_process=True)
-    assert sentence(result) == f"ini value nixl_{wrong.field}: {wrong.faults[value]}: expected {wrong.form}"
+def test_a_wrong_option_or_ini_value_is_refused_in_one_sentence(
+    pytester: pytest.Pytester, wrong: Wrong, value: str, in_ini: bool
+) -> None:
+    if in_ini:
+        pytester.makeini(f"[pytest]\nnixl_{wrong.field} = {value}")
+    result = run_pytest(pytester, *([] if in_ini else [f"{wrong.flag}={value}"]), in_process=True)
+    source = f"ini value nixl_{wrong.field}" if in_ini else wrong.flag
+    assert sentence(result) == f"{source}: {wrong.faults[value]}: expected {wrong.form}"
     assert result.outlines == []
 
 
