@@ -23,7 +23,7 @@ from functools import lru_cache
 from statistics import fmean, median
 from typing import Any, Generic, TypeVar
 
-from pytest_nixl.judge.floor_test import LEAST_SPREAD
+from pytest_nixl.judge.floors import LEAST_SPREAD
 from pytest_nixl.model.verdicts import Verdict
 
 #: What identifies a row.

@@ -176,7 +176,7 @@ class Launch:
         seconds, self._warmup_seconds = self._warmup_seconds, WARMUP_SECONDS
         return seconds
 
-    def gpu_wait(self) -> float:
+    def kernel_seconds(self) -> float:
         """Return the seconds of a kernel over 8 bytes on the slower GPU of the two ends; 0: neither is in VRAM."""
         return max(buffer.gpu_wait() for buffer in self.buffers)
 

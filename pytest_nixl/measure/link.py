@@ -8,7 +8,7 @@ import logging
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.units import MIB, gigabytes
@@ -25,6 +25,9 @@ from pytest_nixl.nixl.backends.ucx import VRAM_AS_HOST, protocol
 from pytest_nixl.nixl.worker.transfer import WINDOW_SECONDS, WINDOWS
 from pytest_nixl.processes.worker_errors import NixlError, WorkerError, WorkerLateError
 from pytest_nixl.processes.worker_process import Pending, Worker, results
+
+if TYPE_CHECKING:
+    from pytest_nixl.nixl.worker.commands import MeasuredTransfers
 
 _log = logging.getLogger(__name__)
 
@@ -176,7 +179,7 @@ class Link:
             filling = self._start_filling(seed, size)
             corruption = self._compare("before the timed transfers", first, size)
             results(filling)
-            waits = [] if beside is not None else [self._launch.gpu_wait()]
+            waits = [] if beside is not None else [self._launch.kernel_seconds()]
             if beside is not None:
                 beside()
             before = loss_counters((self.target.worker, self.initiator.worker))
@@ -184,38 +187,38 @@ class Link:
             ends = self._row_ends(min(size, BETWEEN_WINDOWS_BYTES), seed) if between else None
             if self._settings.iterations or self.footprint or beside is not None:
                 clear_above = None
-            clear_rate = None if clear_above is None else clear_above / (block * batch)
-            found = self._timed(
-                transfers, block, [self, *links], ends, clear_rate=clear_rate, together=beside is not None
+            decisive_rate = None if clear_above is None else clear_above / (block * batch)
+            measured = self._timed(
+                transfers, block, [self, *links], ends, decisive_rate=decisive_rate, together=beside is not None
             )
             if beside is None:
-                waits.append(self._launch.gpu_wait())
+                waits.append(self._launch.kernel_seconds())
             after = loss_counters((self.target.worker, self.initiator.worker), before)
-            if corruption is None and found["corruption"] is not None:
-                corruption = Corruption(phase="between the timed transfers", **found["corruption"])
+            if corruption is None and measured["corruption"] is not None:
+                corruption = Corruption(phase="between the timed transfers", **measured["corruption"])
             filling = self._start_filling(last, size)
             corruption = corruption or self._compare("after the timed transfers", seed, size)
             results([*filling, self.destination.fill(last, size=size, inverted=True)])
             if corruption is None:
                 self._run("move", transfers, self._settings.timeout)
                 corruption = self._compare("in the transfers after the timed ones", last, size)
-        carried = CarrierBytes.from_plain(found["counted"], block * batch * sum(found["transfers"]))
+        carried = CarrierBytes.from_plain(measured["counted"], block * batch * sum(measured["transfers"]))
         log, backend = self.initiator.worker.output(), self._launch.backend
         if corruption is None and (mistaken := backend.mistaken(log, self.op, self.memory)):
             raise FindingError(VRAM_AS_HOST, mistaken)
         transports = carried.named(backend.transports(log, self.op, block, self.memory))
         samples = Samples(
             key=key,
-            windows=tuple(found["windows"]),
-            transfers=tuple(found["transfers"]),
-            latencies=tuple(found["latencies"]),
+            windows=tuple(measured["windows"]),
+            transfers=tuple(measured["transfers"]),
+            latencies=tuple(measured["latencies"]),
             transports=transports,
             corruption=corruption,
             counted=carried,
             # Windows that agree are proof of none. The kernel counts in steps of 10 ms, too coarse for few short ones.
             contention=(
-                found["contention"]
-                if len(found["windows"]) >= WINDOWS or sum(found["windows"]) > WINDOWS * WINDOW_SECONDS
+                measured["contention"]
+                if len(measured["windows"]) >= WINDOWS or sum(measured["windows"]) > WINDOWS * WINDOW_SECONDS
                 else 0.0,
             ),
             obstacle=obstacle_between(self.initiator.worker, self.target.worker),
@@ -373,9 +376,9 @@ class Link:
         links: Sequence[Link],
         ends: _RowEnds | None = None,
         *,
-        clear_rate: float | None = None,
+        decisive_rate: float | None = None,
         together: bool,
-    ) -> dict[str, Any]:
+    ) -> MeasuredTransfers:
         settings = self._settings
         usual = WINDOWS if self.memory.target == "OBJ" else usual_iterations(block)
         iterations = 1 if together else settings.iterations or usual
@@ -383,8 +386,8 @@ class Link:
         warmup = settings.warmup if given else usual_warmup(block, settings.warmup)
         duration = max(settings.duration, BESIDE_SECONDS) if together else settings.duration
         if duration > WINDOWS * WINDOW_SECONDS:
-            clear_rate = None
-        found: dict[str, Any] = self._run(
+            decisive_rate = None
+        measured: MeasuredTransfers = self._run(
             "measure",
             transfers,
             settings.timeout + duration,
@@ -393,12 +396,12 @@ class Link:
             warmup=min(warmup, 1) if together else warmup,
             warmup_seconds=self._launch.warmup_seconds(),
             duration=duration,
-            clear_rate=clear_rate,
+            decisive_rate=decisive_rate,
             longest=None if settings.iterations else LONGEST_SECONDS,
             op=self.op,
             own=self._beside_the_initiator(links),
         )
-        return found
+        return measured
 
     def _beside_the_initiator(self, links: Sequence[Link]) -> list[int]:
         """Return the pids of the links' other workers on the initiator's host, which are not contention."""

@@ -38,7 +38,7 @@ def answering(addresses: Collection[Address]) -> dict[Address, str]:
     if not tried:
         return {}
     with ThreadPoolExecutor(AT_A_TIME) as pool:
-        return dict(zip(tried, pool.map(_why_silent, tried), strict=True))
+        return dict(zip(tried, pool.map(_connection_error, tried), strict=True))
 
 
 def _can_be_tried(host: str) -> bool:
@@ -46,7 +46,7 @@ def _can_be_tried(host: str) -> bool:
     return not (ip.is_loopback or ip.is_multicast or ip.is_unspecified or ip.is_link_local)
 
 
-def _why_silent(address: Address) -> str:
+def _connection_error(address: Address) -> str:
     try:
         socket.create_connection(address, timeout=SECONDS).close()
     except OSError as error:

@@ -126,7 +126,7 @@ def test_a_gpu_that_others_use_before_or_after_the_requests_is_told(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     link, waits = connect("WRITE"), [1e-5, 2e-3, 3e-3, 1e-5, 0.0, 0.0]
-    monkeypatch.setattr(link._launch, "gpu_wait", lambda: waits.pop(0))
+    monkeypatch.setattr(link._launch, "kernel_seconds", lambda: waits.pop(0))
     launches = [link.measure(KvTraffic(16), duration=0.0, least=1) for _ in range(3)]
     assert [launch.gpu_waits for launch in launches] == [(2e-3,), (3e-3,), ()]
     assert launches[0].with_launch(launches[1]).row(ROW).gpu_waits == (2e-3, 3e-3)

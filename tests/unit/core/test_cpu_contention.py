@@ -14,7 +14,7 @@ from helpers.contention import spinning
 from helpers.etcd import wait_until
 
 from pytest_nixl.core.cpu_contention import CpuContention, busy_ticks, own_processors, own_seconds, too_many
-from pytest_nixl.judge.floor_test import decide_floor
+from pytest_nixl.judge.floors import decide_floor
 from pytest_nixl.judge.row import another_launch, judge
 from pytest_nixl.measure.launches import Launches
 from pytest_nixl.model.expectation import Expectation

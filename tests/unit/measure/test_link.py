@@ -165,9 +165,9 @@ def test_a_row_may_end_early_unless_something_else_says_how_long_it_takes(
 ) -> None:
     one, rates = link(make_pairs(blocks=(4096,), batch=(4,), **changes)), list[float | None]()
 
-    def run(command: str, *_: Any, clear_rate: float | None = None, **__: Any) -> dict[str, Any]:
+    def run(command: str, *_: Any, decisive_rate: float | None = None, **__: Any) -> dict[str, Any]:
         if command == "measure":
-            rates.append(clear_rate)
+            rates.append(decisive_rate)
         windows = {"windows": [0.01] * 4, "transfers": [10] * 4, "latencies": [0.001]}
         return {**windows, "corruption": None, "counted": [], "contention": 0.7}
 
@@ -200,7 +200,7 @@ def test_bytes_are_compared_between_windows_of_hot_rows_that_are_measured_alone(
     one = pairs.link("UCX", "WRITE", DRAM, footprint=footprint)
     timed = one._timed
 
-    def time_row(transfers: Any, block: int, links: Any, ends: Any, **rest: Any) -> dict[str, Any]:
+    def time_row(transfers: Any, block: int, links: Any, ends: Any, **rest: Any) -> Any:
         given.append(ends and [end["size"] for end in ends])
         return timed(transfers, block, links, ends, **rest)
 
@@ -213,7 +213,7 @@ def test_a_gpu_that_others_use_before_or_after_the_transfers_is_told(
     shared_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, waits = link(shared_pairs(blocks=(4096,))), [1e-5, 2e-3, 3e-3, 1e-5, 0.0, 0.0]
-    monkeypatch.setattr(one._launch, "gpu_wait", lambda: waits.pop(0))
+    monkeypatch.setattr(one._launch, "kernel_seconds", lambda: waits.pop(0))
     assert [one.measure(4096).gpu_waits for _ in range(3)] == [(2e-3,), (3e-3,), ()]
     assert one.measure(4096, beside=lambda: None).gpu_waits == (), "of rows measured together: the others use it"
 
@@ -226,7 +226,7 @@ def test_lost_packets_are_counted_while_a_row_is_timed(
     done: list[str] = []
     timed = one._timed
 
-    def time_row(*arguments: Any, **named: Any) -> dict[str, Any]:
+    def time_row(*arguments: Any, **named: Any) -> Any:
         found = timed(*arguments, **named)
         done.append("timed")
         return found
@@ -386,7 +386,7 @@ def test_a_byte_that_is_wrong_after_the_timed_transfers_is_found(
     one = link(shared_pairs())
     timed = one._timed
 
-    def changed(*arguments: Any, **options: Any) -> dict[str, Any]:
+    def changed(*arguments: Any, **options: Any) -> Any:
         found = timed(*arguments, **options)
         with open(f"/proc/{one.destination.worker.pid}/mem", "r+b", buffering=0) as memory:
             memory.seek(one.destination.address + 9)

@@ -58,7 +58,7 @@ class Device(Protocol):
     def compare(self, address: int, size: int, seed: int) -> WrongBytes | None:
         """Compare with the pattern of ``seed`` on the GPU; return None if every byte is right."""
 
-    def wait(self) -> float:
+    def kernel_seconds(self) -> float:
         """Return the seconds of a kernel over 8 bytes: long if other processes use the GPU, because they take turns."""
 
 
