@@ -86,10 +86,10 @@ def drawn(before: Values, now: Values, seed: int, count: int) -> Counter[Verdict
     for _ in range(count):
         if before is now:
             both = choose.sample(before, 2 * MOST_LAUNCHES)
-            one, other = both[:MOST_LAUNCHES], both[MOST_LAUNCHES:]
+            first, other = both[:MOST_LAUNCHES], both[MOST_LAUNCHES:]
         else:
-            one, other = choose.sample(before, MOST_LAUNCHES), choose.sample(now, MOST_LAUNCHES)
-        results[verdict(one, other)] += 1
+            first, other = choose.sample(before, MOST_LAUNCHES), choose.sample(now, MOST_LAUNCHES)
+        results[verdict(first, other)] += 1
     return results
 
 

@@ -240,14 +240,14 @@ class Machine:
 
     def _tail(self, job: Job | None) -> str:
         parts = [("its console's last lines", self.out / "console"), ("QEMU says", self.out / "qemu.log")]
-        told = []
+        console = []
         for label, path in parts:
             with contextlib.suppress(OSError):
                 lines = path.read_text(errors="replace").splitlines()[-20:]
-                told += [f"\n{label}:", *lines] if lines else []
+                console += [f"\n{label}:", *lines] if lines else []
         if job is not None and job.output:
-            told += ["\nthe command's last lines:", *job.output.splitlines()[-40:]]
-        return "\n".join(told)
+            console += ["\nthe command's last lines:", *job.output.splitlines()[-40:]]
+        return "\n".join(console)
 
 
 def needed_folders(base: Path) -> list[Path]:

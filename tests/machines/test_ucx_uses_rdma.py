@@ -67,8 +67,8 @@ def test_cause_that_files_show_is_named(made_of_files: dict[str, Told], cause: s
 
 def assert_named(told: Told, verdict: str, words: str) -> None:
     """Assert that ucx-uses-rdma has this verdict with these words, and a remedy unless it passes."""
-    found, reason, remedy = told["ucx-uses-rdma"]
-    assert (found, words in reason) == (verdict, True), reason
+    actual, reason, remedy = told["ucx-uses-rdma"]
+    assert (actual, words in reason) == (verdict, True), reason
     assert bool(remedy) == (verdict != "PASS")
 
 

@@ -31,12 +31,12 @@ def etcd() -> Iterator[Etcd]:
 @pytest.fixture(params=["", "t"], ids=["open", "sealed"])
 def group(etcd: Etcd, request: pytest.FixtureRequest) -> Iterator[RankGroup]:
     """A group that has joined, and leaves."""
-    with rank_group(etcd.url, SIZE, request.param) as made:
-        made.join()
-        made.barrier()
-        made.count_again()
-        yield made
-        made.leave()
+    with rank_group(etcd.url, SIZE, request.param) as members:
+        members.join()
+        members.barrier()
+        members.count_again()
+        yield members
+        members.leave()
 
 
 @contextmanager
@@ -95,15 +95,17 @@ def test_each_rank_reads_the_messages_of_many_threads_in_order_and_once(etcd: Et
             for number in range(EACH):
                 box.send_each({rank: line(EACH + number) for rank in range(1, SIZE)})
 
-        for each in [*(pool.submit(send, rank) for rank in range(1, SIZE)), pool.submit(send_to_all)]:
-            each.result(120)
-        wait_until(lambda: all(len(found) == 2 * EACH for found in read.values()), 60, f"all messages: {read}")
+        for future in [*(pool.submit(send, rank) for rank in range(1, SIZE)), pool.submit(send_to_all)]:
+            future.result(120)
+        wait_until(lambda: all(len(messages) == 2 * EACH for messages in read.values()), 60, f"all messages: {read}")
         with connect([etcd.endpoint], timeout=60) as client:
             mail = f"{group.members[0].root}mail/"
-            kept = [f"{mail}{rank:06d}/" for rank in read]
-            wait_until(lambda: all(len(client.get_prefix(each)) < TOGETHER for each in kept), 60, "most to be deleted")
-    for found in read.values():
-        numbers = [message.worker for message in found if isinstance(message, WorkerLine)]
+            prefixes = [f"{mail}{rank:06d}/" for rank in read]
+            wait_until(
+                lambda: all(len(client.get_prefix(future)) < TOGETHER for future in prefixes), 60, "most to be deleted"
+            )
+    for messages in read.values():
+        numbers = [message.worker for message in messages if isinstance(message, WorkerLine)]
         assert [number for number in numbers if number < EACH] == list(range(EACH))
         assert [number for number in numbers if number >= EACH] == list(range(EACH, 2 * EACH))
 

@@ -53,8 +53,8 @@ def test_a_rank_may_give_what_pytest_nixl_itself_gives() -> None:
     for backend in BACKENDS.values():
         assert not_from_other_ranks(backend.environment({})) == []
     assert not_from_other_ranks(UcxPerftest.environment) == []
-    for given in environments("UCX", {}):
-        assert not_from_other_ranks(given) == []
+    for environment in environments("UCX", {}):
+        assert not_from_other_ranks(environment) == []
     assert not_from_other_ranks({"UCX_LOG_FILE": None, "PATH": None, "HOME": None}) == ["PATH", "HOME"]
 
 

@@ -38,14 +38,14 @@ def cpu_ticks(pid: int) -> int:
 def test_cpu_time_of_the_row_does_not_count_as_contention() -> None:
     with spinning() as pid:
         with CpuContention() as everybody:
-            with CpuContention([pid]) as others:
+            with CpuContention([pid]) as contention:
                 before = cpu_ticks(pid)
                 wait_until(lambda: cpu_ticks(pid) - before >= 30, seconds=300, what="0.3 s of processor time")
-                inner = time.monotonic() - others._start[2]
+                inner = time.monotonic() - contention._start[2]
         outer = time.monotonic() - everybody._start[2]
     # Only the first value includes the spinning process. What else runs on this machine, also between the two readings
     # at either end, makes the difference larger.
-    assert everybody.taken * outer - others.taken * inner > 0.1
+    assert everybody.taken * outer - contention.taken * inner > 0.1
 
 
 @pytest.mark.parametrize(
@@ -104,8 +104,8 @@ def test_launch_with_contention_can_pass_a_row() -> None:
 
 @pytest.mark.parametrize(("others", "verdict"), [(0.05, Verdict.FAIL), (1.5, Verdict.INCONCLUSIVE)])
 def test_single_launch_with_contention_is_inconclusive(others: float, verdict: Verdict) -> None:
-    one = samples((0.9,), (others,))
-    assert judge(one, FLOOR).verdict is verdict
+    disturbed = samples((0.9,), (others,))
+    assert judge(disturbed, FLOOR).verdict is verdict
     far = samples((0.2,), (others,))
     assert another_launch(far, FLOOR) is (verdict is Verdict.INCONCLUSIVE)
 

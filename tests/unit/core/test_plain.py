@@ -52,9 +52,9 @@ def test_an_object_becomes_plain_data_and_is_restored() -> None:
 
 def test_a_whole_number_is_a_float_and_a_field_with_a_default_may_be_missing() -> None:
     few = {"parts": [{"name": "a", "size": 2}], "pair": [3, "b"], "colour": "red"}
-    found = from_plain(Whole, few)
-    assert found == Whole((Part("a", 2.0),), (3, "b"), Colour.RED)
-    assert type(found.parts[0].size) is float
+    record = from_plain(Whole, few)
+    assert record == Whole((Part("a", 2.0),), (3, "b"), Colour.RED)
+    assert type(record.parts[0].size) is float
     with pytest.raises(ValueError, match=r"^Whole has no field 'more'$"):
         from_plain(Whole, few, exact=True)
 

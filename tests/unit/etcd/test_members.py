@@ -169,19 +169,19 @@ def test_each_member_answers_for_itself() -> None:
         TWO,
         THREE,
     )
-    found = Maintenance(members).each_status()
-    assert list(found) == [str(ONE), str(TWO), str(THREE)]
-    assert isinstance(found[str(ONE)], EtcdError)
-    assert found[str(TWO)] == MemberStatus(1, 2, "3.5.1", 2, 4, 5, 6, None, True)
-    third = found[str(THREE)]
+    statuses = Maintenance(members).each_status()
+    assert list(statuses) == [str(ONE), str(TWO), str(THREE)]
+    assert isinstance(statuses[str(ONE)], EtcdError)
+    assert statuses[str(TWO)] == MemberStatus(1, 2, "3.5.1", 2, 4, 5, 6, None, True)
+    third = statuses[str(THREE)]
     assert isinstance(third, MemberStatus)
     assert (third.quota, third.version) == (8, "v" * 40 + "…")
 
 
 def test_members_and_alarms_have_printable_names() -> None:
     listed = {**HEADER, "members": [{"ID": "9", "name": "a\x1b"}, {"ID": "10", "name": "b", "isLearner": True}]}
-    found = Maintenance(of(PlannedSession(m1=[listed]), ONE)).listed()
-    assert found == (ListedMember(9, "a\\x1b", False), ListedMember(10, "b", True))
+    listing = Maintenance(of(PlannedSession(m1=[listed]), ONE)).listed()
+    assert listing == (ListedMember(9, "a\\x1b", False), ListedMember(10, "b", True))
     alarms = {**HEADER, "alarms": [{"alarm": "NOSPACE", "memberID": "9"}, {"alarm": 2}, {"alarm": "x" * 61}]}
     assert Maintenance(of(PlannedSession(m1=[alarms]), ONE)).alarms() == (
         Alarm("NOSPACE", 9), Alarm("CORRUPT", 0), Alarm("x" * 60 + "…", 0),

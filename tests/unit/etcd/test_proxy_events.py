@@ -51,8 +51,8 @@ def test_each_event_is_told_once() -> None:
 
     def told(times: int = 1) -> bool:
         nonlocal before
-        found, before = path.told - before, path.told
-        return found == times
+        events, before = path.told - before, path.told
+        return events == times
 
     client.attach(link)
     assert told()
@@ -86,11 +86,11 @@ def test_each_event_is_told_once() -> None:
     client.detach(other)
     assert told()
     assert client.connections == 1
-    left = client.arrived(link, "Put", (), lambda: None)
+    release = client.arrived(link, "Put", (), lambda: None)
     before = path.told
     client.detach(link)
     assert told(2)
-    assert (client.connections, left.state) == (0, State.UNANSWERED)
+    assert (client.connections, release.state) == (0, State.UNANSWERED)
 
 
 def test_the_answer_of_a_request_that_matches_is_lost() -> None:

@@ -131,8 +131,8 @@ def test_each_operation_has_the_form_of_the_gateway(operation: Part, expected: P
     ],
 )
 def test_a_range_has_every_key_with_its_prefix(prefix: str, start: bytes, end: bytes) -> None:
-    found = key_range(prefix)
-    assert [b64decode(found[name]) for name in ("key", "range_end")] == [start, end]
+    range_end = key_range(prefix)
+    assert [b64decode(range_end[name]) for name in ("key", "range_end")] == [start, end]
 
 
 def test_a_key_is_read_with_its_numbers_and_a_deleted_one_without() -> None:
@@ -155,8 +155,8 @@ ANSWERED: list[dict[str, Any]] = [
 def test_an_answer_is_read_by_the_places_of_its_operations() -> None:
     read = TransactionResult.of(checked(EACH, {**HEADER, "succeeded": True, "responses": ANSWERED}))
     assert (read.succeeded, read.revision, len(read.answers)) == (True, 9, 4)
-    found = read.found(1)
-    assert (found.count, found.first) == (2, KeyValue("/a", b"", 0, 0, 0))
+    second_range = read.found(1)
+    assert (second_range.count, second_range.first) == (2, KeyValue("/a", b"", 0, 0, 0))
     assert read.deleted(2) == 1
     inner = read.inner(3)
     assert (inner.succeeded, inner.revision) == (True, 9)

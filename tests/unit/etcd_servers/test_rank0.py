@@ -288,11 +288,11 @@ class TestWait:
     def test_a_rank_waits_for_a_late_rank_0(self, serve: Serve, own: SupervisorClient) -> None:
         (port,) = free_ports(1)
         certificates = credentials(TOKEN, own.directory)
-        asked = threading.Event()
+        requested = threading.Event()
         outcome: list[str] = []
 
         def wait() -> None:
-            asked.set()
+            requested.set()
             try:
                 wait_for_etcd(f"https://127.0.0.1:{port}", 120, certificates)
                 outcome.append("in")
@@ -301,7 +301,7 @@ class TestWait:
 
         other = threading.Thread(target=wait)
         other.start()
-        assert asked.wait(60)
+        assert requested.wait(60)
         serve(TOKEN, port)
         other.join(180)
         assert outcome == ["in"]
@@ -415,7 +415,7 @@ def two_hosts() -> Iterator[tuple[list[str], list[str]]]:
 @pytest.mark.parametrize("token", ["", TOKEN], ids=["open", "with a token"])
 @pytest.mark.parametrize("host", ["0.0.0.0", "10.98.0.1"])
 def test_another_host_can_use_it(host: str, token: str) -> None:
-    with two_hosts() as (one, other):
+    with two_hosts() as (first_host, other):
 
         def ask(url: str, with_token: str) -> str:
             command = [*other, sys.executable, "-c", CLIENT, url, with_token]
@@ -424,7 +424,7 @@ def test_another_host_can_use_it(host: str, token: str) -> None:
             ).stdout
 
         serving = subprocess.Popen(
-            [*one, sys.executable, "-c", SERVER, f"{host}:12379", token],
+            [*first_host, sys.executable, "-c", SERVER, f"{host}:12379", token],
             env=environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -443,16 +443,16 @@ def test_another_host_can_use_it(host: str, token: str) -> None:
 
 
 def test_the_address_of_the_default_route_comes_first() -> None:
-    with two_hosts() as (one, _):
+    with two_hosts() as (first_host, _):
         cable = "ip link add veth1 type veth peer name veth2 && ip link set veth1 up && ip link set veth2 up"
         more = f"{cable} && ip address add 10.97.0.1/24 dev veth1"
         route = "ip route add default via 10.97.0.2"
         script = "from pytest_nixl.etcd_servers.rank0 import own_address; print(own_address())"
         for setup, expected in ((more, "10.98.0.1"), (route, "10.97.0.1")):
-            subprocess.run([*one, "sh", "-c", setup], check=True)
-            asking = [*one, sys.executable, "-c", script]
-            asked = subprocess.run(asking, env=environment(), capture_output=True, text=True, timeout=300, check=True)
-            assert asked.stdout == f"{expected}\n"
+            subprocess.run([*first_host, "sh", "-c", setup], check=True)
+            asking = [*first_host, sys.executable, "-c", script]
+            answer = subprocess.run(asking, env=environment(), capture_output=True, text=True, timeout=300, check=True)
+            assert answer.stdout == f"{expected}\n"
 
 
 def test_this_host_can_listen_on_its_own_address() -> None:

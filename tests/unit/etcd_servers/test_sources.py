@@ -100,10 +100,10 @@ class TestEmbedded:
         server = EmbeddedServer.start(own)
         os.kill(server.pid, signal.SIGABRT)
         wait_until(lambda: server.why_dead() is not None, 60, "it has died")
-        why = server.why_dead() or ""
-        assert f"pid {server.pid}, at {server.endpoint}, ended with exit code 2\n" in why
-        assert "its log, from its crash on:\nSIGABRT: abort\n" in why
-        assert len(why.splitlines()) < 20
+        reason = server.why_dead() or ""
+        assert f"pid {server.pid}, at {server.endpoint}, ended with exit code 2\n" in reason
+        assert "its log, from its crash on:\nSIGABRT: abort\n" in reason
+        assert len(reason.splitlines()) < 20
         server.discard()
 
     def test_variables_of_etcd_are_ignored(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,10 +330,10 @@ class TestChoice:
 
 def test_an_etcd_that_did_not_answer_gets_a_second_for_each_later_check(monkeypatch: pytest.MonkeyPatch) -> None:
     """A check that needs it waited 5 s each: a run of 18 of them took a minute and a half to name one cause."""
-    given: list[float] = []
+    time_limits: list[float] = []
 
     def connect(*endpoints: Any, timeout: float = 5.0, **rest: Any) -> Any:
-        given.append(timeout)
+        time_limits.append(timeout)
         return module.connect(*endpoints, timeout=timeout if answers else 0.05, **rest)
 
     answers = False
@@ -345,14 +345,14 @@ def test_an_etcd_that_did_not_answer_gets_a_second_for_each_later_check(monkeypa
             with pytest.raises(EtcdError) as caught:
                 server.check_answer("/test/")
             reasons.append(caught.value.reason)
-    assert given == [5.0, 1.0, 1.0]
+    assert time_limits == [5.0, 1.0, 1.0]
     assert len(set(reasons)) == 1
     with running_etcd() as etcd:
         answers = True
         server.endpoints = (etcd.endpoint,)
         server.check_answer("/test/")
         server.check_answer("/test/")
-    assert given[3:] == [1.0, 5.0], "it answered, and has its time again"
+    assert time_limits[3:] == [1.0, 5.0], "it answered, and has its time again"
 
 
 class TestSession:
@@ -360,7 +360,7 @@ class TestSession:
         session = SessionEtcd(settings(etcd_server="embedded"), supervisor)
         first = session.server()
         assert session.server() is first
-        (pid,) = [int(word.rstrip(",")) for word in first.describe().split() if word.rstrip(",").isdecimal()]
+        (pid,) = [int(token.rstrip(",")) for token in first.describe().split() if token.rstrip(",").isdecimal()]
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not running(pid), 60, "it has died")
         with pytest.raises(EtcdError) as caught:
@@ -400,14 +400,16 @@ class TestSession:
 
         session = SessionEtcd(settings(etcd_server="embedded"), supervisor)
         session.server()
-        own = supervisor()
-        shared_memory = own.shared_memory
-        os.kill(own.pid, signal.SIGKILL)
+        own_supervisor = supervisor()
+        shared_memory = own_supervisor.shared_memory
+        os.kill(own_supervisor.pid, signal.SIGKILL)
         with pytest.raises(SupervisorError):
             session.server()
         assert session.server().why_dead() is None
         session.close()
-        wait_until(lambda: not mentioning(str(own.directory)), 60, "the first etcd has died with its supervisor")
+        wait_until(
+            lambda: not mentioning(str(own_supervisor.directory)), 60, "the first etcd has died with its supervisor"
+        )
         # Nothing else removes them now.
-        for left in (str(own.directory), shared_memory):
-            remove_tree(left)
+        for path in (str(own_supervisor.directory), shared_memory):
+            remove_tree(path)

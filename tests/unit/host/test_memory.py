@@ -95,7 +95,7 @@ def test_available_memory_is_none_if_unknown(tmp_path: Path) -> None:
 
 
 def test_available_memory_of_this_machine_is_less_than_its_total() -> None:
-    found = available_memory(FactsRoot())
-    assert found is not None
+    memory = available_memory(FactsRoot())
+    assert memory is not None
     total = int(Path("/proc/meminfo").read_text().split()[1]) * 1024
-    assert 0 < found.size < total
+    assert 0 < memory.size < total

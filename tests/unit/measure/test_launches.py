@@ -53,14 +53,14 @@ class Launch:
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
     """The launches that are made."""
-    found: list[Launch] = []
+    started: list[Launch] = []
 
     def launch(*given: Any, **options: Any) -> Launch:
-        found.append(Launch(*given, **options))
-        return found[-1]
+        started.append(Launch(*given, **options))
+        return started[-1]
 
     monkeypatch.setattr(launches, "Launch", launch)
-    return found
+    return started
 
 
 def pairs_of(settings: Settings) -> Launches:
@@ -103,7 +103,7 @@ def test_a_launch_is_reused_for_the_same_kind_and_ended_if_it_would_disturb_the_
     assert launch_of(link) is made[-1]
     assert made[-1].ended == ""
     pairs.close()
-    assert {each.ended for each in made} == {"closed"}
+    assert {launch.ended for launch in made} == {"closed"}
 
 
 @pytest.mark.parametrize(("footprint", "capacity"), [(0, 64 * 3 * 2), (384, 384), (4096, 4096)])
@@ -122,8 +122,8 @@ def test_the_settings_choose_agents_and_gpus_unless_a_link_does(
     pairs = pairs_of(make_settings(progress_thread=("on", "off"), devices=DevicePair(5, 6)))
     for memory, options in ((HOST, None), (GPU, None), (GPU, AgentOptions(progress_thread=False))):
         pairs.link("UCX", "WRITE", memory, agent_options=options)
-    assert [each.devices for each in made] == [None, DevicePair(5, 6), DevicePair(5, 6)]
-    assert [each.agent_options.progress_thread for each in made] == [True, True, False]
+    assert [launch.devices for launch in made] == [None, DevicePair(5, 6), DevicePair(5, 6)]
+    assert [launch.agent_options.progress_thread for launch in made] == [True, True, False]
 
 
 @pytest.mark.parametrize(("notify", "pages"), [("last", "huge"), ("each", "base")])
@@ -172,14 +172,14 @@ def test_a_launch_that_is_not_healthy_is_replaced(make_settings: MakeSettings, m
     pairs.link("UCX", "WRITE", HOST)
     made[0].healthy = False
     assert launch_of(pairs.link("UCX", "WRITE", HOST)) is made[1]
-    assert [each.ended for each in made] == ["killed", ""]
+    assert [launch.ended for launch in made] == ["killed", ""]
 
 
 def test_the_next_launch_of_a_link_is_of_its_kind(make_settings: MakeSettings, made: list[Launch]) -> None:
     pairs = pairs_of(make_settings())
     host, gpu = (pairs.link("UCX", "WRITE", memory) for memory in (HOST, GPU))
     gpu.relaunch()
-    assert [each.ended for each in made] == ["", "closed", ""]
+    assert [launch.ended for launch in made] == ["", "closed", ""]
     assert [launch_of(gpu), launch_of(host)] == [made[2], made[0]]
     assert made[2].memory == GPU
     host.relaunch()
@@ -247,13 +247,13 @@ def test_links_between_gpus_have_their_variables_and_nothing_runs_beside_them(
     pairs, devices = pairs_of(make_settings(progress_thread=("off", "on"))), [DevicePair(0, 1), DevicePair(2, 3)]
     pairs.link("UCX", "WRITE", HOST)
     plain = pairs.between_devices("UCX", "WRITE", HOST, devices)
-    assert [each.ended for each in made] == ["closed", "", ""]
-    assert [(each.devices, each.variables) for each in made[1:]] == [(pair, ({}, {})) for pair in devices]
-    assert {(each.hosts, each.agent_options.progress_thread) for each in made} == {(("a", "b"), False)}
-    own = [({"B": "1", "A": "2"}, {}), ({}, {"C": "3"})]
-    told = pairs.between_devices("UCX", "WRITE", HOST, devices, (2, 3), own)
-    assert [(each.hosts, each.variables) for each in made[3:]] == [(("c", "d"), each) for each in own]
-    assert {each.footprint for each in (*plain, *told)} == {0}
-    assert [each.ended for each in made] == ["closed"] * 3 + [""] * 2
+    assert [launch.ended for launch in made] == ["closed", "", ""]
+    assert [(launch.devices, launch.variables) for launch in made[1:]] == [(pair, ({}, {})) for pair in devices]
+    assert {(launch.hosts, launch.agent_options.progress_thread) for launch in made} == {(("a", "b"), False)}
+    variables = [({"B": "1", "A": "2"}, {}), ({}, {"C": "3"})]
+    links = pairs.between_devices("UCX", "WRITE", HOST, devices, (2, 3), variables)
+    assert [(launch.hosts, launch.variables) for launch in made[3:]] == [(("c", "d"), launch) for launch in variables]
+    assert {launch.footprint for launch in (*plain, *links)} == {0}
+    assert [launch.ended for launch in made] == ["closed"] * 3 + [""] * 2
     with pytest.raises(ValueError):
-        pairs.between_devices("UCX", "WRITE", HOST, devices, (2, 3), own[:1])
+        pairs.between_devices("UCX", "WRITE", HOST, devices, (2, 3), variables[:1])

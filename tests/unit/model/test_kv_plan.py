@@ -72,8 +72,12 @@ def test_kvbench_plans_the_same_for_8_ranks_but_counts_all_of_them(name: str) ->
 
 def test_mla_is_not_split_though_kvbench_divides_it() -> None:
     """Every rank of vLLM holds the whole latent vector: ``get_num_kv_heads`` returns 1 for MLA at any TP."""
-    one, eight = plan("deepseek-r1"), plan("deepseek-r1", tp=(8, 8))
-    assert (eight.block_bytes, eight.descriptors, eight.bytes_per_rank) == (9216, one.descriptors, one.bytes_per_rank)
+    single, eight = plan("deepseek-r1"), plan("deepseek-r1", tp=(8, 8))
+    assert (eight.block_bytes, eight.descriptors, eight.bytes_per_rank) == (
+        9216,
+        single.descriptors,
+        single.bytes_per_rank,
+    )
     assert eight.block_bytes == 8 * PLANNED["deepseek-r1"][2][0]
 
 

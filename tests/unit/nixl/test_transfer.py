@@ -247,9 +247,9 @@ def test_a_watch_counts_from_the_last_transfer_that_ended(clock: list[float]) ->
 
 
 def test_the_latest_window_tells_how_long_a_transfer_takes() -> None:
-    one = initiator(PolledAgent(), 1, 1, acknowledged=False)
-    assert one.pace == 0.0
-    assert one.run_window(4, stamps_for(4)) == pytest.approx(4 * one.pace)
+    sender = initiator(PolledAgent(), 1, 1, acknowledged=False)
+    assert sender.pace == 0.0
+    assert sender.run_window(4, stamps_for(4)) == pytest.approx(4 * sender.pace)
 
 
 class TimedInitiator(Transfers):
@@ -341,11 +341,11 @@ def test_windows_go_on_until_the_duration_has_passed() -> None:
 def test_a_row_of_a_slow_link_ends_in_time(
     seconds: float, options: dict[str, int], warm_up: list[int], windows: list[int]
 ) -> None:
-    one = TimedInitiator([seconds], **options)
-    one.pace = seconds
-    found = timed(one, iterations=1000, warmup=10, warmup_seconds=0.01, longest=2.0)
-    assert one.sizes == warm_up + windows
-    assert found["transfers"] == windows
+    sender = TimedInitiator([seconds], **options)
+    sender.pace = seconds
+    timing = timed(sender, iterations=1000, warmup=10, warmup_seconds=0.01, longest=2.0)
+    assert sender.sizes == warm_up + windows
+    assert timing["transfers"] == windows
 
 
 @pytest.mark.parametrize(

@@ -225,9 +225,9 @@ def test_the_next_run_removes_what_a_killed_one_left(abandoned_run: dict[str, An
     mine = Path(living["directory"])
     wait_until(lambda: list(tmp_path.iterdir()) == [mine], 60, "the directory of the killed run has gone")
     assert not Path("/dev/shm", Path(abandoned_run["directory"]).name).exists()
-    other, another = client("end", TMPDIR=str(tmp_path))
+    other, next_client = client("end", TMPDIR=str(tmp_path))
     end(other)
-    forget(another)
+    forget(next_client)
     wait_until(lambda: list(tmp_path.iterdir()) == [mine], 60, "the other run has ended")
     assert (mine / "owner").exists(), "a run that lives keeps its directory"
     process.kill()
@@ -350,10 +350,10 @@ def keys(etcd: Etcd, password: str = "") -> list[str]:
 def test_a_client_removes_its_keys_if_its_supervisor_is_killed(tmp_path: Path) -> None:
     with running_etcd() as etcd:
         turn_authentication_on(etcd.url)
-        left, said = keys_left(etcd, tmp_path, password="pw", both=False)
-        assert left == ["/bob/forgotten/a"]
-        assert "has ended" in said
-        assert "are left" not in said
+        keys, output = keys_left(etcd, tmp_path, password="pw", both=False)
+        assert keys == ["/bob/forgotten/a"]
+        assert "has ended" in output
+        assert "are left" not in output
     assert not any(tmp_path.iterdir())
 
 
@@ -366,8 +366,8 @@ def test_a_client_names_the_keys_that_it_cannot_remove(own: SupervisorClient) ->
     where = f"http://127.0.0.1:{port}"
     assert f"the keys below /ours/ are left in the etcd at {where} (" in raised.value.detail
     assert raised.value.detail.endswith(f"`etcdctl --endpoints={where} del --prefix /ours/`")
-    [left] = own.directory.parent.glob(f"{own.directory.name}-*")
-    remove_tree(str(left))
+    [remaining] = own.directory.parent.glob(f"{own.directory.name}-*")
+    remove_tree(str(remaining))
 
 
 def test_the_next_run_removes_the_keys_of_a_killed_one(tmp_path: Path) -> None:
