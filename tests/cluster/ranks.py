@@ -117,7 +117,7 @@ def run_ranks(
     hosts: Sequence[Host],
     folder: Path,
     *command: str,
-    own: Sequence[Sequence[str]] = (),
+    rank_arguments: Sequence[Sequence[str]] = (),
     fork: bool = True,
     env: Mapping[str, str] | None = None,
 ) -> list[Finished]:
@@ -129,7 +129,7 @@ def run_ranks(
     with Ranks(folder, env) as ranks:
         start = ranks.start_run if fork and command[1:3] == ("-m", "pytest") else ranks.start
         for number, host in enumerate(hosts):
-            start(host, *command, *(own[number] if own else ()))
+            start(host, *command, *(rank_arguments[number] if rank_arguments else ()))
         return ranks.finish()
 
 

@@ -83,7 +83,7 @@ def test_four_ranks_run_the_suites_with_the_etcd_of_rank_0(
     # A token makes that etcd require a password.
     env = {**env, "MASTER_ADDR": net.hosts[0].address, "NIXL_GROUP_TOKEN": "hunter2"}
     whole += report_options(tmp_path)
-    done = run_ranks(net.hosts[:4], tmp_path / "ranks", *whole, own=numbered(4), env=env)
+    done = run_ranks(net.hosts[:4], tmp_path / "ranks", *whole, rank_arguments=numbered(4), env=env)
     all_end_with(0, done)
     assert [report["host"] for report in reports(tmp_path, 4)] == list(NODES)
     assert {report["exit_code"] for report in reports(tmp_path, 4)} == {0}
@@ -105,7 +105,7 @@ def test_a_slow_cable_fails_the_run_and_names_its_node(
     )  # fmt: skip
     measure += report_options(tmp_path)
     with net.shaped({**dict.fromkeys(NODES, FAST), "node-2": SLOW}):
-        done = run_ranks(net.hosts[:4], tmp_path / "ranks", *measure, own=numbered(4), fork=False, env=env)
+        done = run_ranks(net.hosts[:4], tmp_path / "ranks", *measure, rank_arguments=numbered(4), fork=False, env=env)
     all_end_with(1, done)
     for report in reports(tmp_path, 4):
         assert report["exit_code"] == 1
@@ -124,7 +124,7 @@ def test_the_slow_direction_between_two_ranks_names_the_node(
     measure += report_options(tmp_path)
     net["node-1"].shape("veth0", SLOW)
     try:
-        done = run_ranks(net.hosts[:2], tmp_path / "ranks", *measure, own=numbered(2), fork=False, env=env)
+        done = run_ranks(net.hosts[:2], tmp_path / "ranks", *measure, rank_arguments=numbered(2), fork=False, env=env)
     finally:
         net["node-1"].unshape("veth0")
     all_end_with(1, done)
@@ -136,7 +136,7 @@ def test_the_slow_direction_between_two_ranks_names_the_node(
 
 
 @pytest.mark.parametrize(
-    ("own", "difference"),
+    ("arguments", "difference"),
     [
         (
             (["--nixl-rank=0"], ["--nixl-rank=1", "-k", "WRITE"]),
@@ -151,10 +151,10 @@ def test_the_slow_direction_between_two_ranks_names_the_node(
     ids=["tests", "options", "rank"],
 )
 def test_ranks_with_different_commands_are_refused(
-    net: Network, env: dict[str, str], url: str, tmp_path: Path, own: tuple[list[str], ...], difference: str
+    net: Network, env: dict[str, str], url: str, tmp_path: Path, arguments: tuple[list[str], ...], difference: str
 ) -> None:
     small = command(BANDWIDTH, "--nixl-blocks=4KiB", "--nixl-ranks=2", f"--nixl-etcd={url}")
-    done = run_ranks(net.hosts[:2], tmp_path / "ranks", *small, own=own, env=env)
+    done = run_ranks(net.hosts[:2], tmp_path / "ranks", *small, rank_arguments=arguments, env=env)
     all_end_with(4, done)
     for ended in done:
         assert difference in ended.output

@@ -143,7 +143,7 @@ def test_four_ranks_measure_an_incast_and_name_the_node_with_a_slow_uplink(net: 
         )  # fmt: skip
         suite += report_options(tmp_path)
         env = {"UCX_TLS": "tcp"}
-        done = run_ranks(net.hosts[:4], tmp_path / "ranks", *suite, own=numbered(4), fork=False, env=env)
+        done = run_ranks(net.hosts[:4], tmp_path / "ranks", *suite, rank_arguments=numbered(4), fork=False, env=env)
     all_end_with(1, done)
     [shown] = [ended.output for ended in done if " variant " in ended.output]  # rank 0 shows the rows
     form = r"^UCX +WRITE .* (\d-0) +load=(alone|together),pattern=incast:4 .* tcp/veth0 +PASS$"

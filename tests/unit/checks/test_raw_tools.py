@@ -229,7 +229,7 @@ def test_memory_that_the_tool_does_not_support_is_reported(pair: RawPair) -> Non
 
 
 #: Output of ucx_perftest 1.13.1 of Debian, over TCP.
-SAID = """
+OUTPUT = """
 [1795262674.835864] [vm:20842:0]     ucp_context.c:1849 UCX  INFO  Version 1.13.1 (loaded from /lib/libucp.so.0)
 [1795262674.849323] [vm:20842:0]      ucp_worker.c:1763 UCX  INFO    ep_cfg[0]: rma_am(tcp/lo)
 [thread 0]               148    183.362  6792.494  6792.494      147.22     147.22         147         147
@@ -239,12 +239,12 @@ Final:                  2000      6.599   366.636   366.636     2727.50    2727.
 
 
 def test_the_last_line_of_the_table_is_read_in_bytes_per_second() -> None:
-    assert UCX_PERFTEST.read(SAID, 1 << 20) == pytest.approx((1 << 20) / 366.636e-6)
-    assert UCX_PERFTEST.read(SAID.partition("Final:")[0], 1 << 20) == pytest.approx((1 << 20) / 6261.056e-6)
-    assert UCX_PERFTEST.read(SAID.partition("[thread 0]")[0], 1 << 20) is None
-    assert UCX_PERFTEST.version(SAID) == "UCX 1.13.1"
-    assert UCX_PERFTEST.transports(SAID, WRITE, ()) == ("tcp/lo",)
-    shared = SAID.replace("rma_am(tcp/lo)", "rma(sysv/memory posix/memory)")
+    assert UCX_PERFTEST.read(OUTPUT, 1 << 20) == pytest.approx((1 << 20) / 366.636e-6)
+    assert UCX_PERFTEST.read(OUTPUT.partition("Final:")[0], 1 << 20) == pytest.approx((1 << 20) / 6261.056e-6)
+    assert UCX_PERFTEST.read(OUTPUT.partition("[thread 0]")[0], 1 << 20) is None
+    assert UCX_PERFTEST.version(OUTPUT) == "UCX 1.13.1"
+    assert UCX_PERFTEST.transports(OUTPUT, WRITE, ()) == ("tcp/lo",)
+    shared = OUTPUT.replace("rma_am(tcp/lo)", "rma(sysv/memory posix/memory)")
     assert UCX_PERFTEST.transports(shared, WRITE, ()) == ("sysv/memory", "posix/memory")
     assert UCX_PERFTEST.transports("", WRITE, ()) == ()
 
@@ -252,7 +252,7 @@ def test_the_last_line_of_the_table_is_read_in_bytes_per_second() -> None:
 def test_another_unit_of_the_tool_is_refused() -> None:
     """A version whose MB were 10^6 bytes would print 4.9 % more."""
     with pytest.raises(ValueError, match=r"contradictory figures: 1048576 bytes in 366.636 us are not 2860.00 MB/s of"):
-        UCX_PERFTEST.read(SAID.replace("2727.50", "2860.00"), 1 << 20)
+        UCX_PERFTEST.read(OUTPUT.replace("2727.50", "2860.00"), 1 << 20)
 
 
 #: Output of fi_rma_bw of libfabric 2.5.1, over its tcp provider.

@@ -57,14 +57,14 @@ def counted(etcd: Etcd) -> Iterator[tuple[EtcdClient, ProxyClient]]:
             yield client, proxy_client
 
 
-def compact(etcd: Etcd, way: ProxyClient, *, watched: bool = True) -> None:
+def compact(etcd: Etcd, proxy_client: ProxyClient, *, watched: bool = True) -> None:
     """Compact away everything that the watches of this client have seen, and wait until they have been opened anew.
 
     :param watched: whether the client has a watch.
     """
 
     def watches() -> int:
-        return sum(request.method == "Watch" for request in way.requests)
+        return sum(request.method == "Watch" for request in proxy_client.requests)
 
     before = watches() if watched else -1
     wait_until(lambda: watches() > before, 60, "a watch")

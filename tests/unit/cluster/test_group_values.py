@@ -91,15 +91,15 @@ def joined(
     with ExitStack() as stack, ThreadPoolExecutor() as pool:
         clients = [stack.enter_context(connect([etcd.endpoint], timeout=SECONDS)) for _ in range(size)]
 
-        def one(number: int) -> Membership:
+        def join_group(number: int) -> Membership:
             seconds = timeout if number else first_timeout
             return join(clients[number], "forged", size, ttl=TTL, timeout=seconds, token=token, wanted=number, host="h")
 
         root = group_root(PREFIX, "forged", token)
-        joining = [pool.submit(one, 0)]
+        joining = [pool.submit(join_group, 0)]
         wait_until(lambda: clients[-1].count_prefix(f"{root}members/") > 0, "the first rank", seconds=60)
         meanwhile()
-        joining += [pool.submit(one, number) for number in range(1, size)]
+        joining += [pool.submit(join_group, number) for number in range(1, size)]
         yield [stack.enter_context(future.result()) for future in joining]
 
 
@@ -553,29 +553,31 @@ def test_a_run_ends_as_rank_0_says_whatever_another_client_writes(
 
 
 @pytest.mark.parametrize(
-    "given",
+    "secrets",
     [{"etcd": "http://h:1"}, {"etcd_listen": "h:1"}, {"etcd_listen": "h:1", "etcd_user": "root:x"}],
     ids=["etcd", "listen", "listen and user"],
 )
 def test_a_gate_of_several_ranks_requires_a_secret(
-    make_settings: Callable[..., Settings], given: dict[str, str]
+    make_settings: Callable[..., Settings], secrets: dict[str, str]
 ) -> None:
     placement = Placement(2, 0, "g", "--nixl-ranks", None, ((0, 1),))
     with pytest.raises(pytest.UsageError) as caught:
-        require_secret(make_settings(gate=True, **given), placement)
+        require_secret(make_settings(gate=True, **secrets), placement)
     assert "--nixl-gate is refused with 2 ranks (--nixl-ranks) without a group token" in str(caught.value)
     assert "export NIXL_GROUP_TOKEN=$(openssl rand -hex 16)" in str(caught.value), "a command that can be typed"
-    require_secret(make_settings(**given), placement)
-    require_secret(make_settings(gate=True, group_token="t", **given), placement)
+    require_secret(make_settings(**secrets), placement)
+    require_secret(make_settings(gate=True, group_token="t", **secrets), placement)
 
 
 @pytest.mark.parametrize(
-    "given", [{"etcd_user": "a:b"}, {"etcd": "http://a:b@h:1"}, {"etcd_cert": "f"}], ids=["user", "url", "certificate"]
+    "credentials",
+    [{"etcd_user": "a:b"}, {"etcd": "http://a:b@h:1"}, {"etcd_cert": "f"}],
+    ids=["user", "url", "certificate"],
 )
 def test_a_gate_of_several_ranks_accepts_credentials_of_the_etcd(
-    make_settings: Callable[..., Settings], given: dict[str, str]
+    make_settings: Callable[..., Settings], credentials: dict[str, str]
 ) -> None:
-    require_secret(make_settings(gate=True, **given), Placement(2, 0, "g", "--nixl-ranks", None, ((0, 1),)))
+    require_secret(make_settings(gate=True, **credentials), Placement(2, 0, "g", "--nixl-ranks", None, ((0, 1),)))
 
 
 @pytest.mark.long
@@ -621,9 +623,9 @@ def test_values_of_a_group_have_limits(form: object, accepted: tuple[object, ...
             check(form, value)
 
 
-@pytest.mark.parametrize("wanted", [None, 0, 1_000_000])
-def test_a_registration_is_read_as_it_was_written(wanted: int | None) -> None:
-    written = Candidate("token", "node-0", 7131, 2, wanted)
+@pytest.mark.parametrize("requested", [None, 0, 1_000_000])
+def test_a_registration_is_read_as_it_was_written(requested: int | None) -> None:
+    written = Candidate("token", "node-0", 7131, 2, requested)
     assert Candidate.of("/g/members/token", written.value) == written
 
 

@@ -58,15 +58,15 @@ def test_the_ordinal_of_a_stateful_set_is_in_its_pods_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("environ", "words"),
+    ("environ", "message"),
     [
         ({**SLURM, "SLURM_PROCID": "three"}, "^SLURM_PROCID='three' "),
         ({**SLURM, "SLURM_PROCID": "4"}, "^SLURM_PROCID=4 .* SLURM_STEP_NUM_TASKS=4: .* 0 to 3"),
         ({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "-2"}, "^OMPI_COMM_WORLD_SIZE='-2' "),
     ],
 )
-def test_an_invalid_variable_is_refused_by_name(environ: dict[str, str], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_an_invalid_variable_is_refused_by_name(environ: dict[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         find_placement(environ)
 
 

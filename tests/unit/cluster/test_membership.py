@@ -84,13 +84,13 @@ def group(etcd: Etcd, pool: ThreadPoolExecutor, name: str, size: int) -> Iterato
 
 @contextmanager
 def claiming(
-    etcd: Etcd, pool: ThreadPoolExecutor, name: str, wanted: list[int | None], **options: Any
+    etcd: Etcd, pool: ThreadPoolExecutor, name: str, requested: list[int | None], **options: Any
 ) -> Iterator[list[Future[Membership]]]:
     """Let one process join for each rank in ``wanted``, each from its own host unless the options say otherwise."""
-    options = {"size": len(wanted), "ttl": TTL, "timeout": SECONDS, **options}
+    options = {"size": len(requested), "ttl": TTL, "timeout": SECONDS, **options}
     with ExitStack() as stack:
         joining = []
-        for number, rank in enumerate(wanted):
+        for number, rank in enumerate(requested):
             client = stack.enter_context(connect([etcd.endpoint], timeout=SECONDS))
             joining.append(pool.submit(join, client, name, wanted=rank, **{"host": f"host-{number}", **options}))
         try:
@@ -562,15 +562,15 @@ class TestWaiting:
             assert [registration.result(SECONDS).rank for registration in claims] == [0, 1, 2]
 
     @pytest.mark.usefixtures("often")
-    @pytest.mark.parametrize(("wanted", "named"), [(0, "rank 0"), (None, "a rank")])
+    @pytest.mark.parametrize(("requested", "named"), [(0, "rank 0"), (None, "a rank")])
     def test_a_rank_that_is_killed_before_the_start_is_named(
-        self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor, wanted: int | None, named: str
+        self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor, requested: int | None, named: str
     ) -> None:
         messages: list[str] = []
         killed = f"{group_root(PREFIX, 'say')}members/killed"
         with ExitStack() as stack:
             # What a rank leaves that was killed: a key whose lease ends later.
-            client.put(killed, Candidate("killed", "node-0", 7131, 3, wanted).value)
+            client.put(killed, Candidate("killed", "node-0", 7131, 3, requested).value)
             late = stack.enter_context(claiming(etcd, pool, "say", [None], size=3, waiting=messages.append))
             _wait_for(messages, "waiting for 1 of 3 ranks of group 'say'; arrived: ")
             client.delete(killed)
@@ -861,13 +861,13 @@ class TestWatch:
         client.delete("/c")
 
 
-def _wait_for(said: list[str], start: str, end: str = "") -> None:
-    def found() -> bool:
+def _wait_for(messages: list[str], start: str, end: str = "") -> None:
+    def has_line() -> bool:
         # Each sentence ends with the time so far and its limit.
-        whole = [re.fullmatch(r"(.*); \d+ s of \d+ s", sentence) for sentence in said]
+        whole = [re.fullmatch(r"(.*); \d+ s of \d+ s", sentence) for sentence in messages]
         return any(line is not None and line[1].startswith(start) and line[1].endswith(end) for line in whole)
 
-    wait_until(found, f"{start!r} … {end!r}", seconds=60, remedy=lambda: f"said was {said[-3:]}")
+    wait_until(has_line, f"{start!r} … {end!r}", seconds=60, remedy=lambda: f"said was {messages[-3:]}")
 
 
 def _has(client: EtcdClient, prefix: str, count: int) -> bool:

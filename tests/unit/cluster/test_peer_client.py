@@ -83,10 +83,10 @@ def test_a_refusal_is_passed_on_without_what_a_terminal_obeys() -> None:
     assert caught.value.remedy == "do this"
 
 
-@pytest.mark.parametrize(("what", "answer"), [("start", "x"), ("address", "a b"), ("kill", 256), ("output", None)])
-def test_an_answer_of_another_form_is_refused(what: str, answer: object) -> None:
-    with pytest.raises(PeerError, match=f"rank 1 on there sent an invalid answer to '{what}': "):
-        DoublePeer(answering(answer)).client.ask(what)
+@pytest.mark.parametrize(("form", "answer"), [("start", "x"), ("address", "a b"), ("kill", 256), ("output", None)])
+def test_an_answer_of_another_form_is_refused(form: str, answer: object) -> None:
+    with pytest.raises(PeerError, match=f"rank 1 on there sent an invalid answer to '{form}': "):
+        DoublePeer(answering(answer)).client.ask(form)
 
 
 def test_a_text_that_cannot_be_unpacked_is_refused() -> None:
@@ -401,9 +401,9 @@ def asked_driver(*answers: Any, mail: NixlPluginError | None = None) -> tuple[Ra
     return rank_driver, sent
 
 
-def waiting(made: RankDriver) -> list[int]:
+def waiting(rank_driver: RankDriver) -> list[int]:
     """Return how many answers each peer is expected to send."""
-    return [len(peer._answers) for peer in made.peers.values()]
+    return [len(peer._answers) for peer in rank_driver.peers.values()]
 
 
 def test_all_peers_are_asked_with_one_request_to_etcd() -> None:

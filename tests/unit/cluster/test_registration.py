@@ -456,7 +456,7 @@ CANDIDATES = [Candidate(f"token-{rank}", "here", 1, 2, wanted=0) for rank in ran
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "deleted", "found"),
+    ("key", "value", "deleted", "expected"),
     [
         ("members/token-1", b"", True, (False, True)),
         ("run/frozen", Roster.value(10, [member(0), member(1)]), False, (True, False)),
@@ -465,7 +465,12 @@ CANDIDATES = [Candidate(f"token-{rank}", "here", 1, 2, wanted=0) for rank in ran
     ],
 )
 def test_a_conflict_is_settled_by_the_roster_or_when_one_of_the_two_leaves(
-    joining: Joining, key: str, value: bytes, deleted: bool, found: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
+    joining: Joining,
+    key: str,
+    value: bytes,
+    deleted: bool,
+    expected: tuple[bool, bool],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     revisions: list[int] = []
 
@@ -475,13 +480,13 @@ def test_a_conflict_is_settled_by_the_roster_or_when_one_of_the_two_leaves(
 
     monkeypatch.setattr(joining._membership, "watch", watch)
     frozen, settled = joining._wait_until_one_leaves(CANDIDATES, 110.0)
-    assert (frozen is not None, settled) == found
+    assert (frozen is not None, settled) == expected
     assert revisions == [8, 8], "what was written before is known"
 
 
-@pytest.mark.parametrize(("left", "until"), [(60.0, 100.0 + 10 + LATE), (5.0, 105.0)])
+@pytest.mark.parametrize(("remaining", "until"), [(60.0, 100.0 + 10 + LATE), (5.0, 105.0)])
 def test_a_conflict_may_settle_for_a_lease_and_no_longer_than_there_is_time(
-    joining: Joining, monkeypatch: pytest.MonkeyPatch, left: float, until: float
+    joining: Joining, monkeypatch: pytest.MonkeyPatch, remaining: float, until: float
 ) -> None:
     waited: list[float] = []
     answers = iter([(None, True), (None, False)])
@@ -493,7 +498,7 @@ def test_a_conflict_may_settle_for_a_lease_and_no_longer_than_there_is_time(
     def freeze(candidates: Sequence[Candidate]) -> bytes:
         raise StopIteration
 
-    joining._deadline = 100.0 + left
+    joining._deadline = 100.0 + remaining
     monkeypatch.setattr(joining, "_first_candidates", lambda: CANDIDATES)
     monkeypatch.setattr(joining, "_wait_until_one_leaves", wait)
     monkeypatch.setattr(joining, "_value_to_freeze", freeze)
@@ -502,9 +507,9 @@ def test_a_conflict_may_settle_for_a_lease_and_no_longer_than_there_is_time(
     assert waited == [until, until]
 
 
-@pytest.mark.parametrize(("left", "until"), [(60.0, 100.0 + 30 + LATE), (5.0, 105.0)])
+@pytest.mark.parametrize(("remaining", "until"), [(60.0, 100.0 + 30 + LATE), (5.0, 105.0)])
 def test_a_process_without_a_rank_waits_for_a_lease_of_the_group_and_no_longer_than_it_has_time(
-    joining: Joining, monkeypatch: pytest.MonkeyPatch, left: float, until: float
+    joining: Joining, monkeypatch: pytest.MonkeyPatch, remaining: float, until: float
 ) -> None:
     members = [member(0), member(1)]
     frozen = Roster.of(KeyValue(f"{ROOT}run/frozen", Roster.value(30, members), 1, 1, 1))
@@ -514,7 +519,7 @@ def test_a_process_without_a_rank_waits_for_a_lease_of_the_group_and_no_longer_t
         waited.append(until)
         return False
 
-    joining._deadline = 100.0 + left
+    joining._deadline = 100.0 + remaining
     membership = joining._membership
     monkeypatch.setattr(membership, "transact", lambda *_: SimpleNamespace(revision=9, found=lambda _: FoundKey(0, ())))
     monkeypatch.setattr(

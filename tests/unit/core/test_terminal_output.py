@@ -160,9 +160,9 @@ def test_a_run_without_proc_fails_with_that_reason_and_writes_its_report(inside:
     assert "/proc is not mounted" in (tmp_path / "r.html").read_text()
 
 
-@pytest.mark.parametrize("which", ["doctor", "facts"])
-def test_the_command_without_proc_ends_with_a_sentence(inside: Inside, which: str) -> None:
-    done = inside(NO_PROC, *CLI, which)
+@pytest.mark.parametrize("subcommand", ["doctor", "facts"])
+def test_the_command_without_proc_ends_with_a_sentence(inside: Inside, subcommand: str) -> None:
+    done = inside(NO_PROC, *CLI, subcommand)
     assert done.returncode == 2
     assert "pytest-nixl: /proc is not mounted" in done.stderr
     assert "Traceback" not in done.stderr
@@ -179,7 +179,7 @@ NO_SHM = (
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("mounts", "words"),
+    ("mounts", "message"),
     [
         (READ_ONLY_SHM, "it is mounted read-only"),
         # test_shared_memory_that_is_absent_is_a_fact_with_its_reason has the fact that the check reads.
@@ -187,13 +187,13 @@ NO_SHM = (
     ],
     ids=["read-only", "absent"],
 )
-def test_unusable_shared_memory_fails_its_check(inside: Inside, tmp_path: Path, mounts: str, words: str) -> None:
+def test_unusable_shared_memory_fails_its_check(inside: Inside, tmp_path: Path, mounts: str, message: str) -> None:
     run = command("suites/infrastructure/test_machine.py", "-k", "shm", f"--nixl-report={tmp_path}/r.html")
     done = inside(mounts.format(tmp_path), *run)
     assert done.returncode == 1, done.stdout
-    assert f"FAIL shm: /dev/shm cannot be used: {words}" in done.stdout
+    assert f"FAIL shm: /dev/shm cannot be used: {message}" in done.stdout
     assert "    remedy: start the container with `docker run --shm-size=8g`" in done.stdout
-    assert f"/dev/shm cannot be used: {words}" in (tmp_path / "r.html").read_text()
+    assert f"/dev/shm cannot be used: {message}" in (tmp_path / "r.html").read_text()
 
 
 def test_shared_memory_that_is_absent_is_a_fact_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:

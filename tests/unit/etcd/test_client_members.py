@@ -167,13 +167,13 @@ def test_a_run_of_two_ranks_survives_a_stopped_etcd_member(trio: ThreeNodeEtcd, 
             stack.callback(runs[-1].wait)
             stack.callback(runs[-1].kill)
 
-        def said() -> str:
+        def output() -> str:
             return "\n".join((tmp_path / f"rank-{rank}.log").read_text()[-3000:] for rank in range(2))
 
         def bytes_move() -> None:
             (tmp_path / "begun").unlink(missing_ok=True)
             started = eventually((tmp_path / "begun").exists, 120)
-            assert started, said()
+            assert started, output()
 
         bytes_move()
         trio.stop(0)
@@ -184,5 +184,5 @@ def test_a_run_of_two_ranks_survives_a_stopped_etcd_member(trio: ThreeNodeEtcd, 
         (tmp_path / "enough").touch()
         for run in runs:
             run.wait(240)
-        assert [run.returncode for run in runs] == [0, 0], said()
+        assert [run.returncode for run in runs] == [0, 0], output()
         assert ended.get_prefix("/pytest-nixl/") == {}

@@ -81,7 +81,7 @@ READERS = pytest.mark.parametrize("read", [read_groups, read_keys])
 
 @READERS
 @pytest.mark.parametrize(
-    ("pages", "words"),
+    ("pages", "message"),
     [
         (lambda number, start, limit: full("/a/c", limit), "and sent '/a/c'"),
         (lambda number, start, limit: full("/a/b" if number else "/a/c", limit), "and sent '/a/b'"),
@@ -98,10 +98,12 @@ READERS = pytest.mark.parametrize("read", [read_groups, read_keys])
     ],
     ids=["same", "backwards", "outside", "empty", "too-few", "too-many"],
 )
-def test_pages_that_make_no_progress_are_refused(read: Callable[[EtcdClient], None], pages: Pages, words: str) -> None:
+def test_pages_that_make_no_progress_are_refused(
+    read: Callable[[EtcdClient], None], pages: Pages, message: str
+) -> None:
     with endless(pages) as client, pytest.raises(EtcdError) as caught:
         read(client)
-    assert words in caught.value.reason
+    assert message in caught.value.reason
     assert client.endpoint in caught.value.reason
     assert caught.value.remedy.startswith("check that this is the address of an etcd")
 

@@ -89,8 +89,8 @@ def is_write(request: Request) -> bool:
     return request.writes
 
 
-def first_held(path: EtcdProxy, way: ProxyClient) -> tuple[Request, ...]:
-    return path.wait(lambda: way.held, f"a request of {way.name} to be held", seconds=SECONDS)
+def first_held(path: EtcdProxy, proxied: ProxyClient) -> tuple[Request, ...]:
+    return path.wait(lambda: proxied.held, f"a request of {proxied.name} to be held", seconds=SECONDS)
 
 
 def comes_to(path: EtcdProxy, request: Request, state: State) -> None:
@@ -150,15 +150,15 @@ class TestSeen:
                 process.communicate()
 
     @staticmethod
-    def sees(path: EtcdProxy, way: ProxyClient, process: subprocess.Popen[bytes], direct: EtcdClient) -> None:
-        path.wait(lambda: way.requests, "a watch", seconds=SECONDS)
-        assert [request.label() for request in way.requests] == ["Watch(/t/w)"]
+    def sees(path: EtcdProxy, proxied: ProxyClient, process: subprocess.Popen[bytes], direct: EtcdClient) -> None:
+        path.wait(lambda: proxied.requests, "a watch", seconds=SECONDS)
+        assert [request.label() for request in proxied.requests] == ["Watch(/t/w)"]
         direct.put("/t/w", b"first")
         assert process.stdout is not None
         assert process.stdout.readline()
         direct.put("/t/w", b"second")
         assert process.stdout.readline()
-        assert way.requests[0].confirmed
+        assert proxied.requests[0].confirmed
 
     def test_a_watch_is_confirmed_when_etcd_says_so(self) -> None:
         with running_etcd() as stopped, EtcdProxy(stopped.url) as path:
@@ -181,20 +181,20 @@ class TestSeen:
                     process.communicate()
 
     @staticmethod
-    def gateway_watch(way: ProxyClient) -> subprocess.Popen[bytes]:
+    def gateway_watch(proxied: ProxyClient) -> subprocess.Popen[bytes]:
         body = json.dumps({"create_request": {"key": "L3Qvdw==", "start_revision": 1}})
         code = (
             "import sys, urllib.request as u\n"
-            f"f = u.urlopen(u.Request('{way.endpoint}/v3/watch', b'{body}'))\n"
+            f"f = u.urlopen(u.Request('{proxied.endpoint}/v3/watch', b'{body}'))\n"
             "while line := f.readline():\n"
             "    if b'events' in line: print(line, flush=True)\n"
         )
         return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
 
     @staticmethod
-    def etcdctl_watch(way: ProxyClient) -> subprocess.Popen[bytes]:
+    def etcdctl_watch(proxied: ProxyClient) -> subprocess.Popen[bytes]:
         program = str(Path(etcd_binary()).with_name("etcdctl"))
-        arguments = [f"--endpoints={way.endpoint}", "watch", "--rev=1", "/t/w"]
+        arguments = [f"--endpoints={proxied.endpoint}", "watch", "--rev=1", "/t/w"]
         return subprocess.Popen([program, *arguments], stdout=subprocess.PIPE)
 
     def test_a_watch_that_the_server_ends_has_ended_for_the_client_which_goes_on(self) -> None:
@@ -316,14 +316,14 @@ class TestHeld:
         assert direct.get("/t/k") is None
 
     @staticmethod
-    def by_gateway(way: ProxyClient) -> subprocess.Popen[bytes]:
-        code = f"import urllib.request as u; u.urlopen('{way.endpoint}/v3/kv/put', b'{{\"key\": \"L3Qvaw==\"}}')"
+    def by_gateway(proxied: ProxyClient) -> subprocess.Popen[bytes]:
+        code = f"import urllib.request as u; u.urlopen('{proxied.endpoint}/v3/kv/put', b'{{\"key\": \"L3Qvaw==\"}}')"
         return subprocess.Popen([sys.executable, "-c", code])
 
     @staticmethod
-    def by_grpc(way: ProxyClient) -> subprocess.Popen[bytes]:
+    def by_grpc(proxied: ProxyClient) -> subprocess.Popen[bytes]:
         program = str(Path(etcd_binary()).with_name("etcdctl"))
-        return subprocess.Popen([program, f"--endpoints={way.endpoint}", "put", "/t/k", "1"])
+        return subprocess.Popen([program, f"--endpoints={proxied.endpoint}", "put", "/t/k", "1"])
 
     def test_a_delayed_request_times_out(self, path: EtcdProxy, through: Callable[..., EtcdClient]) -> None:
         proxied = path.client("s")

@@ -29,7 +29,7 @@ def indices(gpus: tuple[GpuFacts, ...], text: str | None, **more: str) -> list[i
 
 
 @pytest.mark.parametrize(
-    ("text", "seen"),
+    ("text", "visible_indices"),
     [
         (None, [0, 1, 2, 3, 4, 5, 6, 7]),
         ("0", [0]),
@@ -64,8 +64,8 @@ def indices(gpus: tuple[GpuFacts, ...], text: str | None, **more: str) -> list[i
         ("MIG-3f2b8a1e-0c44-5a8f-9a2f-0b5f0c4d9b11", [None]),
     ],
 )
-def test_cuda_shows(gpus: tuple[GpuFacts, ...], text: str | None, seen: list[int | None]) -> None:
-    assert indices(gpus, text) == seen
+def test_cuda_shows(gpus: tuple[GpuFacts, ...], text: str | None, visible_indices: list[int | None]) -> None:
+    assert indices(gpus, text) == visible_indices
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def test_a_missing_library_is_named_with_who_needs_it(library: ELFFile, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("content", "why"),
+    ("content", "reason"),
     [
         (b"", "is not a 64-bit shared library"),
         (b"GROUP ( /lib/libm.so.6 )\n", "is not a 64-bit shared library"),
@@ -92,8 +92,8 @@ def test_a_missing_library_is_named_with_who_needs_it(library: ELFFile, tmp_path
     ],
     ids=["empty", "linker script", "32 bits", "cut"],
 )
-def test_a_file_that_is_no_library_is_a_sentence(tmp_path: Path, content: bytes, why: str) -> None:
-    with pytest.raises(ValueError, match=f"^{tmp_path}/lib.so {why}"):
+def test_a_file_that_is_no_library_is_a_sentence(tmp_path: Path, content: bytes, reason: str) -> None:
+    with pytest.raises(ValueError, match=f"^{tmp_path}/lib.so {reason}"):
         read(tmp_path / "lib.so", content)
 
 

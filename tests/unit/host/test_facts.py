@@ -281,9 +281,9 @@ ODD: list[tuple[str, Callable[[Facts], Facts], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("subject", "change", "odd", "others"), ODD, ids=[case[0] for case in ODD])
+@pytest.mark.parametrize(("subject", "change", "odd", "usual"), ODD, ids=[case[0] for case in ODD])
 def test_rank_that_differs_is_named(
-    node: Facts, subject: str, change: Callable[[Facts], Facts], odd: str, others: str
+    node: Facts, subject: str, change: Callable[[Facts], Facts], odd: str, usual: str
 ) -> None:
     [finding] = compare_hosts([node, node, change(node), node])
     assert finding.subject == subject
@@ -291,7 +291,7 @@ def test_rank_that_differs_is_named(
     assert finding.judgement.verdict is Verdict.FAIL
     reason, node_text = finding.judgement.reason.split(";")[:2]
     assert f"rank 2 (node-a) has {odd}" in reason
-    assert node_text.endswith(f"the other 3 have {others}")
+    assert node_text.endswith(f"the other 3 have {usual}")
     assert finding.judgement.remedy
 
 

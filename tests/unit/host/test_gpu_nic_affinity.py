@@ -98,7 +98,7 @@ def placed(path: str, numa: int) -> Placed:
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "how"),
+    ("first", "second", "how"),
     [
         (("pci0000:44/0000:44:00.0/0000:45:00.0", 0), ("pci0000:44/0000:44:00.0/0000:46:00.0", 0), SWITCH),
         (("pci0000:44/0000:44:01.0", 0), ("pci0000:44/0000:44:02.0", 0), ROOT),
@@ -110,9 +110,9 @@ def placed(path: str, numa: int) -> Placed:
         (("", 0), ("", 0), NODE),
     ],
 )
-def test_distance_of_two_devices(one: tuple[str, int], other: tuple[str, int], how: str) -> None:
-    assert distance(placed(*one), placed(*other)) == how
-    assert distance(placed(*other), placed(*one)) == how
+def test_distance_of_two_devices(first: tuple[str, int], second: tuple[str, int], how: str) -> None:
+    assert distance(placed(*first), placed(*second)) == how
+    assert distance(placed(*second), placed(*first)) == how
 
 
 def move(tree: Tree, address: str, path: str, numa: int) -> None:

@@ -53,7 +53,7 @@ def test_version_of_torch_is_read_without_importing_it(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         (TORCH.replace("'12.8'", "None"), ("2.9.0+cu128", "")),
         ("__version__ = '2.5'", ("2.5", "")),
@@ -63,11 +63,11 @@ def test_version_of_torch_is_read_without_importing_it(tmp_path: Path, monkeypat
     ],
 )
 def test_torch_without_cuda_or_without_a_version(
-    text: str, found: tuple[str, str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text: str, expected: tuple[str, str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_torch(tmp_path, text, monkeypatch)
     read = torch_version()
-    assert (read and (read["version"], read["cuda"])) == (found or {})
+    assert (read and (read["version"], read["cuda"])) == (expected or {})
 
 
 def test_constants_of_source_are_not_executed() -> None:
@@ -103,17 +103,17 @@ def test_versions_in_names_of_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "found"),
+    ("content", "expected"),
     [
         (b"1.23.0\0", {"1.23.0"}),
         (b"\0x\0UCX 12.1.100\0", {"12.1.100"}),
         (b"GLIBC_2.2.5\0libucp.so.0.0.0\0v1234.5.6\0001.2.3 \0", set()),
     ],
 )
-def test_a_version_in_a_library_is_a_text_of_three_numbers(tmp_path: Path, content: bytes, found: set[str]) -> None:
+def test_a_version_in_a_library_is_a_text_of_three_numbers(tmp_path: Path, content: bytes, expected: set[str]) -> None:
     path = tmp_path / "libucp.so.0"
     path.write_bytes(content)
-    assert library_versions._versions_in(str(path)) == found
+    assert library_versions._versions_in(str(path)) == expected
 
 
 def test_version_of_cuda_without_its_runtime_is_that_of_the_toolkit(tmp_path: Path) -> None:

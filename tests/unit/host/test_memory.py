@@ -41,8 +41,8 @@ def old_group(folder: str, limit: int, use: int, files: int = 0) -> dict[str, st
 HOST = AvailableMemory(32 * GIB, "MemAvailable")
 
 
-def limited(place: str, left: int, limit: int) -> AvailableMemory:
-    return AvailableMemory(left, f"the limit of {in_bytes(limit)} in /sys/fs/cgroup{place}")
+def limited(place: str, available: int, limit: int) -> AvailableMemory:
+    return AvailableMemory(available, f"the limit of {in_bytes(limit)} in /sys/fs/cgroup{place}")
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def listening(backlog: int = 8) -> Iterator[tuple[socket.socket, str]]:
 
 
 @contextlib.contextmanager
-def saying(said: bytes) -> Iterator[str]:
+def saying(greeting: bytes) -> Iterator[str]:
     """A server that sends these bytes to each client, and then waits for the client to leave."""
     with listening() as (server, name):
 
@@ -40,7 +40,7 @@ def saying(said: bytes) -> Iterator[str]:
             with contextlib.suppress(OSError):
                 client, _ = server.accept()
                 with client:
-                    client.sendall(said)
+                    client.sendall(greeting)
                     client.recv(1)
 
         thread = threading.Thread(target=serve)
@@ -88,10 +88,10 @@ def test_packets_that_are_dropped_end_the_check_after_its_time_limit() -> None:
     assert judgement.remedy.startswith("allow TCP to this port in the NetworkPolicy")
 
 
-@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 400 Bad Request", b"\xff" + bytes(9)])
-def test_an_open_port_that_sends_no_greeting_of_zmq_fails(said: bytes) -> None:
+@pytest.mark.parametrize("greeting", [b"", b"HTTP/1.1 400 Bad Request", b"\xff" + bytes(9)])
+def test_an_open_port_that_sends_no_greeting_of_zmq_fails(greeting: bytes) -> None:
     """A stopped engine accepts too: the kernel does that for it. So does another program."""
-    with saying(said) as name:
+    with saying(greeting) as name:
         judgement = judged(name)
     assert judgement.verdict is Verdict.FAIL
     assert judgement.reason.endswith(": connected, but no greeting of ZMQ came within 2 s")

@@ -206,7 +206,7 @@ def releases(*each: tuple[str, str]) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("workers", "words"),
+    ("workers", "message"),
     [
         (releases(("1.5.1", "1.20.0"), ("1.5.1", "1.20.0")), ""),
         (
@@ -216,13 +216,13 @@ def releases(*each: tuple[str, str]) -> list[Any]:
         (releases(("1.5.1", ""), ("1.4.0", "")), "rank 0 has nixl-cu12 1.5.1 and rank 1 has nixl-cu12 1.4.0"),
     ],
 )
-def test_an_error_between_different_releases_names_them_once(workers: list[Any], words: str) -> None:
+def test_an_error_between_different_releases_names_them_once(workers: list[Any], message: str) -> None:
     with pytest.raises(WorkerError) as caught, measure_launch.versions_named(workers):
         with measure_launch.versions_named(workers):
             raise WorkerError("refused", "try again")
-    assert caught.value.reason == (f"refused; {words}, which may be the cause" if words else "refused")
+    assert caught.value.reason == (f"refused; {message}, which may be the cause" if message else "refused")
     assert caught.value.remedy.endswith("try again")
-    assert ("install the same release of NIXL on all ranks" in caught.value.remedy) == bool(words)
+    assert ("install the same release of NIXL on all ranks" in caught.value.remedy) == bool(message)
 
 
 class AgentOfEnd:
@@ -330,7 +330,7 @@ def test_a_launch_that_fails_ends_its_workers_after_each_has_activated_its_gpu(l
 
 
 @pytest.mark.parametrize(
-    ("memory", "wanted", "target", "chosen"),
+    ("memory", "requested", "target", "chosen"),
     [
         ("VRAM:VRAM", None, "ab", (0, 1)),
         ("VRAM:VRAM", None, "ba", (0, 0)),
@@ -342,10 +342,10 @@ def test_a_launch_that_fails_ends_its_workers_after_each_has_activated_its_gpu(l
     ],
 )
 def test_ends_of_a_link_get_their_gpus(
-    memory: str, wanted: DevicePair | None, target: str, chosen: tuple[int, int]
+    memory: str, requested: DevicePair | None, target: str, chosen: tuple[int, int]
 ) -> None:
     first, other = cast(Any, LaunchedWorker("a", "c")), cast(Any, LaunchedWorker(*target))
-    assert measure_launch.choose_gpus(first, other, MemoryPair.parse(memory), wanted) == DevicePair(*chosen)
+    assert measure_launch.choose_gpus(first, other, MemoryPair.parse(memory), requested) == DevicePair(*chosen)
 
 
 def test_a_gpu_that_the_target_does_not_see_is_refused() -> None:

@@ -272,15 +272,15 @@ def test_each_transfer_carries_a_notification_if_that_is_asked_for(
     sent: list[dict[str, Any]] = []
     request = one_link.initiator.worker.request
 
-    def listened(command: str, **given: Any) -> Any:
-        sent.append(given)
-        return request(command, **given)
+    def listened(command: str, **sent_arguments: Any) -> Any:
+        sent.append(sent_arguments)
+        return request(command, **sent_arguments)
 
     monkeypatch.setattr(one_link.initiator.worker, "request", listened)
     samples = one_link.measure(4096)
     assert samples.corruption is None
     assert str(samples.key).endswith("/0-1" if notify == "last" else "/0-1/notify=each")
-    [prepared] = [given for given in sent if "notify_each" in given]
+    [prepared] = [sent_arguments for sent_arguments in sent if "notify_each" in sent_arguments]
     assert prepared["notify_each"] is (notify == "each")
     # Only what the target acknowledges cannot be taken for an acknowledgement of a later row.
     assert prepared["acknowledged"] is (notify == "each" or op == "WRITE")
@@ -457,7 +457,7 @@ def test_each_launch_has_new_workers_and_one_value(make_pairs: MakePairs) -> Non
 
 
 @pytest.mark.parametrize(
-    ("together", "given", "asked"),
+    ("together", "changes", "expected"),
     [
         (False, {}, {"iterations": 1000, "warmup": 7, "duration": 0.5, "deadline": 20.5}),
         (False, {"iterations": 3}, {"iterations": 3, "warmup": 7, "duration": 0.5, "deadline": 20.5}),
@@ -466,7 +466,7 @@ def test_each_launch_has_new_workers_and_one_value(make_pairs: MakePairs) -> Non
     ],
 )
 def test_a_row_beside_others_is_measured_by_time_alone(
-    together: bool, given: dict[str, float], asked: dict[str, float]
+    together: bool, changes: dict[str, float], expected: dict[str, float]
 ) -> None:
     """Its transfers are not counted, so that all pairs move bytes during the whole time. Nothing is measured here."""
     options: dict[str, Any] = {}
@@ -476,19 +476,19 @@ def test_a_row_beside_others_is_measured_by_time_alone(
         options.update(arguments, command=command, deadline=seconds)
         return {}
 
-    settings = {"iterations": 0, "warmup": 7, "duration": 0.5, "timeout": 20.0, "sources": {}, **given}
+    settings = {"iterations": 0, "warmup": 7, "duration": 0.5, "timeout": 20.0, "sources": {}, **changes}
     for name, value in {
         "_settings": SimpleNamespace(**settings), "memory": DRAM, "op": "WRITE", "_run": run,
         "_launch": SimpleNamespace(warmup_seconds=lambda: 0), "_beside_the_initiator": lambda links: [4],
     }.items():  # fmt: skip
         setattr(bare_link, name, value)
     bare_link._timed(cast(Any, None), 65536, [], together=together)
-    assert {name: options[name] for name in asked} == asked
+    assert {name: options[name] for name in expected} == expected
     assert (options["command"], options["op"], options["own"]) == ("measure", "WRITE", [4])
 
 
 @pytest.mark.parametrize(
-    ("hosts", "obstacles", "found"),
+    ("hosts", "obstacles", "expected"),
     [
         ("aa", ("", ""), ""),
         ("aa", ("Yama", ""), "Yama"),
@@ -497,16 +497,16 @@ def test_a_row_beside_others_is_measured_by_time_alone(
         ("ab", ("Yama", "seccomp"), ""),
     ],
 )
-def test_only_workers_of_one_host_have_an_obstacle(hosts: str, obstacles: tuple[str, str], found: str) -> None:
+def test_only_workers_of_one_host_have_an_obstacle(hosts: str, obstacles: tuple[str, str], expected: str) -> None:
     first, other = (
         SimpleNamespace(versions={"host": host, "obstacle": obstacle})
         for host, obstacle in zip(hosts, obstacles, strict=True)
     )
-    assert obstacle_between(cast(Any, first), cast(Any, other)) == found
+    assert obstacle_between(cast(Any, first), cast(Any, other)) == expected
 
 
 @pytest.mark.parametrize(
-    ("ranks", "values", "found"),
+    ("ranks", "values", "expected"),
     [
         ((0, 1), ("", "tcp"), (("rank 1 on b", "tcp"),)),
         ((0, 1), ("tcp", "tcp"), (("rank 0 on a", "tcp"), ("rank 1 on b", "tcp"))),
@@ -514,13 +514,13 @@ def test_only_workers_of_one_host_have_an_obstacle(hosts: str, obstacles: tuple[
     ],
 )
 def test_each_of_two_ranks_that_sets_ucx_tls_is_known(
-    ranks: tuple[int, int], values: tuple[str, str], found: object
+    ranks: tuple[int, int], values: tuple[str, str], expected: object
 ) -> None:
     first, other = (
         SimpleNamespace(rank=rank, versions={"host": host, **({"ucx_tls": value} if value else {})})
         for rank, host, value in zip(ranks, "ab", values, strict=True)
     )
-    assert ucx_tls_of_ranks(cast(Any, first), cast(Any, other)) == found
+    assert ucx_tls_of_ranks(cast(Any, first), cast(Any, other)) == expected
 
 
 class KeptCalls:
@@ -596,7 +596,7 @@ def test_transfers_are_prepared_with_the_notifications_that_their_row_and_backen
 
 
 @pytest.mark.parametrize(
-    ("size", "footprint", "words"),
+    ("size", "footprint", "message"),
     [
         (2048, 0, ""),
         (2049, 0, "2 transfers of 2049 bytes do not fit into this link's buffers of 4096 bytes"),
@@ -604,11 +604,11 @@ def test_transfers_are_prepared_with_the_notifications_that_their_row_and_backen
         (513, 1024, "2 transfers of 513 bytes do not fit into the footprint of 1024 bytes"),
     ],
 )
-def test_a_row_fits_into_buffers_and_footprint_or_is_refused(size: int, footprint: int, words: str) -> None:
+def test_a_row_fits_into_buffers_and_footprint_or_is_refused(size: int, footprint: int, message: str) -> None:
     calls = KeptCalls()
     one_link = calls.link(footprint=footprint)
-    if words:
-        with pytest.raises(NixlPluginError, match=words), one_link._transfers(size, 1, 2):
+    if message:
+        with pytest.raises(NixlPluginError, match=message), one_link._transfers(size, 1, 2):
             pass
         assert (calls.calls, calls.killed) == ([], False)
     else:
@@ -665,8 +665,8 @@ class _Launches(tuple[int, ...]):
         return _Launches((*self, *other))
 
 
-@pytest.mark.parametrize("wanted", [1, 3])
-def test_a_row_is_launched_until_no_launch_is_wanted(monkeypatch: pytest.MonkeyPatch, wanted: int) -> None:
+@pytest.mark.parametrize("launches", [1, 3])
+def test_a_row_is_launched_until_no_launch_is_wanted(monkeypatch: pytest.MonkeyPatch, launches: int) -> None:
     log: list[object] = []
     one_link = KeptCalls().link()
 
@@ -677,8 +677,8 @@ def test_a_row_is_launched_until_no_launch_is_wanted(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Link, "measure", measure)
     monkeypatch.setattr(Link, "relaunch", lambda _: log.append("relaunch"))
     rows = one_link.measure_launches(
-        256, batch=2, depth=3, another=lambda samples: len(cast(Any, samples)) < wanted, clear_above=1e9
+        256, batch=2, depth=3, another=lambda samples: len(cast(Any, samples)) < launches, clear_above=1e9
     )
-    assert rows == cast(Any, tuple(range(wanted)))
+    assert rows == cast(Any, tuple(range(launches)))
     first, measured = (256, {"batch": 2, "depth": 3, "clear_above": 1e9}), (256, {"batch": 2, "depth": 3})
-    assert log == [first, *["relaunch", measured] * (wanted - 1)], "only the first launch may end early"
+    assert log == [first, *["relaunch", measured] * (launches - 1)], "only the first launch may end early"

@@ -64,7 +64,7 @@ def test_a_run_without_figures_has_an_empty_list() -> None:
 
 
 @pytest.mark.parametrize(
-    ("verdicts", "interrupted", "wanted"),
+    ("verdicts", "interrupted", "advice"),
     [
         ([Verdict.PASS], "", "accept"),
         ([Verdict.PASS, Verdict.WARN], "", "accept"),
@@ -78,9 +78,9 @@ def test_a_run_without_figures_has_an_empty_list() -> None:
         ([Verdict.INCONCLUSIVE] * 100 + [Verdict.CORRUPT], "", "reject"),
     ],
 )
-def test_a_pipeline_is_told_what_to_do_next(verdicts: list[Verdict], interrupted: str, wanted: str) -> None:
+def test_a_pipeline_is_told_what_to_do_next(verdicts: list[Verdict], interrupted: str, advice: str) -> None:
     results = [Result("x", "x", verdict, "why") for verdict in verdicts]
-    assert next_step(told(results, gate=True, interrupted=interrupted)) == wanted
+    assert next_step(told(results, gate=True, interrupted=interrupted)) == advice
 
 
 def test_a_run_that_checked_nothing_or_fails_beside_the_checks_is_not_accepted() -> None:

@@ -50,8 +50,8 @@ def test_every_key_that_is_written_can_be_read(key: RowKey) -> None:
 
 
 @given(KEYS, KEYS)
-def test_keys_are_equal_if_their_texts_are(one: RowKey, other: RowKey) -> None:
-    assert (one == other) is (str(one) == str(other))
+def test_keys_are_equal_if_their_texts_are(first: RowKey, second: RowKey) -> None:
+    assert (first == second) is (str(first) == str(second))
 
 
 @given(st.text() | st.builds(lambda key, cut, more: f"{str(key)[:cut]}{more}", KEYS, st.integers(0, 99), st.text()))

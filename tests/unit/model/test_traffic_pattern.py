@@ -51,15 +51,15 @@ def test_a_matrix_has_the_sizes_of_its_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "ranks", "said"),
+    ("text", "ranks", "message"),
     [
         ("incast:8", 4, "it has 8 ranks, but the run has 4"),
         ("incast", 2, "incast needs at least 3 ranks, but the run has 2"),
         ("pairs", 3, "pairs needs at least 4 ranks, but the run has 3"),
     ],
 )
-def test_a_pattern_that_does_not_fit_the_run_is_refused(text: str, ranks: int, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_a_pattern_that_does_not_fit_the_run_is_refused(text: str, ranks: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         pattern(text, ranks)
 
 

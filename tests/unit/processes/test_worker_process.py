@@ -21,7 +21,7 @@ from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.processes.worker_errors import NixlError, WorkerDiedError, WorkerError, WorkerHungError
 from pytest_nixl.processes.worker_process import Worker, results
 
-HERE = str(Path(__file__).parents[2])
+TESTS = str(Path(__file__).parents[2])
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def test_function_runs_with_the_raw_agent(survivor: NixlAgent) -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "words"),
+    ("function", "message"),
     [
         (
             "helpers.agent_functions:raise_error",
@@ -68,11 +68,11 @@ def test_function_runs_with_the_raw_agent(survivor: NixlAgent) -> None:
     ],
 )
 def test_function_that_fails_is_an_error_and_the_worker_survives(
-    survivor: NixlAgent, function: str, words: str
+    survivor: NixlAgent, function: str, message: str
 ) -> None:
     with pytest.raises(WorkerError) as caught:
         survivor.run(function)
-    assert words.format(pid=survivor.worker.pid) in caught.value.reason
+    assert message.format(pid=survivor.worker.pid) in caught.value.reason
     assert "NIXL" not in f"{caught.value.reason} {caught.value.remedy}", "NIXL is not at fault"
     assert survivor.run("helpers.agent_functions:give_bytes") == b"\x00\xff"
 

@@ -192,17 +192,17 @@ VALUES = st.one_of(
 )  # fmt: skip
 
 
-def used(run: RecordedRun, others: list[RecordedRun]) -> None:
+def used(run: RecordedRun, earlier_runs: list[RecordedRun]) -> None:
     """Use a run in every way in which the package uses records."""
     from pytest_nixl.report.files import table
     from pytest_nixl.report.github import workflow_commands
     from pytest_nixl.report.page import page
     from pytest_nixl.report.prometheus import metrics
 
-    runs = sorted([run, *others], key=lambda one: one.order)
+    runs = sorted([run, *earlier_runs], key=lambda one: one.order)
     runs_used, reasons = of_one_machine(runs)
     text = "\n".join([*reasons, *(line.text for line in lines(runs_used, courses(runs_used)))])
-    for before, now in ((others[0], run), (run, others[0])):
+    for before, now in ((earlier_runs[0], run), (run, earlier_runs[0])):
         report = RunReport(now, compare_runs(before, now, 0.05), tuple(runs))
         text += page(report) + table(report) + metrics(report) + "".join(workflow_commands(report))
     text.encode()
