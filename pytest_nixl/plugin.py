@@ -151,11 +151,11 @@ def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) 
     if any(".py" in argument for argument in args):
         from pytest_nixl.session.suites import find_pasted
 
-        known = early_config.known_args_namespace
-        if found := find_pasted(known.file_or_dir, early_config.invocation_params.dir):
-            args[:] = [*(found.get(argument, argument) for argument in args), "--pyargs"]
-            known.file_or_dir = [found.get(each, each) for each in known.file_or_dir]
-            known.pyargs = True
+        options = early_config.known_args_namespace
+        if pasted := find_pasted(options.file_or_dir, early_config.invocation_params.dir):
+            args[:] = [*(pasted.get(argument, argument) for argument in args), "--pyargs"]
+            options.file_or_dir = [pasted.get(each, each) for each in options.file_or_dir]
+            options.pyargs = True
     if sys.stdout is None and (
         any("nixl" in argument for argument in args) or "suites" in early_config.getini("testpaths")
     ):
@@ -491,18 +491,18 @@ def _conclude(session: pytest.Session, run: Run) -> None:
 
     settings = run.settings
     profile = load_profile(settings.profile)
-    found = run.found
-    found.order_rows(run.collected.places)
-    if found.interrupted and session.exitstatus == pytest.ExitCode.OK:
+    collected = run.found
+    collected.order_rows(run.collected.places)
+    if collected.interrupted and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.INTERRUPTED
-    if found.ended or not found.interrupted:
+    if collected.ended or not collected.interrupted:
         missing = missed(profile, run) if settings.gate else unchecked(run)
         run.found.add_run_results(missing)
-        if not found.ended:
+        if not collected.ended:
             compare(run)
         if failed(run.found.results, profile, gate=settings.gate):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
-    if found.interrupted:
+    if collected.interrupted:
         tell_of_no_baseline(run)
     add_run_cases(session.config, run)
     leave(session.config, run)

@@ -182,7 +182,7 @@ class Rows:
             self._run.found.other_samples[second.key] = second
             return len(samples.values) < MOST_LAUNCHES and second.corruption is None and self.needs_launch(samples)
 
-        samples, _ = alternate(link, other, block, batch=batch, depth=depth, another=more)
+        samples, _ = alternate(link, other, block, batch=batch, depth=depth, needs_another=more)
         self._run.found.other_versions.update(versions_of(other.initiator, other.target))
         return samples
 

@@ -173,9 +173,9 @@ def _taken(listen: ListenAddress) -> EtcdError:
     )
 
 
-def _refused(listen: ListenAddress, why: str) -> EtcdError:
+def _refused(listen: ListenAddress, reason: str) -> EtcdError:
     return EtcdError(
-        f"{_OPTION}={listen}: {why}",
+        f"{_OPTION}={listen}: {reason}",
         f"give an address of rank 0's host and a free port above 1023; {_EVERYWHERE}:PORT stands for all addresses",
         cause="listen",
     )

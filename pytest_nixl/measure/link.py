@@ -282,7 +282,7 @@ class Link:
     def _prepare(self, block: int, batch: int, count: int, depth: int) -> Ref:
         """Prepare the transfers of neighbouring parts of the buffers in the initiator's worker."""
         storage = self._launch.backend.STORAGE
-        made: Ref = self.initiator.worker.call(
+        prepared: Ref = self.initiator.worker.call(
             "row_prepare",
             seconds=self._settings.timeout,
             agent=self.initiator.ref,
@@ -300,7 +300,7 @@ class Link:
             storage=self.destination.ref if storage and self.op == "WRITE" else None,
             objects=self._launch.buffers[1].ref if self.memory.target == "OBJ" else None,
         )
-        return made
+        return prepared
 
     def _prepare_objects(self, block: int, count: int) -> None:
         """Register the objects of a row, if the target is an object store; 0 of them: delete the existing ones."""
@@ -352,8 +352,8 @@ class Link:
         return filling
 
     def _compare(self, phase: str, seed: int, size: int) -> Corruption | None:
-        found = self.destination.compare(seed, size=size)
-        return None if found is None else Corruption(phase=phase, **found)
+        corruption = self.destination.compare(seed, size=size)
+        return None if corruption is None else Corruption(phase=phase, **corruption)
 
     def _row_ends(self, size: int, seed: int, *, new_patterns: bool = False) -> _RowEnds:
         """Return what the workers of initiator and target need to compare and write ``size`` bytes between windows."""
@@ -382,8 +382,8 @@ class Link:
         settings = self._settings
         usual = WINDOWS if self.memory.target == "OBJ" else usual_iterations(block)
         iterations = 1 if together else settings.iterations or usual
-        given = settings.sources.get("warmup", "default") != "default"
-        warmup = settings.warmup if given else usual_warmup(block, settings.warmup)
+        explicit = settings.sources.get("warmup", "default") != "default"
+        warmup = settings.warmup if explicit else usual_warmup(block, settings.warmup)
         duration = max(settings.duration, BESIDE_SECONDS) if together else settings.duration
         if duration > WINDOWS * WINDOW_SECONDS:
             decisive_rate = None
@@ -405,10 +405,12 @@ class Link:
 
     def _beside_the_initiator(self, links: Sequence[Link]) -> list[int]:
         """Return the pids of the links' other workers on the initiator's host, which are not contention."""
-        here = self.initiator.worker
+        initiator = self.initiator.worker
         workers = [end.worker for link in links for end in (link.initiator, link.target)]
         return [
-            worker.pid for worker in workers if worker is not here and worker.versions["host"] == here.versions["host"]
+            worker.pid
+            for worker in workers
+            if worker is not initiator and worker.versions["host"] == initiator.versions["host"]
         ]
 
     def _run(
@@ -427,17 +429,17 @@ class Link:
         limit = seconds + 5
         serving: list[Pending] = []
         if not self._launch.backend.STORAGE:
-            there = {} if ends is None else {"end": ends[1]}
+            target_end = {} if ends is None else {"end": ends[1]}
             serving = [
-                self.target.worker.request("serve", seconds=limit, agent=self.target.ref, timeout=seconds, **there)
+                self.target.worker.request("serve", seconds=limit, agent=self.target.ref, timeout=seconds, **target_end)
             ]
-        here = {} if ends is None else {"end": ends[0]}
+        initiator_end = {} if ends is None else {"end": ends[0]}
         running = self.initiator.worker.request(
             command,
             seconds=limit,
             transfers=transfers,
             timeout=seconds,
-            **here,
+            **initiator_end,
             **arguments,
         )
         return results([running], serving=serving)[0]
@@ -460,12 +462,15 @@ def usual_warmup(block: int, most: int) -> int:
     return min(most, -(-LARGE_BYTES // block))
 
 
-def ucx_tls_of_ranks(one: Worker, other: Worker) -> tuple[tuple[str, str], ...]:
+def ucx_tls_of_ranks(first: Worker, second: Worker) -> tuple[tuple[str, str], ...]:
     """Return each of two ranks that has UCX_TLS set, in words, and its value; empty if both workers are of one rank."""
-    if one.rank == other.rank:
+    if first.rank == second.rank:
         return ()
-    told = ((f"rank {each.rank} on {each.versions['host']}", each.versions.get("ucx_tls")) for each in (one, other))
-    return tuple((rank, str(value)) for rank, value in told if value)
+    settings = (
+        (f"rank {worker.rank} on {worker.versions['host']}", worker.versions.get("ucx_tls"))
+        for worker in (first, second)
+    )
+    return tuple((rank, str(value)) for rank, value in settings if value)
 
 
 def loss_counters(workers: Iterable[Worker], before: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -474,8 +479,8 @@ def loss_counters(workers: Iterable[Worker], before: Mapping[str, Any] | None = 
     :param before: what this returned earlier: a host that had no counters is not asked again. None: ask all.
     """
     by_host = {str(worker.versions["host"]): worker for worker in workers}
-    asked = {host: worker for host, worker in by_host.items() if before is None or before[host]}
-    return {host: worker.call("loss_counters") for host, worker in asked.items()}
+    counting = {host: worker for host, worker in by_host.items() if before is None or before[host]}
+    return {host: worker.call("loss_counters") for host, worker in counting.items()}
 
 
 def obstacle_between(one: Worker, other: Worker) -> str:

@@ -329,16 +329,16 @@ def _own_lines(item: pytest.Item, excinfo: pytest.ExceptionInfo[BaseException], 
     """Return the failure of a user's test as pytest shows it with ``--tb``, without the lines of this package."""
     package = Path(__file__).parents[1]
 
-    def own(caught: pytest.ExceptionInfo[BaseException]) -> Any:
+    def is_ours(caught: pytest.ExceptionInfo[BaseException]) -> Any:
         whole = caught.traceback.cut(path=item.path)
         outside = whole.filter(lambda entry: package not in Path(entry.path).parents)
         return outside or whole
 
     style = item.config.getoption("tbstyle", "auto")
-    shown = excinfo.getrepr(style="short" if style in ("auto", "line", "no") else style, tbfilter=own, chain=False)
+    shown = excinfo.getrepr(style="short" if style in ("auto", "line", "no") else style, tbfilter=is_ours, chain=False)
     crash = getattr(shown, "reprcrash", None)
     if crash is not None:  # the line and the sentence in pytest's summary and in JUnit XML
-        last = own(excinfo)[-1]
+        last = is_ours(excinfo)[-1]
         crash.path, crash.lineno, crash.message = str(last.path), last.lineno + 1, error.reason
     return shown
 

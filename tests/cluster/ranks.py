@@ -123,7 +123,7 @@ def run_ranks(
 ) -> list[Finished]:
     """Run one command on every host at the same time, and wait until all have ended.
 
-    :param own: the options that each host has in addition.
+    :param rank_arguments: the options that each host has in addition.
     :param fork: whether a run of pytest may be forked: not if its figures are judged.
     """
     with Ranks(folder, env) as ranks:

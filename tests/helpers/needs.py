@@ -13,7 +13,7 @@ import pytest
 def lack(requirement: str) -> NoReturn:
     """Skip the test, or fail it in CI.
 
-    :param what: what it needs, such as ``gcc``.
+    :param requirement: what it needs, such as ``gcc``.
     """
     if os.environ.get("CI"):
         pytest.fail(f"CI is set, and this test needs {requirement}")

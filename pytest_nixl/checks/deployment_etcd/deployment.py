@@ -81,7 +81,7 @@ def _text(address: Address) -> str:
 
 
 #: The most problems that a verdict names.
-_TOLD = 5
+_MOST_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -186,8 +186,8 @@ def judge_published(client: EtcdClient, namespace: NamespaceName, endpoint: str)
         keys = sum(len(agent.keys) for agent in agents)
         count_text = f"{plural(len(agents), 'agent')} with {plural(keys, 'key')} under {escape(namespace.text)}"
         return Judgement(Verdict.PASS, f"{count_text}: no split namespace, no agent twice, no oversize key")
-    sentences = "; ".join(problem.sentence for problem in problems[:_TOLD])
-    more = f"; and {len(problems) - _TOLD} more" if len(problems) > _TOLD else ""
+    sentences = "; ".join(problem.sentence for problem in problems[:_MOST_NAMED])
+    more = f"; and {len(problems) - _MOST_NAMED} more" if len(problems) > _MOST_NAMED else ""
     option = f" --namespace={quoted(namespace.text)}"
     return Judgement(Verdict.WARN, sentences + more, f"run `{command}{option}`, which prints a remedy for each")
 

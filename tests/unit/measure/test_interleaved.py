@@ -41,7 +41,7 @@ def test_two_links_are_measured_abba_and_each_launch_has_new_workers() -> None:
         return len(first.windows) < 3
 
     links = [cast(Link, LoggedLink(name, log)) for name in "AB"]
-    first, second = alternate(links[0], links[1], 4096, batch=2, depth=3, another=needs_another)
+    first, second = alternate(links[0], links[1], 4096, batch=2, depth=3, needs_another=needs_another)
     assert log == [
         "A", "B", "new workers of B", "B", "new workers of A", "A", "new workers of A", "A", "new workers of B", "B",
     ]  # fmt: skip

@@ -429,7 +429,7 @@ def test_functions_of_users_get_buffers_as_arrays_and_describe_arrays(agent: Nix
 
 
 def test_ptx_is_compiled_from_the_source() -> None:
-    text = make_ptx.MADE.read_text()
+    text = make_ptx.PTX.read_text()
     assert f"// {make_ptx.digest()}\n" in text, "kernels.cu was changed: run make_ptx.py on a machine with nvcc"
     assert ".version 6.3\n.target sm_70\n" in text
 
@@ -443,7 +443,7 @@ def _ptxas() -> str:
 @pytest.mark.parametrize("target", ["sm_70", "sm_80", "sm_90", "sm_100", "sm_120"])
 def test_ptx_is_assembled_for_every_gpu_generation(target: str, tmp_path: Path) -> None:
     out = tmp_path / "kernels.cubin"
-    subprocess.run([_ptxas(), f"-arch={target}", "-Werror", "-o", str(out), str(make_ptx.MADE)], check=True)
+    subprocess.run([_ptxas(), f"-arch={target}", "-Werror", "-o", str(out), str(make_ptx.PTX)], check=True)
     assert b"nixl_compare" in out.read_bytes()
 
 
