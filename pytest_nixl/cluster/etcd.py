@@ -112,8 +112,8 @@ def _has_credentials(settings: Settings) -> bool:
 def _no_secret(subject: str) -> pytest.UsageError:
     return pytest.UsageError(
         f"--nixl-gate is refused with {subject}: anyone who can write to that etcd could change the verdict; run "
-        "`export NIXL_GROUP_TOKEN=$(openssl rand -hex 16)` on one rank and set the same value on all others; or use an etcd "
-        "that requires a password, and give --nixl-etcd-user NAME:PASSWORD"
+        "`export NIXL_GROUP_TOKEN=$(openssl rand -hex 16)` on one rank and set the same value on all others; or use an "
+        "etcd that requires a password, and give --nixl-etcd-user NAME:PASSWORD"
     )
 
 
