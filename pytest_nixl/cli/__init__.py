@@ -24,7 +24,10 @@ from typing import NoReturn, TextIO
 
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.extras import own_version
+from pytest_nixl.core.redaction import hider
+from pytest_nixl.core.resource_limits import file_fault
 from pytest_nixl.core.strict import error_text, printable
+from pytest_nixl.core.terminal_output import lead_nowhere
 
 PASSED, FAILED, COULD_NOT_RUN = 0, 1, 2
 _CTRL_C = 128 + signal.SIGINT
@@ -132,8 +135,6 @@ def _refuse(sentence: str) -> int:
 
 def _hide(sentence: str) -> str:
     """Hide the secrets and escape the control characters of a sentence that may quote what a user typed."""
-    from pytest_nixl.core.redaction import hider
-
     return error_text(hider(os.environ)(sentence))
 
 
@@ -160,8 +161,6 @@ def _system_error_text(error: OSError) -> str:
     if error.filename is not None:
         return f"{error.filename} cannot be read ({error.strerror})"
     if error.errno in (errno.EAGAIN, errno.EMFILE, errno.ENFILE):
-        from pytest_nixl.core.resource_limits import file_fault
-
         return "; remedy: ".join(file_fault(error))
     try:
         os.getcwd()
@@ -177,8 +176,6 @@ def _system_error_text(error: OSError) -> str:
 
 def _lead_nowhere() -> None:
     """Discard further output, because Python would otherwise fail again at exit, when it flushes its buffer."""
-    from pytest_nixl.core.terminal_output import lead_nowhere
-
     lead_nowhere()
 
 

@@ -21,6 +21,7 @@ from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
 from pytest_nixl.core.strict import printable
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.measure.steering_search import steering_names
+from pytest_nixl.measure.transfer_proof import Prover, provable
 from pytest_nixl.model.findings import FindingError
 from pytest_nixl.model.memory import HOST
 from pytest_nixl.model.results import Result
@@ -371,8 +372,6 @@ def name_steering_fault(item: pytest.Item, error: BaseException) -> None:
 
 
 def _proof(run: Run, backend: str) -> TransferProof | None:
-    from pytest_nixl.measure.transfer_proof import Prover, provable
-
     proofs = run.config.stash.setdefault(_PROOFS, {})
     if backend not in proofs:
         proofs[backend] = Prover(run.settings).prove(backend, HOST) if provable([backend]) else None

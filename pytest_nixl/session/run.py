@@ -10,8 +10,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_nixl.cluster.placement import ALONE, ask
+from pytest_nixl.session.found import Found
 from pytest_nixl.session.given_options import hider_of
 from pytest_nixl.session.options import uses_options
+from pytest_nixl.session.requested_links import requested_links
+from pytest_nixl.session.settings import read_settings
 
 if TYPE_CHECKING:
     from pytest_nixl.cluster.placement import Placement
@@ -57,8 +61,6 @@ class Run:
     @cached_property
     def settings(self) -> Settings:
         """The settings, read on first use. :raises pytest.UsageError: if one of them is bad."""
-        from pytest_nixl.session.settings import read_settings
-
         return read_settings(self.config)
 
     @cached_property
@@ -82,21 +84,15 @@ class Run:
     @property
     def placement(self) -> Placement:
         """The ranks of this run. :raises pytest.UsageError: if options and launcher contradict each other."""
-        from pytest_nixl.cluster.placement import ALONE
-
         return self._placement if self._for_us else ALONE
 
     @cached_property
     def _placement(self) -> Placement:
-        from pytest_nixl.cluster.placement import ask
-
         return ask(self.settings)
 
     @property
     def links(self) -> list[RowKey]:
         """The requested links, each as the key of one of its rows. :raises pytest.UsageError: if a setting is bad."""
-        from pytest_nixl.session.requested_links import requested_links
-
         return requested_links(self.settings, self.placement)
 
     @property
@@ -126,8 +122,6 @@ class Run:
     @cached_property
     def found(self) -> Found:
         """What the run found so far."""
-        from pytest_nixl.session.found import Found
-
         return Found(self.hide)
 
     @property
