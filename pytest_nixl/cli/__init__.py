@@ -198,7 +198,7 @@ def _split(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
 def _parser(command: str = "") -> argparse.ArgumentParser:
     """Return the command's parser, with the subcommand that a word names, or with all if it names none.
 
-    What the others import takes a third of a second.
+    What the others import takes half a second.
     """
     parser = _Parser(prog="pytest-nixl", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--version", action="version", version=f"pytest-nixl {own_version()}")

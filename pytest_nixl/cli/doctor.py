@@ -24,7 +24,6 @@ from pytest_nixl.session.parsers import parse_backends
 
 if TYPE_CHECKING:
     from pytest_nixl.host.facts import Facts
-    from pytest_nixl.host.recorded_tree import FactsRoot
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

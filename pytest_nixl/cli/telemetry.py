@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from pytest_nixl.checks.telemetry.questions import Answer
     from pytest_nixl.core.metrics_text import MetricSample
     from pytest_nixl.host.live_nixl import LiveNixl
-    from pytest_nixl.model.verdicts import Verdict
 
 #: Seconds for the whole answer.
 _TIMEOUT = 10.0

@@ -28,7 +28,6 @@ from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.processes.worker_errors import WorkerDiedError
 
 if TYPE_CHECKING:
-    from pytest_nixl.nixl.agent import NixlAgent
     from pytest_nixl.processes.worker_process import Worker
 
 #: The time that creating a backend may take, in seconds.

@@ -19,9 +19,8 @@ from pytest_nixl.model.agent_options import PROGRESS_THREAD, AgentOptions, engin
 from pytest_nixl.model.kv_plan import KvPlan
 
 if TYPE_CHECKING:
-    from pytest_nixl.model.agent_options import AgentOptions, BackendParameter, ThreadCounts
+    from pytest_nixl.model.agent_options import BackendParameter, ThreadCounts
     from pytest_nixl.model.kv_model import KvModel
-    from pytest_nixl.model.kv_plan import KvPlan
     from pytest_nixl.model.memory import DevicePair, MemoryPair
     from pytest_nixl.model.rank_pairs import RankPairing
     from pytest_nixl.model.traffic_pattern import PatternChoice

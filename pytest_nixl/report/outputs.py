@@ -29,7 +29,6 @@ from pytest_nixl.store.store import Store
 
 if TYPE_CHECKING:
     from pytest_nixl.model.settings import Settings
-    from pytest_nixl.report.run_report import RunReport
     from pytest_nixl.store.record_reader import RecordedRun
 
 #: Whether the reports of a refused run were written, on the configuration.

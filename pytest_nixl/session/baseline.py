@@ -18,7 +18,6 @@ from pytest_nixl.session.run import Run
 from pytest_nixl.store.store import find_baseline, write_whole
 
 if TYPE_CHECKING:
-    from pytest_nixl.model.results import Result
     from pytest_nixl.model.samples import Samples
 
 

@@ -15,7 +15,6 @@ from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.nixl.backends import BACKENDS
 
 if TYPE_CHECKING:
-    from pytest_nixl.host.recorded_tree import FactsRoot
     from pytest_nixl.model.settings import Settings
 
 

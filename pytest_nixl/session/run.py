@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_nixl.cluster.placement import ALONE, ask
+from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.core.signals import sigterm_ends_in_order
 from pytest_nixl.session.found import Found
 from pytest_nixl.session.given_options import hider_of
 from pytest_nixl.session.options import uses_options
@@ -22,7 +25,6 @@ if TYPE_CHECKING:
     from pytest_nixl.cluster.rank_session import RankSession
     from pytest_nixl.model.row_key import RowKey
     from pytest_nixl.model.settings import Settings
-    from pytest_nixl.session.found import Found
 
 RUN = pytest.StashKey["Run"]()
 _RANK_SESSION: pytest.StashKey[RankSession] = pytest.StashKey()
@@ -133,3 +135,17 @@ def exit_code(config: pytest.Config) -> int | None:
     """Return pytest's exit code so far; None: it has no session."""
     session = config.pluginmanager.get_plugin("session")
     return None if session is None else int(session.exitstatus)
+
+
+@contextmanager
+def settings_in_use(config: pytest.Config) -> Iterator[Settings]:
+    """Yield the settings of a run; meanwhile SIGTERM ends pytest like Ctrl-C, so that fixtures are torn down.
+
+    :raises NixlPluginError: they are refused.
+    """
+    try:
+        settings = Run.of(config).settings
+    except pytest.UsageError as error:
+        raise NixlPluginError(str(error)) from None
+    with sigterm_ends_in_order():
+        yield settings

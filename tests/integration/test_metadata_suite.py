@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from helpers.cli_run import NOT_BUSY, Finished, run
 
-from pytest_nixl.fixtures.etcd import PrivateEtcd
+from pytest_nixl.fixtures.opened_etcd import PrivateEtcd
 from pytest_nixl.model.findings import FINDINGS
 from pytest_nixl.model.verdicts import Verdict
 from suites.metadata.test_namespaces import judge_namespace

@@ -23,7 +23,7 @@ from pytest_nixl.cluster.mailbox import LARGEST
 from pytest_nixl.cluster.peer_client import PeerError
 from pytest_nixl.cluster.peer_server import Ending
 from pytest_nixl.core.units import KIB, MIB
-from pytest_nixl.fixtures.etcd import PrivateEtcd
+from pytest_nixl.fixtures.opened_etcd import PrivateEtcd
 from pytest_nixl.measure.launches import Launches
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.nixl.agent import NixlAgent

@@ -35,7 +35,7 @@ from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd_servers.embedded import EmbeddedServer
 from pytest_nixl.etcd_servers.rank0 import ListenAddress, credentials, refusals, serve_etcd, wait_for_etcd
-from pytest_nixl.fixtures.etcd import PrivateEtcd
+from pytest_nixl.fixtures.opened_etcd import PrivateEtcd
 from pytest_nixl.processes.supervisor import supervisor
 
 #: A peer in a process of its own: Ctrl-C reaches only a main thread.

@@ -15,7 +15,7 @@ from helpers.two_ranks import two
 from pytest_nixl.checks.faults.transfers import environments
 from pytest_nixl.checks.raw_tools.tools import UcxPerftest
 from pytest_nixl.cluster.peer_client import PeerError
-from pytest_nixl.fixtures.etcd import PrivateEtcd
+from pytest_nixl.fixtures.opened_etcd import PrivateEtcd
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.tools import not_from_other_ranks
 from pytest_nixl.nixl.agent import Agents

@@ -17,7 +17,7 @@ from helpers.two_ranks import two
 
 from pytest_nixl.cluster.peer_client import PeerError
 from pytest_nixl.core.ring_buffer import RingBuffer
-from pytest_nixl.fixtures.etcd import PrivateEtcd
+from pytest_nixl.fixtures.opened_etcd import PrivateEtcd
 from pytest_nixl.model.tools import own_variables, variable
 from pytest_nixl.processes.external_program import RunningProgram, Tool, ToolError
 from pytest_nixl.processes.hosts import LocalHost
