@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pytest_nixl.etcd.proxy import EtcdProxy as EtcdProxy, ProxyClient as ProxyClient
     from pytest_nixl.etcd_servers.sources import SessionEtcd as SessionEtcd
     from pytest_nixl.fixtures.agents import MakeBuffer as MakeBuffer
-    from pytest_nixl.fixtures.etcd import EtcdFixture as EtcdFixture, PrivateEtcd as PrivateEtcd
+    from pytest_nixl.fixtures.opened_etcd import EtcdFixture as EtcdFixture, PrivateEtcd as PrivateEtcd
     from pytest_nixl.fixtures.factories import (
         agent_fixture as agent_fixture,
         etcd_fixture as etcd_fixture,
@@ -125,7 +125,7 @@ _MODULES = {
     "core.free_ports": ("free_ports",),
     "etcd_servers.sources": ("SessionEtcd",),
     "fixtures.agents": ("MakeBuffer",),
-    "fixtures.etcd": ("EtcdFixture", "PrivateEtcd"),
+    "fixtures.opened_etcd": ("EtcdFixture", "PrivateEtcd"),
     "fixtures.factories": ("agent_fixture", "etcd_fixture", "s3_fixture"),
     "host.facts": ("Facts",),
     "host.recorded_tree": ("FactsRoot",),

@@ -28,7 +28,7 @@ from pytest_nixl.report.outputs import leave_again
 from pytest_nixl.session.run import Run
 
 #: The largest number of failing results that the peers print.
-_TOLD = 12
+_MOST_NAMED = 12
 
 
 def write_plainly(config: pytest.Config, run: Run) -> None:
@@ -124,7 +124,7 @@ def leave(session: pytest.Session, run: Run) -> list[str]:
         return []
     code = int(session.exitstatus)
     when = "" if rank_session.faults else " after the last check"
-    said = rank_session.finish(rank_session.ending or Ending(code, _verdict(run, code), told=_told(run, code)))
+    message = rank_session.finish(rank_session.ending or Ending(code, _verdict(run, code), told=_conclusion(run, code)))
     if rank_session.faults and session.exitstatus == 0:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
     if rank_session.faults and not run.found.interrupted:
@@ -133,7 +133,7 @@ def leave(session: pytest.Session, run: Run) -> list[str]:
         if rank_session.drives:
             leave_again(session.config, run)
         write_again(session.config, run)
-    return said
+    return message
 
 
 def _ended(code: int) -> str:
@@ -149,25 +149,27 @@ def _whole(code: int) -> bool:
     return code in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
-def _told(run: Run, code: int) -> dict[str, Any]:
+def _conclusion(run: Run, code: int) -> dict[str, Any]:
     if not run.usable or (not run.found.interrupted and not _whole(code)):
         return {}
-    found = told(run.found.results, gate=run.settings.gate, interrupted=run.found.interrupted)
-    return found if code == pytest.ExitCode.OK else failed_beside(found, code)
+    conclusion = told(run.found.results, gate=run.settings.gate, interrupted=run.found.interrupted)
+    return conclusion if code == pytest.ExitCode.OK else failed_beside(conclusion, code)
 
 
 def _verdict(run: Run, code: int) -> str:
-    found, last = run.found, []
-    if run.usable and not found.results and not found.interrupted:
+    collected, last = run.found, []
+    if run.usable and not collected.results and not collected.interrupted:
         last = [f"no NIXL check ran; the tests of rank 0 ended with exit code {code}"]
     elif run.usable:
-        last = [summary_line(found.results, gate=run.settings.gate, interrupted=found.interrupted, code=code).text]
+        last = [
+            summary_line(collected.results, gate=run.settings.gate, interrupted=collected.interrupted, code=code).text
+        ]
     if run.rank_session is not None and not _whole(code):
         ended = f"{run.rank_session.name_of(0)} {_ended(code)}: every rank ends with exit code {code}"
         return "\n".join([*last, ended])
-    bad = [result for result in found.results if result.verdict.value not in ("PASS", "NOT-APPLICABLE")]
-    lines = [f"{result.verdict}: {result.row or result.check}: {result.reason}" for result in bad[:_TOLD]]
-    more = [f"and {len(bad) - _TOLD} more"] if len(bad) > _TOLD else []
+    bad = [result for result in collected.results if result.verdict.value not in ("PASS", "NOT-APPLICABLE")]
+    lines = [f"{result.verdict}: {result.row or result.check}: {result.reason}" for result in bad[:_MOST_NAMED]]
+    more = [f"and {len(bad) - _MOST_NAMED} more"] if len(bad) > _MOST_NAMED else []
     return "\n".join([*last, *lines, *more])
 
 

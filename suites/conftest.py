@@ -31,7 +31,7 @@ from pytest_nixl import (
 )
 from pytest_nixl.fixtures.agents import parametrize_values
 from pytest_nixl.judge.figure_bounds import bounded, judge_figures
-from pytest_nixl.judge.row import another_launch, clear_above
+from pytest_nixl.judge.row import another_launch, decisive_bandwidth
 from pytest_nixl.judge.row import judge as judge_row
 from pytest_nixl.measure.interleaved import alternate
 from pytest_nixl.model.bound import Bound
@@ -172,7 +172,7 @@ class Rows:
             clear = None
             if self._run.settings.fewest_launches == 1:  # the values of a row in several launches are compared
                 key = link.key(block, batch=batch, depth=depth)
-                clear = clear_above(self._profile.expectation_in(self._run.settings, key))
+                clear = decisive_bandwidth(self._profile.expectation_in(self._run.settings, key))
             return link.measure_launches(block, batch=batch, depth=depth, another=self.needs_launch, clear_above=clear)
         other = self._other_launches.link(
             link.backend, link.op, link.memory, agent_options=link.agent_options, footprint=link.footprint
@@ -182,7 +182,7 @@ class Rows:
             self._run.found.other_samples[second.key] = second
             return len(samples.values) < MOST_LAUNCHES and second.corruption is None and self.needs_launch(samples)
 
-        samples, _ = alternate(link, other, block, batch=batch, depth=depth, another=more)
+        samples, _ = alternate(link, other, block, batch=batch, depth=depth, needs_another=more)
         self._run.found.other_versions.update(versions_of(other.initiator, other.target))
         return samples
 

@@ -21,7 +21,7 @@ import pytest
 
 from pytest_nixl import NixlAgent, Run, between_agents
 from pytest_nixl.fixtures.agents import opened_agents
-from pytest_nixl.fixtures.etcd import opened_etcd, opened_etcd_proxies, opened_private_etcd
+from pytest_nixl.fixtures.opened_etcd import opened_etcd, opened_etcd_proxies, opened_private_etcd
 
 MARKER = "nixl_early"
 #: The packages whose checks measure. Nothing runs beside them.

@@ -21,7 +21,10 @@ from typing import NoReturn, TextIO
 
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.extras import own_version
+from pytest_nixl.core.redaction import hider
+from pytest_nixl.core.resource_limits import file_fault
 from pytest_nixl.core.strict import error_text, printable
+from pytest_nixl.core.terminal_output import lead_nowhere
 
 PASSED, FAILED, COULD_NOT_RUN = 0, 1, 2
 _CTRL_C = 128 + signal.SIGINT
@@ -159,8 +162,6 @@ def _refuse(sentence: str) -> int:
 
 def _hide(sentence: str) -> str:
     """Hide the secrets and escape the control characters of a sentence that may quote what a user typed."""
-    from pytest_nixl.core.redaction import hider
-
     return error_text(hider(os.environ)(sentence))
 
 
@@ -186,15 +187,11 @@ def _system_error_text(error: OSError) -> str:
     """Say in one sentence which operation the system refused."""
     if error.filename is not None:
         return f"{error.filename} cannot be read ({error.strerror})"
-    from pytest_nixl.core.resource_limits import file_fault
-
     return "; remedy: ".join(file_fault(error))
 
 
 def _lead_nowhere() -> None:
     """Discard further output, because Python would otherwise fail again at exit, when it flushes its buffer."""
-    from pytest_nixl.core.terminal_output import lead_nowhere
-
     lead_nowhere()
 
 
@@ -217,7 +214,7 @@ def _split(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
 def _parser(command: str = "") -> argparse.ArgumentParser:
     """Return the command's parser, with the subcommand that a word names, or with all if it names none.
 
-    What the others import takes a third of a second.
+    What the others import takes half a second.
     """
     parser = _Parser(prog="pytest-nixl", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--version", action="version", version=f"pytest-nixl {own_version()}")

@@ -10,7 +10,11 @@ import tempfile
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from pytest_nixl.cluster.garbage_collection import clean
+from pytest_nixl.cluster.group import JoinRefusedError
 from pytest_nixl.core.words import plural
+from pytest_nixl.host.etcd import ETCD_VARIABLES, client_of, etcdctl_credentials
+from pytest_nixl.processes.leftovers import abandoned, remove_run, watched
 
 if TYPE_CHECKING:
     from pytest_nixl.cluster.garbage_collection import RemovedGroups
@@ -33,8 +37,6 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from pytest_nixl.host.etcd import ETCD_VARIABLES
-
     code = 0 if arguments.group else _clean_runs(dry_run=arguments.dry_run)
     if arguments.group or arguments.etcd or any(os.environ.get(name) for name in ETCD_VARIABLES):
         code = max(code, _clean_groups(arguments))
@@ -43,10 +45,6 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _clean_groups(arguments: argparse.Namespace) -> int:
     """Remove the keys of groups without a living member."""
-    from pytest_nixl.cluster.garbage_collection import clean
-    from pytest_nixl.cluster.group import JoinRefusedError
-    from pytest_nixl.host.etcd import client_of
-
     with client_of(arguments.etcd, "give --etcd URL") as client:
         cleaned = clean(client, group=arguments.group, dry_run=arguments.dry_run)
     for line in _lines(cleaned, dry_run=arguments.dry_run):
@@ -62,9 +60,6 @@ def _clean_groups(arguments: argparse.Namespace) -> int:
 
 def _clean_runs(*, dry_run: bool) -> int:
     """Remove what runs of this user left that were killed together with their supervisor; keys with etcdctl's user."""
-    from pytest_nixl.host.etcd import etcdctl_credentials
-    from pytest_nixl.processes.leftovers import abandoned, remove_run, watched
-
     code, abandoned_runs = 0, abandoned(tempfile.gettempdir())
     for directory in abandoned_runs:
         items = {

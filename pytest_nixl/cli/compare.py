@@ -8,6 +8,11 @@ import importlib.util
 
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.extras import pip_install
+from pytest_nixl.core.units import parse_share
+from pytest_nixl.judge.run_comparison import compare_runs, refuse_other_machine
+from pytest_nixl.model.verdicts import GOOD, Outcome, outcome
+from pytest_nixl.report.comparison import lines
+from pytest_nixl.store.store import find_baseline
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -27,12 +32,6 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def _compare(arguments: argparse.Namespace) -> int:
     need_scipy()
-    from pytest_nixl.core.units import parse_share
-    from pytest_nixl.judge.run_comparison import compare_runs, refuse_other_machine
-    from pytest_nixl.model.verdicts import GOOD, Outcome, outcome
-    from pytest_nixl.report.comparison import lines
-    from pytest_nixl.store.store import find_baseline
-
     try:
         margin = parse_share(arguments.max_regression)
     except ValueError as error:

@@ -10,8 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_nixl.checks.connector.comparison import compare_connectors
+from pytest_nixl.checks.connector.containers import read_engine
+from pytest_nixl.checks.connector.rules import ConfigurationLayer
 from pytest_nixl.core.strict import escape
 from pytest_nixl.core.words import named
+from pytest_nixl.model.verdicts import Outcome, Verdict, outcome
 
 if TYPE_CHECKING:
     from pytest_nixl.checks.connector.comparison import ConnectorComparison, RuleResult
@@ -47,10 +51,6 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def _connector(arguments: argparse.Namespace) -> int:
-    from pytest_nixl.checks.connector.comparison import compare_connectors
-    from pytest_nixl.checks.connector.containers import read_engine
-    from pytest_nixl.model.verdicts import Outcome, outcome
-
     plugins = None if arguments.plugin_dir is None else _plugins(arguments.plugin_dir)
     compared = compare_connectors(
         read_engine(arguments.prefill), read_engine(arguments.decode), one_host=arguments.one_host, plugins=plugins
@@ -71,9 +71,6 @@ def _plugins(folder: Path) -> frozenset[str]:
 
 
 def _lines(compared: ConnectorComparison, failed: bool, verbose: bool) -> Iterator[str]:
-    from pytest_nixl.checks.connector.rules import ConfigurationLayer
-    from pytest_nixl.model.verdicts import Verdict
-
     for name, side in (("prefill", compared.pair.prefill), ("decode", compared.pair.decode)):
         yield f"{name + ':':<9}{side.source.label} ({side.values['engine'].text})"
     for sentence in compared.unread:
@@ -95,8 +92,6 @@ def _lines(compared: ConnectorComparison, failed: bool, verbose: bool) -> Iterat
 
 
 def _summary(judged: list[RuleResult], skipped: list[str], failed: bool) -> str:
-    from pytest_nixl.model.verdicts import Verdict
-
     counts = {verdict: sum(result.verdict is verdict for result in judged) for verdict in Verdict}
     suffix = f" (not in both files: {named(skipped, 6)})" if skipped else ""
     unproven = counts[Verdict.WARN] + counts[Verdict.INCONCLUSIVE]

@@ -11,12 +11,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from pytest_nixl.checks.doctor.check import Requirements
+from pytest_nixl.checks.doctor.examine import examine, failed, lines, plain
+from pytest_nixl.core.redaction import hide_all, hider
+from pytest_nixl.core.strict import printable
 from pytest_nixl.host.peers import SIDE_CHANNEL_PORT
+from pytest_nixl.host.recorded_tree import FactsRoot
+from pytest_nixl.judge.profiles import load_profile
+from pytest_nixl.measure.transfer_proof import ProofsInAdvance
+from pytest_nixl.processes.supervisor import close_supervisor
 from pytest_nixl.session.parsers import parse_backends
 
 if TYPE_CHECKING:
     from pytest_nixl.host.facts import Facts
-    from pytest_nixl.host.recorded_tree import FactsRoot
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -58,18 +65,10 @@ def add_sources(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from pytest_nixl.host.recorded_tree import FactsRoot
-    from pytest_nixl.judge.profiles import load_profile
-
     profile = load_profile(arguments.profile)
     root = FactsRoot(arguments.root)
     transfer = arguments.transfer and root.live and not arguments.image
     facts, backends = gathered(arguments, root, image=arguments.image, transfer=transfer)
-
-    from pytest_nixl.checks.doctor.check import Requirements
-    from pytest_nixl.checks.doctor.examine import examine, failed, lines, plain
-    from pytest_nixl.core.redaction import hide_all, hider
-    from pytest_nixl.core.strict import printable
 
     requirements = Requirements(profile, backends, image=arguments.image)
     answers = examine(facts, requirements, gate=arguments.gate)
@@ -104,9 +103,6 @@ def gathered(
     :returns: the facts, and the backends to judge.
     :raises ValueError: if the recorded tree is not one that this version can read.
     """
-    from pytest_nixl.measure.transfer_proof import ProofsInAdvance
-    from pytest_nixl.processes.supervisor import close_supervisor
-
     backend_text = arguments.backend or (os.environ.get("NIXL_BACKEND") if root.live else "")
     backends = parse_backends(backend_text or "UCX")
     proofs = ProofsInAdvance(backends) if transfer else None

@@ -10,7 +10,15 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_nixl.checks.deployment_etcd.agents import DEFAULT_NAMESPACE, NamespaceName
+from pytest_nixl.checks.deployment_etcd.deployment import look
+from pytest_nixl.checks.deployment_etcd.deployment_text import lines, plain
+from pytest_nixl.checks.deployment_etcd.problem import quoted
+from pytest_nixl.checks.deployment_etcd.removal import RemovalRecord, plan_removal, remove
+from pytest_nixl.core.strict import escape
 from pytest_nixl.core.units import parse_size
+from pytest_nixl.core.words import plural
+from pytest_nixl.host.etcd import client_of
 
 if TYPE_CHECKING:
     from pytest_nixl.checks.deployment_etcd.deployment import DeploymentEtcd
@@ -73,10 +81,6 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from pytest_nixl.checks.deployment_etcd.agents import DEFAULT_NAMESPACE, NamespaceName
-    from pytest_nixl.checks.deployment_etcd.deployment import look
-    from pytest_nixl.host.etcd import client_of
-
     _check(arguments)
     explicit = arguments.namespace if arguments.namespace is not None else os.environ.get("NIXL_ETCD_NAMESPACE")
     namespace = NamespaceName(DEFAULT_NAMESPACE if explicit is None else explicit)
@@ -112,8 +116,6 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _report(arguments: argparse.Namespace, contents: DeploymentEtcd) -> int:
-    from pytest_nixl.checks.deployment_etcd.deployment_text import lines, plain
-
     if arguments.json:
         print(json.dumps(plain(contents), indent=1))
     else:
@@ -123,9 +125,6 @@ def _report(arguments: argparse.Namespace, contents: DeploymentEtcd) -> int:
 
 
 def _remove(arguments: argparse.Namespace, client: EtcdClient, contents: DeploymentEtcd, command: str) -> int:
-    from pytest_nixl.checks.deployment_etcd.removal import RemovalRecord, plan_removal, remove
-    from pytest_nixl.core.words import plural
-
     plan = plan_removal(contents, arguments.agent, arguments.unchanged_since)
     refusals = len(plan.refused)
     for refused in plan.refused:
@@ -147,10 +146,6 @@ def _remove(arguments: argparse.Namespace, client: EtcdClient, contents: Deploym
 
 def _dry_run(arguments: argparse.Namespace, plan: RemovalPlan, command: str, namespace: str) -> None:
     """Print which keys would be removed, and the command that removes them."""
-    from pytest_nixl.checks.deployment_etcd.problem import quoted
-    from pytest_nixl.core.strict import escape
-    from pytest_nixl.core.words import plural
-
     for dead in plan.dead:
         print(f"would remove {plural(len(dead.keys), 'key')} of {dead.owner}:")
         for key in dead.keys[:_MOST_KEYS]:

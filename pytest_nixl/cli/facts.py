@@ -10,12 +10,16 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from pytest_nixl.checks.doctor.ranks import compare_hosts
 from pytest_nixl.cli.doctor import add_sources, gathered
+from pytest_nixl.core.redaction import hider
 from pytest_nixl.core.units import gigabits
+from pytest_nixl.core.untrusted_file import write_regular
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.gpu_nic_affinity import WORDS, Topology
 from pytest_nixl.host.rdma import RdmaDevice, network_cards
-from pytest_nixl.host.recorded_tree import Fact
+from pytest_nixl.host.recorded_tree import ASKED, Fact, FactsRoot
+from pytest_nixl.model.verdicts import Outcome, outcome
 
 _UNKNOWN = "unknown"
 
@@ -134,10 +138,6 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from pytest_nixl.core.redaction import hider
-    from pytest_nixl.core.untrusted_file import write_regular
-    from pytest_nixl.host.recorded_tree import FactsRoot
-
     if arguments.compare:
         return _compare(arguments)
     if arguments.record is not None and arguments.record.exists():
@@ -164,10 +164,6 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    from pytest_nixl.checks.doctor.ranks import compare_hosts
-    from pytest_nixl.host.recorded_tree import ASKED, FactsRoot
-    from pytest_nixl.model.verdicts import Outcome, outcome
-
     paths: list[Path] = arguments.compare
     if len(paths) < 2:
         raise ValueError("one host cannot be compared: give the recorded trees of two ranks or more")

@@ -21,6 +21,10 @@ from pytest_nixl.cli.starter_files import (
     template_values,
 )
 from pytest_nixl.core.redaction import redact
+from pytest_nixl.host.facts import gather
+from pytest_nixl.host.recorded_tree import FactsRoot
+from pytest_nixl.judge.profiles import bundled_text
+from pytest_nixl.processes.supervisor import close_supervisor
 from pytest_nixl.session.default_profile import read_product
 
 #: The CI systems for which there is a file.
@@ -107,11 +111,6 @@ def _container(image: str) -> str:
 
 def _examined(arguments: argparse.Namespace) -> tuple[ClusterPlan, str, str]:
     """Return the cluster that the node belongs to, the text of its profile, and the origin of that text."""
-    from pytest_nixl.host.facts import gather
-    from pytest_nixl.host.recorded_tree import FactsRoot
-    from pytest_nixl.judge.profiles import bundled_text
-    from pytest_nixl.processes.supervisor import close_supervisor
-
     tree = FactsRoot(arguments.root)
     root = Path(arguments.root or "/")
     try:

@@ -6,6 +6,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from pytest_nixl.cli.compare import need_scipy
+from pytest_nixl.judge.run_comparison import compare_runs, refuse_other_machine
+from pytest_nixl.report.files import write
+from pytest_nixl.report.run_report import RunReport
+from pytest_nixl.session.parsers import parse_reports
+from pytest_nixl.store.store import Store, find_baseline
+
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     report = commands.add_parser("report", help="write a recorded run in the forms of --nixl-report")
@@ -18,13 +25,6 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from pytest_nixl.cli.compare import need_scipy
-    from pytest_nixl.judge.run_comparison import compare_runs, refuse_other_machine
-    from pytest_nixl.report.files import write
-    from pytest_nixl.report.run_report import RunReport
-    from pytest_nixl.session.parsers import parse_reports
-    from pytest_nixl.store.store import Store, find_baseline
-
     paths = parse_reports(",".join(arguments.output))
     store = arguments.store or (arguments.run_ if Path(arguments.run_).is_dir() else "")
     run, skipped = find_baseline(arguments.run_, store or ".", whole=False)

@@ -19,9 +19,12 @@ from types import FrameType
 
 from pytest_nixl.cli.run_choice import RunChoice, choose, needs_facts
 from pytest_nixl.core.redaction import redact
+from pytest_nixl.host.facts import gather
+from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.model.engine_backends import ENGINE_BACKENDS, GENERAL_VARIABLE
 from pytest_nixl.model.settings import LEVELS, OPTIONS
+from pytest_nixl.processes.supervisor import close_supervisor
 from pytest_nixl.session.ending import ENDING, read_ending
 from pytest_nixl.session.suites import checks_of_suites, suites_folder
 
@@ -191,10 +194,6 @@ def _chosen(arguments: argparse.Namespace) -> RunChoice:
     if arguments.named_level not in (None, level):
         raise ValueError(f"two levels are given, {level} and {arguments.named_level}: expected one")
     if needs_facts(level, arguments.backend):
-        from pytest_nixl.host.facts import gather
-        from pytest_nixl.host.recorded_tree import FactsRoot
-        from pytest_nixl.processes.supervisor import close_supervisor
-
         try:
             facts = gather(FactsRoot(None), backends=(), etcd="")
         finally:

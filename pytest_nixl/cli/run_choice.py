@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pytest_nixl.host.facts import Facts
 
 #: The reason if the user named a value.
-GIVEN = "given"
+EXPLICIT = "given"
 _BACKEND = next(option for option in OPTIONS if option.field == "backend")
 
 
@@ -74,19 +74,19 @@ def choose(
     """
     named = next((name for name in _BACKEND.environment if environ.get(name)), "")
     if backend is not None:
-        backend_choice = Choice(_parsed(backend), GIVEN)
+        backend_choice = Choice(_parsed(backend), EXPLICIT)
     elif named:
         backend_choice = Choice(_parsed(environ[named]), named)
     else:
         assert facts is not None
         backend_choice = _backend(facts)
     if level is not None:
-        level_choice = Choice(level, GIVEN)
+        level_choice = Choice(level, EXPLICIT)
     else:
         assert facts is not None
         level_choice = _level(facts)
     if profile is not None:
-        profile_choice = Choice(profile, GIVEN)
+        profile_choice = Choice(profile, EXPLICIT)
     else:
         name, reason = default_profile(backend_choice.value.split(","), root)
         profile_choice = Choice(name, reason or "the default")

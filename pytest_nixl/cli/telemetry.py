@@ -9,13 +9,19 @@ import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from pytest_nixl.checks.telemetry.live_endpoint import answer_questions, endpoint_values
+from pytest_nixl.checks.telemetry.scrape import metrics_url, read_page, scrape
+from pytest_nixl.core.addresses import ask_addresses
+from pytest_nixl.host.live_nixl import live_nixl
+from pytest_nixl.model.verdicts import NOTHING_CHECKED, Outcome, Verdict, outcome
 
 if TYPE_CHECKING:
     from pytest_nixl.checks.telemetry.live_endpoint import EndpointValue
     from pytest_nixl.checks.telemetry.questions import Answer
     from pytest_nixl.core.metrics_text import MetricSample
     from pytest_nixl.host.live_nixl import LiveNixl
-    from pytest_nixl.model.verdicts import Verdict
 
 #: Seconds for the whole answer.
 _TIMEOUT = 10.0
@@ -72,9 +78,6 @@ def _seconds(text: str) -> float:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from pytest_nixl.checks.telemetry.live_endpoint import answer_questions, endpoint_values
-    from pytest_nixl.model.verdicts import Outcome, outcome
-
     where, samples, (processes, unknown) = _read(arguments)
     answers = answer_questions(samples)
     values = endpoint_values(
@@ -102,8 +105,6 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _read(arguments: argparse.Namespace) -> tuple[str, list[MetricSample], tuple[list[LiveNixl], str]]:
     """Return the URL or file, its metrics, and the processes of the endpoint, or why they are not known."""
-    from pytest_nixl.checks.telemetry.scrape import metrics_url, read_page, scrape
-
     file = Path(arguments.url)
     if file.is_file():
         return arguments.url, read_page(file), ([], "a file does not say which process wrote it")
@@ -113,11 +114,6 @@ def _read(arguments: argparse.Namespace) -> tuple[str, list[MetricSample], tuple
 
 def _processes(url: str) -> tuple[list[LiveNixl], str]:
     """Return the processes of the endpoint that have loaded NIXL, if it is on this host, or why they are not known."""
-    from urllib.parse import urlsplit
-
-    from pytest_nixl.core.addresses import ask_addresses
-    from pytest_nixl.host.live_nixl import live_nixl
-
     parts = urlsplit(url)
     local_addresses = {text.partition("/")[0] for listed in ask_addresses().values() for text in listed} | {"localhost"}
     if parts.hostname not in local_addresses:
@@ -126,8 +122,6 @@ def _processes(url: str) -> tuple[list[LiveNixl], str]:
 
 
 def _verdict(judged: list[Verdict], failed: list[Verdict]) -> str:
-    from pytest_nixl.model.verdicts import NOTHING_CHECKED, Verdict
-
     if failed:
         return "FAIL"
     if Verdict.WARN in judged:

@@ -52,14 +52,14 @@ class Command:
         return cls(**plain)
 
 
-def differences(first: Command, others: Mapping[str, Command]) -> list[str]:
+def differences(first: Command, by_rank: Mapping[str, Command]) -> list[str]:
     """Return one sentence for each difference between a rank and rank 0; an empty list if there is none.
 
     :param first: the command of rank 0.
-    :param others: the commands of the other ranks, by the name that messages use, such as ``rank 1 on node-b``.
+    :param by_rank: the commands of the other ranks, by the name that messages use, such as ``rank 1 on node-b``.
     """
     sentences = [f"rank 0 could not collect {first.errors} of its files"] if first.errors else []
-    for name, other in others.items():
+    for name, other in by_rank.items():
         sentences += _differences(first, name, other)
     return sentences
 

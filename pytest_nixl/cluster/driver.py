@@ -148,30 +148,30 @@ class RankDriver:
         """The errors of the peers that are lost."""
         return [peer.error for peer in self.peers.values() if peer.error is not None]
 
-    def ask_all(self, what: str, **arguments: Any) -> dict[int, Any]:
+    def ask_all(self, request: str, /, **arguments: Any) -> dict[int, Any]:
         """Send a request to every peer at the same time, and return the answers by rank.
 
         :raises NixlPluginError: if a peer does not answer, or refuses; the error is that of the lowest such rank.
         """
-        answers = self._ask(self.peers, what, None, arguments)
+        answers = self._ask(self.peers, request, None, arguments)
         for answer in answers.values():
             if isinstance(answer, NixlPluginError):
                 raise answer
         return answers
 
-    def ask_those_left(self, what: str, within: float) -> dict[int, Any]:
+    def ask_those_left(self, request: str, within: float) -> dict[int, Any]:
         """Send a request to the peers that are not lost, and return the answers by rank.
 
         :param within: seconds to wait; peers that do not answer in time are left out.
         """
         peers = {rank: peer for rank, peer in self.peers.items() if not peer.gone}
-        answers = self._ask(peers, what, within, {})
+        answers = self._ask(peers, request, within, {})
         return {
             rank: answer for rank, answer in answers.items() if not isinstance(answer, (NixlPluginError, type(None)))
         }
 
     def _ask(
-        self, peers: Mapping[int, PeerClient], what: str, within: float | None, arguments: Mapping[str, Any]
+        self, peers: Mapping[int, PeerClient], request: str, within: float | None, arguments: Mapping[str, Any]
     ) -> dict[int, Any]:
         """Send a request to peers, many of them with one request to etcd; return the answer or the error of each.
 
@@ -181,7 +181,7 @@ class RankDriver:
         sent: dict[int, dict[str, Any]] = {}
         for rank, peer in peers.items():
             try:
-                sent[rank] = peer.request(what, **arguments)
+                sent[rank] = peer.request(request, **arguments)
             except NixlPluginError as error:
                 answers[rank] = error
         start = time.monotonic()

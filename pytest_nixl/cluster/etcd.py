@@ -61,31 +61,31 @@ _REMEDY = (
 )
 
 
-def require_etcd(settings: Settings, asked: Placement) -> None:
+def require_etcd(settings: Settings, placement: Placement) -> None:
     """Check that the options name an etcd for the ranks.
 
     :raises pytest.UsageError: if they name none, or if rank 0 is to serve it and the rank of this process is unknown.
     """
     if settings.etcd_listen:
-        if asked.rank is None:
+        if placement.rank is None:
             raise pytest.UsageError(
                 f"--nixl-etcd-listen={settings.etcd_listen} makes rank 0 serve etcd, but the rank of this process is "
                 "unknown: give --nixl-rank R, or use a launcher that numbers its processes"
             )
     elif not settings.etcd:
         raise pytest.UsageError(
-            f"{asked.ranks} ranks need an etcd to meet in, but none is given: give --nixl-etcd URL, or let rank 0 "
+            f"{placement.ranks} ranks need an etcd to meet in, but none is given: give --nixl-etcd URL, or let rank 0 "
             "serve one with --nixl-etcd-listen ADDR:PORT"
         )
 
 
-def require_secret(settings: Settings, asked: Placement) -> None:
+def require_secret(settings: Settings, placement: Placement) -> None:
     """Check that a gate of several ranks has a shared secret.
 
     :raises pytest.UsageError: if any client of the etcd could change the verdict of the gate.
     """
     if settings.gate and not settings.group_token and not _has_credentials(settings):
-        raise _no_secret(f"{asked.ranks} ranks ({asked.source}) without a group token")
+        raise _no_secret(f"{placement.ranks} ranks ({placement.source}) without a group token")
 
 
 def require_closed(settings: Settings, etcd: EtcdServer) -> None:
@@ -109,16 +109,16 @@ def _has_credentials(settings: Settings) -> bool:
     return not settings.etcd_listen and bool(settings.etcd_user or settings.etcd_cert or "@" in settings.etcd)
 
 
-def _no_secret(what: str) -> pytest.UsageError:
+def _no_secret(subject: str) -> pytest.UsageError:
     return pytest.UsageError(
-        f"--nixl-gate is refused with {what}: anyone who can write to that etcd could change the verdict; run `export "
-        "NIXL_GROUP_TOKEN=$(openssl rand -hex 16)` on one rank and set the same value on all others; or use an etcd "
-        "that requires a password, and give --nixl-etcd-user NAME:PASSWORD"
+        f"--nixl-gate is refused with {subject}: anyone who can write to that etcd could change the verdict; run "
+        "`export NIXL_GROUP_TOKEN=$(openssl rand -hex 16)` on one rank and set the same value on all others; or use an "
+        "etcd that requires a password, and give --nixl-etcd-user NAME:PASSWORD"
     )
 
 
 def meeting_etcd(
-    settings: Settings, asked: Placement, supervisor: SupervisorClient, waiting: Callable[[str], None]
+    settings: Settings, placement: Placement, supervisor: SupervisorClient, waiting: Callable[[str], None]
 ) -> EtcdServer:
     """Return the group's etcd. Rank 0 starts it if the options say so; every other rank waits until it answers.
 
@@ -128,9 +128,9 @@ def meeting_etcd(
     if not settings.etcd_listen:
         return ExternalServer.of(settings)
     listen = ListenAddress.parse(settings.etcd_listen)
-    if asked.rank == 0:
+    if placement.rank == 0:
         return serve_etcd(supervisor, listen, settings.group_token)
-    members = parse_endpoints(find_etcd(settings.etcd, listen, asked.rank, asked.by_launcher, os.environ))
+    members = parse_endpoints(find_etcd(settings.etcd, listen, placement.rank, placement.by_launcher, os.environ))
     certificates = credentials(settings.group_token, supervisor.directory)
     if certificates:
         members = tuple(replace(member, scheme="https") for member in members)

@@ -221,10 +221,10 @@ class Candidate:
         return f"{self.host} (pid {self.pid})"
 
 
-def not_of_a_rank(key: str, why: StrictError) -> MembershipError:
+def not_of_a_rank(key: str, error: StrictError) -> MembershipError:
     """Return the error for a key whose value no rank of this version writes."""
     return MembershipError(
-        f"the key {key!r} has a value that no rank of this version writes: {why}",
+        f"the key {key!r} has a value that no rank of this version writes: {error}",
         "remove that key; or give every rank a --nixl-group-token, or a --nixl-group that nothing else writes to",
     )
 
@@ -301,8 +301,8 @@ def _sizes(candidates: Iterable[Candidate]) -> list[str]:
     return [f"the processes expect different numbers of ranks: {', '.join(map(str, sizes))}"] if len(sizes) > 1 else []
 
 
-def _and(words: Sequence[object]) -> str:
-    if len(words) > _NAMED:
-        return named(map(str, words), _NAMED)
-    *first_words, last = map(str, words)
+def _and(names: Sequence[object]) -> str:
+    if len(names) > _NAMED:
+        return named(map(str, names), _NAMED)
+    *first_words, last = map(str, names)
     return f"{', '.join(first_words)} and {last}"

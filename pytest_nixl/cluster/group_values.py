@@ -199,16 +199,16 @@ class GroupValues:
         """Return the value of a member's key at a barrier."""
         return self._seals.seal(key, b"", member.token)
 
-    def arrived(self, found: FoundKey, prefix: str, members: Sequence[Member]) -> set[int]:
+    def arrived(self, arrivals: FoundKey, prefix: str, members: Sequence[Member]) -> set[int]:
         """Return the ranks that have arrived at a barrier.
 
-        :param found: the keys of the barrier.
+        :param arrivals: the keys of the barrier.
         :param prefix: the prefix of these keys.
         :param members: the members of the group; keys of others are ignored.
         """
         by_key = {f"{prefix}{member.rank:06d}": member for member in members}
         tokens = set()
-        for item in found.items:
+        for item in arrivals.items:
             member = by_key.get(item.key)
             if member is not None and self._open(item, member.token) is not None:
                 tokens.add(member.rank)
@@ -231,11 +231,11 @@ class GroupValues:
         """Return transactions that remove keys which no member wrote. A key that has changed since is kept."""
         return [txn([unchanged(item)], [delete(item.key)]) for item in planted]
 
-    def ignore(self, key: str, why: str) -> None:
+    def ignore(self, key: str, reason: str) -> None:
         """Remember that a key is ignored, and log it once."""
         if key not in self.ignored and len(self.ignored) < _REMEMBERED:
-            self.ignored[key] = why
-            _log.warning("the key %r is ignored: %s", key, why)
+            self.ignored[key] = reason
+            _log.warning("the key %r is ignored: %s", key, reason)
 
     def _open(self, item: KeyValue, sequence: str = "") -> bytes | None:
         try:

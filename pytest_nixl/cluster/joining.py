@@ -170,9 +170,9 @@ class Joining:
         frozen = self._roster_in(inner.found(2))
         return frozen, inner.found(1).count if inner.found(0).first else 0
 
-    def _roster_in(self, found: FoundKey) -> Roster | None:
+    def _roster_in(self, roster_key: FoundKey) -> Roster | None:
         """Return the roster from the keys under ``run/``. Remove the key if no member of the group wrote it."""
-        key = _find_key(found, self._membership.roster_key)
+        key = _find_key(roster_key, self._membership.roster_key)
         frozen = self._membership.values.read_frozen(key) if key is not None else None
         if key is not None and frozen is None:
             self._membership.remove([key], self._deadline)
@@ -412,7 +412,7 @@ class Joining:
         )
         return any(True for _ in this.watch(*watched, deadline=until, known=present))
 
-    def _refused(self, frozen: Roster, why: str = "") -> JoinRefusedError:
+    def _refused(self, frozen: Roster, reason: str = "") -> JoinRefusedError:
         this = self._membership
         if frozen.refusal:
             return JoinRefusedError(
@@ -421,7 +421,7 @@ class Joining:
                 "and give each job its own --nixl-group",
             )
         return JoinRefusedError(
-            f"group {this.group!r} is closed: {why}; its members are "
+            f"group {this.group!r} is closed: {reason}; its members are "
             f"{', '.join(str(member) for member in frozen.members)}",
             "give each job its own --nixl-group; or, to replace that group, end its processes first",
         )
@@ -431,5 +431,5 @@ def _named(candidate: Candidate) -> str:
     return f"{'a rank' if candidate.wanted is None else f'rank {candidate.wanted}'} on {candidate}"
 
 
-def _find_key(found: FoundKey, key: str) -> KeyValue | None:
-    return next((item for item in found.items if item.key == key), None)
+def _find_key(found_keys: FoundKey, key: str) -> KeyValue | None:
+    return next((item for item in found_keys.items if item.key == key), None)

@@ -68,12 +68,12 @@ def as_told(ending: Ending) -> dict[str, Any]:
     return without_results(INTERRUPTED, f"{INTERRUPTED}: {first}")
 
 
-def keep(rank_session: FinishedRank, ending: Ending, seen: list[str]) -> Path | None:
+def keep(rank_session: FinishedRank, ending: Ending, processes: list[str]) -> Path | None:
     """Write ``verdict.json``, the worker logs and, if the group lost a rank, ``group.txt``.
 
     :param rank_session: the session of this rank.
     :param ending: how the run ended.
-    :param seen: the lines of ``group.txt``; empty if the group is complete.
+    :param processes: the lines of ``group.txt``; empty if the group is complete.
     :returns: the directory; None if the options name none.
     :raises NixlPluginError: if a file cannot be written.
     """
@@ -101,8 +101,8 @@ def keep(rank_session: FinishedRank, ending: Ending, seen: list[str]) -> Path | 
             "text": ending.verdict or ending.refusal,
             "fault": "\n".join(map(str, rank_session.faults)),
         }
-        if seen:
-            write_regular(directory / "group.txt", "\n".join(seen) + "\n")
+        if processes:
+            write_regular(directory / "group.txt", "\n".join(processes) + "\n")
         # Written last, and renamed when complete: the number of these files is the number of ranks that finished.
         temporary = directory / "verdict.json.part"
         write_regular(temporary, json.dumps(hide_all(verdict, hide), indent=2) + "\n")

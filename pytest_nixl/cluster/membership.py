@@ -124,13 +124,13 @@ class Membership:
         self._left = threading.Event()
         self._keeping: threading.Thread | None = None
 
-    def accept(self, roster: Roster, rank: int, seen: int) -> None:
+    def accept(self, roster: Roster, rank: int, revision: int) -> None:
         """Accept the roster and this member's rank in it.
 
-        :param seen: the etcd revision at which the roster was read.
+        :param revision: the etcd revision at which the roster was read.
         """
         self._roster, self._rank = roster, rank
-        self._seen_run, self._seen_members = max(seen, roster.key.mod_revision), seen
+        self._seen_run, self._seen_members = max(revision, roster.key.mod_revision), revision
 
     @property
     def roster(self) -> Roster:
@@ -464,18 +464,18 @@ class Membership:
         """
         return get(self.roster_key, after=self.roster.key.mod_revision)
 
-    def _all_are_at(self, here: str, deadline: float) -> bool:
+    def _all_are_at(self, prefix: str, deadline: float) -> bool:
         """Whether every rank wrote its own key at a barrier. Without a token this is not checked."""
         if not self.values.sealed:
             return True
-        done = self.transact(txn([], [get_prefix(here), self._newer_roster()]), deadline)
+        done = self.transact(txn([], [get_prefix(prefix), self._newer_roster()]), deadline)
         self._note(done.found(1))
-        return len(self.values.arrived(done.found(0), here, self.members)) == self.size
+        return len(self.values.arrived(done.found(0), prefix, self.members)) == self.size
 
-    def _note(self, found: FoundKey) -> None:
+    def _note(self, arrivals: FoundKey) -> None:
         """Accept the roster that was read with the gate: a rank may have been reassigned before the gate opened."""
-        if found.first is not None:
-            self._take(found.first)
+        if arrivals.first is not None:
+            self._take(arrivals.first)
 
     def _take(self, item: KeyValue) -> None:
         """Accept a roster with a valid seal, with this process at its rank, and not older than the known one."""

@@ -29,7 +29,7 @@ _FIGURE = {
 }
 
 #: The part of ``verdict.json`` that is the same for every rank; empty if the run did not start.
-_TOLD = OneOf(
+_CONCLUSION = OneOf(
     (
         {},
         {
@@ -53,7 +53,7 @@ REQUESTS: Mapping[str, tuple[Form, Form]] = {
     "state": ({"worker": _NUMBER}, Text(255)),
     "output": ({"worker": _NUMBER}, Text()),
     "signal": ({"worker": _NUMBER, "signal": Number(1, 64, whole=True)}, None),
-    "end": ({"code": Number(0, 255, whole=True), "verdict": Text(), "refusal": Text(), "told": _TOLD}, None),
+    "end": ({"code": Number(0, 255, whole=True), "verdict": Text(), "refusal": Text(), "told": _CONCLUSION}, None),
     "command": ({}, Text()),
     "address": ({}, Text(255, r"[0-9A-Za-z.:%_-]+")),
     "facts": ({"peers": Every(Text(255))}, Every(Any, keys=True)),
@@ -67,7 +67,7 @@ REQUESTS: Mapping[str, tuple[Form, Form]] = {
 class PeerRequest:
     """A request of rank 0 to a peer.
 
-    :param what: the name of the request.
+    :param request: the name of the request.
     :param number: identifies the request; the answer repeats it.
     :param arguments: JSON values by name.
     """
@@ -153,21 +153,21 @@ def read_message(plain: Any) -> Message:
     return make(**plain)
 
 
-def check_ask(what: str, arguments: Mapping[str, Any]) -> None:
+def check_ask(request: str, arguments: Mapping[str, Any]) -> None:
     """Check the arguments of a request.
 
-    :param what: the name of the request; unknown names are not checked.
+    :param request: the name of the request; unknown names are not checked.
     :raises StrictError: if an argument is missing, unknown or has a wrong value.
     """
-    if what in REQUESTS:
-        check(REQUESTS[what][0], dict(arguments))
+    if request in REQUESTS:
+        check(REQUESTS[request][0], dict(arguments))
 
 
-def check_answer(what: str, result: Any) -> None:
+def check_answer(request: str, result: Any) -> None:
     """Check the answer of a peer to a request.
 
-    :param what: the name of the request; unknown names are not checked.
+    :param request: the name of the request; unknown names are not checked.
     :raises StrictError: if the answer has a wrong form.
     """
-    if what in REQUESTS:
-        check(REQUESTS[what][1], result)
+    if request in REQUESTS:
+        check(REQUESTS[request][1], result)

@@ -61,24 +61,24 @@ class PeerClient(Host):
         """Why the peer is lost; None if it is not."""
         return self._lost
 
-    def ask(self, what: str, *, within: float | None = None, **arguments: Any) -> Any:
+    def ask(self, request: str, /, *, within: float | None = None, **arguments: Any) -> Any:
         """Send a request to the peer, wait for its answer, and return the result.
 
-        :param what: the name of the request.
+        :param request: the name of the request.
         :param within: seconds to wait; None for the timeout of this peer.
         :param arguments: the arguments of the request, as JSON values.
         :raises PeerLateError: if no answer arrives in time.
         :raises PeerError: if the peer refuses, or its answer is not valid.
         :raises NixlPluginError: if the peer is lost.
         """
-        message = self.request(what, **arguments)
+        message = self.request(request, **arguments)
         try:
             self._send(message)
             return self.answer(message, within=within)
         finally:
             self.forget(message)
 
-    def request(self, what: str, **arguments: Any) -> dict[str, Any]:
+    def request(self, name: str, /, **arguments: Any) -> dict[str, Any]:
         """Return the message of a request, for a caller that sends it; then call :meth:`answer` and :meth:`forget`.
 
         :raises NixlPluginError: if the peer is lost.
@@ -88,7 +88,7 @@ class PeerClient(Host):
         number = next(self._numbers)
         with self._answered:
             self._answers[number] = None
-        return {"ask": what, "number": number, **arguments}
+        return {"ask": name, "number": number, **arguments}
 
     def forget(self, message: Mapping[str, Any]) -> None:
         """Expect no answer to a request any more."""
@@ -121,14 +121,14 @@ class PeerClient(Host):
             raise self._nonsense(service, error) from None
         return answer.result
 
-    def _nonsense(self, what: str, error: StrictError) -> PeerError:
+    def _nonsense(self, request: str, error: StrictError) -> PeerError:
         return PeerError(
-            f"{self.name} sent an invalid answer to {what!r}: {error}",
+            f"{self.name} sent an invalid answer to {request!r}: {error}",
             "install the same version of pytest-nixl on every rank; and give every rank a --nixl-group-token, because "
             "without one any client of the etcd can write an answer",
         )
 
-    def unpack(self, what: str, text: str, most: int) -> bytes:
+    def unpack(self, request: str, text: str, most: int) -> bytes:
         """Return the bytes in a compressed text that the peer answered.
 
         :param most: the largest number of bytes.
@@ -137,7 +137,7 @@ class PeerClient(Host):
         try:
             return unpack(text, most=most)
         except StrictError as error:
-            raise self._nonsense(what, error) from None
+            raise self._nonsense(request, error) from None
 
     def _new_process(self, role: str, environment: Mapping[str, str | None], start_timeout: float) -> RemoteProcess:
         number = next(self._numbers)

@@ -50,8 +50,8 @@ class Ending:
         return asdict(self)
 
 
-def _refuse(what: str, **_: Any) -> None:
-    raise NixlPluginError(f"a peer has no request {what!r}")
+def _refuse(request: str, /, **_: Any) -> None:
+    raise NixlPluginError(f"a peer has no request {request!r}")
 
 
 class PeerServer:
@@ -62,7 +62,7 @@ class PeerServer:
     :param send: sends a message to rank 0.
     :param over: called when rank 0 has said how the run ends.
     :param services: the requests that are not about workers, by name.
-    :param own: variables of the workers that rank 0 cannot set; they replace what it sets.
+    :param own_variables: variables of the workers that rank 0 cannot set; they replace what it sets.
     """
 
     def __init__(
@@ -72,14 +72,14 @@ class PeerServer:
         send: Send,
         over: Callable[[], None],
         services: Mapping[str, Service],
-        own: Mapping[str, str | None],
+        own_variables: Mapping[str, str | None],
     ) -> None:
         self._supervisor = supervisor
         self._rank = rank
         self._send = send
         self._over = over
         self._services = services
-        self._own = own
+        self._own = own_variables
         self._processes: dict[int, LocalProcess] = {}
         #: Held while a worker is added, because rank 0 may ask for one while this rank leaves.
         self._adding = threading.Lock()

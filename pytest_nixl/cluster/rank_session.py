@@ -41,7 +41,7 @@ from pytest_nixl.processes.supervisor import SupervisorClient
 _log = logging.getLogger(__name__)
 
 #: The largest number of ignored keys that the output lists.
-_TOLD = 4
+_MOST_NAMED = 4
 
 
 #: The prefix of the groups that a check joins, apart from the groups of runs.
@@ -122,7 +122,7 @@ class RankSession:
     """The session of this process in a run of several ranks. Making one joins the group and passes its first barrier.
 
     :param settings: the settings of this rank.
-    :param asked: the number of ranks, and the rank of this process.
+    :param placement: the number of ranks, and the rank of this process.
     :param command: what this rank runs; rank 0 compares it with its own.
     :param supervisor: the supervisor that owns the workers.
     :param say: prints one line to the terminal.
@@ -132,7 +132,7 @@ class RankSession:
     def __init__(
         self,
         settings: Settings,
-        asked: Placement,
+        placement: Placement,
         command: Command,
         supervisor: SupervisorClient,
         say: Callable[[str], None],
@@ -152,28 +152,28 @@ class RankSession:
         self.driver: RankDriver | None = None
         self.membership: Membership
         try:
-            self.etcd = meeting_etcd(settings, asked, supervisor, say)
+            self.etcd = meeting_etcd(settings, placement, supervisor, say)
             self._stack.callback(self.etcd.discard)
             require_closed(settings, self.etcd)
             self.services = RequestHandlers(command, settings, self.etcd, supervisor)
             self._client = self._stack.enter_context(self.etcd.client())
-            self.membership = self._join(asked, say)
+            self.membership = self._join(placement, say)
             self._stack.callback(self.membership.leave)
-            _log.info("joined group %s as %s", asked.group, self.name)
+            _log.info("joined group %s as %s", placement.group, self.name)
             self.membership.barrier(settings.join_timeout, waiting=say)
         except BaseException:
             self._stack.close()
             raise
 
-    def _join(self, asked: Placement, say: Callable[[str], None]) -> Membership:
+    def _join(self, placement: Placement, say: Callable[[str], None]) -> Membership:
         settings = self.settings
         try:
             return join(
                 self._client,
-                asked.group,
-                asked.ranks,
+                placement.group,
+                placement.ranks,
                 ttl=settings.lease,
-                wanted=asked.rank,
+                wanted=placement.rank,
                 token=settings.group_token,
                 timeout=settings.join_timeout,
                 waiting=lambda text: say(f"{text}{self._refusals()}"),
@@ -315,8 +315,11 @@ class RankSession:
     def ignored(self) -> list[str]:
         """Return sentences that name the keys under the group's root that no member wrote."""
         ignored = self.membership.values.ignored
-        sentences = [f"the key {key!r} was ignored: {reason}" for key, reason in list(ignored.items())[:_TOLD]]
-        return [*sentences, *([f"and {len(ignored) - _TOLD} more keys were ignored"] if len(ignored) > _TOLD else [])]
+        sentences = [f"the key {key!r} was ignored: {reason}" for key, reason in list(ignored.items())[:_MOST_NAMED]]
+        return [
+            *sentences,
+            *([f"and {len(ignored) - _MOST_NAMED} more keys were ignored"] if len(ignored) > _MOST_NAMED else []),
+        ]
 
     def close(self) -> None:
         """Leave without waiting for the other ranks' reports."""

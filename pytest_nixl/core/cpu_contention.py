@@ -20,12 +20,12 @@ class CpuContention:
 
     Only processors that this process may run on count: a pod may have two of a host's 192.
 
-    :param own: the pids of other processes on this host that belong to the row.
+    :param own_pids: the pids of other processes on this host that belong to the row.
     :param needed: how many of the row's processes each keep a core busy; 0: all.
     """
 
-    def __init__(self, own: Iterable[int] = (), needed: int = 0) -> None:
-        self._own = {os.getpid(), *own}
+    def __init__(self, own_pids: Iterable[int] = (), needed: int = 0) -> None:
+        self._own = {os.getpid(), *own_pids}
         self._needed = needed or len(self._own)
         self._start = (0.0, 0.0, 0.0)
         self._processors = own_processors()
@@ -70,14 +70,14 @@ def busy_ticks(stat: str, processors: Collection[str]) -> int:
     return sum(int(line[place]) for line in ours for place in _BUSY if place < len(line))
 
 
-def too_many(taken: float, processors: int, own: int) -> float:
+def too_many(taken: float, processors: int, own_cores: int) -> float:
     """Return how many of the cores that the own processes need, one each, other processes took.
 
     :param taken: the cores that other processes took, on average.
     :param processors: the number of processors.
-    :param own: the number of own processes.
+    :param own_cores: the number of own processes.
     """
-    return max(0.0, taken - max(0, processors - own))
+    return max(0.0, taken - max(0, processors - own_cores))
 
 
 #: The number of processors that a test's own processes need: one for the initiator, one for the target.

@@ -38,17 +38,17 @@ class ExtensionPoint:
     noun: str
     fold: Callable[[str], str] = str
 
-    def extensions(self, own: Collection[str]) -> dict[str, Extension]:
+    def extensions(self, own_names: Collection[str]) -> dict[str, Extension]:
         """Return what is installed, by name, in the order of the names. Nothing is loaded.
 
-        :param own: the names that pytest-nixl itself has.
+        :param own_names: the names that pytest-nixl itself has.
         :raises ExtensionError: if two distributions, or one and pytest-nixl, have the same name.
         """
         extensions: dict[str, Extension] = {}
         for entry in sorted(_entries(self.group, tuple(sys.path)), key=lambda entry: (entry.name, entry.value)):
             extension = Extension(self, self.fold(entry.name), entry)
             other = extensions.get(extension.name)
-            if extension.name in own or other is not None:
+            if extension.name in own_names or other is not None:
                 first = other.owner if other is not None else "pytest-nixl"
                 raise ExtensionError(
                     f"{first} and {extension.owner} both have a {self.noun} {extension.name!r}",
@@ -125,7 +125,7 @@ def _loaded(entry: EntryPoint) -> Any:
 class Registry(MutableMapping[str, T]):
     """A table by name: first what pytest-nixl brings, then what other distributions add.
 
-    :param own: what pytest-nixl brings, or a function that returns it when it is first needed.
+    :param own_entries: what pytest-nixl brings, or a function that returns it when it is first needed.
     :param accept: returns a loaded extension as it is used; raises :meth:`Extension.fault` if it cannot be.
 
     A look-up of an own name reads no entry point; iterating reads all, and so refuses a name that has two owners.
@@ -134,11 +134,11 @@ class Registry(MutableMapping[str, T]):
     def __init__(
         self,
         point: ExtensionPoint,
-        own: Mapping[str, T] | Callable[[], Mapping[str, T]],
+        own_entries: Mapping[str, T] | Callable[[], Mapping[str, T]],
         accept: Callable[[Extension, Any], T],
     ) -> None:
         self.point = point
-        self._source = own
+        self._source = own_entries
         self._accept = accept
 
     @functools.cached_property

@@ -15,7 +15,7 @@ EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 #: Many services have fixed ports below the first; if fewer ports than the second are left, the system chooses.
 _LOWEST, _FEWEST = 10_000, 1_000
 #: The ports that :func:`free_ports` returned: another thread may not have bound its port yet.
-_given: set[int] = set()
+_handed_out: set[int] = set()
 _given_lock = threading.Lock()
 _MOST_GIVEN = 5_000
 
@@ -29,10 +29,10 @@ def free_ports(count: int) -> list[int]:
     ports: list[int] = []
     for port in chain(_candidates(_ephemeral_start()), repeat(0)):
         with _given_lock:
-            if len(_given) >= _MOST_GIVEN:
-                _given.clear()
-            if (free := _bindable(port)) and free not in _given:
-                _given.add(free)
+            if len(_handed_out) >= _MOST_GIVEN:
+                _handed_out.clear()
+            if (free := _bindable(port)) and free not in _handed_out:
+                _handed_out.add(free)
                 ports.append(free)
         if len(ports) == count:
             break

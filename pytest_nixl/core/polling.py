@@ -12,10 +12,12 @@ from pytest_nixl.core.errors import LateError
 T = TypeVar("T")
 
 
-def wait_until(condition: Callable[[], T], what: str, *, seconds: float, remedy: Callable[[], str] = lambda: "") -> T:
+def wait_until(
+    condition: Callable[[], T], description: str, *, seconds: float, remedy: Callable[[], str] = lambda: ""
+) -> T:
     """Call ``condition`` every 10 ms and return its first true value.
 
-    :param what: completes the message "waited N s for …".
+    :param description: completes the message "waited N s for …".
     :param seconds: timeout in seconds.
     :param remedy: returns the remedy; called after the timeout, so that it can quote output of that time.
     :raises LateError: after ``seconds``.
@@ -23,6 +25,6 @@ def wait_until(condition: Callable[[], T], what: str, *, seconds: float, remedy:
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         if time.monotonic() > deadline:
-            raise LateError(f"waited {seconds:g} s for {what}", remedy())
+            raise LateError(f"waited {seconds:g} s for {description}", remedy())
         time.sleep(0.01)
     return value

@@ -168,9 +168,9 @@ def _nvidia_gpus(sys: Path) -> dict[str, str]:
     }  # fmt: skip
 
 
-def _one_bridge(one: str, other: str) -> bool:
+def _one_bridge(first: str, second: str) -> bool:
     """Return whether two PCI devices have a bridge above them in common."""
-    return bool(_PCI_ADDRESS.search(os.path.commonpath([one, other])))
+    return bool(_PCI_ADDRESS.search(os.path.commonpath([first, second])))
 
 
 def _faults(environ: Mapping[str, str], root: Path) -> Iterator[tuple[str, str]]:

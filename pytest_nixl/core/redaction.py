@@ -47,7 +47,7 @@ _NAMES = re.compile(
     re.IGNORECASE,
 )
 _NOT_SECRET = frozenset({"PWD", "OLDPWD", "USER"})
-_WORD = (
+_SECRET_NAME = (
     r"(?:password|passwd|passphrase|passcode|token|secret|jwt|(?:access|secret|account|private|api|storage)[_-]?key|"
     r"shared[_-]?access[_-]?signature|signature|sig|x-amz-[a-z-]{1,40}|credentials?|creds?|"
     r"webhook(?:[_-]?url)?|auth)"
@@ -58,10 +58,10 @@ _QUOTE = r"""\\{0,2}["']"""
 #: A character of a value without quotes, and what may follow a separator in it: a separator also ends the value if a
 #: name follows it, as in ``token=X&format=text``.
 _PLAIN = r"""[^&;,\s"'\\]"""
-_REST = rf"[&;,]{{1,8}}(?![\w.-]{{1,40}}[=:]){_PLAIN}+"
+_FOLLOWING = rf"[&;,]{{1,8}}(?![\w.-]{{1,40}}[=:]){_PLAIN}+"
 #: A value up to the quote that began it, or without quotes up to the next separator. A command in ``$(…)`` is none.
 _QUOTED = r"(?:(?!(?<!\\)(?P=quote))[^\n])+"
-_VALUE = rf"(?P<quote>{_QUOTE})?)(?P<value>(?(quote){_QUOTED}|(?!\$\()(?:{_PLAIN}+|{_REST})(?:{_REST})*))"
+_VALUE = rf"(?P<quote>{_QUOTE})?)(?P<value>(?(quote){_QUOTED}|(?!\$\()(?:{_PLAIN}+|{_FOLLOWING})(?:{_FOLLOWING})*))"
 #: A user with a password after a flag, and not the numbers of a user and a group.
 _USER_FLAG_SHAPE = (
     rf"(?P<name>(?<![\w-])(?:-u|--(?:proxy-)?user)(?:{_QUOTE},\s{{0,4}}|[\s=]{{1,4}})"
@@ -77,15 +77,15 @@ _SHAPES = tuple(
         rf"(?P<name>(?:authorization|cookie)(?:{_QUOTE})?\s{{0,4}}[:=]\s{{0,4}}(?:{_QUOTE})?)(?P<value>[^\"'\n\\]+)",
         r"(?P<name>\bbearer\s{1,4})(?P<value>[\w.~+/=-]{8,})",
         r"(?P<name>\bbasic\s{1,4})(?-i:(?=[A-Za-z+/_-]{0,200}(?:[0-9=]|[a-z][A-Z])))(?P<value>[\w+/=-]{8,})",
-        rf"(?P<name>(?:{_WORD}|{_SHORT_WORD})(?:{_QUOTE})?\s{{0,4}}=\s{{0,4}}{_VALUE}",
-        rf"(?P<name>{_QUOTE}[\w.-]{{0,40}}?{_WORD}{_QUOTE}\s{{0,4}}:\s{{0,4}}{_VALUE}",
+        rf"(?P<name>(?:{_SECRET_NAME}|{_SHORT_WORD})(?:{_QUOTE})?\s{{0,4}}=\s{{0,4}}{_VALUE}",
+        rf"(?P<name>{_QUOTE}[\w.-]{{0,40}}?{_SECRET_NAME}{_QUOTE}\s{{0,4}}:\s{{0,4}}{_VALUE}",
         rf"(?P<name>{_QUOTE}[\w.-]{{0,40}}?{_SHORT_WORD}{_QUOTE}\s{{0,4}}:\s{{0,4}}"
         rf"(?P<quote>{_QUOTE}))(?P<value>{_QUOTED})",
-        rf"(?P<name>[(\[]\s{{0,4}}{_QUOTE}[\w.-]{{0,40}}?(?:{_WORD}|pwd|[_-]pass){_QUOTE}\s{{0,4}},\s{{0,4}}"
+        rf"(?P<name>[(\[]\s{{0,4}}{_QUOTE}[\w.-]{{0,40}}?(?:{_SECRET_NAME}|pwd|[_-]pass){_QUOTE}\s{{0,4}},\s{{0,4}}"
         rf"(?P<quote>{_QUOTE}))(?P<value>{_QUOTED})(?=(?P=quote)\s{{0,4}}[)\]])",
-        rf"(?P<name>{_WORD}:(?!:){_VALUE}",
-        rf"(?P<name>^[\w\s-]{{0,40}}?{_WORD}:[ \t]{{1,4}})(?P<value>\S+)(?=\s*$)",
-        rf"(?P<name>(?<![\w-])(?:-(?!-)|--(?!nixl-))[\w-]{{0,40}}?{_WORD}(?:{_QUOTE},\s{{0,4}}|\s{{1,4}})"
+        rf"(?P<name>{_SECRET_NAME}:(?!:){_VALUE}",
+        rf"(?P<name>^[\w\s-]{{0,40}}?{_SECRET_NAME}:[ \t]{{1,4}})(?P<value>\S+)(?=\s*$)",
+        rf"(?P<name>(?<![\w-])(?:-(?!-)|--(?!nixl-))[\w-]{{0,40}}?{_SECRET_NAME}(?:{_QUOTE},\s{{0,4}}|\s{{1,4}})"
         rf"(?![-\s]|{_QUOTE}-){_VALUE}",
         _USER_FLAG_SHAPE,
         rf"(?P<name>\bsshpass\s{{1,4}}-p\s{{0,4}}{_VALUE}",
@@ -127,7 +127,7 @@ _SHORTEST = 4
 #: The characters of a shell command that is taken apart.
 MOST_COMMAND = 4096
 #: Harmless values of variables whose name sounds like a secret.
-_WORDS = frozenset({"true", "false", "none", "null", "auto", "root", "default", "enabled", "disabled"})
+_PLAIN_VALUES = frozenset({"true", "false", "none", "null", "auto", "root", "default", "enabled", "disabled"})
 
 
 def redact(text: str) -> str:
@@ -235,7 +235,9 @@ def hider(environ: Mapping[str, str], *texts: str) -> Callable[[str], str]:
             user, _, password = part.partition(":")
             candidates |= {part, password, unquote(password)} if password else {user, unquote(user)}
     secrets = sorted(
-        (secret for secret in candidates if len(secret) >= _SHORTEST and secret not in _WORDS), key=len, reverse=True
+        (secret for secret in candidates if len(secret) >= _SHORTEST and secret not in _PLAIN_VALUES),
+        key=len,
+        reverse=True,
     )
     pattern = re.compile("|".join(map(re.escape, secrets))) if secrets else None
 

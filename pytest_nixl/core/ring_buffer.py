@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 #: The last bytes of a program's output that are kept, and the bytes of one answer (etcd accepts 1.5 MiB).
-KEPT, ANSWER = 1 << 20, 1 << 18
+CAPACITY, ANSWER = 1 << 20, 1 << 18
 
 
 class RingBuffer:
     """The last bytes of a growing output, and the number of all its bytes."""
 
-    def __init__(self, limit: int = KEPT) -> None:
+    def __init__(self, limit: int = CAPACITY) -> None:
         self.total = 0
         self._limit = limit
         self._data = bytearray()

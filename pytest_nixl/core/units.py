@@ -29,16 +29,16 @@ _TIMES = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, 
 _NUMBER = re.compile(r"\s*([0-9]{1,18})(?:\.([0-9]{1,18}))?\s*([A-Za-zµμ/]*)\s*")
 
 
-def _split(text: str, what: str, form: str) -> tuple[str, str, str]:
+def _split(text: str, subject: str, form: str) -> tuple[str, str, str]:
     """Return the digits before the point, those after it, and the unit."""
     match = _NUMBER.fullmatch(text)
     if match is None:
-        raise ValueError(f"{text!r} is not a {what}: expected {form}")
+        raise ValueError(f"{text!r} is not a {subject}: expected {form}")
     return match[1], match[2] or "", match[3].replace("μ", "µ")
 
 
-def _scaled(text: str, what: str, form: str, units: Mapping[str, float], default_unit: str = "") -> float:
-    whole, fraction, unit = _split(text, what, form)
+def _scaled(text: str, subject: str, form: str, units: Mapping[str, float], default_unit: str = "") -> float:
+    whole, fraction, unit = _split(text, subject, form)
     unit = unit or default_unit
     if unit not in units:
         fault = f"has the wrong unit {unit!r}" if unit else "has no unit"

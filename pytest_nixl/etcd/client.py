@@ -332,10 +332,10 @@ class Pager:
             raise self._fault(f"was asked for {limit} keys, sent {len(page.items)}, and says that there are more")
         return page
 
-    def _fault(self, what: str, cause: str = "unreadable") -> EtcdError:
+    def _fault(self, fault: str, cause: str = "unreadable") -> EtcdError:
         endpoint = self._client.endpoint
         remedy = "check that this is the address of an etcd, and not of another server or a broken proxy"
-        return EtcdError(f"etcd at {endpoint} {what}", remedy, cause=cause, endpoint=endpoint)
+        return EtcdError(f"etcd at {endpoint} {fault}", remedy, cause=cause, endpoint=endpoint)
 
 
 def _order(key: str) -> bytes:

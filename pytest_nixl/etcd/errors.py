@@ -44,9 +44,9 @@ class EtcdError(NixlPluginError):
         self.late = cause == "timeout"
 
 
-def error_at(endpoint: Endpoint, cause: str, what: str, remedy: str = "", detail: str = "") -> EtcdError:
-    """Return an error of the etcd at one endpoint. ``what`` says what is wrong with it."""
-    return EtcdError(f"etcd at {endpoint}: {what}", remedy, detail, cause=cause, endpoint=str(endpoint))
+def error_at(endpoint: Endpoint, cause: str, fault: str, remedy: str = "", detail: str = "") -> EtcdError:
+    """Return an error of the etcd at one endpoint. ``fault`` says what is wrong with it."""
+    return EtcdError(f"etcd at {endpoint}: {fault}", remedy, detail, cause=cause, endpoint=str(endpoint))
 
 
 def related(error: BaseException | None) -> Iterator[BaseException]:

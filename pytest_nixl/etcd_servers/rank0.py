@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from pytest_nixl.core.addresses import ask_addresses
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.forms import LISTEN_FORM
 from pytest_nixl.etcd.client import Credentials, connect
@@ -173,9 +174,9 @@ def _taken(listen: ListenAddress) -> EtcdError:
     )
 
 
-def _refused(listen: ListenAddress, why: str) -> EtcdError:
+def _refused(listen: ListenAddress, reason: str) -> EtcdError:
     return EtcdError(
-        f"{_OPTION}={listen}: {why}",
+        f"{_OPTION}={listen}: {reason}",
         f"give an address of rank 0's host and a free port above 1023; {_EVERYWHERE}:PORT stands for all addresses",
         cause="listen",
     )
@@ -195,8 +196,6 @@ def own_address() -> str:
 
     It is the address of the default route's interface, else the first address that is not loopback, else loopback.
     """
-    from pytest_nixl.core.addresses import ask_addresses
-
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         with contextlib.suppress(OSError):
             # Sends nothing: connect() only chooses a route, here to an unused documentation address.

@@ -201,15 +201,15 @@ class SessionEtcd:
     """The etcd of one pytest session. It is started when first needed, and replaced after it has died. Thread-safe.
 
     :param supervisor: returns the supervisor; called when a server is started.
-    :param given: an etcd to use instead; its owner stops it.
+    :param server: an etcd to use instead; its owner stops it.
     """
 
     def __init__(
-        self, settings: Settings, supervisor: Callable[[], SupervisorClient], given: EtcdServer | None = None
+        self, settings: Settings, supervisor: Callable[[], SupervisorClient], server: EtcdServer | None = None
     ) -> None:
         self._settings = settings
         self._supervisor = supervisor
-        self._given = given
+        self._given = server
         self._server: EtcdServer | None = None
         self._lock = threading.RLock()
 

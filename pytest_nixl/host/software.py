@@ -21,11 +21,14 @@ from pytest_nixl.core.resource_limits import shortage
 from pytest_nixl.host.process_maps import etcd_client, libraries_of_nixl
 from pytest_nixl.host.recorded_tree import Fact, FactsRoot
 from pytest_nixl.host.ucx_rdma import UcxRdma, other_abi
+from pytest_nixl.nixl.agent import NixlAgent
 from pytest_nixl.nixl.backends.cuda_modules import LOADED, lacking
 from pytest_nixl.nixl.installed import wheel_damage
+from pytest_nixl.processes.hosts import FACTS, LocalHost
+from pytest_nixl.processes.supervisor import supervisor
+from pytest_nixl.processes.worker_errors import WorkerDiedError
 
 if TYPE_CHECKING:
-    from pytest_nixl.nixl.agent import NixlAgent
     from pytest_nixl.processes.worker_process import Worker
 
 #: The time that creating a backend may take, in seconds.
@@ -158,9 +161,6 @@ def nixl_worker(root: FactsRoot) -> Iterator[Worker | None]:
     if not root.live:
         yield None
         return
-    from pytest_nixl.processes.hosts import FACTS, LocalHost
-    from pytest_nixl.processes.supervisor import supervisor
-
     # Without etcd variables, because the agent would wait for an etcd server that it does not need.
     environment = {"NIXL_ETCD_ENDPOINTS": None, "NIXL_ETCD_NAMESPACE": None, "UCX_WARN_UNUSED_ENV_VARS": "y"}
     worker = LocalHost(supervisor()).start(FACTS, environment, _BACKEND_SECONDS)
@@ -269,8 +269,6 @@ def _backend(name: str, answer: dict[str, Any]) -> BackendFacts:
 
 
 def _ask_nixl(worker: Worker, backends: Sequence[str], loaded: Callable[[Sequence[str]], None]) -> dict[str, Any]:
-    from pytest_nixl.nixl.agent import NixlAgent
-
     try:
         answer: dict[str, Any] = {**worker.versions, "backends": {}}
         agent = NixlAgent.within(worker, backends=[], name="pytest-nixl-facts", telemetry=True)
@@ -326,8 +324,6 @@ def _ask_nixl(worker: Worker, backends: Sequence[str], loaded: Callable[[Sequenc
 
 def _reason(error: NixlPluginError) -> str:
     """Return the reason of an error, with the last line of a worker that has died."""
-    from pytest_nixl.processes.worker_errors import WorkerDiedError
-
     return error.with_last_line if isinstance(error, WorkerDiedError) else error.reason
 
 

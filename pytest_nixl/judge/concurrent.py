@@ -90,7 +90,7 @@ def measure_at_once(links: Sequence[Link], block: int, depth: int) -> list[Sampl
     """
     ready = Barrier(len(links))
 
-    def one(link: Link) -> Samples:
+    def measure_link(link: Link) -> Samples:
         try:
             return link.measure(block, depth=depth, beside=ready.wait, links=links)
         except BaseException:
@@ -98,7 +98,7 @@ def measure_at_once(links: Sequence[Link], block: int, depth: int) -> list[Sampl
             raise
 
     with ThreadPoolExecutor(len(links)) as pool:
-        futures = [pool.submit(one, link) for link in links]
+        futures = [pool.submit(measure_link, link) for link in links]
     faults = [fault for future in futures if (fault := future.exception()) is not None]
     for fault in sorted(faults, key=lambda error: isinstance(error, BrokenBarrierError)):
         raise fault

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pytest_nixl.core import units
 from pytest_nixl.core.untrusted_file import read_regular
-from pytest_nixl.judge.floor_test import FEWEST_LAUNCHES, LearnedFloor, learn
+from pytest_nixl.judge.floors import FEWEST_LAUNCHES, LearnedFloor, learn
 from pytest_nixl.judge.profiles import Profile, parse_profile
 from pytest_nixl.model.machine import Machine
 from pytest_nixl.model.row_key import RowKey

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from pytest_nixl.core import units
@@ -39,8 +40,6 @@ class ProfileTable:
         """Refuse every other key."""
         for key in self.data:
             if key not in keys:
-                from difflib import get_close_matches
-
                 near = get_close_matches(key.lower(), keys, n=1)
                 hint = f" (did you mean {near[0]}?)" if near else ""
                 raise self.fault(key, f"unknown key{hint}", ", ".join(keys))

@@ -372,18 +372,18 @@ def _expectation(table: ProfileTable, machine: Machine | None) -> Expectation:
     return item
 
 
-def _shared_row(one: Expectation, other: Expectation) -> str | None:
+def _shared_row(earlier: Expectation, later: Expectation) -> str | None:
     """Describe a row that both expectations apply to; None: there is none."""
     parts = []
     for name in ("backend", "op", "memory", "batch", "depth", "notify", "pages"):
-        mine, theirs = getattr(one, name), getattr(other, name)
+        mine, theirs = getattr(earlier, name), getattr(later, name)
         if mine is None and theirs is None:
             continue
         both = [value for value in mine or theirs if theirs is None or value in theirs]
         if not both:
             return None
         parts.append(f"{name} {both[0]}")
-    ranges = [item.blocks for item in (one, other) if item.blocks is not None]
+    ranges = [item.blocks for item in (earlier, later) if item.blocks is not None]
     if ranges:
         first, last = max(low for low, _ in ranges), min(high for _, high in ranges)
         if first > last:

@@ -23,7 +23,7 @@ from functools import lru_cache
 from statistics import fmean, median
 from typing import Any, Generic, TypeVar
 
-from pytest_nixl.judge.floor_test import LEAST_SPREAD
+from pytest_nixl.judge.floors import LEAST_SPREAD
 from pytest_nixl.model.verdicts import Verdict
 
 #: What identifies a row.
@@ -146,7 +146,7 @@ def compare_rows(
 
 
 def of_two_times(
-    found: RegressionTest[Key], losses: RegressionTest[Key], gains: RegressionTest[Key]
+    combined: RegressionTest[Key], losses: RegressionTest[Key], gains: RegressionTest[Key]
 ) -> RegressionTest[Key]:
     """Return the comparison of two runs that were not measured in turn: what either run alone may have made is open.
 
@@ -155,27 +155,27 @@ def of_two_times(
     placement, so their pool shows a loss where the whole run was slower for such a reason: a loss needs a row that
     proves it.
 
-    :param found: the comparison of all launches.
+    :param combined: the comparison of all launches.
     :param losses: the same without the disturbed launches of this run; ``gains`` without those of the baseline. Rows
         with too few others are left out.
     """
-    rows = {key: _held(effect, losses.rows.get(key), gains.rows.get(key)) for key, effect in found.rows.items()}
-    pooled = found.pooled and _held(found.pooled, losses.pooled, gains.pooled)
+    rows = {key: _held(effect, losses.rows.get(key), gains.rows.get(key)) for key, effect in combined.rows.items()}
+    pooled = combined.pooled and _held(combined.pooled, losses.pooled, gains.pooled)
     lost = {key for key, effect in rows.items() if effect.verdict is Verdict.REGRESSED}
     if pooled is not None and pooled.verdict is Verdict.REGRESSED and not lost:
         pooled = replace(pooled, verdict=Verdict.INCONCLUSIVE)
-    disturbed = {key for key, effect in found.rows.items() if effect.verdict is Verdict.REGRESSED} - lost
-    return RegressionTest(pooled, rows, found.suspects | disturbed)
+    disturbed = {key for key, effect in combined.rows.items() if effect.verdict is Verdict.REGRESSED} - lost
+    return RegressionTest(pooled, rows, combined.suspects | disturbed)
 
 
 def _held(effect: Effect, loss: Effect | None, gain: Effect | None) -> Effect:
     """Return an effect, INCONCLUSIVE if disturbed launches made its verdict."""
-    other, alike = (loss, _LOST) if effect.verdict in _LOST else (gain, _KEPT)
+    other, alike = (loss, _LOST) if effect.verdict in _LOST else (gain, _HELD)
     return effect if other is not None and other.verdict in alike else replace(effect, verdict=Verdict.INCONCLUSIVE)
 
 
 #: The verdicts of a proven loss, and those that exclude a loss of the margin.
-_LOST, _KEPT = {Verdict.REGRESSED}, {Verdict.UNCHANGED, Verdict.IMPROVED}
+_LOST, _HELD = {Verdict.REGRESSED}, {Verdict.UNCHANGED, Verdict.IMPROVED}
 
 
 def _pool(

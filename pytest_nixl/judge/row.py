@@ -13,7 +13,7 @@ from types import MappingProxyType
 from pytest_nixl.core import units
 from pytest_nixl.core.rdma_fault import TCP_ALONE
 from pytest_nixl.core.resource_limits import NO_SPACE_REMEDY, full_file_system
-from pytest_nixl.judge.floor_test import FAR, decide_floor
+from pytest_nixl.judge.floors import FAR_FACTOR, decide_floor
 from pytest_nixl.model.expectation import Ceiling, Expectation, row_ceiling
 from pytest_nixl.model.machine import Machine
 from pytest_nixl.model.samples import DISTURBED_CORES, Samples
@@ -353,16 +353,16 @@ def _speed(row: str, samples: Samples, expectation: Expectation, machine: Machin
     if len(samples.values) > 1:
         return _speed_of_launches(row, samples, floor, machine)
     windows = len(samples.rates)
-    above = sum(window >= floor for window in samples.rates)
-    passed, agreeing = value >= floor, AGREEING_WINDOWS * windows
-    if passed and above >= agreeing:
+    above, below = sum(rate > floor for rate in samples.rates), sum(rate < floor for rate in samples.rates)
+    if above >= AGREEING_WINDOWS * windows:
         return None
+    slow = value < floor
     figures = f"{row}: {rate(value)} is {percentage(value, floor)} of the floor of {rate(floor)}"
     taken = max(samples.contention, default=0.0)
     disturbed = taken > DISTURBED_CORES or value >= floor * (1 - taken)
-    if not passed and windows - above >= agreeing and not disturbed:
-        return _below(f"{figures}, and {windows - above} of {windows} windows are below it", samples, machine)
-    if not passed and disturbed:
+    if below >= AGREEING_WINDOWS * windows and not disturbed:
+        return _fail_below_floor(f"{figures}, and {below} of {windows} windows are below it", samples, machine)
+    if slow and disturbed:
         return Judgement(
             Verdict.INCONCLUSIVE,
             f"{figures}, but other processes used {taken:.2g} of this row's cores",
@@ -370,8 +370,8 @@ def _speed(row: str, samples: Samples, expectation: Expectation, machine: Machin
         )
     return Judgement(
         Verdict.INCONCLUSIVE,
-        f"{figures}, but only {above if passed else windows - above} of {windows} windows are "
-        f"{'at or above' if passed else 'below'} it, and three quarters of them are needed for a verdict",
+        f"{figures}, but only {below if slow else above} of {windows} windows are {'below' if slow else 'above'} it, "
+        "and three quarters of them are needed for a verdict",
         "Run the row again with a --nixl-duration ten times as long, and stop other processes on the machine.",
     )
 
@@ -390,7 +390,7 @@ def another_launch(samples: Samples, expectation: Expectation | None, machine: M
     return decide_floor(samples.values, expectation.floor, contention=samples.contention)[0] is None
 
 
-def clear_above(expectation: Expectation | None) -> float | None:
+def decisive_bandwidth(expectation: Expectation | None) -> float | None:
     """Return the bandwidth above which a launch whose windows agree needs no more of them, in bytes per second.
 
     :returns: 0 if no floor has to be decided; None if a latency bound needs all windows.
@@ -399,10 +399,10 @@ def clear_above(expectation: Expectation | None) -> float | None:
         return 0.0
     if expectation.p50 is not None or expectation.p99 is not None:
         return None
-    return FAR * (expectation.floor or 0.0)
+    return FAR_FACTOR * (expectation.floor or 0.0)
 
 
-def _below(reason: str, samples: Samples, machine: Machine | None) -> Judgement:
+def _fail_below_floor(reason: str, samples: Samples, machine: Machine | None) -> Judgement:
     """Return FAIL of a row below its floor, with the network cards that it left idle if it could use more."""
     nics = sorted(item.device for item in samples.counted.carriers(samples.transports)) if samples.counted else []
     of_gpu = samples.key.memory.on_gpu
@@ -433,7 +433,7 @@ def _speed_of_launches(row: str, samples: Samples, floor: float, machine: Machin
         return None
     figures = f"{row}: {rate(median(values))} is {percentage(median(values), floor)} of the floor of {rate(floor)}"
     if verdict is Verdict.FAIL:
-        return _below(f"{figures}; {description}", samples, machine)
+        return _fail_below_floor(f"{figures}; {description}", samples, machine)
     return Judgement(Verdict.INCONCLUSIVE, f"{figures}; {description}", _DISTURBED)
 
 

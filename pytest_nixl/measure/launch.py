@@ -30,12 +30,12 @@ def versions_named(workers: Sequence[Worker]) -> Iterator[None]:
     try:
         yield
     except WorkerError as error:
-        told = {}
+        versions = {}
         for worker in workers:
             ucx = f" (UCX {worker.versions['ucx']})" if worker.versions.get("ucx") else ""
-            told[worker.rank] = f"{worker.versions['nixl_package']} {worker.versions['nixl']}{ucx}"
-        listing = " and ".join(f"rank {rank} has {each}" for rank, each in told.items())
-        if len({*told.values()}) > 1 and listing not in error.reason:
+            versions[worker.rank] = f"{worker.versions['nixl_package']} {worker.versions['nixl']}{ucx}"
+        listing = " and ".join(f"rank {rank} has {version}" for rank, version in versions.items())
+        if len({*versions.values()}) > 1 and listing not in error.reason:
             error.reason = f"{error.reason}; {listing}, which may be the cause"
             page = "docs/reference/versions.md"
             error.remedy = f"install the same release of NIXL on all ranks (see {page}); otherwise {error.remedy}"
@@ -99,9 +99,9 @@ class Launch:
         try:
             # Start both workers before waiting for one.
             roles = ("initiator",) if backend.STORAGE else ("initiator", "target")
-            for host, role, own in zip(hosts, roles, variables, strict=False):
+            for host, role, own_variables in zip(hosts, roles, variables, strict=False):
                 limits = settings.timeout, settings.start_timeout
-                workers.append(host.start(role, {**environment, **own}, *limits))
+                workers.append(host.start(role, {**environment, **own_variables}, *limits))
             self.devices = choose_gpus(workers[0], workers[-1], memory, devices)
             ends = (memory.initiator, self.devices.initiator), (memory.target, self.devices.target)
             for worker, (kind, device) in zip(workers, ends, strict=False):
@@ -176,7 +176,7 @@ class Launch:
         seconds, self._warmup_seconds = self._warmup_seconds, WARMUP_SECONDS
         return seconds
 
-    def gpu_wait(self) -> float:
+    def kernel_seconds(self) -> float:
         """Return the seconds of a kernel over 8 bytes on the slower GPU of the two ends; 0: neither is in VRAM."""
         return max(buffer.gpu_wait() for buffer in self.buffers)
 
@@ -205,26 +205,26 @@ def worker_environment(backend: Backend) -> dict[str, str | None]:
     return {"NIXL_ETCD_ENDPOINTS": None, **{key: value for key, value in variables.items() if key not in os.environ}}
 
 
-def choose_gpus(one: Worker, other: Worker, memory: MemoryPair, wanted: DevicePair | None) -> DevicePair:
+def choose_gpus(first: Worker, second: Worker, memory: MemoryPair, requested: DevicePair | None) -> DevicePair:
     """Return the devices of a link's two ends; an end in host memory has device 0.
 
-    :param one: the initiator's worker.
-    :param other: the target's worker.
+    :param first: the initiator's worker.
+    :param second: the target's worker.
     :param memory: the memory types of both ends.
-    :param wanted: the requested GPUs; None for the initiator's first GPU and the target's first GPU that is a
+    :param requested: the requested GPUs; None for the initiator's first GPU and the target's first GPU that is a
         different one, if there is one.
     :raises NotApplicableError: an end in VRAM has no GPU, or not the requested one.
     """
-    ends = (("VRAM" in memory.initiator, one), ("VRAM" in memory.target, other))
-    seen = [gpus(worker, memory) if needs else [] for needs, worker in ends]
-    if wanted is not None:
-        numbers = (wanted.initiator, wanted.target)
+    ends = (("VRAM" in memory.initiator, first), ("VRAM" in memory.target, second))
+    visible = [gpus(worker, memory) if needs else [] for needs, worker in ends]
+    if requested is not None:
+        numbers = (requested.initiator, requested.target)
         for number, (needs, worker) in zip(numbers, ends, strict=True):
             if needs:
                 require_gpu(worker, number, memory)
         return DevicePair(*(number if needs else 0 for number, (needs, _) in zip(numbers, ends, strict=True)))
-    first = seen[0][0].uuid if seen[0] else ""
-    target = next((gpu.number for gpu in seen[1] if gpu.uuid != first), 0)
+    initiators_gpu = visible[0][0].uuid if visible[0] else ""
+    target = next((gpu.number for gpu in visible[1] if gpu.uuid != initiators_gpu), 0)
     return DevicePair(0, target)
 
 
@@ -239,10 +239,10 @@ def connect_partners(agents: Sequence[NixlAgent], pairs: Iterable[tuple[int, int
     :raises WorkerError: a pair cannot connect; workers of each pair may then have ended, or be busy.
     """
     sides: dict[int, tuple[_Partners, _Partners]] = {}
-    for one, other in (sorted(pair) for pair in pairs):
-        low, high = sides.setdefault((one ^ other).bit_length(), ({}, {}))
-        low.setdefault(one, []).append(other)
-        high.setdefault(other, []).append(one)
+    for first, other in (sorted(pair) for pair in pairs):
+        low, high = sides.setdefault((first ^ other).bit_length(), ({}, {}))
+        low.setdefault(first, []).append(other)
+        high.setdefault(other, []).append(first)
     used = sorted({number for low, high in sides.values() for number in (*low, *high)})
     metadata = dict(zip(used, results([_metadata(agents[number]) for number in used]), strict=True))
 
@@ -294,5 +294,5 @@ def _while_others_poll(
         )
         for number in polling
     ]
-    asked = [request for number, partners in asking.items() for request in ask(agents[number], partners)]
-    results(asked, serving=serving)
+    requests = [request for number, partners in asking.items() for request in ask(agents[number], partners)]
+    results(requests, serving=serving)

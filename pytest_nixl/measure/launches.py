@@ -110,7 +110,7 @@ class Launches:
     def replace(self, launch: Launch) -> Launch:
         """End a launch, and return a new one that is made like it."""
         launch.close()
-        return self._launch(next(made for made, one in self._launches if one is launch))
+        return self._launch(next(arguments for arguments, kept_launch in self._launches if kept_launch is launch))
 
     def close(self) -> None:
         """End all workers."""
@@ -127,13 +127,13 @@ class Launches:
         footprint: int = 0,
     ) -> RowKey:
         """Return the key of a row as these settings measure it; those to storage have one rank and no notification."""
-        asked = (devices or self._settings.devices) if memory.on_gpu else None
+        requested = (devices or self._settings.devices) if memory.on_gpu else None
         notify, plugin = self._settings.notify, BACKENDS[backend].PLUGIN
         if BACKENDS[backend].STORAGE:
             ranks, notify = (ranks[0], ranks[0]), LAST
         pages = self._settings.pages if "DRAM" in (memory.initiator, memory.target) else ""
         variant = row_variant(options.variant(backend, plugin), footprint, notify, pages)
-        return RowKey(backend, op, memory, self._settings.blocks[0], pair=ranks, devices=asked, variant=variant)
+        return RowKey(backend, op, memory, self._settings.blocks[0], pair=ranks, devices=requested, variant=variant)
 
     def _links(
         self, rows: Sequence[RowKey], options: AgentOptions, variables: Sequence[Variables] = (), *, alone: bool = False
@@ -145,7 +145,7 @@ class Launches:
         blocks = self._settings.blocks
         counts = {batch * depth for batch in self._settings.batch for depth in self._settings.depth}
         largest, *smaller = sorted({block * count for block in blocks for count in counts}, reverse=True)
-        wanted = [
+        link_arguments = [
             {
                 "hosts": (self._hosts[row.pair[0]], self._hosts[row.pair[1]]),
                 "backend": BACKENDS[row.backend],
@@ -153,55 +153,57 @@ class Launches:
                 "capacity": max(largest, row.footprint),
                 "alignment": math.gcd(*blocks),
                 "devices": row.devices,
-                "variables": own,
+                "variables": row_variables,
                 "agent_options": options,
                 "pages": row.pages,
                 # The transfers of a row with a footprint walk the whole buffer.
                 "smaller": () if row.footprint else tuple(smaller),
             }
-            for row, own in zip(rows, variables or [({}, {})] * len(rows), strict=True)
+            for row, row_variables in zip(rows, variables or [({}, {})] * len(rows), strict=True)
         ]
         alone = alone or bool(options.progress_thread)  # it takes CPU time also while its agents are idle
 
         def disturbs(made: dict[str, Any]) -> bool:
             together = ("hosts", "agent_options", "capacity")  # the buffers of a footprint are large
-            alike = any(all(made[name] == each[name] for name in together) for each in wanted)
-            return made not in wanted and (alone or not alike)
+            alike = any(all(made[name] == arguments[name] for name in together) for arguments in link_arguments)
+            return made not in link_arguments and (alone or not alike)
 
         self._end(disturbs)
         return [
-            Link(self.replace, self._healthy(each, row.pair), row, self._settings)
-            for each, row in zip(wanted, rows, strict=True)
+            Link(self.replace, self._healthy(arguments, row.pair), row, self._settings)
+            for arguments, row in zip(link_arguments, rows, strict=True)
         ]
 
-    def _healthy(self, wanted: dict[str, Any], ranks: tuple[int, int]) -> Launch:
+    def _healthy(self, requested: dict[str, Any], ranks: tuple[int, int]) -> Launch:
         """Return the launch that was made with these arguments, or a new one if there is none or its workers ended."""
-        for made, error in self._refused:
-            if made == wanted:
+        for arguments, error in self._refused:
+            if arguments == requested:
                 raise error
         if ranks in self._absent:
             raise self._absent[ranks]
-        launch = next((one for made, one in self._launches if made == wanted), None)
+        launch = next((kept_launch for arguments, kept_launch in self._launches if arguments == requested), None)
         if launch is not None and launch.healthy:
             return launch
         if launch is not None:
             launch.kill()
         try:
-            return self._launch(wanted)
+            return self._launch(requested)
         except NotApplicableError as error:  # the answer would be the same next time
-            self._refused.append((wanted, error))
+            self._refused.append((requested, error))
             raise
         except NixlAbsentError as error:
             self._absent[ranks] = error
             raise
 
-    def _launch(self, wanted: dict[str, Any]) -> Launch:
-        launch = Launch(settings=self._settings, **wanted)
-        self._launches = [(made, one) for made, one in self._launches if made != wanted]
-        self._launches.append((wanted, launch))
+    def _launch(self, requested: dict[str, Any]) -> Launch:
+        launch = Launch(settings=self._settings, **requested)
+        self._launches = [
+            (arguments, kept_launch) for arguments, kept_launch in self._launches if arguments != requested
+        ]
+        self._launches.append((requested, launch))
         return launch
 
-    def _end(self, which: Callable[[dict[str, Any]], bool]) -> None:
-        for made, launch in [launch for launch in self._launches if which(launch[0])]:
-            self._launches.remove((made, launch))
+    def _end(self, disturbs: Callable[[dict[str, Any]], bool]) -> None:
+        for arguments, launch in [launch for launch in self._launches if disturbs(launch[0])]:
+            self._launches.remove((arguments, launch))
             launch.close()

@@ -8,7 +8,7 @@ import logging
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.units import MIB, gigabytes
@@ -25,6 +25,9 @@ from pytest_nixl.nixl.backends.ucx import VRAM_AS_HOST, protocol
 from pytest_nixl.nixl.worker.transfer import WINDOW_SECONDS, WINDOWS
 from pytest_nixl.processes.worker_errors import NixlError, WorkerError, WorkerLateError
 from pytest_nixl.processes.worker_process import Pending, Worker, results
+
+if TYPE_CHECKING:
+    from pytest_nixl.nixl.worker.commands import MeasuredTransfers
 
 _log = logging.getLogger(__name__)
 
@@ -176,7 +179,7 @@ class Link:
             filling = self._start_filling(seed, size)
             corruption = self._compare("before the timed transfers", first, size)
             results(filling)
-            waits = [] if beside is not None else [self._launch.gpu_wait()]
+            waits = [] if beside is not None else [self._launch.kernel_seconds()]
             if beside is not None:
                 beside()
             before = loss_counters((self.target.worker, self.initiator.worker))
@@ -184,38 +187,38 @@ class Link:
             ends = self._row_ends(min(size, BETWEEN_WINDOWS_BYTES), seed) if between else None
             if self._settings.iterations or self.footprint or beside is not None:
                 clear_above = None
-            clear_rate = None if clear_above is None else clear_above / (block * batch)
-            found = self._timed(
-                transfers, block, [self, *links], ends, clear_rate=clear_rate, together=beside is not None
+            decisive_rate = None if clear_above is None else clear_above / (block * batch)
+            measured = self._timed(
+                transfers, block, [self, *links], ends, decisive_rate=decisive_rate, together=beside is not None
             )
             if beside is None:
-                waits.append(self._launch.gpu_wait())
+                waits.append(self._launch.kernel_seconds())
             after = loss_counters((self.target.worker, self.initiator.worker), before)
-            if corruption is None and found["corruption"] is not None:
-                corruption = Corruption(phase="between the timed transfers", **found["corruption"])
+            if corruption is None and measured["corruption"] is not None:
+                corruption = Corruption(phase="between the timed transfers", **measured["corruption"])
             filling = self._start_filling(last, size)
             corruption = corruption or self._compare("after the timed transfers", seed, size)
             results([*filling, self.destination.fill(last, size=size, inverted=True)])
             if corruption is None:
                 self._run("move", transfers, self._settings.timeout)
                 corruption = self._compare("in the transfers after the timed ones", last, size)
-        carried = CarrierBytes.from_plain(found["counted"], block * batch * sum(found["transfers"]))
+        carried = CarrierBytes.from_plain(measured["counted"], block * batch * sum(measured["transfers"]))
         log, backend = self.initiator.worker.output(), self._launch.backend
         if corruption is None and (mistaken := backend.mistaken(log, self.op, self.memory)):
             raise FindingError(VRAM_AS_HOST, mistaken)
         transports = carried.named(backend.transports(log, self.op, block, self.memory))
         samples = Samples(
             key=key,
-            windows=tuple(found["windows"]),
-            transfers=tuple(found["transfers"]),
-            latencies=tuple(found["latencies"]),
+            windows=tuple(measured["windows"]),
+            transfers=tuple(measured["transfers"]),
+            latencies=tuple(measured["latencies"]),
             transports=transports,
             corruption=corruption,
             counted=carried,
             # Windows that agree are proof of none. The kernel counts in steps of 10 ms, too coarse for few short ones.
             contention=(
-                found["contention"]
-                if len(found["windows"]) >= WINDOWS or sum(found["windows"]) > WINDOWS * WINDOW_SECONDS
+                measured["contention"]
+                if len(measured["windows"]) >= WINDOWS or sum(measured["windows"]) > WINDOWS * WINDOW_SECONDS
                 else 0.0,
             ),
             obstacle=obstacle_between(self.initiator.worker, self.target.worker),
@@ -279,7 +282,7 @@ class Link:
     def _prepare(self, block: int, batch: int, count: int, depth: int) -> Ref:
         """Prepare the transfers of neighbouring parts of the buffers in the initiator's worker."""
         storage = self._launch.backend.STORAGE
-        made: Ref = self.initiator.worker.call(
+        prepared: Ref = self.initiator.worker.call(
             "row_prepare",
             seconds=self._settings.timeout,
             agent=self.initiator.ref,
@@ -297,7 +300,7 @@ class Link:
             storage=self.destination.ref if storage and self.op == "WRITE" else None,
             objects=self._launch.buffers[1].ref if self.memory.target == "OBJ" else None,
         )
-        return made
+        return prepared
 
     def _prepare_objects(self, block: int, count: int) -> None:
         """Register the objects of a row, if the target is an object store; 0 of them: delete the existing ones."""
@@ -349,8 +352,8 @@ class Link:
         return filling
 
     def _compare(self, phase: str, seed: int, size: int) -> Corruption | None:
-        found = self.destination.compare(seed, size=size)
-        return None if found is None else Corruption(phase=phase, **found)
+        corruption = self.destination.compare(seed, size=size)
+        return None if corruption is None else Corruption(phase=phase, **corruption)
 
     def _row_ends(self, size: int, seed: int, *, new_patterns: bool = False) -> _RowEnds:
         """Return what the workers of initiator and target need to compare and write ``size`` bytes between windows."""
@@ -373,18 +376,18 @@ class Link:
         links: Sequence[Link],
         ends: _RowEnds | None = None,
         *,
-        clear_rate: float | None = None,
+        decisive_rate: float | None = None,
         together: bool,
-    ) -> dict[str, Any]:
+    ) -> MeasuredTransfers:
         settings = self._settings
         usual = WINDOWS if self.memory.target == "OBJ" else usual_iterations(block)
         iterations = 1 if together else settings.iterations or usual
-        given = settings.sources.get("warmup", "default") != "default"
-        warmup = settings.warmup if given else usual_warmup(block, settings.warmup)
+        explicit = settings.sources.get("warmup", "default") != "default"
+        warmup = settings.warmup if explicit else usual_warmup(block, settings.warmup)
         duration = max(settings.duration, BESIDE_SECONDS) if together else settings.duration
         if duration > WINDOWS * WINDOW_SECONDS:
-            clear_rate = None
-        found: dict[str, Any] = self._run(
+            decisive_rate = None
+        measured: MeasuredTransfers = self._run(
             "measure",
             transfers,
             settings.timeout + duration,
@@ -393,19 +396,21 @@ class Link:
             warmup=min(warmup, 1) if together else warmup,
             warmup_seconds=self._launch.warmup_seconds(),
             duration=duration,
-            clear_rate=clear_rate,
+            decisive_rate=decisive_rate,
             longest=None if settings.iterations else LONGEST_SECONDS,
             op=self.op,
             own=self._beside_the_initiator(links),
         )
-        return found
+        return measured
 
     def _beside_the_initiator(self, links: Sequence[Link]) -> list[int]:
         """Return the pids of the links' other workers on the initiator's host, which are not contention."""
-        here = self.initiator.worker
+        initiator = self.initiator.worker
         workers = [end.worker for link in links for end in (link.initiator, link.target)]
         return [
-            worker.pid for worker in workers if worker is not here and worker.versions["host"] == here.versions["host"]
+            worker.pid
+            for worker in workers
+            if worker is not initiator and worker.versions["host"] == initiator.versions["host"]
         ]
 
     def _run(
@@ -424,17 +429,17 @@ class Link:
         limit = seconds + 5
         serving: list[Pending] = []
         if not self._launch.backend.STORAGE:
-            there = {} if ends is None else {"end": ends[1]}
+            target_end = {} if ends is None else {"end": ends[1]}
             serving = [
-                self.target.worker.request("serve", seconds=limit, agent=self.target.ref, timeout=seconds, **there)
+                self.target.worker.request("serve", seconds=limit, agent=self.target.ref, timeout=seconds, **target_end)
             ]
-        here = {} if ends is None else {"end": ends[0]}
+        initiator_end = {} if ends is None else {"end": ends[0]}
         running = self.initiator.worker.request(
             command,
             seconds=limit,
             transfers=transfers,
             timeout=seconds,
-            **here,
+            **initiator_end,
             **arguments,
         )
         return results([running], serving=serving)[0]
@@ -457,12 +462,15 @@ def usual_warmup(block: int, most: int) -> int:
     return min(most, -(-LARGE_BYTES // block))
 
 
-def ucx_tls_of_ranks(one: Worker, other: Worker) -> tuple[tuple[str, str], ...]:
+def ucx_tls_of_ranks(first: Worker, second: Worker) -> tuple[tuple[str, str], ...]:
     """Return each of two ranks that has UCX_TLS set, in words, and its value; empty if both workers are of one rank."""
-    if one.rank == other.rank:
+    if first.rank == second.rank:
         return ()
-    told = ((f"rank {each.rank} on {each.versions['host']}", each.versions.get("ucx_tls")) for each in (one, other))
-    return tuple((rank, str(value)) for rank, value in told if value)
+    settings = (
+        (f"rank {worker.rank} on {worker.versions['host']}", worker.versions.get("ucx_tls"))
+        for worker in (first, second)
+    )
+    return tuple((rank, str(value)) for rank, value in settings if value)
 
 
 def loss_counters(workers: Iterable[Worker], before: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -471,8 +479,8 @@ def loss_counters(workers: Iterable[Worker], before: Mapping[str, Any] | None = 
     :param before: what this returned earlier: a host that had no counters is not asked again. None: ask all.
     """
     by_host = {str(worker.versions["host"]): worker for worker in workers}
-    asked = {host: worker for host, worker in by_host.items() if before is None or before[host]}
-    return {host: worker.call("loss_counters") for host, worker in asked.items()}
+    counting = {host: worker for host, worker in by_host.items() if before is None or before[host]}
+    return {host: worker.call("loss_counters") for host, worker in counting.items()}
 
 
 def obstacle_between(one: Worker, other: Worker) -> str:

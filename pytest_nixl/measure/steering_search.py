@@ -45,19 +45,22 @@ def smallest_set(names: Sequence[str], suffices: Callable[[frozenset[str]], bool
                 ended = True
         return answers.get(key, False)
 
-    kept, count = tuple(names), 2
-    while len(kept) > 1 and not ended:
-        parts = [kept[len(kept) * number // count : len(kept) * (number + 1) // count] for number in range(count)]
-        rests = [tuple(name for name in kept if name not in part) for part in parts] if count > 2 else []
+    candidates, count = tuple(names), 2
+    while len(candidates) > 1 and not ended:
+        parts = [
+            candidates[len(candidates) * number // count : len(candidates) * (number + 1) // count]
+            for number in range(count)
+        ]
+        rests = [tuple(name for name in candidates if name not in part) for part in parts] if count > 2 else []
         smaller = next(filter(ask, [*parts, *rests]), None)
         if smaller is not None:
             count = max(count - 1, 2) if smaller in rests else 2
-            kept = smaller
-        elif count < len(kept):
-            count = min(2 * count, len(kept))
+            candidates = smaller
+        elif count < len(candidates):
+            count = min(2 * count, len(candidates))
         else:
             break
-    return kept
+    return candidates
 
 
 def find_culprits(
@@ -71,12 +74,12 @@ def find_culprits(
     """
     every = tuple(names)
     culprits = smallest_set(every, moves_without)
-    others = tuple(name for name in every if name not in culprits)
+    remaining = tuple(name for name in every if name not in culprits)
     try:
-        if not others or not moves_without(frozenset(others)):
+        if not remaining or not moves_without(frozenset(remaining)):
             return culprits, ()
     except SearchEndedError:
         return culprits, ()
     # The culprits alone are harmless: find the others that make them a fault.
-    partners = smallest_set(others, lambda part: not moves_without(frozenset(others) - part))
+    partners = smallest_set(remaining, lambda part: not moves_without(frozenset(remaining) - part))
     return culprits, partners

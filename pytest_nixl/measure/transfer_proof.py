@@ -241,9 +241,9 @@ def _bare(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
     """Yield sets of variables to unset: all, and all but those that say where libraries are."""
     if names:
         yield tuple(names)
-    others = tuple(name for name in names if name not in SEARCH_PATHS)
-    if others and len(others) < len(names):
-        yield others
+    remaining = tuple(name for name in names if name not in SEARCH_PATHS)
+    if remaining and len(remaining) < len(names):
+        yield remaining
 
 
 def _values(names: Sequence[str]) -> tuple[tuple[str, str], ...]:

@@ -166,6 +166,6 @@ def _bytes_of(transport: str) -> Callable[[Carrier], int]:
     return (lambda item: item.whole) if emulated else (lambda item: item.carried)
 
 
-def _sum(one: Carrier, other: Carrier) -> Carrier:
-    packets = None if one.packets is None or other.packets is None else one.packets + other.packets
-    return replace(one, carried=one.carried + other.carried, packets=packets)
+def _sum(first: Carrier, second: Carrier) -> Carrier:
+    packets = None if first.packets is None or second.packets is None else first.packets + second.packets
+    return replace(first, carried=first.carried + second.carried, packets=packets)

@@ -231,23 +231,25 @@ NEXT_STEPS = {
 }
 
 
-def next_step(found: Mapping[str, Any]) -> str:
+def next_step(conclusion: Mapping[str, Any]) -> str:
     """Return what a pipeline does next: a key of :data:`NEXT_STEPS`.
 
-    :param found: the values of ``verdict.json``.
+    :param conclusion: the values of ``verdict.json``.
     """
-    if found["verdict"] in ("REFUSED", NOTHING_CHECKED):
+    if conclusion["verdict"] in ("REFUSED", NOTHING_CHECKED):
         return "correct"  # the command, or the machine: nothing is known of what was to be validated
-    failing = {failure["verdict"] for failure in found["failing"]}
-    if found["failing_left_out"]:
+    failing = {failure["verdict"] for failure in conclusion["failing"]}
+    if conclusion["failing_left_out"]:
         failing |= {
-            failure for failure in found["checks"] if outcome(Verdict(failure), gate=found["gate"]) is Outcome.FAIL
+            failure
+            for failure in conclusion["checks"]
+            if outcome(Verdict(failure), gate=conclusion["gate"]) is Outcome.FAIL
         }
     if failing - {Verdict.INCONCLUSIVE, Verdict.NO_EXPECTATION}:
         return "reject"
     if Verdict.NO_EXPECTATION in failing:
         return "review"
-    return "accept" if found["verdict"] == "PASS" else "retry"
+    return "accept" if conclusion["verdict"] == "PASS" else "retry"
 
 
 def told_figures(results: Sequence[Result]) -> list[dict[str, Any]]:
@@ -272,14 +274,18 @@ def told_figures(results: Sequence[Result]) -> list[dict[str, Any]]:
     ][:MOST_FIGURES]
 
 
-def interrupted_before(told_before: Mapping[str, Any], why: str) -> dict[str, Any]:
+def interrupted_before(told_before: Mapping[str, Any], reason: str) -> dict[str, Any]:
     """Return the ``verdict.json`` values of a run that lost a rank after its verdict was sent to the ranks.
 
     :param told_before: the values that were sent.
-    :param why: what happened to the rank.
+    :param reason: what happened to the rank.
     """
     verdict = "FAIL" if told_before.get("verdict") == "FAIL" else INTERRUPTED
-    return {**told_before, "verdict": verdict, "interrupted": told_before.get("interrupted") or f"{INTERRUPTED}: {why}"}
+    return {
+        **told_before,
+        "verdict": verdict,
+        "interrupted": told_before.get("interrupted") or f"{INTERRUPTED}: {reason}",
+    }
 
 
 def failed_beside(told_before: Mapping[str, Any], code: int) -> dict[str, Any]:

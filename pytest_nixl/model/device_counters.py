@@ -259,10 +259,10 @@ def lossy_devices(
     return tuple(devices)
 
 
-def add_launch(one: Iterable[LossyDevice], other: Iterable[LossyDevice]) -> tuple[LossyDevice, ...]:
+def add_launch(first: Iterable[LossyDevice], second: Iterable[LossyDevice]) -> tuple[LossyDevice, ...]:
     """Return the sums over two launches, of which a device may be in only one."""
     sums: dict[tuple[str, str], LossyDevice] = {}
-    for counter in (*one, *other):
+    for counter in (*first, *second):
         key = counter.host, counter.device
         if (so_far := sums.get(key)) is not None:
             grown = Counter(so_far.grown) + Counter(counter.grown)

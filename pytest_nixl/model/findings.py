@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import date
+from difflib import get_close_matches
 
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.texts import Entries
@@ -48,8 +49,6 @@ FINDINGS = Entries("findings", Finding)
 def known_finding(text: str) -> str:
     """Return ``text`` if it is the id of a known finding. :raises ValueError: if it is not."""
     if text not in FINDINGS:
-        from difflib import get_close_matches
-
         near = get_close_matches(text.upper(), FINDINGS, n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""
         raise ValueError(f"there is no finding {text!r}{hint}: expected {', '.join(FINDINGS)}")

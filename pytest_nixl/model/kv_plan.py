@@ -156,9 +156,9 @@ class KvPlan:
         )
 
 
-def _check_range(what: str, number: int, most: int) -> None:
+def _check_range(name: str, number: int, most: int) -> None:
     if not 1 <= number <= most:
-        raise ValueError(f"the {what} is {number}: expected an integer from 1 to {most}")
+        raise ValueError(f"the {name} is {number}: expected an integer from 1 to {most}")
 
 
 def _splits(model: KvModel, tp: int) -> bool:

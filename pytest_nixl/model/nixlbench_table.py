@@ -301,13 +301,13 @@ class _Reader:
         elif "rail" in line or "fabric_attr" in line or line.startswith("pytest-nixl: interface"):
             self._report.append(line)
 
-    def _registered(self, one: NixlbenchRegistration) -> None:
+    def _registered(self, registration: NixlbenchRegistration) -> None:
         if len(self._registrations) >= _MOST_ROWS:
             return
-        self._registrations.append(one)
-        if (one.rank, one.size) in self._waiting and len(self._faults) < _MOST_LINES:
-            self._faults.append(_duplicate(one.rank, one.size))
-        self._waiting.add((one.rank, one.size))
+        self._registrations.append(registration)
+        if (registration.rank, registration.size) in self._waiting and len(self._faults) < _MOST_LINES:
+            self._faults.append(_duplicate(registration.rank, registration.size))
+        self._waiting.add((registration.rank, registration.size))
 
     def output(self, unfinished: str) -> NixlbenchOutput:
         """Return the result. ``unfinished`` is the text after the last line break."""

@@ -10,14 +10,17 @@ import os
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from pytest_nixl.core.forms import BLOCKS_FORM, ENDPOINTS_FORM, KV_MODEL_FORM, LISTEN_FORM, MEMORY_FORM, TIME_FORM
+from pytest_nixl.core.redaction import hide_command, redact
+from pytest_nixl.model.agent_options import PROGRESS_THREAD, AgentOptions, engine_agent
+from pytest_nixl.model.kv_plan import KvPlan
 
 if TYPE_CHECKING:
-    from pytest_nixl.model.agent_options import AgentOptions, BackendParameter, ThreadCounts
+    from pytest_nixl.model.agent_options import BackendParameter, ThreadCounts
     from pytest_nixl.model.kv_model import KvModel
-    from pytest_nixl.model.kv_plan import KvPlan
     from pytest_nixl.model.memory import DevicePair, MemoryPair
     from pytest_nixl.model.rank_pairs import RankPairing
     from pytest_nixl.model.traffic_pattern import PatternChoice
@@ -84,8 +87,6 @@ class Option:
 
     def show(self, value: Any) -> str:
         """Return a value as it would be typed, with secrets redacted."""
-        from pytest_nixl.core.redaction import redact
-
         if self.secret:
             return "***" if value else "none"
         if value is None:
@@ -123,8 +124,6 @@ def option(
 
 
 def _function(name: str) -> Callable[[Any], Any]:
-    from pkgutil import resolve_name
-
     function: Callable[[Any], Any] = resolve_name(f"pytest_nixl.{name}")
     return function
 
@@ -162,8 +161,6 @@ class AlternateImage:
 
 
 def _show_command(value: Any) -> str:
-    from pytest_nixl.core.redaction import hide_command
-
     return hide_command(shlex.join(value) if isinstance(value, tuple) else str(value)) or "none"
 
 
@@ -431,8 +428,6 @@ class Settings:
     @property
     def agents(self) -> tuple[AgentOptions, ...]:
         """How agents are created; several if everything is done with each of them. The first is the default."""
-        from pytest_nixl.model.agent_options import PROGRESS_THREAD, AgentOptions, engine_agent
-
         telemetry = engine_agent(self.agent, self.backend).telemetry
         return tuple(
             AgentOptions(PROGRESS_THREAD[thread], self.threads, self.sync_mode, self.backend_params, telemetry)
@@ -445,8 +440,6 @@ class Settings:
 
         :raises ValueError: if a tensor-parallel size does not split the model's heads.
         """
-        from pytest_nixl.model.kv_plan import KvPlan
-
         return KvPlan.of(
             self.kv_model,
             tokens=self.kv_tokens,

@@ -23,6 +23,7 @@ from pytest_nixl.nixl.agent_calls import AgentCalls, DescriptorList, with_method
 from pytest_nixl.nixl.backends import between_agents, cuda_modules, shake_hands
 from pytest_nixl.nixl.backends.ucx import VRAM_AS_HOST, taken_for_host
 from pytest_nixl.nixl.buffer import Buffer, PendingBuffer
+from pytest_nixl.nixl.gpus import gpus, require_gpu
 from pytest_nixl.processes.hosts import Host, LocalHost
 from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.processes.worker_errors import NixlError, WorkerError
@@ -283,8 +284,6 @@ class NixlAgent(AgentCalls):
 
         :raises NotApplicableError: the worker sees no GPU; the test is then skipped.
         """
-        from pytest_nixl.nixl.gpus import gpus
-
         return gpus(self.worker)
 
     def allocate(
@@ -321,8 +320,6 @@ class NixlAgent(AgentCalls):
         """
         of: dict[str, Any] = {"directory": directory, "alignment": alignment}
         if memory == "VRAM":
-            from pytest_nixl.nixl.gpus import require_gpu
-
             gpu = require_gpu(self.worker, device, memory)
             self.worker.versions["gpu"] = str(gpu)
             of = {"device": gpu.number}

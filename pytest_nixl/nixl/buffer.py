@@ -97,7 +97,7 @@ class Buffer:
 
         It is long while other processes use the GPU: the processes on one GPU take turns.
         """
-        return float(self.worker.call("gpu_wait", buffer=self.ref)) if self.memory == "VRAM" else 0.0
+        return float(self.worker.call("kernel_seconds", buffer=self.ref)) if self.memory == "VRAM" else 0.0
 
     def read(self, offset: int = 0, size: int | None = None) -> bytes:
         """Return ``size`` bytes at ``offset``; by default the whole buffer."""

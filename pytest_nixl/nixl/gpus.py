@@ -29,31 +29,31 @@ class LinkGpu:
         return f"GPU {self.number}, {self.name} ({self.pci})"
 
 
-def gpus(worker: Worker, what: object = "this test") -> list[LinkGpu]:
+def gpus(worker: Worker, test: object = "this test") -> list[LinkGpu]:
     """Return the GPUs that a worker sees.
 
-    :param what: what needs a GPU, for the message.
+    :param test: what needs a GPU, for the message.
     :raises NotApplicableError: the worker sees no GPU or cannot use it.
     """
     answer = worker.call("devices")
     if not answer["devices"]:
         reason = answer["why"] or "CUDA sees no GPU"
-        raise NotApplicableError(f"{what} needs a GPU, and {reason}{_where(worker)}", answer["remedy"])
+        raise NotApplicableError(f"{test} needs a GPU, and {reason}{_where(worker)}", answer["remedy"])
     return [LinkGpu(**device) for device in answer["devices"]]
 
 
-def require_gpu(worker: Worker, number: int, what: object = "this test") -> LinkGpu:
+def require_gpu(worker: Worker, number: int, test: object = "this test") -> LinkGpu:
     """Return one GPU of a worker.
 
     :param number: its number in CUDA in this worker.
-    :param what: what needs the GPU, for the message.
+    :param test: what needs the GPU, for the message.
     :raises NotApplicableError: the worker does not see this GPU.
     """
-    devices = gpus(worker, what)
+    devices = gpus(worker, test)
     if not 0 <= number < len(devices):
         visible = "only GPU 0" if len(devices) == 1 else f"only GPUs 0 to {len(devices) - 1}"
         raise NotApplicableError(
-            f"{what} needs GPU {number}, but the worker sees {visible}{_where(worker)}",
+            f"{test} needs GPU {number}, but the worker sees {visible}{_where(worker)}",
             "choose one of these GPUs, or make more visible (CUDA_VISIBLE_DEVICES, the container's GPUs)",
         )
     return devices[number]

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.extras import pip_install
@@ -304,8 +305,6 @@ def _published_host() -> str:
             return os.environ[name]
     where = os.environ.get("DOCKER_HOST", "")
     if where.startswith(("tcp://", "ssh://", "http://", "https://")):
-        from urllib.parse import urlsplit
-
         host = urlsplit(where).hostname or _LOOPBACK
         return _LOOPBACK if host in ("localhost", "::1") else host
     return _LOOPBACK

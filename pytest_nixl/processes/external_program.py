@@ -150,10 +150,10 @@ class RunningProgram:
                 raise self.failure(f"did not end within {seconds:g} s and was killed")
         return self._code
 
-    def wait_for(self, words: str, seconds: float) -> bool:
+    def wait_for(self, text: str, seconds: float) -> bool:
         """Wait until its output contains ``words``; return False if it ends or ``seconds`` pass before that."""
         deadline = time.monotonic() + seconds
-        while words not in self._output.text():
+        while text not in self._output.text():
             remaining = deadline - time.monotonic()
             if self._code is not None or remaining <= 0:
                 return False
@@ -176,17 +176,17 @@ class RunningProgram:
         while self._code is None and time.monotonic() < deadline:
             self._look(_LOOK_SECONDS)
 
-    def failure(self, what: str, remedy: str = "") -> ToolError:
+    def failure(self, fault: str, remedy: str = "") -> ToolError:
         """Return an error about the program with the last lines of its output.
 
-        :param what: verb phrase that follows the program's name.
+        :param fault: verb phrase that follows the program's name.
         :param remedy: what the user can do; by default, read the output or run the command by hand.
         """
         lines = [line for line in self._output.text().splitlines() if line.strip()][-_TAIL_LINES:]
         detail = "its last lines:\n" + "\n".join(f"  | {line}" for line in lines) if lines else "it wrote nothing"
         command = " ".join(self.argv)
         return ToolError(
-            f"{self.tool.where} {what}", remedy or f"read its last lines below, or run it there by hand: {command}",
+            f"{self.tool.where} {fault}", remedy or f"read its last lines below, or run it there by hand: {command}",
             detail,
         )  # fmt: skip
 

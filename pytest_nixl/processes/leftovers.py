@@ -43,17 +43,17 @@ def clean_remote(items: list[dict[str, Any]]) -> list[str]:
             else:
                 _delete_prefix(item)
         except Exception as error:
-            remaining.append(_left(item, str(error).partition("\n")[0]))
+            remaining.append(_not_removed(item, str(error).partition("\n")[0]))
     return remaining
 
 
-def _left(item: dict[str, Any], why: str) -> str:
+def _not_removed(item: dict[str, Any], reason: str) -> str:
     if item["kind"] == "container":
-        return f"the container {item['name']} is left ({why}): `docker rm --force --volumes {item['name']}`"
+        return f"the container {item['name']} is left ({reason}): `docker rm --force --volumes {item['name']}`"
     where = ",".join(f"{scheme}://{host}:{port}" for scheme, host, port, *_ in item["endpoints"])
     command = f"etcdctl --endpoints={where} del --prefix {item['name']}"
     login = "; set ETCDCTL_USER=NAME:PASSWORD first" if item.get("login") else ""
-    return f"the keys below {item['name']} are left in the etcd at {where} ({why}): `{command}`{login}"
+    return f"the keys below {item['name']} are left in the etcd at {where} ({reason}): `{command}`{login}"
 
 
 def _remove_container(item: dict[str, Any]) -> None:
@@ -171,17 +171,19 @@ def watched(directory: str) -> dict[str, dict[str, Any]]:
         return {}
 
 
-def remove_run(directory: str, known: dict[str, dict[str, Any]] | None = None) -> list[str]:
+def remove_run(directory: str, resources: dict[str, dict[str, Any]] | None = None) -> list[str]:
     """Remove what is left of a run, unless a supervisor owns its directory; return what could not be removed.
 
     What could not be removed stays written down in the directory, under another name.
 
-    :param known: containers and prefixes with their passwords, by their keys.
+    :param resources: containers and prefixes with their passwords, by their keys.
     """
     with _taken(directory) as (path, name):
         written = watched(path) if path else {}
         remaining = {
-            key: sentences for key, item in {**written, **(known or {})}.items() if (sentences := clean_remote([item]))
+            key: sentences
+            for key, item in {**written, **(resources or {})}.items()
+            if (sentences := clean_remote([item]))
         }
         if path and name.startswith("pytest-nixl-"):
             remove(f"{SHARED_MEMORY}/{name}")
@@ -193,9 +195,9 @@ def remove_run(directory: str, known: dict[str, dict[str, Any]] | None = None) -
     return [sentence for sentences in remaining.values() for sentence in sentences]
 
 
-def _remove_but(path: str, left: dict[str, dict[str, Any]]) -> None:
+def _remove_but(path: str, remaining: dict[str, dict[str, Any]]) -> None:
     """Remove a run directory; if something is left, keep its owner's file and what is left in it."""
-    if not left:
+    if not remaining:
         remove(path)
         return
     with contextlib.suppress(OSError):
@@ -205,7 +207,7 @@ def _remove_but(path: str, left: dict[str, dict[str, Any]]) -> None:
             elif entry.name not in (OWNER, WATCHED):
                 os.unlink(entry.path)
         with open(os.path.join(path, WATCHED), "w", encoding="utf-8") as file:
-            json.dump(left, file)
+            json.dump(remaining, file)
 
 
 @contextlib.contextmanager

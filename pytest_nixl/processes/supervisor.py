@@ -174,11 +174,11 @@ class SupervisorClient:
             raise SupervisorError(f"the supervisor could not {operation.replace('_', ' ')}{program}: {answer['error']}")
         return answer.get("result")
 
-    def _gone(self, why: str) -> SupervisorError:
+    def _gone(self, reason: str) -> SupervisorError:
         self.close()
         remaining = _wait_until_gone(self) if hasattr(self, "pid") else []
         return SupervisorError(
-            f"the supervisor of this run (pid {getattr(self, 'pid', 'unknown')}) has ended: {why}",
+            f"the supervisor of this run (pid {getattr(self, 'pid', 'unknown')}) has ended: {reason}",
             "find out what killed it (for example `dmesg | grep -i oom`); the processes that it owned ended with it",
             "\n".join(remaining),
         )

@@ -97,12 +97,12 @@ _NIXL_REMEDIES = {
 class Pending:
     """A request to a worker that is not answered yet."""
 
-    def __init__(self, worker: Worker, number: int, step: str, seconds: float, words: str) -> None:
+    def __init__(self, worker: Worker, number: int, step: str, seconds: float, description: str) -> None:
         self.worker = worker
         self.number = number
         self.step = step
         #: The step in errors, such as ``'add_remote_agent' of agent 'a'``.
-        self.words = words
+        self.words = description
         #: The time that the request may take, in seconds, and the deadline on the monotonic clock.
         self.seconds = seconds
         self.deadline = time.monotonic() + seconds
@@ -390,10 +390,10 @@ class Worker:
         error.late = not state.startswith("stopped")
         return error
 
-    def _endless(self, pending: Pending, told: str) -> WorkerError:
+    def _endless(self, pending: Pending, line: str) -> WorkerError:
         tail = self.tail()
         self.kill()
-        reason = f"{self.name} would never end {pending.words}, and was ended: {told}"
+        reason = f"{self.name} would never end {pending.words}, and was ended: {line}"
         remedy = f"{MEMLOCK_REMEDY}; read `pytest-nixl explain NIXL-LOCKED-MEMORY-HANGS`"
         return WorkerError(reason, remedy, _quoted(tail))
 

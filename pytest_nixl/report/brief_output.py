@@ -19,7 +19,7 @@ from pytest_nixl.session.suites import suite_of, suites_folder
 
 NAME = "nixl-brief-output"
 #: Options of pytest-benchmark that ask for more than its table of this run.
-_ASKED = ("benchmark_compare", "benchmark_histogram", "benchmark_cprofile")
+_BENCHMARK_OPTIONS = ("benchmark_compare", "benchmark_histogram", "benchmark_cprofile")
 
 
 class BriefOutput:
@@ -79,7 +79,7 @@ def quiet_benchmarks(config: pytest.Config) -> None:
     if (
         config.get_verbosity() <= 0
         and _only_suites(config)
-        and not any(config.getoption(name, None) for name in _ASKED)
+        and not any(config.getoption(name, None) for name in _BENCHMARK_OPTIONS)
     ):
         config.option.benchmark_quiet = True
 

@@ -91,11 +91,11 @@ def _accept(extension: Extension, loaded: Any) -> ReportFormat:
     return text
 
 
-_OWN: dict[str, ReportFormat] = {
+_OUR_FORMATS: dict[str, ReportFormat] = {
     ".html": _page,
     ".csv": table,
     ".prom": metrics,
     ".json": verdict_file,
 }
 #: By the ending of a file's name: ours, and those that other distributions add.
-FORMATS: Registry[ReportFormat] = Registry(extensions.REPORT_FORMATS, _OWN, _accept)
+FORMATS: Registry[ReportFormat] = Registry(extensions.REPORT_FORMATS, _OUR_FORMATS, _accept)

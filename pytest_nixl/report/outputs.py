@@ -16,12 +16,19 @@ import pytest
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.strict import error_text
 from pytest_nixl.model.conclusion import NEXT_STEPS
+from pytest_nixl.report.files import write
+from pytest_nixl.report.github import add_summary, workflow_commands
+from pytest_nixl.report.junit import add_refusal
+from pytest_nixl.report.run_report import RunReport
+from pytest_nixl.session.completeness import completeness_of
 from pytest_nixl.session.levels import left_out_of
+from pytest_nixl.session.record_writer import other_record, other_run, record_of, refused_run, this_run
 from pytest_nixl.session.run import Run, exit_code
+from pytest_nixl.session.settings import readable_settings
+from pytest_nixl.store.store import Store
 
 if TYPE_CHECKING:
     from pytest_nixl.model.settings import Settings
-    from pytest_nixl.report.run_report import RunReport
     from pytest_nixl.store.record_reader import RecordedRun
 
 #: Whether the reports of a refused run were written, on the configuration.
@@ -53,8 +60,6 @@ def leave(config: pytest.Config, run: Run) -> None:
     if run.settings.store:
         _store(config, run)
     if run.settings.report or in_action():
-        from pytest_nixl.session.record_writer import this_run
-
         _report(config, run, run.settings, this_run(run))
 
 
@@ -65,10 +70,6 @@ def leave_refusal(config: pytest.Config, run: Run, reason: str) -> None:
 
     :param reason: why it is refused, in one sentence.
     """
-    from pytest_nixl.report.junit import add_refusal
-    from pytest_nixl.session.record_writer import refused_run
-    from pytest_nixl.session.settings import readable_settings
-
     if config.stash.get(_REFUSED, False):
         return
     config.stash[_REFUSED] = True
@@ -99,9 +100,6 @@ def leave_session_refusal(config: pytest.Config, run: Run) -> None:
 
 
 def _store(config: pytest.Config, run: Run) -> None:
-    from pytest_nixl.session.record_writer import other_record, other_run, record_of
-    from pytest_nixl.store.store import Store
-
     if not run.found.benchmarks:
         run.found.note(f"nothing was stored in {run.settings.store}: no row was recorded")
         return
@@ -150,12 +148,6 @@ def _next_step(report: RunReport, run: Run, page: str) -> str:
 
 
 def _report(config: pytest.Config, run: Run, settings: Settings, record: RecordedRun, refused: str = "") -> None:
-    from pytest_nixl.report.files import write
-    from pytest_nixl.report.github import add_summary, workflow_commands
-    from pytest_nixl.report.run_report import RunReport
-    from pytest_nixl.session.completeness import completeness_of
-    from pytest_nixl.store.store import Store
-
     history: list[RecordedRun] = []
     skipped: list[str] = []
     if settings.store:

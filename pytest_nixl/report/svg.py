@@ -19,7 +19,7 @@ from pytest_nixl.core import units
 
 #: Size of a drawing in points; the page scales it to its width.
 WIDTH, HEIGHT = 520.0, 300.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 68.0, 14.0, 14.0, 46.0
+_LEFT_MARGIN, _RIGHT, _TOP, _BOTTOM = 68.0, 14.0, 14.0, 46.0
 #: The share of the x axis from which on a name is aligned with the right edge.
 _LAST_SHARE = 0.93
 
@@ -128,9 +128,9 @@ def _grid(x: Axis, y: Axis) -> list[str]:
     parts = []
     for value in y.ticks:
         at = _y(y, value)
-        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{at}" y2="{at}"/>')
+        parts.append(f'<line class="grid" x1="{_LEFT_MARGIN}" x2="{WIDTH - _RIGHT}" y1="{at}" y2="{at}"/>')
         parts.append(
-            f'<text class="tick" text-anchor="end" x="{_LEFT - 8}" y="{at + 4.5}">{escape(y.show(value))}</text>'
+            f'<text class="tick" text-anchor="end" x="{_LEFT_MARGIN - 8}" y="{at + 4.5}">{escape(y.show(value))}</text>'
         )
     for value in x.ticks:
         at = _x(x, value)
@@ -142,7 +142,7 @@ def _grid(x: Axis, y: Axis) -> list[str]:
         text = escape(x.show(value))
         parts.append(f'<text class="tick" text-anchor="{anchor}" x="{place}" y="{HEIGHT - _BOTTOM + 21}">{text}</text>')
     base = HEIGHT - _BOTTOM
-    parts.append(f'<line class="axis" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{base}" y2="{base}"/>')
+    parts.append(f'<line class="axis" x1="{_LEFT_MARGIN}" x2="{WIDTH - _RIGHT}" y1="{base}" y2="{base}"/>')
     parts.append(
         f'<text class="title" text-anchor="end" x="{WIDTH - _RIGHT}" y="{HEIGHT - 6}">{escape(x.title)}</text>'
     )
@@ -151,7 +151,7 @@ def _grid(x: Axis, y: Axis) -> list[str]:
 
 
 def _x(axis: Axis, value: float) -> float:
-    return round(_LEFT + axis.share(value) * (WIDTH - _LEFT - _RIGHT), 1)
+    return round(_LEFT_MARGIN + axis.share(value) * (WIDTH - _LEFT_MARGIN - _RIGHT), 1)
 
 
 def _y(axis: Axis, value: float) -> float:

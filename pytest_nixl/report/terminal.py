@@ -19,6 +19,7 @@ from pytest_nixl.core.strict import printable
 from pytest_nixl.host import library_versions
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.model.conclusion import known_limits_line, summary_line
+from pytest_nixl.model.nixl_releases import PACKAGES
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.tools import own_variables
 from pytest_nixl.model.verdicts import Outcome, TextLine
@@ -173,8 +174,6 @@ def nixl_version(run: Run) -> str:
 
 def installed_nixl() -> str:
     """Return the version of the installed NIXL without loading it; empty: none can be imported."""
-    from pytest_nixl.model.nixl_releases import PACKAGES
-
     for package in PACKAGES:
         try:
             return version(package)

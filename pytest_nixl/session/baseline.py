@@ -9,10 +9,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.judge.run_comparison import compare_runs, refuse_other_machine, steadiness, usable_rows, wants_launch
+from pytest_nixl.model.results import Result
+from pytest_nixl.model.verdicts import Outcome, Verdict, outcome
+from pytest_nixl.session.record_writer import other_run, record_of, this_run
 from pytest_nixl.session.run import Run
+from pytest_nixl.store.store import find_baseline, write_whole
 
 if TYPE_CHECKING:
-    from pytest_nixl.model.results import Result
     from pytest_nixl.model.samples import Samples
 
 
@@ -24,10 +29,6 @@ def find(run: Run) -> None:
     settings = run.settings
     if not settings.baseline or settings.first_baseline or run.found.baseline is not None:
         return
-    from pytest_nixl.judge.run_comparison import refuse_other_machine
-    from pytest_nixl.session.record_writer import this_run
-    from pytest_nixl.store.store import find_baseline
-
     try:
         baseline, skipped = find_baseline(settings.baseline, settings.store)
         if not baseline.rows:
@@ -50,8 +51,6 @@ def another_to_compare(samples: Samples, run: Run) -> bool:
     """
     if not run.settings.compares:
         return False
-    from pytest_nixl.judge.run_comparison import usable_rows, wants_launch
-
     key = samples.key
     results = run.found
     before = usable_rows(results.baseline).get(key) if results.baseline is not None else results.other_samples.get(key)
@@ -65,9 +64,6 @@ def compare(run: Run) -> None:
     settings = run.settings
     if run.found.comparison is not None or not settings.compares:
         return
-    from pytest_nixl.judge.run_comparison import compare_runs
-    from pytest_nixl.session.record_writer import other_run, this_run
-
     before = run.found.baseline
     in_turn = before is None
     if before is None:
@@ -94,13 +90,6 @@ def _make_first(run: Run) -> Result:
 
     Nobody has reviewed it, so it is no PASS.
     """
-    from pytest_nixl.core.errors import NixlPluginError
-    from pytest_nixl.judge.run_comparison import steadiness
-    from pytest_nixl.model.results import Result
-    from pytest_nixl.model.verdicts import Outcome, Verdict, outcome
-    from pytest_nixl.session.record_writer import record_of, this_run
-    from pytest_nixl.store.store import write_whole
-
     path = run.settings.baseline
     reason = f"{path} does not exist, so no row was compared with an earlier run"
     bad = any(outcome(result.verdict, gate=run.settings.gate) is Outcome.FAIL for result in run.found.results)

@@ -21,6 +21,7 @@ from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
 from pytest_nixl.core.strict import printable
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.measure.steering_search import steering_names
+from pytest_nixl.measure.transfer_proof import Prover, provable
 from pytest_nixl.model.findings import FindingError
 from pytest_nixl.model.memory import HOST
 from pytest_nixl.model.results import Result
@@ -329,16 +330,16 @@ def _own_lines(item: pytest.Item, excinfo: pytest.ExceptionInfo[BaseException], 
     """Return the failure of a user's test as pytest shows it with ``--tb``, without the lines of this package."""
     package = Path(__file__).parents[1]
 
-    def own(caught: pytest.ExceptionInfo[BaseException]) -> Any:
+    def is_ours(caught: pytest.ExceptionInfo[BaseException]) -> Any:
         whole = caught.traceback.cut(path=item.path)
         outside = whole.filter(lambda entry: package not in Path(entry.path).parents)
         return outside or whole
 
     style = item.config.getoption("tbstyle", "auto")
-    shown = excinfo.getrepr(style="short" if style in ("auto", "line", "no") else style, tbfilter=own, chain=False)
+    shown = excinfo.getrepr(style="short" if style in ("auto", "line", "no") else style, tbfilter=is_ours, chain=False)
     crash = getattr(shown, "reprcrash", None)
     if crash is not None:  # the line and the sentence in pytest's summary and in JUnit XML
-        last = own(excinfo)[-1]
+        last = is_ours(excinfo)[-1]
         crash.path, crash.lineno, crash.message = str(last.path), last.lineno + 1, error.reason
     return shown
 
@@ -371,8 +372,6 @@ def name_steering_fault(item: pytest.Item, error: BaseException) -> None:
 
 
 def _proof(run: Run, backend: str) -> TransferProof | None:
-    from pytest_nixl.measure.transfer_proof import Prover, provable
-
     proofs = run.config.stash.setdefault(_PROOFS, {})
     if backend not in proofs:
         proofs[backend] = Prover(run.settings).prove(backend, HOST) if provable([backend]) else None

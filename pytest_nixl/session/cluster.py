@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from pytest_nixl.model.tools import own_variables
@@ -73,8 +74,6 @@ class Cluster:
         :param arguments: its arguments, as JSON values.
         :raises NixlPluginError: if a rank does not answer, or refuses.
         """
-        from concurrent.futures import ThreadPoolExecutor
-
         if self._rank_session is None or self._rank_session.driver is None:
             return []
         with ThreadPoolExecutor(1) as pool:

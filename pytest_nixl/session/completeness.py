@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_nixl.core.signals import sigterm_ends_in_order, what_ended
+from pytest_nixl.core.terminal_output import keep_a_directory
 from pytest_nixl.model.verdicts import INTERRUPTED
 from pytest_nixl.session.levels import left_out_of
 from pytest_nixl.session.outcome import check_of
@@ -126,8 +127,6 @@ class Completeness:
                 return (yield)
         finally:
             if ours and not self._run.config.invocation_params.dir.is_dir():
-                from pytest_nixl.core.terminal_output import keep_a_directory
-
                 self._cause = self._cause or keep_a_directory(self._run.config)
 
     @contextmanager

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pytest_nixl.core.untrusted_file import read_regular
+from pytest_nixl.judge.profiles import bundled_profiles, load_profile
 
 #: Profiles for two processes of one host: the usual one, and the one for LIBFABRIC over TCP.
 ONE_HOST, OVER_TCP = "loopback", "tcp-loopback"
@@ -65,8 +66,6 @@ def read_product(root: Path) -> str:
 
 def _expects(name: str, backend: str) -> bool:
     """Whether a profile of this name comes with the plugin and has an expectation for this backend."""
-    from pytest_nixl.judge.profiles import bundled_profiles, load_profile
-
     if name not in bundled_profiles():
         return False
     return any(item.backend is None or backend in item.backend for item in load_profile(name).expectations)

@@ -7,10 +7,14 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import pytest
+
 from pytest_nixl.core.units import KIB, MIB, format_size, parse_size
+from pytest_nixl.host.memory import available_memory, in_bytes
+from pytest_nixl.host.recorded_tree import FactsRoot
+from pytest_nixl.nixl.backends import BACKENDS
 
 if TYPE_CHECKING:
-    from pytest_nixl.host.recorded_tree import FactsRoot
     from pytest_nixl.model.settings import Settings
 
 
@@ -63,8 +67,6 @@ def automatic_footprint(blocks: Sequence[int], batch: Sequence[int], depth: Sequ
 
     The second value says where it is from.
     """
-    from pytest_nixl.host.recorded_tree import FactsRoot
-
     cache = last_level_cache(FactsRoot())
     row = max(blocks) * max(batch) * max(depth)
     beyond = UNKNOWN_CACHE_FOOTPRINT if cache is None else footprint_beyond(cache)
@@ -81,10 +83,6 @@ def refuse_footprint(settings: Settings) -> None:
     size = settings.footprint
     if size is None:
         return
-    import pytest
-
-    from pytest_nixl.nixl.backends import BACKENDS
-
     option = f"--nixl-footprint={format_size(size)}"
     if all(BACKENDS[name].STORAGE for name in settings.backend):
         raise pytest.UsageError(
@@ -103,9 +101,6 @@ def refuse_footprint(settings: Settings) -> None:
             f"{option} has {size // least} transfers of {format_size(least)}, and a row walks at most {MOST_WALKED}: "
             f"expected a smaller footprint, or --nixl-blocks of at least {format_size(-(-size // MOST_WALKED))}"
         )
-    from pytest_nixl.host.memory import available_memory, in_bytes
-    from pytest_nixl.host.recorded_tree import FactsRoot
-
     needed, available = ends_here(settings) * size, available_memory(FactsRoot())
     if available is not None and needed > available.size:
         raise pytest.UsageError(

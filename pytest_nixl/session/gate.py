@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _NAME_A_SUITE = "name a suite, or no suite to run all of them"
 #: The most reasons in one sentence.
-_TOLD = 3
+_MOST_NAMED = 3
 
 #: How pytest's reason for the skip of a test whose ``parametrize`` has no value begins.
 _NO_PARAMETERS = "got empty parameter set"
@@ -104,9 +104,9 @@ def unchecked(run: Run) -> list[Result]:
     if named or not ours or any(result.verdict is not Verdict.NOT_APPLICABLE for result in results):
         return named
     reasons, remedies = (list(dict.fromkeys(getattr(skipped, of) for skipped in ours)) for of in ("reason", "remedy"))
-    more = [f"and {len(reasons) - _TOLD} more reasons: -rs shows them"] if len(reasons) > _TOLD else []
+    more = [f"and {len(reasons) - _MOST_NAMED} more reasons: -rs shows them"] if len(reasons) > _MOST_NAMED else []
     count = "the only check was" if len(ours) == 1 else f"all {len(ours)} checks were"
-    reason = f"nothing was checked, because {count} skipped: {'; '.join([*reasons[:_TOLD], *more])}"
+    reason = f"nothing was checked, because {count} skipped: {'; '.join([*reasons[:_MOST_NAMED], *more])}"
     remedy = remedies[0] if len(remedies) == 1 and remedies[0] else "run it where these checks apply, or run all suites"
     return [Result(WHOLE_RUN, "", Verdict.MISSING, reason, remedy)]
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from pytest_nixl.core.redaction import hider
+from pytest_nixl.core.strict import error_text
 from pytest_nixl.model.settings import OPTIONS
 
 
@@ -25,3 +26,9 @@ def given_options(config: pytest.Config) -> dict[str, str]:
     """Return the options that were given on the command line, by flag, with passwords hidden."""
     typed = {item: text for item in OPTIONS if (text := config.getoption(item.ini, None)) is not None}
     return {item.flag: item.show(text) if item.secret or item.hidden else text for item, text in typed.items()}
+
+
+def printable_error(config: pytest.Config, error: pytest.UsageError) -> tuple[str, ...]:
+    """Return the parts of a refusal with the secrets of the options hidden and control characters escaped."""
+    hide = hider_of(config)
+    return tuple(error_text(hide(str(part))) for part in error.args)

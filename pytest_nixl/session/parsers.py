@@ -11,13 +11,16 @@ from typing import Any
 
 from pytest_nixl.cluster.group import LEAST_LEASE, MOST_LEASE
 from pytest_nixl.core import units
+from pytest_nixl.core.extensions import REPORT_FORMATS
 from pytest_nixl.core.redaction import redact
 from pytest_nixl.etcd.endpoints import parse_endpoints
+from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.model.agent_options import BackendParameter, parse_parameters
 from pytest_nixl.model.kv_model import KV_DTYPES
 from pytest_nixl.model.kv_plan import MOST_BLOCK_TOKENS, MOST_TOKENS, MOST_TP
 from pytest_nixl.model.memory import OPS, MemoryPair
 from pytest_nixl.model.settings import LEVELS, MOST_LAUNCHES, RAW_TOOLS, REPORT_ENDINGS, AlternateImage
+from pytest_nixl.nixl.backends import BACKENDS, UNSUPPORTED
 from pytest_nixl.session.options import report_ending
 
 #: The largest accepted numbers. A larger number is a typing error, and a worker would run out of memory.
@@ -29,8 +32,6 @@ LONGEST = 7 * 86_400.0
 
 def parse_backends(text: str) -> tuple[str, ...]:
     """Parse a list of backend names. :raises ValueError: if a backend is not supported."""
-    from pytest_nixl.nixl.backends import BACKENDS, UNSUPPORTED
-
     names = tuple(part.strip() for part in text.split(","))
     backends = list(BACKENDS)
     for name in names:
@@ -246,8 +247,6 @@ def parse_validated_image(text: str) -> str:
 
 def parse_profile(text: str) -> str:
     """Check the name or path of a profile by loading it. :raises ValueError: if it cannot be loaded."""
-    from pytest_nixl.judge.profiles import load_profile
-
     load_profile(text)
     return text
 
@@ -287,8 +286,6 @@ def parse_reports(text: str) -> tuple[str, ...]:
 
     :raises ValueError: if a path has an unknown ending or its directory cannot be created.
     """
-    from pytest_nixl.core.extensions import REPORT_FORMATS
-
     paths = _unique(tuple(part.strip() for part in text.split(",")))
     endings = (*REPORT_ENDINGS, *REPORT_FORMATS.extensions(REPORT_ENDINGS))
     for path in paths:

@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_nixl.judge.profiles import load_profile
+from pytest_nixl.session.outcome import check_of
+from pytest_nixl.session.suites import ENDPOINTS, INFRASTRUCTURE, suite_of
+
 if TYPE_CHECKING:
     from pytest_nixl.model.results import Result
     from pytest_nixl.session.run import Run
@@ -41,10 +45,6 @@ class Preconditions:
         run = self._run
         if not run.collected.used or run.parallel or not run.usable:
             return
-        from pytest_nixl.judge.profiles import load_profile
-        from pytest_nixl.session.outcome import check_of
-        from pytest_nixl.session.suites import ENDPOINTS, INFRASTRUCTURE, suite_of
-
         profile = load_profile(run.settings.profile)
         suites = {item.nodeid: suite_of(item.path) for item in items}
         checks = {item.nodeid: check_of(item) or "" for item in items}

@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 import pytest
+from pytest_benchmark.stats import Stats
 
 from pytest_nixl.core.redaction import hide_command
 from pytest_nixl.core.units import format_size
@@ -165,8 +166,6 @@ def other_record(record: Mapping[str, Any], run: Run, other: RecordedRun) -> dic
 
 
 def _statistics(samples: Samples) -> dict[str, Any]:
-    from pytest_benchmark.stats import Stats
-
     statistics = Stats()
     for seconds in rounds(samples):
         statistics.update(seconds)

@@ -3,22 +3,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_nixl.cluster.placement import ALONE, ask
+from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.core.signals import sigterm_ends_in_order
+from pytest_nixl.session.found import Found
 from pytest_nixl.session.given_options import hider_of
 from pytest_nixl.session.options import uses_options
+from pytest_nixl.session.requested_links import requested_links
+from pytest_nixl.session.settings import read_settings
 
 if TYPE_CHECKING:
     from pytest_nixl.cluster.placement import Placement
     from pytest_nixl.cluster.rank_session import RankSession
     from pytest_nixl.model.row_key import RowKey
     from pytest_nixl.model.settings import Settings
-    from pytest_nixl.session.found import Found
 
 RUN = pytest.StashKey["Run"]()
 _RANK_SESSION: pytest.StashKey[RankSession] = pytest.StashKey()
@@ -57,8 +63,6 @@ class Run:
     @cached_property
     def settings(self) -> Settings:
         """The settings, read on first use. :raises pytest.UsageError: if one of them is bad."""
-        from pytest_nixl.session.settings import read_settings
-
         return read_settings(self.config)
 
     @cached_property
@@ -82,21 +86,15 @@ class Run:
     @property
     def placement(self) -> Placement:
         """The ranks of this run. :raises pytest.UsageError: if options and launcher contradict each other."""
-        from pytest_nixl.cluster.placement import ALONE
-
         return self._placement if self._for_us else ALONE
 
     @cached_property
     def _placement(self) -> Placement:
-        from pytest_nixl.cluster.placement import ask
-
         return ask(self.settings)
 
     @property
     def links(self) -> list[RowKey]:
         """The requested links, each as the key of one of its rows. :raises pytest.UsageError: if a setting is bad."""
-        from pytest_nixl.session.requested_links import requested_links
-
         return requested_links(self.settings, self.placement)
 
     @property
@@ -126,8 +124,6 @@ class Run:
     @cached_property
     def found(self) -> Found:
         """What the run found so far."""
-        from pytest_nixl.session.found import Found
-
         return Found(self.hide)
 
     @property
@@ -139,3 +135,17 @@ def exit_code(config: pytest.Config) -> int | None:
     """Return pytest's exit code so far; None: it has no session."""
     session = config.pluginmanager.get_plugin("session")
     return None if session is None else int(session.exitstatus)
+
+
+@contextmanager
+def settings_in_use(config: pytest.Config) -> Iterator[Settings]:
+    """Yield the settings of a run; meanwhile SIGTERM ends pytest like Ctrl-C, so that fixtures are torn down.
+
+    :raises NixlPluginError: they are refused.
+    """
+    try:
+        settings = Run.of(config).settings
+    except pytest.UsageError as error:
+        raise NixlPluginError(str(error)) from None
+    with sigterm_ends_in_order():
+        yield settings

@@ -18,10 +18,13 @@ from pytest_nixl.core.extensions import ExtensionError
 from pytest_nixl.core.extras import pip_install
 from pytest_nixl.core.redaction import hider, redact
 from pytest_nixl.core.units import KIB, MIB
+from pytest_nixl.host.memory import available_memory, in_bytes
+from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.model.agent_options import THREADED, engine_agent
 from pytest_nixl.model.kv_plan import format_tp
 from pytest_nixl.model.memory import MEMORIES
 from pytest_nixl.model.settings import OPTIONS, Option, Settings
+from pytest_nixl.nixl.backends import BACKENDS, plugin_of
 from pytest_nixl.session.default_profile import default_profile
 from pytest_nixl.session.footprint import AUTO, automatic_footprint, ends_here, refuse_footprint
 from pytest_nixl.session.parsers import parse_target_memory
@@ -159,8 +162,6 @@ def _check_together(settings: Settings) -> None:
             f"--nixl-etcd names an existing etcd, but --nixl-etcd-server={settings.etcd_server} starts a new one: "
             "give only one of the two"
         )
-    from pytest_nixl.nixl.backends import BACKENDS
-
     for name in settings.backend:
         if not BACKENDS[name].STORAGE and all(pair.stored for pair in settings.memory):
             raise pytest.UsageError(
@@ -184,8 +185,6 @@ def _check_together(settings: Settings) -> None:
 
 
 def _check_agents(settings: Settings) -> None:
-    from pytest_nixl.nixl.backends import plugin_of
-
     chosen = ",".join(settings.backend)
     for parameter in settings.backend_params:
         if parameter.backend not in settings.backend:
@@ -226,9 +225,6 @@ def _check_memory(settings: Settings) -> None:
     ]
     if not set_here:
         return
-    from pytest_nixl.host.memory import available_memory, in_bytes
-    from pytest_nixl.host.recorded_tree import FactsRoot
-
     block, batch, depth = max(settings.blocks), max(settings.batch), max(settings.depth)
     required = ends_here(settings) * block * batch * depth + batch * depth * _DESCRIPTOR
     available = available_memory(FactsRoot())

@@ -19,7 +19,7 @@ _STEERING = re.compile(
     r"(UCX_|NIXL_|FI_|NCCL_|CUDA_|NVIDIA_|IBV_|RDMAV_|MLX[45]_|OMP_|LD_LIBRARY_PATH$|LD_PRELOAD$|MALLOC_)"
 )
 #: Variables of this plugin among them: they label the run and cannot explain a change.
-_OWN = frozenset(("NIXL_IMAGE", "NIXL_IMAGE_DIGEST", "NIXL_NODE_NAME", "NIXL_PODINFO"))
+_OUR_VARIABLES = frozenset(("NIXL_IMAGE", "NIXL_IMAGE_DIGEST", "NIXL_NODE_NAME", "NIXL_PODINFO"))
 
 #: The directory at which the manifests mount a Kubernetes downward API volume with ``labels`` and ``annotations``.
 PODINFO = "/etc/podinfo"
@@ -147,7 +147,7 @@ def _podinfo(folder: Path) -> dict[str, str]:
 
 def steering(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables that steer transports. Values that may contain a secret are hidden."""
-    names = sorted(name for name in environ if _STEERING.match(name) and name not in _OWN)
+    names = sorted(name for name in environ if _STEERING.match(name) and name not in _OUR_VARIABLES)
     return {name: recorded(name, environ[name]) for name in names}
 
 

@@ -163,15 +163,15 @@ def newest(runs: Sequence[RecordedRun], image: str) -> RecordedRun | None:
     return None
 
 
-def find_baseline(wanted: str, directory: str, *, whole: bool = True) -> tuple[RecordedRun, list[str]]:
+def find_baseline(requested: str, directory: str, *, whole: bool = True) -> tuple[RecordedRun, list[str]]:
     """Return the run that ``--nixl-baseline`` names, and one sentence for each file of the store that is left out.
 
-    :param wanted: a record, a store, or an image of the store.
+    :param requested: a record, a store, or an image of the store.
     :param directory: the store in which an image is looked up.
     :param whole: whether only completed runs count.
     :raises ValueError: if there is no such run: one sentence.
     """
-    path = Path(wanted)
+    path = Path(requested)
     try:
         if path.exists() and not path.is_dir():
             named = read_recorded(path)
@@ -189,10 +189,10 @@ def find_baseline(wanted: str, directory: str, *, whole: bool = True) -> tuple[R
         ]
         runs = [run for run in runs if not run.interrupted]
     latest = runs[-1] if runs else None
-    baseline = latest if path.is_dir() else newest(runs, wanted)
+    baseline = latest if path.is_dir() else newest(runs, requested)
     if baseline is None:
-        where = wanted if path.is_dir() else directory
-        missing = "no record" if path.is_dir() else f"no run of the image {wanted}"
+        where = requested if path.is_dir() else directory
+        missing = "no record" if path.is_dir() else f"no run of the image {requested}"
         has = sorted({run.provenance.image.reference for run in runs if run.provenance.image.reference})
         among = f"; it has {', '.join(has)}" if has and not path.is_dir() else ""
         bad = f"; {'; '.join(skipped)}" if skipped else ""

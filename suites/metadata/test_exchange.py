@@ -10,7 +10,7 @@ from pytest_nixl import Agents, Settings, free_ports, wait_until
 from .moving import registered, write_and_compare
 from .namespace import Namespace, complaint, knows, registration
 
-HERE = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
 
 
 @pytest.mark.nixl_check("metadata-by-etcd", level="quick")
@@ -47,20 +47,20 @@ def test_an_agent_sends_its_metadata_to_another_that_listens(agents: Agents, nix
     target, source = registered(listener), registered(caller)
 
     def remedy() -> str:
-        return f"check whether {HERE}:{port} can be reached; NIXL wrote: {complaint(caller) or complaint(listener)}"
+        return f"check whether {LOOPBACK}:{port} can be reached; NIXL wrote: {complaint(caller) or complaint(listener)}"
 
-    caller.send_local_metadata(HERE, port)
+    caller.send_local_metadata(LOOPBACK, port)
     with caller.polled():
         wait_until(lambda: knows(listener, caller, source),
                    f"{listener.name} to load the metadata that arrived at port {port}",
                    seconds=seconds, remedy=remedy)  # fmt: skip
-    caller.fetch_remote_metadata(listener.name, HERE, port)
+    caller.fetch_remote_metadata(listener.name, LOOPBACK, port)
     with listener.polled():
         wait_until(lambda: knows(caller, listener, target),
                    f"{caller.name} to load the metadata that it fetched from port {port}",
                    seconds=seconds, remedy=remedy)  # fmt: skip
     write_and_compare(caller, listener, target, seconds)
-    caller.invalidate_local_metadata(HERE, port)
+    caller.invalidate_local_metadata(LOOPBACK, port)
     wait_until(lambda: not knows(listener, caller),
                f"{listener.name} to forget {caller.name}, which removed its metadata",
                seconds=seconds, remedy=remedy)  # fmt: skip

@@ -15,7 +15,7 @@ from .namespace import Namespace, complaint, knows
 
 WORKERS = 4
 #: Agents of each worker, and at the level ``extended``.
-EACH, EXTENDED = 10, 50
+PER_AGENT, EXTENDED = 10, 50
 
 
 @pytest.mark.nixl_check("metadata-of-200-agents")
@@ -31,7 +31,7 @@ def test_many_agents_find_each_other(
 
     There are 200 agents at the level extended, and 40 at the level standard.
     """
-    count = EXTENDED if nixl_settings.extended else EACH
+    count = EXTENDED if nixl_settings.extended else PER_AGENT
     if agent_progress == "on" or shake_hands([agent_backend]):
         verb = "has" if agent_progress == "on" else "needs"
         raise NotApplicableError(

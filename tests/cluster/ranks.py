@@ -29,8 +29,8 @@ def hosts(*names: str) -> Any:
     @pytest.fixture(scope="module")
     def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
         require_tools()
-        with network(tmp_path_factory.mktemp("network"), *names) as made:
-            yield made
+        with network(tmp_path_factory.mktemp("network"), *names) as network_hosts:
+            yield network_hosts
 
     return net
 
@@ -102,8 +102,8 @@ class Ranks:
                 raise AssertionError(f"rank {number} still runs after {seconds:g} s\n{self._last_words()}") from None
         # A daemon of mpirun may end, and remove its folder, a moment after mpirun.
         eventually(lambda: not any(self._folder.glob("rank-*/*")), 20)
-        left = [str(path) for path in sorted(self._folder.glob("rank-*/*"))]
-        assert not left, f"temporary files are left: {left}\n{self._last_words()}"
+        remaining = [str(path) for path in sorted(self._folder.glob("rank-*/*"))]
+        assert not remaining, f"temporary files are left: {remaining}\n{self._last_words()}"
         return [Finished(code, self.output(number)) for number, code in enumerate(codes)]
 
     def _log(self, number: int) -> Path:
@@ -117,19 +117,19 @@ def run_ranks(
     hosts: Sequence[Host],
     folder: Path,
     *command: str,
-    own: Sequence[Sequence[str]] = (),
+    rank_arguments: Sequence[Sequence[str]] = (),
     fork: bool = True,
     env: Mapping[str, str] | None = None,
 ) -> list[Finished]:
     """Run one command on every host at the same time, and wait until all have ended.
 
-    :param own: the options that each host has in addition.
+    :param rank_arguments: the options that each host has in addition.
     :param fork: whether a run of pytest may be forked: not if its figures are judged.
     """
     with Ranks(folder, env) as ranks:
         start = ranks.start_run if fork and command[1:3] == ("-m", "pytest") else ranks.start
         for number, host in enumerate(hosts):
-            start(host, *command, *(own[number] if own else ()))
+            start(host, *command, *(rank_arguments[number] if rank_arguments else ()))
         return ranks.finish()
 
 
@@ -145,7 +145,7 @@ def _last_words(ranks: Iterable[tuple[int | None, str]]) -> str:
 
 def all_end_with(code: int, done: Sequence[Finished]) -> None:
     """Assert that all commands ended with this exit code."""
-    assert {one.code for one in done} == {code}, _last_words((one.code, one.output) for one in done)
+    assert {ended.code for ended in done} == {code}, _last_words((ended.code, ended.output) for ended in done)
 
 
 def report_options(folder: Path) -> list[str]:
@@ -165,8 +165,8 @@ def reports(folder: Path, ranks: int, *, logs: str = "logs", junit: str = "run")
         assert int(ElementTree.parse(folder / name).getroot()[0].attrib["tests"]) > 0
     paths = [folder / logs / f"rank-{rank}" / "verdict.json" for rank in range(ranks)]
     assert set((folder / logs).glob("rank-*/verdict.json")) == set(paths)
-    found = [json.loads(path.read_text()) for path in paths]
-    own = ("rank", "host", "pid", "fault")
-    told = [{name: value for name, value in report.items() if name not in own} for report in found]
-    assert all(report == told[0] for report in told), "every rank reports the same verdict"
-    return found
+    documents = [json.loads(path.read_text()) for path in paths]
+    rank_fields = ("rank", "host", "pid", "fault")
+    shared_fields = [{name: value for name, value in report.items() if name not in rank_fields} for report in documents]
+    assert all(report == shared_fields[0] for report in shared_fields), "every rank reports the same verdict"
+    return documents

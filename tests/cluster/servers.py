@@ -87,10 +87,10 @@ class Slurm:
         """
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            words = self._ask("scontrol", "show", "job", "-o", job).split()
-            told = dict(word.split("=", 1) for word in words if "=" in word)
-            if told["JobState"] not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"):
-                return int(told["ExitCode"].partition(":")[0])
+            pairs = self._ask("scontrol", "show", "job", "-o", job).split()
+            fields = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+            if fields["JobState"] not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"):
+                return int(fields["ExitCode"].partition(":")[0])
             time.sleep(0.2)
         raise AssertionError(f"job {job} has not ended within {seconds:g} s")
 

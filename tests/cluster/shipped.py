@@ -30,26 +30,26 @@ def variables(**more: str) -> dict[str, str]:
 
 def passed(folder: Path, hosts: Sequence[str]) -> None:
     """Assert that every rank reports that the gate is passed and that the one row was measured."""
-    found = reports(folder, len(hosts), logs=".", junit="junit")
+    rank_reports = reports(folder, len(hosts), logs=".", junit="junit")
     assert "NIXL gate" in (folder / "report.html").read_text(), "the file writes the page"
-    assert [report["host"] for report in found] == list(hosts)
-    for report in found:
-        told = (report["verdict"], report["gate"], report["exit_code"], report["rows"], report["failing"])
-        assert told == ("PASS", True, 0, 1, [])
+    assert [report["host"] for report in rank_reports] == list(hosts)
+    for report in rank_reports:
+        summary = (report["verdict"], report["gate"], report["exit_code"], report["rows"], report["failing"])
+        assert summary == ("PASS", True, 0, 1, [])
 
 
 def failures(folder: Path, hosts: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Return what failed by its check, after an assertion that every rank reports that the gate is not passed."""
-    found = reports(folder, len(hosts), logs=".", junit="junit")
-    assert [report["host"] for report in found] == list(hosts)
-    assert {(report["verdict"], report["gate"], report["exit_code"]) for report in found} == {("FAIL", True, 1)}
-    return {each["check"]: each for each in found[0]["failing"]}
+    rank_reports = reports(folder, len(hosts), logs=".", junit="junit")
+    assert [report["host"] for report in rank_reports] == list(hosts)
+    assert {(report["verdict"], report["gate"], report["exit_code"]) for report in rank_reports} == {("FAIL", True, 1)}
+    return {failing["check"]: failing for failing in rank_reports[0]["failing"]}
 
 
 def went_over_tcp(folder: Path, hosts: Sequence[str]) -> None:
     """Assert that every rank reports that the gate is not passed, because bytes went over TCP."""
-    found = failures(folder, hosts)
-    assert set(found) == {"bandwidth"}, "nothing else fails"
-    failed = found["bandwidth"]
+    failing = failures(folder, hosts)
+    assert set(failing) == {"bandwidth"}, "nothing else fails"
+    failed = failing["bandwidth"]
     assert failed["verdict"] == "WRONG-TRANSPORT"
     assert "tcp" in failed["reason"]

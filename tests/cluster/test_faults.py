@@ -69,8 +69,8 @@ class FaultyRun:
         :param tree: the directory that holds its plugin and its test.
         """
         common = [f"--nixl-ranks={len(self.hosts)}", f"--nixl-group={self.name}", *self.etcd, "--nixl-timeout=20s"]
-        own = [f"--nixl-rank={rank}", f"--nixl-log-dir={self.folder / 'logs'}", "--nixl-blocks=4KiB"]
-        started = command(test, *common, *own, *options)
+        arguments = [f"--nixl-rank={rank}", f"--nixl-log-dir={self.folder / 'logs'}", "--nixl-blocks=4KiB"]
+        started = command(test, *common, *arguments, *options)
         if tree == ROOT:
             self.pids.append(self.ranks.start_run(self.hosts[rank], *started, **(env or {})))
         else:
@@ -96,7 +96,7 @@ class FaultyRun:
     def end(self, *codes: int) -> list[Finished]:
         """Wait for all ranks to end with these exit codes, and for their keys to be removed."""
         done = self.ranks.finish(END)
-        assert [one.code for one in done] == list(codes), "\n".join(one.output[-1500:] for one in done)
+        assert [ended.code for ended in done] == list(codes), "\n".join(ended.output[-1500:] for ended in done)
         self.leaves_no_key()
         return done
 
@@ -116,13 +116,13 @@ class FaultyRun:
 
     def lease_lost(self, rank: int) -> str:
         """The message of a rank that lost its own lease."""
-        who = f"rank {rank}, {self.hosts[rank].name}, pid {self.pids[rank]}"
-        return f"this member of group '{self.name}' ({who}) lost its etcd lease: "
+        member = f"rank {rank}, {self.hosts[rank].name}, pid {self.pids[rank]}"
+        return f"this member of group '{self.name}' ({member}) lost its etcd lease: "
 
     def verdict(self, rank: int) -> dict[str, str]:
         """Return the ``verdict.json`` of a rank."""
-        found: dict[str, str] = json.loads((self.folder / "logs" / f"rank-{rank}" / "verdict.json").read_text())
-        return found
+        document: dict[str, str] = json.loads((self.folder / "logs" / f"rank-{rank}" / "verdict.json").read_text())
+        return document
 
 
 Fault = Callable[[Network, Path], None]
@@ -143,10 +143,10 @@ def a_peer_never_comes(net: Network, folder: Path) -> None:
             # Long enough for both to be there at the same time, although other runs start beside them.
             run.start(rank, "--nixl-join-timeout=20s")
         done = run.end(1, 1)
-    assert all("waiting for rank 1 of group 'never' (2 of 3 " in one.output for one in done)
+    assert all("waiting for rank 1 of group 'never' (2 of 3 " in ended.output for ended in done)
     # The rank that gives up last may find that the other one has left.
-    assert any("waited 20 s for rank 1 of group 'never' (2 of 3 " in one.output for one in done)
-    assert all(re.search(r"waited 20 s for ranks? (0, )?1(, 2)? of group 'never'", one.output) for one in done)
+    assert any("waited 20 s for rank 1 of group 'never' (2 of 3 " in ended.output for ended in done)
+    assert all(re.search(r"waited 20 s for ranks? (0, )?1(, 2)? of group 'never'", ended.output) for ended in done)
 
 
 @fault
@@ -157,9 +157,9 @@ def rank_0_never_comes_to_serve_the_etcd(net: Network, folder: Path) -> None:
         for rank in (1, 2):
             # It says every five seconds for what it waits.
             run.start(rank, "--nixl-join-timeout=20s", env={"MASTER_ADDR": run.hosts[0].address})
-        for one in run.end(1, 1):
-            assert "waiting for the etcd that rank 0 serves at http://10.98.0.1:2401" in one.output
-            assert "no etcd answered at http://10.98.0.1:2401 within 20 s: rank 0 serves it" in one.output
+        for ended in run.end(1, 1):
+            assert "waiting for the etcd that rank 0 serves at http://10.98.0.1:2401" in ended.output
+            assert "no etcd answered at http://10.98.0.1:2401 within 20 s: rank 0 serves it" in ended.output
 
 
 @fault
@@ -169,8 +169,8 @@ def a_peer_is_killed(net: Network, folder: Path) -> None:
         run.begin()
         os.kill(run.pids[2], signal.SIGKILL)
         first, second, _ = run.end(1, 1, -signal.SIGKILL)
-    for rank, one in enumerate((first, second)):
-        assert run.gone(2) in one.output
+    for rank, ended in enumerate((first, second)):
+        assert run.gone(2) in ended.output
         assert run.gone(2) in run.verdict(rank)["text"]
     assert "rank 2 (target worker, pid " in first.output
     assert "has gone with its rank during " in first.output
@@ -190,9 +190,9 @@ def a_peer_that_no_row_needs_is_killed_at_the_end(net: Network, folder: Path) ->
         run.begin()
         os.kill(run.pids[1], signal.SIGKILL)
         run.enough()
-        for one, rank in zip(run.end(1, -signal.SIGKILL, 1), range(3), strict=True):
+        for ended, rank in zip(run.end(1, -signal.SIGKILL, 1), range(3), strict=True):
             if rank != 1:
-                assert f"rank 1 on node-1 (pid {run.pids[1]})" in one.output
+                assert f"rank 1 on node-1 (pid {run.pids[1]})" in ended.output
                 assert f"rank 1 on node-1 (pid {run.pids[1]})" in run.verdict(rank)["fault"]
 
 
@@ -204,11 +204,11 @@ def a_peer_is_stopped_for_longer_than_its_lease(net: Network, folder: Path) -> N
         os.kill(run.pids[2], signal.SIGSTOP)
         assert eventually(lambda: (folder / "logs" / "rank-1" / "verdict.json").exists(), END)
         os.kill(run.pids[2], signal.SIGCONT)
-        *others, stopped = run.end(1, 1, 1)
-    assert all(run.gone(2) in one.output for one in others)
+        *survivors, stopped = run.end(1, 1, 1)
+    assert all(run.gone(2) in ended.output for ended in survivors)
     assert run.lease_lost(2) in stopped.output
     longer = f"is busy with other work, give every rank --nixl-lease={10 * TTL}s; then start the run again"
-    assert all(f"if its host {longer}" in one.output for one in others)
+    assert all(f"if its host {longer}" in ended.output for ended in survivors)
     assert f"if this host {longer}" in stopped.output
 
 
@@ -225,7 +225,7 @@ def a_peer_with_a_longer_lease_is_stopped_for_longer_than_the_usual_one(net: Net
         run.wait_for_bytes()
         run.enough()
         done = run.end(0, 0)
-    assert not any("lost its etcd lease" in one.output for one in done)
+    assert not any("lost its etcd lease" in ended.output for ended in done)
     assert run.verdict(0)["verdict"] == "PASS", run.verdict(0)
 
 
@@ -237,7 +237,7 @@ def a_peer_has_another_lease(net: Network, folder: Path) -> None:
             run.start(rank, f"--nixl-lease={lease}s")
         done = run.end(4, 4)
     refusal = f"was started with --nixl-lease={LONG_LEASE + 1}s, rank 0 with --nixl-lease={LONG_LEASE}s"
-    assert all(f"rank 1 on node-1 {refusal}" in one.output for one in done)
+    assert all(f"rank 1 on node-1 {refusal}" in ended.output for ended in done)
 
 
 def cut_off(host: Host, *others: Host) -> None:
@@ -258,12 +258,12 @@ def a_peer_is_cut_off_and_the_network_heals(net: Network, folder: Path) -> None:
     run = FaultyRun(net, folder, "cut", ("node-0", "node-1", CUT[0]))
     with run.ranks:
         run.begin()
-        others = (*run.hosts[:2], run.head)
-        cut_off(run.hosts[2], *others)
+        survivors = (*run.hosts[:2], run.head)
+        cut_off(run.hosts[2], *survivors)
         assert eventually(lambda: (folder / "logs" / "rank-1" / "verdict.json").exists(), END)
-        heal(run.hosts[2], *others)
+        heal(run.hosts[2], *survivors)
         *others_said, cut = run.end(1, 1, 1)
-    assert all(run.gone(2) in one.output for one in others_said)
+    assert all(run.gone(2) in ended.output for ended in others_said)
     assert run.lease_lost(2) in cut.output
 
 
@@ -286,8 +286,8 @@ def a_peer_is_killed_and_started_again(net: Network, folder: Path) -> None:
         run.begin()
         os.kill(run.pids[1], signal.SIGKILL)
         run.start(1)
-        why = r"group 'again' .*already started.*rank 0 on node-0 \(pid \d+\), rank 1 on node-1 \(pid \d+\)"
-        assert eventually(lambda: re.search(why, run.ranks.output(3)) is not None, END), run.ranks.output(3)
+        reason = r"group 'again' .*already started.*rank 0 on node-0 \(pid \d+\), rank 1 on node-1 \(pid \d+\)"
+        assert eventually(lambda: re.search(reason, run.ranks.output(3)) is not None, END), run.ranks.output(3)
         run.enough()
         first, _, last, _ = run.end(1, -signal.SIGKILL, 1, 4)
     assert run.gone(1) in first.output
@@ -309,9 +309,9 @@ def a_peer_has_another_nixl(net: Network, folder: Path) -> None:
     with run.ranks:
         for rank in range(3):
             run.start(rank, *NEVER_LATE, test="suites/infrastructure/test_ranks.py", env=other if rank == 1 else None)
-        for one in run.end(1, 1, 1):
-            assert "ranks-agree" in one.output
-            assert "NIXL differs: rank 1 (node-1) has 1.4.1; the other 2 have " in one.output
+        for ended in run.end(1, 1, 1):
+            assert "ranks-agree" in ended.output
+            assert "NIXL differs: rank 1 (node-1) has 1.4.1; the other 2 have " in ended.output
 
 
 @fault
@@ -327,8 +327,8 @@ def a_peer_has_another_pytest_nixl(net: Network, folder: Path) -> None:
     with run.ranks:
         for rank in range(3):
             run.start(rank, *NEVER_LATE, tree=tree if rank == 2 else ROOT)
-        for one in run.end(4, 4, 4):
-            assert "rank 2 on node-2 has pytest-nixl 99.1, " in one.output
+        for ended in run.end(4, 4, 4):
+            assert "rank 2 on node-2 has pytest-nixl 99.1, " in ended.output
 
 
 @fault
@@ -350,10 +350,10 @@ def the_etcd_is_gone_for_good(net: Network, folder: Path) -> None:
         with etcd(run.head, folder):
             run.begin()
         done = run.ranks.finish(END)
-    for rank, one in enumerate(done):
-        assert one.code == 1
-        assert run.lease_lost(rank) in one.output
-        assert "connection refused, nothing listens there" in one.output
+    for rank, ended in enumerate(done):
+        assert ended.code == 1
+        assert run.lease_lost(rank) in ended.output
+        assert "connection refused, nothing listens there" in ended.output
 
 
 @fault
@@ -362,14 +362,14 @@ def rank_0_is_killed(net: Network, folder: Path) -> None:
     with run.ranks:
         run.begin()
         os.kill(run.pids[0], signal.SIGKILL)
-        _, *others = run.end(-signal.SIGKILL, 1, 1)
-    for rank, one in enumerate(others, 1):
-        assert run.gone(0) in one.output
+        _, *survivors = run.end(-signal.SIGKILL, 1, 1)
+    for rank, ended in enumerate(survivors, 1):
+        assert run.gone(0) in ended.output
         assert run.gone(0) in run.verdict(rank)["fault"]
         dump = (folder / "logs" / f"rank-{rank}" / "group.txt").read_text()
         assert f"rank 0 on node-0 (pid {run.pids[0]}): its key is missing: " in dump
-        assert all(line in one.output for line in dump.splitlines())
-    assert "rank2-target-0.log" in others[1].output
+        assert all(line in ended.output for line in dump.splitlines())
+    assert "rank2-target-0.log" in survivors[1].output
     assert {path.name for path in (folder / "logs").iterdir()} == {"rank-1", "rank-2"}
 
 
@@ -380,12 +380,12 @@ def rank_0_is_killed_and_its_etcd_with_it(net: Network, folder: Path) -> None:
     with run.ranks:
         run.begin(env={"MASTER_ADDR": run.hosts[0].address})
         os.kill(run.pids[0], signal.SIGKILL)
-        _, *others = run.end(-signal.SIGKILL, 1, 1)
-    for one in others:
+        _, *survivors = run.end(-signal.SIGKILL, 1, 1)
+    for ended in survivors:
         assert (
             "INTERRUPTED: rank 0 on node-0 is gone, this rank is cut off from the etcd that rank 0 serves, or this "
             "host was suspended: "
-        ) in one.output
+        ) in ended.output
     assert not run.hosts[0].listens(2400)
 
 
@@ -395,11 +395,11 @@ def a_peer_is_interrupted(net: Network, folder: Path) -> None:
     with run.ranks:
         run.begin(*NEVER_LATE, f"--junitxml={folder / 'run.xml'}")
         os.kill(run.pids[2], signal.SIGINT)
-        *others, interrupted = run.end(1, 1, 2)
-    for one in others:
-        assert run.left(2, "Ctrl-C (SIGINT)") in one.output
-    assert "keys under" not in others[0].output, "nothing is left to be looked for"
-    assert "expired" not in others[0].output
+        *survivors, interrupted = run.end(1, 1, 2)
+    for ended in survivors:
+        assert run.left(2, "Ctrl-C (SIGINT)") in ended.output
+    assert "keys under" not in survivors[0].output, "nothing is left to be looked for"
+    assert "expired" not in survivors[0].output
     assert "rank 2 of 3 on node-2 was interrupted" in interrupted.output
     assert "NIXL verdict: PASS" not in interrupted.output
     suite = ElementTree.parse(folder / "run.rank2.xml").getroot()[0]
@@ -414,8 +414,8 @@ def a_peer_is_terminated(net: Network, folder: Path) -> None:
     with run.ranks:
         run.begin(*NEVER_LATE)
         os.kill(run.pids[2], signal.SIGTERM)
-        *others, _ = run.end(1, 1, 128 + signal.SIGTERM)
-    assert all(run.left(2, "ended by SIGTERM") in one.output for one in others)
+        *survivors, _ = run.end(1, 1, 128 + signal.SIGTERM)
+    assert all(run.left(2, "ended by SIGTERM") in ended.output for ended in survivors)
     assert run.verdict(2)["text"].startswith("rank 2 of 3 on node-2 was ended by SIGTERM")
 
 
@@ -425,8 +425,8 @@ def rank_0_is_interrupted(net: Network, folder: Path) -> None:
     with run.ranks:
         run.begin(*NEVER_LATE)
         os.kill(run.pids[0], signal.SIGINT)
-        for one in run.end(2, 2, 2)[1:]:
-            assert "rank 0 on node-0 was interrupted: every rank ends with exit code 2" in one.output
+        for ended in run.end(2, 2, 2)[1:]:
+            assert "rank 0 on node-0 was interrupted: every rank ends with exit code 2" in ended.output
 
 
 @fault
@@ -435,8 +435,8 @@ def rank_0_is_terminated(net: Network, folder: Path) -> None:
     with run.ranks:
         run.begin(*NEVER_LATE)
         os.kill(run.pids[0], signal.SIGTERM)
-        for one in run.end(*[128 + signal.SIGTERM] * 3)[1:]:
-            assert "rank 0 on node-0 was ended by SIGTERM: every rank ends with exit code 143" in one.output
+        for ended in run.end(*[128 + signal.SIGTERM] * 3)[1:]:
+            assert "rank 0 on node-0 was ended by SIGTERM: every rank ends with exit code 143" in ended.output
 
 
 #: Hosts for the ranks and for etcd.

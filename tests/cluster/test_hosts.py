@@ -35,13 +35,13 @@ with network(folder, *nodes, "head") as net, etcd(net["head"], folder), slurm(ne
 
 def namespaces() -> set[int]:
     """Return the network namespaces of all processes."""
-    found = set()
+    names = set()
     for path in Path("/proc").glob("[0-9]*/ns/net"):
         try:
-            found.add(os.stat(path).st_ino)
+            names.add(os.stat(path).st_ino)
         except OSError:  # the process has ended
             continue
-    return found
+    return names
 
 
 def test_hosts_find_each_other_by_name(tmp_path: Path) -> None:
@@ -56,15 +56,15 @@ def test_nothing_outlives_a_test_process_that_is_killed(tmp_path: Path) -> None:
     require_tools()
     require_slurm()
     path = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1])])
-    made = subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-c", WHOLE, str(tmp_path)],
         env=environment(PYTHONPATH=path), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
-    with made:
-        assert made.stdout is not None
-        theirs = {int(number) for number in made.stdout.readline().split()}
+    with process:
+        assert process.stdout is not None
+        theirs = {int(number) for number in process.stdout.readline().split()}
         assert eventually(lambda: len(list(tmp_path.glob("job-*"))) == 2)
         assert len(theirs) == 3
         assert theirs <= namespaces()
-        made.kill()
+        process.kill()
     assert eventually(lambda: not theirs & namespaces())

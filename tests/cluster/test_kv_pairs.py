@@ -29,12 +29,12 @@ def test_each_pair_of_two_prefill_ranks_and_a_decode_rank_is_measured(net: Netwo
         )  # fmt: skip
         done = run_ranks(net.hosts[:3], tmp_path / "ranks", *suite, *report_options(tmp_path), env=VARIABLES)
     all_end_with(0, done)
-    [shown] = [one.output for one in done if " variant " in one.output]  # rank 0 shows the rows
+    [shown] = [ended.output for ended in done if " variant " in ended.output]  # rank 0 shows the rows
     form = r"^UCX +(\S+) .* (\d-\d) +kv=([^,]+),model=generic,tokens=32,tp=2:4 .* tcp/veth0 +PASS$"
     assert sorted(re.findall(form, shown, re.MULTILINE)) == sorted(
-        (op, pair, way)
+        (op, pair, layout)
         for pair in ("0-2", "1-2")
         for op in ("READ", "WRITE")
-        for way in ("contiguous-merged", "scattered-prepped")
+        for layout in ("contiguous-merged", "scattered-prepped")
     )
     assert {report["exit_code"] for report in reports(tmp_path, 3)} == {0}

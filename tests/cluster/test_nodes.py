@@ -69,7 +69,7 @@ def test_two_ranks_run_the_suites_with_an_existing_etcd(
     done = run_ranks(net.hosts[:2], tmp_path / "ranks", *whole, *report_options(tmp_path), env=env)
     all_end_with(0, done)
     assert [report["host"] for report in reports(tmp_path, 2)] in (["node-0", "node-1"], ["node-1", "node-0"])
-    assert " ERROR" not in "".join(one.output for one in done)
+    assert " ERROR" not in "".join(ended.output for ended in done)
 
 
 @pytest.mark.parametrize(
@@ -83,13 +83,13 @@ def test_four_ranks_run_the_suites_with_the_etcd_of_rank_0(
     # A token makes that etcd require a password.
     env = {**env, "MASTER_ADDR": net.hosts[0].address, "NIXL_GROUP_TOKEN": "hunter2"}
     whole += report_options(tmp_path)
-    done = run_ranks(net.hosts[:4], tmp_path / "ranks", *whole, own=numbered(4), env=env)
+    done = run_ranks(net.hosts[:4], tmp_path / "ranks", *whole, rank_arguments=numbered(4), env=env)
     all_end_with(0, done)
     assert [report["host"] for report in reports(tmp_path, 4)] == list(NODES)
     assert {report["exit_code"] for report in reports(tmp_path, 4)} == {0}
-    assert "hunter2" not in "".join(one.output for one in done)
-    for number, one in enumerate(done[1:], 1):
-        assert f"rank {number} of 4 on node-{number} serves rank 0 on node-0" in one.output
+    assert "hunter2" not in "".join(ended.output for ended in done)
+    for number, ended in enumerate(done[1:], 1):
+        assert f"rank {number} of 4 on node-{number} serves rank 0 on node-0" in ended.output
     assert not net.hosts[0].listens(ETCD_PORT)
 
 
@@ -105,7 +105,7 @@ def test_a_slow_cable_fails_the_run_and_names_its_node(
     )  # fmt: skip
     measure += report_options(tmp_path)
     with net.shaped({**dict.fromkeys(NODES, FAST), "node-2": SLOW}):
-        done = run_ranks(net.hosts[:4], tmp_path / "ranks", *measure, own=numbered(4), fork=False, env=env)
+        done = run_ranks(net.hosts[:4], tmp_path / "ranks", *measure, rank_arguments=numbered(4), fork=False, env=env)
     all_end_with(1, done)
     for report in reports(tmp_path, 4):
         assert report["exit_code"] == 1
@@ -124,7 +124,7 @@ def test_the_slow_direction_between_two_ranks_names_the_node(
     measure += report_options(tmp_path)
     net["node-1"].shape("veth0", SLOW)
     try:
-        done = run_ranks(net.hosts[:2], tmp_path / "ranks", *measure, own=numbered(2), fork=False, env=env)
+        done = run_ranks(net.hosts[:2], tmp_path / "ranks", *measure, rank_arguments=numbered(2), fork=False, env=env)
     finally:
         net["node-1"].unshape("veth0")
     all_end_with(1, done)
@@ -132,11 +132,11 @@ def test_the_slow_direction_between_two_ranks_names_the_node(
         assert "bytes from rank 1 on node-1 to rank 0 on node-0 are slow" in report["text"]
     # Without NIXL the same bytes are as slow: a READ of rank 0's is what leaves rank 1.
     slow = r"^FAIL nixl-to-raw: UCX READ .*: the fabric is slow: ucx_perftest \(ucp_get, UCX \S+\) moves 0\.00"
-    assert any(re.search(slow, one.output, re.MULTILINE) for one in done), done[0].output
+    assert any(re.search(slow, ended.output, re.MULTILINE) for ended in done), done[0].output
 
 
 @pytest.mark.parametrize(
-    ("own", "difference"),
+    ("arguments", "difference"),
     [
         (
             (["--nixl-rank=0"], ["--nixl-rank=1", "-k", "WRITE"]),
@@ -151,13 +151,13 @@ def test_the_slow_direction_between_two_ranks_names_the_node(
     ids=["tests", "options", "rank"],
 )
 def test_ranks_with_different_commands_are_refused(
-    net: Network, env: dict[str, str], url: str, tmp_path: Path, own: tuple[list[str], ...], difference: str
+    net: Network, env: dict[str, str], url: str, tmp_path: Path, arguments: tuple[list[str], ...], difference: str
 ) -> None:
     small = command(BANDWIDTH, "--nixl-blocks=4KiB", "--nixl-ranks=2", f"--nixl-etcd={url}")
-    done = run_ranks(net.hosts[:2], tmp_path / "ranks", *small, own=own, env=env)
+    done = run_ranks(net.hosts[:2], tmp_path / "ranks", *small, rank_arguments=arguments, env=env)
     all_end_with(4, done)
-    for one in done:
-        assert difference in one.output
+    for ended in done:
+        assert difference in ended.output
 
 
 def test_nixlbench_between_two_nodes_names_the_node_of_a_killed_rank(
@@ -172,10 +172,10 @@ def test_nixlbench_between_two_nodes_names_the_node_of_a_killed_rank(
     plays = {"STANDIN_PLAY": "killed:1", "STANDIN_ONLY": "READ"}
     done = run_ranks(net.hosts[:2], tmp_path / "ranks", *measure, env={**env, **plays})
     all_end_with(1, done)
-    output = next(one.output for one in done if "serves rank 0" not in one.output)
+    output = next(ended.output for ended in done if "serves rank 0" not in ended.output)
     assert "nixlbench:UCX  WRITE  DRAM:DRAM  64KiB      1      1  3.64" in output
     target = r"the target \(nixlbench of rank 1 on (\S+), pid \d+\) was ended by SIGKILL "
     initiator = r"the initiator \(nixlbench of rank 0 on (\S+), pid \d+\)"
-    found = re.search(f"{target}.*{initiator}", output)
-    assert found is not None, output
-    assert {found[1], found[2]} == {"node-0", "node-1"}
+    match = re.search(f"{target}.*{initiator}", output)
+    assert match is not None, output
+    assert {match[1], match[2]} == {"node-0", "node-1"}

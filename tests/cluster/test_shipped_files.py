@@ -113,11 +113,11 @@ class TestSlurm:
 
     def test_ranks_of_mpirun_are_numbered_by_mpirun(self, net: Network, started: Slurm, tmp_path: Path) -> None:
         """On each other node Slurm's variables number the processes that start the ranks of ``mpirun``."""
-        told = "import os; from pytest_nixl.cluster.launchers import find_placement as f; p = f(os.environ); "
-        told += "print('placed:', p.launcher, p.rank, p.ranks, 'step:', os.environ.get('SLURM_STEP_NUM_TASKS'))"
+        program = "import os; from pytest_nixl.cluster.launchers import find_placement as f; p = f(os.environ); "
+        program += "print('placed:', p.launcher, p.rank, p.ranks, 'step:', os.environ.get('SLURM_STEP_NUM_TASKS'))"
         script = tmp_path / "job.sh"
         script.write_text(
-            f'#!/bin/sh\nexec mpirun --allow-run-as-root --map-by ppr:1:node "{sys.executable}" -c "{told}"\n'
+            f'#!/bin/sh\nexec mpirun --allow-run-as-root --map-by ppr:1:node "{sys.executable}" -c "{program}"\n'
         )
         command = [
             "sbatch",
@@ -151,16 +151,16 @@ class TestMpi:
 
     def run(self, net: Network, folder: Path, nodes: Sequence[str], *options: str, **env: str) -> Finished:
         """Run the script with two ranks: on two nodes, or on the host of the script if ``nodes`` is empty."""
-        given = variables(RESULTS=str(folder / "results"), MPIRUN_OPTIONS="--allow-run-as-root", **env)
+        settings = variables(RESULTS=str(folder / "results"), MPIRUN_OPTIONS="--allow-run-as-root", **env)
         ending: Sequence[str] = ENDS_WITH_ALL
         if nodes:
             # The stand-in for ssh looks for the processes of this machine, and therefore the limit ends all.
-            ending, given["TIME_LIMIT"] = (), "240"
+            ending, settings["TIME_LIMIT"] = (), "240"
             self.ssh(folder / "bin", [net[name] for name in nodes])
-            path = os.pathsep.join((str(folder / "bin"), given["PATH"]))
-            given |= {"HOSTS": ",".join(nodes), "PATH": path}
-            given["MPIRUN_OPTIONS"] += " -x UCX_TLS"
-        [done] = run_ranks([net["login"]], folder / "mpirun", *ending, str(RUN), "2", *options, env=given)
+            path = os.pathsep.join((str(folder / "bin"), settings["PATH"]))
+            settings |= {"HOSTS": ",".join(nodes), "PATH": path}
+            settings["MPIRUN_OPTIONS"] += " -x UCX_TLS"
+        [done] = run_ranks([net["login"]], folder / "mpirun", *ending, str(RUN), "2", *options, env=settings)
         return done
 
     def test_one_healthy_host_passes(self, net: Network, tmp_path: Path) -> None:

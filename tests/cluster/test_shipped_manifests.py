@@ -66,10 +66,10 @@ def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     """Two nodes, the networks of two pods, and that of the pod behind the Service of etcd."""
     require_tools()
     folder = tmp_path_factory.mktemp("network")
-    with network(folder, *NODES, *PODS, "nixl-etcd") as made:
+    with network(folder, *NODES, *PODS, "nixl-etcd") as network_hosts:
         with (folder / "hosts").open("a") as names:
-            names.write(f"{made[NODES[0]].address} {FIRST_OF_JOB_SET} {FIRST_OF_GROUP}\n")
-        yield made
+            names.write(f"{network_hosts[NODES[0]].address} {FIRST_OF_JOB_SET} {FIRST_OF_GROUP}\n")
+        yield network_hosts
 
 
 @pytest.fixture(scope="module")
@@ -85,9 +85,9 @@ def running_etcd(net: Network, overlay: Manifest, tmp_path_factory: pytest.TempP
     program = container_of(pod)["command"]
     assert program == ["/usr/local/bin/etcd"]
     program[:] = [etcd_binary()]
-    given, log = Given(folder), folder / "etcd.log"
-    env = environment(**variables_of(pod, given))
-    with host.running(*ENDS_WITH_ALL, *command_of(pod, given), log=log, env=env):
+    values, log = Given(folder), folder / "etcd.log"
+    env = environment(**variables_of(pod, values))
+    with host.running(*ENDS_WITH_ALL, *command_of(pod, values), log=log, env=env):
         assert eventually(lambda: host.listens(ETCD_PORT)), log.read_text()
         yield host
 
@@ -112,23 +112,23 @@ def run_pods(
         for index, (host, image) in enumerate(zip(hosts, images, strict=True)):
             labels = {"batch.kubernetes.io/controller-uid": uid, **controller.labels}
             added = {**KUBERNETES, **controller.variables}
-            given = Given(
+            values = Given(
                 folder / host.name,
                 claims={"nixl-results": folder / "volume"},
                 secrets={"nixl-group": {"token": "hunter2"}},
                 labels={name: value.format(index=index) for name, value in labels.items()},
                 variables={**image, **{name: value.format(index=index) for name, value in added.items()}},
             )
-            env = variables_of(pod, given)
+            env = variables_of(pod, values)
             results = folder / "volume" / env["RUN"]
-            pids.append(ranks.start(host, *ENDS_WITH_ALL, *command_of(pod, given), **env))
+            pids.append(ranks.start(host, *ENDS_WITH_ALL, *command_of(pod, values), **env))
         if controller.rests:
             eventually(lambda: all("ended with exit code" in ranks.output(n) for n in range(len(pids))), 600)
             for pid in pids:
                 [first] = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
                 os.kill(int(first), signal.SIGTERM)
         done = ranks.finish()
-    assert "hunter2" not in "".join(one.output for one in done)
+    assert "hunter2" not in "".join(ended.output for ended in done)
     return done, results
 
 

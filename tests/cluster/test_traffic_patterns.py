@@ -69,17 +69,17 @@ def test_the_sum_of_an_incast_is_that_of_the_shaped_link(net: Network, make_sett
     best = 0.0
     with net.shaped(dict.fromkeys(NODES, FAST)):
         for _ in range(ATTEMPTS):
-            found = measured(net, make_settings, incast, op)
-            assert not any(flow.corruption for flow in found.flows)
-            assert {flow.transports for flow in found.flows} == {("tcp/veth0",)}
-            sums = [sum(rates) for rates in zip(*(flow.rates(TOGETHER) for flow in found.flows), strict=True)]
+            samples = measured(net, make_settings, incast, op)
+            assert not any(flow.corruption for flow in samples.flows)
+            assert {flow.transports for flow in samples.flows} == {("tcp/veth0",)}
+            sums = [sum(rates) for rates in zip(*(flow.rates(TOGETHER) for flow in samples.flows), strict=True)]
             # No repetition is above the link: a burst of tbf is small beside a window.
             assert max(sums) <= 1.05 * RATE
             best = max(best, median(sums))
             if best >= 0.9 * DELIVERED * RATE:
                 break
     assert best >= 0.9 * DELIVERED * RATE, f"{best / RATE:.3f} of the link in the best of {ATTEMPTS} measurements"
-    assert judge_fairness(found).verdict in (Verdict.PASS, Verdict.WARN)
+    assert judge_fairness(samples).verdict in (Verdict.PASS, Verdict.WARN)
 
 
 @pytest.mark.whole  # the last test names the same uplink in a whole run
@@ -102,7 +102,7 @@ def test_no_verdict_about_an_uplink_is_wrong(
 ) -> None:
     """Judge PYTEST_NIXL_REPEAT times a healthy network and one with a slow uplink, of each node in turn."""
     count = int(os.environ.get("PYTEST_NIXL_REPEAT", "4"))
-    again, found = paired_again(NODES, BLOCK), Counter[str]()
+    again, verdicts = paired_again(NODES, BLOCK), Counter[str]()
     for number in range(count):
         node = NODES[number % len(NODES)]
         with net.shaped(dict.fromkeys(NODES, FAST)):
@@ -110,10 +110,10 @@ def test_no_verdict_about_an_uplink_is_wrong(
             net[node].shape("veth0", SLOW)
             slow = judge_pattern_culprit(measured(net, make_settings, again))
         named = slow.verdict is Verdict.FAIL and f"on {node} (what it sends) is the culprit" in slow.reason
-        found.update({"alarms": healthy.verdict is Verdict.FAIL, "named": named})
+        verdicts.update({"alarms": healthy.verdict is Verdict.FAIL, "named": named})
         with capsys.disabled():
             print(f"\n{number + 1} of {count}: healthy {healthy.verdict}, slow {node}: {slow}", end="", flush=True)
-    assert (found["alarms"], found["named"]) == (0, count)
+    assert (verdicts["alarms"], verdicts["named"]) == (0, count)
 
 
 @pytest.mark.whole  # tests/unit/checks/test_pattern_culprit.py judges such samples
@@ -128,10 +128,10 @@ def test_a_busy_machine_names_nobody(make_settings: MakeSettings, tmp_path: Path
         for _ in range(os.cpu_count() or 1):
             stack.enter_context(spinning())
         net["node-2"].shape("veth0", SLOW)
-        found = measured(net, make_settings, again)
-    assert found.disturbed > 0.3
-    assert judge_pattern_culprit(found).verdict is Verdict.INCONCLUSIVE
-    assert judge_fairness(found).verdict in (Verdict.PASS, Verdict.INCONCLUSIVE)
+        samples = measured(net, make_settings, again)
+    assert samples.disturbed > 0.3
+    assert judge_pattern_culprit(samples).verdict is Verdict.INCONCLUSIVE
+    assert judge_fairness(samples).verdict in (Verdict.PASS, Verdict.INCONCLUSIVE)
 
 
 def test_four_ranks_measure_an_incast_and_name_the_node_with_a_slow_uplink(net: Network, tmp_path: Path) -> None:
@@ -143,9 +143,9 @@ def test_four_ranks_measure_an_incast_and_name_the_node_with_a_slow_uplink(net: 
         )  # fmt: skip
         suite += report_options(tmp_path)
         env = {"UCX_TLS": "tcp"}
-        done = run_ranks(net.hosts[:4], tmp_path / "ranks", *suite, own=numbered(4), fork=False, env=env)
+        done = run_ranks(net.hosts[:4], tmp_path / "ranks", *suite, rank_arguments=numbered(4), fork=False, env=env)
     all_end_with(1, done)
-    [shown] = [one.output for one in done if " variant " in one.output]  # rank 0 shows the rows
+    [shown] = [ended.output for ended in done if " variant " in ended.output]  # rank 0 shows the rows
     form = r"^UCX +WRITE .* (\d-0) +load=(alone|together),pattern=incast:4 .* tcp/veth0 +PASS$"
     assert sorted(re.findall(form, shown, re.MULTILINE)) == [
         (f"{source}-0", load) for source in (1, 2, 3) for load in ("alone", "together")

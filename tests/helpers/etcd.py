@@ -52,11 +52,11 @@ def nixl_settings(pytestconfig):
 ARGUMENTS = ("-p", "no:nixl", "-p", "pytest_nixl.fixtures.etcd", *WITHOUT)
 
 
-def wait_until(condition: Callable[[], object], seconds: float, what: str) -> None:
+def wait_until(condition: Callable[[], object], seconds: float, description: str) -> None:
     """Poll until ``condition()`` is true. :raises AssertionError: after ``seconds``, saying ``what`` did not happen."""
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
+        assert time.monotonic() < deadline, f"not within {seconds:g} s: {description}"
         time.sleep(0.02)
 
 

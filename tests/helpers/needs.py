@@ -10,14 +10,14 @@ from typing import NoReturn
 import pytest
 
 
-def lack(what: str) -> NoReturn:
+def lack(requirement: str) -> NoReturn:
     """Skip the test, or fail it in CI.
 
-    :param what: what it needs, such as ``gcc``.
+    :param requirement: what it needs, such as ``gcc``.
     """
     if os.environ.get("CI"):
-        pytest.fail(f"CI is set, and this test needs {what}")
-    pytest.skip(f"needs {what}")
+        pytest.fail(f"CI is set, and this test needs {requirement}")
+    pytest.skip(f"needs {requirement}")
 
 
 def need_programs(*names: str, packages: str = "", root: bool = False) -> None:

@@ -15,7 +15,7 @@ def conflict(first: Access, second: Access) -> bool:
     return (first.write or second.write) and first.start < second.end and second.start < first.end
 
 
-_WORDS = {"": "", "l": ", its answer lost", "c": "crash", "e": "its leases end"}
+_EVENT_TEXTS = {"": "", "l": ", its answer lost", "c": "crash", "e": "its leases end"}
 
 
 class DivergenceError(NixlPluginError):
@@ -52,7 +52,7 @@ class RequestEvent:
         return f"{self.client}{self.kind}{f'#{self.place}' if self.place else ''}"
 
     def __str__(self) -> str:
-        description = f"{self.label}{_WORDS[self.kind]}" if self.label else _WORDS[self.kind]
+        description = f"{self.label}{_EVENT_TEXTS[self.kind]}" if self.label else _EVENT_TEXTS[self.kind]
         return f"client {self.client}: {description}"
 
     def dependent(self, other: RequestEvent, replaced: Mapping[int, int]) -> bool:

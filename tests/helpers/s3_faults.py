@@ -39,8 +39,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(503 if busy else 403, error_headers, f"<Error><Code>{code}</Code></Error>".encode())
             return
         upstream = http.client.HTTPConnection(self.server.upstream, timeout=60)
-        kept = {name: value for name, value in self.headers.items() if name.lower() != "transfer-encoding"}
-        upstream.request(self.command, self.path, body=body, headers=kept)
+        forwarded = {name: value for name, value in self.headers.items() if name.lower() != "transfer-encoding"}
+        upstream.request(self.command, self.path, body=body, headers=forwarded)
         answer = upstream.getresponse()
         hop = ("transfer-encoding", "connection", "content-length", "date", "server")
         headers = {name: value for name, value in answer.getheaders() if name.lower() not in hop}

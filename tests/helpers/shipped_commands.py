@@ -65,12 +65,12 @@ class Command:
         return f"{self.file}: pytest {shlex.join(self.words)}"
 
 
-def arguments_of_pytest(words: Sequence[str]) -> list[str]:
+def arguments_of_pytest(arguments: Sequence[str]) -> list[str]:
     """Return what pytest gets of a command line by which :data:`JUDGED` starts it; without that, all words."""
     start = shlex.split(JUDGED)
-    places = (place for place in range(len(words)) if list(words[place : place + len(start)]) == start)
+    places = (place for place in range(len(arguments)) if list(arguments[place : place + len(start)]) == start)
     place = next(places, None)
-    return list(words) if place is None else list(words[place + len(start) :])
+    return list(arguments) if place is None else list(arguments[place + len(start) :])
 
 
 def shipped(root: Path = ROOT) -> list[Command]:
@@ -152,10 +152,10 @@ def _docs(root: Path) -> Iterator[Command]:
             yield Command(name, tuple(shlex.split(inline)[1:]), text=text)
 
 
-def _chosen(words: Sequence[str]) -> list[str]:
+def _chosen(arguments: Sequence[str]) -> list[str]:
     """Return what pytest gets of ``pytest-nixl run LEVEL …``."""
     with redirect_stdout(io.StringIO()) as output:
-        assert cli.main(["run", "--print", *words]) == 0
+        assert cli.main(["run", "--print", *arguments]) == 0
     line = re.search(r"^\$ (?:\S+ -m )?pytest (.*)$", output.getvalue(), re.MULTILINE)
     assert line is not None, output.getvalue()
     return shlex.split(line[1])

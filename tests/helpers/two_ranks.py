@@ -12,7 +12,7 @@ from pytest_nixl.cluster.joining import join
 from pytest_nixl.cluster.membership import Membership
 from pytest_nixl.cluster.peer_server import Ending
 from pytest_nixl.etcd.client import EtcdClient
-from pytest_nixl.fixtures.etcd import PrivateEtcd
+from pytest_nixl.fixtures.opened_etcd import PrivateEtcd
 from pytest_nixl.processes.supervisor import supervisor
 
 TOKEN = "of this group"

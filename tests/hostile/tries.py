@@ -141,14 +141,16 @@ def command(choice: random.Random, folder: Path) -> str:
               f"--token={secret}", f"http://127.0.0.1:1/?token={secret}&a=b")  # fmt: skip
     (folder / "OUT").mkdir(exist_ok=True)
 
-    def word() -> str:
+    def argument() -> str:
         kind = choice.random()
         if kind < 0.3:
             return choice.choice(around)
         return mutated(choice, choice.choice(NEAR)) if kind < 0.7 else noise(choice)
 
     arguments = [part.replace("OUT", str(folder / "OUT")) for part in choice.choice(COMMANDS)]
-    return _command([part.replace("WORD", word()[:100_000]) if "WORD" in part else part for part in arguments], secret)
+    return _command(
+        [part.replace("WORD", argument()[:100_000]) if "WORD" in part else part for part in arguments], secret
+    )
 
 
 # --- Files ------------------------------------------------------------------------------------------------------------
@@ -360,7 +362,7 @@ def secret(choice: random.Random, folder: Path) -> str:
 # --- Signals and ends of a run ----------------------------------------------------------------------------------------
 
 _SIGNALS = [ending for ending in endings() if ending.end.startswith("SIG")]
-_OTHERS = [ending for ending in endings() if not ending.end.startswith("SIG")]
+_NOT_BY_SIGNAL = [ending for ending in endings() if not ending.end.startswith("SIG")]
 assert {ending.end for ending in _SIGNALS} <= ENDS.keys()
 
 
@@ -375,7 +377,7 @@ def signals(choice: random.Random, folder: Path) -> str:
 
 def end(choice: random.Random, folder: Path) -> str:
     """End or falsify a run."""
-    return _ended(choice.choice(_OTHERS), folder)
+    return _ended(choice.choice(_NOT_BY_SIGNAL), folder)
 
 
 @contextmanager

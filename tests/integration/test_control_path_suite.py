@@ -13,7 +13,7 @@ import pytest
 from helpers.cli_run import Finished, run
 
 from pytest_nixl.checks.control_path.check import find_all
-from pytest_nixl.fixtures.etcd import PrivateEtcd
+from pytest_nixl.fixtures.opened_etcd import PrivateEtcd
 from pytest_nixl.model.figure import FIGURE_KINDS
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.nixl.agent import Agents

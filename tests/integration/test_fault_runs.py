@@ -19,7 +19,7 @@ from pytest_nixl.checks.faults.outcome import FaultOutcome
 from pytest_nixl.checks.faults.transfers import FAULTS
 
 DATE, MACHINE = "2026-11-22", "Debian, x86_64, 2 processors"
-TOLD = FaultOutcome("target-killed", "UCX", "WRITE", "1.5.1", "nixlRemoteDisconnectError", 0.021, wrong_bytes=0)
+OUTCOME = FaultOutcome("target-killed", "UCX", "WRITE", "1.5.1", "nixlRemoteDisconnectError", 0.021, wrong_bytes=0)
 UCX = ("UCX", "")
 
 
@@ -32,7 +32,7 @@ def fault_runs() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(
-    ("changed", "words"),
+    ("changed", "message"),
     [
         ({}, "told in 0.02 s, `nixlRemoteDisconnectError`"),
         ({"answer": "PROC"}, "**not told**, `PROC`"),
@@ -62,12 +62,12 @@ def fault_runs() -> Iterator[Any]:
         ({"wrong_bytes": 3}, "told in 0.02 s, `nixlRemoteDisconnectError`, **the next transfer has wrong bytes**"),
     ],
 )
-def test_each_outcome_of_a_fault_has_its_words(fault_runs: Any, changed: dict[str, Any], words: str) -> None:
-    assert fault_runs.FaultRun.of_fault(DATE, MACHINE, replace(TOLD, **changed)).cell == words
+def test_each_outcome_of_a_fault_has_its_words(fault_runs: Any, changed: dict[str, Any], message: str) -> None:
+    assert fault_runs.FaultRun.of_fault(DATE, MACHINE, replace(OUTCOME, **changed)).cell == message
 
 
 @pytest.mark.parametrize(
-    ("kind", "ending", "said", "wrong", "after", "words"),
+    ("kind", "ending", "error", "wrong", "after", "message"),
     [
         ("empty-region", MisuseEnding.ACCEPTED, "", 0, "", "accepted"),
         ("unknown-agent", MisuseEnding.ACCEPTED, "", 0, "", "**accepted**"),
@@ -81,10 +81,10 @@ def test_each_outcome_of_a_fault_has_its_words(fault_runs: Any, changed: dict[st
     ],
 )  # fmt: skip
 def test_each_outcome_of_a_misuse_has_its_words(
-    fault_runs: Any, kind: str, ending: MisuseEnding, said: str, wrong: int | None, after: str, words: str
+    fault_runs: Any, kind: str, ending: MisuseEnding, error: str, wrong: int | None, after: str, message: str
 ) -> None:
-    outcome = MisuseOutcome(KINDS[kind], "UCX", "1.5.1", ending, said, wrong, after)
-    assert fault_runs.FaultRun.of_misuse(DATE, MACHINE, outcome).cell == words
+    outcome = MisuseOutcome(KINDS[kind], "UCX", "1.5.1", ending, error, wrong, after)
+    assert fault_runs.FaultRun.of_misuse(DATE, MACHINE, outcome).cell == message
 
 
 def cells(fault_runs: Any, *outcomes: FaultOutcome) -> list[str]:
@@ -96,24 +96,24 @@ def cells(fault_runs: Any, *outcomes: FaultOutcome) -> list[str]:
 
 
 def test_a_fault_that_was_not_run_says_so(fault_runs: Any) -> None:
-    other = replace(TOLD, transports="tcp"), replace(TOLD, fault="target-paused")
+    other = replace(OUTCOME, transports="tcp"), replace(OUTCOME, fault="target-paused")
     assert cells(fault_runs, *other) == ["not run"] * 4
 
 
 def test_operations_that_differ_only_in_time_have_one_text(fault_runs: Any) -> None:
-    slower = replace(TOLD, op="READ", seconds=0.5)
-    assert cells(fault_runs, TOLD, slower)[-1] == "told in 0.50 s, `nixlRemoteDisconnectError`"
-    silent = replace(TOLD, op="READ", answer="PROC")
-    assert cells(fault_runs, TOLD, silent)[-1] == (
+    slower = replace(OUTCOME, op="READ", seconds=0.5)
+    assert cells(fault_runs, OUTCOME, slower)[-1] == "told in 0.50 s, `nixlRemoteDisconnectError`"
+    silent = replace(OUTCOME, op="READ", answer="PROC")
+    assert cells(fault_runs, OUTCOME, silent)[-1] == (
         "WRITE: told in 0.02 s, `nixlRemoteDisconnectError`; READ: **not told**, `PROC`"
     )
     assert cells(fault_runs, slower)[-1] == "READ: told in 0.50 s, `nixlRemoteDisconnectError`"
 
 
 def test_a_record_replaces_the_earlier_one_of_the_same_fault(fault_runs: Any, tmp_path: Path) -> None:
-    path, read = tmp_path / "runs.jsonl", replace(TOLD, op="READ")
-    fault_runs.add_runs([fault_runs.FaultRun.of_fault("2026-01-01", MACHINE, fault) for fault in (TOLD, read)], path)
-    fault_runs.add_runs([fault_runs.FaultRun.of_fault(DATE, MACHINE, replace(TOLD, answer="PROC"))], path)
+    path, read = tmp_path / "runs.jsonl", replace(OUTCOME, op="READ")
+    fault_runs.add_runs([fault_runs.FaultRun.of_fault("2026-01-01", MACHINE, fault) for fault in (OUTCOME, read)], path)
+    fault_runs.add_runs([fault_runs.FaultRun.of_fault(DATE, MACHINE, replace(OUTCOME, answer="PROC"))], path)
     assert [(run.date, run.op, run.found["said"]) for run in fault_runs.read_runs(path)] == [
         (DATE, "WRITE", "PROC"),
         ("2026-01-01", "READ", "nixlRemoteDisconnectError"),

@@ -27,7 +27,7 @@ WHOLE = [fault for fault in FAULTS if {*fault["env"]} <= REFUSALS]
 
 
 #: Verdict, reason and remedy of each check.
-Found: TypeAlias = dict[str, tuple[str, str, str]]
+Verdicts: TypeAlias = dict[str, tuple[str, str, str]]
 
 #: Reads a list of variables, and examines the host with each of them. Of its facts only those of the GPUs are read
 #: again: NIXL and UCX, whose start takes most of the doctor's time, are asked once.
@@ -60,23 +60,23 @@ print(json.dumps(told))
 """
 
 
-def on_the_host(env: Mapping[str, str], *command: str, given: str = "") -> str:
+def on_the_host(env: Mapping[str, str], *command: str, stdin: str = "") -> str:
     """Run Python with this command line on that host; return what it prints."""
     need_programs("unshare", root=True)
     done = subprocess.run(
         ["unshare", "--mount", "--propagation", "private", "sh", "-c", gpu_standin.DRIVER_TREE, "-", sys.executable,
          *command],
-        cwd=ROOT, env=environment(**env), input=given, capture_output=True, text=True, timeout=300, check=False,
+        cwd=ROOT, env=environment(**env), input=stdin, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.stdout, done.stderr
     return done.stdout
 
 
-def by_check(told: Mapping[str, Sequence[Mapping[str, str]]]) -> Found:
-    return {entry["id"]: (entry["verdict"], entry["reason"], entry["remedy"]) for entry in told["checks"]}
+def by_check(result_rows: Mapping[str, Sequence[Mapping[str, str]]]) -> Verdicts:
+    return {entry["id"]: (entry["verdict"], entry["reason"], entry["remedy"]) for entry in result_rows["checks"]}
 
 
-def doctor(env: Mapping[str, str]) -> Found:
+def doctor(env: Mapping[str, str]) -> Verdicts:
     """Run the doctor on that host."""
     return by_check(json.loads(on_the_host(env, "-m", "pytest_nixl.cli", "doctor", "--json", "--backend=UCX")))
 
@@ -113,15 +113,15 @@ SMALLER_SETS = [{"CUDA_VISIBLE_DEVICES": "1"}, {"CUDA_VISIBLE_DEVICES": "GPU-11"
 
 
 @pytest.fixture(scope="module")
-def examined(driver: dict[str, str]) -> Mapping[str, Found]:
+def examined(driver: dict[str, str]) -> Mapping[str, Verdicts]:
     """What the checks find with each of these variables, by the variable and its value."""
     every = [NOT_GIVEN, IN_MIG_MODE, WITHOUT_ECC, *SMALLER_SETS, *UNEXPLAINED, *(fault["env"] for fault in FAULTS)]
-    document = json.loads(on_the_host(driver, "-c", EXAMINE, given=json.dumps(every)))
+    document = json.loads(on_the_host(driver, "-c", EXAMINE, stdin=json.dumps(every)))
     return {str(variables): by_check(results) for variables, results in zip(every, document, strict=True)}
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault["name"])
-def test_fault_is_named_by_one_check(fault: Mapping[str, Any], examined: Mapping[str, Found]) -> None:
+def test_fault_is_named_by_one_check(fault: Mapping[str, Any], examined: Mapping[str, Verdicts]) -> None:
     results, id = examined[str(fault["env"])], fault["check"]
     verdict, reason, remedy = results[id]
     assert verdict == fault.get("verdict", "FAIL"), results[id]
@@ -149,7 +149,9 @@ def test_gate_with_the_shipped_profile_is_green_on_its_own_gpus(
 
 
 @pytest.mark.parametrize("variables", [*SMALLER_SETS, *UNEXPLAINED])
-def test_state_that_explains_nothing_is_no_fault(variables: Mapping[str, str], examined: Mapping[str, Found]) -> None:
+def test_state_that_explains_nothing_is_no_fault(
+    variables: Mapping[str, str], examined: Mapping[str, Verdicts]
+) -> None:
     checks = (*GPU_CHECKS, "variables-agree")
     assert {id: examined[str(variables)][id][0] for id in checks} == dict.fromkeys(checks, "PASS")
 
@@ -159,19 +161,19 @@ def test_state_that_explains_nothing_is_no_fault(variables: Mapping[str, str], e
     [pytest.param(fault, marks=() if "whole" in fault else pytest.mark.whole, id=fault["name"]) for fault in WHOLE],
 )
 def test_the_doctor_says_the_same_where_nixl_and_ucx_have_that_nvml_too(
-    fault: Mapping[str, Any], driver: dict[str, str], examined: Mapping[str, Found]
+    fault: Mapping[str, Any], driver: dict[str, str], examined: Mapping[str, Verdicts]
 ) -> None:
     report, expected = doctor({**driver, **fault["env"]}), examined[str(fault["env"])]
     assert {id: report[id] for id in GPU_CHECKS} == {id: expected[id] for id in GPU_CHECKS}
 
 
-def test_gpu_that_is_not_given_to_this_process_is_no_fault(examined: Mapping[str, Found]) -> None:
+def test_gpu_that_is_not_given_to_this_process_is_no_fault(examined: Mapping[str, Verdicts]) -> None:
     results = examined[str(NOT_GIVEN)]
     assert results["gpus"][:2] == ("PASS", "1 Stand-in 0")
     assert [id for id in GPU_CHECKS if results[id][0] not in ("PASS", "NOT-APPLICABLE")] == []
 
 
-def test_mig_mode_is_named(examined: Mapping[str, Found]) -> None:
+def test_mig_mode_is_named(examined: Mapping[str, Verdicts]) -> None:
     results = examined[str(IN_MIG_MODE)]
     assert results["gpus"][0] == results["gpu-p2p"][0] == "WARN", results
     assert "1 Stand-in 0, 1 Stand-in 1; in MIG mode: GPU 1: CUDA gives a process one part" in results["gpus"][1]
@@ -179,7 +181,7 @@ def test_mig_mode_is_named(examined: Mapping[str, Found]) -> None:
     assert all("nvidia-smi -i 0000:1b:00.0 -mig 0" in results[id][2] for id in ("gpus", "gpu-p2p"))
 
 
-def test_gpus_without_ecc_have_no_errors_to_count(examined: Mapping[str, Found]) -> None:
+def test_gpus_without_ecc_have_no_errors_to_count(examined: Mapping[str, Verdicts]) -> None:
     assert examined[str(WITHOUT_ECC)]["gpu-ecc"][:2] == ("NOT-APPLICABLE", "ECC is disabled")
 
 

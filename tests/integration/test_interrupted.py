@@ -116,7 +116,7 @@ def end_run(tmp_path: Path) -> Callable[..., Ended]:
 
 
 @pytest.mark.parametrize(
-    ("how", "arguments", "code", "why", "failed"),
+    ("how", "arguments", "code", "reason", "failed"),
     [
         ("SIGINT", (GATE,), 2, "Ctrl-C (SIGINT)", False),
         # The last case shows that a run without the gate says so.
@@ -130,11 +130,11 @@ def end_run(tmp_path: Path) -> Callable[..., Ended]:
     ],
 )
 def test_a_run_that_ends_early_is_interrupted_and_writes_its_reports(
-    end_run: Callable[..., Ended], how: str, arguments: tuple[str, ...], code: int, why: str, failed: bool
+    end_run: Callable[..., Ended], how: str, arguments: tuple[str, ...], code: int, reason: str, failed: bool
 ) -> None:
     ended = end_run(how, *arguments)
     ran = 3 if failed else 2
-    text = f"{'FAIL, ' if failed else ''}INTERRUPTED after {ran} of 10 checks: {why}"
+    text = f"{'FAIL, ' if failed else ''}INTERRUPTED after {ran} of 10 checks: {reason}"
     kind = "gate" if GATE in arguments else "verdict"
     assert ended.code == code, ended.output
     assert ended.last_line.startswith(f"NIXL {kind}: {text} (2 PASS"), ended.output

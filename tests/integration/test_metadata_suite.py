@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from helpers.cli_run import NOT_BUSY, Finished, run
 
-from pytest_nixl.fixtures.etcd import PrivateEtcd
+from pytest_nixl.fixtures.opened_etcd import PrivateEtcd
 from pytest_nixl.model.findings import FINDINGS
 from pytest_nixl.model.verdicts import Verdict
 from suites.metadata.test_namespaces import judge_namespace
@@ -259,7 +259,7 @@ NixlAgent.invalidate_local_metadata = lambda self, ip_addr="", port=None: None
 
 
 @pytest.mark.parametrize(
-    ("fault", "words", "remedy"),
+    ("fault", "message", "remedy"),
     [
         (DEAF, "to forget publisher", "watch"),
         (STAYS, "etcd to have no key under /pytest-nixl/", "NIXL wrote: "),
@@ -267,11 +267,11 @@ NixlAgent.invalidate_local_metadata = lambda self, ip_addr="", port=None: None
     ids=["not-heard", "not-withdrawn"],
 )
 def test_removal_that_does_not_happen_or_is_not_noticed_is_reported(
-    tmp_path: Path, fault: str, words: str, remedy: str
+    tmp_path: Path, fault: str, message: str, remedy: str
 ) -> None:
     done = broken(tmp_path, fault, LIFECYCLE, "-k", "the_others_forget")
     assert "ERROR metadata-invalidation: waited 10 s for " in done.output
-    assert words in done.output
+    assert message in done.output
     assert re.search(f"remedy: .*{remedy}", done.output)
     assert done.code == 1
 

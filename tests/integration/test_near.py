@@ -16,7 +16,7 @@ def in_the_clone(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("path", "tests"),
     [
-        ("pytest_nixl/judge/floor_test.py", {"tests/unit/judge/test_floor_test.py"}),  # named like it
+        ("pytest_nixl/judge/floors.py", {"tests/unit/judge/test_floors.py"}),  # named like it
         ("pytest_nixl/report/svg.py", {"tests/unit/report/test_page_accessibility.py"}),  # of a module that imports it
         ("pytest_nixl/plugin.py", {"tests/integration/test_bounds.py"}),  # imported by pytest only
         ("suites/early.py", {"tests/integration/test_early.py"}),  # named like it
@@ -31,7 +31,7 @@ def test_the_tests_of_a_file_are_near(path: str, tests: set[str]) -> None:
 
 
 def test_tests_that_do_not_use_a_module_are_not_near() -> None:
-    assert "tests/unit/core/test_units.py" not in near.near(["pytest_nixl/judge/floor_test.py"])
+    assert "tests/unit/core/test_units.py" not in near.near(["pytest_nixl/judge/floors.py"])
 
 
 def test_each_module_has_tests_that_are_near() -> None:

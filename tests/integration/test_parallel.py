@@ -12,7 +12,7 @@ from helpers import parallel
 from helpers.cli_run import ROOT, environment, eventually
 
 #: A test that ends once it may, and one that runs alone.
-BESIDE = """
+CONCURRENT = """
 import pathlib, time
 
 def test_beside():
@@ -42,7 +42,7 @@ def started(folder: Path, *arguments: str) -> subprocess.Popen[str]:
 
 @pytest.mark.long
 def test_what_must_run_alone_waits_for_the_tests_of_the_other_command(tmp_path: Path) -> None:
-    for name, text in {"pytest.ini": MARKERS, "test_beside.py": BESIDE, "test_alone.py": ALONE,
+    for name, text in {"pytest.ini": MARKERS, "test_beside.py": CONCURRENT, "test_alone.py": ALONE,
                        "parallel.py": Path(parallel.__file__).read_text(encoding="utf-8")}.items():  # fmt: skip
         (tmp_path / name).write_text(text, encoding="utf-8")
     with started(tmp_path, "--workers=1", "--in=test_beside.py", "not long") as first:

@@ -29,7 +29,7 @@ from helpers.records import record
 from helpers.report_schemas import read_verdict_file
 from prometheus_client.parser import text_string_to_metric_families
 
-from pytest_nixl.fixtures.etcd import PrivateEtcd
+from pytest_nixl.fixtures.opened_etcd import PrivateEtcd
 from pytest_nixl.store.provenance import host
 
 pytestmark = pytest.mark.long

@@ -212,17 +212,17 @@ def test_a_port_that_a_stranger_holds_fails_with_its_process(program: str) -> No
     with holder(program, **variables) as (pid, port):
         variables["NIXL_TELEMETRY_PROMETHEUS_PORT"] = str(port)
         done = run("suites/telemetry/test_ports.py", "--nixl-level=extended", env=variables, timeout=600)
-        found = port_holder(port)
-        assert found is not None
-        assert found.pid == pid
+        port_owner = port_holder(port)
+        assert port_owner is not None
+        assert port_owner.pid == pid
     assert done.code == 1, done.output
     assert re.search(
         rf"^FAIL telemetry-port: agent telemetry-first \(pid \d+\) is not measured: port {port} is held by pid {pid} "
-        rf"\({re.escape(found.command)}\); NIXL wrote: .*could not be bound",
+        rf"\({re.escape(port_owner.command)}\); NIXL wrote: .*could not be bound",
         done.output,
         re.M,
     ), done.output
-    assert f"{sys.executable} -c" in found.command
+    assert f"{sys.executable} -c" in port_owner.command
     assert f"`ss -ltnp 'sport = :{port}'` shows who has it" in done.output
 
 

@@ -197,8 +197,10 @@ def test_an_etcd_with_mutual_tls_is_reachable_through_a_grpc_proxy(
             first, second = (
                 agents.start(name, environment=environment, listen_thread=True) for name in ("first", "second")
             )
-            own = certificates.client
-            with connect([etcd.endpoint], cacert=certificates.ca, cert=own, key=own) as client:
+            client_certificate = certificates.client
+            with connect(
+                [etcd.endpoint], cacert=certificates.ca, cert=client_certificate, key=client_certificate
+            ) as client:
                 _meet(first, second, client)
                 _meet(second, first, client)
         finally:

@@ -21,7 +21,7 @@ from helpers import gpu_standin
 from helpers.cli_run import Finished, bandwidth, profile, run, undisturbed
 from helpers.contention import spinning
 
-from pytest_nixl.fixtures.etcd import PrivateEtcd
+from pytest_nixl.fixtures.opened_etcd import PrivateEtcd
 
 pytestmark = pytest.mark.long
 

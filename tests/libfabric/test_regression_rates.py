@@ -86,10 +86,10 @@ def drawn(before: Values, now: Values, seed: int, count: int) -> Counter[Verdict
     for _ in range(count):
         if before is now:
             both = choose.sample(before, 2 * MOST_LAUNCHES)
-            one, other = both[:MOST_LAUNCHES], both[MOST_LAUNCHES:]
+            first, other = both[:MOST_LAUNCHES], both[MOST_LAUNCHES:]
         else:
-            one, other = choose.sample(before, MOST_LAUNCHES), choose.sample(now, MOST_LAUNCHES)
-        results[verdict(one, other)] += 1
+            first, other = choose.sample(before, MOST_LAUNCHES), choose.sample(now, MOST_LAUNCHES)
+        results[verdict(first, other)] += 1
     return results
 
 
@@ -104,7 +104,7 @@ def successive(before: Values, now: Values) -> Counter[Verdict]:
     return results
 
 
-def between(before: Values, now: Values, wanted: Verdict) -> tuple[float, float]:
+def between(before: Values, now: Values, expected: Verdict) -> tuple[float, float]:
     """Return the 95 % confidence interval of a verdict's rate, from resampled launches."""
     choose, remainder = random.Random(1), []
     for number in range(100):
@@ -112,21 +112,21 @@ def between(before: Values, now: Values, wanted: Verdict) -> tuple[float, float]
         other = again if before is now else choose.choices(now, k=len(now))
         # Drawn again, a launch may be there twice: a hair apart, as the test takes no two for equal.
         again[:] = [value * (1 + 1e-9 * place) for place, value in enumerate(again)]
-        remainder.append(drawn(again, other, number, 100)[wanted] / 100)
+        remainder.append(drawn(again, other, number, 100)[expected] / 100)
     remainder.sort()
     return remainder[2], remainder[-3]
 
 
-def told(name: str, before: Values, now: Values, wanted: Verdict) -> tuple[float, str]:
+def reason(name: str, before: Values, now: Values, expected: Verdict) -> tuple[float, str]:
     """Return the rate of a verdict, and a line about it."""
-    low, high = between(before, now, wanted)
+    low, high = between(before, now, expected)
     all_ = drawn(before, now, 0, DRAWN)
-    share = all_[wanted] / DRAWN
+    share = all_[expected] / DRAWN
     text = ", ".join(f"{100 * all_[verdict] / DRAWN:.1f} % {verdict}" for verdict in Verdict if all_[verdict])
     row = successive(before, now)
     in_row = ", ".join(f"{row[verdict]} {verdict}" for verdict in Verdict if row[verdict])
     return share, (
-        f"{name}: {wanted} in {100 * share:.2f} % of {DRAWN} drawn (95 % between {100 * low:.0f} and "
+        f"{name}: {expected} in {100 * share:.2f} % of {DRAWN} drawn (95 % between {100 * low:.0f} and "
         f"{100 * high:.0f} %); all: {text}; of {sum(row.values())} made of successive launches: {in_row}"
     )
 
@@ -146,9 +146,9 @@ def test_loss_of_ten_percent_is_found_and_no_loss_is_not(
         with busy(load):
             whole, lost = in_turn(links, launches(), depth=2)
     name = "loaded" if load else "quiet"
-    results, text = told(f"{name}, 10 % lost, {len(lost)} launches", whole, lost, Verdict.REGRESSED)
-    alarms, none = told(f"{name}, nothing lost, {len(whole)} launches", whole, whole, Verdict.REGRESSED)
-    slower, more = told(f"{name}, nothing lost at 900 Mbit/s", lost, lost, Verdict.REGRESSED)
+    results, text = reason(f"{name}, 10 % lost, {len(lost)} launches", whole, lost, Verdict.REGRESSED)
+    alarms, none = reason(f"{name}, nothing lost, {len(whole)} launches", whole, whole, Verdict.REGRESSED)
+    slower, more = reason(f"{name}, nothing lost at 900 Mbit/s", lost, lost, Verdict.REGRESSED)
     with capsys.disabled():
         print(f"\n{text}\n{none}\n{more}")
         print(f"load of the machine: {os.getloadavg()}, cores: {os.cpu_count()}")
@@ -171,7 +171,7 @@ def test_loopback_may_be_inconclusive_but_not_regressed(
         [values] = in_turn([pairs.link("UCX", "WRITE", MemoryPair("DRAM", "DRAM"))], launches(), depth=2)
     finally:
         pairs.close()
-    alarms, text = told(f"loopback, nothing lost, {len(values)} launches", values, values, Verdict.REGRESSED)
+    alarms, text = reason(f"loopback, nothing lost, {len(values)} launches", values, values, Verdict.REGRESSED)
     with capsys.disabled():
         spread = f"{min(values) / 1e9:.3g} to {max(values) / 1e9:.3g} GB/s"
         print(f"\n{text}; {spread}; load of the machine: {os.getloadavg()}")

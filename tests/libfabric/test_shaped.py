@@ -85,10 +85,10 @@ def verdict(shaped: Link, path: Path) -> tuple[Judgement, Samples]:
     """Measure 1 MiB like the suite: launch after launch, until the comparison with the profile's floor is decided."""
     expected = load_profile(profile(path, EXPECTED))
 
-    def another(samples: Samples) -> bool:
+    def needs_another(samples: Samples) -> bool:
         return another_launch(samples, expected.expectation(samples.key))
 
-    samples = shaped.measure_launches(MIB, depth=2, another=another)
+    samples = shaped.measure_launches(MIB, depth=2, another=needs_another)
     return judge(samples, expected.expectation(samples.key)), samples
 
 

@@ -30,7 +30,7 @@ SAMPLE = (
     "suites/metadata/test_namespaces.py::test_agents_of_one_name_in_two_namespaces_do_not_meet",
     "suites/uri_validation/test_deployment.py",
 )
-_MADE = re.compile(r"Backend (\w+) was instantiated")
+_INSTANTIATED = re.compile(r"Backend (\w+) was instantiated")
 UCX_STARTS = "UCX  INFO  Version"
 
 
@@ -41,9 +41,9 @@ def host() -> Iterator[Host]:
         yield namespace
 
 
-def made(written: list[str]) -> Counter[str]:
+def backends_created(written: list[str]) -> Counter[str]:
     """Return the number of agents by backend."""
-    return Counter(name for text in written for name in _MADE.findall(text))
+    return Counter(name for text in written for name in _INSTANTIATED.findall(text))
 
 
 def run_logged(host: Host, tmp_path: Path, *arguments: str) -> tuple[Finished, list[str]]:
@@ -66,7 +66,7 @@ def test_no_suite_creates_ucx_if_libfabric_is_requested(host: Host, tmp_path: Pa
     done, written = run_logged(host, tmp_path, *suites, "--nixl-backend=LIBFABRIC")
     assert done.code == 0, done.output
     assert "ERROR " not in done.output, done.output
-    agents = made(written)
+    agents = backends_created(written)
     assert list(agents) == ["LIBFABRIC"], agents
     assert agents["LIBFABRIC"] >= 10
     assert [text for text in written if UCX_STARTS in text] == []
@@ -81,7 +81,7 @@ def test_metadata_and_faults_use_each_requested_backend(host: Host, tmp_path: Pa
     assert done.code == 0, done.output
     assert "4 passed" in done.output, done.output
     # Two agents to exchange metadata, and three where one comes back.
-    assert made(written) == {"UCX": 5, "LIBFABRIC": 5}
+    assert backends_created(written) == {"UCX": 5, "LIBFABRIC": 5}
     assert sum(UCX_STARTS in text for text in written) == 5
 
 
@@ -95,7 +95,7 @@ def test_suites_of_agents_work_with_and_without_a_progress_thread(host: Host, tm
     )  # fmt: skip
     assert done.code == 0, done.output
     assert "8 passed" in done.output, done.output
-    assert list(made(written)) == ["LIBFABRIC"]
+    assert list(backends_created(written)) == ["LIBFABRIC"]
     assert [text for text in written if UCX_STARTS in text] == []
 
 
@@ -106,4 +106,4 @@ def test_one_agent_uses_ucx_libfabric_and_a_file_as_chosen(host: Host, tmp_path:
     for part in ("an agent with UCX and LIBFABRIC and POSIX: ", "DRAM:DRAM by UCX", "DRAM:DRAM by LIBFABRIC",
                  "DRAM:FILE by POSIX"):  # fmt: skip
         assert part in done.output, done.output
-    assert made(written) == {"UCX": 2, "LIBFABRIC": 2, "POSIX": 1}
+    assert backends_created(written) == {"UCX": 2, "LIBFABRIC": 2, "POSIX": 1}

@@ -26,7 +26,7 @@ from pytest_nixl.processes.supervisor import supervisor
 SETTINGS = replace(
     Settings(**{item.field: item.usual for item in OPTIONS}), backend=("UCX",), timeout=240.0, start_timeout=600.0
 )
-Said = tuple[str, str]
+Answer = tuple[str, str]
 
 #: Faults that an agent meets when it is created: those of the doctor's, and more.
 BEFORE: dict[str, Callable[[], AbstractContextManager[None]]] = {
@@ -37,7 +37,7 @@ BEFORE: dict[str, Callable[[], AbstractContextManager[None]]] = {
 }
 
 
-def create() -> Said:
+def create() -> Answer:
     """Create an agent, in which NIXL opens the devices; return why it cannot, or two empty texts."""
     with Agents(LocalHost(supervisor()), SETTINGS) as agents:
         try:

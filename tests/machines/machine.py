@@ -24,8 +24,8 @@ from typing import Any
 
 from helpers.needs import lack
 
-HERE = Path(__file__).parent
-PROJECT = HERE.parent.parent
+FOLDER = Path(__file__).parent
+PROJECT = FOLDER.parent.parent
 #: The time that a machine has to boot, in seconds: 5 to 12 on a quiet host, 72 on one whose load is 20.
 BOOT_SECONDS = 900.0
 #: The time that a command in a machine has, in seconds. One that takes 10 on the host takes a minute, and ten minutes
@@ -121,7 +121,7 @@ class Machine:
         self.base, self.out, self.name = base, out, name
         for folder in ("todo", "running", "said", "done"):
             (out / folder).mkdir(parents=True)
-        shutil.copy(HERE / "agent.sh", out)
+        shutil.copy(FOLDER / "agent.sh", out)
         (out / "environment").write_text("")
         self._jobs = 0
         qemu = base / "qemu"
@@ -170,7 +170,7 @@ class Machine:
         name = f"{self._jobs:03}"
         variables = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in environ.items())
         script = self.out / "todo" / f"{name}.new"
-        script.write_text(f". /out/environment\n. {HERE}/rxe.sh\n{variables}{command}\n")
+        script.write_text(f". /out/environment\n. {FOLDER}/rxe.sh\n{variables}{command}\n")
         script.rename(script.with_suffix(".sh"))
         return Job(self, name, command)
 
@@ -240,14 +240,14 @@ class Machine:
 
     def _tail(self, job: Job | None) -> str:
         parts = [("its console's last lines", self.out / "console"), ("QEMU says", self.out / "qemu.log")]
-        told = []
+        console = []
         for label, path in parts:
             with contextlib.suppress(OSError):
                 lines = path.read_text(errors="replace").splitlines()[-20:]
-                told += [f"\n{label}:", *lines] if lines else []
+                console += [f"\n{label}:", *lines] if lines else []
         if job is not None and job.output:
-            told += ["\nthe command's last lines:", *job.output.splitlines()[-40:]]
-        return "\n".join(told)
+            console += ["\nthe command's last lines:", *job.output.splitlines()[-40:]]
+        return "\n".join(console)
 
 
 def needed_folders(base: Path) -> list[Path]:

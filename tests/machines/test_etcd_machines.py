@@ -177,8 +177,8 @@ class Moving:
         ended = [
             Finished(rank.wait(SECONDS), log.read_text()) for rank, log in zip(self._ranks, self._logs, strict=True)
         ]
-        for each in ended:
-            print(f"exit code {each.code}: {each.output.splitlines()[-1]}")
+        for process in ended:
+            print(f"exit code {process.code}: {process.output.splitlines()[-1]}")
         return ended
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ pytest_plugins = ["machine_fixtures"]
 #: The commands in a machine have deadlines; the test's own is for what hangs outside of it.
 pytestmark = pytest.mark.timeout(3600)
 
-Told = tuple[str, str]
+Verdicts = tuple[str, str]
 
 #: Each fault of agents.py that an agent meets when it is created: what the error's reason and its remedy contain.
 BEFORE = {
@@ -40,7 +40,7 @@ ORDINARY = (
 )
 
 
-def told(machine: Machine, names: str, before: str = "") -> dict[str, Told]:
+def doctor(machine: Machine, names: str, before: str = "") -> dict[str, Verdicts]:
     """Make faults of agents.py in a machine, over rc, and return what was said of each."""
     output = machine.check(
         f'cd "$PROJECT" && {before} "$PYTHON" tests/machines/agents.py {names} 2> /out/agents.log || '
@@ -52,18 +52,18 @@ def told(machine: Machine, names: str, before: str = "") -> dict[str, Told]:
 
 
 @pytest.fixture(scope="module")
-def made(rxe_machine: Machine) -> dict[str, Told]:
+def verdicts(rxe_machine: Machine) -> dict[str, Verdicts]:
     """What agents say of each fault that they meet when they are created, and of none."""
-    return told(rxe_machine, "")
+    return doctor(rxe_machine, "")
 
 
-def test_agent_is_created_without_a_fault(made: dict[str, Told]) -> None:
-    assert made["healthy"][0] == ""
+def test_agent_is_created_without_a_fault(verdicts: dict[str, Verdicts]) -> None:
+    assert verdicts["healthy"][0] == ""
 
 
 @pytest.mark.parametrize("fault", BEFORE)
-def test_fault_of_a_device_is_named(made: dict[str, Told], fault: str) -> None:
-    reason, remedy = made[fault]
+def test_fault_of_a_device_is_named(verdicts: dict[str, Verdicts], fault: str) -> None:
+    reason, remedy = verdicts[fault]
     assert BEFORE[fault][0] in reason
     assert BEFORE[fault][1] in remedy
 
@@ -71,7 +71,7 @@ def test_fault_of_a_device_is_named(made: dict[str, Told], fault: str) -> None:
 def test_device_nodes_that_a_user_may_not_open_are_named(rxe_machine: Machine) -> None:
     rxe_machine.check("chmod 600 /dev/infiniband/uverbs0")
     try:
-        reason, remedy = told(rxe_machine, "'as it is'", ORDINARY.format(limit="unlimited"))["as it is"]
+        reason, remedy = doctor(rxe_machine, "'as it is'", ORDINARY.format(limit="unlimited"))["as it is"]
     finally:
         rxe_machine.check("chmod 666 /dev/infiniband/uverbs0")
     assert "/dev/infiniband/uverbs0 of rxe0 cannot be opened: Permission denied" in reason
@@ -79,7 +79,7 @@ def test_device_nodes_that_a_user_may_not_open_are_named(rxe_machine: Machine) -
 
 
 def test_agent_that_would_never_be_created_for_want_of_locked_memory_is_named(rxe_machine: Machine) -> None:
-    results = told(rxe_machine, "'as it is'", ORDINARY.format(limit="65536:65536"))
+    results = doctor(rxe_machine, "'as it is'", ORDINARY.format(limit="65536:65536"))
     reason, remedy = results["as it is"]
     assert "would never end 'create_agent', and was ended: UCX has tried" in reason
     assert "a process may lock 64 kbytes" in reason
@@ -103,7 +103,7 @@ def use_release(version: str) -> str:
 @pytest.mark.soak
 @pytest.mark.parametrize("release", ["1.0.1", "1.4.1", "installed"])
 @pytest.mark.parametrize(
-    ("fault", "told"),
+    ("fault", "expected"),
     [
         ("target-killed", "nixlRemoteDisconnectError"),
         ("target-restarted", "nixlRemoteDisconnectError"),
@@ -112,7 +112,7 @@ def use_release(version: str) -> str:
     ],
 )
 def test_initiator_is_told_of_a_dead_peer_and_not_of_one_that_is_stopped(
-    rxe_machine: Machine, fault: str, told: str, release: str
+    rxe_machine: Machine, fault: str, expected: str, release: str
 ) -> None:
     before = ":" if release == "installed" else use_release(release)
     output = rxe_machine.check(
@@ -123,7 +123,7 @@ def test_initiator_is_told_of_a_dead_peer_and_not_of_one_that_is_stopped(
     record = json.loads(output)
     assert release in (record["nixl"], "installed")
     ended = record["found"]
-    assert ended["said"] == told
+    assert ended["said"] == expected
     # The survivor then moved correct bytes to another agent.
     assert ("survivor" in ended, ended["wrong_bytes"]) == (False, 0)
 

@@ -41,9 +41,11 @@ LOST = (
 def cables(number: int, ports: list[int]) -> list[str]:
     """Return QEMU's arguments for the network cards ``card0`` and ``card1`` of one of two machines."""
     end, arguments = ("listen", "connect")[number], []
-    for each, port in enumerate(ports):
-        card = f"virtio-net-pci,netdev=cable{each},id=card{each},mac=52:54:00:00:0{each}:0{number + 1},romfile="
-        arguments += ["-netdev", f"socket,id=cable{each},{end}=127.0.0.1:{port}", "-device", card]
+    for machine, port in enumerate(ports):
+        card = (
+            f"virtio-net-pci,netdev=cable{machine},id=card{machine},mac=52:54:00:00:0{machine}:0{number + 1},romfile="
+        )
+        arguments += ["-netdev", f"socket,id=cable{machine},{end}=127.0.0.1:{port}", "-device", card]
     return arguments
 
 

@@ -13,7 +13,7 @@ pytest_plugins = ["machine_fixtures"]
 #: The commands in a machine have deadlines; the test's own is for what hangs outside of it.
 pytestmark = pytest.mark.timeout(3600)
 
-Told = dict[str, tuple[str, str, str]]
+Verdicts = dict[str, tuple[str, str, str]]
 
 #: Each fault of causes.py: the verdict of ucx-uses-rdma, and what its reason contains.
 CAUSES = {
@@ -34,7 +34,7 @@ SHOWN_BY_FILES = {
 }
 
 
-def verdicts(machine: Machine, arguments: str, before: str = "") -> dict[str, Told]:
+def verdicts(machine: Machine, arguments: str, before: str = "") -> dict[str, Verdicts]:
     """Make the faults of causes.py in a machine, and return what each check said."""
     output = machine.check(
         f'cd "$PROJECT" && {before} "$PYTHON" tests/machines/causes.py {arguments} 2> /out/causes.log'
@@ -43,50 +43,52 @@ def verdicts(machine: Machine, arguments: str, before: str = "") -> dict[str, To
 
 
 @pytest.fixture(scope="module")
-def made(rxe_machine: Machine) -> dict[str, Told]:
+def verdicts_by_cause(rxe_machine: Machine) -> dict[str, Verdicts]:
     """What the checks say of each cause."""
     return verdicts(rxe_machine, shlex.join(CAUSES))
 
 
 @pytest.fixture(scope="module")
-def made_of_files(rxe_machine: Machine) -> dict[str, Told]:
+def made_of_files(rxe_machine: Machine) -> dict[str, Verdicts]:
     """What the checks say of each fault that files show."""
     return verdicts(rxe_machine, shlex.join(SHOWN_BY_FILES))
 
 
 @pytest.mark.parametrize("cause", CAUSES)
-def test_cause_is_named(made: dict[str, Told], cause: str) -> None:
-    assert_named(made[cause], *CAUSES[cause])
+def test_cause_is_named(verdicts_by_cause: dict[str, Verdicts], cause: str) -> None:
+    assert_named(verdicts_by_cause[cause], *CAUSES[cause])
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("cause", SHOWN_BY_FILES)
-def test_cause_that_files_show_is_named(made_of_files: dict[str, Told], cause: str) -> None:
+def test_cause_that_files_show_is_named(made_of_files: dict[str, Verdicts], cause: str) -> None:
     assert_named(made_of_files[cause], *SHOWN_BY_FILES[cause])
 
 
-def assert_named(told: Told, verdict: str, words: str) -> None:
+def assert_named(reported: Verdicts, verdict: str, message: str) -> None:
     """Assert that ucx-uses-rdma has this verdict with these words, and a remedy unless it passes."""
-    found, reason, remedy = told["ucx-uses-rdma"]
-    assert (found, words in reason) == (verdict, True), reason
+    actual, reason, remedy = reported["ucx-uses-rdma"]
+    assert (actual, message in reason) == (verdict, True), reason
     assert bool(remedy) == (verdict != "PASS")
 
 
-def test_providers_are_judged_for_soft_roce_too(made: dict[str, Told]) -> None:
-    assert made["healthy"]["verbs-providers"][0] == "PASS"
+def test_providers_are_judged_for_soft_roce_too(verdicts_by_cause: dict[str, Verdicts]) -> None:
+    assert verdicts_by_cause["healthy"]["verbs-providers"][0] == "PASS"
     for cause, expected in (
         ("another copy", "needs librxe-rdmav34.so linked to it"),
         ("no provider", "the rxe providers are: none"),
         ("provider of another interface", "the rxe providers are: "),
     ):
-        verdict, reason, _ = made[cause]["verbs-providers"]
+        verdict, reason, _ = verdicts_by_cause[cause]["verbs-providers"]
         assert (verdict, expected in reason) == ("FAIL", True), reason
 
 
-def test_transports_of_devices_that_ucx_does_not_use_are_not_said_to_have_no_device(made: dict[str, Told]) -> None:
+def test_transports_of_devices_that_ucx_does_not_use_are_not_said_to_have_no_device(
+    verdicts_by_cause: dict[str, Verdicts],
+) -> None:
     # The host has a device with an active port, whose node can be opened.
-    assert {made["another copy"][id][0] for id in ("uverbs-open", "rdma-ports")} == {"PASS"}
-    verdict, reason, _ = made["another copy"]["transports-allowed"]
+    assert {verdicts_by_cause["another copy"][id][0] for id in ("uverbs-open", "rdma-ports")} == {"PASS"}
+    verdict, reason, _ = verdicts_by_cause["another copy"]["transports-allowed"]
     assert verdict == "FAIL"
     assert "UCX uses none of this host's RDMA devices (rxe0), and ucx-uses-rdma says why" in reason
     assert "no device for" not in reason

@@ -337,8 +337,8 @@ def test_outputs_of_two_ranks_of_nixlbench_are_one_output(tmp_path: Path) -> Non
     assert [read_files([path]).registrations[0].rank for path in paths] == [0, 1]
 
 
-@pytest.mark.parametrize("own", [None, "of-the-container"])
-def test_a_container_overrides_the_namespace_of_its_service(tmp_path: Path, own: str | None) -> None:
+@pytest.mark.parametrize("namespace", [None, "of-the-container"])
+def test_a_container_overrides_the_namespace_of_its_service(tmp_path: Path, namespace: str | None) -> None:
     service = {
         "dynamoNamespace": "of-the-service",
         "extraPodSpec": {
@@ -346,11 +346,11 @@ def test_a_container_overrides_the_namespace_of_its_service(tmp_path: Path, own:
                 "image": "vllm-runtime:1",
                 "command": ["python3", "-m", "dynamo.vllm"],
                 "args": ["--model", "m"],
-                "env": [{"name": "DYN_NAMESPACE", "value": own}] if own else [],
+                "env": [{"name": "DYN_NAMESPACE", "value": namespace}] if namespace else [],
             }
         },
     }
     path = tmp_path / "graph.json"
     path.write_text(json.dumps({"metadata": {"name": "g"}, "spec": {"services": {"decode": service}}}))
     environment = read_engine(f"{path}#decode").launch.environment
-    assert environment["DYN_NAMESPACE"] == (own or "of-the-service")
+    assert environment["DYN_NAMESPACE"] == (namespace or "of-the-service")

@@ -33,7 +33,7 @@ SIZES, EXTENDED_SIZES = (MIB, 64 * MIB), (256 * MIB, 1024 * MIB)
 #: How often each is repeated.
 REPEATS = 10
 #: Growth: the regions of one registration, the registrations without a deregistration between them, and the rounds.
-EACH, CALLS, ROUNDS = 16, 64, 5
+PER_ROUND, CALLS, ROUNDS = 16, 64, 5
 #: The size of the transfers after a connection.
 TRANSFER = 64 * KIB
 #: Notifications that are answered one by one, and those of the burst.
@@ -106,7 +106,7 @@ class ControlPath:
         return growth
 
     def _growth(self) -> dict[str, Growth]:
-        times = self._run("accumulate", count=EACH, repeats=CALLS, rounds=ROUNDS)
+        times = self._run("accumulate", count=PER_ROUND, repeats=CALLS, rounds=ROUNDS)
         return {name: Growth.of(rounds, references) for name, (rounds, references) in times.items()}
 
     def metadata(self, count: int) -> tuple[Figure, ...]:

@@ -38,7 +38,7 @@ def answering(addresses: Collection[Address]) -> dict[Address, str]:
     if not tried:
         return {}
     with ThreadPoolExecutor(AT_A_TIME) as pool:
-        return dict(zip(tried, pool.map(_why_silent, tried), strict=True))
+        return dict(zip(tried, pool.map(_connection_error, tried), strict=True))
 
 
 def _can_be_tried(host: str) -> bool:
@@ -46,7 +46,7 @@ def _can_be_tried(host: str) -> bool:
     return not (ip.is_loopback or ip.is_multicast or ip.is_unspecified or ip.is_link_local)
 
 
-def _why_silent(address: Address) -> str:
+def _connection_error(address: Address) -> str:
     try:
         socket.create_connection(address, timeout=SECONDS).close()
     except OSError as error:
@@ -81,7 +81,7 @@ def _text(address: Address) -> str:
 
 
 #: The most problems that a verdict names.
-_TOLD = 5
+_MOST_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -186,8 +186,8 @@ def judge_published(client: EtcdClient, namespace: NamespaceName, endpoint: str)
         keys = sum(len(agent.keys) for agent in agents)
         count_text = f"{plural(len(agents), 'agent')} with {plural(keys, 'key')} under {escape(namespace.text)}"
         return Judgement(Verdict.PASS, f"{count_text}: no split namespace, no agent twice, no oversize key")
-    sentences = "; ".join(problem.sentence for problem in problems[:_TOLD])
-    more = f"; and {len(problems) - _TOLD} more" if len(problems) > _TOLD else ""
+    sentences = "; ".join(problem.sentence for problem in problems[:_MOST_NAMED])
+    more = f"; and {len(problems) - _MOST_NAMED} more" if len(problems) > _MOST_NAMED else ""
     option = f" --namespace={quoted(namespace.text)}"
     return Judgement(Verdict.WARN, sentences + more, f"run `{command}{option}`, which prints a remedy for each")
 

@@ -27,14 +27,14 @@ REGION, MOVED = 16 << 20, 1 << 16
 #: The size in bytes of the end of each transfer, which arrives last, so that late bytes are seen there.
 TAIL = 64 << 10
 #: The address of a target that listens.
-HERE = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
 #: What NIXL writes if it could not send a request for metadata, and how many requests are made at most.
 LOST_REQUEST, FETCHES = "Failed to send message to peer", 3
 #: The deadline of the initiator's traffic, as a multiple of a step's: it begins before transfers flow.
 _WORKER_SHARE = 3
 #: What the traffic of the initiator ended with.
 SECONDS, COUNT = Number(0, 1e9), Number(0, 1 << 53, whole=True)
-KEPT = {"said": Text(256), "completed": COUNT, "longest": SECONDS, "unended": COUNT}
+OUTCOME = {"said": Text(256), "completed": COUNT, "longest": SECONDS, "unended": COUNT}
 #: Numbers of patterns.
 seeds = itertools.count(1)
 
@@ -115,7 +115,7 @@ class FaultScene:
         worker = self.initiator.worker
         for lost in range(FETCHES):
             complaints = worker.output().count(LOST_REQUEST)
-            self.initiator.fetch_remote_metadata(target.name, HERE, self._port)
+            self.initiator.fetch_remote_metadata(target.name, LOOPBACK, self._port)
 
             def over(complaints: int = complaints) -> bool:
                 is_known = self.initiator.check_remote_metadata(target.name)
@@ -171,7 +171,7 @@ class FaultScene:
         )
         if ENDED_EARLY in worker.output():
             answer = pending.result()
-            check(KEPT, answer)
+            check(OUTCOME, answer)
             if answer["said"] in ("PROC", "DONE"):
                 raise LateError(f"waited {worker.timeout:g} s for {awaited}")
             raise EarlyEndError(answer["said"], time.monotonic() - began)

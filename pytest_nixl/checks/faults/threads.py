@@ -75,7 +75,7 @@ def has_modes(agent: NixlAgent) -> bool:
 def transfer_in_threads(agent: NixlAgent, backend: str, mode: str) -> ConcurrentUse:
     """Let threads transfer on one new agent of a synchronization mode, in the worker of ``agent``."""
     subject = f"{THREADS} threads on one agent with the synchronization mode {mode}"
-    parameters = {"sync_mode": mode, "threads": THREADS, "each": TRANSFERS}
+    parameters = {"sync_mode": mode, "threads": THREADS, "per_thread": TRANSFERS}
     pending = _request(agent, "transfer_at_once", backend=backend, **parameters)
     return _outcome(subject, agent, backend, THREADS * TRANSFERS, pending)
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_nixl.checks.faults.outcome import REGIONS, FaultOutcome
-from pytest_nixl.checks.faults.scene import COUNT, KEPT, MOVED, SECONDS, EarlyEndError, FaultScene, seeds
+from pytest_nixl.checks.faults.scene import COUNT, MOVED, OUTCOME, SECONDS, EarlyEndError, FaultScene, seeds
 from pytest_nixl.checks.faults.worker.traffic import FINISH, NOT_CALLED
 from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.core.rdma_fault import TCP_ALONE, over_tcp, wants_rdma
@@ -273,7 +273,7 @@ def _await_traffic(scene: FaultScene, pending: Pending, began: float) -> FaultOu
     """Return what the traffic of the initiator ended with."""
     try:
         answer = pending.result()
-        check(KEPT, answer)
+        check(OUTCOME, answer)
     except WorkerDiedError as error:
         return replace(scene.outcome, answer="no answer", seconds=time.monotonic() - began, survivor=_ended(error))
     return replace(scene.outcome, answer=answer["said"], unended=answer["unended"], seconds=time.monotonic() - began)

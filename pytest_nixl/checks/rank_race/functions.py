@@ -10,6 +10,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from pytest_nixl.cluster.joining import join
+from pytest_nixl.etcd.client import connect
+from pytest_nixl.etcd.endpoints import parse_endpoints
+
 if TYPE_CHECKING:
     from pytest_nixl.cluster.membership import Membership
 
@@ -22,10 +26,6 @@ def _joined(
     endpoint: str, group: str, size: int, ttl: int, timeout: float = WAIT, ready: Callable[[], None] = lambda: None
 ) -> Iterator[Membership]:
     """Join a group; ``ready`` is called just before."""
-    from pytest_nixl.cluster.joining import join
-    from pytest_nixl.etcd.client import connect
-    from pytest_nixl.etcd.endpoints import parse_endpoints
-
     prefix, _, name = group.rstrip("/").rpartition("/")
     with connect(parse_endpoints(endpoint), timeout=timeout) as client:
         ready()
@@ -54,9 +54,6 @@ def read_modify_write(endpoint: str, group: str, size: int, announce: Callable[[
 
     It reads ``size`` (0 if missing) as its rank, then writes the key of its rank with a lease, then ``size`` plus one.
     """
-    from pytest_nixl.etcd.client import connect
-    from pytest_nixl.etcd.endpoints import parse_endpoints
-
     with connect(parse_endpoints(endpoint), timeout=WAIT) as client:
         rank = int(client.get(f"{group}size") or b"0")
         lease = client.lease(TTL)

@@ -27,17 +27,17 @@ _UNREAD = "read what the agent wrote to stderr, and check that NIXL_TELEMETRY_EX
 def judge_counts(pair: MeasuredAgents) -> Judgement:
     """Judge whether the telemetry of both agents is what they are known to have done."""
     try:
-        wrong = [each for agent in (pair.initiator, pair.target) for each in _wrong(pair, agent)]
+        wrong = [message for agent in (pair.initiator, pair.target) for message in _wrong(pair, agent)]
     except UnreadableTelemetryError as error:
         return Judgement(Verdict.FAIL, f"{pair.sink.exporter}: {error}", _UNREAD)
     if wrong:
         return Judgement(Verdict.FAIL, f"{pair.sink.exporter} of NIXL {pair.nixl}: {'; '.join(wrong)}", _REMEDY)
-    counts, known = pair.known[pair.initiator.name].counts, pair.known[pair.initiator.name]
+    counts, transfers = pair.known[pair.initiator.name].counts, pair.known[pair.initiator.name]
     moved = counts["agent_tx_bytes"] + counts["agent_rx_bytes"]
     return Judgement(
         Verdict.PASS,
-        f"{pair.sink.exporter} of NIXL {pair.nixl} counts the {moved} bytes of {known.transfers} transfers exactly, "
-        "their times, the registered memory and the refused request",
+        f"{pair.sink.exporter} of NIXL {pair.nixl} counts the {moved} bytes of {transfers.transfers} transfers "
+        "exactly, their times, the registered memory and the refused request",
     )
 
 
@@ -45,34 +45,38 @@ def _wrong(pair: MeasuredAgents, agent: NixlAgent) -> list[str]:
     return [*differences(pair.sink, agent.name, pair.counts(agent), pair.known[agent.name])]
 
 
-def differences(sink: TelemetrySink, agent: str, found: Mapping[str, float], known: KnownTransfers) -> Iterator[str]:
+def differences(
+    sink: TelemetrySink, agent: str, counts: Mapping[str, float], transfers: KnownTransfers
+) -> Iterator[str]:
     """Yield a phrase for each count of an agent that is not what is known.
 
-    :param found: the exported counts by metric.
+    :param counts: the exported counts by metric.
     """
     for metric in EVENTS:
-        expected = known.counts[metric]
-        if metric not in found:
+        expected = transfers.counts[metric]
+        if metric not in counts:
             # A release without a status of errors, or without a count of lost events, counts none.
             if expected or not metric.startswith((_ERROR, "agent_telemetry_")):
                 yield f"{sink.spelled(metric)} of agent {agent} is missing, expected {expected}"
-        elif found[metric] != expected:
-            yield f"{sink.spelled(metric)} of agent {agent} is {found[metric]:.15g}, expected {expected}"
+        elif counts[metric] != expected:
+            yield f"{sink.spelled(metric)} of agent {agent} is {counts[metric]:.15g}, expected {expected}"
     for histogram in ("agent_xfer_time", "agent_xfer_post_time"):
-        for name, expected in (("count", known.transfers), ("sum", known.counts[histogram])):
+        for name, expected in (("count", transfers.transfers), ("sum", transfers.counts[histogram])):
             metric = f"{histogram}_us_{name}"
-            if metric in found and found[metric] != expected:
-                yield f"{metric} of agent {agent} is {found[metric]:.15g}, expected {expected}"
-    yield from _wrong_times(sink, agent, found, known)
+            if metric in counts and counts[metric] != expected:
+                yield f"{metric} of agent {agent} is {counts[metric]:.15g}, expected {expected}"
+    yield from _wrong_times(sink, agent, counts, transfers)
 
 
-def _wrong_times(sink: TelemetrySink, agent: str, found: Mapping[str, float], known: KnownTransfers) -> Iterator[str]:
-    xfer, post = (found.get(metric, 0) for metric in ("agent_xfer_time", "agent_xfer_post_time"))
-    most = _FACTOR * known.took + _MICROSECONDS * known.transfers
-    if known.transfers and not 0 < xfer <= most:
+def _wrong_times(
+    sink: TelemetrySink, agent: str, counts: Mapping[str, float], transfers: KnownTransfers
+) -> Iterator[str]:
+    xfer, post = (counts.get(metric, 0) for metric in ("agent_xfer_time", "agent_xfer_post_time"))
+    most = _FACTOR * transfers.took + _MICROSECONDS * transfers.transfers
+    if transfers.transfers and not 0 < xfer <= most:
         yield (
             f"{sink.spelled('agent_xfer_time')} of agent {agent} is {xfer:.15g} µs, expected more than 0 and at most "
-            f"{most:.0f} for transfers that took {known.took:.0f} µs"
+            f"{most:.0f} for transfers that took {transfers.took:.0f} µs"
         )
     if post > xfer:
         yield (
@@ -123,25 +127,25 @@ def count_failure(pair: MeasuredAgents, op: str, fail: Callable[[str], TransferF
     return FailureCount(pair.sink.exporter, op, failure, grown)
 
 
-def require_error(found: Sequence[FailureCount], what: str) -> None:
+def require_error(failures: Sequence[FailureCount], description: str) -> None:
     """Refuse to judge transfers of which NIXL reports no error, so that there is nothing to count.
 
-    :param what: the transfers, such as ``transfers with a dead agent``.
+    :param description: the transfers, such as ``transfers with a dead agent``.
     :raises NotApplicableError: none of them reported an error.
     """
-    if not any(each.failure.raised for each in found):
-        raise NotApplicableError(f"NIXL reports no error of {what}: {'; '.join(map(str, found))}")
+    if not any(failure.failure.raised for failure in failures):
+        raise NotApplicableError(f"NIXL reports no error of {description}: {'; '.join(map(str, failures))}")
 
 
-def judge_failures(found: Sequence[FailureCount]) -> tuple[Judgement | None, bool, str]:
+def judge_failures(failures: Sequence[FailureCount]) -> tuple[Judgement | None, bool, str]:
     """Judge what was counted for failed transfers.
 
     :returns: a failure, if an error was counted wrongly; whether one was not counted at all; and what was seen.
     """
-    listing = "; ".join(map(str, found))
-    raised = [each for each in found if each.failure.raised]
-    wrong = [each for each in raised if each.counted and dict(each.counted) != {each.status: 1}]
+    listing = "; ".join(map(str, failures))
+    raised = [failure for failure in failures if failure.failure.raised]
+    wrong = [failure for failure in raised if failure.counted and dict(failure.counted) != {failure.status: 1}]
     if wrong:
-        expected = "; ".join(f"{each}, expected 1 of status {each.status}" for each in wrong)
+        expected = "; ".join(f"{failure}, expected 1 of status {failure.status}" for failure in wrong)
         return Judgement(Verdict.FAIL, expected, _REMEDY), False, listing
-    return None, any(not each.counted for each in raised), listing
+    return None, any(not failure.counted for failure in raised), listing

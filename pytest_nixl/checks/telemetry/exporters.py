@@ -88,19 +88,21 @@ class TelemetrySink:
 
     def variables(self, agent: str) -> dict[str, str | None]:
         """Return the variables of the worker of an agent; None unsets one."""
-        told: dict[str, str | None] = dict.fromkeys(VARIABLES)
+        variables: dict[str, str | None] = dict.fromkeys(VARIABLES)
         if self.exporter == NO_EXPORTER:
-            return told
-        told |= {"NIXL_TELEMETRY_ENABLE": "y", "NIXL_TELEMETRY_RUN_INTERVAL": str(_INTERVAL)}
+            return variables
+        variables |= {"NIXL_TELEMETRY_ENABLE": "y", "NIXL_TELEMETRY_RUN_INTERVAL": str(_INTERVAL)}
         if self.exporter == BUFFER:
             # NIXL 1.4 has no exporter of this name: it uses the buffer if there is a folder and no exporter.
-            return told | {"NIXL_TELEMETRY_DIR": str(self.folder)}
-        told |= {
+            return variables | {"NIXL_TELEMETRY_DIR": str(self.folder)}
+        variables |= {
             "NIXL_TELEMETRY_EXPORTER": self.exporter,
             "NIXL_TELEMETRY_PROMETHEUS_LOCAL": "y",
             "NIXL_TELEMETRY_PROMETHEUS_PORT": str(self.ports[agent]),
         }
-        return told | ({"NIXL_TELEMETRY_MULTIPROC_DIR": str(self.folder)} if self.exporter == PROMETHEUS_MP else {})
+        return variables | (
+            {"NIXL_TELEMETRY_MULTIPROC_DIR": str(self.folder)} if self.exporter == PROMETHEUS_MP else {}
+        )
 
     def place(self, agent: str) -> str:
         """Return where the counts of an agent are read: a URL or a file."""
@@ -141,20 +143,22 @@ class TelemetrySink:
 
 def _counts_of(agent: str, samples: Sequence[MetricSample], place: str) -> dict[str, float]:
     """Return the counters and histogram sums of one agent. Series that differ only in other labels are added."""
-    own = [sample for sample in samples if sample.labels.get("agent_name") == agent]
-    if not own:
-        others = sorted({sample.labels["agent_name"] for sample in samples if "agent_name" in sample.labels})
-        has = f"it has those of {', '.join(map(printable, others))}" if others else "it has those of no agent"
+    agent_samples = [sample for sample in samples if sample.labels.get("agent_name") == agent]
+    if not agent_samples:
+        other_agents = sorted({sample.labels["agent_name"] for sample in samples if "agent_name" in sample.labels})
+        has = (
+            f"it has those of {', '.join(map(printable, other_agents))}" if other_agents else "it has those of no agent"
+        )
         raise UnreadableTelemetryError(f"{place} has no metrics of agent {agent}: {has}")
-    found: dict[str, float] = {}
-    for each in own:
+    counts: dict[str, float] = {}
+    for each in agent_samples:
         name = each.name.removesuffix("_total")
         if name == "agent_errors":
             name = _ERROR + each.labels.get("status", "")
         elif name == each.name and not name.endswith(("_us_count", "_us_sum")):
             continue  # a gauge or a histogram's bucket
-        found[name] = found.get(name, 0) + each.value
-    return found
+        counts[name] = counts.get(name, 0) + each.value
+    return counts
 
 
 def read_event_buffer(data: bytes) -> dict[str, float]:

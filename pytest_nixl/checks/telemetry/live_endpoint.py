@@ -169,21 +169,21 @@ def answer_questions(samples: Sequence[MetricSample]) -> list[Answer]:
 def require_marks(samples: Sequence[MetricSample]) -> None:
     """Refuse a page that has no metric of NIXL or of an engine. :raises NixlPluginError: it has none."""
     if not any(sample.name.startswith((*_MARKS, *REQUESTS)) for sample in samples):
-        some = ", ".join(sorted({printable(sample.name[:60]) for sample in samples})[:3])
+        shown = ", ".join(sorted({printable(sample.name[:60]) for sample in samples})[:3])
         raise NixlPluginError(
-            f"the endpoint has {len(samples)} series and none of NIXL or of an engine's transfers (it has {some}, …)",
+            f"the endpoint has {len(samples)} series and none of NIXL or of an engine's transfers (it has {shown}, …)",
             "set NIXL_TELEMETRY_ENABLE=y and NIXL_TELEMETRY_EXPORTER=prometheus before NIXL is loaded; start vLLM with "
             "NixlConnector; for a worker of Dynamo give the port from its variable DYN_SYSTEM_PORT",
         )
 
 
 def _counted(samples: Sequence[MetricSample], counter: CounterNames, bound: float | None) -> EndpointValue:
-    found = [(name, value) for name in counter.names if (value := _sum(samples, name)) is not None]
-    if not found:
+    counters = [(name, value) for name in counter.names if (value := _sum(samples, name)) is not None]
+    if not counters:
         listed = ", ".join(" + ".join(name) for name in counter.names)
         return EndpointValue(counter.what, None, f"the endpoint has none of {listed}", "", bound)
     # The engine's counter and NIXL's count the same failures, so that their sum would count them twice.
-    names, value = max(found, key=lambda each: (math.isnan(each[1]), each[1]))
+    names, value = max(counters, key=lambda each: (math.isnan(each[1]), each[1]))
     remedy = counter.remedy if names[0].startswith("vllm:") else ""
     return EndpointValue(counter.what, value, " + ".join(names), "", bound, remedy)
 

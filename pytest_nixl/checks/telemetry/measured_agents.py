@@ -108,26 +108,26 @@ class MeasuredAgents:
 
     def move(self, op: str, count: int, size: int) -> None:
         """Let the initiator make ``count`` transfers, each of :data:`REGIONS` regions of ``size`` bytes."""
-        found = self.initiator.run(f"{_IN_WORKER}:move", count=count, **self._transfer(op, TARGET, size))
-        check(_MOVES, found)
-        known, way = self.known[INITIATOR], "tx" if op == "WRITE" else "rx"
-        known.transfers += count
-        known.took += sum(each["took"] for each in found)
-        known.counts[f"agent_{way}_bytes"] += count * REGIONS * size
-        known.counts[f"agent_{way}_requests_num"] += count
-        known.counts["agent_xfer_time"] += round(sum(each["xfer"] for each in found))
-        known.counts["agent_xfer_post_time"] += round(sum(each["post"] for each in found))
+        moved = self.initiator.run(f"{_IN_WORKER}:move", count=count, **self._transfer(op, TARGET, size))
+        check(_MOVES, moved)
+        transfers, direction = self.known[INITIATOR], "tx" if op == "WRITE" else "rx"
+        transfers.transfers += count
+        transfers.took += sum(transfer["took"] for transfer in moved)
+        transfers.counts[f"agent_{direction}_bytes"] += count * REGIONS * size
+        transfers.counts[f"agent_{direction}_requests_num"] += count
+        transfers.counts["agent_xfer_time"] += round(sum(transfer["xfer"] for transfer in moved))
+        transfers.counts["agent_xfer_post_time"] += round(sum(transfer["post"] for transfer in moved))
 
     def time_transfers(self, op: str, count: int, size: int) -> list[float]:
         """Let the initiator repeat a transfer of :data:`REGIONS` regions of ``size`` bytes; return the seconds of each.
 
         The counts of telemetry are no longer known then.
         """
-        found = self.initiator.run(
+        timed = self.initiator.run(
             f"{_IN_WORKER}:time_transfers", count=count, warmup=count // 10, **self._transfer(op, TARGET, size)
         )
-        check(Every(_SECONDS), found)
-        return list(map(float, found))
+        check(Every(_SECONDS), timed)
+        return list(map(float, timed))
 
     def ask_an_unknown_agent(self) -> None:
         """Let the initiator prepare a transfer to an agent that it does not know, which NIXL refuses."""
@@ -147,9 +147,9 @@ class MeasuredAgents:
 
     def _fail(self, op: str, peer: str, remote: int = REGION) -> TransferFailure:
         timeout = {"timeout": min(_SILENCE, self.seconds / 2)}
-        found = self.initiator.run(f"{_IN_WORKER}:fail", **(self._transfer(op, peer, REGION, remote) | timeout))
-        check(_FAILURE, found)
-        return TransferFailure(found["raised"], found["state"])
+        failure = self.initiator.run(f"{_IN_WORKER}:fail", **(self._transfer(op, peer, REGION, remote) | timeout))
+        check(_FAILURE, failure)
+        return TransferFailure(failure["raised"], failure["state"])
 
     def counts(self, agent: NixlAgent) -> dict[str, float]:
         """Return what has been exported for an agent after it did all that is known.
@@ -164,9 +164,9 @@ class MeasuredAgents:
         deadline = time.monotonic() + self.seconds
         while True:
             try:
-                found = self.sink.counts(agent.name)
-                if found.get("agent_memory_registered") == expected or time.monotonic() > deadline:
-                    return found
+                counts = self.sink.counts(agent.name)
+                if counts.get("agent_memory_registered") == expected or time.monotonic() > deadline:
+                    return counts
             except UnreadableTelemetryError:
                 if time.monotonic() > deadline:
                     raise
@@ -176,8 +176,8 @@ class MeasuredAgents:
 def _start(agents: Agents, exporter: str, folder: Path) -> tuple[TelemetrySink, list[NixlAgent]]:
     """Start the agents; again with other ports if another process has taken one of them."""
     for attempt in range(1, _ATTEMPTS + 1):
-        one, other = free_ports(2)
-        ports = {INITIATOR: one, TARGET: other if exporter == PROMETHEUS else one}
+        first, other = free_ports(2)
+        ports = {INITIATOR: first, TARGET: other if exporter == PROMETHEUS else first}
         sink = TelemetrySink(exporter, folder, ports, agents.settings.timeout)
         started: list[NixlAgent] = []
         try:
@@ -199,9 +199,9 @@ def _taken(sink: TelemetrySink, agents: Sequence[NixlAgent]) -> bool:
     """Whether a process that is none of the agents' listens on a port of the sink."""
     if sink.exporter in (BUFFER, NO_EXPORTER):
         return False
-    own = {agent.worker.pid for agent in agents}
+    our_pids = {agent.worker.pid for agent in agents}
     holders = [port_holder(port) for port in set(sink.ports.values())]
-    return any(holder is not None and holder.pid not in own for holder in holders)
+    return any(holder is not None and holder.pid not in our_pids for holder in holders)
 
 
 def require_exporter(agents: Agents, exporter: str) -> None:

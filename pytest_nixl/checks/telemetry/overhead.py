@@ -41,22 +41,24 @@ def measure_overhead(host: Host, settings: Settings, exporter: str, folder: Path
     :raises NotApplicableError: this NIXL has no such exporter.
     :raises WorkerError: an agent cannot be started, or a transfer fails.
     """
-    without, with_exporter = (partial(_launch, host, settings, each, folder) for each in (NO_EXPORTER, exporter))
+    without, with_exporter = (
+        partial(_launch, host, settings, exporter_name, folder) for exporter_name in (NO_EXPORTER, exporter)
+    )
     return overhead_figures(settings.backend[0], exporter, *in_turn(without, with_exporter))
 
 
 def _launch(host: Host, settings: Settings, exporter: str, folder: Path) -> float:
-    own = folder / f"launch-{sum(1 for _ in folder.iterdir())}"
-    own.mkdir()
+    launch_folder = folder / f"launch-{sum(1 for _ in folder.iterdir())}"
+    launch_folder.mkdir()
     with Agents(host, settings) as agents:
-        return median(MeasuredAgents(agents, exporter, own).time_transfers(OP, TRANSFERS, BLOCK))
+        return median(MeasuredAgents(agents, exporter, launch_folder).time_transfers(OP, TRANSFERS, BLOCK))
 
 
-def in_turn(one: Launch, other: Launch) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def in_turn(first: Launch, second: Launch) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Make :data:`LAUNCHES` launches of each side, and return their seconds."""
     return take_turns(
-        lambda: (one(),),
-        lambda: (other(),),
+        lambda: (first(),),
+        lambda: (second(),),
         lambda launches, new: launches + new,
         lambda launches, _: len(launches) < LAUNCHES,
     )
@@ -74,7 +76,7 @@ def overhead_figures(
     """
     if len(without) != LAUNCHES or len(with_exporter) != LAUNCHES:
         raise ValueError(f"{len(without)} launches against {len(with_exporter)}: expected {LAUNCHES} of each")
-    ratios = sorted(one / other for other in without for one in with_exporter)
+    ratios = sorted(seconds_with / other for other in without for seconds_with in with_exporter)
     least, most = ratios[_END], ratios[-1 - _END]
     times = ((NO_EXPORTER, without), (exporter, with_exporter))
     values = (

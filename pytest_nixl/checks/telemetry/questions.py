@@ -118,12 +118,12 @@ def _used(samples: Sequence[MetricSample], requests: float | None, transfers: fl
 
 def _fails(samples: Sequence[MetricSample], has_worked: bool) -> Answer:
     question, texts, remedies, has_counter = "Does it fail?", [], [], False
-    for what, names, remedy in _FAILURES:
+    for failure, names, remedy in _FAILURES:
         values = [value for name in names for suffix in ("", "_total")
                   if (value := total(samples, f"{name}{suffix}")) is not None]  # fmt: skip
         has_counter |= bool(values)
         if count := sum(values):
-            texts.append(f"{count:.15g} {what}")
+            texts.append(f"{count:.15g} {failure}")
             remedies.append(remedy)
     if texts:
         return Answer(question, Verdict.WARN, f"Yes: {', '.join(texts)}.", "; ".join(remedies))

@@ -37,7 +37,7 @@ def metrics_url(text: str) -> str:
         raise ScrapeError(f"{shown!r} is not a URL ({error})", _FORM) from None
     if parts.scheme not in ("http", "https"):
         raise ScrapeError(f"{shown!r} has the scheme {parts.scheme!r}: expected http or https", _FORM)
-    if not host or port == 0 or any(not each.isprintable() or each.isspace() for each in text):
+    if not host or port == 0 or any(not character.isprintable() or character.isspace() for character in text):
         raise ScrapeError(f"{shown!r} is not the URL of a host", _FORM)
     if parts.username is not None or parts.password is not None:
         raise ScrapeError(f"{shown!r} contains a user: NIXL, vLLM and Dynamo ask for none", "remove it from the URL")
@@ -63,10 +63,10 @@ def scrape(url: str, seconds: float) -> list[MetricSample]:
         if any(isinstance(cause, (requests.exceptions.Timeout, TimeoutError)) for cause in causes):
             reason = f"{shown} did not complete its answer within {seconds:g} s"
             raise ScrapeError(reason, "check that this is the port of the metrics, or give --timeout") from None
-        said = next(
+        message = next(
             (cause.strerror for cause in causes if isinstance(cause, OSError) and cause.strerror), str(causes[-1])
         )
-        reason = f"{shown} cannot be read: {printable(redact(said))}"
+        reason = f"{shown} cannot be read: {printable(redact(message))}"
         raise ScrapeError(reason, "check that the process runs, and its port") from None
     return _parse(data, f"what {shown} answers")
 
@@ -76,11 +76,11 @@ def read_page(path: Path) -> list[MetricSample]:
     return _parse(read_regular(path, MOST_TEXT, "a page of metrics"), printable(str(path)))
 
 
-def _parse(data: bytes, what: str) -> list[MetricSample]:
+def _parse(data: bytes, source: str) -> list[MetricSample]:
     try:
         return read_metrics(data)
     except StrictError as error:
-        reason = f"{what} is not Prometheus metrics: {printable(str(error))}"
+        reason = f"{source} is not Prometheus metrics: {printable(str(error))}"
         raise ScrapeError(reason, "give the URL of the metrics") from None
 
 

@@ -24,7 +24,7 @@ DEFAULT_PORT = 9090
 _ON = frozenset(("y", "yes", "on", "true", "enable", "1"))
 NAMES = ("telemetry-first", "telemetry-second")
 #: What NIXL writes if it cannot bind the port.
-_SAID = "could not be bound"
+_NOT_BOUND = "could not be bound"
 _SHOWN = 300
 #: The deadline of an answer. A program that has the port and is no endpoint of metrics may never answer.
 _SECONDS = 20.0
@@ -51,10 +51,10 @@ class UnmeasuredProcess:
     wrote: str
 
     def __str__(self) -> str:
-        who = f"agent {self.agent} (pid {self.pid})" if self.pid else f"agent {self.agent}, which was not created,"
+        subject = f"agent {self.agent} (pid {self.pid})" if self.pid else f"agent {self.agent}, which was not created,"
         held = f"port {self.port} is held by {self.holder}" if self.holder else self.why
         wrote = f"; NIXL wrote: {self.wrote}" if self.wrote else "; NIXL wrote nothing about it"
-        return f"{who} is not measured: {held}{wrote}"
+        return f"{subject} is not measured: {held}{wrote}"
 
 
 def deployment_port(environ: Mapping[str, str] = os.environ) -> int | None:
@@ -81,45 +81,47 @@ def share_port(agents: Agents, port: int | None) -> list[UnmeasuredProcess]:
     :raises NotApplicableError: this NIXL has no such exporter.
     """
     for _ in range(_ATTEMPTS):
-        found = _share_port(agents, free_ports(1)[0] if port is None else port, own=port is None)
+        unmeasured = _share_port(agents, free_ports(1)[0] if port is None else port, chosen_here=port is None)
         # A port that was free may have been taken since.
-        if port is not None or judge_taken_port(found) is None:
+        if port is not None or judge_taken_port(unmeasured) is None:
             break
-    return found
+    return unmeasured
 
 
-def _share_port(agents: Agents, given: int, *, own: bool) -> list[UnmeasuredProcess]:
-    sink = TelemetrySink(PROMETHEUS, Path(), dict.fromkeys(NAMES, given), min(_SECONDS, agents.settings.timeout))
-    found = []
+def _share_port(agents: Agents, requested: int, *, chosen_here: bool) -> list[UnmeasuredProcess]:
+    sink = TelemetrySink(PROMETHEUS, Path(), dict.fromkeys(NAMES, requested), min(_SECONDS, agents.settings.timeout))
+    unmeasured = []
     for name in NAMES:
-        environment = sink.variables(name) if own else {}
+        environment = sink.variables(name) if chosen_here else {}
         try:
             agent = agents.start(name, environment=environment, progress_thread=True)
         except WorkerError as error:
-            holder = port_holder(given)
+            holder = port_holder(requested)
             if holder is None:
                 require_exporter(agents, PROMETHEUS)
                 raise
-            found.append(UnmeasuredProcess(name, 0, given, "", holder, printable(error.reason[:_SHOWN])))
+            unmeasured.append(UnmeasuredProcess(name, 0, requested, "", holder, printable(error.reason[:_SHOWN])))
             continue
         try:
             sink.counts(name)
         except UnreadableTelemetryError as error:
-            wrote = next((line for line in agent.worker.output().splitlines() if _SAID in line), "")
+            wrote = next((line for line in agent.worker.output().splitlines() if _NOT_BOUND in line), "")
             pid = agent.worker.pid
-            found.append(UnmeasuredProcess(name, pid, given, str(error), port_holder(given), printable(wrote[:_SHOWN])))
-    return found
+            unmeasured.append(
+                UnmeasuredProcess(name, pid, requested, str(error), port_holder(requested), printable(wrote[:_SHOWN]))
+            )
+    return unmeasured
 
 
 def judge_taken_port(unmeasured: list[UnmeasuredProcess]) -> Judgement | None:
     """Return a failure if a process that is not of this run has the port; None if no such process has it."""
-    for each in unmeasured:
-        if each.agent == NAMES[0] and (each.holder is None or not starts_workers(each.holder.parent)):
+    for process in unmeasured:
+        if process.agent == NAMES[0] and (process.holder is None or not starts_workers(process.holder.parent)):
             return Judgement(
                 Verdict.FAIL,
-                str(each),
+                str(process),
                 f"end that process, or set NIXL_TELEMETRY_PROMETHEUS_PORT to a free port; "
-                f"`ss -ltnp 'sport = :{each.port}'` shows who has it",
+                f"`ss -ltnp 'sport = :{process.port}'` shows who has it",
             )
     return None
 

@@ -20,7 +20,7 @@ Region = Sequence[Any]
 
 def _handle(agent: Any, op: str, peer: str, local: Sequence[Region], remote: Sequence[Region]) -> Any:
     """Return the handle of one transfer; a region is ``[memory type, address, size, device]``."""
-    lists = [agent.get_xfer_descs([tuple(each[1:]) for each in side], side[0][0]) for side in (local, remote)]
+    lists = [agent.get_xfer_descs([tuple(region[1:]) for region in side], side[0][0]) for side in (local, remote)]
     return agent.initialize_xfer(op, *lists, peer, b"")
 
 
@@ -52,14 +52,14 @@ def move(
     :returns: of each transfer, in microseconds: ``took``, from before it was posted until it was seen to be complete;
         ``xfer`` and ``post``, as NIXL's handle says.
     """
-    found = []
+    transfers = []
     for number in range(count):
         handle = _handle(agent, op, peer, local, remote)
         took = 1e6 * _seconds(agent, handle, f"{op} {number + 1} to {peer}", timeout)
         of_nixl = agent.get_xfer_telemetry(handle)
-        found.append({"took": took, "xfer": float(of_nixl.xferDuration), "post": float(of_nixl.postDuration)})
+        transfers.append({"took": took, "xfer": float(of_nixl.xferDuration), "post": float(of_nixl.postDuration)})
         agent.release_xfer_handle(handle)
-    return found
+    return transfers
 
 
 def time_transfers(
@@ -79,11 +79,11 @@ def time_transfers(
     :param timeout: the deadline of each transfer in seconds.
     """
     handle = _handle(agent, op, peer, local, remote)
-    found = []
+    seconds = []
     for number in range(warmup + count):
-        found.append(_seconds(agent, handle, f"{op} {number + 1} to {peer}", timeout))
+        seconds.append(_seconds(agent, handle, f"{op} {number + 1} to {peer}", timeout))
     agent.release_xfer_handle(handle)
-    return found[warmup:]
+    return seconds[warmup:]
 
 
 def fail(

@@ -366,9 +366,9 @@ class Commands:
         """Compare parts of a buffer with the patterns of their seeds."""
         return [self.get(buffer).compare(*part) for part in parts]
 
-    def do_gpu_wait(self, buffer: BufferRef) -> Seconds:
+    def do_kernel_seconds(self, buffer: BufferRef) -> Seconds:
         """Return the seconds that the GPU of a buffer takes for a kernel over 8 bytes."""
-        seconds: float = self.get(buffer).wait()
+        seconds: float = self.get(buffer).kernel_seconds()
         return seconds
 
     def do_read(self, buffer: BufferRef, offset: Place, size: Place) -> bytes:
@@ -442,7 +442,7 @@ class Commands:
     def do_move(self, transfers: TransfersRef, timeout: Seconds) -> None:
         """Run each prepared transfer once, and wait until its bytes have arrived."""
         prepared = self._prepared(transfers, timeout)
-        prepared.window(prepared.count, transfer.stamps_for(prepared.count))
+        prepared.run_window(prepared.count, transfer.stamps_for(prepared.count))
 
     def do_move_each(
         self, transfers: TransfersRef, timeout: Seconds, count: Count, end: RowEndFields
@@ -463,14 +463,14 @@ class Commands:
         warmup_seconds: Seconds,
         duration: Seconds,
         end: RowEndFields | None = None,
-        clear_rate: Annotated[float, Number(0, 1 << 53)] | None = None,
+        decisive_rate: Annotated[float, Number(0, 1 << 53)] | None = None,
         longest: Seconds | None = None,
     ) -> MeasuredTransfers:
         """Time windows of the prepared transfers, and measure this host's device counters and contention.
 
         :param own: the pids of other processes on this host that belong to the row.
         :param end: the initiator's end of the row, if bytes are compared between the windows.
-        :param clear_rate: as for :func:`pytest_nixl.nixl.worker.transfer.measure`, like ``longest``; None: never early.
+        :param decisive_rate: as for :func:`pytest_nixl.nixl.worker.transfer.measure`, like ``longest``.
         """
         prepared = self._prepared(transfers, timeout)
         contention, counted = CpuContention(own), list[Any]()
@@ -489,7 +489,7 @@ class Commands:
             duration=duration,
             around=around(),
             end=self._row_end(end),
-            clear_rate=clear_rate,
+            decisive_rate=decisive_rate,
             longest=math.inf if longest is None else longest,
         )
         return cast(MeasuredTransfers, {**measured, "counted": counted, "contention": contention.cores})

@@ -101,7 +101,7 @@ def _change(environment: dict[str, str], log: int, directory: int) -> None:
     importlib.invalidate_caches()  # a folder of sys.path may be newer
     if numbers := sys.modules.get("numpy.random"):
         numbers.seed()
-    _kept.append(_other_addresses())
+    _mappings.append(_other_addresses())
 
 
 def _other_addresses() -> mmap.mmap | None:
@@ -112,4 +112,4 @@ def _other_addresses() -> mmap.mmap | None:
     return None
 
 
-_kept: list[mmap.mmap | None] = []
+_mappings: list[mmap.mmap | None] = []

@@ -13,7 +13,7 @@ from typing import Any
 from pytest_nixl.nixl.worker.transfer import COUNTED, Transfers
 
 
-class _Made(dict[int, Any]):
+class _Prepared(dict[int, Any]):
     """Handles by their place, each made when it is first needed."""
 
     def __init__(self, make: Callable[[int], Any]) -> None:
@@ -65,7 +65,7 @@ def prepare_row(
         return agent.initialize_xfer(op, local, remote, target, notification, backends=[plugin])
 
     plain = [prepare(place, b"") for place in range(count)]
-    notifying = _Made(lambda place: prepare(place, COUNTED if announced else b""))
+    notifying = _Prepared(lambda place: prepare(place, COUNTED if announced else b""))
     if notify_each or count == depth:  # those that walk a footprint are many, and only the last of a window notifies
         for place in range(count):
             notifying[place]

@@ -35,10 +35,10 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 WINDOWS = 10
-#: A row that is clear ends after this many windows if so many of them agree: the slowest of these takes at most this
-#: share longer than the fastest. In 96 rows of 4 KiB to 64 MiB over cma 75 ended so; their medians were at most 4 % (in
-#: the mean 0.4 %) from those of ten windows, and from row to row they differed no more.
-CLEAR_WINDOWS, CLEAR_AGREEING, CLEAR_SPREAD = 4, 3, 0.02
+#: A row at a decisive rate ends after this many windows if so many of them agree: the slowest of these takes at most
+#: this share longer than the fastest. In 96 rows of 4 KiB to 64 MiB over cma 75 ended so; their medians were at most
+#: 4 % (in the mean 0.4 %) from those of ten windows, and from row to row they differed no more.
+DECISIVE_WINDOWS, DECISIVE_AGREEING, DECISIVE_SPREAD = 4, 3, 0.02
 #: The least duration of a window in seconds, so that its one acknowledgement hardly counts.
 WINDOW_SECONDS = 0.007
 #: Windows are planned that much longer, so that ten of them rarely last less than ten times the least.
@@ -189,7 +189,9 @@ class Transfers:
         self._since = self._asked = 0.0
         #: The value of ``time.monotonic()`` at which every wait ends.
         self.deadline = deadline
-        self._window = self._turns = 0
+        #: The number of the current window, which the target acknowledges.
+        self.window_number = 0
+        self._turns = 0
         #: The seconds of a transfer in the latest window; 0: there was none.
         self.pace = 0.0
 
@@ -203,7 +205,7 @@ class Transfers:
         """How many are prepared: the depth, or more if they walk a footprint."""
         return len(self._plain)
 
-    def window(self, count: int, stamps: array[int]) -> float:
+    def run_window(self, count: int, stamps: array[int]) -> float:
         """Run transfers, and return the seconds until the bytes of the last one have arrived.
 
         :param count: their number.
@@ -211,18 +213,18 @@ class Transfers:
         :raises StepTimeoutError: the deadline has passed.
         :raises RuntimeError: a transfer failed.
         """
-        self._window += 1
+        self.window_number += 1
         self._since = 0.0
-        notification = _notification(self._window, count if self._notify_each else 1)
+        notification = _notification(self.window_number, count if self._notify_each else 1)
         # The first post that carries the notification: none does, only the last one, or all.
         first_notifying = count if not self._acknowledged else 0 if self._notify_each else count - 1
         run = self._in_flight if self._depth > 1 else self._one_by_one if len(self._plain) == 1 else self._in_turn
         if self._announced and self._acknowledged:
-            self._agent.send_notif(self._target, _announcement(self._window, count - first_notifying))
+            self._agent.send_notif(self._target, _announcement(self.window_number, count - first_notifying))
         start = time.perf_counter_ns()
         run(count, first_notifying, notification, start, stamps)
         if self._acknowledged:
-            self._wait_for(_acknowledgement(self._window))
+            self._wait_for(_acknowledgement(self.window_number))
         if self._sync is not None:
             self._sync()
         if self._watch is not None:
@@ -339,13 +341,8 @@ class Transfers:
 
     def next_notification(self) -> bytes:
         """Return the notification of the next window, which has one transfer."""
-        self._window += 1
-        return _notification(self._window, 1)
-
-    @property
-    def windows(self) -> int:
-        """The number of the current window, which the target acknowledges."""
-        return self._window
+        self.window_number += 1
+        return _notification(self.window_number, 1)
 
     def acknowledged(self) -> set[int]:
         """Return the numbers of the windows whose acknowledgements have arrived since the last call."""
@@ -354,7 +351,7 @@ class Transfers:
 
     def wait_for_the_target(self) -> None:
         """Wait until the target has acknowledged the current window. :raises StepTimeoutError: the deadline passed."""
-        self._wait_for(_acknowledgement(self._window))
+        self._wait_for(_acknowledgement(self.window_number))
 
     def finish(self, handle: Any, state: str) -> None:
         """Poll a posted transfer until it is complete.
@@ -409,7 +406,7 @@ def move_each(transfers: Transfers, end: RowEnd, count: int) -> dict[str, Any]:
     """
     corrupt, first, stamps = 0, None, stamps_for(1)
     for number in range(1, count + 1):
-        transfers.window(1, stamps)
+        transfers.run_window(1, stamps)
         wrong = transfers.turn(end)
         if wrong is not None:
             corrupt += 1
@@ -426,13 +423,13 @@ def measure(
     duration: float,
     around: AbstractContextManager[object],
     end: RowEnd | None = None,
-    clear_rate: float | None = None,
+    decisive_rate: float | None = None,
     longest: float = math.inf,
 ) -> dict[str, Any]:
     """Warm up, time at least :data:`WINDOWS` windows, and return their seconds, transfers and latencies.
 
-    The first :data:`CLEAR_WINDOWS` windows suffice if they agree, and each has at least ``clear_rate``. On a link so
-    slow that all would take more than ``longest``, there are fewer transfers, and then fewer windows.
+    The first :data:`DECISIVE_WINDOWS` windows suffice if they agree, and each has at least ``decisive_rate``. On a
+    link so slow that all would take more than ``longest``, there are fewer transfers, and then fewer windows.
 
     :param iterations: the least number of transfers to time.
     :param warmup: the number of transfers before anything else.
@@ -440,13 +437,13 @@ def measure(
     :param duration: the least time to measure, in seconds.
     :param around: a context manager that is entered before the first window and exited after the last.
     :param end: the initiator's end of the row, if bytes are compared and overwritten between the windows.
-    :param clear_rate: transfers per second; None: no rate makes the row clear.
+    :param decisive_rate: transfers per second at which a row needs no more windows; None: it always needs them.
     :param longest: the seconds that the windows together should take at most; so may the warmup.
     :raises StepTimeoutError: the deadline has passed.
     """
     if warmup * transfers.pace > longest:
         warmup = 1
-    warmed = transfers.window(warmup, stamps_for(warmup)) if warmup else 0.0
+    warmed = transfers.run_window(warmup, stamps_for(warmup)) if warmup else 0.0
     estimate = warmed / warmup if warmed > longest else _warm_up(transfers, warmup_seconds, warmup, warmed)
     # Every handle is used at least once, because the bytes of all are compared afterwards.
     least = max(iterations, transfers.count)
@@ -463,12 +460,12 @@ def measure(
     timed = spent = 0.0
     corruption = None
     with around:
-        while (len(windows) < needed or timed < duration) and not _clear(windows, per_window, clear_rate):
+        while (len(windows) < needed or timed < duration) and not _decisive(windows, per_window, decisive_rate):
             if end is not None and windows and (len(windows) < WINDOWS or spent < timed * _TURNS_SHARE):
                 start = time.perf_counter()
                 corruption = corruption or transfers.turn(end)
                 spent += time.perf_counter() - start
-            windows.append(transfers.window(per_window, stamps))
+            windows.append(transfers.run_window(per_window, stamps))
             timed += windows[-1]
             latencies.extend(stamps)
     return {
@@ -479,18 +476,18 @@ def measure(
     }
 
 
-def _clear(windows: Sequence[float], count: int, rate: float | None) -> bool:
+def _decisive(windows: Sequence[float], count: int, rate: float | None) -> bool:
     """Whether more windows would tell nothing new.
 
     :param windows: the seconds of each.
     :param count: the transfers of each.
     :param rate: transfers per second, which each window must have; None: more windows always tell something.
     """
-    if rate is None or len(windows) != CLEAR_WINDOWS:
+    if rate is None or len(windows) != DECISIVE_WINDOWS:
         return False
     ordered = sorted(windows)
-    pairs = zip(ordered, ordered[CLEAR_AGREEING - 1 :], strict=False)
-    return count >= rate * ordered[-1] and any(slow <= (1 + CLEAR_SPREAD) * fast for fast, slow in pairs)
+    pairs = zip(ordered, ordered[DECISIVE_AGREEING - 1 :], strict=False)
+    return count >= rate * ordered[-1] and any(slow <= (1 + DECISIVE_SPREAD) * fast for fast, slow in pairs)
 
 
 def _warm_up(transfers: Transfers, least: float, done: int, seconds: float) -> float:
@@ -507,7 +504,7 @@ def _warm_up(transfers: Transfers, least: float, done: int, seconds: float) -> f
         # At least once, because the first transfers of a size are slower than those that follow.
         fewest = min(5, int(least / estimate) + 1) if done else 5
         count = max(fewest, int((least - seconds) / estimate))
-        taken = transfers.window(count, stamps_for(count))
+        taken = transfers.run_window(count, stamps_for(count))
         burst = max(taken / count, 1e-7)
         estimate = min(estimate, burst) if done else burst
         done += count

@@ -55,9 +55,9 @@ class VramBuffer(PatternBuffer):
         first = {"offset": wrong.offset, "expected": expected, "found": wrong.found}
         return {"wrong_bytes": wrong.count, "total_bytes": size, **first}
 
-    def wait(self) -> float:
+    def kernel_seconds(self) -> float:
         """Return the seconds that the GPU takes for a kernel over 8 bytes."""
-        return self._device.wait()
+        return self._device.kernel_seconds()
 
     def _get(self, offset: int, size: int) -> bytes:
         return self._device.read(self.address + offset, size)

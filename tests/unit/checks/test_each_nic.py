@@ -47,9 +47,9 @@ def nics(rank: int, number: int = 4) -> list[Nic]:
     return [Nic(rank, f"node-{'ab'[rank]}", f"mlx5_{index}:1", KIND) for index in range(number)]
 
 
-ONE, OTHER = nics(0), nics(1)
-LOOPS = [NicPair(nic, nic) for nic in ONE]
-ACROSS = nic_pairs(ONE, OTHER)
+FIRST, OTHER = nics(0), nics(1)
+LOOPS = [NicPair(nic, nic) for nic in FIRST]
+ACROSS = nic_pairs(FIRST, OTHER)
 #: What a pair moves, from the devices of its ends and how often it was measured before.
 Moves = Callable[[NicPair, int], NicRow]
 
@@ -69,13 +69,13 @@ def bad(*devices: Nic, row: NicRow) -> Moves:
 
 
 def test_devices_of_two_hosts_are_paired_by_order_and_none_is_left_out() -> None:
-    assert [(str(nic_pair.initiator.device), nic_pair.target.device) for nic_pair in nic_pairs(ONE[:3], OTHER[:2])] == [
+    assert [(str(pair.initiator.device), pair.target.device) for pair in nic_pairs(FIRST[:3], OTHER[:2])] == [
         ("mlx5_0:1", "mlx5_0:1"), ("mlx5_1:1", "mlx5_1:1"), ("mlx5_2:1", "mlx5_0:1"),
     ]  # fmt: skip
 
 
 def test_healthy_devices_pass_with_the_slowest_and_the_fastest() -> None:
-    rates = dict(zip(ONE, (40e9, 39e9, 42e9, 21e9), strict=True))
+    rates = dict(zip(FIRST, (40e9, 39e9, 42e9, 21e9), strict=True))
     judgement = judged(LOOPS, lambda pair, _: rate(rates[pair.initiator]))
     assert (judgement.verdict, judgement.reason, judgement.remedy) == (
         Verdict.PASS,
@@ -87,7 +87,7 @@ def test_healthy_devices_pass_with_the_slowest_and_the_fastest() -> None:
 
 @pytest.mark.parametrize("number", [2, 4])
 def test_a_slow_device_of_one_host_is_named(number: int) -> None:
-    judgement = judged(LOOPS[:number], bad(ONE[1], row=rate(19e9)))
+    judgement = judged(LOOPS[:number], bad(FIRST[1], row=rate(19e9)))
     assert judgement.verdict is Verdict.FAIL
     assert judgement.reason.startswith(
         "rows: mlx5_1:1 of node-a (rank 0) moves 19 GB/s (WRITE), less than half of the 40 GB/s of mlx5_0:1 of node-a "
@@ -97,13 +97,13 @@ def test_a_slow_device_of_one_host_is_named(number: int) -> None:
 
 
 def test_a_device_that_is_slow_in_one_direction_is_named_for_it() -> None:
-    judgement = judged(LOOPS, bad(ONE[2], row=NicRow({"WRITE": 40e9, "READ": 1e9})))
+    judgement = judged(LOOPS, bad(FIRST[2], row=NicRow({"WRITE": 40e9, "READ": 1e9})))
     assert judgement.verdict is Verdict.FAIL
     assert "moves 1 GB/s (READ)" in judgement.reason
     assert "(WRITE)" not in judgement.reason
 
 
-@pytest.mark.parametrize("culprit", [ONE[2], OTHER[2]])
+@pytest.mark.parametrize("culprit", [FIRST[2], OTHER[2]])
 def test_the_slow_end_of_a_pair_is_named_with_its_host(culprit: Nic) -> None:
     judgement = judged(ACROSS, bad(culprit, row=rate(2e9)))
     assert judgement.verdict is Verdict.FAIL
@@ -153,7 +153,7 @@ def test_the_error_of_a_pair_whose_rails_are_separate_names_both_ends() -> None:
 
 def test_a_device_that_fails_when_it_is_measured_again_is_named_with_its_error() -> None:
     def moves(pair: NicPair, before: int) -> NicRow:
-        if pair.initiator is not ONE[0]:
+        if pair.initiator is not FIRST[0]:
             return rate(40e9)
         return NicRow(error="gone") if before else rate(1e9)
 
@@ -162,7 +162,7 @@ def test_a_device_that_fails_when_it_is_measured_again_is_named_with_its_error()
 
 
 def test_wrong_bytes_are_corrupt() -> None:
-    judgement = judged(ACROSS, bad(ONE[1], row=NicRow(corruption="3 of 64 bytes are wrong")))
+    judgement = judged(ACROSS, bad(FIRST[1], row=NicRow(corruption="3 of 64 bytes are wrong")))
     assert (judgement.verdict, judgement.reason) == (
         Verdict.CORRUPT,
         "rows: mlx5_1:1 of node-a (rank 0) to mlx5_1:1 of node-b (rank 1): 3 of 64 bytes are wrong",
@@ -170,20 +170,20 @@ def test_wrong_bytes_are_corrupt() -> None:
 
 
 def test_no_device_is_accused_if_none_works() -> None:
-    judgement = judged(LOOPS, bad(*ONE, row=NicRow(error="NIXL_ERR_BACKEND")))
+    judgement = judged(LOOPS, bad(*FIRST, row=NicRow(error="NIXL_ERR_BACKEND")))
     assert judgement.verdict is Verdict.FAIL
     assert judgement.reason == "rows: none of 4 RDMA devices moved a byte, the first with: NIXL_ERR_BACKEND"
     assert "ucx-uses-rdma" in judgement.remedy
 
 
 def test_bytes_that_went_another_way_say_nothing_about_devices() -> None:
-    judgement = judged(LOOPS, bad(*ONE, row=NicRow(elsewhere="cma/memory")))
+    judgement = judged(LOOPS, bad(*FIRST, row=NicRow(elsewhere="cma/memory")))
     assert judgement.verdict is Verdict.NOT_APPLICABLE
     assert "the bytes went over cma/memory, and not over the chosen RDMA device" in judgement.reason
 
 
 def test_a_device_of_another_kind_is_not_compared() -> None:
-    management = replace(ONE[3], kind=("mlx", 3.1e9))
+    management = replace(FIRST[3], kind=("mlx", 3.1e9))
     pairs = [*LOOPS[:3], NicPair(management, management)]
     assert judged(pairs, bad(management, row=rate(3e9))).verdict is Verdict.PASS
 
@@ -191,12 +191,12 @@ def test_a_device_of_another_kind_is_not_compared() -> None:
 @pytest.mark.parametrize("good", [1, 2])
 def test_a_device_that_is_slow_only_once_or_twice_is_not_named(good: int) -> None:
     """What other processes do hits any device; one good measurement beside another device is enough."""
-    judgement = judged(LOOPS, lambda pair, before: rate(1e9 if pair.initiator is ONE[0] and before < good else 40e9))
+    judgement = judged(LOOPS, lambda pair, before: rate(1e9 if pair.initiator is FIRST[0] and before < good else 40e9))
     assert judgement.verdict is Verdict.PASS
 
 
 def test_a_slow_device_on_a_busy_host_is_named_but_not_failed() -> None:
-    judgement = judged(LOOPS, bad(ONE[1], row=rate(2e9, contention=0.8)))
+    judgement = judged(LOOPS, bad(FIRST[1], row=rate(2e9, contention=0.8)))
     assert judgement.verdict is Verdict.INCONCLUSIVE
     assert "mlx5_1:1 of node-a (rank 0) moves 2 GB/s" in judgement.reason
     assert judgement.reason.endswith("but other processes used up to 0.8 of the cores that a row needs")

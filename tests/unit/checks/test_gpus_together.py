@@ -40,7 +40,7 @@ from pytest_nixl.processes.worker_errors import WorkerError
 from pytest_nixl.processes.worker_process import Pending, Worker
 from pytest_nixl.session.settings import read_settings
 
-HERE = str(Path(__file__).parents[2])
+TESTS = str(Path(__file__).parents[2])
 SUITE = "suites/bandwidth/test_gpus.py"
 P5 = facts_of("p5.48xl")
 CARDS = P5.rdma
@@ -355,7 +355,7 @@ def test_a_link_whose_worker_dies_fails_at_once(links: list[Link]) -> None:
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Return the environment variables with which a process finds the stand-in for the driver."""
-    return {**gpu_standin.build(tmp_path_factory.mktemp("driver")), "PYTHONPATH": HERE}
+    return {**gpu_standin.build(tmp_path_factory.mktemp("driver")), "PYTHONPATH": TESTS}
 
 
 @pytest.mark.long

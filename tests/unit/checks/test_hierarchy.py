@@ -15,7 +15,7 @@ from pytest_nixl.checks.metadata import hierarchy
 from pytest_nixl.checks.metadata.hierarchy import SIZE, Leg, add_storage, judge_legs, move_through
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.core.wire import Ref
-from pytest_nixl.fixtures.etcd import PrivateEtcd
+from pytest_nixl.fixtures.opened_etcd import PrivateEtcd
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.nixl.agent import Agents, NixlAgent

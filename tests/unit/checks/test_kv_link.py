@@ -33,7 +33,7 @@ LAYOUT = KvLayout(tensors=8, blocks=64, block_bytes=4096)
 HOST = MemoryPair("DRAM", "DRAM")
 ROW = RowKey.parse("UCX/WRITE/DRAM:DRAM/4KiB/batch128/depth1/0-1/kv=scattered-prepped,model=generic,tokens=64")
 #: The ways in which a request is made.
-WAYS = [
+ROUTES = [
     KvTraffic(16, BlockOrder.CONTIGUOUS),
     KvTraffic(16, BlockOrder.CONTIGUOUS, merge=False),
     KvTraffic(16),
@@ -67,7 +67,7 @@ def connect(make_settings: Callable[..., Settings]) -> Iterator[Connect]:
 @pytest.mark.parametrize("op", ["WRITE", "READ"])
 def test_every_kind_of_request_moves_the_right_blocks(connect: Connect, op: str) -> None:
     link = connect(op)
-    for traffic in WAYS:
+    for traffic in ROUTES:
         samples = link.measure(traffic, duration=0.02)
         assert samples.corruption is None, traffic
         assert samples.descriptors == 16 * 8
@@ -126,7 +126,7 @@ def test_a_gpu_that_others_use_before_or_after_the_requests_is_told(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     link, waits = connect("WRITE"), [1e-5, 2e-3, 3e-3, 1e-5, 0.0, 0.0]
-    monkeypatch.setattr(link._launch, "gpu_wait", lambda: waits.pop(0))
+    monkeypatch.setattr(link._launch, "kernel_seconds", lambda: waits.pop(0))
     launches = [link.measure(KvTraffic(16), duration=0.0, least=1) for _ in range(3)]
     assert [launch.gpu_waits for launch in launches] == [(2e-3,), (3e-3,), ()]
     assert launches[0].with_launch(launches[1]).row(ROW).gpu_waits == (2e-3, 3e-3)
@@ -232,7 +232,7 @@ SPLIT = {
 def test_pieces_of_blocks_move_between_different_tensor_parallel_sizes(connect: Connect, op: str, larger: str) -> None:
     layout = replace(SPLIT["WRITE"], pieces=(2, 1) if larger == "initiator" else (1, 2))
     link = connect(op, layout)
-    for traffic in WAYS:
+    for traffic in ROUTES:
         samples = link.measure(traffic, duration=0.0)
         assert samples.corruption is None, traffic
         assert samples.request_bytes == 16 * 8 * 2048
@@ -269,7 +269,7 @@ def test_an_exchanged_piece_is_reported_with_the_piece_that_should_be_there(conn
 @pytest.mark.parametrize("op", ["WRITE", "READ"])
 def test_requests_in_flight_at_the_same_time_move_the_right_blocks(connect: Connect, op: str) -> None:
     link = connect(op, replace(LAYOUT, blocks=4 * 64, ranges=4))
-    for traffic in WAYS:
+    for traffic in ROUTES:
         samples = link.measure(replace(traffic, in_flight=4), duration=0.0)
         assert samples.corruption is None, traffic
         [launch] = samples.timed

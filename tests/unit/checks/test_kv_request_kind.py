@@ -16,7 +16,7 @@ from pytest_nixl.model.row_key import RowKey
 PLAN = KvPlan.of(kv_model("llama-3-8b"), tokens=1024)
 KIND = KvRequestKind("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), (0, 1), "scattered-prepped", PLAN)
 SPLIT = KvPlan.of(kv_model("llama-3-70b"), tokens=8192, tp=(4, 8))
-OWN = KvModel("/models/mine/config.json", 12, 16, 4, 64, "bf16", "/models/mine/config.json")
+OUR_MODEL = KvModel("/models/mine/config.json", 12, 16, 4, 64, "bf16", "/models/mine/config.json")
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ OWN = KvModel("/models/mine/config.json", 12, 16, 4, 64, "bf16", "/models/mine/c
             "UCX/WRITE/DRAM:DRAM/4KiB/batch81920/depth1/0-1/kv=scattered-prepped,model=llama-3-70b,tokens=8192,tp=4:8",
         ),
         (
-            replace(KIND, plan=KvPlan.of(OWN, tokens=16, tp=(2, 2)), settings=(("progress-thread", "on"),)),
+            replace(KIND, plan=KvPlan.of(OUR_MODEL, tokens=16, tp=(2, 2)), settings=(("progress-thread", "on"),)),
             "UCX/WRITE/DRAM:DRAM/4KiB/batch24/depth1/0-1/"
             "kv=scattered-prepped,model=12layers-4heads-64,progress-thread=on,tokens=16,tp=2",
         ),

@@ -60,7 +60,7 @@ def test_equal_counts_differ_in_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"agent_tx_bytes": 4095}, "agent_tx_bytes_total of agent a is 4095, expected 4096"),
         ({"agent_tx_bytes": None}, "agent_tx_bytes_total of agent a is missing, expected 4096"),
@@ -73,8 +73,8 @@ def test_equal_counts_differ_in_nothing() -> None:
         ({"agent_tx_bytes": float("nan")}, "agent_tx_bytes_total of agent a is nan, expected 4096"),
     ],
 )
-def test_a_difference_names_metric_agent_value_and_expectation(changes: dict[str, float | None], said: str) -> None:
-    assert [*differences(SINK, "a", found(**changes), KNOWN)] == [said]
+def test_a_difference_names_metric_agent_value_and_expectation(changes: dict[str, float | None], message: str) -> None:
+    assert [*differences(SINK, "a", found(**changes), KNOWN)] == [message]
 
 
 def test_a_release_that_counts_no_lost_events_is_right() -> None:
@@ -83,18 +83,18 @@ def test_a_release_that_counts_no_lost_events_is_right() -> None:
 
 
 def test_times_in_a_wrong_unit_are_found() -> None:
-    known = KnownTransfers(Counter({**KNOWN.counts, "agent_xfer_time": 90_000}), transfers=1, took=100.0)
-    (said,) = differences(SINK, "a", found(agent_xfer_time=90_000), known)
-    assert said == (
+    transfers = KnownTransfers(Counter({**KNOWN.counts, "agent_xfer_time": 90_000}), transfers=1, took=100.0)
+    (message,) = differences(SINK, "a", found(agent_xfer_time=90_000), transfers)
+    assert message == (
         "agent_xfer_time_total of agent a is 90000 µs, expected more than 0 and at most 250 for transfers that took "
         "100 µs"
     )
 
 
 def test_a_time_to_post_beyond_the_whole_transfer_is_found() -> None:
-    known = KnownTransfers(Counter({**KNOWN.counts, "agent_xfer_post_time": 95}), transfers=1, took=100.0)
-    (said,) = differences(SINK, "a", found(agent_xfer_post_time=95), known)
-    assert said.startswith("agent_xfer_post_time_total of agent a is 95 µs, expected at most the 90 µs")
+    transfers = KnownTransfers(Counter({**KNOWN.counts, "agent_xfer_post_time": 95}), transfers=1, took=100.0)
+    (message,) = differences(SINK, "a", found(agent_xfer_post_time=95), transfers)
+    assert message.startswith("agent_xfer_post_time_total of agent a is 95 µs, expected at most the 90 µs")
 
 
 def failed(raised: str, **counted: float) -> FailureCount:
@@ -102,19 +102,19 @@ def failed(raised: str, **counted: float) -> FailureCount:
 
 
 def test_a_failure_that_is_counted_once_under_its_status_is_right() -> None:
-    judgement, uncounted, said = judge_failures([failed("nixlRemoteDisconnectError", remote_disconnect=1)])
+    judgement, uncounted, message = judge_failures([failed("nixlRemoteDisconnectError", remote_disconnect=1)])
     assert (judgement, uncounted) == (None, False)
-    assert said == (
+    assert message == (
         "prometheus: a READ raised nixlRemoteDisconnectError, and telemetry counts 1 of status remote_disconnect"
     )
 
 
 def test_a_failure_that_is_not_counted_is_the_finding() -> None:
-    judgement, uncounted, said = judge_failures(
+    judgement, uncounted, message = judge_failures(
         [failed("nixlBackendError", backend=1), failed("nixlRemoteDisconnectError")]
     )
     assert (judgement, uncounted) == (None, True)
-    assert "a READ raised nixlRemoteDisconnectError, and telemetry counts no error" in said
+    assert "a READ raised nixlRemoteDisconnectError, and telemetry counts no error" in message
 
 
 @pytest.mark.parametrize("counted", [{"remote_disconnect": 2}, {"unknown": 1}, {"remote_disconnect": 1, "unknown": 1}])
@@ -128,9 +128,9 @@ def test_a_failure_that_is_counted_otherwise_fails(counted: dict[str, float]) ->
 def test_a_transfer_without_an_error_beside_one_with_an_error_is_not_judged() -> None:
     found = [failed("nixlBackendError", backend=1), failed("")]
     require_error(found, "transfers with a dead agent")
-    judgement, uncounted, said = judge_failures(found)
+    judgement, uncounted, message = judge_failures(found)
     assert (judgement, uncounted) == (None, False)
-    assert said.endswith("a READ reported no error (its state is PROC)")
+    assert message.endswith("a READ reported no error (its state is PROC)")
 
 
 def test_without_an_error_there_is_nothing_to_count() -> None:
@@ -214,13 +214,13 @@ def test_one_timed_transfer_is_posted_again_and_again_and_released_once() -> Non
     agent = MagicMock()
     agent.transfer.return_value = "DONE"
     regions: list[Region] = [["DRAM", 4096, 8, 0]]
-    given: Any = {"op": "READ", "peer": "b", "local": regions, "remote": regions, "timeout": 60}
-    assert len(time_transfers(agent, count=3, warmup=2, **given)) == 3
+    transfer: Any = {"op": "READ", "peer": "b", "local": regions, "remote": regions, "timeout": 60}
+    assert len(time_transfers(agent, count=3, warmup=2, **transfer)) == 3
     assert (agent.initialize_xfer.call_count, agent.transfer.call_count) == (1, 5)
     agent.release_xfer_handle.assert_called_once_with(agent.initialize_xfer.return_value)
     agent.transfer.return_value = "ERR"
     with pytest.raises(RuntimeError, match=r"^READ 1 to b ended with ERR$"):
-        time_transfers(agent, count=1, warmup=0, **given)
+        time_transfers(agent, count=1, warmup=0, **transfer)
 
 
 def test_a_transfer_is_timed_to_its_end_and_late_after_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,25 +229,25 @@ def test_a_transfer_is_timed_to_its_end_and_late_after_its_deadline(monkeypatch:
     agent = MagicMock()
     agent.transfer.return_value, agent.check_xfer_state.return_value = "PROC", "DONE"
     regions: list[Region] = [["DRAM", 4096, 8, 0]]
-    given: Any = {"op": "READ", "peer": "b", "local": regions, "remote": regions, "timeout": 60, "warmup": 0}
-    assert time_transfers(agent, count=1, **given) == [61.5]
+    transfer: Any = {"op": "READ", "peer": "b", "local": regions, "remote": regions, "timeout": 60, "warmup": 0}
+    assert time_transfers(agent, count=1, **transfer) == [61.5]
     with pytest.raises(TimeoutError, match=r"^READ 1 to b was not complete within 60 s$"):
-        time_transfers(agent, count=1, **given)
+        time_transfers(agent, count=1, **transfer)
 
 
 def test_a_transfer_that_must_fail_is_watched_to_its_end() -> None:
     regions: list[Region] = [["DRAM", 4096, 8, 0]]
-    given: Any = {"op": "WRITE", "peer": "b", "local": regions, "remote": regions}
+    transfer: Any = {"op": "WRITE", "peer": "b", "local": regions, "remote": regions}
     agent = MagicMock()
     agent.transfer.return_value, agent.check_xfer_state.side_effect = "PROC", ["PROC", "ERR"]
-    assert fail(agent, timeout=60, **given) == {"raised": "", "state": "ERR"}
+    assert fail(agent, timeout=60, **transfer) == {"raised": "", "state": "ERR"}
     agent.check_xfer_state.side_effect = ["PROC", KeyError("gone")]
-    assert fail(agent, timeout=60, **given) == {"raised": "KeyError", "state": "PROC"}
+    assert fail(agent, timeout=60, **transfer) == {"raised": "KeyError", "state": "PROC"}
     agent.transfer.side_effect = ValueError
-    assert fail(agent, timeout=60, **given) == {"raised": "ValueError", "state": ""}
+    assert fail(agent, timeout=60, **transfer) == {"raised": "ValueError", "state": ""}
     agent.transfer.side_effect, agent.check_xfer_state.side_effect = None, None
     agent.check_xfer_state.return_value = "PROC"
-    assert fail(agent, timeout=0.01, **given) == {"raised": "", "state": "PROC"}
+    assert fail(agent, timeout=0.01, **transfer) == {"raised": "", "state": "PROC"}
 
 
 def test_an_exporter_is_a_file_of_the_folder_that_is_named_or_of_nixl(
@@ -260,5 +260,5 @@ def test_an_exporter_is_a_file_of_the_folder_that_is_named_or_of_nixl(
     assert exporter_file(None, exporter="x") == str(file)
     monkeypatch.delenv("NIXL_PLUGIN_DIR")
     for path in ("/nixl/of.so", None):
-        monkeypatch.setattr(worker, "find_plugin", lambda *given, path=path: given[3] == file.name and path)
+        monkeypatch.setattr(worker, "find_plugin", lambda *transfer, path=path: transfer[3] == file.name and path)
         assert exporter_file(None, exporter="x") == (path or "")

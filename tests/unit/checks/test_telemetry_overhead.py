@@ -60,14 +60,14 @@ def test_the_interval_leaves_out_one_in_twenty_on_each_side_if_telemetry_costs_n
 
 
 def test_launches_alternate() -> None:
-    made: list[str] = []
+    order: list[str] = []
 
     def launches(name: str) -> Iterator[float]:
         while True:
-            made.append(name)
-            yield float(len(made))
+            order.append(name)
+            yield float(len(order))
 
     one, other = launches("without"), launches("with")
     without, with_exporter = in_turn(lambda: next(one), lambda: next(other))
     assert [len(without), len(with_exporter)] == [5, 5]
-    assert [name[4:] for name in made] == ["out", "", "", "out", "out", "", "", "out", "out", ""]
+    assert [name[4:] for name in order] == ["out", "", "", "out", "out", "", "", "out", "out", ""]

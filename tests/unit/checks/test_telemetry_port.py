@@ -56,9 +56,9 @@ def test_a_port_of_another_program_fails_with_its_process_and_the_one_that_is_no
     assert "NIXL_TELEMETRY_PROMETHEUS_PORT" in judgement.remedy
 
 
-@pytest.mark.parametrize("found", [[], [unmeasured(1, parent=os.getpid())], [unmeasured(0, parent=os.getpid())]])
-def test_a_port_of_this_run_is_not_one_of_another_program(found: list[UnmeasuredProcess]) -> None:
-    assert judge_taken_port(found) is None
+@pytest.mark.parametrize("processes", [[], [unmeasured(1, parent=os.getpid())], [unmeasured(0, parent=os.getpid())]])
+def test_a_port_of_this_run_is_not_one_of_another_program(processes: list[UnmeasuredProcess]) -> None:
+    assert judge_taken_port(processes) is None
 
 
 def test_an_agent_that_was_not_created_is_described() -> None:

@@ -17,7 +17,7 @@ from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.model.transfer_proof import TransferProof
 from pytest_nixl.model.verdicts import Verdict
 
-WANTED = Requirements(load_profile("loopback"), ("UCX",))
+REQUIREMENTS = Requirements(load_profile("loopback"), ("UCX",))
 UCP = "/opt/nixl/libucp-b39b3ed9.so.0.0.0"
 MOVED = TransferProof("UCX", "DRAM:DRAM", transports=("cma/memory",), libraries=(UCP,))
 REFUSED = "NIXL reported nixlBackendError (NIXL_ERR_BACKEND)"
@@ -42,11 +42,11 @@ def devices(host: Facts, value: str) -> Facts:
 
 
 def results(facts: Facts) -> list[CheckResult]:
-    return [answer for answer in examine(facts, WANTED, gate=False) if answer.judgement.verdict is Verdict.FAIL]
+    return [answer for answer in examine(facts, REQUIREMENTS, gate=False) if answer.judgement.verdict is Verdict.FAIL]
 
 
 def test_bytes_that_arrive_pass_with_the_transport_and_the_file_that_moved_them(host: Facts) -> None:
-    judgement = transfers_arrive(with_transfers(host, (MOVED,)), WANTED)
+    judgement = transfers_arrive(with_transfers(host, (MOVED,)), REQUIREMENTS)
     assert judgement.verdict is Verdict.PASS
     assert "cma/memory" in judgement.reason
     assert UCP in judgement.reason
@@ -84,14 +84,14 @@ def test_bytes_that_arrive_pass_with_the_transport_and_the_file_that_moved_them(
     ],
 )
 def test_fault_names_its_variables_or_the_host(host: Facts, proof: TransferProof, sentence: str, remedy: str) -> None:
-    judgement = transfers_arrive(with_transfers(host, (MOVED, proof)), WANTED)
+    judgement = transfers_arrive(with_transfers(host, (MOVED, proof)), REQUIREMENTS)
     assert (judgement.verdict, judgement.remedy) == (Verdict.FAIL, remedy)
     assert sentence in judgement.reason
 
 
 def test_missed_deadline_decides_nothing(host: Facts) -> None:
     late = TransferProof("UCX", "DRAM:DRAM", "the worker did not answer", late=True)
-    assert transfers_arrive(with_transfers(host, (late,)), WANTED).verdict is Verdict.UNKNOWN
+    assert transfers_arrive(with_transfers(host, (late,)), REQUIREMENTS).verdict is Verdict.UNKNOWN
 
 
 @pytest.mark.parametrize(("transport", "verdict"), [("tcp/lo", Verdict.WARN), ("posix/memory", Verdict.PASS)])
@@ -99,7 +99,7 @@ def test_refused_copy_between_processes_warns_if_the_profile_accepts_no_other_tr
     host: Facts, transport: str, verdict: Verdict
 ) -> None:
     proof = replace(MOVED, transports=(transport,), obstacle="a seccomp filter forbids process_vm_readv")
-    judgement = transfers_arrive(with_transfers(host, (proof,)), WANTED)
+    judgement = transfers_arrive(with_transfers(host, (proof,)), REQUIREMENTS)
     assert judgement.verdict is verdict
     assert ("process_vm_readv" in judgement.reason) is (verdict is Verdict.WARN)
 
@@ -138,7 +138,7 @@ def test_backend_that_fails_for_another_reason_follows_from_nothing(host: Facts)
 def test_transfers_that_name_the_variable_precede_the_telemetry_that_fails_with_them(host: Facts) -> None:
     software = replace(host.software, telemetry=replace(host.software.telemetry, value=None, why=REFUSED))
     fault = TransferProof("UCX", "DRAM:DRAM", REFUSED, culprits=PROTO)
-    answers = examine(with_transfers(replace(host, software=software), (fault,)), WANTED, gate=False)
+    answers = examine(with_transfers(replace(host, software=software), (fault,)), REQUIREMENTS, gate=False)
     ids = [answer.check.id for answer in answers]
     assert ids.index("transfers-arrive") == ids.index("telemetry-in-process") - 1
     telemetry = answers[ids.index("telemetry-in-process")].judgement

@@ -75,10 +75,10 @@ class Command:
     def machine(self, machine: Machine) -> None:
         """Give every profile this machine. Unlike the machine in a file, it is not checked."""
 
-        def found(name: str) -> Profile:
+        def profile_named(name: str) -> Profile:
             return replace(load_profile(name), machine=machine)
 
-        self._monkeypatch.setattr("pytest_nixl.cli.profile.load_profile", found)
+        self._monkeypatch.setattr("pytest_nixl.cli.profile.load_profile", profile_named)
 
     def file(self, name: str, text: str) -> str:
         path = self.folder / name

@@ -41,30 +41,30 @@ def short_watches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def group(etcd: Etcd) -> Iterator[RankGroup]:
-    with rank_group(etcd.url, 2) as made:
-        made.join()
-        made.barrier()
-        yield made
-        made.leave()
+    with rank_group(etcd.url, 2) as members:
+        members.join()
+        members.barrier()
+        yield members
+        members.leave()
 
 
 @contextmanager
 def counted(etcd: Etcd) -> Iterator[tuple[EtcdClient, ProxyClient]]:
     """Yield a client, and the requests that it sends."""
     with EtcdProxy(etcd.url) as path:
-        way = path.client()
-        with connect(parse_endpoints(way.endpoint), timeout=60) as client:
-            yield client, way
+        proxy_client = path.client()
+        with connect(parse_endpoints(proxy_client.endpoint), timeout=60) as client:
+            yield client, proxy_client
 
 
-def compact(etcd: Etcd, way: ProxyClient, *, watched: bool = True) -> None:
+def compact(etcd: Etcd, proxy_client: ProxyClient, *, watched: bool = True) -> None:
     """Compact away everything that the watches of this client have seen, and wait until they have been opened anew.
 
     :param watched: whether the client has a watch.
     """
 
     def watches() -> int:
-        return sum(request.method == "Watch" for request in way.requests)
+        return sum(request.method == "Watch" for request in proxy_client.requests)
 
     before = watches() if watched else -1
     wait_until(lambda: watches() > before, 60, "a watch")
@@ -81,7 +81,7 @@ def compact(etcd: Etcd, way: ProxyClient, *, watched: bool = True) -> None:
 def test_mail_arrives_once_after_a_compaction(etcd: Etcd, group: RankGroup) -> None:
     read: list[Message] = []
     failures: list[NixlPluginError] = []
-    with counted(etcd) as (client, way), connect([etcd.endpoint], timeout=60) as of_rank_0:
+    with counted(etcd) as (client, proxy_client), connect([etcd.endpoint], timeout=60) as of_rank_0:
         receiver = Mailbox(
             client, group.members[1], handle=lambda _, message: read.append(message), failed=failures.append
         )
@@ -89,7 +89,7 @@ def test_mail_arrives_once_after_a_compaction(etcd: Etcd, group: RankGroup) -> N
         receiver.open()
         sender.send(1, {"worker": 0, "line": "before"})
         wait_until(lambda: len(read) == 1, 60, "the first message")
-        compact(etcd, way)
+        compact(etcd, proxy_client)
         sender.send(1, {"worker": 1, "line": "after"})
         wait_until(lambda: len(read) == 2, 60, f"the message after a compaction: {failures}")
         receiver.close()
@@ -100,9 +100,9 @@ def test_mail_arrives_once_after_a_compaction(etcd: Etcd, group: RankGroup) -> N
 
 def test_a_member_that_leaves_after_a_compaction_is_named(etcd: Etcd, group: RankGroup) -> None:
     lost: list[int] = []
-    with counted(etcd) as (client, way):
+    with counted(etcd) as (client, proxy_client):
         guard = MembershipWatch(client, group.members[0], lambda member, _: lost.append(member.rank))
-        compact(etcd, way)
+        compact(etcd, proxy_client)
         assert lost == []
         group.members[1].lease.revoke()
         wait_until(lambda: 1 in lost, 60, "the lost rank")
@@ -120,24 +120,24 @@ def join_of(
 @pytest.mark.parametrize("token", ["", "secret"])
 def test_ranks_that_wait_meet_after_a_compaction(etcd: Etcd, token: str) -> None:
     """One waits for the other to join, then at a barrier, and each time its watch has fallen behind."""
-    said: list[str] = []
+    messages: list[str] = []
     with (
-        counted(etcd) as (client, way),
+        counted(etcd) as (client, proxy_client),
         connect([etcd.endpoint], timeout=60) as of_other,
         ThreadPoolExecutor(1) as pool,
     ):
-        joining = pool.submit(join_of, client, "waiting", token, said.append)
-        compact(etcd, way)
+        joining = pool.submit(join_of, client, "waiting", token, messages.append)
+        compact(etcd, proxy_client)
         other = join_of(of_other, "waiting", token)
         member = joining.result(120)
-        at_barrier = pool.submit(member.barrier, 120, said.append)
-        compact(etcd, way)
+        at_barrier = pool.submit(member.barrier, 120, messages.append)
+        compact(etcd, proxy_client)
         other.barrier(120)
         at_barrier.result(120)
         assert {member.rank, other.rank} == {0, 1}
         other.leave()
         member.leave()
-    assert any("waiting for" in each for each in said)
+    assert any("waiting for" in message for message in messages)
 
 
 def test_a_member_that_leaves_while_the_history_is_compacted_is_missed_at_a_barrier(
@@ -145,7 +145,7 @@ def test_a_member_that_leaves_while_the_history_is_compacted_is_missed_at_a_barr
 ) -> None:
     """The event of its end is compacted away between two watches."""
     with (
-        counted(etcd) as (client, way),
+        counted(etcd) as (client, proxy_client),
         connect([etcd.endpoint], timeout=60) as of_other,
         ThreadPoolExecutor(1) as pool,
     ):
@@ -156,7 +156,7 @@ def test_a_member_that_leaves_while_the_history_is_compacted_is_missed_at_a_barr
         other.barrier(120)
         first.result(120)
         other.lease.revoke()
-        compact(etcd, way, watched=False)
+        compact(etcd, proxy_client, watched=False)
         with pytest.raises(MemberLostError, match=f"rank {other.rank}"):
             member.barrier(120)
         member.leave()

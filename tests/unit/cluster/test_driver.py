@@ -23,7 +23,7 @@ from pytest_nixl.cluster.mailbox import LARGEST
 from pytest_nixl.cluster.peer_client import PeerError
 from pytest_nixl.cluster.peer_server import Ending
 from pytest_nixl.core.units import KIB, MIB
-from pytest_nixl.fixtures.etcd import PrivateEtcd
+from pytest_nixl.fixtures.opened_etcd import PrivateEtcd
 from pytest_nixl.measure.launches import Launches
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.nixl.agent import NixlAgent
@@ -112,8 +112,8 @@ def test_more_bytes_of_a_peer_than_a_message_has_room_for_are_written_and_read(
     content = random.randbytes(3 * LARGEST + 5)
     with two(nixl_private_etcd) as ranks:
         worker = ranks.peer.start("agent", {}, 120)
-        made = worker.call("allocate", size=len(content), memory_type="DRAM")
-        buffer = Buffer(worker, made["buffer"], made["address"], len(content), "DRAM", made["device"])
+        allocated = worker.call("allocate", size=len(content), memory_type="DRAM")
+        buffer = Buffer(worker, allocated["buffer"], allocated["address"], len(content), "DRAM", allocated["device"])
         buffer.write(content)
         assert buffer.read() == content
         assert buffer.read(7, 2 * LARGEST) == content[7 : 7 + 2 * LARGEST]
@@ -126,11 +126,11 @@ def test_more_bytes_of_a_peer_than_a_message_has_room_for_are_written_and_read(
 def test_a_peer_gives_back_the_memory_of_a_buffer_for_the_faults_suite(nixl_private_etcd: PrivateEtcd) -> None:
     with two(nixl_private_etcd) as ranks:
         worker = ranks.peer.start("agent", {}, 120)
-        made = worker.call("allocate", size=64 * MIB, memory_type="DRAM")
-        worker.call("unmap", buffer=made["buffer"])
+        allocated = worker.call("allocate", size=64 * MIB, memory_type="DRAM")
+        worker.call("unmap", buffer=allocated["buffer"])
         # Something else may get the first or the last of these pages.
         with pytest.raises(WorkerDiedError, match="SIGSEGV"):
-            worker.call("read", buffer=made["buffer"], offset=32 * MIB, size=16)
+            worker.call("read", buffer=allocated["buffer"], offset=32 * MIB, size=16)
 
 
 def test_a_peer_refuses_commands_outside_its_list(nixl_private_etcd: PrivateEtcd) -> None:

@@ -49,10 +49,10 @@ def group(etcd: Etcd, size: int) -> Iterator[list[Membership]]:
         pool = stack.enter_context(ThreadPoolExecutor(size))
         clients = [stack.enter_context(connect([etcd.endpoint], timeout=SECONDS)) for _ in range(size)]
         joining = [
-            pool.submit(join, one, "broken", size, ttl=TTL, timeout=SECONDS, host=f"host-{rank}", wanted=rank)
-            for rank, one in enumerate(clients)
+            pool.submit(join, future, "broken", size, ttl=TTL, timeout=SECONDS, host=f"host-{rank}", wanted=rank)
+            for rank, future in enumerate(clients)
         ]
-        members = [stack.enter_context(one.result(SECONDS)) for one in joining]
+        members = [stack.enter_context(future.result(SECONDS)) for future in joining]
         for waiting in [pool.submit(member.barrier, SECONDS) for member in members]:
             waiting.result(SECONDS)
         yield members
@@ -75,8 +75,8 @@ def test_a_lost_member_is_named(client: EtcdClient, etcd: Etcd) -> None:
     assert lines[0].startswith("keys under /pytest-nixl/groups/broken/: 2 of 3 members ")
     assert lines[1].startswith(f"  rank 1 on host-1 (pid {pid}): its key is missing: ")
     for line, rank in zip(lines[2:4], (0, 2), strict=True):
-        said = rf"  rank {rank} on host-{rank} \(pid {pid}\): its key is present, .* (\d+) s left of {TTL} s"
-        match = re.fullmatch(said, line)
+        expected = rf"  rank {rank} on host-{rank} \(pid {pid}\): its key is present, .* (\d+) s left of {TTL} s"
+        match = re.fullmatch(expected, line)
         assert match is not None, line
         assert SECONDS <= int(match[1]) <= TTL
     assert re.fullmatch("the group passed barrier 1 .*; waiting at barrier 2: rank 0", lines[4])
@@ -155,9 +155,9 @@ def test_the_time_to_live_of_a_lease(client: EtcdClient) -> None:
     client.put("/lease", b"", lease)
     [item] = client.by_creation("/lease")
     assert item.lease == lease.id
-    left = client.time_to_live(item.lease)
-    assert left is not None
-    assert left[1] == TTL
-    assert SECONDS <= left[0] <= TTL
+    seconds = client.time_to_live(item.lease)
+    assert seconds is not None
+    assert seconds[1] == TTL
+    assert SECONDS <= seconds[0] <= TTL
     lease.revoke()
     assert client.time_to_live(item.lease) is None

@@ -45,8 +45,8 @@ def die(client: EtcdClient, name: str, token: str = "") -> None:
     member.barrier(SECONDS)
     client.put(f"{member.root}kept", b"")
     member.lease.revoke()
-    left = [key.removeprefix(member.root) for key in client.get_prefix(member.root)]
-    assert left == ["kept", "run/frozen", "run/gate"]
+    remaining = [key.removeprefix(member.root) for key in client.get_prefix(member.root)]
+    assert remaining == ["kept", "run/frozen", "run/gate"]
 
 
 def test_dead_groups_are_removed(client: EtcdClient) -> None:
@@ -89,7 +89,7 @@ def test_every_group_is_found_whatever_keys_stand_beside_it(client: EtcdClient) 
     strays = (f"{PREFIX}/", f"{PREFIX}/a", f"{PREFIX}//x")
     for key in strays:
         client.put(key, b"")
-    assert sorted(each.group for each in clean(client).removed) == names
+    assert sorted(group.group for group in clean(client).removed) == names
     assert tuple(client.get_prefix(PREFIX)) == tuple(sorted(strays))
     client.delete_prefix(PREFIX)
 
@@ -114,14 +114,14 @@ def test_a_dry_run_removes_nothing(client: EtcdClient) -> None:
 def test_a_group_that_gets_a_member_after_it_was_listed_is_kept(client: EtcdClient, etcd: Etcd) -> None:
     die(client, "late")
     with EtcdProxy(etcd.url) as path, ThreadPoolExecutor() as pool:
-        way = path.client()
-        way.hold(lambda request: request.writes)
-        with connect(parse_endpoints(way.endpoint), timeout=SECONDS) as slow:
+        proxy_client = path.client()
+        proxy_client.hold(lambda request: request.writes)
+        with connect(parse_endpoints(proxy_client.endpoint), timeout=SECONDS) as slow:
             cleaning = pool.submit(clean, slow)
-            path.wait(lambda: way.held, "the removal", seconds=SECONDS)
+            path.wait(lambda: proxy_client.held, "the removal", seconds=SECONDS)
             with join(client, "late", 1, ttl=TTL, host="node-a") as member:
                 before = client.get_prefix(PREFIX)
-                way.release()
+                proxy_client.release()
                 cleaned = cleaning.result(SECONDS)
                 assert cleaned.removed == ()
                 [alive] = cleaned.refused

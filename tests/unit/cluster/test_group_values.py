@@ -91,16 +91,16 @@ def joined(
     with ExitStack() as stack, ThreadPoolExecutor() as pool:
         clients = [stack.enter_context(connect([etcd.endpoint], timeout=SECONDS)) for _ in range(size)]
 
-        def one(number: int) -> Membership:
+        def join_group(number: int) -> Membership:
             seconds = timeout if number else first_timeout
             return join(clients[number], "forged", size, ttl=TTL, timeout=seconds, token=token, wanted=number, host="h")
 
         root = group_root(PREFIX, "forged", token)
-        joining = [pool.submit(one, 0)]
+        joining = [pool.submit(join_group, 0)]
         wait_until(lambda: clients[-1].count_prefix(f"{root}members/") > 0, "the first rank", seconds=60)
         meanwhile()
-        joining += [pool.submit(one, number) for number in range(1, size)]
-        yield [stack.enter_context(each.result()) for each in joining]
+        joining += [pool.submit(join_group, number) for number in range(1, size)]
+        yield [stack.enter_context(future.result()) for future in joining]
 
 
 def barrier(members: list[Membership]) -> None:
@@ -147,8 +147,8 @@ class TestMembers:
             assert [member.rank for member in members] == [0, 1]
             assert {member.host for member in members[0].members} == {"h"}
             barrier(members)
-            known = {**members[0].values.ignored, **members[1].values.ignored}
-            assert f"{ROOT}members/{'f' * 16}" in known
+            ignored = {**members[0].values.ignored, **members[1].values.ignored}
+            assert f"{ROOT}members/{'f' * 16}" in ignored
 
     def test_an_old_member_that_is_written_again_is_not_counted(self, etcd: Etcd, stranger: EtcdClient) -> None:
         with joined(etcd):
@@ -249,14 +249,14 @@ class TestBarrier:
             old = stranger.get_prefix(f"{ROOT}arrived/")
             passed = stranger.get(f"{ROOT}run/gate")
             assert passed is not None
-            here = f"{ROOT}arrived/000002/"
+            arrivals = f"{ROOT}arrived/000002/"
             for value in (b"", b"0" * 64 + b" ", *old.values()):
-                stranger.put(f"{here}000001", value)
-                stranger.put(f"{here}000007", value)
+                stranger.put(f"{arrivals}000001", value)
+                stranger.put(f"{arrivals}000007", value)
             for gate in (b"", b'{"passed": 2}', passed.replace(b"1", b"2"), passed):
                 stranger.put(f"{ROOT}run/gate", gate)
             early = pool.submit(members[0].barrier, SECONDS)
-            wait_until(lambda: stranger.get(f"{here}000000") is not None, "rank 0 at the barrier", seconds=60)
+            wait_until(lambda: stranger.get(f"{arrivals}000000") is not None, "rank 0 at the barrier", seconds=60)
             stranger.put(f"{ROOT}run/gate", b'{"passed": 2}')
             with pytest.raises(TimeoutError):
                 early.result(0.5)
@@ -283,7 +283,7 @@ class TestMessages:
     def test_old_messages_and_messages_to_others_are_not_read(self, etcd: Etcd, stranger: EtcdClient) -> None:
         """Messages of this run, and of an earlier run with the same group and token, are written under every key."""
         end = {"ask": "end", "number": 1, "code": 0, "verdict": "all good", "refusal": "", "told": {}}
-        seen: dict[str, bytes] = {}
+        messages: dict[str, bytes] = {}
         for turn in range(2):
             with ExitStack() as stack:
                 members = stack.enter_context(joined(etcd, 3))
@@ -292,23 +292,23 @@ class TestMessages:
                 boxes = [Posted(client, member) for client, member in zip(clients, members, strict=True)]
                 for box in boxes:
                     stack.callback(box.box.close)
-                for value in seen.values():
+                for value in messages.values():
                     for receiver in (1, 2):
                         for number in range(3):
                             stranger.put(f"{ROOT}mail/{receiver:06d}/000000/{number:012d}", value)
-                for key, value in seen.items():
+                for key, value in messages.items():
                     stranger.put(key, value)
                 if turn == 0:
                     # Send a message, and keep its sealed value for later.
                     key = f"{ROOT}mail/000002/000000/000000000000"
                     boxes[0].box.send(1, end)
                     wait_until(lambda posted=boxes[1]: posted.taken, "the message", seconds=60)  # type: ignore[misc]
-                    kept = stranger.get(f"{ROOT}mail/000001/000000/000000000000")
-                    assert kept is not None
-                    seen[f"{ROOT}mail/000001/000000/000000000000"] = kept
+                    held_message = stranger.get(f"{ROOT}mail/000001/000000/000000000000")
+                    assert held_message is not None
+                    messages[f"{ROOT}mail/000001/000000/000000000000"] = held_message
                     for again in (f"{ROOT}mail/000001/000000/000000000000", f"{ROOT}mail/000001/000000/000000000001"):
-                        stranger.put(again, kept)
-                    stranger.put(key, kept)
+                        stranger.put(again, held_message)
+                    stranger.put(key, held_message)
                 boxes[0].box.send(1, {"ask": "command", "number": 2})
                 boxes[0].box.send(2, {"ask": "command", "number": 2})
                 for box in boxes[1:]:
@@ -497,8 +497,8 @@ class Stranger:
             self._mail(number)
             # Earlier messages, under the key of another receiver and with a later number.
             for value in list(self._seen.values())[-5:]:
-                for way in ("000001/000000", "000000/000001"):
-                    self._put(f"mail/{way}/{900000 + number:012d}", value)
+                for mailbox in ("000001/000000", "000000/000001"):
+                    self._put(f"mail/{mailbox}/{900000 + number:012d}", value)
             self._put(f"arrived/{1 + number % 4:06d}/00000x", b"")
             self._put("run/gate", b'{"passed": 99}')
             self._put("run/frozen", Roster.value(6, [("0" * 16, "stranger", 1), ("1" * 16, "stranger", 2)]))
@@ -539,8 +539,8 @@ def test_a_run_ends_as_rank_0_says_whatever_another_client_writes(
             for rank in range(2)
         ]
         done = [rank.result() for rank in ranks]
-    outputs = [each.output for each in done]
-    assert [each.code for each in done] == [code, code], "\n".join(outputs)
+    outputs = [ended.output for ended in done]
+    assert [ended.code for ended in done] == [code, code], "\n".join(outputs)
     assert writing.written > 20
     assert "all good" not in "".join(outputs)
     assert "was ignored: it has no valid seal" in outputs[1]
@@ -548,34 +548,36 @@ def test_a_run_ends_as_rank_0_says_whatever_another_client_writes(
     assert verdict["exit_code"] == code
     if code:
         assert verdict["verdict"] == "FAIL"
-        assert [each["verdict"] for each in verdict["failing"]] == ["WRONG-TRANSPORT"]
+        assert [ended["verdict"] for ended in verdict["failing"]] == ["WRONG-TRANSPORT"]
     stranger.delete_prefix("/pytest-nixl/")
 
 
 @pytest.mark.parametrize(
-    "given",
+    "secrets",
     [{"etcd": "http://h:1"}, {"etcd_listen": "h:1"}, {"etcd_listen": "h:1", "etcd_user": "root:x"}],
     ids=["etcd", "listen", "listen and user"],
 )
 def test_a_gate_of_several_ranks_requires_a_secret(
-    make_settings: Callable[..., Settings], given: dict[str, str]
+    make_settings: Callable[..., Settings], secrets: dict[str, str]
 ) -> None:
-    asked = Placement(2, 0, "g", "--nixl-ranks", None, ((0, 1),))
+    placement = Placement(2, 0, "g", "--nixl-ranks", None, ((0, 1),))
     with pytest.raises(pytest.UsageError) as caught:
-        require_secret(make_settings(gate=True, **given), asked)
+        require_secret(make_settings(gate=True, **secrets), placement)
     assert "--nixl-gate is refused with 2 ranks (--nixl-ranks) without a group token" in str(caught.value)
     assert "export NIXL_GROUP_TOKEN=$(openssl rand -hex 16)" in str(caught.value), "a command that can be typed"
-    require_secret(make_settings(**given), asked)
-    require_secret(make_settings(gate=True, group_token="t", **given), asked)
+    require_secret(make_settings(**secrets), placement)
+    require_secret(make_settings(gate=True, group_token="t", **secrets), placement)
 
 
 @pytest.mark.parametrize(
-    "given", [{"etcd_user": "a:b"}, {"etcd": "http://a:b@h:1"}, {"etcd_cert": "f"}], ids=["user", "url", "certificate"]
+    "credentials",
+    [{"etcd_user": "a:b"}, {"etcd": "http://a:b@h:1"}, {"etcd_cert": "f"}],
+    ids=["user", "url", "certificate"],
 )
 def test_a_gate_of_several_ranks_accepts_credentials_of_the_etcd(
-    make_settings: Callable[..., Settings], given: dict[str, str]
+    make_settings: Callable[..., Settings], credentials: dict[str, str]
 ) -> None:
-    require_secret(make_settings(gate=True, **given), Placement(2, 0, "g", "--nixl-ranks", None, ((0, 1),)))
+    require_secret(make_settings(gate=True, **credentials), Placement(2, 0, "g", "--nixl-ranks", None, ((0, 1),)))
 
 
 @pytest.mark.long
@@ -621,9 +623,9 @@ def test_values_of_a_group_have_limits(form: object, accepted: tuple[object, ...
             check(form, value)
 
 
-@pytest.mark.parametrize("wanted", [None, 0, 1_000_000])
-def test_a_registration_is_read_as_it_was_written(wanted: int | None) -> None:
-    written = Candidate("token", "node-0", 7131, 2, wanted)
+@pytest.mark.parametrize("requested", [None, 0, 1_000_000])
+def test_a_registration_is_read_as_it_was_written(requested: int | None) -> None:
+    written = Candidate("token", "node-0", 7131, 2, requested)
     assert Candidate.of("/g/members/token", written.value) == written
 
 
@@ -640,12 +642,16 @@ def roster(**changes: Any) -> Roster:
 
 
 def test_a_roster_has_each_member_under_its_rank() -> None:
-    found = roster()
-    assert (found.ttl, found.refusal, found.changes) == (30, "", 3)
-    assert [(member.rank, member.token, member.host, member.pid) for member in found.members] == [
+    roster_text = roster()
+    assert (roster_text.ttl, roster_text.refusal, roster_text.changes) == (30, "", 3)
+    assert [(member.rank, member.token, member.host, member.pid) for member in roster_text.members] == [
         (0, "token-1", "node-0", 7), (1, "token-2", "node-1", 8),
     ]  # fmt: skip
-    assert (found.rank_of("token-1"), found.rank_of("token-2"), found.rank_of("token-3")) == (0, 1, None)
+    assert (roster_text.rank_of("token-1"), roster_text.rank_of("token-2"), roster_text.rank_of("token-3")) == (
+        0,
+        1,
+        None,
+    )
 
 
 @pytest.mark.parametrize(
@@ -695,9 +701,9 @@ def test_ranks_need_an_etcd_that_each_of_them_can_find(make_settings: Callable[.
 def test_an_existing_etcd_is_used_without_waiting_for_one(make_settings: Callable[..., Settings]) -> None:
     waits: list[str] = []
     settings = make_settings(etcd="http://127.0.0.1:1")
-    found = meeting_etcd(settings, Placement(2, 1, "g", "x", None, ()), supervisor(), waits.append)
-    assert isinstance(found, ExternalServer)
-    assert found.endpoint == "http://127.0.0.1:1"
+    meeting = meeting_etcd(settings, Placement(2, 1, "g", "x", None, ()), supervisor(), waits.append)
+    assert isinstance(meeting, ExternalServer)
+    assert meeting.endpoint == "http://127.0.0.1:1"
     assert waits == []
 
 

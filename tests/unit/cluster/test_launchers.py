@@ -52,21 +52,21 @@ def test_each_launcher_is_read_by_its_own_variables(
 
 def test_the_ordinal_of_a_stateful_set_is_in_its_pods_name() -> None:
     kubernetes = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
-    found = find_placement(kubernetes, hostname=lambda: "nixl-check-12")
-    assert found == LauncherPlacement("a StatefulSet of Kubernetes", "the host's name", 12)
+    placement = find_placement(kubernetes, hostname=lambda: "nixl-check-12")
+    assert placement == LauncherPlacement("a StatefulSet of Kubernetes", "the host's name", 12)
     assert find_placement(kubernetes, hostname=lambda: "nixl-check-x7") is None
 
 
 @pytest.mark.parametrize(
-    ("environ", "words"),
+    ("environ", "message"),
     [
         ({**SLURM, "SLURM_PROCID": "three"}, "^SLURM_PROCID='three' "),
         ({**SLURM, "SLURM_PROCID": "4"}, "^SLURM_PROCID=4 .* SLURM_STEP_NUM_TASKS=4: .* 0 to 3"),
         ({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "-2"}, "^OMPI_COMM_WORLD_SIZE='-2' "),
     ],
 )
-def test_an_invalid_variable_is_refused_by_name(environ: dict[str, str], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_an_invalid_variable_is_refused_by_name(environ: dict[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         find_placement(environ)
 
 
@@ -92,8 +92,8 @@ class TestOfAnotherDistribution:
     EXTENSION = Extension(LAUNCHERS, "mine", EntryPoint("mine", "package:ask", LAUNCHERS.group))
 
     def test_its_answer_is_believed_if_it_has_the_form_of_one(self) -> None:
-        found = LauncherPlacement("mine", "MY_RANK", 3)
-        assert _accept(self.EXTENSION, lambda environ: found if environ else None)({"MY_RANK": "3"}) is found
+        answer = LauncherPlacement("mine", "MY_RANK", 3)
+        assert _accept(self.EXTENSION, lambda environ: answer if environ else None)({"MY_RANK": "3"}) is answer
         assert _accept(self.EXTENSION, lambda environ: None)({}) is None
         with pytest.raises(ExtensionError, match=r"\(package:ask\) returned int instead of LauncherPlacement or None"):
             _accept(self.EXTENSION, lambda environ: 3)({})

@@ -35,7 +35,7 @@ from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd_servers.embedded import EmbeddedServer
 from pytest_nixl.etcd_servers.rank0 import ListenAddress, credentials, refusals, serve_etcd, wait_for_etcd
-from pytest_nixl.fixtures.etcd import PrivateEtcd
+from pytest_nixl.fixtures.opened_etcd import PrivateEtcd
 from pytest_nixl.processes.supervisor import supervisor
 
 #: A peer in a process of its own: Ctrl-C reaches only a main thread.
@@ -111,10 +111,10 @@ def test_the_reason_of_a_differing_option_is_in_every_report_of_rank_0(
             in_process=True,
         )  # fmt: skip
     assert int(done.ret) == serving.result() == 4
-    why = "was started with --nixl-lease=60s, rank 0 with --nixl-lease=6s"
+    reason = "was started with --nixl-lease=60s, rank 0 with --nixl-lease=6s"
     for name in REPORTS:
         text = (pytester.path / name).read_text()
-        assert why in text, name
+        assert reason in text, name
         assert "REFUSED" in text, name
         assert "INTERRUPTED" not in text, name
     assert json.loads((pytester.path / "r.json").read_text())["verdict"] == "REFUSED"
@@ -133,10 +133,11 @@ def test_a_rank_whose_rank_0_does_not_resolve_says_so_and_keeps_the_reports_of_r
         env={"MASTER_ADDR": "no-such-host.invalid"}, in_process=True,
     )  # fmt: skip
     assert int(done.ret) == 1
-    said = done.stdout.str()
+    output = done.stdout.str()
     assert (
         "the host in http://no-such-host.invalid:2379, where rank 0 serves the etcd (--nixl-etcd-listen), did not "
-        "resolve within 1 s\nremedy: set MASTER_ADDR on this rank to a name or an IPv4 address of rank 0's host" in said
+        "resolve within 1 s\nremedy: set MASTER_ADDR on this rank to a name or an IPv4 address of rank 0's host"
+        in output
     )
     assert {name: (pytester.path / name).read_text() for name in REPORTS} == dict.fromkeys(REPORTS, "of rank 0")
     assert "did not resolve" in (pytester.path / "r.rank1.xml").read_text()
@@ -144,8 +145,8 @@ def test_a_rank_whose_rank_0_does_not_resolve_says_so_and_keeps_the_reports_of_r
 
 def test_a_peer_that_leaves_starts_no_worker_and_ends_all() -> None:
     """Rank 0 asked for a worker while rank 1 left: once in seven, RuntimeError (dictionary changed size …)."""
-    said: list[dict[str, Any]] = []
-    server = PeerServer(supervisor(), 1, said.append, lambda: None, {}, {})
+    sent: list[dict[str, Any]] = []
+    server = PeerServer(supervisor(), 1, sent.append, lambda: None, {}, {})
 
     class AskedMeanwhile:
         """A worker's process at whose end rank 0 asks for one more. A double, because the moment is too short."""
@@ -163,15 +164,15 @@ def test_a_peer_that_leaves_starts_no_worker_and_ends_all() -> None:
     server._processes[1] = cast(Any, first)
     server.close()
     assert first.killed
-    assert said == [{"answer": 7, "error": "rank 1 is leaving, and starts no worker", "remedy": ""}]
+    assert sent == [{"answer": 7, "error": "rank 1 is leaving, and starts no worker", "remedy": ""}]
 
 
 def test_of_a_workers_output_rank_0_gets_the_end() -> None:
-    said: list[dict[str, Any]] = []
-    server = PeerServer(supervisor(), 1, said.append, lambda: None, {}, {})
+    sent: list[dict[str, Any]] = []
+    server = PeerServer(supervisor(), 1, sent.append, lambda: None, {}, {})
     server._processes[1] = cast(Any, SimpleNamespace(output=lambda: "first" + "x" * LARGEST_OUTPUT))
     server.receive(PeerRequest("output", 7, {"worker": 1}))
-    [answer] = said
+    [answer] = sent
     assert unpack(answer["result"], most=LARGEST_OUTPUT) == b"x" * LARGEST_OUTPUT
 
 
@@ -198,24 +199,24 @@ def test_rank_0_counts_the_connections_that_its_etcd_refused(tmp_path: Path) -> 
 
 def test_a_rank_says_why_it_waits_and_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pytest_nixl.etcd_servers.rank0.SAID_EVERY", 0.05)
-    said: list[str] = []
+    lines: list[str] = []
     with pytest.raises(EtcdError):
-        wait_for_etcd("http://no-such-host.invalid:2379", 1, {}, waiting=said.append)
-    assert said[0].startswith(
+        wait_for_etcd("http://no-such-host.invalid:2379", 1, {}, waiting=lines.append)
+    assert lines[0].startswith(
         "waiting for the etcd that rank 0 serves at http://no-such-host.invalid:2379; 0 s of 1 s; "
     )
-    assert "last attempt: " in said[0]
-    assert "does not resolve" in said[0]
+    assert "last attempt: " in lines[0]
+    assert "does not resolve" in lines[0]
 
 
 def test_a_rank_says_that_it_waits_for_an_etcd_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pytest_nixl.cluster.membership.SAID_EVERY", 0.2)
-    said: list[str] = []
+    lines: list[str] = []
     [port] = free_ports(1)
     with connect(parse_endpoints(f"http://127.0.0.1:{port}")) as client, pytest.raises(EtcdError, match="refused"):
-        join(client, "nobody", 2, wanted=1, timeout=2, waiting=said.append)
+        join(client, "nobody", 2, wanted=1, timeout=2, waiting=lines.append)
     assert re.fullmatch(
         rf"waiting for the etcd of group 'nobody'; \d s of 2 s; last attempt: etcd at http://127\.0\.0\.1:{port}: "
         "connection refused, nothing listens there",
-        said[0],
+        lines[0],
     )

@@ -29,15 +29,15 @@ def test_last_words_are_the_last_unusual_lines_without_secrets(make_settings: An
         lines = [*(f"line {number}" for number in range(99)), "open sesame, swordfish", "http://u:pw@h:1"]
         first.write_text("\n".join(lines) + "\n" + TABLE * 99)
         second.write_text(TABLE)
-        words = last_words(supervisor(), settings)
+        texts = last_words(supervisor(), settings)
     finally:
         first.unlink()
         second.unlink()
-    assert words[second.name] == ""
-    last = words[first.name].splitlines()
-    assert len(last) == 20
-    assert last[0] == "line 81"
-    assert last[-2:] == ["***, ***", "http://***@h:1"]
+    assert texts[second.name] == ""
+    last_lines = texts[first.name].splitlines()
+    assert len(last_lines) == 20
+    assert last_lines[0] == "line 81"
+    assert last_lines[-2:] == ["***, ***", "http://***@h:1"]
 
 
 def finished(settings: Any, directory: Path, *faults: NixlPluginError) -> FinishedRank:
@@ -52,24 +52,24 @@ def finished(settings: Any, directory: Path, *faults: NixlPluginError) -> Finish
 
 
 def test_the_logs_and_the_verdict_of_a_rank_are_kept_without_secrets(make_settings: Any, tmp_path: Path) -> None:
-    workers, kept = tmp_path / "workers", tmp_path / "kept" / "rank-1"
+    workers, log_dir = tmp_path / "workers", tmp_path / "kept" / "rank-1"
     workers.mkdir()
-    kept.mkdir(parents=True)
-    (kept / "of-the-last-run.log").write_text("old")
+    log_dir.mkdir(parents=True)
+    (log_dir / "of-the-last-run.log").write_text("old")
     (workers / "one.log").write_text("swordfish" + "x" * LARGEST)
     (workers / "two.log").write_bytes(b"open sesame \xff")
     settings = make_settings(group_token="open sesame", etcd_user="bob:swordfish", log_dir=str(tmp_path / "kept"))
     rank = finished(settings, workers, NixlPluginError("swordfish is gone"))
-    assert keep(rank, Ending(1, "NIXL gate: FAIL open sesame", "", {}), []) == kept
-    assert sorted(path.name for path in kept.iterdir()) == ["one.log", "two.log", "verdict.json"]
-    assert (kept / "one.log").read_text() == "x" * LARGEST
-    assert (kept / "two.log").read_text() == "*** \ufffd"
-    verdict = json.loads((kept / "verdict.json").read_text())
+    assert keep(rank, Ending(1, "NIXL gate: FAIL open sesame", "", {}), []) == log_dir
+    assert sorted(path.name for path in log_dir.iterdir()) == ["one.log", "two.log", "verdict.json"]
+    assert (log_dir / "one.log").read_text() == "x" * LARGEST
+    assert (log_dir / "two.log").read_text() == "*** \ufffd"
+    verdict = json.loads((log_dir / "verdict.json").read_text())
     assert (verdict["rank"], verdict["ranks"], verdict["group"], verdict["exit_code"]) == (1, 2, "g", 1)
     assert (verdict["text"], verdict["fault"]) == ("NIXL gate: FAIL ***", "*** is gone")
-    assert keep(rank, Ending(2, "", "open sesame", {}), ["rank 0 is gone"]) == kept
-    assert (kept / "group.txt").read_text() == "rank 0 is gone\n"
-    assert json.loads((kept / "verdict.json").read_text())["text"] == "***"
+    assert keep(rank, Ending(2, "", "open sesame", {}), ["rank 0 is gone"]) == log_dir
+    assert (log_dir / "group.txt").read_text() == "rank 0 is gone\n"
+    assert json.loads((log_dir / "verdict.json").read_text())["text"] == "***"
 
 
 @pytest.mark.parametrize(
@@ -82,10 +82,10 @@ def test_a_rank_that_was_told_no_verdict_has_the_first_line_of_its_end(verdict: 
 
 @pytest.mark.parametrize("name", ["group.txt", "verdict.json.part"])
 def test_a_fifo_among_the_files_is_not_waited_for(make_settings: Any, tmp_path: Path, name: str) -> None:
-    workers, kept = tmp_path / "workers", tmp_path / "kept" / "rank-1"
+    workers, log_dir = tmp_path / "workers", tmp_path / "kept" / "rank-1"
     workers.mkdir()
-    kept.mkdir(parents=True)
-    os.mkfifo(kept / name)
+    log_dir.mkdir(parents=True)
+    os.mkfifo(log_dir / name)
     rank = finished(make_settings(log_dir=str(tmp_path / "kept")), workers)
     with pytest.raises(NixlPluginError, match=rf"rank-1 could not be written: .*/{name} is a FIFO"):
         keep(rank, Ending(1, "", "", {}), ["rank 0 is gone"])

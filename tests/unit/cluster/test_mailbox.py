@@ -19,7 +19,7 @@ from pytest_nixl.etcd.client import connect
 
 SIZE = 4
 #: Messages to each rank, from as many threads.
-EACH = 25
+MESSAGES = 25
 
 
 @pytest.fixture(scope="module")
@@ -31,12 +31,12 @@ def etcd() -> Iterator[Etcd]:
 @pytest.fixture(params=["", "t"], ids=["open", "sealed"])
 def group(etcd: Etcd, request: pytest.FixtureRequest) -> Iterator[RankGroup]:
     """A group that has joined, and leaves."""
-    with rank_group(etcd.url, SIZE, request.param) as made:
-        made.join()
-        made.barrier()
-        made.count_again()
-        yield made
-        made.leave()
+    with rank_group(etcd.url, SIZE, request.param) as members:
+        members.join()
+        members.barrier()
+        members.count_again()
+        yield members
+        members.leave()
 
 
 @contextmanager
@@ -87,25 +87,29 @@ def test_each_rank_reads_the_messages_of_many_threads_in_order_and_once(etcd: Et
 
         def send(rank: int) -> None:
             start.wait(60)
-            for number in range(EACH):
+            for number in range(MESSAGES):
                 box.send(rank, line(number))
 
         def send_to_all() -> None:
             start.wait(60)
-            for number in range(EACH):
-                box.send_each({rank: line(EACH + number) for rank in range(1, SIZE)})
+            for number in range(MESSAGES):
+                box.send_each({rank: line(MESSAGES + number) for rank in range(1, SIZE)})
 
-        for each in [*(pool.submit(send, rank) for rank in range(1, SIZE)), pool.submit(send_to_all)]:
-            each.result(120)
-        wait_until(lambda: all(len(found) == 2 * EACH for found in read.values()), 60, f"all messages: {read}")
+        for future in [*(pool.submit(send, rank) for rank in range(1, SIZE)), pool.submit(send_to_all)]:
+            future.result(120)
+        wait_until(
+            lambda: all(len(messages) == 2 * MESSAGES for messages in read.values()), 60, f"all messages: {read}"
+        )
         with connect([etcd.endpoint], timeout=60) as client:
             mail = f"{group.members[0].root}mail/"
-            kept = [f"{mail}{rank:06d}/" for rank in read]
-            wait_until(lambda: all(len(client.get_prefix(each)) < TOGETHER for each in kept), 60, "most to be deleted")
-    for found in read.values():
-        numbers = [message.worker for message in found if isinstance(message, WorkerLine)]
-        assert [number for number in numbers if number < EACH] == list(range(EACH))
-        assert [number for number in numbers if number >= EACH] == list(range(EACH, 2 * EACH))
+            prefixes = [f"{mail}{rank:06d}/" for rank in read]
+            wait_until(
+                lambda: all(len(client.get_prefix(future)) < TOGETHER for future in prefixes), 60, "most to be deleted"
+            )
+    for messages in read.values():
+        numbers = [message.worker for message in messages if isinstance(message, WorkerLine)]
+        assert [number for number in numbers if number < MESSAGES] == list(range(MESSAGES))
+        assert [number for number in numbers if number >= MESSAGES] == list(range(MESSAGES, 2 * MESSAGES))
 
 
 def test_a_request_that_etcd_refuses_fails_the_messages_in_it_and_no_others(etcd: Etcd, group: RankGroup) -> None:

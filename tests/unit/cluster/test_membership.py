@@ -75,24 +75,24 @@ def group(etcd: Etcd, pool: ThreadPoolExecutor, name: str, size: int) -> Iterato
     with ExitStack() as stack:
         clients = [stack.enter_context(connect([etcd.endpoint], timeout=SECONDS)) for _ in range(size)]
         joining = [
-            pool.submit(join, one, name, size, ttl=TTL, timeout=SECONDS, host=f"host-{n}")
-            for n, one in enumerate(clients)
+            pool.submit(join, client, name, size, ttl=TTL, timeout=SECONDS, host=f"host-{n}")
+            for n, client in enumerate(clients)
         ]
-        members = sorted((stack.enter_context(one.result()) for one in joining), key=lambda member: member.rank)
+        members = sorted((stack.enter_context(client.result()) for client in joining), key=lambda member: member.rank)
         yield members
 
 
 @contextmanager
 def claiming(
-    etcd: Etcd, pool: ThreadPoolExecutor, name: str, wanted: list[int | None], **options: Any
+    etcd: Etcd, pool: ThreadPoolExecutor, name: str, requested: list[int | None], **options: Any
 ) -> Iterator[list[Future[Membership]]]:
     """Let one process join for each rank in ``wanted``, each from its own host unless the options say otherwise."""
-    options = {"size": len(wanted), "ttl": TTL, "timeout": SECONDS, **options}
+    options = {"size": len(requested), "ttl": TTL, "timeout": SECONDS, **options}
     with ExitStack() as stack:
         joining = []
-        for number, rank in enumerate(wanted):
-            one = stack.enter_context(connect([etcd.endpoint], timeout=SECONDS))
-            joining.append(pool.submit(join, one, name, wanted=rank, **{"host": f"host-{number}", **options}))
+        for number, rank in enumerate(requested):
+            client = stack.enter_context(connect([etcd.endpoint], timeout=SECONDS))
+            joining.append(pool.submit(join, client, name, wanted=rank, **{"host": f"host-{number}", **options}))
         try:
             yield joining
         finally:
@@ -102,19 +102,19 @@ def claiming(
 
 
 def all_done(work: list[Future[None]]) -> None:
-    for one in work:
-        one.result(90)
+    for future in work:
+        future.result(90)
 
 
 def test_every_member_gets_a_rank_and_the_same_roster(client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor) -> None:
     with group(etcd, pool, "g", 5) as members:
         assert [member.rank for member in members] == [0, 1, 2, 3, 4]
-        [known] = {member.members for member in members}
-        assert [member.rank for member in known] == [0, 1, 2, 3, 4]
-        assert {member.host for member in known} == {f"host-{number}" for number in range(5)}
+        [roster] = {member.members for member in members}
+        assert [member.rank for member in roster] == [0, 1, 2, 3, 4]
+        assert {member.host for member in roster} == {f"host-{number}" for number in range(5)}
         assert {member.size for member in members} == {5}
         created = [item.key.rsplit("/", 1)[1] for item in client.by_creation("/pytest-nixl/groups/g/members/")]
-        assert created == [member.token for member in known], "ranks are in order of create revision"
+        assert created == [member.token for member in roster], "ranks are in order of create revision"
 
 
 def test_a_group_of_one_rank(client: EtcdClient) -> None:
@@ -135,19 +135,23 @@ def test_number_of_requests_does_not_grow_with_the_group(
     of_a_barrier: int,
 ) -> None:
     with EtcdProxy(etcd.url) as path, ExitStack() as stack:
-        ways = [path.client() for _ in range(size)]
-        clients = [stack.enter_context(connect(parse_endpoints(way.endpoint), timeout=SECONDS)) for way in ways]
+        proxies = [path.client() for _ in range(size)]
+        clients = [
+            stack.enter_context(connect(parse_endpoints(proxied.endpoint), timeout=SECONDS)) for proxied in proxies
+        ]
         ranks = [None if number % 2 else number for number in range(size)]
         joining = [
-            pool.submit(join, one, "few", size, ttl=300, timeout=60, wanted=rank, token=token)
-            for one, rank in zip(clients, ranks, strict=True)
+            pool.submit(join, future, "few", size, ttl=300, timeout=60, wanted=rank, token=token)
+            for future, rank in zip(clients, ranks, strict=True)
         ]
-        members = [stack.enter_context(one.result()) for one in joining]
-        assert all(len(way.requests) <= of_joining for way in ways), path.describe()
+        members = [stack.enter_context(future.result()) for future in joining]
+        assert all(len(proxied.requests) <= of_joining for proxied in proxies), path.describe()
         for _ in range(3):
-            before = [len(way.requests) for way in ways]
+            before = [len(proxied.requests) for proxied in proxies]
             all_done([pool.submit(member.barrier, 60) for member in members])
-            assert all(len(way.requests) - count <= of_a_barrier for way, count in zip(ways, before, strict=True))
+            assert all(
+                len(proxied.requests) - count <= of_a_barrier for proxied, count in zip(proxies, before, strict=True)
+            )
 
 
 def test_a_barrier_waits_for_the_last_rank(client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor) -> None:
@@ -157,7 +161,7 @@ def test_a_barrier_waits_for_the_last_rank(client: EtcdClient, etcd: Etcd, pool:
             early = [pool.submit(member.barrier, SECONDS) for member in members if member is not late]
             arrived = f"/pytest-nixl/groups/wait/arrived/{turn + 1:06d}/"
             wait_until(partial(_has, client, arrived, 2), "two at the barrier", seconds=60)
-            assert not any(one.done() for one in early)
+            assert not any(future.done() for future in early)
             late.barrier(SECONDS)
             all_done(early)
 
@@ -179,9 +183,9 @@ def test_every_member_learns_of_a_member_that_dies_after_the_start(
         all_done([pool.submit(member.barrier, 60) for member in members])
         waiting = [pool.submit(member.barrier, SECONDS) for member in members[:2]]
         members[2].lease.revoke()  # as etcd does when a lease expires
-        for one in waiting:
+        for future in waiting:
             with pytest.raises(MemberLostError, match=f"group 'lost' .*{_pattern(members[2])}: "):
-                one.result(SECONDS)
+                future.result(SECONDS)
         with pytest.raises(LeaseLostError, match=rf"group 'lost' \(rank 2, host-\d, pid {os.getpid()}\)"):
             members[2].barrier(SECONDS)
 
@@ -266,10 +270,10 @@ class TestRefused:
             all_done([pool.submit(member.barrier, 60) for member in members])
             with pytest.raises(JoinRefusedError) as caught:
                 join(other, "full", 2, timeout=SOON)
-            there = ", ".join(map(str, members[0].members))
+            names = ", ".join(map(str, members[0].members))
             assert caught.value.reason.startswith("group 'full' ")
             assert "already started" in caught.value.reason
-            assert caught.value.reason.endswith(there)
+            assert caught.value.reason.endswith(names)
             with pytest.raises(JoinRefusedError, match=r"group 'full' .* 2 ranks, .*=3"):
                 join(other, "full", 3, timeout=SOON)
             all_done([pool.submit(member.barrier, 60) for member in members])
@@ -278,9 +282,9 @@ class TestRefused:
     def test_one_process_too_many(self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor) -> None:
         with ExitStack() as stack:
             clients = [stack.enter_context(connect([etcd.endpoint], timeout=SECONDS)) for _ in range(4)]
-            joining = [pool.submit(join, one, "many", 3, ttl=SHORT, timeout=60) for one in clients]
-            errors = [error for one in joining if (error := one.exception(60)) is not None]
-            members = [stack.enter_context(one.result()) for one in joining if one.exception() is None]
+            joining = [pool.submit(join, joiner, "many", 3, ttl=SHORT, timeout=60) for joiner in clients]
+            errors = [error for joiner in joining if (error := joiner.exception(60)) is not None]
+            members = [stack.enter_context(joiner.result()) for joiner in joining if joiner.exception() is None]
             assert [type(error) for error in errors] == [JoinRefusedError]
             assert sorted(member.rank for member in members) == [0, 1, 2]
             assert str(errors[0]).startswith("group 'many' ")
@@ -326,8 +330,8 @@ class TestRequestedRanks:
         with claiming(etcd, pool, "kept", [2, 0, 3, 1]) as claims:
             members = [registration.result(SECONDS) for registration in claims]
             assert [member.rank for member in members] == [2, 0, 3, 1]
-            [known] = {member.members for member in members}
-            assert [(member.rank, member.host) for member in known] == [
+            [roster] = {member.members for member in members}
+            assert [(member.rank, member.host) for member in roster] == [
                 (0, "host-1"), (1, "host-3"), (2, "host-0"), (3, "host-2"),
             ]  # fmt: skip
             all_done([pool.submit(member.barrier, 60) for member in members])
@@ -339,8 +343,10 @@ class TestRequestedRanks:
             members = [registration.result(SECONDS) for registration in claims]
             assert (members[1].rank, members[3].rank) == (2, 0)
             created = [item.key.rsplit("/", 1)[1] for item in client.by_creation(f"{members[0].root}members/")]
-            others = {member.members[member.rank].token: member.rank for member in (members[0], members[2], members[4])}
-            assert [others[token] for token in created if token in others] == [1, 3, 4]
+            free_ranks = {
+                member.members[member.rank].token: member.rank for member in (members[0], members[2], members[4])
+            }
+            assert [free_ranks[token] for token in created if token in free_ranks] == [1, 3, 4]
 
     def test_a_rank_requested_twice_is_refused_and_the_next_start_succeeds(
         self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
@@ -349,9 +355,9 @@ class TestRequestedRanks:
             errors = [registration.exception(SECONDS) for registration in claims]
         assert [type(error) for error in errors] == [JoinRefusedError] * 3
         [sentence] = {error.reason for error in errors if isinstance(error, JoinRefusedError)}
-        one, other = (f"host-{number} (pid {os.getpid()})" for number in (0, 1))
+        first, other = (f"host-{number} (pid {os.getpid()})" for number in (0, 1))
         assert sentence.startswith("group 'twice' cannot start: rank 0 ")
-        assert sentence.endswith((f"twice, by {one} and {other}", f"twice, by {other} and {one}"))
+        assert sentence.endswith((f"twice, by {first} and {other}", f"twice, by {other} and {first}"))
         assert "--nixl-rank" in str(errors[0])
         assert client.get_prefix("/pytest-nixl/") == {}
         with claiming(etcd, pool, "twice", [0, 2, 1]) as claims:
@@ -424,9 +430,9 @@ class TestRequestedRanks:
         """The lost answer is that to the registration, to the read, or to the write of the refusal."""
         with EtcdProxy(etcd.url) as path, claiming(etcd, pool, "answer", [1], size=2) as [other]:
             wait_until(partial(_has, client, "/pytest-nixl/groups/answer/members/", 1), "the other", seconds=60)
-            way = path.client()
-            way.lose_answer(lambda request: request.method == "Txn", nth=nth)
-            with connect(parse_endpoints(way.endpoint), timeout=SECONDS) as losing:
+            proxied = path.client()
+            proxied.lose_answer(lambda request: request.method == "Txn", nth=nth)
+            with connect(parse_endpoints(proxied.endpoint), timeout=SECONDS) as losing:
                 with pytest.raises(JoinRefusedError, match=r"group 'answer' cannot start: rank 1 .* host-0") as caught:
                     join(losing, "answer", 2, ttl=TTL, timeout=SECONDS, wanted=1, host="host-1")
             error = other.exception(SECONDS)
@@ -471,11 +477,11 @@ class TestRequestedRanks:
             join(client, "earlier", 1, ttl=TTL, timeout=SOON)
         assert caught.value.reason == "group 'earlier' cannot start: why"
         with EtcdProxy(etcd.url) as path:
-            way = path.client()
-            with connect(parse_endpoints(way.endpoint), timeout=SECONDS) as late:
+            proxied = path.client()
+            with connect(parse_endpoints(proxied.endpoint), timeout=SECONDS) as late:
                 registration = pool.submit(join, late, "earlier", 1, ttl=TTL, timeout=SECONDS)
                 path.wait(
-                    lambda: any(request.method == "Watch" for request in way.requests), "it waits", seconds=SECONDS
+                    lambda: any(request.method == "Watch" for request in proxied.requests), "it waits", seconds=SECONDS
                 )
                 client.delete(f"{root}members/slow")
                 with registration.result(SECONDS) as member:
@@ -491,14 +497,14 @@ class TestToken:
                 stack.enter_context(claiming(etcd, pool, "same", [None, None], token=token)) for token in ("", "a", "b")
             ]
             members = [[registration.result(SECONDS) for registration in claims] for claims in groups]
-            roots = [{member.root for member in each} for each in members]
+            roots = [{member.root for member in group_members} for group_members in members]
             assert [len(root) for root in roots] == [1, 1, 1]
             assert len(set.union(*roots)) == 3
-            assert {member.group for each in members for member in each} == {"same"}
-            for each in members:
-                assert sorted(member.rank for member in each) == [0, 1]
-                assert {one.token for member in each for one in member.members} == {
-                    key.rsplit("/", 1)[1] for key in client.get_prefix(f"{each[0].root}members/")
+            assert {member.group for group_members in members for member in group_members} == {"same"}
+            for group_members in members:
+                assert sorted(member.rank for member in group_members) == [0, 1]
+                assert {peer.token for member in group_members for peer in member.members} == {
+                    key.rsplit("/", 1)[1] for key in client.get_prefix(f"{group_members[0].root}members/")
                 }
 
     def test_the_prefix_of_the_keys_depends_on_the_token(self) -> None:
@@ -514,8 +520,8 @@ class TestToken:
     ) -> None:
         with ExitStack() as stack:
             # Not counted: a group of another name, and a group that has started.
-            others = (("near", [None, None], "b"), ("nearby", [None], "b"), ("near", [None], "c"))
-            for name, ranks, other in others:
+            late_groups = (("near", [None, None], "b"), ("nearby", [None], "b"), ("near", [None], "c"))
+            for name, ranks, other in late_groups:
                 size = 1 if other == "c" else len(ranks) + 1
                 stack.enter_context(claiming(etcd, pool, name, [*ranks], token=other, size=size))
                 members = f"{group_root(PREFIX, name, other)}members/"
@@ -546,44 +552,44 @@ class TestWaiting:
 
     @pytest.mark.usefixtures("often")
     def test_missing_ranks_are_named(self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor) -> None:
-        said: list[str] = []
+        messages: list[str] = []
         with ExitStack() as stack:
-            claims = stack.enter_context(claiming(etcd, pool, "say", [0], size=3, waiting=said.append))
-            _wait_for(said, "waiting for ranks 1, 2 of group 'say' (1 of 3 ")
+            claims = stack.enter_context(claiming(etcd, pool, "say", [0], size=3, waiting=messages.append))
+            _wait_for(messages, "waiting for ranks 1, 2 of group 'say' (1 of 3 ")
             claims += stack.enter_context(claiming(etcd, pool, "say", [1], size=3))
-            _wait_for(said, "waiting for rank 2 of group 'say' (2 of 3 ")
+            _wait_for(messages, "waiting for rank 2 of group 'say' (2 of 3 ")
             claims += stack.enter_context(claiming(etcd, pool, "say", [2], size=3))
             assert [registration.result(SECONDS).rank for registration in claims] == [0, 1, 2]
 
     @pytest.mark.usefixtures("often")
-    @pytest.mark.parametrize(("wanted", "named"), [(0, "rank 0"), (None, "a rank")])
+    @pytest.mark.parametrize(("requested", "named"), [(0, "rank 0"), (None, "a rank")])
     def test_a_rank_that_is_killed_before_the_start_is_named(
-        self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor, wanted: int | None, named: str
+        self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor, requested: int | None, named: str
     ) -> None:
-        said: list[str] = []
+        messages: list[str] = []
         killed = f"{group_root(PREFIX, 'say')}members/killed"
         with ExitStack() as stack:
             # What a rank leaves that was killed: a key whose lease ends later.
-            client.put(killed, Candidate("killed", "node-0", 7131, 3, wanted).value)
-            late = stack.enter_context(claiming(etcd, pool, "say", [None], size=3, waiting=said.append))
-            _wait_for(said, "waiting for 1 of 3 ranks of group 'say'; arrived: ")
+            client.put(killed, Candidate("killed", "node-0", 7131, 3, requested).value)
+            late = stack.enter_context(claiming(etcd, pool, "say", [None], size=3, waiting=messages.append))
+            _wait_for(messages, "waiting for 1 of 3 ranks of group 'say'; arrived: ")
             client.delete(killed)
-            _wait_for(said, "waiting for 2 of 3 ", f"; registered, and is gone again: {named} on node-0 (pid 7131)")
+            _wait_for(messages, "waiting for 2 of 3 ", f"; registered, and is gone again: {named} on node-0 (pid 7131)")
             assert not late[0].done()
             late += stack.enter_context(claiming(etcd, pool, "say", [None, None], size=3))
-            assert sorted(each.result(SECONDS).rank for each in late) == [0, 1, 2]
+            assert sorted(future.result(SECONDS).rank for future in late) == [0, 1, 2]
 
     @pytest.mark.usefixtures("often")
     def test_processes_are_named_if_their_ranks_are_not_known(
         self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
     ) -> None:
-        said: list[str] = []
+        messages: list[str] = []
         with ExitStack() as stack:
-            claims = stack.enter_context(claiming(etcd, pool, "say", [1], size=3, waiting=said.append, host="a"))
-            _wait_for(said, "waiting for ranks 0, 2 of group 'say' (1 of 3 ")
+            claims = stack.enter_context(claiming(etcd, pool, "say", [1], size=3, waiting=messages.append, host="a"))
+            _wait_for(messages, "waiting for ranks 0, 2 of group 'say' (1 of 3 ")
             claims += stack.enter_context(claiming(etcd, pool, "say", [None], size=3, host="b"))
             pid = os.getpid()
-            _wait_for(said, "waiting for 1 of 3 ranks of group 'say'", f": a (pid {pid}), b (pid {pid})")
+            _wait_for(messages, "waiting for 1 of 3 ranks of group 'say'", f": a (pid {pid}), b (pid {pid})")
             claims += stack.enter_context(claiming(etcd, pool, "say", [2], size=3))
             assert [registration.result(SECONDS).rank for registration in claims] == [1, 0, 2]
 
@@ -591,10 +597,10 @@ class TestWaiting:
     def test_missing_ranks_at_a_barrier_are_named(
         self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
     ) -> None:
-        said: list[str] = []
+        messages: list[str] = []
         with group(etcd, pool, "say", 2) as members:
-            waiting = pool.submit(members[0].barrier, SECONDS, said.append)
-            _wait_for(said, f"waiting at barrier 1 of group 'say' for {members[0].members[1]}")
+            waiting = pool.submit(members[0].barrier, SECONDS, messages.append)
+            _wait_for(messages, f"waiting at barrier 1 of group 'say' for {members[0].members[1]}")
             members[1].barrier(SECONDS)
             waiting.result(SECONDS)
 
@@ -602,31 +608,34 @@ class TestWaiting:
     def test_the_wait_survives_an_etcd_that_does_not_answer(
         self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
     ) -> None:
-        said: list[str] = []
+        messages: list[str] = []
         with EtcdProxy(etcd.url) as path:
-            way = path.client()
-            with connect(parse_endpoints(way.endpoint), timeout=SECONDS) as through:
-                registration = pool.submit(join, through, "say", 2, ttl=30, timeout=SECONDS, waiting=said.append)
-                wait_until(lambda: said, "a sentence", seconds=60)
-                way.cut()
-                before = len(said)
+            proxied = path.client()
+            with connect(parse_endpoints(proxied.endpoint), timeout=SECONDS) as through:
+                registration = pool.submit(join, through, "say", 2, ttl=30, timeout=SECONDS, waiting=messages.append)
+                wait_until(lambda: messages, "a sentence", seconds=60)
+                proxied.cut()
+                before = len(messages)
                 assert wait([registration], timeout=0.5).not_done, (
                     "a sentence that cannot be built does not end the wait"
                 )
-                way.restore()
-                wait_until(lambda: len(said) > before + 1, "another one", seconds=60)
+                proxied.restore()
+                wait_until(lambda: len(messages) > before + 1, "another one", seconds=60)
                 with claiming(etcd, pool, "say", [None], size=2) as [other], registration.result(SECONDS) as member:
                     assert {member.rank, other.result(SECONDS).rank} == {0, 1}
 
     @pytest.mark.long
     def test_no_sentence_and_no_request_in_the_first_seconds(self, client: EtcdClient, etcd: Etcd) -> None:
-        said: list[str] = []
+        messages: list[str] = []
         with EtcdProxy(etcd.url) as path:
-            way = path.client()
-            with connect(parse_endpoints(way.endpoint), timeout=SECONDS) as through, pytest.raises(MissingRanksError):
-                join(through, "say", 2, ttl=TTL, timeout=2, waiting=said.append)
-            methods = [request.method for request in way.requests]
-        assert said == []
+            proxied = path.client()
+            with (
+                connect(parse_endpoints(proxied.endpoint), timeout=SECONDS) as through,
+                pytest.raises(MissingRanksError),
+            ):
+                join(through, "say", 2, ttl=TTL, timeout=2, waiting=messages.append)
+            methods = [request.method for request in proxied.requests]
+        assert messages == []
         # After the timeout: who arrived, which groups have the same name, and the end of the registration.
         assert methods[:3] == ["LeaseGrant", "Txn", "Watch"]
         assert methods[3:] == ["Txn", "Txn", "LeaseRevoke", "Txn"]
@@ -634,23 +643,23 @@ class TestWaiting:
 
 class TestWords:
     def test_long_lists_are_shortened(self) -> None:
-        some = [Candidate("t", f"h{number}", number, 99) for number in range(10)]
+        candidates = [Candidate("t", f"h{number}", number, 99) for number in range(10)]
         names = ", ".join(f"h{number} (pid {number})" for number in range(8))
-        assert who_is_missing(some, "g", 99) == f"89 of 99 ranks of group 'g'; arrived: {names} and 2 more"
+        assert who_is_missing(candidates, "g", 99) == f"89 of 99 ranks of group 'g'; arrived: {names} and 2 more"
         assert who_is_missing([Candidate("t", "h", 1, 99, 0)], "g", 99) == (
             "ranks 1, 2, 3, 4, 5, 6, 7, 8 and 90 more of group 'g' (1 of 99 arrived)"
         )
         assert who_is_missing([], "g", 2) == "2 of 2 ranks of group 'g'; arrived: none"
 
     def test_conflicts_are_named_before_all_ranks_arrive(self) -> None:
-        some = [Candidate("t", f"h{number}", 1, 3, 1) for number in range(2)]
-        assert who_is_missing(some, "g", 3) == (
+        candidates = [Candidate("t", f"h{number}", 1, 3, 1) for number in range(2)]
+        assert who_is_missing(candidates, "g", 3) == (
             "ranks 0, 2 of group 'g' (2 of 3 arrived); rank 1 is requested twice, by h0 (pid 1) and h1 (pid 1)"
         )
 
     def test_all_ranks_arrived_but_there_is_no_roster_yet(self) -> None:
-        some = [Candidate("t", "h", number, 2) for number in range(2)]
-        assert who_is_missing(some, "g", 2) == "the start of group 'g' (2 of 2 arrived)"
+        candidates = [Candidate("t", "h", number, 2) for number in range(2)]
+        assert who_is_missing(candidates, "g", 2) == "the start of group 'g' (2 of 2 arrived)"
 
     def test_conflicts_name_ranks_and_processes(self) -> None:
         three = [Candidate("t", f"h{number}", 1, 4, 0) for number in range(3)]
@@ -669,13 +678,13 @@ class TestWords:
         assert more.startswith("2 more")
 
     def test_only_conflicts_within_one_host_may_settle(self) -> None:
-        one, same, other = (Candidate("t", host, 1, 3, 0) for host in ("a", "a", "b"))
+        first, same, other = (Candidate("t", host, 1, 3, 0) for host in ("a", "a", "b"))
         free, large = Candidate("t", "a", 1, 3), Candidate("t", "a", 1, 3, 3)
-        assert may_settle([one, same, free], 3)
+        assert may_settle([first, same, free], 3)
         # Of these ranks in conflict one is requested by processes of one host, and one by those of two.
-        two = [one, same, *(Candidate("t", host, 1, 4, 1) for host in ("a", "b"))]
-        for some in ([one, other, free], [one, same, other], [one, same, large], [one, free, free], two):
-            assert not may_settle(some, 3)
+        two = [first, same, *(Candidate("t", host, 1, 4, 1) for host in ("a", "b"))]
+        for candidates in ([first, other, free], [first, same, other], [first, same, large], [first, free, free], two):
+            assert not may_settle(candidates, 3)
 
     def test_a_run_of_one_rank_measures_between_itself_and_a_second_process(self) -> None:
         assert (ALONE.ranks, ALONE.rank, ALONE.pairs, ALONE.several) == (1, None, ((0, 1),), False)
@@ -688,8 +697,8 @@ class TestLeases:
 
     @pytest.mark.parametrize(("ttl", "longer"), [(2, 20), (6, 60), (359, 3590), (361, 3600)])
     def test_a_lost_lease_names_one_ten_times_as_long(self, ttl: int, longer: int) -> None:
-        words = f"if its host is busy with other work, give every rank --nixl-lease={longer}s; "
-        assert longer_lease(ttl, "its host") == words
+        remedy = f"if its host is busy with other work, give every rank --nixl-lease={longer}s; "
+        assert longer_lease(ttl, "its host") == remedy
         assert next(item for item in OPTIONS if item.field == "lease").parse(f"{longer}s") == longer
 
     def test_the_longest_lease_has_no_longer_one(self) -> None:
@@ -698,13 +707,13 @@ class TestLeases:
     @pytest.mark.long
     def test_a_lease_is_refreshed(self, client: EtcdClient) -> None:
         with join(client, "kept", 1, ttl=12) as member:
-            seen: list[int] = []
+            seconds_left: list[int] = []
 
             def refreshed() -> bool:
-                left = client.time_to_live(member.lease.id)
-                assert left is not None
-                seen.append(left[0])
-                return left[0] > min(seen)
+                seconds = client.time_to_live(member.lease.id)
+                assert seconds is not None
+                seconds_left.append(seconds[0])
+                return seconds[0] > min(seconds_left)
 
             wait_until(refreshed, "more time than was left before", seconds=60)
             assert _lives(client, member)
@@ -714,10 +723,10 @@ class TestLeases:
     def test_a_member_stops_before_etcd_ends_its_lease(self, client: EtcdClient, etcd: Etcd) -> None:
         """The member's clock starts when the request is sent, so that its lease expires there first."""
         with EtcdProxy(etcd.url) as path:
-            way = path.client()
-            with connect(parse_endpoints(way.endpoint), timeout=1) as cut_off:
+            proxied = path.client()
+            with connect(parse_endpoints(proxied.endpoint), timeout=1) as cut_off:
                 member = join(cut_off, "lost", 1, ttl=2)
-                way.cut()
+                proxied.cut()
 
                 def lost() -> bool:
                     # Asked first: on a busy machine the lease may end between the two.
@@ -793,10 +802,10 @@ class TestLeases:
         monkeypatch.setattr(membership, "LATE", 0.0)
         failed: list[object] = []
         monkeypatch.setattr(threading, "excepthook", failed.append)
-        asked, answered = threading.Event(), threading.Event()
+        requested, answered = threading.Event(), threading.Event()
 
         def refresh(lease: Lease) -> int:
-            asked.set()
+            requested.set()
             answered.wait(SECONDS)
             return lease.ttl
 
@@ -804,7 +813,7 @@ class TestLeases:
         before = set(threading.enumerate())
         member = join(client, "slow", 1, ttl=2)
         [thread] = set(threading.enumerate()) - before
-        assert asked.wait(SECONDS)
+        assert requested.wait(SECONDS)
         member.leave()
         answered.set()
         thread.join(SECONDS)
@@ -820,19 +829,19 @@ class TestLeases:
 class TestWatch:
     def test_nothing_is_missed_when_the_connection_breaks(self, client: EtcdClient, etcd: Etcd) -> None:
         with EtcdProxy(etcd.url) as path:
-            way = path.client()
-            with connect(parse_endpoints(way.endpoint), timeout=SECONDS) as watching:
+            proxied = path.client()
+            with connect(parse_endpoints(proxied.endpoint), timeout=SECONDS) as watching:
                 revision = int(client.status()["header"]["revision"])
                 client.put("/w/0", b"")
-                seen = []
+                events = []
                 for event in watching.watch(Watched("/w/", revision + 1, prefix=True), seconds=SECONDS):
-                    seen.append((event.item.key, event.deleted))
-                    if len(seen) == 5:
+                    events.append((event.item.key, event.deleted))
+                    if len(events) == 5:
                         break
-                    way.cut()
-                    client.put(f"/w/{len(seen)}", b"")
-                    way.restore()
-        assert seen == [(f"/w/{number}", False) for number in range(5)]
+                    proxied.cut()
+                    client.put(f"/w/{len(events)}", b"")
+                    proxied.restore()
+        assert events == [(f"/w/{number}", False) for number in range(5)]
         client.delete_prefix("/w/")
 
     def test_a_watch_for_deletions_reports_nothing_else(self, client: EtcdClient) -> None:
@@ -852,13 +861,13 @@ class TestWatch:
         client.delete("/c")
 
 
-def _wait_for(said: list[str], start: str, end: str = "") -> None:
-    def found() -> bool:
+def _wait_for(messages: list[str], start: str, end: str = "") -> None:
+    def has_line() -> bool:
         # Each sentence ends with the time so far and its limit.
-        whole = [re.fullmatch(r"(.*); \d+ s of \d+ s", sentence) for sentence in said]
-        return any(each is not None and each[1].startswith(start) and each[1].endswith(end) for each in whole)
+        whole = [re.fullmatch(r"(.*); \d+ s of \d+ s", sentence) for sentence in messages]
+        return any(line is not None and line[1].startswith(start) and line[1].endswith(end) for line in whole)
 
-    wait_until(found, f"{start!r} … {end!r}", seconds=60, remedy=lambda: f"said was {said[-3:]}")
+    wait_until(has_line, f"{start!r} … {end!r}", seconds=60, remedy=lambda: f"said was {messages[-3:]}")
 
 
 def _has(client: EtcdClient, prefix: str, count: int) -> bool:

@@ -24,7 +24,7 @@ FIGURE = {
     "check": "c", "name": "n", "labels": {"a": "b"}, "value": 1.5, "unit": "s", "at_most": None, "at_least": 0.5,
     "verdict": "PASS",
 }  # fmt: skip
-TOLD = {
+FULL = {
     "verdict": "PASS", "gate": True, "warnings": 1, "interrupted": "", "checks": {"PASS": 3}, "rows": 2, "failing": [],
     "known_limits": [], "failing_left_out": 0, "figures": [FIGURE],
 }  # fmt: skip
@@ -74,7 +74,7 @@ def test_a_message_beyond_its_limits_is_refused(plain: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "accepted", "refused"),
+    ("command", "accepted", "refused"),
     [
         ("start", [{}, {"worker": NUMBER}, {"environment": {}}, {"role": "a_1"}],
          [{"worker": -1}, {"worker": NUMBER + 1}, {"role": "Agent"}, {"environment": {"A": 1}},
@@ -84,26 +84,26 @@ def test_a_message_beyond_its_limits_is_refused(plain: Any) -> None:
         ("output", [{"worker": 0}], [{"worker": None}, {}]),
         ("signal", [{"worker": 0, "signal": 1}, {"worker": 0, "signal": 64}],
          [{"worker": 0, "signal": 0}, {"worker": 0, "signal": 65}, {"worker": 0, "signal": 1.5}, {"signal": 9}]),
-        ("end", [{}, {"code": 255}, {"told": TOLD}, {"told": {**TOLD, "failing": [FAILING] * 1024}},
-                 {"told": {**TOLD, "known_limits": ["x" * 256] * 1024}}, {"told": {**TOLD, "figures": [FIGURE] * 1000}},
-                 {"told": {**TOLD, "figures": [{**FIGURE, "value": 1e300, "at_most": -1e300}]}},
-                 {"told": {**TOLD, "figures": [{**FIGURE, "check": "x" * 256, "unit": "u" * 64}]}},
-                 {"told": {**TOLD, "figures": [{**FIGURE, "verdict": "v" * 16, "name": "n" * 256}]}},
-                 {"told": {**TOLD, "figures": [{**FIGURE, "labels": {"a": "b" * 256}}]}}],
-         [{"code": -1}, {"code": 256}, {"code": 0.5}, {"verdict": None}, {"told": {**TOLD, "verdict": "x" * 17}},
-          {"told": {**TOLD, "failing": [FAILING] * 1025}}, {"told": {**TOLD, "known_limits": ["x"] * 1025}},
-          {"told": {**TOLD, "known_limits": ["x" * 257]}}, {"told": {**TOLD, "figures": [FIGURE] * 1001}},
-          {"told": {**TOLD, "gate": 1}}, {"told": {**TOLD, "rows": -1}}, {"told": {**TOLD, "checks": {"PASS": "3"}}},
-          {"told": {**TOLD, "failing": [{**FAILING, "row": None}]}}, {"told": {**TOLD, "checks": [3]}},
-          {"told": {**TOLD, "figures": [{**FIGURE, "labels": ["b"]}]}},
-          {"told": {**TOLD, "figures": [{**FIGURE, "labels": {"a": "b" * 257}}]}},
-          {"told": {**TOLD, "figures": [{**FIGURE, "check": "c" * 257}]}},
-          {"told": {**TOLD, "figures": [{**FIGURE, "verdict": "v" * 17}]}},
-          {"told": {**TOLD, "figures": [{**FIGURE, "at_least": "1"}]}},
-          {"told": {**TOLD, "figures": [{**FIGURE, "value": 1e301}]}},
-          {"told": {**TOLD, "figures": [{**FIGURE, "value": None}]}},
-          {"told": {**TOLD, "figures": [{**FIGURE, "unit": "u" * 65}]}},
-          {"told": {**TOLD, "figures": [{**FIGURE, "name": "x" * 257}]}}, {"told": {"verdict": "PASS"}}]),
+        ("end", [{}, {"code": 255}, {"told": FULL}, {"told": {**FULL, "failing": [FAILING] * 1024}},
+                 {"told": {**FULL, "known_limits": ["x" * 256] * 1024}}, {"told": {**FULL, "figures": [FIGURE] * 1000}},
+                 {"told": {**FULL, "figures": [{**FIGURE, "value": 1e300, "at_most": -1e300}]}},
+                 {"told": {**FULL, "figures": [{**FIGURE, "check": "x" * 256, "unit": "u" * 64}]}},
+                 {"told": {**FULL, "figures": [{**FIGURE, "verdict": "v" * 16, "name": "n" * 256}]}},
+                 {"told": {**FULL, "figures": [{**FIGURE, "labels": {"a": "b" * 256}}]}}],
+         [{"code": -1}, {"code": 256}, {"code": 0.5}, {"verdict": None}, {"told": {**FULL, "verdict": "x" * 17}},
+          {"told": {**FULL, "failing": [FAILING] * 1025}}, {"told": {**FULL, "known_limits": ["x"] * 1025}},
+          {"told": {**FULL, "known_limits": ["x" * 257]}}, {"told": {**FULL, "figures": [FIGURE] * 1001}},
+          {"told": {**FULL, "gate": 1}}, {"told": {**FULL, "rows": -1}}, {"told": {**FULL, "checks": {"PASS": "3"}}},
+          {"told": {**FULL, "failing": [{**FAILING, "row": None}]}}, {"told": {**FULL, "checks": [3]}},
+          {"told": {**FULL, "figures": [{**FIGURE, "labels": ["b"]}]}},
+          {"told": {**FULL, "figures": [{**FIGURE, "labels": {"a": "b" * 257}}]}},
+          {"told": {**FULL, "figures": [{**FIGURE, "check": "c" * 257}]}},
+          {"told": {**FULL, "figures": [{**FIGURE, "verdict": "v" * 17}]}},
+          {"told": {**FULL, "figures": [{**FIGURE, "at_least": "1"}]}},
+          {"told": {**FULL, "figures": [{**FIGURE, "value": 1e301}]}},
+          {"told": {**FULL, "figures": [{**FIGURE, "value": None}]}},
+          {"told": {**FULL, "figures": [{**FIGURE, "unit": "u" * 65}]}},
+          {"told": {**FULL, "figures": [{**FIGURE, "name": "x" * 257}]}}, {"told": {"verdict": "PASS"}}]),
         ("command", [{}], [{"more": 1}]),
         ("address", [{}], [{"more": 1}]),
         ("last_words", [{}], [{"more": 1}]),
@@ -116,21 +116,21 @@ def test_a_message_beyond_its_limits_is_refused(plain: Any) -> None:
     ],
 )  # fmt: skip
 def test_the_arguments_of_a_request_have_limits(
-    what: str, accepted: list[dict[str, Any]], refused: list[dict[str, Any]]
+    command: str, accepted: list[dict[str, Any]], refused: list[dict[str, Any]]
 ) -> None:
-    usual: dict[str, Any] = {"start": START, "end": END}.get(what, {})
+    usual: dict[str, Any] = {"start": START, "end": END}.get(command, {})
     for arguments in accepted:
-        check_ask(what, {**usual, **arguments})
+        check_ask(command, {**usual, **arguments})
     for arguments in refused:
         with pytest.raises(StrictError):
-            check_ask(what, {**usual, **arguments})
+            check_ask(command, {**usual, **arguments})
     for name in usual:
         with pytest.raises(StrictError):
-            check_ask(what, {other: value for other, value in usual.items() if other != name})
+            check_ask(command, {other: value for other, value in usual.items() if other != name})
 
 
 @pytest.mark.parametrize(
-    ("what", "accepted", "refused"),
+    ("command", "accepted", "refused"),
     [
         ("start", [0, 1 << 32], [-1, (1 << 32) + 1, None, "1"]),
         ("kill", [None, -128, 0, 255], [-129, 256, 0.5, "0"]),
@@ -146,12 +146,12 @@ def test_the_arguments_of_a_request_have_limits(
         ("last_words", [{}, {"w": "x"}], [{"w": 1}, ["x"]]),
     ],
 )
-def test_the_answer_to_a_request_has_limits(what: str, accepted: list[Any], refused: list[Any]) -> None:
+def test_the_answer_to_a_request_has_limits(command: str, accepted: list[Any], refused: list[Any]) -> None:
     for result in accepted:
-        check_answer(what, result)
+        check_answer(command, result)
     for result in refused:
         with pytest.raises(StrictError):
-            check_answer(what, result)
+            check_answer(command, result)
 
 
 def test_requests_of_tests_are_not_checked() -> None:

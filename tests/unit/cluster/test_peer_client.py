@@ -48,17 +48,17 @@ class DoublePeer:
 
 
 def answering(*results: Any) -> Answer:
-    left = iter(results)
-    return lambda message: PeerAnswer(message["number"], next(left)) if "number" in message else None
+    remaining = iter(results)
+    return lambda message: PeerAnswer(message["number"], next(remaining)) if "number" in message else None
 
 
 def test_an_answer_belongs_to_the_request_of_its_number() -> None:
     peer = DoublePeer(answering("one", "two"))
     assert [peer.client.ask("command"), peer.client.ask("command")] == ["one", "two"]
-    one, other = (message["number"] for message in peer.sent)
-    assert one != other
+    first, other = (message["number"] for message in peer.sent)
+    assert first != other
     # The answer to a request that nobody waits for is dropped, and none is an answer to another request.
-    peer.answer = lambda message: PeerAnswer(one, "late")
+    peer.answer = lambda message: PeerAnswer(first, "late")
     with pytest.raises(PeerLateError, match=r"rank 1 on there did not answer 'command' within 0\.01 s"):
         peer.client.ask("command", within=0.01)
 
@@ -72,8 +72,8 @@ def test_an_answer_that_is_there_is_returned_even_if_no_time_is_left() -> None:
     begin = time.monotonic()
     with pytest.raises(PeerLateError):
         peer.client.answer(late, within=500, since=begin - 501)
-    for each in (message, late):
-        peer.client.forget(each)
+    for reply in (message, late):
+        peer.client.forget(reply)
 
 
 def test_a_refusal_is_passed_on_without_what_a_terminal_obeys() -> None:
@@ -83,10 +83,10 @@ def test_a_refusal_is_passed_on_without_what_a_terminal_obeys() -> None:
     assert caught.value.remedy == "do this"
 
 
-@pytest.mark.parametrize(("what", "answer"), [("start", "x"), ("address", "a b"), ("kill", 256), ("output", None)])
-def test_an_answer_of_another_form_is_refused(what: str, answer: object) -> None:
-    with pytest.raises(PeerError, match=f"rank 1 on there sent an invalid answer to '{what}': "):
-        DoublePeer(answering(answer)).client.ask(what)
+@pytest.mark.parametrize(("form", "answer"), [("start", "x"), ("address", "a b"), ("kill", 256), ("output", None)])
+def test_an_answer_of_another_form_is_refused(form: str, answer: object) -> None:
+    with pytest.raises(PeerError, match=f"rank 1 on there sent an invalid answer to '{form}': "):
+        DoublePeer(answering(answer)).client.ask(form)
 
 
 def test_a_text_that_cannot_be_unpacked_is_refused() -> None:
@@ -111,9 +111,9 @@ def test_a_lost_peer_ends_every_wait_with_the_first_error() -> None:
 @pytest.fixture
 def peer() -> Iterator[DoublePeer]:
     """A peer whose first worker has the pid 7."""
-    made = DoublePeer(answering(7))
-    yield made
-    for process in made.client._processes.values():
+    double = DoublePeer(answering(7))
+    yield double
+    for process in double.client._processes.values():
         process.ended(None)
         process.channel.close()
         process._feeder.join(60)
@@ -172,8 +172,8 @@ def test_a_worker_that_is_killed_has_the_code_that_its_peer_says(peer: DoublePee
     process.kill()
     # The line of the command "hello" comes from another thread.
     requests = [message for message in peer.sent[1:] if "ask" in message]
-    asked = [{name: value for name, value in message.items() if name != "number"} for message in requests]
-    assert asked == [
+    sent_messages = [{name: value for name, value in message.items() if name != "number"} for message in requests]
+    assert sent_messages == [
         {"ask": "state", "worker": number}, {"ask": "signal", "worker": number, "signal": 18},
         {"ask": "kill", "worker": number},
     ]  # fmt: skip
@@ -203,21 +203,21 @@ def test_a_worker_that_cannot_be_started_has_ended() -> None:
 
 def driver() -> tuple[RankDriver, list[tuple[int, str]], list[str]]:
     """Return a driver of two peers, what was told to them, and to the run; nothing watches or reads mail."""
-    told: list[tuple[int, str]] = []
+    losses: list[tuple[int, str]] = []
     stopped: list[str] = []
-    made = RankDriver.__new__(RankDriver)
+    rank_driver = RankDriver.__new__(RankDriver)
 
     def peer(rank: int) -> SimpleNamespace:
         return SimpleNamespace(
-            lost=lambda error: told.append((rank, error.reason)),
-            receive=lambda message: told.append((rank, type(message).__name__)),
+            lost=lambda error: losses.append((rank, error.reason)),
+            receive=lambda message: losses.append((rank, type(message).__name__)),
         )
 
     def send(rank: int, message: dict[str, Any]) -> None:
         read_message(message)  # a message of another form would be ignored
-        told.append((rank, message["ask"]))
+        losses.append((rank, message["ask"]))
 
-    vars(made).update(
+    vars(rank_driver).update(
         peers={rank: peer(rank) for rank in (1, 2)},
         membership=SimpleNamespace(
             members=[Member(rank, f"t{rank}", f"node-{rank}", 9) for rank in range(3)], group="g"
@@ -225,35 +225,35 @@ def driver() -> tuple[RankDriver, list[tuple[int, str]], list[str]]:
         _mailbox=SimpleNamespace(send=send),
         _on_lease_lost=lambda error: stopped.append(error.reason),
     )
-    return made, told, stopped
+    return rank_driver, losses, stopped
 
 
 def test_a_mailbox_that_fails_loses_every_peer() -> None:
-    made, told, stopped = driver()
-    made._failed(NixlPluginError("etcd is gone"))
-    assert (told, stopped) == ([(1, "etcd is gone"), (2, "etcd is gone")], [])
+    rank_driver, losses, stopped = driver()
+    rank_driver._failed(NixlPluginError("etcd is gone"))
+    assert (losses, stopped) == ([(1, "etcd is gone"), (2, "etcd is gone")], [])
 
 
 def test_rank_0s_own_lease_ends_the_run_and_a_peers_only_its_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver_module, "LAST_MESSAGE_SECONDS", 0.0)
-    made, told, stopped = driver()
-    members = made.membership.members
-    made._lost(members[2], NixlPluginError("rank 2 is gone"))
-    assert eventually(lambda: told == [(2, "rank 2 is gone")])
-    made._lost(members[0], NixlPluginError("its lease ended"))
-    assert told[1:] == [(1, "its lease ended"), (2, "its lease ended")]
+    rank_driver, losses, stopped = driver()
+    members = rank_driver.membership.members
+    rank_driver._lost(members[2], NixlPluginError("rank 2 is gone"))
+    assert eventually(lambda: losses == [(2, "rank 2 is gone")])
+    rank_driver._lost(members[0], NixlPluginError("its lease ended"))
+    assert losses[1:] == [(1, "its lease ended"), (2, "its lease ended")]
     assert stopped == ["its lease ended"]
 
 
 def test_a_peer_that_says_why_it_leaves_is_lost_and_ended_and_others_go_on() -> None:
-    made, told, _ = driver()
-    made._receive(2, PeerLeft("Ctrl-C \x1b"))
-    [(lost, why), (ended, ask)] = told
+    rank_driver, losses, _ = driver()
+    rank_driver._receive(2, PeerLeft("Ctrl-C \x1b"))
+    [(lost, reason), (ended, ask)] = losses
     assert (lost, ended, ask) == (2, 2, "end")
-    assert why == "rank 2 on node-2 (pid 9) of group 'g' left: Ctrl-C \\x1b"
-    made._receive(1, PeerAnswer(4, "x"))
-    made._receive(7, PeerAnswer(4, "x"))
-    assert told[2:] == [(1, "PeerAnswer")], "a rank that is no peer is not heard"
+    assert reason == "rank 2 on node-2 (pid 9) of group 'g' left: Ctrl-C \\x1b"
+    rank_driver._receive(1, PeerAnswer(4, "x"))
+    rank_driver._receive(7, PeerAnswer(4, "x"))
+    assert losses[2:] == [(1, "PeerAnswer")], "a rank that is no peer is not heard"
 
 
 @pytest.mark.parametrize("ends", ["answer", "lost"])
@@ -313,8 +313,8 @@ class DoubleOfPeer:
     def serve(self) -> Ending:
         members = [Member(rank, f"t{rank}", "h", 9) for rank in range(3)]
         membership: Any = SimpleNamespace(rank=1, members=members, group="g")
-        given: Any = None
-        return serve(membership, cast(Any, self.connected), given, own={})
+        callback: Any = None
+        return serve(membership, cast(Any, self.connected), callback, own={})
 
 
 @pytest.fixture
@@ -351,8 +351,8 @@ def test_a_peer_ends_if_rank_0_or_itself_is_lost_and_not_with_another(
     peer_double: DoubleOfPeer, monkeypatch: pytest.MonkeyPatch, rank: int
 ) -> None:
     def watched(client: object, membership: Any, lost: Any, ranks: object) -> Any:
-        for each in (2, rank):
-            lost(membership.members[each], NixlPluginError(f"rank {each} is gone"))
+        for lost_rank in (2, rank):
+            lost(membership.members[lost_rank], NixlPluginError(f"rank {lost_rank} is gone"))
         return peer_double.made("guard")
 
     monkeypatch.setattr(driver_module, "MembershipWatch", watched)
@@ -378,7 +378,7 @@ def asked_driver(*answers: Any, mail: NixlPluginError | None = None) -> tuple[Ra
 
     :param mail: the error of the mailbox.
     """
-    made = RankDriver.__new__(RankDriver)
+    rank_driver = RankDriver.__new__(RankDriver)
     sent: list[dict[int, Any]] = []
 
     def send_each(messages: dict[int, dict[str, Any]]) -> None:
@@ -388,52 +388,52 @@ def asked_driver(*answers: Any, mail: NixlPluginError | None = None) -> tuple[Ra
         for rank, message in messages.items():
             answer = answers[rank - 1]
             if isinstance(answer, Exception):
-                made.peers[rank].receive(PeerAnswer(message["number"], None, str(answer)))
+                rank_driver.peers[rank].receive(PeerAnswer(message["number"], None, str(answer)))
             elif answer is not ...:
-                made.peers[rank].receive(PeerAnswer(message["number"], answer))
+                rank_driver.peers[rank].receive(PeerAnswer(message["number"], answer))
 
     ranks = range(1, len(answers) + 1)
 
-    vars(made).update(
+    vars(rank_driver).update(
         peers={rank: PeerClient(rank, f"rank {rank}", lambda _: None, 60) for rank in ranks},
         _mailbox=SimpleNamespace(send_each=send_each),
     )  # fmt: skip
-    return made, sent
+    return rank_driver, sent
 
 
-def waiting(made: RankDriver) -> list[int]:
+def waiting(rank_driver: RankDriver) -> list[int]:
     """Return how many answers each peer is expected to send."""
-    return [len(peer._answers) for peer in made.peers.values()]
+    return [len(peer._answers) for peer in rank_driver.peers.values()]
 
 
 def test_all_peers_are_asked_with_one_request_to_etcd() -> None:
-    made, sent = asked_driver("a", "b")
-    assert made.ask_all("command", name="x") == {1: "a", 2: "b"}
+    rank_driver, sent = asked_driver("a", "b")
+    assert rank_driver.ask_all("command", name="x") == {1: "a", 2: "b"}
     assert sent == [{rank: {"ask": "command", "number": 0, "name": "x"} for rank in (1, 2)}]
-    assert waiting(made) == [0, 0]
+    assert waiting(rank_driver) == [0, 0]
 
 
 def test_the_error_of_the_lowest_rank_is_raised_when_all_have_answered() -> None:
-    made, _ = asked_driver("a", ValueError("no b"), ValueError("no c"))
+    rank_driver, _ = asked_driver("a", ValueError("no b"), ValueError("no c"))
     with pytest.raises(PeerError, match="rank 2 refused 'command': no b"):
-        made.ask_all("command")
-    made.peers[1].lost(NixlPluginError("rank 1 is gone"))
+        rank_driver.ask_all("command")
+    rank_driver.peers[1].lost(NixlPluginError("rank 1 is gone"))
     with pytest.raises(NixlPluginError, match="rank 1 is gone"):
-        made.ask_all("command")
-    assert waiting(made) == [0, 0, 0]
+        rank_driver.ask_all("command")
+    assert waiting(rank_driver) == [0, 0, 0]
 
 
 def test_an_error_of_the_mailbox_is_that_of_every_peer() -> None:
-    made, _ = asked_driver("a", "b", mail=NixlPluginError("etcd is gone"))
+    rank_driver, _ = asked_driver("a", "b", mail=NixlPluginError("etcd is gone"))
     with pytest.raises(NixlPluginError, match="etcd is gone"):
-        made.ask_all("command")
-    assert made.ask_those_left("command", 60) == {}
-    assert waiting(made) == [0, 0]
+        rank_driver.ask_all("command")
+    assert rank_driver.ask_those_left("command", 60) == {}
+    assert waiting(rank_driver) == [0, 0]
 
 
 def test_peers_that_are_lost_or_late_or_refuse_are_left_out() -> None:
-    made, sent = asked_driver("a", ..., ValueError("no"), "d")
-    made.peers[4].lost(NixlPluginError("rank 4 is gone"))
-    assert made.ask_those_left("command", 0.01) == {1: "a"}
+    rank_driver, sent = asked_driver("a", ..., ValueError("no"), "d")
+    rank_driver.peers[4].lost(NixlPluginError("rank 4 is gone"))
+    assert rank_driver.ask_those_left("command", 0.01) == {1: "a"}
     assert list(sent[0]) == [1, 2, 3]
     assert asked_driver(None)[0].ask_those_left("signal", 60) == {}, "an answer without a result says nothing"

@@ -15,7 +15,7 @@ from helpers.two_ranks import two
 from pytest_nixl.checks.faults.transfers import environments
 from pytest_nixl.checks.raw_tools.tools import UcxPerftest
 from pytest_nixl.cluster.peer_client import PeerError
-from pytest_nixl.fixtures.etcd import PrivateEtcd
+from pytest_nixl.fixtures.opened_etcd import PrivateEtcd
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.tools import not_from_other_ranks
 from pytest_nixl.nixl.agent import Agents
@@ -53,8 +53,8 @@ def test_a_rank_may_give_what_pytest_nixl_itself_gives() -> None:
     for backend in BACKENDS.values():
         assert not_from_other_ranks(backend.environment({})) == []
     assert not_from_other_ranks(UcxPerftest.environment) == []
-    for given in environments("UCX", {}):
-        assert not_from_other_ranks(given) == []
+    for environment in environments("UCX", {}):
+        assert not_from_other_ranks(environment) == []
     assert not_from_other_ranks({"UCX_LOG_FILE": None, "PATH": None, "HOME": None}) == ["PATH", "HOME"]
 
 

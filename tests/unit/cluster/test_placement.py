@@ -20,7 +20,7 @@ JOB = {"JOB_COMPLETION_INDEX": "1"}
 
 
 @pytest.mark.parametrize(
-    ("options", "environ", "words"),
+    ("options", "environ", "message"),
     [
         ({}, {}, "one of 1 ranks in group default (no launcher sets a number of ranks)"),
         ({}, MPI, "rank 2 of 3 in group job-7 (PMI: PMI_RANK)"),
@@ -39,13 +39,13 @@ JOB = {"JOB_COMPLETION_INDEX": "1"}
     ],
 )  # fmt: skip
 def test_options_come_before_the_variables_of_a_launcher(
-    make_settings: MakeSettings, options: dict[str, Any], environ: dict[str, str], words: str
+    make_settings: MakeSettings, options: dict[str, Any], environ: dict[str, str], message: str
 ) -> None:
-    found = ask(make_settings(**options), environ)
-    assert str(found) == words
-    assert found.several is (found.ranks > 1)
-    assert found.pairs == (
-        ((0, 1),) if found.ranks < 3 else tuple((i, (i + 1) % found.ranks) for i in range(found.ranks))
+    placement = ask(make_settings(**options), environ)
+    assert str(placement) == message
+    assert placement.several is (placement.ranks > 1)
+    assert placement.pairs == (
+        ((0, 1),) if placement.ranks < 3 else tuple((i, (i + 1) % placement.ranks) for i in range(placement.ranks))
     )
 
 

@@ -71,31 +71,31 @@ def leaving(make_settings: Any, tmp_path: Path) -> Any:
     """Make a session of rank 0, or of a peer, that is about to leave."""
 
     def make(group: DoubleGroup, *, drives: bool = True, log_dir: str = str(tmp_path)) -> RankSession:
-        one = RankSession.__new__(RankSession)
+        session = RankSession.__new__(RankSession)
         stack = ExitStack()
         stack.callback(group.log.append, "left")
-        vars(one).update(
+        vars(session).update(
             settings=make_settings(log_dir=log_dir), membership=group, driver=group if drives else None, fault=None,
             early=False, _left=False, _seen=["the group's keys"], _stack=stack, etcd=SimpleNamespace(kind="external"),
             supervisor=SimpleNamespace(directory=tmp_path / "workers"),
         )  # fmt: skip
-        return one
+        return session
 
     return make
 
 
 def verdict(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "rank-0" / "verdict.json").read_text())
-    return found
+    document: dict[str, Any] = json.loads((folder / "rank-0" / "verdict.json").read_text())
+    return document
 
 
 def test_rank_0_says_how_the_run_ends_and_leaves_with_the_others(leaving: Any, tmp_path: Path) -> None:
     group = DoubleGroup()
-    one = leaving(group)
-    assert one.finish(PASSED) == []
+    session = leaving(group)
+    assert session.finish(PASSED) == []
     assert group.log == [PASSED, ("barrier", 60.0), "close", "left"]
     assert verdict(tmp_path)["fault"] == ""
-    assert one.finish(PASSED) == []
+    assert session.finish(PASSED) == []
     assert len(group.log) == 4, "it leaves once"
     peer = DoubleGroup()
     assert leaving(peer, drives=False).finish(PASSED) == []
@@ -104,25 +104,25 @@ def test_rank_0_says_how_the_run_ends_and_leaves_with_the_others(leaving: Any, t
 
 def test_the_etcd_of_a_rank_is_kept_until_the_others_have_left(leaving: Any) -> None:
     group, members = DoubleGroup(), iter([3, 2, 1])
-    one = leaving(group, drives=False)
+    session = leaving(group, drives=False)
 
     def count_prefix(prefix: str) -> int:
         group.log.append(prefix)
         return next(members)
 
     vars(group).update(root="/g/")
-    vars(one).update(etcd=SimpleNamespace(kind="embedded"), _client=SimpleNamespace(count_prefix=count_prefix))
-    assert one.finish(PASSED) == []
+    vars(session).update(etcd=SimpleNamespace(kind="embedded"), _client=SimpleNamespace(count_prefix=count_prefix))
+    assert session.finish(PASSED) == []
     assert group.log == [("barrier", 60.0), *["/g/members/"] * 3, "left"]
 
 
 @pytest.mark.parametrize("early", [True, False])
 def test_a_rank_does_not_wait_for_a_group_that_is_not_complete(leaving: Any, tmp_path: Path, early: bool) -> None:
     group = DoubleGroup()
-    one = leaving(group)
-    one.early = early
+    session = leaving(group)
+    session.early = early
     group.gone = [] if early else [GONE, GONE]
-    assert one.finish(PASSED) == []
+    assert session.finish(PASSED) == []
     assert group.log == [PASSED, "close", "left"]
     assert verdict(tmp_path)["fault"] == ("" if early else str(GONE)), "each error is named once"
     assert (tmp_path / "rank-0" / "group.txt").exists() is not early
@@ -130,9 +130,9 @@ def test_a_rank_does_not_wait_for_a_group_that_is_not_complete(leaving: Any, tmp
 
 def test_a_rank_that_is_lost_at_the_end_fails_the_run(leaving: Any, tmp_path: Path) -> None:
     group = DoubleGroup(barrier=GONE)
-    one = leaving(group)
-    assert one.finish(PASSED) == [str(GONE)]
-    assert one.faults == [GONE]
+    session = leaving(group)
+    assert session.finish(PASSED) == [str(GONE)]
+    assert session.faults == [GONE]
     assert (verdict(tmp_path)["exit_code"], verdict(tmp_path)["fault"]) == (1, str(GONE))
     assert group.log[-2:] == ["close", "left"]
     assert leaving(DoubleGroup(barrier=GONE)).finish(Ending(3)) == [str(GONE)]
@@ -142,8 +142,8 @@ def test_a_rank_that_is_lost_at_the_end_fails_the_run(leaving: Any, tmp_path: Pa
 def test_a_directory_that_cannot_be_written_does_not_keep_a_rank_from_leaving(leaving: Any, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     group = DoubleGroup()
-    [said] = leaving(group, log_dir=str(tmp_path / "file")).finish(PASSED)
-    assert "could not be written" in said
+    [message] = leaving(group, log_dir=str(tmp_path / "file")).finish(PASSED)
+    assert "could not be written" in message
     assert group.log == ["close", "left"]
 
 
@@ -152,9 +152,9 @@ def test_a_few_ignored_keys_are_named(leaving: Any, count: int, lines: int, last
     group = DoubleGroup()
     ignored = {f"key {number}": "it is forged" for number in range(count)}
     vars(group)["values"] = SimpleNamespace(ignored=ignored)
-    told = leaving(group).ignored()
-    assert len(told) == lines
-    assert last in "".join(told[-1:])
+    description = leaving(group).ignored()
+    assert len(description) == lines
+    assert last in "".join(description[-1:])
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
@@ -200,13 +200,15 @@ def test_members_that_are_gone_are_told_and_a_watch_goes_on_after_its_last_event
         """Return that the keys of ranks 0 and 2 are there."""
         places = [[0, 2]] if ranks is None else [[0], []]
         assert len(payload["success"]) == len(places)
-        found = [[{"key": encode(f"/g/members/t{rank}"), "create_revision": 1} for rank in place] for place in places]
-        responses = [{"response_range": {"kvs": keys, "count": len(keys)}} for keys in found]
+        members_by_watch = [
+            [{"key": encode(f"/g/members/t{rank}"), "create_revision": 1} for rank in place] for place in places
+        ]
+        responses = [{"response_range": {"kvs": keys, "count": len(keys)}} for keys in members_by_watch]
         return {"header": {"revision": "10"}, "succeeded": True, "responses": responses}
 
     def watch(*watched: Watched, seconds: float) -> Iterator[WatchEvent]:
-        opened.append({one.key.removeprefix("/g/members/"): one.since for one in watched})
-        assert all(one.deletions and one.prefix is (ranks is None) for one in watched)
+        opened.append({prefix.key.removeprefix("/g/members/"): prefix.since for prefix in watched})
+        assert all(prefix.deletions and prefix.prefix is (ranks is None) for prefix in watched)
         if len(opened) > 1:
             guard.close()
         for key in ("t0", "stranger"):
@@ -221,9 +223,9 @@ def test_members_that_are_gone_are_told_and_a_watch_goes_on_after_its_last_event
         _lost=lambda member, error: lost.append((member.rank, error.reason)), _closed=threading.Event(),
     )  # fmt: skip
     guard._watch()
-    [(first, why), own] = lost
-    assert (first, own) == (1, (0, membership.lease_lost().reason))
-    assert why.startswith("rank 1 on h (pid 1) of group 'g' is gone: ")
+    [(first, reason), own_loss] = lost
+    assert (first, own_loss) == (1, (0, membership.lease_lost().reason))
+    assert reason.startswith("rank 1 on h (pid 1) of group 'g' is gone: ")
     assert opened == ([{"": 11}, {"": 16}] if ranks is None else [{"t0": 11, "t1": 11}, {"t0": 16, "t1": 11}])
 
 
@@ -236,13 +238,13 @@ def test_a_peer_that_no_longer_hears_the_etcd_of_rank_0_names_every_cause(
     monkeypatch.setattr(rank_session, "serve", serve)
     group = DoubleGroup()
     vars(group)["members"] = [Member(0, "token", "there", 1)]
-    one = leaving(group, drives=False)
-    one.etcd.client, one.services = ExitStack, SimpleNamespace(by_name=dict)
+    session = leaving(group, drives=False)
+    session.etcd.client, session.services = ExitStack, SimpleNamespace(by_name=dict)
     with pytest.raises(LeaseLostError, match="the lease is over"):
-        one.serve()
-    vars(one)["settings"] = replace(one.settings, etcd_listen="0.0.0.0:2379")
+        session.serve()
+    vars(session)["settings"] = replace(session.settings, etcd_listen="0.0.0.0:2379")
     with pytest.raises(MemberLostError) as lost:
-        one.serve()
+        session.serve()
     assert lost.value.reason == (
         "rank 0 on there is gone, this rank is cut off from the etcd that rank 0 serves, or this host was suspended: "
         "the lease is over"
@@ -254,18 +256,18 @@ def test_a_peer_that_no_longer_hears_the_etcd_of_rank_0_names_every_cause(
 def test_only_a_rank_that_loses_the_group_at_its_end_says_that_no_check_was_left(
     monkeypatch: pytest.MonkeyPatch, early: bool, when: str
 ) -> None:
-    faults, said = [GONE] if early else [], list[str]()
+    faults, messages = [GONE] if early else [], list[str]()
 
     def finish(_: Ending) -> list[str]:
         faults[:] = [GONE]
         return []
 
     rank = SimpleNamespace(faults=faults, finish=finish, ending=PASSED, drives=False)
-    run = SimpleNamespace(rank_session=rank, found=SimpleNamespace(interrupted="", interrupt=said.append))
+    run = SimpleNamespace(rank_session=rank, found=SimpleNamespace(interrupted="", interrupt=messages.append))
     monkeypatch.setattr(cluster_hooks, "write_again", lambda *_: None)
     session = SimpleNamespace(exitstatus=0, config=None)
     assert cluster_hooks.leave(cast(Any, session), cast(Any, run)) == []
-    assert said == [f"INTERRUPTED{when}: rank 1 is gone"]
+    assert messages == [f"INTERRUPTED{when}: rank 1 is gone"]
     assert session.exitstatus == pytest.ExitCode.TESTS_FAILED
 
 
@@ -281,9 +283,9 @@ def test_a_rank_that_cannot_join_discards_the_etcd_that_it_started(fails: str, m
     etcd = SimpleNamespace(discard=lambda: discarded.append(True), client=lambda: ExitStack())
     monkeypatch.setattr(rank_session, "meeting_etcd", lambda *_: etcd)
     monkeypatch.setattr(RankSession if fails == "_join" else rank_session, fails, refused)
-    given: Any = None
+    arguments: Any = None
     with pytest.raises(NixlPluginError, match="rank 1 is gone"):
-        RankSession(given, given, given, given, given)
+        RankSession(arguments, arguments, arguments, arguments, arguments)
     assert discarded == [True]
 
 
@@ -293,7 +295,7 @@ def test_a_rank_that_cannot_join_discards_the_etcd_that_it_started(fails: str, m
 def test_a_rank_that_misses_others_says_how_many_connections_its_etcd_refused(
     make_settings: Any, monkeypatch: pytest.MonkeyPatch, count: int, more: str
 ) -> None:
-    told: list[str] = []
+    messages: list[str] = []
 
     def join(*_: object, waiting: Any, **__: object) -> None:
         waiting("waiting for rank 1")
@@ -301,12 +303,12 @@ def test_a_rank_that_misses_others_says_how_many_connections_its_etcd_refused(
 
     monkeypatch.setattr(rank_session, "join", join)
     monkeypatch.setattr(rank_session, "refusals", lambda _: count)
-    one = RankSession.__new__(RankSession)
-    vars(one).update(settings=make_settings(), etcd=EmbeddedServer.__new__(EmbeddedServer), _client=None)
+    session = RankSession.__new__(RankSession)
+    vars(session).update(settings=make_settings(), etcd=EmbeddedServer.__new__(EmbeddedServer), _client=None)
     with pytest.raises(MissingRanksError) as caught:
-        one._join(cast(Any, SimpleNamespace(group="g", ranks=2, rank=0)), told.append)
+        session._join(cast(Any, SimpleNamespace(group="g", ranks=2, rank=0)), messages.append)
     assert (caught.value.reason, caught.value.remedy) == (f"waited for rank 1{more}", "start it")
-    assert told == [f"waiting for rank 1{more}"]
+    assert messages == [f"waiting for rank 1{more}"]
 
 
 def test_a_rank_that_has_joined_leaves_once_when_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,47 +324,51 @@ def test_a_rank_that_has_joined_leaves_once_when_it_is_closed(monkeypatch: pytes
     )  # fmt: skip
     monkeypatch.setattr(rank_session, "meeting_etcd", lambda *_: etcd)
     monkeypatch.setattr(RankSession, "_join", lambda *_: membership)
-    given: Any = None
-    one = RankSession(
-        cast(Settings, SimpleNamespace(join_timeout=7.0)), cast(Any, SimpleNamespace(group="g")), given, given, given
+    arguments: Any = None
+    session = RankSession(
+        cast(Settings, SimpleNamespace(join_timeout=7.0)),
+        cast(Any, SimpleNamespace(group="g")),
+        arguments,
+        arguments,
+        arguments,
     )
     assert log == [("barrier", 7.0)]
-    assert (one.fault, one.early, one.ending, one.name) == (None, False, None, "rank 0 of 1 on here")
-    assert one.drives
+    assert (session.fault, session.early, session.ending, session.name) == (None, False, None, "rank 0 of 1 on here")
+    assert session.drives
     membership.rank = 1
-    assert not one.drives
+    assert not session.drives
     for _ in range(2):
-        one.close()
+        session.close()
     assert log == [("barrier", 7.0), "leave", "client", "etcd"]
 
 
 def session_of(make_settings: Any, monkeypatch: pytest.MonkeyPatch, **given: Any) -> tuple[RankSession, list[Ending]]:
     """Return a session of a group of two, and the endings that it is told; nothing reaches an etcd."""
     ended: list[Ending] = []
-    one = RankSession.__new__(RankSession)
+    session = RankSession.__new__(RankSession)
     members = [Member(number, f"t{number}", f"node-{number}", 9) for number in range(2)]
-    vars(one).update(
+    vars(session).update(
         settings=make_settings(**given), membership=SimpleNamespace(rank=0, size=2, members=members),
         etcd=SimpleNamespace(client=None), supervisor=None, services=SimpleNamespace(by_name=lambda: {}),
         _command=Command("1", {"--nixl-timeout": "60s"}, ["t.py::t"], 0),
     )  # fmt: skip
     monkeypatch.setattr(RankSession, "finish", lambda _, ending: ended.append(ending))
-    return one, ended
+    return session, ended
 
 
 @pytest.mark.parametrize("timeout", ["60s", "30s"])
 def test_rank_0_refuses_to_start_if_another_rank_was_started_otherwise(
     make_settings: Any, monkeypatch: pytest.MonkeyPatch, timeout: str
 ) -> None:
-    one, ended = session_of(make_settings, monkeypatch)
+    session, ended = session_of(make_settings, monkeypatch)
     other = Command("1", {"--nixl-timeout": timeout}, ["t.py::t"], 0).packed()
     monkeypatch.setattr(rank_session, "RankDriver", lambda *_, **__: SimpleNamespace(ask_all=lambda _: {1: other}))
     if timeout == "60s":
-        one.drive(lambda _: None)
+        session.drive(lambda _: None)
         assert ended == []
         return
     with pytest.raises(pytest.UsageError, match=r"rank 1 on node-1 .*30s.*: start every rank with the same command"):
-        one.drive(lambda _: None)
+        session.drive(lambda _: None)
     [ending] = ended
     assert ending.code == pytest.ExitCode.USAGE_ERROR
     assert "30s" in ending.refusal
@@ -371,25 +377,25 @@ def test_rank_0_refuses_to_start_if_another_rank_was_started_otherwise(
 def test_a_command_that_cannot_be_read_is_an_error_of_its_rank(
     make_settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, _ = session_of(make_settings, monkeypatch)
+    session, _ = session_of(make_settings, monkeypatch)
     monkeypatch.setattr(rank_session, "RankDriver", lambda *_, **__: SimpleNamespace(ask_all=lambda _: {1: "x"}))
     with pytest.raises(NixlPluginError, match="rank 1 on node-1 sent an invalid answer to 'command'"):
-        one.drive(lambda _: None)
+        session.drive(lambda _: None)
 
 
 @pytest.mark.parametrize("refusal", ["", "rank 1 was started with another command"])
 def test_a_peer_ends_as_rank_0_says_and_with_its_refusal(
     make_settings: Any, monkeypatch: pytest.MonkeyPatch, refusal: str
 ) -> None:
-    one, ended = session_of(make_settings, monkeypatch)
+    session, ended = session_of(make_settings, monkeypatch)
     ending = Ending(4, refusal=refusal)
     monkeypatch.setattr(rank_session, "serve", lambda *_, **__: ending)
     if refusal:
         with pytest.raises(pytest.UsageError, match=refusal):
-            one.serve()
+            session.serve()
         assert ended == [ending]
     else:
-        assert one.serve() is one.ending is ending
+        assert session.serve() is session.ending is ending
         assert ended == []
 
 
@@ -397,6 +403,6 @@ def test_a_peer_ends_as_rank_0_says_and_with_its_refusal(
 def test_agents_get_the_etcd_of_the_group_if_they_can_use_it(
     make_settings: Any, monkeypatch: pytest.MonkeyPatch, usable: bool
 ) -> None:
-    one, _ = session_of(make_settings, monkeypatch)
+    session, _ = session_of(make_settings, monkeypatch)
     monkeypatch.setattr(rank_session, "for_agents", lambda _: usable)
-    assert one.agents_etcd() is (one.etcd if usable else None)
+    assert session.agents_etcd() is (session.etcd if usable else None)

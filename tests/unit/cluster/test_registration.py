@@ -53,9 +53,9 @@ class KnownClock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> KnownClock:
-    made = KnownClock()
-    monkeypatch.setattr("pytest_nixl.cluster.membership.time", made)
-    return made
+    known_clock = KnownClock()
+    monkeypatch.setattr("pytest_nixl.cluster.membership.time", known_clock)
+    return known_clock
 
 
 class SlowLease:
@@ -116,9 +116,9 @@ def granted(clock: KnownClock, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
 
     def grant(refreshes: Sequence[float | EtcdError] = (), *, seconds: float = 0.0) -> tuple[Membership, SlowLease]:
         lease = SlowLease(clock, refreshes)
-        made = registration(LeasingClient(clock, lease, seconds))
-        made.grant(clock.now + 60)
-        return made, lease
+        member = registration(LeasingClient(clock, lease, seconds))
+        member.grant(clock.now + 60)
+        return member, lease
 
     return grant
 
@@ -128,69 +128,69 @@ Granted = Callable[..., tuple[Membership, SlowLease]]
 
 def test_a_lease_is_over_that_long_after_it_was_asked_for(clock: KnownClock, granted: Granted) -> None:
     # etcd may have granted it at any moment of these four seconds.
-    one, _ = granted(seconds=4.0)
+    membership, _ = granted(seconds=4.0)
     clock.now = 109.99
-    one.check()
+    membership.check()
     clock.now = 110.0
     with pytest.raises(LeaseLostError, match=r"group 'g' \(here, pid \d+\) lost its etcd lease: .* for 10 s"):
-        one.check()
+        membership.check()
 
 
 def test_a_refreshed_lease_is_over_that_long_after_the_refresh_was_sent(clock: KnownClock, granted: Granted) -> None:
-    one, lease = granted([4.0])
-    one._left = MovedEvent(clock, 1)
-    one._keep()
+    membership, lease = granted([4.0])
+    membership._left = MovedEvent(clock, 1)
+    membership._keep()
     assert lease.refreshed == [pytest.approx(100 + 10 / 3)]
     clock.now = lease.refreshed[0] + 9.99
-    one.check()
+    membership.check()
     clock.now = lease.refreshed[0] + 10.0
     with pytest.raises(LeaseLostError):
-        one.check()
+        membership.check()
 
 
 def test_a_lease_that_etcd_denies_once_is_kept(clock: KnownClock, granted: Granted) -> None:
     """An etcd that restarts denies a lease that it has not read yet."""
-    one, lease = granted([NO_LEASE, REFUSED, NO_LEASE, 0.0, NO_LEASE])
-    one._left = MovedEvent(clock, 5)
-    one._keep()
+    membership, lease = granted([NO_LEASE, REFUSED, NO_LEASE, 0.0, NO_LEASE])
+    membership._left = MovedEvent(clock, 5)
+    membership._keep()
     assert len(lease.refreshed) == 5
-    one.check()
+    membership.check()
 
 
 def test_a_lease_that_etcd_denies_twice_is_lost_at_once(clock: KnownClock, granted: Granted) -> None:
-    one, lease = granted([NO_LEASE] * 3)
-    one._left = MovedEvent(clock, 3)
-    one._keep()
+    membership, lease = granted([NO_LEASE] * 3)
+    membership._left = MovedEvent(clock, 3)
+    membership._keep()
     assert lease.refreshed[1] - lease.refreshed[0] == pytest.approx(10 / 20)
     assert len(lease.refreshed) == 2
     with pytest.raises(LeaseLostError, match=r"reassigned \(last refresh: no-lease\)"):
-        one.check()
+        membership.check()
 
 
 def test_a_refresh_that_failed_is_repeated_soon_and_until_the_lease_is_over(
     clock: KnownClock, granted: Granted
 ) -> None:
-    one, lease = granted([REFUSED, 0.0, REFUSED])
-    one._left = MovedEvent(clock, 3)
-    one._keep()
+    membership, lease = granted([REFUSED, 0.0, REFUSED])
+    membership._left = MovedEvent(clock, 3)
+    membership._keep()
     first, second, third = lease.refreshed
     assert second - first == pytest.approx(10 / 20)
     assert third - second == pytest.approx(10 / 3)
-    one.check()
-    one, lease = granted([REFUSED] * 100)
+    membership.check()
+    membership, lease = granted([REFUSED] * 100)
     start = clock.now
-    one._left = MovedEvent(clock, 100)
-    one._keep()
+    membership._left = MovedEvent(clock, 100)
+    membership._keep()
     assert start + 10 < lease.refreshed[-1] < start + 11
     with pytest.raises(LeaseLostError, match=r"\(last refresh: refused\)"):
-        one.check()
+        membership.check()
 
 
 def failing(*errors: EtcdError) -> Callable[[], str]:
-    left = iter(errors)
+    remaining = iter(errors)
 
     def ask() -> str:
-        for error in left:
+        for error in remaining:
             raise error
         return "answer"
 
@@ -198,19 +198,19 @@ def failing(*errors: EtcdError) -> Callable[[], str]:
 
 
 def test_a_request_is_repeated_only_while_etcd_may_come_back(clock: KnownClock) -> None:
-    one = registration()
-    one._left = MovedEvent(clock, 1000)
-    assert one.retry(failing(*[REFUSED] * 5), clock.now + 60) == "answer"
+    membership = registration()
+    membership._left = MovedEvent(clock, 1000)
+    assert membership.retry(failing(*[REFUSED] * 5), clock.now + 60) == "answer"
     waited = clock.now - 100.0
     assert waited == pytest.approx(0.01 + 0.02 + 0.04 + 0.08 + 0.16)
     with pytest.raises(LeaseLostError):
-        one.retry(failing(NO_LEASE), clock.now + 60)
+        membership.retry(failing(NO_LEASE), clock.now + 60)
     for cause in ("compacted", "unresolved"):
         with pytest.raises(EtcdError, match=cause):
-            one.retry(failing(EtcdError(cause, cause=cause)), clock.now + 60)
+            membership.retry(failing(EtcdError(cause, cause=cause)), clock.now + 60)
     start = clock.now
     with pytest.raises(EtcdError, match="refused"):
-        one.retry(failing(*[REFUSED] * 1000), clock.now + 10)
+        membership.retry(failing(*[REFUSED] * 1000), clock.now + 10)
     assert start + 9.5 <= clock.now <= start + 10
 
 
@@ -223,18 +223,18 @@ def roster(members: Sequence[tuple[str, str, int]], changes: int) -> KeyValue:
 
 
 def test_a_member_accepts_no_roster_that_is_older_or_of_another_run() -> None:
-    one = registration()
-    own = member(0, one.token)
-    known = Roster.of(roster([own, member(1, "second")], 1))
-    one.accept(known, 0, 5)
-    for refused in (roster([own, member(1, "first")], 0), roster([member(0), member(1)], 2)):
-        one._take(refused)
-        assert one.members == known.members
-        assert one.values.ignored == {
+    membership = registration()
+    our_member = member(0, membership.token)
+    roster_of_two = Roster.of(roster([our_member, member(1, "second")], 1))
+    membership.accept(roster_of_two, 0, 5)
+    for refused in (roster([our_member, member(1, "first")], 0), roster([member(0), member(1)], 2)):
+        membership._take(refused)
+        assert membership.members == roster_of_two.members
+        assert membership.values.ignored == {
             f"{ROOT}run/frozen": "it is the roster of another run, or an older roster of this run"
         }
-    one._take(roster([own, member(1, "third")], 2))
-    assert one.members[1].token == "third"
+    membership._take(roster([our_member, member(1, "third")], 2))
+    assert membership.members[1].token == "third"
 
 
 MANY = [Member(rank, *member(rank)) for rank in range(200)]
@@ -250,8 +250,8 @@ def test_only_members_arrive_and_each_once(token: str) -> None:
     members = [Member(rank, *member(rank)) for rank in range(3)]
     items = [arrival(rank, values.arrival(arrival(rank).key, members[rank])) for rank in (0, 2)]
     strangers = [arrival(7), arrival(1, values.arrival(arrival(1).key, members[0]))] if token else [arrival(7)]
-    found = values.arrived(FoundKey(9, (*items, *strangers)), prefix, members)
-    assert found == {0, 2}
+    arrived = values.arrived(FoundKey(9, (*items, *strangers)), prefix, members)
+    assert arrived == {0, 2}
 
 
 def test_a_key_is_ignored_once_and_not_too_many_are_remembered(caplog: pytest.LogCaptureFixture) -> None:
@@ -278,18 +278,20 @@ class RecordingClient:
 @pytest.fixture
 def box() -> tuple[Mailbox, RecordingClient, list[Message]]:
     """The mailbox of rank 0 of three. Its client is a double."""
-    one = registration()
-    one._lease = cast(Lease, SlowLease(KnownClock()))
-    one._valid_until = float("inf")
-    members = [member(0, one.token), member(1), member(2)]
-    one.accept(Roster.of(roster(members, 0)), 0, 5)
+    membership = registration()
+    membership._lease = cast(Lease, SlowLease(KnownClock()))
+    membership._valid_until = float("inf")
+    members = [member(0, membership.token), member(1), member(2)]
+    membership.accept(Roster.of(roster(members, 0)), 0, 5)
     client, read = RecordingClient(), list[Message]()
 
     def failed(error: NixlPluginError) -> None:
         raise AssertionError(error)
 
-    made = Mailbox(cast(EtcdClient, client), one, handle=lambda _, message: read.append(message), failed=failed)
-    return made, client, read
+    mailbox = Mailbox(
+        cast(EtcdClient, client), membership, handle=lambda _, message: read.append(message), failed=failed
+    )
+    return mailbox, client, read
 
 
 Box = tuple[Mailbox, RecordingClient, list[Message]]
@@ -307,53 +309,53 @@ def line_of(size: int) -> bytes:
 
 
 def test_the_largest_message_is_sent_and_a_larger_one_is_not(box: Box) -> None:
-    one, client, _ = box
-    one.send(1, sized(LARGEST))
+    membership, client, _ = box
+    membership.send(1, sized(LARGEST))
     assert client.written == [1]
     with pytest.raises(MailError, match=f"a message of {LARGEST + 1} bytes to rank 2 is too large for etcd"):
-        one.send(2, sized(LARGEST + 1))
+        membership.send(2, sized(LARGEST + 1))
     assert client.written == [1]
 
 
 def test_one_request_takes_messages_up_to_the_largest_size(box: Box) -> None:
-    one, client, _ = box
-    one.send_each({1: sized(LARGEST // 2), 2: sized(LARGEST // 2)})
+    membership, client, _ = box
+    membership.send_each({1: sized(LARGEST // 2), 2: sized(LARGEST // 2)})
     assert client.written == [2]
-    one.send_each({1: sized(LARGEST // 2), 2: sized(LARGEST // 2 + 1)})
+    membership.send_each({1: sized(LARGEST // 2), 2: sized(LARGEST // 2 + 1)})
     assert client.written == [2, 1, 1]
 
 
 def test_a_message_is_read_once_and_up_to_the_largest_size(box: Box) -> None:
-    one, _, read = box
+    membership, _, read = box
     key = f"{ROOT}mail/000000/000001/{{:012d}}"
     for number, size in ((0, LARGEST), (0, 100), (1, LARGEST + 1), (1, 100), (1, 100)):
-        one._take(key.format(number), line_of(size))
+        membership._take(key.format(number), line_of(size))
     assert [len(message.line) for message in read if isinstance(message, WorkerLine)] == [
         len(sized(size)["line"]) for size in (LARGEST, 100)
     ]
-    assert list(one._membership.values.ignored) == [key.format(1)]
+    assert list(membership._membership.values.ignored) == [key.format(1)]
     for strange in (f"{ROOT}mail/000000/000003/{0:012d}", f"{ROOT}mail/000000/000002/x", f"{ROOT}mail/000000/000002"):
-        one._take(strange, b'{"worker": 1, "line": ""}')
-        assert strange in one._membership.values.ignored
+        membership._take(strange, b'{"worker": 1, "line": ""}')
+        assert strange in membership._membership.values.ignored
     assert len(read) == 2
 
 
 def test_a_mailbox_goes_on_after_the_last_event_that_it_has_read(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, _, read = box
+    membership, _, read = box
     began: list[int] = []
 
     def watch(watched: Watched, *, seconds: float) -> Iterator[WatchEvent]:
         began.append(watched.since)
         if len(began) == 3:
-            one.close()
+            membership.close()
             return
         for revision in (20 * len(began), 20 * len(began) + 5):
             key = f"{ROOT}mail/000000/000001/{revision:012d}"
             yield WatchEvent(KeyValue(key, line_of(100), revision, revision, 1), deleted=False)
 
     done = {"header": {"revision": "7"}, "succeeded": True, "responses": [{"response_range": {}}]}
-    monkeypatch.setattr(one, "_client", SimpleNamespace(transaction=lambda *_, **__: done, watch=watch))
-    one._read()
+    monkeypatch.setattr(membership, "_client", SimpleNamespace(transaction=lambda *_, **__: done, watch=watch))
+    membership._read()
     assert began == [8, 26, 46]
     assert len(read) == 4
 
@@ -361,7 +363,7 @@ def test_a_mailbox_goes_on_after_the_last_event_that_it_has_read(box: Box, monke
 def test_a_mailbox_deletes_what_it_has_read_once_and_reads_no_deletion(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, _, read = box
+    membership, _, read = box
     deleted: list[int] = []
 
     def watch(*_: Watched, seconds: float) -> Iterator[WatchEvent]:
@@ -369,35 +371,35 @@ def test_a_mailbox_deletes_what_it_has_read_once_and_reads_no_deletion(
             item = KeyValue(f"{ROOT}mail/000000/000001/{number:012d}", line_of(100), number, number, 1)
             yield WatchEvent(item, deleted=False)
             yield WatchEvent(KeyValue(item.key, b"", 0, number, 0), deleted=True)
-        one.close()
+        membership.close()
 
     def transaction(payload: dict[str, Any]) -> dict[str, Any]:
         deleted.append(sum("request_delete_range" in part for part in payload["success"]))
         return {"header": {"revision": "7"}, "succeeded": True, "responses": [{"response_range": {}}]}
 
-    monkeypatch.setattr(one, "_client", SimpleNamespace(transaction=transaction, watch=watch))
-    one._read()
+    monkeypatch.setattr(membership, "_client", SimpleNamespace(transaction=transaction, watch=watch))
+    membership._read()
     assert len(read) == 2 * TOGETHER + 1
     assert deleted == [0, TOGETHER, TOGETHER]
-    assert one._membership.values.ignored == {}
+    assert membership._membership.values.ignored == {}
 
 
 def test_a_mailbox_that_cannot_be_read_says_so_unless_it_is_closed(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, _, _ = box
-    told: list[NixlPluginError] = []
+    membership, _, _ = box
+    failures: list[NixlPluginError] = []
 
     def gone() -> None:
         raise NixlPluginError("etcd is gone")
 
     def closed() -> None:
-        one.close()
+        membership.close()
         gone()
 
-    monkeypatch.setattr(one, "_failed", told.append)
+    monkeypatch.setattr(membership, "_failed", failures.append)
     for read_on in (gone, closed):
-        monkeypatch.setattr(one._membership, "follow", lambda *_, read_on=read_on, **__: read_on())
-        one._read()
-    assert [error.reason for error in told] == ["etcd is gone"]
+        monkeypatch.setattr(membership._membership, "follow", lambda *_, read_on=read_on, **__: read_on())
+        membership._read()
+    assert [error.reason for error in failures] == ["etcd is gone"]
 
 
 class WaitingClient:
@@ -422,21 +424,21 @@ def test_a_watch_tells_every_five_seconds_that_it_waits_and_less_often_in_a_larg
     clock: KnownClock, size: int, times: list[float]
 ) -> None:
     client = WaitingClient(clock, [103.0])
-    one = Membership(cast(EtcdClient, client), "g", size, ttl=10, root=ROOT, host="here", wanted=None)
-    one._valid_until = float("inf")
-    told: list[float] = []
-    assert len(list(one.watch(Watched("k", 1), deadline=112.0, tick=lambda: told.append(clock.now)))) == 1
-    assert told == times
+    membership = Membership(cast(EtcdClient, client), "g", size, ttl=10, root=ROOT, host="here", wanted=None)
+    membership._valid_until = float("inf")
+    intervals: list[float] = []
+    assert len(list(membership.watch(Watched("k", 1), deadline=112.0, tick=lambda: intervals.append(clock.now)))) == 1
+    assert intervals == times
     assert clock.now == 112.0
     assert sum(client.seconds) == 12.0
 
 
 def test_a_watch_lasts_no_longer_than_the_lease(clock: KnownClock) -> None:
     client = WaitingClient(clock)
-    one = registration(client)
-    one._lease, one._valid_until = cast(Lease, SlowLease(clock)), 104.0
+    membership = registration(client)
+    membership._lease, membership._valid_until = cast(Lease, SlowLease(clock)), 104.0
     with pytest.raises(LeaseLostError):
-        list(one.watch(Watched("k", 1), deadline=200.0))
+        list(membership.watch(Watched("k", 1), deadline=200.0))
     assert client.seconds == [4.0]
     assert clock.now == 104.0
 
@@ -445,16 +447,16 @@ def test_a_watch_lasts_no_longer_than_the_lease(clock: KnownClock) -> None:
 def joining(clock: KnownClock, monkeypatch: pytest.MonkeyPatch) -> Joining:
     """An attempt to join that has seen revision 7, and has 60 s."""
     monkeypatch.setattr(joining_module, "time", clock)
-    made = Joining(registration(), 60.0, None)
-    made._seen = 7
-    return made
+    attempt = Joining(registration(), 60.0, None)
+    attempt._seen = 7
+    return attempt
 
 
 CANDIDATES = [Candidate(f"token-{rank}", "here", 1, 2, wanted=0) for rank in range(2)]
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "deleted", "found"),
+    ("key", "value", "deleted", "expected"),
     [
         ("members/token-1", b"", True, (False, True)),
         ("run/frozen", Roster.value(10, [member(0), member(1)]), False, (True, False)),
@@ -463,23 +465,28 @@ CANDIDATES = [Candidate(f"token-{rank}", "here", 1, 2, wanted=0) for rank in ran
     ],
 )
 def test_a_conflict_is_settled_by_the_roster_or_when_one_of_the_two_leaves(
-    joining: Joining, key: str, value: bytes, deleted: bool, found: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
+    joining: Joining,
+    key: str,
+    value: bytes,
+    deleted: bool,
+    expected: tuple[bool, bool],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[int] = []
+    revisions: list[int] = []
 
     def watch(*watched: Watched, **_: object) -> Iterator[WatchEvent]:
-        asked.extend(each.since for each in watched)
+        revisions.extend(span.since for span in watched)
         yield WatchEvent(KeyValue(f"{ROOT}{key}", value, 1, 9, 1), deleted=deleted)
 
     monkeypatch.setattr(joining._membership, "watch", watch)
     frozen, settled = joining._wait_until_one_leaves(CANDIDATES, 110.0)
-    assert (frozen is not None, settled) == found
-    assert asked == [8, 8], "what was written before is known"
+    assert (frozen is not None, settled) == expected
+    assert revisions == [8, 8], "what was written before is known"
 
 
-@pytest.mark.parametrize(("left", "until"), [(60.0, 100.0 + 10 + LATE), (5.0, 105.0)])
+@pytest.mark.parametrize(("remaining", "until"), [(60.0, 100.0 + 10 + LATE), (5.0, 105.0)])
 def test_a_conflict_may_settle_for_a_lease_and_no_longer_than_there_is_time(
-    joining: Joining, monkeypatch: pytest.MonkeyPatch, left: float, until: float
+    joining: Joining, monkeypatch: pytest.MonkeyPatch, remaining: float, until: float
 ) -> None:
     waited: list[float] = []
     answers = iter([(None, True), (None, False)])
@@ -491,7 +498,7 @@ def test_a_conflict_may_settle_for_a_lease_and_no_longer_than_there_is_time(
     def freeze(candidates: Sequence[Candidate]) -> bytes:
         raise StopIteration
 
-    joining._deadline = 100.0 + left
+    joining._deadline = 100.0 + remaining
     monkeypatch.setattr(joining, "_first_candidates", lambda: CANDIDATES)
     monkeypatch.setattr(joining, "_wait_until_one_leaves", wait)
     monkeypatch.setattr(joining, "_value_to_freeze", freeze)
@@ -500,9 +507,9 @@ def test_a_conflict_may_settle_for_a_lease_and_no_longer_than_there_is_time(
     assert waited == [until, until]
 
 
-@pytest.mark.parametrize(("left", "until"), [(60.0, 100.0 + 30 + LATE), (5.0, 105.0)])
+@pytest.mark.parametrize(("remaining", "until"), [(60.0, 100.0 + 30 + LATE), (5.0, 105.0)])
 def test_a_process_without_a_rank_waits_for_a_lease_of_the_group_and_no_longer_than_it_has_time(
-    joining: Joining, monkeypatch: pytest.MonkeyPatch, left: float, until: float
+    joining: Joining, monkeypatch: pytest.MonkeyPatch, remaining: float, until: float
 ) -> None:
     members = [member(0), member(1)]
     frozen = Roster.of(KeyValue(f"{ROOT}run/frozen", Roster.value(30, members), 1, 1, 1))
@@ -512,10 +519,12 @@ def test_a_process_without_a_rank_waits_for_a_lease_of_the_group_and_no_longer_t
         waited.append(until)
         return False
 
-    joining._deadline = 100.0 + left
-    one = joining._membership
-    monkeypatch.setattr(one, "transact", lambda *_: SimpleNamespace(revision=9, found=lambda _: FoundKey(0, ())))
-    monkeypatch.setattr(one.values, "read_members", lambda _: ([Candidate(*each, 2) for each in members], []))
+    joining._deadline = 100.0 + remaining
+    membership = joining._membership
+    monkeypatch.setattr(membership, "transact", lambda *_: SimpleNamespace(revision=9, found=lambda _: FoundKey(0, ())))
+    monkeypatch.setattr(
+        membership.values, "read_members", lambda _: ([Candidate(*fields, 2) for fields in members], [])
+    )
     monkeypatch.setattr(joining, "_roster_in", lambda _: frozen)
     monkeypatch.setattr(joining, "_wait_for_change", wait)
     with pytest.raises(JoinRefusedError, match="all its ranks are taken"):
@@ -529,12 +538,12 @@ def test_a_refusal_is_for_the_processes_that_it_lists_and_without_a_token_for_al
     joining: Joining, monkeypatch: pytest.MonkeyPatch, token: str, listed: bool
 ) -> None:
     """With a token a process that is not listed may take the rank of one that leaves."""
-    one = joining._membership
-    own = member(0, one.token if listed else "")
-    plain = Roster.value(10, [own, member(1)], refusal="rank 0 is requested twice")
+    membership = joining._membership
+    our_member = member(0, membership.token if listed else "")
+    plain = Roster.value(10, [our_member, member(1)], refusal="rank 0 is requested twice")
     frozen = Roster.of(KeyValue(f"{ROOT}run/frozen", plain, 1, 1, 1))
-    monkeypatch.setattr(one, "values", GroupValues(ROOT, token))
-    monkeypatch.setattr(one, "grant", lambda *_: None)
+    monkeypatch.setattr(membership, "values", GroupValues(ROOT, token))
+    monkeypatch.setattr(membership, "grant", lambda *_: None)
     monkeypatch.setattr(joining, "_register", lambda: (frozen, 2))
 
     def take_over(roster: Roster) -> Roster | None:
@@ -548,17 +557,17 @@ def test_a_refusal_is_for_the_processes_that_it_lists_and_without_a_token_for_al
 def test_a_wait_for_a_change_is_for_changes_after_what_was_read(
     joining: Joining, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[str, int, bool]] = []
+    watches: list[tuple[str, int, bool]] = []
 
     def watch(*watched: Watched, deadline: float, known: Sequence[str]) -> Iterator[WatchEvent]:
-        asked.extend((each.key.removeprefix(ROOT), each.since, each.deletions) for each in watched)
+        watches.extend((span.key.removeprefix(ROOT), span.since, span.deletions) for span in watched)
         assert (deadline, known) == (110.0, ["one"])
         yield from events
 
     monkeypatch.setattr(joining._membership, "watch", watch)
     events: list[WatchEvent] = []
     assert not joining._wait_for_change(["one"], 110.0)
-    assert asked == [("run/", 8, False), ("members/", 8, True)], "revision 7 was read"
+    assert watches == [("run/", 8, False), ("members/", 8, True)], "revision 7 was read"
     events.append(WatchEvent(KeyValue("k", b"", 1, 9, 1), deleted=False))
     assert joining._wait_for_change(["one"], 110.0)
 
@@ -567,12 +576,12 @@ def test_what_a_watch_has_missed_is_what_was_written_from_its_revision_on_and_wh
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The etcd is a double whose history is compacted up to revision 20."""
-    one = registration()
+    membership = registration()
     old, new, member = (KeyValue(key, b"", 1, revision, 1) for key, revision in (("r/a", 7), ("r/b", 8), ("m/x", 9)))
-    found = [FoundKey(2, (old, new)), FoundKey(1, (member,))]
-    monkeypatch.setattr(one, "retry", lambda *_: SimpleNamespace(revision=20, found=found.__getitem__))
+    answers = [FoundKey(2, (old, new)), FoundKey(1, (member,))]
+    monkeypatch.setattr(membership, "retry", lambda *_: SimpleNamespace(revision=20, found=answers.__getitem__))
     watched = (Watched("r/", 8, prefix=True), Watched("m/", 8, prefix=True, deletions=True))
-    again, missed = one._read_anew(one.client, watched, ["m/x", "m/gone"], 110.0)
+    again, missed = membership._read_anew(membership.client, watched, ["m/x", "m/gone"], 110.0)
     assert again == (Watched("r/", 21, prefix=True), Watched("m/", 21, prefix=True, deletions=True))
     assert missed == [
         WatchEvent(new, deleted=False), WatchEvent(KeyValue("m/gone", b"", 0, 20, 0), deleted=True),

@@ -14,7 +14,7 @@ from helpers.contention import spinning
 from helpers.etcd import wait_until
 
 from pytest_nixl.core.cpu_contention import CpuContention, busy_ticks, own_processors, own_seconds, too_many
-from pytest_nixl.judge.floor_test import decide_floor
+from pytest_nixl.judge.floors import decide_floor
 from pytest_nixl.judge.row import another_launch, judge
 from pytest_nixl.measure.launches import Launches
 from pytest_nixl.model.expectation import Expectation
@@ -38,22 +38,22 @@ def cpu_ticks(pid: int) -> int:
 def test_cpu_time_of_the_row_does_not_count_as_contention() -> None:
     with spinning() as pid:
         with CpuContention() as everybody:
-            with CpuContention([pid]) as others:
+            with CpuContention([pid]) as contention:
                 before = cpu_ticks(pid)
-                wait_until(lambda: cpu_ticks(pid) - before >= 30, seconds=300, what="0.3 s of processor time")
-                inner = time.monotonic() - others._start[2]
+                wait_until(lambda: cpu_ticks(pid) - before >= 30, seconds=300, description="0.3 s of processor time")
+                inner = time.monotonic() - contention._start[2]
         outer = time.monotonic() - everybody._start[2]
     # Only the first value includes the spinning process. What else runs on this machine, also between the two readings
     # at either end, makes the difference larger.
-    assert everybody.taken * outer - others.taken * inner > 0.1
+    assert everybody.taken * outer - contention.taken * inner > 0.1
 
 
 @pytest.mark.parametrize(
-    ("taken", "processors", "own", "of_ours"),
+    ("taken", "processors", "ours", "of_ours"),
     [(0.4, 2, 2, 0.4), (0.4, 2, 1, 0.0), (1.4, 2, 1, 0.4), (9.0, 192, 2, 0.0), (191.0, 192, 2, 1.0), (0.4, 1, 2, 0.4)],
 )
-def test_use_of_free_cores_is_not_contention(taken: float, processors: int, own: int, of_ours: float) -> None:
-    assert too_many(taken, processors, own) == pytest.approx(of_ours)
+def test_use_of_free_cores_is_not_contention(taken: float, processors: int, ours: int, of_ours: float) -> None:
+    assert too_many(taken, processors, ours) == pytest.approx(of_ours)
 
 
 def test_processes_of_the_row_that_rest_need_no_core() -> None:
@@ -73,11 +73,11 @@ def test_only_processors_that_a_process_may_use_count() -> None:
     assert busy_ticks(stat, {"cpu0", "cpu1"}) == 1114
 
 
-def samples(gigabytes: Sequence[float], others: Sequence[float]) -> Samples:
+def samples(gigabytes: Sequence[float], contention: Sequence[float]) -> Samples:
     windows = tuple(KEY.block / (value * 1e9) for value in gigabytes for _ in range(4))
     count = 4 * len(gigabytes)
     return Samples(KEY, windows, (1,) * count, (1e-3,), ("cma/memory",), windows_of_launches=(4,) * len(gigabytes),
-                   contention=tuple(others))  # fmt: skip
+                   contention=tuple(contention))  # fmt: skip
 
 
 def test_launches_with_contention_fail_no_row_and_another_launch_is_requested() -> None:
@@ -102,11 +102,11 @@ def test_launch_with_contention_can_pass_a_row() -> None:
     assert judge(samples((1.1, 1.1, 1.1), (2.0, 2.0, 2.0)), FLOOR).verdict is Verdict.PASS
 
 
-@pytest.mark.parametrize(("others", "verdict"), [(0.05, Verdict.FAIL), (1.5, Verdict.INCONCLUSIVE)])
-def test_single_launch_with_contention_is_inconclusive(others: float, verdict: Verdict) -> None:
-    one = samples((0.9,), (others,))
-    assert judge(one, FLOOR).verdict is verdict
-    far = samples((0.2,), (others,))
+@pytest.mark.parametrize(("contention", "verdict"), [(0.05, Verdict.FAIL), (1.5, Verdict.INCONCLUSIVE)])
+def test_single_launch_with_contention_is_inconclusive(contention: float, verdict: Verdict) -> None:
+    disturbed = samples((0.9,), (contention,))
+    assert judge(disturbed, FLOOR).verdict is verdict
+    far = samples((0.2,), (contention,))
     assert another_launch(far, FLOOR) is (verdict is Verdict.INCONCLUSIVE)
 
 

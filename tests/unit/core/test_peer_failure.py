@@ -13,7 +13,7 @@ SELECT = (
     "self/memory - no peer failure handler, cma/memory - no am bcopy\n"
 )
 OFFERED = "please use one or more of: 'eth0'(tcp), 'lo'(tcp), 'mlx5_0:1'(ib)\n"
-ONE = f"ucp_context.c:1508 UCX  WARN  network device 'mlx5_7:1' is not available, {OFFERED}"
+FIRST = f"ucp_context.c:1508 UCX  WARN  network device 'mlx5_7:1' is not available, {OFFERED}"
 TWO = f"ucp_context.c:1508 UCX  WARN  network devices 'mlx5_7:1','mlx5_8:1' are not available, {OFFERED}"
 
 
@@ -25,7 +25,7 @@ def interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("log", "devices", "value"),
     [
-        (ONE + SELECT, "mlx5_7:1", "eth0"),
+        (FIRST + SELECT, "mlx5_7:1", "eth0"),
         (TWO + SELECT, "mlx5_7:1,mlx5_0:1,mlx5_8:1", "mlx5_0:1,eth0"),
         (SELECT, "mlx5_0:1", "mlx5_0:1,ens5"),  # all devices are there, and none has a transport that UCX may use
     ],
@@ -41,4 +41,4 @@ def test_remedy_adds_tcp_to_a_list_of_transports_without_it() -> None:
 
 
 def test_other_errors_have_no_remedy_of_this_kind() -> None:
-    assert peer_failure_remedy(ONE, {"UCX_NET_DEVICES": "mlx5_7:1"}) == ""
+    assert peer_failure_remedy(FIRST, {"UCX_NET_DEVICES": "mlx5_7:1"}) == ""

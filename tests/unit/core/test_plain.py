@@ -52,15 +52,15 @@ def test_an_object_becomes_plain_data_and_is_restored() -> None:
 
 def test_a_whole_number_is_a_float_and_a_field_with_a_default_may_be_missing() -> None:
     few = {"parts": [{"name": "a", "size": 2}], "pair": [3, "b"], "colour": "red"}
-    found = from_plain(Whole, few)
-    assert found == Whole((Part("a", 2.0),), (3, "b"), Colour.RED)
-    assert type(found.parts[0].size) is float
+    record = from_plain(Whole, few)
+    assert record == Whole((Part("a", 2.0),), (3, "b"), Colour.RED)
+    assert type(record.parts[0].size) is float
     with pytest.raises(ValueError, match=r"^Whole has no field 'more'$"):
         from_plain(Whole, few, exact=True)
 
 
 @pytest.mark.parametrize(
-    ("changed", "why"),
+    ("changed", "reason"),
     [
         ({"parts": [{"name": "a", "size": "1"}]}, "Whole.parts[0].size is '1': expected float"),
         ({"parts": [{"name": "a", "size": True}]}, "Whole.parts[0].size is True: expected float"),
@@ -79,8 +79,8 @@ def test_a_whole_number_is_a_float_and_a_field_with_a_default_may_be_missing() -
         ({"colour": "blue"}, "'blue' is not a valid Colour"),
     ],
 )
-def test_a_value_of_another_form_is_refused_by_its_path(changed: dict[str, Any], why: str) -> None:
+def test_a_value_of_another_form_is_refused_by_its_path(changed: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError) as caught:
         from_plain(Whole, {**PLAIN, **changed})
     assert type(caught.value) is ValueError  # readers of records name the type
-    assert str(caught.value).startswith(why)
+    assert str(caught.value).startswith(reason)

@@ -30,8 +30,8 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("text", ["posix,self", "sm", "cuda_copy", "tcp:aux,posix", "", "banana", "^tcp", "^all"])
 def test_transports_that_cannot_carry_nixl_are_named(text: str, tmp_path: Path) -> None:
-    said = f"UCX_TLS={text} is set here, and allows no transport that NIXL can use between processes"
-    assert transport_fault({"UCX_TLS": text}, str(tmp_path)) == said
+    expected = f"UCX_TLS={text} is set here, and allows no transport that NIXL can use between processes"
+    assert transport_fault({"UCX_TLS": text}, str(tmp_path)) == expected
 
 
 @pytest.mark.parametrize(
@@ -51,10 +51,10 @@ def test_fault_is_named(root: Path) -> None:
     assert "UCX_IB_GID_INDEX=7 names no GID of rxe0's port 1, which has 1" in rdma_fault(
         RC | {"UCX_IB_GID_INDEX": "7"}, str(root)
     )
-    words, _ = rdma_fault(RC | {"UCX_NET_DEVICES": "mlx5_0:1"}, str(root))
-    assert words == "UCX_NET_DEVICES=mlx5_0:1 names no RDMA device of this host, which has rxe0"
-    words, remedy = rdma_fault(RC | {"UCX_NET_DEVICES": "rxe0:2"}, str(root))
-    assert words == "UCX_NET_DEVICES=rxe0:2 names no port of this host's RDMA devices, which have rxe0:1"
+    fault, _ = rdma_fault(RC | {"UCX_NET_DEVICES": "mlx5_0:1"}, str(root))
+    assert fault == "UCX_NET_DEVICES=mlx5_0:1 names no RDMA device of this host, which has rxe0"
+    fault, remedy = rdma_fault(RC | {"UCX_NET_DEVICES": "rxe0:2"}, str(root))
+    assert fault == "UCX_NET_DEVICES=rxe0:2 names no port of this host's RDMA devices, which have rxe0:1"
     assert remedy == "unset UCX_NET_DEVICES, or set it to rxe0:1"
     assert rdma_fault(RC | {"UCX_NET_DEVICES": "rxe0:2,rxe0:1"}, str(root)) == ("", "")
     assert rdma_fault(RC | {"UCX_NET_DEVICES": "^rxe0:2"}, str(root)) == ("", "")
@@ -104,13 +104,13 @@ def guest(tmp_path: Path) -> Path:
 
 
 def test_gpu_and_card_passed_through_under_one_switch_are_named(guest: Path) -> None:
-    words, remedy = passthrough_fault({}, str(guest))
-    assert words.startswith(
+    fault, remedy = passthrough_fault({}, str(guest))
+    assert fault.startswith(
         "this host is a guest of QEMU, and mlx5_0 and GPU 0000:02:00.0 are under one PCI switch: if they were passed "
         "through without address translation (ATS)"
     )
     assert remedy.startswith("try `export UCX_NET_DEVICES=mlx5_8:1`; if the row then passes")
-    assert passthrough_fault({"UCX_NET_DEVICES": "mlx5_0:1"}, str(guest)) == (words, remedy)
+    assert passthrough_fault({"UCX_NET_DEVICES": "mlx5_0:1"}, str(guest)) == (fault, remedy)
 
 
 def test_other_machines_and_cards_are_not_accused(guest: Path) -> None:

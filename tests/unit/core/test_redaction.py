@@ -22,14 +22,14 @@ def test_secrets_of_a_command_are_hidden() -> None:
 
 
 def test_the_key_of_an_azure_account_is_hidden_whole_and_alone() -> None:
-    told = "DefaultEndpointsProtocol=https;AccountName=me;AccountKey=c2VjcmV0IQ==;BlobEndpoint=http://host/me;"
+    connection = "DefaultEndpointsProtocol=https;AccountName=me;AccountKey=c2VjcmV0IQ==;BlobEndpoint=http://host/me;"
     name = "AZURE_STORAGE_CONNECTION_STRING"
-    assert shown(name, told) == HIDDEN
-    hide = hider({name: told})
-    assert hide(f"it is {told}") == f"it is {HIDDEN}"
+    assert shown(name, connection) == HIDDEN
+    hide = hider({name: connection})
+    assert hide(f"it is {connection}") == f"it is {HIDDEN}"
     assert hide("the key c2VjcmV0IQ== is wrong") == f"the key {HIDDEN} is wrong"
-    assert "c2VjcmV0IQ" not in redact(told)
-    assert "AccountName=me" in redact(told)
+    assert "c2VjcmV0IQ" not in redact(connection)
+    assert "AccountName=me" in redact(connection)
 
 
 def test_a_command_that_is_too_long_is_hidden_without_being_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,9 +45,9 @@ def test_a_command_that_is_too_long_is_hidden_without_being_taken_apart(monkeypa
 
 def test_a_long_word_is_searched_once() -> None:
     """With a search that starts again at each character this would take minutes."""
-    word = "a" * (256 << 10)
-    assert redact(word) == word
-    assert redact(f"{word}://me:pw@host").endswith("***@host")
+    text = "a" * (256 << 10)
+    assert redact(text) == text
+    assert redact(f"{text}://me:pw@host").endswith("***@host")
 
 
 @pytest.mark.parametrize(

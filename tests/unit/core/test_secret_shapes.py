@@ -120,7 +120,7 @@ def test_an_error_of_the_command_shows_no_secret(
     command: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:
-        code = cli.main([word.replace("{tmp}", str(tmp_path)) for word in command])
+        code = cli.main([argument.replace("{tmp}", str(tmp_path)) for argument in command])
     except SystemExit as error:
         code = int(str(error.code))
     out, error_text = capsys.readouterr()

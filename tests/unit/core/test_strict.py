@@ -76,11 +76,11 @@ def _gate(data: bytes) -> None:
 def _message(data: bytes) -> None:
     message = read_message(loads(data))
     if isinstance(message, PeerRequest):
-        for what in REQUESTS:
-            _refused(lambda name=what: check_ask(name, message.arguments))  # type: ignore[misc]
+        for request in REQUESTS:
+            _refused(lambda name=request: check_ask(name, message.arguments))  # type: ignore[misc]
     elif isinstance(message, PeerAnswer):
-        for what in REQUESTS:
-            _refused(lambda name=what: check_answer(name, message.result))  # type: ignore[misc]
+        for request in REQUESTS:
+            _refused(lambda name=request: check_answer(name, message.result))  # type: ignore[misc]
 
 
 def _line(data: bytes) -> None:
@@ -97,15 +97,15 @@ def _refused(read: Callable[[], object]) -> None:
         read()
         return
     except MembershipError as error:
-        said, remedy = error.reason, error.remedy
-        assert f"'{KEY}'" in said
+        message, remedy = error.reason, error.remedy
+        assert f"'{KEY}'" in message
     except StrictError as error:
-        said = str(error)
-    assert said
+        message = str(error)
+    assert message
     assert remedy
-    assert len(said) < 500, said
-    assert printable(said) == said, said
-    assert "\n" not in said
+    assert len(message) < 500, message
+    assert printable(message) == message, message
+    assert "\n" not in message
 
 
 READERS: dict[str, Callable[[bytes], object]] = {

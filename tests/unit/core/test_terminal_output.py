@@ -66,9 +66,9 @@ def test_a_run_whose_output_cannot_be_written_writes_its_report_and_does_not_end
 ) -> None:
     (tmp_path / "test_check.py").write_text(CHECK)
     report = tmp_path / "r.html"
-    code, said = _start(command(str(tmp_path), f"--nixl-report={report}"), output)
-    assert code == 3, said
-    (sentence,) = said.splitlines()
+    code, messages = _start(command(str(tmp_path), f"--nixl-report={report}"), output)
+    assert code == 3, messages
+    (sentence,) = messages.splitlines()
     assert sentence.startswith(
         f"pytest-nixl: standard output cannot be written ({OUTPUTS[output]}): the run was completed"
     )
@@ -78,17 +78,17 @@ def test_a_run_whose_output_cannot_be_written_writes_its_report_and_does_not_end
 @pytest.mark.long
 def test_the_record_of_a_run_on_a_full_output_is_stored(tmp_path: Path) -> None:
     any_speed = profile(tmp_path / "p.toml", "floor = '1 KB/s'")
-    code, said = _start(command(*ROW, f"--nixl-store={tmp_path}/store", f"--nixl-profile={any_speed}"), "full")
-    assert code == 3, said
+    code, messages = _start(command(*ROW, f"--nixl-store={tmp_path}/store", f"--nixl-profile={any_speed}"), "full")
+    assert code == 3, messages
     (stored,), skipped = Store(tmp_path / "store").runs()
     assert (len(stored.rows), stored.interrupted, skipped) == (1, "", [])
 
 
 @pytest.mark.parametrize("output", OUTPUTS)
 def test_the_command_reports_in_one_sentence_that_its_output_cannot_be_written(output: str) -> None:
-    code, said = _start([*CLI, "explain", "--findings"], output)
+    code, messages = _start([*CLI, "explain", "--findings"], output)
     assert code != 0
-    (sentence,) = said.splitlines()
+    (sentence,) = messages.splitlines()
     assert sentence.startswith("pytest-nixl: standard output ")
 
 
@@ -121,12 +121,12 @@ def test_a_run_whose_directory_is_deleted_is_interrupted_and_writes_its_report(t
         command(str(tmp_path / "test_check.py"), f"--rootdir={tmp_path}", f"--nixl-report={report}"), cwd=gone,
         env=environment(PYTHONPATH=str(ROOT)), capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
-    said = f"the directory in which pytest was started, {gone}, was deleted"
+    reason = f"the directory in which pytest was started, {gone}, was deleted"
     assert done.returncode != 0
     assert "Traceback" not in done.stderr
     assert "NIXL verdict: " in done.stdout.splitlines()[-1]
-    assert said in done.stdout.splitlines()[-1]
-    assert said in report.read_text()
+    assert reason in done.stdout.splitlines()[-1]
+    assert reason in report.read_text()
 
 
 Inside = Callable[..., subprocess.CompletedProcess[str]]
@@ -160,9 +160,9 @@ def test_a_run_without_proc_fails_with_that_reason_and_writes_its_report(inside:
     assert "/proc is not mounted" in (tmp_path / "r.html").read_text()
 
 
-@pytest.mark.parametrize("which", ["doctor", "facts"])
-def test_the_command_without_proc_ends_with_a_sentence(inside: Inside, which: str) -> None:
-    done = inside(NO_PROC, *CLI, which)
+@pytest.mark.parametrize("subcommand", ["doctor", "facts"])
+def test_the_command_without_proc_ends_with_a_sentence(inside: Inside, subcommand: str) -> None:
+    done = inside(NO_PROC, *CLI, subcommand)
     assert done.returncode == 2
     assert "pytest-nixl: /proc is not mounted" in done.stderr
     assert "Traceback" not in done.stderr
@@ -179,7 +179,7 @@ NO_SHM = (
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("mounts", "words"),
+    ("mounts", "message"),
     [
         (READ_ONLY_SHM, "it is mounted read-only"),
         # test_shared_memory_that_is_absent_is_a_fact_with_its_reason has the fact that the check reads.
@@ -187,13 +187,13 @@ NO_SHM = (
     ],
     ids=["read-only", "absent"],
 )
-def test_unusable_shared_memory_fails_its_check(inside: Inside, tmp_path: Path, mounts: str, words: str) -> None:
+def test_unusable_shared_memory_fails_its_check(inside: Inside, tmp_path: Path, mounts: str, message: str) -> None:
     run = command("suites/infrastructure/test_machine.py", "-k", "shm", f"--nixl-report={tmp_path}/r.html")
     done = inside(mounts.format(tmp_path), *run)
     assert done.returncode == 1, done.stdout
-    assert f"FAIL shm: /dev/shm cannot be used: {words}" in done.stdout
+    assert f"FAIL shm: /dev/shm cannot be used: {message}" in done.stdout
     assert "    remedy: start the container with `docker run --shm-size=8g`" in done.stdout
-    assert f"/dev/shm cannot be used: {words}" in (tmp_path / "r.html").read_text()
+    assert f"/dev/shm cannot be used: {message}" in (tmp_path / "r.html").read_text()
 
 
 def test_shared_memory_that_is_absent_is_a_fact_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:

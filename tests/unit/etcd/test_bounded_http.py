@@ -187,7 +187,7 @@ def test_a_malformed_answer_is_reported_in_one_sentence(kind: str, request_name:
     with serving(MALFORMED[kind]) as endpoint, connect([endpoint], timeout=TIMEOUT) as client:
         start = time.monotonic()
         try:
-            found = REQUESTS[request_name](client)
+            message = REQUESTS[request_name](client)
         except EtcdError as error:
             sentence(error, endpoint)
         else:
@@ -195,7 +195,7 @@ def test_a_malformed_answer_is_reported_in_one_sentence(kind: str, request_name:
             empty = {"a header only": ("get", "get_prefix", "put", "delete", "create", "watch"),
                      "nulls": ("put", "delete"), "wrong types": ("put", "delete"), "no UTF-8": ("watch",)}  # fmt: skip
             assert request_name in (*empty.get(kind, ()), "status")
-            assert not found or request_name == "status"
+            assert not message or request_name == "status"
         assert time.monotonic() - start < OVER
 
 
@@ -224,11 +224,11 @@ def test_the_size_limit_applies_to_each_message_of_a_watch(monkeypatch: pytest.M
     message = json.dumps({"result": {"header": HEADER, "watch_id": "1", "events": [event]}}).encode() + b"\n"
     whole = STATUS + b"\r\n" + message * 10
     with serving(lambda: [whole, b"x" * (2 << 20)]) as endpoint, connect([endpoint], timeout=60) as client:
-        seen = []
+        events = []
         with pytest.raises(EtcdError, match="its answer is larger than 1 MiB"):
-            for one in client.watch(Watched("/a", 1), seconds=60):
-                seen.append(one)
-        assert len(seen) == 10
+            for watch_event in client.watch(Watched("/a", 1), seconds=60):
+                events.append(watch_event)
+        assert len(events) == 10
 
 
 @pytest.mark.parametrize("token", [None, 5, "", "a\r\nX: y", "a" * 100_000, ["a"]])
@@ -245,7 +245,7 @@ def test_the_clock_of_a_server_that_never_ends_is_not_told() -> None:
     healthy = plain({"header": HEADER, "version": "3.5.1"})
     with serving(healthy, to_get=ENDLESS["headers in drops"]) as endpoint:
         start = time.monotonic()
-        found = read_etcd(FactsRoot(), str(endpoint), "the test")
-        assert found.version.value == "3.5.1"
-        assert found.clock.value is None
+        facts = read_etcd(FactsRoot(), str(endpoint), "the test")
+        assert facts.version.value == "3.5.1"
+        assert facts.clock.value is None
         assert time.monotonic() - start < OVER

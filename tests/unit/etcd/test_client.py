@@ -170,10 +170,10 @@ class TestKeys:
 
 def test_a_change_of_the_leader_during_a_request_is_passing() -> None:
     text = '{"error":"etcdserver: leader changed","code":14,"message":"etcdserver: leader changed"}'
-    found = explain_answer(parse_endpoint("http://127.0.0.1:2379"), text)
-    assert found is not None
-    assert found.cause == "no-leader"
-    assert "its leader changed during the request" in found.reason
+    error = explain_answer(parse_endpoint("http://127.0.0.1:2379"), text)
+    assert error is not None
+    assert error.cause == "no-leader"
+    assert "its leader changed during the request" in error.reason
 
 
 class TestMembers:

@@ -73,10 +73,10 @@ def test_all_clients_of_the_process_avoid_the_stopped_member(trio: ThreeNodeEtcd
     client.put("/a", b"1")
     trio.stop(in_use(trio, client))
     assert client.get("/a") == b"1"
-    with trio.client() as another:
+    with trio.client() as second_client:
         # A transaction is sent only once. Its answer proves that the stopped member was not asked first.
-        assert another.create("/c", b"1")
-        assert another.endpoint == client.endpoint
+        assert second_client.create("/c", b"1")
+        assert second_client.endpoint == client.endpoint
 
 
 def test_only_a_repeatable_transaction_is_sent_again(trio: ThreeNodeEtcd) -> None:
@@ -98,14 +98,14 @@ def test_only_a_repeatable_transaction_is_sent_again(trio: ThreeNodeEtcd) -> Non
 def test_a_watch_continues_at_another_member_without_loss(trio: ThreeNodeEtcd, client: EtcdClient) -> None:
     client.put("/w/0", b"")
     since = TransactionResult.of(client.transaction(txn([], [get("/w/0")]))).revision + 1
-    others = [member for place, member in enumerate(trio.members) if place != in_use(trio, client)]
+    healthy_members = [member for place, member in enumerate(trio.members) if place != in_use(trio, client)]
 
-    seen: list[str] = []
+    events: list[str] = []
 
     def write() -> None:
-        with connect(others) as writer:
+        with connect(healthy_members) as writer:
             writer.put("/w/1", b"")
-            wait_until(lambda: seen == ["/w/1"], 60, "the watch has an event of the member in use")
+            wait_until(lambda: events == ["/w/1"], 60, "the watch has an event of the member in use")
             trio.stop(in_use(trio, client))
             for number in range(2, 11):
                 writer.put(f"/w/{number}", b"")
@@ -113,11 +113,11 @@ def test_a_watch_continues_at_another_member_without_loss(trio: ThreeNodeEtcd, c
     with ThreadPoolExecutor(1) as pool:
         writing = pool.submit(write)
         for event in client.watch(Watched("/w/", since, prefix=True), seconds=60):
-            seen.append(event.item.key)
-            if len(seen) == 10:
+            events.append(event.item.key)
+            if len(events) == 10:
                 break
         writing.result()
-    assert seen == [f"/w/{number}" for number in range(1, 11)]
+    assert events == [f"/w/{number}" for number in range(1, 11)]
 
 
 @pytest.mark.soak
@@ -125,15 +125,15 @@ def test_a_group_survives_a_stopped_etcd_member(trio: ThreeNodeEtcd) -> None:
     """The group keeps its leases, passes its barriers and leaves no keys."""
     with ExitStack() as stack, ThreadPoolExecutor(2) as pool:
         clients = [stack.enter_context(trio.client()) for _ in range(2)]
-        joining = [pool.submit(join, one, "stopped", 2, ttl=6, timeout=30) for one in clients]
-        members = [one.result() for one in joining]
-        assert all(one.exception() is None for one in [pool.submit(member.barrier, 30) for member in members])
+        joining = [pool.submit(join, fault, "stopped", 2, ttl=6, timeout=30) for fault in clients]
+        members = [fault.result() for fault in joining]
+        assert all(fault.exception() is None for fault in [pool.submit(member.barrier, 30) for member in members])
         trio.stop(in_use(trio, clients[0]))
         until = time.monotonic() + 13  # more than two lives of a lease
         while time.monotonic() < until:
             passing = [pool.submit(member.barrier, 60) for member in members]
-            for one in passing:
-                one.result()
+            for fault in passing:
+                fault.result()
             time.sleep(0.5)
         for member in members:
             member.leave()
@@ -167,13 +167,13 @@ def test_a_run_of_two_ranks_survives_a_stopped_etcd_member(trio: ThreeNodeEtcd, 
             stack.callback(runs[-1].wait)
             stack.callback(runs[-1].kill)
 
-        def said() -> str:
+        def output() -> str:
             return "\n".join((tmp_path / f"rank-{rank}.log").read_text()[-3000:] for rank in range(2))
 
         def bytes_move() -> None:
             (tmp_path / "begun").unlink(missing_ok=True)
-            there = eventually((tmp_path / "begun").exists, 120)
-            assert there, said()
+            started = eventually((tmp_path / "begun").exists, 120)
+            assert started, output()
 
         bytes_move()
         trio.stop(0)
@@ -184,5 +184,5 @@ def test_a_run_of_two_ranks_survives_a_stopped_etcd_member(trio: ThreeNodeEtcd, 
         (tmp_path / "enough").touch()
         for run in runs:
             run.wait(240)
-        assert [run.returncode for run in runs] == [0, 0], said()
+        assert [run.returncode for run in runs] == [0, 0], output()
         assert ended.get_prefix("/pytest-nixl/") == {}

@@ -21,9 +21,9 @@ class Echo(BaseHTTPRequestHandler):
     """Refuses each request with the request itself as the message, and as the reason if it has a status of its own."""
 
     def do_POST(self) -> None:
-        asked = self.rfile.read(int(self.headers["Content-Length"])).decode()
-        password = json.loads(asked).get("password", "")
-        answers = {"message": json.dumps({"code": 2, "message": f"refused {password} of {asked}"}), "reason": "{}"}
+        body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        password = json.loads(body).get("password", "")
+        answers = {"message": json.dumps({"code": 2, "message": f"refused {password} of {body}"}), "reason": "{}"}
         data = answers[self.server.kind].encode()  # type: ignore[attr-defined]
         self.send_response(500, f"refused {password}")
         self.send_header("Content-Length", str(len(data)))

@@ -44,12 +44,12 @@ class Link:
 )
 def test_a_connection_is_closed_after_an_answer_if_the_client_asks_for_it(header: bytes, closed: bool) -> None:
     link = Link()
-    one = Http1(cast(Any, link))
-    one.from_client(REQUEST % header)
+    connection = Http1(cast(Any, link))
+    connection.from_client(REQUEST % header)
     assert (link.up, link.down) == (REQUEST % header, b"")
-    one.from_server(ANSWER)
+    connection.from_server(ANSWER)
     assert link.down == (ANSWER if not closed else ANSWER.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
     assert link.closed is closed
     if not closed:
-        one.from_client(REQUEST % header)
+        connection.from_client(REQUEST % header)
         assert link.up == 2 * (REQUEST % header)

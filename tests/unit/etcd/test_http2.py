@@ -122,7 +122,7 @@ def test_a_request_that_the_etcd_resets_is_reset_for_the_client() -> None:
     link.ask("Put", PUT)
     link.far.reset_stream(1, 7)
     link.send()
-    [reset] = [each for each in link.seen if isinstance(each, h2.events.StreamReset)]
+    [reset] = [event for event in link.seen if isinstance(event, h2.events.StreamReset)]
     assert (reset.stream_id, int(reset.error_code or 0)) == (1, 7)
     assert [request.method for request in link.withdrawn_requests] == ["Put"]
 
@@ -148,8 +148,8 @@ def test_a_watch_is_confirmed_once_and_its_end_is_passed_on() -> None:
 def test_a_connection_is_settled_with_the_first_bytes_of_the_client() -> None:
     link = Link()
     link.send()
-    assert any(isinstance(each, h2.events.RemoteSettingsChanged) for each in link.seen)
-    assert any(isinstance(each, h2.events.RemoteSettingsChanged) for each in link.asked)
+    assert any(isinstance(event, h2.events.RemoteSettingsChanged) for event in link.seen)
+    assert any(isinstance(event, h2.events.RemoteSettingsChanged) for event in link.asked)
 
 
 @pytest.mark.parametrize(
@@ -171,11 +171,11 @@ def test_nothing_is_kept_of_a_stream_that_has_ended(ends: str, last: list[str]) 
             link.far.send_data(1, large[start : start + 10_000])
         link.far.send_headers(1, TRAILERS, end_stream=True)
         link.send()
-        seen = [each for each in link.seen if isinstance(each, h2.events.DataReceived)]
-        assert sum(len(each.data or b"") for each in seen) == 65535
+        data_events = [event for event in link.seen if isinstance(event, h2.events.DataReceived)]
+        assert sum(len(event.data or b"") for event in data_events) == 65535
         if ends == "answer":
-            for each in seen:
-                link.near.acknowledge_received_data(each.flow_controlled_length or 0, stream)
+            for event in data_events:
+                link.near.acknowledge_received_data(event.flow_controlled_length or 0, stream)
         else:
             link.near.reset_stream(stream, 8)
     link.send()
@@ -186,9 +186,9 @@ def test_nothing_is_kept_of_a_stream_that_has_ended(ends: str, last: list[str]) 
 
 def test_only_whole_messages_are_taken_from_a_body() -> None:
     """A message has a byte that says whether it is compressed, and its length in four bytes."""
-    rest = b"\0\1\0\0\0c"  # the begin of 16 MiB
-    body = bytearray(b"\1\0\0\0\2ab" + b"\0\0\0\0\1c" + rest)
+    partial = b"\0\1\0\0\0c"  # the begin of 16 MiB
+    body = bytearray(b"\1\0\0\0\2ab" + b"\0\0\0\0\1c" + partial)
     assert list(_messages(body)) == [b"ab", b"c"]
-    assert body == rest
+    assert body == partial
     assert list(_messages(bytearray(5))) == [b""]
     assert list(_messages(bytearray(4))) == []

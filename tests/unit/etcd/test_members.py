@@ -21,7 +21,7 @@ from pytest_nixl.etcd.errors import EtcdError, printable, related, speaks_http, 
 from pytest_nixl.etcd.maintenance import Alarm, ListedMember, Maintenance, MemberStatus
 from pytest_nixl.etcd.members import EtcdMembers
 
-ONE, TWO, THREE = (Endpoint("http", f"10.0.0.{number}", 2379) for number in (1, 2, 3))
+FIRST, SECOND, THIRD = (Endpoint("http", f"10.0.0.{number}", 2379) for number in (1, 2, 3))
 HEADER = {"header": {"revision": "7"}}
 
 
@@ -80,53 +80,56 @@ LATE = requests.exceptions.ReadTimeout("Read timed out")
 
 def test_the_member_that_answered_last_is_asked_first() -> None:
     session = PlannedSession(m1=[REFUSED], m2=[HEADER], m3=[HEADER])
-    members = of(session, ONE, TWO, THREE)
-    assert members.last == ONE
+    members = of(session, FIRST, SECOND, THIRD)
+    assert members.last == FIRST
     assert [ask(members), ask(members)] == ["7", "7"]
     assert hosts(session) == "122"
-    assert members.last == members.next() == TWO
+    assert members.last == members.next() == SECOND
 
 
 def test_a_member_that_failed_is_asked_last_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(members_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    members = of(PlannedSession(m1=[HEADER], m2=[HEADER]), ONE, TWO)
-    members.avoid(ONE)
-    assert members.next() == TWO
+    members = of(PlannedSession(m1=[HEADER], m2=[HEADER]), FIRST, SECOND)
+    members.avoid(FIRST)
+    assert members.next() == SECOND
     now[0] = 119.9
-    assert members.next() == TWO
+    assert members.next() == SECOND
     now[0] = 120.0
-    assert members.next() == ONE
-    members.avoid(ONE)
-    members.answered(ONE)
-    assert members.next() == ONE
+    assert members.next() == FIRST
+    members.avoid(FIRST)
+    members.answered(FIRST)
+    assert members.next() == FIRST
     # The only member is never avoided, whatever other clients say of it.
-    alone = of(PlannedSession(m1=[HEADER]), ONE)
-    alone.avoid(ONE)
-    assert members.next() == ONE
+    alone = of(PlannedSession(m1=[HEADER]), FIRST)
+    alone.avoid(FIRST)
+    assert members.next() == FIRST
 
 
 def test_all_clients_avoid_a_member_that_failed_until_it_answers() -> None:
-    first, second = of(PlannedSession(m1=[REFUSED, HEADER], m2=[HEADER]), ONE, TWO), of(PlannedSession(), ONE, THREE)
+    first, second = (
+        of(PlannedSession(m1=[REFUSED, HEADER], m2=[HEADER]), FIRST, SECOND),
+        of(PlannedSession(), FIRST, THIRD),
+    )
     ask(first)
-    assert second.next() == THREE
-    first.avoid(TWO)
+    assert second.next() == THIRD
+    first.avoid(SECOND)
     ask(first)
-    assert first.last == second.next() == ONE
+    assert first.last == second.next() == FIRST
     with pytest.raises(EtcdError):
-        ask(of(PlannedSession(m1=[{}]), ONE, TWO))
-    assert second.next() == ONE, "another client would get the same answer from another member"
+        ask(of(PlannedSession(m1=[{}]), FIRST, SECOND))
+    assert second.next() == FIRST, "another client would get the same answer from another member"
 
 
 def test_slow_members_are_asked_again_with_the_whole_time_and_others_are_not() -> None:
     session = PlannedSession(m1=[LATE, HEADER], m2=[REFUSED])
-    assert ask(of(session, ONE, TWO)) == "7"
+    assert ask(of(session, FIRST, SECOND)) == "7"
     assert [(host, seconds) for host, _, seconds in session.asked] == [("1", 1.5), ("2", 1.5), ("1", 5.0)]
     session = PlannedSession(m1=[LATE], m2=[LATE])
     with pytest.raises(EtcdError, match=r"no member of the etcd answered: http://10.0.0.1:2379: .*; http://10.0.0.2"):
-        ask(of(session, ONE, TWO))
+        ask(of(session, FIRST, SECOND))
     assert hosts(session) == "1212"
-    for seconds, endpoints in ((5.0, [ONE]), (1.5, [ONE, TWO])):
+    for seconds, endpoints in ((5.0, [FIRST]), (1.5, [FIRST, SECOND])):
         session = PlannedSession(m1=[LATE], m2=[LATE])
         with pytest.raises(EtcdError):
             ask(of(session, *endpoints, timeout=seconds))
@@ -136,25 +139,25 @@ def test_slow_members_are_asked_again_with_the_whole_time_and_others_are_not() -
 
 def test_a_request_that_is_not_repeatable_is_sent_again_only_if_it_was_not_sent() -> None:
     session = PlannedSession(m1=[REFUSED], m2=[HEADER])
-    assert ask(of(session, ONE, TWO), repeatable=False) == "7"
+    assert ask(of(session, FIRST, SECOND), repeatable=False) == "7"
     assert {seconds for _, _, seconds in session.asked} == {5.0}
     session = PlannedSession(m3=[LATE], m2=[HEADER])
     with pytest.raises(EtcdError) as caught:
-        ask(of(session, THREE, TWO), repeatable=False)
+        ask(of(session, THIRD, SECOND), repeatable=False)
     assert caught.value.cause == "timeout"
     assert hosts(session) == "3"
 
 
 def test_members_that_fail_in_several_ways_have_no_common_cause() -> None:
     with pytest.raises(EtcdError) as caught:
-        ask(of(PlannedSession(m1=[REFUSED], m2=[LATE, REFUSED]), ONE, TWO))
+        ask(of(PlannedSession(m1=[REFUSED], m2=[LATE, REFUSED]), FIRST, SECOND))
     assert caught.value.cause == "refused"
-    assert caught.value.endpoint == f"{ONE},{TWO}"
+    assert caught.value.endpoint == f"{FIRST},{SECOND}"
     with pytest.raises(EtcdError) as caught:
-        ask(of(PlannedSession(m1=[REFUSED], m2=[LATE]), ONE, TWO))
+        ask(of(PlannedSession(m1=[REFUSED], m2=[LATE]), FIRST, SECOND))
     assert caught.value.cause == "no-member"
     with pytest.raises(EtcdError) as first:
-        ask(of(PlannedSession(m1=[REFUSED]), ONE))
+        ask(of(PlannedSession(m1=[REFUSED]), FIRST))
     assert caught.value.remedy == first.value.remedy
 
 
@@ -165,25 +168,25 @@ def test_each_member_answers_for_itself() -> None:
     }  # fmt: skip
     members = of(
         PlannedSession(m1=[REFUSED], m2=[status], m3=[{**status, "dbSizeQuota": "8", "version": "v" * 41}]),
-        ONE,
-        TWO,
-        THREE,
+        FIRST,
+        SECOND,
+        THIRD,
     )
-    found = Maintenance(members).each_status()
-    assert list(found) == [str(ONE), str(TWO), str(THREE)]
-    assert isinstance(found[str(ONE)], EtcdError)
-    assert found[str(TWO)] == MemberStatus(1, 2, "3.5.1", 2, 4, 5, 6, None, True)
-    third = found[str(THREE)]
+    statuses = Maintenance(members).each_status()
+    assert list(statuses) == [str(FIRST), str(SECOND), str(THIRD)]
+    assert isinstance(statuses[str(FIRST)], EtcdError)
+    assert statuses[str(SECOND)] == MemberStatus(1, 2, "3.5.1", 2, 4, 5, 6, None, True)
+    third = statuses[str(THIRD)]
     assert isinstance(third, MemberStatus)
     assert (third.quota, third.version) == (8, "v" * 40 + "…")
 
 
 def test_members_and_alarms_have_printable_names() -> None:
     listed = {**HEADER, "members": [{"ID": "9", "name": "a\x1b"}, {"ID": "10", "name": "b", "isLearner": True}]}
-    found = Maintenance(of(PlannedSession(m1=[listed]), ONE)).listed()
-    assert found == (ListedMember(9, "a\\x1b", False), ListedMember(10, "b", True))
+    listing = Maintenance(of(PlannedSession(m1=[listed]), FIRST)).listed()
+    assert listing == (ListedMember(9, "a\\x1b", False), ListedMember(10, "b", True))
     alarms = {**HEADER, "alarms": [{"alarm": "NOSPACE", "memberID": "9"}, {"alarm": 2}, {"alarm": "x" * 61}]}
-    assert Maintenance(of(PlannedSession(m1=[alarms]), ONE)).alarms() == (
+    assert Maintenance(of(PlannedSession(m1=[alarms]), FIRST)).alarms() == (
         Alarm("NOSPACE", 9), Alarm("CORRUPT", 0), Alarm("x" * 60 + "…", 0),
     )  # fmt: skip
 
@@ -191,22 +194,22 @@ def test_members_and_alarms_have_printable_names() -> None:
 def test_counters_are_the_finite_metrics_without_labels() -> None:
     page = '# HELP\netcd_a 1\netcd_b e-e\netcd_c 1e999\netcd_d{x="1"} 4\netcd_e 2.5e+06\ngo_f 1\n'
     session = PlannedSession(m1=[(200, page, "OK")])
-    assert Maintenance(of(session, ONE)).counters() == {"etcd_a": 1.0, "etcd_e": 2.5e6}
+    assert Maintenance(of(session, FIRST)).counters() == {"etcd_a": 1.0, "etcd_e": 2.5e6}
     assert session.asked == [("1", "metrics", 5.0)]
     for nothing in ((404, page, "Not Found"), REFUSED):
-        assert Maintenance(of(PlannedSession(m1=[nothing]), ONE)).metrics() == ""
+        assert Maintenance(of(PlannedSession(m1=[nothing]), FIRST)).metrics() == ""
 
 
 @pytest.mark.parametrize("answer", [{}, {"header": 1}, [], {"header": {}}])
 def test_an_answer_without_the_form_of_one_is_not_of_an_etcd(answer: Mapping[str, Any]) -> None:
     with pytest.raises(EtcdError, match="does not have the form of an etcd answer"):
-        ask(of(PlannedSession(m1=[answer]), ONE))
+        ask(of(PlannedSession(m1=[answer]), FIRST))
 
 
-@pytest.mark.parametrize(("text", "why"), [("{", "is not JSON"), ("[" * 100_000, "is nested too deeply")])
-def test_an_answer_that_cannot_be_read_is_not_of_an_etcd(text: str, why: str) -> None:
-    with pytest.raises(EtcdError, match=f"its answer {why}"):
-        ask(of(PlannedSession(m1=[(200, text, "OK")]), ONE))
+@pytest.mark.parametrize(("text", "reason"), [("{", "is not JSON"), ("[" * 100_000, "is nested too deeply")])
+def test_an_answer_that_cannot_be_read_is_not_of_an_etcd(text: str, reason: str) -> None:
+    with pytest.raises(EtcdError, match=f"its answer {reason}"):
+        ask(of(PlannedSession(m1=[(200, text, "OK")]), FIRST))
 
 
 def test_a_token_is_used_until_an_etcd_rejects_it() -> None:
@@ -223,7 +226,7 @@ def test_a_token_is_used_until_an_etcd_rejects_it() -> None:
         return SimpleNamespace(history=[])
 
     def answered(status: int) -> Any:
-        request = auth(requests.Request("POST", f"{ONE}/v3/kv/range").prepare())
+        request = auth(requests.Request("POST", f"{FIRST}/v3/kv/range").prepare())
         answer = SimpleNamespace(
             status_code=status, content=b"", close=lambda: closed.append(status), request=request, history=[],
             connection=SimpleNamespace(send=send),
@@ -245,26 +248,26 @@ def test_a_token_is_used_until_an_etcd_rejects_it() -> None:
 
 @pytest.mark.parametrize("token", [None, "", "a b", "x" * 8193, 7])
 def test_a_token_that_cannot_be_sent_is_not_of_an_etcd(token: object) -> None:
-    members = of(PlannedSession(m1=[{"token": token}]), ONE)
+    members = of(PlannedSession(m1=[{"token": token}]), FIRST)
     with pytest.raises(EtcdError, match="its answer to /v3/auth/authenticate is not an etcd answer"):
-        members._authenticate(str(ONE), "bob", "b")
+        members._authenticate(str(FIRST), "bob", "b")
 
 
 @pytest.mark.parametrize(
-    ("version", "words"),
+    ("version", "message"),
     [
         ({"etcdserver": "3.5.1"}, "3.5.1"), ({"etcdserver": "3" * 41}, f"\\b{'3' * 40}…"),
         ({"etcdserver": ""}, "'Not Found' to /v3"), ([], "'Not Found' to /v3"),
         (REFUSED, "'Not Found' to /v3"),
     ],
 )  # fmt: skip
-def test_an_etcd_without_a_gateway_is_told_from_another_server(version: object, words: str) -> None:
+def test_an_etcd_without_a_gateway_is_told_from_another_server(version: object, message: str) -> None:
     session = PlannedSession(m1=[(404, "404 page not found", "Not Found"), version])
-    with pytest.raises(EtcdError, match=words):
-        ask(of(session, ONE))
+    with pytest.raises(EtcdError, match=message):
+        ask(of(session, FIRST))
     session = PlannedSession(m1=[(500, "", "Internal Server Error")])
     with pytest.raises(EtcdError, match="it answers 'Internal Server Error' to /v3"):
-        ask(of(session, ONE))
+        ask(of(session, FIRST))
     assert len(session.asked) == 1
 
 

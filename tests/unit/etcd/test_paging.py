@@ -38,11 +38,11 @@ def endless(pages: Pages, *, keys_end: bool = False) -> Iterator[EtcdClient]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            keys = pages(next(number), base64.b64decode(asked["key"]).decode().split("\0")[0], asked["limit"])
-            found = [{"key": base64.b64encode(key.encode()).decode(), "mod_revision": "3"} for key in keys]
-            answer: dict[str, Any] = {"header": {"revision": "3"}, "kvs": found}
-            answer["more"] = not (keys_end and asked["keys_only"])
+            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            keys = pages(next(number), base64.b64decode(request["key"]).decode().split("\0")[0], request["limit"])
+            key_values = [{"key": base64.b64encode(key.encode()).decode(), "mod_revision": "3"} for key in keys]
+            answer: dict[str, Any] = {"header": {"revision": "3"}, "kvs": key_values}
+            answer["more"] = not (keys_end and request["keys_only"])
             data = json.dumps(answer).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(data)))
@@ -81,7 +81,7 @@ READERS = pytest.mark.parametrize("read", [read_groups, read_keys])
 
 @READERS
 @pytest.mark.parametrize(
-    ("pages", "words"),
+    ("pages", "message"),
     [
         (lambda number, start, limit: full("/a/c", limit), "and sent '/a/c'"),
         (lambda number, start, limit: full("/a/b" if number else "/a/c", limit), "and sent '/a/b'"),
@@ -98,10 +98,12 @@ READERS = pytest.mark.parametrize("read", [read_groups, read_keys])
     ],
     ids=["same", "backwards", "outside", "empty", "too-few", "too-many"],
 )
-def test_pages_that_make_no_progress_are_refused(read: Callable[[EtcdClient], None], pages: Pages, words: str) -> None:
+def test_pages_that_make_no_progress_are_refused(
+    read: Callable[[EtcdClient], None], pages: Pages, message: str
+) -> None:
     with endless(pages) as client, pytest.raises(EtcdError) as caught:
         read(client)
-    assert words in caught.value.reason
+    assert message in caught.value.reason
     assert client.endpoint in caught.value.reason
     assert caught.value.remedy.startswith("check that this is the address of an etcd")
 
@@ -133,8 +135,8 @@ def test_a_reading_without_a_bound_of_its_own_ends_soon_enough_for_a_person() ->
 def test_values_without_an_end_leave_the_sizes_of_keys_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paging, "MOST_PAGES", 1)
     with endless(next_keys, keys_end=True) as client:
-        found = survey(client, ["/a/"], values=True)
-    assert [key.size is not None for key in found.keys] == [True] * 16 + [False] * 984
+        key_survey = survey(client, ["/a/"], values=True)
+    assert [key.size is not None for key in key_survey.keys] == [True] * 16 + [False] * 984
 
 
 def test_as_many_pages_are_read_as_there_may_be_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,8 +51,8 @@ def _classes() -> dict[str, Any]:
                 field.type = getattr(kinds, f"TYPE_{kind.upper()}")
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    found = ((name, pool.FindMessageTypeByName(f"etcdserverpb.{name}")) for name in MESSAGES)
-    return {name: message_factory.GetMessageClass(descriptor) for name, descriptor in found}
+    descriptors = ((name, pool.FindMessageTypeByName(f"etcdserverpb.{name}")) for name in MESSAGES)
+    return {name: message_factory.GetMessageClass(descriptor) for name, descriptor in descriptors}
 
 
 CLASSES = _classes()
@@ -69,17 +69,17 @@ def span(start: bytes, end: bytes, write: bool) -> Access:
 
 def accesses(method: str, message: Any) -> tuple[Access, ...]:
     """Return the keys of a message, which are the same by gRPC and in both spellings of the gateway's JSON."""
-    found = grpc_accesses(method, message.SerializeToString())
+    accessed = grpc_accesses(method, message.SerializeToString())
     for snake in (False, True):
         text = json_format.MessageToJson(message, preserving_proto_field_name=snake, indent=None)
-        assert gateway_accesses(method, text.encode()) == found
-    return found
+        assert gateway_accesses(method, text.encode()) == accessed
+    return accessed
 
 
 def refused(message: Any) -> bool:
     """Whether a message has a group, or a field 0, which releases of protobuf read differently."""
-    found = UnknownFieldSet(message)
-    return any(one.wire_type in (_GROUP_START, _GROUP_END) or not one.field_number for one in found)
+    fields = UnknownFieldSet(message)
+    return any(field.wire_type in (_GROUP_START, _GROUP_END) or not field.field_number for field in fields)
 
 
 def ours(data: bytes) -> list[tuple[int, Any]] | None:
@@ -101,8 +101,11 @@ def theirs(data: bytes) -> list[tuple[int, Any]] | None:
         return None
     sizes = {1: 8, 5: 4}
     return [
-        (one.field_number, one.data.to_bytes(sizes[one.wire_type], "little") if one.wire_type in sizes else one.data)
-        for one in UnknownFieldSet(message)
+        (
+            field.field_number,
+            field.data.to_bytes(sizes[field.wire_type], "little") if field.wire_type in sizes else field.data,
+        )
+        for field in UnknownFieldSet(message)
     ]
 
 

@@ -54,14 +54,14 @@ def path(etcd: Etcd) -> Iterator[EtcdProxy]:
 @pytest.fixture
 def through(direct: EtcdClient) -> Iterator[Callable[..., EtcdClient]]:
     """Return a function that makes a client of the gateway through the proxy."""
-    made: list[EtcdClient] = []
+    clients: list[EtcdClient] = []
 
     def make(client: ProxyClient, timeout: float = SECONDS) -> EtcdClient:
-        made.append(connect(parse_endpoints(client.endpoint), timeout=timeout))
-        return made[-1]
+        clients.append(connect(parse_endpoints(client.endpoint), timeout=timeout))
+        return clients[-1]
 
     yield make
-    for client in made:
+    for client in clients:
         client.close()
 
 
@@ -89,8 +89,8 @@ def is_write(request: Request) -> bool:
     return request.writes
 
 
-def first_held(path: EtcdProxy, way: ProxyClient) -> tuple[Request, ...]:
-    return path.wait(lambda: way.held, f"a request of {way.name} to be held", seconds=SECONDS)
+def first_held(path: EtcdProxy, proxied: ProxyClient) -> tuple[Request, ...]:
+    return path.wait(lambda: proxied.held, f"a request of {proxied.name} to be held", seconds=SECONDS)
 
 
 def comes_to(path: EtcdProxy, request: Request, state: State) -> None:
@@ -99,8 +99,8 @@ def comes_to(path: EtcdProxy, request: Request, state: State) -> None:
 
 class TestSeen:
     def test_requests_of_the_gateway(self, path: EtcdProxy, through: Callable[..., EtcdClient]) -> None:
-        way = path.client("g")
-        client = through(way)
+        proxied = path.client("g")
+        client = through(proxied)
         lease = client.lease(60)
         client.put("/t/a", b"1", lease)
         assert client.get("/t/a") == b"1"
@@ -109,67 +109,71 @@ class TestSeen:
         assert lease.refresh() == 60
         assert client.delete("/t/b")
         lease.revoke()
-        assert methods(way) == [
+        assert methods(proxied) == [
             "LeaseGrant", "Put", "Range", "Range", "Txn", "LeaseKeepAliveOnce", "DeleteRange", "LeaseRevoke",
         ]  # fmt: skip
-        assert way.requests[0].granted() == lease.id
-        assert [request.key for request in way.requests[1:5]] == ["/t/a", "/t/a", "/t/", "/t/b"]
-        assert [request.writes for request in way.requests[1:5]] == [True, False, False, True]
-        assert {request.state for request in way.requests} == {State.ANSWERED}
-        assert way.requests[1].label({"/t": "<here>"}) == "Put(<here>/a)"
-        [accessed] = way.requests[3].accesses
+        assert proxied.requests[0].granted() == lease.id
+        assert [request.key for request in proxied.requests[1:5]] == ["/t/a", "/t/a", "/t/", "/t/b"]
+        assert [request.writes for request in proxied.requests[1:5]] == [True, False, False, True]
+        assert {request.state for request in proxied.requests} == {State.ANSWERED}
+        assert proxied.requests[1].label({"/t": "<here>"}) == "Put(<here>/a)"
+        [accessed] = proxied.requests[3].accesses
         assert (accessed.start, accessed.end) == (b"/t/", b"/t0")
 
     def test_requests_of_grpc(self, path: EtcdProxy, direct: EtcdClient) -> None:
-        way = path.client("c")
+        proxied = path.client("c")
         large = "v" * 300_000
-        assert etcdctl(way, "put", "/t/large", input=large).returncode == 0
-        assert etcdctl(way, "get", "/t/large").stdout == f"/t/large\n{large}\n"
-        granted = etcdctl(way, "lease", "grant", "30").stdout.split()[1]
+        assert etcdctl(proxied, "put", "/t/large", input=large).returncode == 0
+        assert etcdctl(proxied, "get", "/t/large").stdout == f"/t/large\n{large}\n"
+        granted = etcdctl(proxied, "lease", "grant", "30").stdout.split()[1]
         transaction = 'mod("/t/x") = "0"\n\nput /t/x 1\n\nget /t/large\n\n'
-        assert "SUCCESS" in etcdctl(way, "txn", input=transaction).stdout
-        assert etcdctl(way, "lease", "keep-alive", "--once", granted).returncode == 0
-        assert etcdctl(way, "lease", "revoke", granted).returncode == 0
-        assert etcdctl(way, "del", "--prefix", "/t/").stdout == "2\n"
-        assert methods(way) == ["Put", "Range", "LeaseGrant", "Txn", "LeaseKeepAlive", "LeaseRevoke", "DeleteRange"]
-        assert f"{way.requests[2].granted():016x}" == granted
-        assert [request.key for request in way.requests[:2]] == ["/t/large", "/t/large"]
-        assert way.requests[3].key == "/t/x"
-        assert way.requests[6].accesses[0].end == b"/t0"
+        assert "SUCCESS" in etcdctl(proxied, "txn", input=transaction).stdout
+        assert etcdctl(proxied, "lease", "keep-alive", "--once", granted).returncode == 0
+        assert etcdctl(proxied, "lease", "revoke", granted).returncode == 0
+        assert etcdctl(proxied, "del", "--prefix", "/t/").stdout == "2\n"
+        assert methods(proxied) == ["Put", "Range", "LeaseGrant", "Txn", "LeaseKeepAlive", "LeaseRevoke", "DeleteRange"]
+        assert f"{proxied.requests[2].granted():016x}" == granted
+        assert [request.key for request in proxied.requests[:2]] == ["/t/large", "/t/large"]
+        assert proxied.requests[3].key == "/t/x"
+        assert proxied.requests[6].accesses[0].end == b"/t0"
         assert direct.count_prefix("/t/") == 0
 
     def test_watches_are_never_held(self, path: EtcdProxy, direct: EtcdClient) -> None:
         for name, make in (("gateway", self.gateway_watch), ("etcdctl", self.etcdctl_watch)):
-            way = path.client(name)
-            way.hold()
-            process = make(way)
+            proxied = path.client(name)
+            proxied.hold()
+            process = make(proxied)
             try:
-                self.sees(path, way, process, direct)
+                self.sees(path, proxied, process, direct)
             finally:
                 process.kill()
                 process.communicate()
 
     @staticmethod
-    def sees(path: EtcdProxy, way: ProxyClient, process: subprocess.Popen[bytes], direct: EtcdClient) -> None:
-        path.wait(lambda: way.requests, "a watch", seconds=SECONDS)
-        assert [request.label() for request in way.requests] == ["Watch(/t/w)"]
+    def sees(path: EtcdProxy, proxied: ProxyClient, process: subprocess.Popen[bytes], direct: EtcdClient) -> None:
+        path.wait(lambda: proxied.requests, "a watch", seconds=SECONDS)
+        assert [request.label() for request in proxied.requests] == ["Watch(/t/w)"]
         direct.put("/t/w", b"first")
         assert process.stdout is not None
         assert process.stdout.readline()
         direct.put("/t/w", b"second")
         assert process.stdout.readline()
-        assert way.requests[0].confirmed
+        assert proxied.requests[0].confirmed
 
     def test_a_watch_is_confirmed_when_etcd_says_so(self) -> None:
         with running_etcd() as stopped, EtcdProxy(stopped.url) as path:
-            ways = [path.client("gateway"), path.client("etcdctl")]
+            proxies = [path.client("gateway"), path.client("etcdctl")]
             os.kill(stopped.pid, signal.SIGSTOP)
-            processes = [self.gateway_watch(ways[0]), self.etcdctl_watch(ways[1])]
+            processes = [self.gateway_watch(proxies[0]), self.etcdctl_watch(proxies[1])]
             try:
-                path.wait(lambda: all(way.requests for way in ways), "both watches", seconds=SECONDS)
-                assert not any(way.requests[0].confirmed for way in ways)
+                path.wait(lambda: all(proxied.requests for proxied in proxies), "both watches", seconds=SECONDS)
+                assert not any(proxied.requests[0].confirmed for proxied in proxies)
                 os.kill(stopped.pid, signal.SIGCONT)
-                path.wait(lambda: all(way.requests[0].confirmed for way in ways), "both confirmations", seconds=SECONDS)
+                path.wait(
+                    lambda: all(proxied.requests[0].confirmed for proxied in proxies),
+                    "both confirmations",
+                    seconds=SECONDS,
+                )
             finally:
                 os.kill(stopped.pid, signal.SIGCONT)
                 for process in processes:
@@ -177,20 +181,20 @@ class TestSeen:
                     process.communicate()
 
     @staticmethod
-    def gateway_watch(way: ProxyClient) -> subprocess.Popen[bytes]:
+    def gateway_watch(proxied: ProxyClient) -> subprocess.Popen[bytes]:
         body = json.dumps({"create_request": {"key": "L3Qvdw==", "start_revision": 1}})
         code = (
             "import sys, urllib.request as u\n"
-            f"f = u.urlopen(u.Request('{way.endpoint}/v3/watch', b'{body}'))\n"
+            f"f = u.urlopen(u.Request('{proxied.endpoint}/v3/watch', b'{body}'))\n"
             "while line := f.readline():\n"
             "    if b'events' in line: print(line, flush=True)\n"
         )
         return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
 
     @staticmethod
-    def etcdctl_watch(way: ProxyClient) -> subprocess.Popen[bytes]:
+    def etcdctl_watch(proxied: ProxyClient) -> subprocess.Popen[bytes]:
         program = str(Path(etcd_binary()).with_name("etcdctl"))
-        arguments = [f"--endpoints={way.endpoint}", "watch", "--rev=1", "/t/w"]
+        arguments = [f"--endpoints={proxied.endpoint}", "watch", "--rev=1", "/t/w"]
         return subprocess.Popen([program, *arguments], stdout=subprocess.PIPE)
 
     def test_a_watch_that_the_server_ends_has_ended_for_the_client_which_goes_on(self) -> None:
@@ -212,8 +216,8 @@ class TestSeen:
         with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
             started(server.serve_forever)
             with EtcdProxy(f"http://127.0.0.1:{server.server_port}") as path:
-                way = path.client("w")
-                connection = HTTPConnection(way.endpoint.removeprefix("http://"), timeout=SECONDS)
+                proxied = path.client("w")
+                connection = HTTPConnection(proxied.endpoint.removeprefix("http://"), timeout=SECONDS)
                 sockets = []
                 for _ in range(2):
                     connection.request("POST", "/v3/watch", b"{}")
@@ -222,7 +226,7 @@ class TestSeen:
                 connection.close()
             server.shutdown()
         assert sockets[0] is sockets[1]
-        assert methods(way) == ["Watch", "Watch"]
+        assert methods(proxied) == ["Watch", "Watch"]
 
     def test_clients_are_distinguished(self, path: EtcdProxy, through: Callable[..., EtcdClient]) -> None:
         first, second = path.client("first"), path.client("second")
@@ -235,65 +239,65 @@ class TestSeen:
         assert "first 1: Put(/t/1), answered" in path.describe()
 
     def test_a_request_that_is_not_of_etcd(self, path: EtcdProxy, through: Callable[..., EtcdClient]) -> None:
-        way = path.client("v")
+        proxied = path.client("v")
         import urllib.request
 
-        with urllib.request.urlopen(f"{way.endpoint}/version") as answer:
+        with urllib.request.urlopen(f"{proxied.endpoint}/version") as answer:
             assert b"etcdserver" in answer.read()
-        assert methods(way) == ["GET /version"]
+        assert methods(proxied) == ["GET /version"]
 
 
 class TestHeld:
     def test_held_requests_are_released_in_another_order(
         self, path: EtcdProxy, through: Callable[..., EtcdClient], direct: EtcdClient
     ) -> None:
-        ways = [path.client("a"), path.client("b")]
-        for way in ways:
-            way.hold(is_write)
+        proxies = [path.client("a"), path.client("b")]
+        for proxied in proxies:
+            proxied.hold(is_write)
         threads = []
-        for way in ways:
-            client = through(way)
+        for proxied in proxies:
+            client = through(proxied)
             assert client.get("/t/k") is None  # reads pass
-            threads.append(started(partial(client.put, "/t/k", way.name.encode())))
-        path.wait(lambda: all(way.held for way in ways), "both to write", seconds=SECONDS)
+            threads.append(started(partial(client.put, "/t/k", proxied.name.encode())))
+        path.wait(lambda: all(proxied.held for proxied in proxies), "both to write", seconds=SECONDS)
         assert direct.get("/t/k") is None
-        [first], [second] = ways[0].held, ways[1].held
-        for way, request in ((ways[1], second), (ways[0], first)):
-            way.release(request)
+        [first], [second] = proxies[0].held, proxies[1].held
+        for proxied, request in ((proxies[1], second), (proxies[0], first)):
+            proxied.release(request)
             comes_to(path, request, State.ANSWERED)
         assert direct.get("/t/k") == b"a"
         for thread in threads:
             thread.join(SECONDS)
         with pytest.raises(ProxyError, match="a 2: Put"):
-            ways[0].release(first)
+            proxies[0].release(first)
 
     def test_a_held_grpc_request_is_released(self, path: EtcdProxy, direct: EtcdClient) -> None:
-        way = path.client("c")
-        way.hold()
-        thread = started(lambda: etcdctl(way, "put", "/t/h", "1"))
-        path.wait(lambda: way.held, "the put", seconds=SECONDS)
+        proxied = path.client("c")
+        proxied.hold()
+        thread = started(lambda: etcdctl(proxied, "put", "/t/h", "1"))
+        path.wait(lambda: proxied.held, "the put", seconds=SECONDS)
         assert direct.get("/t/h") is None
-        way.release()
+        proxied.release()
         thread.join(SECONDS)
         assert direct.get("/t/h") == b"1"
-        assert etcdctl(way, "get", "/t/h").stdout == "/t/h\n1\n"
+        assert etcdctl(proxied, "get", "/t/h").stdout == "/t/h\n1\n"
 
     def test_a_dropped_request_never_arrives(
         self, path: EtcdProxy, through: Callable[..., EtcdClient], direct: EtcdClient
     ) -> None:
-        way = path.client("d")
-        way.hold()
+        proxied = path.client("d")
+        proxied.hold()
         errors: list[EtcdError] = []
 
         def create() -> None:
             try:
-                through(way).create("/t/d", b"1")
+                through(proxied).create("/t/d", b"1")
             except EtcdError as error:
                 errors.append(error)
 
         thread = started(create)
-        [request] = path.wait(lambda: way.held, "the create", seconds=SECONDS)
-        way.drop(request)
+        [request] = path.wait(lambda: proxied.held, "the create", seconds=SECONDS)
+        proxied.drop(request)
         thread.join(SECONDS)
         assert errors[0].cause == "closed"
         assert request.state is State.DROPPED
@@ -301,34 +305,34 @@ class TestHeld:
 
     def test_a_held_request_of_a_killed_client_never_arrives(self, path: EtcdProxy, direct: EtcdClient) -> None:
         for start in (self.by_gateway, self.by_grpc):
-            way = path.client("k")
-            way.hold()
-            process = start(way)
-            [request] = first_held(path, way)
+            proxied = path.client("k")
+            proxied.hold()
+            process = start(proxied)
+            [request] = first_held(path, proxied)
             process.send_signal(signal.SIGKILL)
             process.wait()
             comes_to(path, request, State.DROPPED)
-            assert way.held == ()
+            assert proxied.held == ()
         assert direct.get("/t/k") is None
 
     @staticmethod
-    def by_gateway(way: ProxyClient) -> subprocess.Popen[bytes]:
-        code = f"import urllib.request as u; u.urlopen('{way.endpoint}/v3/kv/put', b'{{\"key\": \"L3Qvaw==\"}}')"
+    def by_gateway(proxied: ProxyClient) -> subprocess.Popen[bytes]:
+        code = f"import urllib.request as u; u.urlopen('{proxied.endpoint}/v3/kv/put', b'{{\"key\": \"L3Qvaw==\"}}')"
         return subprocess.Popen([sys.executable, "-c", code])
 
     @staticmethod
-    def by_grpc(way: ProxyClient) -> subprocess.Popen[bytes]:
+    def by_grpc(proxied: ProxyClient) -> subprocess.Popen[bytes]:
         program = str(Path(etcd_binary()).with_name("etcdctl"))
-        return subprocess.Popen([program, f"--endpoints={way.endpoint}", "put", "/t/k", "1"])
+        return subprocess.Popen([program, f"--endpoints={proxied.endpoint}", "put", "/t/k", "1"])
 
     def test_a_delayed_request_times_out(self, path: EtcdProxy, through: Callable[..., EtcdClient]) -> None:
-        way = path.client("s")
-        way.delay(10, is_write)
-        client = through(way)
+        proxied = path.client("s")
+        proxied.delay(10, is_write)
+        client = through(proxied)
         assert client.get("/t/s") is None
         with pytest.raises(EtcdError, match="timeout"):
-            through(way, timeout=0.3).put("/t/s", b"")
-        way.delay(0)
+            through(proxied, timeout=0.3).put("/t/s", b"")
+        proxied.delay(0)
         client.put("/t/s", b"")
 
 
@@ -336,32 +340,32 @@ class TestLost:
     def test_the_answer_of_a_gateway_request_is_lost(
         self, path: EtcdProxy, through: Callable[..., EtcdClient], direct: EtcdClient
     ) -> None:
-        way = path.client("l")
-        way.lose_answer(is_write, nth=2)
-        client = through(way)
+        proxied = path.client("l")
+        proxied.lose_answer(is_write, nth=2)
+        client = through(proxied)
         client.put("/t/1", b"")
         client.get("/t/1")
         with pytest.raises(EtcdError) as caught:
             client.create("/t/2", b"")
         assert caught.value.cause == "closed"
-        assert [request.state for request in way.requests] == [State.ANSWERED, State.ANSWERED, State.ANSWER_LOST]
+        assert [request.state for request in proxied.requests] == [State.ANSWERED, State.ANSWERED, State.ANSWER_LOST]
         assert direct.get("/t/2") == b"", "the write was applied"
         assert not client.create("/t/2", b""), "the next one finds it, over a new connection"
 
     def test_the_answer_of_a_grpc_request_is_lost(self, path: EtcdProxy, direct: EtcdClient) -> None:
-        way = path.client("l")
-        way.lose_answer()
-        done = etcdctl(way, "put", "/t/g", "1", "--command-timeout=5s")
+        proxied = path.client("l")
+        proxied.lose_answer()
+        done = etcdctl(proxied, "put", "/t/g", "1", "--command-timeout=5s")
         assert done.returncode != 0
-        assert way.requests[0].state is State.ANSWER_LOST
+        assert proxied.requests[0].state is State.ANSWER_LOST
         assert direct.get("/t/g") == b"1"
 
     def test_a_request_is_lost(self, path: EtcdProxy, through: Callable[..., EtcdClient], direct: EtcdClient) -> None:
-        way = path.client("r")
-        way.lose_request()
+        proxied = path.client("r")
+        proxied.lose_request()
         with pytest.raises(EtcdError):
-            through(way).create("/t/r", b"")
-        assert way.requests[0].state is State.DROPPED
+            through(proxied).create("/t/r", b"")
+        assert proxied.requests[0].state is State.DROPPED
         assert direct.get("/t/r") is None
 
 
@@ -369,46 +373,46 @@ class TestCut:
     def test_a_cut_client_is_refused_until_restored(
         self, path: EtcdProxy, through: Callable[..., EtcdClient], direct: EtcdClient
     ) -> None:
-        way, other = path.client("cut"), path.client("whole")
-        client, spared = through(way), through(other)
+        proxied, other = path.client("cut"), path.client("whole")
+        client, spared = through(proxied), through(other)
         client.put("/t/c", b"1")
-        endpoint = way.endpoint
+        endpoint = proxied.endpoint
         for _ in range(20):
-            way.cut()
-            assert way.is_cut
-            assert way.connections == 0
+            proxied.cut()
+            assert proxied.is_cut
+            assert proxied.connections == 0
             with pytest.raises(EtcdError) as caught:
                 client.get("/t/c")
             assert caught.value.cause == "refused"
             spared.put("/t/c", b"2")
-            way.restore()
+            proxied.restore()
             assert client.get("/t/c") == b"2"
-        assert way.endpoint == endpoint
+        assert proxied.endpoint == endpoint
 
     def test_a_cut_drops_a_held_request(self, path: EtcdProxy, through: Callable[..., EtcdClient]) -> None:
-        way = path.client("cut")
-        way.hold()
+        proxied = path.client("cut")
+        proxied.hold()
         errors: list[EtcdError] = []
 
         def put() -> None:
             try:
-                through(way).put("/t/c", b"")
+                through(proxied).put("/t/c", b"")
             except EtcdError as error:
                 errors.append(error)
 
         thread = started(put)
-        [request] = path.wait(lambda: way.held, "the put", seconds=SECONDS)
-        way.cut()
+        [request] = path.wait(lambda: proxied.held, "the put", seconds=SECONDS)
+        proxied.cut()
         thread.join(SECONDS)
         assert errors[0].cause == "closed"
         assert request.state is State.DROPPED
         assert request.sent == 0
-        assert not way.release_if_held(request)
+        assert not proxied.release_if_held(request)
 
     def test_a_cut_leaves_a_forwarded_request_unanswered(self, through: Callable[..., EtcdClient]) -> None:
         with running_etcd() as stopped, EtcdProxy(stopped.url) as path:
-            way = path.client("f")
-            client = through(way)
+            proxied = path.client("f")
+            client = through(proxied)
             client.put("/t/f", b"")
             errors: list[EtcdError] = []
 
@@ -421,10 +425,10 @@ class TestCut:
             os.kill(stopped.pid, signal.SIGSTOP)
             try:
                 thread = started(put)
-                path.wait(lambda: len(way.requests) == 2, "the second put", seconds=SECONDS)
-                first, second = way.requests
+                path.wait(lambda: len(proxied.requests) == 2, "the second put", seconds=SECONDS)
+                first, second = proxied.requests
                 assert (first.state, second.state) == (State.ANSWERED, State.SENT)
-                way.cut()
+                proxied.cut()
                 thread.join(SECONDS)
                 assert second.state is State.UNANSWERED
                 assert 0 < first.sent < second.sent
@@ -434,11 +438,11 @@ class TestCut:
 
     def test_a_dying_etcd_ends_all_connections(self, through: Callable[..., EtcdClient]) -> None:
         with running_etcd() as dying, EtcdProxy(dying.url) as path:
-            way = path.client("d")
-            client = through(way)
+            proxied = path.client("d")
+            client = through(proxied)
             client.put("/t/c", b"")
             os.kill(dying.pid, signal.SIGKILL)
-            path.wait(lambda: way.connections == 0, "the connections to end", seconds=SECONDS)
+            path.wait(lambda: proxied.connections == 0, "the connections to end", seconds=SECONDS)
             with pytest.raises(EtcdError) as caught:
                 client.get("/t/c")
             assert caught.value.cause == "closed"
@@ -447,8 +451,8 @@ class TestCut:
 class TestPath:
     def test_closing_frees_its_ports(self, etcd: Etcd) -> None:
         with EtcdProxy(etcd.url) as path:
-            way = path.client()
-            port = int(way.endpoint.rsplit(":", 1)[1])
+            proxied = path.client()
+            port = int(proxied.endpoint.rsplit(":", 1)[1])
             assert threading.active_count() > 1
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port))
@@ -469,16 +473,16 @@ class TestPath:
         assert lines[2:] == ["a 1: Put(/t/a), answered"]
 
     def test_a_client_that_breaks_the_protocol_is_cut_off(self, path: EtcdProxy) -> None:
-        way = path.client()
+        proxied = path.client()
         preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
         for wild in (b"\0\r\n\r\n", preface + b"\0" * 9):
-            with socket.create_connection(("127.0.0.1", int(way.endpoint.rsplit(":", 1)[1]))) as connection:
+            with socket.create_connection(("127.0.0.1", int(proxied.endpoint.rsplit(":", 1)[1]))) as connection:
                 connection.sendall(wild)
                 connection.settimeout(SECONDS)
                 while connection.recv(1000):
                     pass
-        assert len(way.broken) == 2
-        assert way.broken[0].startswith("illegal request line")
+        assert len(proxied.broken) == 2
+        assert proxied.broken[0].startswith("illegal request line")
 
     def test_an_error_of_the_proxy_is_reported(
         self, etcd: Etcd, through: Callable[..., EtcdClient], monkeypatch: pytest.MonkeyPatch
@@ -512,7 +516,9 @@ class TestPath:
 def test_nixl_agents_work_through_the_proxy(path: EtcdProxy, direct: EtcdClient, agents: Agents) -> None:
     """Two real agents find each other through the proxy by gRPC; after a cut, etcd gets nothing from one of them."""
     first, second = path.client("publisher"), path.client("finder")
-    environments = [{"NIXL_ETCD_ENDPOINTS": way.endpoint, "NIXL_ETCD_NAMESPACE": "/t"} for way in (first, second)]
+    environments = [
+        {"NIXL_ETCD_ENDPOINTS": proxied.endpoint, "NIXL_ETCD_NAMESPACE": "/t"} for proxied in (first, second)
+    ]
     publisher = agents.start("publisher", environment=environments[0], listen_thread=True)
     finder = agents.start("finder", environment=environments[1], listen_thread=True)
     publisher.send_local_metadata()

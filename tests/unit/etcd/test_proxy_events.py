@@ -19,10 +19,10 @@ from pytest_nixl.etcd.proxy.request import Request, State, gateway_method
 class CountedPath:
     """The part of a proxy that its clients use, without a thread and without an etcd."""
 
-    told = places = 0
+    notified = places = 0
 
     def notify(self) -> None:
-        self.told += 1
+        self.notified += 1
 
     def next_place(self) -> int:
         self.places += 1
@@ -49,48 +49,48 @@ def test_each_event_is_told_once() -> None:
     sent: list[str] = []
     before = 0
 
-    def told(times: int = 1) -> bool:
+    def notified(times: int = 1) -> bool:
         nonlocal before
-        found, before = path.told - before, path.told
-        return found == times
+        events, before = path.notified - before, path.notified
+        return events == times
 
     client.attach(link)
-    assert told()
+    assert notified()
     first = client.arrived(link, "Put", (), lambda: sent.append("first"))
-    assert told()
+    assert notified()
     assert (sent, first.sent) == (["first"], 1)
     client.answered(link, first, b"answer", lambda: sent.append("answer"))
-    assert told()
+    assert notified()
     assert (sent[-1], first.state, first.answer) == ("answer", State.ANSWERED, b"answer")
     watch = client.passed("Watch", ())
-    assert told()
+    assert notified()
     client.confirmed(watch)
-    assert told()
+    assert notified()
     assert watch.confirmed
     client.hold()
     held = client.arrived(link, "Put", (), lambda: sent.append("held"))
-    assert told()
+    assert notified()
     assert (held.state, sent[-1]) == (State.HELD, "answer")
     client.withdrawn(held)
-    assert told()
+    assert notified()
     assert held.state is State.DROPPED
     client.release()
-    before = path.told
+    before = path.notified
     unanswered = client.arrived(link, "Put", (), lambda: None)
-    assert told()
+    assert notified()
     client.withdrawn(unanswered)
-    assert told()
+    assert notified()
     assert unanswered.state is State.UNANSWERED
     client.withdrawn(unanswered)
-    assert told(0), "it was withdrawn before"
+    assert notified(0), "it was withdrawn before"
     client.detach(other)
-    assert told()
+    assert notified()
     assert client.connections == 1
-    left = client.arrived(link, "Put", (), lambda: None)
-    before = path.told
+    release = client.arrived(link, "Put", (), lambda: None)
+    before = path.notified
     client.detach(link)
-    assert told(2)
-    assert (client.connections, left.state) == (0, State.UNANSWERED)
+    assert notified(2)
+    assert (client.connections, release.state) == (0, State.UNANSWERED)
 
 
 def test_the_answer_of_a_request_that_matches_is_lost() -> None:
@@ -178,7 +178,7 @@ def test_a_client_that_is_cut_takes_no_connection() -> None:
     client, link = ProxyClient(cast(Any, path), "one"), CountedLink()
     client._cut = True
     client.attach(cast(Any, link))
-    assert (client.connections, link.aborted, path.told) == (0, True, 0)
+    assert (client.connections, link.aborted, path.notified) == (0, True, 0)
 
 
 def test_what_an_etcd_sends_after_the_end_of_a_connection_is_not_read() -> None:

@@ -43,7 +43,7 @@ ALL = {"range_end": code("/p0")}
 
 
 @pytest.mark.parametrize(
-    ("condition", "compared", "rest"),
+    ("condition", "compared", "operand"),
     [
         (absent("/p/"), ("CREATE", "EQUAL"), {"create_revision": 0}),
         (present("/p/"), ("CREATE", "GREATER"), {"create_revision": 0}),
@@ -54,10 +54,10 @@ ALL = {"range_end": code("/p0")}
     ],
 )
 def test_each_condition_compares_the_field_that_it_names(
-    condition: Part, compared: tuple[str, str], rest: dict[str, object]
+    condition: Part, compared: tuple[str, str], operand: dict[str, object]
 ) -> None:
     target, result = compared
-    assert condition == {"key": code("/p/"), "target": target, "result": result, **rest}
+    assert condition == {"key": code("/p/"), "target": target, "result": result, **operand}
 
 
 def test_a_count_is_believed_only_with_the_revision_of_an_etcd() -> None:
@@ -131,8 +131,8 @@ def test_each_operation_has_the_form_of_the_gateway(operation: Part, expected: P
     ],
 )
 def test_a_range_has_every_key_with_its_prefix(prefix: str, start: bytes, end: bytes) -> None:
-    found = key_range(prefix)
-    assert [b64decode(found[name]) for name in ("key", "range_end")] == [start, end]
+    range_end = key_range(prefix)
+    assert [b64decode(range_end[name]) for name in ("key", "range_end")] == [start, end]
 
 
 def test_a_key_is_read_with_its_numbers_and_a_deleted_one_without() -> None:
@@ -143,7 +143,9 @@ def test_a_key_is_read_with_its_numbers_and_a_deleted_one_without() -> None:
 
 HEADER = {"header": {"revision": "9"}}
 #: A transaction with one operation of each kind, and what an etcd answers.
-EACH = txn([present("/a")], [put("/a", b""), get("/a"), delete("/a"), nested(txn([], [get("/b")]))], [get("/c")])
+EVERY_OPERATION = txn(
+    [present("/a")], [put("/a", b""), get("/a"), delete("/a"), nested(txn([], [get("/b")]))], [get("/c")]
+)
 ANSWERED: list[dict[str, Any]] = [
     {"response_put": {}},
     {"response_range": {"count": "2", "kvs": [{"key": code("/a")}, {"key": code("/b")}]}},
@@ -153,17 +155,17 @@ ANSWERED: list[dict[str, Any]] = [
 
 
 def test_an_answer_is_read_by_the_places_of_its_operations() -> None:
-    read = TransactionResult.of(checked(EACH, {**HEADER, "succeeded": True, "responses": ANSWERED}))
+    read = TransactionResult.of(checked(EVERY_OPERATION, {**HEADER, "succeeded": True, "responses": ANSWERED}))
     assert (read.succeeded, read.revision, len(read.answers)) == (True, 9, 4)
-    found = read.found(1)
-    assert (found.count, found.first) == (2, KeyValue("/a", b"", 0, 0, 0))
+    second_range = read.found(1)
+    assert (second_range.count, second_range.first) == (2, KeyValue("/a", b"", 0, 0, 0))
     assert read.deleted(2) == 1
     inner = read.inner(3)
     assert (inner.succeeded, inner.revision) == (True, 9)
     assert (inner.found(0).count, inner.found(0).first) == (0, None)
     none = TransactionResult.of({**HEADER, "responses": [{"response_delete_range": {}}, {"response_range": {}}]})
     assert (none.deleted(0), none.found(1).items) == (0, ())
-    failed = TransactionResult.of(checked(EACH, {**HEADER, "responses": [{"response_range": {"count": 1}}]}))
+    failed = TransactionResult.of(checked(EVERY_OPERATION, {**HEADER, "responses": [{"response_range": {"count": 1}}]}))
     assert (failed.succeeded, failed.found(0).count) == (False, 1)
 
 
@@ -185,7 +187,7 @@ def test_an_answer_is_read_by_the_places_of_its_operations() -> None:
 def test_an_answer_that_no_etcd_sends_is_refused(place: int, answer: dict[str, Any]) -> None:
     answers = [*ANSWERED[:place], answer, *ANSWERED[place + 1 :]]
     with pytest.raises((ValueError, KeyError, TypeError, AttributeError)):
-        checked(EACH, {**HEADER, "succeeded": True, "responses": answers})
+        checked(EVERY_OPERATION, {**HEADER, "succeeded": True, "responses": answers})
 
 
 @pytest.mark.parametrize(
@@ -201,7 +203,7 @@ def test_an_answer_that_no_etcd_sends_is_refused(place: int, answer: dict[str, A
 )
 def test_an_answer_without_revision_success_or_results_is_refused(answer: dict[str, Any]) -> None:
     with pytest.raises((ValueError, KeyError, TypeError, AttributeError)):
-        checked(EACH, {"succeeded": True, "responses": ANSWERED, **answer})
+        checked(EVERY_OPERATION, {"succeeded": True, "responses": ANSWERED, **answer})
 
 
 @pytest.mark.parametrize(

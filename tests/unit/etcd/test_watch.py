@@ -157,9 +157,9 @@ def test_a_refresh_returns_the_remaining_seconds() -> None:
     ],
 )
 def test_only_the_end_of_a_watch_in_the_form_of_an_etcd_is_one(error: object, cause: str) -> None:
-    found = watch_module._ended(Endpoint("http", "etcd", 2379), error)
-    assert (found.cause == "closed") is (cause == "closed")
-    assert ("going away" in found.reason) is (cause == "closed")
+    error_text = watch_module._ended(Endpoint("http", "etcd", 2379), error)
+    assert (error_text.cause == "closed") is (cause == "closed")
+    assert ("going away" in error_text.reason) is (cause == "closed")
 
 
 @pytest.mark.parametrize(
@@ -170,10 +170,10 @@ def test_a_member_has_a_moment_to_confirm_a_watch_if_there_is_another(
     count: int, failures: int, timeouts: tuple[float, float]
 ) -> None:
     """It takes no longer to connect than to answer, and a member that is alone is waited for."""
-    asked: list[tuple[float, float]] = []
+    time_limits: list[tuple[float, float]] = []
 
     def post(url: str, *, data: str, stream: bool, timeout: tuple[float, float]) -> None:
-        asked.append(timeout)
+        time_limits.append(timeout)
         raise OSError("no etcd is there")
 
     members = SimpleNamespace(
@@ -187,7 +187,7 @@ def test_a_member_has_a_moment_to_confirm_a_watch_if_there_is_another(
     )
     with pytest.raises(EtcdError, match="cannot be reached"):
         next(opened)
-    assert asked == [timeouts]
+    assert time_limits == [timeouts]
 
 
 class _Answer:
@@ -230,8 +230,8 @@ def test_a_confirmed_watch_lasts_longer_than_the_moment_for_its_confirmation(
 
 
 def test_a_watch_of_deletions_asks_for_no_writes() -> None:
-    asked = {"start_revision": 9, "watch_id": 3}
-    assert Watched("k", 5).payload(3, 9) == {"key": encode("k"), **asked}
+    request = {"start_revision": 9, "watch_id": 3}
+    assert Watched("k", 5).payload(3, 9) == {"key": encode("k"), **request}
     assert Watched("k/", 5, prefix=True, deletions=True).payload(3, 9) == {
-        **key_range("k/"), "filters": ["NOPUT"], **asked,
+        **key_range("k/"), "filters": ["NOPUT"], **request,
     }  # fmt: skip

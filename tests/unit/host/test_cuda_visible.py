@@ -19,8 +19,8 @@ UUIDS = ["GPU-aa11", "GPU-aa22", "GPU-cc33", "GPU-dd44", "GPU-ee55", "GPU-ff66",
 
 @pytest.fixture(scope="module")
 def gpus() -> tuple[GpuFacts, ...]:
-    told = facts_of("p5.48xl").gpu.gpus
-    return tuple(replace(gpu, uuid=uuid) for gpu, uuid in zip(told, UUIDS, strict=True))
+    recorded = facts_of("p5.48xl").gpu.gpus
+    return tuple(replace(gpu, uuid=uuid) for gpu, uuid in zip(recorded, UUIDS, strict=True))
 
 
 def indices(gpus: tuple[GpuFacts, ...], text: str | None, **more: str) -> list[int | None]:
@@ -29,7 +29,7 @@ def indices(gpus: tuple[GpuFacts, ...], text: str | None, **more: str) -> list[i
 
 
 @pytest.mark.parametrize(
-    ("text", "seen"),
+    ("text", "visible_indices"),
     [
         (None, [0, 1, 2, 3, 4, 5, 6, 7]),
         ("0", [0]),
@@ -64,8 +64,8 @@ def indices(gpus: tuple[GpuFacts, ...], text: str | None, **more: str) -> list[i
         ("MIG-3f2b8a1e-0c44-5a8f-9a2f-0b5f0c4d9b11", [None]),
     ],
 )
-def test_cuda_shows(gpus: tuple[GpuFacts, ...], text: str | None, seen: list[int | None]) -> None:
-    assert indices(gpus, text) == seen
+def test_cuda_shows(gpus: tuple[GpuFacts, ...], text: str | None, visible_indices: list[int | None]) -> None:
+    assert indices(gpus, text) == visible_indices
 
 
 @pytest.mark.parametrize(
@@ -80,8 +80,8 @@ def test_cuda_shows(gpus: tuple[GpuFacts, ...], text: str | None, seen: list[int
     ],
 )
 def test_reason_names_the_hidden_gpus(gpus: tuple[GpuFacts, ...], text: str, values: tuple[str, ...]) -> None:
-    why = visible(gpus, {"CUDA_VISIBLE_DEVICES": text}).why
-    assert [value for value in values if value not in why] == [], why
+    reason = visible(gpus, {"CUDA_VISIBLE_DEVICES": text}).why
+    assert [value for value in values if value not in reason] == [], reason
 
 
 def test_reason_is_empty_if_no_gpu_is_hidden(gpus: tuple[GpuFacts, ...]) -> None:

@@ -69,8 +69,8 @@ def test_damaged_code_ends(tmp_path: Path) -> None:
         content = bytearray(whole)
         for _ in range(8):
             content[chance.randrange(len(content))] = chance.randrange(256)
-        found = device_code(library(tmp_path / "lib.so", bytes(content)))
-        assert found is None or found.cubins or found.ptx or found == DeviceCode(found.path, (), ())
+        code = device_code(library(tmp_path / "lib.so", bytes(content)))
+        assert code is None or code.cubins or code.ptx or code == DeviceCode(code.path, (), ())
     empty = struct.pack("<IHHQ", 0xBA55ED50, 1, 16, 1 << 62) + struct.pack("<HHIQ12xI", CUBIN, 0, 0, 0, 80)
     assert device_code(library(tmp_path / "lib.so", empty)) is None
 

@@ -43,18 +43,18 @@ def read(path: Path, content: bytes | bytearray) -> Elf:
 
 @pytest.mark.parametrize("path", REAL, ids=lambda path: path.name)
 def test_the_segments_say_the_same_as_the_sections(path: Path) -> None:
-    found = read_elf(str(path))
+    read = read_elf(str(path))
     with path.open("rb") as file:
         elf = ELFFile(file)
         dynamic, versions = elf.get_section_by_name(".dynamic"), elf.get_section_by_name(".gnu.version_r")
         assert isinstance(dynamic, DynamicSection)
         needed = [getattr(tag, "needed") for tag in dynamic.iter_tags("DT_NEEDED")]  # noqa: B009
         assert isinstance(versions, GNUVerNeedSection)
-        wanted = {need.name: tuple(name.name for name in names) for need, names in versions.iter_versions()}
-    assert list(found.needed) == needed
-    assert dict(found.versions) == wanted
+        expected = {need.name: tuple(name.name for name in names) for need, names in versions.iter_versions()}
+    assert list(read.needed) == needed
+    assert dict(read.versions) == expected
     assert needed
-    assert wanted
+    assert expected
 
 
 def test_libc_defines_versions() -> None:
@@ -83,7 +83,7 @@ def test_a_missing_library_is_named_with_who_needs_it(library: ELFFile, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("content", "why"),
+    ("content", "reason"),
     [
         (b"", "is not a 64-bit shared library"),
         (b"GROUP ( /lib/libm.so.6 )\n", "is not a 64-bit shared library"),
@@ -92,8 +92,8 @@ def test_a_missing_library_is_named_with_who_needs_it(library: ELFFile, tmp_path
     ],
     ids=["empty", "linker script", "32 bits", "cut"],
 )
-def test_a_file_that_is_no_library_is_a_sentence(tmp_path: Path, content: bytes, why: str) -> None:
-    with pytest.raises(ValueError, match=f"^{tmp_path}/lib.so {why}"):
+def test_a_file_that_is_no_library_is_a_sentence(tmp_path: Path, content: bytes, reason: str) -> None:
+    with pytest.raises(ValueError, match=f"^{tmp_path}/lib.so {reason}"):
         read(tmp_path / "lib.so", content)
 
 
@@ -138,4 +138,4 @@ def test_a_damaged_library_is_read_or_refused(library: ELFFile, tmp_path: Path) 
         except ValueError as error:
             refused.append(str(error))
     assert 60 < len(refused) < 600
-    assert all(words.startswith(str(path)) for words in refused)
+    assert all(message.startswith(str(path)) for message in refused)

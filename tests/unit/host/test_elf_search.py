@@ -54,9 +54,9 @@ def build(gcc: str, library: Path, kind: str, *needs: Path, folders: str = "") -
     source = library.with_suffix(".c")
     source.parent.mkdir(exist_ok=True)
     source.write_text(f"int {name}(void) {{ return 1; }}")
-    kept = ["-Wl,--no-as-needed", "-Wl,--allow-shlib-undefined"]
+    flags = ["-Wl,--no-as-needed", "-Wl,--allow-shlib-undefined"]
     subprocess.run(
-        [gcc, "-shared", "-fPIC", f"-Wl,-soname,{library.name}", *kept, *listed, "-o", str(library), str(source),
+        [gcc, "-shared", "-fPIC", f"-Wl,-soname,{library.name}", *flags, *listed, "-o", str(library), str(source),
          *map(str, needs)],
         check=True,
     )  # fmt: skip
@@ -66,9 +66,9 @@ def build(gcc: str, library: Path, kind: str, *needs: Path, folders: str = "") -
 @pytest.mark.parametrize("case", CASES)
 def test_a_library_is_found_where_the_loader_finds_it(gcc: str, tmp_path: Path, case: str) -> None:
     of_top, of_mid, variable, expected = CASES[case]
-    one, *_ = [build(gcc, tmp_path / folder / "libdep.so", "none") for folder in ("top", "mid", "variable")]
+    library, *_ = [build(gcc, tmp_path / folder / "libdep.so", "none") for folder in ("top", "mid", "variable")]
     # Found by the RPATH or RUNPATH of libtop.so, which always leads to the folder of libmid.so.
-    mid = build(gcc, tmp_path / "both" / "libmid.so", of_mid, one, folders=str(tmp_path / "mid"))
+    mid = build(gcc, tmp_path / "both" / "libmid.so", of_mid, library, folders=str(tmp_path / "mid"))
     top = build(
         gcc, tmp_path / "libtop.so", of_top if of_top != "none" else "RUNPATH", mid,
         folders="$ORIGIN/both" + (":$ORIGIN/top" if of_top != "none" else ""),
@@ -78,9 +78,9 @@ def test_a_library_is_found_where_the_loader_finds_it(gcc: str, tmp_path: Path, 
         [sys.executable, "-c", LOADED, str(top)], env=environ, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == expected
-    [found] = [file for _, soname, file in dependencies(str(top), environ) if soname == "libdep.so"]
-    assert os.path.basename(os.path.dirname(found or "")) == expected
-    assert [each.soname for each in missing(str(top), environ)] == ([] if expected else ["libdep.so"])
+    [resolved] = [file for _, soname, file in dependencies(str(top), environ) if soname == "libdep.so"]
+    assert os.path.basename(os.path.dirname(resolved or "")) == expected
+    assert [dependency.soname for dependency in missing(str(top), environ)] == ([] if expected else ["libdep.so"])
 
 
 def test_a_runpath_replaces_the_rpath_of_one_file(gcc: str, tmp_path: Path) -> None:

@@ -63,8 +63,8 @@ def test_etcd_that_a_variable_exempts_from_the_proxy_is_no_fault(
 
 
 def test_answer_of_a_check_has_no_secret(facts: Facts) -> None:
-    one, other = "http://root:Sw0rdfish-1@one:2379", "http://root:Sw0rdfish-1@other:2379"
-    judgement = judged(facts, {"NIXL_ETCD_ENDPOINTS": one, "ETCD_ENDPOINTS": other})
+    first, other = "http://root:Sw0rdfish-1@one:2379", "http://root:Sw0rdfish-1@other:2379"
+    judgement = judged(facts, {"NIXL_ETCD_ENDPOINTS": first, "ETCD_ENDPOINTS": other})
     assert judgement.verdict is Verdict.FAIL
     assert judgement.reason == (
         "NIXL_ETCD_ENDPOINTS=http://***@one:2379 and ETCD_ENDPOINTS=http://***@other:2379 name different servers"

@@ -46,11 +46,11 @@ def separate(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str
 
 def command(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
     """Run the command in this process, which takes half a second less."""
-    out, err, wanted = io.StringIO(), io.StringIO(), environment(**changes)
+    out, err, variables = io.StringIO(), io.StringIO(), environment(**changes)
     with pytest.MonkeyPatch.context() as patch:
-        for name in set(os.environ).difference(wanted):
+        for name in set(os.environ).difference(variables):
             patch.delenv(name)
-        for name, value in wanted.items():
+        for name, value in variables.items():
             patch.setenv(name, value)
         patch.chdir(ROOT)
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -114,16 +114,16 @@ def test_hand_written_trees_have_the_form_of_a_recorded_tree(tmp_path: Path, hea
     )
     assert ours == theirs
     answers = {name: json.loads((healthy.folder / ASKED / name).read_text()) for name in ours}
-    asked = {name: json.loads((tmp_path / "tree" / ASKED / name).read_text()) for name in ours}
-    assert set(answers["nixl.json"]) == set(asked["nixl.json"])
-    assert set(answers["nixl.json"]["backends"]["UCX"]) == set(asked["nixl.json"]["backends"]["UCX"])
-    assert set(answers["image.json"]) == set(asked["image.json"])
+    recorded_answers = {name: json.loads((tmp_path / "tree" / ASKED / name).read_text()) for name in ours}
+    assert set(answers["nixl.json"]) == set(recorded_answers["nixl.json"])
+    assert set(answers["nixl.json"]["backends"]["UCX"]) == set(recorded_answers["nixl.json"]["backends"]["UCX"])
+    assert set(answers["image.json"]) == set(recorded_answers["image.json"])
     for name in ("plugins", "device_code"):
-        assert set(answers["image.json"][name][0]) == set(asked["image.json"][name][0])
+        assert set(answers["image.json"][name][0]) == set(recorded_answers["image.json"][name][0])
     for name in ("versions", "verbs"):
-        assert set(answers["image.json"][name]) == set(asked["image.json"][name])
-    assert set(answers["shm.json"]) == set(asked["shm.json"])
-    assert set(answers["environment.json"]) == set(asked["environment.json"])
+        assert set(answers["image.json"][name]) == set(recorded_answers["image.json"][name])
+    assert set(answers["shm.json"]) == set(recorded_answers["shm.json"])
+    assert set(answers["environment.json"]) == set(recorded_answers["environment.json"])
 
 
 def test_facts_survive_json(node: Facts) -> None:
@@ -212,11 +212,13 @@ def test_other_real_topologies_are_judged_by_their_profiles(
 ) -> None:
     tree = build(tmp_path / "tree", topology, gpu=gpu, rate=rate)
     facts = gather(FactsRoot(tree.folder), backends=("UCX",), environ={})
-    wanted = Requirements(load_profile(profile), ("UCX",))
-    judged = {id: check.judge(facts, wanted) for id, check in checks().items()}
+    requirements = Requirements(load_profile(profile), ("UCX",))
+    judged = {id: check.judge(facts, requirements) for id, check in checks().items()}
     good = (Verdict.PASS, Verdict.NOT_APPLICABLE)
-    assert {id: one.reason for id, one in judged.items() if one.verdict not in good and id not in bad} == {}
-    assert {id for id, one in judged.items() if one.verdict not in good} == bad
+    assert {
+        id: judgement.reason for id, judgement in judged.items() if judgement.verdict not in good and id not in bad
+    } == {}
+    assert {id for id, judgement in judged.items() if judgement.verdict not in good} == bad
 
 
 def test_links_out_of_a_recorded_tree_are_not_followed(tmp_path: Path) -> None:
@@ -256,8 +258,8 @@ def test_links_of_folders_loops_and_answers_out_of_a_recorded_tree_are_not_follo
 def test_check_of_a_missing_record_is_unknown(tmp_path: Path) -> None:
     (tmp_path / "tree").mkdir()
     facts = gather(FactsRoot(tmp_path / "tree"), environ={})
-    wanted = Requirements(load_profile("loopback"), ("UCX",))
-    judged = {id: check.judge(facts, wanted) for id, check in checks().items()}
+    requirements = Requirements(load_profile("loopback"), ("UCX",))
+    judged = {id: check.judge(facts, requirements) for id, check in checks().items()}
     assert {judged[id].verdict for id in ("nixl-loads", "backend-loads", "shm", "etcd-answers")} == {Verdict.UNKNOWN}
 
 
@@ -321,17 +323,17 @@ ODD: list[tuple[str, Callable[[Facts], Facts], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("subject", "change", "odd", "others"), ODD, ids=[case[0] for case in ODD])
+@pytest.mark.parametrize(("subject", "change", "odd", "usual"), ODD, ids=[case[0] for case in ODD])
 def test_rank_that_differs_is_named(
-    node: Facts, subject: str, change: Callable[[Facts], Facts], odd: str, others: str
+    node: Facts, subject: str, change: Callable[[Facts], Facts], odd: str, usual: str
 ) -> None:
     [finding] = compare_hosts([node, node, change(node), node])
     assert finding.subject == subject
     assert finding.odd == (2,)
     assert finding.judgement.verdict is Verdict.FAIL
-    own, rest = finding.judgement.reason.split(";")[:2]
-    assert f"rank 2 (node-a) has {odd}" in own
-    assert rest.endswith(f"the other 3 have {others}")
+    reason, node_text = finding.judgement.reason.split(";")[:2]
+    assert f"rank 2 (node-a) has {odd}" in reason
+    assert node_text.endswith(f"the other 3 have {usual}")
     assert finding.judgement.remedy
 
 
@@ -354,9 +356,9 @@ def test_both_of_two_different_ranks_are_named(node: Facts) -> None:
 def test_remedy_for_a_variable_that_differs_names_the_ranks_and_their_hosts(
     node: Facts, values: list[str], remedy: str
 ) -> None:
-    rest = {name: text for name, text in node.environment.steering.items() if name != "UCX_TLS"}
+    variables = {name: text for name, text in node.environment.steering.items() if name != "UCX_TLS"}
     hosts = [
-        replace(node, environment=replace(node.environment, steering=rest | ({"UCX_TLS": text} if text else {})))
+        replace(node, environment=replace(node.environment, steering=variables | ({"UCX_TLS": text} if text else {})))
         for text in values
     ]
     judgement = ranks_agree(hosts)

@@ -90,8 +90,8 @@ def test_missing_library_of_nvml_is_reported() -> None:
 
 
 def test_library_of_another_driver_is_reported(library: dict[str, str]) -> None:
-    words = "NVML cannot be initialised: RM has detected an NVML/RM version mismatch."
-    assert ask(**library, STANDIN_NVML="18") == {"why": words}
+    error = "NVML cannot be initialised: RM has detected an NVML/RM version mismatch."
+    assert ask(**library, STANDIN_NVML="18") == {"why": error}
 
 
 @pytest.mark.parametrize(

@@ -46,8 +46,8 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Tree:
 
 def test_every_gpu_of_a_p5_has_four_cards_that_it_does_not_share() -> None:
     near = facts_of("p5.48xl").near
-    assert {(each.how, len(each.devices)) for each in near} == {(SWITCH, 4)}
-    assert Counter(name for each in near for name in each.own) == {f"rdmap{number}s0": 1 for number in (
+    assert {(gpu_nics.how, len(gpu_nics.devices)) for gpu_nics in near} == {(SWITCH, 4)}
+    assert Counter(name for gpu_nics in near for name in gpu_nics.own) == {f"rdmap{number}s0": 1 for number in (
         79, 80, 81, 82, 96, 97, 98, 99, 113, 114, 115, 116, 130, 131, 132, 133,
         147, 148, 149, 150, 164, 165, 166, 167, 181, 182, 183, 184, 198, 199, 200, 201,
     )}  # fmt: skip
@@ -55,24 +55,26 @@ def test_every_gpu_of_a_p5_has_four_cards_that_it_does_not_share() -> None:
 
 def test_cards_that_carried_the_recorded_run_belong_to_one_gpu() -> None:
     carried = {carrier.device.removesuffix(" of node-b") for carrier in recorded_run().carriers(["efa"])}
-    [gpu] = [each for each in facts_of("p5.48xl").near if carried & set(each.devices)]
+    [gpu] = [gpu_nics for gpu_nics in facts_of("p5.48xl").near if carried & set(gpu_nics.devices)]
     assert (gpu.gpu, set(gpu.own)) == (0, carried)
     assert facts_of("p5.48xl").gpu.gpus[gpu.gpu].pci == "0000:53:00.0"
 
 
 def test_gpus_share_too_few_cards_evenly() -> None:
     near = facts_of("p4d.24xl").near
-    assert {(each.how, each.own == each.devices, len(each.own)) for each in near} == {(ROOT, True, 1)}
-    assert set(Counter(each.own for each in near).values()) == {2}
-    assert [each.own for each in facts_of("g5.48xl").near] == [("rdmap0s21",)] * 8
+    assert {(gpu_nics.how, gpu_nics.own == gpu_nics.devices, len(gpu_nics.own)) for gpu_nics in near} == {
+        (ROOT, True, 1)
+    }
+    assert set(Counter(gpu_nics.own for gpu_nics in near).values()) == {2}
+    assert [gpu_nics.own for gpu_nics in facts_of("g5.48xl").near] == [("rdmap0s21",)] * 8
 
 
 def test_two_gpus_under_one_switch_get_one_of_its_two_cards_each() -> None:
-    told = facts_of("p6-b200.48xl")
-    near = Topology.of(told.gpu, told.efa).nearest()
-    assert [len(each.devices) for each in near] == [2] * 8
-    assert set(Counter(each.own for each in near).values()) == {1}
-    assert len({name for each in near for name in each.own}) == 8
+    recorded = facts_of("p6-b200.48xl")
+    near = Topology.of(recorded.gpu, recorded.efa).nearest()
+    assert [len(gpu_nics.devices) for gpu_nics in near] == [2] * 8
+    assert set(Counter(gpu_nics.own for gpu_nics in near).values()) == {1}
+    assert len({name for gpu_nics in near for name in gpu_nics.own}) == 8
 
 
 @pytest.mark.parametrize(
@@ -96,7 +98,7 @@ def placed(path: str, numa: int) -> Placed:
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "how"),
+    ("first", "second", "how"),
     [
         (("pci0000:44/0000:44:00.0/0000:45:00.0", 0), ("pci0000:44/0000:44:00.0/0000:46:00.0", 0), SWITCH),
         (("pci0000:44/0000:44:01.0", 0), ("pci0000:44/0000:44:02.0", 0), ROOT),
@@ -108,9 +110,9 @@ def placed(path: str, numa: int) -> Placed:
         (("", 0), ("", 0), NODE),
     ],
 )
-def test_distance_of_two_devices(one: tuple[str, int], other: tuple[str, int], how: str) -> None:
-    assert distance(placed(*one), placed(*other)) == how
-    assert distance(placed(*other), placed(*one)) == how
+def test_distance_of_two_devices(first: tuple[str, int], second: tuple[str, int], how: str) -> None:
+    assert distance(placed(*first), placed(*second)) == how
+    assert distance(placed(*second), placed(*first)) == how
 
 
 def move(tree: Tree, address: str, path: str, numa: int) -> None:
@@ -153,7 +155,7 @@ def test_unknown_numa_nodes_are_that_of_a_host_of_one_node(healthy: Tree, tmp_pa
     without_numa(tree)
     tree.remove("/sys/devices/system/node/node1")
     facts = read_tree(tree)
-    assert {each.how for each in facts.near} == {NODE}
+    assert {gpu_nics.how for gpu_nics in facts.near} == {NODE}
     judged = judge(facts, profile="loopback")
     assert judged.verdict is Verdict.PASS
     assert "are at the same processor, on another PCI root" in judged.reason
@@ -179,8 +181,8 @@ def test_gpus_far_from_every_card_are_reported(healthy: Tree, tmp_path: Path) ->
         for nic in tree.folder.glob(f"sys/class/infiniband/rdmap{other}s0"):
             shutil.rmtree(nic)
     facts = read_tree(tree)
-    assert [each.how for each in facts.near] == [SWITCH] * 4 + [FAR] * 4
-    assert [each.own for each in facts.near[4:]] == [()] * 4
+    assert [gpu_nics.how for gpu_nics in facts.near] == [SWITCH] * 4 + [FAR] * 4
+    assert [gpu_nics.own for gpu_nics in facts.near[4:]] == [()] * 4
     judged = judge(facts, profile="loopback")
     assert judged.verdict is Verdict.WARN
     assert ", ".join(f"GPU {number} (NUMA node 1)" for number in range(4, 8)) in judged.reason
@@ -196,7 +198,7 @@ def test_card_on_another_root_of_the_same_processor_passes_if_the_profile_gives_
     assert (facts.near[0].how, len(facts.near[0].devices)) == (NODE, 16)
     # GPUs 1 to 3 keep their own cards; the moved GPU gets those that no other GPU is near.
     assert facts.near[0].own == ("rdmap79s0", "rdmap80s0", "rdmap81s0", "rdmap82s0")
-    assert [len(each.own) for each in facts.near] == [4] * 8
+    assert [len(gpu_nics.own) for gpu_nics in facts.near] == [4] * 8
     assert judge(facts).verdict is Verdict.FAIL
     judged = judge(facts, profile="loopback")
     assert judged.verdict is Verdict.PASS
@@ -213,7 +215,7 @@ def only_one_card(tree: Tree) -> Tree:
 
 def test_machine_with_only_one_card_passes_with_its_profile(healthy: Tree, tmp_path: Path) -> None:
     facts = read_tree(only_one_card(healthy.copy(tmp_path / "tree")))
-    assert [each.how for each in facts.near] == [SWITCH] + [NODE] * 3 + [FAR] * 4
+    assert [gpu_nics.how for gpu_nics in facts.near] == [SWITCH] + [NODE] * 3 + [FAR] * 4
     judged = judge(facts, profile="g6.48xlarge")
     assert judged.verdict is Verdict.PASS
     assert "1 network card" in judged.reason
@@ -246,13 +248,13 @@ def test_ports_that_manage_nvlink_are_near_no_gpu(healthy: Tree, tmp_path: Path)
     for device in tree.folder.glob("sys/devices/pci*/**/driver"):
         if device.readlink().name == "efa":
             device.unlink()
-    assert {name for each in read_tree(tree).near for name in each.own} == {
+    assert {name for gpu_nics in read_tree(tree).near for name in gpu_nics.own} == {
         f"mlx5_{number}" for number in range(len(cards))
     }
     (tree.place("/sys/class/infiniband/mlx5_3/device") / "vpd").write_bytes(b"\x82\x10\x00V0\x06SMDL=SW_MNG\x00\xff")
     facts = read_tree(tree)
     assert [card.name for card in facts.rdma if card.manages_nvlink] == ["mlx5_3"]
-    assert "mlx5_3" not in {name for each in facts.near for name in (*each.devices, *each.own)}
+    assert "mlx5_3" not in {name for gpu_nics in facts.near for name in (*gpu_nics.devices, *gpu_nics.own)}
 
 
 def test_nearest_cards_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -278,11 +280,11 @@ def test_devices_that_ucx_may_use_are_printed_without_a_gpu_too(healthy: Tree) -
     facts = read_tree(healthy)
     facts = replace(facts, gpu=replace(facts.gpu, gpus=()), near=())
     port, down = Port(1, "ACTIVE", None, "Ethernet", {}, ()), Port(2, "DOWN", None, "Ethernet", {}, ())
-    one, other, shut = (
+    first, other, shut = (
         replace(facts.rdma[0], name=f"mlx5_{number}", kind="mlx", ports=ports, closed=closed)
         for number, (ports, closed) in enumerate((((port, down), ""), ((down,), ""), ((port,), "Permission denied")))
     )
-    [line] = near_lines(replace(facts, rdma=(one, other, shut)))
+    [line] = near_lines(replace(facts, rdma=(first, other, shut)))
     assert line == "no GPU has a known position on the PCI bus; UCX_NET_DEVICES=mlx5_0:1"
 
 

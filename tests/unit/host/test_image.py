@@ -53,7 +53,7 @@ def test_version_of_torch_is_read_without_importing_it(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         (TORCH.replace("'12.8'", "None"), ("2.9.0+cu128", "")),
         ("__version__ = '2.5'", ("2.5", "")),
@@ -63,11 +63,11 @@ def test_version_of_torch_is_read_without_importing_it(tmp_path: Path, monkeypat
     ],
 )
 def test_torch_without_cuda_or_without_a_version(
-    text: str, found: tuple[str, str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text: str, expected: tuple[str, str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_torch(tmp_path, text, monkeypatch)
     read = torch_version()
-    assert (read and (read["version"], read["cuda"])) == (found or {})
+    assert (read and (read["version"], read["cuda"])) == (expected or {})
 
 
 def test_constants_of_source_are_not_executed() -> None:
@@ -97,30 +97,30 @@ def test_versions_in_names_of_files(tmp_path: Path) -> None:
     assert library_versions.cuda(environ, 12) == ("12.8.90", str(cudart), "")
     assert library_versions.gdrcopy(environ) == ("2.5", str(gdrcopy), "")
     alone = library(tmp_path / "alone", "libgdrapi.so.2", "libgdrapi.so.2")
-    version, source, why = library_versions.gdrcopy({"LD_LIBRARY_PATH": str(alone.parent)})
+    version, source, reason = library_versions.gdrcopy({"LD_LIBRARY_PATH": str(alone.parent)})
     assert (version, source) == ("", str(alone))
-    assert why == f"the name of {alone} has no version"
+    assert reason == f"the name of {alone} has no version"
 
 
 @pytest.mark.parametrize(
-    ("content", "found"),
+    ("content", "expected"),
     [
         (b"1.23.0\0", {"1.23.0"}),
         (b"\0x\0UCX 12.1.100\0", {"12.1.100"}),
         (b"GLIBC_2.2.5\0libucp.so.0.0.0\0v1234.5.6\0001.2.3 \0", set()),
     ],
 )
-def test_a_version_in_a_library_is_a_text_of_three_numbers(tmp_path: Path, content: bytes, found: set[str]) -> None:
+def test_a_version_in_a_library_is_a_text_of_three_numbers(tmp_path: Path, content: bytes, expected: set[str]) -> None:
     path = tmp_path / "libucp.so.0"
     path.write_bytes(content)
-    assert library_versions._versions_in(str(path)) == found
+    assert library_versions._versions_in(str(path)) == expected
 
 
 def test_version_of_cuda_without_its_runtime_is_that_of_the_toolkit(tmp_path: Path) -> None:
     file = tmp_path / "version.json"
-    version, _, why = library_versions.cuda({}, 99, str(file))
+    version, _, reason = library_versions.cuda({}, 99, str(file))
     assert version == ""
-    assert why == f"the loader does not find libcudart.so.99, and {file} does not say a version"
+    assert reason == f"the loader does not find libcudart.so.99, and {file} does not say a version"
     for text in ("{", "[]", '{"cuda": 3}'):
         file.write_text(text)
         assert library_versions.cuda({}, 99, str(file))[0] == ""
@@ -153,8 +153,8 @@ def test_version_of_the_etcd_client_is_in_the_file_for_cmake(tmp_path: Path) -> 
 def test_providers_of_libibverbs_have_their_number_in_their_name(tmp_path: Path) -> None:
     for name in ("libefa-rdmav34.so", "libmlx5-rdmav59.so", "libefa.so"):
         (tmp_path / name).touch()
-    found = ask_verbs(["/usr/lib/libucp.so.0"], {}, [str(tmp_path)])
-    assert [(each["name"], each["abi"]) for each in found["providers"]] == [("efa", 34), ("mlx5", 59)]
+    verbs = ask_verbs(["/usr/lib/libucp.so.0"], {}, [str(tmp_path)])
+    assert [(provider["name"], provider["abi"]) for provider in verbs["providers"]] == [("efa", 34), ("mlx5", 59)]
 
 
 def test_interface_number_of_a_real_libibverbs_is_read() -> None:

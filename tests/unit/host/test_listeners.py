@@ -38,11 +38,14 @@ def test_the_process_that_listens_is_named(host: str, family: str) -> None:
 
 
 def test_a_port_that_is_only_connected_has_no_holder() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_connection(listening.getsockname()) as one:
-        assert port_holder(one.getsockname()[1]) is None
-        found = port_holder(listening.getsockname()[1])
-    assert found is not None
-    assert found.pid == os.getpid()
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        socket.create_connection(listening.getsockname()) as opened,
+    ):
+        assert port_holder(opened.getsockname()[1]) is None
+        holder = port_holder(listening.getsockname()[1])
+    assert holder is not None
+    assert holder.pid == os.getpid()
 
 
 def test_the_process_of_another_user_is_unknown(tmp_path: Path) -> None:

@@ -41,8 +41,8 @@ def old_group(folder: str, limit: int, use: int, files: int = 0) -> dict[str, st
 HOST = AvailableMemory(32 * GIB, "MemAvailable")
 
 
-def limited(place: str, left: int, limit: int) -> AvailableMemory:
-    return AvailableMemory(left, f"the limit of {in_bytes(limit)} in /sys/fs/cgroup{place}")
+def limited(place: str, available: int, limit: int) -> AvailableMemory:
+    return AvailableMemory(available, f"the limit of {in_bytes(limit)} in /sys/fs/cgroup{place}")
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_available_memory_is_none_if_unknown(tmp_path: Path) -> None:
 
 
 def test_available_memory_of_this_machine_is_less_than_its_total() -> None:
-    found = available_memory(FactsRoot())
-    assert found is not None
+    memory = available_memory(FactsRoot())
+    assert memory is not None
     total = int(Path("/proc/meminfo").read_text().split()[1]) * 1024
-    assert 0 < found.size < total
+    assert 0 < memory.size < total

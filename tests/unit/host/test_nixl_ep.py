@@ -53,25 +53,25 @@ def torch_with(folder: Path, symbols: list[str]) -> dict[str, str]:
 def test_a_torch_that_has_every_symbol_fits(module: str, tmp_path: Path) -> None:
     names = needed(module)
     assert len(names) > 10
-    found = ask_nixl_ep(module, torch_with(tmp_path, names), ["nixl-cu12"])
-    assert found == {"path": str(Path(module).parent.parent / "nixl_ep_cu12"), "why": ""}
+    facts = ask_nixl_ep(module, torch_with(tmp_path, names), ["nixl-cu12"])
+    assert facts == {"path": str(Path(module).parent.parent / "nixl_ep_cu12"), "why": ""}
 
 
 def test_a_symbol_that_torch_lacks_is_named(module: str, tmp_path: Path) -> None:
     names = needed(module)
-    found = ask_nixl_ep(module, torch_with(tmp_path, names[:-1]), ["nixl-cu12"])
-    assert f"needs {names[-1]}, which torch 2.13.0+cu128 does not have" in found["why"]
+    facts = ask_nixl_ep(module, torch_with(tmp_path, names[:-1]), ["nixl-cu12"])
+    assert f"needs {names[-1]}, which torch 2.13.0+cu128 does not have" in facts["why"]
 
 
 def test_a_torch_for_which_there_is_no_module_is_named(module: str) -> None:
-    found = ask_nixl_ep(module, {**TORCH, "version": "2.9.1", "path": "/torch/version.py"}, ["nixl-cu12"])
-    assert found["why"] == "it is built for torch 2.11, 2.12, 2.13, and torch is 2.9.1"
+    facts = ask_nixl_ep(module, {**TORCH, "version": "2.9.1", "path": "/torch/version.py"}, ["nixl-cu12"])
+    assert facts["why"] == "it is built for torch 2.11, 2.12, 2.13, and torch is 2.9.1"
 
 
 def test_without_torch_for_cuda_nothing_is_said(module: str) -> None:
     for torch in ({}, {**TORCH, "cuda": "", "path": "/torch/version.py"}):
-        found = ask_nixl_ep(module, torch, ["nixl-cu12"])
-        assert (found["why"], "torch is not installed" in found["unknown"]) == ("", True)
+        facts = ask_nixl_ep(module, torch, ["nixl-cu12"])
+        assert (facts["why"], "torch is not installed" in facts["unknown"]) == ("", True)
     assert ask_nixl_ep("/opt/nixl/_api.py", TORCH, []) == {}
 
 
@@ -88,8 +88,8 @@ def test_a_file_that_two_packages_install_is_named(tmp_path: Path, monkeypatch: 
     monkeypatch.syspath_prepend(str(tmp_path))
     packages = nixl_packages()
     assert (packages["nixl-cu12"], packages["nixl-cu13"]) == ("1.0.1", "1.0.1")
-    found = ask_nixl_ep(str(tmp_path / "nixl_cu13" / "_api.py"), TORCH, list(packages))
-    assert "nixl-cu12 and nixl-cu13 install the same file" in found["why"]
+    facts = ask_nixl_ep(str(tmp_path / "nixl_cu13" / "_api.py"), TORCH, list(packages))
+    assert "nixl-cu12 and nixl-cu13 install the same file" in facts["why"]
 
 
 def test_packages_of_other_projects_are_not_nixl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ def listening(backlog: int = 8) -> Iterator[tuple[socket.socket, str]]:
 
 
 @contextlib.contextmanager
-def saying(said: bytes) -> Iterator[str]:
+def saying(greeting: bytes) -> Iterator[str]:
     """A server that sends these bytes to each client, and then waits for the client to leave."""
     with listening() as (server, name):
 
@@ -40,7 +40,7 @@ def saying(said: bytes) -> Iterator[str]:
             with contextlib.suppress(OSError):
                 client, _ = server.accept()
                 with client:
-                    client.sendall(said)
+                    client.sendall(greeting)
                     client.recv(1)
 
         thread = threading.Thread(target=serve)
@@ -68,14 +68,14 @@ def test_a_zmq_socket_that_listens_passes() -> None:
 def test_a_closed_port_is_refused_and_the_default_address_is_the_remedy() -> None:
     with listening() as (_, name):
         pass  # nothing listens there any more
-    found = judged(name)
+    judgement = judged(name)
     where, port = name.split(":")
-    assert found.verdict is Verdict.FAIL
+    assert judgement.verdict is Verdict.FAIL
     assert (
-        found.reason
+        judgement.reason
         == f"1 of 1 side channel silent: {name}: {where} port {port}: connection refused, so no engine listens there"
     )
-    assert "set VLLM_NIXL_SIDE_CHANNEL_HOST to the pod's address" in found.remedy
+    assert "set VLLM_NIXL_SIDE_CHANNEL_HOST to the pod's address" in judgement.remedy
 
 
 def test_packets_that_are_dropped_end_the_check_after_its_time_limit() -> None:
@@ -85,36 +85,38 @@ def test_packets_that_are_dropped_end_the_check_after_its_time_limit() -> None:
             client = clients.enter_context(socket.socket())
             client.setblocking(False)
             client.connect_ex(server.getsockname())
-        found = judged(name)
-    assert found.verdict is Verdict.FAIL
-    assert found.reason.endswith(": no answer within 2 s")
-    assert found.remedy.startswith("allow TCP to this port in the NetworkPolicy")
+        judgement = judged(name)
+    assert judgement.verdict is Verdict.FAIL
+    assert judgement.reason.endswith(": no answer within 2 s")
+    assert judgement.remedy.startswith("allow TCP to this port in the NetworkPolicy")
 
 
-@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 400 Bad Request", b"\xff" + bytes(9)])
-def test_an_open_port_that_sends_no_greeting_of_zmq_fails(said: bytes) -> None:
+@pytest.mark.parametrize("greeting", [b"", b"HTTP/1.1 400 Bad Request", b"\xff" + bytes(9)])
+def test_an_open_port_that_sends_no_greeting_of_zmq_fails(greeting: bytes) -> None:
     """A stopped engine accepts too: the kernel does that for it. So does another program."""
-    with saying(said) as name:
-        found = judged(name)
-    assert found.verdict is Verdict.FAIL
-    assert found.reason.endswith(": connected, but no greeting of ZMQ came within 2 s")
-    assert "look in that engine's log" in found.remedy
+    with saying(greeting) as name:
+        judgement = judged(name)
+    assert judgement.verdict is Verdict.FAIL
+    assert judgement.reason.endswith(": connected, but no greeting of ZMQ came within 2 s")
+    assert "look in that engine's log" in judgement.remedy
 
 
 def test_a_name_without_an_address_is_told_beside_a_side_channel_that_answers() -> None:
     with saying(GREETING) as name:
-        found = judged(name, "prefill.invalid")
-    assert found.verdict is Verdict.FAIL
-    assert found.reason.startswith("1 of 2 side channels silent: prefill.invalid: its name does not resolve (")
-    assert "VLLM_NIXL_SIDE_CHANNEL_HOST" in found.remedy
+        judgement = judged(name, "prefill.invalid")
+    assert judgement.verdict is Verdict.FAIL
+    assert judgement.reason.startswith("1 of 2 side channels silent: prefill.invalid: its name does not resolve (")
+    assert "VLLM_NIXL_SIDE_CHANNEL_HOST" in judgement.remedy
 
 
 def test_the_default_port_is_that_of_vllm() -> None:
-    [found] = read_side_channels(FactsRoot(), ["127.0.0.1"])
-    assert found == ReachedPeer("127.0.0.1", (), "127.0.0.1 port 5600: connection refused, so no engine listens there")
+    [channel] = read_side_channels(FactsRoot(), ["127.0.0.1"])
+    assert channel == ReachedPeer(
+        "127.0.0.1", (), "127.0.0.1 port 5600: connection refused, so no engine listens there"
+    )
 
 
 def test_without_a_name_the_command_is_told() -> None:
-    found = judged()
-    assert found.verdict is Verdict.NOT_APPLICABLE
-    assert "`pytest-nixl doctor --side-channel=PREFILL`" in found.reason
+    judgement = judged()
+    assert judgement.verdict is Verdict.NOT_APPLICABLE
+    assert "`pytest-nixl doctor --side-channel=PREFILL`" in judgement.reason

@@ -51,14 +51,16 @@ def load_plugins(folder: str, library: str) -> list[PluginFile]:
 
 @pytest.mark.long
 def test_plugins_of_the_wheel_load_or_name_what_the_machine_lacks(wheel: CopiedWheel) -> None:
-    found = loaded(wheel)
-    assert {name for name, file in found.items() if not file.error} >= set(COMPLETE)
-    for name, file in found.items():
+    plugin_files = loaded(wheel)
+    assert {name for name, file in plugin_files.items() if not file.error} >= set(COMPLETE)
+    for name, file in plugin_files.items():
         assert file.path == str(wheel.plugins / f"libplugin_{name}.so")
         assert bool(file.error) == bool(file.missing), file
         # Everything that NIXL's wheel should contain is there.
-        assert [each.soname for each in file.missing if list(wheel.site.rglob(each.soname))] == []
-    assert "libcufile.so.0" in {each.soname for each in found["GDS"].missing} or not found["GDS"].error
+        assert [library.soname for library in file.missing if list(wheel.site.rglob(library.soname))] == []
+    assert (
+        "libcufile.so.0" in {library.soname for library in plugin_files["GDS"].missing} or not plugin_files["GDS"].error
+    )
 
 
 @pytest.mark.parametrize("plugin", REMOVED)
@@ -71,7 +73,7 @@ def test_plugin_is_named_with_the_library_that_was_removed(
     [file] = loaded(copy).values()
     assert file.name == plugin
     assert file.error
-    assert soname in {each.soname for each in file.missing}
+    assert soname in {library.soname for library in file.missing}
     assert soname in file.words
     # The wheel's own list of files says whose library it is.
     assert copy.package in file.remedies[soname]
@@ -84,11 +86,11 @@ def test_every_plugin_that_cannot_be_loaded_is_tried_in_a_process_of_its_own(
     copy = wheel.copy(tmp_path / "site", "POSIX")
     (copy.plugins / "libplugin_TEXT.so").write_text("not a library" * 100)
     (copy.plugins / "libplugin_EMPTY.so").touch()
-    found = loaded(copy)
-    assert list(found) == ["EMPTY", "POSIX", "TEXT"]
-    assert not found["POSIX"].error
-    assert "invalid ELF header" in found["TEXT"].words
-    assert "file too short" in found["EMPTY"].words
+    plugin_files = loaded(copy)
+    assert list(plugin_files) == ["EMPTY", "POSIX", "TEXT"]
+    assert not plugin_files["POSIX"].error
+    assert "invalid ELF header" in plugin_files["TEXT"].words
+    assert "file too short" in plugin_files["EMPTY"].words
 
 
 def test_plugin_on_a_library_of_another_package_is_told_its_folder(
@@ -99,17 +101,17 @@ def test_plugin_on_a_library_of_another_package_is_told_its_folder(
     shutil.copytree(copy.plugins, alone)  # its search path leads nowhere
     monkeypatch.syspath_prepend(str(copy.site))
     [file] = load_plugins(str(alone), "")
-    soname = next(each.soname for each in file.missing if each.soname.startswith("libucp-"))
+    soname = next(library.soname for library in file.missing if library.soname.startswith("libucp-"))
     assert file.remedies[soname].startswith(f"add {copy.site}/")
     assert f"{copy.package} " in file.remedies[soname]
 
 
 def test_known_libraries_have_a_remedy_and_others_the_search() -> None:
-    found = remedies(["libcudart.so.13", "libdoca_verbs.so.2", "libred_client.so.2", "libodd.so.7"])
-    assert "CUDA 13 runtime" in found["libcudart.so.13"]
-    assert "DOCA" in found["libdoca_verbs.so.2"]
-    assert "Infinia" in found["libred_client.so.2"]
-    assert "apt-file search libodd.so.7" in found["libodd.so.7"]
+    texts = remedies(["libcudart.so.13", "libdoca_verbs.so.2", "libred_client.so.2", "libodd.so.7"])
+    assert "CUDA 13 runtime" in texts["libcudart.so.13"]
+    assert "DOCA" in texts["libdoca_verbs.so.2"]
+    assert "Infinia" in texts["libred_client.so.2"]
+    assert "apt-file search libodd.so.7" in texts["libodd.so.7"]
 
 
 def test_variable_replaces_the_folder_of_the_plugins(tmp_path: Path) -> None:
@@ -151,8 +153,8 @@ def test_plugins_that_are_loaded_in_advance_are_loaded_once(folder: Path, starte
     with closing(PluginsInAdvance({})) as plugins:
         plugins.start([library])
         assert started == [str(folder)]
-        [found] = plugins.load(str(folder), library)
-    assert "invalid ELF header" in found["error"]
+        [loaded_plugin] = plugins.load(str(folder), library)
+    assert "invalid ELF header" in loaded_plugin["error"]
     assert started == [str(folder)]
 
 
@@ -162,7 +164,7 @@ def test_plugins_of_another_folder_than_that_in_advance_are_loaded(
     (tmp_path / "other").mkdir()
     with closing(PluginsInAdvance({"NIXL_PLUGIN_DIR": str(tmp_path / "other")})) as plugins:
         plugins.start([])
-        assert [each["name"] for each in plugins.load(str(folder), "")] == ["TEXT"]
+        assert [plugin["name"] for plugin in plugins.load(str(folder), "")] == ["TEXT"]
     assert started == [str(tmp_path / "other"), str(folder)]
 
 
@@ -195,9 +197,9 @@ def test_each_plugin_is_tried_if_nixl_cannot_be_loaded_once_for_all(does: str, e
         f"plugin_loader.main('libnixl.so', {plugins!r})\n"
     )
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=300, check=True)
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [each["path"] for each in found] == plugins
-    assert all(error in each["error"] for each in found)
+    attempts = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [attempt["path"] for attempt in attempts] == plugins
+    assert all(error in attempt["error"] for attempt in attempts)
 
 
 def test_loading_ends_with_its_owner(folder: Path) -> None:

@@ -20,5 +20,5 @@ MAPS = """\
 
 
 def test_libraries_are_named_once_by_their_whole_paths_in_the_order_of_their_addresses() -> None:
-    found = libraries_of_nixl(MAPS)
-    assert found == ["/opt/with space/libucp.so.0.0.0", "/opt/libnixl.so (deleted)", "/libucs.so.0"]
+    libraries = libraries_of_nixl(MAPS)
+    assert libraries == ["/opt/with space/libucp.so.0.0.0", "/opt/libnixl.so (deleted)", "/libucs.so.0"]

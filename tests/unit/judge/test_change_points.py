@@ -179,14 +179,14 @@ def test_the_command_compares_two_runs(tmp_path: Path, capsys: pytest.CaptureFix
 def test_the_best_split_has_the_largest_distance_of_all_pairs() -> None:
     values = [*noise(1, 9, 0.02).tolist(), *(1.1 * noise(2, 14, 0.05)).tolist()]
 
-    def distance(one: list[float], other: list[float], pairs: int) -> float:
-        return sum(abs(a - b) for a in one for b in other) / pairs
+    def distance(left_half: list[float], second: list[float], pairs: int) -> float:
+        return sum(abs(a - b) for a in left_half for b in second) / pairs
 
     def energy(place: int) -> float:
-        one, other = values[:place], values[place:]
-        n, m = len(one), len(other)
-        within = distance(one, one, n * (n - 1)) + distance(other, other, m * (m - 1))
-        return n * m / (n + m) * (2 * distance(one, other, n * m) - within)
+        left_half, second = values[:place], values[place:]
+        n, m = len(left_half), len(second)
+        within = distance(left_half, left_half, n * (n - 1)) + distance(second, second, m * (m - 1))
+        return n * m / (n + m) * (2 * distance(left_half, second, n * m) - within)
 
     expected = max(range(FEWEST_RUNS, len(values) - FEWEST_RUNS + 1), key=energy)
     place, best_distance = change_points._best_split(*change_points._levels(numpy.array(values)))

@@ -151,11 +151,11 @@ def test_the_most_contention_of_any_link_is_told(contention: list[tuple[float, .
 
 def test_links_begin_together_and_each_has_its_answer() -> None:
     def measure(number: int) -> Callable[..., Any]:
-        def one(block: int, *, depth: int, beside: Callable[[float], object], links: Any) -> Any:
+        def measure_link(block: int, *, depth: int, beside: Callable[[float], object], links: Any) -> Any:
             beside(PATIENCE)  # returns only if all links are here
             return samples(number * block * depth)
 
-        return one
+        return measure_link
 
     link_samples = measure_at_once([link((0, 1), measure(number)) for number in range(1, 4)], 8, 2)
     assert [result.bandwidth for result in link_samples] == [16, 32, 48]

@@ -30,7 +30,7 @@ def run(image: str, rows: dict[str, list[float]], **facts: Any) -> RecordedRun:
     return parse_recorded(record(image, rows, **facts), f"{image}.json")
 
 
-def told(compared: RunComparison) -> dict[Verdict, str]:
+def reasons(compared: RunComparison) -> dict[Verdict, str]:
     return {result.verdict: f"{result.reason}\n{result.remedy}" for result in compared.results}
 
 
@@ -40,7 +40,7 @@ def test_a_loss_is_regressed_and_reported_with_the_differences() -> None:
     now = run("a:2", {KEY: LOST}, versions={"ucx": "1.20.0", "nixl": "1.5.1"}, environment={"UCX_RNDV_THRESH": "1"})
     compared = compare_runs(before, now, 0.05)
     assert [result.verdict for result in compared.results] == [Verdict.REGRESSED]
-    message = told(compared)[Verdict.REGRESSED]
+    message = reasons(compared)[Verdict.REGRESSED]
     assert f"{KEY} against a:1: -15.0 % (between -15.2 % and -14.8 %), 5 launches against 5, p = 0.004" in message
     assert (
         "Differences from a:1: image: a:1 -> a:2; versions ucx: 1.19.0 -> 1.20.0; UCX_TLS=rc was set before, and is "
@@ -54,12 +54,12 @@ def test_a_loss_is_regressed_and_reported_with_the_differences() -> None:
 
 def test_the_remedy_does_not_suggest_measuring_in_turn_if_this_was_done() -> None:
     before, now = run("a:1", {KEY: QUIET}), run("a:2", {KEY: LOST})
-    apart, in_turn = (told(compare_runs(before, now, 0.05, in_turn=how))[Verdict.REGRESSED] for how in (False, True))
+    apart, in_turn = (reasons(compare_runs(before, now, 0.05, in_turn=how))[Verdict.REGRESSED] for how in (False, True))
     assert "--nixl-compare-image" in apart
     assert "--nixl-compare-image" not in in_turn
     assert "Both images were measured now, in turn" in in_turn
     noisy = run("a:2", {KEY: [0.5, 1.5, 0.6, 1.4, 1.0]})
-    message = told(compare_runs(before, noisy, 0.05, in_turn=True))[Verdict.INCONCLUSIVE]
+    message = reasons(compare_runs(before, noisy, 0.05, in_turn=True))[Verdict.INCONCLUSIVE]
     assert "Stop other processes on the machine" in message
     assert "--nixl-compare-image" not in message
 
@@ -68,12 +68,12 @@ def test_of_many_differences_eight_are_named() -> None:
     environment = {f"UCX_{number}": "1" for number in range(10)}
     for count, more in ((8, ""), (10, " and 2 more")):
         before = run("a:1", {KEY: QUIET}, environment=dict(list(environment.items())[:count]))
-        message = told(compare_runs(before, run("a:1", {KEY: LOST}), 0.05))[Verdict.REGRESSED]
+        message = reasons(compare_runs(before, run("a:1", {KEY: LOST}), 0.05))[Verdict.REGRESSED]
         assert f"UCX_7=1 was set before, and is not set in this run{more}. Measure the two images" in message
         assert message.count("was set before") == 8
 
 
-def beside(image: str, rows: dict[str, list[float]], cores: dict[str, list[float]]) -> RecordedRun:
+def run_with_contention(image: str, rows: dict[str, list[float]], cores: dict[str, list[float]]) -> RecordedRun:
     """Return a run during whose launches other processes used cores, by row; no other row had any."""
     data = record(image, rows)
     for benchmark in data["benchmarks"]:
@@ -88,7 +88,7 @@ BUSY, IDLE = [0.0, 0.31, 1.8, 0.3, 0.1], [0.0, 0.3, 0.1, 0.3, 0.0]
 def test_launches_that_other_processes_disturbed_prove_no_loss() -> None:
     for rows in ({KEY: LOST}, {KEY: LOST, key("1MiB"): QUIET}):
         before = run("a:1", dict.fromkeys(rows, QUIET))
-        compared = compare_runs(before, beside("a:2", rows, {KEY: BUSY}), 0.05)
+        compared = compare_runs(before, run_with_contention("a:2", rows, {KEY: BUSY}), 0.05)
         assert (
             {result.verdict for result in compared.results} == {compared.comparison.verdict} == {Verdict.INCONCLUSIVE}
         )
@@ -98,8 +98,11 @@ def test_launches_that_other_processes_disturbed_prove_no_loss() -> None:
             "; other processes used cores that were needed in 2 of 5 launches of this run, which prove nothing"
         )
         assert result.remedy.startswith("Stop other processes on the machine, and run again")
-        assert compare_runs(before, beside("a:2", rows, {KEY: IDLE}), 0.05).comparison.verdict is Verdict.REGRESSED
-        in_turn = compare_runs(before, beside("a:2", rows, {KEY: BUSY}), 0.05, in_turn=True)
+        assert (
+            compare_runs(before, run_with_contention("a:2", rows, {KEY: IDLE}), 0.05).comparison.verdict
+            is Verdict.REGRESSED
+        )
+        in_turn = compare_runs(before, run_with_contention("a:2", rows, {KEY: BUSY}), 0.05, in_turn=True)
         assert in_turn.comparison.verdict is Verdict.REGRESSED
 
 
@@ -123,7 +126,10 @@ def test_launches_on_a_gpu_that_other_processes_used_prove_no_loss(cores: list[f
 
 
 def test_enough_undisturbed_launches_prove_a_loss_beside_disturbed_ones() -> None:
-    before, now = run("a:1", {KEY: QUIET}), beside("a:2", {KEY: [*LOST, 0.1, 0.2]}, {KEY: [0.0] * 5 + [1.0] * 2})
+    before, now = (
+        run("a:1", {KEY: QUIET}),
+        run_with_contention("a:2", {KEY: [*LOST, 0.1, 0.2]}, {KEY: [0.0] * 5 + [1.0] * 2}),
+    )
     assert compare_runs(before, now, 0.05).comparison.verdict is Verdict.REGRESSED
 
 
@@ -138,7 +144,7 @@ def test_a_row_that_the_disturbed_launches_of_another_hold_names_those() -> None
         KEY: [0.795, 0.897, 0.886, 0.989, 0.88, 0.863, 0.932],
         other: [1.01, 1.045, 0.982, 1.011, 1.051, 1.035, 1.006],
     }
-    compared = compare_runs(run("a:1", old), beside("a:2", new, {other: [0.0] * 5 + [1.0] * 2}), 0.05)
+    compared = compare_runs(run("a:1", old), run_with_contention("a:2", new, {other: [0.0] * 5 + [1.0] * 2}), 0.05)
     [result_of_row] = [result for result in compared.results if result.subject == KEY]
     assert result_of_row.verdict is Verdict.INCONCLUSIVE
     assert result_of_row.reason.endswith(
@@ -150,20 +156,20 @@ def test_a_disturbed_baseline_proves_that_something_was_lost_and_not_that_nothin
     """Its launches may have been slower than its image is."""
     for now, alone in ((QUIET, Verdict.UNCHANGED), ([1.5 * value for value in [*QUIET, 1.0, 1.0]], Verdict.IMPROVED)):
         assert compare_runs(run("a:1", {KEY: QUIET}), run("a:2", {KEY: now}), 0.05).comparison.verdict is alone
-        disturbed = beside("a:1", {KEY: QUIET}, {KEY: BUSY})
+        disturbed = run_with_contention("a:1", {KEY: QUIET}, {KEY: BUSY})
         compared = compare_runs(disturbed, run("a:2", {KEY: now}), 0.05)
         [result] = compared.results
         assert compared.comparison.verdict is Verdict.INCONCLUSIVE
         assert result.verdict is Verdict.NO_EXPECTATION, "it needs another baseline, and no other run"
-        both = beside("a:2", {KEY: now}, {KEY: [0.0] * (len(now) - 1) + [1.0]})
+        both = run_with_contention("a:2", {KEY: now}, {KEY: [0.0] * (len(now) - 1) + [1.0]})
         assert [result.verdict for result in compare_runs(disturbed, both, 0.05).results] == [Verdict.INCONCLUSIVE]
         assert "in 2 of 5 launches of a:1, which prove nothing" in result.reason
         assert result.remedy.lower().count("record a:1 again") == 1, result.remedy
     apart = run("a:1", {KEY: [1.1, *QUIET, 1.0]})
     assert compare_runs(apart, run("a:2", {KEY: QUIET}), 0.05).comparison.verdict is Verdict.UNCHANGED
-    last = beside("a:1", {KEY: [1.1, *QUIET, 1.0]}, {KEY: [0.0] * 5 + [1.0] * 2})
+    last = run_with_contention("a:1", {KEY: [1.1, *QUIET, 1.0]}, {KEY: [0.0] * 5 + [1.0] * 2})
     assert compare_runs(last, run("a:2", {KEY: QUIET}), 0.05).comparison.verdict is Verdict.INCONCLUSIVE
-    lost = compare_runs(beside("a:1", {KEY: QUIET}, {KEY: BUSY}), run("a:2", {KEY: LOST}), 0.05)
+    lost = compare_runs(run_with_contention("a:1", {KEY: QUIET}, {KEY: BUSY}), run("a:2", {KEY: LOST}), 0.05)
     assert lost.comparison.verdict is Verdict.REGRESSED
 
 
@@ -189,7 +195,7 @@ def test_a_first_baseline_is_told_to_be_as_good_as_its_launches_are() -> None:
     wide = {KEY: QUIET, key("1MiB"): [1.0, 0.9, 1.3]}
     expected = f"the launches of a row differ by up to 40 % ({key('1MiB')})"
     assert steadiness(run("a:1", wide).rows) == (expected, True)
-    description, idle = steadiness(beside("a:1", wide, {KEY: BUSY}).rows)
+    description, idle = steadiness(run_with_contention("a:1", wide, {KEY: BUSY}).rows)
     assert (description, idle) == (
         f"{expected}, and other processes used cores that were needed in 2 of 8 launches",
         False,
@@ -208,14 +214,14 @@ def test_no_change_is_unchanged_and_a_gain_is_improved() -> None:
 
 def test_a_row_of_the_baseline_without_a_measurement_is_missing() -> None:
     before = run("a:1", {KEY: QUIET, key("1MiB"): QUIET})
-    message = told(compare_runs(before, run("a:2", {KEY: QUIET}), 0.05))
+    message = reasons(compare_runs(before, run("a:2", {KEY: QUIET}), 0.05))
     assert f"the row {key('1MiB')} of a:1 is missing in this run" in message[Verdict.MISSING]
 
 
 def test_a_row_with_a_changed_key_is_missing_and_new() -> None:
     """For example if a backend is renamed: two rows with different keys are never compared."""
     renamed = KEY.replace("batch1", "batch2")
-    message = told(compare_runs(run("a:1", {KEY: QUIET}), run("a:2", {renamed: LOST}), 0.05))
+    message = reasons(compare_runs(run("a:1", {KEY: QUIET}), run("a:2", {renamed: LOST}), 0.05))
     assert set(message) == {Verdict.MISSING, Verdict.NO_EXPECTATION}
     assert f"the row {renamed} is not in a:1" in message[Verdict.NO_EXPECTATION]
 
@@ -280,13 +286,13 @@ def test_a_failed_row_has_no_bandwidth_on_either_side(verdict: Verdict) -> None:
     rows = {KEY: QUIET, str(other): QUIET}
     before = compare_runs(run("a:1", rows, results=[failed]), run("a:2", rows), 0.05)
     assert list(before.comparison.rows) == [other]
-    assert f"the row {KEY} of a:1 is unusable as a baseline" in told(before)[Verdict.INCONCLUSIVE]
+    assert f"the row {KEY} of a:1 is unusable as a baseline" in reasons(before)[Verdict.INCONCLUSIVE]
     now = compare_runs(run("a:1", rows), run("a:2", rows, results=[failed]), 0.05)
     assert list(now.comparison.rows) == [other]
     if verdict is not Verdict.WRONG_TRANSPORT:
         assert (
             f"{KEY} of a:1 cannot be compared with this run, in which the verdict is {verdict}"
-            in told(now)[Verdict.MISSING]
+            in reasons(now)[Verdict.MISSING]
         )
 
 

@@ -34,17 +34,17 @@ class LoggedLink:
 
 def test_two_links_are_measured_abba_and_each_launch_has_new_workers() -> None:
     log: list[str] = []
-    asked: list[tuple[int, int]] = []
+    windows: list[tuple[int, int]] = []
 
-    def another(one: Samples, other: Samples) -> bool:
-        asked.append((len(one.windows), len(other.windows)))
-        return len(one.windows) < 3
+    def needs_another(first: Samples, second: Samples) -> bool:
+        windows.append((len(first.windows), len(second.windows)))
+        return len(first.windows) < 3
 
     links = [cast(Link, LoggedLink(name, log)) for name in "AB"]
-    one, other = alternate(links[0], links[1], 4096, batch=2, depth=3, another=another)
+    first, second = alternate(links[0], links[1], 4096, batch=2, depth=3, needs_another=needs_another)
     assert log == [
         "A", "B", "new workers of B", "B", "new workers of A", "A", "new workers of A", "A", "new workers of B", "B",
     ]  # fmt: skip
-    assert asked == [(1, 1), (2, 2), (3, 3)]
-    assert [each.windows for each in (one, other)] == [(1.0, 2.0, 3.0)] * 2
-    assert (one.key.block, one.key.batch, one.key.depth) == (4096, 2, 3)
+    assert windows == [(1, 1), (2, 2), (3, 3)]
+    assert [samples.windows for samples in (first, second)] == [(1.0, 2.0, 3.0)] * 2
+    assert (first.key.block, first.key.batch, first.key.depth) == (4096, 2, 3)

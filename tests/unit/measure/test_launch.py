@@ -96,14 +96,14 @@ def test_a_target_that_stops_for_ever_is_named_within_its_deadline(make_pairs: M
     # UCX over TCP needs the target's progress; the memory copy of one host does not.
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("UCX_TLS", "tcp")
-        one = link(make_pairs(), AgentOptions(progress_thread=progress))
-    one.target.worker.timeout = 3.0  # only of the step that it does not answer
-    one.target.worker.signal(signal.SIGSTOP)
+        stopping = link(make_pairs(), AgentOptions(progress_thread=progress))
+    stopping.target.worker.timeout = 3.0  # only of the step that it does not answer
+    stopping.target.worker.signal(signal.SIGSTOP)
     started = time.monotonic()
     with pytest.raises(WorkerHungError, match=r"rank 1 \(target worker, pid \d+\), which was stopped by a signal"):
-        one.move(65536)
+        stopping.move(65536)
     assert time.monotonic() - started < 3.0 + LATE
-    assert not one.initiator.worker.alive, "both workers are ended"
+    assert not stopping.initiator.worker.alive, "both workers are ended"
 
 
 @pytest.mark.long
@@ -111,15 +111,15 @@ def test_a_target_that_stops_for_ever_is_named_within_its_deadline(make_pairs: M
 def test_an_initiator_that_makes_no_progress_is_named_within_its_deadline(
     make_pairs: MakePairs, progress: bool
 ) -> None:
-    one = link(make_pairs(), AgentOptions(progress_thread=progress))
-    one._settings = replace(one._settings, timeout=5.0)  # only of the transfers
-    one.initiator.run("helpers.agent_functions:never_progress")
+    stopping = link(make_pairs(), AgentOptions(progress_thread=progress))
+    stopping._settings = replace(stopping._settings, timeout=5.0)  # only of the transfers
+    stopping.initiator.run("helpers.agent_functions:never_progress")
     started = time.monotonic()
     # Both wait for the same time, and either may be the first to report.
     with pytest.raises(
         WorkerError, match=r"\((initiator|target) worker, pid \d+\) stopped '\w+' at its deadline"
     ) as late:
-        one.move(65536)
+        stopping.move(65536)
     assert "whether the path to it drops packets" in late.value.remedy
     assert time.monotonic() - started < 5.0 + LATE
 
@@ -140,7 +140,10 @@ def test_agents_of_a_test_have_the_options_of_the_run_unless_it_says_otherwise(
 @pytest.mark.parametrize(
     ("every", "turns", "partners"),
     [
-        *[([*combinations(range(count), 2)], *rest) for count, *rest in ((2, 1, 1), (5, 3, 4), (8, 3, 4), (64, 6, 32))],
+        *[
+            ([*combinations(range(count), 2)], *counts)
+            for count, *counts in ((2, 1, 1), (5, 3, 4), (8, 3, 4), (64, 6, 32))
+        ],
         ([(0, 2), (0, 3)], 1, 2),
         ([(0, 2), (0, 3), (1, 2)], 1, 2),
     ],
@@ -161,8 +164,8 @@ def test_all_pairs_connect_in_few_turns_with_none_on_both_sides(
 
     def agent(number: int) -> SimpleNamespace:
         def request(command: str, **given: Any) -> tuple[int, str]:
-            added.extend((number, int(each)) for each in given.get("metadata", ()))
-            connected.extend((number, int(each)) for each in given.get("targets", ()))
+            added.extend((number, int(number_text)) for number_text in given.get("metadata", ()))
+            connected.extend((number, int(number_text)) for number_text in given.get("targets", ()))
             if command == "serve":
                 served.append((given["seconds"], given["timeout"], given["idle"]))
             return number, command
@@ -171,7 +174,7 @@ def test_all_pairs_connect_in_few_turns_with_none_on_both_sides(
 
     monkeypatch.setattr(measure_launch, "results", answer)
     measure_launch.connect_partners(cast(Any, [agent(number) for number in range(64)]), every)
-    assert sorted(added) == sorted([*every, *((other, one) for one, other in every)])
+    assert sorted(added) == sorted([*every, *((other, first) for first, other in every)])
     assert sorted(connected) == every
     assert len(batches) == 3 * turns
     assert not any(asking & polling for asking, polling in batches)
@@ -203,7 +206,7 @@ def releases(*each: tuple[str, str]) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("workers", "words"),
+    ("workers", "message"),
     [
         (releases(("1.5.1", "1.20.0"), ("1.5.1", "1.20.0")), ""),
         (
@@ -213,13 +216,13 @@ def releases(*each: tuple[str, str]) -> list[Any]:
         (releases(("1.5.1", ""), ("1.4.0", "")), "rank 0 has nixl-cu12 1.5.1 and rank 1 has nixl-cu12 1.4.0"),
     ],
 )
-def test_an_error_between_different_releases_names_them_once(workers: list[Any], words: str) -> None:
+def test_an_error_between_different_releases_names_them_once(workers: list[Any], message: str) -> None:
     with pytest.raises(WorkerError) as caught, measure_launch.versions_named(workers):
         with measure_launch.versions_named(workers):
             raise WorkerError("refused", "try again")
-    assert caught.value.reason == (f"refused; {words}, which may be the cause" if words else "refused")
+    assert caught.value.reason == (f"refused; {message}, which may be the cause" if message else "refused")
     assert caught.value.remedy.endswith("try again")
-    assert ("install the same release of NIXL on all ranks" in caught.value.remedy) == bool(words)
+    assert ("install the same release of NIXL on all ranks" in caught.value.remedy) == bool(message)
 
 
 class AgentOfEnd:
@@ -258,11 +261,11 @@ def pair_of_doubles(regions: int = 1) -> Any:
 
 
 def test_the_memory_of_an_end_is_registered_in_its_regions() -> None:
-    one, parts, objects = AgentOfEnd(), AgentOfEnd(), AgentOfEnd()
-    buffer = pair_of_doubles()._request_buffer(one, "DRAM", 3, 64).result()
+    whole, parts, objects = AgentOfEnd(), AgentOfEnd(), AgentOfEnd()
+    buffer = pair_of_doubles()._request_buffer(whole, "DRAM", 3, 64).result()
     assert (buffer.size, buffer.device, buffer.directory, buffer.alignment, buffer.pages) == (64, 3, "/d", 8, "huge")
-    pair_of_doubles()._register(one, buffer)
-    assert one.registered == [buffer]
+    pair_of_doubles()._register(whole, buffer)
+    assert whole.registered == [buffer]
     pair_of_doubles(4)._register(parts, buffer)
     assert parts.registered == [([(offset, 16, 0, "") for offset in (0, 16, 32, 48)], "DRAM")]
     pair_of_doubles()._register(objects, objects.request_buffer(64, "OBJ").result())
@@ -296,38 +299,38 @@ def launch(
     """Launch a pair of such workers, of a backend and memory. Return it and what its agents are created with."""
 
     def make(backend: str, memory: MemoryPair, workers: Sequence[LaunchedWorker]) -> tuple[Launch, list[Any]]:
-        made: list[Any] = []
+        created: list[Any] = []
 
         def within_each(started: Sequence[Any], **given: Any) -> list[AgentOfEnd]:
-            made.extend([started, given["progress_thread"]])
+            created.extend([started, given["progress_thread"]])
             return [AgentOfEnd() for _ in started]
 
         monkeypatch.setattr(NixlAgent, "within_each", within_each)
-        monkeypatch.setattr(measure_launch, "connect_partners", lambda agents, _: made.append(tuple(agents)))
+        monkeypatch.setattr(measure_launch, "connect_partners", lambda agents, _: created.append(tuple(agents)))
         hosts: Any = [SimpleNamespace(start=lambda *_, worker=worker: worker) for worker in workers]
-        return Launch(hosts, make_settings(progress_thread=("off", "on")), BACKENDS[backend], memory, 64), made
+        return Launch(hosts, make_settings(progress_thread=("off", "on")), BACKENDS[backend], memory, 64), created
 
     return make
 
 
 def test_a_launch_of_a_storage_backend_has_one_worker_without_a_progress_thread(launch: Any) -> None:
-    one, unused = LaunchedWorker(), LaunchedWorker()
-    pair, made = launch("POSIX", MemoryPair("DRAM", "FILE"), [one, unused])
-    assert made == [[one], False]
+    worker, unused = LaunchedWorker(), LaunchedWorker()
+    pair, agents = launch("POSIX", MemoryPair("DRAM", "FILE"), [worker, unused])
+    assert agents == [[worker], False]
     assert pair.initiator is pair.target
-    assert one.told == []
+    assert worker.told == []
 
 
 def test_a_launch_that_fails_ends_its_workers_after_each_has_activated_its_gpu(launch: Any) -> None:
-    one, other = LaunchedWorker("a", "b"), LaunchedWorker("c", "a", "b")
+    first, other = LaunchedWorker("a", "b"), LaunchedWorker("c", "a", "b")
     with pytest.raises(NotApplicableError, match="but UCX supports only BLK and DRAM"):
-        launch("UCX", MemoryPair("VRAM", "VRAM"), [one, other])
-    assert one.told == [("activate", {"device": 0}), "killed"]
+        launch("UCX", MemoryPair("VRAM", "VRAM"), [first, other])
+    assert first.told == [("activate", {"device": 0}), "killed"]
     assert other.told == [("activate", {"device": 0}), "killed"]
 
 
 @pytest.mark.parametrize(
-    ("memory", "wanted", "target", "chosen"),
+    ("memory", "requested", "target", "chosen"),
     [
         ("VRAM:VRAM", None, "ab", (0, 1)),
         ("VRAM:VRAM", None, "ba", (0, 0)),
@@ -339,16 +342,16 @@ def test_a_launch_that_fails_ends_its_workers_after_each_has_activated_its_gpu(l
     ],
 )
 def test_ends_of_a_link_get_their_gpus(
-    memory: str, wanted: DevicePair | None, target: str, chosen: tuple[int, int]
+    memory: str, requested: DevicePair | None, target: str, chosen: tuple[int, int]
 ) -> None:
-    one, other = cast(Any, LaunchedWorker("a", "c")), cast(Any, LaunchedWorker(*target))
-    assert measure_launch.choose_gpus(one, other, MemoryPair.parse(memory), wanted) == DevicePair(*chosen)
+    first, other = cast(Any, LaunchedWorker("a", "c")), cast(Any, LaunchedWorker(*target))
+    assert measure_launch.choose_gpus(first, other, MemoryPair.parse(memory), requested) == DevicePair(*chosen)
 
 
 def test_a_gpu_that_the_target_does_not_see_is_refused() -> None:
-    one, other = cast(Any, LaunchedWorker("a", "c")), cast(Any, LaunchedWorker("a"))
+    first, other = cast(Any, LaunchedWorker("a", "c")), cast(Any, LaunchedWorker("a"))
     with pytest.raises(NotApplicableError, match="needs GPU 1, but the worker sees only GPU 0"):
-        measure_launch.choose_gpus(one, other, MemoryPair("VRAM", "VRAM"), DevicePair(0, 1))
+        measure_launch.choose_gpus(first, other, MemoryPair("VRAM", "VRAM"), DevicePair(0, 1))
 
 
 def test_only_the_first_row_of_a_launch_settles_long() -> None:
@@ -366,4 +369,4 @@ def test_a_launch_is_healthy_while_both_workers_run_and_ends_both(end: str) -> N
     assert not pair.healthy
     pair.close()
     pair.kill()
-    assert [each.ended for each in (pair.initiator, pair.target)] == [["asked", "closed", "killed"]] * 2
+    assert [agent.ended for agent in (pair.initiator, pair.target)] == [["asked", "closed", "killed"]] * 2

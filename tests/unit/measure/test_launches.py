@@ -51,16 +51,16 @@ class Launch:
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
+def created(monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
     """The launches that are made."""
-    found: list[Launch] = []
+    started: list[Launch] = []
 
     def launch(*given: Any, **options: Any) -> Launch:
-        found.append(Launch(*given, **options))
-        return found[-1]
+        started.append(Launch(*given, **options))
+        return started[-1]
 
     monkeypatch.setattr(launches, "Launch", launch)
-    return found
+    return started
 
 
 def pairs_of(settings: Settings) -> Launches:
@@ -92,43 +92,43 @@ def launch_of(link: Link) -> Launch:
     ],
 )
 def test_a_launch_is_reused_for_the_same_kind_and_ended_if_it_would_disturb_the_next(
-    make_settings: MakeSettings, made: list[Launch], first: dict[str, Any], then: dict[str, Any], ended: str | None
+    make_settings: MakeSettings, created: list[Launch], first: dict[str, Any], then: dict[str, Any], ended: str | None
 ) -> None:
     """``ended``: how the first launch ended, if there is a second one; None: the first one is used again."""
     pairs, usual = pairs_of(make_settings()), {"backend": "UCX", "op": "WRITE", "memory": HOST}
     pairs.link(**{**usual, **first})
     link = pairs.link(**{**usual, **then})
-    assert len(made) == (1 if ended is None else 2)
-    assert made[0].ended == (ended or "")
-    assert launch_of(link) is made[-1]
-    assert made[-1].ended == ""
+    assert len(created) == (1 if ended is None else 2)
+    assert created[0].ended == (ended or "")
+    assert launch_of(link) is created[-1]
+    assert created[-1].ended == ""
     pairs.close()
-    assert {each.ended for each in made} == {"closed"}
+    assert {launch.ended for launch in created} == {"closed"}
 
 
 @pytest.mark.parametrize(("footprint", "capacity"), [(0, 64 * 3 * 2), (384, 384), (4096, 4096)])
 def test_the_buffers_hold_the_largest_row_or_the_footprint(
-    make_settings: MakeSettings, made: list[Launch], footprint: int, capacity: int
+    make_settings: MakeSettings, created: list[Launch], footprint: int, capacity: int
 ) -> None:
     pairs = pairs_of(make_settings(blocks=(48, 64), batch=(1, 3), depth=(2, 1)))
     link = pairs.link("UCX", "READ", GPU, (2, 1), DevicePair(3, 4), footprint=footprint)
-    assert (made[0].capacity, made[0].alignment, link.footprint) == (capacity, 16, footprint)
-    assert (made[0].hosts, made[0].devices, made[0].variables) == (("c", "b"), DevicePair(3, 4), ({}, {}))
+    assert (created[0].capacity, created[0].alignment, link.footprint) == (capacity, 16, footprint)
+    assert (created[0].hosts, created[0].devices, created[0].variables) == (("c", "b"), DevicePair(3, 4), ({}, {}))
 
 
 def test_the_settings_choose_agents_and_gpus_unless_a_link_does(
-    make_settings: MakeSettings, made: list[Launch]
+    make_settings: MakeSettings, created: list[Launch]
 ) -> None:
     pairs = pairs_of(make_settings(progress_thread=("on", "off"), devices=DevicePair(5, 6)))
     for memory, options in ((HOST, None), (GPU, None), (GPU, AgentOptions(progress_thread=False))):
         pairs.link("UCX", "WRITE", memory, agent_options=options)
-    assert [each.devices for each in made] == [None, DevicePair(5, 6), DevicePair(5, 6)]
-    assert [each.agent_options.progress_thread for each in made] == [True, True, False]
+    assert [launch.devices for launch in created] == [None, DevicePair(5, 6), DevicePair(5, 6)]
+    assert [launch.agent_options.progress_thread for launch in created] == [True, True, False]
 
 
 @pytest.mark.parametrize(("notify", "pages"), [("last", "huge"), ("each", "base")])
 def test_a_requested_row_is_measured_with_its_key(
-    make_settings: MakeSettings, made: list[Launch], notify: str, pages: str
+    make_settings: MakeSettings, created: list[Launch], notify: str, pages: str
 ) -> None:
     settings = make_settings(
         backend=("UCX", "POSIX"),
@@ -146,46 +146,46 @@ def test_a_requested_row_is_measured_with_its_key(
     for row in rows:
         same = replace(row, block=32, batch=2, depth=3)
         assert pairs.link_of(row, row.pair).key(32, batch=2, depth=3) == same
-        assert (made[-1].agent_options.progress_thread, made[-1].devices) == (
+        assert (created[-1].agent_options.progress_thread, created[-1].devices) == (
             ("progress-thread", "on") in row.variant, row.devices
         )  # fmt: skip
-        assert made[-1].pages == row.pages
-        agent = made[-1].agent_options
+        assert created[-1].pages == row.pages
+        agent = created[-1].agent_options
         again = pairs.link(row.backend, row.op, row.memory, agent_options=agent, footprint=row.footprint)
         assert again.key(32, batch=2, depth=3) == same
 
 
-def test_a_row_gets_the_agents_that_it_had(make_settings: MakeSettings, made: list[Launch]) -> None:
+def test_a_row_gets_the_agents_that_it_had(make_settings: MakeSettings, created: list[Launch]) -> None:
     pairs = pairs_of(make_settings(progress_thread=("off", "on")))
     row = RowKey("UCX", "READ", HOST, 65536, variant=(("footprint", "1MiB"), ("progress-thread", "on")))
     link = pairs.link_of(row, (2, 3))
-    assert (link.op, link.footprint, made[-1].hosts) == ("READ", 1 << 20, ("c", "d"))
-    assert made[-1].agent_options.progress_thread is True
+    assert (link.op, link.footprint, created[-1].hosts) == ("READ", 1 << 20, ("c", "d"))
+    assert created[-1].agent_options.progress_thread is True
     # Agents as no option of this run makes them.
     with pytest.raises(ValueError, match=r"makes no agents as the row UCX/READ/DRAM:DRAM/64KiB.*/threads=9 had them"):
         pairs.link_of(RowKey("UCX", "READ", HOST, 65536, variant=(("threads", "9"),)), (2, 3))
-    assert len(made) == 1
+    assert len(created) == 1
 
 
-def test_a_launch_that_is_not_healthy_is_replaced(make_settings: MakeSettings, made: list[Launch]) -> None:
+def test_a_launch_that_is_not_healthy_is_replaced(make_settings: MakeSettings, created: list[Launch]) -> None:
     pairs = pairs_of(make_settings())
     pairs.link("UCX", "WRITE", HOST)
-    made[0].healthy = False
-    assert launch_of(pairs.link("UCX", "WRITE", HOST)) is made[1]
-    assert [each.ended for each in made] == ["killed", ""]
+    created[0].healthy = False
+    assert launch_of(pairs.link("UCX", "WRITE", HOST)) is created[1]
+    assert [launch.ended for launch in created] == ["killed", ""]
 
 
-def test_the_next_launch_of_a_link_is_of_its_kind(make_settings: MakeSettings, made: list[Launch]) -> None:
+def test_the_next_launch_of_a_link_is_of_its_kind(make_settings: MakeSettings, created: list[Launch]) -> None:
     pairs = pairs_of(make_settings())
     host, gpu = (pairs.link("UCX", "WRITE", memory) for memory in (HOST, GPU))
     gpu.relaunch()
-    assert [each.ended for each in made] == ["", "closed", ""]
-    assert [launch_of(gpu), launch_of(host)] == [made[2], made[0]]
-    assert made[2].memory == GPU
+    assert [launch.ended for launch in created] == ["", "closed", ""]
+    assert [launch_of(gpu), launch_of(host)] == [created[2], created[0]]
+    assert created[2].memory == GPU
     host.relaunch()
-    assert launch_of(host) is made[3]
-    assert made[3].memory == HOST
-    assert launch_of(pairs.link("UCX", "WRITE", GPU)) is made[2]
+    assert launch_of(host) is created[3]
+    assert created[3].memory == HOST
+    assert launch_of(pairs.link("UCX", "WRITE", GPU)) is created[2]
 
 
 @pytest.mark.parametrize(
@@ -202,15 +202,17 @@ def test_what_cannot_be_launched_is_not_tried_again(
 ) -> None:
     tried: list[MemoryPair] = []
 
-    def refused(hosts: Any, settings: Settings, backend: Any, memory: MemoryPair, *given: Any, **options: Any) -> None:
+    def refused(
+        hosts: Any, settings: Settings, backend: Any, memory: MemoryPair, *arguments: Any, **options: Any
+    ) -> None:
         tried.append(memory)
         raise error
 
     monkeypatch.setattr(launches, "Launch", refused)
     pairs, usual = pairs_of(make_settings()), {"backend": "UCX", "op": "WRITE", "memory": GPU}
-    for given, count in (({}, 1), ({"op": "READ"}, 1), (again, 2), (again, 2)):
+    for arguments, count in (({}, 1), ({"op": "READ"}, 1), (again, 2), (again, 2)):
         with pytest.raises(type(error)) as caught:
-            pairs.link(**{**usual, **given})
+            pairs.link(**{**usual, **arguments})
         assert caught.value is error
         assert len(tried) == count
     with pytest.raises(type(error)):
@@ -230,30 +232,32 @@ def test_what_cannot_be_launched_is_not_tried_again(
     ],
 )
 def test_links_of_several_pairs_of_ranks_run_at_the_same_time(
-    make_settings: MakeSettings, made: list[Launch], progress: tuple[str, ...], first: dict[str, Any], ended: str
+    make_settings: MakeSettings, created: list[Launch], progress: tuple[str, ...], first: dict[str, Any], ended: str
 ) -> None:
     pairs = pairs_of(make_settings(progress_thread=progress))
     pairs.link(**{"backend": "UCX", "op": "WRITE", "memory": HOST, **first})
     links = pairs.together("UCX", "READ", HOST, [(0, 1), (2, 3)])
     assert [launch_of(link).hosts for link in links] == [("a", "b"), ("c", "d")]
     assert {link.op for link in links} == {"READ"}
-    assert made[0].ended == ended
+    assert created[0].ended == ended
     assert all(launch_of(link).ended == "" for link in links)
 
 
 def test_links_between_gpus_have_their_variables_and_nothing_runs_beside_them(
-    make_settings: MakeSettings, made: list[Launch]
+    make_settings: MakeSettings, created: list[Launch]
 ) -> None:
     pairs, devices = pairs_of(make_settings(progress_thread=("off", "on"))), [DevicePair(0, 1), DevicePair(2, 3)]
     pairs.link("UCX", "WRITE", HOST)
     plain = pairs.between_devices("UCX", "WRITE", HOST, devices)
-    assert [each.ended for each in made] == ["closed", "", ""]
-    assert [(each.devices, each.variables) for each in made[1:]] == [(pair, ({}, {})) for pair in devices]
-    assert {(each.hosts, each.agent_options.progress_thread) for each in made} == {(("a", "b"), False)}
-    own = [({"B": "1", "A": "2"}, {}), ({}, {"C": "3"})]
-    told = pairs.between_devices("UCX", "WRITE", HOST, devices, (2, 3), own)
-    assert [(each.hosts, each.variables) for each in made[3:]] == [(("c", "d"), each) for each in own]
-    assert {each.footprint for each in (*plain, *told)} == {0}
-    assert [each.ended for each in made] == ["closed"] * 3 + [""] * 2
+    assert [launch.ended for launch in created] == ["closed", "", ""]
+    assert [(launch.devices, launch.variables) for launch in created[1:]] == [(pair, ({}, {})) for pair in devices]
+    assert {(launch.hosts, launch.agent_options.progress_thread) for launch in created} == {(("a", "b"), False)}
+    variables = [({"B": "1", "A": "2"}, {}), ({}, {"C": "3"})]
+    links = pairs.between_devices("UCX", "WRITE", HOST, devices, (2, 3), variables)
+    assert [(launch.hosts, launch.variables) for launch in created[3:]] == [
+        (("c", "d"), launch) for launch in variables
+    ]
+    assert {launch.footprint for launch in (*plain, *links)} == {0}
+    assert [launch.ended for launch in created] == ["closed"] * 3 + [""] * 2
     with pytest.raises(ValueError):
-        pairs.between_devices("UCX", "WRITE", HOST, devices, (2, 3), own[:1])
+        pairs.between_devices("UCX", "WRITE", HOST, devices, (2, 3), variables[:1])

@@ -81,10 +81,10 @@ def test_the_first_corrupt_transfer_and_their_number_are_told(
 ) -> None:
     monkeypatch.setattr(measure_link, "EACH_PER_COMMAND", 8)
     pairs = shared_pairs(blocks=BLOCKS, batch=BATCHES, depth=DEPTHS)
-    one, ends = link(pairs, op), Link._row_ends
-    assert one.move_each(4096, 20) is None
+    one_link, ends = link(pairs, op), Link._row_ends
+    assert one_link.move_each(4096, 20) is None
     run, answers = (
-        one._run,
+        one_link._run,
         [{}, {"corrupt": 2, "first": {"transfer": 3, **WRONG}}, {"corrupt": 1, "first": {"transfer": 1, **WRONG}}],
     )
     counts: list[int] = []
@@ -94,22 +94,22 @@ def test_the_first_corrupt_transfer_and_their_number_are_told(
         return {**run(*arguments, **named), **answers[len(counts) - 1]}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(one, "_run", count_transfers)
-        assert one.move_each(4096, 20) == Corruption("in transfer 11 (3 of 20 are corrupt)", **WRONG)
+        patch.setattr(one_link, "_run", count_transfers)
+        assert one_link.move_each(4096, 20) == Corruption("in transfer 11 (3 of 20 are corrupt)", **WRONG)
     assert counts == [8, 8, 4]
 
     def wrong_seed(*arguments: Any, **named: Any) -> Any:
-        initiator, target = ends(one, *arguments, **named)
+        initiator, target = ends(one_link, *arguments, **named)
         receiver = initiator if initiator["receives"] else target
         receiver["seed"] += 1000  # as if the bytes of another pattern arrived
         return initiator, target
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(one, "_row_ends", wrong_seed)
-        [each, row] = one.move_each(4096, 20), one.measure(65536, depth=4).corruption
-    assert isinstance(each, Corruption)
-    assert each.phase == "in transfer 1 (20 of 20 are corrupt)"
-    assert each.total_bytes == 4096
+        patch.setattr(one_link, "_row_ends", wrong_seed)
+        [corruption, row] = one_link.move_each(4096, 20), one_link.measure(65536, depth=4).corruption
+    assert isinstance(corruption, Corruption)
+    assert corruption.phase == "in transfer 1 (20 of 20 are corrupt)"
+    assert corruption.total_bytes == 4096
     assert isinstance(row, Corruption)
     assert row.phase == "between the timed transfers"
     assert row.total_bytes == 65536 * 4
@@ -119,23 +119,23 @@ def test_the_first_corrupt_transfer_and_their_number_are_told(
 def test_a_row_is_short_on_a_slow_link_unless_iterations_are_given(
     make_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch, iterations: int | None, longest: float | None
 ) -> None:
-    one = link(make_pairs(blocks=(4096,), iterations=iterations))
-    run, limits = one._run, list[float | None]()
+    one_link = link(make_pairs(blocks=(4096,), iterations=iterations))
+    run, limits = one_link._run, list[float | None]()
 
     def note_longest(command: str, *arguments: Any, **named: Any) -> Any:
         if command == "measure":
             limits.append(named["longest"])
         return run(command, *arguments, **named)
 
-    monkeypatch.setattr(one, "_run", note_longest)
-    one.measure(4096)
+    monkeypatch.setattr(one_link, "_run", note_longest)
+    one_link.measure(4096)
     assert limits == [longest]
 
 
 def test_no_pattern_comes_twice_although_each_test_begins_with_the_same_random_seed(
     shared_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, fill, seeds = link(shared_pairs(blocks=BLOCKS, batch=BATCHES, depth=DEPTHS)), Buffer.fill, list[int]()
+    one_link, fill, seeds = link(shared_pairs(blocks=BLOCKS, batch=BATCHES, depth=DEPTHS)), Buffer.fill, list[int]()
 
     def fill_source(buffer: Buffer, seed: int, *, size: int | None = None, inverted: bool = False) -> Pending:
         if not inverted:
@@ -145,7 +145,7 @@ def test_no_pattern_comes_twice_although_each_test_begins_with_the_same_random_s
     monkeypatch.setattr(Buffer, "fill", fill_source)
     for _ in range(2):
         random.seed(0)
-        one.measure(4096)
+        one_link.measure(4096)
     assert len(set(seeds)) == len(seeds) == 6
 
 
@@ -163,17 +163,17 @@ def test_no_pattern_comes_twice_although_each_test_begins_with_the_same_random_s
 def test_a_row_may_end_early_unless_something_else_says_how_long_it_takes(
     make_pairs: MakePairs, changes: dict[str, Any], named: dict[str, Any], rate: float | None
 ) -> None:
-    one, rates = link(make_pairs(blocks=(4096,), batch=(4,), **changes)), list[float | None]()
+    one_link, rates = link(make_pairs(blocks=(4096,), batch=(4,), **changes)), list[float | None]()
 
-    def run(command: str, *_: Any, clear_rate: float | None = None, **__: Any) -> dict[str, Any]:
+    def run(command: str, *_: Any, decisive_rate: float | None = None, **__: Any) -> dict[str, Any]:
         if command == "measure":
-            rates.append(clear_rate)
+            rates.append(decisive_rate)
         windows = {"windows": [0.01] * 4, "transfers": [10] * 4, "latencies": [0.001]}
         return {**windows, "corruption": None, "counted": [], "contention": 0.7}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(one, "_run", run)
-        samples = one.measure(4096, **named)
+        patch.setattr(one_link, "_run", run)
+        samples = one_link.measure(4096, **named)
     assert rates == [rate]
     assert samples.contention == (0.0,), "windows that agree were not disturbed"
 
@@ -196,63 +196,63 @@ def test_bytes_are_compared_between_windows_of_hot_rows_that_are_measured_alone(
     size: int | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pairs, given = make_pairs(blocks=(65536, 8 << 20)), list[Any]()
-    one = pairs.link("UCX", "WRITE", DRAM, footprint=footprint)
-    timed = one._timed
+    pairs, observed = make_pairs(blocks=(65536, 8 << 20)), list[Any]()
+    one_link = pairs.link("UCX", "WRITE", DRAM, footprint=footprint)
+    timed = one_link._timed
 
-    def time_row(transfers: Any, block: int, links: Any, ends: Any, **rest: Any) -> dict[str, Any]:
-        given.append(ends and [end["size"] for end in ends])
+    def time_row(transfers: Any, block: int, links: Any, ends: Any, **rest: Any) -> Any:
+        observed.append(ends and [end["size"] for end in ends])
         return timed(transfers, block, links, ends, **rest)
 
-    monkeypatch.setattr(one, "_timed", time_row)
-    assert one.measure(block, **named).corruption is None
-    assert given == [size and [size, size]]
+    monkeypatch.setattr(one_link, "_timed", time_row)
+    assert one_link.measure(block, **named).corruption is None
+    assert observed == [size and [size, size]]
 
 
 def test_a_gpu_that_others_use_before_or_after_the_transfers_is_told(
     shared_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, waits = link(shared_pairs(blocks=(4096,))), [1e-5, 2e-3, 3e-3, 1e-5, 0.0, 0.0]
-    monkeypatch.setattr(one._launch, "gpu_wait", lambda: waits.pop(0))
-    assert [one.measure(4096).gpu_waits for _ in range(3)] == [(2e-3,), (3e-3,), ()]
-    assert one.measure(4096, beside=lambda: None).gpu_waits == (), "of rows measured together: the others use it"
+    one_link, waits = link(shared_pairs(blocks=(4096,))), [1e-5, 2e-3, 3e-3, 1e-5, 0.0, 0.0]
+    monkeypatch.setattr(one_link._launch, "kernel_seconds", lambda: waits.pop(0))
+    assert [one_link.measure(4096).gpu_waits for _ in range(3)] == [(2e-3,), (3e-3,), ()]
+    assert one_link.measure(4096, beside=lambda: None).gpu_waits == (), "of rows measured together: the others use it"
 
 
 def test_lost_packets_are_counted_while_a_row_is_timed(
     shared_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = link(shared_pairs(blocks=(4096,)))
-    given: list[tuple[Any, ...]] = []
+    one_link = link(shared_pairs(blocks=(4096,)))
+    observed: list[tuple[Any, ...]] = []
     done: list[str] = []
-    timed = one._timed
+    timed = one_link._timed
 
-    def time_row(*arguments: Any, **named: Any) -> dict[str, Any]:
-        found = timed(*arguments, **named)
+    def time_row(*arguments: Any, **named: Any) -> Any:
+        measured = timed(*arguments, **named)
         done.append("timed")
-        return found
+        return measured
 
     def compare(*arguments: Any) -> tuple[str, ...]:
-        given.append(arguments)
+        observed.append(arguments)
         return ("lossy",)
 
     # No host of these tests has RDMA.
     monkeypatch.setattr(measure_link, "loss_counters", lambda workers, before=None: {"a": ["counter", *done]})
-    monkeypatch.setattr(one, "_timed", time_row)
+    monkeypatch.setattr(one_link, "_timed", time_row)
     monkeypatch.setattr(measure_link, "lossy_devices", compare)
-    samples = one.measure(4096)
+    samples = one_link.measure(4096)
     assert samples.lossy == cast(Any, ("lossy",))
-    assert given == [
+    assert observed == [
         ({"a": ["counter"]}, {"a": ["counter", "timed"]}, samples.transports, 4096 * sum(samples.transfers))
     ]
 
 
 def test_each_host_is_asked_once_what_its_devices_have_lost_and_not_again_if_it_has_none() -> None:
-    asked: list[str] = []
+    hosts: list[str] = []
 
     def worker(host: str) -> Worker:
         def call(command: str) -> list[tuple[str, str, int]]:
-            asked.append(f"{command} {host}")
-            return [("rxe0", "sent_pkts", len(asked))] if host == "a" else []
+            hosts.append(f"{command} {host}")
+            return [("rxe0", "sent_pkts", len(hosts))] if host == "a" else []
 
         return cast(Worker, SimpleNamespace(versions={"host": host}, call=call))
 
@@ -260,7 +260,7 @@ def test_each_host_is_asked_once_what_its_devices_have_lost_and_not_again_if_it_
     before = loss_counters(workers)
     assert before == {"a": [("rxe0", "sent_pkts", 1)], "b": []}
     assert loss_counters(workers, before) == {"a": [("rxe0", "sent_pkts", 3)]}
-    assert asked == ["loss_counters a", "loss_counters b", "loss_counters a"]
+    assert hosts == ["loss_counters a", "loss_counters b", "loss_counters a"]
 
 
 @pytest.mark.parametrize("op", ["WRITE", "READ"])
@@ -268,19 +268,19 @@ def test_each_host_is_asked_once_what_its_devices_have_lost_and_not_again_if_it_
 def test_each_transfer_carries_a_notification_if_that_is_asked_for(
     shared_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch, op: str, notify: str
 ) -> None:
-    one = link(shared_pairs(notify=notify, iterations=400, warmup=0, duration=0.0, blocks=(4096,)), op)
+    one_link = link(shared_pairs(notify=notify, iterations=400, warmup=0, duration=0.0, blocks=(4096,)), op)
     sent: list[dict[str, Any]] = []
-    request = one.initiator.worker.request
+    request = one_link.initiator.worker.request
 
-    def listened(command: str, **given: Any) -> Any:
-        sent.append(given)
-        return request(command, **given)
+    def listened(command: str, **sent_arguments: Any) -> Any:
+        sent.append(sent_arguments)
+        return request(command, **sent_arguments)
 
-    monkeypatch.setattr(one.initiator.worker, "request", listened)
-    samples = one.measure(4096)
+    monkeypatch.setattr(one_link.initiator.worker, "request", listened)
+    samples = one_link.measure(4096)
     assert samples.corruption is None
     assert str(samples.key).endswith("/0-1" if notify == "last" else "/0-1/notify=each")
-    [prepared] = [given for given in sent if "notify_each" in given]
+    [prepared] = [sent_arguments for sent_arguments in sent if "notify_each" in sent_arguments]
     assert prepared["notify_each"] is (notify == "each")
     # Only what the target acknowledges cannot be taken for an acknowledgement of a later row.
     assert prepared["acknowledged"] is (notify == "each" or op == "WRITE")
@@ -289,8 +289,8 @@ def test_each_transfer_carries_a_notification_if_that_is_asked_for(
 @pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="this kernel has no huge pages")
 @pytest.mark.parametrize("pages", ["huge", "base"])
 def test_the_kernel_is_asked_for_huge_pages_only_for_rows_that_have_them(shared_pairs: MakePairs, pages: str) -> None:
-    one = link(shared_pairs(pages=pages, blocks=(4096,)), "WRITE")
-    for agent, buffer in ((one.initiator, one.source), (one.target, one.destination)):
+    one_link = link(shared_pairs(pages=pages, blocks=(4096,)), "WRITE")
+    for agent, buffer in ((one_link.initiator, one_link.source), (one_link.target, one_link.destination)):
         maps = Path(f"/proc/{agent.worker.pid}/smaps").read_text()
         mappings = re.findall(r"^([0-9a-f]+)-([0-9a-f]+) (?:.*\n)+?VmFlags:(.*)$", maps, re.MULTILINE)
         [flags] = [flags for first, end, flags in mappings if int(first, 16) <= buffer.address < int(end, 16)]
@@ -310,9 +310,9 @@ def test_row_has_the_requested_transfers_windows_and_duration(make_pairs: MakePa
 
 @pytest.mark.long
 def test_default_iterations_are_1000_up_to_1_mib_and_160_mib_above(make_pairs: MakePairs) -> None:
-    one = link(make_pairs(blocks=(1 << 20, 2 << 20), duration=0.0))
-    assert sum(one.measure(1 << 20).transfers) >= 1000
-    assert sum(one.measure(2 << 20).transfers) >= 80
+    one_link = link(make_pairs(blocks=(1 << 20, 2 << 20), duration=0.0))
+    assert sum(one_link.measure(1 << 20).transfers) >= 1000
+    assert sum(one_link.measure(2 << 20).transfers) >= 80
 
 
 def test_default_iterations_move_160_mib_of_large_blocks_in_10_windows_at_least() -> None:
@@ -328,14 +328,14 @@ def test_large_blocks_are_warmed_up_with_fewer_transfers() -> None:
 def test_a_number_of_transfers_to_warm_up_with_that_is_given_holds_for_large_blocks_too(
     source: str, warmup: int
 ) -> None:
-    asked: dict[str, Any] = {}
-    one = Link.__new__(Link)
+    options: dict[str, Any] = {}
+    one_link = Link.__new__(Link)
     settings = SimpleNamespace(iterations=0, warmup=10, duration=0.5, timeout=20.0, sources={"warmup": source})
     launch = SimpleNamespace(warmup_seconds=lambda: 0)
-    given = {"_settings": settings, "memory": DRAM, "op": "WRITE", "_launch": launch}
-    vars(one).update(given, _run=lambda *_, **more: asked.update(more), _beside_the_initiator=lambda links: [])
-    one._timed(cast(Any, None), 64 << 20, [], together=False)
-    assert asked["warmup"] == warmup
+    fields = {"_settings": settings, "memory": DRAM, "op": "WRITE", "_launch": launch}
+    vars(one_link).update(fields, _run=lambda *_, **more: options.update(more), _beside_the_initiator=lambda links: [])
+    one_link._timed(cast(Any, None), 64 << 20, [], together=False)
+    assert options["warmup"] == warmup
 
 
 @pytest.mark.long
@@ -355,14 +355,14 @@ def test_backend_whose_done_means_posted_is_measured_with_a_notification_per_tra
 
 @pytest.mark.long
 def test_wrong_bytes_at_the_destination_are_found(shared_pairs: MakePairs) -> None:
-    one = link(shared_pairs())
+    one_link = link(shared_pairs())
     stop = threading.Event()
 
     def overwrite() -> None:
         # Overwrite the destination in the worker's memory, as if stale bytes had arrived.
-        with open(f"/proc/{one.destination.worker.pid}/mem", "r+b", buffering=0) as memory:
+        with open(f"/proc/{one_link.destination.worker.pid}/mem", "r+b", buffering=0) as memory:
             while not stop.is_set():
-                memory.seek(one.destination.address)
+                memory.seek(one_link.destination.address)
                 memory.write(b"stale" * 100)
                 stop.wait(0.0001)
 
@@ -370,33 +370,33 @@ def test_wrong_bytes_at_the_destination_are_found(shared_pairs: MakePairs) -> No
     thread.start()
     try:
         # On a busy machine the thread may not run while the bytes move and are compared.
-        found = next((found for _ in range(100) if (found := one.move(65536)) is not None), None)
+        corruption = next((corruption for _ in range(100) if (corruption := one_link.move(65536)) is not None), None)
     finally:
         stop.set()
         thread.join()
-    assert found is not None
-    assert found.offset < 5
-    assert 400 < found.wrong_bytes <= 500
-    assert found.total_bytes == 65536
+    assert corruption is not None
+    assert corruption.offset < 5
+    assert 400 < corruption.wrong_bytes <= 500
+    assert corruption.total_bytes == 65536
 
 
 def test_a_byte_that_is_wrong_after_the_timed_transfers_is_found(
     shared_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = link(shared_pairs())
-    timed = one._timed
+    one_link = link(shared_pairs())
+    timed = one_link._timed
 
-    def changed(*arguments: Any, **options: Any) -> dict[str, Any]:
-        found = timed(*arguments, **options)
-        with open(f"/proc/{one.destination.worker.pid}/mem", "r+b", buffering=0) as memory:
-            memory.seek(one.destination.address + 9)
+    def changed(*arguments: Any, **options: Any) -> Any:
+        measured = timed(*arguments, **options)
+        with open(f"/proc/{one_link.destination.worker.pid}/mem", "r+b", buffering=0) as memory:
+            memory.seek(one_link.destination.address + 9)
             [byte] = memory.read(1)
-            memory.seek(one.destination.address + 9)
+            memory.seek(one_link.destination.address + 9)
             memory.write(bytes([byte ^ 0x40]))
-        return found
+        return measured
 
-    monkeypatch.setattr(one, "_timed", changed)
-    corruption = one.measure(65536).corruption
+    monkeypatch.setattr(one_link, "_timed", changed)
+    corruption = one_link.measure(65536).corruption
     assert isinstance(corruption, Corruption)
     assert corruption.phase == "after the timed transfers"
     assert (corruption.offset, corruption.wrong_bytes) == (9, 1)
@@ -405,9 +405,9 @@ def test_a_byte_that_is_wrong_after_the_timed_transfers_is_found(
 @pytest.mark.parametrize("op", ["WRITE", "READ"])
 def test_every_byte_is_wrong_if_none_arrives(shared_pairs: MakePairs, op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The destination holds the complement, so that no byte is right by chance, as one of 256 would be."""
-    one = link(shared_pairs(), op)
-    monkeypatch.setattr(one, "_run", lambda *_, **__: None)
-    corruption = one.move(65536)
+    one_link = link(shared_pairs(), op)
+    monkeypatch.setattr(one_link, "_run", lambda *_, **__: None)
+    corruption = one_link.move(65536)
     assert corruption is not None
     assert corruption.wrong_bytes == corruption.total_bytes == 65536
 
@@ -424,32 +424,32 @@ def test_pair_is_reused_and_replaced_when_a_worker_has_ended(make_pairs: MakePai
 
 
 def test_row_that_does_not_fit_is_refused_with_a_remedy(shared_pairs: MakePairs) -> None:
-    one = link(shared_pairs())
+    one_link = link(shared_pairs())
     with pytest.raises(NixlPluginError, match=r"131072 bytes .* 65536 bytes") as caught:
-        one.measure(131072)
+        one_link.measure(131072)
     assert "--nixl-blocks" in caught.value.remedy
 
 
 @pytest.mark.long
 def test_agents_of_a_link_do_not_use_an_etcd(make_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NIXL_ETCD_ENDPOINTS", "http://127.0.0.1:1")
-    one = link(make_pairs())
-    assert one.move(65536) is None
-    for agent in (one.initiator, one.target):
+    one_link = link(make_pairs())
+    assert one_link.move(65536) is None
+    for agent in (one_link.initiator, one_link.target):
         assert agent.run("helpers.agent_functions:variable", name="NIXL_ETCD_ENDPOINTS") is None
 
 
 @pytest.mark.long
 def test_each_launch_has_new_workers_and_one_value(make_pairs: MakePairs) -> None:
     pairs = make_pairs(duration=0.0)
-    one = link(pairs)
+    one_link = link(pairs)
     pids = []
 
     def another(samples: Samples) -> bool:
-        pids.append(one.initiator.worker.pid)
+        pids.append(one_link.initiator.worker.pid)
         return len(samples.values) < 3
 
-    samples = one.measure_launches(65536, another=another)
+    samples = one_link.measure_launches(65536, another=another)
     assert len(set(pids)) == len(samples.values) == 3
     assert len(samples.windows) == sum(samples.windows_of_launches) >= 30
     assert min(samples.values) <= samples.bandwidth <= max(samples.values)
@@ -457,7 +457,7 @@ def test_each_launch_has_new_workers_and_one_value(make_pairs: MakePairs) -> Non
 
 
 @pytest.mark.parametrize(
-    ("together", "given", "asked"),
+    ("together", "changes", "expected"),
     [
         (False, {}, {"iterations": 1000, "warmup": 7, "duration": 0.5, "deadline": 20.5}),
         (False, {"iterations": 3}, {"iterations": 3, "warmup": 7, "duration": 0.5, "deadline": 20.5}),
@@ -466,29 +466,29 @@ def test_each_launch_has_new_workers_and_one_value(make_pairs: MakePairs) -> Non
     ],
 )
 def test_a_row_beside_others_is_measured_by_time_alone(
-    together: bool, given: dict[str, float], asked: dict[str, float]
+    together: bool, changes: dict[str, float], expected: dict[str, float]
 ) -> None:
     """Its transfers are not counted, so that all pairs move bytes during the whole time. Nothing is measured here."""
-    found: dict[str, Any] = {}
-    beside = Link.__new__(Link)
+    options: dict[str, Any] = {}
+    bare_link = Link.__new__(Link)
 
     def run(command: str, transfers: object, seconds: float, **arguments: Any) -> dict[str, Any]:
-        found.update(arguments, command=command, deadline=seconds)
+        options.update(arguments, command=command, deadline=seconds)
         return {}
 
-    settings = {"iterations": 0, "warmup": 7, "duration": 0.5, "timeout": 20.0, "sources": {}, **given}
+    settings = {"iterations": 0, "warmup": 7, "duration": 0.5, "timeout": 20.0, "sources": {}, **changes}
     for name, value in {
         "_settings": SimpleNamespace(**settings), "memory": DRAM, "op": "WRITE", "_run": run,
         "_launch": SimpleNamespace(warmup_seconds=lambda: 0), "_beside_the_initiator": lambda links: [4],
     }.items():  # fmt: skip
-        setattr(beside, name, value)
-    beside._timed(cast(Any, None), 65536, [], together=together)
-    assert {name: found[name] for name in asked} == asked
-    assert (found["command"], found["op"], found["own"]) == ("measure", "WRITE", [4])
+        setattr(bare_link, name, value)
+    bare_link._timed(cast(Any, None), 65536, [], together=together)
+    assert {name: options[name] for name in expected} == expected
+    assert (options["command"], options["op"], options["own"]) == ("measure", "WRITE", [4])
 
 
 @pytest.mark.parametrize(
-    ("hosts", "obstacles", "found"),
+    ("hosts", "obstacles", "expected"),
     [
         ("aa", ("", ""), ""),
         ("aa", ("Yama", ""), "Yama"),
@@ -497,16 +497,16 @@ def test_a_row_beside_others_is_measured_by_time_alone(
         ("ab", ("Yama", "seccomp"), ""),
     ],
 )
-def test_only_workers_of_one_host_have_an_obstacle(hosts: str, obstacles: tuple[str, str], found: str) -> None:
-    one, other = (
+def test_only_workers_of_one_host_have_an_obstacle(hosts: str, obstacles: tuple[str, str], expected: str) -> None:
+    first, other = (
         SimpleNamespace(versions={"host": host, "obstacle": obstacle})
         for host, obstacle in zip(hosts, obstacles, strict=True)
     )
-    assert obstacle_between(cast(Any, one), cast(Any, other)) == found
+    assert obstacle_between(cast(Any, first), cast(Any, other)) == expected
 
 
 @pytest.mark.parametrize(
-    ("ranks", "values", "found"),
+    ("ranks", "values", "expected"),
     [
         ((0, 1), ("", "tcp"), (("rank 1 on b", "tcp"),)),
         ((0, 1), ("tcp", "tcp"), (("rank 0 on a", "tcp"), ("rank 1 on b", "tcp"))),
@@ -514,13 +514,13 @@ def test_only_workers_of_one_host_have_an_obstacle(hosts: str, obstacles: tuple[
     ],
 )
 def test_each_of_two_ranks_that_sets_ucx_tls_is_known(
-    ranks: tuple[int, int], values: tuple[str, str], found: object
+    ranks: tuple[int, int], values: tuple[str, str], expected: object
 ) -> None:
-    one, other = (
+    first, other = (
         SimpleNamespace(rank=rank, versions={"host": host, **({"ucx_tls": value} if value else {})})
         for rank, host, value in zip(ranks, "ab", values, strict=True)
     )
-    assert ucx_tls_of_ranks(cast(Any, one), cast(Any, other)) == found
+    assert ucx_tls_of_ranks(cast(Any, first), cast(Any, other)) == expected
 
 
 class KeptCalls:
@@ -580,23 +580,23 @@ class KeptCalls:
 def test_transfers_are_prepared_with_the_notifications_that_their_row_and_backend_need(
     pair: dict[str, Any], row: dict[str, Any], notify_each: bool, announced: bool
 ) -> None:
-    kept = KeptCalls(**pair)
-    with kept.link(**row)._transfers(256, 2, 3) as transfers:
+    calls = KeptCalls(**pair)
+    with calls.link(**row)._transfers(256, 2, 3) as transfers:
         pass
     assert transfers == cast(Any, "row_prepare")
-    [(_, made), (released, freed)] = kept.calls
-    assert (made["count"], made["depth"]) == (8 if "footprint" in row else 3, 3)
-    assert (made["notify_each"], made["announced"]) == (notify_each, announced)
+    [(_, prepared), (released, freed)] = calls.calls
+    assert (prepared["count"], prepared["depth"]) == (8 if "footprint" in row else 3, 3)
+    assert (prepared["notify_each"], prepared["announced"]) == (notify_each, announced)
     acknowledged = "storage" not in pair and (row.get("op") != "READ" or row.get("notify") == "each")
-    assert made["acknowledged"] is acknowledged
-    assert (made["op"], made["target"], made["plugin"]) == (row.get("op", "WRITE"), "agent 1", "plugin")
-    assert made["sides"] == [[0, "DRAM", 0], [1, "DRAM", 0]]
-    assert made["storage"] == (11 if "storage" in pair else None)
-    assert (released, freed["transfers"], kept.killed) == ("row_release", "row_prepare", False)
+    assert prepared["acknowledged"] is acknowledged
+    assert (prepared["op"], prepared["target"], prepared["plugin"]) == (row.get("op", "WRITE"), "agent 1", "plugin")
+    assert prepared["sides"] == [[0, "DRAM", 0], [1, "DRAM", 0]]
+    assert prepared["storage"] == (11 if "storage" in pair else None)
+    assert (released, freed["transfers"], calls.killed) == ("row_release", "row_prepare", False)
 
 
 @pytest.mark.parametrize(
-    ("size", "footprint", "words"),
+    ("size", "footprint", "message"),
     [
         (2048, 0, ""),
         (2049, 0, "2 transfers of 2049 bytes do not fit into this link's buffers of 4096 bytes"),
@@ -604,15 +604,15 @@ def test_transfers_are_prepared_with_the_notifications_that_their_row_and_backen
         (513, 1024, "2 transfers of 513 bytes do not fit into the footprint of 1024 bytes"),
     ],
 )
-def test_a_row_fits_into_buffers_and_footprint_or_is_refused(size: int, footprint: int, words: str) -> None:
-    kept = KeptCalls()
-    one = kept.link(footprint=footprint)
-    if words:
-        with pytest.raises(NixlPluginError, match=words), one._transfers(size, 1, 2):
+def test_a_row_fits_into_buffers_and_footprint_or_is_refused(size: int, footprint: int, message: str) -> None:
+    calls = KeptCalls()
+    one_link = calls.link(footprint=footprint)
+    if message:
+        with pytest.raises(NixlPluginError, match=message), one_link._transfers(size, 1, 2):
             pass
-        assert (kept.calls, kept.killed) == ([], False)
+        assert (calls.calls, calls.killed) == ([], False)
     else:
-        with one._transfers(size, 1, 2):
+        with one_link._transfers(size, 1, 2):
             pass
 
 
@@ -621,41 +621,41 @@ def test_a_row_fits_into_buffers_and_footprint_or_is_refused(size: int, footprin
     "error", [NixlError("refused", "", "", "nixlBackendError"), WorkerLateError("late"), KeyboardInterrupt()], ids=repr
 )
 def test_a_failure_ends_both_workers(step: str, error: BaseException) -> None:
-    kept = KeptCalls()
-    kept.faults[step] = error
-    with pytest.raises(type(error)) as caught, kept.link()._transfers(256, 1, 1):
-        kept.call("within")
+    calls = KeptCalls()
+    calls.faults[step] = error
+    with pytest.raises(type(error)) as caught, calls.link()._transfers(256, 1, 1):
+        calls.call("within")
     assert caught.value is error
-    assert kept.killed
+    assert calls.killed
 
 
 def test_objects_are_registered_for_a_row_and_deleted_after_it() -> None:
-    kept = KeptCalls("OBJ", storage=True)
-    with kept.link()._transfers(256, 2, 3):
-        assert kept.calls[0] == ("prepare_objects", {"agent": 1, "buffer": 11, "block": 256, "count": 6})
-        assert kept.calls[1][1]["objects"] == 11
-    assert [command for command, _ in kept.calls] == [
+    calls = KeptCalls("OBJ", storage=True)
+    with calls.link()._transfers(256, 2, 3):
+        assert calls.calls[0] == ("prepare_objects", {"agent": 1, "buffer": 11, "block": 256, "count": 6})
+        assert calls.calls[1][1]["objects"] == 11
+    assert [command for command, _ in calls.calls] == [
         "prepare_objects",
         "row_prepare",
         "row_release",
         "prepare_objects",
     ]
-    assert [kept.calls[-1][1][name] for name in ("block", "count")] == [0, 0]
+    assert [calls.calls[-1][1][name] for name in ("block", "count")] == [0, 0]
 
 
 def test_an_object_store_that_does_not_answer_is_named_and_one_that_does_is_cleaned() -> None:
-    kept = KeptCalls("OBJ", storage=True)
-    kept.faults["row_prepare"] = NixlError("refused", "", "detail", "nixlBackendError")
-    with pytest.raises(NixlError, match=r"^refused"), kept.link()._transfers(256, 1, 1):
+    calls = KeptCalls("OBJ", storage=True)
+    calls.faults["row_prepare"] = NixlError("refused", "", "detail", "nixlBackendError")
+    with pytest.raises(NixlError, match=r"^refused"), calls.link()._transfers(256, 1, 1):
         pass
-    asked = [(command, given["buffer"], given.get("count")) for command, given in kept.calls[2:]]
-    assert asked == [("probe_objects", 11, None), ("prepare_objects", 11, 0)]
-    assert kept.killed
-    kept.killed, kept.faults["probe_objects"] = False, WorkerError("the server is down", "start it")
+    commands = [(command, arguments["buffer"], arguments.get("count")) for command, arguments in calls.calls[2:]]
+    assert commands == [("probe_objects", 11, None), ("prepare_objects", 11, 0)]
+    assert calls.killed
+    calls.killed, calls.faults["probe_objects"] = False, WorkerError("the server is down", "start it")
     with pytest.raises(WorkerError, match=r"^the server is down; refused\n") as caught:
-        with kept.link()._transfers(256, 1, 1):
+        with calls.link()._transfers(256, 1, 1):
             pass
-    assert (caught.value.remedy, caught.value.detail, kept.killed) == ("start it", "detail", True)
+    assert (caught.value.remedy, caught.value.detail, calls.killed) == ("start it", "detail", True)
 
 
 class _Launches(tuple[int, ...]):
@@ -665,10 +665,10 @@ class _Launches(tuple[int, ...]):
         return _Launches((*self, *other))
 
 
-@pytest.mark.parametrize("wanted", [1, 3])
-def test_a_row_is_launched_until_no_launch_is_wanted(monkeypatch: pytest.MonkeyPatch, wanted: int) -> None:
+@pytest.mark.parametrize("launches", [1, 3])
+def test_a_row_is_launched_until_no_launch_is_wanted(monkeypatch: pytest.MonkeyPatch, launches: int) -> None:
     log: list[object] = []
-    one = KeptCalls().link()
+    one_link = KeptCalls().link()
 
     def measure(self: Link, block: int, **given: float) -> _Launches:
         log.append((block, given))
@@ -676,9 +676,9 @@ def test_a_row_is_launched_until_no_launch_is_wanted(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(Link, "measure", measure)
     monkeypatch.setattr(Link, "relaunch", lambda _: log.append("relaunch"))
-    found = one.measure_launches(
-        256, batch=2, depth=3, another=lambda samples: len(cast(Any, samples)) < wanted, clear_above=1e9
+    rows = one_link.measure_launches(
+        256, batch=2, depth=3, another=lambda samples: len(cast(Any, samples)) < launches, clear_above=1e9
     )
-    assert found == cast(Any, tuple(range(wanted)))
+    assert rows == cast(Any, tuple(range(launches)))
     first, measured = (256, {"batch": 2, "depth": 3, "clear_above": 1e9}), (256, {"batch": 2, "depth": 3})
-    assert log == [first, *["relaunch", measured] * (wanted - 1)], "only the first launch may end early"
+    assert log == [first, *["relaunch", measured] * (launches - 1)], "only the first launch may end early"

@@ -19,14 +19,14 @@ def moves_unless(*faults: str) -> Callable[[frozenset[str]], bool]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_one_variable_of_eight_is_found_in_few_attempts(name: str) -> None:
-    asked: list[frozenset[str]] = []
+    attempts: list[frozenset[str]] = []
 
     def moves(unset: frozenset[str]) -> bool:
-        asked.append(unset)
+        attempts.append(unset)
         return moves_unless(name)(unset)
 
     assert find_culprits(NAMES, moves) == ((name,), ())
-    assert len(asked) <= 8
+    assert len(attempts) <= 8
 
 
 @pytest.mark.parametrize("pair", [("A", "B"), ("A", "H"), ("C", "F")])
@@ -43,11 +43,11 @@ def test_two_variables_that_are_only_a_fault_together_are_told_apart(pair: tuple
 
 @pytest.mark.parametrize("most", range(1, 12))
 def test_search_that_ends_early_names_only_variables_without_which_bytes_arrive(most: int) -> None:
-    left = iter(range(most))
+    remaining = iter(range(most))
     moves = moves_unless("BG", "D")
 
     def limited(unset: frozenset[str]) -> bool:
-        if next(left, None) is None:
+        if next(remaining, None) is None:
             raise SearchEndedError
         return moves(unset)
 
@@ -58,14 +58,14 @@ def test_search_that_ends_early_names_only_variables_without_which_bytes_arrive(
 
 
 def test_no_set_is_tried_twice() -> None:
-    asked: list[frozenset[str]] = []
+    attempts: list[frozenset[str]] = []
 
     def suffices(part: frozenset[str]) -> bool:
-        asked.append(part)
+        attempts.append(part)
         return {"A", "D", "E"} <= part
 
     assert smallest_set(NAMES, suffices) == ("A", "D", "E")
-    assert len(asked) == len(set(asked))
+    assert len(attempts) == len(set(attempts))
 
 
 def test_variables_that_steer_nixl_are_those_of_its_libraries_the_loader_and_cuda() -> None:

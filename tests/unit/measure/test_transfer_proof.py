@@ -36,18 +36,18 @@ def attempts(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answer], list[frozens
         monkeypatch.delenv(name)
 
     def replace_by(answer: Answer) -> list[frozenset[str]]:
-        made: list[frozenset[str]] = []
+        tried: list[frozenset[str]] = []
 
         def attempt(
             prover: Prover, backend: str, memory: Any, settings: Any, unset: Collection[str] = ()
         ) -> TransferProof:
-            made.append(frozenset(unset))
+            tried.append(frozenset(unset))
             fault, late, seconds = answer(frozenset(unset))
             clock.now += seconds
             return TransferProof(backend, str(memory), fault, late=late)
 
         monkeypatch.setattr(Prover, "_attempt", attempt)
-        return made
+        return tried
 
     return replace_by
 
@@ -62,9 +62,9 @@ def test_bytes_that_arrive_need_one_attempt(
     attempts: Callable[[Answer], list[frozenset[str]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("UCX_TLS", "tcp")
-    made = attempts(lambda unset: ("", False, 1.0))
+    tried = attempts(lambda unset: ("", False, 1.0))
     assert prove().fault == ""
-    assert made == [frozenset()]
+    assert tried == [frozenset()]
 
 
 def test_deadline_that_a_busy_host_misses_without_variables_too_is_only_late(
@@ -105,10 +105,10 @@ def test_fault_without_any_variable_is_that_of_the_host(
     attempts: Callable[[Answer], list[frozenset[str]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("UCX_TLS", "tcp")
-    made = attempts(lambda unset: ("with variables" if not unset else "without", False, 1.0))
+    tried = attempts(lambda unset: ("with variables" if not unset else "without", False, 1.0))
     proof = prove()
     assert (proof.fault, proof.bare, proof.culprits) == ("with variables", "without", ())
-    assert len(made) == 2
+    assert len(tried) == 2
 
 
 def test_search_ends_in_time_and_blames_what_it_has_seen(
@@ -117,10 +117,10 @@ def test_search_ends_in_time_and_blames_what_it_has_seen(
     names = [f"UCX_X{number}" for number in range(16)]
     for name in names:
         monkeypatch.setenv(name, "1")
-    made = attempts(lambda unset: ("" if {"UCX_X3", "UCX_X9"} <= unset else "refused", False, 6.0))
+    tried = attempts(lambda unset: ("" if {"UCX_X3", "UCX_X9"} <= unset else "refused", False, 6.0))
     proof = prove()
     assert {"UCX_X3", "UCX_X9"} <= set(proof.variables)
-    assert len(made) <= 6
+    assert len(tried) <= 6
 
 
 def test_secret_of_an_unknown_variable_is_hidden(

@@ -38,9 +38,9 @@ PARAMETERS = (BackendParameter("POSIX", "use_aio", "true"), BackendParameter("UC
     ],
 )
 def test_the_key_of_a_row_has_what_differs(options: AgentOptions, variant: tuple[tuple[str, str], ...]) -> None:
-    found = options.variant("UCX", "UCX")
-    assert found == variant
-    key = RowKey("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), 4096, variant=found)
+    row_variant = options.variant("UCX", "UCX")
+    assert row_variant == variant
+    key = RowKey("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), 4096, variant=row_variant)
     assert RowKey.parse(str(key)).variant == variant
 
 

@@ -79,8 +79,8 @@ def test_counters_that_agree_or_are_missing_contradict_nothing(transports: list[
 def test_counters_without_the_payload_contradict(
     transports: list[str], devices: list[Carrier], values: tuple[str, ...]
 ) -> None:
-    words = say(*devices).contradiction(transports)
-    assert [value for value in values if value not in words] == [], words
+    contradiction = say(*devices).contradiction(transports)
+    assert [value for value in values if value not in contradiction] == [], contradiction
 
 
 def row(transports: Sequence[str], evidence: CarrierBytes | None, gigabytes: float = 10.0) -> Samples:
@@ -144,11 +144,11 @@ def test_emulated_write_is_wrong_transport_if_the_profile_wants_rdma() -> None:
 
 def test_built_in_profiles_require_rdma_if_the_cards_support_it() -> None:
     def verdict(profile: str, backend: str, provider: str, memory: str = "VRAM") -> Verdict:
-        found = load_profile(profile)
+        built_in = load_profile(profile)
         evidence = say(*EMULATED)
         key = RowKey(backend, "WRITE", MemoryPair(memory, memory), 64 << 20)
         samples = replace(row(evidence.named([provider]), evidence, 49.0), key=key)
-        return judge(samples, found.expectation(key)).verdict
+        return judge(samples, built_in.expectation(key)).verdict
 
     assert verdict("p5.48xlarge", "LIBFABRIC", "efa") is Verdict.WRONG_TRANSPORT
     assert verdict("h100-hyperpod", "LIBFABRIC", "efa") is Verdict.WRONG_TRANSPORT
@@ -159,9 +159,9 @@ def test_built_in_profiles_require_rdma_if_the_cards_support_it() -> None:
 
 
 def test_ceiling_is_the_sum_of_the_devices_that_carried_the_bytes() -> None:
-    one = say(Carrier("rdmap79s0", "efa", PAYLOAD), *IDLE)
+    carriers = say(Carrier("rdmap79s0", "efa", PAYLOAD), *IDLE)
     four = say(*EFA, *IDLE)
-    assert judge(row(["efa"], one, 13.0), FLOOR, P5).verdict is Verdict.IMPLAUSIBLE
+    assert judge(row(["efa"], carriers, 13.0), FLOOR, P5).verdict is Verdict.IMPLAUSIBLE
     assert judge(row(["efa"], four, 46.9), FLOOR, P5).verdict is Verdict.PASS
     judgement = judge(row(["efa"], four, 51.0), FLOOR, P5)
     assert judgement.verdict is Verdict.IMPLAUSIBLE

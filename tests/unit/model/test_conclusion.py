@@ -37,8 +37,8 @@ def of(verdict: Verdict, *figures: Figure) -> Result:
 
 
 def test_every_figure_has_its_bounds_and_its_verdict() -> None:
-    found = told([of(Verdict.FAIL, CREATION, SIZE), of(Verdict.PASS, RATE)], gate=True)["figures"]
-    assert found == [
+    figures = told([of(Verdict.FAIL, CREATION, SIZE), of(Verdict.PASS, RATE)], gate=True)["figures"]
+    assert figures == [
         {"check": "a-check", "name": "agent-creation", "labels": {"backend": "UCX"}, "value": 0.04, "unit": "s",
          "at_most": None, "at_least": None, "verdict": "PASS"},
         {"check": "a-check", "name": "metadata-size", "labels": {"backend": "UCX", "count": "256"}, "value": 11_700.0,
@@ -56,10 +56,10 @@ def test_a_figure_is_within_its_bounds_up_to_and_with_them() -> None:
 def test_other_ranks_accept_the_figures_and_their_number_is_limited() -> None:
     long = Result("x", "x", Verdict.FAIL, "w" * 4096, "m" * 4096)
     many = [of(Verdict.PASS, *[RATE] * (MOST_FIGURES + 1)), of(Verdict.PASS, Figure("x", float("nan"), "s")), long]
-    found = json.loads(json.dumps(told(many, gate=False)))
-    assert len(found["figures"]) == MOST_FIGURES
-    assert [len(found["failing"][0][name]) for name in ("reason", "remedy")] == [2000, 2000]
-    check(REQUESTS["end"][0], {"code": 0, "verdict": "", "refusal": "", "told": found})
+    document = json.loads(json.dumps(told(many, gate=False)))
+    assert len(document["figures"]) == MOST_FIGURES
+    assert [len(document["failing"][0][name]) for name in ("reason", "remedy")] == [2000, 2000]
+    check(REQUESTS["end"][0], {"code": 0, "verdict": "", "refusal": "", "told": document})
     check(REQUESTS["end"][0], {"code": 4, "verdict": "", "refusal": "no", "told": without_results("REFUSED")})
 
 
@@ -69,7 +69,7 @@ def test_a_run_without_figures_has_an_empty_list() -> None:
 
 
 @pytest.mark.parametrize(
-    ("verdicts", "interrupted", "wanted"),
+    ("verdicts", "interrupted", "advice"),
     [
         ([Verdict.PASS], "", "accept"),
         ([Verdict.PASS, Verdict.WARN], "", "accept"),
@@ -84,9 +84,9 @@ def test_a_run_without_figures_has_an_empty_list() -> None:
         ([Verdict.INCONCLUSIVE] * 100 + [Verdict.UNKNOWN], "", "reject"),
     ],
 )
-def test_a_pipeline_is_told_what_to_do_next(verdicts: list[Verdict], interrupted: str, wanted: str) -> None:
+def test_a_pipeline_is_told_what_to_do_next(verdicts: list[Verdict], interrupted: str, advice: str) -> None:
     results = [Result("x", "x", verdict, "why") for verdict in verdicts]
-    assert next_step(told(results, gate=True, interrupted=interrupted)) == wanted
+    assert next_step(told(results, gate=True, interrupted=interrupted)) == advice
 
 
 @pytest.mark.parametrize("gate", [False, True])
@@ -157,9 +157,9 @@ def row(verdict: Verdict, floor: float, *variant: tuple[str, str]) -> Result:
 
 def test_the_gate_counts_the_rows_that_passed_without_a_floor_and_its_verdict_stays() -> None:
     floor, none = row(Verdict.PASS, 1e8), row(Verdict.PASS, 0.0)
-    found = summary_line([floor, none, none], gate=True)
-    assert found.text == "NIXL gate: PASS (3 PASS; 3 rows measured, 2 of them passed without a floor)"
-    assert found.outcome is summary_line([floor], gate=True).outcome
+    line = summary_line([floor, none, none], gate=True)
+    assert line.text == "NIXL gate: PASS (3 PASS; 3 rows measured, 2 of them passed without a floor)"
+    assert line.outcome is summary_line([floor], gate=True).outcome
     assert next_step(told([floor, none], gate=True)) == "accept"
 
 

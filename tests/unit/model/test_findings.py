@@ -26,7 +26,7 @@ def _accepted(expires: date) -> Acceptance:
 
 
 @pytest.mark.parametrize(
-    ("occurs", "affects", "acceptance", "verdict", "words"),
+    ("occurs", "affects", "acceptance", "verdict", "message"),
     [
         (False, False, None, Verdict.PASS, "seen"),
         (True, False, None, Verdict.PASS, FINDINGS[ID].title + ": seen"),
@@ -39,13 +39,13 @@ def _accepted(expires: date) -> Acceptance:
     ],
 )  # fmt: skip
 def test_a_finding_is_judged(
-    occurs: bool, affects: bool, acceptance: Acceptance | None, verdict: Verdict, words: str
+    occurs: bool, affects: bool, acceptance: Acceptance | None, verdict: Verdict, message: str
 ) -> None:
     judgement = judge_finding(
         FINDINGS[ID], occurs=occurs, reason="seen", affects=affects, acceptance=acceptance, today=TODAY
     )
     assert judgement.verdict is verdict
-    assert words in judgement.reason
+    assert message in judgement.reason
     assert judgement.finding == ID
     assert judgement.known_limit is (occurs and not affects and verdict is Verdict.PASS)
     if verdict is Verdict.FAIL and acceptance is not None:

@@ -42,9 +42,9 @@ PRINTED = (
 TESTED = {"llama-3-8b": (65_536, None), "llama-3-70b": (163_840, 256), "deepseek-r1": (35_136, None)}
 
 
-def plan(name: str, *, tokens: int = 8192, **given: Any) -> KvPlan:
+def plan(name: str, *, tokens: int = 8192, **options: Any) -> KvPlan:
     """Return a plan in the data type that kvbench assumes."""
-    return KvPlan.of(KV_MODELS[name], tokens=tokens, dtype="fp8", **given)
+    return KvPlan.of(KV_MODELS[name], tokens=tokens, dtype="fp8", **options)
 
 
 def io_bytes(planned: KvPlan) -> int:
@@ -72,8 +72,12 @@ def test_kvbench_plans_the_same_for_8_ranks_but_counts_all_of_them(name: str) ->
 
 def test_mla_is_not_split_though_kvbench_divides_it() -> None:
     """Every rank of vLLM holds the whole latent vector: ``get_num_kv_heads`` returns 1 for MLA at any TP."""
-    one, eight = plan("deepseek-r1"), plan("deepseek-r1", tp=(8, 8))
-    assert (eight.block_bytes, eight.descriptors, eight.bytes_per_rank) == (9216, one.descriptors, one.bytes_per_rank)
+    single, eight = plan("deepseek-r1"), plan("deepseek-r1", tp=(8, 8))
+    assert (eight.block_bytes, eight.descriptors, eight.bytes_per_rank) == (
+        9216,
+        single.descriptors,
+        single.bytes_per_rank,
+    )
     assert eight.block_bytes == 8 * PLANNED["deepseek-r1"][2][0]
 
 
@@ -139,7 +143,7 @@ def test_different_sizes_of_the_sides_split_the_larger_block(
 
 
 @pytest.mark.parametrize(
-    ("given", "fault"),
+    ("options", "fault"),
     [
         ({"tokens": 0}, "the number of tokens is 0: expected an integer from 1 to 16777216"),
         ({"tokens": -1}, "the number of tokens is -1: expected an integer from 1 to 16777216"),
@@ -154,9 +158,9 @@ def test_different_sizes_of_the_sides_split_the_larger_block(
         ({"dtype": "int3"}, "'int3' is not a data type of a KV cache: expected one of bf16, fp16, fp32, fp8, int8"),
     ],
 )  # fmt: skip
-def test_a_wrong_value_is_refused_in_one_sentence(given: dict[str, Any], fault: str) -> None:
+def test_a_wrong_value_is_refused_in_one_sentence(options: dict[str, Any], fault: str) -> None:
     with pytest.raises(ValueError, match=r"expected") as caught:
-        KvPlan.of(GENERIC, **{"tokens": 8192, **given})
+        KvPlan.of(GENERIC, **{"tokens": 8192, **options})
     assert str(caught.value) == fault
 
 

@@ -38,7 +38,9 @@ def grown(**more: int) -> Counts:
     return [(device, counter, value + more.get(counter, 0)) for device, counter, value in BEFORE]
 
 
-def found(after: Counts, transports: tuple[str, ...] = RC, payload: int = PAYLOAD) -> tuple[LossyDevice, ...]:
+def lossy_devices_after(
+    after: Counts, transports: tuple[str, ...] = RC, payload: int = PAYLOAD
+) -> tuple[LossyDevice, ...]:
     return lossy_devices({"node-a": BEFORE}, {"node-a": after}, transports, payload)
 
 
@@ -56,11 +58,11 @@ def test_counters_of_rdma_devices_are_read_by_port(tmp_path: Path) -> None:
 
 
 def test_growth_of_a_device_that_carried_the_row_is_found_on_each_host() -> None:
-    one = LossyDevice("node-a", "mlx5_0", 2000, {"packet_seq_err": 20, "rnr_nak_retry_err": 4})
+    lossy = LossyDevice("node-a", "mlx5_0", 2000, {"packet_seq_err": 20, "rnr_nak_retry_err": 4})
     after = grown(packet_seq_err=20, rnr_nak_retry_err=4)
-    assert found(after) == (one,)
+    assert lossy_devices_after(after) == (lossy,)
     both = {"node-a": BEFORE, "node-b": BEFORE}
-    assert lossy_devices(both, dict.fromkeys(both, after), RC, PAYLOAD) == (one, replace(one, host="node-b"))
+    assert lossy_devices(both, dict.fromkeys(both, after), RC, PAYLOAD) == (lossy, replace(lossy, host="node-b"))
 
 
 @pytest.mark.parametrize(
@@ -82,7 +84,7 @@ def test_growth_of_a_device_that_carried_the_row_is_found_on_each_host() -> None
 def test_nothing_is_found_without_growth_or_without_bytes_of_the_row(
     after: Counts, transports: tuple[str, ...], payload: int
 ) -> None:
-    assert found(after, transports, payload) == ()
+    assert lossy_devices_after(after, transports, payload) == ()
 
 
 @pytest.mark.parametrize(
@@ -105,7 +107,7 @@ def test_few_losses_and_repetitions_for_other_reasons_are_no_loss(
 
 LOSING = LossyDevice("node-a", "rxe0", 1000, {"rcvd_seq_err": 9, "completer_retry_err": 70})
 WELL = LossyDevice("node-b", "rxe0", 1000, {"duplicate_request": 70})
-WORDS = "rxe0 of node-a counted 9 rcvd_seq_err in 1,000 packets (0.9 %)"
+LOSS = "rxe0 of node-a counted 9 rcvd_seq_err in 1,000 packets (0.9 %)"
 
 
 def samples(value: float, *lossy: LossyDevice) -> Samples:
@@ -118,20 +120,20 @@ FLOOR = Expectation(source="a test", floor=1e9)
 
 
 @pytest.mark.parametrize(
-    ("value", "expectation", "verdict", "words"),
+    ("value", "expectation", "verdict", "message"),
     [
-        (2, FLOOR, Verdict.WARN, f"200 % of the floor of 1 GB/s (8 Gb/s), but packets were lost: {WORDS}"),
-        (0.1, FLOOR, Verdict.FAIL, f"; probably because packets were lost: {WORDS}"),
-        (2, replace(FLOOR, p50=1e-5), Verdict.FAIL, f"; probably because packets were lost: {WORDS}"),
-        (2, None, Verdict.NO_EXPECTATION, f"expects nothing of this row; packets were lost: {WORDS}"),
+        (2, FLOOR, Verdict.WARN, f"200 % of the floor of 1 GB/s (8 Gb/s), but packets were lost: {LOSS}"),
+        (0.1, FLOOR, Verdict.FAIL, f"; probably because packets were lost: {LOSS}"),
+        (2, replace(FLOOR, p50=1e-5), Verdict.FAIL, f"; probably because packets were lost: {LOSS}"),
+        (2, None, Verdict.NO_EXPECTATION, f"expects nothing of this row; packets were lost: {LOSS}"),
     ],
 )
 def test_row_names_the_device_that_lost_packets(
-    value: float, expectation: Expectation | None, verdict: Verdict, words: str
+    value: float, expectation: Expectation | None, verdict: Verdict, message: str
 ) -> None:
     judgement = judge(samples(value, LOSING, WELL), expectation)
     assert judgement.verdict is verdict
-    assert judgement.reason.endswith(words), judgement.reason
+    assert judgement.reason.endswith(message), judgement.reason
     assert "Check the cables" in judgement.remedy
     assert ("[[expect]]" in judgement.remedy) is (verdict is Verdict.NO_EXPECTATION)
     # Without a loss the same row has none of these words.
@@ -145,7 +147,7 @@ def test_loss_is_the_probable_reason_of_a_row_that_is_undecided() -> None:
     undecided = replace(samples(2, LOSING), transfers=(900, 900, 1100, 1100))
     judgement = judge(undecided, FLOOR)
     assert judgement.verdict is Verdict.INCONCLUSIVE
-    assert judgement.reason.endswith(f"; probably because packets were lost: {WORDS}")
+    assert judgement.reason.endswith(f"; probably because packets were lost: {LOSS}")
     assert judgement.remedy.startswith("Check the cables")
 
 
@@ -156,7 +158,7 @@ def test_loss_does_not_change_other_verdicts() -> None:
 
 def test_both_ends_are_named() -> None:
     other = replace(LOSING, host="node-b")
-    assert judge(samples(2, LOSING, other), FLOOR).reason.endswith(f"{WORDS} and {WORDS.replace('node-a', 'node-b')}")
+    assert judge(samples(2, LOSING, other), FLOOR).reason.endswith(f"{LOSS} and {LOSS.replace('node-a', 'node-b')}")
 
 
 def test_row_that_lost_packets_is_launched_again_as_any_other() -> None:

@@ -39,26 +39,26 @@ KEYS = OWN_KEYS | st.builds(RowKey.measured_by, OWN_KEYS, PROGRAMS)
 
 @given(KEYS)
 def test_every_key_that_is_written_can_be_read(key: RowKey) -> None:
-    found = RowKey.parse(str(key))
-    assert str(found) == str(key)
-    assert found == key
-    assert hash(found) == hash(key)
+    parsed = RowKey.parse(str(key))
+    assert str(parsed) == str(key)
+    assert parsed == key
+    assert hash(parsed) == hash(key)
     for part in (
         "backend", "op", "memory", "block", "batch", "depth", "pair", "program", "plain_backend", "short", "variant",
     ):  # fmt: skip
-        assert getattr(found, part) == getattr(key, part)
+        assert getattr(parsed, part) == getattr(key, part)
 
 
 @given(KEYS, KEYS)
-def test_keys_are_equal_if_their_texts_are(one: RowKey, other: RowKey) -> None:
-    assert (one == other) is (str(one) == str(other))
+def test_keys_are_equal_if_their_texts_are(first: RowKey, second: RowKey) -> None:
+    assert (first == second) is (str(first) == str(second))
 
 
 @given(st.text() | st.builds(lambda key, cut, more: f"{str(key)[:cut]}{more}", KEYS, st.integers(0, 99), st.text()))
 def test_any_text_is_a_key_with_this_text_or_is_refused(text: str) -> None:
-    found = read_key(text)
-    assert str(found) == text
-    if isinstance(found, UnknownKey):
+    parsed = read_key(text)
+    assert str(parsed) == text
+    if isinstance(parsed, UnknownKey):
         with pytest.raises(RowKeyError, match="is not a row key: expected BACKEND/OP/"):
             RowKey.parse(text)
 
@@ -118,10 +118,10 @@ def test_a_row_has_the_pages_of_its_buffers_in_host_memory(key: str, pages: str)
 
 
 def test_a_gpu_number_counts_only_at_an_end_with_gpu_memory() -> None:
-    one, other = (
+    first, other = (
         RowKey("UCX", "WRITE", MemoryPair("DRAM", "VRAM"), 65536, devices=DevicePair(number, 3)) for number in (0, 1)
     )
-    assert one == other
+    assert first == other
     assert RowKey.parse("UCX/READ/VRAM@0:VRAM@12/1000B/batch2/depth4/7-7").devices == DevicePair(0, 12)
 
 

@@ -78,8 +78,8 @@ def test_a_percentile_uses_the_nearest_rank(percent: float, expected: float) -> 
 @pytest.mark.parametrize("percent", [50, 99])
 def test_a_percentile_is_the_smallest_value_that_enough_values_do_not_exceed(percent: int) -> None:
     for count in range(1, 1201):
-        found = int(percentile(range(1, count + 1), percent))
-        assert found * 100 >= percent * count > (found - 1) * 100
+        smallest = int(percentile(range(1, count + 1), percent))
+        assert smallest * 100 >= percent * count > (smallest - 1) * 100
 
 
 @pytest.mark.parametrize("launches", [(), (0,), (1,), (0, 1), (1, 0), (0, 0)])

@@ -53,7 +53,7 @@ def test_a_file_is_read_with_tabs_empty_lines_and_small_letters(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "it has no line of a matrix"),
         ("[read]\n1M 1M\n", "it has no line of a matrix"),
@@ -74,8 +74,8 @@ def test_a_file_is_read_with_tabs_empty_lines_and_small_letters(tmp_path: Path) 
         ("0 1\x1b[31m\n0 0\n", "is not a size"),
     ],
 )  # fmt: skip
-def test_bad_input_is_one_sentence(text: str, said: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(said)) as caught:
+def test_bad_input_is_one_sentence(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
         parse_matrix(text)
     assert "\n" not in str(caught.value)
     assert "\x1b" not in str(caught.value)

@@ -29,9 +29,9 @@ def pattern(text: str, ranks: int = 1) -> TrafficPattern:
     ],
 )
 def test_a_named_pattern_has_its_flows(text: str, flows: list[tuple[int, int]]) -> None:
-    found = pattern(text)
-    assert [flow.ranks for flow in found.flows] == flows
-    assert {flow.size for flow in found.flows} == {MIB}
+    named = pattern(text)
+    assert [flow.ranks for flow in named.flows] == flows
+    assert {flow.size for flow in named.flows} == {MIB}
 
 
 def test_all_ranks_of_a_run_take_part_unless_a_number_is_given() -> None:
@@ -42,24 +42,24 @@ def test_all_ranks_of_a_run_take_part_unless_a_number_is_given() -> None:
 def test_a_matrix_has_the_sizes_of_its_file(tmp_path: Path) -> None:
     file = tmp_path / "matrix.txt"
     file.write_text("0 1M 0\n0 0 5K\n0 0 0\n")
-    found = pattern(str(file))
-    assert [(flow.source, flow.target, flow.size) for flow in found.flows] == [(0, 1, MIB), (1, 2, 5120)]
-    assert found.ranks == 3
+    matrix = pattern(str(file))
+    assert [(flow.source, flow.target, flow.size) for flow in matrix.flows] == [(0, 1, MIB), (1, 2, 5120)]
+    assert matrix.ranks == 3
     other = tmp_path / "other.txt"
     other.write_text("0 1M 0\n0 0 6K\n0 0 0\n")
-    assert found.name == pattern(str(file)).name != pattern(str(other)).name
+    assert matrix.name == pattern(str(file)).name != pattern(str(other)).name
 
 
 @pytest.mark.parametrize(
-    ("text", "ranks", "said"),
+    ("text", "ranks", "message"),
     [
         ("incast:8", 4, "it has 8 ranks, but the run has 4"),
         ("incast", 2, "incast needs at least 3 ranks, but the run has 2"),
         ("pairs", 3, "pairs needs at least 4 ranks, but the run has 3"),
     ],
 )
-def test_a_pattern_that_does_not_fit_the_run_is_refused(text: str, ranks: int, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_a_pattern_that_does_not_fit_the_run_is_refused(text: str, ranks: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         pattern(text, ranks)
 
 
@@ -84,35 +84,35 @@ def test_what_is_neither_a_name_nor_a_file_is_refused() -> None:
 
 @pytest.mark.parametrize("ranks", range(2, 34))
 def test_each_two_ranks_meet_once_in_as_few_rounds_as_possible(ranks: int) -> None:
-    found = factors(ranks)
-    assert len(found) == (ranks - 1 if ranks % 2 == 0 else ranks)
-    assert sorted(chain(*found)) == sorted(combinations(range(ranks), 2))
-    for pairs in found:
+    pairings = factors(ranks)
+    assert len(pairings) == (ranks - 1 if ranks % 2 == 0 else ranks)
+    assert sorted(chain(*pairings)) == sorted(combinations(range(ranks), 2))
+    for pairs in pairings:
         assert len(set(chain(*pairs))) == 2 * len(pairs)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 7, 8, 16])
 def test_rounds_of_all_to_all_share_no_rank_and_have_each_flow_once(ranks: int) -> None:
-    found = rounds(pattern(f"alltoall:{ranks}"))
-    assert sorted(flow.ranks for each in found for flow in each) == sorted(permutations(range(ranks), 2))
-    assert len(found) <= 2 * len(factors(ranks))
+    all_rounds = rounds(pattern(f"alltoall:{ranks}"))
+    assert sorted(flow.ranks for flows in all_rounds for flow in flows) == sorted(permutations(range(ranks), 2))
+    assert len(all_rounds) <= 2 * len(factors(ranks))
     if ranks % 2 == 0:
-        assert {len(each) for each in found} == {ranks // 2}
-    for each in found:
-        assert len({rank for flow in each for rank in flow.ranks}) == 2 * len(each)
+        assert {len(flows) for flows in all_rounds} == {ranks // 2}
+    for flows in all_rounds:
+        assert len({rank for flow in flows for rank in flow.ranks}) == 2 * len(flows)
 
 
 def test_each_flow_of_an_incast_has_a_round_of_its_own() -> None:
-    assert [len(each) for each in rounds(pattern("incast:6"))] == [1] * 5
+    assert [len(flows) for flows in rounds(pattern("incast:6"))] == [1] * 5
 
 
 def test_pairs_are_one_round() -> None:
-    assert [len(each) for each in rounds(pattern("pairs:8"))] == [4]
+    assert [len(flows) for flows in rounds(pattern("pairs:8"))] == [4]
 
 
 def test_flows_of_a_round_share_no_host() -> None:
     hosts = ["a", "a", "b", "b", "c", "c", "d", "d"]
-    for each in rounds(pattern("alltoall:8"), hosts):
-        ends = [{hosts[rank] for rank in flow.ranks} for flow in each]
+    for flows in rounds(pattern("alltoall:8"), hosts):
+        ends = [{hosts[rank] for rank in flow.ranks} for flow in flows]
         assert sum(map(len, ends)) == len(set().union(*ends))
-    assert [len(each) for each in rounds(pattern("alltoall:4"), ["one"] * 4)] == [1] * 12
+    assert [len(flows) for flows in rounds(pattern("alltoall:4"), ["one"] * 4)] == [1] * 12

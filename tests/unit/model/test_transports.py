@@ -32,7 +32,7 @@ def test_transports_that_use_a_network_card_are_known(transport: str, network: b
 
 
 @pytest.mark.parametrize(
-    ("transports", "found"),
+    ("transports", "counted"),
     [
         ((), None),
         (("efa",), None),
@@ -46,8 +46,8 @@ def test_transports_that_use_a_network_card_are_known(transport: str, network: b
         (("rc/mlx4_0:1", "rc/mlx4_0:2"), ("mlx4_0", "mlx4_0:2")),
     ],
 )
-def test_each_card_is_counted_once(transports: tuple[str, ...], found: tuple[str, ...] | None) -> None:
-    assert cards(transports) == found
+def test_each_card_is_counted_once(transports: tuple[str, ...], counted: tuple[str, ...] | None) -> None:
+    assert cards(transports) == counted
 
 
 def test_groups_of_ucx_tls_contain_their_transports() -> None:

@@ -60,7 +60,7 @@ def test_ucx_tls_without_cma_is_named_instead_of_the_filter() -> None:
     assert re.search("remedy: .*UCX_TLS", done.output)
 
 
-def told(*prefix: str, **variables: str) -> str:
+def output_of(*prefix: str, **variables: str) -> str:
     code = "from pytest_nixl.nixl.worker.foreign_memory import obstacle; print(obstacle(), end='')"
     done = subprocess.run([*prefix, sys.executable, "-c", code], cwd=ROOT, env=environment(**variables),
                           capture_output=True, text=True, check=True)  # fmt: skip
@@ -69,16 +69,16 @@ def told(*prefix: str, **variables: str) -> str:
 
 @pytest.mark.parametrize("transports", ["", "all", "sm,self", "cma", "rc,cma,shm", "^tcp", "^posix"])
 def test_filter_is_named_if_ucx_may_use_cma(transports: str) -> None:
-    assert NAMED in told(*WITHOUT, UCX_TLS=transports)
+    assert NAMED in output_of(*WITHOUT, UCX_TLS=transports)
 
 
 @pytest.mark.parametrize("transports", ["tcp", "self,posix", "^cma", "^sm,tcp"])
 def test_nothing_is_named_if_ucx_may_not_use_cma(transports: str) -> None:
-    assert told(*WITHOUT, UCX_TLS=transports) == ""
+    assert output_of(*WITHOUT, UCX_TLS=transports) == ""
 
 
 def test_nothing_is_named_if_nothing_forbids_it() -> None:
-    assert told() == ""
+    assert output_of() == ""
 
 
 CAPABLE, BARE = "000001ffffffffff", "00000000a80425fb"

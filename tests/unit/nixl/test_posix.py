@@ -147,8 +147,8 @@ def test_window_ends_with_the_sync_of_its_file() -> None:
         sync=lambda: calls.append("sync"),
     )  # fmt: skip
     stamps: array[int] = stamps_for(2)
-    initiator.window(2, stamps)
-    initiator.window(2, stamps)
+    initiator.run_window(2, stamps)
+    initiator.run_window(2, stamps)
     assert calls == ["transfer", "transfer", "sync"] * 2
 
 

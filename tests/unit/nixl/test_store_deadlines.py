@@ -165,7 +165,7 @@ def test_a_watch_is_asked_again_and_again_while_no_transfer_ends(depth: int, mon
     monkeypatch.setattr(transfer, "STALLED_SECONDS", 0.02)
     watch = Watch()
     with pytest.raises(ObjectStoreError, match="the server has a fault"):
-        initiator(-1, depth, watch).window(depth, transfer.stamps_for(depth))
+        initiator(-1, depth, watch).run_window(depth, transfer.stamps_for(depth))
     assert 0.02 < watch.asked[0] < watch.asked[1]
     assert watch.windows == 0
 
@@ -178,7 +178,7 @@ def test_a_watch_is_not_asked_while_transfers_end(depth: int, monkeypatch: pytes
     double = SimpleNamespace(monotonic=lambda: next(clock), perf_counter_ns=time.perf_counter_ns)
     monkeypatch.setattr(transfer, "time", double)
     started.deadline = 10**9
-    started.window(40, transfer.stamps_for(40))
+    started.run_window(40, transfer.stamps_for(40))
     assert watch.asked == []
     assert watch.windows == 1
 

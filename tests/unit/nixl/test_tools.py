@@ -20,11 +20,11 @@ from pytest_nixl.nixl.worker.tools import Program, Tools
 
 
 def looked(
-    ring: RingBuffer, seen: int, *, over: bool = False, cancelled: bool = False, within: float = 0.01
+    ring: RingBuffer, position: int, *, over: bool = False, cancelled: bool = False, within: float = 0.01
 ) -> dict[str, Any]:
     """Look at a program that writes nothing more, and return the answer without its cost."""
     program = SimpleNamespace(output=ring, changed=threading.Condition(), over=over, code=3, cost={})
-    return {**Tools(lambda: cancelled).look(cast(Program, program), seen, within)}
+    return {**Tools(lambda: cancelled).look(cast(Program, program), position, within)}
 
 
 def test_a_look_returns_what_is_new_and_says_whether_there_is_more() -> None:

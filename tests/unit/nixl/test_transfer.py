@@ -124,7 +124,7 @@ def test_a_target_that_waits_too_long_says_so() -> None:
 def test_a_window_ends_with_its_own_acknowledgement(depth: int, handles: int, notify_each: bool, tagged: int) -> None:
     agent = PolledAgent([[], [b"pytest-nixl:arrived:2"], [b"pytest-nixl:arrived:1"]], ["PROC", "DONE"])
     stamps = stamps_for(4)
-    seconds = initiator(agent, depth, handles, notify_each=notify_each).window(4, stamps)
+    seconds = initiator(agent, depth, handles, notify_each=notify_each).run_window(4, stamps)
     assert agent.log[-3:] == ["poll"] * 3, "the acknowledgement of another window does not end it"
     posted = agent.sent
     assert [tag for _, tag in posted] == [b""] * (4 - tagged) + [b"pytest-nixl:window:1:%d" % tagged] * tagged
@@ -139,7 +139,7 @@ def test_a_window_ends_with_its_own_acknowledgement(depth: int, handles: int, no
 def test_a_window_that_needs_no_acknowledgement_ends_with_its_transfers() -> None:
     agent, synced = PolledAgent(), list[int]()
     sender = initiator(agent, acknowledged=False, sync=lambda: synced.append(len(agent.log)))
-    sender.window(3, stamps_for(3))
+    sender.run_window(3, stamps_for(3))
     assert agent.log == [("plain 0", b"")] * 3
     assert synced == [3]
 
@@ -153,7 +153,7 @@ def test_a_greeting_ends_with_the_answer_of_the_target() -> None:
 @pytest.mark.parametrize(("notify_each", "count"), [(False, 1), (True, 4)])
 def test_a_window_is_announced_to_a_target_that_only_counts(notify_each: bool, count: int) -> None:
     agent = PolledAgent([[b"pytest-nixl:arrived:1"]])
-    initiator(agent, notify_each=notify_each, announced=True).window(4, stamps_for(4))
+    initiator(agent, notify_each=notify_each, announced=True).run_window(4, stamps_for(4))
     assert agent.log[0] == ("target", b"pytest-nixl:expect:1:%d" % count)
 
 
@@ -161,7 +161,7 @@ def test_a_window_is_announced_to_a_target_that_only_counts(notify_each: bool, c
 @pytest.mark.parametrize("states", [["ERR"], ["PROC", "ERR"], ["PROC", "PROC", "ERR"]])
 def test_a_transfer_that_fails_ends_the_window(depth: int, handles: int, states: list[str]) -> None:
     with pytest.raises(RuntimeError, match="a transfer ended in state ERR"):
-        initiator(PolledAgent(states=states), depth, handles).window(4, stamps_for(4))
+        initiator(PolledAgent(states=states), depth, handles).run_window(4, stamps_for(4))
 
 
 def test_the_acknowledgements_of_several_windows_are_read_together() -> None:
@@ -169,7 +169,7 @@ def test_the_acknowledgements_of_several_windows_are_read_together() -> None:
     sender = initiator(agent)
     assert sender.acknowledged() == {3, 12}
     assert sender.acknowledged() == set()
-    assert [sender.next_notification(), sender.next_notification(), sender.windows] == [
+    assert [sender.next_notification(), sender.next_notification(), sender.window_number] == [
         b"pytest-nixl:window:1:1", b"pytest-nixl:window:2:1", 2,
     ]  # fmt: skip
 
@@ -242,14 +242,14 @@ def test_a_watch_counts_from_the_last_transfer_that_ended(clock: list[float]) ->
     watch = StoreWatch()
     sender = initiator(TrickleAgent(), 2, 2, acknowledged=False, deadline=200.0, watch=watch)
     with pytest.raises(AssertionError, match="no window ends"):
-        sender.window(6, stamps_for(6))
+        sender.run_window(6, stamps_for(6))
     assert watch.asked == [], "each transfer ended within five seconds of the one before"
 
 
 def test_the_latest_window_tells_how_long_a_transfer_takes() -> None:
-    one = initiator(PolledAgent(), 1, 1, acknowledged=False)
-    assert one.pace == 0.0
-    assert one.window(4, stamps_for(4)) == pytest.approx(4 * one.pace)
+    sender = initiator(PolledAgent(), 1, 1, acknowledged=False)
+    assert sender.pace == 0.0
+    assert sender.run_window(4, stamps_for(4)) == pytest.approx(4 * sender.pace)
 
 
 class TimedInitiator(Transfers):
@@ -272,7 +272,7 @@ class TimedInitiator(Transfers):
         while True:
             yield rates[-1]
 
-    def window(self, transfers: int, stamps: array[int]) -> float:
+    def run_window(self, transfers: int, stamps: array[int]) -> float:
         self.sizes.append(transfers)
         seconds = next(self._rates)
         stamps[:] = array("q", [int(seconds * 1e9)] * transfers)
@@ -342,11 +342,11 @@ def test_windows_go_on_until_the_duration_has_passed() -> None:
 def test_a_row_of_a_slow_link_ends_in_time(
     seconds: float, options: dict[str, int], warm_up: list[int], windows: list[int]
 ) -> None:
-    one = TimedInitiator([seconds], **options)
-    one.pace = seconds
-    found = timed(one, iterations=1000, warmup=10, warmup_seconds=0.01, longest=2.0)
-    assert one.sizes == warm_up + windows
-    assert found["transfers"] == windows
+    sender = TimedInitiator([seconds], **options)
+    sender.pace = seconds
+    timing = timed(sender, iterations=1000, warmup=10, warmup_seconds=0.01, longest=2.0)
+    assert sender.sizes == warm_up + windows
+    assert timing["transfers"] == windows
 
 
 @pytest.mark.parametrize(
@@ -363,12 +363,12 @@ def test_a_row_of_a_slow_link_ends_in_time(
 def test_a_clear_row_ends_after_four_windows(factors: Sequence[float], rate: float | None, windows: int) -> None:
     warming = [0.001, 0.001]
     sender = TimedInitiator([*warming, *(0.001 * factor for factor in factors), 0.001])
-    assert len(timed(sender, clear_rate=rate)["windows"]) == windows
+    assert len(timed(sender, decisive_rate=rate)["windows"]) == windows
 
 
 def test_windows_that_agree_later_do_not_end_a_row() -> None:
     sender = TimedInitiator([0.001, 0.001, 0.0011, 0.0012, 0.001])
-    assert len(timed(sender, clear_rate=0.0)["windows"]) == WINDOWS
+    assert len(timed(sender, decisive_rate=0.0)["windows"]) == WINDOWS
 
 
 @pytest.mark.parametrize(

@@ -169,7 +169,7 @@ def test_heading_of_a_read_also_has_the_initiators_memory_first(form: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("seen", "requested", "message"),
+    ("logged", "requested", "message"),
     [
         ("DRAM:DRAM", "VRAM:VRAM", "UCX moved the initiator's VRAM and target's VRAM as host memory"),
         ("DRAM:DRAM", "DRAM:VRAM", "UCX moved the target's VRAM as host memory"),
@@ -177,8 +177,8 @@ def test_heading_of_a_read_also_has_the_initiators_memory_first(form: str) -> No
         ("VRAM:VRAM", "DRAM:DRAM", ""),
     ],
 )
-def test_gpu_memory_that_was_moved_as_host_memory_is_reported(seen: str, requested: str, message: str) -> None:
-    log = NEWER.format(heading=HEADINGS[seen], config="cma/memory")
+def test_gpu_memory_that_was_moved_as_host_memory_is_reported(logged: str, requested: str, message: str) -> None:
+    log = NEWER.format(heading=HEADINGS[logged], config="cma/memory")
     assert BACKEND.mistaken(log, "WRITE", MemoryPair.parse(requested)) == message
 
 

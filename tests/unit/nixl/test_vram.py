@@ -45,7 +45,7 @@ from pytest_nixl.session.settings import read_settings
 
 pytestmark = pytest.mark.long
 
-HERE = str(Path(__file__).parents[2])
+TESTS = str(Path(__file__).parents[2])
 VRAM_KNOWN = ("suites/infrastructure/test_gpu.py", "-k", "taken_for_gpu_memory", "--benchmark-disable")
 GPU_1 = r"GPU 1 \(0000:1b:00.0, GPU-11111111-1111-1111-1111-111111111111\)"
 NO_DRIVER = "needs a GPU, and this host has no NVIDIA driver (no /dev/nvidiactl)"
@@ -54,13 +54,13 @@ NO_DRIVER = "needs a GPU, and this host has no NVIDIA driver (no /dev/nvidiactl)
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Build the stand-in for the driver, and return the variables with which a process finds it and its log."""
-    return {**gpu_standin.build(tmp_path_factory.mktemp("driver")), "PYTHONPATH": HERE}
+    return {**gpu_standin.build(tmp_path_factory.mktemp("driver")), "PYTHONPATH": TESTS}
 
 
 @pytest.fixture(scope="module")
 def without_nvml(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The same on a host without NVML, such as a container with NVIDIA_DRIVER_CAPABILITIES=compute."""
-    return {**gpu_standin.build(tmp_path_factory.mktemp("without-nvml"), gpu_standin.DRIVER), "PYTHONPATH": HERE}
+    return {**gpu_standin.build(tmp_path_factory.mktemp("without-nvml"), gpu_standin.DRIVER), "PYTHONPATH": TESTS}
 
 
 @pytest.fixture(scope="module")
@@ -383,7 +383,7 @@ def test_suite_passes_where_ucx_takes_gpu_memory_for_gpu_memory(driver: dict[str
     assert done.code == 0
 
 
-LEFT = """
+REMAINING = """
 def test_fails(nixl_agent, nixl_buffer):
     nixl_buffer(nixl_agent, 11111, register=False, memory="VRAM", device=1)
     nixl_buffer(nixl_agent, 4096)
@@ -399,7 +399,7 @@ def test_dies(nixl_agent, nixl_buffer):
 
 
 def test_buffers_are_freed_after_a_failed_test(pytester: pytest.Pytester, without_nvml: dict[str, str]) -> None:
-    pytester.makepyfile(LEFT)
+    pytester.makepyfile(REMAINING)
     log = str(pytester.path / "log")
     result = run_pytest(pytester, "--nixl-timeout=20s", env={**without_nvml, "STANDIN_LOG": log})
     result.assert_outcomes(passed=1, failed=1, errors=1)
@@ -429,7 +429,7 @@ def test_functions_of_users_get_buffers_as_arrays_and_describe_arrays(agent: Nix
 
 
 def test_ptx_is_compiled_from_the_source() -> None:
-    text = make_ptx.MADE.read_text()
+    text = make_ptx.PTX.read_text()
     assert f"// {make_ptx.digest()}\n" in text, "kernels.cu was changed: run make_ptx.py on a machine with nvcc"
     assert ".version 6.3\n.target sm_70\n" in text
 
@@ -443,7 +443,7 @@ def _ptxas() -> str:
 @pytest.mark.parametrize("target", ["sm_70", "sm_80", "sm_90", "sm_100", "sm_120"])
 def test_ptx_is_assembled_for_every_gpu_generation(target: str, tmp_path: Path) -> None:
     out = tmp_path / "kernels.cubin"
-    subprocess.run([_ptxas(), f"-arch={target}", "-Werror", "-o", str(out), str(make_ptx.MADE)], check=True)
+    subprocess.run([_ptxas(), f"-arch={target}", "-Werror", "-o", str(out), str(make_ptx.PTX)], check=True)
     assert b"nixl_compare" in out.read_bytes()
 
 

@@ -17,7 +17,7 @@ from helpers.two_ranks import two
 
 from pytest_nixl.cluster.peer_client import PeerError
 from pytest_nixl.core.ring_buffer import RingBuffer
-from pytest_nixl.fixtures.etcd import PrivateEtcd
+from pytest_nixl.fixtures.opened_etcd import PrivateEtcd
 from pytest_nixl.model.tools import own_variables, variable
 from pytest_nixl.processes.external_program import RunningProgram, Tool, ToolError
 from pytest_nixl.processes.hosts import LocalHost
@@ -31,18 +31,18 @@ Make = Callable[..., Tool]
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
     """Return a function that makes a shell script the tool ``nixlbench``, like a wrapper of the real program."""
-    made: list[Tool] = []
+    tools: list[Tool] = []
 
     def tool(script: str, *, mode: int = 0o755) -> Tool:
         path = tmp_path / "wrapper"
         path.write_text(f"#!/bin/sh\n{script}\n")
         path.chmod(mode)
-        made.append(Tool(LocalHost(supervisor(), 1, own=own_variables({"nixlbench": str(path)})), "nixlbench", 60))
-        return made[-1]
+        tools.append(Tool(LocalHost(supervisor(), 1, own=own_variables({"nixlbench": str(path)})), "nixlbench", 60))
+        return tools[-1]
 
     yield tool
-    for each in made:
-        each.close()
+    for started in tools:
+        started.close()
 
 
 def children(program: RunningProgram) -> list[int]:
@@ -58,26 +58,26 @@ WITH_A_CHILD = "sleep 300 & echo $$ $!; wait"
 def test_the_real_program_runs_between_two_workers_without_nixl() -> None:
     need_programs("ucx_perftest", packages="ucx-utils")
     with (
-        Tool(LocalHost(supervisor(), 0), "ucx_perftest", 60) as here,
-        Tool(LocalHost(supervisor(), 1), "ucx_perftest", 60) as there,
+        Tool(LocalHost(supervisor(), 0), "ucx_perftest", 60) as client_tool,
+        Tool(LocalHost(supervisor(), 1), "ucx_perftest", 60) as server_tool,
     ):
-        assert here.found
-        assert os.path.basename(here.path) == "ucx_perftest"
-        if Path(here.path).read_bytes()[:4] == b"\x7fELF":  # a wrapper script does not tell its version
-            assert here.versions["ucx"].count(".") == 2
+        assert client_tool.found
+        assert os.path.basename(client_tool.path) == "ucx_perftest"
+        if Path(client_tool.path).read_bytes()[:4] == b"\x7fELF":  # a wrapper script does not tell its version
+            assert client_tool.versions["ucx"].count(".") == 2
         port = str(20000 + os.getpid() % 10000)
-        with there.start(["-p", port], {"UCX_TLS": "tcp"}) as server:
+        with server_tool.start(["-p", port], {"UCX_TLS": "tcp"}) as server:
             # The line comes at once, although the output is not a terminal.
             assert server.wait_for("Waiting for connection", 60), server.output()
             options = ["127.0.0.1", "-p", port, "-t", "ucp_put_bw", "-s", "4096", "-n", "100", "-w", "10", "-f"]
-            with here.start(options, {"UCX_TLS": "tcp"}) as client:
-                said = client.said(60)
-                assert "bandwidth (MB/s)" in said
+            with client_tool.start(options, {"UCX_TLS": "tcp"}) as client:
+                output = client.said(60)
+                assert "bandwidth (MB/s)" in output
                 assert client.poll() == 0
-                assert client.output() == said
+                assert client.output() == output
             assert server.wait(60) == 0
         assert not running(server.pid)
-        for tool in (here, there):
+        for tool in (client_tool, server_tool):
             assert "nixl" not in tool.worker.versions
             assert "nixl" not in Path(f"/proc/{tool.worker.pid}/maps").read_text().replace("pytest_nixl", "")
 
@@ -150,18 +150,18 @@ def test_a_program_ends_with_its_worker(make: Make, how: str) -> None:
 def test_only_the_last_mib_of_output_is_kept(make: Make) -> None:
     program = make("seq 1 400000; echo done").start([])  # 2.7 MB
     assert program.wait(60) == 0
-    said = program.output()
-    assert said.endswith("399999\n400000\ndone\n")
-    assert len(said) <= 1 << 20
+    output = program.output()
+    assert output.endswith("399999\n400000\ndone\n")
+    assert len(output) <= 1 << 20
 
 
 def test_a_late_reader_gets_the_end_of_the_output() -> None:
-    kept = RingBuffer(4)
-    kept.write(b"abcdef")
-    assert kept.since(0) == (2, b"cdef")
-    assert kept.since(3, 2) == (3, b"de")
-    assert kept.since(6) == (6, b"")
-    assert kept.text() == "cdef"
+    buffer = RingBuffer(4)
+    buffer.write(b"abcdef")
+    assert buffer.since(0) == (2, b"cdef")
+    assert buffer.since(3, 2) == (3, b"de")
+    assert buffer.since(6) == (6, b"")
+    assert buffer.text() == "cdef"
 
 
 def test_a_missing_program_is_reported_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,7 @@ if how == "wait":
 
 
 @pytest.fixture
-def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[SupervisorClient]:
+def own_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[SupervisorClient]:
     """A supervisor that this test may end."""
     with separate_supervisor(monkeypatch) as separate:
         yield separate
@@ -86,72 +86,72 @@ def end(process: subprocess.Popen[str]) -> None:
     process.stdout.close()
 
 
-def test_spawn_and_stop(own: SupervisorClient) -> None:
-    pid = own.spawn(["sh", "-c", "echo out; echo err >&2; exec sleep 300"], log="it.log")
-    assert own.alive(pid)
-    assert own.how_ended(pid) == "running"
-    wait_until(lambda: (own.directory / "it.log").read_text() == "out\nerr\n", 60, "the log has both")
-    assert own.stop(pid) == "ended by SIGTERM"
-    assert not own.alive(pid)
-    assert own.stop(pid) == "ended by SIGTERM"
+def test_spawn_and_stop(own_client: SupervisorClient) -> None:
+    pid = own_client.spawn(["sh", "-c", "echo out; echo err >&2; exec sleep 300"], log="it.log")
+    assert own_client.alive(pid)
+    assert own_client.how_ended(pid) == "running"
+    wait_until(lambda: (own_client.directory / "it.log").read_text() == "out\nerr\n", 60, "the log has both")
+    assert own_client.stop(pid) == "ended by SIGTERM"
+    assert not own_client.alive(pid)
+    assert own_client.stop(pid) == "ended by SIGTERM"
 
 
-def test_the_end_of_a_process_is_described(own: SupervisorClient) -> None:
-    failed = own.spawn(["sh", "-c", "exit 3"], log="a.log")
-    killed = own.spawn(["sh", "-c", "kill -9 $$"], log="b.log")
-    wait_until(lambda: not own.alive(failed) and not own.alive(killed), 60, "both have ended")
-    assert own.how_ended(failed) == "ended with exit code 3"
-    assert own.how_ended(killed) == "ended by SIGKILL"
-    assert own.how_ended(1) == "was not started by this supervisor"
+def test_the_end_of_a_process_is_described(own_client: SupervisorClient) -> None:
+    failed = own_client.spawn(["sh", "-c", "exit 3"], log="a.log")
+    killed = own_client.spawn(["sh", "-c", "kill -9 $$"], log="b.log")
+    wait_until(lambda: not own_client.alive(failed) and not own_client.alive(killed), 60, "both have ended")
+    assert own_client.how_ended(failed) == "ended with exit code 3"
+    assert own_client.how_ended(killed) == "ended by SIGKILL"
+    assert own_client.how_ended(1) == "was not started by this supervisor"
 
 
 @pytest.mark.long
-def test_stop_kills_a_group_that_ignores_sigterm(own: SupervisorClient) -> None:
+def test_stop_kills_a_group_that_ignores_sigterm(own_client: SupervisorClient) -> None:
     script = "trap '' TERM; sleep 300 & echo $!; wait"
-    pid = own.spawn(["sh", "-c", script], log="stubborn.log")
-    log = own.directory / "stubborn.log"
+    pid = own_client.spawn(["sh", "-c", script], log="stubborn.log")
+    log = own_client.directory / "stubborn.log"
     wait_until(lambda: log.read_text().endswith("\n"), 60, "the grandchild is there")
     grandchild = int(log.read_text())
     start = time.monotonic()
-    assert own.stop(pid) == "ended by SIGKILL"
+    assert own_client.stop(pid) == "ended by SIGKILL"
     assert 1.9 < time.monotonic() - start < 60, "the script ends after 300 s"
     wait_until(lambda: not running(grandchild), 60, "the grandchild has ended")
 
 
-def test_variables_are_added_and_removed(own: SupervisorClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    pid = own.spawn(["sh", "-c", "echo $ADDED-${HOME-gone}"], log="e.log", env={"ADDED": "yes", "HOME": None})
-    wait_until(lambda: not own.alive(pid), 60, "it has ended")
-    assert (own.directory / "e.log").read_text() == "yes-gone\n"
+def test_variables_are_added_and_removed(own_client: SupervisorClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    pid = own_client.spawn(["sh", "-c", "echo $ADDED-${HOME-gone}"], log="e.log", env={"ADDED": "yes", "HOME": None})
+    wait_until(lambda: not own_client.alive(pid), 60, "it has ended")
+    assert (own_client.directory / "e.log").read_text() == "yes-gone\n"
 
 
-def test_a_missing_program_is_named(own: SupervisorClient) -> None:
+def test_a_missing_program_is_named(own_client: SupervisorClient) -> None:
     with pytest.raises(SupervisorError, match=r"could not spawn /nowhere/it: No such file or directory"):
-        own.spawn(["/nowhere/it"], log="x.log")
-    assert own.alive(own.spawn(["sleep", "300"], log="x.log")), "the supervisor continues after that"
+        own_client.spawn(["/nowhere/it"], log="x.log")
+    assert own_client.alive(own_client.spawn(["sleep", "300"], log="x.log")), "the supervisor continues after that"
 
 
-def test_a_log_outside_of_the_run_directory_is_refused(own: SupervisorClient) -> None:
+def test_a_log_outside_of_the_run_directory_is_refused(own_client: SupervisorClient) -> None:
     with pytest.raises(ValueError, match="not the name of a file"):
-        own.spawn(["true"], log="../x.log")
+        own_client.spawn(["true"], log="../x.log")
 
 
-def test_the_run_directory_is_private(own: SupervisorClient) -> None:
-    assert own.directory.stat().st_mode & 0o777 == 0o700
+def test_the_run_directory_is_private(own_client: SupervisorClient) -> None:
+    assert own_client.directory.stat().st_mode & 0o777 == 0o700
 
 
 def test_close_cleans_up_and_a_new_supervisor_can_be_started(
-    own: SupervisorClient, monkeypatch: pytest.MonkeyPatch
+    own_client: SupervisorClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pytest_nixl.processes.supervisor.CLEAN_SECONDS", 60.0)  # on a busy machine
-    pid = own.spawn(["sleep", "300"], log="x.log")
-    (own.directory / "folder" / "deeper").mkdir(parents=True)
+    pid = own_client.spawn(["sleep", "300"], log="x.log")
+    (own_client.directory / "folder" / "deeper").mkdir(parents=True)
     close_supervisor()
-    assert not own.directory.exists()
+    assert not own_client.directory.exists()
     assert not running(pid)
-    assert not running(own.pid)
+    assert not running(own_client.pid)
     with pytest.raises(SupervisorError, match="is closed"):
-        own.alive(pid)
-    assert supervisor().directory != own.directory
+        own_client.alive(pid)
+    assert supervisor().directory != own_client.directory
 
 
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGINT", "SIGTERM", "end"])
@@ -169,21 +169,21 @@ def test_nothing_is_left_behind(how: str) -> None:
     os.kill(has["forgotten"], signal.SIGKILL)
 
 
-def test_ctrl_c_does_not_reach_the_supervisor_or_its_children(own: SupervisorClient) -> None:
-    pid = own.spawn(["sleep", "300"], log="x.log")
-    assert len({os.getsid(0), os.getsid(own.pid), os.getsid(pid)}) == 3
-    os.kill(own.pid, signal.SIGINT)
-    assert own.alive(pid)
+def test_ctrl_c_does_not_reach_the_supervisor_or_its_children(own_client: SupervisorClient) -> None:
+    pid = own_client.spawn(["sleep", "300"], log="x.log")
+    assert len({os.getsid(0), os.getsid(own_client.pid), os.getsid(pid)}) == 3
+    os.kill(own_client.pid, signal.SIGINT)
+    assert own_client.alive(pid)
 
 
-def test_children_die_with_a_killed_supervisor(own: SupervisorClient) -> None:
-    pid = own.spawn(["sleep", "300"], log="x.log")
-    shared_memory = Path(own.shared_memory)
-    os.kill(own.pid, signal.SIGKILL)
+def test_children_die_with_a_killed_supervisor(own_client: SupervisorClient) -> None:
+    pid = own_client.spawn(["sleep", "300"], log="x.log")
+    shared_memory = Path(own_client.shared_memory)
+    os.kill(own_client.pid, signal.SIGKILL)
     wait_until(lambda: not running(pid), 60, "the child has died with its supervisor")
     with pytest.raises(SupervisorError, match="has ended"):
-        own.alive(pid)
-    assert not own.directory.exists()
+        own_client.alive(pid)
+    assert not own_client.directory.exists()
     assert not shared_memory.exists()
 
 
@@ -225,9 +225,9 @@ def test_the_next_run_removes_what_a_killed_one_left(abandoned_run: dict[str, An
     mine = Path(living["directory"])
     wait_until(lambda: list(tmp_path.iterdir()) == [mine], 60, "the directory of the killed run has gone")
     assert not Path("/dev/shm", Path(abandoned_run["directory"]).name).exists()
-    other, another = client("end", TMPDIR=str(tmp_path))
+    other, next_client = client("end", TMPDIR=str(tmp_path))
     end(other)
-    forget(another)
+    forget(next_client)
     wait_until(lambda: list(tmp_path.iterdir()) == [mine], 60, "the other run has ended")
     assert (mine / "owner").exists(), "a run that lives keeps its directory"
     process.kill()
@@ -352,24 +352,24 @@ def keys(etcd: Etcd, password: str = "") -> list[str]:
 def test_a_client_removes_its_keys_if_its_supervisor_is_killed(tmp_path: Path) -> None:
     with running_etcd() as etcd:
         turn_authentication_on(etcd.url)
-        left, said = keys_left(etcd, tmp_path, password="pw", both=False)
-        assert left == ["/bob/forgotten/a"]
-        assert "has ended" in said
-        assert "are left" not in said
+        keys, output = keys_left(etcd, tmp_path, password="pw", both=False)
+        assert keys == ["/bob/forgotten/a"]
+        assert "has ended" in output
+        assert "are left" not in output
     assert not any(tmp_path.iterdir())
 
 
-def test_a_client_names_the_keys_that_it_cannot_remove(own: SupervisorClient) -> None:
+def test_a_client_names_the_keys_that_it_cannot_remove(own_client: SupervisorClient) -> None:
     [port] = free_ports(1)
-    own.watch_prefix("/ours/", parse_endpoints(f"http://127.0.0.1:{port}"))
-    os.kill(own.pid, signal.SIGKILL)
+    own_client.watch_prefix("/ours/", parse_endpoints(f"http://127.0.0.1:{port}"))
+    os.kill(own_client.pid, signal.SIGKILL)
     with pytest.raises(SupervisorError) as raised:
-        own.alive(1)
+        own_client.alive(1)
     where = f"http://127.0.0.1:{port}"
     assert f"the keys below /ours/ are left in the etcd at {where} (" in raised.value.detail
     assert raised.value.detail.endswith(f"`etcdctl --endpoints={where} del --prefix /ours/`")
-    [left] = own.directory.parent.glob(f"{own.directory.name}-*")
-    remove_tree(str(left))
+    [remaining] = own_client.directory.parent.glob(f"{own_client.directory.name}-*")
+    remove_tree(str(remaining))
 
 
 def test_the_next_run_removes_the_keys_of_a_killed_one(tmp_path: Path) -> None:
@@ -482,9 +482,9 @@ def test_a_reused_pid_is_not_killed() -> None:
     assert supervisor_main.start_time(bystander.pid) is None
 
 
-def test_a_process_that_has_ended_is_not_watched(own: SupervisorClient) -> None:
+def test_a_process_that_has_ended_is_not_watched(own_client: SupervisorClient) -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
-    assert not own.watch_process(ended.pid)
-    assert own.watch_process(os.getppid())
-    own.unwatch_process(os.getppid())
+    assert not own_client.watch_process(ended.pid)
+    assert own_client.watch_process(os.getppid())
+    own_client.unwatch_process(os.getppid())

@@ -41,9 +41,9 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         return started[-1]
 
     yield start
-    for each in started:
-        if not each._ended:
-            each.kill()
+    for agent in started:
+        if not agent._ended:
+            agent.kill()
 
 
 @pytest.fixture
@@ -69,18 +69,18 @@ def test_a_forked_worker_has_what_an_executed_one_has(
     monkeypatch.delenv("PYTEST_NIXL_TEST")
     monkeypatch.chdir(tmp_path)
     second = agents.start("second", environment={"PYTEST_NIXL_OTHER": "second", "HOME": None})
-    pids = [each.worker.pid for each in (first, second)]
-    assert all(forked(each.worker) for each in (first, second))
+    pids = [agent.worker.pid for agent in (first, second)]
+    assert all(forked(agent.worker) for agent in (first, second))
     assert [os.getsid(pid) for pid in pids] == pids
     assert [os.readlink(f"/proc/{pid}/cwd") == str(tmp_path) for pid in pids] == [False, True]
     assert [os.readlink(f"/proc/{pid}/fd/0") for pid in pids] == ["/dev/null"] * 2
     logs = [[os.readlink(f"/proc/{pid}/fd/{number}") for number in (1, 2)] for pid in pids]
     assert logs[0][0] == logs[0][1] != logs[1][0] == logs[1][1]
     names = ["PYTEST_NIXL_TEST", "PYTEST_NIXL_OTHER", "HOME"]
-    one, other = (each.run("helpers.agent_functions:surroundings", names=names) for each in (first, second))
-    assert one["python"] == one["libc"] == {"PYTEST_NIXL_TEST": "first", "HOME": os.environ["HOME"]}
+    executed, other = (agent.run("helpers.agent_functions:surroundings", names=names) for agent in (first, second))
+    assert executed["python"] == executed["libc"] == {"PYTEST_NIXL_TEST": "first", "HOME": os.environ["HOME"]}
     assert other["python"] == other["libc"] == {"PYTEST_NIXL_OTHER": "second"}
-    assert one["address"] != other["address"]
+    assert executed["address"] != other["address"]
 
 
 @pytest.mark.usefixtures("own_supervisor")
@@ -159,9 +159,9 @@ def test_an_interrupted_request_leaves_the_next_answers_right(start: Start) -> N
     workers = [start() for _ in range(2)]
     assert all(forked(worker) for worker in workers)
     codes = {}
-    for each in (first, *workers):
-        each.signal(signal.SIGSEGV)
-        codes[each.pid] = each._process.wait(60)
+    for agent in (first, *workers):
+        agent.signal(signal.SIGSEGV)
+        codes[agent.pid] = agent._process.wait(60)
     assert set(codes.values()) == {-11}
     # The worker that nobody knows has ended.
     assert eventually(lambda: not living_children(parent))
@@ -183,7 +183,7 @@ def test_a_parent_that_does_not_answer_is_ended_and_the_worker_executed(start: S
 def living_children(pid: int) -> list[int]:
     """Return the children of a process that are no zombies."""
     listed = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(each) for each in listed if "zombie" not in Path(f"/proc/{each}/status").read_text()]
+    return [int(child) for child in listed if "zombie" not in Path(f"/proc/{child}/status").read_text()]
 
 
 def test_a_kernel_without_descriptors_of_processes_needs_executed_workers(
@@ -231,10 +231,10 @@ def _ignores_ends_of_children(pid: int) -> bool:
 def test_ignored_ends_of_children_lose_no_exit_code(start: Start) -> None:
     previous = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
-        one, other = start(), start()
-        assert forked(one)
-        one.signal(signal.SIGKILL)
-        assert one._process.wait(60) == -9
+        first, other = start(), start()
+        assert forked(first)
+        first.signal(signal.SIGKILL)
+        assert first._process.wait(60) == -9
         assert other.alive
         # A forked worker ignores them again in its first instructions, which a busy machine may not have run yet.
         assert eventually(lambda: _ignores_ends_of_children(other.pid))
@@ -349,7 +349,7 @@ def test_nothing_is_left_of_a_process_that_is_killed() -> None:
         [sys.executable, "-c", SCRIPT], env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as killed:
         assert killed.stdout is not None
-        pids = [int(word) for word in killed.stdout.readline().split()]
+        pids = [int(number) for number in killed.stdout.readline().split()]
         assert len(pids) == 2
         killed.kill()
     assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
@@ -364,9 +364,9 @@ def test_a_forked_copy_of_pytest_does_not_keep_the_parent(start: Start) -> None:
         os._exit(0)
     os.waitpid(pid, 0)
     assert ours.recv(10) == b"0"
-    for each in (theirs, ours):
+    for copy in (theirs, ours):
         with suppress(OSError):
-            each.close()
+            copy.close()
     assert forked(start())
 
 

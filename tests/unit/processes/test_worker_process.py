@@ -21,7 +21,7 @@ from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.processes.worker_errors import NixlError, WorkerDiedError, WorkerError, WorkerHungError
 from pytest_nixl.processes.worker_process import Worker, results
 
-HERE = str(Path(__file__).parents[2])
+TESTS = str(Path(__file__).parents[2])
 
 
 @pytest.fixture(scope="module")
@@ -38,14 +38,14 @@ def test_pytest_process_does_not_load_nixl(survivor: NixlAgent) -> None:
 
 
 def test_function_runs_with_the_raw_agent(survivor: NixlAgent) -> None:
-    found = survivor.run("helpers.agent_functions:describe", word="hello")
-    assert found == {"name": "alpha", "word": "hello", "pid": survivor.worker.pid, "type": "nixl_agent"}
-    assert found["pid"] != os.getpid()
+    answer = survivor.run("helpers.agent_functions:describe", word="hello")
+    assert answer == {"name": "alpha", "word": "hello", "pid": survivor.worker.pid, "type": "nixl_agent"}
+    assert answer["pid"] != os.getpid()
     assert survivor.run("helpers.agent_functions:give_bytes") == b"\x00\xff"
 
 
 @pytest.mark.parametrize(
-    ("function", "words"),
+    ("function", "message"),
     [
         (
             "helpers.agent_functions:raise_error",
@@ -68,11 +68,11 @@ def test_function_runs_with_the_raw_agent(survivor: NixlAgent) -> None:
     ],
 )
 def test_function_that_fails_is_an_error_and_the_worker_survives(
-    survivor: NixlAgent, function: str, words: str
+    survivor: NixlAgent, function: str, message: str
 ) -> None:
     with pytest.raises(WorkerError) as caught:
         survivor.run(function)
-    assert words.format(pid=survivor.worker.pid) in caught.value.reason
+    assert message.format(pid=survivor.worker.pid) in caught.value.reason
     assert "NIXL" not in f"{caught.value.reason} {caught.value.remedy}", "NIXL is not at fault"
     assert survivor.run("helpers.agent_functions:give_bytes") == b"\x00\xff"
 
@@ -136,15 +136,15 @@ def test_worker_whose_ucx_tries_for_ever_to_lock_memory_is_ended_before_its_dead
     monkeypatch.setattr(worker_process, "_ENDLESS_STEP", "run")
     monkeypatch.setattr(worker_process, "_LOOK_SECONDS", 0.1)
     patient, endless = agents.start_each(["patient", "endless"])
-    asked = [
-        each.worker.request(
-            "run", agent=each.ref, function="helpers.agent_functions:write_and_hang",
+    pending = [
+        agent.worker.request(
+            "run", agent=agent.ref, function="helpers.agent_functions:write_and_hang",
             arguments={"line": REFUSED, "count": count},
         )
-        for each, count in ((patient, 99), (endless, 100))
+        for agent, count in ((patient, 99), (endless, 100))
     ]  # fmt: skip
     with pytest.raises(WorkerError) as caught:
-        results(asked) if together else asked[1].result()
+        results(pending) if together else pending[1].result()
     assert f"(agent worker, pid {endless.worker.pid}) would never end 'run', and was ended: " in caught.value.reason
     assert "UCX has tried 100 times to lock memory for an RDMA device, and a process may lock 64 kbytes" in str(
         caught.value
@@ -173,9 +173,9 @@ def test_worker_that_never_starts_is_ended_at_that_deadline(
     make_settings: Callable[..., Settings], tmp_path: Path
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(SLOW.format(seconds=600))
-    words = r"start \(import NIXL\) .* 2 s"
+    step = r"start \(import NIXL\) .* 2 s"
     with Agents(LocalHost(supervisor()), make_settings(start_timeout=2.0)) as broken:
-        with pytest.raises(WorkerHungError, match=words) as caught:
+        with pytest.raises(WorkerHungError, match=step) as caught:
             broken.start(environment={"PYTHONPATH": str(tmp_path)})
     assert "--nixl-start-timeout" in caught.value.remedy
     assert caught.value.late, "the machine may only be busy"
@@ -201,12 +201,12 @@ def test_worker_that_is_stopped_by_a_signal_is_reported_as_stopped(agents: Agent
 @pytest.mark.long
 def test_late_partner_does_not_hide_the_error_that_ended_the_step(agents: Agents) -> None:
     failing, late = agents.start_each(["failing", "late"])
-    asked = [
-        each.worker.request("run", agent=each.ref, function=f"helpers.agent_functions:{function}", arguments={})
-        for each, function in ((late, "hang"), (failing, "raise_error"))
+    pending = [
+        agent.worker.request("run", agent=agent.ref, function=f"helpers.agent_functions:{function}", arguments={})
+        for agent, function in ((late, "hang"), (failing, "raise_error"))
     ]
     with pytest.raises(WorkerError, match="ValueError in rank 0"):
-        results(asked)
+        results(pending)
     assert not late.worker.alive
 
 
@@ -248,8 +248,10 @@ def test_ucx_that_nixl_refuses_because_of_its_transports_is_reported_with_the_va
 ) -> None:
     with pytest.raises(WorkerError) as caught:
         agents.start(environment={"UCX_TLS": text})
-    said = f"UCX_TLS={text} is set here, and allows no transport that NIXL can use between processes: NIXL refuses UCX "
-    assert caught.value.reason.startswith(f"{said}(NIXL_ERR_BACKEND) (in rank 0 (")
+    reason = (
+        f"UCX_TLS={text} is set here, and allows no transport that NIXL can use between processes: NIXL refuses UCX "
+    )
+    assert caught.value.reason.startswith(f"{reason}(NIXL_ERR_BACKEND) (in rank 0 (")
     assert caught.value.remedy == "`unset UCX_TLS`"
 
 
@@ -287,8 +289,8 @@ def test_package_is_that_of_the_loaded_nixl_if_another_is_installed(agents: Agen
     (records / "RECORD").write_text(f"{other}/_api.py,,\n")
     both = agents.start(environment={"PYTHONPATH": str(tmp_path)})
     assert both.run("helpers.agent_functions:has_package", name=other.replace("_", "-"))
-    found = {name: both.worker.versions[name] for name in ("nixl", "nixl_package")}
-    assert found == {name: loaded[name] for name in ("nixl", "nixl_package")}
+    versions = {name: both.worker.versions[name] for name in ("nixl", "nixl_package")}
+    assert versions == {name: loaded[name] for name in ("nixl", "nixl_package")}
 
 
 def test_the_loaded_ucx_says_its_version(survivor: NixlAgent) -> None:
@@ -345,11 +347,11 @@ def test_second_agent_in_a_worker_shares_its_options(agents: Agents) -> None:
 
 @pytest.mark.long
 def test_agents_of_one_context_end_together(agents: Agents) -> None:
-    one, other = agents.start_each(["one", "other"])
-    assert one.worker.pid != other.worker.pid
+    first, other = agents.start_each(["one", "other"])
+    assert first.worker.pid != other.worker.pid
     with pytest.raises(WorkerError, match="NIXL has no plugin NONE"):
         agents.start_each([None, None], backends=["NONE"])
-    assert one.worker.alive
+    assert first.worker.alive
     with agents:
         pass
     assert not any(worker.alive for worker in agents._workers)

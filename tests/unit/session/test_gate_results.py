@@ -65,7 +65,7 @@ def keys(settings: Settings, memory: MemoryPair | None = None) -> list[RowKey]:
     return list(requested_rows(settings, cast(Any, ALONE), memory))
 
 
-def said(profile: Profile, run: Run) -> list[str]:
+def messages(profile: Profile, run: Run) -> list[str]:
     """Return the check and the reason of everything that is missing."""
     missing = missed(profile, run)
     assert {lack.verdict for lack in missing} <= {Verdict.MISSING}
@@ -75,7 +75,7 @@ def said(profile: Profile, run: Run) -> list[str]:
 
 def test_nothing_is_missing_if_each_row_and_required_check_has_a_result(settings: Settings) -> None:
     rows = [row(key, verdict) for key, verdict in zip(keys(settings), (Verdict.PASS, Verdict.FAIL), strict=True)]
-    assert said(profile("bandwidth", "nixl-loads"), a_run(settings, *rows, result("nixl-loads"))) == [], (
+    assert messages(profile("bandwidth", "nixl-loads"), a_run(settings, *rows, result("nixl-loads"))) == [], (
         "what failed is not missing"
     )
 
@@ -89,7 +89,7 @@ def test_a_requested_row_without_a_result_is_missing(settings: Settings) -> None
 
 def test_a_row_that_did_not_run_is_not_measured(settings: Settings) -> None:
     skipped = [row(key, Verdict.NOT_APPLICABLE, "no such memory") for key in keys(settings)]
-    assert said(profile(), a_run(settings, *skipped)) == [
+    assert messages(profile(), a_run(settings, *skipped)) == [
         "bandwidth: no row was measured, so there is nothing to accept"
     ]
 
@@ -98,27 +98,27 @@ def test_rows_of_requests_and_patterns_are_not_those_that_were_requested(setting
     first, other = keys(settings)
     of_requests = replace(first, variant=(*first.variant, ("kv", "scattered")))
     assert of_requests.kv
-    assert said(profile(), a_run(settings, row(of_requests), suites=("kv_cache",))) == []
-    assert said(profile(), a_run(settings, row(of_requests))) == [
+    assert messages(profile(), a_run(settings, row(of_requests), suites=("kv_cache",))) == []
+    assert messages(profile(), a_run(settings, row(of_requests))) == [
         "bandwidth: no row was measured, so there is nothing to accept"
     ]
     # A user's test that measures a row asks for all rows, whatever suites were selected.
-    assert said(profile(), a_run(settings, row(first), suites=())) == [
+    assert messages(profile(), a_run(settings, row(first), suites=())) == [
         f"bandwidth: the requested row {other} was not measured: its test was not selected or did not run"
     ]
 
 
 def test_a_run_that_ended_early_is_missing_as_a_whole(settings: Settings) -> None:
     run = a_run(settings, row(keys(settings)[0]), ended="the run ended because nixl-loads failed")
-    assert said(profile("nixl-loads"), run) == ["whole-run: the run ended because nixl-loads failed"]
+    assert messages(profile("nixl-loads"), run) == ["whole-run: the run ended because nixl-loads failed"]
 
 
 def test_a_run_without_any_check_is_missing_as_a_whole(settings: Settings) -> None:
     skipped = result("nixl-loads", Verdict.NOT_APPLICABLE)
     for results, fragment in (((), "no check ran"), ((skipped,), "all checks were skipped")):
-        [sentence] = said(profile(), a_run(settings, *results, suites=("infrastructure",)))
+        [sentence] = messages(profile(), a_run(settings, *results, suites=("infrastructure",)))
         assert sentence.startswith(f"whole-run: {fragment}")
-    assert said(profile(), a_run(settings, skipped, result("etcd-answers"), suites=("infrastructure",))) == []
+    assert messages(profile(), a_run(settings, skipped, result("etcd-answers"), suites=("infrastructure",))) == []
 
 
 @pytest.mark.parametrize("required", [(), ("mine",)])
@@ -130,7 +130,7 @@ def test_a_check_without_parameters_is_missing_once(settings: Settings, required
 
 def test_a_required_check_of_a_selected_suite_is_missing_if_it_did_not_run(settings: Settings) -> None:
     run = a_run(settings, result("etcd-answers"), suites=("infrastructure",))
-    assert said(profile("nixl-loads", "etcd-answers", "bandwidth", "of-a-user"), run) == [
+    assert messages(profile("nixl-loads", "etcd-answers", "bandwidth", "of-a-user"), run) == [
         f"{check}: the profile 'mine' requires the check {check!r}, which did not run"
         for check in ("nixl-loads", "of-a-user")
     ], "the suite of the third was not selected"
@@ -146,7 +146,7 @@ def test_a_required_check_above_the_level_of_the_run_is_missing(settings: Settin
     assert missing.remedy.startswith("give --nixl-level=extended")
     # It ran all the same: as a user's test.
     run = a_run(settings, result("nixl-loads"), suites=("infrastructure",), **{"nixl-loads": "extended"})
-    assert said(profile("nixl-loads"), run) == []
+    assert messages(profile("nixl-loads"), run) == []
 
 
 def test_a_required_check_is_missing_if_tests_of_it_were_skipped(settings: Settings) -> None:
@@ -183,16 +183,16 @@ def test_requested_gpu_memory_of_which_no_row_ran_is_missing(settings: Settings,
     assert missing.reason == f"VRAM:VRAM was requested ({requested}), but none of its 2 rows ran: VRAM needs a GPU"
     assert (missing.check, missing.remedy, missing.nodeid) == ("bandwidth", "get one", "test_bandwidth")
     ran = row(keys(both, GPU)[0])
-    assert said(profile(), a_run(both, *host, ran, skipped[1])) == []
+    assert messages(profile(), a_run(both, *host, ran, skipped[1])) == []
     single_size = replace(both, blocks=(4096,))
     reason = "bandwidth: VRAM:VRAM was requested ({}), but its only row did not run: VRAM needs a GPU"
     alone_skipped = replace(skipped[1], reason="VRAM needs a GPU")
-    assert said(profile(), a_run(single_size, row(keys(single_size, HOST)[0]), alone_skipped)) == [
+    assert messages(profile(), a_run(single_size, row(keys(single_size, HOST)[0]), alone_skipped)) == [
         reason.format(requested)
     ]
     # Host memory is not such memory, and no row of it needs to be there.
     alone = replace(settings, sources={**settings.sources, "memory": source})
-    assert len(said(profile(), a_run(alone, row(keys(alone)[0]), row(keys(alone)[1], Verdict.NOT_APPLICABLE)))) == 0
+    assert len(messages(profile(), a_run(alone, row(keys(alone)[0]), row(keys(alone)[1], Verdict.NOT_APPLICABLE)))) == 0
 
 
 def test_a_gate_fails_by_what_is_missing_or_failed(settings: Settings) -> None:

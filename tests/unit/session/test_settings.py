@@ -168,7 +168,7 @@ BESIDE = {
 #: What cannot be given beside each other.
 APART = ("compare_image",)
 
-EACH = pytest.mark.parametrize("name", TEXTS)
+EVERY_TEXT = pytest.mark.parametrize("name", TEXTS)
 
 
 @pytest.fixture(autouse=True)
@@ -212,14 +212,14 @@ def test_defaults(pytester: pytest.Pytester) -> None:
     assert settings.ignored == ()
 
 
-@EACH
+@EVERY_TEXT
 def test_every_setting_is_an_option(pytester: pytest.Pytester, name: str) -> None:
     text, value = TEXTS[name]
     settings = read(pytester, {name: text, **BESIDE.get(name, {})})
     assert (getattr(settings, name), settings.sources[name]) == (value, "option")
 
 
-@EACH
+@EVERY_TEXT
 def test_every_setting_is_an_ini_value(pytester: pytest.Pytester, name: str) -> None:
     text, value = TEXTS[name]
     settings = read(pytester, ini={name: text, **BESIDE.get(name, {})})
@@ -264,7 +264,7 @@ def test_the_level_quick_measures_three_sizes_unless_others_are_given(pytester: 
     assert read(pytester, {"level": "extended"}).blocks == DEFAULTS["blocks"]
 
 
-@EACH
+@EVERY_TEXT
 def test_an_option_wins_over_an_ini_value(pytester: pytest.Pytester, name: str) -> None:
     text, value = TEXTS[name]
     ini = "no" if name in SWITCHES else "worthless: it is not even read"

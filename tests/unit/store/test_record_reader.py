@@ -40,12 +40,12 @@ def full(week: float = 0) -> dict[str, Any]:
     ]
     rows = {KEY: [1.0] * 5, key("1MiB"): [2.0] * 5, key("1MiB", pair="1-0"): [2.5] * 5}
     extra = {"floor": 1e6, "ceiling": 1e12}
-    found = record(
+    document = record(
         "image:1", rows, week=week, results=results, versions={"nixl": "1.5.1"}, environment={"UCX_TLS": "tcp"},
         extra=extra, nics={"eth0": "1000 Mb/s"},
     )  # fmt: skip
-    found["nixl"]["notes"] = ["a note"]
-    return found
+    document["nixl"]["notes"] = ["a note"]
+    return document
 
 
 def bad_files(folder: Path) -> dict[str, str]:
@@ -97,14 +97,14 @@ def bad_files(folder: Path) -> dict[str, str]:
 
 
 def test_each_bad_file_is_reported_and_left_out(tmp_path: Path) -> None:
-    said = bad_files(tmp_path)
+    reasons = bad_files(tmp_path)
     good = write(tmp_path / "good.json", full())
     for runs, skipped in (Store(tmp_path).runs(), Store(tmp_path).summaries()):
         assert [run.source for run in runs] == [str(good)]
-        assert len(skipped) == len(said)
-        for name, words in said.items():
-            [sentence] = [one for one in skipped if one.startswith(f"skipped: {tmp_path / name} ")]
-            assert words in sentence
+        assert len(skipped) == len(reasons)
+        for name, reason in reasons.items():
+            [sentence] = [line for line in skipped if line.startswith(f"skipped: {tmp_path / name} ")]
+            assert reason in sentence
             assert "\n" not in sentence
             assert len(sentence) < 800
 
@@ -112,11 +112,11 @@ def test_each_bad_file_is_reported_and_left_out(tmp_path: Path) -> None:
 @pytest.fixture
 def as_nobody() -> Iterator[None]:
     """Drop root's privilege to read every file for the duration of the test."""
-    own = os.geteuid()
-    if own == 0:
+    user = os.geteuid()
+    if user == 0:
         os.seteuid(65534)
     yield
-    os.seteuid(own)
+    os.seteuid(user)
 
 
 def test_a_file_without_read_permission_is_reported(request: pytest.FixtureRequest) -> None:
@@ -136,14 +136,14 @@ def test_history_and_report_leave_out_bad_files_and_report_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = tmp_path / "store"
-    said = bad_files(store)
+    reasons = bad_files(store)
     for week in range(3):
         write(store / f"good-{week}.json", full(week))
     assert cli.main(["history", str(store)]) == 0
     out, err = capsys.readouterr()
     assert err == ""
     assert "\n3 runs from 2026-03-02" in out
-    assert all(f"skipped: {store / name} " in out for name in said)
+    assert all(f"skipped: {store / name} " in out for name in reasons)
     row = "UCX WRITE DRAM:DRAM of 64KiB"  # as the terminal names it
     assert cli.main(["history", str(store), "--row", row]) == 0
     assert f"{KEY}: 3 runs" in capsys.readouterr().out
@@ -153,7 +153,7 @@ def test_history_and_report_leave_out_bad_files_and_report_them(
     assert cli.main(["report", str(store), *outputs, "--baseline", "image:1"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
-    assert all(f"skipped: {store / name} " in out for name in said)
+    assert all(f"skipped: {store / name} " in out for name in reasons)
     assert all(Path(path).stat().st_size for path in outputs)
 
 
@@ -161,11 +161,11 @@ def test_history_and_report_leave_out_bad_files_and_report_them(
 def test_a_single_bad_file_is_refused_in_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    said = bad_files(tmp_path)
+    reasons = bad_files(tmp_path)
     assert cli.main(["report", str(tmp_path / name), str(tmp_path / "a.html")]) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
-    assert said[name] in err
+    assert reasons[name] in err
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -192,17 +192,17 @@ VALUES = st.one_of(
 )  # fmt: skip
 
 
-def used(run: RecordedRun, others: list[RecordedRun]) -> None:
+def used(run: RecordedRun, earlier_runs: list[RecordedRun]) -> None:
     """Use a run in every way in which the package uses records."""
     from pytest_nixl.report.files import table
     from pytest_nixl.report.github import workflow_commands
     from pytest_nixl.report.page import page
     from pytest_nixl.report.prometheus import metrics
 
-    runs = sorted([run, *others], key=lambda one: one.order)
-    kept, said = of_one_machine(runs)
-    text = "\n".join([*said, *(line.text for line in lines(kept, courses(kept)))])
-    for before, now in ((others[0], run), (run, others[0])):
+    runs = sorted([run, *earlier_runs], key=lambda one: one.order)
+    runs_used, reasons = of_one_machine(runs)
+    text = "\n".join([*reasons, *(line.text for line in lines(runs_used, courses(runs_used)))])
+    for before, now in ((earlier_runs[0], run), (run, earlier_runs[0])):
         report = RunReport(now, compare_runs(before, now, 0.05), tuple(runs))
         text += page(report) + table(report) + metrics(report) + "".join(workflow_commands(report))
     text.encode()
@@ -222,7 +222,7 @@ def test_a_record_with_any_value_anywhere_is_used_or_refused(changes: list[tuple
             inner[path[-1]] = copy.deepcopy(value)
         except (TypeError, LookupError):
             continue  # an earlier change removed this path
-    others = [parse_recorded(full(week), f"{week}.json") for week in (0, 2, 3)]
+    earlier_runs = [parse_recorded(full(week), f"{week}.json") for week in (0, 2, 3)]
     folder = Path(os.environ["PYTEST_NIXL_TMP"])
     path_ = folder / "changed.json"
     path_.write_text(json.dumps(data))
@@ -231,7 +231,7 @@ def test_a_record_with_any_value_anywhere_is_used_or_refused(changes: list[tuple
     assert skipped == skipped_too
     assert len(runs) == len(whole) == 1 - len(skipped)
     for run in whole:
-        used(run, others)
+        used(run, earlier_runs)
         assert find_baseline(str(folder), "")[0].source == run.source
     for sentence in skipped:
         assert re.match(r"skipped: \S+changed\.json .*: expected ", sentence, re.DOTALL)
@@ -254,8 +254,8 @@ def test_secrets_that_an_older_version_recorded_are_hidden(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Versions before this one recorded values whose shape or name they did not know as that of a secret."""
-    found = full()
-    ours = found["nixl"]
+    document = full()
+    ours = document["nixl"]
     ours["results"][1]["reason"] = f"it sent Authorization: Bearer {SECRET} to http://etcd:{SECRET}@etcd:2379"
     ours["results"][1]["remedy"] = f"run ucx_perftest --password {SECRET}"
     ours["notes"] = [f'{{"password": "{SECRET}"}}']
@@ -265,11 +265,11 @@ def test_secrets_that_an_older_version_recorded_are_hidden(
     }  # fmt: skip
     ours["provenance"]["image"]["source"] = f"https://user:{SECRET}@registry.example"
     ours["provenance"]["host"]["name"] = f"password={SECRET}"
-    written, page = write(tmp_path / "run.json", found), tmp_path / "page.html"
+    written, page = write(tmp_path / "run.json", document), tmp_path / "page.html"
     assert cli.main(["report", str(written), str(page)] if command == "report" else ["history", str(tmp_path)]) == 0
     assert SECRET not in "".join(capsys.readouterr())
     assert command == "history" or SECRET not in page.read_text()
-    read = parse_recorded(found, "x.json")
+    read = parse_recorded(document, "x.json")
     assert SECRET not in repr(read)
     assert read.provenance.environment["UCX_TLS"] == "tcp"
     assert read.provenance.environment["NIXL_APITOKEN"] == "***"
@@ -277,8 +277,8 @@ def test_secrets_that_an_older_version_recorded_are_hidden(
 
 
 def test_secrets_in_a_record_without_our_part_are_hidden() -> None:
-    found = full()
-    del found["nixl"]
-    found["machine_info"] = {"node": f"token={SECRET}"}
-    found["benchmarks"][0]["extra_info"]["initiator_nixl"] = f"--password {SECRET}"
-    assert SECRET not in repr(parse_recorded(found, "x.json").provenance)
+    document = full()
+    del document["nixl"]
+    document["machine_info"] = {"node": f"token={SECRET}"}
+    document["benchmarks"][0]["extra_info"]["initiator_nixl"] = f"--password {SECRET}"
+    assert SECRET not in repr(parse_recorded(document, "x.json").provenance)

@@ -58,17 +58,17 @@ def test_twenty_concurrent_writers_lose_and_damage_no_record(tmp_path: Path) -> 
         assert writers.stdout is not None
         assert writers.stdout.readline() == "started\n"  # all have started before one begins to write
         writers.stdin.close()
-        seen = 0
+        records = 0
         while writers.poll() is None:
             runs, skipped = Store(store).runs() if store.is_dir() else ([], [])
             assert skipped == []
-            assert len(runs) >= seen
-            seen = len(runs)
+            assert len(runs) >= records
+            records = len(runs)
     assert writers.returncode == 0
     runs, skipped = Store(store).runs()
     assert skipped == []
-    found = sorted((run.provenance.image.reference, run.rows[ROW].values[0]) for run in runs)
-    assert found == sorted((f"image:{writer}", (number + 1) * 1e9) for writer in range(20) for number in range(10))
+    written = sorted((run.provenance.image.reference, run.rows[ROW].values[0]) for run in runs)
+    assert written == sorted((f"image:{writer}", (number + 1) * 1e9) for writer in range(20) for number in range(10))
     assert [path for path in store.iterdir() if path.suffix != ".json"] == []
 
 
@@ -84,15 +84,15 @@ def test_files_that_are_not_records_are_skipped_and_reported(tmp_path: Path) -> 
     (tmp_path / "folder.json").mkdir()
     runs, skipped = Store(tmp_path).runs()
     assert [run.source for run in runs] == [str(good)]
-    said = {Path(text.removeprefix("skipped: ").split()[0]).name: text for text in skipped}
+    reasons = {Path(text.removeprefix("skipped: ").split()[0]).name: text for text in skipped}
     bad = {"torn.json", "empty.json", "foreign.json", "list.json", "no-rows.json", "later-form.json", "folder.json"}
-    assert set(said) == bad
+    assert set(reasons) == bad
     assert Store(tmp_path).summaries()[1] == skipped
-    assert "torn.json is incomplete or not JSON (" in said["torn.json"]
-    assert "empty.json is empty: expected a file that the bandwidth suite wrote" in said["empty.json"]
-    assert "is not a record of a run (KeyError: 'datetime')" in said["foreign.json"]
-    assert "has no row of the bandwidth suite" in said["no-rows.json"]
-    assert "its format version is 2, and this pytest-nixl reads 1" in said["later-form.json"]
+    assert "torn.json is incomplete or not JSON (" in reasons["torn.json"]
+    assert "empty.json is empty: expected a file that the bandwidth suite wrote" in reasons["empty.json"]
+    assert "is not a record of a run (KeyError: 'datetime')" in reasons["foreign.json"]
+    assert "has no row of the bandwidth suite" in reasons["no-rows.json"]
+    assert "its format version is 2, and this pytest-nixl reads 1" in reasons["later-form.json"]
 
 
 def test_reports_of_runs_in_the_store_are_passed_over(tmp_path: Path) -> None:
@@ -101,8 +101,8 @@ def test_reports_of_runs_in_the_store_are_passed_over(tmp_path: Path) -> None:
     for name, by in (("report.json", "written_by"),):
         (tmp_path / name).write_text(json.dumps({by: "pytest-nixl 0.1.0", "results": []}))
     for read in (Store(tmp_path).summaries, Store(tmp_path).runs):
-        found, skipped = read()
-        assert [run.source for run in found] == [str(path)]
+        records, skipped = read()
+        assert [run.source for run in records] == [str(path)]
         assert skipped == []
     with pytest.raises(ValueError, match=r"report\.json is a report of a run, and not the run's record: expected a"):
         read_recorded(tmp_path / "report.json")
@@ -139,7 +139,7 @@ def test_the_newest_run_of_an_image_is_found_by_name_digest_or_both(tmp_path: Pa
         write(tmp_path / f"{week}.json", record(image, {KEY: [week + 1.0]}, digest=digest, week=week))
     runs, _ = Store(tmp_path).runs()
     places = {
-        image: runs.index(found) if (found := newest(runs, image)) is not None else None
+        image: runs.index(newest_run) if (newest_run := newest(runs, image)) is not None else None
         for image in ("a:1", "a:2", "sha256:11", "a:1@sha256:11", "a:2@sha256:11", "a:3")
     }
     assert places == {"a:1": 2, "a:2": 1, "sha256:11": 0, "a:1@sha256:11": 0, "a:2@sha256:11": None, "a:3": None}

@@ -86,13 +86,13 @@ def _at_once(count: int, act: Callable[[int], None], seconds: float) -> list[str
 
 
 def transfer_at_once(
-    agent: Any, backend: str, sync_mode: str, threads: int, each: int, seconds: float
+    agent: Any, backend: str, sync_mode: str, threads: int, per_thread: int, seconds: float
 ) -> dict[str, Any]:
     """Let threads register memory, transfer, poll and release on one agent at the same time; compare every byte.
 
     :param agent: an agent of this worker, which is not used itself.
     :param sync_mode: the synchronization mode of the agent that the threads use.
-    :param each: the transfers of each thread, each with a notification of its own.
+    :param per_thread: the transfers of each thread, each with a notification of its own.
     :param seconds: the deadline of all threads.
     :return: ``moved``, ``wrong_bytes``, ``lost`` and ``doubled`` notifications, and ``errors``.
     """
@@ -116,7 +116,7 @@ def transfer_at_once(
         def move(thread: int) -> None:
             source, target = buffers[thread]
             registered = shared.register_memory(scene.regions(source))
-            for number in range(each):
+            for number in range(per_thread):
                 seed, message = next(_seeds), f"{thread}-{number}"
                 source.fill(seed, 0, SIZE)
                 local = shared.get_xfer_descs([(source.address, SIZE, 0)], "DRAM")

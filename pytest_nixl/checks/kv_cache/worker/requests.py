@@ -187,7 +187,7 @@ class KvRequests:
             stamps.append(clock())
         elif state != "PROC":
             raise RuntimeError(f"a transfer ended in state {state}")
-        return _Flight(number, part, handle, self._transfers.windows, deadline, stamps)
+        return _Flight(number, part, handle, self._transfers.window_number, deadline, stamps)
 
     def _over(self, flight: _Flight, acknowledged: set[int]) -> bool:
         """Whether a request is over; it is then released."""

@@ -58,7 +58,7 @@ class Device(Protocol):
     def compare(self, address: int, size: int, seed: int) -> WrongBytes | None:
         """Compare with the pattern of ``seed`` on the GPU; return None if every byte is right."""
 
-    def wait(self) -> float:
+    def kernel_seconds(self) -> float:
         """Return the seconds of a kernel over 8 bytes: long if other processes use the GPU, because they take turns."""
 
 
@@ -96,7 +96,7 @@ class Vendor(Protocol):
 #: How often :func:`shortest` calls what it times.
 _TRIES = 5
 
-_found: list[Vendor] = []
+_vendors: list[Vendor] = []
 
 
 def shortest(call: Callable[[], object]) -> float:
@@ -114,13 +114,13 @@ def vendor() -> Vendor:
 
     :raises NotApplicableError: this process can use no GPU.
     """
-    if _found:
-        return _found[0]
+    if _vendors:
+        return _vendors[0]
     refusals = []
     for name in _FILES:
         try:
-            _found.append(importlib.import_module(f"{__name__}.{name}").find())
-            return _found[0]
+            _vendors.append(importlib.import_module(f"{__name__}.{name}").find())
+            return _vendors[0]
         except NotApplicableError as error:
             refusals.append(error)
     raise refusals[0]

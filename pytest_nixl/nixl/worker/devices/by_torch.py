@@ -111,7 +111,7 @@ class TorchDevice:
             count += wrong
         return WrongBytes(count, offset, actual) if count else None
 
-    def wait(self) -> float:
+    def kernel_seconds(self) -> float:
         """Return the seconds of the shortest of some operations on 8 bytes."""
         self.activate()
         flag = torch.zeros(1, dtype=torch.int64, device=self._device)

@@ -9,8 +9,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-_HERE = Path(__file__).parent
-SOURCE, MADE = _HERE / "kernels.cu", _HERE / "kernels.ptx"
+_FOLDER = Path(__file__).parent
+SOURCE, PTX = _FOLDER / "kernels.cu", _FOLDER / "kernels.ptx"
 #: The oldest PTX version and target that the kernels need. Every driver since CUDA 10 loads them for GPUs since Volta.
 _VERSION, _TARGET = "6.3", "sm_70"
 
@@ -30,7 +30,7 @@ def main() -> None:
     code = re.sub(r"^\.version .*$", f".version {_VERSION}", code, flags=re.MULTILINE)
     code = re.sub(r"^\.target .*$", f".target {_TARGET}", code, flags=re.MULTILINE)
     head = "// SPDX-License-Identifier: Apache-2.0\n// Made of kernels.cu by make_ptx.py; its SHA-256 is\n"
-    MADE.write_text(f"{head}// {digest()}\n\n{code}")
+    PTX.write_text(f"{head}// {digest()}\n\n{code}")
 
 
 if __name__ == "__main__":

@@ -264,7 +264,7 @@ class DriverDevice:
             count, first = np.frombuffer(self.read(counters, _RESULT_BYTES), dtype=np.uint64).tolist()
         return WrongBytes(count, first >> 8, first & 0xFF) if count else None
 
-    def wait(self) -> float:
+    def kernel_seconds(self) -> float:
         """Return the seconds of the shortest of some kernels over 8 bytes."""
         self.activate()
         with _Room(self, np.zeros(1, np.uint64)) as counter:

@@ -24,7 +24,7 @@ K = TypeVar("K", bound=Hashable)
 FEWEST_LAUNCHES = 3
 
 #: One launch decides if it is at least this many times the floor, or at most the floor divided by this.
-FAR = 4.0
+FAR_FACTOR = 4.0
 
 #: The share of the launches that must be on the verdict's side of the floor.
 AGREEING_LAUNCHES = 0.75
@@ -95,7 +95,7 @@ def _below(values: Sequence[float], floor: float) -> int:
 
 def _decide(values: Sequence[float], floor: float, budget: int) -> tuple[Verdict | None, str]:
     k = len(values)
-    if k == 1 and (values[0] >= FAR * floor or values[0] <= floor / FAR):
+    if k == 1 and (values[0] >= FAR_FACTOR * floor or values[0] <= floor / FAR_FACTOR):
         verdict = Verdict.PASS if values[0] > floor else Verdict.FAIL
         factor = values[0] / floor if verdict is Verdict.PASS else floor / values[0]
         side = "above" if verdict is Verdict.PASS else "below"

@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from pytest_nixl.judge.floor_test import _T995, LearnedFloor, decide_floor, interval, learn
+from pytest_nixl.judge.floors import _T995, LearnedFloor, decide_floor, interval, learn
 from pytest_nixl.model.verdicts import Verdict
 
 G = 1e9
