@@ -196,7 +196,7 @@ def find_baseline(requested: str, directory: str, *, whole: bool = True) -> tupl
         has = sorted({run.provenance.image.reference for run in runs if run.provenance.image.reference})
         among = f"; it has {', '.join(has)}" if has and not path.is_dir() else ""
         bad = f"; {'; '.join(skipped)}" if skipped else ""
-        file = "" if path.is_dir() else f"there is no file {wanted}, and "
+        file = "" if path.is_dir() else f"there is no file {requested}, and "
         raise ValueError(f"{file}{where} has {missing}{among}{bad}: expected the record of an earlier run")
     try:
         return read_recorded(Path(baseline.source)), skipped

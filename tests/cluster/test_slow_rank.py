@@ -37,7 +37,9 @@ def test_busy_cores_hide_no_slow_rank_and_accuse_none(tmp_path: Path, slow: bool
             BANDWIDTH_OF_RANKS, "-v", "--nixl-ranks=3", "--nixl-blocks=1MiB", f"--nixl-etcd={url}",
             "-k", "test_bandwidth or blame", *report_options(tmp_path),
         )  # fmt: skip
-        done = run_ranks(net.hosts[:3], tmp_path / "ranks", *suite, own=numbered(3), fork=False, env={"UCX_TLS": "tcp"})
+        done = run_ranks(
+            net.hosts[:3], tmp_path / "ranks", *suite, rank_arguments=numbered(3), fork=False, env={"UCX_TLS": "tcp"}
+        )
     report = reports(tmp_path, 3)[0]
     assert (NAMED in report["text"]) == slow, done[0].output
     assert ("is the culprit" in report["text"]) == slow, report["text"]
