@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -147,7 +148,7 @@ def _run(arguments: argparse.Namespace) -> int:
         *gate,
         f"--nixl-level={chosen.level.value}",
         f"--nixl-backend={chosen.backend.value}",
-        f"--nixl-profile={chosen.profile.value}",
+        *_profile(chosen.profile.value, arguments.profile, theirs),
         *_page(theirs),
         *theirs,
     ]
@@ -169,6 +170,15 @@ def _shown(program: Sequence[str], arguments: Sequence[str]) -> str:
     """Return a command as a line of a shell, without secrets."""
     name = Path(program[0]).name if len(program) == 1 else program[0]
     return f"$ {shlex.join([name, *program[1:], *_without_secrets(arguments)])}"
+
+
+def _profile(chosen: str, given: str | None, theirs: Sequence[str]) -> list[str]:
+    """Return the option of the profile, unless several ranks have the default one.
+
+    They may be on several hosts, of which the default profile judges nothing; one that is named judges every row.
+    """
+    several = any(re.match(r"--nixl-ranks(=|$)(?!1$)", argument) for argument in theirs)
+    return [] if several and given is None else [f"--nixl-profile={chosen}"]
 
 
 def _page(theirs: Sequence[str]) -> list[str]:

@@ -284,10 +284,10 @@ def peer_failure_remedy(log: str, environ: Mapping[str, str]) -> str:
         offered = _TCP_DEVICE.findall(warning[2]) if warning else []
         tcp = next((name for name in (*offered, *ask_addresses()) if name != "lo" and name not in present), "lo")
         value = shlex.quote(",".join([*present, tcp]))
-        unknown = f"correct {named(absent)} in UCX_NET_DEVICES, and " if absent else ""
+        lacking = f"this host has no {named(absent)}: " if absent else ""
         return (
-            f"{unknown}add a TCP device (`export UCX_NET_DEVICES={value}`), or unset UCX_NET_DEVICES: NIXL needs a "
-            "transport that notices a failed peer"
+            f"{lacking}unset UCX_NET_DEVICES, or set it to devices that are here, with a TCP device among them "
+            f"(`export UCX_NET_DEVICES={value}`): NIXL needs a transport that notices a failed peer"
         )
     if transports not in ("", "all"):
         return "add tcp to UCX_TLS, or unset UCX_TLS: NIXL needs a transport that notices a failed peer"

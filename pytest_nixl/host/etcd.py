@@ -87,12 +87,23 @@ def _ask(endpoints: str, source: str, connect: Callable[[], Any] | None) -> dict
     try:
         parsed = parse_endpoints(endpoints)
     except ValueError as error:
-        return {**answer, "fault": str(error), "remedy": "correct the address: NIXL publishes nothing with it"}
+        return {**answer, "fault": str(error), "remedy": _correction(endpoints, source)}
     answer["names"] = [_resolve(host) for host in dict.fromkeys(endpoint.host for endpoint in parsed)]
     try:
         return {**answer, **_measure(connect() if connect is not None else client_as_etcdctl(parsed), parsed)}
     except NixlPluginError as error:
         return {**answer, "fault": error.reason, "remedy": error.remedy}
+
+
+def _correction(endpoints: str, source: str) -> str:
+    """Return the remedy of an address that NIXL cannot use: with the right one if only its end is wrong."""
+    where = source or "the address"
+    bare = ",".join(part.strip().rstrip("/") for part in endpoints.split(","))
+    try:
+        parse_endpoints(bare)
+    except ValueError:
+        return f"correct {where}: NIXL publishes nothing with it"
+    return f"set {where} to {redact(bare)}: NIXL publishes nothing with the other"
 
 
 def client_of(endpoints: str | None, how: str, timeout: float = 3) -> EtcdClient:

@@ -81,7 +81,8 @@ def left_out_line(config: pytest.Config) -> str:
     levels = [level for level in LEVELS if counts[level]]
     parts = [f"{counts[level]} check{'' if counts[level] == 1 else 's'} of level {level}" for level in levels]
     several = sum(counts.values()) > 1
+    first = f"--nixl-level={levels[0]} runs the former, " if len(levels) > 1 else ""
     return (
-        f"{' and '.join(parts)} {'were' if several else 'was'} left out; --nixl-level={levels[-1]} runs "
-        f"{'them' if several else 'it'}"
+        f"{' and '.join(parts)} {'were' if several else 'was'} left out; {first}--nixl-level={levels[-1]} runs "
+        f"{'all' if first else 'them' if several else 'it'}"
     )

@@ -89,7 +89,7 @@ def test_check_that_knows_the_variable_comes_before_what_follows_from_it() -> No
     assert failed == ["devices-there", "backend-loads", ARRIVE]
     assert "mlx5_77" in report["devices-there"][1]
     assert all(report[id][1].startswith("follows from devices-there: ") for id in failed[1:])
-    assert "add a TCP device" in report["backend-loads"][2]
+    assert "with a TCP device among them" in report["backend-loads"][2]
 
 
 def test_filter_of_system_calls_that_forbids_a_copy_between_processes_is_named() -> None:

@@ -159,10 +159,12 @@ def work(channel: socket.socket, parent: int) -> NoReturn:
 def main(descriptor: str, parent: str = "") -> None:
     """Be a worker, or without a parent the process from which workers are forked."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # pytest says what ended it; Python would print a traceback
+    # The package is that of pytest. All else, NIXL above all, is what any program finds: PYTHONPATH first.
     sys.path[0] = str(Path(__file__).resolve().parents[3])
-    channel = socket.socket(fileno=int(descriptor))
     from pytest_nixl.core.resource_limits import be_ended_first
 
+    del sys.path[0]
+    channel = socket.socket(fileno=int(descriptor))
     be_ended_first()
     if parent:
         work(channel, int(parent))

@@ -117,7 +117,7 @@ def test_check_that_knows_the_variable_precedes_what_follows_from_it(host: Facts
     failed = results(with_transfers(wrong, (fault,)))
     assert [answer.check.id for answer in failed] == ["devices-there", "backend-loads", "transfers-arrive"]
     assert all(answer.judgement.reason.startswith("follows from devices-there: ") for answer in failed[1:])
-    assert "add a TCP device" in failed[1].judgement.remedy
+    assert "with a TCP device among them" in failed[1].judgement.remedy
     assert failed[2].judgement.remedy == "follow the remedy of devices-there"
 
 

@@ -181,6 +181,23 @@ def test_a_clone_is_found_from_another_folder(
 
 
 @pytest.mark.parametrize(
+    ("arguments", "profiles"),
+    [
+        (["--nixl-ranks=1"], ["--nixl-profile=loopback"]),
+        (["--nixl-ranks=2"], []),
+        (["--nixl-ranks", "16"], []),
+        (["--nixl-ranks=2", "--profile=loopback"], ["--nixl-profile=loopback"]),
+    ],
+)
+def test_several_ranks_may_be_on_hosts_that_the_default_profile_does_not_describe(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], profiles: list[str]
+) -> None:
+    assert cli.main(["run", "quick", "--backend=UCX", "--print", *arguments]) == 0
+    printed_arguments = shlex.split(printed(capsys.readouterr().out))
+    assert [argument for argument in printed_arguments if argument.startswith("--nixl-profile")] == profiles
+
+
+@pytest.mark.parametrize(
     ("theirs", "addopts", "reports"),
     [
         ([], "", ["--nixl-report=nixl-report.html"]),

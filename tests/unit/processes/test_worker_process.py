@@ -182,6 +182,13 @@ def test_worker_that_never_starts_is_ended_at_that_deadline(
     assert not broken._workers[0].alive
 
 
+def test_a_module_on_pythonpath_comes_before_one_beside_the_package(agents: Agents, tmp_path: Path) -> None:
+    """As for any program: an installed package stands beside the NIXL of site-packages."""
+    (tmp_path / "conftest.py").write_text("def place(agent):\n    return __file__\n")
+    agent = agents.start(environment={"PYTHONPATH": str(tmp_path)})
+    assert agent.run("conftest:place") == str(tmp_path / "conftest.py")
+
+
 def test_worker_that_ends_during_its_start_is_reported_immediately(agents: Agents, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import os\nos.abort()\n")
     with pytest.raises(WorkerDiedError, match="was ended by SIGABRT during 'hello'") as caught:
