@@ -184,9 +184,9 @@ def test_worker_that_never_starts_is_ended_at_that_deadline(
 
 def test_a_module_on_pythonpath_comes_before_one_beside_the_package(agents: Agents, tmp_path: Path) -> None:
     """As for any program: an installed package stands beside the NIXL of site-packages."""
-    (tmp_path / "conftest.py").write_text("def place(agent):\n    return __file__\n")
+    (tmp_path / "suites.py").write_text("def place(agent):\n    return __file__\n")
     agent = agents.start(environment={"PYTHONPATH": str(tmp_path)})
-    assert agent.run("conftest:place") == str(tmp_path / "conftest.py")
+    assert agent.run("suites:place") == str(tmp_path / "suites.py")
 
 
 def test_worker_that_ends_during_its_start_is_reported_immediately(agents: Agents, tmp_path: Path) -> None:
