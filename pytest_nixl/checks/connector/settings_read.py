@@ -98,17 +98,13 @@ def unknown_options(side: EngineSide) -> dict[str, str]:
     if not launch.is_read:
         return {}
     known = _OPTIONS[side.engine] | _OTHER_OPTIONS | ({"--connector"} | _OPTIONS["Dynamo"] if side.dynamo else set())
-    retired = {setting.name for setting in RETIRED if setting.engine == side.engine}
     unknown = {}
     for name in islice(launch.options, _MOST_OPTIONS):
         option = f"--{name.partition('.')[0].removeprefix('--').removeprefix('no-')}"
-        if not name.startswith("--") or len(name) > _MOST_LETTERS or option in known or name in retired:
+        if not name.startswith("--") or len(name) > _MOST_LETTERS or option in known:
             continue
-        near = (
-            (difflib.SequenceMatcher(None, option, text).ratio(), text) for text in known if _is_meant(option, text)
-        )
-        _, meant = max(near, default=(0, ""))
-        other = next((engine for engine in VARIABLES if option in _OPTIONS[engine]), "") if not side.dynamo else ""
+        _, meant = max(((_likeness(option, text), text) for text in known if _is_meant(option, text)), default=(0, ""))
+        other = next((engine for engine in VARIABLES if option in _OPTIONS[engine]), "")
         hint = f"meant {meant}?" if meant else f"{other} has" if other else ""
         unknown[name] = f"{side.engine} has no such option; {hint}" if hint else ""
         if meant.startswith(f"{option}-"):
@@ -121,11 +117,11 @@ def _is_meant(option: str, known: str) -> bool:
 
     Short words are names of their own, such as tp and dp, so that they must be equal.
     """
-    if not known.startswith("--"):
-        return False
     words, right = option[2:].split("-"), known[2:].split("-")
-    if "".join(words) == "".join(right) or (len(words) > 1 and known.startswith(f"{option}-")):
+    if known == option[1:] or known.startswith(f"{option}-"):
         return True
+    if "".join(words) == "".join(right):
+        return known.startswith("--")
     return len(words) == len(right) and all(
         word == text or (len(text) > 3 and (
             (len(word) > 3 and text.startswith(word)) or _likeness(word, text) > _LIKE))

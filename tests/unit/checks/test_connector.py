@@ -567,6 +567,9 @@ def test_two_engines_that_allow_no_rdma_are_warned_of_tcp(
     assert ("PASS: all KV goes over TCP: slow; no field is wrong for sure" in printed) is bool(unset_on)
     assert ("WARN infrastructure: UCX_TLS: prefill has" in printed) is bool(unset_on)
     assert not unset_on or f"remedy: unset UCX_TLS on {unset_on}\n" in printed
+    sides["decode"]["options"]["--model"] = "other"
+    assert cli.main(["connector", *files(tmp_path, sides)]) == 1
+    assert ("; all KV goes over TCP: slow; correct them from the top" in capsys.readouterr().out) is bool(unset_on)
 
 
 @pytest.mark.parametrize(("memory", "verdict"), [("cuda", Verdict.WARN), ("cpu", Verdict.PASS), (None, Verdict.WARN)])
