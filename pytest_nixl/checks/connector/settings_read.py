@@ -118,10 +118,8 @@ def _is_meant(option: str, known: str) -> bool:
     Short words are names of their own, such as tp and dp, so that they must be equal.
     """
     words, right = option[2:].split("-"), known[2:].split("-")
-    if known == option[1:] or known.startswith(f"{option}-"):
+    if known == option[1:] or known.startswith(f"{option}-") or "".join(words) == "".join(right):
         return True
-    if "".join(words) == "".join(right):
-        return known.startswith("--")
     return len(words) == len(right) and all(
         word == text or (len(text) > 3 and (
             (len(word) > 3 and text.startswith(word)) or _likeness(word, text) > _LIKE))

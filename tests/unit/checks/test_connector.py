@@ -276,6 +276,26 @@ def test_after_a_match_the_next_step_is_named(
     assert "next:" not in capsys.readouterr().out
 
 
+def test_both_sides_of_ray_serve_are_read_from_one_file(tmp_path: Path) -> None:
+    def llm_config(source: str) -> dict[str, Any]:
+        transfer = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
+        return {
+            "model_loading_config": {"model_id": "chat", "model_source": source},
+            "engine_kwargs": {"kv_transfer_config": transfer, "tensor_parallel_size": 2},
+        }
+
+    document = {
+        "applications": [{"name": "pd", "args": {"prefill_config": llm_config("a"), "decode_config": llm_config("b")}}]
+    }
+    path = tmp_path / "serve.yaml"
+    path.write_text(yaml.safe_dump(document))
+    comparison = compare_connectors(read_engine(f"{path}#prefill_config"), read_engine(f"{path}#decode_config"))
+    assert wrong(comparison) == {"--model"}
+    assert doubtful(comparison) == set()
+    results = {result.rule.field: result.verdict for result in comparison.results}
+    assert (results["UCX_TLS"], results["--tensor-parallel-size"]) == (Verdict.NOT_APPLICABLE, Verdict.PASS)
+
+
 def test_at_least_ten_differences_of_each_engine_are_planted() -> None:
     assert {engine for engine, planted in PLANTED.items() if len(planted) >= 10} == set(SIDES)
 
