@@ -276,6 +276,18 @@ def test_after_a_match_the_next_step_is_named(
     assert "next:" not in capsys.readouterr().out
 
 
+def test_the_next_step_has_the_address_of_a_file_of_variables(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [script(tmp_path, f"{host}.env", f"VLLM_NIXL_SIDE_CHANNEL_HOST=10.0.0.{host}\n") for host in (1, 2)]
+    assert cli.main(["connector", *paths]) == 0
+    assert "next: on decode's host: pytest-nixl doctor --side-channel 10.0.0.1:5600; then" in capsys.readouterr().out
+    transfer = """--kv-transfer-config '{"kv_connector":"LMCacheConnectorV1","kv_role":"kv_both"}'"""
+    lmcache = script(tmp_path, "lmcache.sh", f"PYTHONHASHSEED=0 vllm serve m {transfer}\n")
+    assert cli.main(["connector", lmcache, lmcache]) == 0
+    assert "next: on both hosts: pytest-nixl doctor; then" in capsys.readouterr().out
+
+
 def test_both_sides_of_ray_serve_are_read_from_one_file(tmp_path: Path) -> None:
     def llm_config(source: str) -> dict[str, Any]:
         transfer = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
