@@ -110,7 +110,7 @@ def next_step(compared: ConnectorComparison) -> str:
     """Return what to do after a comparison without a mismatch, with prefill's address if the file has it."""
     prefill, quick = compared.pair.prefill, "on both hosts: pytest-nixl run quick"
     host, port = (prefill.values.get(f"VLLM_NIXL_SIDE_CHANNEL_{part}") for part in ("HOST", "PORT"))
-    if host is None or port is None or prefill.values["connector kind"].text != "NIXL":
+    if host is None or port is None or prefill.values["connector kind"].text not in ("NIXL", ""):
         return f"on both hosts: pytest-nixl doctor; then {quick}"
     known = host.is_set and host.is_known and port.is_known
     address = f"{host.text}:{port.text}" if known else f"HOST:{port.text if port.is_known else 'PORT'}"

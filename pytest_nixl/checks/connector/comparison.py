@@ -13,7 +13,7 @@ from pytest_nixl.checks.connector.pod_relations import readable_ports
 from pytest_nixl.checks.connector.relations import Mismatch, SidePair, is_loopback, is_unspecified
 from pytest_nixl.checks.connector.releases import installed
 from pytest_nixl.checks.connector.rules import RULES, ConnectorRule
-from pytest_nixl.checks.connector.settings_read import TRANSFER_VARIABLES, unknown_options
+from pytest_nixl.checks.connector.settings_read import TRANSFER_VARIABLES, misspelt_variables, unknown_options
 from pytest_nixl.checks.connector.slow_settings import SLOW_SETTINGS
 from pytest_nixl.core.redaction import hider, shown
 from pytest_nixl.core.strict import escape
@@ -134,12 +134,13 @@ def _side(source: ConfiguredEngine) -> EngineSide:
     unread = ", ".join(text for text in source.unread if text.startswith(OPTIONS_OF))
     values["--config"] = FieldValue(unread, is_set=bool(unread))
     environment = source.launch.environment
-    names = sorted(name for name in environment if name.startswith(TRANSFER_VARIABLES))
+    misspelt = misspelt_variables(environment)
+    names = sorted(name for name in environment if name.startswith(TRANSFER_VARIABLES) or name in misspelt)
     values["settings"] = FieldValue(", ".join(names), is_set=bool(names))
     steering = [f"{setting.variable}={environment[setting.variable]}" for setting in SLOW_SETTINGS
                 if environment.get(setting.variable)]  # fmt: skip
-    misspelt = [name for name, reason in unknown_options(side).items() if reason]
-    values["options"] = FieldValue(", ".join(misspelt), is_set=bool(misspelt), is_readable=source.launch.has_options)
+    absent = [name for name, reason in unknown_options(side).items() if reason]
+    values["options"] = FieldValue(", ".join(absent), is_set=bool(absent), is_readable=source.launch.has_options)
     values["slow settings"] = FieldValue(", ".join(steering), is_set=bool(steering))
     return side
 

@@ -97,7 +97,7 @@ def vllm_connector(pair: SidePair, field: str) -> Mismatch | None:
         return Mismatch("without --kv-transfer-config no engine transfers anything")
     names = []
     for name, value, side in zip(("prefill", "decode"), values, pair.sides, strict=True):
-        by_default = not value.is_set and side.dynamo and older_than(side, "ai-dynamo", "1.0.0")
+        by_default = not value.is_set and older_than(side, "ai-dynamo", "1.0.0")
         names.append("NixlConnector" if by_default else value.text.replace("NixlPullConnector", "NixlConnector"))
         if not value.is_set and not by_default:
             ends = ", and Dynamo from 1.0.0 on ends at its start" if side.dynamo and name == "prefill" else ""

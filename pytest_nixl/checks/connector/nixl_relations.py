@@ -24,6 +24,7 @@ _RDMA = frozenset({"rc", "ud", "dc", "srd"})
 _TCP = frozenset({"tcp", "srd", "gga"})
 #: What the last line says if no transport but TCP is left between the engines.
 OVER_TCP = "all KV goes over TCP: slow"
+_OVER_UD = "all KV goes by UD's messages: slow"
 #: For each engine the field with its backends.
 _BACKENDS = {"vLLM": "backends", "SGLang": "SGLANG_DISAGGREGATION_NIXL_BACKEND"}
 
@@ -177,7 +178,7 @@ def transports(pair: SidePair, field: str) -> Mismatch | None:
     """Judge UCX_TLS by the doctor's rules, and whether a transport between hosts is allowed on both sides."""
     if not any(map(uses_ucx, pair.sides)):
         return None
-    carriers, without_cuda, tcp_only = [], False, []
+    carriers, without_cuda, limiting = [], False, []
     for name, value, memory in zip(
         ("prefill", "decode"), pair.values(field), pair.values("kv_buffer_device"), strict=True
     ):
@@ -194,23 +195,24 @@ def transports(pair: SidePair, field: str) -> Mismatch | None:
         without_cuda |= on_gpu and not any(name == "all" or name.startswith("cuda") for name in allowed.names)
         if allowed.without and carriers[-1] <= _TCP:
             carriers[-1] &= {"tcp"}
-        if carriers[-1] == {"tcp"}:
-            tcp_only.append(name)
+        if carriers[-1] in ({"tcp"}, {"ud"}):
+            limiting.append(name)
         if not carriers[-1]:
             return Mismatch("each must allow a transport that can carry NIXL, such as tcp or rc")
     common = carriers[0] & carriers[1]
     if not common:
         return Mismatch("they must allow a transport between hosts in common")
-    over_tcp = common == {"tcp"} and not pair.one_host
+    slow = {frozenset({"tcp"}): OVER_TCP, frozenset({"ud"}): _OVER_UD}.get(frozenset(common), "")
+    slow = "" if pair.one_host else slow
     reasons = [
-        *([f"together they allow no RDMA, so that {OVER_TCP}"] if over_tcp else []),
+        *([f"together they allow no RDMA, so that {slow}"] if slow else []),
         *(["without cuda_copy and cuda_ipc UCX takes GPU memory for host memory"] if without_cuda else []),
     ]
     if not reasons:
         return None
-    remedy = f"unset UCX_TLS on {tcp_only[0] if len(tcp_only) == 1 else 'both sides'}"
-    remedy = remedy if over_tcp else "unset UCX_TLS, or add cuda to it, on both sides"
-    return Mismatch("; ".join(reasons), remedy, Verdict.WARN, OVER_TCP if over_tcp else "")
+    remedy = f"unset UCX_TLS on {limiting[0] if len(limiting) == 1 else 'both sides'}"
+    remedy = remedy if slow else "unset UCX_TLS, or add cuda to it, on both sides"
+    return Mismatch("; ".join(reasons), remedy, Verdict.WARN, slow)
 
 
 def _allowed(text: str) -> UcxTransports:

@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import NamedTuple
 
-from pytest_nixl.checks.connector.engine_fields import EngineSide
+from pytest_nixl.checks.connector.engine_fields import COMMON, EngineSide
 from pytest_nixl.checks.connector.engines import DYNAMO_FIELDS, ROLE_FIELDS, SGLANG_FIELDS, VLLM_FIELDS
 from pytest_nixl.checks.connector.relations import Mismatch, SidePair
 from pytest_nixl.checks.connector.releases import Holds
+from pytest_nixl.checks.connector.slow_settings import SLOW_SETTINGS
+from pytest_nixl.model.nixl_releases import TELEMETRY_VARIABLE
 from pytest_nixl.model.verdicts import Verdict
 
 #: Variables of a transfer that an engine has read in some release. A variable that begins as one of them does, and is
@@ -86,6 +88,11 @@ _OPTIONS = {
     engine: frozenset(option for part in fields for option in part.options)
     for engine, fields in (("vLLM", VLLM_FIELDS), ("SGLang", SGLANG_FIELDS), ("Dynamo", (*DYNAMO_FIELDS, *ROLE_FIELDS)))
 }
+#: Variables of UCX, NIXL and libfabric that a rule reads.
+_COMMON_VARIABLES = (
+    *(name for part in COMMON for name in part.variables if name.startswith(("UCX_", "NIXL_"))),
+    *(setting.variable for setting in SLOW_SETTINGS), TELEMETRY_VARIABLE,
+)  # fmt: skip
 #: The least likeness of two words of an option's name, one of which is a slip of the other.
 _LIKE = 0.66
 #: The most options of a command that are compared with known ones, and the most letters of one.
@@ -98,17 +105,13 @@ def unknown_options(side: EngineSide) -> dict[str, str]:
     if not launch.is_read:
         return {}
     known = _OPTIONS[side.engine] | _OTHER_OPTIONS | ({"--connector"} | _OPTIONS["Dynamo"] if side.dynamo else set())
-    retired = {setting.name for setting in RETIRED if setting.engine == side.engine}
     unknown = {}
     for name in islice(launch.options, _MOST_OPTIONS):
         option = f"--{name.partition('.')[0].removeprefix('--').removeprefix('no-')}"
-        if not name.startswith("--") or len(name) > _MOST_LETTERS or option in known or name in retired:
+        if not name.startswith("--") or len(name) > _MOST_LETTERS or option in known:
             continue
-        near = (
-            (difflib.SequenceMatcher(None, option, text).ratio(), text) for text in known if _is_meant(option, text)
-        )
-        _, meant = max(near, default=(0, ""))
-        other = next((engine for engine in VARIABLES if option in _OPTIONS[engine]), "") if not side.dynamo else ""
+        _, meant = max(((_likeness(option, text), text) for text in known if _is_meant(option, text)), default=(0, ""))
+        other = next((engine for engine in VARIABLES if option in _OPTIONS[engine]), "")
         hint = f"meant {meant}?" if meant else f"{other} has" if other else ""
         unknown[name] = f"{side.engine} has no such option; {hint}" if hint else ""
         if meant.startswith(f"{option}-"):
@@ -121,11 +124,13 @@ def _is_meant(option: str, known: str) -> bool:
 
     Short words are names of their own, such as tp and dp, so that they must be equal.
     """
-    if not known.startswith("--"):
-        return False
     words, right = option[2:].split("-"), known[2:].split("-")
-    if "".join(words) == "".join(right) or (len(words) > 1 and known.startswith(f"{option}-")):
+    if known == option[1:] or known.startswith(f"{option}-") or "".join(words) == "".join(right):
         return True
+    return _are_slips(words, right)
+
+
+def _are_slips(words: list[str], right: list[str]) -> bool:
     return len(words) == len(right) and all(
         word == text or (len(text) > 3 and (
             (len(word) > 3 and text.startswith(word)) or _likeness(word, text) > _LIKE))
@@ -158,9 +163,21 @@ def unread_settings(pair: SidePair, field: str) -> Mismatch | None:
     return Mismatch("; ".join(texts), "; ".join(remedies), worst.verdict)
 
 
+def misspelt_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of UCX, NIXL and libfabric that are slips of one that a rule reads, with that one."""
+    return {
+        name: meant
+        for name in islice(environment, _MOST_OPTIONS)
+        if name.startswith(("UCX_", "NIXL_", "FI_")) and len(name) < _MOST_LETTERS and name not in _COMMON_VARIABLES
+        for meant in [text for text in _COMMON_VARIABLES if _are_slips(name.split("_"), text.split("_"))][:1]
+    }
+
+
 def _of_side(name: str, side: EngineSide) -> Iterator[Mismatch]:
     environment = side.source.launch.environment
     variables = VARIABLES.get(side.engine, ())
+    for variable, meant in misspelt_variables(environment).items():
+        yield Mismatch(f"nothing reads {name}'s {variable}", f"write {meant}", Verdict.WARN)
     for variable in environment:
         if variable.startswith(_PREFIXES.get(side.engine, ("\0",))) and variable not in variables:
             yield _misspelt(f"no release of {side.engine} reads {name}'s {variable}", variable, variables)

@@ -277,6 +277,38 @@ def test_after_a_match_the_next_step_is_named(
     assert "next:" not in capsys.readouterr().out
 
 
+def test_the_next_step_has_the_address_of_a_file_of_variables(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [script(tmp_path, f"{host}.env", f"VLLM_NIXL_SIDE_CHANNEL_HOST=10.0.0.{host}\n") for host in (1, 2)]
+    assert cli.main(["connector", *paths]) == 0
+    assert "next: on decode's host: pytest-nixl doctor --side-channel 10.0.0.1:5600; then" in capsys.readouterr().out
+    transfer = """--kv-transfer-config '{"kv_connector":"LMCacheConnectorV1","kv_role":"kv_both"}'"""
+    lmcache = script(tmp_path, "lmcache.sh", f"PYTHONHASHSEED=0 vllm serve m {transfer}\n")
+    assert cli.main(["connector", lmcache, lmcache]) == 0
+    assert "next: on both hosts: pytest-nixl doctor; then" in capsys.readouterr().out
+
+
+def test_both_sides_of_ray_serve_are_read_from_one_file(tmp_path: Path) -> None:
+    def llm_config(source: str) -> dict[str, Any]:
+        transfer = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
+        return {
+            "model_loading_config": {"model_id": "chat", "model_source": source},
+            "engine_kwargs": {"kv_transfer_config": transfer, "tensor_parallel_size": 2},
+        }
+
+    document = {
+        "applications": [{"name": "pd", "args": {"prefill_config": llm_config("a"), "decode_config": llm_config("b")}}]
+    }
+    path = tmp_path / "serve.yaml"
+    path.write_text(yaml.safe_dump(document))
+    comparison = compare_connectors(read_engine(f"{path}#prefill_config"), read_engine(f"{path}#decode_config"))
+    assert wrong(comparison) == {"--model"}
+    assert doubtful(comparison) == set()
+    results = {result.rule.field: result.verdict for result in comparison.results}
+    assert (results["UCX_TLS"], results["--tensor-parallel-size"]) == (Verdict.NOT_APPLICABLE, Verdict.PASS)
+
+
 def test_at_least_ten_differences_of_each_engine_are_planted() -> None:
     assert {engine for engine, planted in PLANTED.items() if len(planted) >= 10} == set(SIDES)
 
@@ -605,6 +637,9 @@ def test_two_engines_that_allow_no_rdma_are_warned_of_tcp(
     assert ("PASS: all KV goes over TCP: slow; no field is wrong for sure" in printed) is bool(unset_on)
     assert ("WARN infrastructure: UCX_TLS: prefill has" in printed) is bool(unset_on)
     assert not unset_on or f"remedy: unset UCX_TLS on {unset_on}\n" in printed
+    sides["decode"]["options"]["--model"] = "other"
+    assert cli.main(["connector", *files(tmp_path, sides)]) == 1
+    assert ("; all KV goes over TCP: slow; correct them from the top" in capsys.readouterr().out) is bool(unset_on)
 
 
 @pytest.mark.parametrize(("memory", "verdict"), [("cuda", Verdict.WARN), ("cpu", Verdict.PASS), (None, Verdict.WARN)])
