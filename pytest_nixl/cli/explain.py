@@ -97,7 +97,7 @@ def _explain(arguments: argparse.Namespace) -> int:
     logs = [] if arguments.kind else _logs(arguments.words)
     if logs:
         return _explain_logs(logs, arguments)
-    if query and not arguments.kind and (matches := _scan(io.BytesIO(os.fsencode(query))).seen()):
+    if query and not arguments.kind and (matches := _scan(io.BytesIO(os.fsencode(query)), quoted=True).seen()):
         return _print_seen([("", match) for match in matches], arguments)
     if len(query) > _MOST_LETTERS:
         raise ValueError("nothing is known of these words")
@@ -149,8 +149,8 @@ def _explain_logs(logs: list[str], arguments: argparse.Namespace) -> int:
     return _print_seen(matches, arguments, log=True)
 
 
-def _scan(stream: BinaryIO) -> LogScan:
-    scan = LogScan(*read_messages(_shipped_text("error-texts")))
+def _scan(stream: BinaryIO, *, quoted: bool = False) -> LogScan:
+    scan = LogScan(*read_messages(_shipped_text("error-texts")), quoted=quoted)
     scan.read(stream)
     return scan
 
