@@ -201,7 +201,11 @@ def _matches(query: str, entries: list[Entry]) -> list[Entry]:
     if not matches:
         names = [] if " " in query else [name.casefold() for entry in entries for name in entry.names]
         near = get_close_matches(query.casefold(), names, n=1)
-        hint = f"did you mean {near[0]}?" if near else "give a shorter part of the message, --checks or --findings"
+        hint = (
+            f"did you mean {near[0]}?"
+            if near
+            else "give the line as it was printed, or one word of it, --checks or --findings"
+        )
         raise ValueError(f"no entry matches: {hint}")
     return matches
 

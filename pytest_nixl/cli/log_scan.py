@@ -48,6 +48,8 @@ _BLOCK_BYTES = 2 << 20
 _PARTS_REMEMBERED = 10_000
 #: What a quotation leaves at the end or the beginning of a line that it cuts.
 _CUT_MARKS = b" \t\r.>\"'`|*\\"
+#: The most bytes of a text in which lines are cut or wrapped. The lines of a longer log are whole.
+_QUOTATION_BYTES = 500_000
 #: The share of a form's letters that a cut line has at least.
 _CUT_SHARE = 0.6
 #: The beginnings of words that programs outside this field do not use, or seldom.
@@ -66,10 +68,11 @@ _FAILURE = re.compile(
 _COLOUR = re.compile(rb"(?:\x1b|\^\[|#033|\\+(?:u001b|x1b|033|e))?\[[0-9;]*m|\x1b\[[0-9;?]*[a-ln-z]")
 #: Escapes of JSON, Markdown and HTML, and typographic characters: their codes, or what they stand for.
 _ESCAPE = re.compile(
-    rb"\\+u00([0-7][0-9a-f])|\\+([\"'/_*\[\]<>#|`nrt])|&(lt|gt|amp|quot|nbsp|#39|#34);|\xe2\x80([\x98-\x9d])|\xc2\xa0"
+    rb"\\+u00([0-7][0-9a-f])|\\+([\"'/_*\[\]<>#|`nrt])|&(lt|gt|amp|quot|nbsp|apos|#x?\d+);|\xe2\x80([\x98-\x9d])|\xc2\xa0"
 )
-_ESCAPED = {b"n": b" ", b"r": b" ", b"t": b" ", b"lt": b"<", b"gt": b">", b"amp": b"&", b"quot": b'"', b"nbsp": b" ",
-            b"#34": b'"', b"#39": b"'", b"\x98": b"'", b"\x99": b"'", b"\x9c": b'"', b"\x9d": b'"'}  # fmt: skip
+_ESCAPED = {b"n": b" ", b"r": b" ", b"t": b" ", b"nbsp": b" ", b"lt": b"<", b"gt": b">", b"amp": b"&", b"quot": b'"',
+            b"#34": b'"', b"apos": b"'", b"#39": b"'", b"#x27": b"'",
+            b"\x98": b"'", b"\x99": b"'", b"\x9c": b'"', b"\x9d": b'"'}  # fmt: skip
 #: Turns all bytes but those of words into spaces.
 _TO_WORDS = bytes(code if bytes([code]).isalnum() else 0x20 for code in range(256))
 
@@ -190,7 +193,7 @@ class Cut:
             for word in reversed(words) if backwards else words:
                 kept.insert(0 if backwards else len(kept), word)
                 core = Form.read(" ".join(kept))
-                if core.parts and core.size >= form.size / 2:
+                if core.parts and core.size >= form.size / 3:
                     yield cls(message, form, core, backwards)
                     break
 
@@ -379,6 +382,7 @@ class LogScan:
 
     def __init__(self, messages: Iterable[Message], speakers: Mapping[str, Speaker], *, quoted: bool = False) -> None:
         self.line_count = 0
+        self._bytes_read = 0
         self._quoted = quoted
         self._speakers = speakers
         self._seen: dict[str, Seen] = {}
@@ -425,7 +429,9 @@ class LogScan:
                     longest, _ = best.get(line, {}).get(message, (0, ""))
                     if longest < length and self._matches(text, position, message, form):
                         best.setdefault(line, {})[message] = length, form.text
-        self._find_cuts(text, start, line_words, best)
+        self._bytes_read += len(block)
+        if self._bytes_read <= _QUOTATION_BYTES:
+            self._find_cuts(text, start, line_words, best)
         for speaker in self._speakers.values():
             for part in speaker.error_parts:
                 for line, position in _candidates(text, part, start):
@@ -540,11 +546,12 @@ class LogScan:
                 forwards, backwards = whole.rstrip(_CUT_MARKS), whole[::-1].rstrip(_CUT_MARKS)
                 for cut in cuts:
                     size = cut.kept(backwards if cut.backwards else forwards)
-                    if cut.form.size / 2 <= size < cut.form.size:
+                    if 0 < size < cut.form.size:
                         known = self._size_if_known(text, line, end, cut, size)
                         if known > best.get(line, {}).get(cut.message, (0, ""))[0]:
                             best.setdefault(line, {})[cut.message] = known, cut.form.text
-                        lost.setdefault(line, []).append(cut)
+                        if size >= cut.form.size / 2:
+                            lost.setdefault(line, []).append(cut)
         for line, cuts in lost.items():
             for message in [message for message in best.get(line, ()) if message.may_be_ruled_out_by(cuts)]:
                 del best[line][message]
@@ -585,7 +592,7 @@ class LogScan:
 
 def plain_text(text: bytes) -> bytes:
     """Return lines in lower case without colours, and without the escapes of JSON, Markdown and HTML."""
-    if b"[" in text:
+    if any(mark in text for mark in (b"\x1b", b"[0m", b"^[[")):
         text = _COLOUR.sub(b"", text)
     if any(mark in text for mark in (b"\\", b"&", b"\xe2\x80", b"\xc2\xa0")):
         text = _ESCAPE.sub(_unescaped, text)
