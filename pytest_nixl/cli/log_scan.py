@@ -52,6 +52,8 @@ _CUT_MARKS = b" \t\r.>\"'`|*\\"
 _QUOTATION_BYTES = 500_000
 #: The share of a form's letters that a cut line has at least.
 _CUT_SHARE = 0.6
+#: The share of a form's letters with which a cut line can be this form's, so that others are ruled out.
+_RULING_SHARE = 0.4
 #: The beginnings of words that programs outside this field do not use, or seldom.
 _FIELD_WORD = re.compile(
     rb"nixl|uc[mpstx]\b|ucx|ibv|mlx5|efa|rdma|roce|gid\b|[qc]p\b|qp|cq\b|dc[itp]\b|srq|[mpr]key|memh|lib[a-z]|fi\b|rails?\b|"
@@ -246,7 +248,8 @@ class Cut:
         left = b" ".join(remnant)
         fields, words = field_words(remnant), len(left.translate(_TO_WORDS).split())
         return (
-            lost <= (1 - _CUT_SHARE) * self.form.size
+            b" " in left
+            and lost <= (1 - _CUT_SHARE) * self.form.size
             and (fields > 0 or (not field_words(self.form.parts) and (signed or (quoted and not self.backwards))))
             and 3 * fields + words >= (4 if signed or (quoted and fields) else 5 if quoted else 8)
             and (_FAILURE.search(left) is not None or _FAILURE.search(b" ".join(self.form.parts)) is None)
@@ -305,7 +308,10 @@ class Message:
     def may_be_ruled_out_by(self, cuts: Iterable[Cut]) -> bool:
         """Return whether a line that is cut inside one of these forms may have lost what rules this entry out."""
         return any(
-            part in b"\n".join(cut.form.parts) for cut in cuts if cut.message is not self for part in self.without
+            part in b"\n".join((*cut.form.parts, *cut.message.has))
+            for cut in cuts
+            if cut.message is not self
+            for part in self.without
         )
 
     @property
@@ -550,7 +556,7 @@ class LogScan:
                         known = self._size_if_known(text, line, end, cut, size)
                         if known > best.get(line, {}).get(cut.message, (0, ""))[0]:
                             best.setdefault(line, {})[cut.message] = known, cut.form.text
-                        if size >= cut.form.size / 2:
+                        if size >= _RULING_SHARE * cut.form.size:
                             lost.setdefault(line, []).append(cut)
         for line, cuts in lost.items():
             for message in [message for message in best.get(line, ()) if message.may_be_ruled_out_by(cuts)]:

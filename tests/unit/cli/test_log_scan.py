@@ -321,9 +321,10 @@ def sample_lines() -> Iterator[tuple[str, str]]:
     for message in messages:
         has, after = message.fields.get("has", [""]), message.fields.get("after", [])
         for form in message.forms[:1]:
-            line = SPEAKERS[message.by] + form.text.replace(GAP, has[0] if "plugin" in message.title else "x1")
+            speaker = SPEAKERS[message.by]
             if message.weight == "harmless":
-                line = line.replace("ERROR", "WARN")
+                speaker = speaker.replace("ERROR", "WARN")
+            line = speaker + form.text.replace(GAP, has[0] if "plugin" in message.title else "x1")
             if not any(part.lower() in line.lower() for part in has):
                 line += f" {has[0]}"
             yield f'  File "a.py", line 1, {after[0]}\n' if after else "", line
@@ -374,7 +375,6 @@ def test_a_line_that_is_cut_names_its_own_entry_or_nothing(quoted: bool, least: 
                 if result == "false":
                     false.append((cut, entry.title))
     assert false == []
-    print(outcomes)
     assert outcomes["right"] >= least * outcomes.total(), outcomes
 
 
@@ -428,5 +428,4 @@ def test_a_line_is_known_in_what_it_was_copied_from(wrapping: str) -> None:
         assert entry is not None
         outcomes[outcome(find(wrap(whole)), entry, whole)] += 1
     assert outcomes["false"] == 0
-    print(outcomes)
     assert outcomes["right"] >= least * outcomes.total(), outcomes
